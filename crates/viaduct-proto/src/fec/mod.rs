@@ -1,0 +1,193 @@
+//! Codes: source packets in, repairs out, and back. Bytes only; what a packet is, who may send a
+//! repair and how it travels is the business of [`crate::repair`].
+//!
+//! ```text
+//!            push(packet)                      repair(head, body)   known(seq)
+//!   packets ────────────▶ Encoder ─▶ repairs ═══▶ Decoder ─▶ recovered packets
+//!            flush(stage)                              ▲
+//!                                        Sources: packets that did arrive
+//! ```
+//!
+//! Source packets are numbered by the encoder from 1 ([`Seq`]). A repair is one linear equation
+//! over GF(2^8) in the packets that it covers; which ones is an arithmetic progression
+//! ([`Cover`]), and with which coefficients is told by its [`Row`]. Packets have different
+//! lengths: shorter ones count as padded with zeros, and the lengths themselves are coded beside
+//! the bytes ([`Repair::len_code`]), so that a recovered packet has its own length again.
+//!
+//! The parameters of an encoder may change while it runs: build another one that starts at the
+//! next number. A decoder needs no parameters but its memory bound, since every repair says what
+//! it covers.
+
+/// Number of a source packet in the order of its encoder; the first is 1.
+pub type Seq = u64;
+
+/// Which source packets a repair covers: `first`, `first + stride`, … , `count` of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Cover {
+    /// The lowest number covered.
+    pub first: Seq,
+    /// Distance between neighbours; 1 or more.
+    pub stride: u16,
+    /// How many are covered; 1 to 255.
+    pub count: u8,
+}
+
+impl Cover {
+    /// The numbers covered, ascending.
+    pub fn seqs(self) -> impl DoubleEndedIterator<Item = Seq> + ExactSizeIterator + Clone {
+        (0..usize::from(self.count))
+            .map(move |i| self.first.wrapping_add(i as u64 * u64::from(self.stride)))
+    }
+
+    /// The highest number covered.
+    pub fn last(self) -> Seq {
+        let steps = u64::from(self.count.saturating_sub(1));
+        self.first.wrapping_add(steps * u64::from(self.stride))
+    }
+}
+
+/// The coefficients of a repair's equation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Row {
+    /// All ones: the exclusive or of layer `layer` (Maelstrom 4.3).
+    Xor {
+        /// Index into the interleaves I, from 0.
+        layer: u8,
+    },
+    /// Row `row` of the systematic Reed-Solomon code over the covered block.
+    ReedSolomon {
+        /// Parity row, from 0. Row 0 is the exclusive or.
+        row: u8,
+    },
+    /// Random coefficients of a sliding window, drawn from `seed`.
+    Window {
+        /// Seed of this equation.
+        seed: u16,
+    },
+}
+
+/// One repair: an equation and its right-hand side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Repair<'a> {
+    /// The packets covered.
+    pub cover: Cover,
+    /// Their coefficients.
+    pub row: Row,
+    /// The packets' lengths (big endian, two bytes) under the same coefficients.
+    pub len_code: [u8; 2],
+    /// The packets' bytes under the same coefficients; as long as the longest packet covered.
+    pub body: &'a [u8],
+}
+
+/// Takes the repairs that an encoder fires.
+pub type Fire<'a> = dyn FnMut(Repair<'_>) + 'a;
+
+/// A code at the sending side.
+pub trait Encoder: Send {
+    /// Adds the next source packet. Its number is one above the previous one's; the first has the
+    /// number that the encoder was built with. Repairs that are ready go to `fire` at once.
+    fn push(&mut self, packet: &[u8], fire: &mut Fire<'_>);
+
+    /// Traffic has paused: fires what has not filled. Stages are called in order, 0 to
+    /// [`Encoder::stages`] - 1, further apart in time, so that one burst does not swallow the
+    /// repairs of every layer. A code without layers has one stage.
+    fn flush(&mut self, stage: usize, fire: &mut Fire<'_>);
+
+    /// How many stages [`Encoder::flush`] has.
+    fn stages(&self) -> usize;
+
+    /// The number that the next packet will get.
+    fn next_seq(&self) -> Seq;
+
+    /// Bytes of memory that its bins hold now.
+    fn memory(&self) -> usize;
+}
+
+/// The source packets that the decoding side has.
+pub trait Sources {
+    /// The bytes of packet `seq`, if it has arrived or was recovered.
+    fn get(&self, seq: Seq) -> Option<&[u8]>;
+}
+
+/// What became of a repair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Every packet that it covers is known.
+    Useless,
+    /// It made at least one recovery.
+    Used,
+    /// It waits for more packets or repairs.
+    Stored,
+    /// It names an impossible equation, or is longer than the decoder's bound; dropped.
+    Refused,
+}
+
+/// A code at the receiving side.
+///
+/// The caller stores what is recovered, so that `sources` knows it at the next call; the decoder
+/// itself follows recoveries that unlock others before it returns.
+pub trait Decoder: Send {
+    /// Takes a repair. Each packet that it makes recoverable is appended to `recovered`.
+    fn repair(
+        &mut self,
+        repair: Repair<'_>,
+        sources: &dyn Sources,
+        recovered: &mut Recovered,
+    ) -> Verdict;
+
+    /// Packet `seq`, which an earlier repair found missing, has arrived late.
+    fn known(&mut self, seq: Seq, sources: &dyn Sources, recovered: &mut Recovered);
+
+    /// Forgets every repair whose highest number is below `seq`.
+    fn forget_below(&mut self, seq: Seq);
+
+    /// Bytes of memory held now.
+    fn memory(&self) -> usize;
+}
+
+/// Recovered packets, in order of recovery. Reused between calls.
+#[derive(Debug, Default)]
+pub struct Recovered {
+    bytes: Vec<u8>,
+    packets: Vec<(Seq, usize, usize)>,
+}
+
+impl Recovered {
+    /// None yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Appends packet `seq`.
+    pub fn push(&mut self, seq: Seq, packet: &[u8]) {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(packet);
+        self.packets.push((seq, start, self.bytes.len()));
+    }
+
+    /// The bytes of packet `seq`, if it is here.
+    pub fn get(&self, seq: Seq) -> Option<&[u8]> {
+        self.iter().find(|(s, _)| *s == seq).map(|(_, bytes)| bytes)
+    }
+
+    /// The packets, in order of recovery.
+    pub fn iter(&self) -> impl Iterator<Item = (Seq, &[u8])> {
+        self.packets.iter().map(|&(seq, from, to)| (seq, &self.bytes[from..to]))
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.packets.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.packets.is_empty()
+    }
+
+    /// Forgets them, keeping the memory.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.packets.clear();
+    }
+}
