@@ -18,6 +18,16 @@
 //! next number. A decoder needs no parameters but its memory bound, since every repair says what
 //! it covers.
 
+mod check;
+pub mod kernel;
+pub mod layered;
+pub mod peeling;
+mod sum;
+#[cfg(test)]
+mod testing;
+
+pub use check::{Error, Warning};
+
 /// Number of a source packet in the order of its encoder; the first is 1.
 pub type Seq = u64;
 

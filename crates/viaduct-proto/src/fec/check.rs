@@ -1,0 +1,85 @@
+//! What can be wrong or unwise in the parameters of a code.
+
+/// Parameters that no code can have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// r is 0.
+    #[error("r = 0: a repair must cover at least 1 packet; r goes from 1 to 255")]
+    NoSources,
+    /// No interleaves, or no repairs in a block.
+    #[error("c = 0: a code must send repairs; give at least one interleave or parity")]
+    NoRepairs,
+    /// More layers than a repair can name.
+    #[error("{0} interleaves; there can be at most 255 layers")]
+    TooManyLayers(usize),
+    /// An interleave of 0.
+    #[error("interleave 0: a layer needs at least one bin; interleaves go from 1 to 65535")]
+    NoInterleave,
+    /// A Reed-Solomon block that GF(2^8) has no room for.
+    #[error("r + c = {r} + {c} is above 256, the most that a Reed-Solomon block holds")]
+    BlockTooLong {
+        /// Packets in a block.
+        r: u8,
+        /// Repairs for a block.
+        c: u8,
+    },
+    /// A window of 0 packets.
+    #[error("window = 0: a repair must cover at least 1 packet; the window goes from 1 to 255")]
+    NoWindow,
+    /// Repairs after every 0 packets.
+    #[error("a repair after every 0 packets; `packets` goes from 1 to 255")]
+    NoRate,
+}
+
+/// Parameters that work, but worse than others would.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Warning {
+    /// Two layers meet in more than one packet (Maelstrom 4.4).
+    #[error(
+        "interleaves {smaller} and {larger} meet every {lcm} packets, not more than r * {smaller} = \
+         {reach}: repairs of both layers cover the same pairs of packets and recover less; \
+         interleaves without a common factor avoid it"
+    )]
+    Meet {
+        /// The smaller interleave.
+        smaller: u16,
+        /// The larger interleave.
+        larger: u16,
+        /// Their least common multiple.
+        lcm: u64,
+        /// How far a bin of the smaller one reaches, in packets.
+        reach: u64,
+    },
+    /// A larger interleave not above r (Maelstrom 4.4).
+    #[error(
+        "interleave {larger} is not above r = {r}: its repairs share packets with those of \
+         interleave {smaller}; choose one of {r} + 1 or more"
+    )]
+    NotAboveR {
+        /// The smaller interleave.
+        smaller: u16,
+        /// The larger interleave.
+        larger: u16,
+        /// Packets in a repair.
+        r: u8,
+    },
+    /// More repairs than packets.
+    #[error("{repairs} repairs for {packets} packets: sending each packet twice would cost less")]
+    MoreRepairsThanPackets {
+        /// Repairs.
+        repairs: u32,
+        /// Packets that they are sent for.
+        packets: u32,
+    },
+    /// A window too short for its rate: some packets are covered by no repair.
+    #[error(
+        "window of {window} packets with a repair after every {gap}: some packets would be in \
+         none; choose a window of {gap} or more"
+    )]
+    WindowLeavesGaps {
+        /// Packets in the window.
+        window: u8,
+        /// Packets between two repairs.
+        gap: u32,
+    },
+}

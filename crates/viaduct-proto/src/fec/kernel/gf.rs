@@ -1,0 +1,115 @@
+//! GF(2^8) with the polynomial x^8 + x^4 + x^3 + x^2 + 1 (0x11d), in which 2 generates every
+//! element but zero. All tables are made by the compiler.
+
+/// The polynomial without its highest term.
+const POLYNOMIAL: u8 = 0x1d;
+
+/// Multiplication by one coefficient: the product of each low half of a byte, then of each high
+/// half. A product is the sum of two entries; a vector shuffle looks up a whole register of them.
+#[derive(Debug)]
+#[repr(align(32))]
+pub struct MulTable(pub [u8; 32]);
+
+static TABLES: [MulTable; 256] = tables();
+static INVERSES: [u8; 256] = inverses();
+
+impl MulTable {
+    /// The table of `coefficient`.
+    #[inline]
+    pub fn of(coefficient: u8) -> &'static MulTable {
+        &TABLES[usize::from(coefficient)]
+    }
+
+    /// `coefficient * x`.
+    #[inline]
+    pub fn times(&self, x: u8) -> u8 {
+        self.0[usize::from(x & 15)] ^ self.0[16 + usize::from(x >> 4)]
+    }
+}
+
+/// `a * b`.
+#[inline]
+pub fn mul(a: u8, b: u8) -> u8 {
+    MulTable::of(a).times(b)
+}
+
+/// The element that gives 1 when multiplied by `a`; 0 for 0, which has none.
+#[inline]
+pub fn inverse(a: u8) -> u8 {
+    INVERSES[usize::from(a)]
+}
+
+/// The product, bit by bit.
+const fn slow_mul(a: u8, b: u8) -> u8 {
+    let (mut sum, mut shifted, mut left) = (0, a, b);
+    while left != 0 {
+        if left & 1 != 0 {
+            sum ^= shifted;
+        }
+        let overflow = shifted & 0x80 != 0;
+        shifted <<= 1;
+        if overflow {
+            shifted ^= POLYNOMIAL;
+        }
+        left >>= 1;
+    }
+    sum
+}
+
+const fn tables() -> [MulTable; 256] {
+    let mut all = [const { MulTable([0; 32]) }; 256];
+    let mut coefficient = 0;
+    while coefficient < 256 {
+        let mut half = 0;
+        while half < 16 {
+            all[coefficient].0[half] = slow_mul(coefficient as u8, half as u8);
+            all[coefficient].0[16 + half] = slow_mul(coefficient as u8, (half as u8) << 4);
+            half += 1;
+        }
+        coefficient += 1;
+    }
+    all
+}
+
+/// Walks the powers of 2 upwards and of 1/2 (0x8e) downwards: each pair multiplies to 1.
+const fn inverses() -> [u8; 256] {
+    let mut all = [0; 256];
+    let (mut power, mut inverse) = (1, 1);
+    let mut step = 0;
+    while step < 255 {
+        all[power as usize] = inverse;
+        power = slow_mul(power, 2);
+        inverse = slow_mul(inverse, 0x8e);
+        step += 1;
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_multiply_as_bits_do() {
+        for a in 0..=255 {
+            for b in 0..=255 {
+                assert_eq!(mul(a, b), slow_mul(a, b), "{a} * {b}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_element_but_zero_has_an_inverse() {
+        assert!((1..=255).all(|a| mul(a, inverse(a)) == 1));
+        assert_eq!(inverse(0), 0);
+    }
+
+    #[test]
+    fn multiplication_distributes_over_addition() {
+        for a in 0..=255u8 {
+            for b in (0..=255u8).step_by(7) {
+                assert_eq!(mul(a, b ^ 0x53), mul(a, b) ^ mul(a, 0x53));
+            }
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! The arithmetic that every code is made of: `dst += coefficient * src` over GF(2^8), where plus
+//! is exclusive or, many bytes at once.
+//!
+//! ```text
+//!                         one source          several sources
+//!   one destination       xor, mul_add        xor_all       (a decoder subtracts what it knows)
+//!   several destinations  xor_each            mul_add_many  (an encoder adds to its bins)
+//! ```
+//!
+//! The fused forms read each source and each destination once, whatever the number of the
+//! others; that, not arithmetic, is what limits a coder that runs from the cache.
+//!
+//! **Lengths may differ.** For each pair of a destination and a source, the bytes that both have
+//! are changed; what the destination has beyond them stays as it is. A shorter source thus counts
+//! as padded with zeros. A caller whose source is longer must grow the destination first, or lose
+//! the rest.
+//!
+//! `portable` is the plain form that works everywhere; `simd` does the same with the vectors
+//! that the processor has. They are checked against each other.
+
+pub mod gf;
+mod portable;
+#[cfg(target_arch = "x86_64")]
+mod simd;
+
+use gf::MulTable;
+
+/// The most destinations that one pass over the sources serves.
+pub const GROUP: usize = 4;
+
+/// Adds `src` to `dst`.
+pub fn xor(dst: &mut [u8], src: &[u8]) {
+    add_group(&mut [dst], &[src], &[1]);
+}
+
+/// Adds `src` to each of `dsts`, reading it once for every four of them.
+pub fn xor_each(dsts: &mut [&mut [u8]], src: &[u8]) {
+    for group in dsts.chunks_mut(GROUP) {
+        let ones = [1; GROUP];
+        add_group(group, &[src], &ones[..group.len()]);
+    }
+}
+
+/// Adds all `srcs` to `dst`, reading and writing it once for every four of them.
+pub fn xor_all(dst: &mut [u8], srcs: &[&[u8]]) {
+    for group in srcs.chunks(GROUP) {
+        add_group(&mut [dst], group, &[1; GROUP][..group.len()]);
+    }
+}
+
+/// Adds `coefficient * src` to `dst`.
+pub fn mul_add(dst: &mut [u8], src: &[u8], coefficient: u8) {
+    add_group(&mut [dst], &[src], &[coefficient]);
+}
+
+/// Adds to every destination a combination of all `srcs`. The coefficient of source `s` in
+/// destination `d` is `coefficients[s * dsts.len() + d]`.
+///
+/// # Panics
+/// If there are more than [`GROUP`] destinations, or not one coefficient for each pair.
+pub fn mul_add_many(dsts: &mut [&mut [u8]], srcs: &[&[u8]], coefficients: &[u8]) {
+    assert!(dsts.len() <= GROUP, "{} destinations; at most {GROUP}", dsts.len());
+    assert_eq!(coefficients.len(), dsts.len() * srcs.len(), "one coefficient for each pair");
+    if dsts.is_empty() {
+        return;
+    }
+    let per_group = GROUP * dsts.len();
+    for (group, coefficients) in srcs.chunks(GROUP).zip(coefficients.chunks(per_group)) {
+        add_group(dsts, group, coefficients);
+    }
+}
+
+/// How the arithmetic is done on this machine: the widest that its processor has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Level {
+    /// Byte by byte, as the compiler makes of it.
+    Portable,
+    /// Vectors of 16 bytes.
+    #[cfg(target_arch = "x86_64")]
+    Ssse3,
+    /// Vectors of 32 bytes.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+}
+
+impl Level {
+    /// The best that this processor runs. The standard library asks it once and remembers.
+    fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx2") {
+                return Level::Avx2;
+            }
+            if is_x86_feature_detected!("ssse3") {
+                return Level::Ssse3;
+            }
+        }
+        Level::Portable
+    }
+}
+
+/// One to four destinations, one to four sources.
+fn add_group(dsts: &mut [&mut [u8]], srcs: &[&[u8]], coefficients: &[u8]) {
+    add_group_at(Level::detect(), dsts, srcs, coefficients);
+}
+
+/// Vectors do the length that all have in common; what some have beyond it is rare and done pair
+/// by pair.
+fn add_group_at(level: Level, dsts: &mut [&mut [u8]], srcs: &[&[u8]], coefficients: &[u8]) {
+    let lengths = dsts.iter().map(|d| d.len()).chain(srcs.iter().map(|s| s.len()));
+    let common = lengths.min().unwrap_or(0);
+    let done = match level {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 | Level::Ssse3 => simd::add(level, dsts, srcs, coefficients, common),
+        Level::Portable => 0,
+    };
+    for (src, coefficients) in srcs.iter().zip(coefficients.chunks(dsts.len())) {
+        for (dst, &coefficient) in dsts.iter_mut().zip(coefficients) {
+            let both = dst.len().min(src.len());
+            if both > done {
+                add_rest(level, &mut dst[done..both], &src[done..both], coefficient);
+            }
+        }
+    }
+}
+
+/// What one pair has beyond the common length.
+fn add_rest(level: Level, dst: &mut [u8], src: &[u8], coefficient: u8) {
+    let done = match level {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 | Level::Ssse3 => {
+            let len = dst.len();
+            simd::add(level, &mut [&mut *dst], &[src], &[coefficient], len)
+        }
+        Level::Portable => 0,
+    };
+    portable::mul_add(&mut dst[done..], &src[done..], MulTable::of(coefficient));
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,84 @@
+//! A repair bin: a partly built repair.
+
+use crate::fec::{Cover, Fire, Repair, Row, Seq, kernel, sum::Sum};
+
+/// A partly built repair: the exclusive or of the packets added since it last fired. What the
+/// paper calls its recipe is an arithmetic progression here, so its first number and its size
+/// say all of it.
+#[derive(Debug, Default)]
+pub(super) struct Bin {
+    sum: Sum,
+    first: Seq,
+    size: u8,
+    /// The size at which it fires next.
+    target: u8,
+}
+
+impl Bin {
+    /// An empty bin that fires at `target` packets.
+    pub(super) fn new(target: u8) -> Self {
+        Bin { target, ..Bin::default() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.size == 0
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.size >= self.target
+    }
+
+    /// Bytes held.
+    pub(super) fn memory(&self) -> usize {
+        self.sum.bytes.capacity()
+    }
+
+    /// Takes packet `seq` in, but for the bytes that the bin already has a sum of: those are
+    /// returned, and the caller adds the packet to them (to all layers' at once).
+    pub(super) fn enter(&mut self, seq: Seq, packet: &[u8]) -> &mut [u8] {
+        if self.size == 0 {
+            self.first = seq;
+        }
+        self.size += 1;
+        self.sum.add_len(packet.len(), 1);
+        let summed = self.sum.bytes.len().min(packet.len());
+        self.sum.bytes.extend_from_slice(&packet[summed..]);
+        &mut self.sum.bytes[..summed]
+    }
+
+    /// Fires the repair and starts again, to fire at `target` packets.
+    pub(super) fn fire(&mut self, layer: u8, stride: u16, target: u8, fire: &mut Fire<'_>) {
+        fire(Repair {
+            cover: Cover { first: self.first, stride, count: self.size },
+            row: Row::Xor { layer },
+            len_code: self.sum.len_code,
+            body: &self.sum.bytes,
+        });
+        self.sum.clear();
+        (self.size, self.target) = (0, target);
+    }
+}
+
+/// The bins of several layers that one packet is added to in one pass.
+pub(super) struct Pass<'a> {
+    sums: [&'a mut [u8]; kernel::GROUP],
+    count: usize,
+}
+
+impl<'a> Pass<'a> {
+    pub(super) fn new() -> Self {
+        Pass { sums: [&mut [], &mut [], &mut [], &mut []], count: 0 }
+    }
+
+    /// Bytes that the packet shall be added to; at most [`kernel::GROUP`] of them.
+    pub(super) fn add(&mut self, sum: &'a mut [u8]) {
+        if !sum.is_empty() {
+            self.sums[self.count] = sum;
+            self.count += 1;
+        }
+    }
+
+    pub(super) fn run(mut self, packet: &[u8]) {
+        kernel::xor_each(&mut self.sums[..self.count], packet);
+    }
+}

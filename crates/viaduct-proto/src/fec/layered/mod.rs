@@ -1,0 +1,174 @@
+//! Layered interleaving (Maelstrom 4.3): the code that repairs single losses at once and bursts
+//! gracefully later, at one constant overhead.
+//!
+//! c instances of plain parity run side by side. Layer `n` deals the packets out to `I[n]` bins in
+//! turn, and a bin fires when r packets are in it. With interleave 1 that is the exclusive or of r
+//! neighbours, which repairs a single loss soon; with interleave 40 the r packets lie 40 apart, so
+//! a burst of 40 takes at most one from each bin.
+//!
+//! ```text
+//!   packet      1  2  3  4  5  6  7  8  9 10 11 12 …         (r=3, c=2), I=(1,4)
+//!   I=1         └──┴──┘  └──┴──┘  └──┴──┘  └──┴──┘           one bin
+//!   I=4  bin 1  ●           ●           ●                    1 5 9
+//!        bin 2     ●           ●           ●                 2 6 10
+//!        bin 3        ●           ●           ●              3 7 11
+//!        bin 4           ●           ●           ●           4 8 12
+//! ```
+//!
+//! The decoder is [`Peeling`](super::peeling::Peeling), which lets the layers help each other.
+
+mod bin;
+mod parameters;
+
+pub use parameters::Parameters;
+
+use super::{Error, Fire, Seq, kernel};
+use bin::{Bin, Pass};
+
+/// Layered interleaving at the sending side.
+#[derive(Debug)]
+pub struct Encoder {
+    parameters: Parameters,
+    layers: Vec<Layer>,
+    next: Seq,
+}
+
+impl Encoder {
+    /// An encoder whose first packet has number `first_seq`, with the staggered start of Maelstrom
+    /// 4.3.1.
+    ///
+    /// # Errors
+    /// As [`Parameters::check`].
+    pub fn new(parameters: Parameters, first_seq: Seq) -> Result<Self, Error> {
+        Self::with_start(parameters, first_seq, first_size)
+    }
+
+    /// The naive form of Maelstrom 4.3, in which all bins of a layer fill in quick succession:
+    /// to compare with.
+    ///
+    /// # Errors
+    /// As [`Parameters::check`].
+    pub fn unstaggered(parameters: Parameters, first_seq: Seq) -> Result<Self, Error> {
+        Self::with_start(parameters, first_seq, |_, _, r| r)
+    }
+
+    /// The parameters that it was built with.
+    pub fn parameters(&self) -> &Parameters {
+        &self.parameters
+    }
+
+    fn with_start(parameters: Parameters, next: Seq, start: FirstSize) -> Result<Self, Error> {
+        parameters.check()?;
+        let layers = (0..=u8::MAX).zip(&parameters.interleaves);
+        let layers = layers.map(|(n, &i)| Layer::new(n, i, &parameters, start)).collect();
+        Ok(Encoder { parameters, layers, next })
+    }
+}
+
+impl super::Encoder for Encoder {
+    fn push(&mut self, packet: &[u8], fire: &mut Fire<'_>) {
+        let seq = self.next;
+        self.next += 1;
+        for layers in self.layers.chunks_mut(kernel::GROUP) {
+            let mut pass = Pass::new();
+            for layer in layers.iter_mut() {
+                pass.add(layer.enter(seq, packet, fire));
+            }
+            pass.run(packet);
+            if !self.parameters.delay_xors {
+                layers.iter_mut().for_each(|layer| layer.fire_full(seq, fire));
+            }
+        }
+    }
+
+    /// Fires the partly filled bins of layer `stage`, and those that wait for their delay. The
+    /// layer then begins anew, staggered as at first: else all its bins would fill at once.
+    fn flush(&mut self, stage: usize, fire: &mut Fire<'_>) {
+        if let Some(layer) = self.layers.get_mut(stage) {
+            layer.flush(self.next, fire);
+        }
+    }
+
+    fn stages(&self) -> usize {
+        self.layers.len()
+    }
+
+    fn next_seq(&self) -> Seq {
+        self.next
+    }
+
+    fn memory(&self) -> usize {
+        self.layers.iter().flat_map(|layer| &layer.bins).map(Bin::memory).sum()
+    }
+}
+
+/// The size at which bin x (from 1) of a layer with interleave i fires first, given x, i and r.
+type FirstSize = fn(u16, u16, u8) -> u8;
+
+/// The staggered start: x mod r, where 0 means r. In a layer with fewer bins than r, they share
+/// the sizes evenly: (x mod r) * r/i, rounded; of two equally near sizes the smaller one, as in
+/// the paper's example (r = 5, i = 4: the first bin fires at 1, the second at 2).
+fn first_size(x: u16, i: u16, r: u8) -> u8 {
+    let (x, i, r) = (u32::from(x), u32::from(i), u32::from(r));
+    let size = if i >= r { x % r } else { (2 * (x % r) * r + i - 1) / (2 * i) };
+    // 0 to r, which fits a byte.
+    if size == 0 { r as u8 } else { size as u8 }
+}
+
+/// One layer: `interleave` bins that the packets are dealt to in turn.
+#[derive(Debug)]
+struct Layer {
+    number: u8,
+    interleave: u16,
+    r: u8,
+    first_size: FirstSize,
+    /// Bin x, from 1, at index x - 1.
+    bins: Vec<Bin>,
+}
+
+impl Layer {
+    fn new(number: u8, interleave: u16, parameters: &Parameters, first_size: FirstSize) -> Self {
+        let r = parameters.r;
+        let bins = (1..=interleave).map(|x| Bin::new(first_size(x, interleave, r))).collect();
+        Layer { number, interleave, r, first_size, bins }
+    }
+
+    /// Packet x goes to bin x mod i, where 0 means i.
+    fn index(&self, seq: Seq) -> usize {
+        let i = u64::from(self.interleave);
+        ((seq + i - 1) % i) as usize
+    }
+
+    /// Packet `seq` enters its bin. A repair that waited there for it leaves first.
+    fn enter(&mut self, seq: Seq, packet: &[u8], fire: &mut Fire<'_>) -> &mut [u8] {
+        self.fire_full(seq, fire);
+        let index = self.index(seq);
+        self.bins[index].enter(seq, packet)
+    }
+
+    /// Fires the bin of packet `seq` if it is full.
+    fn fire_full(&mut self, seq: Seq, fire: &mut Fire<'_>) {
+        let index = self.index(seq);
+        let bin = &mut self.bins[index];
+        if bin.is_full() {
+            bin.fire(self.number, self.interleave, self.r, fire);
+        }
+    }
+
+    /// Fires all that is in the layer, the bin that has waited longest (that of `next`) first.
+    fn flush(&mut self, next: Seq, fire: &mut Fire<'_>) {
+        let oldest = self.index(next);
+        let count = self.bins.len();
+        for index in (oldest..count).chain(0..oldest) {
+            let bin = &mut self.bins[index];
+            if !bin.is_empty() {
+                let x = index as u16 + 1;
+                let target = (self.first_size)(x, self.interleave, self.r);
+                bin.fire(self.number, self.interleave, target, fire);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
