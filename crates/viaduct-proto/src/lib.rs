@@ -19,5 +19,7 @@
 //! next arrival. The one invariant: `now` never goes backwards.
 
 pub mod fec;
+pub mod repair;
 pub mod rng;
 pub mod time;
+pub mod wire;

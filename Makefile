@@ -1,0 +1,36 @@
+# Each target works as the first command in a fresh clone: it installs what is missing.
+.PHONY: demo test bench lint fuzz build clean help
+
+help:             ## what can be made
+	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
+
+demo:             ## two sites, a bad link, four ways across, one table
+	@scripts/need run
+	@cargo build --release --locked --quiet --bin viaduct
+	@target/release/viaduct demo
+
+build:            ## target/release/viaduct
+	@scripts/need build
+	cargo build --release --locked --bin viaduct
+
+test:             ## lints, unit and property tests, end-to-end tests in namespaces
+	@scripts/need test
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo test --workspace --release --locked
+
+lint:             ## formatting and lints alone
+	@scripts/need test
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+bench:            ## absolute figures of the cores, with memcpy measured beside them
+	@scripts/need run
+	cargo bench --locked -p viaduct-proto
+
+fuzz:             ## every parser that reads the network, FUZZ_SECONDS each (default 60)
+	@scripts/need build
+	scripts/fuzz $${FUZZ_SECONDS:-60}
+
+clean:
+	cargo clean

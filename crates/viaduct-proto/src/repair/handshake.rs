@@ -1,0 +1,150 @@
+//! The handshake between two sites: Noise KK over Curve25519, ChaCha20-Poly1305 and BLAKE2s, one
+//! round trip, fresh keys for each session.
+//!
+//! Both sites know each other's public key from their config. Every handshake message carries a
+//! MAC under a key that only the two can derive, so that a stranger's flood costs one HMAC a
+//! datagram and never a curve operation; the initiation's clock, which must rise, keeps old
+//! initiations out.
+
+use std::sync::Arc;
+
+use ring::hmac;
+use snow::params::{CipherChoice, DHChoice, HashChoice};
+use snow::resolvers::{CryptoResolver, DefaultResolver};
+use snow::types::{Cipher, Dh, Hash, Random};
+use snow::{Builder, HandshakeState};
+
+use super::keys::{PublicKey, SecretKey};
+use super::wire::{Datagram, INITIATION_HEAD, RESPONSE_HEAD};
+
+/// Fills a buffer with bytes fit for keys. A shell passes the system's source.
+pub type Entropy = Arc<dyn Fn(&mut [u8]) + Send + Sync>;
+
+const PATTERN: &str = "Noise_KK_25519_ChaChaPoly_BLAKE2s";
+const MAC: usize = 32;
+/// Ephemeral key and tag: both of KK's messages with an empty payload.
+const NOISE: usize = 32 + 16;
+
+/// The keys that a handshake gave: to send with, to receive with.
+pub(super) struct Keys {
+    pub(super) send: [u8; 32],
+    pub(super) receive: [u8; 32],
+}
+
+/// What every handshake with one peer needs.
+pub(super) struct Identities {
+    secret: SecretKey,
+    peer: PublicKey,
+    mac: hmac::Key,
+    entropy: Entropy,
+}
+
+/// An initiation that waits for its response.
+pub(super) struct Initiation(HandshakeState);
+
+impl Identities {
+    pub(super) fn new(secret: SecretKey, peer: PublicKey, mac: [u8; 32], entropy: Entropy) -> Self {
+        Identities { secret, peer, mac: hmac::Key::new(hmac::HMAC_SHA256, &mac), entropy }
+    }
+
+    /// Random bits for a session's index.
+    pub(super) fn random_u32(&self) -> u32 {
+        let mut bytes = [0; 4];
+        (self.entropy)(&mut bytes);
+        u32::from_be_bytes(bytes)
+    }
+
+    /// Writes an initiation to `out`.
+    pub(super) fn initiate(
+        &self,
+        sender: u32,
+        unix_nanos: u64,
+        out: &mut Vec<u8>,
+    ) -> Option<Initiation> {
+        let start = out.len();
+        Datagram::Initiation { sender, unix_nanos }.emit(out);
+        let mut noise = self.noise(&out[start..]).build_initiator().ok()?;
+        self.write(&mut noise, start, out)?;
+        Some(Initiation(noise))
+    }
+
+    /// Whether `datagram` has a MAC that only the peer, or we, can have made.
+    pub(super) fn authentic(&self, datagram: &[u8]) -> bool {
+        let Some((message, mac)) = datagram.split_last_chunk::<MAC>() else { return false };
+        hmac::verify(&self.mac, message, mac).is_ok()
+    }
+
+    /// Answers an authentic initiation: the response goes to `out`.
+    pub(super) fn respond(
+        &self,
+        initiation: &[u8],
+        head: Datagram,
+        out: &mut Vec<u8>,
+    ) -> Option<Keys> {
+        let (prologue, message) = initiation.split_at_checked(INITIATION_HEAD)?;
+        let mut noise = self.noise(prologue).build_responder().ok()?;
+        noise.read_message(message.get(..NOISE)?, &mut []).ok()?;
+        let start = out.len();
+        head.emit(out);
+        self.write(&mut noise, start, out)?;
+        let (receive, send) = noise.dangerously_get_raw_split();
+        Some(Keys { send, receive })
+    }
+
+    fn noise<'a>(&'a self, prologue: &'a [u8]) -> Builder<'a> {
+        let params = PATTERN.parse().expect("the pattern is a constant");
+        let resolver = Box::new(Resolver(self.entropy.clone()));
+        Builder::with_resolver(params, resolver)
+            .local_private_key(self.secret.as_bytes())
+            .and_then(|b| b.remote_public_key(self.peer.as_bytes()))
+            .and_then(|b| b.prologue(prologue))
+            .expect("each is set once")
+    }
+
+    /// Appends the next Noise message and the MAC over all since `start`.
+    fn write(&self, noise: &mut HandshakeState, start: usize, out: &mut Vec<u8>) -> Option<()> {
+        let mut message = [0; NOISE];
+        let written = noise.write_message(&[], &mut message).ok()?;
+        out.extend_from_slice(&message[..written]);
+        let mac = hmac::sign(&self.mac, &out[start..]);
+        out.extend_from_slice(mac.as_ref());
+        Some(())
+    }
+}
+
+impl Initiation {
+    /// Finishes with an authentic response.
+    pub(super) fn finish(mut self, response: &[u8]) -> Option<Keys> {
+        let message = response.get(RESPONSE_HEAD..RESPONSE_HEAD + NOISE)?;
+        self.0.read_message(message, &mut []).ok()?;
+        let (send, receive) = self.0.dangerously_get_raw_split();
+        Some(Keys { send, receive })
+    }
+}
+
+/// Noise's primitives from the library, its randomness from our caller.
+struct Resolver(Entropy);
+
+impl CryptoResolver for Resolver {
+    fn resolve_rng(&self) -> Option<Box<dyn Random>> {
+        Some(Box::new(Source(self.0.clone())))
+    }
+    fn resolve_dh(&self, choice: &DHChoice) -> Option<Box<dyn Dh>> {
+        DefaultResolver.resolve_dh(choice)
+    }
+    fn resolve_hash(&self, choice: &HashChoice) -> Option<Box<dyn Hash>> {
+        DefaultResolver.resolve_hash(choice)
+    }
+    fn resolve_cipher(&self, choice: &CipherChoice) -> Option<Box<dyn Cipher>> {
+        DefaultResolver.resolve_cipher(choice)
+    }
+}
+
+struct Source(Entropy);
+
+impl Random for Source {
+    fn try_fill_bytes(&mut self, dest: &mut [u8]) -> Result<(), snow::Error> {
+        (self.0)(dest);
+        Ok(())
+    }
+}

@@ -1,0 +1,183 @@
+//! Keys of sites: Curve25519 pairs, and what two of them derive once and for all.
+
+use std::fmt;
+use std::str::FromStr;
+
+use ring::hkdf;
+use snow::params::DHChoice;
+use snow::resolvers::{CryptoResolver, DefaultResolver};
+
+use super::identity::IdentityKey;
+
+/// A site's secret key: 32 bytes, written as 64 hexadecimal digits.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SecretKey([u8; 32]);
+
+/// A site's public key: 32 bytes, written as 64 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PublicKey([u8; 32]);
+
+/// Why a text is no key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a key is 64 hexadecimal digits; this has {digits} characters{}", if *.bad { ", some of them no digits" } else { "" })]
+pub struct KeyError {
+    digits: usize,
+    bad: bool,
+}
+
+impl SecretKey {
+    /// From 32 random bytes.
+    pub fn from_bytes(bytes: [u8; 32]) -> Self {
+        SecretKey(bytes)
+    }
+
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// Its public key.
+    pub fn public(&self) -> PublicKey {
+        let mut public = [0; 32];
+        public.copy_from_slice(curve(self).pubkey());
+        PublicKey(public)
+    }
+
+    /// The secret that only the two sites know, before any message; `None` if `peer` is a point of
+    /// small order, that is, no honest key.
+    pub(super) fn shared(&self, peer: &PublicKey) -> Option<Shared> {
+        let mut secret = [0; 32];
+        curve(self).dh(&peer.0, &mut secret).ok()?;
+        (secret != [0; 32]).then_some(Shared(secret))
+    }
+
+    /// The digits, for writing a key file.
+    pub fn to_text(&self) -> String {
+        to_hex(&self.0)
+    }
+}
+
+fn curve(key: &SecretKey) -> Box<dyn snow::types::Dh> {
+    let mut dh = DefaultResolver
+        .resolve_dh(&DHChoice::Curve25519)
+        .expect("the manifest switches Curve25519 on");
+    dh.set(&key.0);
+    dh
+}
+
+/// What two sites' static keys have in common.
+pub(super) struct Shared([u8; 32]);
+
+impl Shared {
+    /// The key that names packets.
+    pub(super) fn identity_key(&self) -> IdentityKey {
+        IdentityKey::new(&self.derive(b"viaduct identity"))
+    }
+
+    /// The key of the MAC on handshake messages.
+    pub(super) fn mac_key(&self) -> [u8; 32] {
+        self.derive(b"viaduct handshake mac")
+    }
+
+    fn derive(&self, label: &[u8]) -> [u8; 32] {
+        let mut out = [0; 32];
+        let label = [label];
+        hkdf::Salt::new(hkdf::HKDF_SHA256, b"viaduct 1")
+            .extract(&self.0)
+            .expand(&label, hkdf::HKDF_SHA256)
+            .and_then(|okm| okm.fill(&mut out))
+            .expect("32 bytes are one block of SHA-256");
+        out
+    }
+}
+
+impl PublicKey {
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl FromStr for SecretKey {
+    type Err = KeyError;
+    fn from_str(text: &str) -> Result<Self, KeyError> {
+        from_hex(text).map(SecretKey)
+    }
+}
+
+impl FromStr for PublicKey {
+    type Err = KeyError;
+    fn from_str(text: &str) -> Result<Self, KeyError> {
+        from_hex(text).map(PublicKey)
+    }
+}
+
+impl fmt::Display for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&to_hex(&self.0))
+    }
+}
+
+impl fmt::Debug for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PublicKey({self})")
+    }
+}
+
+impl fmt::Debug for SecretKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SecretKey(..)")
+    }
+}
+
+fn to_hex(bytes: &[u8; 32]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+fn from_hex(text: &str) -> Result<[u8; 32], KeyError> {
+    let text = text.trim();
+    let error = KeyError {
+        digits: text.chars().count(),
+        bad: !text.bytes().all(|b| b.is_ascii_hexdigit()),
+    };
+    if error.digits != 64 || error.bad {
+        return Err(error);
+    }
+    let mut key = [0; 32];
+    for (byte, pair) in key.iter_mut().zip(text.as_bytes().as_chunks::<2>().0) {
+        let digit = |c: u8| (c as char).to_digit(16).unwrap_or(0) as u8;
+        *byte = digit(pair[0]) << 4 | digit(pair[1]);
+    }
+    Ok(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_sides_derive_the_same_and_nobody_else_does() {
+        let [a, b, c] = [1, 2, 3].map(|n| SecretKey::from_bytes([n; 32]));
+        let ab = a.shared(&b.public()).unwrap().mac_key();
+        assert_eq!(ab, b.shared(&a.public()).unwrap().mac_key());
+        assert_ne!(ab, c.shared(&a.public()).unwrap().mac_key());
+    }
+
+    #[test]
+    fn keys_round_trip_through_text_and_errors_say_what_is_wrong() {
+        let key = SecretKey::from_bytes([0xa5; 32]);
+        assert_eq!(key.to_text().parse(), Ok(key.clone()));
+        assert_eq!(key.public().to_string().parse(), Ok(key.public()));
+        let error = "zz".parse::<PublicKey>().unwrap_err().to_string();
+        assert!(
+            error.contains("64 hexadecimal digits") && error.contains("2 characters"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_point_of_small_order_is_no_key() {
+        let key = SecretKey::from_bytes([9; 32]);
+        assert!(key.shared(&PublicKey([0; 32])).is_none());
+    }
+}

@@ -1,0 +1,46 @@
+//! The packet plane's protocol: repairs that travel beside the packets they protect.
+//!
+//! The kernel forwards every packet between two sites, unaltered. Each gateway reads copies: of
+//! what leaves for a peer's site, to make repairs of it; of what arrives from there, to know what
+//! did not. A repair names the packets that it covers; the gateway that receives it makes what is
+//! missing and hands it to the kernel as if it had just arrived. If a gateway dies, traffic flows
+//! on as if it had never been there.
+//!
+//! ```text
+//!      site A                                  WAN                                 site B
+//!   host ──▶ kernel ──────────────── packets, untouched ────────────────▶ kernel ──▶ host
+//!               ┊ copy                                               copy ┊   ▲
+//!            sender ─▶ seal ═══════ repairs, authenticated ═══════▶ open ─▶ receiver
+//! ```
+//!
+//! [`Plane`] is the entry: it routes copies and datagrams to peers. A peer is a conductor over a
+//! `Session` (keys), a `Sender` (names, code, framing) and a `Receiver` (store, ledger, decoder).
+//! The paper's sections 4.1, 4.5, 4.6 and 4.7 describe what this room does.
+
+mod announce;
+mod handshake;
+pub mod identity;
+mod keys;
+mod ledger;
+mod outbox;
+mod peer;
+mod plane;
+mod receiver;
+mod seal;
+mod sender;
+mod session;
+mod sites;
+pub mod stats;
+mod store;
+#[cfg(test)]
+mod tests;
+pub mod wire;
+
+pub use announce::names_per_repair;
+pub use handshake::Entropy;
+pub use keys::{KeyError, PublicKey, SecretKey};
+pub use outbox::Outbox;
+pub use peer::{Local, PeerConfig, overhead};
+pub use plane::{MOST_PEERS, PeersError, Plane, PlaneStats};
+pub use session::WeakKey;
+pub use sites::Sites;

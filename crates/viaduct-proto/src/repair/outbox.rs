@@ -1,0 +1,70 @@
+//! Byte strings on their way out, in order, in memory that is used again and again.
+
+/// A queue of datagrams or packets. The shell takes all of them and clears it.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl Outbox {
+    /// Empty.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Appends what `write` appends to the buffer it is given; nothing if that is nothing.
+    pub fn push_with<T>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+        let start = self.bytes.len();
+        let result = write(&mut self.bytes);
+        if self.bytes.len() > start {
+            self.ends.push(self.bytes.len());
+        }
+        result
+    }
+
+    /// The entries, oldest first.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        (0..self.ends.len()).map(|i| {
+            let start = i.checked_sub(1).map_or(0, |before| self.ends[before]);
+            &self.bytes[start..self.ends[i]]
+        })
+    }
+
+    /// How many entries there are.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Bytes of all entries.
+    pub fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Forgets all entries, keeping the memory.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.ends.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_come_out_as_they_went_in() {
+        let mut outbox = Outbox::new();
+        outbox.push_with(|out| out.extend(b"one"));
+        outbox.push_with(|_| ());
+        outbox.push_with(|out| out.extend(b"two"));
+        assert_eq!(outbox.iter().collect::<Vec<_>>(), [b"one", b"two"]);
+        outbox.clear();
+        assert!(outbox.is_empty() && outbox.iter().next().is_none());
+    }
+}

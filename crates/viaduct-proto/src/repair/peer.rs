@@ -1,0 +1,283 @@
+//! One peer site: a conductor over the session, the sender and the receiver.
+
+use std::net::SocketAddr;
+
+use super::announce::names_per_repair;
+use super::handshake::Entropy;
+use super::identity::IdentityKey;
+use super::keys::{PublicKey, SecretKey};
+use super::outbox::Outbox;
+use super::receiver::Receiver;
+use super::seal::SEAL_OVERHEAD;
+use super::sender::{Channel, Plan, Sender};
+use super::session::{Received, Session, SessionConfig, WeakKey};
+use super::sites::Sites;
+use super::stats::{LossReport, PeerStats};
+use super::wire::{self, ANNOUNCEMENT, Message, REPAIR_HEAD};
+use crate::fec::Code;
+use crate::time::{Duration, Instant};
+
+/// How often the peer is told of its losses; it also keeps the session alive.
+const REPORT_EVERY: Duration = Duration::from_secs(1);
+/// How often the receiver keeps house.
+const TICK: Duration = Duration::from_millis(100);
+/// Headers of IPv4 and UDP; IPv6 has 20 bytes more.
+const OUTER_V4: usize = 28;
+
+/// What a peer is made of.
+#[derive(Clone, Debug)]
+pub struct PeerConfig {
+    /// Its name, for people.
+    pub name: String,
+    /// Its public key.
+    pub key: PublicKey,
+    /// Where its gateway listens; learnt from its messages if unknown.
+    pub endpoint: Option<SocketAddr>,
+    /// The addresses at both ends.
+    pub sites: Sites,
+    /// How what leaves for it is encoded; `None` protects nothing in that direction.
+    pub code: Option<Code>,
+    /// After how long without a packet unfilled bins fire.
+    pub flush_after: Duration,
+    /// Age at which session keys are replaced.
+    pub rekey_after: Duration,
+    /// Longest packet that is encoded, in bytes.
+    pub longest: usize,
+    /// Bytes of memory for received packets and waiting repairs.
+    pub memory: usize,
+}
+
+/// Bytes by which a repair exceeds the longest packet that it covers, headers of IP and UDP
+/// included.
+pub fn overhead(code: &Code, ipv6: bool) -> usize {
+    let outer = OUTER_V4 + if ipv6 { 20 } else { 0 };
+    outer + SEAL_OVERHEAD + REPAIR_HEAD + ANNOUNCEMENT * names_per_repair(code)
+}
+
+pub(super) struct Peer {
+    config: PeerConfig,
+    identity: IdentityKey,
+    session: Session,
+    sender: Option<Sender>,
+    receiver: Receiver,
+    endpoint: Option<SocketAddr>,
+    reported: LossReport,
+    next_report: Instant,
+    next_tick: Instant,
+    /// Datagrams to the peer's endpoint.
+    pub(super) transmits: Outbox,
+}
+
+/// What is the same for all peers of a gateway.
+#[derive(Clone)]
+pub struct Local {
+    /// The site's key.
+    pub secret: SecretKey,
+    /// Source of keys.
+    pub entropy: Entropy,
+    /// Wall clock at the origin of [`Instant`], nanoseconds since 1970.
+    pub unix_nanos_at_zero: u64,
+}
+
+impl Peer {
+    pub(super) fn new(
+        local: &Local,
+        config: PeerConfig,
+        slot: u16,
+        now: Instant,
+    ) -> Result<Self, WeakKey> {
+        let shared = local.secret.shared(&config.key).ok_or(WeakKey)?;
+        let session = Session::new(&session_config(local, &config, slot), shared.mac_key(), now);
+        let identity = shared.identity_key();
+        // Numbers rise from run to run, so that what a peer remembers of the last run is old.
+        let first = (local.unix_nanos_at_zero.saturating_add(now.as_nanos()) / 1_000).max(1);
+        Ok(Peer {
+            sender: config.code.as_ref().map(|code| Sender::new(plan(code, &config, first))),
+            receiver: Receiver::new(identity.clone(), config.memory),
+            identity,
+            session,
+            endpoint: config.endpoint,
+            reported: LossReport::default(),
+            next_report: now + REPORT_EVERY,
+            next_tick: now + TICK,
+            transmits: Outbox::new(),
+            config,
+        })
+    }
+
+    pub(super) fn config(&self) -> &PeerConfig {
+        &self.config
+    }
+
+    pub(super) fn endpoint(&self) -> Option<SocketAddr> {
+        self.endpoint
+    }
+
+    pub(super) fn stats(&self) -> PeerStats {
+        PeerStats {
+            up: self.session.up(),
+            sender: self.sender.as_ref().map(Sender::stats).unwrap_or_default(),
+            receiver: self.receiver.stats(),
+            session: self.session.stats(),
+            reported: self.reported,
+        }
+    }
+
+    pub(super) fn memory(&self) -> usize {
+        self.receiver.memory() + self.sender.as_ref().map_or(0, Sender::memory)
+    }
+
+    pub(super) fn cached(&self) -> impl Iterator<Item = &[u8]> {
+        self.receiver.cached()
+    }
+
+    /// Takes over settings that need no new session; false if the peer must be built anew.
+    pub(super) fn change(&mut self, config: PeerConfig) -> bool {
+        let same = config.key == self.config.key
+            && config.memory == self.config.memory
+            && config.rekey_after == self.config.rekey_after;
+        if !same {
+            return false;
+        }
+        if config.endpoint != self.config.endpoint {
+            self.endpoint = config.endpoint;
+        }
+        let old = std::mem::replace(&mut self.config, config);
+        let recode = self.config.code != old.code
+            || self.config.flush_after != old.flush_after
+            || self.config.longest != old.longest;
+        if recode {
+            self.change_code();
+        }
+        true
+    }
+
+    fn change_code(&mut self) {
+        let Some(code) = self.config.code.clone() else {
+            self.sender = None;
+            return;
+        };
+        let next = self.sender.as_ref().map(Sender::next_seq);
+        let first = next.unwrap_or_else(|| self.reported.highest + 1);
+        let plan = plan(&code, &self.config, first);
+        match self.sender_and_channel() {
+            Some((sender, mut channel)) => sender.change(plan, &mut channel),
+            None => self.sender = Some(Sender::new(plan)),
+        }
+    }
+
+    fn sender_and_channel(&mut self) -> Option<(&mut Sender, Channel<'_>)> {
+        let ipv6 = self.endpoint.is_some_and(|e| e.is_ipv6());
+        let headers = OUTER_V4 + if ipv6 { 20 } else { 0 };
+        let channel = Channel { session: &mut self.session, outbox: &mut self.transmits, headers };
+        self.sender.as_mut().map(|sender| (sender, channel))
+    }
+
+    pub(super) fn handle_outgoing(&mut self, now: Instant, packet: &mut [u8]) {
+        let identity = self.identity.clone();
+        if let Some((sender, mut channel)) = self.sender_and_channel() {
+            sender.handle(now, &identity, packet, &mut channel);
+        }
+    }
+
+    pub(super) fn handle_incoming(&mut self, now: Instant, packet: &mut [u8], inject: &mut Outbox) {
+        self.receiver.handle_packet(now, packet, &self.config.sites, inject);
+    }
+
+    pub(super) fn miss_outgoing(&mut self, missed: u64) {
+        if let Some(sender) = &mut self.sender {
+            sender.miss(missed);
+        }
+    }
+
+    pub(super) fn miss_incoming(&mut self) {
+        self.receiver.miss();
+    }
+
+    /// Whether a handshake message comes from this peer.
+    pub(super) fn authentic(&self, datagram: &[u8]) -> bool {
+        self.session.authentic(datagram)
+    }
+
+    pub(super) fn handle_datagram(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        datagram: &mut [u8],
+        inject: &mut Outbox,
+    ) {
+        let was_up = self.session.up();
+        let received =
+            self.transmits.push_with(|answer| self.session.handle(now, datagram, answer));
+        if received == Received::Nothing {
+            return;
+        }
+        self.endpoint = Some(from);
+        if let Received::Message(message) = received {
+            match Message::parse(message) {
+                Some(Message::Repair(repair, list)) => {
+                    self.receiver.handle_repair(now, repair, list, &self.config.sites, inject);
+                }
+                Some(Message::Report(report)) => self.reported = report,
+                None => self.receiver.malformed(),
+            }
+        } else if self.session.up() || !was_up {
+            // The first message under new keys lets the responder use them.
+            self.report(now);
+        }
+    }
+
+    fn report(&mut self, now: Instant) {
+        let report = self.receiver.stats().link;
+        let session = &mut self.session;
+        self.transmits.push_with(|out| session.seal(out, |m| wire::emit_report(&report, m)));
+        self.next_report = now + REPORT_EVERY;
+    }
+
+    pub(super) fn poll_timeout(&self) -> Instant {
+        let timers = [
+            self.session.poll_timeout(),
+            self.sender.as_ref().and_then(Sender::poll_timeout),
+            Some(self.next_tick),
+        ];
+        timers.into_iter().flatten().fold(self.next_report, Instant::min)
+    }
+
+    pub(super) fn handle_timeout(&mut self, now: Instant) {
+        if self.endpoint.is_some() {
+            let session = &mut self.session;
+            self.transmits.push_with(|out| session.handle_timeout(now, out));
+        }
+        if let Some((sender, mut channel)) = self.sender_and_channel() {
+            sender.handle_timeout(now, &mut channel);
+        }
+        if now >= self.next_tick {
+            self.receiver.tick(now);
+            self.next_tick = now + TICK;
+        }
+        if now >= self.next_report {
+            self.report(now);
+        }
+    }
+}
+
+fn session_config(local: &Local, config: &PeerConfig, slot: u16) -> SessionConfig {
+    SessionConfig {
+        secret: local.secret.clone(),
+        peer: config.key,
+        rekey_after: config.rekey_after,
+        entropy: local.entropy.clone(),
+        unix_nanos_at_zero: local.unix_nanos_at_zero,
+        slot,
+    }
+}
+
+fn plan(code: &Code, config: &PeerConfig, first: u64) -> Plan {
+    Plan {
+        encoder: code.build_encoder(first),
+        names_per_repair: names_per_repair(code),
+        flush_after: config.flush_after,
+        longest: config.longest,
+        span: code.span(),
+    }
+}

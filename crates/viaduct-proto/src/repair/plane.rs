@@ -1,0 +1,181 @@
+//! The packet plane of one gateway: all its peers, and which of them a packet belongs to.
+
+use std::net::SocketAddr;
+
+use super::outbox::Outbox;
+use super::peer::{Local, Peer, PeerConfig};
+use super::session::WeakKey;
+use super::stats::PeerStats;
+use super::wire::Datagram;
+use crate::time::Instant;
+use crate::wire::ip::Header;
+
+/// Most peers of one gateway: their slots fit a session index.
+pub const MOST_PEERS: usize = 1 << 12;
+
+/// The entry type of the packet plane. See the drawing in the module above.
+pub struct Plane {
+    local: Local,
+    peers: Vec<Peer>,
+    inject: Outbox,
+    stats: PlaneStats,
+}
+
+/// Counters of what belongs to no peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct PlaneStats {
+    /// Datagrams that no peer can have sent.
+    pub stray: u64,
+    /// Copies that were no IP packets, or not between two sites of ours.
+    pub ignored: u64,
+}
+
+/// Why a set of peers cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PeersError {
+    /// Too many.
+    #[error("{0} peers are too many; at most {MOST_PEERS} fit one gateway")]
+    TooMany(usize),
+    /// A public key that is none.
+    #[error("peer {0}: {1}")]
+    Key(String, WeakKey),
+}
+
+impl Plane {
+    /// With these peers.
+    pub fn new(local: Local, peers: Vec<PeerConfig>, now: Instant) -> Result<Self, PeersError> {
+        let mut plane =
+            Plane { local, peers: vec![], inject: Outbox::new(), stats: PlaneStats::default() };
+        plane.change(peers, now)?;
+        Ok(plane)
+    }
+
+    /// Replaces the set of peers, whole or not at all. Peers that stay keep their sessions and
+    /// what they have received.
+    pub fn change(&mut self, peers: Vec<PeerConfig>, now: Instant) -> Result<(), PeersError> {
+        if peers.len() > MOST_PEERS {
+            return Err(PeersError::TooMany(peers.len()));
+        }
+        let mut fresh = Vec::new();
+        for (slot, config) in peers.iter().enumerate() {
+            let peer = Peer::new(&self.local, config.clone(), slot as u16, now)
+                .map_err(|weak| PeersError::Key(config.name.clone(), weak))?;
+            fresh.push(peer);
+        }
+        for (slot, config) in peers.into_iter().enumerate() {
+            let stays = self.peers.get_mut(slot).is_some_and(|old| old.change(config));
+            if stays {
+                std::mem::swap(&mut self.peers[slot], &mut fresh[slot]);
+            }
+        }
+        self.peers = fresh;
+        Ok(())
+    }
+
+    /// Takes a copy of a packet that leaves on the WAN. Its bytes are spoilt.
+    pub fn handle_outgoing(&mut self, now: Instant, packet: &mut [u8]) {
+        match route(&mut self.peers, packet, |peer, header| peer.config().sites.leaves(header)) {
+            Some((peer, packet)) => peer.handle_outgoing(now, packet),
+            None => self.stats.ignored += 1,
+        }
+    }
+
+    /// Takes a copy of a packet that arrived from the WAN. Its bytes are spoilt.
+    pub fn handle_incoming(&mut self, now: Instant, packet: &mut [u8]) {
+        match route(&mut self.peers, packet, |peer, header| peer.config().sites.arrives(header)) {
+            Some((peer, packet)) => peer.handle_incoming(now, packet, &mut self.inject),
+            None => self.stats.ignored += 1,
+        }
+    }
+
+    /// `missed` packets left by unseen, for whichever peer.
+    pub fn miss_outgoing(&mut self, missed: u64) {
+        if let Some(peer) = self.peers.first_mut() {
+            peer.miss_outgoing(missed);
+        }
+    }
+
+    /// Packets arrived unseen, from whichever peer: nobody can tell lost from missed for a while.
+    pub fn miss_incoming(&mut self) {
+        self.peers.iter_mut().for_each(Peer::miss_incoming);
+    }
+
+    /// Takes the payload of a datagram between gateways. Its bytes are spoilt.
+    pub fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &mut [u8]) {
+        let peer = match Datagram::parse(datagram) {
+            Some(Datagram::Transport { receiver, .. } | Datagram::Response { receiver, .. }) => {
+                self.peers.get_mut(usize::from(receiver as u16))
+            }
+            Some(Datagram::Initiation { .. }) => {
+                self.peers.iter_mut().find(|peer| peer.authentic(datagram))
+            }
+            None => None,
+        };
+        match peer {
+            Some(peer) => peer.handle_datagram(now, from, datagram, &mut self.inject),
+            None => self.stats.stray += 1,
+        }
+    }
+
+    /// Datagrams to send, each peer's with its endpoint; clear them with
+    /// [`Plane::clear_transmits`] once they are sent.
+    pub fn transmits(&self) -> impl Iterator<Item = (SocketAddr, &[u8])> {
+        self.peers.iter().filter_map(|peer| Some((peer.endpoint()?, &peer.transmits))).flat_map(
+            |(endpoint, transmits)| transmits.iter().map(move |datagram| (endpoint, datagram)),
+        )
+    }
+
+    /// Forgets the datagrams to send.
+    pub fn clear_transmits(&mut self) {
+        self.peers.iter_mut().for_each(|peer| peer.transmits.clear());
+    }
+
+    /// Recovered packets, to be sent on as if they had just arrived; clear them when done.
+    pub fn injections(&mut self) -> &mut Outbox {
+        &mut self.inject
+    }
+
+    /// The earliest deadline.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.peers.iter().map(Peer::poll_timeout).min()
+    }
+
+    /// Acts on every deadline that has passed.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        for peer in self.peers.iter_mut().filter(|peer| peer.poll_timeout() <= now) {
+            peer.handle_timeout(now);
+        }
+    }
+
+    /// Packets from a peer's site in the local cache (paper, 4.5), newest first, in normalised
+    /// form.
+    pub fn cached(&self) -> impl Iterator<Item = &[u8]> {
+        self.peers.iter().flat_map(Peer::cached)
+    }
+
+    /// Counters of each peer, in the order of the config.
+    pub fn stats(&self) -> Vec<(String, PeerStats)> {
+        self.peers.iter().map(|peer| (peer.config().name.clone(), peer.stats())).collect()
+    }
+
+    /// Counters of what belongs to no peer.
+    pub fn plane_stats(&self) -> PlaneStats {
+        self.stats
+    }
+
+    /// Bytes of memory held for all peers.
+    pub fn memory(&self) -> usize {
+        self.peers.iter().map(Peer::memory).sum()
+    }
+}
+
+/// The peer that a packet belongs to, and the packet without the link's padding.
+fn route<'a, 'b>(
+    peers: &'a mut [Peer],
+    bytes: &'b mut [u8],
+    belongs: impl Fn(&Peer, &Header) -> bool,
+) -> Option<(&'a mut Peer, &'b mut [u8])> {
+    let header = Header::parse(bytes).ok()?;
+    let peer = peers.iter_mut().find(|peer| belongs(peer, &header))?;
+    Some((peer, &mut bytes[..header.total_len]))
+}

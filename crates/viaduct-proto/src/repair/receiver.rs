@@ -1,0 +1,327 @@
+//! The receiving side from one peer: remembers what arrived, learns from repairs what should have,
+//! and makes what is missing.
+//!
+//! ```text
+//!   packet ──▶ name ──▶ store ◀── claim ── announcement ◀── repair ─▶ decoder
+//!                │                   │ none left                        │
+//!                └── was missing? ◀──┴──▶ ledger: missing               ▼
+//!                                                  name right? ──▶ store, inject
+//! ```
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::BuildHasherDefault;
+
+use super::identity::{Identity, IdentityKey};
+use super::ledger::{Ledger, State};
+use super::outbox::Outbox;
+use super::sites::Sites;
+use super::stats::ReceiverStats;
+use super::store::{NameHasher, Store};
+use super::wire::Announcements;
+use crate::fec::{AnyDecoder, Decoder, Recovered, Repair, Row, Seq, Sources, Verdict};
+use crate::time::Instant;
+use crate::wire::ip::{self, Header};
+
+/// How far back the arrival of a neighbour is looked for, to tell when a packet was due.
+const NEIGHBOURS: u64 = 512;
+
+pub(super) struct Receiver {
+    key: IdentityKey,
+    known: Known,
+    decoder: AnyDecoder,
+    /// Numbers that were announced and are not here, by name.
+    missing: HashMap<Identity, VecDeque<Seq>, BuildHasherDefault<NameHasher>>,
+    blind: Blind,
+    recovered: Recovered,
+    stats: ReceiverStats,
+}
+
+/// What the decoder may build on.
+struct Known {
+    store: Store,
+    ledger: Ledger,
+}
+
+/// Whether packets went by unseen, so that "missing" may not mean lost.
+enum Blind {
+    /// All was seen.
+    No,
+    /// Some were missed just now.
+    Now,
+    /// Numbers up to this one may have been missed.
+    UpTo(Seq),
+}
+
+impl Sources for Known {
+    fn get(&self, seq: Seq) -> Option<&[u8]> {
+        let row = self.ledger.row(seq)?;
+        let here = matches!(row.state, State::Arrived | State::Recovered);
+        here.then(|| self.store.get(row.identity)).flatten()
+    }
+}
+
+impl Receiver {
+    /// With `memory` bytes for packets and waiting repairs together.
+    pub(super) fn new(key: IdentityKey, memory: usize) -> Self {
+        let numbers = (memory / 512).clamp(1 << 10, 1 << 16);
+        Receiver {
+            key,
+            known: Known { store: Store::new(memory / 8 * 5), ledger: Ledger::new(numbers) },
+            decoder: AnyDecoder::new(memory / 8),
+            missing: HashMap::default(),
+            blind: Blind::No,
+            recovered: Recovered::new(),
+            stats: ReceiverStats::default(),
+        }
+    }
+
+    pub(super) fn stats(&self) -> ReceiverStats {
+        let settled = self.known.ledger.settled();
+        ReceiverStats {
+            link: settled.link,
+            unrecoverable: settled.unrecoverable,
+            uncovered: settled.uncovered,
+            ..self.stats
+        }
+    }
+
+    pub(super) fn memory(&self) -> usize {
+        self.known.store.memory() + self.known.ledger.memory() + self.decoder.memory()
+    }
+
+    /// The packets of the last moments, newest first, as they were on the WAN but for what
+    /// [`ip::normalise`] removed.
+    pub(super) fn cached(&self) -> impl Iterator<Item = &[u8]> {
+        self.known.store.newest_first().map(|(_, packet)| packet)
+    }
+
+    /// Packets went by unseen: until what the next repairs cover is surely later, nothing counts
+    /// as lost.
+    pub(super) fn miss(&mut self) {
+        self.blind = Blind::Now;
+    }
+
+    /// Takes a copy of a packet that arrived from the peer's site. Its bytes are spoilt.
+    pub(super) fn handle_packet(
+        &mut self,
+        now: Instant,
+        packet: &mut [u8],
+        sites: &Sites,
+        inject: &mut Outbox,
+    ) {
+        self.stats.packets += 1;
+        self.stats.bytes += packet.len() as u64;
+        ip::normalise(packet);
+        let identity = self.key.name(packet);
+        let late = self.take_missing(identity);
+        self.known.store.insert(now, identity, packet, late.is_some());
+        if let Some(seq) = late {
+            self.stats.late += 1;
+            self.settle(seq, State::Arrived);
+            self.decoder.known(seq, &self.known, &mut self.recovered);
+            self.deliver(now, sites, inject);
+        }
+    }
+
+    /// Takes a repair that the peer made.
+    pub(super) fn handle_repair(
+        &mut self,
+        now: Instant,
+        repair: Repair<'_>,
+        announcements: Announcements<'_>,
+        sites: &Sites,
+        inject: &mut Outbox,
+    ) {
+        self.stats.repairs += 1;
+        let cover = repair.cover;
+        if !self.known.ledger.reach(cover.first, cover.last()) || self.in_the_dark(&repair) {
+            self.stats.useless += 1;
+            return;
+        }
+        for announcement in announcements.iter() {
+            let seq = cover.first + u64::from(announcement.position) * u64::from(cover.stride);
+            let arrived =
+                self.announce(now, seq, announcement.identity, announcement.hop, sites, inject);
+            // A repair that names all that it covers leaves no other waiting for a name.
+            if arrived && !matches!(repair.row, Row::Xor { .. }) {
+                self.decoder.known(seq, &self.known, &mut self.recovered);
+            }
+        }
+        match self.decoder.repair(repair, &self.known, &mut self.recovered) {
+            Verdict::Useless => self.stats.useless += 1,
+            Verdict::Refused => self.stats.malformed += 1,
+            Verdict::Used | Verdict::Stored => {}
+        }
+        self.deliver(now, sites, inject);
+    }
+
+    /// A message that opened but did not parse.
+    pub(super) fn malformed(&mut self) {
+        self.stats.malformed += 1;
+    }
+
+    /// Housekeeping, a few times a second.
+    pub(super) fn tick(&mut self, now: Instant) {
+        self.known.ledger.tick(now);
+        let floor = self.known.ledger.floor();
+        self.decoder.forget_below(floor);
+        self.missing.retain(|_, seqs| {
+            seqs.retain(|&seq| seq >= floor);
+            !seqs.is_empty()
+        });
+    }
+
+    fn in_the_dark(&mut self, repair: &Repair<'_>) -> bool {
+        if let Blind::Now = self.blind {
+            self.blind = Blind::UpTo(repair.cover.last());
+        }
+        match self.blind {
+            Blind::UpTo(seq) if seq < self.known.ledger.floor() => {
+                self.blind = Blind::No;
+                false
+            }
+            Blind::UpTo(seq) => repair.cover.first <= seq,
+            Blind::No | Blind::Now => false,
+        }
+    }
+
+    /// Learns that packet `seq` was sent under the name `identity`; true if it is news and the
+    /// packet is here.
+    fn announce(
+        &mut self,
+        now: Instant,
+        seq: Seq,
+        identity: Identity,
+        hop: ip::Hop,
+        sites: &Sites,
+        inject: &mut Outbox,
+    ) -> bool {
+        let Some(row) = self.known.ledger.row_mut(seq) else { return false };
+        if row.state != State::Unnamed {
+            return false;
+        }
+        (row.identity, row.hop) = (identity, hop);
+        row.state = State::Missing;
+        if self.known.store.claim(identity) {
+            self.settle(seq, State::Arrived);
+        } else if self.known.store.get(identity).is_some() {
+            // One of several byte-identical packets was lost: another is its copy.
+            self.stats.copies += 1;
+            self.recover(now, seq, sites, inject);
+        } else {
+            self.missing.entry(identity).or_default().push_back(seq);
+            return false;
+        }
+        true
+    }
+
+    fn take_missing(&mut self, identity: Identity) -> Option<Seq> {
+        if self.missing.is_empty() {
+            return None;
+        }
+        let seqs = self.missing.get_mut(&identity)?;
+        let seq = seqs.pop_front();
+        if seqs.is_empty() {
+            self.missing.remove(&identity);
+        }
+        seq
+    }
+
+    fn settle(&mut self, seq: Seq, state: State) {
+        if let Some(row) = self.known.ledger.row_mut(seq) {
+            row.state = state;
+        }
+    }
+
+    /// Checks what the decoder made, and injects what is right.
+    fn deliver(&mut self, now: Instant, sites: &Sites, inject: &mut Outbox) {
+        if self.recovered.is_empty() {
+            return;
+        }
+        let mut batch = std::mem::take(&mut self.recovered);
+        let mut twins = Vec::new();
+        for (seq, packet) in batch.iter() {
+            self.accept(now, seq, packet, sites, inject, &mut twins);
+        }
+        batch.clear();
+        self.recovered = batch;
+        // Byte-identical packets that were lost too are known now, and may unlock more.
+        for seq in twins {
+            self.decoder.known(seq, &self.known, &mut self.recovered);
+        }
+        self.deliver(now, sites, inject);
+    }
+
+    fn accept(
+        &mut self,
+        now: Instant,
+        seq: Seq,
+        packet: &[u8],
+        sites: &Sites,
+        inject: &mut Outbox,
+        twins: &mut Vec<Seq>,
+    ) {
+        let identity = self.key.name(packet);
+        let Some(row) = self.known.ledger.row_mut(seq) else { return };
+        match row.state {
+            State::Missing if row.identity == identity => {}
+            State::Missing => {
+                self.stats.garbled += 1;
+                return;
+            }
+            // Never named: it can be checked only against what arrived.
+            State::Unnamed if self.known.store.claim(identity) => {
+                (row.identity, row.state) = (identity, State::Arrived);
+                return;
+            }
+            State::Unnamed => {
+                self.stats.garbled += 1;
+                return;
+            }
+            State::Arrived | State::Recovered => return,
+        }
+        self.known.store.insert(now, identity, packet, true);
+        while let Some(twin) = self.take_missing(identity) {
+            if twin != seq {
+                self.stats.copies += 1;
+                twins.push(twin);
+            }
+            self.recover(now, twin, sites, inject);
+        }
+    }
+
+    /// Injects packet `seq`, whose bytes are in the store.
+    fn recover(&mut self, now: Instant, seq: Seq, sites: &Sites, inject: &mut Outbox) {
+        let due = self.due(seq);
+        let Some(row) = self.known.ledger.row_mut(seq) else { return };
+        row.state = State::Recovered;
+        let (identity, hop) = (row.identity, row.hop);
+        let Some(packet) = self.known.store.get(identity) else { return };
+        match Header::parse(packet) {
+            Ok(header) if header.total_len == packet.len() && sites.arrives(&header) => {}
+            Ok(_) => {
+                self.stats.foreign += 1;
+                return;
+            }
+            Err(_) => {
+                self.stats.garbled += 1;
+                return;
+            }
+        }
+        inject.push_with(|out| {
+            let start = out.len();
+            out.extend_from_slice(packet);
+            ip::restore(&mut out[start..], hop);
+        });
+        self.stats.recovered += 1;
+        self.stats.record_latency(due.map_or_else(Default::default, |due| now.since(due)));
+    }
+
+    /// When packet `seq` should have arrived, by its nearest neighbour that did.
+    fn due(&self, seq: Seq) -> Option<Instant> {
+        let before = (1..NEIGHBOURS).map_while(|back| seq.checked_sub(back));
+        before
+            .filter_map(|seq| self.known.ledger.row(seq).filter(|row| row.state == State::Arrived))
+            .find_map(|row| self.known.store.arrival(row.identity))
+    }
+}

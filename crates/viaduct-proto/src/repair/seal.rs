@@ -1,0 +1,184 @@
+//! Sealing and opening transport messages: AES-256-GCM under a session's keys, a counter that
+//! never repeats as the nonce, and a sliding window that lets each counter in once.
+
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+
+use super::wire::{Datagram, TAG, TRANSPORT_HEAD};
+
+/// How many counters behind the highest one may still arrive, once each.
+///
+/// One word less than the bitmap has: the lowest counters must not share a word with the highest.
+pub const REPLAY_WINDOW: u64 = (WORDS as u64 - 1) * 64;
+
+const WORDS: usize = 64;
+
+/// The sending half of a session.
+pub(super) struct Sealer {
+    key: LessSafeKey,
+    receiver: u32,
+    counter: u64,
+}
+
+impl Sealer {
+    pub(super) fn new(key: &[u8; 32], receiver: u32) -> Self {
+        Sealer { key: aead(key), receiver, counter: 0 }
+    }
+
+    /// Appends a datagram to `out` whose message `write` appends.
+    pub(super) fn seal(&mut self, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
+        let start = out.len();
+        let counter = self.counter;
+        self.counter += 1;
+        Datagram::Transport { receiver: self.receiver, counter }.emit(out);
+        write(out);
+        let (head, message) = out[start..].split_at_mut(TRANSPORT_HEAD);
+        let tag = self
+            .key
+            .seal_in_place_separate_tag(nonce(counter), Aad::from(head), message)
+            .expect("a message is shorter than the cipher's 64 GiB");
+        out.extend_from_slice(tag.as_ref());
+    }
+}
+
+/// Why a transport datagram was not opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// It does not authenticate.
+    Forged,
+    /// Its counter was seen, or lies below the window.
+    Replayed,
+}
+
+/// The receiving half of a session.
+pub(super) struct Opener {
+    key: LessSafeKey,
+    /// One above the highest counter that was opened.
+    next: u64,
+    seen: [u64; WORDS],
+}
+
+impl Opener {
+    pub(super) fn new(key: &[u8; 32]) -> Self {
+        Opener { key: aead(key), next: 0, seen: [0; WORDS] }
+    }
+
+    /// Opens a whole transport datagram in place and returns its message.
+    pub(super) fn open<'a>(
+        &mut self,
+        counter: u64,
+        datagram: &'a mut [u8],
+    ) -> Result<&'a [u8], Refusal> {
+        if !self.fresh(counter) {
+            return Err(Refusal::Replayed);
+        }
+        let (head, sealed) =
+            datagram.split_at_mut_checked(TRANSPORT_HEAD).ok_or(Refusal::Forged)?;
+        let message = self
+            .key
+            .open_in_place(nonce(counter), Aad::from(head), sealed)
+            .map_err(|_| Refusal::Forged)?;
+        self.mark(counter);
+        Ok(message)
+    }
+
+    fn fresh(&self, counter: u64) -> bool {
+        let below = counter.saturating_add(REPLAY_WINDOW) < self.next;
+        let bit = self.seen[word(counter)] >> (counter % 64) & 1;
+        counter != u64::MAX && (counter >= self.next || (!below && bit == 0))
+    }
+
+    fn mark(&mut self, counter: u64) {
+        if counter >= self.next {
+            // Words that the window slides into start empty.
+            let (from, to) = (self.next.div_ceil(64), counter / 64);
+            let slide = (to + 1).saturating_sub(from).min(WORDS as u64);
+            for w in 0..slide {
+                self.seen[((to - w) % WORDS as u64) as usize] = 0;
+            }
+            self.next = counter + 1;
+        }
+        self.seen[word(counter)] |= 1 << (counter % 64);
+    }
+}
+
+fn word(counter: u64) -> usize {
+    (counter / 64 % WORDS as u64) as usize
+}
+
+fn aead(key: &[u8; 32]) -> LessSafeKey {
+    LessSafeKey::new(UnboundKey::new(&AES_256_GCM, key).expect("AES-256 keys have 32 bytes"))
+}
+
+fn nonce(counter: u64) -> Nonce {
+    let mut bytes = [0; 12];
+    bytes[4..].copy_from_slice(&counter.to_be_bytes());
+    Nonce::assume_unique_for_key(bytes)
+}
+
+/// Bytes that sealing adds to a message.
+pub const SEAL_OVERHEAD: usize = TRANSPORT_HEAD + TAG;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Rng;
+    use std::collections::HashSet;
+
+    fn pair() -> (Sealer, Opener) {
+        (Sealer::new(&[5; 32], 77), Opener::new(&[5; 32]))
+    }
+
+    fn counter_of(datagram: &[u8]) -> u64 {
+        match Datagram::parse(datagram) {
+            Some(Datagram::Transport { counter, .. }) => counter,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_was_sealed_opens_once() {
+        let (mut sealer, mut opener) = pair();
+        let mut datagram = Vec::new();
+        sealer.seal(&mut datagram, |out| out.extend(b"repair"));
+        let again = datagram.clone();
+        assert_eq!(opener.open(0, &mut datagram), Ok(&b"repair"[..]));
+        assert_eq!(opener.open(0, &mut again.clone()), Err(Refusal::Replayed));
+    }
+
+    #[test]
+    fn no_bit_may_change() {
+        let (mut sealer, mut opener) = pair();
+        let mut datagram = Vec::new();
+        sealer.seal(&mut datagram, |out| out.extend(b"repair"));
+        for bit in 0..datagram.len() * 8 {
+            let mut other = datagram.clone();
+            other[bit / 8] ^= 1 << (bit % 8);
+            let Some(Datagram::Transport { counter, .. }) = Datagram::parse(&other) else {
+                continue;
+            };
+            assert!(opener.open(counter, &mut other).is_err(), "bit {bit}");
+        }
+        assert!(opener.open(counter_of(&datagram), &mut datagram).is_ok());
+    }
+
+    #[test]
+    fn the_window_agrees_with_a_set_of_all_counters() {
+        let mut opener = Opener::new(&[5; 32]);
+        let mut rng = Rng::from_seed(3);
+        let (mut seen, mut highest) = (HashSet::new(), 0u64);
+        for _ in 0..200_000 {
+            let jump = if rng.chance(0.001) { 10_000 } else { 40 };
+            let counter = (highest + rng.below(jump)).saturating_sub(rng.below(5_000));
+            let expected = counter + REPLAY_WINDOW > highest && !seen.contains(&counter);
+            let edge = counter + REPLAY_WINDOW == highest || counter + REPLAY_WINDOW == highest + 1;
+            if !edge {
+                assert_eq!(opener.fresh(counter), expected, "{counter} of {highest}");
+            }
+            if opener.fresh(counter) {
+                opener.mark(counter);
+                seen.insert(counter);
+                highest = highest.max(counter);
+            }
+        }
+    }
+}

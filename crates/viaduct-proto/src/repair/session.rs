@@ -1,0 +1,308 @@
+//! The secure session with one peer: who is asked for a handshake when, and which keys seal and
+//! open.
+//!
+//! ```text
+//!   start, silence, age ──▶ initiation ──▶            ┌▶ newest: seals, opens
+//!                           ◀── response ── new keys ─┤
+//!   peer's initiation   ──▶ response; keys wait until │
+//!                           the peer has used them ───┴▶ older: opens only, until it expires
+//! ```
+//!
+//! Either side may start. A responder seals with new keys only once the peer has proved, by using
+//! them, that it has them: a replayed or half-done handshake never silences a working session.
+
+use super::handshake::{Entropy, Identities, Initiation, Keys};
+use super::keys::{PublicKey, SecretKey};
+use super::seal::{Opener, Refusal, Sealer};
+use super::stats::SessionStats;
+use super::wire::Datagram;
+use crate::time::{Duration, Instant};
+
+/// How often an unanswered initiation is sent again.
+const RETRY: Duration = Duration::from_secs(1);
+/// After how long without an authentic message the peer is asked for a new session.
+const SILENCE: Duration = Duration::from_secs(4);
+/// Sessions kept at once: two, should both sides have started one, and as many before.
+const KEPT: usize = 4;
+/// Handshakes answered in a burst, and again each second.
+const LIMIT: u32 = 5;
+
+/// What a session is made of.
+#[derive(Clone)]
+pub struct SessionConfig {
+    /// This site's key.
+    pub secret: SecretKey,
+    /// The peer's key.
+    pub peer: PublicKey,
+    /// Age at which a session is replaced; it opens for twice as long.
+    pub rekey_after: Duration,
+    /// Source of keys.
+    pub entropy: Entropy,
+    /// Wall clock at the origin of [`Instant`], nanoseconds since 1970.
+    pub unix_nanos_at_zero: u64,
+    /// Low 16 bits of every session index, so that a datagram finds its peer.
+    pub slot: u16,
+}
+
+/// Why a session cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the peer's public key is no key of an honest site (a point of small order)")]
+pub struct WeakKey;
+
+/// What a datagram turned out to be.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Received<'a> {
+    /// A message of the peer's.
+    Message(&'a [u8]),
+    /// A step of a handshake that was valid, so that its sender's address is the peer's.
+    Handshake,
+    /// Nothing to act on; counted.
+    Nothing,
+}
+
+pub(super) struct Session {
+    identities: Identities,
+    rekey_after: Duration,
+    unix_nanos_at_zero: u64,
+    slot: u16,
+    /// How much longer this side waits than the other, so that not both start at once.
+    patience: Duration,
+    /// Newest first.
+    live: Vec<Live>,
+    pending: Option<(u32, Initiation)>,
+    next_try: Option<Instant>,
+    last_heard: Instant,
+    latest_initiation: u64,
+    allowance: (u32, Instant),
+    stats: SessionStats,
+}
+
+struct Live {
+    index: u32,
+    born: Instant,
+    initiator: bool,
+    confirmed: bool,
+    sealer: Sealer,
+    opener: Opener,
+}
+
+impl Session {
+    /// With the keys' common secret, and the first handshake due at once.
+    pub(super) fn new(config: &SessionConfig, mac: [u8; 32], now: Instant) -> Self {
+        let SessionConfig { secret, peer, entropy, .. } = config.clone();
+        Session {
+            identities: Identities::new(secret, peer, mac, entropy),
+            rekey_after: config.rekey_after,
+            unix_nanos_at_zero: config.unix_nanos_at_zero,
+            slot: config.slot,
+            patience: if config.secret.public().as_bytes() < config.peer.as_bytes() {
+                Duration::ZERO
+            } else {
+                RETRY / 2
+            },
+            live: Vec::with_capacity(KEPT + 1),
+            pending: None,
+            next_try: Some(now),
+            last_heard: now,
+            latest_initiation: 0,
+            allowance: (LIMIT, now),
+            stats: SessionStats::default(),
+        }
+    }
+
+    pub(super) fn stats(&self) -> SessionStats {
+        self.stats
+    }
+
+    /// Whether messages can be sealed.
+    pub(super) fn up(&self) -> bool {
+        self.live.iter().any(|s| s.confirmed)
+    }
+
+    /// Appends a sealed datagram to `out`; false, and nothing appended, without a session.
+    pub(super) fn seal(&mut self, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) -> bool {
+        let newest = self.live.iter_mut().find(|s| s.confirmed);
+        newest.map(|session| session.sealer.seal(out, write)).is_some()
+    }
+
+    /// Takes a datagram from the network. An answer is appended to `out`.
+    pub(super) fn handle<'a>(
+        &mut self,
+        now: Instant,
+        datagram: &'a mut [u8],
+        out: &mut Vec<u8>,
+    ) -> Received<'a> {
+        match Datagram::parse(datagram) {
+            Some(Datagram::Transport { receiver, counter }) => {
+                self.open(now, receiver, counter, datagram)
+            }
+            Some(Datagram::Initiation { sender, unix_nanos }) => {
+                self.respond(now, sender, unix_nanos, datagram, out)
+            }
+            Some(Datagram::Response { sender, receiver }) => {
+                self.finish(now, sender, receiver, datagram)
+            }
+            None => {
+                self.stats.forged += 1;
+                Received::Nothing
+            }
+        }
+    }
+
+    /// Whether an initiation or a response comes from this peer.
+    pub(super) fn authentic(&self, datagram: &[u8]) -> bool {
+        self.identities.authentic(datagram)
+    }
+
+    fn open<'a>(
+        &mut self,
+        now: Instant,
+        receiver: u32,
+        counter: u64,
+        datagram: &'a mut [u8],
+    ) -> Received<'a> {
+        let Some(at) = self.live.iter().position(|s| s.index == receiver) else {
+            self.stats.unknown += 1;
+            return Received::Nothing;
+        };
+        match self.live[at].opener.open(counter, datagram) {
+            Ok(message) => {
+                self.live[at].confirmed = true;
+                self.last_heard = now;
+                self.schedule(now);
+                Received::Message(message)
+            }
+            Err(Refusal::Forged) => {
+                self.stats.forged += 1;
+                Received::Nothing
+            }
+            Err(Refusal::Replayed) => {
+                self.stats.replayed += 1;
+                Received::Nothing
+            }
+        }
+    }
+
+    fn respond<'a>(
+        &mut self,
+        now: Instant,
+        sender: u32,
+        unix_nanos: u64,
+        datagram: &mut [u8],
+        out: &mut Vec<u8>,
+    ) -> Received<'a> {
+        if !self.identities.authentic(datagram) {
+            self.stats.forged += 1;
+            return Received::Nothing;
+        }
+        if unix_nanos <= self.latest_initiation {
+            self.stats.replayed += 1;
+            return Received::Nothing;
+        }
+        if !self.allowed(now) {
+            self.stats.limited += 1;
+            return Received::Nothing;
+        }
+        let index = self.new_index();
+        let (start, head) = (out.len(), Datagram::Response { sender: index, receiver: sender });
+        let Some(keys) = self.identities.respond(datagram, head, out) else {
+            out.truncate(start);
+            self.stats.forged += 1;
+            return Received::Nothing;
+        };
+        self.latest_initiation = unix_nanos;
+        self.adopt(now, index, sender, &keys, false);
+        Received::Handshake
+    }
+
+    fn finish<'a>(
+        &mut self,
+        now: Instant,
+        sender: u32,
+        receiver: u32,
+        datagram: &mut [u8],
+    ) -> Received<'a> {
+        if !self.identities.authentic(datagram) {
+            self.stats.forged += 1;
+            return Received::Nothing;
+        }
+        let Some((_, initiation)) = self.pending.take_if(|(index, _)| *index == receiver) else {
+            self.stats.unknown += 1;
+            return Received::Nothing;
+        };
+        let Some(keys) = initiation.finish(datagram) else {
+            self.stats.forged += 1;
+            return Received::Nothing;
+        };
+        self.last_heard = now;
+        self.adopt(now, receiver, sender, &keys, true);
+        self.schedule(now);
+        Received::Handshake
+    }
+
+    fn adopt(&mut self, now: Instant, index: u32, peer_index: u32, keys: &Keys, initiator: bool) {
+        self.stats.handshakes += 1;
+        let live = Live {
+            index,
+            born: now,
+            initiator,
+            confirmed: initiator,
+            sealer: Sealer::new(&keys.send, peer_index),
+            opener: Opener::new(&keys.receive),
+        };
+        // The peer uses the answer to its latest initiation only: earlier ones that it never
+        // confirmed must not push out what works.
+        if !initiator {
+            self.live.retain(|s| s.confirmed);
+        }
+        self.live.insert(0, live);
+        self.live.truncate(KEPT);
+    }
+
+    /// When the next initiation is due: the initiator replaces its session by age, the responder a
+    /// little later if it did not, either side by silence.
+    fn schedule(&mut self, now: Instant) {
+        if self.pending.is_some() {
+            return; // its retry is due already
+        }
+        let newest = self.live.iter().find(|s| s.confirmed);
+        let wait = |s: &Live| if s.initiator { self.rekey_after } else { self.rekey_after * 9 / 8 };
+        let by_age = newest.map(|s| s.born + wait(s) + self.patience);
+        let by_silence = self.last_heard + SILENCE + self.patience;
+        self.next_try = Some(by_age.map_or(now, |age| age.min(by_silence)));
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.next_try
+    }
+
+    /// Starts a handshake if one is due; the initiation is appended to `out`.
+    pub(super) fn handle_timeout(&mut self, now: Instant, out: &mut Vec<u8>) {
+        let expiry = self.rekey_after * 2 + SILENCE;
+        self.live.retain(|s| now.since(s.born) < expiry);
+        if self.next_try.is_none_or(|due| now < due) {
+            return;
+        }
+        let (index, start) = (self.new_index(), out.len());
+        let unix_nanos = self.unix_nanos_at_zero.saturating_add(now.as_nanos());
+        self.pending = self.identities.initiate(index, unix_nanos, out).map(|i| (index, i));
+        if self.pending.is_none() {
+            out.truncate(start);
+        }
+        self.next_try = Some(now + RETRY);
+    }
+
+    fn new_index(&self) -> u32 {
+        self.identities.random_u32() & 0xffff_0000 | u32::from(self.slot)
+    }
+
+    fn allowed(&mut self, now: Instant) -> bool {
+        let (left, since) = &mut self.allowance;
+        if now.since(*since) >= Duration::from_secs(1) {
+            (*left, *since) = (LIMIT, now);
+        }
+        let allowed = *left > 0;
+        *left -= u32::from(allowed);
+        allowed
+    }
+}

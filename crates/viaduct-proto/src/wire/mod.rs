@@ -1,0 +1,3 @@
+//! Views of other protocols' headers: checked once, here, and typed from then on.
+
+pub mod ip;

@@ -1,0 +1,393 @@
+//! `site.toml`: first what the user wrote, then what it means. Everything is checked before
+//! anything is touched, and each error is one line that says what would be right.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use serde::Deserialize;
+use viaduct_proto::fec::Code;
+use viaduct_proto::repair::{MOST_PEERS, PublicKey, SecretKey};
+
+use super::units::{Bytes, Span};
+
+/// What the user wrote.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    site: SiteTable,
+    #[serde(default)]
+    metrics: MetricsTable,
+    #[serde(default)]
+    cache: CacheTable,
+    #[serde(default)]
+    peer: Vec<PeerTable>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SiteTable {
+    name: String,
+    key: PathBuf,
+    prefixes: Vec<IpNet>,
+    wan: String,
+    listen: SocketAddr,
+    host_mtu: Option<usize>,
+    #[serde(default = "default_memory")]
+    memory: Bytes,
+    #[serde(default = "default_run_dir")]
+    run_dir: PathBuf,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MetricsTable {
+    listen: Option<SocketAddr>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CacheTable {
+    listen: Option<SocketAddr>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PeerTable {
+    name: String,
+    key: String,
+    endpoint: Option<SocketAddr>,
+    prefixes: Vec<IpNet>,
+    #[serde(default)]
+    fec: FecTable,
+    #[serde(default = "default_rekey")]
+    rekey_after: Span,
+}
+
+/// The `[peer.fec]` table. Every key is optional; which ones fit depends on `code`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FecTable {
+    code: Option<String>,
+    r: Option<u8>,
+    c: Option<u8>,
+    interleave: Option<Interleave>,
+    delay_xors: Option<bool>,
+    window: Option<u8>,
+    flush_after: Option<Span>,
+}
+
+/// `interleave = [1, 19, 41]` for layers, `interleave = 20` for blocks.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+enum Interleave {
+    One(u16),
+    Layers(Vec<u16>),
+}
+
+/// What it means.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The site's name.
+    pub name: String,
+    /// Its secret key.
+    pub secret: SecretKey,
+    /// Its addresses.
+    pub prefixes: Vec<IpNet>,
+    /// The interface towards the peers.
+    pub wan: String,
+    /// Where peers send their repairs.
+    pub listen: SocketAddr,
+    /// Longest packet that the site's hosts send, if that is known to be below the WAN's MTU.
+    pub host_mtu: Option<usize>,
+    /// Bytes of memory for packets, all peers and rings together.
+    pub memory: usize,
+    /// Directory for the control socket and the journal of changes.
+    pub run_dir: PathBuf,
+    /// Where Prometheus finds the metrics.
+    pub metrics: Option<SocketAddr>,
+    /// Where the site's hosts ask the packet cache.
+    pub cache: Option<SocketAddr>,
+    /// The peer sites.
+    pub peers: Vec<Peer>,
+    /// What is odd but allowed, one line each.
+    pub warnings: Vec<String>,
+}
+
+/// A peer site.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// Its name.
+    pub name: String,
+    /// Its public key.
+    pub key: PublicKey,
+    /// Where its gateway listens.
+    pub endpoint: Option<SocketAddr>,
+    /// Its addresses.
+    pub prefixes: Vec<IpNet>,
+    /// How what leaves for it is encoded.
+    pub code: Option<Code>,
+    /// Idle time after which unfilled bins fire.
+    pub flush_after: Duration,
+    /// Age at which session keys are replaced.
+    pub rekey_after: Duration,
+}
+
+/// One thing wrong with a config: where, what, and what would be right.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {place}{what}", file.display())]
+pub struct ConfigError {
+    file: PathBuf,
+    place: String,
+    what: String,
+}
+
+fn default_memory() -> Bytes {
+    Bytes(48 << 20)
+}
+
+fn default_run_dir() -> PathBuf {
+    PathBuf::from("/run/viaduct")
+}
+
+fn default_rekey() -> Span {
+    Span(Duration::from_secs(120))
+}
+
+impl Config {
+    /// Reads and checks `path`. Touches nothing but that file and the key file it names.
+    pub fn load(path: &Path) -> Result<Config, ConfigError> {
+        let fail = |place: &str, what: String| ConfigError {
+            file: path.to_owned(),
+            place: place.to_owned(),
+            what,
+        };
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| fail("", format!("cannot be read: {e}")))?;
+        let file: File = toml::from_str(&text).map_err(|e| {
+            let line = e.span().map_or(1, |span| text[..span.start].lines().count().max(1));
+            fail(&format!("line {line}: "), e.message().replace('\n', " "))
+        })?;
+        meaning(file, path.parent().unwrap_or(Path::new("."))).map_err(|(place, what)| {
+            fail(&if place.is_empty() { place } else { format!("{place}: ") }, what)
+        })
+    }
+
+    /// The control socket.
+    pub fn socket(&self) -> PathBuf {
+        self.run_dir.join(format!("{}.sock", self.name))
+    }
+
+    /// The journal of changes to the system.
+    pub fn journal(&self) -> PathBuf {
+        self.run_dir.join(format!("{}.changes.json", self.name))
+    }
+}
+
+type Wrong = (String, String);
+
+fn wrong<T>(place: impl fmt::Display, what: impl fmt::Display) -> Result<T, Wrong> {
+    Err((place.to_string(), what.to_string()))
+}
+
+fn meaning(file: File, dir: &Path) -> Result<Config, Wrong> {
+    let site = file.site;
+    check_name("[site] name", &site.name)?;
+    if site.prefixes.is_empty() {
+        return wrong("[site] prefixes", "is empty; list the addresses of this site's hosts");
+    }
+    if site.wan.is_empty() || site.wan.len() > 15 {
+        return wrong("[site] wan", "an interface name of 1 to 15 characters is expected");
+    }
+    if let Some(mtu) = site.host_mtu
+        && !(576..=9000).contains(&mtu)
+    {
+        return wrong("[site] host_mtu", format!("is {mtu}; 576 to 9000 bytes are expected"));
+    }
+    if site.memory.0 < 4 << 20 {
+        return wrong("[site] memory", "is below 4MiB, which no code can work with");
+    }
+    let secret = read_key(&dir.join(&site.key))?;
+    let mut warnings = Vec::new();
+    let peers = peers(file.peer, &mut warnings)?;
+    check_prefixes(&site.prefixes, &peers)?;
+    if let Some(own) = peers.iter().find(|peer| peer.key == secret.public()) {
+        return wrong(format!("peer {:?}: key", own.name), "is this site's own public key");
+    }
+    Ok(Config {
+        name: site.name,
+        secret,
+        prefixes: site.prefixes,
+        wan: site.wan,
+        listen: site.listen,
+        host_mtu: site.host_mtu,
+        memory: site.memory.0,
+        run_dir: site.run_dir,
+        metrics: file.metrics.listen,
+        cache: file.cache.listen,
+        peers,
+        warnings,
+    })
+}
+
+fn check_name(place: &str, name: &str) -> Result<(), Wrong> {
+    let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || name.len() > 64 || !name.chars().all(fine) || name.starts_with('.') {
+        return wrong(place, format!("{name:?}: 1 to 64 letters, digits, '-', '_' or '.' are expected"));
+    }
+    Ok(())
+}
+
+fn read_key(path: &Path) -> Result<SecretKey, Wrong> {
+    let place = "[site] key";
+    match std::fs::read_to_string(path) {
+        Ok(text) => text.parse().or_else(|e| wrong(place, format!("{}: {e}", path.display()))),
+        Err(e) => wrong(
+            place,
+            format!("{}: {e}; `viaduct key new --out {0}` makes one", path.display()),
+        ),
+    }
+}
+
+fn peers(tables: Vec<PeerTable>, warnings: &mut Vec<String>) -> Result<Vec<Peer>, Wrong> {
+    if tables.is_empty() {
+        return wrong("", "no [[peer]]; at least one peer site is expected");
+    }
+    if tables.len() > MOST_PEERS {
+        return wrong("[[peer]]", format!("{} are too many; at most {MOST_PEERS}", tables.len()));
+    }
+    let mut peers: Vec<Peer> = Vec::new();
+    for table in tables {
+        check_name("[[peer]] name", &table.name)?;
+        let place = |key: &str| format!("peer {:?}: {key}", table.name);
+        if peers.iter().any(|peer| peer.name == table.name) {
+            return wrong(place("name"), "is used by another peer too");
+        }
+        if table.prefixes.is_empty() {
+            return wrong(place("prefixes"), "is empty; list the addresses of that site's hosts");
+        }
+        if table.rekey_after.0 < Duration::from_secs(10) {
+            return wrong(place("rekey_after"), "is below 10s");
+        }
+        let key = match table.key.parse::<PublicKey>() {
+            Ok(key) => key,
+            Err(e) => return wrong(place("key"), e),
+        };
+        if let Some(twin) = peers.iter().find(|peer| peer.key == key) {
+            return wrong(place("key"), format!("is that of peer {:?} too", twin.name));
+        }
+        let code = table.fec.code().or_else(|what| wrong(place("fec"), what))?;
+        if let Some(code) = &code {
+            match code.check() {
+                Ok(odd) => warnings.extend(odd.iter().map(|w| format!("{}: {w}", place("fec")))),
+                Err(e) => return wrong(place("fec"), e),
+            }
+        }
+        peers.push(Peer {
+            key,
+            endpoint: table.endpoint,
+            prefixes: table.prefixes,
+            code,
+            flush_after: table.fec.flush_after.map_or(DEFAULT_FLUSH, |span| span.0),
+            rekey_after: table.rekey_after.0,
+            name: table.name,
+        });
+    }
+    Ok(peers)
+}
+
+/// UDPspeeder's users know this number; it is below what a person hears or sees.
+const DEFAULT_FLUSH: Duration = Duration::from_millis(8);
+
+impl FecTable {
+    /// The code that the table describes, unchecked; layers (8,3) I=(1,19,41) if it is empty.
+    fn code(&self) -> Result<Option<Code>, String> {
+        let name = self.code.as_deref().unwrap_or("layered");
+        self.refuse_strangers(name)?;
+        match name {
+            "none" => Ok(None),
+            "layered" => self.layered().map(Some),
+            "reed-solomon" => Ok(Some(Code::ReedSolomon {
+                r: self.r.unwrap_or(8),
+                c: self.c.unwrap_or(3),
+                interleave: match self.interleave {
+                    None => 1,
+                    Some(Interleave::One(i)) => i,
+                    Some(Interleave::Layers(_)) => {
+                        return Err("interleave is a list; reed-solomon has one number".to_owned());
+                    }
+                },
+            })),
+            "window" => Ok(Some(Code::Window {
+                window: self.window.unwrap_or(240),
+                packets: self.r.unwrap_or(10),
+                repairs: self.c.unwrap_or(3),
+            })),
+            other => Err(format!(
+                "code {other:?} is unknown; one of layered, reed-solomon, window, none is expected"
+            )),
+        }
+    }
+
+    fn layered(&self) -> Result<Code, String> {
+        let interleaves = match &self.interleave {
+            None if self.c.is_none_or(|c| c == 3) => vec![1, 19, 41],
+            None => return Err("interleave is missing; list c numbers, such as [1, 19]".to_owned()),
+            Some(Interleave::Layers(list)) => list.clone(),
+            Some(Interleave::One(one)) => vec![*one],
+        };
+        if let Some(c) = self.c
+            && usize::from(c) != interleaves.len()
+        {
+            return Err(format!(
+                "c is {c} but interleave lists {} numbers; one a layer is expected",
+                interleaves.len()
+            ));
+        }
+        Ok(Code::Layered(viaduct_proto::fec::Parameters {
+            r: self.r.unwrap_or(8),
+            interleaves,
+            delay_xors: self.delay_xors.unwrap_or(false),
+        }))
+    }
+
+    fn refuse_strangers(&self, code: &str) -> Result<(), String> {
+        let keys = [
+            ("r", self.r.is_some(), &["layered", "reed-solomon", "window"][..]),
+            ("c", self.c.is_some(), &["layered", "reed-solomon", "window"]),
+            ("interleave", self.interleave.is_some(), &["layered", "reed-solomon"]),
+            ("delay_xors", self.delay_xors.is_some(), &["layered"]),
+            ("window", self.window.is_some(), &["window"]),
+        ];
+        for (key, given, fits) in keys {
+            if given && !fits.contains(&code) {
+                return Err(format!("{key} has no meaning for code {code:?}; it belongs to {}", fits.join(", ")));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_prefixes(local: &[IpNet], peers: &[Peer]) -> Result<(), Wrong> {
+    let mut all: Vec<(String, IpNet)> = Vec::new();
+    let ours = local.iter().map(|net| ("[site]".to_owned(), *net));
+    let theirs = peers
+        .iter()
+        .flat_map(|peer| peer.prefixes.iter().map(|net| (format!("peer {:?}", peer.name), *net)));
+    for (owner, net) in ours.chain(theirs) {
+        if net.trunc() != net {
+            return wrong(
+                format!("{owner}: prefixes"),
+                format!("{net} has bits beyond its length; {} is expected", net.trunc()),
+            );
+        }
+        let overlap = |other: &IpNet| other.contains(&net) || net.contains(other);
+        if let Some((other, theirs)) = all.iter().find(|(_, other)| overlap(other)) {
+            return wrong(format!("{owner}: prefixes"), format!("{net} overlaps {theirs} of {other}"));
+        }
+        all.push((owner, net));
+    }
+    Ok(())
+}

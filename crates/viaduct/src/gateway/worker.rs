@@ -1,0 +1,216 @@
+//! The thread that carries packets: it reads copies from the taps, drives the packet plane, sends
+//! repairs and hands recovered packets to the kernel.
+//!
+//! ```text
+//!   out tap ─▶ handle_outgoing ─┐            ┌─▶ transmits ─▶ UDP
+//!   in tap  ─▶ handle_incoming ─┼─▶ Plane ───┤
+//!     └ UDP ─▶ handle_datagram ─┘            └─▶ injections ─▶ TUN ─▶ kernel forwards
+//! ```
+//!
+//! Datagrams from peers are read from the tap too, so that they stand in one order with the
+//! packets that they repair. Under load the thread naps instead of polling: a wake-up for each
+//! packet would be paid by the kernel's forwarding.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use viaduct_proto::repair::{Plane, PeerConfig};
+use viaduct_proto::time::Instant;
+use viaduct_proto::wire::ip::Header;
+use viaduct_sys::clock;
+use viaduct_sys::poll::{Waker, wait};
+use viaduct_sys::ring::{Frame, Ring};
+use viaduct_sys::tun::Tun;
+use viaduct_sys::udp::UdpSender;
+
+use super::snapshot::{Published, Shell};
+
+/// Packets read from a tap before the others get their turn.
+const BATCH: usize = 256;
+/// How long the thread naps under load.
+const NAP: Duration = Duration::from_micros(60);
+/// Packets in a nap's time from which on napping pays.
+const BUSY: usize = 2;
+/// How often counters are published and drops are read.
+const PUBLISH: Duration = Duration::from_millis(100);
+/// Longest sleep without anything to do.
+const IDLE: Duration = Duration::from_millis(100);
+
+const UDP: u8 = 17;
+const UDP_HEADER: usize = 8;
+
+/// What the control side asks of the worker.
+pub enum Command {
+    /// Take these peers from now on; the answer says whether that was possible.
+    Peers(Vec<PeerConfig>, Reply<Result<(), String>>),
+    /// Look in the packet cache; the answer is how many packets were found and sent on.
+    Cache(super::cache::Query, Reply<usize>),
+    /// Stop.
+    Stop,
+}
+
+/// Carries an answer back to the control side.
+pub type Reply<T> = tokio::sync::oneshot::Sender<T>;
+
+/// The packet-carrying thread's state.
+pub struct Worker {
+    /// The protocol.
+    pub plane: Plane,
+    /// Copies of what leaves.
+    pub out_tap: Ring,
+    /// Copies of what arrives.
+    pub in_tap: Ring,
+    /// Where repairs leave.
+    pub udp: UdpSender,
+    /// Where peers send their datagrams.
+    pub listen: SocketAddr,
+    /// Where recovered packets enter the kernel.
+    pub tun: Tun,
+    /// Requests of the control side.
+    pub commands: Receiver<Command>,
+    /// Wakes the thread for a command.
+    pub waker: Arc<Waker>,
+    /// Where counters are published.
+    pub published: Arc<Published>,
+}
+
+impl Worker {
+    /// Runs until told to stop.
+    pub fn run(mut self) {
+        let mut shell = Shell::default();
+        let mut publish_at = now();
+        loop {
+            let read = self.read_taps(&mut shell);
+            let now = now();
+            if self.plane.poll_timeout().is_some_and(|due| due <= now) {
+                self.plane.handle_timeout(now);
+            }
+            self.write(&mut shell);
+            if now >= publish_at {
+                self.count_drops(&mut shell);
+                self.published.publish(&self.plane, shell);
+                publish_at = now + PUBLISH;
+                while let Ok(command) = self.commands.try_recv() {
+                    if let Command::Stop = command {
+                        return;
+                    }
+                    self.obey(command, now);
+                }
+            }
+            self.rest(read, now);
+        }
+    }
+
+    fn read_taps(&mut self, shell: &mut Shell) -> usize {
+        let now = now();
+        let mut read = 0;
+        while read < BATCH
+            && let Some(mut frame) = self.out_tap.next()
+        {
+            read += 1;
+            if whole(&frame, shell) {
+                self.plane.handle_outgoing(now, &mut frame);
+            } else {
+                self.plane.miss_outgoing(1);
+            }
+        }
+        for _ in 0..BATCH {
+            let Some(mut frame) = self.in_tap.next() else { break };
+            read += 1;
+            if !whole(&frame, shell) {
+                continue;
+            }
+            match datagram(&mut frame, self.listen) {
+                Some((from, payload)) => self.plane.handle_datagram(now, from, payload),
+                None => self.plane.handle_incoming(now, &mut frame),
+            }
+        }
+        read
+    }
+
+    fn write(&mut self, shell: &mut Shell) {
+        let sent = self.udp.send(self.plane.transmits());
+        shell.sent(sent);
+        self.plane.clear_transmits();
+        let inject = self.plane.injections();
+        for packet in inject.iter() {
+            match self.tun.write(packet) {
+                Ok(()) => shell.injected += 1,
+                Err(_) => shell.inject_failed += 1,
+            }
+        }
+        inject.clear();
+    }
+
+    fn count_drops(&mut self, shell: &mut Shell) {
+        let (out, incoming) = (self.out_tap.drops(), self.in_tap.drops());
+        if out > shell.tap_drops_out {
+            self.plane.miss_outgoing(out - shell.tap_drops_out);
+        }
+        if incoming > shell.tap_drops_in {
+            self.plane.miss_incoming();
+        }
+        (shell.tap_drops_out, shell.tap_drops_in) = (out, incoming);
+    }
+
+    fn obey(&mut self, command: Command, now: Instant) {
+        match command {
+            Command::Peers(peers, reply) => {
+                let done = self.plane.change(peers, now).map_err(|e| e.to_string());
+                let _ = reply.send(done);
+            }
+            Command::Cache(query, reply) => {
+                let found = query.find(self.plane.cached());
+                let resent = found.iter().filter(|packet| self.tun.write(packet).is_ok()).count();
+                let _ = reply.send(resent);
+            }
+            Command::Stop => {}
+        }
+    }
+
+    /// Naps under load, otherwise sleeps until a packet, a deadline or a command comes.
+    fn rest(&self, read: usize, now: Instant) {
+        if read >= BATCH {
+            return;
+        }
+        if read >= BUSY {
+            clock::sleep(NAP);
+            return;
+        }
+        let due = self.plane.poll_timeout().map_or(IDLE, |due| due.since(now));
+        wait(&[&self.out_tap, &self.in_tap], &self.waker, due.min(IDLE));
+    }
+}
+
+fn now() -> Instant {
+    Instant::from_nanos(clock::monotonic_nanos())
+}
+
+/// Whether the frame holds the packet as it crossed the wire.
+fn whole(frame: &Frame<'_>, shell: &mut Shell) -> bool {
+    shell.unfinished += u64::from(!frame.checksum_ready());
+    shell.truncated += u64::from(frame.truncated());
+    frame.checksum_ready() && !frame.truncated()
+}
+
+/// The payload of a UDP datagram to `listen`, and who sent it.
+fn datagram(packet: &mut [u8], listen: SocketAddr) -> Option<(SocketAddr, &mut [u8])> {
+    let header = Header::parse(packet).ok()?;
+    let ours = listen.ip().is_unspecified() || listen.ip() == header.destination;
+    if header.protocol != UDP || !ours || fragment(packet, header.source) {
+        return None;
+    }
+    let udp = packet.get_mut(header.header_len..header.total_len)?;
+    if udp.len() < UDP_HEADER || udp[2..4] != listen.port().to_be_bytes() {
+        return None;
+    }
+    let from = SocketAddr::new(header.source, u16::from_be_bytes([udp[0], udp[1]]));
+    Some((from, &mut udp[UDP_HEADER..]))
+}
+
+/// Repairs are never sent in fragments; a fragment has no UDP header of its own.
+fn fragment(packet: &[u8], source: IpAddr) -> bool {
+    source.is_ipv4() && u16::from_be_bytes([packet[6], packet[7]]) & 0x3fff != 0
+}
