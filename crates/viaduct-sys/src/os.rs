@@ -38,7 +38,7 @@ pub(crate) fn setsockopt<T: Plain>(
     name: c_int,
     value: &T,
 ) -> io::Result<()> {
-    let length = mem::size_of::<T>() as libc::socklen_t;
+    let length = size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel reads `length` bytes from `value`, which lives through the call.
     check(unsafe {
         libc::setsockopt(fd.as_raw_fd(), level, name, (&raw const *value).cast(), length)
@@ -49,7 +49,7 @@ pub(crate) fn setsockopt<T: Plain>(
 pub(crate) fn getsockopt<T: Plain>(fd: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<T> {
     // SAFETY: `Plain` types are valid when all bytes are zero.
     let mut value: T = unsafe { mem::zeroed() };
-    let mut length = mem::size_of::<T>() as libc::socklen_t;
+    let mut length = size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `length` bytes to `value`, any bytes being a value of it.
     check(unsafe {
         libc::getsockopt(fd.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut length)

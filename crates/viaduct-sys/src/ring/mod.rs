@@ -216,7 +216,7 @@ fn bind(socket: BorrowedFd<'_>, index: c_uint) -> io::Result<()> {
     address.sll_family = libc::AF_PACKET as u16;
     address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
     address.sll_ifindex = index as c_int;
-    let length = mem::size_of_val(&address) as libc::socklen_t;
+    let length = size_of_val(&address) as libc::socklen_t;
     // SAFETY: the kernel reads `length` bytes of `address`, which lives through the call.
     os::check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) })
 }
