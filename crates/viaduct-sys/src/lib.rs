@@ -15,7 +15,11 @@
 //!   where and when        thread (priority, core, timer slack)            clock
 //! ```
 
+pub mod clock;
 pub mod filter;
+pub mod offload;
 pub mod ring;
+pub mod thread;
+pub mod udp;
 
 mod os;
