@@ -81,6 +81,11 @@ fn transfer(host: &Host, server: &Host, ring: &mut Ring) -> (usize, usize, usize
             if frame.protocol() != 0x0800 || frame[9] != 6 {
                 continue;
             }
+            // The end of an earlier connection may come late.
+            let port = to.port().to_be_bytes();
+            if frame[20..22] != port && frame[22..24] != port {
+                continue;
+            }
             packets += 1;
             if frame.direction() == Direction::Outgoing {
                 longest = longest.max(frame.original_len());
