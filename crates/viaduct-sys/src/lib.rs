@@ -1,1 +1,25 @@
-//! Linux for Viaduct.
+//! Linux for Viaduct: what the gateway and the lab need from the kernel, behind safe types.
+//!
+//! This is the home of `unsafe`: each module that needs it allows it for itself, and each block
+//! says why it is sound. Nothing here knows a protocol of Viaduct; addresses, packets, interfaces
+//! and sockets are all it talks about.
+//!
+//! ```text
+//!   what is on the wire   ring  (copies of all packets of an interface)   filter (which of them)
+//!   what we send          udp   (datagrams to peers, many a call)
+//!   what we change        journal (remembers, puts back)
+//!                           |- offload   segmentation, coalescing, checksums of an interface
+//!                           |- route     the MTU towards a prefix
+//!                           |- nft       the MSS of TCP towards a prefix
+//!                           `- sysctl    one setting
+//!   where and when        thread (priority, core, timer slack)            clock
+//! ```
+
+pub mod clock;
+pub mod filter;
+pub mod offload;
+pub mod ring;
+pub mod thread;
+pub mod udp;
+
+mod os;

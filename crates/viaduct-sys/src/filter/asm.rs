@@ -1,0 +1,217 @@
+//! A small assembler: labels instead of offsets, and jumps as far as the program is long.
+//!
+//! A conditional jump of classic BPF reaches 255 instructions. One that must go further is
+//! written as three: the test, and an unconditional jump (32 bits) for either outcome.
+
+use libc::{
+    BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_IMM, BPF_IND, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JGT,
+    BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_LDX, BPF_MEM, BPF_MSH, BPF_RET, BPF_ST, BPF_W,
+};
+
+use super::BpfInsn;
+
+/// A place in the program that jumps may name before it is known.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Label(usize);
+
+/// What is compared with the accumulator.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Test {
+    Equal(u32),
+    AtLeast(u32),
+    Above(u32),
+    AnyBit(u32),
+}
+
+#[derive(Debug)]
+enum Op {
+    Plain(BpfInsn),
+    Branch { test: Test, yes: Label, no: Label },
+    Goto(Label),
+    Place(Label),
+}
+
+/// A program under construction.
+#[derive(Debug, Default)]
+pub(super) struct Asm {
+    ops: Vec<Op>,
+    labels: usize,
+}
+
+impl Asm {
+    /// A label that is placed later.
+    pub(super) fn label(&mut self) -> Label {
+        self.labels += 1;
+        Label(self.labels - 1)
+    }
+
+    /// The label names the next instruction.
+    pub(super) fn place(&mut self, label: Label) {
+        self.ops.push(Op::Place(label));
+    }
+
+    /// A = the 32 bits at `offset`.
+    pub(super) fn load_word(&mut self, offset: u32) {
+        self.plain(BPF_LD | BPF_W | BPF_ABS, offset);
+    }
+
+    /// A = the 16 bits at `offset`.
+    pub(super) fn load_half(&mut self, offset: u32) {
+        self.plain(BPF_LD | BPF_H | BPF_ABS, offset);
+    }
+
+    /// A = the byte at `offset`.
+    pub(super) fn load_byte(&mut self, offset: u32) {
+        self.plain(BPF_LD | BPF_B | BPF_ABS, offset);
+    }
+
+    /// A = the 32 bits at X + `offset`.
+    pub(super) fn load_word_at_x(&mut self, offset: u32) {
+        self.plain(BPF_LD | BPF_W | BPF_IND, offset);
+    }
+
+    /// A = the 16 bits at X + `offset`.
+    pub(super) fn load_half_at_x(&mut self, offset: u32) {
+        self.plain(BPF_LD | BPF_H | BPF_IND, offset);
+    }
+
+    /// A = what the kernel knows of the packet beside its bytes (`SKF_AD_...`).
+    pub(super) fn load_meta(&mut self, which: libc::c_int) {
+        self.load_word((libc::SKF_AD_OFF + which).cast_unsigned());
+    }
+
+    /// X = the length of the IPv4 header.
+    pub(super) fn x_from_ipv4_header_length(&mut self) {
+        self.plain(BPF_LDX | BPF_B | BPF_MSH, 0);
+    }
+
+    /// Scratch cell = a constant. Changes A.
+    pub(super) fn store(&mut self, cell: u32, value: u32) {
+        self.plain(BPF_LD | BPF_IMM, value);
+        self.plain(BPF_ST, cell);
+    }
+
+    /// X = scratch cell.
+    pub(super) fn x_from(&mut self, cell: u32) {
+        self.plain(BPF_LDX | BPF_MEM, cell);
+    }
+
+    /// A = A and `mask`.
+    pub(super) fn and(&mut self, mask: u32) {
+        self.plain(BPF_ALU | BPF_AND | BPF_K, mask);
+    }
+
+    /// Ends the program: `bytes` of the packet are kept, none if 0.
+    pub(super) fn keep(&mut self, bytes: u32) {
+        self.plain(BPF_RET | BPF_K, bytes);
+    }
+
+    /// Goes on at one of two labels.
+    pub(super) fn branch(&mut self, test: Test, yes: Label, no: Label) {
+        self.ops.push(Op::Branch { test, yes, no });
+    }
+
+    /// Goes to `yes` if the test holds, else on.
+    pub(super) fn jump_if(&mut self, test: Test, yes: Label) {
+        let on = self.label();
+        self.branch(test, yes, on);
+        self.place(on);
+    }
+
+    /// Goes to `no` if the test does not hold, else on.
+    pub(super) fn jump_unless(&mut self, test: Test, no: Label) {
+        let on = self.label();
+        self.branch(test, on, no);
+        self.place(on);
+    }
+
+    /// Goes to `label`.
+    pub(super) fn goto(&mut self, label: Label) {
+        self.ops.push(Op::Goto(label));
+    }
+
+    /// The program with every label resolved. Every label in use must have been placed, after the
+    /// jumps to it: classic BPF only goes forward.
+    pub(super) fn finish(self) -> Vec<BpfInsn> {
+        let mut wide = vec![false; self.ops.len()];
+        loop {
+            let at = self.positions(&wide);
+            let far = self.ops.iter().zip(&at.ops).map(|(op, &position)| match op {
+                Op::Branch { yes, no, .. } => {
+                    let reach = |label: &Label| at.labels[label.0].saturating_sub(position + 1);
+                    reach(yes).max(reach(no)) > 255
+                }
+                _ => false,
+            });
+            // A wide jump stays wide: the program only grows, so this ends.
+            let grown: Vec<bool> = wide.iter().zip(far).map(|(&was, is)| was || is).collect();
+            if grown == wide {
+                return self.encode(&at, &wide);
+            }
+            wide = grown;
+        }
+    }
+
+    fn plain(&mut self, code: u32, k: u32) {
+        self.ops.push(Op::Plain(insn(code, 0, 0, k)));
+    }
+
+    fn positions(&self, wide: &[bool]) -> Positions {
+        let mut positions = Positions { ops: Vec::new(), labels: vec![0; self.labels] };
+        let mut position = 0;
+        for (op, &wide) in self.ops.iter().zip(wide) {
+            positions.ops.push(position);
+            match op {
+                Op::Place(label) => positions.labels[label.0] = position,
+                Op::Branch { .. } if wide => position += 3,
+                _ => position += 1,
+            }
+        }
+        positions
+    }
+
+    fn encode(&self, at: &Positions, wide: &[bool]) -> Vec<BpfInsn> {
+        let mut program = Vec::new();
+        for (op, &wide) in self.ops.iter().zip(wide) {
+            let here = program.len();
+            let skip = |label: &Label, from: usize| at.labels[label.0] - (from + 1);
+            let ja = |label: &Label, from| insn(BPF_JMP | BPF_JA, 0, 0, skip(label, from) as u32);
+            match op {
+                Op::Plain(insn) => program.push(*insn),
+                Op::Goto(label) => program.push(ja(label, here)),
+                Op::Place(_) => {}
+                Op::Branch { test, yes, no } if wide => {
+                    program.push(test.insn(0, 1));
+                    program.push(ja(yes, here + 1));
+                    program.push(ja(no, here + 2));
+                }
+                Op::Branch { test, yes, no } => {
+                    program.push(test.insn(skip(yes, here) as u8, skip(no, here) as u8));
+                }
+            }
+        }
+        program
+    }
+}
+
+#[derive(Debug)]
+struct Positions {
+    ops: Vec<usize>,
+    labels: Vec<usize>,
+}
+
+impl Test {
+    fn insn(self, jt: u8, jf: u8) -> BpfInsn {
+        let (code, k) = match self {
+            Test::Equal(k) => (BPF_JEQ, k),
+            Test::AtLeast(k) => (BPF_JGE, k),
+            Test::Above(k) => (BPF_JGT, k),
+            Test::AnyBit(k) => (BPF_JSET, k),
+        };
+        insn(BPF_JMP | code | BPF_K, jt, jf, k)
+    }
+}
+
+fn insn(code: u32, jt: u8, jf: u8, k: u32) -> BpfInsn {
+    BpfInsn { code: code as u16, jt, jf, k }
+}

@@ -1,0 +1,252 @@
+//! Which packets the tap is shown: programs in classic BPF that the kernel runs on every packet
+//! before it copies it.
+//!
+//! ```text
+//!   TapFilter   local prefixes, peer prefixes, own UDP addresses
+//!       | build      (prefix: sets made small; asm: labels become jumps)
+//!       v
+//!   [BpfInsn]   --- attach ---> a socket: the ring, or a UDP socket
+//!
+//!   the program of a tap:
+//!     tagged for a VLAN, or for another host                        -> no
+//!     leaves:   source is local and destination a peer's            -> yes
+//!     arrives:  source is a peer's and destination local            -> yes
+//!     arrives:  unfragmented UDP to one of our addresses and ports  -> yes
+//!     all else                                                      -> no
+//! ```
+//!
+//! Only addresses are compared, so every fragment of a packet between the sites passes.
+#![allow(unsafe_code)]
+
+mod asm;
+mod prefix;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use libc::{
+    ETH_P_IP, ETH_P_IPV6, IPPROTO_UDP, PACKET_OTHERHOST, PACKET_OUTGOING, SKF_AD_PKTTYPE,
+    SKF_AD_PROTOCOL, SKF_AD_VLAN_TAG_PRESENT,
+};
+
+use crate::os;
+use asm::{Asm, Label, Test};
+use prefix::PrefixSet;
+
+/// Instructions that the kernel takes at most.
+pub const MAX_INSNS: usize = 4096;
+
+/// Bytes of an accepted packet that are kept: more than any has.
+const WHOLE: u32 = 0x4_0000;
+/// Scratch cells: where in the packet the address of our side stands, and that of the peer's.
+const LOCAL_AT: u32 = 0;
+const PEER_AT: u32 = 1;
+
+/// One instruction of classic BPF, as the kernel reads it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BpfInsn {
+    /// What to do.
+    pub code: u16,
+    /// Instructions to skip if a test holds.
+    pub jt: u8,
+    /// Instructions to skip if it does not.
+    pub jf: u8,
+    /// The operand.
+    pub k: u32,
+}
+
+/// What a gateway's tap wants to see, on a socket whose packets begin at the network header.
+#[derive(Clone, Debug, Default)]
+pub struct TapFilter {
+    /// Prefixes of this site: address and length; host bits are ignored.
+    pub local: Vec<(IpAddr, u8)>,
+    /// Prefixes of all peer sites.
+    pub peers: Vec<(IpAddr, u8)>,
+    /// Where peers send their UDP datagrams. An unspecified address means any of its family,
+    /// `[::]` both families.
+    pub listen: Vec<SocketAddr>,
+}
+
+/// Why there is no such filter.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum FilterError {
+    /// A prefix is longer than an address.
+    #[error("{address}/{length}: a prefix length of at most {} is expected",
+            if address.is_ipv4() { 32 } else { 128 })]
+    Length {
+        /// The prefix's address.
+        address: IpAddr,
+        /// The prefix's length, bits.
+        length: u8,
+    },
+    /// The kernel takes no program of this length.
+    #[error(
+        "{prefixes} prefixes need a filter of {insns} instructions, and the kernel takes \
+         {MAX_INSNS}: about {fit} prefixes like these fit; join neighbours into shorter ones"
+    )]
+    TooLong {
+        /// Prefixes given.
+        prefixes: usize,
+        /// Instructions they need.
+        insns: usize,
+        /// Prefixes that would have fitted, estimated from these.
+        fit: usize,
+    },
+}
+
+impl TapFilter {
+    /// The program for the kernel.
+    ///
+    /// # Errors
+    /// A prefix length out of range, or more prefixes than fit into a program.
+    pub fn build(&self) -> Result<Vec<BpfInsn>, FilterError> {
+        let local = PrefixSet::new(&self.local)?;
+        let peers = PrefixSet::new(&self.peers)?;
+        let program = self.assemble(&local, &peers);
+        let (insns, prefixes) = (program.len(), self.local.len() + self.peers.len());
+        if insns > MAX_INSNS {
+            return Err(FilterError::TooLong {
+                prefixes,
+                insns,
+                fit: prefixes * MAX_INSNS / insns,
+            });
+        }
+        Ok(program)
+    }
+
+    fn assemble(&self, local: &PrefixSet, peers: &PrefixSet) -> Vec<BpfInsn> {
+        let mut asm = Asm::default();
+        let [v4, v6, yes, no] = [(); 4].map(|()| asm.label());
+        asm.load_meta(SKF_AD_VLAN_TAG_PRESENT);
+        asm.jump_unless(Test::Equal(0), no);
+        asm.load_meta(SKF_AD_PROTOCOL);
+        asm.jump_if(Test::Equal(ETH_P_IP as u32), v4);
+        asm.branch(Test::Equal(ETH_P_IPV6 as u32), v6, no);
+
+        asm.place(v4);
+        let [has_local, other] = [(); 2].map(|()| asm.label());
+        find_sides(&mut asm, 12, 16, no);
+        asm.x_from(LOCAL_AT);
+        local.test_v4(&mut asm, has_local, other);
+        asm.place(has_local);
+        asm.x_from(PEER_AT);
+        peers.test_v4(&mut asm, yes, other);
+        asm.place(other);
+        self.test_listeners_v4(&mut asm, yes, no);
+
+        asm.place(v6);
+        let [has_local, other] = [(); 2].map(|()| asm.label());
+        find_sides(&mut asm, 8, 24, no);
+        asm.x_from(LOCAL_AT);
+        local.test_v6(&mut asm, has_local, other);
+        asm.place(has_local);
+        asm.x_from(PEER_AT);
+        peers.test_v6(&mut asm, yes, other);
+        asm.place(other);
+        self.test_listeners_v6(&mut asm, yes, no);
+
+        asm.place(yes);
+        asm.keep(WHOLE);
+        asm.place(no);
+        asm.keep(0);
+        asm.finish()
+    }
+
+    /// Datagrams to us over IPv4: fragments (the flag or an offset) are none.
+    fn test_listeners_v4(&self, asm: &mut Asm, yes: Label, no: Label) {
+        only_incoming(asm, no);
+        asm.load_byte(9);
+        asm.jump_unless(Test::Equal(IPPROTO_UDP as u32), no);
+        asm.load_half(6);
+        asm.jump_if(Test::AnyBit(0x3fff), no);
+        asm.x_from_ipv4_header_length();
+        for listen in &self.listen {
+            let address = match listen.ip() {
+                IpAddr::V4(address) => address.to_bits(),
+                IpAddr::V6(address) if address.is_unspecified() => 0,
+                IpAddr::V6(_) => continue,
+            };
+            let next = asm.label();
+            asm.load_half_at_x(2);
+            asm.jump_unless(Test::Equal(listen.port().into()), next);
+            if address != 0 {
+                asm.load_word(16);
+                asm.jump_unless(Test::Equal(address), next);
+            }
+            asm.goto(yes);
+            asm.place(next);
+        }
+        asm.goto(no);
+    }
+
+    /// Datagrams to us over IPv6, without extension headers: a fragment has one.
+    fn test_listeners_v6(&self, asm: &mut Asm, yes: Label, no: Label) {
+        only_incoming(asm, no);
+        asm.load_byte(6);
+        asm.jump_unless(Test::Equal(IPPROTO_UDP as u32), no);
+        for listen in &self.listen {
+            let IpAddr::V6(address) = listen.ip() else { continue };
+            let next = asm.label();
+            asm.load_half(42);
+            asm.jump_unless(Test::Equal(listen.port().into()), next);
+            if !address.is_unspecified() {
+                for word in 0..4 {
+                    asm.load_word(24 + 4 * word);
+                    let part = (address.to_bits() >> (96 - 32 * word)) as u32;
+                    asm.jump_unless(Test::Equal(part), next);
+                }
+            }
+            asm.goto(yes);
+            asm.place(next);
+        }
+        asm.goto(no);
+    }
+}
+
+/// Notes which address is our side's: the source if the packet leaves, the destination if it
+/// arrives. Goes to `no` if it is for another host.
+fn find_sides(asm: &mut Asm, source: u32, destination: u32, no: Label) {
+    let [leaves, known] = [(); 2].map(|()| asm.label());
+    asm.load_meta(SKF_AD_PKTTYPE);
+    asm.jump_if(Test::Equal(PACKET_OTHERHOST.into()), no);
+    asm.jump_if(Test::Equal(PACKET_OUTGOING.into()), leaves);
+    asm.store(LOCAL_AT, destination);
+    asm.store(PEER_AT, source);
+    asm.goto(known);
+    asm.place(leaves);
+    asm.store(LOCAL_AT, source);
+    asm.store(PEER_AT, destination);
+    asm.place(known);
+}
+
+fn only_incoming(asm: &mut Asm, no: Label) {
+    asm.load_meta(SKF_AD_PKTTYPE);
+    asm.jump_if(Test::Equal(PACKET_OUTGOING.into()), no);
+}
+
+/// Puts `program` in place of the socket's filter, in one step.
+///
+/// # Errors
+/// `EINVAL` for a malformed or empty program, `ENOMEM` for one that is longer than
+/// `net.core.optmem_max` allows.
+pub fn attach(socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
+    let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // The kernel only reads it: the cast away from const is the C interface's.
+    let fprog = libc::sock_fprog { len, filter: program.as_ptr().cast_mut().cast() };
+    let length = size_of::<libc::sock_fprog>() as libc::socklen_t;
+    // SAFETY: `BpfInsn` has the layout of `sock_filter`; the kernel reads `len` of them, and
+    // `fprog` and `program` live through the call, which copies both.
+    os::check(unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const fprog).cast(),
+            length,
+        )
+    })
+}

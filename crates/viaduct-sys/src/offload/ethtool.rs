@@ -1,0 +1,120 @@
+//! The kernel's feature list of an interface, by `ioctl(SIOCETHTOOL)`.
+//!
+//! Features are bits whose names the kernel tells: first how many there are, then the names,
+//! then their state in words of 32.
+
+use std::ffi::CString;
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use crate::os;
+
+const GET_STRINGS: u32 = 0x1b;
+const GET_SET_SIZE: u32 = 0x37;
+const GET_FEATURES: u32 = 0x3a;
+const SET_FEATURES: u32 = 0x3b;
+/// The set of strings that names the features.
+const FEATURE_NAMES: u32 = 4;
+/// Words of one name (32 bytes, filled with NUL).
+const NAME_WORDS: usize = 8;
+
+/// One feature of an interface.
+#[derive(Debug)]
+pub(super) struct Feature {
+    pub(super) name: String,
+    /// It can be switched at all.
+    pub(super) changeable: bool,
+    /// The administrator asked for it.
+    pub(super) wanted: bool,
+    /// It is in force.
+    pub(super) active: bool,
+}
+
+/// An interface that can be asked.
+#[derive(Debug)]
+pub(super) struct Device {
+    socket: OwnedFd,
+    name: CString,
+}
+
+impl Device {
+    pub(super) fn open(interface: &str) -> io::Result<Device> {
+        let name = CString::new(interface)?;
+        if name.as_bytes().len() >= libc::IFNAMSIZ {
+            return Err(io::Error::from_raw_os_error(libc::ENODEV));
+        }
+        let socket = os::socket(libc::AF_INET, libc::SOCK_DGRAM, 0)?;
+        Ok(Device { socket, name })
+    }
+
+    /// All features, in the kernel's order.
+    pub(super) fn features(&self) -> io::Result<Vec<Feature>> {
+        let names = self.names()?;
+        let words = names.len().div_ceil(32);
+        // Command, words; for each: changeable, wanted, active, never changed.
+        let mut request = vec![0; 2 + 4 * words];
+        request[..2].copy_from_slice(&[GET_FEATURES, words as u32]);
+        self.ioctl(&mut request)?;
+        let bit = |which: usize, index: usize| {
+            request[2 + 4 * (index / 32) + which] >> (index % 32) & 1 == 1
+        };
+        let feature = |(index, name)| Feature {
+            name,
+            changeable: bit(0, index),
+            wanted: bit(1, index),
+            active: bit(2, index),
+        };
+        Ok(names.into_iter().enumerate().map(feature).collect())
+    }
+
+    /// Asks for the named features to be on or off; names that the kernel does not know are
+    /// passed over.
+    pub(super) fn set(&self, features: &[String], on: bool) -> io::Result<()> {
+        let names = self.names()?;
+        let words = names.len().div_ceil(32);
+        // Command, words; for each: which bits are meant, their values.
+        let mut request = vec![0; 2 + 2 * words];
+        request[..2].copy_from_slice(&[SET_FEATURES, words as u32]);
+        for (index, _) in names.iter().enumerate().filter(|(_, name)| features.contains(name)) {
+            let (word, bit) = (2 + 2 * (index / 32), 1 << (index % 32));
+            request[word] |= bit;
+            request[word + 1] |= if on { bit } else { 0 };
+        }
+        self.ioctl(&mut request)
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        let mask = (1_u64 << FEATURE_NAMES).to_ne_bytes();
+        let half =
+            |at: usize| u32::from_ne_bytes([mask[at], mask[at + 1], mask[at + 2], mask[at + 3]]);
+        // Command, reserved, a mask of 64 bits, the answer.
+        let mut request = vec![GET_SET_SIZE, 0, half(0), half(4), 0];
+        self.ioctl(&mut request)?;
+        let count = request[4] as usize;
+        let mut request = vec![0; 3 + NAME_WORDS * count];
+        request[..3].copy_from_slice(&[GET_STRINGS, FEATURE_NAMES, count as u32]);
+        self.ioctl(&mut request)?;
+        Ok(request[3..].chunks(NAME_WORDS).map(name).collect())
+    }
+
+    /// One command; `request` is as long as the command's answer.
+    fn ioctl(&self, request: &mut [u32]) -> io::Result<()> {
+        // SAFETY: all zeros is an `ifreq`.
+        let mut ifreq: libc::ifreq = unsafe { mem::zeroed() };
+        for (to, &from) in ifreq.ifr_name.iter_mut().zip(self.name.as_bytes()) {
+            *to = from as libc::c_char;
+        }
+        ifreq.ifr_ifru.ifru_data = request.as_mut_ptr().cast();
+        // SAFETY: the name is shorter than its array, hence NUL-terminated. The kernel reads and
+        // writes at most what the counts in `request` say, which its makers above sized by them.
+        os::check(unsafe {
+            libc::ioctl(self.socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut ifreq)
+        })
+    }
+}
+
+fn name(words: &[u32]) -> String {
+    let bytes = words.iter().flat_map(|word| word.to_ne_bytes());
+    String::from_utf8_lossy(&bytes.take_while(|&byte| byte != 0).collect::<Vec<u8>>()).into_owned()
+}

@@ -1,0 +1,127 @@
+//! What an interface does to packets on its own: cutting super-packets into segments, joining
+//! segments that arrive, filling in checksums.
+//!
+//! ```text
+//!   a host's 64 KiB --> [ segmentation ] --> 1500-byte packets on the wire
+//!          ^                                          |
+//!          `-- what a tap sees with it on             `-- what a tap sees with it off
+//! ```
+//!
+//! A tap that must see the wire's packets byte for byte needs all of it off on its interface; the
+//! kernel then cuts and fills in before the tap. On a veth pair the other end's settings decide
+//! what arrives, and have to be off as well; a real link only carries real packets.
+#![allow(unsafe_code)]
+
+mod ethtool;
+
+use std::io;
+
+use serde::{Deserialize, Serialize};
+
+use ethtool::Device;
+
+/// Which features of an interface were on and have to go off.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OffloadState {
+    /// The interface.
+    pub interface: String,
+    /// The features, by the kernel's names (`ethtool -k` shows some by older names).
+    pub features: Vec<String>,
+}
+
+/// An interface that cannot be asked or told.
+#[derive(Debug, thiserror::Error)]
+pub enum OffloadError {
+    /// The kernel refused.
+    #[error("cannot {action} the offload features of {interface:?}: {source}")]
+    Device {
+        /// `read` or `change`.
+        action: &'static str,
+        /// The interface.
+        interface: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Features that the driver does not let go of.
+    #[error(
+        "{interface:?} cannot switch off {}: a tap on it does not see the wire's packets; use an \
+         interface whose driver can", features.join(", ")
+    )]
+    Stuck {
+        /// The interface.
+        interface: String,
+        /// What is still on.
+        features: Vec<String>,
+    },
+}
+
+impl OffloadState {
+    /// Reads which features that hide the wire's packets are on. Changes nothing.
+    ///
+    /// # Errors
+    /// No such interface.
+    pub fn read(interface: &str) -> Result<OffloadState, OffloadError> {
+        let device = open(interface)?;
+        let features = device.features().map_err(failed("read", interface))?;
+        let hiding = features.into_iter().filter(|feature| hides_packets(&feature.name));
+        let on = hiding.filter(|feature| feature.wanted && feature.changeable);
+        let features = on.map(|feature| feature.name).collect();
+        Ok(OffloadState { interface: interface.to_owned(), features })
+    }
+
+    /// Switches them off.
+    ///
+    /// # Errors
+    /// No such interface, no right (`CAP_NET_ADMIN`), or a driver that keeps one on.
+    pub fn switch_off(&self) -> Result<(), OffloadError> {
+        self.set(false)?;
+        let features =
+            open(&self.interface)?.features().map_err(failed("read", &self.interface))?;
+        let stuck = features.into_iter().filter(|f| f.active && hides_packets(&f.name));
+        let features: Vec<String> = stuck.map(|feature| feature.name).collect();
+        if features.is_empty() {
+            return Ok(());
+        }
+        Err(OffloadError::Stuck { interface: self.interface.clone(), features })
+    }
+
+    /// Switches on again what was on. Repeating it does no harm; an interface that is gone by now
+    /// needs nothing.
+    ///
+    /// # Errors
+    /// No right (`CAP_NET_ADMIN`).
+    pub fn restore(&self) -> Result<(), OffloadError> {
+        match self.set(true) {
+            Err(OffloadError::Device { source, .. })
+                if source.raw_os_error() == Some(libc::ENODEV) =>
+            {
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    fn set(&self, on: bool) -> Result<(), OffloadError> {
+        let device = open(&self.interface)?;
+        device.set(&self.features, on).map_err(failed("change", &self.interface))
+    }
+}
+
+fn open(interface: &str) -> Result<Device, OffloadError> {
+    Device::open(interface).map_err(failed("read", interface))
+}
+
+fn failed<'a>(
+    action: &'static str,
+    interface: &'a str,
+) -> impl Fn(io::Error) -> OffloadError + use<'a> {
+    move |source| OffloadError::Device { action, interface: interface.to_owned(), source }
+}
+
+/// Whether a feature makes a tap see something else than the wire carries.
+fn hides_packets(name: &str) -> bool {
+    let segments =
+        name.starts_with("tx-") && (name.ends_with("-segmentation") || name.starts_with("tx-gso-"));
+    let joins = name.starts_with("rx-gro") || name == "rx-lro" || name == "rx-udp-gro-forwarding";
+    segments || joins || name.starts_with("tx-checksum-")
+}

@@ -1,0 +1,63 @@
+//! The few raw calls that several modules share, each once.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Kernel ABI types that are plain numbers: any bytes are a value and there is no padding.
+///
+/// # Safety
+/// The type must be inhabited by every bit pattern and hold no pointer that the kernel keeps.
+pub(crate) unsafe trait Plain: Copy {}
+
+// SAFETY: an integer is a value whatever its bits.
+unsafe impl Plain for c_int {}
+// SAFETY: four integers.
+unsafe impl Plain for libc::tpacket_req {}
+// SAFETY: two integers.
+unsafe impl Plain for libc::tpacket_stats {}
+
+/// A new close-on-exec, non-blocking socket.
+pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> io::Result<OwnedFd> {
+    // SAFETY: takes no pointers.
+    let fd =
+        unsafe { libc::socket(domain, kind | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, protocol) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: `fd` was just opened and nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Sets one socket option.
+pub(crate) fn setsockopt<T: Plain>(
+    fd: BorrowedFd<'_>,
+    level: c_int,
+    name: c_int,
+    value: &T,
+) -> io::Result<()> {
+    let length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel reads `length` bytes from `value`, which lives through the call.
+    check(unsafe {
+        libc::setsockopt(fd.as_raw_fd(), level, name, (&raw const *value).cast(), length)
+    })
+}
+
+/// Reads one socket option.
+pub(crate) fn getsockopt<T: Plain>(fd: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<T> {
+    // SAFETY: `Plain` types are valid when all bytes are zero.
+    let mut value: T = unsafe { mem::zeroed() };
+    let mut length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to `value`, any bytes being a value of it.
+    check(unsafe {
+        libc::getsockopt(fd.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut length)
+    })?;
+    Ok(value)
+}
+
+/// Turns the -1 of a libc call into the error it left behind.
+pub(crate) fn check(result: c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

@@ -1,0 +1,125 @@
+//! One captured packet, lent by the ring.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::AtomicU32;
+
+use libc::{PACKET_OUTGOING, TP_STATUS_CSUMNOTREADY};
+
+use super::map::{Slot, give_back};
+
+/// Which way a packet crosses the interface, seen from this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// This machine sends it: its own, or one that it forwards.
+    Outgoing,
+    /// It arrived here, whoever it is for.
+    Incoming,
+}
+
+/// A packet in the ring, from the first byte of its network header to the last of it.
+///
+/// Dropping it returns its memory to the kernel. What is written to it is seen by nobody else:
+/// the packet itself has long been on its way.
+#[derive(Debug)]
+pub struct Frame<'a> {
+    bytes: &'a mut [u8],
+    status: &'a AtomicU32,
+    original_len: usize,
+    direction: Direction,
+    checksum_ready: bool,
+    protocol: u16,
+}
+
+impl<'a> Frame<'a> {
+    pub(super) fn new(slot: Slot<'a>) -> Frame<'a> {
+        let header = slot.header();
+        let address = slot.address();
+        let status = slot.status_word();
+        let bytes = slot.into_bytes(header.tp_net.into(), header.tp_snaplen as usize);
+        let on_wire = header.tp_len as usize;
+        let original_len = ip_length(bytes).map_or(on_wire, |length| length.min(on_wire));
+        let captured = bytes.len().min(original_len);
+        let outgoing = address.sll_pkttype == PACKET_OUTGOING;
+        Frame {
+            bytes: &mut bytes[..captured],
+            status,
+            original_len,
+            direction: if outgoing { Direction::Outgoing } else { Direction::Incoming },
+            checksum_ready: header.tp_status & TP_STATUS_CSUMNOTREADY == 0,
+            protocol: u16::from_be(address.sll_protocol),
+        }
+    }
+
+    /// Which way it goes.
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    /// Bytes of the packet as it crossed the interface, of which the frame holds the first.
+    ///
+    /// An IP packet's own length counts, so that the padding of short Ethernet frames is no part
+    /// of it.
+    pub fn original_len(&self) -> usize {
+        self.original_len
+    }
+
+    /// Whether the packet was longer than the ring's `max_packet`, so that its end is missing.
+    pub fn truncated(&self) -> bool {
+        self.bytes.len() < self.original_len
+    }
+
+    /// False where the sender's transport checksum is still to be filled in by the device: the
+    /// bytes here are then not those on the wire. Switch checksum offload off to see the real ones.
+    pub fn checksum_ready(&self) -> bool {
+        self.checksum_ready
+    }
+
+    /// Ethertype: 0x0800 for IPv4, 0x86dd for IPv6.
+    pub fn protocol(&self) -> u16 {
+        self.protocol
+    }
+}
+
+impl Deref for Frame<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.bytes
+    }
+}
+
+impl DerefMut for Frame<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.bytes
+    }
+}
+
+impl Drop for Frame<'_> {
+    fn drop(&mut self) {
+        give_back(self.status);
+    }
+}
+
+/// The length that an IP packet states; nothing where it states none (not IP, or a jumbogram).
+fn ip_length(bytes: &[u8]) -> Option<usize> {
+    let word =
+        |at: usize| Some(usize::from(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?])));
+    match bytes.first()? >> 4 {
+        4 => word(2).filter(|&total| total >= 20),
+        6 => word(4).filter(|&payload| payload > 0).map(|payload| payload + 40),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ip_length;
+
+    #[test]
+    fn the_length_is_the_packets_own() {
+        assert_eq!(ip_length(&[0x45, 0, 0, 40, 0, 0]), Some(40));
+        assert_eq!(ip_length(&[0x60, 0, 0, 0, 0, 20]), Some(60));
+        assert_eq!(ip_length(&[0x45, 0, 0, 0, 0, 0]), None, "a super-packet above 64 KiB");
+        assert_eq!(ip_length(&[0x00, 1, 8, 0]), None, "not IP");
+        assert_eq!(ip_length(&[0x45, 0, 0]), None, "cut short");
+    }
+}

@@ -1,0 +1,250 @@
+//! A tap on one interface: copies of the packets that cross it, both ways in one ordered stream.
+//!
+//! The kernel writes each copy into a ring of equal slots that it shares with us. Reading a
+//! packet is looking at a slot; giving it back is one store. There is no system call per packet;
+//! when the ring is empty, poll its descriptor.
+//!
+//! ```text
+//!                     the kernel forwards ------------------------> the wire
+//!                            | a copy of each
+//!                            v
+//!    slots:   [ ours ][ ours ][ kernel's ][ kernel's ][ kernel's ] ... and round again
+//!               ^ next()       ^ the next copy goes here; if this one is ours too: drops() + 1
+//! ```
+//!
+//! Choices, with their reasons:
+//! - `SOCK_DGRAM`: packets begin at the network header, so that Ethernet, TUN and anything else
+//!   look the same.
+//! - `ETH_P_ALL`: a socket bound to `ETH_P_IP` is not shown what leaves.
+//! - `TPACKET_V2`: a slot is ours the moment the packet is in it. V3 fills blocks that it hands
+//!   over when full or when a timer of at least a millisecond retires them, which is time that a
+//!   repair does not have.
+//! - VLAN: packets that carry a tag belong to another interface (`eth0.7`, not `eth0`) but are
+//!   shown here too, with the tag taken off. [`crate::filter::TapFilter`] refuses them.
+#![allow(unsafe_code)]
+
+mod frame;
+mod map;
+
+pub use frame::{Direction, Frame};
+
+use std::ffi::CString;
+use std::io;
+use std::mem;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use libc::{c_int, c_uint};
+
+use crate::filter::{self, BpfInsn};
+use crate::os;
+use map::{HEADROOM, Map};
+
+/// Block of slots that the kernel allocates at once, bytes.
+const BLOCK: usize = 128 << 10;
+
+/// How large a ring is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingConfig {
+    /// Longest packet that is captured whole, bytes (68 to 65535); set it to the interface's MTU.
+    pub max_packet: usize,
+    /// Memory of the whole ring, bytes (256 KiB to 1 GiB), rounded down to blocks of 128 KiB.
+    pub bytes: usize,
+}
+
+impl RingConfig {
+    /// Bytes of one slot: 2048 for packets of 1500, 16 KiB for 9000.
+    pub fn slot_bytes(&self) -> usize {
+        (self.max_packet + HEADROOM).next_power_of_two()
+    }
+
+    fn check(&self) -> Result<(), RingError> {
+        if !(68..=65535).contains(&self.max_packet) {
+            return Err(RingError::MaxPacket(self.max_packet));
+        }
+        if !(2 * BLOCK..=1 << 30).contains(&self.bytes) {
+            return Err(RingError::Bytes(self.bytes));
+        }
+        Ok(())
+    }
+}
+
+/// Why a ring could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum RingError {
+    /// `max_packet` is no length of an IP packet.
+    #[error("max_packet is {0}: an interface's MTU, from 68 to 65535 bytes, is expected")]
+    MaxPacket(usize),
+    /// `bytes` is too small or too large.
+    #[error("a ring of {0} bytes: between 256 KiB and 1 GiB is expected")]
+    Bytes(usize),
+    /// There is no such interface.
+    #[error("there is no network interface named {name:?}: {source}")]
+    Interface {
+        /// The name that was asked for.
+        name: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A packet socket was refused.
+    #[error("cannot {action} on {name:?}: {source} (packet sockets need root or CAP_NET_RAW)")]
+    Socket {
+        /// What was tried.
+        action: &'static str,
+        /// The interface.
+        name: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// The tap. Move it to the thread that reads it.
+#[derive(Debug)]
+pub struct Ring {
+    map: Map,
+    head: usize,
+    drops: u64,
+    socket: OwnedFd,
+}
+
+impl Ring {
+    /// Taps every packet of interface `ifname`.
+    ///
+    /// # Errors
+    /// A config out of range, an unknown interface, or no right to open packet sockets.
+    pub fn open(ifname: &str, config: RingConfig) -> Result<Ring, RingError> {
+        Ring::open_filtered(ifname, config, &[])
+    }
+
+    /// Taps the packets of interface `ifname` that `program` accepts, from the very first one on.
+    /// An empty program accepts all.
+    ///
+    /// # Errors
+    /// As [`Ring::open`], or a program that the kernel refuses.
+    pub fn open_filtered(
+        ifname: &str,
+        config: RingConfig,
+        program: &[BpfInsn],
+    ) -> Result<Ring, RingError> {
+        config.check()?;
+        let failed =
+            |action| move |source| RingError::Socket { action, name: ifname.to_owned(), source };
+        let index = interface_index(ifname)
+            .map_err(|source| RingError::Interface { name: ifname.to_owned(), source })?;
+        // Protocol 0: nothing arrives before the ring and the filter stand.
+        let socket = os::socket(libc::AF_PACKET, libc::SOCK_DGRAM, 0)
+            .map_err(failed("open a packet socket"))?;
+        if !program.is_empty() {
+            filter::attach(socket.as_fd(), program).map_err(failed("attach a filter"))?;
+        }
+        let map = set_up(socket.as_fd(), config).map_err(failed("set up a packet ring"))?;
+        bind(socket.as_fd(), index).map_err(failed("bind a packet socket"))?;
+        Ok(Ring { map, head: 0, drops: 0, socket })
+    }
+
+    /// The next packet, if one has arrived; never waits.
+    ///
+    /// A frame that is leaked rather than dropped is shown again a round later.
+    #[expect(clippy::should_implement_trait, reason = "a frame borrows the ring: no Iterator")]
+    pub fn next(&mut self) -> Option<Frame<'_>> {
+        let index = self.head;
+        let following = if index + 1 == self.map.slots() { 0 } else { index + 1 };
+        let slot = self.map.take(index)?;
+        self.head = following;
+        Some(Frame::new(slot))
+    }
+
+    /// Packets that found the ring full, since it was opened.
+    pub fn drops(&mut self) -> u64 {
+        // The kernel's count starts anew at each reading. Reading it cannot fail on a packet
+        // socket; if it did, the last count would stand.
+        let stats: io::Result<libc::tpacket_stats> =
+            os::getsockopt(self.socket.as_fd(), libc::SOL_PACKET, libc::PACKET_STATISTICS);
+        self.drops += stats.map_or(0, |stats| u64::from(stats.tp_drops));
+        self.drops
+    }
+
+    /// Replaces the filter. Packets already in the ring stay.
+    ///
+    /// # Errors
+    /// The kernel's, for a malformed program.
+    pub fn attach_filter(&self, program: &[BpfInsn]) -> io::Result<()> {
+        filter::attach(self.socket.as_fd(), program)
+    }
+
+    /// What the kernel has to report, once: that the interface went down (`ENETDOWN`; it goes on
+    /// when the interface is up again). Ask when poll says `POLLERR`, which this clears.
+    pub fn take_error(&self) -> Option<io::Error> {
+        let code: c_int =
+            os::getsockopt(self.socket.as_fd(), libc::SOL_SOCKET, libc::SO_ERROR).ok()?;
+        (code != 0).then(|| io::Error::from_raw_os_error(code))
+    }
+
+    /// Packets that the ring holds.
+    pub fn slots(&self) -> usize {
+        self.map.slots()
+    }
+}
+
+impl AsFd for Ring {
+    /// Readable when a packet waits.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Tells the kernel the geometry and maps the memory.
+fn set_up(socket: BorrowedFd<'_>, config: RingConfig) -> io::Result<Map> {
+    let version = libc::tpacket_versions::TPACKET_V2 as c_int;
+    os::setsockopt(socket, libc::SOL_PACKET, libc::PACKET_VERSION, &version)?;
+    // Slots and blocks are powers of two, so slots follow each other without gaps across blocks.
+    let slot_bytes = config.slot_bytes();
+    let blocks = config.bytes / BLOCK;
+    let slots = blocks * (BLOCK / slot_bytes);
+    let request = libc::tpacket_req {
+        tp_block_size: BLOCK as c_uint,
+        tp_block_nr: blocks as c_uint,
+        tp_frame_size: slot_bytes as c_uint,
+        tp_frame_nr: slots as c_uint,
+    };
+    os::setsockopt(socket, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
+    Map::new(socket, slot_bytes, slots)
+}
+
+fn bind(socket: BorrowedFd<'_>, index: c_uint) -> io::Result<()> {
+    // SAFETY: all zeros is a `sockaddr_ll`.
+    let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+    address.sll_ifindex = index as c_int;
+    let length = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: the kernel reads `length` bytes of `address`, which lives through the call.
+    os::check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) })
+}
+
+fn interface_index(name: &str) -> io::Result<c_uint> {
+    let name = CString::new(name)?;
+    // SAFETY: a NUL-terminated string that lives through the call.
+    match unsafe { libc::if_nametoindex(name.as_ptr()) } {
+        0 => Err(io::Error::last_os_error()),
+        index => Ok(index),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_fit_their_packets() {
+        assert_eq!(RingConfig { max_packet: 1500, bytes: 0 }.slot_bytes(), 2048);
+        assert_eq!(RingConfig { max_packet: 9000, bytes: 0 }.slot_bytes(), 16 << 10);
+        assert_eq!(RingConfig { max_packet: 65535, bytes: 0 }.slot_bytes(), BLOCK);
+    }
+
+    #[test]
+    fn bad_sizes_are_named() {
+        let open = |max_packet, bytes| Ring::open("lo", RingConfig { max_packet, bytes });
+        assert!(matches!(open(20, 1 << 20), Err(RingError::MaxPacket(20))));
+        assert!(matches!(open(1500, 4096), Err(RingError::Bytes(4096))));
+    }
+}

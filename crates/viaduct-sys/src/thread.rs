@@ -1,0 +1,118 @@
+//! When and where the calling thread runs.
+//!
+//! Each call changes the thread that makes it and says whether the kernel agreed: without
+//! privileges, some of it is refused, and the program runs on, just less punctually.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem;
+use std::time::Duration;
+
+use crate::os::check;
+
+/// Sets the thread's nice value: -20 (most favoured) to 19.
+///
+/// # Errors
+/// `EACCES` for a lower value than now, without `CAP_SYS_NICE`.
+pub fn set_nice(nice: i32) -> io::Result<()> {
+    // On Linux 0 means the calling thread, not its process.
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) })
+}
+
+/// Puts the thread under `SCHED_FIFO` with `priority` (1 to 99): it runs before all ordinary
+/// threads until it waits. True if it worked; it needs `CAP_SYS_NICE` and, in a cgroup, a
+/// real-time budget. Threads and programs that it starts later are ordinary again.
+pub fn set_fifo(priority: i32) -> bool {
+    let parameters = libc::sched_param { sched_priority: priority };
+    let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
+    // SAFETY: the kernel reads one `sched_param`, which lives through the call.
+    unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) == 0 }
+}
+
+/// Keeps the thread on one core.
+///
+/// # Errors
+/// `EINVAL` if there is no such core or it is not allowed to this process.
+pub fn pin(core: usize) -> io::Result<()> {
+    // SAFETY: all zeros is the empty `cpu_set_t`.
+    let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
+    if core >= 8 * size_of_val(&set) {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    // SAFETY: `core` is within the set, checked above; the kernel reads the set's size.
+    unsafe {
+        libc::CPU_SET(core, &mut set);
+        check(libc::sched_setaffinity(0, size_of_val(&set), &raw const set))
+    }
+}
+
+/// Cores that the calling thread may run on, ascending.
+pub fn cores() -> Vec<usize> {
+    // SAFETY: all zeros is the empty `cpu_set_t`.
+    let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
+    // SAFETY: the kernel writes at most the set's size. It cannot fail for the calling thread,
+    // unless the machine has more cores than the set has bits; the set is then empty.
+    unsafe { libc::sched_getaffinity(0, size_of_val(&set), &raw mut set) };
+    // SAFETY: each index is within the set.
+    (0..8 * size_of_val(&set)).filter(|&core| unsafe { libc::CPU_ISSET(core, &set) }).collect()
+}
+
+/// How late the kernel may wake the thread to join timers: 50 microseconds unless set; at least
+/// 1 ns. Real-time threads have none anyway.
+///
+/// # Errors
+/// None are known on Linux.
+pub fn set_timer_slack(slack: Duration) -> io::Result<()> {
+    let nanos = libc::c_ulong::try_from(slack.as_nanos()).unwrap_or(libc::c_ulong::MAX).max(1);
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, nanos, 0, 0, 0) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own_status(key: &str) -> String {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let line = status.lines().find(|line| line.starts_with(key)).unwrap();
+        line[key.len()..].trim().to_owned()
+    }
+
+    #[test]
+    fn the_thread_stays_on_its_core_and_others_do_not() {
+        let before = cores();
+        let core = *before.last().unwrap();
+        let pinned = std::thread::spawn(move || {
+            pin(core).unwrap();
+            (cores(), own_status("Cpus_allowed_list:"))
+        });
+        assert_eq!(pinned.join().unwrap(), (vec![core], core.to_string()));
+        assert_eq!(cores(), before);
+        assert!(pin(100_000).is_err());
+    }
+
+    #[test]
+    fn slack_and_nice_take_effect() {
+        let thread = std::thread::spawn(|| {
+            set_timer_slack(Duration::from_nanos(1)).unwrap();
+            set_nice(5).unwrap();
+            // SAFETY: takes no pointers.
+            let slack = unsafe { libc::prctl(libc::PR_GET_TIMERSLACK, 0, 0, 0, 0) };
+            // SAFETY: takes no pointers.
+            (slack, unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) })
+        });
+        assert_eq!(thread.join().unwrap(), (1, 5));
+    }
+
+    #[test]
+    fn fifo_says_the_truth() {
+        let thread = std::thread::spawn(|| {
+            let worked = set_fifo(1);
+            // SAFETY: takes no pointers.
+            (worked, unsafe { libc::sched_getscheduler(0) } & !libc::SCHED_RESET_ON_FORK)
+        });
+        let (worked, policy) = thread.join().unwrap();
+        assert_eq!(worked, policy == libc::SCHED_FIFO);
+    }
+}

@@ -1,0 +1,113 @@
+//! Two namespaces joined by a veth pair, gone when the test is:
+//!
+//! ```text
+//!    left                          right
+//!    10.9.0.1/24  va ======== vb   10.9.0.2/24
+//!    fd09::1/64                    fd09::2/64
+//! ```
+#![allow(unsafe_code, dead_code, reason = "each test program uses a part of it")]
+
+use std::process::Command;
+use std::sync::mpsc;
+use std::thread;
+
+/// Whether the test may make namespaces; says so if not.
+pub(crate) fn is_root() -> bool {
+    // SAFETY: takes nothing, cannot fail.
+    let root = unsafe { libc::geteuid() } == 0;
+    if !root {
+        eprintln!("skipped: making network namespaces needs root");
+    }
+    root
+}
+
+/// Moves the calling thread into a new network namespace with `lo` up.
+pub(crate) fn enter_new_namespace() {
+    // SAFETY: changes the calling thread's namespace only.
+    assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "unshare(CLONE_NEWNET)");
+    sh("ip link set lo up");
+}
+
+/// Runs a shell line in the calling thread's namespace; its output, or a panic that shows all.
+pub(crate) fn sh(line: &str) -> String {
+    let out = Command::new("sh").args(["-ec", line]).output().expect("sh runs");
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(out.status.success(), "{line}\n{text}{}", String::from_utf8_lossy(&out.stderr));
+    text
+}
+
+/// Runs `body` in a thread with a fresh namespace, so that the test's own thread keeps its own.
+pub(crate) fn in_namespace<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
+    let thread = thread::spawn(|| {
+        enter_new_namespace();
+        body()
+    });
+    match thread.join() {
+        Ok(value) => value,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+/// A thread that stands in a namespace of its own and runs what it is sent.
+pub(crate) struct Host {
+    jobs: Option<mpsc::Sender<Box<dyn FnOnce() + Send>>>,
+    thread: Option<thread::JoinHandle<()>>,
+    tid: i32,
+}
+
+impl Host {
+    /// A new namespace with a thread in it.
+    pub(crate) fn new() -> Host {
+        let (jobs, work) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
+        let (tell, told) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            enter_new_namespace();
+            // SAFETY: takes nothing, cannot fail.
+            tell.send(unsafe { libc::gettid() }).expect("the maker waits");
+            work.into_iter().for_each(|job| job());
+        });
+        let tid = told.recv().expect("a namespace is made");
+        Host { jobs: Some(jobs), thread: Some(thread), tid }
+    }
+
+    /// The namespace as `ip link set ... netns` takes it: the thread's id.
+    pub(crate) fn netns(&self) -> String {
+        self.tid.to_string()
+    }
+
+    /// Runs `body` in the namespace and waits for its value.
+    pub(crate) fn run<T: Send + 'static>(&self, body: impl FnOnce() -> T + Send + 'static) -> T {
+        let (tell, told) = mpsc::channel();
+        let job = Box::new(move || drop(tell.send(body())));
+        self.jobs.as_ref().expect("alive").send(job).expect("the host's thread is alive");
+        told.recv().expect("the job did not panic")
+    }
+
+    /// Runs a shell line in the namespace.
+    pub(crate) fn sh(&self, line: &str) -> String {
+        let line = line.to_owned();
+        self.run(move || sh(&line))
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        drop(self.jobs.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The pair of the drawing above.
+pub(crate) fn pair() -> (Host, Host) {
+    let (left, right) = (Host::new(), Host::new());
+    left.sh(&format!("ip link add va type veth peer name vb netns {}", right.netns()));
+    for (host, name, end) in [(&left, "va", 1), (&right, "vb", 2)] {
+        host.sh(&format!(
+            "ip addr add 10.9.0.{end}/24 dev {name}; ip addr add fd09::{end}/64 dev {name} nodad;
+             ip link set {name} up"
+        ));
+    }
+    (left, right)
+}

@@ -1,0 +1,142 @@
+//! The tap's filter in the kernel, on a real veth pair.
+
+#![allow(unsafe_code, reason = "one test puts a raw frame on the wire")]
+
+mod common;
+
+use std::net::UdpSocket;
+use std::time::Duration;
+
+use common::{Host, is_root, pair};
+use viaduct_sys::filter::TapFilter;
+use viaduct_sys::ring::{Direction, Ring, RingConfig};
+
+fn filter() -> TapFilter {
+    let prefix = |ip: &str, length| (ip.parse().expect("an address"), length);
+    TapFilter {
+        local: vec![prefix("10.9.0.0", 31), prefix("fd09::1", 128)],
+        peers: vec![prefix("10.9.0.2", 32), prefix("fd09::2", 128)],
+        listen: vec!["10.9.0.51:4500".parse().expect("an address")],
+    }
+}
+
+fn tap(host: &Host) -> Ring {
+    host.run(|| {
+        let program = filter().build().expect("program");
+        let config = RingConfig { max_packet: 1500, bytes: 1 << 20 };
+        Ring::open_filtered("va", config, &program).expect("ring")
+    })
+}
+
+/// A datagram from an address of `host`.
+fn send(host: &Host, from: &str, to: &str, payload: usize) {
+    let (from, to) = (format!("{from}:0"), to.to_owned());
+    host.run(move || {
+        let socket = UdpSocket::bind(from).expect("bind");
+        socket.send_to(&vec![1; payload], to).expect("send");
+    });
+}
+
+/// Direction, protocol and length of what the tap has seen, but for neighbour discovery, which
+/// is ICMPv6 between the two sites' addresses as well.
+fn seen(ring: &mut Ring) -> Vec<(Direction, u8, usize)> {
+    std::thread::sleep(Duration::from_millis(50));
+    let mut seen = Vec::new();
+    while let Some(frame) = ring.next() {
+        let protocol = if frame.protocol() == 0x0800 { frame[9] } else { frame[6] };
+        if protocol != 58 {
+            seen.push((frame.direction(), protocol, frame.len()));
+        }
+    }
+    seen
+}
+
+#[test]
+fn only_what_is_between_the_sites_or_for_us_is_seen() {
+    if !is_root() {
+        return;
+    }
+    use Direction::{Incoming, Outgoing};
+    let (left, right) = pair();
+    left.sh("ip addr add 10.9.0.51/24 dev va");
+    right.sh("ip addr add 10.9.0.52/24 dev vb");
+    let mut ring = tap(&left);
+    let _keep: Vec<_> = ["10.9.0.1:9", "10.9.0.51:4500", "10.9.0.51:9", "[fd09::1]:9"]
+        .map(|at| left.run(move || UdpSocket::bind(at).expect("bind")))
+        .into();
+    let _sink: Vec<_> = ["10.9.0.2:9", "10.9.0.52:9", "[fd09::2]:9"]
+        .map(|at| right.run(move || UdpSocket::bind(at).expect("bind")))
+        .into();
+
+    send(&left, "10.9.0.1", "10.9.0.2:9", 72);
+    assert_eq!(seen(&mut ring), [(Outgoing, 17, 100)]);
+    send(&right, "10.9.0.2", "10.9.0.1:9", 72);
+    assert_eq!(seen(&mut ring), [(Incoming, 17, 100)]);
+    send(&left, "[fd09::1]", "[fd09::2]:9", 52);
+    assert_eq!(seen(&mut ring), [(Outgoing, 17, 100)]);
+    send(&left, "10.9.0.1", "10.9.0.52:9", 72);
+    send(&left, "10.9.0.51", "10.9.0.2:9", 72);
+    send(&right, "10.9.0.52", "10.9.0.1:9", 72);
+    assert_eq!(seen(&mut ring), [], "one of the addresses is of neither site");
+    send(&right, "10.9.0.52", "10.9.0.51:9", 72);
+    assert_eq!(seen(&mut ring), [], "not our port");
+    send(&right, "10.9.0.52", "10.9.0.51:4500", 72);
+    assert_eq!(seen(&mut ring), [(Incoming, 17, 100)], "a peer's datagram to us");
+    send(&left, "10.9.0.1", "10.9.0.2:9", 3000);
+    assert_eq!(seen(&mut ring), [(Outgoing, 17, 1500), (Outgoing, 17, 1500), (Outgoing, 17, 68)]);
+}
+
+#[test]
+fn packets_of_a_vlan_are_not_those_of_its_interface() {
+    if !is_root() {
+        return;
+    }
+    let (left, right) = pair();
+    let mut ring = tap(&left);
+    let mac = [2, 0, 0, 0, 0, 7];
+    left.sh("ip link set va address 02:00:00:00:00:07");
+    let packet = [
+        &[0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 9, 0, 2, 10, 9, 0, 1][..],
+        &[0, 9, 0, 9, 0, 8, 0, 0],
+    ]
+    .concat();
+    let plain = [&mac[..], &mac, &[0x08, 0x00], &packet].concat();
+    let tagged = [&mac[..], &mac, &[0x81, 0x00, 0, 7, 0x08, 0x00], &packet].concat();
+    right.run(move || send_raw("vb", &tagged));
+    assert_eq!(seen(&mut ring), []);
+    right.run(move || send_raw("vb", &plain));
+    assert_eq!(seen(&mut ring)[0], (Direction::Incoming, 17, 28), "without a tag it is seen");
+}
+
+/// Puts a whole Ethernet frame on the wire.
+fn send_raw(name: &str, frame: &[u8]) {
+    let name = std::ffi::CString::new(name).expect("no NUL");
+    // SAFETY: all pointers are to live values of the lengths given; the socket is closed here.
+    let sent = unsafe {
+        let mut to: libc::sockaddr_ll = std::mem::zeroed();
+        to.sll_family = libc::AF_PACKET as u16;
+        to.sll_ifindex = libc::if_nametoindex(name.as_ptr()) as i32;
+        let socket = libc::socket(libc::AF_PACKET, libc::SOCK_RAW, 0);
+        let (to, length) = ((&raw const to).cast(), size_of_val(&to) as u32);
+        let sent = libc::sendto(socket, frame.as_ptr().cast(), frame.len(), 0, to, length);
+        libc::close(socket);
+        sent
+    };
+    assert_eq!(sent, frame.len() as isize, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn the_longest_programs_are_taken_by_the_kernel() {
+    if !is_root() {
+        return;
+    }
+    let (left, _right) = pair();
+    let mut wide = filter();
+    wide.peers.extend((0..1950_u32).map(|i| ((0x0b00_0000_u32 | i << 8).to_be_bytes().into(), 25)));
+    let program = wide.build().expect("program");
+    assert!(program.len() > 3900, "{}", program.len());
+    let mut ring = tap(&left);
+    ring.attach_filter(&program).expect("attach");
+    send(&left, "10.9.0.1", "10.9.0.2:9", 72);
+    assert_eq!(seen(&mut ring)[0], (Direction::Outgoing, 17, 100));
+}

@@ -1,0 +1,165 @@
+//! The ring on a real veth pair: order, directions, sizes, overload, a fresh look at a full ring.
+
+mod common;
+
+use std::net::UdpSocket;
+use std::time::{Duration, Instant};
+
+use common::{is_root, pair};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use viaduct_sys::ring::{Direction, Ring, RingConfig, RingError};
+
+const UDP: u8 = 17;
+
+fn config(bytes: usize) -> RingConfig {
+    RingConfig { max_packet: 1500, bytes }
+}
+
+/// Waits for packets until `seen` says that it has enough, five seconds at most.
+fn read_until(ring: &mut Ring, mut seen: impl FnMut(&viaduct_sys::ring::Frame<'_>) -> bool) {
+    let end = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < end {
+        while let Some(frame) = ring.next() {
+            if seen(&frame) {
+                return;
+            }
+        }
+        let wait = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+        poll(&mut [PollFd::new(ring, PollFlags::IN)], Some(&wait)).expect("poll");
+    }
+    panic!("the packets did not come within five seconds");
+}
+
+/// The payload's number, if the frame is one of our UDP datagrams over IPv4 to `port`.
+fn number(frame: &[u8], port: u16) -> Option<u32> {
+    let ours = frame[0] >> 4 == 4 && frame[9] == UDP && frame[22..24] == port.to_be_bytes();
+    ours.then(|| u32::from_be_bytes(frame[28..32].try_into().expect("four bytes")))
+}
+
+#[test]
+fn both_directions_in_one_ordered_stream() {
+    if !is_root() {
+        return;
+    }
+    let (left, right) = pair();
+    let mut ring = left.run(|| Ring::open("va", config(1 << 20)).expect("ring"));
+    let echo = right.run(|| UdpSocket::bind("10.9.0.2:7").expect("bind"));
+    let client = left.run(|| UdpSocket::bind("10.9.0.1:7").expect("bind"));
+    const COUNT: u32 = 3000;
+    assert!((COUNT as usize) * 2 > 4 * ring.slots(), "the ring must go round several times");
+
+    let mut frames = Vec::new();
+    for i in 0..COUNT {
+        let mut payload = [0xab; 100];
+        payload[..4].copy_from_slice(&i.to_be_bytes());
+        client.send_to(&payload, "10.9.0.2:7").expect("send");
+        let mut back = [0; 200];
+        let (length, from) = echo.recv_from(&mut back).expect("receive");
+        echo.send_to(&back[..length], from).expect("send");
+        client.recv(&mut back).expect("receive");
+        read_until(&mut ring, |frame| {
+            let Some(number) = number(frame, 7) else { return false };
+            assert_eq!((frame.len(), frame.original_len()), (128, 128));
+            assert_eq!(frame[32..], [0xab; 96]);
+            assert!(!frame.truncated());
+            assert_eq!(frame.protocol(), 0x0800);
+            frames.push((number, frame.direction()));
+            frame.direction() == Direction::Incoming
+        });
+    }
+    let expected = (0..COUNT).flat_map(|i| [(i, Direction::Outgoing), (i, Direction::Incoming)]);
+    assert!(frames.into_iter().eq(expected));
+    assert_eq!(ring.drops(), 0);
+}
+
+#[test]
+fn a_full_ring_counts_what_it_drops_and_goes_on() {
+    if !is_root() {
+        return;
+    }
+    let (left, _right) = pair();
+    let mut ring = left.run(|| Ring::open("va", config(256 << 10)).expect("ring"));
+    let socket = left.run(|| UdpSocket::bind("10.9.0.1:0").expect("bind"));
+    socket.send_to(&[0; 4], "10.9.0.2:9").expect("learns the neighbour");
+    std::thread::sleep(Duration::from_millis(100));
+    while ring.next().is_some() {}
+    let before = ring.drops();
+
+    let slots = u32::try_from(ring.slots()).expect("small");
+    for i in 0..slots + 50 {
+        socket.send_to(&i.to_be_bytes(), "10.9.0.2:9").expect("send");
+    }
+    let mut next = 0;
+    while let Some(frame) = ring.next() {
+        if let Some(number) = number(&frame, 9) {
+            assert_eq!(number, next, "the oldest are kept");
+            next += 1;
+        }
+    }
+    // Other packets (port unreachable, neighbour discovery) may take slots as well.
+    assert!(next <= slots && next > slots / 2, "{next} of {slots}");
+    assert!(ring.drops() - before >= 50, "dropped {}", ring.drops() - before);
+    assert_eq!(ring.drops(), ring.drops(), "reading the count does not change it");
+
+    socket.send_to(&77_u32.to_be_bytes(), "10.9.0.2:9").expect("send");
+    read_until(&mut ring, |frame| number(frame, 9) == Some(77));
+}
+
+#[test]
+fn long_packets_are_cut_and_say_so() {
+    if !is_root() {
+        return;
+    }
+    let (left, right) = pair();
+    left.sh("ip link set va mtu 9000");
+    right.sh("ip link set vb mtu 9000");
+    let (mut small, mut large) = left.run(|| {
+        let large = RingConfig { max_packet: 9000, bytes: 4 << 20 };
+        (Ring::open("va", config(1 << 20)).expect("ring"), Ring::open("va", large).expect("ring"))
+    });
+    left.run(|| {
+        let socket = UdpSocket::bind("[fd09::1]:0").expect("bind");
+        socket.send_to(&[0x5a; 8952], "[fd09::2]:9").expect("send");
+    });
+    let ours = |frame: &[u8]| frame[0] >> 4 == 6 && frame[6] == UDP;
+    read_until(&mut small, |frame| {
+        let hit = ours(frame);
+        if hit {
+            assert!(frame.truncated() && frame.len() >= 1500 && frame.original_len() == 9000);
+            assert_eq!(frame.protocol(), 0x86dd);
+        }
+        hit
+    });
+    read_until(&mut large, |frame| {
+        let hit = ours(frame);
+        if hit {
+            assert!(!frame.truncated() && frame.len() == 9000);
+            assert!(frame[48..].iter().all(|&byte| byte == 0x5a));
+        }
+        hit
+    });
+}
+
+#[test]
+fn unknown_interfaces_and_links_that_fall_are_reported() {
+    if !is_root() {
+        return;
+    }
+    let (left, _right) = pair();
+    let (unknown, ring) =
+        left.run(|| (Ring::open("nope0", config(1 << 20)), Ring::open("va", config(1 << 20))));
+    let unknown = unknown.expect_err("there is none");
+    assert!(matches!(&unknown, RingError::Interface { name, .. } if name == "nope0"));
+    let mut ring = ring.expect("ring");
+    left.sh("ip link set va down");
+    let down = ring.take_error().expect("the link fell");
+    assert_eq!(down.raw_os_error(), Some(libc::ENETDOWN));
+    assert!(ring.take_error().is_none(), "said once");
+    left.sh("ip link set va up; ip addr add 10.9.1.1/24 dev va || true");
+    left.run(|| {
+        let socket = UdpSocket::bind("0.0.0.0:0").expect("bind");
+        socket.set_broadcast(true).expect("broadcast");
+        socket.send_to(&7_u32.to_be_bytes(), "10.9.0.255:9").expect("send");
+    });
+    read_until(&mut ring, |frame| number(frame, 9) == Some(7));
+}
