@@ -1,1 +1,4 @@
 //! Linux for Viaduct.
+
+pub mod realtime;
+pub mod tun;
