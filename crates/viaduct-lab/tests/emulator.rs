@@ -15,12 +15,13 @@ use std::net::UdpSocket;
 use std::process::Command;
 use std::sync::Mutex;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 use viaduct_lab::emulator::{Direction, Emulator, EmulatorConfig};
 use viaduct_proto::link::{LinkConfig, Reason};
+use viaduct_sys::realtime::set_fifo;
 use viaduct_sys::tun::Tun;
 
 /// One test at a time: they measure time.
@@ -40,7 +41,8 @@ impl World {
             .map(|(ns, own, peer)| inside(ns, || tun(own, peer)));
         let [tun_a, tun_b] = tuns;
         let config = EmulatorConfig { spin, ..EmulatorConfig::symmetric(config(link), 1) };
-        World { a, b, link: Emulator::start(tun_a, tun_b, config).unwrap() }
+        let link = Emulator::start(tun_a, tun_b, config).unwrap();
+        World { a, b, link }
     }
 
     /// Sends `packets` UDP packets of `len` bytes (with headers) from A to B, one every `gap`, or
@@ -49,41 +51,49 @@ impl World {
         let receiver = inside(&self.b, || socket("10.9.0.2:9"));
         let sender = inside(&self.a, || socket("10.9.0.1:9"));
         sender.connect("10.9.0.2:9").unwrap();
-        let origin = Instant::now();
-        thread::scope(|scope| {
-            let received = scope.spawn(|| receive(&receiver, origin, packets));
+        viaduct_sys::stamp::enable(&receiver).unwrap();
+        let send = || {
+            if !gap.is_zero() {
+                // So that a packet goes when it is stamped.
+                set_fifo(20).unwrap();
+            }
+            let began = Instant::now();
             let mut packet = vec![0u8; len - 28];
             for i in 0..packets {
-                while origin.elapsed() < gap * i {
-                    std::hint::spin_loop();
-                }
+                // While it is behind it does not sleep, and catches up.
+                thread::sleep((gap * i).saturating_sub(began.elapsed()));
                 packet[..4].copy_from_slice(&i.to_be_bytes());
-                packet[4..12].copy_from_slice(&(origin.elapsed().as_nanos() as u64).to_be_bytes());
+                packet[4..12].copy_from_slice(&nanos(SystemTime::now()).to_be_bytes());
                 sender.send(&packet).unwrap();
             }
+        };
+        thread::scope(|scope| {
+            let received = scope.spawn(|| receive(&receiver, packets));
+            scope.spawn(send);
             received.join().unwrap()
         })
     }
 }
 
-/// Takes packets until the last one, or nothing for half a second.
-fn receive(socket: &UdpSocket, origin: Instant, packets: u32) -> Vec<(u32, f64)> {
+/// Takes packets until the last one, or nothing for half a second. Delays are up to the kernel's
+/// time stamp: the receiver's own sleep does not count as the link's.
+fn receive(socket: &UdpSocket, packets: u32) -> Vec<(u32, f64)> {
     let mut arrived = Vec::new();
     let mut packet = [0u8; 2000];
-    let mut last = Instant::now();
-    socket.set_nonblocking(true).unwrap();
-    while last.elapsed() < Duration::from_millis(500) {
-        // Spinning: the receiver's own sleep must not count as the link's delay.
-        let Ok(_) = socket.recv(&mut packet) else { continue };
-        last = Instant::now();
+    socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    while let Ok((_, stamp)) = viaduct_sys::stamp::receive(socket, &mut packet) {
         let number = u32::from_be_bytes(packet[..4].try_into().unwrap());
-        let sent = Duration::from_nanos(u64::from_be_bytes(packet[4..12].try_into().unwrap()));
-        arrived.push((number, (origin.elapsed().saturating_sub(sent)).as_secs_f64()));
+        let sent = u64::from_be_bytes(packet[4..12].try_into().unwrap());
+        arrived.push((number, nanos(stamp).saturating_sub(sent) as f64 / 1e9));
         if number + 1 == packets {
             break;
         }
     }
     arrived
+}
+
+fn nanos(time: SystemTime) -> u64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos() as u64
 }
 
 #[allow(deprecated, reason = "the thread shares no files that others rely on")]

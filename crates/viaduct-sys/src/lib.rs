@@ -1,4 +1,5 @@
 //! Linux for Viaduct.
 
 pub mod realtime;
+pub mod stamp;
 pub mod tun;

@@ -57,7 +57,7 @@ pub struct EmulatorConfig {
     pub b_to_a: LinkConfig,
     /// Decides all randomness; each direction draws its own from it.
     pub seed: u64,
-    /// Never sleep: the most precise, at the price of a whole core.
+    /// Do not sleep while a packet is due soon: the most precise, at the price of up to a core.
     pub spin: bool,
     /// Bytes of packets that each direction may hold, in flight and queued; more count as dropped
     /// by the queue. Memory is taken as it is needed.

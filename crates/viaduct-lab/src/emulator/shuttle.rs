@@ -21,6 +21,16 @@ const PRIORITY: i32 = 10;
 /// While many packets pass, the thread wakes this often and not for each.
 const COALESCE: Duration = Duration::from_micros(50);
 
+/// A spinning thread wakes this long before a packet is due: longer than waking takes.
+const LEAD: Duration = Duration::from_micros(150);
+
+/// After working this long without sleep the thread takes a break, so that others of its core get
+/// the twentieth that the kernel grants them; else it would take it from us, 50 ms at once.
+const STINT: Duration = Duration::from_millis(1);
+
+/// That break.
+const BREAK: Duration = Duration::from_micros(60);
+
 /// Packets a millisecond, reads and writes together, from which on that is worth it.
 const BUSY: usize = 20;
 
@@ -36,6 +46,8 @@ pub(super) struct Shuttle {
     questions: Receiver<Question>,
     origin: std::time::Instant,
     pace: Pace,
+    /// When it last woke.
+    rested: Instant,
     spin: bool,
     realtime: bool,
 }
@@ -54,7 +66,8 @@ impl Shuttle {
         ];
         let origin = std::time::Instant::now();
         let pace = Pace::default();
-        Ok(Shuttle { tuns, lanes, wake, questions, origin, pace, spin, realtime: false })
+        let (rested, realtime) = (Instant::ZERO, false);
+        Ok(Shuttle { tuns, lanes, wake, questions, origin, pace, rested, spin, realtime })
     }
 
     /// Carries packets until nobody can ask questions any more.
@@ -65,9 +78,7 @@ impl Shuttle {
         while self.answer() {
             let turn = self.turn();
             self.pace.note(self.now(), turn.packets);
-            if !turn.more && !self.spin {
-                self.sleep();
-            }
+            self.rest(turn.more);
         }
     }
 
@@ -119,19 +130,32 @@ impl Shuttle {
         all
     }
 
-    /// Sleeps until a packet is due or one arrives. Where packets are many, a fixed short while.
-    fn sleep(&mut self) {
-        let (watched, timeout) = if self.pace.busy {
-            (1, Some(COALESCE))
-        } else {
-            let due = self.lanes.iter().filter_map(|lane| lane.link.poll_timeout()).min();
-            (3, due.map(|due| due.since(self.now())))
-        };
+    /// Sleeps until a packet is due or one arrives; where packets are many, a fixed short while.
+    fn rest(&mut self, more: bool) {
+        let now = self.now();
+        let tired = now.since(self.rested) >= STINT;
+        let due = self.lanes.iter().filter_map(|lane| lane.link.poll_timeout()).min();
+        let mut left = due.map(|due| due.since(now));
+        if self.spin {
+            left = left.map(|left| left.saturating_sub(LEAD));
+        }
+        match left {
+            _ if tired && (more || self.spin) => self.sleep(1, Some(BREAK)),
+            _ if more => return,
+            Some(Duration::ZERO) if self.spin => return,
+            _ if self.pace.busy && !self.spin => self.sleep(1, Some(COALESCE)),
+            _ => self.sleep(3, left),
+        }
+        self.rested = self.now();
+    }
+
+    /// Sleeps until `timeout` has passed, a question is asked, or, with all three `watched`, a
+    /// packet can be read. A signal ends it early, which does no harm.
+    fn sleep(&self, watched: usize, timeout: Option<Duration>) {
         let timeout = timeout.map(timespec);
         let [a, b] = &*self.tuns;
         let mut fds = [self.wake.as_fd(), a.as_fd(), b.as_fd()]
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        // A signal ends the sleep early, which does no harm.
         let woken = poll(&mut fds[..watched], timeout.as_ref()).is_ok();
         if woken && fds[0].revents().contains(PollFlags::IN) {
             let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
