@@ -19,6 +19,7 @@
 //! next arrival. The one invariant: `now` never goes backwards.
 
 pub mod fec;
+pub mod link;
 pub mod repair;
 pub mod rng;
 pub mod time;

@@ -18,8 +18,11 @@
 pub mod clock;
 pub mod filter;
 pub mod offload;
+pub mod realtime;
 pub mod ring;
+pub mod stamp;
 pub mod thread;
+pub mod tun;
 pub mod udp;
 
 mod os;
