@@ -18,6 +18,7 @@
 pub mod clock;
 pub mod filter;
 pub mod offload;
+pub mod poll;
 pub mod realtime;
 pub mod ring;
 pub mod stamp;

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use serde::{Deserialize, Serialize};
 use viaduct_proto::repair::stats::PeerStats;
 use viaduct_proto::repair::{Plane, PlaneStats};
-use viaduct_sys::udp::Sent;
+use viaduct_sys::udp::SendReport;
 
 /// Counters of the shell around the packet plane, since the gateway started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,10 +32,10 @@ pub struct Shell {
 
 impl Shell {
     /// Counts a batch.
-    pub fn sent(&mut self, sent: Sent) {
-        self.datagrams += sent.datagrams;
-        self.send_failed += sent.failed();
-        self.send_too_long += sent.too_long;
+    pub fn sent(&mut self, report: SendReport) {
+        self.datagrams += report.sent;
+        self.send_failed += report.failed();
+        self.send_too_long += report.too_long;
     }
 }
 

@@ -23,7 +23,7 @@ use viaduct_sys::clock;
 use viaduct_sys::poll::{Waker, wait};
 use viaduct_sys::ring::{Frame, Ring};
 use viaduct_sys::tun::Tun;
-use viaduct_sys::udp::UdpSender;
+use viaduct_sys::udp::UdpBatch;
 
 use super::snapshot::{Published, Shell};
 
@@ -63,7 +63,7 @@ pub struct Worker {
     /// Copies of what arrives.
     pub in_tap: Ring,
     /// Where repairs leave.
-    pub udp: UdpSender,
+    pub udp: UdpBatch,
     /// Where peers send their datagrams.
     pub listen: SocketAddr,
     /// Where recovered packets enter the kernel.
@@ -131,9 +131,11 @@ impl Worker {
     }
 
     fn write(&mut self, shell: &mut Shell) {
-        let sent = self.udp.send(self.plane.transmits());
-        shell.sent(sent);
-        self.plane.clear_transmits();
+        let datagrams: Vec<_> = self.plane.transmits().collect();
+        if !datagrams.is_empty() {
+            shell.sent(self.udp.send(&datagrams));
+            self.plane.clear_transmits();
+        }
         let inject = self.plane.injections();
         for packet in inject.iter() {
             match self.tun.write(packet) {
@@ -176,7 +178,7 @@ impl Worker {
             return;
         }
         if read >= BUSY {
-            clock::sleep(NAP);
+            std::thread::sleep(NAP);
             return;
         }
         let due = self.plane.poll_timeout().map_or(IDLE, |due| due.since(now));
@@ -185,7 +187,7 @@ impl Worker {
 }
 
 fn now() -> Instant {
-    Instant::from_nanos(clock::monotonic_nanos())
+    Instant::from_nanos(clock::now())
 }
 
 /// Whether the frame holds the packet as it crossed the wire.

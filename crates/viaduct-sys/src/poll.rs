@@ -1,0 +1,67 @@
+//! Sleeping until something happens: a readable descriptor, a deadline, or a wake-up from another
+//! thread.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fd::OwnedFd;
+
+/// Wakes a thread that sleeps in [`wait`].
+#[derive(Debug)]
+pub struct Waker(OwnedFd);
+
+impl Waker {
+    /// A new one.
+    pub fn new() -> io::Result<Waker> {
+        Ok(Waker(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+
+    /// Ends the sleep that is, or the next one.
+    pub fn wake(&self) {
+        // It can fail only if the counter is full, and then the sleeper is awake already.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    fn clear(&self) {
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
+}
+
+/// Sleeps until one of `readable` is, `waker` is woken, or `at_most` has passed.
+pub fn wait(readable: &[&dyn AsFd], waker: &Waker, at_most: Duration) {
+    let mut fds: Vec<PollFd<'_>> =
+        readable.iter().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)).collect();
+    fds.push(PollFd::new(&waker.0, PollFlags::IN));
+    let timeout = Timespec {
+        tv_sec: i64::try_from(at_most.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: at_most.subsec_nanos().into(),
+    };
+    // An interrupted sleep is a short one: callers look at everything again anyway.
+    let _ = poll(&mut fds, Some(&timeout));
+    if fds.last().is_some_and(|fd| fd.revents().contains(PollFlags::IN)) {
+        waker.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    #[test]
+    fn a_wake_up_ends_the_sleep_and_is_used_up_by_it() {
+        let waker = Arc::new(Waker::new().unwrap());
+        let other = waker.clone();
+        let thread = std::thread::spawn(move || other.wake());
+        let start = Instant::now();
+        wait(&[], &waker, Duration::from_secs(20));
+        assert!(start.elapsed() < Duration::from_secs(10));
+        thread.join().unwrap();
+        let start = Instant::now();
+        wait(&[], &waker, Duration::from_millis(20));
+        assert!(start.elapsed() >= Duration::from_millis(20));
+    }
+}
