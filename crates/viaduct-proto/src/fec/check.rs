@@ -83,3 +83,11 @@ pub enum Warning {
         gap: u32,
     },
 }
+
+impl Warning {
+    /// The warning that sending every packet twice would be cheaper, if it would.
+    pub(super) fn if_dearer(repairs: u32, packets: u32) -> Vec<Self> {
+        let dearer = repairs > packets;
+        dearer.then_some(Warning::MoreRepairsThanPackets { repairs, packets }).into_iter().collect()
+    }
+}

@@ -18,15 +18,23 @@
 //! next number. A decoder needs no parameters but its memory bound, since every repair says what
 //! it covers.
 
+pub mod analysis;
+mod any;
 mod check;
+mod coefficient;
 pub mod kernel;
 pub mod layered;
+pub mod linear;
 pub mod peeling;
+pub mod reed_solomon;
 mod sum;
 #[cfg(test)]
 mod testing;
+pub mod window;
 
+pub use any::{AnyDecoder, Code};
 pub use check::{Error, Warning};
+pub use coefficient::coefficient;
 
 /// Number of a source packet in the order of its encoder; the first is 1.
 pub type Seq = u64;
@@ -183,6 +191,11 @@ impl Recovered {
     /// The packets, in order of recovery.
     pub fn iter(&self) -> impl Iterator<Item = (Seq, &[u8])> {
         self.packets.iter().map(|&(seq, from, to)| (seq, &self.bytes[from..to]))
+    }
+
+    /// The packet that was recovered as number `index`, from 0.
+    pub fn nth(&self, index: usize) -> Option<(Seq, &[u8])> {
+        self.packets.get(index).map(|&(seq, from, to)| (seq, &self.bytes[from..to]))
     }
 
     /// How many there are.

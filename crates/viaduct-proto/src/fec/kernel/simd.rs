@@ -205,27 +205,26 @@ unsafe fn column<V: Vector, const N: usize, const M: usize, const ONES: usize>(
     // SAFETY: as the caller vouches.
     unsafe {
         let mut sums = [V::splat(0); N];
-        for d in 0..N {
-            sums[d] = V::load(shape.dsts[d].add(at));
+        for (sum, dst) in sums.iter_mut().zip(shape.dsts) {
+            *sum = V::load(dst.add(at));
         }
-        for s in 0..M {
-            let mut bytes = V::load(shape.srcs[s].add(at));
+        for (src, tables) in shape.srcs.iter().zip(tables) {
+            let mut bytes = V::load(src.add(at));
             if let Some(mask) = mask {
                 bytes = bytes.and(mask);
             }
             let low = bytes.and(V::splat(15));
             let high = bytes.shift_right_4().and(V::splat(15));
-            for d in 0..N {
-                sums[d] = if d < ONES {
-                    sums[d].xor(bytes)
+            for (d, (sum, (of_low, of_high))) in sums.iter_mut().zip(tables).enumerate() {
+                *sum = sum.xor(if d < ONES {
+                    bytes
                 } else {
-                    let (of_low, of_high) = tables[s][d];
-                    sums[d].xor(of_low.look_up(low).xor(of_high.look_up(high)))
-                };
+                    of_low.look_up(low).xor(of_high.look_up(high))
+                });
             }
         }
-        for d in 0..N {
-            sums[d].store(shape.dsts[d].add(at));
+        for (sum, dst) in sums.iter().zip(shape.dsts) {
+            sum.store(dst.add(at));
         }
     }
 }

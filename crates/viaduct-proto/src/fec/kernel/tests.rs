@@ -87,7 +87,7 @@ proptest! {
         twin(&mut expected, &many, &ones);
         prop_assert_eq!(found, expected);
 
-        let (mut found, mut expected) = (one.clone(), one.clone());
+        let (mut found, mut expected) = (one.clone(), one);
         mul_add(&mut found[0], &many[0], coefficient);
         xor(&mut found[0], &many[0]);
         twin(&mut expected, &many[..1], &[coefficient ^ 1]);

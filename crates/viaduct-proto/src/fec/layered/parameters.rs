@@ -58,7 +58,7 @@ impl Parameters {
     fn warnings(&self) -> Vec<Warning> {
         let (mut sorted, r) = (self.interleaves.clone(), self.r);
         sorted.sort_unstable();
-        let mut warnings = Vec::new();
+        let mut warnings = Warning::if_dearer(sorted.len() as u32, u32::from(r));
         for (n, &larger) in sorted.iter().enumerate() {
             let smallest = sorted[0];
             if n > 0 && larger <= u16::from(r) {
@@ -107,8 +107,10 @@ mod tests {
     fn the_papers_own_interleaves_are_warned_of_never_refused() {
         let warnings = Parameters::new(8, &[1, 20, 40]).check().unwrap();
         let meet = Warning::Meet { smaller: 20, larger: 40, lcm: 40, reach: 160 };
-        assert_eq!(warnings, [meet.clone()]);
-        assert!(meet.to_string().contains("meet every 40 packets, not more than r * 20 = 160"));
+        assert_eq!(warnings, [meet]);
+        assert!(
+            warnings[0].to_string().contains("meet every 40 packets, not more than r * 20 = 160")
+        );
         assert_eq!(Parameters::new(8, &[1, 19, 41]).check().unwrap(), []);
         assert_eq!(Parameters::new(8, &[1, 11, 19]).check().unwrap(), []);
     }

@@ -1,0 +1,179 @@
+//! One decoder for every code whose repairs are equations over GF(2^8): Reed-Solomon blocks and
+//! sliding windows alike (it takes plain exclusive ors as well).
+//!
+//! ```text
+//!   repair ─▶ take out what is known ─▶ 5a + 7b = …  ─▶ eliminate ─▶  1a          = …  recovered
+//!                                       2a + 9b = …                        1b     = …  recovered
+//!                                       3b + 4d = …                             d = …  recovered
+//! ```
+//!
+//! The equations are kept in reduced form: each has a *pivot*, an unknown packet that no other
+//! equation contains. In that form a packet is determined exactly if it is the only one in its
+//! equation, so whatever can be solved comes out at once, of the smallest solvable part too.
+
+mod equation;
+
+use std::collections::BTreeMap;
+
+use super::coefficient::row_covers;
+use super::sum::plausible;
+use super::{Decoder, Recovered, Repair, Seq, Sources, Verdict};
+use equation::Equation;
+
+/// Decoder for repairs of any row.
+#[derive(Debug)]
+pub struct Linear {
+    /// By pivot.
+    equations: BTreeMap<Seq, Equation>,
+    memory: usize,
+    bound: usize,
+    evicted: u64,
+    /// No equation's highest number is below this.
+    oldest: Seq,
+}
+
+impl Linear {
+    /// A decoder that holds at most `bound` bytes of equations. When more come, the oldest ones
+    /// are given up.
+    pub fn new(bound: usize) -> Self {
+        Linear { equations: BTreeMap::new(), memory: 0, bound, evicted: 0, oldest: Seq::MAX }
+    }
+
+    /// How many equations were given up for lack of memory.
+    pub fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    /// Adds an equation in unknown packets only, and moves all that is solved to `recovered`.
+    fn insert(&mut self, mut new: Equation, recovered: &mut Recovered) -> Verdict {
+        for (seq, _) in new.terms().to_vec() {
+            if let Some(known) = self.equations.get(&seq) {
+                new.eliminate(seq, known);
+            }
+        }
+        let Some(pivot) = new.first() else { return Verdict::Useless };
+        if new.cost() > self.bound {
+            return Verdict::Refused;
+        }
+        let mut solved = Vec::new();
+        for (&seq, equation) in &mut self.equations {
+            if equation.coefficient(pivot).is_some() {
+                self.memory -= equation.cost();
+                equation.eliminate(pivot, &new);
+                self.memory += equation.cost();
+                self.oldest = self.oldest.min(equation.last());
+                if equation.is_solved() {
+                    solved.push(seq);
+                }
+            }
+        }
+        if new.is_solved() {
+            solved.push(pivot);
+        }
+        self.store(pivot, new);
+        let verdict = self.take(&solved, recovered);
+        self.evict();
+        verdict
+    }
+
+    fn store(&mut self, pivot: Seq, equation: Equation) {
+        self.memory += equation.cost();
+        self.oldest = self.oldest.min(equation.last());
+        self.equations.insert(pivot, equation);
+    }
+
+    fn remove(&mut self, pivot: Seq) -> Option<Equation> {
+        let equation = self.equations.remove(&pivot)?;
+        self.memory -= equation.cost();
+        Some(equation)
+    }
+
+    /// Takes out the equations of these pivots, each of which has one packet left: that packet.
+    fn take(&mut self, solved: &[Seq], recovered: &mut Recovered) -> Verdict {
+        let mut verdict = Verdict::Stored;
+        for &pivot in solved {
+            let Some(equation) = self.remove(pivot) else { continue };
+            let made = recovered.get(pivot).is_none() && equation.emit(recovered);
+            // A lone packet whose length cannot be true comes from a forged or garbled repair.
+            verdict = match (made, verdict) {
+                (true, _) | (_, Verdict::Used) => Verdict::Used,
+                (false, _) => Verdict::Refused,
+            };
+        }
+        verdict
+    }
+
+    /// Gives up the oldest equations until the rest fits. Without one of them, the others are
+    /// still in reduced form.
+    fn evict(&mut self) {
+        while self.memory > self.bound {
+            let oldest = self.equations.iter().min_by_key(|(_, equation)| equation.last());
+            let Some((&pivot, _)) = oldest else { break };
+            self.remove(pivot);
+            self.evicted += 1;
+        }
+    }
+}
+
+impl Decoder for Linear {
+    fn repair(
+        &mut self,
+        repair: Repair<'_>,
+        sources: &dyn Sources,
+        recovered: &mut Recovered,
+    ) -> Verdict {
+        if !plausible(&repair) || !row_covers(repair.row, repair.cover.count) {
+            return Verdict::Refused;
+        }
+        match Equation::of(&repair, sources) {
+            None => Verdict::Refused,
+            Some(equation) if equation.terms().is_empty() => Verdict::Useless,
+            Some(equation) => self.insert(equation, recovered),
+        }
+    }
+
+    fn known(&mut self, seq: Seq, sources: &dyn Sources, recovered: &mut Recovered) {
+        let Some(packet) = sources.get(seq) else { return };
+        if let Some(mut equation) = self.remove(seq) {
+            // Its pivot is gone: without it, it is a new equation.
+            if equation.substitute(seq, packet) && equation.first().is_some() {
+                self.insert(equation, recovered);
+            }
+            return;
+        }
+        let with = self.equations.iter().filter(|(_, e)| e.coefficient(seq).is_some());
+        let with: Vec<_> = with.map(|(&pivot, _)| pivot).collect();
+        for pivot in with {
+            let Some(mut equation) = self.remove(pivot) else { continue };
+            if equation.substitute(seq, packet) {
+                let solved = equation.is_solved();
+                self.store(pivot, equation);
+                if solved {
+                    self.take(&[pivot], recovered);
+                }
+            }
+        }
+    }
+
+    fn forget_below(&mut self, seq: Seq) {
+        if self.oldest >= seq {
+            return;
+        }
+        let memory = &mut self.memory;
+        self.equations.retain(|_, equation| {
+            let keep = equation.last() >= seq;
+            if !keep {
+                *memory -= equation.cost();
+            }
+            keep
+        });
+        self.oldest = self.equations.values().map(Equation::last).min().unwrap_or(Seq::MAX);
+    }
+
+    fn memory(&self) -> usize {
+        self.memory
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,187 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::fec::coefficient::coefficient;
+use crate::fec::sum::Sum;
+use crate::fec::testing::{Owned, Receiver};
+use crate::fec::{Cover, Row};
+use crate::rng::Rng;
+
+/// A repair of `row` over packets, of which `sent[0]` is packet 1.
+fn repair(row: Row, cover: Cover, sent: &[Vec<u8>]) -> Owned {
+    let mut sum = Sum::default();
+    for (position, seq) in cover.seqs().enumerate() {
+        sum.add_packet(&sent[seq as usize - 1], coefficient(row, position));
+    }
+    Owned { cover, row, len_code: sum.len_code, body: sum.bytes }
+}
+
+fn window(seed: u16, first: Seq, count: u8) -> (Row, Cover) {
+    (Row::Window { seed }, Cover { first, stride: 1, count })
+}
+
+fn packets(count: usize) -> Vec<Vec<u8>> {
+    (0..count).map(|n| vec![n as u8; n % 7 + 1]).collect()
+}
+
+#[test]
+fn the_solvable_part_comes_out_while_the_rest_waits() {
+    let sent = packets(6);
+    let mut receiver = Receiver::new(Linear::new(100_000));
+    let mut take = |seed, first, count| {
+        let (row, cover) = window(seed, first, count);
+        let verdict = receiver.repair(&repair(row, cover, &sent));
+        (verdict, receiver.recovered.clone())
+    };
+    assert_eq!(take(1, 1, 5), (Verdict::Stored, vec![]));
+    assert_eq!(take(2, 2, 2), (Verdict::Stored, vec![]));
+    assert_eq!(take(3, 2, 2), (Verdict::Used, vec![2, 3]), "1, 4 and 5 still wait");
+    assert_eq!(take(4, 4, 1), (Verdict::Used, vec![2, 3, 4]));
+    assert_eq!(take(5, 5, 1), (Verdict::Used, vec![2, 3, 4, 1, 5]));
+    receiver.check(&sent);
+    assert_eq!(receiver.decoder.memory(), 0);
+}
+
+#[test]
+fn a_repeated_repair_is_useless() {
+    let sent = packets(4);
+    let mut receiver = Receiver::new(Linear::new(100_000));
+    let (row, cover) = window(1, 1, 4);
+    let repair = repair(row, cover, &sent);
+    assert_eq!(receiver.repair(&repair), Verdict::Stored);
+    assert_eq!(receiver.repair(&repair), Verdict::Useless);
+}
+
+#[test]
+fn late_packets_are_put_in() {
+    let sent = packets(4);
+    for late in 1..=3 {
+        let mut receiver = Receiver::new(Linear::new(100_000));
+        for seed in [1, 2] {
+            let (row, cover) = window(seed, 1, 3);
+            assert_eq!(receiver.repair(&repair(row, cover, &sent)), Verdict::Stored);
+        }
+        receiver.packet(late, &sent[late as usize - 1]);
+        assert_eq!(receiver.recovered.len(), 2, "packet {late} came late");
+        receiver.check(&sent);
+        assert_eq!(receiver.decoder.memory(), 0);
+    }
+}
+
+#[test]
+fn memory_is_bounded() {
+    let sent: Vec<_> = (0..2000).map(|n| vec![n as u8; 1000]).collect();
+    let mut receiver = Receiver::new(Linear::new(20_000));
+    for first in (1..1990).step_by(2) {
+        let (row, cover) = window(first as u16, first, 2);
+        receiver.repair(&repair(row, cover, &sent));
+        assert!(receiver.decoder.memory() <= 20_000);
+    }
+    assert!(receiver.decoder.evicted() > 900);
+    receiver.packet(1, &sent[0]);
+    receiver.packet(1989, &sent[1988]);
+    assert_eq!(receiver.recovered, [1990], "the newest is there, the oldest is not");
+}
+
+#[test]
+fn the_past_is_forgotten() {
+    let sent = packets(20);
+    let mut receiver = Receiver::new(Linear::new(100_000));
+    for first in [1, 9] {
+        let (row, cover) = window(1, first, 2);
+        receiver.repair(&repair(row, cover, &sent));
+    }
+    receiver.decoder.forget_below(10);
+    receiver.packet(1, &sent[0]);
+    receiver.packet(9, &sent[8]);
+    assert_eq!(receiver.recovered, [10]);
+}
+
+#[test]
+fn impossible_repairs_are_refused() {
+    let sent = packets(4);
+    let (row, cover) = window(1, 1, 2);
+    let fine = repair(row, cover, &sent);
+    let with = |change: fn(&mut Owned)| {
+        let mut repair = fine.clone();
+        change(&mut repair);
+        Receiver::new(Linear::new(10_000)).repair(&repair)
+    };
+    assert_eq!(with(|_| ()), Verdict::Stored);
+    assert_eq!(with(|r| r.cover.count = 0), Verdict::Refused);
+    assert_eq!(with(|r| r.cover.stride = 0), Verdict::Refused);
+    assert_eq!(with(|r| r.cover.first = 0), Verdict::Refused);
+    assert_eq!(with(|r| r.cover.first = Seq::MAX), Verdict::Refused);
+    assert_eq!(with(|r| r.row = Row::ReedSolomon { row: 254 }), Verdict::Refused, "no such row");
+    assert_eq!(with(|r| r.body = vec![0; 20_000]), Verdict::Refused, "beyond the bound");
+}
+
+/// The rank of the equations in the unknown packets, and which of those are determined: by brute
+/// Gaussian elimination of everything at once.
+fn determined(mut rows: Vec<Vec<u8>>, unknown: usize) -> Vec<bool> {
+    use crate::fec::kernel::gf::{inverse, mul};
+    let mut done = 0;
+    for column in 0..unknown {
+        let Some(pivot) = (done..rows.len()).find(|&row| rows[row][column] != 0) else { continue };
+        rows.swap(done, pivot);
+        let scale = inverse(rows[done][column]);
+        rows[done].iter_mut().for_each(|x| *x = mul(*x, scale));
+        let pivot = rows[done].clone();
+        for (index, row) in rows.iter_mut().enumerate() {
+            let factor = row[column];
+            if index != done && factor != 0 {
+                row.iter_mut().zip(&pivot).for_each(|(x, y)| *x ^= mul(factor, *y));
+            }
+        }
+        done += 1;
+    }
+    let alone = |column: usize| {
+        rows.iter().any(|row| row[column] != 0 && row.iter().filter(|x| **x != 0).count() == 1)
+    };
+    (0..unknown).map(alone).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// After every event, exactly the packets are known that arrived or are determined.
+    #[test]
+    fn whatever_is_determined_is_recovered_at_once(
+        seed: u64, total in 2usize..14, events in prop::collection::vec((any::<u16>(), 0u8..4), 1..40),
+    ) {
+        let mut rng = Rng::from_seed(seed);
+        let sent = packets(total);
+        let mut receiver = Receiver::new(Linear::new(1 << 20));
+        let mut rows = Vec::new();
+        for (number, kind) in events {
+            let first = 1 + rng.below(total as u64);
+            let stride = 1 + rng.below(3) as u16;
+            let most = (total as u64 - first) / u64::from(stride) + 1;
+            let cover = Cover { first, stride, count: 1 + rng.below(most) as u8 };
+            let row = match kind {
+                0 => {
+                    if receiver.store.0.contains_key(&first) { continue }
+                    receiver.packet(first, &sent[first as usize - 1]);
+                    let mut row = vec![0; total];
+                    row[first as usize - 1] = 1;
+                    rows.push(row);
+                    None
+                }
+                1 => Some(Row::Xor { layer: 0 }),
+                2 => Some(Row::ReedSolomon { row: number as u8 % 200 }),
+                _ => Some(Row::Window { seed: number }),
+            };
+            if let Some(row) = row {
+                receiver.repair(&repair(row, cover, &sent));
+                let mut equation = vec![0; total];
+                for (position, seq) in cover.seqs().enumerate() {
+                    equation[seq as usize - 1] = coefficient(row, position);
+                }
+                rows.push(equation);
+            }
+            let known: Vec<_> = (1..=total as Seq).map(|s| receiver.store.0.contains_key(&s)).collect();
+            prop_assert_eq!(known, determined(rows.clone(), total));
+        }
+        receiver.check(&sent);
+    }
+}

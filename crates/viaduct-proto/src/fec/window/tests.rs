@@ -1,0 +1,91 @@
+use super::*;
+use crate::fec::testing::{Owned, Receiver, flush, packet, push};
+use crate::fec::{Decoder as _, linear::Linear};
+use crate::rng::Rng;
+
+fn encoder(window: u8, repairs: u8, packets: u8) -> Encoder {
+    Encoder::new(Parameters { window, repairs, packets }, 1).unwrap()
+}
+
+#[test]
+fn repairs_come_evenly_and_cover_the_window() {
+    let mut encoder = encoder(4, 2, 5);
+    let mut fired = Vec::new();
+    for seq in 1..=10 {
+        fired.extend(push(&mut encoder, &[seq]).iter().map(|r| (seq, r.seqs())));
+    }
+    let expected =
+        [(3, vec![1, 2, 3]), (5, vec![2, 3, 4, 5]), (8, vec![5, 6, 7, 8]), (10, vec![7, 8, 9, 10])];
+    assert_eq!(fired, expected);
+}
+
+#[test]
+fn a_flush_covers_the_last_packets_once() {
+    let mut encoder = encoder(4, 1, 3);
+    push(&mut encoder, &[1]);
+    let covers: Vec<_> = flush(&mut encoder).iter().map(Owned::seqs).collect();
+    assert_eq!(covers, [vec![1]]);
+    assert_eq!(flush(&mut encoder), []);
+}
+
+#[test]
+fn the_impossible_is_refused_and_gaps_are_warned_of() {
+    let check = |window, repairs, packets| Parameters { window, repairs, packets }.check();
+    assert_eq!(check(0, 1, 1), Err(Error::NoWindow));
+    assert_eq!(check(1, 0, 1), Err(Error::NoRepairs));
+    assert_eq!(check(1, 1, 0), Err(Error::NoRate));
+    assert_eq!(check(9, 1, 10), Ok(vec![Warning::WindowLeavesGaps { window: 9, gap: 10 }]));
+    assert_eq!(check(100, 1, 10), Ok(vec![]));
+}
+
+/// Loses packets `from` to `from + burst - 1` and the repairs between them. Returns when each lost
+/// packet came back, as the number of the last packet that was sent before.
+fn recovered_at(encoder: &mut Encoder, from: Seq, burst: u64) -> Vec<Seq> {
+    let mut rng = Rng::from_seed(burst);
+    let mut receiver = Receiver::new(Linear::new(10 << 20));
+    let (mut sent, mut at) = (Vec::new(), Vec::new());
+    for seq in 1..=1000 {
+        let packet = packet(&mut rng, 300);
+        let lost = (from..from + burst).contains(&seq);
+        if !lost {
+            receiver.packet(seq, &packet);
+        }
+        for repair in push(encoder, &packet) {
+            if !lost {
+                receiver.repair(&repair);
+            }
+        }
+        sent.push(packet);
+        at.resize(receiver.recovered.len(), seq);
+    }
+    receiver.check(&sent);
+    assert_eq!(receiver.decoder.memory(), 0);
+    at
+}
+
+#[test]
+fn a_single_loss_comes_back_with_the_next_repair() {
+    assert_eq!(recovered_at(&mut encoder(200, 1, 10), 501, 1), [510]);
+    assert_eq!(recovered_at(&mut encoder(200, 1, 10), 510, 1), [520], "its repair was lost too");
+}
+
+#[test]
+fn a_burst_comes_back_in_time_proportional_to_its_length() {
+    for burst in [2, 5, 10, 15, 18] {
+        let at = recovered_at(&mut encoder(255, 1, 10), 501, burst);
+        assert_eq!(at.len() as u64, burst, "all of a burst of {burst}");
+        // One repair a packet, and one more in the rare case that two say the same.
+        let last = 500 + burst + 10 * (burst + 1) + 10;
+        assert!(at.iter().all(|&seq| seq <= last), "burst of {burst}: {at:?}, later than {last}");
+    }
+}
+
+#[test]
+fn random_losses_below_the_overhead_come_back() {
+    let mut rng = Rng::from_seed(11);
+    let mut encoder = encoder(250, 1, 10);
+    let mut lose = |_| rng.chance(0.03);
+    let decoder = Linear::new(10 << 20);
+    let (lost, back) = crate::fec::testing::run(&mut encoder, decoder, 20_000, 40, &mut lose);
+    assert!(lost > 500 && lost - back <= 2, "{back} of {lost}");
+}
