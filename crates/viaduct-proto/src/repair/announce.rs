@@ -18,11 +18,25 @@ pub fn names_per_repair(code: &Code) -> usize {
     };
     match *code {
         Code::Layered(ref layered) => usize::from(layered.r),
-        Code::ReedSolomon { r, c, .. } => spread(usize::from(r), usize::from(c)),
-        Code::Window { window, packets, repairs } => {
-            let fresh = usize::from(packets).div_ceil(usize::from(repairs).max(1));
-            (fresh * COPIES).clamp(1, usize::from(window)).max(WHOLE.min(usize::from(window)))
+        Code::ReedSolomon(block) => spread(usize::from(block.r), usize::from(block.c)),
+        Code::Window(code) => {
+            let window = usize::from(code.window);
+            let fresh = usize::from(code.packets).div_ceil(usize::from(code.repairs).max(1));
+            (fresh * COPIES).clamp(1, window).max(WHOLE.min(window))
         }
+    }
+}
+
+/// How many packets back a repair of `code` may reach.
+pub(super) fn span(code: &Code) -> usize {
+    match code {
+        Code::Layered(layered) => {
+            let longest = layered.interleaves.iter().copied().max().unwrap_or(1);
+            // A delayed repair leaves one interleave later.
+            (usize::from(layered.r) + 1) * usize::from(longest)
+        }
+        Code::ReedSolomon(block) => usize::from(block.r) * usize::from(block.interleave),
+        Code::Window(code) => usize::from(code.window),
     }
 }
 
@@ -49,10 +63,11 @@ pub(super) fn positions(row: Row, cover: Cover, most: usize) -> impl ExactSizeIt
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fec::{reed_solomon, window};
 
     #[test]
     fn every_packet_of_a_block_is_named_by_three_repairs_far_apart() {
-        let code = Code::ReedSolomon { r: 190, c: 57, interleave: 1 };
+        let code = Code::ReedSolomon(reed_solomon::Parameters { r: 190, c: 57, interleave: 1 });
         let most = names_per_repair(&code);
         let cover = Cover { first: 1, stride: 1, count: 190 };
         let mut named = vec![Vec::new(); 190];
@@ -67,7 +82,7 @@ mod tests {
 
     #[test]
     fn every_packet_of_a_window_is_named_at_three_ages() {
-        let code = Code::Window { window: 240, packets: 10, repairs: 3 };
+        let code = Code::Window(window::Parameters { window: 240, packets: 10, repairs: 3 });
         let most = names_per_repair(&code);
         let mut named = vec![0; 2_000];
         for end in (300..1_999).step_by(3) {

@@ -40,7 +40,7 @@ pub use announce::names_per_repair;
 pub use handshake::Entropy;
 pub use keys::{KeyError, PublicKey, SecretKey};
 pub use outbox::Outbox;
-pub use peer::{Local, PeerConfig, overhead};
+pub use peer::{Local, PeerConfig, PeerError, overhead};
 pub use plane::{MOST_PEERS, PeersError, Plane, PlaneStats};
 pub use session::WeakKey;
 pub use sites::Sites;

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::announce::names_per_repair;
+use super::announce::{names_per_repair, span};
 use super::handshake::Entropy;
 use super::identity::IdentityKey;
 use super::keys::{PublicKey, SecretKey};
@@ -54,6 +54,17 @@ pub fn overhead(code: &Code, ipv6: bool) -> usize {
     outer + SEAL_OVERHEAD + REPAIR_HEAD + ANNOUNCEMENT * names_per_repair(code)
 }
 
+/// Why a peer cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PeerError {
+    /// Its public key is none.
+    #[error(transparent)]
+    Key(WeakKey),
+    /// Its code cannot work.
+    #[error(transparent)]
+    Code(#[from] crate::fec::Error),
+}
+
 pub(super) struct Peer {
     config: PeerConfig,
     identity: IdentityKey,
@@ -85,14 +96,15 @@ impl Peer {
         config: PeerConfig,
         slot: u16,
         now: Instant,
-    ) -> Result<Self, WeakKey> {
-        let shared = local.secret.shared(&config.key).ok_or(WeakKey)?;
+    ) -> Result<Self, PeerError> {
+        let shared = local.secret.shared(&config.key).ok_or(PeerError::Key(WeakKey))?;
         let session = Session::new(&session_config(local, &config, slot), shared.mac_key(), now);
         let identity = shared.identity_key();
         // Numbers rise from run to run, so that what a peer remembers of the last run is old.
         let first = (local.unix_nanos_at_zero.saturating_add(now.as_nanos()) / 1_000).max(1);
+        let plan = plan(&config, first)?;
         Ok(Peer {
-            sender: config.code.as_ref().map(|code| Sender::new(plan(code, &config, first))),
+            sender: plan.map(Sender::new),
             receiver: Receiver::new(identity.clone(), config.memory),
             identity,
             session,
@@ -131,39 +143,37 @@ impl Peer {
         self.receiver.cached()
     }
 
-    /// Takes over settings that need no new session; false if the peer must be built anew.
-    pub(super) fn change(&mut self, config: PeerConfig) -> bool {
-        let same = config.key == self.config.key
+    /// Whether `config` can be taken over without a new session.
+    pub(super) fn stays(&self, config: &PeerConfig) -> bool {
+        config.key == self.config.key
             && config.memory == self.config.memory
-            && config.rekey_after == self.config.rekey_after;
-        if !same {
-            return false;
+            && config.rekey_after == self.config.rekey_after
+    }
+
+    /// Takes over settings that need no new session.
+    pub(super) fn change(&mut self, config: PeerConfig) -> Result<(), PeerError> {
+        let old = &self.config;
+        let recode = config.code != old.code
+            || config.flush_after != old.flush_after
+            || config.longest != old.longest;
+        if recode {
+            self.change_code(&config)?;
         }
         if config.endpoint != self.config.endpoint {
             self.endpoint = config.endpoint;
         }
-        let old = std::mem::replace(&mut self.config, config);
-        let recode = self.config.code != old.code
-            || self.config.flush_after != old.flush_after
-            || self.config.longest != old.longest;
-        if recode {
-            self.change_code();
-        }
-        true
+        self.config = config;
+        Ok(())
     }
 
-    fn change_code(&mut self) {
-        let Some(code) = self.config.code.clone() else {
-            self.sender = None;
-            return;
-        };
+    fn change_code(&mut self, config: &PeerConfig) -> Result<(), PeerError> {
         let next = self.sender.as_ref().map(Sender::next_seq);
-        let first = next.unwrap_or_else(|| self.reported.highest + 1);
-        let plan = plan(&code, &self.config, first);
-        match self.sender_and_channel() {
-            Some((sender, mut channel)) => sender.change(plan, &mut channel),
-            None => self.sender = Some(Sender::new(plan)),
+        let plan = plan(config, next.unwrap_or(self.reported.highest + 1))?;
+        match (plan, self.sender_and_channel()) {
+            (Some(plan), Some((sender, mut channel))) => sender.change(plan, &mut channel),
+            (plan, _) => self.sender = plan.map(Sender::new),
         }
+        Ok(())
     }
 
     fn sender_and_channel(&mut self) -> Option<(&mut Sender, Channel<'_>)> {
@@ -272,12 +282,13 @@ fn session_config(local: &Local, config: &PeerConfig, slot: u16) -> SessionConfi
     }
 }
 
-fn plan(code: &Code, config: &PeerConfig, first: u64) -> Plan {
-    Plan {
-        encoder: code.build_encoder(first),
+fn plan(config: &PeerConfig, first: u64) -> Result<Option<Plan>, PeerError> {
+    let Some(code) = &config.code else { return Ok(None) };
+    Ok(Some(Plan {
+        encoder: code.build_encoder(first)?,
         names_per_repair: names_per_repair(code),
         flush_after: config.flush_after,
         longest: config.longest,
-        span: code.span(),
-    }
+        span: span(code),
+    }))
 }

@@ -3,8 +3,7 @@
 use std::net::SocketAddr;
 
 use super::outbox::Outbox;
-use super::peer::{Local, Peer, PeerConfig};
-use super::session::WeakKey;
+use super::peer::{Local, Peer, PeerConfig, PeerError};
 use super::stats::PeerStats;
 use super::wire::Datagram;
 use crate::time::Instant;
@@ -36,9 +35,9 @@ pub enum PeersError {
     /// Too many.
     #[error("{0} peers are too many; at most {MOST_PEERS} fit one gateway")]
     TooMany(usize),
-    /// A public key that is none.
+    /// One that cannot be.
     #[error("peer {0}: {1}")]
-    Key(String, WeakKey),
+    Peer(String, PeerError),
 }
 
 impl Plane {
@@ -59,13 +58,13 @@ impl Plane {
         let mut fresh = Vec::new();
         for (slot, config) in peers.iter().enumerate() {
             let peer = Peer::new(&self.local, config.clone(), slot as u16, now)
-                .map_err(|weak| PeersError::Key(config.name.clone(), weak))?;
+                .map_err(|error| PeersError::Peer(config.name.clone(), error))?;
             fresh.push(peer);
         }
-        for (slot, config) in peers.into_iter().enumerate() {
-            let stays = self.peers.get_mut(slot).is_some_and(|old| old.change(config));
-            if stays {
-                std::mem::swap(&mut self.peers[slot], &mut fresh[slot]);
+        // All of them can be. Those that stay as they are take the place of their new selves.
+        for ((old, new), config) in self.peers.iter_mut().zip(&mut fresh).zip(peers) {
+            if old.stays(&config) && old.change(config).is_ok() {
+                std::mem::swap(old, new);
             }
         }
         self.peers = fresh;

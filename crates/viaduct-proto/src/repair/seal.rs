@@ -8,7 +8,7 @@ use super::wire::{Datagram, TAG, TRANSPORT_HEAD};
 /// How many counters behind the highest one may still arrive, once each.
 ///
 /// One word less than the bitmap has: the lowest counters must not share a word with the highest.
-pub const REPLAY_WINDOW: u64 = (WORDS as u64 - 1) * 64;
+pub(super) const REPLAY_WINDOW: u64 = (WORDS as u64 - 1) * 64;
 
 const WORDS: usize = 64;
 
@@ -116,7 +116,7 @@ fn nonce(counter: u64) -> Nonce {
 }
 
 /// Bytes that sealing adds to a message.
-pub const SEAL_OVERHEAD: usize = TRANSPORT_HEAD + TAG;
+pub(super) const SEAL_OVERHEAD: usize = TRANSPORT_HEAD + TAG;
 
 #[cfg(test)]
 mod tests {

@@ -29,7 +29,7 @@ const LIMIT: u32 = 5;
 
 /// What a session is made of.
 #[derive(Clone)]
-pub struct SessionConfig {
+pub(super) struct SessionConfig {
     /// This site's key.
     pub secret: SecretKey,
     /// The peer's key.

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use super::*;
-use crate::fec::{Code, Parameters};
+use crate::fec::layered::Parameters;
+use crate::fec::{Code, reed_solomon, window};
 use crate::rng::Rng;
 use crate::time::{Duration, Instant};
 use crate::wire::ip;
@@ -197,9 +198,9 @@ fn single_losses_are_recovered_byte_for_byte() {
 fn every_code_masks_two_percent() {
     let codes = [
         layered(),
-        Code::ReedSolomon { r: 8, c: 3, interleave: 5 },
-        Code::ReedSolomon { r: 100, c: 30, interleave: 1 },
-        Code::Window { window: 100, packets: 10, repairs: 3 },
+        Code::ReedSolomon(reed_solomon::Parameters { r: 8, c: 3, interleave: 5 }),
+        Code::ReedSolomon(reed_solomon::Parameters { r: 100, c: 30, interleave: 1 }),
+        Code::Window(window::Parameters { window: 100, packets: 10, repairs: 3 }),
     ];
     for code in codes {
         let mut world = World::new(code.clone());
@@ -302,8 +303,6 @@ fn packets_outside_the_two_sites_are_never_injected() {
     let mut packet = world.packet();
     packet[12] = 172;
     ip::restore(&mut packet, ip::Hop { ttl: 9, tos: 0 });
-    packet[10..12].fill(0);
-    ip::restore(&mut packet, ip::Hop { ttl: 9, tos: 0 });
     world.send(&packet, true);
     world.run(Duration::from_millis(100), |_, _| false);
     assert!(!world.delivered.contains_key(&packet));
@@ -342,16 +341,17 @@ fn a_gateway_that_restarts_is_protected_again() {
 #[test]
 fn the_code_changes_while_it_runs() {
     let mut world = World::new(layered());
+    let handshakes = world.a_stats().session.handshakes;
     for code in [
-        Code::ReedSolomon { r: 10, c: 3, interleave: 2 },
-        Code::Window { window: 60, packets: 4, repairs: 1 },
+        Code::ReedSolomon(reed_solomon::Parameters { r: 10, c: 3, interleave: 2 }),
+        Code::Window(window::Parameters { window: 60, packets: 4, repairs: 1 }),
         layered(),
     ] {
         assert_eq!(world.stream(200, |_, i| i % 25 == 3, 0.0), 0);
         world.a.change(vec![config(1, 2, code)], world.now).unwrap();
     }
     assert_eq!(world.stream(200, |_, i| i % 25 == 3, 0.0), 0);
-    assert_eq!(world.a_stats().session.handshakes, 1, "the session stays");
+    assert_eq!(world.a_stats().session.handshakes, handshakes, "the session stays");
 }
 
 #[test]

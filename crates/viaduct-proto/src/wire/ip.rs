@@ -134,7 +134,7 @@ pub fn normalise(packet: &mut [u8]) -> Hop {
     }
 }
 
-/// Puts `hop` back into a normalised packet and makes its header checksum right.
+/// Puts `hop` into a packet and makes its header checksum right.
 ///
 /// # Panics
 /// Never on bytes that [`Header::parse`] accepted.
@@ -142,6 +142,7 @@ pub fn restore(packet: &mut [u8], hop: Hop) {
     if packet[0] >> 4 == 4 {
         packet[1] = hop.tos;
         packet[8] = hop.ttl;
+        packet[10..12].fill(0);
         let header_len = usize::from(packet[0] & 15) * 4;
         let sum = internet_checksum(&packet[..header_len]);
         packet[10..12].copy_from_slice(&sum.to_be_bytes());

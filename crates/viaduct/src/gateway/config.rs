@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use serde::Deserialize;
-use viaduct_proto::fec::Code;
+use viaduct_proto::fec::{Code, layered, reed_solomon, window};
 use viaduct_proto::repair::{MOST_PEERS, PublicKey, SecretKey};
 
 use super::units::{Bytes, Span};
@@ -309,7 +309,7 @@ impl FecTable {
         match name {
             "none" => Ok(None),
             "layered" => self.layered().map(Some),
-            "reed-solomon" => Ok(Some(Code::ReedSolomon {
+            "reed-solomon" => Ok(Some(Code::ReedSolomon(reed_solomon::Parameters {
                 r: self.r.unwrap_or(8),
                 c: self.c.unwrap_or(3),
                 interleave: match self.interleave {
@@ -319,12 +319,12 @@ impl FecTable {
                         return Err("interleave is a list; reed-solomon has one number".to_owned());
                     }
                 },
-            })),
-            "window" => Ok(Some(Code::Window {
+            }))),
+            "window" => Ok(Some(Code::Window(window::Parameters {
                 window: self.window.unwrap_or(240),
                 packets: self.r.unwrap_or(10),
                 repairs: self.c.unwrap_or(3),
-            })),
+            }))),
             other => Err(format!(
                 "code {other:?} is unknown; one of layered, reed-solomon, window, none is expected"
             )),
@@ -346,7 +346,7 @@ impl FecTable {
                 interleaves.len()
             ));
         }
-        Ok(Code::Layered(viaduct_proto::fec::Parameters {
+        Ok(Code::Layered(layered::Parameters {
             r: self.r.unwrap_or(8),
             interleaves,
             delay_xors: self.delay_xors.unwrap_or(false),
