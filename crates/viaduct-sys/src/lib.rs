@@ -17,9 +17,14 @@
 
 pub mod clock;
 pub mod filter;
+pub mod journal;
+pub mod nft;
 pub mod offload;
 pub mod ring;
+pub mod route;
+pub mod sysctl;
 pub mod thread;
+pub mod tool;
 pub mod udp;
 
 mod os;
