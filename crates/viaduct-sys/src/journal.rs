@@ -118,21 +118,24 @@ impl Changes {
     pub fn open(path: &Path) -> Result<Changes, JournalError> {
         let failed = |source| JournalError::File { action: "read", path: path.to_owned(), source };
         let owner = Owner::this_process().map_err(failed)?;
-        let journal = Journal { owner, changes: Vec::new() };
-        let mut changes = Changes { path: path.to_owned(), journal, warnings: Vec::new() };
+        let (mut changes, mut warnings) = (Vec::new(), Vec::new());
         if let Some(left) = read(path)? {
             if left.owner.is_running() {
                 return Err(JournalError::Busy { path: path.to_owned(), pid: left.owner.pid });
             }
-            if left.owner.same_world(&changes.journal.owner) {
-                changes.warnings = undo_all(left.changes).1;
+            if left.owner.same_world(&owner) {
+                (changes, warnings) = undo_all(left.changes);
             }
         }
+        // Not earlier: dropping it deletes the journal, which until here may be another's.
+        let journal = Journal { owner, changes };
+        let changes = Changes { path: path.to_owned(), journal, warnings };
         changes.save()?;
         Ok(changes)
     }
 
-    /// What an earlier owner left behind and could not be put back, for the log.
+    /// What an earlier owner left behind and could not be put back, for the log. It stays in the
+    /// journal and is tried again by [`Changes::restore`].
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
@@ -143,7 +146,7 @@ impl Changes {
     /// As [`OffloadState`]'s; nothing is left changed.
     pub fn offload_off(&mut self, interface: &str) -> Result<(), JournalError> {
         let state = OffloadState::read(interface)?;
-        self.make(Change::Offload(state))
+        self.make(&Change::Offload(state))
     }
 
     /// Lowers the MTU towards `prefix` through `dev`.
@@ -156,7 +159,7 @@ impl Changes {
         dev: &str,
         mtu: u32,
     ) -> Result<(), JournalError> {
-        self.make(Change::Route(RouteMtu::plan(prefix, dev, mtu)?))
+        self.make(&Change::Route(RouteMtu::plan(prefix, dev, mtu)?))
     }
 
     /// Clamps the MSS of forwarded SYNs.
@@ -165,7 +168,7 @@ impl Changes {
     /// As [`MssClamp::apply`]'s; nothing is left changed.
     pub fn mss_clamp(&mut self, clamp: MssClamp) -> Result<(), JournalError> {
         clamp.check()?;
-        self.make(Change::Mss(clamp))
+        self.make(&Change::Mss(clamp))
     }
 
     /// Sets a kernel setting, named as below `/proc/sys`, with slashes.
@@ -173,7 +176,7 @@ impl Changes {
     /// # Errors
     /// As [`Sysctl`]'s; nothing is left changed.
     pub fn sysctl(&mut self, name: &str, value: &str) -> Result<(), JournalError> {
-        self.make(Change::Sysctl(Sysctl::plan(name, value)?))
+        self.make(&Change::Sysctl(Sysctl::plan(name, value)?))
     }
 
     /// Puts everything back, the last change first, and deletes the journal.
@@ -184,7 +187,7 @@ impl Changes {
         self.put_back()
     }
 
-    fn make(&mut self, change: Change) -> Result<(), JournalError> {
+    fn make(&mut self, change: &Change) -> Result<(), JournalError> {
         self.journal.changes.push(change.clone());
         let made = self.save().and_then(|()| change.apply());
         if made.is_err() {

@@ -6,9 +6,10 @@
 //!            10.2.0.0/16 via 192.0.2.1 dev wan proto 118 mtu lock 1400      <- ours
 //! ```
 //!
-//! The route that the kernel would take is read and stated again for the prefix, with an MTU. If
-//! the prefix has a route of its own, that one is replaced and remembered; routes to parts of the
-//! prefix through the same interface are as well. Ours carry the protocol number 118, which no
+//! The narrowest route of the main table to all of the prefix is read and stated again for the
+//! prefix, with an MTU. If the prefix has a route of its own, that one is replaced and remembered;
+//! routes to parts of the prefix through the same interface are as well. Routes of other tables
+//! (policy routing) are not looked at. Ours carry the protocol number 118, which no
 //! routing daemon uses, so that ours are told from all others.
 //!
 //! The MTU is locked: the kernel heeds an unlocked one when it forwards IPv4, but not IPv6.
@@ -129,14 +130,9 @@ impl RouteMtu {
 
 impl Entry {
     fn undo(&self) -> Result<(), ToolError> {
-        let ours = Route { words: self.ours.clone() };
-        let mut selector = vec![ours.words[0].as_str(), "proto", PROTOCOL];
-        if let Some(table) = ours.value("table") {
-            selector.extend(["table", table]);
-        }
+        let selector = [self.ours[0].as_str(), "proto", PROTOCOL];
         let show = [&[&self.family, "route", "show", "exact"], &selector[..]].concat();
-        // A table that vanished with its routes is an error to `ip`, and nothing to undo.
-        if tool::run("ip", &show, "").is_ok_and(|found| found.trim().is_empty()) {
+        if tool::run("ip", &show, "")?.trim().is_empty() {
             return Ok(());
         }
         match &self.before {
@@ -169,43 +165,43 @@ impl Target {
         Target { prefix: (address, length), text: format!("{address}/{length}"), family }
     }
 
-    /// The route that the kernel takes for the prefix's first host.
+    /// The narrowest route to all of the prefix; of several the one of the lowest metric.
     fn route_taken(&self) -> Result<Route, RouteError> {
-        let host = first_host(self.prefix.0, self.prefix.1).to_string();
-        let args = match self.prefix.1 {
-            0 => vec![self.family, "-o", "route", "show", "exact", &self.text],
-            _ => vec![self.family, "-o", "route", "get", "fibmatch", &host],
-        };
         let unreachable = |reason: &str| RouteError::Unreachable {
             prefix: self.text.clone(),
-            reason: reason.into(),
+            reason: reason.to_owned(),
         };
-        let text = match tool::run("ip", &args, "") {
-            Err(ToolError::Failed { stderr, .. }) => return Err(unreachable(&stderr)),
-            other => other?,
-        };
-        let route = text.lines().next().map(Route::parse);
-        let route = route.ok_or_else(|| unreachable("the table has none"))?;
-        // A word before the prefix says that packets go nowhere: local, blackhole, ...
-        if route.prefix().is_none() {
-            return Err(unreachable(text.trim()));
+        let routes = self.show("match")?;
+        let length = |route: &Route| route.destination().map(|(_, length)| length);
+        let narrowest = routes.iter().filter_map(length).max();
+        let mut fit = routes.into_iter().filter(|route| length(route) == narrowest);
+        let route = fit.next().ok_or_else(|| unreachable("the main table has none"))?;
+        match route.forwards() {
+            true => Ok(route),
+            false => Err(unreachable(&route.words.join(" "))),
         }
-        Ok(route)
     }
 
-    /// Routes to parts of the prefix and to the prefix itself, of the main table.
+    /// Routes to parts of the prefix and to the prefix itself.
     fn parts(&self) -> Result<Vec<Route>, ToolError> {
         if self.prefix.1 == 0 {
             return Ok(Vec::new());
         }
-        let args = [self.family, "-o", "route", "show", "root", &self.text];
+        let mut routes = self.show("root")?;
+        routes.retain(Route::forwards);
+        Ok(routes)
+    }
+
+    /// Routes of the main table, as the kernel orders them: by metric where prefixes are equal.
+    fn show(&self, relation: &str) -> Result<Vec<Route>, ToolError> {
+        let args = [self.family, "-o", "route", "show", relation, &self.text];
         let routes = tool::run("ip", &args, "")?;
-        Ok(routes.lines().map(Route::parse).filter(|route| route.prefix().is_some()).collect())
+        Ok(routes.lines().map(|line| Route::parse(line, self.prefix.0.is_ipv6())).collect())
     }
 
     /// `route` with the MTU; to the whole prefix, if it reaches further than that.
     fn entry(&self, route: &Route, mtu: u32) -> Entry {
-        let inside = route.prefix().is_some_and(|(address, length)| {
+        let inside = route.destination().is_some_and(|(address, length)| {
             length >= self.prefix.1 && network(address, self.prefix.1) == self.prefix.0
         });
         let target = if inside { route.words[0].clone() } else { self.text.clone() };
@@ -220,19 +216,19 @@ impl Target {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Route {
     words: Vec<String>,
+    v6: bool,
 }
 
 impl Route {
-    fn parse(line: &str) -> Route {
+    fn parse(line: &str, v6: bool) -> Route {
         let words = line.split_whitespace().filter(|word| *word != "\\" && !STATES.contains(word));
         // It prints "expires 1798sec" and takes the bare number.
         let bare = |word: &str| word.strip_suffix("sec").unwrap_or(word).to_owned();
-        Route { words: words.map(bare).collect() }
+        Route { words: words.map(bare).collect(), v6 }
     }
 
     fn value(&self, key: &str) -> Option<&str> {
-        let at = self.words.iter().position(|word| word == key)?;
-        self.words.get(at + 1).map(String::as_str)
+        value(&self.words, key)
     }
 
     fn dev(&self) -> Option<&str> {
@@ -244,18 +240,26 @@ impl Route {
         self.words[at + 1..].iter().find(|word| *word != "lock")?.parse().ok()
     }
 
-    fn prefix(&self) -> Option<(IpAddr, u8)> {
-        let first = self.words.first()?;
-        if first == "default" {
-            let v6 = self.value("via").is_some_and(|via| via.contains(':'));
-            let any = if v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+    /// Whether packets go on by it. A word before its prefix says that they do not: blackhole,
+    /// unreachable, local and so on.
+    fn forwards(&self) -> bool {
+        self.words.first().is_some_and(|word| self.parse_prefix(word).is_some())
+    }
+
+    fn destination(&self) -> Option<(IpAddr, u8)> {
+        self.words.iter().take(2).find_map(|word| self.parse_prefix(word))
+    }
+
+    fn parse_prefix(&self, word: &str) -> Option<(IpAddr, u8)> {
+        let (any, most) = match self.v6 {
+            true => (IpAddr::from(Ipv6Addr::UNSPECIFIED), 128),
+            false => (IpAddr::from(Ipv4Addr::UNSPECIFIED), 32),
+        };
+        if word == "default" {
             return Some((any, 0));
         }
-        let (address, length) = match first.split_once('/') {
-            Some((address, length)) => (address, length.parse().ok()?),
-            None => (first.as_str(), if first.contains(':') { 128 } else { 32 }),
-        };
-        Some((address.parse().ok()?, length))
+        let (address, length) = word.split_once('/').map_or((word, None), |(a, n)| (a, Some(n)));
+        Some((address.parse().ok()?, length.map_or(Some(most), |n| n.parse().ok())?))
     }
 
     /// All but its prefix, origin, MTU and term.
@@ -289,11 +293,9 @@ fn network(address: IpAddr, length: u8) -> IpAddr {
     }
 }
 
-fn first_host(network: IpAddr, length: u8) -> IpAddr {
-    match network {
-        IpAddr::V4(v4) => Ipv4Addr::from_bits(v4.to_bits() | u32::from(length < 31)).into(),
-        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() | u128::from(length < 127)).into(),
-    }
+fn value<'a>(words: &'a [String], key: &str) -> Option<&'a str> {
+    let at = words.iter().position(|word| word == key)?;
+    words.get(at + 1).map(String::as_str)
 }
 
 #[cfg(test)]
@@ -302,7 +304,7 @@ mod tests {
 
     fn ours(prefix: &str, length: u8, line: &str) -> (String, bool) {
         let target = Target::new((prefix.parse().unwrap(), length));
-        let entry = target.entry(&Route::parse(line), 1400);
+        let entry = target.entry(&Route::parse(line, prefix.contains(':')), 1400);
         (entry.ours.join(" "), entry.before.is_some())
     }
 
@@ -327,7 +329,7 @@ mod tests {
         let line = "fd02::/48 via fe80::1 dev wan proto ra expires 1798sec pref medium";
         let expected = "fd02::/48 proto 118 mtu lock 1400 via fe80::1 dev wan pref medium";
         assert_eq!(ours("fd02::", 48, line), (expected.to_owned(), true));
-        assert_eq!(Route::parse(line).value("expires"), Some("1798"));
+        assert_eq!(Route::parse(line, true).value("expires"), Some("1798"));
     }
 
     #[test]
