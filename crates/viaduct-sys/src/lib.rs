@@ -17,12 +17,17 @@
 
 pub mod clock;
 pub mod filter;
+pub mod journal;
+pub mod nft;
 pub mod offload;
 pub mod poll;
 pub mod realtime;
 pub mod ring;
+pub mod route;
 pub mod stamp;
+pub mod sysctl;
 pub mod thread;
+pub mod tool;
 pub mod tun;
 pub mod udp;
 

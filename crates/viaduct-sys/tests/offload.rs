@@ -10,7 +10,7 @@ mod common;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-use common::{Host, is_root, pair};
+use common::{Host, host_behind, is_root, pair};
 use viaduct_sys::offload::{OffloadError, OffloadState};
 use viaduct_sys::ring::{Direction, Ring, RingConfig};
 
@@ -48,17 +48,6 @@ fn ethtool_sees_them_go_and_come_back() {
     let state: OffloadState =
         serde_json::from_str(&text.replace("\"va\"", "\"nope0\"")).expect("parses");
     left.run(move || state.restore().expect("an interface that is gone needs nothing"));
-}
-
-/// The host of the drawing, joined to the gateway; routes through it both ways.
-fn host_behind(gateway: &Host, server: &Host) -> Host {
-    let host = Host::new();
-    host.sh(&format!("ip link add h0 type veth peer name g0 netns {}", gateway.netns()));
-    host.sh("ip addr add 10.8.0.2/24 dev h0; ip link set h0 up; ip route add default via 10.8.0.1");
-    gateway.sh("ip addr add 10.8.0.1/24 dev g0; ip link set g0 up");
-    gateway.sh("echo 1 > /proc/sys/net/ipv4/ip_forward");
-    server.sh("ip route add 10.8.0.0/24 via 10.9.0.1");
-    host
 }
 
 /// Sends 8 MB of TCP from host to server; what the tap saw of it: packets, the longest that

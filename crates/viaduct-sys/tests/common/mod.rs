@@ -111,3 +111,27 @@ pub(crate) fn pair() -> (Host, Host) {
     }
     (left, right)
 }
+
+/// A host behind `left` of the pair, which forwards for it; routes both ways:
+///
+/// ```text
+///   host                    left                right
+///   10.8.0.2/24  h0 ==== g0 10.8.0.1/24  va ==== vb
+///   fd08::2/64              fd08::1/64
+/// ```
+pub(crate) fn host_behind(left: &Host, right: &Host) -> Host {
+    let host = Host::new();
+    host.sh(&format!("ip link add h0 type veth peer name g0 netns {}", left.netns()));
+    for (at, name, end) in [(&host, "h0", 2), (left, "g0", 1)] {
+        at.sh(&format!(
+            "ip addr add 10.8.0.{end}/24 dev {name}; ip addr add fd08::{end}/64 dev {name} nodad;
+             ip link set {name} up"
+        ));
+    }
+    left.sh(
+        "echo 1 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv6/conf/all/forwarding",
+    );
+    host.sh("ip route add default via 10.8.0.1; ip route add default via fd08::1");
+    right.sh("ip route add 10.8.0.0/24 via 10.9.0.1; ip route add fd08::/64 via fd09::1");
+    host
+}

@@ -1,0 +1,334 @@
+//! What we change on the system, written down before it is changed, so that it is put back:
+//! on exit by us, after kill -9 by the next start.
+//!
+//! ```text
+//!   offload_off, route_mtu, mss_clamp, sysctl:
+//!      read how it is --> write it to the journal (fsync, rename) --> change it
+//!   restore, drop, or the next open after a kill:
+//!      undo each, the last first --> delete the journal
+//! ```
+//!
+//! Each undoing may be repeated, so being killed in the middle of one does no harm either. The
+//! journal names its owner by process id and start time; a second owner is refused while the first
+//! lives. A journal from before a reboot, or of another network namespace, tells of things that
+//! are gone, and is deleted.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process;
+
+use serde::{Deserialize, Serialize};
+
+use crate::nft::{MssClamp, NftError};
+use crate::offload::{OffloadError, OffloadState};
+use crate::route::{RouteError, RouteMtu};
+use crate::sysctl::{Sysctl, SysctlError};
+use crate::tool::ToolError;
+
+/// Why a change was not made, not written down or not put back.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    /// Another process is at work.
+    #[error(
+        "{} is in use by process {pid}, which is running: stop it, or give this instance a state \
+         file of its own", path.display()
+    )]
+    Busy {
+        /// The journal.
+        path: PathBuf,
+        /// Its owner.
+        pid: u32,
+    },
+    /// The journal cannot be read or written.
+    #[error("cannot {action} {}: {source}", path.display())]
+    File {
+        /// `read`, `write` or `delete`.
+        action: &'static str,
+        /// The journal.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The journal is something else.
+    #[error(
+        "{} is no journal of changes ({source}): if it is not a file of yours, delete it, and see \
+         to offloads, routes and nftables yourself", path.display()
+    )]
+    Corrupt {
+        /// The journal.
+        path: PathBuf,
+        /// What was wrong.
+        source: serde_json::Error,
+    },
+    /// Some of it could not be put back; it is still in the journal.
+    #[error("not put back, and tried again at the next start: {}", .0.join("; "))]
+    Restore(Vec<String>),
+    /// An interface's offloads.
+    #[error(transparent)]
+    Offload(#[from] OffloadError),
+    /// A route.
+    #[error(transparent)]
+    Route(#[from] RouteError),
+    /// The nftables table.
+    #[error(transparent)]
+    Nft(#[from] NftError),
+    /// A kernel setting.
+    #[error(transparent)]
+    Sysctl(#[from] SysctlError),
+}
+
+impl From<ToolError> for JournalError {
+    fn from(error: ToolError) -> Self {
+        JournalError::Route(error.into())
+    }
+}
+
+/// The changes that this process has made. Dropping it puts all of them back.
+#[derive(Debug)]
+pub struct Changes {
+    path: PathBuf,
+    journal: Journal,
+    warnings: Vec<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Journal {
+    owner: Owner,
+    changes: Vec<Change>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Change {
+    Offload(OffloadState),
+    Route(RouteMtu),
+    Mss(MssClamp),
+    Sysctl(Sysctl),
+}
+
+impl Changes {
+    /// Takes over the journal at `path`: puts back what an owner that died has left, and starts
+    /// with no changes. Call it, and all else here, from a thread of the network namespace that
+    /// is to be changed.
+    ///
+    /// # Errors
+    /// A live owner, or a file that cannot be used. What cannot be put back is a warning only.
+    pub fn open(path: &Path) -> Result<Changes, JournalError> {
+        let failed = |source| JournalError::File { action: "read", path: path.to_owned(), source };
+        let owner = Owner::this_process().map_err(failed)?;
+        let (mut changes, mut warnings) = (Vec::new(), Vec::new());
+        if let Some(left) = read(path)? {
+            if left.owner.is_running() {
+                return Err(JournalError::Busy { path: path.to_owned(), pid: left.owner.pid });
+            }
+            if left.owner.same_world(&owner) {
+                (changes, warnings) = undo_all(left.changes);
+            }
+        }
+        // Not earlier: dropping it deletes the journal, which until here may be another's.
+        let journal = Journal { owner, changes };
+        let changes = Changes { path: path.to_owned(), journal, warnings };
+        changes.save()?;
+        Ok(changes)
+    }
+
+    /// What an earlier owner left behind and could not be put back, for the log. It stays in the
+    /// journal and is tried again by [`Changes::restore`].
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Switches off segmentation, coalescing and checksum offload of `interface`.
+    ///
+    /// # Errors
+    /// As [`OffloadState`]'s; nothing is left changed.
+    pub fn offload_off(&mut self, interface: &str) -> Result<(), JournalError> {
+        let state = OffloadState::read(interface)?;
+        self.make(&Change::Offload(state))
+    }
+
+    /// Lowers the MTU towards `prefix` through `dev`.
+    ///
+    /// # Errors
+    /// As [`RouteMtu::plan`]'s; nothing is left changed.
+    pub fn route_mtu(
+        &mut self,
+        prefix: (IpAddr, u8),
+        dev: &str,
+        mtu: u32,
+    ) -> Result<(), JournalError> {
+        self.make(&Change::Route(RouteMtu::plan(prefix, dev, mtu)?))
+    }
+
+    /// Clamps the MSS of forwarded SYNs.
+    ///
+    /// # Errors
+    /// As [`MssClamp::apply`]'s; nothing is left changed.
+    pub fn mss_clamp(&mut self, clamp: MssClamp) -> Result<(), JournalError> {
+        clamp.check()?;
+        self.make(&Change::Mss(clamp))
+    }
+
+    /// Sets a kernel setting, named as below `/proc/sys`, with slashes.
+    ///
+    /// # Errors
+    /// As [`Sysctl`]'s; nothing is left changed.
+    pub fn sysctl(&mut self, name: &str, value: &str) -> Result<(), JournalError> {
+        self.make(&Change::Sysctl(Sysctl::plan(name, value)?))
+    }
+
+    /// Puts everything back, the last change first, and deletes the journal.
+    ///
+    /// # Errors
+    /// What could not be put back; it stays in the journal.
+    pub fn restore(mut self) -> Result<(), JournalError> {
+        self.put_back()
+    }
+
+    fn make(&mut self, change: &Change) -> Result<(), JournalError> {
+        self.journal.changes.push(change.clone());
+        let made = self.save().and_then(|()| change.apply());
+        if made.is_err() {
+            // Some of it may have been done. If it cannot be undone it stays in the journal.
+            if change.undo().is_ok() {
+                self.journal.changes.pop();
+            }
+            self.save()?;
+        }
+        made
+    }
+
+    fn put_back(&mut self) -> Result<(), JournalError> {
+        let (left, errors) = undo_all(std::mem::take(&mut self.journal.changes));
+        self.journal.changes = left;
+        if !errors.is_empty() {
+            self.save()?;
+            return Err(JournalError::Restore(errors));
+        }
+        match fs::remove_file(&self.path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(JournalError::File { action: "delete", path: self.path.clone(), source })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn save(&self) -> Result<(), JournalError> {
+        let saved = serde_json::to_vec_pretty(&self.journal)
+            .map_err(io::Error::from)
+            .and_then(|bytes| replace_file(&self.path, &bytes));
+        saved.map_err(|source| JournalError::File {
+            action: "write",
+            path: self.path.clone(),
+            source,
+        })
+    }
+}
+
+impl Drop for Changes {
+    fn drop(&mut self) {
+        // What fails is in the journal still, and the next start says so.
+        let _ = self.put_back();
+    }
+}
+
+impl Change {
+    fn apply(&self) -> Result<(), JournalError> {
+        match self {
+            Change::Offload(state) => state.switch_off()?,
+            Change::Route(route) => route.apply()?,
+            Change::Mss(clamp) => clamp.apply()?,
+            Change::Sysctl(sysctl) => sysctl.apply()?,
+        }
+        Ok(())
+    }
+
+    fn undo(&self) -> Result<(), JournalError> {
+        match self {
+            Change::Offload(state) => state.restore()?,
+            Change::Route(route) => route.undo()?,
+            Change::Mss(clamp) => clamp.undo()?,
+            Change::Sysctl(sysctl) => sysctl.undo()?,
+        }
+        Ok(())
+    }
+}
+
+/// Undoes the last first; what could not be undone, in order, and why.
+fn undo_all(changes: Vec<Change>) -> (Vec<Change>, Vec<String>) {
+    let mut left = Vec::new();
+    let mut errors = Vec::new();
+    for change in changes.into_iter().rev() {
+        if let Err(error) = change.undo() {
+            errors.push(error.to_string());
+            left.insert(0, change);
+        }
+    }
+    (left, errors)
+}
+
+fn read(path: &Path) -> Result<Option<Journal>, JournalError> {
+    match fs::read(path) {
+        Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(JournalError::File { action: "read", path: path.to_owned(), source }),
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .map(Some)
+            .map_err(|source| JournalError::Corrupt { path: path.to_owned(), source }),
+    }
+}
+
+/// The file holds the old bytes or the new ones, whenever the power fails.
+fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let directory = directory.unwrap_or(Path::new("."));
+    fs::create_dir_all(directory)?;
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    let mut file = File::create(&new)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    File::open(directory)?.sync_all()
+}
+
+/// A process, and the world that its changes are in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Owner {
+    pid: u32,
+    /// Clock ticks after boot; a process id may be given again, but not with the same start.
+    started: u64,
+    /// The kernel's name for this boot.
+    boot: String,
+    /// The kernel's name for the network namespace.
+    namespace: String,
+}
+
+impl Owner {
+    fn this_process() -> io::Result<Owner> {
+        let pid = process::id();
+        let started = start_time(pid).ok_or_else(|| io::Error::other("/proc is not mounted"))?;
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+        let namespace = fs::read_link("/proc/thread-self/ns/net")?.to_string_lossy().into_owned();
+        Ok(Owner { pid, started, boot, namespace })
+    }
+
+    fn is_running(&self) -> bool {
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        boot.trim() == self.boot && start_time(self.pid) == Some(self.started)
+    }
+
+    fn same_world(&self, other: &Owner) -> bool {
+        self.boot == other.boot && self.namespace == other.namespace
+    }
+}
+
+/// When a process that still runs was started.
+fn start_time(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold anything; the state follows it, the start is the 22nd field.
+    let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_whitespace().collect();
+    let dead = matches!(*fields.first()?, "Z" | "X");
+    if dead { None } else { fields.get(19)?.parse().ok() }
+}

@@ -1,0 +1,92 @@
+//! One kernel setting, changed and put back.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// A setting with the value that it had and the one that it is to have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sysctl {
+    /// Below `/proc/sys`, with slashes: `net/ipv4/conf/eth0/rp_filter`.
+    pub name: String,
+    /// What it was.
+    pub before: String,
+    /// What it is to be.
+    pub after: String,
+}
+
+/// A setting that cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action} the kernel setting {name:?}: {source}")]
+pub struct SysctlError {
+    /// `read` or `change`.
+    pub action: &'static str,
+    /// The setting.
+    pub name: String,
+    /// What the kernel said.
+    pub source: io::Error,
+}
+
+impl Sysctl {
+    /// Reads the setting as it is in the calling thread's network namespace. Changes nothing.
+    ///
+    /// # Errors
+    /// There is no such setting, or the name is not one.
+    pub fn plan(name: &str, value: &str) -> Result<Sysctl, SysctlError> {
+        let failed = |source| SysctlError { action: "read", name: name.to_owned(), source };
+        let before = fs::read_to_string(path(name).map_err(failed)?).map_err(failed)?;
+        let (before, after) = (before.trim_end().to_owned(), value.to_owned());
+        Ok(Sysctl { name: name.to_owned(), before, after })
+    }
+
+    /// Changes it.
+    ///
+    /// # Errors
+    /// The kernel refuses the value, or us.
+    pub fn apply(&self) -> Result<(), SysctlError> {
+        self.write(&self.after)
+    }
+
+    /// Puts it back. Repeating it does no harm; a setting that went with its interface needs
+    /// nothing.
+    ///
+    /// # Errors
+    /// The kernel refuses us.
+    pub fn undo(&self) -> Result<(), SysctlError> {
+        match self.write(&self.before) {
+            Err(e) if e.source.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+
+    fn write(&self, value: &str) -> Result<(), SysctlError> {
+        let write = path(&self.name).and_then(|path| fs::write(path, value));
+        write.map_err(|source| SysctlError { action: "change", name: self.name.clone(), source })
+    }
+}
+
+fn path(name: &str) -> io::Result<PathBuf> {
+    if name.split('/').any(|part| part.is_empty() || part == "." || part == "..") {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "a path below /proc/sys is expected",
+        ));
+    }
+    Ok(PathBuf::from("/proc/sys").join(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_below_proc_sys() {
+        for name in ["../../etc/passwd", "/etc/passwd", "net//ipv4", ""] {
+            assert!(Sysctl::plan(name, "1").is_err(), "{name}");
+        }
+        let known = Sysctl::plan("kernel/ostype", "x").unwrap();
+        assert_eq!(known.before, "Linux");
+    }
+}

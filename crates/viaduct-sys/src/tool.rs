@@ -1,0 +1,106 @@
+//! The outside programs that we run: `ip` and `nft`. Every failure shows the command and its words.
+
+use std::env;
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::process::{Command, Output, Stdio};
+
+/// Debian's package for each program.
+const PACKAGES: [(&str, &str); 3] =
+    [("ip", "iproute2"), ("nft", "nftables"), ("ethtool", "ethtool")];
+
+/// Why a program did not do what it was run for.
+#[derive(Debug, thiserror::Error)]
+pub enum ToolError {
+    /// It is not installed.
+    #[error(
+        "`{program}` is not installed: it comes with the Debian package {package} (`apt-get install {package}`)"
+    )]
+    Missing {
+        /// The program.
+        program: String,
+        /// The package that has it.
+        package: String,
+    },
+    /// It could not be started, or not be talked to.
+    #[error("`{command}` could not be run: {source}")]
+    Run {
+        /// The command line.
+        command: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// It refused.
+    #[error("`{command}` failed: {stderr}")]
+    Failed {
+        /// The command line.
+        command: String,
+        /// What it said, or how it ended if it said nothing.
+        stderr: String,
+    },
+}
+
+/// Runs `program` in the calling thread's network namespace, with `input` on its standard input;
+/// what it wrote to its standard output.
+///
+/// # Errors
+/// It is missing, cannot be run, or ends with another status than zero.
+pub fn run(program: &str, args: &[&str], input: &str) -> Result<String, ToolError> {
+    let command = || [&[program], args].concat().join(" ");
+    let output = start(program, args, input).map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => missing(program),
+        _ => ToolError::Run { command: command(), source },
+    })?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    let stderr = if said.is_empty() { output.status.to_string() } else { said };
+    Err(ToolError::Failed { command: command(), stderr })
+}
+
+fn start(program: &str, args: &[&str], input: &str) -> io::Result<Output> {
+    let mut child = Command::new(program)
+        .args(args)
+        .env("PATH", search_path())
+        .env("LC_ALL", "C")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // A program that ends without reading has a better reason on its standard error.
+        let _ = stdin.write_all(input.as_bytes());
+    }
+    child.wait_with_output()
+}
+
+/// The user's path, and where Debian keeps what only root is expected to run.
+fn search_path() -> OsString {
+    let mut path = env::var_os("PATH").unwrap_or_default();
+    path.push(":/usr/sbin:/sbin");
+    path
+}
+
+fn missing(program: &str) -> ToolError {
+    let known = PACKAGES.iter().find(|(name, _)| *name == program);
+    let package = known.map_or(program, |(_, package)| package);
+    ToolError::Missing { program: program.to_owned(), package: package.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_show_the_command_and_its_words() {
+        assert_eq!(run("cat", &[], "hello").unwrap(), "hello");
+        let refused = run("sh", &["-c", "echo no such luck >&2; exit 3"], "").unwrap_err();
+        let text = "`sh -c echo no such luck >&2; exit 3` failed: no such luck";
+        assert_eq!(refused.to_string(), text);
+        let silent = run("false", &[], "").unwrap_err();
+        assert_eq!(silent.to_string(), "`false` failed: exit status: 1");
+        assert!(matches!(run("no-such-program", &[], ""), Err(ToolError::Missing { .. })));
+        assert!(missing("nft").to_string().contains("apt-get install nftables"));
+    }
+}
