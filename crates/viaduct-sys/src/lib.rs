@@ -17,6 +17,7 @@
 
 pub mod clock;
 pub mod filter;
+pub mod interface;
 pub mod journal;
 pub mod nft;
 pub mod offload;

@@ -1,2 +1,69 @@
-//! The one binary.
-fn main() {}
+//! The one binary: command line in, one service out.
+
+#![allow(unreachable_pub, reason = "a binary has no outside to be reached from")]
+
+mod gateway;
+mod key;
+
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+
+/// Makes unmodified applications fast and unbreakable over long, lossy, changing networks.
+#[derive(Debug, Parser)]
+#[command(version)]
+enum Command {
+    /// Run a site's gateway: mask the loss of the WAN for all hosts of the site
+    Gateway {
+        /// The site's config
+        #[arg(short, long, value_name = "FILE")]
+        config: PathBuf,
+        /// Check the config, say what it means, and touch nothing
+        #[arg(long)]
+        check: bool,
+        /// Log in JSON, one object a line
+        #[arg(long)]
+        log_json: bool,
+    },
+    /// Make and show keys
+    #[command(subcommand)]
+    Key(key::KeyCommand),
+}
+
+fn main() -> ExitCode {
+    match run(Command::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("viaduct: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Gateway { config, check: true, .. } => gateway::check(&config)?,
+        Command::Gateway { config, log_json, .. } => {
+            log(log_json);
+            gateway::run(&config)?;
+        }
+        Command::Key(command) => key::run(&command)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Logs go to standard error; `VIADUCT_LOG=debug` shows more.
+fn log(json: bool) {
+    let filter = EnvFilter::try_from_env("VIADUCT_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(colour)
+        .with_target(false);
+    if json { builder.json().init() } else { builder.init() }
+}

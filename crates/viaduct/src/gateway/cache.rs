@@ -121,7 +121,12 @@ mod tests {
     #[test]
     fn malformed_queries_are_refused() {
         let asker = IpAddr::from([10, 2, 0, 1]);
-        for bad in [&b"VDC1"[..], b"VDC1\x11\0\x13\x88\0\x08abcd", b"VDC1\x11\x04\x13\x88\0\x08abc", b"XXXX\x11\x04\x13\x88\0\x08abcd"] {
+        for bad in [
+            &b"VDC1"[..],
+            b"VDC1\x11\0\x13\x88\0\x08abcd",
+            b"VDC1\x11\x04\x13\x88\0\x08abc",
+            b"XXXX\x11\x04\x13\x88\0\x08abcd",
+        ] {
             assert_eq!(Query::parse(asker, bad), None, "{bad:?}");
         }
     }

@@ -164,8 +164,8 @@ impl Config {
             place: place.to_owned(),
             what,
         };
-        let text = std::fs::read_to_string(path)
-            .map_err(|e| fail("", format!("cannot be read: {e}")))?;
+        let text =
+            std::fs::read_to_string(path).map_err(|e| fail("", format!("cannot be read: {e}")))?;
         let file: File = toml::from_str(&text).map_err(|e| {
             let line = e.span().map_or(1, |span| text[..span.start].lines().count().max(1));
             fail(&format!("line {line}: "), e.message().replace('\n', " "))
@@ -235,7 +235,10 @@ fn meaning(file: File, dir: &Path) -> Result<Config, Wrong> {
 fn check_name(place: &str, name: &str) -> Result<(), Wrong> {
     let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.is_empty() || name.len() > 64 || !name.chars().all(fine) || name.starts_with('.') {
-        return wrong(place, format!("{name:?}: 1 to 64 letters, digits, '-', '_' or '.' are expected"));
+        return wrong(
+            place,
+            format!("{name:?}: 1 to 64 letters, digits, '-', '_' or '.' are expected"),
+        );
     }
     Ok(())
 }
@@ -244,10 +247,9 @@ fn read_key(path: &Path) -> Result<SecretKey, Wrong> {
     let place = "[site] key";
     match std::fs::read_to_string(path) {
         Ok(text) => text.parse().or_else(|e| wrong(place, format!("{}: {e}", path.display()))),
-        Err(e) => wrong(
-            place,
-            format!("{}: {e}; `viaduct key new --out {0}` makes one", path.display()),
-        ),
+        Err(e) => {
+            wrong(place, format!("{}: {e}; `viaduct key new --out {0}` makes one", path.display()))
+        }
     }
 }
 
@@ -363,7 +365,10 @@ impl FecTable {
         ];
         for (key, given, fits) in keys {
             if given && !fits.contains(&code) {
-                return Err(format!("{key} has no meaning for code {code:?}; it belongs to {}", fits.join(", ")));
+                return Err(format!(
+                    "{key} has no meaning for code {code:?}; it belongs to {}",
+                    fits.join(", ")
+                ));
             }
         }
         Ok(())
@@ -385,7 +390,10 @@ fn check_prefixes(local: &[IpNet], peers: &[Peer]) -> Result<(), Wrong> {
         }
         let overlap = |other: &IpNet| other.contains(&net) || net.contains(other);
         if let Some((other, theirs)) = all.iter().find(|(_, other)| overlap(other)) {
-            return wrong(format!("{owner}: prefixes"), format!("{net} overlaps {theirs} of {other}"));
+            return wrong(
+                format!("{owner}: prefixes"),
+                format!("{net} overlaps {theirs} of {other}"),
+            );
         }
         all.push((owner, net));
     }

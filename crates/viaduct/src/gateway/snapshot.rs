@@ -7,6 +7,9 @@ use viaduct_proto::repair::stats::PeerStats;
 use viaduct_proto::repair::{Plane, PlaneStats};
 use viaduct_sys::udp::SendReport;
 
+use super::config::Peer;
+use super::site::Site;
+
 /// Counters of the shell around the packet plane, since the gateway started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shell {
@@ -71,5 +74,42 @@ impl Published {
     /// A copy of it.
     pub fn get(&self) -> Snapshot {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// What `viaduct status` is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Status {
+    /// Version of the program.
+    pub version: String,
+    /// The site's name.
+    pub site: String,
+    /// The WAN interface.
+    pub wan: String,
+    /// Its MTU, in bytes.
+    pub wan_mtu: usize,
+    /// Each peer's code, in the order of the config; "none" where nothing is encoded.
+    pub codes: Vec<String>,
+    /// Per peer, the length that packets are kept below so that repairs fit; `None` where no
+    /// packet is touched.
+    pub kept_below: Vec<Option<usize>>,
+    /// The counters.
+    pub counters: Snapshot,
+}
+
+impl Status {
+    /// Of this site now.
+    pub fn new(site: &Site, counters: Snapshot) -> Status {
+        let peers = &site.config.peers;
+        let code = |peer: &Peer| peer.code.as_ref().map_or("none".to_owned(), ToString::to_string);
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            site: site.config.name.clone(),
+            wan: site.config.wan.clone(),
+            wan_mtu: site.wan_mtu,
+            codes: peers.iter().map(code).collect(),
+            kept_below: peers.iter().map(|peer| site.clamp(peer)).collect(),
+            counters,
+        }
     }
 }

@@ -16,10 +16,11 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use viaduct_proto::repair::{Plane, PeerConfig};
+use viaduct_proto::repair::{PeerConfig, Plane};
 use viaduct_proto::time::Instant;
 use viaduct_proto::wire::ip::Header;
 use viaduct_sys::clock;
+use viaduct_sys::filter::BpfInsn;
 use viaduct_sys::poll::{Waker, wait};
 use viaduct_sys::ring::{Frame, Ring};
 use viaduct_sys::tun::Tun;
@@ -43,8 +44,18 @@ const UDP_HEADER: usize = 8;
 
 /// What the control side asks of the worker.
 pub enum Command {
-    /// Take these peers from now on; the answer says whether that was possible.
-    Peers(Vec<PeerConfig>, Reply<Result<(), String>>),
+    /// Take these peers, and these filters of the two taps, from now on; the answer says whether
+    /// that was possible.
+    Reload {
+        /// All peers.
+        peers: Vec<PeerConfig>,
+        /// Filter of what leaves.
+        outgoing: Vec<BpfInsn>,
+        /// Filter of what arrives.
+        incoming: Vec<BpfInsn>,
+        /// Where the answer goes.
+        reply: Reply<Result<(), String>>,
+    },
     /// Look in the packet cache; the answer is how many packets were found and sent on.
     Cache(super::cache::Query, Reply<usize>),
     /// Stop.
@@ -159,9 +170,8 @@ impl Worker {
 
     fn obey(&mut self, command: Command, now: Instant) {
         match command {
-            Command::Peers(peers, reply) => {
-                let done = self.plane.change(peers, now).map_err(|e| e.to_string());
-                let _ = reply.send(done);
+            Command::Reload { peers, outgoing, incoming, reply } => {
+                let _ = reply.send(self.reload(peers, &outgoing, &incoming, now));
             }
             Command::Cache(query, reply) => {
                 let found = query.find(self.plane.cached());
@@ -170,6 +180,19 @@ impl Worker {
             }
             Command::Stop => {}
         }
+    }
+
+    /// Packets in the taps stay there; none is missed.
+    fn reload(
+        &mut self,
+        peers: Vec<PeerConfig>,
+        outgoing: &[BpfInsn],
+        incoming: &[BpfInsn],
+        now: Instant,
+    ) -> Result<(), String> {
+        self.plane.change(peers, now).map_err(|e| e.to_string())?;
+        self.out_tap.attach_filter(outgoing).map_err(|e| format!("filter of the tap: {e}"))?;
+        self.in_tap.attach_filter(incoming).map_err(|e| format!("filter of the tap: {e}"))
     }
 
     /// Naps under load, otherwise sleeps until a packet, a deadline or a command comes.

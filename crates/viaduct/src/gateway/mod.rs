@@ -1,0 +1,122 @@
+//! `viaduct gateway -c site.toml`: a site's gateway.
+//!
+//! ```text
+//!   site.toml ─▶ Config ─▶ Site ──┬─▶ system: offloads, route MTU, MSS clamp, TUN (journalled)
+//!                                 ├─▶ worker thread: taps, packet plane, repairs, injections
+//!                                 └─▶ control: signals, status socket, metrics, packet cache
+//! ```
+//!
+//! Everything in `site.toml` is checked before anything is touched; what was touched is put back
+//! at the end, and after a kill -9 by the next start.
+
+mod cache;
+pub mod config;
+mod control;
+mod site;
+pub mod snapshot;
+mod system;
+mod units;
+mod worker;
+
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use ring::rand::{SecureRandom, SystemRandom};
+use tracing::{info, warn};
+use viaduct_proto::repair::{Entropy, Local, Plane};
+use viaduct_proto::time::Instant;
+use viaduct_sys::clock;
+use viaduct_sys::poll::Waker;
+use viaduct_sys::ring::{Ring, RingConfig};
+use viaduct_sys::tun::Tun;
+use viaduct_sys::udp::UdpBatch;
+
+use config::Config;
+use control::Control;
+use site::Site;
+use snapshot::Published;
+use system::System;
+use worker::Worker;
+
+/// Runs a gateway until a signal ends it.
+pub fn run(path: &Path) -> Result<()> {
+    let site = Site::new(Config::load(path)?)?;
+    for warning in &site.config.warnings {
+        warn!("{warning}");
+    }
+    let (mut system, tun) = System::prepare(&site)?;
+    let published = Arc::new(Published::default());
+    let (send, commands) = mpsc::channel();
+    let waker = Arc::new(Waker::new().context("eventfd")?);
+    let worker = build_worker(&site, tun, commands, waker.clone(), published.clone())?;
+    let thread = std::thread::Builder::new()
+        .name("packets".to_owned())
+        .spawn(move || worker.run())
+        .context("start the packet thread")?;
+    info!(site = site.config.name, wan = site.config.wan, peers = site.config.peers.len(), "up");
+    let control = Control::new(path.to_owned(), site, send, waker, published);
+    let done = control.run(&mut system);
+    if thread.join().is_err() {
+        warn!("the packet thread panicked; traffic went on unprotected");
+    }
+    system.restore()?;
+    done
+}
+
+fn build_worker(
+    site: &Site,
+    tun: Tun,
+    commands: mpsc::Receiver<worker::Command>,
+    waker: Arc<Waker>,
+    published: Arc<Published>,
+) -> Result<Worker> {
+    let config = &site.config;
+    let ring = RingConfig { max_packet: site.wan_mtu.max(1500), bytes: site.ring_bytes() };
+    let (outgoing, incoming) = site.filters()?;
+    let udp = UdpBatch::bind(config.listen)
+        .with_context(|| format!("[site] listen: cannot use {}", config.listen))?;
+    udp.block_receive().context("filter the repair socket")?;
+    let now = Instant::from_nanos(clock::now());
+    Ok(Worker {
+        plane: Plane::new(local(config), site.peers(), now)?,
+        out_tap: Ring::open_filtered(&config.wan, ring, &outgoing)?,
+        in_tap: Ring::open_filtered(&config.wan, ring, &incoming)?,
+        udp,
+        listen: config.listen,
+        tun,
+        commands,
+        waker,
+        published,
+    })
+}
+
+fn local(config: &Config) -> Local {
+    let random = SystemRandom::new();
+    let entropy: Entropy = Arc::new(move |out: &mut [u8]| {
+        random.fill(out).expect("the kernel's random source does not fail once it has been seeded");
+    });
+    let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let unix = u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX);
+    let unix_nanos_at_zero = unix.saturating_sub(clock::now());
+    Local { secret: config.secret.clone(), entropy, unix_nanos_at_zero }
+}
+
+/// Checks a config against this machine, says what it means, and touches nothing.
+pub fn check(path: &Path) -> Result<()> {
+    let site = Site::new(Config::load(path)?)?;
+    for warning in &site.config.warnings {
+        println!("warning: {warning}");
+    }
+    println!("site {}: wan {} (MTU {})", site.config.name, site.config.wan, site.wan_mtu);
+    for peer in &site.config.peers {
+        let code = peer.code.as_ref().map_or("no repairs".to_owned(), ToString::to_string);
+        let room = match site.clamp(peer) {
+            Some(longest) => format!("packets kept to {longest} bytes (route MTU, MSS)"),
+            None => "no packet is touched".to_owned(),
+        };
+        println!("peer {}: {code}; {room}", peer.name);
+    }
+    Ok(())
+}

@@ -1,0 +1,124 @@
+//! What a config means on this machine: its WAN's MTU, and so how long a packet may be.
+
+use std::net::IpAddr;
+
+use anyhow::{Context, Result, bail};
+use ipnet::IpNet;
+use viaduct_proto::repair::{PeerConfig, Sites, overhead};
+use viaduct_sys::filter::{BpfInsn, TapFilter};
+
+use super::config::{Config, Peer};
+
+/// Least MTU that leaves hosts something to send: IPv6 asks for 1280.
+const LEAST_MTU: usize = 1280;
+
+/// Load what a packet socket knows of a packet: its type (see `linux/filter.h`).
+const LOAD_PACKET_TYPE: BpfInsn = BpfInsn { code: 0x20, jt: 0, jf: 0, k: 0xffff_f004 };
+const OUTGOING: u32 = 4;
+
+/// A config and the machine it runs on.
+#[derive(Clone, Debug)]
+pub struct Site {
+    /// The config.
+    pub config: Config,
+    /// MTU of the WAN interface, in bytes.
+    pub wan_mtu: usize,
+}
+
+impl Site {
+    /// Looks at the machine; touches nothing.
+    pub fn new(config: Config) -> Result<Site> {
+        let wan_mtu = viaduct_sys::interface::mtu(&config.wan)
+            .with_context(|| format!("[site] wan: no interface {:?} here", config.wan))?;
+        let site = Site { config, wan_mtu };
+        for peer in &site.config.peers {
+            let fits = site.longest(peer);
+            if fits < LEAST_MTU && site.config.host_mtu.is_none_or(|mtu| fits < mtu) {
+                bail!(
+                    "peer {:?}: the WAN's MTU of {wan_mtu} leaves packets of {fits} bytes beside the \
+                     repairs of {}; a smaller r or c, or a larger MTU, is expected",
+                    peer.name,
+                    peer.code.as_ref().map_or_else(String::new, ToString::to_string),
+                );
+            }
+        }
+        site.filters()?;
+        Ok(site)
+    }
+
+    /// Longest packet towards `peer` whose repair still fits the WAN unfragmented.
+    pub fn longest(&self, peer: &Peer) -> usize {
+        let ipv6 = peer.endpoint.unwrap_or(self.config.listen).is_ipv6();
+        let room = match &peer.code {
+            Some(code) => self.wan_mtu.saturating_sub(overhead(code, ipv6)),
+            None => self.wan_mtu,
+        };
+        self.config.host_mtu.map_or(room, |mtu| mtu.min(room))
+    }
+
+    /// Whether packets towards `peer` must be kept shorter than the hosts would send them, and how
+    /// short.
+    pub fn clamp(&self, peer: &Peer) -> Option<usize> {
+        let longest = self.longest(peer);
+        let sent = self.config.host_mtu.unwrap_or(self.wan_mtu);
+        (longest < sent).then_some(longest)
+    }
+
+    /// Name of the TUN through which recovered packets enter the kernel.
+    pub fn tun_name(&self) -> String {
+        let name: String = self.config.name.chars().filter(char::is_ascii_alphanumeric).collect();
+        format!("vd-{}", name.chars().take(12).collect::<String>())
+    }
+
+    /// Memory of each of the two taps, in bytes.
+    pub fn ring_bytes(&self) -> usize {
+        (self.config.memory / 8).clamp(512 << 10, 256 << 20)
+    }
+
+    /// The peers, for the packet plane.
+    pub fn peers(&self) -> Vec<PeerConfig> {
+        let packets = self.config.memory.saturating_sub(2 * self.ring_bytes());
+        let share = packets / self.config.peers.len().max(1);
+        self.config
+            .peers
+            .iter()
+            .map(|peer| PeerConfig {
+                name: peer.name.clone(),
+                key: peer.key,
+                endpoint: peer.endpoint,
+                sites: Sites { local: self.config.prefixes.clone(), remote: peer.prefixes.clone() },
+                code: peer.code.clone(),
+                flush_after: peer.flush_after,
+                rekey_after: peer.rekey_after,
+                longest: self.longest(peer),
+                memory: share,
+            })
+            .collect()
+    }
+
+    /// What the two taps accept: packets that leave for the peers' sites; packets that come from
+    /// them, and the peers' datagrams.
+    pub fn filters(&self) -> Result<(Vec<BpfInsn>, Vec<BpfInsn>)> {
+        let peers = self.config.peers.iter().flat_map(|peer| &peer.prefixes);
+        let filter = TapFilter {
+            local: self.config.prefixes.iter().map(pair).collect(),
+            peers: peers.map(pair).collect(),
+            listen: vec![self.config.listen],
+        };
+        let program = filter.build()?;
+        Ok((one_way(true, &program), one_way(false, &program)))
+    }
+}
+
+/// An address and a prefix length, as the system layer takes them.
+pub fn pair(net: &IpNet) -> (IpAddr, u8) {
+    (net.addr(), net.prefix_len())
+}
+
+/// `program`, for outgoing packets only or for the others only.
+fn one_way(outgoing: bool, program: &[BpfInsn]) -> Vec<BpfInsn> {
+    let refuse = BpfInsn { code: 0x06, jt: 0, jf: 0, k: 0 };
+    let (jt, jf) = if outgoing { (1, 0) } else { (0, 1) };
+    let test = BpfInsn { code: 0x15, jt, jf, k: OUTGOING };
+    [&[LOAD_PACKET_TYPE, test, refuse], program].concat()
+}

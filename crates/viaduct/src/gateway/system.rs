@@ -1,0 +1,119 @@
+//! What a gateway changes on its machine, and puts back.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use anyhow::{Context, Result};
+use tracing::{info, warn};
+use viaduct_sys::journal::Changes;
+use viaduct_sys::nft::MssClamp;
+use viaduct_sys::tun::Tun;
+
+use super::site::{Site, pair};
+
+/// The changes that are in force.
+pub struct System {
+    changes: Option<Changes>,
+}
+
+impl System {
+    /// Puts back what an earlier run left, then makes this run's changes: all of them, or none.
+    /// The TUN is where recovered packets enter the kernel; it goes when it is closed.
+    pub fn prepare(site: &Site) -> Result<(System, Tun)> {
+        let config = &site.config;
+        fs::create_dir_all(&config.run_dir)
+            .with_context(|| format!("[site] run_dir: cannot make {}", config.run_dir.display()))?;
+        let mut changes = Changes::open(&config.journal())?;
+        for warning in changes.warnings() {
+            warn!("left by an earlier run: {warning}");
+        }
+        changes.offload_off(&config.wan)?;
+        keep_room(site, &mut changes)?;
+        let tun = injector(site)?;
+        check_forwarding(site);
+        Ok((System { changes: Some(changes) }, tun))
+    }
+
+    /// Makes the changes that `site` asks for instead of those in force.
+    pub fn change(&mut self, site: &Site) -> Result<()> {
+        if let Some(changes) = self.changes.take() {
+            changes.restore()?;
+        }
+        let mut changes = Changes::open(&site.config.journal())?;
+        changes.offload_off(&site.config.wan)?;
+        keep_room(site, &mut changes)?;
+        self.changes = Some(changes);
+        Ok(())
+    }
+
+    /// Puts everything back.
+    pub fn restore(mut self) -> Result<()> {
+        match self.changes.take() {
+            Some(changes) => Ok(changes.restore()?),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Lowers route MTU and MSS towards peers whose repairs would not fit otherwise.
+fn keep_room(site: &Site, changes: &mut Changes) -> Result<()> {
+    let mut by_size: BTreeMap<usize, Vec<_>> = BTreeMap::new();
+    for peer in &site.config.peers {
+        let Some(longest) = site.clamp(peer) else { continue };
+        info!(peer = peer.name, longest, "packets are kept shorter, so that repairs fit the WAN");
+        for prefix in &peer.prefixes {
+            changes.route_mtu(pair(prefix), &site.config.wan, u32::try_from(longest)?)?;
+            by_size.entry(longest).or_default().push(pair(prefix));
+        }
+    }
+    for (i, (longest, peers)) in by_size.into_iter().enumerate() {
+        changes.mss_clamp(MssClamp {
+            instance: format!("{}_{i}", table_name(&site.config.name)),
+            interface: site.config.wan.clone(),
+            peers,
+            max_packet: u32::try_from(longest)?,
+        })?;
+    }
+    Ok(())
+}
+
+fn table_name(site: &str) -> String {
+    site.chars().take(24).map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect()
+}
+
+/// The TUN through which recovered packets are forwarded as if they had come from the WAN.
+fn injector(site: &Site) -> Result<Tun> {
+    let tun = Tun::create(&site.tun_name())?;
+    tun.set_mtu(u32::try_from(site.wan_mtu.max(1500))?)?;
+    tun.set_queue_len(4096)?;
+    let name = tun.name().to_owned();
+    // They come from addresses whose route leads elsewhere: reverse-path checks must be loose.
+    set(&format!("net/ipv4/conf/{name}/rp_filter"), "2")?;
+    set(&format!("net/ipv4/conf/{name}/forwarding"), "1")?;
+    // A kernel without IPv6 has no such settings.
+    let _ = set(&format!("net/ipv6/conf/{name}/accept_ra"), "0");
+    let _ = set(&format!("net/ipv6/conf/{name}/forwarding"), "1");
+    tun.set_up()?;
+    Ok(tun)
+}
+
+fn set(key: &str, value: &str) -> Result<()> {
+    fs::write(format!("/proc/sys/{key}"), value).with_context(|| format!("set {key} to {value}"))
+}
+
+/// Says what would keep packets from being forwarded at all; switching it on is the operator's.
+fn check_forwarding(site: &Site) {
+    for (family, key) in [("IPv4", "net/ipv4/ip_forward"), ("IPv6", "net/ipv6/conf/all/forwarding")]
+    {
+        let wanted =
+            site.config.prefixes.iter().any(|net| net.addr().is_ipv4() == (family == "IPv4"));
+        let on =
+            fs::read_to_string(format!("/proc/sys/{key}")).is_ok_and(|value| value.trim() == "1");
+        if wanted && !on {
+            warn!(
+                "{family} forwarding is off: sysctl -w {}=1 is expected of a gateway",
+                key.replace('/', ".")
+            );
+        }
+    }
+}

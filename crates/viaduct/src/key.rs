@@ -1,0 +1,59 @@
+//! `viaduct key`: a site's key pair.
+
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use clap::Subcommand;
+use ring::rand::{SecureRandom, SystemRandom};
+use viaduct_proto::repair::SecretKey;
+
+/// What to do with keys.
+#[derive(Debug, Subcommand)]
+pub enum KeyCommand {
+    /// Make a key pair: the secret key goes to a file that only you can read, the public key is
+    /// printed for the peers' configs
+    New {
+        /// The file to write; an existing one is left alone
+        #[arg(long, value_name = "FILE", default_value = "site.key")]
+        out: PathBuf,
+    },
+    /// Print the public key of a secret key's file
+    Show {
+        /// The file
+        #[arg(value_name = "FILE", default_value = "site.key")]
+        file: PathBuf,
+    },
+}
+
+/// Runs it.
+pub fn run(command: &KeyCommand) -> Result<()> {
+    let key = match command {
+        KeyCommand::New { out } => make(out)?,
+        KeyCommand::Show { file } => read(file)?,
+    };
+    println!("{}", key.public());
+    Ok(())
+}
+
+fn make(out: &Path) -> Result<SecretKey> {
+    let mut bytes = [0; 32];
+    SystemRandom::new().fill(&mut bytes).ok().context("the kernel gave no random bytes")?;
+    let key = SecretKey::from_bytes(bytes);
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(out)
+        .with_context(|| format!("{}: cannot be made", out.display()))?;
+    writeln!(file, "{}", key.to_text())?;
+    file.sync_all()?;
+    Ok(key)
+}
+
+fn read(file: &Path) -> Result<SecretKey> {
+    let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    text.parse().with_context(|| file.display().to_string())
+}
