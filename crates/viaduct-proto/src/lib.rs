@@ -21,4 +21,5 @@
 pub mod fec;
 pub mod link;
 pub mod rng;
+pub mod sim;
 pub mod time;
