@@ -22,5 +22,6 @@ pub mod fec;
 pub mod link;
 pub mod repair;
 pub mod rng;
+pub mod sim;
 pub mod time;
 pub mod wire;

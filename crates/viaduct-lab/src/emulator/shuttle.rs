@@ -18,8 +18,10 @@ use super::{Direction, EmulatorConfig, EmulatorStats};
 /// Above ordinary threads, below the kernel's own urgent ones.
 const PRIORITY: i32 = 10;
 
-/// While many packets pass, the thread wakes this often and not for each.
-const COALESCE: Duration = Duration::from_micros(50);
+/// Where many packets pass (this many a millisecond, reads and writes together), the thread does
+/// not wake for each, but after a nap of this length.
+const NAPS: [(u128, Duration); 2] =
+    [(100, Duration::from_micros(100)), (20, Duration::from_micros(50))];
 
 /// A spinning thread wakes this long before a packet is due: longer than waking takes.
 const LEAD: Duration = Duration::from_micros(150);
@@ -30,9 +32,6 @@ const STINT: Duration = Duration::from_millis(1);
 
 /// That break.
 const BREAK: Duration = Duration::from_micros(60);
-
-/// Packets a millisecond, reads and writes together, from which on that is worth it.
-const BUSY: usize = 20;
 
 /// What the thread is asked to do between two packets.
 pub(super) type Question = Box<dyn FnOnce(&mut Shuttle) + Send>;
@@ -143,8 +142,10 @@ impl Shuttle {
             _ if tired && (more || self.spin) => self.sleep(1, Some(BREAK)),
             _ if more => return,
             Some(Duration::ZERO) if self.spin => return,
-            _ if self.pace.busy && !self.spin => self.sleep(1, Some(COALESCE)),
-            _ => self.sleep(3, left),
+            _ => match self.pace.nap.filter(|_| !self.spin) {
+                Some(nap) => self.sleep(1, Some(nap)),
+                None => self.sleep(3, left),
+            },
         }
         self.rested = self.now();
     }
@@ -172,7 +173,7 @@ impl Shuttle {
 struct Pace {
     began: Instant,
     packets: usize,
-    busy: bool,
+    nap: Option<Duration>,
 }
 
 impl Pace {
@@ -180,7 +181,8 @@ impl Pace {
         self.packets += packets;
         let took = now.since(self.began);
         if took >= Duration::from_millis(1) {
-            self.busy = self.packets as u128 * 1_000_000 >= BUSY as u128 * took.as_nanos();
+            let rate = self.packets as u128 * 1_000_000 / took.as_nanos();
+            self.nap = NAPS.iter().find(|(from, _)| rate >= *from).map(|(_, nap)| *nap);
             (self.began, self.packets) = (now, 0);
         }
     }
