@@ -1,1 +1,4 @@
 //! Linux for Viaduct.
+
+pub mod netns;
+pub mod process;
