@@ -1,0 +1,1 @@
+//! Real programs, run in hosts.
