@@ -96,10 +96,7 @@ impl Dumbbell {
         let mut b = Site::new(Side::B, spec, journal)?;
         match spec.wan {
             Wan::Veth => {
-                let (mtu, path) = (spec.wan_mtu, b.gateway.netns().path());
-                a.gateway.ip(&[format!(
-                    "link add wan0 mtu {mtu} type veth peer name wan0 mtu {mtu} netns {path}"
-                )])?;
+                a.gateway.ip(&[veth(spec.wan_mtu, ("wan0", 10), ("wan0", 11), &b.gateway)])?;
             }
             Wan::Tun(open) => {
                 a.open_tun(open, spec.wan_mtu)?;
@@ -289,13 +286,11 @@ fn add_host(
     journal: &Journal,
 ) -> Result<Host, TopologyError> {
     let node = Node::new(format!("{}{n}", side.letter()), journal)?;
-    let (name, path) = (node.name(), gateway.netns().path());
+    let name = node.name();
     let (v4, v4_gateway) = (side.v4(n, 2), side.v4(n, 1));
     let (v6, v6_gateway) = (side.v6(n, 2), side.v6(n, 1));
     let with_v6 = mtu >= V6_LEAST_MTU;
-    node.ip(&[format!(
-        "link add eth0 mtu {mtu} type veth peer name {name} mtu {mtu} netns {path}"
-    )])?;
+    node.ip(&[veth(mtu, ("eth0", 10), (name, 100 + u32::from(n)), gateway)])?;
     let mut at_gateway =
         vec![format!("addr add {v4_gateway}/24 dev {name}"), format!("link set {name} up")];
     let mut at_host = vec![
@@ -312,6 +307,19 @@ fn add_host(
     node.ip(&at_host)?;
     node.set_sysctls(&HOST_SYSCTLS)?;
     Ok(Host { node, v4, v6: with_v6.then_some(v6) })
+}
+
+/// The command that makes a wire from here to `peer`.
+///
+/// The two ends must differ in their index: where they are equal the kernel takes the wire for a
+/// device of its own and puts off for up to a second the news that its carrier is there.
+fn veth(mtu: u32, here: (&str, u32), there: (&str, u32), peer: &Node) -> String {
+    let (name, index, peer_name, peer_index) = (here.0, here.1, there.0, there.1);
+    let netns = peer.netns().path();
+    format!(
+        "link add {name} index {index} mtu {mtu} type veth \
+         peer name {peer_name} index {peer_index} mtu {mtu} netns {netns}"
+    )
 }
 
 const HOST_SYSCTLS: [(&str, &str); 4] = [
