@@ -293,20 +293,18 @@ fn add_host(
     node.ip(&[veth(mtu, ("eth0", 10), (name, 100 + u32::from(n)), gateway)])?;
     let mut at_gateway =
         vec![format!("addr add {v4_gateway}/24 dev {name}"), format!("link set {name} up")];
-    let mut at_host = vec![
-        format!("addr add {v4}/24 dev eth0"),
-        "link set eth0 up".into(),
-        format!("route add default via {v4_gateway}"),
-    ];
+    let mut at_host = vec![format!("addr add {v4}/24 dev eth0"), "link set eth0 up".into()];
+    let mut routes = vec![format!("default via {v4_gateway}")];
     if with_v6 {
         at_gateway.push(format!("addr add {v6_gateway}/64 dev {name} nodad"));
         at_host.push(format!("addr add {v6}/64 dev eth0 nodad"));
-        at_host.push(format!("route add default via {v6_gateway}"));
+        routes.push(format!("default via {v6_gateway}"));
     }
+    at_host.extend(routes.iter().map(|route| format!("route add {route}")));
     gateway.ip(&at_gateway)?;
     node.ip(&at_host)?;
     node.set_sysctls(&HOST_SYSCTLS)?;
-    Ok(Host { node, v4, v6: with_v6.then_some(v6) })
+    Ok(Host { node, v4, v6: with_v6.then_some(v6), routes })
 }
 
 /// The command that makes a wire from here to `peer`.

@@ -132,6 +132,8 @@ pub struct Host {
     pub(super) node: Node,
     pub(super) v4: Ipv4Addr,
     pub(super) v6: Option<Ipv6Addr>,
+    /// As in `default via 10.1.1.1`.
+    pub(super) routes: Vec<String>,
 }
 
 impl Host {
@@ -143,6 +145,16 @@ impl Host {
     /// Its IPv6 address; none where the MTU is below IPv6's least, 1280.
     pub fn v6(&self) -> Option<Ipv6Addr> {
         self.v6
+    }
+
+    /// Has every new TCP connection of this host use this congestion control, as in `cubic`, where
+    /// its program does not ask for one: for programs that cannot be told.
+    ///
+    /// # Errors
+    /// If the kernel does not know it.
+    pub fn set_congestion_control(&self, name: &str) -> Result<(), TopologyError> {
+        let with = |route| format!("route change {route} congctl {name}");
+        self.ip(&self.routes.iter().map(with).collect::<Vec<_>>())
     }
 
     /// Every address that it has, IPv4 first.
@@ -171,6 +183,7 @@ fn line_of(command: &Command) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::topology::{Dumbbell, DumbbellSpec};
 
     #[test]
     fn a_failing_command_says_where_what_and_why() {
@@ -180,6 +193,25 @@ mod tests {
         assert!(text.contains("in a1: `ip link show nosuch`"), "{text}");
         assert!(text.contains("does not exist"), "{text}");
         assert!(journal.lines().contains(&"[a1] ip link show nosuch".to_owned()));
+    }
+
+    #[test]
+    fn connections_both_ways_use_the_hosts_congestion_control() {
+        use rustix::net::sockopt::tcp_congestion;
+        use std::net::{TcpListener, TcpStream};
+        let world = Dumbbell::build(&DumbbellSpec::default(), &Journal::new()).unwrap();
+        let (a1, b1) = (world.a1(), world.b1());
+        a1.set_congestion_control("reno").unwrap();
+        b1.set_congestion_control("cubic").unwrap();
+        for ip in b1.addresses() {
+            let listener = b1.netns().enter(|| TcpListener::bind((ip, 7000)).unwrap()).unwrap();
+            let out = a1.netns().enter(|| TcpStream::connect((ip, 7000)).unwrap()).unwrap();
+            let (back, _) = listener.accept().unwrap();
+            assert_eq!(tcp_congestion(&out).unwrap(), "reno");
+            assert_eq!(tcp_congestion(&back).unwrap(), "cubic");
+        }
+        let text = a1.set_congestion_control("nosuch").unwrap_err().to_string();
+        assert!(text.contains("nosuch"), "{text}");
     }
 
     #[test]
