@@ -1,2 +1,26 @@
 //! The one binary.
-fn main() {}
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// Makes unmodified applications fast and unbreakable over long, lossy, changing networks.
+#[derive(Debug, Parser)]
+#[command(version)]
+enum Command {
+    /// Worlds in network namespaces and experiments in them
+    #[cfg(feature = "lab")]
+    #[command(subcommand)]
+    Lab(viaduct_lab::cli::LabCommand),
+}
+
+fn main() -> ExitCode {
+    let done: anyhow::Result<ExitCode> = match Command::parse() {
+        #[cfg(feature = "lab")]
+        Command::Lab(command) => viaduct_lab::cli::execute(command),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("viaduct: {error:#}");
+        ExitCode::FAILURE
+    })
+}

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -36,6 +37,13 @@ impl Scratch {
     pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> io::Result<PathBuf> {
         let path = self.0.join(name);
         fs::write(&path, content)?;
+        Ok(path)
+    }
+
+    /// Writes a file that can be executed.
+    pub fn write_script(&self, name: &str, content: impl AsRef<[u8]>) -> io::Result<PathBuf> {
+        let path = self.write(name, content)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
         Ok(path)
     }
 }
