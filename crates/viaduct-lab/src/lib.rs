@@ -1,3 +1,18 @@
-//! The lab.
+//! The lab: worlds in network namespaces, experiments in them, their results and the report.
+//!
+//! ```text
+//!   cli ──> experiments (one file each) ──> topology      hosts, gateways, programs
+//!    |           |                    └───> emulator      the link between the gateways
+//!    |           └──> experiment: what a run is; results as JSON, a table, an exit status
+//!    ├──> report: one HTML page of all results
+//!    └──> shell: a terminal inside a world
+//! ```
 
+pub mod cli;
 pub mod emulator;
+pub mod experiment;
+pub mod experiments;
+pub mod report;
+pub mod shell;
+pub mod stop;
+pub mod topology;

@@ -32,6 +32,10 @@ enum Command {
     /// Make and show keys
     #[command(subcommand)]
     Key(key::KeyCommand),
+    /// Worlds in network namespaces, and experiments in them
+    #[cfg(feature = "lab")]
+    #[command(subcommand)]
+    Lab(viaduct_lab::cli::LabCommand),
 }
 
 fn main() -> ExitCode {
@@ -52,6 +56,8 @@ fn run(command: Command) -> Result<ExitCode> {
             gateway::run(&config)?;
         }
         Command::Key(command) => key::run(&command)?,
+        #[cfg(feature = "lab")]
+        Command::Lab(command) => return viaduct_lab::cli::execute(command),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,0 +1,158 @@
+//! `viaduct lab list | run | report | shell`.
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use viaduct_sys::netns::enter_user_namespace;
+
+use crate::experiment::{self, Ended, Experiment, Options};
+use crate::experiments;
+use crate::report;
+use crate::shell::{self, ShellArgs};
+use crate::stop;
+use crate::topology::Journal;
+
+/// Worlds in network namespaces and experiments in them.
+#[derive(Debug, clap::Subcommand)]
+pub enum LabCommand {
+    /// List the experiments
+    List,
+    /// Run experiments; the exit status is 1 if a check does not hold
+    Run(RunArgs),
+    /// Write one HTML page of all results
+    Report(ReportArgs),
+    /// Open a shell inside a world
+    Shell(ShellArgs),
+}
+
+/// What `viaduct lab run` may be told.
+#[derive(Debug, clap::Args)]
+pub struct RunArgs {
+    /// Experiments: a name (`maelstrom/burst`), a system (`maelstrom`), `*` for anything, or `all`
+    #[arg(required = true, value_name = "NAME")]
+    pub names: Vec<String>,
+    /// Be short: fewer points, shorter flows, the same checks
+    #[arg(long)]
+    pub quick: bool,
+    /// Write the result to this file as well (one experiment only)
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Seed of everything random
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Measure so often; the results are means with standard errors
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub repeat: u32,
+    /// Directory that results are kept in, for the report
+    #[arg(long, value_name = "DIR", default_value = "results")]
+    pub dir: PathBuf,
+    /// Show every command that is run
+    #[arg(long)]
+    pub verbose: bool,
+}
+
+/// What `viaduct lab report` may be told.
+#[derive(Debug, clap::Args)]
+pub struct ReportArgs {
+    /// Directory to write index.html into
+    #[arg(long, value_name = "DIR", default_value = "report")]
+    pub out: PathBuf,
+    /// Directory that results are kept in
+    #[arg(long, value_name = "DIR", default_value = "results")]
+    pub dir: PathBuf,
+}
+
+/// Does what `command` says. Call it before the process has threads: without root it moves the
+/// process into a user namespace.
+///
+/// # Returns
+/// The exit status: 1 if a check does not hold, 130 if stopped by Ctrl-C.
+pub fn execute(command: LabCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        LabCommand::List => {
+            say(&listing());
+            Ok(ExitCode::SUCCESS)
+        }
+        LabCommand::Run(args) => run(&args),
+        LabCommand::Report(args) => {
+            let page = report::write(&args.dir, &args.out)?;
+            say(&format!("{}\n", page.display()));
+            Ok(ExitCode::SUCCESS)
+        }
+        LabCommand::Shell(args) => {
+            become_root()?;
+            shell::open(&args)
+        }
+    }
+}
+
+/// A process without root becomes root of a user namespace of its own.
+pub fn become_root() -> anyhow::Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        enter_user_namespace()?;
+    }
+    Ok(())
+}
+
+fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
+    let chosen = match experiments::select(&args.names) {
+        Ok(chosen) => chosen,
+        Err(name) => bail!("no experiment is named {name:?}; `viaduct lab list` names them all"),
+    };
+    if args.json.is_some() && chosen.len() > 1 {
+        bail!("--json takes one experiment, {} are named; --dir takes them all", chosen.len());
+    }
+    become_root()?;
+    stop::on_signals().context("cannot handle Ctrl-C")?;
+    let (mut all_hold, mut stopped) = (true, false);
+    for experiment in chosen {
+        let ended = run_one(experiment, args)?;
+        stopped |= ended.1;
+        all_hold &= ended.0;
+        if stopped {
+            break;
+        }
+    }
+    Ok(match (stopped, all_hold) {
+        (true, _) => ExitCode::from(130),
+        (false, true) => ExitCode::SUCCESS,
+        (false, false) => ExitCode::FAILURE,
+    })
+}
+
+/// Whether all holds, and whether it was stopped.
+fn run_one(experiment: &dyn Experiment, args: &RunArgs) -> anyhow::Result<(bool, bool)> {
+    let about = experiment.about();
+    let journal = if args.verbose { Journal::aloud() } else { Journal::new() };
+    let options =
+        Options { quick: args.quick, seed: args.seed, repeat: args.repeat, journal, quiet: false };
+    say(&format!("{}: {}\n", about.name, about.title));
+    let outcome = experiment::perform(experiment, &options);
+    say(&experiment::print_table(&outcome, colours()));
+    if let Some(path) = &args.json {
+        experiment::save_as(path, &outcome)?;
+    }
+    let path = experiment::save(&args.dir, &outcome)?;
+    say(&format!("\n{} ({} s)\n\n", path.display(), outcome.seconds));
+    Ok((outcome.holds(), outcome.ended == Ended::Stopped))
+}
+
+fn listing() -> String {
+    let abouts = experiments::ALL.iter().map(|experiment| experiment.about());
+    let width = abouts.clone().map(|about| about.name.len()).max().unwrap_or(0);
+    let line = |about: experiment::About| format!("{:width$}  {}\n", about.name, about.title);
+    abouts.map(line).collect()
+}
+
+/// Whether stdout is a terminal whose owner has nothing against colours.
+fn colours() -> bool {
+    let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    std::io::stdout().is_terminal() && !refused
+}
+
+/// Prints to stdout; that nobody reads on (`| head`) is no error.
+fn say(text: &str) {
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}

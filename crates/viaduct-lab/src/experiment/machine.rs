@@ -1,0 +1,78 @@
+//! The machine that a result was measured on.
+
+use std::fs;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+/// What a reader must know to compare results.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// The processor's name.
+    pub cpu: String,
+    /// Cores that this process may use.
+    pub cores: usize,
+    /// Memory in GiB.
+    pub memory_gib: f64,
+    /// The kernel's release.
+    pub kernel: String,
+    /// When the measurement began, as in `2026-11-21T02:47:31Z`.
+    pub date: String,
+}
+
+impl Machine {
+    /// This machine, now.
+    pub fn here() -> Machine {
+        let read = |path| fs::read_to_string(path).unwrap_or_default();
+        let value = |text: &str, key: &str| {
+            let line = text.lines().find(|line| line.starts_with(key))?;
+            Some(line.split_once(':')?.1.trim().to_owned())
+        };
+        let memory = value(&read("/proc/meminfo"), "MemTotal").unwrap_or_default();
+        let kib: f64 = memory.trim_end_matches(" kB").parse().unwrap_or(0.0);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Machine {
+            cpu: value(&read("/proc/cpuinfo"), "model name").unwrap_or_else(|| "unknown".into()),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            memory_gib: (kib / 1024.0 / 102.4).round() / 10.0,
+            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            date: date_of(now.as_secs()),
+        }
+    }
+}
+
+/// Seconds since 1970 as a date and time, UTC.
+fn date_of(seconds: u64) -> String {
+    // Years of 365.2425 days that begin in March, so that the leap day is the last; 719,468 days
+    // lie between 1 March of the year 0 and 1970.
+    let days = seconds / 86_400 + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let march_month = (5 * day + 2) / 153;
+    let day_of_month = day - (153 * march_month + 2) / 5 + 1;
+    let month = if march_month < 10 { march_month + 3 } else { march_month - 9 };
+    let year = era * 400 + year + u64::from(month <= 2);
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day_of_month:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        assert_eq!(date_of(0), "1970-01-01T00:00:00Z");
+        assert_eq!(date_of(951_782_399), "2000-02-28T23:59:59Z");
+        assert_eq!(date_of(951_782_400), "2000-02-29T00:00:00Z");
+        assert_eq!(date_of(1_709_251_199), "2024-02-29T23:59:59Z");
+        assert_eq!(date_of(1_795_229_251), "2026-11-21T02:47:31Z");
+    }
+
+    #[test]
+    fn this_machine_has_a_kernel_and_a_core() {
+        let here = Machine::here();
+        assert!(here.cores >= 1 && here.memory_gib > 0.0 && here.kernel.contains('.'), "{here:?}");
+    }
+}

@@ -1,0 +1,78 @@
+//! Results on disk: a file for each experiment in one directory.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::Outcome;
+
+/// A result that could not be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The file system refused.
+    #[error("{path}: cannot {what}: {source}", path = path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// As in "write the result".
+        what: &'static str,
+        /// Its answer.
+        source: io::Error,
+    },
+    /// The file is not a result.
+    #[error("{path}: not a result of `viaduct lab run`: {source}", path = path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+}
+
+/// Writes `outcome` into `dir`, which is made if it is missing; `maelstrom/burst` becomes
+/// `maelstrom-burst.json`.
+///
+/// # Returns
+/// Where it was written.
+pub fn save(dir: &Path, outcome: &Outcome) -> Result<PathBuf, StoreError> {
+    fs::create_dir_all(dir).map_err(|e| refused(dir, "make the directory", e))?;
+    let path = dir.join(format!("{}.json", outcome.experiment.replace('/', "-")));
+    save_as(&path, outcome)?;
+    Ok(path)
+}
+
+/// Writes `outcome` to `path`, wholly or not at all.
+pub fn save_as(path: &Path, outcome: &Outcome) -> Result<(), StoreError> {
+    let json = |source| StoreError::Json { path: path.into(), source };
+    let text = serde_json::to_string_pretty(outcome).map_err(json)? + "\n";
+    // A file that is no plain one (a pipe, /dev/stdout) cannot be replaced.
+    if path.exists() && !path.is_file() {
+        return fs::write(path, text).map_err(|e| refused(path, "write the result", e));
+    }
+    let mut part = path.as_os_str().to_owned();
+    part.push(format!(".{}.part", std::process::id()));
+    fs::write(&part, text)
+        .and_then(|()| fs::rename(&part, path))
+        .map_err(|e| refused(path, "write the result", e))
+}
+
+/// Reads every result in `dir`, in the order of their names.
+///
+/// # Errors
+/// If the directory cannot be read or a file in it ending in `.json` is no result.
+pub fn load_all(dir: &Path) -> Result<Vec<Outcome>, StoreError> {
+    let entries = fs::read_dir(dir).map_err(|e| refused(dir, "read the results", e))?;
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+    paths.sort();
+    paths.iter().map(|path| load(path)).collect()
+}
+
+fn load(path: &Path) -> Result<Outcome, StoreError> {
+    let text = fs::read(path).map_err(|e| refused(path, "read the result", e))?;
+    serde_json::from_slice(&text).map_err(|source| StoreError::Json { path: path.into(), source })
+}
+
+fn refused(path: &Path, what: &'static str, source: io::Error) -> StoreError {
+    StoreError::Io { path: path.into(), what, source }
+}

@@ -1,0 +1,74 @@
+//! Every experiment: one file each, and one line in the list.
+
+mod lab;
+
+use crate::experiment::Experiment;
+
+/// All experiments, in the order in which they are listed and reported.
+pub const ALL: &[&dyn Experiment] = &[&lab::forwarding_plain::ForwardingPlain];
+
+/// The experiments that one of `patterns` names: a name (`maelstrom/burst`), a system
+/// (`maelstrom`), a name with `*` in it, or `all`.
+///
+/// # Errors
+/// The first pattern that names none.
+pub fn select<'p>(patterns: &'p [String]) -> Result<Vec<&'static dyn Experiment>, &'p str> {
+    let names = |pattern: &str| {
+        let fits = move |e: &&dyn Experiment| fits(pattern, e.about().name);
+        ALL.iter().copied().filter(fits).map(|e| e.about().name).collect::<Vec<_>>()
+    };
+    let mut chosen = Vec::new();
+    for pattern in patterns {
+        match names(pattern) {
+            none if none.is_empty() => return Err(pattern),
+            some => chosen.extend(some),
+        }
+    }
+    Ok(ALL.iter().copied().filter(|e| chosen.contains(&e.about().name)).collect())
+}
+
+/// Whether `pattern` names `name`.
+fn fits(pattern: &str, name: &str) -> bool {
+    let system = name.split('/').next() == Some(pattern.trim_end_matches('/'));
+    pattern == "all" || system || wildcard(pattern.as_bytes(), name.as_bytes())
+}
+
+/// Whether `text` is `pattern`, where `*` stands for anything.
+fn wildcard(pattern: &[u8], text: &[u8]) -> bool {
+    match (pattern.split_first(), text.split_first()) {
+        (None, None) => true,
+        (Some((b'*', rest)), None) => wildcard(rest, text),
+        (Some((b'*', rest)), Some((_, tail))) => wildcard(rest, text) || wildcard(pattern, tail),
+        (Some((p, rest)), Some((t, tail))) => p == t && wildcard(rest, tail),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_name_what_they_should() {
+        let fitting = ["maelstrom/burst", "maelstrom", "maelstrom/", "*/burst", "m*r*", "all", "*"];
+        assert!(fitting.iter().all(|pattern| fits(pattern, "maelstrom/burst")));
+        let others = ["burst", "mael", "maelstrom/bur", "*/burs", ""];
+        assert!(!others.iter().any(|pattern| fits(pattern, "maelstrom/burst")));
+    }
+
+    #[test]
+    fn a_pattern_that_names_nothing_is_refused() {
+        let patterns = ["lab".to_owned(), "nosuch".to_owned()];
+        assert_eq!(select(&patterns).err(), Some("nosuch"));
+        assert!(!select(&patterns[..1]).unwrap().is_empty());
+    }
+
+    #[test]
+    fn names_are_unique_and_have_a_system() {
+        let names: Vec<_> = ALL.iter().map(|e| e.about().name).collect();
+        for (n, name) in names.iter().enumerate() {
+            assert!(name.split('/').count() == 2, "{name}");
+            assert!(!names[..n].contains(name), "{name} is there twice");
+        }
+    }
+}

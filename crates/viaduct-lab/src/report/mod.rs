@@ -1,0 +1,29 @@
+//! One self-contained HTML page of all results.
+
+mod axis;
+mod page;
+mod plot;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+
+use crate::experiment::load_all;
+
+/// Reads every result in `results` and writes `index.html` into `out`, which is made if missing.
+///
+/// # Returns
+/// Where the page is.
+pub fn write(results: &Path, out: &Path) -> anyhow::Result<PathBuf> {
+    let outcomes = load_all(results)?;
+    anyhow::ensure!(
+        !outcomes.is_empty(),
+        "{}: no results yet; `viaduct lab run NAME` makes some",
+        results.display()
+    );
+    std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+    let path = out.join("index.html");
+    std::fs::write(&path, page::render(&outcomes)?)
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path)
+}

@@ -1,0 +1,252 @@
+//! The page: a table of contents, then each result with what the paper found beside it.
+
+use std::fmt::Write;
+
+use crate::experiment::{About, Check, Ended, Outcome, Point, Series, number};
+use crate::experiments;
+
+use super::plot;
+
+const STYLE: &str = include_str!("page.css");
+
+/// The whole page for `outcomes`, in the order of the list of experiments.
+pub(super) fn render(outcomes: &[Outcome]) -> anyhow::Result<String> {
+    let mut ordered: Vec<&Outcome> = outcomes.iter().collect();
+    ordered.sort_by_key(|outcome| position(outcome));
+    let mut body = String::new();
+    for outcome in &ordered {
+        body += &section(outcome)?;
+    }
+    Ok(format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<title>Viaduct: results</title>\n\
+         <style>\n{STYLE}{}</style>\n</head>\n<body>\n<header><h1>Viaduct: results</h1>\n{}</header>\n\
+         {}{body}</body>\n</html>\n",
+        colour_rules(),
+        summary(&ordered),
+        contents(&ordered)
+    ))
+}
+
+fn position(outcome: &Outcome) -> usize {
+    let names = experiments::ALL.iter().map(|experiment| experiment.about().name);
+    names.into_iter().position(|name| name == outcome.experiment).unwrap_or(usize::MAX)
+}
+
+fn about(outcome: &Outcome) -> Option<About> {
+    let mut abouts = experiments::ALL.iter().map(|experiment| experiment.about());
+    abouts.find(|about| about.name == outcome.experiment)
+}
+
+fn summary(outcomes: &[&Outcome]) -> String {
+    let checks = || outcomes.iter().flat_map(|outcome| &outcome.checks);
+    let (held, all) = (checks().filter(|check| check.holds).count(), checks().count());
+    format!(
+        "<p class=\"lead\">{} experiments, {held} of {all} checks hold. Every figure below was \
+         measured by the command that stands under it.</p>\n",
+        outcomes.len()
+    )
+}
+
+fn contents(outcomes: &[&Outcome]) -> String {
+    let mut out = String::from("<nav aria-label=\"Contents\"><ol>\n");
+    for outcome in outcomes {
+        let (name, verdict) = (escape(&outcome.experiment), verdict(outcome));
+        let title = about(outcome).map_or("", |about| about.title);
+        let _ = writeln!(
+            out,
+            "<li><a href=\"#{}\"><code>{name}</code> <span>{}</span></a>{verdict}</li>",
+            anchor(outcome),
+            escape(title)
+        );
+    }
+    out + "</ol></nav>\n"
+}
+
+fn anchor(outcome: &Outcome) -> String {
+    escape(&outcome.experiment.replace('/', "-"))
+}
+
+/// A mark that does not rest on colour alone.
+fn verdict(outcome: &Outcome) -> String {
+    let held = outcome.checks.iter().filter(|check| check.holds).count();
+    let (class, text) = match &outcome.ended {
+        Ended::Stopped => ("bad", "stopped: partial".to_owned()),
+        Ended::Failed(_) => ("bad", "failed: partial".to_owned()),
+        Ended::Complete if held < outcome.checks.len() => {
+            ("bad", format!("✗ {} of {} hold", held, outcome.checks.len()))
+        }
+        Ended::Complete => ("good", format!("✓ {held} hold")),
+    };
+    format!("<span class=\"mark {class}\">{text}</span>")
+}
+
+fn section(outcome: &Outcome) -> anyhow::Result<String> {
+    let known = about(outcome);
+    let title = known.map_or_else(|| outcome.experiment.clone(), |about| about.title.into());
+    let mut out = format!(
+        "<section id=\"{}\">\n<h2>{} {}</h2>\n<p class=\"name\"><code>{}</code></p>\n",
+        anchor(outcome),
+        escape(&title),
+        verdict(outcome),
+        escape(&outcome.experiment)
+    );
+    if let Ended::Failed(why) = &outcome.ended {
+        let _ = writeln!(out, "<p class=\"failed\">It could not go on: {}</p>", escape(why));
+    }
+    out += "<div class=\"beside\">\n";
+    if let Some(about) = known {
+        let (figure, finding) = (escape(about.figure), escape(about.finding));
+        let _ = writeln!(
+            out,
+            "<div class=\"card\"><h3>What the paper found</h3><p>{finding}</p>\
+             <p class=\"source\">{figure}</p></div>"
+        );
+    }
+    let _ = writeln!(
+        out,
+        "<div class=\"card\"><h3>What we found</h3>{}</div>\n</div>",
+        checks(&outcome.checks)
+    );
+    out += &plots(outcome)?;
+    out += &facts(outcome);
+    Ok(out + "</section>\n")
+}
+
+fn checks(checks: &[Check]) -> String {
+    if checks.is_empty() {
+        return "<p>Nothing was checked.</p>".into();
+    }
+    let mut out = String::from(
+        "<table class=\"checks\"><thead><tr><th>Check</th><th class=\"n\">Measured</th>\
+         <th class=\"n\">Must be</th><th></th></tr></thead><tbody>",
+    );
+    for check in checks {
+        let (class, word) =
+            if check.holds { ("good", "✓ holds") } else { ("bad", "✗ does not") };
+        let bound = check.bound.to_string().replace(">=", "≥").replace("<=", "≤");
+        let _ = write!(
+            out,
+            "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{bound}</td>\
+             <td class=\"mark {class}\">{word}</td></tr>",
+            escape(&check.name),
+            number(check.value)
+        );
+    }
+    out + "</tbody></table>"
+}
+
+/// Each plot with its legend and its numbers.
+fn plots(outcome: &Outcome) -> anyhow::Result<String> {
+    let mut titles: Vec<&str> = Vec::new();
+    for series in &outcome.series {
+        if !titles.contains(&series.plot.as_str()) {
+            titles.push(&series.plot);
+        }
+    }
+    let mut out = String::new();
+    for title in titles {
+        let series: Vec<&Series> = outcome.series.iter().filter(|s| s.plot == title).collect();
+        let svg = plot::render(&series)?;
+        if svg.is_empty() {
+            continue;
+        }
+        let _ = writeln!(
+            out,
+            "<figure><figcaption>{}</figcaption>\n{}{svg}\n{}</figure>",
+            escape(title),
+            legend(&series),
+            numbers(&series)
+        );
+    }
+    Ok(out)
+}
+
+fn legend(series: &[&Series]) -> String {
+    let entry = |(index, series): (usize, &&Series)| {
+        let name = escape(&series.name);
+        format!("<li><i class=\"c{}\"></i>{name}</li>", index % plot::COLOURS)
+    };
+    format!(
+        "<ul class=\"legend\">{}</ul>\n",
+        series.iter().enumerate().map(entry).collect::<String>()
+    )
+}
+
+/// The numbers behind a plot, folded away.
+fn numbers(series: &[&Series]) -> String {
+    let (x, y) = (&series[0].x, &series[0].y);
+    let mut out = format!(
+        "<details><summary>Numbers</summary><table><thead><tr><th>Series</th>\
+         <th class=\"n\">{}</th><th class=\"n\">{}</th></tr></thead><tbody>",
+        escape(&x.to_string()),
+        escape(&y.to_string())
+    );
+    for series in series {
+        for point in series.points.iter().take(500) {
+            let _ = write!(
+                out,
+                "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>",
+                escape(&series.name),
+                escape(&point.label.clone().unwrap_or_else(|| number(point.x))),
+                value_of(point)
+            );
+        }
+    }
+    out + "</tbody></table></details>\n"
+}
+
+fn value_of(point: &Point) -> String {
+    match point.error {
+        Some(error) => format!("{} ± {}", number(point.y), number(error)),
+        None => number(point.y),
+    }
+}
+
+/// Parameters, machine, command.
+fn facts(outcome: &Outcome) -> String {
+    let machine = &outcome.machine;
+    let mut rows: Vec<(String, String)> = Vec::new();
+    if !outcome.congestion_control.is_empty() {
+        rows.push(("congestion control".into(), outcome.congestion_control.join(", ")));
+    }
+    let plain = |value: &serde_json::Value| match value {
+        serde_json::Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    rows.extend(outcome.params.iter().map(|(k, v)| (k.replace('_', " "), plain(v))));
+    rows.push(("seed".into(), outcome.seed.to_string()));
+    rows.push(("repeats".into(), outcome.repeats.to_string()));
+    let cores = if machine.cores == 1 { "core" } else { "cores" };
+    rows.push((
+        "machine".into(),
+        format!(
+            "{}, {} {cores}, {} GiB, Linux {}",
+            machine.cpu, machine.cores, machine.memory_gib, machine.kernel
+        ),
+    ));
+    rows.push(("measured".into(), format!("{}, in {} s", machine.date, outcome.seconds)));
+    let row = |(k, v): &(String, String)| format!("<dt>{}</dt><dd>{}</dd>", escape(k), escape(v));
+    format!(
+        "<dl>{}</dl>\n<pre><code>{}</code></pre>\n",
+        rows.iter().map(row).collect::<String>(),
+        escape(&outcome.command)
+    )
+}
+
+/// Gives each series its colour, in plots and legends.
+fn colour_rules() -> String {
+    let rule = |n: usize| {
+        format!(
+            "svg [fill=\"#01010{n}\" i]{{fill:var(--c{n})}}svg [stroke=\"#01010{n}\" i]\
+             {{stroke:var(--c{n})}}.legend .c{n}{{background:var(--c{n})}}\n"
+        )
+    };
+    (0..plot::COLOURS).map(rule).collect()
+}
+
+fn escape(text: &str) -> String {
+    let escaped = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    escaped.replace('"', "&quot;")
+}

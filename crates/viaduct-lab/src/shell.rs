@@ -1,0 +1,118 @@
+//! A terminal inside a world, to try things by hand.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use viaduct_sys::process::Process;
+
+use crate::stop;
+use crate::topology::{Dumbbell, DumbbellSpec, Journal, Scratch};
+
+/// What `viaduct lab shell` may be told.
+#[derive(Debug, clap::Args)]
+pub struct ShellArgs {
+    /// The world
+    pub topology: Topology,
+    /// Hosts on each side
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub hosts: usize,
+    /// MTU between hosts and gateways
+    #[arg(long, value_name = "BYTES", default_value_t = 1500)]
+    pub host_mtu: u32,
+    /// MTU between the gateways
+    #[arg(long, value_name = "BYTES", default_value_t = 1500)]
+    pub wan_mtu: u32,
+    /// Show every command that is run
+    #[arg(long)]
+    pub verbose: bool,
+    /// What to run in a1 instead of your shell
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
+
+/// Worlds to open a shell in.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub enum Topology {
+    /// Two sites with a gateway each
+    Dumbbell,
+}
+
+/// Builds the world, runs the shell (or the command) in a1, and takes the world down when it ends.
+///
+/// # Returns
+/// The shell's exit status; 128 and the signal's number if one ended it.
+pub fn open(args: &ShellArgs) -> anyhow::Result<ExitCode> {
+    let Topology::Dumbbell = args.topology;
+    let journal = if args.verbose { Journal::aloud() } else { Journal::new() };
+    stop::on_signals().context("cannot handle Ctrl-C")?;
+    let spec = DumbbellSpec {
+        hosts: args.hosts,
+        host_mtu: args.host_mtu,
+        wan_mtu: args.wan_mtu,
+        ..DumbbellSpec::default()
+    };
+    let world = Dumbbell::build(&spec, &journal)?;
+    let helpers = Scratch::new().context("cannot make a directory for the helper commands")?;
+    write_helpers(&world, &helpers)?;
+    let shell = std::env::var("SHELL").unwrap_or_else(|_| "/bin/sh".into());
+    let (program, rest) = match args.command.split_first() {
+        Some((program, rest)) => (program.clone(), rest),
+        None => (shell, &[][..]),
+    };
+    if args.command.is_empty() {
+        eprint!("{}", banner(&world));
+    }
+    let mut command = world.a1().command(&program);
+    command.args(rest).env("PATH", path_with(&helpers)).env("debian_chroot", "a1");
+    for host in world.hosts_a().iter().chain(world.hosts_b()) {
+        command.env(host.name().to_uppercase(), host.v4().to_string());
+    }
+    let mut child = Process::spawn_foreground(command)
+        .with_context(|| format!("cannot start {program:?} in a1"))?;
+    let status = loop {
+        // The child may handle Ctrl-C itself: only its end ends the world.
+        if let Some(status) = child.wait_for(Duration::from_secs(3600), || false)? {
+            break status;
+        }
+    };
+    let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+}
+
+/// A script for each machine, named like it, that runs its arguments (or a shell) there.
+fn write_helpers(world: &Dumbbell, helpers: &Scratch) -> anyhow::Result<()> {
+    for node in world.nodes() {
+        let script = format!(
+            "#!/bin/sh\n[ $# -gt 0 ] || set -- \"${{SHELL:-sh}}\"\n\
+             exec env debian_chroot={} nsenter --net={} -- \"$@\"\n",
+            node.name(),
+            node.netns().path()
+        );
+        helpers
+            .write_script(node.name(), script)
+            .with_context(|| format!("cannot write the helper command {}", node.name()))?;
+    }
+    Ok(())
+}
+
+fn path_with(helpers: &Scratch) -> String {
+    let path = std::env::var("PATH").unwrap_or_else(|_| "/usr/sbin:/usr/bin:/sbin:/bin".into());
+    format!("{}:{path}", helpers.path().display())
+}
+
+fn banner(world: &Dumbbell) -> String {
+    let list = |hosts: &[crate::topology::Host]| {
+        let each = |h: &crate::topology::Host| format!("{} ({})", h.name(), h.v4());
+        hosts.iter().map(each).collect::<Vec<_>>().join("  ")
+    };
+    format!(
+        "\n  {}  --  gwa ==== wan0 ==== gwb  --  {}\n\n\
+         You are in a1. A machine's name runs a command in it, or a shell:\n  \
+         gwa ip addr        b1 iperf3 -s        ping $B1\n\
+         The world ends with this shell.\n\n",
+        list(world.hosts_a()),
+        list(world.hosts_b())
+    )
+}

@@ -1,0 +1,388 @@
+//! Two sites and the wide-area link between them.
+//!
+//! ```text
+//!  10.1.0.0/16, fd00:1::/48                               10.2.0.0/16, fd00:2::/48
+//!
+//!  a1 eth0 ────── a1 ┐                                       ┌ b1 ────── eth0 b1
+//!   10.1.1.2  10.1.1.1│                                       │10.2.1.1  10.2.1.2
+//!                     │ gwa  wan0 ═══════════════ wan0  gwb │
+//!  a2 eth0 ────── a2 │      192.0.2.1     192.0.2.2          │ b2 ────── eth0 b2
+//!   10.1.2.2  10.1.2.1┘      2001:db8::1   2001:db8::2         └10.2.2.1  10.2.2.2
+//!
+//!  IPv6 in the same manner: host fd00:1:0:<n>::2, its gateway fd00:1:0:<n>::1
+//! ```
+//!
+//! Each host has a wire (veth) and a network of its own, so a gateway routes and never bridges.
+//! `wan0` is a plain veth pair, or a TUN device in each gateway whose descriptors an emulator reads
+//! and writes. Nothing waits for duplicate-address detection, and TCP forgets metrics between
+//! connections, so that one run never teaches the next.
+
+use std::fmt;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{Host, Journal, Node, TopologyError};
+use crate::stop;
+
+/// Opens a TUN device of the given name (IP packets, no header before them) in the namespace of the
+/// calling thread.
+pub type OpenTun = dyn Fn(&str) -> io::Result<OwnedFd> + Send + Sync;
+
+/// What `wan0` is.
+#[derive(Clone, Copy)]
+pub enum Wan<'a> {
+    /// A veth pair: as fast as the kernel, no loss, no delay.
+    Veth,
+    /// A TUN device in each gateway; [`Dumbbell::take_wan_ends`] hands over their descriptors.
+    Tun(&'a OpenTun),
+}
+
+impl fmt::Debug for Wan<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Wan::Veth => "Veth",
+            Wan::Tun(_) => "Tun",
+        })
+    }
+}
+
+/// A description of a dumbbell.
+#[derive(Clone, Copy, Debug)]
+pub struct DumbbellSpec<'a> {
+    /// Hosts on each side: 1 to 250.
+    pub hosts: usize,
+    /// MTU between hosts and gateways, in bytes: 576 to 65535. Below IPv6's least, 1280, the hosts
+    /// have IPv4 alone: so at the paper's 1200.
+    pub host_mtu: u32,
+    /// MTU of `wan0`, in bytes: 1280 to 65535.
+    pub wan_mtu: u32,
+    /// What `wan0` is.
+    pub wan: Wan<'a>,
+}
+
+impl Default for DumbbellSpec<'_> {
+    /// One host a side, 1500 bytes everywhere, a veth pair between the gateways.
+    fn default() -> Self {
+        DumbbellSpec { hosts: 1, host_mtu: 1500, wan_mtu: 1500, wan: Wan::Veth }
+    }
+}
+
+/// Two sites; see the module's drawing. All of it is gone when this is dropped.
+#[derive(Debug)]
+pub struct Dumbbell {
+    a: Site,
+    b: Site,
+}
+
+#[derive(Debug)]
+struct Site {
+    gateway: Node,
+    hosts: Vec<Host>,
+    wan_end: Option<OwnedFd>,
+}
+
+impl Dumbbell {
+    /// Builds it. With a veth WAN every host can reach its opposite when this returns; with TUNs
+    /// once the emulator runs (see [`Dumbbell::wait_until_connected`]).
+    ///
+    /// # Errors
+    /// If the description is out of range or the kernel refuses a part; nothing is left then.
+    pub fn build(spec: &DumbbellSpec<'_>, journal: &Journal) -> Result<Dumbbell, TopologyError> {
+        spec.validate()?;
+        let mut a = Site::new(Side::A, spec, journal)?;
+        let mut b = Site::new(Side::B, spec, journal)?;
+        match spec.wan {
+            Wan::Veth => {
+                a.gateway.ip(&[veth(spec.wan_mtu, ("wan0", 10), ("wan0", 11), &b.gateway)])?;
+            }
+            Wan::Tun(open) => {
+                a.open_tun(open, spec.wan_mtu)?;
+                b.open_tun(open, spec.wan_mtu)?;
+            }
+        }
+        a.connect_wan(Side::A)?;
+        b.connect_wan(Side::B)?;
+        let dumbbell = Dumbbell { a, b };
+        if matches!(spec.wan, Wan::Veth) {
+            dumbbell.wait_until_connected(Duration::from_secs(10))?;
+        }
+        Ok(dumbbell)
+    }
+
+    /// The gateway of side A.
+    pub fn gateway_a(&self) -> &Node {
+        &self.a.gateway
+    }
+
+    /// The gateway of side B.
+    pub fn gateway_b(&self) -> &Node {
+        &self.b.gateway
+    }
+
+    /// The hosts of side A: a1, a2, …
+    pub fn hosts_a(&self) -> &[Host] {
+        &self.a.hosts
+    }
+
+    /// The hosts of side B: b1, b2, …
+    pub fn hosts_b(&self) -> &[Host] {
+        &self.b.hosts
+    }
+
+    /// The first host of side A.
+    pub fn a1(&self) -> &Host {
+        &self.a.hosts[0]
+    }
+
+    /// The first host of side B.
+    pub fn b1(&self) -> &Host {
+        &self.b.hosts[0]
+    }
+
+    /// Every machine: the gateways, then the hosts.
+    pub fn nodes(&self) -> impl Iterator<Item = &Node> {
+        let hosts = self.a.hosts.iter().chain(&self.b.hosts);
+        [&self.a.gateway, &self.b.gateway].into_iter().chain(hosts.map(|host| &**host))
+    }
+
+    /// The descriptors of the two `wan0` TUNs, A's and B's, for the emulator; once.
+    pub fn take_wan_ends(&mut self) -> Option<(OwnedFd, OwnedFd)> {
+        Some((self.a.wan_end.take()?, self.b.wan_end.take()?))
+    }
+
+    /// Waits until a1 and b1 reach each other by every address that they have.
+    ///
+    /// # Errors
+    /// If they do not within `limit`, or a stop was asked for.
+    pub fn wait_until_connected(&self, limit: Duration) -> Result<(), TopologyError> {
+        let (from, to) = (self.a1(), self.b1());
+        to.addresses().try_for_each(|ip| {
+            from.netns()
+                .enter(|| wait_until_reached(from, SocketAddr::new(ip, PROBE_PORT), limit))?
+        })
+    }
+}
+
+/// Where nobody listens: the refusal that comes back proves the way there and back.
+const PROBE_PORT: u16 = 9;
+
+fn wait_until_reached(from: &Host, to: SocketAddr, limit: Duration) -> Result<(), TopologyError> {
+    let deadline = Instant::now() + limit;
+    // A lost SYN is repeated by TCP only after a second: ask anew, with ever more patience.
+    let mut patience = Duration::from_millis(20);
+    loop {
+        stop::check()?;
+        match TcpStream::connect_timeout(&to, patience) {
+            Ok(_) => return Ok(()),
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return Ok(()),
+            Err(_) if Instant::now() < deadline => {
+                // An error that comes at once (no route yet) is no reason to spin.
+                thread::sleep(Duration::from_millis(5));
+                patience = (patience * 2).min(Duration::from_secs(2));
+            }
+            Err(_) => {
+                let (node, what) = (from.name().into(), format!("reaching {}", to.ip()));
+                return Err(TopologyError::TimedOut { node, what, after: limit });
+            }
+        }
+    }
+}
+
+impl DumbbellSpec<'_> {
+    fn validate(&self) -> Result<(), TopologyError> {
+        let check = |what, value: u64, least: u64, most: u64, range| {
+            let fits = (least..=most).contains(&value);
+            if fits { Ok(()) } else { Err(TopologyError::Spec { what, value, range }) }
+        };
+        check("hosts", self.hosts as u64, 1, 250, "1 to 250 on each side")?;
+        check("host_mtu", self.host_mtu.into(), 576, 65535, "576 to 65535 bytes")?;
+        check("wan_mtu", self.wan_mtu.into(), 1280, 65535, "1280 to 65535 bytes")
+    }
+}
+
+/// Which site: decides names and addresses.
+#[derive(Clone, Copy, Debug)]
+enum Side {
+    A,
+    B,
+}
+
+impl Side {
+    fn letter(self) -> char {
+        match self {
+            Side::A => 'a',
+            Side::B => 'b',
+        }
+    }
+
+    fn number(self) -> u8 {
+        self as u8 + 1
+    }
+
+    fn other(self) -> Side {
+        match self {
+            Side::A => Side::B,
+            Side::B => Side::A,
+        }
+    }
+
+    /// Machine `last` (1 the gateway, 2 the host) on the wire of host `host`.
+    fn v4(self, host: u8, last: u8) -> Ipv4Addr {
+        Ipv4Addr::new(10, self.number(), host, last)
+    }
+
+    fn v6(self, host: u8, last: u8) -> Ipv6Addr {
+        let (side, host, last) = (self.number().into(), host.into(), last.into());
+        Ipv6Addr::new(0xfd00, side, 0, host, 0, 0, 0, last)
+    }
+}
+
+/// The MTU below which a device carries no IPv6.
+const V6_LEAST_MTU: u32 = 1280;
+
+impl Site {
+    fn new(side: Side, spec: &DumbbellSpec<'_>, journal: &Journal) -> Result<Site, TopologyError> {
+        let gateway = Node::new(format!("gw{}", side.letter()), journal)?;
+        gateway.set_sysctls(&[
+            ("net/ipv4/ip_forward", "1"),
+            ("net/ipv6/conf/all/forwarding", "1"),
+            // A recovered packet may come in by another device than the route says.
+            ("net/ipv4/conf/all/rp_filter", "0"),
+            ("net/ipv4/conf/default/rp_filter", "0"),
+        ])?;
+        let hosts = (1..=spec.hosts)
+            .map(|n| add_host(&gateway, side, n as u8, spec.host_mtu, journal))
+            .collect::<Result<_, _>>()?;
+        Ok(Site { gateway, hosts, wan_end: None })
+    }
+
+    fn open_tun(&mut self, open: &OpenTun, mtu: u32) -> Result<(), TopologyError> {
+        let opened = self.gateway.netns().enter(|| open("wan0"))?;
+        self.wan_end = Some(opened.map_err(|e| self.gateway.io("open TUN wan0".into(), e))?);
+        self.gateway.ip(&[format!("link set wan0 mtu {mtu} txqueuelen 1000")])
+    }
+
+    fn connect_wan(&self, side: Side) -> Result<(), TopologyError> {
+        let (own, other) = (side.number(), side.other().number());
+        self.gateway.ip(&[
+            format!("addr add 192.0.2.{own}/30 dev wan0"),
+            format!("addr add 2001:db8::{own}/64 dev wan0 nodad"),
+            "link set wan0 up".into(),
+            format!("route add 10.{other}.0.0/16 via 192.0.2.{other}"),
+            format!("route add fd00:{other}::/48 via 2001:db8::{other}"),
+        ])
+    }
+}
+
+/// A host with its wire to the gateway, addressed and routed at both ends.
+fn add_host(
+    gateway: &Node,
+    side: Side,
+    n: u8,
+    mtu: u32,
+    journal: &Journal,
+) -> Result<Host, TopologyError> {
+    let node = Node::new(format!("{}{n}", side.letter()), journal)?;
+    let name = node.name();
+    let (v4, v4_gateway) = (side.v4(n, 2), side.v4(n, 1));
+    let (v6, v6_gateway) = (side.v6(n, 2), side.v6(n, 1));
+    let with_v6 = mtu >= V6_LEAST_MTU;
+    node.ip(&[veth(mtu, ("eth0", 10), (name, 100 + u32::from(n)), gateway)])?;
+    let mut at_gateway =
+        vec![format!("addr add {v4_gateway}/24 dev {name}"), format!("link set {name} up")];
+    let mut at_host = vec![format!("addr add {v4}/24 dev eth0"), "link set eth0 up".into()];
+    let mut routes = vec![format!("default via {v4_gateway}")];
+    if with_v6 {
+        at_gateway.push(format!("addr add {v6_gateway}/64 dev {name} nodad"));
+        at_host.push(format!("addr add {v6}/64 dev eth0 nodad"));
+        routes.push(format!("default via {v6_gateway}"));
+    }
+    at_host.extend(routes.iter().map(|route| format!("route add {route}")));
+    gateway.ip(&at_gateway)?;
+    node.ip(&at_host)?;
+    node.set_sysctls(&HOST_SYSCTLS)?;
+    Ok(Host { node, v4, v6: with_v6.then_some(v6), routes })
+}
+
+/// The command that makes a wire from here to `peer`.
+///
+/// The two ends must differ in their index: where they are equal the kernel takes the wire for a
+/// device of its own and puts off for up to a second the news that its carrier is there.
+fn veth(mtu: u32, here: (&str, u32), there: (&str, u32), peer: &Node) -> String {
+    let (name, index, peer_name, peer_index) = (here.0, here.1, there.0, there.1);
+    let netns = peer.netns().path();
+    format!(
+        "link add {name} index {index} mtu {mtu} type veth \
+         peer name {peer_name} index {peer_index} mtu {mtu} netns {netns}"
+    )
+}
+
+const HOST_SYSCTLS: [(&str, &str); 4] = [
+    // What one connection learns must not teach the next.
+    ("net/ipv4/tcp_no_metrics_save", "1"),
+    // Room for 1 Gb/s at 100 ms and then some: 64 MB.
+    ("net/ipv4/tcp_rmem", "4096 131072 67108864"),
+    ("net/ipv4/tcp_wmem", "4096 65536 67108864"),
+    // Every user may ping, also without root.
+    ("net/ipv4/ping_group_range", "0 0"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn build(spec: &DumbbellSpec<'_>) -> Dumbbell {
+        Dumbbell::build(spec, &Journal::new()).unwrap()
+    }
+
+    #[test]
+    fn every_host_reaches_every_host_of_the_other_side_by_both_families() {
+        let world = build(&DumbbellSpec { hosts: 3, ..DumbbellSpec::default() });
+        let pairs =
+            world.hosts_a().iter().flat_map(|a| world.hosts_b().iter().map(move |b| (a, b)));
+        for (a, b) in pairs {
+            for ip in b.addresses() {
+                let to = SocketAddr::new(ip, PROBE_PORT);
+                let reach = || wait_until_reached(a, to, Duration::from_secs(2));
+                a.netns().enter(reach).unwrap().unwrap();
+            }
+        }
+        assert_eq!(world.nodes().count(), 2 + 6);
+    }
+
+    #[test]
+    fn mtus_are_as_described_and_1200_leaves_the_hosts_without_ipv6() {
+        let world = build(&DumbbellSpec { host_mtu: 1200, ..DumbbellSpec::default() });
+        assert_eq!(world.b1().v6(), None);
+        let mtu = |node: &Node, dev| {
+            let shown = node.run("ip", &["-o", "link", "show", dev]).unwrap();
+            let mut words = shown.split(' ').skip_while(|word| *word != "mtu").skip(1);
+            words.next().unwrap().parse::<u32>().unwrap()
+        };
+        assert_eq!(mtu(world.a1(), "eth0"), 1200);
+        assert_eq!(mtu(world.gateway_a(), "a1"), 1200);
+        assert_eq!(mtu(world.gateway_b(), "wan0"), 1500);
+        let jumbo = DumbbellSpec { host_mtu: 9000, wan_mtu: 9000, ..DumbbellSpec::default() };
+        assert_eq!(mtu(build(&jumbo).gateway_a(), "wan0"), 9000);
+    }
+
+    #[test]
+    fn tcp_learns_nothing_between_connections() {
+        let world = build(&DumbbellSpec::default());
+        assert_eq!(world.a1().netns().sysctl("net/ipv4/tcp_no_metrics_save").unwrap(), "1");
+    }
+
+    #[test]
+    fn impossible_descriptions_are_refused_by_name() {
+        let refuse = |spec: DumbbellSpec<'_>| {
+            Dumbbell::build(&spec, &Journal::new()).unwrap_err().to_string()
+        };
+        let none = refuse(DumbbellSpec { hosts: 0, ..DumbbellSpec::default() });
+        assert_eq!(none, "hosts is 0, but must be 1 to 250 on each side");
+        let tiny = refuse(DumbbellSpec { wan_mtu: 100, ..DumbbellSpec::default() });
+        assert!(tiny.starts_with("wan_mtu is 100"), "{tiny}");
+    }
+}

@@ -1,0 +1,225 @@
+//! One machine of a world: a namespace with a name.
+
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::Deref;
+use std::process::{Command, Stdio};
+
+use viaduct_sys::netns::Netns;
+use viaduct_sys::process::Process;
+
+use super::{Journal, TopologyError};
+
+/// A machine: a network namespace, its name, and the journal that its commands go to.
+#[derive(Clone, Debug)]
+pub struct Node {
+    name: String,
+    netns: Netns,
+    journal: Journal,
+}
+
+impl Node {
+    /// A machine with nothing but a loopback interface, which is up.
+    pub fn new(name: impl Into<String>, journal: &Journal) -> Result<Node, TopologyError> {
+        let node = Node { name: name.into(), netns: Netns::new()?, journal: journal.clone() };
+        // Duplicate-address detection would make addresses unusable for a second, and router
+        // solicitations would cross the links that are measured.
+        node.set_sysctls(&[
+            ("net/ipv6/conf/all/accept_dad", "0"),
+            ("net/ipv6/conf/default/accept_dad", "0"),
+            ("net/ipv6/conf/default/router_solicitations", "0"),
+        ])?;
+        node.ip(&["link set lo up".into()])?;
+        Ok(node)
+    }
+
+    /// As in `a1` or `gwb`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The namespace.
+    pub fn netns(&self) -> &Netns {
+        &self.netns
+    }
+
+    /// A command in this machine; see [`Netns::command`] for who may spawn it, [`Node::spawn`] for
+    /// the usual way.
+    pub fn command(&self, program: &str) -> Command {
+        self.netns.command(program)
+    }
+
+    /// Starts `command` (one of [`Node::command`]'s), noted in the journal.
+    pub fn spawn(&self, command: Command) -> Result<Process, TopologyError> {
+        let line = line_of(&command);
+        self.journal.note(&self.name, &line);
+        Process::spawn(command).map_err(|e| self.io(format!("start `{line}`"), e))
+    }
+
+    /// Runs a short program to its end.
+    ///
+    /// # Returns
+    /// What it printed.
+    ///
+    /// # Errors
+    /// If it cannot be started, or ends with another status than 0: then with what it said.
+    pub fn run(&self, program: &str, args: &[&str]) -> Result<String, TopologyError> {
+        let mut command = self.command(program);
+        command.args(args).stdin(Stdio::null());
+        let line = line_of(&command);
+        self.journal.note(&self.name, &line);
+        let output = command.output().map_err(|e| self.io(format!("start `{line}`"), e))?;
+        self.finished(line, &output)
+    }
+
+    /// Runs `ip` commands, without the word `ip`, in one go; stops at the first that fails.
+    pub fn ip(&self, lines: &[String]) -> Result<(), TopologyError> {
+        for line in lines {
+            self.journal.note(&self.name, &format!("ip {line}"));
+        }
+        let mut command = self.command("ip");
+        command.args(["-batch", "-"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let start = |e| self.io("run `ip` (package iproute2)".into(), e);
+        let mut child = command.spawn().map_err(start)?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // If it stopped reading, its exit status says why.
+            let _ = stdin.write_all(lines.join("\n").as_bytes());
+        }
+        let output = child.wait_with_output().map_err(start)?;
+        self.finished(format!("ip {}", lines.join("; ")), &output).map(drop)
+    }
+
+    /// Writes settings inside, as in `("net/ipv4/ip_forward", "1")`.
+    pub fn set_sysctls(&self, settings: &[(&str, &str)]) -> Result<(), TopologyError> {
+        for (key, value) in settings {
+            self.journal.note(&self.name, &format!("sysctl -w {key}='{value}'"));
+        }
+        Ok(self.netns.set_sysctls(settings)?)
+    }
+
+    /// Switches segmentation, coalescing and checksum offload of an interface on or off, so that
+    /// with `false` the packets that a tap sees are those that cross the wire.
+    pub fn set_offloads(&self, interface: &str, on: bool) -> Result<(), TopologyError> {
+        let to = if on { "on" } else { "off" };
+        let features = ["tso", to, "gso", to, "gro", to, "tx", to];
+        self.run("ethtool", &[&["-K", interface][..], &features[..]].concat()).map(drop)
+    }
+
+    /// An error of this machine's.
+    pub(crate) fn io(&self, what: String, source: std::io::Error) -> TopologyError {
+        TopologyError::Io { node: self.name.clone(), what, source }
+    }
+
+    fn finished(
+        &self,
+        command: String,
+        output: &std::process::Output,
+    ) -> Result<String, TopologyError> {
+        let text = |bytes| String::from_utf8_lossy(bytes).trim_end().to_owned();
+        if output.status.success() {
+            return Ok(text(&output.stdout));
+        }
+        let said = format!("{} {}", text(&output.stderr), text(&output.stdout));
+        let output = format!("{} ({})", said.trim(), output.status);
+        Err(TopologyError::Command { node: self.name.clone(), command, output })
+    }
+}
+
+/// A host: a machine with one interface, `eth0`, and these addresses on it.
+#[derive(Clone, Debug)]
+pub struct Host {
+    pub(super) node: Node,
+    pub(super) v4: Ipv4Addr,
+    pub(super) v6: Option<Ipv6Addr>,
+    /// As in `default via 10.1.1.1`.
+    pub(super) routes: Vec<String>,
+}
+
+impl Host {
+    /// Its IPv4 address.
+    pub fn v4(&self) -> Ipv4Addr {
+        self.v4
+    }
+
+    /// Its IPv6 address; none where the MTU is below IPv6's least, 1280.
+    pub fn v6(&self) -> Option<Ipv6Addr> {
+        self.v6
+    }
+
+    /// Has every new TCP connection of this host use this congestion control, as in `cubic`, where
+    /// its program does not ask for one: for programs that cannot be told.
+    ///
+    /// # Errors
+    /// If the kernel does not know it.
+    pub fn set_congestion_control(&self, name: &str) -> Result<(), TopologyError> {
+        let with = |route| format!("route change {route} congctl {name}");
+        self.ip(&self.routes.iter().map(with).collect::<Vec<_>>())
+    }
+
+    /// Every address that it has, IPv4 first.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        std::iter::once(self.v4.into()).chain(self.v6.map(IpAddr::V6))
+    }
+}
+
+impl Deref for Host {
+    type Target = Node;
+    fn deref(&self) -> &Node {
+        &self.node
+    }
+}
+
+/// A command as one would type it.
+fn line_of(command: &Command) -> String {
+    std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(|word| word.to_string_lossy())
+        .map(|word| if word.contains([' ', '\'']) { format!("'{word}'") } else { word.into() })
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::{Dumbbell, DumbbellSpec};
+
+    #[test]
+    fn a_failing_command_says_where_what_and_why() {
+        let journal = Journal::new();
+        let node = Node::new("a1", &journal).unwrap();
+        let text = node.run("ip", &["link", "show", "nosuch"]).unwrap_err().to_string();
+        assert!(text.contains("in a1: `ip link show nosuch`"), "{text}");
+        assert!(text.contains("does not exist"), "{text}");
+        assert!(journal.lines().contains(&"[a1] ip link show nosuch".to_owned()));
+    }
+
+    #[test]
+    fn connections_both_ways_use_the_hosts_congestion_control() {
+        use rustix::net::sockopt::tcp_congestion;
+        use std::net::{TcpListener, TcpStream};
+        let world = Dumbbell::build(&DumbbellSpec::default(), &Journal::new()).unwrap();
+        let (a1, b1) = (world.a1(), world.b1());
+        a1.set_congestion_control("reno").unwrap();
+        b1.set_congestion_control("cubic").unwrap();
+        for ip in b1.addresses() {
+            let listener = b1.netns().enter(|| TcpListener::bind((ip, 7000)).unwrap()).unwrap();
+            let out = a1.netns().enter(|| TcpStream::connect((ip, 7000)).unwrap()).unwrap();
+            let (back, _) = listener.accept().unwrap();
+            assert_eq!(tcp_congestion(&out).unwrap(), "reno");
+            assert_eq!(tcp_congestion(&back).unwrap(), "cubic");
+        }
+        let text = a1.set_congestion_control("nosuch").unwrap_err().to_string();
+        assert!(text.contains("nosuch"), "{text}");
+    }
+
+    #[test]
+    fn a_batch_stops_at_the_line_that_fails() {
+        let node = Node::new("a1", &Journal::new()).unwrap();
+        let lines = ["link set nosuch up".into(), "addr add 10.0.0.1/8 dev lo".into()];
+        let text = node.ip(&lines).unwrap_err().to_string();
+        assert!(text.contains("-:1"), "{text}");
+        assert!(!node.run("ip", &["addr"]).unwrap().contains("10.0.0.1"));
+    }
+}

@@ -1,0 +1,233 @@
+//! iperf3: how much gets through.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::{answer, run, serve};
+use crate::topology::{Host, TopologyError};
+
+/// What iperf3 sends.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Load {
+    /// As much TCP as gets through.
+    Tcp {
+        /// The sender's congestion control, as in `cubic`.
+        congestion: String,
+    },
+    /// UDP at a steady pace.
+    Udp {
+        /// Bits of payload a second, over all flows.
+        bits_per_second: u64,
+        /// Bytes of payload in a datagram.
+        length: u32,
+    },
+}
+
+/// A run of iperf3.
+#[derive(Clone, Debug)]
+pub struct Iperf {
+    /// What to send.
+    pub load: Load,
+    /// How long is measured, in seconds.
+    pub seconds: u32,
+    /// Seconds before that which do not count.
+    pub omit: u32,
+    /// Flows side by side.
+    pub flows: u32,
+    /// The server's port: differs where two run at once in one host.
+    pub port: u16,
+    /// By IPv6 instead of IPv4.
+    pub v6: bool,
+}
+
+/// What it measured; rates are of payload, in bits a second.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct IperfReport {
+    /// What arrived.
+    pub received: f64,
+    /// What was sent.
+    pub sent: f64,
+    /// What was sent in each second that counts: (seconds from the start, bits a second).
+    pub intervals: Vec<(f64, f64)>,
+    /// TCP segments that were sent again.
+    pub retransmits: u64,
+    /// The congestion control that was really used; `udp` for UDP.
+    pub congestion: String,
+    /// UDP datagrams sent.
+    pub packets: u64,
+    /// UDP datagrams that did not arrive.
+    pub lost_packets: u64,
+    /// UDP jitter in milliseconds.
+    pub jitter_ms: f64,
+}
+
+impl Iperf {
+    /// One TCP flow for so many seconds, with so many before that do not count.
+    pub fn tcp(congestion: &str, seconds: u32, omit: u32) -> Iperf {
+        let load = Load::Tcp { congestion: congestion.into() };
+        Iperf { load, seconds, omit, flows: 1, port: 5201, v6: false }
+    }
+
+    /// UDP at a pace for so many seconds.
+    pub fn udp(bits_per_second: u64, length: u32, seconds: u32) -> Iperf {
+        let load = Load::Udp { bits_per_second, length };
+        Iperf { load, seconds, omit: 0, flows: 1, port: 5201, v6: false }
+    }
+
+    /// Runs it: the server in `to`, the client, which sends, in `from`.
+    ///
+    /// # Errors
+    /// If iperf3 is missing or fails, takes half a minute longer than it should, used another
+    /// congestion control than asked for, or on Ctrl-C.
+    pub fn run(&self, from: &Host, to: &Host) -> Result<IperfReport, TopologyError> {
+        let mut server = to.command("iperf3");
+        server.args(["--server", "--one-off", "--port", &self.port.to_string()]);
+        let _server = serve(to, server, self.port)?;
+        let mut client = from.command("iperf3");
+        client.args(self.client_args(self.address(to)?));
+        let limit = Duration::from_secs(u64::from(self.seconds + self.omit) + 30);
+        let said = run(from, client, limit)?;
+        let wrong = |what| answer(from, format!("iperf3 {what}"));
+        let report = parse(&said.stdout).map_err(wrong)?;
+        match &self.load {
+            Load::Tcp { congestion } if *congestion != report.congestion => {
+                Err(wrong(format!("used {} where {congestion} was asked for", report.congestion)))
+            }
+            _ => Ok(report),
+        }
+    }
+
+    fn address(&self, to: &Host) -> Result<IpAddr, TopologyError> {
+        match to.v6() {
+            Some(v6) if self.v6 => Ok(v6.into()),
+            None if self.v6 => Err(answer(to, "there is no IPv6 address".into())),
+            _ => Ok(to.v4().into()),
+        }
+    }
+
+    fn client_args(&self, to: IpAddr) -> Vec<String> {
+        let mut args = vec!["--json".into(), "--client".into(), to.to_string()];
+        let mut add = |name: &str, value: String| args.extend([name.to_owned(), value]);
+        add("--port", self.port.to_string());
+        add("--time", self.seconds.to_string());
+        add("--omit", self.omit.to_string());
+        add("--parallel", self.flows.to_string());
+        add("--connect-timeout", "10000".into());
+        match &self.load {
+            Load::Tcp { congestion } => add("--congestion", congestion.clone()),
+            Load::Udp { bits_per_second, length } => {
+                add("--bitrate", (bits_per_second / u64::from(self.flows.max(1))).to_string());
+                add("--length", length.to_string());
+                args.push("--udp".into());
+            }
+        }
+        args
+    }
+}
+
+/// The parts of iperf3's JSON that we read.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Json {
+    error: Option<String>,
+    intervals: Vec<JsonInterval>,
+    end: JsonEnd,
+}
+
+#[derive(Deserialize)]
+struct JsonInterval {
+    sum: JsonSum,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct JsonEnd {
+    sum_sent: JsonSum,
+    sum_received: JsonSum,
+    /// UDP has this one alone; what was received follows from what was lost.
+    sum: Option<JsonSum>,
+    sender_tcp_congestion: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct JsonSum {
+    start: f64,
+    bits_per_second: f64,
+    retransmits: u64,
+    packets: u64,
+    lost_packets: u64,
+    jitter_ms: f64,
+    omitted: bool,
+}
+
+fn parse(text: &str) -> Result<IperfReport, String> {
+    let json: Json = serde_json::from_str(text).map_err(|e| format!("said no JSON: {e}"))?;
+    if let Some(error) = json.error {
+        return Err(format!("failed: {error}"));
+    }
+    let counted = json.intervals.iter().filter(|interval| !interval.sum.omitted);
+    let intervals = counted.map(|i| (i.sum.start, i.sum.bits_per_second)).collect();
+    let end = json.end;
+    let Some(udp) = end.sum else {
+        return Ok(IperfReport {
+            received: end.sum_received.bits_per_second,
+            sent: end.sum_sent.bits_per_second,
+            intervals,
+            retransmits: end.sum_sent.retransmits,
+            congestion: end.sender_tcp_congestion.unwrap_or_default(),
+            ..IperfReport::default()
+        });
+    };
+    let arrived = 1.0 - udp.lost_packets as f64 / udp.packets.max(1) as f64;
+    Ok(IperfReport {
+        received: udp.bits_per_second * arrived,
+        sent: udp.bits_per_second,
+        intervals,
+        congestion: "udp".into(),
+        packets: udp.packets,
+        lost_packets: udp.lost_packets,
+        jitter_ms: udp.jitter_ms,
+        ..IperfReport::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::{Dumbbell, DumbbellSpec, Journal};
+
+    fn world() -> Dumbbell {
+        Dumbbell::build(&DumbbellSpec::default(), &Journal::new()).unwrap()
+    }
+
+    #[test]
+    fn tcp_uses_the_congestion_control_that_was_asked_for() {
+        let world = world();
+        for (congestion, v6) in [("cubic", false), ("bbr", true)] {
+            let iperf = Iperf { v6, flows: 2, ..Iperf::tcp(congestion, 1, 0) };
+            let report = iperf.run(world.a1(), world.b1()).unwrap();
+            assert_eq!(report.congestion, congestion);
+            assert!(report.received > 1e8, "{report:?}");
+            assert!(!report.intervals.is_empty());
+        }
+    }
+
+    #[test]
+    fn udp_keeps_its_pace() {
+        let world = world();
+        let report = Iperf::udp(10_000_000, 1000, 2).run(world.a1(), world.b1()).unwrap();
+        assert!((report.sent / 10e6 - 1.0).abs() < 0.1, "{report:?}");
+        assert!(report.packets > 2000, "{report:?}");
+    }
+
+    #[test]
+    fn a_server_that_cannot_be_reached_is_an_error_that_says_so() {
+        let world = world();
+        world.gateway_a().ip(&["link set wan0 down".into()]).unwrap();
+        let text = Iperf::tcp("cubic", 1, 0).run(world.a1(), world.b1()).unwrap_err().to_string();
+        assert!(text.starts_with("in a1: iperf3 failed: "), "{text}");
+    }
+}

@@ -1,0 +1,277 @@
+//! Messages at a steady pace, each with the time it was handed over: how late do they arrive?
+//!
+//! ```text
+//!   sender (a thread in one host)            receiver (a thread in another)
+//!   due at 0, I, 2I, …  ── [number | time | padding] ──>  latency = now - time
+//! ```
+//!
+//! Both ends share the machine and so the monotonic clock: a one-way latency needs no agreement of
+//! clocks. A message's time is when it was due if the one before it was still being written then:
+//! a sender that is held up does not hide the wait.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt::set_tcp_congestion;
+
+use crate::stop;
+use crate::topology::{Host, TopologyError};
+
+/// What carries the messages.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Carrier {
+    /// One TCP connection, with this congestion control, without Nagle's delay.
+    Tcp {
+        /// As in `cubic`.
+        congestion: String,
+    },
+    /// A UDP datagram for each.
+    Udp,
+}
+
+/// A stream of messages; the paper's is 1024 bytes at 0.1 Mb/s.
+#[derive(Clone, Debug)]
+pub struct TimedMessages {
+    /// TCP or UDP.
+    pub carrier: Carrier,
+    /// Bytes of a message: 16 or more.
+    pub size: usize,
+    /// Bits of messages a second.
+    pub bits_per_second: f64,
+    /// How long messages are sent.
+    pub duration: Duration,
+    /// How long the receiver waits for those under way at the end.
+    pub patience: Duration,
+    /// The receiver's port.
+    pub port: u16,
+}
+
+/// One message.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Message {
+    /// When it was handed over, from the start of the stream.
+    pub sent: Duration,
+    /// How long it took; `None` if it never arrived.
+    pub latency: Option<Duration>,
+}
+
+/// Number and time, 8 bytes each.
+const HEADER: usize = 16;
+
+impl TimedMessages {
+    /// Messages of 1024 bytes at 0.1 Mb/s, as in the paper's sections 5.2.
+    pub fn paper(carrier: Carrier, duration: Duration) -> TimedMessages {
+        let patience = Duration::from_secs(5);
+        TimedMessages { carrier, size: 1024, bits_per_second: 1e5, duration, patience, port: 6000 }
+    }
+
+    /// Sends them from `from` to `to` and waits for the last.
+    ///
+    /// # Returns
+    /// Every message that was sent, in order; after Ctrl-C those until then.
+    ///
+    /// # Errors
+    /// If a socket cannot be made or the connection breaks.
+    pub fn run(&self, from: &Host, to: &Host) -> Result<Vec<Message>, TopologyError> {
+        let address = SocketAddr::new(to.v4().into(), self.port);
+        let origin = Instant::now();
+        let heard = |e| to.io(format!("receive messages on port {}", self.port), e);
+        let said = |e| from.io(format!("send messages to {address}"), e);
+        let (sent, latencies) = match &self.carrier {
+            Carrier::Tcp { congestion } => {
+                let listener = to.netns().enter(|| TcpListener::bind(address))?.map_err(heard)?;
+                let sender = || connect(address, congestion);
+                let stream = from.netns().enter(sender)?.map_err(said)?;
+                let (incoming, _) = listener.accept().map_err(heard)?;
+                self.exchange(origin, TcpSender(stream), TcpReceiver(incoming))
+            }
+            Carrier::Udp => {
+                let receiver = to.netns().enter(|| UdpSocket::bind(address))?.map_err(heard)?;
+                let sender = from.netns().enter(|| udp_to(address))?.map_err(said)?;
+                self.exchange(origin, sender, receiver)
+            }
+        };
+        let (sent, latencies) = (sent.map_err(said)?, latencies.map_err(heard)?);
+        let latency = |n: usize| latencies.get(n).copied().flatten();
+        let message = |(n, sent)| Message { sent, latency: latency(n) };
+        Ok(sent.into_iter().enumerate().map(message).collect())
+    }
+
+    fn count(&self) -> usize {
+        (self.duration.as_secs_f64() / self.interval().as_secs_f64()).floor() as usize
+    }
+
+    fn interval(&self) -> Duration {
+        Duration::from_secs_f64(self.size as f64 * 8.0 / self.bits_per_second)
+    }
+
+    fn exchange(
+        &self,
+        origin: Instant,
+        sender: impl Sender + Send,
+        receiver: impl Receiver + Send,
+    ) -> (io::Result<Vec<Duration>>, io::Result<Vec<Option<Duration>>>) {
+        thread::scope(|scope| {
+            let received = scope.spawn(|| self.receive_all(origin, receiver));
+            let sent = self.send_all(origin, sender);
+            let panicked = |_| Err(io::Error::other("the receiver panicked"));
+            (sent, received.join().unwrap_or_else(panicked))
+        })
+    }
+
+    /// When each was handed over.
+    fn send_all(&self, origin: Instant, mut sender: impl Sender) -> io::Result<Vec<Duration>> {
+        let mut message = vec![0x5a; self.size.max(HEADER)];
+        let mut times = Vec::with_capacity(self.count());
+        let start = origin.elapsed();
+        for n in 0..self.count() {
+            let due = start + self.interval() * n as u32;
+            let late = origin.elapsed() > due;
+            if !late {
+                thread::sleep(due.saturating_sub(origin.elapsed()));
+            }
+            if stop::asked() {
+                break;
+            }
+            let time = if late { due } else { origin.elapsed() };
+            message[..8].copy_from_slice(&(n as u64).to_be_bytes());
+            message[8..HEADER].copy_from_slice(&(time.as_nanos() as u64).to_be_bytes());
+            sender.send(&message)?;
+            times.push(time - start);
+        }
+        Ok(times)
+    }
+
+    /// The latency of each that arrived.
+    fn receive_all(
+        &self,
+        origin: Instant,
+        mut receiver: impl Receiver,
+    ) -> io::Result<Vec<Option<Duration>>> {
+        let mut message = vec![0; self.size.max(HEADER)];
+        let mut latencies = vec![None; self.count()];
+        let mut missing = self.count();
+        let mut end = origin.elapsed() + self.duration + self.patience;
+        while missing > 0 {
+            if stop::asked() {
+                // What is under way may still come, but nobody wants to wait long.
+                end = end.min(origin.elapsed() + Duration::from_millis(500));
+            }
+            let left = end.saturating_sub(origin.elapsed());
+            if left.is_zero() || !receiver.receive(&mut message, left)? {
+                break;
+            }
+            let now = origin.elapsed();
+            let number =
+                |at: usize| message[at..at + 8].iter().fold(0, |n, b| n << 8 | u64::from(*b));
+            let (n, time) = (number(0) as usize, Duration::from_nanos(number(8)));
+            // The first copy counts, if the network makes more.
+            if let Some(slot @ None) = latencies.get_mut(n) {
+                *slot = Some(now.saturating_sub(time));
+                missing -= 1;
+            }
+        }
+        Ok(latencies)
+    }
+}
+
+trait Sender {
+    fn send(&mut self, message: &[u8]) -> io::Result<()>;
+}
+
+trait Receiver {
+    /// Fills `message` with the next; false if none came within `limit` or none will come.
+    fn receive(&mut self, message: &mut [u8], limit: Duration) -> io::Result<bool>;
+}
+
+struct TcpSender(TcpStream);
+
+impl Sender for TcpSender {
+    fn send(&mut self, message: &[u8]) -> io::Result<()> {
+        self.0.write_all(message)
+    }
+}
+
+struct TcpReceiver(TcpStream);
+
+impl Receiver for TcpReceiver {
+    fn receive(&mut self, message: &mut [u8], limit: Duration) -> io::Result<bool> {
+        self.0.set_read_timeout(Some(limit))?;
+        arrived(self.0.read_exact(message))
+    }
+}
+
+impl Sender for UdpSocket {
+    fn send(&mut self, message: &[u8]) -> io::Result<()> {
+        UdpSocket::send(self, message).map(drop)
+    }
+}
+
+impl Receiver for UdpSocket {
+    fn receive(&mut self, message: &mut [u8], limit: Duration) -> io::Result<bool> {
+        self.set_read_timeout(Some(limit))?;
+        arrived(self.recv(message).map(drop))
+    }
+}
+
+fn arrived(result: io::Result<()>) -> io::Result<bool> {
+    use io::ErrorKind::{TimedOut, UnexpectedEof, WouldBlock};
+    match result {
+        Ok(()) => Ok(true),
+        Err(e) if matches!(e.kind(), WouldBlock | TimedOut | UnexpectedEof) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+fn connect(to: SocketAddr, congestion: &str) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&to, Duration::from_secs(20))?;
+    stream.set_nodelay(true)?;
+    set_tcp_congestion(&stream, congestion)?;
+    Ok(stream)
+}
+
+fn udp_to(to: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind("0.0.0.0:0")?;
+    socket.connect(to)?;
+    Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::{Dumbbell, DumbbellSpec, Journal};
+
+    fn stream(carrier: Carrier) -> TimedMessages {
+        let duration = Duration::from_millis(500);
+        let patience = Duration::from_millis(300);
+        TimedMessages { bits_per_second: 1e6, patience, ..TimedMessages::paper(carrier, duration) }
+    }
+
+    #[test]
+    fn every_message_arrives_over_tcp_and_udp() {
+        let world = Dumbbell::build(&DumbbellSpec::default(), &Journal::new()).unwrap();
+        for carrier in [Carrier::Tcp { congestion: "cubic".into() }, Carrier::Udp] {
+            let messages = stream(carrier).run(world.a1(), world.b1()).unwrap();
+            assert_eq!(messages.len(), 61, "half a second of one each 8.192 ms");
+            assert!(messages.iter().all(|m| m.latency.is_some()));
+            let paced = messages[60].sent.abs_diff(Duration::from_micros(60 * 8192));
+            assert!(paced < Duration::from_millis(100), "{paced:?}");
+        }
+    }
+
+    #[test]
+    fn what_udp_loses_has_no_latency() {
+        let world = Dumbbell::build(&DumbbellSpec::default(), &Journal::new()).unwrap();
+        let messages = thread::scope(|scope| {
+            let run = scope.spawn(|| stream(Carrier::Udp).run(world.a1(), world.b1()));
+            thread::sleep(Duration::from_millis(250));
+            world.gateway_b().ip(&["link set b1 down".into()]).unwrap();
+            run.join().unwrap().unwrap()
+        });
+        assert_eq!(messages.len(), 61);
+        assert!(messages[0].latency.is_some());
+        assert_eq!(messages[60].latency, None);
+    }
+}

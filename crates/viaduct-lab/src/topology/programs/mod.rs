@@ -1,0 +1,120 @@
+//! Real, unmodified programs, run in hosts: each is started, awaited with a time-out (and with an
+//! eye on Ctrl-C), and its answer is read into numbers.
+//!
+//! ```text
+//!   Iperf          iperf3, TCP or UDP                    -> IperfReport
+//!   WebServer      nginx (or python3) with one file      -> download() with curl -> Download
+//!   Ping           ping                                  -> PingReport
+//!   TimedMessages  ours: messages at a steady pace       -> Vec<Message>, one-way latencies
+//! ```
+
+mod iperf;
+mod messages;
+mod ping;
+mod web;
+
+pub use iperf::{Iperf, IperfReport, Load};
+pub use messages::{Carrier, Message, TimedMessages};
+pub use ping::{Ping, PingReport};
+pub use web::{Download, WebServer};
+
+use std::fs;
+use std::io::{self, Read};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use viaduct_sys::process::Process;
+
+use super::{Node, TopologyError};
+use crate::stop;
+
+/// How long a server may take to listen.
+const READY: Duration = Duration::from_secs(10);
+
+/// What a program that has ended said.
+struct Said {
+    success: bool,
+    stdout: String,
+    stderr: String,
+}
+
+/// Runs `command` to its end; kills it if it takes longer than `limit` or on Ctrl-C.
+fn run(node: &Node, mut command: Command, limit: Duration) -> Result<Said, TopologyError> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut process = node.spawn(command)?;
+    let (stdout, stderr) = (process.stdout.take(), process.stderr.take());
+    thread::scope(|scope| {
+        // Read while it runs: a full pipe would stop it.
+        let stdout = scope.spawn(|| text_of(stdout));
+        let stderr = scope.spawn(|| text_of(stderr));
+        let status = process
+            .wait_for(limit, stop::asked)
+            .map_err(|e| node.io(format!("wait for {name}"), e))?;
+        let Some(status) = status else {
+            drop(process);
+            stop::check()?;
+            return Err(TopologyError::TimedOut {
+                node: node.name().into(),
+                what: name,
+                after: limit,
+            });
+        };
+        let read = |thread: thread::ScopedJoinHandle<'_, String>| thread.join().unwrap_or_default();
+        Ok(Said { success: status.success(), stdout: read(stdout), stderr: read(stderr) })
+    })
+}
+
+/// Starts a server and waits until it listens on TCP `port`.
+fn serve(node: &Node, mut command: Command, port: u16) -> Result<Process, TopologyError> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut process = node.spawn(command)?;
+    let deadline = Instant::now() + READY;
+    while !is_listening(node, port)? {
+        stop::check()?;
+        let ended = process
+            .wait_for(Duration::from_millis(5), stop::asked)
+            .map_err(|e| node.io(format!("wait for {name}"), e))?;
+        if let Some(status) = ended {
+            let stderr = text_of(process.stderr.take());
+            return Err(answer(node, format!("{name} ended ({status}): {}", stderr.trim())));
+        }
+        if Instant::now() > deadline {
+            let (node, what) = (node.name().into(), format!("{name} listening on port {port}"));
+            return Err(TopologyError::TimedOut { node, what, after: READY });
+        }
+    }
+    Ok(process)
+}
+
+/// Whether somebody in `node` listens on TCP `port`: asked of the kernel, not by connecting, which
+/// a server that serves once would take for its client.
+fn is_listening(node: &Node, port: u16) -> Result<bool, TopologyError> {
+    let tables = node.netns().enter(|| {
+        let read = |name| fs::read_to_string(format!("/proc/thread-self/net/{name}"));
+        read("tcp").map(|v4| v4 + &read("tcp6").unwrap_or_default())
+    })?;
+    let tables = tables.map_err(|e| node.io("read the table of sockets".into(), e))?;
+    // A row: "0: 00000000:1451 00000000:0000 0A …", 0A being LISTEN.
+    let port = format!(":{port:04X}");
+    Ok(tables.lines().any(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        let local = words.next().is_some_and(|local| local.ends_with(&port));
+        local && words.nth(1) == Some("0A")
+    }))
+}
+
+fn answer(node: &Node, what: String) -> TopologyError {
+    TopologyError::Answer { node: node.name().into(), what }
+}
+
+fn text_of(pipe: Option<impl Read>) -> String {
+    let mut bytes = Vec::new();
+    if let Some(mut pipe) = pipe {
+        // What could be read is what there is.
+        let _: io::Result<usize> = pipe.read_to_end(&mut bytes);
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}

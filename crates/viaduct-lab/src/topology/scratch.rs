@@ -1,0 +1,90 @@
+//! A directory for files that programs need, gone when its value is.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const PREFIX: &str = "viaduct-lab-";
+
+/// A directory of our own below the system's temporary one.
+///
+/// Its name holds our process id; what a killed lab left behind is removed by the next that makes
+/// one.
+#[derive(Debug)]
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    /// A new, empty directory that others may read (some servers read as nobody).
+    pub fn new() -> io::Result<Scratch> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let base = std::env::temp_dir();
+        sweep(&base);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = base.join(format!("{PREFIX}{}-{count}", std::process::id()));
+        // Not create_dir_all: a directory that exists already is not ours.
+        fs::create_dir(&path)?;
+        Ok(Scratch(path))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Writes a file into it and returns where that is.
+    pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> io::Result<PathBuf> {
+        let path = self.0.join(name);
+        fs::write(&path, content)?;
+        Ok(path)
+    }
+
+    /// Writes a file that can be executed.
+    pub fn write_script(&self, name: &str, content: impl AsRef<[u8]>) -> io::Result<PathBuf> {
+        let path = self.write(name, content)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        Ok(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // Whatever stays is swept by a later lab.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Removes the directories of labs that are no more.
+fn sweep(base: &Path) {
+    for entry in fs::read_dir(base).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|n| n.strip_prefix(PREFIX)?.split('-').next());
+        if pid.is_some_and(|pid| is_number(pid) && !Path::new("/proc").join(pid).exists()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dropped_scratch_is_gone_and_a_dead_labs_is_swept() {
+        // No process has this id: it is above the kernel's highest.
+        let stale = std::env::temp_dir().join(format!("{PREFIX}99999999-0"));
+        fs::create_dir_all(stale.join("inner")).unwrap();
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.path().to_owned();
+        scratch.write("file", "text").unwrap();
+        assert!(!stale.exists(), "left by a dead lab");
+        assert!(path.join("file").exists());
+        drop(scratch);
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,80 @@
+//! A world that has ended has ended: no namespace, no interface, no process is left.
+//! (Ctrl-C and `kill -9` are tried on the binary itself, in `viaduct/tests/lab.rs`.)
+#![allow(clippy::unwrap_used)] // a test may panic
+
+mod canary;
+
+use canary::{Canary, interfaces_here};
+use viaduct_lab::topology::{Dumbbell, DumbbellSpec, Journal};
+
+fn world() -> Dumbbell {
+    Dumbbell::build(&DumbbellSpec { hosts: 2, ..DumbbellSpec::default() }, &Journal::new()).unwrap()
+}
+
+fn watched(world: &Dumbbell) -> Canary {
+    let mut canary = Canary::new();
+    world.nodes().for_each(|node| canary.watch(node.netns().path()));
+    assert_eq!(canary.alive(), 6);
+    canary
+}
+
+#[test]
+fn a_dropped_world_is_gone() {
+    let before = interfaces_here();
+    let world = world();
+    let canary = watched(&world);
+    let mut sleeper = world.a1().command("sleep");
+    sleeper.arg("60");
+    let child = world.a1().spawn(sleeper).unwrap();
+    let pid = child.id();
+    drop((child, world));
+    canary.assert_all_gone();
+    assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+    assert_eq!(interfaces_here(), before);
+}
+
+#[test]
+fn a_world_whose_thread_panics_is_gone() {
+    let (send, canaries) = std::sync::mpsc::channel();
+    let result = std::thread::spawn(move || {
+        let world = world();
+        let mut sleeper = world.b1().command("sleep");
+        sleeper.arg("60");
+        let _child = world.b1().spawn(sleeper).unwrap();
+        send.send(watched(&world)).unwrap();
+        panic!("an experiment's bug");
+    })
+    .join();
+    assert!(result.is_err());
+    canaries.recv().unwrap().assert_all_gone();
+}
+
+#[test]
+fn a_world_that_cannot_be_built_leaves_nothing() {
+    let before = interfaces_here();
+    let refuse = |_: &str| Err(std::io::Error::other("no TUN today"));
+    let spec = DumbbellSpec { wan: viaduct_lab::topology::Wan::Tun(&refuse), ..Default::default() };
+    let text = Dumbbell::build(&spec, &Journal::new()).unwrap_err().to_string();
+    assert_eq!(text, "in gwa: cannot open TUN wan0: no TUN today");
+    assert_eq!(interfaces_here(), before);
+}
+
+#[test]
+fn two_worlds_stand_side_by_side() {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    let worlds = [world(), world()];
+    // The same address in both, each answering with its own number.
+    for (n, world) in worlds.iter().enumerate() {
+        let at = (world.b1().v4(), 7000);
+        let listener = world.b1().netns().enter(|| TcpListener::bind(at).unwrap()).unwrap();
+        std::thread::spawn(move || listener.accept().unwrap().0.write_all(&[n as u8]));
+    }
+    for (n, world) in worlds.iter().enumerate() {
+        let at = (world.b1().v4(), 7000);
+        let mut stream = world.a1().netns().enter(|| TcpStream::connect(at).unwrap()).unwrap();
+        let mut answer = [0xff];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(usize::from(answer[0]), n);
+    }
+}

@@ -1,0 +1,212 @@
+//! Children that never outlive us.
+//!
+//! The kernel's parent-death signal kills a child when its parent is gone, also by `kill -9`. Two
+//! traps: "parent" means the *thread* that forked, and a parent may be gone before the child has
+//! asked for the signal. [`Process::spawn`] therefore forks from one thread that lives as long as
+//! the process, and the child looks once whether its parent is still there.
+//!
+//! ```text
+//!   Process::spawn ──command──> the keeper thread ──fork──> child: asks for SIGKILL at parent's
+//!        ^                                            |     death, checks the parent, execs
+//!        └──────────────── Child ─────────────────────┘
+//! ```
+#![allow(unsafe_code)]
+
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::OnceLock;
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, getppid, kill_process_group, pidfd_open,
+    set_parent_process_death_signal,
+};
+
+/// A child that is killed, with its process group, when this is dropped or this process dies.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    own_group: bool,
+}
+
+impl Process {
+    /// Starts `command` in a process group of its own, so that a Ctrl-C at the terminal is ours to
+    /// handle and the whole group can be killed.
+    pub fn spawn(mut command: Command) -> io::Result<Process> {
+        command.process_group(0);
+        Ok(Process { child: spawn_from_keeper(command)?, own_group: true })
+    }
+
+    /// Starts `command` in our process group: for a program that talks to the terminal.
+    pub fn spawn_foreground(command: Command) -> io::Result<Process> {
+        Ok(Process { child: spawn_from_keeper(command)?, own_group: false })
+    }
+
+    /// Waits until the child ends, `limit` is over or `cancelled` says so (asked every 50 ms).
+    /// `None` if it still runs.
+    pub fn wait_for(
+        &mut self,
+        limit: Duration,
+        cancelled: impl Fn() -> bool,
+    ) -> io::Result<Option<ExitStatus>> {
+        const TICK: Duration = Duration::from_millis(50);
+        let deadline = Instant::now() + limit;
+        let pidfd = match self.child.try_wait()? {
+            Some(status) => return Ok(Some(status)),
+            None => pidfd_open(pid_of(&self.child), PidfdFlags::empty())?,
+        };
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let tick = Timespec { tv_sec: 0, tv_nsec: TICK.min(left).subsec_nanos().into() };
+            let ended = match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&tick)) {
+                Ok(ready) => ready > 0,
+                Err(rustix::io::Errno::INTR) => false,
+                Err(e) => return Err(e.into()),
+            };
+            if ended {
+                return self.child.wait().map(Some);
+            }
+            if left.is_zero() || cancelled() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Kills the child, and its group if it has its own, and reaps it.
+    pub fn kill(&mut self) -> io::Result<ExitStatus> {
+        if self.child.try_wait()?.is_none() && self.own_group {
+            kill_process_group(pid_of(&self.child), Signal::KILL)?;
+        }
+        self.child.kill()?;
+        self.child.wait()
+    }
+}
+
+impl Deref for Process {
+    type Target = Child;
+    fn deref(&self) -> &Child {
+        &self.child
+    }
+}
+
+impl DerefMut for Process {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.child
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // A child that is gone already is as good as killed.
+        let _ = self.kill();
+    }
+}
+
+/// Makes what `command` starts die when the *thread* that spawns it ends. [`Process`] spawns from
+/// a thread that never ends; spawn from a passing thread only what is waited for in it.
+pub fn die_with_parent(command: &mut Command) {
+    let parent = std::process::id();
+    // SAFETY: between fork and exec the closure makes two system calls; it neither allocates nor
+    // takes a lock.
+    unsafe {
+        command.pre_exec(move || {
+            set_parent_process_death_signal(Some(Signal::KILL))?;
+            // The parent may have died before the signal was asked for; then nobody sends it.
+            match getppid() {
+                Some(pid) if pid.as_raw_nonzero().get().cast_unsigned() == parent => Ok(()),
+                _ => Err(io::ErrorKind::BrokenPipe.into()),
+            }
+        })
+    };
+}
+
+fn pid_of(child: &Child) -> Pid {
+    Pid::from_child(child)
+}
+
+type Job = (Command, Sender<io::Result<Child>>);
+
+/// Has the keeper thread start `command`.
+fn spawn_from_keeper(command: Command) -> io::Result<Child> {
+    static KEEPER: OnceLock<Sender<Job>> = OnceLock::new();
+    let keeper = KEEPER.get_or_init(|| {
+        let (sender, jobs) = channel::<Job>();
+        thread::spawn(move || {
+            for (mut command, answer) in jobs {
+                // Whoever asked may have gone: then the child is dropped, not waited for.
+                let _ = answer.send(command.spawn());
+            }
+        });
+        sender
+    });
+    let (answer, answered) = channel();
+    keeper.send((command, answer)).map_err(|_| keeper_gone())?;
+    answered.recv().map_err(|_| keeper_gone())?
+}
+
+fn keeper_gone() -> io::Error {
+    io::Error::other("the thread that starts programs has ended")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sleeper() -> Command {
+        let mut command = Command::new("sleep");
+        command.arg("60");
+        die_with_parent(&mut command);
+        command
+    }
+
+    #[test]
+    fn a_child_outlives_the_thread_that_asked_for_it() {
+        let mut child = thread::spawn(|| Process::spawn(sleeper()).unwrap()).join().unwrap();
+        let ended = child.wait_for(Duration::from_millis(200), || false).unwrap();
+        assert_eq!(ended, None, "the keeper thread should have kept it");
+    }
+
+    #[test]
+    fn a_dropped_child_is_gone() {
+        let child = Process::spawn(sleeper()).unwrap();
+        let stat = format!("/proc/{}", child.id());
+        assert!(std::path::Path::new(&stat).exists());
+        drop(child);
+        assert!(!std::path::Path::new(&stat).exists());
+    }
+
+    #[test]
+    fn grandchildren_go_with_their_group() {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "sleep 61 & echo $!; wait"]).stdout(std::process::Stdio::piped());
+        let mut child = Process::spawn(shell).unwrap();
+        let mut line = String::new();
+        let mut out = io::BufReader::new(child.stdout.take().unwrap());
+        io::BufRead::read_line(&mut out, &mut line).unwrap();
+        drop(child);
+        // An orphan is reaped by init; until then it is a zombie, which is dead as well.
+        let dead = || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", line.trim()));
+            stat.map_or(true, |s| s.contains(") Z ") || s.contains(") X "))
+        };
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !dead() && Instant::now() < deadline {
+            thread::yield_now();
+        }
+        assert!(dead(), "the grandchild still runs");
+    }
+
+    #[test]
+    fn waiting_ends_with_the_child_or_when_cancelled() {
+        let mut child = Process::spawn(Command::new("true")).unwrap();
+        let status = child.wait_for(Duration::from_secs(10), || false).unwrap();
+        assert!(status.expect("true ends at once").success());
+        let mut child = Process::spawn(sleeper()).unwrap();
+        assert_eq!(child.wait_for(Duration::from_secs(10), || true).unwrap(), None);
+    }
+}
