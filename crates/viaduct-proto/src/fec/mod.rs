@@ -20,6 +20,7 @@
 
 pub mod analysis;
 mod any;
+mod buffer;
 mod check;
 mod coefficient;
 pub mod kernel;

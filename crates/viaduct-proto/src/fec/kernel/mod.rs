@@ -25,6 +25,10 @@ mod simd;
 
 use gf::MulTable;
 
+/// Bytes in a cache line. The kernels are fastest on destinations that begin on one and reach to
+/// the end of one, past the end of the sources.
+pub const LINE: usize = 64;
+
 /// The most destinations that one pass over the sources serves.
 pub const GROUP: usize = 4;
 

@@ -153,7 +153,7 @@ impl Block {
     }
 
     fn memory(&self) -> usize {
-        let parities = self.parities.iter().map(|sum| sum.bytes.capacity());
+        let parities = self.parities.iter().map(|sum| sum.buffer.memory());
         parities.sum::<usize>() + self.held.iter().map(Vec::capacity).sum::<usize>()
     }
 
@@ -164,7 +164,7 @@ impl Block {
         let c = self.parities.len();
         let column = &matrix[usize::from(self.size) * c..][..c];
         for (parity, &coefficient) in self.parities.iter_mut().zip(column) {
-            parity.grow(packet.len());
+            parity.buffer.grow(packet.len());
             parity.add_len(packet.len(), coefficient);
         }
         self.size += 1;
@@ -197,7 +197,7 @@ impl Block {
             }
             let mut sums: [&mut [u8]; kernel::GROUP] = Default::default();
             for (to, parity) in sums.iter_mut().zip(parities) {
-                *to = &mut parity.bytes;
+                *to = parity.buffer.lines();
             }
             let coefficients = &coefficients[..rows * count];
             kernel::mul_add_many(&mut sums[..rows], &packets[..count], coefficients);
@@ -212,7 +212,7 @@ impl Block {
         let cover = Cover { first: self.first, stride, count: self.size };
         for (row, parity) in (0..=u8::MAX).zip(&mut self.parities) {
             let row = Row::ReedSolomon { row };
-            fire(Repair { cover, row, len_code: parity.len_code, body: &parity.bytes });
+            fire(Repair { cover, row, len_code: parity.len_code, body: parity.bytes() });
             parity.clear();
         }
         self.size = 0;
