@@ -17,6 +17,7 @@ use super::{GROUP, Level, gf::MulTable};
 ///
 /// # Panics
 /// If a slice is shorter than `len` or a coefficient is missing.
+#[inline]
 pub(super) fn add(
     level: Level,
     dsts: &mut [&mut [u8]],
@@ -38,6 +39,7 @@ pub(super) fn add(
 }
 
 /// Fixes the number of sources. Three are two and one.
+#[inline]
 fn by_sources<const N: usize>(
     level: Level,
     dsts: &mut [&mut [u8]],
@@ -96,6 +98,7 @@ struct Shape<const N: usize, const M: usize> {
 }
 
 impl<const N: usize, const M: usize> Shape<N, M> {
+    #[inline]
     fn new(dsts: &mut [&mut [u8]], srcs: &[&[u8]], coefficients: &[u8], len: usize) -> Self {
         let mut shape = Shape {
             dsts: [std::ptr::null_mut(); N],

@@ -67,6 +67,8 @@ pub struct Encoder {
     /// Coefficients by position, then by row.
     matrix: Vec<u8>,
     next: Seq,
+    /// The block that the next packet belongs to.
+    turn: usize,
 }
 
 impl Encoder {
@@ -85,20 +87,21 @@ impl Encoder {
             blocks: (0..interleave).map(|_| Block::new(c)).collect(),
             matrix: (0..r).flat_map(rows).collect(),
             next: first_seq,
+            turn: 0,
         })
-    }
-
-    /// The block that packet `seq` belongs to.
-    fn index(&self, seq: Seq) -> usize {
-        (seq % u64::from(self.parameters.interleave)) as usize
     }
 }
 
 impl super::Encoder for Encoder {
     fn push(&mut self, packet: &[u8], fire: &mut Fire<'_>) {
-        let (seq, index) = (self.next, self.index(self.next));
+        let seq = self.next;
         self.next += 1;
-        let block = &mut self.blocks[index];
+        let block = &mut self.blocks[self.turn];
+        self.turn = if self.turn + 1 == usize::from(self.parameters.interleave) {
+            0
+        } else {
+            self.turn + 1
+        };
         block.add(seq, packet, &self.matrix);
         if block.size == self.parameters.r {
             block.fire(self.parameters.interleave, &self.matrix, fire);
@@ -107,9 +110,7 @@ impl super::Encoder for Encoder {
 
     /// Fires every block that has begun, as a shorter one.
     fn flush(&mut self, _stage: usize, fire: &mut Fire<'_>) {
-        let oldest = self.index(self.next);
-        let count = self.blocks.len();
-        for index in (oldest..count).chain(0..oldest) {
+        for index in (self.turn..self.blocks.len()).chain(0..self.turn) {
             let block = &mut self.blocks[index];
             if block.size > 0 {
                 block.fire(self.parameters.interleave, &self.matrix, fire);
