@@ -12,7 +12,7 @@ pub const ALL: &[&dyn Experiment] = &[&lab::forwarding_plain::ForwardingPlain];
 ///
 /// # Errors
 /// The first pattern that names none.
-pub fn select<'p>(patterns: &'p [String]) -> Result<Vec<&'static dyn Experiment>, &'p str> {
+pub fn select(patterns: &[String]) -> Result<Vec<&'static dyn Experiment>, &str> {
     let names = |pattern: &str| {
         let fits = move |e: &&dyn Experiment| fits(pattern, e.about().name);
         ALL.iter().copied().filter(fits).map(|e| e.about().name).collect::<Vec<_>>()
