@@ -38,7 +38,8 @@ impl Experiment for ForwardingPlain {
         }
         run.step("memcpy of 1500-byte packets")?;
         run.param("memcpy_gbit_per_s", copied(Duration::from_millis(300)).round());
-        run.check("no offload anywhere, Gb/s", rates[2], Bound::AtLeast(1.0));
+        // The link of the paper's Figure 9 carries 0.1 Gb/s: the ground must not be what limits it.
+        run.check("no offload anywhere, Gb/s", rates[2], Bound::AtLeast(0.1));
         run.check("all offloads over none", rates[0] / rates[2], Bound::AtLeast(1.0));
         Ok(())
     }
