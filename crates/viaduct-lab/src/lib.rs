@@ -9,6 +9,7 @@
 //! ```
 
 pub mod cli;
+pub mod emulator;
 pub mod experiment;
 pub mod experiments;
 pub mod report;

@@ -19,5 +19,7 @@
 //! next arrival. The one invariant: `now` never goes backwards.
 
 pub mod fec;
+pub mod link;
 pub mod rng;
+pub mod sim;
 pub mod time;

@@ -2,3 +2,6 @@
 
 pub mod netns;
 pub mod process;
+pub mod realtime;
+pub mod stamp;
+pub mod tun;

@@ -1,0 +1,166 @@
+//! What a link does, and which values make sense.
+
+use serde::{Deserialize, Serialize};
+
+use super::loss::Loss;
+use crate::time::Duration;
+
+/// One direction of a link. The default does nothing to its packets: no limit, no delay, no loss.
+///
+/// Under serde it is its text form (see [`text`](super::text)), checked as it is read.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct LinkConfig {
+    /// Bits per second, counted over whole IP packets; None is unlimited.
+    pub rate: Option<u64>,
+    /// From the last bit sent to the packet's arrival: one way.
+    pub delay: Duration,
+    /// Uniform in -jitter to +jitter around the delay; at most the delay. A packet still waits for
+    /// the one before it, so where jitter exceeds the distance of packets the mean delay grows.
+    pub jitter: Duration,
+    /// What may wait for the transmitter; more is dropped at the tail.
+    pub queue: QueueLimit,
+    /// Which packets are lost as they enter.
+    pub loss: Loss,
+    /// Which packets are overtaken.
+    pub reorder: Reorder,
+    /// Probability that a packet arrives twice, the copy right behind it. A copy takes none of the
+    /// rate.
+    pub duplicate: f64,
+    /// Probability that one random bit of the payload is flipped (see [`flip_bit`](super::flip_bit)).
+    pub corrupt: f64,
+}
+
+/// What may wait for the transmitter, not counting the packet on the wire. Both limits hold where
+/// both are given; with neither the queue is unlimited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueLimit {
+    /// Most bytes that may wait, the new packet among them.
+    pub bytes: Option<u64>,
+    /// Longest that a new packet may have to wait.
+    pub time: Option<Duration>,
+}
+
+/// Some packets are held back, so that those behind overtake them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Reorder {
+    /// Probability of being held back.
+    pub probability: f64,
+    /// For how long.
+    pub extra: Duration,
+}
+
+/// A link that cannot be, and what would be right.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum LinkError {
+    /// No bit would ever leave.
+    #[error(
+        "rate=0 carries nothing: give bits per second, such as 200M, or leave rate away for no limit"
+    )]
+    ZeroRate,
+    /// Packets would arrive before they were sent.
+    #[error("jitter={jitter:?} is more than delay={delay:?}: it may be at most the delay")]
+    JitterAboveDelay {
+        /// As given.
+        jitter: Duration,
+        /// As given.
+        delay: Duration,
+    },
+    /// Not a probability.
+    #[error("{what}={value}: a probability is 0 to 1, or 0% to 100%")]
+    Probability {
+        /// Which one.
+        what: &'static str,
+        /// As given.
+        value: f64,
+    },
+    /// Bursts that leave no packet between them.
+    #[error(
+        "loss={rate} in bursts of {length}: with a delivered packet between bursts it may be at most {most:.4}"
+    )]
+    BurstsTooDense {
+        /// As given.
+        rate: f64,
+        /// As given.
+        length: u32,
+        /// The highest that is possible.
+        most: f64,
+    },
+    /// A burst of nothing.
+    #[error("a burst has at least 1 packet, not 0")]
+    EmptyBurst,
+    /// A trace of nothing.
+    #[error(
+        "the trace tells of no packet: give run lengths, delivered first, such as 1000:3:500:1"
+    )]
+    EmptyTrace,
+    /// Text that is no key=value.
+    #[error("'{0}' is no setting: give key=value, such as delay=50ms")]
+    NoSetting(String),
+    /// A key that does not exist.
+    #[error(
+        "unknown key '{0}': known are rate, delay, jitter, queue, loss, burst, reorder, duplicate, corrupt"
+    )]
+    UnknownKey(String),
+    /// A key twice.
+    #[error("'{0}' is given twice: give it once")]
+    Twice(String),
+    /// A value that does not read.
+    #[error("{key}={value}: expected {expected}")]
+    Value {
+        /// The key.
+        key: String,
+        /// As given.
+        value: String,
+        /// What would be right.
+        expected: &'static str,
+    },
+}
+
+impl LinkConfig {
+    /// Whether every value makes sense; names the first that does not.
+    pub fn check(&self) -> Result<(), LinkError> {
+        if self.rate == Some(0) {
+            return Err(LinkError::ZeroRate);
+        }
+        if self.jitter > self.delay {
+            return Err(LinkError::JitterAboveDelay { jitter: self.jitter, delay: self.delay });
+        }
+        self.loss.check()?;
+        probability("reorder", self.reorder.probability)?;
+        probability("duplicate", self.duplicate)?;
+        probability("corrupt", self.corrupt)
+    }
+}
+
+impl Loss {
+    /// Whether every value makes sense; names the first that does not.
+    pub fn check(&self) -> Result<(), LinkError> {
+        match self {
+            Loss::None => Ok(()),
+            Loss::Independent { rate } => probability("loss", *rate),
+            Loss::Bursts { length: 0, .. } => Err(LinkError::EmptyBurst),
+            &Loss::Bursts { rate, length } => {
+                probability("loss", rate)?;
+                let most = f64::from(length) / (f64::from(length) + 1.0);
+                if rate > most {
+                    return Err(LinkError::BurstsTooDense { rate, length, most });
+                }
+                Ok(())
+            }
+            &Loss::GilbertElliott { p_good_to_bad, p_bad_to_good, loss_good, loss_bad } => {
+                probability("loss, good to bad", p_good_to_bad)?;
+                probability("loss, bad to good", p_bad_to_good)?;
+                probability("loss, while good", loss_good)?;
+                probability("loss, while bad", loss_bad)
+            }
+            Loss::Trace(trace) if trace.packets() == 0 => Err(LinkError::EmptyTrace),
+            Loss::Trace(_) => Ok(()),
+            Loss::Both(parts) => parts.iter().try_for_each(Loss::check),
+        }
+    }
+}
+
+fn probability(what: &'static str, value: f64) -> Result<(), LinkError> {
+    if (0.0..=1.0).contains(&value) { Ok(()) } else { Err(LinkError::Probability { what, value }) }
+}

@@ -1,0 +1,186 @@
+//! Which packets a link loses.
+
+use serde::{Deserialize, Serialize};
+
+use crate::rng::Rng;
+
+/// A loss process: asked once for each packet, in order. Rates and probabilities are 0 to 1.
+///
+/// Its text form is that of the key `loss` in [`text`](super::text), also under serde.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Loss {
+    /// Nothing is lost.
+    #[default]
+    None,
+    /// Each packet is lost with probability `rate`, whatever became of the others.
+    Independent {
+        /// Share of the packets lost.
+        rate: f64,
+    },
+    /// Bursts of exactly `length` packets, with at least one delivered between two of them; the
+    /// distance between bursts is geometric, so that in the long run `rate` of all packets is lost.
+    Bursts {
+        /// Share of the packets lost; at most length / (length + 1).
+        rate: f64,
+        /// Packets in each burst; 1 or more.
+        length: u32,
+    },
+    /// Two states, good and bad, each with its own loss; the state may change before each packet.
+    /// It begins in the good one.
+    GilbertElliott {
+        /// Probability of leaving the good state.
+        p_good_to_bad: f64,
+        /// Probability of leaving the bad state; its mean stay is 1 / this, in packets.
+        p_bad_to_good: f64,
+        /// Loss in the good state.
+        loss_good: f64,
+        /// Loss in the bad state.
+        loss_bad: f64,
+    },
+    /// What was recorded on a link, again.
+    Trace(Trace),
+    /// A packet is lost where any of these loses it; each goes its own way.
+    Both(Vec<Loss>),
+}
+
+impl Loss {
+    /// The share of packets lost in the long run, 0 to 1. Of a trace, the share over its length.
+    pub fn mean(&self) -> f64 {
+        match self {
+            Loss::None => 0.0,
+            Loss::Independent { rate } | Loss::Bursts { rate, .. } => *rate,
+            Loss::GilbertElliott { p_good_to_bad, p_bad_to_good, loss_good, loss_bad } => {
+                let moves = p_good_to_bad + p_bad_to_good;
+                let bad = if moves > 0.0 { p_good_to_bad / moves } else { 0.0 };
+                bad * loss_bad + (1.0 - bad) * loss_good
+            }
+            Loss::Trace(trace) => trace.mean(),
+            Loss::Both(parts) => 1.0 - parts.iter().map(|p| 1.0 - p.mean()).product::<f64>(),
+        }
+    }
+}
+
+/// A recorded sequence of fates as run lengths.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trace {
+    /// Packets delivered, then lost, then delivered, and so on; the first may be 0.
+    pub runs: Vec<u32>,
+    /// Whether it begins again at its end; else all is delivered from there on.
+    pub repeats: bool,
+}
+
+impl Trace {
+    /// The trace in which packet i is lost where the i-th flag is true.
+    pub fn from_lost(lost: impl IntoIterator<Item = bool>, repeats: bool) -> Self {
+        let (mut runs, mut current) = (vec![0u32], false);
+        for flag in lost {
+            if flag != current {
+                runs.push(0);
+                current = flag;
+            }
+            if let Some(run) = runs.last_mut() {
+                *run = run.saturating_add(1);
+            }
+        }
+        Trace { runs, repeats }
+    }
+
+    /// How many packets it tells the fate of.
+    pub fn packets(&self) -> u64 {
+        self.runs.iter().map(|&run| u64::from(run)).sum()
+    }
+
+    fn mean(&self) -> f64 {
+        let lost: u64 = self.runs.iter().skip(1).step_by(2).map(|&run| u64::from(run)).sum();
+        lost as f64 / self.packets().max(1) as f64
+    }
+}
+
+/// A [`Loss`] on its way.
+#[derive(Clone, Debug)]
+pub struct LossProcess(State);
+
+#[derive(Clone, Debug)]
+enum State {
+    Never,
+    Independent { rate: f64 },
+    Bursts { begin: f64, length: u32, left: u32 },
+    GilbertElliott { leave: [f64; 2], loss: [f64; 2], bad: bool },
+    Trace { trace: Trace, run: usize, used: u32 },
+    Any(Vec<LossProcess>),
+}
+
+impl LossProcess {
+    /// The process at its beginning.
+    pub fn new(loss: &Loss) -> Self {
+        LossProcess(match loss {
+            Loss::None => State::Never,
+            &Loss::Independent { rate } => State::Independent { rate },
+            &Loss::Bursts { rate, length } => {
+                State::Bursts { begin: burst_begin(rate, length), length, left: 0 }
+            }
+            &Loss::GilbertElliott { p_good_to_bad, p_bad_to_good, loss_good, loss_bad } => {
+                State::GilbertElliott {
+                    leave: [p_good_to_bad, p_bad_to_good],
+                    loss: [loss_good, loss_bad],
+                    bad: false,
+                }
+            }
+            Loss::Trace(trace) if trace.packets() == 0 => State::Never,
+            Loss::Trace(trace) => State::Trace { trace: trace.clone(), run: 0, used: 0 },
+            Loss::Both(parts) => State::Any(parts.iter().map(LossProcess::new).collect()),
+        })
+    }
+
+    /// Whether the next packet is lost.
+    pub fn next(&mut self, rng: &mut Rng) -> bool {
+        match &mut self.0 {
+            State::Never => false,
+            State::Independent { rate } => rng.chance(*rate),
+            State::Bursts { begin, length, left } => next_of_bursts(*begin, *length, left, rng),
+            State::GilbertElliott { leave, loss, bad } => {
+                *bad ^= rng.chance(leave[usize::from(*bad)]);
+                rng.chance(loss[usize::from(*bad)])
+            }
+            State::Trace { trace, run, used } => next_of_trace(trace, run, used),
+            // Every part must see every packet: no short circuit.
+            State::Any(parts) => parts.iter_mut().fold(false, |lost, p| p.next(rng) | lost),
+        }
+    }
+}
+
+/// Probability that a burst begins at a packet where it may. Between bursts lies one packet that
+/// is surely delivered and then a geometric number, together 1/q on average, hence
+/// rate = length / (length + 1/q).
+fn burst_begin(rate: f64, length: u32) -> f64 {
+    if rate <= 0.0 || length == 0 { 0.0 } else { rate / (f64::from(length) * (1.0 - rate)) }
+}
+
+/// `left` counts what is left of a burst, and the delivered packet behind it as one more.
+fn next_of_bursts(begin: f64, length: u32, left: &mut u32, rng: &mut Rng) -> bool {
+    if *left == 0 {
+        if !rng.chance(begin) {
+            return false;
+        }
+        *left = length.saturating_add(1);
+    }
+    *left -= 1;
+    *left > 0
+}
+
+/// The trace must tell the fate of at least one packet.
+fn next_of_trace(trace: &Trace, run: &mut usize, used: &mut u32) -> bool {
+    while let Some(&length) = trace.runs.get(*run) {
+        if *used < length {
+            *used += 1;
+            return *run % 2 == 1;
+        }
+        *used = 0;
+        *run += 1;
+        if *run == trace.runs.len() && trace.repeats {
+            *run = 0;
+        }
+    }
+    false
+}

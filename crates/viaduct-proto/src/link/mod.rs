@@ -1,0 +1,328 @@
+//! One direction of a link, as a model: packets go in at one end and come out at the other, later,
+//! or not at all. It holds no clock and no socket, so the simulator runs it in virtual time and
+//! the lab's emulator in real time, with the same losses for the same seed.
+//!
+//! ```text
+//!  push(now, T, len)                                                       poll(now)
+//!    │     ┌──────┐    ┌─────────┐    ┌──────┐    ┌────────────────────┐      │
+//!    └────▶│ loss │───▶│  queue  │───▶│ rate │───▶│   delay ± jitter   │──────▶ Delivery<T>
+//!          └──┬───┘    └────┬────┘    └──────┘    │ late ones overtaken│   copies, flipped bit
+//!             ▼             ▼                     └────────────────────┘
+//!          Reason::Loss  Reason::Queue   ─▶ DropRecord (ordinal numbers), LinkStats
+//! ```
+//!
+//! A packet is given a number (from 0) as it enters, and the loss process is asked once for each,
+//! in that order: which numbers are lost depends on the seed alone, never on timing. What is left
+//! waits for the transmitter (tail drop), is sent bit by bit at `rate`, and then flies for
+//! `delay`. The payload type is the caller's: whole packets in the simulator, buffer numbers in
+//! the emulator; the model moves it and never copies it.
+//!
+//! | file | noun |
+//! |---|---|
+//! | [`config`] | what a link does: [`LinkConfig`], and which values make sense |
+//! | [`text`] | the same as one line of text: `rate=200M,delay=50ms,loss=1%x8,queue=100ms` |
+//! | [`loss`] | which packets are lost: [`Loss`] |
+//! | [`transmitter`] | the exact time that bits take on the wire |
+//! | [`record`] | [`LinkStats`] and [`DropRecord`] |
+
+pub mod config;
+pub mod loss;
+pub mod record;
+pub mod text;
+pub mod transmitter;
+
+#[cfg(test)]
+mod tests;
+
+pub use config::{LinkConfig, LinkError, QueueLimit, Reorder};
+pub use loss::{Loss, Trace};
+pub use record::{DropRecord, Dropped, LinkStats, Reason};
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::{BinaryHeap, VecDeque};
+
+use crate::rng::Rng;
+use crate::time::{Duration, Instant};
+use loss::LossProcess;
+use transmitter::Transmitter;
+
+/// Separates the stream that decides losses from the one that decides everything else, so that
+/// switching on jitter does not change which packets are lost.
+const OTHER_STREAM: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// One direction of a link that carries packets of type `T`. See the [module](self).
+#[derive(Debug)]
+pub struct Link<T> {
+    config: LinkConfig,
+    loss: LossProcess,
+    loss_rng: Rng,
+    rng: Rng,
+    transmitter: Transmitter,
+    waiting: VecDeque<Packet<T>>,
+    waiting_bytes: u64,
+    flying: VecDeque<Delivery<T>>,
+    late: BinaryHeap<Reverse<Late<T>>>,
+    last_due: Instant,
+    stats: LinkStats,
+    record: DropRecord,
+}
+
+/// A packet that came out at the far end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Delivery<T> {
+    /// What was pushed.
+    pub item: T,
+    /// Its length, as pushed.
+    pub len: usize,
+    /// Its number in the order of entry, from 0.
+    pub ordinal: u64,
+    /// When it was due; at or before the `now` of the poll.
+    pub due: Instant,
+    /// How often it arrives: 1, or 2 if the link duplicated it (the copy right behind it).
+    pub copies: u8,
+    /// The bit that the link flipped, counted from the packet's first; see [`flip_bit`].
+    pub flipped: Option<u32>,
+}
+
+/// A packet that did not enter, handed back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused<T> {
+    /// What was pushed.
+    pub item: T,
+    /// Why it was dropped.
+    pub reason: Reason,
+}
+
+impl<T> Link<T> {
+    /// A link that is idle at `now` and whose randomness `seed` decides.
+    ///
+    /// Values out of range act as the nearest that makes sense; [`LinkConfig::check`] names them.
+    pub fn new(config: LinkConfig, seed: u64, now: Instant) -> Self {
+        Link {
+            loss: LossProcess::new(&config.loss),
+            loss_rng: Rng::from_seed(seed),
+            rng: Rng::from_seed(seed ^ OTHER_STREAM),
+            transmitter: Transmitter::new(config.rate, now),
+            config,
+            waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            flying: VecDeque::new(),
+            late: BinaryHeap::new(),
+            last_due: now,
+            stats: LinkStats::default(),
+            record: DropRecord::default(),
+        }
+    }
+
+    /// A packet of `len` bytes (the whole IP packet) enters. One that is dropped comes back with
+    /// the reason, so that its buffer can be used again.
+    pub fn push(&mut self, now: Instant, item: T, len: usize) -> Result<(), Refused<T>> {
+        self.advance(now);
+        match self.admit(self.has_room(now, len)) {
+            Err(reason) => Err(Refused { item, reason }),
+            Ok(ordinal) => {
+                self.waiting_bytes += len as u64;
+                self.waiting.push_back(Packet { item, len, ordinal, entered: now });
+                self.advance(now);
+                Ok(())
+            }
+        }
+    }
+
+    /// A packet arrived that the caller had no memory for: it counts as dropped by the queue (or
+    /// as lost, where the loss process takes it anyway).
+    pub fn push_unheld(&mut self) {
+        let _counted = self.admit(false);
+    }
+
+    /// The next packet that has arrived by `now`, until None.
+    pub fn poll(&mut self, now: Instant) -> Option<Delivery<T>> {
+        self.advance(now);
+        let late = self.next_is_late();
+        let due = if late {
+            self.late.peek().map(|Reverse(f)| f.0.due)
+        } else {
+            self.flying.front().map(|f| f.due)
+        };
+        if due? > now {
+            return None;
+        }
+        let flight =
+            if late { self.late.pop().map(|Reverse(f)| f.0) } else { self.flying.pop_front() }?;
+        self.stats.note_delivery(&flight);
+        Some(flight)
+    }
+
+    /// When to poll next: nothing arrives earlier. None while the link is empty. With reordering
+    /// on, that poll may find nothing yet.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let flying = self.flying.front().map(|f| f.due);
+        let late = self.late.peek().map(|Reverse(f)| f.0.due);
+        let waiting = self.waiting.front().map(|p| self.earliest_due(p.len));
+        [flying, late, waiting].into_iter().flatten().min()
+    }
+
+    /// Changes what the link does from `now` on. Packets in flight keep their due times, those in
+    /// the queue stay in it, and no packet overtakes an earlier one because the delay fell.
+    pub fn set_config(&mut self, now: Instant, config: LinkConfig) {
+        self.advance(now);
+        if config.loss != self.config.loss {
+            self.loss = LossProcess::new(&config.loss);
+        }
+        self.transmitter.set_rate(config.rate);
+        self.config = config;
+        self.advance(now);
+    }
+
+    /// What the link does now.
+    pub fn config(&self) -> &LinkConfig {
+        &self.config
+    }
+
+    /// The counters so far.
+    pub fn stats(&self) -> LinkStats {
+        self.stats
+    }
+
+    /// Takes the drops noted since the last call, oldest first.
+    pub fn take_record(&mut self) -> DropRecord {
+        self.record.take()
+    }
+
+    /// Packets inside: queued and in flight.
+    pub fn held(&self) -> usize {
+        self.waiting.len() + self.flying.len() + self.late.len()
+    }
+
+    /// Bytes that wait for the transmitter.
+    pub fn backlog(&self) -> u64 {
+        self.waiting_bytes
+    }
+
+    /// Numbers the next packet and decides whether it enters.
+    fn admit(&mut self, room: bool) -> Result<u64, Reason> {
+        let ordinal = self.stats.sent;
+        self.stats.sent += 1;
+        let (reason, counter) = match (self.loss.next(&mut self.loss_rng), room) {
+            (false, true) => return Ok(ordinal),
+            (true, _) => (Reason::Loss, &mut self.stats.lost),
+            (false, false) => (Reason::Queue, &mut self.stats.queue_dropped),
+        };
+        *counter += 1;
+        self.record.note(ordinal, reason);
+        Err(reason)
+    }
+
+    /// Whether a packet that enters at `now` finds room in the queue. One that need not wait always
+    /// does.
+    fn has_room(&self, now: Instant, len: usize) -> bool {
+        let wait =
+            self.transmitter.free_at().since(now) + self.transmitter.duration(self.waiting_bytes);
+        let QueueLimit { bytes, time } = self.config.queue;
+        wait.is_zero()
+            || (bytes.is_none_or(|limit| self.waiting_bytes + len as u64 <= limit)
+                && time.is_none_or(|limit| wait <= limit))
+    }
+
+    /// Puts on the wire every waiting packet whose turn has come by `now`.
+    fn advance(&mut self, now: Instant) {
+        while self.transmitter.free_at() <= now {
+            let Some(packet) = self.waiting.pop_front() else { return };
+            self.waiting_bytes -= packet.len as u64;
+            let sent = self.transmitter.send(packet.entered, packet.len as u64);
+            self.fly(sent, packet);
+        }
+    }
+
+    /// `packet` has left the transmitter at `sent`: decides the rest of its fate.
+    fn fly(&mut self, sent: Instant, packet: Packet<T>) {
+        let LinkConfig { delay, jitter, reorder, duplicate, corrupt, .. } = self.config;
+        let Packet { item, len, ordinal, .. } = packet;
+        let due = sent + self.jittered(delay, jitter);
+        let copies = 1 + u8::from(duplicate > 0.0 && self.rng.chance(duplicate));
+        let flipped = (corrupt > 0.0 && self.rng.chance(corrupt))
+            .then(|| pick_bit(&mut self.rng, len))
+            .flatten();
+        if reorder.probability > 0.0 && self.rng.chance(reorder.probability) {
+            self.stats.reordered += 1;
+            let due = due + reorder.extra;
+            self.late.push(Reverse(Late(Delivery { item, len, ordinal, due, copies, flipped })));
+        } else {
+            self.last_due = self.last_due.max(due);
+            let due = self.last_due;
+            self.flying.push_back(Delivery { item, len, ordinal, due, copies, flipped });
+        }
+    }
+
+    fn jittered(&mut self, delay: Duration, jitter: Duration) -> Duration {
+        if jitter.is_zero() {
+            return delay;
+        }
+        let span = u64::try_from(2 * jitter.as_nanos()).unwrap_or(u64::MAX - 1);
+        (delay + Duration::from_nanos(self.rng.below(span + 1))).saturating_sub(jitter)
+    }
+
+    /// No packet of `len` bytes that is first in the queue can be due before.
+    fn earliest_due(&self, len: usize) -> Instant {
+        let leaves = self.transmitter.free_at() + self.transmitter.duration(len as u64);
+        let due = leaves + self.config.delay.saturating_sub(self.config.jitter);
+        if self.config.reorder.probability > 0.0 { due } else { due.max(self.last_due) }
+    }
+
+    fn next_is_late(&self) -> bool {
+        match (self.flying.front(), self.late.peek()) {
+            (Some(flying), Some(Reverse(late))) => late.0.due < flying.due,
+            (None, Some(_)) => true,
+            _ => false,
+        }
+    }
+}
+
+/// Flips bit `bit` of `packet`, counted from the first byte's highest; nothing if it is not there.
+///
+/// The link chooses bits past the IP header, so that the packet still reaches its host: past the
+/// first 40 bytes where the packet is longer, else past the first 20.
+pub fn flip_bit(packet: &mut [u8], bit: u32) {
+    if let Some(byte) = packet.get_mut(bit as usize / 8) {
+        *byte ^= 0x80 >> (bit % 8);
+    }
+}
+
+/// A bit past the IP header of a packet of `len` bytes, if it has any.
+fn pick_bit(rng: &mut Rng, len: usize) -> Option<u32> {
+    let header = if len > 40 { 40 } else { 20 };
+    let bits = len.checked_sub(header).filter(|&left| left > 0)? as u64 * 8;
+    u32::try_from(header as u64 * 8 + rng.below(bits)).ok()
+}
+
+#[derive(Debug)]
+struct Packet<T> {
+    item: T,
+    len: usize,
+    ordinal: u64,
+    entered: Instant,
+}
+
+/// A late packet, ordered by when it is due.
+#[derive(Debug)]
+struct Late<T>(Delivery<T>);
+
+impl<T> Ord for Late<T> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (self.0.due, self.0.ordinal).cmp(&(other.0.due, other.0.ordinal))
+    }
+}
+
+impl<T> PartialOrd for Late<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T> PartialEq for Late<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl<T> Eq for Late<T> {}

@@ -1,0 +1,79 @@
+//! The transmitter: bits leave at the link's rate, one packet after the other, to the nanosecond.
+
+use crate::time::{Duration, Instant};
+
+/// Sends packets back to back at a rate. The fraction of a nanosecond that a packet takes is
+/// carried to the next, so that a busy transmitter keeps its rate exactly, whatever it is.
+#[derive(Clone, Debug)]
+pub struct Transmitter {
+    /// Bits per second; None takes no time.
+    rate: Option<u64>,
+    free_at: Instant,
+    /// Sent after `free_at`, in 1/rate of a nanosecond.
+    carry: u64,
+}
+
+impl Transmitter {
+    /// One that is free at `now`. `rate` in bits per second, None for unlimited; 0 acts as 1.
+    pub fn new(rate: Option<u64>, now: Instant) -> Self {
+        Transmitter { rate: rate.map(|r| r.max(1)), free_at: now, carry: 0 }
+    }
+
+    /// When the packet on the wire has left.
+    pub fn free_at(&self) -> Instant {
+        self.free_at
+    }
+
+    /// How long `bytes` take, rounded down to the nanosecond.
+    pub fn duration(&self, bytes: u64) -> Duration {
+        self.rate.map_or(Duration::ZERO, |rate| divide(nanobits(bytes), rate).0)
+    }
+
+    /// Sends a packet that became ready at `ready`; tells when its last bit has left.
+    pub fn send(&mut self, ready: Instant, bytes: u64) -> Instant {
+        if ready > self.free_at {
+            (self.free_at, self.carry) = (ready, 0);
+        }
+        if let Some(rate) = self.rate {
+            let (took, carry) = divide(nanobits(bytes) + u128::from(self.carry), rate);
+            self.free_at += took;
+            self.carry = carry;
+        }
+        self.free_at
+    }
+
+    /// Another rate for the packets to come; the one on the wire leaves as it would have.
+    pub fn set_rate(&mut self, rate: Option<u64>) {
+        *self = Transmitter::new(rate, self.free_at);
+    }
+}
+
+/// Bits times nanoseconds per second.
+fn nanobits(bytes: u64) -> u128 {
+    u128::from(bytes) * 8 * 1_000_000_000
+}
+
+fn divide(nanobits: u128, rate: u64) -> (Duration, u64) {
+    let nanos = u64::try_from(nanobits / u128::from(rate)).unwrap_or(u64::MAX);
+    (Duration::from_nanos(nanos), (nanobits % u128::from(rate)) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_that_does_not_divide_a_second_is_kept_exactly() {
+        let mut t = Transmitter::new(Some(7_777_777), Instant::ZERO);
+        let packets = 7_777_777u64;
+        let last = (0..packets).map(|_| t.send(Instant::ZERO, 1500)).last().unwrap();
+        assert_eq!(last, Instant::from_nanos(1500 * 8 * 1_000_000_000));
+    }
+
+    #[test]
+    fn idle_time_is_not_saved_up() {
+        let mut t = Transmitter::new(Some(8_000), Instant::ZERO);
+        assert_eq!(t.send(Instant::from_nanos(5_000_000), 1), Instant::from_nanos(6_000_000));
+        assert_eq!(t.send(Instant::from_nanos(5_000_000), 1), Instant::from_nanos(7_000_000));
+    }
+}

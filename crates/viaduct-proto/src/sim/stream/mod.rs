@@ -1,0 +1,146 @@
+//! A code over a lossy link: packets at a constant rate, repairs beside them, and what became of
+//! each packet that was lost. The experiments on bursts (Maelstrom, Figures 13 to 17) and the
+//! property tests of the codes sweep with it.
+//!
+//! ```text
+//!   source ─┬─ packet n ──────────▶ ┌──────┐ ──▶ known packets ─┐
+//!           └─▶ Encoder ─ repairs ▶ │ Link │ ──▶ Decoder ◀──────┴──▶ recovered, checked
+//!                                   └──────┘
+//! ```
+//!
+//! Packets and repairs share the link, so that a burst swallows both, as it does on a real one.
+//! The contents of packet n follow from n and the seed, hence no packet is stored until it arrives,
+//! and each recovered one is compared with what was sent.
+
+mod run;
+#[cfg(test)]
+mod tests;
+
+use crate::fec::{Decoder, Encoder, Seq};
+use crate::link::LinkConfig;
+use crate::time::{Duration, Instant};
+use run::Run;
+
+/// What to send, over what.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stream {
+    /// How many source packets.
+    pub packets: u64,
+    /// Packets per second, above 0; their distance is a whole number of nanoseconds.
+    pub rate: f64,
+    /// Shortest and longest packet, in bytes; uniform between.
+    pub sizes: (usize, usize),
+    /// Bytes that a repair has on the link beside its body (headers, recipe).
+    pub repair_overhead: usize,
+    /// The link: its delay, its loss and all else.
+    pub link: LinkConfig,
+    /// After the last packet, the time to the first flush of the encoder and between its stages.
+    pub flush: Duration,
+    /// For how many packets the receiver keeps a packet and the decoder a repair.
+    pub window: u64,
+    /// Decides losses and contents.
+    pub seed: u64,
+}
+
+impl Default for Stream {
+    /// 10,000 packets of 100 bytes, 1,000 a second, over 50 ms and no loss.
+    fn default() -> Self {
+        Stream {
+            packets: 10_000,
+            rate: 1000.0,
+            sizes: (100, 100),
+            repair_overhead: 40,
+            link: LinkConfig { delay: Duration::from_millis(50), ..LinkConfig::default() },
+            flush: Duration::from_millis(20),
+            window: 8192,
+            seed: 1,
+        }
+    }
+}
+
+/// What became of a source packet that the link dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lost {
+    /// Its number.
+    pub seq: Seq,
+    /// Length of the burst that it was part of: neighbours on the link lost together, repairs
+    /// among them.
+    pub burst: u32,
+    /// How much later than its own arrival would have been (sending time plus the link's delay)
+    /// it was recovered; None if never.
+    pub recovery: Option<Duration>,
+}
+
+/// What came of a stream.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// The lost packets, ascending.
+    pub lost: Vec<Lost>,
+    /// Source packets sent, and their bytes.
+    pub packets: u64,
+    /// Bytes of the source packets.
+    pub packet_bytes: u64,
+    /// Repairs sent.
+    pub repairs: u64,
+    /// Bytes of the repairs, overhead included.
+    pub repair_bytes: u64,
+    /// Packets that were recovered with bytes other than those sent. A code that works has none.
+    pub garbled: u64,
+    /// Recoveries of packets that the link had not dropped (they were only late), or again.
+    pub repeated: u64,
+    /// Most bytes that the decoder held.
+    pub decoder_memory: usize,
+}
+
+impl Outcome {
+    /// The share of the lost packets that was recovered; 1 if none was lost.
+    pub fn recovered_share(&self) -> f64 {
+        share(self.lost.iter())
+    }
+
+    /// The share recovered of the packets lost in bursts of each length, by ascending length:
+    /// (length, packets, share).
+    pub fn by_burst(&self) -> Vec<(u32, usize, f64)> {
+        let mut lengths: Vec<u32> = self.lost.iter().map(|l| l.burst).collect();
+        lengths.sort_unstable();
+        lengths.dedup();
+        let of = |length| self.lost.iter().filter(move |l| l.burst == length);
+        lengths.into_iter().map(|n| (n, of(n).count(), share(of(n)))).collect()
+    }
+
+    /// Repair bytes for each byte of data.
+    pub fn overhead(&self) -> f64 {
+        self.repair_bytes as f64 / self.packet_bytes.max(1) as f64
+    }
+}
+
+impl Stream {
+    /// Runs the stream in virtual time. The encoder and the decoder must be fresh.
+    pub fn run(&self, encoder: &mut dyn Encoder, decoder: &mut dyn Decoder) -> Outcome {
+        let mut run = Run::new(self, decoder, encoder.next_seq());
+        let gap = (1e9 / self.rate).round() as u64;
+        let mut packet = Vec::new();
+        for i in 0..self.packets {
+            let now = Instant::from_nanos(gap * i);
+            run.deliver_until(now);
+            let seq = encoder.next_seq();
+            run.contents.fill(seq, &mut packet);
+            run.send_packet(now, seq, packet.len());
+            encoder.push(&packet, &mut |repair| run.send_repair(now, repair));
+        }
+        let mut now = Instant::from_nanos(gap * self.packets);
+        for stage in 0..encoder.stages() {
+            now += self.flush;
+            run.deliver_until(now);
+            encoder.flush(stage, &mut |repair| run.send_repair(now, repair));
+        }
+        run.deliver_until(Instant::from_nanos(u64::MAX));
+        run.finish()
+    }
+}
+
+fn share<'a>(lost: impl Iterator<Item = &'a Lost>) -> f64 {
+    let (all, recovered) =
+        lost.fold((0, 0), |(n, r), l| (n + 1, r + u32::from(l.recovery.is_some())));
+    if all == 0 { 1.0 } else { f64::from(recovered) / f64::from(all) }
+}

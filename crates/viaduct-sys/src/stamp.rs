@@ -1,0 +1,82 @@
+//! When a datagram reached this machine's network stack, by the kernel's clock: what it waits until
+//! its reader is scheduled does not count.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::{Duration, SystemTime};
+
+/// Has the kernel stamp what `socket` receives (`SO_TIMESTAMPNS`). If no other socket of the machine
+/// asked before, it begins some milliseconds later; until then stamps tell the time of reading.
+pub fn enable(socket: impl AsFd) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    // SAFETY: the pointer is to a live int of the length given, which the call only reads.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_TIMESTAMPNS,
+            (&raw const on).cast(),
+            size_of_val(&on) as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Receives a datagram and the time of its arrival. Needs [`enable`] before; a datagram without a
+/// stamp is `InvalidData`.
+pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(usize, SystemTime)> {
+    let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    let mut control = [0u64; 16];
+    // SAFETY: every field of msghdr is an integer or a pointer, for which zero is a value.
+    let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&control);
+    // SAFETY: `message` points to `part` and `control`, and `part` to `buffer`, all live and
+    // writable for the lengths given.
+    let length = unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &raw mut message, 0) };
+    let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
+    let stamp = stamp(&message).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidData, "a datagram without a time stamp")
+    })?;
+    Ok((length, stamp))
+}
+
+fn stamp(message: &libc::msghdr) -> Option<SystemTime> {
+    // SAFETY: `message` is as recvmsg filled it in, with its control buffer alive and aligned;
+    // a header found there is followed by the data that its level and type name.
+    unsafe {
+        let header = libc::CMSG_FIRSTHDR(message).as_ref()?;
+        if (header.cmsg_level, header.cmsg_type) != (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) {
+            return None;
+        }
+        let time: libc::timespec =
+            libc::CMSG_DATA(header).cast::<libc::timespec>().read_unaligned();
+        let since = Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).ok()?);
+        Some(SystemTime::UNIX_EPOCH + since)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    #[test]
+    fn a_stamp_tells_the_arrival_and_not_the_reading() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        enable(&socket).unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        let before = SystemTime::now();
+        socket.send_to(b"now", socket.local_addr().unwrap()).unwrap();
+        let after = SystemTime::now();
+        std::thread::sleep(Duration::from_millis(20));
+        let (length, stamp) = receive(&socket, &mut [0; 8]).unwrap();
+        assert_eq!(length, 3);
+        assert!(before <= stamp && stamp <= after, "{before:?} {stamp:?} {after:?}");
+    }
+}
