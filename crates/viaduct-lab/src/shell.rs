@@ -8,7 +8,6 @@ use anyhow::Context;
 use viaduct_proto::link::LinkConfig;
 use viaduct_sys::process::Process;
 
-use crate::emulator::EmulatorConfig;
 use crate::stop;
 use crate::topology::{Dumbbell, DumbbellSpec, Journal, Scratch, Wan};
 
@@ -55,7 +54,7 @@ pub fn open(args: &ShellArgs) -> anyhow::Result<ExitCode> {
     let Topology::Dumbbell = args.topology;
     let journal = if args.verbose { Journal::aloud() } else { Journal::new() };
     stop::on_signals().context("cannot handle Ctrl-C")?;
-    let emulated = |link| Wan::Emulated(EmulatorConfig::symmetric(link, args.seed));
+    let emulated = |link| Wan::emulated(link, args.seed);
     let spec = DumbbellSpec {
         wan: args.link.clone().map_or(Wan::Veth, emulated),
         hosts: args.hosts,

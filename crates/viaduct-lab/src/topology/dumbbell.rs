@@ -21,6 +21,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use viaduct_proto::link::LinkConfig;
 use viaduct_sys::tun::Tun;
 
 use super::{Host, Journal, Node, TopologyError};
@@ -33,7 +34,14 @@ pub enum Wan {
     /// A veth pair: as fast as the kernel, no loss, no delay.
     Veth,
     /// A TUN device in each gateway, and this link between them.
-    Emulated(EmulatorConfig),
+    Emulated(Box<EmulatorConfig>),
+}
+
+impl Wan {
+    /// The same link in both directions; see [`EmulatorConfig::symmetric`].
+    pub fn emulated(link: LinkConfig, seed: u64) -> Wan {
+        Wan::Emulated(Box::new(EmulatorConfig::symmetric(link, seed)))
+    }
 }
 
 /// A description of a dumbbell.
@@ -93,7 +101,7 @@ impl Dumbbell {
             }
             Wan::Emulated(config) => {
                 let ends = (a.open_tun(spec.wan_mtu)?, b.open_tun(spec.wan_mtu)?);
-                Some(Emulator::start(ends.0, ends.1, config.clone())?)
+                Some(Emulator::start(ends.0, ends.1, (**config).clone())?)
             }
         };
         a.connect_wan(Side::A)?;
@@ -155,6 +163,16 @@ impl Dumbbell {
             from.netns()
                 .enter(|| wait_until_reached(from, SocketAddr::new(ip, PROBE_PORT), limit))?
         })
+    }
+}
+
+impl Drop for Dumbbell {
+    /// A daemon that a program in a host started would keep its namespace alive.
+    fn drop(&mut self) {
+        for node in self.nodes() {
+            // What cannot be killed here is no reason not to end the rest.
+            let _ = node.netns().kill_all();
+        }
     }
 }
 
@@ -372,8 +390,8 @@ mod tests {
     fn an_emulated_wan_delays_and_can_be_changed_while_it_runs() {
         use crate::topology::programs::Ping;
         let link = |text: &str| text.parse().unwrap();
-        let config = EmulatorConfig::symmetric(link("delay=20ms"), 1);
-        let world = build(&DumbbellSpec { wan: Wan::Emulated(config), ..Default::default() });
+        let wan = Wan::emulated(link("delay=20ms"), 1);
+        let world = build(&DumbbellSpec { wan, ..DumbbellSpec::default() });
         let ping = Ping { count: 3, interval: Duration::from_millis(10), size: 100 };
         for ip in world.b1().addresses() {
             let report = ping.run(world.a1(), ip).unwrap();
