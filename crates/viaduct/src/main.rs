@@ -20,7 +20,7 @@ fn main() -> ExitCode {
         Command::Lab(command) => viaduct_lab::cli::execute(command),
     };
     done.unwrap_or_else(|error| {
-        eprintln!("viaduct: {error:#}");
+        eprintln!("viaduct: {}", viaduct_lab::cli::explain(&error));
         ExitCode::FAILURE
     })
 }

@@ -43,9 +43,10 @@ fn summary(outcomes: &[&Outcome]) -> String {
     let checks = || outcomes.iter().flat_map(|outcome| &outcome.checks);
     let (held, all) = (checks().filter(|check| check.holds).count(), checks().count());
     format!(
-        "<p class=\"lead\">{} experiments, {held} of {all} checks hold. Every figure below was \
+        "<p class=\"lead\">{} experiment{}, {held} of {all} checks hold. Every figure below was \
          measured by the command that stands under it.</p>\n",
-        outcomes.len()
+        outcomes.len(),
+        if outcomes.len() == 1 { "" } else { "s" }
     )
 }
 

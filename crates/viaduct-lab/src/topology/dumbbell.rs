@@ -25,7 +25,7 @@ use viaduct_proto::link::LinkConfig;
 use viaduct_sys::tun::Tun;
 
 use super::{Host, Journal, Node, TopologyError};
-use crate::emulator::{Emulator, EmulatorConfig};
+use crate::emulator::{Emulator, EmulatorConfig, TUN_QUEUE};
 use crate::stop;
 
 /// What `wan0` is.
@@ -270,15 +270,17 @@ impl Site {
     }
 
     fn open_tun(&self, mtu: u32) -> Result<Tun, TopologyError> {
+        let node = &self.gateway;
         let open = || {
             let tun = Tun::create("wan0")?;
             tun.set_mtu(mtu)?;
             Ok(tun)
         };
-        self.gateway
-            .netns()
-            .enter(open)?
-            .map_err(|source| TopologyError::Tun { node: self.gateway.name().into(), source })
+        let wrong = |source| TopologyError::Tun { node: node.name().into(), source };
+        let tun = node.netns().enter(open)?.map_err(wrong)?;
+        // By netlink: without root the emulator itself could not.
+        node.ip(&[format!("link set wan0 txqueuelen {TUN_QUEUE}")])?;
+        Ok(tun)
     }
 
     fn connect_wan(&self, side: Side) -> Result<(), TopologyError> {
