@@ -1,0 +1,152 @@
+//! The experiment: four programs cross the link, without and with gateways.
+
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use super::ABOUT;
+use super::findings::{Figure, Findings, Program, Seen, Way};
+use super::programs::Size;
+use super::settings::{DemoArgs, rounded};
+use crate::experiment::{About, Bound, Experiment, Run};
+use crate::gateways::Gateways;
+use crate::topology::programs::WebServer;
+use crate::world::World;
+
+/// MTU everywhere, as in nearly every network: the gateways lower the MSS a little, so that their
+/// repairs are never fragmented.
+const MTU: u32 = 1500;
+
+/// The demo's experiment.
+#[derive(Debug)]
+pub(super) struct Crossing {
+    args: DemoArgs,
+    findings: Mutex<Findings>,
+}
+
+impl Crossing {
+    /// Over the link that `args` describe.
+    pub(super) fn new(args: DemoArgs) -> Crossing {
+        Crossing { args, findings: Mutex::default() }
+    }
+
+    /// What it found, until now.
+    pub(super) fn findings(&self) -> Findings {
+        self.findings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note(&self, with: impl FnOnce(&mut Findings)) {
+        with(&mut self.findings.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// All programs, one after another.
+    fn cross(&self, run: &mut Run, world: &World, web: &WebServer, way: Way) -> anyhow::Result<()> {
+        let size = Size::new(&self.args);
+        for program in Program::ALL {
+            run.step(&format!("{}: {}", way.name(), program.name(&size)))?;
+            let figure = program.measure(run, world, web, &size, way)?;
+            self.note(|findings| findings.add(program, way, figure));
+        }
+        Ok(())
+    }
+
+    fn params(&self, run: &mut Run) {
+        let size = Size::new(&self.args);
+        run.param("link", self.args.link().to_string());
+        run.param("code", self.args.code());
+        run.param("mtu", MTU);
+        run.param("file_bytes", size.file);
+        run.congestion_control("cubic");
+        run.congestion_control("bbr");
+    }
+
+    /// What the demo promises, of its own link alone.
+    fn checks(&self, run: &mut Run) {
+        let findings = self.findings();
+        let factor = |program| findings.factor(program).unwrap_or(f64::NAN);
+        if self.args.is_standard() {
+            let name = "cubic with Viaduct over plain cubic";
+            run.check(name, factor(Program::Cubic), Bound::AtLeast(20.0));
+            let name = "time of the plain download over that with Viaduct";
+            run.check(name, factor(Program::Download), Bound::AtLeast(2.0));
+            if let Some(seen) = &findings.seen {
+                let name = "lost packets that the gateways rebuilt, %";
+                run.check(name, rounded(seen.rebuilt() * 100.0), Bound::AtLeast(95.0));
+            }
+        }
+    }
+}
+
+impl Experiment for Crossing {
+    fn about(&self) -> About {
+        ABOUT
+    }
+
+    fn run(&self, run: &mut Run) -> anyhow::Result<()> {
+        self.params(run);
+        run.steps(2 * Program::ALL.len());
+        let mut world = World::new((MTU, MTU), &self.args.link(), run.seed(), run.journal())?;
+        // A web server cannot be told its congestion control; its host can.
+        world.b1().set_congestion_control("cubic")?;
+        let web = WebServer::start(world.b1(), Size::new(&self.args).file, run.seed())?;
+        run.param("web_server", web.software());
+        self.cross(run, &world, &web, Way::Plain)?;
+        world.protect(&self.args.gateways())?;
+        self.cross(run, &world, &web, Way::Viaduct)?;
+        if let Some(gateways) = world.gateways() {
+            let seen = seen_by(gateways)?;
+            run.param("repair_bytes_per_data_byte", rounded(seen.overhead()));
+            run.param("packets_lost", seen.lost);
+            run.param("packets_rebuilt", seen.recovered);
+            run.param("packets_not_rebuilt", seen.unrecoverable);
+            self.note(|findings| findings.seen = Some(seen));
+        }
+        self.figures(run);
+        self.checks(run);
+        Ok(())
+    }
+}
+
+impl Crossing {
+    /// The table's figures, for the JSON.
+    fn figures(&self, run: &mut Run) {
+        let findings = self.findings();
+        for program in Program::ALL {
+            for way in [Way::Plain, Way::Viaduct] {
+                let key = format!("{program:?}_{way:?}").to_lowercase();
+                match findings.figure(program, way) {
+                    Some(Figure::Throughput(rate)) => {
+                        run.param(&format!("{key}_mbps"), rounded(rate / 1e6));
+                    }
+                    Some(Figure::Took(time)) => {
+                        run.param(&format!("{key}_seconds"), rounded(time.as_secs_f64()));
+                    }
+                    Some(Figure::Delays { median, p99 }) => {
+                        let ms = |time: &Duration| rounded(time.as_secs_f64() * 1e3);
+                        run.param(&format!("{key}_median_ms"), ms(median));
+                        run.param(&format!("{key}_p99_ms"), ms(p99));
+                    }
+                    Some(Figure::GaveUp(_) | Figure::None(_)) | None => {}
+                }
+            }
+        }
+    }
+}
+
+/// How long a gateway waits for a lost packet before it counts it as lost for good, and then some.
+const SETTLED: Duration = Duration::from_millis(1500);
+
+/// What both gateways saw, once the last packets' fate is known.
+fn seen_by(gateways: &Gateways) -> anyhow::Result<Seen> {
+    thread::sleep(SETTLED);
+    let mut seen = Seen::default();
+    for gateway in [&gateways.a, &gateways.b] {
+        let peer = gateway.status()?.peer();
+        seen.data += peer.sender.bytes;
+        seen.repairs += peer.sender.repair_bytes;
+        seen.lost += peer.receiver.link.lost;
+        seen.recovered += peer.receiver.recovered;
+        seen.unrecoverable += peer.receiver.unrecoverable;
+    }
+    Ok(seen)
+}
