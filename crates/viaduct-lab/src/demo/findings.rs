@@ -1,5 +1,6 @@
 //! What was found: a figure for each program and way across.
 
+use std::ops::{Add, Sub};
 use std::time::Duration;
 
 /// The programs, in the order in which they are run and shown.
@@ -72,6 +73,35 @@ pub(super) struct Seen {
     pub(super) unrecoverable: u64,
 }
 
+impl Add for Seen {
+    type Output = Seen;
+
+    fn add(self, more: Seen) -> Seen {
+        Seen {
+            data: self.data + more.data,
+            repairs: self.repairs + more.repairs,
+            lost: self.lost + more.lost,
+            recovered: self.recovered + more.recovered,
+            unrecoverable: self.unrecoverable + more.unrecoverable,
+        }
+    }
+}
+
+impl Sub for Seen {
+    type Output = Seen;
+
+    /// What was seen since `earlier`.
+    fn sub(self, earlier: Seen) -> Seen {
+        Seen {
+            data: self.data.saturating_sub(earlier.data),
+            repairs: self.repairs.saturating_sub(earlier.repairs),
+            lost: self.lost.saturating_sub(earlier.lost),
+            recovered: self.recovered.saturating_sub(earlier.recovered),
+            unrecoverable: self.unrecoverable.saturating_sub(earlier.unrecoverable),
+        }
+    }
+}
+
 impl Seen {
     /// Bytes of repairs for each byte of data.
     pub(super) fn overhead(&self) -> f64 {
@@ -88,8 +118,7 @@ impl Seen {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Findings {
     figures: Vec<(Program, Way, Figure)>,
-    /// What the gateways saw, once they have run.
-    pub(super) seen: Option<Seen>,
+    seen: Vec<(Program, Seen)>,
 }
 
 impl Findings {
@@ -102,6 +131,16 @@ impl Findings {
     pub(super) fn figure(&self, program: Program, way: Way) -> Option<&Figure> {
         let this = |entry: &&(Program, Way, Figure)| (entry.0, entry.1) == (program, way);
         self.figures.iter().find(this).map(|entry| &entry.2)
+    }
+
+    /// Notes what the gateways saw while `program` ran.
+    pub(super) fn add_seen(&mut self, program: Program, seen: Seen) {
+        self.seen.push((program, seen));
+    }
+
+    /// What the gateways saw while each program ran.
+    pub(super) fn seen(&self) -> &[(Program, Seen)] {
+        &self.seen
     }
 
     /// How many times better `program` fared with Viaduct.

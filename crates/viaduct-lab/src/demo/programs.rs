@@ -65,11 +65,11 @@ impl Size {
             messages: seconds(12),
         };
         let quick = Size {
-            cubic: (4, 3),
-            bbr: (2, 2),
-            file: 500_000,
-            patience: seconds(10),
-            messages: seconds(3),
+            cubic: (3, 3),
+            bbr: (2, 1),
+            file: 1_000_000,
+            patience: seconds(15),
+            messages: seconds(2),
         };
         if args.quick { quick } else { whole }
     }
@@ -85,7 +85,17 @@ impl Program {
             Program::Cubic => "iperf3 (TCP cubic)".into(),
             Program::Bbr => "iperf3 (TCP bbr)".into(),
             Program::Download => format!("curl, {} MB (TCP cubic)", size.file as f64 / 1e6),
-            Program::Messages => "50 messages/s: median, slowest 1 %".into(),
+            Program::Messages => "50 messages/s: median / p99 delay".into(),
+        }
+    }
+
+    /// In a word.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Program::Cubic => "cubic",
+            Program::Bbr => "bbr",
+            Program::Download => "curl",
+            Program::Messages => "messages",
         }
     }
 

@@ -17,20 +17,15 @@ pub(super) fn introduction(args: &DemoArgs) -> String {
         (share, 1) => format!("loses {} % of all packets, at random", percent(share)),
         (share, n) => format!("loses {} % of all packets, {n} in a row", percent(share)),
     };
-    let width = link.chars().count().max(loss.chars().count());
-    let edge = "═".repeat(4);
+    let wire = format!("  programs ── gateway ══ {link} ══ gateway ── programs");
+    let width = wire.chars().count();
+    let time = if args.quick { "40 seconds" } else { "two and a half minutes" };
+    let sites = format!("  site A{:>1$}", "site B", width - 8);
     format!(
-        "\n  site A  {:8}  {edge} {link:^width$} {edge}  {:8}  site B\n  \
-         {:6}  programs  {:4} {loss:^width$} {:4}  programs\n\n\
+        "\n{sites}\n{wire}\n{loss:^width$}\n\n\
          Four unmodified programs cross this link: first with the kernel alone, then with a\n\
          Viaduct gateway at each site, which sends repairs beside the packets and rebuilds what\n\
-         the link lost. It takes about {}; Ctrl-C ends it and leaves nothing behind.\n\n",
-        "",
-        "",
-        "",
-        "",
-        "",
-        if args.quick { "40 seconds" } else { "two and a half minutes" }
+         the link lost. It takes about {time}; Ctrl-C ends it.\n\n"
     )
 }
 
@@ -55,10 +50,7 @@ pub(super) fn table(args: &DemoArgs, findings: &Findings, colours: bool) -> Stri
         }
     }
     out += &lesson(findings);
-    if let Some(seen) = &findings.seen {
-        out += &price(seen, args.code());
-    }
-    out
+    out + &price(findings, args.code())
 }
 
 /// How it ended and where the report is.
@@ -93,21 +85,40 @@ fn lesson(findings: &Findings) -> String {
         );
     }
     let download = change(Program::Download).map_or(String::new(), |d| format!(", a download {d}"));
+    let bbr = match findings.factor(Program::Bbr) {
+        Some(factor) if factor < 1.0 => {
+            "bbr does not slow down for loss: it gains nothing and pays for the repairs.\n"
+        }
+        _ => "",
+    };
     format!(
         "TCP takes every lost packet for congestion and slows down. With Viaduct it never sees\n\
-         the loss: cubic {cubic}{download}.\n\
+         the loss: cubic {cubic}{download}.\n{bbr}\
          No program, host or server was changed; if a gateway dies, packets flow on without it.\n"
     )
 }
 
-fn price(seen: &Seen, code: &str) -> String {
-    let (lost, recovered, gone) = (seen.lost, seen.recovered, seen.unrecoverable);
-    format!(
-        "Price: {:.2} bytes of repairs for each byte of data, by {code}.\n\
-         The gateways saw {lost} packets lost: {recovered} rebuilt ({:.2} %), {gone} left to TCP.\n",
-        seen.overhead(),
-        seen.rebuilt() * 100.0
-    )
+fn price(findings: &Findings, code: &str) -> String {
+    let seen = findings.seen();
+    let Some(all) = seen.iter().map(|(_, seen)| *seen).reduce(|a, b| a + b) else {
+        return String::new();
+    };
+    let each = |(program, seen): &(Program, Seen)| {
+        format!("{} {} of {}", program.word(), seen.recovered, seen.lost)
+    };
+    let each: Vec<String> = seen.iter().map(each).collect();
+    let mut out = format!(
+        "\nPrice: {:.2} bytes of repairs for each byte of data, by {code}.\n\
+         Lost packets that the gateways rebuilt: {}.\n",
+        all.overhead(),
+        each.join(", ")
+    );
+    let bbr = seen.iter().find(|(program, _)| *program == Program::Bbr);
+    if bbr.is_some_and(|(_, seen)| seen.rebuilt() < 0.9) {
+        out +=
+            "(bbr overfills the link's queue: repairs are lost there too, and TCP sends again.)\n";
+    }
+    out
 }
 
 fn text(figure: &Figure) -> String {
@@ -115,7 +126,7 @@ fn text(figure: &Figure) -> String {
         Figure::Throughput(bits) => rate(*bits),
         Figure::Took(time) => format!("{:.1} s", time.as_secs_f64()),
         Figure::GaveUp(after) => format!("over {:.0} s", after.as_secs_f64()),
-        Figure::Delays { median, p99 } => format!("{}, {} ms", millis(*median), millis(*p99)),
+        Figure::Delays { median, p99 } => format!("{} / {} ms", millis(*median), millis(*p99)),
         Figure::None(_) => "failed".into(),
     }
 }
