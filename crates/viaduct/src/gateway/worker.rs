@@ -56,8 +56,8 @@ pub enum Command {
         /// Where the answer goes.
         reply: Reply<Result<(), String>>,
     },
-    /// Look in the packet cache; the answer is how many packets were found and sent on.
-    Cache(super::cache::Query, Reply<usize>),
+    /// Look in the packet cache, and send what is found.
+    Cache(super::cache::Query, Reply<super::cache::Found>),
     /// Stop.
     Stop,
 }
@@ -103,12 +103,12 @@ impl Worker {
                 self.count_drops(&mut shell);
                 self.published.publish(&self.plane, shell);
                 publish_at = now + PUBLISH;
-                while let Ok(command) = self.commands.try_recv() {
-                    if let Command::Stop = command {
-                        return;
-                    }
-                    self.obey(command, now);
+            }
+            while let Ok(command) = self.commands.try_recv() {
+                if let Command::Stop = command {
+                    return;
                 }
+                self.obey(command, now);
             }
             self.rest(read, now);
         }
@@ -174,9 +174,10 @@ impl Worker {
                 let _ = reply.send(self.reload(peers, &outgoing, &incoming, now));
             }
             Command::Cache(query, reply) => {
-                let found = query.find(self.plane.cached());
+                let mut looked = 0;
+                let found = query.find(self.plane.cached().inspect(|_| looked += 1));
                 let resent = found.iter().filter(|packet| self.tun.write(packet).is_ok()).count();
-                let _ = reply.send(resent);
+                let _ = reply.send(super::cache::Found { resent, looked });
             }
             Command::Stop => {}
         }
