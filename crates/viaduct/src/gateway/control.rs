@@ -100,7 +100,7 @@ impl Control {
                 _ = interrupt.recv() => break,
                 _ = &mut gone => bail!("the packet thread has ended; traffic goes on unprotected"),
                 _ = hangup.recv() => self.reload_and_tell(system).await,
-                Ok((client, _)) = listener.accept() => show(client, self.status())?,
+                Ok((client, _)) = listener.accept() => show(client, &self.status())?,
                 client = next(self.doors.metrics.as_ref()) => {
                     self.metrics.answer(client, self.status());
                 }
@@ -209,8 +209,8 @@ fn status_socket(config: &Config) -> Result<UnixListener> {
 }
 
 /// Sends the status as one JSON object and closes.
-fn show(mut client: UnixStream, status: Status) -> Result<()> {
-    let text = serde_json::to_vec(&status)?;
+fn show(mut client: UnixStream, status: &Status) -> Result<()> {
+    let text = serde_json::to_vec(status)?;
     tokio::spawn(tokio::time::timeout(READ_WITHIN, async move { client.write_all(&text).await }));
     Ok(())
 }

@@ -2,10 +2,12 @@
 
 use viaduct_proto::repair::stats::{LATENCY_BOUNDS, LOSS_BUCKETS, LossReport, PeerStats};
 
-use super::exposition::{Exposition, Kind};
+use super::exposition::{Exposition, Kind, Labels};
 use crate::gateway::snapshot::Status;
 
 type PeerCounter = (&'static str, &'static str, fn(&PeerStats) -> u64);
+/// Writes the samples of one direction of one peer's link.
+type Emit = dyn Fn(&mut Exposition, Labels<'_>, &LossReport);
 type SiteCounter = (&'static str, &'static str, fn(&Status) -> u64);
 
 /// Counters of one peer.
@@ -159,14 +161,13 @@ fn sessions(status: &Status, page: &mut Exposition) {
 
 /// The link in both directions: as seen here, and as the peer has told.
 fn links(status: &Status, page: &mut Exposition) {
-    let mut each =
-        |name, kind, help, emit: &dyn Fn(&mut Exposition, &[(&str, &str)], &LossReport)| {
-            page.family(name, kind, help);
-            for (peer, stats) in &status.counters.peers {
-                emit(page, &[("peer", peer), ("direction", "in")], &stats.receiver.link);
-                emit(page, &[("peer", peer), ("direction", "out")], &stats.reported);
-            }
-        };
+    let mut each = |name, kind, help, emit: &Emit| {
+        page.family(name, kind, help);
+        for (peer, stats) in &status.counters.peers {
+            emit(page, &[("peer", peer), ("direction", "in")], &stats.receiver.link);
+            emit(page, &[("peer", peer), ("direction", "out")], &stats.reported);
+        }
+    };
     let (count, gauge) = (Kind::Counter, Kind::Gauge);
     each(
         "viaduct_link_packets_total",
