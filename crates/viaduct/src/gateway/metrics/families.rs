@@ -7,7 +7,7 @@ use crate::gateway::snapshot::Status;
 
 type PeerCounter = (&'static str, &'static str, fn(&PeerStats) -> u64);
 /// Writes the samples of one direction of one peer's link.
-type Emit = dyn Fn(&mut Exposition, Labels<'_>, &LossReport);
+type Emit<'a> = dyn Fn(&mut Exposition, Labels<'_>, &LossReport) + 'a;
 type SiteCounter = (&'static str, &'static str, fn(&Status) -> u64);
 
 /// Counters of one peer.
@@ -161,7 +161,7 @@ fn sessions(status: &Status, page: &mut Exposition) {
 
 /// The link in both directions: as seen here, and as the peer has told.
 fn links(status: &Status, page: &mut Exposition) {
-    let mut each = |name, kind, help, emit: &Emit| {
+    let mut each = |name, kind, help, emit: &Emit<'_>| {
         page.family(name, kind, help);
         for (peer, stats) in &status.counters.peers {
             emit(page, &[("peer", peer), ("direction", "in")], &stats.receiver.link);
