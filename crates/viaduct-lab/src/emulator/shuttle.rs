@@ -72,7 +72,7 @@ impl Shuttle {
     /// Carries packets until nobody can ask questions any more.
     pub(super) fn run(mut self) {
         // Refused only where the machine does not allow it; stats tell.
-        self.realtime = viaduct_sys::realtime::set_fifo(PRIORITY).is_ok();
+        self.realtime = viaduct_sys::thread::set_fifo(PRIORITY);
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         while self.answer() {
             let turn = self.turn();
@@ -157,9 +157,15 @@ impl Shuttle {
         let [a, b] = &*self.tuns;
         let mut fds = [self.wake.as_fd(), a.as_fd(), b.as_fd()]
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        let woken = poll(&mut fds[..watched], timeout.as_ref()).is_ok();
-        if woken && fds[0].revents().contains(PollFlags::IN) {
+        if poll(&mut fds[..watched], timeout.as_ref()).is_err() {
+            return;
+        }
+        if fds[0].revents().contains(PollFlags::IN) {
             let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+        }
+        // An interface that somebody deleted is always ready, and has nothing.
+        if fds.iter().any(|fd| fd.revents().contains(PollFlags::ERR)) {
+            self.sleep(1, Some(STINT));
         }
     }
 

@@ -13,45 +13,40 @@
 //! ```
 //!
 //! Each host has a wire (veth) and a network of its own, so a gateway routes and never bridges.
-//! `wan0` is a plain veth pair, or a TUN device in each gateway whose descriptors an emulator reads
-//! and writes. Nothing waits for duplicate-address detection, and TCP forgets metrics between
+//! `wan0` is a plain veth pair, or a TUN device in each gateway with the link emulator between. Nothing waits for duplicate-address detection, and TCP forgets metrics between
 //! connections, so that one run never teaches the next.
 
-use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
-use std::os::fd::OwnedFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use viaduct_proto::link::LinkConfig;
+use viaduct_sys::tun::Tun;
+
 use super::{Host, Journal, Node, TopologyError};
+use crate::emulator::{Emulator, EmulatorConfig, TUN_QUEUE};
 use crate::stop;
 
-/// Opens a TUN device of the given name (IP packets, no header before them) in the namespace of the
-/// calling thread.
-pub type OpenTun = dyn Fn(&str) -> io::Result<OwnedFd> + Send + Sync;
-
 /// What `wan0` is.
-#[derive(Clone, Copy)]
-pub enum Wan<'a> {
+#[derive(Clone, Debug, PartialEq)]
+pub enum Wan {
     /// A veth pair: as fast as the kernel, no loss, no delay.
     Veth,
-    /// A TUN device in each gateway; [`Dumbbell::take_wan_ends`] hands over their descriptors.
-    Tun(&'a OpenTun),
+    /// A TUN device in each gateway, and this link between them.
+    Emulated(Box<EmulatorConfig>),
 }
 
-impl fmt::Debug for Wan<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Wan::Veth => "Veth",
-            Wan::Tun(_) => "Tun",
-        })
+impl Wan {
+    /// The same link in both directions; see [`EmulatorConfig::symmetric`].
+    pub fn emulated(link: LinkConfig, seed: u64) -> Wan {
+        Wan::Emulated(Box::new(EmulatorConfig::symmetric(link, seed)))
     }
 }
 
 /// A description of a dumbbell.
-#[derive(Clone, Copy, Debug)]
-pub struct DumbbellSpec<'a> {
+#[derive(Clone, Debug)]
+pub struct DumbbellSpec {
     /// Hosts on each side: 1 to 250.
     pub hosts: usize,
     /// MTU between hosts and gateways, in bytes: 576 to 65535. Below IPv6's least, 1280, the hosts
@@ -60,13 +55,16 @@ pub struct DumbbellSpec<'a> {
     /// MTU of `wan0`, in bytes: 1280 to 65535.
     pub wan_mtu: u32,
     /// What `wan0` is.
-    pub wan: Wan<'a>,
+    pub wan: Wan,
+    /// How long a1 may take to reach b1 before the world counts as not built.
+    pub patience: Duration,
 }
 
-impl Default for DumbbellSpec<'_> {
+impl Default for DumbbellSpec {
     /// One host a side, 1500 bytes everywhere, a veth pair between the gateways.
     fn default() -> Self {
-        DumbbellSpec { hosts: 1, host_mtu: 1500, wan_mtu: 1500, wan: Wan::Veth }
+        let patience = Duration::from_secs(30);
+        DumbbellSpec { hosts: 1, host_mtu: 1500, wan_mtu: 1500, wan: Wan::Veth, patience }
     }
 }
 
@@ -75,40 +73,41 @@ impl Default for DumbbellSpec<'_> {
 pub struct Dumbbell {
     a: Site,
     b: Site,
+    emulator: Option<Emulator>,
 }
 
 #[derive(Debug)]
 struct Site {
     gateway: Node,
     hosts: Vec<Host>,
-    wan_end: Option<OwnedFd>,
 }
 
 impl Dumbbell {
-    /// Builds it. With a veth WAN every host can reach its opposite when this returns; with TUNs
-    /// once the emulator runs (see [`Dumbbell::wait_until_connected`]).
+    /// Builds it and waits until a1 and b1 reach each other; a handful of packets cross the link
+    /// for that, and are in its counters and records.
     ///
     /// # Errors
-    /// If the description is out of range or the kernel refuses a part; nothing is left then.
-    pub fn build(spec: &DumbbellSpec<'_>, journal: &Journal) -> Result<Dumbbell, TopologyError> {
+    /// If the description is out of range, the kernel refuses a part, or nothing gets through in
+    /// time; nothing is left then.
+    pub fn build(spec: &DumbbellSpec, journal: &Journal) -> Result<Dumbbell, TopologyError> {
         spec.validate()?;
-        let mut a = Site::new(Side::A, spec, journal)?;
-        let mut b = Site::new(Side::B, spec, journal)?;
-        match spec.wan {
+        let a = Site::new(Side::A, spec, journal)?;
+        let b = Site::new(Side::B, spec, journal)?;
+        let emulator = match &spec.wan {
             Wan::Veth => {
-                a.gateway.ip(&[veth(spec.wan_mtu, ("wan0", 10), ("wan0", 11), &b.gateway)])?;
+                let wire = veth(spec.wan_mtu, ("wan0", 10), ("wan0", 11), &b.gateway);
+                a.gateway.ip(&[wire])?;
+                None
             }
-            Wan::Tun(open) => {
-                a.open_tun(open, spec.wan_mtu)?;
-                b.open_tun(open, spec.wan_mtu)?;
+            Wan::Emulated(config) => {
+                let ends = (a.open_tun(spec.wan_mtu)?, b.open_tun(spec.wan_mtu)?);
+                Some(Emulator::start(ends.0, ends.1, (**config).clone())?)
             }
-        }
+        };
         a.connect_wan(Side::A)?;
         b.connect_wan(Side::B)?;
-        let dumbbell = Dumbbell { a, b };
-        if matches!(spec.wan, Wan::Veth) {
-            dumbbell.wait_until_connected(Duration::from_secs(10))?;
-        }
+        let dumbbell = Dumbbell { a, b, emulator };
+        dumbbell.wait_until_connected(spec.patience)?;
         Ok(dumbbell)
     }
 
@@ -148,9 +147,10 @@ impl Dumbbell {
         [&self.a.gateway, &self.b.gateway].into_iter().chain(hosts.map(|host| &**host))
     }
 
-    /// The descriptors of the two `wan0` TUNs, A's and B's, for the emulator; once.
-    pub fn take_wan_ends(&mut self) -> Option<(OwnedFd, OwnedFd)> {
-        Some((self.a.wan_end.take()?, self.b.wan_end.take()?))
+    /// The link between the gateways, to change it, to count and to see what it dropped; none if
+    /// `wan0` is a plain wire.
+    pub fn emulator(&self) -> Option<&Emulator> {
+        self.emulator.as_ref()
     }
 
     /// Waits until a1 and b1 reach each other by every address that they have.
@@ -163,6 +163,16 @@ impl Dumbbell {
             from.netns()
                 .enter(|| wait_until_reached(from, SocketAddr::new(ip, PROBE_PORT), limit))?
         })
+    }
+}
+
+impl Drop for Dumbbell {
+    /// A daemon that a program in a host started would keep its namespace alive.
+    fn drop(&mut self) {
+        for node in self.nodes() {
+            // What cannot be killed here is no reason not to end the rest.
+            let _ = node.netns().kill_all();
+        }
     }
 }
 
@@ -191,7 +201,7 @@ fn wait_until_reached(from: &Host, to: SocketAddr, limit: Duration) -> Result<()
     }
 }
 
-impl DumbbellSpec<'_> {
+impl DumbbellSpec {
     fn validate(&self) -> Result<(), TopologyError> {
         let check = |what, value: u64, least: u64, most: u64, range| {
             let fits = (least..=most).contains(&value);
@@ -244,7 +254,7 @@ impl Side {
 const V6_LEAST_MTU: u32 = 1280;
 
 impl Site {
-    fn new(side: Side, spec: &DumbbellSpec<'_>, journal: &Journal) -> Result<Site, TopologyError> {
+    fn new(side: Side, spec: &DumbbellSpec, journal: &Journal) -> Result<Site, TopologyError> {
         let gateway = Node::new(format!("gw{}", side.letter()), journal)?;
         gateway.set_sysctls(&[
             ("net/ipv4/ip_forward", "1"),
@@ -256,13 +266,21 @@ impl Site {
         let hosts = (1..=spec.hosts)
             .map(|n| add_host(&gateway, side, n as u8, spec.host_mtu, journal))
             .collect::<Result<_, _>>()?;
-        Ok(Site { gateway, hosts, wan_end: None })
+        Ok(Site { gateway, hosts })
     }
 
-    fn open_tun(&mut self, open: &OpenTun, mtu: u32) -> Result<(), TopologyError> {
-        let opened = self.gateway.netns().enter(|| open("wan0"))?;
-        self.wan_end = Some(opened.map_err(|e| self.gateway.io("open TUN wan0".into(), e))?);
-        self.gateway.ip(&[format!("link set wan0 mtu {mtu} txqueuelen 1000")])
+    fn open_tun(&self, mtu: u32) -> Result<Tun, TopologyError> {
+        let node = &self.gateway;
+        let open = || {
+            let tun = Tun::create("wan0")?;
+            tun.set_mtu(mtu)?;
+            Ok(tun)
+        };
+        let wrong = |source| TopologyError::Tun { node: node.name().into(), source };
+        let tun = node.netns().enter(open)?.map_err(wrong)?;
+        // By netlink: without root the emulator itself could not.
+        node.ip(&[format!("link set wan0 txqueuelen {TUN_QUEUE}")])?;
+        Ok(tun)
     }
 
     fn connect_wan(&self, side: Side) -> Result<(), TopologyError> {
@@ -333,8 +351,9 @@ const HOST_SYSCTLS: [(&str, &str); 4] = [
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::emulator::Direction;
 
-    fn build(spec: &DumbbellSpec<'_>) -> Dumbbell {
+    fn build(spec: &DumbbellSpec) -> Dumbbell {
         Dumbbell::build(spec, &Journal::new()).unwrap()
     }
 
@@ -370,6 +389,24 @@ mod tests {
     }
 
     #[test]
+    fn an_emulated_wan_delays_and_can_be_changed_while_it_runs() {
+        use crate::topology::programs::Ping;
+        let link = |text: &str| text.parse().unwrap();
+        let wan = Wan::emulated(link("delay=20ms"), 1);
+        let world = build(&DumbbellSpec { wan, ..DumbbellSpec::default() });
+        let ping = Ping { count: 3, interval: Duration::from_millis(10), size: 100 };
+        for ip in world.b1().addresses() {
+            let report = ping.run(world.a1(), ip).unwrap();
+            assert_eq!(report.round_trips_ms.len(), 3);
+            assert!(report.round_trips_ms.iter().all(|(_, ms)| *ms >= 40.0), "{report:?}");
+        }
+        let emulator = world.emulator().unwrap();
+        emulator.set(Direction::AtoB, link("loss=100%")).unwrap();
+        let report = Ping { count: 1, ..ping }.run(world.a1(), world.b1().v4().into()).unwrap();
+        assert_eq!(report.round_trips_ms.len(), 0);
+    }
+
+    #[test]
     fn tcp_learns_nothing_between_connections() {
         let world = build(&DumbbellSpec::default());
         assert_eq!(world.a1().netns().sysctl("net/ipv4/tcp_no_metrics_save").unwrap(), "1");
@@ -377,9 +414,8 @@ mod tests {
 
     #[test]
     fn impossible_descriptions_are_refused_by_name() {
-        let refuse = |spec: DumbbellSpec<'_>| {
-            Dumbbell::build(&spec, &Journal::new()).unwrap_err().to_string()
-        };
+        let refuse =
+            |spec: DumbbellSpec| Dumbbell::build(&spec, &Journal::new()).unwrap_err().to_string();
         let none = refuse(DumbbellSpec { hosts: 0, ..DumbbellSpec::default() });
         assert_eq!(none, "hosts is 0, but must be 1 to 250 on each side");
         let tiny = refuse(DumbbellSpec { wan_mtu: 100, ..DumbbellSpec::default() });
