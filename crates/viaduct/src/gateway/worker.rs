@@ -57,8 +57,8 @@ pub enum Command {
         /// Where the answer goes.
         reply: Reply<Result<(), String>>,
     },
-    /// Look in the packet cache; the answer is how many packets were found and sent on.
-    Cache(super::cache::Query, Reply<usize>),
+    /// Look in the packet cache, and send what is found.
+    Cache(super::cache::Query, Reply<super::cache::Found>),
     /// Stop.
     Stop,
 }
@@ -180,9 +180,10 @@ impl Worker {
                 let _ = reply.send(self.reload(peers, &outgoing, &incoming, now));
             }
             Command::Cache(query, reply) => {
-                let found = query.find(self.plane.cached());
+                let mut looked = 0;
+                let found = query.find(self.plane.cached().inspect(|_| looked += 1));
                 let resent = found.iter().filter(|packet| self.tun.write(packet).is_ok()).count();
-                let _ = reply.send(resent);
+                let _ = reply.send(super::cache::Found { resent, looked });
             }
             Command::Stop => {}
         }
