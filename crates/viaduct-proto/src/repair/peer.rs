@@ -224,17 +224,27 @@ impl Peer {
         }
         self.endpoint = Some(from);
         if let Received::Message(message) = received {
-            match Message::parse(message) {
-                Some(Message::Repair(repair, list)) => {
-                    self.receiver.handle_repair(now, repair, list, &self.config.sites, inject);
-                }
-                Some(Message::Report(report)) => self.reported = report,
-                None => self.receiver.malformed(),
-            }
+            self.handle_message(now, message, inject);
         } else if self.session.up() || !was_up {
             // The first message under new keys lets the responder use them.
             self.report(now);
         }
+    }
+
+    /// Takes a message that opened.
+    pub(super) fn handle_message(&mut self, now: Instant, message: &[u8], inject: &mut Outbox) {
+        match Message::parse(message) {
+            Some(Message::Repair(repair, list)) => {
+                self.receiver.handle_repair(now, repair, list, &self.config.sites, inject);
+            }
+            Some(Message::Report(report)) => self.reported = report,
+            None => self.receiver.malformed(),
+        }
+    }
+
+    #[cfg(fuzzing)]
+    pub(super) fn name(&self, normalised: &[u8]) -> super::identity::Identity {
+        self.identity.name(normalised)
     }
 
     fn report(&mut self, now: Instant) {

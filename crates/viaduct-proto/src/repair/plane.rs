@@ -168,6 +168,22 @@ impl Plane {
     }
 }
 
+/// What a peer with the right keys and bad intentions can do, for the fuzz targets.
+#[cfg(fuzzing)]
+impl Plane {
+    /// Takes `message` as if the first peer had sealed it.
+    pub fn handle_opened(&mut self, now: Instant, message: &[u8]) {
+        if let Some(peer) = self.peers.first_mut() {
+            peer.handle_message(now, message, &mut self.inject);
+        }
+    }
+
+    /// What a normalised packet is called between the first peer and us.
+    pub fn name(&self, normalised: &[u8]) -> Option<super::identity::Identity> {
+        self.peers.first().map(|peer| peer.name(normalised))
+    }
+}
+
 /// The peer that a packet belongs to, and the packet without the link's padding.
 fn route<'a, 'b>(
     peers: &'a mut [Peer],
