@@ -19,6 +19,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+use rustix::time::{ClockId, clock_gettime};
 use viaduct_lab::emulator::{Direction, Emulator, EmulatorConfig};
 use viaduct_proto::link::{LinkConfig, Reason};
 use viaduct_sys::realtime::set_fifo;
@@ -198,6 +199,19 @@ fn a_link_changes_while_it_runs() {
     assert!(quantile(&delays(&arrived), 0.5) > 0.0299);
     let stats = world.link.stats().unwrap();
     assert_eq!((stats.a_to_b.corrupted, stats.a_to_b.duplicated), (100, 100));
+}
+
+#[test]
+fn a_deleted_interface_does_not_keep_the_thread_busy() {
+    let _alone = ALONE.lock();
+    let world = World::new("delay=1ms", false);
+    let deleted = || Command::new("ip").args(["link", "del", "wan0"]).status().unwrap();
+    assert!(inside(&world.a, deleted).success());
+    let used = || clock_gettime(ClockId::ProcessCPUTime).tv_nsec;
+    let before = used();
+    thread::sleep(Duration::from_millis(300));
+    let used = (used() - before).rem_euclid(1_000_000_000);
+    assert!(used < 60_000_000, "{used} ns of 300 ms");
 }
 
 #[test]

@@ -157,9 +157,15 @@ impl Shuttle {
         let [a, b] = &*self.tuns;
         let mut fds = [self.wake.as_fd(), a.as_fd(), b.as_fd()]
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        let woken = poll(&mut fds[..watched], timeout.as_ref()).is_ok();
-        if woken && fds[0].revents().contains(PollFlags::IN) {
+        if poll(&mut fds[..watched], timeout.as_ref()).is_err() {
+            return;
+        }
+        if fds[0].revents().contains(PollFlags::IN) {
             let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+        }
+        // An interface that somebody deleted is always ready, and has nothing.
+        if fds.iter().any(|fd| fd.revents().contains(PollFlags::ERR)) {
+            self.sleep(1, Some(STINT));
         }
     }
 

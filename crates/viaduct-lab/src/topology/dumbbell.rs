@@ -17,41 +17,28 @@
 //! and writes. Nothing waits for duplicate-address detection, and TCP forgets metrics between
 //! connections, so that one run never teaches the next.
 
-use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
-use std::os::fd::OwnedFd;
 use std::thread;
 use std::time::{Duration, Instant};
+
+use viaduct_sys::tun::Tun;
 
 use super::{Host, Journal, Node, TopologyError};
 use crate::stop;
 
-/// Opens a TUN device of the given name (IP packets, no header before them) in the namespace of the
-/// calling thread.
-pub type OpenTun = dyn Fn(&str) -> io::Result<OwnedFd> + Send + Sync;
-
 /// What `wan0` is.
-#[derive(Clone, Copy)]
-pub enum Wan<'a> {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wan {
     /// A veth pair: as fast as the kernel, no loss, no delay.
     Veth,
-    /// A TUN device in each gateway; [`Dumbbell::take_wan_ends`] hands over their descriptors.
-    Tun(&'a OpenTun),
-}
-
-impl fmt::Debug for Wan<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Wan::Veth => "Veth",
-            Wan::Tun(_) => "Tun",
-        })
-    }
+    /// A TUN device in each gateway; [`Dumbbell::take_wan_ends`] hands them over.
+    Tun,
 }
 
 /// A description of a dumbbell.
 #[derive(Clone, Copy, Debug)]
-pub struct DumbbellSpec<'a> {
+pub struct DumbbellSpec {
     /// Hosts on each side: 1 to 250.
     pub hosts: usize,
     /// MTU between hosts and gateways, in bytes: 576 to 65535. Below IPv6's least, 1280, the hosts
@@ -60,10 +47,10 @@ pub struct DumbbellSpec<'a> {
     /// MTU of `wan0`, in bytes: 1280 to 65535.
     pub wan_mtu: u32,
     /// What `wan0` is.
-    pub wan: Wan<'a>,
+    pub wan: Wan,
 }
 
-impl Default for DumbbellSpec<'_> {
+impl Default for DumbbellSpec {
     /// One host a side, 1500 bytes everywhere, a veth pair between the gateways.
     fn default() -> Self {
         DumbbellSpec { hosts: 1, host_mtu: 1500, wan_mtu: 1500, wan: Wan::Veth }
@@ -81,7 +68,7 @@ pub struct Dumbbell {
 struct Site {
     gateway: Node,
     hosts: Vec<Host>,
-    wan_end: Option<OwnedFd>,
+    wan_end: Option<Tun>,
 }
 
 impl Dumbbell {
@@ -90,7 +77,7 @@ impl Dumbbell {
     ///
     /// # Errors
     /// If the description is out of range or the kernel refuses a part; nothing is left then.
-    pub fn build(spec: &DumbbellSpec<'_>, journal: &Journal) -> Result<Dumbbell, TopologyError> {
+    pub fn build(spec: &DumbbellSpec, journal: &Journal) -> Result<Dumbbell, TopologyError> {
         spec.validate()?;
         let mut a = Site::new(Side::A, spec, journal)?;
         let mut b = Site::new(Side::B, spec, journal)?;
@@ -98,9 +85,9 @@ impl Dumbbell {
             Wan::Veth => {
                 a.gateway.ip(&[veth(spec.wan_mtu, ("wan0", 10), ("wan0", 11), &b.gateway)])?;
             }
-            Wan::Tun(open) => {
-                a.open_tun(open, spec.wan_mtu)?;
-                b.open_tun(open, spec.wan_mtu)?;
+            Wan::Tun => {
+                a.open_tun(spec.wan_mtu)?;
+                b.open_tun(spec.wan_mtu)?;
             }
         }
         a.connect_wan(Side::A)?;
@@ -148,8 +135,8 @@ impl Dumbbell {
         [&self.a.gateway, &self.b.gateway].into_iter().chain(hosts.map(|host| &**host))
     }
 
-    /// The descriptors of the two `wan0` TUNs, A's and B's, for the emulator; once.
-    pub fn take_wan_ends(&mut self) -> Option<(OwnedFd, OwnedFd)> {
+    /// The two `wan0` TUNs, A's and B's, for the emulator; once.
+    pub fn take_wan_ends(&mut self) -> Option<(Tun, Tun)> {
         Some((self.a.wan_end.take()?, self.b.wan_end.take()?))
     }
 
@@ -191,7 +178,7 @@ fn wait_until_reached(from: &Host, to: SocketAddr, limit: Duration) -> Result<()
     }
 }
 
-impl DumbbellSpec<'_> {
+impl DumbbellSpec {
     fn validate(&self) -> Result<(), TopologyError> {
         let check = |what, value: u64, least: u64, most: u64, range| {
             let fits = (least..=most).contains(&value);
@@ -244,7 +231,7 @@ impl Side {
 const V6_LEAST_MTU: u32 = 1280;
 
 impl Site {
-    fn new(side: Side, spec: &DumbbellSpec<'_>, journal: &Journal) -> Result<Site, TopologyError> {
+    fn new(side: Side, spec: &DumbbellSpec, journal: &Journal) -> Result<Site, TopologyError> {
         let gateway = Node::new(format!("gw{}", side.letter()), journal)?;
         gateway.set_sysctls(&[
             ("net/ipv4/ip_forward", "1"),
@@ -259,10 +246,11 @@ impl Site {
         Ok(Site { gateway, hosts, wan_end: None })
     }
 
-    fn open_tun(&mut self, open: &OpenTun, mtu: u32) -> Result<(), TopologyError> {
-        let opened = self.gateway.netns().enter(|| open("wan0"))?;
-        self.wan_end = Some(opened.map_err(|e| self.gateway.io("open TUN wan0".into(), e))?);
-        self.gateway.ip(&[format!("link set wan0 mtu {mtu} txqueuelen 1000")])
+    fn open_tun(&mut self, mtu: u32) -> Result<(), TopologyError> {
+        let opened = self.gateway.netns().enter(|| Tun::create("wan0"))?;
+        let failed = |e| self.gateway.io("open TUN wan0".into(), io::Error::other(e));
+        self.wan_end = Some(opened.map_err(failed)?);
+        self.gateway.ip(&[format!("link set wan0 mtu {mtu}")])
     }
 
     fn connect_wan(&self, side: Side) -> Result<(), TopologyError> {
@@ -334,7 +322,7 @@ const HOST_SYSCTLS: [(&str, &str); 4] = [
 mod tests {
     use super::*;
 
-    fn build(spec: &DumbbellSpec<'_>) -> Dumbbell {
+    fn build(spec: &DumbbellSpec) -> Dumbbell {
         Dumbbell::build(spec, &Journal::new()).unwrap()
     }
 
@@ -377,7 +365,7 @@ mod tests {
 
     #[test]
     fn impossible_descriptions_are_refused_by_name() {
-        let refuse = |spec: DumbbellSpec<'_>| {
+        let refuse = |spec: DumbbellSpec| {
             Dumbbell::build(&spec, &Journal::new()).unwrap_err().to_string()
         };
         let none = refuse(DumbbellSpec { hosts: 0, ..DumbbellSpec::default() });

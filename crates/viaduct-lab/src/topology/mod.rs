@@ -23,7 +23,7 @@ mod node;
 pub mod programs;
 mod scratch;
 
-pub use dumbbell::{Dumbbell, DumbbellSpec, OpenTun, Wan};
+pub use dumbbell::{Dumbbell, DumbbellSpec, Wan};
 pub use journal::Journal;
 pub use node::{Host, Node};
 pub use scratch::Scratch;

@@ -14,12 +14,22 @@
 //! lengths: shorter ones count as padded with zeros, and the lengths themselves are coded beside
 //! the bytes ([`Repair::len_code`]), so that a recovered packet has its own length again.
 //!
+//! | code | encoder | decoder |
+//! |---|---|---|
+//! | layered interleaving | [`layered`] | [`peeling`] |
+//! | Reed-Solomon blocks | [`reed_solomon`] | [`linear`] |
+//! | sliding window | [`window`] | [`linear`] |
+//!
+//! [`Code`] is any of them as a configuration, [`AnyDecoder`] takes the repairs of all. What they
+//! cost is in [`kernel`], what they recover in [`analysis`].
+//!
 //! The parameters of an encoder may change while it runs: build another one that starts at the
 //! next number. A decoder needs no parameters but its memory bound, since every repair says what
 //! it covers.
 
 pub mod analysis;
 mod any;
+mod buffer;
 mod check;
 mod coefficient;
 pub mod kernel;

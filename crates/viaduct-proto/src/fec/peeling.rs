@@ -46,7 +46,7 @@ struct Stored {
 impl Stored {
     /// Bytes that it costs, with its share of the tables.
     fn cost(&self) -> usize {
-        self.sum.bytes.len() + 128 + 64 * self.missing.capacity()
+        self.sum.buffer.memory() + 128 + 64 * self.missing.capacity()
     }
 }
 
@@ -110,7 +110,7 @@ impl Peeling {
         for id in self.waiting.remove(&seq).unwrap_or_default() {
             let Some(stored) = self.stored.get_mut(&id) else { continue };
             stored.missing.retain(|&missing| missing != seq);
-            if packet.len() > stored.sum.bytes.len() {
+            if packet.len() > stored.sum.buffer.len() {
                 // Longer than the longest packet covered: the repair is garbled.
                 self.remove(id);
                 continue;

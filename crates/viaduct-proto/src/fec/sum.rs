@@ -1,32 +1,33 @@
 //! A running combination of packets: the bytes of a bin, a parity or an equation.
 
+use super::buffer::Buffer;
 use super::{Repair, Seq, kernel};
 
 /// A combination of packets under some coefficients, and of their lengths beside it. As long as
 /// the longest packet in it; shorter ones count as padded with zeros.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Sum {
-    pub(super) bytes: Vec<u8>,
+    pub(super) buffer: Buffer,
     pub(super) len_code: [u8; 2],
 }
 
 impl Sum {
     /// The combination that `repair` carries.
     pub(super) fn of(repair: &Repair<'_>) -> Self {
-        Sum { bytes: repair.body.to_vec(), len_code: repair.len_code }
+        let mut buffer = Buffer::default();
+        buffer.set(repair.body);
+        Sum { buffer, len_code: repair.len_code }
     }
 
     /// Nothing, keeping the memory.
     pub(super) fn clear(&mut self) {
-        self.bytes.clear();
+        self.buffer.clear();
         self.len_code = [0; 2];
     }
 
-    /// Makes the sum long enough for a packet of `len` bytes.
-    pub(super) fn grow(&mut self, len: usize) {
-        if self.bytes.len() < len {
-            self.bytes.resize(len, 0);
-        }
+    /// The combined bytes.
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.buffer.bytes()
     }
 
     /// Adds the length of a packet, not its bytes.
@@ -38,22 +39,22 @@ impl Sum {
 
     /// Adds `coefficient * packet`.
     pub(super) fn add_packet(&mut self, packet: &[u8], coefficient: u8) {
-        self.grow(packet.len());
+        self.buffer.grow(packet.len());
         self.add_len(packet.len(), coefficient);
-        kernel::mul_add(&mut self.bytes, packet, coefficient);
+        kernel::mul_add(self.buffer.lines(), packet, coefficient);
     }
 
     /// Adds `coefficient * other`.
     pub(super) fn add_sum(&mut self, other: &Sum, coefficient: u8) {
-        self.grow(other.bytes.len());
+        self.buffer.grow(other.buffer.len());
         kernel::mul_add(&mut self.len_code, &other.len_code, coefficient);
-        kernel::mul_add(&mut self.bytes, &other.bytes, coefficient);
+        kernel::mul_add(self.buffer.lines(), other.bytes(), coefficient);
     }
 
     /// The packet that a sum of one packet with coefficient 1 is; `None` if its length cannot be
     /// true, which only a garbled or forged repair makes.
     pub(super) fn packet(&self) -> Option<&[u8]> {
-        self.bytes.get(..usize::from(u16::from_be_bytes(self.len_code)))
+        self.bytes().get(..usize::from(u16::from_be_bytes(self.len_code)))
     }
 }
 
@@ -83,7 +84,7 @@ impl<'a, 's> Batch<'a, 's> {
 
     /// Adds `coefficient * packet`, now or soon.
     pub(super) fn add(&mut self, packet: &'a [u8], coefficient: u8) {
-        self.sum.grow(packet.len());
+        self.sum.buffer.grow(packet.len());
         self.sum.add_len(packet.len(), coefficient);
         self.packets[self.waiting] = packet;
         self.coefficients[self.waiting] = coefficient;
@@ -95,7 +96,7 @@ impl<'a, 's> Batch<'a, 's> {
 
     /// Adds what waits. Dropping the batch without it would lose packets.
     pub(super) fn finish(&mut self) {
-        let dst = &mut [&mut self.sum.bytes[..]];
+        let dst = &mut [self.sum.buffer.lines()];
         let waiting = std::mem::take(&mut self.waiting);
         kernel::mul_add_many(dst, &self.packets[..waiting], &self.coefficients[..waiting]);
     }

@@ -73,7 +73,7 @@ fn what_one_decoder_recovers_unlocks_the_other() {
             sum.add_packet(&packets[first as usize - 1 + n], coefficient(row, n));
         }
         let cover = Cover { first, stride: 1, count };
-        Owned { cover, row, len_code: sum.len_code, body: sum.bytes }
+        Owned { cover, row, len_code: sum.len_code, body: sum.bytes().to_vec() }
     };
     let (xor, window) = (Row::Xor { layer: 0 }, Row::Window { seed: 3 });
     let mut receiver = Receiver::new(AnyDecoder::new(10_000));

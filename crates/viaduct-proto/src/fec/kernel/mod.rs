@@ -25,6 +25,10 @@ mod simd;
 
 use gf::MulTable;
 
+/// Bytes in a cache line. The kernels are fastest on destinations that begin on one and reach to
+/// the end of one, past the end of the sources.
+pub const LINE: usize = 64;
+
 /// The most destinations that one pass over the sources serves.
 pub const GROUP: usize = 4;
 
@@ -64,9 +68,13 @@ pub fn mul_add_many(dsts: &mut [&mut [u8]], srcs: &[&[u8]], coefficients: &[u8])
     if dsts.is_empty() {
         return;
     }
-    let per_group = GROUP * dsts.len();
-    for (group, coefficients) in srcs.chunks(GROUP).zip(coefficients.chunks(per_group)) {
-        add_group(dsts, group, coefficients);
+    let (mut srcs, mut coefficients) = (srcs, coefficients);
+    while !srcs.is_empty() {
+        let together = srcs.len().min(GROUP);
+        let (group, rest) = srcs.split_at(together);
+        let (theirs, others) = coefficients.split_at(together * dsts.len());
+        add_group(dsts, group, theirs);
+        (srcs, coefficients) = (rest, others);
     }
 }
 
@@ -107,13 +115,19 @@ fn add_group(dsts: &mut [&mut [u8]], srcs: &[&[u8]], coefficients: &[u8]) {
 /// Vectors do the length that all have in common; what some have beyond it is rare and done pair
 /// by pair.
 fn add_group_at(level: Level, dsts: &mut [&mut [u8]], srcs: &[&[u8]], coefficients: &[u8]) {
-    let lengths = dsts.iter().map(|d| d.len()).chain(srcs.iter().map(|s| s.len()));
-    let common = lengths.min().unwrap_or(0);
+    let (mut shortest, mut longest) = (usize::MAX, 0);
+    for src in srcs {
+        (shortest, longest) = (shortest.min(src.len()), longest.max(src.len()));
+    }
+    let common = dsts.iter().fold(shortest, |common, dst| common.min(dst.len()));
     let done = match level {
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 | Level::Ssse3 => simd::add(level, dsts, srcs, coefficients, common),
         Level::Portable => 0,
     };
+    if done == longest {
+        return;
+    }
     for (src, coefficients) in srcs.iter().zip(coefficients.chunks(dsts.len())) {
         for (dst, &coefficient) in dsts.iter_mut().zip(coefficients) {
             let both = dst.len().min(src.len());

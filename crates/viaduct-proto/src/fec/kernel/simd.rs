@@ -17,6 +17,7 @@ use super::{GROUP, Level, gf::MulTable};
 ///
 /// # Panics
 /// If a slice is shorter than `len` or a coefficient is missing.
+#[inline]
 pub(super) fn add(
     level: Level,
     dsts: &mut [&mut [u8]],
@@ -38,6 +39,7 @@ pub(super) fn add(
 }
 
 /// Fixes the number of sources. Three are two and one.
+#[inline]
 fn by_sources<const N: usize>(
     level: Level,
     dsts: &mut [&mut [u8]],
@@ -69,8 +71,9 @@ fn by_ones<const N: usize, const M: usize>(
 ) {
     let shape = Shape::<N, M>::new(dsts, srcs, coefficients, len);
     let ones = (0..N).take_while(|&d| shape.coefficients.iter().all(|row| row[d] == 1)).count();
-    // SAFETY: `Shape::new` made every pointer from a slice of at least `len` bytes; the slices are
-    // borrowed until this function returns, the mutable ones exclusively; `len` is a vector or
+    // SAFETY: `Shape::new` made every pointer from a slice of at least `len` bytes, the mutable
+    // ones of at least `room`; they are borrowed until this function returns, the mutable ones
+    // exclusively; `len` is a vector or
     // longer, as `add` checked; a `Level` is only made where the processor was asked for it.
     unsafe {
         match (level, ones) {
@@ -90,18 +93,23 @@ struct Shape<const N: usize, const M: usize> {
     srcs: [*const u8; M],
     coefficients: [[u8; N]; M],
     len: usize,
+    /// Bytes that all destinations have, `len` or more.
+    room: usize,
 }
 
 impl<const N: usize, const M: usize> Shape<N, M> {
+    #[inline]
     fn new(dsts: &mut [&mut [u8]], srcs: &[&[u8]], coefficients: &[u8], len: usize) -> Self {
         let mut shape = Shape {
             dsts: [std::ptr::null_mut(); N],
             srcs: [std::ptr::null(); M],
             coefficients: [[0; N]; M],
             len,
+            room: dsts.iter().map(|dst| dst.len()).min().unwrap_or(0),
         };
         for (pointer, dst) in shape.dsts.iter_mut().zip(dsts.iter_mut()) {
-            *pointer = dst[..len].as_mut_ptr();
+            assert!(dst.len() >= len);
+            *pointer = dst.as_mut_ptr();
         }
         for (pointer, src) in shape.srcs.iter_mut().zip(srcs) {
             *pointer = src[..len].as_ptr();
@@ -132,26 +140,62 @@ unsafe fn ssse3<const N: usize, const M: usize, const ONES: usize>(shape: &Shape
 }
 
 /// Every destination gains its combination of the sources, one column of a vector's width after
-/// the other. The ragged end comes first, as a column that ends with the data and in which the
-/// bytes of the full columns are masked to zero: adding zero changes nothing.
+/// the other.
 ///
 /// # Safety
-/// The pointers must be good for `shape.len` >= `V::BYTES` bytes, the destinations for writing and
-/// apart from all others, and the processor must have the instructions of `V`.
+/// The pointers must be good for `shape.len` >= `V::BYTES` bytes, the destinations for writing
+/// `shape.room` bytes and apart from all others, and the processor must have the instructions
+/// of `V`.
 #[inline(always)]
 unsafe fn fused<V: Vector, const N: usize, const M: usize, const ONES: usize>(shape: &Shape<N, M>) {
-    // SAFETY: every column begins at `len - V::BYTES` or before, so it lies in all slices.
+    // By value: behind the reference, every store could have changed them.
+    let Shape { dsts, srcs, coefficients, len, room } = *shape;
+    let full = len - len % V::BYTES;
+    // SAFETY: columns begin at `full - V::BYTES` or before, the ragged one as `ragged` asks.
     unsafe {
-        let tables = tables::<V, N, M>(&shape.coefficients);
-        let ragged = shape.len % V::BYTES;
-        if ragged != 0 {
-            let mask = V::load(ENDS.0.as_ptr().add(ragged + 32 - V::BYTES));
-            column::<V, N, M, ONES>(shape, &tables, shape.len - V::BYTES, Some(mask));
+        let tables = tables::<V, N, M>(&coefficients);
+        if full < len {
+            ragged::<V, N, M, ONES>(dsts, srcs, &tables, len, room);
         }
         let mut at = 0;
-        while at + V::BYTES <= shape.len {
-            column::<V, N, M, ONES>(shape, &tables, at, None);
+        while at < full {
+            column::<V, N, M, ONES>(dsts, srcs, &tables, at, None);
             at += V::BYTES;
+        }
+    }
+}
+
+/// The bytes after the last full column. Adding zero changes nothing, so if the destinations reach
+/// far enough, it is one more column, from copies of the sources' ends with zeros behind them. If
+/// not, it is a column that ends with the data, and what the full columns do is masked to zero.
+///
+/// # Safety
+/// As [`fused`]; `len` must not be a multiple of `V::BYTES`.
+#[inline(always)]
+unsafe fn ragged<V: Vector, const N: usize, const M: usize, const ONES: usize>(
+    dsts: [*mut u8; N],
+    srcs: [*const u8; M],
+    tables: &Tables<V, N, M>,
+    len: usize,
+    room: usize,
+) {
+    let rest = len % V::BYTES;
+    let full = len - rest;
+    // SAFETY: the copies have 32 bytes, `V::BYTES` or more, and `rest` is less; the destinations
+    // have a column at `full` if there is room, and one at `len - V::BYTES` in any case; `ENDS`
+    // has 32 bytes from each of its first 32 on.
+    unsafe {
+        if room >= full + V::BYTES {
+            let mut ends = [[0; 32]; M];
+            for (end, src) in ends.iter_mut().zip(srcs) {
+                std::ptr::copy_nonoverlapping(src.add(full), end.as_mut_ptr(), rest);
+            }
+            let ends = ends.each_ref().map(|end| end.as_ptr());
+            let dsts = dsts.map(|dst| dst.add(full));
+            column::<V, N, M, ONES>(dsts, ends, tables, 0, None);
+        } else {
+            let mask = V::load(ENDS.0.as_ptr().add(rest + 32 - V::BYTES));
+            column::<V, N, M, ONES>(dsts, srcs, tables, len - V::BYTES, Some(mask));
         }
     }
 }
@@ -194,10 +238,11 @@ unsafe fn tables<V: Vector, const N: usize, const M: usize>(
 /// One column: all destinations in registers while the sources pass.
 ///
 /// # Safety
-/// As [`fused`]; `at + V::BYTES` must not be above `shape.len`.
+/// As [`fused`]; `at + V::BYTES` must not be above the length.
 #[inline(always)]
 unsafe fn column<V: Vector, const N: usize, const M: usize, const ONES: usize>(
-    shape: &Shape<N, M>,
+    dsts: [*mut u8; N],
+    srcs: [*const u8; M],
     tables: &Tables<V, N, M>,
     at: usize,
     mask: Option<V>,
@@ -205,10 +250,10 @@ unsafe fn column<V: Vector, const N: usize, const M: usize, const ONES: usize>(
     // SAFETY: as the caller vouches.
     unsafe {
         let mut sums = [V::splat(0); N];
-        for (sum, dst) in sums.iter_mut().zip(shape.dsts) {
+        for (sum, dst) in sums.iter_mut().zip(dsts) {
             *sum = V::load(dst.add(at));
         }
-        for (src, tables) in shape.srcs.iter().zip(tables) {
+        for (src, tables) in srcs.into_iter().zip(tables) {
             let mut bytes = V::load(src.add(at));
             if let Some(mask) = mask {
                 bytes = bytes.and(mask);
@@ -223,7 +268,7 @@ unsafe fn column<V: Vector, const N: usize, const M: usize, const ONES: usize>(
                 });
             }
         }
-        for (sum, dst) in sums.iter().zip(shape.dsts) {
+        for (sum, dst) in sums.iter().zip(dsts) {
             sum.store(dst.add(at));
         }
     }

@@ -30,20 +30,21 @@ impl Bin {
 
     /// Bytes held.
     pub(super) fn memory(&self) -> usize {
-        self.sum.bytes.capacity()
+        self.sum.buffer.memory()
     }
 
-    /// Takes packet `seq` in, but for the bytes that the bin already has a sum of: those are
-    /// returned, and the caller adds the packet to them (to all layers' at once).
+    /// Takes packet `seq` in. If the bin has bytes already, those are returned, and the caller adds
+    /// the packet to them (to all layers' at once).
     pub(super) fn enter(&mut self, seq: Seq, packet: &[u8]) -> &mut [u8] {
-        if self.size == 0 {
-            self.first = seq;
-        }
         self.size += 1;
         self.sum.add_len(packet.len(), 1);
-        let summed = self.sum.bytes.len().min(packet.len());
-        self.sum.bytes.extend_from_slice(&packet[summed..]);
-        &mut self.sum.bytes[..summed]
+        if self.size == 1 {
+            self.first = seq;
+            self.sum.buffer.set(packet);
+            return &mut [];
+        }
+        self.sum.buffer.grow(packet.len());
+        self.sum.buffer.lines()
     }
 
     /// Fires the repair and starts again, to fire at `target` packets.
@@ -52,7 +53,7 @@ impl Bin {
             cover: Cover { first: self.first, stride, count: self.size },
             row: Row::Xor { layer },
             len_code: self.sum.len_code,
-            body: &self.sum.bytes,
+            body: self.sum.bytes(),
         });
         self.sum.clear();
         (self.size, self.target) = (0, target);

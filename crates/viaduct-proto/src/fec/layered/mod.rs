@@ -60,7 +60,7 @@ impl Encoder {
     fn with_start(parameters: Parameters, next: Seq, start: FirstSize) -> Result<Self, Error> {
         parameters.check()?;
         let layers = (0..=u8::MAX).zip(&parameters.interleaves);
-        let layers = layers.map(|(n, &i)| Layer::new(n, i, &parameters, start)).collect();
+        let layers = layers.map(|(n, &i)| Layer::new(n, i, &parameters, next, start)).collect();
         Ok(Encoder { parameters, layers, next })
     }
 }
@@ -75,8 +75,11 @@ impl super::Encoder for Encoder {
                 pass.add(layer.enter(seq, packet, fire));
             }
             pass.run(packet);
-            if !self.parameters.delay_xors {
-                layers.iter_mut().for_each(|layer| layer.fire_full(seq, fire));
+            for layer in layers {
+                if !self.parameters.delay_xors {
+                    layer.fire_full(fire);
+                }
+                layer.advance();
             }
         }
     }
@@ -85,7 +88,7 @@ impl super::Encoder for Encoder {
     /// layer then begins anew, staggered as at first: else all its bins would fill at once.
     fn flush(&mut self, stage: usize, fire: &mut Fire<'_>) {
         if let Some(layer) = self.layers.get_mut(stage) {
-            layer.flush(self.next, fire);
+            layer.flush(fire);
         }
     }
 
@@ -124,42 +127,51 @@ struct Layer {
     first_size: FirstSize,
     /// Bin x, from 1, at index x - 1.
     bins: Vec<Bin>,
+    /// Index of the bin that the next packet goes to.
+    turn: usize,
 }
 
 impl Layer {
-    fn new(number: u8, interleave: u16, parameters: &Parameters, first_size: FirstSize) -> Self {
+    /// Packet x goes to bin x mod i, where 0 means i; the first one is `next`.
+    fn new(
+        number: u8,
+        interleave: u16,
+        parameters: &Parameters,
+        next: Seq,
+        first_size: FirstSize,
+    ) -> Self {
+        let i = u64::from(interleave);
+        let turn = ((next % i + i - 1) % i) as usize;
         let r = parameters.r;
         let bins = (1..=interleave).map(|x| Bin::new(first_size(x, interleave, r))).collect();
-        Layer { number, interleave, r, first_size, bins }
+        Layer { number, interleave, r, first_size, bins, turn }
     }
 
-    /// Packet x goes to bin x mod i, where 0 means i.
-    fn index(&self, seq: Seq) -> usize {
-        let i = u64::from(self.interleave);
-        ((seq + i - 1) % i) as usize
-    }
-
-    /// Packet `seq` enters its bin. A repair that waited there for it leaves first.
+    /// The next packet, `seq`, enters its bin. A repair that waited there for it leaves first.
     fn enter(&mut self, seq: Seq, packet: &[u8], fire: &mut Fire<'_>) -> &mut [u8] {
-        self.fire_full(seq, fire);
-        let index = self.index(seq);
-        self.bins[index].enter(seq, packet)
+        self.fire_full(fire);
+        self.bins[self.turn].enter(seq, packet)
     }
 
-    /// Fires the bin of packet `seq` if it is full.
-    fn fire_full(&mut self, seq: Seq, fire: &mut Fire<'_>) {
-        let index = self.index(seq);
-        let bin = &mut self.bins[index];
+    /// The bin's turn is over.
+    fn advance(&mut self) {
+        self.turn += 1;
+        if self.turn == self.bins.len() {
+            self.turn = 0;
+        }
+    }
+
+    /// Fires the bin whose turn it is if it is full.
+    fn fire_full(&mut self, fire: &mut Fire<'_>) {
+        let bin = &mut self.bins[self.turn];
         if bin.is_full() {
             bin.fire(self.number, self.interleave, self.r, fire);
         }
     }
 
-    /// Fires all that is in the layer, the bin that has waited longest (that of `next`) first.
-    fn flush(&mut self, next: Seq, fire: &mut Fire<'_>) {
-        let oldest = self.index(next);
-        let count = self.bins.len();
-        for index in (oldest..count).chain(0..oldest) {
+    /// Fires all that is in the layer, the bin that has waited longest (its turn is next) first.
+    fn flush(&mut self, fire: &mut Fire<'_>) {
+        for index in (self.turn..self.bins.len()).chain(0..self.turn) {
             let bin = &mut self.bins[index];
             if !bin.is_empty() {
                 let x = index as u16 + 1;

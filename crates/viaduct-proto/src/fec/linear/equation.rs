@@ -69,7 +69,7 @@ impl Equation {
 
     /// Bytes that it costs, with its share of the table.
     pub(super) fn cost(&self) -> usize {
-        self.sum.bytes.len() + 128 + 16 * self.terms.len()
+        self.sum.buffer.memory() + 128 + 16 * self.terms.len()
     }
 
     /// Adds so much of `other` that `seq`, which is in both, vanishes.
@@ -87,7 +87,7 @@ impl Equation {
     pub(super) fn substitute(&mut self, seq: Seq, packet: &[u8]) -> bool {
         let Some(index) = self.index(seq) else { return true };
         let (_, coefficient) = self.terms.remove(index);
-        let fits = packet.len() <= self.sum.bytes.len();
+        let fits = packet.len() <= self.sum.buffer.len();
         if fits {
             self.sum.add_packet(packet, coefficient);
         }

@@ -13,7 +13,7 @@ fn repair(row: Row, cover: Cover, sent: &[Vec<u8>]) -> Owned {
     for (position, seq) in cover.seqs().enumerate() {
         sum.add_packet(&sent[seq as usize - 1], coefficient(row, position));
     }
-    Owned { cover, row, len_code: sum.len_code, body: sum.bytes }
+    Owned { cover, row, len_code: sum.len_code, body: sum.bytes().to_vec() }
 }
 
 fn window(seed: u16, first: Seq, count: u8) -> (Row, Cover) {

@@ -10,7 +10,7 @@ fn repair(first: Seq, stride: u16, packets: &[&[u8]]) -> Owned {
         cover: Cover { first, stride, count: packets.len() as u8 },
         row: Row::Xor { layer: 0 },
         len_code: sum.len_code,
-        body: sum.bytes,
+        body: sum.bytes().to_vec(),
     }
 }
 

@@ -67,6 +67,8 @@ pub struct Encoder {
     /// Coefficients by position, then by row.
     matrix: Vec<u8>,
     next: Seq,
+    /// The block that the next packet belongs to.
+    turn: usize,
 }
 
 impl Encoder {
@@ -85,20 +87,21 @@ impl Encoder {
             blocks: (0..interleave).map(|_| Block::new(c)).collect(),
             matrix: (0..r).flat_map(rows).collect(),
             next: first_seq,
+            turn: 0,
         })
-    }
-
-    /// The block that packet `seq` belongs to.
-    fn index(&self, seq: Seq) -> usize {
-        (seq % u64::from(self.parameters.interleave)) as usize
     }
 }
 
 impl super::Encoder for Encoder {
     fn push(&mut self, packet: &[u8], fire: &mut Fire<'_>) {
-        let (seq, index) = (self.next, self.index(self.next));
+        let seq = self.next;
         self.next += 1;
-        let block = &mut self.blocks[index];
+        let block = &mut self.blocks[self.turn];
+        self.turn = if self.turn + 1 == usize::from(self.parameters.interleave) {
+            0
+        } else {
+            self.turn + 1
+        };
         block.add(seq, packet, &self.matrix);
         if block.size == self.parameters.r {
             block.fire(self.parameters.interleave, &self.matrix, fire);
@@ -107,9 +110,7 @@ impl super::Encoder for Encoder {
 
     /// Fires every block that has begun, as a shorter one.
     fn flush(&mut self, _stage: usize, fire: &mut Fire<'_>) {
-        let oldest = self.index(self.next);
-        let count = self.blocks.len();
-        for index in (oldest..count).chain(0..oldest) {
+        for index in (self.turn..self.blocks.len()).chain(0..self.turn) {
             let block = &mut self.blocks[index];
             if block.size > 0 {
                 block.fire(self.parameters.interleave, &self.matrix, fire);
@@ -153,7 +154,7 @@ impl Block {
     }
 
     fn memory(&self) -> usize {
-        let parities = self.parities.iter().map(|sum| sum.bytes.capacity());
+        let parities = self.parities.iter().map(|sum| sum.buffer.memory());
         parities.sum::<usize>() + self.held.iter().map(Vec::capacity).sum::<usize>()
     }
 
@@ -164,7 +165,7 @@ impl Block {
         let c = self.parities.len();
         let column = &matrix[usize::from(self.size) * c..][..c];
         for (parity, &coefficient) in self.parities.iter_mut().zip(column) {
-            parity.grow(packet.len());
+            parity.buffer.grow(packet.len());
             parity.add_len(packet.len(), coefficient);
         }
         self.size += 1;
@@ -197,7 +198,7 @@ impl Block {
             }
             let mut sums: [&mut [u8]; kernel::GROUP] = Default::default();
             for (to, parity) in sums.iter_mut().zip(parities) {
-                *to = &mut parity.bytes;
+                *to = parity.buffer.lines();
             }
             let coefficients = &coefficients[..rows * count];
             kernel::mul_add_many(&mut sums[..rows], &packets[..count], coefficients);
@@ -212,7 +213,7 @@ impl Block {
         let cover = Cover { first: self.first, stride, count: self.size };
         for (row, parity) in (0..=u8::MAX).zip(&mut self.parities) {
             let row = Row::ReedSolomon { row };
-            fire(Repair { cover, row, len_code: parity.len_code, body: &parity.bytes });
+            fire(Repair { cover, row, len_code: parity.len_code, body: parity.bytes() });
             parity.clear();
         }
         self.size = 0;

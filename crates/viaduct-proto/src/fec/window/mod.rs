@@ -116,7 +116,7 @@ impl Encoder {
             batch.add(packet, coefficient(row, position));
         }
         batch.finish();
-        fire(Repair { cover, row, len_code: self.sum.len_code, body: &self.sum.bytes });
+        fire(Repair { cover, row, len_code: self.sum.len_code, body: self.sum.bytes() });
     }
 }
 
@@ -152,7 +152,7 @@ impl super::Encoder for Encoder {
     }
 
     fn memory(&self) -> usize {
-        self.ring.iter().map(Vec::capacity).sum::<usize>() + self.sum.bytes.capacity()
+        self.ring.iter().map(Vec::capacity).sum::<usize>() + self.sum.buffer.memory()
     }
 }
 

@@ -1,0 +1,15 @@
+//! Maelstrom's figures: what FEC gateways do for unmodified programs on a lossy link.
+
+pub(super) mod throughput_loss;
+
+use viaduct_proto::link::LinkConfig;
+
+/// A link as text says; the text is ours and right.
+fn link(text: &str) -> LinkConfig {
+    text.parse().expect("a link config of this module")
+}
+
+/// As people read a share: `0.1 %`.
+fn percent(share: f64) -> String {
+    format!("{} %", (share * 1e6).round() / 1e4)
+}

@@ -1,0 +1,285 @@
+//! A pair of real `viaduct gateway` processes in a dumbbell, as an operator would run them: keys,
+//! a `site.toml` each, the status socket.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Deserialize;
+use viaduct_proto::repair::SecretKey;
+use viaduct_proto::repair::stats::PeerStats;
+use viaduct_sys::process::Process;
+
+use crate::stop;
+use crate::topology::{Dumbbell, Node, Scratch};
+
+static BINARY: OnceLock<PathBuf> = OnceLock::new();
+
+/// The `viaduct` that gateways are started with. Without this it is the running program.
+pub fn use_binary(path: impl Into<PathBuf>) {
+    let _ = BINARY.set(path.into());
+}
+
+fn binary() -> Result<PathBuf> {
+    match BINARY.get() {
+        Some(path) => Ok(path.clone()),
+        None => std::env::current_exe().context("find the running program"),
+    }
+}
+
+/// How a pair of gateways is set up.
+#[derive(Clone, Debug, Default)]
+pub struct GatewaySpec {
+    /// Lines of the `[peer.fec]` table, such as `r = 8`.
+    pub fec: String,
+    /// The hosts' MTU, if it is below the WAN's.
+    pub host_mtu: Option<u32>,
+    /// Further lines of the `[site]` table.
+    pub site: String,
+    /// Further tables of the file.
+    pub tables: String,
+}
+
+impl GatewaySpec {
+    /// With these lines in `[peer.fec]`.
+    pub fn fec(lines: &str) -> Self {
+        GatewaySpec { fec: lines.to_owned(), ..Self::default() }
+    }
+
+    /// Layers (r, c = I.len()) with interleaves I, as the paper writes them.
+    pub fn layered(r: u8, interleaves: &[u16], delay_xors: bool) -> Self {
+        Self::fec(&format!("r = {r}\ninterleave = {interleaves:?}\ndelay_xors = {delay_xors}\n"))
+    }
+
+    /// For hosts whose MTU is `mtu`.
+    pub fn host_mtu(self, mtu: u32) -> Self {
+        GatewaySpec { host_mtu: Some(mtu), ..self }
+    }
+}
+
+/// Both gateways, running. They end with this value.
+#[derive(Debug)]
+pub struct Gateways {
+    /// Site A's.
+    pub a: Gateway,
+    /// Site B's.
+    pub b: Gateway,
+    scratch: Scratch,
+}
+
+/// One gateway process.
+#[derive(Debug)]
+pub struct Gateway {
+    node: Node,
+    process: Option<Process>,
+    config: PathBuf,
+    socket: PathBuf,
+    log: PathBuf,
+}
+
+/// What a gateway says of itself.
+#[derive(Clone, Debug, Deserialize)]
+pub struct GatewayStatus {
+    /// Per peer, the length that packets are kept below so that repairs fit.
+    pub kept_below: Vec<Option<usize>>,
+    counters: Counters,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Counters {
+    peers: Vec<(String, PeerStats)>,
+    shell: ShellCounters,
+    memory: usize,
+}
+
+/// Counters of the shell around a gateway's packet plane.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct ShellCounters {
+    /// Outgoing packets that found the tap full.
+    pub tap_drops_out: u64,
+    /// Incoming packets that found the tap full.
+    pub tap_drops_in: u64,
+    /// Copies longer than the tap keeps.
+    pub truncated: u64,
+    /// Datagrams that the kernel would not take.
+    pub send_failed: u64,
+    /// Recovered packets handed to the kernel.
+    pub injected: u64,
+}
+
+impl GatewayStatus {
+    /// The counters of the one peer.
+    pub fn peer(&self) -> PeerStats {
+        self.counters.peers.first().map(|(_, stats)| *stats).unwrap_or_default()
+    }
+
+    /// The counters of the shell.
+    pub fn shell(&self) -> ShellCounters {
+        self.counters.shell
+    }
+
+    /// Bytes that the packet plane holds.
+    pub fn memory(&self) -> usize {
+        self.counters.memory
+    }
+}
+
+impl Gateways {
+    /// Starts both and waits until they protect each other.
+    pub fn start(world: &Dumbbell, spec: &GatewaySpec) -> Result<Gateways> {
+        let scratch = Scratch::new()?;
+        let (key_a, key_b) = (random_key()?, random_key()?);
+        scratch.write("a.key", key_a.to_text())?;
+        scratch.write("b.key", key_b.to_text())?;
+        let file_a = site_toml(scratch.path(), spec, (1, 'a'), (2, 'b'), &key_b);
+        let file_b = site_toml(scratch.path(), spec, (2, 'b'), (1, 'a'), &key_a);
+        let a = Gateway::new(world.gateway_a(), &scratch, 'a', &file_a)?;
+        let b = Gateway::new(world.gateway_b(), &scratch, 'b', &file_b)?;
+        let mut gateways = Gateways { a, b, scratch };
+        gateways.a.start()?;
+        gateways.b.start()?;
+        gateways.wait_until_up()?;
+        Ok(gateways)
+    }
+
+    /// Waits until both protect each other.
+    pub fn wait_until_up(&mut self) -> Result<()> {
+        self.a.wait_until_up()?;
+        self.b.wait_until_up()
+    }
+
+    /// Where their files are.
+    pub fn directory(&self) -> &Path {
+        self.scratch.path()
+    }
+}
+
+impl Gateway {
+    fn new(node: &Node, scratch: &Scratch, letter: char, file: &str) -> Result<Gateway> {
+        Ok(Gateway {
+            node: node.clone(),
+            process: None,
+            config: scratch.write(&format!("{letter}.toml"), file)?,
+            socket: scratch.path().join(format!("site-{letter}.sock")),
+            log: scratch.path().join(format!("{letter}.log")),
+        })
+    }
+
+    /// Starts it, as after a crash if it was killed.
+    pub fn start(&mut self) -> Result<()> {
+        let mut command = self.node.command(&binary()?.to_string_lossy());
+        let log = File::options().create(true).append(true).open(&self.log)?;
+        command.arg("gateway").arg("-c").arg(&self.config).stdout(log.try_clone()?).stderr(log);
+        self.process = Some(self.node.spawn(command)?);
+        Ok(())
+    }
+
+    /// Waits until repairs can be exchanged with the peer.
+    pub fn wait_until_up(&mut self) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(15);
+        while !self.status().is_ok_and(|status| status.peer().up) {
+            stop::check()?;
+            let ended = self.process.as_mut().is_some_and(|p| matches!(p.try_wait(), Ok(Some(_))));
+            if ended || Instant::now() > deadline {
+                bail!("the gateway of {} is not up; it says: {}", self.node.name(), self.log());
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// What it says of itself now.
+    pub fn status(&self) -> Result<GatewayStatus> {
+        let mut stream = UnixStream::connect(&self.socket)?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        Ok(serde_json::from_str(&text)?)
+    }
+
+    /// Its log so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Its config's path.
+    pub fn config(&self) -> &Path {
+        &self.config
+    }
+
+    /// Its process id, while it runs.
+    pub fn pid(&self) -> Option<Pid> {
+        self.process.as_ref().and_then(|p| Pid::from_raw(p.id().cast_signed()))
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = self.pid().context("the gateway does not run")?;
+        Ok(kill_process(pid, signal)?)
+    }
+
+    /// Ends it without a chance to clean up.
+    pub fn kill(&mut self) -> Result<()> {
+        self.signal(Signal::KILL)?;
+        self.wait()
+    }
+
+    /// Ends it as an operator would.
+    pub fn stop(&mut self) -> Result<()> {
+        self.signal(Signal::TERM)?;
+        self.wait()
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        if let Some(mut process) = self.process.take() {
+            process.wait()?;
+        }
+        Ok(())
+    }
+}
+
+fn random_key() -> Result<SecretKey> {
+    let mut bytes = [0; 32];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(SecretKey::from_bytes(bytes))
+}
+
+fn site_toml(
+    dir: &Path,
+    spec: &GatewaySpec,
+    (own, letter): (u8, char),
+    (other, other_letter): (u8, char),
+    peer: &SecretKey,
+) -> String {
+    let host_mtu = spec.host_mtu.map_or(String::new(), |mtu| format!("host_mtu = {mtu}\n"));
+    format!(
+        r#"[site]
+name = "site-{letter}"
+key = "{letter}.key"
+prefixes = ["10.{own}.0.0/16", "fd00:{own}::/48"]
+wan = "wan0"
+listen = "192.0.2.{own}:7400"
+run_dir = "{run_dir}"
+{host_mtu}{site}
+{tables}
+[[peer]]
+name = "site-{other_letter}"
+key = "{key}"
+endpoint = "192.0.2.{other}:7400"
+prefixes = ["10.{other}.0.0/16", "fd00:{other}::/48"]
+[peer.fec]
+{fec}
+"#,
+        run_dir = dir.display(),
+        site = spec.site,
+        tables = spec.tables,
+        key = peer.public(),
+        fec = spec.fec,
+    )
+}
