@@ -28,11 +28,21 @@ impl World {
         seed: u64,
         journal: &Journal,
     ) -> Result<World> {
-        Self::build(DumbbellSpec { hosts: 1, host_mtu, wan_mtu, wan: Wan::Tun }, link, seed, journal)
+        Self::build(
+            DumbbellSpec { hosts: 1, host_mtu, wan_mtu, wan: Wan::Tun },
+            link,
+            seed,
+            journal,
+        )
     }
 
     /// As `spec` says, with an emulated WAN of `link` in both directions.
-    pub fn build(spec: DumbbellSpec, link: &LinkConfig, seed: u64, journal: &Journal) -> Result<World> {
+    pub fn build(
+        spec: DumbbellSpec,
+        link: &LinkConfig,
+        seed: u64,
+        journal: &Journal,
+    ) -> Result<World> {
         let spec = DumbbellSpec { wan: Wan::Tun, ..spec };
         let mut dumbbell = Dumbbell::build(&spec, journal)?;
         let (a, b) = dumbbell.take_wan_ends().expect("a WAN of TUNs has ends");

@@ -19,9 +19,26 @@ fn pings_get_through_a_lossy_link() {
     let ping = Ping { count: 300, interval: Duration::from_millis(5), size: 100 };
     let report = ping.run(world.a1(), world.b1().v4().into()).unwrap();
     let gateways = world.gateways().unwrap();
-    println!("{}\n{:?}\n{:?}", report.round_trips_ms.len(), gateways.a.status(), gateways.b.status());
-    for c in [&["-s", "link"][..], &["addr"], &["route"], &["neigh"]] { println!("{}", world.dumbbell.gateway_b().run("ip", c).unwrap()); }
-    println!("{}", world.dumbbell.gateway_b().run("cat", &["/proc/net/snmp", "/proc/net/netstat"]).unwrap());
-    println!("{}", world.dumbbell.gateway_b().run("sh", &["-c", "grep . /proc/sys/net/ipv4/conf/vd*/*"]).unwrap());
+    println!(
+        "{}\n{:?}\n{:?}",
+        report.round_trips_ms.len(),
+        gateways.a.status(),
+        gateways.b.status()
+    );
+    for c in [&["-s", "link"][..], &["addr"], &["route"], &["neigh"]] {
+        println!("{}", world.dumbbell.gateway_b().run("ip", c).unwrap());
+    }
+    println!(
+        "{}",
+        world.dumbbell.gateway_b().run("cat", &["/proc/net/snmp", "/proc/net/netstat"]).unwrap()
+    );
+    println!(
+        "{}",
+        world
+            .dumbbell
+            .gateway_b()
+            .run("sh", &["-c", "grep . /proc/sys/net/ipv4/conf/vd*/*"])
+            .unwrap()
+    );
     assert!(report.round_trips_ms.len() >= 299, "{report:?}");
 }

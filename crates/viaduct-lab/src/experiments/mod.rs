@@ -6,10 +6,8 @@ mod maelstrom;
 use crate::experiment::Experiment;
 
 /// All experiments, in the order in which they are listed and reported.
-pub const ALL: &[&dyn Experiment] = &[
-    &lab::forwarding_plain::ForwardingPlain,
-    &maelstrom::throughput_loss::ThroughputLoss,
-];
+pub const ALL: &[&dyn Experiment] =
+    &[&lab::forwarding_plain::ForwardingPlain, &maelstrom::throughput_loss::ThroughputLoss];
 
 /// The experiments that one of `patterns` names: a name (`maelstrom/burst`), a system
 /// (`maelstrom`), a name with `*` in it, or `all`.

@@ -365,9 +365,8 @@ mod tests {
 
     #[test]
     fn impossible_descriptions_are_refused_by_name() {
-        let refuse = |spec: DumbbellSpec| {
-            Dumbbell::build(&spec, &Journal::new()).unwrap_err().to_string()
-        };
+        let refuse =
+            |spec: DumbbellSpec| Dumbbell::build(&spec, &Journal::new()).unwrap_err().to_string();
         let none = refuse(DumbbellSpec { hosts: 0, ..DumbbellSpec::default() });
         assert_eq!(none, "hosts is 0, but must be 1 to 250 on each side");
         let tiny = refuse(DumbbellSpec { wan_mtu: 100, ..DumbbellSpec::default() });
