@@ -48,8 +48,13 @@ pub enum PeersError {
 impl Plane {
     /// With these peers.
     pub fn new(local: Local, peers: Vec<PeerConfig>, now: Instant) -> Result<Self, PeersError> {
-        let mut plane =
-            Plane { local, peers: vec![], inject: Outbox::new(), stats: PlaneStats::default() };
+        let mut plane = Plane {
+            local,
+            peers: vec![],
+            slots: HashMap::new(),
+            inject: Outbox::new(),
+            stats: PlaneStats::default(),
+        };
         plane.change(peers, now)?;
         Ok(plane)
     }
@@ -178,6 +183,22 @@ impl Plane {
     /// Bytes of memory held for all peers.
     pub fn memory(&self) -> usize {
         self.peers.iter().map(Peer::memory).sum()
+    }
+}
+
+/// What a peer with the right keys and bad intentions can do, for the fuzz targets.
+#[cfg(fuzzing)]
+impl Plane {
+    /// Takes `message` as if the first peer had sealed it.
+    pub fn handle_opened(&mut self, now: Instant, message: &[u8]) {
+        if let Some(peer) = self.peers.first_mut() {
+            peer.handle_message(now, message, &mut self.inject);
+        }
+    }
+
+    /// What a normalised packet is called between the first peer and us.
+    pub fn name(&self, normalised: &[u8]) -> Option<super::identity::Identity> {
+        self.peers.first().map(|peer| peer.name(normalised))
     }
 }
 

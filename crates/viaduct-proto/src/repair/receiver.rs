@@ -52,11 +52,17 @@ enum Blind {
     UpTo(Seq),
 }
 
+impl Known {
+    /// Whether packet `seq` has arrived or was recovered, though it may be forgotten by now.
+    fn has(&self, seq: Seq) -> bool {
+        self.ledger.row(seq).is_some_and(|row| row.is_here())
+    }
+}
+
 impl Sources for Known {
     fn get(&self, seq: Seq) -> Option<&[u8]> {
-        let row = self.ledger.row(seq)?;
-        let here = matches!(row.state, State::Arrived | State::Recovered);
-        here.then(|| self.store.get(row.identity)).flatten()
+        let row = self.ledger.row(seq).filter(|row| row.is_here())?;
+        self.store.get(row.identity)
     }
 }
 
@@ -153,6 +159,11 @@ impl Receiver {
             if arrived && !matches!(repair.row, Row::Xor { .. }) {
                 self.decoder.known(seq, &self.known, &mut self.recovered);
             }
+        }
+        if cover.seqs().all(|seq| self.known.has(seq)) {
+            // By far the most repairs: the decoder would look up every packet to find the same.
+            self.stats.useless += 1;
+            return self.deliver(now, sites, inject);
         }
         match self.decoder.repair(repair, &self.known, &mut self.recovered) {
             Verdict::Useless => self.stats.useless += 1,
