@@ -6,8 +6,13 @@ mod maelstrom;
 use crate::experiment::Experiment;
 
 /// All experiments, in the order in which they are listed and reported.
-pub const ALL: &[&dyn Experiment] =
-    &[&lab::forwarding_plain::ForwardingPlain, &maelstrom::throughput_loss::ThroughputLoss];
+#[rustfmt::skip] // one line each
+pub const ALL: &[&dyn Experiment] = &[
+    &lab::forwarding_plain::ForwardingPlain,
+    &maelstrom::throughput_loss::ThroughputLoss,
+    &maelstrom::throughput_burst::ThroughputBurst,
+    &maelstrom::forwarding::Forwarding,
+];
 
 /// The experiments that one of `patterns` names: a name (`maelstrom/burst`), a system
 /// (`maelstrom`), a name with `*` in it, or `all`.
