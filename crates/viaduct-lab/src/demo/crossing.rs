@@ -74,11 +74,11 @@ impl Crossing {
         if self.args.is_standard() {
             let name = "cubic with Viaduct over plain cubic";
             run.check(name, factor(Program::Cubic), Bound::AtLeast(20.0));
-            let name = "time of the plain download over that with Viaduct";
-            run.check(name, factor(Program::Download), Bound::AtLeast(2.0));
-            if let Some((_, seen)) = findings.seen().first() {
-                let name = "packets that cubic lost and the gateways rebuilt, %";
-                run.check(name, rounded(seen.rebuilt() * 100.0), Bound::AtLeast(90.0));
+            if !self.args.quick {
+                let name = "time of the plain download over that with Viaduct";
+                run.check(name, factor(Program::Download), Bound::AtLeast(2.0));
+                let name = "p99 delay of plain messages over that with Viaduct";
+                run.check(name, factor(Program::Messages), Bound::AtLeast(1.5));
             }
         }
     }
@@ -99,7 +99,11 @@ impl Experiment for Crossing {
         run.param("web_server", web.software());
         self.cross(run, &mut world, &web)?;
         world.protect(&self.args.gateways())?;
+        let before = queue_drops(&world)?;
         self.cross(run, &mut world, &web)?;
+        let overfilled = queue_drops(&world)? - before;
+        run.param("queue_drops_with_viaduct", overfilled);
+        self.note(|findings| findings.overfilled = overfilled);
         self.figures(run);
         self.checks(run);
         Ok(())
@@ -115,7 +119,6 @@ impl Crossing {
             run.param(&format!("{key}_repair_bytes_per_data_byte"), rounded(seen.overhead()));
             run.param(&format!("{key}_packets_lost"), seen.lost);
             run.param(&format!("{key}_packets_rebuilt"), seen.recovered);
-            run.param(&format!("{key}_packets_not_rebuilt"), seen.unrecoverable);
         }
         for program in Program::ALL {
             for way in [Way::Plain, Way::Viaduct] {
@@ -139,8 +142,16 @@ impl Crossing {
     }
 }
 
-/// How long after a program's end the fate of nearly all its packets is known.
-const SETTLED: Duration = Duration::from_millis(500);
+/// Packets that found the link's queue full, so far.
+fn queue_drops(world: &World) -> anyhow::Result<u64> {
+    let Some(emulator) = world.emulator() else { return Ok(0) };
+    let stats = emulator.stats()?;
+    Ok(stats.a_to_b.queue_dropped + stats.b_to_a.queue_dropped)
+}
+
+/// How long after a program's end the fate of its packets is counted: a gateway settles it after a
+/// second and publishes its counters ten times a second.
+const SETTLED: Duration = Duration::from_millis(1400);
 
 /// What both gateways have seen since they started.
 fn seen_by(gateways: &Gateways) -> anyhow::Result<Seen> {
@@ -151,8 +162,7 @@ fn seen_by(gateways: &Gateways) -> anyhow::Result<Seen> {
         seen.data += peer.sender.bytes;
         seen.repairs += peer.sender.repair_bytes;
         seen.lost += peer.receiver.link.lost;
-        seen.recovered += peer.receiver.recovered;
-        seen.unrecoverable += peer.receiver.unrecoverable;
+        seen.recovered += peer.receiver.link.recovered;
     }
     Ok(seen)
 }

@@ -67,10 +67,8 @@ pub(super) struct Seen {
     pub(super) repairs: u64,
     /// Data packets that the link lost.
     pub(super) lost: u64,
-    /// Of them, rebuilt by the gateway at the far end.
+    /// Of them, rebuilt by the gateway at the far end; the others are left to TCP.
     pub(super) recovered: u64,
-    /// Of them, left to the programs' TCP.
-    pub(super) unrecoverable: u64,
 }
 
 impl Add for Seen {
@@ -82,7 +80,6 @@ impl Add for Seen {
             repairs: self.repairs + more.repairs,
             lost: self.lost + more.lost,
             recovered: self.recovered + more.recovered,
-            unrecoverable: self.unrecoverable + more.unrecoverable,
         }
     }
 }
@@ -97,7 +94,6 @@ impl Sub for Seen {
             repairs: self.repairs.saturating_sub(earlier.repairs),
             lost: self.lost.saturating_sub(earlier.lost),
             recovered: self.recovered.saturating_sub(earlier.recovered),
-            unrecoverable: self.unrecoverable.saturating_sub(earlier.unrecoverable),
         }
     }
 }
@@ -107,11 +103,6 @@ impl Seen {
     pub(super) fn overhead(&self) -> f64 {
         self.repairs as f64 / self.data.max(1) as f64
     }
-
-    /// Share of the lost packets that was rebuilt, of those whose fate is known.
-    pub(super) fn rebuilt(&self) -> f64 {
-        self.recovered as f64 / (self.recovered + self.unrecoverable).max(1) as f64
-    }
 }
 
 /// All that was found so far.
@@ -119,6 +110,8 @@ impl Seen {
 pub(super) struct Findings {
     figures: Vec<(Program, Way, Figure)>,
     seen: Vec<(Program, Seen)>,
+    /// Packets, repairs among them, that found the link's queue full while gateways ran.
+    pub(super) overfilled: u64,
 }
 
 impl Findings {

@@ -113,10 +113,13 @@ fn price(findings: &Findings, code: &str) -> String {
         all.overhead(),
         each.join(", ")
     );
-    let bbr = seen.iter().find(|(program, _)| *program == Program::Bbr);
-    if bbr.is_some_and(|(_, seen)| seen.rebuilt() < 0.9) {
-        out +=
-            "(bbr overfills the link's queue: repairs are lost there too, and TCP sends again.)\n";
+    if findings.overfilled * 10 > all.lost {
+        let _ = writeln!(
+            out,
+            "({} packets, repairs among them, found the link's queue full: TCP sends faster until\n\
+             that happens, and only then has to slow down.)",
+            findings.overfilled
+        );
     }
     out
 }
