@@ -96,6 +96,19 @@ pub fn become_root() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// An error and its causes on one line, each said once: many errors name their cause themselves.
+pub fn explain(error: &anyhow::Error) -> String {
+    let mut said = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if said.is_empty() {
+            said = cause;
+        } else if !said.contains(&cause) {
+            said = format!("{said}: {cause}");
+        }
+    }
+    said
+}
+
 fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let chosen = match experiments::select(&args.names) {
         Ok(chosen) => chosen,
@@ -155,4 +168,15 @@ fn colours() -> bool {
 /// Prints to stdout; that nobody reads on (`| head`) is no error.
 fn say(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_are_said_once() {
+        let error = anyhow::anyhow!("no such file").context("cannot read x: no such file");
+        assert_eq!(explain(&error.context("no report")), "no report: cannot read x: no such file");
+    }
 }

@@ -5,10 +5,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
+use viaduct_proto::link::LinkConfig;
 use viaduct_sys::process::Process;
 
 use crate::stop;
-use crate::topology::{Dumbbell, DumbbellSpec, Journal, Scratch};
+use crate::topology::{Dumbbell, DumbbellSpec, Journal, Scratch, Wan};
 
 /// What `viaduct lab shell` may be told.
 #[derive(Debug, clap::Args)]
@@ -24,6 +25,12 @@ pub struct ShellArgs {
     /// MTU between the gateways
     #[arg(long, value_name = "BYTES", default_value_t = 1500)]
     pub wan_mtu: u32,
+    /// The link between the gateways, as in `rate=200M,delay=50ms,loss=1%`; without it a plain wire
+    #[arg(long, value_name = "LINK")]
+    pub link: Option<LinkConfig>,
+    /// Seed of the link's losses
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
     /// Show every command that is run
     #[arg(long)]
     pub verbose: bool,
@@ -47,7 +54,9 @@ pub fn open(args: &ShellArgs) -> anyhow::Result<ExitCode> {
     let Topology::Dumbbell = args.topology;
     let journal = if args.verbose { Journal::aloud() } else { Journal::new() };
     stop::on_signals().context("cannot handle Ctrl-C")?;
+    let emulated = |link| Wan::emulated(link, args.seed);
     let spec = DumbbellSpec {
+        wan: args.link.clone().map_or(Wan::Veth, emulated),
         hosts: args.hosts,
         host_mtu: args.host_mtu,
         wan_mtu: args.wan_mtu,

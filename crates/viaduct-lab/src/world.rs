@@ -1,8 +1,6 @@
 //! What nearly every experiment needs in a few words: two sites, a link of this kind between them,
 //! gateways or none.
 
-use std::time::Duration;
-
 use anyhow::Result;
 use viaduct_proto::link::LinkConfig;
 
@@ -14,8 +12,6 @@ use crate::topology::{Dumbbell, DumbbellSpec, Host, Journal, Wan};
 #[derive(Debug)]
 pub struct World {
     gateways: Option<Gateways>,
-    /// The link.
-    pub emulator: Emulator,
     /// The sites.
     pub dumbbell: Dumbbell,
 }
@@ -28,27 +24,18 @@ impl World {
         seed: u64,
         journal: &Journal,
     ) -> Result<World> {
-        Self::build(
-            DumbbellSpec { hosts: 1, host_mtu, wan_mtu, wan: Wan::Tun },
-            link,
-            seed,
-            journal,
-        )
+        let wan = Wan::Emulated(Box::new(EmulatorConfig::symmetric(link.clone(), seed)));
+        Self::build(&DumbbellSpec { host_mtu, wan_mtu, wan, ..DumbbellSpec::default() }, journal)
     }
 
-    /// As `spec` says, with an emulated WAN of `link` in both directions.
-    pub fn build(
-        spec: DumbbellSpec,
-        link: &LinkConfig,
-        seed: u64,
-        journal: &Journal,
-    ) -> Result<World> {
-        let spec = DumbbellSpec { wan: Wan::Tun, ..spec };
-        let mut dumbbell = Dumbbell::build(&spec, journal)?;
-        let (a, b) = dumbbell.take_wan_ends().expect("a WAN of TUNs has ends");
-        let emulator = Emulator::start(a, b, EmulatorConfig::symmetric(link.clone(), seed))?;
-        dumbbell.wait_until_connected(Duration::from_secs(10))?;
-        Ok(World { gateways: None, emulator, dumbbell })
+    /// As `spec` says.
+    pub fn build(spec: &DumbbellSpec, journal: &Journal) -> Result<World> {
+        Ok(World { gateways: None, dumbbell: Dumbbell::build(spec, journal)? })
+    }
+
+    /// The link, if it is an emulated one.
+    pub fn emulator(&self) -> Option<&Emulator> {
+        self.dumbbell.emulator()
     }
 
     /// Starts a pair of gateways, instead of those that run.

@@ -22,7 +22,7 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 use rustix::time::{ClockId, clock_gettime};
 use viaduct_lab::emulator::{Direction, Emulator, EmulatorConfig};
 use viaduct_proto::link::{LinkConfig, Reason};
-use viaduct_sys::realtime::set_fifo;
+use viaduct_sys::thread::set_fifo;
 use viaduct_sys::tun::Tun;
 
 /// One test at a time: they measure time.
@@ -56,7 +56,7 @@ impl World {
         let send = || {
             if !gap.is_zero() {
                 // So that a packet goes when it is stamped.
-                set_fifo(20).unwrap();
+                assert!(set_fifo(20), "real-time priority");
             }
             let began = Instant::now();
             let mut packet = vec![0u8; len - 28];

@@ -5,7 +5,8 @@
 mod canary;
 
 use canary::{Canary, interfaces_here};
-use viaduct_lab::topology::{Dumbbell, DumbbellSpec, Journal};
+use std::time::Duration;
+use viaduct_lab::topology::{Dumbbell, DumbbellSpec, Journal, Wan};
 
 fn world() -> Dumbbell {
     Dumbbell::build(&DumbbellSpec { hosts: 2, ..DumbbellSpec::default() }, &Journal::new()).unwrap()
@@ -34,6 +35,15 @@ fn a_dropped_world_is_gone() {
 }
 
 #[test]
+fn a_daemon_goes_with_its_world() {
+    let world = world();
+    let canary = watched(&world);
+    world.b1().run("iperf3", &["--server", "--daemon"]).unwrap();
+    drop(world);
+    canary.assert_all_gone();
+}
+
+#[test]
 fn a_world_whose_thread_panics_is_gone() {
     let (send, canaries) = std::sync::mpsc::channel();
     let result = std::thread::spawn(move || {
@@ -47,6 +57,17 @@ fn a_world_whose_thread_panics_is_gone() {
     .join();
     assert!(result.is_err());
     canaries.recv().unwrap().assert_all_gone();
+}
+
+#[test]
+fn a_world_that_cannot_be_built_leaves_nothing() {
+    let before = interfaces_here();
+    // Nothing gets through the link: building gives up, but not before everything stood.
+    let wan = Wan::emulated("loss=100%".parse().unwrap(), 1);
+    let spec = DumbbellSpec { wan, patience: Duration::from_millis(200), ..Default::default() };
+    let text = Dumbbell::build(&spec, &Journal::new()).unwrap_err().to_string();
+    assert_eq!(text, "in a1: reaching 10.2.1.2 not done after 0.2 s");
+    assert_eq!(interfaces_here(), before);
 }
 
 #[test]

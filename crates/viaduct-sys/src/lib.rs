@@ -24,7 +24,6 @@ pub mod nft;
 pub mod offload;
 pub mod poll;
 pub mod process;
-pub mod realtime;
 pub mod ring;
 pub mod route;
 pub mod stamp;

@@ -22,6 +22,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 use crate::process::die_with_parent;
@@ -121,6 +122,24 @@ impl Netns {
     /// The number by which the kernel knows it, as in `net:[4026531840]`.
     pub fn id(&self) -> Result<u64, NetnsError> {
         Ok(fs::metadata(self.path()).map_err(NetnsError::Enter)?.ino())
+    }
+
+    /// Kills every process whose main thread is inside, but never this one: for daemons that a
+    /// program left behind, which would keep the namespace alive.
+    pub fn kill_all(&self) -> Result<(), NetnsError> {
+        let id = self.id()?;
+        let own = std::process::id().cast_signed();
+        for entry in fs::read_dir("/proc").map_err(NetnsError::Enter)?.flatten() {
+            let pid = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
+            let Some(pid) = pid.filter(|pid| *pid != own).and_then(Pid::from_raw) else { continue };
+            // First the descriptor, then the look: the number may pass to another process.
+            let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
+            if fs::metadata(entry.path().join("ns/net")).is_ok_and(|ns| ns.ino() == id) {
+                // One that has just ended is as good as killed.
+                let _ = pidfd_send_signal(&pidfd, Signal::KILL);
+            }
+        }
+        Ok(())
     }
 
     /// Writes each setting, `("net/ipv4/ip_forward", "1")`, inside the namespace; all or the error
@@ -230,6 +249,18 @@ mod tests {
         let mut got = [0; 16];
         let len = inside.recv(&mut got).unwrap();
         assert_eq!(&got[..len], b"inside");
+    }
+
+    #[test]
+    fn a_daemon_inside_is_killed_and_one_outside_is_not() {
+        let (netns, other) = (Netns::new().unwrap(), Netns::new().unwrap());
+        let mut inside = netns.command("sleep").arg("60").spawn().unwrap();
+        let mut outside = other.command("sleep").arg("60").spawn().unwrap();
+        netns.kill_all().unwrap();
+        assert!(!inside.wait().unwrap().success());
+        assert!(outside.try_wait().unwrap().is_none());
+        outside.kill().unwrap();
+        outside.wait().unwrap();
     }
 
     #[test]

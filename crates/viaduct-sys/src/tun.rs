@@ -112,10 +112,20 @@ impl Tun {
         Ok(())
     }
 
-    /// How many packets may wait for [`Tun::read`]; the kernel's default is 500.
+    /// How many packets may wait for [`Tun::read`]; the kernel's default is 500. In a user namespace
+    /// the kernel refuses this call, but not `ip link set NAME txqueuelen N`.
     pub fn set_queue_len(&self, packets: u32) -> Result<(), TunError> {
         let packets = c_int::try_from(packets).unwrap_or(c_int::MAX);
         self.set("set the queue's length", libc::SIOCSIFTXQLEN, Value { int: packets })
+    }
+
+    /// How many packets may wait for [`Tun::read`].
+    pub fn queue_len(&self) -> Result<u32, TunError> {
+        let mut request = Request::new(&self.name)?;
+        self.ask("read the queue's length", libc::SIOCGIFTXQLEN, &mut request)?;
+        // SAFETY: SIOCGIFTXQLEN succeeded, so the kernel filled in the union's int; and any bytes
+        // are an int.
+        Ok(unsafe { request.value.int }.unsigned_abs())
     }
 
     /// The largest packet, 68 to 65535 bytes.

@@ -37,7 +37,7 @@ use shuttle::{Question, Shuttle};
 
 /// Packets that may wait in a TUN's own queue until they are read: enough for a stall of 0.2 s at
 /// 1 Gb/s, so that only the model drops.
-const TUN_QUEUE: u32 = 20_000;
+pub const TUN_QUEUE: u32 = 20_000;
 
 /// One of the two directions of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -120,8 +120,11 @@ pub struct Emulator {
 impl Emulator {
     /// Starts to carry packets between `a` and `b`. Their MTUs must not be raised from here on.
     pub fn start(a: Tun, b: Tun, config: EmulatorConfig) -> Result<Emulator, EmulatorError> {
-        a.set_queue_len(TUN_QUEUE)?;
-        b.set_queue_len(TUN_QUEUE)?;
+        for tun in [&a, &b] {
+            if tun.queue_len()? < TUN_QUEUE {
+                tun.set_queue_len(TUN_QUEUE)?;
+            }
+        }
         let tuns = Arc::new([a, b]);
         let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
         let wake = rustix::event::eventfd(0, flags).map_err(|e| EmulatorError::Start(e.into()))?;

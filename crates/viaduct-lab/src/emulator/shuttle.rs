@@ -72,7 +72,7 @@ impl Shuttle {
     /// Carries packets until nobody can ask questions any more.
     pub(super) fn run(mut self) {
         // Refused only where the machine does not allow it; stats tell.
-        self.realtime = viaduct_sys::realtime::set_fifo(PRIORITY).is_ok();
+        self.realtime = viaduct_sys::thread::set_fifo(PRIORITY);
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         while self.answer() {
             let turn = self.turn();

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::progress::Progress;
 use super::{Ended, Experiment, Machine, Outcome, Run};
+use crate::cli::explain;
 use crate::stop::{self, Stopped};
 use crate::topology::Journal;
 
@@ -67,7 +68,7 @@ fn ended_by(error: &anyhow::Error) -> Ended {
     if stop::asked() || error.chain().any(|cause| cause.is::<Stopped>()) {
         Ended::Stopped
     } else {
-        Ended::Failed(format!("{error:#}"))
+        Ended::Failed(explain(error))
     }
 }
 

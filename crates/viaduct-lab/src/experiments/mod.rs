@@ -6,15 +6,20 @@ mod maelstrom;
 use crate::experiment::Experiment;
 
 /// All experiments, in the order in which they are listed and reported.
-pub const ALL: &[&dyn Experiment] =
-    &[&lab::forwarding_plain::ForwardingPlain, &maelstrom::throughput_loss::ThroughputLoss];
+#[rustfmt::skip] // one line each
+pub const ALL: &[&dyn Experiment] = &[
+    &lab::forwarding_plain::ForwardingPlain,
+    &maelstrom::throughput_loss::ThroughputLoss,
+    &maelstrom::throughput_burst::ThroughputBurst,
+    &maelstrom::forwarding::Forwarding,
+];
 
 /// The experiments that one of `patterns` names: a name (`maelstrom/burst`), a system
 /// (`maelstrom`), a name with `*` in it, or `all`.
 ///
 /// # Errors
 /// The first pattern that names none.
-pub fn select<'p>(patterns: &'p [String]) -> Result<Vec<&'static dyn Experiment>, &'p str> {
+pub fn select(patterns: &[String]) -> Result<Vec<&'static dyn Experiment>, &str> {
     let names = |pattern: &str| {
         let fits = move |e: &&dyn Experiment| fits(pattern, e.about().name);
         ALL.iter().copied().filter(fits).map(|e| e.about().name).collect::<Vec<_>>()

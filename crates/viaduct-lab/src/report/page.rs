@@ -43,9 +43,10 @@ fn summary(outcomes: &[&Outcome]) -> String {
     let checks = || outcomes.iter().flat_map(|outcome| &outcome.checks);
     let (held, all) = (checks().filter(|check| check.holds).count(), checks().count());
     format!(
-        "<p class=\"lead\">{} experiments, {held} of {all} checks hold. Every figure below was \
+        "<p class=\"lead\">{} experiment{}, {held} of {all} checks hold. Every figure below was \
          measured by the command that stands under it.</p>\n",
-        outcomes.len()
+        outcomes.len(),
+        if outcomes.len() == 1 { "" } else { "s" }
     )
 }
 
@@ -164,6 +165,9 @@ fn plots(outcome: &Outcome) -> anyhow::Result<String> {
 }
 
 fn legend(series: &[&Series]) -> String {
+    if let [only] = series {
+        return format!("<p class=\"only\">{}</p>\n", escape(&only.name));
+    }
     let entry = |(index, series): (usize, &&Series)| {
         let name = escape(&series.name);
         format!("<li><i class=\"c{}\"></i>{name}</li>", index % plot::COLOURS)
@@ -180,7 +184,7 @@ fn numbers(series: &[&Series]) -> String {
     let mut out = format!(
         "<details><summary>Numbers</summary><table><thead><tr><th>Series</th>\
          <th class=\"n\">{}</th><th class=\"n\">{}</th></tr></thead><tbody>",
-        escape(&x.to_string()),
+        escape(&if x.label.is_empty() { "x".into() } else { x.to_string() }),
         escape(&y.to_string())
     );
     for series in series {

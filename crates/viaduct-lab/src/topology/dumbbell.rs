@@ -13,8 +13,7 @@
 //! ```
 //!
 //! Each host has a wire (veth) and a network of its own, so a gateway routes and never bridges.
-//! `wan0` is a plain veth pair, or a TUN device in each gateway whose descriptors an emulator reads
-//! and writes. Nothing waits for duplicate-address detection, and TCP forgets metrics between
+//! `wan0` is a plain veth pair, or a TUN device in each gateway with the link emulator between. Nothing waits for duplicate-address detection, and TCP forgets metrics between
 //! connections, so that one run never teaches the next.
 
 use std::io;
@@ -22,22 +21,31 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use viaduct_proto::link::LinkConfig;
 use viaduct_sys::tun::Tun;
 
 use super::{Host, Journal, Node, TopologyError};
+use crate::emulator::{Emulator, EmulatorConfig, TUN_QUEUE};
 use crate::stop;
 
 /// What `wan0` is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Wan {
     /// A veth pair: as fast as the kernel, no loss, no delay.
     Veth,
-    /// A TUN device in each gateway; [`Dumbbell::take_wan_ends`] hands them over.
-    Tun,
+    /// A TUN device in each gateway, and this link between them.
+    Emulated(Box<EmulatorConfig>),
+}
+
+impl Wan {
+    /// The same link in both directions; see [`EmulatorConfig::symmetric`].
+    pub fn emulated(link: LinkConfig, seed: u64) -> Wan {
+        Wan::Emulated(Box::new(EmulatorConfig::symmetric(link, seed)))
+    }
 }
 
 /// A description of a dumbbell.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct DumbbellSpec {
     /// Hosts on each side: 1 to 250.
     pub hosts: usize,
@@ -48,12 +56,15 @@ pub struct DumbbellSpec {
     pub wan_mtu: u32,
     /// What `wan0` is.
     pub wan: Wan,
+    /// How long a1 may take to reach b1 before the world counts as not built.
+    pub patience: Duration,
 }
 
 impl Default for DumbbellSpec {
     /// One host a side, 1500 bytes everywhere, a veth pair between the gateways.
     fn default() -> Self {
-        DumbbellSpec { hosts: 1, host_mtu: 1500, wan_mtu: 1500, wan: Wan::Veth }
+        let patience = Duration::from_secs(30);
+        DumbbellSpec { hosts: 1, host_mtu: 1500, wan_mtu: 1500, wan: Wan::Veth, patience }
     }
 }
 
@@ -62,40 +73,41 @@ impl Default for DumbbellSpec {
 pub struct Dumbbell {
     a: Site,
     b: Site,
+    emulator: Option<Emulator>,
 }
 
 #[derive(Debug)]
 struct Site {
     gateway: Node,
     hosts: Vec<Host>,
-    wan_end: Option<Tun>,
 }
 
 impl Dumbbell {
-    /// Builds it. With a veth WAN every host can reach its opposite when this returns; with TUNs
-    /// once the emulator runs (see [`Dumbbell::wait_until_connected`]).
+    /// Builds it and waits until a1 and b1 reach each other; a handful of packets cross the link
+    /// for that, and are in its counters and records.
     ///
     /// # Errors
-    /// If the description is out of range or the kernel refuses a part; nothing is left then.
+    /// If the description is out of range, the kernel refuses a part, or nothing gets through in
+    /// time; nothing is left then.
     pub fn build(spec: &DumbbellSpec, journal: &Journal) -> Result<Dumbbell, TopologyError> {
         spec.validate()?;
-        let mut a = Site::new(Side::A, spec, journal)?;
-        let mut b = Site::new(Side::B, spec, journal)?;
-        match spec.wan {
+        let a = Site::new(Side::A, spec, journal)?;
+        let b = Site::new(Side::B, spec, journal)?;
+        let emulator = match &spec.wan {
             Wan::Veth => {
-                a.gateway.ip(&[veth(spec.wan_mtu, ("wan0", 10), ("wan0", 11), &b.gateway)])?;
+                let wire = veth(spec.wan_mtu, ("wan0", 10), ("wan0", 11), &b.gateway);
+                a.gateway.ip(&[wire])?;
+                None
             }
-            Wan::Tun => {
-                a.open_tun(spec.wan_mtu)?;
-                b.open_tun(spec.wan_mtu)?;
+            Wan::Emulated(config) => {
+                let ends = (a.open_tun(spec.wan_mtu)?, b.open_tun(spec.wan_mtu)?);
+                Some(Emulator::start(ends.0, ends.1, (**config).clone())?)
             }
-        }
+        };
         a.connect_wan(Side::A)?;
         b.connect_wan(Side::B)?;
-        let dumbbell = Dumbbell { a, b };
-        if matches!(spec.wan, Wan::Veth) {
-            dumbbell.wait_until_connected(Duration::from_secs(10))?;
-        }
+        let dumbbell = Dumbbell { a, b, emulator };
+        dumbbell.wait_until_connected(spec.patience)?;
         Ok(dumbbell)
     }
 
@@ -135,9 +147,10 @@ impl Dumbbell {
         [&self.a.gateway, &self.b.gateway].into_iter().chain(hosts.map(|host| &**host))
     }
 
-    /// The two `wan0` TUNs, A's and B's, for the emulator; once.
-    pub fn take_wan_ends(&mut self) -> Option<(Tun, Tun)> {
-        Some((self.a.wan_end.take()?, self.b.wan_end.take()?))
+    /// The link between the gateways, to change it, to count and to see what it dropped; none if
+    /// `wan0` is a plain wire.
+    pub fn emulator(&self) -> Option<&Emulator> {
+        self.emulator.as_ref()
     }
 
     /// Waits until a1 and b1 reach each other by every address that they have.
@@ -150,6 +163,16 @@ impl Dumbbell {
             from.netns()
                 .enter(|| wait_until_reached(from, SocketAddr::new(ip, PROBE_PORT), limit))?
         })
+    }
+}
+
+impl Drop for Dumbbell {
+    /// A daemon that a program in a host started would keep its namespace alive.
+    fn drop(&mut self) {
+        for node in self.nodes() {
+            // What cannot be killed here is no reason not to end the rest.
+            let _ = node.netns().kill_all();
+        }
     }
 }
 
@@ -243,14 +266,21 @@ impl Site {
         let hosts = (1..=spec.hosts)
             .map(|n| add_host(&gateway, side, n as u8, spec.host_mtu, journal))
             .collect::<Result<_, _>>()?;
-        Ok(Site { gateway, hosts, wan_end: None })
+        Ok(Site { gateway, hosts })
     }
 
-    fn open_tun(&mut self, mtu: u32) -> Result<(), TopologyError> {
-        let opened = self.gateway.netns().enter(|| Tun::create("wan0"))?;
-        let failed = |e| self.gateway.io("open TUN wan0".into(), io::Error::other(e));
-        self.wan_end = Some(opened.map_err(failed)?);
-        self.gateway.ip(&[format!("link set wan0 mtu {mtu}")])
+    fn open_tun(&self, mtu: u32) -> Result<Tun, TopologyError> {
+        let node = &self.gateway;
+        let open = || {
+            let tun = Tun::create("wan0")?;
+            tun.set_mtu(mtu)?;
+            Ok(tun)
+        };
+        let wrong = |source| TopologyError::Tun { node: node.name().into(), source };
+        let tun = node.netns().enter(open)?.map_err(wrong)?;
+        // By netlink: without root the emulator itself could not.
+        node.ip(&[format!("link set wan0 txqueuelen {TUN_QUEUE}")])?;
+        Ok(tun)
     }
 
     fn connect_wan(&self, side: Side) -> Result<(), TopologyError> {
@@ -321,6 +351,7 @@ const HOST_SYSCTLS: [(&str, &str); 4] = [
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::emulator::Direction;
 
     fn build(spec: &DumbbellSpec) -> Dumbbell {
         Dumbbell::build(spec, &Journal::new()).unwrap()
@@ -355,6 +386,24 @@ mod tests {
         assert_eq!(mtu(world.gateway_b(), "wan0"), 1500);
         let jumbo = DumbbellSpec { host_mtu: 9000, wan_mtu: 9000, ..DumbbellSpec::default() };
         assert_eq!(mtu(build(&jumbo).gateway_a(), "wan0"), 9000);
+    }
+
+    #[test]
+    fn an_emulated_wan_delays_and_can_be_changed_while_it_runs() {
+        use crate::topology::programs::Ping;
+        let link = |text: &str| text.parse().unwrap();
+        let wan = Wan::emulated(link("delay=20ms"), 1);
+        let world = build(&DumbbellSpec { wan, ..DumbbellSpec::default() });
+        let ping = Ping { count: 3, interval: Duration::from_millis(10), size: 100 };
+        for ip in world.b1().addresses() {
+            let report = ping.run(world.a1(), ip).unwrap();
+            assert_eq!(report.round_trips_ms.len(), 3);
+            assert!(report.round_trips_ms.iter().all(|(_, ms)| *ms >= 40.0), "{report:?}");
+        }
+        let emulator = world.emulator().unwrap();
+        emulator.set(Direction::AtoB, link("loss=100%")).unwrap();
+        let report = Ping { count: 1, ..ping }.run(world.a1(), world.b1().v4().into()).unwrap();
+        assert_eq!(report.round_trips_ms.len(), 0);
     }
 
     #[test]

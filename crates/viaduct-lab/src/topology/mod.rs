@@ -39,6 +39,17 @@ pub enum TopologyError {
     /// A namespace could not be made, entered or set.
     #[error(transparent)]
     Netns(#[from] NetnsError),
+    /// The TUN of an emulated link could not be made.
+    #[error("in {node}: {source}")]
+    Tun {
+        /// The node's name.
+        node: String,
+        /// What the kernel refused.
+        source: viaduct_sys::tun::TunError,
+    },
+    /// The link between the gateways could not be started.
+    #[error("cannot emulate the link between the gateways: {0}")]
+    Emulator(#[from] crate::emulator::EmulatorError),
     /// The description asks for something that cannot be.
     #[error("{what} is {value}, but must be {range}")]
     Spec {

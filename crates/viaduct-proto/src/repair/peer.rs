@@ -67,6 +67,7 @@ pub enum PeerError {
 
 pub(super) struct Peer {
     config: PeerConfig,
+    slot: u16,
     identity: IdentityKey,
     session: Session,
     sender: Option<Sender>,
@@ -113,12 +114,18 @@ impl Peer {
             next_report: now + REPORT_EVERY,
             next_tick: now + TICK,
             transmits: Outbox::new(),
+            slot,
             config,
         })
     }
 
     pub(super) fn config(&self) -> &PeerConfig {
         &self.config
+    }
+
+    /// Low bits of its sessions' indices.
+    pub(super) fn slot(&self) -> u16 {
+        self.slot
     }
 
     pub(super) fn endpoint(&self) -> Option<SocketAddr> {
@@ -145,9 +152,7 @@ impl Peer {
 
     /// Whether `config` can be taken over without a new session.
     pub(super) fn stays(&self, config: &PeerConfig) -> bool {
-        config.key == self.config.key
-            && config.memory == self.config.memory
-            && config.rekey_after == self.config.rekey_after
+        config.key == self.config.key && config.rekey_after == self.config.rekey_after
     }
 
     /// Takes over settings that need no new session.
@@ -161,6 +166,9 @@ impl Peer {
         }
         if config.endpoint != self.config.endpoint {
             self.endpoint = config.endpoint;
+        }
+        if config.memory != self.config.memory {
+            self.receiver.resize(config.memory);
         }
         self.config = config;
         Ok(())

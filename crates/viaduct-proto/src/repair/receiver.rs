@@ -72,13 +72,20 @@ impl Receiver {
         let numbers = (memory / 512).clamp(1 << 10, 1 << 16);
         Receiver {
             key,
-            known: Known { store: Store::new(memory / 8 * 5), ledger: Ledger::new(numbers) },
-            decoder: AnyDecoder::new(memory / 8),
+            known: Known { store: Store::new(store_share(memory)), ledger: Ledger::new(numbers) },
+            decoder: AnyDecoder::new(decoder_share(memory)),
             missing: HashMap::default(),
             blind: Blind::No,
             recovered: Recovered::new(),
             stats: ReceiverStats::default(),
         }
+    }
+
+    /// Changes the bound on memory; what was received until now is forgotten.
+    pub(super) fn resize(&mut self, memory: usize) {
+        self.known.store = Store::new(store_share(memory));
+        self.decoder = AnyDecoder::new(decoder_share(memory));
+        self.missing.clear();
     }
 
     pub(super) fn stats(&self) -> ReceiverStats {
@@ -335,4 +342,14 @@ impl Receiver {
             .filter_map(|seq| self.known.ledger.row(seq).filter(|row| row.state == State::Arrived))
             .find_map(|row| self.known.store.arrival(row.identity))
     }
+}
+
+/// Of the memory of a peer, the part for packets that arrived.
+fn store_share(memory: usize) -> usize {
+    memory / 8 * 5
+}
+
+/// Of the memory of a peer, the part for repairs that wait.
+fn decoder_share(memory: usize) -> usize {
+    memory / 8
 }

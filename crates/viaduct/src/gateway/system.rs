@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use tracing::{info, warn};
 use viaduct_sys::journal::Changes;
 use viaduct_sys::nft::MssClamp;
+use viaduct_sys::tool;
 use viaduct_sys::tun::Tun;
 
 use super::site::{Site, pair};
@@ -87,7 +88,9 @@ fn injector(site: &Site) -> Result<Tun> {
     tun.set_mtu(u32::try_from(site.wan_mtu.max(1500))?)?;
     tun.set_queue_len(4096)?;
     let name = tun.name().to_owned();
-    // They come from addresses whose route leads elsewhere: reverse-path checks must be loose.
+    // They come from addresses whose route leads elsewhere: reverse-path checks must be loose, and
+    // the loose check still wants an address on the interface (the dummy one of RFC 7600).
+    tool::run("ip", &["addr", "add", "192.0.0.8/32", "dev", &name, "scope", "link"], "")?;
     set(&format!("net/ipv4/conf/{name}/rp_filter"), "2")?;
     set(&format!("net/ipv4/conf/{name}/forwarding"), "1")?;
     // A kernel without IPv6 has no such settings.

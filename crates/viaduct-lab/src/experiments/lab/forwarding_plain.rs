@@ -15,7 +15,7 @@ impl Experiment for ForwardingPlain {
         About {
             name: "lab/forwarding-plain",
             title: "What the kernel alone forwards over the lab's dumbbell",
-            figure: "none: the ground that Maelstrom's section 4.6 is measured on",
+            figure: "The ground under Maelstrom, section 4.6",
             finding: "Maelstrom's gateways were held against a gigabit link; here the limit is \
                       the kernel's forwarding, packet by packet.",
         }
@@ -27,34 +27,44 @@ impl Experiment for ForwardingPlain {
         run.param("flows", 1);
         run.param("mtu", 1500);
         run.congestion_control("cubic");
-        run.steps(3);
-        let plot = Plot::histogram("Throughput of one flow", ("path", ""), ("rate", "Gb/s"));
+        run.steps(PATHS.len() + 1);
+        let plot = Plot::histogram("One flow through both gateways", ("", ""), ("rate", "Gb/s"));
         let series = run.series(&plot, "iperf3, cubic");
-        let mut rates = [0.0; 2];
-        for (n, (on, label)) in [(true, "offloads on"), (false, "offloads off")].iter().enumerate()
-        {
-            run.step(label)?;
-            rates[n] = forwarded(run, *on, seconds)?;
-            run.labelled_point(series, n as f64, rates[n], label);
+        let mut rates = [0.0; PATHS.len()];
+        for (n, path) in PATHS.iter().enumerate() {
+            run.step(path.name)?;
+            rates[n] = forwarded(run, path, seconds)?;
+            run.labelled_point(series, n as f64, rates[n], path.name);
         }
-        run.step("memcpy")?;
-        let memcpy = run.series(&plot, "memcpy of 1500-byte packets");
-        run.labelled_point(memcpy, 2.0, copied(Duration::from_millis(300)), "memory");
-        run.check("packet by packet, Gb/s", rates[1], Bound::AtLeast(1.0));
-        run.check("offloads on over offloads off", rates[0] / rates[1], Bound::AtLeast(1.0));
+        run.step("memcpy of 1500-byte packets")?;
+        run.param("memcpy_gbit_per_s", copied(Duration::from_millis(300)).round());
+        // The link of the paper's Figure 9 carries 0.1 Gb/s: the ground must not be what limits it.
+        run.check("no offload anywhere, Gb/s", rates[2], Bound::AtLeast(0.1));
+        run.check("all offloads over none", rates[0] / rates[2], Bound::AtLeast(1.0));
         Ok(())
     }
 }
 
+/// Which devices hand on segments larger than the MTU.
+struct Path {
+    name: &'static str,
+    wan: bool,
+    hosts: bool,
+}
+
+const PATHS: [Path; 3] = [
+    Path { name: "all offloads", wan: true, hosts: true },
+    Path { name: "none on the WAN", wan: false, hosts: true },
+    Path { name: "none anywhere", wan: false, hosts: false },
+];
+
 /// Gb/s of one TCP flow through both gateways.
-fn forwarded(run: &Run, offloads: bool, seconds: u32) -> anyhow::Result<f64> {
+fn forwarded(run: &Run, path: &Path, seconds: u32) -> anyhow::Result<f64> {
     let world = Dumbbell::build(&DumbbellSpec::default(), run.journal())?;
-    for host in [world.a1(), world.b1()] {
-        host.set_offloads("eth0", offloads)?;
-    }
-    for (gateway, host) in [(world.gateway_a(), "a1"), (world.gateway_b(), "b1")] {
-        gateway.set_offloads(host, offloads)?;
-        gateway.set_offloads("wan0", offloads)?;
+    for (gateway, host) in [(world.gateway_a(), world.a1()), (world.gateway_b(), world.b1())] {
+        gateway.set_offloads("wan0", path.wan)?;
+        gateway.set_offloads(host.name(), path.hosts)?;
+        host.set_offloads("eth0", path.hosts)?;
     }
     Ok(Iperf::tcp("cubic", seconds, 1).run(world.a1(), world.b1())?.received / 1e9)
 }

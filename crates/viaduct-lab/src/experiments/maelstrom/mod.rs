@@ -1,5 +1,7 @@
 //! Maelstrom's figures: what FEC gateways do for unmodified programs on a lossy link.
 
+pub(super) mod forwarding;
+pub(super) mod throughput_burst;
 pub(super) mod throughput_loss;
 
 use viaduct_proto::link::LinkConfig;

@@ -49,16 +49,6 @@ impl Experiment for ThroughputLoss {
             world.protect(&code)?;
             run.step(&format!("loss {}, with gateways", percent(loss)))?;
             let with = flow.run(world.a1(), world.b1())?.received / 1e6;
-            if std::env::var_os("DBG").is_some() {
-                let g = world.gateways().unwrap();
-                eprintln!(
-                    "A {:?}\nB {:?}\n{}{}",
-                    g.a.status()?,
-                    g.b.status()?,
-                    g.a.log(),
-                    g.b.log()
-                );
-            }
             // A logarithmic axis has no zero: lossless stands at a hundredth of the smallest.
             let x = if loss == 0.0 { 1e-3 } else { loss * 100.0 };
             run.point(plain, x, without);

@@ -40,6 +40,8 @@ pub struct Iperf {
     pub port: u16,
     /// By IPv6 instead of IPv4.
     pub v6: bool,
+    /// TCP does not send faster than so many bits of payload a second, over all flows.
+    pub pace: Option<u64>,
 }
 
 /// What it measured; rates are of payload, in bits a second.
@@ -67,13 +69,13 @@ impl Iperf {
     /// One TCP flow for so many seconds, with so many before that do not count.
     pub fn tcp(congestion: &str, seconds: u32, omit: u32) -> Iperf {
         let load = Load::Tcp { congestion: congestion.into() };
-        Iperf { load, seconds, omit, flows: 1, port: 5201, v6: false }
+        Iperf { load, seconds, omit, flows: 1, port: 5201, v6: false, pace: None }
     }
 
     /// UDP at a pace for so many seconds.
     pub fn udp(bits_per_second: u64, length: u32, seconds: u32) -> Iperf {
         let load = Load::Udp { bits_per_second, length };
-        Iperf { load, seconds, omit: 0, flows: 1, port: 5201, v6: false }
+        Iperf { load, seconds, omit: 0, flows: 1, port: 5201, v6: false, pace: None }
     }
 
     /// Runs it: the server in `to`, the client, which sends, in `from`.
@@ -116,7 +118,12 @@ impl Iperf {
         add("--parallel", self.flows.to_string());
         add("--connect-timeout", "10000".into());
         match &self.load {
-            Load::Tcp { congestion } => add("--congestion", congestion.clone()),
+            Load::Tcp { congestion } => {
+                add("--congestion", congestion.clone());
+                if let Some(bits) = self.pace {
+                    add("--bitrate", (bits / u64::from(self.flows.max(1))).to_string());
+                }
+            }
             Load::Udp { bits_per_second, length } => {
                 add("--bitrate", (bits_per_second / u64::from(self.flows.max(1))).to_string());
                 add("--length", length.to_string());
