@@ -2,12 +2,22 @@
 
 mod lab;
 mod maelstrom;
+mod statistics;
 
 use crate::experiment::Experiment;
 
 /// All experiments, in the order in which they are listed and reported.
-pub const ALL: &[&dyn Experiment] =
-    &[&lab::forwarding_plain::ForwardingPlain, &maelstrom::throughput_loss::ThroughputLoss];
+pub const ALL: &[&dyn Experiment] = &[
+    &lab::forwarding_plain::ForwardingPlain,
+    &lab::link::Link,
+    &lab::link_capacity::LinkCapacity,
+    &maelstrom::throughput_loss::ThroughputLoss,
+    &maelstrom::throughput_delay::ThroughputDelay,
+    &maelstrom::throughput_gigabit::ThroughputGigabit,
+    &maelstrom::latency_loss::LatencyLoss,
+    &maelstrom::latency_delay::LatencyDelay,
+    &maelstrom::delivery_trace::DeliveryTrace,
+];
 
 /// The experiments that one of `patterns` names: a name (`maelstrom/burst`), a system
 /// (`maelstrom`), a name with `*` in it, or `all`.

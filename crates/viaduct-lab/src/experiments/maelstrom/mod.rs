@@ -1,5 +1,11 @@
 //! Maelstrom's figures: what FEC gateways do for unmodified programs on a lossy link.
 
+pub(super) mod delivery_trace;
+pub(super) mod latency_delay;
+pub(super) mod latency_loss;
+mod stream;
+pub(super) mod throughput_delay;
+pub(super) mod throughput_gigabit;
 pub(super) mod throughput_loss;
 
 use viaduct_proto::link::LinkConfig;
