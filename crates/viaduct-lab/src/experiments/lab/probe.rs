@@ -57,7 +57,12 @@ const PORT: u16 = 9000;
 pub(super) fn world(run: &Run, link: LinkConfig, spin: bool) -> Result<World> {
     let config = EmulatorConfig { spin, ..EmulatorConfig::symmetric(link, run.seed()) };
     let wan = Wan::Emulated(Box::new(config));
-    World::build(&DumbbellSpec { wan, ..DumbbellSpec::default() }, run.journal())
+    let world = World::build(&DumbbellSpec { wan, ..DumbbellSpec::default() }, run.journal())?;
+    for gateway in [world.dumbbell.gateway_a(), world.dumbbell.gateway_b()] {
+        // IPv6 would greet its neighbours over the link, and take fates that are the probe's.
+        gateway.set_sysctls(&[("net/ipv6/conf/wan0/disable_ipv6", "1")])?;
+    }
+    Ok(world)
 }
 
 impl Probe {
