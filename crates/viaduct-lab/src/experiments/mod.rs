@@ -6,8 +6,15 @@ mod maelstrom;
 use crate::experiment::Experiment;
 
 /// All experiments, in the order in which they are listed and reported.
-pub const ALL: &[&dyn Experiment] =
-    &[&lab::forwarding_plain::ForwardingPlain, &maelstrom::throughput_loss::ThroughputLoss];
+pub const ALL: &[&dyn Experiment] = &[
+    &lab::forwarding_plain::ForwardingPlain,
+    &maelstrom::throughput_loss::ThroughputLoss,
+    &maelstrom::recovery::Recovery,
+    &maelstrom::vs_reed_solomon::VsReedSolomon,
+    &maelstrom::coprime::Coprime,
+    &maelstrom::burst::Burst,
+    &maelstrom::interleaves::Interleaves,
+];
 
 /// The experiments that one of `patterns` names: a name (`maelstrom/burst`), a system
 /// (`maelstrom`), a name with `*` in it, or `all`.

@@ -1,6 +1,13 @@
 //! Maelstrom's figures: what FEC gateways do for unmodified programs on a lossy link.
 
+pub(super) mod burst;
+pub(super) mod coprime;
+pub(super) mod interleaves;
+mod real_stream;
+pub(super) mod recovery;
+mod simulated;
 pub(super) mod throughput_loss;
+pub(super) mod vs_reed_solomon;
 
 use viaduct_proto::link::LinkConfig;
 
