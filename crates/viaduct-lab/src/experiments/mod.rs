@@ -19,6 +19,11 @@ pub const ALL: &[&dyn Experiment] = &[
     &maelstrom::latency_loss::LatencyLoss,
     &maelstrom::latency_delay::LatencyDelay,
     &maelstrom::delivery_trace::DeliveryTrace,
+    &maelstrom::recovery::Recovery,
+    &maelstrom::vs_reed_solomon::VsReedSolomon,
+    &maelstrom::coprime::Coprime,
+    &maelstrom::burst::Burst,
+    &maelstrom::interleaves::Interleaves,
     &maelstrom::forwarding::Forwarding,
 ];
 
