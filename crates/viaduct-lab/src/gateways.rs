@@ -42,7 +42,7 @@ pub struct GatewaySpec {
     pub host_mtu: Option<u32>,
     /// Further lines of the `[site]` table.
     pub site: String,
-    /// Further tables of the file.
+    /// Further tables of the file; `{own}` becomes the site's number, 1 or 2.
     pub tables: String,
 }
 
@@ -278,7 +278,7 @@ prefixes = ["10.{other}.0.0/16", "fd00:{other}::/48"]
 "#,
         run_dir = dir.display(),
         site = spec.site,
-        tables = spec.tables,
+        tables = spec.tables.replace("{own}", &own.to_string()),
         key = peer.public(),
         fec = spec.fec,
     )

@@ -17,6 +17,8 @@
 //! 2^-64, whatever they are, if whoever chose them knows nothing of the key; names travel sealed,
 //! so that nobody else learns anything of it.
 
+use std::hash::Hasher;
+
 use highway::{HighwayHash, HighwayHasher, Key};
 
 /// A packet's name between two sites.
@@ -66,6 +68,24 @@ impl IdentityKey {
             hasher.append(&sums);
         }
         Identity(hasher.finalize64())
+    }
+}
+
+/// Names are uniform already: hashing them again would be waste.
+#[derive(Default)]
+pub(super) struct NameHasher(u64);
+
+impl Hasher for NameHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(byte);
+        }
+    }
+    fn write_u64(&mut self, name: u64) {
+        self.0 = name;
     }
 }
 

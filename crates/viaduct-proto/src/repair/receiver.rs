@@ -11,12 +11,12 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 
-use super::identity::{Identity, IdentityKey};
+use super::identity::{Identity, IdentityKey, NameHasher};
 use super::ledger::{Ledger, State};
 use super::outbox::Outbox;
 use super::sites::Sites;
 use super::stats::ReceiverStats;
-use super::store::{NameHasher, Store};
+use super::store::Store;
 use super::wire::Announcements;
 use crate::fec::{AnyDecoder, Decoder, Recovered, Repair, Row, Seq, Sources, Verdict};
 use crate::time::Instant;

@@ -32,7 +32,7 @@ use super::snapshot::{Published, Shell};
 /// Packets read from a tap before the others get their turn.
 const BATCH: usize = 256;
 /// How long the thread naps under load.
-const NAP: Duration = Duration::from_micros(60);
+const NAP: Duration = Duration::from_micros(100);
 /// Packets in a nap's time from which on napping pays.
 const BUSY: usize = 2;
 /// How often counters are published and drops are read.

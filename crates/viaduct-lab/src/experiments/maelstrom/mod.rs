@@ -1,8 +1,21 @@
 //! Maelstrom's figures: what FEC gateways do for unmodified programs on a lossy link.
 
+pub(super) mod burst;
+pub(super) mod coprime;
+pub(super) mod delivery_trace;
 pub(super) mod forwarding;
+pub(super) mod interleaves;
+pub(super) mod latency_delay;
+pub(super) mod latency_loss;
+mod real_stream;
+pub(super) mod recovery;
+mod simulated;
+mod stream;
 pub(super) mod throughput_burst;
+pub(super) mod throughput_delay;
+pub(super) mod throughput_gigabit;
 pub(super) mod throughput_loss;
+pub(super) mod vs_reed_solomon;
 
 use viaduct_proto::link::LinkConfig;
 

@@ -1,0 +1,177 @@
+//! Which code and which parameters for which loss: what is left lost, when the rest comes back,
+//! and what it costs. The table of `docs/codes.md`.
+
+use viaduct_proto::fec::{AnyDecoder, Code, window};
+use viaduct_proto::sim::stream::{Outcome, Stream};
+
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiments::maelstrom::link;
+use crate::experiments::maelstrom::simulated::{
+    blocks, delayed, events, latencies_ms, layers, mean, quantile, simulate,
+};
+
+/// The experiment.
+pub(in crate::experiments) struct Interleaves;
+
+/// Packets a second: 144 Mb/s of 1500-byte packets.
+const RATE: f64 = 12_000.0;
+
+/// The packets' length where bytes are counted; what is lost does not depend on it.
+const LENGTH: usize = 1500;
+
+/// Bytes that a repair has beside its body on the wire, about: IP, UDP, our head and recipe.
+const REPAIR_OVERHEAD: usize = 120;
+
+/// 1 % of loss, in three ways.
+const LOSSES: [(&str, &str); 3] =
+    [("1%", "independent"), ("1%x8", "bursts of 8"), ("1%x30", "bursts of 30")];
+
+fn candidates() -> Vec<Code> {
+    let window =
+        |repairs, packets| Code::Window(window::Parameters { window: 240, repairs, packets });
+    vec![
+        layers(8, &[1, 20, 40]),
+        delayed(8, &[1, 19, 41]),
+        layers(10, &[1, 61, 127]),
+        delayed(10, &[1, 61, 127]),
+        blocks(100, 40, 1),
+        blocks(190, 57, 1),
+        blocks(200, 55, 1),
+        window(3, 10),
+        window(4, 10),
+    ]
+}
+
+impl Experiment for Interleaves {
+    fn about(&self) -> About {
+        About {
+            name: "maelstrom/interleaves",
+            title: "Which code for which loss: what is left, how late, at what price",
+            figure: "Maelstrom, section 4.3.1 (beyond its figures)",
+            finding: "Greater interleaves bear longer bursts at the price of latency; sending \
+                      repairs at once is faster, delaying them recovers more.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> anyhow::Result<()> {
+        run.param("packets_per_second", RATE);
+        run.param("packet_bytes", LENGTH);
+        run.param("loss", "1 %, one way 50 ms");
+        run.param("simulated", true);
+        let seconds = run.choose(1000, 20);
+        run.param("seconds", seconds);
+        run.steps(LOSSES.len() * candidates().len() + MEMORY.len());
+        let mut left = Vec::new();
+        for (n, (loss, words)) in LOSSES.iter().enumerate() {
+            for code in candidates() {
+                run.step(&format!("{code}, {words}"))?;
+                let stream = Stream {
+                    packets: (RATE * f64::from(seconds)) as u64,
+                    rate: RATE,
+                    sizes: (16, 16),
+                    link: link(&format!("delay=50ms,loss={loss}")),
+                    seed: run.seed(),
+                    ..Stream::default()
+                };
+                let outcome = simulate(&stream, &code)?;
+                let per_second = unrecovered(&outcome) as f64 / f64::from(seconds);
+                record(run, &code, (n, words), per_second, &outcome);
+                left.push((*words, code.to_string(), per_second));
+                if n == LOSSES.len() - 1 {
+                    record_price(run, &code, &stream)?;
+                }
+            }
+        }
+        memory(run)?;
+        checks(run, &left);
+        Ok(())
+    }
+}
+
+/// Loss events of which something was never recovered.
+fn unrecovered(outcome: &Outcome) -> usize {
+    let lasting = |event: &&[_]| {
+        event.iter().any(|l: &viaduct_proto::sim::stream::Lost| l.recovery.is_none())
+    };
+    events(outcome).filter(lasting).count()
+}
+
+fn record(
+    run: &mut Run,
+    code: &Code,
+    (n, words): (usize, &str),
+    per_second: f64,
+    outcome: &Outcome,
+) {
+    let latencies = latencies_ms(outcome);
+    let figures = [
+        ("Loss events left unrecovered", ("events", "1/s"), per_second),
+        ("Mean recovery latency", ("latency", "ms"), mean(&latencies)),
+        ("Recovery latency, 99th percentile", ("latency", "ms"), quantile(&latencies, 0.99)),
+    ];
+    for (title, y, value) in figures {
+        let plot = Plot::histogram(title, ("loss of 1 %", ""), y);
+        let series = run.series(&plot, &code.to_string());
+        run.labelled_point(series, n as f64, value, words);
+    }
+}
+
+/// Overhead and the decoder's memory, with packets of full length and long bursts.
+fn record_price(run: &mut Run, code: &Code, stream: &Stream) -> anyhow::Result<()> {
+    let outcome = simulate(&full_length(stream), code)?;
+    let title = "Price, in bursts of 30";
+    let plot = Plot::histogram(title, ("", ""), ("percent, or MB", ""));
+    let series = run.series(&plot, &code.to_string());
+    run.labelled_point(series, 0.0, outcome.overhead() * 100.0, "overhead, %");
+    run.labelled_point(series, 1.0, outcome.decoder_memory as f64 / 1e6, "decoder memory, MB");
+    Ok(())
+}
+
+fn full_length(stream: &Stream) -> Stream {
+    let packets = stream.packets.min(100_000);
+    Stream { packets, sizes: (LENGTH, LENGTH), repair_overhead: REPAIR_OVERHEAD, ..stream.clone() }
+}
+
+/// Interleaves of (8,3) whose memory is measured.
+const MEMORY: [[u16; 3]; 5] =
+    [[1, 10, 20], [1, 20, 40], [1, 61, 127], [1, 127, 255], [1, 255, 509]];
+
+/// Memory against interleave.
+fn memory(run: &mut Run) -> anyhow::Result<()> {
+    let plot =
+        Plot::line("Memory of (8,3) against its interleaves", ("sum of I", ""), ("memory", "MB"));
+    let plot = plot.log_x();
+    let encoders = run.series(&plot, "encoder's bins");
+    let decoders = run.series(&plot, "decoder at its most, bursts of 30");
+    for interleaves in MEMORY {
+        let code = layers(8, &interleaves);
+        run.step(&format!("memory of {code}"))?;
+        let x: f64 = interleaves.map(f64::from).iter().sum();
+        let loss = link("delay=50ms,loss=1%x30");
+        let stream =
+            full_length(&Stream { packets: 100_000, rate: RATE, link: loss, ..Stream::default() });
+        let mut encoder = code.build_encoder(1)?;
+        let outcome = stream.run(&mut *encoder, &mut AnyDecoder::new(64 << 20));
+        let label = format!("{interleaves:?}");
+        run.labelled_point(encoders, x, encoder.memory() as f64 / 1e6, &label);
+        run.labelled_point(decoders, x, outcome.decoder_memory as f64 / 1e6, &label);
+    }
+    Ok(())
+}
+
+fn checks(run: &mut Run, left: &[(&str, String, f64)]) {
+    let of = |loss: &str, code: &Code| {
+        let text = code.to_string();
+        left.iter().find(|l| l.0 == loss && l.1 == text).map_or(f64::NAN, |l| l.2)
+    };
+    let (at_once, waiting) = (layers(10, &[1, 61, 127]), delayed(10, &[1, 61, 127]));
+    for loss in ["bursts of 8", "bursts of 30"] {
+        let name = format!("{loss}, events left per second: {waiting}");
+        run.check(&name, of(loss, &waiting), Bound::AtMost(0.1));
+        let name = format!("{loss}, events left per second: {waiting}, over sent at once");
+        run.check(&name, of(loss, &waiting) / of(loss, &at_once), Bound::AtMost(0.2));
+        let long = blocks(100, 40, 1);
+        let name = format!("{loss}, events left per second: {long}");
+        run.check(&name, of(loss, &long), Bound::AtMost(0.1));
+    }
+}

@@ -1,0 +1,145 @@
+//! The paper's UDP stream between real hosts, with real gateways on the emulated link.
+//!
+//! ```text
+//!   a1 ── numbered, timed datagrams ──▶ gwa ══ lossy link ══▶ gwb ──▶ b1
+//!                                        └─ repairs ─▶      ─▶┘ injects what it recovers
+//! ```
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use viaduct_proto::link::{LinkConfig, Reason};
+use viaduct_proto::repair::stats::PeerStats;
+
+use crate::emulator::Direction;
+use crate::gateways::GatewaySpec;
+use crate::topology::programs::{Carrier, Message, TimedMessages};
+use crate::world::World;
+
+/// A datagram that makes an IP packet of the paper's 1200 bytes.
+const PAYLOAD: usize = 1200 - 28;
+
+/// What came of a stream.
+#[derive(Clone, Debug)]
+pub(super) struct RealOutcome {
+    /// Data packets that the gateway injected.
+    pub(super) recovered: u64,
+    /// Messages that never arrived.
+    pub(super) never: u64,
+    /// Repairs that the link swallowed.
+    pub(super) repairs_lost: u64,
+    /// Packets of any kind that the link dropped, by its own record.
+    pub(super) dropped: u64,
+    /// Bursts in that record.
+    pub(super) bursts: usize,
+    /// Mean time from when a recovered message should have arrived to when it did, in ms.
+    pub(super) latency_ms: f64,
+}
+
+impl RealOutcome {
+    /// Data packets that were lost on the link.
+    pub(super) fn lost(&self) -> u64 {
+        self.recovered + self.never
+    }
+
+    /// The share of them that was recovered.
+    pub(super) fn share(&self) -> f64 {
+        self.recovered as f64 / self.lost().max(1) as f64
+    }
+
+    /// Losses as hosts and gateways count them over those in the link's record.
+    pub(super) fn accounted(&self) -> f64 {
+        (self.lost() + self.repairs_lost) as f64 / self.dropped.max(1) as f64
+    }
+}
+
+/// Sends the paper's 10 Mb/s for `seconds` in `world`, under the code of `spec`.
+///
+/// # Errors
+/// If gateways cannot be started or asked, sockets fail, or on Ctrl-C.
+pub(super) fn send(
+    world: &mut World,
+    spec: &GatewaySpec,
+    link: &LinkConfig,
+    seconds: u64,
+) -> Result<RealOutcome> {
+    world.protect(spec)?;
+    let before = counters(world)?;
+    take_drops(world)?;
+    let stream = TimedMessages {
+        carrier: Carrier::Udp,
+        size: PAYLOAD,
+        bits_per_second: 1e7 * PAYLOAD as f64 / 1200.0,
+        duration: Duration::from_secs(seconds),
+        patience: Duration::from_secs(1),
+        port: 6000,
+    };
+    let messages = stream.run(world.a1(), world.b1())?;
+    // A message that will never come has the receiver wait: all repairs have long arrived.
+    let ((a, b), (a_before, b_before)) = (counters(world)?, before);
+    let drops = take_drops(world)?;
+    let receiver = |stats: PeerStats| stats.receiver.recovered - stats.receiver.copies;
+    let recovered = receiver(b) - receiver(b_before);
+    let repairs_sent = a.sender.repairs - a_before.sender.repairs;
+    let repairs_seen = b.receiver.repairs - b_before.receiver.repairs;
+    Ok(RealOutcome {
+        recovered,
+        never: messages.iter().filter(|m| m.latency.is_none()).count() as u64,
+        repairs_lost: repairs_sent.saturating_sub(repairs_seen),
+        dropped: drops.0,
+        bursts: drops.1,
+        latency_ms: late_ms(&messages, link.delay) / recovered.max(1) as f64,
+    })
+}
+
+/// The counters of both gateways.
+fn counters(world: &mut World) -> Result<(PeerStats, PeerStats)> {
+    let gateways = world.gateways().context("no gateways run")?;
+    Ok((gateways.a.status()?.peer(), gateways.b.status()?.peer()))
+}
+
+/// How many packets the loss process has taken from A to B since the last call, in how many bursts.
+fn take_drops(world: &World) -> Result<(u64, usize)> {
+    let emulator = world.emulator().context("the link is not an emulated one")?;
+    let record = emulator.take_record(Direction::AtoB)?;
+    let lost = record.drops.iter().filter(|drop| drop.reason == Reason::Loss).count();
+    Ok((lost as u64, record.burst_lengths().len()))
+}
+
+/// The sum of recovery latencies in ms: how late the messages were that arrived after one that had
+/// been sent later. The link keeps the order, so these were recovered; a message recovered before
+/// the next one came was hardly late.
+fn late_ms(messages: &[Message], one_way: Duration) -> f64 {
+    let mut earliest_later = Duration::MAX;
+    let mut sum = Duration::ZERO;
+    for message in messages.iter().rev() {
+        let Some(latency) = message.latency else { continue };
+        let arrival = message.sent + latency;
+        if arrival > earliest_later {
+            sum += latency.saturating_sub(one_way);
+        }
+        earliest_later = earliest_later.min(arrival);
+    }
+    sum.as_secs_f64() * 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn late_is_what_a_later_one_overtook() {
+        let ms = Duration::from_millis;
+        let message =
+            |sent, latency: Option<u64>| Message { sent: ms(sent), latency: latency.map(ms) };
+        // The second is overtaken by the third; the fourth never comes; the last is merely slow.
+        let messages = [
+            message(0, Some(50)),
+            message(1, Some(60)),
+            message(2, Some(50)),
+            message(3, None),
+            message(4, Some(58)),
+        ];
+        assert_eq!(late_ms(&messages, ms(50)), 10.0);
+    }
+}

@@ -1,0 +1,134 @@
+//! Section 4.4: what the codes recover, against the closed forms.
+
+use viaduct_proto::fec::analysis::{layered_burst, layered_independent, reed_solomon};
+use viaduct_proto::fec::{Code, layered};
+
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiments::maelstrom::simulated::{
+    blocks, delayed, layers, paper_flow, recovered, simulate,
+};
+
+/// The experiment.
+pub(in crate::experiments) struct Recovery;
+
+/// Layered codes of the grid: r and the interleaves.
+const LAYERED: [(u8, &[u16]); 4] =
+    [(4, &[1, 7]), (7, &[1, 10]), (8, &[1, 19, 41]), (10, &[1, 61, 127])];
+
+/// Reed-Solomon codes of the grid: r, c and the interleave.
+const BLOCKS: [(u8, u8, u16); 4] = [(7, 2, 1), (8, 3, 1), (10, 3, 5), (100, 40, 1)];
+
+/// The loss rate of the bursts, as in the paper.
+const BURSTY: f64 = 0.001;
+
+/// So many standard errors are taken for chance.
+const CHANCE: f64 = 4.0;
+
+impl Experiment for Recovery {
+    fn about(&self) -> About {
+        About {
+            name: "maelstrom/recovery",
+            title: "What the codes recover, against the closed forms",
+            figure: "Maelstrom, section 4.4",
+            finding: "A lost packet is recovered with probability of at least \
+                      1 - (1 - (1-p)^r)^c under independent loss and 1 - x^c' in bursts; \
+                      Reed-Solomon's follows from the binomial distribution.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> anyhow::Result<()> {
+        let all = &[0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3];
+        let losses: &[f64] = run.choose(all, &[0.005, 0.05, 0.2]);
+        let lengths: &[u64] =
+            run.choose(&[1, 2, 5, 10, 15, 19, 25, 30, 41, 50, 60], &[1, 15, 30, 60]);
+        let packets = run.choose(4_000_000, 200_000);
+        run.param("simulated", true);
+        run.param("packets", packets);
+        run.param("bursts_loss", BURSTY);
+        run.steps(LAYERED.len() + BLOCKS.len() + 2);
+        for (r, interleaves) in LAYERED {
+            let form = |p| layered_independent(r, interleaves.len(), p);
+            let worst = independent(run, &layers(r, interleaves), losses, packets, &form)?;
+            let name =
+                format!("({r},{}) above its bound: worst, in standard errors", interleaves.len());
+            run.check(&name, worst.0, Bound::AtLeast(-CHANCE));
+        }
+        for (r, c, interleave) in BLOCKS {
+            let code = blocks(r, c, interleave);
+            let worst = independent(run, &code, losses, packets, &|p| reed_solomon(r, c, p))?;
+            let name = format!("{code} agrees with its form: lowest, in standard errors");
+            run.check(&name, worst.0, Bound::Within(-CHANCE, CHANCE));
+            let name = format!("{code} agrees with its form: highest, in standard errors");
+            run.check(&name, worst.1, Bound::Within(-CHANCE, CHANCE));
+        }
+        for (r, interleaves) in [LAYERED[2], LAYERED[3]] {
+            in_bursts(run, r, interleaves, lengths, run.choose(1000, 40))?;
+        }
+        Ok(())
+    }
+}
+
+/// The lowest and the highest distance from `form`, in standard errors, over all `losses`.
+fn independent(
+    run: &mut Run,
+    code: &Code,
+    losses: &[f64],
+    packets: u64,
+    form: &dyn Fn(f64) -> f64,
+) -> anyhow::Result<(f64, f64)> {
+    let title = match code {
+        Code::Layered(_) => "Layers under independent loss",
+        _ => "Reed-Solomon under independent loss",
+    };
+    let plot = Plot::line(title, ("loss", "%"), ("recovered", "%")).log_x();
+    let simulated = run.series(&plot, &code.to_string());
+    let closed = run.series(&plot, &format!("{code}, closed form"));
+    run.step(&format!("{code}, independent loss"))?;
+    let mut worst = (f64::INFINITY, f64::NEG_INFINITY);
+    for &loss in losses {
+        // Few losses are made up for by more packets.
+        let packets = (packets as f64 * (0.05 / loss).clamp(0.2, 5.0)) as u64;
+        let stream = paper_flow(&loss.to_string(), packets, run.seed());
+        let share = recovered(&simulate(&stream, code)?);
+        let expected = form(loss);
+        run.point(simulated, loss * 100.0, share.value * 100.0);
+        run.point(closed, loss * 100.0, expected * 100.0);
+        let n = share.events as f64;
+        // Where nothing was left lost the batches do not differ; the form knows how they would.
+        let error = share.error.max((expected * (1.0 - expected) / n).sqrt()) + 1.0 / n;
+        let distance = (share.value - expected) / error;
+        worst = (worst.0.min(distance), worst.1.max(distance));
+    }
+    Ok(worst)
+}
+
+/// Bursts of each length, with delayed XORs: the form has no burst take a repair with its packets.
+fn in_bursts(
+    run: &mut Run,
+    r: u8,
+    interleaves: &[u16],
+    lengths: &[u64],
+    bursts: u64,
+) -> anyhow::Result<()> {
+    let code = delayed(r, interleaves);
+    let plot = Plot::line("Layers in bursts", ("burst length", "packets"), ("recovered", "%"));
+    let simulated = run.series(&plot, &code.to_string());
+    let closed = run.series(&plot, &format!("{code}, closed form"));
+    let overhead = layered::Parameters::new(r, interleaves).overhead();
+    run.step(&format!("{code}, bursts"))?;
+    let mut worst = f64::INFINITY;
+    for &length in lengths {
+        let packets = (bursts * length) as f64 / BURSTY / (1.0 + overhead);
+        let stream = paper_flow(&format!("{BURSTY}x{length}"), packets as u64, run.seed());
+        let share = recovered(&simulate(&stream, &code)?);
+        let expected = layered_burst(r, interleaves, length, BURSTY);
+        run.point(simulated, length as f64, share.value * 100.0);
+        run.point(closed, length as f64, expected * 100.0);
+        let n = share.events as f64;
+        let error = share.error.max((expected * (1.0 - expected) / n).sqrt()) + 1.0 / n;
+        worst = worst.min((share.value - expected) / error);
+    }
+    let name = format!("{code} in bursts above its bound: worst, in standard errors");
+    run.check(&name, worst, Bound::AtLeast(-CHANCE));
+    Ok(())
+}

@@ -1,0 +1,216 @@
+//! Codes over the simulated link, and what is made of the packets that it lost.
+//!
+//! ```text
+//!   Stream of N packets ─▶ slices, on all cores ─▶ one Outcome ─▶ share ± error, latencies
+//! ```
+
+use std::num::NonZero;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use anyhow::ensure;
+use viaduct_proto::fec::{AnyDecoder, Code, layered, reed_solomon};
+use viaduct_proto::sim::stream::{Lost, Outcome, Stream};
+
+use crate::experiments::maelstrom::link;
+use crate::stop;
+
+/// Packets per second of the paper's 10 Mb/s UDP flow at its MTU of 1200 bytes (5.3).
+pub(super) const PAPER_RATE: f64 = 1e7 / (8.0 * 1200.0);
+
+/// Packets of a slice: many thousand times what a code spans, so that its ends do not count.
+const SLICE: u64 = 250_000;
+
+/// Packets whose losses are counted together: far more than a code spans, so that batches are
+/// independent of each other, whatever happens within.
+const BATCH: u64 = 5_000;
+
+/// Layered interleaving (r, I.len()), repairs sent at once.
+pub(super) fn layers(r: u8, interleaves: &[u16]) -> Code {
+    Code::Layered(layered::Parameters::new(r, interleaves))
+}
+
+/// The same with delayed XORs.
+pub(super) fn delayed(r: u8, interleaves: &[u16]) -> Code {
+    Code::Layered(layered::Parameters::new(r, interleaves).delayed())
+}
+
+/// Reed-Solomon.
+pub(super) fn blocks(r: u8, c: u8, interleave: u16) -> Code {
+    Code::ReedSolomon(reed_solomon::Parameters { r, c, interleave })
+}
+
+/// The paper's flow over 50 ms with this loss. Its packets are short: what they hold changes
+/// nothing but the time that the simulation takes.
+pub(super) fn paper_flow(loss: &str, packets: u64, seed: u64) -> Stream {
+    let link = link(&format!("delay=50ms,loss={loss}"));
+    Stream { packets, rate: PAPER_RATE, sizes: (16, 16), link, seed, ..Stream::default() }
+}
+
+/// Sends `stream` under `code`, in slices on all cores.
+///
+/// # Errors
+/// On Ctrl-C, and if a recovered packet was not the one that was sent.
+pub(super) fn simulate(stream: &Stream, code: &Code) -> anyhow::Result<Outcome> {
+    let slices = stream.packets.div_ceil(SLICE).max(1);
+    let next = AtomicU64::new(0);
+    let work = || -> anyhow::Result<Vec<(u64, Outcome)>> {
+        let mut done = Vec::new();
+        loop {
+            stop::check()?;
+            match next.fetch_add(1, Ordering::Relaxed) {
+                n if n < slices => done.push((n, slice(stream, code, n)?)),
+                _ => return Ok(done),
+            }
+        }
+    };
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    let parts = thread::scope(|scope| {
+        let threads: Vec<_> = (0..cores).map(|_| scope.spawn(work)).collect();
+        let panicked = |_| Err(anyhow::anyhow!("a simulating thread panicked"));
+        threads.into_iter().map(|t| t.join().unwrap_or_else(panicked)).collect::<Vec<_>>()
+    });
+    let mut outcomes = Vec::new();
+    for part in parts {
+        outcomes.extend(part?);
+    }
+    outcomes.sort_by_key(|(n, _)| *n);
+    let all = outcomes.into_iter().map(|(_, outcome)| outcome).reduce(join).unwrap_or_default();
+    ensure!(all.garbled == 0, "{code}: {} packets were recovered wrongly", all.garbled);
+    Ok(all)
+}
+
+/// Slice `n` of a stream, with a seed of its own.
+fn slice(stream: &Stream, code: &Code, n: u64) -> anyhow::Result<Outcome> {
+    let packets = (stream.packets - n * SLICE).min(SLICE);
+    let seed = stream.seed.wrapping_mul(1_000_003).wrapping_add(n);
+    let part = Stream { packets, seed, ..stream.clone() };
+    let mut encoder = code.build_encoder(1)?;
+    Ok(part.run(&mut *encoder, &mut AnyDecoder::new(64 << 20)))
+}
+
+/// Two slices as one, the packets of the second numbered on.
+fn join(mut all: Outcome, mut next: Outcome) -> Outcome {
+    next.lost.iter_mut().for_each(|lost| lost.seq += all.packets);
+    all.lost.append(&mut next.lost);
+    all.packets += next.packets;
+    all.packet_bytes += next.packet_bytes;
+    all.repairs += next.repairs;
+    all.repair_bytes += next.repair_bytes;
+    all.garbled += next.garbled;
+    all.repeated += next.repeated;
+    all.decoder_memory = all.decoder_memory.max(next.decoder_memory);
+    all
+}
+
+/// A share of the lost packets, and how sure it is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Share {
+    /// 0 to 1.
+    pub(super) value: f64,
+    /// Its standard error.
+    pub(super) error: f64,
+    /// Loss events that it was counted over.
+    pub(super) events: usize,
+}
+
+impl Share {
+    /// The half width of its confidence interval: three standard errors, and what a share of all
+    /// or nothing over so many events leaves open.
+    pub(super) fn margin(&self) -> f64 {
+        3.0 * self.error + 3.0 / self.events.max(1) as f64
+    }
+
+    /// How sure a count over another number of events of the same process is.
+    pub(super) fn over(&self, events: usize) -> Share {
+        let error = self.error * (self.events as f64 / events.max(1) as f64).sqrt();
+        Share { events, error, ..*self }
+    }
+}
+
+/// The share of the lost packets that was recovered; its error from the differences of batches,
+/// since packets of one burst or block live and die together.
+pub(super) fn recovered(outcome: &Outcome) -> Share {
+    let value = outcome.recovered_share();
+    let batches = outcome.lost.chunk_by(|a, b| a.seq / BATCH == b.seq / BATCH);
+    let strays = batches.map(|batch| {
+        let back = batch.iter().filter(|lost| lost.recovery.is_some()).count();
+        (back as f64 - value * batch.len() as f64).powi(2)
+    });
+    let error = strays.sum::<f64>().sqrt() / outcome.lost.len().max(1) as f64;
+    Share { value, error, events: events(outcome).count() }
+}
+
+/// The losses of neighbours, each one event.
+pub(super) fn events(outcome: &Outcome) -> impl Iterator<Item = &[Lost]> {
+    outcome.lost.chunk_by(|a, b| a.seq + 1 == b.seq)
+}
+
+/// Recovery latencies in milliseconds, ascending.
+pub(super) fn latencies_ms(outcome: &Outcome) -> Vec<f64> {
+    let recovered = outcome.lost.iter().filter_map(|lost| lost.recovery);
+    let mut all: Vec<f64> = recovered.map(|after| after.as_secs_f64() * 1e3).collect();
+    all.sort_by(f64::total_cmp);
+    all
+}
+
+/// The mean; NaN of none.
+pub(super) fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// The value that a share `q` of the ascending `values` does not exceed; NaN of none.
+pub(super) fn quantile(values: &[f64], q: f64) -> f64 {
+    let at = (q * values.len() as f64).ceil() as usize;
+    values.get(at.saturating_sub(1)).copied().unwrap_or(f64::NAN)
+}
+
+/// Bars `width` wide: the middle of each, and the percentage of `values` in it.
+pub(super) fn histogram(values: &[f64], width: f64) -> Vec<(f64, f64)> {
+    let bin = |value: &f64| (value / width) as usize;
+    let bins = values.iter().map(bin).max().map_or(0, |last| last + 1);
+    let mut counts = vec![0usize; bins];
+    values.iter().for_each(|value| counts[bin(value)] += 1);
+    let percent = |count: usize| 100.0 * count as f64 / values.len() as f64;
+    counts.into_iter().enumerate().map(|(n, c)| ((n as f64 + 0.5) * width, percent(c))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_are_one_stream() {
+        let stream = paper_flow("1%x5", 2 * SLICE + 1000, 1);
+        let outcome = simulate(&stream, &layers(8, &[1, 11, 19])).unwrap();
+        assert_eq!(outcome.packets, 2 * SLICE + 1000);
+        assert!(outcome.lost.is_sorted_by_key(|lost| lost.seq), "packets are numbered on");
+        assert!(outcome.lost.last().unwrap().seq > 2 * SLICE);
+        let lost = outcome.lost.len() as f64 / outcome.packets as f64;
+        assert!((lost - 0.01).abs() < 0.001, "{lost}");
+        assert_eq!(outcome, simulate(&stream, &layers(8, &[1, 11, 19])).unwrap());
+    }
+
+    #[test]
+    fn the_error_is_how_far_seeds_stray() {
+        let of = |seed| {
+            let stream = paper_flow("1%x20", 100_000, seed);
+            recovered(&simulate(&stream, &layers(8, &[1, 11, 19])).unwrap())
+        };
+        let shares: Vec<Share> = (0..20).map(of).collect();
+        let values: Vec<f64> = shares.iter().map(|share| share.value).collect();
+        let middle = mean(&values);
+        let stray = (values.iter().map(|v| (v - middle).powi(2)).sum::<f64>() / 19.0).sqrt();
+        let said = mean(&shares.iter().map(|share| share.error).collect::<Vec<_>>());
+        assert!((0.5..2.0).contains(&(said / stray)), "said {said}, strayed {stray}");
+    }
+
+    #[test]
+    fn quantiles_and_bars() {
+        let values = [0.2, 0.4, 1.1, 3.9];
+        assert_eq!((quantile(&values, 0.5), quantile(&values, 0.99)), (0.4, 3.9));
+        assert!(quantile(&[], 0.5).is_nan());
+        let bars = [(0.5, 50.0), (1.5, 25.0), (2.5, 0.0), (3.5, 25.0)];
+        assert_eq!(histogram(&values, 1.0), bars);
+    }
+}

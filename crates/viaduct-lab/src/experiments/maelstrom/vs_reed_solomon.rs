@@ -1,0 +1,131 @@
+//! Figures 8 and 15: layered interleaving beside Reed-Solomon.
+
+use viaduct_proto::fec::analysis::{layered_independent, reed_solomon};
+use viaduct_proto::sim::stream::Outcome;
+
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiments::maelstrom::percent;
+use crate::experiments::maelstrom::simulated::{
+    Share, blocks, delayed, layers, mean, paper_flow, quantile, recovered, simulate,
+};
+
+/// The experiment.
+pub(in crate::experiments) struct VsReedSolomon;
+
+/// Singles at 0.1 %, and long bursts now and then.
+const SINGLES_AND_BURSTS: &str = "0.1%+0.05%x30";
+
+/// Recoveries in the moving average.
+const AVERAGED: usize = 50;
+
+impl Experiment for VsReedSolomon {
+    fn about(&self) -> About {
+        About {
+            name: "maelstrom/vs-reed-solomon",
+            title: "Layered interleaving beside Reed-Solomon",
+            figure: "Maelstrom, Figures 8 and 15",
+            finding: "The recovery probabilities are very close between 0 and 10 % loss; \
+                      Reed-Solomon recovers all with the same latency, layers recover single \
+                      losses almost at once and are slow only where a long burst occurs.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> anyhow::Result<()> {
+        run.param("simulated", true);
+        probabilities(run)?;
+        latencies(run)
+    }
+}
+
+/// Figure 8: (7,2) under independent loss.
+fn probabilities(run: &mut Run) -> anyhow::Result<()> {
+    let losses: &[f64] =
+        run.choose(&[0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5], &[0.01, 0.1, 0.3]);
+    let packets = run.choose(4_000_000, 250_000);
+    run.param("figure_8", "r=7 c=2, I=(1,10) and interleave 1, independent loss");
+    run.steps(losses.len() + 3);
+    let plot =
+        Plot::line("Figure 8: recovery probability, (7,2)", ("loss", "%"), ("recovered", "%"));
+    let forms = [run.series(&plot, "layers, lower bound"), run.series(&plot, "Reed-Solomon, form")];
+    for n in 0..=50 {
+        let p = f64::from(n) / 100.0;
+        run.point(forms[0], p * 100.0, layered_independent(7, 2, p) * 100.0);
+        run.point(forms[1], p * 100.0, reed_solomon(7, 2, p) * 100.0);
+    }
+    let codes = [layers(7, &[1, 10]), blocks(7, 2, 1)];
+    let simulated =
+        [run.series(&plot, "layers, simulated"), run.series(&plot, "Reed-Solomon, simulated")];
+    for &p in losses {
+        run.step(&format!("independent loss {}", percent(p)))?;
+        let stream = paper_flow(&p.to_string(), packets, run.seed());
+        let mut shares = [None; 2];
+        for n in 0..2 {
+            let share = recovered(&simulate(&stream, &codes[n])?);
+            run.point(simulated[n], p * 100.0, share.value * 100.0);
+            shares[n] = Some(share);
+        }
+        if let [Some(layers), Some(blocks)] = shares {
+            hold_against_forms(run, p, layers, blocks);
+        }
+    }
+    Ok(())
+}
+
+fn hold_against_forms(run: &mut Run, p: f64, layers: Share, blocks: Share) {
+    let least = layered_independent(7, 2, p) - layers.margin();
+    let name = format!("{} lost: share that layers recover", percent(p));
+    run.check(&name, layers.value, Bound::AtLeast(least));
+    let (form, margin) = (reed_solomon(7, 2, p), blocks.margin());
+    let name = format!("{} lost: share that Reed-Solomon recovers", percent(p));
+    run.check(&name, blocks.value, Bound::Within(form - margin, form + margin));
+}
+
+/// Figure 15: (8,2), both able to bear bursts of 40.
+fn latencies(run: &mut Run) -> anyhow::Result<()> {
+    let packets = run.choose(1_000_000, 250_000);
+    run.param("figure_15", "r=8 c=2, I=(1,40) and interleave 20, 1042 packets/s");
+    run.param("figure_15_loss", SINGLES_AND_BURSTS);
+    let title = "Figure 15: recovery latency, moving average of 50, (8,2)";
+    let plot = Plot::line(title, ("packet", ""), ("recovery latency", "ms"));
+    let codes = [blocks(8, 2, 20), layers(8, &[1, 40]), delayed(8, &[1, 40])];
+    let mut medians = Vec::new();
+    for code in codes {
+        run.step(&format!("singles and bursts, {code}"))?;
+        let stream = paper_flow(SINGLES_AND_BURSTS, packets, run.seed());
+        let outcome = simulate(&stream, &code)?;
+        let series = run.series(&plot, &code.to_string());
+        for (packet, latency) in moving_average(&outcome, 100_000) {
+            run.point(series, packet, latency);
+        }
+        let share = recovered(&outcome).value;
+        // What is sent at once may be swallowed by the burst that it would repair.
+        let least = if code == delayed(8, &[1, 40]) { 0.99 } else { 0.9 };
+        run.check(&format!("{code}: share recovered"), share, Bound::AtLeast(least));
+        medians.push(median_of_singles(&outcome));
+    }
+    run.param("median_singles_ms", medians.iter().map(|m| m.round()).collect::<Vec<_>>());
+    let name = "median latency of single losses, layers over Reed-Solomon";
+    run.check(name, medians[1] / medians[0], Bound::AtMost(0.1));
+    Ok(())
+}
+
+/// Number of each recovered packet up to `last`, and the mean latency of the recoveries up to it.
+fn moving_average(outcome: &Outcome, last: u64) -> Vec<(f64, f64)> {
+    let early = outcome.lost.iter().take_while(|lost| lost.seq <= last);
+    let recovered: Vec<(f64, f64)> = early
+        .filter_map(|lost| Some((lost.seq as f64, lost.recovery?.as_secs_f64() * 1e3)))
+        .collect();
+    let average = |window: &[(f64, f64)]| {
+        let latencies: Vec<f64> = window.iter().map(|(_, latency)| *latency).collect();
+        (window[AVERAGED - 1].0, mean(&latencies))
+    };
+    recovered.windows(AVERAGED).map(average).collect()
+}
+
+fn median_of_singles(outcome: &Outcome) -> f64 {
+    let singles = outcome.lost.iter().filter(|lost| lost.burst == 1);
+    let mut latencies: Vec<f64> =
+        singles.filter_map(|lost| Some(lost.recovery?.as_secs_f64() * 1e3)).collect();
+    latencies.sort_by(f64::total_cmp);
+    quantile(&latencies, 0.5)
+}
