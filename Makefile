@@ -26,7 +26,8 @@ lint:             ## formatting and lints alone
 
 bench:            ## absolute figures of the cores, with memcpy measured beside them
 	@scripts/need run
-	cargo bench --locked -p viaduct-proto
+	cargo bench --locked -p viaduct-proto --bench fec --bench plane
+	@cargo run --locked --quiet --release -p viaduct-proto --example bounds
 
 fuzz:             ## every parser that reads the network, FUZZ_SECONDS each (default 60)
 	@scripts/need build

@@ -4,6 +4,7 @@
 
 mod gateway;
 mod key;
+mod status;
 
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
@@ -29,9 +30,25 @@ enum Command {
         #[arg(long)]
         log_json: bool,
     },
+    /// Show what a running gateway sees
+    Status {
+        #[command(flatten)]
+        which: status::Which,
+        /// Print all counters as one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show it live, each second anew, with rates; `q` quits
+    Top {
+        #[command(flatten)]
+        which: status::Which,
+    },
     /// Make and show keys
     #[command(subcommand)]
     Key(key::KeyCommand),
+    /// Two sites, a link that loses packets, four programs across it: without and with Viaduct
+    #[cfg(feature = "lab")]
+    Demo(viaduct_lab::demo::DemoArgs),
     /// Worlds in network namespaces, and experiments in them
     #[cfg(feature = "lab")]
     #[command(subcommand)]
@@ -55,7 +72,11 @@ fn run(command: Command) -> Result<ExitCode> {
             log(log_json);
             gateway::run(&config)?;
         }
+        Command::Status { which, json } => status::status(&which, json)?,
+        Command::Top { which } => status::top(&which)?,
         Command::Key(command) => key::run(&command)?,
+        #[cfg(feature = "lab")]
+        Command::Demo(args) => return viaduct_lab::demo::execute(&args),
         #[cfg(feature = "lab")]
         Command::Lab(command) => return viaduct_lab::cli::execute(command),
     }

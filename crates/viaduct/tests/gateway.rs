@@ -1,22 +1,203 @@
-//! Real gateways in a lab's world: what hosts see.
+//! Real gateways in a lab's world: what hosts see, and what stays when a gateway goes.
 
-use std::time::Duration;
+use std::net::UdpSocket;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use viaduct_lab::gateways::{GatewaySpec, use_binary};
-use viaduct_lab::topology::Journal;
-use viaduct_lab::topology::programs::Ping;
+use viaduct_lab::topology::programs::{Iperf, Ping};
+use viaduct_lab::topology::{Journal, Node};
 use viaduct_lab::world::World;
+use viaduct_sys::ring::{Ring, RingConfig};
 
-fn world(link: &str) -> World {
+fn world(mtu: (u32, u32), link: &str) -> World {
     use_binary(env!("CARGO_BIN_EXE_viaduct"));
-    World::new((1200, 1500), &link.parse().unwrap(), 1, &Journal::new()).unwrap()
+    World::new(mtu, &link.parse().unwrap(), 1, &Journal::new()).unwrap()
+}
+
+/// How many of 300 pings of `size` bytes never came back.
+fn lost_pings(world: &World, v6: bool, size: u32) -> usize {
+    let ping = Ping { count: 300, interval: Duration::from_millis(5), size };
+    let b1 = world.b1();
+    let to = if v6 { b1.v6().unwrap().into() } else { b1.v4().into() };
+    300 - ping.run(world.a1(), to).unwrap().round_trips_ms.len()
 }
 
 #[test]
-fn pings_get_through_a_lossy_link() {
-    let mut world = world("rate=100M,delay=5ms,loss=5%");
+fn pings_of_every_kind_get_through_a_lossy_link() {
+    let mut world = world((1500, 1500), "rate=100M,delay=5ms,loss=5%");
+    let plain = lost_pings(&world, false, 100);
+    assert!(plain >= 10, "the link loses one in ten round trips, not {plain} in 300");
+    world.protect(&GatewaySpec::default()).unwrap();
+    assert!(lost_pings(&world, false, 100) <= 2, "IPv4");
+    assert!(lost_pings(&world, true, 100) <= 2, "IPv6");
+    assert!(lost_pings(&world, false, 4000) <= 4, "fragments");
+}
+
+#[test]
+fn jumbo_packets_are_protected() {
+    let mut world = world((8000, 9000), "rate=500M,delay=5ms,loss=5%");
+    world.protect(&GatewaySpec::default().host_mtu(8000)).unwrap();
+    assert!(lost_pings(&world, false, 7900) <= 2);
+    let status = world.gateways().unwrap().a.status().unwrap();
+    assert_eq!((status.shell().truncated, status.shell().send_failed), (0, 0));
+    assert_eq!(status.kept_below, [None]);
+}
+
+#[test]
+fn with_equal_mtus_packets_are_kept_short_and_repairs_whole() {
+    let mut world = world((1500, 1500), "rate=200M,delay=20ms,queue=50ms,loss=1%");
+    let flow = Iperf::tcp("cubic", 4, 2);
+    let plain = flow.run(world.a1(), world.b1()).unwrap().received;
+    world.protect(&GatewaySpec::layered(8, &[1, 19, 41], false)).unwrap();
+    let protected = flow.run(world.a1(), world.b1()).unwrap().received;
+    let status = world.gateways().unwrap().a.status().unwrap();
+    let kept = status.kept_below[0].expect("there is no room beside repairs");
+    let ruleset = world.dumbbell.gateway_a().run("nft", &["list", "ruleset"]).unwrap();
+    assert!((1280..1400).contains(&kept) && ruleset.contains("maxseg"), "{kept} {ruleset}");
+    assert_eq!(status.shell().send_failed, 0, "no repair is too long for the WAN");
+    assert_eq!(status.peer().sender.unprotected, 0, "segments of TCP come at the right size");
+    assert!(protected > 5.0 * plain, "{protected} against {plain}");
+}
+
+#[test]
+fn a_gateway_may_be_killed_at_any_time() {
+    let mut world = world((1200, 1500), "rate=50M,delay=10ms,queue=50ms,loss=0.2%");
     world.protect(&GatewaySpec::default().host_mtu(1200)).unwrap();
-    let ping = Ping { count: 300, interval: Duration::from_millis(5), size: 100 };
-    let report = ping.run(world.a1(), world.b1().v4().into()).unwrap();
-    assert!(report.round_trips_ms.len() >= 299, "{report:?}");
+    let (a1, b1) = (world.a1().clone(), world.b1().clone());
+    let transfer = thread::spawn(move || Iperf::tcp("cubic", 8, 0).run(&a1, &b1));
+    for side in ["a", "b"] {
+        thread::sleep(Duration::from_millis(1_000));
+        let gateways = world.gateways().unwrap();
+        let killed = if side == "a" { &mut gateways.a } else { &mut gateways.b };
+        killed.kill().unwrap();
+        thread::sleep(Duration::from_millis(500));
+        killed.start().unwrap();
+        gateways.wait_until_up().unwrap();
+        let before = gateways.b.status().unwrap().peer().receiver.recovered;
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while gateways.b.status().unwrap().peer().receiver.recovered == before {
+            assert!(Instant::now() < deadline, "protection is back after the kill of {side}");
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+    let report = transfer.join().unwrap().expect("the one connection lives through it all");
+    assert!(report.received > 1e6, "{report:?}");
+}
+
+/// What a gateway changes on its machine, as the machine's own tools show it.
+fn system(node: &Node) -> String {
+    let offloads = node.run("ethtool", &["-k", "wan0"]).unwrap();
+    let routes = node.run("ip", &["route"]).unwrap() + &node.run("ip", &["-6", "route"]).unwrap();
+    let rules = node.run("nft", &["list", "ruleset"]).unwrap();
+    let links = node.run("ip", &["-br", "link"]).unwrap();
+    let six: String =
+        routes.lines().filter(|l| !l.starts_with("fe80")).collect::<Vec<_>>().join("\n");
+    let links: Vec<_> = links.lines().filter_map(|l| l.split_whitespace().next()).collect();
+    format!("{offloads}\n{six}\n{rules}\n{links:?}")
+}
+
+#[test]
+fn the_machine_is_put_back_as_it_was() {
+    let mut world = world((1500, 1500), "rate=100M,delay=1ms");
+    let node = world.dumbbell.gateway_a().clone();
+    let before = system(&node);
+    let gateways = world.protect(&GatewaySpec::default()).unwrap();
+    let during = system(&node);
+    assert_ne!(before, during);
+    gateways.a.kill().unwrap();
+    gateways.a.start().unwrap();
+    gateways.a.wait_until_up().unwrap();
+    assert_eq!(system(&node), during, "a start after a kill changes the same again, once");
+    gateways.a.stop().unwrap();
+    assert_eq!(system(&node), before);
+}
+
+#[test]
+fn a_reload_takes_effect_whole_or_not_at_all() {
+    let mut world = world((1200, 1500), "rate=100M,delay=5ms,loss=3%");
+    world.protect(&GatewaySpec::default().host_mtu(1200)).unwrap();
+    assert!(lost_pings(&world, false, 100) <= 2);
+    let gateways = world.gateways().unwrap();
+    let good = std::fs::read_to_string(gateways.a.config()).unwrap();
+    let reload = |gateways: &viaduct_lab::gateways::Gateways, text: &str, expected: &str| {
+        std::fs::write(gateways.a.config(), text).unwrap();
+        gateways.a.signal(Signal::HUP).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !gateways.a.log().contains(expected) {
+            assert!(Instant::now() < deadline, "{expected}: {}", gateways.a.log());
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    reload(gateways, &good.replace("[peer.fec]", "[peer.fec]\nr = 0"), "not reloaded");
+    let other = "[peer.fec]\ncode = \"reed-solomon\"\nr = 10\nc = 4\n";
+    reload(gateways, &good.replace("[peer.fec]", other), "reloaded");
+    let before = gateways.a.status().unwrap().peer().sender.protected;
+    assert!(before >= 300, "a reload forgets nothing: {before}");
+    assert!(lost_pings(&world, false, 100) <= 2);
+    let after = world.gateways().unwrap().a.status().unwrap().peer();
+    assert!(after.up && after.sender.protected >= before + 250, "{after:?}");
+}
+
+/// Sends what a stranger on the WAN can send, for as long as `going`: real repairs again, cut,
+/// with a bit flipped, and noise. Returns how many.
+fn attack(node: &Node, going: &AtomicBool) -> u64 {
+    node.netns()
+        .enter(|| {
+            let config = RingConfig { max_packet: 1500, bytes: 1 << 20 };
+            let mut tap = Ring::open("wan0", config).unwrap();
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            let target = "192.0.2.2:7400";
+            let (mut sent, mut sample) = (0u64, vec![3u8; 200]);
+            while going.load(Ordering::Relaxed) {
+                while let Some(frame) = tap.next() {
+                    if frame.len() > 60 && frame[9] == 17 && frame[22..24] == 7400u16.to_be_bytes()
+                    {
+                        sample = frame[28..].to_vec();
+                    }
+                }
+                for kind in 0..64u64 {
+                    let mut datagram = sample.clone();
+                    let at = (sent * 31 + kind) as usize % datagram.len();
+                    match kind % 4 {
+                        0 => {}
+                        1 => datagram.truncate(at),
+                        2 => datagram[at] ^= 1 << (sent % 8),
+                        _ => datagram
+                            .iter_mut()
+                            .for_each(|b| *b = b.wrapping_mul(31).wrapping_add(7)),
+                    }
+                    sent += u64::from(socket.send_to(&datagram, target).is_ok());
+                }
+                thread::sleep(Duration::from_millis(3));
+            }
+            sent
+        })
+        .unwrap()
+}
+
+#[test]
+fn a_hostile_sender_gets_nothing_in_and_disturbs_nothing() {
+    let mut world = world((1200, 1500), "rate=200M,delay=5ms,loss=3%");
+    world.protect(&GatewaySpec::default().host_mtu(1200)).unwrap();
+    let going = AtomicBool::new(true);
+    let node = world.dumbbell.gateway_a().clone();
+    let (sent, lost) = thread::scope(|scope| {
+        let attacker = scope.spawn(|| attack(&node, &going));
+        let lost = lost_pings(&world, false, 100);
+        going.store(false, Ordering::Relaxed);
+        (attacker.join().unwrap(), lost)
+    });
+    thread::sleep(Duration::from_millis(300));
+    let status = world.gateways().unwrap().b.status().unwrap();
+    let (receiver, session) = (status.peer().receiver, status.peer().session);
+    assert!(sent > 5_000, "{sent}");
+    assert!(lost <= 2, "recovery goes on: {lost} pings lost");
+    assert!(session.forged > 0 && session.replayed > 0, "{session:?}");
+    assert_eq!(status.shell().injected, receiver.recovered, "only what was lost is injected");
+    assert_eq!((receiver.garbled, receiver.foreign, receiver.malformed), (0, 0, 0));
+    // Every packet that B's hosts got was sent by A's: 300 requests and few more.
+    assert!(receiver.packets + receiver.recovered <= 310, "{receiver:?}");
 }

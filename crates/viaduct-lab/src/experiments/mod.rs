@@ -7,6 +7,7 @@ mod statistics;
 use crate::experiment::Experiment;
 
 /// All experiments, in the order in which they are listed and reported.
+#[rustfmt::skip] // one line each
 pub const ALL: &[&dyn Experiment] = &[
     &lab::forwarding_plain::ForwardingPlain,
     &lab::link::Link,
@@ -14,9 +15,11 @@ pub const ALL: &[&dyn Experiment] = &[
     &maelstrom::throughput_loss::ThroughputLoss,
     &maelstrom::throughput_delay::ThroughputDelay,
     &maelstrom::throughput_gigabit::ThroughputGigabit,
+    &maelstrom::throughput_burst::ThroughputBurst,
     &maelstrom::latency_loss::LatencyLoss,
     &maelstrom::latency_delay::LatencyDelay,
     &maelstrom::delivery_trace::DeliveryTrace,
+    &maelstrom::forwarding::Forwarding,
 ];
 
 /// The experiments that one of `patterns` names: a name (`maelstrom/burst`), a system

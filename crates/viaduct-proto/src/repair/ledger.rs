@@ -34,6 +34,13 @@ pub(super) struct Row {
     pub(super) state: State,
 }
 
+impl Row {
+    /// Whether the packet has arrived or was recovered.
+    pub(super) fn is_here(&self) -> bool {
+        matches!(self.state, State::Arrived | State::Recovered)
+    }
+}
+
 impl Default for Identity {
     fn default() -> Self {
         Identity(0)

@@ -67,6 +67,7 @@ pub enum PeerError {
 
 pub(super) struct Peer {
     config: PeerConfig,
+    slot: u16,
     identity: IdentityKey,
     session: Session,
     sender: Option<Sender>,
@@ -113,12 +114,18 @@ impl Peer {
             next_report: now + REPORT_EVERY,
             next_tick: now + TICK,
             transmits: Outbox::new(),
+            slot,
             config,
         })
     }
 
     pub(super) fn config(&self) -> &PeerConfig {
         &self.config
+    }
+
+    /// Low bits of its sessions' indices.
+    pub(super) fn slot(&self) -> u16 {
+        self.slot
     }
 
     pub(super) fn endpoint(&self) -> Option<SocketAddr> {
@@ -145,9 +152,7 @@ impl Peer {
 
     /// Whether `config` can be taken over without a new session.
     pub(super) fn stays(&self, config: &PeerConfig) -> bool {
-        config.key == self.config.key
-            && config.memory == self.config.memory
-            && config.rekey_after == self.config.rekey_after
+        config.key == self.config.key && config.rekey_after == self.config.rekey_after
     }
 
     /// Takes over settings that need no new session.
@@ -162,6 +167,9 @@ impl Peer {
         if config.endpoint != self.config.endpoint {
             self.endpoint = config.endpoint;
         }
+        if config.memory != self.config.memory {
+            self.receiver.resize(config.memory);
+        }
         self.config = config;
         Ok(())
     }
@@ -169,24 +177,24 @@ impl Peer {
     fn change_code(&mut self, config: &PeerConfig) -> Result<(), PeerError> {
         let next = self.sender.as_ref().map(Sender::next_seq);
         let plan = plan(config, next.unwrap_or(self.reported.highest + 1))?;
-        match (plan, self.sender_and_channel()) {
-            (Some(plan), Some((sender, mut channel))) => sender.change(plan, &mut channel),
+        match (plan, self.sending()) {
+            (Some(plan), Some((sender, mut channel, _))) => sender.change(plan, &mut channel),
             (plan, _) => self.sender = plan.map(Sender::new),
         }
         Ok(())
     }
 
-    fn sender_and_channel(&mut self) -> Option<(&mut Sender, Channel<'_>)> {
+    /// The sender, what its repairs go out through, and the key that names its packets.
+    fn sending(&mut self) -> Option<(&mut Sender, Channel<'_>, &IdentityKey)> {
         let ipv6 = self.endpoint.is_some_and(|e| e.is_ipv6());
         let headers = OUTER_V4 + if ipv6 { 20 } else { 0 };
         let channel = Channel { session: &mut self.session, outbox: &mut self.transmits, headers };
-        self.sender.as_mut().map(|sender| (sender, channel))
+        self.sender.as_mut().map(|sender| (sender, channel, &self.identity))
     }
 
     pub(super) fn handle_outgoing(&mut self, now: Instant, packet: &mut [u8]) {
-        let identity = self.identity.clone();
-        if let Some((sender, mut channel)) = self.sender_and_channel() {
-            sender.handle(now, &identity, packet, &mut channel);
+        if let Some((sender, mut channel, key)) = self.sending() {
+            sender.handle(now, key, packet, &mut channel);
         }
     }
 
@@ -224,17 +232,27 @@ impl Peer {
         }
         self.endpoint = Some(from);
         if let Received::Message(message) = received {
-            match Message::parse(message) {
-                Some(Message::Repair(repair, list)) => {
-                    self.receiver.handle_repair(now, repair, list, &self.config.sites, inject);
-                }
-                Some(Message::Report(report)) => self.reported = report,
-                None => self.receiver.malformed(),
-            }
+            self.handle_message(now, message, inject);
         } else if self.session.up() || !was_up {
             // The first message under new keys lets the responder use them.
             self.report(now);
         }
+    }
+
+    /// Takes a message that opened.
+    pub(super) fn handle_message(&mut self, now: Instant, message: &[u8], inject: &mut Outbox) {
+        match Message::parse(message) {
+            Some(Message::Repair(repair, list)) => {
+                self.receiver.handle_repair(now, repair, list, &self.config.sites, inject);
+            }
+            Some(Message::Report(report)) => self.reported = report,
+            None => self.receiver.malformed(),
+        }
+    }
+
+    #[cfg(fuzzing)]
+    pub(super) fn name(&self, normalised: &[u8]) -> super::identity::Identity {
+        self.identity.name(normalised)
     }
 
     fn report(&mut self, now: Instant) {
@@ -258,7 +276,7 @@ impl Peer {
             let session = &mut self.session;
             self.transmits.push_with(|out| session.handle_timeout(now, out));
         }
-        if let Some((sender, mut channel)) = self.sender_and_channel() {
+        if let Some((sender, mut channel, _)) = self.sending() {
             sender.handle_timeout(now, &mut channel);
         }
         if now >= self.next_tick {

@@ -1,5 +1,6 @@
 //! The packet plane of one gateway: all its peers, and which of them a packet belongs to.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use super::outbox::Outbox;
@@ -16,6 +17,8 @@ pub const MOST_PEERS: usize = 1 << 12;
 pub struct Plane {
     local: Local,
     peers: Vec<Peer>,
+    /// Which peer a session index belongs to, by its slot.
+    slots: HashMap<u16, usize>,
     inject: Outbox,
     stats: PlaneStats,
 }
@@ -27,6 +30,8 @@ pub struct PlaneStats {
     pub stray: u64,
     /// Copies that were no IP packets, or not between two sites of ours.
     pub ignored: u64,
+    /// Packets that left by unseen, where there are several peers that they may have been for.
+    pub missed: u64,
 }
 
 /// Why a set of peers cannot be.
@@ -43,8 +48,13 @@ pub enum PeersError {
 impl Plane {
     /// With these peers.
     pub fn new(local: Local, peers: Vec<PeerConfig>, now: Instant) -> Result<Self, PeersError> {
-        let mut plane =
-            Plane { local, peers: vec![], inject: Outbox::new(), stats: PlaneStats::default() };
+        let mut plane = Plane {
+            local,
+            peers: vec![],
+            slots: HashMap::new(),
+            inject: Outbox::new(),
+            stats: PlaneStats::default(),
+        };
         plane.change(peers, now)?;
         Ok(plane)
     }
@@ -55,19 +65,26 @@ impl Plane {
         if peers.len() > MOST_PEERS {
             return Err(PeersError::TooMany(peers.len()));
         }
+        let mut free = (0..=u16::MAX).filter(|slot| !self.slots.contains_key(slot));
         let mut fresh = Vec::new();
-        for (slot, config) in peers.iter().enumerate() {
-            let peer = Peer::new(&self.local, config.clone(), slot as u16, now)
+        for config in &peers {
+            let stays = self.peers.iter().any(|old| old.stays(config));
+            let slot = if stays { 0 } else { free.next().unwrap_or_default() };
+            let peer = Peer::new(&self.local, config.clone(), slot, now)
                 .map_err(|error| PeersError::Peer(config.name.clone(), error))?;
             fresh.push(peer);
         }
-        // All of them can be. Those that stay as they are take the place of their new selves.
-        for ((old, new), config) in self.peers.iter_mut().zip(&mut fresh).zip(peers) {
-            if old.stays(&config) && old.change(config).is_ok() {
+        // All of them can be. Those that stay take the place of their new selves.
+        for (new, config) in fresh.iter_mut().zip(peers) {
+            let old = self.peers.iter_mut().find(|old| old.stays(&config));
+            if let Some(old) = old
+                && old.change(config).is_ok()
+            {
                 std::mem::swap(old, new);
             }
         }
         self.peers = fresh;
+        self.slots = self.peers.iter().enumerate().map(|(at, peer)| (peer.slot(), at)).collect();
         Ok(())
     }
 
@@ -89,8 +106,9 @@ impl Plane {
 
     /// `missed` packets left by unseen, for whichever peer.
     pub fn miss_outgoing(&mut self, missed: u64) {
-        if let Some(peer) = self.peers.first_mut() {
-            peer.miss_outgoing(missed);
+        match &mut self.peers[..] {
+            [only] => only.miss_outgoing(missed),
+            _ => self.stats.missed += missed,
         }
     }
 
@@ -103,7 +121,7 @@ impl Plane {
     pub fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &mut [u8]) {
         let peer = match Datagram::parse(datagram) {
             Some(Datagram::Transport { receiver, .. } | Datagram::Response { receiver, .. }) => {
-                self.peers.get_mut(usize::from(receiver as u16))
+                self.slots.get(&(receiver as u16)).map(|&at| &mut self.peers[at])
             }
             Some(Datagram::Initiation { .. }) => {
                 self.peers.iter_mut().find(|peer| peer.authentic(datagram))
@@ -165,6 +183,22 @@ impl Plane {
     /// Bytes of memory held for all peers.
     pub fn memory(&self) -> usize {
         self.peers.iter().map(Peer::memory).sum()
+    }
+}
+
+/// What a peer with the right keys and bad intentions can do, for the fuzz targets.
+#[cfg(fuzzing)]
+impl Plane {
+    /// Takes `message` as if the first peer had sealed it.
+    pub fn handle_opened(&mut self, now: Instant, message: &[u8]) {
+        if let Some(peer) = self.peers.first_mut() {
+            peer.handle_message(now, message, &mut self.inject);
+        }
+    }
+
+    /// What a normalised packet is called between the first peer and us.
+    pub fn name(&self, normalised: &[u8]) -> Option<super::identity::Identity> {
+        self.peers.first().map(|peer| peer.name(normalised))
     }
 }
 

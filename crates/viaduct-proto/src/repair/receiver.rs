@@ -11,12 +11,12 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 
-use super::identity::{Identity, IdentityKey};
+use super::identity::{Identity, IdentityKey, NameHasher};
 use super::ledger::{Ledger, State};
 use super::outbox::Outbox;
 use super::sites::Sites;
 use super::stats::ReceiverStats;
-use super::store::{NameHasher, Store};
+use super::store::Store;
 use super::wire::Announcements;
 use crate::fec::{AnyDecoder, Decoder, Recovered, Repair, Row, Seq, Sources, Verdict};
 use crate::time::Instant;
@@ -52,11 +52,17 @@ enum Blind {
     UpTo(Seq),
 }
 
+impl Known {
+    /// Whether packet `seq` has arrived or was recovered, though it may be forgotten by now.
+    fn has(&self, seq: Seq) -> bool {
+        self.ledger.row(seq).is_some_and(|row| row.is_here())
+    }
+}
+
 impl Sources for Known {
     fn get(&self, seq: Seq) -> Option<&[u8]> {
-        let row = self.ledger.row(seq)?;
-        let here = matches!(row.state, State::Arrived | State::Recovered);
-        here.then(|| self.store.get(row.identity)).flatten()
+        let row = self.ledger.row(seq).filter(|row| row.is_here())?;
+        self.store.get(row.identity)
     }
 }
 
@@ -66,13 +72,20 @@ impl Receiver {
         let numbers = (memory / 512).clamp(1 << 10, 1 << 16);
         Receiver {
             key,
-            known: Known { store: Store::new(memory / 8 * 5), ledger: Ledger::new(numbers) },
-            decoder: AnyDecoder::new(memory / 8),
+            known: Known { store: Store::new(store_share(memory)), ledger: Ledger::new(numbers) },
+            decoder: AnyDecoder::new(decoder_share(memory)),
             missing: HashMap::default(),
             blind: Blind::No,
             recovered: Recovered::new(),
             stats: ReceiverStats::default(),
         }
+    }
+
+    /// Changes the bound on memory; what was received until now is forgotten.
+    pub(super) fn resize(&mut self, memory: usize) {
+        self.known.store = Store::new(store_share(memory));
+        self.decoder = AnyDecoder::new(decoder_share(memory));
+        self.missing.clear();
     }
 
     pub(super) fn stats(&self) -> ReceiverStats {
@@ -146,6 +159,11 @@ impl Receiver {
             if arrived && !matches!(repair.row, Row::Xor { .. }) {
                 self.decoder.known(seq, &self.known, &mut self.recovered);
             }
+        }
+        if cover.seqs().all(|seq| self.known.has(seq)) {
+            // By far the most repairs: the decoder would look up every packet to find the same.
+            self.stats.useless += 1;
+            return self.deliver(now, sites, inject);
         }
         match self.decoder.repair(repair, &self.known, &mut self.recovered) {
             Verdict::Useless => self.stats.useless += 1,
@@ -324,4 +342,14 @@ impl Receiver {
             .filter_map(|seq| self.known.ledger.row(seq).filter(|row| row.state == State::Arrived))
             .find_map(|row| self.known.store.arrival(row.identity))
     }
+}
+
+/// Of the memory of a peer, the part for packets that arrived.
+fn store_share(memory: usize) -> usize {
+    memory / 8 * 5
+}
+
+/// Of the memory of a peer, the part for repairs that wait.
+fn decoder_share(memory: usize) -> usize {
+    memory / 8
 }

@@ -6,7 +6,7 @@ use super::outbox::Outbox;
 use super::session::Session;
 use super::stats::SenderStats;
 use super::wire::{self, Announcement};
-use crate::fec::{Encoder, Fire, Repair, Seq};
+use crate::fec::{Encoder, Repair, Seq};
 use crate::time::{Duration, Instant};
 use crate::wire::ip::{self, Hop};
 
@@ -125,13 +125,13 @@ impl Sender {
 }
 
 /// Seals each repair that the code fires into a datagram of its own.
-fn frame<'a>(
+fn frame<'a, 'b>(
     names: &'a Names,
     most: usize,
     stats: &'a mut SenderStats,
-    channel: &'a mut Channel<'_>,
-) -> Box<Fire<'a>> {
-    Box::new(move |repair: Repair<'_>| {
+    channel: &'a mut Channel<'b>,
+) -> impl FnMut(Repair<'_>) + use<'a, 'b> {
+    move |repair| {
         let before = channel.outbox.bytes();
         let Channel { session, outbox, headers } = channel;
         let sealed = outbox.push_with(|out| {
@@ -145,7 +145,7 @@ fn frame<'a>(
             stats.repairs += 1;
             stats.repair_bytes += (outbox.bytes() - before + *headers) as u64;
         }
-    })
+    }
 }
 
 /// The names of the last packets, by number.

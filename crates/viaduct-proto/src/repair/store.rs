@@ -5,9 +5,18 @@
 //! memory is bounded by bytes whatever their sizes. Byte-identical packets (duplicate ACKs,
 //! repeated datagrams) share a name; for each name the store counts how many copies arrived and
 //! how many of them an announcement has claimed.
+//!
+//! Names are found by chains from newer to older, one a bucket. A chain ends where its next packet
+//! has left, so that nothing need be unlinked when a packet leaves.
+//!
+//! ```text
+//!   buckets   [17] [ ] [12] [16]
+//!               │        │    └──────────────┐
+//!   slots       │   11◀─12   13   14◀─15◀────16   17        13 … 17 are here
+//!               └──────────────────────────────────┘        12, and so its chain, is gone
+//! ```
 
-use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::VecDeque;
 
 use super::identity::Identity;
 use crate::time::Instant;
@@ -19,14 +28,11 @@ struct Slot {
     start: usize,
     len: usize,
     at: Instant,
-}
-
-/// All copies of one packet.
-#[derive(Clone, Copy, Debug)]
-struct Copies {
-    /// Number of the newest slot that holds it.
-    newest: u64,
-    live: u32,
+    /// Number of the next older packet of the same bucket; it may have left.
+    older: u64,
+    /// Copies of the packet in the store, counted in the newest of them and 0 in the others.
+    copies: u32,
+    /// How many of the copies no announcement has claimed; counted in the newest as well.
     unclaimed: u32,
 }
 
@@ -35,10 +41,11 @@ pub(super) struct Store {
     arena: Box<[u8]>,
     write: usize,
     slots: VecDeque<Slot>,
-    /// Number of `slots[0]`; numbers never repeat.
+    /// Number of `slots[0]`; numbers begin at 1 and never repeat.
     oldest: u64,
     most: usize,
-    index: HashMap<Identity, Copies, BuildHasherDefault<NameHasher>>,
+    /// Number of the newest packet of each bucket; 0 before the first.
+    buckets: Box<[u64]>,
 }
 
 /// Shortest packet that the slot bound reckons with; smaller ones shorten the store's memory.
@@ -47,13 +54,14 @@ const SMALLEST: usize = 256;
 impl Store {
     /// With `bytes` of room for packets.
     pub(super) fn new(bytes: usize) -> Self {
+        let most = bytes / SMALLEST;
         Store {
             arena: vec![0; bytes].into_boxed_slice(),
             write: 0,
             slots: VecDeque::new(),
-            oldest: 0,
-            most: bytes / SMALLEST,
-            index: HashMap::default(),
+            oldest: 1,
+            most,
+            buckets: vec![0; most.next_power_of_two()].into_boxed_slice(),
         }
     }
 
@@ -72,48 +80,73 @@ impl Store {
         let start = self.make_room(packet.len());
         self.arena[start..start + packet.len()].copy_from_slice(packet);
         self.write = start + packet.len();
-        let number = self.oldest + self.slots.len() as u64;
-        self.slots.push_back(Slot { identity, start, len: packet.len(), at: now });
-        let copies =
-            self.index.entry(identity).or_insert(Copies { newest: number, live: 0, unclaimed: 0 });
-        copies.newest = number;
-        copies.live += 1;
-        copies.unclaimed += u32::from(!claimed);
+        let bucket = self.bucket(identity);
+        let (mut older, mut copies, mut unclaimed) = (self.buckets[bucket], 1, u32::from(!claimed));
+        if let Some(index) = self.find(identity) {
+            let before = &mut self.slots[index];
+            copies += std::mem::take(&mut before.copies);
+            unclaimed += before.unclaimed;
+            if older == self.oldest + index as u64 {
+                // Many copies of one packet must not make a chain long.
+                older = before.older;
+            }
+        }
+        self.buckets[bucket] = self.oldest + self.slots.len() as u64;
+        let len = packet.len();
+        self.slots.push_back(Slot { identity, start, len, at: now, older, copies, unclaimed });
     }
 
     /// Claims one copy of `identity` for an announcement; false if none is left.
     pub(super) fn claim(&mut self, identity: Identity) -> bool {
-        let copies = self.index.get_mut(&identity).filter(|c| c.unclaimed > 0);
-        copies.map(|c| c.unclaimed -= 1).is_some()
+        let Some(index) = self.find(identity) else { return false };
+        let unclaimed = &mut self.slots[index].unclaimed;
+        let any = *unclaimed > 0;
+        *unclaimed -= u32::from(any);
+        any
     }
 
     /// The packet of that name, claimed or not.
     pub(super) fn get(&self, identity: Identity) -> Option<&[u8]> {
-        self.slot(identity).map(|slot| &self.arena[slot.start..slot.start + slot.len])
+        self.find(identity).map(|index| self.bytes(&self.slots[index]))
     }
 
     /// When the packet of that name last arrived.
     pub(super) fn arrival(&self, identity: Identity) -> Option<Instant> {
-        self.slot(identity).map(|slot| slot.at)
+        self.find(identity).map(|index| self.slots[index].at)
     }
 
     /// All packets, newest first.
     pub(super) fn newest_first(&self) -> impl Iterator<Item = (Identity, &[u8])> {
-        let bytes = |slot: &Slot| &self.arena[slot.start..slot.start + slot.len];
-        self.slots.iter().rev().map(move |slot| (slot.identity, bytes(slot)))
+        self.slots.iter().rev().map(|slot| (slot.identity, self.bytes(slot)))
     }
 
     /// Bytes held.
     pub(super) fn memory(&self) -> usize {
-        let per_name = size_of::<(Identity, Copies)>() + 1;
         self.arena.len()
             + self.slots.capacity() * size_of::<Slot>()
-            + self.index.capacity() * per_name
+            + size_of_val(&self.buckets[..])
     }
 
-    fn slot(&self, identity: Identity) -> Option<&Slot> {
-        let newest = self.index.get(&identity)?.newest;
-        self.slots.get(usize::try_from(newest - self.oldest).ok()?)
+    fn bytes(&self, slot: &Slot) -> &[u8] {
+        &self.arena[slot.start..slot.start + slot.len]
+    }
+
+    /// Names are uniform already: hashing them again would be waste.
+    fn bucket(&self, identity: Identity) -> usize {
+        (identity.0 & (self.buckets.len() as u64 - 1)) as usize
+    }
+
+    /// Where in `slots` the newest copy of that name is.
+    fn find(&self, identity: Identity) -> Option<usize> {
+        let mut number = self.buckets[self.bucket(identity)];
+        loop {
+            let index = usize::try_from(number.checked_sub(self.oldest)?).ok()?;
+            let slot = self.slots.get(index)?;
+            if slot.identity == identity {
+                return Some(index);
+            }
+            number = slot.older;
+        }
     }
 
     /// Evicts until `len` bytes from the returned offset are free.
@@ -138,31 +171,14 @@ impl Store {
     fn evict(&mut self) {
         let Some(slot) = self.slots.pop_front() else { return };
         self.oldest += 1;
-        if let Some(copies) = self.index.get_mut(&slot.identity) {
-            copies.live -= 1;
-            copies.unclaimed = copies.unclaimed.min(copies.live);
-            if copies.live == 0 {
-                self.index.remove(&slot.identity);
-            }
+        if slot.copies > 0 {
+            return; // the only copy: with it, the name is gone
         }
-    }
-}
-
-/// Names are uniform already: hashing them again would be waste.
-#[derive(Default)]
-pub(super) struct NameHasher(u64);
-
-impl Hasher for NameHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(byte);
+        if let Some(index) = self.find(slot.identity) {
+            let newest = &mut self.slots[index];
+            newest.copies -= 1;
+            newest.unclaimed = newest.unclaimed.min(newest.copies);
         }
-    }
-    fn write_u64(&mut self, name: u64) {
-        self.0 = name;
     }
 }
 
@@ -218,6 +234,10 @@ mod tests {
                     prop_assert_eq!(store.get(*name).is_some(), alive);
                 }
             }
+            let kept: Vec<_> = store.newest_first().map(|(name, _)| name).collect();
+            let claimed: Vec<_> = kept.iter().filter(|&&name| store.claim(name)).collect();
+            prop_assert_eq!(claimed.len(), kept.len(), "each copy that is left, once");
+            prop_assert!(!kept.iter().any(|&name| store.claim(name)));
         }
     }
 }

@@ -355,6 +355,19 @@ fn the_code_changes_while_it_runs() {
 }
 
 #[test]
+fn peers_that_stay_keep_their_sessions_when_others_come_and_go() {
+    let mut world = World::new(layered());
+    let before = world.a_stats().session.handshakes;
+    let mut third = config(1, 3, layered());
+    third.endpoint = None;
+    let kept = PeerConfig { memory: 4 << 20, ..config(1, 2, layered()) };
+    world.a.change(vec![third.clone(), kept.clone()], world.now).unwrap();
+    world.a.change(vec![kept], world.now).unwrap();
+    assert_eq!(world.stream(200, |_, i| i % 25 == 3, 0.0), 0);
+    assert_eq!(world.a_stats().session.handshakes, before);
+}
+
+#[test]
 fn what_was_missed_by_ourselves_is_not_taken_for_lost() {
     let mut world = World::new(layered());
     world.stream(100, |_, _| false, 0.0);

@@ -207,9 +207,9 @@ pub fn emit_repair(
     out.push(u8::try_from(announcements.len()).unwrap_or(u8::MAX));
     out.extend(repair.len_code);
     for Announcement { position, identity, hop } in announcements.take(usize::from(u8::MAX)) {
-        out.push(position);
-        out.extend(identity.0.to_be_bytes());
-        out.extend([hop.ttl, hop.tos]);
+        let mut entry = [position, 0, 0, 0, 0, 0, 0, 0, 0, hop.ttl, hop.tos];
+        entry[1..9].copy_from_slice(&identity.0.to_be_bytes());
+        out.extend_from_slice(&entry);
     }
     out.extend_from_slice(repair.body);
 }

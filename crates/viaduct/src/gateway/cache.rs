@@ -31,6 +31,23 @@ pub struct Query {
     pub wanted: Vec<Vec<u8>>,
 }
 
+/// What came of a query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Packets that were sent again.
+    pub resent: usize,
+    /// Packets of the cache that were looked at on the way.
+    pub looked: usize,
+}
+
+impl Found {
+    /// The datagram that tells the asker.
+    pub fn answer(&self) -> [u8; 5] {
+        let [m0, m1, m2, m3] = MAGIC;
+        [m0, m1, m2, m3, u8::try_from(self.resent).unwrap_or(u8::MAX)]
+    }
+}
+
 impl Query {
     /// Reads a query that came from `asker`; `None` if it is malformed.
     pub fn parse(asker: IpAddr, datagram: &[u8]) -> Option<Query> {

@@ -2,7 +2,8 @@
 //! anything is touched, and each error is one line that says what would be right.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -81,7 +82,10 @@ pub struct FecTable {
 
 /// `interleave = [1, 19, 41]` for layers, `interleave = 20` for blocks.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "1 to 65535, or a list of such numbers, is expected: 20 or [1, 19, 41]"
+)]
 enum Interleave {
     One(u16),
     Layers(Vec<u16>),
@@ -167,8 +171,8 @@ impl Config {
         let text =
             std::fs::read_to_string(path).map_err(|e| fail("", format!("cannot be read: {e}")))?;
         let file: File = toml::from_str(&text).map_err(|e| {
-            let line = e.span().map_or(1, |span| text[..span.start].lines().count().max(1));
-            fail(&format!("line {line}: "), e.message().replace('\n', " "))
+            let at = e.span().map_or(0, |span| span.start);
+            fail(&line(&text, at), e.message().replace('\n', " "))
         })?;
         meaning(file, path.parent().unwrap_or(Path::new("."))).map_err(|(place, what)| {
             fail(&if place.is_empty() { place } else { format!("{place}: ") }, what)
@@ -183,6 +187,18 @@ impl Config {
     /// The journal of changes to the system.
     pub fn journal(&self) -> PathBuf {
         self.run_dir.join(format!("{}.changes.json", self.name))
+    }
+}
+
+/// The line of `text` that byte `at` is in, and the key that is set there.
+fn line(text: &str, at: usize) -> String {
+    let before = text.get(..at).unwrap_or(text);
+    let start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    let number = before.matches('\n').count() + 1;
+    // Where the key itself is wrong, the message names it.
+    match before[start..].split_once('=') {
+        Some((key, _)) => format!("line {number}: {}: ", key.trim()),
+        None => format!("line {number}: "),
     }
 }
 
@@ -207,14 +223,23 @@ fn meaning(file: File, dir: &Path) -> Result<Config, Wrong> {
         return wrong("[site] host_mtu", format!("is {mtu}; 576 to 9000 bytes are expected"));
     }
     if site.memory.0 < 4 << 20 {
-        return wrong("[site] memory", "is below 4MiB, which no code can work with");
+        return wrong("[site] memory", "is below 4MiB, the least that a code can work with");
     }
-    let secret = read_key(&dir.join(&site.key))?;
+    if site.listen.port() == 0 {
+        return wrong("[site] listen", "has port 0; peers need a fixed one, such as 7400");
+    }
+    let path = dir.join(&site.key);
+    let secret = read_key(&path)?;
     let mut warnings = Vec::new();
+    warn_of_readers(&path, &mut warnings);
+    warn_of_listeners(&site.prefixes, file.metrics.listen, file.cache.listen, &mut warnings);
     let peers = peers(file.peer, &mut warnings)?;
     check_prefixes(&site.prefixes, &peers)?;
     if let Some(own) = peers.iter().find(|peer| peer.key == secret.public()) {
-        return wrong(format!("peer {:?}: key", own.name), "is this site's own public key");
+        return wrong(
+            format!("peer {:?}: key", own.name),
+            "is this site's own public key; the peer's is expected",
+        );
     }
     Ok(Config {
         name: site.name,
@@ -253,6 +278,36 @@ fn read_key(path: &Path) -> Result<SecretKey, Wrong> {
     }
 }
 
+fn warn_of_readers(key: &Path, warnings: &mut Vec<String>) {
+    let mode = std::fs::metadata(key).map_or(0, |meta| meta.permissions().mode());
+    if mode & 0o077 != 0 {
+        let (path, mode) = (key.display(), mode & 0o777);
+        warnings.push(format!(
+            "[site] key: {path} has mode {mode:o}: others can read it; 600 is right"
+        ));
+    }
+}
+
+fn warn_of_listeners(
+    site: &[IpNet],
+    metrics: Option<SocketAddr>,
+    cache: Option<SocketAddr>,
+    warnings: &mut Vec<String>,
+) {
+    let inside = |ip: IpAddr| site.iter().any(|net| net.contains(&ip));
+    if let Some(at) = metrics
+        && !at.ip().is_loopback()
+        && !inside(at.ip())
+    {
+        warnings.push(format!("[metrics] listen: {at} is neither local nor an address of this site: whoever reaches it reads the counters"));
+    }
+    if let Some(at) = cache
+        && !inside(at.ip())
+    {
+        warnings.push(format!("[cache] listen: {at} is not an address of this site: its hosts may not reach it, others may"));
+    }
+}
+
 fn peers(tables: Vec<PeerTable>, warnings: &mut Vec<String>) -> Result<Vec<Peer>, Wrong> {
     if tables.is_empty() {
         return wrong("", "no [[peer]]; at least one peer site is expected");
@@ -265,20 +320,30 @@ fn peers(tables: Vec<PeerTable>, warnings: &mut Vec<String>) -> Result<Vec<Peer>
         check_name("[[peer]] name", &table.name)?;
         let place = |key: &str| format!("peer {:?}: {key}", table.name);
         if peers.iter().any(|peer| peer.name == table.name) {
-            return wrong(place("name"), "is used by another peer too");
+            return wrong(place("name"), "is used by another peer too; each needs its own");
         }
         if table.prefixes.is_empty() {
             return wrong(place("prefixes"), "is empty; list the addresses of that site's hosts");
         }
         if table.rekey_after.0 < Duration::from_secs(10) {
-            return wrong(place("rekey_after"), "is below 10s");
+            return wrong(place("rekey_after"), "is below 10s, the least");
+        }
+        if let Some(endpoint) = table.endpoint
+            && (endpoint.port() == 0 || endpoint.ip().is_unspecified())
+        {
+            let what =
+                format!("{endpoint}: an address and a port are expected, such as 192.0.2.2:7400");
+            return wrong(place("endpoint"), what);
         }
         let key = match table.key.parse::<PublicKey>() {
             Ok(key) => key,
             Err(e) => return wrong(place("key"), e),
         };
         if let Some(twin) = peers.iter().find(|peer| peer.key == key) {
-            return wrong(place("key"), format!("is that of peer {:?} too", twin.name));
+            return wrong(
+                place("key"),
+                format!("is that of peer {:?} too; each needs its own", twin.name),
+            );
         }
         let code = table.fec.code().or_else(|what| wrong(place("fec"), what))?;
         if let Some(code) = &code {
@@ -392,10 +457,13 @@ fn check_prefixes(local: &[IpNet], peers: &[Peer]) -> Result<(), Wrong> {
         if let Some((other, theirs)) = all.iter().find(|(_, other)| overlap(other)) {
             return wrong(
                 format!("{owner}: prefixes"),
-                format!("{net} overlaps {theirs} of {other}"),
+                format!("{net} overlaps {theirs} of {other}; each address belongs to one site"),
             );
         }
         all.push((owner, net));
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

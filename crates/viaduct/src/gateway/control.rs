@@ -1,70 +1,108 @@
-//! The control side of a gateway: signals and the status socket. It carries no packets and may be
-//! slow.
+//! The control side of a gateway: signals, the status socket, metrics and the packet cache's desk.
+//! It carries no packets and may be slow.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, PoisonError, mpsc};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use tokio::io::AsyncWriteExt;
-use tokio::net::UnixListener;
+use tokio::net::{TcpListener, TcpStream, UdpSocket, UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 use viaduct_sys::poll::Waker;
 
 use super::config::Config;
+use super::desk::{Desk, SharedStats};
+use super::metrics::Metrics;
+use super::notify::{Phase, notify};
 use super::site::Site;
 use super::snapshot::{Published, Status};
 use super::system::System;
 use super::worker::Command;
 
+/// How long a client of the status socket may take to read.
+const READ_WITHIN: Duration = Duration::from_secs(5);
+
+/// The way to the packet thread.
+#[derive(Clone, Debug)]
+pub struct ToWorker {
+    commands: mpsc::Sender<Command>,
+    waker: Arc<Waker>,
+}
+
+impl ToWorker {
+    /// By `commands`, waking it by `waker`.
+    pub fn new(commands: mpsc::Sender<Command>, waker: Arc<Waker>) -> Self {
+        ToWorker { commands, waker }
+    }
+
+    /// Asks something of it. One that is gone drops the command, and with it the way back.
+    pub fn tell(&self, command: Command) {
+        let _ = self.commands.send(command);
+        self.waker.wake();
+    }
+}
+
 /// Everything but packets.
 pub struct Control {
     path: PathBuf,
     site: Site,
-    worker: mpsc::Sender<Command>,
-    waker: Arc<Waker>,
+    worker: ToWorker,
     published: Arc<Published>,
+    started: Instant,
+    cache: SharedStats,
+    metrics: Metrics,
+    doors: Doors,
+}
+
+/// Where the gateway can be reached, as far as that may change while it runs.
+#[derive(Default)]
+struct Doors {
+    metrics: Option<TcpListener>,
+    desk: Option<Desk>,
 }
 
 impl Control {
     /// Of the gateway whose config is at `path`.
-    pub fn new(
-        path: PathBuf,
-        site: Site,
-        worker: mpsc::Sender<Command>,
-        waker: Arc<Waker>,
-        published: Arc<Published>,
-    ) -> Self {
-        Control { path, site, worker, waker, published }
+    pub fn new(path: PathBuf, site: Site, worker: ToWorker, published: Arc<Published>) -> Self {
+        let (cache, metrics) = (SharedStats::default(), Metrics::default());
+        let (started, doors) = (Instant::now(), Doors::default());
+        Control { path, site, worker, published, started, cache, metrics, doors }
     }
 
-    /// Runs until SIGTERM or SIGINT; SIGHUP reloads the config.
-    pub fn run(mut self, system: &mut System) -> Result<()> {
+    /// Runs until SIGTERM, SIGINT or the end of the packet thread (`gone`); SIGHUP reloads the
+    /// config.
+    pub fn run(mut self, system: &mut System, gone: oneshot::Receiver<()>) -> Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let done = runtime.block_on(self.serve(system));
-        self.tell(Command::Stop);
+        let done = runtime.block_on(self.serve(system, gone));
+        notify(Phase::Stopping);
+        self.worker.tell(Command::Stop);
         let _ = fs::remove_file(self.site.config.socket());
         done
     }
 
-    async fn serve(&mut self, system: &mut System) -> Result<()> {
-        let listener = status_socket(&self.site.config)?;
+    async fn serve(&mut self, system: &mut System, gone: oneshot::Receiver<()>) -> Result<()> {
         let mut hangup = signal(SignalKind::hangup())?;
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
+        let listener = status_socket(&self.site.config)?;
+        self.doors.metrics = bind_metrics(self.site.config.metrics).await?;
+        self.doors.desk = self.open_desk(self.site.config.cache).await?;
+        notify(Phase::Ready);
+        tokio::pin!(gone);
         loop {
             tokio::select! {
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
-                _ = hangup.recv() => match self.reload(system).await {
-                    Ok(()) => info!("reloaded"),
-                    Err(e) => error!("not reloaded, nothing has changed: {e:#}"),
-                },
-                Ok((mut client, _)) = listener.accept() => {
-                    let status = serde_json::to_vec(&self.status())?;
-                    tokio::spawn(async move { client.write_all(&status).await });
+                _ = &mut gone => bail!("the packet thread has ended; traffic goes on unprotected"),
+                _ = hangup.recv() => self.reload_and_tell(system).await,
+                Ok((client, _)) = listener.accept() => show(client, &self.status())?,
+                client = next(self.doors.metrics.as_ref()) => {
+                    self.metrics.answer(client, self.status());
                 }
             }
         }
@@ -73,43 +111,94 @@ impl Control {
     }
 
     fn status(&self) -> Status {
-        Status::new(&self.site, self.published.get())
+        Status {
+            uptime: self.started.elapsed().as_secs_f64(),
+            cache: *self.cache.lock().unwrap_or_else(PoisonError::into_inner),
+            ..Status::new(&self.site, &self.published)
+        }
+    }
+
+    async fn reload_and_tell(&mut self, system: &mut System) {
+        notify(Phase::Reloading);
+        match self.reload(system).await {
+            Ok(()) => info!("reloaded"),
+            Err(e) => error!("not reloaded, nothing has changed: {e:#}"),
+        }
+        notify(Phase::Ready);
     }
 
     /// Reads the config again; all of it takes effect, or none.
     async fn reload(&mut self, system: &mut System) -> Result<()> {
-        let config = Config::load(&self.path)?;
-        let old = &self.site.config;
-        let fixed = [
-            ("name", config.name == old.name),
-            ("key", config.secret == old.secret),
-            ("prefixes", config.prefixes == old.prefixes),
-            ("wan", config.wan == old.wan),
-            ("listen", config.listen == old.listen),
-            ("memory", config.memory == old.memory),
-            ("run_dir", config.run_dir == old.run_dir),
-        ];
-        if let Some((key, _)) = fixed.iter().find(|(_, same)| !same) {
-            bail!("[site] {key} has changed; that needs a restart");
-        }
-        let site = Site::new(config)?;
+        let site = super::load(&self.path)?;
+        refuse_fixed(&self.site.config, &site.config)
+            .with_context(|| self.path.display().to_string())?;
+        let doors = self.other_doors(&site.config).await?;
         let (outgoing, incoming) = site.filters()?;
         system.change(&site)?;
         let (reply, answer) = oneshot::channel();
-        self.tell(Command::Reload { peers: site.peers(), outgoing, incoming, reply });
+        self.worker.tell(Command::Reload { peers: site.peers(), outgoing, incoming, reply });
         let done = answer.await.context("the packet thread is gone")?;
         if let Err(what) = done {
             system.change(&self.site)?;
             bail!("{what}");
         }
+        for warning in
+            site.config.warnings.iter().filter(|w| !self.site.config.warnings.contains(w))
+        {
+            warn!("{warning}");
+        }
         self.site = site;
+        let (metrics, desk) = doors;
+        if let Some(metrics) = metrics {
+            self.doors.metrics = metrics;
+        }
+        if let Some(desk) = desk {
+            self.doors.desk = desk;
+        }
         Ok(())
     }
 
-    fn tell(&self, command: Command) {
-        // A worker that is gone has said so already.
-        let _ = self.worker.send(command);
-        self.waker.wake();
+    /// The doors that `config` moves: bound already, not in use yet. `None` for one that stays.
+    async fn other_doors(
+        &self,
+        config: &Config,
+    ) -> Result<(Option<Option<TcpListener>>, Option<Option<Desk>>)> {
+        let old = &self.site.config;
+        let metrics = match config.metrics {
+            at if at == old.metrics => None,
+            at => Some(bind_metrics(at).await?),
+        };
+        let desk = match config.cache {
+            at if at == old.cache => None,
+            at => Some(self.open_desk(at).await?),
+        };
+        Ok((metrics, desk))
+    }
+
+    async fn open_desk(&self, at: Option<SocketAddr>) -> Result<Option<Desk>> {
+        let Some(at) = at else { return Ok(None) };
+        let socket = UdpSocket::bind(at)
+            .await
+            .with_context(|| format!("[cache] listen: cannot use {at}"))?;
+        let prefixes = self.site.config.prefixes.clone();
+        Ok(Some(Desk::open(socket, prefixes, self.worker.clone(), self.cache.clone())))
+    }
+}
+
+/// What only a restart can change.
+fn refuse_fixed(old: &Config, new: &Config) -> Result<()> {
+    let fixed = [
+        ("name", new.name == old.name),
+        ("key", new.secret == old.secret),
+        ("prefixes", new.prefixes == old.prefixes),
+        ("wan", new.wan == old.wan),
+        ("listen", new.listen == old.listen),
+        ("memory", new.memory == old.memory),
+        ("run_dir", new.run_dir == old.run_dir),
+    ];
+    match fixed.iter().find(|(_, same)| !same) {
+        Some((key, _)) => bail!("[site] {key} has changed; that needs a restart"),
+        None => Ok(()),
     }
 }
 
@@ -117,4 +206,29 @@ fn status_socket(config: &Config) -> Result<UnixListener> {
     let path = config.socket();
     let _ = fs::remove_file(&path);
     UnixListener::bind(&path).with_context(|| format!("status socket {}", path.display()))
+}
+
+/// Sends the status as one JSON object and closes.
+fn show(mut client: UnixStream, status: &Status) -> Result<()> {
+    let text = serde_json::to_vec(status)?;
+    tokio::spawn(tokio::time::timeout(READ_WITHIN, async move { client.write_all(&text).await }));
+    Ok(())
+}
+
+async fn bind_metrics(at: Option<SocketAddr>) -> Result<Option<TcpListener>> {
+    let Some(at) = at else { return Ok(None) };
+    let bound = TcpListener::bind(at).await;
+    bound.map(Some).with_context(|| format!("[metrics] listen: cannot use {at}"))
+}
+
+/// The next client; never, where nobody listens.
+async fn next(listener: Option<&TcpListener>) -> TcpStream {
+    let Some(listener) = listener else { return std::future::pending().await };
+    loop {
+        match listener.accept().await {
+            Ok((client, _)) => return client,
+            // Out of descriptors, say: spinning would not help.
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
 }

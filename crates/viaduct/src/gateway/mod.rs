@@ -12,6 +12,9 @@
 mod cache;
 pub mod config;
 mod control;
+mod desk;
+mod metrics;
+mod notify;
 mod site;
 pub mod snapshot;
 mod system;
@@ -24,6 +27,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use ring::rand::{SecureRandom, SystemRandom};
+use tokio::sync::oneshot;
 use tracing::{info, warn};
 use viaduct_proto::repair::{Entropy, Local, Plane};
 use viaduct_proto::time::Instant;
@@ -34,7 +38,7 @@ use viaduct_sys::tun::Tun;
 use viaduct_sys::udp::UdpBatch;
 
 use config::Config;
-use control::Control;
+use control::{Control, ToWorker};
 use site::Site;
 use snapshot::Published;
 use system::System;
@@ -42,7 +46,7 @@ use worker::Worker;
 
 /// Runs a gateway until a signal ends it.
 pub fn run(path: &Path) -> Result<()> {
-    let site = Site::new(Config::load(path)?)?;
+    let site = load(path)?;
     for warning in &site.config.warnings {
         warn!("{warning}");
     }
@@ -51,18 +55,28 @@ pub fn run(path: &Path) -> Result<()> {
     let (send, commands) = mpsc::channel();
     let waker = Arc::new(Waker::new().context("eventfd")?);
     let worker = build_worker(&site, tun, commands, waker.clone(), published.clone())?;
+    // Dropped when the thread ends, whatever ends it.
+    let (alive, gone) = oneshot::channel::<()>();
     let thread = std::thread::Builder::new()
         .name("packets".to_owned())
-        .spawn(move || worker.run())
+        .spawn(move || {
+            let _alive = alive;
+            worker.run();
+        })
         .context("start the packet thread")?;
     info!(site = site.config.name, wan = site.config.wan, peers = site.config.peers.len(), "up");
-    let control = Control::new(path.to_owned(), site, send, waker, published);
-    let done = control.run(&mut system);
+    let control = Control::new(path.to_owned(), site, ToWorker::new(send, waker), published);
+    let done = control.run(&mut system, gone);
     if thread.join().is_err() {
         warn!("the packet thread panicked; traffic went on unprotected");
     }
     system.restore()?;
     done
+}
+
+/// What the config at `path` means on this machine.
+fn load(path: &Path) -> Result<Site> {
+    Site::new(Config::load(path)?).with_context(|| path.display().to_string())
 }
 
 fn build_worker(
@@ -105,7 +119,7 @@ fn local(config: &Config) -> Local {
 
 /// Checks a config against this machine, says what it means, and touches nothing.
 pub fn check(path: &Path) -> Result<()> {
-    let site = Site::new(Config::load(path)?)?;
+    let site = load(path)?;
     for warning in &site.config.warnings {
         println!("warning: {warning}");
     }
@@ -117,6 +131,9 @@ pub fn check(path: &Path) -> Result<()> {
             None => "no packet is touched".to_owned(),
         };
         println!("peer {}: {code}; {room}", peer.name);
+    }
+    for (what, listen) in [("metrics", site.config.metrics), ("cache", site.config.cache)] {
+        println!("{what}: {}", listen.map_or("off".to_owned(), |at| at.to_string()));
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! What the worker shows of itself: counters, copied out by value a few times a second.
 
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use viaduct_proto::repair::stats::PeerStats;
@@ -55,9 +56,15 @@ pub struct Snapshot {
     pub memory: usize,
 }
 
-/// The latest snapshot, for whoever asks.
-#[derive(Debug, Default)]
-pub struct Published(Mutex<Snapshot>);
+/// The latest snapshot, for whoever asks, and when it was made.
+#[derive(Debug)]
+pub struct Published(Mutex<(Snapshot, Instant)>);
+
+impl Default for Published {
+    fn default() -> Self {
+        Published(Mutex::new((Snapshot::default(), Instant::now())))
+    }
+}
 
 impl Published {
     /// Replaces it.
@@ -68,17 +75,37 @@ impl Published {
             shell,
             memory: plane.memory(),
         };
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (snapshot, Instant::now());
     }
 
     /// A copy of it.
     pub fn get(&self) -> Snapshot {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).0.clone()
+    }
+
+    /// How long ago that was; the worker publishes ten times a second.
+    pub fn age(&self) -> Duration {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).1.elapsed()
     }
 }
 
+/// Counters of the packet cache's service, since the gateway started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheStats {
+    /// Queries that were looked up.
+    pub queries: u64,
+    /// Packets that were found and sent again.
+    pub resent: u64,
+    /// Queries from outside the site.
+    pub strangers: u64,
+    /// Queries that are none.
+    pub malformed: u64,
+    /// Queries beyond what is served in a second.
+    pub limited: u64,
+}
+
 /// What `viaduct status` is told.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Status {
     /// Version of the program.
     pub version: String,
@@ -93,13 +120,24 @@ pub struct Status {
     /// Per peer, the length that packets are kept below so that repairs fit; `None` where no
     /// packet is touched.
     pub kept_below: Vec<Option<usize>>,
+    /// How long the gateway has run, in seconds.
+    pub uptime: f64,
+    /// How long ago the counters were read, in seconds; more than a second means that the packet
+    /// thread hangs.
+    pub age: f64,
+    /// Bytes of memory that packets may take, taps included.
+    pub memory_limit: usize,
+    /// Bytes that each of the two taps takes of them.
+    pub tap_memory: usize,
+    /// Of the packet cache's service.
+    pub cache: CacheStats,
     /// The counters.
     pub counters: Snapshot,
 }
 
 impl Status {
-    /// Of this site now.
-    pub fn new(site: &Site, counters: Snapshot) -> Status {
+    /// Of this site now; what only the control side knows is left at zero.
+    pub fn new(site: &Site, published: &Published) -> Status {
         let peers = &site.config.peers;
         let code = |peer: &Peer| peer.code.as_ref().map_or("none".to_owned(), ToString::to_string);
         Status {
@@ -109,7 +147,11 @@ impl Status {
             wan_mtu: site.wan_mtu,
             codes: peers.iter().map(code).collect(),
             kept_below: peers.iter().map(|peer| site.clamp(peer)).collect(),
-            counters,
+            age: published.age().as_secs_f64(),
+            memory_limit: site.config.memory,
+            tap_memory: site.ring_bytes(),
+            counters: published.get(),
+            ..Status::default()
         }
     }
 }

@@ -23,6 +23,7 @@ use viaduct_sys::clock;
 use viaduct_sys::filter::BpfInsn;
 use viaduct_sys::poll::{Waker, wait};
 use viaduct_sys::ring::{Frame, Ring};
+use viaduct_sys::thread;
 use viaduct_sys::tun::Tun;
 use viaduct_sys::udp::UdpBatch;
 
@@ -56,8 +57,8 @@ pub enum Command {
         /// Where the answer goes.
         reply: Reply<Result<(), String>>,
     },
-    /// Look in the packet cache; the answer is how many packets were found and sent on.
-    Cache(super::cache::Query, Reply<usize>),
+    /// Look in the packet cache, and send what is found.
+    Cache(super::cache::Query, Reply<super::cache::Found>),
     /// Stop.
     Stop,
 }
@@ -90,6 +91,8 @@ pub struct Worker {
 impl Worker {
     /// Runs until told to stop.
     pub fn run(mut self) {
+        // A nap must not take twice its time.
+        let _ = thread::set_timer_slack(Duration::from_micros(1));
         let mut shell = Shell::default();
         let mut publish_at = now();
         loop {
@@ -103,12 +106,12 @@ impl Worker {
                 self.count_drops(&mut shell);
                 self.published.publish(&self.plane, shell);
                 publish_at = now + PUBLISH;
-                while let Ok(command) = self.commands.try_recv() {
-                    if let Command::Stop = command {
-                        return;
-                    }
-                    self.obey(command, now);
+            }
+            while let Ok(command) = self.commands.try_recv() {
+                if let Command::Stop = command {
+                    return;
                 }
+                self.obey(command, now);
             }
             self.rest(read, now);
         }
@@ -121,6 +124,9 @@ impl Worker {
             && let Some(mut frame) = self.out_tap.next()
         {
             read += 1;
+            if repair(&mut frame, self.listen) {
+                continue;
+            }
             if whole(&frame, shell) {
                 self.plane.handle_outgoing(now, &mut frame);
             } else {
@@ -174,9 +180,10 @@ impl Worker {
                 let _ = reply.send(self.reload(peers, &outgoing, &incoming, now));
             }
             Command::Cache(query, reply) => {
-                let found = query.find(self.plane.cached());
+                let mut looked = 0;
+                let found = query.find(self.plane.cached().inspect(|_| looked += 1));
                 let resent = found.iter().filter(|packet| self.tun.write(packet).is_ok()).count();
-                let _ = reply.send(resent);
+                let _ = reply.send(super::cache::Found { resent, looked });
             }
             Command::Stop => {}
         }
@@ -222,17 +229,31 @@ fn whole(frame: &Frame<'_>, shell: &mut Shell) -> bool {
 
 /// The payload of a UDP datagram to `listen`, and who sent it.
 fn datagram(packet: &mut [u8], listen: SocketAddr) -> Option<(SocketAddr, &mut [u8])> {
+    let (from, to, payload) = udp(packet)?;
+    (to.port() == listen.port() && same_host(listen, to)).then_some((from, payload))
+}
+
+/// Whether a packet that leaves is one of our own datagrams: those must not be encoded, should the
+/// gateway's address lie within the site.
+fn repair(packet: &mut [u8], listen: SocketAddr) -> bool {
+    udp(packet).is_some_and(|(from, ..)| from.port() == listen.port() && same_host(listen, from))
+}
+
+fn same_host(listen: SocketAddr, address: SocketAddr) -> bool {
+    listen.ip().is_unspecified() || listen.ip() == address.ip()
+}
+
+/// Source, destination and payload of a UDP datagram.
+fn udp(packet: &mut [u8]) -> Option<(SocketAddr, SocketAddr, &mut [u8])> {
     let header = Header::parse(packet).ok()?;
-    let ours = listen.ip().is_unspecified() || listen.ip() == header.destination;
-    if header.protocol != UDP || !ours || fragment(packet, header.source) {
+    if header.protocol != UDP || fragment(packet, header.source) {
         return None;
     }
-    let udp = packet.get_mut(header.header_len..header.total_len)?;
-    if udp.len() < UDP_HEADER || udp[2..4] != listen.port().to_be_bytes() {
-        return None;
-    }
-    let from = SocketAddr::new(header.source, u16::from_be_bytes([udp[0], udp[1]]));
-    Some((from, &mut udp[UDP_HEADER..]))
+    let datagram = packet.get_mut(header.header_len..header.total_len)?;
+    let (ports, payload) = datagram.split_at_mut_checked(UDP_HEADER)?;
+    let from = SocketAddr::new(header.source, u16::from_be_bytes([ports[0], ports[1]]));
+    let to = SocketAddr::new(header.destination, u16::from_be_bytes([ports[2], ports[3]]));
+    Some((from, to, payload))
 }
 
 /// Repairs are never sent in fragments; a fragment has no UDP header of its own.

@@ -1,0 +1,27 @@
+# A site's gateway in a container. It works on the network of the machine, so it needs that:
+#
+#   docker run --network host --cap-drop ALL --cap-add NET_ADMIN --cap-add NET_RAW \
+#     --device /dev/net/tun -v /etc/viaduct:/etc/viaduct:ro -v /run/viaduct:/run/viaduct \
+#     viaduct gateway -c /etc/viaduct/site.toml
+#
+# /run/viaduct holds the journal of changes: keep it, so that the next start can undo a kill -9.
+# The settings of its TUN are below /proc/sys/net, which docker mounts read-only: see
+# docs/gateway.md.
+
+FROM rust:1-slim-bookworm AS build
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends build-essential pkg-config \
+ && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY . .
+RUN cargo build --release --locked --bin viaduct --no-default-features
+
+FROM debian:12-slim
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends iproute2 nftables \
+ && rm -rf /var/lib/apt/lists/*
+COPY --from=build /src/target/release/viaduct /usr/bin/viaduct
+# The gateway answers SIGTERM by putting everything back.
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["/usr/bin/viaduct"]
+CMD ["--help"]

@@ -1,0 +1,187 @@
+//! Section 4.6: what the gateways leave of the kernel's forwarding, and what they protect of it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Result;
+use rustix::process::{Signal, kill_process};
+
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::gateways::{Gateway, GatewaySpec};
+use crate::topology::DumbbellSpec;
+use crate::topology::programs::Iperf;
+use crate::world::World;
+
+/// The experiment.
+pub(in crate::experiments) struct Forwarding;
+
+/// The paced load, in bits of payload a second.
+const PACE: u64 = 3_000_000_000;
+/// Interleaves of the layers: the first c of them.
+const INTERLEAVES: [u16; 5] = [1, 20, 40, 61, 83];
+/// Hosts' MTU, and a WAN's that leaves repairs their room (section 4.1).
+const MTU: (u32, u32) = (1500, 1700);
+
+impl Experiment for Forwarding {
+    fn about(&self) -> About {
+        About {
+            name: "maelstrom/forwarding",
+            title: "Forwarding through the gateways, by code",
+            figure: "Maelstrom, section 4.6",
+            finding: "The kernel module saturates a gigabit card with data and repairs up to \
+                      (8,4); at (8,5) the processor is overloaded.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let seconds = run.choose(8, 3);
+        let layers: &[usize] = run.choose(&[1, 2, 3, 4, 5], &[3]);
+        run.param("seconds", seconds);
+        run.param("mtu", "hosts 1500, WAN 1700: a veth pair, offloads off");
+        run.param("paced_gbit", PACE as f64 / 1e9);
+        run.congestion_control("cubic");
+        run.steps(3 + 2 * layers.len());
+        let plain = measure(run, None, seconds)?;
+        for &c in layers {
+            let found = measure(run, Some(c), seconds)?;
+            if c == 3 {
+                checks(run, &plain, &found);
+            }
+        }
+        throttled(run, &plain, seconds)
+    }
+}
+
+/// What one code, or none, leaves.
+struct Found {
+    paced: f64,
+    unpaced: f64,
+    protected: f64,
+    unpaced_protected: f64,
+}
+
+fn world(run: &Run) -> Result<World> {
+    let (host_mtu, wan_mtu) = MTU;
+    let spec = DumbbellSpec { host_mtu, wan_mtu, ..DumbbellSpec::default() };
+    let world = World::build(&spec, run.journal())?;
+    for gateway in [world.dumbbell.gateway_a(), world.dumbbell.gateway_b()] {
+        gateway.set_offloads("wan0", false)?;
+    }
+    Ok(world)
+}
+
+fn code(c: usize) -> GatewaySpec {
+    GatewaySpec::layered(8, &INTERLEAVES[..c], false).host_mtu(MTU.0)
+}
+
+fn measure(run: &mut Run, c: Option<usize>, seconds: u32) -> Result<Found> {
+    let mut world = world(run)?;
+    let label = c.map_or("gateways off".to_owned(), |c| format!("(8,{c})"));
+    if let Some(c) = c {
+        world.protect(&code(c))?;
+    }
+    run.step(&format!("{label}, paced"))?;
+    let paced = flow(seconds, Some(PACE)).run(world.a1(), world.b1())?.received / 1e9;
+    let before = counts(&mut world)?;
+    run.step(&format!("{label}, unpaced"))?;
+    let unpaced = flow(seconds, None).run(world.a1(), world.b1())?.received / 1e9;
+    let after = counts(&mut world)?;
+    let found = Found {
+        paced,
+        unpaced,
+        protected: share(before.0, before.1),
+        unpaced_protected: share(after.0 - before.0, after.1 - before.1),
+    };
+    draw(run, c.unwrap_or(0), &label, &found);
+    Ok(found)
+}
+
+fn flow(seconds: u32, pace: Option<u64>) -> Iperf {
+    Iperf { pace, ..Iperf::tcp("cubic", seconds, 1) }
+}
+
+/// Packets that A's gateway has protected, and all that it should have.
+fn counts(world: &mut World) -> Result<(u64, u64)> {
+    let Some(gateways) = world.gateways() else { return Ok((0, 0)) };
+    // Counters are published a few times a second.
+    thread::sleep(Duration::from_millis(250));
+    let sender = gateways.a.status()?.peer().sender;
+    Ok((sender.protected, sender.packets))
+}
+
+fn share(part: u64, whole: u64) -> f64 {
+    part as f64 / whole.max(1) as f64
+}
+
+fn draw(run: &mut Run, x: usize, label: &str, found: &Found) {
+    let rates = Plot::histogram("Throughput by code", ("code", ""), ("throughput", "Gb/s"));
+    let shares = Plot::histogram("Packets protected", ("code", ""), ("protected", "%"));
+    for (name, value) in [("paced", found.paced), ("unpaced", found.unpaced)] {
+        let series = run.series(&rates, name);
+        run.labelled_point(series, x as f64, value, label);
+    }
+    if x > 0 {
+        for (name, value) in [("paced", found.protected), ("unpaced", found.unpaced_protected)] {
+            let series = run.series(&shares, name);
+            run.labelled_point(series, x as f64, value * 100.0, label);
+        }
+    }
+}
+
+fn checks(run: &mut Run, plain: &Found, found: &Found) {
+    run.check(
+        "(8,3) paced: delivery over gateways off",
+        found.paced / plain.paced,
+        Bound::AtLeast(0.98),
+    );
+    run.check("(8,3) paced: packets protected", found.protected, Bound::AtLeast(0.999));
+    let name = "(8,3) unpaced: throughput over gateways off";
+    run.check(name, found.unpaced / plain.unpaced, Bound::AtLeast(0.45));
+}
+
+/// A gateway that is held up on purpose must cost protection, never data.
+fn throttled(run: &mut Run, plain: &Found, seconds: u32) -> Result<()> {
+    let mut world = world(run)?;
+    world.protect(&code(3))?;
+    run.step("(8,3), paced, the encoder stopped half of the time")?;
+    let done = AtomicBool::new(false);
+    let gateways = world.gateways().expect("they were just started");
+    let pid = gateways.a.pid().expect("it runs");
+    let received = thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                for signal in [Signal::STOP, Signal::CONT] {
+                    let _ = kill_process(pid, signal);
+                    thread::sleep(HALF_PERIOD);
+                }
+            }
+        });
+        let report = flow(seconds, Some(PACE)).run(world.a1(), world.b1());
+        done.store(true, Ordering::Relaxed);
+        report
+    })?;
+    let delivered = received.received / 1e9;
+    let (protected, packets) = counts(&mut world)?;
+    let counted = gateway_a(&mut world)?.status()?.peer().sender.unprotected;
+    run.check(
+        "throttled: delivery over gateways off",
+        delivered / plain.paced,
+        Bound::AtLeast(0.98),
+    );
+    run.check("throttled: packets protected", share(protected, packets), Bound::Within(0.05, 0.95));
+    let all_counted = share(protected + counted, packets);
+    run.check(
+        "throttled: protected and counted as unprotected",
+        all_counted,
+        Bound::Within(1.0, 1.0),
+    );
+    Ok(())
+}
+
+/// The encoder stands still so long, then runs so long.
+const HALF_PERIOD: Duration = Duration::from_millis(100);
+
+fn gateway_a(world: &mut World) -> Result<&mut Gateway> {
+    Ok(&mut world.gateways().expect("they were started").a)
+}

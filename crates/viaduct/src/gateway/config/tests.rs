@@ -1,0 +1,249 @@
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::*;
+
+/// A directory of its own for a config and its key; gone when dropped.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new() -> Dir {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("viaduct-config-{}-{n}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        let key = path.join("site.key");
+        fs::write(&key, SecretKey::from_bytes([7; 32]).to_text()).unwrap();
+        fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
+        Dir(path)
+    }
+
+    fn load(&self, text: &str) -> Result<Config, ConfigError> {
+        let path = self.0.join("site.toml");
+        fs::write(&path, text).unwrap();
+        Config::load(&path)
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A config that is right.
+fn good() -> String {
+    let key = SecretKey::from_bytes([8; 32]).public();
+    format!(
+        "[site]\n\
+         name = \"a\"\n\
+         key = \"site.key\"\n\
+         prefixes = [\"10.1.0.0/16\"]\n\
+         wan = \"wan0\"\n\
+         listen = \"192.0.2.1:7400\"\n\
+         [[peer]]\n\
+         name = \"b\"\n\
+         key = \"{key}\"\n\
+         endpoint = \"192.0.2.2:7400\"\n\
+         prefixes = [\"10.2.0.0/16\"]\n"
+    )
+}
+
+/// The error for `good()` with `from` replaced by `to`, without the directory's name.
+fn error(from: &str, to: &str) -> String {
+    let dir = Dir::new();
+    let text = good();
+    assert!(text.contains(from), "{from:?} stands in the config");
+    let error = dir.load(&text.replacen(from, to, 1)).unwrap_err().to_string();
+    assert!(!error.contains('\n'), "one line: {error}");
+    error.replace(&format!("{}/", dir.0.display()), "")
+}
+
+/// `to` in place of `from` must be refused by a line that has all of `parts`.
+fn refused(from: &str, to: &str, parts: &[&str]) {
+    let error = error(from, to);
+    for part in ["site.toml: "].iter().chain(parts) {
+        assert!(error.contains(part), "{part:?} is expected in: {error}");
+    }
+}
+
+#[test]
+fn a_right_config_is_taken_without_a_warning() {
+    let config = Dir::new().load(&good()).unwrap();
+    assert_eq!(config.warnings, Vec::<String>::new());
+    assert_eq!((config.memory, config.peers.len()), (48 << 20, 1));
+    assert!(
+        matches!(&config.peers[0].code, Some(Code::Layered(p)) if p.interleaves == [1, 19, 41])
+    );
+    assert_eq!(config.peers[0].rekey_after, Duration::from_secs(120));
+}
+
+#[test]
+fn unknown_keys_and_tables_are_refused_with_their_line() {
+    refused("wan =", "wann =", &["line 5: ", "`wann`", "expected one of", "`wan`"]);
+    refused("endpoint =", "adress =", &["line 10: ", "`adress`", "`endpoint`"]);
+    refused("[[peer]]", "[sight]\n[[peer]]", &["line 7: ", "`sight`", "`site`"]);
+    refused("[[peer]]", "[metrics]\nport = 1\n[[peer]]", &["line 8: ", "`port`", "`listen`"]);
+}
+
+#[test]
+fn values_of_another_kind_are_refused_with_line_and_key() {
+    refused("[\"10.1.0.0/16\"]", "[\"10.1.0.0/99\"]", &["line 4: prefixes: "]);
+    refused("\"192.0.2.1:7400\"", "\"192.0.2.1\"", &["line 6: listen: ", "socket address"]);
+    refused("\"wan0\"", "7", &["line 5: wan: ", "string"]);
+    refused("[[peer]]", "memory = \"9\"\n[[peer]]", &["line 7: memory: ", "48MiB"]);
+    let table = |line: &str| format!("{}[peer.fec]\n{line}\n", good());
+    let fails = |line: &str| Dir::new().load(&table(line)).unwrap_err().to_string();
+    assert!(fails("flush_after = \"8\"").contains("line 13: flush_after: \"8\" is no time"));
+    assert!(fails("interleave = \"x\"").contains("line 13: interleave: 1 to 65535, or a list"));
+    assert!(fails("r = 300").contains("line 13: r: "));
+    assert!(Dir::new().load("[site\n").unwrap_err().to_string().contains("line 1: "));
+}
+
+#[test]
+fn missing_parts_are_named() {
+    refused("name = \"a\"\n", "", &["missing field `name`"]);
+    let without_peer = good().split("[[peer]]").next().unwrap().to_owned();
+    let error = Dir::new().load(&without_peer).unwrap_err().to_string();
+    assert!(error.contains("no [[peer]]; at least one"), "{error}");
+    let error = Config::load(Path::new("/nonexistent/site.toml")).unwrap_err().to_string();
+    assert!(error.starts_with("/nonexistent/site.toml: cannot be read"), "{error}");
+}
+
+#[test]
+fn the_site_is_checked() {
+    refused("name = \"a\"", "name = \"a/b\"", &["[site] name: \"a/b\"", "letters"]);
+    refused("[\"10.1.0.0/16\"]", "[]", &["[site] prefixes: ", "list the addresses"]);
+    refused("\"wan0\"", "\"an-interface-of-16\"", &["[site] wan: ", "1 to 15"]);
+    refused("2.1:7400", "2.1:0", &["[site] listen: ", "port 0"]);
+    refused("[[peer]]", "host_mtu = 100\n[[peer]]", &["[site] host_mtu: is 100; 576 to 9000"]);
+    refused("[[peer]]", "memory = \"1MiB\"\n[[peer]]", &["[site] memory: ", "4MiB"]);
+    refused("site.key", "no.key", &["[site] key: no.key: ", "viaduct key new --out no.key"]);
+    refused("site.key", "site.toml", &["[site] key: site.toml: a key is 64 hexadecimal digits"]);
+}
+
+#[test]
+fn peers_are_checked() {
+    let own = SecretKey::from_bytes([7; 32]).public().to_string();
+    let key = SecretKey::from_bytes([8; 32]).public().to_string();
+    refused(&key, "abc", &["peer \"b\": key: a key is 64 hexadecimal digits"]);
+    refused(&key, &own, &["peer \"b\": key: is this site's own"]);
+    refused("\"b\"", "\"\"", &["[[peer]] name: "]);
+    refused("[\"10.2.0.0/16\"]", "[]", &["peer \"b\": prefixes: ", "list the addresses"]);
+    refused("192.0.2.2:7400", "0.0.0.0:7400", &["peer \"b\": endpoint: 0.0.0.0:7400: an address"]);
+    refused(
+        "endpoint =",
+        "rekey_after = \"1s\"\nendpoint =",
+        &["peer \"b\": rekey_after: ", "10s"],
+    );
+    let other = SecretKey::from_bytes([9; 32]).public().to_string();
+    let second = |name: &str, key: &str| {
+        let more =
+            format!("[[peer]]\nname = \"{name}\"\nkey = \"{key}\"\nprefixes = [\"10.3.0.0/16\"]\n");
+        Dir::new().load(&(good() + &more)).map(drop).map_err(|e| e.to_string())
+    };
+    assert!(second("b", &other).unwrap_err().contains("peer \"b\": name: is used by another peer"));
+    assert!(second("c", &key).unwrap_err().contains("peer \"c\": key: is that of peer \"b\" too"));
+    assert_eq!(second("c", &other), Ok(()));
+}
+
+#[test]
+fn prefixes_are_whole_and_belong_to_one_site() {
+    refused("10.2.0.0/16", "10.2.3.0/16", &["peer \"b\": prefixes: ", "10.2.0.0/16 is expected"]);
+    refused("10.2.0.0/16", "10.1.2.0/24", &["10.1.2.0/24 overlaps 10.1.0.0/16 of [site]"]);
+}
+
+#[test]
+fn codes_are_checked() {
+    let fails = |fec: &str| {
+        let text = format!("{}[peer.fec]\n{}\n", good(), fec.replace("; ", "\n"));
+        Dir::new().load(&text).unwrap_err().to_string()
+    };
+    for (fec, part) in [
+        (
+            "code = \"turbo\"",
+            "code \"turbo\" is unknown; one of layered, reed-solomon, window, none",
+        ),
+        ("r = 0", "r goes from 1 to 255"),
+        ("c = 2", "interleave is missing"),
+        ("c = 2; interleave = [1, 2, 3]", "c is 2 but interleave lists 3 numbers"),
+        ("interleave = [0]; c = 1", "interleaves go from 1 to 65535"),
+        ("code = \"reed-solomon\"; interleave = [1]", "reed-solomon has one number"),
+        ("code = \"reed-solomon\"; r = 250; c = 20", "above 256"),
+        ("code = \"window\"; window = 0", "window = 0"),
+        ("code = \"none\"; r = 8", "r has no meaning for code \"none\""),
+        ("window = 8", "window has no meaning for code \"layered\"; it belongs to window"),
+    ] {
+        let error = fails(fec);
+        assert!(error.contains("peer \"b\": fec: ") && error.contains(part), "{fec}: {error}");
+    }
+}
+
+#[test]
+fn what_is_odd_is_warned_of() {
+    let dir = Dir::new();
+    fs::set_permissions(dir.0.join("site.key"), fs::Permissions::from_mode(0o644)).unwrap();
+    let text = good()
+        + "[peer.fec]\ninterleave = [1, 20, 40]\n\
+           [metrics]\nlisten = \"0.0.0.0:9464\"\n[cache]\nlisten = \"192.0.2.1:7401\"\n";
+    let warnings = dir.load(&text).unwrap().warnings;
+    for part in
+        ["mode 644", "[metrics] listen: 0.0.0.0:9464", "[cache] listen: 192.0.2.1", "20 and 40"]
+    {
+        let count = warnings.iter().filter(|w| w.contains(part)).count();
+        assert_eq!(count, 1, "{part:?} once in {warnings:#?}");
+    }
+}
+
+/// A file of the repository.
+fn repository(path: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    fs::read_to_string(root.join(path)).unwrap()
+}
+
+#[test]
+fn the_examples_load() {
+    let dir = Dir::new();
+    let whole = dir.load(&repository("examples/site.toml")).unwrap();
+    assert_eq!(whole.warnings, Vec::<String>::new());
+    assert!(whole.metrics.is_some() && whole.cache.is_some());
+    let two = dir.load(&repository("examples/two-peers.toml")).unwrap();
+    assert_eq!(two.peers.len(), 2);
+}
+
+/// Each table, and a config in which it has the key `stranger`.
+fn tables() -> [(&'static str, String); 5] {
+    [
+        ("[site]", good().replace("[[peer]]", "stranger = 1\n[[peer]]")),
+        ("[metrics]", good() + "[metrics]\nstranger = 1\n"),
+        ("[cache]", good() + "[cache]\nstranger = 1\n"),
+        ("[[peer]]", good() + "stranger = 1\n"),
+        ("[peer.fec]", good() + "[peer.fec]\nstranger = 1\n"),
+    ]
+}
+
+#[test]
+fn every_key_is_documented_and_shown_in_the_example() {
+    let (doc, example) = (repository("docs/site.toml.md"), repository("examples/site.toml"));
+    for (table, text) in tables() {
+        // What is refused says what would have been taken.
+        let error = Dir::new().load(&text).unwrap_err().to_string();
+        let (_, expected) = error.split_once("expected").unwrap();
+        let keys: Vec<_> = expected.split('`').skip(1).step_by(2).collect();
+        assert!(!keys.is_empty(), "{error}");
+        let heading = format!("## `{table}`");
+        let (_, rest) = doc.split_once(&heading).unwrap_or_else(|| panic!("{heading} in the doc"));
+        let section = rest.split("\n## ").next().unwrap();
+        for key in keys {
+            assert!(
+                section.contains(&format!("| `{key}` |")),
+                "{key} of {table} in docs/site.toml.md"
+            );
+            let set = [format!("{key} = "), format!(".{key}]")];
+            let shown = set.iter().any(|set| example.contains(set));
+            assert!(shown, "{key} of {table} in examples/site.toml");
+        }
+    }
+}

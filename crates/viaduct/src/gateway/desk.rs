@@ -1,0 +1,195 @@
+//! The packet cache's service: a UDP socket where the site's hosts ask for packets.
+//!
+//! ```text
+//!   host ──query──▶ desk ──Command::Cache──▶ worker ──packets──▶ TUN ──▶ host
+//!        ◀─answer──      ◀──────Found──────
+//! ```
+//!
+//! Asking costs the packet thread time, so the desk serves one query at a time, and in a second
+//! only so many of them and only so much searching. What it turns away is counted, never queued.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use tokio::net::UdpSocket;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use super::cache::{Found, Query};
+use super::control::ToWorker;
+use super::snapshot::CacheStats;
+use super::worker::Command;
+
+/// Most queries that are looked up in a second.
+const MOST_QUERIES: u32 = 2_000;
+/// Most cached packets that are looked at in a second: a fraction of a core's time.
+const MOST_LOOKS: usize = 4_000_000;
+/// Longer than any query: 64 times 32 bytes and a head.
+const LONGEST_QUERY: usize = 4_096;
+
+/// Counters, shared with the status page.
+pub type SharedStats = Arc<Mutex<CacheStats>>;
+
+/// Answers queries until it is dropped.
+#[derive(Debug)]
+pub struct Desk(JoinHandle<()>);
+
+impl Desk {
+    /// Serves hosts of `prefixes` at `socket`.
+    pub fn open(
+        socket: UdpSocket,
+        prefixes: Vec<IpNet>,
+        worker: ToWorker,
+        stats: SharedStats,
+    ) -> Self {
+        Desk(tokio::spawn(async move {
+            let mut budget = Budget::new(Instant::now());
+            let mut datagram = [0; LONGEST_QUERY];
+            // An error here is an ICMP message about an asker that has gone.
+            loop {
+                let Ok((len, asker)) = socket.recv_from(&mut datagram).await else { continue };
+                let query = admit(&prefixes, asker, &datagram[..len], &mut budget, &stats);
+                let Some(query) = query else { continue };
+                let Some(found) = look_up(query, &worker).await else { return };
+                budget.spend(found.looked);
+                lock(&stats).resent += found.resent as u64;
+                let _ = socket.send_to(&found.answer(), asker).await;
+            }
+        }))
+    }
+}
+
+impl Drop for Desk {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+fn lock(stats: &SharedStats) -> std::sync::MutexGuard<'_, CacheStats> {
+    stats.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The query, if its asker is of the site and there is time for it.
+fn admit(
+    prefixes: &[IpNet],
+    asker: SocketAddr,
+    datagram: &[u8],
+    budget: &mut Budget,
+    stats: &SharedStats,
+) -> Option<Query> {
+    let mut stats = lock(stats);
+    // A socket for both families shows IPv4 hosts as mapped addresses.
+    let asker: IpAddr = asker.ip().to_canonical();
+    if !prefixes.iter().any(|prefix| prefix.contains(&asker)) {
+        stats.strangers += 1;
+        return None;
+    }
+    let Some(query) = Query::parse(asker, datagram) else {
+        stats.malformed += 1;
+        return None;
+    };
+    if !budget.admits(Instant::now()) {
+        stats.limited += 1;
+        return None;
+    }
+    stats.queries += 1;
+    Some(query)
+}
+
+/// `None` if the packet thread is gone.
+async fn look_up(query: Query, worker: &ToWorker) -> Option<Found> {
+    let (reply, answer) = oneshot::channel();
+    worker.tell(Command::Cache(query, reply));
+    answer.await.ok()
+}
+
+/// What is left of this second.
+#[derive(Debug)]
+struct Budget {
+    since: Instant,
+    queries: u32,
+    looks: usize,
+}
+
+impl Budget {
+    fn new(now: Instant) -> Self {
+        Budget { since: now, queries: MOST_QUERIES, looks: MOST_LOOKS }
+    }
+
+    fn admits(&mut self, now: Instant) -> bool {
+        if now.duration_since(self.since) >= Duration::from_secs(1) {
+            *self = Budget::new(now);
+        }
+        if self.queries == 0 || self.looks == 0 {
+            return false;
+        }
+        self.queries -= 1;
+        true
+    }
+
+    fn spend(&mut self, looks: usize) {
+        self.looks = self.looks.saturating_sub(looks);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use viaduct_sys::poll::Waker;
+
+    const QUERY: &[u8] = b"VDC1\x11\x04\x13\x88\0\x08abcd";
+
+    #[test]
+    fn a_second_has_room_for_so_many_queries_and_so_much_searching() {
+        let start = Instant::now();
+        let mut budget = Budget::new(start);
+        assert_eq!((0..3_000).filter(|_| budget.admits(start)).count(), 2_000);
+        let later = start + Duration::from_secs(1);
+        assert!(budget.admits(later), "a new second");
+        budget.spend(MOST_LOOKS);
+        assert!(!budget.admits(later), "searched enough");
+    }
+
+    #[test]
+    fn only_hosts_of_the_site_are_served() {
+        let stats = SharedStats::default();
+        let prefixes = ["10.1.0.0/16".parse().unwrap()];
+        let mut budget = Budget::new(Instant::now());
+        let mut admit = |from: &str, datagram: &[u8]| {
+            admit(&prefixes, from.parse().unwrap(), datagram, &mut budget, &stats)
+        };
+        assert!(admit("10.1.2.3:99", QUERY).is_some());
+        assert!(admit("[::ffff:10.1.2.3]:99", QUERY).is_some());
+        assert!(admit("10.2.2.3:99", QUERY).is_none());
+        assert!(admit("10.1.2.3:99", b"hello").is_none());
+        let seen = *lock(&stats);
+        assert_eq!((seen.queries, seen.strangers, seen.malformed), (2, 1, 1));
+    }
+
+    #[tokio::test]
+    async fn the_asker_is_told_how_many_were_sent_again() {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let to = socket.local_addr().unwrap();
+        let (send, commands) = mpsc::channel();
+        let worker = ToWorker::new(send, Arc::new(Waker::new().unwrap()));
+        let stats = SharedStats::default();
+        let _desk = Desk::open(socket, vec!["127.0.0.0/8".parse().unwrap()], worker, stats.clone());
+        let answering = std::thread::spawn(move || match commands.recv().unwrap() {
+            Command::Cache(query, reply) => {
+                reply.send(Found { resent: query.wanted.len(), looked: 7 }).unwrap();
+            }
+            _ => panic!("a query is expected"),
+        });
+        let host = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        host.send_to(QUERY, to).await.unwrap();
+        let mut answer = [0; 64];
+        let got = tokio::time::timeout(Duration::from_secs(10), host.recv(&mut answer));
+        let len = got.await.unwrap().unwrap();
+        assert_eq!(answer[..len], *b"VDC1\x01");
+        assert_eq!(lock(&stats).resent, 1);
+        answering.join().unwrap();
+    }
+}

@@ -1,0 +1,226 @@
+//! Which metrics there are: one line each.
+
+use viaduct_proto::repair::stats::{LATENCY_BOUNDS, LOSS_BUCKETS, LossReport, PeerStats};
+
+use super::exposition::{Exposition, Kind, Labels};
+use crate::gateway::snapshot::Status;
+
+type PeerCounter = (&'static str, &'static str, fn(&PeerStats) -> u64);
+/// Writes the samples of one direction of one peer's link.
+type Emit<'a> = dyn Fn(&mut Exposition, Labels<'_>, &LossReport) + 'a;
+type SiteCounter = (&'static str, &'static str, fn(&Status) -> u64);
+
+/// Counters of one peer.
+const PEER_COUNTERS: &[PeerCounter] = &[
+    ("viaduct_sent_packets_total", "Data packets seen on their way to the peer's site.", |p| {
+        p.sender.packets
+    }),
+    ("viaduct_sent_bytes_total", "Their bytes.", |p| p.sender.bytes),
+    ("viaduct_protected_packets_total", "Packets that were encoded.", |p| p.sender.protected),
+    ("viaduct_unprotected_packets_total", "Packets that were not encoded.", |p| {
+        p.sender.unprotected
+    }),
+    ("viaduct_repairs_sent_total", "Repairs sent.", |p| p.sender.repairs),
+    ("viaduct_repairs_sent_bytes_total", "Bytes of repairs sent, headers included.", |p| {
+        p.sender.repair_bytes
+    }),
+    ("viaduct_repairs_flushed_total", "Repairs that the idle timer fired early.", |p| {
+        p.sender.flushed
+    }),
+    ("viaduct_received_packets_total", "Data packets that arrived from the peer's site.", |p| {
+        p.receiver.packets
+    }),
+    ("viaduct_received_bytes_total", "Their bytes.", |p| p.receiver.bytes),
+    ("viaduct_repairs_received_total", "Repairs that opened and parsed.", |p| p.receiver.repairs),
+    ("viaduct_repairs_useless_total", "Repairs that covered nothing missing.", |p| {
+        p.receiver.useless
+    }),
+    ("viaduct_recovered_packets_total", "Packets recovered and injected.", |p| {
+        p.receiver.recovered
+    }),
+    ("viaduct_recovered_copies_total", "Recoveries of byte-identical copies.", |p| {
+        p.receiver.copies
+    }),
+    ("viaduct_unrecoverable_packets_total", "Lost packets whose time ran out.", |p| {
+        p.receiver.unrecoverable
+    }),
+    ("viaduct_uncovered_packets_total", "Packets that no repair named in time.", |p| {
+        p.receiver.uncovered
+    }),
+    ("viaduct_late_packets_total", "Packets found missing that came late by themselves.", |p| {
+        p.receiver.late
+    }),
+    ("viaduct_garbled_recoveries_total", "Recoveries that failed their check.", |p| {
+        p.receiver.garbled
+    }),
+    ("viaduct_foreign_recoveries_total", "Recoveries between addresses of other sites.", |p| {
+        p.receiver.foreign
+    }),
+    ("viaduct_malformed_repairs_total", "Repairs refused as malformed.", |p| p.receiver.malformed),
+    ("viaduct_handshakes_total", "Handshakes completed, re-keying included.", |p| {
+        p.session.handshakes
+    }),
+    ("viaduct_handshakes_limited_total", "Handshakes turned away: too many at once.", |p| {
+        p.session.limited
+    }),
+    ("viaduct_forged_datagrams_total", "Datagrams that did not authenticate.", |p| {
+        p.session.forged
+    }),
+    ("viaduct_replayed_datagrams_total", "Datagrams seen before, or too long ago.", |p| {
+        p.session.replayed
+    }),
+    ("viaduct_unknown_datagrams_total", "Datagrams for no session of ours.", |p| p.session.unknown),
+];
+
+/// Counters of the gateway.
+const SITE_COUNTERS: &[SiteCounter] = &[
+    ("viaduct_tap_truncated_total", "Copies longer than the tap keeps.", |s| {
+        s.counters.shell.truncated
+    }),
+    ("viaduct_tap_unfinished_total", "Copies whose checksum was still to be filled in.", |s| {
+        s.counters.shell.unfinished
+    }),
+    ("viaduct_datagrams_sent_total", "Datagrams sent to peers.", |s| s.counters.shell.datagrams),
+    ("viaduct_datagrams_failed_total", "Datagrams that the kernel would not take.", |s| {
+        s.counters.shell.send_failed
+    }),
+    ("viaduct_datagrams_too_long_total", "Of them, those longer than the path's MTU.", |s| {
+        s.counters.shell.send_too_long
+    }),
+    ("viaduct_injected_packets_total", "Recovered packets handed to the kernel.", |s| {
+        s.counters.shell.injected
+    }),
+    ("viaduct_inject_failed_packets_total", "Recovered packets that it would not take.", |s| {
+        s.counters.shell.inject_failed
+    }),
+    ("viaduct_stray_datagrams_total", "Datagrams that no peer can have sent.", |s| {
+        s.counters.plane.stray
+    }),
+    ("viaduct_ignored_packets_total", "Copies that were not between two sites of ours.", |s| {
+        s.counters.plane.ignored
+    }),
+    ("viaduct_cache_queries_total", "Queries of the packet cache.", |s| s.cache.queries),
+    ("viaduct_cache_resent_packets_total", "Packets sent again from the cache.", |s| {
+        s.cache.resent
+    }),
+];
+
+/// The whole page.
+pub fn encode(status: &Status) -> String {
+    let mut page = Exposition::default();
+    for (name, help, value) in SITE_COUNTERS {
+        page.family(name, Kind::Counter, help);
+        page.sample(&[], value(status));
+    }
+    site(status, &mut page);
+    for (name, help, value) in PEER_COUNTERS {
+        page.family(name, Kind::Counter, help);
+        for (peer, stats) in &status.counters.peers {
+            page.sample(&[("peer", peer)], value(stats));
+        }
+    }
+    sessions(status, &mut page);
+    links(status, &mut page);
+    latency(status, &mut page);
+    page.finish()
+}
+
+/// What has labels of its own, or rises and falls.
+fn site(status: &Status, page: &mut Exposition) {
+    page.family("viaduct_build_info", Kind::Gauge, "Always 1; the version is a label.");
+    page.sample(&[("version", &status.version), ("site", &status.site)], 1);
+    page.family("viaduct_uptime_seconds", Kind::Gauge, "How long the gateway has run.");
+    page.sample(&[], status.uptime);
+    page.family("viaduct_memory_bytes", Kind::Gauge, "Memory held for packets and taps.");
+    page.sample(&[], status.counters.memory + 2 * status.tap_memory);
+    page.family("viaduct_memory_limit_bytes", Kind::Gauge, "Bound of that memory.");
+    page.sample(&[], status.memory_limit);
+    let shell = &status.counters.shell;
+    page.family("viaduct_tap_drops_total", Kind::Counter, "Packets that found the tap full.");
+    page.sample(&[("direction", "out")], shell.tap_drops_out);
+    page.sample(&[("direction", "in")], shell.tap_drops_in);
+    let cache = &status.cache;
+    page.family("viaduct_cache_refused_total", Kind::Counter, "Queries that were not looked up.");
+    page.sample(&[("reason", "stranger")], cache.strangers);
+    page.sample(&[("reason", "malformed")], cache.malformed);
+    page.sample(&[("reason", "limited")], cache.limited);
+}
+
+fn sessions(status: &Status, page: &mut Exposition) {
+    page.family("viaduct_session_up", Kind::Gauge, "1 if repairs can be exchanged.");
+    for (peer, stats) in &status.counters.peers {
+        page.sample(&[("peer", peer)], u8::from(stats.up));
+    }
+    page.family("viaduct_kept_below_bytes", Kind::Gauge, "Route MTU, where it had to be lowered.");
+    for ((peer, _), kept) in status.counters.peers.iter().zip(&status.kept_below) {
+        if let Some(bytes) = kept {
+            page.sample(&[("peer", peer)], bytes);
+        }
+    }
+}
+
+/// The link in both directions: as seen here, and as the peer has told.
+fn links(status: &Status, page: &mut Exposition) {
+    let mut each = |name, kind, help, emit: &Emit<'_>| {
+        page.family(name, kind, help);
+        for (peer, stats) in &status.counters.peers {
+            emit(page, &[("peer", peer), ("direction", "in")], &stats.receiver.link);
+            emit(page, &[("peer", peer), ("direction", "out")], &stats.reported);
+        }
+    };
+    let (count, gauge) = (Kind::Counter, Kind::Gauge);
+    each(
+        "viaduct_link_packets_total",
+        count,
+        "Packets whose fate is known.",
+        &|page, labels, l| {
+            page.sample(labels, l.covered);
+        },
+    );
+    each(
+        "viaduct_link_lost_packets_total",
+        count,
+        "Packets that the link lost.",
+        &|page, labels, l| {
+            page.sample(labels, l.lost);
+        },
+    );
+    each(
+        "viaduct_link_recovered_packets_total",
+        count,
+        "Of the lost, the recovered.",
+        &|page, labels, l| {
+            page.sample(labels, l.recovered);
+        },
+    );
+    each(
+        "viaduct_link_loss_ratio",
+        gauge,
+        "Lost packets / known packets, since the start.",
+        &|page, labels, l| {
+            page.sample(
+                labels,
+                if l.covered == 0 { 0.0 } else { l.lost as f64 / l.covered as f64 },
+            );
+        },
+    );
+    let bounds: Vec<f64> = (0..LOSS_BUCKETS - 1).map(|i| f64::from(1u32 << i)).collect();
+    each(
+        "viaduct_loss_burst_length",
+        Kind::Histogram,
+        "Packets lost in a row.",
+        &|page, labels, l| {
+            page.histogram(labels, &bounds, &l.bursts, l.lost as f64);
+        },
+    );
+}
+
+fn latency(status: &Status, page: &mut Exposition) {
+    let bounds: Vec<f64> = LATENCY_BOUNDS.iter().map(|&micros| micros as f64 / 1e6).collect();
+    let help = "Time from when a packet should have arrived to its recovery.";
+    page.family("viaduct_recovery_latency_seconds", Kind::Histogram, help);
+    for (peer, stats) in &status.counters.peers {
+        let (counts, sum) = (&stats.receiver.latency, stats.receiver.latency_sum as f64 / 1e6);
+        page.histogram(&[("peer", peer)], &bounds, counts, sum);
+    }
+}

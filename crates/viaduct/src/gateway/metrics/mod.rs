@@ -1,0 +1,97 @@
+//! `[metrics]`: the counters, for Prometheus.
+//!
+//! ```text
+//!   GET /metrics   the counters, in Prometheus' text format      (families.rs, exposition.rs)
+//!   GET /healthz   200 if the packet thread is at work, 503 if it hangs
+//! ```
+//!
+//! One request a connection, a bounded number of connections, little time and little memory for
+//! each: whoever can reach the port cannot make the gateway busy.
+
+mod exposition;
+mod families;
+#[cfg(test)]
+mod tests;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::Bytes;
+use hyper::header::CONTENT_TYPE;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+
+use super::snapshot::Status;
+
+/// Connections at once; more are closed unheard.
+const MOST_CONNECTIONS: usize = 16;
+/// Time for the request to come.
+const REQUEST_WITHIN: Duration = Duration::from_secs(5);
+/// Time for all of it.
+const DONE_WITHIN: Duration = Duration::from_secs(10);
+/// Longest request head, in bytes.
+const LONGEST_HEAD: usize = 8 << 10;
+/// Age of the counters, in seconds, from which the packet thread hangs; it publishes ten times a
+/// second.
+const HANGS_AFTER: f64 = 2.0;
+
+/// Answers HTTP requests.
+#[derive(Clone, Debug)]
+pub struct Metrics(Arc<Semaphore>);
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Metrics(Arc::new(Semaphore::new(MOST_CONNECTIONS)))
+    }
+}
+
+impl Metrics {
+    /// Answers the one request of `client` with what `status` says.
+    pub fn answer(&self, client: TcpStream, status: Status) {
+        let Ok(permit) = self.0.clone().try_acquire_owned() else { return };
+        tokio::spawn(async move {
+            let service = service_fn(|request| {
+                let response = respond(&request, &status);
+                async move { Ok::<_, Infallible>(response) }
+            });
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(REQUEST_WITHIN)
+                .max_buf_size(LONGEST_HEAD)
+                .keep_alive(false)
+                .serve_connection(TokioIo::new(client), service);
+            // Whatever went wrong is between the client and its network.
+            let _ = tokio::time::timeout(DONE_WITHIN, connection).await;
+            drop(permit);
+        });
+    }
+}
+
+fn respond<B>(request: &Request<B>, status: &Status) -> Response<Full<Bytes>> {
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered here\n".to_owned());
+    }
+    match request.uri().path() {
+        "/metrics" => text(StatusCode::OK, families::encode(status)),
+        "/healthz" if status.age < HANGS_AFTER => text(StatusCode::OK, "ok\n".to_owned()),
+        "/healthz" => {
+            let what = format!("the packet thread has not reported for {:.1} s\n", status.age);
+            text(StatusCode::SERVICE_UNAVAILABLE, what)
+        }
+        _ => text(StatusCode::NOT_FOUND, "here are /metrics and /healthz\n".to_owned()),
+    }
+}
+
+fn text(code: StatusCode, body: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = code;
+    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
+    response
+}

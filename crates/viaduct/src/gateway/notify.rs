@@ -1,0 +1,75 @@
+//! Tells the service manager what the gateway is at (systemd's `sd_notify` protocol: one datagram
+//! of `KEY=value` lines to the socket that `NOTIFY_SOCKET` names). Without a manager it does
+//! nothing.
+
+use std::env;
+use std::ffi::OsStr;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+use tracing::debug;
+use viaduct_sys::clock;
+
+/// What a gateway can be at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Everything is up; also at the end of a reload.
+    Ready,
+    /// A reload has begun.
+    Reloading,
+    /// The gateway is putting things back.
+    Stopping,
+}
+
+/// Tells it. A manager that cannot be reached is no reason to stop.
+pub fn notify(phase: Phase) {
+    if let Some(socket) = env::var_os("NOTIFY_SOCKET")
+        && let Err(error) = send(&socket, &message(phase))
+    {
+        debug!("the service manager was not told: {error}");
+    }
+}
+
+fn message(phase: Phase) -> String {
+    match phase {
+        Phase::Ready => "READY=1\n".to_owned(),
+        Phase::Reloading => format!("RELOADING=1\nMONOTONIC_USEC={}\n", clock::now() / 1_000),
+        Phase::Stopping => "STOPPING=1\n".to_owned(),
+    }
+}
+
+fn send(socket: &OsStr, message: &str) -> std::io::Result<()> {
+    // A leading @ means an abstract name.
+    let address = match socket.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name)?,
+        None => SocketAddr::from_pathname(socket)?,
+    };
+    UnixDatagram::unbound()?.send_to_addr(message.as_bytes(), &address).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manager_hears_of_it_by_path_and_by_abstract_name() {
+        let path = env::temp_dir().join(format!("viaduct-notify-{}", std::process::id()));
+        let abstract_name = format!("viaduct-notify-{}", std::process::id());
+        let at_path = UnixDatagram::bind(&path).unwrap();
+        let abstractly = UnixDatagram::bind_addr(
+            &SocketAddr::from_abstract_name(abstract_name.as_bytes()).unwrap(),
+        )
+        .unwrap();
+        send(path.as_os_str(), &message(Phase::Ready)).unwrap();
+        send(OsStr::new(&format!("@{abstract_name}")), &message(Phase::Reloading)).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let hear = |socket: UnixDatagram| {
+            let mut text = [0; 100];
+            let len = socket.recv(&mut text).unwrap();
+            String::from_utf8(text[..len].to_vec()).unwrap()
+        };
+        assert_eq!(hear(at_path), "READY=1\n");
+        assert!(hear(abstractly).starts_with("RELOADING=1\nMONOTONIC_USEC="));
+    }
+}

@@ -1,0 +1,67 @@
+//! `viaduct status` and `viaduct top`: what a running gateway sees.
+//!
+//! ```text
+//!   gateway ──status socket, one JSON object──▶ Source ──Status──┬─▶ page: once, for people
+//!                                                                ├─▶ --json: as it came
+//!                                                                └─▶ top: each second, with rates
+//! ```
+
+mod page;
+mod source;
+mod terminal;
+mod top;
+
+use std::io::{IsTerminal as _, Write as _};
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use page::{Ink, Page};
+use source::Source;
+
+/// Which gateway is meant.
+#[derive(Debug, clap::Args)]
+pub struct Which {
+    /// Its status socket
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["name", "run_dir"])]
+    pub socket: Option<PathBuf>,
+    /// Its site's name; not needed where only one runs
+    #[arg(long, value_name = "SITE")]
+    pub name: Option<String>,
+    /// The directory of its socket, `[site] run_dir` of its config
+    #[arg(long, value_name = "DIR", default_value = "/run/viaduct")]
+    pub run_dir: PathBuf,
+}
+
+/// `viaduct status`.
+pub fn status(which: &Which, json: bool) -> Result<()> {
+    let status = Source::find(which)?.read()?;
+    let text = if json {
+        serde_json::to_string_pretty(&status)? + "\n"
+    } else {
+        Page::new(&status, None, ink()).to_string()
+    };
+    print(&text)
+}
+
+/// `viaduct top`: until `q` or Ctrl-C; one page if there is no terminal.
+pub fn top(which: &Which) -> Result<()> {
+    if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+        return status(which, false);
+    }
+    top::run(&Source::find(which)?, ink())
+}
+
+/// Colours for a terminal, unless `NO_COLOR` is set to anything.
+fn ink() -> Ink {
+    let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    Ink(wanted && std::io::stdout().is_terminal())
+}
+
+/// A reader that has gone, as `head` does, is no error.
+fn print(text: &str) -> Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(e.into()),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,405 @@
+//! The page that people read.
+
+use std::fmt::{self, Display, Formatter};
+use std::time::Duration;
+
+use viaduct_proto::repair::stats::{
+    LATENCY_BOUNDS, LATENCY_BUCKETS, LOSS_BUCKETS, LossReport, PeerStats,
+};
+
+use crate::gateway::snapshot::Status;
+
+/// Longest bar of the burst histogram, in characters.
+const BAR: u64 = 30;
+
+/// Whether to use colours.
+#[derive(Clone, Copy, Debug)]
+pub struct Ink(pub bool);
+
+impl Ink {
+    fn paint(self, code: u8, text: impl Display) -> String {
+        if self.0 { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_string() }
+    }
+
+    fn bold(self, text: impl Display) -> String {
+        self.paint(1, text)
+    }
+
+    fn green(self, text: impl Display) -> String {
+        self.paint(32, text)
+    }
+
+    /// Red where `count` is above zero: something that should not be.
+    fn alarm(self, count: u64) -> String {
+        let text = thousands(count);
+        if count > 0 { self.paint(31, text) } else { text }
+    }
+}
+
+/// What a gateway says, for people.
+#[derive(Debug)]
+pub struct Page<'a> {
+    status: &'a Status,
+    before: Option<&'a Status>,
+    ink: Ink,
+}
+
+impl<'a> Page<'a> {
+    /// Of `status`; with rates, if an earlier one is given.
+    pub fn new(status: &'a Status, before: Option<&'a Status>, ink: Ink) -> Self {
+        // A gateway that was restarted counts from zero again.
+        let before = before.filter(|before| before.uptime < status.uptime);
+        Page { status, before, ink }
+    }
+}
+
+impl Display for Page<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let status = self.status;
+        let up = humantime::format_duration(Duration::from_secs(status.uptime as u64));
+        let name = self.ink.bold(format!("site {}", status.site));
+        let wan = format!("wan {} (MTU {})", status.wan, status.wan_mtu);
+        writeln!(f, "{name}  {wan}  up {up}  viaduct {}", status.version)?;
+        if status.age > 2.0 {
+            let what = format!("the packet thread has not reported for {:.0} s", status.age);
+            writeln!(f, "{}", self.ink.paint(31, what))?;
+        }
+        self.machine(f)?;
+        for (i, (name, stats)) in status.counters.peers.iter().enumerate() {
+            let code = status.codes.get(i).map_or("", String::as_str);
+            self.head(f, name, code, stats, status.kept_below.get(i).copied().flatten())?;
+            self.now(f, name, stats)?;
+            self.sent(f, stats)?;
+            self.received(f, stats)?;
+            self.bursts(f, &stats.receiver.link)?;
+            self.latency(f, stats)?;
+            self.refused(f, stats)?;
+        }
+        Ok(())
+    }
+}
+
+impl Page<'_> {
+    fn machine(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let (status, shell) = (self.status, &self.status.counters.shell);
+        let held = status.counters.memory + 2 * status.tap_memory;
+        row(
+            f,
+            "memory",
+            format!("{} of {}", bytes(held as u64), bytes(status.memory_limit as u64)),
+        )?;
+        let drops = format!(
+            "missed {} out, {} in; cut short {}, without checksum {}",
+            self.ink.alarm(shell.tap_drops_out),
+            self.ink.alarm(shell.tap_drops_in),
+            self.ink.alarm(shell.truncated),
+            self.ink.alarm(shell.unfinished),
+        );
+        row(f, "taps", drops)?;
+        let failed = shell.send_failed + shell.inject_failed + status.counters.plane.stray;
+        if failed > 0 {
+            let what = format!(
+                "{} datagrams not sent ({} too long), {} recoveries not taken by the kernel, \
+                 {} stray datagrams",
+                thousands(shell.send_failed),
+                thousands(shell.send_too_long),
+                thousands(shell.inject_failed),
+                thousands(status.counters.plane.stray),
+            );
+            row(f, "failed", what)?;
+        }
+        let cache = &status.cache;
+        if *cache != Default::default() {
+            let refused = cache.strangers + cache.malformed + cache.limited;
+            let (queries, resent) = (thousands(cache.queries), thousands(cache.resent));
+            row(
+                f,
+                "cache",
+                format!("{queries} queries, {resent} packets sent again, {refused} refused"),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn head(
+        &self,
+        f: &mut Formatter<'_>,
+        name: &str,
+        code: &str,
+        stats: &PeerStats,
+        kept: Option<usize>,
+    ) -> fmt::Result {
+        let up = if stats.up { self.ink.green("up") } else { self.ink.paint(31, "down") };
+        writeln!(f, "\n{}  {up}  {code}", self.ink.bold(format!("peer {name}")))?;
+        let altered = match kept {
+            Some(most) => format!(
+                "route MTU {most} and TCP's MSS lowered, so that repairs fit; nothing else is altered"
+            ),
+            None => "no packet is altered".to_owned(),
+        };
+        row(f, "packets", altered)
+    }
+
+    /// What happened since the page before.
+    fn now(&self, f: &mut Formatter<'_>, name: &str, stats: &PeerStats) -> fmt::Result {
+        let Some(before) = self.before else { return Ok(()) };
+        let Some((_, old)) = before.counters.peers.iter().find(|(n, _)| n == name) else {
+            return Ok(());
+        };
+        let seconds = self.status.uptime - before.uptime;
+        let rate = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds;
+        let (out, old_out) = (&stats.sender, &old.sender);
+        let (into, old_in) = (&stats.receiver, &old.receiver);
+        let flow = |packets: f64, bytes: f64| {
+            format!("{} packets/s {:.1} Mb/s", thousands(packets as u64), bytes * 8.0 / 1e6)
+        };
+        let lost = into.link.lost.saturating_sub(old_in.link.lost);
+        let covered = into.link.covered.saturating_sub(old_in.link.covered);
+        let what = format!(
+            "out {}, repairs {:.1} Mb/s | in {}, lost {}, recovered {:.0}/s",
+            flow(rate(out.packets, old_out.packets), rate(out.bytes, old_out.bytes)),
+            rate(out.repair_bytes, old_out.repair_bytes) * 8.0 / 1e6,
+            flow(rate(into.packets, old_in.packets), rate(into.bytes, old_in.bytes)),
+            percent(lost, covered),
+            rate(into.recovered, old_in.recovered),
+        );
+        row(f, "now", self.ink.bold(what))
+    }
+
+    fn sent(&self, f: &mut Formatter<'_>, stats: &PeerStats) -> fmt::Result {
+        let sent = &stats.sender;
+        let what = format!(
+            "{} packets, {}; protected {} ({}), unprotected {}",
+            thousands(sent.packets),
+            bytes(sent.bytes),
+            thousands(sent.protected),
+            percent(sent.protected, sent.packets),
+            self.ink.alarm(sent.unprotected),
+        );
+        row(f, "sent", what)?;
+        let what = format!(
+            "{}, {}; overhead {}; {} fired early by the idle timer",
+            thousands(sent.repairs),
+            bytes(sent.repair_bytes),
+            percent(sent.repair_bytes, sent.bytes),
+            thousands(sent.flushed),
+        );
+        row(f, "repairs", what)?;
+        let told = &stats.reported;
+        let what = format!(
+            "lost {} ({}), recovered {}, as the peer tells",
+            thousands(told.lost),
+            percent(told.lost, told.covered),
+            thousands(told.recovered),
+        );
+        row(f, "link out", what)
+    }
+
+    fn received(&self, f: &mut Formatter<'_>, stats: &PeerStats) -> fmt::Result {
+        let got = &stats.receiver;
+        let what = format!(
+            "{} packets, {}; repairs {}, useless {}",
+            thousands(got.packets),
+            bytes(got.bytes),
+            thousands(got.repairs),
+            percent(got.useless, got.repairs),
+        );
+        row(f, "received", what)?;
+        let what = format!(
+            "lost {} ({}), recovered {}, unrecoverable {}, uncovered {}, late {}",
+            thousands(got.link.lost),
+            percent(got.link.lost, got.link.covered),
+            self.ink.green(thousands(got.recovered)),
+            self.ink.alarm(got.unrecoverable),
+            thousands(got.uncovered),
+            thousands(got.late),
+        );
+        row(f, "link in", what)
+    }
+
+    fn bursts(&self, f: &mut Formatter<'_>, link: &LossReport) -> fmt::Result {
+        let most = link.bursts.iter().copied().max().unwrap_or(0);
+        let Some(last) = link.bursts.iter().rposition(|&count| count > 0) else { return Ok(()) };
+        for (bucket, &count) in link.bursts[..=last].iter().enumerate() {
+            // Whatever is there shows.
+            let bar = "▇".repeat((count * BAR).div_ceil(most) as usize);
+            let name = if bucket == 0 { "bursts of" } else { "" };
+            row(f, name, format!("{:>9}  {bar} {}", lengths(bucket), thousands(count)))?;
+        }
+        Ok(())
+    }
+
+    fn latency(&self, f: &mut Formatter<'_>, stats: &PeerStats) -> fmt::Result {
+        let histogram = &stats.receiver.latency;
+        let count: u64 = histogram.iter().sum();
+        if count == 0 {
+            return row(f, "latency", "nothing recovered yet");
+        }
+        let mean = stats.receiver.latency_sum as f64 / count as f64;
+        let what = format!(
+            "of recoveries: p50 {}, p99 {}, mean {}",
+            quantile(histogram, 0.50),
+            quantile(histogram, 0.99),
+            micros(mean),
+        );
+        row(f, "latency", what)
+    }
+
+    fn refused(&self, f: &mut Formatter<'_>, stats: &PeerStats) -> fmt::Result {
+        let what = format!(
+            "forged {}, replayed {}, unknown {}, malformed {}, garbled {}, foreign {}",
+            self.ink.alarm(stats.session.forged),
+            self.ink.alarm(stats.session.replayed),
+            thousands(stats.session.unknown),
+            self.ink.alarm(stats.receiver.malformed),
+            self.ink.alarm(stats.receiver.garbled),
+            self.ink.alarm(stats.receiver.foreign),
+        );
+        row(f, "refused", what)
+    }
+}
+
+fn row(f: &mut Formatter<'_>, name: &str, what: impl Display) -> fmt::Result {
+    writeln!(f, "  {name:<9} {what}")
+}
+
+/// `1,234,567`.
+fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+fn bytes(number: u64) -> String {
+    let units = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match units.iter().find(|(size, _)| number >= *size) {
+        Some((size, unit)) => format!("{:.1} {unit}", number as f64 / *size as f64),
+        None => format!("{number} B"),
+    }
+}
+
+/// A share, with as many digits as tell 99.99 % from all.
+fn percent(part: u64, whole: u64) -> String {
+    if whole == 0 {
+        return "-".to_owned();
+    }
+    let share = part as f64 / whole as f64 * 100.0;
+    format!("{share:.2} %")
+}
+
+/// The lengths that bucket `bucket` of the burst histogram counts.
+fn lengths(bucket: usize) -> String {
+    match bucket {
+        0 => "1".to_owned(),
+        1 => "2".to_owned(),
+        _ if bucket == LOSS_BUCKETS - 1 => format!("{}+", (1 << (bucket - 1)) + 1),
+        _ => format!("{}-{}", (1 << (bucket - 1)) + 1, 1 << bucket),
+    }
+}
+
+/// The latency below which a share `q` of the recoveries lies, taken evenly within its bucket.
+fn quantile(histogram: &[u64; LATENCY_BUCKETS], q: f64) -> String {
+    let wanted = histogram.iter().sum::<u64>() as f64 * q;
+    let mut below = 0.0;
+    for (bucket, &count) in histogram.iter().enumerate() {
+        let here = count as f64;
+        if below + here >= wanted && count > 0 {
+            let lower = if bucket == 0 { 0 } else { LATENCY_BOUNDS[bucket - 1] } as f64;
+            return match LATENCY_BOUNDS.get(bucket) {
+                Some(&upper) => micros(lower + (upper as f64 - lower) * (wanted - below) / here),
+                None => format!("over {}", micros(lower)),
+            };
+        }
+        below += here;
+    }
+    "-".to_owned()
+}
+
+fn micros(time: f64) -> String {
+    match time {
+        t if t >= 1e6 => format!("{:.1} s", t / 1e6),
+        t => format!("{:.1} ms", t / 1e3),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status() -> Status {
+        let mut stats = PeerStats { up: true, ..PeerStats::default() };
+        stats.sender.packets = 1_234_567;
+        stats.sender.bytes = 1_000_000;
+        stats.sender.protected = 1_234_000;
+        stats.sender.unprotected = 567;
+        stats.sender.repair_bytes = 375_000;
+        stats.receiver.link.covered = 1_000;
+        stats.receiver.link.lost = 10;
+        stats.receiver.link.bursts[0] = 6;
+        stats.receiver.link.bursts[2] = 1;
+        stats.receiver.latency[3] = 99;
+        stats.receiver.latency[12] = 1;
+        let mut status = Status {
+            site: "a".to_owned(),
+            codes: vec!["layers (8,3)".to_owned()],
+            kept_below: vec![Some(1_380)],
+            uptime: 61.0,
+            ..Status::default()
+        };
+        status.counters.peers = vec![("b".to_owned(), stats)];
+        status
+    }
+
+    #[test]
+    fn the_page_says_what_happened_and_without_colours_it_is_plain() {
+        let page = Page::new(&status(), None, Ink(false)).to_string();
+        for part in [
+            "site a",
+            "up 1m 1s",
+            "peer b  up  layers (8,3)",
+            "route MTU 1380",
+            "1,234,567 packets",
+            "protected 1,234,000 (99.95 %), unprotected 567",
+            "overhead 37.50 %",
+            "lost 10 (1.00 %)",
+            "      3-4  ▇▇▇▇▇ 1",
+            "p50 3.5 ms, p99 5.0 ms",
+            "forged 0",
+        ] {
+            assert!(page.contains(part), "{part:?} in\n{page}");
+        }
+        assert!(!page.contains('\x1b'));
+        assert!(Page::new(&status(), None, Ink(true)).to_string().contains("\x1b[32mup\x1b[0m"));
+    }
+
+    #[test]
+    fn rates_are_of_the_time_between_and_never_across_a_restart() {
+        let (before, mut now) = (status(), status());
+        now.uptime += 2.0;
+        now.counters.peers[0].1.sender.packets += 2_000;
+        now.counters.peers[0].1.sender.bytes += 2_500_000;
+        let page = Page::new(&now, Some(&before), Ink(false)).to_string();
+        assert!(page.contains("out 1,000 packets/s 10.0 Mb/s"), "{page}");
+        let restarted = Page::new(&before, Some(&now), Ink(false)).to_string();
+        assert!(!restarted.contains("packets/s"));
+    }
+
+    #[test]
+    fn a_peer_without_a_code_yet_is_shown() {
+        let status = Status { codes: vec![], kept_below: vec![], ..status() };
+        assert!(Page::new(&status, None, Ink(false)).to_string().contains("peer b"));
+    }
+
+    #[test]
+    fn buckets_have_names() {
+        let names: Vec<_> = (0..LOSS_BUCKETS).map(lengths).collect();
+        assert_eq!(names[..4], ["1", "2", "3-4", "5-8"]);
+        assert_eq!(names[10..], ["513-1024", "1025+"]);
+    }
+}

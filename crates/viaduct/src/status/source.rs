@@ -1,0 +1,130 @@
+//! Where a gateway answers.
+
+use std::fs;
+use std::io::{ErrorKind, Read as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::Which;
+use crate::gateway::snapshot::Status;
+
+/// Longer than any gateway takes to answer.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// More than 4096 peers need.
+const LONGEST_ANSWER: u64 = 64 << 20;
+
+/// A status socket.
+#[derive(Debug)]
+pub struct Source(PathBuf);
+
+impl Source {
+    /// The one that is meant.
+    ///
+    /// # Errors
+    /// None is there, or several are and none was named.
+    pub fn find(which: &Which) -> Result<Source> {
+        if let Some(path) = &which.socket {
+            return Ok(Source(path.clone()));
+        }
+        if let Some(name) = &which.name {
+            return Ok(Source(which.run_dir.join(format!("{name}.sock"))));
+        }
+        let dir = &which.run_dir;
+        let mut sockets = sockets(dir)?;
+        if sockets.len() > 1 {
+            // A gateway that was killed leaves its socket behind.
+            sockets.retain(|path| UnixStream::connect(path).is_ok());
+        }
+        match sockets.as_slice() {
+            [one] => Ok(Source(one.clone())),
+            [] => bail!(
+                "no gateway answers in {}; is one running, or elsewhere (--run-dir)?",
+                dir.display()
+            ),
+            many => {
+                let names: Vec<_> =
+                    many.iter().filter_map(|path| path.file_stem()?.to_str()).collect();
+                bail!("several gateways run here; choose one by --name: {}", names.join(", "))
+            }
+        }
+    }
+
+    /// Asks.
+    ///
+    /// # Errors
+    /// Nobody answers, or no gateway of this version.
+    pub fn read(&self) -> Result<Status> {
+        let path = self.0.display();
+        let stream = UnixStream::connect(&self.0).map_err(|e| match e.kind() {
+            ErrorKind::NotFound => anyhow::anyhow!("no gateway answers: there is no {path}"),
+            ErrorKind::ConnectionRefused => anyhow::anyhow!(
+                "no gateway answers at {path}: the one that made it has been killed"
+            ),
+            ErrorKind::PermissionDenied => {
+                anyhow::anyhow!("{path}: only the gateway's user (root) may ask")
+            }
+            _ => anyhow::anyhow!("no gateway answers at {path}: {e}"),
+        })?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut text = String::new();
+        let read = stream.take(LONGEST_ANSWER).read_to_string(&mut text);
+        read.with_context(|| format!("the gateway at {path} does not answer"))?;
+        serde_json::from_str(&text)
+            .with_context(|| format!("{path}: the answer is not that of this version's gateway"))
+    }
+}
+
+/// The sockets in `dir`, by name.
+fn sockets(dir: &Path) -> Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(dir) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(vec![]),
+        entries => entries.with_context(|| dir.display().to_string())?,
+    };
+    let mut paths: Vec<_> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|e| e == "sock"))
+        .collect();
+    paths.sort();
+    Ok(paths)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write as _;
+    use std::os::unix::net::UnixListener;
+
+    fn which(run_dir: &Path, name: Option<&str>) -> Which {
+        Which { socket: None, name: name.map(str::to_owned), run_dir: run_dir.to_owned() }
+    }
+
+    fn error(which: &Which) -> String {
+        format!("{:#}", Source::find(which).and_then(|source| source.read()).unwrap_err())
+    }
+
+    #[test]
+    fn the_only_gateway_that_lives_is_found_and_otherwise_one_line_says_what_to_do() {
+        let dir = std::env::temp_dir().join(format!("viaduct-source-{}", std::process::id()));
+        assert!(error(&which(&dir, None)).starts_with("no gateway answers in"));
+        fs::create_dir_all(&dir).unwrap();
+        drop(UnixListener::bind(dir.join("dead.sock")).unwrap());
+        assert!(error(&which(&dir, None)).contains("has been killed"));
+
+        let live = UnixListener::bind(dir.join("a.sock")).unwrap();
+        let asked = dir.clone();
+        let asking = std::thread::spawn(move || Source::find(&which(&asked, None)).unwrap().read());
+        live.accept().unwrap(); // the look whether it lives
+        let status = Status { site: "a".to_owned(), ..Status::default() };
+        live.accept().unwrap().0.write_all(&serde_json::to_vec(&status).unwrap()).unwrap();
+        assert_eq!(asking.join().unwrap().unwrap().site, "a");
+
+        let _other = UnixListener::bind(dir.join("b.sock")).unwrap();
+        let many = error(&which(&dir, None));
+        assert_eq!(many, "several gateways run here; choose one by --name: a, b");
+        assert!(error(&which(&dir, Some("c"))).contains("there is no "));
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}

@@ -1,0 +1,70 @@
+//! A terminal that is drawn on again and again, and put back as it was.
+
+use std::io::{self, Write as _};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+
+/// The other screen, no cursor.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+/// To the corner; the rest of each line, and of the screen, is wiped as it is drawn.
+const HOME: &str = "\x1b[H";
+const WIPE_LINE: &str = "\x1b[K\r\n";
+const WIPE_BELOW: &str = "\x1b[J";
+
+/// The terminal, in use.
+pub struct Terminal {
+    before: Termios,
+}
+
+impl Terminal {
+    /// Takes it: keys come one by one, unseen, Ctrl-C among them.
+    pub fn take() -> io::Result<Terminal> {
+        let before = tcgetattr(io::stdin())?;
+        let mut raw = before.clone();
+        raw.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG);
+        tcsetattr(io::stdin(), OptionalActions::Now, &raw)?;
+        write(ENTER)?;
+        Ok(Terminal { before })
+    }
+
+    /// Draws `page`, as much of it as fits.
+    pub fn draw(&self, page: &str) -> io::Result<()> {
+        let rows =
+            rustix::termios::tcgetwinsize(io::stdout()).map_or(24, |size| size.ws_row.max(2));
+        let lines = page.lines().take(usize::from(rows) - 1);
+        let body: String = lines.flat_map(|line| [line, WIPE_LINE]).collect();
+        write(&format!("{HOME}{body}{WIPE_BELOW}"))
+    }
+
+    /// Waits for a key at most so long.
+    pub fn key(&self, at_most: Duration) -> io::Result<Option<u8>> {
+        let timeout = Timespec {
+            tv_sec: i64::try_from(at_most.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: at_most.subsec_nanos().into(),
+        };
+        let stdin = io::stdin();
+        let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
+        if matches!(poll(&mut fds, Some(&timeout)), Ok(0) | Err(rustix::io::Errno::INTR)) {
+            return Ok(None);
+        }
+        let mut key = [0];
+        // The end of the input is the end of the wish to look.
+        Ok(Some(if rustix::io::read(&stdin, &mut key)? == 0 { b'q' } else { key[0] }))
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = write(LEAVE);
+        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.before);
+    }
+}
+
+fn write(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}

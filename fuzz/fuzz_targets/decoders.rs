@@ -1,0 +1,113 @@
+//! The decoders under repairs that no encoder made: they neither panic nor outgrow their bound,
+//! and make no packet that is known already.
+#![no_main]
+
+use std::collections::BTreeMap;
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use viaduct_proto::fec::linear::Linear;
+use viaduct_proto::fec::peeling::Peeling;
+use viaduct_proto::fec::{AnyDecoder, Cover, Decoder, Recovered, Repair, Row, Seq, Sources};
+
+#[derive(Arbitrary, Debug)]
+struct Input {
+    which: Which,
+    /// In units of 64 bytes.
+    bound: u8,
+    steps: Vec<Step>,
+}
+
+#[derive(Arbitrary, Debug)]
+enum Which {
+    Peeling,
+    Linear,
+    Any,
+}
+
+#[derive(Arbitrary, Debug)]
+enum Step {
+    /// Numbers close together, so that repairs meet.
+    Near { first: u8, stride: u8, count: u8, kind: Kind, len_code: [u8; 2], body: Vec<u8> },
+    /// Any numbers.
+    Far { first: u64, stride: u16, count: u8, kind: Kind, len_code: [u8; 2], body: Vec<u8> },
+    /// A repair of one byte again and again, as long as a packet can be and longer.
+    Long { first: u8, count: u8, kind: Kind, byte: u8, len: u32 },
+    /// A packet arrives.
+    Arrives { seq: u8, packet: Vec<u8> },
+    /// The caller has no room for a packet any more.
+    Forgotten { seq: u8 },
+    /// Numbers below have settled.
+    Settled { below: u8 },
+}
+
+#[derive(Arbitrary, Clone, Copy, Debug)]
+enum Kind {
+    Xor(u8),
+    ReedSolomon(u8),
+    Window(u16),
+}
+
+impl Kind {
+    fn row(self) -> Row {
+        match self {
+            Kind::Xor(layer) => Row::Xor { layer },
+            Kind::ReedSolomon(row) => Row::ReedSolomon { row },
+            Kind::Window(seed) => Row::Window { seed },
+        }
+    }
+}
+
+#[derive(Default)]
+struct Store(BTreeMap<Seq, Vec<u8>>);
+
+impl Sources for Store {
+    fn get(&self, seq: Seq) -> Option<&[u8]> {
+        self.0.get(&seq).map(Vec::as_slice)
+    }
+}
+
+fuzz_target!(|input: Input| {
+    let bound = usize::from(input.bound) * 64;
+    let mut decoder: Box<dyn Decoder> = match input.which {
+        Which::Peeling => Box::new(Peeling::new(bound)),
+        Which::Linear => Box::new(Linear::new(bound)),
+        Which::Any => Box::new(AnyDecoder::new(bound)),
+    };
+    let (mut store, mut recovered) = (Store::default(), Recovered::new());
+    for step in &input.steps {
+        take(step, &mut *decoder, &mut store, &mut recovered);
+        assert!(decoder.memory() <= bound, "{} of {bound}", decoder.memory());
+        for (seq, packet) in recovered.iter() {
+            let old = store.0.insert(seq, packet.to_vec());
+            assert_eq!(old, None, "packet {seq} was known, or came twice");
+        }
+        recovered.clear();
+    }
+});
+
+fn take(step: &Step, decoder: &mut dyn Decoder, store: &mut Store, recovered: &mut Recovered) {
+    let mut repair = |first, stride, count, kind: Kind, len_code, body: &[u8]| {
+        let cover = Cover { first, stride, count };
+        let repair = Repair { cover, row: kind.row(), len_code, body };
+        decoder.repair(repair, store, recovered);
+    };
+    match *step {
+        Step::Near { first, stride, count, kind, len_code, ref body } => {
+            repair(first.into(), stride.into(), count, kind, len_code, body);
+        }
+        Step::Far { first, stride, count, kind, len_code, ref body } => {
+            repair(first, stride, count, kind, len_code, body);
+        }
+        Step::Long { first, count, kind, byte, len } => {
+            let body = vec![byte; len as usize % (1 << 17)];
+            repair(first.into(), 1, count, kind, [byte, byte], &body);
+        }
+        Step::Arrives { seq, ref packet } => {
+            store.0.entry(seq.into()).or_insert_with(|| packet.clone());
+            decoder.known(seq.into(), store, recovered);
+        }
+        Step::Forgotten { seq } => drop(store.0.remove(&seq.into())),
+        Step::Settled { below } => decoder.forget_below(below.into()),
+    }
+}

@@ -1,0 +1,254 @@
+//! Two gateways under any sequence of operations, with a link between them that loses, delays,
+//! repeats and alters: nothing is injected that the other side's hosts did not send, byte for
+//! byte, and memory stays bounded.
+#![no_main]
+
+use std::collections::HashSet;
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use viaduct_fuzz::{MEMORY, MTU, drain, endpoint, first_code, packet, pair, peer, plane};
+use viaduct_proto::fec::{Code, layered, reed_solomon, window};
+use viaduct_proto::repair::Plane;
+use viaduct_proto::time::{Duration, Instant};
+use viaduct_proto::wire::ip::{self, Header, Hop};
+
+#[derive(Arbitrary, Debug)]
+struct Input {
+    /// Whether the handshake is done already.
+    up: bool,
+    steps: Vec<Step>,
+}
+
+#[derive(Arbitrary, Debug)]
+enum Step {
+    /// A host sends a packet; equal fields make byte-identical ones.
+    Send { from: bool, v6: bool, len: u16, filler: u8, ttl: u8, tos: u8, fate: Fate },
+    /// A host of `from` sends many packets, and some of them are lost.
+    Stream { from: bool, count: u8, lost: u64 },
+    /// A packet that was held back arrives.
+    Late { index: u8 },
+    /// A gateway sees bytes that may be no packet.
+    Seen { by: bool, leaves: bool, bytes: Vec<u8> },
+    /// A datagram between the gateways arrives.
+    Datagram { index: u8, stays: bool, change: Change },
+    /// All of them arrive.
+    Datagrams,
+    /// Anybody's bytes arrive at a gateway.
+    Hostile { to: bool, bytes: Vec<u8> },
+    /// Time passes, in units of a tenth of a millisecond.
+    Wait { units: u16 },
+    /// A gateway changes its code.
+    Recode { at: bool, code: Option<Parameters> },
+    /// A gateway starts anew.
+    Restart { at: bool },
+    /// A gateway's tap missed packets.
+    Missed { at: bool, count: u8 },
+}
+
+#[derive(Arbitrary, Debug)]
+enum Fate {
+    Arrives,
+    Lost,
+    Held,
+}
+
+#[derive(Arbitrary, Debug)]
+enum Change {
+    None,
+    Flip { at: u16, bit: u8 },
+    Cut { len: u16 },
+    Overwrite { at: u16, bytes: Vec<u8> },
+}
+
+#[derive(Arbitrary, Debug)]
+enum Parameters {
+    Layered { r: u8, interleaves: [u8; 3], delay_xors: bool },
+    ReedSolomon { r: u8, c: u8, interleave: u8 },
+    Window { window: u8, repairs: u8, packets: u8 },
+}
+
+impl Parameters {
+    /// Some of them are refused; then nothing must change.
+    fn code(&self) -> Code {
+        match *self {
+            Parameters::Layered { r, interleaves, delay_xors } => {
+                let interleaves = interleaves.map(|i| u16::from(i % 64)).to_vec();
+                Code::Layered(layered::Parameters { r: r % 16, interleaves, delay_xors })
+            }
+            Parameters::ReedSolomon { r, c, interleave } => {
+                let (r, c, interleave) = (r % 64, c % 8, u16::from(interleave % 8));
+                Code::ReedSolomon(reed_solomon::Parameters { r, c, interleave })
+            }
+            Parameters::Window { window, repairs, packets } => {
+                Code::Window(window::Parameters { window, repairs: repairs % 8, packets })
+            }
+        }
+    }
+}
+
+struct World {
+    now: Instant,
+    planes: [Plane; 2],
+    /// What each side's hosts sent.
+    sent: [HashSet<Vec<u8>>; 2],
+    held: Vec<(usize, Vec<u8>)>,
+    datagrams: Vec<(usize, Vec<u8>)>,
+    next: u32,
+}
+
+/// Most datagrams on their way; the oldest are lost.
+const MOST_DATAGRAMS: usize = 256;
+
+fuzz_target!(|input: Input| {
+    let code = first_code();
+    let planes =
+        if input.up { pair(&code) } else { [plane(0, code.clone()), plane(1, code.clone())] };
+    let mut world = World {
+        now: Instant::ZERO + Duration::from_secs(3),
+        planes,
+        sent: Default::default(),
+        held: vec![],
+        datagrams: vec![],
+        next: 0,
+    };
+    for step in input.steps.iter().take(400) {
+        world.step(step);
+        world.check();
+    }
+});
+
+impl World {
+    fn step(&mut self, step: &Step) {
+        match *step {
+            Step::Send { from, v6, len, filler, ttl, tos, ref fate } => {
+                let len = usize::from(len) % (MTU + 100);
+                let packet = packet(from.into(), v6, len, filler, Hop { ttl, tos });
+                self.send(from.into(), packet, fate);
+            }
+            Step::Stream { from, count, lost } => self.stream(from.into(), count, lost),
+            Step::Late { index } => {
+                if let Some(index) = usize::from(index).checked_rem(self.held.len()) {
+                    let (from, mut packet) = self.held.swap_remove(index);
+                    self.planes[1 - from].handle_incoming(self.now, &mut packet);
+                }
+            }
+            Step::Seen { by, leaves, ref bytes } => self.seen(by.into(), leaves, bytes),
+            Step::Datagram { index, stays, ref change } => self.datagram(index, stays, change),
+            Step::Datagrams => {
+                for (from, mut datagram) in std::mem::take(&mut self.datagrams) {
+                    self.arrive(from, &mut datagram);
+                }
+            }
+            Step::Hostile { to, ref bytes } => self.arrive(1 - usize::from(to), &mut bytes.clone()),
+            Step::Wait { units } => self.wait(Duration::from_micros(u64::from(units) * 100)),
+            Step::Recode { at, ref code } => {
+                let peer = peer(at.into(), code.as_ref().map(Parameters::code));
+                let _ = self.planes[usize::from(at)].change(vec![peer], self.now);
+            }
+            Step::Restart { at } => self.planes[usize::from(at)] = plane(at.into(), first_code()),
+            Step::Missed { at, count } => {
+                let plane = &mut self.planes[usize::from(at)];
+                plane.miss_outgoing(count.into());
+                plane.miss_incoming();
+            }
+        }
+    }
+
+    fn send(&mut self, from: usize, packet: Vec<u8>, fate: &Fate) {
+        self.planes[from].handle_outgoing(self.now, &mut packet.clone());
+        match fate {
+            Fate::Arrives => {
+                self.planes[1 - from].handle_incoming(self.now, &mut packet.clone());
+            }
+            Fate::Lost => {}
+            Fate::Held => self.held.push((from, packet.clone())),
+        }
+        self.sent[from].insert(packet);
+    }
+
+    /// Packets like no others, a tenth of a millisecond apart.
+    fn stream(&mut self, from: usize, count: u8, lost: u64) {
+        for i in 0..count {
+            self.next += 1;
+            let mut packet = packet(from, false, 40, 0, Hop { ttl: 60, tos: 0 });
+            packet[20..24].copy_from_slice(&self.next.to_be_bytes());
+            let fate = if lost >> (i % 64) & 1 == 1 { Fate::Lost } else { Fate::Arrives };
+            self.send(from, packet, &fate);
+            self.wait(Duration::from_micros(100));
+        }
+    }
+
+    fn seen(&mut self, by: usize, leaves: bool, bytes: &[u8]) {
+        if !leaves {
+            self.planes[by].handle_incoming(self.now, &mut bytes.to_vec());
+            return;
+        }
+        self.planes[by].handle_outgoing(self.now, &mut bytes.to_vec());
+        if let Ok(header) = Header::parse(bytes) {
+            // A router sends no packet on whose checksum is wrong; a recovery makes it right.
+            let mut packet = bytes[..header.total_len].to_vec();
+            let hop = ip::normalise(&mut packet);
+            ip::restore(&mut packet, hop);
+            self.sent[by].insert(packet);
+        }
+    }
+
+    fn datagram(&mut self, index: u8, stays: bool, change: &Change) {
+        let Some(index) = usize::from(index).checked_rem(self.datagrams.len()) else { return };
+        let (from, mut datagram) = self.datagrams[index].clone();
+        if !stays {
+            self.datagrams.remove(index);
+        }
+        let len = datagram.len();
+        match *change {
+            Change::None => {}
+            Change::Flip { at, bit } => datagram[usize::from(at) % len] ^= 1 << (bit % 8),
+            Change::Cut { len: left } => datagram.truncate(usize::from(left) % (len + 1)),
+            Change::Overwrite { at, ref bytes } => {
+                let into = datagram[usize::from(at) % len..].iter_mut();
+                into.zip(bytes).for_each(|(to, from)| *to = *from);
+            }
+        }
+        self.arrive(from, &mut datagram);
+    }
+
+    fn arrive(&mut self, from: usize, datagram: &mut [u8]) {
+        self.planes[1 - from].handle_datagram(self.now, endpoint(from), datagram);
+        self.collect();
+    }
+
+    fn wait(&mut self, time: Duration) {
+        let end = self.now + time;
+        for _ in 0..1_000 {
+            let next = self.planes.iter().filter_map(Plane::poll_timeout).min();
+            let Some(next) = next.filter(|&next| next <= end) else { break };
+            self.now = self.now.max(next);
+            self.planes.iter_mut().for_each(|plane| plane.handle_timeout(self.now));
+            self.collect();
+        }
+        self.now = end;
+        self.collect();
+    }
+
+    fn collect(&mut self) {
+        for from in 0..2 {
+            let fresh = drain(&mut self.planes[from]);
+            self.datagrams.extend(fresh.into_iter().map(|datagram| (from, datagram)));
+        }
+        let surplus = self.datagrams.len().saturating_sub(MOST_DATAGRAMS);
+        self.datagrams.drain(..surplus);
+    }
+
+    fn check(&mut self) {
+        self.collect();
+        for (side, plane) in self.planes.iter_mut().enumerate() {
+            for packet in plane.injections().iter() {
+                assert!(self.sent[1 - side].contains(packet), "never sent: {packet:02x?}");
+            }
+            plane.injections().clear();
+            // Beside the receiver's memory: the bins and names of the largest code here.
+            assert!(plane.memory() < MEMORY + (1 << 20), "{} bytes", plane.memory());
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Writes the first inputs of each target into the corpus: genuine messages, so that the fuzzer
+//! need not invent their form.
+//!
+//! Usage: `seeds CORPUS` makes `CORPUS/<target>/seed-<n>`.
+
+use std::path::{Path, PathBuf};
+use std::{env, fs, io};
+
+use viaduct_fuzz::{first_code, packet, plane, settle};
+use viaduct_proto::fec::{Code, reed_solomon, window};
+use viaduct_proto::repair::Plane;
+use viaduct_proto::repair::identity::IdentityKey;
+use viaduct_proto::repair::stats::LossReport;
+use viaduct_proto::repair::wire::{Announcement, emit_repair, emit_report};
+use viaduct_proto::rng::Rng;
+use viaduct_proto::wire::ip::Hop;
+
+const LINKS: [&str; 6] = [
+    "rate=200M,delay=50ms,jitter=500us,queue=100ms/256kB",
+    "loss=0.1%+0.1%x30,reorder=1%:5ms,duplicate=0.5%,corrupt=0.01%",
+    "loss=1%,burst=8",
+    "loss=ge:0.1%:10%:0:100%",
+    "loss=trace:1000:3:500:1:once",
+    "",
+];
+
+fn main() -> io::Result<()> {
+    let Some(corpus) = env::args_os().nth(1).map(PathBuf::from) else {
+        eprintln!("usage: seeds CORPUS");
+        std::process::exit(2);
+    };
+    let hop = Hop { ttl: 63, tos: 0x2e };
+    let packets = [(false, 40), (true, 40), (false, 1_000)];
+    let packets = packets.map(|(v6, len)| packet(0, v6, len, 7, hop)).to_vec();
+    let messages = messages(&packets);
+    write(&corpus, "link", &LINKS.map(|text| text.as_bytes().to_vec()))?;
+    write(&corpus, "ip", &packets)?;
+    write(&corpus, "wire", &[messages, datagrams(&packets)].concat())?;
+    // These read sequences of operations: any bytes are some.
+    for target in ["decoders", "codes", "messages", "plane"] {
+        write(&corpus, target, &noise(target))?;
+    }
+    Ok(())
+}
+
+fn write(corpus: &Path, target: &str, inputs: &[Vec<u8>]) -> io::Result<()> {
+    let folder = corpus.join(target);
+    fs::create_dir_all(&folder)?;
+    for (number, input) in inputs.iter().enumerate() {
+        fs::write(folder.join(format!("seed-{number}")), input)?;
+    }
+    Ok(())
+}
+
+/// Opened messages: a report, and repairs of every code.
+fn messages(packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    let codes = [
+        first_code(),
+        Code::ReedSolomon(reed_solomon::Parameters { r: 3, c: 2, interleave: 1 }),
+        Code::Window(window::Parameters { window: 4, repairs: 1, packets: 2 }),
+    ];
+    let key = IdentityKey::new(&[7; 32]);
+    let mut report = Vec::new();
+    emit_report(&LossReport { highest: 9, covered: 8, lost: 2, ..Default::default() }, &mut report);
+    let mut messages = vec![report];
+    for code in codes {
+        let mut encoder = code.build_encoder(1).expect("a code that works");
+        for packet in packets {
+            encoder.push(packet, &mut |repair| {
+                let named = (0..repair.cover.count).map(|position| Announcement {
+                    position,
+                    identity: key.name(packet),
+                    hop: Hop { ttl: 63, tos: 0 },
+                });
+                let mut message = Vec::new();
+                emit_repair(&repair, named.collect::<Vec<_>>().into_iter(), &mut message);
+                messages.push(message);
+            });
+        }
+    }
+    messages
+}
+
+/// What two gateways say to each other: a handshake, reports, and repairs of `packets`.
+fn datagrams(packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    let mut planes = [plane(0, first_code()), plane(1, first_code())];
+    let mut said = Vec::new();
+    for round in 0..12 {
+        let now = planes.iter().filter_map(Plane::poll_timeout).min().unwrap_or_default();
+        planes.iter_mut().for_each(|plane| plane.handle_timeout(now));
+        if round == 6 {
+            packets.iter().for_each(|packet| planes[0].handle_outgoing(now, &mut packet.clone()));
+        }
+        said.extend(settle(&mut planes, now).into_iter().map(|(_, datagram)| datagram));
+    }
+    said.truncate(16);
+    said
+}
+
+/// Bytes of a few lengths, small values more often than large ones.
+fn noise(target: &str) -> Vec<Vec<u8>> {
+    let mut rng = Rng::from_seed(target.len() as u64);
+    let byte = |rng: &mut Rng| (rng.next_u64() as u8) >> rng.below(8);
+    [64, 256, 1_024, 4_096].map(|len| (0..len).map(|_| byte(&mut rng)).collect()).to_vec()
+}

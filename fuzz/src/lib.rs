@@ -1,0 +1,119 @@
+//! What the targets share: two gateways that know each other, and packets between their sites.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, LazyLock, Mutex};
+
+use viaduct_proto::fec::{Code, layered};
+use viaduct_proto::repair::{Entropy, Local, PeerConfig, Plane, SecretKey, Sites};
+use viaduct_proto::rng::Rng;
+use viaduct_proto::time::{Duration, Instant};
+use viaduct_proto::wire::ip::{self, Hop};
+
+/// Longest packet that is encoded.
+pub const MTU: usize = 1_200;
+/// Bytes that each side has for received packets and waiting repairs.
+pub const MEMORY: usize = 1 << 18;
+
+/// Making keys is slow, so they are made once.
+static SECRETS: LazyLock<[SecretKey; 2]> =
+    LazyLock::new(|| [SecretKey::from_bytes([1; 32]), SecretKey::from_bytes([2; 32])]);
+
+/// The code that both sides begin with.
+pub fn first_code() -> Code {
+    Code::Layered(layered::Parameters::new(8, &[1, 11, 19]))
+}
+
+/// Where the gateway of `side` (0 or 1) listens.
+pub fn endpoint(side: usize) -> SocketAddr {
+    SocketAddr::from(([192, 0, 2, side as u8 + 1], 7400))
+}
+
+/// How `side` sees the other.
+pub fn peer(side: usize, code: Option<Code>) -> PeerConfig {
+    static PUBLIC: LazyLock<[viaduct_proto::repair::PublicKey; 2]> =
+        LazyLock::new(|| [SECRETS[0].public(), SECRETS[1].public()]);
+    let site = |n: usize| {
+        let texts = [format!("10.{n}.0.0/16"), format!("fd00:{n}::/32")];
+        texts.iter().map(|text| text.parse().expect("a prefix")).collect()
+    };
+    PeerConfig {
+        name: "peer".to_owned(),
+        key: PUBLIC[1 - side],
+        endpoint: Some(endpoint(1 - side)),
+        sites: Sites { local: site(side), remote: site(1 - side) },
+        code,
+        flush_after: Duration::from_millis(8),
+        rekey_after: Duration::from_secs(20),
+        longest: MTU,
+        memory: MEMORY,
+    }
+}
+
+/// The gateway of `side`.
+pub fn plane(side: usize, code: Code) -> Plane {
+    let rng = Mutex::new(Rng::from_seed(side as u64));
+    let entropy: Entropy =
+        Arc::new(move |out: &mut [u8]| rng.lock().expect("one thread").fill(out));
+    let secret = SECRETS[side].clone();
+    let local = Local { secret, entropy, unix_nanos_at_zero: 1_700_000_000_000_000_000 };
+    Plane::new(local, vec![peer(side, Some(code))], Instant::ZERO).expect("a code that works")
+}
+
+/// A packet of about `len` bytes from a host of `from` to one of the other side.
+pub fn packet(from: usize, v6: bool, len: usize, filler: u8, hop: Hop) -> Vec<u8> {
+    let head = if v6 { 40 } else { 20 };
+    let mut packet = vec![filler; head + len];
+    let (source, destination) = (from as u8, 1 - from as u8);
+    if v6 {
+        packet[..40].fill(0);
+        packet[0] = 0x60;
+        packet[4..6].copy_from_slice(&(len as u16).to_be_bytes());
+        packet[6] = 17;
+        packet[8..12].copy_from_slice(&[0xfd, 0, 0, source]);
+        packet[24..28].copy_from_slice(&[0xfd, 0, 0, destination]);
+    } else {
+        packet[..20].fill(0);
+        packet[0] = 0x45;
+        packet[2..4].copy_from_slice(&((head + len) as u16).to_be_bytes());
+        packet[9] = 17;
+        packet[12..20].copy_from_slice(&[10, source, 0, 1, 10, destination, 0, 1]);
+    }
+    ip::restore(&mut packet, hop);
+    packet
+}
+
+/// The datagrams that `plane` wants sent.
+pub fn drain(plane: &mut Plane) -> Vec<Vec<u8>> {
+    let datagrams = plane.transmits().map(|(_, datagram)| datagram.to_vec()).collect();
+    plane.clear_transmits();
+    datagrams
+}
+
+/// Carries all datagrams between the two, none lost, until there are none; returns them, each with
+/// its sender.
+pub fn settle(planes: &mut [Plane; 2], now: Instant) -> Vec<(usize, Vec<u8>)> {
+    let mut carried = Vec::new();
+    loop {
+        let before = carried.len();
+        for from in 0..2 {
+            for datagram in drain(&mut planes[from]) {
+                carried.push((from, datagram.clone()));
+                planes[1 - from].handle_datagram(now, endpoint(from), &mut datagram.clone());
+            }
+        }
+        if carried.len() == before {
+            return carried;
+        }
+    }
+}
+
+/// Two gateways that have shaken hands.
+pub fn pair(code: &Code) -> [Plane; 2] {
+    let mut planes = [plane(0, code.clone()), plane(1, code.clone())];
+    for _ in 0..4 {
+        let next = planes.iter().filter_map(Plane::poll_timeout).min().unwrap_or_default();
+        planes.iter_mut().for_each(|plane| plane.handle_timeout(next));
+        settle(&mut planes, next);
+    }
+    planes
+}
