@@ -6,8 +6,8 @@ help:             ## what can be made
 
 demo:             ## two sites, a bad link, four ways across, one table
 	@scripts/need run
-	@cargo build --release --locked --quiet --bin viaduct
-	@target/release/viaduct demo
+	@[ -e target/release/viaduct ] || echo "building: some minutes the first time"
+	@cargo run --release --locked --quiet --bin viaduct -- demo
 
 build:            ## target/release/viaduct
 	@scripts/need build
@@ -30,7 +30,7 @@ bench:            ## absolute figures of the cores, with memcpy measured beside 
 	@cargo run --locked --quiet --release -p viaduct-proto --example bounds
 
 fuzz:             ## every parser that reads the network, FUZZ_SECONDS each (default 60)
-	@scripts/need build
+	@scripts/need fuzz
 	scripts/fuzz $${FUZZ_SECONDS:-60}
 
 clean:

@@ -3,8 +3,9 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// The demo, with its report in a fresh directory of this test's own.
@@ -54,10 +55,8 @@ fn four_programs_cross_a_bad_link_and_viaduct_wins_back_what_loss_takes() {
     assert!(!fetches.iter().any(|fetch| page.contains(fetch)), "the page must stand alone");
 }
 
-#[test]
-fn ctrl_c_ends_it_soon_and_shows_what_there_is() {
-    let (mut command, dir) = demo("demo-ctrl-c", &["--quick"]);
-    let mut demo = command.spawn().unwrap();
+/// Presses Ctrl-C once the first program runs (the web server is up then); what the demo said.
+fn interrupted(mut demo: Child) -> Output {
     let mut lines = BufReader::new(demo.stderr.take().unwrap()).lines();
     let first = lines.next().unwrap().unwrap();
     assert!(first.contains("[1/8] plain kernel: iperf3 (TCP cubic)"), "{first}");
@@ -65,10 +64,51 @@ fn ctrl_c_ends_it_soon_and_shows_what_there_is() {
     assert!(interrupt.success());
     let asked = Instant::now();
     let output = demo.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(130), "{}", said(&output));
     assert!(asked.elapsed() < Duration::from_secs(5));
-    assert!(said(&output).contains("Stopped: the table is partial."), "{}", said(&output));
-    assert!(dir.join("report/demo.json").exists(), "what was found until then is kept");
+    assert_eq!(output.status.code(), Some(130), "{}", said(&output));
+    output
+}
+
+#[test]
+fn ctrl_c_ends_it_soon_and_keeps_what_there_is() {
+    let (mut command, dir) = demo("demo-ctrl-c", &["--quick"]);
+    let output = interrupted(command.spawn().unwrap());
+    assert!(said(&output).contains("Stopped"), "{}", said(&output));
+    let result = fs::read(dir.join("report/demo.json")).unwrap();
+    let result: serde_json::Value = serde_json::from_slice(&result).unwrap();
+    assert_eq!(result["ended"], "stopped");
+}
+
+#[test]
+fn without_root_it_runs_as_well_or_says_what_forbids_it() {
+    // Where nobody may read and write.
+    let dir = std::env::temp_dir().join(format!("viaduct-test-demo-{}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
+    let binary = dir.join("viaduct");
+    fs::copy(env!("CARGO_BIN_EXE_viaduct"), &binary).unwrap();
+    let allowed = {
+        let mut unshare = nobody(Path::new("unshare"));
+        unshare.args(["--user", "--map-root-user", "--net", "test", "-w", "/dev/net/tun"]);
+        unshare.stderr(Stdio::null()).status().unwrap().success()
+    };
+    let mut command = nobody(&binary);
+    command.args(["demo", "--quick"]).current_dir(&dir).stdin(Stdio::null());
+    let demo = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    if allowed {
+        interrupted(demo);
+    } else {
+        let text = said(&demo.wait_with_output().unwrap());
+        assert!(text.contains("user namespace") || text.contains("/dev/net/tun"), "{text}");
+    }
+    fs::remove_dir_all(&dir).unwrap();
+}
+
+/// `program`, run by the user nobody.
+fn nobody(program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(program);
+    command
 }
 
 #[test]

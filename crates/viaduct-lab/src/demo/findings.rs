@@ -115,6 +115,11 @@ pub(super) struct Findings {
 }
 
 impl Findings {
+    /// Whether no program has run to its end.
+    pub(super) fn is_empty(&self) -> bool {
+        self.figures.is_empty()
+    }
+
     /// Notes what `program` got.
     pub(super) fn add(&mut self, program: Program, way: Way, figure: Figure) {
         self.figures.push((program, way, figure));

@@ -59,7 +59,10 @@ pub fn execute(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     let mut outcome = experiment::perform(&crossing, &options);
     outcome.command = args.command();
     let page = keep(args, &outcome)?;
-    say(&screen::table(args, &crossing.findings(), colours()));
+    let findings = crossing.findings();
+    if !findings.is_empty() {
+        say(&screen::table(args, &findings, colours()));
+    }
     say(&screen::ending(&outcome, &page));
     let _ = std::io::stdout().flush();
     match &outcome.ended {

@@ -19,10 +19,12 @@ pub(super) fn introduction(args: &DemoArgs) -> String {
     };
     let wire = format!("  programs ── gateway ══ {link} ══ gateway ── programs");
     let width = wire.chars().count();
+    let loss = format!("{loss:^width$}");
+    let loss = loss.trim_end();
     let time = if args.quick { "40 seconds" } else { "two and a half minutes" };
     let sites = format!("  site A{:>1$}", "site B", width - 8);
     format!(
-        "\n{sites}\n{wire}\n{loss:^width$}\n\n\
+        "\n{sites}\n{wire}\n{loss}\n\n\
          Four unmodified programs cross this link: first with the kernel alone, then with a\n\
          Viaduct gateway at each site, which sends repairs beside the packets and rebuilds what\n\
          the link lost. It takes about {time}; Ctrl-C ends it.\n\n"

@@ -101,9 +101,10 @@ fn start_any(host: &Host, scratch: &Scratch) -> Result<(&'static str, Process), 
 
 fn start_nginx(host: &Host, scratch: &Scratch) -> Result<Process, TopologyError> {
     let dir = scratch.path().display();
-    // One process, in the foreground, that writes nowhere but into the scratch directory.
+    // One process, in the foreground, that writes nowhere but into the scratch directory; as root,
+    // who may be the only user that there is (in a user namespace).
     let config = format!(
-        "daemon off; master_process off; pid {dir}/pid; error_log stderr;
+        "daemon off; master_process off; user root root; pid {dir}/pid; error_log stderr;
          events {{}}
          http {{
            access_log off; sendfile on;
