@@ -75,7 +75,7 @@ impl Parameters {
     fn code(&self) -> Code {
         match *self {
             Parameters::Layered { r, interleaves, delay_xors } => {
-                let interleaves = interleaves.map(|i| u16::fromi).to_vec();
+                let interleaves = interleaves.map(|i| u16::from(i % 64)).to_vec();
                 Code::Layered(layered::Parameters { r: r % 16, interleaves, delay_xors })
             }
             Parameters::ReedSolomon { r, c, interleave } => {
