@@ -160,13 +160,13 @@ fn listing() -> String {
 }
 
 /// Whether stdout is a terminal whose owner has nothing against colours.
-fn colours() -> bool {
+pub(crate) fn colours() -> bool {
     let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     std::io::stdout().is_terminal() && !refused
 }
 
 /// Prints to stdout; that nobody reads on (`| head`) is no error.
-fn say(text: &str) {
+pub(crate) fn say(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 

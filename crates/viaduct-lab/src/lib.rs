@@ -5,10 +5,12 @@
 //!    |           |                    └───> emulator      the link between the gateways
 //!    |           └──> experiment: what a run is; results as JSON, a table, an exit status
 //!    ├──> report: one HTML page of all results
-//!    └──> shell: a terminal inside a world
+//!    ├──> shell: a terminal inside a world
+//!    └──> demo: the one experiment that a person who has read nothing understands
 //! ```
 
 pub mod cli;
+pub mod demo;
 pub mod emulator;
 pub mod experiment;
 pub mod experiments;

@@ -46,6 +46,9 @@ enum Command {
     /// Make and show keys
     #[command(subcommand)]
     Key(key::KeyCommand),
+    /// Two sites, a link that loses packets, four programs across it: without and with Viaduct
+    #[cfg(feature = "lab")]
+    Demo(viaduct_lab::demo::DemoArgs),
     /// Worlds in network namespaces, and experiments in them
     #[cfg(feature = "lab")]
     #[command(subcommand)]
@@ -72,6 +75,8 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Status { which, json } => status::status(&which, json)?,
         Command::Top { which } => status::top(&which)?,
         Command::Key(command) => key::run(&command)?,
+        #[cfg(feature = "lab")]
+        Command::Demo(args) => return viaduct_lab::demo::execute(&args),
         #[cfg(feature = "lab")]
         Command::Lab(command) => return viaduct_lab::cli::execute(command),
     }

@@ -2,6 +2,7 @@
 
 mod lab;
 mod maelstrom;
+mod statistics;
 
 use crate::experiment::Experiment;
 
@@ -9,8 +10,15 @@ use crate::experiment::Experiment;
 #[rustfmt::skip] // one line each
 pub const ALL: &[&dyn Experiment] = &[
     &lab::forwarding_plain::ForwardingPlain,
+    &lab::link::Link,
+    &lab::link_capacity::LinkCapacity,
     &maelstrom::throughput_loss::ThroughputLoss,
+    &maelstrom::throughput_delay::ThroughputDelay,
+    &maelstrom::throughput_gigabit::ThroughputGigabit,
     &maelstrom::throughput_burst::ThroughputBurst,
+    &maelstrom::latency_loss::LatencyLoss,
+    &maelstrom::latency_delay::LatencyDelay,
+    &maelstrom::delivery_trace::DeliveryTrace,
     &maelstrom::forwarding::Forwarding,
 ];
 

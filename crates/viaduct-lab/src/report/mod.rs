@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-use crate::experiment::load_all;
+use crate::experiment::{Outcome, load_all};
 
 /// Reads every result in `results` and writes `index.html` into `out`, which is made if missing.
 ///
@@ -21,9 +21,17 @@ pub fn write(results: &Path, out: &Path) -> anyhow::Result<PathBuf> {
         "{}: no results yet; `viaduct lab run NAME` makes some",
         results.display()
     );
+    write_page(&outcomes, out)
+}
+
+/// Writes `index.html` about `outcomes` into `out`, which is made if missing.
+///
+/// # Returns
+/// Where the page is.
+pub fn write_page(outcomes: &[Outcome], out: &Path) -> anyhow::Result<PathBuf> {
     std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
     let path = out.join("index.html");
-    std::fs::write(&path, page::render(&outcomes)?)
+    std::fs::write(&path, page::render(outcomes)?)
         .with_context(|| format!("cannot write {}", path.display()))?;
     Ok(path)
 }

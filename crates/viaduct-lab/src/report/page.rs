@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::experiment::{About, Check, Ended, Outcome, Point, Series, number};
-use crate::experiments;
+use crate::{demo, experiments};
 
 use super::plot;
 
@@ -30,13 +30,17 @@ pub(super) fn render(outcomes: &[Outcome]) -> anyhow::Result<String> {
 }
 
 fn position(outcome: &Outcome) -> usize {
-    let names = experiments::ALL.iter().map(|experiment| experiment.about().name);
-    names.into_iter().position(|name| name == outcome.experiment).unwrap_or(usize::MAX)
+    abouts().position(|about| about.name == outcome.experiment).unwrap_or(usize::MAX)
 }
 
 fn about(outcome: &Outcome) -> Option<About> {
-    let mut abouts = experiments::ALL.iter().map(|experiment| experiment.about());
-    abouts.find(|about| about.name == outcome.experiment)
+    abouts().find(|about| about.name == outcome.experiment)
+}
+
+/// Of everything that leaves results.
+fn abouts() -> impl Iterator<Item = About> {
+    let experiments = experiments::ALL.iter().map(|experiment| experiment.about());
+    std::iter::once(demo::ABOUT).chain(experiments)
 }
 
 fn summary(outcomes: &[&Outcome]) -> String {

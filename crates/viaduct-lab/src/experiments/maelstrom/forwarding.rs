@@ -98,7 +98,8 @@ fn measure(run: &mut Run, c: Option<usize>, seconds: u32) -> Result<Found> {
 }
 
 fn flow(seconds: u32, pace: Option<u64>) -> Iperf {
-    Iperf { pace, ..Iperf::tcp("cubic", seconds, 1) }
+    let flow = Iperf::tcp("cubic", seconds, 1);
+    pace.map_or(flow.clone(), |bits| flow.paced(bits, 128 << 10))
 }
 
 /// Packets that A's gateway has protected, and all that it should have.

@@ -1,7 +1,13 @@
 //! Maelstrom's figures: what FEC gateways do for unmodified programs on a lossy link.
 
+pub(super) mod delivery_trace;
 pub(super) mod forwarding;
+pub(super) mod latency_delay;
+pub(super) mod latency_loss;
+mod stream;
 pub(super) mod throughput_burst;
+pub(super) mod throughput_delay;
+pub(super) mod throughput_gigabit;
 pub(super) mod throughput_loss;
 
 use viaduct_proto::link::LinkConfig;

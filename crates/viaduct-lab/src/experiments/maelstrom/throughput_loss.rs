@@ -24,7 +24,8 @@ impl Experiment for ThroughputLoss {
     }
 
     fn run(&self, run: &mut Run) -> anyhow::Result<()> {
-        let losses: &[f64] = run.choose(&[0.0, 1e-4, 1e-3, 0.01, 0.02, 0.05, 0.1], &[0.0, 0.01]);
+        let losses: &[f64] =
+            run.choose(&[0.0, 1e-4, 1e-3, 5e-3, 0.01, 0.02, 0.05, 0.1], &[0.0, 0.01]);
         let (seconds, warm_up) = run.choose((20, 10), (6, 4));
         run.param("link", "200 Mb/s, 50 ms one way, queue 100 ms");
         run.param("code", "(8,3) I=(1,20,40)");
@@ -38,6 +39,7 @@ impl Experiment for ThroughputLoss {
         let plot = plot.log_x();
         let plain = run.series(&plot, "plain kernel");
         let protected = run.series(&plot, "with gateways, (8,3) I=(1,20,40)");
+        let bound = run.series(&plot, "plain kernel, no loss: the upper bound");
         let mut results = Vec::new();
         for &loss in losses {
             let config = format!("rate=200M,delay=50ms,queue=100ms,loss={loss}");
@@ -54,6 +56,8 @@ impl Experiment for ThroughputLoss {
             run.point(plain, x, without);
             run.point(protected, x, with);
             results.push((loss, without, with));
+            // Losses are measured from none upwards.
+            run.point(bound, x, results[0].1);
         }
         checks(run, &results);
         Ok(())

@@ -1,0 +1,168 @@
+//! The experiment: four programs cross the link, without and with gateways.
+
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use super::ABOUT;
+use super::findings::{Figure, Findings, Program, Seen, Way};
+use super::programs::Size;
+use super::settings::{DemoArgs, rounded};
+use crate::experiment::{About, Bound, Experiment, Run};
+use crate::gateways::Gateways;
+use crate::topology::programs::WebServer;
+use crate::world::World;
+
+/// MTU everywhere, as in nearly every network: the gateways lower the MSS a little, so that their
+/// repairs are never fragmented.
+const MTU: u32 = 1500;
+
+/// The demo's experiment.
+#[derive(Debug)]
+pub(super) struct Crossing {
+    args: DemoArgs,
+    findings: Mutex<Findings>,
+}
+
+impl Crossing {
+    /// Over the link that `args` describe.
+    pub(super) fn new(args: DemoArgs) -> Crossing {
+        Crossing { args, findings: Mutex::default() }
+    }
+
+    /// What it found, until now.
+    pub(super) fn findings(&self) -> Findings {
+        self.findings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note(&self, with: impl FnOnce(&mut Findings)) {
+        with(&mut self.findings.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// All programs, one after another.
+    fn cross(&self, run: &mut Run, world: &mut World, web: &WebServer) -> anyhow::Result<()> {
+        let size = Size::new(&self.args);
+        let way = if world.gateways().is_some() { Way::Viaduct } else { Way::Plain };
+        let mut before = Seen::default();
+        for program in Program::ALL {
+            run.step(&format!("{}: {}", way.name(), program.name(&size)))?;
+            let figure = program.measure(run, world, web, &size, way)?;
+            self.note(|findings| findings.add(program, way, figure));
+            if let Some(gateways) = world.gateways() {
+                let seen = seen_by(gateways)?;
+                self.note(|findings| findings.add_seen(program, seen - before));
+                before = seen;
+            }
+        }
+        Ok(())
+    }
+
+    fn params(&self, run: &mut Run) {
+        let size = Size::new(&self.args);
+        run.param("link", self.args.link().to_string());
+        run.param("code", self.args.code());
+        run.param("mtu", MTU);
+        run.param("file_bytes", size.file);
+        run.congestion_control("cubic");
+        run.congestion_control("bbr");
+    }
+
+    /// What the demo promises, of its own link alone.
+    fn checks(&self, run: &mut Run) {
+        let findings = self.findings();
+        let factor = |program| findings.factor(program).unwrap_or(f64::NAN);
+        if self.args.is_standard() {
+            let name = "cubic with Viaduct over plain cubic";
+            run.check(name, factor(Program::Cubic), Bound::AtLeast(20.0));
+            if !self.args.quick {
+                let name = "time of the plain download over that with Viaduct";
+                run.check(name, factor(Program::Download), Bound::AtLeast(2.0));
+                let name = "p99 delay of plain messages over that with Viaduct";
+                run.check(name, factor(Program::Messages), Bound::AtLeast(1.5));
+            }
+        }
+    }
+}
+
+impl Experiment for Crossing {
+    fn about(&self) -> About {
+        ABOUT
+    }
+
+    fn run(&self, run: &mut Run) -> anyhow::Result<()> {
+        self.params(run);
+        run.steps(2 * Program::ALL.len());
+        let mut world = World::new((MTU, MTU), &self.args.link(), run.seed(), run.journal())?;
+        // A web server cannot be told its congestion control; its host can.
+        world.b1().set_congestion_control("cubic")?;
+        let web = WebServer::start(world.b1(), Size::new(&self.args).file, run.seed())?;
+        run.param("web_server", web.software());
+        self.cross(run, &mut world, &web)?;
+        world.protect(&self.args.gateways())?;
+        let before = queue_drops(&world)?;
+        self.cross(run, &mut world, &web)?;
+        let overfilled = queue_drops(&world)? - before;
+        run.param("queue_drops_with_viaduct", overfilled);
+        self.note(|findings| findings.overfilled = overfilled);
+        self.figures(run);
+        self.checks(run);
+        Ok(())
+    }
+}
+
+impl Crossing {
+    /// The table's figures and what the gateways saw, for the JSON.
+    fn figures(&self, run: &mut Run) {
+        let findings = self.findings();
+        for (program, seen) in findings.seen() {
+            let key = format!("{program:?}").to_lowercase();
+            run.param(&format!("{key}_repair_bytes_per_data_byte"), rounded(seen.overhead()));
+            run.param(&format!("{key}_packets_lost"), seen.lost);
+            run.param(&format!("{key}_packets_rebuilt"), seen.recovered);
+        }
+        for program in Program::ALL {
+            for way in [Way::Plain, Way::Viaduct] {
+                let key = format!("{program:?}_{way:?}").to_lowercase();
+                match findings.figure(program, way) {
+                    Some(Figure::Throughput(rate)) => {
+                        run.param(&format!("{key}_mbps"), rounded(rate / 1e6));
+                    }
+                    Some(Figure::Took(time)) => {
+                        run.param(&format!("{key}_seconds"), rounded(time.as_secs_f64()));
+                    }
+                    Some(Figure::Delays { median, p99 }) => {
+                        let ms = |time: &Duration| rounded(time.as_secs_f64() * 1e3);
+                        run.param(&format!("{key}_median_ms"), ms(median));
+                        run.param(&format!("{key}_p99_ms"), ms(p99));
+                    }
+                    Some(Figure::GaveUp(_) | Figure::None(_)) | None => {}
+                }
+            }
+        }
+    }
+}
+
+/// Packets that found the link's queue full, so far.
+fn queue_drops(world: &World) -> anyhow::Result<u64> {
+    let Some(emulator) = world.emulator() else { return Ok(0) };
+    let stats = emulator.stats()?;
+    Ok(stats.a_to_b.queue_dropped + stats.b_to_a.queue_dropped)
+}
+
+/// How long after a program's end the fate of its packets is counted: a gateway settles it after a
+/// second and publishes its counters ten times a second.
+const SETTLED: Duration = Duration::from_millis(1400);
+
+/// What both gateways have seen since they started.
+fn seen_by(gateways: &Gateways) -> anyhow::Result<Seen> {
+    thread::sleep(SETTLED);
+    let mut seen = Seen::default();
+    for gateway in [&gateways.a, &gateways.b] {
+        let peer = gateway.status()?.peer();
+        seen.data += peer.sender.bytes;
+        seen.repairs += peer.sender.repair_bytes;
+        seen.lost += peer.receiver.link.lost;
+        seen.recovered += peer.receiver.link.recovered;
+    }
+    Ok(seen)
+}

@@ -1,0 +1,82 @@
+//! `viaduct demo`: what Viaduct does, shown to a person who has read nothing.
+//!
+//! Four unmodified programs cross an emulated link that loses packets: first as the kernel is, then
+//! with a gateway at each site. It is an experiment like the others, so its result is kept as JSON
+//! and in a report; only its words are its own.
+//!
+//! ```text
+//!   settings ──> crossing: the experiment ──> findings ──> screen: drawing, table, lesson
+//!   (options)      │    4 programs × 2 ways                └─> out/index.html, out/demo.json
+//!                  └──> programs: one run of one program
+//! ```
+
+mod crossing;
+mod findings;
+mod programs;
+mod screen;
+mod settings;
+
+use std::fs;
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+
+use crate::cli::{become_root, colours, say};
+use crate::experiment::{self, About, Ended, Options, Outcome};
+use crate::{report, stop};
+
+use crossing::Crossing;
+pub use settings::DemoArgs;
+
+/// What the demo says of itself.
+pub const ABOUT: About = About {
+    name: "demo",
+    title: "Four programs over a link that loses packets",
+    figure: "Maelstrom, Figures 9, 10 and 11",
+    finding: "TCP collapses at loss rates that links between sites have; gateways that add repairs \
+              mask the loss from unmodified hosts.",
+};
+
+/// Runs the demo. Call it before the process has threads: without root it moves the process into
+/// a user namespace.
+///
+/// # Returns
+/// The exit status: 1 if something could not be measured or a check does not hold, 130 if stopped
+/// by Ctrl-C.
+///
+/// # Errors
+/// If a program is missing, the kernel refuses the namespaces, or the results cannot be written.
+pub fn execute(args: &DemoArgs) -> anyhow::Result<ExitCode> {
+    programs::require()?;
+    fs::create_dir_all(&args.out)
+        .with_context(|| format!("--out: cannot make {}", args.out.display()))?;
+    become_root()?;
+    stop::on_signals().context("cannot handle Ctrl-C")?;
+    let crossing = Crossing::new(args.clone());
+    say(&screen::introduction(args));
+    let options = Options { quick: args.quick, seed: args.seed, ..Options::default() };
+    let mut outcome = experiment::perform(&crossing, &options);
+    outcome.command = args.command();
+    let page = keep(args, &outcome)?;
+    say(&screen::table(args, &crossing.findings(), colours()));
+    say(&screen::ending(&outcome, &page));
+    let _ = std::io::stdout().flush();
+    match &outcome.ended {
+        Ended::Failed(why) => bail!("the demo could not go on: {why}"),
+        Ended::Stopped => Ok(ExitCode::from(130)),
+        Ended::Complete if outcome.holds() => Ok(ExitCode::SUCCESS),
+        Ended::Complete => Ok(ExitCode::FAILURE),
+    }
+}
+
+/// Writes the results and the report; where the report is.
+fn keep(args: &DemoArgs, outcome: &Outcome) -> anyhow::Result<std::path::PathBuf> {
+    debug_assert_eq!(outcome.experiment, ABOUT.name);
+    if let Some(path) = &args.json {
+        experiment::save_as(path, outcome)?;
+    }
+    experiment::save(&args.out, outcome)?;
+    let page = report::write_page(std::slice::from_ref(outcome), &args.out)?;
+    Ok(fs::canonicalize(&page).unwrap_or(page))
+}

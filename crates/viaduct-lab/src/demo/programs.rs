@@ -1,0 +1,212 @@
+//! One run of one program: what it sends, for how long, and what counts.
+
+use std::env;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::ensure;
+
+use super::findings::{Figure, Program, Way};
+use super::settings::DemoArgs;
+use crate::experiment::{Plot, Run};
+use crate::topology::TopologyError;
+use crate::topology::programs::{Carrier, Iperf, Message, TimedMessages, WebServer};
+use crate::world::World;
+
+/// Each program that the demo needs, or another in its place, and Debian's package for it.
+const REQUIRED: [(&[&str], &str); 5] = [
+    (&["ip"], "iproute2"),
+    (&["nft"], "nftables"),
+    (&["iperf3"], "iperf3"),
+    (&["curl"], "curl"),
+    (&["nginx", "python3"], "python3"),
+];
+
+/// Whether all programs are there.
+///
+/// # Errors
+/// If not: with the command that installs the rest.
+pub(super) fn require() -> anyhow::Result<()> {
+    let path = env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    let there = |program: &&str| path.split(':').any(|dir| Path::new(dir).join(program).is_file());
+    let missing = REQUIRED.iter().filter(|(any, _)| !any.iter().any(there));
+    let packages: Vec<&str> = missing.map(|(_, package)| *package).collect();
+    ensure!(
+        packages.is_empty(),
+        "the demo runs real programs, and some are not installed: apt-get install {}",
+        packages.join(" ")
+    );
+    Ok(())
+}
+
+/// How long and how much.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Size {
+    /// Seconds of each iperf3 that count, and seconds before them that do not.
+    cubic: (u32, u32),
+    bbr: (u32, u32),
+    /// Bytes to download.
+    pub(super) file: usize,
+    /// How long a download may take.
+    patience: Duration,
+    /// How long messages are sent.
+    messages: Duration,
+}
+
+impl Size {
+    /// Of a whole demo, or of a quick one.
+    pub(super) fn new(args: &DemoArgs) -> Size {
+        let seconds = Duration::from_secs;
+        let whole = Size {
+            cubic: (15, 5),
+            bbr: (10, 5),
+            file: 4_000_000,
+            patience: seconds(60),
+            messages: seconds(12),
+        };
+        let quick = Size {
+            cubic: (3, 3),
+            bbr: (2, 1),
+            file: 1_000_000,
+            patience: seconds(15),
+            messages: seconds(2),
+        };
+        if args.quick { quick } else { whole }
+    }
+}
+
+/// Messages a second, and bytes of each.
+pub(super) const MESSAGES: (f64, usize) = (50.0, 200);
+
+impl Program {
+    /// As the table names it.
+    pub(super) fn name(self, size: &Size) -> String {
+        match self {
+            Program::Cubic => "iperf3 (TCP cubic)".into(),
+            Program::Bbr => "iperf3 (TCP bbr)".into(),
+            Program::Download => format!("curl, {} MB (TCP cubic)", size.file as f64 / 1e6),
+            Program::Messages => "50 messages/s: median / p99 delay".into(),
+        }
+    }
+
+    /// In a word.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Program::Cubic => "cubic",
+            Program::Bbr => "bbr",
+            Program::Download => "curl",
+            Program::Messages => "messages",
+        }
+    }
+
+    /// Runs it; whatever it measures over time goes into the report.
+    ///
+    /// # Errors
+    /// On Ctrl-C alone: a program that cannot run on a bad link is a finding too.
+    pub(super) fn measure(
+        self,
+        run: &mut Run,
+        world: &World,
+        server: &WebServer,
+        size: &Size,
+        way: Way,
+    ) -> Result<Figure, TopologyError> {
+        let figure = match self {
+            Program::Cubic => iperf(run, world, "cubic", size.cubic, way),
+            Program::Bbr => iperf(run, world, "bbr", size.bbr, way),
+            Program::Download => download(run, world, server, size, way),
+            Program::Messages => messages(run, world, size, way),
+        };
+        match figure {
+            Err(stopped @ TopologyError::Stopped(_)) => Err(stopped),
+            Err(why) => Ok(Figure::None(why.to_string())),
+            Ok(figure) => Ok(figure),
+        }
+    }
+}
+
+impl Way {
+    /// As in a legend.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Way::Plain => "plain kernel",
+            Way::Viaduct => "with Viaduct",
+        }
+    }
+}
+
+fn iperf(
+    run: &mut Run,
+    world: &World,
+    congestion: &str,
+    (seconds, warm_up): (u32, u32),
+    way: Way,
+) -> Result<Figure, TopologyError> {
+    let report = Iperf::tcp(congestion, seconds, warm_up).run(world.a1(), world.b1())?;
+    let plot = Plot::line("Throughput of iperf3", ("time", "s"), ("throughput", "Mb/s"));
+    let series = run.series(&plot, &format!("{congestion}, {}", way.name()));
+    for (second, rate) in &report.intervals {
+        run.point(series, second.round() + 1.0, rate / 1e6);
+    }
+    Ok(Figure::Throughput(report.received))
+}
+
+fn download(
+    run: &mut Run,
+    world: &World,
+    server: &WebServer,
+    size: &Size,
+    way: Way,
+) -> Result<Figure, TopologyError> {
+    let figure = match server.download(world.a1(), size.patience) {
+        Ok(download) => Figure::Took(download.time),
+        Err(TopologyError::TimedOut { after, .. }) => Figure::GaveUp(after),
+        Err(other) => return Err(other),
+    };
+    if let Figure::Took(time) | Figure::GaveUp(time) = &figure {
+        let title = format!("Download of {} MB with curl", size.file as f64 / 1e6);
+        let plot = Plot::histogram(&title, ("", ""), ("time", "s"));
+        let series = run.series(&plot, "time to the last byte");
+        run.labelled_point(series, f64::from(way as u8), time.as_secs_f64(), way.name());
+    }
+    Ok(figure)
+}
+
+fn messages(run: &mut Run, world: &World, size: &Size, way: Way) -> Result<Figure, TopologyError> {
+    let stream = TimedMessages {
+        size: MESSAGES.1,
+        bits_per_second: MESSAGES.0 * MESSAGES.1 as f64 * 8.0,
+        ..TimedMessages::paper(Carrier::Tcp { congestion: "cubic".into() }, size.messages)
+    };
+    let messages = stream.run(world.a1(), world.b1())?;
+    crate::stop::check()?;
+    let delay = |message: &Message| message.latency.unwrap_or(stream.patience);
+    let plot = Plot::scatter("Delay of each message", ("time", "s"), ("delay", "ms"));
+    let series = run.series(&plot, way.name());
+    for message in &messages {
+        run.point(series, message.sent.as_secs_f64(), delay(message).as_secs_f64() * 1e3);
+    }
+    let mut delays: Vec<Duration> = messages.iter().map(delay).collect();
+    delays.sort();
+    Ok(Figure::Delays { median: percentile(&delays, 0.5), p99: percentile(&delays, 0.99) })
+}
+
+/// The least of `sorted` that a share of them does not exceed.
+fn percentile(sorted: &[Duration], share: f64) -> Duration {
+    let rank = (sorted.len() as f64 * share).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_percentile_is_the_least_that_so_many_do_not_exceed() {
+        let delays: Vec<Duration> = (1..=100).map(Duration::from_millis).collect();
+        assert_eq!(percentile(&delays, 0.5), Duration::from_millis(50));
+        assert_eq!(percentile(&delays, 0.99), Duration::from_millis(99));
+        assert_eq!(percentile(&delays[..1], 0.5), Duration::from_millis(1));
+        assert_eq!(percentile(&[], 0.5), Duration::ZERO);
+    }
+}

@@ -1,0 +1,213 @@
+//! The demo's words: what is run, the table, the lesson.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use super::findings::{Figure, Findings, Program, Seen, Way};
+use super::programs::Size;
+use super::settings::{DemoArgs, rounded};
+use crate::experiment::{Ended, Outcome, number};
+
+/// What will be run, in a drawing and a few sentences.
+pub(super) fn introduction(args: &DemoArgs) -> String {
+    let link = format!("{}, {} ms there and back", rate(args.rate as f64), millis(args.rtt));
+    let loss = match (args.loss, args.burst) {
+        (0.0, _) => "loses nothing".to_owned(),
+        (share, 1) => format!("loses {} % of all packets, at random", percent(share)),
+        (share, n) => format!("loses {} % of all packets, {n} in a row", percent(share)),
+    };
+    let wire = format!("  programs ── gateway ══ {link} ══ gateway ── programs");
+    let width = wire.chars().count();
+    let time = if args.quick { "40 seconds" } else { "two and a half minutes" };
+    let sites = format!("  site A{:>1$}", "site B", width - 8);
+    format!(
+        "\n{sites}\n{wire}\n{loss:^width$}\n\n\
+         Four unmodified programs cross this link: first with the kernel alone, then with a\n\
+         Viaduct gateway at each site, which sends repairs beside the packets and rebuilds what\n\
+         the link lost. It takes about {time}; Ctrl-C ends it.\n\n"
+    )
+}
+
+/// The one table, and below it what it means and what it cost.
+pub(super) fn table(args: &DemoArgs, findings: &Findings, colours: bool) -> String {
+    let size = Size::new(args);
+    let mut rows = vec![["", "plain", "with Viaduct", "factor"].map(str::to_owned)];
+    for program in Program::ALL {
+        let cell = |way| findings.figure(program, way).map_or("-".into(), text);
+        let factor = findings.factor(program).map_or("-".into(), |factor| {
+            let gave_up = matches!(findings.figure(program, Way::Plain), Some(Figure::GaveUp(_)));
+            format!("{}x {}", if gave_up { "> " } else { "" }, short(factor))
+        });
+        rows.push([program.name(&size), cell(Way::Plain), cell(Way::Viaduct), factor]);
+    }
+    let mut out = aligned(&rows, colours) + "\n";
+    for way in [Way::Plain, Way::Viaduct] {
+        for program in Program::ALL {
+            if let Some(Figure::None(why)) = findings.figure(program, way) {
+                let _ = writeln!(out, "{}, {}: {why}", program.name(&size), way.name());
+            }
+        }
+    }
+    out += &lesson(findings);
+    out + &price(findings, args.code())
+}
+
+/// How it ended and where the report is.
+pub(super) fn ending(outcome: &Outcome, page: &Path) -> String {
+    let mut out = String::new();
+    for check in outcome.checks.iter().filter(|check| !check.holds) {
+        let (value, bound) = (number(check.value), &check.bound);
+        let _ = writeln!(out, "Not as promised: {} is {value}, must be {bound}.", check.name);
+    }
+    if outcome.ended == Ended::Stopped {
+        out += "Stopped: the table is partial.\n";
+    }
+    let (page, seconds) = (page.display(), outcome.seconds.round());
+    let _ = writeln!(out, "\nReport: {page}  (one run of {seconds} s on this machine)");
+    out
+}
+
+fn lesson(findings: &Findings) -> String {
+    let words = |program, way| findings.figure(program, way).map(text);
+    let change = |program| {
+        let (plain, ours) = (words(program, Way::Plain)?, words(program, Way::Viaduct)?);
+        Some(format!("{plain} -> {ours}"))
+    };
+    let (Some(cubic), Some(factor)) = (change(Program::Cubic), findings.factor(Program::Cubic))
+    else {
+        return String::new();
+    };
+    if factor < 1.3 {
+        return format!(
+            "On this link loss hardly holds TCP back (cubic: {cubic}), so there is little for\n\
+             Viaduct to win, and its repairs take their share of the link.\n"
+        );
+    }
+    let download = change(Program::Download).map_or(String::new(), |d| format!(", a download {d}"));
+    let bbr = match findings.factor(Program::Bbr) {
+        Some(factor) if factor < 1.0 => {
+            "bbr does not slow down for loss: it gains nothing and pays for the repairs.\n"
+        }
+        _ => "",
+    };
+    format!(
+        "TCP takes every lost packet for congestion and slows down. With Viaduct it never sees\n\
+         the loss: cubic {cubic}{download}.\n{bbr}\
+         No program, host or server was changed; if a gateway dies, packets flow on without it.\n"
+    )
+}
+
+fn price(findings: &Findings, code: &str) -> String {
+    let seen = findings.seen();
+    let Some(all) = seen.iter().map(|(_, seen)| *seen).reduce(|a, b| a + b) else {
+        return String::new();
+    };
+    let each = |(program, seen): &(Program, Seen)| {
+        format!("{} {} of {}", program.word(), seen.recovered, seen.lost)
+    };
+    let each: Vec<String> = seen.iter().map(each).collect();
+    let mut out = format!(
+        "\nPrice: {:.2} bytes of repairs for each byte of data, by {code}.\n\
+         Lost packets that the gateways rebuilt: {}.\n",
+        all.overhead(),
+        each.join(", ")
+    );
+    if findings.overfilled * 10 > all.lost {
+        let _ = writeln!(
+            out,
+            "({} packets, repairs among them, found the link's queue full: TCP sends faster until\n\
+             that happens, and only then has to slow down.)",
+            findings.overfilled
+        );
+    }
+    out
+}
+
+fn text(figure: &Figure) -> String {
+    match figure {
+        Figure::Throughput(bits) => rate(*bits),
+        Figure::Took(time) => format!("{:.1} s", time.as_secs_f64()),
+        Figure::GaveUp(after) => format!("over {:.0} s", after.as_secs_f64()),
+        Figure::Delays { median, p99 } => format!("{} / {} ms", millis(*median), millis(*p99)),
+        Figure::None(_) => "failed".into(),
+    }
+}
+
+fn rate(bits: f64) -> String {
+    format!("{} Mb/s", short(bits / 1e6))
+}
+
+/// Two or three digits.
+fn short(value: f64) -> String {
+    if value < 10.0 { format!("{:.1}", value) } else { format!("{value:.0}") }
+        .trim_end_matches(".0")
+        .to_owned()
+}
+
+fn millis(time: Duration) -> String {
+    format!("{:.0}", time.as_secs_f64() * 1e3)
+}
+
+fn percent(share: f64) -> f64 {
+    rounded(share * 100.0)
+}
+
+/// Names to the left, figures to the right under their heads; what Viaduct gave in bold.
+fn aligned(rows: &[[String; 4]], colours: bool) -> String {
+    let width =
+        |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths = [0, 1, 2, 3].map(width);
+    let line = |cells: &[String; 4]| {
+        let [name, plain, ours, factor] = cells;
+        let [w0, w1, w2, w3] = widths;
+        let (on, off) = if colours { ("\x1b[1m", "\x1b[0m") } else { ("", "") };
+        format!("  {name:w0$}   {plain:>w1$}   {on}{ours:>w2$}{off}   {factor:>w3$}\n")
+    };
+    let rule = format!("  {}\n", "─".repeat(widths.iter().sum::<usize>() + 9));
+    line(&rows[0]) + &rule + &rows[1..].iter().map(line).collect::<String>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::settings::tests::args;
+    use super::*;
+
+    fn findings(plain: f64, ours: f64) -> Findings {
+        let mut findings = Findings::default();
+        findings.add(Program::Cubic, Way::Plain, Figure::Throughput(plain));
+        findings.add(Program::Cubic, Way::Viaduct, Figure::Throughput(ours));
+        findings
+    }
+
+    #[test]
+    fn the_table_shows_the_gain_and_the_lesson_says_it() {
+        let said = table(&args("").unwrap(), &findings(0.7e6, 135e6), false);
+        assert!(said.contains("0.7 Mb/s        135 Mb/s    x 193"), "{said}");
+        assert!(said.contains("cubic 0.7 Mb/s -> 135 Mb/s"), "{said}");
+        assert!(!said.contains('\x1b'));
+        assert!(table(&args("").unwrap(), &findings(1.0, 9.0), true).contains("\x1b[1m"));
+    }
+
+    #[test]
+    fn where_nothing_is_won_it_says_so() {
+        let said = table(&args("--loss 0").unwrap(), &findings(180e6, 140e6), false);
+        assert!(said.contains("little for\nViaduct to win"), "{said}");
+    }
+
+    #[test]
+    fn what_did_not_run_is_a_dash_or_a_reason() {
+        let mut partial = Findings::default();
+        partial.add(Program::Bbr, Way::Plain, Figure::None("bbr is not there".into()));
+        let said = table(&args("").unwrap(), &partial, false);
+        assert!(said.contains("iperf3 (TCP bbr), plain kernel: bbr is not there"), "{said}");
+        assert_eq!(said.matches("failed").count(), 1);
+    }
+
+    #[test]
+    fn the_introduction_draws_the_link_that_was_asked_for() {
+        let said = introduction(&args("--loss 0.5% --burst 8 --rtt 30ms").unwrap());
+        assert!(said.contains("200 Mb/s, 30 ms there and back"), "{said}");
+        assert!(said.contains("loses 0.5 % of all packets, 8 in a row"), "{said}");
+    }
+}

@@ -1,0 +1,163 @@
+//! What may be set: the link, and where the results go.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use viaduct_proto::link::{LinkConfig, Loss};
+
+use crate::gateways::GatewaySpec;
+
+/// What `viaduct demo` may be told; it needs nothing.
+#[derive(Clone, Debug, clap::Args)]
+pub struct DemoArgs {
+    /// Share of the packets that the link loses, 0% to 20%
+    #[arg(long, value_name = "SHARE", default_value = "1%", value_parser = share)]
+    pub loss: f64,
+    /// Packets are lost so many in a row
+    #[arg(long, value_name = "PACKETS", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub burst: u32,
+    /// Round-trip time of the link, up to 1s
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = round_trip)]
+    pub rtt: Duration,
+    /// Bits a second that the link carries, 1M to 1G
+    #[arg(long, value_name = "RATE", default_value = "200M", value_parser = rate)]
+    pub rate: u64,
+    /// Be short: half a minute instead of two and a half
+    #[arg(long)]
+    pub quick: bool,
+    /// Write the result to this file as well
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Directory that the report and the result are written to
+    #[arg(long, value_name = "DIR", default_value = "report")]
+    pub out: PathBuf,
+    /// Seed of everything random
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+}
+
+impl DemoArgs {
+    /// The link, each way.
+    pub(super) fn link(&self) -> LinkConfig {
+        let loss = match (self.loss, self.burst) {
+            (0.0, _) => Loss::None,
+            (rate, 1) => Loss::Independent { rate },
+            (rate, length) => Loss::Bursts { rate, length },
+        };
+        let queue = "queue=100ms".parse::<LinkConfig>().expect("ours, and right").queue;
+        let (rate, delay) = (Some(self.rate), self.rtt / 2);
+        LinkConfig { rate, delay, queue, loss, ..LinkConfig::default() }
+    }
+
+    /// The gateways' code: the default of `site.toml` where packets are lost one by one; longer
+    /// interleaves and delayed XORs where they are lost in bursts.
+    pub(super) fn gateways(&self) -> GatewaySpec {
+        match self.burst {
+            1 => GatewaySpec::layered(8, &[1, 19, 41], false),
+            _ => GatewaySpec::layered(10, &[1, 61, 127], true),
+        }
+    }
+
+    /// The same in the paper's words.
+    pub(super) fn code(&self) -> &'static str {
+        match self.burst {
+            1 => "layers (8,3) I=(1,19,41)",
+            _ => "layers (10,3) I=(1,61,127), delayed XORs",
+        }
+    }
+
+    /// Whether the link is the one that the demo promises something about.
+    pub(super) fn is_standard(&self) -> bool {
+        let rtt = Duration::from_millis(100);
+        (self.loss, self.burst, self.rtt, self.rate) == (0.01, 1, rtt, 200_000_000)
+    }
+
+    /// What to type to see the same again.
+    pub(super) fn command(&self) -> String {
+        let mut command = "viaduct demo".to_owned();
+        let mut add = |differs: bool, words: String| {
+            if differs {
+                command += " ";
+                command += &words;
+            }
+        };
+        add(self.loss != 0.01, format!("--loss {}%", rounded(self.loss * 100.0)));
+        add(self.burst != 1, format!("--burst {}", self.burst));
+        add(self.rtt.as_millis() != 100, format!("--rtt {}us", self.rtt.as_micros()));
+        add(self.rate != 200_000_000, format!("--rate {}", self.rate));
+        add(self.quick, "--quick".to_owned());
+        add(self.seed != 1, format!("--seed {}", self.seed));
+        command
+    }
+}
+
+/// Without the last digits that a binary fraction brings along.
+pub(super) fn rounded(value: f64) -> f64 {
+    (value * 1e4).round() / 1e4
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse::<Loss>() {
+        Ok(Loss::None) => Ok(0.0),
+        Ok(Loss::Independent { rate }) if rate <= 0.2 => Ok(rate),
+        _ => Err("a share from 0% to 20% is expected, such as 1% or 0.01".into()),
+    }
+}
+
+fn round_trip(text: &str) -> Result<Duration, String> {
+    let link = format!("delay={text}").parse::<LinkConfig>();
+    let rtt = link.ok().map(|link| link.delay).filter(|rtt| *rtt <= Duration::from_secs(1));
+    rtt.ok_or_else(|| "a time up to 1s is expected, such as 100ms".into())
+}
+
+fn rate(text: &str) -> Result<u64, String> {
+    let link = format!("rate={text}").parse::<LinkConfig>();
+    let rate = link.ok().and_then(|link| link.rate);
+    let rate = rate.filter(|rate| (1_000_000..=1_000_000_000).contains(rate));
+    rate.ok_or_else(|| "bits a second from 1M to 1G are expected, such as 200M".into())
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(flatten)]
+        demo: DemoArgs,
+    }
+
+    pub(in crate::demo) fn args(words: &str) -> Result<DemoArgs, clap::Error> {
+        let words = std::iter::once("demo").chain(words.split_whitespace());
+        Command::try_parse_from(words).map(|command| command.demo)
+    }
+
+    #[test]
+    fn without_a_word_it_is_the_promised_link() {
+        let demo = args("").unwrap();
+        assert!(demo.is_standard());
+        assert_eq!(demo.link().to_string(), "rate=200M,delay=50ms,queue=100ms,loss=1%");
+        assert_eq!(demo.command(), "viaduct demo");
+    }
+
+    #[test]
+    fn the_command_in_the_result_gives_the_same_link_again() {
+        let demo = args("--loss 0.7% --burst 8 --rtt 30ms --rate 50M --seed 3").unwrap();
+        let again = args(demo.command().trim_start_matches("viaduct demo")).unwrap();
+        assert_eq!(again.link(), demo.link());
+        assert_eq!(again.seed, 3);
+        assert!(!again.is_standard());
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_what_can() {
+        let cases =
+            [("--loss 1", "20%"), ("--rtt 2s", "1s"), ("--rate 5", "1M"), ("--burst 0", "1.")];
+        for (words, expected) in cases {
+            let said = args(words).unwrap_err().to_string();
+            assert!(said.contains(expected), "{said}");
+        }
+    }
+}

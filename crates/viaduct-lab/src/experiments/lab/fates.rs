@@ -1,0 +1,169 @@
+//! What became of each packet of a stream, held against the process that decided it.
+
+use std::collections::BTreeMap;
+
+use viaduct_proto::link::Loss;
+
+use super::probe::Arrival;
+
+/// Which packets did not arrive.
+pub(super) struct Fates {
+    /// By number.
+    pub(super) lost: Vec<bool>,
+}
+
+impl Fates {
+    /// Of `sent` packets, those `arrived`.
+    pub(super) fn of(sent: u32, arrived: &[Arrival]) -> Fates {
+        let mut lost = vec![true; sent as usize];
+        for arrival in arrived {
+            if let Some(lost) = lost.get_mut(arrival.number as usize) {
+                *lost = false;
+            }
+        }
+        Fates { lost }
+    }
+
+    /// Packets that arrived, once or more often.
+    pub(super) fn arrived(&self) -> usize {
+        self.lost.iter().filter(|lost| !**lost).count()
+    }
+
+    /// The share lost.
+    pub(super) fn rate(&self) -> f64 {
+        1.0 - self.arrived() as f64 / self.lost.len() as f64
+    }
+
+    /// Packets that one sent later overtook.
+    pub(super) fn overtaken(&self, arrived: &[Arrival]) -> usize {
+        let mut latest = 0;
+        let mut seen = vec![false; self.lost.len()];
+        let is_overtaken = |arrival: &&Arrival| {
+            latest = latest.max(arrival.number);
+            // Its copy is no second packet.
+            let first = !std::mem::replace(&mut seen[arrival.number as usize], true);
+            first && arrival.number < latest
+        };
+        arrived.iter().filter(is_overtaken).count()
+    }
+
+    /// Lengths of the runs of lost packets, without those that the stream's ends cut off.
+    fn bursts(&self) -> Vec<u32> {
+        let runs = self.lost.chunk_by(|a, b| a == b);
+        let whole = self.lost.len();
+        let mut at = 0;
+        let mut bursts = Vec::new();
+        for run in runs {
+            if run[0] && at > 0 && at + run.len() < whole {
+                bursts.push(run.len() as u32);
+            }
+            at += run.len();
+        }
+        bursts
+    }
+
+    /// Each burst length and its share of the bursts.
+    pub(super) fn shares_of_lengths(&self) -> Vec<(u32, f64)> {
+        let bursts = self.bursts();
+        let mut counts = BTreeMap::new();
+        for length in &bursts {
+            *counts.entry(*length).or_insert(0) += 1;
+        }
+        counts.into_iter().map(|(length, n)| (length, f64::from(n) / bursts.len() as f64)).collect()
+    }
+
+    /// How many standard errors the loss rate is off.
+    pub(super) fn errors_of_rate(&self, loss: &Loss) -> f64 {
+        let mean = loss.mean();
+        (self.rate() - mean).abs() / (variance(loss) / self.lost.len() as f64).sqrt()
+    }
+
+    /// How many standard errors the mean burst length is off; infinitely many if it should not vary
+    /// and does.
+    pub(super) fn errors_of_length(&self, loss: &Loss) -> f64 {
+        let bursts = self.bursts();
+        let (mean, deviation) = length(loss);
+        let n = bursts.len() as f64;
+        let measured = bursts.iter().map(|&length| f64::from(length)).sum::<f64>() / n;
+        if deviation == 0.0 {
+            let exact = bursts.iter().all(|&length| f64::from(length) == mean);
+            return if exact { 0.0 } else { f64::INFINITY };
+        }
+        (measured - mean).abs() / (deviation / n.sqrt())
+    }
+}
+
+/// The variance of the number of losses, for each packet of a long stream.
+fn variance(loss: &Loss) -> f64 {
+    let mean = loss.mean();
+    match loss {
+        Loss::GilbertElliott { p_good_to_bad, p_bad_to_good, loss_good, loss_bad } => {
+            // Covariances fall by `stay` with each packet of distance.
+            let moves = p_good_to_bad + p_bad_to_good;
+            let (stay, bad) = (1.0 - moves, p_good_to_bad / moves);
+            let near = (loss_bad - loss_good).powi(2) * bad * (1.0 - bad);
+            mean * (1.0 - mean) + 2.0 * near * stay / (1.0 - stay)
+        }
+        Loss::Bursts { length, .. } => {
+            // A renewal process: one burst and a geometric gap of one packet or more.
+            let burst = f64::from(*length);
+            let cycle = burst / mean;
+            let gap = cycle - burst;
+            let variance_of_gap = gap * (gap - 1.0);
+            burst * burst * variance_of_gap / cycle.powi(3)
+        }
+        _ => mean * (1.0 - mean),
+    }
+}
+
+/// Mean and standard deviation of a burst's length.
+fn length(loss: &Loss) -> (f64, f64) {
+    let geometric = |more: f64| (1.0 / (1.0 - more), more.sqrt() / (1.0 - more));
+    match loss {
+        Loss::Bursts { length, .. } => (f64::from(*length), 0.0),
+        Loss::GilbertElliott { p_bad_to_good, loss_good, loss_bad, p_good_to_bad } => {
+            // A few bursts are of the good state's rare losses: their share is in the mean.
+            let moves = p_good_to_bad + p_bad_to_good;
+            let (bad, good) = (p_good_to_bad / moves, p_bad_to_good / moves);
+            let after_bad = (1.0 - p_bad_to_good) * loss_bad + p_bad_to_good * loss_good;
+            let after_good = (1.0 - p_good_to_bad) * loss_good + p_good_to_bad * loss_bad;
+            let begin = bad * loss_bad * (1.0 - after_bad) + good * loss_good * (1.0 - after_good);
+            let (_, deviation) = geometric(after_bad);
+            (loss.mean() / begin, deviation)
+        }
+        Loss::Independent { rate } => geometric(*rate),
+        _ => (f64::NAN, f64::NAN),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use viaduct_proto::link::loss::LossProcess;
+    use viaduct_proto::rng::Rng;
+
+    use super::*;
+
+    #[test]
+    fn streams_of_each_process_are_as_far_off_as_they_should_be() {
+        for text in ["1%", "1%x8", "ge:0.2%:10%:0.01%:50%"] {
+            let loss: Loss = text.parse().unwrap();
+            let mut squares = [0.0; 2];
+            for seed in 0..200 {
+                let (mut process, mut rng) = (LossProcess::new(&loss), Rng::from_seed(seed));
+                let lost = (0..50_000).map(|_| process.next(&mut rng)).collect();
+                let fates = Fates { lost };
+                let errors = [fates.errors_of_rate(&loss), fates.errors_of_length(&loss)];
+                squares = [0, 1].map(|i| squares[i] + errors[i].powi(2) / 200.0);
+            }
+            // The mean square of standard errors is 1.
+            assert!((0.7..1.4).contains(&squares[0]), "{text}: rate {squares:?}");
+            assert!(squares[1] < 1.4, "{text}: length {squares:?}");
+        }
+    }
+
+    #[test]
+    fn bursts_are_counted_between_the_ends() {
+        let lost = [1, 1, 0, 1, 0, 1, 1, 1, 0, 1].map(|bit| bit == 1).to_vec();
+        assert_eq!(Fates { lost }.bursts(), [1, 3]);
+    }
+}

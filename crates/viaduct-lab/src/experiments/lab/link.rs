@@ -1,0 +1,211 @@
+//! Whether the emulated link is what its configuration says.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use viaduct_proto::link::{LinkConfig, Loss};
+
+use super::fates::Fates;
+use super::probe::{Arrival, Probe, world};
+use crate::emulator::Direction;
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiments::statistics::quantile;
+
+/// The experiment.
+pub(in crate::experiments) struct Link;
+
+impl Experiment for Link {
+    fn about(&self) -> About {
+        About {
+            name: "lab/link",
+            title: "How true the link emulator is",
+            figure: "The ground under every figure: Emulab's links",
+            finding: "The papers' links were Emulab's; ours must keep its rate, delay and loss as \
+                      exactly as those did.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        run.param("mtu", 1500);
+        run.steps(RATES.len() + 2 + LOSSES.len() + 3);
+        for rate in RATES {
+            check_rate(run, rate)?;
+        }
+        for spin in [false, true] {
+            check_delay(run, spin)?;
+        }
+        for (name, loss) in LOSSES {
+            check_loss(run, name, loss)?;
+        }
+        check_trace(run)?;
+        check_mischief(run)?;
+        check_change(run)
+    }
+}
+
+/// Mb/s.
+const RATES: [f64; 3] = [10.0, 100.0, 500.0];
+
+/// Loss processes: what people call them, and their text.
+const LOSSES: [(&str, &str); 3] = [
+    ("independent 1 %", "1%"),
+    ("1 % in bursts of 8", "1%x8"),
+    ("Gilbert-Elliott", "ge:0.2%:10%:0.01%:50%"),
+];
+
+/// Standard errors that an honest process exceeds once in a thousand times.
+const MOST_ERRORS: f64 = 3.29;
+
+fn link(text: &str) -> LinkConfig {
+    text.parse().expect("a link config of this file")
+}
+
+/// A quarter more than the rate is offered; the queue bridges what the sender is held up.
+fn check_rate(run: &mut Run, rate: f64) -> Result<()> {
+    run.step(&format!("rate {rate} Mb/s"))?;
+    let world = world(run, link(&format!("rate={rate}M,delay=1ms,queue=300ms")), false)?;
+    let duration = Duration::from_secs(run.choose(4, 2));
+    let arrived = Probe::at_rate(rate * 1.25e6, 1500, duration).run(&world)?;
+    let measured = bits_per_second(&arrived, 1500) / 1e6;
+    let plot = Plot::line("Rate measured over rate set", ("rate", "Mb/s"), ("ratio", "")).log_x();
+    let series = run.series(&plot, "UDP, a quarter above the rate");
+    run.point(series, rate, measured / rate);
+    let name = format!("rate {rate} Mb/s: error, %");
+    run.check(&name, 100.0 * (measured / rate - 1.0).abs(), Bound::AtMost(1.0));
+    Ok(())
+}
+
+/// What arrived between the first fifth of the packets and the last.
+fn bits_per_second(arrived: &[Arrival], bytes: usize) -> f64 {
+    let counted = &arrived[arrived.len() / 5..];
+    match (counted.first(), counted.last()) {
+        (Some(first), Some(last)) => {
+            (counted.len() - 1) as f64 * bytes as f64 * 8.0 / (last.at - first.at)
+        }
+        _ => f64::NAN,
+    }
+}
+
+const DELAY: f64 = 0.05;
+
+fn check_delay(run: &mut Run, spin: bool) -> Result<()> {
+    let (how, most) = if spin { ("spinning", 0.2) } else { ("sleeping", 0.3) };
+    run.step(&format!("delay 50 ms, {how}"))?;
+    let world = world(run, link("delay=50ms"), spin)?;
+    let packets = run.choose(5000, 2000);
+    let arrived = Probe::steady(packets, 1000, Duration::from_millis(1)).run(&world)?;
+    let added: Vec<f64> = arrived.iter().map(|a| (a.delay - DELAY) * 1e3).collect();
+    let plot = Plot::line("Delay above the 50 ms set", ("share of packets", "%"), ("delay", "ms"));
+    let series = run.series(&plot, &format!("a packet each ms, {how}"));
+    for share in [1.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9] {
+        run.point(series, share, quantile(&added, share / 100.0));
+    }
+    let realtime = world.emulator().map(|e| e.stats()).transpose()?.is_some_and(|s| s.realtime);
+    run.param(&format!("{how}_is_realtime"), realtime);
+    let name = format!("added delay, {how}: p99, ms");
+    run.check(&name, quantile(&added, 0.99), Bound::AtMost(most));
+    run.check(
+        &format!("added delay, {how}: least, ms"),
+        quantile(&added, 0.0),
+        Bound::AtLeast(-0.05),
+    );
+    Ok(())
+}
+
+/// What arrives of a steady stream on a link that is `config` from its first packet on.
+fn stream(run: &mut Run, config: &LinkConfig) -> Result<(u32, Vec<Arrival>)> {
+    let world = world(run, LinkConfig::default(), false)?;
+    if let Some(emulator) = world.emulator() {
+        emulator.set(Direction::AtoB, config.clone())?;
+    }
+    let seconds = run.choose(8, 3);
+    let probe = Probe::at_rate(20_000.0 * 8.0 * 200.0, 200, Duration::from_secs(seconds));
+    Ok((probe.packets, probe.run(&world)?))
+}
+
+fn check_loss(run: &mut Run, name: &str, text: &str) -> Result<()> {
+    run.step(&format!("loss: {name}"))?;
+    let config = link(&format!("delay=1ms,loss={text}"));
+    let (sent, arrived) = stream(run, &config)?;
+    let fates = Fates::of(sent, &arrived);
+    let plot = Plot::histogram("Burst lengths", ("packets", ""), ("share of bursts", "%"));
+    let series = run.series(&plot, name);
+    for (length, share) in fates.shares_of_lengths() {
+        run.point(series, length.into(), share * 100.0);
+    }
+    let expected = config.loss.mean();
+    run.param(&format!("loss, {name}"), format!("{:.4} of {expected:.4}", fates.rate()));
+    let errors = fates.errors_of_rate(&config.loss);
+    run.check(&format!("loss, {name}: rate off, standard errors"), errors, at_most_errors());
+    let errors = fates.errors_of_length(&config.loss);
+    run.check(
+        &format!("loss, {name}: burst length off, standard errors"),
+        errors,
+        at_most_errors(),
+    );
+    Ok(())
+}
+
+fn at_most_errors() -> Bound {
+    Bound::AtMost(MOST_ERRORS)
+}
+
+/// The recorded fates, packet by packet.
+fn check_trace(run: &mut Run) -> Result<()> {
+    run.step("loss: a trace")?;
+    let config = link("delay=1ms,loss=trace:100:3:50:1:7:30:1000:2");
+    let Loss::Trace(trace) = &config.loss else { unreachable!("it is a trace") };
+    let (sent, arrived) = stream(run, &config)?;
+    let lost = trace.runs.iter().enumerate();
+    let lost = lost.flat_map(|(n, &run)| std::iter::repeat_n(n % 2 == 1, run as usize));
+    let fates = Fates::of(sent, &arrived);
+    let wrong = fates.lost.iter().zip(lost.cycle()).filter(|(is, should)| **is != *should).count();
+    run.check("loss, a trace: packets with another fate", wrong as f64, Bound::AtMost(0.0));
+    Ok(())
+}
+
+/// Reordering, duplication and corruption; UDP's checksum finds each flipped bit.
+fn check_mischief(run: &mut Run) -> Result<()> {
+    run.step("reordering, duplication, corruption")?;
+    let share = 0.01;
+    let config = link("delay=1ms,reorder=1%:10ms,duplicate=1%,corrupt=1%");
+    let (sent, arrived) = stream(run, &config)?;
+    let fates = Fates::of(sent, &arrived);
+    let whole = f64::from(sent) * (1.0 - share);
+    let rates = [
+        ("reordering", fates.overtaken(&arrived) as f64, whole),
+        ("duplication", (arrived.len() - fates.arrived()) as f64, whole),
+        ("corruption", fates.lost.iter().filter(|lost| **lost).count() as f64, sent.into()),
+    ];
+    for (what, count, of) in rates {
+        let errors = (count - of * share).abs() / (of * share * (1.0 - share)).sqrt();
+        run.param(&format!("{what}_percent"), format!("{:.3} of 1", 100.0 * count / of));
+        run.check(&format!("{what} 1 %: off, standard errors"), errors, at_most_errors());
+    }
+    Ok(())
+}
+
+/// The delay rises in the midst of a stream.
+fn check_change(run: &mut Run) -> Result<()> {
+    run.step("a change while it runs")?;
+    let world = world(run, link("delay=10ms"), false)?;
+    let probe = Probe::steady(1000, 1000, Duration::from_millis(1));
+    let arrived = std::thread::scope(|scope| -> Result<Vec<Arrival>> {
+        let arrived = scope.spawn(|| probe.run(&world));
+        std::thread::sleep(Duration::from_millis(500));
+        if let Some(emulator) = world.emulator() {
+            emulator.set(Direction::AtoB, link("delay=30ms"))?;
+        }
+        arrived.join().map_err(|_| anyhow::anyhow!("the probe panicked"))?
+    })?;
+    let strayed =
+        |a: &&Arrival| [0.010, 0.030].iter().all(|d| !(-1e-4..2e-3).contains(&(a.delay - d)));
+    let delays =
+        |part: &[Arrival]| quantile(&part.iter().map(|a| a.delay * 1e3).collect::<Vec<_>>(), 0.5);
+    let quarter = arrived.len() / 4;
+    let rise = delays(&arrived[3 * quarter..]) - delays(&arrived[..quarter]);
+    run.check("delay raised by 20 ms: risen by, ms", rise, Bound::Within(19.8, 20.2));
+    let share = arrived.iter().filter(strayed).count() as f64 / arrived.len() as f64;
+    run.check("packets with neither delay, %", 100.0 * share, Bound::AtMost(1.0));
+    Ok(())
+}

@@ -1,0 +1,106 @@
+//! Whether hosts, gateways and emulator together carry a gigabit a second at 100 ms on this machine.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::emulator::{Emulator, EmulatorStats};
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::gateways::GatewaySpec;
+use crate::topology::programs::Iperf;
+use crate::world::World;
+
+/// The experiment.
+pub(in crate::experiments) struct LinkCapacity;
+
+impl Experiment for LinkCapacity {
+    fn about(&self) -> About {
+        About {
+            name: "lab/link-capacity",
+            title: "What the emulated link carries with gateways at both ends",
+            figure: "The ground under Maelstrom, Figure 10",
+            finding: "The paper's gigabit figures had a machine for each host, gateway and link; \
+                      here all of them share this one.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let (seconds, warm_up) = run.choose((20, 8), (5, 5));
+        run.param("link", LINK);
+        run.param("flows", 8);
+        run.param("mtu", 1500);
+        run.param("seconds", seconds);
+        run.param("warm_up", warm_up);
+        run.congestion_control("cubic");
+        run.steps(MODES.len());
+        let plot = |y| Plot::histogram("Eight flows over the link", ("", ""), y);
+        let rate = run.series(&plot(("carried", "Gb/s")), "data and repairs");
+        let core = Plot::histogram("The emulator's own work", ("", ""), ("processor", "cores"));
+        let core = run.series(&core, "the emulator's thread");
+        for (n, (name, fec)) in MODES.into_iter().enumerate() {
+            run.step(name)?;
+            let link = LINK.parse().context("the link of this experiment")?;
+            let mut world = World::new((1500, 1500), &link, run.seed(), run.journal())?;
+            if let Some(fec) = fec {
+                world.protect(&GatewaySpec::fec(fec))?;
+            }
+            let carried = carry(&world, seconds, warm_up)?;
+            run.labelled_point(rate, n as f64, carried.bits_per_second / 1e9, name);
+            run.labelled_point(core, n as f64, carried.cores, name);
+            run.check(
+                &format!("{name}: Gb/s carried"),
+                carried.bits_per_second / 1e9,
+                Bound::AtLeast(1.0),
+            );
+            run.check(
+                &format!("{name}: packets dropped outside the model"),
+                carried.dropped,
+                Bound::AtMost(0.0),
+            );
+        }
+        Ok(())
+    }
+}
+
+/// A little above what must be carried.
+const LINK: &str = "rate=1.2G,delay=50ms,queue=50ms";
+
+/// What stands at the ends: gateways with these lines in `[peer.fec]`, or none.
+const MODES: [(&str, Option<&str>); 3] = [
+    ("no gateways", None),
+    ("gateways, no code", Some("code = \"none\"")),
+    ("gateways, (8,3) I=(1,20,40)", Some("r = 8\ninterleave = [1, 20, 40]")),
+];
+
+struct Carried {
+    bits_per_second: f64,
+    /// Of the emulator's thread.
+    cores: f64,
+    /// By the TUN devices, for want of the emulator's time.
+    dropped: f64,
+}
+
+/// What crosses the link while the flows run, their first and last second apart.
+fn carry(world: &World, seconds: u32, warm_up: u32) -> Result<Carried> {
+    let flows = Iperf { flows: 8, ..Iperf::tcp("cubic", seconds, warm_up) };
+    let emulator = world.emulator().context("the link is emulated")?;
+    thread::scope(|scope| {
+        let flows = scope.spawn(|| flows.run(world.a1(), world.b1()));
+        thread::sleep(Duration::from_secs(u64::from(warm_up) + 1));
+        let (start, before) = (Instant::now(), emulator.stats()?);
+        thread::sleep(Duration::from_secs(u64::from(seconds.saturating_sub(2).max(1))));
+        let (took, after) = (start.elapsed().as_secs_f64(), emulator.stats()?);
+        flows.join().ok().context("iperf3's thread panicked")??;
+        Ok(Carried {
+            bits_per_second: (after.a_to_b.bytes - before.a_to_b.bytes) as f64 * 8.0 / took,
+            cores: (after.cpu - before.cpu).as_secs_f64() / took,
+            dropped: outside(emulator)? as f64,
+        })
+    })
+}
+
+fn outside(emulator: &Emulator) -> Result<u64> {
+    let EmulatorStats { tun_a, tun_b, unwritable, .. } = emulator.stats()?;
+    Ok(tun_a.unread + tun_a.refused + tun_b.unread + tun_b.refused + unwritable)
+}

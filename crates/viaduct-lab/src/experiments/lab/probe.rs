@@ -1,0 +1,157 @@
+//! Numbered, stamped UDP packets over the emulated link alone: from one gateway's `wan0` to the
+//! other's, with no host, no forwarding and no gateway program in the way.
+//!
+//! ```text
+//!   gwa: number, time ─▶ wan0 ─▶ emulator ─▶ wan0 ─▶ gwb: the kernel's own time of arrival
+//! ```
+
+use std::io;
+use std::net::UdpSocket;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, Result};
+use rustix::net::sockopt::set_socket_recv_buffer_size_force;
+use viaduct_proto::link::LinkConfig;
+use viaduct_sys::stamp;
+use viaduct_sys::thread::set_fifo;
+
+use crate::emulator::EmulatorConfig;
+use crate::experiment::Run;
+use crate::topology::{DumbbellSpec, Wan};
+use crate::world::World;
+
+/// What is sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Probe {
+    /// How many packets.
+    pub(super) packets: u32,
+    /// Bytes of each with its IP header: 40 or more.
+    pub(super) bytes: usize,
+    /// How many leave at once.
+    pub(super) batch: u32,
+    /// The time from one batch to the next.
+    pub(super) gap: Duration,
+}
+
+/// A packet that arrived.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arrival {
+    /// Its number, from 0.
+    pub(super) number: u32,
+    /// When the kernel got it, in seconds from the first packet's sending.
+    pub(super) at: f64,
+    /// How long it took, in seconds.
+    pub(super) delay: f64,
+}
+
+/// IP's and UDP's headers.
+const HEADERS: usize = 28;
+/// Nothing more comes after such a silence.
+const SILENCE: Duration = Duration::from_millis(500);
+/// Above the emulator's: a packet goes when it is stamped.
+const PRIORITY: i32 = 20;
+const PORT: u16 = 9000;
+
+/// Two sites with this link between them.
+pub(super) fn world(run: &Run, link: LinkConfig, spin: bool) -> Result<World> {
+    let config = EmulatorConfig { spin, ..EmulatorConfig::symmetric(link, run.seed()) };
+    let wan = Wan::Emulated(Box::new(config));
+    let world = World::build(&DumbbellSpec { wan, ..DumbbellSpec::default() }, run.journal())?;
+    for gateway in [world.dumbbell.gateway_a(), world.dumbbell.gateway_b()] {
+        // IPv6 would greet its neighbours over the link, and take fates that are the probe's.
+        gateway.set_sysctls(&[("net/ipv6/conf/wan0/disable_ipv6", "1")])?;
+    }
+    Ok(world)
+}
+
+impl Probe {
+    /// One packet every `gap`.
+    pub(super) fn steady(packets: u32, bytes: usize, gap: Duration) -> Probe {
+        Probe { packets, bytes, batch: 1, gap }
+    }
+
+    /// At this rate, in bits a second, for so long; half a millisecond's worth at once.
+    pub(super) fn at_rate(bits_per_second: f64, bytes: usize, duration: Duration) -> Probe {
+        let gap = Duration::from_micros(500);
+        let per_gap = bits_per_second / 8.0 / bytes as f64 * gap.as_secs_f64();
+        let batch = per_gap.ceil().max(1.0);
+        let gap = gap.mul_f64(batch / per_gap);
+        let packets = batch * (duration.as_secs_f64() / gap.as_secs_f64()).ceil();
+        Probe { packets: packets as u32, bytes, batch: batch as u32, gap }
+    }
+
+    /// Sends them and tells what arrived, in the order of arrival.
+    pub(super) fn run(&self, world: &World) -> Result<Vec<Arrival>> {
+        let (from, to) = (world.dumbbell.gateway_a(), world.dumbbell.gateway_b());
+        let receiver = to.netns().enter(|| open("192.0.2.2", PORT))??;
+        let sender = from.netns().enter(|| open("192.0.2.1", 0))??;
+        sender.connect(("192.0.2.2", PORT))?;
+        stamp::enable(&receiver)?;
+        // Stamps tell the time of arrival only some milliseconds after that.
+        thread::sleep(Duration::from_millis(20));
+        receiver.set_read_timeout(Some(SILENCE))?;
+        thread::scope(|scope| {
+            let sent = scope.spawn(|| self.send(&sender));
+            let received = scope.spawn(|| receive(&receiver, self.bytes));
+            let start = sent.join().ok().context("the sender panicked")??;
+            let received = received.join().ok().context("the receiver panicked")??;
+            let seconds = |nanos: u64, since: u64| (nanos as f64 - since as f64) / 1e9;
+            let arrival = |&(number, sent, got): &(u32, u64, u64)| Arrival {
+                number,
+                at: seconds(got, start),
+                delay: seconds(got, sent),
+            };
+            Ok(received.iter().map(arrival).collect())
+        })
+    }
+
+    /// When it began, in ns.
+    fn send(&self, socket: &UdpSocket) -> io::Result<u64> {
+        if self.batch == 1 {
+            set_fifo(PRIORITY);
+        }
+        let (began, start) = (Instant::now(), nanos(SystemTime::now()));
+        let mut packet = vec![0u8; self.bytes - HEADERS];
+        for number in 0..self.packets {
+            if number % self.batch == 0 {
+                // While it is behind it does not sleep, and catches up.
+                let due = self.gap * (number / self.batch);
+                thread::sleep(due.saturating_sub(began.elapsed()));
+            }
+            packet[..4].copy_from_slice(&number.to_be_bytes());
+            packet[4..12].copy_from_slice(&nanos(SystemTime::now()).to_be_bytes());
+            socket.send(&packet)?;
+        }
+        Ok(start)
+    }
+}
+
+/// (number, sent, received) of each, times in ns.
+fn receive(socket: &UdpSocket, bytes: usize) -> io::Result<Vec<(u32, u64, u64)>> {
+    let mut arrived = Vec::new();
+    let mut packet = vec![0u8; bytes];
+    loop {
+        match stamp::receive(socket, &mut packet) {
+            Ok((_, stamp)) => {
+                let field = |from: usize, to: usize| {
+                    packet[from..to].iter().fold(0u64, |n, byte| n << 8 | u64::from(*byte))
+                };
+                arrived.push((field(0, 4) as u32, field(4, 12), nanos(stamp)));
+            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(arrived),
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+fn open(ip: &str, port: u16) -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind((ip, port))?;
+    // What the reader is late with must not be lost; without root the kernel grants less.
+    let _ = set_socket_recv_buffer_size_force(&socket, 64 << 20);
+    Ok(socket)
+}
+
+fn nanos(time: SystemTime) -> u64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+}

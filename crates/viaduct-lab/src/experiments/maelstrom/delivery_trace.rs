@@ -1,0 +1,58 @@
+//! Figure 12: how late each message of a stream is.
+
+use std::time::Duration;
+
+use super::stream::Scene;
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+
+/// The experiment.
+pub(in crate::experiments) struct DeliveryTrace;
+
+/// One way, in ms.
+const DELAY: f64 = 50.0;
+
+/// The link's loss.
+const LOSS: f64 = 0.01;
+
+impl Experiment for DeliveryTrace {
+    fn about(&self) -> About {
+        About {
+            name: "maelstrom/delivery-trace",
+            title: "Delivery latency of each message",
+            figure: "Maelstrom, Figure 12",
+            finding: "Single losses cause spikes in TCP's delivery latency that last for many \
+                      messages; with Maelstrom there are hardly any.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> anyhow::Result<()> {
+        let scene = Scene { streams: 1, duration: Duration::from_secs(run.choose(120, 30)) };
+        scene.describe(run);
+        run.param("one_way_ms", DELAY);
+        run.param("loss_percent", LOSS * 100.0);
+        run.steps(2);
+        let plot = Plot::scatter("Delivery latency", ("message", ""), ("latency", "ms"));
+        let mut world = Scene::world(run, DELAY as u32, LOSS)?;
+        run.step("plain")?;
+        let plain = scene.play(&world)?.latencies();
+        world.protect(&Scene::code())?;
+        run.step("with gateways")?;
+        let protected = scene.play(&world)?.latencies();
+        for (name, latencies) in [("plain kernel", &plain), ("with gateways", &protected)] {
+            let series = run.series(&plot, name);
+            for (n, latency) in latencies.iter().enumerate() {
+                run.point(series, n as f64, *latency);
+            }
+        }
+        let share = delayed(&protected) / delayed(&plain);
+        run.param("plain_delayed", delayed(&plain));
+        run.param("protected_delayed", delayed(&protected));
+        run.check("messages late by an RTT, protected over plain", share, Bound::AtMost(0.2));
+        Ok(())
+    }
+}
+
+/// Messages that came an RTT later than the link's delay.
+fn delayed(latencies: &[f64]) -> f64 {
+    latencies.iter().filter(|latency| **latency > 3.0 * DELAY).count() as f64
+}

@@ -1,0 +1,129 @@
+//! The scene of the paper's section 5.2: streams of timed messages beside a flow that is not full.
+//!
+//! ```text
+//!   a1 ── message streams, 0.1 Mb/s each ──┐                            ┌──▶ b1: how late?
+//!                                          ├── 100 Mb/s, loss, delay ──┤
+//!   a1 ── iperf3, TCP held to 10 Mb/s ─────┘                            └──▶ b1
+//! ```
+//!
+//! One stream of the paper's rate has 12 messages a second: too few for a 99th percentile. Several
+//! such streams, their messages evenly apart, are several samples of the same thing; each sees only
+//! its own losses.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::link;
+use crate::experiment::Run;
+use crate::experiments::statistics::{mean, quantile};
+use crate::gateways::GatewaySpec;
+use crate::topology::programs::{Carrier, Iperf, Message, TimedMessages};
+use crate::world::World;
+
+/// Congestion control of the messages and of the flow beside them: the paper's.
+const CONGESTION: &str = "reno";
+
+/// The flow beside the messages, in bits a second.
+const BESIDE: u64 = 10_000_000;
+
+/// Bytes that the flow beside hands over at once: as many as a segment of the hosts' MTU holds, so
+/// that it is as even as the paper's.
+const WRITE: u32 = 1148;
+
+/// How long the flow beside has been running when the messages begin.
+const LEAD: Duration = Duration::from_secs(2);
+
+/// How many messages are sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scene {
+    /// Streams side by side.
+    pub(super) streams: u16,
+    /// How long each sends.
+    pub(super) duration: Duration,
+}
+
+/// What became of the messages.
+pub(super) struct Heard {
+    /// All messages: those of one stream after those of the other.
+    pub(super) messages: Vec<Message>,
+    /// What the flow beside got through, in Mb/s.
+    pub(super) beside: f64,
+}
+
+impl Scene {
+    /// Two sites and a link with this delay (ms, one way) and loss (0 to 1).
+    pub(super) fn world(run: &Run, delay: u32, loss: f64) -> Result<World> {
+        let config = format!("rate=100M,delay={delay}ms,queue=100ms,loss={loss}");
+        World::new((1200, 1500), &link(&config), run.seed(), run.journal())
+    }
+
+    /// The paper's code for this scene.
+    pub(super) fn code() -> GatewaySpec {
+        GatewaySpec::layered(7, &[1, 10], false).host_mtu(1200)
+    }
+
+    /// Notes what is set.
+    pub(super) fn describe(&self, run: &mut Run) {
+        run.param("rate_mbit_per_s", 100);
+        run.param("queue_ms", 100);
+        run.param("code", "(7,2) I=(1,10)");
+        run.param("host_mtu", 1200);
+        run.param("wan_mtu", 1500);
+        run.param("message_bytes", 1024);
+        run.param("stream_mbit_per_s", 0.1);
+        run.param("streams", self.streams);
+        run.param("seconds", self.duration.as_secs());
+        run.param("flow_beside", "iperf3, one TCP flow held to 10 Mb/s");
+        run.congestion_control(CONGESTION);
+    }
+
+    /// Sends all of it from a1 to b1.
+    pub(super) fn play(&self, world: &World) -> Result<Heard> {
+        let (a1, b1) = (world.a1(), world.b1());
+        let seconds = (self.duration + LEAD).as_secs() as u32 + 1;
+        let beside = Iperf::tcp(CONGESTION, seconds, 0).paced(BESIDE, WRITE);
+        thread::scope(|scope| {
+            let beside = scope.spawn(|| beside.run(a1, b1));
+            let streams: Vec<_> = (0..self.streams)
+                .map(|n| {
+                    scope.spawn(move || {
+                        let stream = self.stream(n);
+                        thread::sleep(LEAD + stream.interval() * n.into() / self.streams.into());
+                        stream.run(a1, b1)
+                    })
+                })
+                .collect();
+            let mut messages = Vec::new();
+            for stream in streams {
+                messages.extend(stream.join().ok().context("a message stream panicked")??);
+            }
+            let beside = beside.join().ok().context("iperf3's thread panicked")??;
+            Ok(Heard { messages, beside: beside.received / 1e6 })
+        })
+    }
+
+    fn stream(&self, n: u16) -> TimedMessages {
+        let carrier = Carrier::Tcp { congestion: CONGESTION.into() };
+        TimedMessages { port: 6000 + n, ..TimedMessages::paper(carrier, self.duration) }
+    }
+}
+
+impl Heard {
+    /// Delivery latencies in ms; one that never arrived is infinitely late.
+    pub(super) fn latencies(&self) -> Vec<f64> {
+        let ms = |m: &Message| m.latency.map_or(f64::INFINITY, |l| l.as_secs_f64() * 1e3);
+        self.messages.iter().map(ms).collect()
+    }
+
+    /// The mean, in ms.
+    pub(super) fn mean(&self) -> f64 {
+        mean(&self.latencies())
+    }
+
+    /// The 99th percentile, in ms.
+    pub(super) fn p99(&self) -> f64 {
+        quantile(&self.latencies(), 0.99)
+    }
+}

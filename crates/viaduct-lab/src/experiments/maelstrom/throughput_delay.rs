@@ -1,0 +1,81 @@
+//! Figures 9b and 10b: throughput of TCP against the link's delay.
+
+use super::{link, percent};
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::gateways::GatewaySpec;
+use crate::topology::programs::Iperf;
+use crate::world::World;
+
+/// The experiment.
+pub(in crate::experiments) struct ThroughputDelay;
+
+/// Congestion control of every flow.
+const CONGESTION: &str = "cubic";
+
+/// The link's losses; none is the upper bound.
+const LOSSES: [f64; 3] = [0.0, 1e-3, 1e-2];
+
+impl Experiment for ThroughputDelay {
+    fn about(&self) -> About {
+        About {
+            name: "maelstrom/throughput-delay",
+            title: "Throughput of one TCP flow against the link's delay",
+            figure: "Maelstrom, Figures 9 and 10 (right)",
+            finding: "TCP's throughput falls with the delay at any loss; Maelstrom's hardly does, \
+                      up to 100 ms one way.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> anyhow::Result<()> {
+        let delays: &[u32] = run.choose(&[10, 25, 50, 75, 100, 150], &[25, 50]);
+        let (seconds, warm_up) = run.choose((10, 5), (5, 4));
+        run.param("link", "100 Mb/s, queue 100 ms");
+        run.param("code", "(8,3) I=(1,20,40)");
+        run.param("host_mtu", 1200);
+        run.param("wan_mtu", 1500);
+        run.param("seconds", seconds);
+        run.param("warm_up", warm_up);
+        run.congestion_control(CONGESTION);
+        run.steps(2 * LOSSES.len() * delays.len());
+        let flow = Iperf::tcp(CONGESTION, seconds, warm_up);
+        let mut kept = Vec::new();
+        for &delay in delays {
+            let mut rates = [[0.0; 2]; LOSSES.len()];
+            for (rates, loss) in rates.iter_mut().zip(LOSSES) {
+                *rates = measure(run, &flow, delay, loss)?;
+            }
+            let [lossless, _, lossy] = rates;
+            kept.push((delay, lossy[1] / lossless[1], lossy[1] / lossy[0]));
+        }
+        for (delay, of_lossless, of_plain) in kept {
+            if delay <= 100 {
+                let name = format!("{delay} ms, 1 %: protected over protected without loss");
+                run.check(&name, of_lossless, Bound::AtLeast(0.9));
+            }
+            if delay >= 50 {
+                let name = format!("{delay} ms, 1 %: protected over plain");
+                run.check(&name, of_plain, Bound::AtLeast(10.0));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Mb/s of a flow without and with gateways.
+fn measure(run: &mut Run, flow: &Iperf, delay: u32, loss: f64) -> anyhow::Result<[f64; 2]> {
+    let axes = (("one-way delay", "ms"), ("throughput", "Mb/s"));
+    let plot = Plot::line("Throughput of one flow", axes.0, axes.1);
+    let config = format!("rate=100M,delay={delay}ms,queue=100ms,loss={loss}");
+    let mut world = World::new((1200, 1500), &link(&config), run.seed(), run.journal())?;
+    let mut rates = [0.0; 2];
+    for (rate, who) in rates.iter_mut().zip(["plain kernel", "with gateways"]) {
+        run.step(&format!("{delay} ms, loss {}, {who}", percent(loss)))?;
+        if who == "with gateways" {
+            world.protect(&GatewaySpec::layered(8, &[1, 20, 40], false).host_mtu(1200))?;
+        }
+        *rate = flow.run(world.a1(), world.b1())?.received / 1e6;
+        let series = run.series(&plot, &format!("{who}, loss {}", percent(loss)));
+        run.point(series, delay.into(), *rate);
+    }
+    Ok(rates)
+}
