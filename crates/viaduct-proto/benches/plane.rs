@@ -76,9 +76,10 @@ impl Gateway {
     /// Gateway `number` (1 or 2); it takes 3 - `number` for its peer.
     fn new(number: u8) -> Self {
         let secret = |n| SecretKey::from_bytes([n; 32]);
-        let site = |n: u8| vec![format!("10.{n}.0.0/16").parse().unwrap()];
+        let site = |n: u8| vec![format!("10.{n}.0.0/16").parse().expect("a prefix")];
         let rng = Mutex::new(Rng::from_seed(number.into()));
-        let entropy: Entropy = Arc::new(move |out: &mut [u8]| rng.lock().unwrap().fill(out));
+        let entropy: Entropy =
+            Arc::new(move |out: &mut [u8]| rng.lock().expect("one thread").fill(out));
         let local = Local { secret: secret(number), entropy, unix_nanos_at_zero: 1 << 60 };
         let peer = PeerConfig {
             name: "peer".to_owned(),
@@ -91,7 +92,7 @@ impl Gateway {
             longest: LEN,
             memory: MEMORY,
         };
-        let plane = Plane::new(local, vec![peer], Instant::ZERO).unwrap();
+        let plane = Plane::new(local, vec![peer], Instant::ZERO).expect("a code that works");
         Gateway { plane, number, now: Instant::ZERO }
     }
 
