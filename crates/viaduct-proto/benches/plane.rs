@@ -12,14 +12,15 @@
 //!
 //! `cargo bench -p viaduct-proto --bench plane`
 
+mod clock;
+
 use std::hint::black_box;
 use std::sync::{Arc, Mutex};
 
-use criterion::measurement::{Measurement, ValueFormatter, WallTime};
+use clock::ThreadTime;
 use criterion::{
     BatchSize, BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main,
 };
-use rustix::time::{ClockId, clock_gettime};
 use viaduct_proto::fec::{Code, kernel, layered};
 use viaduct_proto::repair::{Entropy, Local, PeerConfig, Plane, SecretKey, Sites};
 use viaduct_proto::rng::Rng;
@@ -35,35 +36,6 @@ const MEMORY: usize = 48 << 20;
 const GAP: Duration = Duration::from_nanos(600);
 
 type Group<'a> = BenchmarkGroup<'a, ThreadTime>;
-
-/// Measures the time that this thread has run.
-struct ThreadTime;
-
-impl Measurement for ThreadTime {
-    type Intermediate = Duration;
-    type Value = Duration;
-
-    fn start(&self) -> Duration {
-        let now = clock_gettime(ClockId::ThreadCPUTime);
-        Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
-    }
-    fn end(&self, start: Duration) -> Duration {
-        self.start() - start
-    }
-    fn add(&self, a: &Duration, b: &Duration) -> Duration {
-        *a + *b
-    }
-    fn zero(&self) -> Duration {
-        Duration::ZERO
-    }
-    fn to_f64(&self, time: &Duration) -> f64 {
-        time.as_nanos() as f64
-    }
-    fn formatter(&self) -> &dyn ValueFormatter {
-        static WALL: WallTime = WallTime;
-        WALL.formatter()
-    }
-}
 
 /// A gateway, and the time that it believes in.
 struct Gateway {
