@@ -4,6 +4,7 @@
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
+use viaduct_fuzz::Steps;
 use viaduct_proto::fec::{
     AnyDecoder, Code, Cover, Decoder, Encoder, Recovered, Repair, Row, Seq, Sources, layered,
     reed_solomon, window,
@@ -13,12 +14,12 @@ use viaduct_proto::fec::{
 struct Input {
     code: Parameters,
     first: u32,
-    steps: Vec<Step>,
+    steps: Steps<Step>,
 }
 
 #[derive(Arbitrary, Debug)]
 enum Parameters {
-    Layered { r: u8, interleaves: Vec<u8>, delay_xors: bool },
+    Layered { r: u8, interleaves: [u8; 3], delay_xors: bool },
     ReedSolomon { r: u8, c: u8, interleave: u8 },
     Window { window: u8, repairs: u8, packets: u8 },
 }
@@ -39,15 +40,14 @@ enum Step {
     Settled { back: u8 },
 }
 
-/// Most repairs on their way, and most work of one packet, so that one run takes milliseconds.
+/// Most repairs on their way; more are lost.
 const MOST_REPAIRS: usize = 256;
-const MOST_LAYERS: usize = 6;
 
 impl Parameters {
     fn code(&self) -> Code {
         match *self {
-            Parameters::Layered { r, ref interleaves, delay_xors } => {
-                let interleaves = interleaves.iter().take(MOST_LAYERS).map(|&i| i.into()).collect();
+            Parameters::Layered { r, interleaves, delay_xors } => {
+                let interleaves = interleaves.map(u16::from).to_vec();
                 Code::Layered(layered::Parameters { r, interleaves, delay_xors })
             }
             Parameters::ReedSolomon { r, c, interleave } => {
@@ -116,7 +116,7 @@ fuzz_target!(|input: Input| {
     let mut decoder = AnyDecoder::new(1 << 20);
     let mut recovered = Recovered::new();
     let mut link = Link { first, sent: vec![], arrived: vec![], repairs: vec![] };
-    for step in &input.steps {
+    for step in &input.steps.0 {
         match *step {
             Step::Send { len, lost } => send(&mut link, &mut *encoder, len, lost),
             Step::Flush { stage } => {

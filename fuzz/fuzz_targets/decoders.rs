@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
+use viaduct_fuzz::{Bytes, Steps};
 use viaduct_proto::fec::linear::Linear;
 use viaduct_proto::fec::peeling::Peeling;
 use viaduct_proto::fec::{AnyDecoder, Cover, Decoder, Recovered, Repair, Row, Seq, Sources};
@@ -15,7 +16,7 @@ struct Input {
     which: Which,
     /// In units of 64 bytes.
     bound: u8,
-    steps: Vec<Step>,
+    steps: Steps<Step>,
 }
 
 #[derive(Arbitrary, Debug)]
@@ -28,13 +29,13 @@ enum Which {
 #[derive(Arbitrary, Debug)]
 enum Step {
     /// Numbers close together, so that repairs meet.
-    Near { first: u8, stride: u8, count: u8, kind: Kind, len_code: [u8; 2], body: Vec<u8> },
+    Near { first: u8, stride: u8, count: u8, kind: Kind, len_code: [u8; 2], body: Bytes },
     /// Any numbers.
-    Far { first: u64, stride: u16, count: u8, kind: Kind, len_code: [u8; 2], body: Vec<u8> },
+    Far { first: u64, stride: u16, count: u8, kind: Kind, len_code: [u8; 2], body: Bytes },
     /// A repair of one byte again and again, as long as a packet can be and longer.
     Long { first: u8, count: u8, kind: Kind, byte: u8, len: u32 },
     /// A packet arrives.
-    Arrives { seq: u8, packet: Vec<u8> },
+    Arrives { seq: u8, packet: Bytes },
     /// The caller has no room for a packet any more.
     Forgotten { seq: u8 },
     /// Numbers below have settled.
@@ -75,7 +76,7 @@ fuzz_target!(|input: Input| {
         Which::Any => Box::new(AnyDecoder::new(bound)),
     };
     let (mut store, mut recovered) = (Store::default(), Recovered::new());
-    for step in &input.steps {
+    for step in &input.steps.0 {
         take(step, &mut *decoder, &mut store, &mut recovered);
         assert!(decoder.memory() <= bound, "{} of {bound}", decoder.memory());
         for (seq, packet) in recovered.iter() {
@@ -94,17 +95,17 @@ fn take(step: &Step, decoder: &mut dyn Decoder, store: &mut Store, recovered: &m
     };
     match *step {
         Step::Near { first, stride, count, kind, len_code, ref body } => {
-            repair(first.into(), stride.into(), count, kind, len_code, body);
+            repair(first.into(), stride.into(), count, kind, len_code, &body.0);
         }
         Step::Far { first, stride, count, kind, len_code, ref body } => {
-            repair(first, stride, count, kind, len_code, body);
+            repair(first, stride, count, kind, len_code, &body.0);
         }
         Step::Long { first, count, kind, byte, len } => {
             let body = vec![byte; len as usize % (1 << 17)];
             repair(first.into(), 1, count, kind, [byte, byte], &body);
         }
         Step::Arrives { seq, ref packet } => {
-            store.0.entry(seq.into()).or_insert_with(|| packet.clone());
+            store.0.entry(seq.into()).or_insert_with(|| packet.0.clone());
             decoder.known(seq.into(), store, recovered);
         }
         Step::Forgotten { seq } => drop(store.0.remove(&seq.into())),

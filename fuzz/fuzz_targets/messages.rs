@@ -5,7 +5,7 @@
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use viaduct_fuzz::{MEMORY, first_code, packet, peer, plane};
+use viaduct_fuzz::{Bytes, MEMORY, Steps, first_code, packet, peer, plane};
 use viaduct_proto::fec::{Cover, Repair, Row};
 use viaduct_proto::repair::Plane;
 use viaduct_proto::repair::identity::Identity;
@@ -16,8 +16,8 @@ use viaduct_proto::wire::ip::{self, Header, Hop};
 #[derive(Arbitrary, Debug)]
 enum Step {
     /// Bytes as they are.
-    Raw(Vec<u8>),
-    /// A repair, well-formed.
+    Raw(Bytes),
+    /// A repair, well-formed; its numbers are near those of others, or `far`.
     Repair {
         first: u32,
         far: bool,
@@ -27,6 +27,8 @@ enum Step {
         names: Vec<Name>,
         body: Body,
     },
+    /// A repair of one packet under its own name, as an honest peer sends it.
+    Single { first: u16, packet: Packet, hop: (u8, u8) },
     /// A packet arrives.
     Arrives(Packet),
     /// Time passes, in milliseconds.
@@ -53,14 +55,14 @@ struct Name {
 #[derive(Arbitrary, Debug)]
 enum Named {
     Packet(Packet),
-    Bytes(Vec<u8>),
+    Bytes(Bytes),
     Nothing(u64),
 }
 
 #[derive(Arbitrary, Debug)]
 enum Body {
     Packet(Packet),
-    Bytes { len_code: [u8; 2], bytes: Vec<u8> },
+    Bytes { len_code: [u8; 2], bytes: Bytes },
 }
 
 /// Few different ones, so that names meet bodies.
@@ -82,12 +84,12 @@ impl Packet {
     }
 }
 
-fuzz_target!(|steps: Vec<Step>| {
+fuzz_target!(|steps: Steps<Step>| {
     let mut gateway = plane(0, first_code());
     let mut now = Instant::ZERO;
-    for step in steps.iter().take(1_000) {
+    for step in &steps.0 {
         match step {
-            Step::Raw(bytes) => gateway.handle_opened(now, bytes),
+            Step::Raw(bytes) => gateway.handle_opened(now, &bytes.0),
             Step::Arrives(packet) => gateway.handle_incoming(now, &mut packet.normal()),
             Step::Missed => gateway.miss_incoming(),
             Step::Wait { millis } => {
@@ -95,7 +97,7 @@ fuzz_target!(|steps: Vec<Step>| {
                 gateway.handle_timeout(now);
                 gateway.clear_transmits();
             }
-            Step::Repair { .. } => {
+            Step::Single { .. } | Step::Repair { .. } => {
                 let message = message(&gateway, step);
                 gateway.handle_opened(now, &message);
             }
@@ -106,9 +108,23 @@ fuzz_target!(|steps: Vec<Step>| {
 
 fn message(gateway: &Plane, step: &Step) -> Vec<u8> {
     let mut out = Vec::new();
+    if let Step::Single { first, packet, hop: (ttl, tos) } = *step {
+        let (body, hop) = (packet.normal(), Hop { ttl, tos });
+        let cover = Cover { first: u64::from(first % 2048), stride: 1, count: 1 };
+        let len_code = (body.len() as u16).to_be_bytes();
+        let repair = Repair { cover, row: Row::Xor { layer: 0 }, len_code, body: &body };
+        let identity = gateway.name(&body).unwrap_or_default();
+        emit_repair(&repair, [Announcement { position: 0, identity, hop }].into_iter(), &mut out);
+    }
     let Step::Repair { first, far, stride, count, kind, names, body } = step else { return out };
-    let first = if *far { u64::from(*first) << 32 } else { u64::from(*first % 4096) };
-    let cover = Cover { first, stride: *stride, count: *count };
+    let cover = match far {
+        true => Cover { first: u64::from(*first) << 32, stride: *stride, count: *count },
+        false => Cover {
+            first: u64::from(*first % 2048),
+            stride: 1 + *stride % 8,
+            count: 1 + *count % 16,
+        },
+    };
     let row = match *kind {
         Kind::Xor(layer) => Row::Xor { layer },
         Kind::ReedSolomon(row) => Row::ReedSolomon { row },
@@ -119,14 +135,14 @@ fn message(gateway: &Plane, step: &Step) -> Vec<u8> {
             let packet = packet.normal();
             ((packet.len() as u16).to_be_bytes(), packet)
         }
-        Body::Bytes { len_code, bytes } => (*len_code, bytes.clone()),
+        Body::Bytes { len_code, bytes } => (*len_code, bytes.0.clone()),
     };
     let name = |normal: &[u8]| gateway.name(normal).unwrap_or_default();
     let announced = names.iter().take(255).map(|Name { position, of, ttl, tos }| Announcement {
-        position: *position,
+        position: *position % cover.count.max(1),
         identity: match of {
             Named::Packet(packet) => name(&packet.normal()),
-            Named::Bytes(bytes) => name(bytes),
+            Named::Bytes(bytes) => name(&bytes.0),
             Named::Nothing(number) => Identity(*number),
         },
         hop: Hop { ttl: *ttl, tos: *tos },

@@ -7,7 +7,9 @@ use std::collections::HashSet;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use viaduct_fuzz::{MEMORY, MTU, drain, endpoint, first_code, packet, pair, peer, plane};
+use viaduct_fuzz::{
+    Bytes, MEMORY, MTU, Steps, drain, endpoint, first_code, packet, pair, peer, plane,
+};
 use viaduct_proto::fec::{Code, layered, reed_solomon, window};
 use viaduct_proto::repair::Plane;
 use viaduct_proto::time::{Duration, Instant};
@@ -17,7 +19,7 @@ use viaduct_proto::wire::ip::{self, Header, Hop};
 struct Input {
     /// Whether the handshake is done already.
     up: bool,
-    steps: Vec<Step>,
+    steps: Steps<Step>,
 }
 
 #[derive(Arbitrary, Debug)]
@@ -29,13 +31,13 @@ enum Step {
     /// A packet that was held back arrives.
     Late { index: u8 },
     /// A gateway sees bytes that may be no packet.
-    Seen { by: bool, leaves: bool, bytes: Vec<u8> },
+    Seen { by: bool, leaves: bool, bytes: Bytes },
     /// A datagram between the gateways arrives.
     Datagram { index: u8, stays: bool, change: Change },
     /// All of them arrive.
     Datagrams,
     /// Anybody's bytes arrive at a gateway.
-    Hostile { to: bool, bytes: Vec<u8> },
+    Hostile { to: bool, bytes: Bytes },
     /// Time passes, in units of a tenth of a millisecond.
     Wait { units: u16 },
     /// A gateway changes its code.
@@ -58,7 +60,7 @@ enum Change {
     None,
     Flip { at: u16, bit: u8 },
     Cut { len: u16 },
-    Overwrite { at: u16, bytes: Vec<u8> },
+    Overwrite { at: u16, bytes: Bytes },
 }
 
 #[derive(Arbitrary, Debug)]
@@ -112,7 +114,7 @@ fuzz_target!(|input: Input| {
         datagrams: vec![],
         next: 0,
     };
-    for step in input.steps.iter().take(400) {
+    for step in &input.steps.0 {
         world.step(step);
         world.check();
     }
@@ -133,14 +135,16 @@ impl World {
                     self.planes[1 - from].handle_incoming(self.now, &mut packet);
                 }
             }
-            Step::Seen { by, leaves, ref bytes } => self.seen(by.into(), leaves, bytes),
+            Step::Seen { by, leaves, ref bytes } => self.seen(by.into(), leaves, &bytes.0),
             Step::Datagram { index, stays, ref change } => self.datagram(index, stays, change),
             Step::Datagrams => {
                 for (from, mut datagram) in std::mem::take(&mut self.datagrams) {
                     self.arrive(from, &mut datagram);
                 }
             }
-            Step::Hostile { to, ref bytes } => self.arrive(1 - usize::from(to), &mut bytes.clone()),
+            Step::Hostile { to, ref bytes } => {
+                self.arrive(1 - usize::from(to), &mut bytes.0.clone())
+            }
             Step::Wait { units } => self.wait(Duration::from_micros(u64::from(units) * 100)),
             Step::Recode { at, ref code } => {
                 let peer = peer(at.into(), code.as_ref().map(Parameters::code));
@@ -169,11 +173,11 @@ impl World {
 
     /// Packets like no others, a tenth of a millisecond apart.
     fn stream(&mut self, from: usize, count: u8, lost: u64) {
-        for i in 0..count {
+        for i in 0..count % 32 {
             self.next += 1;
             let mut packet = packet(from, false, 40, 0, Hop { ttl: 60, tos: 0 });
             packet[20..24].copy_from_slice(&self.next.to_be_bytes());
-            let fate = if lost >> (i % 64) & 1 == 1 { Fate::Lost } else { Fate::Arrives };
+            let fate = if lost >> i & 1 == 1 { Fate::Lost } else { Fate::Arrives };
             self.send(from, packet, &fate);
             self.wait(Duration::from_micros(100));
         }
@@ -207,7 +211,7 @@ impl World {
             Change::Cut { len: left } => datagram.truncate(usize::from(left) % (len + 1)),
             Change::Overwrite { at, ref bytes } => {
                 let into = datagram[usize::from(at) % len..].iter_mut();
-                into.zip(bytes).for_each(|(to, from)| *to = *from);
+                into.zip(&bytes.0).for_each(|(to, from)| *to = *from);
             }
         }
         self.arrive(from, &mut datagram);

@@ -1,8 +1,10 @@
-//! What the targets share: two gateways that know each other, and packets between their sites.
+//! What the targets share: how operations are read from the fuzzer's bytes, two gateways that know
+//! each other, and packets between their sites.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock, Mutex};
 
+use arbitrary::{Arbitrary, Result, Unstructured};
 use viaduct_proto::fec::{Code, layered};
 use viaduct_proto::repair::{Entropy, Local, PeerConfig, Plane, SecretKey, Sites};
 use viaduct_proto::rng::Rng;
@@ -12,7 +14,35 @@ use viaduct_proto::wire::ip::{self, Hop};
 /// Longest packet that is encoded.
 pub const MTU: usize = 1_200;
 /// Bytes that each side has for received packets and waiting repairs.
-pub const MEMORY: usize = 1 << 18;
+pub const MEMORY: usize = 1 << 16;
+
+/// Operations up to the end of the input. (A `Vec` would toss a coin before each.)
+#[derive(Debug)]
+pub struct Steps<T>(pub Vec<T>);
+
+/// Most operations of one run, so that it takes milliseconds.
+const MOST_STEPS: usize = 128;
+
+impl<'a, T: Arbitrary<'a>> Arbitrary<'a> for Steps<T> {
+    fn arbitrary(input: &mut Unstructured<'a>) -> Result<Self> {
+        let mut steps = Vec::new();
+        while !input.is_empty() && steps.len() < MOST_STEPS {
+            steps.push(input.arbitrary()?);
+        }
+        Ok(Steps(steps))
+    }
+}
+
+/// A few bytes, their number before them.
+#[derive(Clone, Debug)]
+pub struct Bytes(pub Vec<u8>);
+
+impl<'a> Arbitrary<'a> for Bytes {
+    fn arbitrary(input: &mut Unstructured<'a>) -> Result<Self> {
+        let len = usize::from(input.arbitrary::<u8>()?).min(input.len());
+        Ok(Bytes(input.bytes(len)?.to_vec()))
+    }
+}
 
 /// Making keys is slow, so they are made once.
 static SECRETS: LazyLock<[SecretKey; 2]> =

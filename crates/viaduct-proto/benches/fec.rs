@@ -1,13 +1,16 @@
 //! The coder cores beside what limits them (memcpy, one exclusive or) and beside other codecs.
-//! Throughput counts bytes of source data; packets have 1500 bytes.
+//! Throughput counts bytes of source data; packets have 1500 bytes. The time is that which the thread
+//! has run.
 //!
 //! `cargo bench -p viaduct-proto --bench fec`
 
 #![allow(clippy::unwrap_used)] // A bench that cannot run shall say so and stop.
 
+mod clock;
+
 use std::hint::black_box;
 
-use criterion::measurement::WallTime;
+use clock::ThreadTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
 use viaduct_proto::fec::linear::Linear;
 use viaduct_proto::fec::peeling::Peeling;
@@ -19,7 +22,7 @@ use viaduct_proto::rng::Rng;
 
 const LEN: usize = 1500;
 
-type Group<'a> = BenchmarkGroup<'a, WallTime>;
+type Group<'a> = BenchmarkGroup<'a, ThreadTime>;
 
 /// Packets of random bytes, each in an allocation of its own.
 fn packets(count: usize) -> Vec<Vec<u8>> {
@@ -29,7 +32,7 @@ fn packets(count: usize) -> Vec<Vec<u8>> {
     packets
 }
 
-fn group<'a>(c: &'a mut Criterion, name: &str) -> Group<'a> {
+fn group<'a>(c: &'a mut Criterion<ThreadTime>, name: &str) -> Group<'a> {
     let mut group = c.benchmark_group(name);
     group.throughput(Throughput::Bytes(LEN as u64)).sample_size(40);
     group.warm_up_time(std::time::Duration::from_millis(500));
@@ -48,7 +51,7 @@ fn three() -> (Vec<u8>, usize) {
 const ROOM: usize = LEN.next_multiple_of(kernel::LINE);
 
 /// The limits: what the machine does with one packet when there is no code around it.
-fn limits(c: &mut Criterion) {
+fn limits(c: &mut Criterion<ThreadTime>) {
     let mut group = group(c, "limits");
     let sources = packets(64);
     let mut next = sources.iter().cycle();
@@ -93,7 +96,7 @@ fn encode(group: &mut Group<'_>, code: &Code) {
     });
 }
 
-fn encoders(c: &mut Criterion) {
+fn encoders(c: &mut Criterion<ThreadTime>) {
     let mut group = group(c, "encode");
     encode(&mut group, &Code::Layered(layered::Parameters::new(8, &[1, 20, 40])));
     encode(&mut group, &Code::Layered(layered::Parameters::new(10, &[1, 61, 127]).delayed()));
@@ -137,7 +140,7 @@ fn repairs(encoder: &mut dyn Encoder, packets: &[Vec<u8>]) -> Vec<Owned> {
 }
 
 /// A run of packets at (8,3), one in a hundred lost, all repairs decoded.
-fn peeling(c: &mut Criterion) {
+fn peeling(c: &mut Criterion<ThreadTime>) {
     const COUNT: usize = 1000;
     let mut group = group(c, "decode");
     group.throughput(Throughput::Bytes((COUNT * LEN) as u64));
@@ -165,7 +168,7 @@ fn peeling(c: &mut Criterion) {
 }
 
 /// One or three packets of a block of ten lost.
-fn linear(c: &mut Criterion) {
+fn linear(c: &mut Criterion<ThreadTime>) {
     let mut group = group(c, "recover");
     group.throughput(Throughput::Bytes(10 * LEN as u64));
     let parameters = reed_solomon::Parameters { r: 10, c: 3, interleave: 1 };
@@ -191,7 +194,7 @@ fn linear(c: &mut Criterion) {
 
 /// reed-solomon-erasure and reed-solomon-simd, whole blocks at once, as their interfaces have it.
 /// Their packets are already in one block and in even sizes; ours come one by one.
-fn others(c: &mut Criterion) {
+fn others(c: &mut Criterion<ThreadTime>) {
     let mut group = group(c, "others");
     for (r, c) in [(10, 3), (20, 10)] {
         group.throughput(Throughput::Bytes((r * LEN) as u64));
@@ -229,5 +232,9 @@ fn others(c: &mut Criterion) {
     }
 }
 
-criterion_group!(fec, limits, encoders, peeling, linear, others);
+criterion_group! {
+    name = fec;
+    config = Criterion::default().with_measurement(ThreadTime);
+    targets = limits, encoders, peeling, linear, others
+}
 criterion_main!(fec);

@@ -12,14 +12,15 @@
 //!
 //! `cargo bench -p viaduct-proto --bench plane`
 
+mod clock;
+
 use std::hint::black_box;
 use std::sync::{Arc, Mutex};
 
-use criterion::measurement::{Measurement, ValueFormatter, WallTime};
+use clock::ThreadTime;
 use criterion::{
     BatchSize, BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main,
 };
-use rustix::time::{ClockId, clock_gettime};
 use viaduct_proto::fec::{Code, kernel, layered};
 use viaduct_proto::repair::{Entropy, Local, PeerConfig, Plane, SecretKey, Sites};
 use viaduct_proto::rng::Rng;
@@ -36,35 +37,6 @@ const GAP: Duration = Duration::from_nanos(600);
 
 type Group<'a> = BenchmarkGroup<'a, ThreadTime>;
 
-/// Measures the time that this thread has run.
-struct ThreadTime;
-
-impl Measurement for ThreadTime {
-    type Intermediate = Duration;
-    type Value = Duration;
-
-    fn start(&self) -> Duration {
-        let now = clock_gettime(ClockId::ThreadCPUTime);
-        Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
-    }
-    fn end(&self, start: Duration) -> Duration {
-        self.start() - start
-    }
-    fn add(&self, a: &Duration, b: &Duration) -> Duration {
-        *a + *b
-    }
-    fn zero(&self) -> Duration {
-        Duration::ZERO
-    }
-    fn to_f64(&self, time: &Duration) -> f64 {
-        time.as_nanos() as f64
-    }
-    fn formatter(&self) -> &dyn ValueFormatter {
-        static WALL: WallTime = WallTime;
-        WALL.formatter()
-    }
-}
-
 /// A gateway, and the time that it believes in.
 struct Gateway {
     plane: Plane,
@@ -76,9 +48,10 @@ impl Gateway {
     /// Gateway `number` (1 or 2); it takes 3 - `number` for its peer.
     fn new(number: u8) -> Self {
         let secret = |n| SecretKey::from_bytes([n; 32]);
-        let site = |n: u8| vec![format!("10.{n}.0.0/16").parse().unwrap()];
+        let site = |n: u8| vec![format!("10.{n}.0.0/16").parse().expect("a prefix")];
         let rng = Mutex::new(Rng::from_seed(number.into()));
-        let entropy: Entropy = Arc::new(move |out: &mut [u8]| rng.lock().unwrap().fill(out));
+        let entropy: Entropy =
+            Arc::new(move |out: &mut [u8]| rng.lock().expect("one thread").fill(out));
         let local = Local { secret: secret(number), entropy, unix_nanos_at_zero: 1 << 60 };
         let peer = PeerConfig {
             name: "peer".to_owned(),
@@ -91,7 +64,7 @@ impl Gateway {
             longest: LEN,
             memory: MEMORY,
         };
-        let plane = Plane::new(local, vec![peer], Instant::ZERO).unwrap();
+        let plane = Plane::new(local, vec![peer], Instant::ZERO).expect("a code that works");
         Gateway { plane, number, now: Instant::ZERO }
     }
 

@@ -1,5 +1,6 @@
 //! The packet cache, asked by a real NAK-based receiver: what it dropped itself comes back in a LAN
 //! round trip instead of a WAN one.
+#![allow(clippy::unwrap_used)] // a test may panic
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -1,4 +1,5 @@
 //! Real gateways in a lab's world: what hosts see, and what stays when a gateway goes.
+#![allow(clippy::unwrap_used)] // a test may panic
 
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};

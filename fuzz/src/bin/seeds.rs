@@ -97,9 +97,13 @@ fn datagrams(packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
     said
 }
 
-/// Bytes of a few lengths, small values more often than large ones.
+/// Random bytes of a few lengths.
 fn noise(target: &str) -> Vec<Vec<u8>> {
     let mut rng = Rng::from_seed(target.len() as u64);
-    let byte = |rng: &mut Rng| (rng.next_u64() as u8) >> rng.below(8);
-    [64, 256, 1_024, 4_096].map(|len| (0..len).map(|_| byte(&mut rng)).collect()).to_vec()
+    let mut bytes = |len| {
+        let mut bytes = vec![0; len];
+        rng.fill(&mut bytes);
+        bytes
+    };
+    (0..8).map(|n| bytes(64 << (n % 4 * 2))).collect()
 }

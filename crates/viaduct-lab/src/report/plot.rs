@@ -10,7 +10,7 @@ use super::axis::Scale;
 use crate::experiment::{Kind, Series};
 
 /// How many colours there are; more series begin again.
-pub(super) const COLOURS: usize = 8;
+pub(super) const COLOURS: usize = 9;
 /// Colours that stand for a role; see the style sheet in `page.css`.
 const INK: RGBColor = RGBColor(2, 2, 2);
 const GRID: RGBColor = RGBColor(3, 3, 3);

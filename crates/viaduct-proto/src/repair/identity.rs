@@ -22,7 +22,7 @@ use std::hash::Hasher;
 use highway::{HighwayHash, HighwayHasher, Key};
 
 /// A packet's name between two sites.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Identity(pub u64);
 
 /// Bytes that NH takes at once.

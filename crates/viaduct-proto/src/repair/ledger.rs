@@ -41,12 +41,6 @@ impl Row {
     }
 }
 
-impl Default for Identity {
-    fn default() -> Self {
-        Identity(0)
-    }
-}
-
 /// What the settled rows add up to.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Settled {

@@ -140,9 +140,9 @@ mod tests {
         let (mut sealer, mut opener) = pair();
         let mut datagram = Vec::new();
         sealer.seal(&mut datagram, |out| out.extend(b"repair"));
-        let again = datagram.clone();
+        let mut again = datagram.clone();
         assert_eq!(opener.open(0, &mut datagram), Ok(&b"repair"[..]));
-        assert_eq!(opener.open(0, &mut again.clone()), Err(Refusal::Replayed));
+        assert_eq!(opener.open(0, &mut again), Err(Refusal::Replayed));
     }
 
     #[test]

@@ -61,7 +61,7 @@ fn config(me: u8, peer: u8, code: Code) -> PeerConfig {
 }
 
 impl World {
-    fn new(code: Code) -> World {
+    fn new(code: &Code) -> World {
         let plane = |me, peer| {
             Plane::new(local(me), vec![config(me, peer, code.clone())], Instant::ZERO).unwrap()
         };
@@ -185,7 +185,7 @@ fn udp_header(packet: &mut [u8]) {
 
 #[test]
 fn single_losses_are_recovered_byte_for_byte() {
-    let mut world = World::new(layered());
+    let mut world = World::new(&layered());
     let missing = world.stream(2_000, |_, i| i % 50 == 7, 0.0);
     assert_eq!(missing, 0);
     let stats = world.b_stats().receiver;
@@ -203,7 +203,7 @@ fn every_code_masks_two_percent() {
         Code::Window(window::Parameters { window: 100, packets: 10, repairs: 3 }),
     ];
     for code in codes {
-        let mut world = World::new(code.clone());
+        let mut world = World::new(&code);
         let missing = world.stream(3_000, |rng, _| rng.chance(0.02), 0.02);
         let stats = world.b_stats().receiver;
         assert!(missing <= 2 && stats.garbled == 0, "{code:?}: {missing} of {}", stats.link.lost);
@@ -213,7 +213,7 @@ fn every_code_masks_two_percent() {
 
 #[test]
 fn bursts_are_recovered_and_measured() {
-    let mut world = World::new(layered());
+    let mut world = World::new(&layered());
     let missing = world.stream(3_000, |_, i| (300..320).contains(&(i % 600)), 0.0);
     let link = world.b_stats().receiver.link;
     assert_eq!((missing, link.lost, link.bursts[5]), (0, 100, 5));
@@ -222,7 +222,7 @@ fn bursts_are_recovered_and_measured() {
 
 #[test]
 fn identical_packets_are_counted_one_by_one() {
-    let mut world = World::new(layered());
+    let mut world = World::new(&layered());
     let twin = world.packet();
     for i in 0..40 {
         world.send(&twin, i % 5 == 2);
@@ -234,7 +234,7 @@ fn identical_packets_are_counted_one_by_one() {
 
 #[test]
 fn the_tail_of_a_transfer_is_protected_by_the_idle_timer() {
-    let mut world = World::new(layered());
+    let mut world = World::new(&layered());
     let packet = world.packet();
     world.send(&packet, true);
     world.run(Duration::from_millis(40), |_, _| false);
@@ -245,7 +245,7 @@ fn the_tail_of_a_transfer_is_protected_by_the_idle_timer() {
 #[test]
 fn a_packet_that_comes_late_is_not_recovered_and_helps_to_recover() {
     let one_layer = Parameters { r: 8, interleaves: vec![1], delay_xors: false };
-    let mut world = World::new(Code::Layered(one_layer));
+    let mut world = World::new(&Code::Layered(one_layer));
     let packets: Vec<_> = (0..64).map(|_| world.packet()).collect();
     for (i, packet) in packets.iter().enumerate() {
         // Two packets of one recipe are late together, so that neither can be recovered.
@@ -272,7 +272,7 @@ fn a_packet_that_comes_late_is_not_recovered_and_helps_to_recover() {
 
 #[test]
 fn nothing_hostile_opens_or_leads_to_an_injection() {
-    let mut world = World::new(layered());
+    let mut world = World::new(&layered());
     world.stream(200, |_, i| i % 20 == 3, 0.0);
     let before = world.b_stats();
     let overheard = world.overheard.clone();
@@ -295,7 +295,7 @@ fn nothing_hostile_opens_or_leads_to_an_injection() {
 
 #[test]
 fn packets_outside_the_two_sites_are_never_injected() {
-    let mut world = World::new(layered());
+    let mut world = World::new(&layered());
     // A's gateway is honest about keys, not about its prefixes.
     let mut wide = config(1, 2, layered());
     wide.sites.local = vec!["0.0.0.0/0".parse().unwrap()];
@@ -311,7 +311,7 @@ fn packets_outside_the_two_sites_are_never_injected() {
 
 #[test]
 fn sessions_are_replaced_while_repairs_flow() {
-    let mut world = World::new(layered());
+    let mut world = World::new(&layered());
     for _ in 0..4 {
         assert_eq!(world.stream(20, |_, i| i == 7, 0.0), 0);
         world.run(Duration::from_secs(100), |_, _| false);
@@ -324,7 +324,7 @@ fn sessions_are_replaced_while_repairs_flow() {
 #[test]
 fn a_gateway_that_restarts_is_protected_again() {
     for restart_sender in [true, false] {
-        let mut world = World::new(layered());
+        let mut world = World::new(&layered());
         world.stream(100, |_, i| i % 20 == 3, 0.0);
         let mut fresh = local(if restart_sender { 1 } else { 2 });
         fresh.unix_nanos_at_zero += 5;
@@ -340,7 +340,7 @@ fn a_gateway_that_restarts_is_protected_again() {
 
 #[test]
 fn the_code_changes_while_it_runs() {
-    let mut world = World::new(layered());
+    let mut world = World::new(&layered());
     let handshakes = world.a_stats().session.handshakes;
     for code in [
         Code::ReedSolomon(reed_solomon::Parameters { r: 10, c: 3, interleave: 2 }),
@@ -356,12 +356,12 @@ fn the_code_changes_while_it_runs() {
 
 #[test]
 fn peers_that_stay_keep_their_sessions_when_others_come_and_go() {
-    let mut world = World::new(layered());
+    let mut world = World::new(&layered());
     let before = world.a_stats().session.handshakes;
     let mut third = config(1, 3, layered());
     third.endpoint = None;
     let kept = PeerConfig { memory: 4 << 20, ..config(1, 2, layered()) };
-    world.a.change(vec![third.clone(), kept.clone()], world.now).unwrap();
+    world.a.change(vec![third, kept.clone()], world.now).unwrap();
     world.a.change(vec![kept], world.now).unwrap();
     assert_eq!(world.stream(200, |_, i| i % 25 == 3, 0.0), 0);
     assert_eq!(world.a_stats().session.handshakes, before);
@@ -369,7 +369,7 @@ fn peers_that_stay_keep_their_sessions_when_others_come_and_go() {
 
 #[test]
 fn what_was_missed_by_ourselves_is_not_taken_for_lost() {
-    let mut world = World::new(layered());
+    let mut world = World::new(&layered());
     world.stream(100, |_, _| false, 0.0);
     for i in 0..200 {
         let packet = world.packet();
@@ -389,7 +389,7 @@ fn what_was_missed_by_ourselves_is_not_taken_for_lost() {
 
 #[test]
 fn memory_is_bounded_whatever_comes() {
-    let mut world = World::new(layered());
+    let mut world = World::new(&layered());
     for _ in 0..30_000 {
         let packet = world.packet();
         let lost = world.rng.chance(0.3);

@@ -2,7 +2,7 @@
 //! and what it costs. The table of `docs/codes.md`.
 
 use viaduct_proto::fec::{AnyDecoder, Code, window};
-use viaduct_proto::sim::stream::{Outcome, Stream};
+use viaduct_proto::sim::stream::{Lost, Outcome, Stream};
 
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
 use crate::experiments::maelstrom::link;
@@ -90,9 +90,7 @@ impl Experiment for Interleaves {
 
 /// Loss events of which something was never recovered.
 fn unrecovered(outcome: &Outcome) -> usize {
-    let lasting = |event: &&[_]| {
-        event.iter().any(|l: &viaduct_proto::sim::stream::Lost| l.recovery.is_none())
-    };
+    let lasting = |event: &&[Lost]| event.iter().any(|lost| lost.recovery.is_none());
     events(outcome).filter(lasting).count()
 }
 
@@ -120,21 +118,21 @@ fn record(
 fn record_price(run: &mut Run, code: &Code, stream: &Stream) -> anyhow::Result<()> {
     let outcome = simulate(&full_length(stream), code)?;
     let title = "Price, in bursts of 30";
-    let plot = Plot::histogram(title, ("", ""), ("percent, or MB", ""));
+    let plot = Plot::histogram(title, ("", ""), ("overhead in %, memory in kB", ""));
     let series = run.series(&plot, &code.to_string());
     run.labelled_point(series, 0.0, outcome.overhead() * 100.0, "overhead, %");
-    run.labelled_point(series, 1.0, outcome.decoder_memory as f64 / 1e6, "decoder memory, MB");
+    run.labelled_point(series, 1.0, outcome.decoder_memory as f64 / 1e3, "decoder memory, kB");
     Ok(())
 }
 
 fn full_length(stream: &Stream) -> Stream {
-    let packets = stream.packets.min(100_000);
+    let packets = stream.packets / 10;
     Stream { packets, sizes: (LENGTH, LENGTH), repair_overhead: REPAIR_OVERHEAD, ..stream.clone() }
 }
 
 /// Interleaves of (8,3) whose memory is measured.
 const MEMORY: [[u16; 3]; 5] =
-    [[1, 10, 20], [1, 20, 40], [1, 61, 127], [1, 127, 255], [1, 255, 509]];
+    [[1, 11, 19], [1, 19, 41], [1, 61, 127], [1, 127, 255], [1, 255, 509]];
 
 /// Memory against interleave.
 fn memory(run: &mut Run) -> anyhow::Result<()> {
@@ -143,18 +141,25 @@ fn memory(run: &mut Run) -> anyhow::Result<()> {
     let plot = plot.log_x();
     let encoders = run.series(&plot, "encoder's bins");
     let decoders = run.series(&plot, "decoder at its most, bursts of 30");
+    let spans = run.series(&plot, "packets that its repairs span");
     for interleaves in MEMORY {
         let code = layers(8, &interleaves);
         run.step(&format!("memory of {code}"))?;
         let x: f64 = interleaves.map(f64::from).iter().sum();
         let loss = link("delay=50ms,loss=1%x30");
-        let stream =
-            full_length(&Stream { packets: 100_000, rate: RATE, link: loss, ..Stream::default() });
+        let stream = full_length(&Stream {
+            packets: run.choose(1_000_000, 100_000),
+            rate: RATE,
+            link: loss,
+            ..Stream::default()
+        });
         let mut encoder = code.build_encoder(1)?;
         let outcome = stream.run(&mut *encoder, &mut AnyDecoder::new(64 << 20));
-        let label = format!("{interleaves:?}");
+        let label = interleaves.map(|i| i.to_string()).join(",");
         run.labelled_point(encoders, x, encoder.memory() as f64 / 1e6, &label);
         run.labelled_point(decoders, x, outcome.decoder_memory as f64 / 1e6, &label);
+        let span = 8 * usize::from(interleaves[2]) * LENGTH;
+        run.labelled_point(spans, x, span as f64 / 1e6, &label);
     }
     Ok(())
 }

@@ -41,7 +41,7 @@ impl Experiment for Recovery {
         let losses: &[f64] = run.choose(all, &[0.005, 0.05, 0.2]);
         let lengths: &[u64] =
             run.choose(&[1, 2, 5, 10, 15, 19, 25, 30, 41, 50, 60], &[1, 15, 30, 60]);
-        let packets = run.choose(4_000_000, 200_000);
+        let packets = run.choose(4_000_000, 120_000);
         run.param("simulated", true);
         run.param("packets", packets);
         run.param("bursts_loss", BURSTY);
@@ -87,7 +87,7 @@ fn independent(
     let mut worst = (f64::INFINITY, f64::NEG_INFINITY);
     for &loss in losses {
         // Few losses are made up for by more packets.
-        let packets = (packets as f64 * (0.05 / loss).clamp(0.2, 5.0)) as u64;
+        let packets = (packets as f64 * (0.05 / loss).clamp(0.2, 3.0)) as u64;
         let stream = paper_flow(&loss.to_string(), packets, run.seed());
         let share = recovered(&simulate(&stream, code)?);
         let expected = form(loss);

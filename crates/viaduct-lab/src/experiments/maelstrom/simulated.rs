@@ -12,6 +12,7 @@ use anyhow::ensure;
 use viaduct_proto::fec::{AnyDecoder, Code, layered, reed_solomon};
 use viaduct_proto::sim::stream::{Lost, Outcome, Stream};
 
+use crate::experiment::Bound;
 use crate::experiments::maelstrom::link;
 use crate::stop;
 
@@ -126,6 +127,12 @@ impl Share {
         let error = self.error * (self.events as f64 / events.max(1) as f64).sqrt();
         Share { events, error, ..*self }
     }
+}
+
+/// A share within `margin` of `middle`, rounded outwards to four digits.
+pub(super) fn around(middle: f64, margin: f64) -> Bound {
+    let least = ((middle - margin).max(0.0) * 1e4).floor() / 1e4;
+    Bound::Within(least, ((middle + margin).min(1.0) * 1e4).ceil() / 1e4)
 }
 
 /// The share of the lost packets that was recovered; its error from the differences of batches,

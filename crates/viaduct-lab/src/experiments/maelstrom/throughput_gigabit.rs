@@ -1,6 +1,8 @@
 //! Figure 10a: throughput of eight TCP flows on a gigabit link, where hosts and WAN have the same
 //! MTU, so that the gateways lower the route's and clamp the MSS.
 
+use anyhow::{Context, Result};
+
 use super::{link, percent};
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
 use crate::gateways::GatewaySpec;
@@ -24,7 +26,7 @@ impl Experiment for ThroughputGigabit {
         }
     }
 
-    fn run(&self, run: &mut Run) -> anyhow::Result<()> {
+    fn run(&self, run: &mut Run) -> Result<()> {
         let losses: &[f64] = run.choose(&[0.0, 1e-4, 1e-3, 0.01, 0.02], &[0.0, 0.01]);
         // The paper's flows last 120 s; once past slow start the rest is more of the same.
         let (seconds, warm_up) = run.choose((40, 10), (6, 6));
@@ -50,6 +52,7 @@ impl Experiment for ThroughputGigabit {
             world.protect(&GatewaySpec::layered(8, &[1, 20, 40], false))?;
             run.step(&format!("loss {}, with gateways", percent(loss)))?;
             let with = flows.run(world.a1(), world.b1())?.received / 1e6;
+            run.param(&format!("gateways_at_{}", percent(loss)), what_gateways_did(&mut world)?);
             run.point(plain, loss * 100.0, without);
             run.point(protected, loss * 100.0, with);
             results.push((loss, without, with));
@@ -57,6 +60,24 @@ impl Experiment for ThroughputGigabit {
         checks(run, &results);
         Ok(())
     }
+}
+
+/// Where the loss that is left comes from: shed by a gateway, or beyond the code.
+fn what_gateways_did(world: &mut World) -> Result<String> {
+    let gateways = world.gateways().context("gateways run")?;
+    let (a, b) = (gateways.a.status()?, gateways.b.status()?);
+    let (sender, link) = (a.peer().sender, b.peer().receiver.link);
+    let latency = b.peer().receiver.latency_sum / b.peer().receiver.recovered.max(1);
+    Ok(format!(
+        "{} of {} packets protected, {} of {} lost ones recovered after {latency} us on average, \
+         {} and {} copies missed by the taps",
+        sender.protected,
+        sender.packets,
+        link.recovered,
+        link.lost,
+        a.shell().tap_drops_out,
+        b.shell().tap_drops_in,
+    ))
 }
 
 fn checks(run: &mut Run, results: &[(f64, f64, f64)]) {

@@ -34,14 +34,16 @@ pub struct Iperf {
     pub seconds: u32,
     /// Seconds before that which do not count.
     pub omit: u32,
-    /// What each TCP flow is held to: bits of payload a second, and bytes in each write.
-    pub pace: Option<(u64, u32)>,
     /// Flows side by side.
     pub flows: u32,
     /// The server's port: differs where two run at once in one host.
     pub port: u16,
     /// By IPv6 instead of IPv4.
     pub v6: bool,
+    /// TCP does not send faster than so many bits of payload a second, over all flows.
+    pub pace: Option<u64>,
+    /// Bytes that TCP is handed at once; none means iperf3's 128 KB.
+    pub write: Option<u32>,
 }
 
 /// What it measured; rates are of payload, in bits a second.
@@ -69,19 +71,20 @@ impl Iperf {
     /// One TCP flow for so many seconds, with so many before that do not count.
     pub fn tcp(congestion: &str, seconds: u32, omit: u32) -> Iperf {
         let load = Load::Tcp { congestion: congestion.into() };
-        Iperf { load, seconds, omit, pace: None, flows: 1, port: 5201, v6: false }
+        Iperf { load, seconds, omit, flows: 1, port: 5201, v6: false, pace: None, write: None }
     }
 
-    /// With each TCP flow held to `bits_per_second`, in writes of `length` bytes: iperf3's own
-    /// are of 128 KB, which makes bursts of a slow flow.
+    /// With TCP held to `bits_per_second` in all, in writes of `length` bytes: iperf3's own are of
+    /// 128 KB, which makes bursts of a slow flow.
     pub fn paced(self, bits_per_second: u64, length: u32) -> Iperf {
-        Iperf { pace: Some((bits_per_second, length)), ..self }
+        Iperf { pace: Some(bits_per_second), write: Some(length), ..self }
     }
 
     /// UDP at a pace for so many seconds.
     pub fn udp(bits_per_second: u64, length: u32, seconds: u32) -> Iperf {
         let load = Load::Udp { bits_per_second, length };
-        Iperf { load, seconds, omit: 0, pace: None, flows: 1, port: 5201, v6: false }
+        let omit = 0;
+        Iperf { load, seconds, omit, flows: 1, port: 5201, v6: false, pace: None, write: None }
     }
 
     /// Runs it: the server in `to`, the client, which sends, in `from`.
@@ -126,8 +129,10 @@ impl Iperf {
         match &self.load {
             Load::Tcp { congestion } => {
                 add("--congestion", congestion.clone());
-                if let Some((bits_per_second, length)) = self.pace {
-                    add("--bitrate", bits_per_second.to_string());
+                if let Some(bits) = self.pace {
+                    add("--bitrate", (bits / u64::from(self.flows.max(1))).to_string());
+                }
+                if let Some(length) = self.write {
                     add("--length", length.to_string());
                 }
             }
