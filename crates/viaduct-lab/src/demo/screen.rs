@@ -94,8 +94,8 @@ fn lesson(findings: &Findings) -> String {
         _ => "",
     };
     format!(
-        "TCP takes every lost packet for congestion and slows down. With Viaduct it never sees\n\
-         the loss: cubic {cubic}{download}.\n{bbr}\
+        "TCP takes every lost packet for congestion and slows down. With Viaduct it sees\n\
+         hardly any of them: cubic {cubic}{download}.\n{bbr}\
          No program, host or server was changed; if a gateway dies, packets flow on without it.\n"
     )
 }
