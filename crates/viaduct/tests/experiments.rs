@@ -6,7 +6,7 @@ use viaduct_lab::gateways::use_binary;
 
 fn holds(name: &str) {
     use_binary(env!("CARGO_BIN_EXE_viaduct"));
-    let chosen = select(&[name.to_owned()]).unwrap();
+    let chosen = select(&[name.to_owned()]).expect("a name in the list");
     let options = Options { quick: true, quiet: true, ..Options::default() };
     let outcome = perform(chosen[0], &options);
     assert!(!outcome.checks.is_empty(), "{name} checks nothing");
