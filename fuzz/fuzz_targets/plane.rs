@@ -38,7 +38,7 @@ enum Step {
     Datagrams,
     /// Anybody's bytes arrive at a gateway.
     Hostile { to: bool, bytes: Bytes },
-    /// Time passes, in units of a tenth of a millisecond.
+    /// Time passes, in units of a tenth of a millisecond; at most 0.4 s at once.
     Wait { units: u16 },
     /// A gateway changes its code.
     Recode { at: bool, code: Option<Parameters> },
@@ -145,7 +145,7 @@ impl World {
             Step::Hostile { to, ref bytes } => {
                 self.arrive(1 - usize::from(to), &mut bytes.0.clone())
             }
-            Step::Wait { units } => self.wait(Duration::from_micros(u64::from(units) * 100)),
+            Step::Wait { units } => self.wait(Duration::from_micros(u64::from(units % 4096) * 100)),
             Step::Recode { at, ref code } => {
                 let peer = peer(at.into(), code.as_ref().map(Parameters::code));
                 let _ = self.planes[usize::from(at)].change(vec![peer], self.now);
