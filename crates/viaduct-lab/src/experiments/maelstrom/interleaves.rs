@@ -26,9 +26,12 @@ const REPAIR_OVERHEAD: usize = 120;
 const LOSSES: [(&str, &str); 3] =
     [("1%", "independent"), ("1%x8", "bursts of 8"), ("1%x30", "bursts of 30")];
 
+/// A window of 240 packets.
+fn window(repairs: u8, packets: u8) -> Code {
+    Code::Window(window::Parameters { window: 240, repairs, packets })
+}
+
 fn candidates() -> Vec<Code> {
-    let window =
-        |repairs, packets| Code::Window(window::Parameters { window: 240, repairs, packets });
     vec![
         layers(8, &[1, 20, 40]),
         delayed(8, &[1, 19, 41]),
@@ -175,8 +178,12 @@ fn checks(run: &mut Run, left: &[(&str, String, f64)]) {
         run.check(&name, of(loss, &waiting), Bound::AtMost(0.1));
         let name = format!("{loss}, events left per second: {waiting}, over sent at once");
         run.check(&name, of(loss, &waiting) / of(loss, &at_once), Bound::AtMost(0.2));
+        // A block is gone when two bursts fall into it: one in ten seconds or so.
         let long = blocks(100, 40, 1);
         let name = format!("{loss}, events left per second: {long}");
-        run.check(&name, of(loss, &long), Bound::AtMost(0.1));
+        run.check(&name, of(loss, &long), Bound::AtMost(0.25));
+        let sliding = window(3, 10);
+        let name = format!("{loss}, events left per second: {sliding}");
+        run.check(&name, of(loss, &sliding), Bound::AtMost(0.1));
     }
 }
