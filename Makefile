@@ -17,7 +17,7 @@ test:             ## lints, unit and property tests, end-to-end tests in namespa
 	@scripts/need test
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	cargo test --workspace --release --locked
+	cargo test --workspace --profile checked --locked
 
 lint:             ## formatting and lints alone
 	@scripts/need test

@@ -135,8 +135,8 @@ impl Gateways {
     pub fn start(world: &Dumbbell, spec: &GatewaySpec) -> Result<Gateways> {
         let scratch = Scratch::new()?;
         let (key_a, key_b) = (random_key()?, random_key()?);
-        scratch.write("a.key", key_a.to_text())?;
-        scratch.write("b.key", key_b.to_text())?;
+        scratch.write_secret("a.key", key_a.to_text())?;
+        scratch.write_secret("b.key", key_b.to_text())?;
         let file_a = site_toml(scratch.path(), spec, (1, 'a'), (2, 'b'), &key_b);
         let file_b = site_toml(scratch.path(), spec, (2, 'b'), (1, 'a'), &key_a);
         let a = Gateway::new(world.gateway_a(), &scratch, 'a', &file_a)?;

@@ -5,7 +5,7 @@ use viaduct_lab::experiment::{Options, perform, print_table};
 use viaduct_lab::experiments::select;
 
 fn holds(name: &str) {
-    let chosen = select(&[name.to_owned()]).unwrap();
+    let chosen = select(&[name.to_owned()]).expect("a name in the list");
     let options = Options { quick: true, quiet: true, ..Options::default() };
     let outcome = perform(chosen[0], &options);
     assert!(!outcome.checks.is_empty(), "{name} checks nothing");

@@ -71,8 +71,8 @@ fn example() -> PathBuf {
     let viaduct = Path::new(env!("CARGO_BIN_EXE_viaduct"));
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
     let mut build = Command::new(cargo);
-    build.args(["build", "--quiet", "--locked", "--release", "-p", "nak-receiver"]);
+    build.args(["build", "--quiet", "--locked", "--profile", "checked", "-p", "nak-receiver"]);
     build.arg("--target-dir").arg(viaduct.ancestors().nth(2).unwrap());
     assert!(build.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap().success());
-    viaduct.ancestors().nth(2).unwrap().join("release/nak-receiver")
+    viaduct.ancestors().nth(2).unwrap().join("checked/nak-receiver")
 }

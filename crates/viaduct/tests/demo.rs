@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The demo, with its report in a fresh directory of this test's own.
@@ -19,6 +20,12 @@ fn demo(test: &str, args: &[&str]) -> (Command, PathBuf) {
     (command, dir)
 }
 
+/// Two demos at once would measure each other.
+fn alone() -> MutexGuard<'static, ()> {
+    static MACHINE: Mutex<()> = Mutex::new(());
+    MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn said(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     text(&output.stdout) + &text(&output.stderr)
@@ -26,6 +33,7 @@ fn said(output: &Output) -> String {
 
 #[test]
 fn four_programs_cross_a_bad_link_and_viaduct_wins_back_what_loss_takes() {
+    let _alone = alone();
     let (mut command, dir) = demo("demo", &["--quick"]);
     let json = dir.join("result.json");
     let started = Instant::now();
@@ -55,11 +63,13 @@ fn four_programs_cross_a_bad_link_and_viaduct_wins_back_what_loss_takes() {
     assert!(!fetches.iter().any(|fetch| page.contains(fetch)), "the page must stand alone");
 }
 
-/// Presses Ctrl-C once the first program runs (the web server is up then); what the demo said.
-fn interrupted(mut demo: Child) -> Output {
+/// Presses Ctrl-C once `step` begins; what the demo said.
+fn interrupted(mut demo: Child, step: &str) -> Output {
     let mut lines = BufReader::new(demo.stderr.take().unwrap()).lines();
-    let first = lines.next().unwrap().unwrap();
-    assert!(first.contains("[1/8] plain kernel: iperf3 (TCP cubic)"), "{first}");
+    let before: Vec<String> =
+        lines.by_ref().map_while(Result::ok).take_while(|line| !line.contains(step)).collect();
+    let errors: Vec<_> = before.iter().filter(|line| !line.starts_with("demo [")).collect();
+    assert!(errors.is_empty(), "{errors:?}");
     let interrupt = Command::new("kill").args(["-INT", &demo.id().to_string()]).status().unwrap();
     assert!(interrupt.success());
     let asked = Instant::now();
@@ -72,7 +82,7 @@ fn interrupted(mut demo: Child) -> Output {
 #[test]
 fn ctrl_c_ends_it_soon_and_keeps_what_there_is() {
     let (mut command, dir) = demo("demo-ctrl-c", &["--quick"]);
-    let output = interrupted(command.spawn().unwrap());
+    let output = interrupted(command.spawn().unwrap(), "[1/8] plain kernel: iperf3 (TCP cubic)");
     assert!(said(&output).contains("Stopped"), "{}", said(&output));
     let result = fs::read(dir.join("report/demo.json")).unwrap();
     let result: serde_json::Value = serde_json::from_slice(&result).unwrap();
@@ -81,6 +91,7 @@ fn ctrl_c_ends_it_soon_and_keeps_what_there_is() {
 
 #[test]
 fn without_root_it_runs_as_well_or_says_what_forbids_it() {
+    let _alone = alone();
     // Where nobody may read and write.
     let dir = std::env::temp_dir().join(format!("viaduct-test-demo-{}", std::process::id()));
     fs::create_dir_all(&dir).unwrap();
@@ -96,7 +107,8 @@ fn without_root_it_runs_as_well_or_says_what_forbids_it() {
     command.args(["demo", "--quick"]).current_dir(&dir).stdin(Stdio::null());
     let demo = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     if allowed {
-        interrupted(demo);
+        // The web server has served by then, and the gateways are up.
+        interrupted(demo, "[5/8] with Viaduct: iperf3 (TCP cubic)");
     } else {
         let text = said(&demo.wait_with_output().unwrap());
         assert!(text.contains("user namespace") || text.contains("/dev/net/tun"), "{text}");

@@ -40,6 +40,13 @@ impl Scratch {
         Ok(path)
     }
 
+    /// Writes a file that only its owner can read.
+    pub fn write_secret(&self, name: &str, content: impl AsRef<[u8]>) -> io::Result<PathBuf> {
+        let path = self.write(name, content)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+        Ok(path)
+    }
+
     /// Writes a file that can be executed.
     pub fn write_script(&self, name: &str, content: impl AsRef<[u8]>) -> io::Result<PathBuf> {
         let path = self.write(name, content)?;

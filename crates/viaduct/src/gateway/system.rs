@@ -86,7 +86,6 @@ fn table_name(site: &str) -> String {
 fn injector(site: &Site) -> Result<Tun> {
     let tun = Tun::create(&site.tun_name())?;
     tun.set_mtu(u32::try_from(site.wan_mtu.max(1500))?)?;
-    tun.set_queue_len(4096)?;
     let name = tun.name().to_owned();
     // They come from addresses whose route leads elsewhere: reverse-path checks must be loose, and
     // the loose check still wants an address on the interface (the dummy one of RFC 7600).

@@ -79,7 +79,7 @@ fn sweep(run: &mut Run, lengths: &[u32]) -> anyhow::Result<Vec<Sweep>> {
     let mut sweeps: Vec<Sweep> = ways.map(new).collect();
     for &length in lengths {
         run.step(&format!("simulated bursts of {length}"))?;
-        let bursts = run.choose(1000, 60);
+        let bursts = run.choose(250, 60);
         let packets = (f64::from(bursts * length) / LOSS / 1.375) as u64;
         let stream = paper_flow(&format!("{LOSS}x{length}"), packets.max(250_000), run.seed());
         for sweep in &mut sweeps {

@@ -17,6 +17,9 @@ const BURST: u32 = 8;
 /// What is compared: every two with a common divisor, and none.
 const SETS: [[u16; 3]; 2] = [[1, 10, 20], [1, 11, 19]];
 
+/// Makes a code of r and interleaves.
+type Coder = fn(u8, &[u16]) -> Code;
+
 impl Experiment for Coprime {
     fn about(&self) -> About {
         About {
@@ -35,13 +38,12 @@ impl Experiment for Coprime {
         run.param("simulated", true);
         run.param("one_way_ms", 50);
         run.steps(2 * losses.len());
-        let coders: [(&str, fn(u8, &[u16]) -> Code); 2] =
-            [("immediate", layers), ("delayed", delayed)];
+        let coders: [(&str, Coder); 2] = [("immediate", layers), ("delayed", delayed)];
         for (words, code) in coders {
             let mut pairs = Vec::new();
             for &loss in losses {
                 run.step(&format!("{words} XORs, loss {}", percent(loss)))?;
-                pairs.push(compare(run, SETS.map(|i| code(8, &i)), loss)?);
+                pairs.push(compare(run, &SETS.map(|i| code(8, &i)), loss)?);
             }
             checks(run, words, &pairs);
         }
@@ -50,8 +52,8 @@ impl Experiment for Coprime {
 }
 
 /// The share that each code recovers at this loss.
-fn compare(run: &mut Run, codes: [Code; 2], loss: f64) -> anyhow::Result<[Share; 2]> {
-    let (bursts, most) = run.choose((20_000, 10_000_000), (3_000, 500_000));
+fn compare(run: &mut Run, codes: &[Code; 2], loss: f64) -> anyhow::Result<[Share; 2]> {
+    let (bursts, most) = run.choose((20_000, 5_000_000), (3_000, 500_000));
     let packets = (f64::from(bursts * BURST) / loss / 1.375) as u64;
     let stream = paper_flow(&format!("{loss}x{BURST}"), packets.min(most), run.seed());
     let plot = Plot::line("Recovered packets", ("loss", "%"), ("recovered", "%")).log_x();

@@ -58,7 +58,7 @@ impl Experiment for Interleaves {
         run.param("packet_bytes", LENGTH);
         run.param("loss", "1 %, one way 50 ms");
         run.param("simulated", true);
-        let seconds = run.choose(1000, 20);
+        let seconds = run.choose(600, 20);
         run.param("seconds", seconds);
         run.steps(LOSSES.len() * candidates().len() + MEMORY.len());
         let mut left = Vec::new();
@@ -126,7 +126,7 @@ fn record_price(run: &mut Run, code: &Code, stream: &Stream) -> anyhow::Result<(
 }
 
 fn full_length(stream: &Stream) -> Stream {
-    let packets = stream.packets / 10;
+    let packets = stream.packets.div_ceil(20);
     Stream { packets, sizes: (LENGTH, LENGTH), repair_overhead: REPAIR_OVERHEAD, ..stream.clone() }
 }
 
@@ -148,7 +148,7 @@ fn memory(run: &mut Run) -> anyhow::Result<()> {
         let x: f64 = interleaves.map(f64::from).iter().sum();
         let loss = link("delay=50ms,loss=1%x30");
         let stream = full_length(&Stream {
-            packets: run.choose(1_000_000, 100_000),
+            packets: run.choose(4_000_000, 800_000),
             rate: RATE,
             link: loss,
             ..Stream::default()

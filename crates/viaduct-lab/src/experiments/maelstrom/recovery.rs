@@ -41,7 +41,7 @@ impl Experiment for Recovery {
         let losses: &[f64] = run.choose(all, &[0.005, 0.05, 0.2]);
         let lengths: &[u64] =
             run.choose(&[1, 2, 5, 10, 15, 19, 25, 30, 41, 50, 60], &[1, 15, 30, 60]);
-        let packets = run.choose(4_000_000, 120_000);
+        let packets = run.choose(2_000_000, 120_000);
         run.param("simulated", true);
         run.param("packets", packets);
         run.param("bursts_loss", BURSTY);
@@ -62,7 +62,7 @@ impl Experiment for Recovery {
             run.check(&name, worst.1, Bound::Within(-CHANCE, CHANCE));
         }
         for (r, interleaves) in [LAYERED[2], LAYERED[3]] {
-            in_bursts(run, r, interleaves, lengths, run.choose(1000, 40))?;
+            in_bursts(run, r, interleaves, lengths, run.choose(400, 40))?;
         }
         Ok(())
     }
