@@ -132,9 +132,11 @@ fn a_reload_takes_effect_whole_or_not_at_all() {
             thread::sleep(Duration::from_millis(20));
         }
     };
-    reload(gateways, &good.replace("[peer.fec]", "[peer.fec]\nr = 0"), "not reloaded");
+    reload(gateways, &good.replace("[peer.fec]", "[peer.fec]\nr = 0"), "ERROR not reloaded");
     let other = "[peer.fec]\ncode = \"reed-solomon\"\nr = 10\nc = 4\n";
-    reload(gateways, &good.replace("[peer.fec]", other), "reloaded");
+    reload(gateways, &good.replace("[peer.fec]", other), "INFO reloaded");
+    // Counters are published a few times a second.
+    thread::sleep(Duration::from_millis(300));
     let before = gateways.a.status().unwrap().peer().sender.protected;
     assert!(before >= 300, "a reload forgets nothing: {before}");
     assert!(lost_pings(&world, false, 100) <= 2);
