@@ -14,10 +14,10 @@ pub(crate) unsafe trait Plain: Copy {}
 
 // SAFETY: an integer is a value whatever its bits.
 unsafe impl Plain for c_int {}
-// SAFETY: four integers.
-unsafe impl Plain for libc::tpacket_req {}
-// SAFETY: two integers.
-unsafe impl Plain for libc::tpacket_stats {}
+// SAFETY: seven integers.
+unsafe impl Plain for libc::tpacket_req3 {}
+// SAFETY: three integers.
+unsafe impl Plain for libc::tpacket_stats_v3 {}
 
 /// A new close-on-exec, non-blocking socket.
 pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> io::Result<OwnedFd> {

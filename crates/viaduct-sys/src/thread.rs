@@ -30,6 +30,17 @@ pub fn set_fifo(priority: i32) -> bool {
     unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) == 0 }
 }
 
+/// Puts the thread under `SCHED_BATCH`: when it wakes, it waits for its turn instead of
+/// interrupting what runs.
+///
+/// # Errors
+/// None are known for an ordinary thread on Linux.
+pub fn set_batch() -> io::Result<()> {
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the kernel reads one `sched_param`, which lives through the call.
+    check(unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const parameters) })
+}
+
 /// Keeps the thread on one core.
 ///
 /// # Errors

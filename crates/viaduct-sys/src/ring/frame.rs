@@ -1,11 +1,10 @@
 //! One captured packet, lent by the ring.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::AtomicU32;
 
 use libc::{PACKET_OUTGOING, TP_STATUS_CSUMNOTREADY};
 
-use super::map::{Slot, give_back};
+use super::map::Packet;
 
 /// Which way a packet crosses the interface, seen from this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,12 +17,10 @@ pub enum Direction {
 
 /// A packet in the ring, from the first byte of its network header to the last of it.
 ///
-/// Dropping it returns its memory to the kernel. What is written to it is seen by nobody else:
-/// the packet itself has long been on its way.
+/// What is written to it is seen by nobody else: the packet itself has long been on its way.
 #[derive(Debug)]
 pub struct Frame<'a> {
     bytes: &'a mut [u8],
-    status: &'a AtomicU32,
     original_len: usize,
     direction: Direction,
     checksum_ready: bool,
@@ -31,18 +28,16 @@ pub struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    pub(super) fn new(slot: Slot<'a>) -> Frame<'a> {
-        let header = slot.header();
-        let address = slot.address();
-        let status = slot.status_word();
-        let bytes = slot.into_bytes(header.tp_net.into(), header.tp_snaplen as usize);
+    pub(super) fn new(packet: Packet<'a>) -> Frame<'a> {
+        let header = packet.header();
+        let address = packet.address();
+        let bytes = packet.into_bytes(header.tp_net.into(), header.tp_snaplen as usize);
         let on_wire = header.tp_len as usize;
         let original_len = ip_length(bytes).map_or(on_wire, |length| length.min(on_wire));
         let captured = bytes.len().min(original_len);
         let outgoing = address.sll_pkttype == PACKET_OUTGOING;
         Frame {
             bytes: &mut bytes[..captured],
-            status,
             original_len,
             direction: if outgoing { Direction::Outgoing } else { Direction::Incoming },
             checksum_ready: header.tp_status & TP_STATUS_CSUMNOTREADY == 0,
@@ -63,7 +58,7 @@ impl<'a> Frame<'a> {
         self.original_len
     }
 
-    /// Whether the packet was longer than the ring's `max_packet`, so that its end is missing.
+    /// Whether the packet was longer than a block of the ring, so that its end is missing.
     pub fn truncated(&self) -> bool {
         self.bytes.len() < self.original_len
     }
@@ -90,12 +85,6 @@ impl Deref for Frame<'_> {
 impl DerefMut for Frame<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         self.bytes
-    }
-}
-
-impl Drop for Frame<'_> {
-    fn drop(&mut self) {
-        give_back(self.status);
     }
 }
 

@@ -1,35 +1,42 @@
-//! The memory that the kernel and we share: equal slots, each owned by one side at a time.
+//! The memory that the kernel and we share: equal blocks, each owned by one side at a time.
 //!
-//! The first word of a slot says whose it is. The kernel fills a slot and then sets
-//! `TP_STATUS_USER`; we read it and then store `TP_STATUS_KERNEL`. Neither side touches the rest
-//! of a slot that is not its own. That handover is the whole of this file's safety.
+//! A block begins with a description whose first word of status says whose it is. The kernel fills
+//! a block with packets, one after another, and then sets `TP_STATUS_USER`; we read them and then
+//! store `TP_STATUS_KERNEL`. Neither side touches the rest of a block that is not its own. That
+//! handover is the whole of this file's safety.
 #![allow(unsafe_code)]
 
 use std::io;
 use std::marker::PhantomData;
+use std::mem::offset_of;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use libc::{TP_STATUS_KERNEL, TP_STATUS_USER, sockaddr_ll, tpacket2_hdr};
+use libc::{
+    TP_STATUS_KERNEL, TP_STATUS_USER, sockaddr_ll, tpacket_block_desc, tpacket_hdr_v1, tpacket3_hdr,
+};
 
-/// Where the kernel puts the link address in a slot: after its header, aligned to 16.
-const ADDRESS_AT: usize = align(size_of::<tpacket2_hdr>());
+/// Where the kernel puts the link address of a packet: after its header, aligned to 16.
+const ADDRESS_AT: usize = align(size_of::<tpacket3_hdr>());
 
-/// Bytes of a slot before the packet: header and address, aligned, and the 16 bytes that the
-/// kernel keeps before the network header of a SOCK_DGRAM packet.
-pub(super) const HEADROOM: usize = align(ADDRESS_AT + size_of::<sockaddr_ll>()) + 16;
+/// Bytes that a packet takes beside its own: header and address, aligned, the 16 bytes that the
+/// kernel keeps before the network header of a SOCK_DGRAM packet, and those that align the next.
+pub(super) const HEADROOM: usize = align(ADDRESS_AT + size_of::<sockaddr_ll>()) + 24;
+
+/// Where a block's own description stands in it.
+const HEADER_AT: usize = offset_of!(tpacket_block_desc, hdr);
 
 const fn align(bytes: usize) -> usize {
     (bytes + 15) & !15
 }
 
-/// The mapped ring: `slots` slots of `slot_bytes` each, one after another.
+/// The mapped ring: `blocks` blocks of `block_bytes` each.
 #[derive(Debug)]
 pub(super) struct Map {
     base: NonNull<u8>,
-    slot_bytes: usize,
-    slots: usize,
+    block_bytes: usize,
+    blocks: usize,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and `Map` is its only owner; what
@@ -38,13 +45,13 @@ unsafe impl Send for Map {}
 
 impl Map {
     /// Maps the receive ring of packet socket `fd`, which has been given exactly this geometry.
-    pub(super) fn new(fd: BorrowedFd<'_>, slot_bytes: usize, slots: usize) -> io::Result<Map> {
+    pub(super) fn new(fd: BorrowedFd<'_>, block_bytes: usize, blocks: usize) -> io::Result<Map> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing of ours.
         let base = unsafe {
             libc::mmap(
                 ptr::null_mut(),
-                slot_bytes * slots,
+                block_bytes * blocks,
                 protection,
                 libc::MAP_SHARED,
                 fd.as_raw_fd(),
@@ -56,80 +63,94 @@ impl Map {
         }
         let base = NonNull::new(base.cast())
             .ok_or_else(|| io::Error::other("the kernel mapped the ring at address 0"))?;
-        Ok(Map { base, slot_bytes, slots })
+        Ok(Map { base, block_bytes, blocks })
     }
 
-    /// Slots in the ring.
-    pub(super) fn slots(&self) -> usize {
-        self.slots
+    /// Blocks in the ring.
+    pub(super) fn blocks(&self) -> usize {
+        self.blocks
     }
 
-    /// Slot `index`, if the kernel has handed it over.
-    ///
-    /// # Panics
-    /// If `index` is not below `slots()`.
-    pub(super) fn take(&mut self, index: usize) -> Option<Slot<'_>> {
-        assert!(index < self.slots, "slot {index} of {}", self.slots);
-        // SAFETY: inside the mapping, by the assertion.
-        let base = unsafe { self.base.add(index * self.slot_bytes) };
-        let slot = Slot { base, bytes: self.slot_bytes, map: PhantomData };
+    /// How many packets block `index` holds and where the first one is; nothing while it is the
+    /// kernel's.
+    pub(super) fn open(&self, index: usize) -> Option<(u32, usize)> {
         // Acquire: what the kernel wrote before it set the bit is seen by what we read after.
-        (slot.status_word().load(Ordering::Acquire) & TP_STATUS_USER != 0).then_some(slot)
+        if self.status(index).load(Ordering::Acquire) & TP_STATUS_USER == 0 {
+            return None;
+        }
+        // SAFETY: every block begins with this description, at a page, and is ours.
+        let header: tpacket_hdr_v1 = unsafe { self.block(index).add(HEADER_AT).cast().read() };
+        Some((header.num_pkts, header.offset_to_first_pkt as usize))
+    }
+
+    /// The packet at `offset` of block `index`, which must be open.
+    pub(super) fn packet(&mut self, index: usize, offset: usize) -> Option<Packet<'_>> {
+        let room = self.block_bytes.checked_sub(offset)?;
+        if room < HEADROOM || !offset.is_multiple_of(align_of::<tpacket3_hdr>()) {
+            return None;
+        }
+        // SAFETY: inside the block, checked above.
+        let base = unsafe { self.block(index).add(offset) };
+        Some(Packet { base, room, map: PhantomData })
+    }
+
+    /// Hands block `index` back to the kernel. Nothing of it may be touched after, which the
+    /// exclusive borrow that every packet holds sees to.
+    pub(super) fn give_back(&mut self, index: usize) {
+        // Release: our last reads and writes of the block come before the kernel's next ones.
+        self.status(index).store(TP_STATUS_KERNEL, Ordering::Release);
+    }
+
+    fn status(&self, index: usize) -> &AtomicU32 {
+        let at = HEADER_AT + offset_of!(tpacket_hdr_v1, block_status);
+        // SAFETY: an aligned word inside the mapping, which `self` keeps; both sides only ever
+        // access it as one word, we atomically.
+        unsafe { AtomicU32::from_ptr(self.block(index).add(at).cast().as_ptr()) }
+    }
+
+    fn block(&self, index: usize) -> NonNull<u8> {
+        assert!(index < self.blocks, "block {index} of {}", self.blocks);
+        // SAFETY: inside the mapping, by the assertion.
+        unsafe { self.base.add(index * self.block_bytes) }
     }
 }
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: exactly what `new` mapped; slots borrow `self`, so none outlives it.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.slot_bytes * self.slots) };
+        // SAFETY: exactly what `new` mapped; packets borrow `self`, so none outlives it.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.blocks * self.block_bytes) };
     }
 }
 
-/// A slot that is ours until [`Slot::give_back`].
-///
-/// It borrows the map mutably, so there is at most one at a time.
+/// A packet in an open block. It borrows the map mutably, so there is at most one at a time.
 #[derive(Debug)]
-pub(super) struct Slot<'a> {
+pub(super) struct Packet<'a> {
     base: NonNull<u8>,
-    bytes: usize,
+    /// Bytes from here to the end of the block.
+    room: usize,
     map: PhantomData<&'a mut Map>,
 }
 
-impl<'a> Slot<'a> {
+impl<'a> Packet<'a> {
     /// The kernel's description of the packet.
-    pub(super) fn header(&self) -> tpacket2_hdr {
-        // SAFETY: the slot begins with this header, page-aligned and larger than it, and the
-        // kernel does not write to a slot that is ours.
+    pub(super) fn header(&self) -> tpacket3_hdr {
+        // SAFETY: `room` and the alignment were checked when this was made; the block is ours.
         unsafe { self.base.cast().read() }
     }
 
     /// The link address that came with the packet.
     pub(super) fn address(&self) -> sockaddr_ll {
-        // SAFETY: within the slot, which is larger than HEADROOM; 16 is a multiple of the
-        // alignment; the slot is ours.
+        // SAFETY: within HEADROOM, so within the block, at a multiple of 16 from a header.
         unsafe { self.base.add(ADDRESS_AT).cast().read() }
     }
 
-    /// `length` bytes from `offset`, both cut to the slot.
+    /// `length` bytes from `offset`, both cut to the block.
     pub(super) fn into_bytes(self, offset: usize, length: usize) -> &'a mut [u8] {
-        let offset = offset.min(self.bytes);
-        let length = length.min(self.bytes - offset);
-        // SAFETY: within the slot; initialised, since the kernel hands out zeroed pages; nobody
-        // else reads or writes them: the kernel leaves a slot of ours alone, and `'a` keeps the
-        // map borrowed so that no second slot is taken meanwhile.
+        let offset = offset.min(self.room);
+        let length = length.min(self.room - offset);
+        // SAFETY: within the block; initialised, since the kernel hands out zeroed pages; nobody
+        // else reads or writes them: the kernel leaves a block of ours alone, and `'a` keeps the
+        // map borrowed so that no second packet is taken and no block given back meanwhile.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(offset), length) }
     }
-
-    /// The word that says whose the slot is; living as long as the map is borrowed.
-    pub(super) fn status_word(&self) -> &'a AtomicU32 {
-        // SAFETY: the first word of a page-aligned slot, in a mapping that `'a` keeps; both sides
-        // only ever access it as one aligned word, we atomically.
-        unsafe { AtomicU32::from_ptr(self.base.as_ptr().cast()) }
-    }
-}
-
-/// Hands a slot back to the kernel. Nothing of it may be touched after.
-pub(super) fn give_back(status: &AtomicU32) {
-    // Release: our last reads and writes of the slot come before the kernel's next ones.
-    status.store(TP_STATUS_KERNEL, Ordering::Release);
 }
