@@ -92,11 +92,13 @@ fn build_worker(
     let udp = UdpBatch::bind(config.listen)
         .with_context(|| format!("[site] listen: cannot use {}", config.listen))?;
     udp.block_receive().context("filter the repair socket")?;
+    let in_tap = Ring::open_filtered(&config.wan, ring, &incoming)?;
+    in_tap.ignore_outgoing().context("point a tap at what arrives")?;
     let now = Instant::from_nanos(clock::now());
     Ok(Worker {
         plane: Plane::new(local(config), site.peers(), now)?,
         out_tap: Ring::open_filtered(&config.wan, ring, &outgoing)?,
-        in_tap: Ring::open_filtered(&config.wan, ring, &incoming)?,
+        in_tap,
         udp,
         listen: config.listen,
         tun,

@@ -72,7 +72,7 @@ impl Site {
 
     /// Memory of each of the two taps, in bytes.
     pub fn ring_bytes(&self) -> usize {
-        (self.config.memory / 8).clamp(512 << 10, 256 << 20)
+        (self.config.memory / 6).clamp(512 << 10, 256 << 20)
     }
 
     /// The peers, for the packet plane.
