@@ -6,8 +6,11 @@ use viaduct_sys::tun::{Tun, TunError};
 
 use super::pool::Pool;
 
-/// Packets read or written in one go, so that neither direction waits long for the other.
-const BATCH: usize = 32;
+/// Packets written in one go, so that neither direction waits long for the other.
+const WRITES: usize = 32;
+/// Packets read in one go: more, for what is not read in time is dropped by the TUN's queue and
+/// not by the model, while what is written a little later is only that.
+const READS: usize = 128;
 
 /// One direction of the link.
 #[derive(Debug)]
@@ -44,23 +47,23 @@ impl Lane {
 
     /// Reads what `from` has, at most a batch.
     pub(super) fn read(&mut self, from: &Tun, clock: impl Fn() -> Instant) -> Turn {
-        for packets in 0..BATCH {
+        for packets in 0..READS {
             if !self.read_one(from, &clock) {
                 return Turn { packets, more: false };
             }
         }
-        Turn { packets: BATCH, more: true }
+        Turn { packets: READS, more: true }
     }
 
     /// Writes to `to` what is due by `now`, at most a batch.
     pub(super) fn write(&mut self, to: &Tun, now: Instant) -> Turn {
-        for packets in 0..BATCH {
+        for packets in 0..WRITES {
             let Some(delivery) = self.link.poll(now) else {
                 return Turn { packets, more: false };
             };
             self.write_one(to, &delivery);
         }
-        Turn { packets: BATCH, more: true }
+        Turn { packets: WRITES, more: true }
     }
 
     /// False when there was nothing to read. An error counts as nothing: an interface that is down

@@ -26,6 +26,9 @@ const NAPS: [(u128, Duration); 2] =
 /// A spinning thread wakes this long before a packet is due: longer than waking takes.
 const LEAD: Duration = Duration::from_micros(150);
 
+/// One that sleeps, so long: what waking takes at least, so that it hardly ever spins.
+const HEAD_START: Duration = Duration::from_micros(40);
+
 /// After working this long without sleep the thread takes a break, so that others of its core get
 /// the twentieth that the kernel grants them; else it would take it from us, 50 ms at once.
 const STINT: Duration = Duration::from_millis(1);
@@ -135,15 +138,14 @@ impl Shuttle {
         let tired = now.since(self.rested) >= STINT;
         let due = self.lanes.iter().filter_map(|lane| lane.link.poll_timeout()).min();
         let mut left = due.map(|due| due.since(now));
-        if self.spin {
-            left = left.map(|left| left.saturating_sub(LEAD));
-        }
+        let early = if self.spin { LEAD } else { HEAD_START };
+        left = left.map(|left| left.saturating_sub(early));
         match left {
             _ if tired && (more || self.spin) => self.sleep(1, Some(BREAK)),
             _ if more => return,
-            Some(Duration::ZERO) if self.spin => return,
             _ => match self.pace.nap.filter(|_| !self.spin) {
                 Some(nap) => self.sleep(1, Some(nap)),
+                None if left == Some(Duration::ZERO) => return,
                 None => self.sleep(3, left),
             },
         }

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Deref;
 use std::process::{Command, Stdio};
+use std::thread;
 
 use viaduct_sys::netns::Netns;
 use viaduct_sys::process::Process;
@@ -106,6 +107,18 @@ impl Node {
         self.run("ethtool", &[&["-K", interface][..], &features[..]].concat()).map(drop)
     }
 
+    /// Has every core take its share, by flow, of the kernel's work on what `interface` receives
+    /// (RPS), instead of the core where it comes in.
+    ///
+    /// # Errors
+    /// If the kernel refuses, as it does without real root.
+    pub fn spread_receive(&self, interface: &str) -> Result<(), TopologyError> {
+        let file = format!("/sys/class/net/{interface}/queues/rx-0/rps_cpus");
+        // The mounted sysfs shows the devices of the namespace that it was mounted in.
+        let script = format!("mount -t sysfs sysfs /sys && echo {} > {file}", core_mask());
+        self.run("unshare", &["--mount", "sh", "-c", &script]).map(drop)
+    }
+
     /// An error of this machine's.
     pub(crate) fn io(&self, what: String, source: std::io::Error) -> TopologyError {
         TopologyError::Io { node: self.name.clone(), what, source }
@@ -178,6 +191,16 @@ fn line_of(command: &Command) -> String {
         .map(|word| if word.contains([' ', '\'']) { format!("'{word}'") } else { word.into() })
         .collect::<Vec<_>>()
         .join(" ")
+}
+
+/// All cores of this machine, as the kernel writes a set of them: hexadecimal words of 32.
+fn core_mask() -> String {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let words = (0..cores.div_ceil(32)).rev().map(|word| {
+        let bits = (cores - 32 * word).min(32);
+        format!("{:x}", u32::MAX >> (32 - bits))
+    });
+    words.collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]
