@@ -5,6 +5,7 @@
 //!                                        └─ repairs ─▶      ─▶┘ injects what it recovers
 //! ```
 
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -18,6 +19,10 @@ use crate::world::World;
 
 /// A datagram that makes an IP packet of the paper's 1200 bytes.
 const PAYLOAD: usize = 1200 - 28;
+
+/// After the stream, until counters have settled: longer than flushing a bin, crossing the link and
+/// publishing take together.
+const SETTLE: Duration = Duration::from_millis(500);
 
 /// What came of a stream.
 #[derive(Clone, Debug)]
@@ -75,7 +80,8 @@ pub(super) fn send(
         port: 6000,
     };
     let messages = stream.run(world.a1(), world.b1())?;
-    // A message that will never come has the receiver wait: all repairs have long arrived.
+    // The last bins are flushed, their repairs cross the link, and counters are published.
+    thread::sleep(SETTLE);
     let ((a, b), (a_before, b_before)) = (counters(world)?, before);
     let drops = take_drops(world)?;
     let receiver = |stats: PeerStats| stats.receiver.recovered - stats.receiver.copies;
