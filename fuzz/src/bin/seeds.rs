@@ -37,7 +37,7 @@ fn main() -> io::Result<()> {
     write(&corpus, "ip", &packets)?;
     write(&corpus, "wire", &[messages, datagrams(&packets)].concat())?;
     // These read sequences of operations: any bytes are some.
-    for target in ["decoders", "codes", "messages", "plane"] {
+    for target in ["decoders", "codes", "messages", "plane", "query"] {
         write(&corpus, target, &noise(target))?;
     }
     Ok(())

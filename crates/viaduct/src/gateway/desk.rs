@@ -17,10 +17,10 @@ use tokio::net::UdpSocket;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::cache::{Found, Query};
 use super::control::ToWorker;
 use super::snapshot::CacheStats;
 use super::worker::Command;
+use viaduct_proto::repair::cache::{Found, Query};
 
 /// Most queries that are looked up in a second.
 const MOST_QUERIES: u32 = 2_000;

@@ -9,7 +9,6 @@
 //! Everything in `site.toml` is checked before anything is touched; what was touched is put back
 //! at the end, and after a kill -9 by the next start.
 
-mod cache;
 pub mod config;
 mod control;
 mod desk;

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
+use viaduct_proto::repair::cache::{Found, Query};
 use viaduct_proto::repair::{PeerConfig, Plane};
 use viaduct_proto::time::Instant;
 use viaduct_proto::wire::ip::Header;
@@ -59,7 +60,7 @@ pub enum Command {
         reply: Reply<Result<(), String>>,
     },
     /// Look in the packet cache, and send what is found.
-    Cache(super::cache::Query, Reply<super::cache::Found>),
+    Cache(Query, Reply<Found>),
     /// Stop.
     Stop,
 }
@@ -186,7 +187,7 @@ impl Worker {
                 let mut looked = 0;
                 let found = query.find(self.plane.cached().inspect(|_| looked += 1));
                 let resent = found.iter().filter(|packet| self.tun.write(packet).is_ok()).count();
-                let _ = reply.send(super::cache::Found { resent, looked });
+                let _ = reply.send(Found { resent, looked });
             }
             Command::Stop => {}
         }

@@ -8,7 +8,7 @@
 
 use std::net::IpAddr;
 
-use viaduct_proto::wire::ip::{Header, Hop, restore};
+use crate::wire::ip::{Header, Hop, restore};
 
 /// Most packets that one query may have sent again.
 const MOST: usize = 64;
