@@ -57,7 +57,7 @@ pub struct RunArgs {
 #[derive(Debug, clap::Args)]
 pub struct ReportArgs {
     /// Directory to write index.html into
-    #[arg(long, value_name = "DIR", default_value = "report")]
+    #[arg(long, value_name = "DIR", default_value = "results")]
     pub out: PathBuf,
     /// Directory that results are kept in
     #[arg(long, value_name = "DIR", default_value = "results")]

@@ -31,7 +31,7 @@ const LEN: usize = 1500;
 /// Packets of one measurement; so many fit the cache beside the rest.
 const BATCH: usize = 64;
 /// What a gateway has for its only peer by default: 48 MiB without the two rings.
-const MEMORY: usize = 36 << 20;
+const MEMORY: usize = 32 << 20;
 /// Time between packets at 20 Gb/s.
 const GAP: Duration = Duration::from_nanos(600);
 

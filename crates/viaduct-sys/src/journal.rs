@@ -179,6 +179,23 @@ impl Changes {
         self.make(&Change::Sysctl(Sysctl::plan(name, value)?))
     }
 
+    /// How many changes are in force: where [`Changes::restore_since`] may go back to.
+    pub fn mark(&self) -> usize {
+        self.journal.changes.len()
+    }
+
+    /// Puts back what was changed since `mark`, the last change first.
+    ///
+    /// # Errors
+    /// What could not be put back; it stays in the journal.
+    pub fn restore_since(&mut self, mark: usize) -> Result<(), JournalError> {
+        let since = self.journal.changes.split_off(mark.min(self.mark()));
+        let (left, failures) = undo_all(since);
+        self.journal.changes.extend(left);
+        self.save()?;
+        if failures.is_empty() { Ok(()) } else { Err(JournalError::Restore(failures)) }
+    }
+
     /// Puts everything back, the last change first, and deletes the journal.
     ///
     /// # Errors

@@ -22,6 +22,7 @@ mod journal;
 mod node;
 pub mod programs;
 mod scratch;
+mod site;
 
 pub use dumbbell::{Dumbbell, DumbbellSpec, Wan};
 pub use journal::Journal;

@@ -18,10 +18,12 @@
 //! The paper's sections 4.1, 4.5, 4.6 and 4.7 describe what this room does.
 
 mod announce;
+pub mod cache;
 mod handshake;
 pub mod identity;
 mod keys;
 mod ledger;
+mod missing;
 mod outbox;
 mod peer;
 mod plane;

@@ -8,11 +8,9 @@
 //!                                                  name right? ──▶ store, inject
 //! ```
 
-use std::collections::{HashMap, VecDeque};
-use std::hash::BuildHasherDefault;
-
-use super::identity::{Identity, IdentityKey, NameHasher};
+use super::identity::{Identity, IdentityKey};
 use super::ledger::{Ledger, State};
+use super::missing::Missing;
 use super::outbox::Outbox;
 use super::sites::Sites;
 use super::stats::ReceiverStats;
@@ -29,8 +27,7 @@ pub(super) struct Receiver {
     key: IdentityKey,
     known: Known,
     decoder: AnyDecoder,
-    /// Numbers that were announced and are not here, by name.
-    missing: HashMap<Identity, VecDeque<Seq>, BuildHasherDefault<NameHasher>>,
+    missing: Missing,
     blind: Blind,
     recovered: Recovered,
     stats: ReceiverStats,
@@ -74,7 +71,7 @@ impl Receiver {
             key,
             known: Known { store: Store::new(store_share(memory)), ledger: Ledger::new(numbers) },
             decoder: AnyDecoder::new(decoder_share(memory)),
-            missing: HashMap::default(),
+            missing: Missing::new(numbers / 2),
             blind: Blind::No,
             recovered: Recovered::new(),
             stats: ReceiverStats::default(),
@@ -99,7 +96,10 @@ impl Receiver {
     }
 
     pub(super) fn memory(&self) -> usize {
-        self.known.store.memory() + self.known.ledger.memory() + self.decoder.memory()
+        self.known.store.memory()
+            + self.known.ledger.memory()
+            + self.decoder.memory()
+            + self.missing.memory()
     }
 
     /// The packets of the last moments, newest first, as they were on the WAN but for what
@@ -126,7 +126,7 @@ impl Receiver {
         self.stats.bytes += packet.len() as u64;
         ip::normalise(packet);
         let identity = self.key.name(packet);
-        let late = self.take_missing(identity);
+        let late = self.missing.take(identity);
         self.known.store.insert(now, identity, packet, late.is_some());
         if let Some(seq) = late {
             self.stats.late += 1;
@@ -183,10 +183,7 @@ impl Receiver {
         self.known.ledger.tick(now);
         let floor = self.known.ledger.floor();
         self.decoder.forget_below(floor);
-        self.missing.retain(|_, seqs| {
-            seqs.retain(|&seq| seq >= floor);
-            !seqs.is_empty()
-        });
+        self.missing.forget_settled(&self.known.ledger);
     }
 
     fn in_the_dark(&mut self, repair: &Repair<'_>) -> bool {
@@ -227,22 +224,10 @@ impl Receiver {
             self.stats.copies += 1;
             self.recover(now, seq, sites, inject);
         } else {
-            self.missing.entry(identity).or_default().push_back(seq);
+            self.missing.insert(identity, seq, &self.known.ledger);
             return false;
         }
         true
-    }
-
-    fn take_missing(&mut self, identity: Identity) -> Option<Seq> {
-        if self.missing.is_empty() {
-            return None;
-        }
-        let seqs = self.missing.get_mut(&identity)?;
-        let seq = seqs.pop_front();
-        if seqs.is_empty() {
-            self.missing.remove(&identity);
-        }
-        seq
     }
 
     fn settle(&mut self, seq: Seq, state: State) {
@@ -299,7 +284,7 @@ impl Receiver {
             State::Arrived | State::Recovered => return,
         }
         self.known.store.insert(now, identity, packet, true);
-        while let Some(twin) = self.take_missing(identity) {
+        while let Some(twin) = self.missing.take(identity) {
             if twin != seq {
                 self.stats.copies += 1;
                 twins.push(twin);

@@ -1,6 +1,8 @@
 //! `site.toml`: first what the user wrote, then what it means. Everything is checked before
 //! anything is touched, and each error is one line that says what would be right.
 
+mod file;
+
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt as _;
@@ -8,88 +10,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use serde::Deserialize;
-use viaduct_proto::fec::{Code, layered, reed_solomon, window};
+use viaduct_proto::fec::Code;
 use viaduct_proto::repair::{MOST_PEERS, PublicKey, SecretKey};
 
-use super::units::{Bytes, Span};
-
-/// What the user wrote.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    site: SiteTable,
-    #[serde(default)]
-    metrics: MetricsTable,
-    #[serde(default)]
-    cache: CacheTable,
-    #[serde(default)]
-    peer: Vec<PeerTable>,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct SiteTable {
-    name: String,
-    key: PathBuf,
-    prefixes: Vec<IpNet>,
-    wan: String,
-    listen: SocketAddr,
-    host_mtu: Option<usize>,
-    #[serde(default = "default_memory")]
-    memory: Bytes,
-    #[serde(default = "default_run_dir")]
-    run_dir: PathBuf,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct MetricsTable {
-    listen: Option<SocketAddr>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct CacheTable {
-    listen: Option<SocketAddr>,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PeerTable {
-    name: String,
-    key: String,
-    endpoint: Option<SocketAddr>,
-    prefixes: Vec<IpNet>,
-    #[serde(default)]
-    fec: FecTable,
-    #[serde(default = "default_rekey")]
-    rekey_after: Span,
-}
-
-/// The `[peer.fec]` table. Every key is optional; which ones fit depends on `code`.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FecTable {
-    code: Option<String>,
-    r: Option<u8>,
-    c: Option<u8>,
-    interleave: Option<Interleave>,
-    delay_xors: Option<bool>,
-    window: Option<u8>,
-    flush_after: Option<Span>,
-}
-
-/// `interleave = [1, 19, 41]` for layers, `interleave = 20` for blocks.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(
-    untagged,
-    expecting = "1 to 65535, or a list of such numbers, is expected: 20 or [1, 19, 41]"
-)]
-enum Interleave {
-    One(u16),
-    Layers(Vec<u16>),
-}
+use file::{DEFAULT_FLUSH, File, PeerTable};
 
 /// What it means.
 #[derive(Clone, Debug)]
@@ -146,18 +70,6 @@ pub struct ConfigError {
     file: PathBuf,
     place: String,
     what: String,
-}
-
-fn default_memory() -> Bytes {
-    Bytes(48 << 20)
-}
-
-fn default_run_dir() -> PathBuf {
-    PathBuf::from("/run/viaduct")
-}
-
-fn default_rekey() -> Span {
-    Span(Duration::from_secs(120))
 }
 
 impl Config {
@@ -363,81 +275,6 @@ fn peers(tables: Vec<PeerTable>, warnings: &mut Vec<String>) -> Result<Vec<Peer>
         });
     }
     Ok(peers)
-}
-
-/// UDPspeeder's users know this number; it is below what a person hears or sees.
-const DEFAULT_FLUSH: Duration = Duration::from_millis(8);
-
-impl FecTable {
-    /// The code that the table describes, unchecked; layers (8,3) I=(1,19,41) if it is empty.
-    fn code(&self) -> Result<Option<Code>, String> {
-        let name = self.code.as_deref().unwrap_or("layered");
-        self.refuse_strangers(name)?;
-        match name {
-            "none" => Ok(None),
-            "layered" => self.layered().map(Some),
-            "reed-solomon" => Ok(Some(Code::ReedSolomon(reed_solomon::Parameters {
-                r: self.r.unwrap_or(8),
-                c: self.c.unwrap_or(3),
-                interleave: match self.interleave {
-                    None => 1,
-                    Some(Interleave::One(i)) => i,
-                    Some(Interleave::Layers(_)) => {
-                        return Err("interleave is a list; reed-solomon has one number".to_owned());
-                    }
-                },
-            }))),
-            "window" => Ok(Some(Code::Window(window::Parameters {
-                window: self.window.unwrap_or(240),
-                packets: self.r.unwrap_or(10),
-                repairs: self.c.unwrap_or(3),
-            }))),
-            other => Err(format!(
-                "code {other:?} is unknown; one of layered, reed-solomon, window, none is expected"
-            )),
-        }
-    }
-
-    fn layered(&self) -> Result<Code, String> {
-        let interleaves = match &self.interleave {
-            None if self.c.is_none_or(|c| c == 3) => vec![1, 19, 41],
-            None => return Err("interleave is missing; list c numbers, such as [1, 19]".to_owned()),
-            Some(Interleave::Layers(list)) => list.clone(),
-            Some(Interleave::One(one)) => vec![*one],
-        };
-        if let Some(c) = self.c
-            && usize::from(c) != interleaves.len()
-        {
-            return Err(format!(
-                "c is {c} but interleave lists {} numbers; one a layer is expected",
-                interleaves.len()
-            ));
-        }
-        Ok(Code::Layered(layered::Parameters {
-            r: self.r.unwrap_or(8),
-            interleaves,
-            delay_xors: self.delay_xors.unwrap_or(false),
-        }))
-    }
-
-    fn refuse_strangers(&self, code: &str) -> Result<(), String> {
-        let keys = [
-            ("r", self.r.is_some(), &["layered", "reed-solomon", "window"][..]),
-            ("c", self.c.is_some(), &["layered", "reed-solomon", "window"]),
-            ("interleave", self.interleave.is_some(), &["layered", "reed-solomon"]),
-            ("delay_xors", self.delay_xors.is_some(), &["layered"]),
-            ("window", self.window.is_some(), &["window"]),
-        ];
-        for (key, given, fits) in keys {
-            if given && !fits.contains(&code) {
-                return Err(format!(
-                    "{key} has no meaning for code {code:?}; it belongs to {}",
-                    fits.join(", ")
-                ));
-            }
-        }
-        Ok(())
-    }
 }
 
 fn check_prefixes(local: &[IpNet], peers: &[Peer]) -> Result<(), Wrong> {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::IpAddr;
 
 use anyhow::{Context, Result};
 use tracing::{info, warn};
@@ -14,7 +15,18 @@ use super::site::{Site, pair};
 
 /// The changes that are in force.
 pub struct System {
-    changes: Option<Changes>,
+    changes: Changes,
+    room: Room,
+    /// Where in the changes those for the room begin.
+    mark: usize,
+}
+
+/// What keeps packets short towards peers whose repairs would not fit otherwise.
+#[derive(Debug, Default, PartialEq)]
+struct Room {
+    /// Prefix, and the longest packet towards it.
+    routes: Vec<((IpAddr, u8), u32)>,
+    clamps: Vec<MssClamp>,
 }
 
 impl System {
@@ -29,53 +41,71 @@ impl System {
             warn!("left by an earlier run: {warning}");
         }
         changes.offload_off(&config.wan)?;
-        keep_room(site, &mut changes)?;
+        let mark = changes.mark();
+        let mut system = System { changes, room: Room::default(), mark };
+        system.change(site)?;
         let tun = injector(site)?;
         check_forwarding(site);
-        Ok((System { changes: Some(changes) }, tun))
+        Ok((system, tun))
     }
 
-    /// Makes the changes that `site` asks for instead of those in force.
+    /// Makes the room that `site` asks for instead of the one in force; on an error that stays.
+    /// What both ask for is not touched.
     pub fn change(&mut self, site: &Site) -> Result<()> {
-        if let Some(changes) = self.changes.take() {
-            changes.restore()?;
+        let room = Room::new(site)?;
+        if room == self.room {
+            return Ok(());
         }
-        let mut changes = Changes::open(&site.config.journal())?;
-        changes.offload_off(&site.config.wan)?;
-        keep_room(site, &mut changes)?;
-        self.changes = Some(changes);
+        self.changes.restore_since(self.mark)?;
+        if let Err(error) = room.make(&site.config.wan, &mut self.changes) {
+            self.changes.restore_since(self.mark)?;
+            self.room.make(&site.config.wan, &mut self.changes)?;
+            return Err(error);
+        }
+        self.room = room;
         Ok(())
     }
 
     /// Puts everything back.
-    pub fn restore(mut self) -> Result<()> {
-        match self.changes.take() {
-            Some(changes) => Ok(changes.restore()?),
-            None => Ok(()),
-        }
+    pub fn restore(self) -> Result<()> {
+        Ok(self.changes.restore()?)
     }
 }
 
-/// Lowers route MTU and MSS towards peers whose repairs would not fit otherwise.
-fn keep_room(site: &Site, changes: &mut Changes) -> Result<()> {
-    let mut by_size: BTreeMap<usize, Vec<_>> = BTreeMap::new();
-    for peer in &site.config.peers {
-        let Some(longest) = site.clamp(peer) else { continue };
-        info!(peer = peer.name, longest, "packets are kept shorter, so that repairs fit the WAN");
-        for prefix in &peer.prefixes {
-            changes.route_mtu(pair(prefix), &site.config.wan, u32::try_from(longest)?)?;
-            by_size.entry(longest).or_default().push(pair(prefix));
+impl Room {
+    /// What `site` needs: lower route MTUs and MSS towards peers whose repairs would not fit.
+    fn new(site: &Site) -> Result<Room> {
+        let mut by_size: BTreeMap<u32, Vec<_>> = BTreeMap::new();
+        for peer in &site.config.peers {
+            let Some(longest) = site.clamp(peer) else { continue };
+            info!(peer = peer.name, longest, "packets are kept short, so that repairs fit the WAN");
+            by_size
+                .entry(u32::try_from(longest)?)
+                .or_default()
+                .extend(peer.prefixes.iter().map(pair));
         }
+        let mut room = Room::default();
+        for (i, (max_packet, peers)) in by_size.into_iter().enumerate() {
+            room.routes.extend(peers.iter().map(|&prefix| (prefix, max_packet)));
+            room.clamps.push(MssClamp {
+                instance: format!("{}_{i}", table_name(&site.config.name)),
+                interface: site.config.wan.clone(),
+                peers,
+                max_packet,
+            });
+        }
+        Ok(room)
     }
-    for (i, (longest, peers)) in by_size.into_iter().enumerate() {
-        changes.mss_clamp(MssClamp {
-            instance: format!("{}_{i}", table_name(&site.config.name)),
-            interface: site.config.wan.clone(),
-            peers,
-            max_packet: u32::try_from(longest)?,
-        })?;
+
+    fn make(&self, wan: &str, changes: &mut Changes) -> Result<()> {
+        for &(prefix, longest) in &self.routes {
+            changes.route_mtu(prefix, wan, longest)?;
+        }
+        for clamp in &self.clamps {
+            changes.mss_clamp(clamp.clone())?;
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 fn table_name(site: &str) -> String {

@@ -10,6 +10,7 @@ mod page;
 mod source;
 mod terminal;
 mod top;
+mod words;
 
 use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;

@@ -77,6 +77,8 @@ pub struct Encoder {
     next: Seq,
     /// Repairs owed, in units of 1 / `packets`.
     owed: u16,
+    /// Whether a packet has come since the last flush.
+    fresh: bool,
     seed: u16,
     sum: Sum,
 }
@@ -94,6 +96,7 @@ impl Encoder {
             held: 0,
             next: first_seq,
             owed: 0,
+            fresh: false,
             seed: 0,
             sum: Sum::default(),
         })
@@ -129,17 +132,19 @@ impl super::Encoder for Encoder {
         self.held = window.min(self.held.saturating_add(1));
         self.next += 1;
         self.owed += u16::from(repairs);
+        self.fresh = true;
         while self.owed >= u16::from(packets) {
             self.owed -= u16::from(packets);
             self.fire(fire);
         }
     }
 
-    /// Fires the repair that is owed in part, so that the last packets are covered as well.
+    /// Fires as many repairs as `packets` are given, so that a burst that takes the last packets
+    /// is covered as one of each layer would be.
     fn flush(&mut self, _stage: usize, fire: &mut Fire<'_>) {
-        if self.owed > 0 {
+        if std::mem::take(&mut self.fresh) {
             self.owed = 0;
-            self.fire(fire);
+            (0..self.parameters.repairs).for_each(|_| self.fire(fire));
         }
     }
 

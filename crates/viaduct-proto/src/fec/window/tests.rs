@@ -29,6 +29,27 @@ fn a_flush_covers_the_last_packets_once() {
 }
 
 #[test]
+fn a_flush_brings_a_burst_at_the_end_back() {
+    let mut encoder = encoder(20, 3, 10);
+    let mut receiver = Receiver::new(Linear::new(1 << 20));
+    let sent: Vec<_> = (0..14u8).map(|n| vec![n; 100]).collect();
+    for (seq, packet) in (1..).zip(&sent) {
+        let fired = push(&mut encoder, packet);
+        if seq < 12 {
+            receiver.packet(seq, packet);
+            for repair in &fired {
+                receiver.repair(repair);
+            }
+        }
+    }
+    for repair in &flush(&mut encoder) {
+        receiver.repair(repair);
+    }
+    assert_eq!(receiver.recovered.len(), 3);
+    receiver.check(&sent);
+}
+
+#[test]
 fn the_impossible_is_refused_and_gaps_are_warned_of() {
     let check = |window, repairs, packets| Parameters { window, repairs, packets }.check();
     assert_eq!(check(0, 1, 1), Err(Error::NoWindow));

@@ -1,0 +1,169 @@
+//! One side of a dumbbell: a gateway, its hosts and the wires between them.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use viaduct_sys::tun::Tun;
+
+use super::{Host, Journal, Node, TopologyError};
+use crate::emulator::TUN_QUEUE;
+
+/// Which site: decides names and addresses.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Side {
+    A,
+    B,
+}
+
+impl Side {
+    fn letter(self) -> char {
+        match self {
+            Side::A => 'a',
+            Side::B => 'b',
+        }
+    }
+
+    fn number(self) -> u8 {
+        self as u8 + 1
+    }
+
+    fn other(self) -> Side {
+        match self {
+            Side::A => Side::B,
+            Side::B => Side::A,
+        }
+    }
+
+    /// Machine `last` (1 the gateway, 2 the host) on the wire of host `host`.
+    fn v4(self, host: u8, last: u8) -> Ipv4Addr {
+        Ipv4Addr::new(10, self.number(), host, last)
+    }
+
+    fn v6(self, host: u8, last: u8) -> Ipv6Addr {
+        let (side, host, last) = (self.number().into(), host.into(), last.into());
+        Ipv6Addr::new(0xfd00, side, 0, host, 0, 0, 0, last)
+    }
+}
+
+/// A gateway and its hosts.
+#[derive(Debug)]
+pub(super) struct Site {
+    pub(super) gateway: Node,
+    pub(super) hosts: Vec<Host>,
+}
+
+/// The MTU below which a device carries no IPv6.
+const V6_LEAST_MTU: u32 = 1280;
+
+impl Site {
+    /// Side `side`, with so many hosts on wires of MTU `mtu`.
+    pub(super) fn new(
+        side: Side,
+        hosts: usize,
+        mtu: u32,
+        journal: &Journal,
+    ) -> Result<Site, TopologyError> {
+        let gateway = Node::new(format!("gw{}", side.letter()), journal)?;
+        gateway.set_sysctls(&[
+            ("net/ipv4/ip_forward", "1"),
+            ("net/ipv6/conf/all/forwarding", "1"),
+            // A recovered packet may come in by another device than the route says.
+            ("net/ipv4/conf/all/rp_filter", "0"),
+            ("net/ipv4/conf/default/rp_filter", "0"),
+        ])?;
+        let hosts = (1..=hosts)
+            .map(|n| add_host(&gateway, side, n as u8, mtu, journal))
+            .collect::<Result<_, _>>()?;
+        Ok(Site { gateway, hosts })
+    }
+
+    /// Lets the hosts coalesce the segments that they receive: without it, TCP at the receiver
+    /// costs more than all else on the way. A veth does so only where the other end does not
+    /// segment. The emulator hands over each packet by itself, so there is nothing to coalesce.
+    pub(super) fn coalesce(&self) -> Result<(), TopologyError> {
+        for host in &self.hosts {
+            self.gateway.run("ethtool", &["-K", host.name(), "tso", "off"])?;
+            host.run("ethtool", &["-K", "eth0", "gro", "on"])?;
+        }
+        Ok(())
+    }
+
+    /// `wan0` as a TUN, for the emulator.
+    pub(super) fn open_tun(&self, mtu: u32) -> Result<Tun, TopologyError> {
+        let node = &self.gateway;
+        let open = || {
+            let tun = Tun::create("wan0")?;
+            tun.set_mtu(mtu)?;
+            Ok(tun)
+        };
+        let wrong = |source| TopologyError::Tun { node: node.name().into(), source };
+        let tun = node.netns().enter(open)?.map_err(wrong)?;
+        // By netlink: without root the emulator itself could not.
+        node.ip(&[format!("link set wan0 txqueuelen {TUN_QUEUE}")])?;
+        Ok(tun)
+    }
+
+    /// Gives `wan0` its addresses and the routes to the other site.
+    pub(super) fn connect_wan(&self, side: Side) -> Result<(), TopologyError> {
+        let (own, other) = (side.number(), side.other().number());
+        self.gateway.ip(&[
+            format!("addr add 192.0.2.{own}/30 dev wan0"),
+            format!("addr add 2001:db8::{own}/64 dev wan0 nodad"),
+            "link set wan0 up".into(),
+            format!("route add 10.{other}.0.0/16 via 192.0.2.{other}"),
+            format!("route add fd00:{other}::/48 via 2001:db8::{other}"),
+        ])
+    }
+}
+
+/// A host with its wire to the gateway, addressed and routed at both ends.
+fn add_host(
+    gateway: &Node,
+    side: Side,
+    n: u8,
+    mtu: u32,
+    journal: &Journal,
+) -> Result<Host, TopologyError> {
+    let node = Node::new(format!("{}{n}", side.letter()), journal)?;
+    let name = node.name();
+    let (v4, v4_gateway) = (side.v4(n, 2), side.v4(n, 1));
+    let (v6, v6_gateway) = (side.v6(n, 2), side.v6(n, 1));
+    let with_v6 = mtu >= V6_LEAST_MTU;
+    node.ip(&[veth(mtu, ("eth0", 10), (name, 100 + u32::from(n)), gateway)])?;
+    let mut at_gateway =
+        vec![format!("addr add {v4_gateway}/24 dev {name}"), format!("link set {name} up")];
+    let mut at_host = vec![format!("addr add {v4}/24 dev eth0"), "link set eth0 up".into()];
+    let mut routes = vec![format!("default via {v4_gateway}")];
+    if with_v6 {
+        at_gateway.push(format!("addr add {v6_gateway}/64 dev {name} nodad"));
+        at_host.push(format!("addr add {v6}/64 dev eth0 nodad"));
+        routes.push(format!("default via {v6_gateway}"));
+    }
+    at_host.extend(routes.iter().map(|route| format!("route add {route}")));
+    gateway.ip(&at_gateway)?;
+    node.ip(&at_host)?;
+    node.set_sysctls(&HOST_SYSCTLS)?;
+    Ok(Host { node, v4, v6: with_v6.then_some(v6), routes })
+}
+
+/// The command that makes a wire from here to `peer`.
+///
+/// The two ends must differ in their index: where they are equal the kernel takes the wire for a
+/// device of its own and puts off for up to a second the news that its carrier is there.
+pub(super) fn veth(mtu: u32, here: (&str, u32), there: (&str, u32), peer: &Node) -> String {
+    let (name, index, peer_name, peer_index) = (here.0, here.1, there.0, there.1);
+    let netns = peer.netns().path();
+    format!(
+        "link add {name} index {index} mtu {mtu} type veth \
+         peer name {peer_name} index {peer_index} mtu {mtu} netns {netns}"
+    )
+}
+
+const HOST_SYSCTLS: [(&str, &str); 4] = [
+    // What one connection learns must not teach the next.
+    ("net/ipv4/tcp_no_metrics_save", "1"),
+    // Room for 1 Gb/s at 100 ms and then some: 64 MB.
+    ("net/ipv4/tcp_rmem", "4096 131072 67108864"),
+    ("net/ipv4/tcp_wmem", "4096 65536 67108864"),
+    // Every user may ping, also without root.
+    ("net/ipv4/ping_group_range", "0 0"),
+];

@@ -1,0 +1,177 @@
+//! What the user wrote in `site.toml`: its tables and keys, their defaults, and the code that a
+//! `[peer.fec]` table describes.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use serde::Deserialize;
+use viaduct_proto::fec::{Code, layered, reed_solomon, window};
+
+use super::super::units::{Bytes, Span};
+
+/// What the user wrote.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct File {
+    pub(super) site: SiteTable,
+    #[serde(default)]
+    pub(super) metrics: MetricsTable,
+    #[serde(default)]
+    pub(super) cache: CacheTable,
+    #[serde(default)]
+    pub(super) peer: Vec<PeerTable>,
+}
+
+/// `[site]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SiteTable {
+    pub(super) name: String,
+    pub(super) key: PathBuf,
+    pub(super) prefixes: Vec<IpNet>,
+    pub(super) wan: String,
+    pub(super) listen: SocketAddr,
+    pub(super) host_mtu: Option<usize>,
+    #[serde(default = "default_memory")]
+    pub(super) memory: Bytes,
+    #[serde(default = "default_run_dir")]
+    pub(super) run_dir: PathBuf,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct MetricsTable {
+    pub(super) listen: Option<SocketAddr>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CacheTable {
+    pub(super) listen: Option<SocketAddr>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PeerTable {
+    pub(super) name: String,
+    pub(super) key: String,
+    pub(super) endpoint: Option<SocketAddr>,
+    pub(super) prefixes: Vec<IpNet>,
+    #[serde(default)]
+    pub(super) fec: FecTable,
+    #[serde(default = "default_rekey")]
+    pub(super) rekey_after: Span,
+}
+
+/// The `[peer.fec]` table. Every key is optional; which ones fit depends on `code`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FecTable {
+    pub(super) code: Option<String>,
+    pub(super) r: Option<u8>,
+    pub(super) c: Option<u8>,
+    pub(super) interleave: Option<Interleave>,
+    pub(super) delay_xors: Option<bool>,
+    pub(super) window: Option<u8>,
+    pub(super) flush_after: Option<Span>,
+}
+
+/// `interleave = [1, 19, 41]` for layers, `interleave = 20` for blocks.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "1 to 65535, or a list of such numbers, is expected: 20 or [1, 19, 41]"
+)]
+pub(super) enum Interleave {
+    One(u16),
+    Layers(Vec<u16>),
+}
+
+/// UDPspeeder's users know this number; it is below what a person hears or sees.
+pub(super) const DEFAULT_FLUSH: Duration = Duration::from_millis(8);
+
+fn default_memory() -> Bytes {
+    Bytes(48 << 20)
+}
+
+fn default_run_dir() -> PathBuf {
+    PathBuf::from("/run/viaduct")
+}
+
+fn default_rekey() -> Span {
+    Span(Duration::from_secs(120))
+}
+
+impl FecTable {
+    /// The code that the table describes, unchecked; layers (8,3) I=(1,19,41) if it is empty.
+    pub(super) fn code(&self) -> Result<Option<Code>, String> {
+        let name = self.code.as_deref().unwrap_or("layered");
+        self.refuse_strangers(name)?;
+        match name {
+            "none" => Ok(None),
+            "layered" => self.layered().map(Some),
+            "reed-solomon" => Ok(Some(Code::ReedSolomon(reed_solomon::Parameters {
+                r: self.r.unwrap_or(8),
+                c: self.c.unwrap_or(3),
+                interleave: match self.interleave {
+                    None => 1,
+                    Some(Interleave::One(i)) => i,
+                    Some(Interleave::Layers(_)) => {
+                        return Err("interleave is a list; reed-solomon has one number".to_owned());
+                    }
+                },
+            }))),
+            "window" => Ok(Some(Code::Window(window::Parameters {
+                window: self.window.unwrap_or(240),
+                packets: self.r.unwrap_or(10),
+                repairs: self.c.unwrap_or(3),
+            }))),
+            other => Err(format!(
+                "code {other:?} is unknown; one of layered, reed-solomon, window, none is expected"
+            )),
+        }
+    }
+
+    fn layered(&self) -> Result<Code, String> {
+        let interleaves = match &self.interleave {
+            None if self.c.is_none_or(|c| c == 3) => vec![1, 19, 41],
+            None => return Err("interleave is missing; list c numbers, such as [1, 19]".to_owned()),
+            Some(Interleave::Layers(list)) => list.clone(),
+            Some(Interleave::One(one)) => vec![*one],
+        };
+        if let Some(c) = self.c
+            && usize::from(c) != interleaves.len()
+        {
+            return Err(format!(
+                "c is {c} but interleave lists {} numbers; one a layer is expected",
+                interleaves.len()
+            ));
+        }
+        Ok(Code::Layered(layered::Parameters {
+            r: self.r.unwrap_or(8),
+            interleaves,
+            delay_xors: self.delay_xors.unwrap_or(false),
+        }))
+    }
+
+    fn refuse_strangers(&self, code: &str) -> Result<(), String> {
+        let keys = [
+            ("r", self.r.is_some(), &["layered", "reed-solomon", "window"][..]),
+            ("c", self.c.is_some(), &["layered", "reed-solomon", "window"]),
+            ("interleave", self.interleave.is_some(), &["layered", "reed-solomon"]),
+            ("delay_xors", self.delay_xors.is_some(), &["layered"]),
+            ("window", self.window.is_some(), &["window"]),
+        ];
+        for (key, given, fits) in keys {
+            if given && !fits.contains(&code) {
+                return Err(format!(
+                    "{key} has no meaning for code {code:?}; it belongs to {}",
+                    fits.join(", ")
+                ));
+            }
+        }
+        Ok(())
+    }
+}

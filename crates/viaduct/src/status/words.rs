@@ -1,0 +1,80 @@
+//! Numbers as people read them.
+
+use viaduct_proto::repair::stats::{LATENCY_BOUNDS, LATENCY_BUCKETS, LOSS_BUCKETS};
+
+/// `1,234,567`.
+pub(super) fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+pub(super) fn bytes(number: u64) -> String {
+    let units = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match units.iter().find(|(size, _)| number >= *size) {
+        Some((size, unit)) => format!("{:.1} {unit}", number as f64 / *size as f64),
+        None => format!("{number} B"),
+    }
+}
+
+/// A share, with as many digits as tell 99.99 % from all.
+pub(super) fn percent(part: u64, whole: u64) -> String {
+    if whole == 0 {
+        return "-".to_owned();
+    }
+    let share = part as f64 / whole as f64 * 100.0;
+    format!("{share:.2} %")
+}
+
+/// The lengths that bucket `bucket` of the burst histogram counts.
+pub(super) fn lengths(bucket: usize) -> String {
+    match bucket {
+        0 => "1".to_owned(),
+        1 => "2".to_owned(),
+        _ if bucket == LOSS_BUCKETS - 1 => format!("{}+", (1 << (bucket - 1)) + 1),
+        _ => format!("{}-{}", (1 << (bucket - 1)) + 1, 1 << bucket),
+    }
+}
+
+/// The latency below which a share `q` of the recoveries lies, taken evenly within its bucket.
+pub(super) fn quantile(histogram: &[u64; LATENCY_BUCKETS], q: f64) -> String {
+    let wanted = histogram.iter().sum::<u64>() as f64 * q;
+    let mut below = 0.0;
+    for (bucket, &count) in histogram.iter().enumerate() {
+        let here = count as f64;
+        if below + here >= wanted && count > 0 {
+            let lower = if bucket == 0 { 0 } else { LATENCY_BOUNDS[bucket - 1] } as f64;
+            return match LATENCY_BOUNDS.get(bucket) {
+                Some(&upper) => micros(lower + (upper as f64 - lower) * (wanted - below) / here),
+                None => format!("over {}", micros(lower)),
+            };
+        }
+        below += here;
+    }
+    "-".to_owned()
+}
+
+pub(super) fn micros(time: f64) -> String {
+    match time {
+        t if t >= 1e6 => format!("{:.1} s", t / 1e6),
+        t => format!("{:.1} ms", t / 1e3),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_have_names() {
+        let names: Vec<_> = (0..LOSS_BUCKETS).map(lengths).collect();
+        assert_eq!(names[..4], ["1", "2", "3-4", "5-8"]);
+        assert_eq!(names[10..], ["513-1024", "1025+"]);
+    }
+}
