@@ -103,7 +103,7 @@ fn encoders(c: &mut Criterion<ThreadTime>) {
     for (r, c) in [(10, 3), (20, 10)] {
         encode(&mut group, &Code::ReedSolomon(reed_solomon::Parameters { r, c, interleave: 1 }));
     }
-    encode(&mut group, &Code::Window(window::Parameters { window: 100, repairs: 1, packets: 10 }));
+    encode(&mut group, &Code::Window(window::Parameters { window: 240, repairs: 3, packets: 10 }));
 }
 
 /// The packets that have arrived.
