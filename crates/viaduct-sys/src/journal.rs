@@ -184,6 +184,14 @@ impl Changes {
         self.journal.changes.len()
     }
 
+    /// Makes the changes before `mark` once more, should somebody else have undone them.
+    ///
+    /// # Errors
+    /// As when they were made.
+    pub fn repeat(&self, mark: usize) -> Result<(), JournalError> {
+        self.journal.changes.iter().take(mark).try_for_each(Change::apply)
+    }
+
     /// Puts back what was changed since `mark`, the last change first.
     ///
     /// # Errors

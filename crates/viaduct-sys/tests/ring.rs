@@ -156,7 +156,7 @@ fn unknown_interfaces_and_links_that_fall_are_reported() {
     left.sh("ip link set va down");
     let down = ring.take_error().expect("the link fell");
     assert_eq!(down.raw_os_error(), Some(libc::ENETDOWN));
-    assert!(ring.take_error().is_none(), "said once");
+    assert!(ring.take_error().is_none() && ring.is_attached(), "said once");
     left.sh("ip link set va up; ip addr add 10.9.1.1/24 dev va || true");
     left.run(|| {
         let socket = UdpSocket::bind("0.0.0.0:0").expect("bind");
@@ -164,4 +164,6 @@ fn unknown_interfaces_and_links_that_fall_are_reported() {
         socket.send_to(&7_u32.to_be_bytes(), "10.9.0.255:9").expect("send");
     });
     read_until(&mut ring, |frame| number(frame, 9) == Some(7));
+    left.sh("ip link del va");
+    assert!(!ring.is_attached(), "it does not come back");
 }

@@ -134,7 +134,7 @@ impl Peer {
 
     pub(super) fn stats(&self) -> PeerStats {
         PeerStats {
-            up: self.session.up(),
+            up: self.session.alive(),
             sender: self.sender.as_ref().map(Sender::stats).unwrap_or_default(),
             receiver: self.receiver.stats(),
             session: self.session.stats(),

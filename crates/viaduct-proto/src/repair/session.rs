@@ -72,6 +72,8 @@ pub(super) struct Session {
     pending: Option<(u32, Initiation)>,
     next_try: Option<Instant>,
     last_heard: Instant,
+    /// Whether the peer has not been heard for so long that it must be gone.
+    silent: bool,
     latest_initiation: u64,
     allowance: (u32, Instant),
     stats: SessionStats,
@@ -104,6 +106,7 @@ impl Session {
             pending: None,
             next_try: Some(now),
             last_heard: now,
+            silent: false,
             latest_initiation: 0,
             allowance: (LIMIT, now),
             stats: SessionStats::default(),
@@ -117,6 +120,11 @@ impl Session {
     /// Whether messages can be sealed.
     pub(super) fn up(&self) -> bool {
         self.live.iter().any(|s| s.confirmed)
+    }
+
+    /// Whether the peer answers: it reports every second, and is asked again after [`SILENCE`].
+    pub(super) fn alive(&self) -> bool {
+        self.up() && !self.silent
     }
 
     /// Appends a sealed datagram to `out`; false, and nothing appended, without a session.
@@ -278,6 +286,7 @@ impl Session {
 
     /// Starts a handshake if one is due; the initiation is appended to `out`.
     pub(super) fn handle_timeout(&mut self, now: Instant, out: &mut Vec<u8>) {
+        self.silent = now.since(self.last_heard) > SILENCE + 2 * RETRY;
         let expiry = self.rekey_after * 2 + SILENCE;
         self.live.retain(|s| now.since(s.born) < expiry);
         if self.next_try.is_none_or(|due| now < due) {

@@ -46,7 +46,7 @@ use map::{HEADROOM, Map};
 /// has many of them left; so large that it holds several packets.
 const BLOCK: (usize, usize) = (32 << 10, 128 << 10);
 /// Packets of the longest kind that a block should hold.
-const PACKETS: usize = 8;
+const PACKETS: usize = 4;
 /// How long a packet waits in a block that does not fill: one to two of these, on kernels before
 /// 6.18 one to two ticks.
 const RETIRE: Duration = Duration::from_millis(1);
@@ -62,7 +62,7 @@ pub struct RingConfig {
 }
 
 impl RingConfig {
-    /// Bytes of one block: 32 KiB for packets of 1500, 128 KiB for 9000.
+    /// Bytes of one block: 32 KiB for packets of 1500, 64 KiB for 9000.
     pub fn block_bytes(&self) -> usize {
         let wanted = PACKETS * (self.max_packet + HEADROOM);
         wanted.next_power_of_two().clamp(BLOCK.0, BLOCK.1)
@@ -207,6 +207,19 @@ impl Ring {
         filter::attach(self.socket.as_fd(), program)
     }
 
+    /// Whether the interface is still there. One of the same name that is made later is another:
+    /// then a new ring is needed.
+    pub fn is_attached(&self) -> bool {
+        // SAFETY: all zeros is a `sockaddr_ll`.
+        let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
+        let mut length = size_of_val(&address) as libc::socklen_t;
+        let fd = self.socket.as_raw_fd();
+        // SAFETY: the kernel writes at most `length` bytes to `address`, which is as long.
+        let asked =
+            os::check(unsafe { libc::getsockname(fd, (&raw mut address).cast(), &raw mut length) });
+        asked.is_ok() && address.sll_ifindex > 0
+    }
+
     /// What the kernel has to report, once: that the interface went down (`ENETDOWN`; it goes on
     /// when the interface is up again). Ask when poll says `POLLERR`, which this clears.
     pub fn take_error(&self) -> Option<io::Error> {
@@ -270,7 +283,7 @@ mod tests {
     #[test]
     fn blocks_fit_their_packets() {
         assert_eq!(RingConfig { max_packet: 1500, bytes: 0 }.block_bytes(), 32 << 10);
-        assert_eq!(RingConfig { max_packet: 9000, bytes: 0 }.block_bytes(), 128 << 10);
+        assert_eq!(RingConfig { max_packet: 9000, bytes: 0 }.block_bytes(), 64 << 10);
         assert_eq!(RingConfig { max_packet: 65535, bytes: 0 }.block_bytes(), 128 << 10);
     }
 

@@ -137,6 +137,12 @@ fn meaning(file: File, dir: &Path) -> Result<Config, Wrong> {
     if site.memory.0 < 4 << 20 {
         return wrong("[site] memory", "is below 4MiB, the least that a code can work with");
     }
+    if let Some(machine) = memory_of_machine()
+        && site.memory.0 > machine / 2
+    {
+        let what = format!("is above {}MiB, half of this machine's", machine >> 21);
+        return wrong("[site] memory", what);
+    }
     if site.listen.port() == 0 {
         return wrong("[site] listen", "has port 0; peers need a fixed one, such as 7400");
     }
@@ -167,6 +173,13 @@ fn meaning(file: File, dir: &Path) -> Result<Config, Wrong> {
         peers,
         warnings,
     })
+}
+
+/// Bytes of this machine's memory, if it says so.
+fn memory_of_machine() -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    kib.trim().strip_suffix(" kB")?.parse::<usize>().ok()?.checked_mul(1 << 10)
 }
 
 fn check_name(place: &str, name: &str) -> Result<(), Wrong> {

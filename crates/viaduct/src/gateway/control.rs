@@ -22,7 +22,11 @@ use super::notify::{Phase, notify};
 use super::site::Site;
 use super::snapshot::{Published, Status};
 use super::system::System;
+use super::watch::Watch;
 use super::worker::Command;
+
+/// How often the log hears of what has changed.
+const SECOND: Duration = Duration::from_secs(1);
 
 /// How long a client of the status socket may take to read.
 const READ_WITHIN: Duration = Duration::from_secs(5);
@@ -93,9 +97,11 @@ impl Control {
         self.doors.metrics = bind_metrics(self.site.config.metrics).await?;
         self.doors.desk = self.open_desk(self.site.config.cache).await?;
         notify(Phase::Ready);
+        let (mut watch, mut second) = (Watch::default(), tokio::time::interval(SECOND));
         tokio::pin!(gone);
         loop {
             tokio::select! {
+                _ = second.tick() => watch.look(&self.published.get()),
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
                 _ = &mut gone => bail!("the packet thread has ended; traffic goes on unprotected"),

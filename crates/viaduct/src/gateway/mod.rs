@@ -18,13 +18,14 @@ mod site;
 pub mod snapshot;
 mod system;
 mod units;
+mod watch;
 mod worker;
 
 use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::oneshot;
 use tracing::{info, warn};
@@ -60,16 +61,16 @@ pub fn run(path: &Path) -> Result<()> {
         .name("packets".to_owned())
         .spawn(move || {
             let _alive = alive;
-            worker.run();
+            worker.run()
         })
         .context("start the packet thread")?;
     info!(site = site.config.name, wan = site.config.wan, peers = site.config.peers.len(), "up");
     let control = Control::new(path.to_owned(), site, ToWorker::new(send, waker), published);
     let done = control.run(&mut system, gone);
-    if thread.join().is_err() {
-        warn!("the packet thread panicked; traffic went on unprotected");
-    }
-    system.restore()?;
+    let ended = thread.join().unwrap_or_else(|_| Err(anyhow!("the packet thread panicked")));
+    let restored = system.restore();
+    ended.context("traffic goes on unprotected")?;
+    restored?;
     done
 }
 

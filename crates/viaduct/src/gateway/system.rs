@@ -22,7 +22,7 @@ pub struct System {
 }
 
 /// What keeps packets short towards peers whose repairs would not fit otherwise.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, Default)]
 struct Room {
     /// Prefix, and the longest packet towards it.
     routes: Vec<((IpAddr, u8), u32)>,
@@ -40,22 +40,21 @@ impl System {
         for warning in changes.warnings() {
             warn!("left by an earlier run: {warning}");
         }
+        // First: another gateway of this name has it already, and nothing of its must be touched.
+        let tun = injector(site)?;
         changes.offload_off(&config.wan)?;
         let mark = changes.mark();
         let mut system = System { changes, room: Room::default(), mark };
         system.change(site)?;
-        let tun = injector(site)?;
         check_forwarding(site);
         Ok((system, tun))
     }
 
     /// Makes the room that `site` asks for instead of the one in force; on an error that stays.
-    /// What both ask for is not touched.
+    /// What somebody else has undone meanwhile is made again.
     pub fn change(&mut self, site: &Site) -> Result<()> {
         let room = Room::new(site)?;
-        if room == self.room {
-            return Ok(());
-        }
+        self.changes.repeat(self.mark)?;
         self.changes.restore_since(self.mark)?;
         if let Err(error) = room.make(&site.config.wan, &mut self.changes) {
             self.changes.restore_since(self.mark)?;

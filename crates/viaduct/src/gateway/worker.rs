@@ -16,6 +16,8 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
+use anyhow::{Result, ensure};
+use tracing::warn;
 use viaduct_proto::repair::cache::{Found, Query};
 use viaduct_proto::repair::{PeerConfig, Plane};
 use viaduct_proto::time::Instant;
@@ -57,7 +59,7 @@ pub enum Command {
         /// Filter of what arrives.
         incoming: Vec<BpfInsn>,
         /// Where the answer goes.
-        reply: Reply<Result<(), String>>,
+        reply: Reply<std::result::Result<(), String>>,
     },
     /// Look in the packet cache, and send what is found.
     Cache(Query, Reply<Found>),
@@ -92,7 +94,10 @@ pub struct Worker {
 
 impl Worker {
     /// Runs until told to stop.
-    pub fn run(mut self) {
+    ///
+    /// # Errors
+    /// If an interface that it works on is gone.
+    pub fn run(mut self) -> Result<()> {
         // A nap must not take twice its time.
         let _ = thread::set_timer_slack(Duration::from_micros(1));
         // Forwarding comes first: a copy can wait in its ring.
@@ -110,15 +115,27 @@ impl Worker {
                 self.count_drops(&mut shell);
                 self.published.publish(&self.plane, shell);
                 publish_at = now + PUBLISH;
+                self.look_after_interfaces()?;
             }
             while let Ok(command) = self.commands.try_recv() {
                 if let Command::Stop = command {
-                    return;
+                    return Ok(());
                 }
                 self.obey(command, now);
             }
             self.rest(read, now);
         }
+    }
+
+    /// Takes notice of a WAN interface that went down, which goes on when it is up again.
+    fn look_after_interfaces(&self) -> Result<()> {
+        let down = [&self.out_tap, &self.in_tap].map(|tap| tap.take_error().is_some());
+        if down.contains(&true) {
+            ensure!(self.out_tap.is_attached(), "the WAN interface was deleted");
+            warn!("the WAN interface went down");
+        }
+        ensure!(self.tun.mtu().is_ok(), "the TUN for recovered packets was deleted");
+        Ok(())
     }
 
     fn read_taps(&mut self, shell: &mut Shell) -> usize {
@@ -200,7 +217,7 @@ impl Worker {
         outgoing: &[BpfInsn],
         incoming: &[BpfInsn],
         now: Instant,
-    ) -> Result<(), String> {
+    ) -> std::result::Result<(), String> {
         self.plane.change(peers, now).map_err(|e| e.to_string())?;
         self.out_tap.attach_filter(outgoing).map_err(|e| format!("filter of the tap: {e}"))?;
         self.in_tap.attach_filter(incoming).map_err(|e| format!("filter of the tap: {e}"))
