@@ -34,9 +34,9 @@ use super::snapshot::{Published, Shell};
 
 /// Packets read from a tap before the others get their turn.
 const BATCH: usize = 256;
-/// How long the thread naps under load: at 3 Gb/s some 75 packets, which share a wake-up and the
+/// How long the thread naps under load: at 3 Gb/s some 150 packets, which share a wake-up and the
 /// system calls that send their repairs.
-const NAP: Duration = Duration::from_micros(300);
+const NAP: Duration = Duration::from_micros(600);
 /// Packets in a nap's time from which on napping pays.
 const BUSY: usize = 2;
 /// How often counters are published and drops are read.
