@@ -17,9 +17,9 @@
 //!   look the same.
 //! - `ETH_P_ALL`: a socket bound to `ETH_P_IP` is not shown what leaves.
 //! - `TPACKET_V3`: a block is handed over when it is full or, at the latest, by a timer. V2 hands
-//!   over each packet by itself, with a wake-up and three cache misses in the path of the very
-//!   packet that is forwarded: at 2.4 Gb/s its half of the sender's core was twice that of V3.
-//!   The price is [`RETIRE`] at low rates.
+//!   over each packet by itself, with a wake-up and lookups of cold memory in the path of the very
+//!   packet that is forwarded. At 3 Gb/s on two cores, forwarding kept up with V3 and fell some
+//!   per cent short with V2. The price is [`RETIRE`] at low rates.
 //! - VLAN: packets that carry a tag belong to another interface (`eth0.7`, not `eth0`) but are
 //!   shown here too, with the tag taken off. [`crate::filter::TapFilter`] refuses them.
 #![allow(unsafe_code)]
