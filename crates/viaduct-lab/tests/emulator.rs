@@ -119,11 +119,11 @@ fn tun(own: &str, peer: &str) -> Tun {
     // IPv6 would greet its neighbours over the link, and be counted.
     fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1").unwrap();
     let tun = Tun::create("wan0").unwrap();
-    tun.set_mtu(1500).unwrap();
+    tun.interface().set_mtu(1500).unwrap();
     let address = ["addr", "add", own, "peer", peer, "dev", "wan0"];
     assert!(Command::new("ip").args(address).status().unwrap().success());
-    tun.set_up().unwrap();
-    assert_eq!(tun.mtu().unwrap(), 1500);
+    tun.interface().set_up().unwrap();
+    assert_eq!(tun.interface().mtu().unwrap(), 1500);
     tun
 }
 

@@ -1,24 +1,220 @@
-//! What the kernel says of a network interface.
+//! A network interface's settings, by the ioctls that every kernel has.
+#![allow(unsafe_code)]
 
-use serde::Deserialize;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use crate::tool::{self, ToolError};
+use libc::{c_char, c_int, c_short, c_ulong};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-#[derive(Deserialize)]
-struct Link {
-    mtu: usize,
+/// An interface of the network namespace in which its thread was when this was made; every method
+/// acts there, whichever thread calls it. The interface may come and go meanwhile.
+#[derive(Debug)]
+pub struct Interface {
+    name: String,
+    /// A socket of its namespace.
+    control: OwnedFd,
 }
 
-/// The MTU of `interface`, in bytes.
-///
-/// # Errors
-/// There is no such interface in the calling thread's namespace, or no `ip` program.
-pub fn mtu(interface: &str) -> Result<usize, ToolError> {
-    let arguments = ["-json", "link", "show", "dev", interface];
-    let said = tool::run("ip", &arguments, "")?;
-    let links: Vec<Link> = serde_json::from_str(&said).unwrap_or_default();
-    links.first().map(|link| link.mtu).ok_or_else(|| ToolError::Failed {
-        command: format!("ip {}", arguments.join(" ")),
-        stderr: "it printed no MTU".to_owned(),
-    })
+/// Something that the kernel would not do for an interface.
+#[derive(Debug, thiserror::Error)]
+pub enum InterfaceError {
+    /// The kernel takes names of 1 to 15 bytes.
+    #[error("interface name {0:?}: 1 to 15 bytes without '/', ':' or blanks are expected")]
+    Name(String),
+    /// A step that the kernel refused.
+    #[error("interface {interface}: cannot {step}")]
+    Kernel {
+        /// Its name.
+        interface: String,
+        /// What was tried.
+        step: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}
+
+impl Interface {
+    /// The interface `name`, which need not exist yet.
+    ///
+    /// # Errors
+    /// A name that no interface can have, or no socket.
+    pub fn new(name: &str) -> Result<Interface, InterfaceError> {
+        Request::new(name)?;
+        let dgram = SocketType::DGRAM;
+        let control =
+            rustix::net::socket_with(AddressFamily::INET, dgram, SocketFlags::CLOEXEC, None)
+                .map_err(|source| InterfaceError::Kernel {
+                    interface: name.to_owned(),
+                    step: "open a socket for its settings",
+                    source: source.into(),
+                })?;
+        Ok(Interface { name: name.to_owned(), control })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The largest packet, in bytes.
+    ///
+    /// # Errors
+    /// There is no such interface.
+    pub fn mtu(&self) -> Result<u32, InterfaceError> {
+        let answer = self.ask("read the MTU", libc::SIOCGIFMTU)?;
+        // SAFETY: SIOCGIFMTU succeeded, so the kernel filled in the union's int; and any bytes
+        // are an int.
+        Ok(unsafe { answer.int }.unsigned_abs())
+    }
+
+    /// Sets the largest packet, 68 to 65535 bytes.
+    ///
+    /// # Errors
+    /// The driver's bounds, a missing right, or no such interface.
+    pub fn set_mtu(&self, bytes: u32) -> Result<(), InterfaceError> {
+        let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
+        self.set("set the MTU", libc::SIOCSIFMTU, Value { int: bytes })
+    }
+
+    /// Whether it is up: switched on by the administrator.
+    ///
+    /// # Errors
+    /// There is no such interface.
+    pub fn is_up(&self) -> Result<bool, InterfaceError> {
+        Ok(c_int::from(self.flags()?) & libc::IFF_UP != 0)
+    }
+
+    /// Whether it leads back to this machine.
+    ///
+    /// # Errors
+    /// There is no such interface.
+    pub fn is_loopback(&self) -> Result<bool, InterfaceError> {
+        Ok(c_int::from(self.flags()?) & libc::IFF_LOOPBACK != 0)
+    }
+
+    /// Brings it up.
+    ///
+    /// # Errors
+    /// A missing right, or no such interface.
+    pub fn set_up(&self) -> Result<(), InterfaceError> {
+        let flags = self.flags()? | libc::IFF_UP as c_short;
+        self.set("bring it up", libc::SIOCSIFFLAGS, Value { flags })
+    }
+
+    /// How many packets may wait to be sent.
+    ///
+    /// # Errors
+    /// There is no such interface.
+    pub fn queue_len(&self) -> Result<u32, InterfaceError> {
+        let answer = self.ask("read the queue's length", libc::SIOCGIFTXQLEN)?;
+        // SAFETY: SIOCGIFTXQLEN succeeded, so the kernel filled in the union's int; and any bytes
+        // are an int.
+        Ok(unsafe { answer.int }.unsigned_abs())
+    }
+
+    /// How many packets may wait to be sent; the kernel's default is 500 for a TUN. In a user
+    /// namespace the kernel refuses this call, but not `ip link set NAME txqueuelen N`.
+    ///
+    /// # Errors
+    /// A missing right, or no such interface.
+    pub fn set_queue_len(&self, packets: u32) -> Result<(), InterfaceError> {
+        let packets = c_int::try_from(packets).unwrap_or(c_int::MAX);
+        self.set("set the queue's length", libc::SIOCSIFTXQLEN, Value { int: packets })
+    }
+
+    fn flags(&self) -> Result<c_short, InterfaceError> {
+        let answer = self.ask("read its flags", libc::SIOCGIFFLAGS)?;
+        // SAFETY: SIOCGIFFLAGS succeeded, so the kernel filled in the union's short; and any bytes
+        // are a short.
+        Ok(unsafe { answer.flags })
+    }
+
+    fn set(
+        &self,
+        step: &'static str,
+        operation: c_ulong,
+        value: Value,
+    ) -> Result<(), InterfaceError> {
+        self.call(step, operation, value).map(drop)
+    }
+
+    fn ask(&self, step: &'static str, operation: c_ulong) -> Result<Value, InterfaceError> {
+        self.call(step, operation, Value { whole: [0; 3] })
+    }
+
+    fn call(
+        &self,
+        step: &'static str,
+        operation: c_ulong,
+        value: Value,
+    ) -> Result<Value, InterfaceError> {
+        let mut request = Request { value, ..Request::new(&self.name)? };
+        match request.call(self.control.as_fd(), operation) {
+            Ok(()) => Ok(request.value),
+            Err(source) => {
+                Err(InterfaceError::Kernel { interface: self.name.clone(), step, source })
+            }
+        }
+    }
+}
+
+/// `struct ifreq`: what every interface ioctl takes.
+#[repr(C)]
+pub(crate) struct Request {
+    name: [c_char; libc::IFNAMSIZ],
+    pub(crate) value: Value,
+}
+
+/// The union in `struct ifreq`, as far as it is used here, and as large as the kernel's.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) union Value {
+    pub(crate) flags: c_short,
+    int: c_int,
+    whole: [u64; 3],
+}
+
+impl Request {
+    pub(crate) fn new(name: &str) -> Result<Request, InterfaceError> {
+        let unfit = |b: u8| b == 0 || b == b'/' || b == b':' || b.is_ascii_whitespace();
+        if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.bytes().any(unfit) {
+            return Err(InterfaceError::Name(name.to_owned()));
+        }
+        let mut bytes = [0; libc::IFNAMSIZ];
+        for (to, from) in bytes.iter_mut().zip(name.bytes()) {
+            *to = from as c_char;
+        }
+        Ok(Request { name: bytes, value: Value { whole: [0; 3] } })
+    }
+
+    /// `operation` must be one whose argument is a `struct ifreq`.
+    pub(crate) fn call(&mut self, fd: BorrowedFd<'_>, operation: c_ulong) -> io::Result<()> {
+        // SAFETY: `self` has the layout and size of `struct ifreq` (asserted below), which is what
+        // each operation used in this crate reads and writes; it outlives the call.
+        let result = unsafe { libc::ioctl(fd.as_raw_fd(), operation, std::ptr::from_mut(self)) };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+const _: () = assert!(size_of::<Request>() == size_of::<libc::ifreq>());
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_checked_before_the_kernel_sees_them() {
+        for name in ["", "sixteen-bytes-xx", "a/b", "a b"] {
+            assert!(matches!(Interface::new(name), Err(InterfaceError::Name(_))), "{name}");
+        }
+    }
+
+    #[test]
+    fn loopback_is_known() {
+        let loopback = Interface::new("lo").unwrap();
+        assert!(loopback.is_loopback().unwrap() && loopback.mtu().unwrap() >= 1280);
+        let error = Interface::new("no-such-one").unwrap().mtu().unwrap_err();
+        assert_eq!(error.to_string(), "interface no-such-one: cannot read the MTU");
+    }
 }

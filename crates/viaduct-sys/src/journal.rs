@@ -32,8 +32,8 @@ use crate::tool::ToolError;
 pub enum JournalError {
     /// Another process is at work.
     #[error(
-        "{} is in use by process {pid}, which is running: stop it, or give this instance a state \
-         file of its own", path.display()
+        "{} is in use by process {pid}, which is running: stop it, or give this gateway another \
+         name or run_dir", path.display()
     )]
     Busy {
         /// The journal.
@@ -42,7 +42,7 @@ pub enum JournalError {
         pid: u32,
     },
     /// The journal cannot be read or written.
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error("cannot {action} {}", path.display())]
     File {
         /// `read`, `write` or `delete`.
         action: &'static str,
@@ -53,8 +53,8 @@ pub enum JournalError {
     },
     /// The journal is something else.
     #[error(
-        "{} is no journal of changes ({source}): if it is not a file of yours, delete it, and see \
-         to offloads, routes and nftables yourself", path.display()
+        "{} is no journal of changes; delete it and see to offloads, routes and nftables yourself, \
+         or name another run_dir", path.display()
     )]
     Corrupt {
         /// The journal.
@@ -287,11 +287,17 @@ fn undo_all(changes: Vec<Change>) -> (Vec<Change>, Vec<String>) {
     let mut errors = Vec::new();
     for change in changes.into_iter().rev() {
         if let Err(error) = change.undo() {
-            errors.push(error.to_string());
+            errors.push(whole(&error));
             left.insert(0, change);
         }
     }
     (left, errors)
+}
+
+/// An error and all that caused it, in one line.
+fn whole(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 fn read(path: &Path) -> Result<Option<Journal>, JournalError> {
@@ -311,11 +317,18 @@ fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
-    let mut file = File::create(&new)?;
+    if let Err(error) = write_and_rename(Path::new(&new), path, bytes) {
+        let _ = fs::remove_file(&new);
+        return Err(error);
+    }
+    File::open(directory)?.sync_all()
+}
+
+fn write_and_rename(new: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = File::create(new)?;
     file.write_all(bytes)?;
     file.sync_all()?;
-    fs::rename(&new, path)?;
-    File::open(directory)?.sync_all()
+    fs::rename(new, path)
 }
 
 /// A process, and the world that its changes are in.

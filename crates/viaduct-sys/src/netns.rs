@@ -32,15 +32,15 @@ use crate::process::die_with_parent;
 pub enum NetnsError {
     /// The kernel made none.
     #[error(
-        "cannot make a network namespace: {0}; run as root, or where unprivileged user \
-         namespaces are allowed"
+        "cannot make a network namespace, which takes root or a kernel that allows unprivileged \
+         user namespaces"
     )]
-    Create(io::Error),
+    Create(#[source] io::Error),
     /// A thread could not be started or moved into it.
-    #[error("cannot enter a network namespace: {0}")]
-    Enter(io::Error),
+    #[error("cannot enter a network namespace")]
+    Enter(#[source] io::Error),
     /// A setting was refused.
-    #[error("cannot set {key} to {value:?} in a network namespace: {source}")]
+    #[error("cannot set {key} to {value:?} in a network namespace")]
     Sysctl {
         /// As in `net/ipv4/ip_forward`.
         key: String,
@@ -50,7 +50,7 @@ pub enum NetnsError {
         source: io::Error,
     },
     /// No user namespace for a process without root.
-    #[error("cannot make an unprivileged user namespace: {source}; {hint}")]
+    #[error("cannot make an unprivileged user namespace; {hint}")]
     User {
         /// The kernel's answer.
         source: io::Error,

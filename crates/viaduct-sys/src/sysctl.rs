@@ -19,7 +19,7 @@ pub struct Sysctl {
 
 /// A setting that cannot be read or written.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {action} the kernel setting {name:?}: {source}")]
+#[error("cannot {action} the kernel setting {name:?}")]
 pub struct SysctlError {
     /// `read` or `change`.
     pub action: &'static str,

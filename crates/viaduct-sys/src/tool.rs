@@ -23,7 +23,7 @@ pub enum ToolError {
         package: String,
     },
     /// It could not be started, or not be talked to.
-    #[error("`{command}` could not be run: {source}")]
+    #[error("`{command}` could not be run")]
     Run {
         /// The command line.
         command: String,

@@ -9,37 +9,35 @@
 //! No Ethernet header, no packet information header, no offloads: the kernel segments and
 //! checksums before a packet is read. The queue drops what does not fit, unseen by the reader;
 //! [`Tun::drops`] counts that.
-#![allow(unsafe_code)]
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
-use libc::{c_char, c_int, c_short, c_ulong};
+use libc::c_short;
 use rustix::fs::{Mode, OFlags};
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use crate::interface::{Interface, InterfaceError, Request};
 
 /// A TUN interface that lasts as long as this value. It belongs to the network namespace in which
 /// its thread was when it made it; every method acts there, whichever thread calls it.
 #[derive(Debug)]
 pub struct Tun {
     fd: OwnedFd,
-    name: String,
-    /// A socket of the interface's namespace, for settings.
-    control: OwnedFd,
+    interface: Interface,
     /// The namespace's `/proc/net/dev`.
     counters: File,
 }
 
-/// A TUN interface that could not be made or set up.
+/// A TUN interface that could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum TunError {
-    /// The kernel takes names of 1 to 15 bytes.
-    #[error("interface name '{0}': 1 to 15 bytes without '/' or blanks, such as wan0")]
-    Name(String),
+    /// Its name, or a setting.
+    #[error(transparent)]
+    Interface(#[from] InterfaceError),
     /// A step that the kernel refused.
-    #[error("TUN {name}: {step}: {source}")]
+    #[error("TUN {name}: cannot {step}")]
     Kernel {
         /// The interface.
         name: String,
@@ -63,40 +61,30 @@ impl Tun {
     /// Makes the interface `name` in the calling thread's network namespace: down, without
     /// addresses, reads and writes not blocking. Needs CAP_NET_ADMIN there.
     pub fn create(name: &str) -> Result<Tun, TunError> {
-        let failed = |step| {
-            move |source: rustix::io::Errno| TunError::Kernel {
-                name: name.to_owned(),
-                step,
-                source: source.into(),
-            }
-        };
-        let mut request = Request::new(name)?;
+        let failed = |step| move |source| TunError::Kernel { name: name.to_owned(), step, source };
+        let interface = Interface::new(name)?;
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = rustix::fs::open("/dev/net/tun", flags, Mode::empty())
-            .map_err(failed("open /dev/net/tun (needs the tun module)"))?;
+            .map_err(io::Error::from)
+            .map_err(failed("open /dev/net/tun, which takes the tun module"))?;
+        let mut request = Request::new(name)?;
         request.value.flags = (libc::IFF_TUN | libc::IFF_NO_PI) as c_short;
         request
             .call(fd.as_fd(), libc::TUNSETIFF)
-            .map_err(failed("create the interface (needs CAP_NET_ADMIN and a free name)"))?;
-        let control = rustix::net::socket_with(
-            AddressFamily::INET,
-            SocketType::DGRAM,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .map_err(failed("open a socket for its settings"))?;
-        let counters =
-            File::open("/proc/thread-self/net/dev").map_err(|source| TunError::Kernel {
-                name: name.to_owned(),
-                step: "open /proc/thread-self/net/dev",
-                source,
-            })?;
-        Ok(Tun { fd, name: name.to_owned(), control, counters })
+            .map_err(failed("make it, which takes root or CAP_NET_ADMIN and a free name"))?;
+        let counters = File::open("/proc/thread-self/net/dev")
+            .map_err(failed("open /proc/thread-self/net/dev"))?;
+        Ok(Tun { fd, interface, counters })
+    }
+
+    /// Its settings.
+    pub fn interface(&self) -> &Interface {
+        &self.interface
     }
 
     /// The interface's name.
     pub fn name(&self) -> &str {
-        &self.name
+        self.interface.name()
     }
 
     /// Takes the next packet that the host sent, whole if `packet` holds the MTU, else cut off.
@@ -112,72 +100,16 @@ impl Tun {
         Ok(())
     }
 
-    /// How many packets may wait for [`Tun::read`]; the kernel's default is 500. In a user namespace
-    /// the kernel refuses this call, but not `ip link set NAME txqueuelen N`.
-    pub fn set_queue_len(&self, packets: u32) -> Result<(), TunError> {
-        let packets = c_int::try_from(packets).unwrap_or(c_int::MAX);
-        self.set("set the queue's length", libc::SIOCSIFTXQLEN, Value { int: packets })
-    }
-
-    /// How many packets may wait for [`Tun::read`].
-    pub fn queue_len(&self) -> Result<u32, TunError> {
-        let mut request = Request::new(&self.name)?;
-        self.ask("read the queue's length", libc::SIOCGIFTXQLEN, &mut request)?;
-        // SAFETY: SIOCGIFTXQLEN succeeded, so the kernel filled in the union's int; and any bytes
-        // are an int.
-        Ok(unsafe { request.value.int }.unsigned_abs())
-    }
-
-    /// The largest packet, 68 to 65535 bytes.
-    pub fn set_mtu(&self, bytes: u32) -> Result<(), TunError> {
-        let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
-        self.set("set the MTU (68 to 65535)", libc::SIOCSIFMTU, Value { int: bytes })
-    }
-
-    /// The largest packet in bytes.
-    pub fn mtu(&self) -> Result<u32, TunError> {
-        let mut request = Request::new(&self.name)?;
-        self.ask("read the MTU", libc::SIOCGIFMTU, &mut request)?;
-        // SAFETY: SIOCGIFMTU succeeded, so the kernel filled in the union's int; and any bytes
-        // are an int.
-        Ok(unsafe { request.value.int }.unsigned_abs())
-    }
-
-    /// Brings the interface up.
-    pub fn set_up(&self) -> Result<(), TunError> {
-        let flags = (libc::IFF_UP | libc::IFF_POINTOPOINT | libc::IFF_NOARP) as c_short;
-        self.set("bring it up", libc::SIOCSIFFLAGS, Value { flags })
-    }
-
     /// What the interface has dropped since it was made.
     pub fn drops(&self) -> io::Result<TunDrops> {
         let mut text = vec![0; 64 * 1024];
         let length = self.counters.read_at(&mut text, 0)?;
         let text = String::from_utf8_lossy(&text[..length]);
-        parse_drops(&text, &self.name).ok_or_else(|| {
+        parse_drops(&text, self.name()).ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::NotFound,
-                format!("{} is not in /proc/net/dev", self.name),
+                format!("{} is not in /proc/net/dev", self.name()),
             )
-        })
-    }
-
-    fn set(&self, step: &'static str, operation: c_ulong, value: Value) -> Result<(), TunError> {
-        let mut request = Request::new(&self.name)?;
-        request.value = value;
-        self.ask(step, operation, &mut request)
-    }
-
-    fn ask(
-        &self,
-        step: &'static str,
-        operation: c_ulong,
-        request: &mut Request,
-    ) -> Result<(), TunError> {
-        request.call(self.control.as_fd(), operation).map_err(|source| TunError::Kernel {
-            name: self.name.clone(),
-            step,
-            source: source.into(),
         })
     }
 }
@@ -187,48 +119,6 @@ impl AsFd for Tun {
         self.fd.as_fd()
     }
 }
-
-/// `struct ifreq`: what every interface ioctl here takes.
-#[repr(C)]
-struct Request {
-    name: [c_char; libc::IFNAMSIZ],
-    value: Value,
-}
-
-/// The union in `struct ifreq`, as far as it is used here, and as large as the kernel's.
-#[repr(C)]
-union Value {
-    flags: c_short,
-    int: c_int,
-    whole: [u64; 3],
-}
-
-impl Request {
-    fn new(name: &str) -> Result<Request, TunError> {
-        let unfit = |b: u8| b == 0 || b == b'/' || b == b':' || b.is_ascii_whitespace();
-        if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.bytes().any(unfit) {
-            return Err(TunError::Name(name.to_owned()));
-        }
-        let mut bytes = [0; libc::IFNAMSIZ];
-        for (to, from) in bytes.iter_mut().zip(name.bytes()) {
-            *to = from as c_char;
-        }
-        Ok(Request { name: bytes, value: Value { whole: [0; 3] } })
-    }
-
-    fn call(&mut self, fd: BorrowedFd<'_>, operation: c_ulong) -> rustix::io::Result<()> {
-        // SAFETY: `self` has the layout and size of `struct ifreq` (asserted below), which is what
-        // each operation used in this file reads and writes; it outlives the call.
-        let result = unsafe { libc::ioctl(fd.as_raw_fd(), operation, std::ptr::from_mut(self)) };
-        if result < 0 {
-            let error = io::Error::last_os_error();
-            return Err(rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO));
-        }
-        Ok(())
-    }
-}
-
-const _: () = assert!(size_of::<Request>() == size_of::<libc::ifreq>());
 
 /// The line `name: rx (bytes packets errs drop …8 in all) tx (bytes packets errs drop …)`.
 fn parse_drops(text: &str, name: &str) -> Option<TunDrops> {
@@ -250,12 +140,5 @@ mod tests {
                     \u{20} tun0: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n";
         assert_eq!(parse_drops(text, "tun0"), Some(TunDrops { refused: 4, unread: 12 }));
         assert_eq!(parse_drops(text, "tun"), None);
-    }
-
-    #[test]
-    fn names_are_checked_before_the_kernel_sees_them() {
-        for name in ["", "sixteen-bytes-xx", "a/b", "a b"] {
-            assert!(matches!(Tun::create(name), Err(TunError::Name(_))), "{name}");
-        }
     }
 }

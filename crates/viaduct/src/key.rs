@@ -1,11 +1,11 @@
 //! `viaduct key`: a site's key pair.
 
 use std::fs::OpenOptions;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use clap::Subcommand;
 use ring::rand::{SecureRandom, SystemRandom};
 use viaduct_proto::repair::SecretKey;
@@ -47,10 +47,21 @@ fn make(out: &Path) -> Result<SecretKey> {
         .create_new(true)
         .mode(0o600)
         .open(out)
-        .with_context(|| format!("{}: cannot be made", out.display()))?;
+        .map_err(|error| refused(out, error))?;
     writeln!(file, "{}", key.to_text())?;
     file.sync_all()?;
     Ok(key)
+}
+
+fn refused(out: &Path, error: io::Error) -> anyhow::Error {
+    let file = out.display();
+    match error.kind() {
+        io::ErrorKind::AlreadyExists => anyhow!(
+            "{file} exists already, and is left alone: `viaduct key show {file}` prints its public \
+             key, `viaduct key new --out FILE` makes another"
+        ),
+        _ => anyhow::Error::new(error).context(format!("{file}: cannot be made")),
+    }
 }
 
 fn read(file: &Path) -> Result<SecretKey> {

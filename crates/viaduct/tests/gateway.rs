@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
-use viaduct_lab::gateways::{GatewaySpec, use_binary};
+use viaduct_lab::gateways::{Gateway, GatewaySpec, use_binary};
 use viaduct_lab::topology::programs::{Iperf, Ping};
 use viaduct_lab::topology::{DumbbellSpec, Journal, Node};
 use viaduct_lab::world::World;
@@ -17,6 +17,15 @@ use viaduct_sys::ring::{Ring, RingConfig};
 fn world(mtu: (u32, u32), link: &str) -> World {
     use_binary(env!("CARGO_BIN_EXE_viaduct"));
     World::new(mtu, &link.parse().unwrap(), 1, &Journal::new()).unwrap()
+}
+
+/// Waits until it is `done`, some seconds at most.
+fn eventually(gateway: &Gateway, what: &str, done: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(15);
+    while !done() {
+        assert!(Instant::now() < deadline, "{what}: {}", gateway.log());
+        thread::sleep(Duration::from_millis(50));
+    }
 }
 
 /// How many of 300 pings of `size` bytes never came back.
@@ -86,11 +95,9 @@ fn a_gateway_may_be_killed_at_any_time() {
         killed.start().unwrap();
         gateways.wait_until_up().unwrap();
         let before = gateways.b.status().unwrap().peer().receiver.recovered;
-        let deadline = Instant::now() + Duration::from_secs(5);
-        while gateways.b.status().unwrap().peer().receiver.recovered == before {
-            assert!(Instant::now() < deadline, "protection is back after the kill of {side}");
-            thread::sleep(Duration::from_millis(50));
-        }
+        eventually(&gateways.b, &format!("protection after the kill of {side}"), || {
+            gateways.b.status().unwrap().peer().receiver.recovered > before
+        });
     }
     let report = transfer.join().unwrap().expect("the one connection lives through it all");
     assert!(report.received > 1e6, "{report:?}");
@@ -131,18 +138,14 @@ fn a_reload_takes_effect_whole_or_not_at_all() {
     assert!(lost_pings(&world, false, 100) <= 6);
     let gateways = world.gateways().unwrap();
     let good = std::fs::read_to_string(gateways.a.config()).unwrap();
-    let reload = |gateways: &viaduct_lab::gateways::Gateways, text: &str, expected: &str| {
-        std::fs::write(gateways.a.config(), text).unwrap();
-        gateways.a.signal(Signal::HUP).unwrap();
-        let deadline = Instant::now() + Duration::from_secs(5);
-        while !gateways.a.log().contains(expected) {
-            assert!(Instant::now() < deadline, "{expected}: {}", gateways.a.log());
-            thread::sleep(Duration::from_millis(20));
-        }
+    let reload = |gateway: &Gateway, text: &str, expected: &str| {
+        std::fs::write(gateway.config(), text).unwrap();
+        gateway.signal(Signal::HUP).unwrap();
+        eventually(gateway, expected, || gateway.log().contains(expected));
     };
-    reload(gateways, &good.replace("[peer.fec]", "[peer.fec]\nr = 0"), "ERROR not reloaded");
+    reload(&gateways.a, &good.replace("[peer.fec]", "[peer.fec]\nr = 0"), "ERROR not reloaded");
     let other = "[peer.fec]\ncode = \"reed-solomon\"\nr = 10\nc = 4\n";
-    reload(gateways, &good.replace("[peer.fec]", other), "INFO reloaded");
+    reload(&gateways.a, &good.replace("[peer.fec]", other), "INFO reloaded");
     // Counters are published a few times a second.
     thread::sleep(Duration::from_millis(300));
     let before = gateways.a.status().unwrap().peer().sender.protected;
@@ -241,12 +244,30 @@ fn a_wan_that_goes_down_comes_back_and_one_that_is_deleted_ends_the_gateway() {
     assert!(cpu(pid) - before < Duration::from_millis(300), "it does not spin");
     assert_eq!(lost_pings(&world, false, 100), 0);
     node.run("ip", &["link", "del", "wan0"]).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(5);
     let gateway = &world.gateways().unwrap().b;
-    while !gateway.log().contains("the WAN interface was deleted") {
-        assert!(Instant::now() < deadline, "{}", gateway.log());
-        thread::sleep(Duration::from_millis(50));
+    eventually(gateway, "its end", || gateway.log().contains("the WAN interface was deleted"));
+}
+
+#[test]
+fn the_room_for_repairs_follows_the_wan() {
+    let mut world = world((1500, 1500), "rate=100M,delay=1ms");
+    let node = world.dumbbell.gateway_a().clone();
+    let route = "10.2.0.0/16";
+    let routes = || node.run("ip", &["route", "show", route]).unwrap();
+    let before = routes();
+    let gateway = &world.protect(&GatewaySpec::default()).unwrap().a;
+    let kept = || gateway.status().unwrap().kept_below[0].unwrap();
+    let first = kept();
+    node.run("ip", &["link", "set", "wan0", "mtu", "1480"]).unwrap();
+    eventually(gateway, "a smaller MTU", || kept() == first - 20);
+    assert!(routes().contains(&format!("mtu lock {}", first - 20)), "{}", routes());
+    for to in ["down", "up"] {
+        node.run("ip", &["link", "set", "wan0", to]).unwrap();
     }
+    thread::sleep(Duration::from_millis(1_500));
+    // Later than the interface, as a network manager would.
+    node.run("sh", &["-c", &format!("ip route replace {}", before.trim())]).unwrap();
+    eventually(gateway, "a flap", || routes().contains("mtu lock"));
 }
 
 #[test]
@@ -254,13 +275,8 @@ fn a_peer_that_ends_is_down_and_the_log_says_so() {
     let mut world = world((1500, 1500), "rate=100M,delay=5ms");
     let gateways = world.protect(&GatewaySpec::default()).unwrap();
     gateways.b.stop().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(15);
-    while gateways.a.status().unwrap().peer().up {
-        assert!(Instant::now() < deadline, "{}", gateways.a.log());
-        thread::sleep(Duration::from_millis(200));
-    }
-    thread::sleep(Duration::from_millis(1_500));
-    assert!(gateways.a.log().contains("does not answer"), "{}", gateways.a.log());
+    eventually(&gateways.a, "down", || !gateways.a.status().unwrap().peer().up);
+    eventually(&gateways.a, "said", || gateways.a.log().contains("does not answer"));
     gateways.b.start().unwrap();
     gateways.wait_until_up().unwrap();
 }

@@ -2,7 +2,8 @@
 
 use viaduct_proto::link::{Delivery, Link, LinkConfig, flip_bit};
 use viaduct_proto::time::Instant;
-use viaduct_sys::tun::{Tun, TunError};
+use viaduct_sys::interface::InterfaceError;
+use viaduct_sys::tun::Tun;
 
 use super::pool::Pool;
 
@@ -38,8 +39,8 @@ impl Lane {
         config: LinkConfig,
         seed: u64,
         memory: usize,
-    ) -> Result<Lane, TunError> {
-        let mtu = from.mtu()? as usize;
+    ) -> Result<Lane, InterfaceError> {
+        let mtu = from.interface().mtu()? as usize;
         // One byte more than the MTU tells a packet that fits from one that was cut off.
         let pool = Pool::new(mtu + 1, memory);
         Ok(Lane { link: Link::new(config, seed, Instant::ZERO), pool, mtu, unwritable: 0 })

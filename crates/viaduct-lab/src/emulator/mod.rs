@@ -31,7 +31,8 @@ use std::time::Duration;
 use rustix::event::EventfdFlags;
 use rustix::fd::OwnedFd;
 use viaduct_proto::link::{DropRecord, LinkConfig, LinkStats};
-use viaduct_sys::tun::{Tun, TunDrops, TunError};
+use viaduct_sys::interface::InterfaceError;
+use viaduct_sys::tun::{Tun, TunDrops};
 
 use shuttle::{Question, Shuttle};
 
@@ -96,12 +97,12 @@ pub struct EmulatorStats {
 pub enum EmulatorError {
     /// A TUN could not be set up.
     #[error(transparent)]
-    Tun(#[from] TunError),
+    Tun(#[from] InterfaceError),
     /// No thread or no descriptor could be had.
-    #[error("start the emulator: {0}")]
+    #[error("cannot start the emulator")]
     Start(#[source] io::Error),
     /// A counter could not be read.
-    #[error("read the interface's counters: {0}")]
+    #[error("cannot read the interface's counters")]
     Counters(#[source] io::Error),
     /// The thread ended before it answered.
     #[error("the emulator's thread has ended; see its panic message above")]
@@ -121,8 +122,8 @@ impl Emulator {
     /// Starts to carry packets between `a` and `b`. Their MTUs must not be raised from here on.
     pub fn start(a: Tun, b: Tun, config: EmulatorConfig) -> Result<Emulator, EmulatorError> {
         for tun in [&a, &b] {
-            if tun.queue_len()? < TUN_QUEUE {
-                tun.set_queue_len(TUN_QUEUE)?;
+            if tun.interface().queue_len()? < TUN_QUEUE {
+                tun.interface().set_queue_len(TUN_QUEUE)?;
             }
         }
         let tuns = Arc::new([a, b]);

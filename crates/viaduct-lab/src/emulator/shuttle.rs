@@ -10,7 +10,8 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::time::{ClockId, clock_gettime};
 use viaduct_proto::link::{DropRecord, LinkConfig};
 use viaduct_proto::time::Instant;
-use viaduct_sys::tun::{Tun, TunError};
+use viaduct_sys::interface::InterfaceError;
+use viaduct_sys::tun::Tun;
 
 use super::lane::{Lane, Turn};
 use super::{Direction, EmulatorConfig, EmulatorStats};
@@ -60,7 +61,7 @@ impl Shuttle {
         wake: Arc<OwnedFd>,
         questions: Receiver<Question>,
         config: EmulatorConfig,
-    ) -> Result<Shuttle, TunError> {
+    ) -> Result<Shuttle, InterfaceError> {
         let EmulatorConfig { a_to_b, b_to_a, seed, spin, memory } = config;
         let lanes = [
             Lane::new(&tuns[0], a_to_b, seed, memory)?,

@@ -10,7 +10,7 @@ use super::Outcome;
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The file system refused.
-    #[error("{path}: cannot {what}: {source}", path = path.display())]
+    #[error("{path}: cannot {what}", path = path.display())]
     Io {
         /// The file or directory.
         path: PathBuf,
@@ -20,7 +20,7 @@ pub enum StoreError {
         source: io::Error,
     },
     /// The file is not a result.
-    #[error("{path}: not a result of `viaduct lab run`: {source}", path = path.display())]
+    #[error("{path}: not a result of `viaduct lab run`", path = path.display())]
     Json {
         /// The file.
         path: PathBuf,

@@ -41,7 +41,7 @@ pub enum TopologyError {
     #[error(transparent)]
     Netns(#[from] NetnsError),
     /// The TUN of an emulated link could not be made.
-    #[error("in {node}: {source}")]
+    #[error("in {node}")]
     Tun {
         /// The node's name.
         node: String,
@@ -49,7 +49,7 @@ pub enum TopologyError {
         source: viaduct_sys::tun::TunError,
     },
     /// The link between the gateways could not be started.
-    #[error("cannot emulate the link between the gateways: {0}")]
+    #[error("cannot emulate the link between the gateways")]
     Emulator(#[from] crate::emulator::EmulatorError),
     /// The description asks for something that cannot be.
     #[error("{what} is {value}, but must be {range}")]
@@ -72,7 +72,7 @@ pub enum TopologyError {
         output: String,
     },
     /// A program could not be started or spoken to.
-    #[error("in {node}: cannot {what}: {source}")]
+    #[error("in {node}: cannot {what}")]
     Io {
         /// The node's name.
         node: String,

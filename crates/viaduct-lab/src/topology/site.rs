@@ -92,7 +92,7 @@ impl Site {
         let node = &self.gateway;
         let open = || {
             let tun = Tun::create("wan0")?;
-            tun.set_mtu(mtu)?;
+            tun.interface().set_mtu(mtu)?;
             Ok(tun)
         };
         let wrong = |source| TopologyError::Tun { node: node.name().into(), source };

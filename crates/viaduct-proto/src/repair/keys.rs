@@ -51,6 +51,11 @@ impl SecretKey {
         (secret != [0; 32]).then_some(Shared(secret))
     }
 
+    /// Whether no secret could be shared with `peer`: it is no honest site's key.
+    pub fn is_weak(&self, peer: &PublicKey) -> bool {
+        self.shared(peer).is_none()
+    }
+
     /// The digits, for writing a key file.
     pub fn to_text(&self) -> String {
         to_hex(&self.0)

@@ -245,9 +245,21 @@ impl Peer {
             Some(Message::Repair(repair, list)) => {
                 self.receiver.handle_repair(now, repair, list, &self.config.sites, inject);
             }
-            Some(Message::Report(report)) => self.reported = report,
+            Some(Message::Report(report)) => self.take_report(report),
             None => self.receiver.malformed(),
         }
+    }
+
+    fn take_report(&mut self, report: LossReport) {
+        // A peer that has heard of less than before has started anew: of the packets before, which
+        // half-built repairs cover, it saw none, and would take them all for lost.
+        if report.highest < self.reported.highest
+            && let Some(sender) = &mut self.sender
+            && let Ok(Some(plan)) = plan(&self.config, sender.next_seq())
+        {
+            sender.restart(plan);
+        }
+        self.reported = report;
     }
 
     #[cfg(fuzzing)]

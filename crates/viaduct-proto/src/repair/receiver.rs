@@ -83,6 +83,7 @@ impl Receiver {
         self.known.store = Store::new(store_share(memory));
         self.decoder = AnyDecoder::new(decoder_share(memory));
         self.missing.clear();
+        self.miss();
     }
 
     pub(super) fn stats(&self) -> ReceiverStats {

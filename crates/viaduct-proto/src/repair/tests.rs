@@ -339,6 +339,26 @@ fn a_gateway_that_restarts_is_protected_again() {
 }
 
 #[test]
+fn a_receiver_that_restarts_takes_nothing_of_before_for_lost() {
+    let mut world = World::new(&layered());
+    for i in 0..2_500 {
+        if i == 2_000 {
+            let plane = Plane::new(local(2), vec![config(2, 1, layered())], world.now);
+            world.b = plane.unwrap();
+            world.b.handle_timeout(world.now);
+            world.exchange(&mut |_, _| false);
+        }
+        let packet = world.packet();
+        world.send(&packet, false);
+        world.run(Duration::from_millis(1), |_, _| false);
+    }
+    world.run(Duration::from_secs(2), |_, _| false);
+    assert!(world.delivered.values().all(|&times| times == 1));
+    let stats = world.b_stats().receiver;
+    assert_eq!((stats.link.lost, stats.recovered), (0, 0), "{stats:?}");
+}
+
+#[test]
 fn the_code_changes_while_it_runs() {
     let mut world = World::new(&layered());
     let handshakes = world.a_stats().session.handshakes;

@@ -33,7 +33,7 @@ pub struct OffloadState {
 #[derive(Debug, thiserror::Error)]
 pub enum OffloadError {
     /// The kernel refused.
-    #[error("cannot {action} the offload features of {interface:?}: {source}")]
+    #[error("cannot {action} the offload features of {interface:?}")]
     Device {
         /// `read` or `change`.
         action: &'static str,

@@ -89,7 +89,7 @@ pub enum RingError {
     #[error("a ring of {0} bytes: between 256 KiB and 1 GiB is expected")]
     Bytes(usize),
     /// There is no such interface.
-    #[error("there is no network interface named {name:?}: {source}")]
+    #[error("there is no network interface named {name:?}")]
     Interface {
         /// The name that was asked for.
         name: String,
@@ -97,7 +97,7 @@ pub enum RingError {
         source: io::Error,
     },
     /// A packet socket was refused.
-    #[error("cannot {action} on {name:?}: {source} (packet sockets need root or CAP_NET_RAW)")]
+    #[error("cannot {action} on {name:?}, which takes root or CAP_NET_RAW")]
     Socket {
         /// What was tried.
         action: &'static str,

@@ -12,7 +12,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream, UdpSocket, UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 use viaduct_sys::poll::Waker;
 
 use super::config::Config;
@@ -22,6 +22,7 @@ use super::notify::{Phase, notify};
 use super::site::Site;
 use super::snapshot::{Published, Status};
 use super::system::System;
+use super::wan::WanWatch;
 use super::watch::Watch;
 use super::worker::Command;
 
@@ -97,11 +98,15 @@ impl Control {
         self.doors.metrics = bind_metrics(self.site.config.metrics).await?;
         self.doors.desk = self.open_desk(self.site.config.cache).await?;
         notify(Phase::Ready);
+        let mut wan = WanWatch::new(&self.site)?;
         let (mut watch, mut second) = (Watch::default(), tokio::time::interval(SECOND));
         tokio::pin!(gone);
         loop {
             tokio::select! {
-                _ = second.tick() => watch.look(&self.published.get()),
+                _ = second.tick() => {
+                    watch.look(&self.published.get());
+                    self.follow(&mut wan, system).await;
+                }
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
                 _ = &mut gone => bail!("the packet thread has ended; traffic goes on unprotected"),
@@ -133,24 +138,50 @@ impl Control {
         notify(Phase::Ready);
     }
 
+    /// Makes the room for repairs again when the WAN has changed; until that is possible (its
+    /// routes may take a while to come back) each second anew.
+    async fn follow(&mut self, wan: &mut WanWatch, system: &mut System) {
+        if !wan.is_stale(self.published.get().shell.wan_falls) {
+            return;
+        }
+        let done = match Site::new(self.site.config.clone()) {
+            Ok(site) => self.take(site, system).await,
+            Err(error) => Err(error),
+        };
+        match done {
+            Ok(()) => {
+                wan.settled(&self.site);
+                info!(
+                    mtu = self.site.wan_mtu,
+                    "the WAN has changed: repairs have their room again"
+                );
+            }
+            Err(e) => debug!("the WAN has changed, and repairs have no room yet: {e:#}"),
+        }
+    }
+
     /// Reads the config again; all of it takes effect, or none.
     async fn reload(&mut self, system: &mut System) -> Result<()> {
         let site = super::load(&self.path)?;
         refuse_fixed(&self.site.config, &site.config)
             .with_context(|| self.path.display().to_string())?;
+        self.take(site, system).await
+    }
+
+    /// Does from now on what `site` says; all of it, or none.
+    async fn take(&mut self, site: Site, system: &mut System) -> Result<()> {
         let doors = self.other_doors(&site.config).await?;
         let (outgoing, incoming) = site.filters()?;
         system.change(&site)?;
         let (reply, answer) = oneshot::channel();
         self.worker.tell(Command::Reload { peers: site.peers(), outgoing, incoming, reply });
         let done = answer.await.context("the packet thread is gone")?;
-        if let Err(what) = done {
+        if let Err(error) = done {
             system.change(&self.site)?;
-            bail!("{what}");
+            return Err(error);
         }
-        for warning in
-            site.config.warnings.iter().filter(|w| !self.site.config.warnings.contains(w))
-        {
+        let known = self.site.warnings();
+        for warning in site.warnings().iter().filter(|w| !known.contains(w)) {
             warn!("{warning}");
         }
         self.site = site;

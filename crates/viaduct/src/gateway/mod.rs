@@ -12,12 +12,13 @@
 pub mod config;
 mod control;
 mod desk;
+mod machine;
 mod metrics;
 mod notify;
 mod site;
 pub mod snapshot;
 mod system;
-mod units;
+mod wan;
 mod watch;
 mod worker;
 
@@ -26,6 +27,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow};
+use ipnet::IpNet;
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::oneshot;
 use tracing::{info, warn};
@@ -47,9 +49,10 @@ use worker::Worker;
 /// Runs a gateway until a signal ends it.
 pub fn run(path: &Path) -> Result<()> {
     let site = load(path)?;
-    for warning in &site.config.warnings {
+    for warning in site.warnings() {
         warn!("{warning}");
     }
+    machine::check_rights()?;
     let (mut system, tun) = System::prepare(&site)?;
     let published = Arc::new(Published::default());
     let (send, commands) = mpsc::channel();
@@ -122,20 +125,35 @@ fn local(config: &Config) -> Local {
 /// Checks a config against this machine, says what it means, and touches nothing.
 pub fn check(path: &Path) -> Result<()> {
     let site = load(path)?;
-    for warning in &site.config.warnings {
-        println!("warning: {warning}");
-    }
-    println!("site {}: wan {} (MTU {})", site.config.name, site.config.wan, site.wan_mtu);
-    for peer in &site.config.peers {
+    let config = &site.config;
+    println!("site {}: public key {}", config.name, config.secret.public());
+    println!("  hosts {}; wan {} (MTU {})", list(&config.prefixes), config.wan, site.wan_mtu);
+    println!("  repairs arrive at UDP {}", config.listen);
+    for peer in &config.peers {
         let code = peer.code.as_ref().map_or("no repairs".to_owned(), ToString::to_string);
         let room = match site.clamp(peer) {
             Some(longest) => format!("packets kept to {longest} bytes (route MTU, MSS)"),
             None => "no packet is touched".to_owned(),
         };
-        println!("peer {}: {code}; {room}", peer.name);
+        let endpoint = peer.endpoint.map_or("that calls first".to_owned(), |at| format!("at {at}"));
+        println!("peer {} {endpoint}: public key {}", peer.name, peer.key);
+        println!("  hosts {}; {code}; {room}", list(&peer.prefixes));
     }
-    for (what, listen) in [("metrics", site.config.metrics), ("cache", site.config.cache)] {
+    for (what, listen) in [("metrics", config.metrics), ("cache", config.cache)] {
         println!("{what}: {}", listen.map_or("off".to_owned(), |at| at.to_string()));
     }
+    let warnings = [site.warnings(), machine::taken(config)].concat();
+    for warning in &warnings {
+        println!("warning: {warning}");
+    }
+    match warnings.len() {
+        0 => println!("ok"),
+        1 => println!("ok, with a warning"),
+        n => println!("ok, with {n} warnings"),
+    }
     Ok(())
+}
+
+fn list(prefixes: &[IpNet]) -> String {
+    prefixes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }

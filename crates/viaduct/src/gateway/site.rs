@@ -2,12 +2,13 @@
 
 use std::net::IpAddr;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use ipnet::IpNet;
 use viaduct_proto::repair::{PeerConfig, Sites, overhead};
 use viaduct_sys::filter::{BpfInsn, TapFilter};
 
 use super::config::{Config, Peer};
+use super::machine;
 
 /// Least MTU that leaves hosts something to send: IPv6 asks for 1280.
 const LEAST_MTU: usize = 1280;
@@ -28,8 +29,8 @@ pub struct Site {
 impl Site {
     /// Looks at the machine; touches nothing.
     pub fn new(config: Config) -> Result<Site> {
-        let wan_mtu = viaduct_sys::interface::mtu(&config.wan)
-            .with_context(|| format!("[site] wan: no interface {:?} here", config.wan))?;
+        let wan_mtu = machine::wan_mtu(&config)?;
+        machine::check_addresses(&config)?;
         let site = Site { config, wan_mtu };
         for peer in &site.config.peers {
             let fits = site.longest(peer);
@@ -44,6 +45,12 @@ impl Site {
         }
         site.filters()?;
         Ok(site)
+    }
+
+    /// What is odd but allowed, one line each.
+    pub fn warnings(&self) -> Vec<String> {
+        let off = machine::forwarding_off(&self.config.prefixes);
+        self.config.warnings.iter().cloned().chain(off).collect()
     }
 
     /// Longest packet towards `peer` whose repair still fits the WAN unfragmented.

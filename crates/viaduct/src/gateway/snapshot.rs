@@ -32,6 +32,8 @@ pub struct Shell {
     pub injected: u64,
     /// Recovered packets that the kernel would not take.
     pub inject_failed: u64,
+    /// Times that the WAN interface went down.
+    pub wan_falls: u64,
 }
 
 impl Shell {

@@ -46,7 +46,6 @@ impl System {
         let mark = changes.mark();
         let mut system = System { changes, room: Room::default(), mark };
         system.change(site)?;
-        check_forwarding(site);
         Ok((system, tun))
     }
 
@@ -114,7 +113,7 @@ fn table_name(site: &str) -> String {
 /// The TUN through which recovered packets are forwarded as if they had come from the WAN.
 fn injector(site: &Site) -> Result<Tun> {
     let tun = Tun::create(&site.tun_name())?;
-    tun.set_mtu(u32::try_from(site.wan_mtu.max(1500))?)?;
+    tun.interface().set_mtu(u32::try_from(site.wan_mtu.max(1500))?)?;
     let name = tun.name().to_owned();
     // They come from addresses whose route leads elsewhere: reverse-path checks must be loose, and
     // the loose check still wants an address on the interface (the dummy one of RFC 7600).
@@ -124,27 +123,10 @@ fn injector(site: &Site) -> Result<Tun> {
     // A kernel without IPv6 has no such settings.
     let _ = set(&format!("net/ipv6/conf/{name}/accept_ra"), "0");
     let _ = set(&format!("net/ipv6/conf/{name}/forwarding"), "1");
-    tun.set_up()?;
+    tun.interface().set_up()?;
     Ok(tun)
 }
 
 fn set(key: &str, value: &str) -> Result<()> {
     fs::write(format!("/proc/sys/{key}"), value).with_context(|| format!("set {key} to {value}"))
-}
-
-/// Says what would keep packets from being forwarded at all; switching it on is the operator's.
-fn check_forwarding(site: &Site) {
-    for (family, key) in [("IPv4", "net/ipv4/ip_forward"), ("IPv6", "net/ipv6/conf/all/forwarding")]
-    {
-        let wanted =
-            site.config.prefixes.iter().any(|net| net.addr().is_ipv4() == (family == "IPv4"));
-        let on =
-            fs::read_to_string(format!("/proc/sys/{key}")).is_ok_and(|value| value.trim() == "1");
-        if wanted && !on {
-            warn!(
-                "{family} forwarding is off: sysctl -w {}=1 is expected of a gateway",
-                key.replace('/', ".")
-            );
-        }
-    }
 }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use tracing::warn;
 use viaduct_proto::repair::cache::{Found, Query};
 use viaduct_proto::repair::{PeerConfig, Plane};
@@ -59,7 +59,7 @@ pub enum Command {
         /// Filter of what arrives.
         incoming: Vec<BpfInsn>,
         /// Where the answer goes.
-        reply: Reply<std::result::Result<(), String>>,
+        reply: Reply<Result<()>>,
     },
     /// Look in the packet cache, and send what is found.
     Cache(Query, Reply<Found>),
@@ -115,7 +115,7 @@ impl Worker {
                 self.count_drops(&mut shell);
                 self.published.publish(&self.plane, shell);
                 publish_at = now + PUBLISH;
-                self.look_after_interfaces()?;
+                self.look_after_interfaces(&mut shell)?;
             }
             while let Ok(command) = self.commands.try_recv() {
                 if let Command::Stop = command {
@@ -128,13 +128,14 @@ impl Worker {
     }
 
     /// Takes notice of a WAN interface that went down, which goes on when it is up again.
-    fn look_after_interfaces(&self) -> Result<()> {
+    fn look_after_interfaces(&self, shell: &mut Shell) -> Result<()> {
         let down = [&self.out_tap, &self.in_tap].map(|tap| tap.take_error().is_some());
         if down.contains(&true) {
             ensure!(self.out_tap.is_attached(), "the WAN interface was deleted");
+            shell.wan_falls += 1;
             warn!("the WAN interface went down");
         }
-        ensure!(self.tun.mtu().is_ok(), "the TUN for recovered packets was deleted");
+        ensure!(self.tun.interface().mtu().is_ok(), "the TUN for recovered packets was deleted");
         Ok(())
     }
 
@@ -217,10 +218,10 @@ impl Worker {
         outgoing: &[BpfInsn],
         incoming: &[BpfInsn],
         now: Instant,
-    ) -> std::result::Result<(), String> {
-        self.plane.change(peers, now).map_err(|e| e.to_string())?;
-        self.out_tap.attach_filter(outgoing).map_err(|e| format!("filter of the tap: {e}"))?;
-        self.in_tap.attach_filter(incoming).map_err(|e| format!("filter of the tap: {e}"))
+    ) -> Result<()> {
+        self.plane.change(peers, now)?;
+        self.out_tap.attach_filter(outgoing).context("filter of the tap")?;
+        self.in_tap.attach_filter(incoming).context("filter of the tap")
     }
 
     /// Naps under load, otherwise sleeps until a packet, a deadline or a command comes.

@@ -1,15 +1,13 @@
 //! What the user wrote in `site.toml`: its tables and keys, their defaults, and the code that a
 //! `[peer.fec]` table describes.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use ipnet::IpNet;
 use serde::Deserialize;
 use viaduct_proto::fec::{Code, layered, reed_solomon, window};
 
-use super::super::units::{Bytes, Span};
+use super::values::{Address, Bytes, Count, PacketSize, Prefix, Span};
 
 /// What the user wrote.
 #[derive(Clone, Debug, Deserialize)]
@@ -26,14 +24,14 @@ pub(super) struct File {
 
 /// `[site]`.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "the table [site]")]
 pub(super) struct SiteTable {
     pub(super) name: String,
     pub(super) key: PathBuf,
-    pub(super) prefixes: Vec<IpNet>,
+    pub(super) prefixes: Vec<Prefix>,
     pub(super) wan: String,
-    pub(super) listen: SocketAddr,
-    pub(super) host_mtu: Option<usize>,
+    pub(super) listen: Address,
+    pub(super) host_mtu: Option<PacketSize>,
     #[serde(default = "default_memory")]
     pub(super) memory: Bytes,
     #[serde(default = "default_run_dir")]
@@ -41,24 +39,24 @@ pub(super) struct SiteTable {
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "the table [metrics]")]
 pub(super) struct MetricsTable {
-    pub(super) listen: Option<SocketAddr>,
+    pub(super) listen: Option<Address>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "the table [cache]")]
 pub(super) struct CacheTable {
-    pub(super) listen: Option<SocketAddr>,
+    pub(super) listen: Option<Address>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table [[peer]]")]
 pub(super) struct PeerTable {
     pub(super) name: String,
     pub(super) key: String,
-    pub(super) endpoint: Option<SocketAddr>,
-    pub(super) prefixes: Vec<IpNet>,
+    pub(super) endpoint: Option<Address>,
+    pub(super) prefixes: Vec<Prefix>,
     #[serde(default)]
     pub(super) fec: FecTable,
     #[serde(default = "default_rekey")]
@@ -67,14 +65,14 @@ pub(super) struct PeerTable {
 
 /// The `[peer.fec]` table. Every key is optional; which ones fit depends on `code`.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "the table [peer.fec]")]
 pub(super) struct FecTable {
     pub(super) code: Option<String>,
-    pub(super) r: Option<u8>,
-    pub(super) c: Option<u8>,
+    pub(super) r: Option<Count>,
+    pub(super) c: Option<Count>,
     pub(super) interleave: Option<Interleave>,
     pub(super) delay_xors: Option<bool>,
-    pub(super) window: Option<u8>,
+    pub(super) window: Option<Count>,
     pub(super) flush_after: Option<Span>,
 }
 
@@ -113,8 +111,8 @@ impl FecTable {
             "none" => Ok(None),
             "layered" => self.layered().map(Some),
             "reed-solomon" => Ok(Some(Code::ReedSolomon(reed_solomon::Parameters {
-                r: self.r.unwrap_or(8),
-                c: self.c.unwrap_or(3),
+                r: self.r.map_or(8, |r| r.0),
+                c: self.c.map_or(3, |c| c.0),
                 interleave: match self.interleave {
                     None => 1,
                     Some(Interleave::One(i)) => i,
@@ -124,9 +122,9 @@ impl FecTable {
                 },
             }))),
             "window" => Ok(Some(Code::Window(window::Parameters {
-                window: self.window.unwrap_or(240),
-                packets: self.r.unwrap_or(10),
-                repairs: self.c.unwrap_or(3),
+                window: self.window.map_or(240, |w| w.0),
+                packets: self.r.map_or(10, |r| r.0),
+                repairs: self.c.map_or(3, |c| c.0),
             }))),
             other => Err(format!(
                 "code {other:?} is unknown; one of layered, reed-solomon, window, none is expected"
@@ -136,12 +134,12 @@ impl FecTable {
 
     fn layered(&self) -> Result<Code, String> {
         let interleaves = match &self.interleave {
-            None if self.c.is_none_or(|c| c == 3) => vec![1, 19, 41],
+            None if self.c.is_none_or(|c| c.0 == 3) => vec![1, 19, 41],
             None => return Err("interleave is missing; list c numbers, such as [1, 19]".to_owned()),
             Some(Interleave::Layers(list)) => list.clone(),
             Some(Interleave::One(one)) => vec![*one],
         };
-        if let Some(c) = self.c
+        if let Some(Count(c)) = self.c
             && usize::from(c) != interleaves.len()
         {
             return Err(format!(
@@ -150,7 +148,7 @@ impl FecTable {
             ));
         }
         Ok(Code::Layered(layered::Parameters {
-            r: self.r.unwrap_or(8),
+            r: self.r.map_or(8, |r| r.0),
             interleaves,
             delay_xors: self.delay_xors.unwrap_or(false),
         }))

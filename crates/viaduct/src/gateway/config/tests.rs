@@ -90,21 +90,30 @@ fn unknown_keys_and_tables_are_refused_with_their_line() {
 
 #[test]
 fn values_of_another_kind_are_refused_with_line_and_key() {
-    refused("[\"10.1.0.0/16\"]", "[\"10.1.0.0/99\"]", &["line 4: prefixes: "]);
-    refused("\"192.0.2.1:7400\"", "\"192.0.2.1\"", &["line 6: listen: ", "socket address"]);
+    refused(
+        "[\"10.1.0.0/16\"]",
+        "[\"10.1.0.0/99\"]",
+        &["line 4: prefixes: \"10.1.0.0/99\" is no prefix; write it like"],
+    );
+    refused(
+        "\"192.0.2.1:7400\"",
+        "\"192.0.2.1\"",
+        &["line 6: listen: \"192.0.2.1\" is no numeric address"],
+    );
     refused("\"wan0\"", "7", &["line 5: wan: ", "string"]);
     refused("[[peer]]", "memory = \"9\"\n[[peer]]", &["line 7: memory: ", "48MiB"]);
     let table = |line: &str| format!("{}[peer.fec]\n{line}\n", good());
     let fails = |line: &str| Dir::new().load(&table(line)).unwrap_err().to_string();
     assert!(fails("flush_after = \"8\"").contains("line 13: flush_after: \"8\" is no time"));
     assert!(fails("interleave = \"x\"").contains("line 13: interleave: 1 to 65535, or a list"));
-    assert!(fails("r = 300").contains("line 13: r: "));
+    assert!(fails("r = 300").contains("line 13: r: is 300; a whole number from 1 to 255"));
+    assert!(fails("c = \"2\"").contains("line 13: c: is \"2\"; a whole number from 1 to 255"));
     assert!(Dir::new().load("[site\n").unwrap_err().to_string().contains("line 1: "));
 }
 
 #[test]
 fn missing_parts_are_named() {
-    refused("name = \"a\"\n", "", &["missing field `name`"]);
+    refused("name = \"a\"\n", "", &["line 1: `name` is missing"]);
     let without_peer = good().split("[[peer]]").next().unwrap().to_owned();
     let error = Dir::new().load(&without_peer).unwrap_err().to_string();
     assert!(error.contains("no [[peer]]; at least one"), "{error}");
@@ -118,8 +127,21 @@ fn the_site_is_checked() {
     refused("[\"10.1.0.0/16\"]", "[]", &["[site] prefixes: ", "list the addresses"]);
     refused("\"wan0\"", "\"an-interface-of-16\"", &["[site] wan: ", "1 to 15"]);
     refused("2.1:7400", "2.1:0", &["[site] listen: ", "port 0"]);
-    refused("[[peer]]", "host_mtu = 100\n[[peer]]", &["[site] host_mtu: is 100; 576 to 9000"]);
+    refused(
+        "[[peer]]",
+        "host_mtu = 100\n[[peer]]",
+        &["line 7: host_mtu: is 100; a whole number from 576 to 9000"],
+    );
     refused("[[peer]]", "memory = \"1MiB\"\n[[peer]]", &["[site] memory: ", "4MiB"]);
+    refused(
+        "192.0.2.1:7400",
+        "255.255.255.255:7400",
+        &["[site] listen: ", "no address of one machine"],
+    );
+    refused("[[peer]]", "run_dir = \"/dev/null\"\n[[peer]]", &["run_dir: /dev/null is no dir"]);
+    let long = format!("run_dir = \"/{}\"\n[[peer]]", "x".repeat(120));
+    refused("[[peer]]", &long, &["[site] run_dir: ", "at most 107 are possible"]);
+    refused("site.key", "/dev/zero", &["[site] key: /dev/zero: ", "longer than 4096 bytes"]);
     refused("site.key", "no.key", &["[site] key: no.key: ", "viaduct key new --out no.key"]);
     refused("site.key", "site.toml", &["[site] key: site.toml: a key is 64 hexadecimal digits"]);
 }
@@ -130,9 +152,19 @@ fn peers_are_checked() {
     let key = SecretKey::from_bytes([8; 32]).public().to_string();
     refused(&key, "abc", &["peer \"b\": key: a key is 64 hexadecimal digits"]);
     refused(&key, &own, &["peer \"b\": key: is this site's own"]);
+    refused(&key, &"0".repeat(64), &["peer \"b\": key: is no key that `viaduct key new`"]);
     refused("\"b\"", "\"\"", &["[[peer]] name: "]);
+    refused("\"b\"", "\"a\"", &["peer \"a\": name: is this site's own"]);
+    let endpoint = |to: &str, part: &str| refused("192.0.2.2:7400", to, &["endpoint: is ", part]);
+    endpoint("192.0.2.1:7400", "own [site] listen");
+    endpoint("224.0.0.1:7400", "of one machine");
+    endpoint("[2001:db8::2]:7400", "IPv6 but [site] listen is IPv4");
     refused("[\"10.2.0.0/16\"]", "[]", &["peer \"b\": prefixes: ", "list the addresses"]);
-    refused("192.0.2.2:7400", "0.0.0.0:7400", &["peer \"b\": endpoint: 0.0.0.0:7400: an address"]);
+    refused(
+        "192.0.2.2:7400",
+        "0.0.0.0:7400",
+        &["peer \"b\": endpoint: is 0.0.0.0:7400; the address"],
+    );
     refused(
         "endpoint =",
         "rekey_after = \"1s\"\nendpoint =",
@@ -161,18 +193,18 @@ fn codes_are_checked() {
         let text = format!("{}[peer.fec]\n{}\n", good(), fec.replace("; ", "\n"));
         Dir::new().load(&text).unwrap_err().to_string()
     };
+    assert!(fails("r = 0").contains("line 13: r: is 0; a whole number from 1 to 255"));
+    assert!(fails("code = \"window\"; window = 0").contains("line 14: window: is 0; a whole"));
     for (fec, part) in [
         (
             "code = \"turbo\"",
             "code \"turbo\" is unknown; one of layered, reed-solomon, window, none",
         ),
-        ("r = 0", "r goes from 1 to 255"),
         ("c = 2", "interleave is missing"),
         ("c = 2; interleave = [1, 2, 3]", "c is 2 but interleave lists 3 numbers"),
         ("interleave = [0]; c = 1", "interleaves go from 1 to 65535"),
         ("code = \"reed-solomon\"; interleave = [1]", "reed-solomon has one number"),
         ("code = \"reed-solomon\"; r = 250; c = 20", "above 256"),
-        ("code = \"window\"; window = 0", "window = 0"),
         ("code = \"none\"; r = 8", "r has no meaning for code \"none\""),
         ("window = 8", "window has no meaning for code \"layered\"; it belongs to window"),
     ] {

@@ -99,6 +99,9 @@ const SITE_COUNTERS: &[SiteCounter] = &[
     ("viaduct_ignored_packets_total", "Copies that were not between two sites of ours.", |s| {
         s.counters.plane.ignored
     }),
+    ("viaduct_wan_falls_total", "Times that the WAN interface went down.", |s| {
+        s.counters.shell.wan_falls
+    }),
     ("viaduct_cache_queries_total", "Queries of the packet cache.", |s| s.cache.queries),
     ("viaduct_cache_resent_packets_total", "Packets sent again from the cache.", |s| {
         s.cache.resent

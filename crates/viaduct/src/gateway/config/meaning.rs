@@ -1,0 +1,171 @@
+//! What a config means: each value by itself, then the values against each other.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use ipnet::IpNet;
+use viaduct_proto::repair::SecretKey;
+
+use super::file::{File, SiteTable};
+use super::peers::{check_prefixes, peers};
+use super::values::{Prefix, is_one_host};
+use super::{Config, text};
+
+/// Least memory that a code can work with.
+const LEAST_MEMORY: usize = 4 << 20;
+/// Bytes of a key's file, at most.
+const KEY_FILE: u64 = 4 << 10;
+/// Longest path of a socket (`sockaddr_un`), the ending NUL not counted.
+const SOCKET_PATH: usize = 107;
+
+/// Where something is wrong, and what.
+pub(super) type Wrong = (String, String);
+
+pub(super) fn wrong<T>(place: impl fmt::Display, what: impl fmt::Display) -> Result<T, Wrong> {
+    Err((place.to_string(), what.to_string()))
+}
+
+/// The meaning of `file`, whose relative names start from `dir`.
+pub(super) fn of(file: File, dir: &Path) -> Result<Config, Wrong> {
+    let site = file.site;
+    check_site(&site)?;
+    let path = dir.join(&site.key);
+    let secret = read_key(&path)?;
+    let mut config = Config {
+        peers: Vec::new(),
+        warnings: Vec::new(),
+        prefixes: prefixes(&site.prefixes),
+        listen: site.listen.0,
+        host_mtu: site.host_mtu.map(|bytes| bytes.0),
+        memory: site.memory.0,
+        run_dir: site.run_dir,
+        metrics: file.metrics.listen.map(|at| at.0),
+        cache: file.cache.listen.map(|at| at.0),
+        name: site.name,
+        wan: site.wan,
+        secret,
+    };
+    check_run_dir(&config)?;
+    check_listener("[metrics] listen", config.metrics)?;
+    check_listener("[cache] listen", config.cache)?;
+    warn_of_readers(&path, &mut config.warnings);
+    warn_of_listeners(&mut config);
+    let (peers, mut odd) = peers(file.peer, &config)?;
+    check_prefixes(&config.prefixes, &peers)?;
+    config.warnings.append(&mut odd);
+    Ok(Config { peers, ..config })
+}
+
+pub(super) fn prefixes(list: &[Prefix]) -> Vec<IpNet> {
+    list.iter().map(|prefix| prefix.0).collect()
+}
+
+fn check_site(site: &SiteTable) -> Result<(), Wrong> {
+    check_name("[site] name", &site.name)?;
+    if site.prefixes.is_empty() {
+        return wrong("[site] prefixes", "is empty; list the addresses of this site's hosts");
+    }
+    if site.wan.is_empty() || site.wan.len() > 15 {
+        return wrong("[site] wan", "an interface name of 1 to 15 characters is expected");
+    }
+    if site.memory.0 < LEAST_MEMORY {
+        return wrong("[site] memory", "is below 4MiB, the least that a code can work with");
+    }
+    if let Some(machine) = memory_of_machine()
+        && site.memory.0 > machine / 2
+    {
+        let what = format!("is above {}MiB, half of this machine's", machine >> 21);
+        return wrong("[site] memory", what);
+    }
+    if site.listen.0.port() == 0 {
+        return wrong("[site] listen", "has port 0; peers need a fixed one, such as 7400");
+    }
+    check_listener("[site] listen", Some(site.listen.0))
+}
+
+/// Bytes of this machine's memory, if it says so.
+fn memory_of_machine() -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    kib.trim().strip_suffix(" kB")?.parse::<usize>().ok()?.checked_mul(1 << 10)
+}
+
+pub(super) fn check_name(place: &str, name: &str) -> Result<(), Wrong> {
+    let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || name.len() > 64 || !name.chars().all(fine) || name.starts_with('.') {
+        return wrong(
+            place,
+            format!("{name:?}: 1 to 64 letters, digits, '-', '_' or '.' are expected"),
+        );
+    }
+    Ok(())
+}
+
+fn check_listener(place: &str, at: Option<SocketAddr>) -> Result<(), Wrong> {
+    match at {
+        Some(at) if !at.ip().is_unspecified() && !is_one_host(at.ip()) => {
+            wrong(place, format!("{at} is no address of one machine"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn read_key(path: &Path) -> Result<SecretKey, Wrong> {
+    let place = format!("[site] key: {}", path.display());
+    if !path.exists() {
+        let what = format!("is not there; `viaduct key new --out {}` makes one", path.display());
+        return wrong(place, what);
+    }
+    let text = text::read(path, KEY_FILE).or_else(|what| wrong(&place, what))?;
+    text.parse().or_else(|what| wrong(&place, what))
+}
+
+fn check_run_dir(config: &Config) -> Result<(), Wrong> {
+    let (place, dir, socket) = ("[site] run_dir", &config.run_dir, config.socket());
+    if dir.exists() && !dir.is_dir() {
+        return wrong(place, format!("{} is no directory", dir.display()));
+    }
+    let length = socket.as_os_str().len();
+    if length > SOCKET_PATH {
+        let socket = socket.display();
+        let what = format!(
+            "the status socket {socket} would have a path of {length} bytes; at most \
+             {SOCKET_PATH} are possible: a shorter run_dir or name is expected"
+        );
+        return wrong(place, what);
+    }
+    Ok(())
+}
+
+fn warn_of_readers(key: &Path, warnings: &mut Vec<String>) {
+    let mode = std::fs::metadata(key).map_or(0, |meta| meta.permissions().mode());
+    if mode & 0o077 != 0 {
+        let (path, mode) = (key.display(), mode & 0o777);
+        warnings.push(format!(
+            "[site] key: {path} has mode {mode:o}: others can read it; 600 is right"
+        ));
+    }
+}
+
+fn warn_of_listeners(config: &mut Config) {
+    let inside = |ip: IpAddr| config.prefixes.iter().any(|net| net.contains(&ip));
+    if let Some(at) = config.metrics
+        && !at.ip().is_loopback()
+        && !inside(at.ip())
+    {
+        config.warnings.push(format!(
+            "[metrics] listen: {at} is neither local nor an address of this site: whoever reaches \
+             it reads the counters"
+        ));
+    }
+    if let Some(at) = config.cache
+        && !inside(at.ip())
+    {
+        config.warnings.push(format!(
+            "[cache] listen: {at} is not an address of this site: its hosts may not reach it, \
+             others may"
+        ));
+    }
+}

@@ -1,0 +1,134 @@
+//! What the `[[peer]]` tables mean, against each other and against the site.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use viaduct_proto::fec::Code;
+use viaduct_proto::repair::{MOST_PEERS, PublicKey};
+
+use super::file::{DEFAULT_FLUSH, PeerTable};
+use super::meaning::{Wrong, check_name, prefixes, wrong};
+use super::values::is_one_host;
+use super::{Config, Peer};
+
+/// Least age at which session keys are replaced.
+const LEAST_REKEY: Duration = Duration::from_secs(10);
+
+/// The peers of `site`, and what is odd about them.
+pub(super) fn peers(
+    tables: Vec<PeerTable>,
+    site: &Config,
+) -> Result<(Vec<Peer>, Vec<String>), Wrong> {
+    if tables.is_empty() {
+        return wrong("", "no [[peer]]; at least one peer site is expected");
+    }
+    if tables.len() > MOST_PEERS {
+        return wrong("[[peer]]", format!("{} are too many; at most {MOST_PEERS}", tables.len()));
+    }
+    let (mut peers, mut odd): (Vec<Peer>, _) = (Vec::new(), Vec::new());
+    for table in tables {
+        let peer = peer(table, site, &mut odd)?;
+        let place = |key: &str| format!("peer {:?}: {key}", peer.name);
+        if peers.iter().any(|other| other.name == peer.name) {
+            return wrong(place("name"), "is used by another peer too; each needs its own");
+        }
+        if let Some(twin) = peers.iter().find(|other| other.key == peer.key) {
+            let what = format!("is that of peer {:?} too; each needs its own", twin.name);
+            return wrong(place("key"), what);
+        }
+        peers.push(peer);
+    }
+    Ok((peers, odd))
+}
+
+fn peer(table: PeerTable, site: &Config, odd: &mut Vec<String>) -> Result<Peer, Wrong> {
+    check_name("[[peer]] name", &table.name)?;
+    let place = |key: &str| format!("peer {:?}: {key}", table.name);
+    if table.name == site.name {
+        return wrong(place("name"), "is this site's own; each site needs its own");
+    }
+    if table.prefixes.is_empty() {
+        return wrong(place("prefixes"), "is empty; list the addresses of that site's hosts");
+    }
+    if table.rekey_after.0 < LEAST_REKEY {
+        return wrong(place("rekey_after"), "is below 10s, the least");
+    }
+    let endpoint = table.endpoint.map(|at| at.0);
+    check_endpoint(endpoint, site.listen).or_else(|what| wrong(place("endpoint"), what))?;
+    let key = peer_key(&table.key, site).or_else(|what| wrong(place("key"), what))?;
+    let code = table.fec.code().or_else(|what| wrong(place("fec"), what))?;
+    match code.as_ref().map(Code::check) {
+        Some(Ok(warnings)) => odd.extend(warnings.iter().map(|w| format!("{}: {w}", place("fec")))),
+        Some(Err(error)) => return wrong(place("fec"), error),
+        None => {}
+    }
+    Ok(Peer {
+        key,
+        endpoint,
+        prefixes: prefixes(&table.prefixes),
+        code,
+        flush_after: table.fec.flush_after.map_or(DEFAULT_FLUSH, |span| span.0),
+        rekey_after: table.rekey_after.0,
+        name: table.name,
+    })
+}
+
+fn check_endpoint(endpoint: Option<SocketAddr>, listen: SocketAddr) -> Result<(), String> {
+    let Some(at) = endpoint else { return Ok(()) };
+    if at.port() == 0 || !is_one_host(at.ip()) {
+        let what = "the address and port of one machine are expected, such as 192.0.2.2:7400";
+        return Err(format!("is {at}; {what}"));
+    }
+    if at == listen {
+        return Err(format!("is {at}, this site's own [site] listen; the peer's is expected"));
+    }
+    // The kernel lets a socket on [::] send to both families.
+    let both = listen.is_ipv6() && listen.ip().is_unspecified();
+    if at.is_ipv4() != listen.is_ipv4() && !both {
+        let (theirs, ours) = (family(at), family(listen));
+        return Err(format!("is {theirs} but [site] listen is {ours}; [::] listens on both"));
+    }
+    Ok(())
+}
+
+fn family(at: SocketAddr) -> &'static str {
+    if at.is_ipv4() { "IPv4" } else { "IPv6" }
+}
+
+fn peer_key(text: &str, site: &Config) -> Result<PublicKey, String> {
+    let key = text.parse::<PublicKey>().map_err(|error| error.to_string())?;
+    if key == site.secret.public() {
+        return Err("is this site's own public key; the peer's is expected".to_owned());
+    }
+    if site.secret.is_weak(&key) {
+        return Err("is no key that `viaduct key new` makes (a point of small order)".to_owned());
+    }
+    Ok(key)
+}
+
+/// Every prefix is written whole, and no two sites share an address.
+pub(super) fn check_prefixes(local: &[IpNet], peers: &[Peer]) -> Result<(), Wrong> {
+    let mut all: Vec<(String, IpNet)> = Vec::new();
+    let ours = local.iter().map(|net| ("[site]".to_owned(), *net));
+    let theirs = peers
+        .iter()
+        .flat_map(|peer| peer.prefixes.iter().map(|net| (format!("peer {:?}", peer.name), *net)));
+    for (owner, net) in ours.chain(theirs) {
+        if net.trunc() != net {
+            return wrong(
+                format!("{owner}: prefixes"),
+                format!("{net} has bits beyond its length; {} is expected", net.trunc()),
+            );
+        }
+        let overlap = |other: &IpNet| other.contains(&net) || net.contains(other);
+        if let Some((other, theirs)) = all.iter().find(|(_, other)| overlap(other)) {
+            return wrong(
+                format!("{owner}: prefixes"),
+                format!("{net} overlaps {theirs} of {other}; each address belongs to one site"),
+            );
+        }
+        all.push((owner, net));
+    }
+    Ok(())
+}

@@ -1,0 +1,39 @@
+//! The text of a config and of the files that it names: reading it, and pointing into it.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
+/// The text of the file `path`, of at most `most` bytes; otherwise what is wrong with it.
+pub(super) fn read(path: &Path, most: u64) -> Result<String, String> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(most + 1).read_to_end(&mut bytes));
+    read.map_err(|error| format!("cannot be read: {error}"))?;
+    if bytes.len() as u64 > most {
+        return Err(format!("is longer than {most} bytes, the most that is read"));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        format!("is no text: its byte {} is not UTF-8", error.utf8_error().valid_up_to() + 1)
+    })
+}
+
+/// The line of `text` that byte `at` is in, and the key that is set there.
+pub(super) fn place(text: &str, at: usize) -> String {
+    let before = text.get(..at).unwrap_or(text);
+    let start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    let number = before.matches('\n').count() + 1;
+    // Where the key itself is wrong, the message names it.
+    match before[start..].split_once('=') {
+        Some((key, _)) => format!("line {number}: {}: ", key.trim()),
+        None => format!("line {number}: "),
+    }
+}
+
+/// What the parser says, in the words of a config.
+pub(super) fn plain(message: &str) -> String {
+    let message = message.replace('\n', " ");
+    match message.strip_prefix("missing field ") {
+        Some(key) => format!("{key} is missing"),
+        None => message.replace("unknown field", "unknown key"),
+    }
+}

@@ -1,0 +1,134 @@
+//! Values as people write them in a config, and what is said of those that are none.
+
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Deserializer, de};
+
+/// A span of time: `"8ms"`, `"2s"`, `"1m 30s"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span(pub(super) Duration);
+
+/// An amount of memory: `"48MiB"`, `"512KiB"`, `"1GiB"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Bytes(pub(super) usize);
+
+/// An address and a port: `"192.0.2.1:7400"`, `"[2001:db8::1]:7400"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Address(pub(super) SocketAddr);
+
+/// A range of addresses: `"10.1.0.0/16"`, `"fd00:1::/48"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Prefix(pub(super) IpNet);
+
+/// A whole number from 1 to 255.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Count(pub(super) u8);
+
+/// Bytes of a packet, from 576 to 9000.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PacketSize(pub(super) usize);
+
+impl<'de> Deserialize<'de> for Span {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let parse = |text: &str| humantime::parse_duration(text).ok().map(Span);
+        parsed(from, parse, "time; write it like \"8ms\" or \"2m\"")
+    }
+}
+
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        parsed(from, parse_bytes, "size; write it like \"48MiB\" or \"1GiB\"").map(Bytes)
+    }
+}
+
+impl<'de> Deserialize<'de> for Address {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let parse = |text: &str| text.parse().ok().map(Address);
+        parsed(
+            from,
+            parse,
+            "numeric address with a port; write it like \"192.0.2.1:7400\" or \
+             \"[2001:db8::1]:7400\" (names of hosts are not looked up)",
+        )
+    }
+}
+
+impl<'de> Deserialize<'de> for Prefix {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let parse = |text: &str| text.parse().ok().map(Prefix);
+        parsed(from, parse, "prefix; write it like \"10.1.0.0/16\" or \"fd00:1::/48\"")
+    }
+}
+
+impl<'de> Deserialize<'de> for Count {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        whole(from, 1..=255).map(Count)
+    }
+}
+
+impl<'de> Deserialize<'de> for PacketSize {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        whole(from, 576..=9000).map(PacketSize)
+    }
+}
+
+/// What `parse` makes of a string; what it refuses is no `wanted`.
+fn parsed<'de, D: Deserializer<'de>, T>(
+    from: D,
+    parse: impl FnOnce(&str) -> Option<T>,
+    wanted: &str,
+) -> Result<T, D::Error> {
+    let text = String::deserialize(from)?;
+    parse(&text).ok_or_else(|| de::Error::custom(format!("{text:?} is no {wanted}")))
+}
+
+/// A whole number within `range`.
+fn whole<'de, D: Deserializer<'de>, T: TryFrom<i64>>(
+    from: D,
+    range: RangeInclusive<i64>,
+) -> Result<T, D::Error> {
+    let value = toml::Value::deserialize(from)?;
+    let number = value.as_integer().filter(|number| range.contains(number));
+    number.and_then(|number| T::try_from(number).ok()).ok_or_else(|| {
+        let (low, high) = range.into_inner();
+        de::Error::custom(format!("is {value}; a whole number from {low} to {high} is expected"))
+    })
+}
+
+fn parse_bytes(text: &str) -> Option<usize> {
+    let units = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("B", 1)];
+    let (number, unit) =
+        units.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)))?;
+    number.trim().parse::<usize>().ok()?.checked_mul(unit)
+}
+
+/// Whether packets can be sent to `ip` and reach one machine there.
+pub(super) fn is_one_host(ip: IpAddr) -> bool {
+    let broadcast = matches!(ip, IpAddr::V4(v4) if v4.is_broadcast());
+    !(ip.is_unspecified() || ip.is_multicast() || broadcast)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_need_their_unit() {
+        assert_eq!(parse_bytes("48MiB"), Some(48 << 20));
+        assert_eq!(parse_bytes("1 GiB"), Some(1 << 30));
+        assert_eq!(parse_bytes("100"), None);
+        assert_eq!(parse_bytes("99999999999GiB"), None);
+    }
+
+    #[test]
+    fn groups_and_everybody_are_not_one_host() {
+        let one = |text: &str| is_one_host(text.parse().unwrap());
+        assert!(one("192.0.2.1") && one("2001:db8::1"));
+        for text in ["0.0.0.0", "::", "255.255.255.255", "224.0.0.1", "ff02::1"] {
+            assert!(!one(text), "{text}");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What this machine has and allows: looked at before anything is touched.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::os::unix::net::UnixStream;
+
+use anyhow::{Context, Result, bail, ensure};
+use ipnet::IpNet;
+use viaduct_sys::interface::Interface;
+
+use super::config::Config;
+
+/// Bits of the effective capabilities (`linux/capability.h`).
+const CAPABILITIES: [(u32, &str); 2] = [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW")];
+
+/// The MTU of the interface towards the peers, in bytes.
+pub fn wan_mtu(config: &Config) -> Result<usize> {
+    let wan = Interface::new(&config.wan).context("[site] wan")?;
+    let Ok(mtu) = wan.mtu() else {
+        bail!("[site] wan: no interface {:?} here; there are {}", config.wan, interfaces());
+    };
+    ensure!(
+        !wan.is_loopback()?,
+        "[site] wan: {:?} leads back to this machine; the interface towards the peers is expected",
+        config.wan
+    );
+    Ok(usize::try_from(mtu)?)
+}
+
+/// The names of all interfaces but loopback.
+fn interfaces() -> String {
+    let table = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
+    let names = table.lines().skip(2).filter_map(|line| line.split_once(':'));
+    let names: Vec<_> = names.map(|(name, _)| name.trim()).filter(|&name| name != "lo").collect();
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+/// Each address that the config listens on must be one of this machine's.
+pub fn check_addresses(config: &Config) -> Result<()> {
+    let listeners = [
+        ("[site] listen", Some(config.listen)),
+        ("[metrics] listen", config.metrics),
+        ("[cache] listen", config.cache),
+    ];
+    for (key, at) in listeners {
+        let Some(at) = at else { continue };
+        UdpSocket::bind(SocketAddr::new(at.ip(), 0)).with_context(|| {
+            format!("{key}: {at}: one of this machine's own addresses is expected")
+        })?;
+    }
+    Ok(())
+}
+
+/// The listeners of the config that something else on this machine has taken. A gateway of this
+/// name that runs already has them by right.
+pub fn taken(config: &Config) -> Vec<String> {
+    if UnixStream::connect(config.socket()).is_ok() {
+        return Vec::new();
+    }
+    let taken = |error: Option<std::io::Error>| {
+        error.is_some_and(|error| error.kind() == ErrorKind::AddrInUse)
+    };
+    let udp = |at: SocketAddr| taken(UdpSocket::bind(at).err());
+    let tcp = |at: SocketAddr| taken(TcpListener::bind(at).err());
+    let listeners = [
+        ("[site] listen", "UDP", Some(config.listen).filter(|&at| udp(at))),
+        ("[metrics] listen", "TCP", config.metrics.filter(|&at| tcp(at))),
+        ("[cache] listen", "UDP", config.cache.filter(|&at| udp(at))),
+    ];
+    let said = listeners.into_iter().filter_map(|(key, protocol, at)| {
+        Some(format!("{key}: {protocol} {} is in use by another program", at?))
+    });
+    said.collect()
+}
+
+/// What would keep this machine from forwarding packets of these families at all; switching it on
+/// is the operator's.
+pub fn forwarding_off(prefixes: &[IpNet]) -> Vec<String> {
+    let families =
+        [("IPv4", true, "net/ipv4/ip_forward"), ("IPv6", false, "net/ipv6/conf/all/forwarding")];
+    let mut off = Vec::new();
+    for (family, v4, key) in families {
+        let wanted = prefixes.iter().any(|net| net.addr().is_ipv4() == v4);
+        let on =
+            fs::read_to_string(format!("/proc/sys/{key}")).is_ok_and(|value| value.trim() == "1");
+        if wanted && !on {
+            let key = key.replace('/', ".");
+            off.push(format!("{family} forwarding is off: a gateway needs sysctl -w {key}=1"));
+        }
+    }
+    off
+}
+
+/// Whether this process may do what a gateway does.
+pub fn check_rights() -> Result<()> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+    // A kernel that does not say is asked by trying.
+    let missing = CAPABILITIES.iter().find(|(bit, _)| effective.is_some_and(|e| e >> bit & 1 == 0));
+    match missing {
+        Some((_, name)) => bail!(
+            "a gateway needs the capabilities CAP_NET_ADMIN and CAP_NET_RAW, and {name} is \
+             missing: run it as root, or by the systemd unit"
+        ),
+        None => Ok(()),
+    }
+}
