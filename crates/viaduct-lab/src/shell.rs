@@ -8,8 +8,10 @@ use anyhow::Context;
 use viaduct_proto::link::LinkConfig;
 use viaduct_sys::process::Process;
 
+use crate::gateways::GatewaySpec;
 use crate::stop;
-use crate::topology::{Dumbbell, DumbbellSpec, Journal, Scratch, Wan};
+use crate::topology::{Dumbbell, DumbbellSpec, Host, Journal, Scratch, Wan};
+use crate::world::World;
 
 /// What `viaduct lab shell` may be told.
 #[derive(Debug, clap::Args)]
@@ -28,6 +30,12 @@ pub struct ShellArgs {
     /// The link between the gateways, as in `rate=200M,delay=50ms,loss=1%`; without it a plain wire
     #[arg(long, value_name = "LINK")]
     pub link: Option<LinkConfig>,
+    /// Start a gateway at each site, with the default code
+    #[arg(long)]
+    pub gateways: bool,
+    /// Congestion control of the hosts' TCP
+    #[arg(long, value_name = "NAME", default_value = "cubic")]
+    pub congestion_control: String,
     /// Seed of the link's losses
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -62,20 +70,35 @@ pub fn open(args: &ShellArgs) -> anyhow::Result<ExitCode> {
         wan_mtu: args.wan_mtu,
         ..DumbbellSpec::default()
     };
-    let world = Dumbbell::build(&spec, &journal)?;
+    let mut world = World::build(&spec, &journal)?;
+    for host in world.dumbbell.hosts_a().iter().chain(world.dumbbell.hosts_b()) {
+        host.set_congestion_control(&args.congestion_control)?;
+    }
+    if args.gateways {
+        let narrower = (args.host_mtu < args.wan_mtu).then_some(args.host_mtu);
+        world.protect(&GatewaySpec { host_mtu: narrower, ..GatewaySpec::default() })?;
+    }
     let helpers = Scratch::new().context("cannot make a directory for the helper commands")?;
-    write_helpers(&world, &helpers)?;
+    write_helpers(&world.dumbbell, &helpers)?;
+    run(args, &mut world, &helpers)
+}
+
+/// Runs the shell or the command until it ends.
+fn run(args: &ShellArgs, world: &mut World, helpers: &Scratch) -> anyhow::Result<ExitCode> {
     let shell = std::env::var("SHELL").unwrap_or_else(|_| "/bin/sh".into());
     let (program, rest) = match args.command.split_first() {
         Some((program, rest)) => (program.clone(), rest),
         None => (shell, &[][..]),
     };
     if args.command.is_empty() {
-        eprint!("{}", banner(&world));
+        eprint!("{}", banner(args, &world.dumbbell));
     }
     let mut command = world.a1().command(&program);
-    command.args(rest).env("PATH", path_with(&helpers)).env("debian_chroot", "a1");
-    for host in world.hosts_a().iter().chain(world.hosts_b()) {
+    command.args(rest).env("PATH", path_with(helpers)).env("debian_chroot", "a1");
+    if let Some(gateways) = world.gateways() {
+        command.env("VIADUCT_RUN_DIR", gateways.directory());
+    }
+    for host in world.dumbbell.hosts_a().iter().chain(world.dumbbell.hosts_b()) {
         command.env(host.name().to_uppercase(), host.v4().to_string());
     }
     let mut child = Process::spawn_foreground(command)
@@ -90,8 +113,11 @@ pub fn open(args: &ShellArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
-/// A script for each machine, named like it, that runs its arguments (or a shell) there.
+/// This program, and a script for each machine, named like it, that runs its arguments (or a shell)
+/// there.
 fn write_helpers(world: &Dumbbell, helpers: &Scratch) -> anyhow::Result<()> {
+    let program = std::env::current_exe().context("cannot find this program")?;
+    std::os::unix::fs::symlink(program, helpers.path().join("viaduct"))?;
     for node in world.nodes() {
         let script = format!(
             "#!/bin/sh\n[ $# -gt 0 ] || set -- \"${{SHELL:-sh}}\"\n\
@@ -111,17 +137,23 @@ fn path_with(helpers: &Scratch) -> String {
     format!("{}:{path}", helpers.path().display())
 }
 
-fn banner(world: &Dumbbell) -> String {
-    let list = |hosts: &[crate::topology::Host]| {
-        let each = |h: &crate::topology::Host| format!("{} ({})", h.name(), h.v4());
+fn banner(args: &ShellArgs, world: &Dumbbell) -> String {
+    let list = |hosts: &[Host]| {
+        let each = |h: &Host| format!("{} ({})", h.name(), h.v4());
         hosts.iter().map(each).collect::<Vec<_>>().join("  ")
+    };
+    let gateways = match args.gateways {
+        true => "Gateways protect the link: `viaduct status --name site-a` shows what A's sees.",
+        false => "No gateways run; leave, and come back with --gateways, to see what they do.",
     };
     format!(
         "\n  {}  --  gwa ==== wan0 ==== gwb  --  {}\n\n\
          You are in a1. A machine's name runs a command in it, or a shell:\n  \
          gwa ip addr        b1 iperf3 -s        ping $B1\n\
-         The world ends with this shell.\n\n",
+         {gateways}\n\
+         TCP uses {} (--congestion-control). The world ends with this shell.\n\n",
         list(world.hosts_a()),
-        list(world.hosts_b())
+        list(world.hosts_b()),
+        args.congestion_control
     )
 }

@@ -135,6 +135,17 @@ fn a_run_leaves_json_and_a_report_can_be_made_of_it() {
 }
 
 #[test]
+fn a_shell_with_gateways_has_them_at_hand() {
+    let script =
+        "viaduct status --name site-b | head -1; ping -c1 -W5 $B1 >/dev/null && echo there";
+    let args = ["shell", "dumbbell", "--link", "delay=1ms", "--gateways", "--", "sh", "-c", script];
+    let output = lab(&args).output().unwrap();
+    let said = said(&output);
+    assert!(output.status.success() && said.contains("there"), "{said}");
+    assert!(said.contains("site-b"), "{said}");
+}
+
+#[test]
 fn bad_input_gets_one_clear_line() {
     let dir = scratch("bad");
     let empty = dir.join("nothing");

@@ -43,13 +43,14 @@ impl Crossing {
     fn cross(&self, run: &mut Run, world: &mut World, web: &WebServer) -> anyhow::Result<()> {
         let size = Size::new(&self.args);
         let way = if world.gateways().is_some() { Way::Viaduct } else { Way::Plain };
-        let mut before = Seen::default();
+        let mut before = Seen { overfilled: queue_drops(world)?, ..Seen::default() };
         for program in Program::ALL {
             run.step(&format!("{}: {}", way.name(), program.name(&size)))?;
             let figure = program.measure(run, world, web, &size, way)?;
             self.note(|findings| findings.add(program, way, figure));
             if let Some(gateways) = world.gateways() {
                 let seen = seen_by(gateways)?;
+                let seen = Seen { overfilled: queue_drops(world)?, ..seen };
                 self.note(|findings| findings.add_seen(program, seen - before));
                 before = seen;
             }
@@ -99,11 +100,7 @@ impl Experiment for Crossing {
         run.param("web_server", web.software());
         self.cross(run, &mut world, &web)?;
         world.protect(&self.args.gateways())?;
-        let before = queue_drops(&world)?;
         self.cross(run, &mut world, &web)?;
-        let overfilled = queue_drops(&world)? - before;
-        run.param("queue_drops_with_viaduct", overfilled);
-        self.note(|findings| findings.overfilled = overfilled);
         self.figures(run);
         self.checks(run);
         Ok(())
@@ -119,6 +116,7 @@ impl Crossing {
             run.param(&format!("{key}_repair_bytes_per_data_byte"), rounded(seen.overhead()));
             run.param(&format!("{key}_packets_lost"), seen.lost);
             run.param(&format!("{key}_packets_rebuilt"), seen.recovered);
+            run.param(&format!("{key}_queue_drops"), seen.overfilled);
         }
         for program in Program::ALL {
             for way in [Way::Plain, Way::Viaduct] {

@@ -58,7 +58,7 @@ impl Figure {
     }
 }
 
-/// What the gateways say that they saw, both directions together.
+/// What the gateways and the link say that they saw, both directions together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Seen {
     /// Bytes of data packets sent across.
@@ -69,6 +69,8 @@ pub(super) struct Seen {
     pub(super) lost: u64,
     /// Of them, rebuilt by the gateway at the far end; the others are left to TCP.
     pub(super) recovered: u64,
+    /// Packets, repairs among them, that found the link's queue full.
+    pub(super) overfilled: u64,
 }
 
 impl Add for Seen {
@@ -80,6 +82,7 @@ impl Add for Seen {
             repairs: self.repairs + more.repairs,
             lost: self.lost + more.lost,
             recovered: self.recovered + more.recovered,
+            overfilled: self.overfilled + more.overfilled,
         }
     }
 }
@@ -94,6 +97,7 @@ impl Sub for Seen {
             repairs: self.repairs.saturating_sub(earlier.repairs),
             lost: self.lost.saturating_sub(earlier.lost),
             recovered: self.recovered.saturating_sub(earlier.recovered),
+            overfilled: self.overfilled.saturating_sub(earlier.overfilled),
         }
     }
 }
@@ -110,8 +114,6 @@ impl Seen {
 pub(super) struct Findings {
     figures: Vec<(Program, Way, Figure)>,
     seen: Vec<(Program, Seen)>,
-    /// Packets, repairs among them, that found the link's queue full while gateways ran.
-    pub(super) overfilled: u64,
 }
 
 impl Findings {

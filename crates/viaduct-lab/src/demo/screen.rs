@@ -93,9 +93,14 @@ fn lesson(findings: &Findings) -> String {
         }
         _ => "",
     };
+    let cubics = findings.seen().iter().find(|(program, _)| *program == Program::Cubic);
+    let saw = cubics.map_or(String::new(), |(_, seen)| {
+        let left = seen.lost.saturating_sub(seen.recovered);
+        format!(", here {left} of {}", seen.lost)
+    });
     format!(
-        "TCP takes every lost packet for congestion and slows down. With Viaduct it sees\n\
-         hardly any of them: cubic {cubic}{download}.\n{bbr}\
+        "TCP takes every lost packet for congestion and slows down. With Viaduct it sees only\n\
+         those that could not be rebuilt{saw}: cubic {cubic}{download}.\n{bbr}\
          No program, host or server was changed; if a gateway dies, packets flow on without it.\n"
     )
 }
@@ -105,23 +110,19 @@ fn price(findings: &Findings, code: &str) -> String {
     let Some(all) = seen.iter().map(|(_, seen)| *seen).reduce(|a, b| a + b) else {
         return String::new();
     };
-    let each = |(program, seen): &(Program, Seen)| {
-        format!("{} {} of {}", program.word(), seen.recovered, seen.lost)
-    };
-    let each: Vec<String> = seen.iter().map(each).collect();
     let mut out = format!(
         "\nPrice: {:.2} bytes of repairs for each byte of data, by {code}.\n\
-         Lost packets that the gateways rebuilt: {}.\n",
+         Packets of data that were lost, and of them rebuilt:\n",
         all.overhead(),
-        each.join(", ")
     );
-    if findings.overfilled * 10 > all.lost {
-        let _ = writeln!(
-            out,
-            "({} packets, repairs among them, found the link's queue full: TCP sends faster until\n\
-             that happens, and only then has to slow down.)",
-            findings.overfilled
-        );
+    for (program, seen) in seen {
+        let Seen { lost, recovered, overfilled, .. } = seen;
+        let _ = write!(out, "  {:9} {lost:6} {recovered:6}", program.word());
+        if overfilled * 10 > *lost {
+            let _ = write!(out, "   (its sender overfilled the link, which dropped {overfilled},");
+            let _ = write!(out, " repairs too)");
+        }
+        out.push('\n');
     }
     out
 }

@@ -24,13 +24,13 @@ use source::Source;
 #[derive(Debug, clap::Args)]
 pub struct Which {
     /// Its status socket
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["name", "run_dir"])]
+    #[arg(long, value_name = "PATH", conflicts_with = "name")]
     pub socket: Option<PathBuf>,
     /// Its site's name; not needed where only one runs
     #[arg(long, value_name = "SITE")]
     pub name: Option<String>,
     /// The directory of its socket, `[site] run_dir` of its config
-    #[arg(long, value_name = "DIR", default_value = "/run/viaduct")]
+    #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR", default_value = "/run/viaduct")]
     pub run_dir: PathBuf,
 }
 
