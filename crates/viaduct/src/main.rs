@@ -14,7 +14,7 @@ use anyhow::Result;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-/// Makes unmodified applications fast and unbreakable over long, lossy, changing networks.
+/// Makes unmodified applications fast over long links that lose packets.
 #[derive(Debug, Parser)]
 #[command(version)]
 enum Command {

@@ -100,7 +100,8 @@ fn lesson(findings: &Findings) -> String {
     });
     format!(
         "TCP takes every lost packet for congestion and slows down. With Viaduct it sees only\n\
-         those that could not be rebuilt{saw}: cubic {cubic}{download}.\n{bbr}\
+         those that could not be rebuilt{saw}:\n\
+         cubic {cubic}{download}.\n{bbr}\
          No program, host or server was changed; if a gateway dies, packets flow on without it.\n"
     )
 }
