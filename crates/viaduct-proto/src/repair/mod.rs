@@ -20,6 +20,7 @@
 mod announce;
 pub mod cache;
 mod handshake;
+mod held;
 pub mod identity;
 mod keys;
 mod ledger;

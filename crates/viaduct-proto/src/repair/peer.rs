@@ -198,8 +198,8 @@ impl Peer {
         }
     }
 
-    pub(super) fn handle_incoming(&mut self, now: Instant, packet: &mut [u8], inject: &mut Outbox) {
-        self.receiver.handle_packet(now, packet, &self.config.sites, inject);
+    pub(super) fn handle_incoming(&mut self, now: Instant, packet: &mut [u8]) {
+        self.receiver.handle_packet(now, packet);
     }
 
     pub(super) fn miss_outgoing(&mut self, missed: u64) {
@@ -217,13 +217,7 @@ impl Peer {
         self.session.authentic(datagram)
     }
 
-    pub(super) fn handle_datagram(
-        &mut self,
-        now: Instant,
-        from: SocketAddr,
-        datagram: &mut [u8],
-        inject: &mut Outbox,
-    ) {
+    pub(super) fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &mut [u8]) {
         let was_up = self.session.up();
         let received =
             self.transmits.push_with(|answer| self.session.handle(now, datagram, answer));
@@ -232,7 +226,7 @@ impl Peer {
         }
         self.endpoint = Some(from);
         if let Received::Message(message) = received {
-            self.handle_message(now, message, inject);
+            self.handle_message(now, message);
         } else if self.session.up() || !was_up {
             // The first message under new keys lets the responder use them.
             self.report(now);
@@ -240,10 +234,10 @@ impl Peer {
     }
 
     /// Takes a message that opened.
-    pub(super) fn handle_message(&mut self, now: Instant, message: &[u8], inject: &mut Outbox) {
+    pub(super) fn handle_message(&mut self, now: Instant, message: &[u8]) {
         match Message::parse(message) {
             Some(Message::Repair(repair, list)) => {
-                self.receiver.handle_repair(now, repair, list, &self.config.sites, inject);
+                self.receiver.handle_repair(now, repair, list);
             }
             Some(Message::Report(report)) => self.take_report(report),
             None => self.receiver.malformed(),
@@ -278,12 +272,14 @@ impl Peer {
         let timers = [
             self.session.poll_timeout(),
             self.sender.as_ref().and_then(Sender::poll_timeout),
+            self.receiver.poll_timeout(),
             Some(self.next_tick),
         ];
         timers.into_iter().flatten().fold(self.next_report, Instant::min)
     }
 
-    pub(super) fn handle_timeout(&mut self, now: Instant) {
+    pub(super) fn handle_timeout(&mut self, now: Instant, inject: &mut Outbox) {
+        self.receiver.release(now, &self.config.sites, inject);
         if self.endpoint.is_some() {
             let session = &mut self.session;
             self.transmits.push_with(|out| session.handle_timeout(now, out));

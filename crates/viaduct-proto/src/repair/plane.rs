@@ -99,7 +99,7 @@ impl Plane {
     /// Takes a copy of a packet that arrived from the WAN. Its bytes are spoilt.
     pub fn handle_incoming(&mut self, now: Instant, packet: &mut [u8]) {
         match route(&mut self.peers, packet, |peer, header| peer.config().sites.arrives(header)) {
-            Some((peer, packet)) => peer.handle_incoming(now, packet, &mut self.inject),
+            Some((peer, packet)) => peer.handle_incoming(now, packet),
             None => self.stats.ignored += 1,
         }
     }
@@ -129,7 +129,7 @@ impl Plane {
             None => None,
         };
         match peer {
-            Some(peer) => peer.handle_datagram(now, from, datagram, &mut self.inject),
+            Some(peer) => peer.handle_datagram(now, from, datagram),
             None => self.stats.stray += 1,
         }
     }
@@ -160,7 +160,7 @@ impl Plane {
     /// Acts on every deadline that has passed.
     pub fn handle_timeout(&mut self, now: Instant) {
         for peer in self.peers.iter_mut().filter(|peer| peer.poll_timeout() <= now) {
-            peer.handle_timeout(now);
+            peer.handle_timeout(now, &mut self.inject);
         }
     }
 
@@ -192,7 +192,7 @@ impl Plane {
     /// Takes `message` as if the first peer had sealed it.
     pub fn handle_opened(&mut self, now: Instant, message: &[u8]) {
         if let Some(peer) = self.peers.first_mut() {
-            peer.handle_message(now, message, &mut self.inject);
+            peer.handle_message(now, message);
         }
     }
 

@@ -8,6 +8,7 @@
 //!                                                  name right? ──▶ store, inject
 //! ```
 
+use super::held::{Held, Waiting};
 use super::identity::{Identity, IdentityKey};
 use super::ledger::{Ledger, State};
 use super::missing::Missing;
@@ -28,6 +29,7 @@ pub(super) struct Receiver {
     known: Known,
     decoder: AnyDecoder,
     missing: Missing,
+    held: Held,
     blind: Blind,
     recovered: Recovered,
     stats: ReceiverStats,
@@ -72,6 +74,7 @@ impl Receiver {
             known: Known { store: Store::new(store_share(memory)), ledger: Ledger::new(numbers) },
             decoder: AnyDecoder::new(decoder_share(memory)),
             missing: Missing::new(numbers / 2),
+            held: Held::default(),
             blind: Blind::No,
             recovered: Recovered::new(),
             stats: ReceiverStats::default(),
@@ -116,24 +119,23 @@ impl Receiver {
     }
 
     /// Takes a copy of a packet that arrived from the peer's site. Its bytes are spoilt.
-    pub(super) fn handle_packet(
-        &mut self,
-        now: Instant,
-        packet: &mut [u8],
-        sites: &Sites,
-        inject: &mut Outbox,
-    ) {
+    pub(super) fn handle_packet(&mut self, now: Instant, packet: &mut [u8]) {
         self.stats.packets += 1;
         self.stats.bytes += packet.len() as u64;
         ip::normalise(packet);
         let identity = self.key.name(packet);
+        if let Some(seq) = self.held.take(identity) {
+            // It is in the store already.
+            self.stats.late += 1;
+            return self.settle(seq, State::Arrived);
+        }
         let late = self.missing.take(identity);
         self.known.store.insert(now, identity, packet, late.is_some());
         if let Some(seq) = late {
             self.stats.late += 1;
             self.settle(seq, State::Arrived);
             self.decoder.known(seq, &self.known, &mut self.recovered);
-            self.deliver(now, sites, inject);
+            self.deliver(now);
         }
     }
 
@@ -143,8 +145,6 @@ impl Receiver {
         now: Instant,
         repair: Repair<'_>,
         announcements: Announcements<'_>,
-        sites: &Sites,
-        inject: &mut Outbox,
     ) {
         self.stats.repairs += 1;
         let cover = repair.cover;
@@ -154,8 +154,7 @@ impl Receiver {
         }
         for announcement in announcements.iter() {
             let seq = cover.first + u64::from(announcement.position) * u64::from(cover.stride);
-            let arrived =
-                self.announce(now, seq, announcement.identity, announcement.hop, sites, inject);
+            let arrived = self.announce(now, seq, announcement.identity, announcement.hop);
             // A repair that names all that it covers leaves no other waiting for a name.
             if arrived && !matches!(repair.row, Row::Xor { .. }) {
                 self.decoder.known(seq, &self.known, &mut self.recovered);
@@ -164,19 +163,24 @@ impl Receiver {
         if cover.seqs().all(|seq| self.known.has(seq)) {
             // By far the most repairs: the decoder would look up every packet to find the same.
             self.stats.useless += 1;
-            return self.deliver(now, sites, inject);
+            return self.deliver(now);
         }
         match self.decoder.repair(repair, &self.known, &mut self.recovered) {
             Verdict::Useless => self.stats.useless += 1,
             Verdict::Refused => self.stats.malformed += 1,
             Verdict::Used | Verdict::Stored => {}
         }
-        self.deliver(now, sites, inject);
+        self.deliver(now);
     }
 
     /// A message that opened but did not parse.
     pub(super) fn malformed(&mut self) {
         self.stats.malformed += 1;
+    }
+
+    /// When a recovery has waited long enough.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.held.poll_timeout()
     }
 
     /// Housekeeping, a few times a second.
@@ -203,15 +207,7 @@ impl Receiver {
 
     /// Learns that packet `seq` was sent under the name `identity`; true if it is news and the
     /// packet is here.
-    fn announce(
-        &mut self,
-        now: Instant,
-        seq: Seq,
-        identity: Identity,
-        hop: ip::Hop,
-        sites: &Sites,
-        inject: &mut Outbox,
-    ) -> bool {
+    fn announce(&mut self, now: Instant, seq: Seq, identity: Identity, hop: ip::Hop) -> bool {
         let Some(row) = self.known.ledger.row_mut(seq) else { return false };
         if row.state != State::Unnamed {
             return false;
@@ -223,7 +219,7 @@ impl Receiver {
         } else if self.known.store.get(identity).is_some() {
             // One of several byte-identical packets was lost: another is its copy.
             self.stats.copies += 1;
-            self.recover(now, seq, sites, inject);
+            self.hold(now, seq);
         } else {
             self.missing.insert(identity, seq, &self.known.ledger);
             return false;
@@ -238,14 +234,14 @@ impl Receiver {
     }
 
     /// Checks what the decoder made, and injects what is right.
-    fn deliver(&mut self, now: Instant, sites: &Sites, inject: &mut Outbox) {
+    fn deliver(&mut self, now: Instant) {
         if self.recovered.is_empty() {
             return;
         }
         let mut batch = std::mem::take(&mut self.recovered);
         let mut twins = Vec::new();
         for (seq, packet) in batch.iter() {
-            self.accept(now, seq, packet, sites, inject, &mut twins);
+            self.accept(now, seq, packet, &mut twins);
         }
         batch.clear();
         self.recovered = batch;
@@ -253,18 +249,10 @@ impl Receiver {
         for seq in twins {
             self.decoder.known(seq, &self.known, &mut self.recovered);
         }
-        self.deliver(now, sites, inject);
+        self.deliver(now);
     }
 
-    fn accept(
-        &mut self,
-        now: Instant,
-        seq: Seq,
-        packet: &[u8],
-        sites: &Sites,
-        inject: &mut Outbox,
-        twins: &mut Vec<Seq>,
-    ) {
+    fn accept(&mut self, now: Instant, seq: Seq, packet: &[u8], twins: &mut Vec<Seq>) {
         let identity = self.key.name(packet);
         let Some(row) = self.known.ledger.row_mut(seq) else { return };
         match row.state {
@@ -290,16 +278,30 @@ impl Receiver {
                 self.stats.copies += 1;
                 twins.push(twin);
             }
-            self.recover(now, twin, sites, inject);
+            self.hold(now, twin);
         }
     }
 
-    /// Injects packet `seq`, whose bytes are in the store.
-    fn recover(&mut self, now: Instant, seq: Seq, sites: &Sites, inject: &mut Outbox) {
+    /// Packet `seq` is here after all, its bytes in the store; it is injected if it does not come
+    /// by itself very soon.
+    fn hold(&mut self, now: Instant, seq: Seq) {
         let due = self.due(seq);
         let Some(row) = self.known.ledger.row_mut(seq) else { return };
         row.state = State::Recovered;
-        let (identity, hop) = (row.identity, row.hop);
+        self.held.push(now, seq, row.identity, due);
+    }
+
+    /// Injects what has waited long enough.
+    pub(super) fn release(&mut self, now: Instant, sites: &Sites, inject: &mut Outbox) {
+        while let Some(waiting) = self.held.pop(now) {
+            self.inject(now, waiting, sites, inject);
+        }
+    }
+
+    fn inject(&mut self, now: Instant, waiting: Waiting, sites: &Sites, inject: &mut Outbox) {
+        let Waiting { seq, identity, due, .. } = waiting;
+        // Without a row or its bytes: it waited while the peer started anew, or memory changed.
+        let Some(hop) = self.known.ledger.row(seq).map(|row| row.hop) else { return };
         let Some(packet) = self.known.store.get(identity) else { return };
         match Header::parse(packet) {
             Ok(header) if header.total_len == packet.len() && sites.arrives(&header) => {}

@@ -208,7 +208,7 @@ impl Page<'_> {
             "lost {} ({}), recovered {}, unrecoverable {}, uncovered {}, late {}",
             thousands(got.link.lost),
             percent(got.link.lost, got.link.covered),
-            self.ink.green(thousands(got.recovered)),
+            self.ink.green(thousands(got.link.recovered)),
             self.ink.alarm(got.unrecoverable),
             thousands(got.uncovered),
             thousands(got.late),
