@@ -19,9 +19,12 @@
 //! next arrival. The one invariant: `now` never goes backwards.
 
 pub mod fec;
+pub mod flow;
+pub mod handlers;
 pub mod link;
 pub mod repair;
 pub mod rng;
 pub mod sim;
+pub mod split;
 pub mod time;
 pub mod wire;

@@ -1,0 +1,157 @@
+//! Which handlers there are, by name, and the chain that a text such as
+//! `+shape:rate=2M +count` asks for.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use super::handler::Handler;
+
+/// Makes a handler for each flow; what is shared by flows is shared here.
+pub trait Factory: Send + Sync {
+    /// The name that the handler is asked for by.
+    fn name(&self) -> &'static str;
+
+    /// A handler for a new flow.
+    fn make(&self) -> Box<dyn Handler + Send>;
+}
+
+/// A factory's settings: what stood behind its name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Arguments {
+    given: BTreeMap<String, String>,
+}
+
+impl Arguments {
+    /// Takes the value of `key`, if it was given.
+    ///
+    /// # Errors
+    /// `parse` refuses it; the error names the key and what is `expected`.
+    pub fn take<T>(
+        &mut self,
+        key: &str,
+        expected: &str,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<Option<T>, String> {
+        let Some(text) = self.given.remove(key) else { return Ok(None) };
+        match parse(&text) {
+            Some(value) => Ok(Some(value)),
+            None => Err(format!("{key}={text}: {expected} is expected")),
+        }
+    }
+}
+
+/// Makes a factory of its settings, or says what is wrong with them.
+type Build = Box<dyn Fn(&mut Arguments) -> Result<Arc<dyn Factory>, String> + Send + Sync>;
+
+/// The handlers that can be asked for.
+#[derive(Default)]
+pub struct Registry {
+    known: BTreeMap<&'static str, Build>,
+}
+
+/// A handler that was asked for: `shape:rate=2M,burst=64k`, with or without a `+` before it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HandlerSpec {
+    name: String,
+    arguments: Arguments,
+}
+
+/// A chain that cannot be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// No such handler.
+    #[error("no handler is named {name:?}; there are {known}")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// A setting that the handler does not have.
+    #[error("{handler}: it has no setting {key:?}")]
+    Key {
+        /// The handler.
+        handler: String,
+        /// The setting.
+        key: String,
+    },
+    /// A setting that is wrong.
+    #[error("{handler}: {what}")]
+    Value {
+        /// The handler.
+        handler: String,
+        /// What is wrong, and what would be right.
+        what: String,
+    },
+    /// No handler and no settings.
+    #[error("{0:?} is no handler; write it like shape:rate=2M,burst=64k")]
+    Syntax(String),
+}
+
+impl Registry {
+    /// Adds a handler.
+    pub fn add(
+        &mut self,
+        name: &'static str,
+        build: impl Fn(&mut Arguments) -> Result<Arc<dyn Factory>, String> + Send + Sync + 'static,
+    ) {
+        self.known.insert(name, Box::new(build));
+    }
+
+    /// The names of all handlers.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.known.keys().copied()
+    }
+
+    /// The factories of a chain.
+    ///
+    /// # Errors
+    /// An unknown handler, or settings that it does not take.
+    pub fn chain(&self, specs: &[HandlerSpec]) -> Result<Arc<[Arc<dyn Factory>]>, SpecError> {
+        specs.iter().map(|spec| self.factory(spec)).collect()
+    }
+
+    fn factory(&self, spec: &HandlerSpec) -> Result<Arc<dyn Factory>, SpecError> {
+        let HandlerSpec { name, mut arguments } = spec.clone();
+        let Some(build) = self.known.get(&name[..]) else {
+            let known = self.names().collect::<Vec<_>>().join(", ");
+            return Err(SpecError::Unknown { name, known });
+        };
+        match build(&mut arguments) {
+            Err(what) => Err(SpecError::Value { handler: name, what }),
+            Ok(factory) => match arguments.given.into_keys().next() {
+                Some(key) => Err(SpecError::Key { handler: name, key }),
+                None => Ok(factory),
+            },
+        }
+    }
+}
+
+impl std::str::FromStr for HandlerSpec {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        let wrong = || SpecError::Syntax(text.to_owned());
+        let bare = text.strip_prefix('+').unwrap_or(text);
+        let (name, list) = bare.split_once(':').unwrap_or((bare, ""));
+        let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+        if name.is_empty() || !name.chars().all(fine) {
+            return Err(wrong());
+        }
+        let mut arguments = Arguments::default();
+        for pair in list.split(',').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').ok_or_else(wrong)?;
+            if arguments.given.insert(key.to_owned(), value.to_owned()).is_some() {
+                return Err(wrong());
+            }
+        }
+        Ok(HandlerSpec { name: name.to_owned(), arguments })
+    }
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.names()).finish()
+    }
+}

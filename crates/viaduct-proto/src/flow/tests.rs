@@ -1,0 +1,141 @@
+use proptest::prelude::*;
+
+use super::testing::World;
+use super::*;
+use crate::time::Duration;
+
+const LIMIT: usize = 4_096;
+/// Bytes of one write, at most.
+const PIECE: usize = 2_000;
+
+/// What may happen to a flow.
+#[derive(Clone, Debug)]
+enum Step {
+    Write(usize),
+    Receive(usize),
+    NetworkTakes(bool),
+    ApplicationTakes(bool),
+    Wait(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..PIECE).prop_map(Step::Write),
+        4 => (0..PIECE).prop_map(Step::Receive),
+        1 => any::<bool>().prop_map(Step::NetworkTakes),
+        1 => any::<bool>().prop_map(Step::ApplicationTakes),
+        3 => (0..300u64).prop_map(Step::Wait),
+    ]
+}
+
+fn chain() -> impl Strategy<Value = Vec<&'static str>> {
+    const HANDLERS: [&str; 4] =
+        ["count", "shape:rate=1M", "shape:out=200k", "latency:delay=30ms,held=3000"];
+    prop::collection::vec(prop::sample::select(&HANDLERS[..]), 0..6)
+}
+
+/// Bytes that a chain of paced handlers may hold between its ends.
+fn inside(chain: &[&str]) -> usize {
+    chain.len() * (3_000 + PIECE)
+}
+
+proptest! {
+    #[test]
+    fn no_byte_is_lost_repeated_or_reordered_and_the_ends_stay_within_bounds(
+        chain in chain(),
+        steps in prop::collection::vec(step(), 1..80),
+    ) {
+        let mut world = World::new(&chain, LIMIT);
+        let bound = LIMIT + PIECE + inside(&chain);
+        for step in steps {
+            match step {
+                Step::Write(count) if world.chain.may_write() => world.write(count),
+                Step::Receive(count) if world.may_receive => world.receive(count),
+                Step::NetworkTakes(takes) => world.network_takes = takes,
+                Step::ApplicationTakes(takes) => world.application_takes = takes,
+                Step::Wait(millis) => {
+                    let end = world.now + Duration::from_millis(millis);
+                    world.run_until(end);
+                }
+                Step::Write(_) | Step::Receive(_) => {}
+            }
+            let (down, up) = world.held();
+            prop_assert!(down <= bound && up <= bound, "{down} and {up} bytes");
+        }
+        (world.network_takes, world.application_takes) = (true, true);
+        world.shutdown();
+        prop_assert!(world.chain.poll_action().is_none());
+        world.finish();
+        let end = world.now + Duration::from_secs(600);
+        world.run_until(end);
+        world.assert_right();
+        prop_assert!(world.is_shut());
+        prop_assert_eq!(world.finished(), 1);
+        world.close();
+        world.run_until(end + Duration::from_secs(60));
+        prop_assert_eq!(world.closed(), 1);
+        prop_assert!(world.failed().is_empty());
+    }
+}
+
+#[test]
+fn each_direction_ends_by_itself() {
+    for chain in [&[][..], &["count", "latency:delay=5ms"]] {
+        let mut world = World::new(chain, LIMIT);
+        world.shutdown();
+        assert!(!world.chain.write(world.now, "late".into()), "the direction has ended");
+        world.receive(1_000);
+        let end = world.now + Duration::from_secs(1);
+        world.run_until(end);
+        assert_eq!((world.is_shut(), world.delivered(), world.finished()), (true, 1_000, 0));
+        world.finish();
+        world.run_until(end + Duration::from_secs(1));
+        assert_eq!(world.finished(), 1);
+    }
+}
+
+#[test]
+fn a_reset_arrives_once_and_nothing_after_it() {
+    let mut world = World::new(&["count", "count"], LIMIT);
+    world.write(10);
+    world.fail(Failure::Reset);
+    world.fail(Failure::TimedOut);
+    world.finish();
+    assert_eq!((world.failed(), world.finished()), (&[Failure::Reset][..], 0));
+    assert!(!world.chain.write(world.now, "more".into()) && !world.chain.may_write());
+}
+
+#[test]
+fn close_sends_what_was_written_first_and_closes_once() {
+    let mut world = World::new(&["latency:delay=5ms"], LIMIT);
+    world.network_takes = false;
+    world.write(1_000);
+    world.close();
+    world.close();
+    let end = world.now + Duration::from_secs(1);
+    world.run_until(end);
+    assert_eq!((world.sent(), world.closed()), (0, 0));
+    world.network_takes = true;
+    world.run_until(end);
+    assert_eq!((world.sent(), world.closed()), (1_000, 1));
+}
+
+#[test]
+fn a_source_is_stopped_at_the_limit_and_goes_on_at_half_of_it() {
+    let mut world = World::new(&["count"], LIMIT);
+    (world.network_takes, world.application_takes) = (false, false);
+    while world.chain.may_write() {
+        world.write(100);
+    }
+    while world.may_receive {
+        world.receive(100);
+    }
+    assert!(world.held().0 >= LIMIT && world.held().0 < LIMIT + 100, "{:?}", world.held());
+    world.take(LIMIT / 4);
+    assert!(!world.chain.may_write());
+    world.take(LIMIT / 4 + 100);
+    assert!(world.chain.may_write());
+    world.application_takes = true;
+    world.settle();
+    assert!(world.may_receive);
+}

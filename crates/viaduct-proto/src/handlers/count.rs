@@ -1,0 +1,58 @@
+//! `count`: passes everything on, and counts it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use bytes::Bytes;
+
+use crate::flow::{Arguments, Context, FIRST, Factory, Handler, Output};
+
+/// What all flows of a chain add up to.
+#[derive(Debug, Default)]
+struct Counters {
+    flows: AtomicU64,
+    written: AtomicU64,
+    read: AtomicU64,
+}
+
+struct CountFactory(Arc<Counters>);
+
+struct Count(Arc<Counters>);
+
+/// It has no settings.
+pub(super) fn build(_: &mut Arguments) -> Result<Arc<dyn Factory>, String> {
+    Ok(Arc::new(CountFactory(Arc::default())))
+}
+
+impl Factory for CountFactory {
+    fn name(&self) -> &'static str {
+        "count"
+    }
+
+    fn make(&self) -> Box<dyn Handler + Send> {
+        self.0.flows.fetch_add(1, Relaxed);
+        Box::new(Count(self.0.clone()))
+    }
+}
+
+impl Handler for Count {
+    fn write(&mut self, cx: &mut Context<'_>, data: Bytes) -> bool {
+        self.0.written.fetch_add(data.len() as u64, Relaxed);
+        cx.output(FIRST).write(data)
+    }
+
+    fn avail(&mut self, cx: &mut Context<'_>, _from: Output, data: Bytes) -> bool {
+        self.0.read.fetch_add(data.len() as u64, Relaxed);
+        cx.upstream().avail(data)
+    }
+
+    /// Any request is answered with the counters, whatever it asks.
+    fn control(&mut self, cx: &mut Context<'_>, to: &str, request: &[u8]) -> Option<Vec<u8>> {
+        if to != "count" {
+            return cx.output(FIRST).control(to, request);
+        }
+        let [flows, written, read] =
+            [&self.0.flows, &self.0.written, &self.0.read].map(|counter| counter.load(Relaxed));
+        Some(format!("flows {flows}\nwritten {written}\nread {read}\n").into_bytes())
+    }
+}

@@ -1,0 +1,131 @@
+//! A handler whose bytes wait: for their time, or for their share of a rate.
+
+use bytes::Bytes;
+
+use super::lane::Lane;
+use crate::flow::{Context, FIRST, Half, Handler, Output, Timer};
+use crate::time::Instant;
+
+/// When the bytes of one direction may go on.
+pub(super) trait Pace {
+    /// When bytes that come now may go on.
+    fn ready(&self, now: Instant) -> Instant {
+        now
+    }
+
+    /// How many may go on now.
+    fn left(&mut self, now: Instant) -> usize {
+        let _ = now;
+        usize::MAX
+    }
+
+    /// So many have gone on.
+    fn take(&mut self, bytes: usize) {
+        let _ = bytes;
+    }
+
+    /// When to look again for bytes that are ready at `ready` and did not go on.
+    fn next(&self, ready: Instant) -> Instant {
+        ready
+    }
+}
+
+/// What ends the direction towards the network.
+#[derive(Clone, Copy)]
+enum End {
+    Shutdown,
+    Close,
+}
+
+/// Both directions of a flow at their pace.
+pub(super) struct Paced<P> {
+    /// Bytes that may wait each way before their source is stopped.
+    held: usize,
+    out: Lane<End>,
+    out_pace: P,
+    back: Lane<()>,
+    back_pace: P,
+}
+
+impl<P: Pace> Paced<P> {
+    pub(super) fn new(out_pace: P, back_pace: P, held: usize) -> Self {
+        Paced { held, out: Lane::default(), out_pace, back: Lane::default(), back_pace }
+    }
+
+    /// Sends on what may go, and comes back for the rest.
+    fn release(&mut self, cx: &mut Context<'_>) {
+        let now = cx.now();
+        while let Some(data) = self.out.pop(now, self.out_pace.left(now)) {
+            self.out_pace.take(data.len());
+            // A flow that takes no more tells upstream itself.
+            let _ = cx.output(FIRST).write(data);
+        }
+        match self.out.pop_end(now) {
+            Some(End::Close) => cx.output(FIRST).close(),
+            Some(End::Shutdown) => cx.output(FIRST).shutdown(Half::Write),
+            None => {}
+        }
+        while let Some(data) = self.back.pop(now, self.back_pace.left(now)) {
+            self.back_pace.take(data.len());
+            let _ = cx.upstream().avail(data);
+        }
+        if self.back.pop_end(now).is_some() {
+            cx.upstream().finished();
+        }
+        if let Some(may) = self.out.steer(self.held) {
+            cx.upstream().may_write(may);
+        }
+        if let Some(may) = self.back.steer(self.held) {
+            cx.output(FIRST).may_avail(may);
+        }
+        let out = self.out.next_ready().map(|ready| self.out_pace.next(ready));
+        let back = self.back.next_ready().map(|ready| self.back_pace.next(ready));
+        cx.set_timer(Timer(0), [out, back].into_iter().flatten().min());
+    }
+}
+
+impl<P: Pace> Handler for Paced<P> {
+    fn write(&mut self, cx: &mut Context<'_>, data: Bytes) -> bool {
+        self.out.push(self.out_pace.ready(cx.now()), data);
+        self.release(cx);
+        true
+    }
+
+    fn shutdown(&mut self, cx: &mut Context<'_>, half: Half) {
+        match half {
+            Half::Write => self.out.end(self.out_pace.ready(cx.now()), End::Shutdown),
+            Half::Read => cx.output(FIRST).shutdown(half),
+        }
+        self.release(cx);
+    }
+
+    fn close(&mut self, cx: &mut Context<'_>) {
+        self.out.end(self.out_pace.ready(cx.now()), End::Close);
+        self.release(cx);
+    }
+
+    fn avail(&mut self, cx: &mut Context<'_>, _from: Output, data: Bytes) -> bool {
+        self.back.push(self.back_pace.ready(cx.now()), data);
+        self.release(cx);
+        true
+    }
+
+    fn finished(&mut self, cx: &mut Context<'_>, _from: Output) {
+        self.back.end(self.back_pace.ready(cx.now()), ());
+        self.release(cx);
+    }
+
+    fn may_write(&mut self, cx: &mut Context<'_>, _from: Output, may: bool) {
+        self.out.set_open(may);
+        self.release(cx);
+    }
+
+    fn may_avail(&mut self, cx: &mut Context<'_>, may: bool) {
+        self.back.set_open(may);
+        self.release(cx);
+    }
+
+    fn timeout(&mut self, cx: &mut Context<'_>, _timer: Timer) {
+        self.release(cx);
+    }
+}

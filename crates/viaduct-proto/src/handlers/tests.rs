@@ -1,0 +1,69 @@
+use super::*;
+use crate::flow::testing::World;
+use crate::time::{Duration, Instant};
+
+fn world(chain: &[&str]) -> World {
+    World::new(chain, 64 << 10)
+}
+
+fn at(millis: u64) -> Instant {
+    Instant::ZERO + Duration::from_millis(millis)
+}
+
+#[test]
+fn shape_lets_its_rate_pass_in_each_direction_and_no_more() {
+    let mut world = world(&["shape:out=800k,in=1600k"]);
+    world.write(100_000);
+    world.receive(100_000);
+    world.run_until(at(350));
+    // Four slices of 100 ms have begun: 10,000 bytes each one way, 20,000 the other.
+    assert_eq!((world.sent(), world.delivered()), (40_000, 80_000));
+    world.run_until(at(1_000));
+    assert_eq!((world.sent(), world.delivered()), (100_000, 100_000));
+    world.assert_right();
+}
+
+#[test]
+fn latency_delays_each_byte_and_the_end() {
+    let mut world = world(&["latency:delay=50ms", "latency:delay=20ms"]);
+    world.write(1_000);
+    world.shutdown();
+    world.run_until(at(69));
+    assert_eq!((world.sent(), world.is_shut()), (0, false));
+    world.run_until(at(70));
+    assert_eq!((world.sent(), world.is_shut()), (1_000, true));
+}
+
+#[test]
+fn count_counts_and_answers_through_other_handlers() {
+    let mut world = world(&["latency:delay=1ms", "count"]);
+    world.write(300);
+    world.receive(500);
+    world.run_until(at(10));
+    let said = world.control("count").unwrap();
+    assert_eq!(said, "flows 1\nwritten 300\nread 500\n");
+    assert_eq!(world.control("nobody"), None);
+}
+
+#[test]
+fn settings_are_checked() {
+    let chain = |text: &str| {
+        let specs = text.split(' ').map(str::parse).collect::<Result<Vec<_>, _>>();
+        specs.and_then(|specs| registry().chain(&specs)).err().map(|e| e.to_string())
+    };
+    for (text, said) in [
+        ("shape:rate=2M +count", None),
+        ("shape", Some("a rate is missing")),
+        ("shape:rate=fast", Some("shape: rate=fast: bits a second, such as 2M, is expected")),
+        ("latency:delay=2h", Some("latency: delay=2h: a time up to 60s")),
+        ("count:x=1", Some("count: it has no setting \"x\"")),
+        ("shapes", Some("no handler is named \"shapes\"; there are count, latency, shape")),
+        ("shape:rate", Some("\"shape:rate\" is no handler; write it like")),
+    ] {
+        match (chain(text), said) {
+            (None, None) => {}
+            (Some(error), Some(part)) => assert!(error.contains(part), "{text}: {error}"),
+            (error, _) => panic!("{text}: {error:?}"),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! HTTP CONNECT (RFC 9110, 9.3.6): the head of a request, and the answers to it.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use super::Parsed;
+use super::socks::name_of;
+use crate::flow::{Address, Failure};
+
+/// Longest head that is taken, bytes.
+pub const LONGEST: usize = 8 << 10;
+
+/// A request to connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Where to.
+    pub to: Address,
+    /// What `Proxy-Authorization` said, if it was there.
+    pub authorization: Option<Vec<u8>>,
+}
+
+/// The request at the start of `bytes`, to the end of its head.
+pub fn parse(bytes: &[u8]) -> Parsed<Request> {
+    let Some(len) = head(bytes) else {
+        return match bytes.len() {
+            0..LONGEST if may_begin(bytes) => Parsed::Short,
+            0..LONGEST => Parsed::Wrong("no HTTP CONNECT"),
+            _ => Parsed::Wrong("an HTTP head that is too long"),
+        };
+    };
+    if len > LONGEST {
+        return Parsed::Wrong("an HTTP head that is too long");
+    }
+    let mut lines = bytes[..len].split(|&b| b == b'\n').map(<[u8]>::trim_ascii_end);
+    let Some(target) = lines.next().and_then(target) else {
+        return Parsed::Wrong("no HTTP CONNECT");
+    };
+    let Some(to) = authority(target) else {
+        return Parsed::Wrong("an HTTP CONNECT without host and port");
+    };
+    let mut authorization = None;
+    for line in lines.take_while(|line| !line.is_empty()) {
+        let Some((name, value)) = split_once(line, b':') else {
+            return Parsed::Wrong("an HTTP header without a colon");
+        };
+        if name.eq_ignore_ascii_case(b"Proxy-Authorization") {
+            authorization = Some(value.trim_ascii().to_vec());
+        }
+    }
+    Parsed::Whole(Request { to, authorization }, len)
+}
+
+/// The answer: a whole response, after which either the flow or nothing follows.
+pub fn response(result: Result<(), Failure>) -> &'static [u8] {
+    match result {
+        Ok(()) => b"HTTP/1.1 200 Connection established\r\n\r\n",
+        Err(Failure::Denied) => b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n",
+        Err(Failure::TimedOut) => b"HTTP/1.1 504 Gateway Timeout\r\nContent-Length: 0\r\n\r\n",
+        Err(Failure::Refused | Failure::Unreachable | Failure::Reset) => {
+            b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n"
+        }
+    }
+}
+
+/// Bytes of the head, its empty line included.
+fn head(bytes: &[u8]) -> Option<usize> {
+    let mut start = 0;
+    for (at, _) in bytes.iter().enumerate().filter(|(_, b)| **b == b'\n') {
+        let line = bytes[start..at].trim_ascii_end();
+        if line.is_empty() && start > 0 {
+            return Some(at + 1);
+        }
+        start = at + 1;
+    }
+    None
+}
+
+/// Whether `bytes` may be the beginning of a request.
+fn may_begin(bytes: &[u8]) -> bool {
+    let method = b"CONNECT ";
+    let known = bytes.len().min(method.len());
+    bytes[..known] == method[..known]
+}
+
+/// The target of a request line.
+fn target(line: &[u8]) -> Option<&[u8]> {
+    let (target, version) = split_once(line.strip_prefix(b"CONNECT ")?, b' ')?;
+    version.starts_with(b"HTTP/1.").then_some(target)
+}
+
+/// `host:port`, `1.2.3.4:port` or `[::1]:port`.
+fn authority(text: &[u8]) -> Option<Address> {
+    let at = text.iter().rposition(|&b| b == b':')?;
+    let (host, port) = (&text[..at], &text[at + 1..]);
+    let port = std::str::from_utf8(port).ok()?;
+    let digits = !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
+    let port = port.parse::<u16>().ok().filter(|&port| digits && port != 0)?;
+    if let Some(inner) = host.strip_prefix(b"[").and_then(|host| host.strip_suffix(b"]")) {
+        let ip: Ipv6Addr = std::str::from_utf8(inner).ok()?.parse().ok()?;
+        return Some(Address::Ip(SocketAddr::new(ip.into(), port)));
+    }
+    let name = name_of(host)?;
+    Some(match name.parse::<IpAddr>() {
+        Ok(ip) => Address::Ip(SocketAddr::new(ip, port)),
+        Err(_) => Address::Name(name, port),
+    })
+}
+
+fn split_once(bytes: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
+    let position = bytes.iter().position(|&b| b == at)?;
+    Some((&bytes[..position], &bytes[position + 1..]))
+}

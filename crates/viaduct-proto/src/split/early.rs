@@ -1,0 +1,174 @@
+//! Early SYN forwarding: which outbound connections are started by a SYN alone, before its
+//! handshake is done (Miniproxy, section 3).
+//!
+//! ```text
+//!   client's SYN      ──▶ pending ──▶ matched      the handshake is done: the flow takes it over
+//!                            ├──────▶ expired      it never was: whoever sent the SYN was no client
+//!                            └──────▶ (refused)    too many pend: this one connects when accepted
+//! ```
+//!
+//! A flood of SYNs from made-up addresses fills the table and no more: memory and outbound
+//! connections are bounded by it, and true clients connect as without early forwarding.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+
+use crate::time::{Duration, Instant};
+
+/// A client's connection, as its SYN names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tuple {
+    /// The client.
+    pub client: SocketAddr,
+    /// Where its SYN went.
+    pub to: SocketAddr,
+}
+
+/// Counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EarlyStats {
+    /// SYNs that started a connection.
+    pub started: u64,
+    /// Of them, taken over by a client's flow.
+    pub matched: u64,
+    /// Of them, given up: no client came.
+    pub expired: u64,
+    /// SYNs that found the table full.
+    pub bounded: u64,
+}
+
+/// The connections that no client has taken over yet, each with what its driver keeps for it.
+#[derive(Debug)]
+pub struct Early<T> {
+    pending: HashMap<Tuple, (Instant, T)>,
+    /// In the order of their expiry; those that were matched are skipped when they come up.
+    order: VecDeque<(Instant, Tuple)>,
+    most: usize,
+    patience: Duration,
+    stats: EarlyStats,
+}
+
+impl<T> Early<T> {
+    /// At most `most` at once, each for `patience`: longer than a client's handshake takes.
+    pub fn new(most: usize, patience: Duration) -> Self {
+        Early {
+            pending: HashMap::new(),
+            order: VecDeque::new(),
+            most,
+            patience,
+            stats: EarlyStats::default(),
+        }
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> EarlyStats {
+        self.stats
+    }
+
+    /// How many wait for their client.
+    pub fn len(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Whether none waits.
+    pub fn is_empty(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    /// A SYN was seen: `start` begins its outbound connection, unless it is a repetition or too many
+    /// pend; it may decline by `None`.
+    pub fn handle_syn(&mut self, now: Instant, tuple: Tuple, start: impl FnOnce() -> Option<T>) {
+        if self.pending.contains_key(&tuple) {
+            return;
+        }
+        if self.pending.len() >= self.most {
+            self.stats.bounded += 1;
+            return;
+        }
+        let Some(started) = start() else { return };
+        let until = now + self.patience;
+        self.stats.started += 1;
+        self.pending.insert(tuple, (until, started));
+        self.order.push_back((until, tuple));
+    }
+
+    /// The handshake of `tuple` is done: what its SYN has started, if it has.
+    pub fn handle_accept(&mut self, tuple: &Tuple) -> Option<T> {
+        let (_, started) = self.pending.remove(tuple)?;
+        self.stats.matched += 1;
+        Some(started)
+    }
+
+    /// When the next one expires, at the earliest.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.order.front().map(|&(until, _)| until)
+    }
+
+    /// Takes out one that has expired.
+    pub fn poll_expired(&mut self, now: Instant) -> Option<(Tuple, T)> {
+        while let Some(&(until, tuple)) = self.order.front().filter(|(until, _)| *until <= now) {
+            self.order.pop_front();
+            // The same addresses may have begun anew since.
+            if self.pending.get(&tuple).is_some_and(|(at, _)| *at == until)
+                && let Some((_, started)) = self.pending.remove(&tuple)
+            {
+                self.stats.expired += 1;
+                return Some((tuple, started));
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tuple(port: u16) -> Tuple {
+        let at = |port| SocketAddr::from(([10, 0, 0, 1], port));
+        Tuple { client: at(port), to: at(80) }
+    }
+
+    fn at(millis: u64) -> Instant {
+        Instant::ZERO + Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn a_syn_starts_once_and_its_client_takes_over() {
+        let mut early = Early::new(10, Duration::from_secs(1));
+        early.handle_syn(at(0), tuple(1), || Some("first"));
+        early.handle_syn(at(1), tuple(1), || Some("again"));
+        assert_eq!(early.handle_accept(&tuple(1)), Some("first"));
+        assert_eq!(early.handle_accept(&tuple(1)), None);
+        assert_eq!(early.poll_expired(at(5_000)), None, "it is the client's now");
+        let stats = EarlyStats { started: 1, matched: 1, ..EarlyStats::default() };
+        assert_eq!(early.stats(), stats);
+    }
+
+    #[test]
+    fn what_no_client_takes_expires() {
+        let mut early = Early::new(10, Duration::from_secs(1));
+        early.handle_syn(at(0), tuple(1), || Some(1));
+        assert!(early.handle_accept(&tuple(1)).is_some());
+        early.handle_syn(at(400), tuple(1), || Some(2));
+        early.handle_syn(at(500), tuple(2), || Some(3));
+        assert_eq!(early.poll_expired(at(1_399)), None);
+        assert_eq!(early.poll_expired(at(1_400)), Some((tuple(1), 2)));
+        assert_eq!(early.poll_timeout(), Some(at(1_500)));
+        assert_eq!(early.poll_expired(at(2_000)), Some((tuple(2), 3)));
+        assert!(early.is_empty() && early.poll_timeout().is_none());
+    }
+
+    #[test]
+    fn a_flood_fills_the_table_and_no_more() {
+        let mut early = Early::new(100, Duration::from_secs(1));
+        for n in 0..60_000u16 {
+            early.handle_syn(at(u64::from(n) / 20), tuple(n), || Some(()));
+            while early.poll_expired(at(u64::from(n) / 20)).is_some() {}
+            assert!(early.len() <= 100 && early.order.len() <= 200);
+        }
+        let stats = early.stats();
+        assert_eq!(stats.started + stats.bounded, 60_000);
+        assert!(stats.started <= 100 * 4, "{stats:?}");
+    }
+}

@@ -1,0 +1,82 @@
+//! The TCP option that carries a flow's addresses in its SYN (Miniproxy, section 5).
+//!
+//! ```text
+//!   byte  0     253   experimental (RFC 4727)
+//!         1      16   length of the option
+//!         2, 3 5668   ExID "Vh", Viaduct hop (RFC 6994), in hexadecimal
+//!         4..8        source address (IPv4)
+//!         8..12       destination address (IPv4)
+//!        12, 13       source port
+//!        14, 15       destination port
+//! ```
+//!
+//! All numbers are in network order. A SYN has 40 bytes for options, of which Linux uses 20: an
+//! IPv6 pair (40 bytes) does not fit, and travels by [`proxy`](super::proxy) instead. Who does not
+//! know the option ignores it (RFC 9293, 3.1).
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+/// The kind of all experimental options.
+pub const KIND: u8 = 253;
+/// Bytes of the option.
+pub const LEN: usize = 16;
+/// What tells it from other experiments.
+pub const EXID: [u8; 2] = *b"Vh";
+
+const END: u8 = 0;
+const NOP: u8 = 1;
+
+/// Where a flow comes from and goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Hop {
+    /// The client.
+    pub source: SocketAddrV4,
+    /// The server.
+    pub destination: SocketAddrV4,
+}
+
+impl Hop {
+    /// The option, byte by byte.
+    pub fn emit(&self) -> [u8; LEN] {
+        let mut bytes = [0; LEN];
+        bytes[..2].copy_from_slice(&[KIND, LEN as u8]);
+        bytes[2..4].copy_from_slice(&EXID);
+        bytes[4..8].copy_from_slice(&self.source.ip().octets());
+        bytes[8..12].copy_from_slice(&self.destination.ip().octets());
+        bytes[12..14].copy_from_slice(&self.source.port().to_be_bytes());
+        bytes[14..].copy_from_slice(&self.destination.port().to_be_bytes());
+        bytes
+    }
+
+    /// From an option, its kind and length included; `None` if it is another.
+    pub fn parse(option: &[u8]) -> Option<Hop> {
+        let bytes: &[u8; LEN] = option.try_into().ok()?;
+        if bytes[..2] != [KIND, LEN as u8] || bytes[2..4] != EXID {
+            return None;
+        }
+        let ip = |at: usize| Ipv4Addr::new(bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]);
+        let port = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+        let destination = SocketAddrV4::new(ip(8), port(14));
+        let routable = destination.port() != 0 && !destination.ip().is_unspecified();
+        routable.then(|| Hop { source: SocketAddrV4::new(ip(4), port(12)), destination })
+    }
+
+    /// The first such option among the options of a TCP header.
+    pub fn find(options: &[u8]) -> Option<Hop> {
+        let mut rest = options;
+        loop {
+            match *rest {
+                [] | [END, ..] => return None,
+                [NOP, ..] => rest = &rest[1..],
+                [_, len, ..] if len >= 2 => {
+                    let (option, others) = rest.split_at_checked(usize::from(len))?;
+                    if let Some(hop) = Hop::parse(option) {
+                        return Some(hop);
+                    }
+                    rest = others;
+                }
+                _ => return None,
+            }
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! SOCKS5 (RFC 1928), the server's side of CONNECT, with a password (RFC 1929) or none.
+//!
+//! ```text
+//!   client                                   server
+//!     5, methods                  ──▶
+//!                                 ◀──        5, method
+//!     1, name, password           ──▶                       if the method is "password"
+//!                                 ◀──        1, 0
+//!     5, connect, 0, address      ──▶
+//!                                 ◀──        5, reply, 0, address
+//! ```
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use super::Parsed;
+use crate::flow::{Address, Failure};
+
+const VERSION: u8 = 5;
+const PASSWORD_VERSION: u8 = 1;
+const CONNECT: u8 = 1;
+const IPV4: u8 = 1;
+const NAME: u8 = 3;
+const IPV6: u8 = 4;
+
+/// How a client may say who it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// Not at all.
+    None = 0,
+    /// With a name and a password.
+    Password = 2,
+}
+
+/// A client's name and password.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// The name.
+    pub name: Vec<u8>,
+    /// The password.
+    pub password: Vec<u8>,
+}
+
+/// The greeting: whether it offers `method`.
+pub fn greeting(bytes: &[u8], method: Method) -> Parsed<bool> {
+    match *bytes {
+        [] | [VERSION] => Parsed::Short,
+        [VERSION, count, ref methods @ ..] => match methods.get(..usize::from(count)) {
+            Some(methods) => Parsed::Whole(methods.contains(&(method as u8)), 2 + methods.len()),
+            None => Parsed::Short,
+        },
+        _ => Parsed::Wrong("no SOCKS5"),
+    }
+}
+
+/// The answer to a greeting: the method, or that none fits.
+pub fn choice(method: Option<Method>) -> [u8; 2] {
+    [VERSION, method.map_or(0xff, |method| method as u8)]
+}
+
+/// The name and password.
+pub fn credentials(bytes: &[u8]) -> Parsed<Credentials> {
+    let mut rest = match *bytes {
+        [] => return Parsed::Short,
+        [PASSWORD_VERSION, ref rest @ ..] => rest,
+        _ => return Parsed::Wrong("another version of SOCKS passwords"),
+    };
+    let Some(name) = counted(&mut rest) else { return Parsed::Short };
+    let Some(password) = counted(&mut rest) else { return Parsed::Short };
+    let len = bytes.len() - rest.len();
+    Parsed::Whole(Credentials { name: name.to_vec(), password: password.to_vec() }, len)
+}
+
+/// The answer to a password.
+pub fn verdict(right: bool) -> [u8; 2] {
+    [PASSWORD_VERSION, u8::from(!right)]
+}
+
+/// The request: where to connect to.
+pub fn request(bytes: &[u8]) -> Parsed<Address> {
+    let (kind, rest) = match *bytes {
+        [VERSION, CONNECT, 0, kind, ref rest @ ..] => (kind, rest),
+        [VERSION, CONNECT, 0] | [VERSION, CONNECT] | [VERSION] | [] => return Parsed::Short,
+        [VERSION, CONNECT, ..] => {
+            return Parsed::Wrong("a SOCKS request whose third byte is not 0");
+        }
+        [VERSION, ..] => return Parsed::Wrong("a SOCKS request that is not CONNECT"),
+        _ => return Parsed::Wrong("no SOCKS5"),
+    };
+    let mut after = rest;
+    let host = match kind {
+        IPV4 => taken::<4>(&mut after).map(|octets| Host::Ip(Ipv4Addr::from(octets).into())),
+        IPV6 => taken::<16>(&mut after).map(|octets| Host::Ip(Ipv6Addr::from(octets).into())),
+        NAME => match counted(&mut after).map(name_of) {
+            Some(None) => return Parsed::Wrong("a host name that cannot be one"),
+            Some(Some(name)) => Some(Host::Name(name)),
+            None => None,
+        },
+        _ => return Parsed::Wrong("an address of a kind that SOCKS5 does not know"),
+    };
+    let (Some(host), Some(port)) = (host, taken::<2>(&mut after)) else { return Parsed::Short };
+    let port = u16::from_be_bytes(port);
+    let address = match host {
+        Host::Ip(ip) => Address::Ip(SocketAddr::new(ip, port)),
+        Host::Name(name) => Address::Name(name, port),
+    };
+    Parsed::Whole(address, bytes.len() - after.len())
+}
+
+enum Host {
+    Ip(IpAddr),
+    Name(String),
+}
+
+/// The answer to a request. The address is not told: no client needs it.
+pub fn reply(result: Result<(), Failure>) -> [u8; 10] {
+    let code = match result {
+        Ok(()) => 0,
+        Err(Failure::Denied) => 2,
+        Err(Failure::Unreachable) => 4,
+        Err(Failure::Refused) => 5,
+        Err(Failure::TimedOut) => 6,
+        Err(Failure::Reset) => 1,
+    };
+    [VERSION, code, 0, IPV4, 0, 0, 0, 0, 0, 0]
+}
+
+/// A host name: letters, digits, dots, hyphens and underscores.
+pub(super) fn name_of(bytes: &[u8]) -> Option<String> {
+    let fine = |&b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
+    let good = !bytes.is_empty() && bytes.len() <= 253 && bytes.iter().all(fine);
+    good.then(|| String::from_utf8_lossy(bytes).into_owned())
+}
+
+/// A byte that counts, and what it counts.
+fn counted<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let (&count, after) = rest.split_first()?;
+    let (bytes, after) = after.split_at_checked(usize::from(count))?;
+    *rest = after;
+    Some(bytes)
+}
+
+fn taken<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
+    let (bytes, after) = rest.split_first_chunk::<N>()?;
+    *rest = after;
+    Some(*bytes)
+}

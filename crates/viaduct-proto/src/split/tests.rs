@@ -1,0 +1,162 @@
+use std::net::SocketAddr;
+
+use proptest::prelude::*;
+
+use super::option::{Hop, LEN};
+use super::proxy::Addresses;
+use super::*;
+use crate::flow::{Address, Failure};
+
+fn socket(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+/// Every beginning of `message` is too short, and the whole takes all of itself, whatever follows.
+fn is_cut_anywhere<T: PartialEq + std::fmt::Debug>(
+    message: &[u8],
+    parse: impl Fn(&[u8]) -> Parsed<T>,
+    meant: T,
+) {
+    for cut in 0..message.len() {
+        assert_eq!(parse(&message[..cut]), Parsed::Short, "{cut} of {} bytes", message.len());
+    }
+    let longer = [message, b"and more"].concat();
+    assert_eq!(parse(&longer), Parsed::Whole(meant, message.len()));
+}
+
+#[test]
+fn the_option_is_found_among_others() {
+    let hop = Hop {
+        source: "10.0.0.1:40000".parse().unwrap(),
+        destination: "192.0.2.7:443".parse().unwrap(),
+    };
+    let option = hop.emit();
+    let bytes = [253, 16, 0x56, 0x68, 10, 0, 0, 1, 192, 0, 2, 7, 0x9c, 0x40, 1, 187];
+    assert_eq!(option, bytes);
+    // MSS, SACK permitted, timestamps, NOP, window scale: what Linux sends, and another experiment.
+    let usual = [2, 4, 5, 180, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0, 1, 3, 3, 7];
+    let other = [253, 4, 0xf9, 0x89];
+    assert_eq!(Hop::find(&[&usual[..], &option].concat()), Some(hop));
+    assert_eq!(Hop::find(&[&other[..], &option, &[0]].concat()), Some(hop));
+    assert_eq!(Hop::find(&usual), None);
+    for broken in [&option[..LEN - 1], &[253], &[253, 0], &[253, 1], &[0, 253]] {
+        assert_eq!(Hop::find(broken), None, "{broken:?}");
+    }
+    let nowhere = Hop { destination: "0.0.0.0:0".parse().unwrap(), ..hop };
+    assert_eq!(Hop::find(&nowhere.emit()), None);
+}
+
+#[test]
+fn a_proxy_header_is_read_as_it_is_written() {
+    for (source, destination) in [
+        ("10.0.0.1:1", "10.0.0.2:65535"),
+        ("[2001:db8::1]:1", "[2001:db8::2]:80"),
+        ("10.0.0.1:1", "[2001:db8::2]:80"),
+    ] {
+        let addresses = Addresses { source: socket(source), destination: socket(destination) };
+        is_cut_anywhere(&proxy::emit(&addresses), proxy::parse, Some(addresses));
+    }
+}
+
+#[test]
+fn a_proxy_header_may_be_local_or_extended_and_must_be_right() {
+    let header = |command: u8, family: u8, body: &[u8]| {
+        let mut bytes = b"\r\n\r\n\0\r\nQUIT\n".to_vec();
+        bytes.extend([command, family]);
+        bytes.extend(u16::try_from(body.len()).unwrap().to_be_bytes());
+        [&bytes[..], body].concat()
+    };
+    is_cut_anywhere(&header(0x20, 0, &[]), proxy::parse, None);
+    let extended = header(0x21, 0x11, &[1, 2, 3, 4, 5, 6, 7, 8, 0, 9, 0, 10, 4, 0, 1, 0]);
+    let meant = Addresses { source: socket("1.2.3.4:9"), destination: socket("5.6.7.8:10") };
+    is_cut_anywhere(&extended, proxy::parse, Some(meant));
+    for wrong in [
+        header(0x21, 0x11, &[0; 11]),
+        header(0x21, 0x21, &[0; 35]),
+        header(0x21, 0x12, &[0; 12]),
+        header(0x11, 0x11, &[0; 12]),
+        header(0x21, 0x11, &[0; 600]),
+        b"PROXY TCP4 1.2.3.4 5.6.7.8 9 10\r\n".to_vec(),
+    ] {
+        assert!(matches!(proxy::parse(&wrong), Parsed::Wrong(_)), "{wrong:?}");
+    }
+}
+
+#[test]
+fn socks_is_spoken() {
+    use socks::{Credentials, Method};
+    let greeting = |bytes: &[u8]| socks::greeting(bytes, Method::Password);
+    is_cut_anywhere(&[5, 2, 0, 2], greeting, true);
+    is_cut_anywhere(&[5, 1, 0], greeting, false);
+    let credentials = Credentials { name: b"me".to_vec(), password: b"pw!".to_vec() };
+    is_cut_anywhere(b"\x01\x02me\x03pw!", socks::credentials, credentials);
+    let v4 = [5, 1, 0, 1, 10, 0, 0, 1, 0, 80];
+    is_cut_anywhere(&v4, socks::request, Address::Ip(socket("10.0.0.1:80")));
+    let mut v6 = vec![5, 1, 0, 4];
+    v6.extend([0x20, 1, 0xd, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 187]);
+    is_cut_anywhere(&v6, socks::request, Address::Ip(socket("[2001:db8::1]:443")));
+    let name = b"\x05\x01\x00\x03\x0bexample.org\x01\xbb";
+    is_cut_anywhere(name, socks::request, Address::Name("example.org".into(), 443));
+    for wrong in [
+        &b"\x04\x01"[..],
+        b"\x05\x02\x00\x01",
+        b"\x05\x01\x01",
+        b"\x05\x01\0\x02",
+        b"\x05\x01\0\x03\x03a b\0\x50",
+        b"\x05\x01\0\x03\0\0\x50",
+    ] {
+        assert!(matches!(socks::request(wrong), Parsed::Wrong(_)), "{wrong:?}");
+    }
+    assert_eq!(socks::reply(Err(Failure::Refused))[..2], [5, 5]);
+}
+
+#[test]
+fn connect_is_spoken() {
+    let whole = |text: &str, to: Address, authorization: Option<&str>| {
+        let authorization = authorization.map(|text| text.as_bytes().to_vec());
+        is_cut_anywhere(text.as_bytes(), connect::parse, connect::Request { to, authorization });
+    };
+    let host = Address::Name("example.org".into(), 443);
+    whole("CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n\r\n", host.clone(), None);
+    whole("CONNECT example.org:443 HTTP/1.0\n\n", host.clone(), None);
+    let sent = "CONNECT example.org:443 HTTP/1.1\r\nproxy-authorization: Basic bWU6cHc=\r\n\r\n";
+    whole(sent, host, Some("Basic bWU6cHc="));
+    whole("CONNECT 10.0.0.1:80 HTTP/1.1\r\n\r\n", Address::Ip(socket("10.0.0.1:80")), None);
+    whole("CONNECT [::1]:80 HTTP/1.1\r\n\r\n", Address::Ip(socket("[::1]:80")), None);
+    for wrong in [
+        "GET / HTTP/1.1\r\n\r\n",
+        "CONNECT example.org HTTP/1.1\r\n\r\n",
+        "CONNECT example.org:0 HTTP/1.1\r\n\r\n",
+        "CONNECT example.org:+80 HTTP/1.1\r\n\r\n",
+        "CONNECT a/b:80 HTTP/1.1\r\n\r\n",
+        "CONNECT a:80 SPDY/3\r\n\r\n",
+        "CONNECT a:80 HTTP/1.1\r\nno colon\r\n\r\n",
+        "POST",
+    ] {
+        assert!(matches!(connect::parse(wrong.as_bytes()), Parsed::Wrong(_)), "{wrong}");
+    }
+    let endless = format!("CONNECT a:80 HTTP/1.1\r\nx: {}", "y".repeat(connect::LONGEST));
+    assert!(matches!(connect::parse(endless.as_bytes()), Parsed::Wrong(_)));
+}
+
+proptest! {
+    #[test]
+    fn nothing_hostile_breaks_a_parser(bytes in prop::collection::vec(any::<u8>(), 0..700)) {
+        let _ = Hop::find(&bytes);
+        let taken = [
+            len(&proxy::parse(&bytes)),
+            len(&socks::greeting(&bytes, socks::Method::None)),
+            len(&socks::credentials(&bytes)),
+            len(&socks::request(&bytes)),
+            len(&connect::parse(&bytes)),
+        ];
+        prop_assert!(taken.iter().flatten().all(|&len| len <= bytes.len()));
+    }
+}
+
+fn len<T>(parsed: &Parsed<T>) -> Option<usize> {
+    match parsed {
+        Parsed::Whole(_, len) => Some(*len),
+        _ => None,
+    }
+}
