@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,22 +15,9 @@ use viaduct_proto::repair::SecretKey;
 use viaduct_proto::repair::stats::PeerStats;
 use viaduct_sys::process::Process;
 
+use crate::binary::binary;
 use crate::stop;
 use crate::topology::{Dumbbell, Node, Scratch};
-
-static BINARY: OnceLock<PathBuf> = OnceLock::new();
-
-/// The `viaduct` that gateways are started with. Without this it is the running program.
-pub fn use_binary(path: impl Into<PathBuf>) {
-    let _ = BINARY.set(path.into());
-}
-
-fn binary() -> Result<PathBuf> {
-    match BINARY.get() {
-        Some(path) => Ok(path.clone()),
-        None => std::env::current_exe().context("find the running program"),
-    }
-}
 
 /// How a pair of gateways is set up.
 #[derive(Clone, Debug, Default)]

@@ -9,12 +9,14 @@
 //!    └──> demo: the one experiment that a person who has read nothing understands
 //! ```
 
+pub mod binary;
 pub mod cli;
 pub mod demo;
 pub mod emulator;
 pub mod experiment;
 pub mod experiments;
 pub mod gateways;
+pub mod proxies;
 pub mod report;
 pub mod shell;
 pub mod stop;

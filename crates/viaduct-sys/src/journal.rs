@@ -21,6 +21,7 @@ use std::process;
 
 use serde::{Deserialize, Serialize};
 
+use crate::intercept::Intercept;
 use crate::nft::{MssClamp, NftError};
 use crate::offload::{OffloadError, OffloadState};
 use crate::route::{RouteError, RouteMtu};
@@ -105,6 +106,7 @@ enum Change {
     Offload(OffloadState),
     Route(RouteMtu),
     Mss(MssClamp),
+    Intercept(Intercept),
     Sysctl(Sysctl),
 }
 
@@ -169,6 +171,15 @@ impl Changes {
     pub fn mss_clamp(&mut self, clamp: MssClamp) -> Result<(), JournalError> {
         clamp.check()?;
         self.make(&Change::Mss(clamp))
+    }
+
+    /// Hands connections to a proxy on this machine.
+    ///
+    /// # Errors
+    /// As [`Intercept::apply`]'s; nothing is left changed.
+    pub fn intercept(&mut self, intercept: Intercept) -> Result<(), JournalError> {
+        intercept.check()?;
+        self.make(&Change::Intercept(intercept))
     }
 
     /// Sets a kernel setting, named as below `/proc/sys`, with slashes.
@@ -265,6 +276,7 @@ impl Change {
             Change::Offload(state) => state.switch_off()?,
             Change::Route(route) => route.apply()?,
             Change::Mss(clamp) => clamp.apply()?,
+            Change::Intercept(intercept) => intercept.apply()?,
             Change::Sysctl(sysctl) => sysctl.apply()?,
         }
         Ok(())
@@ -275,6 +287,7 @@ impl Change {
             Change::Offload(state) => state.restore()?,
             Change::Route(route) => route.undo()?,
             Change::Mss(clamp) => clamp.undo()?,
+            Change::Intercept(intercept) => intercept.undo()?,
             Change::Sysctl(sysctl) => sysctl.undo()?,
         }
         Ok(())

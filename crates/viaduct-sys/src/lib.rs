@@ -17,6 +17,7 @@
 
 pub mod clock;
 pub mod filter;
+pub mod intercept;
 pub mod interface;
 pub mod journal;
 pub mod netns;
@@ -26,8 +27,11 @@ pub mod poll;
 pub mod process;
 pub mod ring;
 pub mod route;
+pub mod splice;
 pub mod stamp;
+pub mod syn;
 pub mod sysctl;
+pub mod tcp;
 pub mod thread;
 pub mod tool;
 pub mod tun;

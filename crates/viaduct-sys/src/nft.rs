@@ -59,11 +59,7 @@ impl MssClamp {
     /// # Errors
     /// A name or a size that cannot.
     pub fn check(&self) -> Result<(), NftError> {
-        let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        let (what, expected) = ("instance", "letters, digits and _ are expected, 1 to 32 of them");
-        if !self.instance.chars().all(plain) || !(1..=32).contains(&self.instance.len()) {
-            return Err(NftError::Name { what, name: self.instance.clone(), expected });
-        }
+        check_instance(&self.instance)?;
         let odd = |c: char| c.is_whitespace() || c.is_control() || c == '"' || c == '*' || c == '/';
         let (what, expected) = ("interface", "the name of a network interface is expected");
         if self.interface.contains(odd) || !(1..16).contains(&self.interface.len()) {
@@ -91,7 +87,7 @@ impl MssClamp {
     /// `nft` refuses.
     pub fn undo(&self) -> Result<(), NftError> {
         self.check()?;
-        tool::run("nft", &["-f", "-"], &self.deletion())?;
+        tool::run("nft", &["-f", "-"], &deletion(&self.instance))?;
         Ok(())
     }
 
@@ -100,14 +96,8 @@ impl MssClamp {
         format!("viaduct_{}", self.instance)
     }
 
-    /// Adding it first makes deleting it right whether it was there or not.
-    fn deletion(&self) -> String {
-        let table = self.table();
-        format!("add table inet {table}\ndelete table inet {table}\n")
-    }
-
     fn script(&self) -> String {
-        let mut script = self.deletion();
+        let mut script = deletion(&self.instance);
         let mut line = |text: &str| {
             // Writing to a string cannot fail.
             let _ = writeln!(script, "{text}");
@@ -133,7 +123,23 @@ impl MssClamp {
     }
 }
 
-fn set(name: &str, kind: &str, prefixes: &[(IpAddr, u8)]) -> String {
+/// Whether `instance` can name a table.
+pub(crate) fn check_instance(instance: &str) -> Result<(), NftError> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let (what, expected) = ("instance", "letters, digits and _ are expected, 1 to 32 of them");
+    if !instance.chars().all(plain) || !(1..=32).contains(&instance.len()) {
+        return Err(NftError::Name { what, name: instance.to_owned(), expected });
+    }
+    Ok(())
+}
+
+/// Deletes the table of `instance`. Adding it first makes that right whether it was there or not.
+pub(crate) fn deletion(instance: &str) -> String {
+    format!("add table inet viaduct_{instance}\ndelete table inet viaduct_{instance}\n")
+}
+
+/// A set of prefixes.
+pub(crate) fn set(name: &str, kind: &str, prefixes: &[(IpAddr, u8)]) -> String {
     let elements: Vec<String> =
         prefixes.iter().map(|(ip, length)| format!("{ip}/{length}")).collect();
     let elements = match elements.is_empty() {

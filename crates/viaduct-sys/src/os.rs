@@ -1,7 +1,7 @@
 //! The few raw calls that several modules share, each once.
 #![allow(unsafe_code)]
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint};
 use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -29,6 +29,18 @@ pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> io::Result<
     }
     // SAFETY: `fd` was just opened and nobody else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Binds a packet socket to all protocols of an interface; 0 is all interfaces.
+pub(crate) fn bind_packet(socket: BorrowedFd<'_>, index: c_uint) -> io::Result<()> {
+    // SAFETY: all zeros is a `sockaddr_ll`.
+    let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+    address.sll_ifindex = index as c_int;
+    let length = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: the kernel reads `length` bytes of `address`, which lives through the call.
+    check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) })
 }
 
 /// Sets one socket option.

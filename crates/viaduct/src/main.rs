@@ -4,6 +4,7 @@
 
 mod gateway;
 mod key;
+mod proxy;
 mod status;
 
 use std::io::IsTerminal as _;
@@ -26,6 +27,14 @@ enum Command {
         /// Check the config, say what it means, and touch nothing
         #[arg(long)]
         check: bool,
+        /// Log in JSON, one object a line
+        #[arg(long)]
+        log_json: bool,
+    },
+    /// One hop of a chain: split TCP connections, and connect onwards when the SYN is seen
+    Proxy {
+        #[command(flatten)]
+        args: proxy::ProxyArgs,
         /// Log in JSON, one object a line
         #[arg(long)]
         log_json: bool,
@@ -71,6 +80,10 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Gateway { config, log_json, .. } => {
             log(log_json);
             gateway::run(&config)?;
+        }
+        Command::Proxy { args, log_json } => {
+            log(log_json);
+            proxy::run(&args)?;
         }
         Command::Status { which, json } => status::status(&which, json)?,
         Command::Top { which } => status::top(&which)?,

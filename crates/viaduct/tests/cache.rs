@@ -5,7 +5,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use viaduct_lab::gateways::{GatewaySpec, use_binary};
+use viaduct_lab::binary::use_binary;
+use viaduct_lab::gateways::GatewaySpec;
 use viaduct_lab::topology::{Host, Journal};
 use viaduct_lab::world::World;
 

@@ -5,9 +5,9 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use viaduct_lab::binary::use_binary;
 use viaduct_lab::experiment::{Ended, Options, Outcome, perform, print_table};
 use viaduct_lab::experiments::select;
-use viaduct_lab::gateways::use_binary;
 
 /// One at a time: they measure time.
 static ALONE: Mutex<()> = Mutex::new(());

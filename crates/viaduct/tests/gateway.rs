@@ -8,7 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
-use viaduct_lab::gateways::{Gateway, GatewaySpec, use_binary};
+use viaduct_lab::binary::use_binary;
+use viaduct_lab::gateways::{Gateway, GatewaySpec};
 use viaduct_lab::topology::programs::{Iperf, Ping};
 use viaduct_lab::topology::{DumbbellSpec, Journal, Node};
 use viaduct_lab::world::World;

@@ -2,6 +2,7 @@
 
 mod lab;
 mod maelstrom;
+mod miniproxy;
 mod statistics;
 
 use crate::experiment::Experiment;
@@ -25,6 +26,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &maelstrom::burst::Burst,
     &maelstrom::interleaves::Interleaves,
     &maelstrom::forwarding::Forwarding,
+    &miniproxy::ttc::Ttc,
 ];
 
 /// The experiments that one of `patterns` names: a name (`maelstrom/burst`), a system

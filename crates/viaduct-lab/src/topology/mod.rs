@@ -11,19 +11,24 @@
 //!                  … ─┘        veth, or two TUNs            └─ …
 //!                              and an emulator
 //!
+//!    [Chain]      client ═══ hop1 ═══ hop2 ═══ … ═══ server
+//!
 //!    [Node]       one namespace: its name, commands in it, programs that die with us
 //!    [Journal]    every command that was run, for --verbose
 //!    [programs]   iperf3, curl, ping, timed messages: run in hosts, with time-outs
 //!    [Scratch]    files that programs need, gone with the world or by the next run
 //! ```
 
+mod chain;
 mod dumbbell;
 mod journal;
 mod node;
 pub mod programs;
 mod scratch;
 mod site;
+mod tun;
 
+pub use chain::Chain;
 pub use dumbbell::{Dumbbell, DumbbellSpec, Wan};
 pub use journal::Journal;
 pub use node::{Host, Node};

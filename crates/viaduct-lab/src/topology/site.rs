@@ -4,8 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use viaduct_sys::tun::Tun;
 
-use super::{Host, Journal, Node, TopologyError};
-use crate::emulator::TUN_QUEUE;
+use super::{Host, Journal, Node, TopologyError, tun};
 
 /// Which site: decides names and addresses.
 #[derive(Clone, Copy, Debug)]
@@ -63,13 +62,7 @@ impl Site {
         journal: &Journal,
     ) -> Result<Site, TopologyError> {
         let gateway = Node::new(format!("gw{}", side.letter()), journal)?;
-        gateway.set_sysctls(&[
-            ("net/ipv4/ip_forward", "1"),
-            ("net/ipv6/conf/all/forwarding", "1"),
-            // A recovered packet may come in by another device than the route says.
-            ("net/ipv4/conf/all/rp_filter", "0"),
-            ("net/ipv4/conf/default/rp_filter", "0"),
-        ])?;
+        gateway.set_sysctls(&ROUTER_SYSCTLS)?;
         let hosts = (1..=hosts)
             .map(|n| add_host(&gateway, side, n as u8, mtu, journal))
             .collect::<Result<_, _>>()?;
@@ -89,17 +82,7 @@ impl Site {
 
     /// `wan0` as a TUN, for the emulator.
     pub(super) fn open_tun(&self, mtu: u32) -> Result<Tun, TopologyError> {
-        let node = &self.gateway;
-        let open = || {
-            let tun = Tun::create("wan0")?;
-            tun.interface().set_mtu(mtu)?;
-            Ok(tun)
-        };
-        let wrong = |source| TopologyError::Tun { node: node.name().into(), source };
-        let tun = node.netns().enter(open)?.map_err(wrong)?;
-        // By netlink: without root the emulator itself could not.
-        node.ip(&[format!("link set wan0 txqueuelen {TUN_QUEUE}")])?;
-        Ok(tun)
+        tun::open(&self.gateway, "wan0", mtu)
     }
 
     /// Gives `wan0` its addresses and the routes to the other site.
@@ -158,7 +141,17 @@ pub(super) fn veth(mtu: u32, here: (&str, u32), there: (&str, u32), peer: &Node)
     )
 }
 
-const HOST_SYSCTLS: [(&str, &str); 4] = [
+/// Of a machine that forwards.
+pub(super) const ROUTER_SYSCTLS: [(&str, &str); 4] = [
+    ("net/ipv4/ip_forward", "1"),
+    ("net/ipv6/conf/all/forwarding", "1"),
+    // A recovered packet may come in by another device than the route says.
+    ("net/ipv4/conf/all/rp_filter", "0"),
+    ("net/ipv4/conf/default/rp_filter", "0"),
+];
+
+/// Of a machine where programs run.
+pub(super) const HOST_SYSCTLS: [(&str, &str); 4] = [
     // What one connection learns must not teach the next.
     ("net/ipv4/tcp_no_metrics_save", "1"),
     // Room for 1 Gb/s at 100 ms and then some: 64 MB.

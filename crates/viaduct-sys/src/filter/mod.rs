@@ -20,6 +20,7 @@
 
 mod asm;
 mod prefix;
+mod syn;
 #[cfg(test)]
 mod tests;
 
@@ -35,6 +36,7 @@ use libc::{
 use crate::os;
 use asm::{Asm, Label, Test};
 use prefix::PrefixSet;
+pub use syn::SynFilter;
 
 /// Instructions that the kernel takes at most.
 pub const MAX_INSNS: usize = 4096;

@@ -152,7 +152,7 @@ impl Ring {
             filter::attach(socket.as_fd(), program).map_err(failed("attach a filter"))?;
         }
         let map = set_up(socket.as_fd(), config).map_err(failed("set up a packet ring"))?;
-        bind(socket.as_fd(), index).map_err(failed("bind a packet socket"))?;
+        os::bind_packet(socket.as_fd(), index).map_err(failed("bind a packet socket"))?;
         Ok(Ring { map, block: 0, open: None, drops: 0, socket })
     }
 
@@ -254,17 +254,6 @@ fn set_up(socket: BorrowedFd<'_>, config: RingConfig) -> io::Result<Map> {
     };
     os::setsockopt(socket, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
     Map::new(socket, block_bytes, blocks)
-}
-
-fn bind(socket: BorrowedFd<'_>, index: c_uint) -> io::Result<()> {
-    // SAFETY: all zeros is a `sockaddr_ll`.
-    let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
-    address.sll_family = libc::AF_PACKET as u16;
-    address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
-    address.sll_ifindex = index as c_int;
-    let length = size_of_val(&address) as libc::socklen_t;
-    // SAFETY: the kernel reads `length` bytes of `address`, which lives through the call.
-    os::check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) })
 }
 
 fn interface_index(name: &str) -> io::Result<c_uint> {

@@ -1,0 +1,4 @@
+//! Miniproxy's figures: what splitting TCP and forwarding the SYN early do for short flows.
+
+mod model;
+pub(super) mod ttc;

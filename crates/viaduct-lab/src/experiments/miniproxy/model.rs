@@ -1,0 +1,47 @@
+//! The paper's equations, which stand beside what is measured: hops of one-way delay D_i, D their
+//! sum, and n round trips of slow start for B bytes.
+
+/// Segments of the first flight.
+const INITIAL_WINDOW: f64 = 10.0;
+/// Bytes of a segment.
+const SEGMENT: f64 = 1448.0;
+
+/// What a transfer should take, in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Expected {
+    /// To the first byte.
+    pub(super) first_byte: f64,
+    /// To the last byte.
+    pub(super) whole: f64,
+}
+
+/// Round trips that slow start takes for `bytes`.
+fn rounds(bytes: usize) -> f64 {
+    (bytes as f64 / (INITIAL_WINDOW * SEGMENT) + 1.0).log2().ceil()
+}
+
+/// Of `bytes` over hops of these one-way delays, milliseconds; with the SYN forwarded early at each
+/// proxy between them.
+pub(super) fn expected(delays: &[f64], bytes: usize) -> Expected {
+    let (sum, n) = (delays.iter().sum::<f64>(), rounds(bytes));
+    let longest = delays.iter().copied().fold(0.0, f64::max);
+    let first_byte = 2.0 * sum + 2.0 * longest;
+    Expected { first_byte, whole: 2.0 * sum + 2.0 * n * longest }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_papers_figures_follow() {
+        let even = |proxies: usize| vec![50.0 / (proxies + 1) as f64; proxies + 1];
+        let saved = |bytes: usize, proxies: usize| {
+            1.0 - expected(&even(proxies), bytes).whole / expected(&even(0), bytes).whole
+        };
+        let near = |value: f64, meant: f64| (value - meant).abs() < 1e-3;
+        assert!(near(saved(10_000, 1), 0.25) && near(saved(10_000, 3), 0.375));
+        assert!(near(saved(25_000, 1), 1.0 / 3.0) && near(saved(25_000, 2), 4.0 / 9.0));
+        assert!(near(saved(25_000, 3), 0.5));
+    }
+}

@@ -1,0 +1,72 @@
+//! The program that lets arriving SYNs through.
+
+use libc::{ETH_P_IP, ETH_P_IPV6, IPPROTO_TCP, PACKET_OUTGOING, SKF_AD_PKTTYPE, SKF_AD_PROTOCOL};
+
+use super::BpfInsn;
+use super::asm::{Asm, Label, Test};
+
+/// Length of the IPv6 header, which SYNs follow at once.
+const IPV6_HEAD: u32 = 40;
+/// Where TCP's flags and destination port are, in 16-bit words.
+const FLAGS: u32 = 12;
+const PORT: u32 = 2;
+const SYN: u32 = 0x02;
+const SYN_ACK_RST_FIN: u32 = 0x17;
+
+/// SYNs, without ACK, to some ports; on a socket whose packets begin at the network header.
+#[derive(Clone, Copy, Debug)]
+pub struct SynFilter<'a> {
+    /// The destination ports; none means all.
+    pub ports: &'a [u16],
+}
+
+impl SynFilter<'_> {
+    /// The program for the kernel.
+    pub fn build(&self) -> Vec<BpfInsn> {
+        let mut asm = Asm::default();
+        let [v4, v6, yes, no] = [(); 4].map(|()| asm.label());
+        asm.load_meta(SKF_AD_PKTTYPE);
+        asm.jump_if(Test::Equal(PACKET_OUTGOING.into()), no);
+        asm.load_meta(SKF_AD_PROTOCOL);
+        asm.jump_if(Test::Equal(ETH_P_IP as u32), v4);
+        asm.branch(Test::Equal(ETH_P_IPV6 as u32), v6, no);
+
+        asm.place(v4);
+        asm.load_byte(9);
+        asm.jump_unless(Test::Equal(IPPROTO_TCP as u32), no);
+        asm.load_half(6);
+        // A fragment but the first has no TCP header.
+        asm.jump_if(Test::AnyBit(0x1fff), no);
+        asm.x_from_ipv4_header_length();
+        asm.load_half_at_x(FLAGS);
+        is_syn(&mut asm, no);
+        asm.load_half_at_x(PORT);
+        self.test_port(&mut asm, yes, no);
+
+        asm.place(v6);
+        asm.load_byte(6);
+        asm.jump_unless(Test::Equal(IPPROTO_TCP as u32), no);
+        asm.load_half(IPV6_HEAD + FLAGS);
+        is_syn(&mut asm, no);
+        asm.load_half(IPV6_HEAD + PORT);
+        self.test_port(&mut asm, yes, no);
+
+        asm.place(yes);
+        asm.keep(u32::MAX);
+        asm.place(no);
+        asm.keep(0);
+        asm.finish()
+    }
+
+    fn test_port(&self, asm: &mut Asm, yes: Label, no: Label) {
+        for &port in self.ports {
+            asm.jump_if(Test::Equal(port.into()), yes);
+        }
+        asm.goto(if self.ports.is_empty() { yes } else { no });
+    }
+}
+
+fn is_syn(asm: &mut Asm, no: Label) {
+    asm.and(SYN_ACK_RST_FIN);
+    asm.jump_unless(Test::Equal(SYN), no);
+}

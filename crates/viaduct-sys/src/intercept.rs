@@ -1,0 +1,120 @@
+//! TCP connections through this machine, handed to a proxy on it instead of being forwarded
+//! (TPROXY).
+//!
+//! ```text
+//!   SYN to 10.2.0.9:80 ──▶ [ prerouting: table inet viaduct_<instance> ] ── mark ──▶ ip rule
+//!                             tproxy to :7000                                          │
+//!   listener on port 7000, whose accepted socket is 10.2.0.9:80 ◀── local ── table ◀──┘
+//! ```
+//!
+//! Where nobody listens on the port any more the kernel finds no socket and forwards the packets as
+//! if the rule were not there: new connections pass a dead proxy by.
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::nft::{NftError, check_instance, deletion, set};
+use crate::tool;
+
+/// Marks and routing tables of ours: this, and the port.
+const BASE: u32 = 0x7664_0000;
+
+/// What to intercept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Intercept {
+    /// Names the table: letters, digits and `_`, at most 32 of them.
+    pub instance: String,
+    /// The port that the proxy listens on.
+    pub to_port: u16,
+    /// Where connections that are intercepted go.
+    pub destinations: Vec<(IpAddr, u8)>,
+    /// Their destination ports; none means all.
+    pub ports: Vec<u16>,
+}
+
+impl Intercept {
+    /// Sees that all of it can be written into rules.
+    ///
+    /// # Errors
+    /// A name that cannot.
+    pub fn check(&self) -> Result<(), NftError> {
+        check_instance(&self.instance)
+    }
+
+    /// Puts rules and routes in place; ours that are there already are replaced.
+    ///
+    /// # Errors
+    /// `nft` or `ip` refuses.
+    pub fn apply(&self) -> Result<(), NftError> {
+        self.undo()?;
+        for family in ["-4", "-6"] {
+            let (mark, table) = (self.mark(), self.table());
+            let any = if family == "-4" { "0.0.0.0/0" } else { "::/0" };
+            ip(&[family, "rule", "add", "fwmark", &mark, "lookup", &table, "priority", "118"])?;
+            ip(&[family, "route", "replace", "local", any, "dev", "lo", "table", &table])?;
+        }
+        // Last: what it marks finds its way already.
+        tool::run("nft", &["-f", "-"], &self.script())?;
+        Ok(())
+    }
+
+    /// Takes them away, if they are there.
+    ///
+    /// # Errors
+    /// `nft` refuses.
+    pub fn undo(&self) -> Result<(), NftError> {
+        self.check()?;
+        tool::run("nft", &["-f", "-"], &deletion(&self.instance))?;
+        for family in ["-4", "-6"] {
+            // What is not there cannot be deleted, and need not be.
+            let (mark, table) = (self.mark(), self.table());
+            let _ = ip(&[family, "rule", "del", "fwmark", &mark, "lookup", &table]);
+            let _ = ip(&[family, "route", "flush", "table", &table]);
+        }
+        Ok(())
+    }
+
+    fn mark(&self) -> String {
+        format!("{:#x}", BASE | u32::from(self.to_port))
+    }
+
+    fn table(&self) -> String {
+        (BASE | u32::from(self.to_port)).to_string()
+    }
+
+    fn script(&self) -> String {
+        let mut script = deletion(&self.instance);
+        let mut line = |text: &str| {
+            // Writing to a string cannot fail.
+            let _ = writeln!(script, "{text}");
+        };
+        let (v4, v6): (Vec<_>, Vec<_>) = self.destinations.iter().partition(|(ip, _)| ip.is_ipv4());
+        let ports: Vec<_> = self.ports.iter().map(u16::to_string).collect();
+        let ports = match ports.is_empty() {
+            true => String::new(),
+            false => format!("tcp dport {{ {} }} ", ports.join(", ")),
+        };
+        let mark = self.mark();
+        line(&format!("table inet viaduct_{} {{", self.instance));
+        line(&set("to4", "ipv4_addr", &v4));
+        line(&set("to6", "ipv6_addr", &v6));
+        line("chain prerouting {\ntype filter hook prerouting priority mangle; policy accept;");
+        // Packets of connections that are ours already, with whatever address.
+        line(&format!("meta l4proto tcp socket transparent 1 meta mark set {mark} accept"));
+        for (family, set) in [("ip", "to4"), ("ip6", "to6")] {
+            line(&format!(
+                "{family} daddr @{set} meta l4proto tcp {ports}tproxy {family} to :{} \
+                 meta mark set {mark} accept",
+                self.to_port
+            ));
+        }
+        line("}\n}");
+        script
+    }
+}
+
+fn ip(arguments: &[&str]) -> Result<(), NftError> {
+    Ok(tool::run("ip", arguments, "").map(drop)?)
+}

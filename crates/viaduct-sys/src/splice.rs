@@ -1,0 +1,103 @@
+//! Moving bytes from one socket to another without a copy to user space: through a pipe.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
+
+/// A pipe, and how much is in it.
+#[derive(Debug)]
+pub struct Pipe {
+    read: OwnedFd,
+    write: OwnedFd,
+    held: usize,
+    room: usize,
+}
+
+/// What became of a splice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spliced {
+    /// So many bytes moved, at least one.
+    Moved(usize),
+    /// Nothing can move now.
+    Blocked,
+    /// The source has ended.
+    End,
+}
+
+impl Pipe {
+    /// An empty pipe with room for about `room` bytes; less where the kernel allows no more
+    /// (`fs.pipe-user-pages-soft`).
+    ///
+    /// # Errors
+    /// No descriptors are left.
+    pub fn new(room: usize) -> io::Result<Pipe> {
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        let room = fcntl_setpipe_size(&write, room).unwrap_or(64 << 10);
+        Ok(Pipe { read, write, held: 0, room })
+    }
+
+    /// Bytes in the pipe.
+    pub fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Moves what `from` has into the pipe.
+    ///
+    /// # Errors
+    /// `from` broke.
+    pub fn fill(&mut self, from: impl AsFd) -> io::Result<Spliced> {
+        let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
+        let moved = splice(from, None, &self.write, None, self.room, flags);
+        Ok(match moved {
+            Ok(0) => Spliced::End,
+            Ok(moved) => {
+                self.held += moved;
+                Spliced::Moved(moved)
+            }
+            Err(Errno::AGAIN) => Spliced::Blocked,
+            Err(error) => return Err(error.into()),
+        })
+    }
+
+    /// Moves what is in the pipe to `to`.
+    ///
+    /// # Errors
+    /// `to` broke.
+    pub fn drain(&mut self, to: impl AsFd) -> io::Result<Spliced> {
+        let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
+        match splice(&self.read, None, to, None, self.held, flags) {
+            Ok(0) => Ok(Spliced::End),
+            Ok(moved) => {
+                self.held -= moved;
+                Ok(Spliced::Moved(moved))
+            }
+            Err(Errno::AGAIN) => Ok(Spliced::Blocked),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn bytes_pass_in_order_and_the_end_is_seen() {
+        let (mut writer, from) = UnixStream::pair().unwrap();
+        let (to, mut reader) = UnixStream::pair().unwrap();
+        let mut pipe = Pipe::new(64 << 10).unwrap();
+        writer.write_all(b"through a pipe").unwrap();
+        assert_eq!(pipe.fill(&from).unwrap(), Spliced::Moved(14));
+        assert_eq!(pipe.held(), 14);
+        assert_eq!(pipe.drain(&to).unwrap(), Spliced::Moved(14));
+        let mut got = [0; 14];
+        reader.read_exact(&mut got).unwrap();
+        assert_eq!(&got, b"through a pipe");
+        drop(writer);
+        assert_eq!(pipe.fill(&from).unwrap(), Spliced::End);
+    }
+}

@@ -1,0 +1,97 @@
+//! TCP sockets as a proxy needs them: with another host's address, begun without waiting, ended by
+//! a reset.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
+
+use crate::os;
+
+/// How a socket is set up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TcpOptions {
+    /// It may have addresses of other hosts (`IP_TRANSPARENT`), which takes CAP_NET_ADMIN.
+    pub transparent: bool,
+    /// Bytes of the send buffer; the kernel's choice if `None`.
+    pub send_buffer: Option<usize>,
+    /// Bytes of the receive buffer; the kernel's choice if `None`.
+    pub receive_buffer: Option<usize>,
+}
+
+/// Listens at `address`, not blocking; several processes may share a port.
+///
+/// # Errors
+/// The address is in use or not this machine's, or a right is missing.
+pub fn listen(address: SocketAddr, backlog: u32, options: TcpOptions) -> io::Result<TcpListener> {
+    let socket = socket(address, options)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    sockopt::set_socket_reuseport(&socket, true)?;
+    rustix::net::bind(&socket, &address)?;
+    rustix::net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
+    Ok(socket.into())
+}
+
+/// Begins to connect to `to`, from the address `from` if it is given. The answer comes when the
+/// stream is writable: [`take_error`](TcpStream::take_error).
+///
+/// # Errors
+/// It cannot even begin: no route, no port left.
+pub fn connect(
+    to: SocketAddr,
+    from: Option<SocketAddr>,
+    options: TcpOptions,
+) -> io::Result<TcpStream> {
+    let socket = socket(to, options)?;
+    if let Some(from) = from {
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        rustix::net::bind(&socket, &from)?;
+    }
+    sockopt::set_tcp_nodelay(&socket, true)?;
+    match rustix::net::connect(&socket, &to) {
+        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(socket.into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Has the stream end by a reset when it is closed.
+///
+/// # Errors
+/// None are known.
+pub fn reset_on_close(stream: impl AsFd) -> io::Result<()> {
+    Ok(sockopt::set_socket_linger(stream, Some(std::time::Duration::ZERO))?)
+}
+
+/// Probes a connection on which nothing is said.
+///
+/// # Errors
+/// None are known.
+pub fn keep_alive(stream: impl AsFd) -> io::Result<()> {
+    Ok(sockopt::set_socket_keepalive(stream, true)?)
+}
+
+fn socket(address: SocketAddr, options: TcpOptions) -> io::Result<rustix::fd::OwnedFd> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+    if options.transparent {
+        set_transparent(socket.as_fd(), address.is_ipv4())?;
+    }
+    if let Some(bytes) = options.send_buffer {
+        sockopt::set_socket_send_buffer_size(&socket, bytes)?;
+    }
+    if let Some(bytes) = options.receive_buffer {
+        sockopt::set_socket_recv_buffer_size(&socket, bytes)?;
+    }
+    Ok(socket)
+}
+
+fn set_transparent(socket: BorrowedFd<'_>, v4: bool) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    let (level, name) = match v4 {
+        true => (libc::SOL_IP, libc::IP_TRANSPARENT),
+        false => (libc::SOL_IPV6, libc::IPV6_TRANSPARENT),
+    };
+    os::setsockopt(socket, level, name, &on)
+}
