@@ -1,8 +1,14 @@
-//! Recovered packets that wait a moment before they are injected.
+//! Recovered packets that wait a moment before they are injected, where that is of use.
 //!
 //! Where a machine takes packets in by several queues, or several cores share the work, a repair
 //! may overtake packets that it covers. What it rebuilds then is not lost, only a moment behind, and
-//! its hosts should get it once.
+//! its hosts should get it once. How long a moment is shows when a packet comes after its recovery:
+//! from then on recoveries wait a little longer than that. Where nothing overtakes, none waits.
+//!
+//! ```text
+//!   recovered ──▶ queue ── hold over ──▶ injected ──▶ gone, remembered for a while
+//!                   └ its packet comes: dropped          └ its packet comes: hold rises
+//! ```
 
 use std::collections::VecDeque;
 
@@ -10,10 +16,11 @@ use super::identity::Identity;
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
-/// How long a recovery waits for its packet: longer than queues and cores of one machine differ, a
-/// fraction of what waiting for a repair takes.
-pub(super) const HOLD: Duration = Duration::from_millis(1);
-/// Recoveries that wait at once, at most: arrivals look through all of them.
+/// Longest wait: more than queues and cores of one machine differ.
+const MOST_HOLD: Duration = Duration::from_millis(2);
+/// After how long without a packet that was overtaken the wait is halved, at last to none.
+const FORGET: Duration = Duration::from_secs(10);
+/// Recoveries that wait, and that are remembered, at once, at most: arrivals look through them.
 const MOST: usize = 256;
 
 /// A recovery that waits.
@@ -23,13 +30,28 @@ pub(super) struct Waiting {
     pub(super) identity: Identity,
     /// When the packet should have arrived, if that is known.
     pub(super) due: Option<Instant>,
-    release: Instant,
+    recovered: Instant,
 }
 
-/// Recoveries that wait, oldest first.
+/// What a packet that arrives has to do with recoveries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Overtaken {
+    /// Nothing.
+    No,
+    /// Its recovery waited, and is dropped.
+    InTime(Seq),
+    /// It was injected already.
+    TooLate,
+}
+
+/// Recoveries that wait, oldest first, and those that waited.
 #[derive(Debug, Default)]
 pub(super) struct Held {
+    hold: Duration,
+    /// When a packet that was overtaken last came.
+    last: Option<Instant>,
     queue: VecDeque<Waiting>,
+    gone: VecDeque<Waiting>,
 }
 
 impl Held {
@@ -40,24 +62,111 @@ impl Held {
         identity: Identity,
         due: Option<Instant>,
     ) {
-        self.queue.push_back(Waiting { seq, identity, due, release: now + HOLD });
+        self.queue.push_back(Waiting { seq, identity, due, recovered: now });
     }
 
-    /// Takes back the recovery of a packet that has come after all.
-    pub(super) fn take(&mut self, identity: Identity) -> Option<Seq> {
-        let at = self.queue.iter().position(|waiting| waiting.identity == identity)?;
-        self.queue.remove(at).map(|waiting| waiting.seq)
+    /// Looks for the recovery of a packet that has just come.
+    pub(super) fn arrived(&mut self, now: Instant, identity: Identity) -> Overtaken {
+        if let Some(waiting) = take(&mut self.queue, identity) {
+            self.rise(now, waiting);
+            return Overtaken::InTime(waiting.seq);
+        }
+        match take(&mut self.gone, identity) {
+            Some(gone) => {
+                self.rise(now, gone);
+                Overtaken::TooLate
+            }
+            None => Overtaken::No,
+        }
+    }
+
+    /// A packet came after its recovery: the next ones wait a quarter longer than that.
+    fn rise(&mut self, now: Instant, waiting: Waiting) {
+        let needed = now.since(waiting.recovered) * 5 / 4;
+        self.hold = self.hold.max(needed.min(MOST_HOLD));
+        self.last = Some(now);
     }
 
     /// When the next one has waited long enough.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.queue.front().map(|waiting| waiting.release)
+        self.queue.front().map(|waiting| waiting.recovered + self.hold)
     }
 
     /// Takes the next one that has waited long enough, or has no room to wait.
     pub(super) fn pop(&mut self, now: Instant) -> Option<Waiting> {
         let full = self.queue.len() > MOST;
-        let ready = self.queue.front().is_some_and(|waiting| full || waiting.release <= now);
-        if ready { self.queue.pop_front() } else { None }
+        let front = self.queue.front()?;
+        if !full && front.recovered + self.hold > now {
+            return None;
+        }
+        let waiting = self.queue.pop_front()?;
+        self.forget(now);
+        if self.gone.len() == MOST {
+            self.gone.pop_front();
+        }
+        self.gone.push_back(waiting);
+        Some(waiting)
+    }
+
+    /// Drops those whose packets could not come that late.
+    fn forget(&mut self, now: Instant) {
+        let old = |gone: &Waiting| now.since(gone.recovered) > 2 * MOST_HOLD;
+        while self.gone.front().is_some_and(old) {
+            self.gone.pop_front();
+        }
+    }
+
+    /// Forgets, a few times a second.
+    pub(super) fn tick(&mut self, now: Instant) {
+        self.forget(now);
+        if self.last.is_some_and(|last| now.since(last) >= FORGET) {
+            self.hold /= 2;
+            self.last = (self.hold > Duration::from_micros(10)).then_some(now);
+            if self.last.is_none() {
+                self.hold = Duration::ZERO;
+            }
+        }
+    }
+}
+
+fn take(queue: &mut VecDeque<Waiting>, identity: Identity) -> Option<Waiting> {
+    let at = queue.iter().position(|waiting| waiting.identity == identity)?;
+    queue.remove(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(micros: u64) -> Instant {
+        Instant::ZERO + Duration::from_micros(micros)
+    }
+
+    #[test]
+    fn recoveries_wait_as_long_as_packets_are_overtaken_by_and_no_longer() {
+        let mut held = Held::default();
+        held.push(at(0), 1, Identity(1), None);
+        assert_eq!(held.pop(at(0)).unwrap().seq, 1, "where nothing overtakes none waits");
+        assert_eq!(held.arrived(at(400), Identity(1)), Overtaken::TooLate);
+        held.push(at(1_000), 2, Identity(2), None);
+        assert_eq!(held.poll_timeout(), Some(at(1_500)));
+        assert!(held.pop(at(1_499)).is_none());
+        assert_eq!(held.arrived(at(1_499), Identity(2)), Overtaken::InTime(2));
+        assert_eq!(held.arrived(at(1_500), Identity(2)), Overtaken::No);
+        for second in 1..200 {
+            held.tick(at(second * 1_000_000));
+        }
+        held.push(at(200_000_000), 3, Identity(3), None);
+        assert!(held.pop(at(200_000_000)).is_some(), "that was long ago");
+    }
+
+    #[test]
+    fn no_more_wait_or_are_remembered_than_can_be_looked_through() {
+        let mut held = Held { hold: MOST_HOLD, ..Held::default() };
+        for seq in 0..10_000 {
+            held.push(at(0), seq, Identity(seq), None);
+            while held.pop(at(0)).is_some() {}
+            assert!(held.queue.len() <= MOST && held.gone.len() <= MOST);
+        }
     }
 }

@@ -8,7 +8,7 @@
 //!                                                  name right? ──▶ store, inject
 //! ```
 
-use super::held::{Held, Waiting};
+use super::held::{Held, Overtaken, Waiting};
 use super::identity::{Identity, IdentityKey};
 use super::ledger::{Ledger, State};
 use super::missing::Missing;
@@ -124,7 +124,7 @@ impl Receiver {
         self.stats.bytes += packet.len() as u64;
         ip::normalise(packet);
         let identity = self.key.name(packet);
-        if let Some(seq) = self.held.take(identity) {
+        if let Overtaken::InTime(seq) = self.held.arrived(now, identity) {
             // It is in the store already.
             self.stats.late += 1;
             return self.settle(seq, State::Arrived);
@@ -186,6 +186,7 @@ impl Receiver {
     /// Housekeeping, a few times a second.
     pub(super) fn tick(&mut self, now: Instant) {
         self.known.ledger.tick(now);
+        self.held.tick(now);
         let floor = self.known.ledger.floor();
         self.decoder.forget_below(floor);
         self.missing.forget_settled(&self.known.ledger);
