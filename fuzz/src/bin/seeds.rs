@@ -13,6 +13,8 @@ use viaduct_proto::repair::identity::IdentityKey;
 use viaduct_proto::repair::stats::LossReport;
 use viaduct_proto::repair::wire::{Announcement, emit_repair, emit_report};
 use viaduct_proto::rng::Rng;
+use viaduct_proto::split::proxy::Addresses;
+use viaduct_proto::split::{option, proxy};
 use viaduct_proto::wire::ip::Hop;
 
 const LINKS: [&str; 6] = [
@@ -36,6 +38,7 @@ fn main() -> io::Result<()> {
     write(&corpus, "link", &LINKS.map(|text| text.as_bytes().to_vec()))?;
     write(&corpus, "ip", &packets)?;
     write(&corpus, "wire", &[messages, datagrams(&packets)].concat())?;
+    write(&corpus, "split", &hops())?;
     // These read sequences of operations: any bytes are some.
     for target in ["decoders", "codes", "messages", "plane", "query"] {
         write(&corpus, target, &noise(target))?;
@@ -95,6 +98,29 @@ fn datagrams(packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
     }
     said.truncate(16);
     said
+}
+
+/// What tells a hop where a flow goes, in each of its forms.
+fn hops() -> Vec<Vec<u8>> {
+    let at = |text: &str| text.parse().expect("an address");
+    let v4 = Addresses { source: at("10.0.0.1:1"), destination: at("10.0.0.2:80") };
+    let v6 = Addresses { source: at("[fd00::1]:1"), destination: at("[fd00::2]:80") };
+    let hop = option::Hop {
+        source: "10.0.0.1:1".parse().expect("an address"),
+        destination: "10.0.0.2:80".parse().expect("an address"),
+    };
+    let mut syn = vec![0x45, 0, 0, 56, 0, 0, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
+    syn.extend([0, 1, 0, 80, 0, 0, 0, 0, 0, 0, 0, 0, 0x90, 2, 0, 9, 0, 0, 0, 0]);
+    syn.extend(hop.emit());
+    let texts: [&[u8]; 4] = [
+        b"\x05\x01\x00",
+        b"\x01\x02me\x03pw!",
+        b"\x05\x01\x00\x03\x0bexample.org\x01\xbb",
+        b"CONNECT [::1]:80 HTTP/1.1\r\nProxy-Authorization: Basic bWU6cHc=\r\n\r\n",
+    ];
+    let mut seeds = texts.map(<[u8]>::to_vec).to_vec();
+    seeds.extend([proxy::emit(&v4), proxy::emit(&v6), hop.emit().to_vec(), syn]);
+    seeds
 }
 
 /// Random bytes of a few lengths.
