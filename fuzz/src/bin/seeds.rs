@@ -11,7 +11,7 @@ use viaduct_proto::fec::{Code, reed_solomon, window};
 use viaduct_proto::repair::Plane;
 use viaduct_proto::repair::identity::IdentityKey;
 use viaduct_proto::repair::stats::LossReport;
-use viaduct_proto::repair::wire::{Announcement, emit_repair, emit_report};
+use viaduct_proto::repair::wire::{Announcement, Report, emit_repair, emit_report};
 use viaduct_proto::rng::Rng;
 use viaduct_proto::split::proxy::Addresses;
 use viaduct_proto::split::{option, proxy};
@@ -64,7 +64,8 @@ fn messages(packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
     ];
     let key = IdentityKey::new(&[7; 32]);
     let mut report = Vec::new();
-    emit_report(&LossReport { highest: 9, covered: 8, lost: 2, ..Default::default() }, &mut report);
+    let loss = LossReport { highest: 9, covered: 8, lost: 2, ..Default::default() };
+    emit_report(&Report { loss, next: 10 }, &mut report);
     let mut messages = vec![report];
     for code in codes {
         let mut encoder = code.build_encoder(1).expect("a code that works");

@@ -13,7 +13,7 @@ use super::sender::{Channel, Plan, Sender};
 use super::session::{Received, Session, SessionConfig, WeakKey};
 use super::sites::Sites;
 use super::stats::{LossReport, PeerStats};
-use super::wire::{self, ANNOUNCEMENT, Message, REPAIR_HEAD};
+use super::wire::{self, ANNOUNCEMENT, Message, REPAIR_HEAD, Report};
 use crate::fec::Code;
 use crate::time::{Duration, Instant};
 
@@ -218,7 +218,7 @@ impl Peer {
     }
 
     pub(super) fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &mut [u8]) {
-        let was_up = self.session.up();
+        let before = self.session.current();
         let received =
             self.transmits.push_with(|answer| self.session.handle(now, datagram, answer));
         if received == Received::Nothing {
@@ -227,8 +227,10 @@ impl Peer {
         self.endpoint = Some(from);
         if let Received::Message(message) = received {
             self.handle_message(now, message);
-        } else if self.session.up() || !was_up {
-            // The first message under new keys lets the responder use them.
+        }
+        if self.session.current() != before {
+            // The first message under new keys lets the responder use them, and both learn where the
+            // other's numbers stand.
             self.report(now);
         }
     }
@@ -244,16 +246,9 @@ impl Peer {
         }
     }
 
-    fn take_report(&mut self, report: LossReport) {
-        // A peer that has heard of less than before has started anew: of the packets before, which
-        // half-built repairs cover, it saw none, and would take them all for lost.
-        if report.highest < self.reported.highest
-            && let Some(sender) = &mut self.sender
-            && let Ok(Some(plan)) = plan(&self.config, sender.next_seq())
-        {
-            sender.restart(plan);
-        }
-        self.reported = report;
+    fn take_report(&mut self, report: Report) {
+        self.receiver.told(report.next);
+        self.reported = report.loss;
     }
 
     #[cfg(fuzzing)]
@@ -262,7 +257,8 @@ impl Peer {
     }
 
     fn report(&mut self, now: Instant) {
-        let report = self.receiver.stats().link;
+        let next = self.sender.as_ref().map_or(0, Sender::next_seq);
+        let report = Report { loss: self.receiver.stats().link, next };
         let session = &mut self.session;
         self.transmits.push_with(|out| session.seal(out, |m| wire::emit_report(&report, m)));
         self.next_report = now + REPORT_EVERY;

@@ -43,6 +43,8 @@ struct Known {
 
 /// Whether packets went by unseen, so that "missing" may not mean lost.
 enum Blind {
+    /// The peer may have numbered packets before this receiver was there; it will tell how far.
+    Untold,
     /// All was seen.
     No,
     /// Some were missed just now.
@@ -75,7 +77,7 @@ impl Receiver {
             decoder: AnyDecoder::new(decoder_share(memory)),
             missing: Missing::new(numbers / 2),
             held: Held::default(),
-            blind: Blind::No,
+            blind: Blind::Untold,
             recovered: Recovered::new(),
             stats: ReceiverStats::default(),
         }
@@ -115,7 +117,21 @@ impl Receiver {
     /// Packets went by unseen: until what the next repairs cover is surely later, nothing counts
     /// as lost.
     pub(super) fn miss(&mut self) {
-        self.blind = Blind::Now;
+        if !matches!(self.blind, Blind::Untold) {
+            self.blind = Blind::Now;
+        }
+    }
+
+    /// The peer's packets from `next` on left only now. What it numbered before, a receiver that has
+    /// just begun did not see.
+    pub(super) fn told(&mut self, next: Seq) {
+        match (&self.blind, next.checked_sub(1)) {
+            (Blind::Untold, None) => self.blind = Blind::No,
+            (Blind::Untold, Some(last)) => self.blind = Blind::UpTo(last),
+            // It has begun anew, with a clock that was set back.
+            (&Blind::UpTo(seq), Some(last)) if last < seq => self.blind = Blind::UpTo(last),
+            _ => {}
+        }
     }
 
     /// Takes a copy of a packet that arrived from the peer's site. Its bytes are spoilt.
@@ -148,7 +164,7 @@ impl Receiver {
     ) {
         self.stats.repairs += 1;
         let cover = repair.cover;
-        if !self.known.ledger.reach(cover.first, cover.last()) || self.in_the_dark(&repair) {
+        if self.in_the_dark(&repair) || !self.known.ledger.reach(cover.first, cover.last()) {
             self.stats.useless += 1;
             return;
         }
@@ -202,6 +218,7 @@ impl Receiver {
                 false
             }
             Blind::UpTo(seq) => repair.cover.first <= seq,
+            Blind::Untold => true,
             Blind::No | Blind::Now => false,
         }
     }

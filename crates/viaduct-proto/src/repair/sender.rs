@@ -69,11 +69,6 @@ impl Sender {
         for stage in 0..self.encoder.stages() {
             self.flush(stage, channel);
         }
-        self.restart(plan);
-    }
-
-    /// Begins anew with the next packet: what the code holds is of no use to the peer any more.
-    pub(super) fn restart(&mut self, plan: Plan) {
         let stats = self.stats;
         *self = Sender { stats, ..Sender::new(plan) };
     }

@@ -119,7 +119,12 @@ impl Session {
 
     /// Whether messages can be sealed.
     pub(super) fn up(&self) -> bool {
-        self.live.iter().any(|s| s.confirmed)
+        self.current().is_some()
+    }
+
+    /// Which session seals messages.
+    pub(super) fn current(&self) -> Option<u32> {
+        self.live.iter().find(|s| s.confirmed).map(|s| s.index)
     }
 
     /// Whether the peer answers: it reports every second, and is asked again after [`SILENCE`].

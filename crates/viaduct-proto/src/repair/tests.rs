@@ -345,7 +345,12 @@ fn a_receiver_that_restarts_takes_nothing_of_before_for_lost() {
             let plane = Plane::new(local(2), vec![config(2, 1, layered())], world.now);
             world.b = plane.unwrap();
             world.b.handle_timeout(world.now);
-            world.exchange(&mut |_, _| false);
+            // The handshake comes through, the first report does not.
+            let mut datagrams = 0;
+            world.exchange(&mut |_, _| {
+                datagrams += 1;
+                datagrams > 1
+            });
         }
         let packet = world.packet();
         world.send(&packet, false);

@@ -18,7 +18,7 @@
 
 use super::identity::Identity;
 use super::stats::{LOSS_BUCKETS, LossReport};
-use crate::fec::{Cover, Repair, Row};
+use crate::fec::{Cover, Repair, Row, Seq};
 use crate::wire::ip::Hop;
 
 /// Version of the whole format; a datagram of another version is refused.
@@ -38,7 +38,7 @@ pub const ANNOUNCEMENT: usize = 11;
 
 const REPAIR: u8 = 1;
 const REPORT: u8 = 2;
-const REPORT_LEN: usize = 4 + 8 * (4 + LOSS_BUCKETS);
+const REPORT_LEN: usize = 4 + 8 * (5 + LOSS_BUCKETS);
 
 const XOR: u8 = 0;
 const REED_SOLOMON: u8 = 1;
@@ -133,7 +133,16 @@ pub enum Message<'a> {
     /// A repair and what it announces.
     Repair(Repair<'a>, Announcements<'a>),
     /// What the other side lost and recovered of what we sent.
-    Report(LossReport),
+    Report(Report),
+}
+
+/// What a site tells its peer every second, and when a session begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// What it lost of the peer's packets.
+    pub loss: LossReport,
+    /// The number of its own next packet: those from here on leave after this report.
+    pub next: Seq,
 }
 
 impl<'a> Message<'a> {
@@ -214,30 +223,32 @@ pub fn emit_repair(
     out.extend_from_slice(repair.body);
 }
 
-fn parse_report(bytes: &[u8]) -> Option<LossReport> {
+fn parse_report(bytes: &[u8]) -> Option<Report> {
     if bytes.len() != REPORT_LEN {
         return None;
     }
     let mut bursts = [0; LOSS_BUCKETS];
     for (i, bucket) in bursts.iter_mut().enumerate() {
-        *bucket = u64_at(bytes, 36 + 8 * i)?;
+        *bucket = u64_at(bytes, 44 + 8 * i)?;
     }
-    Some(LossReport {
-        highest: u64_at(bytes, 4)?,
-        covered: u64_at(bytes, 12)?,
-        lost: u64_at(bytes, 20)?,
-        recovered: u64_at(bytes, 28)?,
+    let loss = LossReport {
+        highest: u64_at(bytes, 12)?,
+        covered: u64_at(bytes, 20)?,
+        lost: u64_at(bytes, 28)?,
+        recovered: u64_at(bytes, 36)?,
         bursts,
-    })
+    };
+    Some(Report { loss, next: u64_at(bytes, 4)? })
 }
 
 /// Appends a report to `out`.
-pub fn emit_report(report: &LossReport, out: &mut Vec<u8>) {
+pub fn emit_report(report: &Report, out: &mut Vec<u8>) {
+    let Report { loss, next } = report;
     out.extend([REPORT, 0, 0, 0]);
-    for number in [report.highest, report.covered, report.lost, report.recovered] {
+    for number in [*next, loss.highest, loss.covered, loss.lost, loss.recovered] {
         out.extend(number.to_be_bytes());
     }
-    for bucket in report.bursts {
+    for bucket in loss.bursts {
         out.extend(bucket.to_be_bytes());
     }
 }
@@ -278,8 +289,9 @@ mod tests {
 
     #[test]
     fn a_report_round_trips_and_has_one_length() {
-        let report =
+        let loss =
             LossReport { highest: 9, covered: 8, lost: 3, recovered: 2, ..Default::default() };
+        let report = Report { loss, next: 1 << 50 };
         let mut bytes = Vec::new();
         emit_report(&report, &mut bytes);
         assert_eq!(bytes.len(), REPORT_LEN);
