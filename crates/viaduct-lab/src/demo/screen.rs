@@ -86,21 +86,25 @@ fn lesson(findings: &Findings) -> String {
              Viaduct to win, and its repairs take their share of the link.\n"
         );
     }
-    let download = change(Program::Download).map_or(String::new(), |d| format!(", a download {d}"));
+    let faster = findings.factor(Program::Download).is_some_and(|factor| factor > 1.1);
+    let download = change(Program::Download)
+        .filter(|_| faster)
+        .map_or(String::new(), |d| format!(", a download {d}"));
     let bbr = match findings.factor(Program::Bbr) {
         Some(factor) if factor < 1.0 => {
-            "bbr does not slow down for loss: it gains nothing and pays for the repairs.\n"
+            "bbr does not slow down for loss: it only pays for the repairs, and gets less.\n"
         }
         _ => "",
     };
     let cubics = findings.seen().iter().find(|(program, _)| *program == Program::Cubic);
-    let saw = cubics.map_or(String::new(), |(_, seen)| {
-        let left = seen.lost.saturating_sub(seen.recovered);
-        format!(", here {left} of {}", seen.lost)
+    // Where a sender overfills the link most is lost there, and says nothing of the link's own loss.
+    let mostly = |seen: &&(Program, Seen)| seen.1.recovered * 2 >= seen.1.lost;
+    let saw = cubics.filter(mostly).map_or(String::new(), |(_, seen)| {
+        format!(": of {} lost packets {} were", seen.lost, seen.recovered)
     });
     format!(
-        "TCP takes every lost packet for congestion and slows down. With Viaduct it sees only\n\
-         those that could not be rebuilt{saw}:\n\
+        "Cubic, most systems' TCP, takes every lost packet for congestion and slows down. With\n\
+         Viaduct it sees only those that could not be rebuilt{saw}.\n\
          cubic {cubic}{download}.\n{bbr}\
          No program, host or server was changed; if a gateway dies, packets flow on without it.\n"
     )

@@ -197,7 +197,8 @@ fn wait_until_reached(from: &Host, to: SocketAddr, limit: Duration) -> Result<()
                 patience = (patience * 2).min(Duration::from_secs(2));
             }
             Err(_) => {
-                let (node, what) = (from.name().into(), format!("reaching {}", to.ip()));
+                let what = format!("reaching {} (does the link let packets through?)", to.ip());
+                let node = from.name().into();
                 return Err(TopologyError::TimedOut { node, what, after: limit });
             }
         }
