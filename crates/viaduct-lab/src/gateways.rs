@@ -74,6 +74,8 @@ pub struct Gateway {
 pub struct GatewayStatus {
     /// Per peer, the length that packets are kept below so that repairs fit.
     pub kept_below: Vec<Option<usize>>,
+    /// What keeps repairs from fitting the WAN, if anything does.
+    pub trouble: Option<String>,
     counters: Counters,
 }
 

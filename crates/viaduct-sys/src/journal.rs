@@ -92,6 +92,7 @@ pub struct Changes {
     path: PathBuf,
     journal: Journal,
     warnings: Vec<String>,
+    took_over: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -120,18 +121,19 @@ impl Changes {
     pub fn open(path: &Path) -> Result<Changes, JournalError> {
         let failed = |source| JournalError::File { action: "read", path: path.to_owned(), source };
         let owner = Owner::this_process().map_err(failed)?;
-        let (mut changes, mut warnings) = (Vec::new(), Vec::new());
+        let (mut changes, mut warnings, mut took_over) = (Vec::new(), Vec::new(), false);
         if let Some(left) = read(path)? {
             if left.owner.is_running() {
                 return Err(JournalError::Busy { path: path.to_owned(), pid: left.owner.pid });
             }
             if left.owner.same_world(&owner) {
+                took_over = !left.changes.is_empty();
                 (changes, warnings) = undo_all(left.changes);
             }
         }
         // Not earlier: dropping it deletes the journal, which until here may be another's.
         let journal = Journal { owner, changes };
-        let changes = Changes { path: path.to_owned(), journal, warnings };
+        let changes = Changes { path: path.to_owned(), journal, warnings, took_over };
         changes.save()?;
         Ok(changes)
     }
@@ -140,6 +142,11 @@ impl Changes {
     /// journal and is tried again by [`Changes::restore`].
     pub fn warnings(&self) -> &[String] {
         &self.warnings
+    }
+
+    /// Whether an earlier owner was killed and what it had changed was put back.
+    pub fn took_over(&self) -> bool {
+        self.took_over
     }
 
     /// Switches off segmentation, coalescing and checksum offload of `interface`.
@@ -208,6 +215,8 @@ impl Changes {
     /// # Errors
     /// What could not be put back; it stays in the journal.
     pub fn restore_since(&mut self, mark: usize) -> Result<(), JournalError> {
+        // A journal that cannot be written now must be known before anything is undone.
+        self.save()?;
         let since = self.journal.changes.split_off(mark.min(self.mark()));
         let (left, failures) = undo_all(since);
         self.journal.changes.extend(left);

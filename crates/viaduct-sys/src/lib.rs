@@ -27,6 +27,7 @@ pub mod poll;
 pub mod process;
 pub mod ring;
 pub mod route;
+pub mod route_watch;
 pub mod splice;
 pub mod stamp;
 pub mod syn;

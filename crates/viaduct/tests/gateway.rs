@@ -269,6 +269,36 @@ fn the_room_for_repairs_follows_the_wan() {
     // Later than the interface, as a network manager would.
     node.run("sh", &["-c", &format!("ip route replace {}", before.trim())]).unwrap();
     eventually(gateway, "a flap", || routes().contains("mtu lock"));
+    // An operator's route of his own is taken up.
+    node.run("ip", &["route", "replace", route, "via", "192.0.2.2", "dev", "wan0"]).unwrap();
+    assert!(!routes().contains("mtu lock"));
+    eventually(gateway, "another route", || routes().contains("mtu lock"));
+}
+
+#[test]
+fn repairs_that_have_no_room_are_told_of_until_they_have() {
+    let mut world = world((1500, 1500), "rate=100M,delay=1ms");
+    let node = world.dumbbell.gateway_a().clone();
+    let six = "fd00:2::/48";
+    let room = |route: &str| {
+        let family = if route == six { "-6" } else { "-4" };
+        node.run("ip", &[family, "route", "show", route]).unwrap().contains("mtu lock")
+    };
+    let gateway = &world.protect(&GatewaySpec::default()).unwrap().a;
+    let trouble = || gateway.status().unwrap().trouble.unwrap_or_default();
+    node.run("ip", &["link", "set", "wan0", "mtu", "1400"]).unwrap();
+    eventually(gateway, "too small an MTU", || trouble().contains("MTU of 1400"));
+    assert_eq!(gateway.log().matches("WARN the WAN has changed").count(), 1, "{}", gateway.log());
+    node.run("ip", &["link", "set", "wan0", "mtu", "1500"]).unwrap();
+    eventually(gateway, "room again", || trouble().is_empty());
+    // A reload that fails half-way leaves what can be had, and comes back for the rest.
+    node.run("ip", &["-6", "route", "flush", six]).unwrap();
+    gateway.signal(Signal::HUP).unwrap();
+    eventually(gateway, "the error", || gateway.log().contains("no route to fd00:2::/48"));
+    eventually(gateway, "IPv4's room", || room("10.2.0.0/16"));
+    assert!(node.run("nft", &["list", "ruleset"]).unwrap().contains("maxseg"));
+    node.run("ip", &["-6", "route", "add", six, "via", "2001:db8::2"]).unwrap();
+    eventually(gateway, "IPv6's room", || room(six) && trouble().is_empty());
 }
 
 #[test]

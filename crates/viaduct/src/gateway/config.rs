@@ -88,7 +88,13 @@ impl Config {
         let text = text::read(path, LONGEST).map_err(|what| fail("", what))?;
         let file: File = toml::from_str(&text).map_err(|e| {
             let at = e.span().map_or(0, |span| span.start);
-            fail(&text::place(&text, at), text::plain(e.message()))
+            let mut place = text::place(&text, at);
+            if let Some(table) =
+                text::table(&text, at).filter(|_| e.message().starts_with("missing"))
+            {
+                place += &format!("{table}: ");
+            }
+            fail(&place, text::plain(e.message()))
         })?;
         meaning::of(file, path.parent().unwrap_or(Path::new("."))).map_err(|(place, what)| {
             fail(&if place.is_empty() { place } else { format!("{place}: ") }, what)

@@ -12,7 +12,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream, UdpSocket, UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
-use tracing::{debug, error, info, warn};
+use tracing::{error, info, warn};
 use viaduct_sys::poll::Waker;
 
 use super::config::Config;
@@ -61,6 +61,7 @@ pub struct Control {
     started: Instant,
     cache: SharedStats,
     metrics: Metrics,
+    wan: WanWatch,
     doors: Doors,
 }
 
@@ -73,10 +74,23 @@ struct Doors {
 
 impl Control {
     /// Of the gateway whose config is at `path`.
-    pub fn new(path: PathBuf, site: Site, worker: ToWorker, published: Arc<Published>) -> Self {
-        let (cache, metrics) = (SharedStats::default(), Metrics::default());
-        let (started, doors) = (Instant::now(), Doors::default());
-        Control { path, site, worker, published, started, cache, metrics, doors }
+    pub fn new(
+        path: PathBuf,
+        site: Site,
+        worker: ToWorker,
+        published: Arc<Published>,
+    ) -> Result<Self> {
+        Ok(Control {
+            wan: WanWatch::new(&site)?,
+            cache: SharedStats::default(),
+            metrics: Metrics::default(),
+            started: Instant::now(),
+            doors: Doors::default(),
+            path,
+            site,
+            worker,
+            published,
+        })
     }
 
     /// Runs until SIGTERM, SIGINT or the end of the packet thread (`gone`); SIGHUP reloads the
@@ -85,7 +99,6 @@ impl Control {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let done = runtime.block_on(self.serve(system, gone));
         notify(Phase::Stopping);
-        self.worker.tell(Command::Stop);
         let _ = fs::remove_file(self.site.config.socket());
         done
     }
@@ -98,14 +111,13 @@ impl Control {
         self.doors.metrics = bind_metrics(self.site.config.metrics).await?;
         self.doors.desk = self.open_desk(self.site.config.cache).await?;
         notify(Phase::Ready);
-        let mut wan = WanWatch::new(&self.site)?;
         let (mut watch, mut second) = (Watch::default(), tokio::time::interval(SECOND));
         tokio::pin!(gone);
         loop {
             tokio::select! {
                 _ = second.tick() => {
-                    watch.look(&self.published.get());
-                    self.follow(&mut wan, system).await;
+                    watch.look(&self.site.config, &self.published.get());
+                    self.follow(system).await;
                 }
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
@@ -125,6 +137,7 @@ impl Control {
         Status {
             uptime: self.started.elapsed().as_secs_f64(),
             cache: *self.cache.lock().unwrap_or_else(PoisonError::into_inner),
+            trouble: self.wan.trouble().map(str::to_owned),
             ..Status::new(&self.site, &self.published)
         }
     }
@@ -133,15 +146,19 @@ impl Control {
         notify(Phase::Reloading);
         match self.reload(system).await {
             Ok(()) => info!("reloaded"),
-            Err(e) => error!("not reloaded, nothing has changed: {e:#}"),
+            Err(e) if system.is_complete() => error!("not reloaded, nothing has changed: {e:#}"),
+            Err(e) => {
+                error!("not reloaded, and what was in force is incomplete: {e:#}");
+                self.wan.set_stale();
+            }
         }
         notify(Phase::Ready);
     }
 
     /// Makes the room for repairs again when the WAN has changed; until that is possible (its
     /// routes may take a while to come back) each second anew.
-    async fn follow(&mut self, wan: &mut WanWatch, system: &mut System) {
-        if !wan.is_stale(self.published.get().shell.wan_falls) {
+    async fn follow(&mut self, system: &mut System) {
+        if !self.wan.is_stale(self.published.get().shell.wan_falls) {
             return;
         }
         let done = match Site::new(self.site.config.clone()) {
@@ -149,14 +166,19 @@ impl Control {
             Err(error) => Err(error),
         };
         match done {
-            Ok(()) => {
-                wan.settled(&self.site);
+            Ok(()) if system.has_room() => {
                 info!(
                     mtu = self.site.wan_mtu,
                     "the WAN has changed: repairs have their room again"
                 );
             }
-            Err(e) => debug!("the WAN has changed, and repairs have no room yet: {e:#}"),
+            Ok(()) => {}
+            Err(e) => {
+                let why = format!("repairs have no room: {e:#}");
+                if self.wan.failed(why.clone()) {
+                    warn!("the WAN has changed, and {why}; tried again each second");
+                }
+            }
         }
     }
 
@@ -184,6 +206,7 @@ impl Control {
         for warning in site.warnings().iter().filter(|w| !known.contains(w)) {
             warn!("{warning}");
         }
+        self.wan.settled(&site)?;
         self.site = site;
         let (metrics, desk) = doors;
         if let Some(metrics) = metrics {

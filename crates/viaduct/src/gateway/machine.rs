@@ -8,9 +8,13 @@ use std::os::unix::net::UnixStream;
 use anyhow::{Context, Result, bail, ensure};
 use ipnet::IpNet;
 use viaduct_sys::interface::Interface;
+use viaduct_sys::route::RouteMtu;
 
 use super::config::Config;
+use super::site::pair;
 
+/// Prefixes whose routes are looked at for a warning: each takes some milliseconds.
+const ROUTES_LOOKED_AT: usize = 16;
 /// Bits of the effective capabilities (`linux/capability.h`).
 const CAPABILITIES: [(u32, &str); 2] = [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW")];
 
@@ -90,6 +94,28 @@ pub fn forwarding_off(prefixes: &[IpNet]) -> Vec<String> {
         }
     }
     off
+}
+
+/// The peers' prefixes that packets do not reach through the WAN: nothing is protected on its way
+/// there. The first ones are looked at, which tell a wrong `wan`.
+pub fn routed_elsewhere(config: &Config) -> Vec<String> {
+    let prefixes =
+        config.peers.iter().flat_map(|peer| peer.prefixes.iter().map(move |p| (peer, p)));
+    let wrong = prefixes.take(ROUTES_LOOKED_AT).filter_map(|(peer, net)| {
+        let error = RouteMtu::plan(pair(net), &config.wan, 65_535).err()?;
+        Some(format!("peer {:?}: prefixes: {error}; nothing is protected there", peer.name))
+    });
+    wrong.collect()
+}
+
+/// Whether the journal and the status socket can be made.
+pub fn check_run_dir(config: &Config) -> Result<()> {
+    let existing = config.run_dir.ancestors().find(|dir| dir.is_dir());
+    let writable = existing.is_some_and(|dir| {
+        rustix::fs::access(dir, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK).is_ok()
+    });
+    ensure!(writable, "[site] run_dir: {} cannot be written to", config.run_dir.display());
+    Ok(())
 }
 
 /// Whether this process may do what a gateway does.

@@ -68,8 +68,10 @@ pub fn run(path: &Path) -> Result<()> {
         })
         .context("start the packet thread")?;
     info!(site = site.config.name, wan = site.config.wan, peers = site.config.peers.len(), "up");
-    let control = Control::new(path.to_owned(), site, ToWorker::new(send, waker), published);
-    let done = control.run(&mut system, gone);
+    let to_worker = ToWorker::new(send, waker);
+    let done = Control::new(path.to_owned(), site, to_worker.clone(), published)
+        .and_then(|control| control.run(&mut system, gone));
+    to_worker.tell(worker::Command::Stop);
     let ended = thread.join().unwrap_or_else(|_| Err(anyhow!("the packet thread panicked")));
     let restored = system.restore();
     ended.context("traffic goes on unprotected")?;
@@ -142,7 +144,10 @@ pub fn check(path: &Path) -> Result<()> {
     for (what, listen) in [("metrics", config.metrics), ("cache", config.cache)] {
         println!("{what}: {}", listen.map_or("off".to_owned(), |at| at.to_string()));
     }
-    let warnings = [site.warnings(), machine::taken(config)].concat();
+    system::plan(&site).with_context(|| path.display().to_string())?;
+    let in_the_way = [machine::check_rights(), machine::check_run_dir(config)];
+    let in_the_way = in_the_way.into_iter().filter_map(Result::err).map(|e| format!("{e:#}"));
+    let warnings = [site.warnings(), machine::taken(config), in_the_way.collect()].concat();
     for warning in &warnings {
         println!("warning: {warning}");
     }

@@ -50,7 +50,17 @@ impl Site {
     /// What is odd but allowed, one line each.
     pub fn warnings(&self) -> Vec<String> {
         let off = machine::forwarding_off(&self.config.prefixes);
-        self.config.warnings.iter().cloned().chain(off).collect()
+        let elsewhere = machine::routed_elsewhere(&self.config);
+        self.config.warnings.iter().cloned().chain(off).chain(elsewhere).collect()
+    }
+
+    /// The key of the config that an address comes from, as errors name it.
+    pub fn named(&self, ip: IpAddr) -> String {
+        let has = |prefixes: &[IpNet]| prefixes.iter().any(|net| net.contains(&ip));
+        match self.config.peers.iter().find(|peer| has(&peer.prefixes)) {
+            Some(peer) => format!("peer {:?}: prefixes", peer.name),
+            None => "[site] prefixes".to_owned(),
+        }
     }
 
     /// Longest packet towards `peer` whose repair still fits the WAN unfragmented.

@@ -131,6 +131,8 @@ pub struct Status {
     pub memory_limit: usize,
     /// Bytes that each of the two taps takes of them.
     pub tap_memory: usize,
+    /// What keeps repairs from fitting the WAN, if anything does.
+    pub trouble: Option<String>,
     /// Of the packet cache's service.
     pub cache: CacheStats,
     /// The counters.

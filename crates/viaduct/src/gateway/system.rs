@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use tracing::{info, warn};
 use viaduct_sys::journal::Changes;
 use viaduct_sys::nft::MssClamp;
+use viaduct_sys::route::RouteMtu;
 use viaduct_sys::tool;
 use viaduct_sys::tun::Tun;
 
@@ -19,6 +20,8 @@ pub struct System {
     room: Room,
     /// Where in the changes those for the room begin.
     mark: usize,
+    /// Not all of the room is in force.
+    incomplete: bool,
 }
 
 /// What keeps packets short towards peers whose repairs would not fit otherwise.
@@ -40,28 +43,43 @@ impl System {
         for warning in changes.warnings() {
             warn!("left by an earlier run: {warning}");
         }
+        if changes.took_over() {
+            info!("put back what an earlier run that was killed had left");
+        }
         // First: another gateway of this name has it already, and nothing of its must be touched.
         let tun = injector(site)?;
         changes.offload_off(&config.wan)?;
         let mark = changes.mark();
-        let mut system = System { changes, room: Room::default(), mark };
+        let mut system = System { changes, room: Room::default(), mark, incomplete: false };
         system.change(site)?;
         Ok((system, tun))
     }
 
-    /// Makes the room that `site` asks for instead of the one in force; on an error that stays.
-    /// What somebody else has undone meanwhile is made again.
+    /// Makes the room that `site` asks for instead of the one in force; on an error that stays, as
+    /// far as it can still be made ([`System::is_complete`]). What somebody else has undone
+    /// meanwhile is made again.
     pub fn change(&mut self, site: &Site) -> Result<()> {
         let room = Room::new(site)?;
         self.changes.repeat(self.mark)?;
         self.changes.restore_since(self.mark)?;
-        if let Err(error) = room.make(&site.config.wan, &mut self.changes) {
-            self.changes.restore_since(self.mark)?;
-            self.room.make(&site.config.wan, &mut self.changes)?;
+        if let Err(error) = room.make(site, &mut self.changes) {
+            let back = self.changes.restore_since(self.mark).map_err(anyhow::Error::from);
+            let again = self.room.make(site, &mut self.changes);
+            self.incomplete = back.and(again).is_err();
             return Err(error);
         }
-        self.room = room;
+        (self.room, self.incomplete) = (room, false);
         Ok(())
+    }
+
+    /// Whether the room that was last asked for is in force.
+    pub fn is_complete(&self) -> bool {
+        !self.incomplete
+    }
+
+    /// Whether packets must be kept short at all.
+    pub fn has_room(&self) -> bool {
+        !self.room.routes.is_empty()
     }
 
     /// Puts everything back.
@@ -76,7 +94,6 @@ impl Room {
         let mut by_size: BTreeMap<u32, Vec<_>> = BTreeMap::new();
         for peer in &site.config.peers {
             let Some(longest) = site.clamp(peer) else { continue };
-            info!(peer = peer.name, longest, "packets are kept short, so that repairs fit the WAN");
             by_size
                 .entry(u32::try_from(longest)?)
                 .or_default()
@@ -95,15 +112,30 @@ impl Room {
         Ok(room)
     }
 
-    fn make(&self, wan: &str, changes: &mut Changes) -> Result<()> {
-        for &(prefix, longest) in &self.routes {
-            changes.route_mtu(prefix, wan, longest)?;
+    /// All of it that can be made; the first error, if there was one.
+    fn make(&self, site: &Site, changes: &mut Changes) -> Result<()> {
+        let mut done = Ok(());
+        for &((ip, length), longest) in &self.routes {
+            let made = changes.route_mtu((ip, length), &site.config.wan, longest);
+            done = done.and(made.with_context(|| site.named(ip)));
         }
         for clamp in &self.clamps {
-            changes.mss_clamp(clamp.clone())?;
+            done = done.and(changes.mss_clamp(clamp.clone()).map_err(Into::into));
         }
-        Ok(())
+        for clamp in self.clamps.iter().filter(|_| done.is_ok()) {
+            let longest = clamp.max_packet;
+            info!(longest, "packets are kept short, so that repairs fit the WAN");
+        }
+        done
     }
+}
+
+/// What would keep the room that `site` needs from being made; changes nothing.
+pub fn plan(site: &Site) -> Result<()> {
+    for ((ip, length), longest) in Room::new(site)?.routes {
+        RouteMtu::plan((ip, length), &site.config.wan, longest).with_context(|| site.named(ip))?;
+    }
+    Ok(())
 }
 
 fn table_name(site: &str) -> String {

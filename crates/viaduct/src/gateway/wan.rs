@@ -1,10 +1,13 @@
-//! A WAN interface that falls, rises or gets another MTU while the gateway runs: the kernel forgets
-//! the routes through one that falls, and with another MTU other packets leave room for repairs.
+//! A WAN that changes while the gateway runs: an interface that falls, rises or gets another MTU,
+//! and routes to the peers that somebody changes. The kernel forgets the routes through an
+//! interface that falls, with another MTU other packets leave room for repairs, and our routes stand
+//! for others that may be gone.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use viaduct_sys::interface::Interface;
+use viaduct_sys::route_watch::RouteWatch;
 
-use super::site::Site;
+use super::site::{Site, pair};
 
 /// What the WAN was like when the room for repairs was made.
 #[derive(Debug)]
@@ -12,14 +15,18 @@ pub struct WanWatch {
     interface: Interface,
     mtu: usize,
     falls: u64,
+    routes: RouteWatch,
     stale: bool,
+    /// What is in the way of making the room again, if it was tried.
+    trouble: Option<String>,
 }
 
 impl WanWatch {
     /// Of the WAN of `site`, whose room has just been made.
     pub fn new(site: &Site) -> Result<WanWatch> {
         let interface = Interface::new(&site.config.wan)?;
-        Ok(WanWatch { interface, mtu: site.wan_mtu, falls: 0, stale: false })
+        let (mtu, routes) = (site.wan_mtu, watch_routes(site)?);
+        Ok(WanWatch { interface, mtu, falls: 0, routes, stale: false, trouble: None })
     }
 
     /// Whether the room must be made again, after the interface fell `falls` times in all. One that
@@ -29,12 +36,39 @@ impl WanWatch {
         self.falls = falls;
         let mtu = self.interface.mtu().ok().and_then(|mtu| usize::try_from(mtu).ok());
         self.stale |= mtu.is_some_and(|mtu| mtu != self.mtu);
+        self.stale |= self.routes.changed();
         self.stale && self.interface.is_up().unwrap_or(false)
     }
 
-    /// The room has been made for `site`.
-    pub fn settled(&mut self, site: &Site) {
-        self.mtu = site.wan_mtu;
-        self.stale = false;
+    /// The room that was in force is not any more: it must be made again.
+    pub fn set_stale(&mut self) {
+        self.stale = true;
     }
+
+    /// The room has been made for `site`.
+    pub fn settled(&mut self, site: &Site) -> Result<()> {
+        // A new watch: to put our routes in place others were taken away and back.
+        self.routes = watch_routes(site)?;
+        (self.mtu, self.stale) = (site.wan_mtu, false);
+        self.trouble = None;
+        Ok(())
+    }
+
+    /// The room could not be made; true if that is news.
+    pub fn failed(&mut self, why: String) -> bool {
+        let news = self.trouble.as_ref() != Some(&why);
+        self.trouble = Some(why);
+        news
+    }
+
+    /// What is in the way of making the room.
+    pub fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref()
+    }
+}
+
+/// Notice of what happens to the routes to the peers of `site` from now on.
+fn watch_routes(site: &Site) -> Result<RouteWatch> {
+    let peers = site.config.peers.iter().flat_map(|peer| &peer.prefixes);
+    RouteWatch::new(peers.map(pair).collect()).context("watch the routes to the peers")
 }

@@ -63,6 +63,9 @@ impl Display for Page<'_> {
             let what = format!("the packet thread has not reported for {:.0} s", status.age);
             writeln!(f, "{}", self.ink.paint(31, what))?;
         }
+        if let Some(trouble) = &status.trouble {
+            writeln!(f, "{}", self.ink.paint(31, trouble))?;
+        }
         self.machine(f)?;
         for (i, (name, stats)) in status.counters.peers.iter().enumerate() {
             let code = status.codes.get(i).map_or("", String::as_str);

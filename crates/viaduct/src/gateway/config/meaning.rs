@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use ipnet::IpNet;
-use viaduct_proto::repair::SecretKey;
+use viaduct_proto::repair::{PublicKey, SecretKey};
 
 use super::file::{File, SiteTable};
 use super::peers::{check_prefixes, peers};
@@ -114,6 +114,10 @@ fn check_listener(place: &str, at: Option<SocketAddr>) -> Result<(), Wrong> {
 
 fn read_key(path: &Path) -> Result<SecretKey, Wrong> {
     let place = format!("[site] key: {}", path.display());
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    if name.parse::<PublicKey>().is_ok() {
+        return wrong(place, "is a key; the name of the file with the secret key is expected");
+    }
     if !path.exists() {
         let what = format!("is not there; `viaduct key new --out {}` makes one", path.display());
         return wrong(place, what);
@@ -124,6 +128,9 @@ fn read_key(path: &Path) -> Result<SecretKey, Wrong> {
 
 fn check_run_dir(config: &Config) -> Result<(), Wrong> {
     let (place, dir, socket) = ("[site] run_dir", &config.run_dir, config.socket());
+    if dir.as_os_str().is_empty() {
+        return wrong(place, "is empty; a directory is expected");
+    }
     if dir.exists() && !dir.is_dir() {
         return wrong(place, format!("{} is no directory", dir.display()));
     }

@@ -100,8 +100,12 @@ fn values_of_another_kind_are_refused_with_line_and_key() {
         "\"192.0.2.1\"",
         &["line 6: listen: \"192.0.2.1\" is no numeric address"],
     );
-    refused("\"wan0\"", "7", &["line 5: wan: ", "string"]);
+    refused("\"wan0\"", "7", &["line 5: wan: text in quotes is expected"]);
     refused("[[peer]]", "memory = \"9\"\n[[peer]]", &["line 7: memory: ", "48MiB"]);
+    refused("[[peer]]", "memory = 9\n[[peer]]", &["line 7: memory: 9 is no size; write it like"]);
+    refused("[\"10.1.0.0/16\"]", "\"10.1.0.0/16\"", &["line 4: prefixes: a list is expected"]);
+    refused("[[peer]]", "[peer]", &["line 7: a table with two brackets is expected: [[peer]]"]);
+    refused("site.key", &"ab".repeat(32), &["is a key; the name of the file"]);
     let table = |line: &str| format!("{}[peer.fec]\n{line}\n", good());
     let fails = |line: &str| Dir::new().load(&table(line)).unwrap_err().to_string();
     assert!(fails("flush_after = \"8\"").contains("line 13: flush_after: \"8\" is no time"));
@@ -113,7 +117,7 @@ fn values_of_another_kind_are_refused_with_line_and_key() {
 
 #[test]
 fn missing_parts_are_named() {
-    refused("name = \"a\"\n", "", &["line 1: `name` is missing"]);
+    refused("name = \"a\"\n", "", &["line 1: [site]: `name` is missing"]);
     let without_peer = good().split("[[peer]]").next().unwrap().to_owned();
     let error = Dir::new().load(&without_peer).unwrap_err().to_string();
     assert!(error.contains("no [[peer]]; at least one"), "{error}");
@@ -141,7 +145,7 @@ fn the_site_is_checked() {
     refused("[[peer]]", "run_dir = \"/dev/null\"\n[[peer]]", &["run_dir: /dev/null is no dir"]);
     let long = format!("run_dir = \"/{}\"\n[[peer]]", "x".repeat(120));
     refused("[[peer]]", &long, &["[site] run_dir: ", "at most 107 are possible"]);
-    refused("site.key", "/dev/zero", &["[site] key: /dev/zero: ", "longer than 4096 bytes"]);
+    refused("site.key", "/dev/zero", &["[site] key: /dev/zero: ", "no regular file"]);
     refused("site.key", "no.key", &["[site] key: no.key: ", "viaduct key new --out no.key"]);
     refused("site.key", "site.toml", &["[site] key: site.toml: a key is 64 hexadecimal digits"]);
 }

@@ -7,6 +7,11 @@ use std::path::Path;
 /// The text of the file `path`, of at most `most` bytes; otherwise what is wrong with it.
 pub(super) fn read(path: &Path, most: u64) -> Result<String, String> {
     let mut bytes = Vec::new();
+    // Opening a pipe would wait for somebody to write into it.
+    match std::fs::metadata(path) {
+        Ok(meta) if !meta.is_file() => return Err("is no regular file".to_owned()),
+        _ => {}
+    }
     let read = File::open(path).and_then(|file| file.take(most + 1).read_to_end(&mut bytes));
     read.map_err(|error| format!("cannot be read: {error}"))?;
     if bytes.len() as u64 > most {
@@ -32,8 +37,25 @@ pub(super) fn place(text: &str, at: usize) -> String {
 /// What the parser says, in the words of a config.
 pub(super) fn plain(message: &str) -> String {
     let message = message.replace('\n', " ");
-    match message.strip_prefix("missing field ") {
-        Some(key) => format!("{key} is missing"),
-        None => message.replace("unknown field", "unknown key"),
+    if let Some(key) = message.strip_prefix("missing field ") {
+        return format!("{key} is missing");
     }
+    match &message[..] {
+        "invalid type: map, expected a sequence" => {
+            "a table with two brackets is expected: [[peer]]".to_owned()
+        }
+        _ if message.ends_with(", expected a sequence") => {
+            "a list is expected, such as [\"10.1.0.0/16\"]".to_owned()
+        }
+        _ if message.ends_with(", expected a string") => "text in quotes is expected".to_owned(),
+        _ => {
+            message.replace("unknown field", "unknown key").replace(", expected literal string", "")
+        }
+    }
+}
+
+/// The table that byte `at` of `text` is in, as it is written: `[site]`.
+pub(super) fn table(text: &str, at: usize) -> Option<&str> {
+    let end = text.get(at..)?.find('\n').map_or(text.len(), |length| at + length);
+    text[..end].lines().rev().map(str::trim).find(|line| line.starts_with('['))
 }

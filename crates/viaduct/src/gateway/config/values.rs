@@ -81,8 +81,9 @@ fn parsed<'de, D: Deserializer<'de>, T>(
     parse: impl FnOnce(&str) -> Option<T>,
     wanted: &str,
 ) -> Result<T, D::Error> {
-    let text = String::deserialize(from)?;
-    parse(&text).ok_or_else(|| de::Error::custom(format!("{text:?} is no {wanted}")))
+    let value = toml::Value::deserialize(from)?;
+    let meant = value.as_str().and_then(parse);
+    meant.ok_or_else(|| de::Error::custom(format!("{value} is no {wanted}")))
 }
 
 /// A whole number within `range`.

@@ -138,6 +138,8 @@ fn site(status: &Status, page: &mut Exposition) {
     page.sample(&[], status.counters.memory + 2 * status.tap_memory);
     page.family("viaduct_memory_limit_bytes", Kind::Gauge, "Bound of that memory.");
     page.sample(&[], status.memory_limit);
+    page.family("viaduct_trouble", Kind::Gauge, "1 while repairs do not fit the WAN.");
+    page.sample(&[], u8::from(status.trouble.is_some()));
     let shell = &status.counters.shell;
     page.family("viaduct_tap_drops_total", Kind::Counter, "Packets that found the tap full.");
     page.sample(&[("direction", "out")], shell.tap_drops_out);

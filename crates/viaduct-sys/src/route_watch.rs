@@ -1,0 +1,149 @@
+//! Notice of routes that somebody changes: a routing daemon, a network manager, an administrator.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{RecvFlags, recv};
+
+use crate::os;
+use crate::route::PROTOCOL;
+
+/// `RTMGRP_IPV4_ROUTE` and `RTMGRP_IPV6_ROUTE`.
+const GROUPS: u32 = 0x40 | 0x400;
+const RTM_NEWROUTE: u16 = 24;
+const RTM_DELROUTE: u16 = 25;
+const RTA_DST: u16 = 1;
+const MAIN_TABLE: u8 = 254;
+/// Bytes of a message's head, and of a route's.
+const HEAD: usize = 16;
+const ROUTE_HEAD: usize = 12;
+
+/// Routes of the main table to some prefixes, or to parts or wholes of them.
+#[derive(Debug)]
+pub struct RouteWatch {
+    socket: OwnedFd,
+    prefixes: Vec<(IpAddr, u8)>,
+}
+
+impl RouteWatch {
+    /// Of the calling thread's network namespace, from now on.
+    ///
+    /// # Errors
+    /// No socket is left.
+    pub fn new(prefixes: Vec<(IpAddr, u8)>) -> io::Result<RouteWatch> {
+        let socket = os::socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_ROUTE)?;
+        rustix::net::bind(&socket, &SocketAddrNetlink::new(0, GROUPS))?;
+        Ok(RouteWatch { socket, prefixes })
+    }
+
+    /// Whether one was made or deleted since it was last asked; ours (see [`PROTOCOL`]) do not
+    /// count.
+    pub fn changed(&self) -> bool {
+        let (mut changed, mut buffer) = (false, vec![0; 64 << 10]);
+        loop {
+            match recv(&self.socket, &mut buffer[..], RecvFlags::empty()) {
+                Ok((len, _)) => changed |= self.concerns(&buffer[..len]),
+                Err(rustix::io::Errno::AGAIN) => return changed,
+                // More than the socket holds: some of it may concern us.
+                Err(rustix::io::Errno::NOBUFS) => changed = true,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return changed,
+            }
+        }
+    }
+
+    fn concerns(&self, mut messages: &[u8]) -> bool {
+        while let Some((len, kind)) = head(messages) {
+            let message = &messages[HEAD..len];
+            if matches!(kind, RTM_NEWROUTE | RTM_DELROUTE) && self.is_theirs(message) {
+                return true;
+            }
+            messages = messages.get(len.next_multiple_of(4)..).unwrap_or_default();
+        }
+        false
+    }
+
+    /// Whether a route is to one of the prefixes, and not ours.
+    fn is_theirs(&self, message: &[u8]) -> bool {
+        let Some((route, attributes)) = message.split_at_checked(ROUTE_HEAD) else { return false };
+        let (family, length, table, protocol) = (route[0], route[1], route[4], route[5]);
+        if table != MAIN_TABLE || protocol.to_string() == PROTOCOL {
+            return false;
+        }
+        let v4 = i32::from(family) == libc::AF_INET;
+        let to = destination(attributes);
+        self.prefixes.iter().filter(|(ip, _)| ip.is_ipv4() == v4).any(|&(ip, own)| {
+            let shared = usize::from(own.min(length));
+            match (ip, to) {
+                _ if shared == 0 => true,
+                (IpAddr::V4(ip), Some(to)) => same_bits(&ip.octets(), to, shared),
+                (IpAddr::V6(ip), Some(to)) => same_bits(&ip.octets(), to, shared),
+                (_, None) => false,
+            }
+        })
+    }
+}
+
+/// Length and type of the first message; `None` at the end.
+fn head(messages: &[u8]) -> Option<(usize, u16)> {
+    let len = u32::from_ne_bytes(*messages.first_chunk()?) as usize;
+    let kind = u16::from_ne_bytes(*messages.get(4..)?.first_chunk()?);
+    (len >= HEAD && len <= messages.len()).then_some((len, kind))
+}
+
+/// The address in a route's attributes.
+fn destination(mut attributes: &[u8]) -> Option<&[u8]> {
+    loop {
+        let len = usize::from(u16::from_ne_bytes(*attributes.first_chunk()?));
+        let kind = u16::from_ne_bytes(*attributes.get(2..)?.first_chunk()?);
+        let value = attributes.get(4..len)?;
+        if kind == RTA_DST {
+            return Some(value);
+        }
+        attributes = attributes.get(len.next_multiple_of(4)..)?;
+    }
+}
+
+/// Whether two addresses begin with the same `bits`.
+fn same_bits(one: &[u8], other: &[u8], bits: usize) -> bool {
+    let bit = |bytes: &[u8], n: usize| bytes.get(n / 8).map(|byte| byte >> (7 - n % 8) & 1);
+    (0..bits).all(|n| bit(one, n).is_some() && bit(one, n) == bit(other, n))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netns::Netns;
+    use crate::tool;
+
+    #[test]
+    fn routes_to_the_prefixes_are_noticed_and_ours_and_others_are_not() {
+        let changes = || {
+            let ip = |line: &str| {
+                tool::run("ip", &line.split(' ').collect::<Vec<_>>(), "").unwrap();
+            };
+            ip("link set lo up");
+            ip("addr add 192.0.2.1/24 dev lo");
+            let prefixes = ["10.2.0.0", "fd00:2::"].map(|ip| ip.parse().unwrap());
+            let watch = RouteWatch::new(vec![(prefixes[0], 16), (prefixes[1], 48)]).unwrap();
+            let noticed = |line: &str| {
+                ip(line);
+                watch.changed()
+            };
+            [
+                noticed("route add 10.3.0.0/16 dev lo"),
+                noticed("route add 10.2.0.0/16 dev lo proto 118"),
+                noticed("route add 10.2.0.0/16 dev lo table 77"),
+                noticed("route add 10.2.7.0/24 dev lo"),
+                noticed("route add default dev lo"),
+                noticed("-6 route add fd00:2::/32 dev lo"),
+                noticed("route del 10.2.7.0/24 dev lo"),
+                watch.changed(),
+            ]
+        };
+        let seen = Netns::new().unwrap().enter(changes).unwrap();
+        assert_eq!(seen, [false, false, false, true, true, true, true, false]);
+    }
+}
