@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use viaduct_lab::binary::use_binary;
 use viaduct_lab::proxies::Proxy;
+use viaduct_lab::topology::programs::WebServer;
 use viaduct_lab::topology::{Chain, Journal, Node};
 use viaduct_proto::link::LinkConfig;
 use viaduct_proto::rng::Rng;
@@ -22,11 +23,16 @@ struct World {
     chain: Chain,
 }
 
+/// The same without a proxy.
+fn chain(link: &str) -> Chain {
+    use_binary(env!("CARGO_BIN_EXE_viaduct"));
+    let link: LinkConfig = link.parse().unwrap();
+    Chain::build(&[link.clone(), link], 1, &Journal::new()).unwrap()
+}
+
 impl World {
     fn new(link: &str) -> World {
-        use_binary(env!("CARGO_BIN_EXE_viaduct"));
-        let link: LinkConfig = link.parse().unwrap();
-        let chain = Chain::build(&[link.clone(), link], 1, &Journal::new()).unwrap();
+        let chain = chain(link);
         World { proxy: Proxy::on_path(&chain.hops()[0]).unwrap(), chain }
     }
 
@@ -203,4 +209,40 @@ fn a_proxy_that_is_killed_is_passed_by_and_its_next_start_splits_again() {
     let after = world.hop().run("nft", &["list", "ruleset"]).unwrap();
     assert!(!after.contains("tproxy"), "put back: {after}");
     assert_eq!(peer(&world), client);
+}
+
+/// What curl gets from a web server, through what `options` say.
+fn curl(chain: &Chain, options: &str) -> Result<String, String> {
+    let url = format!("http://{}:8080/file", chain.server().v4());
+    let arguments = format!("--silent --show-error --fail --max-time 10 {options} {url}");
+    let arguments: Vec<&str> = arguments.split_whitespace().collect();
+    chain.client().run("curl", &arguments).map_err(|error| error.to_string())
+}
+
+#[test]
+fn clients_that_say_where_to_are_served_in_each_language_and_others_refused() {
+    let chain = chain("delay=1ms");
+    let web = WebServer::start(chain.server(), 50_000, 1).unwrap();
+    // The longest way: a hop that is told by PROXY behind one that hears SOCKS5 and CONNECT.
+    let second = "--listen 10.1.0.2:7002 --expect proxy \
+                  --allow-from 10.1.0.2/32 --allow-to 10.2.0.0/30";
+    let first = "--listen 10.1.0.2:7001 --expect socks,connect --next 10.1.0.2:7002 \
+                 --allow-from 10.1.0.1/32 --allow-to 10.2.0.0/30";
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let start = |text: &str| {
+        let words = words(text);
+        Proxy::start(&chain.hops()[0], &words.iter().map(String::as_str).collect::<Vec<_>>())
+            .unwrap()
+    };
+    let (_second, _first) = (start(second), start(first));
+    let direct = web.download(chain.client(), Duration::from_secs(10)).unwrap();
+    assert_eq!(direct.bytes, 50_000);
+    for options in ["--socks5 10.1.0.2:7001", "--proxytunnel --proxy http://10.1.0.2:7001"] {
+        let write = format!("{options} --output /dev/null --write-out %{{size_download}}");
+        assert_eq!(curl(&chain, &write).unwrap(), "50000", "{options}");
+    }
+    let elsewhere = "--proxytunnel --proxy http://10.1.0.2:7001 --connect-to ::10.1.0.2:7001";
+    assert!(curl(&chain, elsewhere).unwrap_err().contains("403"), "a server that is not allowed");
+    let unheard = "--proxytunnel --proxy http://10.1.0.2:7002";
+    assert!(curl(&chain, unheard).is_err(), "a client that is not allowed");
 }

@@ -9,6 +9,10 @@ use crate::flow::{Address, Failure};
 /// Longest head that is taken, bytes.
 pub const LONGEST: usize = 8 << 10;
 
+/// The answer to a request without the right name and password.
+pub const PASSWORD_WANTED: &[u8] = b"HTTP/1.1 407 Proxy Authentication Required\r\n\
+    Proxy-Authenticate: Basic realm=\"viaduct\"\r\nContent-Length: 0\r\n\r\n";
+
 /// A request to connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {

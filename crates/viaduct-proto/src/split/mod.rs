@@ -14,6 +14,7 @@
 pub mod connect;
 pub mod early;
 pub mod option;
+pub mod preface;
 pub mod proxy;
 pub mod socks;
 pub mod syn;

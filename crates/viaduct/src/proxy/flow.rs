@@ -1,10 +1,12 @@
 //! A flow: the client's connection, the one that goes on, and the two ways between them.
 
-use std::io;
-use std::net::Shutdown;
+use std::io::{self, Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use mio::net::TcpStream;
+use viaduct_proto::split::preface::Preface;
 use viaduct_sys::splice::{Pipe, Spliced};
 use viaduct_sys::tcp;
 
@@ -20,6 +22,8 @@ pub enum End {
 /// Bytes in one direction, from one end to the other.
 #[derive(Debug, Default)]
 struct Way {
+    /// Goes before all that the pipe brings.
+    first: Vec<u8>,
     /// Held only while bytes are in it.
     pipe: Option<Pipe>,
     /// The source may have something; until a read says that it does not.
@@ -32,11 +36,16 @@ struct Way {
     shut: bool,
 }
 
-/// A flow. Its client is missing while it is early.
+/// A flow. Its client is missing while it is early, its server while the client says where to.
 #[derive(Debug)]
 pub struct Flow {
     client: Option<TcpStream>,
-    server: TcpStream,
+    server: Option<TcpStream>,
+    asked: Option<Asked>,
+    /// Who it is for.
+    source: SocketAddr,
+    /// Tells it from a later flow of the same number.
+    pub id: u64,
     connected: bool,
     /// The server did not answer.
     broken: bool,
@@ -44,6 +53,17 @@ pub struct Flow {
     ways: [Way; 2],
     /// When it last moved, or began.
     pub moved: Instant,
+}
+
+/// What a client says of where it wants to go.
+#[derive(Debug)]
+pub struct Asked {
+    /// What it has said.
+    pub preface: Preface,
+    /// What it has said since.
+    pub bytes: Vec<u8>,
+    /// Whether the connection was begun, and the client waits for the answer.
+    pub begun: bool,
 }
 
 /// How a flow stands after it was driven.
@@ -57,9 +77,95 @@ pub enum State {
 
 impl Flow {
     /// With the connection that was begun, and no client yet.
-    pub fn new(server: TcpStream, now: Instant) -> Flow {
-        let ways = <[Way; 2]>::default();
-        Flow { client: None, server, connected: false, broken: false, ways, moved: now }
+    pub fn new(server: TcpStream, source: SocketAddr, now: Instant) -> Flow {
+        Flow { server: Some(server), ..Flow::empty(source, now) }
+    }
+
+    /// With a client that is still to say where it wants to go.
+    pub fn asking(client: TcpStream, source: SocketAddr, preface: Preface, now: Instant) -> Flow {
+        let asked = Asked { preface, bytes: Vec::new(), begun: false };
+        Flow { client: Some(client), asked: Some(asked), ..Flow::empty(source, now) }
+    }
+
+    fn empty(source: SocketAddr, now: Instant) -> Flow {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Flow {
+            client: None,
+            server: None,
+            asked: None,
+            source,
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            connected: false,
+            broken: false,
+            ways: Default::default(),
+            moved: now,
+        }
+    }
+
+    /// Who it is for.
+    pub fn source(&self) -> SocketAddr {
+        self.source
+    }
+
+    /// Who it is for, if a hop before this one has told.
+    pub fn set_source(&mut self, source: Option<SocketAddr>) {
+        self.source = source.unwrap_or(self.source);
+    }
+
+    /// What its client says, while it has not said where to.
+    pub fn asked(&mut self) -> Option<&mut Asked> {
+        self.asked.as_mut()
+    }
+
+    /// Reads what the client says; false if it has ended.
+    pub fn listen(&mut self, most: usize) -> io::Result<bool> {
+        let (Some(client), Some(asked)) = (&mut self.client, &mut self.asked) else {
+            return Ok(true);
+        };
+        let mut chunk = [0; 1024];
+        while asked.bytes.len() < most {
+            let room = chunk.len().min(most - asked.bytes.len());
+            match client.read(&mut chunk[..room]) {
+                Ok(0) => return Ok(false),
+                Ok(read) => asked.bytes.extend(&chunk[..read]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Says something to one end before all that follows.
+    pub fn say(&mut self, to: End, words: &[u8]) {
+        let way = if to == End::Server { 0 } else { 1 };
+        self.ways[way].first.extend(words);
+        // Without a server nothing drives the ways yet.
+        if to == End::Client
+            && let Some(client) = &mut self.client
+        {
+            let first = &mut self.ways[1].first;
+            if let Ok(said) = client.write(first) {
+                first.drain(..said);
+            }
+        }
+    }
+
+    /// The connection to where the client wants to go has begun: what it said behind that is the
+    /// server's.
+    pub fn set_server(&mut self, server: TcpStream, now: Instant) {
+        (self.server, self.moved) = (Some(server), now);
+        if let Some(asked) = &mut self.asked {
+            asked.begun = true;
+            let behind = std::mem::take(&mut asked.bytes);
+            self.ways[0].first.extend(behind);
+        }
+        self.ready(End::Client, true, true);
+    }
+
+    /// The client has its answer: nothing is asked any more.
+    pub fn answered(&mut self) {
+        self.asked = None;
     }
 
     /// The client's connection is there.
@@ -70,8 +176,8 @@ impl Flow {
     }
 
     /// Its two connections, to be registered and deregistered.
-    pub fn streams(&mut self) -> (Option<&mut TcpStream>, &mut TcpStream) {
-        (self.client.as_mut(), &mut self.server)
+    pub fn streams(&mut self) -> [Option<&mut TcpStream>; 2] {
+        [self.client.as_mut(), self.server.as_mut()]
     }
 
     /// Whether the server has answered.
@@ -96,11 +202,12 @@ impl Flow {
 
     /// The server's connection may have come about. `Err`: it will not.
     pub fn check_connected(&mut self) -> io::Result<()> {
-        if let Some(error) = self.server.take_error()? {
+        let Some(server) = &self.server else { return Ok(()) };
+        if let Some(error) = server.take_error()? {
             return Err(error);
         }
         // A wake-up without a cause: the handshake is still on its way.
-        self.connected = match self.server.peer_addr() {
+        self.connected = match server.peer_addr() {
             Ok(_) => true,
             Err(error) if error.kind() == io::ErrorKind::NotConnected => false,
             Err(error) => return Err(error),
@@ -121,12 +228,13 @@ impl Flow {
 
     /// Moves what can move. `Err`: one of the connections broke.
     pub fn drive(&mut self, pipes: &mut Pipes, now: Instant) -> io::Result<State> {
-        let Some(client) = self.client.as_ref().filter(|_| self.connected) else {
+        let (Some(client), Some(server), true) = (&self.client, &self.server, self.connected)
+        else {
             return Ok(State::Open);
         };
         let [out, back] = &mut self.ways;
-        let moved = out.drive(client, &self.server, pipes)?;
-        let moved = moved | back.drive(&self.server, client, pipes)?;
+        let moved = out.drive(client, server, pipes)?;
+        let moved = moved | back.drive(server, client, pipes)?;
         if moved {
             self.moved = now;
         }
@@ -135,8 +243,9 @@ impl Flow {
 
     /// Ends both connections by a reset.
     pub fn reset(&mut self) {
-        let _ = self.client.as_ref().map(tcp::reset_on_close);
-        let _ = tcp::reset_on_close(&self.server);
+        for stream in self.streams().into_iter().flatten() {
+            let _ = tcp::reset_on_close(stream);
+        }
     }
 
     /// Gives the pipes back.
@@ -153,6 +262,9 @@ impl Way {
     /// Moves bytes until one side can no more; whether any moved.
     fn drive(&mut self, from: &TcpStream, to: &TcpStream, pipes: &mut Pipes) -> io::Result<bool> {
         let mut moved = false;
+        if !self.say_first(to)? {
+            return Ok(moved);
+        }
         loop {
             if !self.empty_pipe(to, pipes, &mut moved)? {
                 return Ok(moved);
@@ -168,6 +280,21 @@ impl Way {
                 return Ok(moved);
             }
         }
+    }
+
+    /// Writes what goes before the pipe's bytes; false if some of it must wait.
+    fn say_first(&mut self, mut to: &TcpStream) -> io::Result<bool> {
+        while !self.first.is_empty() {
+            if !self.writable {
+                return Ok(false);
+            }
+            match to.write(&self.first) {
+                Ok(said) => drop(self.first.drain(..said)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable = false,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
     }
 
     /// Moves what the pipe holds; false if some of it must wait.

@@ -7,8 +7,10 @@
 //!              └──                         └─ bytes by splice, through a pipe, never here
 //! ```
 
+mod asking;
 mod flow;
 mod pipes;
+mod resolve;
 mod target;
 mod worker;
 
@@ -20,11 +22,13 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use ipnet::IpNet;
 use tracing::{info, warn};
+use viaduct_proto::split::preface::{Languages, Secret};
+use viaduct_proto::split::socks::Credentials;
 use viaduct_sys::intercept::Intercept;
 use viaduct_sys::journal::Changes;
 use viaduct_sys::tcp::TcpOptions;
 
-use target::Target;
+use target::{Target, Terms};
 use worker::{Limits, Worker};
 
 /// What `viaduct proxy` may be told.
@@ -33,9 +37,26 @@ pub struct ProxyArgs {
     /// Where connections arrive
     #[arg(short, long, value_name = "ADDRESS:PORT", required = true)]
     listen: Vec<SocketAddr>,
-    /// Where they go; without it, to where each client meant to, as tproxy says
-    #[arg(short, long, value_name = "ADDRESS:PORT", required_unless_present = "intercept")]
+    /// Where they go
+    #[arg(short, long, value_name = "ADDRESS:PORT",
+          required_unless_present_any = ["intercept", "expect"])]
     to: Option<SocketAddr>,
+    /// They go where each client says, in one of these languages
+    #[arg(long, value_enum, value_name = "LANGUAGE,...", value_delimiter = ',',
+          conflicts_with_all = ["to", "intercept"], requires = "allow_from", requires = "allow_to")]
+    expect: Vec<Language>,
+    /// Clients that may say so
+    #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', requires = "expect")]
+    allow_from: Vec<IpNet>,
+    /// Servers that they may go to
+    #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', requires = "expect")]
+    allow_to: Vec<IpNet>,
+    /// A file of one line, NAME:PASSWORD, that SOCKS and CONNECT clients must know
+    #[arg(long, value_name = "FILE", requires = "expect")]
+    password_file: Option<PathBuf>,
+    /// The next hop, another `viaduct proxy --expect proxy`; without it flows go straight on
+    #[arg(short, long, value_name = "ADDRESS:PORT")]
+    next: Option<SocketAddr>,
     /// Split the connections that pass this machine towards these addresses (tproxy, by nftables);
     /// put back at the end
     #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', conflicts_with = "to")]
@@ -78,6 +99,17 @@ pub struct ProxyArgs {
     run_dir: PathBuf,
 }
 
+/// How a client says where it wants to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Language {
+    /// PROXY protocol version 2: another hop, or HAProxy's send-proxy-v2
+    Proxy,
+    /// SOCKS5
+    Socks,
+    /// HTTP CONNECT
+    Connect,
+}
+
 /// When the second half of a flow begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Forwarding {
@@ -92,6 +124,7 @@ pub fn run(args: &ProxyArgs) -> Result<()> {
     let target = match args.to {
         Some(to) if args.listen.contains(&to) => bail!("--to {to} is this proxy itself"),
         Some(to) => Target::Fixed(to),
+        None if !args.expect.is_empty() => Target::Asked(terms(args)?),
         None => Target::Meant { keep_client: args.keep_client },
     };
     let options = TcpOptions {
@@ -106,11 +139,38 @@ pub fn run(args: &ProxyArgs) -> Result<()> {
         idle: Some(args.idle_timeout).filter(|time| !time.is_zero()),
         drain: args.drain,
     };
-    let worker = Worker::new(&args.listen, target, options, limits)?;
+    let to = target.to_string();
+    let worker = Worker::new(&args.listen, target, args.next, options, limits)?;
     // Only now that somebody listens; dropped, and so put back, when the worker has ended.
     let _changes = intercept(args)?;
-    info!(listen = ?args.listen, to = %target, forward = ?args.forward, "up");
+    info!(listen = ?args.listen, to, forward = ?args.forward, "up");
     worker.run().context("the proxy stopped")
+}
+
+/// Who may say where to, how, and where.
+fn terms(args: &ProxyArgs) -> Result<Terms> {
+    let secret = match &args.password_file {
+        None => Secret::default(),
+        Some(file) => {
+            let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
+            let Some((name, password)) = text.trim_end().split_once(':') else {
+                bail!("{}: one line, NAME:PASSWORD, is expected", file.display());
+            };
+            let (name, password) = (name.into(), password.into());
+            Secret(Some(Credentials { name, password }))
+        }
+    };
+    let speaks = |language| args.expect.contains(&language);
+    Ok(Terms {
+        languages: Languages {
+            proxy: speaks(Language::Proxy),
+            socks: speaks(Language::Socks),
+            connect: speaks(Language::Connect),
+        },
+        secret,
+        from: args.allow_from.clone(),
+        to: args.allow_to.clone(),
+    })
 }
 
 /// Has the kernel hand connections to the proxy.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use mio::net::{TcpListener, TcpStream};
 use mio::unix::SourceFd;
-use mio::{Events, Interest, Poll, Token};
+use mio::{Events, Interest, Poll, Token, Waker};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use slab::Slab;
 use tracing::{debug, info, warn};
@@ -21,9 +21,11 @@ use viaduct_sys::clock;
 use viaduct_sys::syn::{SNAP, SynTap};
 use viaduct_sys::tcp::{self, TcpOptions};
 
+use super::asking::failure;
 use super::flow::{End, Flow, State};
 use super::pipes::Pipes;
-use super::target::Target;
+use super::resolve::Resolver;
+use super::target::{Route, Target};
 
 /// Connections that the kernel holds ready to be accepted.
 const BACKLOG: u32 = 4096;
@@ -32,8 +34,9 @@ const EVENTS: usize = 1024;
 /// How often deadlines are looked at: they are seconds long.
 const SWEEP: Duration = Duration::from_millis(500);
 const SYNS: Token = Token(usize::MAX - 1);
+const NAMES: Token = Token(usize::MAX - 2);
 /// Listeners' tokens end here and grow downwards; flows' grow upwards from 0, two each.
-const LISTENERS: usize = usize::MAX - 2;
+const LISTENERS: usize = usize::MAX - 3;
 
 /// What keeps a proxy within bounds.
 #[derive(Clone, Copy, Debug)]
@@ -52,15 +55,18 @@ pub struct Limits {
 
 /// The loop's state.
 pub struct Worker {
-    poll: Poll,
+    pub(super) poll: Poll,
     listeners: Vec<TcpListener>,
     tap: Option<SynTap>,
     early: Early<usize>,
-    flows: Slab<Flow>,
+    pub(super) flows: Slab<Flow>,
     pipes: Pipes,
-    target: Target,
-    options: TcpOptions,
-    limits: Limits,
+    pub(super) resolver: Option<Resolver>,
+    pub(super) target: Target,
+    /// The next hop, if flows do not go straight on.
+    pub(super) next: Option<SocketAddr>,
+    pub(super) options: TcpOptions,
+    pub(super) limits: Limits,
     stop: Arc<AtomicBool>,
 }
 
@@ -69,6 +75,7 @@ impl Worker {
     pub fn new(
         listen: &[SocketAddr],
         target: Target,
+        next: Option<SocketAddr>,
         options: TcpOptions,
         limits: Limits,
     ) -> Result<Worker> {
@@ -79,12 +86,15 @@ impl Worker {
             signal_hook::flag::register_conditional_default(signal, stop.clone())?;
             signal_hook::flag::register(signal, stop.clone())?;
         }
-        let ports: Vec<u16> = match target {
-            Target::Fixed(_) => listen.iter().map(SocketAddr::port).collect(),
-            Target::Meant { .. } => Vec::new(),
+        let resolver = match target {
+            Target::Asked(_) => {
+                Some(Resolver::new(&Arc::new(Waker::new(poll.registry(), NAMES)?))?)
+            }
+            _ => None,
         };
         // The tap first: no SYN may be missed that the listener answers.
-        let tap = limits.early.map(|_| SynTap::open(&ports)).transpose();
+        let ports = limits.early.and_then(|_| target.ports(listen));
+        let tap = ports.map(|ports| SynTap::open(&ports)).transpose();
         let tap =
             tap.context("watch for SYNs, which takes root or CAP_NET_RAW (--forward late)")?;
         if let Some(tap) = &tap {
@@ -107,7 +117,9 @@ impl Worker {
             poll,
             listeners,
             tap,
+            resolver,
             target,
+            next,
             options,
             limits,
             stop,
@@ -130,6 +142,7 @@ impl Worker {
             for event in &events {
                 match event.token() {
                     SYNS => self.read_syns(now),
+                    NAMES => self.read_answers(now),
                     Token(n) if n > LISTENERS - self.listeners.len() && n <= LISTENERS => {
                         self.accept(LISTENERS - n, now);
                     }
@@ -173,8 +186,11 @@ impl Worker {
             if self.flows.len() >= self.limits.flows {
                 continue;
             }
-            let Worker { early, flows, poll, target, options, .. } = self;
-            early.handle_syn(time(), tuple, || begin(flows, poll, *target, *options, &tuple, now));
+            let Worker { early, flows, poll, target, next, options, .. } = self;
+            let route = target.route(&tuple, *next);
+            early.handle_syn(time(), tuple, || {
+                begin(flows, poll, &route, *options, tuple.client, now)
+            });
         }
     }
 
@@ -192,6 +208,11 @@ impl Worker {
             let Ok(to) = client.local_addr() else { continue };
             // Each end has put its bytes together as it wants them sent.
             let _ = client.set_nodelay(true);
+            if let Target::Asked(terms) = &self.target {
+                let terms = terms.clone();
+                self.welcome(client, canonical(peer), &terms, now);
+                continue;
+            }
             // Its SYN is in the tap by now: it came before its handshake was done.
             self.read_syns(now);
             self.join(client, Tuple { client: canonical(peer), to: canonical(to) }, now);
@@ -200,11 +221,12 @@ impl Worker {
 
     /// Joins a client with the connection that its SYN has begun, or begins one now.
     fn join(&mut self, mut client: TcpStream, tuple: Tuple, now: Instant) {
-        let Worker { flows, poll, target, options, limits, .. } = self;
+        let Worker { flows, poll, target, next, options, limits, .. } = self;
+        let route = target.route(&tuple, *next);
         let key = match self.early.handle_accept(&tuple) {
             Some(key) => Some(key),
             None if flows.len() >= limits.flows => None,
-            None => begin(flows, poll, *target, *options, &tuple, now),
+            None => begin(flows, poll, &route, *options, tuple.client, now),
         };
         let both = Interest::READABLE | Interest::WRITABLE;
         let Some(key) = key else {
@@ -229,10 +251,16 @@ impl Worker {
         if flow.is_broken() {
             return;
         }
+        if flow.asked().is_some_and(|asked| !asked.begun) {
+            return self.hear(key, now);
+        }
         if !flow.is_connected()
             && let Err(error) = flow.check_connected()
         {
             debug!("connect: {error}");
+            if flow.asked().is_some() {
+                return self.refuse(key, failure(&error));
+            }
             flow.set_broken();
             // Without a client it waits for one, to be told.
             if flow.has_client() {
@@ -240,7 +268,15 @@ impl Worker {
             }
             return;
         }
-        match self.flows[key].drive(&mut self.pipes, now) {
+        let flow = &mut self.flows[key];
+        if flow.is_connected()
+            && let Some(asked) = flow.asked()
+        {
+            let words = asked.preface.answer(Ok(()));
+            flow.say(End::Client, &words);
+            flow.answered();
+        }
+        match flow.drive(&mut self.pipes, now) {
             Ok(State::Open) => {}
             Ok(State::Done) => self.end(key, false),
             Err(error) => {
@@ -252,16 +288,15 @@ impl Worker {
 
     /// Ends a flow; by a reset of both connections if one of them broke. One without a client ends
     /// only when its client comes or its time is up: `early` knows its key until then.
-    fn end(&mut self, key: usize, reset: bool) {
+    pub(super) fn end(&mut self, key: usize, reset: bool) {
         let mut flow = self.flows.remove(key);
         if reset {
             flow.reset();
         }
         flow.release(&mut self.pipes);
-        let (client, server) = flow.streams();
-        let registry = self.poll.registry();
-        let _ = client.map(|client| registry.deregister(client));
-        let _ = registry.deregister(server);
+        for stream in flow.streams().into_iter().flatten() {
+            let _ = self.poll.registry().deregister(stream);
+        }
     }
 
     /// Looks at deadlines.
@@ -283,21 +318,23 @@ impl Worker {
     }
 }
 
-/// Begins the connection of the flow that `tuple` names.
+/// Begins the connection of a flow for `source`.
 fn begin(
     flows: &mut Slab<Flow>,
     poll: &Poll,
-    target: Target,
+    route: &Route,
     options: TcpOptions,
-    tuple: &Tuple,
+    source: SocketAddr,
     now: Instant,
 ) -> Option<usize> {
-    let server = target.connect(tuple, options).inspect_err(|e| debug!("connect: {e}")).ok()?;
+    let server = tcp::connect(route.to, route.from, options);
+    let server = server.inspect_err(|e| debug!("connect to {}: {e}", route.to)).ok()?;
     let mut server = TcpStream::from_std(server);
     let entry = flows.vacant_entry();
     let (key, both) = (entry.key(), Interest::READABLE | Interest::WRITABLE);
     poll.registry().register(&mut server, Token(2 * key + 1), both).ok()?;
-    entry.insert(Flow::new(server, now));
+    let flow = entry.insert(Flow::new(server, source, now));
+    flow.say(End::Server, &route.first);
     Some(key)
 }
 

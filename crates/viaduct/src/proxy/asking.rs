@@ -1,0 +1,130 @@
+//! Clients that say where they want to go, by PROXY, SOCKS5 or HTTP CONNECT: what is heard from them
+//! until their flow begins.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use mio::net::TcpStream;
+use mio::{Interest, Token};
+use tracing::debug;
+use viaduct_proto::flow::{Address, Failure};
+use viaduct_proto::split::preface::{LONGEST, Preface, Step};
+use viaduct_sys::tcp;
+
+use super::flow::{End, Flow};
+use super::target::{Route, Target, Terms};
+use super::worker::Worker;
+
+impl Worker {
+    /// Takes a client in that is to say where it wants to go.
+    pub(super) fn welcome(
+        &mut self,
+        mut client: TcpStream,
+        peer: SocketAddr,
+        terms: &Terms,
+        now: Instant,
+    ) {
+        if !terms.may_ask(peer.ip()) || self.flows.len() >= self.limits.flows {
+            debug!("{peer} is turned away");
+            let _ = tcp::reset_on_close(&client);
+            return;
+        }
+        let entry = self.flows.vacant_entry();
+        let (key, both) = (entry.key(), Interest::READABLE | Interest::WRITABLE);
+        if self.poll.registry().register(&mut client, Token(2 * key), both).is_err() {
+            return;
+        }
+        let preface = Preface::new(terms.languages, terms.secret.clone());
+        entry.insert(Flow::asking(client, peer, preface, now));
+        self.hear(key, now);
+    }
+
+    /// Listens to such a client.
+    pub(super) fn hear(&mut self, key: usize, now: Instant) {
+        loop {
+            let flow = &mut self.flows[key];
+            match flow.listen(LONGEST) {
+                Ok(true) => {}
+                Ok(false) | Err(_) => return self.end(key, false),
+            }
+            let Some(asked) = flow.asked().filter(|asked| !asked.begun) else { return };
+            match asked.preface.handle(&mut asked.bytes) {
+                Step::Wait => return,
+                Step::Say(words) => flow.say(End::Client, &words),
+                Step::Connect { to, source } => return self.open(key, to, source, now),
+                Step::Refuse(words, why) => {
+                    debug!("a client is refused: {why}");
+                    flow.say(End::Client, &words);
+                    return self.end(key, false);
+                }
+            }
+        }
+    }
+
+    /// A client has said where it wants to go, for itself or for `source`.
+    fn open(&mut self, key: usize, to: Address, source: Option<SocketAddr>, now: Instant) {
+        let flow = &mut self.flows[key];
+        flow.set_source(source);
+        match to {
+            Address::Ip(at) => self.go(key, at, now),
+            Address::Name(name, port) => {
+                let asker = (key, flow.id);
+                if !self.resolver.as_ref().is_some_and(|r| r.ask(asker, name, port)) {
+                    self.refuse(key, Failure::Unreachable);
+                }
+            }
+        }
+    }
+
+    /// Names that were looked up.
+    pub(super) fn read_answers(&mut self, now: Instant) {
+        while let Some(((key, id), found)) = self.resolver.as_ref().and_then(|r| r.answer()) {
+            // Its client may have gone meanwhile.
+            if self.flows.get(key).is_none_or(|flow| flow.id != id) {
+                continue;
+            }
+            match found {
+                Some(at) => self.go(key, at, now),
+                None => self.refuse(key, Failure::Unreachable),
+            }
+        }
+    }
+
+    fn go(&mut self, key: usize, to: SocketAddr, now: Instant) {
+        let Target::Asked(terms) = &self.target else { return };
+        if !terms.may_go(to.ip()) {
+            debug!("nobody may go to {to}");
+            return self.refuse(key, Failure::Denied);
+        }
+        let route = Route::by(self.next, self.flows[key].source(), to, None);
+        let mut server = match tcp::connect(route.to, route.from, self.options) {
+            Ok(server) => TcpStream::from_std(server),
+            Err(error) => return self.refuse(key, failure(&error)),
+        };
+        let both = Interest::READABLE | Interest::WRITABLE;
+        if self.poll.registry().register(&mut server, Token(2 * key + 1), both).is_err() {
+            return self.refuse(key, Failure::Unreachable);
+        }
+        self.flows[key].say(End::Server, &route.first);
+        self.flows[key].set_server(server, now);
+    }
+
+    /// Tells a client that its flow will not be, in its language, and ends it.
+    pub(super) fn refuse(&mut self, key: usize, why: Failure) {
+        let flow = &mut self.flows[key];
+        let words = flow.asked().map(|asked| asked.preface.answer(Err(why))).unwrap_or_default();
+        flow.say(End::Client, &words);
+        self.end(key, words.is_empty());
+    }
+}
+
+/// What an error of a connection means to whoever asked for it.
+pub(super) fn failure(error: &io::Error) -> Failure {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => Failure::Refused,
+        io::ErrorKind::TimedOut => Failure::TimedOut,
+        io::ErrorKind::ConnectionReset => Failure::Reset,
+        _ => Failure::Unreachable,
+    }
+}
