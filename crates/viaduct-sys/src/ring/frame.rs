@@ -1,6 +1,7 @@
 //! One captured packet, lent by the ring.
 
 use std::ops::{Deref, DerefMut};
+use std::time::Duration;
 
 use libc::{PACKET_OUTGOING, TP_STATUS_CSUMNOTREADY};
 
@@ -25,6 +26,7 @@ pub struct Frame<'a> {
     direction: Direction,
     checksum_ready: bool,
     protocol: u16,
+    stamp: Duration,
 }
 
 impl<'a> Frame<'a> {
@@ -42,6 +44,7 @@ impl<'a> Frame<'a> {
             direction: if outgoing { Direction::Outgoing } else { Direction::Incoming },
             checksum_ready: header.tp_status & TP_STATUS_CSUMNOTREADY == 0,
             protocol: u16::from_be(address.sll_protocol),
+            stamp: Duration::new(header.tp_sec.into(), header.tp_nsec),
         }
     }
 
@@ -67,6 +70,11 @@ impl<'a> Frame<'a> {
     /// bytes here are then not those on the wire. Switch checksum offload off to see the real ones.
     pub fn checksum_ready(&self) -> bool {
         self.checksum_ready
+    }
+
+    /// When it crossed the interface, by the wall clock: since 1970.
+    pub fn stamp(&self) -> Duration {
+        self.stamp
     }
 
     /// Ethertype: 0x0800 for IPv4, 0x86dd for IPv6.

@@ -14,7 +14,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use tracing::warn;
@@ -39,6 +39,9 @@ const BATCH: usize = 256;
 const NAP: Duration = Duration::from_micros(600);
 /// Packets in a nap's time from which on napping pays.
 const BUSY: usize = 2;
+/// Age at which a copy is let go: its repairs would come too late for the packets, and cost the
+/// processor that forwards the next ones.
+const STALE: Duration = Duration::from_millis(50);
 /// How often counters are published and drops are read.
 const PUBLISH: Duration = Duration::from_millis(100);
 /// Longest sleep without anything to do.
@@ -141,6 +144,7 @@ impl Worker {
 
     fn read_taps(&mut self, shell: &mut Shell) -> usize {
         let now = now();
+        let fresh = wall_clock().saturating_sub(STALE);
         let mut read = 0;
         while read < BATCH
             && let Some(mut frame) = self.out_tap.next()
@@ -149,7 +153,7 @@ impl Worker {
             if repair(&mut frame, self.listen) {
                 continue;
             }
-            if whole(&frame, shell) {
+            if frame.stamp() >= fresh && whole(&frame, shell) {
                 self.plane.handle_outgoing(now, &mut frame);
             } else {
                 self.plane.miss_outgoing(1);
@@ -236,6 +240,10 @@ impl Worker {
         let due = self.plane.poll_timeout().map_or(IDLE, |due| due.since(now));
         wait(&[&self.out_tap, &self.in_tap], &self.waker, due.min(IDLE));
     }
+}
+
+fn wall_clock() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 fn now() -> Instant {
