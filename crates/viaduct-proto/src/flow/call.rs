@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 
+use super::handler::Output;
+
 /// Where a flow goes to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
@@ -90,4 +92,18 @@ pub(super) enum Up {
     Finished,
     Failed(Failure),
     MayWrite(bool),
+}
+
+/// A place in a chain that calls can be made to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Node(usize),
+    Bottom(usize),
+}
+
+/// Who is upstream of a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Upper {
+    Top,
+    Node(usize, Output),
 }

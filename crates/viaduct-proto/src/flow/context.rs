@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 
-use super::call::{Address, Down, Failure, Half, SocketOption, Up};
-use super::chain::{Core, Place};
+use super::call::{Address, Down, Failure, Half, Place, SocketOption, Up};
+use super::core::Core;
 use super::handler::{Output, Timer};
 use crate::time::Instant;
 

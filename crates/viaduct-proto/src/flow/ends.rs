@@ -4,8 +4,7 @@
 use bytes::Bytes;
 
 use super::buffer::Buffer;
-use super::call::{Address, Down, Failure, Half, SocketOption, Up};
-use super::chain::Upper;
+use super::call::{Address, Down, Failure, Half, SocketOption, Up, Upper};
 
 /// One of the flows by which a chain meets the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

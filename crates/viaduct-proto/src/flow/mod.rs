@@ -31,6 +31,7 @@ mod buffer;
 mod call;
 mod chain;
 mod context;
+mod core;
 mod ends;
 mod handler;
 mod registry;

@@ -6,6 +6,7 @@ mod meaning;
 mod peers;
 mod text;
 mod values;
+mod wrong;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

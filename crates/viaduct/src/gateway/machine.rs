@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -11,7 +11,6 @@ use viaduct_sys::interface::Interface;
 use viaduct_sys::route::RouteMtu;
 
 use super::config::Config;
-use super::site::pair;
 
 /// Prefixes whose routes are looked at for a warning: each takes some milliseconds.
 const ROUTES_LOOKED_AT: usize = 16;
@@ -106,6 +105,11 @@ pub fn routed_elsewhere(config: &Config) -> Vec<String> {
         Some(format!("peer {:?}: prefixes: {error}; nothing is protected there", peer.name))
     });
     wrong.collect()
+}
+
+/// An address and a prefix length, as the system layer takes them.
+pub fn pair(net: &IpNet) -> (IpAddr, u8) {
+    (net.addr(), net.prefix_len())
 }
 
 /// Whether the journal and the status socket can be made.

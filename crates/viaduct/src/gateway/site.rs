@@ -8,7 +8,7 @@ use viaduct_proto::repair::{PeerConfig, Sites, overhead};
 use viaduct_sys::filter::{BpfInsn, TapFilter};
 
 use super::config::{Config, Peer};
-use super::machine;
+use super::machine::{self, pair};
 
 /// Least MTU that leaves hosts something to send: IPv6 asks for 1280.
 const LEAST_MTU: usize = 1280;
@@ -125,11 +125,6 @@ impl Site {
         let program = filter.build()?;
         Ok((one_way(true, &program), one_way(false, &program)))
     }
-}
-
-/// An address and a prefix length, as the system layer takes them.
-pub fn pair(net: &IpNet) -> (IpAddr, u8) {
-    (net.addr(), net.prefix_len())
 }
 
 /// `program`, for outgoing packets only or for the others only.

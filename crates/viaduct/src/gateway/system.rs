@@ -12,7 +12,8 @@ use viaduct_sys::route::RouteMtu;
 use viaduct_sys::tool;
 use viaduct_sys::tun::Tun;
 
-use super::site::{Site, pair};
+use super::machine::pair;
+use super::site::Site;
 
 /// The changes that are in force.
 pub struct System {

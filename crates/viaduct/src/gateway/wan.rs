@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 use viaduct_sys::interface::Interface;
 use viaduct_sys::route_watch::RouteWatch;
 
-use super::site::{Site, pair};
+use super::machine::pair;
+use super::site::Site;
 
 /// What the WAN was like when the room for repairs was made.
 #[derive(Debug)]

@@ -1,7 +1,6 @@
 //! Clients that say where they want to go, by PROXY, SOCKS5 or HTTP CONNECT: what is heard from them
 //! until their flow begins.
 
-use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
 
@@ -13,7 +12,7 @@ use viaduct_proto::split::preface::{LONGEST, Preface, Step};
 use viaduct_sys::tcp;
 
 use super::flow::{End, Flow};
-use super::target::{Route, Target, Terms};
+use super::target::{Route, Target, Terms, failure};
 use super::worker::Worker;
 
 impl Worker {
@@ -116,15 +115,5 @@ impl Worker {
         let words = flow.asked().map(|asked| asked.preface.answer(Err(why))).unwrap_or_default();
         flow.say(End::Client, &words);
         self.end(key, words.is_empty());
-    }
-}
-
-/// What an error of a connection means to whoever asked for it.
-pub(super) fn failure(error: &io::Error) -> Failure {
-    match error.kind() {
-        io::ErrorKind::ConnectionRefused => Failure::Refused,
-        io::ErrorKind::TimedOut => Failure::TimedOut,
-        io::ErrorKind::ConnectionReset => Failure::Reset,
-        _ => Failure::Unreachable,
     }
 }

@@ -1,9 +1,10 @@
 //! Where a flow goes, and by which hop.
 
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::{fmt, io};
 
 use ipnet::IpNet;
+use viaduct_proto::flow::Failure;
 use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::preface::{Languages, Secret};
 use viaduct_proto::split::proxy;
@@ -113,5 +114,15 @@ impl fmt::Display for Target {
             Target::Meant { .. } => f.write_str("where each client meant to"),
             Target::Asked(_) => f.write_str("where each client says"),
         }
+    }
+}
+
+/// What an error of a connection means to whoever asked for it.
+pub fn failure(error: &io::Error) -> Failure {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => Failure::Refused,
+        io::ErrorKind::TimedOut => Failure::TimedOut,
+        io::ErrorKind::ConnectionReset => Failure::Reset,
+        _ => Failure::Unreachable,
     }
 }

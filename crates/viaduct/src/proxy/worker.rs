@@ -21,11 +21,10 @@ use viaduct_sys::clock;
 use viaduct_sys::syn::{SNAP, SynTap};
 use viaduct_sys::tcp::{self, TcpOptions};
 
-use super::asking::failure;
 use super::flow::{End, Flow, State};
 use super::pipes::Pipes;
 use super::resolve::Resolver;
-use super::target::{Route, Target};
+use super::target::{Route, Target, failure};
 
 /// Connections that the kernel holds ready to be accepted.
 const BACKLOG: u32 = 4096;

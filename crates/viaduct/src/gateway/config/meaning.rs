@@ -1,16 +1,15 @@
 //! What a config means: each value by itself, then the values against each other.
 
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use ipnet::IpNet;
 use viaduct_proto::repair::{PublicKey, SecretKey};
 
 use super::file::{File, SiteTable};
 use super::peers::{check_prefixes, peers};
-use super::values::{Prefix, is_one_host};
+use super::values::{is_one_host, prefixes};
+use super::wrong::{Wrong, check_name, wrong};
 use super::{Config, text};
 
 /// Least memory that a code can work with.
@@ -19,13 +18,6 @@ const LEAST_MEMORY: usize = 4 << 20;
 const KEY_FILE: u64 = 4 << 10;
 /// Longest path of a socket (`sockaddr_un`), the ending NUL not counted.
 const SOCKET_PATH: usize = 107;
-
-/// Where something is wrong, and what.
-pub(super) type Wrong = (String, String);
-
-pub(super) fn wrong<T>(place: impl fmt::Display, what: impl fmt::Display) -> Result<T, Wrong> {
-    Err((place.to_string(), what.to_string()))
-}
 
 /// The meaning of `file`, whose relative names start from `dir`.
 pub(super) fn of(file: File, dir: &Path) -> Result<Config, Wrong> {
@@ -58,10 +50,6 @@ pub(super) fn of(file: File, dir: &Path) -> Result<Config, Wrong> {
     Ok(Config { peers, ..config })
 }
 
-pub(super) fn prefixes(list: &[Prefix]) -> Vec<IpNet> {
-    list.iter().map(|prefix| prefix.0).collect()
-}
-
 fn check_site(site: &SiteTable) -> Result<(), Wrong> {
     check_name("[site] name", &site.name)?;
     if site.prefixes.is_empty() {
@@ -90,17 +78,6 @@ fn memory_of_machine() -> Option<usize> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     kib.trim().strip_suffix(" kB")?.parse::<usize>().ok()?.checked_mul(1 << 10)
-}
-
-pub(super) fn check_name(place: &str, name: &str) -> Result<(), Wrong> {
-    let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    if name.is_empty() || name.len() > 64 || !name.chars().all(fine) || name.starts_with('.') {
-        return wrong(
-            place,
-            format!("{name:?}: 1 to 64 letters, digits, '-', '_' or '.' are expected"),
-        );
-    }
-    Ok(())
 }
 
 fn check_listener(place: &str, at: Option<SocketAddr>) -> Result<(), Wrong> {

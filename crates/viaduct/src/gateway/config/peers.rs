@@ -8,8 +8,8 @@ use viaduct_proto::fec::Code;
 use viaduct_proto::repair::{MOST_PEERS, PublicKey};
 
 use super::file::{DEFAULT_FLUSH, PeerTable};
-use super::meaning::{Wrong, check_name, prefixes, wrong};
-use super::values::is_one_host;
+use super::values::{is_one_host, prefixes};
+use super::wrong::{Wrong, check_name, wrong};
 use super::{Config, Peer};
 
 /// Least age at which session keys are replaced.

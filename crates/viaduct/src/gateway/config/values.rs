@@ -75,6 +75,11 @@ impl<'de> Deserialize<'de> for PacketSize {
     }
 }
 
+/// The ranges as such.
+pub(super) fn prefixes(list: &[Prefix]) -> Vec<IpNet> {
+    list.iter().map(|prefix| prefix.0).collect()
+}
+
 /// What `parse` makes of a string; what it refuses is no `wanted`.
 fn parsed<'de, D: Deserializer<'de>, T>(
     from: D,
