@@ -5,7 +5,7 @@
 //!   packet ──▶ name ──▶ store ◀── claim ── announcement ◀── repair ─▶ decoder
 //!                │                   │ none left                        │
 //!                └── was missing? ◀──┴──▶ ledger: missing               ▼
-//!                                                  name right? ──▶ store, inject
+//!                                                  name right? ──▶ store, hold, inject
 //! ```
 
 use super::held::{Held, Overtaken, Waiting};
