@@ -14,6 +14,8 @@ pub(crate) unsafe trait Plain: Copy {}
 
 // SAFETY: an integer is a value whatever its bits.
 unsafe impl Plain for c_int {}
+// SAFETY: as above.
+unsafe impl Plain for u64 {}
 // SAFETY: seven integers.
 unsafe impl Plain for libc::tpacket_req3 {}
 // SAFETY: three integers.

@@ -63,6 +63,14 @@ pub fn reset_on_close(stream: impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_socket_linger(stream, Some(std::time::Duration::ZERO))?)
 }
 
+/// Has the kernel send at most `bytes` a second, evenly (`SO_MAX_PACING_RATE`).
+///
+/// # Errors
+/// None are known.
+pub fn pace(stream: impl AsFd, bytes: u64) -> io::Result<()> {
+    os::setsockopt(stream.as_fd(), libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, &bytes)
+}
+
 /// Probes a connection on which nothing is said.
 ///
 /// # Errors

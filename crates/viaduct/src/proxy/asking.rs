@@ -2,15 +2,15 @@
 //! until their flow begins.
 
 use std::net::SocketAddr;
-use std::time::Instant;
 
 use mio::net::TcpStream;
-use mio::{Interest, Token};
 use tracing::debug;
 use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::split::preface::{LONGEST, Preface, Step};
+use viaduct_proto::time::Instant;
 use viaduct_sys::tcp;
 
+use super::arrivals::open;
 use super::flow::{End, Flow};
 use super::target::{Route, Target, Terms, failure};
 use super::worker::Worker;
@@ -19,30 +19,26 @@ impl Worker {
     /// Takes a client in that is to say where it wants to go.
     pub(super) fn welcome(
         &mut self,
-        mut client: TcpStream,
+        client: TcpStream,
         peer: SocketAddr,
         terms: &Terms,
         now: Instant,
     ) {
-        if !terms.may_ask(peer.ip()) || self.flows.len() >= self.limits.flows {
+        if !terms.may_ask(peer.ip()) || self.flows.is_full() {
             debug!("{peer} is turned away");
             let _ = tcp::reset_on_close(&client);
             return;
         }
-        let entry = self.flows.vacant_entry();
-        let (key, both) = (entry.key(), Interest::READABLE | Interest::WRITABLE);
-        if self.poll.registry().register(&mut client, Token(2 * key), both).is_err() {
-            return;
-        }
         let preface = Preface::new(terms.languages, terms.secret.clone());
-        entry.insert(Flow::asking(client, peer, preface, now));
-        self.hear(key, now);
+        if let Some(key) = self.flows.insert(Flow::asking(client, peer, preface, now)) {
+            self.hear(key, now);
+        }
     }
 
     /// Listens to such a client.
     pub(super) fn hear(&mut self, key: usize, now: Instant) {
         loop {
-            let flow = &mut self.flows[key];
+            let flow = self.flows.at(key);
             match flow.listen(LONGEST) {
                 Ok(true) => {}
                 Ok(false) | Err(_) => return self.end(key, false),
@@ -63,7 +59,7 @@ impl Worker {
 
     /// A client has said where it wants to go, for itself or for `source`.
     fn open(&mut self, key: usize, to: Address, source: Option<SocketAddr>, now: Instant) {
-        let flow = &mut self.flows[key];
+        let flow = self.flows.at(key);
         flow.set_source(source);
         match to {
             Address::Ip(at) => self.go(key, at, now),
@@ -96,22 +92,28 @@ impl Worker {
             debug!("nobody may go to {to}");
             return self.refuse(key, Failure::Denied);
         }
-        let route = Route::by(self.next, self.flows[key].source(), to, None);
-        let mut server = match tcp::connect(route.to, route.from, self.options) {
-            Ok(server) => TcpStream::from_std(server),
+        let source = self.flows.at(key).source();
+        let plan = self.policies.plan(source.ip(), to);
+        let Some(route) = Route::by(plan, source, to, None) else {
+            debug!("a policy denies {source} to go to {to}");
+            return self.refuse(key, Failure::Denied);
+        };
+        let (mut server, middle) = match open(&route, self.options, now) {
+            Ok(begun) => begun,
             Err(error) => return self.refuse(key, failure(&error)),
         };
-        let both = Interest::READABLE | Interest::WRITABLE;
-        if self.poll.registry().register(&mut server, Token(2 * key + 1), both).is_err() {
+        if self.flows.watch(&mut server, key, End::Server).is_err() {
             return self.refuse(key, Failure::Unreachable);
         }
-        self.flows[key].say(End::Server, &route.first);
-        self.flows[key].set_server(server, now);
+        let flow = self.flows.at(key);
+        flow.say(End::Server, &route.first);
+        flow.set_server(server, middle, now);
+        flow.set_rate(route.rate);
     }
 
     /// Tells a client that its flow will not be, in its language, and ends it.
     pub(super) fn refuse(&mut self, key: usize, why: Failure) {
-        let flow = &mut self.flows[key];
+        let flow = self.flows.at(key);
         let words = flow.asked().map(|asked| asked.preface.answer(Err(why))).unwrap_or_default();
         flow.say(End::Client, &words);
         self.end(key, words.is_empty());

@@ -1,16 +1,19 @@
-//! A flow: the client's connection, the one that goes on, and the two ways between them.
+//! A flow: the client's end, the one that goes on, and what stands between them.
 
-use std::io::{self, Read as _, Write as _};
-use std::net::{Shutdown, SocketAddr};
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
 use mio::net::TcpStream;
+use tracing::warn;
 use viaduct_proto::split::preface::Preface;
-use viaduct_sys::splice::{Pipe, Spliced};
+use viaduct_proto::time::Instant;
 use viaduct_sys::tcp;
 
+use super::leg::Leg;
 use super::pipes::Pipes;
+use super::relay::Relay;
+use super::through::Through;
 
 /// Which end of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,28 +22,31 @@ pub enum End {
     Server = 1,
 }
 
-/// Bytes in one direction, from one end to the other.
-#[derive(Debug, Default)]
-struct Way {
-    /// Goes before all that the pipe brings.
-    first: Vec<u8>,
-    /// Held only while bytes are in it.
-    pipe: Option<Pipe>,
-    /// The source may have something; until a read says that it does not.
-    readable: bool,
-    /// The sink may have room; until a write says that it does not.
-    writable: bool,
-    /// The source has ended.
-    ended: bool,
-    /// The sink has been told so.
-    shut: bool,
+/// What stands between the two ends.
+#[derive(Debug)]
+pub enum Middle {
+    /// Nothing: two connections are spliced.
+    Relay(Relay),
+    /// A chain of handlers, or ends that cannot be spliced.
+    Through(Box<Through>),
+}
+
+/// What all flows of a loop share.
+#[derive(Debug)]
+pub struct Shared {
+    /// Pipes that no flow uses now.
+    pub pipes: Pipes,
+    /// Where bytes are read to.
+    pub scratch: Box<[u8]>,
 }
 
 /// A flow. Its client is missing while it is early, its server while the client says where to.
 #[derive(Debug)]
 pub struct Flow {
-    client: Option<TcpStream>,
-    server: Option<TcpStream>,
+    /// The client, the server.
+    legs: [Option<Leg>; 2],
+    /// What goes to each end before all else.
+    first: [Vec<u8>; 2],
     asked: Option<Asked>,
     /// Who it is for.
     source: SocketAddr,
@@ -49,10 +55,13 @@ pub struct Flow {
     connected: bool,
     /// The server did not answer.
     broken: bool,
-    /// From the client to the server, and back.
-    ways: [Way; 2],
+    middle: Middle,
+    /// Bits a second each way, at most.
+    rate: Option<u64>,
     /// When it last moved, or began.
     pub moved: Instant,
+    /// When the loop is to drive it, whatever happens.
+    pub alarm: Option<Instant>,
 }
 
 /// What a client says of where it wants to go.
@@ -66,39 +75,43 @@ pub struct Asked {
     pub begun: bool,
 }
 
-/// How a flow stands after it was driven.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// More may come.
-    Open,
+/// What a drive has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Bytes that passed.
+    pub bytes: u64,
     /// Both directions have ended.
-    Done,
+    pub done: bool,
+    /// There is more to move, after the other flows had their turn.
+    pub more: bool,
 }
 
 impl Flow {
-    /// With the connection that was begun, and no client yet.
-    pub fn new(server: TcpStream, source: SocketAddr, now: Instant) -> Flow {
-        Flow { server: Some(server), ..Flow::empty(source, now) }
+    /// With the end that was begun, and no client yet.
+    pub fn new(server: Leg, source: SocketAddr, middle: Middle, now: Instant) -> Flow {
+        Flow { legs: [None, Some(server)], middle, ..Flow::empty(source, now) }
     }
 
     /// With a client that is still to say where it wants to go.
     pub fn asking(client: TcpStream, source: SocketAddr, preface: Preface, now: Instant) -> Flow {
-        let asked = Asked { preface, bytes: Vec::new(), begun: false };
-        Flow { client: Some(client), asked: Some(asked), ..Flow::empty(source, now) }
+        let asked = Some(Asked { preface, bytes: Vec::new(), begun: false });
+        Flow { legs: [Some(Leg::Tcp(client)), None], asked, ..Flow::empty(source, now) }
     }
 
     fn empty(source: SocketAddr, now: Instant) -> Flow {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Flow {
-            client: None,
-            server: None,
+            legs: [None, None],
+            first: Default::default(),
             asked: None,
             source,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             connected: false,
             broken: false,
-            ways: Default::default(),
+            middle: Middle::Relay(Relay::default()),
+            rate: None,
             moved: now,
+            alarm: None,
         }
     }
 
@@ -119,18 +132,16 @@ impl Flow {
 
     /// Reads what the client says; false if it has ended.
     pub fn listen(&mut self, most: usize) -> io::Result<bool> {
-        let (Some(client), Some(asked)) = (&mut self.client, &mut self.asked) else {
+        let (Some(client), Some(asked)) = (&mut self.legs[0], &mut self.asked) else {
             return Ok(true);
         };
         let mut chunk = [0; 1024];
         while asked.bytes.len() < most {
             let room = chunk.len().min(most - asked.bytes.len());
-            match client.read(&mut chunk[..room]) {
-                Ok(0) => return Ok(false),
-                Ok(read) => asked.bytes.extend(&chunk[..read]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+            match client.read(&mut chunk[..room])? {
+                None => break,
+                Some(0) => return Ok(false),
+                Some(read) => asked.bytes.extend(&chunk[..read]),
             }
         }
         Ok(true)
@@ -138,27 +149,23 @@ impl Flow {
 
     /// Says something to one end before all that follows.
     pub fn say(&mut self, to: End, words: &[u8]) {
-        let way = if to == End::Server { 0 } else { 1 };
-        self.ways[way].first.extend(words);
-        // Without a server nothing drives the ways yet.
-        if to == End::Client
-            && let Some(client) = &mut self.client
-        {
-            let first = &mut self.ways[1].first;
-            if let Ok(said) = client.write(first) {
-                first.drain(..said);
-            }
+        self.first[to as usize].extend(words);
+        // Without a server nothing drives the flow yet.
+        if to == End::Client {
+            let _ = self.say_first(to);
         }
     }
 
-    /// The connection to where the client wants to go has begun: what it said behind that is the
-    /// server's.
-    pub fn set_server(&mut self, server: TcpStream, now: Instant) {
-        (self.server, self.moved) = (Some(server), now);
+    /// The end where the client wants to go has begun: what it said behind that is the server's.
+    pub fn set_server(&mut self, server: Leg, middle: Middle, now: Instant) {
+        (self.legs[1], self.middle, self.moved) = (Some(server), middle, now);
         if let Some(asked) = &mut self.asked {
             asked.begun = true;
             let behind = std::mem::take(&mut asked.bytes);
-            self.ways[0].first.extend(behind);
+            match &mut self.middle {
+                Middle::Relay(_) => self.first[1].extend(behind),
+                Middle::Through(through) => through.write(behind, now),
+            }
         }
         self.ready(End::Client, true, true);
     }
@@ -169,15 +176,30 @@ impl Flow {
     }
 
     /// The client's connection is there.
-    pub fn set_client(&mut self, client: TcpStream, now: Instant) {
-        self.client = Some(client);
-        self.moved = now;
+    pub fn set_client(&mut self, client: Leg, now: Instant) {
+        (self.legs[0], self.moved) = (Some(client), now);
+        self.pace();
         self.ready(End::Client, true, true);
     }
 
-    /// Its two connections, to be registered and deregistered.
-    pub fn streams(&mut self) -> [Option<&mut TcpStream>; 2] {
-        [self.client.as_mut(), self.server.as_mut()]
+    /// Its two ends, as far as they are there: the client, the server.
+    pub fn legs(&mut self) -> [Option<&mut Leg>; 2] {
+        self.legs.each_mut().map(Option::as_mut)
+    }
+
+    /// Has the kernel let no more than `bits` a second pass to either end.
+    pub fn set_rate(&mut self, bits: Option<u64>) {
+        self.rate = bits;
+        self.pace();
+    }
+
+    fn pace(&self) {
+        let Some(bits) = self.rate else { return };
+        for stream in self.legs.iter().flatten().filter_map(Leg::tcp) {
+            if let Err(error) = tcp::pace(stream, bits / 8) {
+                warn!("limit the rate of a flow: {error}");
+            }
+        }
     }
 
     /// Whether the server has answered.
@@ -197,151 +219,84 @@ impl Flow {
 
     /// Whether its client has come.
     pub fn has_client(&self) -> bool {
-        self.client.is_some()
+        self.legs[0].is_some()
     }
 
-    /// The server's connection may have come about. `Err`: it will not.
-    pub fn check_connected(&mut self) -> io::Result<()> {
-        let Some(server) = &self.server else { return Ok(()) };
-        if let Some(error) = server.take_error()? {
-            return Err(error);
+    /// The server's end may have come about. `Err`: it will not.
+    pub fn check_connected(&mut self, now: Instant) -> io::Result<()> {
+        let Some(server) = &self.legs[1] else { return Ok(()) };
+        self.connected = server.check_connected()?;
+        if let Middle::Through(through) = &mut self.middle
+            && self.connected
+        {
+            through.connected(now);
         }
-        // A wake-up without a cause: the handshake is still on its way.
-        self.connected = match server.peer_addr() {
-            Ok(_) => true,
-            Err(error) if error.kind() == io::ErrorKind::NotConnected => false,
-            Err(error) => return Err(error),
-        };
         Ok(())
     }
 
-    /// The poll says that `end` can be read or written.
+    /// The loop says that `end` can be read or written.
     pub fn ready(&mut self, end: End, readable: bool, writable: bool) {
-        let [out, back] = &mut self.ways;
-        let (from, to) = match end {
-            End::Client => (out, back),
-            End::Server => (back, out),
-        };
-        from.readable |= readable;
-        to.writable |= writable;
+        match &mut self.middle {
+            Middle::Relay(relay) => relay.ready(end, readable, writable),
+            Middle::Through(through) => through.ready(end, readable, writable),
+        }
     }
 
-    /// Moves what can move. `Err`: one of the connections broke.
-    pub fn drive(&mut self, pipes: &mut Pipes, now: Instant) -> io::Result<State> {
-        let (Some(client), Some(server), true) = (&self.client, &self.server, self.connected)
-        else {
-            return Ok(State::Open);
+    /// When its handlers want to be called.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        match &self.middle {
+            Middle::Relay(_) => None,
+            Middle::Through(through) => through.poll_timeout(),
+        }
+    }
+
+    /// Moves what can move. `Err`: one of the ends broke.
+    pub fn drive(&mut self, shared: &mut Shared, now: Instant) -> io::Result<Moved> {
+        if !self.connected || !self.has_client() {
+            return Ok(Moved::default());
+        }
+        let held = [!self.say_first(End::Client)?, !self.say_first(End::Server)?];
+        let [Some(client), Some(server)] = &mut self.legs else { return Ok(Moved::default()) };
+        let moved = match &mut self.middle {
+            Middle::Relay(relay) => {
+                let (Some(client), Some(server)) = (client.tcp(), server.tcp()) else {
+                    return Err(io::Error::other("an end that cannot be spliced"));
+                };
+                relay.drive([client, server], held, &mut shared.pipes)?
+            }
+            Middle::Through(through) => {
+                through.drive([client, server], held, &mut shared.scratch, now)?
+            }
         };
-        let [out, back] = &mut self.ways;
-        let moved = out.drive(client, server, pipes)?;
-        let moved = moved | back.drive(server, client, pipes)?;
-        if moved {
+        if moved.bytes > 0 {
             self.moved = now;
         }
-        Ok(if out.shut && back.shut { State::Done } else { State::Open })
+        Ok(moved)
     }
 
-    /// Ends both connections by a reset.
+    /// Writes what goes to an end before all else; false if some of it must wait.
+    fn say_first(&mut self, to: End) -> io::Result<bool> {
+        let (first, leg) = (&mut self.first[to as usize], &mut self.legs[to as usize]);
+        while let Some(leg) = leg
+            && !first.is_empty()
+        {
+            match leg.write(&[IoSlice::new(first)])? {
+                Some(said) => drop(first.drain(..said)),
+                None => return Ok(false),
+            }
+        }
+        Ok(first.is_empty())
+    }
+
+    /// Ends both ends by a reset.
     pub fn reset(&mut self) {
-        for stream in self.streams().into_iter().flatten() {
-            let _ = tcp::reset_on_close(stream);
-        }
+        self.legs().into_iter().flatten().for_each(Leg::reset);
     }
 
-    /// Gives the pipes back.
-    pub fn release(&mut self, pipes: &mut Pipes) {
-        for way in &mut self.ways {
-            if let Some(pipe) = way.pipe.take() {
-                pipes.give(pipe);
-            }
+    /// Gives back what it holds of what is shared.
+    pub fn release(&mut self, shared: &mut Shared) {
+        if let Middle::Relay(relay) = &mut self.middle {
+            relay.release(&mut shared.pipes);
         }
-    }
-}
-
-impl Way {
-    /// Moves bytes until one side can no more; whether any moved.
-    fn drive(&mut self, from: &TcpStream, to: &TcpStream, pipes: &mut Pipes) -> io::Result<bool> {
-        let mut moved = false;
-        if !self.say_first(to)? {
-            return Ok(moved);
-        }
-        loop {
-            if !self.empty_pipe(to, pipes, &mut moved)? {
-                return Ok(moved);
-            }
-            if self.ended {
-                if !self.shut {
-                    self.shut = true;
-                    shutdown(to)?;
-                }
-                return Ok(moved);
-            }
-            if !self.readable || !self.fill_pipe(from, pipes)? {
-                return Ok(moved);
-            }
-        }
-    }
-
-    /// Writes what goes before the pipe's bytes; false if some of it must wait.
-    fn say_first(&mut self, mut to: &TcpStream) -> io::Result<bool> {
-        while !self.first.is_empty() {
-            if !self.writable {
-                return Ok(false);
-            }
-            match to.write(&self.first) {
-                Ok(said) => drop(self.first.drain(..said)),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable = false,
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(true)
-    }
-
-    /// Moves what the pipe holds; false if some of it must wait.
-    fn empty_pipe(
-        &mut self,
-        to: &TcpStream,
-        pipes: &mut Pipes,
-        moved: &mut bool,
-    ) -> io::Result<bool> {
-        let Some(pipe) = &mut self.pipe else { return Ok(true) };
-        while pipe.held() > 0 {
-            if !self.writable {
-                return Ok(false);
-            }
-            match pipe.drain(to)? {
-                Spliced::Moved(_) => *moved = true,
-                Spliced::Blocked | Spliced::End => self.writable = false,
-            }
-        }
-        if !self.readable {
-            pipes.give(self.pipe.take().expect("it was there"));
-        }
-        Ok(true)
-    }
-
-    /// Reads from the source; false if there is nothing now.
-    fn fill_pipe(&mut self, from: &TcpStream, pipes: &mut Pipes) -> io::Result<bool> {
-        let pipe = match &mut self.pipe {
-            Some(pipe) => pipe,
-            none => none.insert(pipes.take()?),
-        };
-        match pipe.fill(from)? {
-            Spliced::Moved(_) => return Ok(true),
-            Spliced::End => self.ended = true,
-            Spliced::Blocked => self.readable = false,
-        }
-        if pipe.held() == 0 {
-            pipes.give(self.pipe.take().expect("it was there"));
-        }
-        Ok(self.ended)
-    }
-}
-
-/// Ends the direction towards `to`, which may have gone already.
-fn shutdown(to: &TcpStream) -> io::Result<()> {
-    match to.shutdown(Shutdown::Write) {
-        Err(error) if error.kind() != io::ErrorKind::NotConnected => Err(error),
-        _ => Ok(()),
     }
 }

@@ -7,11 +7,17 @@
 //!              └──                         └─ bytes by splice, through a pipe, never here
 //! ```
 
+mod arrivals;
 mod asking;
 mod flow;
+mod flows;
+mod leg;
 mod pipes;
+mod policy;
+mod relay;
 mod resolve;
 mod target;
+mod through;
 mod worker;
 
 use std::net::SocketAddr;
@@ -28,6 +34,7 @@ use viaduct_sys::intercept::Intercept;
 use viaduct_sys::journal::Changes;
 use viaduct_sys::tcp::TcpOptions;
 
+use policy::{Plan, Policies};
 use target::{Target, Terms};
 use worker::{Limits, Worker};
 
@@ -140,7 +147,9 @@ pub fn run(args: &ProxyArgs) -> Result<()> {
         drain: args.drain,
     };
     let to = target.to_string();
-    let worker = Worker::new(&args.listen, target, args.next, options, limits)?;
+    let otherwise = Plan { next: args.next, ..Plan::default() };
+    let policies = Policies { list: Vec::new(), otherwise };
+    let worker = Worker::new(&args.listen, target, policies, options, limits)?;
     // Only now that somebody listens; dropped, and so put back, when the worker has ended.
     let _changes = intercept(args)?;
     info!(listen = ?args.listen, to, forward = ?args.forward, "up");

@@ -9,6 +9,9 @@ use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::preface::{Languages, Secret};
 use viaduct_proto::split::proxy;
 
+use super::policy::{Plan, Policies, holds};
+use super::through::Factories;
+
 /// Where flows go.
 #[derive(Clone, Debug)]
 pub enum Target {
@@ -36,8 +39,8 @@ pub struct Terms {
     pub to: Vec<IpNet>,
 }
 
-/// A connection to be begun.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A flow's second half, to be begun.
+#[derive(Clone, Debug)]
 pub struct Route {
     /// Where to.
     pub to: SocketAddr,
@@ -45,6 +48,10 @@ pub struct Route {
     pub from: Option<SocketAddr>,
     /// What goes before all else.
     pub first: Vec<u8>,
+    /// The handlers that it passes, if any.
+    pub handlers: Option<Factories>,
+    /// Bits a second that the kernel lets pass each way, if there is a limit.
+    pub rate: Option<u64>,
 }
 
 impl Target {
@@ -62,32 +69,38 @@ impl Target {
         }
     }
 
-    /// Where the flow that `tuple` names goes, by `next` if there is one.
-    pub fn route(&self, tuple: &Tuple, next: Option<SocketAddr>) -> Route {
+    /// How the flow that `tuple` names goes on; `None` if it may not.
+    pub fn route(&self, tuple: &Tuple, policies: &Policies) -> Option<Route> {
         let (to, from) = match *self {
             Target::Fixed(to) => (to, None),
             Target::Meant { keep_client } => (tuple.to, keep_client.then_some(tuple.client)),
             Target::Asked(_) => (tuple.to, None),
         };
-        Route::by(next, tuple.client, to, from)
+        Route::by(policies.plan(tuple.client.ip(), to), tuple.client, to, from)
     }
 }
 
 impl Route {
-    /// The way of `client` to `to`; by a hop, which is told both, if there is one.
+    /// The way of `client` to `to`; by a hop, which is told both, if the plan has one. `None` if it
+    /// may not.
     pub fn by(
-        next: Option<SocketAddr>,
+        plan: &Plan,
         client: SocketAddr,
         to: SocketAddr,
         from: Option<SocketAddr>,
-    ) -> Route {
-        match next {
-            None => Route { to, from, first: Vec::new() },
+    ) -> Option<Route> {
+        if plan.deny {
+            return None;
+        }
+        let (handlers, rate) = (plan.handlers.clone(), plan.rate);
+        Some(match plan.next {
+            None => Route { to, from, first: Vec::new(), handlers, rate },
             Some(hop) => {
                 let addresses = proxy::Addresses { source: client, destination: to };
-                Route { to: hop, from: None, first: proxy::emit(&addresses) }
+                let first = proxy::emit(&addresses);
+                Route { to: hop, from: None, first, handlers, rate }
             }
-        }
+        })
     }
 }
 
@@ -101,10 +114,6 @@ impl Terms {
     pub fn may_go(&self, to: IpAddr) -> bool {
         holds(&self.to, to)
     }
-}
-
-fn holds(prefixes: &[IpNet], ip: IpAddr) -> bool {
-    prefixes.iter().any(|net| net.contains(&ip.to_canonical()))
 }
 
 impl fmt::Display for Target {

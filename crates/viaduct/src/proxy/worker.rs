@@ -5,26 +5,26 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use mio::net::{TcpListener, TcpStream};
+use mio::net::TcpListener;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 use signal_hook::consts::{SIGINT, SIGTERM};
-use slab::Slab;
-use tracing::{debug, info, warn};
-use viaduct_proto::split::early::{Early, Tuple};
-use viaduct_proto::split::syn::Syn;
-use viaduct_proto::time::Instant as Time;
+use tracing::{debug, info};
+use viaduct_proto::split::early::Early;
+use viaduct_proto::time::Instant;
 use viaduct_sys::clock;
-use viaduct_sys::syn::{SNAP, SynTap};
+use viaduct_sys::syn::SynTap;
 use viaduct_sys::tcp::{self, TcpOptions};
 
-use super::flow::{End, Flow, State};
+use super::flow::{End, Flow, Shared};
+use super::flows::Flows;
 use super::pipes::Pipes;
+use super::policy::Policies;
 use super::resolve::Resolver;
-use super::target::{Route, Target, failure};
+use super::target::{Target, failure};
 
 /// Connections that the kernel holds ready to be accepted.
 const BACKLOG: u32 = 4096;
@@ -32,6 +32,10 @@ const BACKLOG: u32 = 4096;
 const EVENTS: usize = 1024;
 /// How often deadlines are looked at: they are seconds long.
 const SWEEP: Duration = Duration::from_millis(500);
+/// Bytes read at once where they cannot be spliced.
+const SCRATCH: usize = 64 << 10;
+/// Bytes that each end of a chain of handlers holds before it stops its source.
+pub(super) const CHAIN_LIMIT: usize = 256 << 10;
 const SYNS: Token = Token(usize::MAX - 1);
 const NAMES: Token = Token(usize::MAX - 2);
 /// Listeners' tokens end here and grow downwards; flows' grow upwards from 0, two each.
@@ -54,18 +58,18 @@ pub struct Limits {
 
 /// The loop's state.
 pub struct Worker {
-    pub(super) poll: Poll,
-    listeners: Vec<TcpListener>,
-    tap: Option<SynTap>,
-    early: Early<usize>,
-    pub(super) flows: Slab<Flow>,
-    pipes: Pipes,
+    poll: Poll,
+    pub(super) listeners: Vec<TcpListener>,
+    pub(super) tap: Option<SynTap>,
+    pub(super) early: Early<usize>,
+    pub(super) flows: Flows,
+    /// Flows that have more to move, after the others had their turn.
+    again: Vec<usize>,
     pub(super) resolver: Option<Resolver>,
     pub(super) target: Target,
-    /// The next hop, if flows do not go straight on.
-    pub(super) next: Option<SocketAddr>,
+    pub(super) policies: Policies,
     pub(super) options: TcpOptions,
-    pub(super) limits: Limits,
+    limits: Limits,
     stop: Arc<AtomicBool>,
 }
 
@@ -74,7 +78,7 @@ impl Worker {
     pub fn new(
         listen: &[SocketAddr],
         target: Target,
-        next: Option<SocketAddr>,
+        policies: Policies,
         options: TcpOptions,
         limits: Limits,
     ) -> Result<Worker> {
@@ -109,16 +113,18 @@ impl Worker {
             listeners.push(listener);
         }
         let (most, wait) = limits.early.unwrap_or_default();
+        let shared = Shared { pipes: Pipes::default(), scratch: vec![0; SCRATCH].into() };
+        let flows = Flows::new(poll.registry().try_clone()?, limits.flows, shared);
         Ok(Worker {
             early: Early::new(most, wait),
-            flows: Slab::new(),
-            pipes: Pipes::default(),
+            flows,
+            again: Vec::new(),
             poll,
             listeners,
             tap,
             resolver,
             target,
-            next,
+            policies,
             options,
             limits,
             stop,
@@ -128,32 +134,24 @@ impl Worker {
     /// Runs until a signal, and then until all flows have ended or their time is up.
     pub fn run(mut self) -> Result<()> {
         let mut events = Events::with_capacity(EVENTS);
-        let mut sweep_at = Instant::now() + SWEEP;
+        let mut sweep_at = time() + SWEEP;
         let mut deadline = None;
         loop {
-            match self.poll.poll(&mut events, Some(SWEEP)) {
+            match self.poll.poll(&mut events, Some(self.wait())) {
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => {
                     return Err(error.into());
                 }
                 _ => {}
             }
-            let now = Instant::now();
+            let now = time();
             for event in &events {
-                match event.token() {
-                    SYNS => self.read_syns(now),
-                    NAMES => self.read_answers(now),
-                    Token(n) if n > LISTENERS - self.listeners.len() && n <= LISTENERS => {
-                        self.accept(LISTENERS - n, now);
-                    }
-                    Token(n) => {
-                        let end = if n % 2 == 0 { End::Client } else { End::Server };
-                        let (readable, writable) = (
-                            event.is_readable() || event.is_read_closed() || event.is_error(),
-                            event.is_writable() || event.is_write_closed() || event.is_error(),
-                        );
-                        self.drive(n / 2, end, readable, writable, now);
-                    }
-                }
+                self.handle(event, now);
+            }
+            for key in std::mem::take(&mut self.again) {
+                self.drive(key, End::Client, false, false, now);
+            }
+            while let Some(key) = self.flows.poll_alarm(now) {
+                self.drive(key, End::Client, false, false, now);
             }
             if now >= sweep_at {
                 self.sweep(now);
@@ -171,81 +169,43 @@ impl Worker {
         }
     }
 
-    /// Begins the connections of the SYNs that have come.
-    fn read_syns(&mut self, now: Instant) {
-        let mut packet = [0; SNAP];
-        loop {
-            let Some(tap) = &self.tap else { return };
-            let syn = match tap.recv(&mut packet) {
-                Ok(Some(packet)) => Syn::parse(packet),
-                Ok(None) => return,
-                Err(_) => continue, // an interface went down
-            };
-            let Some(Syn { tuple, .. }) = syn else { continue };
-            if self.flows.len() >= self.limits.flows {
-                continue;
+    /// How long the loop may sleep.
+    fn wait(&self) -> Duration {
+        match self.flows.poll_timeout() {
+            _ if !self.again.is_empty() => Duration::ZERO,
+            Some(at) => at.since(time()).min(SWEEP),
+            None => SWEEP,
+        }
+    }
+
+    fn handle(&mut self, event: &mio::event::Event, now: Instant) {
+        match event.token() {
+            SYNS => self.read_syns(now),
+            NAMES => self.read_answers(now),
+            Token(n) if n > LISTENERS - self.listeners.len() && n <= LISTENERS => {
+                self.accept(LISTENERS - n, now);
             }
-            let Worker { early, flows, poll, target, next, options, .. } = self;
-            let route = target.route(&tuple, *next);
-            early.handle_syn(time(), tuple, || {
-                begin(flows, poll, &route, *options, tuple.client, now)
-            });
-        }
-    }
-
-    fn accept(&mut self, listener: usize, now: Instant) {
-        loop {
-            let Some(listener) = self.listeners.get(listener) else { return };
-            let (client, peer) = match listener.accept() {
-                Ok(accepted) => accepted,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) => {
-                    debug!("accept: {error}");
-                    return;
-                }
-            };
-            let Ok(to) = client.local_addr() else { continue };
-            // Each end has put its bytes together as it wants them sent.
-            let _ = client.set_nodelay(true);
-            if let Target::Asked(terms) = &self.target {
-                let terms = terms.clone();
-                self.welcome(client, canonical(peer), &terms, now);
-                continue;
+            Token(n) => {
+                let end = if n % 2 == 0 { End::Client } else { End::Server };
+                let (readable, writable) = (
+                    event.is_readable() || event.is_read_closed() || event.is_error(),
+                    event.is_writable() || event.is_write_closed() || event.is_error(),
+                );
+                self.drive(n / 2, end, readable, writable, now);
             }
-            // Its SYN is in the tap by now: it came before its handshake was done.
-            self.read_syns(now);
-            self.join(client, Tuple { client: canonical(peer), to: canonical(to) }, now);
         }
     }
 
-    /// Joins a client with the connection that its SYN has begun, or begins one now.
-    fn join(&mut self, mut client: TcpStream, tuple: Tuple, now: Instant) {
-        let Worker { flows, poll, target, next, options, limits, .. } = self;
-        let route = target.route(&tuple, *next);
-        let key = match self.early.handle_accept(&tuple) {
-            Some(key) => Some(key),
-            None if flows.len() >= limits.flows => None,
-            None => begin(flows, poll, &route, *options, tuple.client, now),
-        };
-        let both = Interest::READABLE | Interest::WRITABLE;
-        let Some(key) = key else {
-            let _ = tcp::reset_on_close(&client);
-            return;
-        };
-        if self.flows[key].is_broken() {
-            let _ = tcp::reset_on_close(&client);
-            return self.end(key, true);
-        }
-        if let Err(error) = self.poll.registry().register(&mut client, Token(2 * key), both) {
-            warn!("register a client: {error}");
-            return self.end(key, true);
-        }
-        self.flows[key].set_client(client, now);
-        self.drive(key, End::Client, true, true, now);
-    }
-
-    fn drive(&mut self, key: usize, end: End, readable: bool, writable: bool, now: Instant) {
-        let Some(flow) = self.flows.get_mut(key) else { return };
+    /// Does what can be done for a flow, one end of which is ready.
+    pub(super) fn drive(
+        &mut self,
+        key: usize,
+        end: End,
+        readable: bool,
+        writable: bool,
+        now: Instant,
+    ) {
+        let Some(flow) = self.flows.get(key) else { return };
         flow.ready(end, readable, writable);
         if flow.is_broken() {
             return;
@@ -253,31 +213,21 @@ impl Worker {
         if flow.asked().is_some_and(|asked| !asked.begun) {
             return self.hear(key, now);
         }
-        if !flow.is_connected()
-            && let Err(error) = flow.check_connected()
-        {
-            debug!("connect: {error}");
-            if flow.asked().is_some() {
-                return self.refuse(key, failure(&error));
+        if !flow.is_connected() {
+            match flow.check_connected(now) {
+                Ok(()) if flow.is_connected() => answer(flow),
+                Ok(()) => {}
+                Err(error) => return self.unanswered(key, &error),
             }
-            flow.set_broken();
-            // Without a client it waits for one, to be told.
-            if flow.has_client() {
-                self.end(key, true);
+        }
+        match self.flows.drive(key, now) {
+            Ok(moved) if moved.done => self.end(key, false),
+            Ok(moved) => {
+                if moved.more {
+                    self.again.push(key);
+                }
+                self.flows.set_alarm(key);
             }
-            return;
-        }
-        let flow = &mut self.flows[key];
-        if flow.is_connected()
-            && let Some(asked) = flow.asked()
-        {
-            let words = asked.preface.answer(Ok(()));
-            flow.say(End::Client, &words);
-            flow.answered();
-        }
-        match flow.drive(&mut self.pipes, now) {
-            Ok(State::Open) => {}
-            Ok(State::Done) => self.end(key, false),
             Err(error) => {
                 debug!("flow: {error}");
                 self.end(key, true);
@@ -285,63 +235,55 @@ impl Worker {
         }
     }
 
+    /// A server does not answer, or says no.
+    fn unanswered(&mut self, key: usize, error: &io::Error) {
+        debug!("connect: {error}");
+        let flow = self.flows.at(key);
+        if flow.asked().is_some() {
+            return self.refuse(key, failure(error));
+        }
+        flow.set_broken();
+        // Without a client it waits for one, to be told.
+        if flow.has_client() {
+            self.end(key, true);
+        }
+    }
+
     /// Ends a flow; by a reset of both connections if one of them broke. One without a client ends
     /// only when its client comes or its time is up: `early` knows its key until then.
     pub(super) fn end(&mut self, key: usize, reset: bool) {
-        let mut flow = self.flows.remove(key);
+        let Some(mut flow) = self.flows.remove(key) else { return };
         if reset {
             flow.reset();
-        }
-        flow.release(&mut self.pipes);
-        for stream in flow.streams().into_iter().flatten() {
-            let _ = self.poll.registry().deregister(stream);
         }
     }
 
     /// Looks at deadlines.
     fn sweep(&mut self, now: Instant) {
-        while let Some((_, key)) = self.early.poll_expired(time()) {
+        while let Some((_, key)) = self.early.poll_expired(now) {
             self.end(key, true);
         }
         let Limits { connect, idle, .. } = self.limits;
         let late = |flow: &Flow| {
-            let quiet = now.saturating_duration_since(flow.moved);
+            let quiet = now.since(flow.moved);
             let allowed = if flow.is_connected() { idle } else { Some(connect) };
             flow.has_client() && allowed.is_some_and(|allowed| quiet > allowed)
         };
-        let keys: Vec<_> =
-            self.flows.iter().filter(|(_, flow)| late(flow)).map(|(key, _)| key).collect();
-        for key in keys {
+        for key in self.flows.pick(late) {
             self.end(key, true);
         }
     }
 }
 
-/// Begins the connection of a flow for `source`.
-fn begin(
-    flows: &mut Slab<Flow>,
-    poll: &Poll,
-    route: &Route,
-    options: TcpOptions,
-    source: SocketAddr,
-    now: Instant,
-) -> Option<usize> {
-    let server = tcp::connect(route.to, route.from, options);
-    let server = server.inspect_err(|e| debug!("connect to {}: {e}", route.to)).ok()?;
-    let mut server = TcpStream::from_std(server);
-    let entry = flows.vacant_entry();
-    let (key, both) = (entry.key(), Interest::READABLE | Interest::WRITABLE);
-    poll.registry().register(&mut server, Token(2 * key + 1), both).ok()?;
-    let flow = entry.insert(Flow::new(server, source, now));
-    flow.say(End::Server, &route.first);
-    Some(key)
+/// Tells a client that asked that its server is there.
+fn answer(flow: &mut Flow) {
+    if let Some(asked) = flow.asked() {
+        let words = asked.preface.answer(Ok(()));
+        flow.say(End::Client, &words);
+        flow.answered();
+    }
 }
 
-/// A socket for both families shows IPv4 addresses as mapped ones.
-fn canonical(at: SocketAddr) -> SocketAddr {
-    SocketAddr::new(at.ip().to_canonical(), at.port())
-}
-
-fn time() -> Time {
-    Time::from_nanos(clock::now())
+fn time() -> Instant {
+    Instant::from_nanos(clock::now())
 }

@@ -1,0 +1,119 @@
+//! All flows of a loop, by number, and the poll that watches their ends.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use mio::{Registry, Token};
+use slab::Slab;
+use viaduct_proto::time::Instant;
+
+use super::flow::{End, Flow, Moved, Shared};
+use super::leg::Leg;
+
+/// All flows. The ends of flow `n` have the tokens `2 n` (client) and `2 n + 1` (server).
+#[derive(Debug)]
+pub struct Flows {
+    slab: Slab<Flow>,
+    registry: Registry,
+    /// Flows at once, at most.
+    pub most: usize,
+    /// What they share.
+    pub shared: Shared,
+    /// When flows want to be driven, whatever happens.
+    alarms: BTreeSet<(Instant, usize)>,
+}
+
+impl Flows {
+    /// None yet, and `most` at once.
+    pub fn new(registry: Registry, most: usize, shared: Shared) -> Flows {
+        Flows { slab: Slab::new(), registry, most, shared, alarms: BTreeSet::new() }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.slab.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.slab.is_empty()
+    }
+
+    /// Whether there may be no more.
+    pub fn is_full(&self) -> bool {
+        self.slab.len() >= self.most
+    }
+
+    /// The flow of this number, if there is one.
+    pub fn get(&mut self, key: usize) -> Option<&mut Flow> {
+        self.slab.get_mut(key)
+    }
+
+    /// The flow of this number, which is there.
+    pub fn at(&mut self, key: usize) -> &mut Flow {
+        &mut self.slab[key]
+    }
+
+    /// Takes in a flow and watches its ends; `None` if there are too many.
+    pub fn insert(&mut self, mut flow: Flow) -> Option<usize> {
+        if self.is_full() {
+            return None;
+        }
+        let entry = self.slab.vacant_entry();
+        let key = entry.key();
+        for (leg, token) in flow.legs().into_iter().zip([2 * key, 2 * key + 1]) {
+            if let Some(leg) = leg {
+                leg.register(&self.registry, Token(token)).ok()?;
+            }
+        }
+        entry.insert(flow);
+        Some(key)
+    }
+
+    /// Has the loop told of one end of flow `key`.
+    pub fn watch(&self, leg: &mut Leg, key: usize, end: End) -> io::Result<()> {
+        leg.register(&self.registry, Token(2 * key + end as usize))
+    }
+
+    /// Moves what can move of a flow.
+    pub fn drive(&mut self, key: usize, now: Instant) -> io::Result<Moved> {
+        self.slab[key].drive(&mut self.shared, now)
+    }
+
+    /// Takes a flow out. Its ends are watched no more once they are closed.
+    pub fn remove(&mut self, key: usize) -> Option<Flow> {
+        let mut flow = self.slab.try_remove(key)?;
+        flow.alarm.map(|at| self.alarms.remove(&(at, key)));
+        flow.release(&mut self.shared);
+        Some(flow)
+    }
+
+    /// Sees that the flow is driven when its handlers want it.
+    pub fn set_alarm(&mut self, key: usize) {
+        let Some(flow) = self.slab.get_mut(key) else { return };
+        let next = flow.poll_timeout();
+        if next != flow.alarm {
+            flow.alarm.map(|at| self.alarms.remove(&(at, key)));
+            next.map(|at| self.alarms.insert((at, key)));
+            flow.alarm = next;
+        }
+    }
+
+    /// When the next one wants to be driven.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.alarms.first().map(|&(at, _)| at)
+    }
+
+    /// The next one that wants to be driven by `now`.
+    pub fn poll_alarm(&mut self, now: Instant) -> Option<usize> {
+        let &(_, key) = self.alarms.first().filter(|(at, _)| *at <= now)?;
+        self.alarms.pop_first();
+        self.at(key).alarm = None;
+        Some(key)
+    }
+
+    /// The numbers of those that `which` picks.
+    pub fn pick(&self, which: impl Fn(&Flow) -> bool) -> Vec<usize> {
+        self.slab.iter().filter(|(_, flow)| which(flow)).map(|(key, _)| key).collect()
+    }
+}

@@ -1,0 +1,87 @@
+//! One end of a flow: what it is read from and written to.
+
+use std::io::{self, IoSlice, Read as _, Write as _};
+use std::net::Shutdown;
+
+use mio::event::Source;
+use mio::net::TcpStream;
+use mio::{Interest, Registry, Token};
+use viaduct_sys::tcp;
+
+/// An end of a flow.
+#[derive(Debug)]
+pub enum Leg {
+    /// A connection.
+    Tcp(TcpStream),
+}
+
+impl Leg {
+    /// The connection, if it is one: two of them can be spliced.
+    pub fn tcp(&self) -> Option<&TcpStream> {
+        match self {
+            Leg::Tcp(stream) => Some(stream),
+        }
+    }
+
+    /// Has the loop told, by `token`, when it can be read or written.
+    pub fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
+        match self {
+            Leg::Tcp(stream) => {
+                stream.register(registry, token, Interest::READABLE | Interest::WRITABLE)
+            }
+        }
+    }
+
+    /// Whether it is connected by now. `Err`: it never will be.
+    pub fn check_connected(&self) -> io::Result<bool> {
+        let Leg::Tcp(stream) = self;
+        if let Some(error) = stream.take_error()? {
+            return Err(error);
+        }
+        // A wake-up without a cause: the handshake is still on its way.
+        match stream.peer_addr() {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads what is there; `Some(0)` at the end, `None` if nothing is there now.
+    pub fn read(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
+        let Leg::Tcp(stream) = self;
+        unless_blocked(|| stream.read(into))
+    }
+
+    /// Writes what it can of `pieces`; `None` if it takes nothing now.
+    pub fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
+        let Leg::Tcp(stream) = self;
+        unless_blocked(|| stream.write_vectored(pieces))
+    }
+
+    /// Ends the direction towards it, which may have gone already.
+    pub fn shutdown(&mut self) -> io::Result<()> {
+        let Leg::Tcp(stream) = self;
+        match stream.shutdown(Shutdown::Write) {
+            Err(error) if error.kind() != io::ErrorKind::NotConnected => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Has it end by a reset when it is closed.
+    pub fn reset(&mut self) {
+        let Leg::Tcp(stream) = self;
+        let _ = tcp::reset_on_close(&*stream);
+    }
+}
+
+/// What `what` did, interruptions apart; `None` if it would have had to wait.
+fn unless_blocked(mut what: impl FnMut() -> io::Result<usize>) -> io::Result<Option<usize>> {
+    loop {
+        match what() {
+            Ok(moved) => return Ok(Some(moved)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Policies: which flows may pass, by which hop, through which handlers, how fast. The first that
+//! fits a flow decides.
+
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+
+use ipnet::IpNet;
+
+use super::through::Factories;
+
+/// What becomes of a flow.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// It is refused.
+    pub deny: bool,
+    /// The next hop; straight on without one.
+    pub next: Option<SocketAddr>,
+    /// The handlers that it passes, if any.
+    pub handlers: Option<Factories>,
+    /// Bits a second that the kernel lets pass each way, if there is a limit.
+    pub rate: Option<u64>,
+}
+
+/// A policy: the flows that it fits, and what becomes of them. What is empty fits all.
+#[derive(Clone, Debug, Default)]
+pub struct Policy {
+    /// Clients.
+    pub from: Vec<IpNet>,
+    /// Servers.
+    pub to: Vec<IpNet>,
+    /// Servers' ports.
+    pub ports: Vec<RangeInclusive<u16>>,
+    /// What becomes of such a flow.
+    pub plan: Plan,
+}
+
+/// All policies, in order, and what becomes of flows that none fits.
+#[derive(Clone, Debug, Default)]
+pub struct Policies {
+    /// The policies.
+    pub list: Vec<Policy>,
+    /// For the others.
+    pub otherwise: Plan,
+}
+
+impl Policies {
+    /// What becomes of a flow of `client` to `to`.
+    pub fn plan(&self, client: IpAddr, to: SocketAddr) -> &Plan {
+        let found = self.list.iter().find(|policy| policy.fits(client, to));
+        found.map_or(&self.otherwise, |policy| &policy.plan)
+    }
+}
+
+impl Policy {
+    fn fits(&self, client: IpAddr, to: SocketAddr) -> bool {
+        (self.from.is_empty() || holds(&self.from, client))
+            && (self.to.is_empty() || holds(&self.to, to.ip()))
+            && (self.ports.is_empty() || self.ports.iter().any(|range| range.contains(&to.port())))
+    }
+}
+
+/// Whether one of `prefixes` has `ip` in it.
+pub fn holds(prefixes: &[IpNet], ip: IpAddr) -> bool {
+    prefixes.iter().any(|net| net.contains(&ip.to_canonical()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_policy_that_fits_decides() {
+        let deny = |policy| Policy { plan: Plan { deny: true, ..Plan::default() }, ..policy };
+        let next = Some("198.51.100.7:7000".parse().unwrap());
+        let far = vec!["10.2.0.0/16".parse().unwrap()];
+        let policies = Policies {
+            list: vec![
+                deny(Policy { ports: vec![25..=25], ..Policy::default() }),
+                Policy {
+                    to: far.clone(),
+                    plan: Plan { next, ..Plan::default() },
+                    ..Policy::default()
+                },
+                deny(Policy { from: vec!["10.1.7.0/24".parse().unwrap()], ..Policy::default() }),
+            ],
+            otherwise: Plan { rate: Some(9), ..Plan::default() },
+        };
+        let plan = |client: &str, to: &str| {
+            let plan = policies.plan(client.parse().unwrap(), to.parse().unwrap());
+            (plan.deny, plan.next, plan.rate)
+        };
+        assert_eq!(plan("10.1.7.1", "10.2.0.1:25"), (true, None, None));
+        assert_eq!(plan("10.1.7.1", "10.2.0.1:80"), (false, next, None));
+        assert_eq!(plan("::ffff:10.1.7.1", "10.3.0.1:80"), (true, None, None));
+        assert_eq!(plan("10.1.8.1", "10.3.0.1:80"), (false, None, Some(9)));
+    }
+}

@@ -1,0 +1,154 @@
+//! The empty chain between two connections: bytes go through a pipe inside the kernel, and are
+//! never copied to user space.
+
+use std::io;
+use std::net::Shutdown;
+
+use mio::net::TcpStream;
+use viaduct_sys::splice::{Pipe, Spliced};
+
+use super::flow::{End, Moved};
+use super::pipes::Pipes;
+
+/// Pipes that one direction may fill before the other flows have their turn.
+const FILLS: usize = 16;
+
+/// Both directions.
+#[derive(Debug, Default)]
+pub struct Relay {
+    /// From the client to the server, and back.
+    ways: [Way; 2],
+}
+
+/// Bytes in one direction, from one end to the other.
+#[derive(Debug, Default)]
+struct Way {
+    /// Held only while bytes are in it.
+    pipe: Option<Pipe>,
+    /// The source may have something; until a read says that it does not.
+    readable: bool,
+    /// The sink may have room; until a write says that it does not.
+    writable: bool,
+    /// The source has ended.
+    ended: bool,
+    /// The sink has been told so.
+    shut: bool,
+}
+
+impl Relay {
+    /// The loop says that `end` can be read or written.
+    pub fn ready(&mut self, end: End, readable: bool, writable: bool) {
+        let [out, back] = &mut self.ways;
+        let (from, to) = match end {
+            End::Client => (out, back),
+            End::Server => (back, out),
+        };
+        from.readable |= readable;
+        to.writable |= writable;
+    }
+
+    /// Moves what can move; `held` says which ends take nothing yet. `Err`: an end broke.
+    pub fn drive(
+        &mut self,
+        [client, server]: [&TcpStream; 2],
+        held: [bool; 2],
+        pipes: &mut Pipes,
+    ) -> io::Result<Moved> {
+        let [out, back] = &mut self.ways;
+        let mut moved = Moved::default();
+        if !held[End::Server as usize] {
+            out.drive(client, server, pipes, &mut moved)?;
+        }
+        if !held[End::Client as usize] {
+            back.drive(server, client, pipes, &mut moved)?;
+        }
+        moved.done = out.shut && back.shut;
+        Ok(moved)
+    }
+
+    /// Gives the pipes back.
+    pub fn release(&mut self, pipes: &mut Pipes) {
+        for way in &mut self.ways {
+            if let Some(pipe) = way.pipe.take() {
+                pipes.give(pipe);
+            }
+        }
+    }
+}
+
+impl Way {
+    /// Moves bytes until one side can no more, or others are to have their turn.
+    fn drive(
+        &mut self,
+        from: &TcpStream,
+        to: &TcpStream,
+        pipes: &mut Pipes,
+        moved: &mut Moved,
+    ) -> io::Result<()> {
+        for _ in 0..FILLS {
+            if !self.empty_pipe(to, pipes, moved)? {
+                return Ok(());
+            }
+            if self.ended {
+                if !self.shut {
+                    self.shut = true;
+                    shutdown(to)?;
+                }
+                return Ok(());
+            }
+            if !self.readable || !self.fill_pipe(from, pipes)? {
+                return Ok(());
+            }
+        }
+        moved.more = true;
+        Ok(())
+    }
+
+    /// Moves what the pipe holds; false if some of it must wait.
+    fn empty_pipe(
+        &mut self,
+        to: &TcpStream,
+        pipes: &mut Pipes,
+        moved: &mut Moved,
+    ) -> io::Result<bool> {
+        let Some(pipe) = &mut self.pipe else { return Ok(true) };
+        while pipe.held() > 0 {
+            if !self.writable {
+                return Ok(false);
+            }
+            match pipe.drain(to)? {
+                Spliced::Moved(bytes) => moved.bytes += bytes as u64,
+                Spliced::Blocked | Spliced::End => self.writable = false,
+            }
+        }
+        if !self.readable {
+            pipes.give(self.pipe.take().expect("it was there"));
+        }
+        Ok(true)
+    }
+
+    /// Reads from the source; false if there is nothing now.
+    fn fill_pipe(&mut self, from: &TcpStream, pipes: &mut Pipes) -> io::Result<bool> {
+        let pipe = match &mut self.pipe {
+            Some(pipe) => pipe,
+            none => none.insert(pipes.take()?),
+        };
+        match pipe.fill(from)? {
+            Spliced::Moved(_) => return Ok(true),
+            Spliced::End => self.ended = true,
+            Spliced::Blocked => self.readable = false,
+        }
+        if pipe.held() == 0 {
+            pipes.give(self.pipe.take().expect("it was there"));
+        }
+        Ok(self.ended)
+    }
+}
+
+/// Ends the direction towards `to`, which may have gone already.
+fn shutdown(to: &TcpStream) -> io::Result<()> {
+    match to.shutdown(Shutdown::Write) {
+        Err(error) if error.kind() != io::ErrorKind::NotConnected => Err(error),
+        _ => Ok(()),
+    }
+}
