@@ -4,8 +4,10 @@
 
 mod gateway;
 mod key;
+mod metrics;
 mod proxy;
 mod status;
+mod text;
 
 use std::io::IsTerminal as _;
 use std::path::PathBuf;

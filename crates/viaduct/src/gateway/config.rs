@@ -4,7 +4,6 @@
 mod file;
 mod meaning;
 mod peers;
-mod text;
 mod values;
 mod wrong;
 
@@ -16,6 +15,7 @@ use ipnet::IpNet;
 use viaduct_proto::fec::Code;
 use viaduct_proto::repair::{PublicKey, SecretKey};
 
+use crate::text;
 use file::File;
 
 /// Bytes of a config, at most.

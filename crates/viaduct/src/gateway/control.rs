@@ -17,7 +17,7 @@ use viaduct_sys::poll::Waker;
 
 use super::config::Config;
 use super::desk::{Desk, SharedStats};
-use super::metrics::Metrics;
+use super::families;
 use super::notify::{Phase, notify};
 use super::site::Site;
 use super::snapshot::{Published, Status};
@@ -25,6 +25,7 @@ use super::system::System;
 use super::wan::WanWatch;
 use super::watch::Watch;
 use super::worker::Command;
+use crate::metrics::Metrics;
 
 /// How often the log hears of what has changed.
 const SECOND: Duration = Duration::from_secs(1);
@@ -125,7 +126,7 @@ impl Control {
                 _ = hangup.recv() => self.reload_and_tell(system).await,
                 Ok((client, _)) = listener.accept() => show(client, &self.status())?,
                 client = next(self.doors.metrics.as_ref()) => {
-                    self.metrics.answer(client, self.status());
+                    self.metrics.answer(client, families::page(&self.status()));
                 }
             }
         }

@@ -12,8 +12,8 @@
 pub mod config;
 mod control;
 mod desk;
+mod families;
 mod machine;
-mod metrics;
 mod notify;
 mod site;
 pub mod snapshot;

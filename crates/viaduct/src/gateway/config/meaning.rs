@@ -6,11 +6,12 @@ use std::path::Path;
 
 use viaduct_proto::repair::{PublicKey, SecretKey};
 
+use super::Config;
 use super::file::{File, SiteTable};
 use super::peers::{check_prefixes, peers};
 use super::values::{is_one_host, prefixes};
 use super::wrong::{Wrong, check_name, wrong};
-use super::{Config, text};
+use crate::text;
 
 /// Least memory that a code can work with.
 const LEAST_MEMORY: usize = 4 << 20;

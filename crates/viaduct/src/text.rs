@@ -5,7 +5,7 @@ use std::io::Read as _;
 use std::path::Path;
 
 /// The text of the file `path`, of at most `most` bytes; otherwise what is wrong with it.
-pub(super) fn read(path: &Path, most: u64) -> Result<String, String> {
+pub fn read(path: &Path, most: u64) -> Result<String, String> {
     let mut bytes = Vec::new();
     // Opening a pipe would wait for somebody to write into it.
     match std::fs::metadata(path) {
@@ -23,7 +23,7 @@ pub(super) fn read(path: &Path, most: u64) -> Result<String, String> {
 }
 
 /// The line of `text` that byte `at` is in, and the key that is set there.
-pub(super) fn place(text: &str, at: usize) -> String {
+pub fn place(text: &str, at: usize) -> String {
     let before = text.get(..at).unwrap_or(text);
     let start = before.rfind('\n').map_or(0, |newline| newline + 1);
     let number = before.matches('\n').count() + 1;
@@ -35,7 +35,7 @@ pub(super) fn place(text: &str, at: usize) -> String {
 }
 
 /// What the parser says, in the words of a config.
-pub(super) fn plain(message: &str) -> String {
+pub fn plain(message: &str) -> String {
     let message = message.replace('\n', " ");
     if let Some(key) = message.strip_prefix("missing field ") {
         return format!("{key} is missing");
@@ -55,7 +55,7 @@ pub(super) fn plain(message: &str) -> String {
 }
 
 /// The table that byte `at` of `text` is in, as it is written: `[site]`.
-pub(super) fn table(text: &str, at: usize) -> Option<&str> {
+pub fn table(text: &str, at: usize) -> Option<&str> {
     let end = text.get(at..)?.find('\n').map_or(text.len(), |length| at + length);
     text[..end].lines().rev().map(str::trim).find(|line| line.starts_with('['))
 }

@@ -6,7 +6,8 @@ use tokio::net::{TcpListener, TcpStream};
 use viaduct_proto::repair::stats::PeerStats;
 
 use super::super::snapshot::Status;
-use super::{Metrics, families};
+use super::{encode, page};
+use crate::metrics::Metrics;
 
 fn status() -> Status {
     let mut stats = PeerStats { up: true, ..PeerStats::default() };
@@ -86,7 +87,7 @@ fn value(families: &BTreeMap<String, (String, Vec<Sample>)>, series: &str) -> f6
 
 #[test]
 fn the_page_is_what_prometheus_reads() {
-    let families = parse(&families::encode(&status()));
+    let families = parse(&encode(&status()));
     for (name, value_of) in [
         ("viaduct_sent_packets_total{peer=\"b\"}", 1_000.0),
         ("viaduct_recovered_packets_total{peer=\"b\"}", 12.0),
@@ -107,7 +108,7 @@ fn the_page_is_what_prometheus_reads() {
 
 #[test]
 fn buckets_never_fall_and_end_in_the_count() {
-    for (kind, samples) in parse(&families::encode(&status())).values() {
+    for (kind, samples) in parse(&encode(&status())).values() {
         if kind != "histogram" {
             continue;
         }
@@ -131,7 +132,7 @@ async fn ask(request: &[u8], status: Status) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (server, _) = listener.accept().await.unwrap();
-    Metrics::default().answer(server, status);
+    Metrics::default().answer(server, page(&status));
     // A refused request may be cut short.
     let _ = client.write_all(request).await;
     let mut response = Vec::new();

@@ -2,8 +2,8 @@
 
 use viaduct_proto::repair::stats::{LATENCY_BOUNDS, LOSS_BUCKETS, LossReport, PeerStats};
 
-use super::exposition::{Exposition, Kind, Labels};
-use crate::gateway::snapshot::Status;
+use super::snapshot::Status;
+use crate::metrics::{Exposition, Kind, Labels, Page};
 
 type PeerCounter = (&'static str, &'static str, fn(&PeerStats) -> u64);
 /// Writes the samples of one direction of one peer's link.
@@ -107,6 +107,17 @@ const SITE_COUNTERS: &[SiteCounter] = &[
         s.cache.resent
     }),
 ];
+
+/// Age of the counters, in seconds, from which the packet thread hangs; it publishes ten times a
+/// second.
+const HANGS_AFTER: f64 = 2.0;
+
+/// What a gateway says of itself to whoever watches it.
+pub fn page(status: &Status) -> Page {
+    let hangs = status.age >= HANGS_AFTER;
+    let what = || format!("the packet thread has not reported for {:.1} s", status.age);
+    Page { counters: encode(status), trouble: hangs.then(what) }
+}
 
 /// The whole page.
 pub fn encode(status: &Status) -> String {
@@ -229,3 +240,7 @@ fn latency(status: &Status, page: &mut Exposition) {
         page.histogram(&[("peer", peer)], &bounds, counts, sum);
     }
 }
+
+#[cfg(test)]
+#[path = "families_tests.rs"]
+mod tests;

@@ -1,17 +1,16 @@
-//! `[metrics]`: the counters, for Prometheus.
+//! The counters of a service, for Prometheus.
 //!
 //! ```text
-//!   GET /metrics   the counters, in Prometheus' text format      (families.rs, exposition.rs)
-//!   GET /healthz   200 if the packet thread is at work, 503 if it hangs
+//!   GET /metrics   the counters, in Prometheus' text format (exposition.rs)
+//!   GET /healthz   200 if the service is at work, 503 if it hangs
 //! ```
 //!
 //! One request a connection, a bounded number of connections, little time and little memory for
-//! each: whoever can reach the port cannot make the gateway busy.
+//! each: whoever can reach the port cannot make the service busy.
 
 mod exposition;
-mod families;
-#[cfg(test)]
-mod tests;
+
+pub use exposition::{Exposition, Kind, Labels};
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -27,8 +26,6 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
-use super::snapshot::Status;
-
 /// Connections at once; more are closed unheard.
 const MOST_CONNECTIONS: usize = 16;
 /// Time for the request to come.
@@ -37,9 +34,14 @@ const REQUEST_WITHIN: Duration = Duration::from_secs(5);
 const DONE_WITHIN: Duration = Duration::from_secs(10);
 /// Longest request head, in bytes.
 const LONGEST_HEAD: usize = 8 << 10;
-/// Age of the counters, in seconds, from which the packet thread hangs; it publishes ten times a
-/// second.
-const HANGS_AFTER: f64 = 2.0;
+/// What a service says of itself.
+#[derive(Clone, Debug)]
+pub struct Page {
+    /// Its counters, in Prometheus' text format.
+    pub counters: String,
+    /// Why it hangs, if it does.
+    pub trouble: Option<String>,
+}
 
 /// Answers HTTP requests.
 #[derive(Clone, Debug)]
@@ -52,12 +54,12 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Answers the one request of `client` with what `status` says.
-    pub fn answer(&self, client: TcpStream, status: Status) {
+    /// Answers the one request of `client` with `page`.
+    pub fn answer(&self, client: TcpStream, page: Page) {
         let Ok(permit) = self.0.clone().try_acquire_owned() else { return };
         tokio::spawn(async move {
             let service = service_fn(|request| {
-                let response = respond(&request, &status);
+                let response = respond(&request, &page);
                 async move { Ok::<_, Infallible>(response) }
             });
             let connection = http1::Builder::new()
@@ -73,17 +75,14 @@ impl Metrics {
     }
 }
 
-fn respond<B>(request: &Request<B>, status: &Status) -> Response<Full<Bytes>> {
+fn respond<B>(request: &Request<B>, page: &Page) -> Response<Full<Bytes>> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered here\n".to_owned());
     }
-    match request.uri().path() {
-        "/metrics" => text(StatusCode::OK, families::encode(status)),
-        "/healthz" if status.age < HANGS_AFTER => text(StatusCode::OK, "ok\n".to_owned()),
-        "/healthz" => {
-            let what = format!("the packet thread has not reported for {:.1} s\n", status.age);
-            text(StatusCode::SERVICE_UNAVAILABLE, what)
-        }
+    match (request.uri().path(), &page.trouble) {
+        ("/metrics", _) => text(StatusCode::OK, page.counters.clone()),
+        ("/healthz", None) => text(StatusCode::OK, "ok\n".to_owned()),
+        ("/healthz", Some(what)) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{what}\n")),
         _ => text(StatusCode::NOT_FOUND, "here are /metrics and /healthz\n".to_owned()),
     }
 }
