@@ -19,7 +19,7 @@ pub fn registry() -> Registry {
 }
 
 /// A number of bits a second: `2M`, `500k`, `1G`, `9600`.
-fn rate(text: &str) -> Option<u64> {
+pub fn rate(text: &str) -> Option<u64> {
     let units = [("k", 1_000), ("M", 1_000_000), ("G", 1_000_000_000)];
     let unit = units.iter().find_map(|&(name, unit)| Some((text.strip_suffix(name)?, unit)));
     let (number, unit) = unit.unwrap_or((text, 1));

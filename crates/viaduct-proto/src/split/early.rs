@@ -13,6 +13,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::time::{Duration, Instant};
 
 /// A client's connection, as its SYN names it.
@@ -25,7 +27,7 @@ pub struct Tuple {
 }
 
 /// Counters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EarlyStats {
     /// SYNs that started a connection.
     pub started: u64,

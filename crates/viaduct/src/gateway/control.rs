@@ -18,7 +18,6 @@ use viaduct_sys::poll::Waker;
 use super::config::Config;
 use super::desk::{Desk, SharedStats};
 use super::families;
-use super::notify::{Phase, notify};
 use super::site::Site;
 use super::snapshot::{Published, Status};
 use super::system::System;
@@ -26,6 +25,7 @@ use super::wan::WanWatch;
 use super::watch::Watch;
 use super::worker::Command;
 use crate::metrics::Metrics;
+use crate::notify::{Phase, notify};
 
 /// How often the log hears of what has changed.
 const SECOND: Duration = Duration::from_secs(1);

@@ -14,7 +14,6 @@ mod control;
 mod desk;
 mod families;
 mod machine;
-mod notify;
 mod site;
 pub mod snapshot;
 mod system;

@@ -5,20 +5,20 @@ use std::net::SocketAddr;
 
 use mio::net::TcpStream;
 use tracing::{debug, warn};
-use viaduct_proto::flow::Address;
+use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::syn::Syn;
 use viaduct_proto::time::Instant;
 use viaduct_sys::syn::SNAP;
 use viaduct_sys::tcp::{self, TcpOptions};
 
-use super::flow::{End, Flow, Middle};
+use super::flow::{Begun, End, Flow, Middle};
 use super::flows::Flows;
 use super::leg::Leg;
 use super::relay::Relay;
-use super::target::{Route, Target};
+use super::target::{Route, Target, failure};
 use super::through::Through;
-use super::worker::{CHAIN_LIMIT, Worker};
+use super::worker::{Limits, Worker};
 
 impl Worker {
     /// Begins the connections of the SYNs that have come.
@@ -33,12 +33,12 @@ impl Worker {
             };
             let Some(Syn { tuple, .. }) = syn else { continue };
             if self.flows.is_full() {
-                continue;
+                continue; // its client, if there is one, is refused when it comes
             }
-            let Worker { early, flows, target, policies, options, .. } = self;
+            let Worker { early, flows, target, policies, options, limits, .. } = self;
             early.handle_syn(now, tuple, || {
                 let route = target.route(&tuple, policies)?;
-                flows.begin(&route, *options, tuple.client, now)
+                flows.begin(route, *options, limits, tuple.client, now).ok()
             });
         }
     }
@@ -56,6 +56,7 @@ impl Worker {
                 }
             };
             let Ok(to) = client.local_addr() else { continue };
+            self.stats.accepted += 1;
             // Each end has put its bytes together as it wants them sent.
             let _ = client.set_nodelay(true);
             if let Target::Asked(terms) = &self.target {
@@ -71,14 +72,23 @@ impl Worker {
 
     /// Joins a client with the connection that its SYN has begun, or begins one now.
     fn join(&mut self, client: TcpStream, tuple: Tuple, now: Instant) {
-        let Worker { flows, target, policies, options, .. } = self;
-        let key = self.early.handle_accept(&tuple).or_else(|| {
-            let route = target.route(&tuple, policies)?;
-            flows.begin(&route, *options, tuple.client, now)
-        });
         let mut client = Leg::Tcp(client);
-        let Some(key) = key else { return client.reset() };
-        if self.flows.at(key).is_broken() {
+        let key = match self.early.handle_accept(&tuple) {
+            Some(key) => key,
+            None if self.flows.is_full() => {
+                self.stats.refused.full += 1;
+                return client.reset();
+            }
+            None => match self.begin(&tuple, now) {
+                Ok(key) => key,
+                Err(why) => {
+                    self.stats.refused.count(why);
+                    return client.reset();
+                }
+            },
+        };
+        if let Some(why) = self.flows.at(key).broken() {
+            self.stats.refused.count(why);
             client.reset();
             return self.end(key, true);
         }
@@ -89,41 +99,49 @@ impl Worker {
         self.flows.at(key).set_client(client, now);
         self.drive(key, End::Client, true, true, now);
     }
+
+    /// Begins the second half of the flow that `tuple` names, late.
+    fn begin(&mut self, tuple: &Tuple, now: Instant) -> Result<usize, Failure> {
+        let route = self.target.route(tuple, &self.policies).ok_or(Failure::Denied)?;
+        self.flows.begin(route, self.options, &self.limits, tuple.client, now)
+    }
 }
 
 impl Flows {
     /// Begins the second half of a flow for `source`.
     fn begin(
         &mut self,
-        route: &Route,
+        route: Route,
         options: TcpOptions,
+        limits: &Limits,
         source: SocketAddr,
         now: Instant,
-    ) -> Option<usize> {
-        let begun = open(route, options, now);
-        let (server, middle) =
-            begun.inspect_err(|e| debug!("connect to {}: {e}", route.to)).ok()?;
-        let mut flow = Flow::new(server, source, middle, now);
-        flow.set_rate(route.rate);
-        flow.say(End::Server, &route.first);
-        self.insert(flow)
+    ) -> Result<usize, Failure> {
+        let to = route.to;
+        let begun = open(route, options, limits, now);
+        let begun = begun.inspect_err(|e| debug!("connect to {to}: {e}"));
+        let flow = Flow::new(begun.map_err(|e| failure(&e))?, source, now);
+        self.insert(flow).ok_or(Failure::Unreachable)
     }
 }
 
 /// Begins to connect, and makes what stands between the two ends.
-pub(super) fn open(route: &Route, options: TcpOptions, now: Instant) -> io::Result<(Leg, Middle)> {
-    let (to, middle) = match &route.handlers {
-        None => (route.to, Middle::Relay(Relay::default())),
-        Some(handlers) => {
-            let goes = Through::new(handlers.clone(), CHAIN_LIMIT, route.to.into(), now);
-            let Some((through, Address::Ip(to))) = goes else {
-                return Err(io::Error::other("the handlers lead to no address"));
-            };
-            (to, Middle::Through(Box::new(through)))
-        }
+pub(super) fn open(
+    route: Route,
+    options: TcpOptions,
+    limits: &Limits,
+    now: Instant,
+) -> io::Result<Begun> {
+    let Route { to, from, first, via, handlers, rate } = route;
+    let (to, middle) = match handlers {
+        None => (to, Middle::Relay(Relay::default())),
+        Some(handlers) => match Through::new(handlers, limits.chain_buffer, to.into(), now) {
+            Some((through, Address::Ip(to))) => (to, Middle::Through(Box::new(through))),
+            _ => return Err(io::Error::other("the handlers lead to no address")),
+        },
     };
-    let server = tcp::connect(to, route.from, options)?;
-    Ok((Leg::Tcp(TcpStream::from_std(server)), middle))
+    let server = Leg::Tcp(TcpStream::from_std(tcp::connect(to, from, options)?));
+    Ok(Begun { server, middle, first, via, rate })
 }
 
 /// A socket for both families shows IPv4 addresses as mapped ones.

@@ -24,14 +24,16 @@ impl Worker {
         terms: &Terms,
         now: Instant,
     ) {
-        if !terms.may_ask(peer.ip()) || self.flows.is_full() {
-            debug!("{peer} is turned away");
+        if !terms.may_ask(peer.ip()) {
+            debug!("{peer} may not ask");
+            self.stats.refused.denied += 1;
             let _ = tcp::reset_on_close(&client);
             return;
         }
         let preface = Preface::new(terms.languages, terms.secret.clone());
-        if let Some(key) = self.flows.insert(Flow::asking(client, peer, preface, now)) {
-            self.hear(key, now);
+        match self.flows.insert(Flow::asking(client, peer, preface, now)) {
+            Some(key) => self.hear(key, now),
+            None => self.stats.refused.full += 1,
         }
     }
 
@@ -51,6 +53,7 @@ impl Worker {
                 Step::Refuse(words, why) => {
                     debug!("a client is refused: {why}");
                     flow.say(End::Client, &words);
+                    self.stats.refused.unclear += 1;
                     return self.end(key, false);
                 }
             }
@@ -98,21 +101,19 @@ impl Worker {
             debug!("a policy denies {source} to go to {to}");
             return self.refuse(key, Failure::Denied);
         };
-        let (mut server, middle) = match open(&route, self.options, now) {
+        let mut begun = match open(route, self.options, &self.limits, now) {
             Ok(begun) => begun,
             Err(error) => return self.refuse(key, failure(&error)),
         };
-        if self.flows.watch(&mut server, key, End::Server).is_err() {
+        if self.flows.watch(&mut begun.server, key, End::Server).is_err() {
             return self.refuse(key, Failure::Unreachable);
         }
-        let flow = self.flows.at(key);
-        flow.say(End::Server, &route.first);
-        flow.set_server(server, middle, now);
-        flow.set_rate(route.rate);
+        self.flows.at(key).set_server(begun, now);
     }
 
     /// Tells a client that its flow will not be, in its language, and ends it.
     pub(super) fn refuse(&mut self, key: usize, why: Failure) {
+        self.stats.refused.count(why);
         let flow = self.flows.at(key);
         let words = flow.asked().map(|asked| asked.preface.answer(Err(why))).unwrap_or_default();
         flow.say(End::Client, &words);

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use mio::net::TcpStream;
 use tracing::warn;
+use viaduct_proto::flow::Failure;
 use viaduct_proto::split::preface::Preface;
 use viaduct_proto::time::Instant;
 use viaduct_sys::tcp;
@@ -52,16 +53,37 @@ pub struct Flow {
     source: SocketAddr,
     /// Tells it from a later flow of the same number.
     pub id: u64,
+    /// The hop that it goes by, if not straight on.
+    via: Option<SocketAddr>,
     connected: bool,
-    /// The server did not answer.
-    broken: bool,
+    /// Both ends have been there.
+    opened: bool,
+    /// Why there will be no server, if that is so.
+    broken: Option<Failure>,
     middle: Middle,
     /// Bits a second each way, at most.
     rate: Option<u64>,
+    /// When its second half was begun.
+    pub begun: Instant,
     /// When it last moved, or began.
     pub moved: Instant,
     /// When the loop is to drive it, whatever happens.
     pub alarm: Option<Instant>,
+}
+
+/// A second half that was begun.
+#[derive(Debug)]
+pub struct Begun {
+    /// Its end.
+    pub server: Leg,
+    /// What stands before it.
+    pub middle: Middle,
+    /// What goes to it before all else.
+    pub first: Vec<u8>,
+    /// The hop that it goes by, if not straight on.
+    pub via: Option<SocketAddr>,
+    /// Bits a second each way, at most.
+    pub rate: Option<u64>,
 }
 
 /// What a client says of where it wants to go.
@@ -78,8 +100,8 @@ pub struct Asked {
 /// What a drive has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Bytes that passed.
-    pub bytes: u64,
+    /// Bytes that passed from the client, and to it.
+    pub bytes: [u64; 2],
     /// Both directions have ended.
     pub done: bool,
     /// There is more to move, after the other flows had their turn.
@@ -87,9 +109,11 @@ pub struct Moved {
 }
 
 impl Flow {
-    /// With the end that was begun, and no client yet.
-    pub fn new(server: Leg, source: SocketAddr, middle: Middle, now: Instant) -> Flow {
-        Flow { legs: [None, Some(server)], middle, ..Flow::empty(source, now) }
+    /// Whose second half was begun, and no client yet.
+    pub fn new(begun: Begun, source: SocketAddr, now: Instant) -> Flow {
+        let mut flow = Flow::empty(source, now);
+        flow.set_server(begun, now);
+        flow
     }
 
     /// With a client that is still to say where it wants to go.
@@ -106,10 +130,13 @@ impl Flow {
             asked: None,
             source,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
+            via: None,
             connected: false,
-            broken: false,
+            opened: false,
+            broken: None,
             middle: Middle::Relay(Relay::default()),
             rate: None,
+            begun: now,
             moved: now,
             alarm: None,
         }
@@ -156,9 +183,12 @@ impl Flow {
         }
     }
 
-    /// The end where the client wants to go has begun: what it said behind that is the server's.
-    pub fn set_server(&mut self, server: Leg, middle: Middle, now: Instant) {
-        (self.legs[1], self.middle, self.moved) = (Some(server), middle, now);
+    /// Its second half has begun: what the client said behind that is the server's.
+    pub fn set_server(&mut self, begun: Begun, now: Instant) {
+        let Begun { server, middle, first, via, rate } = begun;
+        (self.legs[1], self.middle) = (Some(server), middle);
+        (self.via, self.rate, self.begun, self.moved) = (via, rate, now, now);
+        self.first[1] = first;
         if let Some(asked) = &mut self.asked {
             asked.begun = true;
             let behind = std::mem::take(&mut asked.bytes);
@@ -167,6 +197,7 @@ impl Flow {
                 Middle::Through(through) => through.write(behind, now),
             }
         }
+        self.pace();
         self.ready(End::Client, true, true);
     }
 
@@ -187,12 +218,7 @@ impl Flow {
         self.legs.each_mut().map(Option::as_mut)
     }
 
-    /// Has the kernel let no more than `bits` a second pass to either end.
-    pub fn set_rate(&mut self, bits: Option<u64>) {
-        self.rate = bits;
-        self.pace();
-    }
-
+    /// Has the kernel send no faster than it may.
     fn pace(&self) {
         let Some(bits) = self.rate else { return };
         for stream in self.legs.iter().flatten().filter_map(Leg::tcp) {
@@ -207,14 +233,25 @@ impl Flow {
         self.connected
     }
 
-    /// Whether the server's answer was no.
-    pub fn is_broken(&self) -> bool {
+    /// Whether both ends are there, for the first time.
+    pub fn opens(&mut self) -> bool {
+        let both = self.connected && self.has_client();
+        both && !std::mem::replace(&mut self.opened, true)
+    }
+
+    /// Why there will be no server, if that is so.
+    pub fn broken(&self) -> Option<Failure> {
         self.broken
     }
 
-    /// The server's answer was no.
-    pub fn set_broken(&mut self) {
-        self.broken = true;
+    /// The server's answer was no, or there was none.
+    pub fn set_broken(&mut self, why: Failure) {
+        self.broken = Some(why);
+    }
+
+    /// The hop that it goes by, if not straight on.
+    pub fn via(&self) -> Option<SocketAddr> {
+        self.via
     }
 
     /// Whether its client has come.
@@ -268,7 +305,7 @@ impl Flow {
                 through.drive([client, server], held, &mut shared.scratch, now)?
             }
         };
-        if moved.bytes > 0 {
+        if moved.bytes != [0, 0] {
             self.moved = now;
         }
         Ok(moved)

@@ -1,6 +1,7 @@
 //! Policies: which flows may pass, by which hop, through which handlers, how fast. The first that
 //! fits a flow decides.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 
@@ -59,6 +60,36 @@ impl Policy {
     }
 }
 
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |nets: &[IpNet]| match nets {
+            [] => "any".to_owned(),
+            nets => nets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+        };
+        write!(f, "from {} to {}", list(&self.from), list(&self.to))?;
+        for range in &self.ports {
+            write!(f, " port {}-{}", range.start(), range.end())?;
+        }
+        write!(f, ": {}", self.plan)
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.deny {
+            return f.write_str("denied");
+        }
+        match self.next {
+            Some(hop) => write!(f, "by {hop}")?,
+            None => f.write_str("straight on")?,
+        }
+        for handler in self.handlers.iter().flat_map(|all| all.iter()) {
+            write!(f, " +{}", handler.name())?;
+        }
+        self.rate.map_or(Ok(()), |bits| write!(f, ", at most {bits} bit/s"))
+    }
+}
+
 /// Whether one of `prefixes` has `ip` in it.
 pub fn holds(prefixes: &[IpNet], ip: IpAddr) -> bool {
     prefixes.iter().any(|net| net.contains(&ip.to_canonical()))
@@ -76,11 +107,7 @@ mod tests {
         let policies = Policies {
             list: vec![
                 deny(Policy { ports: vec![25..=25], ..Policy::default() }),
-                Policy {
-                    to: far.clone(),
-                    plan: Plan { next, ..Plan::default() },
-                    ..Policy::default()
-                },
+                Policy { to: far, plan: Plan { next, ..Plan::default() }, ..Policy::default() },
                 deny(Policy { from: vec!["10.1.7.0/24".parse().unwrap()], ..Policy::default() }),
             ],
             otherwise: Plan { rate: Some(9), ..Plan::default() },

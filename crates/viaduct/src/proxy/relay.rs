@@ -57,10 +57,10 @@ impl Relay {
         let [out, back] = &mut self.ways;
         let mut moved = Moved::default();
         if !held[End::Server as usize] {
-            out.drive(client, server, pipes, &mut moved)?;
+            moved.more |= out.drive(client, server, pipes, &mut moved.bytes[0])?;
         }
         if !held[End::Client as usize] {
-            back.drive(server, client, pipes, &mut moved)?;
+            moved.more |= back.drive(server, client, pipes, &mut moved.bytes[1])?;
         }
         moved.done = out.shut && back.shut;
         Ok(moved)
@@ -77,31 +77,30 @@ impl Relay {
 }
 
 impl Way {
-    /// Moves bytes until one side can no more, or others are to have their turn.
+    /// Moves bytes until one side can no more; true if others are to have their turn before.
     fn drive(
         &mut self,
         from: &TcpStream,
         to: &TcpStream,
         pipes: &mut Pipes,
-        moved: &mut Moved,
-    ) -> io::Result<()> {
+        moved: &mut u64,
+    ) -> io::Result<bool> {
         for _ in 0..FILLS {
             if !self.empty_pipe(to, pipes, moved)? {
-                return Ok(());
+                return Ok(false);
             }
             if self.ended {
                 if !self.shut {
                     self.shut = true;
                     shutdown(to)?;
                 }
-                return Ok(());
+                return Ok(false);
             }
             if !self.readable || !self.fill_pipe(from, pipes)? {
-                return Ok(());
+                return Ok(false);
             }
         }
-        moved.more = true;
-        Ok(())
+        Ok(true)
     }
 
     /// Moves what the pipe holds; false if some of it must wait.
@@ -109,7 +108,7 @@ impl Way {
         &mut self,
         to: &TcpStream,
         pipes: &mut Pipes,
-        moved: &mut Moved,
+        moved: &mut u64,
     ) -> io::Result<bool> {
         let Some(pipe) = &mut self.pipe else { return Ok(true) };
         while pipe.held() > 0 {
@@ -117,7 +116,7 @@ impl Way {
                 return Ok(false);
             }
             match pipe.drain(to)? {
-                Spliced::Moved(bytes) => moved.bytes += bytes as u64,
+                Spliced::Moved(bytes) => *moved += bytes as u64,
                 Spliced::Blocked | Spliced::End => self.writable = false,
             }
         }

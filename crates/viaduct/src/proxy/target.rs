@@ -48,6 +48,8 @@ pub struct Route {
     pub from: Option<SocketAddr>,
     /// What goes before all else.
     pub first: Vec<u8>,
+    /// The hop that it goes by, if not straight on.
+    pub via: Option<SocketAddr>,
     /// The handlers that it passes, if any.
     pub handlers: Option<Factories>,
     /// Bits a second that the kernel lets pass each way, if there is a limit.
@@ -55,6 +57,17 @@ pub struct Route {
 }
 
 impl Target {
+    /// Whether a running proxy can take up `other` instead.
+    pub fn is_alike(&self, other: &Target) -> bool {
+        match (self, other) {
+            (Target::Fixed(_), Target::Fixed(_)) | (Target::Meant { .. }, Target::Meant { .. }) => {
+                true
+            }
+            (Target::Asked(ours), Target::Asked(theirs)) => ours.languages == theirs.languages,
+            _ => false,
+        }
+    }
+
     /// Whether sockets take other hosts' addresses.
     pub fn is_transparent(&self) -> bool {
         matches!(self, Target::Meant { .. })
@@ -94,11 +107,11 @@ impl Route {
         }
         let (handlers, rate) = (plan.handlers.clone(), plan.rate);
         Some(match plan.next {
-            None => Route { to, from, first: Vec::new(), handlers, rate },
+            None => Route { to, from, first: Vec::new(), via: None, handlers, rate },
             Some(hop) => {
                 let addresses = proxy::Addresses { source: client, destination: to };
                 let first = proxy::emit(&addresses);
-                Route { to: hop, from: None, first, handlers, rate }
+                Route { to: hop, from: None, first, via: Some(hop), handlers, rate }
             }
         })
     }

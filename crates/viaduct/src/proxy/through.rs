@@ -104,8 +104,8 @@ impl Through {
         let mut moved = Moved::default();
         for _ in 0..TURNS {
             let before = moved.bytes;
-            moved.bytes += self.read_client(client, scratch, now)?;
-            moved.bytes += self.read_server(server, scratch, now)?;
+            moved.bytes[0] += self.read_client(client, scratch, now)?;
+            moved.bytes[1] += self.read_server(server, scratch, now)?;
             self.act(client, server, now)?;
             if !held[End::Client as usize] {
                 self.write_client(client, now)?;

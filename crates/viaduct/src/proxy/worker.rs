@@ -1,17 +1,15 @@
 //! The loop that drives all flows of a proxy, in one thread.
 
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use mio::net::TcpListener;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use tokio::sync::oneshot;
 use tracing::{debug, info};
 use viaduct_proto::split::early::Early;
 use viaduct_proto::time::Instant;
@@ -24,6 +22,8 @@ use super::flows::Flows;
 use super::pipes::Pipes;
 use super::policy::Policies;
 use super::resolve::Resolver;
+use super::settings::Settings;
+use super::stats::ProxyStats;
 use super::target::{Target, failure};
 
 /// Connections that the kernel holds ready to be accepted.
@@ -34,12 +34,11 @@ const EVENTS: usize = 1024;
 const SWEEP: Duration = Duration::from_millis(500);
 /// Bytes read at once where they cannot be spliced.
 const SCRATCH: usize = 64 << 10;
-/// Bytes that each end of a chain of handlers holds before it stops its source.
-pub(super) const CHAIN_LIMIT: usize = 256 << 10;
 const SYNS: Token = Token(usize::MAX - 1);
 const NAMES: Token = Token(usize::MAX - 2);
+const ORDERS: Token = Token(usize::MAX - 3);
 /// Listeners' tokens end here and grow downwards; flows' grow upwards from 0, two each.
-const LISTENERS: usize = usize::MAX - 3;
+const LISTENERS: usize = usize::MAX - 4;
 
 /// What keeps a proxy within bounds.
 #[derive(Clone, Copy, Debug)]
@@ -52,8 +51,38 @@ pub struct Limits {
     pub connect: Duration,
     /// How long a flow may say nothing.
     pub idle: Option<Duration>,
-    /// How long flows may go on after SIGTERM.
+    /// How long flows may go on after they were asked to end.
     pub drain: Duration,
+    /// Bytes that each end of a chain of handlers holds before it stops its source.
+    pub chain_buffer: usize,
+}
+
+/// What a worker is told.
+#[derive(Debug)]
+pub enum Order {
+    /// Do this from now on; what only a restart can change is as it was.
+    Reload(Box<Settings>),
+    /// Say what you see.
+    Show(oneshot::Sender<ProxyStats>),
+    /// Take no more flows, and end when those that are there have ended or their time is up.
+    Drain,
+    /// End at once.
+    Stop,
+}
+
+/// The way to a worker.
+#[derive(Clone, Debug)]
+pub struct ToWorker {
+    orders: mpsc::Sender<Order>,
+    waker: Arc<Waker>,
+}
+
+impl ToWorker {
+    /// Tells it. One that is gone drops the order, and with it the way back.
+    pub fn tell(&self, order: Order) {
+        let _ = self.orders.send(order);
+        let _ = self.waker.wake();
+    }
 }
 
 /// The loop's state.
@@ -69,26 +98,21 @@ pub struct Worker {
     pub(super) target: Target,
     pub(super) policies: Policies,
     pub(super) options: TcpOptions,
-    limits: Limits,
-    stop: Arc<AtomicBool>,
+    pub(super) limits: Limits,
+    pub(super) stats: ProxyStats,
+    orders: mpsc::Receiver<Order>,
+    /// When to end, if it was asked to.
+    deadline: Option<Instant>,
 }
 
 impl Worker {
-    /// Opens all that it needs, before anything is accepted.
-    pub fn new(
-        listen: &[SocketAddr],
-        target: Target,
-        policies: Policies,
-        options: TcpOptions,
-        limits: Limits,
-    ) -> Result<Worker> {
+    /// Opens all that it needs, before anything is accepted; and the way to tell it what to do.
+    pub fn new(settings: &Settings) -> Result<(Worker, ToWorker)> {
+        let Settings { listen, target, policies, options, limits, .. } = settings.clone();
         let poll = Poll::new()?;
-        let stop = Arc::new(AtomicBool::new(false));
-        for signal in [SIGTERM, SIGINT] {
-            // The second one ends it at once.
-            signal_hook::flag::register_conditional_default(signal, stop.clone())?;
-            signal_hook::flag::register(signal, stop.clone())?;
-        }
+        let (send, orders) = mpsc::channel();
+        let to_worker =
+            ToWorker { orders: send, waker: Arc::new(Waker::new(poll.registry(), ORDERS)?) };
         let resolver = match target {
             Target::Asked(_) => {
                 Some(Resolver::new(&Arc::new(Waker::new(poll.registry(), NAMES)?))?)
@@ -96,10 +120,7 @@ impl Worker {
             _ => None,
         };
         // The tap first: no SYN may be missed that the listener answers.
-        let ports = limits.early.and_then(|_| target.ports(listen));
-        let tap = ports.map(|ports| SynTap::open(&ports)).transpose();
-        let tap =
-            tap.context("watch for SYNs, which takes root or CAP_NET_RAW (--forward late)")?;
+        let tap = tap(settings)?;
         if let Some(tap) = &tap {
             let fd = tap.as_fd().as_raw_fd();
             poll.registry().register(&mut SourceFd(&fd), SYNS, Interest::READABLE)?;
@@ -107,17 +128,16 @@ impl Worker {
         let mut listeners = Vec::new();
         for (n, &at) in listen.iter().enumerate() {
             let listener = tcp::listen(at, BACKLOG, options)
-                .with_context(|| format!("--listen: cannot use {at}"))?;
+                .with_context(|| format!("listen: cannot use {at}"))?;
             let mut listener = TcpListener::from_std(listener);
             poll.registry().register(&mut listener, Token(LISTENERS - n), Interest::READABLE)?;
             listeners.push(listener);
         }
         let (most, wait) = limits.early.unwrap_or_default();
         let shared = Shared { pipes: Pipes::default(), scratch: vec![0; SCRATCH].into() };
-        let flows = Flows::new(poll.registry().try_clone()?, limits.flows, shared);
-        Ok(Worker {
+        let worker = Worker {
             early: Early::new(most, wait),
-            flows,
+            flows: Flows::new(poll.registry().try_clone()?, limits.flows, shared),
             again: Vec::new(),
             poll,
             listeners,
@@ -127,15 +147,17 @@ impl Worker {
             policies,
             options,
             limits,
-            stop,
-        })
+            stats: ProxyStats::default(),
+            orders,
+            deadline: None,
+        };
+        Ok((worker, to_worker))
     }
 
-    /// Runs until a signal, and then until all flows have ended or their time is up.
+    /// Runs until it is told to end.
     pub fn run(mut self) -> Result<()> {
         let mut events = Events::with_capacity(EVENTS);
         let mut sweep_at = time() + SWEEP;
-        let mut deadline = None;
         loop {
             match self.poll.poll(&mut events, Some(self.wait())) {
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => {
@@ -157,16 +179,36 @@ impl Worker {
                 self.sweep(now);
                 sweep_at = now + SWEEP;
             }
-            if self.stop.load(Ordering::Relaxed) && deadline.is_none() {
-                deadline = Some(now + self.limits.drain);
-                self.listeners.clear();
-                self.tap = None;
-                info!(flows = self.flows.len(), "stopping");
-            }
-            if deadline.is_some_and(|at| self.flows.is_empty() || now >= at) {
+            if self.deadline.is_some_and(|at| self.flows.is_empty() || now >= at) {
                 return Ok(());
             }
         }
+    }
+
+    /// Does what it was told.
+    fn obey(&mut self, now: Instant) {
+        while let Ok(order) = self.orders.try_recv() {
+            match order {
+                Order::Show(reply) => drop(reply.send(self.stats())),
+                Order::Reload(settings) => {
+                    let Settings { target, policies, options, limits, .. } = *settings;
+                    (self.target, self.policies) = (target, policies);
+                    (self.options, self.limits) = (options, limits);
+                }
+                Order::Drain => {
+                    self.deadline = Some(now + self.limits.drain);
+                    self.listeners.clear();
+                    self.tap = None;
+                    info!(flows = self.flows.len(), "stopping");
+                }
+                Order::Stop => self.deadline = Some(now),
+            }
+        }
+    }
+
+    fn stats(&self) -> ProxyStats {
+        let (open, waiting) = (self.flows.len() as u64, self.early.len() as u64);
+        ProxyStats { open, waiting, early: self.early.stats(), ..self.stats.clone() }
     }
 
     /// How long the loop may sleep.
@@ -182,6 +224,7 @@ impl Worker {
         match event.token() {
             SYNS => self.read_syns(now),
             NAMES => self.read_answers(now),
+            ORDERS => self.obey(now),
             Token(n) if n > LISTENERS - self.listeners.len() && n <= LISTENERS => {
                 self.accept(LISTENERS - n, now);
             }
@@ -207,7 +250,7 @@ impl Worker {
     ) {
         let Some(flow) = self.flows.get(key) else { return };
         flow.ready(end, readable, writable);
-        if flow.is_broken() {
+        if flow.broken().is_some() {
             return;
         }
         if flow.asked().is_some_and(|asked| !asked.begun) {
@@ -215,14 +258,25 @@ impl Worker {
         }
         if !flow.is_connected() {
             match flow.check_connected(now) {
-                Ok(()) if flow.is_connected() => answer(flow),
+                Ok(()) if flow.is_connected() => {
+                    let (via, took) = (flow.via(), now.since(flow.begun));
+                    answer(flow);
+                    self.stats.hop(via).took(took);
+                }
                 Ok(()) => {}
                 Err(error) => return self.unanswered(key, &error),
             }
         }
+        self.stats.opened += u64::from(flow.opens());
         match self.flows.drive(key, now) {
-            Ok(moved) if moved.done => self.end(key, false),
             Ok(moved) => {
+                for (sum, bytes) in self.stats.bytes.iter_mut().zip(moved.bytes) {
+                    *sum += bytes;
+                }
+                if moved.done {
+                    self.stats.finished += 1;
+                    return self.end(key, false);
+                }
                 if moved.more {
                     self.again.push(key);
                 }
@@ -230,6 +284,7 @@ impl Worker {
             }
             Err(error) => {
                 debug!("flow: {error}");
+                self.stats.reset += 1;
                 self.end(key, true);
             }
         }
@@ -237,14 +292,16 @@ impl Worker {
 
     /// A server does not answer, or says no.
     fn unanswered(&mut self, key: usize, error: &io::Error) {
-        debug!("connect: {error}");
         let flow = self.flows.at(key);
+        debug!("connect for {}: {error}", flow.source());
+        self.stats.hop(flow.via()).failed += 1;
         if flow.asked().is_some() {
             return self.refuse(key, failure(error));
         }
-        flow.set_broken();
+        flow.set_broken(failure(error));
         // Without a client it waits for one, to be told.
         if flow.has_client() {
+            self.stats.refused.count(failure(error));
             self.end(key, true);
         }
     }
@@ -264,15 +321,27 @@ impl Worker {
             self.end(key, true);
         }
         let Limits { connect, idle, .. } = self.limits;
-        let late = |flow: &Flow| {
-            let quiet = now.since(flow.moved);
-            let allowed = if flow.is_connected() { idle } else { Some(connect) };
-            flow.has_client() && allowed.is_some_and(|allowed| quiet > allowed)
-        };
-        for key in self.flows.pick(late) {
+        let quiet = |flow: &Flow| flow.has_client().then(|| now.since(flow.moved));
+        let unanswered = |flow: &Flow| !flow.is_connected() && quiet(flow) > Some(connect);
+        for key in self.flows.pick(unanswered) {
+            self.unanswered(key, &io::ErrorKind::TimedOut.into());
+        }
+        let Some(idle) = idle else { return };
+        for key in self.flows.pick(|flow| flow.is_connected() && quiet(flow) > Some(idle)) {
+            self.stats.idle += 1;
             self.end(key, true);
         }
     }
+}
+
+/// The tap for the SYNs that begin flows, if they do.
+fn tap(settings: &Settings) -> Result<Option<SynTap>> {
+    let Some(ports) = settings.limits.early.and_then(|_| settings.target.ports(&settings.listen))
+    else {
+        return Ok(None);
+    };
+    let tap = SynTap::open(&ports);
+    tap.map(Some).context("watch for SYNs, which takes root or CAP_NET_RAW (--forward late)")
 }
 
 /// Tells a client that asked that its server is there.

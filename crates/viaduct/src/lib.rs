@@ -1,0 +1,129 @@
+//! Viaduct as a program: command line in, one service out. Whoever has a handler of their own builds
+//! a `viaduct` that knows it, without a change here (see `examples/handler`):
+//!
+//! ```no_run
+//! fn main() -> std::process::ExitCode {
+//!     let mut registry = viaduct::handlers();
+//!     // registry.add("mine", build);
+//!     viaduct::main(registry)
+//! }
+//! ```
+
+#![allow(unreachable_pub, reason = "modules are private, and their insides need not repeat it")]
+
+mod gateway;
+mod key;
+mod metrics;
+mod notify;
+mod proxy;
+mod status;
+mod text;
+
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+use viaduct_proto::flow::Registry;
+
+/// Makes unmodified applications fast over long links that lose packets.
+#[derive(Debug, Parser)]
+#[command(version)]
+enum Command {
+    /// Run a site's gateway: mask the loss of the WAN for all hosts of the site
+    Gateway {
+        /// The site's config
+        #[arg(short, long, value_name = "FILE")]
+        config: PathBuf,
+        /// Check the config, say what it means, and touch nothing
+        #[arg(long)]
+        check: bool,
+        /// Log in JSON, one object a line
+        #[arg(long)]
+        log_json: bool,
+    },
+    /// One hop of a chain: split TCP connections, and connect onwards when the SYN is seen
+    Proxy {
+        #[command(flatten)]
+        options: Box<proxy::ProxyOptions>,
+        /// Log in JSON, one object a line
+        #[arg(long)]
+        log_json: bool,
+    },
+    /// Show what a running gateway sees
+    Status {
+        #[command(flatten)]
+        which: status::Which,
+        /// Print all counters as one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show it live, each second anew, with rates; `q` quits
+    Top {
+        #[command(flatten)]
+        which: status::Which,
+    },
+    /// Make and show keys
+    #[command(subcommand)]
+    Key(key::KeyCommand),
+    /// Two sites, a link that loses packets, four programs across it: without and with Viaduct
+    #[cfg(feature = "lab")]
+    Demo(viaduct_lab::demo::DemoArgs),
+    /// Worlds in network namespaces, and experiments in them
+    #[cfg(feature = "lab")]
+    #[command(subcommand)]
+    Lab(viaduct_lab::cli::LabCommand),
+}
+
+/// The handlers that Viaduct brings along.
+pub fn handlers() -> Registry {
+    viaduct_proto::handlers::registry()
+}
+
+/// Runs what the command line asks for, with these handlers.
+pub fn main(registry: Registry) -> ExitCode {
+    match run(Command::parse(), registry) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("viaduct: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command, registry: Registry) -> Result<ExitCode> {
+    match command {
+        Command::Gateway { config, check: true, .. } => gateway::check(&config)?,
+        Command::Gateway { config, log_json, .. } => {
+            log(log_json);
+            gateway::run(&config)?;
+        }
+        Command::Proxy { options, .. } if options.check => proxy::check(&options, &registry)?,
+        Command::Proxy { options, log_json } => {
+            log(log_json);
+            proxy::run(&options, registry)?;
+        }
+        Command::Status { which, json } => status::status(&which, json)?,
+        Command::Top { which } => status::top(&which)?,
+        Command::Key(command) => key::run(&command)?,
+        #[cfg(feature = "lab")]
+        Command::Demo(args) => return viaduct_lab::demo::execute(&args),
+        #[cfg(feature = "lab")]
+        Command::Lab(command) => return viaduct_lab::cli::execute(command),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Logs go to standard error; `VIADUCT_LOG=debug` shows more.
+fn log(json: bool) {
+    let filter = EnvFilter::try_from_env("VIADUCT_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(colour)
+        .with_target(false);
+    if json { builder.json().init() } else { builder.init() }
+}

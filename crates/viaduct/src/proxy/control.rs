@@ -1,0 +1,190 @@
+//! The control side of a proxy: signals, the status socket, metrics. It carries no bytes of flows
+//! and may be slow.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+use tracing::{error, info};
+use viaduct_proto::flow::Registry;
+
+use super::families;
+use super::options::ProxyOptions;
+use super::settings::Settings;
+use super::snapshot::ProxyStatus;
+use super::stats::ProxyStats;
+use super::worker::{Order, ToWorker};
+use crate::metrics::{Metrics, Page};
+use crate::notify::{Phase, notify};
+
+/// How long the worker may take to say what it sees; more, and it hangs.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+/// How long a client of the status socket may take to read.
+const READ_WITHIN: Duration = Duration::from_secs(5);
+
+/// Everything but flows.
+pub struct Control {
+    options: ProxyOptions,
+    registry: Registry,
+    settings: Settings,
+    worker: ToWorker,
+    status: UnixListener,
+    doors: Option<TcpListener>,
+    metrics: Metrics,
+    started: Instant,
+}
+
+/// Runs the control side beside the worker, in a thread of its own, until the process ends.
+///
+/// # Errors
+/// The status socket or the metrics' address cannot be had.
+pub fn start(
+    options: ProxyOptions,
+    registry: Registry,
+    settings: Settings,
+    worker: ToWorker,
+) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let control = {
+        let _entered = runtime.enter();
+        Control {
+            status: status_socket(&settings)?,
+            doors: settings.metrics.map(metrics).transpose()?,
+            metrics: Metrics::default(),
+            started: Instant::now(),
+            options,
+            registry,
+            settings,
+            worker,
+        }
+    };
+    let run = move || {
+        if let Err(error) = runtime.block_on(control.serve()) {
+            error!("the control side has ended: {error:#}");
+        }
+    };
+    std::thread::Builder::new().name("control".to_owned()).spawn(run)?;
+    Ok(())
+}
+
+impl Control {
+    async fn serve(mut self) -> Result<()> {
+        let mut hangup = signal(SignalKind::hangup())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        notify(Phase::Ready);
+        let mut stopping = false;
+        loop {
+            tokio::select! {
+                _ = hangup.recv() => self.reload(),
+                _ = terminate.recv() => self.stop(&mut stopping),
+                _ = interrupt.recv() => self.stop(&mut stopping),
+                client = self.status.accept() => {
+                    if let Ok((client, _)) = client {
+                        show(client, &self.status().await)?;
+                    }
+                }
+                client = next(self.doors.as_ref()) => {
+                    let page = self.page().await;
+                    self.metrics.answer(client, page);
+                }
+            }
+        }
+    }
+
+    /// Lets flows end; the second time it lets nothing.
+    fn stop(&self, stopping: &mut bool) {
+        notify(Phase::Stopping);
+        let again = std::mem::replace(stopping, true);
+        self.worker.tell(if again { Order::Stop } else { Order::Drain });
+    }
+
+    /// Reads the config again; all of it takes effect, or none. No flow is cut.
+    fn reload(&mut self) {
+        notify(Phase::Reloading);
+        let read = || {
+            if self.options.config.is_none() {
+                bail!("there is no config file to read again (--config)");
+            }
+            let new = Settings::load(&self.options, &self.registry)?;
+            self.settings.check_change(&new)?;
+            Ok(new)
+        };
+        match read() {
+            Ok(new) => {
+                self.settings = new.clone();
+                self.worker.tell(Order::Reload(Box::new(new)));
+                info!("the config was read again");
+            }
+            Err(error) => error!("nothing has changed: {error:#}"),
+        }
+        notify(Phase::Ready);
+    }
+
+    async fn ask(&self) -> Option<ProxyStats> {
+        let (reply, answer) = oneshot::channel();
+        self.worker.tell(Order::Show(reply));
+        tokio::time::timeout(ANSWER_WITHIN, answer).await.ok()?.ok()
+    }
+
+    async fn status(&self) -> ProxyStatus {
+        let answer = self.ask().await;
+        ProxyStatus {
+            proxy: self.settings.name.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime: self.started.elapsed().as_secs_f64(),
+            listen: self.settings.listen.clone(),
+            to: self.settings.target.to_string(),
+            most: self.settings.limits.flows as u64,
+            hangs: answer.is_none(),
+            counters: answer.unwrap_or_default(),
+        }
+    }
+
+    async fn page(&self) -> Page {
+        let status = self.status().await;
+        let trouble = status.hangs.then(|| "the proxy's loop does not answer".to_owned());
+        Page { counters: families::encode(&status), trouble }
+    }
+}
+
+fn status_socket(settings: &Settings) -> Result<UnixListener> {
+    let path = settings.socket();
+    fs::create_dir_all(&settings.run_dir)
+        .with_context(|| format!("run-dir: {}", settings.run_dir.display()))?;
+    let _ = fs::remove_file(&path);
+    UnixListener::bind(&path).with_context(|| format!("status socket {}", path.display()))
+}
+
+fn metrics(at: SocketAddr) -> Result<TcpListener> {
+    let bind = || {
+        let listener = std::net::TcpListener::bind(at)?;
+        listener.set_nonblocking(true)?;
+        TcpListener::from_std(listener)
+    };
+    bind().with_context(|| format!("metrics: cannot use {at}"))
+}
+
+/// Sends the status as one JSON object and closes.
+fn show(mut client: UnixStream, status: &ProxyStatus) -> Result<()> {
+    let text = serde_json::to_vec(status)?;
+    tokio::spawn(tokio::time::timeout(READ_WITHIN, async move { client.write_all(&text).await }));
+    Ok(())
+}
+
+/// The next client; never, where nobody listens.
+async fn next(listener: Option<&TcpListener>) -> TcpStream {
+    let Some(listener) = listener else { return std::future::pending().await };
+    loop {
+        match listener.accept().await {
+            Ok((client, _)) => return client,
+            // Out of descriptors, say: spinning would not help.
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! A proxy's config file. Its table `[proxy]` has the options of the command line by the same names,
+//! so that both are understood in one place; its tables `[[policy]]` are the file's alone.
+//!
+//! ```toml
+//! [proxy]
+//! listen = "[::]:7000"
+//! intercept = ["10.2.0.0/16"]
+//!
+//! [[policy]]
+//! to = ["10.2.7.0/24"]
+//! ports = ["22", "8000-8080"]
+//! handlers = ["shape:rate=2M"]
+//! ```
+
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::path::Path;
+
+use clap::Parser;
+use ipnet::IpNet;
+use serde::Deserialize;
+use toml::{Table, Value};
+use viaduct_proto::flow::{HandlerSpec, Registry};
+
+use super::options::{ProxyArgs, ProxyOptions, rate};
+use super::policy::{Plan, Policy};
+use super::through::Factories;
+use crate::text;
+
+/// Bytes of a config, at most.
+const LONGEST: u64 = 1 << 20;
+
+/// What stands in a file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    proxy: Table,
+    #[serde(default)]
+    policy: Vec<PolicyTable>,
+}
+
+/// A policy, as it is written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PolicyTable {
+    #[serde(default)]
+    from: Vec<IpNet>,
+    #[serde(default)]
+    to: Vec<IpNet>,
+    #[serde(default)]
+    ports: Vec<String>,
+    #[serde(default)]
+    action: Action,
+    next: Option<SocketAddr>,
+    #[serde(default)]
+    direct: bool,
+    handlers: Option<Vec<String>>,
+    rate: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Action {
+    #[default]
+    Allow,
+    Deny,
+}
+
+/// The options as a program's command line.
+#[derive(Debug, Parser)]
+#[command(name = "[proxy]", disable_help_flag = true)]
+struct Words {
+    #[command(flatten)]
+    options: ProxyOptions,
+}
+
+/// Reads `path`: the options, and the policies as they are written.
+///
+/// # Errors
+/// One line that says where, what is wrong, and what would be right.
+pub fn read(path: &Path) -> Result<(ProxyArgs, Vec<PolicyTable>), String> {
+    let text = text::read(path, LONGEST)?;
+    let file: File = toml::from_str(&text).map_err(|error| {
+        let at = error.span().map_or(0, |span| span.start);
+        text::place(&text, at) + &text::plain(error.message())
+    })?;
+    let args = options(&file.proxy).map_err(|what| format!("[proxy] {what}"))?;
+    Ok((args, file.policy))
+}
+
+/// Reads a table as if it stood on the command line.
+fn options(table: &Table) -> Result<ProxyArgs, String> {
+    let mut words = vec!["[proxy]".to_owned()];
+    for (key, value) in table {
+        if matches!(&key[..], "config" | "check") {
+            return Err(format!("{key}: unknown key"));
+        }
+        let option = format!("--{}", key.replace('_', "-"));
+        let values = match value {
+            Value::Array(values) => values.as_slice(),
+            one => std::slice::from_ref(one),
+        };
+        for value in values {
+            match value {
+                Value::Boolean(true) => words.push(option.clone()),
+                Value::Boolean(false) => {}
+                Value::String(text) => words.push(format!("{option}={text}")),
+                Value::Integer(number) => words.push(format!("{option}={number}")),
+                _ => return Err(format!("{key}: text or a number is expected")),
+            }
+        }
+    }
+    match Words::try_parse_from(words) {
+        Ok(words) => Ok(words.options.args),
+        Err(error) => Err(plain(&error.to_string())),
+    }
+}
+
+/// What the command line's parser says, in the words of a file and on one line.
+fn plain(message: &str) -> String {
+    let message = message.split("\n\nUsage").next().unwrap_or_default();
+    let message = message.strip_prefix("error: ").unwrap_or(message);
+    let message = message.replace("unexpected argument", "unknown key").replace(" found", "");
+    let words: Vec<_> = message.split_whitespace().collect();
+    words.join(" ").replace("--", "")
+}
+
+impl PolicyTable {
+    /// What it means; what it does not say is as for all other flows.
+    ///
+    /// # Errors
+    /// What is wrong, and what would be right.
+    pub fn policy(&self, otherwise: &Plan, registry: &Registry) -> Result<Policy, String> {
+        if self.direct && self.next.is_some() {
+            return Err("direct and next exclude each other".to_owned());
+        }
+        let ports = self.ports.iter().map(|text| ports(text)).collect::<Result<_, _>>()?;
+        let handlers = match &self.handlers {
+            None => otherwise.handlers.clone(),
+            Some(texts) => handlers(texts, registry).map_err(|what| format!("handlers: {what}"))?,
+        };
+        let limit = self.rate.as_deref().map(rate).transpose();
+        let limit = limit.map_err(|what| format!("rate: {what}"))?;
+        let plan = Plan {
+            deny: self.action == Action::Deny,
+            next: self.next.or(otherwise.next.filter(|_| !self.direct)),
+            handlers,
+            rate: limit.or(otherwise.rate),
+        };
+        Ok(Policy { from: self.from.clone(), to: self.to.clone(), ports, plan })
+    }
+}
+
+/// The chain that texts such as `shape:rate=2M` ask for; none of no text.
+fn handlers(texts: &[String], registry: &Registry) -> Result<Option<Factories>, String> {
+    let specs = texts.iter().map(|text| text.parse()).collect::<Result<Vec<HandlerSpec>, _>>();
+    chain(&specs.map_err(|error| error.to_string())?, registry)
+}
+
+/// The chain of these handlers; none of none.
+///
+/// # Errors
+/// There is no such handler, or it does not take these settings.
+pub fn chain(specs: &[HandlerSpec], registry: &Registry) -> Result<Option<Factories>, String> {
+    let chain = (!specs.is_empty()).then(|| registry.chain(specs)).transpose();
+    chain.map_err(|error| error.to_string())
+}
+
+/// `80` or `8000-8080`.
+fn ports(text: &str) -> Result<RangeInclusive<u16>, String> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    match (first.trim().parse::<u16>(), last.trim().parse::<u16>()) {
+        (Ok(first), Ok(last)) if first <= last => Ok(first..=last),
+        _ => Err(format!("ports: {text:?}: a port or a range such as 8000-8080 is expected")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(text: &str) -> Result<Vec<Policy>, String> {
+        let path = std::env::temp_dir().join(format!("viaduct-file-{}.toml", text.len()));
+        std::fs::write(&path, text).unwrap();
+        let read = read(&path);
+        std::fs::remove_file(&path).unwrap();
+        let (args, tables) = read?;
+        let otherwise = Plan { next: args.next, rate: args.rate, ..Plan::default() };
+        let registry = viaduct_proto::handlers::registry();
+        tables.iter().map(|table| table.policy(&otherwise, &registry)).collect()
+    }
+
+    const HEAD: &str = "[proxy]\nlisten = ['[::]:7000']\nto = '10.0.0.9:80'\n";
+
+    #[test]
+    fn options_and_policies_mean_what_they_say() {
+        let policies = load(&format!(
+            "{HEAD}next = '10.9.0.1:7000'\nrate = '9M'\nflows = 10\n\
+             [[policy]]\nports = ['22', '8000-8080']\nhandlers = ['count', '+shape:rate=2M']\n\
+             [[policy]]\ndirect = true\nrate = '1k'\n[[policy]]\naction = 'deny'\n"
+        ))
+        .unwrap();
+        let words: Vec<_> = policies.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            words,
+            [
+                "from any to any port 22-22 port 8000-8080: by 10.9.0.1:7000 +count +shape, \
+                 at most 9000000 bit/s",
+                "from any to any: straight on, at most 1000 bit/s",
+                "from any to any: denied",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_one_line() {
+        let wrong = [
+            ("[proxy]\nlisten = 'x'\n", "[proxy] invalid value 'x' for 'listen"),
+            ("[proxy]\nlisten = 7\n[polici]\n", "line 3: unknown key `polici`"),
+            ("[proxy]\nlisten = ['[::]:7000']\n", "to"),
+            (&format!("{HEAD}liste = 'x'\n"), "unknown key 'liste'"),
+            (&format!("{HEAD}config = 'x'\n"), "config: unknown key"),
+            (&format!("{HEAD}rate = 'fast'\n"), "bits a second such as 500k"),
+            (&format!("{HEAD}[[policy]]\nports = ['9-1']\n"), "a port or a range"),
+            (&format!("{HEAD}[[policy]]\nhandlers = ['shap:rate=2M']\n"), "no handler is named"),
+            (&format!("{HEAD}[[policy]]\nto = ['10.2.0.0/33']\n"), "line 5: to: "),
+        ];
+        for (text, expected) in wrong {
+            let error = load(text).unwrap_err();
+            assert!(error.contains(expected) && !error.contains('\n'), "{text}: {error}");
+        }
+    }
+}

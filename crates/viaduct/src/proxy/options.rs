@@ -1,0 +1,135 @@
+//! What `viaduct proxy` may be told, on the command line and, by the same words, in a file.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use ipnet::IpNet;
+use viaduct_proto::flow::HandlerSpec;
+
+/// Options in a file, or on the command line.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ProxyOptions {
+    /// A file with a table [proxy] of these options and tables [[policy]]; SIGHUP reads it again
+    #[arg(short, long, value_name = "FILE", conflicts_with = "ProxyArgs")]
+    pub(super) config: Option<PathBuf>,
+    /// Check all that was said, say what it means, and touch nothing
+    #[arg(long)]
+    pub check: bool,
+    #[command(flatten)]
+    pub(super) args: ProxyArgs,
+}
+
+/// What `viaduct proxy` may be told.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ProxyArgs {
+    /// Where connections arrive
+    #[arg(short, long, value_name = "ADDRESS:PORT", required_unless_present = "config")]
+    pub(super) listen: Vec<SocketAddr>,
+    /// Where they go
+    #[arg(short, long, value_name = "ADDRESS:PORT",
+          required_unless_present_any = ["intercept", "expect", "config"])]
+    pub(super) to: Option<SocketAddr>,
+    /// They go where each client says, in one of these languages
+    #[arg(long, value_enum, value_name = "LANGUAGE,...", value_delimiter = ',',
+          conflicts_with_all = ["to", "intercept"], requires = "allow_from", requires = "allow_to")]
+    pub(super) expect: Vec<Language>,
+    /// Clients that may say so
+    #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', requires = "expect")]
+    pub(super) allow_from: Vec<IpNet>,
+    /// Servers that they may go to
+    #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', requires = "expect")]
+    pub(super) allow_to: Vec<IpNet>,
+    /// A file of one line, NAME:PASSWORD, that SOCKS and CONNECT clients must know
+    #[arg(long, value_name = "FILE", requires = "expect")]
+    pub(super) password_file: Option<PathBuf>,
+    /// The next hop, another `viaduct proxy --expect proxy`; without it flows go straight on
+    #[arg(short, long, value_name = "ADDRESS:PORT")]
+    pub(super) next: Option<SocketAddr>,
+    /// A handler that flows pass, such as count or shape:rate=2M; may be repeated, the client's first
+    #[arg(long, value_name = "HANDLER")]
+    pub(super) handler: Vec<HandlerSpec>,
+    /// The most that the kernel lets each flow send each way, bits a second
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    pub(super) rate: Option<u64>,
+    /// Split the connections that pass this machine towards these addresses (tproxy, by nftables);
+    /// put back at the end
+    #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', conflicts_with = "to")]
+    pub(super) intercept: Vec<IpNet>,
+    /// Of those connections, only those to these ports
+    #[arg(long, value_name = "PORT,...", value_delimiter = ',', requires = "intercept")]
+    pub(super) ports: Vec<u16>,
+    /// Keep the client's address towards the server; the way back must lead through this machine
+    #[arg(long, requires = "intercept")]
+    pub(super) keep_client: bool,
+    /// When to begin the second half
+    #[arg(long, value_enum, default_value_t = Forwarding::Early)]
+    pub(super) forward: Forwarding,
+    /// Early connections that wait for their client, at most
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub(super) early_most: usize,
+    /// How long an early connection waits for its client
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = time)]
+    pub(super) early_wait: Duration,
+    /// How long a server may take to answer
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = time)]
+    pub(super) connect_timeout: Duration,
+    /// How long a flow may say nothing; 0s: for ever
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = time)]
+    pub(super) idle_timeout: Duration,
+    /// How long flows may go on after SIGTERM
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
+    pub(super) drain: Duration,
+    /// Flows at once, at most
+    #[arg(long, value_name = "N", default_value_t = 9_000)]
+    pub(super) flows: usize,
+    /// Bytes of each socket's send buffer; the kernel's choice if not given
+    #[arg(long, value_name = "BYTES")]
+    pub(super) send_buffer: Option<usize>,
+    /// Bytes of each socket's receive buffer; the kernel's choice if not given
+    #[arg(long, value_name = "BYTES")]
+    pub(super) receive_buffer: Option<usize>,
+    /// Bytes that each end of a chain of handlers holds before it stops its source
+    #[arg(long, value_name = "BYTES", default_value_t = 256 << 10)]
+    pub(super) chain_buffer: usize,
+    /// Where Prometheus finds the metrics
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(super) metrics: Option<SocketAddr>,
+    /// What its status socket is called; proxy-PORT if not given
+    #[arg(long, value_name = "NAME")]
+    pub(super) name: Option<String>,
+    /// Where the status socket and the journal of changes to this machine are kept
+    #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR", default_value = "/run/viaduct")]
+    pub(super) run_dir: PathBuf,
+}
+
+/// How a client says where it wants to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Language {
+    /// PROXY protocol version 2: another hop, or HAProxy's send-proxy-v2
+    Proxy,
+    /// SOCKS5
+    Socks,
+    /// HTTP CONNECT
+    Connect,
+}
+
+/// When the second half of a flow begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Forwarding {
+    /// When the client's SYN is seen; needs CAP_NET_RAW
+    Early,
+    /// When the client's handshake is done
+    Late,
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|_| "a time such as 30s or 2m is expected".to_owned())
+}
+
+/// A number of bits a second.
+pub fn rate(text: &str) -> Result<u64, String> {
+    viaduct_proto::handlers::rate(text)
+        .ok_or_else(|| "bits a second such as 500k, 2M or 1G are expected".to_owned())
+}

@@ -1,0 +1,187 @@
+//! What was said, on the command line or in a file, made into what a proxy needs. All of it is
+//! checked before anything is touched.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::{fmt, fs};
+
+use anyhow::{Context, Result, anyhow, bail};
+use ipnet::IpNet;
+use viaduct_proto::flow::Registry;
+use viaduct_proto::split::preface::{Languages, Secret};
+use viaduct_proto::split::socks::Credentials;
+use viaduct_sys::intercept::Intercept;
+use viaduct_sys::tcp::TcpOptions;
+
+use super::file::{self, PolicyTable};
+use super::options::{Forwarding, Language, ProxyArgs, ProxyOptions};
+use super::policy::{Plan, Policies};
+use super::target::{Target, Terms};
+use super::worker::Limits;
+
+/// All that a proxy is to do.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// What it is called.
+    pub name: String,
+    /// Where connections arrive.
+    pub listen: Vec<SocketAddr>,
+    /// Where they go.
+    pub target: Target,
+    /// How, and which may.
+    pub policies: Policies,
+    /// How their sockets are set up.
+    pub options: TcpOptions,
+    /// What keeps it within bounds.
+    pub limits: Limits,
+    /// What the kernel is to hand to it.
+    pub intercept: Option<Intercept>,
+    /// Directory of the status socket and the journal.
+    pub run_dir: PathBuf,
+    /// Where Prometheus finds the metrics.
+    pub metrics: Option<SocketAddr>,
+}
+
+impl Settings {
+    /// What `options` say, with the handlers of `registry`.
+    ///
+    /// # Errors
+    /// One line that says where, what is wrong, and what would be right.
+    pub fn load(options: &ProxyOptions, registry: &Registry) -> Result<Settings> {
+        let Some(path) = &options.config else {
+            return Self::of(&options.args, &[], registry);
+        };
+        let read = file::read(path).map_err(|what| anyhow!(what));
+        let made = read.and_then(|(args, tables)| Self::of(&args, &tables, registry));
+        made.with_context(|| path.display().to_string())
+    }
+
+    fn of(args: &ProxyArgs, tables: &[PolicyTable], registry: &Registry) -> Result<Settings> {
+        let port = args.listen.first().map_or(0, SocketAddr::port);
+        let name = args.name.clone().unwrap_or_else(|| format!("proxy-{port}"));
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+        if name.is_empty() || name.len() > 32 || !name.chars().all(plain) {
+            bail!("name: {name:?}: letters, digits, - and _ are expected, at most 32");
+        }
+        let target = target(args)?;
+        let otherwise = Plan {
+            deny: false,
+            next: args.next,
+            handlers: file::chain(&args.handler, registry).map_err(|e| anyhow!("handler: {e}"))?,
+            rate: args.rate,
+        };
+        let policy = |(n, table): (usize, &PolicyTable)| {
+            let made = table.policy(&otherwise, registry);
+            made.map_err(|what| anyhow!("[[policy]] number {}: {what}", n + 1))
+        };
+        let list = tables.iter().enumerate().map(policy).collect::<Result<_>>()?;
+        Ok(Settings {
+            options: TcpOptions {
+                transparent: target.is_transparent(),
+                send_buffer: args.send_buffer,
+                receive_buffer: args.receive_buffer,
+            },
+            name,
+            listen: args.listen.clone(),
+            target,
+            policies: Policies { list, otherwise },
+            limits: limits(args),
+            intercept: intercept(args, port),
+            run_dir: args.run_dir.clone(),
+            metrics: args.metrics,
+        })
+    }
+
+    /// Its status socket.
+    pub fn socket(&self) -> PathBuf {
+        self.run_dir.join(format!("{}.sock", self.name))
+    }
+
+    /// Its journal of changes to the machine.
+    pub fn journal(&self) -> PathBuf {
+        self.run_dir.join(format!("{}.changes.json", self.name))
+    }
+
+    /// Refuses what only a restart can change.
+    pub fn check_change(&self, new: &Settings) -> Result<()> {
+        let fixed = [
+            ("name", self.name == new.name),
+            ("listen", self.listen == new.listen),
+            ("intercept, ports", self.intercept == new.intercept),
+            ("to, expect", self.target.is_alike(&new.target)),
+            ("run-dir", self.run_dir == new.run_dir),
+            ("metrics", self.metrics == new.metrics),
+            ("flows", self.limits.flows == new.limits.flows),
+            ("forward, early-most, early-wait", self.limits.early == new.limits.early),
+        ];
+        match fixed.iter().find(|(_, same)| !same) {
+            Some((key, _)) => bail!("{key}: has changed; that needs a restart"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let listen: Vec<_> = self.listen.iter().map(ToString::to_string).collect();
+        writeln!(f, "proxy {}: {} to {}", self.name, listen.join(", "), self.target)?;
+        for (n, policy) in self.policies.list.iter().enumerate() {
+            writeln!(f, "  policy {}: {policy}", n + 1)?;
+        }
+        writeln!(f, "  otherwise: {}", self.policies.otherwise)
+    }
+}
+
+fn target(args: &ProxyArgs) -> Result<Target> {
+    match args.to {
+        Some(to) if args.listen.contains(&to) => bail!("to: {to} is this proxy itself"),
+        Some(to) => Ok(Target::Fixed(to)),
+        None if !args.expect.is_empty() => Ok(Target::Asked(terms(args)?)),
+        None => Ok(Target::Meant { keep_client: args.keep_client }),
+    }
+}
+
+/// Who may say where to, how, and where.
+fn terms(args: &ProxyArgs) -> Result<Terms> {
+    let speaks = |language| args.expect.contains(&language);
+    Ok(Terms {
+        languages: Languages {
+            proxy: speaks(Language::Proxy),
+            socks: speaks(Language::Socks),
+            connect: speaks(Language::Connect),
+        },
+        secret: args.password_file.as_deref().map_or(Ok(Secret::default()), secret)?,
+        from: args.allow_from.clone(),
+        to: args.allow_to.clone(),
+    })
+}
+
+fn secret(file: &Path) -> Result<Secret> {
+    let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    let Some((name, password)) = text.trim_end().split_once(':') else {
+        bail!("{}: one line, NAME:PASSWORD, is expected", file.display());
+    };
+    let (name, password) = (name.into(), password.into());
+    Ok(Secret(Some(Credentials { name, password })))
+}
+
+fn limits(args: &ProxyArgs) -> Limits {
+    Limits {
+        flows: args.flows,
+        early: (args.forward == Forwarding::Early).then_some((args.early_most, args.early_wait)),
+        connect: args.connect_timeout,
+        idle: Some(args.idle_timeout).filter(|time| !time.is_zero()),
+        drain: args.drain,
+        chain_buffer: args.chain_buffer,
+    }
+}
+
+fn intercept(args: &ProxyArgs, port: u16) -> Option<Intercept> {
+    let pair = |net: &IpNet| (net.addr(), net.prefix_len());
+    (!args.intercept.is_empty()).then(|| Intercept {
+        instance: format!("proxy_{port}"),
+        to_port: port,
+        destinations: args.intercept.iter().map(pair).collect(),
+        ports: args.ports.clone(),
+    })
+}

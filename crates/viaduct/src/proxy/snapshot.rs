@@ -1,0 +1,28 @@
+//! What a proxy says of itself: the object of its status socket.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::stats::ProxyStats;
+
+/// The status.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ProxyStatus {
+    /// Its name.
+    pub proxy: String,
+    /// Its version.
+    pub version: String,
+    /// Seconds that it has run.
+    pub uptime: f64,
+    /// Where connections arrive.
+    pub listen: Vec<SocketAddr>,
+    /// Where they go.
+    pub to: String,
+    /// Flows at once, at most.
+    pub most: u64,
+    /// Its loop does not answer: the counters are not there.
+    pub hangs: bool,
+    /// What it has counted.
+    pub counters: ProxyStats,
+}

@@ -1,0 +1,147 @@
+//! What a proxy counts, copied out by value for status and metrics.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use viaduct_proto::flow::Failure;
+use viaduct_proto::split::early::EarlyStats;
+
+/// Upper bounds of the buckets of connect times, in microseconds; the last bucket has the rest.
+pub const CONNECT_BOUNDS: [u64; 12] = [
+    100, 300, 1_000, 3_000, 10_000, 30_000, 60_000, 100_000, 200_000, 400_000, 1_000_000, 3_000_000,
+];
+/// Hops that are told apart; all further ones are counted as one.
+const MOST_HOPS: usize = 64;
+
+/// All that a proxy says of itself at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProxyStats {
+    /// Flows that are open, those included whose client or server has not answered yet.
+    pub open: u64,
+    /// Early connections that wait for their client.
+    pub waiting: u64,
+    /// Clients' connections that were accepted.
+    pub accepted: u64,
+    /// Flows whose both ends were there.
+    pub opened: u64,
+    /// Flows that ended as their ends wanted.
+    pub finished: u64,
+    /// Flows that ended by a reset, of an end or of ours.
+    pub reset: u64,
+    /// Flows that were ended because nothing moved for too long.
+    pub idle: u64,
+    /// Clients that were refused, and why.
+    pub refused: Refusals,
+    /// Bytes from clients to servers, and back.
+    pub bytes: [u64; 2],
+    /// Early SYN forwarding.
+    pub early: EarlyStats,
+    /// How long connections took, by where they went.
+    pub hops: Vec<Hop>,
+}
+
+/// Clients that were refused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusals {
+    /// By a policy, `allow-from` or `allow-to`.
+    pub denied: u64,
+    /// There were too many flows.
+    pub full: u64,
+    /// They did not say, in a language that is understood, where to.
+    pub unclear: u64,
+    /// The server, or the next hop, refused.
+    pub refused: u64,
+    /// It did not answer in time.
+    pub timed_out: u64,
+    /// It could not be reached, or its name not be found.
+    pub unreachable: u64,
+}
+
+/// How connections to one next hop, or to all servers, went.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hop {
+    /// The next hop; servers without one.
+    pub at: Option<SocketAddr>,
+    /// Connections that came about, by the time they took: see [`CONNECT_BOUNDS`].
+    pub connected: [u64; CONNECT_BOUNDS.len() + 1],
+    /// Their times' sum, in microseconds.
+    pub micros: u64,
+    /// Connections that did not come about.
+    pub failed: u64,
+}
+
+impl ProxyStats {
+    /// The counters of the hop `at`, or of all servers.
+    pub fn hop(&mut self, at: Option<SocketAddr>) -> &mut Hop {
+        let known = self.hops.iter().position(|hop| hop.at == at);
+        let n = known.unwrap_or_else(|| {
+            if self.hops.len() < MOST_HOPS {
+                self.hops.push(Hop { at, ..Hop::default() });
+            }
+            self.hops.len() - 1
+        });
+        &mut self.hops[n]
+    }
+}
+
+impl Refusals {
+    /// Counts a client that is refused.
+    pub fn count(&mut self, why: Failure) {
+        match why {
+            Failure::Denied => self.denied += 1,
+            Failure::Refused | Failure::Reset => self.refused += 1,
+            Failure::TimedOut => self.timed_out += 1,
+            _ => self.unreachable += 1,
+        }
+    }
+
+    /// All of them, each with its name.
+    pub fn by_reason(&self) -> [(&'static str, u64); 6] {
+        let &Refusals { denied, full, unclear, refused, timed_out, unreachable } = self;
+        [
+            ("denied", denied),
+            ("full", full),
+            ("unclear", unclear),
+            ("refused", refused),
+            ("timed_out", timed_out),
+            ("unreachable", unreachable),
+        ]
+    }
+}
+
+impl Hop {
+    /// How people call it.
+    pub fn name(&self) -> String {
+        self.at.map_or_else(|| "direct".to_owned(), |at| at.to_string())
+    }
+
+    /// Counts a connection that took this long.
+    pub fn took(&mut self, time: Duration) {
+        let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let bucket = CONNECT_BOUNDS.partition_point(|&bound| bound < micros);
+        self.connected[bucket] += 1;
+        self.micros = self.micros.saturating_add(micros);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connect_times_fall_into_their_buckets_and_hops_are_bounded() {
+        let mut stats = ProxyStats::default();
+        for micros in [1, 100, 101, 5_000_000] {
+            stats.hop(None).took(Duration::from_micros(micros));
+        }
+        let hop = stats.hop(None);
+        assert_eq!((hop.connected[0], hop.connected[1], hop.connected[12]), (2, 1, 1));
+        assert_eq!(hop.micros, 5_000_202);
+        for port in 1..1_000 {
+            stats.hop(Some(SocketAddr::from(([10, 0, 0, 1], port)))).failed += 1;
+        }
+        assert_eq!(stats.hops.len(), MOST_HOPS);
+        assert_eq!(stats.hops.iter().map(|hop| hop.failed).sum::<u64>(), 999);
+    }
+}
