@@ -77,6 +77,9 @@ enum Command {
     Lab(viaduct_lab::cli::LabCommand),
 }
 
+pub use bytes;
+pub use viaduct_proto::flow;
+
 /// The handlers that Viaduct brings along.
 pub fn handlers() -> Registry {
     viaduct_proto::handlers::registry()
