@@ -1,10 +1,12 @@
 //! A real `viaduct proxy` in a node.
 
 use std::fs::File;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
 use viaduct_sys::process::Process;
 
 use crate::binary::binary;
@@ -32,10 +34,34 @@ impl Proxy {
     /// With these arguments.
     pub fn start(node: &Node, arguments: &[&str]) -> Result<Proxy> {
         let scratch = Scratch::new()?;
+        let run_dir = scratch.path().display().to_string();
+        Self::run(node, &[arguments, &["--run-dir", &run_dir]].concat(), scratch)
+    }
+
+    /// With a config file, whose table `[proxy]` these lines begin.
+    pub fn configured(node: &Node, lines: &str) -> Result<Proxy> {
+        let scratch = Scratch::new()?;
+        let file = config(&scratch, lines)?;
+        Self::run(node, &["--config", &file], scratch)
+    }
+
+    /// Replaces the lines of its config file, and has it read them.
+    pub fn reload(&self, lines: &str) -> Result<()> {
+        config(&self.scratch, lines)?;
+        let pid = Pid::from_raw(self.process.id().cast_signed());
+        Ok(kill_process(pid.context("a process has an id")?, Signal::HUP)?)
+    }
+
+    /// Where its files are, its status socket among them.
+    pub fn directory(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    fn run(node: &Node, arguments: &[&str], scratch: Scratch) -> Result<Proxy> {
         let path = scratch.path().join("log");
         let log = File::create(&path)?;
         let mut command = node.command(&binary()?.to_string_lossy());
-        command.arg("proxy").args(arguments).arg("--run-dir").arg(scratch.path());
+        command.arg("proxy").args(arguments);
         command.stdout(log.try_clone()?).stderr(log);
         let mut proxy = Proxy { process: node.spawn(command)?, scratch };
         let deadline = Instant::now() + PATIENCE;
@@ -59,4 +85,10 @@ impl Proxy {
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.scratch.path().join("log")).unwrap_or_default()
     }
+}
+
+/// Writes a config file; its path.
+fn config(scratch: &Scratch, lines: &str) -> Result<String> {
+    let head = format!("[proxy]\nrun-dir = \"{}\"\n", scratch.path().display());
+    Ok(scratch.write("proxy.toml", head + lines)?.display().to_string())
 }

@@ -52,7 +52,7 @@ enum Command {
         #[arg(long)]
         log_json: bool,
     },
-    /// Show what a running gateway sees
+    /// Show what a running gateway or proxy sees
     Status {
         #[command(flatten)]
         which: status::Which,

@@ -105,8 +105,8 @@ impl Settings {
     /// Refuses what only a restart can change.
     pub fn check_change(&self, new: &Settings) -> Result<()> {
         let fixed = [
-            ("name", self.name == new.name),
             ("listen", self.listen == new.listen),
+            ("name", self.name == new.name),
             ("intercept, ports", self.intercept == new.intercept),
             ("to, expect", self.target.is_alike(&new.target)),
             ("run-dir", self.run_dir == new.run_dir),

@@ -103,22 +103,19 @@ impl Through {
         self.chain.handle_timeout(now);
         let mut moved = Moved::default();
         for _ in 0..TURNS {
-            let before = moved.bytes;
-            moved.bytes[0] += self.read_client(client, scratch, now)?;
-            moved.bytes[1] += self.read_server(server, scratch, now)?;
+            let read =
+                [self.read_client(client, scratch, now)?, self.read_server(server, scratch, now)?];
             self.act(client, server, now)?;
-            if !held[End::Client as usize] {
-                self.write_client(client, now)?;
-            }
-            if !held[End::Server as usize] {
-                self.write_server(server, now)?;
-            }
+            let to_client = if held[0] { 0 } else { self.write_client(client, now)? };
+            let to_server = if held[1] { 0 } else { self.write_server(server, now)? };
             // What was sent may have ended a direction, or let the other go on.
             self.act(client, server, now)?;
-            if moved.bytes == before {
+            if read == [0, 0] && to_client + to_server == 0 {
                 moved.done = self.sides.iter().all(|side| side.shut);
                 return Ok(moved);
             }
+            moved.bytes[0] += read[0];
+            moved.bytes[1] += read[1];
         }
         moved.more = true;
         Ok(moved)
@@ -155,18 +152,22 @@ impl Through {
         Ok(bytes)
     }
 
-    fn write_client(&mut self, client: &mut Leg, now: Instant) -> io::Result<()> {
+    fn write_client(&mut self, client: &mut Leg, now: Instant) -> io::Result<usize> {
+        let mut written = 0;
         while let Some(count) = self.sides[0].write(client, self.chain.incoming())? {
             self.chain.consumed(now, count);
+            written += count;
         }
-        Ok(())
+        Ok(written)
     }
 
-    fn write_server(&mut self, server: &mut Leg, now: Instant) -> io::Result<()> {
+    fn write_server(&mut self, server: &mut Leg, now: Instant) -> io::Result<usize> {
+        let mut written = 0;
         while let Some(count) = self.sides[1].write(server, self.chain.outgoing(self.bottom))? {
             self.chain.sent(now, self.bottom, count);
+            written += count;
         }
-        Ok(())
+        Ok(written)
     }
 
     /// Does what the chain wants done.

@@ -1,12 +1,13 @@
-//! `viaduct status` and `viaduct top`: what a running gateway sees.
+//! `viaduct status` and `viaduct top`: what a running gateway or proxy sees.
 //!
 //! ```text
-//!   gateway ──status socket, one JSON object──▶ Source ──Status──┬─▶ page: once, for people
+//!   service ──status socket, one JSON object──▶ Source ──Seen────┬─▶ page: once, for people
 //!                                                                ├─▶ --json: as it came
 //!                                                                └─▶ top: each second, with rates
 //! ```
 
 mod page;
+mod proxy_page;
 mod source;
 mod terminal;
 mod top;
@@ -17,19 +18,19 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use page::{Ink, Page};
+use page::Ink;
 use source::Source;
 
-/// Which gateway is meant.
+/// Which gateway or proxy is meant.
 #[derive(Debug, clap::Args)]
 pub struct Which {
     /// Its status socket
     #[arg(long, value_name = "PATH", conflicts_with = "name")]
     pub socket: Option<PathBuf>,
-    /// Its site's name; not needed where only one runs
-    #[arg(long, value_name = "SITE")]
+    /// Its name: a gateway's site, proxy-PORT; not needed where only one runs
+    #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// The directory of its socket, `[site] run_dir` of its config
+    /// The directory of its socket, `run_dir` of its config
     #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR", default_value = "/run/viaduct")]
     pub run_dir: PathBuf,
 }
@@ -37,11 +38,8 @@ pub struct Which {
 /// `viaduct status`.
 pub fn status(which: &Which, json: bool) -> Result<()> {
     let status = Source::find(which)?.read()?;
-    let text = if json {
-        serde_json::to_string_pretty(&status)? + "\n"
-    } else {
-        Page::new(&status, None, ink()).to_string()
-    };
+    let text =
+        if json { serde_json::to_string_pretty(&status)? + "\n" } else { status.page(None, ink()) };
     print(&text)
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
-use viaduct_proto::repair::stats::{LossReport, PeerStats};
+use viaduct_proto::repair::stats::{LATENCY_BOUNDS, LossReport, PeerStats};
 
 use super::words::{bytes, lengths, micros, percent, quantile, thousands};
 use crate::gateway::snapshot::Status;
@@ -16,20 +16,20 @@ const BAR: u64 = 30;
 pub struct Ink(pub bool);
 
 impl Ink {
-    fn paint(self, code: u8, text: impl Display) -> String {
+    pub(super) fn paint(self, code: u8, text: impl Display) -> String {
         if self.0 { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_string() }
     }
 
-    fn bold(self, text: impl Display) -> String {
+    pub(super) fn bold(self, text: impl Display) -> String {
         self.paint(1, text)
     }
 
-    fn green(self, text: impl Display) -> String {
+    pub(super) fn green(self, text: impl Display) -> String {
         self.paint(32, text)
     }
 
     /// Red where `count` is above zero: something that should not be.
-    fn alarm(self, count: u64) -> String {
+    pub(super) fn alarm(self, count: u64) -> String {
         let text = thousands(count);
         if count > 0 { self.paint(31, text) } else { text }
     }
@@ -240,8 +240,8 @@ impl Page<'_> {
         let mean = stats.receiver.latency_sum as f64 / count as f64;
         let what = format!(
             "of recoveries: p50 {}, p99 {}, mean {}",
-            quantile(histogram, 0.50),
-            quantile(histogram, 0.99),
+            quantile(histogram, &LATENCY_BOUNDS, 0.50),
+            quantile(histogram, &LATENCY_BOUNDS, 0.99),
             micros(mean),
         );
         row(f, "latency", what)
@@ -261,7 +261,7 @@ impl Page<'_> {
     }
 }
 
-fn row(f: &mut Formatter<'_>, name: &str, what: impl Display) -> fmt::Result {
+pub(super) fn row(f: &mut Formatter<'_>, name: &str, what: impl Display) -> fmt::Result {
     writeln!(f, "  {name:<9} {what}")
 }
 

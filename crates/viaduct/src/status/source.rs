@@ -7,14 +7,44 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
 
 use super::Which;
+use super::page::{Ink, Page};
+use super::proxy_page::ProxyPage;
 use crate::gateway::snapshot::Status;
+use crate::proxy::snapshot::ProxyStatus;
 
 /// Longer than any gateway takes to answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// More than 4096 peers need.
 const LONGEST_ANSWER: u64 = 64 << 20;
+
+/// What a running service says of itself.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Seen {
+    /// A proxy.
+    Proxy(Box<ProxyStatus>),
+    /// A gateway.
+    Gateway(Box<Status>),
+}
+
+impl Seen {
+    /// For people; with rates, if an earlier one of the same service is given.
+    pub fn page(&self, before: Option<&Seen>, ink: Ink) -> String {
+        match (self, before) {
+            (Seen::Proxy(now), Some(Seen::Proxy(then))) => {
+                ProxyPage::new(now, Some(then), ink).to_string()
+            }
+            (Seen::Proxy(now), _) => ProxyPage::new(now, None, ink).to_string(),
+            (Seen::Gateway(now), Some(Seen::Gateway(then))) => {
+                Page::new(now, Some(then), ink).to_string()
+            }
+            (Seen::Gateway(now), _) => Page::new(now, None, ink).to_string(),
+        }
+    }
+}
 
 /// A status socket.
 #[derive(Debug)]
@@ -41,13 +71,13 @@ impl Source {
         match sockets.as_slice() {
             [one] => Ok(Source(one.clone())),
             [] => bail!(
-                "no gateway answers in {}; is one running, or elsewhere (--run-dir)?",
+                "nobody answers in {}; is a gateway or a proxy running, or elsewhere (--run-dir)?",
                 dir.display()
             ),
             many => {
                 let names: Vec<_> =
                     many.iter().filter_map(|path| path.file_stem()?.to_str()).collect();
-                bail!("several gateways run here; choose one by --name: {}", names.join(", "))
+                bail!("several services run here; choose one by --name: {}", names.join(", "))
             }
         }
     }
@@ -55,25 +85,25 @@ impl Source {
     /// Asks.
     ///
     /// # Errors
-    /// Nobody answers, or no gateway of this version.
-    pub fn read(&self) -> Result<Status> {
+    /// Nobody answers, or none of this version.
+    pub fn read(&self) -> Result<Seen> {
         let path = self.0.display();
         let stream = UnixStream::connect(&self.0).map_err(|e| match e.kind() {
-            ErrorKind::NotFound => anyhow::anyhow!("no gateway answers: there is no {path}"),
-            ErrorKind::ConnectionRefused => anyhow::anyhow!(
-                "no gateway answers at {path}: the one that made it has been killed"
-            ),
-            ErrorKind::PermissionDenied => {
-                anyhow::anyhow!("{path}: only the gateway's user (root) may ask")
+            ErrorKind::NotFound => anyhow::anyhow!("nobody answers: there is no {path}"),
+            ErrorKind::ConnectionRefused => {
+                anyhow::anyhow!("nobody answers at {path}: the one that made it has been killed")
             }
-            _ => anyhow::anyhow!("no gateway answers at {path}: {e}"),
+            ErrorKind::PermissionDenied => {
+                anyhow::anyhow!("{path}: only the service's user (root) may ask")
+            }
+            _ => anyhow::anyhow!("nobody answers at {path}: {e}"),
         })?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let mut text = String::new();
         let read = stream.take(LONGEST_ANSWER).read_to_string(&mut text);
-        read.with_context(|| format!("the gateway at {path} does not answer"))?;
+        read.with_context(|| format!("the service at {path} does not answer"))?;
         serde_json::from_str(&text)
-            .with_context(|| format!("{path}: the answer is not that of this version's gateway"))
+            .with_context(|| format!("{path}: the answer is not that of this version"))
     }
 }
 
@@ -108,7 +138,7 @@ mod tests {
     #[test]
     fn the_only_gateway_that_lives_is_found_and_otherwise_one_line_says_what_to_do() {
         let dir = std::env::temp_dir().join(format!("viaduct-source-{}", std::process::id()));
-        assert!(error(&which(&dir, None)).starts_with("no gateway answers in"));
+        assert!(error(&which(&dir, None)).starts_with("nobody answers in"));
         fs::create_dir_all(&dir).unwrap();
         drop(UnixListener::bind(dir.join("dead.sock")).unwrap());
         assert!(error(&which(&dir, None)).contains("has been killed"));
@@ -119,11 +149,12 @@ mod tests {
         live.accept().unwrap(); // the look whether it lives
         let status = Status { site: "a".to_owned(), ..Status::default() };
         live.accept().unwrap().0.write_all(&serde_json::to_vec(&status).unwrap()).unwrap();
-        assert_eq!(asking.join().unwrap().unwrap().site, "a");
+        let Seen::Gateway(seen) = asking.join().unwrap().unwrap() else { panic!("no gateway") };
+        assert_eq!(seen.site, "a");
 
         let _other = UnixListener::bind(dir.join("b.sock")).unwrap();
         let many = error(&which(&dir, None));
-        assert_eq!(many, "several gateways run here; choose one by --name: a, b");
+        assert_eq!(many, "several services run here; choose one by --name: a, b");
         assert!(error(&which(&dir, Some("c"))).contains("there is no "));
         fs::remove_dir_all(&dir).unwrap();
     }

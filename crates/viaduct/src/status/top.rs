@@ -4,24 +4,23 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::page::{Ink, Page};
-use super::source::Source;
+use super::page::Ink;
+use super::source::{Seen, Source};
 use super::terminal::Terminal;
-use crate::gateway::snapshot::Status;
 
 const EVERY: Duration = Duration::from_secs(1);
 const CTRL_C: u8 = 3;
 const ESCAPE: u8 = 27;
 
-/// Draws until a key ends it. A gateway that is restarted meanwhile is shown again when it
+/// Draws until a key ends it. One that is restarted meanwhile is shown again when it
 /// answers.
 pub fn run(source: &Source, ink: Ink) -> Result<()> {
-    let mut before: Option<Status> = Some(source.read()?);
+    let mut before: Option<Seen> = Some(source.read()?);
     let terminal = Terminal::take()?;
     loop {
         let page = match source.read() {
             Ok(now) => {
-                let page = Page::new(&now, before.as_ref(), ink).to_string();
+                let page = now.page(before.as_ref(), ink);
                 before = Some(now);
                 page
             }

@@ -1,6 +1,6 @@
 //! Numbers as people read them.
 
-use viaduct_proto::repair::stats::{LATENCY_BOUNDS, LATENCY_BUCKETS, LOSS_BUCKETS};
+use viaduct_proto::repair::stats::LOSS_BUCKETS;
 
 /// `1,234,567`.
 pub(super) fn thousands(number: u64) -> String {
@@ -42,15 +42,16 @@ pub(super) fn lengths(bucket: usize) -> String {
     }
 }
 
-/// The latency below which a share `q` of the recoveries lies, taken evenly within its bucket.
-pub(super) fn quantile(histogram: &[u64; LATENCY_BUCKETS], q: f64) -> String {
+/// The time below which a share `q` of all lies, taken evenly within its bucket; `bounds` are the
+/// buckets' upper ones, in microseconds.
+pub(super) fn quantile(histogram: &[u64], bounds: &[u64], q: f64) -> String {
     let wanted = histogram.iter().sum::<u64>() as f64 * q;
     let mut below = 0.0;
     for (bucket, &count) in histogram.iter().enumerate() {
         let here = count as f64;
         if below + here >= wanted && count > 0 {
-            let lower = if bucket == 0 { 0 } else { LATENCY_BOUNDS[bucket - 1] } as f64;
-            return match LATENCY_BOUNDS.get(bucket) {
+            let lower = if bucket == 0 { 0 } else { bounds[bucket - 1] } as f64;
+            return match bounds.get(bucket) {
                 Some(&upper) => micros(lower + (upper as f64 - lower) * (wanted - below) / here),
                 None => format!("over {}", micros(lower)),
             };

@@ -1,0 +1,120 @@
+//! The page that people read of a proxy.
+
+use std::fmt::{self, Display, Formatter};
+use std::time::Duration;
+
+use super::page::{Ink, row};
+use super::words::{bytes, percent, quantile, thousands};
+use crate::proxy::snapshot::ProxyStatus;
+use crate::proxy::stats::CONNECT_BOUNDS;
+
+/// What a proxy says, for people.
+#[derive(Debug)]
+pub struct ProxyPage<'a> {
+    status: &'a ProxyStatus,
+    before: Option<&'a ProxyStatus>,
+    ink: Ink,
+}
+
+impl<'a> ProxyPage<'a> {
+    /// Of `status`; with rates, if an earlier one is given.
+    pub fn new(status: &'a ProxyStatus, before: Option<&'a ProxyStatus>, ink: Ink) -> Self {
+        // A proxy that was restarted counts from zero again.
+        let before = before.filter(|before| before.uptime < status.uptime);
+        ProxyPage { status, before, ink }
+    }
+}
+
+impl Display for ProxyPage<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let status = self.status;
+        let up = humantime::format_duration(Duration::from_secs(status.uptime as u64));
+        let name = self.ink.bold(format!("proxy {}", status.proxy));
+        let listen: Vec<_> = status.listen.iter().map(ToString::to_string).collect();
+        let listen = listen.join(", ");
+        writeln!(f, "{name}  {listen} to {}  up {up}  viaduct {}", status.to, status.version)?;
+        if status.hangs {
+            return writeln!(f, "{}", self.ink.paint(31, "its loop does not answer"));
+        }
+        self.flows(f)?;
+        self.now(f)?;
+        self.early(f)?;
+        self.hops(f)
+    }
+}
+
+impl ProxyPage<'_> {
+    fn flows(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let (status, counters) = (self.status, &self.status.counters);
+        let what = format!(
+            "{} open of {}; {} opened, {} finished, {} reset, {} idle too long",
+            thousands(counters.open),
+            thousands(status.most),
+            thousands(counters.opened),
+            thousands(counters.finished),
+            thousands(counters.reset),
+            thousands(counters.idle),
+        );
+        row(f, "flows", what)?;
+        let [out, back] = counters.bytes;
+        row(f, "bytes", format!("{} out, {} back", bytes(out), bytes(back)))?;
+        let reasons = counters.refused.by_reason();
+        let refused: Vec<_> = reasons
+            .iter()
+            .filter(|(_, count)| *count > 0)
+            .map(|(why, count)| format!("{} {}", thousands(*count), why.replace('_', " ")))
+            .collect();
+        match refused.is_empty() {
+            true => Ok(()),
+            false => row(f, "refused", self.ink.paint(31, refused.join(", "))),
+        }
+    }
+
+    /// What happened since the page before.
+    fn now(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Some(before) = self.before else { return Ok(()) };
+        let seconds = self.status.uptime - before.uptime;
+        let (new, old) = (&self.status.counters, &before.counters);
+        let rate = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds;
+        let what = format!(
+            "{} flows/s; {:.1} Mb/s out, {:.1} Mb/s back",
+            thousands(rate(new.opened, old.opened) as u64),
+            rate(new.bytes[0], old.bytes[0]) * 8.0 / 1e6,
+            rate(new.bytes[1], old.bytes[1]) * 8.0 / 1e6,
+        );
+        row(f, "now", self.ink.bold(what))
+    }
+
+    fn early(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let (early, waiting) = (&self.status.counters.early, self.status.counters.waiting);
+        if early.started + early.bounded == 0 {
+            return Ok(());
+        }
+        let what = format!(
+            "{} begun by a SYN, {} of them matched ({}), {} expired, {} waiting; {} were too many",
+            thousands(early.started),
+            thousands(early.matched),
+            percent(early.matched, early.started),
+            thousands(early.expired),
+            thousands(waiting),
+            self.ink.alarm(early.bounded),
+        );
+        row(f, "early", what)
+    }
+
+    fn hops(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        for hop in &self.status.counters.hops {
+            let time = |q| quantile(&hop.connected, &CONNECT_BOUNDS, q);
+            let what = format!(
+                "{}: {} connected within {} (half), {} (99 %); {} failed",
+                hop.name(),
+                thousands(hop.connected.iter().sum()),
+                time(0.5),
+                time(0.99),
+                self.ink.alarm(hop.failed),
+            );
+            row(f, "onwards", what)?;
+        }
+        Ok(())
+    }
+}

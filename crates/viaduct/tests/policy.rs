@@ -1,0 +1,143 @@
+//! A proxy with a config: what its policies do to flows, and that reading it again cuts none.
+#![allow(clippy::unwrap_used)] // a test may panic
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use viaduct_lab::binary::use_binary;
+use viaduct_lab::proxies::Proxy;
+use viaduct_lab::topology::{Chain, Journal};
+use viaduct_proto::link::LinkConfig;
+use viaduct_proto::rng::Rng;
+
+const HEAD: &str = "listen = '[::]:7000'\nintercept = ['0.0.0.0/0', '::/0']\n";
+
+struct World {
+    proxy: Proxy,
+    chain: Chain,
+}
+
+impl World {
+    fn new(lines: &str) -> World {
+        use_binary(env!("CARGO_BIN_EXE_viaduct"));
+        let link: LinkConfig = "delay=1ms".parse().unwrap();
+        let chain = Chain::build(&[link.clone(), link], 1, &Journal::new()).unwrap();
+        let proxy = Proxy::configured(&chain.hops()[0], &format!("{HEAD}{lines}")).unwrap();
+        World { proxy, chain }
+    }
+
+    fn addresses(&self) -> Vec<IpAddr> {
+        self.chain.server().addresses().collect()
+    }
+
+    /// A flow to `port`: the client's end, and the server's unless it is refused.
+    fn flow(&self, ip: IpAddr, port: u16) -> (TcpStream, Option<TcpStream>) {
+        let at = SocketAddr::new(ip, port);
+        let listen = || TcpListener::bind(at).unwrap();
+        let listener = self.chain.server().netns().enter(listen).unwrap();
+        let connect = || TcpStream::connect_timeout(&at, Duration::from_secs(5)).unwrap();
+        let client = self.chain.client().netns().enter(connect).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let deadline = Instant::now() + Duration::from_millis(500);
+        while Instant::now() < deadline {
+            if let Ok((server, _)) = listener.accept() {
+                server.set_nonblocking(false).unwrap();
+                return (client, Some(server));
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        (client, None)
+    }
+
+    fn counters(&self) -> Value {
+        let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+        status.args(["status", "--json", "--run-dir"]).arg(self.proxy.directory());
+        let output = status.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()["counters"].clone()
+    }
+
+    /// Waits until the log says `what`.
+    fn wait_for(&self, what: &str) {
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !self.proxy.log().contains(what) {
+            assert!(Instant::now() < deadline, "{what:?} is not in {}", self.proxy.log());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+fn random(bytes: usize) -> Vec<u8> {
+    let mut data = vec![0; bytes];
+    Rng::from_seed(7).fill(&mut data);
+    data
+}
+
+/// Sends `bytes` one way to their end, and what came of them back.
+fn there_and_back((mut client, server): (TcpStream, Option<TcpStream>), bytes: &[u8]) -> Duration {
+    let began = Instant::now();
+    let mut server = server.unwrap();
+    let echo = thread::spawn(move || {
+        let mut got = Vec::new();
+        server.read_to_end(&mut got).unwrap();
+        server.write_all(&got).unwrap();
+    });
+    client.write_all(bytes).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    let mut back = Vec::new();
+    client.read_to_end(&mut back).unwrap();
+    echo.join().unwrap();
+    assert!(back == bytes, "{} of {} bytes came back", back.len(), bytes.len());
+    began.elapsed()
+}
+
+#[test]
+fn policies_pass_deny_and_slow_flows_and_have_them_pass_handlers() {
+    let world = World::new(
+        "[[policy]]\nports = ['9001']\naction = 'deny'\n\
+         [[policy]]\nports = ['9002']\nhandlers = ['count', 'latency:delay=50ms', 'count']\n\
+         [[policy]]\nports = ['9003']\nrate = '8M'\n\
+         [[policy]]\nports = ['9004']\nhandlers = ['shape:rate=8M']\n",
+    );
+    for ip in world.addresses() {
+        let (mut client, server) = world.flow(ip, 9001);
+        assert!(server.is_none() && client.read(&mut [0; 10]).is_err(), "denied");
+        for bytes in [0, 1, 5_000_000] {
+            there_and_back(world.flow(ip, 9000), &random(bytes));
+            let took = there_and_back(world.flow(ip, 9002), &random(bytes));
+            assert!(took >= Duration::from_millis(100), "{bytes} bytes took {took:?}");
+        }
+        for port in [9003, 9004] {
+            // A second's worth each way, less what leaves at once.
+            let took = there_and_back(world.flow(ip, port), &random(1_000_000));
+            let expected = Duration::from_millis(1_400)..Duration::from_secs(4);
+            assert!(expected.contains(&took), "{port}: {took:?}");
+        }
+    }
+    let counters = world.counters();
+    assert_eq!(counters["refused"]["denied"], 2, "{counters}");
+    assert_eq!((&counters["opened"], &counters["finished"]), (&16.into(), &16.into()));
+    assert_eq!(counters["bytes"][0], counters["bytes"][1], "all of it came back");
+    assert_eq!(counters["bytes"][0], 2 * (2 * 5_000_001 + 2 * 1_000_000));
+}
+
+#[test]
+fn a_config_is_read_again_whole_or_not_at_all_and_no_flow_is_cut() {
+    let world = World::new("");
+    let ip = world.addresses()[0];
+    let open = world.flow(ip, 9000);
+    world.proxy.reload(&format!("{HEAD}[[policy]]\nports = ['9000']\naction = 'den'\n")).unwrap();
+    world.wait_for("nothing has changed");
+    assert!(world.flow(ip, 9000).1.is_some(), "as before");
+    world.proxy.reload("listen = '[::]:7001'\nintercept = ['0.0.0.0/0', '::/0']\n").unwrap();
+    world.wait_for("listen: has changed; that needs a restart");
+    world.proxy.reload(&format!("{HEAD}[[policy]]\nports = ['9000']\naction = 'deny'\n")).unwrap();
+    world.wait_for("the config was read again");
+    assert!(world.flow(ip, 9000).1.is_none(), "denied now");
+    there_and_back(open, &random(100_000));
+}
