@@ -21,6 +21,9 @@ use crate::tool;
 /// Marks and routing tables of ours: this, and the port.
 const BASE: u32 = 0x7664_0000;
 
+/// An address and a prefix's length.
+type Prefix = (IpAddr, u8);
+
 /// What to intercept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Intercept {
@@ -28,10 +31,19 @@ pub struct Intercept {
     pub instance: String,
     /// The port that the proxy listens on.
     pub to_port: u16,
-    /// Where connections that are intercepted go.
-    pub destinations: Vec<(IpAddr, u8)>,
+    /// Which connections are intercepted.
+    pub ways: Vec<Way>,
     /// Their destination ports; none means all.
     pub ports: Vec<u16>,
+}
+
+/// Connections from some addresses to others.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Way {
+    /// Where they come from; none means anywhere.
+    pub from: Vec<(IpAddr, u8)>,
+    /// Where they go.
+    pub to: Vec<(IpAddr, u8)>,
 }
 
 impl Intercept {
@@ -90,7 +102,6 @@ impl Intercept {
             // Writing to a string cannot fail.
             let _ = writeln!(script, "{text}");
         };
-        let (v4, v6): (Vec<_>, Vec<_>) = self.destinations.iter().partition(|(ip, _)| ip.is_ipv4());
         let ports: Vec<_> = self.ports.iter().map(u16::to_string).collect();
         let ports = match ports.is_empty() {
             true => String::new(),
@@ -98,15 +109,32 @@ impl Intercept {
         };
         let mark = self.mark();
         line(&format!("table inet viaduct_{} {{", self.instance));
-        line(&set("to4", "ipv4_addr", &v4));
-        line(&set("to6", "ipv6_addr", &v6));
+        let mut rules = Vec::new();
+        for (n, way) in self.ways.iter().enumerate() {
+            for (family, kind, v4) in [("ip", "ipv4_addr", true), ("ip6", "ipv6_addr", false)] {
+                let of = |all: &[Prefix]| -> Vec<Prefix> {
+                    all.iter().filter(|(ip, _)| ip.is_ipv4() == v4).copied().collect()
+                };
+                let (from, to) = (of(&way.from), of(&way.to));
+                // Prefixes of the other family alone let none of this one through.
+                if to.is_empty() || from.is_empty() && !way.from.is_empty() {
+                    continue;
+                }
+                line(&set(&format!("{family}_to{n}"), kind, &to));
+                let mut matches = format!("{family} daddr @{family}_to{n} ");
+                if !from.is_empty() {
+                    line(&set(&format!("{family}_from{n}"), kind, &from));
+                    matches += &format!("{family} saddr @{family}_from{n} ");
+                }
+                rules.push((family, matches));
+            }
+        }
         line("chain prerouting {\ntype filter hook prerouting priority mangle; policy accept;");
         // Packets of connections that are ours already, with whatever address.
         line(&format!("meta l4proto tcp socket transparent 1 meta mark set {mark} accept"));
-        for (family, set) in [("ip", "to4"), ("ip6", "to6")] {
+        for (family, matches) in rules {
             line(&format!(
-                "{family} daddr @{set} meta l4proto tcp {ports}tproxy {family} to :{} \
-                 meta mark set {mark} accept",
+                "{matches}meta l4proto tcp {ports}tproxy {family} to :{} meta mark set {mark} accept",
                 self.to_port
             ));
         }

@@ -71,6 +71,36 @@ pub fn pace(stream: impl AsFd, bytes: u64) -> io::Result<()> {
     os::setsockopt(stream.as_fd(), libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, &bytes)
 }
 
+/// How a connection across a long link is set up.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LongHaul {
+    /// The congestion control, by the kernel's name; its default if `None`.
+    pub congestion_control: Option<String>,
+    /// Bytes that may wait to be sent or acknowledged; the kernel's choice if `None`. As root it may
+    /// be beyond `net.core.wmem_max`.
+    pub buffer: Option<usize>,
+}
+
+impl LongHaul {
+    /// Sets up `stream`.
+    ///
+    /// # Errors
+    /// The kernel has no such congestion control.
+    pub fn apply(&self, stream: impl AsFd) -> io::Result<()> {
+        let socket = stream.as_fd();
+        if let Some(name) = &self.congestion_control {
+            sockopt::set_tcp_congestion(socket, name)?;
+        }
+        if let Some(bytes) = self.buffer {
+            // The kernel doubles it for its own bookkeeping.
+            let half = libc::c_int::try_from(bytes / 2).unwrap_or(libc::c_int::MAX);
+            let forced = os::setsockopt(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &half);
+            forced.or_else(|_| os::setsockopt(socket, libc::SOL_SOCKET, libc::SO_SNDBUF, &half))?;
+        }
+        Ok(())
+    }
+}
+
 /// Probes a connection on which nothing is said.
 ///
 /// # Errors

@@ -10,7 +10,7 @@ use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::syn::Syn;
 use viaduct_proto::time::Instant;
 use viaduct_sys::syn::SNAP;
-use viaduct_sys::tcp::{self, TcpOptions};
+use viaduct_sys::tcp::{self, LongHaul, TcpOptions};
 
 use super::flow::{Begun, End, Flow, Middle};
 use super::flows::Flows;
@@ -59,6 +59,7 @@ impl Worker {
             self.stats.accepted += 1;
             // Each end has put its bytes together as it wants them sent.
             let _ = client.set_nodelay(true);
+            set_up(&client, self.policies.far.haul(peer.ip()));
             if let Target::Asked(terms) = &self.target {
                 let terms = terms.clone();
                 self.welcome(client, canonical(peer), &terms, now);
@@ -132,7 +133,7 @@ pub(super) fn open(
     limits: &Limits,
     now: Instant,
 ) -> io::Result<Begun> {
-    let Route { to, from, first, via, handlers, rate } = route;
+    let Route { to, from, first, via, handlers, rate, haul } = route;
     let (to, middle) = match handlers {
         None => (to, Middle::Relay(Relay::default())),
         Some(handlers) => match Through::new(handlers, limits.chain_buffer, to.into(), now) {
@@ -140,8 +141,16 @@ pub(super) fn open(
             _ => return Err(io::Error::other("the handlers lead to no address")),
         },
     };
-    let server = Leg::Tcp(TcpStream::from_std(tcp::connect(to, from, options)?));
-    Ok(Begun { server, middle, first, via, rate })
+    let server = TcpStream::from_std(tcp::connect(to, from, options)?);
+    set_up(&server, haul.as_ref());
+    Ok(Begun { server: Leg::Tcp(server), middle, first, via, rate })
+}
+
+/// Sets up a connection that crosses a long link.
+fn set_up(stream: &TcpStream, haul: Option<&LongHaul>) {
+    if let Some(Err(error)) = haul.map(|haul| haul.apply(stream)) {
+        warn!("set up a connection across the long link: {error}");
+    }
 }
 
 /// A socket for both families shows IPv4 addresses as mapped ones.

@@ -96,8 +96,7 @@ impl Worker {
             return self.refuse(key, Failure::Denied);
         }
         let source = self.flows.at(key).source();
-        let plan = self.policies.plan(source.ip(), to);
-        let Some(route) = Route::by(plan, source, to, None) else {
+        let Some(route) = Route::by(&self.policies, source, to, None) else {
             debug!("a policy denies {source} to go to {to}");
             return self.refuse(key, Failure::Denied);
         };

@@ -40,7 +40,7 @@ struct File {
 }
 
 /// A policy, as it is written.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyTable {
     #[serde(default)]
@@ -89,7 +89,10 @@ pub fn read(path: &Path) -> Result<(ProxyArgs, Vec<PolicyTable>), String> {
 }
 
 /// Reads a table as if it stood on the command line.
-fn options(table: &Table) -> Result<ProxyArgs, String> {
+///
+/// # Errors
+/// One line that says what is wrong, and what would be right.
+pub fn options(table: &Table) -> Result<ProxyArgs, String> {
     let mut words = vec!["[proxy]".to_owned()];
     for (key, value) in table {
         if matches!(&key[..], "config" | "check") {

@@ -84,6 +84,17 @@ pub struct ProxyArgs {
     /// Flows at once, at most
     #[arg(long, value_name = "N", default_value_t = 9_000)]
     pub(super) flows: usize,
+    /// Addresses across a long link: connections to and from them are set up for it; all are, if none
+    /// is named
+    #[arg(long, value_name = "PREFIX,...", value_delimiter = ',')]
+    pub(super) far: Vec<IpNet>,
+    /// Of those connections, the congestion control, by the kernel's name
+    #[arg(long, value_name = "NAME")]
+    pub(super) congestion_control: Option<String>,
+    /// Of those connections, the bytes that may wait to be sent or acknowledged: what a host has got
+    /// rid of, and the other end does not have yet
+    #[arg(long, value_name = "BYTES")]
+    pub(super) far_buffer: Option<usize>,
     /// Bytes of each socket's send buffer; the kernel's choice if not given
     #[arg(long, value_name = "BYTES")]
     pub(super) send_buffer: Option<usize>,

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
+use viaduct_sys::tcp::LongHaul;
 
 use super::through::Factories;
 
@@ -35,6 +36,23 @@ pub struct Policy {
     pub plan: Plan,
 }
 
+/// Which connections cross a long link, and how they are set up.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Far {
+    /// The addresses across it; none means all.
+    pub prefixes: Vec<IpNet>,
+    /// How.
+    pub haul: LongHaul,
+}
+
+impl Far {
+    /// How a connection to or from `peer` is set up, if it crosses the link.
+    pub fn haul(&self, peer: IpAddr) -> Option<&LongHaul> {
+        let crosses = self.prefixes.is_empty() || holds(&self.prefixes, peer);
+        (crosses && self.haul != LongHaul::default()).then_some(&self.haul)
+    }
+}
+
 /// All policies, in order, and what becomes of flows that none fits.
 #[derive(Clone, Debug, Default)]
 pub struct Policies {
@@ -42,6 +60,8 @@ pub struct Policies {
     pub list: Vec<Policy>,
     /// For the others.
     pub otherwise: Plan,
+    /// How connections across a long link are set up.
+    pub far: Far,
 }
 
 impl Policies {
@@ -111,6 +131,7 @@ mod tests {
                 deny(Policy { from: vec!["10.1.7.0/24".parse().unwrap()], ..Policy::default() }),
             ],
             otherwise: Plan { rate: Some(9), ..Plan::default() },
+            far: Far::default(),
         };
         let plan = |client: &str, to: &str| {
             let plan = policies.plan(client.parse().unwrap(), to.parse().unwrap());

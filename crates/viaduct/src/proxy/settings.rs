@@ -1,7 +1,7 @@
 //! What was said, on the command line or in a file, made into what a proxy needs. All of it is
 //! checked before anything is touched.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::{fmt, fs};
 
@@ -10,12 +10,12 @@ use ipnet::IpNet;
 use viaduct_proto::flow::Registry;
 use viaduct_proto::split::preface::{Languages, Secret};
 use viaduct_proto::split::socks::Credentials;
-use viaduct_sys::intercept::Intercept;
-use viaduct_sys::tcp::TcpOptions;
+use viaduct_sys::intercept::{Intercept, Way};
+use viaduct_sys::tcp::{LongHaul, TcpOptions};
 
 use super::file::{self, PolicyTable};
 use super::options::{Forwarding, Language, ProxyArgs, ProxyOptions};
-use super::policy::{Plan, Policies};
+use super::policy::{Far, Plan, Policies};
 use super::target::{Target, Terms};
 use super::worker::Limits;
 
@@ -56,6 +56,18 @@ impl Settings {
         made.with_context(|| path.display().to_string())
     }
 
+    /// What a table of options and tables of policies say.
+    ///
+    /// # Errors
+    /// As [`Settings::load`].
+    pub fn of_tables(
+        options: &toml::Table,
+        policies: &[PolicyTable],
+        registry: &Registry,
+    ) -> Result<Settings> {
+        Self::of(&file::options(options).map_err(|what| anyhow!(what))?, policies, registry)
+    }
+
     fn of(args: &ProxyArgs, tables: &[PolicyTable], registry: &Registry) -> Result<Settings> {
         let port = args.listen.first().map_or(0, SocketAddr::port);
         let name = args.name.clone().unwrap_or_else(|| format!("proxy-{port}"));
@@ -84,7 +96,7 @@ impl Settings {
             name,
             listen: args.listen.clone(),
             target,
-            policies: Policies { list, otherwise },
+            policies: Policies { list, otherwise, far: far(args)? },
             limits: limits(args),
             intercept: intercept(args, port),
             run_dir: args.run_dir.clone(),
@@ -165,6 +177,28 @@ fn secret(file: &Path) -> Result<Secret> {
     Ok(Secret(Some(Credentials { name, password })))
 }
 
+fn far(args: &ProxyArgs) -> Result<Far> {
+    let haul =
+        LongHaul { congestion_control: args.congestion_control.clone(), buffer: args.far_buffer };
+    if let Some(name) = &haul.congestion_control {
+        check_congestion_control(name)?;
+    }
+    Ok(Far { prefixes: args.far.clone(), haul })
+}
+
+/// A name that the kernel knows, or can load.
+fn check_congestion_control(name: &str) -> Result<()> {
+    let (probe, haul) = (
+        TcpListener::bind("127.0.0.1:0").context("congestion-control: try it")?,
+        LongHaul { congestion_control: Some(name.to_owned()), buffer: None },
+    );
+    haul.apply(&probe).map_err(|_| {
+        let known = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
+        let known = known.unwrap_or_default();
+        anyhow!("congestion-control: {name:?} is unknown here; there are {}", known.trim_end())
+    })
+}
+
 fn limits(args: &ProxyArgs) -> Limits {
     Limits {
         flows: args.flows,
@@ -181,7 +215,7 @@ fn intercept(args: &ProxyArgs, port: u16) -> Option<Intercept> {
     (!args.intercept.is_empty()).then(|| Intercept {
         instance: format!("proxy_{port}"),
         to_port: port,
-        destinations: args.intercept.iter().map(pair).collect(),
+        ways: vec![Way { from: Vec::new(), to: args.intercept.iter().map(pair).collect() }],
         ports: args.ports.clone(),
     })
 }

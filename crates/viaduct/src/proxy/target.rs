@@ -8,8 +8,9 @@ use viaduct_proto::flow::Failure;
 use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::preface::{Languages, Secret};
 use viaduct_proto::split::proxy;
+use viaduct_sys::tcp::LongHaul;
 
-use super::policy::{Plan, Policies, holds};
+use super::policy::{Policies, holds};
 use super::through::Factories;
 
 /// Where flows go.
@@ -54,6 +55,8 @@ pub struct Route {
     pub handlers: Option<Factories>,
     /// Bits a second that the kernel lets pass each way, if there is a limit.
     pub rate: Option<u64>,
+    /// How its connection is set up for a long link, if it crosses it.
+    pub haul: Option<LongHaul>,
 }
 
 impl Target {
@@ -89,29 +92,31 @@ impl Target {
             Target::Meant { keep_client } => (tuple.to, keep_client.then_some(tuple.client)),
             Target::Asked(_) => (tuple.to, None),
         };
-        Route::by(policies.plan(tuple.client.ip(), to), tuple.client, to, from)
+        Route::by(policies, tuple.client, to, from)
     }
 }
 
 impl Route {
-    /// The way of `client` to `to`; by a hop, which is told both, if the plan has one. `None` if it
-    /// may not.
+    /// The way of `client` to `to`, with the address `from` if that is given; by a hop, which is told
+    /// both, if a policy wants it. `None` if it may not.
     pub fn by(
-        plan: &Plan,
+        policies: &Policies,
         client: SocketAddr,
         to: SocketAddr,
         from: Option<SocketAddr>,
     ) -> Option<Route> {
+        let plan = policies.plan(client.ip(), to);
         if plan.deny {
             return None;
         }
-        let (handlers, rate) = (plan.handlers.clone(), plan.rate);
-        Some(match plan.next {
-            None => Route { to, from, first: Vec::new(), via: None, handlers, rate },
+        let (via, handlers, rate) = (plan.next, plan.handlers.clone(), plan.rate);
+        let haul = policies.far.haul(via.unwrap_or(to).ip()).cloned();
+        Some(match via {
+            None => Route { to, from, first: Vec::new(), via, handlers, rate, haul },
             Some(hop) => {
                 let addresses = proxy::Addresses { source: client, destination: to };
                 let first = proxy::emit(&addresses);
-                Route { to: hop, from: None, first, via: Some(hop), handlers, rate }
+                Route { to: hop, from: None, first, via, handlers, rate, haul }
             }
         })
     }
