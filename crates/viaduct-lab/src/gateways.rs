@@ -28,6 +28,8 @@ pub struct GatewaySpec {
     pub host_mtu: Option<u32>,
     /// Further lines of the `[site]` table.
     pub site: String,
+    /// Further lines of the `[[peer]]` table, such as `mode = "split"`.
+    pub peer: String,
     /// Further tables of the file; `{own}` becomes the site's number, 1 or 2.
     pub tables: String,
 }
@@ -41,6 +43,11 @@ impl GatewaySpec {
     /// Layers (r, c = I.len()) with interleaves I, as the paper writes them.
     pub fn layered(r: u8, interleaves: &[u16], delay_xors: bool) -> Self {
         Self::fec(&format!("r = {r}\ninterleave = {interleaves:?}\ndelay_xors = {delay_xors}\n"))
+    }
+
+    /// With TCP connections split at both gateways.
+    pub fn split(self) -> Self {
+        GatewaySpec { peer: "mode = \"split\"\n".to_owned(), ..self }
     }
 
     /// For hosts whose MTU is `mtu`.
@@ -243,7 +250,7 @@ fn site_toml(
     spec: &GatewaySpec,
     (own, letter): (u8, char),
     (other, other_letter): (u8, char),
-    peer: &SecretKey,
+    their: &SecretKey,
 ) -> String {
     let host_mtu = spec.host_mtu.map_or(String::new(), |mtu| format!("host_mtu = {mtu}\n"));
     format!(
@@ -258,16 +265,18 @@ run_dir = "{run_dir}"
 {tables}
 [[peer]]
 name = "site-{other_letter}"
-key = "{key}"
+key = "{their_key}"
 endpoint = "192.0.2.{other}:7400"
 prefixes = ["10.{other}.0.0/16", "fd00:{other}::/48"]
+{peer}
 [peer.fec]
 {fec}
 "#,
         run_dir = dir.display(),
         site = spec.site,
         tables = spec.tables.replace("{own}", &own.to_string()),
-        key = peer.public(),
+        their_key = their.public(),
+        peer = spec.peer,
         fec = spec.fec,
     )
 }

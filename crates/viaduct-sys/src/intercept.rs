@@ -7,6 +7,10 @@
 //!   listener on port 7000, whose accepted socket is 10.2.0.9:80 ◀── local ── table ◀──┘
 //! ```
 //!
+//! Only connections whose SYN was seen are handed over: those that were there before pass on as they
+//! did. Their SYNs are remembered for some seconds ([`REMEMBERED`]), because a handshake that the
+//! kernel does without memory (SYN cookies, in a flood) shows no socket until it is done.
+//!
 //! Where nobody listens on the port any more the kernel finds no socket and forwards the packets as
 //! if the rule were not there: new connections pass a dead proxy by.
 
@@ -18,11 +22,20 @@ use serde::{Deserialize, Serialize};
 use crate::nft::{NftError, check_instance, deletion, set};
 use crate::tool;
 
+/// Families as nft names them, their addresses, and whether it is IPv4.
+const FAMILIES: [(&str, &str, bool); 2] = [("ip", "ipv4_addr", true), ("ip6", "ipv6_addr", false)];
+/// A SYN that begins a connection.
+const SYN: &str = "tcp flags & (fin | syn | rst | ack) == syn";
 /// Marks and routing tables of ours: this, and the port.
 const BASE: u32 = 0x7664_0000;
 
 /// An address and a prefix's length.
 type Prefix = (IpAddr, u8);
+
+/// How long a SYN is remembered: longer than a handshake takes.
+const REMEMBERED: &str = "5s";
+/// SYNs that are remembered, at most.
+const MOST_REMEMBERED: usize = 65_536;
 
 /// What to intercept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,11 +73,14 @@ impl Intercept {
     /// # Errors
     /// `nft` or `ip` refuses.
     pub fn apply(&self) -> Result<(), NftError> {
-        self.undo()?;
+        self.check()?;
         for family in ["-4", "-6"] {
             let (mark, table) = (self.mark(), self.table());
             let any = if family == "-4" { "0.0.0.0/0" } else { "::/0" };
-            ip(&[family, "rule", "add", "fwmark", &mark, "lookup", &table, "priority", "118"])?;
+            // What is there already stays: flows may depend on it.
+            if ip(&[family, "rule", "list", "fwmark", &mark])?.trim().is_empty() {
+                ip(&[family, "rule", "add", "fwmark", &mark, "lookup", &table, "priority", "118"])?;
+            }
             ip(&[family, "route", "replace", "local", any, "dev", "lo", "table", &table])?;
         }
         // Last: what it marks finds its way already.
@@ -109,9 +125,15 @@ impl Intercept {
         };
         let mark = self.mark();
         line(&format!("table inet viaduct_{} {{", self.instance));
+        for (family, kind, _) in FAMILIES {
+            line(&format!(
+                "set {family}_begun {{ type {kind} . inet_service; flags dynamic,timeout; \
+                 size {MOST_REMEMBERED}; timeout {REMEMBERED}; }}"
+            ));
+        }
         let mut rules = Vec::new();
         for (n, way) in self.ways.iter().enumerate() {
-            for (family, kind, v4) in [("ip", "ipv4_addr", true), ("ip6", "ipv6_addr", false)] {
+            for (family, kind, v4) in FAMILIES {
                 let of = |all: &[Prefix]| -> Vec<Prefix> {
                     all.iter().filter(|(ip, _)| ip.is_ipv4() == v4).copied().collect()
                 };
@@ -126,23 +148,25 @@ impl Intercept {
                     line(&set(&format!("{family}_from{n}"), kind, &from));
                     matches += &format!("{family} saddr @{family}_from{n} ");
                 }
-                rules.push((family, matches));
+                rules.push((family, matches + &ports));
             }
         }
         line("chain prerouting {\ntype filter hook prerouting priority mangle; policy accept;");
         // Packets of connections that are ours already, with whatever address.
         line(&format!("meta l4proto tcp socket transparent 1 meta mark set {mark} accept"));
         for (family, matches) in rules {
-            line(&format!(
-                "{matches}meta l4proto tcp {ports}tproxy {family} to :{} meta mark set {mark} accept",
-                self.to_port
-            ));
+            let tuple = format!("{family} saddr . tcp sport");
+            // By itself: where no more can be remembered, a SYN is handed over all the same.
+            line(&format!("{matches}{SYN} add @{family}_begun {{ {tuple} }}"));
+            let over = format!("tproxy {family} to :{} meta mark set {mark} accept", self.to_port);
+            line(&format!("{matches}{SYN} {over}"));
+            line(&format!("{matches}{tuple} @{family}_begun {over}"));
         }
         line("}\n}");
         script
     }
 }
 
-fn ip(arguments: &[&str]) -> Result<(), NftError> {
-    Ok(tool::run("ip", arguments, "").map(drop)?)
+fn ip(arguments: &[&str]) -> Result<String, NftError> {
+    Ok(tool::run("ip", arguments, "")?)
 }

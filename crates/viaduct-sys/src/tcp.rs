@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
-use crate::os;
+use crate::{filter, os};
 
 /// How a socket is set up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +31,14 @@ pub fn listen(address: SocketAddr, backlog: u32, options: TcpOptions) -> io::Res
     rustix::net::bind(&socket, &address)?;
     rustix::net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
     Ok(socket.into())
+}
+
+/// Has a listener take no new connections; those whose handshake has begun still come about.
+///
+/// # Errors
+/// It is no TCP socket.
+pub fn take_no_more(listener: impl AsFd) -> io::Result<()> {
+    filter::attach(listener.as_fd(), &filter::no_syns())
 }
 
 /// Begins to connect to `to`, from the address `from` if it is given. The answer comes when the

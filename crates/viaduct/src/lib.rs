@@ -98,10 +98,10 @@ pub fn main(registry: Registry) -> ExitCode {
 
 fn run(command: Command, registry: Registry) -> Result<ExitCode> {
     match command {
-        Command::Gateway { config, check: true, .. } => gateway::check(&config)?,
+        Command::Gateway { config, check: true, .. } => gateway::check(&config, &registry)?,
         Command::Gateway { config, log_json, .. } => {
             log(log_json);
-            gateway::run(&config)?;
+            gateway::run(&config, registry)?;
         }
         Command::Proxy { options, .. } if options.check => proxy::check(&options, &registry)?,
         Command::Proxy { options, log_json } => {

@@ -36,7 +36,7 @@ use libc::{
 use crate::os;
 use asm::{Asm, Label, Test};
 use prefix::PrefixSet;
-pub use syn::SynFilter;
+pub use syn::{SynFilter, no_syns};
 
 /// Instructions that the kernel takes at most.
 pub const MAX_INSNS: usize = 4096;

@@ -70,3 +70,17 @@ fn is_syn(asm: &mut Asm, no: Label) {
     asm.and(SYN_ACK_RST_FIN);
     asm.jump_unless(Test::Equal(SYN), no);
 }
+
+/// The program that lets everything through to a TCP socket but SYNs: a listener that has it takes
+/// no new connections, and those whose handshake has begun still come about. On a TCP socket packets
+/// begin at TCP's header.
+pub fn no_syns() -> Vec<BpfInsn> {
+    let mut asm = Asm::default();
+    let other = asm.label();
+    asm.load_half(FLAGS);
+    is_syn(&mut asm, other);
+    asm.keep(0);
+    asm.place(other);
+    asm.keep(u32::MAX);
+    asm.finish()
+}

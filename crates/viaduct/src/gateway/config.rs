@@ -15,6 +15,7 @@ use ipnet::IpNet;
 use viaduct_proto::fec::Code;
 use viaduct_proto::repair::{PublicKey, SecretKey};
 
+use crate::proxy::file::PolicyTable;
 use crate::text;
 use file::File;
 
@@ -44,6 +45,10 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// Where the site's hosts ask the packet cache.
     pub cache: Option<SocketAddr>,
+    /// What is said of split mode: options of the proxy.
+    pub split: toml::Table,
+    /// Which flows of split mode may pass, and how.
+    pub policies: Vec<PolicyTable>,
     /// The peer sites.
     pub peers: Vec<Peer>,
     /// What is odd but allowed, one line each.
@@ -61,6 +66,8 @@ pub struct Peer {
     pub endpoint: Option<SocketAddr>,
     /// Its addresses.
     pub prefixes: Vec<IpNet>,
+    /// Whether TCP connections to and from it are split.
+    pub split: bool,
     /// How what leaves for it is encoded.
     pub code: Option<Code>,
     /// Idle time after which unfilled bins fire.

@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
@@ -15,6 +14,7 @@ use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 use viaduct_sys::poll::Waker;
 
+use super::Source;
 use super::config::Config;
 use super::desk::{Desk, SharedStats};
 use super::families;
@@ -26,9 +26,13 @@ use super::watch::Watch;
 use super::worker::Command;
 use crate::metrics::Metrics;
 use crate::notify::{Phase, notify};
+use crate::proxy::handle::Beside;
 
 /// How often the log hears of what has changed.
 const SECOND: Duration = Duration::from_secs(1);
+
+/// How often it is looked whether the last flow of split mode has ended.
+const DRAINED: Duration = Duration::from_millis(50);
 
 /// How long a client of the status socket may take to read.
 const READ_WITHIN: Duration = Duration::from_secs(5);
@@ -55,9 +59,11 @@ impl ToWorker {
 
 /// Everything but packets.
 pub struct Control {
-    path: PathBuf,
+    source: Source,
     site: Site,
     worker: ToWorker,
+    /// The proxy of split mode.
+    flows: Option<Beside>,
     published: Arc<Published>,
     started: Instant,
     cache: SharedStats,
@@ -74,11 +80,12 @@ struct Doors {
 }
 
 impl Control {
-    /// Of the gateway whose config is at `path`.
+    /// Of the gateway whose config is that of `source`.
     pub fn new(
-        path: PathBuf,
+        source: Source,
         site: Site,
         worker: ToWorker,
+        flows: Option<Beside>,
         published: Arc<Published>,
     ) -> Result<Self> {
         Ok(Control {
@@ -87,9 +94,10 @@ impl Control {
             metrics: Metrics::default(),
             started: Instant::now(),
             doors: Doors::default(),
-            path,
+            source,
             site,
             worker,
+            flows,
             published,
         })
     }
@@ -114,28 +122,49 @@ impl Control {
         notify(Phase::Ready);
         let (mut watch, mut second) = (Watch::default(), tokio::time::interval(SECOND));
         tokio::pin!(gone);
-        loop {
+        let mut draining = false;
+        while !self.is_drained(draining) {
             tokio::select! {
                 _ = second.tick() => {
                     watch.look(&self.site.config, &self.published.get());
                     self.follow(system).await;
                 }
-                _ = terminate.recv() => break,
-                _ = interrupt.recv() => break,
+                _ = terminate.recv() => if self.drain(&mut draining) { break },
+                _ = interrupt.recv() => if self.drain(&mut draining) { break },
+                _ = tokio::time::sleep(DRAINED), if draining => {}
                 _ = &mut gone => bail!("the packet thread has ended; traffic goes on unprotected"),
                 _ = hangup.recv() => self.reload_and_tell(system).await,
-                Ok((client, _)) = listener.accept() => show(client, &self.status())?,
+                Ok((client, _)) = listener.accept() => show(client, &self.status().await)?,
                 client = next(self.doors.metrics.as_ref()) => {
-                    self.metrics.answer(client, families::page(&self.status()));
+                    self.metrics.answer(client, families::page(&self.status().await));
                 }
             }
         }
         info!("stopping");
-        Ok(())
+        self.flows.take().map_or(Ok(()), Beside::end)
     }
 
-    fn status(&self) -> Status {
+    /// Lets the flows of split mode end, and takes no new ones; true if there is nothing to wait for,
+    /// or this is the second time.
+    fn drain(&self, draining: &mut bool) -> bool {
+        if let Some(flows) = &self.flows {
+            flows.handle.drain();
+        }
+        std::mem::replace(draining, true) || self.flows.is_none()
+    }
+
+    /// Whether flows were let end, and have.
+    fn is_drained(&self, draining: bool) -> bool {
+        draining && self.flows.as_ref().is_none_or(Beside::is_over)
+    }
+
+    async fn status(&self) -> Status {
+        let split = match &self.flows {
+            Some(flows) => Some(flows.handle.status().await),
+            None => None,
+        };
         Status {
+            split,
             uptime: self.started.elapsed().as_secs_f64(),
             cache: *self.cache.lock().unwrap_or_else(PoisonError::into_inner),
             trouble: self.wan.trouble().map(str::to_owned),
@@ -185,10 +214,20 @@ impl Control {
 
     /// Reads the config again; all of it takes effect, or none.
     async fn reload(&mut self, system: &mut System) -> Result<()> {
-        let site = super::load(&self.path)?;
-        refuse_fixed(&self.site.config, &site.config)
-            .with_context(|| self.path.display().to_string())?;
-        self.take(site, system).await
+        let (site, flows) = self.source.load()?;
+        let fixed = refuse_fixed(&self.site.config, &site.config).and_then(|()| {
+            match (&self.flows, &flows) {
+                (None, None) => Ok(()),
+                (Some(old), Some(new)) => old.handle.settings().check_change(new),
+                _ => bail!("mode: the first or the last peer in split mode needs a restart"),
+            }
+        });
+        fixed.with_context(|| self.source.path.display().to_string())?;
+        self.take(site, system).await?;
+        match (&mut self.flows, flows) {
+            (Some(running), Some(new)) => running.handle.reload(new),
+            _ => Ok(()),
+        }
     }
 
     /// Does from now on what `site` says; all of it, or none.

@@ -116,7 +116,8 @@ const HANGS_AFTER: f64 = 2.0;
 pub fn page(status: &Status) -> Page {
     let hangs = status.age >= HANGS_AFTER;
     let what = || format!("the packet thread has not reported for {:.1} s", status.age);
-    Page { counters: encode(status), trouble: hangs.then(what) }
+    let split = status.split.as_ref().map(crate::proxy::families::encode).unwrap_or_default();
+    Page { counters: encode(status) + &split, trouble: hangs.then(what) }
 }
 
 /// The whole page.

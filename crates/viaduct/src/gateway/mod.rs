@@ -16,12 +16,13 @@ mod families;
 mod machine;
 mod site;
 pub mod snapshot;
+mod split;
 mod system;
 mod wan;
 mod watch;
 mod worker;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -30,6 +31,7 @@ use ipnet::IpNet;
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::oneshot;
 use tracing::{info, warn};
+use viaduct_proto::flow::Registry;
 use viaduct_proto::repair::{Entropy, Local, Plane};
 use viaduct_proto::time::Instant;
 use viaduct_sys::clock;
@@ -45,14 +47,21 @@ use snapshot::Published;
 use system::System;
 use worker::Worker;
 
+use crate::proxy::handle::Beside;
+use crate::proxy::settings::Settings;
+
 /// Runs a gateway until a signal ends it.
-pub fn run(path: &Path) -> Result<()> {
-    let site = load(path)?;
+pub fn run(path: &Path, registry: Registry) -> Result<()> {
+    let (site, split) = load(path, &registry)?;
     for warning in site.warnings() {
         warn!("{warning}");
     }
     machine::check_rights()?;
     let (mut system, tun) = System::prepare(&site)?;
+    let flows = split.map(Beside::start).transpose()?;
+    if let Some(intercept) = flows.as_ref().and_then(|f| f.handle.settings().intercept.clone()) {
+        system.intercept(&site, intercept)?;
+    }
     let published = Arc::new(Published::default());
     let (send, commands) = mpsc::channel();
     let waker = Arc::new(Waker::new().context("eventfd")?);
@@ -68,7 +77,8 @@ pub fn run(path: &Path) -> Result<()> {
         .context("start the packet thread")?;
     info!(site = site.config.name, wan = site.config.wan, peers = site.config.peers.len(), "up");
     let to_worker = ToWorker::new(send, waker);
-    let done = Control::new(path.to_owned(), site, to_worker.clone(), published)
+    let source = Source { path: path.to_owned(), registry };
+    let done = Control::new(source, site, to_worker.clone(), flows, published)
         .and_then(|control| control.run(&mut system, gone));
     to_worker.tell(worker::Command::Stop);
     let ended = thread.join().unwrap_or_else(|_| Err(anyhow!("the packet thread panicked")));
@@ -78,9 +88,26 @@ pub fn run(path: &Path) -> Result<()> {
     done
 }
 
-/// What the config at `path` means on this machine.
-fn load(path: &Path) -> Result<Site> {
-    Site::new(Config::load(path)?).with_context(|| path.display().to_string())
+/// What the config at `path` means on this machine, for packets and for flows.
+fn load(path: &Path, registry: &Registry) -> Result<(Site, Option<Settings>)> {
+    let mean = |config: Config| -> Result<_> {
+        let flows = split::settings(&config, registry)?;
+        Ok((Site::new(config)?, flows))
+    };
+    mean(Config::load(path)?).with_context(|| path.display().to_string())
+}
+
+/// Where the config comes from, and the handlers that it may name.
+#[derive(Debug)]
+struct Source {
+    path: PathBuf,
+    registry: Registry,
+}
+
+impl Source {
+    fn load(&self) -> Result<(Site, Option<Settings>)> {
+        load(&self.path, &self.registry)
+    }
 }
 
 fn build_worker(
@@ -124,8 +151,8 @@ fn local(config: &Config) -> Local {
 }
 
 /// Checks a config against this machine, says what it means, and touches nothing.
-pub fn check(path: &Path) -> Result<()> {
-    let site = load(path)?;
+pub fn check(path: &Path, registry: &Registry) -> Result<()> {
+    let (site, flows) = load(path, registry)?;
     let config = &site.config;
     println!("site {}: public key {}", config.name, config.secret.public());
     println!("  hosts {}; wan {} (MTU {})", list(&config.prefixes), config.wan, site.wan_mtu);
@@ -139,6 +166,9 @@ pub fn check(path: &Path) -> Result<()> {
         let endpoint = peer.endpoint.map_or("that calls first".to_owned(), |at| format!("at {at}"));
         println!("peer {} {endpoint}: public key {}", peer.name, peer.key);
         println!("  hosts {}; {code}; {room}", list(&peer.prefixes));
+    }
+    if let Some(flows) = flows {
+        print!("split mode, {flows}");
     }
     for (what, listen) in [("metrics", config.metrics), ("cache", config.cache)] {
         println!("{what}: {}", listen.map_or("off".to_owned(), |at| at.to_string()));

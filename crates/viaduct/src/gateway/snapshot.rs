@@ -10,6 +10,7 @@ use viaduct_sys::udp::SendReport;
 
 use super::config::Peer;
 use super::site::Site;
+use crate::proxy::snapshot::ProxyStatus;
 
 /// Counters of the shell around the packet plane, since the gateway started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -135,6 +136,9 @@ pub struct Status {
     pub trouble: Option<String>,
     /// Of the packet cache's service.
     pub cache: CacheStats,
+    /// What the proxy of split mode says, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split: Option<ProxyStatus>,
     /// The counters.
     pub counters: Snapshot,
 }

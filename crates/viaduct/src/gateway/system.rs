@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use anyhow::{Context, Result};
 use tracing::{info, warn};
+use viaduct_sys::intercept::Intercept;
 use viaduct_sys::journal::Changes;
 use viaduct_sys::nft::MssClamp;
 use viaduct_sys::route::RouteMtu;
@@ -71,6 +72,15 @@ impl System {
         }
         (self.room, self.incomplete) = (room, false);
         Ok(())
+    }
+
+    /// Has the kernel hand over the flows of split mode, to somebody who listens already.
+    pub fn intercept(&mut self, site: &Site, intercept: Intercept) -> Result<()> {
+        // Below the room, which is remade whenever the WAN changes: this stays.
+        self.changes.restore_since(self.mark)?;
+        self.changes.intercept(intercept)?;
+        self.mark = self.changes.mark();
+        self.room.make(site, &mut self.changes)
     }
 
     /// Whether the room that was last asked for is in force.

@@ -3,27 +3,24 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::oneshot;
 use tracing::{error, info};
 use viaduct_proto::flow::Registry;
 
 use super::families;
+use super::handle::Handle;
 use super::options::ProxyOptions;
 use super::settings::Settings;
 use super::snapshot::ProxyStatus;
-use super::stats::ProxyStats;
-use super::worker::{Order, ToWorker};
+use super::worker::ToWorker;
 use crate::metrics::{Metrics, Page};
 use crate::notify::{Phase, notify};
 
-/// How long the worker may take to say what it sees; more, and it hangs.
-const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 /// How long a client of the status socket may take to read.
 const READ_WITHIN: Duration = Duration::from_secs(5);
 
@@ -31,12 +28,10 @@ const READ_WITHIN: Duration = Duration::from_secs(5);
 pub struct Control {
     options: ProxyOptions,
     registry: Registry,
-    settings: Settings,
-    worker: ToWorker,
+    proxy: Handle,
     status: UnixListener,
     doors: Option<TcpListener>,
     metrics: Metrics,
-    started: Instant,
 }
 
 /// Runs the control side beside the worker, in a thread of its own, until the process ends.
@@ -56,11 +51,9 @@ pub fn start(
             status: status_socket(&settings)?,
             doors: settings.metrics.map(metrics).transpose()?,
             metrics: Metrics::default(),
-            started: Instant::now(),
             options,
             registry,
-            settings,
-            worker,
+            proxy: Handle::new(settings, worker),
         }
     };
     let run = move || {
@@ -86,7 +79,7 @@ impl Control {
                 _ = interrupt.recv() => self.stop(&mut stopping),
                 client = self.status.accept() => {
                     if let Ok((client, _)) = client {
-                        show(client, &self.status().await)?;
+                        show(client, &self.proxy.status().await)?;
                     }
                 }
                 client = next(self.doors.as_ref()) => {
@@ -101,53 +94,27 @@ impl Control {
     fn stop(&self, stopping: &mut bool) {
         notify(Phase::Stopping);
         let again = std::mem::replace(stopping, true);
-        self.worker.tell(if again { Order::Stop } else { Order::Drain });
+        if again { self.proxy.stop() } else { self.proxy.drain() }
     }
 
     /// Reads the config again; all of it takes effect, or none. No flow is cut.
     fn reload(&mut self) {
         notify(Phase::Reloading);
-        let read = || {
+        let mut read = || {
             if self.options.config.is_none() {
                 bail!("there is no config file to read again (--config)");
             }
-            let new = Settings::load(&self.options, &self.registry)?;
-            self.settings.check_change(&new)?;
-            Ok(new)
+            self.proxy.reload(Settings::load(&self.options, &self.registry)?)
         };
         match read() {
-            Ok(new) => {
-                self.settings = new.clone();
-                self.worker.tell(Order::Reload(Box::new(new)));
-                info!("the config was read again");
-            }
+            Ok(()) => info!("the config was read again"),
             Err(error) => error!("nothing has changed: {error:#}"),
         }
         notify(Phase::Ready);
     }
 
-    async fn ask(&self) -> Option<ProxyStats> {
-        let (reply, answer) = oneshot::channel();
-        self.worker.tell(Order::Show(reply));
-        tokio::time::timeout(ANSWER_WITHIN, answer).await.ok()?.ok()
-    }
-
-    async fn status(&self) -> ProxyStatus {
-        let answer = self.ask().await;
-        ProxyStatus {
-            proxy: self.settings.name.clone(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            uptime: self.started.elapsed().as_secs_f64(),
-            listen: self.settings.listen.clone(),
-            to: self.settings.target.to_string(),
-            most: self.settings.limits.flows as u64,
-            hangs: answer.is_none(),
-            counters: answer.unwrap_or_default(),
-        }
-    }
-
     async fn page(&self) -> Page {
-        let status = self.status().await;
+        let status = self.proxy.status().await;
         let trouble = status.hangs.then(|| "the proxy's loop does not answer".to_owned());
         Page { counters: families::encode(&status), trouble }
     }

@@ -32,6 +32,9 @@ const BACKLOG: u32 = 4096;
 const EVENTS: usize = 1024;
 /// How often deadlines are looked at: they are seconds long.
 const SWEEP: Duration = Duration::from_millis(500);
+/// How long those who have begun a handshake are still let in by a proxy that ends: a round trip over
+/// satellites, and a lost packet.
+const HANDSHAKES: Duration = Duration::from_millis(1_200);
 /// Bytes read at once where they cannot be spliced.
 const SCRATCH: usize = 64 << 10;
 const SYNS: Token = Token(usize::MAX - 1);
@@ -103,6 +106,8 @@ pub struct Worker {
     orders: mpsc::Receiver<Order>,
     /// When to end, if it was asked to.
     deadline: Option<Instant>,
+    /// When to close the listeners, if it was.
+    doors_close: Option<Instant>,
 }
 
 impl Worker {
@@ -150,6 +155,7 @@ impl Worker {
             stats: ProxyStats::default(),
             orders,
             deadline: None,
+            doors_close: None,
         };
         Ok((worker, to_worker))
     }
@@ -179,7 +185,8 @@ impl Worker {
                 self.sweep(now);
                 sweep_at = now + SWEEP;
             }
-            if self.deadline.is_some_and(|at| self.flows.is_empty() || now >= at) {
+            self.close_doors(now);
+            if self.is_over(now) {
                 return Ok(());
             }
         }
@@ -195,15 +202,37 @@ impl Worker {
                     (self.target, self.policies) = (target, policies);
                     (self.options, self.limits) = (options, limits);
                 }
-                Order::Drain => {
-                    self.deadline = Some(now + self.limits.drain);
-                    self.listeners.clear();
-                    self.tap = None;
-                    info!(flows = self.flows.len(), "stopping");
-                }
+                Order::Drain => self.drain(now),
                 Order::Stop => self.deadline = Some(now),
             }
         }
+    }
+
+    /// Takes no new flows. Who has begun a handshake is still let in.
+    fn drain(&mut self, now: Instant) {
+        self.deadline = Some(now + self.limits.drain);
+        self.doors_close = Some(now + HANDSHAKES);
+        for listener in &self.listeners {
+            if let Err(error) = tcp::take_no_more(listener) {
+                debug!("refuse SYNs: {error}");
+            }
+        }
+        info!(flows = self.flows.len(), "stopping");
+    }
+
+    /// Closes the listeners, when those who had begun a handshake have been let in.
+    fn close_doors(&mut self, now: Instant) {
+        if self.doors_close.is_some_and(|at| now >= at) {
+            (0..self.listeners.len()).for_each(|n| self.accept(n, now));
+            self.listeners.clear();
+            (self.tap, self.doors_close) = (None, None);
+        }
+    }
+
+    /// Whether it was asked to end, and can.
+    fn is_over(&self, now: Instant) -> bool {
+        let ended = self.flows.is_empty() && self.doors_close.is_none();
+        self.deadline.is_some_and(|at| ended || now >= at)
     }
 
     fn stats(&self) -> ProxyStats {

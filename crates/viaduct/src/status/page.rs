@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use viaduct_proto::repair::stats::{LATENCY_BOUNDS, LossReport, PeerStats};
 
+use super::proxy_page::ProxyPage;
 use super::words::{bytes, lengths, micros, percent, quantile, thousands};
 use crate::gateway::snapshot::Status;
 
@@ -77,7 +78,9 @@ impl Display for Page<'_> {
             self.latency(f, stats)?;
             self.refused(f, stats)?;
         }
-        Ok(())
+        let Some(split) = &status.split else { return Ok(()) };
+        let before = self.before.and_then(|before| before.split.as_ref());
+        write!(f, "\n{}", ProxyPage::new(split, before, self.ink))
     }
 }
 

@@ -7,6 +7,8 @@ use std::time::Duration;
 use serde::Deserialize;
 use viaduct_proto::fec::{Code, layered, reed_solomon, window};
 
+use crate::proxy::file::PolicyTable;
+
 use super::values::{Address, Bytes, Count, PacketSize, Prefix, Span};
 
 /// What the user wrote.
@@ -18,6 +20,10 @@ pub(super) struct File {
     pub(super) metrics: MetricsTable,
     #[serde(default)]
     pub(super) cache: CacheTable,
+    /// Options of the proxy, which reads them.
+    pub(super) split: Option<toml::Table>,
+    #[serde(default)]
+    pub(super) policy: Vec<PolicyTable>,
     #[serde(default)]
     pub(super) peer: Vec<PeerTable>,
 }
@@ -58,9 +64,22 @@ pub(super) struct PeerTable {
     pub(super) endpoint: Option<Address>,
     pub(super) prefixes: Vec<Prefix>,
     #[serde(default)]
+    pub(super) mode: Mode,
+    #[serde(default)]
     pub(super) fec: FecTable,
     #[serde(default = "default_rekey")]
     pub(super) rekey_after: Span,
+}
+
+/// What becomes of TCP connections to and from a peer (Maelstrom, 4.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Mode {
+    /// They are left alone.
+    #[default]
+    EndToEnd,
+    /// The gateways end them, and go on by their own.
+    Split,
 }
 
 /// The `[peer.fec]` table. Every key is optional; which ones fit depends on `code`.

@@ -36,6 +36,8 @@ pub(super) fn of(file: File, dir: &Path) -> Result<Config, Wrong> {
         run_dir: site.run_dir,
         metrics: file.metrics.listen.map(|at| at.0),
         cache: file.cache.listen.map(|at| at.0),
+        split: toml::Table::new(),
+        policies: file.policy,
         name: site.name,
         wan: site.wan,
         secret,
@@ -48,6 +50,10 @@ pub(super) fn of(file: File, dir: &Path) -> Result<Config, Wrong> {
     let (peers, mut odd) = peers(file.peer, &config)?;
     check_prefixes(&config.prefixes, &peers)?;
     config.warnings.append(&mut odd);
+    if (file.split.is_some() || !config.policies.is_empty()) && !peers.iter().any(|p| p.split) {
+        return wrong("[split]", "no peer has mode = \"split\"; one at least is expected");
+    }
+    config.split = file.split.unwrap_or_default();
     Ok(Config { peers, ..config })
 }
 

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use viaduct_proto::fec::Code;
 use viaduct_proto::repair::{MOST_PEERS, PublicKey};
 
-use super::file::{DEFAULT_FLUSH, PeerTable};
+use super::file::{DEFAULT_FLUSH, Mode, PeerTable};
 use super::values::{is_one_host, prefixes};
 use super::wrong::{Wrong, check_name, wrong};
 use super::{Config, Peer};
@@ -67,6 +67,7 @@ fn peer(table: PeerTable, site: &Config, odd: &mut Vec<String>) -> Result<Peer, 
         key,
         endpoint,
         prefixes: prefixes(&table.prefixes),
+        split: table.mode == Mode::Split,
         code,
         flush_after: table.fec.flush_after.map_or(DEFAULT_FLUSH, |span| span.0),
         rekey_after: table.rekey_after.0,

@@ -1,0 +1,80 @@
+//! Split mode (Maelstrom, 4.2): the gateway ends the TCP connections between its site and a peer's,
+//! acknowledges at once, and goes on by connections of its own between the gateways, under FEC.
+//!
+//! ```text
+//!   host A ══ TCP ══▶ gateway A ═══ TCP, the gateways' own, protected ═══▶ gateway B ══ TCP ══▶ host B
+//!            "from A to B" each of them: a gateway that goes is passed by
+//! ```
+//!
+//! It is the proxy on the path, one at each end, in a thread of the gateway's process.
+
+use anyhow::{Context, Result};
+use ipnet::IpNet;
+use toml::{Table, Value};
+use viaduct_proto::flow::Registry;
+use viaduct_sys::intercept::{Intercept, Way};
+
+use super::config::Config;
+use super::machine::pair;
+use crate::proxy::settings::Settings;
+
+/// Where the kernel hands connections over, unless `[split]` says otherwise.
+const LISTEN: &str = "[::]:7401";
+/// Bytes of each flow that a host has got rid of and the other site does not have yet.
+const BUFFER: i64 = 8 << 20;
+
+/// What the gateway's proxy is to do; `None` without a peer in split mode.
+///
+/// # Errors
+/// `[split]` or a `[[policy]]` is wrong.
+pub fn settings(config: &Config, registry: &Registry) -> Result<Option<Settings>> {
+    let peers: Vec<IpNet> = config
+        .peers
+        .iter()
+        .filter(|peer| peer.split)
+        .flat_map(|peer| &peer.prefixes)
+        .copied()
+        .collect();
+    if peers.is_empty() {
+        return Ok(None);
+    }
+    let options = options(config, &peers);
+    let mut settings =
+        Settings::of_tables(&options, &config.policies, registry).context("[split]")?;
+    let (ours, theirs) = (pairs(&config.prefixes), pairs(&peers));
+    let there = Way { from: ours.clone(), to: theirs.clone() };
+    let back = Way { from: theirs, to: ours };
+    if let Some(intercept) = &mut settings.intercept {
+        *intercept = Intercept { ways: vec![there, back], ..intercept.clone() };
+    }
+    Ok(Some(settings))
+}
+
+/// `[split]` with what follows from the rest of the config.
+fn options(config: &Config, peers: &[IpNet]) -> Table {
+    let list = |nets: &[IpNet]| {
+        Value::Array(nets.iter().map(|net| Value::String(net.to_string())).collect())
+    };
+    let text = |text: &str| Value::String(text.to_owned());
+    let mut options = config.split.clone();
+    for (key, value) in [("listen", text(LISTEN)), ("far-buffer", Value::Integer(BUFFER))] {
+        let underscored = key.replace('-', "_");
+        if !options.contains_key(key) && !options.contains_key(&underscored) {
+            options.insert(key.to_owned(), value);
+        }
+    }
+    options.insert("intercept".to_owned(), list(peers));
+    options.insert("far".to_owned(), list(peers));
+    options.insert("keep-client".to_owned(), Value::Boolean(true));
+    options.insert("name".to_owned(), text(&format!("{}-split", plain(&config.name))));
+    options.insert("run-dir".to_owned(), text(&config.run_dir.to_string_lossy()));
+    options
+}
+
+fn pairs(nets: &[IpNet]) -> Vec<(std::net::IpAddr, u8)> {
+    nets.iter().map(pair).collect()
+}
+
+fn plain(name: &str) -> String {
+    name.chars().filter(char::is_ascii_alphanumeric).take(24).collect()
+}

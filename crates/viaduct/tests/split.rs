@@ -1,0 +1,128 @@
+//! Gateways in split mode: they end the hosts' TCP connections, and go on by their own under FEC.
+#![allow(clippy::unwrap_used)] // a test may panic
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use viaduct_lab::binary::use_binary;
+use viaduct_lab::gateways::{Gateway, GatewaySpec};
+use viaduct_lab::topology::{Host, Journal};
+use viaduct_lab::world::World;
+use viaduct_proto::rng::Rng;
+
+const PORT: u16 = 9000;
+
+fn world(link: &str) -> World {
+    use_binary(env!("CARGO_BIN_EXE_viaduct"));
+    World::new((1500, 1500), &link.parse().unwrap(), 1, &Journal::new()).unwrap()
+}
+
+fn listen(host: &Host, ip: IpAddr) -> TcpListener {
+    let listen = || TcpListener::bind(SocketAddr::new(ip, PORT)).unwrap();
+    host.netns().enter(listen).unwrap()
+}
+
+fn connect(host: &Host, ip: IpAddr) -> TcpStream {
+    let to = SocketAddr::new(ip, PORT);
+    let connect = || TcpStream::connect_timeout(&to, Duration::from_secs(5)).unwrap();
+    let stream = host.netns().enter(connect).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream
+}
+
+/// What the gateway's proxy has counted.
+fn split(gateway: &Gateway, key: &str) -> Value {
+    use std::os::unix::net::UnixStream;
+    let socket = gateway.config().with_file_name(match gateway.config().file_stem().unwrap() {
+        a if a == "a" => "site-a.sock",
+        _ => "site-b.sock",
+    });
+    let mut text = String::new();
+    UnixStream::connect(socket).unwrap().read_to_string(&mut text).unwrap();
+    serde_json::from_str::<Value>(&text).unwrap()["split"]["counters"][key].clone()
+}
+
+fn eventually(what: &str, done: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !done() {
+        assert!(Instant::now() < deadline, "{what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Sends `bytes` to their end, and what arrived back.
+fn there_and_back(mut client: TcpStream, listener: &TcpListener, bytes: &[u8]) {
+    let (mut server, _) = listener.accept().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut got = Vec::new();
+            server.read_to_end(&mut got).unwrap();
+            server.write_all(&got).unwrap();
+        });
+        client.write_all(bytes).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        let mut back = Vec::new();
+        client.read_to_end(&mut back).unwrap();
+        assert!(back == bytes, "{} of {} bytes came back", back.len(), bytes.len());
+    });
+}
+
+#[test]
+fn flows_between_the_sites_are_split_and_protected_and_keep_their_addresses() {
+    let mut world = world("rate=200M,delay=20ms,loss=1%");
+    let mut spec = GatewaySpec::default().split();
+    spec.tables = "[split]\ncongestion_control = 'cubic'\nfar_buffer = 4000000\n".to_owned();
+    world.protect(&spec).unwrap();
+    let mut data = vec![0; 10_000_000];
+    Rng::from_seed(3).fill(&mut data);
+    for ip in world.b1().addresses() {
+        let listener = listen(world.b1(), ip);
+        let began = Instant::now();
+        let client = connect(world.a1(), ip);
+        let ours = client.local_addr().unwrap();
+        // Acknowledged by the gateway beside us: 40 ms would be the way there and back.
+        assert!(began.elapsed() < Duration::from_millis(20), "{:?}", began.elapsed());
+        there_and_back(client, &listener, &data);
+        // The server sees the client, port and all.
+        let _client = connect(world.a1(), ip);
+        assert_eq!(listener.accept().unwrap().1.ip(), ours.ip());
+    }
+    let gateways = world.gateways().unwrap();
+    for gateway in [&gateways.a, &gateways.b] {
+        eventually("both split", || split(gateway, "opened") == 4);
+        assert_eq!(split(gateway, "bytes")[0], 20_000_000);
+    }
+    assert!(gateways.b.status().unwrap().peer().receiver.recovered > 50, "repairs were at work");
+}
+
+#[test]
+fn connections_of_before_pass_on_and_those_of_a_gateway_that_ends_are_drained() {
+    let mut world = world("rate=100M,delay=2ms");
+    let ip = world.b1().addresses().next().unwrap();
+    let listener = listen(world.b1(), ip);
+    let before = connect(world.a1(), ip);
+    world.protect(&GatewaySpec::default().split()).unwrap();
+    there_and_back(before, &listener, b"begun before the gateways");
+    let during = connect(world.a1(), ip);
+    let (mut server, _) = listener.accept().unwrap();
+    let gateways = world.gateways().unwrap();
+    for gateway in [&gateways.a, &gateways.b] {
+        gateway.signal(Signal::TERM).unwrap();
+    }
+    // What is there goes on to its end; what is new passes by.
+    thread::sleep(Duration::from_millis(300));
+    let mut during = during;
+    during.write_all(b"still here").unwrap();
+    let mut got = [0; 10];
+    server.read_exact(&mut got).unwrap();
+    assert_eq!(&got, b"still here");
+    drop((during, server));
+    for gateway in [&gateways.a, &gateways.b] {
+        eventually("it ends with its last flow", || gateway.status().is_err());
+    }
+    there_and_back(connect(world.a1(), ip), &listener, b"without them");
+}
