@@ -19,7 +19,7 @@ use super::machine::pair;
 use crate::proxy::settings::Settings;
 
 /// Where the kernel hands connections over, unless `[split]` says otherwise.
-const LISTEN: &str = "[::]:7401";
+const LISTEN: &str = "[::]:7402";
 /// Bytes of each flow that a host has got rid of and the other site does not have yet.
 const BUFFER: i64 = 8 << 20;
 
