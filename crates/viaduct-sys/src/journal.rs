@@ -21,6 +21,7 @@ use std::process;
 
 use serde::{Deserialize, Serialize};
 
+use crate::hold::Hold;
 use crate::intercept::Intercept;
 use crate::nft::{MssClamp, NftError};
 use crate::offload::{OffloadError, OffloadState};
@@ -108,6 +109,7 @@ enum Change {
     Route(RouteMtu),
     Mss(MssClamp),
     Intercept(Intercept),
+    Hold(Hold),
     Sysctl(Sysctl),
 }
 
@@ -187,6 +189,15 @@ impl Changes {
     pub fn intercept(&mut self, intercept: Intercept) -> Result<(), JournalError> {
         intercept.check()?;
         self.make(&Change::Intercept(intercept))
+    }
+
+    /// Has the kernel hold SYNs until a proxy says what becomes of them.
+    ///
+    /// # Errors
+    /// As [`Hold::apply`]'s; nothing is left changed.
+    pub fn hold(&mut self, hold: Hold) -> Result<(), JournalError> {
+        hold.check()?;
+        self.make(&Change::Hold(hold))
     }
 
     /// Sets a kernel setting, named as below `/proc/sys`, with slashes.
@@ -286,6 +297,7 @@ impl Change {
             Change::Route(route) => route.apply()?,
             Change::Mss(clamp) => clamp.apply()?,
             Change::Intercept(intercept) => intercept.apply()?,
+            Change::Hold(hold) => hold.apply()?,
             Change::Sysctl(sysctl) => sysctl.apply()?,
         }
         Ok(())
@@ -297,6 +309,7 @@ impl Change {
             Change::Route(route) => route.undo()?,
             Change::Mss(clamp) => clamp.undo()?,
             Change::Intercept(intercept) => intercept.undo()?,
+            Change::Hold(hold) => hold.undo()?,
             Change::Sysctl(sysctl) => sysctl.undo()?,
         }
         Ok(())

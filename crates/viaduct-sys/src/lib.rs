@@ -6,21 +6,25 @@
 //!
 //! ```text
 //!   what is on the wire   ring  (copies of all packets of an interface)   filter (which of them)
+//!                         syn   (copies of SYNs)   nfqueue (SYNs themselves, held)
 //!   what we send          udp   (datagrams to peers, many a call)
 //!   what we change        journal (remembers, puts back)
 //!                           |- offload   segmentation, coalescing, checksums of an interface
 //!                           |- route     the MTU towards a prefix
 //!                           |- nft       the MSS of TCP towards a prefix
+//!                           |- intercept, hold   connections handed to a proxy; its SYNs held
 //!                           `- sysctl    one setting
 //!   where and when        thread (priority, core, timer slack)            clock
 //! ```
 
 pub mod clock;
 pub mod filter;
+pub mod hold;
 pub mod intercept;
 pub mod interface;
 pub mod journal;
 pub mod netns;
+pub mod nfqueue;
 pub mod nft;
 pub mod offload;
 pub mod poll;
@@ -38,4 +42,5 @@ pub mod tool;
 pub mod tun;
 pub mod udp;
 
+mod netlink;
 mod os;

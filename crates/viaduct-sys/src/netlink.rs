@@ -1,0 +1,143 @@
+//! Messages to the kernel's netfilter, as bytes: a head, and attributes that may hold attributes.
+//!
+//! ```text
+//!   length u32 │ type u16 │ flags u16 │ number u32 │ port u32 │ family u8 │ version u8 │ what u16
+//!   attributes, each: length u16 │ type u16 │ value, padded to 4 bytes
+//! ```
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{RecvFlags, SendFlags, recv, sendto};
+
+use crate::os;
+
+/// Bytes of a message's head, and of netfilter's behind it.
+pub(crate) const HEAD: usize = 16;
+pub(crate) const NETFILTER_HEAD: usize = 4;
+const NLMSG_ERROR: u16 = 2;
+const NLM_F_REQUEST: u16 = 1;
+pub(crate) const NLM_F_ACK: u16 = 4;
+pub(crate) const NLM_F_CREATE: u16 = 0x400;
+pub(crate) const NLM_F_APPEND: u16 = 0x800;
+const NESTED: u16 = 0x8000;
+
+/// A netlink socket for netfilter, of the calling thread's network namespace.
+pub(crate) fn socket() -> io::Result<OwnedFd> {
+    let socket = os::socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_NETFILTER)?;
+    rustix::net::bind(&socket, &SocketAddrNetlink::new(0, 0))?;
+    Ok(socket)
+}
+
+/// A message in the making.
+#[derive(Debug)]
+pub(crate) struct Message(Vec<u8>);
+
+impl Message {
+    /// To netfilter's part `subsystem`; `what` is its number in there, in the order of the network.
+    pub(crate) fn new(subsystem: u16, kind: u16, flags: u16, family: u8, what: u16) -> Message {
+        let mut bytes = vec![0; HEAD];
+        bytes[4..6].copy_from_slice(&(subsystem << 8 | kind).to_ne_bytes());
+        bytes[6..8].copy_from_slice(&(flags | NLM_F_REQUEST).to_ne_bytes());
+        bytes.extend([family, 0]);
+        bytes.extend(what.to_be_bytes());
+        Message(bytes)
+    }
+
+    /// With an attribute.
+    pub(crate) fn with(mut self, kind: u16, value: &[u8]) -> Message {
+        attribute(&mut self.0, kind, value);
+        self
+    }
+
+    /// With an attribute that holds attributes.
+    pub(crate) fn nest(self, kind: u16, inner: &Attributes) -> Message {
+        self.with(kind | NESTED, &inner.0)
+    }
+
+    /// Whole.
+    pub(crate) fn bytes(mut self) -> Vec<u8> {
+        let len = self.0.len() as u32;
+        self.0[..4].copy_from_slice(&len.to_ne_bytes());
+        self.0
+    }
+}
+
+/// Attributes to be nested.
+#[derive(Debug, Default)]
+pub(crate) struct Attributes(Vec<u8>);
+
+impl Attributes {
+    /// With one more.
+    pub(crate) fn with(mut self, kind: u16, value: &[u8]) -> Attributes {
+        attribute(&mut self.0, kind, value);
+        self
+    }
+
+    /// With one more that holds attributes.
+    pub(crate) fn nest(self, kind: u16, inner: &Attributes) -> Attributes {
+        self.with(kind | NESTED, &inner.0)
+    }
+}
+
+fn attribute(bytes: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    bytes.extend((value.len() as u16 + 4).to_ne_bytes());
+    bytes.extend(kind.to_ne_bytes());
+    bytes.extend(value);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+}
+
+/// The attribute `kind` among `attributes`.
+pub(crate) fn find(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
+    loop {
+        let len = usize::from(u16::from_ne_bytes(*attributes.first_chunk()?));
+        let found = u16::from_ne_bytes(*attributes.get(2..)?.first_chunk()?) & !NESTED;
+        let value = attributes.get(4..len)?;
+        if found == kind {
+            return Some(value);
+        }
+        attributes = attributes.get(len.next_multiple_of(4)..)?;
+    }
+}
+
+/// Sends messages that belong together.
+pub(crate) fn send(socket: impl AsFd, bytes: &[u8]) -> io::Result<()> {
+    let kernel = SocketAddrNetlink::new(0, 0);
+    sendto(socket, bytes, SendFlags::empty(), &kernel)?;
+    Ok(())
+}
+
+/// Reads the answers to all that was sent so far: the kernel has given them when `send` returns.
+///
+/// # Errors
+/// The first that says no.
+pub(crate) fn answers(socket: impl AsFd) -> io::Result<()> {
+    let (mut buffer, mut first) = ([0; 4096], Ok(()));
+    loop {
+        let len = match recv(&socket, &mut buffer[..], RecvFlags::empty()) {
+            Ok((len, _)) => len,
+            Err(rustix::io::Errno::AGAIN) => return first,
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        let mut messages = &buffer[..len];
+        while let Some((len, kind)) = head(messages) {
+            if kind == NLMSG_ERROR
+                && let Some(&code) = messages.get(HEAD..).and_then(|rest| rest.first_chunk())
+                && let code @ ..0 = i32::from_ne_bytes(code)
+                && first.is_ok()
+            {
+                first = Err(io::Error::from_raw_os_error(-code));
+            }
+            messages = messages.get(len.next_multiple_of(4)..).unwrap_or_default();
+        }
+    }
+}
+
+/// Length and type of the first message; `None` at the end.
+pub(crate) fn head(messages: &[u8]) -> Option<(usize, u16)> {
+    let len = u32::from_ne_bytes(*messages.first_chunk()?) as usize;
+    let kind = u16::from_ne_bytes(*messages.get(4..)?.first_chunk()?);
+    (len >= HEAD && len <= messages.len()).then_some((len, kind))
+}

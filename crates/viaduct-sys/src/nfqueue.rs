@@ -1,0 +1,215 @@
+//! A queue of SYNs that the kernel holds until we say what becomes of each (NFQUEUE).
+//!
+//! ```text
+//!   SYN ──▶ [ rule: queue ] ── copy ──▶ recv()   …   verdict(id, Pass)   ──▶ goes on, as it came
+//!                 │ held in the kernel               verdict(id, Mark(m))──▶ goes on, marked
+//!                 └ nobody reads, or full: passes    verdict(id, Drop)
+//! ```
+//!
+//! Rules that lead there are [`crate::hold`]'s.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{RecvFlags, recv};
+
+use crate::{netlink, os};
+use netlink::{Attributes, HEAD, Message, NETFILTER_HEAD};
+
+/// Bytes that [`SynQueue::recv`] needs: a SYN of an MTU, Fast Open data included, and its wrapping.
+pub const SNAP: usize = 4096;
+/// Bytes of a packet that are copied to us.
+const COPY: u32 = 2048;
+/// Bytes of copies that wait to be read, at most.
+const BACKLOG: libc::c_int = 4 << 20;
+
+const SUBSYSTEM: u16 = 3;
+const PACKET: u16 = 0;
+const VERDICT: u16 = 1;
+const CONFIG: u16 = 2;
+/// Attributes of a configuration.
+const CFG_COMMAND: u16 = 1;
+const CFG_PARAMETERS: u16 = 2;
+const CFG_MOST: u16 = 3;
+const CFG_MASK: u16 = 4;
+const CFG_FLAGS: u16 = 5;
+const BIND: u8 = 1;
+const UNBIND: u8 = 2;
+const COPY_PACKET: u8 = 2;
+/// What finds the queue full passes.
+const FAIL_OPEN: u32 = 1;
+/// Attributes of packets and verdicts.
+const PACKET_HEAD: u16 = 1;
+const VERDICT_HEAD: u16 = 2;
+const MARK: u16 = 3;
+const PAYLOAD: u16 = 10;
+const NF_DROP: u32 = 0;
+const NF_ACCEPT: u32 = 1;
+const SOL_NETLINK: libc::c_int = 270;
+const NO_ENOBUFS: libc::c_int = 5;
+
+/// A packet that the kernel holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held<'a> {
+    /// Its number, for the verdict.
+    pub id: u32,
+    /// It, from its IP header on.
+    pub packet: &'a [u8],
+}
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It goes on.
+    Pass,
+    /// It goes on with this mark, which later rules see.
+    Mark(u32),
+    /// It was never there.
+    Drop,
+}
+
+/// The reading end of a queue. When it is closed the kernel drops what it holds, and what comes
+/// later passes.
+#[derive(Debug)]
+pub struct SynQueue {
+    socket: OwnedFd,
+    number: u16,
+    most: u32,
+}
+
+impl SynQueue {
+    /// Reads queue `number` of the calling thread's network namespace, which holds `most` packets;
+    /// those that find it full pass.
+    ///
+    /// # Errors
+    /// Somebody reads it already (`EBUSY`), a right is missing (`EPERM`), or the kernel has no
+    /// NFQUEUE.
+    pub fn open(number: u16, most: u32) -> io::Result<SynQueue> {
+        let queue = SynQueue { socket: netlink::socket()?, number, most };
+        // What does not fit is let pass, not told us as an error.
+        os::setsockopt(queue.socket.as_fd(), SOL_NETLINK, NO_ENOBUFS, &1)?;
+        os::setsockopt(queue.socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, &BACKLOG)?;
+        queue.bind()?;
+        Ok(queue)
+    }
+
+    /// The same queue in another process: `socket` was opened by [`SynQueue::open`] there.
+    pub fn inherited(socket: OwnedFd, number: u16, most: u32) -> SynQueue {
+        SynQueue { socket, number, most }
+    }
+
+    /// Drops all that is held, and begins anew: whoever was to say what becomes of it has died.
+    ///
+    /// # Errors
+    /// As [`SynQueue::open`].
+    pub fn reset(&self) -> io::Result<()> {
+        self.configure(&[(CFG_COMMAND, &[UNBIND, 0, 0, 0])])?;
+        let mut packet = [0; SNAP];
+        while self.recv(&mut packet)?.is_some() {}
+        self.bind()
+    }
+
+    fn bind(&self) -> io::Result<()> {
+        let copy = [&COPY.to_be_bytes()[..], &[COPY_PACKET]].concat();
+        self.configure(&[
+            (CFG_COMMAND, &[BIND, 0, 0, 0]),
+            (CFG_PARAMETERS, &copy),
+            (CFG_MOST, &self.most.to_be_bytes()),
+            (CFG_MASK, &FAIL_OPEN.to_be_bytes()),
+            (CFG_FLAGS, &FAIL_OPEN.to_be_bytes()),
+        ])
+    }
+
+    fn configure(&self, settings: &[(u16, &[u8])]) -> io::Result<()> {
+        let message = Message::new(SUBSYSTEM, CONFIG, netlink::NLM_F_ACK, 0, self.number);
+        let message = settings.iter().fold(message, |all, (kind, value)| all.with(*kind, value));
+        netlink::send(&self.socket, &message.bytes())?;
+        self.answer()
+    }
+
+    /// The answer to a configuration, behind packets that came before it.
+    fn answer(&self) -> io::Result<()> {
+        netlink::answers(&self.socket)
+    }
+
+    /// Reads the next packet into `buffer`, [`SNAP`] bytes; `None` if none waits.
+    ///
+    /// # Errors
+    /// The socket is broken.
+    pub fn recv<'a>(&self, buffer: &'a mut [u8; SNAP]) -> io::Result<Option<Held<'a>>> {
+        loop {
+            let len = match recv(&self.socket, &mut buffer[..], RecvFlags::empty()) {
+                Ok((len, _)) => len,
+                Err(rustix::io::Errno::AGAIN) => return Ok(None),
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::NOBUFS) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            // The rest are errors about verdicts that came too late: the packet is gone.
+            if held(&buffer[..len]).is_some() {
+                // Asked twice, for the borrow checker's sake.
+                return Ok(held(&buffer[..len]));
+            }
+        }
+    }
+
+    /// Says what becomes of a packet.
+    ///
+    /// # Errors
+    /// The kernel has no memory.
+    pub fn verdict(&self, id: u32, verdict: Verdict) -> io::Result<()> {
+        let code = if verdict == Verdict::Drop { NF_DROP } else { NF_ACCEPT };
+        let head = [code.to_be_bytes(), id.to_be_bytes()].concat();
+        let mut message =
+            Message::new(SUBSYSTEM, VERDICT, 0, 0, self.number).with(VERDICT_HEAD, &head);
+        if let Verdict::Mark(mark) = verdict {
+            message = message.with(MARK, &mark.to_be_bytes());
+        }
+        netlink::send(&self.socket, &message.bytes())
+    }
+}
+
+impl AsFd for SynQueue {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// The packet in a message.
+fn held(message: &[u8]) -> Option<Held<'_>> {
+    let (len, kind) = netlink::head(message)?;
+    if kind != SUBSYSTEM << 8 | PACKET {
+        return None;
+    }
+    let attributes = message.get(HEAD + NETFILTER_HEAD..len)?;
+    let id = u32::from_be_bytes(*netlink::find(attributes, PACKET_HEAD)?.first_chunk()?);
+    Some(Held { id, packet: netlink::find(attributes, PAYLOAD)? })
+}
+
+/// Adds a rule to `chain` of `table` (family inet) that leads all it sees to queue `number`, or
+/// lets it pass if nobody reads there: for kernels whose nftables has no `queue` of its own but
+/// may borrow iptables' (`CONFIG_NFT_COMPAT`).
+///
+/// # Errors
+/// The kernel has not even that, or there is no such chain.
+pub(crate) fn borrowed_rule(table: &str, chain: &str, number: u16) -> io::Result<()> {
+    const NFTABLES: u16 = 10;
+    const NEW_RULE: u16 = 6;
+    const INET: u8 = 1;
+    const REVISION: u32 = 3;
+    const BYPASS: u16 = 1;
+    // What xt_NFQUEUE calls xt_NFQ_info_v3: first queue, how many, flags; padded to 8 bytes.
+    let info = [number.to_ne_bytes(), 1u16.to_ne_bytes(), BYPASS.to_ne_bytes(), [0; 2]].concat();
+    let target =
+        Attributes::default().with(1, b"NFQUEUE\0").with(2, &REVISION.to_be_bytes()).with(3, &info);
+    let expression = Attributes::default().with(1, b"target\0").nest(2, &target);
+    let flags = netlink::NLM_F_ACK | netlink::NLM_F_CREATE | netlink::NLM_F_APPEND;
+    let rule = Message::new(NFTABLES, NEW_RULE, flags, INET, 0)
+        .with(1, format!("{table}\0").as_bytes())
+        .with(2, format!("{chain}\0").as_bytes())
+        .nest(4, &Attributes::default().nest(1, &expression));
+    // Rules come in batches, all of one or nothing.
+    let fence = |kind| Message::new(0, kind, 0, 0, NFTABLES).bytes();
+    let socket = netlink::socket()?;
+    netlink::send(&socket, &[fence(0x10), rule.bytes(), fence(0x11)].concat())?;
+    netlink::answers(&socket)
+}
