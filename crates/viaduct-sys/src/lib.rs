@@ -14,15 +14,18 @@
 //!                           |- nft       the MSS of TCP towards a prefix
 //!                           |- intercept, hold   connections handed to a proxy; its SYNs held
 //!                           `- sysctl    one setting
+//!   what we hold          memory (pages)   inherit (descriptors of whoever started us)
 //!   where and when        thread (priority, core, timer slack)            clock
 //! ```
 
 pub mod clock;
 pub mod filter;
 pub mod hold;
+pub mod inherit;
 pub mod intercept;
 pub mod interface;
 pub mod journal;
+pub mod memory;
 pub mod netns;
 pub mod nfqueue;
 pub mod nft;

@@ -20,18 +20,23 @@ pub struct SynTap {
 }
 
 impl SynTap {
-    /// A tap on all interfaces of the calling thread's network namespace, for SYNs to one of `ports`,
-    /// or to any if there are none.
+    /// A tap on all interfaces of the calling thread's network namespace, for SYNs that the filter
+    /// wants.
     ///
     /// # Errors
-    /// Root or CAP_NET_RAW is missing.
-    pub fn open(ports: &[u16]) -> io::Result<SynTap> {
+    /// Root or CAP_NET_RAW is missing; or there is no such filter.
+    pub fn open(filter: SynFilter<'_>) -> io::Result<SynTap> {
         // Without a protocol nothing arrives until the filter is in place.
         let socket = os::socket(AF_PACKET, SOCK_DGRAM, 0)?;
-        filter::attach(socket.as_fd(), &SynFilter { ports }.build())?;
+        filter::attach(socket.as_fd(), &filter.build().map_err(io::Error::other)?)?;
         os::setsockopt(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, &BACKLOG)?;
         os::bind_packet(socket.as_fd(), 0)?;
         Ok(SynTap { socket })
+    }
+
+    /// The same tap in another process: `socket` was opened by [`SynTap::open`] there.
+    pub fn inherited(socket: OwnedFd) -> SynTap {
+        SynTap { socket }
     }
 
     /// Reads the next SYN into `packet`, [`SNAP`] bytes; `None` if none waits.

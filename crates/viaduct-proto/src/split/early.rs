@@ -8,7 +8,9 @@
 //! ```
 //!
 //! A flood of SYNs from made-up addresses fills the table and no more: memory and outbound
-//! connections are bounded by it, and true clients connect as without early forwarding.
+//! connections are bounded by it, and true clients connect as without early forwarding. Each one
+//! that expires makes the table smaller by one, each that is matched by one larger again: so a
+//! flood soon costs the servers next to nothing, and true clients win the table back.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -16,6 +18,9 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::time::{Duration, Instant};
+
+/// The table is never made smaller than this, so that true clients can make it grow again.
+const LEAST: usize = 16;
 
 /// A client's connection, as its SYN names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,6 +40,8 @@ pub struct EarlyStats {
     pub matched: u64,
     /// Of them, given up: no client came.
     pub expired: u64,
+    /// Of them, given up: their server said no before a client came.
+    pub refused: u64,
     /// SYNs that found the table full.
     pub bounded: u64,
 }
@@ -46,6 +53,8 @@ pub struct Early<T> {
     /// In the order of their expiry; those that were matched are skipped when they come up.
     order: VecDeque<(Instant, Tuple)>,
     most: usize,
+    /// How many may wait now: `most`, less what expired and was not made good.
+    room: usize,
     patience: Duration,
     stats: EarlyStats,
 }
@@ -57,6 +66,7 @@ impl<T> Early<T> {
             pending: HashMap::new(),
             order: VecDeque::new(),
             most,
+            room: most,
             patience,
             stats: EarlyStats::default(),
         }
@@ -72,6 +82,16 @@ impl<T> Early<T> {
         self.pending.len()
     }
 
+    /// How many may wait at present.
+    pub fn room(&self) -> usize {
+        self.room
+    }
+
+    /// What the SYN of `tuple` has started, while its client has not come.
+    pub fn get(&self, tuple: &Tuple) -> Option<&T> {
+        self.pending.get(tuple).map(|(_, started)| started)
+    }
+
     /// Whether none waits.
     pub fn is_empty(&self) -> bool {
         self.pending.is_empty()
@@ -83,7 +103,7 @@ impl<T> Early<T> {
         if self.pending.contains_key(&tuple) {
             return;
         }
-        if self.pending.len() >= self.most {
+        if self.pending.len() >= self.room {
             self.stats.bounded += 1;
             return;
         }
@@ -98,6 +118,14 @@ impl<T> Early<T> {
     pub fn handle_accept(&mut self, tuple: &Tuple) -> Option<T> {
         let (_, started) = self.pending.remove(tuple)?;
         self.stats.matched += 1;
+        self.room = (self.room + 1).min(self.most);
+        Some(started)
+    }
+
+    /// The server of `tuple` said no, and so its client will not come: what its SYN has started.
+    pub fn handle_refusal(&mut self, tuple: &Tuple) -> Option<T> {
+        let (_, started) = self.pending.remove(tuple)?;
+        self.stats.refused += 1;
         Some(started)
     }
 
@@ -115,6 +143,7 @@ impl<T> Early<T> {
                 && let Some((_, started)) = self.pending.remove(&tuple)
             {
                 self.stats.expired += 1;
+                self.room = self.room.saturating_sub(1).max(LEAST.min(self.most));
                 return Some((tuple, started));
             }
         }
@@ -171,6 +200,32 @@ mod tests {
         }
         let stats = early.stats();
         assert_eq!(stats.started + stats.bounded, 60_000);
-        assert!(stats.started <= 100 * 4, "{stats:?}");
+        assert!(stats.started <= 100 + 3 * LEAST as u64, "and then hardly any: {stats:?}");
+    }
+
+    #[test]
+    fn true_clients_win_the_table_back() {
+        let mut early = Early::new(100, Duration::from_secs(1));
+        for n in 0..100 {
+            early.handle_syn(at(0), tuple(n), || Some(()));
+        }
+        while early.poll_expired(at(1_000)).is_some() {}
+        assert_eq!(early.room(), LEAST);
+        for n in 0..200 {
+            early.handle_syn(at(2_000), tuple(n), || Some(()));
+            assert!(early.handle_accept(&tuple(n)).is_some(), "each finds room");
+        }
+        assert_eq!(early.room(), 100);
+    }
+
+    #[test]
+    fn a_refusal_ends_it_and_says_nothing_of_the_client() {
+        let mut early = Early::new(100, Duration::from_secs(1));
+        early.handle_syn(at(0), tuple(1), || Some(7));
+        assert_eq!(early.get(&tuple(1)), Some(&7));
+        assert_eq!(early.handle_refusal(&tuple(1)), Some(7));
+        assert_eq!(early.get(&tuple(1)), None);
+        assert_eq!(early.poll_expired(at(9_000)), None);
+        assert_eq!((early.stats().refused, early.room()), (1, 100));
     }
 }

@@ -1,9 +1,12 @@
 //! The program that lets arriving SYNs through.
 
+use std::net::IpAddr;
+
 use libc::{ETH_P_IP, ETH_P_IPV6, IPPROTO_TCP, PACKET_OUTGOING, SKF_AD_PKTTYPE, SKF_AD_PROTOCOL};
 
-use super::BpfInsn;
 use super::asm::{Asm, Label, Test};
+use super::prefix::PrefixSet;
+use super::{BpfInsn, FilterError, MAX_INSNS};
 
 /// Length of the IPv6 header, which SYNs follow at once.
 const IPV6_HEAD: u32 = 40;
@@ -12,17 +15,37 @@ const FLAGS: u32 = 12;
 const PORT: u32 = 2;
 const SYN: u32 = 0x02;
 const SYN_ACK_RST_FIN: u32 = 0x17;
+/// Where the destination's address is in each header, bytes.
+const TO_V4: u32 = 16;
+const TO_V6: u32 = 24;
+/// The scratch cell that holds it.
+const TO_AT: u32 = 0;
 
-/// SYNs, without ACK, to some ports; on a socket whose packets begin at the network header.
+/// SYNs, without ACK, to some addresses and ports; on a socket whose packets begin at the network header.
 #[derive(Clone, Copy, Debug)]
 pub struct SynFilter<'a> {
+    /// Prefixes of the destinations; none means all.
+    pub destinations: &'a [(IpAddr, u8)],
     /// The destination ports; none means all.
     pub ports: &'a [u16],
 }
 
 impl SynFilter<'_> {
     /// The program for the kernel.
-    pub fn build(&self) -> Vec<BpfInsn> {
+    ///
+    /// # Errors
+    /// A prefix length out of range, or more prefixes than fit into a program.
+    pub fn build(&self) -> Result<Vec<BpfInsn>, FilterError> {
+        let program = self.assemble(&PrefixSet::new(self.destinations)?);
+        let (insns, prefixes) = (program.len(), self.destinations.len());
+        if insns > MAX_INSNS {
+            let fit = prefixes * MAX_INSNS / insns;
+            return Err(FilterError::TooLong { prefixes, insns, fit });
+        }
+        Ok(program)
+    }
+
+    fn assemble(&self, destinations: &PrefixSet) -> Vec<BpfInsn> {
         let mut asm = Asm::default();
         let [v4, v6, yes, no] = [(); 4].map(|()| asm.label());
         asm.load_meta(SKF_AD_PKTTYPE);
@@ -31,7 +54,15 @@ impl SynFilter<'_> {
         asm.jump_if(Test::Equal(ETH_P_IP as u32), v4);
         asm.branch(Test::Equal(ETH_P_IPV6 as u32), v6, no);
 
+        let any = self.destinations.is_empty();
+        let [wanted4, wanted6] = [(); 2].map(|()| asm.label());
         asm.place(v4);
+        if !any {
+            asm.store(TO_AT, TO_V4);
+            asm.x_from(TO_AT);
+            destinations.test_v4(&mut asm, wanted4, no);
+        }
+        asm.place(wanted4);
         asm.load_byte(9);
         asm.jump_unless(Test::Equal(IPPROTO_TCP as u32), no);
         asm.load_half(6);
@@ -44,6 +75,12 @@ impl SynFilter<'_> {
         self.test_port(&mut asm, yes, no);
 
         asm.place(v6);
+        if !any {
+            asm.store(TO_AT, TO_V6);
+            asm.x_from(TO_AT);
+            destinations.test_v6(&mut asm, wanted6, no);
+        }
+        asm.place(wanted6);
         asm.load_byte(6);
         asm.jump_unless(Test::Equal(IPPROTO_TCP as u32), no);
         asm.load_half(IPV6_HEAD + FLAGS);

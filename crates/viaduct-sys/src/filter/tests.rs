@@ -276,3 +276,46 @@ fn one_listener_for_each_family_is_enough() {
     assert!(accepts(&filter, &packet(PACKET_HOST, "10.0.0.1", "10.0.0.2")));
     assert!(!accepts(&filter, &packet(PACKET_OUTGOING, "10.0.0.1", "10.0.0.2")), "no prefixes");
 }
+
+/// A TCP packet without options, of these flags.
+fn segment(to: SocketAddr, flags: u8) -> Packet {
+    let mut tcp = vec![0; 20];
+    tcp[2..4].copy_from_slice(&to.port().to_be_bytes());
+    (tcp[12], tcp[13]) = (5 << 4, flags);
+    let mut ip = match to.ip() {
+        IpAddr::V4(_) => vec![0; 20],
+        IpAddr::V6(_) => vec![0; 40],
+    };
+    match to.ip() {
+        IpAddr::V4(address) => {
+            (ip[0], ip[9]) = (0x45, 6);
+            ip[16..20].copy_from_slice(&address.octets());
+        }
+        IpAddr::V6(address) => {
+            (ip[0], ip[6]) = (0x60, 6);
+            ip[24..40].copy_from_slice(&address.octets());
+        }
+    }
+    ip.extend(tcp);
+    Packet { kind: PACKET_HOST, vlan: false, bytes: ip }
+}
+
+#[test]
+fn syns_pass_by_destination_port_and_flags() {
+    let prefixes =
+        [("10.2.0.0", 16), ("fd00:2::", 32)].map(|(ip, length)| (ip.parse().unwrap(), length));
+    let some = SynFilter { destinations: &prefixes, ports: &[80, 443] }.build().unwrap();
+    let all = SynFilter { destinations: &[], ports: &[] }.build().unwrap();
+    let passes = |program: &[BpfInsn], to: &str, flags| {
+        run(program, &segment(to.parse().unwrap(), flags)) > 0
+    };
+    for to in ["10.2.7.9:80", "10.2.0.1:443", "[fd00:2::9]:80"] {
+        assert!(passes(&some, to, 0x02) && passes(&all, to, 0x02), "{to}");
+        for flags in [0x12, 0x10, 0x03, 0x04] {
+            assert!(!passes(&some, to, flags) && !passes(&all, to, flags), "{to}, {flags:#x}");
+        }
+    }
+    for to in ["10.3.0.1:80", "10.2.0.1:81", "[fd00:3::9]:80", "[fd00:2::9]:8080"] {
+        assert!(!passes(&some, to, 0x02) && passes(&all, to, 0x02), "{to}");
+    }
+}
