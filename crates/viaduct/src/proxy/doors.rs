@@ -1,0 +1,205 @@
+//! What a proxy listens at: its listeners, and what shows it SYNs. Opened here, or by whoever
+//! started it: a service manager, or the parent of `--on-demand`.
+
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail};
+use viaduct_sys::filter::SynFilter;
+use viaduct_sys::inherit;
+use viaduct_sys::nfqueue::SynQueue;
+use viaduct_sys::syn::SynTap;
+use viaduct_sys::tcp::{self, TcpOptions};
+
+/// Connections that the kernel holds ready to be accepted.
+const BACKLOG: u32 = 4096;
+
+/// How SYNs are seen.
+#[derive(Debug)]
+pub enum Syns {
+    /// Not at all: flows begin when they are accepted.
+    Unseen,
+    /// Copies of them.
+    Tap(SynTap),
+    /// They themselves, held until a verdict.
+    Queue(SynQueue),
+}
+
+/// What is listened at.
+#[derive(Debug)]
+pub struct Doors {
+    /// Where connections arrive.
+    pub listeners: Vec<TcpListener>,
+    /// What shows their SYNs.
+    pub syns: Syns,
+}
+
+/// What SYNs are to be seen, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// Their destinations.
+    pub filter: SynFilter<'a>,
+    /// How many are held at once; `None`: none is, a copy is looked at.
+    pub held: Option<u32>,
+}
+
+/// A descriptor that a parent left open, as in `tap=5`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Door {
+    kind: Kind,
+    fd: RawFd,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Listen,
+    Tap,
+    Queue,
+}
+
+impl Doors {
+    /// Opens what `wanted` asks for and then listens at `listen`: no SYN may be missed that a
+    /// listener answers. Where a service manager has opened listeners, those.
+    pub fn open(
+        listen: &[SocketAddr],
+        wanted: Option<Wanted<'_>>,
+        options: TcpOptions,
+    ) -> Result<Doors> {
+        let given = inherit::listen_fds().context("take the sockets that LISTEN_FDS names")?;
+        let syns = Syns::open(listen, wanted)?;
+        let mut listeners = Vec::new();
+        for socket in given {
+            tcp::adopt(socket.as_fd(), options).context("use a socket of LISTEN_FDS")?;
+            listeners.push(TcpListener::from(socket));
+        }
+        // What the manager listens at need not be opened again.
+        let known = addresses(&listeners)?;
+        for at in listen.iter().filter(|at| !known.contains(at)) {
+            let listener = tcp::listen(*at, BACKLOG, options)
+                .with_context(|| format!("--listen: cannot use {at}"))?;
+            listeners.push(listener);
+        }
+        Ok(Doors { listeners, syns })
+    }
+
+    /// Takes over what a parent has left open.
+    pub fn inherited(doors: &[Door], number: u16, held: u32) -> Result<Doors> {
+        let (mut listeners, mut syns) = (Vec::new(), Syns::Unseen);
+        for door in doors {
+            let fd = inherit::take(door.fd).with_context(|| format!("take over {door}"))?;
+            match door.kind {
+                Kind::Listen => listeners.push(TcpListener::from(fd)),
+                Kind::Tap => syns = Syns::Tap(SynTap::inherited(fd)),
+                Kind::Queue => syns = Syns::Queue(SynQueue::inherited(fd, number, held)),
+            }
+        }
+        if listeners.is_empty() {
+            bail!("--doors: no listener among them");
+        }
+        Ok(Doors { listeners, syns })
+    }
+
+    /// The same for a child: what to leave open, and what it is.
+    pub fn legacy(&self) -> (Vec<BorrowedFd<'_>>, Vec<Door>) {
+        let listeners = self.listeners.iter().map(|one| (Kind::Listen, one.as_fd()));
+        let syns = match &self.syns {
+            Syns::Unseen => None,
+            Syns::Tap(tap) => Some((Kind::Tap, tap.as_fd())),
+            Syns::Queue(queue) => Some((Kind::Queue, queue.as_fd())),
+        };
+        let all = listeners.chain(syns);
+        all.map(|(kind, fd)| (fd, Door { kind, fd: fd.as_raw_fd() })).unzip()
+    }
+}
+
+impl Syns {
+    fn open(listen: &[SocketAddr], wanted: Option<Wanted<'_>>) -> Result<Syns> {
+        match wanted {
+            None => Ok(Syns::Unseen),
+            Some(Wanted { held: Some(most), .. }) => {
+                let number = listen.first().map_or(0, SocketAddr::port);
+                let queue = SynQueue::open(number, most).with_context(|| {
+                    format!(
+                        "hold SYNs in queue {number}, which takes root or CAP_NET_ADMIN, a kernel \
+                         with NFQUEUE, and nobody else there (--accept early)"
+                    )
+                })?;
+                Ok(Syns::Queue(queue))
+            }
+            Some(Wanted { filter, .. }) => {
+                let tap = SynTap::open(filter).context(
+                    "watch for SYNs, which takes root or CAP_NET_RAW (--forward late)",
+                )?;
+                Ok(Syns::Tap(tap))
+            }
+        }
+    }
+}
+
+/// Where they listen.
+pub fn addresses(listeners: &[TcpListener]) -> Result<Vec<SocketAddr>> {
+    Ok(listeners.iter().map(TcpListener::local_addr).collect::<Result<_, _>>()?)
+}
+
+/// The prefixes of what arrives at these listeners.
+pub fn prefixes(listen: &[SocketAddr]) -> Vec<(IpAddr, u8)> {
+    let any = |ip: &str| (ip.parse().expect("an address"), 0);
+    let one = |at: &SocketAddr| match at.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => vec![any("0.0.0.0")],
+        IpAddr::V6(ip) if ip.is_unspecified() => vec![any("0.0.0.0"), any("::")],
+        ip @ IpAddr::V4(_) => vec![(ip, 32)],
+        ip @ IpAddr::V6(_) => vec![(ip, 128)],
+    };
+    let mut all: Vec<_> = listen.iter().flat_map(one).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+impl std::fmt::Display for Door {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = match self.kind {
+            Kind::Listen => "listen",
+            Kind::Tap => "tap",
+            Kind::Queue => "queue",
+        };
+        write!(f, "{kind}={}", self.fd)
+    }
+}
+
+impl FromStr for Door {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Door, String> {
+        let wrong = || format!("{text:?}: a descriptor as in tap=5 is expected");
+        let (kind, fd) = text.split_once('=').ok_or_else(wrong)?;
+        let kind = match kind {
+            "listen" => Kind::Listen,
+            "tap" => Kind::Tap,
+            "queue" => Kind::Queue,
+            _ => return Err(wrong()),
+        };
+        Ok(Door { kind, fd: fd.parse().map_err(|_| wrong())? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn doors_read_back_as_written() {
+        for text in ["listen=3", "tap=17", "queue=4"] {
+            assert_eq!(text.parse::<Door>().unwrap().to_string(), text);
+        }
+        assert!("window=3".parse::<Door>().unwrap_err().contains("tap=5"));
+    }
+
+    #[test]
+    fn listeners_say_which_syns_are_theirs() {
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let own = prefixes(&[at("10.0.0.1:80"), at("10.0.0.1:81"), at("[fd00::1]:80")]);
+        assert_eq!(own, [("10.0.0.1".parse().unwrap(), 32), ("fd00::1".parse().unwrap(), 128)]);
+        assert_eq!(prefixes(&[at("[::]:80")]).len(), 2);
+    }
+}

@@ -1,0 +1,147 @@
+//! Clients that are let in only when their server has answered: the kernel holds their SYNs
+//! meanwhile, and says no in the server's words.
+//!
+//! ```text
+//!   SYN held ──▶ connection begun ──┬─ the server answers   ──▶ the SYN goes on to the listener
+//!                                   ├─ it refuses           ──▶ reset
+//!                                   ├─ nobody knows the way ──▶ ICMP unreachable
+//!                                   └─ silence              ──▶ silence
+//! ```
+
+use std::collections::HashMap;
+use std::io;
+
+use tracing::warn;
+use viaduct_proto::split::early::Tuple;
+use viaduct_proto::split::syn::Syn;
+use viaduct_proto::time::Instant;
+use viaduct_sys::hold::{REFUSED, UNREACHABLE};
+use viaduct_sys::nfqueue::{SNAP, SynQueue, Verdict};
+
+use super::worker::Worker;
+
+/// The SYNs that are held.
+#[derive(Debug)]
+pub struct Holding {
+    queue: SynQueue,
+    /// By the number of the flow that each has begun.
+    held: HashMap<usize, (u32, Tuple)>,
+}
+
+impl Holding {
+    /// Those of `queue`.
+    pub fn new(queue: SynQueue) -> Holding {
+        Holding { queue, held: HashMap::new() }
+    }
+
+    /// Where to learn that one has come.
+    pub fn queue(&self) -> &SynQueue {
+        &self.queue
+    }
+
+    /// Says what becomes of the SYN that has begun flow `key`, if it is held; whose it is.
+    fn decide(&mut self, key: usize, verdict: Verdict) -> Option<Tuple> {
+        let (id, tuple) = self.held.remove(&key)?;
+        self.tell(id, verdict);
+        Some(tuple)
+    }
+
+    fn tell(&self, id: u32, verdict: Verdict) {
+        if let Err(error) = self.queue.verdict(id, verdict) {
+            warn!("a SYN stays held: {error}");
+        }
+    }
+}
+
+impl Worker {
+    /// Begins the connections of the SYNs that are held.
+    pub(super) fn read_held(&mut self, now: Instant) {
+        let mut buffer = [0; SNAP];
+        loop {
+            let Some(holding) = &self.holding else { return };
+            let (id, syn) = match holding.queue.recv(&mut buffer) {
+                Ok(Some(held)) => (held.id, Syn::parse(held.packet)),
+                Ok(None) => return,
+                Err(error) => return warn!("held SYNs cannot be read: {error}"),
+            };
+            let verdict = match syn {
+                Some(syn) => self.hold(id, syn, now),
+                None => Some(Verdict::Pass),
+            };
+            if let (Some(verdict), Some(holding)) = (verdict, &self.holding) {
+                holding.tell(id, verdict);
+            }
+        }
+    }
+
+    /// What becomes of a SYN; `None` if that is for its server to say.
+    fn hold(&mut self, id: u32, syn: Syn, now: Instant) -> Option<Verdict> {
+        let tuple = syn.tuple;
+        let Worker { early, holding: Some(holding), .. } = self else {
+            return Some(Verdict::Pass);
+        };
+        if let Some(key) = early.get(&tuple) {
+            // A repetition; of one that is held still, or of one that may come in.
+            return Some(if holding.held.contains_key(key) { Verdict::Drop } else { Verdict::Pass });
+        }
+        let begun = self.begin_early(&syn, now);
+        let Worker { holding: Some(holding), .. } = self else { return Some(Verdict::Pass) };
+        match begun {
+            Begun::Yes(key) => {
+                holding.held.insert(key, (id, tuple));
+                None
+            }
+            Begun::Full => Some(Verdict::Pass),
+            Begun::Denied => Some(Verdict::Mark(REFUSED)),
+            Begun::Failed => Some(Verdict::Mark(UNREACHABLE)),
+        }
+    }
+
+    /// The server of flow `key` has answered: its client may come in.
+    pub(super) fn let_in(&mut self, key: usize) {
+        if let Some(holding) = &mut self.holding {
+            holding.decide(key, Verdict::Pass);
+        }
+    }
+
+    /// The server of flow `key` does not answer. If its client is held, it is told so, and the
+    /// flow is over: true.
+    pub(super) fn turn_away(&mut self, key: usize, error: &io::Error) -> bool {
+        let Some(holding) = &mut self.holding else { return false };
+        let Some(tuple) = holding.decide(key, words_for(error)) else { return false };
+        self.early.handle_refusal(&tuple);
+        self.end(key, true);
+        true
+    }
+
+    /// Flow `key` ends: its client, if it is held, hears nothing.
+    pub(super) fn forget_held(&mut self, key: usize) {
+        if let Some(holding) = &mut self.holding {
+            holding.decide(key, Verdict::Drop);
+        }
+    }
+}
+
+/// What became of an attempt to begin a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Begun {
+    /// It is this flow.
+    Yes(usize),
+    /// There are too many already.
+    Full,
+    /// The policy forbids it.
+    Denied,
+    /// There is no way there.
+    Failed,
+}
+
+/// What the direct way would have said.
+fn words_for(error: &io::Error) -> Verdict {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => Verdict::Mark(REFUSED),
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
+            Verdict::Mark(UNREACHABLE)
+        }
+        _ => Verdict::Drop,
+    }
+}
