@@ -4,6 +4,7 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
@@ -18,7 +19,13 @@ pub struct TcpOptions {
     pub send_buffer: Option<usize>,
     /// Bytes of the receive buffer; the kernel's choice if `None`.
     pub receive_buffer: Option<usize>,
+    /// How long nothing is said before the other end is probed; never if `None`.
+    pub keep_alive: Option<Duration>,
 }
+
+/// Probes without an answer before a connection is given up, [`TcpOptions::keep_alive`] apart at
+/// most.
+const PROBES: u32 = 4;
 
 /// Listens at `address`, not blocking; several processes may share a port.
 ///
@@ -68,7 +75,7 @@ pub fn connect(
 /// # Errors
 /// None are known.
 pub fn reset_on_close(stream: impl AsFd) -> io::Result<()> {
-    Ok(sockopt::set_socket_linger(stream, Some(std::time::Duration::ZERO))?)
+    Ok(sockopt::set_socket_linger(stream, Some(Duration::ZERO))?)
 }
 
 /// Has the kernel send at most `bytes` a second, evenly (`SO_MAX_PACING_RATE`).
@@ -109,28 +116,44 @@ impl LongHaul {
     }
 }
 
-/// Probes a connection on which nothing is said.
+/// Sets up a listener that somebody else has opened as [`listen`] would have: what it accepts
+/// follows.
 ///
 /// # Errors
-/// None are known.
-pub fn keep_alive(stream: impl AsFd) -> io::Result<()> {
-    Ok(sockopt::set_socket_keepalive(stream, true)?)
+/// It is no TCP socket, or a right is missing.
+pub fn adopt(listener: TcpListener, options: TcpOptions) -> io::Result<TcpListener> {
+    listener.set_nonblocking(true)?;
+    apply(listener.as_fd(), listener.local_addr()?.is_ipv4(), options)?;
+    Ok(listener)
 }
 
 fn socket(address: SocketAddr, options: TcpOptions) -> io::Result<rustix::fd::OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+    apply(socket.as_fd(), address.is_ipv4(), options)?;
+    Ok(socket)
+}
+
+fn apply(socket: BorrowedFd<'_>, v4: bool, options: TcpOptions) -> io::Result<()> {
     if options.transparent {
-        set_transparent(socket.as_fd(), address.is_ipv4())?;
+        set_transparent(socket, v4)?;
     }
     if let Some(bytes) = options.send_buffer {
-        sockopt::set_socket_send_buffer_size(&socket, bytes)?;
+        sockopt::set_socket_send_buffer_size(socket, bytes)?;
     }
     if let Some(bytes) = options.receive_buffer {
-        sockopt::set_socket_recv_buffer_size(&socket, bytes)?;
+        sockopt::set_socket_recv_buffer_size(socket, bytes)?;
     }
-    Ok(socket)
+    if let Some(quiet) = options.keep_alive {
+        // The kernel counts seconds.
+        let quiet = Duration::from_secs(quiet.as_secs().clamp(1, 32_767));
+        sockopt::set_socket_keepalive(socket, true)?;
+        sockopt::set_tcp_keepidle(socket, quiet)?;
+        sockopt::set_tcp_keepintvl(socket, quiet.min(Duration::from_secs(75)))?;
+        sockopt::set_tcp_keepcnt(socket, PROBES)?;
+    }
+    Ok(())
 }
 
 fn set_transparent(socket: BorrowedFd<'_>, v4: bool) -> io::Result<()> {

@@ -22,7 +22,12 @@ use super::worker::{Limits, Worker};
 
 impl Worker {
     /// Begins the connections of the SYNs that have come.
-    pub(super) fn read_syns(&mut self, now: Instant) {
+    pub(super) fn see_syns(&mut self, now: Instant) {
+        self.read_syns(now);
+        self.read_held(now);
+    }
+
+    fn read_syns(&mut self, now: Instant) {
         let mut packet = [0; SNAP];
         loop {
             let Some(tap) = &self.tap else { return };
@@ -31,16 +36,31 @@ impl Worker {
                 Ok(None) => return,
                 Err(_) => continue, // an interface went down
             };
-            let Some(Syn { tuple, .. }) = syn else { continue };
-            if self.flows.is_full() {
-                continue; // its client, if there is one, is refused when it comes
+            if let Some(Syn { tuple, .. }) = syn {
+                // A client that is not begun for is refused when it comes, if it ever does.
+                let _ = self.begin_early(&tuple, now);
             }
-            let Worker { early, flows, target, policies, options, limits, .. } = self;
-            early.handle_syn(now, tuple, || {
-                let route = target.route(&tuple, policies)?;
-                flows.begin(route, *options, limits, tuple.client, now).ok()
-            });
         }
+    }
+
+    /// Begins what a SYN asks for; `Ok(None)` if it has been begun, or too many wait.
+    pub(super) fn begin_early(
+        &mut self,
+        tuple: &Tuple,
+        now: Instant,
+    ) -> Result<Option<usize>, Failure> {
+        let mut begun = Ok(None);
+        if self.flows.is_full() {
+            return begun;
+        }
+        let Worker { early, flows, target, policies, options, limits, .. } = self;
+        early.handle_syn(now, *tuple, || {
+            let route = target.route(tuple, policies).ok_or(Failure::Denied);
+            let begin = |route| flows.begin(route, *options, limits, tuple.client, now);
+            begun = route.and_then(begin).map(Some);
+            begun.ok().flatten()
+        });
+        begun
     }
 
     /// Takes in the connections that wait at a listener.
@@ -66,7 +86,7 @@ impl Worker {
                 continue;
             }
             // Its SYN is in the tap by now: it came before its handshake was done.
-            self.read_syns(now);
+            self.see_syns(now);
             self.join(client, Tuple { client: canonical(peer), to: canonical(to) }, now);
         }
     }

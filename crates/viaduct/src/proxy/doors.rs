@@ -40,8 +40,8 @@ pub struct Doors {
 pub struct Wanted<'a> {
     /// Their destinations.
     pub filter: SynFilter<'a>,
-    /// How many are held at once; `None`: none is, a copy is looked at.
-    pub held: Option<u32>,
+    /// The queue that they are held in, and how many at once; `None`: none is, a copy is looked at.
+    pub held: Option<(u16, u32)>,
 }
 
 /// A descriptor that a parent left open, as in `tap=5`.
@@ -60,25 +60,27 @@ enum Kind {
 
 impl Doors {
     /// Opens what `wanted` asks for and then listens at `listen`: no SYN may be missed that a
-    /// listener answers. Where a service manager has opened listeners, those.
+    /// listener answers. Where a service manager listens there already, its sockets are used.
     pub fn open(
         listen: &[SocketAddr],
         wanted: Option<Wanted<'_>>,
         options: TcpOptions,
     ) -> Result<Doors> {
         let given = inherit::listen_fds().context("take the sockets that LISTEN_FDS names")?;
-        let syns = Syns::open(listen, wanted)?;
+        let syns = Syns::open(wanted)?;
+        let mut given: Vec<TcpListener> = given.into_iter().map(TcpListener::from).collect();
         let mut listeners = Vec::new();
-        for socket in given {
-            tcp::adopt(socket.as_fd(), options).context("use a socket of LISTEN_FDS")?;
-            listeners.push(TcpListener::from(socket));
+        for &at in listen {
+            let is_here = |one: &TcpListener| one.local_addr().is_ok_and(|here| here == at);
+            let listener = match given.iter().position(is_here) {
+                Some(n) => tcp::adopt(given.swap_remove(n), options),
+                None => tcp::listen(at, BACKLOG, options),
+            };
+            listeners.push(listener.with_context(|| format!("listen: cannot use {at}"))?);
         }
-        // What the manager listens at need not be opened again.
-        let known = addresses(&listeners)?;
-        for at in listen.iter().filter(|at| !known.contains(at)) {
-            let listener = tcp::listen(*at, BACKLOG, options)
-                .with_context(|| format!("--listen: cannot use {at}"))?;
-            listeners.push(listener);
+        if let Some(one) = given.first() {
+            let at = one.local_addr().map_or("no address".to_owned(), |at| at.to_string());
+            bail!("the service manager listens at {at}, which no listen names");
         }
         Ok(Doors { listeners, syns })
     }
@@ -114,11 +116,10 @@ impl Doors {
 }
 
 impl Syns {
-    fn open(listen: &[SocketAddr], wanted: Option<Wanted<'_>>) -> Result<Syns> {
+    fn open(wanted: Option<Wanted<'_>>) -> Result<Syns> {
         match wanted {
             None => Ok(Syns::Unseen),
-            Some(Wanted { held: Some(most), .. }) => {
-                let number = listen.first().map_or(0, SocketAddr::port);
+            Some(Wanted { held: Some((number, most)), .. }) => {
                 let queue = SynQueue::open(number, most).with_context(|| {
                     format!(
                         "hold SYNs in queue {number}, which takes root or CAP_NET_ADMIN, a kernel \
@@ -128,18 +129,12 @@ impl Syns {
                 Ok(Syns::Queue(queue))
             }
             Some(Wanted { filter, .. }) => {
-                let tap = SynTap::open(filter).context(
-                    "watch for SYNs, which takes root or CAP_NET_RAW (--forward late)",
-                )?;
+                let tap = SynTap::open(filter)
+                    .context("watch for SYNs, which takes root or CAP_NET_RAW (--forward late)")?;
                 Ok(Syns::Tap(tap))
             }
         }
     }
-}
-
-/// Where they listen.
-pub fn addresses(listeners: &[TcpListener]) -> Result<Vec<SocketAddr>> {
-    Ok(listeners.iter().map(TcpListener::local_addr).collect::<Result<_, _>>()?)
 }
 
 /// The prefixes of what arrives at these listeners.

@@ -95,7 +95,7 @@ pub fn read(path: &Path) -> Result<(ProxyArgs, Vec<PolicyTable>), String> {
 pub fn options(table: &Table) -> Result<ProxyArgs, String> {
     let mut words = vec!["[proxy]".to_owned()];
     for (key, value) in table {
-        if matches!(&key[..], "config" | "check") {
+        if matches!(&key[..], "config" | "check" | "doors") {
             return Err(format!("{key}: unknown key"));
         }
         let option = format!("--{}", key.replace('_', "-"));

@@ -10,14 +10,17 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use tracing::warn;
+use viaduct_proto::flow::Failure;
 use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::syn::Syn;
 use viaduct_proto::time::Instant;
 use viaduct_sys::hold::{REFUSED, UNREACHABLE};
 use viaduct_sys::nfqueue::{SNAP, SynQueue, Verdict};
 
+use super::target::failure;
 use super::worker::Worker;
 
 /// The SYNs that are held.
@@ -34,11 +37,6 @@ impl Holding {
         Holding { queue, held: HashMap::new() }
     }
 
-    /// Where to learn that one has come.
-    pub fn queue(&self) -> &SynQueue {
-        &self.queue
-    }
-
     /// Says what becomes of the SYN that has begun flow `key`, if it is held; whose it is.
     fn decide(&mut self, key: usize, verdict: Verdict) -> Option<Tuple> {
         let (id, tuple) = self.held.remove(&key)?;
@@ -50,6 +48,13 @@ impl Holding {
         if let Err(error) = self.queue.verdict(id, verdict) {
             warn!("a SYN stays held: {error}");
         }
+    }
+}
+
+impl AsFd for Holding {
+    /// Readable when one has come.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.queue.as_fd()
     }
 }
 
@@ -82,18 +87,20 @@ impl Worker {
         };
         if let Some(key) = early.get(&tuple) {
             // A repetition; of one that is held still, or of one that may come in.
-            return Some(if holding.held.contains_key(key) { Verdict::Drop } else { Verdict::Pass });
+            return Some(if holding.held.contains_key(key) {
+                Verdict::Drop
+            } else {
+                Verdict::Pass
+            });
         }
-        let begun = self.begin_early(&syn, now);
-        let Worker { holding: Some(holding), .. } = self else { return Some(Verdict::Pass) };
-        match begun {
-            Begun::Yes(key) => {
+        match self.begin_early(&tuple, now) {
+            Ok(Some(key)) => {
+                let holding = self.holding.as_mut()?;
                 holding.held.insert(key, (id, tuple));
                 None
             }
-            Begun::Full => Some(Verdict::Pass),
-            Begun::Denied => Some(Verdict::Mark(REFUSED)),
-            Begun::Failed => Some(Verdict::Mark(UNREACHABLE)),
+            Ok(None) => Some(Verdict::Pass),
+            Err(why) => Some(words_for(why)),
         }
     }
 
@@ -108,7 +115,7 @@ impl Worker {
     /// flow is over: true.
     pub(super) fn turn_away(&mut self, key: usize, error: &io::Error) -> bool {
         let Some(holding) = &mut self.holding else { return false };
-        let Some(tuple) = holding.decide(key, words_for(error)) else { return false };
+        let Some(tuple) = holding.decide(key, words_for(failure(error))) else { return false };
         self.early.handle_refusal(&tuple);
         self.end(key, true);
         true
@@ -122,26 +129,11 @@ impl Worker {
     }
 }
 
-/// What became of an attempt to begin a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Begun {
-    /// It is this flow.
-    Yes(usize),
-    /// There are too many already.
-    Full,
-    /// The policy forbids it.
-    Denied,
-    /// There is no way there.
-    Failed,
-}
-
 /// What the direct way would have said.
-fn words_for(error: &io::Error) -> Verdict {
-    match error.kind() {
-        io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => Verdict::Mark(REFUSED),
-        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
-            Verdict::Mark(UNREACHABLE)
-        }
-        _ => Verdict::Drop,
+fn words_for(failure: Failure) -> Verdict {
+    match failure {
+        Failure::Refused | Failure::Reset | Failure::Denied => Verdict::Mark(REFUSED),
+        Failure::Unreachable => Verdict::Mark(UNREACHABLE),
+        Failure::TimedOut => Verdict::Drop,
     }
 }

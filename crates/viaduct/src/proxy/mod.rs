@@ -7,6 +7,7 @@
 //!              └──                         ├─ relay: bytes by splice, through a pipe, never here
 //!                                          └─ through: a chain of handlers, or ends that cannot be
 //!                                             spliced
+//!   doors: listeners, and the SYN tap or a queue of held SYNs; opened here, or by whoever began us
 //!   options, a file ─▶ settings ─▶ worker: the loop of all flows, one thread
 //!                             └──▶ control: signals, status socket, metrics, another thread
 //! ```
@@ -14,12 +15,16 @@
 mod arrivals;
 mod asking;
 mod control;
+mod demand;
+mod doors;
 pub mod families;
 pub mod file;
 mod flow;
 mod flows;
 pub mod handle;
+mod holding;
 mod leg;
+mod opening;
 mod options;
 mod pipes;
 mod policy;
@@ -35,10 +40,11 @@ mod worker;
 use std::fs;
 
 use anyhow::{Context, Result};
-use tracing::{info, warn};
+use tracing::info;
 use viaduct_proto::flow::Registry;
-use viaduct_sys::journal::Changes;
+use viaduct_sys::memory;
 
+use opening::Opened;
 pub use options::ProxyOptions;
 use settings::Settings;
 use worker::Worker;
@@ -46,11 +52,18 @@ use worker::Worker;
 /// Runs until a signal ends it.
 pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     let settings = Settings::load(options, &registry)?;
-    let (worker, to_worker) = Worker::new(&settings)?;
+    // What was changed on the machine is put back when this ends.
+    let (doors, _changes) = match opening::open(&settings, &options.doors)? {
+        Opened::Proxy(doors, changes) => (doors, changes),
+        Opened::Parent(parent, _changes) => {
+            info!(name = settings.name, listen = ?settings.listen, "up on demand");
+            return parent.run().context("the parent of proxies stopped");
+        }
+    };
+    let (worker, to_worker) = Worker::new(&settings, doors)?;
     control::start(options.clone(), registry, settings.clone(), to_worker)?;
-    // Only now that somebody listens; dropped, and so put back, when the worker has ended.
-    let _changes = intercept(&settings)?;
     info!(name = settings.name, listen = ?settings.listen, to = %settings.target, "up");
+    memory::let_go_of_start()?;
     let ended = worker.run().context("the proxy stopped");
     let _ = fs::remove_file(settings.socket());
     ended
@@ -62,15 +75,4 @@ pub fn check(options: &ProxyOptions, registry: &Registry) -> Result<()> {
     print!("{settings}");
     println!("ok");
     Ok(())
-}
-
-/// Has the kernel hand connections to the proxy.
-fn intercept(settings: &Settings) -> Result<Option<Changes>> {
-    let Some(intercept) = &settings.intercept else { return Ok(None) };
-    let mut changes = Changes::open(&settings.journal())?;
-    for warning in changes.warnings() {
-        warn!("left by an earlier run: {warning}");
-    }
-    changes.intercept(intercept.clone())?;
-    Ok(Some(changes))
 }

@@ -8,6 +8,8 @@ use clap::ValueEnum;
 use ipnet::IpNet;
 use viaduct_proto::flow::HandlerSpec;
 
+use super::doors::Door;
+
 /// Options in a file, or on the command line.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ProxyOptions {
@@ -17,6 +19,9 @@ pub struct ProxyOptions {
     /// Check all that was said, say what it means, and touch nothing
     #[arg(long)]
     pub check: bool,
+    /// Descriptors that the parent of --on-demand leaves open
+    #[arg(long, value_delimiter = ',', hide = true)]
+    pub(super) doors: Vec<Door>,
     #[command(flatten)]
     pub(super) args: ProxyArgs,
 }
@@ -66,6 +71,9 @@ pub struct ProxyArgs {
     /// When to begin the second half
     #[arg(long, value_enum, default_value_t = Forwarding::Early)]
     pub(super) forward: Forwarding,
+    /// When a client is let in
+    #[arg(long, value_enum, default_value_t = Accept::Early)]
+    pub(super) accept: Accept,
     /// Early connections that wait for their client, at most
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub(super) early_most: usize,
@@ -78,6 +86,16 @@ pub struct ProxyArgs {
     /// How long a flow may say nothing; 0s: for ever
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = time)]
     pub(super) idle_timeout: Duration,
+    /// How long an end may say nothing before it is asked whether it is there; 0s: never
+    #[arg(long, value_name = "TIME", default_value = "2m", value_parser = time)]
+    pub(super) keep_alive: Duration,
+    /// Only listen; start the proxy itself when a SYN comes, and again after it has ended
+    #[arg(long)]
+    pub(super) on_demand: bool,
+    /// End after so long without a flow, for whoever starts it again: systemd, or --on-demand, where
+    /// it is 60s if not given
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub(super) idle_exit: Option<Duration>,
     /// How long flows may go on after SIGTERM
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     pub(super) drain: Duration,
@@ -95,7 +113,8 @@ pub struct ProxyArgs {
     /// rid of, and the other end does not have yet
     #[arg(long, value_name = "BYTES")]
     pub(super) far_buffer: Option<usize>,
-    /// Bytes of each socket's send buffer; the kernel's choice if not given
+    /// Bytes of each socket's send buffer; twice the receive buffer's, or the kernel's choice, if not
+    /// given
     #[arg(long, value_name = "BYTES")]
     pub(super) send_buffer: Option<usize>,
     /// Bytes of each socket's receive buffer; the kernel's choice if not given
@@ -133,6 +152,15 @@ pub enum Forwarding {
     Early,
     /// When the client's handshake is done
     Late,
+}
+
+/// When a client's connection is accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Accept {
+    /// At once; if the server then says no, that is a reset
+    Early,
+    /// When the server has answered; if it says no, the client is told so in its words
+    AfterConnect,
 }
 
 fn time(text: &str) -> Result<Duration, String> {

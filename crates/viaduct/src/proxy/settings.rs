@@ -3,6 +3,7 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use std::{fmt, fs};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -14,10 +15,13 @@ use viaduct_sys::intercept::{Intercept, Way};
 use viaduct_sys::tcp::{LongHaul, TcpOptions};
 
 use super::file::{self, PolicyTable};
-use super::options::{Forwarding, Language, ProxyArgs, ProxyOptions};
+use super::options::{Accept, Forwarding, Language, ProxyArgs, ProxyOptions};
 use super::policy::{Far, Plan, Policies};
 use super::target::{Target, Terms};
 use super::worker::Limits;
+
+/// How long a proxy on demand stays without a flow, if nobody says.
+const IDLE_EXIT: Duration = Duration::from_secs(60);
 
 /// All that a proxy is to do.
 #[derive(Clone, Debug)]
@@ -36,6 +40,10 @@ pub struct Settings {
     pub limits: Limits,
     /// What the kernel is to hand to it.
     pub intercept: Option<Intercept>,
+    /// Whether the kernel is to hold SYNs until their server has answered.
+    pub holds: bool,
+    /// Whether a proxy is to run only while there is something to do.
+    pub on_demand: bool,
     /// Directory of the status socket and the journal.
     pub run_dir: PathBuf,
     /// Where Prometheus finds the metrics.
@@ -90,9 +98,13 @@ impl Settings {
         Ok(Settings {
             options: TcpOptions {
                 transparent: target.is_transparent(),
-                send_buffer: args.send_buffer,
+                // A window's bytes that wait to be acknowledged, and as many that wait to be sent.
+                send_buffer: args.send_buffer.or(args.receive_buffer.map(|bytes| 2 * bytes)),
                 receive_buffer: args.receive_buffer,
+                keep_alive: Some(args.keep_alive).filter(|time| !time.is_zero()),
             },
+            holds: holds(args, &target)?,
+            on_demand: args.on_demand,
             name,
             listen: args.listen.clone(),
             target,
@@ -123,6 +135,7 @@ impl Settings {
             ("to, expect", self.target.is_alike(&new.target)),
             ("run-dir", self.run_dir == new.run_dir),
             ("metrics", self.metrics == new.metrics),
+            ("accept, on-demand", (self.holds, self.on_demand) == (new.holds, new.on_demand)),
             ("flows", self.limits.flows == new.limits.flows),
             ("forward, early-most, early-wait", self.limits.early == new.limits.early),
         ];
@@ -199,12 +212,27 @@ fn check_congestion_control(name: &str) -> Result<()> {
     })
 }
 
+/// Whether SYNs are held.
+fn holds(args: &ProxyArgs, target: &Target) -> Result<bool> {
+    match (args.accept, args.forward) {
+        (Accept::Early, _) => Ok(false),
+        (Accept::AfterConnect, Forwarding::Late) => {
+            bail!("accept: after-connect needs forward early: the SYN begins the connection")
+        }
+        _ if !target.is_in_the_syn() => {
+            bail!("accept: after-connect is for to and intercept: with expect, clients are told")
+        }
+        _ => Ok(true),
+    }
+}
+
 fn limits(args: &ProxyArgs) -> Limits {
     Limits {
         flows: args.flows,
         early: (args.forward == Forwarding::Early).then_some((args.early_most, args.early_wait)),
         connect: args.connect_timeout,
         idle: Some(args.idle_timeout).filter(|time| !time.is_zero()),
+        idle_exit: args.idle_exit.or(args.on_demand.then_some(IDLE_EXIT)),
         drain: args.drain,
         chain_buffer: args.chain_buffer,
     }

@@ -76,18 +76,17 @@ impl Target {
         matches!(self, Target::Meant { .. })
     }
 
-    /// The ports whose SYNs begin flows; none means all. `None`: a SYN does not tell where to.
-    pub fn ports(&self, listen: &[SocketAddr]) -> Option<Vec<u16>> {
-        match self {
-            Target::Fixed(_) => Some(listen.iter().map(SocketAddr::port).collect()),
-            Target::Meant { .. } => Some(Vec::new()),
-            Target::Asked(_) => None,
-        }
+    /// Whether a SYN tells where its flow goes.
+    pub fn is_in_the_syn(&self) -> bool {
+        !matches!(self, Target::Asked(_))
     }
 
     /// How the flow that `tuple` names goes on; `None` if it may not.
     pub fn route(&self, tuple: &Tuple, policies: &Policies) -> Option<Route> {
         let (to, from) = match *self {
+            // Nothing passes this machine from itself to itself: it would be our own connection,
+            // and so would the one that it asks for.
+            Target::Meant { .. } if tuple.client.ip() == tuple.to.ip() => return None,
             Target::Fixed(to) => (to, None),
             Target::Meant { keep_client } => (tuple.to, keep_client.then_some(tuple.client)),
             Target::Asked(_) => (tuple.to, None),

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use mio::net::TcpListener;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
@@ -15,10 +15,12 @@ use viaduct_proto::split::early::Early;
 use viaduct_proto::time::Instant;
 use viaduct_sys::clock;
 use viaduct_sys::syn::SynTap;
-use viaduct_sys::tcp::{self, TcpOptions};
+use viaduct_sys::tcp::TcpOptions;
 
+use super::doors::{Doors, Syns};
 use super::flow::{End, Flow, Shared};
 use super::flows::Flows;
+use super::holding::Holding;
 use super::pipes::Pipes;
 use super::policy::Policies;
 use super::resolve::Resolver;
@@ -26,8 +28,6 @@ use super::settings::Settings;
 use super::stats::ProxyStats;
 use super::target::{Target, failure};
 
-/// Connections that the kernel holds ready to be accepted.
-const BACKLOG: u32 = 4096;
 /// Events taken from the kernel at once.
 const EVENTS: usize = 1024;
 /// How often deadlines are looked at: they are seconds long.
@@ -54,6 +54,8 @@ pub struct Limits {
     pub connect: Duration,
     /// How long a flow may say nothing.
     pub idle: Option<Duration>,
+    /// How long it stays without a flow before it ends; for ever if `None`.
+    pub idle_exit: Option<Duration>,
     /// How long flows may go on after they were asked to end.
     pub drain: Duration,
     /// Bytes that each end of a chain of handlers holds before it stops its source.
@@ -93,6 +95,7 @@ pub struct Worker {
     poll: Poll,
     pub(super) listeners: Vec<TcpListener>,
     pub(super) tap: Option<SynTap>,
+    pub(super) holding: Option<Holding>,
     pub(super) early: Early<usize>,
     pub(super) flows: Flows,
     /// Flows that have more to move, after the others had their turn.
@@ -104,6 +107,8 @@ pub struct Worker {
     pub(super) limits: Limits,
     pub(super) stats: ProxyStats,
     orders: mpsc::Receiver<Order>,
+    /// When it had a flow last.
+    busy: Instant,
     /// When to end, if it was asked to.
     deadline: Option<Instant>,
     /// When to close the listeners, if it was.
@@ -111,9 +116,9 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Opens all that it needs, before anything is accepted; and the way to tell it what to do.
-    pub fn new(settings: &Settings) -> Result<(Worker, ToWorker)> {
-        let Settings { listen, target, policies, options, limits, .. } = settings.clone();
+    /// Behind these doors, where nothing is accepted yet; and the way to tell it what to do.
+    pub fn new(settings: &Settings, doors: Doors) -> Result<(Worker, ToWorker)> {
+        let Settings { target, policies, options, limits, .. } = settings.clone();
         let poll = Poll::new()?;
         let (send, orders) = mpsc::channel();
         let to_worker =
@@ -124,21 +129,27 @@ impl Worker {
             }
             _ => None,
         };
-        // The tap first: no SYN may be missed that the listener answers.
-        let tap = tap(settings)?;
-        if let Some(tap) = &tap {
-            let fd = tap.as_fd().as_raw_fd();
+        let (most, mut wait) = limits.early.unwrap_or_default();
+        let (tap, holding) = match doors.syns {
+            Syns::Unseen => (None, None),
+            Syns::Tap(tap) => (Some(tap), None),
+            Syns::Queue(queue) => {
+                // Its client comes after its server has answered.
+                wait += limits.connect;
+                (None, Some(Holding::new(queue)))
+            }
+        };
+        let tapped = tap.as_ref().map(AsFd::as_fd);
+        if let Some(fd) = tapped.or(holding.as_ref().map(AsFd::as_fd)) {
+            let fd = fd.as_raw_fd();
             poll.registry().register(&mut SourceFd(&fd), SYNS, Interest::READABLE)?;
         }
         let mut listeners = Vec::new();
-        for (n, &at) in listen.iter().enumerate() {
-            let listener = tcp::listen(at, BACKLOG, options)
-                .with_context(|| format!("listen: cannot use {at}"))?;
+        for (n, listener) in doors.listeners.into_iter().enumerate() {
             let mut listener = TcpListener::from_std(listener);
             poll.registry().register(&mut listener, Token(LISTENERS - n), Interest::READABLE)?;
             listeners.push(listener);
         }
-        let (most, wait) = limits.early.unwrap_or_default();
         let shared = Shared { pipes: Pipes::default(), scratch: vec![0; SCRATCH].into() };
         let worker = Worker {
             early: Early::new(most, wait),
@@ -147,6 +158,7 @@ impl Worker {
             poll,
             listeners,
             tap,
+            holding,
             resolver,
             target,
             policies,
@@ -154,6 +166,7 @@ impl Worker {
             limits,
             stats: ProxyStats::default(),
             orders,
+            busy: time(),
             deadline: None,
             doors_close: None,
         };
@@ -189,7 +202,19 @@ impl Worker {
             if self.is_over(now) {
                 return Ok(());
             }
+            if self.is_idle(now) {
+                info!("idle");
+                return Ok(());
+            }
         }
+    }
+
+    /// Whether it has been without a flow for so long that it shall end.
+    fn is_idle(&mut self, now: Instant) -> bool {
+        if !self.flows.is_empty() {
+            self.busy = now;
+        }
+        self.limits.idle_exit.is_some_and(|after| now.since(self.busy) >= after)
     }
 
     /// Does what it was told.
@@ -212,6 +237,7 @@ impl Worker {
     fn drain(&mut self, now: Instant) {
         self.deadline = Some(now + self.limits.drain);
         self.doors_close = Some(now + HANDSHAKES);
+        self.holding = None;
         for listener in &self.listeners {
             if let Err(error) = tcp::take_no_more(listener) {
                 debug!("refuse SYNs: {error}");
@@ -251,7 +277,7 @@ impl Worker {
 
     fn handle(&mut self, event: &mio::event::Event, now: Instant) {
         match event.token() {
-            SYNS => self.read_syns(now),
+            SYNS => self.see_syns(now),
             NAMES => self.read_answers(now),
             ORDERS => self.obey(now),
             Token(n) if n > LISTENERS - self.listeners.len() && n <= LISTENERS => {
@@ -291,12 +317,13 @@ impl Worker {
                     let (via, took) = (flow.via(), now.since(flow.begun));
                     answer(flow);
                     self.stats.hop(via).took(took);
+                    self.let_in(key);
                 }
                 Ok(()) => {}
                 Err(error) => return self.unanswered(key, &error),
             }
         }
-        self.stats.opened += u64::from(flow.opens());
+        self.stats.opened += u64::from(self.flows.at(key).opens());
         match self.flows.drive(key, now) {
             Ok(moved) => {
                 for (sum, bytes) in self.stats.bytes.iter_mut().zip(moved.bytes) {
@@ -324,6 +351,10 @@ impl Worker {
         let flow = self.flows.at(key);
         debug!("connect for {}: {error}", flow.source());
         self.stats.hop(flow.via()).failed += 1;
+        if self.turn_away(key, error) {
+            return self.stats.refused.count(failure(error));
+        }
+        let flow = self.flows.at(key);
         if flow.asked().is_some() {
             return self.refuse(key, failure(error));
         }
@@ -338,6 +369,7 @@ impl Worker {
     /// Ends a flow; by a reset of both connections if one of them broke. One without a client ends
     /// only when its client comes or its time is up: `early` knows its key until then.
     pub(super) fn end(&mut self, key: usize, reset: bool) {
+        self.forget_held(key);
         let Some(mut flow) = self.flows.remove(key) else { return };
         if reset {
             flow.reset();
@@ -361,16 +393,6 @@ impl Worker {
             self.end(key, true);
         }
     }
-}
-
-/// The tap for the SYNs that begin flows, if they do.
-fn tap(settings: &Settings) -> Result<Option<SynTap>> {
-    let Some(ports) = settings.limits.early.and_then(|_| settings.target.ports(&settings.listen))
-    else {
-        return Ok(None);
-    };
-    let tap = SynTap::open(&ports);
-    tap.map(Some).context("watch for SYNs, which takes root or CAP_NET_RAW (--forward late)")
 }
 
 /// Tells a client that asked that its server is there.

@@ -1,0 +1,84 @@
+//! How a proxy is begun: its doors, and what it changes on the machine for them.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::Result;
+use tracing::warn;
+use viaduct_sys::filter::SynFilter;
+use viaduct_sys::hold::{Hold, Where};
+use viaduct_sys::journal::Changes;
+
+use super::demand::Demand;
+use super::doors::{self, Door, Doors, Wanted};
+use super::settings::Settings;
+
+/// What a process that is told so becomes.
+pub enum Opened {
+    /// A proxy, behind these doors; what it has changed is put back when that is dropped.
+    Proxy(Doors, Option<Changes>),
+    /// The parent of proxies.
+    Parent(Demand, Option<Changes>),
+}
+
+/// Opens the doors, or takes over those that a parent `left`, and makes the changes that belong to
+/// them.
+pub fn open(settings: &Settings, left: &[Door]) -> Result<Opened> {
+    let (most, _) = settings.limits.early.unwrap_or_default();
+    let most = u32::try_from(most).unwrap_or(u32::MAX);
+    if !left.is_empty() {
+        return Ok(Opened::Proxy(Doors::inherited(left, queue(settings), most)?, None));
+    }
+    let (destinations, ports) = concern(settings);
+    let filter = SynFilter { destinations: &destinations, ports: &ports };
+    let seen = settings.limits.early.is_some() && settings.target.is_in_the_syn();
+    let held = settings.holds.then_some((queue(settings), most));
+    let doors =
+        Doors::open(&settings.listen, seen.then_some(Wanted { filter, held }), settings.options)?;
+    // Only now that somebody listens.
+    let changes = changes(settings, destinations, ports)?;
+    Ok(match settings.on_demand {
+        false => Opened::Proxy(doors, changes),
+        true => Opened::Parent(Demand::new(doors)?, changes),
+    })
+}
+
+/// The queue of held SYNs.
+fn queue(settings: &Settings) -> u16 {
+    settings.listen.first().map_or(0, SocketAddr::port)
+}
+
+/// Where SYNs go that concern this proxy: addresses and ports.
+fn concern(settings: &Settings) -> (Vec<(IpAddr, u8)>, Vec<u16>) {
+    match &settings.intercept {
+        Some(intercept) => (intercept.destinations.clone(), intercept.ports.clone()),
+        None => {
+            let ports = settings.listen.iter().map(SocketAddr::port).collect();
+            (doors::prefixes(&settings.listen), ports)
+        }
+    }
+}
+
+/// Has the kernel hand connections to the proxy, and hold their SYNs, if that is wanted.
+fn changes(
+    settings: &Settings,
+    destinations: Vec<(IpAddr, u8)>,
+    ports: Vec<u16>,
+) -> Result<Option<Changes>> {
+    let (intercept, queue) = (&settings.intercept, queue(settings));
+    if intercept.is_none() && !settings.holds {
+        return Ok(None);
+    }
+    let mut changes = Changes::open(&settings.journal())?;
+    for warning in changes.warnings() {
+        warn!("left by an earlier run: {warning}");
+    }
+    if settings.holds {
+        let instance = format!("hold_{queue}");
+        let whose = if intercept.is_some() { Where::Passing } else { Where::Here };
+        changes.hold(Hold { instance, queue, whose, destinations, ports })?;
+    }
+    if let Some(intercept) = intercept {
+        changes.intercept(intercept.clone())?;
+    }
+    Ok(Some(changes))
+}
