@@ -31,9 +31,12 @@ impl Proxy {
         Self::start(node, &["--listen", &listen, "--intercept", "0.0.0.0/0,::/0"])
     }
 
-    /// With these arguments.
+    /// With these arguments; they may name a `--run-dir`, where an earlier one has left its journal.
     pub fn start(node: &Node, arguments: &[&str]) -> Result<Proxy> {
         let scratch = Scratch::new()?;
+        if arguments.contains(&"--run-dir") {
+            return Self::run(node, arguments, scratch);
+        }
         let run_dir = scratch.path().display().to_string();
         Self::run(node, &[arguments, &["--run-dir", &run_dir]].concat(), scratch)
     }

@@ -1,0 +1,256 @@
+//! When a proxy lets its clients in, and when it runs at all: after the server has answered, on
+//! demand, by a service manager's sockets.
+#![allow(clippy::unwrap_used)] // a test may panic
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use viaduct_lab::binary::use_binary;
+use viaduct_lab::proxies::Proxy;
+use viaduct_lab::topology::{Chain, Journal, Node};
+use viaduct_proto::link::LinkConfig;
+use viaduct_sys::ring::{Ring, RingConfig};
+
+const PORT: u16 = 9000;
+/// Where a proxy is spoken to.
+const AT: &str = "10.1.0.2:7000";
+const AFTER: [&str; 2] = ["--accept", "after-connect"];
+
+/// A client, a router for the proxy, a server.
+struct World {
+    chain: Chain,
+}
+
+impl World {
+    fn new(link: &str) -> World {
+        use_binary(env!("CARGO_BIN_EXE_viaduct"));
+        let link: LinkConfig = link.parse().unwrap();
+        World { chain: Chain::build(&[link.clone(), link], 1, &Journal::new()).unwrap() }
+    }
+
+    fn hop(&self) -> &Node {
+        &self.chain.hops()[0]
+    }
+
+    /// On the path, with more arguments.
+    fn on_path(&self, more: &[&str]) -> Proxy {
+        let path = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0,::/0"];
+        Proxy::start(self.hop(), &[&path, more].concat()).unwrap()
+    }
+
+    /// Spoken to, on the way to `to`, with more arguments.
+    fn spoken_to(&self, to: SocketAddr, more: &[&str]) -> Proxy {
+        let to = to.to_string();
+        Proxy::start(self.hop(), &[&["--listen", AT, "--to", &to], more].concat()).unwrap()
+    }
+
+    fn server(&self) -> SocketAddr {
+        SocketAddr::new(self.chain.server().v4().into(), PORT)
+    }
+
+    /// A listener in the server.
+    fn listen(&self, ip: IpAddr) -> TcpListener {
+        let listen = || TcpListener::bind(SocketAddr::new(ip, PORT)).unwrap();
+        self.chain.server().netns().enter(listen).unwrap()
+    }
+
+    /// A connection from the client.
+    fn connect(&self, to: SocketAddr) -> std::io::Result<TcpStream> {
+        let connect = || TcpStream::connect_timeout(&to, Duration::from_secs(8));
+        let stream = self.chain.client().netns().enter(connect).unwrap()?;
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        Ok(stream)
+    }
+
+    fn error(&self, to: SocketAddr) -> ErrorKind {
+        self.connect(to).expect_err("it should not connect").kind()
+    }
+
+    fn rules(&self) -> String {
+        self.hop().run("nft", &["list", "tables"]).unwrap()
+    }
+}
+
+fn signal(proxy: &mut Proxy, signal: Signal) {
+    kill_process(Pid::from_raw(proxy.process().id().cast_signed()).unwrap(), signal).unwrap();
+}
+
+/// One byte there and back.
+fn echo(client: &mut TcpStream, listener: &TcpListener) -> IpAddr {
+    let (mut server, peer) = listener.accept().unwrap();
+    client.write_all(b"?").unwrap();
+    server.read_exact(&mut [0]).unwrap();
+    server.write_all(b"!").unwrap();
+    client.read_exact(&mut [0]).unwrap();
+    peer.ip()
+}
+
+#[test]
+fn on_the_path_a_refused_server_is_refused_and_others_are_let_in() {
+    let world = World::new("delay=5ms");
+    let mut proxy = world.on_path(&AFTER);
+    for ip in world.chain.server().addresses().collect::<Vec<_>>() {
+        let to = SocketAddr::new(ip, PORT);
+        assert_eq!(world.error(to), ErrorKind::ConnectionRefused, "{ip}");
+        let listener = world.listen(ip);
+        let begun = Instant::now();
+        let mut client = world.connect(to).unwrap();
+        assert!(begun.elapsed() > Duration::from_millis(20), "let in after the server's answer");
+        let from = echo(&mut client, &listener);
+        assert_ne!(Some(from), client.local_addr().ok().map(|at| at.ip()), "through the proxy");
+    }
+    signal(&mut proxy, Signal::TERM);
+    proxy.process().wait().unwrap();
+    assert_eq!(world.rules(), "", "put back");
+}
+
+#[test]
+fn spoken_to_a_refused_server_is_refused_and_others_are_let_in() {
+    let world = World::new("delay=5ms");
+    let _proxy = world.spoken_to(world.server(), &AFTER);
+    let at: SocketAddr = AT.parse().unwrap();
+    assert_eq!(world.error(at), ErrorKind::ConnectionRefused);
+    let listener = world.listen(world.server().ip());
+    echo(&mut world.connect(at).unwrap(), &listener);
+}
+
+#[test]
+fn where_no_way_leads_is_unreachable_and_where_nobody_answers_is_silence() {
+    let world = World::new("delay=1ms");
+    world.hop().ip(&["route add unreachable 10.77.0.0/16".into()]).unwrap();
+    let far = |text: &str| SocketAddr::new(text.parse().unwrap(), PORT);
+    let direct = world.error(far("10.77.0.1"));
+    world.chain.server().run("nft", &["add", "table", "inet", "deaf"]).unwrap();
+    let deaf = "add chain inet deaf input { type filter hook input priority 0; policy drop; }";
+    world.chain.server().run("nft", &[deaf]).unwrap();
+    let _proxy = world.on_path(&["--accept", "after-connect", "--connect-timeout", "2s"]);
+    assert_eq!(world.error(far("10.77.0.1")), direct);
+    assert_eq!(direct, ErrorKind::HostUnreachable);
+    assert_eq!(world.error(world.server()), ErrorKind::TimedOut);
+}
+
+#[test]
+fn a_killed_proxy_is_passed_by_and_its_next_start_holds_again() {
+    let world = World::new("delay=1ms");
+    let mut proxy = world.on_path(&AFTER);
+    signal(&mut proxy, Signal::KILL);
+    proxy.process().wait().unwrap();
+    assert!(world.rules().contains("viaduct_hold_7000"), "{}", world.rules());
+    assert_eq!(world.error(world.server()), ErrorKind::ConnectionRefused, "the server's own");
+    let listener = world.listen(world.server().ip());
+    let mut client = world.connect(world.server()).unwrap();
+    assert_eq!(echo(&mut client, &listener), client.local_addr().unwrap().ip());
+    let directory = proxy.directory().to_owned();
+    let mut again =
+        world.on_path(&["--accept", "after-connect", "--run-dir", directory.to_str().unwrap()]);
+    let mut client = world.connect(world.server()).unwrap();
+    assert_ne!(echo(&mut client, &listener), client.local_addr().unwrap().ip());
+    signal(&mut again, Signal::TERM);
+    drop(client);
+    again.process().wait().unwrap();
+    assert_eq!(world.rules(), "");
+}
+
+/// When the first TCP packet that `is` what is looked for passes a tap.
+fn when_seen(tap: &mut Ring, is: impl Fn(u8) -> bool) -> Instant {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        while let Some(frame) = tap.next() {
+            if frame.len() >= 40 && frame[0] >> 4 == 4 && frame[9] == 6 && is(frame[33]) {
+                return Instant::now();
+            }
+        }
+        assert!(Instant::now() < deadline, "nothing seen");
+        thread::sleep(Duration::from_micros(500));
+    }
+}
+
+/// The proxies that a parent has started.
+fn children(parent: &mut Proxy) -> Vec<Pid> {
+    let tasks = format!("/proc/{}/task", parent.process().id());
+    let of = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("children"));
+    let all = std::fs::read_dir(tasks).unwrap().flatten().filter_map(|task| of(task).ok());
+    let words = all.collect::<Vec<_>>().join(" ");
+    words.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}: not in time");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn on_demand_the_first_syn_is_forwarded_early_and_the_proxy_goes_when_idle() {
+    const SYN: u8 = 2;
+    const ACK: u8 = 16;
+    let world = World::new("delay=50ms");
+    let listener = world.listen(world.server().ip());
+    let mut parent = world.on_path(&["--on-demand", "--idle-exit", "300ms"]);
+    assert!(children(&mut parent).is_empty());
+    let config = RingConfig { max_packet: 1500, bytes: 1 << 20 };
+    let open =
+        |name: &str| world.hop().netns().enter(|| Ring::open(name, config).unwrap()).unwrap();
+    let (mut west, mut east) = (open("west"), open("east"));
+    let (onward, acknowledged) = thread::scope(|scope| {
+        let onward = scope.spawn(move || when_seen(&mut east, |flags| flags == SYN));
+        let done = scope.spawn(move || when_seen(&mut west, |flags| flags == ACK));
+        let mut client = world.connect(world.server()).unwrap();
+        echo(&mut client, &listener);
+        (onward.join().unwrap(), done.join().unwrap())
+    });
+    let ahead = acknowledged.saturating_duration_since(onward);
+    assert!(ahead > Duration::from_millis(50), "started and forwarded meanwhile: {ahead:?}");
+    until("gone when idle", || children(&mut parent).is_empty());
+    assert!(matches!(parent.process().try_wait(), Ok(None)), "the parent stays");
+    echo(&mut world.connect(world.server()).unwrap(), &listener);
+    signal(&mut parent, Signal::TERM);
+    parent.process().wait().unwrap();
+    assert_eq!(world.rules(), "", "put back by the parent");
+}
+
+#[test]
+fn on_demand_a_crashed_proxy_is_started_again() {
+    let world = World::new("delay=1ms");
+    let listener = world.listen(world.server().ip());
+    for more in [&["--on-demand"][..], &["--on-demand", "--accept", "after-connect"]] {
+        let mut parent = world.on_path(more);
+        for _ in 0..2 {
+            echo(&mut world.connect(world.server()).unwrap(), &listener);
+            let [child] = children(&mut parent)[..] else { panic!("one child") };
+            kill_process(child, Signal::KILL).unwrap();
+            until("reaped", || !children(&mut parent).contains(&child));
+        }
+        let mut client = world.connect(world.server()).unwrap();
+        assert_ne!(echo(&mut client, &listener), client.local_addr().unwrap().ip());
+        // The parent's death is the proxy's too: then connections pass by.
+        signal(&mut parent, Signal::KILL);
+        parent.process().wait().unwrap();
+        until("passed by", || {
+            let Ok(mut client) = world.connect(world.server()) else { return false };
+            echo(&mut client, &listener) == client.local_addr().unwrap().ip()
+        });
+    }
+}
+
+#[test]
+fn on_demand_sigterm_lets_flows_end() {
+    let world = World::new("delay=1ms");
+    let listener = world.listen(world.server().ip());
+    let mut parent = world.spoken_to(world.server(), &["--on-demand"]);
+    let at: SocketAddr = AT.parse().unwrap();
+    let mut client = world.connect(at).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    signal(&mut parent, Signal::TERM);
+    until("nobody listens", || world.connect(at).is_err());
+    server.write_all(b"still here").unwrap();
+    client.read_exact(&mut [0; 10]).unwrap();
+    assert!(matches!(parent.process().try_wait(), Ok(None)), "a flow is open");
+    drop((client, server));
+    parent.process().wait().unwrap();
+}
