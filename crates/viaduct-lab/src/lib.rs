@@ -10,6 +10,7 @@
 //! ```
 
 pub mod binary;
+pub mod cgroup;
 pub mod cli;
 pub mod demo;
 pub mod emulator;

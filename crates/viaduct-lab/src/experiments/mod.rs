@@ -27,6 +27,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &maelstrom::interleaves::Interleaves,
     &maelstrom::forwarding::Forwarding,
     &miniproxy::ttc::Ttc,
+    &miniproxy::start::Start,
 ];
 
 /// The experiments that one of `patterns` names: a name (`maelstrom/burst`), a system

@@ -69,7 +69,6 @@ impl Demand {
     /// Runs until a signal, and then until the proxy that runs has ended.
     pub fn run(self) -> Result<()> {
         let mut pause = Duration::ZERO;
-        memory::let_go_of_start()?;
         notify(Phase::Ready);
         loop {
             if wait(&[&self.signals], Some(pause)) == Woken::ByWork
@@ -105,6 +104,8 @@ impl Demand {
 
     /// Waits for a SYN, or a connection where SYNs are not seen.
     fn wait_for_work(&self) -> Woken {
+        // Whatever this has run so far, it will not need it for some time.
+        let _ = memory::let_go_of_start();
         let (open, _) = self.doors.legacy();
         let all: Vec<&dyn AsFd> = open.iter().map(|fd| fd as &dyn AsFd).collect();
         self.wait_or_signal(&all, None)

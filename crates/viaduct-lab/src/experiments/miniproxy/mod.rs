@@ -1,4 +1,5 @@
 //! Miniproxy's figures: what splitting TCP and forwarding the SYN early do for short flows.
 
 mod model;
+pub(super) mod start;
 pub(super) mod ttc;

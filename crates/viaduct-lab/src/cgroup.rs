@@ -1,0 +1,150 @@
+//! Control groups: a share of the processors and a bound on memory for a program and what it
+//! starts. Version 2 where its controllers are free, version 1 elsewhere.
+//!
+//! ```text
+//!   Cgroup::new(limits) ─▶ <mount>/<our own group>/viaduct-lab-<pid>-<n>
+//!   command: sh writes its own number there, waits for a line, and becomes the program
+//! ```
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::topology::Node;
+
+/// Microseconds after which a share of the processors is dealt out anew: short against a start.
+const PERIOD: u64 = 10_000;
+
+/// What a program may use.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Limits {
+    /// Processors, as in 0.25.
+    pub processors: Option<f64>,
+    /// Bytes of memory, the kernel's for it included.
+    pub memory: Option<u64>,
+}
+
+/// A group. It is gone when this is dropped, if all in it have ended.
+#[derive(Debug)]
+pub struct Cgroup {
+    directories: Vec<PathBuf>,
+}
+
+/// Why there is no such group.
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    /// The controller is not mounted, or not ours to use.
+    #[error("no control group can limit the {0} here: it is mounted nowhere, or not free")]
+    Missing(&'static str),
+    /// The kernel refuses.
+    #[error("cannot write {value:?} to {}", path.display())]
+    Refused {
+        /// The file.
+        path: PathBuf,
+        /// What was to be in it.
+        value: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl Cgroup {
+    /// A group of these limits.
+    ///
+    /// # Errors
+    /// As [`CgroupError`] says.
+    pub fn new(limits: Limits) -> Result<Cgroup, CgroupError> {
+        let mut group = Cgroup { directories: Vec::new() };
+        if let Some(processors) = limits.processors {
+            let quota = (processors * PERIOD as f64).round() as u64;
+            match group.enter("cpu")? {
+                (2, at) => write(&at.join("cpu.max"), &format!("{quota} {PERIOD}"))?,
+                (_, at) => {
+                    write(&at.join("cpu.cfs_period_us"), &PERIOD.to_string())?;
+                    write(&at.join("cpu.cfs_quota_us"), &quota.to_string())?;
+                }
+            }
+        }
+        if let Some(bytes) = limits.memory {
+            match group.enter("memory")? {
+                (2, at) => write(&at.join("memory.max"), &bytes.to_string())?,
+                (_, at) => write(&at.join("memory.limit_in_bytes"), &bytes.to_string())?,
+            }
+        }
+        Ok(group)
+    }
+
+    /// A command in `node` that becomes `program` with `arguments`, in this group, when it reads a
+    /// line on its standard input: so what is measured from that line on is the program alone.
+    pub fn command(&self, node: &Node, program: &Path, arguments: &[&str]) -> process::Command {
+        let join = |at: &PathBuf| format!("echo $$ > {}/cgroup.procs; ", at.display());
+        let joins: String = self.directories.iter().map(join).collect();
+        let mut command = node.command("sh");
+        command.args(["-ec", &format!("{joins} read line; exec \"$0\" \"$@\"")]);
+        command.arg(program).args(arguments);
+        command
+    }
+
+    /// A directory in the hierarchy of `controller`, and its version.
+    fn enter(&mut self, controller: &'static str) -> Result<(u8, PathBuf), CgroupError> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let (version, above) = find(controller).ok_or(CgroupError::Missing(controller))?;
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = above.join(format!("viaduct-lab-{}-{number}", process::id()));
+        // In version 2 both controllers share a directory.
+        if let Some(shared) = self.directories.first().filter(|_| version == 2) {
+            return Ok((version, shared.clone()));
+        }
+        fs::create_dir(&path).map_err(|_| CgroupError::Missing(controller))?;
+        self.directories.push(path.clone());
+        Ok((version, path))
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        for directory in &self.directories {
+            // Busy if somebody is in it still; then it stays, empty and harmless.
+            let _ = fs::remove_dir(directory);
+        }
+    }
+}
+
+fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
+    fs::write(path, value).map_err(|source| {
+        let (path, value) = (path.to_owned(), value.to_owned());
+        CgroupError::Refused { path, value, source }
+    })
+}
+
+/// Where groups that `controller` limits can be made: the version, and our own group there.
+fn find(controller: &str) -> Option<(u8, PathBuf)> {
+    let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
+    let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let place = |mount: &str, group: &str| Path::new(mount).join(group.trim_start_matches('/'));
+    for mount in mounts.lines() {
+        let words: Vec<&str> = mount.split(' ').collect();
+        let [_, at, kind, options, ..] = words[..] else { continue };
+        let has = |list: &str, separator| list.split(separator).any(|word| word == controller);
+        for line in own.lines() {
+            let mut parts = line.splitn(3, ':').skip(1);
+            let (Some(controllers), Some(group)) = (parts.next(), parts.next()) else { continue };
+            match kind {
+                "cgroup" if has(options, ',') && has(controllers, ',') => {
+                    return Some((1, place(at, group)));
+                }
+                "cgroup2" if controllers.is_empty() => {
+                    let path = place(at, group);
+                    let free = fs::read_to_string(path.join("cgroup.subtree_control"));
+                    if has(free.unwrap_or_default().trim(), ' ') {
+                        return Some((2, path));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    None
+}

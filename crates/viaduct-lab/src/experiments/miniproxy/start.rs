@@ -1,0 +1,249 @@
+//! Figure 3, for the process: how soon a proxy serves that was not there, and what it holds while
+//! it has nothing to do.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use viaduct_sys::process::Process;
+
+use crate::binary::binary;
+use crate::cgroup::{Cgroup, Limits};
+use crate::experiment::{About, Bound, Experiment, Plot, Run, SeriesId};
+use crate::experiments::statistics::quantile;
+use crate::stop;
+use crate::topology::{Node, Scratch};
+
+/// The experiment.
+pub(in crate::experiments) struct Start;
+
+const PROXY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7000);
+const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7001);
+/// Longest that a start may take, however little it is given.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How often a client asks whether the proxy is there yet.
+const EVERY: Duration = Duration::from_micros(200);
+/// What a proxy on demand waits for before it ends, and how long until it surely has.
+const IDLE: &str = "200ms";
+/// Milliseconds from exec, and those that starting on demand may add; megabytes of an idle proxy.
+const MOST_FROM_EXEC: f64 = 12.0;
+const MOST_ADDED: f64 = 15.0;
+const MOST_RESIDENT: f64 = 6.0;
+
+impl Experiment for Start {
+    fn about(&self) -> About {
+        About {
+            name: "miniproxy/start",
+            title: "Time to the first connection of a proxy that was not there, and its memory",
+            figure: "Miniproxy, Figure 3",
+            finding: "A minimal machine with a proxy in 6 MB boots in about 30 ms, in time for the \
+                      connection whose SYN asked for it.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let times = run.choose(25, 7);
+        let shares: &[f64] = run.choose(&[100.0, 50.0, 25.0, 10.0], &[25.0]);
+        let bounds: &[u64] = run.choose(&[64, 32, 16, 8, 6, 4], &[8]);
+        run.param("starts_each", times);
+        run.param("on_demand_idle_exit", IDLE);
+        run.steps(2 + shares.len() + bounds.len());
+        let bench = Bench::new(run)?;
+        run.step("unlimited")?;
+        let free = bench.measure(Limits::default(), times)?;
+        let by_share = Plot::line("Start, by processor", ("share", "%"), ("time", "ms"));
+        let by_memory = Plot::line("Start, by memory", ("limit", "MB"), ("time", "ms")).log_x();
+        let names = ["from exec", "from the first SYN, on demand"];
+        let shown = |run: &mut Run, plot: &Plot| names.map(|name| run.series(plot, name));
+        let series = shown(run, &by_share);
+        for &percent in shares {
+            run.step(&format!("{percent} % of a processor"))?;
+            let limits = Limits { processors: Some(percent / 100.0), memory: None };
+            point(run, series, percent, &bench.measure(limits, times)?);
+        }
+        let series = shown(run, &by_memory);
+        for &megabytes in bounds {
+            run.step(&format!("{megabytes} MB"))?;
+            let limits = Limits { processors: None, memory: Some(megabytes << 20) };
+            point(run, series, megabytes as f64, &bench.measure(limits, times)?);
+        }
+        run.step("resident memory")?;
+        let resident = bench.resident()?;
+        let plot = Plot::histogram("Resident memory", ("when", ""), ("memory", "MB"));
+        let series = run.series(&plot, "proxy");
+        for (n, (when, megabytes)) in resident.iter().enumerate() {
+            run.labelled_point(series, n as f64, *megabytes, when);
+        }
+        run.check("first connection after exec, ms", free.exec, Bound::AtMost(MOST_FROM_EXEC));
+        let name = "added to the first connection on demand, ms";
+        run.check(name, free.demand - free.warm, Bound::AtMost(MOST_ADDED));
+        let most = resident.iter().filter(|(when, _)| when.starts_with("idle"));
+        let most = most.map(|(_, megabytes)| *megabytes).fold(0.0, f64::max);
+        run.check("resident memory of an idle proxy, MB", most, Bound::AtMost(MOST_RESIDENT));
+        Ok(())
+    }
+}
+
+/// Medians, in milliseconds.
+struct Times {
+    /// From exec until a client's connection was at the server.
+    exec: f64,
+    /// From a client's SYN until its connection was at the server, by a proxy on demand.
+    demand: f64,
+    /// The same when the proxy runs.
+    warm: f64,
+}
+
+fn point(run: &mut Run, series: [SeriesId; 2], x: f64, times: &Times) {
+    run.point(series[0], x, times.exec);
+    run.point(series[1], x, times.demand);
+}
+
+/// One machine, with a server and its proxy.
+struct Bench {
+    node: Node,
+    server: TcpListener,
+    scratch: Scratch,
+}
+
+impl Bench {
+    fn new(run: &Run) -> Result<Bench> {
+        let node = Node::new("host", run.journal())?;
+        let server = node.netns().enter(|| TcpListener::bind(SERVER))??;
+        Ok(Bench { node, server, scratch: Scratch::new()? })
+    }
+
+    fn measure(&self, limits: Limits, times: usize) -> Result<Times> {
+        let mut exec = Vec::new();
+        for _ in 0..times {
+            stop::check()?;
+            let group = Cgroup::new(limits)?;
+            let mut proxy = self.prepare(&group, &[])?;
+            let begun = begin(&mut proxy)?;
+            exec.push(millis(self.node.netns().enter(|| self.first(begun))??));
+        }
+        let group = Cgroup::new(limits)?;
+        let mut parent = self.prepare(&group, &["--on-demand", "--idle-exit", IDLE])?;
+        let begun = begin(&mut parent)?;
+        self.node.netns().enter(|| self.first(begun))??;
+        let (mut demand, mut warm) = (Vec::new(), Vec::new());
+        for _ in 0..times {
+            self.wait_until_alone(&parent)?;
+            let both =
+                || -> Result<_> { Ok((self.first(Instant::now())?, self.first(Instant::now())?)) };
+            let (cold, again) = self.node.netns().enter(both)??;
+            demand.push(millis(cold));
+            warm.push(millis(again));
+        }
+        let median = |times: &[f64]| quantile(times, 0.5);
+        Ok(Times { exec: median(&exec), demand: median(&demand), warm: median(&warm) })
+    }
+
+    /// A proxy in `group` that waits for [`begin`].
+    fn prepare(&self, group: &Cgroup, more: &[&str]) -> Result<Process> {
+        let (at, to) = (PROXY.to_string(), SERVER.to_string());
+        let run_dir = self.scratch.path().display().to_string();
+        let own = ["proxy", "--listen", &at, "--to", &to, "--run-dir", &run_dir];
+        let mut command = group.command(&self.node, &binary()?, &[&own, more].concat());
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let process = self.node.spawn(command)?;
+        // Until the shell has read its script and joined the group.
+        thread::sleep(Duration::from_millis(20));
+        Ok(process)
+    }
+
+    /// Connects until somebody accepts, and waits until the server sees a byte of it: the time
+    /// since `begun`.
+    fn first(&self, begun: Instant) -> Result<Duration> {
+        let mut client = loop {
+            match TcpStream::connect(PROXY) {
+                Ok(client) => break client,
+                Err(error) if error.kind() != ErrorKind::ConnectionRefused => bail!(error),
+                Err(_) if begun.elapsed() > PATIENCE => bail!("no proxy in {PATIENCE:?}"),
+                Err(_) => thread::sleep(EVERY),
+            }
+        };
+        let (mut server, _) = self.server.accept()?;
+        let took = begun.elapsed();
+        for stream in [&client, &server] {
+            stream.set_read_timeout(Some(PATIENCE))?;
+        }
+        client.write_all(b"?")?;
+        server.read_exact(&mut [0]).context("the connection that came is not this client's")?;
+        Ok(took)
+    }
+
+    /// Waits until the proxy that `parent` has started is gone.
+    fn wait_until_alone(&self, parent: &Process) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while !children(parent.id())?.is_empty() {
+            stop::check()?;
+            if Instant::now() > deadline {
+                bail!("a proxy on demand does not end when it is idle");
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// What a proxy holds, in megabytes, and when.
+    fn resident(&self) -> Result<Vec<(&'static str, f64)>> {
+        let group = Cgroup::new(Limits::default())?;
+        let mut proxy = self.prepare(&group, &[])?;
+        let begun = begin(&mut proxy)?;
+        self.node.netns().enter(|| self.first(begun))??;
+        thread::sleep(Duration::from_secs(1));
+        let after = megabytes(proxy.id(), "VmRSS")?;
+        let (anonymous, most) =
+            (megabytes(proxy.id(), "RssAnon")?, megabytes(proxy.id(), "VmHWM")?);
+        drop(proxy);
+        let mut parent = self.prepare(&group, &["--on-demand", "--idle-exit", IDLE])?;
+        let begun = begin(&mut parent)?;
+        self.node.netns().enter(|| self.first(begun))??;
+        let [child] = children(parent.id())?[..] else { bail!("no proxy was started") };
+        thread::sleep(Duration::from_millis(100));
+        let fresh = megabytes(child, "VmRSS")?;
+        self.wait_until_alone(&parent)?;
+        Ok(vec![
+            ("idle, after a flow", after),
+            ("idle, its own alone", anonymous),
+            ("idle, on demand", fresh),
+            ("idle, the parent on demand", megabytes(parent.id(), "VmRSS")?),
+            ("at its most, while it starts", most),
+        ])
+    }
+}
+
+/// Has a prepared proxy begin; when.
+fn begin(proxy: &mut Process) -> Result<Instant> {
+    let mut stdin = proxy.stdin.take().context("a pipe to its input")?;
+    let begun = Instant::now();
+    stdin.write_all(b"\n")?;
+    Ok(begun)
+}
+
+fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// What `process` has started.
+fn children(process: u32) -> Result<Vec<u32>> {
+    let mut all = Vec::new();
+    for task in std::fs::read_dir(format!("/proc/{process}/task"))? {
+        // A thread may have ended meanwhile.
+        let text = std::fs::read_to_string(task?.path().join("children")).unwrap_or_default();
+        all.extend(text.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
+    }
+    Ok(all)
+}
+
+/// A size in `/proc/<process>/status`.
+fn megabytes(process: u32, what: &str) -> Result<f64> {
+    let text = std::fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(':'));
+    let number = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<f64>().ok());
+    Ok(number.with_context(|| format!("no {what} of process {process}"))? / 1024.0)
+}
