@@ -16,6 +16,7 @@ pub mod demo;
 pub mod emulator;
 pub mod experiment;
 pub mod experiments;
+pub mod flood;
 pub mod gateways;
 pub mod proxies;
 pub mod report;

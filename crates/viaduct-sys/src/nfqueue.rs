@@ -88,7 +88,7 @@ impl SynQueue {
         let queue = SynQueue { socket: netlink::socket()?, number, most };
         // What does not fit is let pass, not told us as an error.
         os::setsockopt(queue.socket.as_fd(), SOL_NETLINK, NO_ENOBUFS, &1)?;
-        os::setsockopt(queue.socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, &BACKLOG)?;
+        os::set_receive_buffer(queue.socket.as_fd(), BACKLOG)?;
         queue.bind()?;
         Ok(queue)
     }

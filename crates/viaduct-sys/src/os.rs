@@ -59,6 +59,13 @@ pub(crate) fn setsockopt<T: Plain>(
     })
 }
 
+/// Sets a socket's receive buffer; beyond the system's limit (`net.core.rmem_max`) where that is
+/// allowed, up to it elsewhere.
+pub(crate) fn set_receive_buffer(fd: BorrowedFd<'_>, bytes: c_int) -> io::Result<()> {
+    setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &bytes)
+        .or_else(|_| setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, &bytes))
+}
+
 /// Reads one socket option.
 pub(crate) fn getsockopt<T: Plain>(fd: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<T> {
     // SAFETY: `Plain` types are valid when all bytes are zero.

@@ -29,7 +29,7 @@ impl SynTap {
         // Without a protocol nothing arrives until the filter is in place.
         let socket = os::socket(AF_PACKET, SOCK_DGRAM, 0)?;
         filter::attach(socket.as_fd(), &filter.build().map_err(io::Error::other)?)?;
-        os::setsockopt(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, &BACKLOG)?;
+        os::set_receive_buffer(socket.as_fd(), BACKLOG)?;
         os::bind_packet(socket.as_fd(), 0)?;
         Ok(SynTap { socket })
     }

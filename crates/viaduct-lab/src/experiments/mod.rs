@@ -28,6 +28,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &maelstrom::forwarding::Forwarding,
     &miniproxy::ttc::Ttc,
     &miniproxy::start::Start,
+    &miniproxy::flood::SynFlood,
 ];
 
 /// The experiments that one of `patterns` names: a name (`maelstrom/burst`), a system

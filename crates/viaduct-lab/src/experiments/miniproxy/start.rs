@@ -89,9 +89,9 @@ impl Experiment for Start {
 
 /// Medians, in milliseconds.
 struct Times {
-    /// From exec until a client's connection was at the server.
+    /// From exec until a client had its answer from the server.
     exec: f64,
-    /// From a client's SYN until its connection was at the server, by a proxy on demand.
+    /// From a client's SYN until its answer, by a proxy on demand.
     demand: f64,
     /// The same when the proxy runs.
     warm: f64,
@@ -105,15 +105,15 @@ fn point(run: &mut Run, series: [SeriesId; 2], x: f64, times: &Times) {
 /// One machine, with a server and its proxy.
 struct Bench {
     node: Node,
-    server: TcpListener,
+    _server: Echo,
     scratch: Scratch,
 }
 
 impl Bench {
     fn new(run: &Run) -> Result<Bench> {
         let node = Node::new("host", run.journal())?;
-        let server = node.netns().enter(|| TcpListener::bind(SERVER))??;
-        Ok(Bench { node, server, scratch: Scratch::new()? })
+        let server = Echo::new(node.netns().enter(|| TcpListener::bind(SERVER))??)?;
+        Ok(Bench { node, _server: server, scratch: Scratch::new()? })
     }
 
     fn measure(&self, limits: Limits, times: usize) -> Result<Times> {
@@ -155,7 +155,7 @@ impl Bench {
         Ok(process)
     }
 
-    /// Connects until somebody accepts, and waits until the server sees a byte of it: the time
+    /// Connects until somebody accepts, and waits until the server has sent a byte back: the time
     /// since `begun`.
     fn first(&self, begun: Instant) -> Result<Duration> {
         let mut client = loop {
@@ -166,14 +166,10 @@ impl Bench {
                 Err(_) => thread::sleep(EVERY),
             }
         };
-        let (mut server, _) = self.server.accept()?;
-        let took = begun.elapsed();
-        for stream in [&client, &server] {
-            stream.set_read_timeout(Some(PATIENCE))?;
-        }
+        client.set_read_timeout(Some(PATIENCE))?;
         client.write_all(b"?")?;
-        server.read_exact(&mut [0]).context("the connection that came is not this client's")?;
-        Ok(took)
+        client.read_exact(&mut [0]).context("the server does not answer through the proxy")?;
+        Ok(begun.elapsed())
     }
 
     /// Waits until the proxy that `parent` has started is gone.
@@ -214,6 +210,36 @@ impl Bench {
             ("idle, the parent on demand", megabytes(parent.id(), "VmRSS")?),
             ("at its most, while it starts", most),
         ])
+    }
+}
+
+/// A server that sends one byte of each connection back. It ends with this value.
+struct Echo {
+    listener: TcpListener,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Echo {
+    fn new(listener: TcpListener) -> Result<Echo> {
+        let own = listener.try_clone()?;
+        let serve = move || {
+            while let Ok((mut client, _)) = own.accept() {
+                // A thread each: the first that comes may be a connection that nobody uses.
+                thread::spawn(move || {
+                    let mut byte = [0];
+                    let read = client.read_exact(&mut byte);
+                    read.and_then(|()| client.write_all(&byte))
+                });
+            }
+        };
+        Ok(Echo { listener, thread: Some(thread::spawn(serve)) })
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
+        self.thread.take().map(thread::JoinHandle::join);
     }
 }
 

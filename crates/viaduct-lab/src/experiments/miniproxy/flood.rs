@@ -1,0 +1,309 @@
+//! What a flood of SYNs from made-up addresses does to a proxy that forwards SYNs early, to the
+//! servers behind it, and to its true clients.
+
+use std::io::Read;
+use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use viaduct_proto::link::LinkConfig;
+
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiments::statistics::quantile;
+use crate::flood::Flood;
+use crate::proxies::Proxy;
+use crate::stop;
+use crate::topology::{Chain, Host};
+
+/// The experiment.
+pub(in crate::experiments) struct SynFlood;
+
+/// SYNs a second.
+const RATE: u64 = 20_000;
+const PORT: u16 = 9000;
+/// One-way delay of each of the two links, milliseconds.
+const DELAY: f64 = 5.0;
+/// The proxy's own: `--early-most`, `--early-wait`.
+const EARLY_MOST: f64 = 1024.0;
+const EARLY_WAIT: Duration = Duration::from_secs(3);
+/// What one early connection may cost in the proxy's memory, at most: a page.
+const EARLY_BYTES: f64 = 4096.0;
+/// Clients at once, and the pause of each between two connections.
+const CLIENTS: usize = 4;
+const PAUSE: Duration = Duration::from_millis(20);
+/// Longest that a client tries.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// A SYN that is lost is sent again after so long: none of the true clients' should be.
+const RETRANSMITTED_MS: f64 = 1000.0;
+
+const WHEN: [&str; 3] = ["before", "during", "after"];
+
+impl Experiment for SynFlood {
+    fn about(&self) -> About {
+        About {
+            name: "miniproxy/flood",
+            title: "A flood of 20,000 SYNs a second from made-up addresses",
+            figure: "Miniproxy, section 3 (early SYN forwarding)",
+            finding: "The paper does not say; a proxy that connects onwards for every SYN would \
+                      turn a flood on itself into one on its servers.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let seconds = run.choose(12, 5);
+        run.param("syns_per_second", RATE);
+        run.param("flood_s", seconds);
+        run.param("early_most", EARLY_MOST);
+        run.param("early_wait_s", EARLY_WAIT.as_secs());
+        run.param("link", format!("two, {DELAY} ms each way"));
+        let modes = [("early", &[][..]), ("after-connect", &["--accept", "after-connect"])];
+        run.steps(modes.len() * WHEN.len());
+        for (mode, more) in modes {
+            let world = World::new(run, more)?;
+            let found = world.measure(run, mode, Duration::from_secs(seconds))?;
+            report(run, mode, &found);
+            check(run, mode, &found);
+        }
+        Ok(())
+    }
+}
+
+/// What was seen in one mode.
+struct Found {
+    /// Before, during and after the flood.
+    clients: [Clients; 3],
+    /// SYNs a second that the flood came to.
+    rate: f64,
+    /// SYNs that the server saw during the flood, the true clients' apart.
+    onward: f64,
+    /// Bytes of the proxy: before the flood, and at its most since.
+    resident: [f64; 2],
+    /// Processors that the proxy took during the flood.
+    processors: f64,
+    /// What the proxy counted of early connections, at the end.
+    early: Value,
+}
+
+/// How true clients fared.
+#[derive(Default)]
+struct Clients {
+    /// Milliseconds to the first byte, of those that got it.
+    times: Vec<f64>,
+    failed: usize,
+}
+
+fn report(run: &mut Run, mode: &str, found: &Found) {
+    let plot = Plot::line("Time to the first byte of true clients", ("when", ""), ("time", "ms"));
+    for (name, q) in [("median", 0.5), ("99 of 100", 0.99)] {
+        let series = run.series(&plot, &format!("{mode}, {name}"));
+        for (n, clients) in found.clients.iter().enumerate() {
+            run.labelled_point(series, n as f64, quantile(&clients.times, q), WHEN[n]);
+        }
+    }
+    let tried = |clients: &Clients| (clients.times.len() + clients.failed) as f64;
+    let counts = [
+        ("SYNs a second", found.rate),
+        ("SYNs onward for it", found.onward),
+        ("clients before", tried(&found.clients[0])),
+        ("clients during", tried(&found.clients[1])),
+        ("resident before, KB", found.resident[0] / 1024.0),
+        ("resident at most, KB", found.resident[1] / 1024.0),
+        ("processor of the proxy, %", 100.0 * found.processors),
+    ];
+    let plot = Plot::histogram("The flood, the server, the proxy", ("what", ""), ("count", ""));
+    let series = run.series(&plot, mode);
+    for (n, (what, value)) in counts.into_iter().enumerate() {
+        run.labelled_point(series, n as f64, value, what);
+    }
+    let plot = Plot::histogram("Early connections", ("what", ""), ("count", ""));
+    let series = run.series(&plot, mode);
+    for (n, what) in ["started", "matched", "expired", "refused", "bounded"].iter().enumerate() {
+        let count = found.early[what].as_u64().unwrap_or(0) as f64;
+        run.labelled_point(series, n as f64, count, what);
+    }
+}
+
+fn check(run: &mut Run, mode: &str, found: &Found) {
+    let flooded = 0.9 * RATE as f64;
+    run.check(&format!("{mode}: SYNs a second"), found.rate, Bound::AtLeast(flooded));
+    // The first table is filled and expires; by then the flood is known for what it is. A quarter
+    // more is for those that come while it expires.
+    let onward = Bound::AtMost(1.25 * EARLY_MOST);
+    run.check(&format!("{mode}: SYNs onward for the flood"), found.onward, onward);
+    let grown = (found.resident[1] - found.resident[0]) / (1 << 20) as f64;
+    // Pages of the program come back too when it works: its 6 MB, the idle proxy's bound.
+    let most = 6.0 + EARLY_MOST * EARLY_BYTES / (1 << 20) as f64;
+    run.check(&format!("{mode}: memory grown, MB"), grown, Bound::AtMost(most));
+    let [before, during, _] = &found.clients;
+    let served = during.times.len() as f64 / (during.times.len() + during.failed) as f64;
+    let name = format!("{mode}: true clients served, %");
+    run.check(&name, 100.0 * served, Bound::AtLeast(99.0));
+    // Where the SYN cannot be forwarded early the way to the server is gone twice.
+    let late = quantile(&before.times, 0.5) + 2.0 * DELAY + 10.0;
+    let name = format!("{mode}: median first byte during the flood, ms");
+    run.check(&name, quantile(&during.times, 0.5), Bound::AtMost(late));
+    let name = format!("{mode}: 95 of 100 true clients' SYNs are not lost, ms");
+    run.check(&name, quantile(&during.times, 0.95), Bound::AtMost(RETRANSMITTED_MS));
+}
+
+/// A client, a router with the proxy, and a server.
+struct World {
+    // Before what it runs in.
+    proxy: Proxy,
+    chain: Chain,
+}
+
+impl World {
+    fn new(run: &Run, more: &[&str]) -> Result<World> {
+        let link: LinkConfig = format!("delay={DELAY}ms").parse().context("the link")?;
+        let chain = Chain::build(&[link.clone(), link], run.seed(), run.journal())?;
+        chain.server().run("nft", &["add table inet count"])?;
+        for line in [
+            "add chain inet count input { type filter hook input priority 0; }",
+            "add rule inet count input tcp flags & (syn | ack) == syn counter",
+        ] {
+            chain.server().run("nft", &[line])?;
+        }
+        let path = ["--listen", "[::]:7000", "--intercept", "10.0.0.0/8", "--flows", "4000"];
+        let proxy = Proxy::start(&chain.hops()[0], &[&path, more].concat())?;
+        Ok(World { proxy, chain })
+    }
+
+    fn server(&self) -> SocketAddrV4 {
+        SocketAddrV4::new(self.chain.server().v4(), PORT)
+    }
+
+    fn measure(mut self, run: &mut Run, mode: &str, time: Duration) -> Result<Found> {
+        let server = self.server();
+        let listener = self.chain.server().netns().enter(|| TcpListener::bind(server))??;
+        let pid = self.proxy.process().id();
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| serve(&listener));
+            let found = self.phases(run, mode, time, pid);
+            done.store(true, Ordering::Relaxed);
+            let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
+            found
+        })
+    }
+
+    fn phases(&self, run: &mut Run, mode: &str, time: Duration, pid: u32) -> Result<Found> {
+        let client = self.chain.client();
+        run.step(&format!("{mode}, before"))?;
+        let before = clients(client, self.server(), time / 3)?;
+        let resident = resident(pid)?;
+        let (onward, used) = (self.syns()?, used(pid)?);
+        run.step(&format!("{mode}, during"))?;
+        let flood = Flood::start(&self.chain.hops()[0], self.server(), RATE, 2 * time, run.seed())?;
+        let begun = Instant::now();
+        let watch = thread::spawn(move || most_resident(pid, time));
+        let during = clients(client, self.server(), time)?;
+        let (rate, took) = (flood.rate(), begun.elapsed().as_secs_f64());
+        let processors = (self::used(pid)? - used) / took;
+        let seen = self.syns()? - onward;
+        drop(flood);
+        let most = watch.join().unwrap_or(f64::NAN);
+        run.step(&format!("{mode}, after"))?;
+        thread::sleep(EARLY_WAIT + Duration::from_secs(1));
+        let after = clients(client, self.server(), time / 3)?;
+        let own = (during.times.len() + during.failed) as f64;
+        Ok(Found {
+            rate,
+            onward: (seen - own).max(0.0),
+            resident: [resident, most],
+            processors,
+            early: self.early()?,
+            clients: [before, during, after],
+        })
+    }
+
+    /// SYNs that the server has seen.
+    fn syns(&self) -> Result<f64> {
+        let text = self.chain.server().run("nft", &["list table inet count"])?;
+        let count = text.split("packets ").nth(1).and_then(|rest| rest.split(' ').next());
+        count.and_then(|count| count.parse().ok()).context("the server's counter of SYNs")
+    }
+
+    /// What the proxy says of its early connections.
+    fn early(&self) -> Result<Value> {
+        let path = self.proxy.directory().join("proxy-7000.sock");
+        let mut text = String::new();
+        std::os::unix::net::UnixStream::connect(path)?.read_to_string(&mut text)?;
+        let status: Value = serde_json::from_str(&text).context("the proxy's status")?;
+        Ok(status["counters"]["early"].clone())
+    }
+}
+
+/// Sends a byte to whoever connects, until the listener is shut.
+fn serve(listener: &TcpListener) {
+    while let Ok((mut stream, _)) = listener.accept() {
+        // One that has gone already wanted none.
+        let _ = std::io::Write::write_all(&mut stream, b"!");
+    }
+}
+
+/// Some clients connect again and again for `time`.
+fn clients(host: &Host, to: SocketAddrV4, time: Duration) -> Result<Clients> {
+    let end = Instant::now() + time;
+    let one = || {
+        let mut found = Clients::default();
+        while Instant::now() < end && stop::check().is_ok() {
+            match first_byte(to.into()) {
+                Ok(took) => found.times.push(took.as_secs_f64() * 1e3),
+                Err(_) => found.failed += 1,
+            }
+            thread::sleep(PAUSE);
+        }
+        found
+    };
+    let all = || {
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(one)).collect();
+            threads.into_iter().filter_map(|thread| thread.join().ok()).collect::<Vec<_>>()
+        })
+    };
+    let mut sum = Clients::default();
+    for found in host.netns().enter(all)? {
+        sum.times.extend(found.times);
+        sum.failed += found.failed;
+    }
+    stop::check()?;
+    Ok(sum)
+}
+
+fn first_byte(to: SocketAddr) -> std::io::Result<Duration> {
+    let begun = Instant::now();
+    let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.read_exact(&mut [0])?;
+    Ok(begun.elapsed())
+}
+
+/// Bytes of a process in memory.
+fn resident(process: u32) -> Result<f64> {
+    let text = std::fs::read_to_string(format!("/proc/{process}/statm"))?;
+    let pages: f64 = text.split(' ').nth(1).context("its second word")?.parse()?;
+    Ok(pages * rustix::param::page_size() as f64)
+}
+
+/// The most over `time`.
+fn most_resident(process: u32, time: Duration) -> f64 {
+    let (end, mut most) = (Instant::now() + time, 0.0);
+    while Instant::now() < end {
+        most = resident(process).map_or(most, |now| now.max(most));
+        thread::sleep(Duration::from_millis(50));
+    }
+    most
+}
+
+/// Seconds of processor that a process has used.
+fn used(process: u32) -> Result<f64> {
+    let text = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+    let rest = &text[text.rfind(')').context("its name")? + 1..];
+    let ticks = rest.split_whitespace().skip(11).take(2).map(str::parse::<f64>);
+    let ticks = ticks.sum::<Result<f64, _>>()?;
+    Ok(ticks / rustix::param::clock_ticks_per_second() as f64)
+}

@@ -1,0 +1,133 @@
+//! A flood of SYNs from addresses that nobody has: into a machine, as if they came by a wire.
+//!
+//! ```text
+//!   flood ── TUN "flood" ──▶ node ─▶ …        every SYN from another address of 198.18.0.0/15
+//!                 ◀── SYN-ACKs to them, which nobody reads
+//! ```
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use viaduct_proto::rng::Rng;
+use viaduct_proto::wire::ip::internet_checksum;
+use viaduct_sys::tun::Tun;
+
+use crate::topology::{Node, TopologyError};
+
+/// Addresses for tests of equipment (RFC 2544): the first, and how many bits are free.
+const FIRST: u32 = 0xc612_0000;
+const FREE_BITS: u32 = 17;
+/// How often a handful is sent.
+const EVERY: Duration = Duration::from_millis(1);
+const SYN: u8 = 0x02;
+
+/// A running flood. It ends with this value.
+#[derive(Debug)]
+pub struct Flood {
+    stop: Arc<AtomicBool>,
+    sent: Arc<AtomicU64>,
+    begun: Instant,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Flood {
+    /// `rate` SYNs a second to `to`, arriving at `node`; for `longest` at most.
+    ///
+    /// # Errors
+    /// The node takes no such device.
+    pub fn start(
+        node: &Node,
+        to: SocketAddrV4,
+        rate: u64,
+        longest: Duration,
+        seed: u64,
+    ) -> Result<Flood, TopologyError> {
+        let tun = node
+            .netns()
+            .enter(|| Tun::create("flood"))?
+            .map_err(|source| TopologyError::Tun { node: node.name().into(), source })?;
+        let network = format!("{}/{}", Ipv4Addr::from_bits(FIRST), 32 - FREE_BITS);
+        node.ip(&["link set flood up".into(), format!("route add {network} dev flood")])?;
+        let (stop, sent) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let (asked, count, begun) = (stop.clone(), sent.clone(), Instant::now());
+        let mut rng = Rng::from_seed(seed);
+        let run = move || {
+            while !asked.load(Ordering::Relaxed) && begun.elapsed() < longest {
+                let due = (begun.elapsed().as_secs_f64() * rate as f64) as u64;
+                while count.load(Ordering::Relaxed) < due {
+                    // A queue that is full loses one; the flood goes on.
+                    let _ = tun.write(&syn(to, &mut rng));
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+                thread::sleep(EVERY);
+            }
+        };
+        Ok(Flood { stop, sent, begun, thread: Some(thread::spawn(run)) })
+    }
+
+    /// SYNs a second, on average so far.
+    pub fn rate(&self) -> f64 {
+        self.sent.load(Ordering::Relaxed) as f64 / self.begun.elapsed().as_secs_f64()
+    }
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().map(thread::JoinHandle::join);
+    }
+}
+
+/// A SYN from somewhere, as hosts send them: MSS, SACK, window scale.
+fn syn(to: SocketAddrV4, rng: &mut Rng) -> [u8; 48] {
+    const OPTIONS: [u8; 8] = [2, 4, 5, 180, 1, 3, 3, 7];
+    let from = FIRST | (rng.next_u64() as u32 & ((1 << FREE_BITS) - 1));
+    let mut packet = [0; 48];
+    packet[..12].copy_from_slice(&[0x45, 0, 0, 48, 0, 0, 0x40, 0, 60, 6, 0, 0]);
+    packet[12..16].copy_from_slice(&from.to_be_bytes());
+    packet[16..20].copy_from_slice(&to.ip().octets());
+    let sum = internet_checksum(&packet[..20]);
+    packet[10..12].copy_from_slice(&sum.to_be_bytes());
+    let port = 1024 | rng.next_u64() as u16;
+    packet[20..22].copy_from_slice(&port.to_be_bytes());
+    packet[22..24].copy_from_slice(&to.port().to_be_bytes());
+    packet[24..28].copy_from_slice(&(rng.next_u64() as u32).to_be_bytes());
+    packet[32..36].copy_from_slice(&[7 << 4, SYN, 0xff, 0xff]);
+    packet[40..].copy_from_slice(&OPTIONS);
+    let pseudo = [&packet[12..20], &[0, 6, 0, 28], &packet[20..]].concat();
+    let sum = internet_checksum(&pseudo);
+    packet[36..38].copy_from_slice(&sum.to_be_bytes());
+    packet
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::Journal;
+    use std::net::TcpListener;
+
+    #[test]
+    fn the_kernel_takes_them_for_syns() {
+        let node = Node::new("host", &Journal::new()).unwrap();
+        let to = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 7000);
+        // Local addresses do not come in by a wire.
+        let to = SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1), to.port());
+        node.ip(&["addr add 10.0.0.1/32 dev lo".into()]).unwrap();
+        let _listener = node.netns().enter(|| TcpListener::bind(to).unwrap()).unwrap();
+        let flood = Flood::start(&node, to, 1_000, Duration::from_secs(5), 1).unwrap();
+        let half_open = || {
+            let read = || std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+            let table = node.netns().enter(read).unwrap();
+            table.lines().filter(|row| row.split_whitespace().nth(3) == Some("03")).count()
+        };
+        let deadline = Instant::now() + Duration::from_secs(4);
+        while half_open() < 50 {
+            assert!(Instant::now() < deadline, "{} half-open connections", half_open());
+            thread::sleep(Duration::from_millis(20));
+        }
+        assert!(flood.rate() > 500.0, "{}", flood.rate());
+    }
+}
