@@ -12,7 +12,7 @@
 //! that expires makes the table smaller by one, each that is matched by one larger again: so a
 //! flood soon costs the servers next to nothing, and true clients win the table back.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
@@ -23,7 +23,7 @@ use crate::time::{Duration, Instant};
 const LEAST: usize = 16;
 
 /// A client's connection, as its SYN names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tuple {
     /// The client.
     pub client: SocketAddr,
@@ -50,8 +50,8 @@ pub struct EarlyStats {
 #[derive(Debug)]
 pub struct Early<T> {
     pending: HashMap<Tuple, (Instant, T)>,
-    /// In the order of their expiry; those that were matched are skipped when they come up.
-    order: VecDeque<(Instant, Tuple)>,
+    /// In the order of their expiry.
+    order: BTreeSet<(Instant, Tuple)>,
     most: usize,
     /// How many may wait now: `most`, less what expired and was not made good.
     room: usize,
@@ -64,7 +64,7 @@ impl<T> Early<T> {
     pub fn new(most: usize, patience: Duration) -> Self {
         Early {
             pending: HashMap::new(),
-            order: VecDeque::new(),
+            order: BTreeSet::new(),
             most,
             room: most,
             patience,
@@ -111,43 +111,51 @@ impl<T> Early<T> {
         let until = now + self.patience;
         self.stats.started += 1;
         self.pending.insert(tuple, (until, started));
-        self.order.push_back((until, tuple));
+        self.order.insert((until, tuple));
     }
 
     /// The handshake of `tuple` is done: what its SYN has started, if it has.
     pub fn handle_accept(&mut self, tuple: &Tuple) -> Option<T> {
-        let (_, started) = self.pending.remove(tuple)?;
+        let started = self.take(tuple)?;
         self.stats.matched += 1;
         self.room = (self.room + 1).min(self.most);
         Some(started)
     }
 
+    /// The client of `tuple` is let in only now: it has until `until`.
+    pub fn postpone(&mut self, tuple: &Tuple, until: Instant) {
+        if let Some((at, _)) = self.pending.get_mut(tuple) {
+            self.order.remove(&(*at, *tuple));
+            *at = until;
+            self.order.insert((until, *tuple));
+        }
+    }
+
     /// The server of `tuple` said no, and so its client will not come: what its SYN has started.
     pub fn handle_refusal(&mut self, tuple: &Tuple) -> Option<T> {
-        let (_, started) = self.pending.remove(tuple)?;
+        let started = self.take(tuple)?;
         self.stats.refused += 1;
         Some(started)
     }
 
-    /// When the next one expires, at the earliest.
+    /// When the next one expires.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.order.front().map(|&(until, _)| until)
+        self.order.first().map(|&(until, _)| until)
     }
 
     /// Takes out one that has expired.
     pub fn poll_expired(&mut self, now: Instant) -> Option<(Tuple, T)> {
-        while let Some(&(until, tuple)) = self.order.front().filter(|(until, _)| *until <= now) {
-            self.order.pop_front();
-            // The same addresses may have begun anew since.
-            if self.pending.get(&tuple).is_some_and(|(at, _)| *at == until)
-                && let Some((_, started)) = self.pending.remove(&tuple)
-            {
-                self.stats.expired += 1;
-                self.room = self.room.saturating_sub(1).max(LEAST.min(self.most));
-                return Some((tuple, started));
-            }
-        }
-        None
+        let &(_, tuple) = self.order.first().filter(|(until, _)| *until <= now)?;
+        let started = self.take(&tuple)?;
+        self.stats.expired += 1;
+        self.room = self.room.saturating_sub(1).max(LEAST.min(self.most));
+        Some((tuple, started))
+    }
+
+    fn take(&mut self, tuple: &Tuple) -> Option<T> {
+        let (until, started) = self.pending.remove(tuple)?;
+        self.order.remove(&(until, *tuple));
+        Some(started)
     }
 }
 
@@ -196,7 +204,7 @@ mod tests {
         for n in 0..60_000u16 {
             early.handle_syn(at(u64::from(n) / 20), tuple(n), || Some(()));
             while early.poll_expired(at(u64::from(n) / 20)).is_some() {}
-            assert!(early.len() <= 100 && early.order.len() <= 200);
+            assert!(early.len() <= 100 && early.order.len() == early.len());
         }
         let stats = early.stats();
         assert_eq!(stats.started + stats.bounded, 60_000);
@@ -216,6 +224,18 @@ mod tests {
             assert!(early.handle_accept(&tuple(n)).is_some(), "each finds room");
         }
         assert_eq!(early.room(), 100);
+    }
+
+    #[test]
+    fn one_that_is_let_in_late_has_its_time_from_then() {
+        let mut early = Early::new(10, Duration::from_secs(9));
+        early.handle_syn(at(0), tuple(1), || Some(1));
+        early.handle_syn(at(0), tuple(2), || Some(2));
+        early.postpone(&tuple(2), at(3_000));
+        early.postpone(&tuple(7), at(3_000));
+        assert_eq!(early.poll_expired(at(2_999)), None);
+        assert_eq!(early.poll_expired(at(3_000)), Some((tuple(2), 2)));
+        assert_eq!(early.poll_timeout(), Some(at(9_000)));
     }
 
     #[test]

@@ -17,6 +17,9 @@ const COUNTERS: &[Counter] = &[
     ("viaduct_proxy_early_expired_total", "Of them, given up: no client came.", |c| {
         c.early.expired
     }),
+    ("viaduct_proxy_early_refused_total", "Of them, whose server said no before.", |c| {
+        c.early.refused
+    }),
     ("viaduct_proxy_early_bounded_total", "SYNs that found the table full.", |c| c.early.bounded),
 ];
 

@@ -105,9 +105,12 @@ impl Worker {
     }
 
     /// The server of flow `key` has answered: its client may come in.
-    pub(super) fn let_in(&mut self, key: usize) {
-        if let Some(holding) = &mut self.holding {
-            holding.decide(key, Verdict::Pass);
+    pub(super) fn let_in(&mut self, key: usize, now: Instant) {
+        let Some(holding) = &mut self.holding else { return };
+        if let Some(tuple) = holding.decide(key, Verdict::Pass)
+            && let Some((_, wait)) = self.limits.early
+        {
+            self.early.postpone(&tuple, now + wait);
         }
     }
 

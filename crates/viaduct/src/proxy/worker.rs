@@ -317,7 +317,7 @@ impl Worker {
                     let (via, took) = (flow.via(), now.since(flow.begun));
                     answer(flow);
                     self.stats.hop(via).took(took);
-                    self.let_in(key);
+                    self.let_in(key, now);
                 }
                 Ok(()) => {}
                 Err(error) => return self.unanswered(key, &error),
