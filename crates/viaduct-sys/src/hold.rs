@@ -9,11 +9,11 @@
 //! behind the firewall's.
 
 use std::fmt::Write as _;
-use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::nft::{NftError, check_instance, deletion, set};
+use crate::intercept::{SYN, Way, matches};
+use crate::nft::{NftError, check_instance, deletion};
 use crate::{nfqueue, tool};
 
 /// The mark of a SYN that is answered as a server does that refuses.
@@ -40,8 +40,8 @@ pub struct Hold {
     pub queue: u16,
     /// Whose.
     pub whose: Where,
-    /// Where they go.
-    pub destinations: Vec<(IpAddr, u8)>,
+    /// Where they come from and go.
+    pub ways: Vec<Way>,
     /// Their destination ports; none means all.
     pub ports: Vec<u16>,
 }
@@ -91,28 +91,20 @@ impl Hold {
             // Writing to a string cannot fail.
             let _ = writeln!(script, "{text}");
         };
-        let (v4, v6): (Vec<_>, Vec<_>) = self.destinations.iter().partition(|(ip, _)| ip.is_ipv4());
-        let ports: Vec<_> = self.ports.iter().map(u16::to_string).collect();
-        let ports = match ports.is_empty() {
-            true => String::new(),
-            false => format!("tcp dport {{ {} }} ", ports.join(", ")),
-        };
         let (hook, first, second) = match self.whose {
             Where::Passing => ("prerouting", "mangle - 10", "mangle - 9"),
             Where::Here => ("input", "filter + 10", "filter + 11"),
         };
         line(&format!("table inet viaduct_{} {{", self.instance));
-        line(&set("to4", "ipv4_addr", &v4));
-        line(&set("to6", "ipv6_addr", &v6));
+        let (sets, rules) = matches(&self.ways, &self.ports);
+        line(&sets);
         line(&format!("chain hold {{\n{queue}\n}}"));
         let chain = |name: &str, priority: &str| {
             format!("chain {name} {{\ntype filter hook {hook} priority {priority}; policy accept;")
         };
         line(&chain("syns", first));
-        for (family, set) in [("ip", "to4"), ("ip6", "to6")] {
-            line(&format!(
-                "{family} daddr @{set} tcp flags & (syn | ack | rst | fin) == syn {ports}goto hold"
-            ));
+        for (_, way) in rules {
+            line(&format!("{way}{SYN} goto hold"));
         }
         line("}");
         line(&chain("answers", second));

@@ -25,7 +25,7 @@ use crate::tool;
 /// Families as nft names them, their addresses, and whether it is IPv4.
 const FAMILIES: [(&str, &str, bool); 2] = [("ip", "ipv4_addr", true), ("ip6", "ipv6_addr", false)];
 /// A SYN that begins a connection.
-const SYN: &str = "tcp flags & (fin | syn | rst | ack) == syn";
+pub(crate) const SYN: &str = "tcp flags & (fin | syn | rst | ack) == syn";
 /// Marks and routing tables of ours: this, and the port.
 const BASE: u32 = 0x7664_0000;
 
@@ -118,11 +118,6 @@ impl Intercept {
             // Writing to a string cannot fail.
             let _ = writeln!(script, "{text}");
         };
-        let ports: Vec<_> = self.ports.iter().map(u16::to_string).collect();
-        let ports = match ports.is_empty() {
-            true => String::new(),
-            false => format!("tcp dport {{ {} }} ", ports.join(", ")),
-        };
         let mark = self.mark();
         line(&format!("table inet viaduct_{} {{", self.instance));
         for (family, kind, _) in FAMILIES {
@@ -131,26 +126,8 @@ impl Intercept {
                  size {MOST_REMEMBERED}; timeout {REMEMBERED}; }}"
             ));
         }
-        let mut rules = Vec::new();
-        for (n, way) in self.ways.iter().enumerate() {
-            for (family, kind, v4) in FAMILIES {
-                let of = |all: &[Prefix]| -> Vec<Prefix> {
-                    all.iter().filter(|(ip, _)| ip.is_ipv4() == v4).copied().collect()
-                };
-                let (from, to) = (of(&way.from), of(&way.to));
-                // Prefixes of the other family alone let none of this one through.
-                if to.is_empty() || from.is_empty() && !way.from.is_empty() {
-                    continue;
-                }
-                line(&set(&format!("{family}_to{n}"), kind, &to));
-                let mut matches = format!("{family} daddr @{family}_to{n} ");
-                if !from.is_empty() {
-                    line(&set(&format!("{family}_from{n}"), kind, &from));
-                    matches += &format!("{family} saddr @{family}_from{n} ");
-                }
-                rules.push((family, matches + &ports));
-            }
-        }
+        let (sets, rules) = matches(&self.ways, &self.ports);
+        line(&sets);
         line("chain prerouting {\ntype filter hook prerouting priority mangle; policy accept;");
         // Packets of connections that are ours already, with whatever address.
         line(&format!("meta l4proto tcp socket transparent 1 meta mark set {mark} accept"));
@@ -165,6 +142,37 @@ impl Intercept {
         line("}\n}");
         script
     }
+}
+
+/// The sets of addresses of `ways`, and for each way and family the family and what picks its
+/// packets to `ports`, all if there are none.
+pub(crate) fn matches(ways: &[Way], ports: &[u16]) -> (String, Vec<(&'static str, String)>) {
+    let ports: Vec<_> = ports.iter().map(u16::to_string).collect();
+    let ports = match ports.is_empty() {
+        true => String::new(),
+        false => format!("tcp dport {{ {} }} ", ports.join(", ")),
+    };
+    let (mut sets, mut rules) = (Vec::new(), Vec::new());
+    for (n, way) in ways.iter().enumerate() {
+        for (family, kind, v4) in FAMILIES {
+            let of = |all: &[Prefix]| -> Vec<Prefix> {
+                all.iter().filter(|(ip, _)| ip.is_ipv4() == v4).copied().collect()
+            };
+            let (from, to) = (of(&way.from), of(&way.to));
+            // Prefixes of the other family alone let none of this one through.
+            if to.is_empty() || from.is_empty() && !way.from.is_empty() {
+                continue;
+            }
+            sets.push(set(&format!("{family}_to{n}"), kind, &to));
+            let mut matches = format!("{family} daddr @{family}_to{n} ");
+            if !from.is_empty() {
+                sets.push(set(&format!("{family}_from{n}"), kind, &from));
+                matches += &format!("{family} saddr @{family}_from{n} ");
+            }
+            rules.push((family, matches + &ports));
+        }
+    }
+    (sets.join("\n"), rules)
 }
 
 fn ip(arguments: &[&str]) -> Result<String, NftError> {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use common::Host;
 use viaduct_sys::hold::{Hold, REFUSED, UNREACHABLE, Where};
-use viaduct_sys::intercept::Intercept;
+use viaduct_sys::intercept::{Intercept, Way};
 use viaduct_sys::nfqueue::{SNAP, SynQueue, Verdict};
 use viaduct_sys::tcp::{self, TcpOptions};
 
@@ -33,14 +33,14 @@ impl World {
         let prefix = |text: &str| (text.parse().unwrap(), 0);
         let destinations = vec![prefix("0.0.0.0"), prefix("::")];
         let (ports, instance) = (vec![PORT], "test".to_owned());
-        let hold =
-            Hold { instance, queue: QUEUE, whose, destinations: destinations.clone(), ports };
+        let ways = vec![Way { from: Vec::new(), to: destinations }];
+        let hold = Hold { instance, queue: QUEUE, whose, ways: ways.clone(), ports };
         let (queue, listener) = left.run(move || {
             let options = TcpOptions { transparent: true, ..TcpOptions::default() };
             let listener = tcp::listen("[::]:7000".parse().unwrap(), 10, options).unwrap();
             if whose == Where::Passing {
                 let (instance, ports) = ("way".to_owned(), Vec::new());
-                Intercept { instance, to_port: PORT, destinations, ports }.apply().unwrap();
+                Intercept { instance, to_port: PORT, ways, ports }.apply().unwrap();
             }
             hold.apply().unwrap();
             (Some(SynQueue::open(QUEUE, 4).unwrap()), listener)

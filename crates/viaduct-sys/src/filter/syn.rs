@@ -15,15 +15,17 @@ const FLAGS: u32 = 12;
 const PORT: u32 = 2;
 const SYN: u32 = 0x02;
 const SYN_ACK_RST_FIN: u32 = 0x17;
-/// Where the destination's address is in each header, bytes.
-const TO_V4: u32 = 16;
-const TO_V6: u32 = 24;
-/// The scratch cell that holds it.
-const TO_AT: u32 = 0;
+/// Where the source's and the destination's addresses are in each header, bytes.
+const FROM_TO_V4: [u32; 2] = [12, 16];
+const FROM_TO_V6: [u32; 2] = [8, 24];
+/// The scratch cell that holds that place.
+const AT: u32 = 0;
 
 /// SYNs, without ACK, to some addresses and ports; on a socket whose packets begin at the network header.
 #[derive(Clone, Copy, Debug)]
 pub struct SynFilter<'a> {
+    /// Prefixes of the sources; none means all.
+    pub sources: &'a [(IpAddr, u8)],
     /// Prefixes of the destinations; none means all.
     pub destinations: &'a [(IpAddr, u8)],
     /// The destination ports; none means all.
@@ -36,8 +38,9 @@ impl SynFilter<'_> {
     /// # Errors
     /// A prefix length out of range, or more prefixes than fit into a program.
     pub fn build(&self) -> Result<Vec<BpfInsn>, FilterError> {
-        let program = self.assemble(&PrefixSet::new(self.destinations)?);
-        let (insns, prefixes) = (program.len(), self.destinations.len());
+        let sets = [PrefixSet::new(self.sources)?, PrefixSet::new(self.destinations)?];
+        let program = self.assemble(&sets);
+        let (insns, prefixes) = (program.len(), self.sources.len() + self.destinations.len());
         if insns > MAX_INSNS {
             let fit = prefixes * MAX_INSNS / insns;
             return Err(FilterError::TooLong { prefixes, insns, fit });
@@ -45,7 +48,8 @@ impl SynFilter<'_> {
         Ok(program)
     }
 
-    fn assemble(&self, destinations: &PrefixSet) -> Vec<BpfInsn> {
+    /// With the sets of sources and destinations.
+    fn assemble(&self, sets: &[PrefixSet; 2]) -> Vec<BpfInsn> {
         let mut asm = Asm::default();
         let [v4, v6, yes, no] = [(); 4].map(|()| asm.label());
         asm.load_meta(SKF_AD_PKTTYPE);
@@ -54,15 +58,15 @@ impl SynFilter<'_> {
         asm.jump_if(Test::Equal(ETH_P_IP as u32), v4);
         asm.branch(Test::Equal(ETH_P_IPV6 as u32), v6, no);
 
-        let any = self.destinations.is_empty();
-        let [wanted4, wanted6] = [(); 2].map(|()| asm.label());
+        let any = [self.sources.is_empty(), self.destinations.is_empty()];
         asm.place(v4);
-        if !any {
-            asm.store(TO_AT, TO_V4);
-            asm.x_from(TO_AT);
-            destinations.test_v4(&mut asm, wanted4, no);
+        for ((set, at), _) in sets.iter().zip(FROM_TO_V4).zip(any).filter(|(_, any)| !any) {
+            let wanted = asm.label();
+            asm.store(AT, at);
+            asm.x_from(AT);
+            set.test_v4(&mut asm, wanted, no);
+            asm.place(wanted);
         }
-        asm.place(wanted4);
         asm.load_byte(9);
         asm.jump_unless(Test::Equal(IPPROTO_TCP as u32), no);
         asm.load_half(6);
@@ -75,12 +79,13 @@ impl SynFilter<'_> {
         self.test_port(&mut asm, yes, no);
 
         asm.place(v6);
-        if !any {
-            asm.store(TO_AT, TO_V6);
-            asm.x_from(TO_AT);
-            destinations.test_v6(&mut asm, wanted6, no);
+        for ((set, at), _) in sets.iter().zip(FROM_TO_V6).zip(any).filter(|(_, any)| !any) {
+            let wanted = asm.label();
+            asm.store(AT, at);
+            asm.x_from(AT);
+            set.test_v6(&mut asm, wanted, no);
+            asm.place(wanted);
         }
-        asm.place(wanted6);
         asm.load_byte(6);
         asm.jump_unless(Test::Equal(IPPROTO_TCP as u32), no);
         asm.load_half(IPV6_HEAD + FLAGS);

@@ -304,8 +304,9 @@ fn segment(to: SocketAddr, flags: u8) -> Packet {
 fn syns_pass_by_destination_port_and_flags() {
     let prefixes =
         [("10.2.0.0", 16), ("fd00:2::", 32)].map(|(ip, length)| (ip.parse().unwrap(), length));
-    let some = SynFilter { destinations: &prefixes, ports: &[80, 443] }.build().unwrap();
-    let all = SynFilter { destinations: &[], ports: &[] }.build().unwrap();
+    let some =
+        SynFilter { sources: &[], destinations: &prefixes, ports: &[80, 443] }.build().unwrap();
+    let all = SynFilter { sources: &[], destinations: &[], ports: &[] }.build().unwrap();
     let passes = |program: &[BpfInsn], to: &str, flags| {
         run(program, &segment(to.parse().unwrap(), flags)) > 0
     };
@@ -314,6 +315,12 @@ fn syns_pass_by_destination_port_and_flags() {
         for flags in [0x12, 0x10, 0x03, 0x04] {
             assert!(!passes(&some, to, flags) && !passes(&all, to, flags), "{to}, {flags:#x}");
         }
+    }
+    // Segments of this test come from nowhere.
+    for (from, length, expected) in [("0.0.0.0", 32, true), ("10.0.0.0", 8, false)] {
+        let sources = [(from.parse().unwrap(), length)];
+        let few = SynFilter { sources: &sources, destinations: &prefixes, ports: &[] };
+        assert_eq!(passes(&few.build().unwrap(), "10.2.7.9:80", 0x02), expected, "{from}");
     }
     for to in ["10.3.0.1:80", "10.2.0.1:81", "[fd00:3::9]:80", "[fd00:2::9]:8080"] {
         assert!(!passes(&some, to, 0x02) && passes(&all, to, 0x02), "{to}");

@@ -6,11 +6,15 @@ use anyhow::Result;
 use tracing::warn;
 use viaduct_sys::filter::SynFilter;
 use viaduct_sys::hold::{Hold, Where};
+use viaduct_sys::intercept::Way;
 use viaduct_sys::journal::Changes;
 
 use super::demand::Demand;
 use super::doors::{self, Door, Doors, Wanted};
 use super::settings::Settings;
+
+/// An address and a prefix's length.
+type Prefix = (IpAddr, u8);
 
 /// What a process that is told so becomes.
 pub enum Opened {
@@ -28,14 +32,15 @@ pub fn open(settings: &Settings, left: &[Door]) -> Result<Opened> {
     if !left.is_empty() {
         return Ok(Opened::Proxy(Doors::inherited(left, queue(settings), most)?, None));
     }
-    let (destinations, ports) = concern(settings);
-    let filter = SynFilter { destinations: &destinations, ports: &ports };
+    let (ways, ports) = concern(settings);
+    let (sources, destinations) = ends(&ways);
+    let filter = SynFilter { sources: &sources, destinations: &destinations, ports: &ports };
     let seen = settings.limits.early.is_some() && settings.target.is_in_the_syn();
     let held = settings.holds.then_some((queue(settings), most));
     let doors =
         Doors::open(&settings.listen, seen.then_some(Wanted { filter, held }), settings.options)?;
     // Only now that somebody listens.
-    let changes = changes(settings, destinations, ports)?;
+    let changes = changes(settings, ways, ports)?;
     Ok(match settings.on_demand {
         false => Opened::Proxy(doors, changes),
         true => Opened::Parent(Demand::new(doors)?, changes),
@@ -47,23 +52,26 @@ fn queue(settings: &Settings) -> u16 {
     settings.listen.first().map_or(0, SocketAddr::port)
 }
 
-/// Where SYNs go that concern this proxy: addresses and ports.
-fn concern(settings: &Settings) -> (Vec<(IpAddr, u8)>, Vec<u16>) {
+/// Which SYNs concern this proxy: their ways, and the ports where they go.
+fn concern(settings: &Settings) -> (Vec<Way>, Vec<u16>) {
     match &settings.intercept {
-        Some(intercept) => (intercept.destinations.clone(), intercept.ports.clone()),
+        Some(intercept) => (intercept.ways.clone(), intercept.ports.clone()),
         None => {
             let ports = settings.listen.iter().map(SocketAddr::port).collect();
-            (doors::prefixes(&settings.listen), ports)
+            (vec![Way { from: Vec::new(), to: doors::prefixes(&settings.listen) }], ports)
         }
     }
 }
 
+/// All sources, none if one way has any, and all destinations.
+fn ends(ways: &[Way]) -> (Vec<Prefix>, Vec<Prefix>) {
+    let all = |end: fn(&Way) -> &Vec<Prefix>| ways.iter().flat_map(end).copied().collect();
+    let anywhere = ways.iter().any(|way| way.from.is_empty());
+    (if anywhere { Vec::new() } else { all(|way| &way.from) }, all(|way| &way.to))
+}
+
 /// Has the kernel hand connections to the proxy, and hold their SYNs, if that is wanted.
-fn changes(
-    settings: &Settings,
-    destinations: Vec<(IpAddr, u8)>,
-    ports: Vec<u16>,
-) -> Result<Option<Changes>> {
+fn changes(settings: &Settings, ways: Vec<Way>, ports: Vec<u16>) -> Result<Option<Changes>> {
     let (intercept, queue) = (&settings.intercept, queue(settings));
     if intercept.is_none() && !settings.holds {
         return Ok(None);
@@ -75,7 +83,7 @@ fn changes(
     if settings.holds {
         let instance = format!("hold_{queue}");
         let whose = if intercept.is_some() { Where::Passing } else { Where::Here };
-        changes.hold(Hold { instance, queue, whose, destinations, ports })?;
+        changes.hold(Hold { instance, queue, whose, ways, ports })?;
     }
     if let Some(intercept) = intercept {
         changes.intercept(intercept.clone())?;
