@@ -44,6 +44,7 @@ pub mod thread;
 pub mod tool;
 pub mod tun;
 pub mod udp;
+pub mod urgent;
 
 mod netlink;
 mod os;

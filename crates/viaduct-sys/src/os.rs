@@ -78,6 +78,16 @@ pub(crate) fn getsockopt<T: Plain>(fd: BorrowedFd<'_>, level: c_int, name: c_int
     Ok(value)
 }
 
+/// Whether the next byte of a TCP socket is the urgent one.
+pub(crate) fn at_mark(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    /// The kernel's for this question; the same on all machines that Rust's `libc` leaves it out for.
+    const SIOCATMARK: libc::Ioctl = 0x8905;
+    let mut answer: c_int = 0;
+    // SAFETY: the kernel writes one `int`, which lives through the call.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), SIOCATMARK, &raw mut answer) })?;
+    Ok(answer != 0)
+}
+
 /// Turns the -1 of a libc call into the error it left behind.
 pub(crate) fn check(result: c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }

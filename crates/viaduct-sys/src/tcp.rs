@@ -136,6 +136,8 @@ fn socket(address: SocketAddr, options: TcpOptions) -> io::Result<rustix::fd::Ow
 }
 
 fn apply(socket: BorrowedFd<'_>, v4: bool, options: TcpOptions) -> io::Result<()> {
+    // An urgent byte stays where it stands in the stream; what is accepted follows.
+    sockopt::set_socket_oobinline(socket, true)?;
     if options.transparent {
         set_transparent(socket, v4)?;
     }

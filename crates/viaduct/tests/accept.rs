@@ -254,3 +254,55 @@ fn on_demand_sigterm_lets_flows_end() {
     drop((client, server));
     parent.process().wait().unwrap();
 }
+
+#[test]
+fn a_service_managers_socket_is_served_and_the_proxy_goes_when_idle() {
+    let world = World::new("delay=1ms");
+    let listener = world.listen(world.server().ip());
+    let at: SocketAddr = AT.parse().unwrap();
+    let socket = world.hop().netns().enter(|| TcpListener::bind(at).unwrap()).unwrap();
+    // It is there before the proxy is.
+    let mut client = world.connect(at).unwrap();
+    let scratch = std::env::temp_dir().join(format!("viaduct-activated-{}", std::process::id()));
+    let mut command = world.hop().command("sh");
+    // Descriptor 3 is the first of the protocol.
+    let script = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\"";
+    command.args(["-c", script, env!("CARGO_BIN_EXE_viaduct"), "proxy", "--listen", AT, "--to"]);
+    command.arg(world.server().to_string()).args(["--idle-exit", "300ms", "--run-dir"]);
+    command.arg(&scratch).stdin(std::os::fd::OwnedFd::from(socket));
+    let mut proxy = world.hop().spawn(command).unwrap();
+    echo(&mut client, &listener);
+    echo(&mut world.connect(at).unwrap(), &listener);
+    drop(client);
+    let ended = proxy.wait_for(Duration::from_secs(10), || false).unwrap();
+    assert!(ended.expect("it goes when it is idle").success());
+    let _ = std::fs::remove_dir_all(scratch);
+}
+
+#[test]
+fn the_unit_files_are_such_as_systemd_takes() {
+    let directory = std::env::temp_dir().join(format!("viaduct-units-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let mut units = Vec::new();
+    for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../dist")).unwrap() {
+        let entry = entry.unwrap();
+        let name = entry.file_name().to_string_lossy().replace('@', "@rome");
+        let text = std::fs::read_to_string(entry.path()).unwrap();
+        assert!(text.contains("viaduct"), "{name}");
+        let unit = directory.join(name);
+        std::fs::write(&unit, text.replace("/usr/bin/viaduct", env!("CARGO_BIN_EXE_viaduct")))
+            .unwrap();
+        units.push(unit);
+    }
+    assert!(units.len() >= 3);
+    let verified =
+        std::process::Command::new("systemd-analyze").arg("verify").args(&units).output();
+    let _ = std::fs::remove_dir_all(directory);
+    match verified {
+        Err(error) => eprintln!("skipped: systemd-analyze does not run: {error}"),
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() && !said.contains("viaduct-"), "{said}");
+        }
+    }
+}

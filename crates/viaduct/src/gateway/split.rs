@@ -8,7 +8,7 @@
 //!
 //! It is the proxy on the path, one at each end, in a thread of the gateway's process.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
 use toml::{Table, Value};
 use viaduct_proto::flow::Registry;
@@ -41,6 +41,9 @@ pub fn settings(config: &Config, registry: &Registry) -> Result<Option<Settings>
     let options = options(config, &peers);
     let mut settings =
         Settings::of_tables(&options, &config.policies, registry).context("[split]")?;
+    if settings.holds || settings.on_demand || settings.limits.idle_exit.is_some() {
+        bail!("[split] accept, on-demand, idle-exit: they are for `viaduct proxy` alone");
+    }
     let (ours, theirs) = (pairs(&config.prefixes), pairs(&peers));
     let there = Way { from: ours.clone(), to: theirs.clone() };
     let back = Way { from: theirs, to: ours };

@@ -279,6 +279,13 @@ impl Flow {
         }
     }
 
+    /// The loop says that `end` sends an urgent byte, or will.
+    pub fn urgent(&mut self, end: End) {
+        if let Middle::Relay(relay) = &mut self.middle {
+            relay.urgent(end);
+        }
+    }
+
     /// When its handlers want to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
         match &self.middle {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use tokio::sync::oneshot;
 
+use super::opening;
 use super::settings::Settings;
 use super::snapshot::ProxyStatus;
 use super::worker::{Order, ToWorker, Worker};
@@ -85,7 +86,7 @@ impl Beside {
     /// # Errors
     /// It cannot listen, or see SYNs.
     pub fn start(settings: Settings) -> Result<Beside> {
-        let (worker, to_worker) = Worker::new(&settings)?;
+        let (worker, to_worker) = Worker::new(&settings, opening::doors(&settings)?)?;
         let thread = thread::Builder::new().name("flows".to_owned()).spawn(|| worker.run());
         let thread = thread.context("start the thread of flows")?;
         Ok(Beside { handle: Handle::new(settings, to_worker), thread })

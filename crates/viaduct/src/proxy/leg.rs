@@ -27,7 +27,8 @@ impl Leg {
     pub fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         match self {
             Leg::Tcp(stream) => {
-                stream.register(registry, token, Interest::READABLE | Interest::WRITABLE)
+                let all = Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY;
+                stream.register(registry, token, all)
             }
         }
     }

@@ -27,24 +27,35 @@ pub enum Opened {
 /// Opens the doors, or takes over those that a parent `left`, and makes the changes that belong to
 /// them.
 pub fn open(settings: &Settings, left: &[Door]) -> Result<Opened> {
-    let (most, _) = settings.limits.early.unwrap_or_default();
-    let most = u32::try_from(most).unwrap_or(u32::MAX);
     if !left.is_empty() {
-        return Ok(Opened::Proxy(Doors::inherited(left, queue(settings), most)?, None));
+        return Ok(Opened::Proxy(
+            Doors::inherited(left, queue(settings), most_held(settings))?,
+            None,
+        ));
     }
-    let (ways, ports) = concern(settings);
-    let (sources, destinations) = ends(&ways);
-    let filter = SynFilter { sources: &sources, destinations: &destinations, ports: &ports };
-    let seen = settings.limits.early.is_some() && settings.target.is_in_the_syn();
-    let held = settings.holds.then_some((queue(settings), most));
-    let doors =
-        Doors::open(&settings.listen, seen.then_some(Wanted { filter, held }), settings.options)?;
+    let doors = doors(settings)?;
     // Only now that somebody listens.
-    let changes = changes(settings, ways, ports)?;
+    let changes = changes(settings)?;
     Ok(match settings.on_demand {
         false => Opened::Proxy(doors, changes),
         true => Opened::Parent(Demand::new(doors)?, changes),
     })
+}
+
+/// Opens the doors alone.
+pub fn doors(settings: &Settings) -> Result<Doors> {
+    let (ways, ports) = concern(settings);
+    let (sources, destinations) = ends(&ways);
+    let filter = SynFilter { sources: &sources, destinations: &destinations, ports: &ports };
+    let seen = settings.limits.early.is_some() && settings.target.is_in_the_syn();
+    let held = settings.holds.then_some((queue(settings), most_held(settings)));
+    Doors::open(&settings.listen, seen.then_some(Wanted { filter, held }), settings.options)
+}
+
+/// SYNs that are held, at most.
+fn most_held(settings: &Settings) -> u32 {
+    let (most, _) = settings.limits.early.unwrap_or_default();
+    u32::try_from(most).unwrap_or(u32::MAX)
 }
 
 /// The queue of held SYNs.
@@ -71,7 +82,7 @@ fn ends(ways: &[Way]) -> (Vec<Prefix>, Vec<Prefix>) {
 }
 
 /// Has the kernel hand connections to the proxy, and hold their SYNs, if that is wanted.
-fn changes(settings: &Settings, ways: Vec<Way>, ports: Vec<u16>) -> Result<Option<Changes>> {
+fn changes(settings: &Settings) -> Result<Option<Changes>> {
     let (intercept, queue) = (&settings.intercept, queue(settings));
     if intercept.is_none() && !settings.holds {
         return Ok(None);
@@ -82,6 +93,7 @@ fn changes(settings: &Settings, ways: Vec<Way>, ports: Vec<u16>) -> Result<Optio
     }
     if settings.holds {
         let instance = format!("hold_{queue}");
+        let (ways, ports) = concern(settings);
         let whose = if intercept.is_some() { Where::Passing } else { Where::Here };
         changes.hold(Hold { instance, queue, whose, ways, ports })?;
     }

@@ -6,6 +6,7 @@ use std::net::Shutdown;
 
 use mio::net::TcpStream;
 use viaduct_sys::splice::{Pipe, Spliced};
+use viaduct_sys::urgent;
 
 use super::flow::{End, Moved};
 use super::pipes::Pipes;
@@ -33,6 +34,10 @@ struct Way {
     ended: bool,
     /// The sink has been told so.
     shut: bool,
+    /// The source has announced an urgent byte, once at least.
+    urgent: bool,
+    /// One that waits for room at the sink.
+    mark: Option<u8>,
 }
 
 impl Relay {
@@ -45,6 +50,11 @@ impl Relay {
         };
         from.readable |= readable;
         to.writable |= writable;
+    }
+
+    /// The loop says that `end` sends an urgent byte, or will.
+    pub fn urgent(&mut self, end: End) {
+        self.ways[end as usize].urgent = true;
     }
 
     /// Moves what can move; `held` says which ends take nothing yet. `Err`: an end broke.
@@ -89,6 +99,9 @@ impl Way {
             if !self.empty_pipe(to, pipes, moved)? {
                 return Ok(false);
             }
+            if !self.pass_mark(from, to, moved)? {
+                return Ok(false);
+            }
             if self.ended {
                 if !self.shut {
                     self.shut = true;
@@ -126,6 +139,25 @@ impl Way {
         Ok(true)
     }
 
+    /// Passes an urgent byte on as one, if it is next; false if it must wait. The pipe is empty:
+    /// all before it has passed.
+    fn pass_mark(&mut self, from: &TcpStream, to: &TcpStream, moved: &mut u64) -> io::Result<bool> {
+        if self.urgent && self.mark.is_none() && urgent::is_next(from)? {
+            self.mark = urgent::take(from)?;
+            // A splice that stopped before it said nothing of what is behind it. Or only its
+            // announcement has come: it is still on its way.
+            self.readable = self.mark.is_some();
+        }
+        let Some(byte) = self.mark else { return Ok(true) };
+        if !self.writable || !urgent::give(to, byte)? {
+            self.writable = false;
+            return Ok(false);
+        }
+        self.mark = None;
+        *moved += 1;
+        Ok(true)
+    }
+
     /// Reads from the source; false if there is nothing now.
     fn fill_pipe(&mut self, from: &TcpStream, pipes: &mut Pipes) -> io::Result<bool> {
         let pipe = match &mut self.pipe {
@@ -134,13 +166,16 @@ impl Way {
         };
         match pipe.fill(from)? {
             Spliced::Moved(_) => return Ok(true),
+            // A splice takes an urgent byte for the end, if the end is behind it.
+            Spliced::End if urgent::is_next(from)? => self.urgent = true,
             Spliced::End => self.ended = true,
+            Spliced::Blocked if self.urgent && urgent::is_next(from)? => {}
             Spliced::Blocked => self.readable = false,
         }
         if pipe.held() == 0 {
             pipes.give(self.pipe.take().expect("it was there"));
         }
-        Ok(self.ended)
+        Ok(self.ended || self.readable)
     }
 }
 

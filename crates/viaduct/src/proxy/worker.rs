@@ -15,7 +15,7 @@ use viaduct_proto::split::early::Early;
 use viaduct_proto::time::Instant;
 use viaduct_sys::clock;
 use viaduct_sys::syn::SynTap;
-use viaduct_sys::tcp::TcpOptions;
+use viaduct_sys::tcp::{self, TcpOptions};
 
 use super::doors::{Doors, Syns};
 use super::flow::{End, Flow, Shared};
@@ -289,6 +289,11 @@ impl Worker {
                     event.is_readable() || event.is_read_closed() || event.is_error(),
                     event.is_writable() || event.is_write_closed() || event.is_error(),
                 );
+                if event.is_priority()
+                    && let Some(flow) = self.flows.get(n / 2)
+                {
+                    flow.urgent(end);
+                }
                 self.drive(n / 2, end, readable, writable, now);
             }
         }

@@ -1,0 +1,76 @@
+//! TCP's urgent byte, which stands in the stream but is marked. A splice stops before it, and tells
+//! nothing.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+
+use crate::os;
+
+/// Whether the next byte of `stream` is urgent.
+///
+/// # Errors
+/// It is no TCP socket.
+pub fn is_next(stream: impl AsFd) -> io::Result<bool> {
+    os::at_mark(stream.as_fd())
+}
+
+/// Takes the urgent byte that [is next](is_next) from a socket of [`crate::tcp`], where it stands in
+/// the stream; `None` if it has not come yet, but its announcement has.
+///
+/// # Errors
+/// `stream` broke.
+pub fn take(stream: impl AsFd) -> io::Result<Option<u8>> {
+    let mut byte = [0];
+    match recv(&stream, &mut byte[..], RecvFlags::DONTWAIT) {
+        Ok((1.., _)) => Ok(Some(byte[0])),
+        Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Sends an urgent byte; false if there is no room now.
+///
+/// # Errors
+/// `stream` broke.
+pub fn give(stream: impl AsFd, byte: u8) -> io::Result<bool> {
+    let flags = SendFlags::OOB | SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    match send(stream.as_fd(), &[byte], flags) {
+        Ok(sent) => Ok(sent > 0),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (one, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn an_urgent_byte_is_taken_where_it_stands() {
+        let (mut from, mut to) = pair();
+        rustix::net::sockopt::set_socket_oobinline(&to, true).unwrap();
+        assert!(!is_next(&to).unwrap());
+        from.write_all(b"ab").unwrap();
+        assert!(give(&from, b'!').unwrap());
+        from.write_all(b"cd").unwrap();
+        let mut two = [0; 2];
+        to.read_exact(&mut two).unwrap();
+        assert_eq!(&two, b"ab");
+        assert!(is_next(&to).unwrap());
+        assert_eq!(take(&to).unwrap(), Some(b'!'));
+        assert!(!is_next(&to).unwrap());
+        to.read_exact(&mut two).unwrap();
+        assert_eq!(&two, b"cd");
+    }
+}
