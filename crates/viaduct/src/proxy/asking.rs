@@ -41,13 +41,12 @@ impl Worker {
     pub(super) fn hear(&mut self, key: usize, now: Instant) {
         loop {
             let flow = self.flows.at(key);
-            match flow.listen(LONGEST) {
-                Ok(true) => {}
-                Ok(false) | Err(_) => return self.end(key, false),
-            }
+            // Who has said all that it will may have said enough.
+            let Ok(more) = flow.listen(LONGEST) else { return self.end(key, false) };
             let Some(asked) = flow.asked().filter(|asked| !asked.begun) else { return };
             match asked.preface.handle(&mut asked.bytes) {
-                Step::Wait => return,
+                Step::Wait if more => return,
+                Step::Wait => return self.end(key, false),
                 Step::Say(words) => flow.say(End::Client, &words),
                 Step::Connect { to, source } => return self.open(key, to, source, now),
                 Step::Refuse(words, why) => {

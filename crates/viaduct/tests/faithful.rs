@@ -1,0 +1,337 @@
+//! Whatever two programs do to each other over TCP, they see the same with Viaduct between them:
+//! each scenario runs over a direct connection first, and then each other way.
+#![allow(clippy::unwrap_used)] // a test may panic
+
+use std::hash::{DefaultHasher, Hasher as _};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use rustix::net::sockopt::set_socket_linger;
+use viaduct_lab::binary::use_binary;
+use viaduct_lab::proxies::Proxy;
+use viaduct_lab::topology::{Chain, Journal};
+use viaduct_proto::link::LinkConfig;
+use viaduct_proto::rng::Rng;
+
+/// Where the server listens, and where nobody does.
+const OPEN: u16 = 9000;
+const CLOSED: u16 = 9001;
+/// The near proxy's ports that lead to them, and to a host that is not there.
+const TO_OPEN: u16 = 7000;
+const TO_CLOSED: u16 = 7001;
+const TO_NOWHERE: u16 = 7002;
+
+/// What one end saw of the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Saw {
+    /// So many bytes, which hash to this, and then the end.
+    End(usize, u64),
+    /// So many bytes before a reset.
+    Reset(usize),
+}
+
+/// What both saw: the client, the server. `None`: there was no flow.
+type Outcome = Option<(Saw, Saw)>;
+
+fn data(bytes: usize, seed: u64) -> Vec<u8> {
+    let mut data = vec![0; bytes];
+    Rng::from_seed(seed).fill(&mut data);
+    data
+}
+
+/// Reads to the end, with a nap after each `every` bytes.
+fn read(stream: &mut TcpStream, every: usize, nap: Duration) -> Saw {
+    let (mut hash, mut sum, mut since) = (DefaultHasher::new(), 0, 0);
+    let mut chunk = vec![0; 256 << 10];
+    loop {
+        match stream.read(&mut chunk) {
+            Ok(0) => return Saw::End(sum, hash.finish()),
+            Ok(count) => {
+                chunk[..count].iter().for_each(|&byte| hash.write_u8(byte));
+                (sum, since) = (sum + count, since + count);
+            }
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => return Saw::Reset(sum),
+            Err(error) => panic!("after {sum} bytes: {error}"),
+        }
+        if since >= every {
+            thread::sleep(nap);
+            since = 0;
+        }
+    }
+}
+
+fn read_all(stream: &mut TcpStream) -> Saw {
+    read(stream, usize::MAX, Duration::ZERO)
+}
+
+fn write(mut stream: &TcpStream, bytes: &[u8]) {
+    stream.write_all(bytes).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+}
+
+fn reset(stream: TcpStream) {
+    set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
+}
+
+type Program = fn(TcpStream) -> Saw;
+
+/// A scenario: what the client does, what the server does.
+const SCENARIOS: &[(&str, Program, Program)] = &[
+    ("nothing at all", quiet, quiet),
+    ("one byte at a time", single_bytes, echo_bytes),
+    (
+        "the client ends first",
+        |mut s| {
+            write(&s, b"a question");
+            read_all(&mut s)
+        },
+        |mut s| {
+            let saw = read_all(&mut s);
+            write(&s, &data(1_000_000, 1));
+            saw
+        },
+    ),
+    (
+        "the server ends first",
+        |mut s| {
+            let saw = read_all(&mut s);
+            write(&s, &data(1_000_000, 2));
+            saw
+        },
+        |mut s| {
+            write(&s, b"a greeting");
+            read_all(&mut s)
+        },
+    ),
+    ("much, both ways at once", |s| both_ways(s, 3), |s| both_ways(s, 4)),
+    (
+        "a slow reader",
+        |mut s| {
+            write(&s, &data(8_000_000, 5));
+            read_all(&mut s)
+        },
+        |mut s| {
+            s.shutdown(Shutdown::Write).unwrap();
+            read(&mut s, 400_000, Duration::from_millis(30))
+        },
+    ),
+    (
+        "a slow writer",
+        |mut s| {
+            slowly(&s);
+            read_all(&mut s)
+        },
+        |mut s| {
+            let saw = read_all(&mut s);
+            s.shutdown(Shutdown::Write).unwrap();
+            saw
+        },
+    ),
+    (
+        "a reset by the client",
+        |mut s| {
+            s.read_exact(&mut [0; 5]).unwrap();
+            reset(s);
+            Saw::Reset(5)
+        },
+        |mut s| {
+            s.write_all(b"hello").unwrap();
+            read_all(&mut s)
+        },
+    ),
+    (
+        "a reset by the server",
+        |mut s| {
+            s.write_all(b"hello").unwrap();
+            read_all(&mut s)
+        },
+        |mut s| {
+            s.read_exact(&mut [0; 5]).unwrap();
+            reset(s);
+            Saw::Reset(5)
+        },
+    ),
+];
+
+fn quiet(mut stream: TcpStream) -> Saw {
+    stream.shutdown(Shutdown::Write).unwrap();
+    read_all(&mut stream)
+}
+
+fn single_bytes(mut stream: TcpStream) -> Saw {
+    stream.set_nodelay(true).unwrap();
+    for byte in data(100, 6) {
+        stream.write_all(&[byte]).unwrap();
+        let mut back = [0];
+        stream.read_exact(&mut back).unwrap();
+        assert_eq!(back, [byte]);
+    }
+    quiet(stream)
+}
+
+fn echo_bytes(mut stream: TcpStream) -> Saw {
+    stream.set_nodelay(true).unwrap();
+    let mut byte = [0];
+    while stream.read(&mut byte).unwrap() == 1 {
+        stream.write_all(&byte).unwrap();
+    }
+    quiet(stream)
+}
+
+fn both_ways(mut stream: TcpStream, seed: u64) -> Saw {
+    let writer = stream.try_clone().unwrap();
+    let writes = thread::spawn(move || write(&writer, &data(size(), seed)));
+    let saw = read_all(&mut stream);
+    writes.join().unwrap();
+    saw
+}
+
+fn slowly(mut stream: &TcpStream) {
+    for chunk in data(100_000, 7).chunks(1_000) {
+        stream.write_all(chunk).unwrap();
+        thread::sleep(Duration::from_millis(3));
+    }
+    stream.shutdown(Shutdown::Write).unwrap();
+}
+
+/// Bytes of a large transfer; `VIADUCT_LARGE` makes them a gigabyte.
+fn size() -> usize {
+    if std::env::var_os("VIADUCT_LARGE").is_some() { 1_000_000_000 } else { 16_000_000 }
+}
+
+/// A client, two hops and a server, and what runs on the hops.
+struct World {
+    _proxies: Vec<Proxy>,
+    chain: Chain,
+    /// Where the client turns to, instead of the server.
+    by: Option<[IpAddr; 2]>,
+}
+
+impl World {
+    /// Of proxies with these arguments, at these hops; the first one's are for one family of
+    /// addresses, with `{to}` for where it leads.
+    fn new(start: impl FnOnce(&Chain) -> Vec<Proxy>) -> World {
+        use_binary(env!("CARGO_BIN_EXE_viaduct"));
+        let link: LinkConfig = "delay=1ms".parse().unwrap();
+        let chain = Chain::build(&vec![link; 3], 1, &Journal::new()).unwrap();
+        // Refused there, as a router refuses that knows no way.
+        for hop in chain.hops() {
+            let absent = ["10.99.0.0/16", "fd99::/64"];
+            hop.ip(&absent.map(|net| format!("route add unreachable {net}"))).unwrap();
+        }
+        let proxies = start(&chain);
+        let near = [IpAddr::from(Ipv4Addr::new(10, 1, 0, 2)), "fd00:1::2".parse().unwrap()];
+        World { by: (!proxies.is_empty()).then_some(near), _proxies: proxies, chain }
+    }
+
+    /// Runs a scenario in one family.
+    fn run(&self, v6: bool, (client, server): (Program, Program)) -> Outcome {
+        let ip = self.chain.server().addresses().find(|ip| ip.is_ipv6() == v6).unwrap();
+        let listen = || TcpListener::bind(SocketAddr::new(ip, OPEN)).unwrap();
+        let listener = self.chain.server().netns().enter(listen).unwrap();
+        let server = thread::spawn(move || server(patient(listener.accept().unwrap().0)));
+        let stream = self.connect(v6, ip, OPEN).expect("there is a flow");
+        let saw = client(stream);
+        Some((saw, server.join().unwrap()))
+    }
+
+    fn connect(&self, v6: bool, ip: IpAddr, port: u16) -> std::io::Result<TcpStream> {
+        let to = match self.by {
+            None => SocketAddr::new(ip, port),
+            Some(near) => {
+                let by = match port {
+                    OPEN => TO_OPEN,
+                    CLOSED => TO_CLOSED,
+                    _ => TO_NOWHERE,
+                };
+                // Each family has ports of its own.
+                SocketAddr::new(near[usize::from(v6)], by + 10 * u16::from(v6))
+            }
+        };
+        let connect = || TcpStream::connect_timeout(&to, Duration::from_secs(10));
+        Ok(patient(self.chain.client().netns().enter(connect).unwrap()?))
+    }
+
+    /// What becomes of a connection to somebody who is not there.
+    fn absent(&self, v6: bool, port: u16) -> Outcome {
+        let ip = match (port, v6) {
+            (CLOSED, _) => self.chain.server().addresses().find(|ip| ip.is_ipv6() == v6).unwrap(),
+            (_, false) => NOWHERE.0.into(),
+            (_, true) => NOWHERE.1.into(),
+        };
+        match self.connect(v6, ip, port) {
+            Err(_) => None,
+            // Accepted before the server was asked: then it is a reset, and nothing before it.
+            Ok(mut stream) => match read_all(&mut stream) {
+                Saw::Reset(0) => None,
+                saw => panic!("a flow to nobody: {saw:?}"),
+            },
+        }
+    }
+}
+
+/// Addresses that no host has, on the server's link.
+const NOWHERE: (Ipv4Addr, Ipv6Addr) =
+    (Ipv4Addr::new(10, 99, 0, 1), Ipv6Addr::new(0xfd99, 0, 0, 0, 0, 0, 0, 1));
+
+fn patient(stream: TcpStream) -> TcpStream {
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream
+}
+
+/// Proxies at the near hop, one for each place and family, with further arguments.
+fn near(chain: &Chain, arguments: &[&str]) -> Vec<Proxy> {
+    let hop = &chain.hops()[0];
+    let mut proxies = Vec::new();
+    for (n, to) in chain.server().addresses().enumerate() {
+        let nowhere: IpAddr = if to.is_ipv6() { NOWHERE.1.into() } else { NOWHERE.0.into() };
+        let places = [(TO_OPEN, to, OPEN), (TO_CLOSED, to, CLOSED), (TO_NOWHERE, nowhere, OPEN)];
+        for (port, ip, to_port) in places {
+            let port = port + 10 * u16::from(to.is_ipv6());
+            let (listen, to) = (format!("[::]:{port}"), SocketAddr::new(ip, to_port).to_string());
+            let words = [&["--listen", &listen, "--to", &to], arguments].concat();
+            proxies.push(Proxy::start(hop, &words).unwrap());
+        }
+        assert!(n < 2, "one address a family");
+    }
+    proxies
+}
+
+/// Compares all scenarios in both families with what a direct connection shows.
+fn compare(start: impl FnOnce(&Chain) -> Vec<Proxy>) {
+    let (direct, through) = (World::new(|_| Vec::new()), World::new(start));
+    for v6 in [false, true] {
+        for &(name, client, server) in SCENARIOS {
+            let expected = direct.run(v6, (client, server));
+            assert_eq!(through.run(v6, (client, server)), expected, "{name}, IPv6: {v6}");
+        }
+        for port in [CLOSED, 0] {
+            assert_eq!((direct.absent(v6, port), through.absent(v6, port)), (None, None), "{port}");
+        }
+    }
+}
+
+#[test]
+fn a_relay_is_faithful() {
+    compare(|chain| near(chain, &[]));
+}
+
+#[test]
+fn two_hops_are_faithful() {
+    compare(|chain| {
+        let second =
+            ["--listen", "[::]:7100", "--expect", "proxy", "--allow-from", "::/0,0.0.0.0/0"];
+        let allow = ["--allow-to", "::/0,0.0.0.0/0"];
+        let mut proxies = near(chain, &["--next", "10.2.0.2:7100"]);
+        proxies.push(Proxy::start(&chain.hops()[1], &[&second[..], &allow].concat()).unwrap());
+        proxies
+    });
+}
+
+#[test]
+fn handlers_are_faithful() {
+    compare(|chain| near(chain, &["--handler", "count", "--handler", "latency:delay=3ms"]));
+}
