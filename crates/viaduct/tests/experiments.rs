@@ -69,3 +69,28 @@ fn real_gateways_recover_bursts_as_the_simulated_ones_do() {
     assert!(!outcome.checks.is_empty());
     assert!(outcome.holds(), "{}", print_table(&outcome, false));
 }
+
+#[test]
+fn a_flood_of_syns_costs_the_servers_little_and_true_clients_next_to_nothing() {
+    let _alone = alone();
+    let outcome = quick("miniproxy/flood");
+    let checks: Vec<_> = outcome.checks.iter().collect();
+    assert_eq!(checks.len(), 12);
+    // How fast the flood and the clients are is the machine's affair.
+    for check in checks.iter().filter(|c| !c.name.ends_with(", ms") && !c.name.contains("a second"))
+    {
+        assert!(check.holds, "{}", print_table(&outcome, false));
+    }
+}
+
+#[test]
+fn an_idle_proxy_is_small() {
+    let _alone = alone();
+    let outcome = quick("miniproxy/start");
+    let memory = outcome.checks.iter().find(|check| check.name.contains("memory")).unwrap();
+    assert!(memory.holds, "{}", print_table(&outcome, false));
+    // Whatever else the machine does: a start is no matter of seconds.
+    for check in outcome.checks.iter().filter(|check| check.name.ends_with(", ms")) {
+        assert!(check.value < 500.0, "{}", print_table(&outcome, false));
+    }
+}
