@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_program_has_what_was_kept_and_nothing_else() {
-        let (kept, other) = (std::io::pipe().unwrap(), std::io::pipe().unwrap());
+        let (kept, other) = (io::pipe().unwrap(), io::pipe().unwrap());
         let (fd, closed) = (kept.1.as_raw_fd(), other.1.as_raw_fd());
         let mut command = Command::new("sh");
         command.args(["-c", &format!("echo hello >&{fd}; [ ! -e /proc/self/fd/{closed} ]")]);
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn what_is_our_own_or_not_there_cannot_be_taken() {
-        let own = std::io::pipe().unwrap();
+        let own = io::pipe().unwrap();
         let busy = take(own.0.as_raw_fd()).unwrap_err();
         assert_eq!(busy.raw_os_error(), Some(libc::EBUSY));
         assert_eq!(take(9_999).unwrap_err().raw_os_error(), Some(libc::EBADF));

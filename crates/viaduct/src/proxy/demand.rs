@@ -49,9 +49,9 @@ pub struct Demand {
 /// What ended a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Woken {
-    ByWork,
-    BySignal,
-    ByTime,
+    Work,
+    Signal,
+    Time,
 }
 
 impl Demand {
@@ -71,8 +71,8 @@ impl Demand {
         let mut pause = Duration::ZERO;
         notify(Phase::Ready);
         loop {
-            if wait(&[&self.signals], Some(pause)) == Woken::ByWork
-                || self.wait_for_work() == Woken::BySignal
+            if wait(&[&self.signals], Some(pause)) == Woken::Work
+                || self.wait_for_work() == Woken::Signal
             {
                 return Ok(());
             }
@@ -80,7 +80,7 @@ impl Demand {
             let mut proxy = self.start()?;
             let pid = Pid::from_child(&proxy);
             let ended = pidfd_open(pid, PidfdFlags::empty())?;
-            if self.wait_for_end(pid, &ended)? == Woken::BySignal {
+            if self.wait_for_end(pid, &ended)? == Woken::Signal {
                 return self.drain(proxy, pid);
             }
             let status = proxy.wait()?;
@@ -115,7 +115,7 @@ impl Demand {
     fn wait_for_end(&self, pid: Pid, ended: &OwnedFd) -> Result<Woken> {
         loop {
             let woken = self.wait_or_signal(&[ended], Some(LOOK_UP));
-            if woken != Woken::ByTime {
+            if woken != Woken::Time {
                 return Ok(woken);
             }
             if self.reload.swap(false, Ordering::Relaxed) {
@@ -127,8 +127,8 @@ impl Demand {
     fn wait_or_signal(&self, work: &[&dyn AsFd], at_most: Option<Duration>) -> Woken {
         let all = [&[&self.signals as &dyn AsFd], work].concat();
         match wait(&all, at_most) {
-            Woken::ByWork if wait(&[&self.signals], Some(Duration::ZERO)) == Woken::ByWork => {
-                Woken::BySignal
+            Woken::Work if wait(&[&self.signals], Some(Duration::ZERO)) == Woken::Work => {
+                Woken::Signal
             }
             woken => woken,
         }
@@ -176,9 +176,9 @@ fn wait(readable: &[&dyn AsFd], at_most: Option<Duration>) -> Woken {
     });
     loop {
         match poll(&mut fds, timeout.as_ref()) {
-            Ok(0) => return Woken::ByTime,
+            Ok(0) => return Woken::Time,
             Err(rustix::io::Errno::INTR) => {}
-            _ => return Woken::ByWork,
+            _ => return Woken::Work,
         }
     }
 }
