@@ -7,6 +7,7 @@
 //! ```text
 //!   what is on the wire   ring  (copies of all packets of an interface)   filter (which of them)
 //!                         syn   (copies of SYNs)   nfqueue (SYNs themselves, held)
+//!   what our SYNs say     bpf   (a TCP option)               tcp    (data)
 //!   what we send          udp   (datagrams to peers, many a call)
 //!   what we change        journal (remembers, puts back)
 //!                           |- offload   segmentation, coalescing, checksums of an interface
@@ -18,6 +19,7 @@
 //!   where and when        thread (priority, core, timer slack)            clock
 //! ```
 
+pub mod bpf;
 pub mod clock;
 pub mod filter;
 pub mod hold;

@@ -1,14 +1,24 @@
 //! TCP sockets as a proxy needs them: with another host's address, begun without waiting, ended by
-//! a reset.
+//! a reset; and what a SYN says beside its addresses.
+#![allow(unsafe_code)]
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, sockopt};
 
+use crate::bpf::{OPTION, SynOption};
 use crate::{filter, os};
+
+const TCP_SAVE_SYN: libc::c_int = 27;
+const TCP_SAVED_SYN: libc::c_int = 28;
+const TCP_FASTOPEN_NO_COOKIE: libc::c_int = 34;
+const MSG_FASTOPEN: SendFlags = SendFlags::from_bits_retain(0x2000_0000);
+/// The longest headers of a SYN: of IPv6 and TCP with all its options, and some extensions.
+const SYN_HEADERS: usize = 256;
 
 /// How a socket is set up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,6 +31,20 @@ pub struct TcpOptions {
     pub receive_buffer: Option<usize>,
     /// How long nothing is said before the other end is probed; never if `None`.
     pub keep_alive: Option<Duration>,
+    /// What is accepted keeps the headers of its SYN, for [`saved_syn`].
+    pub save_syn: bool,
+}
+
+/// What the SYN says beside its addresses.
+#[derive(Clone, Copy, Debug)]
+pub enum Telling<'a> {
+    /// Nothing.
+    Nothing,
+    /// An option.
+    Option(&'a SynOption, &'a [u8; OPTION]),
+    /// Data, by Fast Open without a cookie (RFC 7413, 4.1.3.1): whoever knows nothing of it leaves it
+    /// unacknowledged, and the kernel repeats it behind the handshake.
+    Data(&'a [u8]),
 }
 
 /// Probes without an answer before a connection is given up, [`TcpOptions::keep_alive`] apart at
@@ -35,6 +59,9 @@ pub fn listen(address: SocketAddr, backlog: u32, options: TcpOptions) -> io::Res
     let socket = socket(address, options)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
     sockopt::set_socket_reuseport(&socket, true)?;
+    if options.save_syn {
+        os::setsockopt(socket.as_fd(), libc::SOL_TCP, TCP_SAVE_SYN, &1)?;
+    }
     rustix::net::bind(&socket, &address)?;
     rustix::net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
     Ok(socket.into())
@@ -58,16 +85,65 @@ pub fn connect(
     from: Option<SocketAddr>,
     options: TcpOptions,
 ) -> io::Result<TcpStream> {
+    connect_telling(to, from, options, Telling::Nothing).map(|(stream, _)| stream)
+}
+
+/// The same with a SYN that tells something; and how many bytes of the data are said by that. Where
+/// Fast Open is switched off (`net.ipv4.tcp_fastopen`) none are.
+///
+/// # Errors
+/// As [`connect`]'s, and [`SynOption::set`]'s.
+pub fn connect_telling(
+    to: SocketAddr,
+    from: Option<SocketAddr>,
+    options: TcpOptions,
+    telling: Telling<'_>,
+) -> io::Result<(TcpStream, usize)> {
     let socket = socket(to, options)?;
     if let Some(from) = from {
         sockopt::set_socket_reuseaddr(&socket, true)?;
         rustix::net::bind(&socket, &from)?;
     }
     sockopt::set_tcp_nodelay(&socket, true)?;
-    match rustix::net::connect(&socket, &to) {
-        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(socket.into()),
-        Err(error) => Err(error.into()),
+    if let Telling::Data(data) = telling
+        && os::setsockopt(socket.as_fd(), libc::SOL_TCP, TCP_FASTOPEN_NO_COOKIE, &1).is_ok()
+    {
+        match rustix::net::sendto(&socket, data, MSG_FASTOPEN, &to) {
+            Ok(said) => return Ok((socket.into(), said)),
+            Err(Errno::INPROGRESS) => return Ok((socket.into(), 0)),
+            Err(Errno::OPNOTSUPP) => {} // switched off
+            Err(error) => return Err(error.into()),
+        }
     }
+    if let Telling::Option(program, option) = telling {
+        program.set(socket.as_fd(), option)?;
+    }
+    match rustix::net::connect(&socket, &to) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok((socket.into(), 0)),
+        Err(error) => {
+            if let Telling::Option(program, _) = telling {
+                program.clear(socket.as_fd());
+            }
+            Err(error.into())
+        }
+    }
+}
+
+/// The headers of the SYN that has begun an accepted connection, from its IP header on, without its
+/// data; once only, and empty if its listener did not save them.
+///
+/// # Errors
+/// None are known.
+pub fn saved_syn(stream: impl AsFd) -> io::Result<Vec<u8>> {
+    let mut syn = vec![0u8; SYN_HEADERS];
+    let mut length = SYN_HEADERS as libc::socklen_t;
+    let fd = stream.as_fd().as_raw_fd();
+    // SAFETY: the kernel writes at most `length` bytes to `syn`, which is that long.
+    os::check(unsafe {
+        libc::getsockopt(fd, libc::SOL_TCP, TCP_SAVED_SYN, syn.as_mut_ptr().cast(), &raw mut length)
+    })?;
+    syn.truncate(length as usize);
+    Ok(syn)
 }
 
 /// Has the stream end by a reset when it is closed.

@@ -1,0 +1,90 @@
+//! The cgroup whose sockets a program sees.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags, openat};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+
+use super::BpfError;
+
+/// Where control groups usually are.
+const USUAL: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+
+/// A directory of cgroup version 2.
+#[derive(Debug)]
+pub(super) struct Cgroup {
+    directory: OwnedFd,
+}
+
+impl Cgroup {
+    /// All processes that this one's cgroup namespace shows.
+    pub(super) fn root() -> Result<Cgroup, BpfError> {
+        // A mount that only this process has, and nobody sees: gone with it.
+        let directory = private_mount().or_else(|error| visible_root().ok_or(error));
+        directory.map(|directory| Cgroup { directory }).map_err(|source| no_cgroup("/", source))
+    }
+
+    /// This process's own, and those below it.
+    pub(super) fn own() -> Result<Cgroup, BpfError> {
+        let root = Cgroup::root()?;
+        let text = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let path = text.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+        // One that lies outside of what is shown has the root stand for it.
+        if path.is_empty() || path.starts_with("..") {
+            return Ok(root);
+        }
+        let directory = openat(root.as_fd(), path, FLAGS, Mode::empty());
+        directory
+            .map(|directory| Cgroup { directory })
+            .map_err(|errno| no_cgroup(path, errno.into()))
+    }
+
+    /// That at `path`.
+    pub(super) fn at(path: &Path) -> Result<Cgroup, BpfError> {
+        let failed = |source| no_cgroup(&path.to_string_lossy(), source);
+        let directory =
+            rustix::fs::open(path, FLAGS, Mode::empty()).map_err(|errno| failed(errno.into()))?;
+        match is_cgroup(&directory) {
+            true => Ok(Cgroup { directory }),
+            false => Err(failed(io::Error::other("not a directory of cgroup version 2"))),
+        }
+    }
+}
+
+impl AsFd for Cgroup {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+}
+
+const FLAGS: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC).union(OFlags::RDONLY);
+
+fn private_mount() -> io::Result<OwnedFd> {
+    let context = fsopen("cgroup2", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(context.as_fd())?;
+    let mount = fsmount(
+        context.as_fd(),
+        FsMountFlags::FSMOUNT_CLOEXEC,
+        MountAttrFlags::MOUNT_ATTR_NOSUID
+            | MountAttrFlags::MOUNT_ATTR_NODEV
+            | MountAttrFlags::MOUNT_ATTR_NOEXEC,
+    )?;
+    // What is mounted is only a place as yet: this opens it.
+    Ok(openat(&mount, ".", FLAGS, Mode::empty())?)
+}
+
+fn visible_root() -> Option<OwnedFd> {
+    let open = |path| rustix::fs::open(path, FLAGS, Mode::empty()).ok();
+    USUAL.into_iter().filter_map(open).find(is_cgroup)
+}
+
+fn is_cgroup(directory: &OwnedFd) -> bool {
+    const CGROUP2_SUPER_MAGIC: u64 = 0x6367_7270;
+    rustix::fs::fstatfs(directory).is_ok_and(|stat| stat.f_type as u64 == CGROUP2_SUPER_MAGIC)
+}
+
+fn no_cgroup(path: &str, source: io::Error) -> BpfError {
+    BpfError::Cgroup { path: path.to_owned(), source }
+}

@@ -1,0 +1,228 @@
+//! The calls of bpf(2) that are needed here: a map, a program, and a link that holds a program to a
+//! cgroup for as long as its descriptor is open.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_long};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use super::BpfError;
+use super::asm::Insn;
+
+const MAP_CREATE: c_int = 0;
+const MAP_UPDATE: c_int = 2;
+const MAP_DELETE: c_int = 3;
+const PROG_LOAD: c_int = 5;
+const LINK_CREATE: c_int = 28;
+const LRU_HASH: u32 = 9;
+/// Bytes of the verifier's complaint that are read.
+const LOG: usize = 64 << 10;
+/// Of this project: no helper in use asks for another.
+const LICENSE: &std::ffi::CStr = c"Apache-2.0";
+
+/// What kind of program, and where it is attached.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Hook {
+    SockOps,
+    Connect4,
+    Connect6,
+    PeerName4,
+    PeerName6,
+}
+
+impl Hook {
+    fn program_type(self) -> u32 {
+        if let Hook::SockOps = self { 13 } else { 18 }
+    }
+
+    fn attach_type(self) -> u32 {
+        match self {
+            Hook::SockOps => 3,
+            Hook::Connect4 => 10,
+            Hook::Connect6 => 11,
+            Hook::PeerName4 => 29,
+            Hook::PeerName6 => 30,
+        }
+    }
+}
+
+/// A map from sockets' cookies to 16 bytes. When it is full, what was not used for longest is
+/// forgotten.
+#[derive(Debug)]
+pub(super) struct Map {
+    fd: OwnedFd,
+}
+
+/// What a cookie is mapped to.
+pub(super) type Value = [u8; 16];
+
+impl Map {
+    /// For about `most` sockets.
+    pub(super) fn new(most: u32) -> Result<Map, BpfError> {
+        let attr = MapCreate {
+            kind: LRU_HASH,
+            key_size: size_of::<u64>() as u32,
+            value_size: size_of::<Value>() as u32,
+            most,
+            flags: 0,
+        };
+        let fd = bpf_fd(MAP_CREATE, &attr).map_err(|source| denied("make a map", source))?;
+        Ok(Map { fd })
+    }
+
+    pub(super) fn set(&self, cookie: u64, value: &Value) -> io::Result<()> {
+        let value: *const Value = value;
+        self.element(MAP_UPDATE, cookie, value as u64)
+    }
+
+    /// It may be gone already.
+    pub(super) fn clear(&self, cookie: u64) {
+        let _ = self.element(MAP_DELETE, cookie, 0);
+    }
+
+    pub(super) fn number(&self) -> c_int {
+        self.fd.as_raw_fd()
+    }
+
+    fn element(&self, command: c_int, cookie: u64, value: u64) -> io::Result<()> {
+        let key: *const u64 = &raw const cookie;
+        let attr = Element { map: self.number() as u32, pad: 0, key: key as u64, value, flags: 0 };
+        bpf(command, &attr).map(drop)
+    }
+}
+
+/// A program at work. It ends with this value, or with the process, however that ends.
+#[derive(Debug)]
+pub(super) struct Link {
+    _fd: OwnedFd,
+}
+
+impl Link {
+    /// Has the kernel run `program` for all sockets of a cgroup and of those below it, beside what
+    /// others have attached there.
+    pub(super) fn new(
+        hook: Hook,
+        program: &[Insn],
+        cgroup: BorrowedFd<'_>,
+    ) -> Result<Link, BpfError> {
+        let program = load(hook, program)?;
+        let attr = LinkCreate {
+            program: program.as_raw_fd() as u32,
+            target: cgroup.as_raw_fd() as u32,
+            attach_type: hook.attach_type(),
+            flags: 0,
+        };
+        let fd = bpf_fd(LINK_CREATE, &attr);
+        Ok(Link { _fd: fd.map_err(|source| denied("attach a program to the cgroup", source))? })
+    }
+}
+
+fn load(hook: Hook, program: &[Insn]) -> Result<OwnedFd, BpfError> {
+    let attr = ProgLoad {
+        kind: hook.program_type(),
+        count: program.len() as u32,
+        insns: program.as_ptr() as u64,
+        license: LICENSE.as_ptr() as u64,
+        log_level: 0,
+        log_size: 0,
+        log: 0,
+        version: 0,
+        flags: 0,
+        name: *b"viaduct\0\0\0\0\0\0\0\0\0",
+        ifindex: 0,
+        attach_type: hook.attach_type(),
+    };
+    bpf_fd(PROG_LOAD, &attr).map_err(|source| match source.raw_os_error() {
+        Some(libc::EPERM) => denied("load a program", source),
+        // Once more, to hear why.
+        _ => BpfError::Refused { hook: format!("{hook:?}"), why: complaint(attr), source },
+    })
+}
+
+/// What the kernel's verifier says of a program.
+fn complaint(attr: ProgLoad) -> String {
+    let mut log = vec![0u8; LOG];
+    let attr =
+        ProgLoad { log_level: 1, log_size: LOG as u32, log: log.as_mut_ptr() as u64, ..attr };
+    let _ = bpf_fd(PROG_LOAD, &attr);
+    let end = log.iter().position(|&byte| byte == 0).unwrap_or(LOG);
+    String::from_utf8_lossy(&log[..end]).trim_end().to_owned()
+}
+
+fn denied(action: &'static str, source: io::Error) -> BpfError {
+    BpfError::Denied { action, source }
+}
+
+/// A part of the kernel's `union bpf_attr`.
+///
+/// # Safety
+/// `repr(C)` without padding, its fields at their places in the union, and each that is an address
+/// points to what the command reads or writes there.
+unsafe trait Attr {}
+
+#[repr(C)]
+struct MapCreate {
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    most: u32,
+    flags: u32,
+}
+// SAFETY: five integers, no address.
+unsafe impl Attr for MapCreate {}
+
+#[repr(C)]
+struct Element {
+    map: u32,
+    pad: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+// SAFETY: made only by `Map::element`, with a key and, where one is read, a value of the map's sizes.
+unsafe impl Attr for Element {}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ProgLoad {
+    kind: u32,
+    count: u32,
+    insns: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log: u64,
+    version: u32,
+    flags: u32,
+    name: [u8; 16],
+    ifindex: u32,
+    attach_type: u32,
+}
+// SAFETY: made only by `load` and `complaint`, from a slice of instructions, a C string, and a log of
+// the length that it says.
+unsafe impl Attr for ProgLoad {}
+
+#[repr(C)]
+struct LinkCreate {
+    program: u32,
+    target: u32,
+    attach_type: u32,
+    flags: u32,
+}
+// SAFETY: four integers, no address.
+unsafe impl Attr for LinkCreate {}
+
+fn bpf<A: Attr>(command: c_int, attr: &A) -> io::Result<c_long> {
+    let attr: *const A = attr;
+    // SAFETY: the kernel reads `size_of::<A>()` bytes of `attr`, which lives through the call, and what
+    // its addresses name, as `Attr` promises. It takes the rest of the union for zeros.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, attr, size_of::<A>()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// The same for commands that open a descriptor; close-on-exec, as all of BPF's are.
+fn bpf_fd<A: Attr>(command: c_int, attr: &A) -> io::Result<OwnedFd> {
+    let fd = bpf(command, attr)? as c_int;
+    // SAFETY: `fd` was just opened and nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}

@@ -1,0 +1,64 @@
+//! Programs that the kernel runs on sockets of a cgroup: they write a TCP option into SYNs, and send
+//! programs' connections elsewhere.
+//!
+//! ```text
+//!   connect(2) ──▶ Steer: another destination ──▶ SynOption: the option ──▶ SYN on the wire
+//!                    └──────── map: socket's cookie to 16 bytes ────┘
+//!
+//!   asm      instructions          kernel   map, program, link: bpf(2)
+//!   cgroup   whose sockets         option, steer   the programs
+//! ```
+//!
+//! Each hangs by a link whose descriptor this process holds: when it ends, also by kill -9, the kernel
+//! takes the program away and nothing is left behind. What the 16 bytes say is the caller's matter.
+
+mod asm;
+mod cgroup;
+mod kernel;
+mod option;
+mod steer;
+
+use std::io;
+
+pub use option::{OPTION, SynOption};
+pub use steer::{Steer, Steering, Template};
+
+/// Why there is no such program.
+#[derive(Debug, thiserror::Error)]
+pub enum BpfError {
+    /// A right is missing, or something is in the way.
+    #[error("cannot {action}: this takes root, or CAP_BPF and CAP_NET_ADMIN")]
+    Denied {
+        /// What was tried.
+        action: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The kernel does not take the program: it is too old, below 5.10, say.
+    #[error("the kernel refuses the program for {hook}: {why}")]
+    Refused {
+        /// Where it was to run.
+        hook: String,
+        /// What the verifier says.
+        why: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// There is no such cgroup.
+    #[error("no cgroup at {path}: a directory of cgroup version 2 is expected")]
+    Cgroup {
+        /// Where it was looked for.
+        path: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// More prefixes and ports than a program holds.
+    #[error("{given} prefixes and ports do not fit into a program: 1000 do; join some")]
+    TooMany {
+        /// How many there are.
+        given: usize,
+    },
+    /// The socket could not be asked who it is.
+    #[error("cannot ask a socket for its cookie")]
+    Socket(#[source] io::Error),
+}

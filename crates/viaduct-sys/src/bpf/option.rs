@@ -1,0 +1,162 @@
+//! A TCP option in the SYNs of chosen sockets.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::net::sockopt::socket_cookie;
+
+use super::BpfError;
+use super::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R6, R7, R8, Width};
+use super::cgroup::Cgroup;
+use super::kernel::{Hook, Link, Map};
+use super::steer::Template;
+
+/// Bytes of the option.
+pub const OPTION: usize = 16;
+
+/// Sockets that are between their connect and the answer, at most: four times what a proxy holds
+/// early. Beyond it the oldest lose their option.
+const SOCKETS: u32 = 8192;
+
+// Fields of `struct bpf_sock_ops`.
+const OP: i16 = 0;
+const LOCAL_IP4: i16 = 28;
+const LOCAL_PORT: i16 = 68;
+const FLAGS: i16 = 84;
+// What it is called for.
+const CONNECT: u32 = 3;
+const ESTABLISHED: u32 = 4;
+const LENGTH: u32 = 14;
+const WRITE: u32 = 15;
+/// Asks to be called for options.
+const WANTS_OPTIONS: u32 = 1 << 6;
+
+// On the stack: the socket's cookie, the option.
+pub(super) const COOKIE: i16 = -8;
+pub(super) const VALUE: i16 = -24;
+
+/// The program that writes options, for the sockets of this process's cgroup.
+#[derive(Debug)]
+pub struct SynOption {
+    map: Map,
+    _link: Link,
+}
+
+impl SynOption {
+    /// Attached; no socket has an option yet.
+    ///
+    /// # Errors
+    /// A right is missing, the kernel is too old, or there is no cgroup version 2.
+    pub fn attach() -> Result<SynOption, BpfError> {
+        let (cgroup, map) = (Cgroup::own()?, Map::new(SOCKETS)?);
+        let link = Link::new(Hook::SockOps, &program(&map, None), cgroup.as_fd())?;
+        Ok(SynOption { map, _link: link })
+    }
+
+    /// Has the SYN of `socket` carry `option`, and its repetitions too. Call it before the socket
+    /// connects; once it is connected the option is forgotten.
+    ///
+    /// # Errors
+    /// None are known.
+    pub fn set(&self, socket: BorrowedFd<'_>, option: &[u8; OPTION]) -> io::Result<()> {
+        self.map.set(socket_cookie(socket)?, option)
+    }
+
+    /// Forgets it, should the socket not connect.
+    pub fn clear(&self, socket: BorrowedFd<'_>) {
+        if let Ok(cookie) = socket_cookie(socket) {
+            self.map.clear(cookie);
+        }
+    }
+}
+
+/// The program. With a template the socket's own address is written into the option as its source, and
+/// the map is left as it is.
+pub(super) fn program(map: &Map, own: Option<&Template>) -> Vec<Insn> {
+    let mut asm = Asm::default();
+    let [wanted, connect, established, length, write, done] = [(); 6].map(|()| asm.label());
+    asm.copy(R6, R1);
+    asm.load(Width::Word, R7, R6, OP);
+    for op in [CONNECT, ESTABLISHED, LENGTH, WRITE] {
+        asm.if_equal(R7, op, wanted);
+    }
+    asm.goto(done);
+    asm.place(wanted);
+    look_up(&mut asm, map, done);
+    for (op, label) in
+        [(CONNECT, connect), (ESTABLISHED, established), (LENGTH, length), (WRITE, write)]
+    {
+        asm.if_equal(R7, op, label);
+    }
+
+    asm.place(connect);
+    set_flags(&mut asm, |asm| asm.or(R2, WANTS_OPTIONS));
+    asm.goto(done);
+
+    asm.place(established);
+    set_flags(&mut asm, |asm| asm.and(R2, !WANTS_OPTIONS));
+    if own.is_none() {
+        forget(&mut asm, map);
+    }
+    asm.goto(done);
+
+    asm.place(length);
+    asm.copy(R1, R6);
+    asm.set(R2, OPTION as i32);
+    asm.set(R3, 0);
+    asm.call(Helper::ReserveOption);
+    asm.goto(done);
+
+    asm.place(write);
+    asm.load(Width::Double, R2, R8, 0);
+    asm.store(Width::Double, FP, VALUE, R2);
+    asm.load(Width::Double, R2, R8, 8);
+    asm.store(Width::Double, FP, VALUE + 8, R2);
+    if let Some(template) = own {
+        asm.load(Width::Word, R2, R6, LOCAL_IP4);
+        asm.store(Width::Word, FP, VALUE + template.source, R2);
+        asm.load(Width::Word, R2, R6, LOCAL_PORT);
+        asm.network_order(R2);
+        asm.store(Width::Half, FP, VALUE + template.source_port, R2);
+    }
+    asm.copy(R1, R6);
+    asm.copy(R2, FP);
+    asm.add(R2, VALUE.into());
+    asm.set(R3, OPTION as i32);
+    asm.set(R4, 0);
+    asm.call(Helper::StoreOption);
+
+    asm.place(done);
+    asm.exit(1);
+    asm.finish().expect("short enough for every jump")
+}
+
+/// R8 = what the map holds for the socket of the context in R6, whose cookie is on the stack then; goes
+/// to `none` if nothing.
+pub(super) fn look_up(asm: &mut Asm, map: &Map, none: Label) {
+    asm.copy(R1, R6);
+    asm.call(Helper::SocketCookie);
+    asm.store(Width::Double, FP, COOKIE, R0);
+    asm.set_map(R1, map);
+    asm.copy(R2, FP);
+    asm.add(R2, COOKIE.into());
+    asm.call(Helper::MapLookup);
+    asm.if_nothing(R0, none);
+    asm.copy(R8, R0);
+}
+
+/// Takes the socket whose cookie is on the stack out of the map.
+pub(super) fn forget(asm: &mut Asm, map: &Map) {
+    asm.set_map(R1, map);
+    asm.copy(R2, FP);
+    asm.add(R2, COOKIE.into());
+    asm.call(Helper::MapDelete);
+}
+
+/// Changes which calls the socket asks for; other programs' wishes stay.
+fn set_flags(asm: &mut Asm, change: impl FnOnce(&mut Asm)) {
+    asm.load(Width::Word, R2, R6, FLAGS);
+    change(asm);
+    asm.copy(R1, R6);
+    asm.call(Helper::SockOpsFlags);
+}

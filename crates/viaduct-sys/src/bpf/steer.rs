@@ -1,0 +1,220 @@
+//! Programs of this machine that are sent to a hop: their connections go there, and the SYN says where
+//! they meant to go.
+
+use std::net::{IpAddr, SocketAddrV4};
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use super::BpfError;
+use super::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R6, R7, R8, Width};
+use super::cgroup::Cgroup;
+use super::kernel::{Hook, Link, Map};
+use super::option::{self, COOKIE, OPTION, VALUE, forget, look_up};
+use crate::os;
+
+/// Connections that are remembered, so that programs are told whom they meant.
+const SOCKETS: u32 = 65_536;
+/// Prefixes and ports that a program tests, together.
+const MOST: usize = 1000;
+/// `SO_NETNS_COOKIE`.
+const NETNS_COOKIE: libc::c_int = 71;
+const TCP: u32 = libc::IPPROTO_TCP as u32;
+/// What an IPv4 address among IPv6 ones has before it, the third word.
+const MAPPED: [u8; 4] = [0, 0, 0xff, 0xff];
+
+// Fields of `struct bpf_sock_addr`.
+const IP4: i16 = 4;
+const IP6: i16 = 8;
+const PORT: i16 = 24;
+const PROTOCOL: i16 = 36;
+
+/// An option of 16 bytes, and at which of them the addresses stand.
+#[derive(Clone, Copy, Debug)]
+pub struct Template {
+    /// The option, its addresses zero.
+    pub bytes: [u8; OPTION],
+    /// Source address, 4 bytes; a multiple of 4.
+    pub source: i16,
+    /// Destination address, likewise.
+    pub destination: i16,
+    /// Source port, 2 bytes; a multiple of 2.
+    pub source_port: i16,
+    /// Destination port, likewise.
+    pub destination_port: i16,
+}
+
+/// Which connections, and where to.
+#[derive(Clone, Debug)]
+pub struct Steering {
+    /// The hop.
+    pub hop: SocketAddrV4,
+    /// Those to these prefixes; only IPv4 ones count.
+    pub destinations: Vec<(IpAddr, u8)>,
+    /// Of them, those to these ports; all if there are none.
+    pub ports: Vec<u16>,
+    /// The option that tells the hop.
+    pub template: Template,
+}
+
+/// The programs at work, in the calling thread's network namespace only.
+#[derive(Debug)]
+pub struct Steer {
+    _links: Vec<Link>,
+}
+
+impl Steer {
+    /// For the programs of a cgroup; of all if there is none.
+    ///
+    /// # Errors
+    /// A right is missing, the kernel is too old, too many prefixes, or there is no such cgroup.
+    pub fn attach(steering: &Steering, cgroup: Option<&Path>) -> Result<Steer, BpfError> {
+        let given = steering.destinations.len() + steering.ports.len();
+        if given > MOST {
+            return Err(BpfError::TooMany { given });
+        }
+        let cgroup = cgroup.map_or_else(Cgroup::root, Cgroup::at)?;
+        let map = Map::new(SOCKETS)?;
+        let netns = netns_cookie()?;
+        let template = Some(&steering.template);
+        // The option's first: nobody may be sent to the hop without it.
+        let programs = [
+            (Hook::SockOps, option::program(&map, template)),
+            (Hook::PeerName4, peer_name(&map, &steering.template, Family::V4)),
+            (Hook::PeerName6, peer_name(&map, &steering.template, Family::Mapped)),
+            (Hook::Connect4, connect(&map, steering, netns, Family::V4)),
+            (Hook::Connect6, connect(&map, steering, netns, Family::Mapped)),
+        ];
+        let links = programs
+            .iter()
+            .map(|(hook, program)| Link::new(*hook, program, cgroup.as_fd()))
+            .collect::<Result<_, _>>()?;
+        Ok(Steer { _links: links })
+    }
+}
+
+/// How a socket writes an IPv4 address: as it is, or among IPv6 ones.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Family {
+    V4,
+    Mapped,
+}
+
+impl Family {
+    /// Where the address stands.
+    fn ip(self) -> i16 {
+        if self == Family::V4 { IP4 } else { IP6 + 12 }
+    }
+
+    /// Goes to `other` unless it is such an address.
+    fn test(self, asm: &mut Asm, other: Label) {
+        if self == Family::V4 {
+            return;
+        }
+        for (at, part) in [(0, [0; 4]), (4, [0; 4]), (8, MAPPED)] {
+            asm.load(Width::Word, R2, R6, IP6 + at);
+            asm.if_different(R2, u32::from_ne_bytes(part), other);
+        }
+    }
+}
+
+/// Sends a connection to the hop, and remembers where it was meant to go.
+fn connect(map: &Map, steering: &Steering, netns: u64, family: Family) -> Vec<Insn> {
+    let Steering { hop, template, .. } = steering;
+    let (hop_ip, hop_port) = (u32::from_ne_bytes(hop.ip().octets()), u32::from(hop.port().to_be()));
+    let mut asm = Asm::default();
+    let [steer, leave, done] = [(); 3].map(|()| asm.label());
+    asm.copy(R6, R1);
+    asm.load(Width::Word, R2, R6, PROTOCOL);
+    asm.if_different(R2, TCP, done);
+    asm.call(Helper::NetnsCookie);
+    asm.set_double(R2, netns);
+    asm.if_registers_differ(R0, R2, done);
+    asm.copy(R1, R6);
+    asm.call(Helper::SocketCookie);
+    asm.store(Width::Double, FP, COOKIE, R0);
+    family.test(&mut asm, leave);
+    asm.load(Width::Word, R7, R6, family.ip());
+    asm.load(Width::Word, R8, R6, PORT);
+    is_meant(&mut asm, steering, leave);
+    // Whoever speaks to the hop itself knows what it does.
+    asm.if_different(R7, hop_ip, steer);
+    asm.if_equal(R8, hop_port, leave);
+
+    asm.place(steer);
+    for (at, part) in (0..).step_by(8).zip(template.bytes.as_chunks::<8>().0) {
+        asm.set_double(R2, u64::from_ne_bytes(*part));
+        asm.store(Width::Double, FP, VALUE + at, R2);
+    }
+    asm.store(Width::Word, FP, VALUE + template.destination, R7);
+    asm.store(Width::Half, FP, VALUE + template.destination_port, R8);
+    asm.set_map(R1, map);
+    asm.copy(R2, FP);
+    asm.add(R2, COOKIE.into());
+    asm.copy(R3, FP);
+    asm.add(R3, VALUE.into());
+    asm.set(R4, 0);
+    asm.call(Helper::MapUpdate);
+    // Without a note of where to, it goes there itself.
+    asm.if_different(R0, 0, done);
+    asm.set(R2, hop_ip.cast_signed());
+    asm.store(Width::Word, R6, family.ip(), R2);
+    asm.set(R2, hop_port.cast_signed());
+    asm.store(Width::Word, R6, PORT, R2);
+    asm.goto(done);
+
+    asm.place(leave);
+    // The same socket may have been sent to the hop before.
+    forget(&mut asm, map);
+    asm.place(done);
+    asm.exit(1);
+    asm.finish().expect("no more prefixes than jumps reach over")
+}
+
+/// Goes on if the address in R7 and the port in R8 are to be steered, else to `leave`.
+fn is_meant(asm: &mut Asm, steering: &Steering, leave: Label) {
+    if !steering.ports.is_empty() {
+        let known = asm.label();
+        for port in &steering.ports {
+            asm.if_equal(R8, port.to_be().into(), known);
+        }
+        asm.goto(leave);
+        asm.place(known);
+    }
+    let inside = asm.label();
+    for &(net, length) in &steering.destinations {
+        let IpAddr::V4(net) = net else { continue };
+        let mask = u32::MAX.checked_shl(32 - u32::from(length.min(32))).unwrap_or(0);
+        asm.copy(R2, R7);
+        asm.and(R2, u32::from_ne_bytes(mask.to_be_bytes()));
+        let net = net.to_bits() & mask;
+        asm.if_equal(R2, u32::from_ne_bytes(net.to_be_bytes()), inside);
+    }
+    asm.goto(leave);
+    asm.place(inside);
+}
+
+/// Tells a program whom it meant.
+fn peer_name(map: &Map, template: &Template, family: Family) -> Vec<Insn> {
+    let mut asm = Asm::default();
+    let done = asm.label();
+    asm.copy(R6, R1);
+    asm.load(Width::Word, R2, R6, PROTOCOL);
+    asm.if_different(R2, TCP, done);
+    look_up(&mut asm, map, done);
+    asm.load(Width::Word, R2, R8, template.destination);
+    asm.store(Width::Word, R6, family.ip(), R2);
+    asm.load(Width::Half, R2, R8, template.destination_port);
+    asm.store(Width::Word, R6, PORT, R2);
+    asm.place(done);
+    asm.exit(1);
+    asm.finish().expect("short")
+}
+
+/// What tells this network namespace from others.
+fn netns_cookie() -> Result<u64, BpfError> {
+    let cookie = || {
+        let socket = os::socket(libc::AF_INET, libc::SOCK_DGRAM, 0)?;
+        os::getsockopt::<u64>(socket.as_fd(), libc::SOL_SOCKET, NETNS_COOKIE)
+    };
+    cookie().map_err(BpfError::Socket)
+}

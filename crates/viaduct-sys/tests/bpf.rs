@@ -1,0 +1,201 @@
+//! The option in a SYN, as it is on the wire, and programs that are steered.
+#![allow(clippy::unwrap_used)] // a test may panic
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{host_behind, in_namespace, is_root, pair, sh};
+use viaduct_sys::bpf::{Steer, Steering, SynOption, Template};
+use viaduct_sys::syn::{SNAP, SynTap};
+use viaduct_sys::tcp::{self, TcpOptions, Telling};
+
+const OPTION: [u8; 16] = *b"\xfd\x10Vhsrc.dst.SPDP";
+/// Where the addresses stand in it.
+const TEMPLATE: Template = Template {
+    bytes: *b"\xfd\x10Vh\0\0\0\0\0\0\0\0\0\0\0\0",
+    source: 4,
+    destination: 8,
+    source_port: 12,
+    destination_port: 14,
+};
+
+fn socket(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+/// The next SYN that a tap sees.
+fn next_syn(tap: &SynTap) -> Vec<u8> {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let mut packet = [0; SNAP];
+    while Instant::now() < deadline {
+        if let Some(packet) = tap.recv(&mut packet).unwrap() {
+            return packet.to_vec();
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    panic!("no SYN came");
+}
+
+fn has(packet: &[u8], option: &[u8]) -> bool {
+    packet.windows(option.len()).any(|window| window == option)
+}
+
+/// Connects with the option, and waits until that is done or fails.
+fn connect(program: &SynOption, to: SocketAddr) -> TcpStream {
+    let options = TcpOptions::default();
+    let telling = Telling::Option(program, &OPTION);
+    let (stream, _) = tcp::connect_telling(to, None, options, telling).unwrap();
+    stream.set_nonblocking(false).unwrap();
+    stream
+}
+
+#[test]
+fn the_option_passes_a_router_and_a_server_that_does_not_know_it_ignores_it() {
+    if !is_root() {
+        return;
+    }
+    let (left, right) = pair();
+    let host = host_behind(&left, &right);
+    let (tap, listener) = right.run(|| {
+        let tap = SynTap::open(&[80]).unwrap();
+        let options = TcpOptions { save_syn: true, ..TcpOptions::default() };
+        (tap, tcp::listen(socket("10.9.0.2:80"), 8, options).unwrap())
+    });
+    listener.set_nonblocking(false).unwrap();
+    let (mut told, mut plain) = host.run(|| {
+        let program = SynOption::attach().unwrap();
+        let told = connect(&program, socket("10.9.0.2:80"));
+        (told, TcpStream::connect("10.9.0.2:80").unwrap())
+    });
+    let mut accepted = [0, 1].map(|_| listener.accept().unwrap().0);
+    assert!(has(&next_syn(&tap), &OPTION), "the first SYN has it");
+    assert!(!has(&next_syn(&tap), &OPTION), "the other socket's has not");
+    assert!(has(&tcp::saved_syn(&accepted[0]).unwrap(), &OPTION));
+    assert!(tcp::saved_syn(&accepted[0]).unwrap().is_empty(), "once only");
+    assert!(!has(&tcp::saved_syn(&accepted[1]).unwrap(), &OPTION));
+    for (client, server) in [&mut told, &mut plain].into_iter().zip(&mut accepted) {
+        client.write_all(b"through").unwrap();
+        let mut got = [0; 7];
+        server.read_exact(&mut got).unwrap();
+        assert_eq!(&got, b"through");
+    }
+}
+
+#[test]
+fn a_repeated_syn_has_the_option_too_and_a_cleared_one_has_none() {
+    if !is_root() {
+        return;
+    }
+    in_namespace(|| {
+        sh("nft 'add table inet t; add chain inet t in { type filter hook input priority 0; }; \
+            add rule inet t in tcp dport 80 drop'");
+        let tap = SynTap::open(&[80, 81]).unwrap();
+        let program = SynOption::attach().unwrap();
+        let telling = Telling::Option(&program, &OPTION);
+        let options = TcpOptions::default();
+        let begin = |to| tcp::connect_telling(socket(to), None, options, telling).unwrap().0;
+        let waits = begin("127.0.0.1:80");
+        assert!(has(&next_syn(&tap), &OPTION));
+        assert!(has(&next_syn(&tap), &OPTION), "a second later");
+        program.clear(waits.as_fd());
+        assert!(!has(&next_syn(&tap), &OPTION), "two seconds later");
+        // Nobody listens: the entry stays until the program forgets it, and does no harm.
+        let refused = begin("127.0.0.1:81");
+        assert!(has(&next_syn(&tap), &OPTION));
+        drop(refused);
+    });
+}
+
+#[test]
+fn the_data_of_a_syn_is_on_the_wire_and_repeated_for_a_server_that_does_not_know_it() {
+    if !is_root() {
+        return;
+    }
+    in_namespace(|| {
+        for at in ["127.0.0.1:80", "[::1]:80"] {
+            let tap = SynTap::open(&[80]).unwrap();
+            let listener = TcpListener::bind(at).unwrap();
+            let telling = Telling::Data(b"before all else, ");
+            let (stream, said) =
+                tcp::connect_telling(socket(at), None, TcpOptions::default(), telling).unwrap();
+            assert_eq!(said, 17);
+            assert!(next_syn(&tap).ends_with(b"before all else, "));
+            let (mut accepted, _) = listener.accept().unwrap();
+            stream.set_nonblocking(false).unwrap();
+            (&stream).write_all(b"and this").unwrap();
+            drop(stream);
+            let mut got = String::new();
+            accepted.read_to_string(&mut got).unwrap();
+            assert_eq!(got, "before all else, and this");
+        }
+        sh("echo 0 > /proc/sys/net/ipv4/tcp_fastopen");
+        let listener = TcpListener::bind("127.0.0.1:82").unwrap();
+        let telling = Telling::Data(b"later");
+        let options = TcpOptions::default();
+        let to = socket("127.0.0.1:82");
+        let (_stream, said) = tcp::connect_telling(to, None, options, telling).unwrap();
+        assert_eq!(said, 0, "where it is switched off nothing is said");
+        listener.accept().unwrap();
+    });
+}
+
+fn steering(ports: &[u16]) -> Steering {
+    Steering {
+        hop: "127.0.0.1:7000".parse().unwrap(),
+        destinations: vec![("192.0.2.0".parse::<IpAddr>().unwrap(), 24)],
+        ports: ports.to_vec(),
+        template: TEMPLATE,
+    }
+}
+
+/// The option that a program's SYN to 192.0.2.7 has.
+fn meant(client: &TcpStream, port: u16) -> Vec<u8> {
+    let from = client.local_addr().unwrap().port().to_be_bytes();
+    let to = port.to_be_bytes();
+    [&b"\xfd\x10Vh"[..], &[127, 0, 0, 1], &[192, 0, 2, 7], &from, &to].concat()
+}
+
+#[test]
+fn programs_are_steered_and_see_whom_they_meant() {
+    if !is_root() {
+        return;
+    }
+    in_namespace(|| {
+        sh("ip route add 192.0.2.0/24 dev lo");
+        let tap = SynTap::open(&[7000]).unwrap();
+        let _hop = TcpListener::bind("127.0.0.1:7000").unwrap();
+        let steer = Steer::attach(&steering(&[443, 80]), None).unwrap();
+        for to in ["192.0.2.7:443", "[::ffff:192.0.2.7]:80"] {
+            let client = TcpStream::connect(to).unwrap();
+            let option = meant(&client, socket(to).port());
+            assert!(has(&next_syn(&tap), &option), "{to}");
+            assert_eq!(client.peer_addr().unwrap(), socket(to), "as the program sees it");
+        }
+        let refused = |to| TcpStream::connect_timeout(&socket(to), Duration::from_millis(300));
+        assert!(refused("192.0.2.7:81").is_err(), "another port goes where it meant to");
+        TcpStream::connect("127.0.0.1:7000").unwrap();
+        assert!(!has(&next_syn(&tap), b"\xfd\x10Vh"), "nor does one to the hop itself");
+        drop(steer);
+        assert!(refused("192.0.2.7:443").is_err(), "nothing stays behind");
+    });
+}
+
+#[test]
+fn other_network_namespaces_are_not_steered() {
+    if !is_root() {
+        return;
+    }
+    in_namespace(|| {
+        let _steer = Steer::attach(&steering(&[]), None).unwrap();
+        in_namespace(|| {
+            sh("ip addr add 192.0.2.7/24 dev lo");
+            let _there = TcpListener::bind("192.0.2.7:443").unwrap();
+            TcpStream::connect("192.0.2.7:443").unwrap();
+        });
+    });
+}
