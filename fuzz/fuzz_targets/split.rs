@@ -7,6 +7,7 @@ use std::fmt::Debug;
 use libfuzzer_sys::fuzz_target;
 use viaduct_proto::split::option::{Hop, LEN};
 use viaduct_proto::split::syn::Syn;
+use viaduct_proto::wire::ip::Header;
 use viaduct_proto::split::{Parsed, connect, proxy, socks};
 
 fuzz_target!(|input: &[u8]| {
@@ -24,9 +25,43 @@ fuzz_target!(|input: &[u8]| {
         assert!(input.windows(LEN).any(|window| window == option));
     }
     if let Some(syn) = Syn::parse(input) {
-        assert_eq!(syn.tuple.client.is_ipv4(), syn.tuple.to.is_ipv4());
+        is_a_syn(input, syn);
     }
+    let _ = Syn::parse_headers(input);
+    is_told(input);
 });
+
+/// Whatever it says stands in it, and its headers alone say the same of its addresses and options.
+fn is_a_syn(input: &[u8], syn: Syn) {
+    assert_eq!(syn.tuple.client.is_ipv4(), syn.tuple.to.is_ipv4());
+    let header = Header::parse(input).unwrap();
+    let data = header.header_len + usize::from(input[header.header_len + 12] >> 4) * 4;
+    let data = &input[data..header.total_len];
+    let told = match proxy::parse(data) {
+        Parsed::Whole(told, _) => told,
+        _ => None,
+    };
+    assert_eq!(syn.header, told);
+    let headers = &input[..header.total_len - data.len()];
+    assert_eq!(Syn::parse_headers(headers), Some(Syn { header: None, ..syn }));
+}
+
+/// The same bytes as the options and the data of a SYN.
+fn is_told(input: &[u8]) {
+    let Some((&cut, rest)) = input.split_first() else { return };
+    let (options, data) = rest.split_at(rest.len().min(usize::from(cut % 11) * 4) / 4 * 4);
+    let data = &data[..data.len().min(1460)];
+    let length = (40 + options.len() + data.len()) as u16;
+    let mut packet = vec![0; 40];
+    (packet[0], packet[9]) = (0x45, 6);
+    packet[2..4].copy_from_slice(&length.to_be_bytes());
+    (packet[32], packet[33]) = ((5 + options.len() as u8 / 4) << 4, 2);
+    packet.extend(options);
+    packet.extend(data);
+    let syn = Syn::parse(&packet).expect("a whole one");
+    assert_eq!(syn.hop, Hop::find(options));
+    is_a_syn(&packet, syn);
+}
 
 fn is_cut_anywhere<T: PartialEq + Debug>(input: &[u8], parse: impl Fn(&[u8]) -> Parsed<T>) {
     let Parsed::Whole(meant, len) = parse(input) else { return };

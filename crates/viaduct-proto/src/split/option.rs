@@ -14,7 +14,7 @@
 //! IPv6 pair (40 bytes) does not fit, and travels by [`proxy`](super::proxy) instead. Who does not
 //! know the option ignores it (RFC 9293, 3.1).
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 
 /// The kind of all experimental options.
 pub const KIND: u8 = 253;
@@ -35,16 +35,34 @@ pub struct Hop {
     pub destination: SocketAddrV4,
 }
 
+/// At which byte of the option each address stands, and each port.
+pub const SOURCE: usize = 4;
+/// Likewise.
+pub const DESTINATION: usize = 8;
+/// Likewise.
+pub const SOURCE_PORT: usize = 12;
+/// Likewise.
+pub const DESTINATION_PORT: usize = 14;
+
 impl Hop {
+    /// For a flow; `None` if one of its ends is not IPv4, also as a mapped address.
+    pub fn of(source: SocketAddr, destination: SocketAddr) -> Option<Hop> {
+        let v4 = |at: SocketAddr| match at.ip().to_canonical() {
+            IpAddr::V4(ip) => Some(SocketAddrV4::new(ip, at.port())),
+            IpAddr::V6(_) => None,
+        };
+        Some(Hop { source: v4(source)?, destination: v4(destination)? })
+    }
+
     /// The option, byte by byte.
     pub fn emit(&self) -> [u8; LEN] {
         let mut bytes = [0; LEN];
         bytes[..2].copy_from_slice(&[KIND, LEN as u8]);
         bytes[2..4].copy_from_slice(&EXID);
-        bytes[4..8].copy_from_slice(&self.source.ip().octets());
-        bytes[8..12].copy_from_slice(&self.destination.ip().octets());
-        bytes[12..14].copy_from_slice(&self.source.port().to_be_bytes());
-        bytes[14..].copy_from_slice(&self.destination.port().to_be_bytes());
+        bytes[SOURCE..][..4].copy_from_slice(&self.source.ip().octets());
+        bytes[DESTINATION..][..4].copy_from_slice(&self.destination.ip().octets());
+        bytes[SOURCE_PORT..][..2].copy_from_slice(&self.source.port().to_be_bytes());
+        bytes[DESTINATION_PORT..].copy_from_slice(&self.destination.port().to_be_bytes());
         bytes
     }
 
@@ -56,9 +74,10 @@ impl Hop {
         }
         let ip = |at: usize| Ipv4Addr::new(bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]);
         let port = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
-        let destination = SocketAddrV4::new(ip(8), port(14));
+        let destination = SocketAddrV4::new(ip(DESTINATION), port(DESTINATION_PORT));
         let routable = destination.port() != 0 && !destination.ip().is_unspecified();
-        routable.then(|| Hop { source: SocketAddrV4::new(ip(4), port(12)), destination })
+        let source = SocketAddrV4::new(ip(SOURCE), port(SOURCE_PORT));
+        routable.then_some(Hop { source, destination })
     }
 
     /// The first such option among the options of a TCP header.

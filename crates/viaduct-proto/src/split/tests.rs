@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::option::{Hop, LEN};
 use super::proxy::Addresses;
+use super::syn::Syn;
 use super::*;
 use crate::flow::{Address, Failure};
 
@@ -44,6 +45,49 @@ fn the_option_is_found_among_others() {
     }
     let nowhere = Hop { destination: "0.0.0.0:0".parse().unwrap(), ..hop };
     assert_eq!(Hop::find(&nowhere.emit()), None);
+}
+
+/// A SYN from 10.0.0.9:4000 to 10.0.0.1:7000 with these options, a multiple of 4 bytes, and data.
+fn syn(options: &[u8], data: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(40 + options.len() + data.len()).unwrap().to_be_bytes();
+    let mut packet = vec![0x45, 0, length[0], length[1], 0, 0, 0, 0, 64, 6, 0, 0];
+    packet.extend([10, 0, 0, 9, 10, 0, 0, 1, 0x0f, 0xa0, 0x1b, 0x58]);
+    packet.extend([0; 8]);
+    packet.extend([(5 + u8::try_from(options.len()).unwrap() / 4) << 4, 2]);
+    packet.extend([0; 6]);
+    [&packet[..], options, data].concat()
+}
+
+#[test]
+fn a_syn_tells_by_its_option_or_by_its_data() {
+    let addresses =
+        Addresses { source: socket("10.0.0.8:5"), destination: socket("192.0.2.7:443") };
+    let hop = Hop::of(addresses.source, addresses.destination).unwrap();
+    let header = proxy::emit(&addresses);
+    let more = [&header[..], b"GET / HTTP/1.1\r\n"].concat();
+    for (options, data, told) in [
+        (&hop.emit()[..], &b""[..], Some(addresses)),
+        (&hop.emit(), b"GET / HTTP/1.1\r\n", Some(addresses)),
+        (&[], &header, Some(addresses)),
+        (&[1, 1, 1, 0], &more, Some(addresses)),
+        (&[], &header[..header.len() - 1], None),
+        (&[], b"GET / HTTP/1.1\r\n", None),
+        (&[], b"", None),
+    ] {
+        let packet = syn(options, data);
+        let parsed = Syn::parse(&packet).unwrap();
+        assert_eq!((parsed.tuple.client, parsed.told()), (socket("10.0.0.9:4000"), told));
+        // The frame may be longer than the packet, and the kernel saves no data.
+        assert_eq!(Syn::parse(&[&packet[..], &header].concat()), Some(parsed));
+        let headers = &packet[..packet.len() - data.len()];
+        assert_eq!(Syn::parse_headers(headers), Some(Syn { header: None, ..parsed }));
+        assert_eq!(Syn::parse(&packet[..packet.len() - 1]), None);
+    }
+    let mut answer = syn(&[], b"");
+    answer[33] = 0x12;
+    assert_eq!(Syn::parse(&answer), None, "SYN and ACK");
+    assert!(Hop::of(socket("[::ffff:10.0.0.8]:5"), socket("192.0.2.7:443")) == Some(hop));
+    assert_eq!(Hop::of(socket("10.0.0.8:5"), socket("[2001:db8::2]:80")), None);
 }
 
 #[test]
@@ -142,7 +186,7 @@ fn connect_is_spoken() {
 proptest! {
     #[test]
     fn nothing_hostile_breaks_a_parser(bytes in prop::collection::vec(any::<u8>(), 0..700)) {
-        let _ = Hop::find(&bytes);
+        let _ = (Hop::find(&bytes), Syn::parse(&bytes), Syn::parse_headers(&bytes));
         let taken = [
             len(&proxy::parse(&bytes)),
             len(&socks::greeting(&bytes, socks::Method::None)),
