@@ -59,9 +59,6 @@ pub fn listen(address: SocketAddr, backlog: u32, options: TcpOptions) -> io::Res
     let socket = socket(address, options)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
     sockopt::set_socket_reuseport(&socket, true)?;
-    if options.save_syn {
-        os::setsockopt(socket.as_fd(), libc::SOL_TCP, TCP_SAVE_SYN, &1)?;
-    }
     rustix::net::bind(&socket, &address)?;
     rustix::net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
     Ok(socket.into())
@@ -216,6 +213,9 @@ fn apply(socket: BorrowedFd<'_>, v4: bool, options: TcpOptions) -> io::Result<()
     sockopt::set_socket_oobinline(socket, true)?;
     if options.transparent {
         set_transparent(socket, v4)?;
+    }
+    if options.save_syn {
+        os::setsockopt(socket, libc::SOL_TCP, TCP_SAVE_SYN, &1)?;
     }
     if let Some(bytes) = options.send_buffer {
         sockopt::set_socket_send_buffer_size(socket, bytes)?;

@@ -16,6 +16,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 
+use super::proxy::Addresses;
+
 /// The kind of all experimental options.
 pub const KIND: u8 = 253;
 /// Bytes of the option.
@@ -46,12 +48,12 @@ pub const DESTINATION_PORT: usize = 14;
 
 impl Hop {
     /// For a flow; `None` if one of its ends is not IPv4, also as a mapped address.
-    pub fn of(source: SocketAddr, destination: SocketAddr) -> Option<Hop> {
+    pub fn of(told: &Addresses) -> Option<Hop> {
         let v4 = |at: SocketAddr| match at.ip().to_canonical() {
             IpAddr::V4(ip) => Some(SocketAddrV4::new(ip, at.port())),
             IpAddr::V6(_) => None,
         };
-        Some(Hop { source: v4(source)?, destination: v4(destination)? })
+        Some(Hop { source: v4(told.source)?, destination: v4(told.destination)? })
     }
 
     /// The option, byte by byte.

@@ -21,12 +21,21 @@ pub const LONGEST: usize = connect::LONGEST;
 /// What a hop understands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Languages {
+    /// A TCP option in the SYN. It is no preface: who has heard it asks for none.
+    pub option: bool,
     /// PROXY protocol, version 2.
     pub proxy: bool,
     /// SOCKS5.
     pub socks: bool,
     /// HTTP CONNECT.
     pub connect: bool,
+}
+
+impl Languages {
+    /// Whether there is one that a preface may be in.
+    pub fn have_prefaces(&self) -> bool {
+        self.proxy || self.socks || self.connect
+    }
 }
 
 /// Who may use a hop: anybody, or those who know this.
@@ -205,7 +214,7 @@ fn same(right: &[u8], given: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    const ALL: Languages = Languages { proxy: true, socks: true, connect: true };
+    const ALL: Languages = Languages { option: true, proxy: true, socks: true, connect: true };
 
     fn me() -> Secret {
         Secret(Some(Credentials { name: b"me".to_vec(), password: b"pw".to_vec() }))

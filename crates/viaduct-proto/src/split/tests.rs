@@ -62,7 +62,7 @@ fn syn(options: &[u8], data: &[u8]) -> Vec<u8> {
 fn a_syn_tells_by_its_option_or_by_its_data() {
     let addresses =
         Addresses { source: socket("10.0.0.8:5"), destination: socket("192.0.2.7:443") };
-    let hop = Hop::of(addresses.source, addresses.destination).unwrap();
+    let hop = Hop::of(&addresses).unwrap();
     let header = proxy::emit(&addresses);
     let more = [&header[..], b"GET / HTTP/1.1\r\n"].concat();
     for (options, data, told) in [
@@ -86,8 +86,10 @@ fn a_syn_tells_by_its_option_or_by_its_data() {
     let mut answer = syn(&[], b"");
     answer[33] = 0x12;
     assert_eq!(Syn::parse(&answer), None, "SYN and ACK");
-    assert!(Hop::of(socket("[::ffff:10.0.0.8]:5"), socket("192.0.2.7:443")) == Some(hop));
-    assert_eq!(Hop::of(socket("10.0.0.8:5"), socket("[2001:db8::2]:80")), None);
+    let mapped = Addresses { source: socket("[::ffff:10.0.0.8]:5"), ..addresses };
+    assert_eq!(Hop::of(&mapped), Some(hop));
+    let v6 = Addresses { destination: socket("[2001:db8::2]:80"), ..addresses };
+    assert_eq!(Hop::of(&v6), None);
 }
 
 #[test]

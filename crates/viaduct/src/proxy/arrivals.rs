@@ -7,6 +7,7 @@ use mio::net::TcpStream;
 use tracing::{debug, warn};
 use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::split::early::Tuple;
+use viaduct_proto::split::proxy::Addresses;
 use viaduct_proto::split::syn::Syn;
 use viaduct_proto::time::Instant;
 use viaduct_sys::syn::SNAP;
@@ -17,8 +18,18 @@ use super::flows::Flows;
 use super::leg::Leg;
 use super::relay::Relay;
 use super::target::{Route, Target, failure};
+use super::tell::Teller;
 use super::through::Through;
 use super::worker::{Limits, Worker};
+
+/// What a SYN has started.
+#[derive(Clone, Copy, Debug)]
+pub struct Started {
+    /// The flow.
+    pub key: usize,
+    /// Where to, as the SYN told: the same addresses may come again and tell another place.
+    told: Option<Addresses>,
+}
 
 impl Worker {
     /// Begins the connections of the SYNs that have come.
@@ -36,29 +47,35 @@ impl Worker {
                 Ok(None) => return,
                 Err(_) => continue, // an interface went down
             };
-            if let Some(Syn { tuple, .. }) = syn {
+            if let Some(syn) = syn {
                 // A client that is not begun for is refused when it comes, if it ever does.
-                let _ = self.begin_early(&tuple, now);
+                let _ = self.begin_early(&syn, now);
             }
         }
     }
 
-    /// Begins what a SYN asks for; `Ok(None)` if it has been begun, or too many wait.
+    /// Begins what a SYN asks for; `Ok(None)` if it has been begun, too many wait, or the client is
+    /// still to say where to.
     pub(super) fn begin_early(
         &mut self,
-        tuple: &Tuple,
+        syn: &Syn,
         now: Instant,
     ) -> Result<Option<usize>, Failure> {
         let mut begun = Ok(None);
-        if self.flows.is_full() {
+        let told = self.target.told(syn);
+        let unclear = told.is_none() && matches!(self.target, Target::Asked(_));
+        if self.flows.is_full() || unclear {
             return begun;
         }
-        let Worker { early, flows, target, policies, options, limits, .. } = self;
-        early.handle_syn(now, *tuple, || {
-            let route = target.route(tuple, policies).ok_or(Failure::Denied);
-            let begin = |route| flows.begin(route, *options, limits, tuple.client, now);
+        let Worker { early, flows, target, policies, options, teller, limits, .. } = self;
+        early.handle_syn(now, syn.tuple, || {
+            let begin = |route: Route| {
+                let source = route.source;
+                flows.add(open(route, *options, teller, limits, now), source, now)
+            };
+            let route = target.route(&syn.tuple, told, policies).ok_or(Failure::Denied);
             begun = route.and_then(begin).map(Some);
-            begun.ok().flatten()
+            begun.ok().flatten().map(|key| Started { key, told })
         });
         begun
     }
@@ -80,27 +97,36 @@ impl Worker {
             // Each end has put its bytes together as it wants them sent.
             let _ = client.set_nodelay(true);
             set_up(&client, self.policies.far.haul(peer.ip()));
-            if let Target::Asked(terms) = &self.target {
-                let terms = terms.clone();
-                self.welcome(client, canonical(peer), &terms, now);
-                continue;
-            }
             // Its SYN is in the tap by now: it came before its handshake was done.
             self.see_syns(now);
-            self.join(client, Tuple { client: canonical(peer), to: canonical(to) }, now);
+            let tuple = Tuple { client: canonical(peer), to: canonical(to) };
+            match &self.target {
+                Target::Asked(terms) => {
+                    let terms = terms.clone();
+                    self.welcome(client, tuple, &terms, now);
+                }
+                _ => self.join(client, tuple, None, now),
+            }
         }
     }
 
-    /// Joins a client with the connection that its SYN has begun, or begins one now.
-    fn join(&mut self, client: TcpStream, tuple: Tuple, now: Instant) {
+    /// Joins a client, of which we may have been told, with the connection that its SYN has begun, or
+    /// begins one now.
+    pub(super) fn join(
+        &mut self,
+        client: TcpStream,
+        tuple: Tuple,
+        told: Option<Addresses>,
+        now: Instant,
+    ) {
         let mut client = Leg::Tcp(client);
-        let key = match self.early.handle_accept(&tuple) {
+        let key = match self.started(&tuple, told) {
             Some(key) => key,
             None if self.flows.is_full() => {
                 self.stats.refused.full += 1;
                 return client.reset();
             }
-            None => match self.begin(&tuple, now) {
+            None => match self.begin(&client, &tuple, told, now) {
                 Ok(key) => key,
                 Err(why) => {
                     self.stats.refused.count(why);
@@ -121,26 +147,42 @@ impl Worker {
         self.drive(key, End::Client, true, true, now);
     }
 
-    /// Begins the second half of the flow that `tuple` names, late.
-    fn begin(&mut self, tuple: &Tuple, now: Instant) -> Result<usize, Failure> {
-        let route = self.target.route(tuple, &self.policies).ok_or(Failure::Denied)?;
-        self.flows.begin(route, self.options, &self.limits, tuple.client, now)
+    /// The flow that the SYN of `tuple` has started, if it goes where it is `told` to go.
+    pub(super) fn started(&mut self, tuple: &Tuple, told: Option<Addresses>) -> Option<usize> {
+        let started = self.early.handle_accept(tuple)?;
+        if told.is_none() || started.told == told {
+            return Some(started.key);
+        }
+        self.end(started.key, true);
+        None
+    }
+
+    /// Begins the second half of the flow that `tuple` names, or that we were told of, late.
+    fn begin(
+        &mut self,
+        client: &Leg,
+        tuple: &Tuple,
+        told: Option<Addresses>,
+        now: Instant,
+    ) -> Result<usize, Failure> {
+        let by_option = || client.tcp().filter(|_| self.target.heeds_options()).and_then(by_option);
+        let told = told.or_else(by_option);
+        let route = self.target.route(tuple, told, &self.policies).ok_or(Failure::Denied)?;
+        let source = route.source;
+        let begun = open(route, self.options, &self.teller, &self.limits, now);
+        self.flows.add(begun, source, now)
     }
 }
 
 impl Flows {
-    /// Begins the second half of a flow for `source`.
-    fn begin(
+    /// Takes in a flow for `source` whose second half was begun.
+    fn add(
         &mut self,
-        route: Route,
-        options: TcpOptions,
-        limits: &Limits,
+        begun: io::Result<Begun>,
         source: SocketAddr,
         now: Instant,
     ) -> Result<usize, Failure> {
-        let to = route.to;
-        let begun = open(route, options, limits, now);
-        let begun = begun.inspect_err(|e| debug!("connect to {to}: {e}"));
+        let begun = begun.inspect_err(|e| debug!("connect for {source}: {e}"));
         let flow = Flow::new(begun.map_err(|e| failure(&e))?, source, now);
         self.insert(flow).ok_or(Failure::Unreachable)
     }
@@ -150,10 +192,11 @@ impl Flows {
 pub(super) fn open(
     route: Route,
     options: TcpOptions,
+    teller: &Teller,
     limits: &Limits,
     now: Instant,
 ) -> io::Result<Begun> {
-    let Route { to, from, first, via, handlers, rate, haul } = route;
+    let Route { to, from, told, carries, via, handlers, rate, haul, .. } = route;
     let (to, middle) = match handlers {
         None => (to, Middle::Relay(Relay::default())),
         Some(handlers) => match Through::new(handlers, limits.chain_buffer, to.into(), now) {
@@ -161,7 +204,11 @@ pub(super) fn open(
             _ => return Err(io::Error::other("the handlers lead to no address")),
         },
     };
-    let server = TcpStream::from_std(tcp::connect(to, from, options)?);
+    let (server, first) = match carries {
+        None => teller.connect(to, from, options, told)?,
+        Some(carries) => teller.carry(to, from, options, carries)?,
+    };
+    let server = TcpStream::from_std(server);
     set_up(&server, haul.as_ref());
     Ok(Begun { server: Leg::Tcp(server), middle, first, via, rate })
 }
@@ -171,6 +218,13 @@ fn set_up(stream: &TcpStream, haul: Option<&LongHaul>) {
     if let Some(Err(error)) = haul.map(|haul| haul.apply(stream)) {
         warn!("set up a connection across the long link: {error}");
     }
+}
+
+/// What the option in the SYN of an accepted connection tells: the kernel has kept it, also where no
+/// tap has seen it.
+pub(super) fn by_option(client: &TcpStream) -> Option<Addresses> {
+    let syn = Syn::parse_headers(&tcp::saved_syn(client).ok()?)?;
+    syn.hop.and_then(|_| syn.told())
 }
 
 /// A socket for both families shows IPv4 addresses as mapped ones.

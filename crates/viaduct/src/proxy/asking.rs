@@ -6,32 +6,39 @@ use std::net::SocketAddr;
 use mio::net::TcpStream;
 use tracing::debug;
 use viaduct_proto::flow::{Address, Failure};
+use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::preface::{LONGEST, Preface, Step};
+use viaduct_proto::split::proxy::Addresses;
 use viaduct_proto::time::Instant;
 use viaduct_sys::tcp;
 
-use super::arrivals::open;
+use super::arrivals::{by_option, open};
 use super::flow::{End, Flow};
 use super::target::{Route, Target, Terms, failure};
 use super::worker::Worker;
 
 impl Worker {
-    /// Takes a client in that is to say where it wants to go.
-    pub(super) fn welcome(
-        &mut self,
-        client: TcpStream,
-        peer: SocketAddr,
-        terms: &Terms,
-        now: Instant,
-    ) {
-        if !terms.may_ask(peer.ip()) {
-            debug!("{peer} may not ask");
+    /// Takes a client in whose SYN says where it wants to go, or that is to say it.
+    pub(super) fn welcome(&mut self, client: TcpStream, tuple: Tuple, terms: &Terms, now: Instant) {
+        if !terms.may_ask(tuple.client.ip()) {
+            debug!("{} may not ask", tuple.client);
             self.stats.refused.denied += 1;
             let _ = tcp::reset_on_close(&client);
             return;
         }
+        if terms.languages.option
+            && let Some(told) = by_option(&client)
+        {
+            return self.join(client, tuple, Some(told), now);
+        }
+        if !terms.languages.have_prefaces() {
+            debug!("the SYN of {} has no option", tuple.client);
+            self.stats.refused.unclear += 1;
+            let _ = tcp::reset_on_close(&client);
+            return;
+        }
         let preface = Preface::new(terms.languages, terms.secret.clone());
-        match self.flows.insert(Flow::asking(client, peer, preface, now)) {
+        match self.flows.insert(Flow::asking(client, tuple, preface, now)) {
             Some(key) => self.hear(key, now),
             None => self.stats.refused.full += 1,
         }
@@ -95,11 +102,16 @@ impl Worker {
             return self.refuse(key, Failure::Denied);
         }
         let source = self.flows.at(key).source();
+        let Some(tuple) = self.flows.at(key).asked().map(|asked| asked.tuple) else { return };
+        let told = Addresses { source, destination: to };
+        if let Some(early) = self.started(&tuple, Some(told)) {
+            return self.take_over(early, key, now);
+        }
         let Some(route) = Route::by(&self.policies, source, to, None) else {
             debug!("a policy denies {source} to go to {to}");
             return self.refuse(key, Failure::Denied);
         };
-        let mut begun = match open(route, self.options, &self.limits, now) {
+        let mut begun = match open(route, self.options, &self.teller, &self.limits, now) {
             Ok(begun) => begun,
             Err(error) => return self.refuse(key, failure(&error)),
         };
@@ -107,6 +119,17 @@ impl Worker {
             return self.refuse(key, Failure::Unreachable);
         }
         self.flows.at(key).set_server(begun, now);
+    }
+
+    /// Goes on with what the data of a client's SYN has started.
+    fn take_over(&mut self, early: usize, key: usize, now: Instant) {
+        if let Some(why) = self.flows.at(early).broken() {
+            self.end(early, true);
+            return self.refuse(key, why);
+        }
+        if self.flows.hand_over(early, key, now).is_err() {
+            self.refuse(key, Failure::Unreachable);
+        }
     }
 
     /// Tells a client that its flow will not be, in its language, and ends it.

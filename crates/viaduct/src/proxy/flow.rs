@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use mio::net::TcpStream;
 use tracing::warn;
 use viaduct_proto::flow::Failure;
+use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::preface::Preface;
 use viaduct_proto::time::Instant;
 use viaduct_sys::tcp;
@@ -91,6 +92,8 @@ pub struct Begun {
 pub struct Asked {
     /// What it has said.
     pub preface: Preface,
+    /// Its connection.
+    pub tuple: Tuple,
     /// What it has said since.
     pub bytes: Vec<u8>,
     /// Whether the connection was begun, and the client waits for the answer.
@@ -117,9 +120,9 @@ impl Flow {
     }
 
     /// With a client that is still to say where it wants to go.
-    pub fn asking(client: TcpStream, source: SocketAddr, preface: Preface, now: Instant) -> Flow {
-        let asked = Some(Asked { preface, bytes: Vec::new(), begun: false });
-        Flow { legs: [Some(Leg::Tcp(client)), None], asked, ..Flow::empty(source, now) }
+    pub fn asking(client: TcpStream, tuple: Tuple, preface: Preface, now: Instant) -> Flow {
+        let asked = Some(Asked { preface, tuple, bytes: Vec::new(), begun: false });
+        Flow { legs: [Some(Leg::Tcp(client)), None], asked, ..Flow::empty(tuple.client, now) }
     }
 
     fn empty(source: SocketAddr, now: Instant) -> Flow {
@@ -199,6 +202,15 @@ impl Flow {
         }
         self.pace();
         self.ready(End::Client, true, true);
+    }
+
+    /// Takes over the second half of a flow without a client. Its own client awaits no answer.
+    pub fn adopt(&mut self, early: Flow, now: Instant) {
+        let Flow { legs: [_, server], first: [_, first], middle, via, rate, .. } = early;
+        let Some(server) = server else { return };
+        self.set_server(Begun { server, middle, first, via, rate }, now);
+        (self.begun, self.connected) = (early.begun, early.connected);
+        self.answered();
     }
 
     /// The client has its answer: nothing is asked any more.

@@ -75,6 +75,16 @@ impl Flows {
         leg.register(&self.registry, Token(2 * key + end as usize))
     }
 
+    /// Gives the second half of flow `early`, which has no client, to flow `key`.
+    pub fn hand_over(&mut self, early: usize, key: usize, now: Instant) -> io::Result<()> {
+        let Some(mut early) = self.remove(early) else { return Ok(()) };
+        if let [_, Some(server)] = early.legs() {
+            server.reregister(&self.registry, Token(2 * key + End::Server as usize))?;
+        }
+        self.slab[key].adopt(early, now);
+        Ok(())
+    }
+
     /// Moves what can move of a flow.
     pub fn drive(&mut self, key: usize, now: Instant) -> io::Result<Moved> {
         self.slab[key].drive(&mut self.shared, now)

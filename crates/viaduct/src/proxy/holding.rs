@@ -85,15 +85,15 @@ impl Worker {
         let Worker { early, holding: Some(holding), .. } = self else {
             return Some(Verdict::Pass);
         };
-        if let Some(key) = early.get(&tuple) {
+        if let Some(started) = early.get(&tuple) {
             // A repetition; of one that is held still, or of one that may come in.
-            return Some(if holding.held.contains_key(key) {
+            return Some(if holding.held.contains_key(&started.key) {
                 Verdict::Drop
             } else {
                 Verdict::Pass
             });
         }
-        match self.begin_early(&tuple, now) {
+        match self.begin_early(&syn, now) {
             Ok(Some(key)) => {
                 let holding = self.holding.as_mut()?;
                 holding.held.insert(key, (id, tuple));

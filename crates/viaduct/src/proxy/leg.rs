@@ -33,6 +33,15 @@ impl Leg {
         }
     }
 
+    /// Has the loop told by another token than before.
+    pub fn reregister(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
+        match self {
+            Leg::Tcp(stream) => {
+                stream.reregister(registry, token, Interest::READABLE | Interest::WRITABLE)
+            }
+        }
+    }
+
     /// Whether it is connected by now. `Err`: it never will be.
     pub fn check_connected(&self) -> io::Result<bool> {
         let Leg::Tcp(stream) = self;

@@ -34,6 +34,7 @@ pub mod settings;
 pub mod snapshot;
 pub mod stats;
 mod target;
+mod tell;
 mod through;
 mod worker;
 

@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use viaduct_proto::flow::HandlerSpec;
 
 use super::doors::Door;
+use super::tell::Tell;
 
 /// Options in a file, or on the command line.
 #[derive(Clone, Debug, clap::Args)]
@@ -52,6 +53,9 @@ pub struct ProxyArgs {
     /// The next hop, another `viaduct proxy --expect proxy`; without it flows go straight on
     #[arg(short, long, value_name = "ADDRESS:PORT")]
     pub(super) next: Option<SocketAddr>,
+    /// How hops are told where to; by the option if it can go, else by proxy-tfo, if not given
+    #[arg(long, value_enum)]
+    pub(super) tell: Option<Tell>,
     /// A handler that flows pass, such as count or shape:rate=2M; may be repeated, the client's first
     #[arg(long, value_name = "HANDLER")]
     pub(super) handler: Vec<HandlerSpec>,
@@ -137,7 +141,9 @@ pub struct ProxyArgs {
 /// How a client says where it wants to go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Language {
-    /// PROXY protocol version 2: another hop, or HAProxy's send-proxy-v2
+    /// A TCP option in the SYN: another hop, or `viaduct steer`
+    Option,
+    /// The same, or PROXY protocol version 2: another hop, or HAProxy's send-proxy-v2
     Proxy,
     /// SOCKS5
     Socks,

@@ -70,6 +70,12 @@ impl Policies {
         let found = self.list.iter().find(|policy| policy.fits(client, to));
         found.map_or(&self.otherwise, |policy| &policy.plan)
     }
+
+    /// Whether some flows go by hops.
+    pub fn have_hops(&self) -> bool {
+        let plans = self.list.iter().map(|policy| &policy.plan);
+        plans.chain([&self.otherwise]).any(|plan| plan.next.is_some())
+    }
 }
 
 impl Policy {

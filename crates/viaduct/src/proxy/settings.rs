@@ -18,6 +18,7 @@ use super::file::{self, PolicyTable};
 use super::options::{Accept, Forwarding, Language, ProxyArgs, ProxyOptions};
 use super::policy::{Far, Plan, Policies};
 use super::target::{Target, Terms};
+use super::tell::Tell;
 use super::worker::Limits;
 
 /// How long a proxy on demand stays without a flow, if nobody says.
@@ -34,6 +35,8 @@ pub struct Settings {
     pub target: Target,
     /// How, and which may.
     pub policies: Policies,
+    /// How hops are told where to.
+    pub tell: Option<Tell>,
     /// How their sockets are set up.
     pub options: TcpOptions,
     /// What keeps it within bounds.
@@ -100,6 +103,7 @@ impl Settings {
                 transparent: target.is_transparent(),
                 // A window's bytes that wait to be acknowledged, and as many that wait to be sent.
                 send_buffer: args.send_buffer.or(args.receive_buffer.map(|bytes| 2 * bytes)),
+                save_syn: target.heeds_options(),
                 receive_buffer: args.receive_buffer,
                 keep_alive: Some(args.keep_alive).filter(|time| !time.is_zero()),
             },
@@ -109,6 +113,7 @@ impl Settings {
             listen: args.listen.clone(),
             target,
             policies: Policies { list, otherwise, far: far(args)? },
+            tell: args.tell,
             limits: limits(args),
             intercept: intercept(args, port),
             run_dir: args.run_dir.clone(),
@@ -133,6 +138,7 @@ impl Settings {
             ("name", self.name == new.name),
             ("intercept, ports", self.intercept == new.intercept),
             ("to, expect", self.target.is_alike(&new.target)),
+            ("tell", self.tell == new.tell),
             ("run-dir", self.run_dir == new.run_dir),
             ("metrics", self.metrics == new.metrics),
             ("accept, on-demand", (self.holds, self.on_demand) == (new.holds, new.on_demand)),
@@ -171,6 +177,8 @@ fn terms(args: &ProxyArgs) -> Result<Terms> {
     let speaks = |language| args.expect.contains(&language);
     Ok(Terms {
         languages: Languages {
+            // Whoever expects a hop takes what hops say first of all.
+            option: speaks(Language::Option) || speaks(Language::Proxy),
             proxy: speaks(Language::Proxy),
             socks: speaks(Language::Socks),
             connect: speaks(Language::Connect),
@@ -219,7 +227,7 @@ fn holds(args: &ProxyArgs, target: &Target) -> Result<bool> {
         (Accept::AfterConnect, Forwarding::Late) => {
             bail!("accept: after-connect needs forward early: the SYN begins the connection")
         }
-        _ if !target.is_in_the_syn() => {
+        _ if matches!(target, Target::Asked(_)) => {
             bail!("accept: after-connect is for to and intercept: with expect, clients are told")
         }
         _ => Ok(true),

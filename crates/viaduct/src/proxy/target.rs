@@ -7,7 +7,8 @@ use ipnet::IpNet;
 use viaduct_proto::flow::Failure;
 use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::preface::{Languages, Secret};
-use viaduct_proto::split::proxy;
+use viaduct_proto::split::proxy::Addresses;
+use viaduct_proto::split::syn::Syn;
 use viaduct_sys::tcp::LongHaul;
 
 use super::policy::{Policies, holds};
@@ -47,8 +48,12 @@ pub struct Route {
     pub to: SocketAddr,
     /// With which address, if not our own.
     pub from: Option<SocketAddr>,
-    /// What goes before all else.
-    pub first: Vec<u8>,
+    /// Who it is for.
+    pub source: SocketAddr,
+    /// What the hop is told, if it goes by one.
+    pub told: Option<Addresses>,
+    /// What the option of the client's SYN tells a hop further on.
+    pub carries: Option<Addresses>,
     /// The hop that it goes by, if not straight on.
     pub via: Option<SocketAddr>,
     /// The handlers that it passes, if any.
@@ -76,22 +81,56 @@ impl Target {
         matches!(self, Target::Meant { .. })
     }
 
-    /// Whether a SYN tells where its flow goes.
+    /// Whether a SYN may tell where its flow goes.
     pub fn is_in_the_syn(&self) -> bool {
-        !matches!(self, Target::Asked(_))
+        !matches!(self, Target::Asked(terms) if !terms.languages.option)
     }
 
-    /// How the flow that `tuple` names goes on; `None` if it may not.
-    pub fn route(&self, tuple: &Tuple, policies: &Policies) -> Option<Route> {
-        let (to, from) = match *self {
+    /// Whether options in SYNs matter: they may tell where to, or are for a hop further on.
+    pub fn heeds_options(&self) -> bool {
+        match self {
+            Target::Fixed(_) => false,
+            Target::Meant { .. } => true,
+            Target::Asked(terms) => terms.languages.option,
+        }
+    }
+
+    /// What `syn` tells, as far as it is heeded.
+    pub fn told(&self, syn: &Syn) -> Option<Addresses> {
+        match self {
+            Target::Asked(Terms { languages, .. }) => match syn.hop {
+                Some(_) => syn.told().filter(|_| languages.option),
+                None => syn.header.filter(|_| languages.proxy),
+            },
+            Target::Meant { .. } => syn.hop.and_then(|_| syn.told()),
+            Target::Fixed(_) => None,
+        }
+    }
+
+    /// How the flow that `tuple` names goes on, or the one that was `told` of; `None` if it may not.
+    pub fn route(
+        &self,
+        tuple: &Tuple,
+        told: Option<Addresses>,
+        policies: &Policies,
+    ) -> Option<Route> {
+        match self {
+            Target::Fixed(to) => Route::by(policies, tuple.client, *to, None),
             // Nothing passes this machine from itself to itself: it would be our own connection,
             // and so would the one that it asks for.
-            Target::Meant { .. } if tuple.client.ip() == tuple.to.ip() => return None,
-            Target::Fixed(to) => (to, None),
-            Target::Meant { keep_client } => (tuple.to, keep_client.then_some(tuple.client)),
-            Target::Asked(_) => (tuple.to, None),
-        };
-        Route::by(policies, tuple.client, to, from)
+            Target::Meant { .. } if tuple.client.ip() == tuple.to.ip() => None,
+            Target::Meant { keep_client } => {
+                let from = keep_client.then_some(tuple.client);
+                let route = Route::by(policies, tuple.client, tuple.to, from)?;
+                // What a hop further on is told goes on with the flow, unless that is bent here.
+                Some(Route { carries: told.filter(|_| route.via.is_none()), ..route })
+            }
+            Target::Asked(terms) => {
+                let Addresses { source, destination } = told?;
+                let may = terms.may_ask(tuple.client.ip()) && terms.may_go(destination.ip());
+                if may { Route::by(policies, source, destination, None) } else { None }
+            }
+        }
     }
 }
 
@@ -110,12 +149,22 @@ impl Route {
         }
         let (via, handlers, rate) = (plan.next, plan.handlers.clone(), plan.rate);
         let haul = policies.far.haul(via.unwrap_or(to).ip()).cloned();
+        let straight = Route {
+            to,
+            from,
+            source: client,
+            told: None,
+            carries: None,
+            via,
+            handlers,
+            rate,
+            haul,
+        };
         Some(match via {
-            None => Route { to, from, first: Vec::new(), via, handlers, rate, haul },
+            None => straight,
             Some(hop) => {
-                let addresses = proxy::Addresses { source: client, destination: to };
-                let first = proxy::emit(&addresses);
-                Route { to: hop, from: None, first, via, handlers, rate, haul }
+                let told = Some(Addresses { source: client, destination: to });
+                Route { to: hop, from: None, told, ..straight }
             }
         })
     }

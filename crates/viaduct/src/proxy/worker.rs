@@ -10,13 +10,14 @@ use mio::net::TcpListener;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 use tokio::sync::oneshot;
-use tracing::{debug, info};
+use tracing::{debug, error, info};
 use viaduct_proto::split::early::Early;
 use viaduct_proto::time::Instant;
 use viaduct_sys::clock;
 use viaduct_sys::syn::SynTap;
 use viaduct_sys::tcp::{self, TcpOptions};
 
+use super::arrivals::Started;
 use super::doors::{Doors, Syns};
 use super::flow::{End, Flow, Shared};
 use super::flows::Flows;
@@ -27,6 +28,7 @@ use super::resolve::Resolver;
 use super::settings::Settings;
 use super::stats::ProxyStats;
 use super::target::{Target, failure};
+use super::tell::Teller;
 
 /// Events taken from the kernel at once.
 const EVENTS: usize = 1024;
@@ -96,7 +98,7 @@ pub struct Worker {
     pub(super) listeners: Vec<TcpListener>,
     pub(super) tap: Option<SynTap>,
     pub(super) holding: Option<Holding>,
-    pub(super) early: Early<usize>,
+    pub(super) early: Early<Started>,
     pub(super) flows: Flows,
     /// Flows that have more to move, after the others had their turn.
     again: Vec<usize>,
@@ -104,6 +106,7 @@ pub struct Worker {
     pub(super) target: Target,
     pub(super) policies: Policies,
     pub(super) options: TcpOptions,
+    pub(super) teller: Teller,
     pub(super) limits: Limits,
     pub(super) stats: ProxyStats,
     orders: mpsc::Receiver<Order>,
@@ -129,6 +132,7 @@ impl Worker {
             }
             _ => None,
         };
+        let teller = Teller::new(settings.tell, &policies)?;
         let (most, mut wait) = limits.early.unwrap_or_default();
         let (tap, holding) = match doors.syns {
             Syns::Unseen => (None, None),
@@ -163,6 +167,7 @@ impl Worker {
             target,
             policies,
             options,
+            teller,
             limits,
             stats: ProxyStats::default(),
             orders,
@@ -226,6 +231,9 @@ impl Worker {
                     let Settings { target, policies, options, limits, .. } = *settings;
                     (self.target, self.policies) = (target, policies);
                     (self.options, self.limits) = (options, limits);
+                    if let Err(error) = self.teller.prepare(&self.policies) {
+                        error!("{error:#}");
+                    }
                 }
                 Order::Drain => self.drain(now),
                 Order::Stop => self.deadline = Some(now),
@@ -383,8 +391,8 @@ impl Worker {
 
     /// Looks at deadlines.
     fn sweep(&mut self, now: Instant) {
-        while let Some((_, key)) = self.early.poll_expired(now) {
-            self.end(key, true);
+        while let Some((_, started)) = self.early.poll_expired(now) {
+            self.end(started.key, true);
         }
         let Limits { connect, idle, .. } = self.limits;
         let quiet = |flow: &Flow| flow.has_client().then(|| now.since(flow.moved));

@@ -1,0 +1,119 @@
+//! How the next hop is told where a flow comes from and goes to.
+//!
+//! ```text
+//!   option      a TCP option in the SYN: the hop can go on at once       IPv4, and a BPF program
+//!   proxy-tfo   a PROXY header as the SYN's data (Fast Open): likewise   any; else as below
+//!   proxy       a PROXY header, the flow's first bytes                   any; other proxies know it
+//! ```
+
+use std::cell::OnceCell;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+use tracing::warn;
+use viaduct_proto::split::option::Hop;
+use viaduct_proto::split::proxy::{self, Addresses};
+use viaduct_sys::bpf::SynOption;
+use viaduct_sys::tcp::{self, TcpOptions, Telling};
+
+use super::policy::Policies;
+
+/// Ways to tell it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Tell {
+    /// A TCP option in the SYN; IPv6 addresses do not fit into it and go as by proxy-tfo
+    Option,
+    /// A PROXY header (version 2) as the flow's first bytes
+    Proxy,
+    /// The same as the data of the SYN (TCP Fast Open)
+    ProxyTfo,
+}
+
+/// Begins connections, and tells the hops among them.
+#[derive(Debug)]
+pub struct Teller {
+    /// What was said; without it the option where it can go, and otherwise the SYN's data.
+    tell: Option<Tell>,
+    /// What writes options, once it was needed; nothing if it cannot be had.
+    program: OnceCell<Option<SynOption>>,
+}
+
+impl Teller {
+    /// That tells hops as `tell` says.
+    ///
+    /// # Errors
+    /// It is to write options, and cannot.
+    pub fn new(tell: Option<Tell>, policies: &Policies) -> Result<Teller> {
+        let teller = Teller { tell, program: OnceCell::new() };
+        teller.prepare(policies)?;
+        Ok(teller)
+    }
+
+    /// Readies it for the hops of `policies`.
+    ///
+    /// # Errors
+    /// It is to write options, and cannot; it tells them in another way.
+    pub fn prepare(&self, policies: &Policies) -> Result<()> {
+        let wanted = matches!(self.tell, None | Some(Tell::Option)) && policies.have_hops();
+        if wanted && self.program().is_none() && self.tell.is_some() {
+            bail!("tell: cannot write TCP options (--tell proxy-tfo); the log says why");
+        }
+        Ok(())
+    }
+
+    /// Begins to connect to `to`, and tells it `told`; what is still to be said before all else.
+    pub fn connect(
+        &self,
+        to: SocketAddr,
+        from: Option<SocketAddr>,
+        options: TcpOptions,
+        told: Option<Addresses>,
+    ) -> io::Result<(TcpStream, Vec<u8>)> {
+        let connect = |telling: Telling<'_>| tcp::connect_telling(to, from, options, telling);
+        let Some(told) = told else {
+            return Ok((connect(Telling::Nothing)?.0, Vec::new()));
+        };
+        let mut header = proxy::emit(&told);
+        let telling = match self.tell {
+            Some(Tell::Proxy) => Telling::Nothing,
+            Some(Tell::ProxyTfo) => Telling::Data(&header),
+            None | Some(Tell::Option) => match (Hop::of(&told), self.program()) {
+                (Some(hop), Some(program)) => {
+                    return Ok((connect(Telling::Option(program, &hop.emit()))?.0, Vec::new()));
+                }
+                _ => Telling::Data(&header),
+            },
+        };
+        let (stream, said) = connect(telling)?;
+        header.drain(..said);
+        Ok((stream, header))
+    }
+
+    /// Begins to connect to `to` with the option that the client's SYN had, which is for a hop further
+    /// on: whatever was said of how to tell, that one waits for an option.
+    pub fn carry(
+        &self,
+        to: SocketAddr,
+        from: Option<SocketAddr>,
+        options: TcpOptions,
+        carries: Addresses,
+    ) -> io::Result<(TcpStream, Vec<u8>)> {
+        let option = Hop::of(&carries).map(|hop| hop.emit());
+        let telling = match (self.program(), &option) {
+            (Some(program), Some(option)) => Telling::Option(program, option),
+            _ => Telling::Nothing,
+        };
+        let (stream, _) = tcp::connect_telling(to, from, options, telling)?;
+        Ok((stream, Vec::new()))
+    }
+
+    fn program(&self) -> Option<&SynOption> {
+        let attach = || {
+            let attached = SynOption::attach();
+            attached.map_err(|e| warn!("no TCP option: {:#}", anyhow::Error::new(e))).ok()
+        };
+        self.program.get_or_init(attach).as_ref()
+    }
+}
