@@ -1,6 +1,7 @@
-//! A real `viaduct proxy` in a node.
+//! A real `viaduct proxy`, or `viaduct steer`, in a node.
 
 use std::fs::File;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -31,21 +32,40 @@ impl Proxy {
         Self::start(node, &["--listen", &listen, "--intercept", "0.0.0.0/0,::/0"])
     }
 
+    /// Anywhere: for connections whose SYNs say by an option where they go.
+    pub fn explicit(node: &Node, at: IpAddr, next: Option<IpAddr>) -> Result<Proxy> {
+        let any = "0.0.0.0/0,::/0";
+        let listen = SocketAddr::new(at, PORT).to_string();
+        let next = next.map(|ip| SocketAddr::new(ip, PORT).to_string());
+        let mut arguments = vec!["--listen", &listen, "--expect", "option"];
+        arguments.extend(["--allow-from", any, "--allow-to", any]);
+        arguments.extend(next.iter().flat_map(|next| ["--next", next]));
+        Self::start(node, &arguments)
+    }
+
+    /// All IPv4 connections of `node` go to the explicit hop at `next`, which is told where they meant
+    /// to go.
+    pub fn steer(node: &Node, next: IpAddr) -> Result<Proxy> {
+        let next = SocketAddr::new(next, PORT).to_string();
+        let arguments = ["steer", "--next", &next, "--to", "0.0.0.0/0"];
+        Self::run(node, &arguments, Scratch::new()?)
+    }
+
     /// With these arguments; they may name a `--run-dir`, where an earlier one has left its journal.
     pub fn start(node: &Node, arguments: &[&str]) -> Result<Proxy> {
         let scratch = Scratch::new()?;
         if arguments.contains(&"--run-dir") {
-            return Self::run(node, arguments, scratch);
+            return Self::run(node, &[&["proxy"], arguments].concat(), scratch);
         }
         let run_dir = scratch.path().display().to_string();
-        Self::run(node, &[arguments, &["--run-dir", &run_dir]].concat(), scratch)
+        Self::run(node, &[&["proxy"], arguments, &["--run-dir", &run_dir]].concat(), scratch)
     }
 
     /// With a config file, whose table `[proxy]` these lines begin.
     pub fn configured(node: &Node, lines: &str) -> Result<Proxy> {
         let scratch = Scratch::new()?;
         let file = config(&scratch, lines)?;
-        Self::run(node, &["--config", &file], scratch)
+        Self::run(node, &["proxy", "--config", &file], scratch)
     }
 
     /// Replaces the lines of its config file, and has it read them.
@@ -64,7 +84,7 @@ impl Proxy {
         let path = scratch.path().join("log");
         let log = File::create(&path)?;
         let mut command = node.command(&binary()?.to_string_lossy());
-        command.arg("proxy").args(arguments);
+        command.args(arguments);
         command.stdout(log.try_clone()?).stderr(log);
         let mut proxy = Proxy { process: node.spawn(command)?, scratch };
         let deadline = Instant::now() + PATIENCE;

@@ -6,6 +6,7 @@ mod common;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -197,5 +198,48 @@ fn other_network_namespaces_are_not_steered() {
             let _there = TcpListener::bind("192.0.2.7:443").unwrap();
             TcpStream::connect("192.0.2.7:443").unwrap();
         });
+    });
+}
+
+/// A cgroup of the test's own, if there is a tree of version 2 to put it into.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    fn new() -> Option<Cgroup> {
+        let mut roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(Path::new).into_iter();
+        let root = roots.find(|root| root.join("cgroup.procs").exists())?;
+        let path = root.join(format!("viaduct-test-{}", std::process::id()));
+        std::fs::create_dir(&path).ok().map(|()| Cgroup(path))
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn only_a_cgroups_programs_are_steered_if_it_is_named() {
+    let Some(cgroup) = Cgroup::new().filter(|_| is_root()) else {
+        eprintln!("skipped: making a cgroup needs root and cgroup version 2");
+        return;
+    };
+    let path = cgroup.0.clone();
+    in_namespace(move || {
+        sh("ip addr add 192.0.2.7/32 dev lo");
+        let wrong = Steer::attach(&steering(&[]), Some(Path::new("/tmp"))).unwrap_err();
+        assert!(wrong.to_string().contains("cgroup version 2 is expected"), "{wrong}");
+        let _steer = Steer::attach(&steering(&[]), Some(&path)).unwrap();
+        let there = TcpListener::bind("192.0.2.7:443").unwrap();
+        let hop = TcpListener::bind("127.0.0.1:7000").unwrap();
+        TcpStream::connect("192.0.2.7:443").unwrap();
+        there.accept().unwrap();
+        let procs = path.join("cgroup.procs");
+        let inside = "exec 3<>/dev/tcp/192.0.2.7/443";
+        sh(&format!("exec bash -c 'echo $$ > {}; {inside}'", procs.display()));
+        hop.accept().unwrap();
+        there.set_nonblocking(true).unwrap();
+        assert!(there.accept().is_err(), "the second one went to the hop");
     });
 }

@@ -17,6 +17,7 @@ mod metrics;
 mod notify;
 mod proxy;
 mod status;
+mod steer;
 mod text;
 
 use std::io::IsTerminal as _;
@@ -48,6 +49,14 @@ enum Command {
     Proxy {
         #[command(flatten)]
         options: Box<proxy::ProxyOptions>,
+        /// Log in JSON, one object a line
+        #[arg(long)]
+        log_json: bool,
+    },
+    /// Send this host's own connections to a hop, told where to by a TCP option in their SYNs
+    Steer {
+        #[command(flatten)]
+        args: steer::SteerArgs,
         /// Log in JSON, one object a line
         #[arg(long)]
         log_json: bool,
@@ -107,6 +116,10 @@ fn run(command: Command, registry: Registry) -> Result<ExitCode> {
         Command::Proxy { options, log_json } => {
             log(log_json);
             proxy::run(&options, registry)?;
+        }
+        Command::Steer { args, log_json } => {
+            log(log_json);
+            steer::run(&args)?;
         }
         Command::Status { which, json } => status::status(&which, json)?,
         Command::Top { which } => status::top(&which)?,

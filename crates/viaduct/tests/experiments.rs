@@ -94,3 +94,16 @@ fn an_idle_proxy_is_small() {
         assert!(check.value < 500.0, "{}", print_table(&outcome, false));
     }
 }
+
+#[test]
+fn hops_save_what_the_paper_says_on_the_path_and_told_by_the_option() {
+    let _alone = alone();
+    let outcome = quick("miniproxy/ttc");
+    let first_byte = |who: &str| last(&outcome, "Time to first byte", who);
+    for (hops, share) in [("1 proxy", 0.25), ("2 proxies", 0.333), ("3 proxies", 0.375)] {
+        for name in [hops.to_owned(), format!("{hops}, explicit")] {
+            let saved = 1.0 - first_byte(&name) / first_byte("no proxy");
+            assert!(saved > share - 0.05, "{name}: {saved}");
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! `viaduct steer`: programs of this host are sent to a hop, and their SYNs say where they meant to go
+//! (Miniproxy, section 5). No bytes pass this process: the kernel does it all, and stops when the
+//! process ends, however it ends.
+//!
+//! ```text
+//!   curl ── connect(2) to the server ──▶ BPF: to the hop, and an option into the SYN ══▶ the hop ══▶ server
+//!        ◀─ getpeername(2): the server
+//! ```
+
+use std::io::Read as _;
+use std::net::SocketAddrV4;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use ipnet::Ipv4Net;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::low_level::pipe;
+use tracing::info;
+use viaduct_proto::split::option::{DESTINATION, DESTINATION_PORT, Hop, LEN, SOURCE, SOURCE_PORT};
+use viaduct_sys::bpf::{Steer, Steering, Template};
+
+/// What `viaduct steer` may be told.
+#[derive(Clone, Debug, clap::Args)]
+pub struct SteerArgs {
+    /// The hop, a `viaduct proxy --expect option`
+    #[arg(short, long, value_name = "ADDRESS:PORT")]
+    next: SocketAddrV4,
+    /// Servers: IPv4 connections to them are steered
+    #[arg(short, long, value_name = "PREFIX,...", value_delimiter = ',', required = true)]
+    to: Vec<Ipv4Net>,
+    /// Of those connections, only those to these ports
+    #[arg(short, long, value_name = "PORT,...", value_delimiter = ',')]
+    ports: Vec<u16>,
+    /// Only those of the programs in this cgroup (version 2); of all of this network namespace if not
+    /// given
+    #[arg(long, value_name = "DIR")]
+    cgroup: Option<PathBuf>,
+}
+
+/// Steers until a signal.
+pub fn run(args: &SteerArgs) -> Result<()> {
+    if args.next.ip().is_unspecified() || args.next.port() == 0 {
+        bail!("next: {}: the address and port of a hop are expected", args.next);
+    }
+    // Before anything is steered: the signal that ends it must find it listening.
+    let (mut signal, sender) = UnixStream::pair()?;
+    for number in [SIGINT, SIGTERM] {
+        pipe::register(number, sender.try_clone()?)?;
+    }
+    let steering = Steering {
+        hop: args.next,
+        destinations: args.to.iter().map(|net| (net.addr().into(), net.prefix_len())).collect(),
+        ports: args.ports.clone(),
+        template: template(),
+    };
+    let _steer = Steer::attach(&steering, args.cgroup.as_deref()).context("steer")?;
+    info!(to = ?args.to, next = %args.next, "up");
+    signal.read_exact(&mut [0])?;
+    info!("stopping");
+    Ok(())
+}
+
+/// The option without its addresses.
+fn template() -> Template {
+    let nowhere = SocketAddrV4::new([0; 4].into(), 0);
+    let bytes: [u8; LEN] = Hop { source: nowhere, destination: nowhere }.emit();
+    let [source, destination, source_port, destination_port] =
+        [SOURCE, DESTINATION, SOURCE_PORT, DESTINATION_PORT].map(|at| at as i16);
+    Template { bytes, source, destination, source_port, destination_port }
+}
