@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::{host_behind, in_namespace, is_root, pair, sh};
 use viaduct_sys::bpf::{Steer, Steering, SynOption, Template};
+use viaduct_sys::filter::SynFilter;
 use viaduct_sys::syn::{SNAP, SynTap};
 use viaduct_sys::tcp::{self, TcpOptions, Telling};
 
@@ -27,6 +28,11 @@ const TEMPLATE: Template = Template {
 
 fn socket(text: &str) -> SocketAddr {
     text.parse().unwrap()
+}
+
+/// A tap that sees SYNs to these ports.
+fn tap(ports: &[u16]) -> SynTap {
+    SynTap::open(SynFilter { sources: &[], destinations: &[], ports }).unwrap()
 }
 
 /// The next SYN that a tap sees.
@@ -63,7 +69,7 @@ fn the_option_passes_a_router_and_a_server_that_does_not_know_it_ignores_it() {
     let (left, right) = pair();
     let host = host_behind(&left, &right);
     let (tap, listener) = right.run(|| {
-        let tap = SynTap::open(&[80]).unwrap();
+        let tap = tap(&[80]);
         let options = TcpOptions { save_syn: true, ..TcpOptions::default() };
         (tap, tcp::listen(socket("10.9.0.2:80"), 8, options).unwrap())
     });
@@ -95,7 +101,7 @@ fn a_repeated_syn_has_the_option_too_and_a_cleared_one_has_none() {
     in_namespace(|| {
         sh("nft 'add table inet t; add chain inet t in { type filter hook input priority 0; }; \
             add rule inet t in tcp dport 80 drop'");
-        let tap = SynTap::open(&[80, 81]).unwrap();
+        let tap = tap(&[80, 81]);
         let program = SynOption::attach().unwrap();
         let telling = Telling::Option(&program, &OPTION);
         let options = TcpOptions::default();
@@ -119,7 +125,7 @@ fn the_data_of_a_syn_is_on_the_wire_and_repeated_for_a_server_that_does_not_know
     }
     in_namespace(|| {
         for at in ["127.0.0.1:80", "[::1]:80"] {
-            let tap = SynTap::open(&[80]).unwrap();
+            let tap = tap(&[80]);
             let listener = TcpListener::bind(at).unwrap();
             let telling = Telling::Data(b"before all else, ");
             let (stream, said) =
@@ -168,7 +174,7 @@ fn programs_are_steered_and_see_whom_they_meant() {
     }
     in_namespace(|| {
         sh("ip route add 192.0.2.0/24 dev lo");
-        let tap = SynTap::open(&[7000]).unwrap();
+        let tap = tap(&[7000]);
         let _hop = TcpListener::bind("127.0.0.1:7000").unwrap();
         let steer = Steer::attach(&steering(&[443, 80]), None).unwrap();
         for to in ["192.0.2.7:443", "[::ffff:192.0.2.7]:80"] {
