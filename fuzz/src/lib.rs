@@ -6,7 +6,8 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use viaduct_proto::fec::{Code, layered};
-use viaduct_proto::repair::{Entropy, Local, PeerConfig, Plane, SecretKey, Sites};
+use viaduct_proto::keys::{Entropy, SecretKey};
+use viaduct_proto::repair::{Local, PeerConfig, Plane, Sites};
 use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::wire::ip::{self, Hop};
@@ -60,7 +61,7 @@ pub fn endpoint(side: usize) -> SocketAddr {
 
 /// How `side` sees the other.
 pub fn peer(side: usize, code: Option<Code>) -> PeerConfig {
-    static PUBLIC: LazyLock<[viaduct_proto::repair::PublicKey; 2]> =
+    static PUBLIC: LazyLock<[viaduct_proto::keys::PublicKey; 2]> =
         LazyLock::new(|| [SECRETS[0].public(), SECRETS[1].public()]);
     let site = |n: usize| {
         let texts = [format!("10.{n}.0.0/16"), format!("fd00:{n}::/32")];

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
-use viaduct_proto::repair::SecretKey;
+use viaduct_proto::keys::SecretKey;
 use viaduct_proto::repair::stats::PeerStats;
 use viaduct_sys::process::Process;
 

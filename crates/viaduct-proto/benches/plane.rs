@@ -22,7 +22,8 @@ use criterion::{
     BatchSize, BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main,
 };
 use viaduct_proto::fec::{Code, kernel, layered};
-use viaduct_proto::repair::{Entropy, Local, PeerConfig, Plane, SecretKey, Sites};
+use viaduct_proto::keys::{Entropy, SecretKey};
+use viaduct_proto::repair::{Local, PeerConfig, Plane, Sites};
 use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::wire::ip::{self, Hop};

@@ -21,10 +21,12 @@
 pub mod fec;
 pub mod flow;
 pub mod handlers;
+pub mod keys;
 pub mod link;
 pub mod repair;
 pub mod rng;
 pub mod sim;
 pub mod split;
 pub mod time;
+pub mod tunnel;
 pub mod wire;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow};
 use clap::Subcommand;
 use ring::rand::{SecureRandom, SystemRandom};
-use viaduct_proto::repair::SecretKey;
+use viaduct_proto::keys::SecretKey;
 
 /// What to do with keys.
 #[derive(Debug, Subcommand)]

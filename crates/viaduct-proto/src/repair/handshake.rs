@@ -6,19 +6,11 @@
 //! datagram and never a curve operation; the initiation's clock, which must rise, keeps old
 //! initiations out.
 
-use std::sync::Arc;
-
 use ring::hmac;
-use snow::params::{CipherChoice, DHChoice, HashChoice};
-use snow::resolvers::{CryptoResolver, DefaultResolver};
-use snow::types::{Cipher, Dh, Hash, Random};
 use snow::{Builder, HandshakeState};
 
-use super::keys::{PublicKey, SecretKey};
 use super::wire::{Datagram, INITIATION_HEAD, RESPONSE_HEAD};
-
-/// Fills a buffer with bytes fit for keys. A shell passes the system's source.
-pub type Entropy = Arc<dyn Fn(&mut [u8]) + Send + Sync>;
+use crate::keys::{Entropy, PublicKey, Resolver, SecretKey};
 
 const PATTERN: &str = "Noise_KK_25519_ChaChaPoly_BLAKE2s";
 const MAC: usize = 32;
@@ -119,32 +111,5 @@ impl Initiation {
         self.0.read_message(message, &mut []).ok()?;
         let (send, receive) = self.0.dangerously_get_raw_split();
         Some(Keys { send, receive })
-    }
-}
-
-/// Noise's primitives from the library, its randomness from our caller.
-struct Resolver(Entropy);
-
-impl CryptoResolver for Resolver {
-    fn resolve_rng(&self) -> Option<Box<dyn Random>> {
-        Some(Box::new(Source(self.0.clone())))
-    }
-    fn resolve_dh(&self, choice: &DHChoice) -> Option<Box<dyn Dh>> {
-        DefaultResolver.resolve_dh(choice)
-    }
-    fn resolve_hash(&self, choice: &HashChoice) -> Option<Box<dyn Hash>> {
-        DefaultResolver.resolve_hash(choice)
-    }
-    fn resolve_cipher(&self, choice: &CipherChoice) -> Option<Box<dyn Cipher>> {
-        DefaultResolver.resolve_cipher(choice)
-    }
-}
-
-struct Source(Entropy);
-
-impl Random for Source {
-    fn try_fill_bytes(&mut self, dest: &mut [u8]) -> Result<(), snow::Error> {
-        (self.0)(dest);
-        Ok(())
     }
 }

@@ -22,7 +22,6 @@ pub mod cache;
 mod handshake;
 mod held;
 pub mod identity;
-mod keys;
 mod ledger;
 mod missing;
 mod outbox;
@@ -40,8 +39,6 @@ mod tests;
 pub mod wire;
 
 pub use announce::names_per_repair;
-pub use handshake::Entropy;
-pub use keys::{KeyError, PublicKey, SecretKey};
 pub use outbox::Outbox;
 pub use peer::{Local, PeerConfig, PeerError, overhead};
 pub use plane::{MOST_PEERS, PeersError, Plane, PlaneStats};

@@ -3,9 +3,7 @@
 use std::net::SocketAddr;
 
 use super::announce::{names_per_repair, span};
-use super::handshake::Entropy;
 use super::identity::IdentityKey;
-use super::keys::{PublicKey, SecretKey};
 use super::outbox::Outbox;
 use super::receiver::Receiver;
 use super::seal::SEAL_OVERHEAD;
@@ -15,6 +13,7 @@ use super::sites::Sites;
 use super::stats::{LossReport, PeerStats};
 use super::wire::{self, ANNOUNCEMENT, Message, REPAIR_HEAD, Report};
 use crate::fec::Code;
+use crate::keys::{Entropy, PublicKey, SecretKey};
 use crate::time::{Duration, Instant};
 
 /// How often the peer is told of its losses; it also keeps the session alive.
@@ -99,8 +98,9 @@ impl Peer {
         now: Instant,
     ) -> Result<Self, PeerError> {
         let shared = local.secret.shared(&config.key).ok_or(PeerError::Key(WeakKey))?;
-        let session = Session::new(&session_config(local, &config, slot), shared.mac_key(), now);
-        let identity = shared.identity_key();
+        let mac = shared.derive(b"viaduct handshake mac");
+        let session = Session::new(&session_config(local, &config, slot), mac, now);
+        let identity = IdentityKey::new(&shared.derive(b"viaduct identity"));
         // Numbers rise from run to run, so that what a peer remembers of the last run is old.
         let first = (local.unix_nanos_at_zero.saturating_add(now.as_nanos()) / 1_000).max(1);
         let plan = plan(&config, first)?;

@@ -11,11 +11,11 @@
 //! Either side may start. A responder seals with new keys only once the peer has proved, by using
 //! them, that it has them: a replayed or half-done handshake never silences a working session.
 
-use super::handshake::{Entropy, Identities, Initiation, Keys};
-use super::keys::{PublicKey, SecretKey};
+use super::handshake::{Identities, Initiation, Keys};
 use super::seal::{Opener, Refusal, Sealer};
 use super::stats::SessionStats;
 use super::wire::Datagram;
+use crate::keys::{Entropy, PublicKey, SecretKey};
 use crate::time::{Duration, Instant};
 
 /// How often an unanswered initiation is sent again.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use super::*;
 use crate::fec::layered::Parameters;
 use crate::fec::{Code, reed_solomon, window};
+use crate::keys::{Entropy, SecretKey};
 use crate::rng::Rng;
 use crate::time::{Duration, Instant};
 use crate::wire::ip;

@@ -125,7 +125,7 @@ pub fn reply(result: Result<(), Failure>) -> [u8; 10] {
 }
 
 /// A host name: letters, digits, dots, hyphens and underscores.
-pub(super) fn name_of(bytes: &[u8]) -> Option<String> {
+pub(crate) fn name_of(bytes: &[u8]) -> Option<String> {
     let fine = |&b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
     let good = !bytes.is_empty() && bytes.len() <= 253 && bytes.iter().all(fine);
     good.then(|| String::from_utf8_lossy(bytes).into_owned())

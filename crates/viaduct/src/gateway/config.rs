@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use viaduct_proto::fec::Code;
-use viaduct_proto::repair::{PublicKey, SecretKey};
+use viaduct_proto::keys::{PublicKey, SecretKey};
 
 use crate::proxy::file::PolicyTable;
 use crate::text;

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use viaduct_proto::repair::{PublicKey, SecretKey};
+use viaduct_proto::keys::{PublicKey, SecretKey};
 
 use super::Config;
 use super::file::{File, SiteTable};

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use viaduct_proto::fec::Code;
-use viaduct_proto::repair::{MOST_PEERS, PublicKey};
+use viaduct_proto::keys::PublicKey;
+use viaduct_proto::repair::MOST_PEERS;
 
 use super::file::{DEFAULT_FLUSH, Mode, PeerTable};
 use super::values::{is_one_host, prefixes};

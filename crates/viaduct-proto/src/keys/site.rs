@@ -7,8 +7,6 @@ use ring::hkdf;
 use snow::params::DHChoice;
 use snow::resolvers::{CryptoResolver, DefaultResolver};
 
-use super::identity::IdentityKey;
-
 /// A site's secret key: 32 bytes, written as 64 hexadecimal digits.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SecretKey([u8; 32]);
@@ -45,7 +43,7 @@ impl SecretKey {
 
     /// The secret that only the two sites know, before any message; `None` if `peer` is a point of
     /// small order, that is, no honest key.
-    pub(super) fn shared(&self, peer: &PublicKey) -> Option<Shared> {
+    pub(crate) fn shared(&self, peer: &PublicKey) -> Option<Shared> {
         let mut secret = [0; 32];
         curve(self).dh(&peer.0, &mut secret).ok()?;
         (secret != [0; 32]).then_some(Shared(secret))
@@ -71,20 +69,11 @@ fn curve(key: &SecretKey) -> Box<dyn snow::types::Dh> {
 }
 
 /// What two sites' static keys have in common.
-pub(super) struct Shared([u8; 32]);
+pub(crate) struct Shared([u8; 32]);
 
 impl Shared {
-    /// The key that names packets.
-    pub(super) fn identity_key(&self) -> IdentityKey {
-        IdentityKey::new(&self.derive(b"viaduct identity"))
-    }
-
-    /// The key of the MAC on handshake messages.
-    pub(super) fn mac_key(&self) -> [u8; 32] {
-        self.derive(b"viaduct handshake mac")
-    }
-
-    fn derive(&self, label: &[u8]) -> [u8; 32] {
+    /// A key for one purpose, which `label` names.
+    pub(crate) fn derive(&self, label: &[u8]) -> [u8; 32] {
         let mut out = [0; 32];
         let label = [label];
         hkdf::Salt::new(hkdf::HKDF_SHA256, b"viaduct 1")
@@ -97,6 +86,11 @@ impl Shared {
 }
 
 impl PublicKey {
+    /// From the bytes that a peer has proved to own the secret of.
+    pub(crate) fn from_bytes(bytes: [u8; 32]) -> Self {
+        PublicKey(bytes)
+    }
+
     /// The bytes.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
@@ -163,9 +157,9 @@ mod tests {
     #[test]
     fn both_sides_derive_the_same_and_nobody_else_does() {
         let [a, b, c] = [1, 2, 3].map(|n| SecretKey::from_bytes([n; 32]));
-        let ab = a.shared(&b.public()).unwrap().mac_key();
-        assert_eq!(ab, b.shared(&a.public()).unwrap().mac_key());
-        assert_ne!(ab, c.shared(&a.public()).unwrap().mac_key());
+        let ab = a.shared(&b.public()).unwrap().derive(b"test");
+        assert_eq!(ab, b.shared(&a.public()).unwrap().derive(b"test"));
+        assert_ne!(ab, c.shared(&a.public()).unwrap().derive(b"test"));
     }
 
     #[test]

@@ -1,0 +1,37 @@
+//! Noise's primitives, with randomness as an argument.
+
+use std::sync::Arc;
+
+use snow::params::{CipherChoice, DHChoice, HashChoice};
+use snow::resolvers::{CryptoResolver, DefaultResolver};
+use snow::types::{Cipher, Dh, Hash, Random};
+
+/// Fills a buffer with bytes fit for keys. A shell passes the system's source.
+pub type Entropy = Arc<dyn Fn(&mut [u8]) + Send + Sync>;
+
+/// Noise's primitives from the library, its randomness from our caller.
+pub(crate) struct Resolver(pub(crate) Entropy);
+
+impl CryptoResolver for Resolver {
+    fn resolve_rng(&self) -> Option<Box<dyn Random>> {
+        Some(Box::new(Source(self.0.clone())))
+    }
+    fn resolve_dh(&self, choice: &DHChoice) -> Option<Box<dyn Dh>> {
+        DefaultResolver.resolve_dh(choice)
+    }
+    fn resolve_hash(&self, choice: &HashChoice) -> Option<Box<dyn Hash>> {
+        DefaultResolver.resolve_hash(choice)
+    }
+    fn resolve_cipher(&self, choice: &CipherChoice) -> Option<Box<dyn Cipher>> {
+        DefaultResolver.resolve_cipher(choice)
+    }
+}
+
+struct Source(Entropy);
+
+impl Random for Source {
+    fn try_fill_bytes(&mut self, dest: &mut [u8]) -> Result<(), snow::Error> {
+        (self.0)(dest);
+        Ok(())
+    }
+}

@@ -1,0 +1,278 @@
+//! The tunnel: several links between two peers, and the sessions on them.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+
+use super::common::{Common, Event, LinkError, SessionId, Settings};
+use super::mux::{Carrier, Lane, Mux};
+use super::stats::{LinkStats, SessionStats, TunnelStats};
+use crate::flow::{Address, Failure};
+use crate::time::Instant;
+
+/// One end of a tunnel.
+///
+/// All calls for a session that is over, or a link that is gone, do nothing: what the caller knows
+/// may be older than what the peer has said.
+#[derive(Debug)]
+pub struct Tunnel {
+    common: Common,
+    links: BTreeMap<u32, Mux>,
+    /// The number of the next link that this end dials.
+    next: u32,
+    /// The link that had the last turn.
+    turn: u32,
+    /// Links that broke, of which the peer is to be told that nothing of them is held.
+    gone: Vec<u32>,
+}
+
+impl Tunnel {
+    /// Without links. `instance` is random: it tells this tunnel from the one that there was
+    /// before this process was started.
+    pub fn new(settings: Settings, instance: u64) -> Tunnel {
+        Tunnel {
+            common: Common::new(settings, instance),
+            links: BTreeMap::new(),
+            next: 1,
+            turn: 0,
+            gone: Vec::new(),
+        }
+    }
+
+    /// A link that this end has dialled; its number.
+    pub fn dial(&mut self, now: Instant, carrier: Carrier) -> u32 {
+        let number = self.next;
+        self.next = self.next.wrapping_add(1).max(1);
+        self.add(Mux::new(number, carrier, true, now, &self.common));
+        number
+    }
+
+    /// A link that the peer has dialled, with the number that its HELLO tells
+    /// ([`peek_hello`](super::wire::peek_hello)); false if there is one of this number.
+    pub fn accept_link(&mut self, now: Instant, number: u32, carrier: Carrier) -> bool {
+        let new = !self.links.contains_key(&number);
+        if new {
+            self.add(Mux::new(number, carrier, false, now, &self.common));
+        }
+        new
+    }
+
+    fn add(&mut self, mut mux: Mux) {
+        for link in std::mem::take(&mut self.gone) {
+            mux.tell_gone(link);
+        }
+        self.links.insert(mux.number, mux);
+    }
+
+    /// Opens no more sessions on a link, nor lets the peer: when those that it has are over,
+    /// [`is_over`](Tunnel::is_over) says so.
+    pub fn leave(&mut self, link: u32) {
+        if let Some(mux) = self.links.get_mut(&link) {
+            mux.leave();
+        }
+    }
+
+    /// Whether a link has been left by both ends, and can be removed.
+    pub fn is_over(&self, link: u32) -> bool {
+        self.links.get(&link).is_some_and(Mux::is_over)
+    }
+
+    /// What carried a link broke, or was closed. Its sessions are reset.
+    pub fn remove_link(&mut self, link: u32) {
+        self.break_off(link, true);
+    }
+
+    /// The links, by number.
+    pub fn links(&self) -> impl Iterator<Item = u32> {
+        self.links.keys().copied()
+    }
+
+    /// Bytes came by a link (by one of its lanes: 0 unless it has several).
+    pub fn handle_bytes(&mut self, now: Instant, link: u32, lane: Lane, bytes: &[u8]) {
+        let Some(mux) = self.links.get_mut(&link) else { return };
+        let result = mux.handle_bytes(now, &mut self.common, lane, bytes);
+        if std::mem::take(&mut self.common.restarted) {
+            let others: Vec<u32> = self.links().filter(|&other| other != link).collect();
+            others.into_iter().for_each(|other| self.fail(other, LinkError::Restarted, false));
+        }
+        for gone in std::mem::take(&mut self.common.gone) {
+            self.fail(gone, LinkError::Gone, false);
+            self.common.tokens.release(gone);
+        }
+        if let Err(error) = result {
+            self.fail(link, error, true);
+        }
+    }
+
+    /// Whether a link takes bytes to send. It does at first.
+    pub fn set_room(&mut self, link: u32, room: bool) {
+        if let Some(mux) = self.links.get_mut(&link) {
+            mux.room = room;
+        }
+    }
+
+    /// Appends a turn's frames to `out` and says by which link and lane they are to leave; the
+    /// links that take bytes have turns one after the other. None if nobody has anything to send.
+    pub fn poll_transmit(&mut self, now: Instant, out: &mut Vec<u8>) -> Option<(u32, Lane)> {
+        let after = self.links.range(self.turn.saturating_add(1)..);
+        let order: Vec<u32> =
+            after.chain(self.links.range(..=self.turn)).map(|(&link, _)| link).collect();
+        for link in order {
+            let mux = self.links.get_mut(&link).filter(|mux| mux.room);
+            let lane = mux.and_then(|mux| mux.turn(now, &mut self.common, out));
+            if let Some(lane) = lane {
+                self.turn = link;
+                return Some((link, lane));
+            }
+        }
+        None
+    }
+
+    /// The next of what there is to tell.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.common.events.pop_front()
+    }
+
+    /// When to call [`handle_timeout`](Tunnel::handle_timeout).
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.links.values().map(|mux| mux.poll_timeout(&self.common)).min()
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        let mut broken = Vec::new();
+        for (&link, mux) in &mut self.links {
+            if let Err(error) = mux.handle_timeout(now, &mut self.common) {
+                broken.push((link, error));
+            }
+        }
+        broken.into_iter().for_each(|(link, error)| self.fail(link, error, true));
+    }
+
+    /// Opens a session to `to`, for `source`, on the least loaded link; bytes may be written at
+    /// once. `None` if there is no link, or each has as many as the peer takes.
+    pub fn open(&mut self, to: Address, source: Option<SocketAddr>) -> Option<SessionId> {
+        let vacant = self.links.values_mut().filter(|mux| mux.vacant() > 0);
+        let mux = vacant.min_by_key(|mux| mux.load())?;
+        let number = mux.open(&mut self.common, to, source);
+        Some(SessionId { link: mux.number, number })
+    }
+
+    /// Takes a session that the peer has opened; the peer learns that it was.
+    pub fn accept(&mut self, id: SessionId) {
+        self.on(id, |mux, _| mux.accept(id.number));
+    }
+
+    /// Whether bytes may be written: fewer than the setting wait. If not, [`Event::Writable`] says
+    /// when.
+    pub fn may_write(&mut self, id: SessionId) -> bool {
+        self.on(id, |mux, cx| mux.may_write(cx, id.number)).unwrap_or(false)
+    }
+
+    /// Writes bytes, all of them, however many wait already; accepts the session if it is not.
+    /// False if nothing may follow: it is over, or was shut down.
+    pub fn write(&mut self, now: Instant, id: SessionId, bytes: Bytes) -> bool {
+        self.on(id, |mux, cx| mux.write(now, cx, id.number, bytes)).unwrap_or(false)
+    }
+
+    /// Reads the next bytes. They remain the tunnel's to account for until they are
+    /// [`consumed`](Tunnel::consumed).
+    pub fn read(&mut self, id: SessionId) -> Option<Bytes> {
+        self.on(id, |mux, cx| mux.read(cx, id.number)).flatten()
+    }
+
+    /// So many of the bytes that were read are held no more; the peer may send others for them.
+    pub fn consumed(&mut self, now: Instant, id: SessionId, count: usize) {
+        self.on(id, |mux, cx| mux.consumed(now, cx, id.number, count));
+    }
+
+    /// Writes no more; what waits is still sent.
+    pub fn shutdown(&mut self, id: SessionId) {
+        self.on(id, |mux, _| mux.shutdown(id.number));
+    }
+
+    /// Ends a session in both directions, and drops what waits. No event follows.
+    pub fn reset(&mut self, id: SessionId, why: Failure) {
+        self.on(id, |mux, cx| mux.reset(cx, id.number, why));
+    }
+
+    /// The tunnel's counters.
+    pub fn stats(&self) -> TunnelStats {
+        let Common { tokens, room, totals, .. } = &self.common;
+        let sessions = || self.links.values().flat_map(|mux| mux.sessions.values());
+        let mut delay = totals.delay;
+        sessions().for_each(|session| delay.add(&session.delay));
+        TunnelStats {
+            links: self.links.values().filter(|mux| mux.hello.is_some()).count() as u64,
+            open: sessions().count() as u64,
+            active: tokens.active(),
+            opened: totals.opened,
+            accepted: totals.accepted,
+            reset: totals.reset,
+            sent: totals.sent,
+            received: totals.received,
+            tokens: tokens.total(),
+            tokens_left: tokens.remaining(),
+            tokens_stranded: tokens.stranded(),
+            room: room.total().1,
+            held: room.held(),
+            delay,
+        }
+    }
+
+    /// A link's counters.
+    pub fn link_stats(&self, link: u32) -> Option<LinkStats> {
+        self.links.get(&link).map(Mux::stats)
+    }
+
+    /// A session's counters.
+    pub fn session_stats(&self, id: SessionId) -> Option<SessionStats> {
+        let session = self.links.get(&id.link)?.sessions.get(&id.number)?;
+        Some(SessionStats {
+            queued: session.out.len() as u64,
+            outstanding: self.common.tokens.outstanding(session.account),
+            held: session.unacknowledged(),
+            sent: session.sent,
+            received: session.received,
+            delay: session.delay,
+        })
+    }
+
+    /// Panics if its counts do not agree with each other.
+    #[cfg(any(test, fuzzing))]
+    pub fn check(&mut self) {
+        self.common.tokens.check();
+        let sessions = self.links.values().flat_map(|mux| mux.sessions.values());
+        self.common.room.check(sessions.map(|session| session.unacknowledged()));
+    }
+
+    fn on<T>(&mut self, id: SessionId, act: impl FnOnce(&mut Mux, &mut Common) -> T) -> Option<T> {
+        self.links.get_mut(&id.link).map(|mux| act(mux, &mut self.common))
+    }
+
+    /// Breaks a link off.
+    fn fail(&mut self, link: u32, error: LinkError, strand: bool) {
+        if self.break_off(link, strand) {
+            self.common.events.push_back(Event::LinkDown(link, error));
+        }
+    }
+
+    /// Whether there was one.
+    fn break_off(&mut self, link: u32, strand: bool) -> bool {
+        let Some(mut mux) = self.links.remove(&link) else { return false };
+        mux.break_off(&mut self.common, strand);
+        // What it was to tell may not have come.
+        mux.told_gone.push(link);
+        mux.told_gone.into_iter().for_each(|link| self.tell_gone(link));
+        true
+    }
+
+    /// Has the peer told that nothing of a link is held.
+    fn tell_gone(&mut self, link: u32) {
+        match self.links.values_mut().min_by_key(|mux| mux.hello.is_none()) {
+            Some(mux) => mux.tell_gone(link),
+            None => self.gone.push(link),
+        }
+    }
+}

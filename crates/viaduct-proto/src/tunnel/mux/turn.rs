@@ -1,0 +1,101 @@
+//! What leaves by a link, in turns: what has to be said, and one frame of the session whose turn it
+//! is (slide 20).
+
+use super::{Carrier, Lane, Mux};
+use crate::time::Instant;
+use crate::tunnel::common::{Common, Event};
+use crate::tunnel::wire::{Frame, emit_data_head};
+
+impl Mux {
+    /// Appends the next turn to `out`, and says on which lane it is to leave.
+    pub(in crate::tunnel) fn turn(
+        &mut self,
+        now: Instant,
+        cx: &mut Common,
+        out: &mut Vec<u8>,
+    ) -> Option<Lane> {
+        let lane = self.say(now, out);
+        match (lane, self.carrier) {
+            (Some(lane), Carrier::Streams) => Some(lane),
+            _ => self.send(now, cx, out).or(lane),
+        }
+    }
+
+    /// Appends what has to be said, of one lane.
+    fn say(&mut self, now: Instant, out: &mut Vec<u8>) -> Option<Lane> {
+        if std::mem::take(&mut self.ping_due) {
+            let at = now.as_nanos();
+            self.pinged = Some(at);
+            self.control.push_back((0, Frame::Ping(at)));
+        }
+        let mut lane = None;
+        while let Some((session, _)) = self.control.front() {
+            let next = match self.carrier {
+                Carrier::Stream => 0,
+                Carrier::Streams => *session,
+            };
+            if *lane.get_or_insert(next) != next {
+                break;
+            }
+            if let Some((session, frame)) = self.control.pop_front() {
+                frame.emit(session, out);
+            }
+        }
+        lane
+    }
+
+    /// Appends a frame of the next session that has something to send and may.
+    fn send(&mut self, now: Instant, cx: &mut Common, out: &mut Vec<u8>) -> Option<Lane> {
+        if self.hello.is_none() || self.refused == Some(cx.tokens.changes()) {
+            return None;
+        }
+        for _ in 0..self.ready.len() {
+            let number = self.ready.pop_front()?;
+            let Some(session) = self.sessions.get(&number) else { continue };
+            let (account, queued) = (session.account, session.out.len());
+            if queued == 0 {
+                continue; // it was reset
+            }
+            match cx.tokens.allowance(account, queued, cx.settings.mss) {
+                0 => self.ready.push_back(number),
+                count => {
+                    self.emit(now, cx, number, count, out);
+                    return Some(if self.carrier == Carrier::Stream { 0 } else { number });
+                }
+            }
+        }
+        self.refused = Some(cx.tokens.changes());
+        None
+    }
+
+    fn emit(
+        &mut self,
+        now: Instant,
+        cx: &mut Common,
+        number: u32,
+        count: usize,
+        out: &mut Vec<u8>,
+    ) {
+        let (id, most) = (self.id(number), cx.settings.queue);
+        let session = self.session(number);
+        let account = session.account;
+        emit_data_head(number, count, out);
+        if session.send(now, count, most, out) {
+            cx.events.push_back(Event::Writable(id));
+        }
+        let empty = session.out.is_empty();
+        cx.tokens.spend(account, count);
+        if empty {
+            cx.tokens.set_queued(account, false);
+            self.end(number);
+        } else {
+            self.ready.push_back(number);
+        }
+        self.sent += count as u64;
+        cx.totals.sent += count as u64;
+        // Whoever reads it may have the rest acknowledged in the same record.
+        if !self.acks.is_empty() {
+            self.acknowledge_all(cx);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Bytes that wait at a session's end.
+
+use std::collections::VecDeque;
+
+use bytes::{Bytes, BytesMut};
+
+/// Pieces shorter than this are put together, so that many of them take no more room than a few
+/// long ones.
+const SHORT: usize = 2048;
+
+/// A queue of bytes whose memory is in proportion to them, whatever the pieces they come in.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    pieces: VecDeque<Bytes>,
+    /// Behind the pieces.
+    tail: BytesMut,
+    len: usize,
+}
+
+impl Queue {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Adds a piece that is kept as it is, if it is long enough.
+    pub(super) fn push(&mut self, piece: Bytes) {
+        if piece.len() < SHORT {
+            return self.push_copy(&piece);
+        }
+        self.end_piece();
+        self.len += piece.len();
+        self.pieces.push_back(piece);
+    }
+
+    /// Adds a copy of `bytes`.
+    pub(super) fn push_copy(&mut self, bytes: &[u8]) {
+        self.tail.extend_from_slice(bytes);
+        self.len += bytes.len();
+        if self.tail.len() >= 8 * SHORT {
+            self.end_piece();
+        }
+    }
+
+    /// Takes the first piece.
+    pub(super) fn pop(&mut self) -> Option<Bytes> {
+        if self.pieces.is_empty() {
+            self.end_piece();
+        }
+        let piece = self.pieces.pop_front()?;
+        self.len -= piece.len();
+        Some(piece)
+    }
+
+    /// Appends the first `count` bytes to `out`; there must be as many.
+    pub(super) fn move_to(&mut self, mut count: usize, out: &mut Vec<u8>) {
+        while count > 0
+            && let Some(mut piece) = self.pop()
+        {
+            let taken = piece.split_to(count.min(piece.len()));
+            out.extend_from_slice(&taken);
+            count -= taken.len();
+            if !piece.is_empty() {
+                self.len += piece.len();
+                self.pieces.push_front(piece);
+            }
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        *self = Queue::default();
+    }
+
+    fn end_piece(&mut self) {
+        if !self.tail.is_empty() {
+            self.pieces.push_back(self.tail.split().freeze());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_leave_in_order_whatever_the_pieces() {
+        let mut queue = Queue::default();
+        let data: Vec<u8> = (0..50_000_u32).map(|n| (n / 7) as u8).collect();
+        let mut rest = &data[..];
+        for size in [1, 5000, 1, 1, 2047, 2048, 10_000, 3, usize::MAX] {
+            let (piece, after) = rest.split_at(size.min(rest.len()));
+            queue.push(Bytes::copy_from_slice(piece));
+            rest = after;
+        }
+        assert_eq!(queue.len(), data.len());
+        let mut out = Vec::new();
+        queue.move_to(6_000, &mut out);
+        out.extend(queue.pop().unwrap());
+        queue.move_to(queue.len(), &mut out);
+        assert!(out == data && queue.is_empty() && queue.pop().is_none());
+    }
+
+    #[test]
+    fn single_bytes_do_not_cost_a_piece_each() {
+        let mut queue = Queue::default();
+        (0..100_000).for_each(|_| queue.push(Bytes::from_static(b"x")));
+        assert!(queue.pieces.len() < 10, "{}", queue.pieces.len());
+    }
+}

@@ -1,0 +1,365 @@
+//! What makes a link of a plain stream (TCP) private and both its ends known: a Noise handshake with
+//! the sites' keys, then numbered records under AES-GCM.
+//!
+//! ```text
+//!  dialler                                                    listener
+//!    length 2 | e, es, s, ss  (96 bytes)   ──▶   knows the dialler's key: one of its peers, or none
+//!    length 2 ◀── e, ee, se  (48 bytes)
+//!    length 2 | sealed | tag 16   ◀─▶   records of 1 to 16384 bytes each
+//! ```
+//!
+//! The pattern is Noise IK: the dialler knows whom it dials, and is known after its first message,
+//! which nobody else can read. A record's number, counted from 0 in each direction, is its nonce;
+//! its length is authenticated with it. The key of a direction is replaced by one derived from it
+//! every 2^20 records, far before AES-GCM wants it.
+
+use bytes::{Buf, BytesMut};
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use ring::hkdf;
+use snow::{Builder, HandshakeState};
+
+use crate::keys::{Entropy, PublicKey, Resolver, SecretKey};
+
+/// Most bytes in one record.
+pub const MOST_RECORD: usize = 16_384;
+
+const PATTERN: &str = "Noise_IK_25519_ChaChaPoly_BLAKE2s";
+const PROLOGUE: &[u8] = b"viaduct tunnel 1";
+const FIRST: usize = 32 + 48 + 16;
+const SECOND: usize = 32 + 16;
+const LENGTH: usize = 2;
+const TAG: usize = 16;
+/// Records under one key.
+const REKEY: u64 = 1 << 20;
+
+/// Why a stream is not that of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// A length that no message has.
+    #[error("a message of {0} bytes, where none has so many")]
+    Length(usize),
+    /// It does not authenticate.
+    #[error("a message that the peer cannot have sent, or not with the key that is expected")]
+    Forged,
+    /// The dialler is none of the peers.
+    #[error("the key {0} is none of the peers'")]
+    Unknown(PublicKey),
+}
+
+/// A link's handshake, and then its records. Bytes in, bytes out.
+pub struct Secure {
+    state: State,
+    /// What came and is not a whole message yet.
+    inbox: BytesMut,
+}
+
+enum State {
+    /// We have dialled, and wait for the answer.
+    Dialled(Box<HandshakeState>),
+    /// We wait to be told who dials.
+    Listening(Box<HandshakeState>, Vec<PublicKey>),
+    Up(Box<Up>),
+    /// Something did not authenticate: nothing comes after it.
+    Failed(RecordError),
+}
+
+struct Up {
+    peer: Option<PublicKey>,
+    seal: Direction,
+    open: Direction,
+}
+
+/// One direction's key and its next record's number.
+struct Direction {
+    secret: [u8; 32],
+    key: LessSafeKey,
+    number: u64,
+}
+
+impl Secure {
+    /// Dials `peer`; the first message goes to `out`.
+    pub fn dial(
+        secret: &SecretKey,
+        peer: &PublicKey,
+        entropy: Entropy,
+        out: &mut Vec<u8>,
+    ) -> Result<Secure, RecordError> {
+        let noise = builder(secret, entropy).remote_public_key(peer.as_bytes());
+        let mut noise =
+            noise.and_then(Builder::build_initiator).map_err(|_| RecordError::Forged)?;
+        say(&mut noise, FIRST, out)?;
+        Ok(Secure { state: State::Dialled(Box::new(noise)), inbox: BytesMut::new() })
+    }
+
+    /// Waits for one of `peers` to dial.
+    pub fn listen(secret: &SecretKey, peers: Vec<PublicKey>, entropy: Entropy) -> Secure {
+        let noise = builder(secret, entropy).build_responder();
+        let noise = noise.expect("a key and a pattern are all that it needs");
+        Secure { state: State::Listening(Box::new(noise), peers), inbox: BytesMut::new() }
+    }
+
+    /// Whether records can be sealed.
+    pub fn is_up(&self) -> bool {
+        matches!(self.state, State::Up(_))
+    }
+
+    /// Who dialled, once that is known.
+    pub fn peer(&self) -> Option<PublicKey> {
+        match &self.state {
+            State::Up(up) => up.peer,
+            _ => None,
+        }
+    }
+
+    /// Where to put bytes that came, before [`open`](Secure::open).
+    pub fn inbox(&mut self) -> &mut BytesMut {
+        &mut self.inbox
+    }
+
+    /// Hands the plain bytes of what came whole to `deliver`, a record at a time; what is to be
+    /// answered goes to `out`. After an error the stream is of no use.
+    pub fn open(
+        &mut self,
+        out: &mut Vec<u8>,
+        mut deliver: impl FnMut(&[u8]),
+    ) -> Result<(), RecordError> {
+        if let State::Failed(error) = self.state {
+            return Err(error);
+        }
+        let result = self.open_all(out, &mut deliver);
+        if let Err(error) = result {
+            self.state = State::Failed(error);
+        }
+        result
+    }
+
+    fn open_all(
+        &mut self,
+        out: &mut Vec<u8>,
+        deliver: &mut impl FnMut(&[u8]),
+    ) -> Result<(), RecordError> {
+        while let Some(head) = self.inbox.first_chunk::<LENGTH>().copied() {
+            let length = usize::from(u16::from_be_bytes(head));
+            if !self.state.expects(length) {
+                return Err(RecordError::Length(length));
+            }
+            if self.inbox.len() < LENGTH + length {
+                break;
+            }
+            let message = &mut self.inbox[LENGTH..LENGTH + length];
+            match &mut self.state {
+                State::Up(up) => deliver(up.open.open(head, message)?),
+                State::Dialled(noise) => {
+                    noise.read_message(message, &mut []).map_err(|_| RecordError::Forged)?;
+                    self.state = State::Up(Box::new(Up::new(noise, true)));
+                }
+                State::Listening(noise, peers) => {
+                    noise.read_message(message, &mut []).map_err(|_| RecordError::Forged)?;
+                    known(noise, peers)?;
+                    say(noise, SECOND, out)?;
+                    self.state = State::Up(Box::new(Up::new(noise, false)));
+                }
+                State::Failed(error) => return Err(*error),
+            }
+            self.inbox.advance(LENGTH + length);
+        }
+        Ok(())
+    }
+
+    /// Appends records of `plain` to `out`; nothing while the handshake is not done.
+    pub fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) {
+        if let State::Up(up) = &mut self.state {
+            plain.chunks(MOST_RECORD).for_each(|chunk| up.seal.seal(chunk, out));
+        }
+    }
+}
+
+impl State {
+    /// Whether the next message may be so long.
+    fn expects(&self, length: usize) -> bool {
+        match self {
+            State::Dialled(_) => length == SECOND,
+            State::Listening(..) => length == FIRST,
+            State::Up(_) => (TAG + 1..=TAG + MOST_RECORD).contains(&length),
+            State::Failed(_) => false,
+        }
+    }
+}
+
+impl Up {
+    fn new(noise: &mut HandshakeState, dialled: bool) -> Up {
+        let peer = noise.get_remote_static().and_then(|key| key.try_into().ok());
+        let (first, second) = noise.dangerously_get_raw_split();
+        let (seal, open) = if dialled { (first, second) } else { (second, first) };
+        Up {
+            peer: peer.map(PublicKey::from_bytes),
+            seal: Direction::new(seal),
+            open: Direction::new(open),
+        }
+    }
+}
+
+impl Direction {
+    fn new(secret: [u8; 32]) -> Direction {
+        let key = UnboundKey::new(&AES_256_GCM, &secret).expect("AES-256 keys have 32 bytes");
+        Direction { secret, key: LessSafeKey::new(key), number: 0 }
+    }
+
+    fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) {
+        let head = ((plain.len() + TAG) as u16).to_be_bytes();
+        out.extend(head);
+        let start = out.len();
+        out.extend_from_slice(plain);
+        let nonce = self.next();
+        let tag = self.key.seal_in_place_separate_tag(nonce, Aad::from(head), &mut out[start..]);
+        out.extend_from_slice(tag.expect("a record is far shorter than 64 GiB").as_ref());
+    }
+
+    fn open<'a>(&mut self, head: [u8; 2], message: &'a mut [u8]) -> Result<&'a [u8], RecordError> {
+        let nonce = self.next();
+        let plain = self.key.open_in_place(nonce, Aad::from(head), message);
+        plain.map(|plain| &*plain).map_err(|_| RecordError::Forged)
+    }
+
+    /// The next record's nonce, under a new key if it is time for one.
+    fn next(&mut self) -> Nonce {
+        if self.number == REKEY {
+            *self = Direction::new(next_secret(&self.secret));
+        }
+        let mut nonce = [0; 12];
+        nonce[4..].copy_from_slice(&self.number.to_be_bytes());
+        self.number += 1;
+        Nonce::assume_unique_for_key(nonce)
+    }
+}
+
+fn next_secret(secret: &[u8; 32]) -> [u8; 32] {
+    let mut next = [0; 32];
+    hkdf::Prk::new_less_safe(hkdf::HKDF_SHA256, secret)
+        .expand(&[b"viaduct tunnel next key"], hkdf::HKDF_SHA256)
+        .and_then(|okm| okm.fill(&mut next))
+        .expect("32 bytes are one block of SHA-256");
+    next
+}
+
+fn builder(secret: &SecretKey, entropy: Entropy) -> Builder<'_> {
+    let params = PATTERN.parse().expect("the pattern is a constant");
+    Builder::with_resolver(params, Box::new(Resolver(entropy)))
+        .local_private_key(secret.as_bytes())
+        .and_then(|builder| builder.prologue(PROLOGUE))
+        .expect("each is set once")
+}
+
+/// Appends the next handshake message, which has `length` bytes.
+fn say(noise: &mut HandshakeState, length: usize, out: &mut Vec<u8>) -> Result<(), RecordError> {
+    let mut message = [0; FIRST];
+    let written = noise.write_message(&[], &mut message).map_err(|_| RecordError::Forged)?;
+    debug_assert_eq!(written, length);
+    out.extend((length as u16).to_be_bytes());
+    out.extend_from_slice(&message[..written]);
+    Ok(())
+}
+
+/// Whether the dialler is one of the peers.
+fn known(noise: &HandshakeState, peers: &[PublicKey]) -> Result<(), RecordError> {
+    let key = noise.get_remote_static().and_then(|key| key.try_into().ok());
+    let key = PublicKey::from_bytes(key.ok_or(RecordError::Forged)?);
+    if peers.contains(&key) { Ok(()) } else { Err(RecordError::Unknown(key)) }
+}
+
+impl std::fmt::Debug for Secure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Secure").field("up", &self.is_up()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::rng::Rng;
+
+    fn entropy(seed: u64) -> Entropy {
+        let rng = Mutex::new(Rng::from_seed(seed));
+        Arc::new(move |out: &mut [u8]| rng.lock().unwrap().fill(out))
+    }
+
+    fn secret(n: u8) -> SecretKey {
+        SecretKey::from_bytes([n; 32])
+    }
+
+    /// Two ends, and what the dialler says first.
+    fn ends(dialler: u8, expects: u8, peers: &[u8]) -> (Secure, Secure, Vec<u8>) {
+        let mut first = Vec::new();
+        let a = Secure::dial(&secret(dialler), &secret(expects).public(), entropy(1), &mut first);
+        let peers = peers.iter().map(|&n| secret(n).public()).collect();
+        (a.unwrap(), Secure::listen(&secret(2), peers, entropy(2)), first)
+    }
+
+    fn give(to: &mut Secure, bytes: &[u8]) -> Result<(Vec<u8>, Vec<u8>), RecordError> {
+        let (mut out, mut plain) = (Vec::new(), Vec::new());
+        to.inbox().extend_from_slice(bytes);
+        to.open(&mut out, |bytes| plain.extend_from_slice(bytes))?;
+        Ok((out, plain))
+    }
+
+    fn up() -> (Secure, Secure) {
+        let (mut a, mut b, first) = ends(1, 2, &[9, 1]);
+        let (answer, _) = give(&mut b, &first).unwrap();
+        assert_eq!(b.peer(), Some(secret(1).public()));
+        give(&mut a, &answer).unwrap();
+        assert!(a.is_up());
+        (a, b)
+    }
+
+    #[test]
+    fn what_one_end_seals_the_other_opens_however_it_is_cut() {
+        let (mut a, mut b) = up();
+        let data: Vec<u8> = (0..100_000_u32).map(|n| n as u8).collect();
+        let mut sealed = Vec::new();
+        a.seal(&data, &mut sealed);
+        let pieces = sealed.chunks(777).map(|piece| give(&mut b, piece).unwrap().1);
+        assert!(pieces.flatten().collect::<Vec<_>>() == data);
+        let mut back = Vec::new();
+        b.seal(b"and back", &mut back);
+        assert_eq!(give(&mut a, &back).unwrap().1, b"and back");
+    }
+
+    #[test]
+    fn keys_are_replaced_in_step() {
+        let (mut a, mut b) = up();
+        for up in [&mut a, &mut b] {
+            let State::Up(up) = &mut up.state else { panic!() };
+            (up.seal.number, up.open.number) = (REKEY - 1, REKEY - 1);
+        }
+        for _ in 0..3 {
+            let mut sealed = Vec::new();
+            a.seal(b"x", &mut sealed);
+            assert_eq!(give(&mut b, &sealed).unwrap().1, b"x");
+        }
+    }
+
+    #[test]
+    fn a_stranger_an_impostor_and_a_changed_record_are_refused() {
+        let (_, mut b, first) = ends(3, 2, &[1]);
+        assert_eq!(give(&mut b, &first), Err(RecordError::Unknown(secret(3).public())));
+        let (_, mut b, first) = ends(1, 4, &[1]);
+        assert_eq!(give(&mut b, &first), Err(RecordError::Forged), "another was dialled");
+        let (mut a, mut b) = up();
+        let mut sealed = Vec::new();
+        a.seal(b"bytes", &mut sealed);
+        let repeated = [&sealed[..], &sealed].concat();
+        assert_eq!(give(&mut b, &repeated), Err(RecordError::Forged), "the number is another");
+        for bit in 0..sealed.len() * 8 {
+            let (mut a, mut b) = up();
+            let mut sealed = Vec::new();
+            a.seal(b"bytes", &mut sealed);
+            sealed[bit / 8] ^= 1 << (bit % 8);
+            // With another length it may wait for more.
+            let opened = give(&mut b, &sealed).map(|(_, plain)| plain);
+            assert!(opened.is_err() || opened == Ok(Vec::new()), "bit {bit}");
+        }
+        assert_eq!(give(&mut b, b""), Err(RecordError::Forged), "nothing comes after a failure");
+    }
+}

@@ -1,0 +1,157 @@
+//! The receiver's half of the buffer allocation: how much was promised to the peer, how much of it
+//! is held, and how much the path needs.
+
+use crate::time::{Duration, Instant};
+
+/// Bytes arrive in lumps; over less than this no rate is measured.
+const SHORTEST: Duration = Duration::from_millis(10);
+/// What a path needs, in bandwidth-delay products: one session alone gets half of the buffer, its
+/// acknowledgements come late by a little, and the queue of the path's bottleneck wants filling.
+const PRODUCTS: f64 = 4.0;
+
+/// The room for what the peer sends, on all links together.
+#[derive(Debug)]
+pub(super) struct Room {
+    limit: u64,
+    total: u64,
+    floor: u64,
+    grants: u32,
+    /// Bytes that were received and not acknowledged, floors not counted.
+    taken: u64,
+    /// All that were received and not acknowledged.
+    held: u64,
+    /// The interval over which the rate is measured.
+    since: Option<Instant>,
+    arrived: u64,
+    /// Least that was held in it: what readers leave lying is of no use to the path.
+    standing: u64,
+}
+
+/// The peer sent more than it was promised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Overrun;
+
+impl Room {
+    pub(super) fn new(initial: u64, limit: u64, floor: u32) -> Room {
+        Room {
+            limit,
+            total: initial.min(limit),
+            floor: u64::from(floor),
+            grants: 0,
+            taken: 0,
+            held: 0,
+            since: None,
+            arrived: 0,
+            standing: 0,
+        }
+    }
+
+    /// All tokens, and the number of the grant that told of them, if one did.
+    pub(super) fn total(&self) -> (u32, u64) {
+        (self.grants, self.total)
+    }
+
+    /// Bytes received and not yet acknowledged.
+    pub(super) fn held(&self) -> u64 {
+        self.held
+    }
+
+    /// `count` bytes came for a session that has `before` unacknowledged.
+    pub(super) fn receive(&mut self, before: u64, count: usize) -> Result<(), Overrun> {
+        let count = count as u64;
+        let taken = self.taken + self.over(before + count) - self.over(before);
+        if taken > self.total {
+            return Err(Overrun);
+        }
+        self.taken = taken;
+        self.held += count;
+        self.arrived += count;
+        Ok(())
+    }
+
+    /// Of `before` bytes that a session has unacknowledged, `count` are so no more.
+    pub(super) fn free(&mut self, before: u64, count: u64) {
+        self.taken = self.taken + self.over(before - count) - self.over(before);
+        self.held -= count;
+        self.standing = self.standing.min(self.held);
+    }
+
+    /// Looks at how much the path carries, whose round trip takes `rtt`. Whether the peer must be
+    /// told a new total.
+    pub(super) fn measure(&mut self, now: Instant, rtt: Duration) -> bool {
+        let Some(since) = self.since else {
+            self.begin(now);
+            return false;
+        };
+        let elapsed = now - since;
+        if elapsed < rtt.max(SHORTEST) {
+            return false;
+        }
+        let product = self.arrived as f64 * (rtt.as_secs_f64() / elapsed.as_secs_f64());
+        let needed = (product * PRODUCTS) as u64 + 2 * self.standing;
+        self.begin(now);
+        // Never less: what was promised cannot be taken back, and costs nothing while unused.
+        let total = needed.min(self.limit);
+        let grows = total > self.total;
+        if grows {
+            self.total = total;
+            self.grants += 1;
+        }
+        grows
+    }
+
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn check(&self, unacknowledged: impl Iterator<Item = u64> + Clone) {
+        assert_eq!(self.held, unacknowledged.clone().sum::<u64>(), "held");
+        assert_eq!(self.taken, unacknowledged.map(|n| self.over(n)).sum::<u64>(), "taken");
+        assert!(self.taken <= self.total && self.total <= self.limit);
+    }
+
+    fn begin(&mut self, now: Instant) {
+        (self.since, self.arrived, self.standing) = (Some(now), 0, self.held);
+    }
+
+    fn over(&self, unacknowledged: u64) -> u64 {
+        unacknowledged.saturating_sub(self.floor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RTT: Duration = Duration::from_millis(100);
+
+    #[test]
+    fn it_grows_to_four_products_of_the_path_and_no_further() {
+        let mut room = Room::new(100_000, 1 << 30, 0);
+        let mut now = Instant::ZERO;
+        room.measure(now, RTT);
+        // 100 Mb/s in lumps of a millisecond, read at once.
+        for _ in 0..2_000 {
+            now += Duration::from_millis(1);
+            room.receive(0, 12_500).unwrap();
+            room.free(12_500, 12_500);
+            room.measure(now, RTT);
+        }
+        let product = 12_500_000.0 / 10.0;
+        let ratio = room.total().1 as f64 / product;
+        assert!((3.9..4.2).contains(&ratio), "{ratio}");
+    }
+
+    #[test]
+    fn readers_that_have_stopped_are_made_up_for_within_the_limit() {
+        let mut room = Room::new(100_000, 250_000, 0);
+        room.receive(0, 90_000).unwrap();
+        room.measure(Instant::ZERO, RTT);
+        assert!(!room.measure(Instant::ZERO + RTT / 2, RTT), "too early");
+        assert!(room.measure(Instant::ZERO + RTT, RTT));
+        assert_eq!(room.total(), (1, 180_000), "twice what stands");
+        room.receive(90_000, 90_000).unwrap();
+        room.measure(Instant::ZERO + RTT * 2, RTT);
+        room.measure(Instant::ZERO + RTT * 3, RTT);
+        assert_eq!(room.total().1, 250_000, "the limit");
+        assert_eq!(room.receive(180_000, 70_001), Err(Overrun));
+        assert_eq!(room.receive(180_000, 70_000), Ok(()));
+    }
+}

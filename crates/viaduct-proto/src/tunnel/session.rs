@@ -1,0 +1,213 @@
+//! One session's state, as seen from one end (slides 14 and 15).
+//!
+//! ```text
+//!   the opener's direction                        the other end's, likewise
+//!     open ───── SYN ─────▶ open                  a SYN back opens it
+//!     open ───── DATA ────▶ open
+//!   ending ───── FIN ─────▶ ended, consumes what is buffered
+//!   closed ◀─── FINACK ──── closed
+//!
+//!   at any time
+//!     over ───── RST ─────▶ drops what is buffered, over
+//!   forgotten ◀── FIN ──────
+//! ```
+
+use bytes::Bytes;
+
+use super::queue::Queue;
+use super::stats::Delay;
+use super::tokens::AccountId;
+use crate::time::Instant;
+
+/// The direction from this end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sending {
+    /// The other end opened the session, and we have not said that we take it.
+    Idle,
+    Open,
+    /// FIN follows when all that waits is sent.
+    Ending,
+    /// FIN is sent.
+    Ended,
+    /// It is confirmed.
+    Closed,
+}
+
+/// The direction towards this end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Receiving {
+    /// We opened the session, and the other end has not said that it takes it.
+    Idle,
+    Open,
+    /// FIN came.
+    Ended,
+    /// All is consumed, and confirmed.
+    Closed,
+}
+
+/// A session.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) account: AccountId,
+    pub(super) sending: Sending,
+    pub(super) receiving: Receiving,
+    /// RST is sent, and FIN not yet come.
+    pub(super) resetting: bool,
+    /// What waits to be sent.
+    pub(super) out: Queue,
+    /// What waits to be read.
+    inbox: Queue,
+    /// Bytes that were read and are not yet consumed.
+    reading: u64,
+    /// Bytes that were consumed and not yet acknowledged.
+    freed: u64,
+    /// Whether the writer waits to be told that it may go on.
+    stopped: bool,
+    /// Whether the reader knows that there is something.
+    told: bool,
+    /// Whether it knows that nothing follows.
+    told_finished: bool,
+    /// Whether an acknowledgement waits in the mux's list.
+    pub(super) listed: bool,
+    pub(super) delay: Delay,
+    pub(super) sent: u64,
+    pub(super) received: u64,
+}
+
+/// What the reader is to be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tell {
+    Readable,
+    Finished,
+}
+
+impl Session {
+    /// One that this end opens.
+    pub(super) fn opened(account: AccountId) -> Session {
+        Session::new(account, Sending::Open, Receiving::Idle)
+    }
+
+    /// One that the other end has opened.
+    pub(super) fn offered(account: AccountId) -> Session {
+        Session::new(account, Sending::Idle, Receiving::Open)
+    }
+
+    fn new(account: AccountId, sending: Sending, receiving: Receiving) -> Session {
+        Session {
+            account,
+            sending,
+            receiving,
+            resetting: false,
+            out: Queue::default(),
+            inbox: Queue::default(),
+            reading: 0,
+            freed: 0,
+            stopped: false,
+            told: false,
+            told_finished: false,
+            listed: false,
+            delay: Delay::default(),
+            sent: 0,
+            received: 0,
+        }
+    }
+
+    /// Bytes received and not yet acknowledged.
+    pub(super) fn unacknowledged(&self) -> u64 {
+        self.inbox.len() as u64 + self.reading + self.freed
+    }
+
+    /// Whether both directions are closed.
+    pub(super) fn is_over(&self) -> bool {
+        !self.resetting && self.sending == Sending::Closed && self.receiving == Receiving::Closed
+    }
+
+    /// Whether bytes may be added to those that wait, of which there may be `most`.
+    pub(super) fn may_write(&mut self, most: usize) -> bool {
+        let open = matches!(self.sending, Sending::Idle | Sending::Open);
+        let may = open && self.out.len() < most;
+        self.stopped |= open && !may;
+        may
+    }
+
+    /// Adds bytes to those that wait; false if nothing may follow any more.
+    pub(super) fn write(&mut self, now: Instant, bytes: Bytes) -> bool {
+        if self.sending != Sending::Open || bytes.is_empty() {
+            return false;
+        }
+        self.out.push(bytes);
+        self.delay.queued(now, self.sent + self.out.len() as u64);
+        true
+    }
+
+    /// Moves the next `count` bytes to `out`. Whether the writer is to be told to go on.
+    pub(super) fn send(
+        &mut self,
+        now: Instant,
+        count: usize,
+        most: usize,
+        out: &mut Vec<u8>,
+    ) -> bool {
+        self.out.move_to(count, out);
+        self.sent += count as u64;
+        self.delay.sent(now, self.sent);
+        let go = self.stopped && self.out.len() <= most / 2 && self.sending == Sending::Open;
+        self.stopped &= !go;
+        go
+    }
+
+    /// Bytes came.
+    pub(super) fn receive(&mut self, bytes: &[u8]) -> Option<Tell> {
+        self.inbox.push_copy(bytes);
+        self.received += bytes.len() as u64;
+        (!std::mem::replace(&mut self.told, true)).then_some(Tell::Readable)
+    }
+
+    /// The next bytes that came.
+    pub(super) fn read(&mut self) -> Option<Bytes> {
+        let Some(bytes) = self.inbox.pop() else {
+            self.told = false;
+            return None;
+        };
+        self.reading += bytes.len() as u64;
+        Some(bytes)
+    }
+
+    /// Whether the reader is now to be told that nothing follows.
+    pub(super) fn finished(&mut self) -> Option<Tell> {
+        let all = self.receiving >= Receiving::Ended && self.inbox.is_empty() && !self.resetting;
+        (all && !std::mem::replace(&mut self.told_finished, true)).then_some(Tell::Finished)
+    }
+
+    /// The reader is done with `count` of the bytes that it has read; how many can be acknowledged.
+    pub(super) fn consumed(&mut self, count: usize) -> u64 {
+        let count = self.reading.min(count as u64);
+        self.reading -= count;
+        self.freed += count;
+        self.freed
+    }
+
+    /// Takes what can be acknowledged.
+    pub(super) fn take_freed(&mut self) -> u64 {
+        std::mem::take(&mut self.freed)
+    }
+
+    /// Whether FIN came, and all before it is consumed and acknowledged: FINACK is due.
+    pub(super) fn is_consumed(&self) -> bool {
+        self.receiving == Receiving::Ended && self.unacknowledged() == 0
+    }
+
+    /// Drops all that is buffered; nothing goes either way any more.
+    pub(super) fn drop_all(&mut self) {
+        self.out.clear();
+        self.inbox.clear();
+        (self.reading, self.freed) = (0, 0);
+        (self.sending, self.receiving) = (Sending::Closed, Receiving::Closed);
+    }
+}
+
+impl PartialOrd for Receiving {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        (*self as u8).partial_cmp(&(*other as u8))
+    }
+}

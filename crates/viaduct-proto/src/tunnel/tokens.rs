@@ -1,0 +1,333 @@
+//! The sender's half of the buffer allocation: who may send how many of the tokens that the peer
+//! gave (slides 16 to 20).
+
+use slab::Slab;
+
+/// The tokens of one peer, shared by all sessions of all links to it. A token is a free byte in the
+/// peer's buffer.
+#[derive(Debug, Default)]
+pub(super) struct Tokens {
+    total: u64,
+    /// The number of the grant that `total` came with.
+    grant: u32,
+    /// What each session may have outstanding besides, so that none is ever left without.
+    floor: u64,
+    accounts: Slab<Account>,
+    /// Tokens that are spent, floors not counted.
+    spent: u64,
+    /// Tokens that were spent on links that broke, until the peer says that it holds nothing of
+    /// them.
+    stranded: Vec<(u32, u64)>,
+    active: u64,
+    /// Accounts that are active and have less outstanding than [`Tokens::share`]; `None` if they
+    /// must be counted anew.
+    due: Option<u64>,
+    /// Rises when somebody who was refused may be so no more.
+    changes: u64,
+}
+
+/// A session's account.
+#[derive(Clone, Copy, Debug, Default)]
+struct Account {
+    /// Bytes sent and not yet acknowledged.
+    outstanding: u64,
+    /// Whether bytes wait to be sent.
+    queued: bool,
+}
+
+/// Which account.
+pub(super) type AccountId = usize;
+
+/// An acknowledgement of more than was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TooMuch;
+
+impl Account {
+    fn is_active(self) -> bool {
+        self.queued || self.outstanding > 0
+    }
+}
+
+impl Tokens {
+    /// The peer has told its total for the first time on a link.
+    pub(super) fn hello(&mut self, total: u64, floor: u32) {
+        // A later link's HELLO may have been overtaken by a grant on another one.
+        if self.grant == 0 {
+            self.set_total(total);
+        }
+        self.floor = u64::from(floor);
+    }
+
+    /// The peer has told a new total.
+    pub(super) fn granted(&mut self, number: u32, total: u64) {
+        if number > self.grant {
+            self.grant = number;
+            self.set_total(total);
+        }
+    }
+
+    /// The peer was started again: it holds nothing, and numbers its grants anew.
+    pub(super) fn restart(&mut self) {
+        self.stranded.clear();
+        self.grant = 0;
+        self.changes += 1;
+    }
+
+    pub(super) fn open(&mut self) -> AccountId {
+        self.accounts.insert(Account::default())
+    }
+
+    /// Closes an account, and takes what is outstanding on it for free.
+    pub(super) fn close(&mut self, id: AccountId) {
+        self.update(id, |account| *account = Account::default());
+        self.accounts.remove(id);
+        self.changes += 1;
+    }
+
+    /// Closes an account of a link that broke: what is outstanding on it remains spent.
+    pub(super) fn strand(&mut self, id: AccountId, link: u32) {
+        let spent = self.accounts[id].outstanding.saturating_sub(self.floor);
+        self.close(id);
+        match self.stranded.iter_mut().find(|(number, _)| *number == link) {
+            Some((_, stranded)) => *stranded += spent,
+            None => self.stranded.push((link, spent)),
+        }
+    }
+
+    /// The peer holds nothing any more of `link`.
+    pub(super) fn release(&mut self, link: u32) {
+        self.stranded.retain(|(number, _)| *number != link);
+        self.changes += 1;
+    }
+
+    /// Whether bytes wait to be sent.
+    pub(super) fn set_queued(&mut self, id: AccountId, queued: bool) {
+        if self.accounts[id].queued != queued {
+            self.update(id, |account| account.queued = queued);
+        }
+    }
+
+    /// How many of `wanted` bytes (at least 1) may be sent now:
+    /// min(FairShare, ShareRemainder, MSS), or what the floor leaves if that is more. Nothing, if
+    /// it would be a crumb and an acknowledgement is due that makes it more.
+    pub(super) fn allowance(&mut self, id: AccountId, wanted: usize, mss: usize) -> usize {
+        let outstanding = self.accounts[id].outstanding;
+        let (share, left) = (self.share(), self.remaining());
+        let fair = share.saturating_sub(outstanding);
+        let remainder = (left / (2 * self.due().max(1))).max(1).min(left);
+        let floor = self.floor.saturating_sub(outstanding);
+        let most = wanted.min(mss) as u64;
+        let least = if outstanding == 0 { 1 } else { most.min(share / 4).max(1) };
+        let may = fair.min(remainder).max(floor).min(most);
+        if may < least { 0 } else { may as usize }
+    }
+
+    /// So many were sent.
+    pub(super) fn spend(&mut self, id: AccountId, count: usize) {
+        self.update(id, |account| account.outstanding += count as u64);
+    }
+
+    /// So many were acknowledged.
+    pub(super) fn free(&mut self, id: AccountId, count: u32) -> Result<(), TooMuch> {
+        let count = u64::from(count);
+        if self.accounts[id].outstanding < count {
+            return Err(TooMuch);
+        }
+        self.update(id, |account| account.outstanding -= count);
+        self.changes += 1;
+        Ok(())
+    }
+
+    /// Bytes of one session that were sent and not acknowledged.
+    pub(super) fn outstanding(&self, id: AccountId) -> u64 {
+        self.accounts[id].outstanding
+    }
+
+    /// FairShare, of a session that has nothing outstanding: half of the buffer, divided by those
+    /// that use it.
+    pub(super) fn share(&self) -> u64 {
+        self.total / (2 * self.active.max(1))
+    }
+
+    /// Tokens that nobody has.
+    pub(super) fn remaining(&self) -> u64 {
+        self.total.saturating_sub(self.spent + self.stranded())
+    }
+
+    pub(super) fn total(&self) -> u64 {
+        self.total
+    }
+
+    pub(super) fn active(&self) -> u64 {
+        self.active
+    }
+
+    pub(super) fn stranded(&self) -> u64 {
+        self.stranded.iter().map(|(_, tokens)| tokens).sum()
+    }
+
+    pub(super) fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// What the counts must be, counted.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn check(&mut self) {
+        let spent = |(_, a): (usize, &Account)| a.outstanding.saturating_sub(self.floor);
+        assert_eq!(self.accounts.iter().map(spent).sum::<u64>(), self.spent, "spent");
+        let active = self.accounts.iter().filter(|(_, a)| a.is_active()).count();
+        assert_eq!(active as u64, self.active, "active");
+        let counted = self.count_due();
+        assert_eq!(self.due(), counted, "due");
+        assert_eq!(
+            self.spent + self.stranded() + self.remaining(),
+            self.total,
+            "tokens are conserved"
+        );
+    }
+
+    fn set_total(&mut self, total: u64) {
+        self.total = total;
+        self.due = None;
+        self.changes += 1;
+    }
+
+    /// Changes an account and all counts that depend on it.
+    fn update(&mut self, id: AccountId, change: impl FnOnce(&mut Account)) {
+        let account = &mut self.accounts[id];
+        let before = *account;
+        change(account);
+        let after = *account;
+        let spent = |account: Account| account.outstanding.saturating_sub(self.floor);
+        self.spent = self.spent + spent(after) - spent(before);
+        if before.is_active() != after.is_active() {
+            self.active =
+                self.active + u64::from(after.is_active()) - u64::from(before.is_active());
+            self.due = None;
+            self.changes += u64::from(before.is_active());
+        }
+        let share = self.share();
+        let is_due =
+            |account: Account| u64::from(account.is_active() && account.outstanding < share);
+        self.due = self.due.map(|due| due + is_due(after) - is_due(before));
+    }
+
+    fn due(&mut self) -> u64 {
+        let due = self.due.unwrap_or_else(|| self.count_due());
+        self.due = Some(due);
+        due
+    }
+
+    fn count_due(&self) -> u64 {
+        let share = self.share();
+        let due =
+            |(_, account): &(usize, &Account)| account.is_active() && account.outstanding < share;
+        self.accounts.iter().filter(due).count() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MSS: usize = 1000;
+
+    fn tokens(total: u64, floor: u32) -> Tokens {
+        let mut tokens = Tokens::default();
+        tokens.hello(total, floor);
+        tokens
+    }
+
+    /// Sends all that `id` may, and returns how much that was.
+    fn exhaust(tokens: &mut Tokens, id: AccountId) -> u64 {
+        tokens.set_queued(id, true);
+        loop {
+            match tokens.allowance(id, usize::MAX, MSS) {
+                0 => return tokens.outstanding(id),
+                may => tokens.spend(id, may),
+            }
+            tokens.check();
+        }
+    }
+
+    #[test]
+    fn one_session_alone_has_half_of_the_buffer() {
+        let mut tokens = tokens(100_000, 0);
+        let id = tokens.open();
+        assert_eq!(exhaust(&mut tokens, id), 50_000);
+        assert_eq!(tokens.remaining(), 50_000);
+    }
+
+    #[test]
+    fn sessions_that_send_together_have_the_same_and_half_is_left_for_others() {
+        let mut tokens = tokens(100_000, 0);
+        let ids: Vec<_> = (0..5).map(|_| tokens.open()).collect();
+        ids.iter().for_each(|&id| tokens.set_queued(id, true));
+        ids.iter().for_each(|&id| assert_eq!(exhaust(&mut tokens, id), 10_000));
+        assert_eq!(tokens.remaining(), 50_000);
+    }
+
+    #[test]
+    fn a_late_session_gets_half_of_what_is_left_at_most_in_one_go() {
+        let mut tokens = tokens(100_000, 0);
+        let first = tokens.open();
+        exhaust(&mut tokens, first);
+        let second = tokens.open();
+        tokens.set_queued(second, true);
+        // The first is over its share of 25,000, so the second alone is due.
+        assert_eq!(tokens.allowance(second, usize::MAX, usize::MAX), 25_000);
+    }
+
+    #[test]
+    fn readers_that_have_stopped_leave_each_other_session_its_floor() {
+        let mut tokens = tokens(100_000, 500);
+        for _ in 0..100 {
+            let stopped = tokens.open();
+            exhaust(&mut tokens, stopped);
+        }
+        assert!(tokens.remaining() <= 1000, "{}", tokens.remaining());
+        let id = tokens.open();
+        tokens.set_queued(id, true);
+        let may = tokens.allowance(id, usize::MAX, MSS);
+        assert!(may >= 500, "{may}");
+        tokens.spend(id, may);
+        tokens.free(id, may as u32).unwrap();
+        assert!(tokens.allowance(id, usize::MAX, MSS) >= 500, "and again");
+    }
+
+    #[test]
+    fn no_crumbs_are_sent_while_an_acknowledgement_is_due() {
+        let mut tokens = tokens(100_000, 0);
+        let id = tokens.open();
+        exhaust(&mut tokens, id);
+        tokens.free(id, 10).unwrap();
+        assert_eq!(tokens.allowance(id, 5000, MSS), 0);
+        assert_eq!(tokens.allowance(id, 10, MSS), 10, "but the end of what waits is");
+        tokens.free(id, 990).unwrap();
+        assert_eq!(tokens.allowance(id, 5000, MSS), 1000);
+    }
+
+    #[test]
+    fn a_broken_links_tokens_come_back_when_the_peer_says_so() {
+        let mut tokens = tokens(100_000, 0);
+        let id = tokens.open();
+        exhaust(&mut tokens, id);
+        tokens.strand(id, 7);
+        assert_eq!((tokens.remaining(), tokens.stranded()), (50_000, 50_000));
+        tokens.release(7);
+        assert_eq!((tokens.remaining(), tokens.active()), (100_000, 0));
+        tokens.check();
+    }
+
+    #[test]
+    fn nobody_acknowledges_more_than_was_sent_and_old_grants_do_not_count() {
+        let mut tokens = tokens(100_000, 0);
+        let id = tokens.open();
+        tokens.spend(id, 10);
+        assert_eq!(tokens.free(id, 11), Err(TooMuch));
+        tokens.granted(2, 300_000);
+        tokens.granted(1, 200_000);
+        tokens.hello(50, 0);
+        assert_eq!(tokens.total(), 300_000);
+    }
+}

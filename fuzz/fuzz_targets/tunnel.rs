@@ -1,0 +1,244 @@
+//! Whatever a peer sends: its frames mean the same however the stream is cut, a tunnel that gets
+//! them stays consistent and holds no more than it has promised, and records that were not sealed
+//! are not opened.
+#![no_main]
+
+use std::sync::{Arc, LazyLock};
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use viaduct_fuzz::{Bytes, Steps};
+use viaduct_proto::flow::{Address, Failure};
+use viaduct_proto::keys::{Entropy, SecretKey};
+use viaduct_proto::time::{Duration, Instant};
+use viaduct_proto::tunnel::record::Secure;
+use viaduct_proto::tunnel::wire::{Frame, Hello, Opening, Parser};
+use viaduct_proto::tunnel::{Carrier, Event, Settings, Tunnel};
+
+#[derive(Arbitrary, Debug)]
+struct Input {
+    streams: bool,
+    /// Whether the peer begins as it should.
+    greeted: bool,
+    steps: Steps<Step>,
+}
+
+#[derive(Arbitrary, Debug)]
+enum Step {
+    /// Bytes as they are.
+    Raw {
+        lane: u8,
+        bytes: Bytes,
+    },
+    /// A frame that can be read.
+    Frame {
+        link: bool,
+        session: u8,
+        frame: Kind,
+    },
+    /// This end opens a session and writes.
+    Open {
+        count: u16,
+    },
+    /// It reads what there is, and is done with it or not.
+    Read {
+        done: bool,
+    },
+    /// It resets, or ends, all that it has.
+    Reset,
+    Shutdown,
+    /// Time passes, in milliseconds.
+    Wait {
+        millis: u16,
+    },
+}
+
+#[derive(Arbitrary, Debug)]
+enum Kind {
+    Hello {
+        instance: u8,
+        tokens: u32,
+        floor: u16,
+        sessions: u8,
+    },
+    Grant {
+        number: u8,
+        tokens: u64,
+    },
+    Gone {
+        link: u8,
+    },
+    Ping {
+        any: u64,
+    },
+    /// The right answer, or another.
+    Pong {
+        right: bool,
+    },
+    Leave,
+    Syn {
+        opens: bool,
+    },
+    Data {
+        count: u16,
+    },
+    Fin,
+    FinAck,
+    Rst,
+    Ack {
+        freed: u16,
+    },
+}
+
+fn settings() -> Settings {
+    let (initial, limit, floor) = (20_000, 60_000, 100);
+    Settings { initial, limit, floor, sessions: 8, queue: 4_000, ..Settings::default() }
+}
+
+fuzz_target!(|input: Input| {
+    let carrier = if input.streams { Carrier::Streams } else { Carrier::Stream };
+    let mut tunnel = Tunnel::new(settings(), 1);
+    let mut now = Instant::from_nanos(1_000_000);
+    let links = [tunnel.dial(now, carrier), tunnel.dial(now, carrier)];
+    if input.greeted {
+        let hello = Hello { instance: 2, link: 1, tokens: 10_000, floor: 50, sessions: 8 };
+        feed(&mut tunnel, now, links[0], 0, &emitted(0, &Frame::Hello(hello)));
+    }
+    let (mut sessions, mut pinged) = (Vec::new(), 0);
+    for step in &input.steps.0 {
+        match step {
+            Step::Raw { lane, bytes } => {
+                cut_anywhere(&bytes.0);
+                sealed(&bytes.0);
+                feed(&mut tunnel, now, links[0], u32::from(*lane), &bytes.0);
+            }
+            Step::Frame { link, session, frame } => {
+                let session = match frame {
+                    Kind::Hello { .. } | Kind::Grant { .. } | Kind::Gone { .. } => 0,
+                    Kind::Ping { .. } | Kind::Pong { .. } | Kind::Leave => 0,
+                    _ => u32::from(session % 16) + 1,
+                };
+                let bytes = emitted(session, &framed(frame, pinged));
+                let lane = if input.streams { session } else { 0 };
+                feed(&mut tunnel, now, links[usize::from(*link)], lane, &bytes);
+            }
+            Step::Open { count } => {
+                if let Some(id) = tunnel.open(Address::Name("a".into(), 1), None) {
+                    tunnel.write(now, id, vec![7; usize::from(*count)].into());
+                    sessions.push(id);
+                }
+            }
+            Step::Read { done } => {
+                for &id in &sessions {
+                    while let Some(bytes) = tunnel.read(id) {
+                        tunnel.consumed(now, id, if *done { bytes.len() } else { 0 });
+                    }
+                }
+            }
+            Step::Reset => sessions.drain(..).for_each(|id| tunnel.reset(id, Failure::Reset)),
+            Step::Shutdown => sessions.iter().for_each(|&id| tunnel.shutdown(id)),
+            Step::Wait { millis } => {
+                now += Duration::from_millis(u64::from(*millis));
+                tunnel.handle_timeout(now);
+            }
+        }
+        while let Some(event) = tunnel.poll_event() {
+            if let Event::Opened { id, .. } = event {
+                tunnel.accept(id);
+                sessions.push(id);
+            }
+        }
+        let mut out = Vec::new();
+        while let Some((link, _)) = tunnel.poll_transmit(now, &mut out) {
+            // All that it sends can be read.
+            let mut parser = Parser::default();
+            let mut rest = &out[..];
+            while let Some((_, frame)) = parser.next(&mut rest).expect("frames") {
+                if let (Frame::Ping(any), true) = (frame, link == links[0]) {
+                    pinged = any;
+                }
+            }
+            assert!(parser.is_between());
+            out.clear();
+        }
+        tunnel.check();
+        let most = settings().limit + 2 * 16 * u64::from(settings().floor);
+        assert!(tunnel.stats().held <= most);
+    }
+});
+
+/// Gives the tunnel bytes in two pieces.
+fn feed(tunnel: &mut Tunnel, now: Instant, link: u32, lane: u32, bytes: &[u8]) {
+    let (first, second) = bytes.split_at(bytes.len() / 2);
+    tunnel.handle_bytes(now, link, lane, first);
+    tunnel.handle_bytes(now, link, lane, second);
+}
+
+fn framed(kind: &Kind, pinged: u64) -> Frame<'static> {
+    const BYTES: [u8; 16_384] = [9; 16_384];
+    match *kind {
+        Kind::Hello { instance, tokens, floor, sessions } => Frame::Hello(Hello {
+            instance: u64::from(instance),
+            link: 1,
+            tokens: u64::from(tokens),
+            floor: u32::from(floor),
+            sessions: u32::from(sessions),
+        }),
+        Kind::Grant { number, tokens } => Frame::Grant { number: number.into(), tokens },
+        Kind::Gone { link } => Frame::Gone(u32::from(link % 4)),
+        Kind::Ping { any } => Frame::Ping(any),
+        Kind::Pong { right } => Frame::Pong(if right { pinged } else { pinged / 2 }),
+        Kind::Leave => Frame::Leave,
+        Kind::Syn { opens } => Frame::Syn(opens.then(|| {
+            let to = Address::Name("host.example".into(), 80);
+            Box::new(Opening { to, source: "[::1]:9".parse().ok() })
+        })),
+        Kind::Data { count } => Frame::Data(&BYTES[..usize::from(count % 16_384) + 1]),
+        Kind::Fin => Frame::Fin,
+        Kind::FinAck => Frame::FinAck,
+        Kind::Rst => Frame::Rst(Failure::Denied),
+        Kind::Ack { freed } => Frame::Ack(u32::from(freed)),
+    }
+}
+
+fn emitted(session: u32, frame: &Frame<'_>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    frame.emit(session, &mut bytes);
+    bytes
+}
+
+/// What a stream says, data put together, up to its first error.
+fn meaning<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<String>, Vec<u8>) {
+    let (mut parser, mut said, mut data) = (Parser::default(), Vec::new(), Vec::new());
+    for mut piece in pieces {
+        loop {
+            match parser.next(&mut piece) {
+                Ok(Some((_, Frame::Data(bytes)))) => data.extend_from_slice(bytes),
+                Ok(Some((session, frame))) => said.push(format!("{session} {frame:?}")),
+                Ok(None) => break,
+                Err(error) => {
+                    said.push(error.to_string());
+                    return (said, data);
+                }
+            }
+        }
+    }
+    (said, data)
+}
+
+fn cut_anywhere(bytes: &[u8]) {
+    let whole = meaning(std::iter::once(bytes));
+    assert_eq!(whole, meaning(bytes.chunks(1)));
+    assert_eq!(whole, meaning(bytes.chunks(5)));
+}
+
+/// Nobody opens what was not sealed, and no handshake is done with bytes that anybody sent.
+fn sealed(bytes: &[u8]) {
+    static KEYS: LazyLock<[SecretKey; 2]> =
+        LazyLock::new(|| [1, 2].map(|n| SecretKey::from_bytes([n; 32])));
+    let entropy: Entropy = Arc::new(|out: &mut [u8]| out.fill(5));
+    let mut listener = Secure::listen(&KEYS[0], vec![KEYS[1].public()], entropy);
+    listener.inbox().extend_from_slice(bytes);
+    let _ = listener.open(&mut Vec::new(), |_| panic!("opened"));
+    assert!(!listener.is_up());
+}
