@@ -61,10 +61,7 @@ enum Kind {
         floor: u16,
         sessions: u8,
     },
-    Grant {
-        number: u8,
-        tokens: u64,
-    },
+    Grant { tokens: u64 },
     Gone {
         link: u8,
     },
@@ -184,7 +181,7 @@ fn framed(kind: &Kind, pinged: u64) -> Frame<'static> {
             floor: u32::from(floor),
             sessions: u32::from(sessions),
         }),
-        Kind::Grant { number, tokens } => Frame::Grant { number: number.into(), tokens },
+        Kind::Grant { tokens } => Frame::Grant(tokens),
         Kind::Gone { link } => Frame::Gone(u32::from(link % 4)),
         Kind::Ping { any } => Frame::Ping(any),
         Kind::Pong { right } => Frame::Pong(if right { pinged } else { pinged / 2 }),

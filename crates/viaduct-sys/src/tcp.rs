@@ -159,6 +159,15 @@ pub fn pace(stream: impl AsFd, bytes: u64) -> io::Result<()> {
     os::setsockopt(stream.as_fd(), libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, &bytes)
 }
 
+/// Has the kernel take no more while so many bytes wait that were not sent once
+/// (`TCP_NOTSENT_LOWAT`): what is written next need not wait behind them.
+///
+/// # Errors
+/// None are known.
+pub fn set_unsent_most(socket: impl AsFd, bytes: i32) -> io::Result<()> {
+    os::setsockopt(socket.as_fd(), libc::SOL_TCP, libc::TCP_NOTSENT_LOWAT, &bytes)
+}
+
 /// How a connection across a long link is set up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LongHaul {
@@ -218,10 +227,13 @@ fn apply(socket: BorrowedFd<'_>, v4: bool, options: TcpOptions) -> io::Result<()
         os::setsockopt(socket, libc::SOL_TCP, TCP_SAVE_SYN, &1)?;
     }
     if let Some(bytes) = options.send_buffer {
-        sockopt::set_socket_send_buffer_size(socket, bytes)?;
+        // Beyond the system's limit, if we may.
+        sockopt::set_socket_send_buffer_size_force(socket, bytes)
+            .or_else(|_| sockopt::set_socket_send_buffer_size(socket, bytes))?;
     }
     if let Some(bytes) = options.receive_buffer {
-        sockopt::set_socket_recv_buffer_size(socket, bytes)?;
+        sockopt::set_socket_recv_buffer_size_force(socket, bytes)
+            .or_else(|_| sockopt::set_socket_recv_buffer_size(socket, bytes))?;
     }
     if let Some(quiet) = options.keep_alive {
         // The kernel counts seconds.

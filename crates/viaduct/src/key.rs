@@ -64,7 +64,11 @@ fn refused(out: &Path, error: io::Error) -> anyhow::Error {
     }
 }
 
-fn read(file: &Path) -> Result<SecretKey> {
+/// Reads a secret key's file.
+///
+/// # Errors
+/// It cannot be read, or holds no key.
+pub fn read(file: &Path) -> Result<SecretKey> {
     let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
     text.parse().with_context(|| file.display().to_string())
 }

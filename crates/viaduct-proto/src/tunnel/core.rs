@@ -151,7 +151,7 @@ impl Tunnel {
     }
 
     /// Opens a session to `to`, for `source`, on the least loaded link; bytes may be written at
-    /// once. `None` if there is no link, or each has as many as the peer takes.
+    /// once. `None` if no link is up, or each has as many as the peer takes.
     pub fn open(&mut self, to: Address, source: Option<SocketAddr>) -> Option<SessionId> {
         let vacant = self.links.values_mut().filter(|mux| mux.vacant() > 0);
         let mux = vacant.min_by_key(|mux| mux.load())?;
@@ -215,7 +215,7 @@ impl Tunnel {
             tokens: tokens.total(),
             tokens_left: tokens.remaining(),
             tokens_stranded: tokens.stranded(),
-            room: room.total().1,
+            room: room.total(),
             held: room.held(),
             delay,
         }

@@ -15,7 +15,6 @@ pub(super) struct Room {
     limit: u64,
     total: u64,
     floor: u64,
-    grants: u32,
     /// Bytes that were received and not acknowledged, floors not counted.
     taken: u64,
     /// All that were received and not acknowledged.
@@ -37,7 +36,6 @@ impl Room {
             limit,
             total: initial.min(limit),
             floor: u64::from(floor),
-            grants: 0,
             taken: 0,
             held: 0,
             since: None,
@@ -46,9 +44,9 @@ impl Room {
         }
     }
 
-    /// All tokens, and the number of the grant that told of them, if one did.
-    pub(super) fn total(&self) -> (u32, u64) {
-        (self.grants, self.total)
+    /// All tokens.
+    pub(super) fn total(&self) -> u64 {
+        self.total
     }
 
     /// Bytes received and not yet acknowledged.
@@ -93,10 +91,7 @@ impl Room {
         // Never less: what was promised cannot be taken back, and costs nothing while unused.
         let total = needed.min(self.limit);
         let grows = total > self.total;
-        if grows {
-            self.total = total;
-            self.grants += 1;
-        }
+        self.total = self.total.max(total);
         grows
     }
 
@@ -135,7 +130,7 @@ mod tests {
             room.measure(now, RTT);
         }
         let product = 12_500_000.0 / 10.0;
-        let ratio = room.total().1 as f64 / product;
+        let ratio = room.total() as f64 / product;
         assert!((3.9..4.2).contains(&ratio), "{ratio}");
     }
 
@@ -146,11 +141,11 @@ mod tests {
         room.measure(Instant::ZERO, RTT);
         assert!(!room.measure(Instant::ZERO + RTT / 2, RTT), "too early");
         assert!(room.measure(Instant::ZERO + RTT, RTT));
-        assert_eq!(room.total(), (1, 180_000), "twice what stands");
+        assert_eq!(room.total(), 180_000, "twice what stands");
         room.receive(90_000, 90_000).unwrap();
         room.measure(Instant::ZERO + RTT * 2, RTT);
         room.measure(Instant::ZERO + RTT * 3, RTT);
-        assert_eq!(room.total().1, 250_000, "the limit");
+        assert_eq!(room.total(), 250_000, "the limit");
         assert_eq!(room.receive(180_000, 70_001), Err(Overrun));
         assert_eq!(room.receive(180_000, 70_000), Ok(()));
     }

@@ -59,6 +59,7 @@ impl World {
             rng: Rng::from_seed(5),
         };
         (0..links).for_each(|_| world.dial());
+        world.run(Duration::from_secs(1));
         world
     }
 
@@ -404,6 +405,7 @@ fn sessions_of_a_broken_link_are_reset_and_its_tokens_come_back() {
     world.bulk(&ids, Duration::from_millis(300));
     assert_eq!(world.ends[1].stats().links, 1, "told by GONE on the other link");
     world.dial();
+    world.run(Duration::from_millis(100));
     let late = world.open(0).unwrap();
     assert_eq!(late.link, 3, "the least loaded one");
     world.write(0, late, 5_000);
@@ -427,6 +429,7 @@ fn a_peer_that_was_started_again_is_served_anew() {
     world.ends[0].remove_link(1);
     world.ends[1] = Tunnel::new(small(), 77);
     world.dial();
+    world.run(Duration::from_millis(100));
     let id = world.open(0).unwrap();
     world.write(0, id, 20_000);
     world.settle();

@@ -8,8 +8,6 @@ use slab::Slab;
 #[derive(Debug, Default)]
 pub(super) struct Tokens {
     total: u64,
-    /// The number of the grant that `total` came with.
-    grant: u32,
     /// What each session may have outstanding besides, so that none is ever left without.
     floor: u64,
     accounts: Slab<Account>,
@@ -49,27 +47,21 @@ impl Account {
 }
 
 impl Tokens {
-    /// The peer has told its total for the first time on a link.
+    /// The peer has told its total on a new link.
     pub(super) fn hello(&mut self, total: u64, floor: u32) {
-        // A later link's HELLO may have been overtaken by a grant on another one.
-        if self.grant == 0 {
-            self.set_total(total);
-        }
+        self.set_total(total);
         self.floor = u64::from(floor);
     }
 
     /// The peer has told a new total.
-    pub(super) fn granted(&mut self, number: u32, total: u64) {
-        if number > self.grant {
-            self.grant = number;
-            self.set_total(total);
-        }
+    pub(super) fn granted(&mut self, total: u64) {
+        self.set_total(total);
     }
 
-    /// The peer was started again: it holds nothing, and numbers its grants anew.
+    /// The peer was started again: it holds nothing, and has given nothing yet.
     pub(super) fn restart(&mut self) {
         self.stranded.clear();
-        self.grant = 0;
+        self.total = 0;
         self.changes += 1;
     }
 
@@ -186,8 +178,10 @@ impl Tokens {
         );
     }
 
+    /// What was once given is not taken back: of totals that overtake each other on several links
+    /// the greatest is the newest.
     fn set_total(&mut self, total: u64) {
-        self.total = total;
+        self.total = self.total.max(total);
         self.due = None;
         self.changes += 1;
     }
@@ -325,8 +319,8 @@ mod tests {
         let id = tokens.open();
         tokens.spend(id, 10);
         assert_eq!(tokens.free(id, 11), Err(TooMuch));
-        tokens.granted(2, 300_000);
-        tokens.granted(1, 200_000);
+        tokens.granted(300_000);
+        tokens.granted(200_000);
         tokens.hello(50, 0);
         assert_eq!(tokens.total(), 300_000);
     }

@@ -5,7 +5,7 @@
 //!
 //!  of the link (session 0)
 //!   1 HELLO    version 1 | instance 8 | link 4 | tokens 8 | floor 4 | sessions 4
-//!   2 GRANT    number 4 | tokens 8
+//!   2 GRANT    tokens 8
 //!   3 GONE     link 4
 //!   4 PING     anything 8
 //!   5 PONG     the same
@@ -51,7 +51,6 @@ const RST: u8 = 20;
 const ACK: u8 = 21;
 
 const HELLO_LEN: usize = 29;
-const GRANT_LEN: usize = 12;
 
 const NONE: u8 = 0;
 const IPV4: u8 = 1;
@@ -87,13 +86,8 @@ pub struct Opening {
 pub enum Frame<'a> {
     /// How the link begins.
     Hello(Hello),
-    /// All tokens from now on; of two the one with the higher number counts.
-    Grant {
-        /// Rises by one with each.
-        number: u32,
-        /// As in the HELLO.
-        tokens: u64,
-    },
+    /// All tokens from now on, as in the HELLO; never fewer than before.
+    Grant(u64),
     /// The sender holds nothing any more of a link that broke.
     Gone(u32),
     /// To be answered.
@@ -228,9 +222,8 @@ fn head(bytes: &[u8]) -> Result<(u8, u32, usize), Malformed> {
     };
     let fits = match kind {
         HELLO => length == HELLO_LEN,
-        GRANT => length == GRANT_LEN,
         GONE | ACK => length == 4,
-        PING | PONG => length == 8,
+        GRANT | PING | PONG => length == 8,
         LEAVE | FIN | FINACK => length == 0,
         SYN => length <= MOST_BODY,
         DATA => (1..=MOST_DATA).contains(&length),
@@ -251,7 +244,7 @@ fn body<'a>(kind: u8, bytes: &[u8]) -> Result<Frame<'a>, Malformed> {
     let length = Malformed::Length { kind, length: bytes.len() };
     let frame = match kind {
         HELLO => hello(&mut rest)?,
-        GRANT => grant(&mut rest),
+        GRANT => taken(&mut rest).map(|tokens| Frame::Grant(u64::from_be_bytes(tokens))),
         GONE => taken(&mut rest).map(|link| Frame::Gone(u32::from_be_bytes(link))),
         PING => taken(&mut rest).map(|any| Frame::Ping(u64::from_be_bytes(any))),
         PONG => taken(&mut rest).map(|any| Frame::Pong(u64::from_be_bytes(any))),
@@ -281,11 +274,6 @@ fn hello<'a>(rest: &mut &[u8]) -> Result<Option<Frame<'a>>, Malformed> {
             sessions: u32::from_be_bytes(taken(rest)?),
         }))
     })())
-}
-
-fn grant<'a>(rest: &mut &[u8]) -> Option<Frame<'a>> {
-    let number = u32::from_be_bytes(taken(rest)?);
-    Some(Frame::Grant { number, tokens: u64::from_be_bytes(taken(rest)?) })
 }
 
 fn opening(rest: &mut &[u8]) -> Option<Box<Opening>> {
@@ -361,12 +349,10 @@ impl Frame<'_> {
                 out.extend(hello.floor.to_be_bytes());
                 out.extend(hello.sessions.to_be_bytes());
             }
-            Frame::Grant { number, tokens } => {
-                out.extend(number.to_be_bytes());
-                out.extend(tokens.to_be_bytes());
-            }
             Frame::Gone(number) | Frame::Ack(number) => out.extend(number.to_be_bytes()),
-            Frame::Ping(any) | Frame::Pong(any) => out.extend(any.to_be_bytes()),
+            Frame::Grant(any) | Frame::Ping(any) | Frame::Pong(any) => {
+                out.extend(any.to_be_bytes());
+            }
             Frame::Syn(Some(opening)) => {
                 emit_address(&opening.to, out);
                 match opening.source {
@@ -385,7 +371,7 @@ impl Frame<'_> {
     fn kind(&self) -> u8 {
         match self {
             Frame::Hello(_) => HELLO,
-            Frame::Grant { .. } => GRANT,
+            Frame::Grant(_) => GRANT,
             Frame::Gone(_) => GONE,
             Frame::Ping(_) => PING,
             Frame::Pong(_) => PONG,
@@ -442,7 +428,7 @@ mod tests {
         let hello = Hello { instance: 9, link: 3, tokens: 1 << 40, floor: 4096, sessions: 100 };
         vec![
             (0, Frame::Hello(hello)),
-            (0, Frame::Grant { number: 7, tokens: 1 << 33 }),
+            (0, Frame::Grant(1 << 33)),
             (0, Frame::Gone(2)),
             (0, Frame::Ping(u64::MAX)),
             (0, Frame::Pong(5)),

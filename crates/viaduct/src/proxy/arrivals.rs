@@ -124,19 +124,19 @@ impl Worker {
             Some(key) => key,
             None if self.flows.is_full() => {
                 self.stats.refused.full += 1;
-                return client.reset();
+                return client.reset(Failure::Denied);
             }
             None => match self.begin(&client, &tuple, told, now) {
                 Ok(key) => key,
                 Err(why) => {
                     self.stats.refused.count(why);
-                    return client.reset();
+                    return client.reset(why);
                 }
             },
         };
         if let Some(why) = self.flows.at(key).broken() {
             self.stats.refused.count(why);
-            client.reset();
+            client.reset(why);
             return self.end(key, true);
         }
         if let Err(error) = self.flows.watch(&mut client, key, End::Client) {
@@ -196,7 +196,10 @@ pub(super) fn open(
     limits: &Limits,
     now: Instant,
 ) -> io::Result<Begun> {
-    let Route { to, from, told, carries, via, handlers, rate, haul, .. } = route;
+    let Route { to, from, told, carries, via, handlers, rate, haul, tunnel, source } = route;
+    let outlet = teller.outlet.as_ref().filter(|_| tunnel);
+    // A session cannot be spliced.
+    let handlers = handlers.or_else(|| outlet.map(|_| [].into()));
     let (to, middle) = match handlers {
         None => (to, Middle::Relay(Relay::default())),
         Some(handlers) => match Through::new(handlers, limits.chain_buffer, to.into(), now) {
@@ -204,6 +207,10 @@ pub(super) fn open(
             _ => return Err(io::Error::other("the handlers lead to no address")),
         },
     };
+    if let Some(outlet) = outlet {
+        let server = Leg::Session(outlet.open(to.into(), source));
+        return Ok(Begun { server, middle, first: Vec::new(), via, rate });
+    }
     let (server, first) = match carries {
         None => teller.connect(to, from, options, told)?,
         Some(carries) => teller.carry(to, from, options, carries)?,

@@ -1,7 +1,7 @@
 //! Clients that say where they want to go, by PROXY, SOCKS5 or HTTP CONNECT: what is heard from them
 //! until their flow begins.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use mio::net::TcpStream;
 use tracing::debug;
@@ -14,6 +14,7 @@ use viaduct_sys::tcp;
 
 use super::arrivals::{by_option, open};
 use super::flow::{End, Flow};
+use super::leg::Leg;
 use super::target::{Route, Target, Terms, failure};
 use super::worker::Worker;
 
@@ -67,7 +68,13 @@ impl Worker {
     }
 
     /// A client has said where it wants to go, for itself or for `source`.
-    fn open(&mut self, key: usize, to: Address, source: Option<SocketAddr>, now: Instant) {
+    pub(super) fn open(
+        &mut self,
+        key: usize,
+        to: Address,
+        source: Option<SocketAddr>,
+        now: Instant,
+    ) {
         let flow = self.flows.at(key);
         flow.set_source(source);
         match to {
@@ -96,21 +103,26 @@ impl Worker {
     }
 
     fn go(&mut self, key: usize, to: SocketAddr, now: Instant) {
-        let Target::Asked(terms) = &self.target else { return };
-        if !terms.may_go(to.ip()) {
+        if !self.may_go(key, to.ip()) {
             debug!("nobody may go to {to}");
             return self.refuse(key, Failure::Denied);
         }
         let source = self.flows.at(key).source();
-        let Some(tuple) = self.flows.at(key).asked().map(|asked| asked.tuple) else { return };
-        let told = Addresses { source, destination: to };
-        if let Some(early) = self.started(&tuple, Some(told)) {
-            return self.take_over(early, key, now);
+        // A session has not come by a SYN.
+        if let Some(tuple) = self.flows.at(key).asked().map(|asked| asked.tuple) {
+            let told = Addresses { source, destination: to };
+            if let Some(early) = self.started(&tuple, Some(told)) {
+                return self.take_over(early, key, now);
+            }
         }
-        let Some(route) = Route::by(&self.policies, source, to, None) else {
+        let Some(mut route) = Route::by(&self.policies, source, to, None) else {
             debug!("a policy denies {source} to go to {to}");
             return self.refuse(key, Failure::Denied);
         };
+        if let [Some(Leg::Session(_)), _] = self.flows.at(key).legs() {
+            // It cannot be spliced.
+            route.handlers.get_or_insert_with(|| [].into());
+        }
         let mut begun = match open(route, self.options, &self.teller, &self.limits, now) {
             Ok(begun) => begun,
             Err(error) => return self.refuse(key, failure(&error)),
@@ -132,10 +144,21 @@ impl Worker {
         }
     }
 
+    /// Whether the client of a flow may go to `ip`.
+    fn may_go(&mut self, key: usize, ip: IpAddr) -> bool {
+        let [client, _] = self.flows.at(key).legs();
+        match (client, &self.tunnels, &self.target) {
+            (Some(Leg::Session(_)), Some(tunnels), _) => tunnels.may_go(ip),
+            (_, _, Target::Asked(terms)) => terms.may_go(ip),
+            _ => false,
+        }
+    }
+
     /// Tells a client that its flow will not be, in its language, and ends it.
     pub(super) fn refuse(&mut self, key: usize, why: Failure) {
         self.stats.refused.count(why);
         let flow = self.flows.at(key);
+        flow.set_broken(why);
         let words = flow.asked().map(|asked| asked.preface.answer(Err(why))).unwrap_or_default();
         flow.say(End::Client, &words);
         self.end(key, words.is_empty());

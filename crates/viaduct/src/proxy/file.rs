@@ -147,6 +147,7 @@ impl PolicyTable {
         let plan = Plan {
             deny: self.action == Action::Deny,
             next: self.next.or(otherwise.next.filter(|_| !self.direct)),
+            tunnel: otherwise.tunnel && !self.direct && self.next.is_none(),
             handlers,
             rate: limit.or(otherwise.rate),
         };

@@ -125,6 +125,11 @@ impl Flow {
         Flow { legs: [Some(Leg::Tcp(client)), None], asked, ..Flow::empty(tuple.client, now) }
     }
 
+    /// With a client that has said where it wants to go.
+    pub fn waiting(client: Leg, source: SocketAddr, now: Instant) -> Flow {
+        Flow { legs: [Some(client), None], ..Flow::empty(source, now) }
+    }
+
     fn empty(source: SocketAddr, now: Instant) -> Flow {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Flow {
@@ -275,6 +280,11 @@ impl Flow {
     pub fn check_connected(&mut self, now: Instant) -> io::Result<()> {
         let Some(server) = &self.legs[1] else { return Ok(()) };
         self.connected = server.check_connected()?;
+        if let Some(client) = &self.legs[0]
+            && self.connected
+        {
+            client.accept();
+        }
         if let Middle::Through(through) = &mut self.middle
             && self.connected
         {
@@ -346,7 +356,8 @@ impl Flow {
 
     /// Ends both ends by a reset.
     pub fn reset(&mut self) {
-        self.legs().into_iter().flatten().for_each(Leg::reset);
+        let why = self.broken.unwrap_or(Failure::Reset);
+        self.legs().into_iter().flatten().for_each(|leg| leg.reset(why));
     }
 
     /// Gives back what it holds of what is shared.

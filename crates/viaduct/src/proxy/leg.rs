@@ -6,13 +6,18 @@ use std::net::Shutdown;
 use mio::event::Source;
 use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
+use viaduct_proto::flow::Failure;
 use viaduct_sys::tcp;
+
+use super::tunnels::Session;
 
 /// An end of a flow.
 #[derive(Debug)]
 pub enum Leg {
     /// A connection.
     Tcp(TcpStream),
+    /// A session of a tunnel.
+    Session(Session),
 }
 
 impl Leg {
@@ -20,6 +25,7 @@ impl Leg {
     pub fn tcp(&self) -> Option<&TcpStream> {
         match self {
             Leg::Tcp(stream) => Some(stream),
+            Leg::Session(_) => None,
         }
     }
 
@@ -30,6 +36,10 @@ impl Leg {
                 let all = Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY;
                 stream.register(registry, token, all)
             }
+            Leg::Session(session) => {
+                session.register(token);
+                Ok(())
+            }
         }
     }
 
@@ -39,12 +49,19 @@ impl Leg {
             Leg::Tcp(stream) => {
                 stream.reregister(registry, token, Interest::READABLE | Interest::WRITABLE)
             }
+            Leg::Session(session) => {
+                session.register(token);
+                Ok(())
+            }
         }
     }
 
     /// Whether it is connected by now. `Err`: it never will be.
     pub fn check_connected(&self) -> io::Result<bool> {
-        let Leg::Tcp(stream) = self;
+        let stream = match self {
+            Leg::Tcp(stream) => stream,
+            Leg::Session(session) => return session.check_connected(),
+        };
         if let Some(error) = stream.take_error()? {
             return Err(error);
         }
@@ -58,29 +75,45 @@ impl Leg {
 
     /// Reads what is there; `Some(0)` at the end, `None` if nothing is there now.
     pub fn read(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
-        let Leg::Tcp(stream) = self;
-        unless_blocked(|| stream.read(into))
+        match self {
+            Leg::Tcp(stream) => unless_blocked(|| stream.read(into)),
+            Leg::Session(session) => session.read(into),
+        }
     }
 
     /// Writes what it can of `pieces`; `None` if it takes nothing now.
     pub fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
-        let Leg::Tcp(stream) = self;
-        unless_blocked(|| stream.write_vectored(pieces))
+        match self {
+            Leg::Tcp(stream) => unless_blocked(|| stream.write_vectored(pieces)),
+            Leg::Session(session) => session.write(pieces),
+        }
     }
 
     /// Ends the direction towards it, which may have gone already.
     pub fn shutdown(&mut self) -> io::Result<()> {
-        let Leg::Tcp(stream) = self;
+        let stream = match self {
+            Leg::Tcp(stream) => stream,
+            Leg::Session(session) => return session.shutdown(),
+        };
         match stream.shutdown(Shutdown::Write) {
             Err(error) if error.kind() != io::ErrorKind::NotConnected => Err(error),
             _ => Ok(()),
         }
     }
 
-    /// Has it end by a reset when it is closed.
-    pub fn reset(&mut self) {
-        let Leg::Tcp(stream) = self;
-        let _ = tcp::reset_on_close(&*stream);
+    /// Has it end by a reset when it is closed, and says why where that can be said.
+    pub fn reset(&mut self, why: Failure) {
+        match self {
+            Leg::Tcp(stream) => drop(tcp::reset_on_close(&*stream)),
+            Leg::Session(session) => session.reset(why),
+        }
+    }
+
+    /// Tells it that the other end is there, if it waits for that.
+    pub fn accept(&self) {
+        if let Leg::Session(session) = self {
+            session.accept();
+        }
     }
 }
 

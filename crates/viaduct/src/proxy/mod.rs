@@ -36,6 +36,7 @@ pub mod stats;
 mod target;
 mod tell;
 mod through;
+mod tunnels;
 mod worker;
 
 use std::fs;

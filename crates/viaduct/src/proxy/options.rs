@@ -10,6 +10,7 @@ use viaduct_proto::flow::HandlerSpec;
 
 use super::doors::Door;
 use super::tell::Tell;
+use super::tunnels::settings::TunnelArgs;
 
 /// Options in a file, or on the command line.
 #[derive(Clone, Debug, clap::Args)]
@@ -31,11 +32,12 @@ pub struct ProxyOptions {
 #[derive(Clone, Debug, clap::Args)]
 pub struct ProxyArgs {
     /// Where connections arrive
-    #[arg(short, long, value_name = "ADDRESS:PORT", required_unless_present = "config")]
+    #[arg(short, long, value_name = "ADDRESS:PORT",
+          required_unless_present_any = ["config", "tunnel_listen"])]
     pub(super) listen: Vec<SocketAddr>,
     /// Where they go
     #[arg(short, long, value_name = "ADDRESS:PORT",
-          required_unless_present_any = ["intercept", "expect", "config"])]
+          required_unless_present_any = ["intercept", "expect", "config", "tunnel_listen"])]
     pub(super) to: Option<SocketAddr>,
     /// They go where each client says, in one of these languages
     #[arg(long, value_enum, value_name = "LANGUAGE,...", value_delimiter = ',',
@@ -44,8 +46,8 @@ pub struct ProxyArgs {
     /// Clients that may say so
     #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', requires = "expect")]
     pub(super) allow_from: Vec<IpNet>,
-    /// Servers that they may go to
-    #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', requires = "expect")]
+    /// Servers that they, and sessions that come by tunnels, may go to
+    #[arg(long, value_name = "PREFIX,...", value_delimiter = ',')]
     pub(super) allow_to: Vec<IpNet>,
     /// A file of one line, NAME:PASSWORD, that SOCKS and CONNECT clients must know
     #[arg(long, value_name = "FILE", requires = "expect")]
@@ -62,6 +64,8 @@ pub struct ProxyArgs {
     /// The most that the kernel lets each flow send each way, bits a second
     #[arg(long, value_name = "RATE", value_parser = rate)]
     pub(super) rate: Option<u64>,
+    #[command(flatten)]
+    pub(super) tunnel: TunnelArgs,
     /// Split the connections that pass this machine towards these addresses (tproxy, by nftables);
     /// put back at the end
     #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', conflicts_with = "to")]

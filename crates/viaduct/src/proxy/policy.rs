@@ -17,6 +17,8 @@ pub struct Plan {
     pub deny: bool,
     /// The next hop; straight on without one.
     pub next: Option<SocketAddr>,
+    /// It goes through the tunnel, unless by a hop.
+    pub tunnel: bool,
     /// The handlers that it passes, if any.
     pub handlers: Option<Factories>,
     /// Bits a second that the kernel lets pass each way, if there is a limit.
@@ -107,6 +109,7 @@ impl fmt::Display for Plan {
         }
         match self.next {
             Some(hop) => write!(f, "by {hop}")?,
+            None if self.tunnel => f.write_str("through the tunnel")?,
             None => f.write_str("straight on")?,
         }
         for handler in self.handlers.iter().flat_map(|all| all.iter()) {

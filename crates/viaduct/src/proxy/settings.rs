@@ -19,6 +19,7 @@ use super::options::{Accept, Forwarding, Language, ProxyArgs, ProxyOptions};
 use super::policy::{Far, Plan, Policies};
 use super::target::{Target, Terms};
 use super::tell::Tell;
+use super::tunnels::settings::TunnelSettings;
 use super::worker::Limits;
 
 /// How long a proxy on demand stays without a flow, if nobody says.
@@ -41,6 +42,8 @@ pub struct Settings {
     pub options: TcpOptions,
     /// What keeps it within bounds.
     pub limits: Limits,
+    /// Its tunnels.
+    pub tunnels: Option<TunnelSettings>,
     /// What the kernel is to hand to it.
     pub intercept: Option<Intercept>,
     /// Whether the kernel is to hold SYNs until their server has answered.
@@ -80,7 +83,9 @@ impl Settings {
     }
 
     fn of(args: &ProxyArgs, tables: &[PolicyTable], registry: &Registry) -> Result<Settings> {
-        let port = args.listen.first().map_or(0, SocketAddr::port);
+        let first = args.listen.first().or(args.tunnel.tunnel_listen.as_ref());
+        let port = first.map_or(0, SocketAddr::port);
+        let tunnels = args.tunnel.settings(&args.allow_to)?;
         let name = args.name.clone().unwrap_or_else(|| format!("proxy-{port}"));
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
         if name.is_empty() || name.len() > 32 || !name.chars().all(plain) {
@@ -90,6 +95,7 @@ impl Settings {
         let otherwise = Plan {
             deny: false,
             next: args.next,
+            tunnel: args.tunnel.tunnel.is_some(),
             handlers: file::chain(&args.handler, registry).map_err(|e| anyhow!("handler: {e}"))?,
             rate: args.rate,
         };
@@ -114,6 +120,7 @@ impl Settings {
             target,
             policies: Policies { list, otherwise, far: far(args)? },
             tell: args.tell,
+            tunnels,
             limits: limits(args),
             intercept: intercept(args, port),
             run_dir: args.run_dir.clone(),
@@ -143,6 +150,7 @@ impl Settings {
             ("metrics", self.metrics == new.metrics),
             ("accept, on-demand", (self.holds, self.on_demand) == (new.holds, new.on_demand)),
             ("flows", self.limits.flows == new.limits.flows),
+            ("tunnel", TunnelSettings::is_alike(&self.tunnels, &new.tunnels)),
             ("forward, early-most, early-wait", self.limits.early == new.limits.early),
         ];
         match fixed.iter().find(|(_, same)| !same) {
@@ -168,6 +176,8 @@ fn target(args: &ProxyArgs) -> Result<Target> {
         Some(to) if args.listen.contains(&to) => bail!("to: {to} is this proxy itself"),
         Some(to) => Ok(Target::Fixed(to)),
         None if !args.expect.is_empty() => Ok(Target::Asked(terms(args)?)),
+        // Sessions say where to, and nobody else.
+        None if args.intercept.is_empty() => Ok(Target::Asked(terms(args)?)),
         None => Ok(Target::Meant { keep_client: args.keep_client }),
     }
 }

@@ -62,6 +62,8 @@ pub struct Route {
     pub rate: Option<u64>,
     /// How its connection is set up for a long link, if it crosses it.
     pub haul: Option<LongHaul>,
+    /// It goes through the tunnel.
+    pub tunnel: bool,
 }
 
 impl Target {
@@ -159,12 +161,13 @@ impl Route {
             handlers,
             rate,
             haul,
+            tunnel: plan.tunnel,
         };
         Some(match via {
             None => straight,
             Some(hop) => {
                 let told = Some(Addresses { source: client, destination: to });
-                Route { to: hop, from: None, told, ..straight }
+                Route { to: hop, from: None, told, tunnel: false, ..straight }
             }
         })
     }

@@ -19,6 +19,7 @@ use viaduct_sys::bpf::SynOption;
 use viaduct_sys::tcp::{self, TcpOptions, Telling};
 
 use super::policy::Policies;
+use super::tunnels::Outlet;
 
 /// Ways to tell it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -36,6 +37,8 @@ pub enum Tell {
 pub struct Teller {
     /// What was said; without it the option where it can go, and otherwise the SYN's data.
     tell: Option<Tell>,
+    /// The way into the tunnel, if there is one.
+    pub outlet: Option<Outlet>,
     /// What writes options, once it was needed; nothing if it cannot be had.
     program: OnceCell<Option<SynOption>>,
 }
@@ -46,7 +49,7 @@ impl Teller {
     /// # Errors
     /// It is to write options, and cannot.
     pub fn new(tell: Option<Tell>, policies: &Policies) -> Result<Teller> {
-        let teller = Teller { tell, program: OnceCell::new() };
+        let teller = Teller { tell, outlet: None, program: OnceCell::new() };
         teller.prepare(policies)?;
         Ok(teller)
     }

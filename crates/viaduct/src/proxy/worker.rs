@@ -29,6 +29,7 @@ use super::settings::Settings;
 use super::stats::ProxyStats;
 use super::target::{Target, failure};
 use super::tell::Teller;
+use super::tunnels::{FIRST_TOKEN, Tunnels};
 
 /// Events taken from the kernel at once.
 const EVENTS: usize = 1024;
@@ -103,6 +104,7 @@ pub struct Worker {
     /// Flows that have more to move, after the others had their turn.
     again: Vec<usize>,
     pub(super) resolver: Option<Resolver>,
+    pub(super) tunnels: Option<Tunnels>,
     pub(super) target: Target,
     pub(super) policies: Policies,
     pub(super) options: TcpOptions,
@@ -132,7 +134,7 @@ impl Worker {
             }
             _ => None,
         };
-        let teller = Teller::new(settings.tell, &policies)?;
+        let mut teller = Teller::new(settings.tell, &policies)?;
         let (most, mut wait) = limits.early.unwrap_or_default();
         let (tap, holding) = match doors.syns {
             Syns::Unseen => (None, None),
@@ -154,6 +156,10 @@ impl Worker {
             poll.registry().register(&mut listener, Token(LISTENERS - n), Interest::READABLE)?;
             listeners.push(listener);
         }
+        let tunnels = settings.tunnels.clone();
+        let tunnels = tunnels.map(|of| Tunnels::new(of, poll.registry().try_clone()?, time()));
+        let tunnels = tunnels.transpose()?;
+        teller.outlet = tunnels.as_ref().and_then(Tunnels::outlet);
         let shared = Shared { pipes: Pipes::default(), scratch: vec![0; SCRATCH].into() };
         let worker = Worker {
             early: Early::new(most, wait),
@@ -164,6 +170,7 @@ impl Worker {
             tap,
             holding,
             resolver,
+            tunnels,
             target,
             policies,
             options,
@@ -199,6 +206,7 @@ impl Worker {
             while let Some(key) = self.flows.poll_alarm(now) {
                 self.drive(key, End::Client, false, false, now);
             }
+            self.pump(now);
             if now >= sweep_at {
                 self.sweep(now);
                 sweep_at = now + SWEEP;
@@ -228,7 +236,10 @@ impl Worker {
             match order {
                 Order::Show(reply) => drop(reply.send(self.stats())),
                 Order::Reload(settings) => {
-                    let Settings { target, policies, options, limits, .. } = *settings;
+                    let Settings { target, policies, options, limits, tunnels, .. } = *settings;
+                    if let (Some(running), Some(new)) = (&mut self.tunnels, tunnels) {
+                        running.set_links(new.links, now);
+                    }
                     (self.target, self.policies) = (target, policies);
                     (self.options, self.limits) = (options, limits);
                     if let Err(error) = self.teller.prepare(&self.policies) {
@@ -276,8 +287,11 @@ impl Worker {
 
     /// How long the loop may sleep.
     fn wait(&self) -> Duration {
-        match self.flows.poll_timeout() {
-            _ if !self.again.is_empty() => Duration::ZERO,
+        if !self.again.is_empty() || self.tunnels.as_ref().is_some_and(Tunnels::is_busy) {
+            return Duration::ZERO;
+        }
+        let tunnels = self.tunnels.as_ref().and_then(Tunnels::poll_timeout);
+        match self.flows.poll_timeout().into_iter().chain(tunnels).min() {
             Some(at) => at.since(time()).min(SWEEP),
             None => SWEEP,
         }
@@ -288,6 +302,11 @@ impl Worker {
             SYNS => self.see_syns(now),
             NAMES => self.read_answers(now),
             ORDERS => self.obey(now),
+            Token(n) if (FIRST_TOKEN..=LISTENERS - self.listeners.len()).contains(&n) => {
+                if let Some(tunnels) = &mut self.tunnels {
+                    tunnels.handle(event, now);
+                }
+            }
             Token(n) if n > LISTENERS - self.listeners.len() && n <= LISTENERS => {
                 self.accept(LISTENERS - n, now);
             }

@@ -87,7 +87,7 @@ impl Mux {
         count: usize,
     ) {
         // With many sessions, or little room, each has less of it.
-        let each = cx.room.total().1 / (8 * self.sessions.len().max(1) as u64);
+        let each = cx.room.total() / (8 * self.sessions.len().max(1) as u64);
         let Some(session) = self.sessions.get_mut(&number) else { return };
         let freed = session.consumed(count);
         if freed >= each.clamp(1, ACK_AT_ONCE) {

@@ -21,8 +21,6 @@ use crate::tunnel::wire::{Frame, Hello, Opening, Parser};
 
 /// Frames besides data that may wait: a peer that makes us answer must read the answers.
 const MOST_CONTROL: usize = 64 << 10;
-/// Sessions on a link before the peer has said how many it takes.
-const FIRST_SESSIONS: u32 = 256;
 
 /// How a link carries its frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +80,7 @@ impl Mux {
         now: Instant,
         cx: &Common,
     ) -> Mux {
-        let (_, tokens) = cx.room.total();
+        let tokens = cx.room.total();
         let hello = Hello {
             instance: cx.instance,
             link: number,
@@ -168,7 +166,7 @@ impl Mux {
             }
             (Frame::Hello(_), _) => return Err(LinkError::Protocol("a HELLO out of place")),
             (_, None) => return Err(LinkError::Protocol("a link that begins without a HELLO")),
-            (Frame::Grant { number, tokens }, _) => cx.tokens.granted(number, tokens),
+            (Frame::Grant(tokens), _) => cx.tokens.granted(tokens),
             (Frame::Ping(any), _) => self.control.push_back((0, Frame::Pong(any))),
             (Frame::Pong(at), _) => {
                 if self.pinged.take() != Some(at) {
@@ -207,9 +205,9 @@ impl Mux {
         self.leaving == [true; 2] && self.sessions.is_empty() && self.control.is_empty()
     }
 
-    /// How many more sessions this end may open.
+    /// How many more sessions this end may open; none before the peer has said how many it takes.
     pub(super) fn vacant(&self) -> u32 {
-        let most = self.hello.map_or(FIRST_SESSIONS, |hello| hello.sessions);
+        let most = self.hello.map_or(0, |hello| hello.sessions);
         let most = if self.leaving[0] || self.next > u32::MAX - 2 { 0 } else { most };
         most.saturating_sub(self.open[self.next as usize % 2])
     }
@@ -336,8 +334,7 @@ impl Mux {
             cx.events.push_back(Event::Readable(id));
         }
         if rtt.is_some_and(|rtt| cx.room.measure(now, rtt)) {
-            let (number, tokens) = cx.room.total();
-            self.control.push_back((0, Frame::Grant { number, tokens }));
+            self.control.push_back((0, Frame::Grant(cx.room.total())));
         }
         Ok(())
     }

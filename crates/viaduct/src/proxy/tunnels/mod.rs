@@ -1,0 +1,437 @@
+//! Tunnels of a proxy: flows enter one at its near end, as if it were a server, and leave it at its
+//! far end, as if they were clients'.
+//!
+//! ```text
+//!     flow ─ Leg ─ Session ─┐                        ┌─ Session ─ Leg ─ flow
+//!     flow ─ Leg ─ Session ─┤      ┌── link ──┐      ├─ Session ─ Leg ─ flow
+//!                          Peer ───┤          ├─── Peer
+//!                   (proto::tunnel)└── link ──┘(proto::tunnel)
+//! ```
+//!
+//! | file | noun |
+//! |---|---|
+//! | here | [`Tunnels`]: all of a loop's tunnels, and what carries them |
+//! | [`peer`] | a tunnel to one peer, which its sessions share |
+//! | [`session`] | a flow's end |
+//! | [`stream`] | a link over TCP: records under the sites' keys |
+//! | [`dial`] | when to try again |
+//! | [`pump`] | how the loop drives all this |
+
+mod dial;
+mod peer;
+mod pump;
+mod session;
+pub mod settings;
+mod stream;
+
+use std::cell::RefCell;
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use mio::event::Event;
+use mio::net::TcpListener;
+use mio::{Interest, Registry, Token};
+use ring::rand::{SecureRandom, SystemRandom};
+use slab::Slab;
+use tracing::{debug, info, warn};
+use viaduct_proto::flow::Address;
+use viaduct_proto::keys::{Entropy, PublicKey};
+use viaduct_proto::time::Instant;
+use viaduct_proto::tunnel::wire::{Hello, peek_hello};
+use viaduct_proto::tunnel::{Carrier, Tunnel};
+
+use dial::Slot;
+use peer::Peer;
+use settings::TunnelSettings;
+use stream::Stream;
+
+pub use peer::Arrival;
+pub use session::Session;
+pub use stream::Took;
+
+/// Tokens of tunnels begin here.
+pub const FIRST_TOKEN: usize = usize::MAX / 2;
+const LISTENER: Token = Token(FIRST_TOKEN);
+/// Links' tokens begin here.
+const LINKS: usize = FIRST_TOKEN + 1;
+/// Connections that wait to be accepted.
+const BACKLOG: u32 = 64;
+/// Links that have not shown yet whose they are, at most.
+const STRANGERS: usize = 64;
+/// How long a link may take until it is up.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes read at once.
+const SCRATCH: usize = 256 << 10;
+
+/// A tunnel that several share.
+type SharedPeer = Rc<RefCell<Peer>>;
+
+/// All tunnels of a loop.
+#[derive(Debug)]
+pub struct Tunnels {
+    settings: TunnelSettings,
+    registry: Registry,
+    listener: Option<TcpListener>,
+    links: Slab<Link>,
+    slots: Vec<Slot>,
+    /// Where flows enter.
+    near: Option<SharedPeer>,
+    /// Where they leave.
+    far: Vec<SharedPeer>,
+    scratch: Box<[u8]>,
+}
+
+/// A link, and what it belongs to.
+#[derive(Debug)]
+struct Link {
+    stream: Stream,
+    /// The slot that dials it again.
+    slot: Option<usize>,
+    /// Its tunnel, and its number there, once that is known.
+    place: Option<(SharedPeer, u32)>,
+    /// When it is given up, unless it is up.
+    deadline: Instant,
+}
+
+/// The way into a tunnel.
+#[derive(Clone, Debug)]
+pub struct Outlet(SharedPeer);
+
+impl Outlet {
+    /// Opens a session to `to`, for `source`. It opens as soon as there is a link.
+    pub fn open(&self, to: Address, source: SocketAddr) -> Session {
+        Session::open(&self.0, to, source)
+    }
+}
+
+impl Tunnels {
+    /// Listens, and begins to dial.
+    pub fn new(settings: TunnelSettings, registry: Registry, now: Instant) -> Result<Tunnels> {
+        let listener = settings.listen.map(|at| {
+            let listener = stream::listen(at, BACKLOG, &settings);
+            listener.with_context(|| format!("tunnel-listen: cannot use {at}"))
+        });
+        let mut listener = listener.transpose()?;
+        if let Some(listener) = &mut listener {
+            registry.register(listener, LISTENER, Interest::READABLE)?;
+        }
+        let near = settings.dial.map(|_| new_peer(&settings, settings.peers[0], None));
+        let mut tunnels = Tunnels {
+            slots: Vec::new(),
+            near,
+            registry,
+            listener,
+            links: Slab::new(),
+            far: Vec::new(),
+            scratch: vec![0; SCRATCH].into(),
+            settings,
+        };
+        tunnels.set_links(tunnels.settings.links, now);
+        Ok(tunnels)
+    }
+
+    /// The way into the tunnel that this end dials, if it dials one.
+    pub fn outlet(&self) -> Option<Outlet> {
+        self.near.clone().map(Outlet)
+    }
+
+    /// Whether sessions may leave to `ip`.
+    pub fn may_go(&self, ip: std::net::IpAddr) -> bool {
+        super::policy::holds(&self.settings.allow_to, ip)
+    }
+
+    /// So many links from now on: new ones are dialled, those too many are left.
+    pub fn set_links(&mut self, links: usize, now: Instant) {
+        let Some(near) = &self.near else { return };
+        let wanted = links.max(1);
+        for slot in self.slots.iter_mut().skip(wanted) {
+            slot.retire();
+            if let Some(link) = slot.link.and_then(|key| self.links.get(key))
+                && let Some((_, number)) = &link.place
+            {
+                near.borrow_mut().tunnel.leave(*number);
+            }
+        }
+        self.slots.iter_mut().take(wanted).for_each(|slot| slot.revive(now));
+        while self.slots.len() < wanted {
+            self.slots.push(Slot::new(now));
+        }
+    }
+
+    /// An event of one of its sockets.
+    pub fn handle(&mut self, event: &Event, now: Instant) {
+        let Token(token) = event.token();
+        match token.checked_sub(LINKS) {
+            None => self.accept(now),
+            Some(key) => {
+                let readable = event.is_readable() || event.is_read_closed() || event.is_error();
+                let writable = event.is_writable() || event.is_write_closed() || event.is_error();
+                self.drive(key, readable, writable, now);
+            }
+        }
+    }
+
+    fn accept(&mut self, now: Instant) {
+        while let Some(listener) = &self.listener {
+            let (stream, from) = match listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) => return warn!("accept a link: {error}"),
+            };
+            let strangers = self.links.iter().filter(|(_, link)| link.place.is_none()).count();
+            if strangers >= STRANGERS {
+                debug!("{from}: too many links wait to show whose they are");
+                continue;
+            }
+            let stream = Stream::accepted(stream, &self.settings, entropy());
+            self.add(stream, None, now);
+        }
+    }
+
+    fn add(&mut self, mut stream: Stream, slot: Option<usize>, now: Instant) -> Option<usize> {
+        let entry = self.links.vacant_entry();
+        let key = entry.key();
+        let both = Interest::READABLE | Interest::WRITABLE;
+        if let Err(error) = self.registry.register(stream.source(), Token(LINKS + key), both) {
+            warn!("register a link: {error}");
+            return None;
+        }
+        entry.insert(Link { stream, slot, place: None, deadline: now + PATIENCE });
+        Some(key)
+    }
+
+    /// Reads and writes what can be.
+    fn drive(&mut self, key: usize, readable: bool, writable: bool, now: Instant) {
+        let Some(link) = self.links.get_mut(key) else { return };
+        link.stream.ready(readable, writable);
+        let result = link.receive(&mut self.scratch, now);
+        let result = result.and_then(|_| self.place(key, now)).and_then(|()| {
+            let link = &mut self.links[key];
+            link.stream.flush(now)?;
+            link.set_room();
+            Ok(())
+        });
+        if let Err(error) = result {
+            self.close(key, &error, now);
+        }
+    }
+
+    /// Gives a link that has shown whose it is its place in a tunnel.
+    fn place(&mut self, key: usize, now: Instant) -> io::Result<()> {
+        let link = &mut self.links[key];
+        if link.place.is_some() || !link.stream.is_up() {
+            return Ok(());
+        }
+        let (peer, number) = match (link.slot, &self.near) {
+            (Some(_), Some(near)) => {
+                let number = near.borrow_mut().tunnel.dial(now, Carrier::Stream);
+                (near.clone(), number)
+            }
+            _ => {
+                let hello = peek_hello(&link.stream.plain_in).map_err(io::Error::other)?;
+                let (Some(hello), Some(from)) = (hello, link.stream.peer()) else { return Ok(()) };
+                let peer = self.far_peer(from, hello);
+                if !peer.borrow_mut().tunnel.accept_link(now, hello.link, Carrier::Stream) {
+                    return Err(io::Error::other("a link that is there already"));
+                }
+                (peer, hello.link)
+            }
+        };
+        let link = &mut self.links[key];
+        peer.borrow_mut().keys.insert(number, key);
+        let early = std::mem::take(&mut link.stream.plain_in);
+        peer.borrow_mut().tunnel.handle_bytes(now, number, 0, &early);
+        link.place = Some((peer, number));
+        Ok(())
+    }
+
+    /// The tunnel that a HELLO belongs to; a new one, if it is of a peer that was started since.
+    fn far_peer(&mut self, key: PublicKey, hello: Hello) -> SharedPeer {
+        self.far.retain(|peer| !peer.borrow().is_idle());
+        let same = |peer: &&SharedPeer| peer.borrow().is(key, hello.instance);
+        if let Some(peer) = self.far.iter().find(same) {
+            return peer.clone();
+        }
+        let peer = new_peer(&self.settings, key, Some(hello.instance));
+        self.far.push(peer.clone());
+        peer
+    }
+
+    /// Closes a link; its slot dials again.
+    fn close(&mut self, key: usize, why: &io::Error, now: Instant) {
+        let Some(link) = self.links.try_remove(key) else { return };
+        let up = link.place.is_some();
+        info!(up, "a link of the tunnel is gone: {why}");
+        if let Some((peer, number)) = link.place {
+            let mut peer = peer.borrow_mut();
+            peer.keys.remove(&number);
+            peer.tunnel.remove_link(number);
+        }
+        if let Some(slot) = link.slot {
+            self.slots[slot].failed(up, now);
+        }
+    }
+
+    /// Sends what the tunnels have to send, and closes links that they have done with.
+    pub fn flush(&mut self, now: Instant) {
+        for peer in self.near.iter().chain(&self.far).cloned().collect::<Vec<_>>() {
+            let mut turn = Vec::new();
+            loop {
+                turn.clear();
+                let next = peer.borrow_mut().tunnel.poll_transmit(now, &mut turn);
+                let Some((number, _)) = next else { break };
+                let Some(&key) = peer.borrow().keys.get(&number) else { continue };
+                let link = &mut self.links[key];
+                link.stream.push(&turn);
+                if link.stream.is_full() {
+                    self.send(key, now);
+                }
+            }
+            let keys: Vec<usize> = peer.borrow().keys.values().copied().collect();
+            for key in keys {
+                self.send(key, now);
+            }
+            self.settle(&peer, now);
+        }
+    }
+
+    /// Takes what a tunnel has to tell.
+    fn settle(&mut self, peer: &SharedPeer, now: Instant) {
+        loop {
+            let (down, over) = peer.borrow_mut().settle();
+            if down.is_empty() && over.is_empty() {
+                return;
+            }
+            for (key, why) in down {
+                self.close(key, &io::Error::other(why), now);
+            }
+            for key in over {
+                self.close(key, &io::Error::other("it was left"), now);
+            }
+        }
+    }
+
+    /// Reads on where there was more than one turn takes.
+    pub fn resume(&mut self, now: Instant) {
+        let more = self.links.iter().filter(|(_, link)| link.stream.is_readable());
+        for key in more.map(|(key, _)| key).collect::<Vec<_>>() {
+            self.drive(key, false, false, now);
+        }
+    }
+
+    /// Whether there is something to do before any event.
+    pub fn is_busy(&self) -> bool {
+        let mut peers = self.near.iter().chain(&self.far);
+        self.links.iter().any(|(_, link)| link.stream.is_readable())
+            || peers.any(|peer| !peer.borrow().ready.is_empty())
+    }
+
+    fn send(&mut self, key: usize, now: Instant) {
+        let Some(link) = self.links.get_mut(key) else { return };
+        match link.stream.flush(now) {
+            Ok(()) => link.set_room(),
+            Err(error) => self.close(key, &error, now),
+        }
+    }
+
+    /// The token of a session's end that is ready, and for what.
+    pub fn poll_ready(&mut self) -> Option<(Token, Took)> {
+        self.near.iter().chain(&self.far).find_map(|peer| peer.borrow_mut().ready.pop_front())
+    }
+
+    /// The next session that a peer has opened.
+    pub fn poll_arrival(&mut self) -> Option<Arrival> {
+        self.far.iter().find_map(|peer| {
+            let arrival = peer.borrow_mut().arrivals.pop_front()?;
+            Some(Arrival {
+                session: Session::arrived(peer, arrival.0),
+                to: arrival.1,
+                source: arrival.2,
+            })
+        })
+    }
+
+    /// When [`handle_timeout`](Tunnels::handle_timeout) has something to do.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let peers = self.near.iter().chain(&self.far);
+        let tunnels = peers.filter_map(|peer| peer.borrow().tunnel.poll_timeout());
+        let slots = self.slots.iter().filter_map(Slot::poll_timeout);
+        let early = self.links.iter().filter(|(_, link)| link.place.is_none());
+        tunnels.chain(slots).chain(early.map(|(_, link)| link.deadline)).min()
+    }
+
+    /// Does what is due by now.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        for peer in self.near.iter().chain(&self.far) {
+            let tunnel = &mut peer.borrow_mut().tunnel;
+            if tunnel.poll_timeout().is_some_and(|at| at <= now) {
+                tunnel.handle_timeout(now);
+            }
+        }
+        let late = |(_, link): &(usize, &Link)| link.place.is_none() && link.deadline <= now;
+        let late: Vec<usize> = self.links.iter().filter(late).map(|(key, _)| key).collect();
+        for key in late {
+            self.close(key, &io::ErrorKind::TimedOut.into(), now);
+        }
+        for slot in 0..self.slots.len() {
+            if self.slots[slot].poll_timeout().is_some_and(|at| at <= now) {
+                self.dial(slot, now);
+            }
+        }
+    }
+
+    fn dial(&mut self, slot: usize, now: Instant) {
+        let Some(to) = self.settings.dial else { return };
+        let stream = Stream::dial(to, &self.settings, entropy());
+        match stream {
+            Ok(stream) => {
+                let key = self.add(stream, Some(slot), now);
+                self.slots[slot].dialled(key);
+            }
+            Err(error) => {
+                debug!("dial {to}: {error}");
+                self.slots[slot].failed(false, now);
+            }
+        }
+    }
+}
+
+impl Link {
+    /// Reads what there is, and hands it on.
+    fn receive(&mut self, scratch: &mut [u8], now: Instant) -> io::Result<()> {
+        match &self.place {
+            None => self.stream.receive(scratch, None),
+            Some((peer, number)) => {
+                let tunnel = &mut peer.borrow_mut().tunnel;
+                let mut deliver = |bytes: &[u8]| tunnel.handle_bytes(now, *number, 0, bytes);
+                self.stream.receive(scratch, Some(&mut deliver))
+            }
+        }
+    }
+
+    /// Tells the tunnel whether the link takes more.
+    fn set_room(&self) {
+        if let Some((peer, number)) = &self.place {
+            peer.borrow_mut().tunnel.set_room(*number, self.stream.has_room());
+        }
+    }
+}
+
+fn new_peer(settings: &TunnelSettings, key: PublicKey, instance: Option<u64>) -> SharedPeer {
+    let mut random = [0; 8];
+    entropy()(&mut random);
+    let tunnel = Tunnel::new(settings.core.clone(), u64::from_be_bytes(random));
+    Rc::new(RefCell::new(Peer::new(tunnel, key, instance)))
+}
+
+/// The kernel's random bytes.
+fn entropy() -> Entropy {
+    Arc::new(|out: &mut [u8]| {
+        // Without them nothing here is safe; the kernel always has them once it has started.
+        SystemRandom::new().fill(out).expect("the kernel gives random bytes");
+    })
+}

@@ -1,0 +1,169 @@
+//! A tunnel to one peer, which its sessions' ends share.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::SocketAddr;
+
+use mio::Token;
+use slab::Slab;
+use tracing::info;
+use viaduct_proto::flow::{Address, Failure};
+use viaduct_proto::keys::PublicKey;
+use viaduct_proto::tunnel::{Event, LinkError, SessionId, Tunnel};
+
+use super::session::Session;
+use super::stream::Took;
+
+/// A session that a peer has opened.
+#[derive(Debug)]
+pub struct Arrival {
+    /// Its end here.
+    pub session: Session,
+    /// Where it is to go.
+    pub to: Address,
+    /// Who it is for.
+    pub source: Option<SocketAddr>,
+}
+
+/// The tunnel.
+#[derive(Debug)]
+pub(super) struct Peer {
+    key: PublicKey,
+    /// The instance of a peer that dials; one that is dialled may come back as another.
+    instance: Option<u64>,
+    pub(super) tunnel: Tunnel,
+    /// What carries each link, by the link's number.
+    pub(super) keys: BTreeMap<u32, usize>,
+    pub(super) seats: Slab<Seat>,
+    by_id: HashMap<SessionId, usize>,
+    /// Sessions that wait for a link.
+    waiting: VecDeque<usize>,
+    /// Ends that are ready, and for what.
+    pub(super) ready: VecDeque<(Token, Took)>,
+    /// Sessions that the peer has opened.
+    pub(super) arrivals: VecDeque<(usize, Address, Option<SocketAddr>)>,
+}
+
+/// A session, as its end sees it.
+#[derive(Debug)]
+pub(super) struct Seat {
+    pub(super) id: Option<SessionId>,
+    /// Where it is to go, while it waits for a link.
+    goes: Option<(Address, SocketAddr)>,
+    /// By which the loop knows the end.
+    pub(super) token: Option<Token>,
+    /// Nothing follows what can be read.
+    pub(super) finished: bool,
+    pub(super) broken: Option<Failure>,
+}
+
+impl Peer {
+    pub(super) fn new(tunnel: Tunnel, key: PublicKey, instance: Option<u64>) -> Peer {
+        Peer {
+            key,
+            instance,
+            tunnel,
+            keys: BTreeMap::new(),
+            seats: Slab::new(),
+            by_id: HashMap::new(),
+            waiting: VecDeque::new(),
+            ready: VecDeque::new(),
+            arrivals: VecDeque::new(),
+        }
+    }
+
+    /// Whether it is the tunnel of this peer's instance.
+    pub(super) fn is(&self, key: PublicKey, instance: u64) -> bool {
+        self.key == key && self.instance == Some(instance)
+    }
+
+    /// Whether nothing is left of it.
+    pub(super) fn is_idle(&self) -> bool {
+        self.keys.is_empty() && self.seats.is_empty()
+    }
+
+    /// Opens a session, now or when there is a link.
+    pub(super) fn open(&mut self, to: Address, source: SocketAddr) -> usize {
+        let goes = Some((to, source));
+        let seat = Seat { id: None, goes, token: None, finished: false, broken: None };
+        let number = self.seats.insert(seat);
+        self.waiting.push_back(number);
+        self.open_waiting();
+        number
+    }
+
+    /// An end is gone.
+    pub(super) fn leave(&mut self, number: usize) {
+        if let Some(id) = self.seats.remove(number).id {
+            self.by_id.remove(&id);
+        }
+        self.waiting.retain(|&waiting| waiting != number);
+    }
+
+    fn open_waiting(&mut self) {
+        while let Some(&number) = self.waiting.front() {
+            let seat = &mut self.seats[number];
+            let Some((to, source)) = seat.goes.clone() else { return };
+            let Some(id) = self.tunnel.open(to, Some(source)) else { return };
+            (seat.id, seat.goes) = (Some(id), None);
+            self.by_id.insert(id, number);
+            self.waiting.pop_front();
+            self.tell(number, Took { readable: true, writable: true });
+        }
+    }
+
+    /// Takes what the tunnel has to tell. Returns the links that broke, and those that are over.
+    pub(super) fn settle(&mut self) -> (Vec<(usize, LinkError)>, Vec<usize>) {
+        let mut down = Vec::new();
+        while let Some(event) = self.tunnel.poll_event() {
+            match event {
+                Event::Opened { id, to, source } => {
+                    let seat = Seat {
+                        id: Some(id),
+                        goes: None,
+                        token: None,
+                        finished: false,
+                        broken: None,
+                    };
+                    let number = self.seats.insert(seat);
+                    self.by_id.insert(id, number);
+                    self.arrivals.push_back((number, to, source));
+                }
+                Event::Accepted(_) => {}
+                Event::Readable(id) => self.change(id, true, false, |_| {}),
+                Event::Writable(id) => self.change(id, false, true, |_| {}),
+                Event::Finished(id) => self.change(id, true, false, |seat| seat.finished = true),
+                Event::Reset(id, why) => {
+                    self.change(id, true, true, |seat| seat.broken = Some(why));
+                }
+                Event::LinkUp(link) => {
+                    info!(link, peer = %self.key, "a link of the tunnel is up");
+                    self.open_waiting();
+                }
+                Event::LinkDown(link, why) => {
+                    down.extend(self.keys.remove(&link).map(|key| (key, why)));
+                }
+            }
+        }
+        let over = self.keys.iter().filter(|(link, _)| self.tunnel.is_over(**link));
+        (down, over.map(|(_, key)| *key).collect())
+    }
+
+    fn change(
+        &mut self,
+        id: SessionId,
+        readable: bool,
+        writable: bool,
+        change: impl FnOnce(&mut Seat),
+    ) {
+        let Some(&number) = self.by_id.get(&id) else { return };
+        change(&mut self.seats[number]);
+        self.tell(number, Took { readable, writable });
+    }
+
+    /// Has the loop drive the flow of an end.
+    pub(super) fn tell(&mut self, number: usize, what: Took) {
+        if let Some(token) = self.seats[number].token {
+            self.ready.push_back((token, what));
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! How the loop drives its tunnels: what they have to send, the ends that are ready, and sessions
+//! that arrive.
+
+use mio::Token;
+use viaduct_proto::time::Instant;
+
+use super::{Arrival, Took};
+use crate::proxy::flow::{End, Flow};
+use crate::proxy::leg::Leg;
+use crate::proxy::worker::Worker;
+
+/// Times that the tunnels are driven before the other flows have their turn.
+const ROUNDS: usize = 8;
+
+impl Worker {
+    /// Moves all that can move through tunnels.
+    pub(in crate::proxy) fn pump(&mut self, now: Instant) {
+        let Some(tunnels) = &mut self.tunnels else { return };
+        tunnels.resume(now);
+        tunnels.handle_timeout(now);
+        for _ in 0..ROUNDS {
+            let Some(tunnels) = &mut self.tunnels else { return };
+            tunnels.flush(now);
+            let mut moved = false;
+            while let Some(arrival) = self.tunnels.as_mut().and_then(|of| of.poll_arrival()) {
+                self.admit(arrival, now);
+                moved = true;
+            }
+            while let Some((token, what)) = self.tunnels.as_mut().and_then(|of| of.poll_ready()) {
+                self.drive_session(token, what, now);
+                moved = true;
+            }
+            if !moved {
+                return;
+            }
+        }
+    }
+
+    fn drive_session(&mut self, Token(token): Token, what: Took, now: Instant) {
+        let end = if token % 2 == 0 { End::Client } else { End::Server };
+        self.drive(token / 2, end, what.readable, what.writable, now);
+    }
+
+    /// Takes in a session that a peer has opened.
+    fn admit(&mut self, arrival: Arrival, now: Instant) {
+        let Arrival { session, to, source } = arrival;
+        let unknown = ([0, 0, 0, 0], 0).into();
+        let flow = Flow::waiting(Leg::Session(session), source.unwrap_or(unknown), now);
+        self.stats.accepted += 1;
+        match self.flows.insert(flow) {
+            Some(key) => self.open(key, to, source, now),
+            None => self.stats.refused.full += 1,
+        }
+    }
+}

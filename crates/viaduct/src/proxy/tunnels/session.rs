@@ -1,0 +1,154 @@
+//! A session as an end of a flow.
+
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use mio::Token;
+use viaduct_proto::flow::{Address, Failure};
+use viaduct_proto::time::Instant;
+use viaduct_proto::tunnel::SessionId;
+use viaduct_sys::clock;
+
+use super::SharedPeer;
+use super::stream::Took;
+
+/// The end. Dropped before both directions have ended, it resets the session.
+#[derive(Debug)]
+pub struct Session {
+    peer: SharedPeer,
+    seat: usize,
+    /// What was read from the tunnel, and not yet from here.
+    rest: Bytes,
+    /// The direction towards the peer has ended.
+    shut: bool,
+    /// So has the one from it.
+    ended: bool,
+}
+
+impl Session {
+    pub(super) fn open(peer: &SharedPeer, to: Address, source: SocketAddr) -> Session {
+        let seat = peer.borrow_mut().open(to, source);
+        Session::arrived(peer, seat)
+    }
+
+    pub(super) fn arrived(peer: &SharedPeer, seat: usize) -> Session {
+        Session { peer: Rc::clone(peer), seat, rest: Bytes::new(), shut: false, ended: false }
+    }
+
+    /// Has the loop told by `token`.
+    pub fn register(&self, token: Token) {
+        let mut peer = self.peer.borrow_mut();
+        peer.seats[self.seat].token = Some(token);
+        peer.tell(self.seat, Took { readable: true, writable: true });
+    }
+
+    /// Whether bytes can be written by now: they can before the peer has answered. `Err`: never.
+    pub fn check_connected(&self) -> io::Result<bool> {
+        let peer = self.peer.borrow();
+        let seat = &peer.seats[self.seat];
+        match seat.broken {
+            Some(why) => Err(error(why)),
+            None => Ok(seat.id.is_some()),
+        }
+    }
+
+    /// Tells the peer that the session has got to where it was to go.
+    pub fn accept(&self) {
+        let mut peer = self.peer.borrow_mut();
+        if let Some(id) = peer.seats[self.seat].id {
+            peer.tunnel.accept(id);
+        }
+    }
+
+    /// Reads what is there; `Some(0)` at the end, `None` if nothing is there now.
+    pub fn read(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
+        let id = self.id()?;
+        let mut peer = self.peer.borrow_mut();
+        let mut filled = 0;
+        while filled < into.len() {
+            if self.rest.is_empty() {
+                match peer.tunnel.read(id) {
+                    Some(bytes) => self.rest = bytes,
+                    None => break,
+                }
+            }
+            let count = self.rest.len().min(into.len() - filled);
+            self.rest.copy_to_slice(&mut into[filled..filled + count]);
+            filled += count;
+        }
+        if filled > 0 {
+            peer.tunnel.consumed(now(), id, filled);
+            return Ok(Some(filled));
+        }
+        self.ended = peer.seats[self.seat].finished;
+        Ok(self.ended.then_some(0))
+    }
+
+    /// Writes `pieces`, all of them; `None` if enough waits already.
+    pub fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
+        let id = self.id()?;
+        let tunnel = &mut self.peer.borrow_mut().tunnel;
+        if !tunnel.may_write(id) {
+            return Ok(None);
+        }
+        let length = pieces.iter().map(|piece| piece.len()).sum();
+        let mut bytes = BytesMut::with_capacity(length);
+        pieces.iter().for_each(|piece| bytes.extend_from_slice(piece));
+        match tunnel.write(now(), id, bytes.freeze()) {
+            true => Ok(Some(length)),
+            false => Err(io::ErrorKind::BrokenPipe.into()),
+        }
+    }
+
+    /// Writes no more.
+    pub fn shutdown(&mut self) -> io::Result<()> {
+        self.shut = true;
+        let id = self.id()?;
+        self.peer.borrow_mut().tunnel.shutdown(id);
+        Ok(())
+    }
+
+    /// Ends it, and says why.
+    pub fn reset(&mut self, why: Failure) {
+        if let Ok(id) = self.id() {
+            self.peer.borrow_mut().tunnel.reset(id, why);
+        }
+    }
+
+    /// Its number; an error if it is over, or not yet there.
+    fn id(&self) -> io::Result<SessionId> {
+        let peer = self.peer.borrow();
+        let seat = &peer.seats[self.seat];
+        match (seat.broken, seat.id) {
+            (Some(why), _) => Err(error(why)),
+            (None, id) => id.ok_or_else(|| io::ErrorKind::NotConnected.into()),
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if !(self.shut && self.ended) {
+            self.reset(Failure::Reset);
+        }
+        self.peer.borrow_mut().leave(self.seat);
+    }
+}
+
+fn now() -> Instant {
+    Instant::from_nanos(clock::now())
+}
+
+/// What a failure at the far end is here.
+fn error(why: Failure) -> io::Error {
+    let kind = match why {
+        Failure::Refused => io::ErrorKind::ConnectionRefused,
+        Failure::TimedOut => io::ErrorKind::TimedOut,
+        Failure::Reset => io::ErrorKind::ConnectionReset,
+        Failure::Unreachable => io::ErrorKind::HostUnreachable,
+        Failure::Denied => io::ErrorKind::PermissionDenied,
+    };
+    kind.into()
+}

@@ -1,0 +1,133 @@
+//! What the tunnels of a proxy need to know.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+use ipnet::IpNet;
+use viaduct_proto::keys::{PublicKey, SecretKey};
+use viaduct_proto::tunnel::Settings;
+
+/// The tunnels of a proxy.
+#[derive(Clone, Debug)]
+pub struct TunnelSettings {
+    /// This site's key.
+    pub secret: SecretKey,
+    /// Those whose links are accepted; the first is the one that is dialled.
+    pub peers: Vec<PublicKey>,
+    /// Where links arrive.
+    pub listen: Option<SocketAddr>,
+    /// Where they are dialled to.
+    pub dial: Option<SocketAddr>,
+    /// How many are dialled.
+    pub links: usize,
+    /// What carries those.
+    pub carrier: CarrierKind,
+    /// The congestion control of TCP links; the system's if not given.
+    pub congestion: Option<String>,
+    /// Servers that sessions may leave to.
+    pub allow_to: Vec<IpNet>,
+    /// Buffers and times.
+    pub core: Settings,
+}
+
+/// What carries a tunnel's links.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum CarrierKind {
+    /// TCP, all sessions of a link in one stream
+    #[default]
+    Tcp,
+    /// QUIC, each session in a stream of its own
+    Quic,
+}
+
+/// What `viaduct proxy` may be told of tunnels.
+#[derive(Clone, Debug, clap::Args)]
+pub struct TunnelArgs {
+    /// Flows go through a tunnel, whose far end listens here
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        requires = "key",
+        requires = "peer",
+        conflicts_with = "next"
+    )]
+    pub tunnel: Option<SocketAddr>,
+    /// Where tunnels arrive; their sessions leave here, to --allow-to
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        requires = "key",
+        requires = "peer",
+        requires = "allow_to"
+    )]
+    pub tunnel_listen: Option<SocketAddr>,
+    /// The file with this site's secret key, from `viaduct key new`
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
+    /// The public key of the tunnel's other end; where tunnels arrive, may be repeated
+    #[arg(long, value_name = "PUBLICKEY")]
+    pub peer: Vec<PublicKey>,
+    /// Links that the tunnel goes over
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub links: u16,
+    /// What carries them
+    #[arg(long, value_enum, default_value_t = CarrierKind::Tcp)]
+    pub carrier: CarrierKind,
+    /// The congestion control of TCP links, such as cubic or bbr; the system's if not given
+    #[arg(long, value_name = "NAME")]
+    pub congestion: Option<String>,
+    /// Bytes that a tunnel's other end may have sent and we not yet passed on, at most; four times
+    /// the path's bandwidth-delay product lets one session fill it
+    #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
+    pub tunnel_buffer: u64,
+}
+
+impl TunnelArgs {
+    /// The tunnels that are asked for, if any.
+    ///
+    /// # Errors
+    /// What is wrong, and what would be right.
+    pub fn settings(&self, allow_to: &[IpNet]) -> Result<Option<TunnelSettings>> {
+        let (Some(file), true) = (&self.key, self.tunnel.or(self.tunnel_listen).is_some()) else {
+            return Ok(None);
+        };
+        if self.tunnel.is_some() && self.tunnel_listen.is_none() && self.peer.len() != 1 {
+            bail!("peer: the tunnel has one other end; give its key alone");
+        }
+        let secret = crate::key::read(file)?;
+        if let Some(weak) = self.peer.iter().find(|peer| secret.is_weak(peer)) {
+            bail!("peer: {weak} is no honest site's key");
+        }
+        let core = Settings { limit: self.tunnel_buffer, ..Settings::default() };
+        Ok(Some(TunnelSettings {
+            secret,
+            peers: self.peer.clone(),
+            listen: self.tunnel_listen,
+            dial: self.tunnel,
+            links: usize::from(self.links),
+            carrier: self.carrier,
+            congestion: self.congestion.clone(),
+            allow_to: allow_to.to_vec(),
+            core,
+        }))
+    }
+}
+
+impl TunnelSettings {
+    /// Whether a running proxy can take up `new` instead: only the number of links may differ.
+    pub fn is_alike(old: &Option<TunnelSettings>, new: &Option<TunnelSettings>) -> bool {
+        match (old, new) {
+            (None, None) => true,
+            (Some(old), Some(new)) => {
+                (old.listen, old.dial, old.carrier, &old.congestion, &old.peers)
+                    == (new.listen, new.dial, new.carrier, &new.congestion, &new.peers)
+                    && old.secret == new.secret
+                    && old.allow_to == new.allow_to
+                    && old.core.limit == new.core.limit
+            }
+            _ => false,
+        }
+    }
+}

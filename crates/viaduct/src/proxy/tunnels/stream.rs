@@ -1,0 +1,255 @@
+//! A link over TCP: frames in records under the sites' keys.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use mio::net::{TcpListener, TcpStream};
+use viaduct_proto::keys::{Entropy, PublicKey};
+use viaduct_proto::time::Instant;
+use viaduct_proto::tunnel::record::Secure;
+use viaduct_sys::tcp::{self, TcpOptions};
+
+use super::settings::TunnelSettings;
+
+/// Bytes that each socket may hold: the kernel sends and acknowledges what the path needs, and the
+/// tunnel's tokens bound what is on its way.
+const SOCKET: usize = 64 << 20;
+/// Reads before others have their turn.
+const READS: usize = 4;
+/// What waits in front of the path is about this much of its time.
+const AHEAD: Duration = Duration::from_millis(4);
+/// And between these, in bytes.
+const LEAST_AHEAD: usize = 16 << 10;
+const MOST_AHEAD: usize = 1 << 20;
+/// Over how long the rate is measured.
+const SPAN: Duration = Duration::from_millis(100);
+
+/// What a socket, or an end, is ready for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Took {
+    /// It may be read.
+    pub readable: bool,
+    /// It may be written.
+    pub writable: bool,
+}
+
+/// The link.
+#[derive(Debug)]
+pub(super) struct Stream {
+    stream: TcpStream,
+    secure: Secure,
+    connected: bool,
+    writable: bool,
+    /// It may have something; until a read says that it does not.
+    readable: bool,
+    /// What came before it was known to which tunnel the link belongs.
+    pub(super) plain_in: Vec<u8>,
+    /// Frames to be sealed.
+    plain_out: Vec<u8>,
+    /// Records to be written, and how much of them is.
+    sealed: Vec<u8>,
+    written: usize,
+    ahead: usize,
+    /// Bytes written since a time, for the rate.
+    span: (Instant, u64),
+}
+
+/// Listens for links.
+pub(super) fn listen(
+    at: SocketAddr,
+    backlog: u32,
+    settings: &TunnelSettings,
+) -> io::Result<TcpListener> {
+    let listener = tcp::listen(at, backlog, options())?;
+    if let Some(name) = &settings.congestion {
+        tcp::set_congestion(&listener, name)?;
+    }
+    Ok(TcpListener::from_std(listener))
+}
+
+fn options() -> TcpOptions {
+    TcpOptions { send_buffer: Some(SOCKET), receive_buffer: Some(SOCKET), ..TcpOptions::default() }
+}
+
+impl Stream {
+    /// A link that somebody has dialled.
+    pub(super) fn accepted(
+        stream: TcpStream,
+        settings: &TunnelSettings,
+        entropy: Entropy,
+    ) -> Stream {
+        let _ = stream.set_nodelay(true);
+        let secure = Secure::listen(&settings.secret, settings.peers.clone(), entropy);
+        Stream::new(stream, secure, Vec::new(), true)
+    }
+
+    /// Dials one.
+    pub(super) fn dial(
+        to: SocketAddr,
+        settings: &TunnelSettings,
+        entropy: Entropy,
+    ) -> io::Result<Stream> {
+        let mut first = Vec::new();
+        let secure = Secure::dial(&settings.secret, &settings.peers[0], entropy, &mut first);
+        let secure = secure.map_err(io::Error::other)?;
+        let stream = tcp::connect(to, None, options())?;
+        if let Some(name) = &settings.congestion {
+            tcp::set_congestion(&stream, name)?;
+        }
+        Ok(Stream::new(TcpStream::from_std(stream), secure, first, false))
+    }
+
+    fn new(stream: TcpStream, secure: Secure, sealed: Vec<u8>, connected: bool) -> Stream {
+        let mut stream = Stream {
+            stream,
+            secure,
+            connected,
+            writable: connected,
+            readable: false,
+            plain_in: Vec::new(),
+            plain_out: Vec::new(),
+            sealed,
+            written: 0,
+            ahead: 0,
+            span: (Instant::ZERO, 0),
+        };
+        stream.set_ahead(LEAST_AHEAD);
+        stream
+    }
+
+    pub(super) fn source(&mut self) -> &mut TcpStream {
+        &mut self.stream
+    }
+
+    /// The loop says that it can be read or written.
+    pub(super) fn ready(&mut self, readable: bool, writable: bool) {
+        self.readable |= readable;
+        self.writable |= writable;
+    }
+
+    /// Whether there is more to read, after others had their turn.
+    pub(super) fn is_readable(&self) -> bool {
+        self.readable
+    }
+
+    /// Whether both ends have shown who they are.
+    pub(super) fn is_up(&self) -> bool {
+        self.secure.is_up()
+    }
+
+    /// Who dialled, once that is known.
+    pub(super) fn peer(&self) -> Option<PublicKey> {
+        self.secure.peer()
+    }
+
+    /// Reads what there is, and hands it to `deliver`, or keeps it for later.
+    pub(super) fn receive(
+        &mut self,
+        scratch: &mut [u8],
+        mut deliver: Option<&mut dyn FnMut(&[u8])>,
+    ) -> io::Result<()> {
+        if !self.check_connected()? {
+            return Ok(());
+        }
+        for _ in 0..READS {
+            if !self.readable {
+                break;
+            }
+            let read = match self.stream.read(scratch) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(read) => read,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.readable = false;
+                    break;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
+            self.secure.inbox().extend_from_slice(&scratch[..read]);
+            let plain_in = &mut self.plain_in;
+            let opened = self.secure.open(&mut self.sealed, |bytes| match &mut deliver {
+                Some(deliver) => deliver(bytes),
+                None => plain_in.extend_from_slice(bytes),
+            });
+            opened.map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+
+    /// Adds frames to be sent.
+    pub(super) fn push(&mut self, frames: &[u8]) {
+        self.plain_out.extend_from_slice(frames);
+    }
+
+    /// Whether it is time to write what was added.
+    pub(super) fn is_full(&self) -> bool {
+        self.plain_out.len() >= self.ahead / 2
+    }
+
+    /// Whether the socket takes more.
+    pub(super) fn has_room(&self) -> bool {
+        self.sealed.is_empty()
+    }
+
+    /// Writes what can be written.
+    pub(super) fn flush(&mut self, now: Instant) -> io::Result<()> {
+        if !self.check_connected()? {
+            return Ok(());
+        }
+        if self.is_up() && !self.plain_out.is_empty() {
+            self.secure.seal(&self.plain_out, &mut self.sealed);
+            self.plain_out.clear();
+        }
+        while self.writable && self.written < self.sealed.len() {
+            match self.stream.write(&self.sealed[self.written..]) {
+                Ok(written) => {
+                    self.written += written;
+                    self.measure(written, now);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable = false,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if self.written == self.sealed.len() {
+            self.sealed.clear();
+            self.written = 0;
+        }
+        Ok(())
+    }
+
+    /// Whether TCP's handshake is done.
+    fn check_connected(&mut self) -> io::Result<bool> {
+        if !self.connected {
+            if let Some(error) = self.stream.take_error()? {
+                return Err(error);
+            }
+            self.connected = match self.stream.peer_addr() {
+                Ok(_) => true,
+                Err(error) if error.kind() == io::ErrorKind::NotConnected => false,
+                Err(error) => return Err(error),
+            };
+            self.writable |= self.connected;
+        }
+        Ok(self.connected)
+    }
+
+    /// Follows the rate, so that little waits in the kernel, and never too little.
+    fn measure(&mut self, written: usize, now: Instant) {
+        self.span.1 += written as u64;
+        let elapsed = now.since(self.span.0);
+        if elapsed >= SPAN {
+            let ahead = self.span.1 as f64 * AHEAD.as_secs_f64() / elapsed.as_secs_f64();
+            self.set_ahead((ahead as usize).clamp(LEAST_AHEAD, MOST_AHEAD));
+            self.span = (now, 0);
+        }
+    }
+
+    fn set_ahead(&mut self, ahead: usize) {
+        if ahead.abs_diff(self.ahead) > self.ahead / 8 {
+            self.ahead = ahead;
+            let _ = tcp::set_unsent_most(&self.stream, ahead as i32);
+        }
+    }
+}
