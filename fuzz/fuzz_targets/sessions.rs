@@ -83,6 +83,8 @@ struct World {
     ends: [Tunnel; 2],
     /// What is on its way, by link, sender and lane.
     wires: BTreeMap<u32, [BTreeMap<Lane, Vec<u8>>; 2]>,
+    /// Links that were cut.
+    cut: Vec<u32>,
     carrier: Carrier,
     sessions: BTreeMap<SessionId, Twin>,
 }
@@ -101,6 +103,7 @@ fuzz_target!(|input: Input| {
         now: Instant::ZERO,
         ends: [1, 2].map(|instance| Tunnel::new(settings.clone(), instance)),
         wires: BTreeMap::new(),
+        cut: Vec::new(),
         carrier: if input.streams { Carrier::Streams } else { Carrier::Stream },
         sessions: BTreeMap::new(),
     };
@@ -224,6 +227,7 @@ impl World {
             && let Some(&link) = self.wires.keys().nth(usize::from(link) % self.wires.len())
         {
             self.wires.remove(&link);
+            self.cut.push(link);
             self.ends[first].remove_link(link);
             let on = self.sessions.iter_mut().filter(|(id, _)| id.link == link);
             on.for_each(|(_, twin)| twin.broken = true);
@@ -256,8 +260,11 @@ impl World {
         }
     }
 
-    /// Everything arrives and is read.
+    /// Both ends know of all that broke; everything arrives and is read.
     fn finish(&mut self) {
+        for end in &mut self.ends {
+            self.cut.iter().for_each(|&link| end.remove_link(link));
+        }
         for _ in 0..100 {
             self.transmit();
             for link in self.wires.keys().copied().collect::<Vec<_>>() {

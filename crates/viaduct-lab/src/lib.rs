@@ -23,5 +23,4 @@ pub mod report;
 pub mod shell;
 pub mod stop;
 pub mod topology;
-pub mod tunnels;
 pub mod world;

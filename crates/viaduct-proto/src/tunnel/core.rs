@@ -105,6 +105,18 @@ impl Tunnel {
         }
     }
 
+    /// Nothing follows on a lane of a link, which has several.
+    pub fn handle_lane_end(&mut self, link: u32, lane: Lane) {
+        if let Some(mux) = self.links.get_mut(&link) {
+            mux.lane_ended(&mut self.common, lane);
+        }
+    }
+
+    /// Whether a session is still known: if not, nothing more is sent on its lane.
+    pub fn is_known(&self, id: SessionId) -> bool {
+        self.links.get(&id.link).is_some_and(|mux| mux.sessions.contains_key(&id.number))
+    }
+
     /// Whether a link takes bytes to send. It does at first.
     pub fn set_room(&mut self, link: u32, room: bool) {
         if let Some(mux) = self.links.get_mut(&link) {

@@ -12,6 +12,10 @@
 //! which nobody else can read. A record's number, counted from 0 in each direction, is its nonce;
 //! its length is authenticated with it. The key of a direction is replaced by one derived from it
 //! every 2^20 records, far before AES-GCM wants it.
+//!
+//! Where the stream is part of a secure channel whose ends are not known (QUIC), the handshake alone
+//! is done in it, bound to the channel by a value that only this channel has; what follows is as it
+//! is.
 
 use bytes::{Buf, BytesMut};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
@@ -49,6 +53,8 @@ pub enum RecordError {
 /// A link's handshake, and then its records. Bytes in, bytes out.
 pub struct Secure {
     state: State,
+    /// What follows the handshake is not sealed.
+    bare: bool,
     /// What came and is not a whole message yet.
     inbox: BytesMut,
 }
@@ -84,18 +90,45 @@ impl Secure {
         entropy: Entropy,
         out: &mut Vec<u8>,
     ) -> Result<Secure, RecordError> {
-        let noise = builder(secret, entropy).remote_public_key(peer.as_bytes());
+        Secure::dial_in(&[], secret, peer, entropy, out)
+    }
+
+    /// The same inside a channel that `binding` names; what follows is not sealed.
+    pub fn dial_in(
+        binding: &[u8],
+        secret: &SecretKey,
+        peer: &PublicKey,
+        entropy: Entropy,
+        out: &mut Vec<u8>,
+    ) -> Result<Secure, RecordError> {
+        let prologue = [PROLOGUE, binding].concat();
+        let noise = builder(&prologue, secret, entropy).remote_public_key(peer.as_bytes());
         let mut noise =
             noise.and_then(Builder::build_initiator).map_err(|_| RecordError::Forged)?;
         say(&mut noise, FIRST, out)?;
-        Ok(Secure { state: State::Dialled(Box::new(noise)), inbox: BytesMut::new() })
+        Ok(Secure::new(State::Dialled(Box::new(noise)), binding))
     }
 
     /// Waits for one of `peers` to dial.
     pub fn listen(secret: &SecretKey, peers: Vec<PublicKey>, entropy: Entropy) -> Secure {
-        let noise = builder(secret, entropy).build_responder();
+        Secure::listen_in(&[], secret, peers, entropy)
+    }
+
+    /// The same inside a channel that `binding` names; what follows is not sealed.
+    pub fn listen_in(
+        binding: &[u8],
+        secret: &SecretKey,
+        peers: Vec<PublicKey>,
+        entropy: Entropy,
+    ) -> Secure {
+        let prologue = [PROLOGUE, binding].concat();
+        let noise = builder(&prologue, secret, entropy).build_responder();
         let noise = noise.expect("a key and a pattern are all that it needs");
-        Secure { state: State::Listening(Box::new(noise), peers), inbox: BytesMut::new() }
+        Secure::new(State::Listening(Box::new(noise), peers), binding)
+    }
+
+    fn new(state: State, binding: &[u8]) -> Secure {
+        Secure { state, bare: !binding.is_empty(), inbox: BytesMut::new() }
     }
 
     /// Whether records can be sealed.
@@ -138,7 +171,9 @@ impl Secure {
         out: &mut Vec<u8>,
         deliver: &mut impl FnMut(&[u8]),
     ) -> Result<(), RecordError> {
-        while let Some(head) = self.inbox.first_chunk::<LENGTH>().copied() {
+        while !(self.bare && self.is_up())
+            && let Some(head) = self.inbox.first_chunk::<LENGTH>().copied()
+        {
             let length = usize::from(u16::from_be_bytes(head));
             if !self.state.expects(length) {
                 return Err(RecordError::Length(length));
@@ -163,12 +198,18 @@ impl Secure {
             }
             self.inbox.advance(LENGTH + length);
         }
+        if self.bare && self.is_up() && !self.inbox.is_empty() {
+            deliver(&self.inbox.split());
+        }
         Ok(())
     }
 
     /// Appends records of `plain` to `out`; nothing while the handshake is not done.
     pub fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) {
         if let State::Up(up) = &mut self.state {
+            if self.bare {
+                return out.extend_from_slice(plain);
+            }
             plain.chunks(MOST_RECORD).for_each(|chunk| up.seal.seal(chunk, out));
         }
     }
@@ -242,11 +283,11 @@ fn next_secret(secret: &[u8; 32]) -> [u8; 32] {
     next
 }
 
-fn builder(secret: &SecretKey, entropy: Entropy) -> Builder<'_> {
+fn builder<'a>(prologue: &'a [u8], secret: &'a SecretKey, entropy: Entropy) -> Builder<'a> {
     let params = PATTERN.parse().expect("the pattern is a constant");
     Builder::with_resolver(params, Box::new(Resolver(entropy)))
         .local_private_key(secret.as_bytes())
-        .and_then(|builder| builder.prologue(PROLOGUE))
+        .and_then(|builder| builder.prologue(prologue))
         .expect("each is set once")
 }
 
@@ -324,6 +365,24 @@ mod tests {
         let mut back = Vec::new();
         b.seal(b"and back", &mut back);
         assert_eq!(give(&mut a, &back).unwrap().1, b"and back");
+    }
+
+    #[test]
+    fn inside_a_channel_only_the_handshake_is_done_and_only_in_that_channel() {
+        for (theirs, fits) in [(b"this", true), (b"that", false)] {
+            let mut first = Vec::new();
+            let peer = secret(2).public();
+            let mut a =
+                Secure::dial_in(b"this", &secret(1), &peer, entropy(1), &mut first).unwrap();
+            let peers = vec![secret(1).public()];
+            let mut b = Secure::listen_in(theirs, &secret(2), peers, entropy(2));
+            let answer = give(&mut b, &first);
+            assert_eq!(answer.is_ok(), fits);
+            let Ok((mut answer, _)) = answer else { continue };
+            b.seal(b"plain", &mut answer);
+            assert_eq!(give(&mut a, &answer).unwrap().1, b"plain");
+            assert_eq!(give(&mut a, b"and more").unwrap().1, b"and more");
+        }
     }
 
     #[test]

@@ -31,7 +31,8 @@ pub enum Carrier {
     Streams,
 }
 
-/// Where frames go on a link: 0, or with [`Carrier::Streams`] the number of a session.
+/// Where frames go on a link: 0, or with [`Carrier::Streams`] the number of a session for what it
+/// sends; acknowledgements go by 0.
 pub type Lane = u32;
 
 /// A link.
@@ -130,11 +131,7 @@ impl Mux {
         self.heard = now;
         let mut parser = self.lanes.remove(&lane).unwrap_or_default();
         while let Some((session, frame)) = parser.next(&mut bytes)? {
-            let belongs = match self.carrier {
-                Carrier::Stream => true,
-                Carrier::Streams => session == lane,
-            };
-            if !belongs {
+            if self.lane_of(session, &frame) != lane {
                 return Err(LinkError::Protocol("a frame of another session's stream"));
             }
             match session {
@@ -146,6 +143,23 @@ impl Mux {
             self.lanes.insert(lane, parser);
         }
         if self.control.len() > MOST_CONTROL { Err(LinkError::Deaf) } else { Ok(()) }
+    }
+
+    /// The lane that a frame leaves by. What a receiver tells a sender must not wait behind the
+    /// bytes that it sends itself.
+    fn lane_of(&self, session: u32, frame: &Frame<'_>) -> Lane {
+        match (self.carrier, frame) {
+            (Carrier::Stream, _) | (_, Frame::Ack(_) | Frame::FinAck) => 0,
+            (Carrier::Streams, _) => session,
+        }
+    }
+
+    /// Nothing follows on a lane.
+    pub(super) fn lane_ended(&mut self, cx: &mut Common, lane: Lane) {
+        // The peer may have forgotten the session before our RST came.
+        if self.sessions.get(&lane).is_some_and(|session| session.resetting) {
+            self.forget(cx, lane);
+        }
     }
 
     fn handle_link(

@@ -29,11 +29,8 @@ impl Mux {
             self.control.push_back((0, Frame::Ping(at)));
         }
         let mut lane = None;
-        while let Some((session, _)) = self.control.front() {
-            let next = match self.carrier {
-                Carrier::Stream => 0,
-                Carrier::Streams => *session,
-            };
+        while let Some((session, frame)) = self.control.front() {
+            let next = self.lane_of(*session, frame);
             if *lane.get_or_insert(next) != next {
                 break;
             }
