@@ -13,6 +13,8 @@ use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr;
 
+use rustix::net::sockopt;
+
 use crate::filter::{self, BpfInsn};
 use crate::os;
 
@@ -81,6 +83,18 @@ impl UdpBatch {
         // On an IPv6 socket this governs datagrams to mapped IPv4 addresses.
         os::setsockopt(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, &libc::IP_PMTUDISC_DO)?;
         Ok(UdpBatch { socket, segments: true })
+    }
+
+    /// Has the kernel hold so many bytes in each direction, or as many as it allows.
+    ///
+    /// # Errors
+    /// None are known.
+    pub fn set_buffers(&self, bytes: usize) -> io::Result<()> {
+        sockopt::set_socket_send_buffer_size_force(&self.socket, bytes)
+            .or_else(|_| sockopt::set_socket_send_buffer_size(&self.socket, bytes))?;
+        sockopt::set_socket_recv_buffer_size_force(&self.socket, bytes)
+            .or_else(|_| sockopt::set_socket_recv_buffer_size(&self.socket, bytes))?;
+        Ok(())
     }
 
     /// The address that it is bound to.

@@ -8,8 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use viaduct_lab::binary::use_binary;
-use viaduct_lab::topology::{Chain, Journal};
-use viaduct_lab::tunnels::{TunnelConfig, TunnelPair};
+use viaduct_lab::proxies::Proxy;
+use viaduct_lab::topology::programs::Iperf;
+use viaduct_lab::topology::{Chain, Journal, Node, Scratch};
+use viaduct_proto::keys::SecretKey;
 use viaduct_proto::link::LinkConfig;
 use viaduct_proto::rng::Rng;
 
@@ -17,8 +19,19 @@ const PORT: u16 = 9000;
 
 /// client ── near end ══ tunnel ══ far end ── server
 struct World {
-    pair: TunnelPair,
+    near: Proxy,
+    far: Proxy,
+    _keys: Scratch,
     chain: Chain,
+}
+
+/// A proxy whose key, and whose peer's, are made of these bytes.
+fn proxy(node: &Node, options: &str, keys: &Scratch, [own, peer]: [u8; 2]) -> Proxy {
+    let key = SecretKey::from_bytes([own; 32]).to_text();
+    let file = keys.write(&format!("{own}.key"), key).unwrap();
+    let peer = SecretKey::from_bytes([peer; 32]).public();
+    let options = format!("{options} --key {} --peer {peer}", file.display());
+    Proxy::start(node, &options.split_whitespace().collect::<Vec<_>>()).unwrap()
 }
 
 impl World {
@@ -28,14 +41,12 @@ impl World {
         let near: LinkConfig = "delay=1ms".parse().unwrap();
         let links = [near.clone(), link.parse().unwrap(), near];
         let chain = Chain::build(&links, 1, &Journal::new()).unwrap();
-        let config = TunnelConfig {
-            far: "10.2.0.2".parse().unwrap(),
-            near: "--listen [::]:7000 --intercept 0.0.0.0/0,::/0",
-            allow_to: "10.3.0.2/32,fd00:3::2/128",
-            both,
-        };
-        let pair = TunnelPair::start(&chain.hops()[0], &chain.hops()[1], &config).unwrap();
-        World { pair, chain }
+        let keys = Scratch::new().unwrap();
+        let far = "--tunnel-listen [::]:7100 --allow-to 10.3.0.2/32,fd00:3::2/128";
+        let far = proxy(&chain.hops()[1], &format!("{far} {both}"), &keys, [2, 1]);
+        let near = "--listen [::]:7000 --intercept 0.0.0.0/0,::/0 --tunnel 10.2.0.2:7100";
+        let near = proxy(&chain.hops()[0], &format!("{near} {both}"), &keys, [1, 2]);
+        World { near, far, _keys: keys, chain }
     }
 
     fn addresses(&self) -> Vec<IpAddr> {
@@ -70,7 +81,7 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         if thread::panicking() {
-            eprintln!("near end:\n{}\nfar end:\n{}", self.pair.near.log(), self.pair.far.log());
+            eprintln!("near end:\n{}\nfar end:\n{}", self.near.log(), self.far.log());
         }
     }
 }
@@ -88,15 +99,17 @@ fn rest(stream: &mut TcpStream) -> Vec<u8> {
     data
 }
 
-const CARRIERS: [&str; 1] = ["--carrier tcp"];
+const PATHS: [(&str, f64); 2] =
+    [("rate=200M,delay=50ms,queue=100ms", 200e6), ("rate=1G,delay=30ms,queue=100ms", 1e9)];
+const CARRIERS: [&str; 2] = ["--carrier tcp", "--carrier quic"];
 
 #[test]
 fn every_byte_arrives_and_each_direction_ends_by_itself() {
     for carrier in CARRIERS {
         let world = World::new("delay=5ms", &format!("{carrier} --links 2"));
         for ip in world.addresses() {
+            let listener = world.listen(ip);
             for bytes in [0, 1, 100_000, 20_000_000] {
-                let listener = world.listen(ip);
                 let sent = random(bytes);
                 let (mut client, mut server) = world.pair(&listener);
                 let server = thread::spawn(move || {
@@ -165,6 +178,20 @@ fn resets_and_refusals_are_resets_at_the_other_end() {
 }
 
 #[test]
+fn one_session_fills_a_long_path() {
+    for carrier in CARRIERS {
+        for (link, rate) in PATHS {
+            let world = World::new(link, &format!("{carrier} --congestion bbr"));
+            let iperf = Iperf::tcp("cubic", 6, 5);
+            let report = iperf.run(world.chain.client(), world.chain.server()).unwrap();
+            let share = report.received / rate;
+            eprintln!("{carrier}, {link}: {share:.3} of the link");
+            assert!(share > 0.75, "{share} of {link} by {carrier}");
+        }
+    }
+}
+
+#[test]
 fn a_reader_that_has_stopped_does_not_slow_the_others() {
     for carrier in CARRIERS {
         let world = World::new("rate=50M,delay=10ms", carrier);
@@ -220,7 +247,7 @@ fn a_link_that_breaks_resets_its_sessions_and_comes_back() {
     client.write_all(b"again").unwrap();
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(rest(&mut server), b"again");
-    assert!(world.pair.near.log().contains("is gone"), "{}", world.pair.near.log());
+    assert!(world.near.log().contains("is gone"), "{}", world.near.log());
 }
 
 #[test]
@@ -238,4 +265,37 @@ fn only_those_with_the_right_keys_have_a_tunnel() {
     client.write_all(b"served").unwrap();
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(rest(&mut server), b"served");
+}
+
+#[test]
+fn a_session_over_quic_survives_a_change_of_address() {
+    let world = World::new("delay=5ms", "--carrier quic");
+    let listener = world.listen(world.addresses()[0]);
+    let (mut client, mut server) = world.pair(&listener);
+    let echo = thread::spawn(move || {
+        let mut bytes = [0; 1000];
+        while server.read_exact(&mut bytes).is_ok() {
+            server.write_all(&bytes).unwrap();
+        }
+    });
+    let sent = random(1000);
+    let mut got = [0; 1000];
+    let [near, far] = [0, 1].map(|n| &world.chain.hops()[n]);
+    for round in 0..300 {
+        client.write_all(&sent).unwrap();
+        client.read_exact(&mut got).unwrap();
+        assert!(got == sent[..]);
+        if round == 100 {
+            far.run("ip", &["route", "add", "10.9.0.1/32", "via", "10.2.0.1"]).unwrap();
+            near.run("ip", &["address", "add", "10.9.0.1/32", "dev", "lo"]).unwrap();
+            let to = ["route", "replace", "10.2.0.2/32", "dev", "east", "src", "10.9.0.1"];
+            near.run("ip", &to).unwrap();
+        }
+    }
+    drop(client);
+    echo.join().unwrap();
+    // What came from the old address could not come any more.
+    let seen = far.run("ss", &["--udp", "--all", "--numeric"]).unwrap();
+    assert!(seen.contains(":7100"), "{seen}");
+    assert!(!world.near.log().contains("is gone"), "{}", world.near.log());
 }

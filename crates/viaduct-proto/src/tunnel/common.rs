@@ -128,6 +128,8 @@ pub(super) struct Common {
     pub(super) tokens: Tokens,
     pub(super) room: Room,
     pub(super) events: VecDeque<Event>,
+    /// Sessions that are over, on links with several lanes.
+    pub(super) forgotten: VecDeque<SessionId>,
     pub(super) totals: Totals,
 }
 
@@ -154,6 +156,7 @@ impl Common {
             restarted: false,
             gone: Vec::new(),
             events: VecDeque::new(),
+            forgotten: VecDeque::new(),
             totals: Totals::default(),
         }
     }

@@ -112,9 +112,10 @@ impl Tunnel {
         }
     }
 
-    /// Whether a session is still known: if not, nothing more is sent on its lane.
-    pub fn is_known(&self, id: SessionId) -> bool {
-        self.links.get(&id.link).is_some_and(|mux| mux.sessions.contains_key(&id.number))
+    /// The next session that is over, on a link with several lanes: once what
+    /// [`poll_transmit`](Tunnel::poll_transmit) has for its lane is sent, nothing follows there.
+    pub fn poll_forgotten(&mut self) -> Option<SessionId> {
+        self.common.forgotten.pop_front()
     }
 
     /// Whether a link takes bytes to send. It does at first.

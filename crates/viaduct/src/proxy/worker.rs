@@ -190,7 +190,8 @@ impl Worker {
         let mut events = Events::with_capacity(EVENTS);
         let mut sweep_at = time() + SWEEP;
         loop {
-            match self.poll.poll(&mut events, Some(self.wait())) {
+            let wait = self.wait();
+            match self.poll.poll(&mut events, Some(wait)) {
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => {
                     return Err(error.into());
                 }
@@ -286,11 +287,11 @@ impl Worker {
     }
 
     /// How long the loop may sleep.
-    fn wait(&self) -> Duration {
+    fn wait(&mut self) -> Duration {
         if !self.again.is_empty() || self.tunnels.as_ref().is_some_and(Tunnels::is_busy) {
             return Duration::ZERO;
         }
-        let tunnels = self.tunnels.as_ref().and_then(Tunnels::poll_timeout);
+        let tunnels = self.tunnels.as_mut().and_then(Tunnels::poll_timeout);
         match self.flows.poll_timeout().into_iter().chain(tunnels).min() {
             Some(at) => at.since(time()).min(SWEEP),
             None => SWEEP,

@@ -421,6 +421,9 @@ impl Mux {
             cx.tokens.close(session.account);
             cx.totals.delay.add(&session.delay);
             self.lanes.remove(&number);
+            if self.carrier == Carrier::Streams {
+                cx.forgotten.push_back(self.id(number));
+            }
             self.open[number as usize % 2] -= 1;
         }
     }

@@ -13,18 +13,23 @@
 //! | here | [`Tunnels`]: all of a loop's tunnels, and what carries them |
 //! | [`peer`] | a tunnel to one peer, which its sessions share |
 //! | [`session`] | a flow's end |
-//! | [`stream`] | a link over TCP: records under the sites' keys |
+//! | [`link`] | a link, whatever carries it |
+//! | [`stream`] | over TCP: records under the sites' keys |
+//! | [`quic`] | over QUIC: a stream for each session |
 //! | [`dial`] | when to try again |
 //! | [`pump`] | how the loop drives all this |
 
 mod dial;
+mod link;
 mod peer;
 mod pump;
+mod quic;
 mod session;
 pub mod settings;
 mod stream;
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -42,11 +47,13 @@ use viaduct_proto::flow::Address;
 use viaduct_proto::keys::{Entropy, PublicKey};
 use viaduct_proto::time::Instant;
 use viaduct_proto::tunnel::wire::{Hello, peek_hello};
-use viaduct_proto::tunnel::{Carrier, Tunnel};
+use viaduct_proto::tunnel::{SessionId, Tunnel};
 
 use dial::Slot;
+use link::{Link, Tools, Wire};
 use peer::Peer;
-use settings::TunnelSettings;
+use quic::{Arrived, Endpoint};
+use settings::{CarrierKind, TunnelSettings};
 use stream::Stream;
 
 pub use peer::Arrival;
@@ -56,8 +63,9 @@ pub use stream::Took;
 /// Tokens of tunnels begin here.
 pub const FIRST_TOKEN: usize = usize::MAX / 2;
 const LISTENER: Token = Token(FIRST_TOKEN);
+const DATAGRAMS: Token = Token(FIRST_TOKEN + 1);
 /// Links' tokens begin here.
-const LINKS: usize = FIRST_TOKEN + 1;
+const LINKS: usize = FIRST_TOKEN + 2;
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 64;
 /// Links that have not shown yet whose they are, at most.
@@ -71,11 +79,12 @@ const SCRATCH: usize = 256 << 10;
 type SharedPeer = Rc<RefCell<Peer>>;
 
 /// All tunnels of a loop.
-#[derive(Debug)]
 pub struct Tunnels {
     settings: TunnelSettings,
     registry: Registry,
     listener: Option<TcpListener>,
+    endpoint: Option<Endpoint>,
+    entropy: Entropy,
     links: Slab<Link>,
     slots: Vec<Slot>,
     /// Where flows enter.
@@ -83,18 +92,6 @@ pub struct Tunnels {
     /// Where they leave.
     far: Vec<SharedPeer>,
     scratch: Box<[u8]>,
-}
-
-/// A link, and what it belongs to.
-#[derive(Debug)]
-struct Link {
-    stream: Stream,
-    /// The slot that dials it again.
-    slot: Option<usize>,
-    /// Its tunnel, and its number there, once that is known.
-    place: Option<(SharedPeer, u32)>,
-    /// When it is given up, unless it is up.
-    deadline: Instant,
 }
 
 /// The way into a tunnel.
@@ -119,12 +116,20 @@ impl Tunnels {
         if let Some(listener) = &mut listener {
             registry.register(listener, LISTENER, Interest::READABLE)?;
         }
+        let quic = settings.listen.is_some() || settings.carrier == CarrierKind::Quic;
+        let endpoint = quic.then(|| Endpoint::new(&settings, now)).transpose();
+        let endpoint = endpoint.context("tunnel: QUIC cannot begin")?;
+        if let Some(endpoint) = &endpoint {
+            endpoint.register(&registry, DATAGRAMS)?;
+        }
         let near = settings.dial.map(|_| new_peer(&settings, settings.peers[0], None));
         let mut tunnels = Tunnels {
             slots: Vec::new(),
             near,
             registry,
             listener,
+            endpoint,
+            entropy: entropy(),
             links: Slab::new(),
             far: Vec::new(),
             scratch: vec![0; SCRATCH].into(),
@@ -164,13 +169,17 @@ impl Tunnels {
 
     /// An event of one of its sockets.
     pub fn handle(&mut self, event: &Event, now: Instant) {
-        let Token(token) = event.token();
-        match token.checked_sub(LINKS) {
-            None => self.accept(now),
-            Some(key) => {
+        match event.token() {
+            LISTENER => self.accept(now),
+            DATAGRAMS => self.receive(now),
+            Token(token) => {
+                let key = token - LINKS;
                 let readable = event.is_readable() || event.is_read_closed() || event.is_error();
                 let writable = event.is_writable() || event.is_write_closed() || event.is_error();
-                self.drive(key, readable, writable, now);
+                if let Some(Link { wire: Wire::Stream(stream), .. }) = self.links.get_mut(key) {
+                    stream.ready(readable, writable);
+                    self.drive(key, now);
+                }
             }
         }
     }
@@ -182,71 +191,104 @@ impl Tunnels {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => return warn!("accept a link: {error}"),
             };
-            let strangers = self.links.iter().filter(|(_, link)| link.place.is_none()).count();
-            if strangers >= STRANGERS {
+            if self.is_crowded() {
                 debug!("{from}: too many links wait to show whose they are");
                 continue;
             }
-            let stream = Stream::accepted(stream, &self.settings, entropy());
-            self.add(stream, None, now);
+            let stream = Stream::accepted(stream, &self.settings, self.entropy.clone());
+            self.add(Wire::Stream(stream.into()), None, now);
         }
     }
 
-    fn add(&mut self, mut stream: Stream, slot: Option<usize>, now: Instant) -> Option<usize> {
+    /// Whether no more links are taken before some have shown whose they are.
+    fn is_crowded(&self) -> bool {
+        self.links.iter().filter(|(_, link)| link.place.is_none()).count() >= STRANGERS
+    }
+
+    /// Reads datagrams.
+    fn receive(&mut self, now: Instant) {
+        let crowded = self.is_crowded();
+        let Some(endpoint) = &mut self.endpoint else { return };
+        endpoint.readable = true;
+        let mut driven = BTreeSet::new();
+        for arrived in endpoint.receive(crowded, now) {
+            match arrived {
+                Arrived::For(key, event) => {
+                    if let Some(Link { wire: Wire::Quic(quic), .. }) = self.links.get_mut(key) {
+                        quic.handle_event(event);
+                        driven.insert(key);
+                    }
+                }
+                Arrived::New(quic) => driven.extend(self.add(Wire::Quic(quic), None, now)),
+            }
+        }
+        driven.into_iter().for_each(|key| self.drive(key, now));
+    }
+
+    fn add(&mut self, mut wire: Wire, slot: Option<usize>, now: Instant) -> Option<usize> {
         let entry = self.links.vacant_entry();
         let key = entry.key();
-        let both = Interest::READABLE | Interest::WRITABLE;
-        if let Err(error) = self.registry.register(stream.source(), Token(LINKS + key), both) {
-            warn!("register a link: {error}");
-            return None;
+        match (&mut wire, &mut self.endpoint) {
+            (Wire::Stream(stream), _) => {
+                let both = Interest::READABLE | Interest::WRITABLE;
+                let watched = self.registry.register(stream.source(), Token(LINKS + key), both);
+                watched.inspect_err(|error| warn!("register a link: {error}")).ok()?;
+            }
+            (Wire::Quic(quic), Some(endpoint)) => endpoint.insert(quic, key),
+            (Wire::Quic(_), None) => return None,
         }
-        entry.insert(Link { stream, slot, place: None, deadline: now + PATIENCE });
+        entry.insert(Link { wire, slot, place: None, deadline: now + PATIENCE });
         Some(key)
     }
 
     /// Reads and writes what can be.
-    fn drive(&mut self, key: usize, readable: bool, writable: bool, now: Instant) {
-        let Some(link) = self.links.get_mut(key) else { return };
-        link.stream.ready(readable, writable);
-        let result = link.receive(&mut self.scratch, now);
-        let result = result.and_then(|_| self.place(key, now)).and_then(|()| {
-            let link = &mut self.links[key];
-            link.stream.flush(now)?;
-            link.set_room();
-            Ok(())
+    fn drive(&mut self, key: usize, now: Instant) {
+        let result = self.receive_by(key, now).and_then(|()| self.place(key, now));
+        let result = result.and_then(|placed| {
+            // What came behind the first words is read now.
+            if placed { self.receive_by(key, now) } else { Ok(()) }
         });
-        if let Err(error) = result {
-            self.close(key, &error, now);
+        match result {
+            Ok(()) => self.send(key, now),
+            Err(error) => self.close(key, &error, now),
         }
     }
 
-    /// Gives a link that has shown whose it is its place in a tunnel.
-    fn place(&mut self, key: usize, now: Instant) -> io::Result<()> {
-        let link = &mut self.links[key];
-        if link.place.is_some() || !link.stream.is_up() {
-            return Ok(());
+    fn receive_by(&mut self, key: usize, now: Instant) -> io::Result<()> {
+        let Tunnels { links, endpoint, settings, entropy, scratch, .. } = self;
+        let Some(link) = links.get_mut(key) else { return Ok(()) };
+        let mut tools = Tools { endpoint: endpoint.as_mut(), settings, entropy, scratch };
+        link.receive(&mut tools, now)
+    }
+
+    /// Gives a link that has shown whose it is its place in a tunnel; whether it did.
+    fn place(&mut self, key: usize, now: Instant) -> io::Result<bool> {
+        let Some(link) = self.links.get_mut(key) else { return Ok(false) };
+        if link.place.is_some() || !link.is_up() {
+            return Ok(false);
         }
+        let carrier = link.carrier();
         let (peer, number) = match (link.slot, &self.near) {
             (Some(_), Some(near)) => {
-                let number = near.borrow_mut().tunnel.dial(now, Carrier::Stream);
+                let number = near.borrow_mut().tunnel.dial(now, carrier);
                 (near.clone(), number)
             }
             _ => {
-                let hello = peek_hello(&link.stream.plain_in).map_err(io::Error::other)?;
-                let (Some(hello), Some(from)) = (hello, link.stream.peer()) else { return Ok(()) };
+                let hello = peek_hello(link.early()).map_err(io::Error::other)?;
+                let (Some(hello), Some(from)) = (hello, link.peer()) else { return Ok(false) };
                 let peer = self.far_peer(from, hello);
-                if !peer.borrow_mut().tunnel.accept_link(now, hello.link, Carrier::Stream) {
+                if !peer.borrow_mut().tunnel.accept_link(now, hello.link, carrier) {
                     return Err(io::Error::other("a link that is there already"));
                 }
                 (peer, hello.link)
             }
         };
         let link = &mut self.links[key];
+        let early = std::mem::take(link.early());
         peer.borrow_mut().keys.insert(number, key);
-        let early = std::mem::take(&mut link.stream.plain_in);
         peer.borrow_mut().tunnel.handle_bytes(now, number, 0, &early);
         link.place = Some((peer, number));
-        Ok(())
+        Ok(true)
     }
 
     /// The tunnel that a HELLO belongs to; a new one, if it is of a peer that was started since.
@@ -263,7 +305,8 @@ impl Tunnels {
 
     /// Closes a link; its slot dials again.
     fn close(&mut self, key: usize, why: &io::Error, now: Instant) {
-        let Some(link) = self.links.try_remove(key) else { return };
+        let Some(mut link) = self.links.try_remove(key) else { return };
+        link.close(self.endpoint.as_mut(), &self.registry, now);
         let up = link.place.is_some();
         info!(up, "a link of the tunnel is gone: {why}");
         if let Some((peer, number)) = link.place {
@@ -283,19 +326,31 @@ impl Tunnels {
             loop {
                 turn.clear();
                 let next = peer.borrow_mut().tunnel.poll_transmit(now, &mut turn);
-                let Some((number, _)) = next else { break };
+                let Some((number, lane)) = next else { break };
                 let Some(&key) = peer.borrow().keys.get(&number) else { continue };
                 let link = &mut self.links[key];
-                link.stream.push(&turn);
-                if link.stream.is_full() {
+                link.push(lane, &turn);
+                if link.is_full() {
                     self.send(key, now);
                 }
             }
+            self.end_lanes(&peer);
             let keys: Vec<usize> = peer.borrow().keys.values().copied().collect();
             for key in keys {
                 self.send(key, now);
             }
             self.settle(&peer, now);
+        }
+    }
+
+    /// Ends the lanes of sessions that are over.
+    fn end_lanes(&mut self, peer: &SharedPeer) {
+        loop {
+            let over = peer.borrow_mut().tunnel.poll_forgotten();
+            let Some(SessionId { link, number }) = over else { return };
+            if let Some(&key) = peer.borrow().keys.get(&link) {
+                self.links[key].end(number);
+            }
         }
     }
 
@@ -317,24 +372,27 @@ impl Tunnels {
 
     /// Reads on where there was more than one turn takes.
     pub fn resume(&mut self, now: Instant) {
-        let more = self.links.iter().filter(|(_, link)| link.stream.is_readable());
+        if self.endpoint.as_ref().is_some_and(|endpoint| endpoint.readable) {
+            self.receive(now);
+        }
+        let more = self.links.iter().filter(|(_, link)| link.is_readable());
         for key in more.map(|(key, _)| key).collect::<Vec<_>>() {
-            self.drive(key, false, false, now);
+            self.drive(key, now);
         }
     }
 
     /// Whether there is something to do before any event.
     pub fn is_busy(&self) -> bool {
         let mut peers = self.near.iter().chain(&self.far);
-        self.links.iter().any(|(_, link)| link.stream.is_readable())
+        self.endpoint.as_ref().is_some_and(|endpoint| endpoint.readable)
+            || self.links.iter().any(|(_, link)| link.is_readable())
             || peers.any(|peer| !peer.borrow().ready.is_empty())
     }
 
     fn send(&mut self, key: usize, now: Instant) {
         let Some(link) = self.links.get_mut(key) else { return };
-        match link.stream.flush(now) {
-            Ok(()) => link.set_room(),
-            Err(error) => self.close(key, &error, now),
+        if let Err(error) = link.flush(self.endpoint.as_mut(), now) {
+            self.close(key, &error, now);
         }
     }
 
@@ -356,12 +414,13 @@ impl Tunnels {
     }
 
     /// When [`handle_timeout`](Tunnels::handle_timeout) has something to do.
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        let peers = self.near.iter().chain(&self.far);
+    pub fn poll_timeout(&mut self) -> Option<Instant> {
+        let Tunnels { endpoint, links, near, far, slots, .. } = self;
+        let peers = near.iter().chain(far.iter());
         let tunnels = peers.filter_map(|peer| peer.borrow().tunnel.poll_timeout());
-        let slots = self.slots.iter().filter_map(Slot::poll_timeout);
-        let early = self.links.iter().filter(|(_, link)| link.place.is_none());
-        tunnels.chain(slots).chain(early.map(|(_, link)| link.deadline)).min()
+        let slots = slots.iter().filter_map(Slot::poll_timeout);
+        let links = links.iter_mut().filter_map(|(_, link)| link.poll_timeout(endpoint.as_ref()));
+        tunnels.chain(slots).chain(links).min()
     }
 
     /// Does what is due by now.
@@ -372,10 +431,16 @@ impl Tunnels {
                 tunnel.handle_timeout(now);
             }
         }
-        let late = |(_, link): &(usize, &Link)| link.place.is_none() && link.deadline <= now;
-        let late: Vec<usize> = self.links.iter().filter(late).map(|(key, _)| key).collect();
-        for key in late {
-            self.close(key, &io::ErrorKind::TimedOut.into(), now);
+        let Tunnels { endpoint, links, .. } = self;
+        let due = links.iter_mut().filter_map(|(key, link)| {
+            let at = link.poll_timeout(endpoint.as_ref())?;
+            (at <= now).then_some((key, link.place.is_none() && link.deadline <= now))
+        });
+        for (key, late) in due.collect::<Vec<_>>() {
+            match late {
+                true => self.close(key, &io::ErrorKind::TimedOut.into(), now),
+                false => self.drive(key, now),
+            }
         }
         for slot in 0..self.slots.len() {
             if self.slots[slot].poll_timeout().is_some_and(|at| at <= now) {
@@ -386,37 +451,23 @@ impl Tunnels {
 
     fn dial(&mut self, slot: usize, now: Instant) {
         let Some(to) = self.settings.dial else { return };
-        let stream = Stream::dial(to, &self.settings, entropy());
-        match stream {
-            Ok(stream) => {
-                let key = self.add(stream, Some(slot), now);
+        let wire = match (self.settings.carrier, &mut self.endpoint) {
+            (CarrierKind::Quic, Some(endpoint)) => {
+                endpoint.dial(to, now).map(|quic| Wire::Quic(quic.into()))
+            }
+            _ => Stream::dial(to, &self.settings, self.entropy.clone())
+                .map(|stream| Wire::Stream(stream.into())),
+        };
+        match wire {
+            Ok(wire) => {
+                let key = self.add(wire, Some(slot), now);
                 self.slots[slot].dialled(key);
+                key.into_iter().for_each(|key| self.drive(key, now));
             }
             Err(error) => {
                 debug!("dial {to}: {error}");
                 self.slots[slot].failed(false, now);
             }
-        }
-    }
-}
-
-impl Link {
-    /// Reads what there is, and hands it on.
-    fn receive(&mut self, scratch: &mut [u8], now: Instant) -> io::Result<()> {
-        match &self.place {
-            None => self.stream.receive(scratch, None),
-            Some((peer, number)) => {
-                let tunnel = &mut peer.borrow_mut().tunnel;
-                let mut deliver = |bytes: &[u8]| tunnel.handle_bytes(now, *number, 0, bytes);
-                self.stream.receive(scratch, Some(&mut deliver))
-            }
-        }
-    }
-
-    /// Tells the tunnel whether the link takes more.
-    fn set_room(&self) {
-        if let Some((peer, number)) = &self.place {
-            peer.borrow_mut().tunnel.set_room(*number, self.stream.has_room());
         }
     }
 }

@@ -1,0 +1,175 @@
+//! A link, whatever carries it.
+
+use std::io;
+
+use mio::Registry;
+use viaduct_proto::keys::{Entropy, PublicKey};
+use viaduct_proto::time::Instant;
+use viaduct_proto::tunnel::{Carrier, Lane};
+
+use super::SharedPeer;
+use super::quic::{Endpoint, QuicLink};
+use super::settings::TunnelSettings;
+use super::stream::Stream;
+
+/// What carries a link.
+#[derive(Debug)]
+pub(super) enum Wire {
+    Stream(Box<Stream>),
+    Quic(Box<QuicLink>),
+}
+
+/// A link, and what it belongs to.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) wire: Wire,
+    /// The slot that dials it again.
+    pub(super) slot: Option<usize>,
+    /// Its tunnel, and its number there, once that is known.
+    pub(super) place: Option<(SharedPeer, u32)>,
+    /// When it is given up, unless it is up.
+    pub(super) deadline: Instant,
+}
+
+/// What driving a link takes.
+pub(super) struct Tools<'a> {
+    pub(super) endpoint: Option<&'a mut Endpoint>,
+    pub(super) settings: &'a TunnelSettings,
+    pub(super) entropy: &'a Entropy,
+    pub(super) scratch: &'a mut [u8],
+}
+
+impl Link {
+    pub(super) fn carrier(&self) -> Carrier {
+        match self.wire {
+            Wire::Stream(_) => Carrier::Stream,
+            Wire::Quic(_) => Carrier::Streams,
+        }
+    }
+
+    /// Whether both ends have shown who they are.
+    pub(super) fn is_up(&self) -> bool {
+        match &self.wire {
+            Wire::Stream(stream) => stream.is_up(),
+            Wire::Quic(quic) => quic.is_up(),
+        }
+    }
+
+    /// Who dialled, once that is known.
+    pub(super) fn peer(&self) -> Option<PublicKey> {
+        match &self.wire {
+            Wire::Stream(stream) => stream.peer(),
+            Wire::Quic(quic) => quic.peer(),
+        }
+    }
+
+    /// What came before the link had its place.
+    pub(super) fn early(&mut self) -> &mut Vec<u8> {
+        match &mut self.wire {
+            Wire::Stream(stream) => &mut stream.plain_in,
+            Wire::Quic(quic) => &mut quic.plain_in,
+        }
+    }
+
+    /// Whether there is more to read, after others had their turn.
+    pub(super) fn is_readable(&self) -> bool {
+        matches!(&self.wire, Wire::Stream(stream) if stream.is_readable())
+    }
+
+    /// Reads what there is, and hands it on.
+    pub(super) fn receive(&mut self, tools: &mut Tools<'_>, now: Instant) -> io::Result<()> {
+        let mut tunnel = self.place.as_ref().map(|(peer, number)| (peer.borrow_mut(), *number));
+        let mut deliver = |lane: Lane, bytes: Option<&[u8]>| {
+            let Some((peer, number)) = &mut tunnel else { return };
+            match bytes {
+                Some(bytes) => peer.tunnel.handle_bytes(now, *number, lane, bytes),
+                None => peer.tunnel.handle_lane_end(*number, lane),
+            }
+        };
+        let placed = self.place.is_some();
+        match (&mut self.wire, &mut tools.endpoint) {
+            (Wire::Stream(stream), _) => {
+                let mut deliver = |bytes: &[u8]| deliver(0, Some(bytes));
+                stream.receive(tools.scratch, placed.then_some(&mut deliver))
+            }
+            (Wire::Quic(quic), Some(endpoint)) => {
+                quic.settle(endpoint, tools.settings, tools.entropy, now)?;
+                quic.receive(placed.then_some(&mut deliver))
+            }
+            (Wire::Quic(_), None) => Ok(()),
+        }
+    }
+
+    /// Adds frames to be sent.
+    pub(super) fn push(&mut self, lane: Lane, frames: &[u8]) {
+        match &mut self.wire {
+            Wire::Stream(stream) => stream.push(frames),
+            Wire::Quic(quic) => quic.push(lane, frames),
+        }
+    }
+
+    /// Nothing follows on a lane.
+    pub(super) fn end(&mut self, lane: Lane) {
+        if let Wire::Quic(quic) = &mut self.wire {
+            quic.end(lane);
+        }
+    }
+
+    /// Whether it is time to write what was added.
+    pub(super) fn is_full(&self) -> bool {
+        match &self.wire {
+            Wire::Stream(stream) => stream.is_full(),
+            Wire::Quic(_) => true,
+        }
+    }
+
+    /// Writes what can be written, and tells the tunnel whether there is room for more.
+    pub(super) fn flush(
+        &mut self,
+        endpoint: Option<&mut Endpoint>,
+        now: Instant,
+    ) -> io::Result<()> {
+        let room = match (&mut self.wire, endpoint) {
+            (Wire::Stream(stream), _) => {
+                stream.flush(now)?;
+                stream.has_room()
+            }
+            (Wire::Quic(quic), Some(endpoint)) => {
+                quic.flush(endpoint, now)?;
+                quic.has_room()
+            }
+            (Wire::Quic(_), None) => false,
+        };
+        if let Some((peer, number)) = &self.place {
+            peer.borrow_mut().tunnel.set_room(*number, room);
+        }
+        Ok(())
+    }
+
+    /// When it wants to be driven; `None` while it waits for its socket alone.
+    pub(super) fn poll_timeout(&mut self, endpoint: Option<&Endpoint>) -> Option<Instant> {
+        let deadline = self.place.is_none().then_some(self.deadline);
+        let carrier = match (&mut self.wire, endpoint) {
+            (Wire::Quic(quic), Some(endpoint)) => quic.poll_timeout(endpoint),
+            _ => None,
+        };
+        deadline.into_iter().chain(carrier).min()
+    }
+
+    /// Has done with it.
+    pub(super) fn close(
+        &mut self,
+        endpoint: Option<&mut Endpoint>,
+        registry: &Registry,
+        now: Instant,
+    ) {
+        match (&mut self.wire, endpoint) {
+            (Wire::Stream(stream), _) => drop(registry.deregister(stream.source())),
+            (Wire::Quic(quic), Some(endpoint)) => {
+                quic.close(endpoint, now);
+                endpoint.remove(quic);
+            }
+            (Wire::Quic(_), None) => {}
+        }
+    }
+}

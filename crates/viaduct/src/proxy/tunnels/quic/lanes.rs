@@ -1,0 +1,121 @@
+//! A link's lanes as streams of a connection. Which is which follows from their numbers: the
+//! dialler's first stream is lane 0, and each end's next streams are its sessions, in the order in
+//! which it opens them.
+
+use std::collections::HashMap;
+use std::io;
+
+use bytes::Bytes;
+use quinn_proto::{Connection, Dir, Side, StreamId, WriteError};
+use viaduct_proto::tunnel::Lane;
+
+/// Bytes that wait for their streams.
+#[derive(Debug, Default)]
+pub(super) struct Lanes {
+    waiting: HashMap<Lane, Vec<Bytes>>,
+    /// Lanes whose last byte is written.
+    ended: Vec<Lane>,
+    /// Streams that this end has opened.
+    opened: u64,
+}
+
+/// The lane of a stream.
+pub(super) fn lane_of(id: StreamId) -> Option<Lane> {
+    let index = u32::try_from(id.index()).ok()?;
+    match id.initiator() {
+        Side::Client if index == 0 => Some(0),
+        Side::Client => index.checked_mul(2)?.checked_sub(1),
+        Side::Server => index.checked_mul(2)?.checked_add(2),
+    }
+}
+
+fn stream_of(lane: Lane) -> StreamId {
+    let lane = u64::from(lane);
+    match lane {
+        0 => StreamId::new(Side::Client, Dir::Bi, 0),
+        odd if odd % 2 == 1 => StreamId::new(Side::Client, Dir::Bi, odd.div_ceil(2)),
+        even => StreamId::new(Side::Server, Dir::Bi, even / 2 - 1),
+    }
+}
+
+impl Lanes {
+    pub(super) fn push(&mut self, lane: Lane, bytes: Bytes) {
+        self.waiting.entry(lane).or_default().push(bytes);
+    }
+
+    /// Whether nothing waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Nothing follows on a lane.
+    pub(super) fn end(&mut self, lane: Lane) {
+        self.ended.push(lane);
+    }
+
+    /// Writes what can be written.
+    pub(super) fn flush(&mut self, connection: &mut Connection) -> io::Result<()> {
+        let mut order: Vec<Lane> = self.waiting.keys().copied().collect();
+        // Streams are opened in this order.
+        order.sort_unstable();
+        for lane in order {
+            if !self.open(connection, lane) {
+                continue;
+            }
+            let Some(waiting) = self.waiting.get_mut(&lane) else { continue };
+            match connection.send_stream(stream_of(lane)).write_chunks(waiting) {
+                Ok(written) => drop(waiting.drain(..written.chunks)),
+                Err(WriteError::Blocked) => {}
+                // The peer has done with the session.
+                Err(WriteError::Stopped(_) | WriteError::ClosedStream) if lane > 0 => {
+                    waiting.clear();
+                }
+                Err(error) => return Err(io::Error::other(error)),
+            }
+            if waiting.is_empty() {
+                self.waiting.remove(&lane);
+            }
+        }
+        let waiting = &self.waiting;
+        self.ended.retain(|lane| {
+            let waits = waiting.contains_key(lane);
+            if !waits {
+                // A stream that the peer has stopped is closed already.
+                let _ = connection.send_stream(stream_of(*lane)).finish();
+            }
+            waits
+        });
+        Ok(())
+    }
+
+    /// Whether the stream of a lane was opened, or could be.
+    fn open(&mut self, connection: &mut Connection, lane: Lane) -> bool {
+        let stream = stream_of(lane);
+        if stream.initiator() != connection.side() {
+            return true;
+        }
+        while self.opened <= stream.index() {
+            let Some(opened) = connection.streams().open(Dir::Bi) else { return false };
+            self.opened += 1;
+            if lane_of(opened) == Some(0) {
+                // Acknowledgements come first.
+                let _ = connection.send_stream(opened).set_priority(1);
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_and_streams_are_one_to_one() {
+        for lane in (0..1000).chain([u32::MAX - 1]) {
+            assert_eq!(lane_of(stream_of(lane)), Some(lane));
+        }
+        assert_eq!(stream_of(1).index(), 1);
+        assert_eq!((stream_of(2).index(), stream_of(2).initiator()), (0, Side::Server));
+    }
+}

@@ -1,0 +1,250 @@
+//! A connection as a link.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use bytes::Bytes;
+use quinn_proto::{
+    Connection, ConnectionEvent, ConnectionHandle, Dir, Event, ReadError, ReadableError,
+    StreamEvent, StreamId, VarInt,
+};
+use viaduct_proto::keys::{Entropy, PublicKey};
+use viaduct_proto::time::Instant;
+use viaduct_proto::tunnel::Lane;
+use viaduct_proto::tunnel::record::Secure;
+
+use super::lanes::{Lanes, lane_of};
+use super::{Endpoint, SEGMENTS};
+use crate::proxy::tunnels::settings::TunnelSettings;
+
+/// What binds the sites' handshake to the connection.
+const LABEL: &[u8] = b"EXPORTER viaduct tunnel";
+/// Bytes that may wait to be sent, before the path's share of them is known, and at least.
+const LEAST_AHEAD: u64 = 128 << 10;
+
+/// The link.
+#[derive(Debug)]
+pub(in crate::proxy::tunnels) struct QuicLink {
+    handle: ConnectionHandle,
+    connection: Connection,
+    dialled: bool,
+    secure: Option<Secure>,
+    lanes: Lanes,
+    /// Streams that may have something.
+    readable: BTreeSet<StreamId>,
+    /// What came by the first lane before it was known to which tunnel the link belongs.
+    pub(in crate::proxy::tunnels) plain_in: Vec<u8>,
+}
+
+/// What a read hands on: bytes of a lane, or that nothing follows.
+pub(in crate::proxy::tunnels) type Deliver<'a> = &'a mut dyn FnMut(Lane, Option<&[u8]>);
+
+impl QuicLink {
+    pub(super) fn new(handle: ConnectionHandle, connection: Connection, dialled: bool) -> QuicLink {
+        QuicLink {
+            handle,
+            connection,
+            dialled,
+            secure: None,
+            lanes: Lanes::default(),
+            readable: BTreeSet::new(),
+            plain_in: Vec::new(),
+        }
+    }
+
+    pub(super) fn handle(&self) -> ConnectionHandle {
+        self.handle
+    }
+
+    /// Whether both ends have shown who they are.
+    pub(in crate::proxy::tunnels) fn is_up(&self) -> bool {
+        self.secure.as_ref().is_some_and(Secure::is_up)
+    }
+
+    /// Who dialled, once that is known.
+    pub(in crate::proxy::tunnels) fn peer(&self) -> Option<PublicKey> {
+        self.secure.as_ref().and_then(Secure::peer)
+    }
+
+    /// A datagram's part that is for this connection.
+    pub(in crate::proxy::tunnels) fn handle_event(&mut self, event: ConnectionEvent) {
+        self.connection.handle_event(event);
+    }
+
+    /// When the connection wants to be driven.
+    pub(in crate::proxy::tunnels) fn poll_timeout(
+        &mut self,
+        endpoint: &Endpoint,
+    ) -> Option<Instant> {
+        self.connection.poll_timeout().map(|at| endpoint.clock.ours(at))
+    }
+
+    /// Adds frames of a lane.
+    pub(in crate::proxy::tunnels) fn push(&mut self, lane: Lane, frames: &[u8]) {
+        self.lanes.push(lane, Bytes::copy_from_slice(frames));
+    }
+
+    /// Nothing follows on a lane.
+    pub(in crate::proxy::tunnels) fn end(&mut self, lane: Lane) {
+        self.lanes.end(lane);
+    }
+
+    /// Takes note of what has happened; an error if the connection is lost.
+    pub(in crate::proxy::tunnels) fn settle(
+        &mut self,
+        endpoint: &mut Endpoint,
+        settings: &TunnelSettings,
+        entropy: &Entropy,
+        now: Instant,
+    ) -> io::Result<()> {
+        let theirs = endpoint.clock.theirs(now);
+        if self.connection.poll_timeout().is_some_and(|at| at <= theirs) {
+            self.connection.handle_timeout(theirs);
+        }
+        while let Some(event) = self.connection.poll_endpoint_events() {
+            if let Some(event) = endpoint.inner.handle_event(self.handle, event) {
+                self.connection.handle_event(event);
+            }
+        }
+        while let Some(event) = self.connection.poll() {
+            match event {
+                Event::Connected => self.greet(settings, entropy)?,
+                Event::ConnectionLost { reason } => return Err(io::Error::other(reason)),
+                Event::Stream(StreamEvent::Readable { id }) => drop(self.readable.insert(id)),
+                Event::Stream(StreamEvent::Opened { dir: Dir::Bi }) => {
+                    while let Some(id) = self.connection.streams().accept(Dir::Bi) {
+                        self.readable.insert(id);
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins to show who this end is, bound to this connection.
+    fn greet(&mut self, settings: &TunnelSettings, entropy: &Entropy) -> io::Result<()> {
+        let mut binding = [0; 32];
+        let exported =
+            self.connection.crypto_session().export_keying_material(&mut binding, LABEL, &[]);
+        exported.map_err(|_| io::Error::other("the connection has no keys to be bound to"))?;
+        let (secret, peers) = (&settings.secret, &settings.peers);
+        self.secure = Some(if self.dialled {
+            let mut first = Vec::new();
+            let secure = Secure::dial_in(&binding, secret, &peers[0], entropy.clone(), &mut first);
+            self.push(0, &first);
+            secure.map_err(io::Error::other)?
+        } else {
+            Secure::listen_in(&binding, secret, peers.clone(), entropy.clone())
+        });
+        Ok(())
+    }
+
+    /// Reads what there is. Before the link has its place only the first lane is read, and kept.
+    pub(in crate::proxy::tunnels) fn receive(
+        &mut self,
+        mut deliver: Option<Deliver<'_>>,
+    ) -> io::Result<()> {
+        for id in std::mem::take(&mut self.readable) {
+            let Some(lane) = lane_of(id) else { return Err(io::Error::other("a stream too many")) };
+            if lane > 0 && deliver.is_none() {
+                self.readable.insert(id);
+                continue;
+            }
+            let mut pieces = Vec::new();
+            let ended = self.read(id, &mut pieces)?;
+            for piece in pieces {
+                match (&mut deliver, lane) {
+                    (Some(deliver), 0) => {
+                        self.open(&piece, &mut |bytes| deliver(0, Some(bytes)))?
+                    }
+                    (Some(deliver), _) => deliver(lane, Some(&piece)),
+                    (None, _) => {
+                        let mut plain = std::mem::take(&mut self.plain_in);
+                        let opened = self.open(&piece, &mut |bytes| plain.extend_from_slice(bytes));
+                        self.plain_in = plain;
+                        opened?;
+                    }
+                }
+            }
+            match (&mut deliver, ended) {
+                (_, true) if lane == 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                (Some(deliver), true) => deliver(lane, None),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands on what came by the first lane, or takes it for the handshake.
+    fn open(&mut self, bytes: &[u8], deliver: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+        let Some(secure) = &mut self.secure else {
+            return Err(io::Error::other("bytes before the connection was there"));
+        };
+        let mut answer = Vec::new();
+        secure.inbox().extend_from_slice(bytes);
+        secure.open(&mut answer, deliver).map_err(io::Error::other)?;
+        if !answer.is_empty() {
+            self.push(0, &answer);
+        }
+        Ok(())
+    }
+
+    /// Reads a stream to what is there of it; whether it has ended.
+    fn read(&mut self, id: StreamId, pieces: &mut Vec<Bytes>) -> io::Result<bool> {
+        let mut stream = self.connection.recv_stream(id);
+        let mut chunks = match stream.read(true) {
+            Ok(chunks) => chunks,
+            Err(ReadableError::ClosedStream) => return Ok(false),
+            Err(error) => return Err(io::Error::other(error)),
+        };
+        let ended = loop {
+            match chunks.next(usize::MAX) {
+                Ok(Some(chunk)) => pieces.push(chunk.bytes),
+                Ok(None) | Err(ReadError::Reset(_)) => break true,
+                Err(ReadError::Blocked) => break false,
+            }
+        };
+        // Whatever is to be said of credit is said with the next transmit.
+        let _ = chunks.finalize();
+        Ok(ended)
+    }
+
+    /// Sends what can be sent.
+    pub(in crate::proxy::tunnels) fn flush(
+        &mut self,
+        endpoint: &mut Endpoint,
+        now: Instant,
+    ) -> io::Result<()> {
+        self.lanes.flush(&mut self.connection)?;
+        let theirs = endpoint.clock.theirs(now);
+        loop {
+            endpoint.send.clear();
+            let next = self.connection.poll_transmit(theirs, SEGMENTS, &mut endpoint.send);
+            let Some(transmit) = next else { break };
+            endpoint.transmit(&transmit);
+        }
+        // Little may wait in front of the path, so that turns are taken where all sessions meet.
+        let path = self.connection.stats().path.cwnd;
+        self.connection.set_send_window((2 * path).max(LEAST_AHEAD));
+        Ok(())
+    }
+
+    /// Whether the connection takes more.
+    pub(in crate::proxy::tunnels) fn has_room(&self) -> bool {
+        self.lanes.is_empty()
+    }
+
+    /// Says that it is over.
+    pub(in crate::proxy::tunnels) fn close(&mut self, endpoint: &mut Endpoint, now: Instant) {
+        let theirs = endpoint.clock.theirs(now);
+        self.connection.close(theirs, VarInt::from_u32(0), Bytes::new());
+        let _ = self.flush(endpoint, now);
+        // Nobody waits for the peer's answer: what it still sends is answered by a reset.
+        while let Some(event) = self.connection.poll_endpoint_events() {
+            let _ = endpoint.inner.handle_event(self.handle, event);
+        }
+        let drained = quinn_proto::EndpointEvent::drained();
+        let _ = endpoint.inner.handle_event(self.handle, drained);
+    }
+}

@@ -1,0 +1,230 @@
+//! Links over QUIC: a connection each, and in it a stream for each session, so that a lost packet
+//! holds up the sessions whose bytes it had and no others.
+//!
+//! ```text
+//!   UDP socket ── Endpoint ──┬── Connection ── lanes ── Tunnel     one socket for all of a loop's
+//!                            └── Connection ── lanes ── Tunnel
+//! ```
+//!
+//! | file | noun |
+//! |---|---|
+//! | here | [`Endpoint`]: the socket, and which datagram is whose |
+//! | [`link`] | a connection as a link |
+//! | [`lanes`] | its streams |
+//! | [`tls`] | keys that prove nothing, and what proves instead |
+//! | [`clock`] | the library's time |
+
+mod clock;
+mod lanes;
+mod link;
+mod tls;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use mio::unix::SourceFd;
+use mio::{Interest, Registry, Token};
+use quinn_proto::congestion::{BbrConfig, ControllerFactory, CubicConfig, NewRenoConfig};
+use quinn_proto::{
+    ClientConfig, ConnectionHandle, DatagramEvent, EndpointConfig, ServerConfig, Transmit,
+    TransportConfig, VarInt,
+};
+use tracing::debug;
+use viaduct_proto::time::Instant;
+use viaduct_sys::udp::UdpBatch;
+
+use super::settings::TunnelSettings;
+use clock::Clock;
+
+pub(super) use link::QuicLink;
+
+/// Datagrams read before others have their turn.
+const READS: usize = 512;
+/// Bytes that the socket may hold in each direction.
+const SOCKET: usize = 8 << 20;
+/// Datagrams handed to the kernel at once.
+const SEGMENTS: usize = 32;
+/// How often a silent connection is probed; it also tells the peer of a new address.
+const KEEP_ALIVE: Duration = Duration::from_secs(2);
+
+/// The socket, and what is needed to make connections.
+#[derive(Debug)]
+pub(super) struct Endpoint {
+    inner: quinn_proto::Endpoint,
+    socket: UdpBatch,
+    v6: bool,
+    client: ClientConfig,
+    clock: Clock,
+    /// Links by their connections.
+    keys: HashMap<ConnectionHandle, usize>,
+    /// Whether there may be more to read.
+    pub(super) readable: bool,
+    receive: Box<[u8]>,
+    send: Vec<u8>,
+}
+
+/// What arrived.
+pub(super) enum Arrived {
+    /// Something for this link.
+    For(usize, quinn_proto::ConnectionEvent),
+    /// Somebody dials.
+    New(Box<QuicLink>),
+}
+
+impl Endpoint {
+    /// Opens the socket: where links arrive, or anywhere.
+    pub(super) fn new(settings: &TunnelSettings, now: Instant) -> anyhow::Result<Endpoint> {
+        let anywhere = match settings.dial {
+            Some(SocketAddr::V4(_)) => SocketAddr::from(([0, 0, 0, 0], 0)),
+            _ => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
+        };
+        let at = settings.listen.unwrap_or(anywhere);
+        let socket = UdpBatch::bind(at)?;
+        socket.set_buffers(SOCKET)?;
+        let transport = Arc::new(transport(settings)?);
+        let mut client = ClientConfig::new(Arc::new(tls::client()?));
+        client.transport_config(transport.clone());
+        let server = settings.listen.map(|_| -> anyhow::Result<_> {
+            let mut server = ServerConfig::with_crypto(Arc::new(tls::server()?));
+            server.transport_config(transport);
+            Ok(Arc::new(server))
+        });
+        let config = Arc::new(EndpointConfig::default());
+        let inner = quinn_proto::Endpoint::new(config, server.transpose()?, true, None);
+        Ok(Endpoint {
+            inner,
+            socket,
+            v6: at.is_ipv6(),
+            client,
+            clock: Clock::new(now),
+            keys: HashMap::new(),
+            readable: false,
+            receive: vec![0; 65_536].into(),
+            send: Vec::new(),
+        })
+    }
+
+    pub(super) fn register(&self, registry: &Registry, token: Token) -> io::Result<()> {
+        registry.register(
+            &mut SourceFd(&self.socket.as_fd().as_raw_fd()),
+            token,
+            Interest::READABLE,
+        )
+    }
+
+    /// Begins a connection.
+    pub(super) fn dial(&mut self, to: SocketAddr, now: Instant) -> io::Result<QuicLink> {
+        let to = match to.ip() {
+            IpAddr::V4(ip) if self.v6 => SocketAddr::new(ip.to_ipv6_mapped().into(), to.port()),
+            _ => to,
+        };
+        let now = self.clock.theirs(now);
+        let dialled = self.inner.connect(now, self.client.clone(), to, "viaduct");
+        let (handle, connection) = dialled.map_err(io::Error::other)?;
+        Ok(QuicLink::new(handle, connection, true))
+    }
+
+    /// Knows a connection's link from now on.
+    pub(super) fn insert(&mut self, link: &QuicLink, key: usize) {
+        self.keys.insert(link.handle(), key);
+    }
+
+    pub(super) fn remove(&mut self, link: &QuicLink) {
+        self.keys.remove(&link.handle());
+    }
+
+    /// Reads what has come, a few hundred datagrams at most; `refuse`: nobody may dial now.
+    pub(super) fn receive(&mut self, refuse: bool, now: Instant) -> Vec<Arrived> {
+        let mut arrived = Vec::new();
+        for _ in 0..READS {
+            let (length, from) = match self.socket.recv(&mut self.receive) {
+                Ok(Some(received)) => received,
+                Ok(None) => {
+                    self.readable = false;
+                    break;
+                }
+                Err(error) => {
+                    debug!("receive: {error}");
+                    continue;
+                }
+            };
+            let datagram = BytesMut::from(&self.receive[..length]);
+            self.send.clear();
+            let theirs = self.clock.theirs(now);
+            let event = self.inner.handle(theirs, from, None, None, datagram, &mut self.send);
+            match event {
+                Some(DatagramEvent::ConnectionEvent(handle, event)) => {
+                    arrived.extend(self.keys.get(&handle).map(|&key| Arrived::For(key, event)));
+                }
+                Some(DatagramEvent::NewConnection(incoming)) if refuse => {
+                    let transmit = self.inner.refuse(incoming, &mut self.send);
+                    self.transmit(&transmit);
+                }
+                Some(DatagramEvent::NewConnection(incoming)) => {
+                    match self.inner.accept(incoming, theirs, &mut self.send, None) {
+                        Ok((handle, connection)) => {
+                            let link = QuicLink::new(handle, connection, false);
+                            arrived.push(Arrived::New(Box::new(link)));
+                            // What follows may be for it.
+                            break;
+                        }
+                        Err(refused) => {
+                            debug!("a link is refused: {}", refused.cause);
+                            refused.response.iter().for_each(|transmit| self.transmit(transmit));
+                        }
+                    }
+                }
+                Some(DatagramEvent::Response(transmit)) => self.transmit(&transmit),
+                None => {}
+            }
+        }
+        arrived
+    }
+
+    /// Sends what `transmit` says, from the buffer. What the kernel has no room for is lost, as it
+    /// would be in a queue on the way.
+    fn transmit(&mut self, transmit: &Transmit) {
+        let bytes = &self.send[..transmit.size];
+        let datagrams = bytes.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1));
+        let datagrams: Vec<_> = datagrams.map(|bytes| (transmit.destination, bytes)).collect();
+        let report = self.socket.send(&datagrams);
+        if report.failed() > 0 {
+            debug!(?report, "datagrams were not sent");
+        }
+    }
+}
+
+fn transport(settings: &TunnelSettings) -> anyhow::Result<TransportConfig> {
+    let core = &settings.core;
+    // The tunnel's tokens bound what is on its way and what is held; QUIC's own credit never does.
+    let most = core.limit + u64::from(core.floor) * u64::from(core.sessions);
+    let most = VarInt::from_u64(2 * most).unwrap_or(VarInt::MAX);
+    let mut transport = TransportConfig::default();
+    transport
+        .max_concurrent_bidi_streams(VarInt::from_u32(core.sessions + 1))
+        .max_concurrent_uni_streams(VarInt::from_u32(0))
+        .stream_receive_window(most)
+        .receive_window(VarInt::MAX)
+        .send_window(most.into_inner())
+        .max_idle_timeout(Some(core.silence.try_into()?))
+        .keep_alive_interval(Some(KEEP_ALIVE))
+        .datagram_receive_buffer_size(None)
+        .congestion_controller_factory(controller(settings.congestion.as_deref())?);
+    Ok(transport)
+}
+
+fn controller(
+    name: Option<&str>,
+) -> anyhow::Result<Arc<dyn ControllerFactory + Send + Sync + 'static>> {
+    Ok(match name {
+        None | Some("cubic") => Arc::new(CubicConfig::default()),
+        Some("bbr") => Arc::new(BbrConfig::default()),
+        Some("reno") => Arc::new(NewRenoConfig::default()),
+        Some(name) => anyhow::bail!("congestion: QUIC has cubic, bbr and reno, not {name:?}"),
+    })
+}

@@ -1,0 +1,111 @@
+//! QUIC's own keys. They prove nothing: each process makes a key for itself, and takes whatever the
+//! other end has. Who the ends are is shown inside, by the sites' keys, in a handshake that is bound
+//! to this very channel; so whoever stands between has two channels, and fits in neither.
+
+use std::sync::Arc;
+
+use quinn_proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use ring::rand::SystemRandom;
+use ring::signature::{Ed25519KeyPair, KeyPair as _};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::ring::default_provider;
+use rustls::crypto::{
+    CryptoProvider, WebPkiSupportedAlgorithms, verify_tls13_signature_with_raw_key,
+};
+use rustls::pki_types::alg_id::ED25519;
+use rustls::pki_types::{
+    CertificateDer, PrivateKeyDer, ServerName, SubjectPublicKeyInfoDer, UnixTime,
+};
+use rustls::server::AlwaysResolvesServerRawPublicKeys;
+use rustls::sign::{CertifiedKey, public_key_to_spki};
+use rustls::version::TLS13;
+use rustls::{ClientConfig, DigitallySignedStruct, Error, ServerConfig, SignatureScheme};
+
+/// What the protocol inside calls itself.
+const PROTOCOL: &[u8] = b"viaduct-tunnel-1";
+
+/// TLS of the end that is dialled, with a key of its own.
+pub(super) fn server() -> Result<QuicServerConfig, Error> {
+    let provider = Arc::new(default_provider());
+    let key = CertifiedKeyOf::new(&provider)?.0;
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13])?
+        .with_no_client_auth()
+        .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(Arc::new(key))));
+    config.alpn_protocols = vec![PROTOCOL.to_vec()];
+    config.send_tls13_tickets = 0;
+    QuicServerConfig::try_from(config).map_err(|error| Error::General(error.to_string()))
+}
+
+/// TLS of the end that dials.
+pub(super) fn client() -> Result<QuicClientConfig, Error> {
+    let provider = Arc::new(default_provider());
+    let anybody = Arc::new(Anybody(provider.signature_verification_algorithms));
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13])?
+        .dangerous()
+        .with_custom_certificate_verifier(anybody)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![PROTOCOL.to_vec()];
+    QuicClientConfig::try_from(config).map_err(|error| Error::General(error.to_string()))
+}
+
+/// A fresh key, as a raw public key (RFC 7250).
+struct CertifiedKeyOf(CertifiedKey);
+
+impl CertifiedKeyOf {
+    fn new(provider: &CryptoProvider) -> Result<CertifiedKeyOf, Error> {
+        let pkcs8 = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new());
+        let pkcs8 = pkcs8.map_err(|_| Error::FailedToGetRandomBytes)?;
+        let pair = Ed25519KeyPair::from_pkcs8(pkcs8.as_ref());
+        let pair = pair.map_err(|error| Error::General(error.to_string()))?;
+        let spki = public_key_to_spki(&ED25519, pair.public_key().as_ref());
+        let private = PrivateKeyDer::Pkcs8(pkcs8.as_ref().to_vec().into());
+        let key = provider.key_provider.load_private_key(private)?;
+        Ok(CertifiedKeyOf(CertifiedKey::new(vec![CertificateDer::from(spki.to_vec())], key)))
+    }
+}
+
+/// Takes any key, of which the other end has the secret half.
+#[derive(Debug)]
+struct Anybody(WebPkiSupportedAlgorithms);
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(Error::General("QUIC has no TLS 1.2".to_owned()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        key: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let key = SubjectPublicKeyInfoDer::from(key.as_ref());
+        verify_tls13_signature_with_raw_key(message, &key, signature, &self.0)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_schemes()
+    }
+
+    fn requires_raw_public_keys(&self) -> bool {
+        true
+    }
+}
