@@ -92,3 +92,14 @@ pub(crate) fn at_mark(fd: BorrowedFd<'_>) -> io::Result<bool> {
 pub(crate) fn check(result: c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
+
+/// Bytes of a stream that wait to be sent for the first time.
+pub(crate) fn unsent(fd: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut bytes: c_int = 0;
+    // SAFETY: the kernel writes one integer, which lives through the call.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), SIOCOUTQNSD, &raw mut bytes) })?;
+    Ok(usize::try_from(bytes).unwrap_or(0))
+}
+
+/// `linux/sockios.h`; not in `libc`.
+const SIOCOUTQNSD: libc::Ioctl = 0x894B;

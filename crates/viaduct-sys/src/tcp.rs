@@ -168,6 +168,14 @@ pub fn set_unsent_most(socket: impl AsFd, bytes: i32) -> io::Result<()> {
     os::setsockopt(socket.as_fd(), libc::SOL_TCP, libc::TCP_NOTSENT_LOWAT, &bytes)
 }
 
+/// Bytes that were written and not yet sent once (`SIOCOUTQNSD`).
+///
+/// # Errors
+/// None are known.
+pub fn unsent(socket: impl AsFd) -> io::Result<usize> {
+    os::unsent(socket.as_fd())
+}
+
 /// How a connection across a long link is set up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LongHaul {

@@ -8,7 +8,7 @@ use mio::net::{TcpListener, TcpStream};
 use viaduct_proto::keys::{Entropy, PublicKey};
 use viaduct_proto::time::Instant;
 use viaduct_proto::tunnel::record::Secure;
-use viaduct_sys::tcp::{self, TcpOptions};
+use viaduct_sys::tcp::{self, LongHaul, TcpOptions};
 
 use super::settings::TunnelSettings;
 
@@ -17,11 +17,13 @@ use super::settings::TunnelSettings;
 const SOCKET: usize = 64 << 20;
 /// Reads before others have their turn.
 const READS: usize = 4;
-/// What waits in front of the path is about this much of its time.
-const AHEAD: Duration = Duration::from_millis(4);
+/// What waits in front of the path is as much of its time as it took to come back with more, of
+/// late; between these.
+const SHORTEST_AHEAD: Duration = Duration::from_millis(2);
+const LONGEST_AHEAD: Duration = Duration::from_millis(50);
 /// And between these, in bytes.
 const LEAST_AHEAD: usize = 16 << 10;
-const MOST_AHEAD: usize = 1 << 20;
+const MOST_AHEAD: usize = 4 << 20;
 /// Over how long the rate is measured.
 const SPAN: Duration = Duration::from_millis(100);
 
@@ -51,6 +53,8 @@ pub(super) struct Stream {
     sealed: Vec<u8>,
     written: usize,
     ahead: usize,
+    /// The time that it is to last.
+    lasts: Duration,
     /// Bytes written since a time, for the rate.
     span: (Instant, u64),
 }
@@ -63,9 +67,13 @@ pub(super) fn listen(
 ) -> io::Result<TcpListener> {
     let listener = tcp::listen(at, backlog, options())?;
     if let Some(name) = &settings.congestion {
-        tcp::set_congestion(&listener, name)?;
+        congestion(name).apply(&listener)?;
     }
     Ok(TcpListener::from_std(listener))
+}
+
+fn congestion(name: &str) -> LongHaul {
+    LongHaul { congestion_control: Some(name.to_owned()), buffer: None }
 }
 
 fn options() -> TcpOptions {
@@ -95,7 +103,7 @@ impl Stream {
         let secure = secure.map_err(io::Error::other)?;
         let stream = tcp::connect(to, None, options())?;
         if let Some(name) = &settings.congestion {
-            tcp::set_congestion(&stream, name)?;
+            congestion(name).apply(&stream)?;
         }
         Ok(Stream::new(TcpStream::from_std(stream), secure, first, false))
     }
@@ -112,6 +120,7 @@ impl Stream {
             sealed,
             written: 0,
             ahead: 0,
+            lasts: SHORTEST_AHEAD,
             span: (Instant::ZERO, 0),
         };
         stream.set_ahead(LEAST_AHEAD);
@@ -125,7 +134,14 @@ impl Stream {
     /// The loop says that it can be read or written.
     pub(super) fn ready(&mut self, readable: bool, writable: bool) {
         self.readable |= readable;
-        self.writable |= writable;
+        if writable && !self.writable {
+            self.writable = true;
+            // It had been filled: if all of that is gone, it has waited for us.
+            if tcp::unsent(&self.stream).is_ok_and(|unsent| unsent == 0) {
+                self.lasts = (self.lasts * 3 / 2).min(LONGEST_AHEAD);
+                self.set_ahead(self.ahead * 3 / 2);
+            }
+        }
     }
 
     /// Whether there is more to read, after others had their turn.
@@ -240,13 +256,15 @@ impl Stream {
         self.span.1 += written as u64;
         let elapsed = now.since(self.span.0);
         if elapsed >= SPAN {
-            let ahead = self.span.1 as f64 * AHEAD.as_secs_f64() / elapsed.as_secs_f64();
-            self.set_ahead((ahead as usize).clamp(LEAST_AHEAD, MOST_AHEAD));
+            let ahead = self.span.1 as f64 * self.lasts.as_secs_f64() / elapsed.as_secs_f64();
+            self.set_ahead(ahead as usize);
+            self.lasts = (self.lasts * 31 / 32).max(SHORTEST_AHEAD);
             self.span = (now, 0);
         }
     }
 
     fn set_ahead(&mut self, ahead: usize) {
+        let ahead = ahead.clamp(LEAST_AHEAD, MOST_AHEAD);
         if ahead.abs_diff(self.ahead) > self.ahead / 8 {
             self.ahead = ahead;
             let _ = tcp::set_unsent_most(&self.stream, ahead as i32);
