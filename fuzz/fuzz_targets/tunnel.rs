@@ -61,7 +61,9 @@ enum Kind {
         floor: u16,
         sessions: u8,
     },
-    Grant { tokens: u64 },
+    Grant {
+        tokens: u64,
+    },
     Gone {
         link: u8,
     },

@@ -100,7 +100,7 @@ fn rest(stream: &mut TcpStream) -> Vec<u8> {
 }
 
 const PATHS: [&str; 2] = ["rate=200M,delay=50ms,queue=100ms", "rate=1G,delay=30ms,queue=100ms"];
-const CARRIERS: [&str; 2] = ["--carrier tcp", "--carrier quic"];
+const CARRIERS: [&str; 1] = ["--carrier quic"];
 
 #[test]
 fn every_byte_arrives_and_each_direction_ends_by_itself() {
