@@ -99,7 +99,6 @@ fn rest(stream: &mut TcpStream) -> Vec<u8> {
     data
 }
 
-const PATHS: [&str; 2] = ["rate=200M,delay=50ms,queue=100ms", "rate=1G,delay=30ms,queue=100ms"];
 const CARRIERS: [&str; 1] = ["--carrier quic"];
 
 #[test]
@@ -191,26 +190,19 @@ fn rate(chain: &Chain, to: &str) -> f64 {
 
 #[test]
 fn one_session_fills_a_long_path() {
-    for link in PATHS {
-        use_binary(env!("CARGO_BIN_EXE_viaduct"));
-        let chain = Chain::build(&[link.parse().unwrap()], 1, &Journal::new()).unwrap();
-        let plain = rate(&chain, "10.1.0.2");
-        for carrier in CARRIERS {
-            let keys = Scratch::new().unwrap();
-            let both = format!("{carrier} --congestion bbr");
-            let far = format!("--tunnel-listen [::]:7100 --allow-to 10.1.0.2/32 {both}");
-            let _far = proxy(chain.server(), &far, &keys, [2, 1]);
-            let near = "--listen 127.0.0.1:5201 --to 10.1.0.2:5201 --tunnel 10.1.0.2:7100";
-            let mut near = proxy(chain.client(), &format!("{near} {both}"), &keys, [1, 2]);
-            let tunnel = rate(&chain, "127.0.0.1");
-            let stat =
-                std::fs::read_to_string(format!("/proc/{}/stat", near.process().id())).unwrap();
-            let cpu: Vec<_> = stat.split(' ').skip(13).take(2).collect();
-            eprintln!(
-                "{link}, {carrier}: {tunnel:.0} Mb/s, plain {plain:.0} Mb/s; near end {cpu:?}"
-            );
-            assert!(tunnel > 0.8 * plain, "{tunnel} of {plain} by {carrier}");
-        }
+    use_binary(env!("CARGO_BIN_EXE_viaduct"));
+    let link = "rate=200M,delay=50ms,queue=100ms".parse().unwrap();
+    let chain = Chain::build(&[link], 1, &Journal::new()).unwrap();
+    let plain = rate(&chain, "10.1.0.2");
+    for carrier in ["--carrier tcp --congestion bbr", "--carrier quic --congestion cubic"] {
+        let keys = Scratch::new().unwrap();
+        let far = format!("--tunnel-listen [::]:7100 --allow-to 10.1.0.2/32 {carrier}");
+        let _far = proxy(chain.server(), &far, &keys, [2, 1]);
+        let near = "--listen 127.0.0.1:5201 --to 10.1.0.2:5201 --tunnel 10.1.0.2:7100";
+        let _near = proxy(chain.client(), &format!("{near} {carrier}"), &keys, [1, 2]);
+        let tunnel = rate(&chain, "127.0.0.1");
+        // What lfn/fill holds to 95 % on a machine that has nothing else to do.
+        assert!(tunnel > 0.75 * plain, "{tunnel} of {plain} Mb/s by {carrier}");
     }
 }
 

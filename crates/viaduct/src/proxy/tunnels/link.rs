@@ -119,7 +119,7 @@ impl Link {
     pub(super) fn is_full(&self) -> bool {
         match &self.wire {
             Wire::Stream(stream) => stream.is_full(),
-            Wire::Quic(_) => true,
+            Wire::Quic(quic) => quic.is_full(),
         }
     }
 

@@ -9,14 +9,28 @@ use bytes::Bytes;
 use quinn_proto::{Connection, Dir, Side, StreamId, WriteError};
 use viaduct_proto::tunnel::Lane;
 
+/// Bytes that are handed on at once.
+const FULL: usize = 64 << 10;
+
 /// Bytes that wait for their streams.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
-    waiting: HashMap<Lane, Vec<Bytes>>,
+    waiting: HashMap<Lane, Waiting>,
+    /// How many came since the last flush.
+    fresh: usize,
     /// Lanes whose last byte is written.
     ended: Vec<Lane>,
     /// Streams that this end has opened.
     opened: u64,
+}
+
+/// What waits for one stream.
+#[derive(Debug, Default)]
+struct Waiting {
+    /// What it would not take.
+    pieces: Vec<Bytes>,
+    /// What came since, in one piece: the library looks for bytes piece by piece.
+    fresh: Vec<u8>,
 }
 
 /// The lane of a stream.
@@ -39,8 +53,14 @@ fn stream_of(lane: Lane) -> StreamId {
 }
 
 impl Lanes {
-    pub(super) fn push(&mut self, lane: Lane, bytes: Bytes) {
-        self.waiting.entry(lane).or_default().push(bytes);
+    pub(super) fn push(&mut self, lane: Lane, bytes: &[u8]) {
+        self.waiting.entry(lane).or_default().fresh.extend_from_slice(bytes);
+        self.fresh += bytes.len();
+    }
+
+    /// Whether it is time to flush.
+    pub(super) fn is_full(&self) -> bool {
+        self.fresh >= FULL
     }
 
     /// Whether nothing waits.
@@ -55,6 +75,7 @@ impl Lanes {
 
     /// Writes what can be written.
     pub(super) fn flush(&mut self, connection: &mut Connection) -> io::Result<()> {
+        self.fresh = 0;
         let mut order: Vec<Lane> = self.waiting.keys().copied().collect();
         // Streams are opened in this order.
         order.sort_unstable();
@@ -62,17 +83,20 @@ impl Lanes {
             if !self.open(connection, lane) {
                 continue;
             }
-            let Some(waiting) = self.waiting.get_mut(&lane) else { continue };
-            match connection.send_stream(stream_of(lane)).write_chunks(waiting) {
-                Ok(written) => drop(waiting.drain(..written.chunks)),
+            let Some(Waiting { pieces, fresh }) = self.waiting.get_mut(&lane) else { continue };
+            if !fresh.is_empty() {
+                pieces.push(std::mem::take(fresh).into());
+            }
+            match connection.send_stream(stream_of(lane)).write_chunks(pieces) {
+                Ok(written) => drop(pieces.drain(..written.chunks)),
                 Err(WriteError::Blocked) => {}
                 // The peer has done with the session.
                 Err(WriteError::Stopped(_) | WriteError::ClosedStream) if lane > 0 => {
-                    waiting.clear();
+                    pieces.clear();
                 }
                 Err(error) => return Err(io::Error::other(error)),
             }
-            if waiting.is_empty() {
+            if pieces.is_empty() {
                 self.waiting.remove(&lane);
             }
         }

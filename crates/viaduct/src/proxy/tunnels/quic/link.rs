@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::time::Duration;
 
 use bytes::Bytes;
 use quinn_proto::{
@@ -19,8 +20,10 @@ use crate::proxy::tunnels::settings::TunnelSettings;
 
 /// What binds the sites' handshake to the connection.
 const LABEL: &[u8] = b"EXPORTER viaduct tunnel";
-/// Bytes that may wait to be sent, before the path's share of them is known, and at least.
-const LEAST_AHEAD: u64 = 128 << 10;
+/// Bytes on their way and waiting, at least: a connection begins with less than that.
+const LEAST_AHEAD: u64 = 256 << 10;
+/// Over how long the rate is measured.
+const SPAN: Duration = Duration::from_millis(20);
 
 /// The link.
 #[derive(Debug)]
@@ -32,6 +35,8 @@ pub(in crate::proxy::tunnels) struct QuicLink {
     lanes: Lanes,
     /// Streams that may have something.
     readable: BTreeSet<StreamId>,
+    /// Bytes that had been sent at a time, for the rate.
+    span: (Instant, u64),
     /// What came by the first lane before it was known to which tunnel the link belongs.
     pub(in crate::proxy::tunnels) plain_in: Vec<u8>,
 }
@@ -48,6 +53,7 @@ impl QuicLink {
             secure: None,
             lanes: Lanes::default(),
             readable: BTreeSet::new(),
+            span: (Instant::ZERO, 0),
             plain_in: Vec::new(),
         }
     }
@@ -81,7 +87,7 @@ impl QuicLink {
 
     /// Adds frames of a lane.
     pub(in crate::proxy::tunnels) fn push(&mut self, lane: Lane, frames: &[u8]) {
-        self.lanes.push(lane, Bytes::copy_from_slice(frames));
+        self.lanes.push(lane, frames);
     }
 
     /// Nothing follows on a lane.
@@ -224,10 +230,30 @@ impl QuicLink {
             let Some(transmit) = next else { break };
             endpoint.transmit(&transmit);
         }
-        // Little may wait in front of the path, so that turns are taken where all sessions meet.
-        let path = self.connection.stats().path.cwnd;
-        self.connection.set_send_window((2 * path).max(LEAST_AHEAD));
+        self.measure(now);
         Ok(())
+    }
+
+    /// Follows the path, so that little waits in front of it: turns are taken where all sessions
+    /// meet.
+    fn measure(&mut self, now: Instant) {
+        let (since, before) = self.span;
+        let elapsed = now.since(since);
+        if elapsed < SPAN {
+            return;
+        }
+        let stats = self.connection.stats();
+        let sent = stats.udp_tx.bytes;
+        self.span = (now, sent);
+        let round_trip =
+            (sent - before) as f64 * stats.path.rtt.as_secs_f64() / elapsed.as_secs_f64();
+        let window = ((2.0 * round_trip) as u64).min(2 * stats.path.cwnd).max(LEAST_AHEAD);
+        self.connection.set_send_window(window);
+    }
+
+    /// Whether it is time to flush.
+    pub(in crate::proxy::tunnels) fn is_full(&self) -> bool {
+        self.lanes.is_full()
     }
 
     /// Whether the connection takes more.
