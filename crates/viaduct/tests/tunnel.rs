@@ -181,7 +181,7 @@ fn rate(chain: &Chain, to: &str) -> f64 {
     server.args(["--server", "--one-off"]).stdout(Stdio::null());
     let mut server = chain.server().spawn(server).unwrap();
     thread::sleep(Duration::from_millis(500));
-    let options = format!("--json --congestion bbr --omit 4 --time 4 --client {to}");
+    let options = format!("--json --link-congestion bbr --omit 4 --time 4 --client {to}");
     let said = chain.client().run("iperf3", &options.split(' ').collect::<Vec<_>>()).unwrap();
     let said: serde_json::Value = serde_json::from_str(&said).unwrap();
     server.wait().unwrap();
@@ -194,7 +194,8 @@ fn one_session_fills_a_long_path() {
     let link = "rate=200M,delay=50ms,queue=100ms".parse().unwrap();
     let chain = Chain::build(&[link], 1, &Journal::new()).unwrap();
     let plain = rate(&chain, "10.1.0.2");
-    for carrier in ["--carrier tcp --congestion bbr", "--carrier quic --congestion cubic"] {
+    for carrier in ["--carrier tcp --link-congestion bbr", "--carrier quic --link-congestion cubic"]
+    {
         let keys = Scratch::new().unwrap();
         let far = format!("--tunnel-listen [::]:7100 --allow-to 10.1.0.2/32 {carrier}");
         let _far = proxy(chain.server(), &far, &keys, [2, 1]);

@@ -104,6 +104,7 @@ impl Settings {
             made.map_err(|what| anyhow!("[[policy]] number {}: {what}", n + 1))
         };
         let list = tables.iter().enumerate().map(policy).collect::<Result<_>>()?;
+        let holds = holds(args, &target)?;
         Ok(Settings {
             options: TcpOptions {
                 transparent: target.is_transparent(),
@@ -113,14 +114,14 @@ impl Settings {
                 receive_buffer: args.receive_buffer,
                 keep_alive: Some(args.keep_alive).filter(|time| !time.is_zero()),
             },
-            holds: holds(args, &target)?,
+            tunnels: tunnels.map(|of| TunnelSettings { waits: holds, ..of }),
+            holds,
             on_demand: args.on_demand,
             name,
             listen: args.listen.clone(),
             target,
             policies: Policies { list, otherwise, far: far(args)? },
             tell: args.tell,
-            tunnels,
             limits: limits(args),
             intercept: intercept(args, port),
             run_dir: args.run_dir.clone(),

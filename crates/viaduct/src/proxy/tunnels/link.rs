@@ -7,7 +7,7 @@ use viaduct_proto::keys::{Entropy, PublicKey};
 use viaduct_proto::time::Instant;
 use viaduct_proto::tunnel::{Carrier, Lane};
 
-use super::SharedPeer;
+use super::peer::SharedPeer;
 use super::quic::{Endpoint, QuicLink};
 use super::settings::TunnelSettings;
 use super::stream::Stream;
@@ -78,7 +78,7 @@ impl Link {
 
     /// Reads what there is, and hands it on.
     pub(super) fn receive(&mut self, tools: &mut Tools<'_>, now: Instant) -> io::Result<()> {
-        let mut tunnel = self.place.as_ref().map(|(peer, number)| (peer.borrow_mut(), *number));
+        let mut tunnel = self.place.as_ref().map(|(peer, number)| (peer.lock(), *number));
         let mut deliver = |lane: Lane, bytes: Option<&[u8]>| {
             let Some((peer, number)) = &mut tunnel else { return };
             match bytes {
@@ -141,7 +141,7 @@ impl Link {
             (Wire::Quic(_), None) => false,
         };
         if let Some((peer, number)) = &self.place {
-            peer.borrow_mut().tunnel.set_room(*number, room);
+            peer.lock().tunnel.set_room(*number, room);
         }
         Ok(())
     }

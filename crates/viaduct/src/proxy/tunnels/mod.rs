@@ -28,11 +28,9 @@ mod session;
 pub mod settings;
 mod stream;
 
-use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,7 +49,7 @@ use viaduct_proto::tunnel::{SessionId, Tunnel};
 
 use dial::Slot;
 use link::{Link, Tools, Wire};
-use peer::Peer;
+use peer::{Peer, SharedPeer};
 use quic::{Arrived, Endpoint};
 use settings::{CarrierKind, TunnelSettings};
 use stream::Stream;
@@ -75,9 +73,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes read at once.
 const SCRATCH: usize = 256 << 10;
 
-/// A tunnel that several share.
-type SharedPeer = Rc<RefCell<Peer>>;
-
 /// All tunnels of a loop.
 pub struct Tunnels {
     settings: TunnelSettings,
@@ -96,12 +91,16 @@ pub struct Tunnels {
 
 /// The way into a tunnel.
 #[derive(Clone, Debug)]
-pub struct Outlet(SharedPeer);
+pub struct Outlet {
+    peer: SharedPeer,
+    /// Sessions count as connected only when the peer has accepted them.
+    waits: bool,
+}
 
 impl Outlet {
     /// Opens a session to `to`, for `source`. It opens as soon as there is a link.
     pub fn open(&self, to: Address, source: SocketAddr) -> Session {
-        Session::open(&self.0, to, source)
+        Session::open(&self.peer, to, source, self.waits)
     }
 }
 
@@ -141,7 +140,8 @@ impl Tunnels {
 
     /// The way into the tunnel that this end dials, if it dials one.
     pub fn outlet(&self) -> Option<Outlet> {
-        self.near.clone().map(Outlet)
+        let waits = self.settings.waits;
+        self.near.clone().map(|peer| Outlet { peer, waits })
     }
 
     /// Whether sessions may leave to `ip`.
@@ -158,7 +158,7 @@ impl Tunnels {
             if let Some(link) = slot.link.and_then(|key| self.links.get(key))
                 && let Some((_, number)) = &link.place
             {
-                near.borrow_mut().tunnel.leave(*number);
+                near.lock().tunnel.leave(*number);
             }
         }
         self.slots.iter_mut().take(wanted).for_each(|slot| slot.revive(now));
@@ -215,7 +215,7 @@ impl Tunnels {
             match arrived {
                 Arrived::For(key, event) => {
                     if let Some(Link { wire: Wire::Quic(quic), .. }) = self.links.get_mut(key) {
-                        quic.handle_event(event);
+                        quic.handle_event(*event);
                         driven.insert(key);
                     }
                 }
@@ -270,14 +270,14 @@ impl Tunnels {
         let carrier = link.carrier();
         let (peer, number) = match (link.slot, &self.near) {
             (Some(_), Some(near)) => {
-                let number = near.borrow_mut().tunnel.dial(now, carrier);
+                let number = near.lock().tunnel.dial(now, carrier);
                 (near.clone(), number)
             }
             _ => {
                 let hello = peek_hello(link.early()).map_err(io::Error::other)?;
                 let (Some(hello), Some(from)) = (hello, link.peer()) else { return Ok(false) };
                 let peer = self.far_peer(from, hello);
-                if !peer.borrow_mut().tunnel.accept_link(now, hello.link, carrier) {
+                if !peer.lock().tunnel.accept_link(now, hello.link, carrier) {
                     return Err(io::Error::other("a link that is there already"));
                 }
                 (peer, hello.link)
@@ -285,16 +285,16 @@ impl Tunnels {
         };
         let link = &mut self.links[key];
         let early = std::mem::take(link.early());
-        peer.borrow_mut().keys.insert(number, key);
-        peer.borrow_mut().tunnel.handle_bytes(now, number, 0, &early);
+        peer.lock().keys.insert(number, key);
+        peer.lock().tunnel.handle_bytes(now, number, 0, &early);
         link.place = Some((peer, number));
         Ok(true)
     }
 
     /// The tunnel that a HELLO belongs to; a new one, if it is of a peer that was started since.
     fn far_peer(&mut self, key: PublicKey, hello: Hello) -> SharedPeer {
-        self.far.retain(|peer| !peer.borrow().is_idle());
-        let same = |peer: &&SharedPeer| peer.borrow().is(key, hello.instance);
+        self.far.retain(|peer| !peer.lock().is_idle());
+        let same = |peer: &&SharedPeer| peer.lock().is(key, hello.instance);
         if let Some(peer) = self.far.iter().find(same) {
             return peer.clone();
         }
@@ -310,7 +310,7 @@ impl Tunnels {
         let up = link.place.is_some();
         info!(up, "a link of the tunnel is gone: {why}");
         if let Some((peer, number)) = link.place {
-            let mut peer = peer.borrow_mut();
+            let mut peer = peer.lock();
             peer.keys.remove(&number);
             peer.tunnel.remove_link(number);
         }
@@ -325,9 +325,9 @@ impl Tunnels {
             let mut turn = Vec::new();
             loop {
                 turn.clear();
-                let next = peer.borrow_mut().tunnel.poll_transmit(now, &mut turn);
+                let next = peer.lock().tunnel.poll_transmit(now, &mut turn);
                 let Some((number, lane)) = next else { break };
-                let Some(&key) = peer.borrow().keys.get(&number) else { continue };
+                let Some(&key) = peer.lock().keys.get(&number) else { continue };
                 let link = &mut self.links[key];
                 link.push(lane, &turn);
                 if link.is_full() {
@@ -335,7 +335,7 @@ impl Tunnels {
                 }
             }
             self.end_lanes(&peer);
-            let keys: Vec<usize> = peer.borrow().keys.values().copied().collect();
+            let keys: Vec<usize> = peer.lock().keys.values().copied().collect();
             for key in keys {
                 self.send(key, now);
             }
@@ -346,9 +346,9 @@ impl Tunnels {
     /// Ends the lanes of sessions that are over.
     fn end_lanes(&mut self, peer: &SharedPeer) {
         loop {
-            let over = peer.borrow_mut().tunnel.poll_forgotten();
+            let over = peer.lock().tunnel.poll_forgotten();
             let Some(SessionId { link, number }) = over else { return };
-            if let Some(&key) = peer.borrow().keys.get(&link) {
+            if let Some(&key) = peer.lock().keys.get(&link) {
                 self.links[key].end(number);
             }
         }
@@ -357,7 +357,7 @@ impl Tunnels {
     /// Takes what a tunnel has to tell.
     fn settle(&mut self, peer: &SharedPeer, now: Instant) {
         loop {
-            let (down, over) = peer.borrow_mut().settle();
+            let (down, over) = peer.lock().settle();
             if down.is_empty() && over.is_empty() {
                 return;
             }
@@ -386,7 +386,7 @@ impl Tunnels {
         let mut peers = self.near.iter().chain(&self.far);
         self.endpoint.as_ref().is_some_and(|endpoint| endpoint.readable)
             || self.links.iter().any(|(_, link)| link.is_readable())
-            || peers.any(|peer| !peer.borrow().ready.is_empty())
+            || peers.any(|peer| !peer.lock().ready.is_empty())
     }
 
     fn send(&mut self, key: usize, now: Instant) {
@@ -398,13 +398,13 @@ impl Tunnels {
 
     /// The token of a session's end that is ready, and for what.
     pub fn poll_ready(&mut self) -> Option<(Token, Took)> {
-        self.near.iter().chain(&self.far).find_map(|peer| peer.borrow_mut().ready.pop_front())
+        self.near.iter().chain(&self.far).find_map(|peer| peer.lock().ready.pop_front())
     }
 
     /// The next session that a peer has opened.
     pub fn poll_arrival(&mut self) -> Option<Arrival> {
         self.far.iter().find_map(|peer| {
-            let arrival = peer.borrow_mut().arrivals.pop_front()?;
+            let arrival = peer.lock().arrivals.pop_front()?;
             Some(Arrival {
                 session: Session::arrived(peer, arrival.0),
                 to: arrival.1,
@@ -417,7 +417,7 @@ impl Tunnels {
     pub fn poll_timeout(&mut self) -> Option<Instant> {
         let Tunnels { endpoint, links, near, far, slots, .. } = self;
         let peers = near.iter().chain(far.iter());
-        let tunnels = peers.filter_map(|peer| peer.borrow().tunnel.poll_timeout());
+        let tunnels = peers.filter_map(|peer| peer.lock().tunnel.poll_timeout());
         let slots = slots.iter().filter_map(Slot::poll_timeout);
         let links = links.iter_mut().filter_map(|(_, link)| link.poll_timeout(endpoint.as_ref()));
         tunnels.chain(slots).chain(links).min()
@@ -426,7 +426,7 @@ impl Tunnels {
     /// Does what is due by now.
     pub fn handle_timeout(&mut self, now: Instant) {
         for peer in self.near.iter().chain(&self.far) {
-            let tunnel = &mut peer.borrow_mut().tunnel;
+            let tunnel = &mut peer.lock().tunnel;
             if tunnel.poll_timeout().is_some_and(|at| at <= now) {
                 tunnel.handle_timeout(now);
             }
@@ -476,7 +476,7 @@ fn new_peer(settings: &TunnelSettings, key: PublicKey, instance: Option<u64>) ->
     let mut random = [0; 8];
     entropy()(&mut random);
     let tunnel = Tunnel::new(settings.core.clone(), u64::from_be_bytes(random));
-    Rc::new(RefCell::new(Peer::new(tunnel, key, instance)))
+    SharedPeer::new(Peer::new(tunnel, key, instance))
 }
 
 /// The kernel's random bytes.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mio::Token;
 use slab::Slab;
@@ -24,6 +25,20 @@ pub struct Arrival {
     pub source: Option<SocketAddr>,
 }
 
+/// The tunnel, as its ends and links share it: all in one thread, so that nobody ever waits.
+#[derive(Clone, Debug)]
+pub(super) struct SharedPeer(Arc<Mutex<Peer>>);
+
+impl SharedPeer {
+    pub(super) fn new(peer: Peer) -> SharedPeer {
+        SharedPeer(Arc::new(Mutex::new(peer)))
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Peer> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The tunnel.
 #[derive(Debug)]
 pub(super) struct Peer {
@@ -44,13 +59,15 @@ pub(super) struct Peer {
 }
 
 /// A session, as its end sees it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Seat {
     pub(super) id: Option<SessionId>,
     /// Where it is to go, while it waits for a link.
     goes: Option<(Address, SocketAddr)>,
     /// By which the loop knows the end.
     pub(super) token: Option<Token>,
+    /// The peer has accepted it.
+    pub(super) accepted: bool,
     /// Nothing follows what can be read.
     pub(super) finished: bool,
     pub(super) broken: Option<Failure>,
@@ -84,7 +101,7 @@ impl Peer {
     /// Opens a session, now or when there is a link.
     pub(super) fn open(&mut self, to: Address, source: SocketAddr) -> usize {
         let goes = Some((to, source));
-        let seat = Seat { id: None, goes, token: None, finished: false, broken: None };
+        let seat = Seat { goes, ..Seat::default() };
         let number = self.seats.insert(seat);
         self.waiting.push_back(number);
         self.open_waiting();
@@ -117,18 +134,12 @@ impl Peer {
         while let Some(event) = self.tunnel.poll_event() {
             match event {
                 Event::Opened { id, to, source } => {
-                    let seat = Seat {
-                        id: Some(id),
-                        goes: None,
-                        token: None,
-                        finished: false,
-                        broken: None,
-                    };
+                    let seat = Seat { id: Some(id), ..Seat::default() };
                     let number = self.seats.insert(seat);
                     self.by_id.insert(id, number);
                     self.arrivals.push_back((number, to, source));
                 }
-                Event::Accepted(_) => {}
+                Event::Accepted(id) => self.change(id, true, true, |seat| seat.accepted = true),
                 Event::Readable(id) => self.change(id, true, false, |_| {}),
                 Event::Writable(id) => self.change(id, false, true, |_| {}),
                 Event::Finished(id) => self.change(id, true, false, |seat| seat.finished = true),

@@ -2,7 +2,6 @@
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
-use std::rc::Rc;
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use mio::Token;
@@ -11,7 +10,7 @@ use viaduct_proto::time::Instant;
 use viaduct_proto::tunnel::SessionId;
 use viaduct_sys::clock;
 
-use super::SharedPeer;
+use super::peer::SharedPeer;
 use super::stream::Took;
 
 /// The end. Dropped before both directions have ended, it resets the session.
@@ -19,6 +18,8 @@ use super::stream::Took;
 pub struct Session {
     peer: SharedPeer,
     seat: usize,
+    /// It counts as connected only when the peer has accepted it.
+    waits: bool,
     /// What was read from the tunnel, and not yet from here.
     rest: Bytes,
     /// The direction towards the peer has ended.
@@ -28,35 +29,39 @@ pub struct Session {
 }
 
 impl Session {
-    pub(super) fn open(peer: &SharedPeer, to: Address, source: SocketAddr) -> Session {
-        let seat = peer.borrow_mut().open(to, source);
-        Session::arrived(peer, seat)
+    pub(super) fn open(peer: &SharedPeer, to: Address, source: SocketAddr, waits: bool) -> Session {
+        let seat = peer.lock().open(to, source);
+        let mut session = Session::arrived(peer, seat);
+        session.waits = waits;
+        session
     }
 
     pub(super) fn arrived(peer: &SharedPeer, seat: usize) -> Session {
-        Session { peer: Rc::clone(peer), seat, rest: Bytes::new(), shut: false, ended: false }
+        let peer = peer.clone();
+        Session { peer, seat, waits: false, rest: Bytes::new(), shut: false, ended: false }
     }
 
     /// Has the loop told by `token`.
     pub fn register(&self, token: Token) {
-        let mut peer = self.peer.borrow_mut();
+        let mut peer = self.peer.lock();
         peer.seats[self.seat].token = Some(token);
         peer.tell(self.seat, Took { readable: true, writable: true });
     }
 
-    /// Whether bytes can be written by now: they can before the peer has answered. `Err`: never.
+    /// Whether it counts as connected: bytes can be written before the peer has answered. `Err`: it
+    /// never will be.
     pub fn check_connected(&self) -> io::Result<bool> {
-        let peer = self.peer.borrow();
+        let peer = self.peer.lock();
         let seat = &peer.seats[self.seat];
         match seat.broken {
             Some(why) => Err(error(why)),
-            None => Ok(seat.id.is_some()),
+            None => Ok(seat.accepted || (seat.id.is_some() && !self.waits)),
         }
     }
 
     /// Tells the peer that the session has got to where it was to go.
     pub fn accept(&self) {
-        let mut peer = self.peer.borrow_mut();
+        let mut peer = self.peer.lock();
         if let Some(id) = peer.seats[self.seat].id {
             peer.tunnel.accept(id);
         }
@@ -65,7 +70,7 @@ impl Session {
     /// Reads what is there; `Some(0)` at the end, `None` if nothing is there now.
     pub fn read(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
         let id = self.id()?;
-        let mut peer = self.peer.borrow_mut();
+        let mut peer = self.peer.lock();
         let mut filled = 0;
         while filled < into.len() {
             if self.rest.is_empty() {
@@ -89,7 +94,7 @@ impl Session {
     /// Writes `pieces`, all of them; `None` if enough waits already.
     pub fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
         let id = self.id()?;
-        let tunnel = &mut self.peer.borrow_mut().tunnel;
+        let tunnel = &mut self.peer.lock().tunnel;
         if !tunnel.may_write(id) {
             return Ok(None);
         }
@@ -106,20 +111,20 @@ impl Session {
     pub fn shutdown(&mut self) -> io::Result<()> {
         self.shut = true;
         let id = self.id()?;
-        self.peer.borrow_mut().tunnel.shutdown(id);
+        self.peer.lock().tunnel.shutdown(id);
         Ok(())
     }
 
     /// Ends it, and says why.
     pub fn reset(&mut self, why: Failure) {
         if let Ok(id) = self.id() {
-            self.peer.borrow_mut().tunnel.reset(id, why);
+            self.peer.lock().tunnel.reset(id, why);
         }
     }
 
     /// Its number; an error if it is over, or not yet there.
     fn id(&self) -> io::Result<SessionId> {
-        let peer = self.peer.borrow();
+        let peer = self.peer.lock();
         let seat = &peer.seats[self.seat];
         match (seat.broken, seat.id) {
             (Some(why), _) => Err(error(why)),
@@ -133,7 +138,7 @@ impl Drop for Session {
         if !(self.shut && self.ended) {
             self.reset(Failure::Reset);
         }
-        self.peer.borrow_mut().leave(self.seat);
+        self.peer.lock().leave(self.seat);
     }
 }
 

@@ -26,6 +26,8 @@ pub struct TunnelSettings {
     pub carrier: CarrierKind,
     /// The congestion control of TCP links; the system's if not given.
     pub congestion: Option<String>,
+    /// Whether a client is let in only when the far end has reached the server.
+    pub waits: bool,
     /// Servers that sessions may leave to.
     pub allow_to: Vec<IpNet>,
     /// Buffers and times.
@@ -77,7 +79,7 @@ pub struct TunnelArgs {
     pub carrier: CarrierKind,
     /// The congestion control of TCP links, such as cubic or bbr; the system's if not given
     #[arg(long, value_name = "NAME")]
-    pub congestion: Option<String>,
+    pub link_congestion: Option<String>,
     /// Bytes that a tunnel's other end may have sent and we not yet passed on, at most; four times
     /// the path's bandwidth-delay product lets one session fill it
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
@@ -108,7 +110,8 @@ impl TunnelArgs {
             dial: self.tunnel,
             links: usize::from(self.links),
             carrier: self.carrier,
-            congestion: self.congestion.clone(),
+            congestion: self.link_congestion.clone(),
+            waits: false,
             allow_to: allow_to.to_vec(),
             core,
         }))

@@ -59,6 +59,9 @@ pub(super) struct Stream {
     span: (Instant, u64),
 }
 
+/// What a read hands on.
+pub(super) type Deliver<'a> = &'a mut dyn FnMut(&[u8]);
+
 /// Listens for links.
 pub(super) fn listen(
     at: SocketAddr,
@@ -163,7 +166,7 @@ impl Stream {
     pub(super) fn receive(
         &mut self,
         scratch: &mut [u8],
-        mut deliver: Option<&mut dyn FnMut(&[u8])>,
+        mut deliver: Option<Deliver<'_>>,
     ) -> io::Result<()> {
         if !self.check_connected()? {
             return Ok(());

@@ -162,7 +162,7 @@ impl QuicLink {
             for piece in pieces {
                 match (&mut deliver, lane) {
                     (Some(deliver), 0) => {
-                        self.open(&piece, &mut |bytes| deliver(0, Some(bytes)))?
+                        self.open(&piece, &mut |bytes| deliver(0, Some(bytes)))?;
                     }
                     (Some(deliver), _) => deliver(lane, Some(&piece)),
                     (None, _) => {

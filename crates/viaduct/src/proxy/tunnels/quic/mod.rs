@@ -71,7 +71,7 @@ pub(super) struct Endpoint {
 /// What arrived.
 pub(super) enum Arrived {
     /// Something for this link.
-    For(usize, quinn_proto::ConnectionEvent),
+    For(usize, Box<quinn_proto::ConnectionEvent>),
     /// Somebody dials.
     New(Box<QuicLink>),
 }
@@ -159,7 +159,8 @@ impl Endpoint {
             let event = self.inner.handle(theirs, from, None, None, datagram, &mut self.send);
             match event {
                 Some(DatagramEvent::ConnectionEvent(handle, event)) => {
-                    arrived.extend(self.keys.get(&handle).map(|&key| Arrived::For(key, event)));
+                    arrived
+                        .extend(self.keys.get(&handle).map(|&key| Arrived::For(key, event.into())));
                 }
                 Some(DatagramEvent::NewConnection(incoming)) if refuse => {
                     let transmit = self.inner.refuse(incoming, &mut self.send);
@@ -225,6 +226,6 @@ fn controller(
         None | Some("cubic") => Arc::new(CubicConfig::default()),
         Some("bbr") => Arc::new(BbrConfig::default()),
         Some("reno") => Arc::new(NewRenoConfig::default()),
-        Some(name) => anyhow::bail!("congestion: QUIC has cubic, bbr and reno, not {name:?}"),
+        Some(name) => anyhow::bail!("link-congestion: QUIC has cubic, bbr and reno, not {name:?}"),
     })
 }
