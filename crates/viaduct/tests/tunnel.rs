@@ -181,7 +181,7 @@ fn rate(chain: &Chain, to: &str) -> f64 {
     server.args(["--server", "--one-off"]).stdout(Stdio::null());
     let mut server = chain.server().spawn(server).unwrap();
     thread::sleep(Duration::from_millis(500));
-    let options = format!("--json --link-congestion bbr --omit 4 --time 4 --client {to}");
+    let options = format!("--json --congestion bbr --omit 4 --time 4 --client {to}");
     let said = chain.client().run("iperf3", &options.split(' ').collect::<Vec<_>>()).unwrap();
     let said: serde_json::Value = serde_json::from_str(&said).unwrap();
     server.wait().unwrap();

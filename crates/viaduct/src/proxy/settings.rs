@@ -86,6 +86,10 @@ impl Settings {
         let first = args.listen.first().or(args.tunnel.tunnel_listen.as_ref());
         let port = first.map_or(0, SocketAddr::port);
         let tunnels = args.tunnel.settings(&args.allow_to)?;
+        let asked = !args.expect.is_empty() || args.tunnel.tunnel_listen.is_some();
+        if !args.allow_to.is_empty() && !asked {
+            bail!("allow-to: nobody says where to; give expect or tunnel-listen");
+        }
         let name = args.name.clone().unwrap_or_else(|| format!("proxy-{port}"));
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
         if name.is_empty() || name.len() > 32 || !name.chars().all(plain) {

@@ -93,6 +93,9 @@ impl TunnelArgs {
     /// What is wrong, and what would be right.
     pub fn settings(&self, allow_to: &[IpNet]) -> Result<Option<TunnelSettings>> {
         let (Some(file), true) = (&self.key, self.tunnel.or(self.tunnel_listen).is_some()) else {
+            if self.key.is_some() || !self.peer.is_empty() {
+                bail!("key, peer: they are for a tunnel; give tunnel or tunnel-listen");
+            }
             return Ok(None);
         };
         if self.tunnel.is_some() && self.tunnel_listen.is_none() && self.peer.len() != 1 {

@@ -215,17 +215,19 @@ fn transport(settings: &TunnelSettings) -> anyhow::Result<TransportConfig> {
         .max_idle_timeout(Some(core.silence.try_into()?))
         .keep_alive_interval(Some(KEEP_ALIVE))
         .datagram_receive_buffer_size(None)
-        .congestion_controller_factory(controller(settings.congestion.as_deref())?);
+        .congestion_controller_factory(controller(settings)?);
     Ok(transport)
 }
 
 fn controller(
-    name: Option<&str>,
+    settings: &TunnelSettings,
 ) -> anyhow::Result<Arc<dyn ControllerFactory + Send + Sync + 'static>> {
-    Ok(match name {
+    Ok(match settings.congestion.as_deref() {
         None | Some("cubic") => Arc::new(CubicConfig::default()),
         Some("bbr") => Arc::new(BbrConfig::default()),
         Some("reno") => Arc::new(NewRenoConfig::default()),
+        // It is meant for TCP, which an end that listens takes as well.
+        Some(_) if settings.dial.is_none() => Arc::new(CubicConfig::default()),
         Some(name) => anyhow::bail!("link-congestion: QUIC has cubic, bbr and reno, not {name:?}"),
     })
 }
