@@ -29,6 +29,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &miniproxy::ttc::Ttc,
     &miniproxy::start::Start,
     &miniproxy::flood::SynFlood,
+    &miniproxy::throughput::Throughput,
 ];
 
 /// The experiments that one of `patterns` names: a name (`maelstrom/burst`), a system

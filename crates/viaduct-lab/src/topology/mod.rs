@@ -13,9 +13,12 @@
 //!
 //!    [Chain]      client ═══ hop1 ═══ hop2 ═══ … ═══ server
 //!
+//!    [Pair]       load ─── box
+//!
 //!    [Node]       one namespace: its name, commands in it, programs that die with us
 //!    [Journal]    every command that was run, for --verbose
 //!    [programs]   iperf3, curl, ping, timed messages: run in hosts, with time-outs
+//!    [Usage]      a program's processor time, memory and descriptors
 //!    [Scratch]    files that programs need, gone with the world or by the next run
 //! ```
 
@@ -23,16 +26,20 @@ mod chain;
 mod dumbbell;
 mod journal;
 mod node;
+mod pair;
 pub mod programs;
 mod scratch;
 mod site;
 mod tun;
+mod usage;
 
 pub use chain::Chain;
 pub use dumbbell::{Dumbbell, DumbbellSpec, Wan};
 pub use journal::Journal;
 pub use node::{Host, Node};
+pub use pair::Pair;
 pub use scratch::Scratch;
+pub use usage::{Usage, cpu_time};
 
 use std::io;
 use std::time::Duration;

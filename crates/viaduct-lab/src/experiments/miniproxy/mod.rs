@@ -1,6 +1,8 @@
 //! Miniproxy's figures: what splitting TCP and forwarding the SYN early do for short flows.
 
+mod contenders;
 pub(super) mod flood;
 mod model;
 pub(super) mod start;
+pub(super) mod throughput;
 pub(super) mod ttc;
