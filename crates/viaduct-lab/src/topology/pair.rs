@@ -54,7 +54,12 @@ impl Drop for Pair {
 
 fn host(node: Node, last: u8) -> Result<Host, TopologyError> {
     let v4 = Ipv4Addr::new(10, 1, 0, last);
-    node.ip(&[format!("addr add {v4}/24 dev eth0"), "link set eth0 up".into()])?;
+    let route = "10.1.0.0/24 dev eth0".to_owned();
+    node.ip(&[
+        format!("addr add {v4}/24 dev eth0 noprefixroute"),
+        "link set eth0 up".into(),
+        format!("route add {route}"),
+    ])?;
     node.set_sysctls(&HOST_SYSCTLS)?;
     // Tens of thousands of connections a second, each with a port of its own.
     node.set_sysctls(&[
@@ -63,5 +68,5 @@ fn host(node: Node, last: u8) -> Result<Host, TopologyError> {
         ("net/core/somaxconn", "4096"),
         ("net/ipv4/tcp_max_syn_backlog", "16384"),
     ])?;
-    Ok(Host { node, v4, v6: None, routes: Vec::new() })
+    Ok(Host { node, v4, v6: None, routes: vec![route] })
 }

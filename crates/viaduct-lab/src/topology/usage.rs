@@ -42,6 +42,16 @@ pub fn cpu_time(pid: u32) -> Duration {
     family(pid).into_iter().map(|pid| cpu(&Path::new("/proc").join(pid.to_string()))).sum()
 }
 
+/// Processor time that the whole machine has spent on work since it started; in ticks of 10 ms.
+pub fn machine_time() -> Duration {
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let line = text.lines().next().unwrap_or_default();
+    let ticks: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    // user, nice, system, (idle, waiting for disks,) interrupts, soft ones, stolen
+    let busy = [0, 1, 2, 5, 6, 7].into_iter().filter_map(|n| ticks.get(n)).sum::<u64>();
+    Duration::from_millis(10 * busy)
+}
+
 /// `root` and its descendants.
 fn family(root: u32) -> Vec<u32> {
     let mut parents = Vec::new();

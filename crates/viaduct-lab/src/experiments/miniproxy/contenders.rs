@@ -1,17 +1,20 @@
-//! Those that are compared: viaduct and what others have, each between the same client and server.
+//! Those that are compared: viaduct and what others have, each between a client and a server of its
+//! own. They share no machine: what one has the kernel do with packets would cost the others.
 
+use std::any::Any;
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
 use viaduct_sys::thread::cores;
 
-use crate::load::Server;
+use crate::load::{Load, Server, Shape};
 use crate::proxies::Proxy;
 use crate::topology::programs::{Relay, Software};
 use crate::topology::{Journal, Pair};
 
-/// What each listens at is this plus its number.
 const PORT: u16 = 7000;
+/// Of all sockets at all ends.
+pub(super) const CONGESTION_CONTROL: &str = "cubic";
 
 /// Who.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,14 +22,6 @@ pub(super) enum Contender {
     Viaduct,
     Other(Software),
 }
-
-/// All of them, in the order in which they are shown.
-pub(super) const ALL: [Contender; 4] = [
-    Contender::Viaduct,
-    Contender::Other(Software::Haproxy),
-    Contender::Other(Software::Nginx),
-    Contender::Other(Software::Varnish),
-];
 
 impl Contender {
     pub(super) fn name(self) -> &'static str {
@@ -37,65 +32,49 @@ impl Contender {
     }
 }
 
-/// A machine with all of them, idle until spoken to, and one with the load.
-pub(super) struct Arena {
-    // Before what they run in.
-    running: Vec<Running>,
+/// One of them at work: idle until spoken to.
+pub(super) struct Stall {
+    // In the order in which they end.
+    _process: Box<dyn Any>,
     _server: Server,
     pub(super) pair: Pair,
-    /// The load's core, and that of what stands in between.
-    pub(super) cores: (usize, usize),
-}
-
-/// One of them.
-pub(super) struct Running {
+    /// Where it listens.
     pub(super) address: SocketAddr,
     pub(super) pid: u32,
-    /// It runs as long as this is kept.
-    _process: Box<dyn std::any::Any>,
 }
 
-impl Arena {
-    pub(super) fn build(journal: &Journal, contenders: &[Contender]) -> Result<Arena> {
-        let all = cores();
-        let (first, last) = (all.first().context("no core")?, all.last().context("no core")?);
+impl Stall {
+    /// The load and the server are on the machine's first core, the contender is on its last.
+    pub(super) fn build(contender: Contender, journal: &Journal) -> Result<Stall> {
+        let (first, last) = core_of_each()?;
         let pair = Pair::build(journal)?;
-        let server = Server::start(pair.load(), *first)?;
-        let start = |(n, &contender): (usize, &Contender)| {
-            let address = SocketAddr::new(pair.middle().v4().into(), PORT + n as u16);
-            Running::start(contender, &pair, *last, address, server.address())
-        };
-        let running = contenders.iter().enumerate().map(start).collect::<Result<_>>()?;
-        Ok(Arena { running, _server: server, pair, cores: (*first, *last) })
-    }
-
-    /// In the order in which they were asked for.
-    pub(super) fn running(&self) -> &[Running] {
-        &self.running
-    }
-}
-
-impl Running {
-    fn start(
-        contender: Contender,
-        pair: &Pair,
-        core: usize,
-        at: SocketAddr,
-        to: SocketAddr,
-    ) -> Result<Running> {
-        let node = pair.middle();
-        Ok(match contender {
+        for host in [pair.load(), pair.middle()] {
+            host.set_congestion_control(CONGESTION_CONTROL)?;
+        }
+        let server = Server::start(pair.load(), first)?;
+        let (node, address) = (pair.middle(), SocketAddr::new(pair.middle().v4().into(), PORT));
+        let (pid, process): (u32, Box<dyn Any>) = match contender {
             Contender::Viaduct => {
-                let (listen, to) = (at.to_string(), to.to_string());
-                let arguments = ["--listen", &listen, "--to", &to];
-                let mut proxy = Proxy::start_on(node, core, &arguments)?;
-                let pid = proxy.process().id();
-                Running { address: at, pid, _process: Box::new(proxy) }
+                let (listen, to) = (address.to_string(), server.address().to_string());
+                let mut proxy = Proxy::start_on(node, last, &["--listen", &listen, "--to", &to])?;
+                (proxy.process().id(), Box::new(proxy))
             }
             Contender::Other(software) => {
-                let relay = Relay::start(software, node, core, at, to)?;
-                Running { address: at, pid: relay.pid(), _process: Box::new(relay) }
+                let relay = Relay::start(software, node, last, address, server.address())?;
+                (relay.pid(), Box::new(relay))
             }
-        })
+        };
+        Ok(Stall { _process: process, _server: server, pair, address, pid })
     }
+
+    /// Puts a load on it.
+    pub(super) fn load(&self, shape: Shape) -> Result<Load> {
+        Ok(Load::start(self.pair.load(), core_of_each()?.0, shape, self.address))
+    }
+}
+
+/// The core of the load, and that of what stands in between.
+pub(super) fn core_of_each() -> Result<(usize, usize)> {
+    let all = cores();
+    Ok((*all.first().context("no core")?, *all.last().context("no core")?))
 }

@@ -3,16 +3,27 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
-use super::contenders::{ALL, Arena, Running};
+use super::contenders::{CONGESTION_CONTROL, Contender, Stall, core_of_each};
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
-use crate::experiments::statistics::median;
+use crate::experiments::statistics::{median, quantile};
 use crate::load::{Load, Shape};
-use crate::topology::cpu_time;
+use crate::topology::programs::Software;
+use crate::topology::{cpu_time, machine_time};
 
 /// The experiment.
 pub(in crate::experiments) struct Throughput;
+
+/// In the order in which they are shown.
+const ALL: [Contender; 4] = [
+    Contender::Viaduct,
+    Contender::Other(Software::Haproxy),
+    Contender::Other(Software::Nginx),
+    Contender::Other(Software::Varnish),
+];
+const VIADUCT: usize = 0;
+const HAPROXY: usize = 1;
 
 /// What is measured.
 struct Kind {
@@ -47,6 +58,9 @@ const KINDS: [Kind; 3] = [
 
 /// Before what counts: the flows' windows open, caches warm.
 const WARM_UP: Duration = Duration::from_millis(300);
+/// Cores that others' work may have in a window that counts, and how often such a one is looked for.
+const QUIET: f64 = 0.06;
+const TRIES: usize = 3;
 /// Of HAProxy's, at least and at most.
 const LEAST_RATE: f64 = 0.97;
 const MOST_COST: f64 = 1.05;
@@ -64,17 +78,20 @@ impl Experiment for Throughput {
 
     fn run(&self, run: &mut Run) -> Result<()> {
         let rounds = run.choose(11, 5);
-        let seconds = run.choose(2.0, 0.7);
+        let seconds = run.choose(1.0, 0.4);
         // Those that are no check's business are measured once if time is short.
         let others = run.choose(rounds, 1);
         run.param("rounds", rounds);
         run.param("seconds_each", seconds);
         run.param("load", "HTTP, bodies from the page cache and dropped by the receiver's kernel");
-        run.congestion_control("cubic");
-        let arena = Arena::build(run.journal(), &ALL)?;
-        run.param("core_of_load", arena.cores.0);
-        run.param("core_of_proxy", arena.cores.1);
+        run.congestion_control(CONGESTION_CONTROL);
+        let (core_of_load, core_of_proxy) = core_of_each()?;
+        run.param("core_of_load", core_of_load);
+        run.param("core_of_proxy", core_of_proxy);
+        let build = |contender| Stall::build(contender, run.journal());
+        let stalls = ALL.into_iter().map(build).collect::<Result<Vec<_>>>()?;
         run.steps(KINDS.len() * (2 * rounds + (ALL.len() - 2) * others));
+        let mut disturbed = Vec::new();
         for kind in &KINDS {
             let mut found = ALL.map(|_| Vec::new());
             for round in 0..rounds {
@@ -84,11 +101,14 @@ impl Experiment for Throughput {
                     }
                     run.step(&format!("{}, {}, round {}", kind.name, ALL[n].name(), round + 1))?;
                     let window = Duration::from_secs_f64(seconds);
-                    found[n].push(measure(&arena, &arena.running()[n], kind, window)?);
+                    found[n].push(measure(&stalls[n], kind, window)?);
                 }
             }
+            disturbed.extend(found.iter().flatten().map(|sample: &Sample| sample.disturbed));
             draw(run, kind, &found);
         }
+        run.param("cores_of_others_median", median(&disturbed));
+        run.param("cores_of_others_most", quantile(&disturbed, 1.0));
         Ok(())
     }
 }
@@ -98,6 +118,8 @@ impl Experiment for Throughput {
 struct Sample {
     rate: f64,
     cost: f64,
+    /// Cores that others' work had.
+    disturbed: f64,
 }
 
 /// There and back, so that what drifts with time hits none alone.
@@ -106,19 +128,36 @@ fn order(round: usize) -> Vec<usize> {
     if round.is_multiple_of(2) { all.collect() } else { all.rev().collect() }
 }
 
-fn measure(arena: &Arena, who: &Running, kind: &Kind, window: Duration) -> Result<Sample> {
-    let load = Load::start(arena.pair.load(), arena.cores.0, kind.shape, who.address);
+/// The first window that others leave alone, or the one that they disturb least.
+fn measure(who: &Stall, kind: &Kind, window: Duration) -> Result<Sample> {
+    let load = who.load(kind.shape)?;
     thread::sleep(WARM_UP);
-    let now = || (Instant::now(), load.done(), cpu_time(who.pid));
+    let mut best: Option<Sample> = None;
+    for _ in 0..TRIES {
+        let sample = sample(who, &load, kind, window);
+        ensure!(sample.rate > 0.0 && load.failed() == 0, "{} connections failed", load.failed());
+        if best.is_none_or(|best| sample.disturbed < best.disturbed) {
+            best = Some(sample);
+        }
+        if sample.disturbed < QUIET {
+            break;
+        }
+    }
+    best.context("no window")
+}
+
+fn sample(who: &Stall, load: &Load, kind: &Kind, window: Duration) -> Sample {
+    let others = || machine_time().saturating_sub(cpu_time(std::process::id()));
+    let now = || (Instant::now(), load.done(), cpu_time(who.pid), others());
     let before = now();
     thread::sleep(window);
     let after = now();
-    let done = (after.1 - before.1) as f64;
-    ensure!(done > 0.0 && load.failed() == 0, "{} connections failed", load.failed());
-    Ok(Sample {
-        rate: done / kind.unit.1 / (after.0 - before.0).as_secs_f64(),
+    let (took, done) = ((after.0 - before.0).as_secs_f64(), (after.1 - before.1) as f64);
+    Sample {
+        rate: done / kind.unit.1 / took,
         cost: (after.2 - before.2).as_secs_f64() / (done / kind.cost.1),
-    })
+        disturbed: after.3.saturating_sub(before.3).as_secs_f64() / took,
+    }
 }
 
 fn draw(run: &mut Run, kind: &Kind, found: &[Vec<Sample>]) {
@@ -142,7 +181,3 @@ fn draw(run: &mut Run, kind: &Kind, found: &[Vec<Sample>]) {
         run.check(&format!("{name}: CPU-s per GB over HAProxy's"), ratio(|s| s.cost), bound);
     }
 }
-
-/// Where they stand among all.
-const VIADUCT: usize = 0;
-const HAPROXY: usize = 1;

@@ -89,6 +89,7 @@ impl Software {
                    nbthread 1
                    maxconn 9500
                    maxpipes 256
+                   tune.pipesize 262144
                  defaults
                    mode tcp
                    option splice-auto
