@@ -8,6 +8,9 @@ use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
 use viaduct_sys::tcp;
 
+/// Bytes, and urgent ones.
+const TO_READ: Interest = Interest::READABLE.add(Interest::PRIORITY);
+
 /// An end of a flow.
 #[derive(Debug)]
 pub enum Leg {
@@ -26,32 +29,33 @@ impl Leg {
     /// Has the loop told, by `token`, when it can be read or written.
     pub fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         match self {
-            Leg::Tcp(stream) => {
-                let all = Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY;
-                stream.register(registry, token, all)
-            }
+            Leg::Tcp(stream) => stream.register(registry, token, TO_READ | Interest::WRITABLE),
         }
     }
 
-    /// Has the loop told by another token than before.
+    /// The same for reading alone, of an end that takes what it is given until it has said no.
+    pub fn register_to_read(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
+        match self {
+            Leg::Tcp(stream) => stream.register(registry, token, TO_READ),
+        }
+    }
+
+    /// Has the loop told of room as well, or by another token than before.
     pub fn reregister(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         match self {
-            Leg::Tcp(stream) => {
-                stream.reregister(registry, token, Interest::READABLE | Interest::WRITABLE)
-            }
+            Leg::Tcp(stream) => stream.reregister(registry, token, TO_READ | Interest::WRITABLE),
         }
     }
 
     /// Whether it is connected by now. `Err`: it never will be.
     pub fn check_connected(&self) -> io::Result<bool> {
         let Leg::Tcp(stream) = self;
-        if let Some(error) = stream.take_error()? {
-            return Err(error);
-        }
-        // A wake-up without a cause: the handshake is still on its way.
         match stream.peer_addr() {
             Ok(_) => Ok(true),
-            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(false),
+            // Either it failed, or this is a wake-up without a cause.
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => {
+                stream.take_error()?.map_or(Ok(false), Err)
+            }
             Err(error) => Err(error),
         }
     }

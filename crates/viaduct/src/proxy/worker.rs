@@ -297,6 +297,11 @@ impl Worker {
                     event.is_readable() || event.is_read_closed() || event.is_error(),
                     event.is_writable() || event.is_write_closed() || event.is_error(),
                 );
+                if event.is_read_closed()
+                    && let Some(flow) = self.flows.get(n / 2)
+                {
+                    flow.ending(end);
+                }
                 if event.is_priority()
                     && let Some(flow) = self.flows.get(n / 2)
                 {
@@ -324,7 +329,8 @@ impl Worker {
         if flow.asked().is_some_and(|asked| !asked.begun) {
             return self.hear(key, now);
         }
-        if !flow.is_connected() {
+        // Only the server's end can say that it is there.
+        if !flow.is_connected() && end == End::Server {
             match flow.check_connected(now) {
                 Ok(()) if flow.is_connected() => {
                     let (via, took) = (flow.via(), now.since(flow.begun));
