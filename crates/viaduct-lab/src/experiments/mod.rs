@@ -30,6 +30,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &miniproxy::start::Start,
     &miniproxy::flood::SynFlood,
     &miniproxy::throughput::Throughput,
+    &miniproxy::connections::Connections,
 ];
 
 /// The experiments that one of `patterns` names: a name (`maelstrom/burst`), a system

@@ -50,8 +50,8 @@ pub(super) enum News {
 }
 
 impl Crowd {
-    /// Begins `count` connections from `node` at once, each asking for a few bytes and staying open,
-    /// and waits for all answers.
+    /// Opens `count` connections from `node`, `at_once` begun at once; each asks for a few bytes and
+    /// stays open. Returns when all are answered.
     ///
     /// # Errors
     /// One of them breaks, or `patience` is over before all are answered.
@@ -59,17 +59,19 @@ impl Crowd {
         node: &Node,
         to: SocketAddr,
         count: usize,
+        at_once: usize,
         patience: Duration,
     ) -> Result<Crowd, TopologyError> {
         let opened = node.netns().enter(|| {
             let mut crowd = Crowd::new(to, Ask::Stay)?;
-            for _ in 0..count {
-                crowd.begin()?;
+            let deadline = Instant::now() + patience;
+            while crowd.connections.len() < count {
+                let many = at_once.min(count - crowd.connections.len());
+                crowd.open_more(many, deadline)?;
             }
-            crowd.wait(Instant::now() + patience)?;
             Ok(crowd)
         })?;
-        opened.map_err(|e| node.io(format!("open {count} connections to {to}"), e))
+        opened.map_err(|e: io::Error| node.io(format!("open {count} connections to {to}"), e))
     }
 
     /// The times of all.
@@ -123,18 +125,25 @@ impl Crowd {
         Ok(Connection { stream, began, times: Times::default() })
     }
 
-    fn wait(&mut self, deadline: Instant) -> io::Result<()> {
-        let (mut left, mut news) = (self.connections.len(), Vec::new());
+    fn open_more(&mut self, many: usize, deadline: Instant) -> io::Result<()> {
+        let (mut left, mut news) = (many, Vec::new());
+        for _ in 0..many {
+            self.begin()?;
+            // Those that are there already shall not wait for the others to be begun.
+            self.turn(Duration::ZERO, &mut news)?;
+        }
         while left > 0 {
-            if stop::asked() || Instant::now() > deadline {
-                return Err(io::Error::other(format!("{left} are not answered")));
-            }
-            self.turn(Duration::from_millis(100), &mut news)?;
             for (_, said) in news.drain(..) {
                 if said != News::Answered {
                     return Err(io::Error::other("one was ended unanswered"));
                 }
                 left -= 1;
+            }
+            if stop::asked() || Instant::now() > deadline {
+                return Err(io::Error::other(format!("{left} of {many} are not answered")));
+            }
+            if left > 0 {
+                self.turn(Duration::from_millis(100), &mut news)?;
             }
         }
         Ok(())

@@ -23,7 +23,7 @@ use std::thread::{self, JoinHandle};
 
 use viaduct_sys::thread::pin;
 
-use crate::topology::{Node, TopologyError};
+use crate::topology::Node;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,23 +115,5 @@ impl Drop for Load {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-    }
-}
-
-/// Lets this process have as many descriptors as it may.
-///
-/// # Errors
-/// They are fewer than `least`.
-pub fn raise_descriptors(least: u64) -> Result<(), TopologyError> {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let _ =
-        setrlimit(Resource::Nofile, rustix::process::Rlimit { current: limit.maximum, ..limit });
-    match getrlimit(Resource::Nofile).current {
-        Some(value) if value < least => {
-            let range = "raised for this experiment (ulimit -n)";
-            Err(TopologyError::Spec { what: "the limit of open files", value, range })
-        }
-        _ => Ok(()),
     }
 }

@@ -39,7 +39,7 @@ pub use journal::Journal;
 pub use node::{Host, Node};
 pub use pair::Pair;
 pub use scratch::Scratch;
-pub use usage::{Usage, cpu_time, machine_time};
+pub use usage::{Usage, cpu_time, machine_time, socket_memory};
 
 use std::io;
 use std::time::Duration;

@@ -52,6 +52,22 @@ pub fn machine_time() -> Duration {
     Duration::from_millis(10 * busy)
 }
 
+/// Bytes of the whole machine's kernel that are in sockets, their files and epoll's notes of them;
+/// 0 without the right to see it.
+pub fn socket_memory() -> u64 {
+    const CACHES: [&str; 6] =
+        ["TCP", "TCPv6", "sock_inode_cache", "filp", "eventpoll_epi", "eventpoll_pwq"];
+    let text = fs::read_to_string("/proc/slabinfo").unwrap_or_default();
+    let bytes = text.lines().filter_map(|line| {
+        // name, objects in use, objects, bytes of an object
+        let mut words = line.split_whitespace();
+        CACHES.contains(&words.next()?).then_some(())?;
+        let (used, _, size) = (words.next()?, words.next()?, words.next()?);
+        Some(used.parse::<u64>().ok()? * size.parse::<u64>().ok()?)
+    });
+    bytes.sum()
+}
+
 /// `root` and its descendants.
 fn family(root: u32) -> Vec<u32> {
     let mut parents = Vec::new();

@@ -1,5 +1,6 @@
 //! Miniproxy's figures: what splitting TCP and forwarding the SYN early do for short flows.
 
+pub(super) mod connections;
 mod contenders;
 pub(super) mod flood;
 mod model;
