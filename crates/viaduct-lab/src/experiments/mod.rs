@@ -27,6 +27,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &maelstrom::interleaves::Interleaves,
     &maelstrom::forwarding::Forwarding,
     &miniproxy::ttc::Ttc,
+    &miniproxy::off_path::OffPath,
     &miniproxy::start::Start,
     &miniproxy::flood::SynFlood,
     &miniproxy::throughput::Throughput,

@@ -13,6 +13,8 @@
 //!
 //!    [Chain]      client ═══ hop1 ═══ hop2 ═══ … ═══ server
 //!
+//!    [Detour]     client ═══ fork ═══ server, and aside ═══ fork
+//!
 //!    [Pair]       load ─── box
 //!
 //!    [Node]       one namespace: its name, commands in it, programs that die with us
@@ -23,6 +25,7 @@
 //! ```
 
 mod chain;
+mod detour;
 mod dumbbell;
 mod journal;
 mod node;
@@ -34,6 +37,7 @@ mod tun;
 mod usage;
 
 pub use chain::Chain;
+pub use detour::Detour;
 pub use dumbbell::{Dumbbell, DumbbellSpec, Wan};
 pub use journal::Journal;
 pub use node::{Host, Node};

@@ -2,8 +2,10 @@
 
 pub(super) mod connections;
 mod contenders;
+mod downloads;
 pub(super) mod flood;
 mod model;
+pub(super) mod off_path;
 pub(super) mod start;
 pub(super) mod throughput;
 pub(super) mod ttc;
