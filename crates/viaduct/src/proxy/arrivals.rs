@@ -92,8 +92,10 @@ impl Worker {
                 let Some(listener) = self.listeners.get(listener) else { return };
                 match listener.accept() {
                     Ok((client, peer)) => clients.push((client, canonical(peer))),
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                     Err(error) => {
                         all_taken = true;
+                        // Without a descriptor, say; the next sweep asks again.
                         if error.kind() != io::ErrorKind::WouldBlock {
                             debug!("accept: {error}");
                         }

@@ -395,8 +395,9 @@ impl Worker {
         }
     }
 
-    /// Looks at deadlines.
+    /// Looks at deadlines, and for those who could not be accepted when they came.
     fn sweep(&mut self, now: Instant) {
+        (0..self.listeners.len()).for_each(|n| self.accept(n, now));
         while let Some((_, started)) = self.early.poll_expired(now) {
             self.end(started.key, true);
         }
