@@ -38,6 +38,11 @@ impl Pipe {
         Ok(Pipe { read, write, held: 0, room })
     }
 
+    /// Bytes that it has room for, about.
+    pub fn room(&self) -> usize {
+        self.room
+    }
+
     /// Bytes in the pipe.
     pub fn held(&self) -> usize {
         self.held

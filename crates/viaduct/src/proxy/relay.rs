@@ -12,7 +12,7 @@ use super::flow::{End, Moved};
 use super::pipes::Pipes;
 
 /// Pipes that one direction may fill before the other flows have their turn.
-const FILLS: usize = 16;
+const FILLS: usize = 4;
 
 /// Both directions.
 #[derive(Debug, Default)]

@@ -16,9 +16,10 @@ use crate::topology::{cpu_time, machine_time};
 pub(in crate::experiments) struct Throughput;
 
 /// In the order in which they are shown.
-const ALL: [Contender; 4] = [
+const ALL: [Contender; 5] = [
     Contender::Viaduct,
     Contender::Other(Software::Haproxy),
+    Contender::Other(Software::HaproxyLargePipes),
     Contender::Other(Software::Nginx),
     Contender::Other(Software::Varnish),
 ];

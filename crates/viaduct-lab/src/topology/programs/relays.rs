@@ -14,6 +14,8 @@ use crate::topology::{Node, Scratch, TopologyError};
 pub enum Software {
     /// HAProxy in TCP mode, splicing.
     Haproxy,
+    /// The same with pipes of a megabyte, which nobody has told it to use by default.
+    HaproxyLargePipes,
     /// nginx's stream module, which copies.
     Nginx,
     /// Varnish, an HTTP cache, told to pipe what it is asked.
@@ -45,7 +47,9 @@ impl Relay {
         let file = scratch.write("conf", text).map_err(wrong)?;
         let mut command = on_core(node, core, software.program());
         match software {
-            Software::Haproxy => command.arg("-db").arg("-f").arg(file),
+            Software::Haproxy | Software::HaproxyLargePipes => {
+                command.arg("-db").arg("-f").arg(file)
+            }
             Software::Nginx => command.args(["-e", "stderr", "-c"]).arg(file),
             Software::Varnish => {
                 command.args(["-F", "-j", "none", "-s", "malloc,64m", "-p", "thread_pools=1"]);
@@ -68,6 +72,7 @@ impl Software {
     pub fn name(self) -> &'static str {
         match self {
             Software::Haproxy => "HAProxy",
+            Software::HaproxyLargePipes => "HAProxy, 1 MB pipes",
             Software::Nginx => "nginx stream",
             Software::Varnish => "Varnish",
         }
@@ -75,7 +80,7 @@ impl Software {
 
     fn program(self) -> &'static str {
         match self {
-            Software::Haproxy => "haproxy",
+            Software::Haproxy | Software::HaproxyLargePipes => "haproxy",
             Software::Nginx => "nginx",
             Software::Varnish => "varnishd",
         }
@@ -84,24 +89,8 @@ impl Software {
     fn configuration(self, dir: &Path, listen: SocketAddr, to: SocketAddr) -> String {
         let (dir, ip, port) = (dir.display(), to.ip(), to.port());
         match self {
-            Software::Haproxy => format!(
-                "global
-                   nbthread 1
-                   maxconn 9500
-                   maxpipes 256
-                   tune.pipesize 262144
-                 defaults
-                   mode tcp
-                   option splice-auto
-                   option splice-request
-                   option splice-response
-                   timeout connect 10s
-                   timeout client 1h
-                   timeout server 1h
-                 listen lab
-                   bind {listen} backlog 4096
-                   server lab {to}\n"
-            ),
+            Software::Haproxy => haproxy("", listen, to),
+            Software::HaproxyLargePipes => haproxy("tune.pipesize 1048576", listen, to),
             Software::Nginx => format!(
                 "daemon off; master_process off; user root root; pid {dir}/pid; error_log stderr;
                  load_module /usr/lib/nginx/modules/ngx_stream_module.so;
@@ -115,4 +104,26 @@ impl Software {
             ),
         }
     }
+}
+
+/// HAProxy's configuration, with this line in `global`.
+fn haproxy(line: &str, listen: SocketAddr, to: SocketAddr) -> String {
+    format!(
+        "global
+           nbthread 1
+           maxconn 9500
+           maxpipes 60
+           {line}
+         defaults
+           mode tcp
+           option splice-auto
+           option splice-request
+           option splice-response
+           timeout connect 10s
+           timeout client 1h
+           timeout server 1h
+         listen lab
+           bind {listen} backlog 4096
+           server lab {to}\n"
+    )
 }
