@@ -3,6 +3,7 @@
 //! ```text
 //!   cli ──> experiments (one file each) ──> topology      hosts, gateways, programs
 //!    |           |                    └───> emulator      the link between the gateways
+//!    |           ├──> load: many connections, or much, without the cost of real programs
 //!    |           └──> experiment: what a run is; results as JSON, a table, an exit status
 //!    ├──> report: one HTML page of all results
 //!    ├──> shell: a terminal inside a world
@@ -18,6 +19,7 @@ pub mod experiment;
 pub mod experiments;
 pub mod flood;
 pub mod gateways;
+pub mod load;
 pub mod proxies;
 pub mod report;
 pub mod shell;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use viaduct_sys::process::Process;
 
 use crate::binary::binary;
@@ -30,6 +31,15 @@ impl Proxy {
     pub fn on_path(node: &Node) -> Result<Proxy> {
         let listen = format!("[::]:{PORT}");
         Self::start(node, &["--listen", &listen, "--intercept", "0.0.0.0/0,::/0"])
+    }
+
+    /// With these arguments, on one core.
+    pub fn start_on(node: &Node, core: usize, arguments: &[&str]) -> Result<Proxy> {
+        let proxy = Self::start(node, arguments)?;
+        let mut set = CpuSet::new();
+        set.set(core);
+        sched_setaffinity(Some(Pid::from_child(&proxy.process)), &set)?;
+        Ok(proxy)
     }
 
     /// Anywhere: for connections whose SYNs say by an option where they go.

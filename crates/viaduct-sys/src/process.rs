@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
-    Pid, PidfdFlags, Signal, getppid, kill_process_group, pidfd_open,
-    set_parent_process_death_signal,
+    Pid, PidfdFlags, Resource, Rlimit, Signal, getppid, getrlimit, kill_process_group, pidfd_open,
+    set_parent_process_death_signal, setrlimit,
 };
 
 /// A child that is killed, with its process group, when this is dropped or this process dies.
@@ -123,6 +123,17 @@ pub fn die_with_parent(command: &mut Command) {
             }
         })
     };
+}
+
+/// Has this process, and what it starts, open as many descriptors as it may.
+///
+/// # Returns
+/// How many that is.
+pub fn raise_descriptors() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    // Up to the hard limit everybody may.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
 fn pid_of(child: &Child) -> Pid {

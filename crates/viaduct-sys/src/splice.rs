@@ -38,6 +38,11 @@ impl Pipe {
         Ok(Pipe { read, write, held: 0, room })
     }
 
+    /// Bytes that it has room for, about.
+    pub fn room(&self) -> usize {
+        self.room
+    }
+
     /// Bytes in the pipe.
     pub fn held(&self) -> usize {
         self.held
@@ -61,12 +66,14 @@ impl Pipe {
         })
     }
 
-    /// Moves what is in the pipe to `to`.
+    /// Moves what is in the pipe to `to`. `more` says that something follows at once, be it the end:
+    /// a last segment that is not full waits for it.
     ///
     /// # Errors
     /// `to` broke.
-    pub fn drain(&mut self, to: impl AsFd) -> io::Result<Spliced> {
-        let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
+    pub fn drain(&mut self, to: impl AsFd, more: bool) -> io::Result<Spliced> {
+        let mut flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
+        flags.set(SpliceFlags::MORE, more);
         match splice(&self.read, None, to, None, self.held, flags) {
             Ok(0) => Ok(Spliced::End),
             Ok(moved) => {
@@ -93,7 +100,7 @@ mod tests {
         writer.write_all(b"through a pipe").unwrap();
         assert_eq!(pipe.fill(&from).unwrap(), Spliced::Moved(14));
         assert_eq!(pipe.held(), 14);
-        assert_eq!(pipe.drain(&to).unwrap(), Spliced::Moved(14));
+        assert_eq!(pipe.drain(&to, false).unwrap(), Spliced::Moved(14));
         let mut got = [0; 14];
         reader.read_exact(&mut got).unwrap();
         assert_eq!(&got, b"through a pipe");

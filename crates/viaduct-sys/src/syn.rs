@@ -13,6 +13,9 @@ const BACKLOG: libc::c_int = 4 << 20;
 /// Bytes of a SYN that are read: an MTU, Fast Open data included.
 pub const SNAP: usize = 2048;
 
+/// Of `linux/if_packet.h`; libc has it not.
+const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
+
 /// The tap. Packets begin at their IP header.
 #[derive(Debug)]
 pub struct SynTap {
@@ -30,6 +33,8 @@ impl SynTap {
         let socket = os::socket(AF_PACKET, SOCK_DGRAM, 0)?;
         filter::attach(socket.as_fd(), &filter.build().map_err(io::Error::other)?)?;
         os::set_receive_buffer(socket.as_fd(), BACKLOG)?;
+        // Else the kernel would copy each packet that leaves, only to have the filter refuse it.
+        os::setsockopt(socket.as_fd(), libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &1)?;
         os::bind_packet(socket.as_fd(), 0)?;
         Ok(SynTap { socket })
     }

@@ -51,7 +51,8 @@ pub enum Telling<'a> {
 /// most.
 const PROBES: u32 = 4;
 
-/// Listens at `address`, not blocking; several processes may share a port.
+/// Listens at `address`, not blocking; several processes may share a port. What it accepts has no
+/// Nagle's delay.
 ///
 /// # Errors
 /// The address is in use or not this machine's, or a right is missing.
@@ -59,6 +60,8 @@ pub fn listen(address: SocketAddr, backlog: u32, options: TcpOptions) -> io::Res
     let socket = socket(address, options)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
     sockopt::set_socket_reuseport(&socket, true)?;
+    // Inherited by what is accepted.
+    sockopt::set_tcp_nodelay(&socket, true)?;
     rustix::net::bind(&socket, &address)?;
     rustix::net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
     Ok(socket.into())

@@ -107,3 +107,42 @@ fn hops_save_what_the_paper_says_on_the_path_and_told_by_the_option() {
         }
     }
 }
+
+/// The bar of this name.
+fn bar(outcome: &Outcome, plot: &str, name: &str) -> f64 {
+    let found = outcome.series.iter().filter(|s| s.plot == plot).flat_map(|s| &s.points);
+    found.filter(|point| point.label.as_deref() == Some(name)).map(|point| point.y).next().unwrap()
+}
+
+#[test]
+fn a_relay_costs_less_processor_time_than_those_that_copy_and_no_more_than_the_one_that_splices() {
+    let _alone = alone();
+    let outcome = quick("miniproxy/throughput");
+    let cost = |load: &str, who| bar(&outcome, &format!("Cost, {load}"), who);
+    for flows in ["1 flow", "8 flows"] {
+        assert!(cost(flows, "viaduct") < 0.7 * cost(flows, "nginx stream"), "{outcome:#?}");
+        assert!(cost(flows, "viaduct") < 1.5 * cost(flows, "HAProxy"), "{outcome:#?}");
+    }
+    let (ours, theirs) = (cost("connections", "viaduct"), cost("connections", "HAProxy"));
+    assert!(ours < 1.3 * theirs, "{outcome:#?}");
+}
+
+#[test]
+fn idle_relays_hold_no_pipes_and_little_memory() {
+    let _alone = alone();
+    let outcome = quick("miniproxy/connections");
+    assert_eq!(outcome.checks.len(), 4);
+    assert!(outcome.holds(), "{}", print_table(&outcome, false));
+}
+
+#[test]
+fn a_proxy_aside_of_the_way_takes_as_long_as_the_papers_equations_say() {
+    let _alone = alone();
+    let outcome = quick("miniproxy/off-path");
+    let of_the_model = |name: &str| name.ends_with("over the model's");
+    let ratios: Vec<_> = outcome.checks.iter().filter(|c| of_the_model(&c.name)).collect();
+    assert_eq!(ratios.len(), 12);
+    for ratio in ratios {
+        assert!((0.95..1.15).contains(&ratio.value), "{ratio:?}");
+    }
+}

@@ -27,8 +27,11 @@ pub const ALL: &[&dyn Experiment] = &[
     &maelstrom::interleaves::Interleaves,
     &maelstrom::forwarding::Forwarding,
     &miniproxy::ttc::Ttc,
+    &miniproxy::off_path::OffPath,
     &miniproxy::start::Start,
     &miniproxy::flood::SynFlood,
+    &miniproxy::throughput::Throughput,
+    &miniproxy::connections::Connections,
 ];
 
 /// The experiments that one of `patterns` names: a name (`maelstrom/burst`), a system

@@ -5,6 +5,11 @@ pub(super) fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
+/// The middle one; not a number if there are none.
+pub(super) fn median(values: &[f64]) -> f64 {
+    quantile(values, 0.5)
+}
+
 /// The value that a share `q` (0 to 1) of `values` does not exceed; not a number if there are none.
 pub(super) fn quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();

@@ -13,26 +13,37 @@
 //!
 //!    [Chain]      client ═══ hop1 ═══ hop2 ═══ … ═══ server
 //!
+//!    [Detour]     client ═══ fork ═══ server, and aside ═══ fork
+//!
+//!    [Pair]       load ─── box
+//!
 //!    [Node]       one namespace: its name, commands in it, programs that die with us
 //!    [Journal]    every command that was run, for --verbose
 //!    [programs]   iperf3, curl, ping, timed messages: run in hosts, with time-outs
+//!    [Usage]      a program's processor time, memory and descriptors
 //!    [Scratch]    files that programs need, gone with the world or by the next run
 //! ```
 
 mod chain;
+mod detour;
 mod dumbbell;
 mod journal;
 mod node;
+mod pair;
 pub mod programs;
 mod scratch;
 mod site;
 mod tun;
+mod usage;
 
 pub use chain::Chain;
+pub use detour::Detour;
 pub use dumbbell::{Dumbbell, DumbbellSpec, Wan};
 pub use journal::Journal;
 pub use node::{Host, Node};
+pub use pair::Pair;
 pub use scratch::Scratch;
+pub use usage::{Usage, cpu_time, machine_time, socket_memory};
 
 use std::io;
 use std::time::Duration;

@@ -22,6 +22,9 @@ use super::tell::Teller;
 use super::through::Through;
 use super::worker::{Limits, Worker};
 
+/// Connections accepted before they are looked at.
+const AT_ONCE: usize = 64;
+
 /// What a SYN has started.
 #[derive(Clone, Copy, Debug)]
 pub struct Started {
@@ -83,30 +86,45 @@ impl Worker {
     /// Takes in the connections that wait at a listener.
     pub(super) fn accept(&mut self, listener: usize, now: Instant) {
         loop {
-            let Some(listener) = self.listeners.get(listener) else { return };
-            let (client, peer) = match listener.accept() {
-                Ok(accepted) => accepted,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) => {
-                    debug!("accept: {error}");
-                    return;
+            let mut all_taken = false;
+            let mut clients = Vec::with_capacity(AT_ONCE);
+            while clients.len() < AT_ONCE && !all_taken {
+                let Some(listener) = self.listeners.get(listener) else { return };
+                match listener.accept() {
+                    Ok((client, peer)) => clients.push((client, canonical(peer))),
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                    Err(error) => {
+                        all_taken = true;
+                        // Without a descriptor, say; the next sweep asks again.
+                        if error.kind() != io::ErrorKind::WouldBlock {
+                            debug!("accept: {error}");
+                        }
+                    }
                 }
-            };
-            let Ok(to) = client.local_addr() else { continue };
-            self.stats.accepted += 1;
-            // Each end has put its bytes together as it wants them sent.
-            let _ = client.set_nodelay(true);
-            set_up(&client, self.policies.far.haul(peer.ip()));
-            // Its SYN is in the tap by now: it came before its handshake was done.
-            self.see_syns(now);
-            let tuple = Tuple { client: canonical(peer), to: canonical(to) };
-            match &self.target {
-                Target::Asked(terms) => {
-                    let terms = terms.clone();
-                    self.welcome(client, tuple, &terms, now);
-                }
-                _ => self.join(client, tuple, None, now),
             }
+            // Their SYNs are in the tap by now: they came before their handshakes were done.
+            self.see_syns(now);
+            for (client, peer) in clients {
+                self.admit(client, peer, now);
+            }
+            if all_taken {
+                return;
+            }
+        }
+    }
+
+    /// Takes in a connection.
+    fn admit(&mut self, client: TcpStream, peer: SocketAddr, now: Instant) {
+        self.stats.accepted += 1;
+        set_up(&client, self.policies.far.haul(peer.ip()));
+        let Ok(to) = client.local_addr() else { return };
+        let tuple = Tuple { client: peer, to: canonical(to) };
+        match &self.target {
+            Target::Asked(terms) => {
+                let terms = terms.clone();
+                self.welcome(client, tuple, &terms, now);
+            }
+            _ => self.join(client, tuple, None, now),
         }
     }
 

@@ -64,6 +64,8 @@ pub struct Flow {
     middle: Middle,
     /// Bits a second each way, at most.
     rate: Option<u64>,
+    /// Whether the loop is told when the client has room.
+    room_watched: bool,
     /// When its second half was begun.
     pub begun: Instant,
     /// When it last moved, or began.
@@ -144,6 +146,7 @@ impl Flow {
             broken: None,
             middle: Middle::Relay(Relay::default()),
             rate: None,
+            room_watched: false,
             begun: now,
             moved: now,
             alarm: None,
@@ -256,6 +259,11 @@ impl Flow {
         both && !std::mem::replace(&mut self.opened, true)
     }
 
+    /// Whether its second half is a session of a tunnel.
+    pub fn goes_by_session(&self) -> bool {
+        matches!(self.legs[1], Some(Leg::Session(_)))
+    }
+
     /// Why there will be no server, if that is so.
     pub fn broken(&self) -> Option<Failure> {
         self.broken
@@ -306,6 +314,22 @@ impl Flow {
         if let Middle::Relay(relay) = &mut self.middle {
             relay.urgent(end);
         }
+    }
+
+    /// What `end` says ends, behind what can be read.
+    pub fn ending(&mut self, end: End) {
+        if let Middle::Relay(relay) = &mut self.middle {
+            relay.ending(end);
+        }
+    }
+
+    /// Whether room at the client is waited for, and for the first time: few clients are so slow.
+    pub fn awaits_room(&mut self) -> bool {
+        let full = match &self.middle {
+            Middle::Relay(relay) => relay.client_is_full() || !self.first[0].is_empty(),
+            Middle::Through(_) => true,
+        };
+        full && self.has_client() && !std::mem::replace(&mut self.room_watched, true)
     }
 
     /// When its handlers want to be called.

@@ -61,9 +61,9 @@ impl Flows {
         }
         let entry = self.slab.vacant_entry();
         let key = entry.key();
-        for (leg, token) in flow.legs().into_iter().zip([2 * key, 2 * key + 1]) {
+        for (leg, end) in flow.legs().into_iter().zip([End::Client, End::Server]) {
             if let Some(leg) = leg {
-                leg.register(&self.registry, Token(token)).ok()?;
+                watch(&self.registry, leg, key, end).ok()?;
             }
         }
         entry.insert(flow);
@@ -72,14 +72,14 @@ impl Flows {
 
     /// Has the loop told of one end of flow `key`.
     pub fn watch(&self, leg: &mut Leg, key: usize, end: End) -> io::Result<()> {
-        leg.register(&self.registry, Token(2 * key + end as usize))
+        watch(&self.registry, leg, key, end)
     }
 
     /// Gives the second half of flow `early`, which has no client, to flow `key`.
     pub fn hand_over(&mut self, early: usize, key: usize, now: Instant) -> io::Result<()> {
         let Some(mut early) = self.remove(early) else { return Ok(()) };
         if let [_, Some(server)] = early.legs() {
-            server.reregister(&self.registry, Token(2 * key + End::Server as usize))?;
+            server.reregister(&self.registry, token(key, End::Server))?;
         }
         self.slab[key].adopt(early, now);
         Ok(())
@@ -87,7 +87,14 @@ impl Flows {
 
     /// Moves what can move of a flow.
     pub fn drive(&mut self, key: usize, now: Instant) -> io::Result<Moved> {
-        self.slab[key].drive(&mut self.shared, now)
+        let flow = &mut self.slab[key];
+        let moved = flow.drive(&mut self.shared, now)?;
+        if flow.awaits_room()
+            && let [Some(client), _] = flow.legs()
+        {
+            client.reregister(&self.registry, token(key, End::Client))?;
+        }
+        Ok(moved)
     }
 
     /// Takes a flow out. Its ends are watched no more once they are closed.
@@ -126,4 +133,17 @@ impl Flows {
     pub fn pick(&self, which: impl Fn(&Flow) -> bool) -> Vec<usize> {
         self.slab.iter().filter(|(_, flow)| which(flow)).map(|(key, _)| key).collect()
     }
+}
+
+/// A client is taken to have room until it says that it has none; a server says when it is there.
+fn watch(registry: &Registry, leg: &mut Leg, key: usize, end: End) -> io::Result<()> {
+    let token = token(key, end);
+    match end {
+        End::Client => leg.register_to_read(registry, token),
+        End::Server => leg.register(registry, token),
+    }
+}
+
+fn token(key: usize, end: End) -> Token {
+    Token(2 * key + end as usize)
 }

@@ -11,6 +11,9 @@ use viaduct_sys::tcp;
 
 use super::tunnels::Session;
 
+/// Bytes, and urgent ones.
+const TO_READ: Interest = Interest::READABLE.add(Interest::PRIORITY);
+
 /// An end of a flow.
 #[derive(Debug)]
 pub enum Leg {
@@ -32,10 +35,7 @@ impl Leg {
     /// Has the loop told, by `token`, when it can be read or written.
     pub fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         match self {
-            Leg::Tcp(stream) => {
-                let all = Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY;
-                stream.register(registry, token, all)
-            }
+            Leg::Tcp(stream) => stream.register(registry, token, TO_READ | Interest::WRITABLE),
             Leg::Session(session) => {
                 session.register(token);
                 Ok(())
@@ -43,12 +43,18 @@ impl Leg {
         }
     }
 
-    /// Has the loop told by another token than before.
+    /// The same for reading alone, of an end that takes what it is given until it has said no.
+    pub fn register_to_read(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
+        match self {
+            Leg::Tcp(stream) => stream.register(registry, token, TO_READ),
+            Leg::Session(_) => self.register(registry, token),
+        }
+    }
+
+    /// Has the loop told of room as well, or by another token than before.
     pub fn reregister(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         match self {
-            Leg::Tcp(stream) => {
-                stream.reregister(registry, token, Interest::READABLE | Interest::WRITABLE)
-            }
+            Leg::Tcp(stream) => stream.reregister(registry, token, TO_READ | Interest::WRITABLE),
             Leg::Session(session) => {
                 session.register(token);
                 Ok(())
@@ -62,13 +68,12 @@ impl Leg {
             Leg::Tcp(stream) => stream,
             Leg::Session(session) => return session.check_connected(),
         };
-        if let Some(error) = stream.take_error()? {
-            return Err(error);
-        }
-        // A wake-up without a cause: the handshake is still on its way.
         match stream.peer_addr() {
             Ok(_) => Ok(true),
-            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(false),
+            // Either it failed, or this is a wake-up without a cause.
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => {
+                stream.take_error()?.map_or(Ok(false), Err)
+            }
             Err(error) => Err(error),
         }
     }

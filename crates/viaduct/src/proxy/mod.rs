@@ -42,18 +42,23 @@ mod worker;
 use std::fs;
 
 use anyhow::{Context, Result};
-use tracing::info;
+use tracing::{info, warn};
 use viaduct_proto::flow::Registry;
 use viaduct_sys::memory;
+use viaduct_sys::process::raise_descriptors;
 
 use opening::Opened;
 pub use options::ProxyOptions;
 use settings::Settings;
 use worker::Worker;
 
+/// Descriptors that are not flows': pipes, taps, listeners, the status socket.
+const SPARE_DESCRIPTORS: u64 = 256;
+
 /// Runs until a signal ends it.
 pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     let settings = Settings::load(options, &registry)?;
+    enough_descriptors(settings.limits.flows);
     // What was changed on the machine is put back when this ends.
     let (doors, _changes) = match opening::open(&settings, &options.doors)? {
         Opened::Proxy(doors, changes) => (doors, changes),
@@ -69,6 +74,17 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     let ended = worker.run().context("the proxy stopped");
     let _ = fs::remove_file(settings.socket());
     ended
+}
+
+/// Takes all the descriptors that it may have, and says if that is too few.
+fn enough_descriptors(flows: usize) {
+    let (most, needed) = (raise_descriptors(), 2 * flows as u64 + SPARE_DESCRIPTORS);
+    if most < needed {
+        warn!(
+            "{flows} flows need {needed} descriptors and {most} are allowed: raise the limit \
+             (ulimit -n, LimitNOFILE=), or ask for fewer flows"
+        );
+    }
 }
 
 /// Checks what was said, says what it means, and touches nothing.

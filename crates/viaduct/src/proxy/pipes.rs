@@ -4,7 +4,12 @@ use std::io;
 
 use viaduct_sys::splice::Pipe;
 
-/// Bytes that a pipe holds: what a fast flow has ready at once.
+/// Bytes that a pipe holds: the larger, the fewer calls and short segments a byte costs a fast flow.
+const LARGE: usize = 1 << 20;
+/// Large pipes at once, at most: half of what the kernel grants a user (`fs.pipe-user-pages-soft`),
+/// beyond which it hands out the smallest.
+const MOST_LARGE: usize = 32;
+/// Bytes that the others hold.
 const ROOM: usize = 256 << 10;
 /// Pipes kept for the next flow that has bytes.
 const KEPT: usize = 64;
@@ -13,18 +18,48 @@ const KEPT: usize = 64;
 #[derive(Debug, Default)]
 pub struct Pipes {
     free: Vec<Pipe>,
+    /// Large pipes that there are, in flows or here.
+    large: usize,
 }
 
 impl Pipes {
     /// An empty pipe.
     pub fn take(&mut self) -> io::Result<Pipe> {
-        self.free.pop().map_or_else(|| Pipe::new(ROOM), Ok)
+        if let Some(pipe) = self.free.pop() {
+            return Ok(pipe);
+        }
+        let pipe = Pipe::new(if self.large < MOST_LARGE { LARGE } else { ROOM })?;
+        self.large += usize::from(is_large(&pipe));
+        Ok(pipe)
     }
 
     /// Takes a pipe back. One that still holds bytes is closed: they belong to a flow that broke.
     pub fn give(&mut self, pipe: Pipe) {
         if pipe.held() == 0 && self.free.len() < KEPT {
             self.free.push(pipe);
+        } else {
+            self.large -= usize::from(is_large(&pipe));
         }
+    }
+}
+
+fn is_large(pipe: &Pipe) -> bool {
+    pipe.room() >= LARGE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_pipes_are_few_and_pipes_come_back() {
+        let mut pipes = Pipes::default();
+        let taken: Vec<_> = (0..MOST_LARGE + 2).map(|_| pipes.take().unwrap()).collect();
+        let large = taken.iter().filter(|pipe| is_large(pipe)).count();
+        assert!(large <= MOST_LARGE && large == pipes.large);
+        assert!(!is_large(&taken[MOST_LARGE + 1]));
+        taken.into_iter().for_each(|pipe| pipes.give(pipe));
+        assert_eq!(pipes.free.len(), MOST_LARGE + 2);
+        assert_eq!(pipes.large, large, "they are kept");
     }
 }

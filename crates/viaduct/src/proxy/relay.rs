@@ -12,7 +12,7 @@ use super::flow::{End, Moved};
 use super::pipes::Pipes;
 
 /// Pipes that one direction may fill before the other flows have their turn.
-const FILLS: usize = 16;
+const FILLS: usize = 4;
 
 /// Both directions.
 #[derive(Debug, Default)]
@@ -30,6 +30,8 @@ struct Way {
     readable: bool,
     /// The sink may have room; until a write says that it does not.
     writable: bool,
+    /// The source has said that it ends, behind what it may have ready.
+    ending: bool,
     /// The source has ended.
     ended: bool,
     /// The sink has been told so.
@@ -57,6 +59,16 @@ impl Relay {
         self.ways[end as usize].urgent = true;
     }
 
+    /// Whether what goes to the client waits for room there.
+    pub fn client_is_full(&self) -> bool {
+        !self.ways[End::Server as usize].writable
+    }
+
+    /// The source at `end` has said that it ends, behind what it may have ready.
+    pub fn ending(&mut self, end: End) {
+        self.ways[end as usize].ending = true;
+    }
+
     /// Moves what can move; `held` says which ends take nothing yet. `Err`: an end broke.
     pub fn drive(
         &mut self,
@@ -67,10 +79,10 @@ impl Relay {
         let [out, back] = &mut self.ways;
         let mut moved = Moved::default();
         if !held[End::Server as usize] {
-            moved.more |= out.drive(client, server, pipes, &mut moved.bytes[0])?;
+            moved.more |= out.drive(client, server, pipes, &mut moved.bytes[0], back.shut)?;
         }
         if !held[End::Client as usize] {
-            moved.more |= back.drive(server, client, pipes, &mut moved.bytes[1])?;
+            moved.more |= back.drive(server, client, pipes, &mut moved.bytes[1], out.shut)?;
         }
         moved.done = out.shut && back.shut;
         Ok(moved)
@@ -87,15 +99,19 @@ impl Relay {
 }
 
 impl Way {
-    /// Moves bytes until one side can no more; true if others are to have their turn before.
+    /// Moves bytes until one side can no more; true if others are to have their turn before. `last`
+    /// says that the other direction has ended, so that the end of this one closes both connections.
     fn drive(
         &mut self,
         from: &TcpStream,
         to: &TcpStream,
         pipes: &mut Pipes,
         moved: &mut u64,
+        last: bool,
     ) -> io::Result<bool> {
         for _ in 0..FILLS {
+            // An end that is known before the last bytes are sent leaves in one segment with them.
+            while self.comes_to_an_end() && self.fill_pipe(from, pipes)? {}
             if !self.empty_pipe(to, pipes, moved)? {
                 return Ok(false);
             }
@@ -103,10 +119,11 @@ impl Way {
                 return Ok(false);
             }
             if self.ended {
-                if !self.shut {
-                    self.shut = true;
+                // Closing it says as much.
+                if !self.shut && !last {
                     shutdown(to)?;
                 }
+                self.shut = true;
                 return Ok(false);
             }
             if !self.readable || !self.fill_pipe(from, pipes)? {
@@ -114,6 +131,11 @@ impl Way {
             }
         }
         Ok(true)
+    }
+
+    /// Whether what can be read is all that there will be.
+    fn comes_to_an_end(&self) -> bool {
+        self.ending && self.readable && !self.ended && !self.urgent && self.mark.is_none()
     }
 
     /// Moves what the pipe holds; false if some of it must wait.
@@ -128,7 +150,7 @@ impl Way {
             if !self.writable {
                 return Ok(false);
             }
-            match pipe.drain(to)? {
+            match pipe.drain(to, self.ended)? {
                 Spliced::Moved(bytes) => *moved += bytes as u64,
                 Spliced::Blocked | Spliced::End => self.writable = false,
             }
@@ -158,7 +180,7 @@ impl Way {
         Ok(true)
     }
 
-    /// Reads from the source; false if there is nothing now.
+    /// Reads from the source; false if there is nothing now, or no room.
     fn fill_pipe(&mut self, from: &TcpStream, pipes: &mut Pipes) -> io::Result<bool> {
         let pipe = match &mut self.pipe {
             Some(pipe) => pipe,
@@ -170,7 +192,9 @@ impl Way {
             Spliced::End if urgent::is_next(from)? => self.urgent = true,
             Spliced::End => self.ended = true,
             Spliced::Blocked if self.urgent && urgent::is_next(from)? => {}
-            Spliced::Blocked => self.readable = false,
+            Spliced::Blocked if pipe.held() == 0 => self.readable = false,
+            // It may be the pipe that is full.
+            Spliced::Blocked => return Ok(false),
         }
         if pipe.held() == 0 {
             pipes.give(self.pipe.take().expect("it was there"));

@@ -317,6 +317,11 @@ impl Worker {
                     event.is_readable() || event.is_read_closed() || event.is_error(),
                     event.is_writable() || event.is_write_closed() || event.is_error(),
                 );
+                if event.is_read_closed()
+                    && let Some(flow) = self.flows.get(n / 2)
+                {
+                    flow.ending(end);
+                }
                 if event.is_priority()
                     && let Some(flow) = self.flows.get(n / 2)
                 {
@@ -344,7 +349,8 @@ impl Worker {
         if flow.asked().is_some_and(|asked| !asked.begun) {
             return self.hear(key, now);
         }
-        if !flow.is_connected() {
+        // Only a server's connection says by itself that it is there.
+        if !flow.is_connected() && (end == End::Server || flow.goes_by_session()) {
             match flow.check_connected(now) {
                 Ok(()) if flow.is_connected() => {
                     let (via, took) = (flow.via(), now.since(flow.begun));
@@ -409,8 +415,9 @@ impl Worker {
         }
     }
 
-    /// Looks at deadlines.
+    /// Looks at deadlines, and for those who could not be accepted when they came.
     fn sweep(&mut self, now: Instant) {
+        (0..self.listeners.len()).for_each(|n| self.accept(n, now));
         while let Some((_, started)) = self.early.poll_expired(now) {
             self.end(started.key, true);
         }

@@ -1,17 +1,15 @@
 //! Figure 4: time to complete a transfer, with proxies that split the way evenly.
 
 use std::net::IpAddr;
-use std::time::Duration;
 
 use viaduct_proto::link::LinkConfig;
 use viaduct_sys::bpf::SynOption;
 
+use super::downloads;
 use super::model::{Expected, expected};
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
-use crate::experiments::statistics::quantile;
 use crate::proxies::Proxy;
 use crate::topology::Chain;
-use crate::topology::programs::WebServer;
 
 /// The experiment.
 pub(in crate::experiments) struct Ttc;
@@ -23,8 +21,6 @@ const MOST_PROXIES: usize = 3;
 /// the time for 25 KB.
 const FIRST_BYTE: [f64; MOST_PROXIES] = [0.25, 1.0 / 3.0, 0.375];
 const KB_25: [f64; MOST_PROXIES] = [0.33, 0.44, 0.49];
-/// Longest that a download may take.
-const LIMIT: Duration = Duration::from_secs(20);
 
 impl Experiment for Ttc {
     fn about(&self) -> About {
@@ -153,21 +149,8 @@ impl World {
 
     /// Medians of `times` downloads, an odd number, in milliseconds.
     fn measure(&self, bytes: usize, times: usize, seed: u64) -> anyhow::Result<Expected> {
-        let web = WebServer::start(self.chain.server(), bytes, seed)?;
-        // The first download teaches the neighbours their addresses.
-        web.download(self.chain.client(), LIMIT)?;
-        let downloads = (0..times).map(|_| web.download(self.chain.client(), LIMIT));
-        let downloads = downloads.collect::<Result<Vec<_>, _>>()?;
-        Ok(Expected {
-            first_byte: median(downloads.iter().map(|got| got.first_byte)),
-            whole: median(downloads.iter().map(|got| got.time)),
-        })
+        downloads::measure(self.chain.client(), self.chain.server(), bytes, times, seed)
     }
-}
-
-/// In milliseconds: of many, one that a busy machine has held up counts no more than another.
-fn median(times: impl Iterator<Item = Duration>) -> f64 {
-    quantile(&times.map(|time| time.as_secs_f64() * 1e3).collect::<Vec<_>>(), 0.5)
 }
 
 /// Explicit hops on all routers, and a client that is steered to the first. Each is told of by its

@@ -5,17 +5,20 @@
 //!   Iperf          iperf3, TCP or UDP                    -> IperfReport
 //!   WebServer      nginx (or python3) with one file      -> download() with curl -> Download
 //!   Ping           ping                                  -> PingReport
+//!   Relay          HAProxy, nginx stream, Varnish      between a client and a server
 //!   TimedMessages  ours: messages at a steady pace       -> Vec<Message>, one-way latencies
 //! ```
 
 mod iperf;
 mod messages;
 mod ping;
+mod relays;
 mod web;
 
 pub use iperf::{Iperf, IperfReport, Load};
 pub use messages::{Carrier, Message, TimedMessages};
 pub use ping::{Ping, PingReport};
+pub use relays::{Relay, Software};
 pub use web::{Download, WebServer};
 
 use std::fs;
@@ -104,6 +107,15 @@ fn is_listening(node: &Node, port: u16) -> Result<bool, TopologyError> {
         let local = words.next().is_some_and(|local| local.ends_with(&port));
         local && words.nth(1) == Some("0A")
     }))
+}
+
+/// A command in `node` that stays on `core`; administrators' programs are found on any path.
+fn on_core(node: &Node, core: usize, program: &str) -> Command {
+    let mut command = node.command("taskset");
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{path}:/usr/sbin:/sbin"));
+    command.args(["--cpu-list", &core.to_string(), program]);
+    command
 }
 
 fn answer(node: &Node, what: String) -> TopologyError {

@@ -23,7 +23,7 @@ impl Worker {
             tunnels.flush(now);
             let mut moved = false;
             while let Some(arrival) = self.tunnels.as_mut().and_then(|of| of.poll_arrival()) {
-                self.admit(arrival, now);
+                self.take_in(arrival, now);
                 moved = true;
             }
             while let Some((token, what)) = self.tunnels.as_mut().and_then(|of| of.poll_ready()) {
@@ -42,7 +42,7 @@ impl Worker {
     }
 
     /// Takes in a session that a peer has opened.
-    fn admit(&mut self, arrival: Arrival, now: Instant) {
+    fn take_in(&mut self, arrival: Arrival, now: Instant) {
         let Arrival { session, to, source } = arrival;
         let unknown = ([0, 0, 0, 0], 0).into();
         let flow = Flow::waiting(Leg::Session(session), source.unwrap_or(unknown), now);

@@ -1,0 +1,145 @@
+//! Table 1: how long connections take to be set up when many are begun at once; and what those that
+//! stay open and say nothing cost.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use viaduct_sys::process::raise_descriptors;
+
+use super::contenders::{CONGESTION_CONTROL, Contender, Stall};
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiments::statistics::{mean, median};
+use crate::load::Crowd;
+use crate::topology::programs::Software;
+use crate::topology::{Usage, socket_memory};
+
+/// The experiment.
+pub(in crate::experiments) struct Connections;
+
+/// Connections begun at once, and the paper's mean set-up time, milliseconds.
+const TABLE: [(usize, f64); 6] =
+    [(30, 0.1), (70, 1.0), (110, 2.0), (150, 2.0), (190, 3.0), (230, 3.0)];
+/// Of the last row, at most.
+const MOST_MS: f64 = 3.0;
+const CONTENDERS: [Contender; 2] = [Contender::Viaduct, Contender::Other(Software::Haproxy)];
+/// Idle relays are opened so many at once: less than a listener holds ready.
+const AT_ONCE: usize = 250;
+/// Longest that all of them may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Ends of pipes that a proxy may keep for the next flow with bytes, however many are idle.
+const POOLED: f64 = 128.0;
+/// Descriptors beside those of the relays, in the lab and in what it measures.
+const SPARE: u64 = 600;
+
+impl Experiment for Connections {
+    fn about(&self) -> About {
+        About {
+            name: "miniproxy/connections",
+            title: "Set-up time of many connections at once, and the memory of idle ones",
+            figure: "Miniproxy, Table 1",
+            finding: "Setting up a connection takes 0.1 ms on average with 30 at once and 3 ms \
+                      with 230.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let (times, idle) = (run.choose(31, 11), run.choose(9_000, 2_000));
+        run.param("volleys_each", times);
+        run.param("idle_relays", idle);
+        run.congestion_control(CONGESTION_CONTROL);
+        let most = raise_descriptors();
+        ensure!(
+            most >= 2 * idle as u64 + SPARE,
+            "{idle} relays need {} open files, and {most} are allowed (ulimit -n)",
+            2 * idle as u64 + SPARE
+        );
+        run.steps(CONTENDERS.len() * (TABLE.len() + 1));
+        let mut found = Vec::new();
+        for (n, contender) in CONTENDERS.into_iter().enumerate() {
+            let stall = Stall::build(contender, run.journal())?;
+            set_up(run, contender, &stall, times)?;
+            run.step(&format!("{}, {idle} idle relays", contender.name()))?;
+            found.push(idle_relays(run, n, contender, &stall, idle)?);
+        }
+        let ratio = found[0] / found[1];
+        run.check("memory of an idle relay over HAProxy's", ratio, Bound::AtMost(1.0));
+        Ok(())
+    }
+}
+
+/// The rows of the table.
+fn set_up(run: &mut Run, contender: Contender, stall: &Stall, times: usize) -> Result<()> {
+    let (name, count) = (contender.name(), ("connections at once", ""));
+    let time = ("mean time", "ms");
+    let opened = run.series(&Plot::line("Set-up, to the proxy's answer", count, time), name);
+    let whole = run.series(&Plot::line("Set-up, to the server's answer", count, time), name);
+    if contender == Contender::Viaduct {
+        let plot = Plot::line("Set-up, to the proxy's answer", count, time);
+        let paper = run.series(&plot, "the paper");
+        TABLE.iter().for_each(|&(n, ms)| run.point(paper, n as f64, ms));
+    }
+    for (count, _) in TABLE {
+        run.step(&format!("{name}, {count} at once"))?;
+        let volleys = (0..times).map(|_| volley(stall, count)).collect::<Result<Vec<_>>>()?;
+        let middle = |n: usize| median(&volleys.iter().map(|v| v[n]).collect::<Vec<_>>());
+        run.point(opened, count as f64, middle(0));
+        run.point(whole, count as f64, middle(1));
+        if contender == Contender::Viaduct && count == TABLE[TABLE.len() - 1].0 {
+            let check = format!("mean set-up with {count} at once, ms");
+            run.check(&check, middle(0), Bound::AtMost(MOST_MS));
+        }
+    }
+    Ok(())
+}
+
+/// Mean times of `count` connections begun at once, milliseconds: to the proxy's answer, and to the
+/// first byte of the server's.
+fn volley(stall: &Stall, count: usize) -> Result<[f64; 2]> {
+    let crowd = Crowd::open(stall.pair.load(), stall.address, count, count, PATIENCE)?;
+    let ms = |time: Option<Duration>| time.map_or(f64::NAN, |time| time.as_secs_f64() * 1e3);
+    let times = crowd.times();
+    let mean_of = |values: Vec<f64>| mean(&values);
+    Ok([
+        mean_of(times.iter().map(|times| ms(times.open)).collect()),
+        mean_of(times.iter().map(|times| ms(times.answered)).collect()),
+    ])
+}
+
+/// Opens so many that have had an answer and say no more; what a proxy's own memory grew by for
+/// each, in bytes.
+fn idle_relays(
+    run: &mut Run,
+    n: usize,
+    contender: Contender,
+    stall: &Stall,
+    idle: usize,
+) -> Result<f64> {
+    let now = || (Usage::of(stall.pid), socket_memory());
+    let before = now();
+    let crowd = Crowd::open(stall.pair.load(), stall.address, idle, AT_ONCE, PATIENCE)?;
+    let after = now();
+    drop(crowd);
+    let each = |bytes: u64| bytes as f64 / idle as f64;
+    let own = each(after.0.anonymous.saturating_sub(before.0.anonymous));
+    // Each relay has four sockets on this machine, of which two are the proxy's.
+    let kernel = each(after.1.saturating_sub(before.1)) / 2.0;
+    let plot = Plot::histogram("Memory of an idle relay", ("", ""), ("memory", "bytes"));
+    for (name, value) in [("its own", own), ("its sockets in the kernel", kernel)] {
+        let series = run.series(&plot, name);
+        run.labelled_point(series, n as f64, value, contender.name());
+    }
+    let plot = Plot::histogram("Resident memory", ("", ""), ("memory", "MB"));
+    let name = format!("with {idle} idle relays");
+    for (name, usage) in [("at rest", before.0), (&name, after.0)] {
+        let series = run.series(&plot, name);
+        run.labelled_point(series, n as f64, usage.resident as f64 / 1e6, contender.name());
+    }
+    if contender == Contender::Viaduct {
+        // Some sockets are listeners and the like; idle relays have two each.
+        let relays = (after.0.sockets / 2) as f64;
+        run.check("idle relays open at once", relays, Bound::AtLeast(idle as f64));
+        let pipes = after.0.pipes as f64;
+        run.check("ends of pipes held meanwhile", pipes, Bound::AtMost(POOLED));
+    }
+    Ok(own)
+}

@@ -1,0 +1,33 @@
+//! Downloads one after the other, and how long the middle one takes.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::model::Expected;
+use crate::experiments::statistics::median;
+use crate::topology::Host;
+use crate::topology::programs::WebServer;
+
+/// Longest that a download may take.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Medians over `times` downloads of so many bytes, in milliseconds.
+pub(super) fn measure(
+    client: &Host,
+    server: &Host,
+    bytes: usize,
+    times: usize,
+    seed: u64,
+) -> Result<Expected> {
+    let web = WebServer::start(server, bytes, seed)?;
+    // The first download teaches the neighbours their addresses.
+    web.download(client, LIMIT)?;
+    let mut found: [Vec<f64>; 2] = Default::default();
+    for _ in 0..times {
+        let got = web.download(client, LIMIT)?;
+        found[0].push(got.first_byte.as_secs_f64() * 1e3);
+        found[1].push(got.time.as_secs_f64() * 1e3);
+    }
+    Ok(Expected { first_byte: median(&found[0]), whole: median(&found[1]) })
+}

@@ -1,0 +1,29 @@
+//! Connections for one small request each, one after the other, so many at any time.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use super::crowd::{Crowd, News};
+use super::{Ask, Shared};
+
+pub(super) fn run(to: SocketAddr, at_once: usize, shared: &Shared) -> io::Result<()> {
+    let mut crowd = Crowd::new(to, Ask::Little)?;
+    for _ in 0..at_once {
+        crowd.begin()?;
+    }
+    let mut news = Vec::new();
+    while !shared.stop.load(Relaxed) {
+        crowd.turn(Duration::from_millis(50), &mut news)?;
+        for (n, said) in news.drain(..) {
+            match said {
+                News::Answered => continue,
+                News::Ended => shared.done.fetch_add(1, Relaxed),
+                News::Failed => shared.failed.fetch_add(1, Relaxed),
+            };
+            crowd.replace(n)?;
+        }
+    }
+    Ok(())
+}

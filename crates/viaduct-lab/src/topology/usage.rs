@@ -1,0 +1,132 @@
+//! What a program uses: processor time, memory, descriptors; its children's included.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+/// What a program uses now.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Usage {
+    /// Bytes of memory that are resident, shared ones included.
+    pub resident: u64,
+    /// Of these, those that it shares with no file: its own.
+    pub anonymous: u64,
+    /// Open sockets.
+    pub sockets: usize,
+    /// Open ends of pipes: two for a pipe.
+    pub pipes: usize,
+}
+
+impl Usage {
+    /// Of the process `pid` and all that descend from it; of one that has gone, nothing.
+    pub fn of(pid: u32) -> Usage {
+        let mut sum = Usage::default();
+        for pid in family(pid) {
+            let dir = Path::new("/proc").join(pid.to_string());
+            sum.resident += status(&dir, "VmRSS:");
+            sum.anonymous += status(&dir, "RssAnon:");
+            for entry in fs::read_dir(dir.join("fd")).into_iter().flatten().flatten() {
+                let Ok(what) = fs::read_link(entry.path()) else { continue };
+                let what = what.to_string_lossy();
+                sum.sockets += usize::from(what.starts_with("socket:"));
+                sum.pipes += usize::from(what.starts_with("pipe:"));
+            }
+        }
+        sum
+    }
+}
+
+/// Processor time that the process `pid` and its descendants have used, the kernel's work on their
+/// behalf included.
+pub fn cpu_time(pid: u32) -> Duration {
+    family(pid).into_iter().map(|pid| cpu(&Path::new("/proc").join(pid.to_string()))).sum()
+}
+
+/// Processor time that the whole machine has spent on work since it started; in ticks of 10 ms.
+pub fn machine_time() -> Duration {
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let line = text.lines().next().unwrap_or_default();
+    let ticks: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    // user, nice, system, (idle, waiting for disks,) interrupts, soft ones, stolen
+    let busy = [0, 1, 2, 5, 6, 7].into_iter().filter_map(|n| ticks.get(n)).sum::<u64>();
+    Duration::from_millis(10 * busy)
+}
+
+/// Bytes of the whole machine's kernel that are in sockets, their files and epoll's notes of them;
+/// 0 without the right to see it.
+pub fn socket_memory() -> u64 {
+    const CACHES: [&str; 6] =
+        ["TCP", "TCPv6", "sock_inode_cache", "filp", "eventpoll_epi", "eventpoll_pwq"];
+    let text = fs::read_to_string("/proc/slabinfo").unwrap_or_default();
+    let bytes = text.lines().filter_map(|line| {
+        // name, objects in use, objects, bytes of an object
+        let mut words = line.split_whitespace();
+        CACHES.contains(&words.next()?).then_some(())?;
+        let (used, _, size) = (words.next()?, words.next()?, words.next()?);
+        Some(used.parse::<u64>().ok()? * size.parse::<u64>().ok()?)
+    });
+    bytes.sum()
+}
+
+/// `root` and its descendants.
+fn family(root: u32) -> Vec<u32> {
+    let mut parents = Vec::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        // "123 (name) S 1 …", where the name may hold anything.
+        let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
+        parents.push((pid, after.split_whitespace().nth(1).and_then(|word| word.parse().ok())));
+    }
+    let mut family: Vec<u32> = vec![root];
+    let mut seen = 0;
+    while seen < family.len() {
+        let of =
+            |(pid, parent): &(u32, Option<u32>)| (*parent == Some(family[seen])).then_some(*pid);
+        let children: Vec<u32> = parents.iter().filter_map(of).collect();
+        family.extend(children);
+        seen += 1;
+    }
+    family
+}
+
+/// Nanoseconds that the scheduler counted, over all threads: finer than a clock's ticks.
+fn cpu(dir: &Path) -> Duration {
+    let tasks = fs::read_dir(dir.join("task")).into_iter().flatten().flatten();
+    let nanos = tasks.filter_map(|task| {
+        let text = fs::read_to_string(task.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse::<u64>().ok()
+    });
+    Duration::from_nanos(nanos.sum())
+}
+
+/// A line of `status`, in bytes.
+fn status(dir: &Path, key: &str) -> u64 {
+    let text = fs::read_to_string(dir.join("status")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
+    line.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+    use std::time::Instant;
+
+    #[test]
+    fn a_child_of_the_child_counts() {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "sh -c 'while :; do :; done' & wait"]).stdin(Stdio::piped());
+        let mut shell = viaduct_sys::process::Process::spawn(shell).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while cpu_time(shell.id()) < Duration::from_millis(50) {
+            assert!(Instant::now() < deadline, "the loop of the child does not count");
+        }
+        let usage = Usage::of(shell.id());
+        assert!(usage.pipes >= 1 && usage.resident > usage.anonymous, "{usage:?}");
+        shell.kill().unwrap();
+        assert_eq!(Usage::of(shell.id()), Usage::default());
+    }
+}
