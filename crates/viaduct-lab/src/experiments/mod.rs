@@ -1,8 +1,10 @@
 //! Every experiment: one file each, and one line in the list.
 
 mod lab;
+mod lfn;
 mod maelstrom;
 mod miniproxy;
+mod site;
 mod statistics;
 
 use crate::experiment::Experiment;
@@ -29,6 +31,11 @@ pub const ALL: &[&dyn Experiment] = &[
     &miniproxy::ttc::Ttc,
     &miniproxy::start::Start,
     &miniproxy::flood::SynFlood,
+    &lfn::traces::Traces,
+    &lfn::mux::Mux,
+    &lfn::delay::Delay,
+    &lfn::fill::Fill,
+    &site::all::All,
 ];
 
 /// The experiments that one of `patterns` names: a name (`maelstrom/burst`), a system

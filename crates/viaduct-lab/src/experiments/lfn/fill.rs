@@ -1,0 +1,144 @@
+//! One bulk session through the tunnel fills the link, and an echo beside it hardly notices: on
+//! clean links, and at 1 % loss with FEC gateways below.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::link;
+use crate::example_tunnel::{Carrier, Links, Tunnel};
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiments::statistics::quantile;
+use crate::gateways::GatewaySpec;
+use crate::topology::programs::sessions::{SessionServer, echo, fill};
+use crate::topology::{DumbbellSpec, Wan};
+use crate::world::World;
+
+/// The experiment.
+pub(in crate::experiments) struct Fill;
+
+/// Of the hosts where the tunnel ends: TCP's links use it.
+const CONGESTION: &str = "bbr";
+const PORT: u16 = 6200;
+/// The share of a link's bits that are payload: 1448 of each 1500 bytes.
+const PAYLOAD: f64 = 1448.0 / 1500.0;
+/// Below the tunnel where packets are lost: the code that `maelstrom/throughput-burst` holds to its
+/// bar.
+const CODE: &str = "code = \"window\"\nwindow = 240\nr = 10\nc = 3";
+
+/// A path.
+struct Path {
+    name: &'static str,
+    /// Mb/s, and milliseconds there and back.
+    rate: u32,
+    rtt: u32,
+    loss: &'static str,
+}
+
+const PATHS: [Path; 4] = [
+    Path { name: "200 Mb/s, 100 ms", rate: 200, rtt: 100, loss: "none" },
+    Path { name: "1 Gb/s, 60 ms", rate: 1000, rtt: 60, loss: "none" },
+    Path { name: "200 Mb/s, 100 ms, 1 %, FEC", rate: 200, rtt: 100, loss: "1%" },
+    Path { name: "200 Mb/s, 100 ms, 1 % in bursts of 8, FEC", rate: 200, rtt: 100, loss: "1%x8" },
+];
+
+impl Experiment for Fill {
+    fn about(&self) -> About {
+        About {
+            name: "lfn/fill",
+            title: "One bulk session through the tunnel, and an echo beside it",
+            figure: "beyond the slides: against today's tunnels",
+            finding: "Today's tunnels: yamux's fixed window carries 33 Mb/s at 60 ms; kcptun's \
+                      echo has a median of 3.5 to 4.6 round trips, hysteria's a 99th percentile \
+                      of 2 to 6.5.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let seconds = run.choose((6, 20), (4, 6));
+        let carriers: &[Carrier] =
+            run.choose(&[Carrier::Tcp, Carrier::Quic], &[Carrier::Tcp, Carrier::Quic]);
+        run.param("link_queue_ms", 100);
+        run.param("code_where_packets_are_lost", CODE.replace('\n', ", "));
+        run.param("warm_up_and_seconds", vec![seconds.0, seconds.1]);
+        run.congestion_control(CONGESTION);
+        run.steps(PATHS.len() * carriers.len());
+        for (x, path) in PATHS.iter().enumerate() {
+            for &carrier in carriers {
+                let links = Links { count: 1, carrier };
+                run.step(&format!("{}, {}", path.name, links.name()))?;
+                let found = path.measure(run, links, seconds)?;
+                found.tell(run, (x, path), &links.name());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What came of a path.
+struct Found {
+    /// Mb/s of the bulk session.
+    rate: f64,
+    /// Times of echoes, ms; endless where none came back.
+    echoes: Vec<f64>,
+}
+
+impl Path {
+    fn measure(&self, run: &Run, links: Links, seconds: (u64, u64)) -> Result<Found> {
+        let text =
+            format!("rate={}M,delay={}ms,queue=100ms,loss={}", self.rate, self.rtt / 2, self.loss);
+        let wan = Wan::emulated(link(&text), run.seed());
+        let lossy = self.loss != "none";
+        let host_mtu = if lossy { 1200 } else { 1500 };
+        let spec = DumbbellSpec { hosts: 2, host_mtu, wan, ..DumbbellSpec::default() };
+        let mut world = World::build(&spec, run.journal())?;
+        if lossy {
+            world.protect(&GatewaySpec::fec(CODE).host_mtu(1200))?;
+        }
+        let (near, far) = (&world.dumbbell.hosts_a()[1], &world.dumbbell.hosts_b()[1]);
+        for host in [near, far] {
+            host.set_congestion_control(CONGESTION)?;
+        }
+        let server = SessionServer::start(world.b1(), PORT)?;
+        let tunnel = Tunnel::start(near, far, server.address(), links)?;
+        let (a1, to) = (world.a1(), tunnel.entrance());
+        let [warm_up, duration] = [seconds.0, seconds.1].map(Duration::from_secs);
+        thread::scope(|scope| {
+            let bulk = scope.spawn(move || fill(a1, to, (warm_up, duration)));
+            thread::sleep(warm_up);
+            let echoes = echo(a1, to, Duration::from_millis(10), duration)?;
+            let rate = bulk.join().ok().context("the bulk session's thread panicked")??;
+            let ms = |t: Option<Duration>| t.map_or(f64::INFINITY, |t| t.as_secs_f64() * 1e3);
+            Ok(Found { rate: rate / 1e6, echoes: echoes.into_iter().map(ms).collect() })
+        })
+    }
+}
+
+impl Found {
+    fn tell(&self, run: &mut Run, (x, path): (usize, &Path), name: &str) {
+        let rtt = f64::from(path.rtt);
+        let [median, p99] = [0.5, 0.99].map(|q| quantile(&self.echoes, q) / rtt);
+        let share = self.rate / f64::from(path.rate) / PAYLOAD;
+        let figures = [
+            ("Bulk session", "Mb/s", self.rate),
+            ("Bulk session, of the link's payload", "%", 100.0 * share),
+            ("Echo of 100 bytes beside it, median", "RTT", median),
+            ("Echo of 100 bytes beside it, 99th percentile", "RTT", p99),
+        ];
+        for (title, unit, value) in figures {
+            let plot = Plot::histogram(title, ("path", ""), ("value", unit));
+            let series = run.series(&plot, name);
+            run.labelled_point(series, x as f64, value, path.name);
+        }
+        if path.loss == "none" {
+            let check = format!("{}, {name}: share of the link's payload", path.name);
+            run.check(&check, share, Bound::AtLeast(0.95));
+        } else {
+            let check = format!("{}, {name}: echo beside bulk, median, RTT", path.name);
+            run.check(&check, median, Bound::AtMost(1.1));
+            let check = format!("{}, {name}: echo beside bulk, 99th percentile, RTT", path.name);
+            run.check(&check, p99, Bound::AtMost(2.0));
+        }
+    }
+}
