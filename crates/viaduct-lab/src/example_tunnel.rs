@@ -11,11 +11,14 @@ use std::fmt::Display;
 use std::fs::File;
 use std::io::Read as _;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use viaduct_proto::keys::SecretKey;
 
 use crate::proxies::Proxy;
+use crate::stop;
 use crate::topology::{Host, Scratch};
 
 const NEAR: &str = include_str!("../../../examples/squid/near.toml");
@@ -24,6 +27,9 @@ const FAR: &str = include_str!("../../../examples/squid/far.toml");
 const LINKS_PORT: u16 = 7600;
 /// Where a near end listens: `examples/squid/child.conf` says so.
 const NEAR_PORT: u16 = 3129;
+
+/// How long links may take to be up.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What links are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +116,22 @@ impl Tunnel {
         let config = set(&config, "carrier", &quoted(&carrier))?;
         let entrance = SocketAddr::new(near.v4().into(), NEAR_PORT);
         let near = Proxy::configured(near, &config)?;
-        Ok(Tunnel { entrance, near, config, far, _keys: keys })
+        let tunnel = Tunnel { entrance, near, config, far, _keys: keys };
+        tunnel.wait_for_links(links.count)?;
+        Ok(tunnel)
+    }
+
+    /// Waits until so many links are up.
+    fn wait_for_links(&self, count: usize) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while self.near.log().matches("a link of the tunnel is up").count() < count {
+            stop::check()?;
+            if Instant::now() > deadline {
+                bail!("the tunnel has not {count} links; its ends say:\n{}", self.logs());
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
     }
 
     /// Has it go over so many links from now on.

@@ -90,8 +90,8 @@ fn silence_one(near: &Host, router: &Node, links_port: u16) -> Result<()> {
     });
     let Some(port) = port else { bail!("no link is established: {shown:?}") };
     let rules = format!(
-        "table inet silence {{ chain forward {{ type filter hook forward priority 0; \
-         tcp sport {port} drop; tcp dport {port} drop; }} }}"
+        "table inet silence {{\nchain forward {{\ntype filter hook forward priority 0\n\
+         tcp sport {port} drop\ntcp dport {port} drop\n}}\n}}"
     );
     router.run("nft", &[&rules])?;
     thread::sleep(SILENCE.1);
