@@ -47,17 +47,25 @@ pub struct Links {
     pub count: usize,
     /// Of what.
     pub carrier: Carrier,
+    /// Their congestion control, as in `bbr`, at both ends; none is the default: the host's for
+    /// TCP, cubic for QUIC.
+    pub congestion: Option<&'static str>,
 }
 
 impl Links {
     /// So many TCP connections.
     pub fn tcp(count: usize) -> Links {
-        Links { count, carrier: Carrier::Tcp }
+        Links { count, carrier: Carrier::Tcp, congestion: None }
     }
 
     /// One QUIC connection.
     pub fn quic() -> Links {
-        Links { count: 1, carrier: Carrier::Quic }
+        Links { count: 1, carrier: Carrier::Quic, congestion: None }
+    }
+
+    /// With this congestion control.
+    pub fn congestion(self, name: &'static str) -> Links {
+        Links { congestion: Some(name), ..self }
     }
 
     /// For people.
@@ -99,7 +107,9 @@ impl Tunnel {
         let config = set(&config, "key", &quoted(&path("far.key", &far_key)?))?;
         let config = set(&config, "peer", &quoted(&near_key.public()))?;
         let config = set(&config, "allow-to", &format!("[\"{}/32\"]", to.ip()))?;
-        let far = Proxy::configured(far, &config)?;
+        let congestion = |name| format!("congestion = {}\n", quoted(&name));
+        let congestion = links.congestion.map_or(String::new(), congestion);
+        let far = Proxy::configured(far, &(config + &congestion))?;
         let carrier = match links.carrier {
             Carrier::Tcp => "tcp",
             Carrier::Quic => "quic",
@@ -114,6 +124,7 @@ impl Tunnel {
         let config = set(&config, "peer", &quoted(&far_key.public()))?;
         let config = set(&config, "links", &links.count.to_string())?;
         let config = set(&config, "carrier", &quoted(&carrier))?;
+        let config = config + &congestion;
         let entrance = SocketAddr::new(near.v4().into(), NEAR_PORT);
         let near = Proxy::configured(near, &config)?;
         let tunnel = Tunnel { entrance, near, config, far, _keys: keys };
