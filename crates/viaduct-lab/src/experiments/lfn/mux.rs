@@ -73,9 +73,10 @@ impl Experiment for Mux {
 fn tell(run: &mut Run, beside: bool, found: &[(Way, Browsed)]) {
     let what = if beside { "a flow beside" } else { "no other traffic" };
     type Figure = (&'static str, &'static str, fn(&Browsed) -> f64);
-    let figures: [Figure; 5] = [
+    let figures: [Figure; 6] = [
         ("Small documents, median", "ms", |b| b.small(0.5)),
         ("Small documents, 90th percentile", "ms", |b| b.small(0.9)),
+        ("Documents of 20 KB and more, median", "ms", large),
         ("All documents, 99th percentile", "ms", |b| b.quantile(0.99, |_| true)),
         ("Documents that never arrived", "", |b| b.never() as f64),
         ("The flow beside", "Mb/s", |b| b.beside.unwrap_or(f64::NAN)),
@@ -96,6 +97,10 @@ fn tell(run: &mut Run, beside: bool, found: &[(Way, Browsed)]) {
     }
 }
 
+fn large(browsed: &Browsed) -> f64 {
+    browsed.quantile(0.5, |kb| kb >= 20)
+}
+
 fn checks(run: &mut Run, found: &[(Way, Browsed)]) {
     let (squids, tunnels) = found.split_at(SQUIDS.len());
     for (way, browsed) in tunnels {
@@ -105,10 +110,11 @@ fn checks(run: &mut Run, found: &[(Way, Browsed)]) {
             let name = format!("{}: median of small documents over {}'s", way.name(), squid.name());
             run.check(&name, browsed.small(0.5) / other.small(0.5), Bound::AtMost(most));
         }
-        let best = squids.iter().map(|(_, squid)| squid.quantile(0.99, |_| true));
-        let best = best.fold(f64::INFINITY, f64::min);
-        let name = format!("{}: slowest 1 % of all documents over the best Squid's", way.name());
-        run.check(&name, browsed.quantile(0.99, |_| true) / best, Bound::AtMost(1.0));
+        // A warm link needs no slow start: that is left to win against whatever Squid keeps.
+        let best = squids.iter().map(|(_, squid)| large(squid)).fold(f64::INFINITY, f64::min);
+        let name =
+            format!("{}: median of documents from 20 KB on over the best Squid's", way.name());
+        run.check(&name, large(browsed) / best, Bound::AtMost(0.8));
         let name = format!("{}: documents that never arrived", way.name());
         run.check(&name, browsed.never() as f64, Bound::AtMost(0.0));
     }
