@@ -15,6 +15,7 @@ pub mod cgroup;
 pub mod cli;
 pub mod demo;
 pub mod emulator;
+pub mod example_tunnel;
 pub mod experiment;
 pub mod experiments;
 pub mod flood;

@@ -146,3 +146,33 @@ fn a_proxy_aside_of_the_way_takes_as_long_as_the_papers_equations_say() {
         assert!((0.95..1.15).contains(&ratio.value), "{ratio:?}");
     }
 }
+
+#[test]
+fn tcp_of_1999_stalls_where_todays_does_not() {
+    let _alone = alone();
+    let outcome = quick("lfn/traces");
+    assert_eq!(outcome.checks.len(), 6);
+    assert!(outcome.holds(), "{}", print_table(&outcome, false));
+}
+
+#[test]
+fn squids_answer_sooner_through_a_tunnel_and_only_a_links_own_sessions_wait_for_it() {
+    let _alone = alone();
+    let outcome = quick("lfn/mux");
+    // Against connections that Squid has kept there is nothing left to win: on a busy machine
+    // either may be ahead.
+    let counted = |name: &str| !name.contains("kept");
+    let checks: Vec<_> = outcome.checks.iter().filter(|c| counted(&c.name)).collect();
+    assert_eq!(checks.len(), 14);
+    for check in checks {
+        assert!(check.holds, "{check:?}");
+    }
+}
+
+#[test]
+fn a_tunnel_saves_small_documents_a_round_trip_and_its_sessions_do_not_hold_each_other_up() {
+    let _alone = alone();
+    let outcome = quick("lfn/delay");
+    assert_eq!(outcome.checks.len(), 10);
+    assert!(outcome.holds(), "{}", print_table(&outcome, false));
+}

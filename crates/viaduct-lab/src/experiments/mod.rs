@@ -1,8 +1,10 @@
 //! Every experiment: one file each, and one line in the list.
 
 mod lab;
+mod lfn;
 mod maelstrom;
 mod miniproxy;
+mod site;
 mod statistics;
 
 use crate::experiment::Experiment;
@@ -32,6 +34,11 @@ pub const ALL: &[&dyn Experiment] = &[
     &miniproxy::flood::SynFlood,
     &miniproxy::throughput::Throughput,
     &miniproxy::connections::Connections,
+    &lfn::traces::Traces,
+    &lfn::mux::Mux,
+    &lfn::delay::Delay,
+    &lfn::fill::Fill,
+    &site::all::All,
 ];
 
 /// The experiments that one of `patterns` names: a name (`maelstrom/burst`), a system

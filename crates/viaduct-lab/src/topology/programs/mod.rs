@@ -4,21 +4,34 @@
 //! ```text
 //!   Iperf          iperf3, TCP or UDP                    -> IperfReport
 //!   WebServer      nginx (or python3) with one file      -> download() with curl -> Download
+//!                  or a library of Documents            <- Requests, as Polygraph makes them
+//!   Squid          squid, one of a pair of caches
 //!   Ping           ping                                  -> PingReport
 //!   Relay          HAProxy, nginx stream, Varnish      between a client and a server
+//!   Capture        ours: the segments of a connection      -> Vec<Segment>
+//!   sessions       ours: bytes without end, fetches, echoes, by one port
 //!   TimedMessages  ours: messages at a steady pace       -> Vec<Message>, one-way latencies
 //! ```
 
+mod capture;
+mod documents;
 mod iperf;
 mod messages;
 mod ping;
 mod relays;
+mod requests;
+pub mod sessions;
+mod squid;
 mod web;
 
+pub use capture::{Capture, Segment};
+pub use documents::Documents;
 pub use iperf::{Iperf, IperfReport, Load};
 pub use messages::{Carrier, Message, TimedMessages};
 pub use ping::{Ping, PingReport};
 pub use relays::{Relay, Software};
+pub use requests::{Request, Requests};
+pub use squid::{Connections, Squid};
 pub use web::{Download, WebServer};
 
 use std::fs;

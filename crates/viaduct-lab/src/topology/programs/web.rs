@@ -1,15 +1,16 @@
-//! A web server with one file in one host, and curl in another.
+//! A web server with one file, or a library of documents, in one host, and curl in another.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use viaduct_proto::rng::Rng;
 use viaduct_sys::process::Process;
 
-use super::{answer, run, serve};
+use super::{Documents, answer, run, serve};
 use crate::topology::{Host, Scratch, TopologyError};
 
-/// A running nginx, or Python's where there is no nginx, that serves one file of random bytes.
+/// A running nginx, or Python's where there is no nginx, that serves files of random bytes.
 #[derive(Debug)]
 pub struct WebServer {
     host: Host,
@@ -48,6 +49,20 @@ impl WebServer {
         scratch.write("file", &content).map_err(wrong)?;
         let (software, process) = start_any(host, &scratch)?;
         Ok(WebServer { host: host.clone(), scratch, software, _process: process })
+    }
+
+    /// Starts it in `host`, with `documents`, each at its size in KB: `/13`.
+    pub fn with_documents(host: &Host, documents: &Documents) -> Result<WebServer, TopologyError> {
+        let wrong = |e| host.io("write the documents to serve".into(), e);
+        let scratch = Scratch::new().map_err(wrong)?;
+        documents.write(scratch.path()).map_err(wrong)?;
+        let (software, process) = start_any(host, &scratch)?;
+        Ok(WebServer { host: host.clone(), scratch, software, _process: process })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        SocketAddr::new(self.host.v4().into(), PORT)
     }
 
     /// `nginx` or `python3`.

@@ -471,7 +471,8 @@ impl Mux {
         }
         if now >= self.ping_at {
             self.ping_at = now + ping;
-            self.ping_due = true;
+            // One that is not answered yet, behind a loss that is being repaired, is enough.
+            self.ping_due = self.pinged.is_none();
         }
         if self.ack_at.is_some_and(|at| at <= now) {
             self.acknowledge_all(cx);

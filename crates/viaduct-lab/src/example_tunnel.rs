@@ -1,0 +1,212 @@
+//! A real tunnel between two hosts: the near and the far end are a `viaduct proxy` each, with the
+//! very files of `examples/squid/`, but for addresses, keys and links.
+//!
+//! ```text
+//!   near host                                                   far host
+//!   port 3129                                                   ─▶ the one place that it leads to
+//!      └─ viaduct proxy: near.toml ═══ links, TCP or QUIC ═══▶ viaduct proxy: far.toml ─┘
+//! ```
+
+use std::fmt::Display;
+use std::fs::File;
+use std::io::Read as _;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use viaduct_proto::keys::SecretKey;
+
+use crate::proxies::Proxy;
+use crate::stop;
+use crate::topology::{Host, Scratch};
+
+const NEAR: &str = include_str!("../../../examples/squid/near.toml");
+const FAR: &str = include_str!("../../../examples/squid/far.toml");
+/// Where the far end hears links.
+const LINKS_PORT: u16 = 7600;
+/// Where a near end listens: `examples/squid/child.conf` says so.
+const NEAR_PORT: u16 = 3129;
+
+/// How long links may take to be up.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What links are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    /// A TCP connection each.
+    Tcp,
+    /// A QUIC connection each, a stream for each session.
+    Quic,
+}
+
+/// A tunnel's links.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Links {
+    /// How many.
+    pub count: usize,
+    /// Of what.
+    pub carrier: Carrier,
+    /// Their congestion control, as in `bbr`, at both ends; none is the default: the host's for
+    /// TCP, cubic for QUIC.
+    pub congestion: Option<&'static str>,
+}
+
+impl Links {
+    /// So many TCP connections.
+    pub fn tcp(count: usize) -> Links {
+        Links { count, carrier: Carrier::Tcp, congestion: None }
+    }
+
+    /// One QUIC connection.
+    pub fn quic() -> Links {
+        Links { count: 1, carrier: Carrier::Quic, congestion: None }
+    }
+
+    /// With this congestion control.
+    pub fn congestion(self, name: &'static str) -> Links {
+        Links { congestion: Some(name), ..self }
+    }
+
+    /// For people.
+    pub fn name(self) -> String {
+        match (self.carrier, self.count) {
+            (Carrier::Tcp, 1) => "tunnel, 1 link".into(),
+            (Carrier::Tcp, count) => format!("tunnel, {count} links"),
+            (Carrier::Quic, 1) => "tunnel, QUIC".into(),
+            (Carrier::Quic, count) => format!("tunnel, {count} QUIC links"),
+        }
+    }
+}
+
+/// A running tunnel. It ends with this value.
+#[derive(Debug)]
+pub struct Tunnel {
+    entrance: SocketAddr,
+    near: Proxy,
+    /// What the near end was told.
+    config: String,
+    far: Proxy,
+    _keys: Scratch,
+}
+
+impl Tunnel {
+    /// Starts one from `near` to `far`; what enters it in `near` (port 3129) leaves it for `to`.
+    ///
+    /// # Errors
+    /// An end does not start.
+    pub fn start(near: &Host, far: &Host, to: SocketAddr, links: Links) -> Result<Tunnel> {
+        let keys = Scratch::new()?;
+        let (near_key, far_key) = (random_key()?, random_key()?);
+        let path = |name, key: &SecretKey| -> Result<String> {
+            Ok(keys.write_secret(name, key.to_text())?.display().to_string())
+        };
+        let heard = SocketAddr::new(far.v4().into(), LINKS_PORT);
+        let config = lines_of(FAR);
+        let config = set(&config, "tunnel-listen", &quoted(&heard))?;
+        let config = set(&config, "key", &quoted(&path("far.key", &far_key)?))?;
+        let config = set(&config, "peer", &quoted(&near_key.public()))?;
+        let config = set(&config, "allow-to", &format!("[\"{}/32\"]", to.ip()))?;
+        let congestion = |name| format!("congestion = {}\n", quoted(&name));
+        let congestion = links.congestion.map_or(String::new(), congestion);
+        let far = Proxy::configured(far, &(config + &congestion))?;
+        let carrier = match links.carrier {
+            Carrier::Tcp => "tcp",
+            Carrier::Quic => "quic",
+        };
+        // Of the whole host, so that other machines of the site may enter.
+        let listen = SocketAddr::from((Ipv4Addr::UNSPECIFIED, NEAR_PORT));
+        let config = lines_of(NEAR);
+        let config = set(&config, "listen", &quoted(&listen))?;
+        let config = set(&config, "to", &quoted(&to))?;
+        let config = set(&config, "tunnel", &quoted(&heard))?;
+        let config = set(&config, "key", &quoted(&path("near.key", &near_key)?))?;
+        let config = set(&config, "peer", &quoted(&far_key.public()))?;
+        let config = set(&config, "links", &links.count.to_string())?;
+        let config = set(&config, "carrier", &quoted(&carrier))?;
+        let config = config + &congestion;
+        let entrance = SocketAddr::new(near.v4().into(), NEAR_PORT);
+        let near = Proxy::configured(near, &config)?;
+        let tunnel = Tunnel { entrance, near, config, far, _keys: keys };
+        tunnel.wait_for_links(links.count)?;
+        Ok(tunnel)
+    }
+
+    /// Waits until so many links are up.
+    fn wait_for_links(&self, count: usize) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while self.near.log().matches("a link of the tunnel is up").count() < count {
+            stop::check()?;
+            if Instant::now() > deadline {
+                bail!("the tunnel has not {count} links; its ends say:\n{}", self.logs());
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// Has it go over so many links from now on.
+    ///
+    /// # Errors
+    /// The near end runs no more.
+    pub fn set_links(&self, count: usize) -> Result<()> {
+        self.near.reload(&set(&self.config, "links", &count.to_string())?)
+    }
+
+    /// Where it is entered, from any machine of the near site.
+    pub fn entrance(&self) -> SocketAddr {
+        self.entrance
+    }
+
+    /// The port of the far end that links lead to.
+    pub fn links_port(&self) -> u16 {
+        LINKS_PORT
+    }
+
+    /// What both ends have logged.
+    pub fn logs(&self) -> String {
+        format!("near:\n{}far:\n{}", self.near.log(), self.far.log())
+    }
+}
+
+/// The lines of an example's table `[proxy]`.
+fn lines_of(example: &str) -> String {
+    let (_, lines) = example.split_once("[proxy]\n").unwrap_or_default();
+    lines.to_owned()
+}
+
+fn quoted(value: &impl Display) -> String {
+    format!("\"{value}\"")
+}
+
+/// `lines` with another value for `key`, which must be there.
+fn set(lines: &str, key: &str, value: &str) -> Result<String> {
+    let begin = format!("{key} = ");
+    let at = lines.lines().position(|line| line.starts_with(&begin));
+    let at = at.with_context(|| format!("no line of the example begins with {begin:?}"))?;
+    let line = |(n, line): (usize, &str)| match n == at {
+        true => format!("{begin}{value}\n"),
+        false => format!("{line}\n"),
+    };
+    Ok(lines.lines().enumerate().map(line).collect())
+}
+
+fn random_key() -> Result<SecretKey> {
+    let mut bytes = [0; 32];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(SecretKey::from_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_an_example_is_replaced_and_no_other() {
+        let lines = lines_of(NEAR);
+        let told = set(&lines, "links", "7").unwrap();
+        assert!(told.contains("\nlinks = 7\n") && told.contains("\nlisten = \"127.0.0.1:3129\"\n"));
+        assert_eq!(told.lines().count(), lines.lines().count());
+        assert!(set(&lines, "nosuch", "1").is_err());
+    }
+}

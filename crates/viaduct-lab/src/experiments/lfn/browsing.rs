@@ -1,0 +1,268 @@
+//! A site's browsing over a long link: the load of requests, and the ways that it may take.
+//!
+//! ```text
+//!   a1 requests ─────────────────────────────────────────────────────────▶ b1 web server   Plain
+//!   a1 requests ─▶ a2 near end ═════════ links ═════════▶ b2 far end ────▶ b1              Tunnel
+//!   a1 requests ─▶ a2 child ──────────────────────────▶ b2 parent Squid ─▶ b1              Squid
+//!   a1 requests ─▶ a2 child ─▶ near end ═══ links ═══▶ far end ─▶ parent ─▶ b1   SquidTunnel
+//!                                10 Mb/s
+//!   b1 ─── iperf3, one TCP flow ─────────────────────────▶ a1          the traffic beside it
+//! ```
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::link;
+use crate::example_tunnel::{Links, Tunnel};
+use crate::experiment::Run;
+use crate::experiments::statistics::quantile;
+use crate::stop;
+use crate::topology::programs::{
+    Connections, Documents, Iperf, Request, Requests, Squid, WebServer,
+};
+use crate::topology::{Dumbbell, DumbbellSpec, Host, Journal, Wan};
+
+/// Congestion control of all hosts: of the links, of Squid's connections, of the flow beside them.
+pub(super) const CONGESTION: &str = "cubic";
+/// Requests a second, as in the slides.
+const RATE: f64 = 20.0;
+/// Below this many KB a document is small.
+const SMALL: usize = 10;
+/// Loads that run at once.
+const AT_ONCE: usize = 4;
+/// How long a document may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A way from the client to the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// A connection for each document, from client to server.
+    Plain,
+    /// The same into a tunnel at the site's edge.
+    Tunnel(Links),
+    /// A child Squid and its parent.
+    Squid(Windows, Connections),
+    /// The same with the parent reached through a tunnel.
+    SquidTunnel(Links),
+    /// The same with one link, and so many from the middle of the load on.
+    SquidGrowing(usize),
+}
+
+/// How large TCP's windows may become between Squids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Windows {
+    /// 64 KB, as with no window scaling.
+    Plain,
+    /// As the kernel of today finds right, up to 64 MB.
+    Large,
+}
+
+impl Way {
+    /// Whether a connection between Squids serves more than one document.
+    pub(super) fn keeps_connections(self) -> bool {
+        matches!(self, Way::Squid(_, Connections::Kept))
+    }
+
+    /// Of its tunnel, at the beginning.
+    fn links(self) -> Links {
+        match self {
+            Way::Tunnel(links) | Way::SquidTunnel(links) => links,
+            _ => Links::tcp(1),
+        }
+    }
+
+    /// For people.
+    pub(super) fn name(self) -> String {
+        match self {
+            Way::Plain => "plain connections".into(),
+            Way::Tunnel(links) | Way::SquidTunnel(links) => links.name(),
+            Way::SquidGrowing(count) => format!("tunnel, 1 growing to {count}"),
+            Way::Squid(windows, connections) => {
+                let windows = match windows {
+                    Windows::Plain => "plain Squid",
+                    Windows::Large => "Squid, large windows",
+                };
+                let kept = if connections == Connections::Kept { ", kept" } else { "" };
+                format!("{windows}{kept}")
+            }
+        }
+    }
+}
+
+/// A load over one way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Browsing {
+    /// How requests travel.
+    pub(super) way: Way,
+    /// Milliseconds there and back.
+    pub(super) rtt: u32,
+    /// Whether a TCP flow without end is beside it.
+    pub(super) beside: bool,
+    /// How long requests are made.
+    pub(super) duration: Duration,
+}
+
+/// What came of it.
+pub(super) struct Browsed {
+    /// Every request.
+    pub(super) requests: Vec<Request>,
+    /// What the flow beside got, Mb/s.
+    pub(super) beside: Option<f64>,
+}
+
+impl Browsing {
+    /// Notes what is set.
+    pub(super) fn describe(run: &mut Run, seconds: u64) {
+        run.param("link", "10 Mb/s, queue 100 ms");
+        run.param("requests_per_second", RATE);
+        run.param("arrivals", "Poisson");
+        run.param("documents", "1 to 1000 KB by Zipf's law, exponent 1.7");
+        run.param("seconds", seconds);
+        run.congestion_control(CONGESTION);
+    }
+
+    /// All of `loads`, four at once, each in a world of its own: 10 Mb/s is little for the machine.
+    pub(super) fn all(run: &Run, loads: &[Browsing]) -> Result<Vec<Browsed>> {
+        let mut found = Vec::new();
+        for some in loads.chunks(AT_ONCE) {
+            stop::check()?;
+            found.extend(Self::together(run, some)?);
+        }
+        Ok(found)
+    }
+
+    fn together(run: &Run, loads: &[Browsing]) -> Result<Vec<Browsed>> {
+        let (seed, journal) = (run.seed(), run.journal());
+        thread::scope(|scope| {
+            let start = |load: &Browsing| {
+                let load = *load;
+                scope.spawn(move || load.run(seed, journal))
+            };
+            let started: Vec<_> = loads.iter().map(start).collect();
+            let ended = started.into_iter().map(|thread| thread.join().ok());
+            ended.map(|done| done.context("a thread of the load panicked")?).collect()
+        })
+    }
+
+    /// Runs it in a world of its own.
+    fn run(&self, seed: u64, journal: &Journal) -> Result<Browsed> {
+        let config = link(&format!("rate=10M,delay={}ms,queue=100ms", self.rtt / 2));
+        let spec =
+            DumbbellSpec { hosts: 2, wan: Wan::emulated(config, seed), ..DumbbellSpec::default() };
+        let world = Dumbbell::build(&spec, journal)?;
+        for host in world.hosts_a().iter().chain(world.hosts_b()) {
+            host.set_congestion_control(CONGESTION)?;
+        }
+        let documents = Documents::new(seed);
+        let server = WebServer::with_documents(world.b1(), &documents)?;
+        let path = Path::build(self.way, &world, &server)?;
+        let load = Requests {
+            rate: RATE,
+            duration: self.duration,
+            patience: PATIENCE,
+            to: path.to,
+            server: server.address(),
+            proxied: path.child.is_some(),
+            seed,
+        };
+        thread::scope(|scope| {
+            let (from, to) = (world.b1(), world.a1());
+            let beside = self.beside.then(|| scope.spawn(|| self.flow_beside(from, to)));
+            let growing = scope.spawn(|| self.grow(path.tunnel.as_ref()));
+            let requests = load.run(world.a1(), &documents)?;
+            growing.join().ok().context("the thread that grows the tunnel panicked")??;
+            let beside = beside.map(|flow| flow.join().ok().context("iperf3's thread panicked"));
+            Ok(Browsed { requests, beside: beside.transpose()?.transpose()? })
+        })
+    }
+
+    /// Gives the tunnel its further links in the middle of the load, if it is one that grows.
+    fn grow(&self, tunnel: Option<&Tunnel>) -> Result<()> {
+        if let (Some(tunnel), Way::SquidGrowing(count)) = (tunnel, self.way) {
+            thread::sleep(self.duration / 2);
+            tunnel.set_links(count)?;
+        }
+        Ok(())
+    }
+
+    fn flow_beside(&self, from: &Host, to: &Host) -> Result<f64> {
+        let seconds = self.duration.as_secs() as u32;
+        Ok(Iperf::tcp(CONGESTION, seconds, 0).run(from, to)?.received / 1e6)
+    }
+}
+
+/// What stands between client and server.
+struct Path {
+    /// Where the client connects to.
+    to: SocketAddr,
+    child: Option<Squid>,
+    _parent: Option<Squid>,
+    tunnel: Option<Tunnel>,
+}
+
+impl Path {
+    fn build(way: Way, world: &Dumbbell, server: &WebServer) -> Result<Path> {
+        let (near, far) = (&world.hosts_a()[1], &world.hosts_b()[1]);
+        let (mut child, mut parent, mut tunnel) = (None, None, None);
+        match way {
+            Way::Plain => {}
+            Way::Tunnel(links) => {
+                tunnel = Some(Tunnel::start(near, far, server.address(), links)?);
+            }
+            Way::Squid(windows, connections) => {
+                for host in [near, far].into_iter().filter(|_| windows == Windows::Plain) {
+                    host.set_sysctls(&WINDOWS_OF_64_KB)?;
+                }
+                let squid = parent.insert(Squid::parent(far, connections)?);
+                child = Some(Squid::child(near, Some(squid.address()), connections)?);
+            }
+            Way::SquidTunnel(_) | Way::SquidGrowing(_) => {
+                let squid = parent.insert(Squid::parent(far, Connections::Kept)?);
+                let from_its_host = (Ipv4Addr::LOCALHOST, squid.address().port()).into();
+                tunnel = Some(Tunnel::start(near, far, from_its_host, way.links())?);
+                child = Some(Squid::child(near, None, Connections::Kept)?);
+            }
+        }
+        let entrance = tunnel.as_ref().map_or(server.address(), Tunnel::entrance);
+        let to = child.as_ref().map_or(entrance, Squid::address);
+        Ok(Path { to, child, _parent: parent, tunnel })
+    }
+}
+
+const WINDOWS_OF_64_KB: [(&str, &str); 2] =
+    [("net/ipv4/tcp_rmem", "4096 65536 65536"), ("net/ipv4/tcp_wmem", "4096 65536 65536")];
+
+impl Browsed {
+    /// The time that a share `q` of the documents for which `which` holds took at most, in ms; one
+    /// that never arrived took for ever.
+    pub(super) fn quantile(&self, q: f64, which: impl Fn(usize) -> bool) -> f64 {
+        let ms = |r: &Request| r.time.map_or(f64::INFINITY, |time| time.as_secs_f64() * 1e3);
+        let times = self.requests.iter().filter(|r| which(r.kb)).map(ms);
+        quantile(&times.collect::<Vec<_>>(), q)
+    }
+
+    /// The same of documents below 10 KB.
+    pub(super) fn small(&self, q: f64) -> f64 {
+        self.quantile(q, |kb| kb < SMALL)
+    }
+
+    /// Documents that never arrived.
+    pub(super) fn never(&self) -> usize {
+        self.requests.iter().filter(|request| request.time.is_none()).count()
+    }
+
+    /// KB that arrived whole in each second.
+    pub(super) fn kb_by_second(&self) -> Vec<f64> {
+        let mut seconds: Vec<f64> = Vec::new();
+        for request in &self.requests {
+            let Some(time) = request.time else { continue };
+            let second = (request.sent + time).as_secs() as usize;
+            seconds.resize(seconds.len().max(second + 1), 0.0);
+            seconds[second] += request.kb as f64;
+        }
+        seconds
+    }
+}

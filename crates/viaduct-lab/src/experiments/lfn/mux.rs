@@ -1,0 +1,121 @@
+//! Slides 28 to 31: a child Squid and its parent over 10 Mb/s and 300 ms, as they are, with large
+//! windows, and through a tunnel of one link and more.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::browsing::{Browsed, Browsing, Way, Windows};
+use super::stalled_link;
+use crate::example_tunnel::Links;
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::topology::programs::Connections;
+
+/// The experiment.
+pub(in crate::experiments) struct Mux;
+
+const RTT: u32 = 300;
+
+/// Ways without a tunnel; the first two are the slides'.
+const SQUIDS: [Way; 4] = [
+    Way::Squid(Windows::Plain, Connections::OneEach),
+    Way::Squid(Windows::Large, Connections::OneEach),
+    Way::Squid(Windows::Plain, Connections::Kept),
+    Way::Squid(Windows::Large, Connections::Kept),
+];
+
+impl Experiment for Mux {
+    fn about(&self) -> About {
+        About {
+            name: "lfn/mux",
+            title: "Two Squids over a long link, with and without a tunnel",
+            figure: "Taming the LFN, slides 28 to 31",
+            finding: "Without other traffic one link might be best, but very bad if it stalls; \
+                      too many are counterproductive; separate connections with large windows \
+                      carry less.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let seconds = run.choose(60, 15);
+        let counts: &[usize] = run.choose(&[1, 3, 5, 7, 10], &[1, 3]);
+        let tunnels = counts.iter().map(|count| Way::SquidTunnel(Links::tcp(*count)));
+        let growing = Way::SquidGrowing(3);
+        let ways: Vec<Way> = SQUIDS.into_iter().chain(tunnels).chain([growing]).collect();
+        Browsing::describe(run, seconds);
+        run.param("rtt_ms", RTT);
+        run.param("squid", "Debian's, examples/squid; nothing cached");
+        run.steps(3);
+        for beside in [false, true] {
+            run.step(if beside { "with a flow beside" } else { "no other traffic" })?;
+            let duration = Duration::from_secs(seconds);
+            // In the quick form, beside a flow, only what the slides compare.
+            let few = beside && run.quick();
+            let tunnel = |way: &Way| matches!(way, Way::SquidTunnel(_));
+            let ways: Vec<_> = ways
+                .iter()
+                .filter(|way| !few || tunnel(way) || SQUIDS[..2].contains(way))
+                .collect();
+            let loads: Vec<_> =
+                ways.iter().map(|&&way| Browsing { way, rtt: RTT, beside, duration }).collect();
+            let found = Browsing::all(run, &loads)?;
+            let found: Vec<_> = ways.into_iter().copied().zip(found).collect();
+            tell(run, beside, &found);
+            if !beside {
+                checks(run, &found);
+            }
+        }
+        run.step("a link that falls silent")?;
+        stalled_link::measure(run)
+    }
+}
+
+fn tell(run: &mut Run, beside: bool, found: &[(Way, Browsed)]) {
+    let what = if beside { "a flow beside" } else { "no other traffic" };
+    type Figure = (&'static str, &'static str, fn(&Browsed) -> f64);
+    let figures: [Figure; 6] = [
+        ("Small documents, median", "ms", |b| b.small(0.5)),
+        ("Small documents, 90th percentile", "ms", |b| b.small(0.9)),
+        ("Documents of 20 KB and more, median", "ms", large),
+        ("All documents, 99th percentile", "ms", |b| b.quantile(0.99, |_| true)),
+        ("Documents that never arrived", "", |b| b.never() as f64),
+        ("The flow beside", "Mb/s", |b| b.beside.unwrap_or(f64::NAN)),
+    ];
+    for (title, unit, figure) in figures {
+        let plot = Plot::histogram(title, ("way", ""), ("value", unit));
+        let series = run.series(&plot, what);
+        for (x, (way, browsed)) in found.iter().enumerate() {
+            run.labelled_point(series, x as f64, figure(browsed), &way.name());
+        }
+    }
+    let plot = Plot::line(&format!("Arrived, {what}"), ("time", "s"), ("rate", "KB/s"));
+    for (way, browsed) in found {
+        let series = run.series(&plot, &way.name());
+        for (second, kb) in browsed.kb_by_second().into_iter().enumerate() {
+            run.point(series, second as f64, kb);
+        }
+    }
+}
+
+fn large(browsed: &Browsed) -> f64 {
+    browsed.quantile(0.5, |kb| kb >= 20)
+}
+
+fn checks(run: &mut Run, found: &[(Way, Browsed)]) {
+    let (squids, tunnels) = found.split_at(SQUIDS.len());
+    for (way, browsed) in tunnels {
+        for (squid, other) in squids {
+            // A connection that was kept has saved the round trip already: nothing is left to win.
+            let most = if squid.keeps_connections() { 1.02 } else { 0.75 };
+            let name = format!("{}: median of small documents over {}'s", way.name(), squid.name());
+            run.check(&name, browsed.small(0.5) / other.small(0.5), Bound::AtMost(most));
+        }
+        // A warm link needs no slow start: that is left to win against whatever Squid keeps.
+        let best = squids.iter().map(|(_, squid)| large(squid)).fold(f64::INFINITY, f64::min);
+        let name =
+            format!("{}: median of documents from 20 KB on over the best Squid's", way.name());
+        run.check(&name, large(browsed) / best, Bound::AtMost(0.8));
+        let name = format!("{}: documents that never arrived", way.name());
+        run.check(&name, browsed.never() as f64, Bound::AtMost(0.0));
+    }
+}

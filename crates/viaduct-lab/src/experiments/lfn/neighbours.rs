@@ -1,0 +1,119 @@
+//! Do the sessions of one tunnel hold each other up? Small fetches by themselves, beside a large
+//! session, and beside one whose reader has stopped.
+//!
+//! ```text
+//!   a1  20 × fetch 5 KB, again and again ─┐                                  ┌─▶ b1
+//!   a1  one session without end ──────────┼─▶ a2 near ══ links ══ far b2 ───┼─▶ b1
+//!   a1  one whose reader has stopped ─────┘        10 Mb/s, 300 ms           └─▶ b1
+//! ```
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::browsing::CONGESTION;
+use super::link;
+use crate::example_tunnel::{Links, Tunnel};
+use crate::experiment::{Bound, Plot, Run};
+use crate::experiments::statistics::quantile;
+use crate::topology::programs::sessions::{Idle, SessionServer, fetch, fill};
+use crate::topology::{Dumbbell, DumbbellSpec, Host, Journal, TopologyError, Wan};
+
+/// Small sessions at once, and what each fetches.
+const SMALL: (usize, u64) = (20, 5000);
+const PORT: u16 = 6200;
+/// Until the session without end fills the link.
+const LEAD: Duration = Duration::from_secs(4);
+
+/// Median times of small fetches, ms.
+#[derive(Clone, Copy, Debug)]
+struct Medians {
+    alone: f64,
+    beside_stopped: f64,
+    beside_large: f64,
+}
+
+/// Measures over TCP and QUIC, and checks both.
+pub(super) fn measure(run: &mut Run) -> Result<()> {
+    let duration = Duration::from_secs(run.choose(20, 8));
+    run.param("small_sessions", format!("{} of {} bytes each, again and again", SMALL.0, SMALL.1));
+    let (seed, journal) = (run.seed(), run.journal().clone());
+    let all = [Links::tcp(1), Links::tcp(3), Links::quic()];
+    let found = thread::scope(|scope| {
+        let started = all.map(|links| {
+            scope.spawn({
+                let journal = &journal;
+                move || scene(links, seed, journal, duration)
+            })
+        });
+        let ended = started.into_iter().map(|thread| thread.join().ok());
+        ended.map(|done| done.context("a thread panicked")?).collect::<Result<Vec<Medians>>>()
+    })?;
+    let plot = Plot::histogram("Small sessions, median", ("beside", ""), ("time", "ms"));
+    for (links, medians) in all.iter().zip(found) {
+        let (name, alone) = (links.name(), medians.alone);
+        let series = run.series(&plot, &name);
+        run.labelled_point(series, 0.0, alone, "nothing");
+        run.labelled_point(series, 1.0, medians.beside_stopped, "a reader that has stopped");
+        run.labelled_point(series, 2.0, medians.beside_large, "a large session");
+        let check = format!("{name}: small sessions beside a reader that has stopped, over alone");
+        run.check(&check, medians.beside_stopped / alone, Bound::AtMost(1.2));
+        let check = format!("{name}: 20 small sessions beside a large one, over alone");
+        run.check(&check, medians.beside_large / alone, Bound::AtMost(1.5));
+    }
+    Ok(())
+}
+
+fn scene(links: Links, seed: u64, journal: &Journal, duration: Duration) -> Result<Medians> {
+    let wan = Wan::emulated(link("rate=10M,delay=150ms,queue=100ms"), seed);
+    let spec = DumbbellSpec { hosts: 2, wan, ..DumbbellSpec::default() };
+    let world = Dumbbell::build(&spec, journal)?;
+    let (near, far) = (&world.hosts_a()[1], &world.hosts_b()[1]);
+    for host in [near, far] {
+        host.set_congestion_control(CONGESTION)?;
+    }
+    let server = SessionServer::start(world.b1(), PORT)?;
+    let tunnel = Tunnel::start(near, far, server.address(), links)?;
+    let (a1, to) = (world.a1(), tunnel.entrance());
+    let alone = small(a1, to, duration)?;
+    let beside_large = thread::scope(|scope| -> Result<f64> {
+        let large = scope.spawn(|| fill(a1, to, (LEAD, duration)));
+        thread::sleep(LEAD);
+        let median = small(a1, to, duration)?;
+        large.join().ok().context("the large session's thread panicked")??;
+        Ok(median)
+    })?;
+    let _stopped = Idle::open(a1, to)?;
+    // Until its bytes fill all that is between.
+    thread::sleep(LEAD);
+    let beside_stopped = small(a1, to, duration)?;
+    Ok(Medians { alone, beside_stopped, beside_large })
+}
+
+/// The median time, in ms, of small fetches, 20 at once, each client's one after the other.
+fn small(from: &Host, to: std::net::SocketAddr, duration: Duration) -> Result<f64> {
+    let (begin, enough) = (Instant::now(), AtomicBool::new(false));
+    let client = || -> Result<Vec<f64>, TopologyError> {
+        let mut times = Vec::new();
+        while begin.elapsed() < duration && !enough.load(Ordering::Relaxed) {
+            match fetch(from, to, SMALL.1) {
+                Ok(time) => times.push(time.as_secs_f64() * 1e3),
+                Err(e) => {
+                    enough.store(true, Ordering::Relaxed);
+                    return Err(e);
+                }
+            }
+        }
+        Ok(times)
+    };
+    thread::scope(|scope| {
+        let started: Vec<_> = (0..SMALL.0).map(|_| scope.spawn(client)).collect();
+        let mut times = Vec::new();
+        for thread in started {
+            times.extend(thread.join().ok().context("a client panicked")??);
+        }
+        Ok(quantile(&times, 0.5))
+    })
+}

@@ -1,0 +1,100 @@
+//! One link of a tunnel falls silent for a while: who waits?
+//!
+//! ```text
+//!   a1  echo sessions ─▶ a2 near ══ link 1 ══ gwa ╳ ══ far b2 ─▶ b1     these wait
+//!                           └────── link 2, 3, … ═════▶ ┘               these must not
+//! ```
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::browsing::CONGESTION;
+use super::link;
+use crate::example_tunnel::{Links, Tunnel};
+use crate::experiment::{Bound, Plot, Run};
+use crate::topology::programs::sessions::{SessionServer, echo};
+use crate::topology::{Dumbbell, DumbbellSpec, Host, Journal, Node, Wan};
+
+const SESSIONS: usize = 6;
+const PORT: u16 = 6200;
+const INTERVAL: Duration = Duration::from_millis(50);
+/// From the start of the sessions to the silence, and how long that lasts.
+const SILENCE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_millis(1500));
+/// How long sessions last.
+const DURATION: Duration = Duration::from_secs(7);
+/// An echo that takes longer has waited: the round trip is 300 ms.
+const LATE: Duration = Duration::from_millis(600);
+
+/// Measures with one link and with three, and checks both.
+pub(super) fn measure(run: &mut Run) -> Result<()> {
+    let (seed, journal) = (run.seed(), run.journal().clone());
+    let counts = [1, 3];
+    let waited = thread::scope(|scope| {
+        let start = |count| {
+            let journal = &journal;
+            scope.spawn(move || waited(Links::tcp(count), seed, journal))
+        };
+        let ended = counts.map(start).into_iter().map(|thread| thread.join().ok());
+        ended.map(|done| done.context("a thread panicked")?).collect::<Result<Vec<usize>>>()
+    })?;
+    run.param("silence_of_a_link_ms", SILENCE.1.as_millis() as u64);
+    let title = format!("Of {SESSIONS} sessions, how many wait for one link");
+    let plot = Plot::histogram(&title, ("links", ""), ("sessions", ""));
+    let series = run.series(&plot, "tunnel");
+    for (count, waited) in counts.iter().zip(&waited) {
+        run.point(series, *count as f64, *waited as f64);
+    }
+    let all = SESSIONS as f64;
+    run.check("1 link falls silent: sessions that wait", waited[0] as f64, Bound::AtLeast(all));
+    let name = "1 link of 3 falls silent: sessions that wait (those on it, 2)";
+    run.check(name, waited[1] as f64, Bound::Within(1.0, all / 3.0));
+    Ok(())
+}
+
+/// How many sessions wait while one link says nothing.
+fn waited(links: Links, seed: u64, journal: &Journal) -> Result<usize> {
+    let wan = Wan::emulated(link("rate=10M,delay=150ms,queue=100ms"), seed);
+    let spec = DumbbellSpec { hosts: 2, wan, ..DumbbellSpec::default() };
+    let world = Dumbbell::build(&spec, journal)?;
+    let (near, far) = (&world.hosts_a()[1], &world.hosts_b()[1]);
+    for host in [near, far] {
+        host.set_congestion_control(CONGESTION)?;
+    }
+    let server = SessionServer::start(world.b1(), PORT)?;
+    let tunnel = Tunnel::start(near, far, server.address(), links)?;
+    let (a1, to) = (world.a1(), tunnel.entrance());
+    thread::scope(|scope| {
+        let session = |_| scope.spawn(|| echo(a1, to, INTERVAL, DURATION));
+        let sessions: Vec<_> = (0..SESSIONS).map(session).collect();
+        thread::sleep(SILENCE.0);
+        silence_one(near, world.gateway_a(), tunnel.links_port())?;
+        let mut waited = 0;
+        for session in sessions {
+            let times = session.join().ok().context("a session's thread panicked")??;
+            waited += usize::from(times.iter().any(|time| time.is_none_or(|time| time > LATE)));
+        }
+        Ok(waited)
+    })
+}
+
+/// Has the router drop what belongs to one of the links from `near`, for a while.
+fn silence_one(near: &Host, router: &Node, links_port: u16) -> Result<()> {
+    let of_links = format!("dport = :{links_port}");
+    let shown = near.run("ss", &["-tnH", "state", "established", &of_links])?;
+    // "0 0 10.1.2.2:40000 10.2.2.2:7600"
+    let port = shown.lines().next().and_then(|line| {
+        let local = line.split_whitespace().nth(2)?;
+        local.rsplit_once(':').map(|(_, port)| port)
+    });
+    let Some(port) = port else { bail!("no link is established: {shown:?}") };
+    let rules = format!(
+        "table inet silence {{\nchain forward {{\ntype filter hook forward priority 0\n\
+         tcp sport {port} drop\ntcp dport {port} drop\n}}\n}}"
+    );
+    router.run("nft", &[&rules])?;
+    thread::sleep(SILENCE.1);
+    router.run("nft", &["delete", "table", "inet", "silence"])?;
+    Ok(())
+}

@@ -1,0 +1,269 @@
+//! One bulk transfer over a long link, by a TCP of 1999 or of today, and where it stalled.
+//!
+//! ```text
+//!   a1 ── bytes without end ──▶ gwa ══ 10 Mb/s, losses of a list ══▶ gwb ──▶ b1
+//!                                └ captured here: sequence numbers over time
+//! ```
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use rustix::net::sockopt::set_tcp_congestion;
+use viaduct_proto::link::LinkConfig;
+
+use crate::emulator::Direction;
+use crate::experiment::Run;
+use crate::stop;
+use crate::topology::programs::{Capture, Segment};
+use crate::topology::{Dumbbell, DumbbellSpec, Host, TopologyError, Wan};
+
+const PORT: u16 = 6100;
+
+/// Bits of new bytes a second below which a transfer counts as stalled: a twentieth of the link's.
+const CRAWL: f64 = 0.5e6;
+
+/// What sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stack {
+    /// As near as this kernel comes to 1999: Reno without SACK, RACK, tail-loss probes and F-RTO,
+    /// a first flight of two segments, retransmission time-outs of a second or more. (Not quite
+    /// there: a partial acknowledgement repairs the next hole, as in NewReno.)
+    Of1999,
+    /// As the kernel is, with this congestion control.
+    Today(&'static str),
+}
+
+impl Stack {
+    /// For people.
+    pub(super) fn name(self) -> String {
+        match self {
+            Stack::Of1999 => "1999".into(),
+            Stack::Today(congestion) => format!("today, {congestion}"),
+        }
+    }
+
+    fn congestion(self) -> &'static str {
+        match self {
+            Stack::Of1999 => "reno",
+            Stack::Today(congestion) => congestion,
+        }
+    }
+
+    fn install(self, host: &Host) -> Result<(), TopologyError> {
+        if self != Stack::Of1999 {
+            return Ok(());
+        }
+        let off = ["sack", "dsack", "recovery", "early_retrans", "frto"];
+        let keys = off.map(|key| format!("net/ipv4/tcp_{key}"));
+        host.set_sysctls(&keys.each_ref().map(|key| (key.as_str(), "0")))?;
+        let shown = host.run("ip", &["-4", "route", "show", "default"])?;
+        host.ip(&[format!("route change {} initcwnd 2 rto_min 1s", shown.trim())])
+    }
+}
+
+/// A transfer.
+#[derive(Clone, Debug)]
+pub(super) struct Transfer {
+    /// What sends it.
+    pub(super) stack: Stack,
+    /// There.
+    pub(super) link: LinkConfig,
+    /// The most that may be under way, in bytes; none is the kernel's limit.
+    pub(super) window: Option<usize>,
+    /// How long it sends.
+    pub(super) duration: Duration,
+}
+
+/// What a capture shows.
+pub(super) struct Trace {
+    /// (seconds from the first byte, bytes): the highest that was sent until then.
+    pub(super) sent: Vec<(f64, f64)>,
+    /// The same of what was sent again.
+    pub(super) again: Vec<(f64, f64)>,
+    /// The same of what the receiver acknowledged.
+    pub(super) acknowledged: Vec<(f64, f64)>,
+}
+
+impl Transfer {
+    /// Runs it in a world of its own.
+    pub(super) fn run(&self, run: &Worlds) -> Result<Trace> {
+        let back = LinkConfig { loss: Default::default(), ..self.link.clone() };
+        let spec = DumbbellSpec { wan: Wan::emulated(back, run.seed), ..DumbbellSpec::default() };
+        let world = Dumbbell::build(&spec, &run.journal)?;
+        for host in [world.a1(), world.b1()] {
+            self.stack.install(host)?;
+        }
+        // Set now, so that the list of losses begins with the connection's first packet.
+        if let Some(emulator) = world.emulator() {
+            emulator.set(Direction::AtoB, self.link.clone())?;
+        }
+        let capture = Capture::start(world.gateway_a(), "wan0", PORT)?;
+        self.send(world.a1(), world.b1())?;
+        Ok(Trace::of(&capture.finish()?, self.duration))
+    }
+
+    fn send(&self, from: &Host, to: &Host) -> Result<()> {
+        let address = SocketAddr::new(to.v4().into(), PORT);
+        let listener = to.netns().enter(|| TcpListener::bind(address))??;
+        let connect = || -> io::Result<TcpStream> {
+            let stream = TcpStream::connect_timeout(&address, Duration::from_secs(20))?;
+            set_tcp_congestion(&stream, self.stack.congestion())?;
+            if let Some(window) = self.window {
+                // The kernel takes half of its double for its own books.
+                rustix::net::sockopt::set_socket_send_buffer_size(&stream, window)?;
+            }
+            Ok(stream)
+        };
+        let stream = from.netns().enter(connect)??;
+        let (incoming, _) = listener.accept()?;
+        thread::scope(|scope| {
+            scope.spawn(|| swallow(incoming));
+            fill(stream, self.duration)
+        })?;
+        Ok(stop::check()?)
+    }
+}
+
+/// What worlds need of a run, for several at once.
+pub(super) struct Worlds {
+    seed: u64,
+    journal: crate::topology::Journal,
+}
+
+impl Worlds {
+    pub(super) fn of(run: &Run) -> Worlds {
+        Worlds { seed: run.seed(), journal: run.journal().clone() }
+    }
+}
+
+/// Writes without end for so long, and then breaks off.
+fn fill(mut stream: TcpStream, duration: Duration) -> io::Result<()> {
+    let (begin, bytes) = (Instant::now(), [0x5a; 16 << 10]);
+    stream.set_write_timeout(Some(Duration::from_millis(200)))?;
+    while begin.elapsed() < duration && !stop::asked() {
+        match stream.write(&bytes) {
+            Ok(_) => {}
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            Err(e) => return Err(e),
+        }
+    }
+    viaduct_sys::tcp::reset_on_close(&stream)
+}
+
+/// Reads to the end, which is a reset.
+fn swallow(mut stream: TcpStream) {
+    let mut buffer = vec![0; 64 << 10];
+    // The sender breaks off: what the last read says does not matter.
+    while matches!(stream.read(&mut buffer), Ok(1..)) {}
+}
+
+impl Trace {
+    fn of(segments: &[Segment], duration: Duration) -> Trace {
+        let mut trace = Trace { sent: vec![], again: vec![], acknowledged: vec![] };
+        let Some(first) = segments.iter().find(|s| s.outgoing && s.length > 0) else {
+            return trace;
+        };
+        let offset = |number: u32| f64::from(number.wrapping_sub(first.sequence));
+        let (mut highest, mut acknowledged) = (0.0, 0.0);
+        for segment in segments.iter().filter(|s| s.at >= first.at) {
+            let at = (segment.at - first.at).as_secs_f64();
+            if at > duration.as_secs_f64() {
+                break;
+            }
+            let end = offset(segment.sequence.wrapping_add(segment.length));
+            let heard = offset(segment.acknowledged);
+            if segment.outgoing && segment.length > 0 {
+                let new = end > highest;
+                let list = if new { &mut trace.sent } else { &mut trace.again };
+                list.push((at, end));
+                highest = f64::max(highest, end);
+            } else if !segment.outgoing && heard > acknowledged {
+                trace.acknowledged.push((at, heard));
+                acknowledged = heard;
+            }
+        }
+        trace
+    }
+
+    /// The longest time, from the first loss that was noticed, in which hardly anything new was
+    /// sent, less than [`CRAWL`]: the flat part of the slides' plots, in seconds.
+    pub(super) fn longest_stall(&self) -> f64 {
+        let Some((first_loss, _)) = self.again.first().copied() else { return 0.0 };
+        let points = thinned(&self.sent, 0.05);
+        let points = &points[points.partition_point(|(at, _)| *at < first_loss - 1.0)..];
+        let mut longest = 0.0;
+        for (n, from) in points.iter().enumerate() {
+            for to in points[n..].iter().filter(|to| to.0 > first_loss) {
+                let (seconds, bytes) = (to.0 - from.0, to.1 - from.1);
+                if bytes * 8.0 < CRAWL * seconds {
+                    longest = f64::max(longest, seconds);
+                }
+            }
+        }
+        longest
+    }
+
+    /// The longest time, from the first loss that was noticed, in which nothing new was
+    /// acknowledged, so that the reader had nothing.
+    pub(super) fn longest_silence(&self) -> f64 {
+        let first_loss = self.again.first().map_or(f64::INFINITY, |(at, _)| *at);
+        let from = self.acknowledged.partition_point(|(at, _)| *at < first_loss - 1.0);
+        self.acknowledged[from..].windows(2).map(|p| p[1].0 - p[0].0).fold(0.0, f64::max)
+    }
+
+    /// Bits a second that were acknowledged by the end.
+    pub(super) fn rate(&self) -> f64 {
+        let last = self.acknowledged.last().copied().unwrap_or((1.0, 0.0));
+        last.1 * 8.0 / last.0
+    }
+}
+
+/// The last point of every `step` seconds.
+pub(super) fn thinned(points: &[(f64, f64)], step: f64) -> Vec<(f64, f64)> {
+    let number = |(at, _): (f64, f64)| (at / step) as u64;
+    let last = |pair: &[(f64, f64)]| (number(pair[0]) != number(pair[1])).then_some(pair[0]);
+    points.windows(2).filter_map(last).chain(points.last().copied()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stall_is_the_longest_time_with_hardly_a_new_byte() {
+        let ms = Duration::from_millis;
+        let sent = |at, sequence| Segment {
+            at: ms(at),
+            outgoing: true,
+            sequence,
+            acknowledged: 0,
+            length: 100,
+        };
+        let heard = |at, acknowledged| Segment {
+            at: ms(at),
+            outgoing: false,
+            sequence: 0,
+            acknowledged,
+            length: 0,
+        };
+        // Numbers pass 2^32; the second is sent again at 900; the last is after the end.
+        let first = u32::MAX - 50;
+        let n = |bytes: u32| first.wrapping_add(bytes);
+        let segments = [
+            sent(100, n(0)),
+            sent(110, n(100)),
+            heard(400, n(100)),
+            sent(900, n(100)),
+            heard(1200, n(200)),
+            sent(1210, n(200)),
+            sent(9000, n(300)),
+        ];
+        let trace = Trace::of(&segments, Duration::from_secs(5));
+        assert_eq!((trace.sent.len(), trace.again.len()), (3, 1));
+        assert!((trace.longest_stall() - 1.1).abs() < 1e-9, "{:?}", trace.sent);
+        assert!((trace.longest_silence() - 0.8).abs() < 1e-9);
+    }
+}

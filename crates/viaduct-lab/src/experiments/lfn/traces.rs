@@ -1,0 +1,178 @@
+//! Slides 4, 5 and 24 to 26: sequence numbers over time, and the stalls of plain TCP.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::link;
+use super::stalls::{Stack, Trace, Transfer, Worlds, thinned};
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+
+/// The experiment.
+pub(in crate::experiments) struct Traces;
+
+/// A path and what happens on it.
+struct Scene {
+    name: &'static str,
+    /// Milliseconds there and back.
+    rtt: u32,
+    /// The link's queue and losses, beside its rate and delay.
+    link: &'static str,
+    /// Whether the window is held below what the path holds, so that nothing but the list is lost.
+    held: bool,
+    /// Whether `--quick` has it.
+    quick: bool,
+}
+
+/// Of the slides: 40 and 300 ms as they come, and at 600 ms one loss, three losses in one window,
+/// and a slow start that overshoots the queue.
+const SCENES: [Scene; 5] = [
+    Scene { name: "40 ms", rtt: 40, link: "queue=32kB", held: false, quick: false },
+    Scene { name: "300 ms", rtt: 300, link: "queue=32kB", held: false, quick: false },
+    Scene {
+        name: "600 ms, one loss",
+        rtt: 600,
+        link: "queue=4s,loss=trace:700:1:100000:once",
+        held: true,
+        quick: true,
+    },
+    Scene {
+        name: "600 ms, clustered losses",
+        rtt: 600,
+        link: "queue=4s,loss=trace:700:2:12:3:25:2:200:1:100000:once",
+        held: true,
+        quick: true,
+    },
+    Scene { name: "600 ms, overshoot", rtt: 600, link: "queue=64kB", held: false, quick: true },
+];
+
+const STACKS: [Stack; 3] = [Stack::Of1999, Stack::Today("cubic"), Stack::Today("bbr")];
+
+/// Half of what 10 Mb/s at 600 ms holds.
+const WINDOW: usize = 375_000;
+
+/// A retransmission time-out of 1999 at 600 ms: the round trip and a second.
+const TIME_OUT: f64 = 1.6;
+
+/// Seconds between two points of a plotted trace.
+const STEP: f64 = 0.1;
+
+impl Experiment for Traces {
+    fn about(&self) -> About {
+        About {
+            name: "lfn/traces",
+            title: "Sequence numbers over time: the stalls of plain TCP",
+            figure: "Taming the LFN, slides 4, 5, 24, 25 and 26",
+            finding: "At 600 ms a fast retransmission stalls for 100 ms, clustered losses end in \
+                      a time-out of 3 seconds, an overshooting slow start stalls for 6.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let (quick, seconds) = (run.quick(), run.choose(30, 22));
+        let scenes: Vec<_> = SCENES.iter().filter(|scene| scene.quick || !quick).collect();
+        run.param("rate_mbit_per_s", 10);
+        run.param("seconds", seconds);
+        run.param("window_of_losses_from_a_list", WINDOW);
+        run.param("of_1999", "no SACK, RACK, TLP, F-RTO; NewReno; IW 2; time-outs of a second");
+        for name in ["reno", "cubic", "bbr"] {
+            run.congestion_control(name);
+        }
+        run.param("a_stall_sends_less_than_mbit_per_s", 0.5);
+        run.steps(1);
+        run.step("all paths at once")?;
+        let found = play(&scenes, &Worlds::of(run), Duration::from_secs(seconds))?;
+        for (name, traces) in &found {
+            tell(run, name, traces);
+        }
+        for (name, traces) in &found {
+            draw(run, name, traces);
+        }
+        checks(run, &found);
+        Ok(())
+    }
+}
+
+/// A name, and a trace for each stack.
+type Played = (&'static str, Vec<Trace>);
+
+/// Every scene with every stack, all at once, each in a world of its own.
+fn play(scenes: &[&Scene], worlds: &Worlds, duration: Duration) -> Result<Vec<Played>> {
+    thread::scope(|scope| {
+        let start = |scene: &Scene| {
+            let text = format!("rate=10M,delay={}ms,{}", scene.rtt / 2, scene.link);
+            let window = scene.held.then_some(WINDOW);
+            STACKS.map(|stack| {
+                let transfer = Transfer { stack, link: link(&text), window, duration };
+                scope.spawn(move || transfer.run(worlds))
+            })
+        };
+        let started: Vec<_> = scenes.iter().map(|scene| (scene.name, start(scene))).collect();
+        let end = |(name, threads)| {
+            let ended = <[_; 3]>::into_iter(threads)
+                .map(|thread: thread::ScopedJoinHandle<'_, _>| thread.join().ok());
+            let traces = ended.map(|trace| trace.context("a thread panicked")?);
+            Ok((name, traces.collect::<Result<Vec<Trace>>>()?))
+        };
+        started.into_iter().map(end).collect()
+    })
+}
+
+/// The table of stalls.
+fn tell(run: &mut Run, name: &str, traces: &[Trace]) {
+    let x = SCENES.iter().position(|scene| scene.name == name).unwrap_or(0) as f64;
+    type Figure = (&'static str, &'static str, fn(&Trace) -> f64);
+    let figures: [Figure; 4] = [
+        ("Longest stall", "s", Trace::longest_stall),
+        ("Longest time without a new byte acknowledged", "s", Trace::longest_silence),
+        ("Segments sent again", "", |trace| trace.again.len() as f64),
+        ("Acknowledged", "Mb/s", |trace| trace.rate() / 1e6),
+    ];
+    for (title, unit, figure) in figures {
+        let plot = Plot::histogram(title, ("path", ""), ("value", unit));
+        for (stack, trace) in STACKS.iter().zip(traces) {
+            let series = run.series(&plot, &stack.name());
+            run.labelled_point(series, x, figure(trace), name);
+        }
+    }
+}
+
+/// The slides' plots.
+fn draw(run: &mut Run, name: &str, traces: &[Trace]) {
+    let title = format!("Sequence numbers, {name}");
+    let (time, sent) = (("time", "s"), ("sequence number", "MB"));
+    let (line, dots) = (Plot::line(&title, time, sent), Plot::scatter(&title, time, sent));
+    for (stack, trace) in STACKS.iter().zip(traces) {
+        let series = run.series(&line, &stack.name());
+        for (at, bytes) in thinned(&trace.sent, STEP) {
+            run.point(series, at, bytes / 1e6);
+        }
+    }
+    let again = run.series(&dots, "1999, sent again");
+    for (at, bytes) in thinned(&traces[0].again, STEP) {
+        run.point(again, at, bytes / 1e6);
+    }
+}
+
+fn checks(run: &mut Run, found: &[Played]) {
+    let of = |name: &str| found.iter().find(|(known, _)| *known == name).map(|(_, traces)| traces);
+    let stall = |name, stack: usize| of(name).map_or(f64::NAN, |t| t[stack].longest_stall());
+    let silence = |name, stack: usize| of(name).map_or(f64::NAN, |t| t[stack].longest_silence());
+    let [one, clustered, overshoot] =
+        ["600 ms, one loss", "600 ms, clustered losses", "600 ms, overshoot"];
+    let check = format!("{one}: stall of 1999, s (no time-out)");
+    run.check(&check, stall(one, 0), Bound::AtMost(TIME_OUT));
+    for (name, least) in [(clustered, 3.0), (overshoot, 6.0)] {
+        let check = format!("{name}: stall of 1999, s (a time-out is {TIME_OUT})");
+        run.check(&check, stall(name, 0), Bound::AtLeast(least));
+        let check = format!("{name}: stall of 1999 over today's (cubic)");
+        run.check(&check, stall(name, 0) / stall(name, 1), Bound::AtLeast(2.0));
+    }
+    if let (Some(short), Some(long)) = (of("40 ms"), of("300 ms")) {
+        let name = "1999: Mb/s at 300 ms over those at 40 ms";
+        run.check(name, long[0].rate() / short[0].rate(), Bound::AtMost(0.5));
+    }
+    let check = format!("{one}: also today the reader has nothing new for, RTT");
+    run.check(&check, silence(one, 1) / 0.6, Bound::AtLeast(1.0));
+}

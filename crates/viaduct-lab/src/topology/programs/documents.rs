@@ -1,0 +1,83 @@
+//! What a web server serves to a load of requests: documents whose sizes are Zipf's.
+//!
+//! A document of k KB, k from 1 to 1000, is asked for as often as k^-1.7: the mean is 11.5 KB, 86 %
+//! are below 10 KB, and 20 requests a second ask for the 200 KB/s of the slides. So many sizes are
+//! not kept: a few stand for those above them.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use viaduct_proto::rng::Rng;
+
+/// Of Zipf's law for sizes.
+const EXPONENT: f64 = 1.7;
+/// The largest, in KB (1000 bytes).
+const LARGEST: usize = 1000;
+/// The sizes that are kept, in KB.
+const SIZES: [usize; 24] =
+    [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 16, 20, 25, 32, 40, 60, 80, 120, 180, 250, 400, 600, 1000];
+
+/// A library of documents; the same seed makes the same bytes.
+#[derive(Clone, Debug)]
+pub struct Documents {
+    /// As long as the largest; each document is the first bytes of it.
+    bytes: Vec<u8>,
+    /// The share of requests for k KB or less, k from 1.
+    cumulated: Vec<f64>,
+}
+
+impl Documents {
+    /// All of them.
+    pub fn new(seed: u64) -> Documents {
+        let mut bytes = vec![0; LARGEST * 1000];
+        Rng::from_seed(seed).fill(&mut bytes);
+        let mut sum = 0.0;
+        let mut cumulated: Vec<f64> = (1..=LARGEST)
+            .map(|kb| {
+                sum += (kb as f64).powf(-EXPONENT);
+                sum
+            })
+            .collect();
+        cumulated.iter_mut().for_each(|share| *share /= sum);
+        Documents { bytes, cumulated }
+    }
+
+    /// Sizes that there are, in KB, the smallest first.
+    pub fn sizes(&self) -> &'static [usize] {
+        &SIZES
+    }
+
+    /// The document of `kb` KB; the largest if there is none so large.
+    pub fn of(&self, kb: usize) -> &[u8] {
+        &self.bytes[..(kb * 1000).min(self.bytes.len())]
+    }
+
+    /// The size, in KB, of the next document that is asked for.
+    pub fn draw(&self, rng: &mut Rng) -> usize {
+        let at = rng.unit();
+        let kb = 1 + self.cumulated.partition_point(|share| *share <= at).min(LARGEST - 1);
+        SIZES[SIZES.partition_point(|size| *size <= kb) - 1]
+    }
+
+    /// Writes each as a file of `dir`, named by its size in KB.
+    pub(super) fn write(&self, dir: &Path) -> io::Result<()> {
+        SIZES.iter().try_for_each(|kb| fs::write(dir.join(kb.to_string()), self.of(*kb)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_documents_are_most_and_the_mean_is_that_of_the_slides() {
+        let (documents, mut rng) = (Documents::new(1), Rng::from_seed(1));
+        let drawn: Vec<usize> = (0..200_000).map(|_| documents.draw(&mut rng)).collect();
+        let mean = drawn.iter().sum::<usize>() as f64 / drawn.len() as f64;
+        let small = drawn.iter().filter(|kb| **kb < 10).count() as f64 / drawn.len() as f64;
+        assert!((9.0..12.0).contains(&mean), "{mean} KB");
+        assert!((0.84..0.88).contains(&small), "{small}");
+        assert!(drawn.contains(&1000) && drawn.contains(&1));
+    }
+}

@@ -1,0 +1,164 @@
+//! Debian's Squid, as a child that asks a parent or as that parent: with the very files of
+//! `examples/squid/`, and a few lines more that suit a world which is gone in a minute.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use viaduct_sys::process::Process;
+
+use super::serve;
+use crate::stop;
+use crate::topology::{Host, Scratch, TopologyError};
+
+const CHILD: &str = include_str!("../../../../../examples/squid/child.conf");
+const PARENT: &str = include_str!("../../../../../examples/squid/parent.conf");
+/// The parent as `child.conf` names it: the near end of a tunnel.
+const THROUGH_TUNNEL: &str = "cache_peer 127.0.0.1 parent 3129 ";
+/// Where each listens, by both files.
+const PORT: u16 = 3128;
+/// How long it may take to begin.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Nothing is cached, so that every request crosses; nothing is written; the end comes at once.
+const FOR_A_WORLD: &str = "
+cache deny all
+cache_mem 8 MB
+access_log none
+cache_store_log none
+pid_filename none
+netdb_filename none
+pinger_enable off
+coredump_dir /
+max_filedescriptors 8192
+shutdown_lifetime 0 seconds
+";
+
+/// Its shared memory would stay when it is killed; in a file system of its own it does not.
+const ALONE: &str = "mount -t tmpfs tmpfs /dev/shm && exec squid -N -d1 -n \"$0\" -f \"$1\"";
+
+/// A running Squid. It ends with this value.
+#[derive(Debug)]
+pub struct Squid {
+    host: Host,
+    _process: Process,
+    _scratch: Scratch,
+}
+
+/// Whether a Squid uses a connection for more than one request, as it does unless told otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Connections {
+    /// As Squid does by itself.
+    Kept,
+    /// One for each request, as in the days of the slides.
+    OneEach,
+}
+
+impl Squid {
+    /// A child whose parent is asked at `parent`, or through the near end of a tunnel in the same
+    /// host (port 3129), as in `child.conf`.
+    pub fn child(
+        host: &Host,
+        parent: Option<SocketAddr>,
+        connections: Connections,
+    ) -> Result<Squid, TopologyError> {
+        let direct = |to: SocketAddr| format!("cache_peer {} parent {} ", to.ip(), to.port());
+        let config = match parent {
+            Some(to) => CHILD.replace(THROUGH_TUNNEL, &direct(to)),
+            None => CHILD.to_owned(),
+        };
+        Self::start(host, "child", &config, connections)
+    }
+
+    /// A parent, with `parent.conf`.
+    pub fn parent(host: &Host, connections: Connections) -> Result<Squid, TopologyError> {
+        Self::start(host, "parent", PARENT, connections)
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        SocketAddr::new(self.host.v4().into(), PORT)
+    }
+
+    fn start(
+        host: &Host,
+        name: &str,
+        config: &str,
+        connections: Connections,
+    ) -> Result<Squid, TopologyError> {
+        let wrong = |e| host.io("write Squid's configuration".into(), e);
+        let scratch = Scratch::new().map_err(wrong)?;
+        let log = scratch.write("cache.log", "").map_err(wrong)?;
+        // Squid writes as a user of its own.
+        fs::set_permissions(&log, fs::Permissions::from_mode(0o666)).map_err(wrong)?;
+        let own = format!("visible_hostname {name}\ncache_log {}\n", log.display());
+        let mut text = format!("{config}{FOR_A_WORLD}{own}");
+        if connections == Connections::OneEach {
+            text += "server_persistent_connections off\nclient_persistent_connections off\n";
+        }
+        let file = scratch.write("squid.conf", text).map_err(wrong)?;
+        let mut squid = host.command("unshare");
+        squid.args(["--mount", "sh", "-c", ALONE, name]).arg(file);
+        // Squid is not on every user's path.
+        let path = std::env::var("PATH").unwrap_or_default();
+        squid.env("PATH", format!("{path}:/usr/sbin:/sbin"));
+        let process = serve(host, squid, PORT)?;
+        wait_for(&log, host)?;
+        Ok(Squid { host: host.clone(), _process: process, _scratch: scratch })
+    }
+}
+
+/// Waits until Squid has looked at its cache: before, it breaks off what it may not keep.
+fn wait_for(log: &Path, host: &Host) -> Result<(), TopologyError> {
+    let deadline = Instant::now() + PATIENCE;
+    while !fs::read_to_string(log).is_ok_and(|text| text.contains("storeLateRelease")) {
+        stop::check()?;
+        if Instant::now() > deadline {
+            let (node, what) = (host.name().into(), "Squid's look at its cache".into());
+            return Err(TopologyError::TimedOut { node, what, after: PATIENCE });
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::programs::{Documents, Requests, WebServer};
+    use crate::topology::{Dumbbell, DumbbellSpec, Journal};
+
+    #[test]
+    fn the_example_of_a_child_goes_through_the_tunnel_and_nowhere_else() {
+        assert_eq!(CHILD.lines().filter(|line| line.starts_with("cache_peer")).count(), 1);
+        assert!(CHILD.contains(THROUGH_TUNNEL));
+        assert!(CHILD.lines().any(|line| line == "never_direct allow all"));
+    }
+
+    #[test]
+    fn documents_come_whole_through_a_child_and_its_parent() {
+        let spec = DumbbellSpec { hosts: 2, ..DumbbellSpec::default() };
+        let world = Dumbbell::build(&spec, &Journal::new()).unwrap();
+        let (documents, origin) = (Documents::new(1), world.b1());
+        let server = WebServer::with_documents(origin, &documents).unwrap();
+        for connections in [Connections::Kept, Connections::OneEach] {
+            let parent = Squid::parent(&world.hosts_b()[1], connections).unwrap();
+            let child = &world.hosts_a()[1];
+            let child = Squid::child(child, Some(parent.address()), connections).unwrap();
+            let load = Requests {
+                rate: 50.0,
+                duration: Duration::from_secs(1),
+                patience: Duration::from_secs(5),
+                to: child.address(),
+                server: server.address(),
+                proxied: true,
+                seed: 1,
+            };
+            let made = load.run(world.a1(), &documents).unwrap();
+            assert!(!made.is_empty() && made.iter().all(|r| r.time.is_some()), "{made:?}");
+        }
+    }
+}
