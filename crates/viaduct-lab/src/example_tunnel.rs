@@ -107,7 +107,7 @@ impl Tunnel {
         let config = set(&config, "key", &quoted(&path("far.key", &far_key)?))?;
         let config = set(&config, "peer", &quoted(&near_key.public()))?;
         let config = set(&config, "allow-to", &format!("[\"{}/32\"]", to.ip()))?;
-        let congestion = |name| format!("congestion = {}\n", quoted(&name));
+        let congestion = |name| format!("link-congestion = {}\n", quoted(&name));
         let congestion = links.congestion.map_or(String::new(), congestion);
         let far = Proxy::configured(far, &(config + &congestion))?;
         let carrier = match links.carrier {
