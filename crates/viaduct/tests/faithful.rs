@@ -11,7 +11,8 @@ use std::time::Duration;
 use rustix::net::sockopt::set_socket_linger;
 use viaduct_lab::binary::use_binary;
 use viaduct_lab::proxies::Proxy;
-use viaduct_lab::topology::{Chain, Journal};
+use viaduct_lab::topology::{Chain, Journal, Scratch};
+use viaduct_proto::keys::SecretKey;
 use viaduct_proto::link::LinkConfig;
 use viaduct_proto::rng::Rng;
 
@@ -71,8 +72,9 @@ fn write(mut stream: &TcpStream, bytes: &[u8]) {
     stream.shutdown(Shutdown::Write).unwrap();
 }
 
-fn reset(stream: TcpStream) {
-    set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
+/// Has it end by a reset, when it is dropped.
+fn reset(stream: &TcpStream) {
+    set_socket_linger(stream, Some(Duration::ZERO)).unwrap();
 }
 
 type Program = fn(TcpStream) -> Saw;
@@ -133,7 +135,7 @@ const SCENARIOS: &[(&str, Program, Program)] = &[
         "a reset by the client",
         |mut s| {
             s.read_exact(&mut [0; 5]).unwrap();
-            reset(s);
+            reset(&s);
             Saw::Reset(5)
         },
         |mut s| {
@@ -149,7 +151,7 @@ const SCENARIOS: &[(&str, Program, Program)] = &[
         },
         |mut s| {
             s.read_exact(&mut [0; 5]).unwrap();
-            reset(s);
+            reset(&s);
             Saw::Reset(5)
         },
     ),
@@ -282,20 +284,50 @@ fn patient(stream: TcpStream) -> TcpStream {
     stream
 }
 
+/// Where the near hop leads: its port, the place, and the family's number.
+fn places(chain: &Chain) -> Vec<(u16, SocketAddr)> {
+    let mut places = Vec::new();
+    for to in chain.server().addresses() {
+        let nowhere: IpAddr = if to.is_ipv6() { NOWHERE.1.into() } else { NOWHERE.0.into() };
+        let own = 10 * u16::from(to.is_ipv6());
+        places.push((TO_OPEN + own, SocketAddr::new(to, OPEN)));
+        places.push((TO_CLOSED + own, SocketAddr::new(to, CLOSED)));
+        places.push((TO_NOWHERE + own, SocketAddr::new(nowhere, OPEN)));
+    }
+    places
+}
+
 /// Proxies at the near hop, one for each place and family, with further arguments.
 fn near(chain: &Chain, arguments: &[&str]) -> Vec<Proxy> {
-    let hop = &chain.hops()[0];
+    let start = |(port, to): (u16, SocketAddr)| {
+        let words = [&["--listen", &format!("[::]:{port}"), "--to", &to.to_string()], arguments];
+        Proxy::start(&chain.hops()[0], &words.concat()).unwrap()
+    };
+    places(chain).into_iter().map(start).collect()
+}
+
+/// The same with a tunnel each, whose far end is the second hop.
+fn tunnels(chain: &Chain, carrier: &str, keys: &Scratch) -> Vec<Proxy> {
+    let key = |name: &str, byte: u8| {
+        let secret = SecretKey::from_bytes([byte; 32]);
+        let file = keys.write_secret(name, secret.to_text()).unwrap();
+        (file.display().to_string(), secret.public().to_string())
+    };
+    let ((ours, our_name), (theirs, their_name)) = (key("near.key", 1), key("far.key", 2));
     let mut proxies = Vec::new();
-    for (n, to) in chain.server().addresses().enumerate() {
-        let nowhere: IpAddr = if to.is_ipv6() { NOWHERE.1.into() } else { NOWHERE.0.into() };
-        let places = [(TO_OPEN, to, OPEN), (TO_CLOSED, to, CLOSED), (TO_NOWHERE, nowhere, OPEN)];
-        for (port, ip, to_port) in places {
-            let port = port + 10 * u16::from(to.is_ipv6());
-            let (listen, to) = (format!("[::]:{port}"), SocketAddr::new(ip, to_port).to_string());
-            let words = [&["--listen", &listen, "--to", &to], arguments].concat();
-            proxies.push(Proxy::start(hop, &words).unwrap());
+    for (port, to) in places(chain) {
+        let meet = 100 + port;
+        let far = format!(
+            "--tunnel-listen [::]:{meet} --allow-to 0.0.0.0/0,::/0 --key {theirs} --peer {our_name}"
+        );
+        let near = format!(
+            "--listen [::]:{port} --to {to} --tunnel 10.2.0.2:{meet} --carrier {carrier} \
+             --key {ours} --peer {their_name}"
+        );
+        for (hop, words) in [(1, far), (0, near)] {
+            let words: Vec<_> = words.split_whitespace().collect();
+            proxies.push(Proxy::start(&chain.hops()[hop], &words).unwrap());
         }
-        assert!(n < 2, "one address a family");
     }
     proxies
 }
@@ -334,4 +366,16 @@ fn two_hops_are_faithful() {
 #[test]
 fn handlers_are_faithful() {
     compare(|chain| near(chain, &["--handler", "count", "--handler", "latency:delay=3ms"]));
+}
+
+#[test]
+fn a_tunnel_over_tcp_is_faithful() {
+    let keys = Scratch::new().unwrap();
+    compare(|chain| tunnels(chain, "tcp", &keys));
+}
+
+#[test]
+fn a_tunnel_over_quic_is_faithful() {
+    let keys = Scratch::new().unwrap();
+    compare(|chain| tunnels(chain, "quic", &keys));
 }

@@ -99,7 +99,7 @@ fn rest(stream: &mut TcpStream) -> Vec<u8> {
     data
 }
 
-const CARRIERS: [&str; 1] = ["--carrier quic"];
+const CARRIERS: [&str; 2] = ["--carrier tcp", "--carrier quic"];
 
 #[test]
 fn every_byte_arrives_and_each_direction_ends_by_itself() {
