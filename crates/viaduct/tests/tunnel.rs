@@ -4,7 +4,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -314,4 +314,26 @@ fn a_session_over_quic_survives_a_change_of_address() {
     let seen = far.run("ss", &["--udp", "--all", "--numeric"]).unwrap();
     assert!(seen.contains(":7100"), "{seen}");
     assert!(!world.near.log().contains("is gone"), "{}", world.near.log());
+}
+
+#[test]
+fn a_tunnel_shows_its_links_sessions_and_buffers() {
+    let world = World::new("delay=10ms", "--links 2");
+    let ip = world.addresses()[0];
+    let listener = world.listen(ip);
+    let (mut client, _server) = world.pair(&listener);
+    client.write_all(&random(100_000)).unwrap();
+    let shown = |proxy: &Proxy| {
+        let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+        status.args(["status", "--run-dir"]).arg(proxy.directory());
+        String::from_utf8(status.output().unwrap().stdout).unwrap()
+    };
+    for proxy in [&world.near, &world.far] {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let all = ["tunnel to ", "  up", "1 open", "round trip 2", "97.7 KiB"];
+        while !all.iter().all(|what| shown(proxy).contains(what)) {
+            assert!(Instant::now() < deadline, "{}", shown(proxy));
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
 }

@@ -1,5 +1,7 @@
 //! Which metrics a proxy has: one line each.
 
+use viaduct_proto::tunnel::stats::TunnelStats;
+
 use super::snapshot::ProxyStatus;
 use super::stats::{CONNECT_BOUNDS, ProxyStats};
 use crate::metrics::{Exposition, Kind, Labels};
@@ -40,6 +42,7 @@ pub fn encode(status: &ProxyStatus) -> String {
     }
     bytes_and_refusals(&mut page, own, counters);
     connects(&mut page, own, counters);
+    tunnels(&mut page, own, counters);
     page.finish()
 }
 
@@ -55,6 +58,48 @@ fn bytes_and_refusals(page: &mut Exposition, own: Labels<'_>, counters: &ProxySt
     );
     for (why, count) in counters.refused.by_reason() {
         page.sample(&[own, &[("why", why)]].concat(), count);
+    }
+}
+
+type TunnelCounter = (&'static str, Kind, &'static str, fn(&TunnelStats) -> u64);
+
+const TUNNELS: &[TunnelCounter] = &[
+    ("viaduct_tunnel_links", Kind::Gauge, "Links that are up.", |t| t.links),
+    ("viaduct_tunnel_sessions", Kind::Gauge, "Sessions that are open.", |t| t.open),
+    ("viaduct_tunnel_active_sessions", Kind::Gauge, "Sessions with bytes under way.", |t| t.active),
+    ("viaduct_tunnel_opened_total", Kind::Counter, "Sessions opened here.", |t| t.opened),
+    ("viaduct_tunnel_accepted_total", Kind::Counter, "Sessions opened there.", |t| t.accepted),
+    ("viaduct_tunnel_reset_total", Kind::Counter, "Sessions that were reset.", |t| t.reset),
+    ("viaduct_tunnel_sent_bytes_total", Kind::Counter, "Bytes sent.", |t| t.sent),
+    ("viaduct_tunnel_received_bytes_total", Kind::Counter, "Bytes that came.", |t| t.received),
+    ("viaduct_tunnel_tokens", Kind::Gauge, "Tokens that the peer has given.", |t| t.tokens),
+    ("viaduct_tunnel_tokens_left", Kind::Gauge, "Of them, unspent.", |t| t.tokens_left),
+    ("viaduct_tunnel_room_bytes", Kind::Gauge, "Buffer that the peer may fill.", |t| t.room),
+    ("viaduct_tunnel_held_bytes", Kind::Gauge, "Of it, filled.", |t| t.held),
+];
+
+fn tunnels(page: &mut Exposition, own: Labels<'_>, counters: &ProxyStats) {
+    if counters.tunnels.is_empty() {
+        return;
+    }
+    for (name, kind, help, value) in TUNNELS {
+        page.family(name, *kind, help);
+        for tunnel in &counters.tunnels {
+            page.sample(&[own, &[("peer", &tunnel.peer)]].concat(), value(&tunnel.all));
+        }
+    }
+    page.family("viaduct_tunnel_rtt_seconds", Kind::Gauge, "Round trip of each link.");
+    for tunnel in &counters.tunnels {
+        for (n, link) in tunnel.links.iter().enumerate() {
+            let Some(rtt) = link.rtt else { continue };
+            let labels: Labels<'_> = &[("peer", &tunnel.peer), ("link", &n.to_string())];
+            page.sample(&[own, labels].concat(), rtt.as_secs_f64());
+        }
+    }
+    page.family("viaduct_tunnel_queueing_seconds", Kind::Gauge, "Mean wait of bytes to be sent.");
+    for tunnel in &counters.tunnels {
+        let mean = tunnel.all.delay.mean_micros() as f64 / 1e6;
+        page.sample(&[own, &[("peer", &tunnel.peer)]].concat(), mean);
     }
 }
 

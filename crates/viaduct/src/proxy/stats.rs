@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use viaduct_proto::flow::Failure;
 use viaduct_proto::split::early::EarlyStats;
+use viaduct_proto::tunnel::stats::{LinkStats, SessionStats, TunnelStats};
 
 /// Upper bounds of the buckets of connect times, in microseconds; the last bucket has the rest.
 pub const CONNECT_BOUNDS: [u64; 12] = [
@@ -39,7 +40,26 @@ pub struct ProxyStats {
     pub early: EarlyStats,
     /// How long connections took, by where they went.
     pub hops: Vec<Hop>,
+    /// Its tunnels.
+    #[serde(default)]
+    pub tunnels: Vec<TunnelCounters>,
 }
+
+/// A tunnel to one peer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TunnelCounters {
+    /// The peer's public key.
+    pub peer: String,
+    /// All of it.
+    pub all: TunnelStats,
+    /// Each of its links.
+    pub links: Vec<LinkStats>,
+    /// The sessions with most bytes that wait, at most [`MOST_SESSIONS`].
+    pub sessions: Vec<SessionStats>,
+}
+
+/// Sessions that are shown one by one.
+pub const MOST_SESSIONS: usize = 32;
 
 /// Clients that were refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

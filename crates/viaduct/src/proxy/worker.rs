@@ -283,7 +283,8 @@ impl Worker {
 
     fn stats(&self) -> ProxyStats {
         let (open, waiting) = (self.flows.len() as u64, self.early.len() as u64);
-        ProxyStats { open, waiting, early: self.early.stats(), ..self.stats.clone() }
+        let tunnels = self.tunnels.as_ref().map(Tunnels::counters).unwrap_or_default();
+        ProxyStats { open, waiting, early: self.early.stats(), tunnels, ..self.stats.clone() }
     }
 
     /// How long the loop may sleep.

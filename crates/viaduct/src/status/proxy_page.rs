@@ -4,9 +4,9 @@ use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
 use super::page::{Ink, row};
-use super::words::{bytes, percent, quantile, thousands};
+use super::words::{bytes, micros, percent, quantile, thousands};
 use crate::proxy::snapshot::ProxyStatus;
-use crate::proxy::stats::CONNECT_BOUNDS;
+use crate::proxy::stats::{CONNECT_BOUNDS, TunnelCounters};
 
 /// What a proxy says, for people.
 #[derive(Debug)]
@@ -39,7 +39,8 @@ impl Display for ProxyPage<'_> {
         self.flows(f)?;
         self.now(f)?;
         self.early(f)?;
-        self.hops(f)
+        self.hops(f)?;
+        status.counters.tunnels.iter().try_for_each(|tunnel| self.tunnel(f, tunnel))
     }
 }
 
@@ -114,6 +115,42 @@ impl ProxyPage<'_> {
                 self.ink.alarm(hop.failed),
             );
             row(f, "onwards", what)?;
+        }
+        Ok(())
+    }
+
+    fn tunnel(&self, f: &mut Formatter<'_>, tunnel: &TunnelCounters) -> fmt::Result {
+        let all = &tunnel.all;
+        let up = if all.links > 0 { self.ink.green("up") } else { self.ink.paint(31, "down") };
+        writeln!(f, "\n{}  {up}", self.ink.bold(format!("tunnel to {}", tunnel.peer)))?;
+        let what = format!(
+            "{} open, {} with bytes under way; {} opened here, {} there, {} reset",
+            thousands(all.open),
+            thousands(all.active),
+            thousands(all.opened),
+            thousands(all.accepted),
+            thousands(all.reset),
+        );
+        row(f, "sessions", what)?;
+        let what = format!(
+            "{} of {} left to send; {} of {} filled here",
+            bytes(all.tokens_left),
+            bytes(all.tokens),
+            bytes(all.held),
+            bytes(all.room),
+        );
+        row(f, "buffers", what)?;
+        let (mean, most) = (all.delay.mean_micros() as f64, all.delay.most_micros as f64);
+        row(f, "queue", format!("{} on average, {} at most", micros(mean), micros(most)))?;
+        for link in &tunnel.links {
+            let rtt = link.rtt.map_or("-".to_owned(), |rtt| micros(rtt.as_micros() as f64));
+            let what = format!(
+                "{} sessions; round trip {rtt}; {} sent, {} received",
+                thousands(link.open),
+                bytes(link.sent),
+                bytes(link.received),
+            );
+            row(f, "link", what)?;
         }
         Ok(())
     }

@@ -144,6 +144,11 @@ impl Tunnels {
         self.near.clone().map(|peer| Outlet { peer, waits })
     }
 
+    /// What each has counted.
+    pub fn counters(&self) -> Vec<super::stats::TunnelCounters> {
+        self.near.iter().chain(&self.far).map(|peer| peer.lock().counters()).collect()
+    }
+
     /// Whether sessions may leave to `ip`.
     pub fn may_go(&self, ip: std::net::IpAddr) -> bool {
         super::policy::holds(&self.settings.allow_to, ip)

@@ -1,5 +1,6 @@
 //! A tunnel to one peer, which its sessions' ends share.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,6 +14,7 @@ use viaduct_proto::tunnel::{Event, LinkError, SessionId, Tunnel};
 
 use super::session::Session;
 use super::stream::Took;
+use crate::proxy::stats::{MOST_SESSIONS, TunnelCounters};
 
 /// A session that a peer has opened.
 #[derive(Debug)]
@@ -91,6 +93,20 @@ impl Peer {
     /// Whether it is the tunnel of this peer's instance.
     pub(super) fn is(&self, key: PublicKey, instance: u64) -> bool {
         self.key == key && self.instance == Some(instance)
+    }
+
+    /// What it has counted.
+    pub(super) fn counters(&self) -> TunnelCounters {
+        let sessions = self.by_id.keys().filter_map(|id| self.tunnel.session_stats(*id));
+        let mut sessions: Vec<_> = sessions.collect();
+        sessions.sort_by_key(|session| Reverse(session.queued + session.outstanding));
+        sessions.truncate(MOST_SESSIONS);
+        TunnelCounters {
+            peer: self.key.to_string(),
+            all: self.tunnel.stats(),
+            links: self.tunnel.links().filter_map(|link| self.tunnel.link_stats(link)).collect(),
+            sessions,
+        }
     }
 
     /// Whether nothing is left of it.
