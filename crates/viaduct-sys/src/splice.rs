@@ -4,7 +4,9 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
-use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
+use rustix::pipe::{
+    PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with, splice,
+};
 
 /// A pipe, and how much is in it.
 #[derive(Debug)]
@@ -34,13 +36,18 @@ impl Pipe {
     /// No descriptors are left.
     pub fn new(room: usize) -> io::Result<Pipe> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-        let room = fcntl_setpipe_size(&write, room).unwrap_or(64 << 10);
+        let room = fcntl_setpipe_size(&write, room).or_else(|_| fcntl_getpipe_size(&write))?;
         Ok(Pipe { read, write, held: 0, room })
     }
 
     /// Bytes that it has room for, about.
     pub fn room(&self) -> usize {
         self.room
+    }
+
+    /// Pieces that it has room for: each is a byte at least, and a page at most.
+    pub fn pieces(&self) -> usize {
+        self.room / rustix::param::page_size()
     }
 
     /// Bytes in the pipe.

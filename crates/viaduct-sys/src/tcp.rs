@@ -29,8 +29,6 @@ pub struct TcpOptions {
     pub send_buffer: Option<usize>,
     /// Bytes of the receive buffer; the kernel's choice if `None`.
     pub receive_buffer: Option<usize>,
-    /// How long nothing is said before the other end is probed; never if `None`.
-    pub keep_alive: Option<Duration>,
     /// What is accepted keeps the headers of its SYN, for [`saved_syn`].
     pub save_syn: bool,
 }
@@ -47,8 +45,7 @@ pub enum Telling<'a> {
     Data(&'a [u8]),
 }
 
-/// Probes without an answer before a connection is given up, [`TcpOptions::keep_alive`] apart at
-/// most.
+/// Probes without an answer before a connection is given up.
 const PROBES: u32 = 4;
 
 /// Listens at `address`, not blocking; several processes may share a port. What it accepts has no
@@ -60,8 +57,6 @@ pub fn listen(address: SocketAddr, backlog: u32, options: TcpOptions) -> io::Res
     let socket = socket(address, options)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
     sockopt::set_socket_reuseport(&socket, true)?;
-    // Inherited by what is accepted.
-    sockopt::set_tcp_nodelay(&socket, true)?;
     rustix::net::bind(&socket, &address)?;
     rustix::net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
     Ok(socket.into())
@@ -104,7 +99,6 @@ pub fn connect_telling(
         sockopt::set_socket_reuseaddr(&socket, true)?;
         rustix::net::bind(&socket, &from)?;
     }
-    sockopt::set_tcp_nodelay(&socket, true)?;
     if let Telling::Data(data) = telling
         && os::setsockopt(socket.as_fd(), libc::SOL_TCP, TCP_FASTOPEN_NO_COOKIE, &1).is_ok()
     {
@@ -152,6 +146,21 @@ pub fn saved_syn(stream: impl AsFd) -> io::Result<Vec<u8>> {
 /// None are known.
 pub fn reset_on_close(stream: impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_socket_linger(stream, Some(Duration::ZERO))?)
+}
+
+/// Has the other end probed when nothing was said for `quiet`, and the connection given up when four
+/// probes, `quiet` apart at most, have no answer.
+///
+/// # Errors
+/// It is no TCP socket.
+pub fn keep_alive(stream: impl AsFd, quiet: Duration) -> io::Result<()> {
+    // The kernel counts seconds.
+    let quiet = Duration::from_secs(quiet.as_secs().clamp(1, 32_767));
+    let socket = stream.as_fd();
+    sockopt::set_tcp_keepidle(socket, quiet)?;
+    sockopt::set_tcp_keepintvl(socket, quiet.min(Duration::from_secs(75)))?;
+    sockopt::set_tcp_keepcnt(socket, PROBES)?;
+    Ok(sockopt::set_socket_keepalive(socket, true)?)
 }
 
 /// Has the kernel send at most `bytes` a second, evenly (`SO_MAX_PACING_RATE`).
@@ -229,8 +238,10 @@ fn socket(address: SocketAddr, options: TcpOptions) -> io::Result<rustix::fd::Ow
 }
 
 fn apply(socket: BorrowedFd<'_>, v4: bool, options: TcpOptions) -> io::Result<()> {
-    // An urgent byte stays where it stands in the stream; what is accepted follows.
+    // An urgent byte stays where it stands in the stream, and whoever writes has put together what
+    // is to be sent at once. What is accepted follows.
     sockopt::set_socket_oobinline(socket, true)?;
+    sockopt::set_tcp_nodelay(socket, true)?;
     if options.transparent {
         set_transparent(socket, v4)?;
     }
@@ -245,14 +256,6 @@ fn apply(socket: BorrowedFd<'_>, v4: bool, options: TcpOptions) -> io::Result<()
     if let Some(bytes) = options.receive_buffer {
         sockopt::set_socket_recv_buffer_size_force(socket, bytes)
             .or_else(|_| sockopt::set_socket_recv_buffer_size(socket, bytes))?;
-    }
-    if let Some(quiet) = options.keep_alive {
-        // The kernel counts seconds.
-        let quiet = Duration::from_secs(quiet.as_secs().clamp(1, 32_767));
-        sockopt::set_socket_keepalive(socket, true)?;
-        sockopt::set_tcp_keepidle(socket, quiet)?;
-        sockopt::set_tcp_keepintvl(socket, quiet.min(Duration::from_secs(75)))?;
-        sockopt::set_tcp_keepcnt(socket, PROBES)?;
     }
     Ok(())
 }

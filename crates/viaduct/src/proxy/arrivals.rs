@@ -104,8 +104,11 @@ impl Worker {
             }
             // Their SYNs are in the tap by now: they came before their handshakes were done.
             self.see_syns(now);
+            let at = self.met_at(listener);
             for (client, peer) in clients {
-                self.admit(client, peer, now);
+                if let Ok(to) = at.map_or_else(|| client.local_addr(), Ok) {
+                    self.admit(client, Tuple { client: peer, to: canonical(to) }, now);
+                }
             }
             if all_taken {
                 return;
@@ -113,12 +116,16 @@ impl Worker {
         }
     }
 
+    /// Where all clients of a listener are met, if it is one address and theirs.
+    fn met_at(&self, listener: usize) -> Option<SocketAddr> {
+        let at = self.listeners.get(listener)?.local_addr().ok()?;
+        (!self.options.transparent && !at.ip().is_unspecified()).then_some(at)
+    }
+
     /// Takes in a connection.
-    fn admit(&mut self, client: TcpStream, peer: SocketAddr, now: Instant) {
+    fn admit(&mut self, client: TcpStream, tuple: Tuple, now: Instant) {
         self.stats.accepted += 1;
-        set_up(&client, self.policies.far.haul(peer.ip()));
-        let Ok(to) = client.local_addr() else { return };
-        let tuple = Tuple { client: peer, to: canonical(to) };
+        set_up(&client, self.policies.far.haul(tuple.client.ip()));
         match &self.target {
             Target::Asked(terms) => {
                 let terms = terms.clone();

@@ -3,6 +3,7 @@
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use mio::net::TcpStream;
 use tracing::warn;
@@ -66,6 +67,8 @@ pub struct Flow {
     rate: Option<u64>,
     /// Whether the loop is told when the client has room.
     room_watched: bool,
+    /// Whether the kernel probes its ends when they are quiet.
+    probed: bool,
     /// When its second half was begun.
     pub begun: Instant,
     /// When it last moved, or began.
@@ -147,6 +150,7 @@ impl Flow {
             middle: Middle::Relay(Relay::default()),
             rate: None,
             room_watched: false,
+            probed: false,
             begun: now,
             moved: now,
             alarm: None,
@@ -246,6 +250,21 @@ impl Flow {
                 warn!("limit the rate of a flow: {error}");
             }
         }
+    }
+
+    /// Has the kernel probe ends of which nothing is heard for so long; for flows that last.
+    pub fn keep_alive(&mut self, quiet: Duration) {
+        self.probed = true;
+        for stream in self.legs.iter().flatten().filter_map(Leg::tcp) {
+            if let Err(error) = tcp::keep_alive(stream, quiet) {
+                warn!("probe a quiet flow: {error}");
+            }
+        }
+    }
+
+    /// Whether its ends are probed.
+    pub fn is_probed(&self) -> bool {
+        self.probed
     }
 
     /// Whether the server has answered.

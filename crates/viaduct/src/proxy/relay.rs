@@ -187,9 +187,17 @@ impl Way {
             none => none.insert(pipes.take()?),
         };
         match pipe.fill(from)? {
-            Spliced::Moved(_) => return Ok(true),
-            // A splice takes an urgent byte for the end, if the end is behind it.
-            Spliced::End if urgent::is_next(from)? => self.urgent = true,
+            Spliced::Moved(bytes) => {
+                // Fewer bytes than pieces did not fill the pipe: they were all. What comes after
+                // them has a wake-up of its own.
+                self.readable = bytes >= pipe.pieces() || self.ending || self.urgent;
+                return Ok(true);
+            }
+            // A splice takes an urgent byte for the end, if the end is behind it. When the end was
+            // announced, so was whatever is before it.
+            Spliced::End if (self.urgent || !self.ending) && urgent::is_next(from)? => {
+                self.urgent = true;
+            }
             Spliced::End => self.ended = true,
             Spliced::Blocked if self.urgent && urgent::is_next(from)? => {}
             Spliced::Blocked if pipe.held() == 0 => self.readable = false,

@@ -55,6 +55,8 @@ pub struct Limits {
     pub early: Option<(usize, Duration)>,
     /// How long a server may take to answer.
     pub connect: Duration,
+    /// How long an end may say nothing before it is probed.
+    pub keep_alive: Option<Duration>,
     /// How long a flow may say nothing.
     pub idle: Option<Duration>,
     /// How long it stays without a flow before it ends; for ever if `None`.
@@ -422,11 +424,19 @@ impl Worker {
         while let Some((_, started)) = self.early.poll_expired(now) {
             self.end(started.key, true);
         }
-        let Limits { connect, idle, .. } = self.limits;
+        let Limits { connect, keep_alive, idle, .. } = self.limits;
         let quiet = |flow: &Flow| flow.has_client().then(|| now.since(flow.moved));
         let unanswered = |flow: &Flow| !flow.is_connected() && quiet(flow) > Some(connect);
         for key in self.flows.pick(unanswered) {
             self.unanswered(key, &io::ErrorKind::TimedOut.into());
+        }
+        if let Some(quiet) = keep_alive {
+            // Those that have seen a sweep before: most flows never do.
+            let lasts = |flow: &Flow| flow.has_client() && now.since(flow.begun) > SWEEP;
+            let lasting = |flow: &Flow| flow.is_connected() && !flow.is_probed() && lasts(flow);
+            for key in self.flows.pick(lasting) {
+                self.flows.at(key).keep_alive(quiet);
+            }
         }
         let Some(idle) = idle else { return };
         for key in self.flows.pick(|flow| flow.is_connected() && quiet(flow) > Some(idle)) {
