@@ -16,11 +16,12 @@ use viaduct_sys::tcp::{self, LongHaul, TcpOptions};
 use super::flow::{Begun, End, Flow, Middle};
 use super::flows::Flows;
 use super::leg::Leg;
+use super::orders::Limits;
 use super::relay::Relay;
 use super::target::{Route, Target, failure};
 use super::tell::Teller;
 use super::through::Through;
-use super::worker::{Limits, Worker};
+use super::worker::Worker;
 
 /// Connections accepted before they are looked at.
 const AT_ONCE: usize = 64;

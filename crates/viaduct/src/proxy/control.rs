@@ -15,9 +15,9 @@ use viaduct_proto::flow::Registry;
 use super::families;
 use super::handle::Handle;
 use super::options::ProxyOptions;
+use super::orders::ToWorker;
 use super::settings::Settings;
 use super::snapshot::ProxyStatus;
-use super::worker::ToWorker;
 use crate::metrics::{Metrics, Page};
 use crate::notify::{Phase, notify};
 

@@ -7,9 +7,10 @@ use anyhow::{Context, Result, anyhow};
 use tokio::sync::oneshot;
 
 use super::opening;
+use super::orders::{Order, ToWorker};
 use super::settings::Settings;
 use super::snapshot::ProxyStatus;
-use super::worker::{Order, ToWorker, Worker};
+use super::worker::Worker;
 
 /// How long a worker may take to say what it sees; more, and it hangs.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);

@@ -26,6 +26,7 @@ mod holding;
 mod leg;
 mod opening;
 mod options;
+mod orders;
 mod pipes;
 mod policy;
 mod relay;

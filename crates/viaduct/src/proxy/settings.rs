@@ -16,11 +16,11 @@ use viaduct_sys::tcp::{LongHaul, TcpOptions};
 
 use super::file::{self, PolicyTable};
 use super::options::{Accept, Forwarding, Language, ProxyArgs, ProxyOptions};
+use super::orders::Limits;
 use super::policy::{Far, Plan, Policies};
 use super::target::{Target, Terms};
 use super::tell::Tell;
 use super::tunnels::settings::TunnelSettings;
-use super::worker::Limits;
 
 /// How long a proxy on demand stays without a flow, if nobody says.
 const IDLE_EXIT: Duration = Duration::from_secs(60);
