@@ -9,7 +9,6 @@ use anyhow::Result;
 use mio::net::TcpListener;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
-use tokio::sync::oneshot;
 use tracing::{debug, error, info};
 use viaduct_proto::split::early::Early;
 use viaduct_proto::time::Instant;
