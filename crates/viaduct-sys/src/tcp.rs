@@ -62,6 +62,16 @@ pub fn listen(address: SocketAddr, backlog: u32, options: TcpOptions) -> io::Res
     Ok(socket.into())
 }
 
+/// Has a listener hand out connections only when their clients have said something, at the latest
+/// after about `patience` (`TCP_DEFER_ACCEPT`).
+///
+/// # Errors
+/// It is no TCP socket.
+pub fn await_words(listener: impl AsFd, patience: Duration) -> io::Result<()> {
+    let seconds = libc::c_int::try_from(patience.as_secs()).unwrap_or(libc::c_int::MAX);
+    os::setsockopt(listener.as_fd(), libc::SOL_TCP, libc::TCP_DEFER_ACCEPT, &seconds)
+}
+
 /// Has a listener take no new connections; those whose handshake has begun still come about.
 ///
 /// # Errors

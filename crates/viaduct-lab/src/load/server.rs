@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
@@ -18,6 +19,8 @@ use crate::topology::{Host, TopologyError};
 
 const PORT: u16 = 9000;
 const BACKLOG: u32 = 4096;
+/// How long a client may say nothing before its connection is looked at all the same.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// The listener's number among the connections'.
 const LISTENER: u64 = u64::MAX;
 /// Bytes of the file that endless answers repeat.
@@ -45,6 +48,8 @@ impl Server {
         let wrong = |e| host.io(format!("listen at {address}"), e);
         let listen = || tcp::listen(address, BACKLOG, tcp::TcpOptions::default());
         let listener = host.netns().enter(listen)?.map_err(wrong)?;
+        // As web servers do: how long before the request a proxy connects is not the server's cost.
+        tcp::await_words(&listener, PATIENCE).map_err(wrong)?;
         let desk = Desk::new(listener).map_err(wrong)?;
         let stop = Arc::new(AtomicBool::new(false));
         let asked = stop.clone();
@@ -99,7 +104,7 @@ impl Desk {
             for event in &events {
                 match event.data.u64() {
                     LISTENER => self.accept()?,
-                    n => self.serve(n as usize),
+                    n => self.go_on(n as usize),
                 }
             }
         }
@@ -108,36 +113,49 @@ impl Desk {
 
     fn accept(&mut self) -> io::Result<()> {
         while let Ok(stream) = rustix::net::accept_with(&self.listener, FLAGS) {
-            let n = self.free.pop().unwrap_or_else(|| {
-                self.open.push(None);
-                self.open.len() - 1
-            });
-            let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-            epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(n as u64), flags)?;
-            self.open[n] = Some(stream.into());
+            if let Some(silent) = serve(stream.into()) {
+                self.watch(silent)?;
+            }
         }
         Ok(())
     }
 
-    /// Answers; a connection that is not to stay open is closed.
-    fn serve(&mut self, n: usize) {
-        let Some(stream) = &mut self.open[n] else { return };
-        let mut request = [0; 2048];
-        let ask = match stream.read(&mut request) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-            read => read.ok().and_then(|bytes| Ask::parse(&request[..bytes])),
-        };
-        if ask == Some(Ask::Stay) && stream.write_all(STAY).is_ok() {
-            return;
-        }
-        let stream = self.open[n].take();
-        self.free.push(n);
-        match (ask, stream) {
-            (Some(Ask::Little), Some(mut stream)) => drop(stream.write_all(LITTLE)),
-            (Some(Ask::Endless), Some(stream)) => drop(thread::spawn(move || pour(&stream))),
-            _ => {}
+    /// Keeps a connection whose request is still to come, or that stays open.
+    fn watch(&mut self, stream: TcpStream) -> io::Result<()> {
+        let n = self.free.pop().unwrap_or_else(|| {
+            self.open.push(None);
+            self.open.len() - 1
+        });
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(n as u64), flags)?;
+        self.open[n] = Some(stream);
+        Ok(())
+    }
+
+    /// Something has come on a connection that was kept.
+    fn go_on(&mut self, n: usize) {
+        let Some(stream) = self.open[n].take() else { return };
+        self.open[n] = serve(stream);
+        if self.open[n].is_none() {
+            self.free.push(n);
         }
     }
+}
+
+/// Answers what is asked; the connection, if it is to be kept.
+fn serve(mut stream: TcpStream) -> Option<TcpStream> {
+    let mut request = [0; 2048];
+    let ask = match stream.read(&mut request) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Some(stream),
+        read => read.ok().and_then(|bytes| Ask::parse(&request[..bytes])),
+    };
+    match ask? {
+        // Whoever has gone meanwhile needs no answer.
+        Ask::Little => drop(stream.write_all(LITTLE)),
+        Ask::Stay => return stream.write_all(STAY).is_ok().then_some(stream),
+        Ask::Endless => drop(thread::spawn(move || pour(&stream))),
+    }
+    None
 }
 
 const FLAGS: rustix::net::SocketFlags =

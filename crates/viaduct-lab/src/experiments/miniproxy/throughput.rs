@@ -61,7 +61,7 @@ const KINDS: [Kind; 3] = [
 const WARM_UP: Duration = Duration::from_millis(300);
 /// Cores that others' work may have in a window that counts, and how often such a one is looked for.
 const QUIET: f64 = 0.06;
-const TRIES: usize = 3;
+const TRIES: usize = 6;
 /// Of HAProxy's, at least and at most.
 const LEAST_RATE: f64 = 0.97;
 const MOST_COST: f64 = 1.05;
@@ -79,7 +79,7 @@ impl Experiment for Throughput {
 
     fn run(&self, run: &mut Run) -> Result<()> {
         let rounds = run.choose(11, 5);
-        let seconds = run.choose(1.0, 0.4);
+        let seconds = run.choose(0.5, 0.2);
         // Those that are no check's business are measured once if time is short.
         let others = run.choose(rounds, 1);
         run.param("rounds", rounds);
