@@ -33,9 +33,9 @@ const BASE: u32 = 0x7664_0000;
 type Prefix = (IpAddr, u8);
 
 /// How long a SYN is remembered: longer than a handshake takes.
-const REMEMBERED: &str = "5s";
-/// SYNs that are remembered, at most.
-const MOST_REMEMBERED: usize = 65_536;
+const REMEMBERED: &str = "3s";
+/// SYNs that are remembered, at most, in each family: a flood of 43,000 a second.
+const MOST_REMEMBERED: usize = 131_072;
 
 /// What to intercept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
