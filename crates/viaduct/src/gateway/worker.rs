@@ -133,8 +133,9 @@ impl Worker {
     /// Takes notice of a WAN interface that went down, which goes on when it is up again.
     fn look_after_interfaces(&self, shell: &mut Shell) -> Result<()> {
         let down = [&self.out_tap, &self.in_tap].map(|tap| tap.take_error().is_some());
+        // Each time: it goes down a moment before it is deleted, and that alone is an error.
+        ensure!(self.out_tap.is_attached(), "the WAN interface was deleted");
         if down.contains(&true) {
-            ensure!(self.out_tap.is_attached(), "the WAN interface was deleted");
             shell.wan_falls += 1;
             warn!("the WAN interface went down");
         }
