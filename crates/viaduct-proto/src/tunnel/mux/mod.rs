@@ -300,12 +300,8 @@ impl Mux {
             return Err(LinkError::Protocol("a SYN for a session that was there"));
         }
         self.highest = self.highest.max(number);
-        // A stream that begins may overtake one that ends: the peer counts them both.
-        let most = match self.carrier {
-            Carrier::Stream => cx.settings.sessions,
-            Carrier::Streams => cx.settings.sessions.saturating_mul(2),
-        };
-        if self.open[number as usize % 2] >= most {
+        // A session that begins may overtake the end of others: the peer counts those no more.
+        if self.open[number as usize % 2] >= cx.settings.sessions.saturating_mul(2) {
             return Err(LinkError::Protocol("more sessions than were allowed"));
         }
         self.insert(number, Session::offered(cx.tokens.open()));
