@@ -21,6 +21,18 @@ unsafe impl Plain for libc::tpacket_req3 {}
 // SAFETY: three integers.
 unsafe impl Plain for libc::tpacket_stats_v3 {}
 
+/// What the kernel knows of a TCP connection, as far as it is looked at (`linux/tcp.h`).
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct TcpInfo {
+    older: libc::tcp_info,
+    /// Bytes a second; all ones while there is no measure.
+    pub(crate) pacing_rate: u64,
+}
+
+// SAFETY: integers, without a gap: the older part is 104 bytes long.
+unsafe impl Plain for TcpInfo {}
+
 /// A new close-on-exec, non-blocking socket.
 pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> io::Result<OwnedFd> {
     // SAFETY: takes no pointers.

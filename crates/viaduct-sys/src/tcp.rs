@@ -198,6 +198,16 @@ pub fn unsent(socket: impl AsFd) -> io::Result<usize> {
     os::unsent(socket.as_fd())
 }
 
+/// Bytes a second at which the kernel sends what there is, as its congestion control has it now;
+/// `None` while it has no measure yet.
+///
+/// # Errors
+/// None are known.
+pub fn pacing_rate(socket: impl AsFd) -> io::Result<Option<u64>> {
+    let info: os::TcpInfo = os::getsockopt(socket.as_fd(), libc::SOL_TCP, libc::TCP_INFO)?;
+    Ok(Some(info.pacing_rate).filter(|rate| (1..u64::MAX).contains(rate)))
+}
+
 /// How a connection across a long link is set up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LongHaul {

@@ -67,8 +67,10 @@ impl Experiment for Fill {
     fn run(&self, run: &mut Run) -> Result<()> {
         let seconds = run.choose((6, 20), (4, 6));
         // Without a tunnel: what a flow and an echo do by themselves on the same path.
-        let links = [Links::tcp(1), Links::quic()].map(|links| links.congestion(CONGESTION));
-        let ways = [None, Some(links[0]), Some(links[1])];
+        let links = [Links::tcp(2), Links::quic(), Links::tcp(1)];
+        let links = links.iter().take(run.choose(3, 2));
+        let links = links.map(|links| Some(links.congestion(CONGESTION)));
+        let ways: Vec<_> = std::iter::once(None).chain(links).collect();
         run.param("link_queue_ms", 100);
         run.param("code_where_packets_are_lost", CODE.replace('\n', ", "));
         run.param("warm_up_and_seconds", vec![seconds.0, seconds.1]);
@@ -77,13 +79,13 @@ impl Experiment for Fill {
         run.param("hosts_mtu_where_packets_are_lost", LOSSY_MTU);
         run.steps(PATHS.len() * ways.len());
         for (x, path) in PATHS.iter().enumerate() {
-            for links in ways {
+            for &links in &ways {
                 let name = links.map_or("plain connections".into(), Links::name);
                 run.step(&format!("{}, {name}", path.name))?;
                 let found = path.measure(run, links, seconds)?;
                 found.tell(run, (x, path), &name);
-                if links.is_some() {
-                    found.check(run, path, &name);
+                if let Some(links) = links {
+                    found.check(run, path, links);
                 }
             }
         }
@@ -162,14 +164,17 @@ impl Found {
         }
     }
 
-    fn check(&self, run: &mut Run, path: &Path, name: &str) {
+    fn check(&self, run: &mut Run, path: &Path, links: Links) {
+        let name = links.name();
         if path.loss == "none" {
             let check = format!("{}, {name}: share of the link's payload", path.name);
             return run.check(&check, self.share(path), Bound::AtLeast(0.95));
         }
         let [median, p99] = self.echo(path);
         let check = format!("{}, {name}: echo beside bulk, median, RTT", path.name);
-        run.check(&check, median, Bound::AtMost(1.1));
+        // On the bulk session's own link an echo waits for what TCP must have ahead.
+        let most = if links == Links::tcp(1).congestion(CONGESTION) { 1.5 } else { 1.1 };
+        run.check(&check, median, Bound::AtMost(most));
         let check = format!("{}, {name}: echo beside bulk, 99th percentile, RTT", path.name);
         run.check(&check, p99, Bound::AtMost(2.0));
     }

@@ -44,6 +44,16 @@ pub enum CarrierKind {
     Quic,
 }
 
+impl CarrierKind {
+    /// How many links serve well.
+    fn links(self) -> u16 {
+        match self {
+            CarrierKind::Tcp => 2,
+            CarrierKind::Quic => 1,
+        }
+    }
+}
+
 /// What `viaduct proxy` may be told of tunnels.
 #[derive(Clone, Debug, clap::Args)]
 pub struct TunnelArgs {
@@ -71,9 +81,10 @@ pub struct TunnelArgs {
     /// The public key of the tunnel's other end; where tunnels arrive, may be repeated
     #[arg(long, value_name = "PUBLICKEY")]
     pub peer: Vec<PublicKey>,
-    /// Links that the tunnel goes over
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
-    pub links: u16,
+    /// Links that the tunnel goes over [default: 2, so that a bulk flow leaves one with a short
+    /// queue; 1 over QUIC, where flows do not wait for each other]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub links: Option<u16>,
     /// What carries them
     #[arg(long, value_enum, default_value_t = CarrierKind::Tcp)]
     pub carrier: CarrierKind,
@@ -111,7 +122,7 @@ impl TunnelArgs {
             peers: self.peer.clone(),
             listen: self.tunnel_listen,
             dial: self.tunnel,
-            links: usize::from(self.links),
+            links: usize::from(self.links.unwrap_or(self.carrier.links())),
             carrier: self.carrier,
             congestion: self.link_congestion.clone(),
             waits: false,

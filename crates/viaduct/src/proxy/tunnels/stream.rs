@@ -17,15 +17,22 @@ use super::settings::TunnelSettings;
 const SOCKET: usize = 64 << 20;
 /// Reads before others have their turn.
 const READS: usize = 4;
-/// What waits in front of the path is as much of its time as it took to come back with more, of
-/// late; between these.
+/// What waits in front of the path lasts as long as it took to come back with more, of late; between
+/// these.
 const SHORTEST_AHEAD: Duration = Duration::from_millis(2);
+const FIRST_AHEAD: Duration = Duration::from_millis(10);
 const LONGEST_AHEAD: Duration = Duration::from_millis(50);
 /// And between these, in bytes.
 const LEAST_AHEAD: usize = 16 << 10;
 const MOST_AHEAD: usize = 4 << 20;
-/// Over how long the rate is measured.
-const SPAN: Duration = Duration::from_millis(100);
+/// It grows by so much each time that the socket has waited for us, and shrinks by so much in each
+/// [`SPAN`], which takes it a second to forget. Waiting costs more than the moment: for a round trip
+/// BBR takes the rate that it measures to be ours and not the path's, does not lower its estimate,
+/// and in its beginning does not end overshooting.
+const GROW: (u32, u32) = (3, 2);
+const SHRINK: (u32, u32) = (159, 160);
+/// How often the rate is looked at.
+const SPAN: Duration = Duration::from_millis(20);
 
 /// What a socket, or an end, is ready for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,8 +62,8 @@ pub(super) struct Stream {
     ahead: usize,
     /// The time that it is to last.
     lasts: Duration,
-    /// Bytes written since a time, for the rate.
-    span: (Instant, u64),
+    /// When the rate was looked at.
+    measured: Instant,
 }
 
 /// What a read hands on.
@@ -123,8 +130,8 @@ impl Stream {
             sealed,
             written: 0,
             ahead: 0,
-            lasts: SHORTEST_AHEAD,
-            span: (Instant::ZERO, 0),
+            lasts: FIRST_AHEAD,
+            measured: Instant::ZERO,
         };
         stream.set_ahead(LEAST_AHEAD);
         stream
@@ -141,8 +148,8 @@ impl Stream {
             self.writable = true;
             // It had been filled: if all of that is gone, it has waited for us.
             if tcp::unsent(&self.stream).is_ok_and(|unsent| unsent == 0) {
-                self.lasts = (self.lasts * 3 / 2).min(LONGEST_AHEAD);
-                self.set_ahead(self.ahead * 3 / 2);
+                self.lasts = (self.lasts * GROW.0 / GROW.1).min(LONGEST_AHEAD);
+                self.set_ahead(self.ahead * GROW.0 as usize / GROW.1 as usize);
             }
         }
     }
@@ -224,7 +231,7 @@ impl Stream {
             match self.stream.write(&self.sealed[self.written..]) {
                 Ok(written) => {
                     self.written += written;
-                    self.measure(written, now);
+                    self.measure(now);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -255,14 +262,14 @@ impl Stream {
     }
 
     /// Follows the rate, so that little waits in the kernel, and never too little.
-    fn measure(&mut self, written: usize, now: Instant) {
-        self.span.1 += written as u64;
-        let elapsed = now.since(self.span.0);
-        if elapsed >= SPAN {
-            let ahead = self.span.1 as f64 * self.lasts.as_secs_f64() / elapsed.as_secs_f64();
-            self.set_ahead(ahead as usize);
-            self.lasts = (self.lasts * 31 / 32).max(SHORTEST_AHEAD);
-            self.span = (now, 0);
+    fn measure(&mut self, now: Instant) {
+        if now.since(self.measured) < SPAN {
+            return;
+        }
+        self.measured = now;
+        self.lasts = (self.lasts * SHRINK.0 / SHRINK.1).max(SHORTEST_AHEAD);
+        if let Ok(Some(rate)) = tcp::pacing_rate(&self.stream) {
+            self.set_ahead((rate as f64 * self.lasts.as_secs_f64()) as usize);
         }
     }
 
