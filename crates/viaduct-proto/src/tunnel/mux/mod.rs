@@ -2,11 +2,13 @@
 //!
 //! | file | |
 //! |---|---|
-//! | here | what comes |
+//! | here | the link, and its sessions' ends |
+//! | `frames` | what comes |
 //! | `turn` | what leaves |
 //! | `ends` | what the ends of flows ask for |
 
 mod ends;
+mod frames;
 mod turn;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -15,12 +17,15 @@ use crate::flow::Failure;
 use crate::time::Instant;
 use crate::tunnel::common::{Common, Event, LinkError, SessionId, Settings};
 use crate::tunnel::rtt::Rtt;
-use crate::tunnel::session::{Receiving, Sending, Session, Tell};
+use crate::tunnel::session::{Receiving, Session, Tell};
 use crate::tunnel::stats::LinkStats;
-use crate::tunnel::wire::{Frame, Hello, Opening, Parser};
+use crate::tunnel::wire::{Frame, Hello, Parser};
 
 /// Frames besides data that may wait: a peer that makes us answer must read the answers.
 const MOST_CONTROL: usize = 64 << 10;
+
+/// Links that carried less than so many bytes more of late are as loaded as each other.
+const MUCH: u64 = 256 << 10;
 
 /// How a link carries its frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +76,8 @@ pub(super) struct Mux {
     pub(super) leaving: [bool; 2],
     pub(super) sent: u64,
     pub(super) received: u64,
+    /// Their sum at the time for the ping before the last one, and at that for the last.
+    carried: [u64; 2],
 }
 
 impl Mux {
@@ -113,6 +120,7 @@ impl Mux {
             leaving: [false; 2],
             sent: 0,
             received: 0,
+            carried: [0; 2],
         }
     }
 
@@ -162,45 +170,6 @@ impl Mux {
         }
     }
 
-    fn handle_link(
-        &mut self,
-        now: Instant,
-        cx: &mut Common,
-        frame: Frame<'_>,
-    ) -> Result<(), LinkError> {
-        match (frame, self.hello) {
-            (Frame::Hello(hello), None) if hello.link == self.number => {
-                self.hello = Some(hello);
-                if cx.peer.replace(hello.instance).is_some_and(|was| was != hello.instance) {
-                    cx.tokens.restart();
-                    cx.restarted = true;
-                }
-                cx.tokens.hello(hello.tokens, hello.floor);
-                cx.events.push_back(Event::LinkUp(self.number));
-            }
-            (Frame::Hello(_), _) => return Err(LinkError::Protocol("a HELLO out of place")),
-            (_, None) => return Err(LinkError::Protocol("a link that begins without a HELLO")),
-            (Frame::Grant(tokens), _) => cx.tokens.granted(tokens),
-            (Frame::Ping(any), _) => self.control.push_back((0, Frame::Pong(any))),
-            (Frame::Pong(at), _) => {
-                if self.pinged.take() != Some(at) {
-                    return Err(LinkError::Protocol("a PONG without its PING"));
-                }
-                self.rtt.note(now, now - Instant::from_nanos(at));
-            }
-            (Frame::Leave, _) => {
-                self.leaving[1] = true;
-                self.leave();
-            }
-            (Frame::Gone(link), _) if link == self.number => {
-                return Err(LinkError::Protocol("a link that says it is gone"));
-            }
-            (Frame::Gone(link), _) => cx.gone.push(link),
-            _ => {}
-        }
-        Ok(())
-    }
-
     /// Opens no more sessions here.
     pub(super) fn leave(&mut self) {
         if !std::mem::replace(&mut self.leaving[0], true) {
@@ -226,9 +195,11 @@ impl Mux {
         most.saturating_sub(self.open[self.next as usize % 2])
     }
 
-    /// How loaded the link is: sessions with something to send, then sessions.
-    pub(super) fn load(&self) -> (usize, usize) {
-        (self.ready.len(), self.sessions.len())
+    /// How loaded the link is: sessions with something to send, what it carried of late in either
+    /// direction, sessions.
+    pub(super) fn load(&self) -> (usize, u64, usize) {
+        let carried = self.sent + self.received - self.carried[0];
+        (self.ready.len(), carried / MUCH, self.sessions.len())
     }
 
     pub(super) fn stats(&self) -> LinkStats {
@@ -240,158 +211,6 @@ impl Mux {
             sent: self.sent,
             received: self.received,
         }
-    }
-
-    fn handle_session(
-        &mut self,
-        now: Instant,
-        cx: &mut Common,
-        number: u32,
-        frame: Frame<'_>,
-    ) -> Result<(), LinkError> {
-        if self.hello.is_none() && self.carrier == Carrier::Stream {
-            return Err(LinkError::Protocol("a link that begins without a HELLO"));
-        }
-        if let Frame::Syn(Some(opening)) = frame {
-            return self.offered(cx, number, *opening);
-        }
-        if !self.sessions.contains_key(&number) {
-            return self.handle_forgotten(number, &frame);
-        }
-        match frame {
-            Frame::Syn(_) => self.accepted(cx, number)?,
-            Frame::Data(bytes) => self.handle_data(now, cx, number, bytes)?,
-            Frame::Fin => self.handle_fin(cx, number)?,
-            Frame::FinAck => self.handle_finack(cx, number)?,
-            Frame::Rst(why) => self.handle_rst(cx, number, why),
-            Frame::Ack(freed) => {
-                let account = self.sessions[&number].account;
-                let freed = cx.tokens.free(account, freed);
-                freed.map_err(|_| LinkError::Protocol("an ACK of more than was sent"))?;
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// A frame for a session that is not there. The peer may not know yet that it is over.
-    fn handle_forgotten(&mut self, number: u32, frame: &Frame<'_>) -> Result<(), LinkError> {
-        let ours = number % 2 == self.next % 2;
-        let was = if ours { number < self.next } else { number <= self.highest };
-        match frame {
-            _ if !was => Err(LinkError::Protocol("a session that was not opened")),
-            Frame::Rst(_) => {
-                self.control.push_back((number, Frame::Fin));
-                Ok(())
-            }
-            Frame::Data(_) => Err(LinkError::Protocol("bytes for a session that is over")),
-            _ => Ok(()),
-        }
-    }
-
-    fn offered(&mut self, cx: &mut Common, number: u32, open: Opening) -> Result<(), LinkError> {
-        let theirs = number % 2 != self.next % 2;
-        // Streams may overtake each other.
-        let new = match self.carrier {
-            Carrier::Stream => number > self.highest,
-            Carrier::Streams => !self.sessions.contains_key(&number),
-        };
-        if !theirs || !new {
-            return Err(LinkError::Protocol("a SYN for a session that was there"));
-        }
-        self.highest = self.highest.max(number);
-        // A session that begins may overtake the end of others: the peer counts those no more.
-        if self.open[number as usize % 2] >= cx.settings.sessions.saturating_mul(2) {
-            return Err(LinkError::Protocol("more sessions than were allowed"));
-        }
-        self.insert(number, Session::offered(cx.tokens.open()));
-        cx.totals.accepted += 1;
-        let Opening { to, source } = open;
-        cx.events.push_back(Event::Opened { id: self.id(number), to, source });
-        Ok(())
-    }
-
-    fn accepted(&mut self, cx: &mut Common, number: u32) -> Result<(), LinkError> {
-        let id = self.id(number);
-        let session = self.session(number);
-        match session.receiving {
-            _ if session.resetting => {}
-            Receiving::Idle => {
-                session.receiving = Receiving::Open;
-                cx.events.push_back(Event::Accepted(id));
-            }
-            _ => return Err(LinkError::Protocol("a second SYN")),
-        }
-        Ok(())
-    }
-
-    fn handle_data(
-        &mut self,
-        now: Instant,
-        cx: &mut Common,
-        number: u32,
-        bytes: &[u8],
-    ) -> Result<(), LinkError> {
-        let id = self.id(number);
-        let rtt = self.rtt.shortest();
-        self.received += bytes.len() as u64;
-        let session = self.session(number);
-        if session.resetting {
-            return Ok(()); // and hold nothing of it
-        }
-        if session.receiving != Receiving::Open {
-            return Err(LinkError::Protocol("bytes before SYN or after FIN"));
-        }
-        let overrun = LinkError::Protocol("more bytes than there were tokens for");
-        cx.room.receive(session.unacknowledged(), bytes.len()).map_err(|_| overrun)?;
-        cx.totals.received += bytes.len() as u64;
-        if session.receive(bytes).is_some() {
-            cx.events.push_back(Event::Readable(id));
-        }
-        if rtt.is_some_and(|rtt| cx.room.measure(now, rtt)) {
-            self.control.push_back((0, Frame::Grant(cx.room.total())));
-        }
-        Ok(())
-    }
-
-    fn handle_fin(&mut self, cx: &mut Common, number: u32) -> Result<(), LinkError> {
-        let session = self.session(number);
-        if session.resetting {
-            // The answer to our RST: the peer has dropped all.
-            self.forget(cx, number);
-            return Ok(());
-        }
-        if session.receiving != Receiving::Open {
-            return Err(LinkError::Protocol("a FIN before SYN, or a second one"));
-        }
-        session.receiving = Receiving::Ended;
-        self.settle(cx, number);
-        Ok(())
-    }
-
-    fn handle_finack(&mut self, cx: &mut Common, number: u32) -> Result<(), LinkError> {
-        let session = self.session(number);
-        if session.resetting {
-            return Ok(());
-        }
-        if session.sending != Sending::Ended || cx.tokens.outstanding(session.account) > 0 {
-            return Err(LinkError::Protocol("a FINACK for bytes that are not consumed"));
-        }
-        session.sending = Sending::Closed;
-        self.settle(cx, number);
-        Ok(())
-    }
-
-    fn handle_rst(&mut self, cx: &mut Common, number: u32, why: Failure) {
-        let id = self.id(number);
-        if self.session(number).resetting {
-            // Both at once: each is the other's answer.
-            return self.forget(cx, number);
-        }
-        self.control.push_back((number, Frame::Fin));
-        self.forget(cx, number);
-        cx.totals.reset += 1;
-        cx.events.push_back(Event::Reset(id, why));
     }
 
     /// Says what is due now that the session has moved on, and forgets it when it is over.
@@ -472,6 +291,7 @@ impl Mux {
         }
         if now >= self.ping_at {
             self.ping_at = now + ping;
+            self.carried = [self.carried[1], self.sent + self.received];
             // One that is not answered yet, behind a loss that is being repaired, is enough.
             self.ping_due = self.pinged.is_none();
         }

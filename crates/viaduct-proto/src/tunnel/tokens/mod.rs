@@ -1,6 +1,9 @@
 //! The sender's half of the buffer allocation: who may send how many of the tokens that the peer
 //! gave (slides 16 to 20).
 
+#[cfg(test)]
+mod tests;
+
 use slab::Slab;
 
 /// The tokens of one peer, shared by all sessions of all links to it. A token is a free byte in the
@@ -217,111 +220,5 @@ impl Tokens {
         let due =
             |(_, account): &(usize, &Account)| account.is_active() && account.outstanding < share;
         self.accounts.iter().filter(due).count() as u64
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MSS: usize = 1000;
-
-    fn tokens(total: u64, floor: u32) -> Tokens {
-        let mut tokens = Tokens::default();
-        tokens.hello(total, floor);
-        tokens
-    }
-
-    /// Sends all that `id` may, and returns how much that was.
-    fn exhaust(tokens: &mut Tokens, id: AccountId) -> u64 {
-        tokens.set_queued(id, true);
-        loop {
-            match tokens.allowance(id, usize::MAX, MSS) {
-                0 => return tokens.outstanding(id),
-                may => tokens.spend(id, may),
-            }
-            tokens.check();
-        }
-    }
-
-    #[test]
-    fn one_session_alone_has_half_of_the_buffer() {
-        let mut tokens = tokens(100_000, 0);
-        let id = tokens.open();
-        assert_eq!(exhaust(&mut tokens, id), 50_000);
-        assert_eq!(tokens.remaining(), 50_000);
-    }
-
-    #[test]
-    fn sessions_that_send_together_have_the_same_and_half_is_left_for_others() {
-        let mut tokens = tokens(100_000, 0);
-        let ids: Vec<_> = (0..5).map(|_| tokens.open()).collect();
-        ids.iter().for_each(|&id| tokens.set_queued(id, true));
-        ids.iter().for_each(|&id| assert_eq!(exhaust(&mut tokens, id), 10_000));
-        assert_eq!(tokens.remaining(), 50_000);
-    }
-
-    #[test]
-    fn a_late_session_gets_half_of_what_is_left_at_most_in_one_go() {
-        let mut tokens = tokens(100_000, 0);
-        let first = tokens.open();
-        exhaust(&mut tokens, first);
-        let second = tokens.open();
-        tokens.set_queued(second, true);
-        // The first is over its share of 25,000, so the second alone is due.
-        assert_eq!(tokens.allowance(second, usize::MAX, usize::MAX), 25_000);
-    }
-
-    #[test]
-    fn readers_that_have_stopped_leave_each_other_session_its_floor() {
-        let mut tokens = tokens(100_000, 500);
-        for _ in 0..100 {
-            let stopped = tokens.open();
-            exhaust(&mut tokens, stopped);
-        }
-        assert!(tokens.remaining() <= 1000, "{}", tokens.remaining());
-        let id = tokens.open();
-        tokens.set_queued(id, true);
-        let may = tokens.allowance(id, usize::MAX, MSS);
-        assert!(may >= 500, "{may}");
-        tokens.spend(id, may);
-        tokens.free(id, may as u32).unwrap();
-        assert!(tokens.allowance(id, usize::MAX, MSS) >= 500, "and again");
-    }
-
-    #[test]
-    fn no_crumbs_are_sent_while_an_acknowledgement_is_due() {
-        let mut tokens = tokens(100_000, 0);
-        let id = tokens.open();
-        exhaust(&mut tokens, id);
-        tokens.free(id, 10).unwrap();
-        assert_eq!(tokens.allowance(id, 5000, MSS), 0);
-        assert_eq!(tokens.allowance(id, 10, MSS), 10, "but the end of what waits is");
-        tokens.free(id, 990).unwrap();
-        assert_eq!(tokens.allowance(id, 5000, MSS), 1000);
-    }
-
-    #[test]
-    fn a_broken_links_tokens_come_back_when_the_peer_says_so() {
-        let mut tokens = tokens(100_000, 0);
-        let id = tokens.open();
-        exhaust(&mut tokens, id);
-        tokens.strand(id, 7);
-        assert_eq!((tokens.remaining(), tokens.stranded()), (50_000, 50_000));
-        tokens.release(7);
-        assert_eq!((tokens.remaining(), tokens.active()), (100_000, 0));
-        tokens.check();
-    }
-
-    #[test]
-    fn nobody_acknowledges_more_than_was_sent_and_old_grants_do_not_count() {
-        let mut tokens = tokens(100_000, 0);
-        let id = tokens.open();
-        tokens.spend(id, 10);
-        assert_eq!(tokens.free(id, 11), Err(TooMuch));
-        tokens.granted(300_000);
-        tokens.granted(200_000);
-        tokens.hello(50, 0);
-        assert_eq!(tokens.total(), 300_000);
     }
 }

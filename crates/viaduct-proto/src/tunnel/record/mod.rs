@@ -17,12 +17,15 @@
 //! is done in it, bound to the channel by a value that only this channel has; what follows is as it
 //! is.
 
+mod direction;
+#[cfg(test)]
+mod tests;
+
 use bytes::{Buf, BytesMut};
-use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
-use ring::hkdf;
 use snow::{Builder, HandshakeState};
 
 use crate::keys::{Entropy, PublicKey, Resolver, SecretKey};
+use direction::Direction;
 
 /// Most bytes in one record.
 pub const MOST_RECORD: usize = 16_384;
@@ -73,13 +76,6 @@ struct Up {
     peer: Option<PublicKey>,
     seal: Direction,
     open: Direction,
-}
-
-/// One direction's key and its next record's number.
-struct Direction {
-    secret: [u8; 32],
-    key: LessSafeKey,
-    number: u64,
 }
 
 impl Secure {
@@ -240,49 +236,6 @@ impl Up {
     }
 }
 
-impl Direction {
-    fn new(secret: [u8; 32]) -> Direction {
-        let key = UnboundKey::new(&AES_256_GCM, &secret).expect("AES-256 keys have 32 bytes");
-        Direction { secret, key: LessSafeKey::new(key), number: 0 }
-    }
-
-    fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) {
-        let head = ((plain.len() + TAG) as u16).to_be_bytes();
-        out.extend(head);
-        let start = out.len();
-        out.extend_from_slice(plain);
-        let nonce = self.next();
-        let tag = self.key.seal_in_place_separate_tag(nonce, Aad::from(head), &mut out[start..]);
-        out.extend_from_slice(tag.expect("a record is far shorter than 64 GiB").as_ref());
-    }
-
-    fn open<'a>(&mut self, head: [u8; 2], message: &'a mut [u8]) -> Result<&'a [u8], RecordError> {
-        let nonce = self.next();
-        let plain = self.key.open_in_place(nonce, Aad::from(head), message);
-        plain.map(|plain| &*plain).map_err(|_| RecordError::Forged)
-    }
-
-    /// The next record's nonce, under a new key if it is time for one.
-    fn next(&mut self) -> Nonce {
-        if self.number == REKEY {
-            *self = Direction::new(next_secret(&self.secret));
-        }
-        let mut nonce = [0; 12];
-        nonce[4..].copy_from_slice(&self.number.to_be_bytes());
-        self.number += 1;
-        Nonce::assume_unique_for_key(nonce)
-    }
-}
-
-fn next_secret(secret: &[u8; 32]) -> [u8; 32] {
-    let mut next = [0; 32];
-    hkdf::Prk::new_less_safe(hkdf::HKDF_SHA256, secret)
-        .expand(&[b"viaduct tunnel next key"], hkdf::HKDF_SHA256)
-        .and_then(|okm| okm.fill(&mut next))
-        .expect("32 bytes are one block of SHA-256");
-    next
-}
-
 fn builder<'a>(prologue: &'a [u8], secret: &'a SecretKey, entropy: Entropy) -> Builder<'a> {
     let params = PATTERN.parse().expect("the pattern is a constant");
     Builder::with_resolver(params, Box::new(Resolver(entropy)))
@@ -311,114 +264,5 @@ fn known(noise: &HandshakeState, peers: &[PublicKey]) -> Result<(), RecordError>
 impl std::fmt::Debug for Secure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Secure").field("up", &self.is_up()).finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::{Arc, Mutex};
-
-    use super::*;
-    use crate::rng::Rng;
-
-    fn entropy(seed: u64) -> Entropy {
-        let rng = Mutex::new(Rng::from_seed(seed));
-        Arc::new(move |out: &mut [u8]| rng.lock().unwrap().fill(out))
-    }
-
-    fn secret(n: u8) -> SecretKey {
-        SecretKey::from_bytes([n; 32])
-    }
-
-    /// Two ends, and what the dialler says first.
-    fn ends(dialler: u8, expects: u8, peers: &[u8]) -> (Secure, Secure, Vec<u8>) {
-        let mut first = Vec::new();
-        let a = Secure::dial(&secret(dialler), &secret(expects).public(), entropy(1), &mut first);
-        let peers = peers.iter().map(|&n| secret(n).public()).collect();
-        (a.unwrap(), Secure::listen(&secret(2), peers, entropy(2)), first)
-    }
-
-    fn give(to: &mut Secure, bytes: &[u8]) -> Result<(Vec<u8>, Vec<u8>), RecordError> {
-        let (mut out, mut plain) = (Vec::new(), Vec::new());
-        to.inbox().extend_from_slice(bytes);
-        to.open(&mut out, |bytes| plain.extend_from_slice(bytes))?;
-        Ok((out, plain))
-    }
-
-    fn up() -> (Secure, Secure) {
-        let (mut a, mut b, first) = ends(1, 2, &[9, 1]);
-        let (answer, _) = give(&mut b, &first).unwrap();
-        assert_eq!(b.peer(), Some(secret(1).public()));
-        give(&mut a, &answer).unwrap();
-        assert!(a.is_up());
-        (a, b)
-    }
-
-    #[test]
-    fn what_one_end_seals_the_other_opens_however_it_is_cut() {
-        let (mut a, mut b) = up();
-        let data: Vec<u8> = (0..100_000_u32).map(|n| n as u8).collect();
-        let mut sealed = Vec::new();
-        a.seal(&data, &mut sealed);
-        let pieces = sealed.chunks(777).map(|piece| give(&mut b, piece).unwrap().1);
-        assert!(pieces.flatten().collect::<Vec<_>>() == data);
-        let mut back = Vec::new();
-        b.seal(b"and back", &mut back);
-        assert_eq!(give(&mut a, &back).unwrap().1, b"and back");
-    }
-
-    #[test]
-    fn inside_a_channel_only_the_handshake_is_done_and_only_in_that_channel() {
-        for (theirs, fits) in [(b"this", true), (b"that", false)] {
-            let mut first = Vec::new();
-            let peer = secret(2).public();
-            let mut a =
-                Secure::dial_in(b"this", &secret(1), &peer, entropy(1), &mut first).unwrap();
-            let peers = vec![secret(1).public()];
-            let mut b = Secure::listen_in(theirs, &secret(2), peers, entropy(2));
-            let answer = give(&mut b, &first);
-            assert_eq!(answer.is_ok(), fits);
-            let Ok((mut answer, _)) = answer else { continue };
-            b.seal(b"plain", &mut answer);
-            assert_eq!(give(&mut a, &answer).unwrap().1, b"plain");
-            assert_eq!(give(&mut a, b"and more").unwrap().1, b"and more");
-        }
-    }
-
-    #[test]
-    fn keys_are_replaced_in_step() {
-        let (mut a, mut b) = up();
-        for up in [&mut a, &mut b] {
-            let State::Up(up) = &mut up.state else { panic!() };
-            (up.seal.number, up.open.number) = (REKEY - 1, REKEY - 1);
-        }
-        for _ in 0..3 {
-            let mut sealed = Vec::new();
-            a.seal(b"x", &mut sealed);
-            assert_eq!(give(&mut b, &sealed).unwrap().1, b"x");
-        }
-    }
-
-    #[test]
-    fn a_stranger_an_impostor_and_a_changed_record_are_refused() {
-        let (_, mut b, first) = ends(3, 2, &[1]);
-        assert_eq!(give(&mut b, &first), Err(RecordError::Unknown(secret(3).public())));
-        let (_, mut b, first) = ends(1, 4, &[1]);
-        assert_eq!(give(&mut b, &first), Err(RecordError::Forged), "another was dialled");
-        let (mut a, mut b) = up();
-        let mut sealed = Vec::new();
-        a.seal(b"bytes", &mut sealed);
-        let repeated = [&sealed[..], &sealed].concat();
-        assert_eq!(give(&mut b, &repeated), Err(RecordError::Forged), "the number is another");
-        for bit in 0..sealed.len() * 8 {
-            let (mut a, mut b) = up();
-            let mut sealed = Vec::new();
-            a.seal(b"bytes", &mut sealed);
-            sealed[bit / 8] ^= 1 << (bit % 8);
-            // With another length it may wait for more.
-            let opened = give(&mut b, &sealed).map(|(_, plain)| plain);
-            assert!(opened.is_err() || opened == Ok(Vec::new()), "bit {bit}");
-        }
-        assert_eq!(give(&mut b, b""), Err(RecordError::Forged), "nothing comes after a failure");
     }
 }

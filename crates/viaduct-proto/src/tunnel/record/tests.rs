@@ -1,0 +1,104 @@
+use std::sync::{Arc, Mutex};
+
+use super::*;
+use crate::rng::Rng;
+
+fn entropy(seed: u64) -> Entropy {
+    let rng = Mutex::new(Rng::from_seed(seed));
+    Arc::new(move |out: &mut [u8]| rng.lock().unwrap().fill(out))
+}
+
+fn secret(n: u8) -> SecretKey {
+    SecretKey::from_bytes([n; 32])
+}
+
+/// Two ends, and what the dialler says first.
+fn ends(dialler: u8, expects: u8, peers: &[u8]) -> (Secure, Secure, Vec<u8>) {
+    let mut first = Vec::new();
+    let a = Secure::dial(&secret(dialler), &secret(expects).public(), entropy(1), &mut first);
+    let peers = peers.iter().map(|&n| secret(n).public()).collect();
+    (a.unwrap(), Secure::listen(&secret(2), peers, entropy(2)), first)
+}
+
+fn give(to: &mut Secure, bytes: &[u8]) -> Result<(Vec<u8>, Vec<u8>), RecordError> {
+    let (mut out, mut plain) = (Vec::new(), Vec::new());
+    to.inbox().extend_from_slice(bytes);
+    to.open(&mut out, |bytes| plain.extend_from_slice(bytes))?;
+    Ok((out, plain))
+}
+
+fn up() -> (Secure, Secure) {
+    let (mut a, mut b, first) = ends(1, 2, &[9, 1]);
+    let (answer, _) = give(&mut b, &first).unwrap();
+    assert_eq!(b.peer(), Some(secret(1).public()));
+    give(&mut a, &answer).unwrap();
+    assert!(a.is_up());
+    (a, b)
+}
+
+#[test]
+fn what_one_end_seals_the_other_opens_however_it_is_cut() {
+    let (mut a, mut b) = up();
+    let data: Vec<u8> = (0..100_000_u32).map(|n| n as u8).collect();
+    let mut sealed = Vec::new();
+    a.seal(&data, &mut sealed);
+    let pieces = sealed.chunks(777).map(|piece| give(&mut b, piece).unwrap().1);
+    assert!(pieces.flatten().collect::<Vec<_>>() == data);
+    let mut back = Vec::new();
+    b.seal(b"and back", &mut back);
+    assert_eq!(give(&mut a, &back).unwrap().1, b"and back");
+}
+
+#[test]
+fn inside_a_channel_only_the_handshake_is_done_and_only_in_that_channel() {
+    for (theirs, fits) in [(b"this", true), (b"that", false)] {
+        let mut first = Vec::new();
+        let peer = secret(2).public();
+        let mut a = Secure::dial_in(b"this", &secret(1), &peer, entropy(1), &mut first).unwrap();
+        let peers = vec![secret(1).public()];
+        let mut b = Secure::listen_in(theirs, &secret(2), peers, entropy(2));
+        let answer = give(&mut b, &first);
+        assert_eq!(answer.is_ok(), fits);
+        let Ok((mut answer, _)) = answer else { continue };
+        b.seal(b"plain", &mut answer);
+        assert_eq!(give(&mut a, &answer).unwrap().1, b"plain");
+        assert_eq!(give(&mut a, b"and more").unwrap().1, b"and more");
+    }
+}
+
+#[test]
+fn keys_are_replaced_in_step() {
+    let (mut a, mut b) = up();
+    for up in [&mut a, &mut b] {
+        let State::Up(up) = &mut up.state else { panic!() };
+        (up.seal.number, up.open.number) = (REKEY - 1, REKEY - 1);
+    }
+    for _ in 0..3 {
+        let mut sealed = Vec::new();
+        a.seal(b"x", &mut sealed);
+        assert_eq!(give(&mut b, &sealed).unwrap().1, b"x");
+    }
+}
+
+#[test]
+fn a_stranger_an_impostor_and_a_changed_record_are_refused() {
+    let (_, mut b, first) = ends(3, 2, &[1]);
+    assert_eq!(give(&mut b, &first), Err(RecordError::Unknown(secret(3).public())));
+    let (_, mut b, first) = ends(1, 4, &[1]);
+    assert_eq!(give(&mut b, &first), Err(RecordError::Forged), "another was dialled");
+    let (mut a, mut b) = up();
+    let mut sealed = Vec::new();
+    a.seal(b"bytes", &mut sealed);
+    let repeated = [&sealed[..], &sealed].concat();
+    assert_eq!(give(&mut b, &repeated), Err(RecordError::Forged), "the number is another");
+    for bit in 0..sealed.len() * 8 {
+        let (mut a, mut b) = up();
+        let mut sealed = Vec::new();
+        a.seal(b"bytes", &mut sealed);
+        sealed[bit / 8] ^= 1 << (bit % 8);
+        // With another length it may wait for more.
+        let opened = give(&mut b, &sealed).map(|(_, plain)| plain);
+        assert!(opened.is_err() || opened == Ok(Vec::new()), "bit {bit}");
+    }
+    assert_eq!(give(&mut b, b""), Err(RecordError::Forged), "nothing comes after a failure");
+}

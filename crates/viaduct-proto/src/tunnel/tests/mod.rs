@@ -1,0 +1,250 @@
+//! What a tunnel is to do, one thing at a time; any sequence of it is in `sequences`.
+
+mod sequences;
+mod world;
+
+use super::{Carrier, Event, LinkError, Settings, Tunnel};
+use crate::flow::Failure;
+use crate::time::Duration;
+use world::World;
+
+fn small() -> Settings {
+    Settings {
+        initial: 40_000,
+        limit: 200_000,
+        floor: 1_000,
+        mss: 1_400,
+        queue: 20_000,
+        sessions: 50,
+        ..Settings::default()
+    }
+}
+
+const LINK: &str = "rate=100M,delay=10ms";
+
+#[test]
+fn a_session_opens_without_a_round_trip_and_each_direction_ends_by_itself() {
+    let mut world = World::new(&small(), LINK, Carrier::Stream, 1);
+    world.run(Duration::from_millis(100));
+    let start = world.now;
+    let id = world.open(0).unwrap();
+    world.write(0, id, 500);
+    world.shutdown(0, id);
+    while world.sessions[&id].read[1].len() < 500 {
+        assert!(world.step(start + Duration::from_secs(1)));
+    }
+    assert!(world.now - start < Duration::from_millis(11), "one way, not a round trip");
+    world.run(Duration::from_millis(100));
+    assert!(world.sessions[&id].finished[1] && !world.sessions[&id].finished[0]);
+    world.write(1, id, 700);
+    world.shutdown(1, id);
+    world.settle();
+    assert_eq!(world.ends[0].stats().open + world.ends[1].stats().open, 0, "forgotten by both");
+    let accepted = |event: &Event| matches!(event, Event::Accepted(_));
+    assert_eq!(world.events[0].iter().filter(|event| accepted(event)).count(), 1);
+}
+
+#[test]
+fn a_reset_reaches_the_other_end_once_and_frees_all() {
+    for both in [false, true] {
+        let mut world = World::new(&small(), LINK, Carrier::Stream, 1);
+        let id = world.open(0).unwrap();
+        world.write(0, id, 20_000);
+        world.run(Duration::from_millis(100));
+        world.sessions.get_mut(&id).unwrap().stopped[1] = true;
+        world.write(0, id, 20_000);
+        world.run(Duration::from_millis(100));
+        assert!(world.ends[1].stats().held > 0);
+        world.reset(1, id);
+        if both {
+            world.reset(0, id);
+        }
+        world.settle();
+        let told = |end: usize| {
+            let is = |e: &&Event| matches!(e, Event::Reset(_, Failure::Denied));
+            world.events[end].iter().filter(is).count()
+        };
+        assert_eq!((told(0), told(1)), (usize::from(!both), 0));
+        assert_eq!(world.ends[0].stats().open + world.ends[1].stats().open, 0);
+    }
+}
+
+#[test]
+fn a_session_alone_fills_the_path_whatever_its_length() {
+    for (link, rate) in [
+        ("rate=200M,delay=50ms", 200e6),
+        ("rate=1G,delay=30ms", 1e9),
+        ("rate=10M,delay=300ms", 10e6),
+    ] {
+        for carrier in [Carrier::Stream, Carrier::Streams] {
+            let mut world = World::new(&Settings::default(), link, carrier, 1);
+            let id = world.open(0).unwrap();
+            world.bulk(&[id], Duration::from_secs(3));
+            let carried = world.bulk(&[id], Duration::from_secs(2))[0] * 8.0;
+            assert!(carried > 0.98 * rate, "{link}, {carrier:?}: {carried:.0}");
+            let product = rate / 8.0 * world.config.delay.as_secs_f64() * 2.0;
+            let ratio = world.ends[1].stats().room as f64 / product;
+            assert!((2.0..10.0).contains(&ratio), "{link}: {ratio} products");
+        }
+    }
+}
+
+#[test]
+fn sessions_share_a_link_evenly_and_links_share_the_tokens() {
+    let mut world = World::new(&Settings::default(), "rate=50M,delay=20ms", Carrier::Stream, 3);
+    let ids: Vec<_> = (0..9).map(|_| world.open(0).unwrap()).collect();
+    for link in 1..=3 {
+        assert_eq!(ids.iter().filter(|id| id.link == link).count(), 3, "least loaded first");
+    }
+    world.bulk(&ids, Duration::from_secs(2));
+    let rates = world.bulk(&ids, Duration::from_secs(4));
+    let (least, most) = rates.iter().fold((f64::MAX, 0.0_f64), |(l, m), &r| (l.min(r), m.max(r)));
+    assert!(least > 0.9 * most, "{rates:?}");
+    assert!(rates.iter().sum::<f64>() * 8.0 > 0.95 * 150e6, "{rates:?}");
+}
+
+#[test]
+fn new_sessions_leave_alone_the_link_that_carries_most_in_either_direction() {
+    let mut world = World::new(&Settings::default(), "rate=50M,delay=20ms", Carrier::Stream, 2);
+    let large = world.open(0).unwrap();
+    let idle = world.open(0).unwrap();
+    world.bulk(&[large], Duration::from_secs(3));
+    for _ in 0..3 {
+        assert_eq!(world.open(1).unwrap().link, idle.link, "to end 1 it is what comes");
+    }
+    world.settle();
+    world.run(Duration::from_secs(10));
+    assert_eq!(world.open(1).unwrap().link, large.link, "it has fewer sessions, and rests");
+}
+
+#[test]
+fn readers_that_have_stopped_do_not_slow_the_others() {
+    let settings = Settings { limit: 4 << 20, ..Settings::default() };
+    let mut world = World::new(&settings, "rate=50M,delay=20ms", Carrier::Stream, 1);
+    let alone = world.open(0).unwrap();
+    let before = world.bulk(&[alone], Duration::from_secs(3))[0];
+    let stopped = world.open(0).unwrap();
+    world.sessions.get_mut(&stopped).unwrap().stopped[1] = true;
+    let beside = world.bulk(&[stopped, alone], Duration::from_secs(3))[1];
+    assert!(beside > 0.95 * before, "one: {beside} of {before}");
+    // More of them than the whole buffer has shares for: each other session still moves.
+    for _ in 0..20 {
+        let stopped = world.open(0).unwrap();
+        world.sessions.get_mut(&stopped).unwrap().stopped[1] = true;
+        world.bulk(&[stopped], Duration::from_secs(1));
+    }
+    let late = world.open(0).unwrap();
+    let rate = world.bulk(&[late], Duration::from_secs(2))[0];
+    let floor = f64::from(settings.floor) / 0.045;
+    assert!(rate > 0.8 * floor, "{rate} of at least {floor} a second");
+    world.settle();
+}
+
+#[test]
+fn a_small_session_does_not_wait_behind_a_large_one() {
+    let mut world = World::new(&Settings::default(), "rate=20M,delay=50ms", Carrier::Stream, 1);
+    let large = world.open(0).unwrap();
+    world.bulk(&[large], Duration::from_secs(5));
+    for _ in 0..5 {
+        let small = world.open(0).unwrap();
+        world.write(0, small, 100);
+        let start = world.now;
+        while world.sessions[&small].read[1].is_empty() {
+            world.bulk(&[large], Duration::from_millis(1));
+        }
+        // One way, and what the socket holds already: 64 KiB.
+        assert!(world.now - start < Duration::from_millis(50 + 27 + 10), "{:?}", world.now - start);
+    }
+}
+
+#[test]
+fn sessions_of_a_broken_link_are_reset_and_its_tokens_come_back() {
+    let mut world = World::new(&small(), LINK, Carrier::Stream, 2);
+    let ids: Vec<_> = (0..6).map(|_| world.open(0).unwrap()).collect();
+    world.bulk(&ids, Duration::from_millis(500));
+    world.cut(1);
+    // This end knows, and the other does not yet.
+    world.ends[0].remove_link(1);
+    let stranded = world.ends[0].stats().tokens_stranded;
+    assert!(stranded > 0);
+    world.bulk(&ids, Duration::from_millis(300));
+    assert_eq!(world.ends[1].stats().links, 1, "told by GONE on the other link");
+    world.dial();
+    world.run(Duration::from_millis(100));
+    let late = world.open(0).unwrap();
+    assert_eq!(late.link, 3, "the least loaded one");
+    world.write(0, late, 5_000);
+    world.settle();
+    let resets = |end: usize| {
+        world.events[end]
+            .iter()
+            .filter(|e| matches!(e, Event::Reset(id, _) if id.link == 1))
+            .count()
+    };
+    assert_eq!((resets(0), resets(1)), (3, 3));
+    assert_eq!(world.ends[0].stats().tokens_stranded, 0);
+}
+
+#[test]
+fn a_peer_that_was_started_again_is_served_anew() {
+    let mut world = World::new(&small(), LINK, Carrier::Stream, 1);
+    let id = world.open(0).unwrap();
+    world.bulk(&[id], Duration::from_millis(300));
+    world.cut(1);
+    world.ends[0].remove_link(1);
+    world.ends[1] = Tunnel::new(small(), 77);
+    world.dial();
+    world.run(Duration::from_millis(100));
+    let id = world.open(0).unwrap();
+    world.write(0, id, 20_000);
+    world.settle();
+    assert_eq!(world.sessions[&id].read[1].len(), 20_000);
+    assert_eq!(world.ends[0].stats().tokens_stranded, 0);
+}
+
+#[test]
+fn a_link_that_is_left_ends_when_its_sessions_have() {
+    let mut world = World::new(&small(), LINK, Carrier::Stream, 2);
+    world.run(Duration::from_millis(100));
+    let first = world.open(0).unwrap();
+    world.write(0, first, 3_000);
+    world.ends[0].leave(first.link);
+    world.run(Duration::from_millis(100));
+    for _ in 0..3 {
+        assert_ne!(world.open(0).unwrap().link, first.link);
+        assert_ne!(world.open(1).unwrap().link, first.link, "the peer has left too");
+    }
+    assert!(!world.ends[0].is_over(first.link));
+    world.shutdown(0, first);
+    world.shutdown(1, first);
+    world.settle();
+    assert!((0..2).all(|end| world.ends[end].is_over(first.link)));
+}
+
+#[test]
+fn a_link_on_which_nothing_is_heard_is_given_up() {
+    let mut world = World::new(&small(), LINK, Carrier::Stream, 1);
+    let id = world.open(0).unwrap();
+    world.write(0, id, 100);
+    world.run(Duration::from_secs(60));
+    assert_eq!(world.ends[0].stats().links, 1, "pings keep it up");
+    world.links.clear();
+    let silent = world.now;
+    while world.ends[0].links().next().is_some() {
+        world.now = world.ends[0].poll_timeout().unwrap();
+        world.ends[0].handle_timeout(world.now);
+    }
+    assert!(world.now - silent <= small().silence + small().ping);
+    let events: Vec<_> = std::iter::from_fn(|| world.ends[0].poll_event()).collect();
+    assert!(events.contains(&Event::Reset(id, Failure::Reset)));
+    assert!(events.contains(&Event::LinkDown(1, LinkError::Silent(small().silence))));
+}
+
+#[test]
+fn a_path_longer_than_the_time_between_pings_is_measured() {
+    let settings = Settings { ping: Duration::from_millis(100), ..small() };
+    let mut world = World::new(&settings, "delay=250ms", Carrier::Stream, 1);
+    world.run(Duration::from_secs(5));
+    let link = world.ends[0].link_stats(1).unwrap();
+    assert_eq!(link.rtt.map(|rtt| rtt.as_millis() / 100), Some(5));
+}

@@ -1,0 +1,257 @@
+//! Two ends, the simulator's links between them, and a trivial twin: the bytes that each session
+//! was given, in order.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+
+use crate::flow::{Address, Failure};
+use crate::link::{Link, LinkConfig};
+use crate::rng::Rng;
+use crate::time::{Duration, Instant};
+use crate::tunnel::{Carrier, Event, Lane, LinkError, SessionId, Settings, Tunnel};
+
+/// What a link carries in one direction.
+pub(super) type Wire = Link<(Lane, Vec<u8>)>;
+
+/// A tunnel's two ends and what joins them.
+pub(super) struct World {
+    pub(super) now: Instant,
+    pub(super) ends: [Tunnel; 2],
+    /// By number: there, and back.
+    pub(super) links: BTreeMap<u32, [Wire; 2]>,
+    pub(super) config: LinkConfig,
+    pub(super) carrier: Carrier,
+    pub(super) sessions: BTreeMap<SessionId, Twin>,
+    pub(super) events: [Vec<Event>; 2],
+    pub(super) rng: Rng,
+}
+
+/// What became of a session, at each end.
+#[derive(Default)]
+pub(super) struct Twin {
+    pub(super) written: [Vec<u8>; 2],
+    pub(super) read: [Vec<u8>; 2],
+    pub(super) shut: [bool; 2],
+    pub(super) finished: [bool; 2],
+    /// Bytes that were read and are kept.
+    pub(super) kept: [usize; 2],
+    pub(super) stopped: [bool; 2],
+    /// Whether the end knows of it.
+    pub(super) known: [bool; 2],
+    pub(super) reset: bool,
+}
+
+/// Bytes that a link's socket takes before it is full.
+pub(super) const SOCKET: u64 = 64 << 10;
+
+impl World {
+    pub(super) fn new(settings: &Settings, link: &str, carrier: Carrier, links: usize) -> World {
+        let mut world = World {
+            now: Instant::ZERO,
+            ends: [1, 2].map(|instance| Tunnel::new(settings.clone(), instance)),
+            links: BTreeMap::new(),
+            config: link.parse().unwrap(),
+            carrier,
+            sessions: BTreeMap::new(),
+            events: Default::default(),
+            rng: Rng::from_seed(5),
+        };
+        (0..links).for_each(|_| world.dial());
+        world.run(Duration::from_secs(1));
+        world
+    }
+
+    pub(super) fn dial(&mut self) {
+        let number = self.ends[0].dial(self.now, self.carrier);
+        assert!(self.ends[1].accept_link(self.now, number, self.carrier));
+        let link = || Link::new(self.config.clone(), 1, self.now);
+        self.links.insert(number, [link(), link()]);
+    }
+
+    /// The link breaks; each end learns of it when it likes.
+    pub(super) fn cut(&mut self, link: u32) {
+        self.links.remove(&link);
+        for twin in self.sessions.iter_mut().filter(|(id, _)| id.link == link) {
+            twin.1.reset = true;
+        }
+    }
+
+    pub(super) fn open(&mut self, end: usize) -> Option<SessionId> {
+        let to = Address::Name("server".to_owned(), 80);
+        let id = self.ends[end].open(to, None)?;
+        let known = [end == 0, end == 1];
+        // This end may not know yet that the link is cut.
+        let reset = !self.links.contains_key(&id.link);
+        self.sessions.insert(id, Twin { known, reset, ..Twin::default() });
+        Some(id)
+    }
+
+    pub(super) fn write(&mut self, end: usize, id: SessionId, count: usize) {
+        let mut bytes = vec![0; count];
+        self.rng.fill(&mut bytes);
+        let twin = self.sessions.get_mut(&id).unwrap();
+        if !twin.shut[end] && self.ends[end].may_write(id) {
+            twin.written[end].extend_from_slice(&bytes);
+            let taken = self.ends[end].write(self.now, id, Bytes::from(bytes));
+            assert!(taken || twin.reset || count == 0);
+        }
+    }
+
+    pub(super) fn shutdown(&mut self, end: usize, id: SessionId) {
+        self.sessions.get_mut(&id).unwrap().shut[end] = true;
+        self.ends[end].shutdown(id);
+    }
+
+    pub(super) fn reset(&mut self, end: usize, id: SessionId) {
+        self.sessions.get_mut(&id).unwrap().reset = true;
+        self.ends[end].reset(id, Failure::Denied);
+    }
+
+    /// Reads all that there is at `end`, unless the reader has stopped.
+    pub(super) fn read(&mut self, end: usize, id: SessionId) {
+        let Some(twin) = self.sessions.get_mut(&id) else { return };
+        while !twin.stopped[end]
+            && let Some(bytes) = self.ends[end].read(id)
+        {
+            twin.read[end].extend_from_slice(&bytes);
+            let kept = bytes.len() / 3;
+            twin.kept[end] += kept;
+            self.ends[end].consumed(self.now, id, bytes.len() - kept);
+        }
+        if !twin.stopped[end] {
+            self.ends[end].consumed(self.now, id, std::mem::take(&mut twin.kept[end]));
+        }
+    }
+
+    pub(super) fn handle_events(&mut self) {
+        for end in 0..2 {
+            while let Some(event) = self.ends[end].poll_event() {
+                self.events[end].push(event.clone());
+                match event {
+                    Event::Opened { id, .. } => {
+                        self.ends[end].accept(id);
+                        self.sessions.get_mut(&id).unwrap().known[end] = true;
+                        self.read(end, id);
+                    }
+                    Event::Readable(id) => self.read(end, id),
+                    Event::Finished(id) => {
+                        let twin = self.sessions.get_mut(&id).unwrap();
+                        assert!(!std::mem::replace(&mut twin.finished[end], true), "once");
+                    }
+                    Event::LinkDown(link, why) => {
+                        // GONE may have been sent on a link that was cut as well.
+                        let silent = matches!(why, LinkError::Silent(_));
+                        assert!(silent || why == LinkError::Gone, "{link}: {why}");
+                        assert!(!self.links.contains_key(&link), "{link}: {why}");
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Hands what each end has to send to the links, as far as their sockets take it.
+    pub(super) fn transmit(&mut self) {
+        for end in 0..2 {
+            for (&link, wires) in &self.links {
+                self.ends[end].set_room(link, wires[end].backlog() < SOCKET);
+            }
+            let mut out = Vec::new();
+            while let Some((link, lane)) = self.ends[end].poll_transmit(self.now, &mut out) {
+                let bytes = std::mem::take(&mut out);
+                let len = bytes.len();
+                let Some(wires) = self.links.get_mut(&link) else { continue };
+                let _ = wires[end].push(self.now, (lane, bytes), len);
+                self.ends[end].set_room(link, wires[end].backlog() < SOCKET);
+            }
+        }
+    }
+
+    /// One step of time; false if nothing will happen before `until`.
+    pub(super) fn step(&mut self, until: Instant) -> bool {
+        self.handle_events();
+        self.transmit();
+        let wires = self.links.values().flatten();
+        let arrivals = wires.filter_map(Link::poll_timeout);
+        let timers = self.ends.iter().filter_map(Tunnel::poll_timeout);
+        let Some(next) = arrivals.chain(timers).min().filter(|at| *at <= until) else {
+            self.now = until;
+            return false;
+        };
+        self.now = self.now.max(next);
+        for (&link, wires) in &mut self.links {
+            for (from, wire) in wires.iter_mut().enumerate() {
+                while let Some(delivery) = wire.poll(self.now) {
+                    let (lane, bytes) = delivery.item;
+                    let cut = self.rng.below(bytes.len() as u64 + 1) as usize;
+                    for piece in [&bytes[..cut], &bytes[cut..]] {
+                        self.ends[1 - from].handle_bytes(self.now, link, lane, piece);
+                    }
+                }
+            }
+        }
+        for end in &mut self.ends {
+            if end.poll_timeout().is_some_and(|at| at <= self.now) {
+                end.handle_timeout(self.now);
+            }
+        }
+        true
+    }
+
+    pub(super) fn run(&mut self, time: Duration) {
+        let until = self.now + time;
+        while self.step(until) {}
+        self.ends.iter_mut().for_each(Tunnel::check);
+    }
+
+    /// Every reader reads on; all that was written must then have come.
+    pub(super) fn settle(&mut self) {
+        for _ in 0..3 {
+            for id in self.sessions.keys().copied().collect::<Vec<_>>() {
+                for end in 0..2 {
+                    self.sessions.get_mut(&id).unwrap().stopped[end] = false;
+                    self.read(end, id);
+                }
+            }
+            self.run(Duration::from_secs(20));
+        }
+        for (id, twin) in &self.sessions {
+            for (from, to) in [(0, 1), (1, 0)] {
+                let (written, read) = (&twin.written[from], &twin.read[to]);
+                assert!(written.starts_with(read), "{id:?}: no byte is another");
+                if !twin.reset {
+                    assert_eq!(written.len(), read.len(), "{id:?} from {from}");
+                    assert_eq!(twin.finished[to], twin.shut[from], "{id:?} from {from}");
+                }
+            }
+        }
+        for end in &mut self.ends {
+            let stats = end.stats();
+            assert_eq!((stats.held, stats.active), (0, 0), "all is read and acknowledged");
+            assert_eq!(stats.tokens_left + stats.tokens_stranded, stats.tokens);
+        }
+    }
+
+    pub(super) fn rate(&self, end: usize, id: SessionId, before: usize, time: Duration) -> f64 {
+        (self.sessions[&id].read[end].len() - before) as f64 / time.as_secs_f64()
+    }
+
+    /// Writes as much as may be for `time`, and returns bytes per second that came.
+    pub(super) fn bulk(&mut self, ids: &[SessionId], time: Duration) -> Vec<f64> {
+        let before: Vec<usize> = ids.iter().map(|id| self.sessions[id].read[1].len()).collect();
+        let until = self.now + time;
+        loop {
+            for &id in ids {
+                while self.ends[0].may_write(id) {
+                    self.write(0, id, 65_536);
+                }
+            }
+            if !self.step(until) {
+                break;
+            }
+        }
+        self.ends.iter_mut().for_each(Tunnel::check);
+        ids.iter().zip(before).map(|(&id, before)| self.rate(1, id, before, time)).collect()
+    }
+}

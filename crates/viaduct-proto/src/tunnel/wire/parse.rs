@@ -1,0 +1,190 @@
+//! Reads frames.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use super::emit::reason_of;
+use super::{
+    ACK, DATA, FIN, FINACK, Frame, GONE, GRANT, HEAD, HELLO, HELLO_LEN, Hello, IPV4, IPV6, LEAVE,
+    MOST_BODY, MOST_DATA, Malformed, NAME, NONE, Opening, PING, PONG, RST, SYN, VERSION,
+};
+use crate::flow::{Address, Failure};
+use crate::split::socks::name_of;
+
+/// Reads frames from a stream that comes in pieces of any size.
+#[derive(Debug, Default)]
+pub struct Parser {
+    /// The beginning of a frame whose end has not come.
+    partial: Vec<u8>,
+    /// Of a DATA frame: its session, and how much is still to come.
+    session: u32,
+    data: usize,
+}
+
+impl Parser {
+    /// The next frame and its session (0 is the link), taken off the front of `bytes`; `None` when
+    /// all has been taken.
+    pub fn next<'a>(
+        &mut self,
+        bytes: &mut &'a [u8],
+    ) -> Result<Option<(u32, Frame<'a>)>, Malformed> {
+        loop {
+            if self.data > 0 {
+                let (piece, rest) = bytes.split_at(self.data.min(bytes.len()));
+                *bytes = rest;
+                self.data -= piece.len();
+                return Ok((!piece.is_empty()).then_some((self.session, Frame::Data(piece))));
+            }
+            if !self.fill(bytes, HEAD) {
+                return Ok(None);
+            }
+            let (kind, session, length) = head(&self.partial)?;
+            if kind == DATA {
+                (self.session, self.data) = (session, length);
+                self.partial.clear();
+                continue;
+            }
+            if !self.fill(bytes, HEAD + length) {
+                return Ok(None);
+            }
+            let frame = body(kind, &self.partial[HEAD..])?;
+            self.partial.clear();
+            return Ok(Some((session, frame)));
+        }
+    }
+
+    /// Whether the stream stands between two frames.
+    pub fn is_between(&self) -> bool {
+        self.partial.is_empty() && self.data == 0
+    }
+
+    /// Takes from `bytes` until `length` are held; false if there were too few.
+    fn fill(&mut self, bytes: &mut &[u8], length: usize) -> bool {
+        let missing = length.saturating_sub(self.partial.len());
+        let (piece, rest) = bytes.split_at(missing.min(bytes.len()));
+        self.partial.extend_from_slice(piece);
+        *bytes = rest;
+        self.partial.len() >= length
+    }
+}
+
+/// A link's HELLO, if it has come whole: whoever accepts links learns from it to which tunnel one
+/// belongs. The bytes are then given to that tunnel from the first on.
+pub fn peek_hello(bytes: &[u8]) -> Result<Option<Hello>, Malformed> {
+    match Parser::default().next(&mut &*bytes)? {
+        Some((_, Frame::Hello(hello))) => Ok(Some(hello)),
+        Some(_) => Err(Malformed::Kind(bytes[0])),
+        None if bytes.first().is_some_and(|&kind| kind != HELLO) => Err(Malformed::Kind(bytes[0])),
+        None => Ok(None),
+    }
+}
+
+/// A frame's kind, session and length of body, if they go together.
+fn head(bytes: &[u8]) -> Result<(u8, u32, usize), Malformed> {
+    let (kind, session, length) = match *bytes {
+        [kind, a, b, c, d, high, low, ..] => {
+            let length = usize::from(u16::from_be_bytes([high, low]));
+            (kind, u32::from_be_bytes([a, b, c, d]), length)
+        }
+        _ => return Err(Malformed::Length { kind: 0, length: bytes.len() }),
+    };
+    let fits = match kind {
+        HELLO => length == HELLO_LEN,
+        GONE | ACK => length == 4,
+        GRANT | PING | PONG => length == 8,
+        LEAVE | FIN | FINACK => length == 0,
+        SYN => length <= MOST_BODY,
+        DATA => (1..=MOST_DATA).contains(&length),
+        RST => length == 1,
+        _ => return Err(Malformed::Kind(kind)),
+    };
+    if !fits {
+        return Err(Malformed::Length { kind, length });
+    }
+    if (session == 0) != (kind < SYN) {
+        return Err(Malformed::Session { kind, session });
+    }
+    Ok((kind, session, length))
+}
+
+fn body<'a>(kind: u8, bytes: &[u8]) -> Result<Frame<'a>, Malformed> {
+    let mut rest = bytes;
+    let length = Malformed::Length { kind, length: bytes.len() };
+    let frame = match kind {
+        HELLO => hello(&mut rest)?,
+        GRANT => taken(&mut rest).map(|tokens| Frame::Grant(u64::from_be_bytes(tokens))),
+        GONE => taken(&mut rest).map(|link| Frame::Gone(u32::from_be_bytes(link))),
+        PING => taken(&mut rest).map(|any| Frame::Ping(u64::from_be_bytes(any))),
+        PONG => taken(&mut rest).map(|any| Frame::Pong(u64::from_be_bytes(any))),
+        LEAVE => Some(Frame::Leave),
+        SYN if bytes.is_empty() => Some(Frame::Syn(None)),
+        SYN => Some(Frame::Syn(Some(opening(&mut rest).ok_or(Malformed::Address)?))),
+        FIN => Some(Frame::Fin),
+        FINACK => Some(Frame::FinAck),
+        RST => Some(Frame::Rst(failure(&mut rest)?)),
+        ACK => taken(&mut rest).map(|freed| Frame::Ack(u32::from_be_bytes(freed))),
+        _ => return Err(Malformed::Kind(kind)),
+    };
+    frame.filter(|_| rest.is_empty()).ok_or(length)
+}
+
+fn hello<'a>(rest: &mut &[u8]) -> Result<Option<Frame<'a>>, Malformed> {
+    let [version] = taken(rest).unwrap_or_default();
+    if version != VERSION {
+        return Err(Malformed::Version(version));
+    }
+    Ok((|| {
+        Some(Frame::Hello(Hello {
+            instance: u64::from_be_bytes(taken(rest)?),
+            link: u32::from_be_bytes(taken(rest)?),
+            tokens: u64::from_be_bytes(taken(rest)?),
+            floor: u32::from_be_bytes(taken(rest)?),
+            sessions: u32::from_be_bytes(taken(rest)?),
+        }))
+    })())
+}
+
+fn opening(rest: &mut &[u8]) -> Option<Box<Opening>> {
+    let to = address(rest)??;
+    let source = match address(rest)? {
+        None => None,
+        Some(Address::Ip(at)) => Some(at),
+        Some(Address::Name(..)) => return None,
+    };
+    rest.is_empty().then(|| Box::new(Opening { to, source }))
+}
+
+/// An address, which may be none; `None` if it is malformed.
+fn address(rest: &mut &[u8]) -> Option<Option<Address>> {
+    let [kind] = taken(rest)?;
+    let ip: IpAddr = match kind {
+        NONE => return Some(None),
+        IPV4 => Ipv4Addr::from(taken::<4>(rest)?).into(),
+        IPV6 => Ipv6Addr::from(taken::<16>(rest)?).into(),
+        NAME => {
+            let [length] = taken(rest)?;
+            let (name, after) = rest.split_at_checked(usize::from(length))?;
+            *rest = after;
+            return Some(Some(Address::Name(name_of(name)?, u16::from_be_bytes(taken(rest)?))));
+        }
+        _ => return None,
+    };
+    Some(Some(Address::Ip(SocketAddr::new(ip, u16::from_be_bytes(taken(rest)?)))))
+}
+
+fn failure(rest: &mut &[u8]) -> Result<Failure, Malformed> {
+    let [reason] = taken(rest).unwrap_or([u8::MAX]);
+    let known = [
+        Failure::Reset,
+        Failure::Refused,
+        Failure::Unreachable,
+        Failure::TimedOut,
+        Failure::Denied,
+    ];
+    known.into_iter().find(|&why| reason_of(why) == reason).ok_or(Malformed::Reason(reason))
+}
+
+fn taken<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
+    let (bytes, after) = rest.split_first_chunk::<N>()?;
+    *rest = after;
+    Some(*bytes)
+}
