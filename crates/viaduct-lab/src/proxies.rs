@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -71,6 +72,21 @@ impl Proxy {
         Self::run(node, &[&["proxy"], arguments, &["--run-dir", &run_dir]].concat(), scratch)
     }
 
+    /// With these arguments, where it finds other files than the machine's: each a path and its text.
+    pub fn with_files(node: &Node, files: &[(&str, &str)], arguments: &[&str]) -> Result<Proxy> {
+        let scratch = Scratch::new()?;
+        let mut script = String::new();
+        for (n, (path, text)) in files.iter().enumerate() {
+            let ours = scratch.write(&format!("file-{n}"), text)?;
+            script += &format!("mount --bind '{}' '{path}' && ", ours.display());
+        }
+        let mut command = node.command("unshare");
+        command.args(["--mount", "sh", "-c", &(script + "exec \"$@\""), "sh"]);
+        command.arg(binary()?).arg("proxy").args(arguments);
+        command.arg("--run-dir").arg(scratch.path());
+        Self::spawn(node, command, scratch)
+    }
+
     /// With a config file, whose table `[proxy]` these lines begin.
     pub fn configured(node: &Node, lines: &str) -> Result<Proxy> {
         let scratch = Scratch::new()?;
@@ -91,10 +107,13 @@ impl Proxy {
     }
 
     fn run(node: &Node, arguments: &[&str], scratch: Scratch) -> Result<Proxy> {
-        let path = scratch.path().join("log");
-        let log = File::create(&path)?;
         let mut command = node.command(&binary()?.to_string_lossy());
         command.args(arguments);
+        Self::spawn(node, command, scratch)
+    }
+
+    fn spawn(node: &Node, mut command: Command, scratch: Scratch) -> Result<Proxy> {
+        let log = File::create(scratch.path().join("log"))?;
         command.stdout(log.try_clone()?).stderr(log);
         let mut proxy = Proxy { process: node.spawn(command)?, scratch };
         let deadline = Instant::now() + PATIENCE;

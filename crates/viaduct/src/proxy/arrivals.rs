@@ -228,15 +228,20 @@ pub(super) fn open(
     let handlers = handlers.or_else(|| outlet.map(|_| [].into()));
     let (to, middle) = match handlers {
         None => (to, Middle::Relay(Relay::default())),
-        Some(handlers) => match Through::new(handlers, limits.chain_buffer, to.into(), now) {
-            Some((through, Address::Ip(to))) => (to, Middle::Through(Box::new(through))),
-            _ => return Err(io::Error::other("the handlers lead to no address")),
+        Some(handlers) => match Through::new(handlers, limits.chain_buffer, to, now) {
+            Some((through, to)) => (to, Middle::Through(Box::new(through))),
+            None => return Err(io::Error::other("the handlers lead nowhere")),
         },
     };
     if let Some(outlet) = outlet {
-        let server = Leg::Session(outlet.open(to.into(), source));
+        let server = Leg::Session(outlet.open(to, source));
         return Ok(Begun { server, middle, first: Vec::new(), via, rate });
     }
+    let Address::Ip(to) = to else {
+        return Err(io::Error::other(
+            "the handlers lead to a name, which leads through tunnels alone",
+        ));
+    };
     let (server, first) = match carries {
         None => teller.connect(to, from, options, told)?,
         Some(carries) => teller.carry(to, from, options, carries)?,

@@ -1,8 +1,9 @@
 //! Clients that say where they want to go, by PROXY, SOCKS5 or HTTP CONNECT: what is heard from them
 //! until their flow begins.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
+use ipnet::IpNet;
 use mio::net::TcpStream;
 use tracing::debug;
 use viaduct_proto::flow::{Address, Failure};
@@ -15,6 +16,7 @@ use viaduct_sys::tcp;
 use super::arrivals::{by_option, open};
 use super::flow::{End, Flow};
 use super::leg::Leg;
+use super::policy::{holds, holds_all};
 use super::target::{Route, Target, Terms, failure};
 use super::worker::Worker;
 
@@ -79,8 +81,20 @@ impl Worker {
         flow.set_source(source);
         match to {
             Address::Ip(at) => self.go(key, at, now),
-            Address::Name(name, port) => {
-                let asker = (key, flow.id);
+            Address::Name(name, port) => self.go_by_name(key, name, port, now),
+        }
+    }
+
+    /// A name goes through a tunnel as it is, for the far end to look up and to allow, unless somebody
+    /// here has to know its address.
+    fn go_by_name(&mut self, key: usize, name: String, port: u16, now: Instant) {
+        let asker = (key, self.flows.at(key).id);
+        let source = self.flows.at(key).source();
+        let unseen = holds_all(self.allowed(key));
+        match Route::by_name(&self.policies, source, &name, port) {
+            Some(Err(why)) => self.refuse(key, why),
+            Some(Ok(route)) if unseen => self.set_out(key, route, now),
+            _ => {
                 if !self.resolver.as_ref().is_some_and(|r| r.ask(asker, name, port)) {
                     self.refuse(key, Failure::Unreachable);
                 }
@@ -95,15 +109,17 @@ impl Worker {
             if self.flows.get(key).is_none_or(|flow| flow.id != id) {
                 continue;
             }
-            match found {
-                Some(at) => self.go(key, at, now),
+            let allowed = self.allowed(key);
+            let may = found.iter().find(|at| holds(allowed, at.ip()));
+            match may.or(found.first()) {
+                Some(&at) => self.go(key, at, now),
                 None => self.refuse(key, Failure::Unreachable),
             }
         }
     }
 
     fn go(&mut self, key: usize, to: SocketAddr, now: Instant) {
-        if !self.may_go(key, to.ip()) {
+        if !holds(self.allowed(key), to.ip()) {
             debug!("nobody may go to {to}");
             return self.refuse(key, Failure::Denied);
         }
@@ -115,10 +131,15 @@ impl Worker {
                 return self.take_over(early, key, now);
             }
         }
-        let Some(mut route) = Route::by(&self.policies, source, to, None) else {
+        let Some(route) = Route::by(&self.policies, source, to, None) else {
             debug!("a policy denies {source} to go to {to}");
             return self.refuse(key, Failure::Denied);
         };
+        self.set_out(key, route, now);
+    }
+
+    /// Begins the second half of a flow whose client is there.
+    fn set_out(&mut self, key: usize, mut route: Route, now: Instant) {
         if let [Some(Leg::Session(_)), _] = self.flows.at(key).legs() {
             // It cannot be spliced.
             route.handlers.get_or_insert_with(|| [].into());
@@ -144,13 +165,13 @@ impl Worker {
         }
     }
 
-    /// Whether the client of a flow may go to `ip`.
-    fn may_go(&mut self, key: usize, ip: IpAddr) -> bool {
+    /// Where the client of a flow may go.
+    fn allowed(&mut self, key: usize) -> &[IpNet] {
         let [client, _] = self.flows.at(key).legs();
         match (client, &self.tunnels, &self.target) {
-            (Some(Leg::Session(_)), Some(tunnels), _) => tunnels.may_go(ip),
-            (_, _, Target::Asked(terms)) => terms.may_go(ip),
-            _ => false,
+            (Some(Leg::Session(_)), Some(tunnels), _) => tunnels.allowed(),
+            (_, _, Target::Asked(terms)) => &terms.to,
+            _ => &[],
         }
     }
 

@@ -73,6 +73,16 @@ impl Policies {
         found.map_or(&self.otherwise, |policy| &policy.plan)
     }
 
+    /// What becomes of a flow of `client` to a server of which no more than the port is known; `None` if
+    /// its address would have to be known to say.
+    pub fn plan_unseen(&self, client: IpAddr, port: u16) -> Option<&Plan> {
+        let found = self.list.iter().find(|policy| policy.may_fit(client, port));
+        match found {
+            None => Some(&self.otherwise),
+            Some(policy) => policy.to.is_empty().then_some(&policy.plan),
+        }
+    }
+
     /// Whether some flows go by hops.
     pub fn have_hops(&self) -> bool {
         let plans = self.list.iter().map(|policy| &policy.plan);
@@ -82,9 +92,13 @@ impl Policies {
 
 impl Policy {
     fn fits(&self, client: IpAddr, to: SocketAddr) -> bool {
+        self.may_fit(client, to.port()) && (self.to.is_empty() || holds(&self.to, to.ip()))
+    }
+
+    /// Whether it fits some server with this port.
+    fn may_fit(&self, client: IpAddr, port: u16) -> bool {
         (self.from.is_empty() || holds(&self.from, client))
-            && (self.to.is_empty() || holds(&self.to, to.ip()))
-            && (self.ports.is_empty() || self.ports.iter().any(|range| range.contains(&to.port())))
+            && (self.ports.is_empty() || self.ports.iter().any(|range| range.contains(&port)))
     }
 }
 
@@ -124,6 +138,12 @@ pub fn holds(prefixes: &[IpNet], ip: IpAddr) -> bool {
     prefixes.iter().any(|net| net.contains(&ip.to_canonical()))
 }
 
+/// Whether `prefixes` have every address in them: then none needs to be known.
+pub fn holds_all(prefixes: &[IpNet]) -> bool {
+    let whole = |v4: bool| prefixes.iter().any(|n| n.prefix_len() == 0 && n.addr().is_ipv4() == v4);
+    whole(true) && whole(false)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -150,5 +170,19 @@ mod tests {
         assert_eq!(plan("10.1.7.1", "10.2.0.1:80"), (false, next, None));
         assert_eq!(plan("::ffff:10.1.7.1", "10.3.0.1:80"), (true, None, None));
         assert_eq!(plan("10.1.8.1", "10.3.0.1:80"), (false, None, Some(9)));
+        let unseen = |client: &str, port| {
+            policies.plan_unseen(client.parse().unwrap(), port).map(|plan| plan.deny)
+        };
+        assert_eq!(unseen("10.1.8.1", 25), Some(true), "the port says it");
+        assert_eq!(unseen("10.1.8.1", 80), None, "it depends on the address");
+    }
+
+    #[test]
+    fn only_both_families_whole_are_all_addresses() {
+        let all = |list: &[&str]| {
+            holds_all(&list.iter().map(|net| net.parse().unwrap()).collect::<Vec<_>>())
+        };
+        assert!(all(&["10.0.0.0/8", "::/0", "0.0.0.0/0"]));
+        assert!(!all(&["0.0.0.0/0", "fd00::/8"]) && !all(&["::/0"]) && !all(&[]));
     }
 }

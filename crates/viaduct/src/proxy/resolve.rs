@@ -19,7 +19,7 @@ pub type Asker = (usize, u64);
 #[derive(Debug)]
 pub struct Resolver {
     questions: SyncSender<(Asker, String, u16)>,
-    answers: Receiver<(Asker, Option<SocketAddr>)>,
+    answers: Receiver<(Asker, Vec<SocketAddr>)>,
 }
 
 impl Resolver {
@@ -33,9 +33,9 @@ impl Resolver {
             thread::Builder::new().name("names".to_owned()).spawn(move || {
                 let next = || asked.lock().unwrap_or_else(PoisonError::into_inner).recv();
                 while let Ok((asker, name, port)) = next() {
-                    let found = (&name[..], port).to_socket_addrs().ok();
-                    let first = found.and_then(|mut found| found.next());
-                    if answer.send((asker, first)).is_err() || waker.wake().is_err() {
+                    let found = (&name[..], port).to_socket_addrs();
+                    let all = found.map(Iterator::collect).unwrap_or_default();
+                    if answer.send((asker, all)).is_err() || waker.wake().is_err() {
                         break;
                     }
                 }
@@ -44,7 +44,7 @@ impl Resolver {
         Ok(Resolver { questions, answers })
     }
 
-    /// Asks for the address of `name`; false if too many wait.
+    /// Asks for the addresses of `name`; false if too many wait.
     pub fn ask(&self, asker: Asker, name: String, port: u16) -> bool {
         match self.questions.try_send((asker, name, port)) {
             Ok(()) => true,
@@ -52,8 +52,8 @@ impl Resolver {
         }
     }
 
-    /// The next answer: an address, or that there is none.
-    pub fn answer(&self) -> Option<(Asker, Option<SocketAddr>)> {
+    /// The next answer: all addresses, the one to be preferred first.
+    pub fn answer(&self) -> Option<(Asker, Vec<SocketAddr>)> {
         self.answers.try_recv().ok()
     }
 }

@@ -4,14 +4,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::{fmt, io};
 
 use ipnet::IpNet;
-use viaduct_proto::flow::Failure;
+use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::preface::{Languages, Secret};
 use viaduct_proto::split::proxy::Addresses;
 use viaduct_proto::split::syn::Syn;
 use viaduct_sys::tcp::LongHaul;
 
-use super::policy::{Policies, holds};
+use super::policy::{Plan, Policies, holds};
 use super::through::Factories;
 
 /// Where flows go.
@@ -44,8 +44,8 @@ pub struct Terms {
 /// A flow's second half, to be begun.
 #[derive(Clone, Debug)]
 pub struct Route {
-    /// Where to.
-    pub to: SocketAddr,
+    /// Where to; a name only through the tunnel.
+    pub to: Address,
     /// With which address, if not our own.
     pub from: Option<SocketAddr>,
     /// Who it is for.
@@ -149,27 +149,55 @@ impl Route {
         if plan.deny {
             return None;
         }
-        let (via, handlers, rate) = (plan.next, plan.handlers.clone(), plan.rate);
-        let haul = policies.far.haul(via.unwrap_or(to).ip()).cloned();
-        let straight = Route {
-            to,
-            from,
-            source: client,
-            told: None,
-            carries: None,
-            via,
-            handlers,
-            rate,
-            haul,
-            tunnel: plan.tunnel,
-        };
-        Some(match via {
+        let haul = policies.far.haul(plan.next.unwrap_or(to).ip()).cloned();
+        let straight = Route { from, haul, ..Route::straight(plan, client, to.into()) };
+        Some(match plan.next {
             None => straight,
             Some(hop) => {
                 let told = Some(Addresses { source: client, destination: to });
-                Route { to: hop, from: None, told, tunnel: false, ..straight }
+                Route {
+                    to: hop.into(),
+                    from: None,
+                    told,
+                    via: Some(hop),
+                    tunnel: false,
+                    ..straight
+                }
             }
         })
+    }
+
+    /// What `plan` says of a flow of `client` that goes by no hop.
+    fn straight(plan: &Plan, client: SocketAddr, to: Address) -> Route {
+        Route {
+            to,
+            from: None,
+            source: client,
+            told: None,
+            carries: None,
+            via: None,
+            handlers: plan.handlers.clone(),
+            rate: plan.rate,
+            haul: None,
+            tunnel: plan.tunnel,
+        }
+    }
+
+    /// The way of `client` to the host of this name, if nobody here has to know its address; `None`: it
+    /// must be looked up. `Err`: it may not, whatever its address is.
+    pub fn by_name(
+        policies: &Policies,
+        client: SocketAddr,
+        name: &str,
+        port: u16,
+    ) -> Option<Result<Route, Failure>> {
+        let plan = policies.plan_unseen(client.ip(), port)?;
+        if plan.deny {
+            return Some(Err(Failure::Denied));
+        }
+        let travels = plan.tunnel && plan.next.is_none();
+        let to = Address::Name(name.to_owned(), port);
+        travels.then(|| Ok(Route::straight(plan, client, to)))
     }
 }
 

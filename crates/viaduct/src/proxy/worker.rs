@@ -80,11 +80,11 @@ impl Worker {
         let poll = Poll::new()?;
         let (send, orders) = mpsc::channel();
         let to_worker = ToWorker::new(send, Arc::new(Waker::new(poll.registry(), ORDERS)?));
+        // Sessions of tunnels may name their servers whatever else comes here.
+        let arrive = settings.tunnels.as_ref().is_some_and(|of| of.listen.is_some());
         let resolver = match target {
-            Target::Asked(_) => {
-                Some(Resolver::new(&Arc::new(Waker::new(poll.registry(), NAMES)?))?)
-            }
-            _ => None,
+            Target::Fixed(_) | Target::Meant { .. } if !arrive => None,
+            _ => Some(Resolver::new(&Arc::new(Waker::new(poll.registry(), NAMES)?))?),
         };
         let mut teller = Teller::new(settings.tell, &policies)?;
         let (most, mut wait) = limits.early.unwrap_or_default();

@@ -149,9 +149,9 @@ impl Tunnels {
         self.near.iter().chain(&self.far).map(|peer| peer.lock().counters()).collect()
     }
 
-    /// Whether sessions may leave to `ip`.
-    pub fn may_go(&self, ip: std::net::IpAddr) -> bool {
-        super::policy::holds(&self.settings.allow_to, ip)
+    /// The servers that sessions may leave to.
+    pub fn allowed(&self) -> &[ipnet::IpNet] {
+        &self.settings.allow_to
     }
 
     /// So many links from now on: new ones are dialled, those too many are left.
