@@ -83,7 +83,7 @@ impl World {
         (reply[1], stream)
     }
 
-    /// The same by HTTP CONNECT; the head of its answer.
+    /// The same by HTTP CONNECT; the head of its answer. What follows is the flow, or why there is none.
     fn http(&self, at: &str, host: &str, port: u16) -> (String, TcpStream) {
         let mut stream = self.connect(at);
         stream.write_all(format!("CONNECT {host}:{port} HTTP/1.1\r\n\r\n").as_bytes()).unwrap();
@@ -150,4 +150,62 @@ fn a_name_goes_through_a_tunnel_as_it_is_and_the_far_end_alone_looks_it_up() {
     let mut query = [0; 512];
     let length = dns.recv(&mut query).unwrap();
     assert!(query[..length].windows(10).any(|part| part == b"\x04only\x05ther"), "{query:?}");
+}
+
+/// Servers, and what is said of them: by SOCKS5, and by HTTP, with a word of its line.
+const ANSWERS: [(&str, u16, u8, &str, &str); 5] = [
+    ("10.3.0.2", PORT, 0, "200 ", ""),
+    ("10.3.0.2", 9001, 5, "502 ", "refuses"),
+    ("10.77.0.1", PORT, 4, "502 ", "no way"),
+    ("10.3.0.2", 9002, 6, "504 ", "not answer"),
+    ("192.0.2.1", PORT, 2, "403 ", "may not"),
+];
+
+#[test]
+fn clients_are_told_what_became_of_their_flow_whichever_way_it_went() {
+    let world = World::new();
+    world.echo();
+    let deaf = "add table inet deaf; \
+                add chain inet deaf input { type filter hook input priority 0; }; \
+                add rule inet deaf input tcp dport 9002 drop";
+    world.chain.server().run("nft", &[deaf]).unwrap();
+    for node in [world.near(), world.far()] {
+        node.ip(&["route add unreachable 10.77.0.0/16".into()]).unwrap();
+    }
+    let start = |node: &Node, options: &str| Proxy::start(node, &words(options)).unwrap();
+    let hop = |port: u16, language: &str| {
+        let allowed = "--allow-from 10.2.0.1/32 --allow-to 10.0.0.0/8";
+        let listen = format!("--listen 10.2.0.2:{port} --expect {language}");
+        start(world.far(), &format!("{listen} {allowed} --accept after-connect"))
+    };
+    let _hops = [hop(7001, "option"), hop(7002, "option,proxy")];
+    let far = "--tunnel-listen 10.2.0.2:7100 --allow-to 10.0.0.0/8";
+    let _far = start(world.far(), &world.keyed(far, [2, 1]));
+    let some = "--allow-to 10.0.0.0/8";
+    let ways = [
+        some.to_owned(),
+        format!("{some} --next 10.2.0.2:7001 --tell option"),
+        format!("{some} --next 10.2.0.2:7002 --tell proxy-tfo"),
+        // It is the far end that does not allow.
+        world.keyed("--allow-to 0.0.0.0/0,::/0 --tunnel 10.2.0.2:7100", [1, 2]),
+    ];
+    for way in ways {
+        let options = "--listen 10.1.0.2:7000 --expect socks,connect --allow-from 10.1.0.1/32 \
+                       --accept after-connect --connect-timeout 1s";
+        let _near = start(world.near(), &format!("{options} {way}"));
+        for (host, port, code, status, why) in ANSWERS {
+            let (reply, flow) = world.socks("10.1.0.2:7000", host, port);
+            assert_eq!(reply, code, "{host}:{port} {way}");
+            assert!(code != 0 || echoes(flow), "{host}:{port} {way}");
+            let (head, mut flow) = world.http("10.1.0.2:7000", host, port);
+            assert!(head.starts_with(&format!("HTTP/1.1 {status}")), "{host}:{port} {way}: {head}");
+            if code == 0 {
+                assert!(echoes(flow), "{host}:{port} {way}");
+                continue;
+            }
+            let mut said = String::new();
+            flow.read_to_string(&mut said).unwrap();
+            assert!(said.contains(why), "{host}:{port} {way}: {said}");
+        }
+    }
 }

@@ -53,16 +53,20 @@ pub fn parse(bytes: &[u8]) -> Parsed<Request> {
     Parsed::Whole(Request { to, authorization }, len)
 }
 
-/// The answer: a whole response, after which either the flow or nothing follows.
-pub fn response(result: Result<(), Failure>) -> &'static [u8] {
-    match result {
-        Ok(()) => b"HTTP/1.1 200 Connection established\r\n\r\n",
-        Err(Failure::Denied) => b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n",
-        Err(Failure::TimedOut) => b"HTTP/1.1 504 Gateway Timeout\r\nContent-Length: 0\r\n\r\n",
-        Err(Failure::Refused | Failure::Unreachable | Failure::Reset) => {
-            b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n"
-        }
-    }
+/// The answer: a whole response, after which either the flow or nothing follows. One that says no has a
+/// line that says why.
+pub fn response(result: Result<(), Failure>) -> Vec<u8> {
+    let (status, why) = match result {
+        Ok(()) => return b"HTTP/1.1 200 Connection established\r\n\r\n".to_vec(),
+        Err(Failure::Denied) => ("403 Forbidden", "flows may not go there"),
+        Err(Failure::TimedOut) => ("504 Gateway Timeout", "the server does not answer"),
+        Err(Failure::Refused) => ("502 Bad Gateway", "the server refuses the connection"),
+        Err(Failure::Unreachable) => ("502 Bad Gateway", "no way to the server is known"),
+        Err(Failure::Reset) => ("502 Bad Gateway", "the way to the server broke"),
+    };
+    let length = why.len() + 1;
+    let head = format!("HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {length}");
+    format!("{head}\r\n\r\n{why}\n").into()
 }
 
 /// Bytes of the head, its empty line included.

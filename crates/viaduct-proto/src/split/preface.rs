@@ -112,7 +112,7 @@ impl Preface {
     pub fn answer(&self, result: Result<(), Failure>) -> Vec<u8> {
         match self.state {
             State::Done(Language::Socks) => socks::reply(result).to_vec(),
-            State::Done(Language::Connect) => connect::response(result).to_vec(),
+            State::Done(Language::Connect) => connect::response(result),
             _ => Vec::new(),
         }
     }

@@ -109,6 +109,7 @@ impl Settings {
         };
         let list = tables.iter().enumerate().map(policy).collect::<Result<_>>()?;
         let holds = holds(args, &target)?;
+        let waits = args.accept == Accept::AfterConnect;
         Ok(Settings {
             options: TcpOptions {
                 transparent: target.is_transparent(),
@@ -117,7 +118,7 @@ impl Settings {
                 save_syn: target.heeds_options(),
                 receive_buffer: args.receive_buffer,
             },
-            tunnels: tunnels.map(|of| TunnelSettings { waits: holds, ..of }),
+            tunnels: tunnels.map(|of| TunnelSettings { waits, ..of }),
             holds,
             on_demand: args.on_demand,
             name,
@@ -238,11 +239,10 @@ fn check_congestion_control(name: &str) -> Result<()> {
 fn holds(args: &ProxyArgs, target: &Target) -> Result<bool> {
     match (args.accept, args.forward) {
         (Accept::Early, _) => Ok(false),
+        // Clients that ask behind the handshake are told in their own language.
+        _ if !target.is_in_the_syn() => Ok(false),
         (Accept::AfterConnect, Forwarding::Late) => {
             bail!("accept: after-connect needs forward early: the SYN begins the connection")
-        }
-        _ if matches!(target, Target::Asked(_)) => {
-            bail!("accept: after-connect is for to and intercept: with expect, clients are told")
         }
         _ => Ok(true),
     }

@@ -229,6 +229,7 @@ pub fn failure(error: &io::Error) -> Failure {
         io::ErrorKind::ConnectionRefused => Failure::Refused,
         io::ErrorKind::TimedOut => Failure::TimedOut,
         io::ErrorKind::ConnectionReset => Failure::Reset,
+        io::ErrorKind::PermissionDenied => Failure::Denied,
         _ => Failure::Unreachable,
     }
 }

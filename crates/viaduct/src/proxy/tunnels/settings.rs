@@ -140,7 +140,7 @@ impl TunnelSettings {
             (Some(old), Some(new)) => {
                 (old.listen, old.dial, old.carrier, &old.congestion, &old.peers)
                     == (new.listen, new.dial, new.carrier, &new.congestion, &new.peers)
-                    && old.secret == new.secret
+                    && (&old.secret, old.waits) == (&new.secret, new.waits)
                     && old.allow_to == new.allow_to
                     && old.core.limit == new.core.limit
             }
