@@ -59,3 +59,12 @@ pub fn table(text: &str, at: usize) -> Option<&str> {
     let end = text.get(at..)?.find('\n').map_or(text.len(), |length| at + length);
     text[..end].lines().rev().map(str::trim).find(|line| line.starts_with('['))
 }
+
+/// Sees that `name` can be part of a file's name and of a policy; otherwise what is wrong with it.
+pub fn check_name(name: &str) -> Result<(), String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+    if name.is_empty() || name.len() > 32 || !name.chars().all(plain) {
+        return Err(format!("{name:?}: letters, digits, - and _ are expected, at most 32"));
+    }
+    Ok(())
+}

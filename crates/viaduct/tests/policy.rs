@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use viaduct_lab::binary::use_binary;
 use viaduct_lab::proxies::Proxy;
-use viaduct_lab::topology::{Chain, Journal};
+use viaduct_lab::topology::{Chain, Journal, Scratch};
+use viaduct_proto::keys::SecretKey;
 use viaduct_proto::link::LinkConfig;
 use viaduct_proto::rng::Rng;
 
@@ -141,4 +142,51 @@ fn a_config_is_read_again_whole_or_not_at_all_and_no_flow_is_cut() {
     world.wait_for("the config was read again");
     assert!(world.flow(ip, 9000).is_none(), "denied now");
     there_and_back(open, &random(100_000));
+}
+
+#[test]
+fn policies_lead_flows_through_tunnels_by_their_names_and_past_them() {
+    use_binary(env!("CARGO_BIN_EXE_viaduct"));
+    let link: LinkConfig = "delay=1ms".parse().unwrap();
+    let mut chain = Chain::build(&[link.clone(), link.clone(), link], 1, &Journal::new()).unwrap();
+    let keys = Scratch::new().unwrap();
+    let key = |own: u8| {
+        let file = keys.write(&format!("{own}.key"), SecretKey::from_bytes([own; 32]).to_text());
+        file.unwrap().display().to_string()
+    };
+    let public = |own: u8| SecretKey::from_bytes([own; 32]).public().to_string();
+    // One far end is a router, the other the server itself: so it can be seen which way a flow came.
+    let far = |node, own| {
+        let near = public(1);
+        let listen = ["--tunnel-listen", "[::]:7100", "--key", &key(own), "--peer", &near];
+        Proxy::start(node, &[&listen[..], &["--allow-to", "10.3.0.2/32"]].concat()).unwrap()
+    };
+    let _rome = far(&chain.hops()[1], 2);
+    let _oslo = far(chain.server(), 3);
+    for carrier in ["tcp", "quic"] {
+        let head = format!("{HEAD}key = '{}'\ncarrier = '{carrier}'\n", key(1));
+        let tunnel = |name: &str, to: &str, peer: u8| {
+            format!("[[tunnel]]\nname = '{name}'\nto = '{to}'\npeer = '{}'\n", public(peer))
+        };
+        let rome = tunnel("rome", "10.2.0.2:7100", 2) + "links = 2\n";
+        let both = head + &rome + &tunnel("oslo", "10.3.0.2:7100", 3);
+        let policy =
+            |port: u16, name: &str| format!("[[policy]]\nports = ['{port}']\ntunnel = '{name}'\n");
+        let lines = format!("{both}{}{}", policy(9001, "rome"), policy(9002, "oslo"));
+        let proxy = Proxy::configured(&chain.hops()[0], &lines).unwrap();
+        let world = World { proxy, chain };
+        let ip: IpAddr = world.chain.server().v4().into();
+        let from = |port: u16| {
+            let (client, server) = world.flow(ip, port).unwrap();
+            let from = server.peer_addr().unwrap().ip();
+            there_and_back(Some((client, server)), &random(100_000));
+            from.to_string()
+        };
+        let ways = [9000, 9001, 9002].map(from);
+        assert_eq!(ways, ["10.2.0.1", "10.3.0.1", "10.3.0.2"], "direct, rome, oslo: {carrier}");
+        world.proxy.reload(&(both + &policy(9001, "oslo"))).unwrap();
+        world.wait_for("the config was read again");
+        assert_eq!([9001, 9002].map(from), ["10.3.0.2", "10.2.0.1"], "{carrier}");
+        chain = world.chain;
+    }
 }

@@ -223,7 +223,8 @@ pub(super) fn open(
     now: Instant,
 ) -> io::Result<Begun> {
     let Route { to, from, told, carries, via, handlers, rate, haul, tunnel, source } = route;
-    let outlet = teller.outlet.as_ref().filter(|_| tunnel);
+    // A change of tunnels needs a restart: whatever a policy names is there.
+    let outlet = tunnel.and_then(|name| teller.outlets.get(&name));
     // A session cannot be spliced.
     let handlers = handlers.or_else(|| outlet.map(|_| [].into()));
     let (to, middle) = match handlers {

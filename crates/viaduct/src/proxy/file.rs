@@ -1,5 +1,5 @@
 //! A proxy's config file. Its table `[proxy]` has the options of the command line by the same names,
-//! so that both are understood in one place; its tables `[[policy]]` are the file's alone.
+//! so that both are understood in one place; its tables `[[policy]]` and `[[tunnel]]` are the file's alone.
 //!
 //! ```toml
 //! [proxy]
@@ -25,6 +25,7 @@ use viaduct_proto::flow::{HandlerSpec, Registry};
 use super::options::{ProxyArgs, ProxyOptions, rate};
 use super::policy::{Plan, Policy};
 use super::through::Factories;
+use super::tunnels::settings::{TunnelName, TunnelTable};
 use crate::text;
 
 /// Bytes of a config, at most.
@@ -37,6 +38,18 @@ struct File {
     proxy: Table,
     #[serde(default)]
     policy: Vec<PolicyTable>,
+    #[serde(default)]
+    tunnel: Vec<TunnelTable>,
+}
+
+/// What a file says.
+pub struct Said {
+    /// The options.
+    pub args: ProxyArgs,
+    /// The policies, as they are written.
+    pub policies: Vec<PolicyTable>,
+    /// The tunnels that have names, as they are written.
+    pub tunnels: Vec<TunnelTable>,
 }
 
 /// A policy, as it is written.
@@ -54,6 +67,7 @@ pub struct PolicyTable {
     next: Option<SocketAddr>,
     #[serde(default)]
     direct: bool,
+    tunnel: Option<Value>,
     handlers: Option<Vec<String>>,
     rate: Option<String>,
 }
@@ -74,18 +88,18 @@ struct Words {
     options: ProxyOptions,
 }
 
-/// Reads `path`: the options, and the policies as they are written.
+/// Reads `path`.
 ///
 /// # Errors
 /// One line that says where, what is wrong, and what would be right.
-pub fn read(path: &Path) -> Result<(ProxyArgs, Vec<PolicyTable>), String> {
+pub fn read(path: &Path) -> Result<Said, String> {
     let text = text::read(path, LONGEST)?;
     let file: File = toml::from_str(&text).map_err(|error| {
         let at = error.span().map_or(0, |span| span.start);
         text::place(&text, at) + &text::plain(error.message())
     })?;
     let args = options(&file.proxy).map_err(|what| format!("[proxy] {what}"))?;
-    Ok((args, file.policy))
+    Ok(Said { args, policies: file.policy, tunnels: file.tunnel })
 }
 
 /// Reads a table as if it stood on the command line.
@@ -129,14 +143,22 @@ fn plain(message: &str) -> String {
 }
 
 impl PolicyTable {
-    /// What it means; what it does not say is as for all other flows.
+    /// What it means, where these tunnels are; what it does not say is as for all other flows.
     ///
     /// # Errors
     /// What is wrong, and what would be right.
-    pub fn policy(&self, otherwise: &Plan, registry: &Registry) -> Result<Policy, String> {
-        if self.direct && self.next.is_some() {
-            return Err("direct and next exclude each other".to_owned());
+    pub fn policy(
+        &self,
+        otherwise: &Plan,
+        tunnels: &[TunnelName],
+        registry: &Registry,
+    ) -> Result<Policy, String> {
+        let tunnel = self.tunnel.as_ref().map(|value| tunnel(value, tunnels)).transpose()?;
+        if [self.direct, self.next.is_some(), tunnel.is_some()].iter().filter(|&&is| is).count() > 1
+        {
+            return Err("direct, next and tunnel exclude each other".to_owned());
         }
+        let elsewhere = self.direct || self.next.is_some();
         let ports = self.ports.iter().map(|text| ports(text)).collect::<Result<_, _>>()?;
         let handlers = match &self.handlers {
             None => otherwise.handlers.clone(),
@@ -146,13 +168,31 @@ impl PolicyTable {
         let limit = limit.map_err(|what| format!("rate: {what}"))?;
         let plan = Plan {
             deny: self.action == Action::Deny,
-            next: self.next.or(otherwise.next.filter(|_| !self.direct)),
-            tunnel: otherwise.tunnel && !self.direct && self.next.is_none(),
+            next: self.next.or(otherwise.next.filter(|_| !self.direct && tunnel.is_none())),
+            tunnel: tunnel.or(otherwise.tunnel.clone().filter(|_| !elsewhere)),
             handlers,
             rate: limit.or(otherwise.rate),
         };
         Ok(Policy { from: self.from.clone(), to: self.to.clone(), ports, plan })
     }
+}
+
+/// The tunnel that is meant: `true`, the one without a name, or the name of one of `tunnels`.
+fn tunnel(value: &Value, tunnels: &[TunnelName]) -> Result<TunnelName, String> {
+    let name = match value {
+        Value::Boolean(true) => "",
+        Value::String(name) if !name.is_empty() => name,
+        _ => return Err("tunnel: true or the name of a [[tunnel]] is expected".to_owned()),
+    };
+    let found = tunnels.iter().find(|tunnel| &***tunnel == name).cloned();
+    found.ok_or_else(|| match name {
+        "" => "tunnel: true is for [proxy]'s tunnel, which is not given".to_owned(),
+        name => {
+            let known: Vec<_> =
+                tunnels.iter().map(|name| &**name).filter(|n| !n.is_empty()).collect();
+            format!("tunnel: no [[tunnel]] is named {name:?}; there are {known:?}")
+        }
+    })
 }
 
 /// The chain that texts such as `shape:rate=2M` ask for; none of no text.
@@ -188,10 +228,11 @@ mod tests {
         std::fs::write(&path, text).unwrap();
         let read = read(&path);
         std::fs::remove_file(&path).unwrap();
-        let (args, tables) = read?;
+        let Said { args, policies, tunnels } = read?;
+        let tunnels: Vec<TunnelName> = tunnels.iter().map(|t| t.name[..].into()).collect();
         let otherwise = Plan { next: args.next, rate: args.rate, ..Plan::default() };
         let registry = viaduct_proto::handlers::registry();
-        tables.iter().map(|table| table.policy(&otherwise, &registry)).collect()
+        policies.iter().map(|table| table.policy(&otherwise, &tunnels, &registry)).collect()
     }
 
     const HEAD: &str = "[proxy]\nlisten = ['[::]:7000']\nto = '10.0.0.9:80'\n";
@@ -214,6 +255,32 @@ mod tests {
                 "from any to any: denied",
             ]
         );
+    }
+
+    #[test]
+    fn a_policy_chooses_a_tunnel_by_its_name() {
+        let tunnel = |name: &str| {
+            format!("[[tunnel]]\nname = '{name}'\nto = '198.51.100.7:7600'\npeer = 'k'\n")
+        };
+        let two = tunnel("rome") + &tunnel("oslo");
+        let policies = load(&format!(
+            "{HEAD}next = '10.9.0.1:7000'\n{two}\
+             [[policy]]\nports = ['22']\ntunnel = 'oslo'\n[[policy]]\ndirect = true\n"
+        ))
+        .unwrap();
+        let words: Vec<_> = policies.iter().map(ToString::to_string).collect();
+        let oslo = "from any to any port 22-22: through the tunnel oslo";
+        assert_eq!(words, [oslo, "from any to any: straight on"]);
+        let wrong = [
+            ("tunnel = 'bonn'", "no [[tunnel]] is named \"bonn\"; there are [\"rome\", \"oslo\"]"),
+            ("tunnel = true", "[proxy]'s tunnel, which is not given"),
+            ("tunnel = 7", "true or the name of a [[tunnel]]"),
+            ("tunnel = 'rome'\ndirect = true", "exclude each other"),
+        ];
+        for (line, expected) in wrong {
+            let error = load(&format!("{HEAD}{two}[[policy]]\n{line}\n")).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
     }
 
     #[test]

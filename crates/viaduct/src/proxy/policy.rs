@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use viaduct_sys::tcp::LongHaul;
 
 use super::through::Factories;
+use super::tunnels::settings::TunnelName;
 
 /// What becomes of a flow.
 #[derive(Clone, Debug, Default)]
@@ -17,8 +18,8 @@ pub struct Plan {
     pub deny: bool,
     /// The next hop; straight on without one.
     pub next: Option<SocketAddr>,
-    /// It goes through the tunnel, unless by a hop.
-    pub tunnel: bool,
+    /// The tunnel that it goes through, unless by a hop.
+    pub tunnel: Option<TunnelName>,
     /// The handlers that it passes, if any.
     pub handlers: Option<Factories>,
     /// Bits a second that the kernel lets pass each way, if there is a limit.
@@ -121,10 +122,11 @@ impl fmt::Display for Plan {
         if self.deny {
             return f.write_str("denied");
         }
-        match self.next {
-            Some(hop) => write!(f, "by {hop}")?,
-            None if self.tunnel => f.write_str("through the tunnel")?,
-            None => f.write_str("straight on")?,
+        match (self.next, self.tunnel.as_deref()) {
+            (Some(hop), _) => write!(f, "by {hop}")?,
+            (None, Some("")) => f.write_str("through the tunnel")?,
+            (None, Some(name)) => write!(f, "through the tunnel {name}")?,
+            (None, None) => f.write_str("straight on")?,
         }
         for handler in self.handlers.iter().flat_map(|all| all.iter()) {
             write!(f, " +{}", handler.name())?;

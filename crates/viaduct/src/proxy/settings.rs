@@ -14,13 +14,14 @@ use viaduct_proto::split::socks::Credentials;
 use viaduct_sys::intercept::{Intercept, Way};
 use viaduct_sys::tcp::{LongHaul, TcpOptions};
 
-use super::file::{self, PolicyTable};
+use super::file::{self, PolicyTable, Said};
 use super::options::{Accept, Forwarding, Language, ProxyArgs, ProxyOptions};
 use super::orders::Limits;
 use super::policy::{Far, Plan, Policies};
 use super::target::{Target, Terms};
 use super::tell::Tell;
-use super::tunnels::settings::TunnelSettings;
+use super::tunnels::settings::{TunnelName, TunnelSettings, TunnelTable};
+use crate::text;
 
 /// How long a proxy on demand stays without a flow, if nobody says.
 const IDLE_EXIT: Duration = Duration::from_secs(60);
@@ -63,10 +64,12 @@ impl Settings {
     /// One line that says where, what is wrong, and what would be right.
     pub fn load(options: &ProxyOptions, registry: &Registry) -> Result<Settings> {
         let Some(path) = &options.config else {
-            return Self::of(&options.args, &[], registry);
+            return Self::of(&options.args, &[], &[], registry);
         };
         let read = file::read(path).map_err(|what| anyhow!(what));
-        let made = read.and_then(|(args, tables)| Self::of(&args, &tables, registry));
+        let made = read.and_then(|Said { args, policies, tunnels }| {
+            Self::of(&args, &policies, &tunnels, registry)
+        });
         made.with_context(|| path.display().to_string())
     }
 
@@ -79,35 +82,39 @@ impl Settings {
         policies: &[PolicyTable],
         registry: &Registry,
     ) -> Result<Settings> {
-        Self::of(&file::options(options).map_err(|what| anyhow!(what))?, policies, registry)
+        Self::of(&file::options(options).map_err(|what| anyhow!(what))?, policies, &[], registry)
     }
 
-    fn of(args: &ProxyArgs, tables: &[PolicyTable], registry: &Registry) -> Result<Settings> {
+    fn of(
+        args: &ProxyArgs,
+        policies: &[PolicyTable],
+        tunnels: &[TunnelTable],
+        registry: &Registry,
+    ) -> Result<Settings> {
         let first = args.listen.first().or(args.tunnel.tunnel_listen.as_ref());
         let port = first.map_or(0, SocketAddr::port);
-        let tunnels = args.tunnel.settings(&args.allow_to)?;
+        let tunnels = args.tunnel.settings(tunnels, &args.allow_to)?;
+        let dials = tunnels.iter().flat_map(|of| &of.dials);
+        let names: Vec<TunnelName> = dials.map(|dial| dial.name.clone()).collect();
         let asked = !args.expect.is_empty() || args.tunnel.tunnel_listen.is_some();
         if !args.allow_to.is_empty() && !asked {
             bail!("allow-to: nobody says where to; give expect or tunnel-listen");
         }
         let name = args.name.clone().unwrap_or_else(|| format!("proxy-{port}"));
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
-        if name.is_empty() || name.len() > 32 || !name.chars().all(plain) {
-            bail!("name: {name:?}: letters, digits, - and _ are expected, at most 32");
-        }
+        text::check_name(&name).map_err(|what| anyhow!("name: {what}"))?;
         let target = target(args)?;
         let otherwise = Plan {
             deny: false,
             next: args.next,
-            tunnel: args.tunnel.tunnel.is_some(),
+            tunnel: args.tunnel.tunnel.map(|_| "".into()),
             handlers: file::chain(&args.handler, registry).map_err(|e| anyhow!("handler: {e}"))?,
             rate: args.rate,
         };
         let policy = |(n, table): (usize, &PolicyTable)| {
-            let made = table.policy(&otherwise, registry);
+            let made = table.policy(&otherwise, &names, registry);
             made.map_err(|what| anyhow!("[[policy]] number {}: {what}", n + 1))
         };
-        let list = tables.iter().enumerate().map(policy).collect::<Result<_>>()?;
+        let list = policies.iter().enumerate().map(policy).collect::<Result<_>>()?;
         let holds = holds(args, &target)?;
         let waits = args.accept == Accept::AfterConnect;
         Ok(Settings {

@@ -13,6 +13,7 @@ use viaduct_sys::tcp::LongHaul;
 
 use super::policy::{Plan, Policies, holds};
 use super::through::Factories;
+use super::tunnels::settings::TunnelName;
 
 /// Where flows go.
 #[derive(Clone, Debug)]
@@ -62,8 +63,8 @@ pub struct Route {
     pub rate: Option<u64>,
     /// How its connection is set up for a long link, if it crosses it.
     pub haul: Option<LongHaul>,
-    /// It goes through the tunnel.
-    pub tunnel: bool,
+    /// The tunnel that it goes through, if any.
+    pub tunnel: Option<TunnelName>,
 }
 
 impl Target {
@@ -155,14 +156,7 @@ impl Route {
             None => straight,
             Some(hop) => {
                 let told = Some(Addresses { source: client, destination: to });
-                Route {
-                    to: hop.into(),
-                    from: None,
-                    told,
-                    via: Some(hop),
-                    tunnel: false,
-                    ..straight
-                }
+                Route { to: hop.into(), from: None, told, via: Some(hop), tunnel: None, ..straight }
             }
         })
     }
@@ -179,7 +173,7 @@ impl Route {
             handlers: plan.handlers.clone(),
             rate: plan.rate,
             haul: None,
-            tunnel: plan.tunnel,
+            tunnel: plan.tunnel.clone(),
         }
     }
 
@@ -195,7 +189,7 @@ impl Route {
         if plan.deny {
             return Some(Err(Failure::Denied));
         }
-        let travels = plan.tunnel && plan.next.is_none();
+        let travels = plan.tunnel.is_some() && plan.next.is_none();
         let to = Address::Name(name.to_owned(), port);
         travels.then(|| Ok(Route::straight(plan, client, to)))
     }

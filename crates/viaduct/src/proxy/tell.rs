@@ -7,6 +7,7 @@
 //! ```
 
 use std::cell::OnceCell;
+use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 
@@ -20,6 +21,7 @@ use viaduct_sys::tcp::{self, TcpOptions, Telling};
 
 use super::policy::Policies;
 use super::tunnels::Outlet;
+use super::tunnels::settings::TunnelName;
 
 /// Ways to tell it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -37,8 +39,8 @@ pub enum Tell {
 pub struct Teller {
     /// What was said; without it the option where it can go, and otherwise the SYN's data.
     tell: Option<Tell>,
-    /// The way into the tunnel, if there is one.
-    pub outlet: Option<Outlet>,
+    /// The ways into tunnels, by their names.
+    pub outlets: HashMap<TunnelName, Outlet>,
     /// What writes options, once it was needed; nothing if it cannot be had.
     program: OnceCell<Option<SynOption>>,
 }
@@ -49,7 +51,7 @@ impl Teller {
     /// # Errors
     /// It is to write options, and cannot.
     pub fn new(tell: Option<Tell>, policies: &Policies) -> Result<Teller> {
-        let teller = Teller { tell, outlet: None, program: OnceCell::new() };
+        let teller = Teller { tell, outlets: HashMap::new(), program: OnceCell::new() };
         teller.prepare(policies)?;
         Ok(teller)
     }

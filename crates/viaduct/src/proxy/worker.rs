@@ -111,7 +111,7 @@ impl Worker {
         let tunnels = settings.tunnels.clone();
         let tunnels = tunnels.map(|of| Tunnels::new(of, poll.registry().try_clone()?, time()));
         let tunnels = tunnels.transpose()?;
-        teller.outlet = tunnels.as_ref().and_then(Tunnels::outlet);
+        teller.outlets = tunnels.as_ref().map(Tunnels::outlets).unwrap_or_default();
         let shared = Shared { pipes: Pipes::default(), scratch: vec![0; SCRATCH].into() };
         let worker = Worker {
             early: Early::new(most, wait),
@@ -191,7 +191,7 @@ impl Worker {
                 Order::Reload(settings) => {
                     let Settings { target, policies, options, limits, tunnels, .. } = *settings;
                     if let (Some(running), Some(new)) = (&mut self.tunnels, tunnels) {
-                        running.set_links(new.links, now);
+                        running.set_links(&new.dials, now);
                     }
                     (self.target, self.policies) = (target, policies);
                     (self.options, self.limits) = (options, limits);

@@ -19,12 +19,15 @@ pub(super) enum Wire {
     Quic(Box<QuicLink>),
 }
 
+/// A near end's number, and that of one of its slots.
+pub(super) type Place = (usize, usize);
+
 /// A link, and what it belongs to.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) wire: Wire,
     /// The slot that dials it again.
-    pub(super) slot: Option<usize>,
+    pub(super) slot: Option<Place>,
     /// Its tunnel, and its number there, once that is known.
     pub(super) place: Option<(SharedPeer, u32)>,
     /// When it is given up, unless it is up.

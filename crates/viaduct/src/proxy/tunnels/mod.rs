@@ -11,6 +11,7 @@
 //! | file | noun |
 //! |---|---|
 //! | here | [`Tunnels`]: all of a loop's tunnels, and what carries them |
+//! | [`near`] | the near end of a tunnel, and the way into it |
 //! | [`peer`] | a tunnel to one peer, which its sessions share |
 //! | [`session`] | a flow's end |
 //! | [`link`] | a link, whatever carries it |
@@ -21,6 +22,7 @@
 
 mod dial;
 mod link;
+mod near;
 mod peer;
 mod pump;
 mod quic;
@@ -28,9 +30,8 @@ mod session;
 pub mod settings;
 mod stream;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,19 +42,20 @@ use mio::{Interest, Registry, Token};
 use ring::rand::{SecureRandom, SystemRandom};
 use slab::Slab;
 use tracing::{debug, info, warn};
-use viaduct_proto::flow::Address;
 use viaduct_proto::keys::{Entropy, PublicKey};
 use viaduct_proto::time::Instant;
 use viaduct_proto::tunnel::wire::{Hello, peek_hello};
 use viaduct_proto::tunnel::{SessionId, Tunnel};
 
 use dial::Slot;
-use link::{Link, Tools, Wire};
+use link::{Link, Place, Tools, Wire};
+use near::Near;
 use peer::{Peer, SharedPeer};
 use quic::{Arrived, Endpoint};
-use settings::{CarrierKind, TunnelSettings};
+use settings::{CarrierKind, Dial, TunnelName, TunnelSettings};
 use stream::Stream;
 
+pub use near::Outlet;
 pub use peer::Arrival;
 pub use session::Session;
 pub use stream::Took;
@@ -81,27 +83,11 @@ pub struct Tunnels {
     endpoint: Option<Endpoint>,
     entropy: Entropy,
     links: Slab<Link>,
-    slots: Vec<Slot>,
     /// Where flows enter.
-    near: Option<SharedPeer>,
+    nears: Vec<Near>,
     /// Where they leave.
     far: Vec<SharedPeer>,
     scratch: Box<[u8]>,
-}
-
-/// The way into a tunnel.
-#[derive(Clone, Debug)]
-pub struct Outlet {
-    peer: SharedPeer,
-    /// Sessions count as connected only when the peer has accepted them.
-    waits: bool,
-}
-
-impl Outlet {
-    /// Opens a session to `to`, for `source`. It opens as soon as there is a link.
-    pub fn open(&self, to: Address, source: SocketAddr) -> Session {
-        Session::open(&self.peer, to, source, self.waits)
-    }
 }
 
 impl Tunnels {
@@ -121,10 +107,9 @@ impl Tunnels {
         if let Some(endpoint) = &endpoint {
             endpoint.register(&registry, DATAGRAMS)?;
         }
-        let near = settings.dial.map(|_| new_peer(&settings, settings.peers[0], None));
-        let mut tunnels = Tunnels {
-            slots: Vec::new(),
-            near,
+        let nears = settings.dials.iter().map(|dial| Near::new(&settings, dial, now)).collect();
+        Ok(Tunnels {
+            nears,
             registry,
             listener,
             endpoint,
@@ -133,20 +118,21 @@ impl Tunnels {
             far: Vec::new(),
             scratch: vec![0; SCRATCH].into(),
             settings,
-        };
-        tunnels.set_links(tunnels.settings.links, now);
-        Ok(tunnels)
+        })
     }
 
-    /// The way into the tunnel that this end dials, if it dials one.
-    pub fn outlet(&self) -> Option<Outlet> {
-        let waits = self.settings.waits;
-        self.near.clone().map(|peer| Outlet { peer, waits })
+    /// The ways into the tunnels that this end dials.
+    pub fn outlets(&self) -> HashMap<TunnelName, Outlet> {
+        self.nears.iter().map(|near| (near.dial.name.clone(), near.outlet())).collect()
+    }
+
+    fn peers(&self) -> impl Iterator<Item = &SharedPeer> {
+        self.nears.iter().map(|near| &near.peer).chain(&self.far)
     }
 
     /// What each has counted.
     pub fn counters(&self) -> Vec<super::stats::TunnelCounters> {
-        self.near.iter().chain(&self.far).map(|peer| peer.lock().counters()).collect()
+        self.peers().map(|peer| peer.lock().counters()).collect()
     }
 
     /// The servers that sessions may leave to.
@@ -154,21 +140,10 @@ impl Tunnels {
         &self.settings.allow_to
     }
 
-    /// So many links from now on: new ones are dialled, those too many are left.
-    pub fn set_links(&mut self, links: usize, now: Instant) {
-        let Some(near) = &self.near else { return };
-        let wanted = links.max(1);
-        for slot in self.slots.iter_mut().skip(wanted) {
-            slot.retire();
-            if let Some(link) = slot.link.and_then(|key| self.links.get(key))
-                && let Some((_, number)) = &link.place
-            {
-                near.lock().tunnel.leave(*number);
-            }
-        }
-        self.slots.iter_mut().take(wanted).for_each(|slot| slot.revive(now));
-        while self.slots.len() < wanted {
-            self.slots.push(Slot::new(now));
+    /// As many links to each far end as these say, from now on.
+    pub fn set_links(&mut self, dials: &[Dial], now: Instant) {
+        for (near, dial) in self.nears.iter_mut().zip(dials) {
+            near.set_links(dial.links, &self.links, now);
         }
     }
 
@@ -230,7 +205,7 @@ impl Tunnels {
         driven.into_iter().for_each(|key| self.drive(key, now));
     }
 
-    fn add(&mut self, mut wire: Wire, slot: Option<usize>, now: Instant) -> Option<usize> {
+    fn add(&mut self, mut wire: Wire, slot: Option<Place>, now: Instant) -> Option<usize> {
         let entry = self.links.vacant_entry();
         let key = entry.key();
         match (&mut wire, &mut self.endpoint) {
@@ -260,8 +235,9 @@ impl Tunnels {
     }
 
     fn receive_by(&mut self, key: usize, now: Instant) -> io::Result<()> {
-        let Tunnels { links, endpoint, settings, entropy, scratch, .. } = self;
+        let Tunnels { links, endpoint, settings, nears, entropy, scratch, .. } = self;
         let Some(link) = links.get_mut(key) else { return Ok(()) };
+        let settings = link.slot.map_or(&*settings, |(near, _)| &nears[near].settings);
         let mut tools = Tools { endpoint: endpoint.as_mut(), settings, entropy, scratch };
         link.receive(&mut tools, now)
     }
@@ -273,12 +249,13 @@ impl Tunnels {
             return Ok(false);
         }
         let carrier = link.carrier();
-        let (peer, number) = match (link.slot, &self.near) {
-            (Some(_), Some(near)) => {
-                let number = near.lock().tunnel.dial(now, carrier);
-                (near.clone(), number)
+        let (peer, number) = match link.slot {
+            Some((near, _)) => {
+                let peer = self.nears[near].peer.clone();
+                let number = peer.lock().tunnel.dial(now, carrier);
+                (peer, number)
             }
-            _ => {
+            None => {
                 let hello = peek_hello(link.early()).map_err(io::Error::other)?;
                 let (Some(hello), Some(from)) = (hello, link.peer()) else { return Ok(false) };
                 let peer = self.far_peer(from, hello);
@@ -320,13 +297,13 @@ impl Tunnels {
             peer.tunnel.remove_link(number);
         }
         if let Some(slot) = link.slot {
-            self.slots[slot].failed(up, now);
+            self.slot(slot).failed(up, now);
         }
     }
 
     /// Sends what the tunnels have to send, and closes links that they have done with.
     pub fn flush(&mut self, now: Instant) {
-        for peer in self.near.iter().chain(&self.far).cloned().collect::<Vec<_>>() {
+        for peer in self.peers().cloned().collect::<Vec<_>>() {
             let mut turn = Vec::new();
             loop {
                 turn.clear();
@@ -388,7 +365,7 @@ impl Tunnels {
 
     /// Whether there is something to do before any event.
     pub fn is_busy(&self) -> bool {
-        let mut peers = self.near.iter().chain(&self.far);
+        let mut peers = self.peers();
         self.endpoint.as_ref().is_some_and(|endpoint| endpoint.readable)
             || self.links.iter().any(|(_, link)| link.is_readable())
             || peers.any(|peer| !peer.lock().ready.is_empty())
@@ -403,7 +380,7 @@ impl Tunnels {
 
     /// The token of a session's end that is ready, and for what.
     pub fn poll_ready(&mut self) -> Option<(Token, Took)> {
-        self.near.iter().chain(&self.far).find_map(|peer| peer.lock().ready.pop_front())
+        self.peers().find_map(|peer| peer.lock().ready.pop_front())
     }
 
     /// The next session that a peer has opened.
@@ -420,17 +397,16 @@ impl Tunnels {
 
     /// When [`handle_timeout`](Tunnels::handle_timeout) has something to do.
     pub fn poll_timeout(&mut self) -> Option<Instant> {
-        let Tunnels { endpoint, links, near, far, slots, .. } = self;
-        let peers = near.iter().chain(far.iter());
-        let tunnels = peers.filter_map(|peer| peer.lock().tunnel.poll_timeout());
-        let slots = slots.iter().filter_map(Slot::poll_timeout);
+        let tunnels = self.peers().filter_map(|peer| peer.lock().tunnel.poll_timeout()).min();
+        let Tunnels { endpoint, links, nears, .. } = self;
+        let slots = nears.iter().flat_map(|near| &near.slots).filter_map(Slot::poll_timeout);
         let links = links.iter_mut().filter_map(|(_, link)| link.poll_timeout(endpoint.as_ref()));
-        tunnels.chain(slots).chain(links).min()
+        slots.chain(links).chain(tunnels).min()
     }
 
     /// Does what is due by now.
     pub fn handle_timeout(&mut self, now: Instant) {
-        for peer in self.near.iter().chain(&self.far) {
+        for peer in self.peers() {
             let tunnel = &mut peer.lock().tunnel;
             if tunnel.poll_timeout().is_some_and(|at| at <= now) {
                 tunnel.handle_timeout(now);
@@ -447,33 +423,41 @@ impl Tunnels {
                 false => self.drive(key, now),
             }
         }
-        for slot in 0..self.slots.len() {
-            if self.slots[slot].poll_timeout().is_some_and(|at| at <= now) {
-                self.dial(slot, now);
-            }
+        let slots = self.nears.iter().enumerate().flat_map(|(n, near)| {
+            let due = |slot: &Slot| slot.poll_timeout().is_some_and(|at| at <= now);
+            (0..near.slots.len())
+                .filter(move |&slot| due(&near.slots[slot]))
+                .map(move |slot| (n, slot))
+        });
+        for slot in slots.collect::<Vec<_>>() {
+            self.dial(slot, now);
         }
     }
 
-    fn dial(&mut self, slot: usize, now: Instant) {
-        let Some(to) = self.settings.dial else { return };
-        let wire = match (self.settings.carrier, &mut self.endpoint) {
+    fn dial(&mut self, slot: Place, now: Instant) {
+        let Near { settings, dial: Dial { to, .. }, .. } = &self.nears[slot.0];
+        let wire = match (settings.carrier, &mut self.endpoint) {
             (CarrierKind::Quic, Some(endpoint)) => {
-                endpoint.dial(to, now).map(|quic| Wire::Quic(quic.into()))
+                endpoint.dial(*to, now).map(|quic| Wire::Quic(quic.into()))
             }
-            _ => Stream::dial(to, &self.settings, self.entropy.clone())
+            _ => Stream::dial(*to, settings, self.entropy.clone())
                 .map(|stream| Wire::Stream(stream.into())),
         };
         match wire {
             Ok(wire) => {
                 let key = self.add(wire, Some(slot), now);
-                self.slots[slot].dialled(key);
+                self.slot(slot).dialled(key);
                 key.into_iter().for_each(|key| self.drive(key, now));
             }
             Err(error) => {
                 debug!("dial {to}: {error}");
-                self.slots[slot].failed(false, now);
+                self.slot(slot).failed(false, now);
             }
         }
+    }
+
+    fn slot(&mut self, (near, slot): Place) -> &mut Slot {
+        &mut self.nears[near].slots[slot]
     }
 }
 

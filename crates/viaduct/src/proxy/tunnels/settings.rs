@@ -2,27 +2,29 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::ValueEnum;
 use ipnet::IpNet;
+use serde::Deserialize;
 use viaduct_proto::keys::{PublicKey, SecretKey};
 use viaduct_proto::tunnel::Settings;
+
+use crate::text;
 
 /// The tunnels of a proxy.
 #[derive(Clone, Debug)]
 pub struct TunnelSettings {
     /// This site's key.
     pub secret: SecretKey,
-    /// Those whose links are accepted; the first is the one that is dialled.
+    /// Those whose links are accepted.
     pub peers: Vec<PublicKey>,
     /// Where links arrive.
     pub listen: Option<SocketAddr>,
-    /// Where they are dialled to.
-    pub dial: Option<SocketAddr>,
-    /// How many are dialled.
-    pub links: usize,
-    /// What carries those.
+    /// The far ends that are dialled.
+    pub dials: Vec<Dial>,
+    /// What carries their links.
     pub carrier: CarrierKind,
     /// The congestion control of TCP links; the system's if not given.
     pub congestion: Option<String>,
@@ -32,6 +34,33 @@ pub struct TunnelSettings {
     pub allow_to: Vec<IpNet>,
     /// Buffers and times.
     pub core: Settings,
+}
+
+/// A tunnel's name; of the one that `tunnel` alone leads to it is empty.
+pub type TunnelName = Arc<str>;
+
+/// A far end that is dialled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dial {
+    /// What policies call the tunnel.
+    pub name: TunnelName,
+    /// Where the far end listens.
+    pub to: SocketAddr,
+    /// Its public key.
+    pub peer: PublicKey,
+    /// How many links are dialled, at least one.
+    pub links: usize,
+}
+
+/// A table `[[tunnel]]`, as it is written.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TunnelTable {
+    /// What policies call it.
+    pub name: String,
+    to: SocketAddr,
+    peer: String,
+    links: Option<u16>,
 }
 
 /// What carries a tunnel's links.
@@ -98,22 +127,32 @@ pub struct TunnelArgs {
 }
 
 impl TunnelArgs {
-    /// The tunnels that are asked for, if any.
+    /// The tunnels that are asked for, here and by `tables`, if any.
     ///
     /// # Errors
     /// What is wrong, and what would be right.
-    pub fn settings(&self, allow_to: &[IpNet]) -> Result<Option<TunnelSettings>> {
-        let (Some(file), true) = (&self.key, self.tunnel.or(self.tunnel_listen).is_some()) else {
-            if self.key.is_some() || !self.peer.is_empty() {
-                bail!("key, peer: they are for a tunnel; give tunnel or tunnel-listen");
-            }
+    pub fn settings(
+        &self,
+        tables: &[TunnelTable],
+        allow_to: &[IpNet],
+    ) -> Result<Option<TunnelSettings>> {
+        let one = self.tunnel.or(self.tunnel_listen).is_some();
+        if !one && (!self.peer.is_empty() || (self.key.is_some() && tables.is_empty())) {
+            bail!("key, peer: they are for a tunnel; give tunnel or tunnel-listen");
+        }
+        if !one && tables.is_empty() {
             return Ok(None);
+        }
+        let Some(file) = &self.key else {
+            bail!("key: tunnels need the file of this site's secret key");
         };
         if self.tunnel.is_some() && self.tunnel_listen.is_none() && self.peer.len() != 1 {
             bail!("peer: the tunnel has one other end; give its key alone");
         }
+        let dials = self.dials(tables)?;
         let secret = crate::key::read(file)?;
-        if let Some(weak) = self.peer.iter().find(|peer| secret.is_weak(peer)) {
+        let mut peers = self.peer.iter().chain(dials.iter().map(|dial| &dial.peer));
+        if let Some(weak) = peers.find(|peer| secret.is_weak(peer)) {
             bail!("peer: {weak} is no honest site's key");
         }
         let core = Settings { limit: self.tunnel_buffer, ..Settings::default() };
@@ -121,14 +160,42 @@ impl TunnelArgs {
             secret,
             peers: self.peer.clone(),
             listen: self.tunnel_listen,
-            dial: self.tunnel,
-            links: usize::from(self.links.unwrap_or(self.carrier.links())),
+            dials,
             carrier: self.carrier,
             congestion: self.link_congestion.clone(),
             waits: false,
             allow_to: allow_to.to_vec(),
             core,
         }))
+    }
+
+    /// The tunnel without a name, if there is one, and those with.
+    fn dials(&self, tables: &[TunnelTable]) -> Result<Vec<Dial>> {
+        let otherwise = usize::from(self.links.unwrap_or(self.carrier.links()));
+        let unnamed = self.tunnel.zip(self.peer.first());
+        let unnamed =
+            unnamed.map(|(to, &peer)| Dial { name: "".into(), to, peer, links: otherwise });
+        let mut dials = Vec::from_iter(unnamed);
+        for TunnelTable { name, to, peer, links } in tables {
+            text::check_name(name).map_err(|what| anyhow!("[[tunnel]] name: {what}"))?;
+            if dials.iter().any(|dial| *dial.name == **name) {
+                bail!("[[tunnel]] name: {name:?} is there twice; each needs one of its own");
+            }
+            let links = links.map_or(otherwise, usize::from);
+            if !(1..=64).contains(&links) {
+                bail!("[[tunnel]] {name}: links: {links}: 1 to 64 are expected");
+            }
+            let peer = peer.parse().map_err(|error| anyhow!("[[tunnel]] {name}: peer: {error}"))?;
+            dials.push(Dial { name: (**name).into(), to: *to, peer, links });
+        }
+        Ok(dials)
+    }
+}
+
+impl Dial {
+    /// All but the number of links.
+    fn end(&self) -> (&str, SocketAddr, PublicKey) {
+        (&self.name, self.to, self.peer)
     }
 }
 
@@ -138,8 +205,9 @@ impl TunnelSettings {
         match (old, new) {
             (None, None) => true,
             (Some(old), Some(new)) => {
-                (old.listen, old.dial, old.carrier, &old.congestion, &old.peers)
-                    == (new.listen, new.dial, new.carrier, &new.congestion, &new.peers)
+                (old.listen, old.carrier, &old.congestion, &old.peers)
+                    == (new.listen, new.carrier, &new.congestion, &new.peers)
+                    && old.dials.iter().map(Dial::end).eq(new.dials.iter().map(Dial::end))
                     && (&old.secret, old.waits) == (&new.secret, new.waits)
                     && old.allow_to == new.allow_to
                     && old.core.limit == new.core.limit

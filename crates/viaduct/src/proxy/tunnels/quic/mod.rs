@@ -79,9 +79,9 @@ pub(super) enum Arrived {
 impl Endpoint {
     /// Opens the socket: where links arrive, or anywhere.
     pub(super) fn new(settings: &TunnelSettings, now: Instant) -> anyhow::Result<Endpoint> {
-        let anywhere = match settings.dial {
-            Some(SocketAddr::V4(_)) => SocketAddr::from(([0, 0, 0, 0], 0)),
-            _ => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
+        let anywhere = match settings.dials.iter().all(|dial| dial.to.is_ipv4()) {
+            true => SocketAddr::from(([0, 0, 0, 0], 0)),
+            false => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
         };
         let at = settings.listen.unwrap_or(anywhere);
         let socket = UdpBatch::bind(at)?;
@@ -227,7 +227,7 @@ fn controller(
         Some("bbr") => Arc::new(BbrConfig::default()),
         Some("reno") => Arc::new(NewRenoConfig::default()),
         // It is meant for TCP, which an end that listens takes as well.
-        Some(_) if settings.dial.is_none() => Arc::new(CubicConfig::default()),
+        Some(_) if settings.dials.is_empty() => Arc::new(CubicConfig::default()),
         Some(name) => anyhow::bail!("link-congestion: QUIC has cubic, bbr and reno, not {name:?}"),
     })
 }

@@ -1,0 +1,68 @@
+//! The near end of a tunnel: where flows enter, and the links that it dials.
+
+use std::net::SocketAddr;
+
+use slab::Slab;
+use viaduct_proto::flow::Address;
+use viaduct_proto::time::Instant;
+
+use super::dial::Slot;
+use super::link::Link;
+use super::new_peer;
+use super::peer::SharedPeer;
+use super::session::Session;
+use super::settings::{Dial, TunnelSettings};
+
+/// The near end.
+pub(super) struct Near {
+    pub(super) dial: Dial,
+    /// Those of all tunnels, with this one's far end as the only peer.
+    pub(super) settings: TunnelSettings,
+    pub(super) peer: SharedPeer,
+    pub(super) slots: Vec<Slot>,
+}
+
+/// The way into a tunnel.
+#[derive(Clone, Debug)]
+pub struct Outlet {
+    peer: SharedPeer,
+    /// Sessions count as connected only when the peer has accepted them.
+    waits: bool,
+}
+
+impl Outlet {
+    /// Opens a session to `to`, for `source`. It opens as soon as there is a link.
+    pub fn open(&self, to: Address, source: SocketAddr) -> Session {
+        Session::open(&self.peer, to, source, self.waits)
+    }
+}
+
+impl Near {
+    /// That dials its links as soon as it can.
+    pub(super) fn new(settings: &TunnelSettings, dial: &Dial, now: Instant) -> Near {
+        let settings = TunnelSettings { peers: vec![dial.peer], ..settings.clone() };
+        let slots = (0..dial.links).map(|_| Slot::new(now)).collect();
+        let peer = new_peer(&settings, dial.peer, None);
+        Near { dial: dial.clone(), settings, peer, slots }
+    }
+
+    pub(super) fn outlet(&self) -> Outlet {
+        Outlet { peer: self.peer.clone(), waits: self.settings.waits }
+    }
+
+    /// So many links from now on: new ones are dialled, those too many are left.
+    pub(super) fn set_links(&mut self, wanted: usize, links: &Slab<Link>, now: Instant) {
+        for slot in self.slots.iter_mut().skip(wanted) {
+            slot.retire();
+            if let Some(link) = slot.link.and_then(|key| links.get(key))
+                && let Some((_, number)) = &link.place
+            {
+                self.peer.lock().tunnel.leave(*number);
+            }
+        }
+        self.slots.iter_mut().take(wanted).for_each(|slot| slot.revive(now));
+        while self.slots.len() < wanted {
+            self.slots.push(Slot::new(now));
+        }
+    }
+}
