@@ -72,6 +72,25 @@ pub fn await_words(listener: impl AsFd, patience: Duration) -> io::Result<()> {
     os::setsockopt(listener.as_fd(), libc::SOL_TCP, libc::TCP_DEFER_ACCEPT, &seconds)
 }
 
+/// Sees that nobody listens at `address`, not even somebody who would share it.
+///
+/// # Errors
+/// Somebody does, or the address is not this machine's.
+pub fn check_free(address: SocketAddr, options: TcpOptions) -> io::Result<()> {
+    let socket = socket(address, options)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    Ok(rustix::net::bind(&socket, &address)?)
+}
+
+/// Has the kernel hand connections to so many listeners as [`filter::Share`] says, in the order in which
+/// [`listen`] has opened them at one address, where nobody else listens; `listener` is one of them.
+///
+/// # Errors
+/// It is no such listener.
+pub fn share_out(listener: impl AsFd, of: u32) -> io::Result<()> {
+    filter::attach_to_group(listener.as_fd(), &filter::listener_of(of))
+}
+
 /// Has a listener take no new connections; those whose handshake has begun still come about.
 ///
 /// # Errors

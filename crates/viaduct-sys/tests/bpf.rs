@@ -32,7 +32,7 @@ fn socket(text: &str) -> SocketAddr {
 
 /// A tap that sees SYNs to these ports.
 fn tap(ports: &[u16]) -> SynTap {
-    SynTap::open(SynFilter { sources: &[], destinations: &[], ports }).unwrap()
+    SynTap::open(SynFilter { sources: &[], destinations: &[], ports, share: None }).unwrap()
 }
 
 /// The next SYN that a tap sees.

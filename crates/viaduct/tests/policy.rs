@@ -27,7 +27,7 @@ impl World {
         use_binary(env!("CARGO_BIN_EXE_viaduct"));
         let link: LinkConfig = "delay=1ms".parse().unwrap();
         let chain = Chain::build(&[link.clone(), link], 1, &Journal::new()).unwrap();
-        let proxy = Proxy::configured(&chain.hops()[0], &format!("{HEAD}{lines}")).unwrap();
+        let proxy = Proxy::configured(&chain.hops()[0], lines).unwrap();
         World { proxy, chain }
     }
 
@@ -101,12 +101,12 @@ fn there_and_back(flow: Option<(TcpStream, TcpStream)>, bytes: &[u8]) -> Duratio
 
 #[test]
 fn policies_pass_deny_and_slow_flows_and_have_them_pass_handlers() {
-    let world = World::new(
-        "[[policy]]\nports = ['9001']\naction = 'deny'\n\
+    let world = World::new(&format!(
+        "{HEAD}[[policy]]\nports = ['9001']\naction = 'deny'\n\
          [[policy]]\nports = ['9002']\nhandlers = ['count', 'latency:delay=50ms', 'count']\n\
          [[policy]]\nports = ['9003']\nrate = '8M'\n\
          [[policy]]\nports = ['9004']\nhandlers = ['shape:rate=8M']\n",
-    );
+    ));
     for ip in world.addresses() {
         assert!(world.flow(ip, 9001).is_none(), "denied");
         for bytes in [0, 1, 5_000_000] {
@@ -130,17 +130,25 @@ fn policies_pass_deny_and_slow_flows_and_have_them_pass_handlers() {
 
 #[test]
 fn a_config_is_read_again_whole_or_not_at_all_and_no_flow_is_cut() {
-    let world = World::new("");
+    for loops in ["", "workers = 3\n"] {
+        read_again(&format!("{HEAD}{loops}"));
+    }
+}
+
+fn read_again(head: &str) {
+    let world = World::new(head);
     let ip = world.addresses()[0];
     let open = world.flow(ip, 9000);
-    world.proxy.reload(&format!("{HEAD}[[policy]]\nports = ['9000']\naction = 'den'\n")).unwrap();
+    world.proxy.reload(&format!("{head}[[policy]]\nports = ['9000']\naction = 'den'\n")).unwrap();
     world.wait_for("nothing has changed");
     assert!(world.flow(ip, 9000).is_some(), "as before");
     world.proxy.reload("listen = '[::]:7001'\nintercept = ['0.0.0.0/0', '::/0']\n").unwrap();
     world.wait_for("listen: has changed; that needs a restart");
-    world.proxy.reload(&format!("{HEAD}[[policy]]\nports = ['9000']\naction = 'deny'\n")).unwrap();
+    world.proxy.reload(&format!("{head}[[policy]]\nports = ['9000']\naction = 'deny'\n")).unwrap();
     world.wait_for("the config was read again");
-    assert!(world.flow(ip, 9000).is_none(), "denied now");
+    for n in 0..6 {
+        assert!(world.flow(ip, 9000).is_none(), "denied now, by every loop: {n}");
+    }
     there_and_back(open, &random(100_000));
 }
 

@@ -3,10 +3,12 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 use viaduct_lab::binary::use_binary;
 use viaduct_lab::proxies::Proxy;
 use viaduct_lab::topology::programs::WebServer;
@@ -245,4 +247,73 @@ fn clients_that_say_where_to_are_served_in_each_language_and_others_refused() {
     assert!(curl(&chain, elsewhere).unwrap_err().contains("403"), "a server that is not allowed");
     let unheard = "--proxytunnel --proxy http://10.1.0.2:7002";
     assert!(curl(&chain, unheard).is_err(), "a client that is not allowed");
+}
+
+/// Sends a few bytes and gets them back.
+fn echo(client: &mut TcpStream, server: &mut TcpStream) {
+    let mut got = [0; 5];
+    client.write_all(b"there").unwrap();
+    server.read_exact(&mut got).unwrap();
+    server.write_all(&got).unwrap();
+    client.read_exact(&mut got).unwrap();
+}
+
+#[test]
+fn several_loops_accept_those_whose_syns_they_have_seen_and_are_one_proxy() {
+    const EACH: u64 = 60;
+    let chain = chain("delay=2ms");
+    let path = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0,::/0", "--workers", "3"];
+    let mut world = World { proxy: Proxy::start(&chain.hops()[0], &path).unwrap(), chain };
+    let mut open = Vec::new();
+    for ip in world.addresses() {
+        let listener = world.listen(ip);
+        for _ in 0..EACH {
+            let mut client = world.connect(ip).unwrap();
+            let (mut server, _) = listener.accept().unwrap();
+            echo(&mut client, &mut server);
+            open.push((client, server));
+        }
+    }
+    let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+    status.args(["status", "--json", "--run-dir"]).arg(world.proxy.directory());
+    let status: Value = serde_json::from_slice(&status.output().unwrap().stdout).unwrap();
+    let counters = &status["counters"];
+    for what in ["open", "accepted", "opened"] {
+        assert_eq!(counters[what], 2 * EACH, "{what} in {counters}");
+    }
+    assert_eq!(counters["early"]["matched"], 2 * EACH, "by the right loop: {counters}");
+    assert_eq!(counters["bytes"], serde_json::json!([2 * EACH * 5, 2 * EACH * 5]));
+
+    let second = Proxy::start(
+        world.hop(),
+        &["--listen", "[::]:7000", "--to", "10.2.0.2:1", "--workers", "2"],
+    );
+    assert!(second.unwrap_err().to_string().contains("alone"), "their turns would be mixed up");
+    let pid = Pid::from_raw(world.proxy.process().id().cast_signed()).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+    thread::sleep(Duration::from_millis(300));
+    for (client, server) in &mut open {
+        echo(client, server);
+    }
+    drop(open);
+    assert!(world.proxy.process().wait().unwrap().success(), "all loops have ended");
+}
+
+#[test]
+fn what_only_one_loop_can_do_is_refused_to_several() {
+    let check = |more: &str| {
+        let options = "proxy --check --listen 127.0.0.1:7000 --to 127.0.0.1:1 --workers 2";
+        let mut command = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+        let output = command.args(options.split(' ').chain(more.split_whitespace())).output();
+        String::from_utf8(output.unwrap().stderr).unwrap()
+    };
+    assert_eq!(check(""), "");
+    for (more, what) in [
+        ("--on-demand", "on-demand"),
+        ("--idle-exit 9s", "idle-exit"),
+        ("--accept after-connect", "accept after-connect"),
+    ] {
+        let said = check(more);
+        assert!(said.contains(&format!("workers: 2 cannot be had with {what}")), "{said}");
+    }
 }

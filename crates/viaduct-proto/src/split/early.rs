@@ -46,6 +46,18 @@ pub struct EarlyStats {
     pub bounded: u64,
 }
 
+impl EarlyStats {
+    /// Adds what another table has counted.
+    pub fn add(&mut self, other: EarlyStats) {
+        let EarlyStats { started, matched, expired, refused, bounded } = other;
+        self.started += started;
+        self.matched += matched;
+        self.expired += expired;
+        self.refused += refused;
+        self.bounded += bounded;
+    }
+}
+
 /// The connections that no client has taken over yet, each with what its driver keeps for it.
 #[derive(Debug)]
 pub struct Early<T> {

@@ -4,8 +4,9 @@
 //! written as three: the test, and an unconditional jump (32 bits) for either outcome.
 
 use libc::{
-    BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_IMM, BPF_IND, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JGT,
-    BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_LDX, BPF_MEM, BPF_MSH, BPF_RET, BPF_ST, BPF_W,
+    BPF_A, BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_IMM, BPF_IND, BPF_JA, BPF_JEQ, BPF_JGE,
+    BPF_JGT, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_LDX, BPF_MEM, BPF_MOD, BPF_MSH, BPF_MUL,
+    BPF_RET, BPF_RSH, BPF_ST, BPF_W,
 };
 
 use super::BpfInsn;
@@ -80,9 +81,9 @@ impl Asm {
         self.load_word((libc::SKF_AD_OFF + which).cast_unsigned());
     }
 
-    /// X = the length of the IPv4 header.
-    pub(super) fn x_from_ipv4_header_length(&mut self) {
-        self.plain(BPF_LDX | BPF_B | BPF_MSH, 0);
+    /// X = the length of the IPv4 header that begins there.
+    pub(super) fn x_from_ipv4_header_length(&mut self, at: u32) {
+        self.plain(BPF_LDX | BPF_B | BPF_MSH, at);
     }
 
     /// Scratch cell = a constant. Changes A.
@@ -99,6 +100,26 @@ impl Asm {
     /// A = A and `mask`.
     pub(super) fn and(&mut self, mask: u32) {
         self.plain(BPF_ALU | BPF_AND | BPF_K, mask);
+    }
+
+    /// A = A times `by`, less what does not fit.
+    pub(super) fn multiply(&mut self, by: u32) {
+        self.plain(BPF_ALU | BPF_MUL | BPF_K, by);
+    }
+
+    /// A = A without its low `bits`.
+    pub(super) fn shift_right(&mut self, bits: u32) {
+        self.plain(BPF_ALU | BPF_RSH | BPF_K, bits);
+    }
+
+    /// A = what remains of A, divided by `by`.
+    pub(super) fn remainder(&mut self, by: u32) {
+        self.plain(BPF_ALU | BPF_MOD | BPF_K, by);
+    }
+
+    /// Ends the program: A is what it says.
+    pub(super) fn answer(&mut self) {
+        self.plain(BPF_RET | BPF_A, 0);
     }
 
     /// Ends the program: `bytes` of the packet are kept, none if 0.

@@ -20,6 +20,7 @@
 
 mod asm;
 mod prefix;
+mod share;
 mod syn;
 #[cfg(test)]
 mod tests;
@@ -36,6 +37,7 @@ use libc::{
 use crate::os;
 use asm::{Asm, Label, Test};
 use prefix::PrefixSet;
+pub use share::{Share, listener_of};
 pub use syn::{SynFilter, no_syns};
 
 /// Instructions that the kernel takes at most.
@@ -165,7 +167,7 @@ impl TapFilter {
         asm.jump_unless(Test::Equal(IPPROTO_UDP as u32), no);
         asm.load_half(6);
         asm.jump_if(Test::AnyBit(0x3fff), no);
-        asm.x_from_ipv4_header_length();
+        asm.x_from_ipv4_header_length(0);
         for listen in &self.listen {
             let address = match listen.ip() {
                 IpAddr::V4(address) => address.to_bits(),
@@ -236,6 +238,19 @@ fn only_incoming(asm: &mut Asm, no: Label) {
 /// `EINVAL` for a malformed or empty program, `ENOMEM` for one that is longer than
 /// `net.core.optmem_max` allows.
 pub fn attach(socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
+    attach_as(libc::SO_ATTACH_FILTER, socket, program)
+}
+
+/// Has `program` say which of the sockets that share an address and a port a packet belongs to, in the
+/// order in which they were opened; it is told of one of them. Where it names none the kernel chooses.
+///
+/// # Errors
+/// As [`attach`], and for a socket that shares nothing.
+pub fn attach_to_group(socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
+    attach_as(libc::SO_ATTACH_REUSEPORT_CBPF, socket, program)
+}
+
+fn attach_as(how: libc::c_int, socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     // The kernel only reads it: the cast away from const is the C interface's.
     let fprog = libc::sock_fprog { len, filter: program.as_ptr().cast_mut().cast() };
@@ -246,7 +261,7 @@ pub fn attach(socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
         libc::setsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
-            libc::SO_ATTACH_FILTER,
+            how,
             (&raw const fprog).cast(),
             length,
         )

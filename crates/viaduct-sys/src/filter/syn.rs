@@ -6,10 +6,11 @@ use libc::{ETH_P_IP, ETH_P_IPV6, IPPROTO_TCP, PACKET_OUTGOING, SKF_AD_PKTTYPE, S
 
 use super::asm::{Asm, Label, Test};
 use super::prefix::PrefixSet;
+use super::share::Share;
 use super::{BpfInsn, FilterError, MAX_INSNS};
 
 /// Length of the IPv6 header, which SYNs follow at once.
-const IPV6_HEAD: u32 = 40;
+pub(super) const IPV6_HEAD: u32 = 40;
 /// Where TCP's flags and destination port are, in 16-bit words.
 const FLAGS: u32 = 12;
 const PORT: u32 = 2;
@@ -30,6 +31,8 @@ pub struct SynFilter<'a> {
     pub destinations: &'a [(IpAddr, u8)],
     /// The destination ports; none means all.
     pub ports: &'a [u16],
+    /// Of them all, those of one of several loops.
+    pub share: Option<Share>,
 }
 
 impl SynFilter<'_> {
@@ -72,9 +75,13 @@ impl SynFilter<'_> {
         asm.load_half(6);
         // A fragment but the first has no TCP header.
         asm.jump_if(Test::AnyBit(0x1fff), no);
-        asm.x_from_ipv4_header_length();
+        asm.x_from_ipv4_header_length(0);
         asm.load_half_at_x(FLAGS);
         is_syn(&mut asm, no);
+        if let Some(share) = self.share {
+            asm.load_half_at_x(0);
+            share.test(&mut asm, no);
+        }
         asm.load_half_at_x(PORT);
         self.test_port(&mut asm, yes, no);
 
@@ -90,6 +97,10 @@ impl SynFilter<'_> {
         asm.jump_unless(Test::Equal(IPPROTO_TCP as u32), no);
         asm.load_half(IPV6_HEAD + FLAGS);
         is_syn(&mut asm, no);
+        if let Some(share) = self.share {
+            asm.load_half(IPV6_HEAD);
+            share.test(&mut asm, no);
+        }
         asm.load_half(IPV6_HEAD + PORT);
         self.test_port(&mut asm, yes, no);
 

@@ -38,6 +38,11 @@ impl Packet {
     }
 }
 
+/// Where something is in a packet that begins at its network header.
+fn place(at: u32) -> u32 {
+    if at.cast_signed() < 0 { at.wrapping_sub(libc::SKF_NET_OFF.cast_unsigned()) } else { at }
+}
+
 /// What the kernel would keep of the packet; a load beyond its end keeps nothing.
 fn run(program: &[BpfInsn], packet: &Packet) -> u32 {
     let (mut a, mut x, mut cells, mut pc) = (0_u32, 0_u32, [0_u32; 16], 0_usize);
@@ -48,11 +53,11 @@ fn run(program: &[BpfInsn], packet: &Packet) -> u32 {
         match code & 7 {
             libc::BPF_LD => {
                 let loaded = match code & 0xe0 {
-                    libc::BPF_ABS if k.cast_signed() < 0 => {
+                    libc::BPF_ABS if k.cast_signed() >= libc::SKF_AD_OFF && k.cast_signed() < 0 => {
                         Some(packet.meta(k.cast_signed() - libc::SKF_AD_OFF))
                     }
-                    libc::BPF_ABS => packet.load(code & 0x18, k),
-                    libc::BPF_IND => packet.load(code & 0x18, x + k),
+                    libc::BPF_ABS => packet.load(code & 0x18, place(k)),
+                    libc::BPF_IND => packet.load(code & 0x18, place(x.wrapping_add(k))),
                     libc::BPF_IMM => Some(k),
                     _ => panic!("load {code:#x}"),
                 };
@@ -60,9 +65,17 @@ fn run(program: &[BpfInsn], packet: &Packet) -> u32 {
                 a = value;
             }
             libc::BPF_LDX if code & 0xe0 == libc::BPF_MEM => x = cells[k as usize],
-            libc::BPF_LDX => x = 4 * (u32::from(packet.bytes[k as usize]) & 15),
+            libc::BPF_LDX => x = 4 * (u32::from(packet.bytes[place(k) as usize]) & 15),
             libc::BPF_ST => cells[k as usize] = a,
-            libc::BPF_ALU => a &= k,
+            libc::BPF_ALU => {
+                a = match code & 0xf0 {
+                    libc::BPF_MUL => a.wrapping_mul(k),
+                    libc::BPF_RSH => a >> k,
+                    libc::BPF_MOD => a % k,
+                    _ => a & k,
+                }
+            }
+            libc::BPF_RET if code & 0x18 == libc::BPF_A => return a,
             libc::BPF_JMP if code & 0xf0 == libc::BPF_JA => pc += k as usize,
             libc::BPF_JMP => {
                 let holds = match code & 0xf0 {
@@ -304,9 +317,11 @@ fn segment(to: SocketAddr, flags: u8) -> Packet {
 fn syns_pass_by_destination_port_and_flags() {
     let prefixes =
         [("10.2.0.0", 16), ("fd00:2::", 32)].map(|(ip, length)| (ip.parse().unwrap(), length));
-    let some =
-        SynFilter { sources: &[], destinations: &prefixes, ports: &[80, 443] }.build().unwrap();
-    let all = SynFilter { sources: &[], destinations: &[], ports: &[] }.build().unwrap();
+    let some = SynFilter { sources: &[], destinations: &prefixes, ports: &[80, 443], share: None }
+        .build()
+        .unwrap();
+    let all =
+        SynFilter { sources: &[], destinations: &[], ports: &[], share: None }.build().unwrap();
     let passes = |program: &[BpfInsn], to: &str, flags| {
         run(program, &segment(to.parse().unwrap(), flags)) > 0
     };
@@ -319,10 +334,34 @@ fn syns_pass_by_destination_port_and_flags() {
     // Segments of this test come from nowhere.
     for (from, length, expected) in [("0.0.0.0", 32, true), ("10.0.0.0", 8, false)] {
         let sources = [(from.parse().unwrap(), length)];
-        let few = SynFilter { sources: &sources, destinations: &prefixes, ports: &[] };
+        let few = SynFilter { sources: &sources, destinations: &prefixes, ports: &[], share: None };
         assert_eq!(passes(&few.build().unwrap(), "10.2.7.9:80", 0x02), expected, "{from}");
     }
     for to in ["10.3.0.1:80", "10.2.0.1:81", "[fd00:3::9]:80", "[fd00:2::9]:8080"] {
         assert!(!passes(&some, to, 0x02) && passes(&all, to, 0x02), "{to}");
+    }
+}
+
+#[test]
+fn each_syn_is_of_one_loop_and_its_listener_is_too() {
+    const LOOPS: u32 = 3;
+    let filter = |number| {
+        let share = Some(Share { number, of: LOOPS });
+        SynFilter { sources: &[], destinations: &[], ports: &[80], share }.build().unwrap()
+    };
+    let (filters, listener) = ([0, 1, 2].map(filter), listener_of(LOOPS));
+    for to in ["10.2.7.9:80", "[fd00:2::9]:80"] {
+        let mut got = [0_usize; LOOPS as usize];
+        // Those that connect(2) chooses.
+        for port in (32_768..61_000_u16).step_by(2) {
+            let mut packet = segment(to.parse().unwrap(), 0x02);
+            let at = packet.bytes.len() - 20;
+            packet.bytes[at..at + 2].copy_from_slice(&port.to_be_bytes());
+            let own: Vec<bool> = filters.iter().map(|filter| run(filter, &packet) > 0).collect();
+            let number = run(&listener, &packet) as usize;
+            assert!(own.iter().enumerate().all(|(n, &is)| is == (n == number)), "{port}: {own:?}");
+            got[number] += 1;
+        }
+        assert!(got.iter().all(|&ports| ports.abs_diff(14_116 / 3) < 100), "evenly: {got:?}");
     }
 }

@@ -34,7 +34,7 @@ pub struct Control {
     metrics: Metrics,
 }
 
-/// Runs the control side beside the worker, in a thread of its own, until the process ends.
+/// Runs the control side beside the workers, in a thread of its own, until the process ends.
 ///
 /// # Errors
 /// The status socket or the metrics' address cannot be had.
@@ -42,7 +42,7 @@ pub fn start(
     options: ProxyOptions,
     registry: Registry,
     settings: Settings,
-    worker: ToWorker,
+    workers: Vec<ToWorker>,
 ) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let control = {
@@ -53,7 +53,7 @@ pub fn start(
             metrics: Metrics::default(),
             options,
             registry,
-            proxy: Handle::new(settings, worker),
+            proxy: Handle::new(settings, workers),
         }
     };
     let run = move || {

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
-use viaduct_sys::filter::SynFilter;
+use viaduct_sys::filter::{Share, SynFilter};
 use viaduct_sys::inherit;
 use viaduct_sys::nfqueue::SynQueue;
 use viaduct_sys::syn::SynTap;
@@ -83,6 +83,34 @@ impl Doors {
             bail!("the service manager listens at {at}, which no listen names");
         }
         Ok(Doors { listeners, syns })
+    }
+
+    /// The same for so many loops, each with its own; nobody else may listen there.
+    pub fn open_for(
+        loops: u32,
+        listen: &[SocketAddr],
+        wanted: Option<Wanted<'_>>,
+        options: TcpOptions,
+    ) -> Result<Vec<Doors>> {
+        if loops == 1 {
+            return Ok(vec![Doors::open(listen, wanted, options)?]);
+        }
+        for &at in listen {
+            let free = tcp::check_free(at, options);
+            free.with_context(|| {
+                format!("listen: cannot use {at} alone, as several workers must")
+            })?;
+        }
+        let mut all = Vec::new();
+        for number in 0..loops {
+            let share = Some(Share { number, of: loops });
+            let own = wanted.map(|of| Wanted { filter: SynFilter { share, ..of.filter }, ..of });
+            all.push(Doors::open(listen, own, options)?);
+        }
+        for listener in &all[0].listeners {
+            tcp::share_out(listener, loops).context("share connections among the workers")?;
+        }
+        Ok(all)
     }
 
     /// Takes over what a parent has left open.

@@ -1,4 +1,4 @@
-//! What whoever runs a worker holds of it: to ask, to change and to end it.
+//! What whoever runs a proxy's workers holds of them: to ask, to change and to end them.
 
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -6,24 +6,25 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use tokio::sync::oneshot;
 
+use super::loops::Loops;
 use super::opening;
 use super::orders::{Order, ToWorker};
 use super::settings::Settings;
 use super::snapshot::ProxyStatus;
-use super::worker::Worker;
+use super::stats::ProxyStats;
 
-/// How long a worker may take to say what it sees; more, and it hangs.
+/// How long one may take to say what it sees; more, and it hangs.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
-/// A running worker, and what it was told.
+/// Running workers, and what they were told.
 #[derive(Debug)]
 pub struct Handle {
     settings: Settings,
-    worker: ToWorker,
+    workers: Vec<ToWorker>,
     started: Instant,
 }
 
-/// A worker in a thread of its own, beside something else.
+/// Workers in threads of their own, beside something else.
 #[derive(Debug)]
 pub struct Beside {
     /// To ask, to change and to end it.
@@ -32,9 +33,9 @@ pub struct Beside {
 }
 
 impl Handle {
-    /// Of a worker that does what `settings` say.
-    pub fn new(settings: Settings, worker: ToWorker) -> Handle {
-        Handle { settings, worker, started: Instant::now() }
+    /// Of workers that do what `settings` say.
+    pub fn new(settings: Settings, workers: Vec<ToWorker>) -> Handle {
+        Handle { settings, workers, started: Instant::now() }
     }
 
     /// What it was told.
@@ -48,26 +49,42 @@ impl Handle {
     /// Something has changed that only a restart can change; nothing happens then.
     pub fn reload(&mut self, new: Settings) -> Result<()> {
         self.settings.check_change(&new)?;
-        self.settings = new.clone();
-        self.worker.tell(Order::Reload(Box::new(new)));
+        self.tell(|| Order::Reload(Box::new(new.clone())));
+        self.settings = new;
         Ok(())
     }
 
     /// Has it take no more flows, and end when those that are there have ended or their time is up.
     pub fn drain(&self) {
-        self.worker.tell(Order::Drain);
+        self.tell(|| Order::Drain);
     }
 
     /// Has it end at once.
     pub fn stop(&self) {
-        self.worker.tell(Order::Stop);
+        self.tell(|| Order::Stop);
     }
 
-    /// What it says of itself now.
+    fn tell(&self, order: impl Fn() -> Order) {
+        self.workers.iter().for_each(|worker| worker.tell(order()));
+    }
+
+    /// What they say of themselves now, together.
     pub async fn status(&self) -> ProxyStatus {
-        let (reply, answer) = oneshot::channel();
-        self.worker.tell(Order::Show(reply));
-        let answer = tokio::time::timeout(ANSWER_WITHIN, answer).await.ok().and_then(Result::ok);
+        let ask = |worker: &ToWorker| {
+            let (reply, answer) = oneshot::channel();
+            worker.tell(Order::Show(reply));
+            answer
+        };
+        // All are asked before the first has answered.
+        let answers: Vec<_> = self.workers.iter().map(ask).collect();
+        let (mut counters, mut hangs) = (ProxyStats::default(), false);
+        for answer in answers {
+            let answer = tokio::time::timeout(ANSWER_WITHIN, answer).await.ok();
+            match answer.and_then(Result::ok) {
+                Some(stats) => counters.add(stats),
+                None => hangs = true,
+            }
+        }
         ProxyStatus {
             proxy: self.settings.name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -75,8 +92,8 @@ impl Handle {
             listen: self.settings.listen.clone(),
             to: self.settings.target.to_string(),
             most: self.settings.limits.flows as u64,
-            hangs: answer.is_none(),
-            counters: answer.unwrap_or_default(),
+            hangs,
+            counters,
         }
     }
 }
@@ -87,10 +104,11 @@ impl Beside {
     /// # Errors
     /// It cannot listen, or see SYNs.
     pub fn start(settings: Settings) -> Result<Beside> {
-        let (worker, to_worker) = Worker::new(&settings, opening::doors(&settings)?)?;
-        let thread = thread::Builder::new().name("flows".to_owned()).spawn(|| worker.run());
+        let loops = Loops::new(&settings, opening::doors(&settings)?)?;
+        let orders = loops.orders();
+        let thread = thread::Builder::new().name("flows".to_owned()).spawn(|| loops.run());
         let thread = thread.context("start the thread of flows")?;
-        Ok(Beside { handle: Handle::new(settings, to_worker), thread })
+        Ok(Beside { handle: Handle::new(settings, orders), thread })
     }
 
     /// Whether it has ended.

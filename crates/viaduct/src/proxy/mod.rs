@@ -8,7 +8,7 @@
 //!                                          └─ through: a chain of handlers, or ends that cannot be
 //!                                             spliced
 //!   doors: listeners, and the SYN tap or a queue of held SYNs; opened here, or by whoever began us
-//!   options, a file ─▶ settings ─▶ worker: the loop of all flows, one thread
+//!   options, a file ─▶ settings ─▶ worker: a loop of flows, one thread; loops: all of them
 //!                             └──▶ control: signals, status socket, metrics, another thread
 //! ```
 
@@ -24,6 +24,7 @@ mod flows;
 pub mod handle;
 mod holding;
 mod leg;
+mod loops;
 mod opening;
 mod options;
 mod orders;
@@ -48,10 +49,10 @@ use viaduct_proto::flow::Registry;
 use viaduct_sys::memory;
 use viaduct_sys::process::raise_descriptors;
 
+use loops::Loops;
 use opening::Opened;
 pub use options::ProxyOptions;
 use settings::Settings;
-use worker::Worker;
 
 /// Descriptors that are not flows': pipes, taps, listeners, the status socket.
 const SPARE_DESCRIPTORS: u64 = 256;
@@ -68,11 +69,11 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
             return parent.run().context("the parent of proxies stopped");
         }
     };
-    let (worker, to_worker) = Worker::new(&settings, doors)?;
-    control::start(options.clone(), registry, settings.clone(), to_worker)?;
+    let loops = Loops::new(&settings, doors)?;
+    control::start(options.clone(), registry, settings.clone(), loops.orders())?;
     info!(name = settings.name, listen = ?settings.listen, to = %settings.target, "up");
     memory::let_go_of_start()?;
-    let ended = worker.run().context("the proxy stopped");
+    let ended = loops.run().context("the proxy stopped");
     let _ = fs::remove_file(settings.socket());
     ended
 }

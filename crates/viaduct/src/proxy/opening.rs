@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use tracing::warn;
 use viaduct_sys::filter::SynFilter;
 use viaduct_sys::hold::{Hold, Where};
@@ -18,8 +18,9 @@ type Prefix = (IpAddr, u8);
 
 /// What a process that is told so becomes.
 pub enum Opened {
-    /// A proxy, behind these doors; what it has changed is put back when that is dropped.
-    Proxy(Doors, Option<Changes>),
+    /// A proxy whose loops are behind these doors; what it has changed is put back when that is
+    /// dropped.
+    Proxy(Vec<Doors>, Option<Changes>),
     /// The parent of proxies.
     Parent(Demand, Option<Changes>),
 }
@@ -28,28 +29,29 @@ pub enum Opened {
 /// them.
 pub fn open(settings: &Settings, left: &[Door]) -> Result<Opened> {
     if !left.is_empty() {
-        return Ok(Opened::Proxy(
-            Doors::inherited(left, queue(settings), most_held(settings))?,
-            None,
-        ));
+        let doors = Doors::inherited(left, queue(settings), most_held(settings))?;
+        return Ok(Opened::Proxy(vec![doors], None));
     }
     let doors = doors(settings)?;
     // Only now that somebody listens.
     let changes = changes(settings)?;
-    Ok(match settings.on_demand {
-        false => Opened::Proxy(doors, changes),
-        true => Opened::Parent(Demand::new(doors)?, changes),
-    })
+    if !settings.on_demand {
+        return Ok(Opened::Proxy(doors, changes));
+    }
+    let [doors] = <[Doors; 1]>::try_from(doors).map_err(|_| anyhow!("one loop runs on demand"))?;
+    Ok(Opened::Parent(Demand::new(doors)?, changes))
 }
 
-/// Opens the doors alone.
-pub fn doors(settings: &Settings) -> Result<Doors> {
+/// Opens the doors alone, those of each loop.
+pub fn doors(settings: &Settings) -> Result<Vec<Doors>> {
     let (ways, ports) = concern(settings);
     let (sources, destinations) = ends(&ways);
-    let filter = SynFilter { sources: &sources, destinations: &destinations, ports: &ports };
+    let (sources, destinations, ports) = (&sources[..], &destinations[..], &ports[..]);
+    let filter = SynFilter { sources, destinations, ports, share: None };
     let seen = settings.limits.early.is_some() && settings.target.is_in_the_syn();
     let held = settings.holds.then_some((queue(settings), most_held(settings)));
-    Doors::open(&settings.listen, seen.then_some(Wanted { filter, held }), settings.options)
+    let wanted = seen.then_some(Wanted { filter, held });
+    Doors::open_for(settings.workers, &settings.listen, wanted, settings.options)
 }
 
 /// SYNs that are held, at most.

@@ -107,6 +107,9 @@ pub struct ProxyArgs {
     /// How long flows may go on after SIGTERM
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     pub(super) drain: Duration,
+    /// Loops that share the flows, each in a thread; 0: one for each core
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(0..=64))]
+    pub(super) workers: u16,
     /// Flows at once, at most
     #[arg(long, value_name = "N", default_value_t = 9_000)]
     pub(super) flows: usize,

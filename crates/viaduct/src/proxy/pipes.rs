@@ -6,7 +6,7 @@ use viaduct_sys::splice::Pipe;
 
 /// Bytes that a pipe holds: the larger, the fewer calls and short segments a byte costs a fast flow.
 const LARGE: usize = 1 << 20;
-/// Large pipes at once, at most: half of what the kernel grants a user (`fs.pipe-user-pages-soft`),
+/// Large pipes of a proxy at once, at most: half of what the kernel grants a user (`fs.pipe-user-pages-soft`),
 /// beyond which it hands out the smallest.
 const MOST_LARGE: usize = 32;
 /// Bytes that the others hold.
@@ -14,21 +14,28 @@ const ROOM: usize = 256 << 10;
 /// Pipes kept for the next flow that has bytes.
 const KEPT: usize = 64;
 
-/// The pool.
-#[derive(Debug, Default)]
+/// The pool of a loop.
+#[derive(Debug)]
 pub struct Pipes {
     free: Vec<Pipe>,
+    /// Large pipes at once, at most.
+    most_large: usize,
     /// Large pipes that there are, in flows or here.
     large: usize,
 }
 
 impl Pipes {
+    /// None yet, for one of so many loops.
+    pub fn new(loops: u32) -> Pipes {
+        Pipes { free: Vec::new(), most_large: MOST_LARGE / loops as usize, large: 0 }
+    }
+
     /// An empty pipe.
     pub fn take(&mut self) -> io::Result<Pipe> {
         if let Some(pipe) = self.free.pop() {
             return Ok(pipe);
         }
-        let pipe = Pipe::new(if self.large < MOST_LARGE { LARGE } else { ROOM })?;
+        let pipe = Pipe::new(if self.large < self.most_large { LARGE } else { ROOM })?;
         self.large += usize::from(is_large(&pipe));
         Ok(pipe)
     }
@@ -53,7 +60,7 @@ mod tests {
 
     #[test]
     fn large_pipes_are_few_and_pipes_come_back() {
-        let mut pipes = Pipes::default();
+        let mut pipes = Pipes::new(1);
         let taken: Vec<_> = (0..MOST_LARGE + 2).map(|_| pipes.take().unwrap()).collect();
         let large = taken.iter().filter(|pipe| is_large(pipe)).count();
         assert!(large <= MOST_LARGE && large == pipes.large);

@@ -4,7 +4,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use std::{fmt, fs};
+use std::{fmt, fs, thread};
 
 use anyhow::{Context, Result, anyhow, bail};
 use ipnet::IpNet;
@@ -43,6 +43,8 @@ pub struct Settings {
     pub options: TcpOptions,
     /// What keeps it within bounds.
     pub limits: Limits,
+    /// Loops that share the flows.
+    pub workers: u32,
     /// Its tunnels.
     pub tunnels: Option<TunnelSettings>,
     /// What the kernel is to hand to it.
@@ -95,6 +97,7 @@ impl Settings {
         let port = first.map_or(0, SocketAddr::port);
         let tunnels = args.tunnel.settings(tunnels, &args.allow_to)?;
         let dials = tunnels.iter().flat_map(|of| &of.dials);
+        let tunnelled = dials.clone().next().is_some() || args.tunnel.tunnel_listen.is_some();
         let names: Vec<TunnelName> = dials.map(|dial| dial.name.clone()).collect();
         let asked = !args.expect.is_empty() || args.tunnel.tunnel_listen.is_some();
         if !args.allow_to.is_empty() && !asked {
@@ -134,10 +137,19 @@ impl Settings {
             policies: Policies { list, otherwise, far: far(args)? },
             tell: args.tell,
             limits: limits(args),
+            workers: workers(args, holds, tunnelled)?,
             intercept: intercept(args, port),
             run_dir: args.run_dir.clone(),
             metrics: args.metrics,
         })
+    }
+
+    /// What each of its loops is to do.
+    pub fn part(&self) -> Settings {
+        let most = |all: usize| all.div_ceil(self.workers as usize);
+        let early = self.limits.early.map(|(all, wait)| (most(all), wait));
+        let limits = Limits { flows: most(self.limits.flows), early, ..self.limits };
+        Settings { limits, ..self.clone() }
     }
 
     /// Its status socket.
@@ -161,7 +173,10 @@ impl Settings {
             ("run-dir", self.run_dir == new.run_dir),
             ("metrics", self.metrics == new.metrics),
             ("accept, on-demand", (self.holds, self.on_demand) == (new.holds, new.on_demand)),
-            ("flows", self.limits.flows == new.limits.flows),
+            (
+                "flows, workers",
+                self.limits.flows == new.limits.flows && self.workers == new.workers,
+            ),
             ("tunnel", TunnelSettings::is_alike(&self.tunnels, &new.tunnels)),
             ("forward, early-most, early-wait", self.limits.early == new.limits.early),
         ];
@@ -252,6 +267,23 @@ fn holds(args: &ProxyArgs, target: &Target) -> Result<bool> {
             bail!("accept: after-connect needs forward early: the SYN begins the connection")
         }
         _ => Ok(true),
+    }
+}
+
+/// How many loops there are.
+fn workers(args: &ProxyArgs, holds: bool, tunnels: bool) -> Result<u32> {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let wanted = if args.workers == 0 { cores } else { usize::from(args.workers) };
+    // What there is one of, or what one loop alone can say.
+    let single = [
+        ("tunnel", tunnels),
+        ("accept after-connect", holds),
+        ("on-demand", args.on_demand),
+        ("idle-exit", args.idle_exit.is_some()),
+    ];
+    match single.iter().find(|(_, is)| *is && wanted > 1) {
+        Some((what, _)) => bail!("workers: {wanted} cannot be had with {what}, but 1 can"),
+        None => Ok(u32::try_from(wanted)?),
     }
 }
 

@@ -105,7 +105,41 @@ impl ProxyStats {
     }
 }
 
+impl ProxyStats {
+    /// Adds what another loop of the same proxy has counted.
+    pub fn add(&mut self, other: ProxyStats) {
+        let ProxyStats { open, waiting, accepted, opened, finished, reset, idle, .. } = other;
+        let sums = [
+            (&mut self.open, open),
+            (&mut self.waiting, waiting),
+            (&mut self.accepted, accepted),
+            (&mut self.opened, opened),
+            (&mut self.finished, finished),
+            (&mut self.reset, reset),
+            (&mut self.idle, idle),
+        ];
+        sums.into_iter().for_each(|(sum, part)| *sum += part);
+        self.bytes = [0, 1].map(|n| self.bytes[n] + other.bytes[n]);
+        self.refused.add(other.refused);
+        self.early.add(other.early);
+        for hop in &other.hops {
+            self.hop(hop.at).add(hop);
+        }
+        self.tunnels.extend(other.tunnels);
+    }
+}
+
 impl Refusals {
+    fn add(&mut self, other: Refusals) {
+        let Refusals { denied, full, unclear, refused, timed_out, unreachable } = other;
+        self.denied += denied;
+        self.full += full;
+        self.unclear += unclear;
+        self.refused += refused;
+        self.timed_out += timed_out;
+        self.unreachable += unreachable;
+    }
+
     /// Counts a client that is refused.
     pub fn count(&mut self, why: Failure) {
         match why {
@@ -136,6 +170,12 @@ impl Hop {
         self.at.map_or_else(|| "direct".to_owned(), |at| at.to_string())
     }
 
+    fn add(&mut self, other: &Hop) {
+        self.connected.iter_mut().zip(other.connected).for_each(|(sum, part)| *sum += part);
+        self.micros = self.micros.saturating_add(other.micros);
+        self.failed += other.failed;
+    }
+
     /// Counts a connection that took this long.
     pub fn took(&mut self, time: Duration) {
         let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
@@ -148,6 +188,25 @@ impl Hop {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_loops_count_is_one_proxys() {
+        let hop = |port| Some(SocketAddr::from(([10, 0, 0, 1], port)));
+        let part = |port| {
+            let mut stats = ProxyStats { open: 2, bytes: [3, 4], ..ProxyStats::default() };
+            stats.refused.denied = 5;
+            stats.early.matched = 6;
+            stats.hop(hop(port)).took(Duration::from_micros(1));
+            stats.hop(hop(1)).failed += 7;
+            stats
+        };
+        let mut sum = part(1);
+        sum.add(part(2));
+        assert_eq!((sum.open, sum.bytes, sum.refused.denied), (4, [6, 8], 10));
+        assert_eq!((sum.early.matched, sum.hops.len()), (12, 2));
+        assert_eq!((sum.hop(hop(1)).failed, sum.hop(hop(1)).connected[0]), (14, 1));
+        assert_eq!(sum.hop(hop(2)).connected[0], 1);
+    }
 
     #[test]
     fn connect_times_fall_into_their_buckets_and_hops_are_bounded() {

@@ -112,7 +112,8 @@ impl Worker {
         let tunnels = tunnels.map(|of| Tunnels::new(of, poll.registry().try_clone()?, time()));
         let tunnels = tunnels.transpose()?;
         teller.outlets = tunnels.as_ref().map(Tunnels::outlets).unwrap_or_default();
-        let shared = Shared { pipes: Pipes::default(), scratch: vec![0; SCRATCH].into() };
+        let shared =
+            Shared { pipes: Pipes::new(settings.workers), scratch: vec![0; SCRATCH].into() };
         let worker = Worker {
             early: Early::new(most, wait),
             flows: Flows::new(poll.registry().try_clone()?, limits.flows, shared),

@@ -1,0 +1,64 @@
+//! All loops of a proxy, each a worker in a thread of its own, with its own listeners, flows and limits.
+//! The kernel shares connections out among them (`viaduct_sys::filter::Share`).
+
+use std::sync::mpsc;
+use std::thread;
+
+use anyhow::{Context, Result};
+
+use super::doors::Doors;
+use super::orders::{Order, ToWorker};
+use super::settings::Settings;
+use super::worker::Worker;
+
+/// The loops, before they run.
+pub struct Loops {
+    workers: Vec<Worker>,
+    orders: Vec<ToWorker>,
+}
+
+impl Loops {
+    /// One behind each of these doors.
+    ///
+    /// # Errors
+    /// As [`Worker::new`].
+    pub fn new(settings: &Settings, doors: Vec<Doors>) -> Result<Loops> {
+        let part = settings.part();
+        let begun = doors.into_iter().map(|doors| Worker::new(&part, doors));
+        let (workers, orders) = begun.collect::<Result<Vec<_>>>()?.into_iter().unzip();
+        Ok(Loops { workers, orders })
+    }
+
+    /// The ways to tell them what to do.
+    pub fn orders(&self) -> Vec<ToWorker> {
+        self.orders.clone()
+    }
+
+    /// Runs until all have ended. If one fails the others are stopped.
+    ///
+    /// # Errors
+    /// What the first of them failed with.
+    pub fn run(mut self) -> Result<()> {
+        if let [_] = self.workers[..]
+            && let Some(worker) = self.workers.pop()
+        {
+            return worker.run();
+        }
+        let (end, ended) = mpsc::channel();
+        for (n, worker) in self.workers.into_iter().enumerate() {
+            let end = end.clone();
+            let run = move || drop(end.send(worker.run()));
+            let started = thread::Builder::new().name(format!("flows-{n}")).spawn(run);
+            started.context("start a thread of flows")?;
+        }
+        drop(end);
+        let mut all = Ok(());
+        for result in ended {
+            if result.is_err() {
+                self.orders.iter().for_each(|one| one.tell(Order::Stop));
+            }
+            all = all.and(result);
+        }
+        all
+    }
+}
