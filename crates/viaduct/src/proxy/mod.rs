@@ -17,6 +17,7 @@ mod asking;
 mod control;
 mod demand;
 mod doors;
+mod driving;
 pub mod families;
 pub mod file;
 mod flow;

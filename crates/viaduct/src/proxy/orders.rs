@@ -1,13 +1,22 @@
-//! What a worker is told: its bounds when it begins, and orders while it runs.
+//! What a worker is told, and how it obeys: its bounds when it begins, and orders while it runs.
 
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use mio::Waker;
 use tokio::sync::oneshot;
+use tracing::{debug, error, info};
+use viaduct_proto::time::Instant;
+use viaduct_sys::tcp;
 
 use super::settings::Settings;
 use super::stats::ProxyStats;
+use super::tunnels::Tunnels;
+use super::worker::Worker;
+
+/// How long those who have begun a handshake are still let in by a proxy that ends: a round trip over
+/// satellites, and a lost packet.
+const HANDSHAKES: Duration = Duration::from_millis(1_200);
 
 /// What keeps a proxy within bounds.
 #[derive(Clone, Copy, Debug)]
@@ -60,5 +69,63 @@ impl ToWorker {
     pub fn tell(&self, order: Order) {
         let _ = self.orders.send(order);
         let _ = self.waker.wake();
+    }
+}
+
+impl Worker {
+    /// Does what it was told.
+    pub(super) fn obey(&mut self, now: Instant) {
+        while let Ok(order) = self.orders.try_recv() {
+            match order {
+                Order::Show(reply) => drop(reply.send(self.stats())),
+                Order::Reload(settings) => {
+                    let Settings { target, policies, options, limits, tunnels, .. } = *settings;
+                    if let (Some(running), Some(new)) = (&mut self.tunnels, tunnels) {
+                        running.set_links(&new.dials, now);
+                    }
+                    (self.target, self.policies) = (target, policies);
+                    (self.options, self.limits) = (options, limits);
+                    if let Err(error) = self.teller.prepare(&self.policies) {
+                        error!("{error:#}");
+                    }
+                }
+                Order::Drain => self.drain(now),
+                Order::Stop => self.deadline = Some(now),
+            }
+        }
+    }
+
+    /// Takes no new flows. Who has begun a handshake is still let in.
+    fn drain(&mut self, now: Instant) {
+        self.deadline = Some(now + self.limits.drain);
+        self.doors_close = Some(now + HANDSHAKES);
+        self.holding = None;
+        for listener in &self.listeners {
+            if let Err(error) = tcp::take_no_more(listener) {
+                debug!("refuse SYNs: {error}");
+            }
+        }
+        info!(flows = self.flows.len(), "stopping");
+    }
+
+    /// Closes the listeners, when those who had begun a handshake have been let in.
+    pub(super) fn close_doors(&mut self, now: Instant) {
+        if self.doors_close.is_some_and(|at| now >= at) {
+            (0..self.listeners.len()).for_each(|n| self.accept(n, now));
+            self.listeners.clear();
+            (self.tap, self.doors_close) = (None, None);
+        }
+    }
+
+    /// Whether it was asked to end, and can.
+    pub(super) fn is_over(&self, now: Instant) -> bool {
+        let ended = self.flows.is_empty() && self.doors_close.is_none();
+        self.deadline.is_some_and(|at| ended || now >= at)
+    }
+
+    fn stats(&self) -> ProxyStats {
+        let (open, waiting) = (self.flows.len() as u64, self.early.len() as u64);
+        let tunnels = self.tunnels.as_ref().map(Tunnels::counters).unwrap_or_default();
+        ProxyStats { open, waiting, early: self.early.stats(), tunnels, ..self.stats.clone() }
     }
 }

@@ -1,0 +1,133 @@
+//! A flow's life in the loop: its ends are driven while it lasts, it is ended when it is over, and
+//! deadlines are looked at.
+
+use std::io;
+
+use tracing::debug;
+use viaduct_proto::time::Instant;
+
+use super::flow::{End, Flow};
+use super::orders::Limits;
+use super::target::failure;
+use super::worker::{SWEEP, Worker};
+
+impl Worker {
+    /// Does what can be done for a flow, one end of which is ready.
+    pub(super) fn drive(
+        &mut self,
+        key: usize,
+        end: End,
+        readable: bool,
+        writable: bool,
+        now: Instant,
+    ) {
+        let Some(flow) = self.flows.get(key) else { return };
+        flow.ready(end, readable, writable);
+        if flow.broken().is_some() {
+            return;
+        }
+        if flow.asked().is_some_and(|asked| !asked.begun) {
+            return self.hear(key, now);
+        }
+        // Only a server's connection says by itself that it is there.
+        if !flow.is_connected() && (end == End::Server || flow.goes_by_session()) {
+            match flow.check_connected(now) {
+                Ok(()) if flow.is_connected() => {
+                    let (via, took) = (flow.via(), now.since(flow.begun));
+                    answer(flow);
+                    self.stats.hop(via).took(took);
+                    self.let_in(key, now);
+                }
+                Ok(()) => {}
+                Err(error) => return self.unanswered(key, &error),
+            }
+        }
+        self.stats.opened += u64::from(self.flows.at(key).opens());
+        match self.flows.drive(key, now) {
+            Ok(moved) => {
+                for (sum, bytes) in self.stats.bytes.iter_mut().zip(moved.bytes) {
+                    *sum += bytes;
+                }
+                if moved.done {
+                    self.stats.finished += 1;
+                    return self.end(key, false);
+                }
+                if moved.more {
+                    self.again.push(key);
+                }
+                self.flows.set_alarm(key);
+            }
+            Err(error) => {
+                debug!("flow: {error}");
+                self.stats.reset += 1;
+                self.end(key, true);
+            }
+        }
+    }
+
+    /// A server does not answer, or says no.
+    fn unanswered(&mut self, key: usize, error: &io::Error) {
+        let flow = self.flows.at(key);
+        debug!("connect for {}: {error}", flow.source());
+        self.stats.hop(flow.via()).failed += 1;
+        if self.turn_away(key, error) {
+            return self.stats.refused.count(failure(error));
+        }
+        let flow = self.flows.at(key);
+        if flow.asked().is_some() {
+            return self.refuse(key, failure(error));
+        }
+        flow.set_broken(failure(error));
+        // Without a client it waits for one, to be told.
+        if flow.has_client() {
+            self.stats.refused.count(failure(error));
+            self.end(key, true);
+        }
+    }
+
+    /// Ends a flow; by a reset of both connections if one of them broke. One without a client ends
+    /// only when its client comes or its time is up: `early` knows its key until then.
+    pub(super) fn end(&mut self, key: usize, reset: bool) {
+        self.forget_held(key);
+        let Some(mut flow) = self.flows.remove(key) else { return };
+        if reset {
+            flow.reset();
+        }
+    }
+
+    /// Looks at deadlines, and for those who could not be accepted when they came.
+    pub(super) fn sweep(&mut self, now: Instant) {
+        (0..self.listeners.len()).for_each(|n| self.accept(n, now));
+        while let Some((_, started)) = self.early.poll_expired(now) {
+            self.end(started.key, true);
+        }
+        let Limits { connect, keep_alive, idle, .. } = self.limits;
+        let quiet = |flow: &Flow| flow.has_client().then(|| now.since(flow.moved));
+        let unanswered = |flow: &Flow| !flow.is_connected() && quiet(flow) > Some(connect);
+        for key in self.flows.pick(unanswered) {
+            self.unanswered(key, &io::ErrorKind::TimedOut.into());
+        }
+        if let Some(quiet) = keep_alive {
+            // Those that have seen a sweep before: most flows never do.
+            let lasts = |flow: &Flow| flow.has_client() && now.since(flow.begun) > SWEEP;
+            let lasting = |flow: &Flow| flow.is_connected() && !flow.is_probed() && lasts(flow);
+            for key in self.flows.pick(lasting) {
+                self.flows.at(key).keep_alive(quiet);
+            }
+        }
+        let Some(idle) = idle else { return };
+        for key in self.flows.pick(|flow| flow.is_connected() && quiet(flow) > Some(idle)) {
+            self.stats.idle += 1;
+            self.end(key, true);
+        }
+    }
+}
+
+/// Tells a client that asked that its server is there.
+fn answer(flow: &mut Flow) {
+    if let Some(asked) = flow.asked() {
+        let words = asked.preface.answer(Ok(()));
+        flow.say(End::Client, &words);
+        flow.answered();
+    }
+}
