@@ -1,6 +1,15 @@
 //! A flow: the client's end, the one that goes on, and what stands between them.
+//!
+//! | file | |
+//! |---|---|
+//! | here | how its halves come about |
+//! | `words` | what is said before all else |
+//! | `moving` | how bytes move, and how it ends |
 
-use std::io::{self, IoSlice};
+mod moving;
+mod words;
+
+use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -172,32 +181,6 @@ impl Flow {
         self.asked.as_mut()
     }
 
-    /// Reads what the client says; false if it has ended.
-    pub fn listen(&mut self, most: usize) -> io::Result<bool> {
-        let (Some(client), Some(asked)) = (&mut self.legs[0], &mut self.asked) else {
-            return Ok(true);
-        };
-        let mut chunk = [0; 1024];
-        while asked.bytes.len() < most {
-            let room = chunk.len().min(most - asked.bytes.len());
-            match client.read(&mut chunk[..room])? {
-                None => break,
-                Some(0) => return Ok(false),
-                Some(read) => asked.bytes.extend(&chunk[..read]),
-            }
-        }
-        Ok(true)
-    }
-
-    /// Says something to one end before all that follows.
-    pub fn say(&mut self, to: End, words: &[u8]) {
-        self.first[to as usize].extend(words);
-        // Without a server nothing drives the flow yet.
-        if to == End::Client {
-            let _ = self.say_first(to);
-        }
-    }
-
     /// Its second half has begun: what the client said behind that is the server's.
     pub fn set_server(&mut self, begun: Begun, now: Instant) {
         let Begun { server, middle, first, via, rate } = begun;
@@ -318,95 +301,5 @@ impl Flow {
             through.connected(now);
         }
         Ok(())
-    }
-
-    /// The loop says that `end` can be read or written.
-    pub fn ready(&mut self, end: End, readable: bool, writable: bool) {
-        match &mut self.middle {
-            Middle::Relay(relay) => relay.ready(end, readable, writable),
-            Middle::Through(through) => through.ready(end, readable, writable),
-        }
-    }
-
-    /// The loop says that `end` sends an urgent byte, or will.
-    pub fn urgent(&mut self, end: End) {
-        if let Middle::Relay(relay) = &mut self.middle {
-            relay.urgent(end);
-        }
-    }
-
-    /// What `end` says ends, behind what can be read.
-    pub fn ending(&mut self, end: End) {
-        if let Middle::Relay(relay) = &mut self.middle {
-            relay.ending(end);
-        }
-    }
-
-    /// Whether room at the client is waited for, and for the first time: few clients are so slow.
-    pub fn awaits_room(&mut self) -> bool {
-        let full = match &self.middle {
-            Middle::Relay(relay) => relay.client_is_full() || !self.first[0].is_empty(),
-            Middle::Through(_) => true,
-        };
-        full && self.has_client() && !std::mem::replace(&mut self.room_watched, true)
-    }
-
-    /// When its handlers want to be called.
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        match &self.middle {
-            Middle::Relay(_) => None,
-            Middle::Through(through) => through.poll_timeout(),
-        }
-    }
-
-    /// Moves what can move. `Err`: one of the ends broke.
-    pub fn drive(&mut self, shared: &mut Shared, now: Instant) -> io::Result<Moved> {
-        if !self.connected || !self.has_client() {
-            return Ok(Moved::default());
-        }
-        let held = [!self.say_first(End::Client)?, !self.say_first(End::Server)?];
-        let [Some(client), Some(server)] = &mut self.legs else { return Ok(Moved::default()) };
-        let moved = match &mut self.middle {
-            Middle::Relay(relay) => {
-                let (Some(client), Some(server)) = (client.tcp(), server.tcp()) else {
-                    return Err(io::Error::other("an end that cannot be spliced"));
-                };
-                relay.drive([client, server], held, &mut shared.pipes)?
-            }
-            Middle::Through(through) => {
-                through.drive([client, server], held, &mut shared.scratch, now)?
-            }
-        };
-        if moved.bytes != [0, 0] {
-            self.moved = now;
-        }
-        Ok(moved)
-    }
-
-    /// Writes what goes to an end before all else; false if some of it must wait.
-    fn say_first(&mut self, to: End) -> io::Result<bool> {
-        let (first, leg) = (&mut self.first[to as usize], &mut self.legs[to as usize]);
-        while let Some(leg) = leg
-            && !first.is_empty()
-        {
-            match leg.write(&[IoSlice::new(first)])? {
-                Some(said) => drop(first.drain(..said)),
-                None => return Ok(false),
-            }
-        }
-        Ok(first.is_empty())
-    }
-
-    /// Ends both ends by a reset.
-    pub fn reset(&mut self) {
-        let why = self.broken.unwrap_or(Failure::Reset);
-        self.legs().into_iter().flatten().for_each(|leg| leg.reset(why));
-    }
-
-    /// Gives back what it holds of what is shared.
-    pub fn release(&mut self, shared: &mut Shared) {
-        if let Middle::Relay(relay) = &mut self.middle {
-            relay.release(&mut shared.pipes);
-        }
     }
 }

@@ -1,0 +1,86 @@
+//! How bytes move through a flow, and how it ends.
+
+use std::io;
+
+use viaduct_proto::flow::Failure;
+use viaduct_proto::time::Instant;
+
+use super::{End, Flow, Middle, Moved, Shared};
+
+impl Flow {
+    /// The loop says that `end` can be read or written.
+    pub fn ready(&mut self, end: End, readable: bool, writable: bool) {
+        match &mut self.middle {
+            Middle::Relay(relay) => relay.ready(end, readable, writable),
+            Middle::Through(through) => through.ready(end, readable, writable),
+        }
+    }
+
+    /// The loop says that `end` sends an urgent byte, or will.
+    pub fn urgent(&mut self, end: End) {
+        if let Middle::Relay(relay) = &mut self.middle {
+            relay.urgent(end);
+        }
+    }
+
+    /// What `end` says ends, behind what can be read.
+    pub fn ending(&mut self, end: End) {
+        if let Middle::Relay(relay) = &mut self.middle {
+            relay.ending(end);
+        }
+    }
+
+    /// Whether room at the client is waited for, and for the first time: few clients are so slow.
+    pub fn awaits_room(&mut self) -> bool {
+        let full = match &self.middle {
+            Middle::Relay(relay) => relay.client_is_full() || !self.first[0].is_empty(),
+            Middle::Through(_) => true,
+        };
+        full && self.has_client() && !std::mem::replace(&mut self.room_watched, true)
+    }
+
+    /// When its handlers want to be called.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        match &self.middle {
+            Middle::Relay(_) => None,
+            Middle::Through(through) => through.poll_timeout(),
+        }
+    }
+
+    /// Moves what can move. `Err`: one of the ends broke.
+    pub fn drive(&mut self, shared: &mut Shared, now: Instant) -> io::Result<Moved> {
+        if !self.connected || !self.has_client() {
+            return Ok(Moved::default());
+        }
+        let held = [!self.say_first(End::Client)?, !self.say_first(End::Server)?];
+        let [Some(client), Some(server)] = &mut self.legs else { return Ok(Moved::default()) };
+        let moved = match &mut self.middle {
+            Middle::Relay(relay) => {
+                let (Some(client), Some(server)) = (client.tcp(), server.tcp()) else {
+                    return Err(io::Error::other("an end that cannot be spliced"));
+                };
+                relay.drive([client, server], held, &mut shared.pipes)?
+            }
+            Middle::Through(through) => {
+                through.drive([client, server], held, &mut shared.scratch, now)?
+            }
+        };
+        if moved.bytes != [0, 0] {
+            self.moved = now;
+        }
+        Ok(moved)
+    }
+
+    /// Ends both ends by a reset.
+    pub fn reset(&mut self) {
+        let why = self.broken.unwrap_or(Failure::Reset);
+        self.legs().into_iter().flatten().for_each(|leg| leg.reset(why));
+    }
+
+    /// Gives back what it holds of what is shared.
+    pub fn release(&mut self, shared: &mut Shared) {
+        if let Middle::Relay(relay) = &mut self.middle {
+            relay.release(&mut shared.pipes);
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! What is said before all else: by a client that is to say where it wants to go, and to it.
+
+use std::io::{self, IoSlice};
+
+use super::{End, Flow};
+
+impl Flow {
+    /// Reads what the client says; false if it has ended.
+    pub fn listen(&mut self, most: usize) -> io::Result<bool> {
+        let (Some(client), Some(asked)) = (&mut self.legs[0], &mut self.asked) else {
+            return Ok(true);
+        };
+        let mut chunk = [0; 1024];
+        while asked.bytes.len() < most {
+            let room = chunk.len().min(most - asked.bytes.len());
+            match client.read(&mut chunk[..room])? {
+                None => break,
+                Some(0) => return Ok(false),
+                Some(read) => asked.bytes.extend(&chunk[..read]),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Says something to one end before all that follows.
+    pub fn say(&mut self, to: End, words: &[u8]) {
+        self.first[to as usize].extend(words);
+        // Without a server nothing drives the flow yet.
+        if to == End::Client {
+            let _ = self.say_first(to);
+        }
+    }
+
+    /// Writes what goes to an end before all else; false if some of it must wait.
+    pub(super) fn say_first(&mut self, to: End) -> io::Result<bool> {
+        let (first, leg) = (&mut self.first[to as usize], &mut self.legs[to as usize]);
+        while let Some(leg) = leg
+            && !first.is_empty()
+        {
+            match leg.write(&[IoSlice::new(first)])? {
+                Some(said) => drop(first.drain(..said)),
+                None => return Ok(false),
+            }
+        }
+        Ok(first.is_empty())
+    }
+}
