@@ -14,6 +14,7 @@ use viaduct_proto::time::Instant;
 use viaduct_proto::tunnel::Lane;
 use viaduct_proto::tunnel::record::Secure;
 
+use super::congestion::Pacer;
 use super::lanes::{Lanes, lane_of};
 use super::{Endpoint, SEGMENTS};
 use crate::proxy::tunnels::settings::TunnelSettings;
@@ -35,6 +36,9 @@ pub(in crate::proxy::tunnels) struct QuicLink {
     lanes: Lanes,
     /// Streams that may have something.
     readable: BTreeSet<StreamId>,
+    pacer: Pacer,
+    /// When the pacer lets more go.
+    held: Option<Instant>,
     /// Bytes that had been sent at a time, for the rate.
     span: (Instant, u64),
     /// What came by the first lane before it was known to which tunnel the link belongs.
@@ -53,6 +57,8 @@ impl QuicLink {
             secure: None,
             lanes: Lanes::default(),
             readable: BTreeSet::new(),
+            pacer: Pacer::default(),
+            held: None,
             span: (Instant::ZERO, 0),
             plain_in: Vec::new(),
         }
@@ -82,7 +88,8 @@ impl QuicLink {
         &mut self,
         endpoint: &Endpoint,
     ) -> Option<Instant> {
-        self.connection.poll_timeout().map(|at| endpoint.clock.ours(at))
+        let theirs = self.connection.poll_timeout().map(|at| endpoint.clock.ours(at));
+        theirs.into_iter().chain(self.held).min()
     }
 
     /// Adds frames of a lane.
@@ -223,15 +230,33 @@ impl QuicLink {
         now: Instant,
     ) -> io::Result<()> {
         self.lanes.flush(&mut self.connection)?;
-        let theirs = endpoint.clock.theirs(now);
-        loop {
-            endpoint.send.clear();
-            let next = self.connection.poll_transmit(theirs, SEGMENTS, &mut endpoint.send);
-            let Some(transmit) = next else { break };
-            endpoint.transmit(&transmit);
-        }
+        self.transmit(endpoint, now);
         self.measure(now);
         Ok(())
+    }
+
+    /// Sends what the pacer lets go.
+    fn transmit(&mut self, endpoint: &mut Endpoint, now: Instant) {
+        let theirs = endpoint.clock.theirs(now);
+        let mtu = self.connection.current_mtu();
+        loop {
+            let rate = self.connection.congestion_state().metrics().pacing_rate;
+            let budget = rate.map(|bits| self.pacer.poll(now, bits as f64 / 8.0, mtu.into()));
+            let most = match budget {
+                None => SEGMENTS,
+                Some(Ok(bytes)) => SEGMENTS.min((bytes / u64::from(mtu)) as usize),
+                Some(Err(at)) => {
+                    self.held = Some(at);
+                    return;
+                }
+            };
+            endpoint.send.clear();
+            let next = self.connection.poll_transmit(theirs, most, &mut endpoint.send);
+            let Some(transmit) = next else { break };
+            self.pacer.spend(transmit.size as u64);
+            endpoint.transmit(&transmit);
+        }
+        self.held = None;
     }
 
     /// Follows the path, so that little waits in front of it: turns are taken where all sessions

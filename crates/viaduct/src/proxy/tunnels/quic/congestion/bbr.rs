@@ -1,0 +1,317 @@
+//! BBR: Cardwell et al., "BBR: Congestion-Based Congestion Control" (ACM Queue, 2016), with a
+//! gentler look at the round trip and an answer to heavy loss from its later drafts
+//! (draft-ietf-ccwg-bbr).
+//!
+//! ```text
+//!   Startup ──the rate grows no more──▶ Drain ──the queue is gone──▶ Cruise: 5/4, 3/4, 1, 1, 1, 1, 1, 1
+//!      ▲                                                              │ ▲
+//!      └──────────── 10 s without a round trip as short as the least ─▶ Look
+//! ```
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use quinn_proto::RttEstimator;
+use quinn_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
+
+use super::pacer::quantum;
+use super::samples::{Sample, Samples};
+
+/// What doubles the rate each round trip: 2 / ln 2.
+const HIGH: f64 = 2.885;
+/// The rates of a cycle in steps of a round trip, of the path's: one asks for more, one gives back.
+const CYCLE: [f64; 8] = [1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
+/// What is on its way at most, of what fits the path: acknowledgements come late and in clusters.
+const AHEAD: f64 = 2.0;
+/// A little less than what was found, lest a queue stays that nobody sees.
+const MARGIN: f64 = 0.99;
+/// Rounds for which the highest rate counts.
+const ROUNDS: u64 = 10;
+/// The rate grows while it grows by this in [`PATIENCE`] rounds.
+const GROWTH: f64 = 1.25;
+const PATIENCE: u32 = 3;
+/// For how long the shortest round trip counts.
+const FRESH: Duration = Duration::from_secs(10);
+/// To see it again: what is on its way meanwhile, of what fits the path, and for how long.
+const LOOK: f64 = 0.5;
+const LOOKING: Duration = Duration::from_millis(200);
+/// A round in which more than this share is lost bounds what is on its way: less is the path's own
+/// loss, and no sign of a queue.
+const HEAVY: f64 = 1.0 / 32.0;
+/// The bound, of what was on its way then; never less than what fits the path.
+const BOUND: f64 = 0.85;
+/// Packets on their way at the beginning (RFC 9002, section 7.2), and always.
+const INITIAL: u64 = 10;
+const LEAST: u64 = 4;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum State {
+    Startup,
+    Drain,
+    /// In a step of the cycle, since a time.
+    Cruise(usize, Instant),
+    /// Until a time, once little enough is on its way.
+    Look(Option<Instant>),
+}
+
+/// Makes one for each path.
+#[derive(Debug)]
+pub(in super::super) struct BbrConfig;
+
+impl ControllerFactory for BbrConfig {
+    fn build(self: Arc<Self>, now: Instant, mtu: u16) -> Box<dyn Controller> {
+        Box::new(Bbr::new(now, mtu))
+    }
+}
+
+/// The controller of a path.
+#[derive(Clone, Debug)]
+pub(super) struct Bbr {
+    mtu: u64,
+    state: State,
+    samples: Samples,
+    /// The highest rates, each with its round, falling.
+    rates: VecDeque<(u64, f64)>,
+    round: u64,
+    /// The round ends when what is sent after this is delivered.
+    round_ends: u64,
+    /// The shortest round trip, and when it was seen.
+    rtt: Option<(Duration, Instant)>,
+    /// What the rate was when it last grew, and rounds since.
+    grown: (f64, u32),
+    window: u64,
+    bound: Option<u64>,
+    /// In this round: bytes lost, what was on its way then, and what had been delivered before.
+    lost: u64,
+    lost_at: u64,
+    round_began: u64,
+}
+
+impl Bbr {
+    pub(super) fn new(now: Instant, mtu: u16) -> Bbr {
+        let mtu = u64::from(mtu);
+        Bbr {
+            mtu,
+            state: State::Startup,
+            samples: Samples::new(now),
+            rates: VecDeque::new(),
+            round: 0,
+            round_ends: 0,
+            rtt: None,
+            grown: (0.0, 0),
+            window: INITIAL * mtu,
+            bound: None,
+            lost: 0,
+            lost_at: 0,
+            round_began: 0,
+        }
+    }
+
+    /// Bytes a second that the path delivers.
+    fn rate(&self) -> Option<f64> {
+        self.rates.front().map(|&(_, rate)| rate)
+    }
+
+    /// Bytes a second to be sent.
+    fn pace(&self) -> Option<f64> {
+        let gain = match self.state {
+            State::Startup => HIGH,
+            State::Drain => 1.0 / HIGH,
+            State::Cruise(step, _) => CYCLE[step],
+            State::Look(_) => 1.0,
+        };
+        Some(gain * MARGIN * self.rate()?)
+    }
+
+    /// So many times what fits the path.
+    fn fits(&self, gain: f64) -> u64 {
+        match (self.rate(), self.rtt) {
+            (Some(rate), Some((rtt, _))) => (gain * rate * rtt.as_secs_f64()) as u64,
+            _ => INITIAL * self.mtu,
+        }
+    }
+
+    fn least(&self) -> u64 {
+        LEAST * self.mtu
+    }
+
+    /// Whether a round has ended, and with it the rate's growth.
+    fn count_round(&mut self, sample: &Sample) -> bool {
+        if sample.before < self.round_ends {
+            return false;
+        }
+        self.round += 1;
+        self.round_ends = sample.delivered;
+        true
+    }
+
+    fn see_rate(&mut self, sample: &Sample) {
+        let Some(rate) = sample.rate else { return };
+        if sample.limited && self.rate().is_some_and(|highest| rate < highest) {
+            return;
+        }
+        while self.rates.back().is_some_and(|&(_, lower)| lower <= rate) {
+            self.rates.pop_back();
+        }
+        self.rates.push_back((self.round, rate));
+        while self.rates.front().is_some_and(|&(round, _)| round + ROUNDS < self.round) {
+            self.rates.pop_front();
+        }
+    }
+
+    fn see_growth(&mut self, sample: &Sample) {
+        let Some(rate) = self.rate() else { return };
+        if self.state != State::Startup || sample.limited {
+            return;
+        }
+        if rate >= GROWTH * self.grown.0 {
+            self.grown = (rate, 0);
+            return;
+        }
+        self.grown.1 += 1;
+        if self.grown.1 >= PATIENCE {
+            self.state = State::Drain;
+        }
+    }
+
+    /// Takes note of the round trip; whether the shortest has not been seen for long.
+    fn see_rtt(&mut self, now: Instant, seen: Duration) -> bool {
+        let Some((shortest, at)) = self.rtt else {
+            self.rtt = Some((seen, now));
+            return false;
+        };
+        let stale = now.saturating_duration_since(at) > FRESH;
+        if seen <= shortest || stale {
+            self.rtt = Some((seen, now));
+        } else if seen <= shortest + shortest / 32 {
+            // As good as the shortest: there is no need to look.
+            self.rtt = Some((shortest, now));
+        }
+        stale
+    }
+
+    /// A round has ended: what was lost in it bounds what is on its way, or the bound yields.
+    fn weigh_loss(&mut self, delivered: u64) {
+        let (lost, came) = (self.lost as f64, (delivered - self.round_began) as f64);
+        if lost > HEAVY * (lost + came) {
+            let bound = (BOUND * self.lost_at as f64) as u64;
+            self.bound = Some(bound.max(self.fits(1.0)));
+        } else if let Some(bound) = self.bound {
+            let bound = bound + bound / 8;
+            self.bound = (bound < self.fits(AHEAD)).then_some(bound);
+        }
+        (self.lost, self.round_began) = (0, delivered);
+    }
+
+    fn step(&mut self, now: Instant, in_flight: u64, stale: bool) {
+        let rtt = self.rtt.map_or(Duration::ZERO, |(rtt, _)| rtt);
+        match self.state {
+            State::Look(None) if in_flight <= self.look() => {
+                self.state = State::Look(Some(now + LOOKING.max(rtt)));
+            }
+            State::Look(Some(until)) if now >= until => {
+                self.rtt = self.rtt.map(|(rtt, _)| (rtt, now));
+                self.state = match self.grown.1 >= PATIENCE {
+                    true => State::Cruise(2, now),
+                    false => State::Startup,
+                };
+            }
+            State::Look(_) => {}
+            _ if stale => self.state = State::Look(None),
+            State::Drain if in_flight <= self.fits(1.0) => self.state = State::Cruise(2, now),
+            State::Cruise(step, since) => {
+                let long = now.saturating_duration_since(since) >= rtt;
+                let over = match step {
+                    // Until the path was asked, or says no.
+                    0 => long && (self.lost > 0 || in_flight >= self.fits(CYCLE[0])),
+                    1 => long || in_flight <= self.fits(1.0),
+                    _ => long,
+                };
+                if over {
+                    self.state = State::Cruise((step + 1) % CYCLE.len(), now);
+                }
+            }
+            State::Startup | State::Drain => {}
+        }
+    }
+
+    /// What may be on its way while the shortest round trip is looked for.
+    fn look(&self) -> u64 {
+        self.fits(LOOK).max(self.least())
+    }
+
+    /// The window follows what fits, by what is delivered.
+    fn set_window(&mut self, acked: u64) {
+        let gain = if matches!(self.state, State::Cruise(..)) { AHEAD } else { HIGH };
+        let target = self.fits(gain) + 3 * quantum(self.pace().unwrap_or(0.0), self.mtu);
+        let grown = self.window + acked;
+        let filled = !matches!(self.state, State::Startup);
+        self.window = if filled || grown < target { grown.min(target) } else { self.window };
+        self.window = self.window.max(self.least());
+    }
+}
+
+impl Controller for Bbr {
+    fn on_sent(&mut self, now: Instant, bytes: u64, _: u64) {
+        self.samples.sent(now, bytes);
+    }
+
+    fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, _: bool, _: &RttEstimator) {
+        self.samples.acked(now, sent, bytes);
+    }
+
+    fn on_end_acks(&mut self, now: Instant, in_flight: u64, limited: bool, _: Option<u64>) {
+        let Some(sample) = self.samples.take(now, in_flight, limited) else { return };
+        let ended = self.count_round(&sample);
+        self.see_rate(&sample);
+        if ended {
+            self.see_growth(&sample);
+            self.weigh_loss(sample.delivered);
+        }
+        let stale = self.see_rtt(now, sample.rtt);
+        self.step(now, in_flight, stale);
+        self.set_window(sample.acked);
+    }
+
+    fn on_congestion_event(&mut self, _: Instant, _: Instant, persistent: bool, lost: u64) {
+        if self.lost == 0 {
+            self.lost_at = self.samples.in_flight();
+        }
+        self.lost += lost;
+        if persistent {
+            // Nothing came through for long: the window opens again by what does.
+            self.window = self.least();
+        }
+    }
+
+    fn on_mtu_update(&mut self, mtu: u16) {
+        self.mtu = mtu.into();
+    }
+
+    fn window(&self) -> u64 {
+        let bound = self.bound.unwrap_or(u64::MAX);
+        let look = if let State::Look(_) = self.state { self.look() } else { u64::MAX };
+        self.window.min(bound).min(look).max(self.least())
+    }
+
+    fn metrics(&self) -> ControllerMetrics {
+        let mut metrics = ControllerMetrics::default();
+        metrics.congestion_window = self.window();
+        metrics.pacing_rate = self.pace().map(|bytes| (8.0 * bytes) as u64);
+        metrics
+    }
+
+    fn clone_box(&self) -> Box<dyn Controller> {
+        Box::new(self.clone())
+    }
+
+    fn initial_window(&self) -> u64 {
+        INITIAL * self.mtu
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}
