@@ -10,7 +10,7 @@ use quinn_proto::{Connection, Dir, Side, StreamId, WriteError};
 use viaduct_proto::tunnel::Lane;
 
 /// Bytes that are handed on at once.
-const FULL: usize = 64 << 10;
+const FULL: usize = 32 << 10;
 
 /// Bytes that wait for their streams.
 #[derive(Debug, Default)]
@@ -73,31 +73,19 @@ impl Lanes {
         self.ended.push(lane);
     }
 
-    /// Writes what can be written.
-    pub(super) fn flush(&mut self, connection: &mut Connection) -> io::Result<()> {
+    /// Writes about so many bytes of what waits; whether anything was written.
+    pub(super) fn flush(&mut self, connection: &mut Connection, most: usize) -> io::Result<bool> {
         self.fresh = 0;
         let mut order: Vec<Lane> = self.waiting.keys().copied().collect();
         // Streams are opened in this order.
         order.sort_unstable();
+        let mut written = 0;
         for lane in order {
-            if !self.open(connection, lane) {
-                continue;
+            if written >= most {
+                break;
             }
-            let Some(Waiting { pieces, fresh }) = self.waiting.get_mut(&lane) else { continue };
-            if !fresh.is_empty() {
-                pieces.push(std::mem::take(fresh).into());
-            }
-            match connection.send_stream(stream_of(lane)).write_chunks(pieces) {
-                Ok(written) => drop(pieces.drain(..written.chunks)),
-                Err(WriteError::Blocked) => {}
-                // The peer has done with the session.
-                Err(WriteError::Stopped(_) | WriteError::ClosedStream) if lane > 0 => {
-                    pieces.clear();
-                }
-                Err(error) => return Err(io::Error::other(error)),
-            }
-            if pieces.is_empty() {
-                self.waiting.remove(&lane);
+            if self.open(connection, lane) {
+                written += self.write(connection, lane)?;
             }
         }
         let waiting = &self.waiting;
@@ -109,7 +97,30 @@ impl Lanes {
             }
             waits
         });
-        Ok(())
+        Ok(written > 0)
+    }
+
+    /// Writes what waits for a lane: how many bytes its stream took.
+    fn write(&mut self, connection: &mut Connection, lane: Lane) -> io::Result<usize> {
+        let Some(Waiting { pieces, fresh }) = self.waiting.get_mut(&lane) else { return Ok(0) };
+        if !fresh.is_empty() {
+            pieces.push(std::mem::take(fresh).into());
+        }
+        let mut count = 0;
+        match connection.send_stream(stream_of(lane)).write_chunks(pieces) {
+            Ok(written) => {
+                count = written.bytes;
+                pieces.drain(..written.chunks);
+            }
+            Err(WriteError::Blocked) => {}
+            // The peer has done with the session.
+            Err(WriteError::Stopped(_) | WriteError::ClosedStream) if lane > 0 => pieces.clear(),
+            Err(error) => return Err(io::Error::other(error)),
+        }
+        if pieces.is_empty() {
+            self.waiting.remove(&lane);
+        }
+        Ok(count)
     }
 
     /// Whether the stream of a lane was opened, or could be.

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::time::Duration;
 
 use bytes::Bytes;
 use quinn_proto::{
@@ -21,10 +20,9 @@ use crate::proxy::tunnels::settings::TunnelSettings;
 
 /// What binds the sites' handshake to the connection.
 const LABEL: &[u8] = b"EXPORTER viaduct tunnel";
-/// Bytes on their way and waiting, at least: a connection begins with less than that.
-const LEAST_AHEAD: u64 = 256 << 10;
-/// Over how long the rate is measured.
-const SPAN: Duration = Duration::from_millis(20);
+/// Bytes that the library is given at once, when it has none left: turns are taken where all
+/// sessions meet, so little waits in front of the path.
+const AHEAD: usize = 32 << 10;
 
 /// The link.
 #[derive(Debug)]
@@ -39,8 +37,8 @@ pub(in crate::proxy::tunnels) struct QuicLink {
     pacer: Pacer,
     /// When the pacer lets more go.
     held: Option<Instant>,
-    /// Bytes that had been sent at a time, for the rate.
-    span: (Instant, u64),
+    /// It was given bytes, and none have left since: the path takes no more now.
+    stuck: bool,
     /// What came by the first lane before it was known to which tunnel the link belongs.
     pub(in crate::proxy::tunnels) plain_in: Vec<u8>,
 }
@@ -59,7 +57,7 @@ impl QuicLink {
             readable: BTreeSet::new(),
             pacer: Pacer::default(),
             held: None,
-            span: (Instant::ZERO, 0),
+            stuck: false,
             plain_in: Vec::new(),
         }
     }
@@ -229,51 +227,45 @@ impl QuicLink {
         endpoint: &mut Endpoint,
         now: Instant,
     ) -> io::Result<()> {
-        self.lanes.flush(&mut self.connection)?;
-        self.transmit(endpoint, now);
-        self.measure(now);
+        self.held = None;
+        while self.transmit(endpoint, now) || self.give()? {}
         Ok(())
     }
 
-    /// Sends what the pacer lets go.
-    fn transmit(&mut self, endpoint: &mut Endpoint, now: Instant) {
-        let theirs = endpoint.clock.theirs(now);
+    /// Sends what the pacer lets go; whether there may be more.
+    fn transmit(&mut self, endpoint: &mut Endpoint, now: Instant) -> bool {
         let mtu = self.connection.current_mtu();
-        loop {
-            let rate = self.connection.congestion_state().metrics().pacing_rate;
-            let budget = rate.map(|bits| self.pacer.poll(now, bits as f64 / 8.0, mtu.into()));
-            let most = match budget {
-                None => SEGMENTS,
-                Some(Ok(bytes)) => SEGMENTS.min((bytes / u64::from(mtu)) as usize),
-                Some(Err(at)) => {
-                    self.held = Some(at);
-                    return;
-                }
-            };
-            endpoint.send.clear();
-            let next = self.connection.poll_transmit(theirs, most, &mut endpoint.send);
-            let Some(transmit) = next else { break };
+        let rate = self.connection.congestion_state().metrics().pacing_rate;
+        let budget = rate.map(|bits| self.pacer.poll(now, bits as f64 / 8.0, mtu.into()));
+        let most = match budget {
+            None => SEGMENTS,
+            Some(Ok(bytes)) => SEGMENTS.min((bytes / u64::from(mtu)) as usize),
+            Some(Err(at)) => {
+                self.held = Some(at);
+                return false;
+            }
+        };
+        endpoint.send.clear();
+        let theirs = endpoint.clock.theirs(now);
+        let frames = self.connection.stats().frame_tx.stream;
+        let next = self.connection.poll_transmit(theirs, most, &mut endpoint.send);
+        let Some(transmit) = next else { return false };
+        // Acknowledgements alone are not paced: what is acknowledged of them is not measured.
+        if self.connection.stats().frame_tx.stream > frames {
             self.pacer.spend(transmit.size as u64);
-            endpoint.transmit(&transmit);
         }
-        self.held = None;
+        endpoint.transmit(&transmit);
+        self.stuck = false;
+        true
     }
 
-    /// Follows the path, so that little waits in front of it: turns are taken where all sessions
-    /// meet.
-    fn measure(&mut self, now: Instant) {
-        let (since, before) = self.span;
-        let elapsed = now.since(since);
-        if elapsed < SPAN {
-            return;
+    /// Gives the library more to send, if it may have none left; whether it took some.
+    fn give(&mut self) -> io::Result<bool> {
+        if self.held.is_some() || self.stuck {
+            return Ok(false);
         }
-        let stats = self.connection.stats();
-        let sent = stats.udp_tx.bytes;
-        self.span = (now, sent);
-        let round_trip =
-            (sent - before) as f64 * stats.path.rtt.as_secs_f64() / elapsed.as_secs_f64();
-        let window = ((2.0 * round_trip) as u64).min(2 * stats.path.cwnd).max(LEAST_AHEAD);
-        self.connection.set_send_window(window);
+        self.stuck = self.lanes.flush(&mut self.connection, AHEAD)?;
+        Ok(self.stuck)
     }
 
     /// Whether it is time to flush.

@@ -33,8 +33,8 @@ use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 use quinn_proto::congestion::{ControllerFactory, CubicConfig, NewRenoConfig};
 use quinn_proto::{
-    ClientConfig, ConnectionHandle, DatagramEvent, EndpointConfig, ServerConfig, Transmit,
-    TransportConfig, VarInt,
+    AckFrequencyConfig, ClientConfig, ConnectionHandle, DatagramEvent, EndpointConfig,
+    ServerConfig, Transmit, TransportConfig, VarInt,
 };
 use tracing::debug;
 use viaduct_proto::time::Instant;
@@ -58,6 +58,9 @@ const SEGMENTS: usize = 32;
 /// of congestion. Where nothing is put back, a quarter of a round trip is lost with it.
 const LATE: f32 = 1.25;
 const PACKETS: u32 = u32::MAX >> 1;
+/// Packets that the peer acknowledges together, and the time for which it may wait for them.
+const ACKNOWLEDGED: u32 = 20;
+const ACKNOWLEDGE: Duration = Duration::from_millis(2);
 /// How often a silent connection is probed; it also tells the peer of a new address.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 
@@ -226,8 +229,20 @@ fn transport(settings: &TunnelSettings) -> anyhow::Result<TransportConfig> {
         .datagram_receive_buffer_size(None)
         .packet_threshold(PACKETS)
         .time_threshold(LATE)
+        .ack_frequency_config(Some(acknowledgements()))
         .congestion_controller_factory(controller(settings)?);
     Ok(transport)
+}
+
+/// How often the peer acknowledges: a tenth of what the protocol asks for at first, which at 1 Gb/s
+/// are 43,000 a second; at once whatever comes late, since only time tells what is lost.
+fn acknowledgements() -> AckFrequencyConfig {
+    let mut config = AckFrequencyConfig::default();
+    config
+        .ack_eliciting_threshold(VarInt::from_u32(ACKNOWLEDGED))
+        .max_ack_delay(Some(ACKNOWLEDGE))
+        .reordering_threshold(VarInt::from_u32(0));
+    config
 }
 
 fn controller(

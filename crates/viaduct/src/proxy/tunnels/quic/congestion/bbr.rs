@@ -9,7 +9,6 @@
 //! ```
 
 use std::any::Any;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,23 +16,23 @@ use quinn_proto::RttEstimator;
 use quinn_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
 
 use super::pacer::quantum;
-use super::samples::{Sample, Samples};
+use super::path::Path;
+use super::samples::Samples;
 
 /// What doubles the rate each round trip: 2 / ln 2.
 const HIGH: f64 = 2.885;
 /// The rates of a cycle in steps of a round trip, of the path's: one asks for more, one gives back.
 const CYCLE: [f64; 8] = [1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
-/// What is on its way at most, of what fits the path: acknowledgements come late and in clusters.
-const AHEAD: f64 = 2.0;
+/// What is on its way at most, of what fits the path: while the path is not known; and later. The
+/// publication has 2 throughout, for acknowledgements that come in clusters; since the rate found is
+/// a little too high rather than too low, a queue stands then. So clusters are measured, and added.
+const UNKNOWN: f64 = 2.0;
+const KNOWN: f64 = 1.2;
 /// A little less than what was found, lest a queue stays that nobody sees.
 const MARGIN: f64 = 0.99;
-/// Rounds for which the highest rate counts.
-const ROUNDS: u64 = 10;
 /// The rate grows while it grows by this in [`PATIENCE`] rounds.
 const GROWTH: f64 = 1.25;
 const PATIENCE: u32 = 3;
-/// For how long the shortest round trip counts.
-const FRESH: Duration = Duration::from_secs(10);
 /// To see it again: what is on its way meanwhile, of what fits the path, and for how long.
 const LOOK: f64 = 0.5;
 const LOOKING: Duration = Duration::from_millis(200);
@@ -72,13 +71,7 @@ pub(super) struct Bbr {
     mtu: u64,
     state: State,
     samples: Samples,
-    /// The highest rates, each with its round, falling.
-    rates: VecDeque<(u64, f64)>,
-    round: u64,
-    /// The round ends when what is sent after this is delivered.
-    round_ends: u64,
-    /// The shortest round trip, and when it was seen.
-    rtt: Option<(Duration, Instant)>,
+    path: Path,
     /// What the rate was when it last grew, and rounds since.
     grown: (f64, u32),
     window: u64,
@@ -96,10 +89,7 @@ impl Bbr {
             mtu,
             state: State::Startup,
             samples: Samples::new(now),
-            rates: VecDeque::new(),
-            round: 0,
-            round_ends: 0,
-            rtt: None,
+            path: Path::new(now),
             grown: (0.0, 0),
             window: INITIAL * mtu,
             bound: None,
@@ -107,11 +97,6 @@ impl Bbr {
             lost_at: 0,
             round_began: 0,
         }
-    }
-
-    /// Bytes a second that the path delivers.
-    fn rate(&self) -> Option<f64> {
-        self.rates.front().map(|&(_, rate)| rate)
     }
 
     /// Bytes a second to be sent.
@@ -122,13 +107,15 @@ impl Bbr {
             State::Cruise(step, _) => CYCLE[step],
             State::Look(_) => 1.0,
         };
-        Some(gain * MARGIN * self.rate()?)
+        // Who has little to send has shown little: what may be sent at the beginning always may.
+        let least = (INITIAL * self.mtu) as f64 / self.path.rtt()?.as_secs_f64().max(1e-6);
+        Some(gain * MARGIN * self.path.rate()?.max(least))
     }
 
     /// So many times what fits the path.
     fn fits(&self, gain: f64) -> u64 {
-        match (self.rate(), self.rtt) {
-            (Some(rate), Some((rtt, _))) => (gain * rate * rtt.as_secs_f64()) as u64,
+        match (self.path.rate(), self.path.rtt()) {
+            (Some(rate), Some(rtt)) => (gain * rate * rtt.as_secs_f64()) as u64,
             _ => INITIAL * self.mtu,
         }
     }
@@ -137,33 +124,11 @@ impl Bbr {
         LEAST * self.mtu
     }
 
-    /// Whether a round has ended, and with it the rate's growth.
-    fn count_round(&mut self, sample: &Sample) -> bool {
-        if sample.before < self.round_ends {
-            return false;
-        }
-        self.round += 1;
-        self.round_ends = sample.delivered;
-        true
-    }
-
-    fn see_rate(&mut self, sample: &Sample) {
-        let Some(rate) = sample.rate else { return };
-        if sample.limited && self.rate().is_some_and(|highest| rate < highest) {
-            return;
-        }
-        while self.rates.back().is_some_and(|&(_, lower)| lower <= rate) {
-            self.rates.pop_back();
-        }
-        self.rates.push_back((self.round, rate));
-        while self.rates.front().is_some_and(|&(round, _)| round + ROUNDS < self.round) {
-            self.rates.pop_front();
-        }
-    }
-
-    fn see_growth(&mut self, sample: &Sample) {
-        let Some(rate) = self.rate() else { return };
-        if self.state != State::Startup || sample.limited {
+    /// A round has ended: whether the rate still grows. A sender that had too little to send cannot
+    /// tell, unless a queue has stood all the while.
+    fn see_growth(&mut self, limited: bool, queue: bool) {
+        let Some(rate) = self.path.rate() else { return };
+        if self.state != State::Startup || (limited && !queue) {
             return;
         }
         if rate >= GROWTH * self.grown.0 {
@@ -176,22 +141,6 @@ impl Bbr {
         }
     }
 
-    /// Takes note of the round trip; whether the shortest has not been seen for long.
-    fn see_rtt(&mut self, now: Instant, seen: Duration) -> bool {
-        let Some((shortest, at)) = self.rtt else {
-            self.rtt = Some((seen, now));
-            return false;
-        };
-        let stale = now.saturating_duration_since(at) > FRESH;
-        if seen <= shortest || stale {
-            self.rtt = Some((seen, now));
-        } else if seen <= shortest + shortest / 32 {
-            // As good as the shortest: there is no need to look.
-            self.rtt = Some((shortest, now));
-        }
-        stale
-    }
-
     /// A round has ended: what was lost in it bounds what is on its way, or the bound yields.
     fn weigh_loss(&mut self, delivered: u64) {
         let (lost, came) = (self.lost as f64, (delivered - self.round_began) as f64);
@@ -200,19 +149,19 @@ impl Bbr {
             self.bound = Some(bound.max(self.fits(1.0)));
         } else if let Some(bound) = self.bound {
             let bound = bound + bound / 8;
-            self.bound = (bound < self.fits(AHEAD)).then_some(bound);
+            self.bound = (bound < self.fits(CYCLE[0])).then_some(bound);
         }
         (self.lost, self.round_began) = (0, delivered);
     }
 
-    fn step(&mut self, now: Instant, in_flight: u64, stale: bool) {
-        let rtt = self.rtt.map_or(Duration::ZERO, |(rtt, _)| rtt);
+    fn step(&mut self, now: Instant, in_flight: u64, stale: bool, limited: bool) {
+        let rtt = self.path.rtt().unwrap_or_default();
         match self.state {
             State::Look(None) if in_flight <= self.look() => {
                 self.state = State::Look(Some(now + LOOKING.max(rtt)));
             }
             State::Look(Some(until)) if now >= until => {
-                self.rtt = self.rtt.map(|(rtt, _)| (rtt, now));
+                self.path.refresh(now);
                 self.state = match self.grown.1 >= PATIENCE {
                     true => State::Cruise(2, now),
                     false => State::Startup,
@@ -224,8 +173,8 @@ impl Bbr {
             State::Cruise(step, since) => {
                 let long = now.saturating_duration_since(since) >= rtt;
                 let over = match step {
-                    // Until the path was asked, or says no.
-                    0 => long && (self.lost > 0 || in_flight >= self.fits(CYCLE[0])),
+                    // Until the path was asked, or says no, or there is nothing to ask with.
+                    0 => long && (limited || self.lost > 0 || in_flight >= self.fits(CYCLE[0])),
                     1 => long || in_flight <= self.fits(1.0),
                     _ => long,
                 };
@@ -244,12 +193,26 @@ impl Bbr {
 
     /// The window follows what fits, by what is delivered.
     fn set_window(&mut self, acked: u64) {
-        let gain = if matches!(self.state, State::Cruise(..)) { AHEAD } else { HIGH };
-        let target = self.fits(gain) + 3 * quantum(self.pace().unwrap_or(0.0), self.mtu);
+        let (gain, filled) = match self.state {
+            State::Startup => (UNKNOWN, false),
+            State::Drain | State::Look(_) => (UNKNOWN, true),
+            State::Cruise(step, _) => (KNOWN * CYCLE[step].max(1.0), true),
+        };
+        let burst = quantum(self.pace().unwrap_or(0.0), self.mtu);
+        let target = self.fits(gain) + self.path.cluster() + 3 * burst;
         let grown = self.window + acked;
-        let filled = !matches!(self.state, State::Startup);
         self.window = if filled || grown < target { grown.min(target) } else { self.window };
         self.window = self.window.max(self.least());
+    }
+
+    /// What bounds the window for now. Neither a path that is not known yet nor the question whether
+    /// there is more is bound by loss.
+    fn limit(&self) -> u64 {
+        match self.state {
+            State::Look(_) => self.look(),
+            State::Startup | State::Cruise(0, _) => u64::MAX,
+            _ => self.bound.unwrap_or(u64::MAX),
+        }
     }
 }
 
@@ -264,14 +227,12 @@ impl Controller for Bbr {
 
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, limited: bool, _: Option<u64>) {
         let Some(sample) = self.samples.take(now, in_flight, limited) else { return };
-        let ended = self.count_round(&sample);
-        self.see_rate(&sample);
-        if ended {
-            self.see_growth(&sample);
+        let seen = self.path.see(now, &sample);
+        if seen.round {
+            self.see_growth(sample.limited, seen.queue);
             self.weigh_loss(sample.delivered);
         }
-        let stale = self.see_rtt(now, sample.rtt);
-        self.step(now, in_flight, stale);
+        self.step(now, in_flight, seen.stale, sample.limited);
         self.set_window(sample.acked);
     }
 
@@ -291,9 +252,7 @@ impl Controller for Bbr {
     }
 
     fn window(&self) -> u64 {
-        let bound = self.bound.unwrap_or(u64::MAX);
-        let look = if let State::Look(_) = self.state { self.look() } else { u64::MAX };
-        self.window.min(bound).min(look).max(self.least())
+        self.window.min(self.limit()).max(self.least())
     }
 
     fn metrics(&self) -> ControllerMetrics {
@@ -315,3 +274,6 @@ impl Controller for Bbr {
         self
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,11 +7,13 @@
 //! | file | noun |
 //! |---|---|
 //! | [`bbr`] | the controller |
-//! | [`samples`] | what it goes by: the rate of delivery |
+//! | [`path`] | what it knows of the path |
+//! | [`samples`] | where it knows that from: the rate of delivery |
 //! | [`pacer`] | when datagrams leave |
 
 mod bbr;
 mod pacer;
+mod path;
 mod samples;
 
 pub(super) use bbr::BbrConfig;

@@ -7,10 +7,12 @@ use viaduct_proto::time::Instant;
 /// What a burst holds: so much time's worth, but not less than two packets.
 const BURST: Duration = Duration::from_millis(1);
 const LEAST: u64 = 2;
-/// What a wake-up that comes late may make good, and what leaves at once after a pause: so much
-/// time's worth, but not less than so many packets. Timers are late by a millisecond or two.
-const LATE: Duration = Duration::from_millis(4);
+/// What leaves at once after a pause: so much time's worth, but not less than so many packets.
+const PAUSE: Duration = Duration::from_millis(4);
 const AT_ONCE: u64 = 10;
+/// What is made good when the pacer was waited for and is asked too late: its timer was late, or the
+/// machine was busy, and the path has a gap that this fills.
+const LATE: Duration = Duration::from_millis(20);
 
 /// Bytes of a burst, at a rate in bytes a second.
 pub(super) fn quantum(rate: f64, mtu: u64) -> u64 {
@@ -23,6 +25,8 @@ pub(in super::super) struct Pacer {
     /// Bytes that may leave; less than none after a packet that was longer.
     credit: f64,
     at: Instant,
+    /// Somebody waits.
+    waited: bool,
 }
 
 impl Pacer {
@@ -33,13 +37,15 @@ impl Pacer {
         rate: f64,
         mtu: u64,
     ) -> Result<u64, Instant> {
-        let most = (rate * LATE.as_secs_f64()).max((AT_ONCE * mtu) as f64);
+        let pause = if std::mem::take(&mut self.waited) { LATE } else { PAUSE };
+        let most = (rate * pause.as_secs_f64()).max((AT_ONCE * mtu) as f64);
         let earned = rate * now.since(self.at).as_secs_f64();
         (self.credit, self.at) = ((self.credit + earned).min(most), now);
         let missing = quantum(rate, mtu) as f64 - self.credit;
         if missing <= 0.0 {
             return Ok(self.credit as u64);
         }
+        self.waited = true;
         // A rate of next to nothing is looked at again.
         let after = Duration::try_from_secs_f64(missing / rate).unwrap_or(LATE);
         Err(now + after.min(Duration::from_secs(1)))
@@ -48,5 +54,43 @@ impl Pacer {
     /// So many have left.
     pub(in super::super) fn spend(&mut self, bytes: u64) {
         self.credit -= bytes as f64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes a second.
+    const RATE: f64 = 25e6;
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_nanos((100_000 + ms) * 1_000_000)
+    }
+
+    #[test]
+    fn bursts_leave_at_the_rate_however_late_the_timer_is() {
+        let mut pacer = Pacer::default();
+        let first = pacer.poll(at(0), RATE, 1200).unwrap();
+        assert_eq!(first, 100_000, "after a pause, a little at once");
+        pacer.spend(first);
+        assert_eq!(pacer.poll(at(0), RATE, 1200), Err(at(1)));
+        let mut sent = 0;
+        for ms in (2..2000).step_by(7) {
+            let bytes = pacer.poll(at(ms), RATE, 1200).unwrap();
+            pacer.spend(bytes);
+            sent += bytes;
+            assert!(pacer.poll(at(ms), RATE, 1200).is_err());
+        }
+        let rate = sent as f64 / 1.997;
+        assert!((0.99 * RATE..1.01 * RATE).contains(&rate), "{rate}");
+    }
+
+    #[test]
+    fn little_may_leave_at_once_on_a_slow_path() {
+        let mut pacer = Pacer::default();
+        assert_eq!(pacer.poll(at(0), 1000.0, 1200), Ok(12_000));
+        pacer.spend(12_000);
+        assert_eq!(pacer.poll(at(0), 1000.0, 1200), Err(at(1000)), "in 2.4 s; asked again before");
     }
 }
