@@ -73,7 +73,7 @@ impl Lanes {
         self.ended.push(lane);
     }
 
-    /// Writes about so many bytes of what waits; whether anything was written.
+    /// Writes about so many bytes of what waits; whether anything was written, or ended.
     pub(super) fn flush(&mut self, connection: &mut Connection, most: usize) -> io::Result<bool> {
         self.fresh = 0;
         let mut order: Vec<Lane> = self.waiting.keys().copied().collect();
@@ -88,7 +88,7 @@ impl Lanes {
                 written += self.write(connection, lane)?;
             }
         }
-        let waiting = &self.waiting;
+        let (waiting, ends) = (&self.waiting, self.ended.len());
         self.ended.retain(|lane| {
             let waits = waiting.contains_key(lane);
             if !waits {
@@ -97,7 +97,7 @@ impl Lanes {
             }
             waits
         });
-        Ok(written > 0)
+        Ok(written > 0 || self.ended.len() < ends)
     }
 
     /// Writes what waits for a lane: how many bytes its stream took.

@@ -282,6 +282,8 @@ impl QuicLink {
     pub(in crate::proxy::tunnels) fn close(&mut self, endpoint: &mut Endpoint, now: Instant) {
         let theirs = endpoint.clock.theirs(now);
         self.connection.close(theirs, VarInt::from_u32(0), Bytes::new());
+        // Nor does the pacer hold this back.
+        self.pacer = Pacer::default();
         let _ = self.flush(endpoint, now);
         // Nobody waits for the peer's answer: what it still sends is answered by a reset.
         while let Some(event) = self.connection.poll_endpoint_events() {

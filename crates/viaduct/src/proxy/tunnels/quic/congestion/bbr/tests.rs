@@ -140,7 +140,7 @@ impl World {
     fn put(&mut self) {
         self.sent += 1;
         self.in_flight += MTU;
-        let unlucky = self.lose > 0 && self.sent % self.lose == 0;
+        let unlucky = self.lose > 0 && self.sent.is_multiple_of(self.lose);
         if unlucky || self.queue.len() as u64 * MTU >= self.buffer {
             self.lost += 1;
             let known = self.now + Duration::from_secs_f64(LATE * self.rtt);
