@@ -33,7 +33,7 @@ const MARGIN: f64 = 0.99;
 /// The rate grows while it grows by this in [`PATIENCE`] rounds.
 const GROWTH: f64 = 1.25;
 const PATIENCE: u32 = 3;
-/// To see it again: what is on its way meanwhile, of what fits the path, and for how long.
+/// To see the shortest round trip again: what is on its way meanwhile, of what fits the path, and for how long.
 const LOOK: f64 = 0.5;
 const LOOKING: Duration = Duration::from_millis(200);
 /// A round in which more than this share is lost bounds what is on its way: less is the path's own
