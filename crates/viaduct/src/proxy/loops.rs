@@ -1,10 +1,11 @@
 //! All loops of a proxy, each a worker in a thread of its own, with its own listeners, flows and limits.
 //! The kernel shares connections out among them (`viaduct_sys::filter::Share`).
 
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::mpsc;
 use std::thread;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 
 use super::doors::Doors;
 use super::orders::{Order, ToWorker};
@@ -37,7 +38,7 @@ impl Loops {
     /// Runs until all have ended. If one fails the others are stopped.
     ///
     /// # Errors
-    /// What the first of them failed with.
+    /// What the first of them failed with; a panic is a failure too.
     pub fn run(mut self) -> Result<()> {
         if let [_] = self.workers[..]
             && let Some(worker) = self.workers.pop()
@@ -47,7 +48,12 @@ impl Loops {
         let (end, ended) = mpsc::channel();
         for (n, worker) in self.workers.into_iter().enumerate() {
             let end = end.clone();
-            let run = move || drop(end.send(worker.run()));
+            let run = move || {
+                let ran = panic::catch_unwind(AssertUnwindSafe(|| worker.run()));
+                let panicked = |_| Err(anyhow!("a loop of flows panicked"));
+                // Whoever started it waits for all of them.
+                let _ = end.send(ran.unwrap_or_else(panicked));
+            };
             let started = thread::Builder::new().name(format!("flows-{n}")).spawn(run);
             started.context("start a thread of flows")?;
         }
