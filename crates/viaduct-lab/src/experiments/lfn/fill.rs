@@ -118,9 +118,9 @@ impl Path {
             host.set_congestion_control(CONGESTION)?;
         }
         if lossy {
-            for host in [far, world.b1()] {
-                host.run("tc", &SHAPED)?;
-            }
+            // Who sends by the link: in front of a tunnel no operator holds servers.
+            let sender = if links.is_some() { far } else { world.b1() };
+            sender.run("tc", &SHAPED)?;
         }
         let server = SessionServer::start(world.b1(), PORT)?;
         let tunnel = links.map(|links| Tunnel::start(near, far, server.address(), links));
