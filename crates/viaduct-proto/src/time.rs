@@ -42,6 +42,14 @@ impl Add<Duration> for Instant {
     }
 }
 
+impl Sub<Duration> for Instant {
+    type Output = Instant;
+    /// Saturates at the origin.
+    fn sub(self, before: Duration) -> Instant {
+        Instant(self.0.saturating_sub(u64::try_from(before.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
 impl AddAssign<Duration> for Instant {
     fn add_assign(&mut self, after: Duration) {
         *self = *self + after;

@@ -5,6 +5,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
+use std::ptr;
 use std::time::{Duration, SystemTime};
 
 /// Has the kernel stamp what `socket` receives (`SO_TIMESTAMPNS`). If no other socket of the machine
@@ -27,16 +28,29 @@ pub fn enable(socket: impl AsFd) -> io::Result<()> {
 /// Receives a datagram and the time of its arrival. Needs [`enable`] before; a datagram without a
 /// stamp is `InvalidData`.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(usize, SystemTime)> {
+    receive_from(socket, buffer, None)
+}
+
+/// The same; who sent it is written to `from`.
+pub(crate) fn receive_from(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+    from: Option<&mut libc::sockaddr_storage>,
+) -> io::Result<(usize, SystemTime)> {
     let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     let mut control = [0u64; 16];
     // SAFETY: every field of msghdr is an integer or a pointer, for which zero is a value.
     let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    if let Some(from) = from {
+        message.msg_namelen = size_of_val(from) as libc::socklen_t;
+        message.msg_name = ptr::from_mut(from).cast();
+    }
     message.msg_iov = &raw mut part;
     message.msg_iovlen = 1;
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = size_of_val(&control);
-    // SAFETY: `message` points to `part` and `control`, and `part` to `buffer`, all live and
-    // writable for the lengths given.
+    // SAFETY: `message` points to `part`, `control` and perhaps `from`, and `part` to `buffer`, all
+    // live and writable for the lengths given.
     let length = unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &raw mut message, 0) };
     let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
     let stamp = stamp(&message).ok_or_else(|| {

@@ -9,14 +9,16 @@
 use std::ffi::{c_int, c_void};
 use std::io::{self, IoSlice};
 use std::mem;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr;
+use std::time::SystemTime;
 
 use rustix::net::sockopt;
 
 use crate::filter::{self, BpfInsn};
 use crate::os;
+use crate::stamp;
 
 /// Messages in one system call.
 const BATCH: usize = 64;
@@ -147,6 +149,35 @@ impl UdpBatch {
         }
     }
 
+    /// Has what is received stamped with its time of arrival, for [`recv_at`](UdpBatch::recv_at).
+    ///
+    /// # Errors
+    /// None are known.
+    pub fn stamp(&self) -> io::Result<()> {
+        stamp::enable(self)
+    }
+
+    /// Receives one datagram, if one waits, as [`recv`](UdpBatch::recv) does, and when it arrived.
+    /// Needs [`stamp`](UdpBatch::stamp) before.
+    ///
+    /// # Errors
+    /// As those of [`recv`](UdpBatch::recv).
+    pub fn recv_at(
+        &self,
+        buffer: &mut [u8],
+    ) -> io::Result<Option<(usize, SocketAddr, SystemTime)>> {
+        // SAFETY: all zeros is a `sockaddr_storage`.
+        let mut from: libc::sockaddr_storage = unsafe { mem::zeroed() };
+        let (length, at) = match stamp::receive_from(self, buffer, Some(&mut from)) {
+            Ok(received) => received,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        let unknown = || io::Error::new(io::ErrorKind::InvalidData, "a sender without an address");
+        Ok(Some((length, address(&from).ok_or_else(unknown)?, at)))
+    }
+
     /// Lets nothing in any more: the socket holds its port, so that no peer is refused, while a
     /// tap reads the datagrams.
     ///
@@ -275,6 +306,27 @@ impl Name {
     }
 }
 
+/// The address that the kernel has written.
+fn address(from: &libc::sockaddr_storage) -> Option<SocketAddr> {
+    match c_int::from(from.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the storage is large enough and aligned for every kind of address, and the
+            // family says that it is this one.
+            let name = unsafe { ptr::from_ref(from).cast::<libc::sockaddr_in>().read() };
+            let ip = name.sin_addr.s_addr.to_ne_bytes();
+            Some((ip, u16::from_be(name.sin_port)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let name = unsafe { ptr::from_ref(from).cast::<libc::sockaddr_in6>().read() };
+            let (ip, port) = (name.sin6_addr.s6_addr.into(), u16::from_be(name.sin6_port));
+            let scope = name.sin6_scope_id;
+            Some(SocketAddrV6::new(ip, port, name.sin6_flowinfo, scope).into())
+        }
+        _ => None,
+    }
+}
+
 /// The control message that says at which length to cut.
 fn segment_control(length: u16) -> [u64; CONTROL_WORDS] {
     let mut words = [0; CONTROL_WORDS];
@@ -316,6 +368,8 @@ fn header(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn peer(port: u16) -> SocketAddr {
@@ -355,6 +409,12 @@ mod tests {
                 assert_eq!(from, sender.local_addr().unwrap());
             }
             assert!(receiver.recv(&mut buffer).unwrap().is_none());
+            receiver.stamp().unwrap();
+            assert!(receiver.recv_at(&mut buffer).unwrap().is_none());
+            assert_eq!(sender.send(&[(to, b"now")]).sent, 1);
+            let (length, from, at) = receiver.recv_at(&mut buffer).unwrap().unwrap();
+            assert_eq!((length, from), (3, sender.local_addr().unwrap()));
+            assert!(at.elapsed().unwrap() < Duration::from_secs(1));
         }
     }
 

@@ -26,7 +26,7 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::BytesMut;
 use mio::unix::SourceFd;
@@ -48,6 +48,8 @@ pub(super) use link::QuicLink;
 
 /// Datagrams read before others have their turn.
 const READS: usize = 512;
+/// A datagram that has waited longer, by the wall's clock, has not: the clock was set.
+const LONGEST_WAIT: Duration = Duration::from_millis(100);
 /// Bytes that the socket may hold in each direction.
 const SOCKET: usize = 8 << 20;
 /// Datagrams handed to the kernel at once.
@@ -76,6 +78,8 @@ pub(super) struct Endpoint {
     keys: HashMap<ConnectionHandle, usize>,
     /// Whether there may be more to read.
     pub(super) readable: bool,
+    /// When the last datagram arrived.
+    heard: Instant,
     receive: Box<[u8]>,
     send: Vec<u8>,
 }
@@ -98,6 +102,7 @@ impl Endpoint {
         let at = settings.listen.unwrap_or(anywhere);
         let socket = UdpBatch::bind(at)?;
         socket.set_buffers(SOCKET)?;
+        socket.stamp()?;
         let transport = Arc::new(transport(settings)?);
         let mut client = ClientConfig::new(Arc::new(tls::client()?));
         client.transport_config(transport.clone());
@@ -116,6 +121,7 @@ impl Endpoint {
             clock: Clock::new(now),
             keys: HashMap::new(),
             readable: false,
+            heard: now,
             receive: vec![0; 65_536].into(),
             send: Vec::new(),
         })
@@ -153,8 +159,9 @@ impl Endpoint {
     /// Reads what has come, a few hundred datagrams at most; `refuse`: nobody may dial now.
     pub(super) fn receive(&mut self, refuse: bool, now: Instant) -> Vec<Arrived> {
         let mut arrived = Vec::new();
+        let wall = SystemTime::now();
         for _ in 0..READS {
-            let (length, from) = match self.socket.recv(&mut self.receive) {
+            let (length, from, at) = match self.socket.recv_at(&mut self.receive) {
                 Ok(Some(received)) => received,
                 Ok(None) => {
                     self.readable = false;
@@ -167,7 +174,10 @@ impl Endpoint {
             };
             let datagram = BytesMut::from(&self.receive[..length]);
             self.send.clear();
-            let theirs = self.clock.theirs(now);
+            // What it waited here is not the path's: rates and round trips are measured by this.
+            let waited = wall.duration_since(at).unwrap_or_default().min(LONGEST_WAIT);
+            self.heard = self.heard.max(now - waited);
+            let theirs = self.clock.theirs(self.heard);
             let event = self.inner.handle(theirs, from, None, None, datagram, &mut self.send);
             match event {
                 Some(DatagramEvent::ConnectionEvent(handle, event)) => {
