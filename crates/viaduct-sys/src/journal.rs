@@ -21,6 +21,7 @@ use std::process;
 
 use serde::{Deserialize, Serialize};
 
+use crate::claim::Claim;
 use crate::hold::Hold;
 use crate::intercept::Intercept;
 use crate::nft::{MssClamp, NftError};
@@ -43,6 +44,12 @@ pub enum JournalError {
         /// Its owner.
         pid: u32,
     },
+    /// Another process has rules of the same port in this network namespace.
+    #[error(
+        "the nftables table viaduct_{0} is another process's, which runs or still ends its flows: \
+         wait for its end, or listen at another port"
+    )]
+    Claimed(String),
     /// The journal cannot be read or written.
     #[error("cannot {action} {}", path.display())]
     File {
@@ -94,6 +101,8 @@ pub struct Changes {
     journal: Journal,
     warnings: Vec<String>,
     took_over: bool,
+    /// Tables that no other process may make or delete. Dropped after all was put back.
+    claims: Vec<(String, Claim)>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -130,12 +139,13 @@ impl Changes {
             }
             if left.owner.same_world(&owner) {
                 took_over = !left.changes.is_empty();
-                (changes, warnings) = undo_all(left.changes);
+                (changes, warnings) = undo_unclaimed(left.changes);
             }
         }
         // Not earlier: dropping it deletes the journal, which until here may be another's.
         let journal = Journal { owner, changes };
-        let changes = Changes { path: path.to_owned(), journal, warnings, took_over };
+        let claims = Vec::new();
+        let changes = Changes { path: path.to_owned(), journal, warnings, took_over, claims };
         changes.save()?;
         Ok(changes)
     }
@@ -182,21 +192,36 @@ impl Changes {
         self.make(&Change::Mss(clamp))
     }
 
+    /// Makes sure of the tables of `instance` before anything is changed for it.
+    ///
+    /// # Errors
+    /// Another process of this network namespace has them.
+    pub fn claim(&mut self, instance: &str) -> Result<(), JournalError> {
+        if self.claims.iter().any(|(ours, _)| ours == instance) {
+            return Ok(());
+        }
+        let claim = claim(instance).ok_or_else(|| JournalError::Claimed(instance.to_owned()))?;
+        self.claims.push((instance.to_owned(), claim));
+        Ok(())
+    }
+
     /// Hands connections to a proxy on this machine.
     ///
     /// # Errors
-    /// As [`Intercept::apply`]'s; nothing is left changed.
+    /// As [`Changes::claim`]'s and [`Intercept::apply`]'s; nothing is left changed.
     pub fn intercept(&mut self, intercept: Intercept) -> Result<(), JournalError> {
         intercept.check()?;
+        self.claim(&intercept.instance)?;
         self.make(&Change::Intercept(intercept))
     }
 
     /// Has the kernel hold SYNs until a proxy says what becomes of them.
     ///
     /// # Errors
-    /// As [`Hold::apply`]'s; nothing is left changed.
+    /// As [`Changes::claim`]'s and [`Hold::apply`]'s; nothing is left changed.
     pub fn hold(&mut self, hold: Hold) -> Result<(), JournalError> {
         hold.check()?;
+        self.claim(&hold.instance)?;
         self.make(&Change::Hold(hold))
     }
 
@@ -291,6 +316,15 @@ impl Drop for Changes {
 }
 
 impl Change {
+    /// The instance whose tables it makes, where another process's may have the same name.
+    fn instance(&self) -> Option<&str> {
+        match self {
+            Change::Intercept(intercept) => Some(&intercept.instance),
+            Change::Hold(hold) => Some(&hold.instance),
+            _ => None,
+        }
+    }
+
     fn apply(&self) -> Result<(), JournalError> {
         match self {
             Change::Offload(state) => state.switch_off()?,
@@ -314,6 +348,24 @@ impl Change {
         }
         Ok(())
     }
+}
+
+/// `None` if another process has the tables of `instance`.
+fn claim(instance: &str) -> Option<Claim> {
+    Claim::take(&format!("viaduct_{instance}")).ok().flatten()
+}
+
+/// As [`undo_all`], but for tables that another process has made its own meanwhile.
+fn undo_unclaimed(changes: Vec<Change>) -> (Vec<Change>, Vec<String>) {
+    let (mut ours, mut claims) = (Vec::new(), Vec::new());
+    for change in changes {
+        let claimed = change.instance().map(claim);
+        if !matches!(claimed, Some(None)) {
+            claims.push(claimed);
+            ours.push(change);
+        }
+    }
+    undo_all(ours)
 }
 
 /// Undoes the last first; what could not be undone, in order, and why.

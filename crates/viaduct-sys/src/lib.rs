@@ -48,5 +48,6 @@ pub mod tun;
 pub mod udp;
 pub mod urgent;
 
+mod claim;
 mod netlink;
 mod os;

@@ -31,6 +31,8 @@ pub struct TcpOptions {
     pub receive_buffer: Option<usize>,
     /// What is accepted keeps the headers of its SYN, for [`saved_syn`].
     pub save_syn: bool,
+    /// Other listeners may have the same address, those of this process's loops ([`share_out`]).
+    pub shared: bool,
 }
 
 /// What the SYN says beside its addresses.
@@ -48,7 +50,7 @@ pub enum Telling<'a> {
 /// Probes without an answer before a connection is given up.
 const PROBES: u32 = 4;
 
-/// Listens at `address`, not blocking; several processes may share a port. What it accepts has no
+/// Listens at `address`, not blocking, alone unless the options say otherwise. What it accepts has no
 /// Nagle's delay.
 ///
 /// # Errors
@@ -56,7 +58,7 @@ const PROBES: u32 = 4;
 pub fn listen(address: SocketAddr, backlog: u32, options: TcpOptions) -> io::Result<TcpListener> {
     let socket = socket(address, options)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
-    sockopt::set_socket_reuseport(&socket, true)?;
+    sockopt::set_socket_reuseport(&socket, options.shared)?;
     rustix::net::bind(&socket, &address)?;
     rustix::net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
     Ok(socket.into())

@@ -213,6 +213,43 @@ fn a_proxy_that_is_killed_is_passed_by_and_its_next_start_splits_again() {
     assert_eq!(peer(&world), client);
 }
 
+#[test]
+fn a_port_is_one_proxys_and_so_is_what_it_changes() {
+    let mut world = World::new("delay=1ms");
+    let ip = world.addresses()[0];
+    let client: IpAddr = world.chain.client().v4().into();
+    let listener = world.listen(ip);
+    let is_split = |world: &World| {
+        let _client = world.connect(ip).unwrap();
+        listener.accept().unwrap().1.ip() != client
+    };
+    let rules = |world: &World| world.hop().run("nft", &["list", "ruleset"]).unwrap();
+    let another = |world: &World| Proxy::on_path(world.hop()).map_err(|error| error.to_string());
+    for ports in [["[::]:7000", "[::]:7000"], ["[::]:7001", "[::]:7001"]] {
+        let twice = ["--listen", ports[0], "--listen", ports[1], "--to", "10.2.0.2:1"];
+        let refused = Proxy::start(world.hop(), &twice).unwrap_err().to_string();
+        assert!(refused.contains("Address already in use"), "{refused}");
+    }
+    let refused = another(&world).unwrap_err();
+    assert!(refused.contains("viaduct_proxy_7000 is another process's"), "{refused}");
+    assert!(rules(&world).contains("tproxy") && is_split(&world), "the first goes on");
+
+    // One that lets its flows end listens no more, but its rules are its own yet.
+    let mut flow = world.connect(ip).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    let pid = Pid::from_raw(world.proxy.process().id().cast_signed()).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+    thread::sleep(Duration::from_millis(300));
+    let refused = another(&world).unwrap_err();
+    assert!(refused.contains("still ends its flows"), "{refused}");
+    echo(&mut flow, &mut server);
+    assert!(!is_split(&world));
+    drop((flow, server));
+    world.proxy.process().wait().unwrap();
+    let _second = another(&world).unwrap();
+    assert!(is_split(&world) && rules(&world).contains("tproxy"));
+}
+
 /// What curl gets from a web server, through what `options` say.
 fn curl(chain: &Chain, options: &str) -> Result<String, String> {
     let url = format!("http://{}:8080/file", chain.server().v4());

@@ -68,7 +68,8 @@ impl Worker {
         let mut begun = Ok(None);
         let told = self.target.told(syn);
         let unclear = told.is_none() && matches!(self.target, Target::Asked(_));
-        if self.flows.is_full() || unclear {
+        // One that ends lets in no more, whose SYN it may still see.
+        if self.flows.is_full() || unclear || self.deadline.is_some() {
             return begun;
         }
         let Worker { early, flows, target, policies, options, teller, limits, .. } = self;

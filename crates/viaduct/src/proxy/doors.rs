@@ -101,6 +101,7 @@ impl Doors {
                 format!("listen: cannot use {at} alone, as several workers must")
             })?;
         }
+        let options = TcpOptions { shared: true, ..options };
         let mut all = Vec::new();
         for number in 0..loops {
             let share = Some(Share { number, of: loops });

@@ -32,9 +32,13 @@ pub fn open(settings: &Settings, left: &[Door]) -> Result<Opened> {
         let doors = Doors::inherited(left, queue(settings), most_held(settings))?;
         return Ok(Opened::Proxy(vec![doors], None));
     }
+    // First: another proxy of this port may have them, and nothing of its must be touched.
+    let mut changes = claim(settings)?;
     let doors = doors(settings)?;
     // Only now that somebody listens.
-    let changes = changes(settings)?;
+    if let Some(changes) = &mut changes {
+        change(settings, changes)?;
+    }
     if !settings.on_demand {
         return Ok(Opened::Proxy(doors, changes));
     }
@@ -83,18 +87,35 @@ fn ends(ways: &[Way]) -> (Vec<Prefix>, Vec<Prefix>) {
     (if anywhere { Vec::new() } else { all(|way| &way.from) }, all(|way| &way.to))
 }
 
-/// Has the kernel hand connections to the proxy, and hold their SYNs, if that is wanted.
-fn changes(settings: &Settings) -> Result<Option<Changes>> {
-    let (intercept, queue) = (&settings.intercept, queue(settings));
-    if intercept.is_none() && !settings.holds {
+/// Puts back what an earlier run has left, and makes sure of the tables that this one is to make, if
+/// any.
+fn claim(settings: &Settings) -> Result<Option<Changes>> {
+    let intercept = settings.intercept.as_ref().map(|intercept| intercept.instance.clone());
+    let instances = intercept.into_iter().chain(settings.holds.then(|| hold_instance(settings)));
+    let instances: Vec<String> = instances.collect();
+    if instances.is_empty() {
         return Ok(None);
     }
     let mut changes = Changes::open(&settings.journal())?;
     for warning in changes.warnings() {
         warn!("left by an earlier run: {warning}");
     }
+    for instance in instances {
+        changes.claim(&instance)?;
+    }
+    Ok(Some(changes))
+}
+
+/// Names the table that holds SYNs.
+fn hold_instance(settings: &Settings) -> String {
+    format!("hold_{}", queue(settings))
+}
+
+/// Has the kernel hand connections to the proxy, and hold their SYNs, if that is wanted.
+fn change(settings: &Settings, changes: &mut Changes) -> Result<()> {
+    let intercept = &settings.intercept;
     if settings.holds {
-        let instance = format!("hold_{queue}");
+        let (instance, queue) = (hold_instance(settings), queue(settings));
         let (ways, ports) = concern(settings);
         let whose = if intercept.is_some() { Where::Passing } else { Where::Here };
         changes.hold(Hold { instance, queue, whose, ways, ports })?;
@@ -102,5 +123,5 @@ fn changes(settings: &Settings) -> Result<Option<Changes>> {
     if let Some(intercept) = intercept {
         changes.intercept(intercept.clone())?;
     }
-    Ok(Some(changes))
+    Ok(())
 }

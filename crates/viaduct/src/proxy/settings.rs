@@ -127,6 +127,7 @@ impl Settings {
                 send_buffer: args.send_buffer.or(args.receive_buffer.map(|bytes| 2 * bytes)),
                 save_syn: target.heeds_options(),
                 receive_buffer: args.receive_buffer,
+                shared: false,
             },
             tunnels: tunnels.map(|of| TunnelSettings { waits, ..of }),
             holds,
