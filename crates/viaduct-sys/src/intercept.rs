@@ -122,8 +122,8 @@ impl Intercept {
         line(&format!("table inet viaduct_{} {{", self.instance));
         for (family, kind, _) in FAMILIES {
             line(&format!(
-                "set {family}_begun {{ type {kind} . inet_service; flags dynamic,timeout; \
-                 size {MOST_REMEMBERED}; timeout {REMEMBERED}; }}"
+                "set {family}_begun {{ type {kind} . inet_service . {kind} . inet_service; \
+                 flags dynamic,timeout; size {MOST_REMEMBERED}; timeout {REMEMBERED}; }}"
             ));
         }
         let (sets, rules) = matches(&self.ways, &self.ports);
@@ -132,7 +132,8 @@ impl Intercept {
         // Packets of connections that are ours already, with whatever address.
         line(&format!("meta l4proto tcp socket transparent 1 meta mark set {mark} accept"));
         for (family, matches) in rules {
-            let tuple = format!("{family} saddr . tcp sport");
+            // All of it: a client may have the same port to another server, from before.
+            let tuple = format!("{family} saddr . tcp sport . {family} daddr . tcp dport");
             // By itself: where no more can be remembered, a SYN is handed over all the same.
             line(&format!("{matches}{SYN} add @{family}_begun {{ {tuple} }}"));
             let over = format!("tproxy {family} to :{} meta mark set {mark} accept", self.to_port);

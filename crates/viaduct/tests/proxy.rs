@@ -250,6 +250,42 @@ fn a_port_is_one_proxys_and_so_is_what_it_changes() {
     assert!(is_split(&world) && rules(&world).contains("tproxy"));
 }
 
+/// A connection from the client's `port` to the server's, its address used already or not.
+fn connect_from(chain: &Chain, port: u16, to: SocketAddr) -> TcpStream {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket, sockopt};
+    let from: IpAddr = match to {
+        SocketAddr::V4(_) => chain.client().v4().into(),
+        SocketAddr::V6(_) => chain.client().addresses().find(IpAddr::is_ipv6).unwrap(),
+    };
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let connect = || {
+        let socket = socket(family, SocketType::STREAM, None).unwrap();
+        sockopt::set_socket_reuseaddr(&socket, true).unwrap();
+        bind(&socket, &SocketAddr::new(from, port)).unwrap();
+        connect(&socket, &to).unwrap();
+        TcpStream::from(socket)
+    };
+    let stream = chain.client().netns().enter(connect).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    stream
+}
+
+#[test]
+fn connections_of_before_pass_on_though_their_port_goes_elsewhere_too() {
+    let chain = chain("delay=1ms");
+    for ip in chain.server().addresses().collect::<Vec<_>>() {
+        let listen = |port| TcpListener::bind(SocketAddr::new(ip, port)).unwrap();
+        let listen = |port| chain.server().netns().enter(|| listen(port)).unwrap();
+        let (one, other) = (listen(PORT), listen(PORT + 1));
+        let mut before = connect_from(&chain, 45_000, SocketAddr::new(ip, PORT));
+        let (mut server, _) = one.accept().unwrap();
+        let _proxy = Proxy::on_path(&chain.hops()[0]).unwrap();
+        let _after = connect_from(&chain, 45_000, SocketAddr::new(ip, PORT + 1));
+        let _ = other.accept().unwrap();
+        echo(&mut before, &mut server);
+    }
+}
+
 /// What curl gets from a web server, through what `options` say.
 fn curl(chain: &Chain, options: &str) -> Result<String, String> {
     let url = format!("http://{}:8080/file", chain.server().v4());
