@@ -373,6 +373,25 @@ fn several_loops_accept_those_whose_syns_they_have_seen_and_are_one_proxy() {
 }
 
 #[test]
+fn a_listener_that_takes_nothing_of_what_is_intercepted_is_refused() {
+    let check = |listen: &str, intercept: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+        command.args(["proxy", "--check", "--listen", listen, "--intercept", intercept]);
+        String::from_utf8(command.output().unwrap().stderr).unwrap()
+    };
+    assert_eq!(check("[::]:7000", "10.2.0.0/16,fd02::/16"), "");
+    assert_eq!(check("0.0.0.0:7000", "10.2.0.0/16"), "");
+    for (listen, intercept) in [
+        ("127.0.0.1:7000", "10.2.0.0/16"),
+        ("0.0.0.0:7000", "10.2.0.0/16,fd02::/16"),
+        ("[fd01::1]:7000", "fd02::/16"),
+    ] {
+        let said = check(listen, intercept);
+        assert!(said.contains("intercept") && said.contains(&format!("listen is {listen}")), "{said}");
+    }
+}
+
+#[test]
 fn what_only_one_loop_can_do_is_refused_to_several() {
     let check = |more: &str| {
         let options = "proxy --check --listen 127.0.0.1:7000 --to 127.0.0.1:1 --workers 2";

@@ -139,7 +139,7 @@ impl Settings {
             tell: args.tell,
             limits: limits(args),
             workers: workers(args, holds, tunnelled)?,
-            intercept: intercept(args, port),
+            intercept: intercept(args, port)?,
             run_dir: args.run_dir.clone(),
             metrics: args.metrics,
         })
@@ -301,12 +301,26 @@ fn limits(args: &ProxyArgs) -> Limits {
     }
 }
 
-fn intercept(args: &ProxyArgs, port: u16) -> Option<Intercept> {
+fn intercept(args: &ProxyArgs, port: u16) -> Result<Option<Intercept>> {
+    // What is handed over has the servers' addresses: a listener of one address has none of it.
+    let takes = |at: &SocketAddr, net: &IpNet| {
+        at.port() == port && at.ip().is_unspecified() && (at.is_ipv6() || net.addr().is_ipv4())
+    };
+    for net in &args.intercept {
+        if !args.listen.iter().any(|at| takes(at, net)) {
+            let listen: Vec<_> = args.listen.iter().map(ToString::to_string).collect();
+            bail!(
+                "intercept: no listener takes what is handed over of {net}: listen is {}; [::]:{port} \
+                 takes both families, 0.0.0.0:{port} IPv4",
+                listen.join(", ")
+            );
+        }
+    }
     let pair = |net: &IpNet| (net.addr(), net.prefix_len());
-    (!args.intercept.is_empty()).then(|| Intercept {
+    Ok((!args.intercept.is_empty()).then(|| Intercept {
         instance: format!("proxy_{port}"),
         to_port: port,
         ways: vec![Way { from: Vec::new(), to: args.intercept.iter().map(pair).collect() }],
         ports: args.ports.clone(),
-    })
+    }))
 }
