@@ -286,6 +286,18 @@ fn connections_of_before_pass_on_though_their_port_goes_elsewhere_too() {
     }
 }
 
+#[test]
+fn a_name_is_one_services_in_its_directory() {
+    let world = World::new("delay=1ms");
+    let directory = world.proxy.directory().display().to_string();
+    let another = ["--listen", "[::]:7001", "--to", "10.2.0.2:1", "--run-dir", &directory];
+    let start = |name| Proxy::start(world.hop(), &[&another[..], &["--name", name]].concat());
+    let refused = start("proxy-7000").unwrap_err().to_string();
+    assert!(refused.contains("a service of this name runs"), "{refused}");
+    assert!(world.proxy.directory().join("proxy-7000.sock").exists());
+    start("proxy-7001").unwrap();
+}
+
 /// What curl gets from a web server, through what `options` say.
 fn curl(chain: &Chain, options: &str) -> Result<String, String> {
     let url = format!("http://{}:8080/file", chain.server().v4());

@@ -50,6 +50,7 @@ use worker::Worker;
 
 use crate::proxy::handle::Beside;
 use crate::proxy::settings::Settings;
+use crate::status::socket::check_free;
 
 /// Runs a gateway until a signal ends it.
 pub fn run(path: &Path, registry: Registry) -> Result<()> {
@@ -58,6 +59,7 @@ pub fn run(path: &Path, registry: Registry) -> Result<()> {
         warn!("{warning}");
     }
     machine::check_rights()?;
+    check_free(&site.config.socket())?;
     let (mut system, tun) = System::prepare(&site)?;
     let flows = split.map(Beside::start).transpose()?;
     if let Some(intercept) = flows.as_ref().and_then(|f| f.handle.settings().intercept.clone()) {

@@ -20,6 +20,7 @@ use super::settings::Settings;
 use super::snapshot::ProxyStatus;
 use crate::metrics::{Metrics, Page};
 use crate::notify::{Phase, notify};
+use crate::status::socket::check_free;
 
 /// How long a client of the status socket may take to read.
 const READ_WITHIN: Duration = Duration::from_secs(5);
@@ -122,6 +123,7 @@ impl Control {
 
 fn status_socket(settings: &Settings) -> Result<UnixListener> {
     let path = settings.socket();
+    check_free(&path)?;
     fs::create_dir_all(&settings.run_dir)
         .with_context(|| format!("run-dir: {}", settings.run_dir.display()))?;
     let _ = fs::remove_file(&path);

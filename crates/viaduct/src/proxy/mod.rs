@@ -55,6 +55,8 @@ use opening::Opened;
 pub use options::ProxyOptions;
 use settings::Settings;
 
+use crate::status::socket::check_free;
+
 /// Descriptors that are not flows': pipes, taps, listeners, the status socket.
 const SPARE_DESCRIPTORS: u64 = 256;
 
@@ -62,6 +64,7 @@ const SPARE_DESCRIPTORS: u64 = 256;
 pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     let settings = Settings::load(options, &registry)?;
     enough_descriptors(settings.limits.flows);
+    check_free(&settings.socket())?;
     // What was changed on the machine is put back when this ends.
     let (doors, _changes) = match opening::open(&settings, &options.doors)? {
         Opened::Proxy(doors, changes) => (doors, changes),

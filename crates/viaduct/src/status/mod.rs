@@ -8,6 +8,7 @@
 
 mod page;
 mod proxy_page;
+pub mod socket;
 mod source;
 mod terminal;
 mod top;
