@@ -298,6 +298,32 @@ fn a_name_is_one_services_in_its_directory() {
     start("proxy-7001").unwrap();
 }
 
+#[test]
+fn who_connects_to_the_listener_itself_is_refused_at_once() {
+    let chain = chain("delay=1ms");
+    let path = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0,::/0", "--keep-client"];
+    let world = World { proxy: Proxy::start(&chain.hops()[0], &path).unwrap(), chain };
+    let to: SocketAddr = "10.1.0.2:7000".parse().unwrap();
+    let connect = || TcpStream::connect_timeout(&to, Duration::from_secs(5));
+    for n in 1..=3 {
+        let client = world.chain.client().netns().enter(connect).unwrap();
+        let ended = client.and_then(|mut client| {
+            client.set_read_timeout(Some(Duration::from_secs(5)))?;
+            client.read(&mut [0])
+        });
+        assert_eq!(ended.unwrap_err().kind(), ErrorKind::ConnectionReset);
+        let counters = &status(&world.proxy)["counters"];
+        assert_eq!((&counters["refused"]["denied"], &counters["open"]), (&n.into(), &0.into()));
+    }
+}
+
+/// What a proxy says of itself.
+fn status(proxy: &Proxy) -> Value {
+    let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+    status.args(["status", "--json", "--run-dir"]).arg(proxy.directory());
+    serde_json::from_slice(&status.output().unwrap().stdout).unwrap()
+}
+
 /// What curl gets from a web server, through what `options` say.
 fn curl(chain: &Chain, options: &str) -> Result<String, String> {
     let url = format!("http://{}:8080/file", chain.server().v4());

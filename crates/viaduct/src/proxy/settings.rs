@@ -206,7 +206,10 @@ fn target(args: &ProxyArgs) -> Result<Target> {
         None if !args.expect.is_empty() => Ok(Target::Asked(terms(args)?)),
         // Sessions say where to, and nobody else.
         None if args.intercept.is_empty() => Ok(Target::Asked(terms(args)?)),
-        None => Ok(Target::Meant { keep_client: args.keep_client }),
+        None => {
+            let own = args.listen.iter().map(SocketAddr::port).collect();
+            Ok(Target::Meant { keep_client: args.keep_client, own })
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Where a flow goes, and by which hop.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::{fmt, io};
 
 use ipnet::IpNet;
@@ -24,6 +24,8 @@ pub enum Target {
     Meant {
         /// With the client's address.
         keep_client: bool,
+        /// The ports that the proxy listens on itself.
+        own: Vec<u16>,
     },
     /// Each to where its client says.
     Asked(Terms),
@@ -122,7 +124,9 @@ impl Target {
             // Nothing passes this machine from itself to itself: it would be our own connection,
             // and so would the one that it asks for.
             Target::Meant { .. } if tuple.client.ip() == tuple.to.ip() => None,
-            Target::Meant { keep_client } => {
+            // Nobody meant to go to our own listener: with the client's address that would come back.
+            Target::Meant { own, .. } if own.contains(&tuple.to.port()) && is_here(tuple.to) => None,
+            Target::Meant { keep_client, .. } => {
                 let from = keep_client.then_some(tuple.client);
                 let route = Route::by(policies, tuple.client, tuple.to, from)?;
                 // What a hop further on is told goes on with the flow, unless that is bent here.
@@ -215,6 +219,18 @@ impl fmt::Display for Target {
             Target::Asked(_) => f.write_str("where each client says"),
         }
     }
+}
+
+/// Whether this is an address of this machine's: what goes there comes from there.
+fn is_here(to: SocketAddr) -> bool {
+    let any: IpAddr =
+        if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    // Nothing is sent: the kernel looks the way up.
+    let from = UdpSocket::bind((any, 0)).and_then(|socket| {
+        socket.connect(to)?;
+        socket.local_addr()
+    });
+    from.is_ok_and(|from| from.ip() == to.ip())
 }
 
 /// What an error of a connection means to whoever asked for it.
