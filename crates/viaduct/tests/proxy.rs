@@ -324,6 +324,24 @@ fn status(proxy: &Proxy) -> Value {
     serde_json::from_slice(&status.output().unwrap().stdout).unwrap()
 }
 
+#[test]
+fn what_a_killed_proxy_left_is_put_back_by_the_next_of_its_name_whatever_that_does() {
+    let mut world = World::new("delay=1ms");
+    let pid = Pid::from_raw(world.proxy.process().id().cast_signed()).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+    world.proxy.process().wait().unwrap();
+    let rules = || {
+        let tables = world.hop().run("nft", &["list", "tables"]).unwrap();
+        tables + &world.hop().run("ip", &["rule", "list", "priority", "118"]).unwrap()
+    };
+    let journal = world.proxy.directory().join("proxy-7000.changes.json");
+    assert!(journal.exists() && rules().contains("viaduct_proxy_7000"));
+    let directory = world.proxy.directory().display().to_string();
+    let to = ["--listen", "[::]:7000", "--to", "10.2.0.2:9000", "--run-dir", &directory];
+    let _next = Proxy::start(world.hop(), &to).unwrap();
+    assert_eq!((rules().as_str(), journal.exists()), ("", false));
+}
+
 /// What curl gets from a web server, through what `options` say.
 fn curl(chain: &Chain, options: &str) -> Result<String, String> {
     let url = format!("http://{}:8080/file", chain.server().v4());

@@ -93,17 +93,20 @@ fn claim(settings: &Settings) -> Result<Option<Changes>> {
     let intercept = settings.intercept.as_ref().map(|intercept| intercept.instance.clone());
     let instances = intercept.into_iter().chain(settings.holds.then(|| hold_instance(settings)));
     let instances: Vec<String> = instances.collect();
-    if instances.is_empty() {
+    let journal = settings.journal();
+    // One of an earlier run that was to change something is heeded all the same.
+    if instances.is_empty() && !journal.exists() {
         return Ok(None);
     }
-    let mut changes = Changes::open(&settings.journal())?;
+    let mut changes = Changes::open(&journal)?;
     for warning in changes.warnings() {
         warn!("left by an earlier run: {warning}");
     }
-    for instance in instances {
-        changes.claim(&instance)?;
+    for instance in &instances {
+        changes.claim(instance)?;
     }
-    Ok(Some(changes))
+    // Without changes its end, here, deletes the journal.
+    Ok((!instances.is_empty()).then_some(changes))
 }
 
 /// Names the table that holds SYNs.
