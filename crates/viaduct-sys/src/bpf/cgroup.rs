@@ -86,5 +86,9 @@ fn is_cgroup(directory: &OwnedFd) -> bool {
 }
 
 fn no_cgroup(path: &str, source: io::Error) -> BpfError {
+    // The way to all of them takes rights of its own, and the path is not what is wrong.
+    if source.kind() == io::ErrorKind::PermissionDenied {
+        return BpfError::Denied { action: "open a cgroup", source };
+    }
     BpfError::Cgroup { path: path.to_owned(), source }
 }
