@@ -13,7 +13,7 @@ use std::fmt::Write as _;
 use serde::{Deserialize, Serialize};
 
 use crate::intercept::{SYN, Way, matches};
-use crate::nft::{NftError, check_instance, deletion};
+use crate::nft::{NftError, check_instance, count_rules, deletion};
 use crate::{nfqueue, tool};
 
 /// The mark of a SYN that is answered as a server does that refuses.
@@ -82,6 +82,19 @@ impl Hold {
         self.check()?;
         tool::run("nft", &["-f", "-"], &deletion(&self.instance))?;
         Ok(())
+    }
+
+    /// Whether all of it is in place.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn is_there(&self) -> Result<bool, NftError> {
+        let (_, ways) = matches(&self.ways, &self.ports);
+        let table = format!("viaduct_{}", self.instance);
+        let all = [("hold", 1), ("syns", ways.len()), ("answers", 2)];
+        all.iter().try_fold(true, |so_far, (chain, rules)| {
+            Ok(so_far && count_rules(&table, chain)? == *rules)
+        })
     }
 
     /// With `queue` as the rule that leads to the queue.

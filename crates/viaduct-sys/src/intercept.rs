@@ -19,7 +19,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::nft::{NftError, check_instance, deletion, set};
+use crate::nft::{NftError, check_instance, count_rules, deletion, set};
 use crate::tool;
 
 /// Families as nft names them, their addresses, and whether it is IPv4.
@@ -27,7 +27,7 @@ const FAMILIES: [(&str, &str, bool); 2] = [("ip", "ipv4_addr", true), ("ip6", "i
 /// A SYN that begins a connection.
 pub(crate) const SYN: &str = "tcp flags & (fin | syn | rst | ack) == syn";
 /// Marks and routing tables of ours: this, and the port.
-const BASE: u32 = 0x7664_0000;
+pub(crate) const BASE: u32 = 0x7664_0000;
 
 /// An address and a prefix's length.
 type Prefix = (IpAddr, u8);
@@ -102,6 +102,24 @@ impl Intercept {
             let _ = ip(&[family, "route", "flush", "table", &table]);
         }
         Ok(())
+    }
+
+    /// Whether all of it is in place.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn is_there(&self) -> Result<bool, NftError> {
+        let (_, ways) = matches(&self.ways, &self.ports);
+        if count_rules(&format!("viaduct_{}", self.instance), "prerouting")? != 1 + 3 * ways.len() {
+            return Ok(false);
+        }
+        let (mark, table) = (self.mark(), self.table());
+        let shows = |arguments: &[&str]| ip(arguments).is_ok_and(|text| !text.trim().is_empty());
+        Ok(["-4", "-6"].iter().all(|family| {
+            shows(&[family, "rule", "list", "fwmark", &mark])
+                // One that does not exist is an error.
+                && shows(&[family, "route", "list", "table", &table])
+        }))
     }
 
     fn mark(&self) -> String {

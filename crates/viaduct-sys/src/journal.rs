@@ -246,6 +246,22 @@ impl Changes {
         self.journal.changes.iter().take(mark).try_for_each(Change::apply)
     }
 
+    /// Makes what somebody else has taken away of tables and rules once more; whether there was
+    /// anything.
+    ///
+    /// # Errors
+    /// As when it was made.
+    pub fn repair(&self) -> Result<bool, JournalError> {
+        let mut repaired = false;
+        for change in &self.journal.changes {
+            if !change.is_there()? {
+                change.apply()?;
+                repaired = true;
+            }
+        }
+        Ok(repaired)
+    }
+
     /// Puts back what was changed since `mark`, the last change first.
     ///
     /// # Errors
@@ -323,6 +339,16 @@ impl Change {
             Change::Hold(hold) => Some(&hold.instance),
             _ => None,
         }
+    }
+
+    /// Whether its tables and rules are in place; what has none is not looked at.
+    fn is_there(&self) -> Result<bool, JournalError> {
+        Ok(match self {
+            Change::Mss(clamp) => clamp.is_there()?,
+            Change::Intercept(intercept) => intercept.is_there()?,
+            Change::Hold(hold) => hold.is_there()?,
+            Change::Offload(_) | Change::Route(_) | Change::Sysctl(_) => true,
+        })
     }
 
     fn apply(&self) -> Result<(), JournalError> {

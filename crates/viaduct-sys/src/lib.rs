@@ -15,6 +15,7 @@
 //!                           |- nft       the MSS of TCP towards a prefix
 //!                           |- intercept, hold   connections handed to a proxy; its SYNs held
 //!                           `- sysctl    one setting
+//!                         claim (a table is one process's)   rules_watch (somebody takes rules away)
 //!   what we hold          memory (pages)   inherit (descriptors of whoever started us)
 //!   where and when        thread (priority, core, timer slack)            clock
 //! ```
@@ -37,6 +38,7 @@ pub mod process;
 pub mod ring;
 pub mod route;
 pub mod route_watch;
+pub mod rules_watch;
 pub mod splice;
 pub mod stamp;
 pub mod syn;

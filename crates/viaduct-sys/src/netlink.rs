@@ -135,6 +135,47 @@ pub(crate) fn answers(socket: impl AsFd) -> io::Result<()> {
     }
 }
 
+/// How many nftables rules `chain` of `table`, family inet, has; none if there is no such chain.
+///
+/// # Errors
+/// The kernel has no nftables.
+pub(crate) fn count_rules(table: &str, chain: &str) -> io::Result<usize> {
+    const NFTABLES: u16 = 10;
+    const NEW_RULE: u16 = 6;
+    const GET_RULE: u16 = 7;
+    const INET: u8 = 1;
+    const DUMP: u16 = 0x300;
+    const DONE: u16 = 3;
+    let ask = Message::new(NFTABLES, GET_RULE, DUMP, INET, 0)
+        .with(1, format!("{table}\0").as_bytes())
+        .with(2, format!("{chain}\0").as_bytes());
+    let socket = socket()?;
+    send(&socket, &ask.bytes())?;
+    let (mut buffer, mut rules) = (vec![0; 64 << 10], 0);
+    loop {
+        // The kernel fills it as it is read: there is nothing to wait for.
+        let (len, _) = match recv(&socket, &mut buffer[..], RecvFlags::empty()) {
+            Err(rustix::io::Errno::INTR) => continue,
+            answer => answer?,
+        };
+        let mut messages = &buffer[..len];
+        while let Some((len, kind)) = head(messages) {
+            match kind {
+                DONE => return Ok(rules),
+                NLMSG_ERROR => return refusal(&messages[HEAD..len]),
+                _ => rules += usize::from(kind == NFTABLES << 8 | NEW_RULE),
+            }
+            messages = messages.get(len.next_multiple_of(4)..).unwrap_or_default();
+        }
+    }
+}
+
+/// What an error means to who has asked for rules.
+fn refusal(error: &[u8]) -> io::Result<usize> {
+    let code = error.first_chunk().map_or(0, |&code| -i32::from_ne_bytes(code));
+    if code == libc::ENOENT { Ok(0) } else { Err(io::Error::from_raw_os_error(code)) }
+}
+
 /// Length and type of the first message; `None` at the end.
 pub(crate) fn head(messages: &[u8]) -> Option<(usize, u16)> {
     let len = u32::from_ne_bytes(*messages.first_chunk()?) as usize;

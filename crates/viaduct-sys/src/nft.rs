@@ -9,15 +9,19 @@
 //! and touches no other packet.
 
 use std::fmt::Write as _;
+use std::io;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::netlink;
 use crate::tool::{self, ToolError};
 
 /// Bytes of a segment that are not its payload: the IP and TCP headers without options.
 const HEADERS_V4: u32 = 40;
 const HEADERS_V6: u32 = 60;
+/// Rules of a clamp: each family, each way.
+const RULES: usize = 4;
 
 /// What to clamp.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +52,9 @@ pub enum NftError {
         /// What would be right.
         expected: &'static str,
     },
+    /// The kernel does not say which rules it has.
+    #[error("cannot ask for the rules of nftables")]
+    Ask(#[source] io::Error),
     /// A packet size that leaves TCP no payload.
     #[error("packets of at most {0} bytes: 576 to 65535 is expected")]
     MaxPacket(u32),
@@ -89,6 +96,14 @@ impl MssClamp {
         self.check()?;
         tool::run("nft", &["-f", "-"], &deletion(&self.instance))?;
         Ok(())
+    }
+
+    /// Whether all of it is in place.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn is_there(&self) -> Result<bool, NftError> {
+        Ok(count_rules(&self.table(), "forward")? == RULES)
     }
 
     /// The table's name, without its family `inet`.
@@ -136,6 +151,12 @@ pub(crate) fn check_instance(instance: &str) -> Result<(), NftError> {
 /// Deletes the table of `instance`. Adding it first makes that right whether it was there or not.
 pub(crate) fn deletion(instance: &str) -> String {
     format!("add table inet viaduct_{instance}\ndelete table inet viaduct_{instance}\n")
+}
+
+/// How many rules `chain` of `table` has; none if there is no such chain. Sets, which may be long, are
+/// not looked at.
+pub(crate) fn count_rules(table: &str, chain: &str) -> Result<usize, NftError> {
+    netlink::count_rules(table, chain).map_err(NftError::Ask)
 }
 
 /// A set of prefixes.

@@ -306,3 +306,25 @@ fn the_unit_files_are_such_as_systemd_takes() {
         }
     }
 }
+
+#[test]
+fn the_parent_on_demand_keeps_the_rules_too() {
+    let world = World::new("delay=2ms");
+    let mut proxy = world.on_path(&["--on-demand", "--accept", "after-connect"]);
+    let listener = world.listen(world.server().ip());
+    let tables = world.rules();
+    assert!(tables.contains("viaduct_hold_7000") && tables.contains("viaduct_proxy_7000"));
+    world.hop().run("nft", &["flush", "ruleset"]).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while world.rules().lines().count() != 2 {
+        assert!(Instant::now() < deadline, "put back: {}", proxy.log());
+        thread::sleep(Duration::from_millis(20));
+    }
+    let mut client = world.connect(world.server()).unwrap();
+    let from = echo(&mut client, &listener);
+    assert_ne!(Some(from), client.local_addr().ok().map(|at| at.ip()), "through the proxy");
+    drop(client);
+    signal(&mut proxy, Signal::TERM);
+    proxy.process().wait().unwrap();
+    assert_eq!(world.rules(), "", "put back");
+}

@@ -3,7 +3,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -342,6 +342,65 @@ fn what_a_killed_proxy_left_is_put_back_by_the_next_of_its_name_whatever_that_do
     assert_eq!((rules().as_str(), journal.exists()), ("", false));
 }
 
+fn eventually(what: &str, done: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !done() {
+        assert!(Instant::now() < deadline, "{what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn rules_that_somebody_takes_away_are_put_back() {
+    let world = World::new("delay=1ms");
+    for (n, taken) in
+        ["nft flush ruleset", "ip rule del priority 118", "ip -6 rule del priority 118"]
+            .iter()
+            .enumerate()
+    {
+        let words: Vec<_> = taken.split(' ').collect();
+        world.hop().run(words[0], &words[1..]).unwrap();
+        let restored = || status(&world.proxy)["restored"] == n + 1;
+        eventually(taken, restored);
+        for ip in world.addresses() {
+            let listener = world.listen(ip);
+            let client = world.connect(ip).unwrap();
+            let peer = listener.accept().unwrap().1.ip();
+            assert_ne!(peer, client.local_addr().unwrap().ip(), "split again after {taken}");
+        }
+    }
+    assert_eq!(world.proxy.log().matches("are back").count(), 3, "{}", world.proxy.log());
+}
+
+#[test]
+fn no_syn_goes_on_early_while_rules_cannot_be_put_back() {
+    let world = World::new("delay=1ms");
+    let ip = world.addresses()[0];
+    let listener = world.listen(ip);
+    // Nobody else may touch the table while its owner is there.
+    let robber = || {
+        let mut command = Command::new("nft");
+        command.arg("-i").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
+    };
+    let mut robber = world.hop().netns().enter(robber).unwrap();
+    let mut orders = robber.stdin.take().unwrap();
+    writeln!(orders, "flush ruleset; add table inet viaduct_proxy_7000 {{ flags owner; }}")
+        .unwrap();
+    eventually("missed", || status(&world.proxy)["missing"] == true);
+    let client = world.connect(ip).unwrap();
+    assert_eq!(listener.accept().unwrap().1, client.local_addr().unwrap(), "it passes by");
+    listener.set_nonblocking(true).unwrap();
+    thread::sleep(Duration::from_millis(300));
+    assert!(listener.accept().is_err(), "and its SYN went out once");
+    drop(orders);
+    robber.wait().unwrap();
+    eventually("put back", || status(&world.proxy)["restored"] == 1);
+    listener.set_nonblocking(false).unwrap();
+    let client = world.connect(ip).unwrap();
+    assert_ne!(listener.accept().unwrap().1, client.local_addr().unwrap());
+    assert_eq!(status(&world.proxy)["missing"], false);
+}
+
 /// What curl gets from a web server, through what `options` say.
 fn curl(chain: &Chain, options: &str) -> Result<String, String> {
     let url = format!("http://{}:8080/file", chain.server().v4());
@@ -443,7 +502,10 @@ fn a_listener_that_takes_nothing_of_what_is_intercepted_is_refused() {
         ("[fd01::1]:7000", "fd02::/16"),
     ] {
         let said = check(listen, intercept);
-        assert!(said.contains("intercept") && said.contains(&format!("listen is {listen}")), "{said}");
+        assert!(
+            said.contains("intercept") && said.contains(&format!("listen is {listen}")),
+            "{said}"
+        );
     }
 }
 

@@ -126,3 +126,30 @@ fn connections_of_before_pass_on_and_those_of_a_gateway_that_ends_are_drained() 
     }
     there_and_back(connect(world.a1(), ip), &listener, b"without them");
 }
+
+#[test]
+fn rules_that_a_firewalls_reload_takes_away_are_put_back() {
+    let mut world = world("rate=100M,delay=2ms");
+    let ip = world.b1().addresses().next().unwrap();
+    let listener = listen(world.b1(), ip);
+    world.protect(&GatewaySpec::default().split()).unwrap();
+    let rules = |world: &World| world.dumbbell.gateway_a().run("nft", &["-s", "list", "ruleset"]);
+    let before = rules(&world).unwrap();
+    assert!(before.contains("tproxy") && before.contains("maxseg"), "{before}");
+    world.dumbbell.gateway_a().run("nft", &["flush", "ruleset"]).unwrap();
+    world.dumbbell.gateway_a().run("ip", &["rule", "del", "priority", "118"]).unwrap();
+    eventually("put back", || {
+        // The order of tables is not ours to say.
+        let [then, now] = [before.clone(), rules(&world).unwrap()].map(|text| {
+            let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
+            lines.sort();
+            lines
+        });
+        let ip = world.dumbbell.gateway_a().run("ip", &["rule", "list", "priority", "118"]);
+        then == now && ip.unwrap().contains("fwmark")
+    });
+    there_and_back(connect(world.a1(), ip), &listener, b"split again");
+    let gateways = world.gateways().unwrap();
+    assert_eq!(split(&gateways.a, "opened"), 1);
+    assert!(gateways.a.log().contains("are back"), "{}", gateways.a.log());
+}

@@ -27,6 +27,7 @@ use super::worker::Command;
 use crate::metrics::Metrics;
 use crate::notify::{Phase, notify};
 use crate::proxy::handle::Beside;
+use crate::proxy::keeper::Interception;
 
 /// How often the log hears of what has changed.
 const SECOND: Duration = Duration::from_secs(1);
@@ -69,6 +70,8 @@ pub struct Control {
     cache: SharedStats,
     metrics: Metrics,
     wan: WanWatch,
+    /// What becomes of our rules in nftables and policy routing.
+    rules: Arc<Interception>,
     doors: Doors,
 }
 
@@ -93,6 +96,7 @@ impl Control {
             cache: SharedStats::default(),
             metrics: Metrics::default(),
             started: Instant::now(),
+            rules: flows.as_ref().map(|of| of.handle.interception().clone()).unwrap_or_default(),
             doors: Doors::default(),
             source,
             site,
@@ -128,6 +132,7 @@ impl Control {
                 _ = second.tick() => {
                     watch.look(&self.site.config, &self.published.get());
                     self.follow(system).await;
+                    system.keep(&self.rules);
                 }
                 _ = terminate.recv() => if self.drain(&mut draining) { break },
                 _ = interrupt.recv() => if self.drain(&mut draining) { break },
@@ -167,9 +172,16 @@ impl Control {
             split,
             uptime: self.started.elapsed().as_secs_f64(),
             cache: *self.cache.lock().unwrap_or_else(PoisonError::into_inner),
-            trouble: self.wan.trouble().map(str::to_owned),
+            trouble: self.trouble(),
             ..Status::new(&self.site, &self.published)
         }
+    }
+
+    fn trouble(&self) -> Option<String> {
+        let missing =
+            "rules of nftables or ip rule are missing, and cannot be put back: the log says why";
+        let missing = self.rules.is_missing().then_some(missing);
+        self.wan.trouble().or(missing).map(str::to_owned)
     }
 
     async fn reload_and_tell(&mut self, system: &mut System) {

@@ -10,11 +10,13 @@ use viaduct_sys::intercept::Intercept;
 use viaduct_sys::journal::Changes;
 use viaduct_sys::nft::MssClamp;
 use viaduct_sys::route::RouteMtu;
+use viaduct_sys::rules_watch::RulesWatch;
 use viaduct_sys::tool;
 use viaduct_sys::tun::Tun;
 
 use super::machine::pair;
 use super::site::Site;
+use crate::proxy::keeper::Interception;
 
 /// The changes that are in force.
 pub struct System {
@@ -24,6 +26,8 @@ pub struct System {
     mark: usize,
     /// Not all of the room is in force.
     incomplete: bool,
+    /// Hears of rules that somebody takes away; a kernel without nftables has none.
+    rules: Option<RulesWatch>,
 }
 
 /// What keeps packets short towards peers whose repairs would not fit otherwise.
@@ -52,7 +56,13 @@ impl System {
         let tun = injector(site)?;
         changes.offload_off(&config.wan)?;
         let mark = changes.mark();
-        let mut system = System { changes, room: Room::default(), mark, incomplete: false };
+        let mut system = System {
+            changes,
+            room: Room::default(),
+            mark,
+            incomplete: false,
+            rules: RulesWatch::new().ok(),
+        };
         system.change(site)?;
         Ok((system, tun))
     }
@@ -81,6 +91,13 @@ impl System {
         self.changes.intercept(intercept)?;
         self.mark = self.changes.mark();
         self.room.make(site, &mut self.changes)
+    }
+
+    /// Puts back rules that somebody else has taken away. Call it once a second.
+    pub fn keep(&self, interception: &Interception) {
+        if interception.is_missing() || self.rules.as_ref().is_some_and(RulesWatch::lost) {
+            interception.keep(&self.changes);
+        }
     }
 
     /// Whether the room that was last asked for is in force.

@@ -68,8 +68,9 @@ impl Worker {
         let mut begun = Ok(None);
         let told = self.target.told(syn);
         let unclear = told.is_none() && matches!(self.target, Target::Asked(_));
-        // One that ends lets in no more, whose SYN it may still see.
-        if self.flows.is_full() || unclear || self.deadline.is_some() {
+        // One that ends, or that connections pass by, sees SYNs still.
+        let in_vain = self.deadline.is_some() || self.interception.is_missing();
+        if self.flows.is_full() || unclear || in_vain {
             return begun;
         }
         let Worker { early, flows, target, policies, options, teller, limits, .. } = self;

@@ -15,7 +15,6 @@ use viaduct_proto::flow::Registry;
 use super::families;
 use super::handle::Handle;
 use super::options::ProxyOptions;
-use super::orders::ToWorker;
 use super::settings::Settings;
 use super::snapshot::ProxyStatus;
 use crate::metrics::{Metrics, Page};
@@ -35,26 +34,21 @@ pub struct Control {
     metrics: Metrics,
 }
 
-/// Runs the control side beside the workers, in a thread of its own, until the process ends.
+/// Runs the control side beside the workers of `proxy`, in a thread of its own, until the process ends.
 ///
 /// # Errors
 /// The status socket or the metrics' address cannot be had.
-pub fn start(
-    options: ProxyOptions,
-    registry: Registry,
-    settings: Settings,
-    workers: Vec<ToWorker>,
-) -> Result<()> {
+pub fn start(options: ProxyOptions, registry: Registry, proxy: Handle) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let control = {
         let _entered = runtime.enter();
         Control {
-            status: status_socket(&settings)?,
-            doors: settings.metrics.map(metrics).transpose()?,
+            status: status_socket(proxy.settings())?,
+            doors: proxy.settings().metrics.map(metrics).transpose()?,
             metrics: Metrics::default(),
             options,
             registry,
-            proxy: Handle::new(settings, workers),
+            proxy,
         }
     };
     let run = move || {
@@ -116,7 +110,12 @@ impl Control {
 
     async fn page(&self) -> Page {
         let status = self.proxy.status().await;
-        let trouble = status.hangs.then(|| "the proxy's loop does not answer".to_owned());
+        let passed_by = "rules of nftables or ip rule are missing: connections pass by";
+        let trouble = match (status.hangs, status.missing) {
+            (true, _) => Some("the proxy's loop does not answer".to_owned()),
+            (_, true) => Some(passed_by.to_owned()),
+            _ => None,
+        };
         Page { counters: families::encode(&status), trouble }
     }
 }

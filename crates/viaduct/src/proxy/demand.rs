@@ -48,7 +48,7 @@ pub struct Demand {
 
 /// What ended a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Woken {
+pub(super) enum Woken {
     Work,
     Signal,
     Time,
@@ -167,7 +167,7 @@ impl Demand {
 }
 
 /// Waits until one of these can be read, for ever if no time is given.
-fn wait(readable: &[&dyn AsFd], at_most: Option<Duration>) -> Woken {
+pub(super) fn wait(readable: &[&dyn AsFd], at_most: Option<Duration>) -> Woken {
     let mut fds: Vec<_> =
         readable.iter().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)).collect();
     let timeout = at_most.map(|time| Timespec {

@@ -40,6 +40,12 @@ pub fn encode(status: &ProxyStatus) -> String {
             page.sample(own, value(counters));
         }
     }
+    let help = "Times that rules which somebody took away were put back.";
+    page.family("viaduct_proxy_interception_restored_total", Kind::Counter, help);
+    page.sample(own, status.restored);
+    let help = "1 while rules are missing and connections pass by.";
+    page.family("viaduct_proxy_interception_missing", Kind::Gauge, help);
+    page.sample(own, u8::from(status.missing));
     bytes_and_refusals(&mut page, own, counters);
     connects(&mut page, own, counters);
     tunnels(&mut page, own, counters);

@@ -1,11 +1,13 @@
 //! What whoever runs a proxy's workers holds of them: to ask, to change and to end them.
 
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use tokio::sync::oneshot;
 
+use super::keeper::Interception;
 use super::loops::Loops;
 use super::opening;
 use super::orders::{Order, ToWorker};
@@ -21,6 +23,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 pub struct Handle {
     settings: Settings,
     workers: Vec<ToWorker>,
+    interception: Arc<Interception>,
     started: Instant,
 }
 
@@ -33,9 +36,18 @@ pub struct Beside {
 }
 
 impl Handle {
-    /// Of workers that do what `settings` say.
-    pub fn new(settings: Settings, workers: Vec<ToWorker>) -> Handle {
-        Handle { settings, workers, started: Instant::now() }
+    /// Of workers that do what `settings` say, and what became of the rules that lead clients to them.
+    pub fn new(
+        settings: Settings,
+        workers: Vec<ToWorker>,
+        interception: Arc<Interception>,
+    ) -> Handle {
+        Handle { settings, workers, interception, started: Instant::now() }
+    }
+
+    /// What becomes of the rules, for whoever keeps them.
+    pub fn interception(&self) -> &Arc<Interception> {
+        &self.interception
     }
 
     /// What it was told.
@@ -93,6 +105,8 @@ impl Handle {
             to: self.settings.target.to_string(),
             most: self.settings.limits.flows as u64,
             hangs,
+            restored: self.interception.restored(),
+            missing: self.interception.is_missing(),
             counters,
         }
     }
@@ -104,11 +118,12 @@ impl Beside {
     /// # Errors
     /// It cannot listen, or see SYNs.
     pub fn start(settings: Settings) -> Result<Beside> {
-        let loops = Loops::new(&settings, opening::doors(&settings)?)?;
+        let interception = Arc::default();
+        let loops = Loops::new(&settings, opening::doors(&settings)?, &interception)?;
         let orders = loops.orders();
         let thread = thread::Builder::new().name("flows".to_owned()).spawn(|| loops.run());
         let thread = thread.context("start the thread of flows")?;
-        Ok(Beside { handle: Handle::new(settings, orders), thread })
+        Ok(Beside { handle: Handle::new(settings, orders, interception), thread })
     }
 
     /// Whether it has ended.

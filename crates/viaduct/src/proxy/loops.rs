@@ -2,12 +2,13 @@
 //! The kernel shares connections out among them (`viaduct_sys::filter::Share`).
 
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 
 use anyhow::{Context, Result, anyhow};
 
 use super::doors::Doors;
+use super::keeper::Interception;
 use super::orders::{Order, ToWorker};
 use super::settings::Settings;
 use super::worker::Worker;
@@ -19,13 +20,17 @@ pub struct Loops {
 }
 
 impl Loops {
-    /// One behind each of these doors.
+    /// One behind each of these doors, which the rules of `interception` lead to.
     ///
     /// # Errors
     /// As [`Worker::new`].
-    pub fn new(settings: &Settings, doors: Vec<Doors>) -> Result<Loops> {
+    pub fn new(
+        settings: &Settings,
+        doors: Vec<Doors>,
+        interception: &Arc<Interception>,
+    ) -> Result<Loops> {
         let part = settings.part();
-        let begun = doors.into_iter().map(|doors| Worker::new(&part, doors));
+        let begun = doors.into_iter().map(|doors| Worker::new(&part, doors, interception.clone()));
         let (workers, orders) = begun.collect::<Result<Vec<_>>>()?.into_iter().unzip();
         Ok(Loops { workers, orders })
     }

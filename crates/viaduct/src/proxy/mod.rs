@@ -24,6 +24,7 @@ mod flow;
 mod flows;
 pub mod handle;
 mod holding;
+pub mod keeper;
 mod leg;
 mod loops;
 mod opening;
@@ -43,6 +44,7 @@ mod tunnels;
 mod worker;
 
 use std::fs;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use tracing::{info, warn};
@@ -50,6 +52,8 @@ use viaduct_proto::flow::Registry;
 use viaduct_sys::memory;
 use viaduct_sys::process::raise_descriptors;
 
+use handle::Handle;
+use keeper::{Interception, Keeper};
 use loops::Loops;
 use opening::Opened;
 pub use options::ProxyOptions;
@@ -66,15 +70,19 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     enough_descriptors(settings.limits.flows);
     check_free(&settings.socket())?;
     // What was changed on the machine is put back when this ends.
-    let (doors, _changes) = match opening::open(&settings, &options.doors)? {
-        Opened::Proxy(doors, changes) => (doors, changes),
-        Opened::Parent(parent, _changes) => {
+    let (interception, intercept) = (Arc::<Interception>::default(), settings.intercept.as_ref());
+    let keeper = |changes| Keeper::start(changes, intercept, interception.clone());
+    let (doors, _keeper) = match opening::open(&settings, &options.doors)? {
+        Opened::Proxy(doors, changes) => (doors, keeper(changes)?),
+        Opened::Parent(parent, changes) => {
+            let _keeper = keeper(changes)?;
             info!(name = settings.name, listen = ?settings.listen, "up on demand");
             return parent.run().context("the parent of proxies stopped");
         }
     };
-    let loops = Loops::new(&settings, doors)?;
-    control::start(options.clone(), registry, settings.clone(), loops.orders())?;
+    let loops = Loops::new(&settings, doors, &interception)?;
+    let handle = Handle::new(settings.clone(), loops.orders(), interception);
+    control::start(options.clone(), registry, handle)?;
     info!(name = settings.name, listen = ?settings.listen, to = %settings.target, "up");
     memory::let_go_of_start()?;
     let ended = loops.run().context("the proxy stopped");

@@ -23,6 +23,12 @@ pub struct ProxyStatus {
     pub most: u64,
     /// Its loop does not answer: the counters are not there.
     pub hangs: bool,
+    /// How often rules that lead clients here were taken away and put back.
+    #[serde(default)]
+    pub restored: u64,
+    /// They are missing: clients pass by.
+    #[serde(default)]
+    pub missing: bool,
     /// What it has counted.
     pub counters: ProxyStats,
 }

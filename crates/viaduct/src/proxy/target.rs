@@ -125,7 +125,9 @@ impl Target {
             // and so would the one that it asks for.
             Target::Meant { .. } if tuple.client.ip() == tuple.to.ip() => None,
             // Nobody meant to go to our own listener: with the client's address that would come back.
-            Target::Meant { own, .. } if own.contains(&tuple.to.port()) && is_here(tuple.to) => None,
+            Target::Meant { own, .. } if own.contains(&tuple.to.port()) && is_here(tuple.to) => {
+                None
+            }
             Target::Meant { keep_client, .. } => {
                 let from = keep_client.then_some(tuple.client);
                 let route = Route::by(policies, tuple.client, tuple.to, from)?;

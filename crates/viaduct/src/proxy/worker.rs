@@ -21,6 +21,7 @@ use super::doors::{Doors, Syns};
 use super::flow::{End, Shared};
 use super::flows::Flows;
 use super::holding::Holding;
+use super::keeper::Interception;
 use super::orders::{Limits, Order, ToWorker};
 use super::pipes::Pipes;
 use super::policy::Policies;
@@ -60,6 +61,8 @@ pub struct Worker {
     pub(super) options: TcpOptions,
     pub(super) teller: Teller,
     pub(super) limits: Limits,
+    /// What leads clients here, if not their own will.
+    pub(super) interception: Arc<Interception>,
     pub(super) stats: ProxyStats,
     pub(super) orders: mpsc::Receiver<Order>,
     /// When it had a flow last.
@@ -72,7 +75,11 @@ pub struct Worker {
 
 impl Worker {
     /// Behind these doors, where nothing is accepted yet; and the way to tell it what to do.
-    pub fn new(settings: &Settings, doors: Doors) -> Result<(Worker, ToWorker)> {
+    pub fn new(
+        settings: &Settings,
+        doors: Doors,
+        interception: Arc<Interception>,
+    ) -> Result<(Worker, ToWorker)> {
         let Settings { target, policies, options, limits, .. } = settings.clone();
         let poll = Poll::new()?;
         let (send, orders) = mpsc::channel();
@@ -126,6 +133,7 @@ impl Worker {
             options,
             teller,
             limits,
+            interception,
             stats: ProxyStats::default(),
             orders,
             busy: time(),

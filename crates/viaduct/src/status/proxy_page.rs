@@ -36,6 +36,7 @@ impl Display for ProxyPage<'_> {
         if status.hangs {
             return writeln!(f, "{}", self.ink.paint(31, "its loop does not answer"));
         }
+        self.rules(f)?;
         self.flows(f)?;
         self.now(f)?;
         self.early(f)?;
@@ -45,6 +46,20 @@ impl Display for ProxyPage<'_> {
 }
 
 impl ProxyPage<'_> {
+    /// What became of the rules that lead clients there, if anything did.
+    fn rules(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        if self.status.missing {
+            let what = "missing in nftables or ip rule: connections pass by";
+            row(f, "rules", self.ink.paint(31, what))?;
+        }
+        match self.status.restored {
+            0 => Ok(()),
+            times => {
+                row(f, "rules", format!("taken away and put back, times: {}", thousands(times)))
+            }
+        }
+    }
+
     fn flows(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let (status, counters) = (self.status, &self.status.counters);
         let what = format!(

@@ -1,0 +1,147 @@
+//! Notice of rules that somebody takes away: a firewall that is reloaded, a network manager, an
+//! administrator.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{RecvFlags, recv};
+
+use crate::intercept::BASE;
+use crate::{netlink, os};
+
+/// nftables' changes, a group of netfilter's: `NFNLGRP_NFTABLES`.
+const NFT_GROUP: u32 = 1 << 6;
+/// Tables, chains and rules that go: `NFT_MSG_DELTABLE`, `DELCHAIN`, `DELRULE`.
+const NFT_GONE: [u16; 3] = [10 << 8 | 2, 10 << 8 | 5, 10 << 8 | 8];
+/// Routes and rules of policy routing, of both families: `RTNLGRP_IPV4_ROUTE`, `IPV4_RULE`,
+/// `IPV6_ROUTE`, `IPV6_RULE`.
+const ROUTE_GROUPS: u32 = 1 << 6 | 1 << 7 | 1 << 10 | 1 << 18;
+const RTM_DELROUTE: u16 = 25;
+const RTM_DELRULE: u16 = 33;
+/// Bytes of a route's head, and the attribute that has the number of its table.
+const ROUTE_HEAD: usize = 12;
+const RTA_TABLE: u16 = 15;
+
+/// Two sockets that hear of rules. They can be waited for; one that is readable need not have heard
+/// anything that matters.
+#[derive(Debug)]
+pub struct RulesWatch {
+    nft: OwnedFd,
+    route: OwnedFd,
+}
+
+impl RulesWatch {
+    /// Of the calling thread's network namespace, from now on.
+    ///
+    /// # Errors
+    /// No socket is left, or the kernel has no nftables.
+    pub fn new() -> io::Result<RulesWatch> {
+        let hear = |protocol, groups| {
+            let socket = os::socket(libc::AF_NETLINK, libc::SOCK_RAW, protocol)?;
+            rustix::net::bind(&socket, &SocketAddrNetlink::new(0, groups))?;
+            io::Result::Ok(socket)
+        };
+        Ok(RulesWatch {
+            nft: hear(libc::NETLINK_NETFILTER, NFT_GROUP)?,
+            route: hear(libc::NETLINK_ROUTE, ROUTE_GROUPS)?,
+        })
+    }
+
+    /// What to wait for.
+    pub fn sockets(&self) -> [BorrowedFd<'_>; 2] {
+        [self.nft.as_fd(), self.route.as_fd()]
+    }
+
+    /// Whether something was taken away since it was last asked that may have been a proxy's.
+    pub fn lost(&self) -> bool {
+        let nft = heard(&self.nft, |kind, _| NFT_GONE.contains(&kind));
+        let route = heard(&self.route, |kind, message| match kind {
+            RTM_DELRULE => true,
+            RTM_DELROUTE => is_ours(message),
+            _ => false,
+        });
+        nft || route
+    }
+}
+
+/// Whether a route is of a table of ours.
+fn is_ours(message: &[u8]) -> bool {
+    let table = message.get(ROUTE_HEAD..).and_then(|rest| netlink::find(rest, RTA_TABLE));
+    let table = table.and_then(|table| table.first_chunk()).map(|&table| u32::from_ne_bytes(table));
+    table.is_some_and(|table| table & 0xffff_0000 == BASE)
+}
+
+/// Reads all that `socket` has, and says whether a message `matters`.
+fn heard(socket: &OwnedFd, matters: impl Fn(u16, &[u8]) -> bool) -> bool {
+    let (mut heard, mut buffer) = (false, vec![0; 64 << 10]);
+    loop {
+        let len = match recv(socket, &mut buffer[..], RecvFlags::empty()) {
+            Ok((len, _)) => len,
+            // More than the socket holds: some of it may matter.
+            Err(Errno::NOBUFS) => {
+                heard = true;
+                continue;
+            }
+            Err(Errno::INTR) => continue,
+            Err(_) => return heard,
+        };
+        let mut messages = &buffer[..len];
+        while let Some((len, kind)) = netlink::head(messages) {
+            heard |= matters(kind, &messages[netlink::HEAD..len]);
+            messages = messages.get(len.next_multiple_of(4)..).unwrap_or_default();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::intercept::{Intercept, Way};
+    use crate::netns::Netns;
+    use crate::tool;
+
+    #[test]
+    fn what_is_taken_away_is_noticed_and_seen_to_be_missing_until_it_is_back() {
+        let changes = || {
+            let run = |line: &str| {
+                let words: Vec<_> = line.split(' ').collect();
+                tool::run(words[0], &words[1..], "").unwrap();
+            };
+            run("ip link set lo up");
+            let to = ["10.2.0.0", "fd02::"].map(|ip| (ip.parse().unwrap(), 16)).to_vec();
+            let ways = vec![Way { from: Vec::new(), to }];
+            let intercept =
+                Intercept { instance: "proxy_7000".into(), to_port: 7000, ways, ports: vec![] };
+            intercept.apply().unwrap();
+            assert!(intercept.is_there().unwrap());
+            let watch = RulesWatch::new().unwrap();
+            let mut seen = Vec::new();
+            for line in [
+                "nft add table inet other",
+                "ip route add 10.9.0.0/16 dev lo",
+                "ip route del 10.9.0.0/16 dev lo",
+            ] {
+                run(line);
+                seen.push((watch.lost(), intercept.is_there().unwrap()));
+            }
+            assert_eq!(seen, [(false, true); 3]);
+            for line in [
+                "ip -4 rule del priority 118",
+                "ip -6 rule del priority 118",
+                "ip -4 route flush table 1986272088",
+                "nft flush chain inet viaduct_proxy_7000 prerouting",
+                "nft flush ruleset",
+            ] {
+                run(line);
+                assert!(watch.lost() && !intercept.is_there().unwrap(), "{line}");
+                intercept.apply().unwrap();
+                assert!(intercept.is_there().unwrap(), "{line}");
+                watch.lost();
+            }
+            assert!(!watch.lost());
+        };
+        Netns::new().unwrap().enter(changes).unwrap();
+    }
+}
