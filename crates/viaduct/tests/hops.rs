@@ -4,6 +4,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -298,4 +299,14 @@ fn a_mixed_chain_carries_curl() {
         let got = chain.client().run("curl", &arguments).unwrap();
         assert_eq!(got, "50000", "SOCKS, then by {tell}");
     }
+}
+
+#[test]
+fn who_may_not_steer_hears_which_rights_it_takes() {
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set=-all", "--inh-caps=-all", env!("CARGO_BIN_EXE_viaduct")]);
+    command.args(["steer", "--next", "192.0.2.1:7000", "--to", "198.51.100.0/24"]);
+    let output = command.output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && said.contains("CAP_BPF and CAP_NET_ADMIN"), "{said}");
 }
