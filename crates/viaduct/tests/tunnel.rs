@@ -16,12 +16,13 @@ use viaduct_proto::link::LinkConfig;
 use viaduct_proto::rng::Rng;
 
 const PORT: u16 = 9000;
+const FAR: &str = "--tunnel-listen [::]:7100 --allow-to 10.3.0.2/32,fd00:3::2/128";
 
 /// client ── near end ══ tunnel ══ far end ── server
 struct World {
     near: Proxy,
     far: Proxy,
-    _keys: Scratch,
+    keys: Scratch,
     chain: Chain,
 }
 
@@ -42,11 +43,10 @@ impl World {
         let links = [near.clone(), link.parse().unwrap(), near];
         let chain = Chain::build(&links, 1, &Journal::new()).unwrap();
         let keys = Scratch::new().unwrap();
-        let far = "--tunnel-listen [::]:7100 --allow-to 10.3.0.2/32,fd00:3::2/128";
-        let far = proxy(&chain.hops()[1], &format!("{far} {both}"), &keys, [2, 1]);
+        let far = proxy(&chain.hops()[1], &format!("{FAR} {both}"), &keys, [2, 1]);
         let near = "--listen [::]:7000 --intercept 0.0.0.0/0,::/0 --tunnel 10.2.0.2:7100";
         let near = proxy(&chain.hops()[0], &format!("{near} {both}"), &keys, [1, 2]);
-        World { near, far, _keys: keys, chain }
+        World { near, far, keys, chain }
     }
 
     fn addresses(&self) -> Vec<IpAddr> {
@@ -281,6 +281,32 @@ fn only_those_with_the_right_keys_have_a_tunnel() {
     client.write_all(b"served").unwrap();
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(rest(&mut server), b"served");
+}
+
+#[test]
+fn whoever_only_knocks_keeps_no_peer_out() {
+    for carrier in CARRIERS {
+        let world = World::new("delay=5ms", carrier);
+        let client = world.chain.client().netns();
+        let knock = || {
+            let to = "10.2.0.2:7100".parse::<SocketAddr>().unwrap();
+            TcpStream::connect_timeout(&to, Duration::from_secs(5)).unwrap()
+        };
+        let idle: Vec<_> = (0..100).map(|_| client.enter(knock).unwrap()).collect();
+        // A near end that begins now finds them there.
+        let listener = world.listen(world.addresses()[0]);
+        let near = &world.chain.hops()[0];
+        let to = listener.local_addr().unwrap();
+        let second = format!("--listen 127.0.0.1:7001 --to {to} --tunnel 10.2.0.2:7100 {carrier}");
+        let _second = proxy(near, &second, &world.keys, [1, 2]);
+        let connect = || TcpStream::connect("127.0.0.1:7001").unwrap();
+        let mut client = near.netns().enter(connect).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        client.write_all(b"served").unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(rest(&mut server), b"served", "{carrier}");
+        drop(idle);
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use mio::{Interest, Token};
@@ -16,27 +17,27 @@ use super::near::Near;
 use super::peer::SharedPeer;
 use super::quic::Arrived;
 use super::settings::{CarrierKind, Dial};
+use super::strangers::{self, Source};
 use super::stream::Stream;
 use super::{LINKS, Tunnels, new_peer};
 
-/// Links that have not shown yet whose they are, at most.
-const STRANGERS: usize = 64;
 /// How long a link may take until it is up.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Tunnels {
     pub(super) fn dial(&mut self, slot: Place, now: Instant) {
         let Near { settings, dial: Dial { to, .. }, .. } = &self.nears[slot.0];
+        let to = *to;
         let wire = match (settings.carrier, &mut self.endpoint) {
             (CarrierKind::Quic, Some(endpoint)) => {
-                endpoint.dial(*to, now).map(|quic| Wire::Quic(quic.into()))
+                endpoint.dial(to, now).map(|quic| Wire::Quic(quic.into()))
             }
-            _ => Stream::dial(*to, settings, self.entropy.clone())
+            _ => Stream::dial(to, settings, self.entropy.clone())
                 .map(|stream| Wire::Stream(stream.into())),
         };
         match wire {
             Ok(wire) => {
-                let key = self.add(wire, Some(slot), now);
+                let key = self.add(wire, to, Some(slot), now);
                 self.slot(slot).dialled(key);
                 key.into_iter().for_each(|key| self.drive(key, now));
             }
@@ -58,23 +59,31 @@ impl Tunnels {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => return warn!("accept a link: {error}"),
             };
-            if self.is_crowded() {
-                debug!("{from}: too many links wait to show whose they are");
-                continue;
-            }
             let stream = Stream::accepted(stream, &self.settings, self.entropy.clone());
-            self.add(Wire::Stream(stream.into()), None, now);
+            self.admit(Wire::Stream(stream.into()), from, now);
         }
     }
 
-    /// Whether no more links are taken before some have shown whose they are.
-    fn is_crowded(&self) -> bool {
-        self.links.iter().filter(|(_, link)| link.place.is_none()).count() >= STRANGERS
+    /// Takes a link that somebody has dialled; one that has waited too long may go for it.
+    fn admit(&mut self, wire: Wire, from: SocketAddr, now: Instant) -> Option<usize> {
+        let waiting = self.strangers(matches!(wire, Wire::Quic(_)));
+        if let Some(key) = strangers::in_the_way(&waiting, from.ip().into()) {
+            self.close(key, &io::Error::other("others wait to show whose they are"), now);
+        }
+        self.add(wire, from, None, now)
+    }
+
+    /// Links that have not shown yet whose they are, the oldest first.
+    fn strangers(&self, quic: bool) -> Vec<(usize, Source)> {
+        let is = |link: &Link| link.is_stranger() && matches!(link.wire, Wire::Quic(_)) == quic;
+        let mut waiting: Vec<_> = self.links.iter().filter(|(_, link)| is(link)).collect();
+        waiting.sort_by_key(|(_, link)| link.deadline);
+        waiting.into_iter().map(|(key, link)| (key, link.remote.ip().into())).collect()
     }
 
     /// Reads datagrams.
     pub(super) fn receive(&mut self, now: Instant) {
-        let crowded = self.is_crowded();
+        let crowded = strangers::is_crowded(self.strangers(true).len());
         let Some(endpoint) = &mut self.endpoint else { return };
         endpoint.readable = true;
         let mut driven = BTreeSet::new();
@@ -86,13 +95,19 @@ impl Tunnels {
                         driven.insert(key);
                     }
                 }
-                Arrived::New(quic) => driven.extend(self.add(Wire::Quic(quic), None, now)),
+                Arrived::New(quic, from) => driven.extend(self.admit(Wire::Quic(quic), from, now)),
             }
         }
         driven.into_iter().for_each(|key| self.drive(key, now));
     }
 
-    fn add(&mut self, mut wire: Wire, slot: Option<Place>, now: Instant) -> Option<usize> {
+    fn add(
+        &mut self,
+        mut wire: Wire,
+        remote: SocketAddr,
+        slot: Option<Place>,
+        now: Instant,
+    ) -> Option<usize> {
         let entry = self.links.vacant_entry();
         let key = entry.key();
         match (&mut wire, &mut self.endpoint) {
@@ -104,7 +119,7 @@ impl Tunnels {
             (Wire::Quic(quic), Some(endpoint)) => endpoint.insert(quic, key),
             (Wire::Quic(_), None) => return None,
         }
-        entry.insert(Link { wire, slot, place: None, deadline: now + PATIENCE });
+        entry.insert(Link { wire, remote, slot, place: None, deadline: now + PATIENCE });
         Some(key)
     }
 

@@ -1,6 +1,7 @@
 //! A link, whatever carries it.
 
 use std::io;
+use std::net::SocketAddr;
 
 use mio::Registry;
 use viaduct_proto::keys::{Entropy, PublicKey};
@@ -26,6 +27,8 @@ pub(super) type Place = (usize, usize);
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) wire: Wire,
+    /// Where the other end was when it began.
+    pub(super) remote: SocketAddr,
     /// The slot that dials it again.
     pub(super) slot: Option<Place>,
     /// Its tunnel, and its number there, once that is known.
@@ -56,6 +59,11 @@ impl Link {
             Wire::Stream(stream) => stream.is_up(),
             Wire::Quic(quic) => quic.is_up(),
         }
+    }
+
+    /// Whether somebody has dialled it who has not shown yet whose it is.
+    pub(super) fn is_stranger(&self) -> bool {
+        self.slot.is_none() && self.place.is_none()
     }
 
     /// Who dialled, once that is known.

@@ -18,6 +18,7 @@
 //! | [`stream`] | over TCP: records under the sites' keys |
 //! | [`quic`] | over QUIC: a stream for each session |
 //! | `coming` | how links come about, and go |
+//! | `strangers` | how many may not have shown whose they are |
 //! | `carrying` | how they are driven |
 //! | [`dial`] | when to try again |
 //! | [`pump`] | how the loop drives all this |
@@ -32,6 +33,7 @@ mod pump;
 mod quic;
 mod session;
 pub mod settings;
+mod strangers;
 mod stream;
 
 use std::collections::HashMap;

@@ -89,7 +89,7 @@ pub(super) enum Arrived {
     /// Something for this link.
     For(usize, Box<quinn_proto::ConnectionEvent>),
     /// Somebody dials.
-    New(Box<QuicLink>),
+    New(Box<QuicLink>, SocketAddr),
 }
 
 impl Endpoint {
@@ -156,8 +156,9 @@ impl Endpoint {
         self.keys.remove(&link.handle());
     }
 
-    /// Reads what has come, a few hundred datagrams at most; `refuse`: nobody may dial now.
-    pub(super) fn receive(&mut self, refuse: bool, now: Instant) -> Vec<Arrived> {
+    /// Reads what has come, a few hundred datagrams at most; `crowded`: whoever dials is to show first
+    /// that it is where it says, which takes a round trip.
+    pub(super) fn receive(&mut self, crowded: bool, now: Instant) -> Vec<Arrived> {
         let mut arrived = Vec::new();
         let wall = SystemTime::now();
         for _ in 0..READS {
@@ -184,15 +185,17 @@ impl Endpoint {
                     arrived
                         .extend(self.keys.get(&handle).map(|&key| Arrived::For(key, event.into())));
                 }
-                Some(DatagramEvent::NewConnection(incoming)) if refuse => {
-                    let transmit = self.inner.refuse(incoming, &mut self.send);
-                    self.transmit(&transmit);
+                Some(DatagramEvent::NewConnection(incoming)) if crowded && incoming.may_retry() => {
+                    match self.inner.retry(incoming, &mut self.send) {
+                        Ok(transmit) => self.transmit(&transmit),
+                        Err(error) => self.inner.ignore(error.into_incoming()),
+                    }
                 }
                 Some(DatagramEvent::NewConnection(incoming)) => {
                     match self.inner.accept(incoming, theirs, &mut self.send, None) {
                         Ok((handle, connection)) => {
                             let link = QuicLink::new(handle, connection, false);
-                            arrived.push(Arrived::New(Box::new(link)));
+                            arrived.push(Arrived::New(Box::new(link), from));
                             // What follows may be for it.
                             break;
                         }
