@@ -49,6 +49,12 @@ impl World {
         World { near, far, keys, chain }
     }
 
+    /// Ends the far end without a word, and starts it anew.
+    fn restart_far(&mut self, both: &str) {
+        self.far.process().kill().unwrap();
+        self.far = proxy(&self.chain.hops()[1], &format!("{FAR} {both}"), &self.keys, [2, 1]);
+    }
+
     fn addresses(&self) -> Vec<IpAddr> {
         self.chain.server().addresses().collect()
     }
@@ -287,12 +293,12 @@ fn only_those_with_the_right_keys_have_a_tunnel() {
 fn whoever_only_knocks_keeps_no_peer_out() {
     for carrier in CARRIERS {
         let world = World::new("delay=5ms", carrier);
-        let client = world.chain.client().netns();
+        let stranger = world.chain.server().netns();
         let knock = || {
             let to = "10.2.0.2:7100".parse::<SocketAddr>().unwrap();
             TcpStream::connect_timeout(&to, Duration::from_secs(5)).unwrap()
         };
-        let idle: Vec<_> = (0..100).map(|_| client.enter(knock).unwrap()).collect();
+        let idle: Vec<_> = (0..100).map(|_| stranger.enter(knock).unwrap()).collect();
         // A near end that begins now finds them there.
         let listener = world.listen(world.addresses()[0]);
         let near = &world.chain.hops()[0];
@@ -306,6 +312,35 @@ fn whoever_only_knocks_keeps_no_peer_out() {
         client.shutdown(Shutdown::Write).unwrap();
         assert_eq!(rest(&mut server), b"served", "{carrier}");
         drop(idle);
+    }
+}
+
+#[test]
+fn a_far_end_that_was_killed_and_started_anew_serves_at_once() {
+    for carrier in CARRIERS {
+        let mut world = World::new("delay=5ms", carrier);
+        let ip = world.addresses()[0];
+        let listener = world.listen(ip);
+        let (mut old, server) = world.pair(&listener);
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                stream.unwrap().write_all(b"served").unwrap();
+            }
+        });
+        world.restart_far(carrier);
+        drop(server);
+        let begun = Instant::now();
+        let serves = || {
+            let mut got = Vec::new();
+            world.connect(ip).read_to_end(&mut got).is_ok() && got == b"served"
+        };
+        while !serves() {
+            thread::sleep(Duration::from_millis(10));
+        }
+        let took = begun.elapsed();
+        assert!(took < Duration::from_secs(3), "{took:?} {carrier}");
+        let error = old.read(&mut [0; 10]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
     }
 }
 

@@ -54,6 +54,12 @@ impl SecretKey {
         self.shared(peer).is_none()
     }
 
+    /// A key for one purpose of this site alone, which `label` names: the same whenever it is asked for,
+    /// and no help in finding the secret.
+    pub fn derive(&self, label: &[u8]) -> [u8; 32] {
+        expand(&self.0, label)
+    }
+
     /// The digits, for writing a key file.
     pub fn to_text(&self) -> String {
         to_hex(&self.0)
@@ -74,15 +80,18 @@ pub(crate) struct Shared([u8; 32]);
 impl Shared {
     /// A key for one purpose, which `label` names.
     pub(crate) fn derive(&self, label: &[u8]) -> [u8; 32] {
-        let mut out = [0; 32];
-        let label = [label];
-        hkdf::Salt::new(hkdf::HKDF_SHA256, b"viaduct 1")
-            .extract(&self.0)
-            .expand(&label, hkdf::HKDF_SHA256)
-            .and_then(|okm| okm.fill(&mut out))
-            .expect("32 bytes are one block of SHA-256");
-        out
+        expand(&self.0, label)
     }
+}
+
+fn expand(secret: &[u8; 32], label: &[u8]) -> [u8; 32] {
+    let mut out = [0; 32];
+    hkdf::Salt::new(hkdf::HKDF_SHA256, b"viaduct 1")
+        .extract(secret)
+        .expand(&[label], hkdf::HKDF_SHA256)
+        .and_then(|okm| okm.fill(&mut out))
+        .expect("32 bytes are one block of SHA-256");
+    out
 }
 
 impl PublicKey {
@@ -160,6 +169,15 @@ mod tests {
         let ab = a.shared(&b.public()).unwrap().derive(b"test");
         assert_eq!(ab, b.shared(&a.public()).unwrap().derive(b"test"));
         assert_ne!(ab, c.shared(&a.public()).unwrap().derive(b"test"));
+    }
+
+    #[test]
+    fn a_site_derives_the_same_again_and_another_for_each_label() {
+        let [a, b] = [1, 2].map(|n| SecretKey::from_bytes([n; 32]));
+        assert_eq!(a.derive(b"test"), a.clone().derive(b"test"));
+        assert_ne!(a.derive(b"test"), a.derive(b"other"));
+        assert_ne!(a.derive(b"test"), b.derive(b"test"));
+        assert_ne!(&a.derive(b"test"), a.as_bytes());
     }
 
     #[test]

@@ -12,11 +12,13 @@
 //! | [`link`] | a connection as a link |
 //! | [`lanes`] | its streams |
 //! | [`congestion`] | how fast it sends |
+//! | [`identity`] | what outlives a restart |
 //! | [`tls`] | keys that prove nothing, and what proves instead |
 //! | [`clock`] | the library's time |
 
 mod clock;
 mod congestion;
+mod identity;
 mod lanes;
 mod link;
 mod tls;
@@ -33,8 +35,8 @@ use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 use quinn_proto::congestion::{ControllerFactory, CubicConfig, NewRenoConfig};
 use quinn_proto::{
-    AckFrequencyConfig, ClientConfig, ConnectionHandle, DatagramEvent, EndpointConfig,
-    ServerConfig, Transmit, TransportConfig, VarInt,
+    AckFrequencyConfig, ClientConfig, ConnectionHandle, DatagramEvent, ServerConfig, Transmit,
+    TransportConfig, VarInt,
 };
 use tracing::debug;
 use viaduct_proto::time::Instant;
@@ -111,7 +113,7 @@ impl Endpoint {
             server.transport_config(transport);
             Ok(Arc::new(server))
         });
-        let config = Arc::new(EndpointConfig::default());
+        let config = Arc::new(identity::config(&settings.secret, settings.listen));
         let inner = quinn_proto::Endpoint::new(config, server.transpose()?, true, None);
         Ok(Endpoint {
             inner,
