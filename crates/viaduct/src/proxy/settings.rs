@@ -243,21 +243,22 @@ fn far(args: &ProxyArgs) -> Result<Far> {
     let haul =
         LongHaul { congestion_control: args.congestion_control.clone(), buffer: args.far_buffer };
     if let Some(name) = &haul.congestion_control {
-        check_congestion_control(name)?;
+        check_congestion_control("congestion-control", name)?;
     }
     Ok(Far { prefixes: args.far.clone(), haul })
 }
 
-/// A name that the kernel knows, or can load.
-fn check_congestion_control(name: &str) -> Result<()> {
-    let (probe, haul) = (
-        TcpListener::bind("127.0.0.1:0").context("congestion-control: try it")?,
-        LongHaul { congestion_control: Some(name.to_owned()), buffer: None },
-    );
+/// Checks that the kernel knows, or can load, the congestion control that `option` names.
+///
+/// # Errors
+/// It does not; the names that there are.
+pub(super) fn check_congestion_control(option: &str, name: &str) -> Result<()> {
+    let probe = TcpListener::bind("127.0.0.1:0").with_context(|| format!("{option}: try it"))?;
+    let haul = LongHaul { congestion_control: Some(name.to_owned()), buffer: None };
     haul.apply(&probe).map_err(|_| {
         let known = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
         let known = known.unwrap_or_default();
-        anyhow!("congestion-control: {name:?} is unknown here; there are {}", known.trim_end())
+        anyhow!("{option}: {name:?} is unknown here; there are {}", known.trim_end())
     })
 }
 

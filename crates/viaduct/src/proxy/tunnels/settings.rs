@@ -11,6 +11,7 @@ use serde::Deserialize;
 use viaduct_proto::keys::{PublicKey, SecretKey};
 use viaduct_proto::tunnel::Settings;
 
+use crate::proxy::settings::check_congestion_control;
 use crate::text;
 
 /// The tunnels of a proxy.
@@ -26,7 +27,7 @@ pub struct TunnelSettings {
     pub dials: Vec<Dial>,
     /// What carries their links.
     pub carrier: CarrierKind,
-    /// The congestion control of TCP links; the system's if not given.
+    /// The links' congestion control; the carrier's own choice if not given.
     pub congestion: Option<String>,
     /// Whether a client is let in only when the far end has reached the server.
     pub waits: bool,
@@ -35,6 +36,9 @@ pub struct TunnelSettings {
     /// Buffers and times.
     pub core: Settings,
 }
+
+/// What QUIC links may have.
+const QUIC_CONGESTION: [&str; 3] = ["cubic", "bbr", "reno"];
 
 /// A tunnel's name; of the one that `tunnel` alone leads to it is empty.
 pub type TunnelName = Arc<str>;
@@ -117,7 +121,8 @@ pub struct TunnelArgs {
     /// What carries them
     #[arg(long, value_enum, default_value_t = CarrierKind::Tcp)]
     pub carrier: CarrierKind,
-    /// The congestion control of TCP links, such as cubic or bbr; the system's if not given
+    /// The links' congestion control: by TCP any of the kernel's, its own choice if not given; by QUIC
+    /// cubic (if not given), bbr or reno
     #[arg(long, value_name = "NAME")]
     pub link_congestion: Option<String>,
     /// Bytes that a tunnel's other end may have sent and we not yet passed on, at most; four times
@@ -150,6 +155,7 @@ impl TunnelArgs {
             bail!("peer: the tunnel has one other end; give its key alone");
         }
         let dials = self.dials(tables)?;
+        self.check_congestion()?;
         let secret = crate::key::read(file)?;
         let mut peers = self.peer.iter().chain(dials.iter().map(|dial| &dial.peer));
         if let Some(weak) = peers.find(|peer| secret.is_weak(peer)) {
@@ -167,6 +173,18 @@ impl TunnelArgs {
             allow_to: allow_to.to_vec(),
             core,
         }))
+    }
+
+    /// Whether all that the links are of can have the congestion control that is asked for. An end that
+    /// listens takes TCP and QUIC; QUIC then does as it can.
+    fn check_congestion(&self) -> Result<()> {
+        let Some(name) = &self.link_congestion else { return Ok(()) };
+        if self.carrier == CarrierKind::Tcp || self.tunnel_listen.is_some() {
+            check_congestion_control("link-congestion", name)?;
+        } else if !QUIC_CONGESTION.contains(&&name[..]) {
+            bail!("link-congestion: QUIC has cubic, bbr and reno, not {name:?}");
+        }
+        Ok(())
     }
 
     /// The tunnel without a name, if there is one, and those with.
