@@ -82,9 +82,10 @@ pub struct ProxyArgs {
     /// When a client is let in
     #[arg(long, value_enum, default_value_t = Accept::Early)]
     pub(super) accept: Accept,
-    /// Early connections that wait for their client, at most
-    #[arg(long, value_name = "N", default_value_t = 1024)]
-    pub(super) early_most: usize,
+    /// Early connections that wait for their client, at most, and at most half of --flows [default:
+    /// 1024, or half of --flows where that is less]
+    #[arg(long, value_name = "N")]
+    pub(super) early_most: Option<usize>,
     /// How long an early connection waits for its client
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = time)]
     pub(super) early_wait: Duration,

@@ -26,6 +26,9 @@ use crate::text;
 /// How long a proxy on demand stays without a flow, if nobody says.
 const IDLE_EXIT: Duration = Duration::from_secs(60);
 
+/// Early connections that wait for their client, if nobody says and there are flows enough.
+const EARLY_MOST: usize = 1024;
+
 /// All that a proxy is to do.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -137,7 +140,7 @@ impl Settings {
             target,
             policies: Policies { list, otherwise, far: far(args)? },
             tell: args.tell,
-            limits: limits(args),
+            limits: limits(args)?,
             workers: workers(args, holds, tunnelled)?,
             intercept: intercept(args, port)?,
             run_dir: args.run_dir.clone(),
@@ -292,16 +295,27 @@ fn workers(args: &ProxyArgs, holds: bool, tunnels: bool) -> Result<u32> {
     }
 }
 
-fn limits(args: &ProxyArgs) -> Limits {
-    Limits {
+fn limits(args: &ProxyArgs) -> Result<Limits> {
+    Ok(Limits {
         flows: args.flows,
-        early: (args.forward == Forwarding::Early).then_some((args.early_most, args.early_wait)),
+        early: (args.forward == Forwarding::Early).then_some((early_most(args)?, args.early_wait)),
         connect: args.connect_timeout,
         keep_alive: Some(args.keep_alive).filter(|time| !time.is_zero()),
         idle: Some(args.idle_timeout).filter(|time| !time.is_zero()),
         idle_exit: args.idle_exit.or(args.on_demand.then_some(IDLE_EXIT)),
         drain: args.drain,
         chain_buffer: args.chain_buffer,
+    })
+}
+
+/// SYNs alone, which anybody can send, never take all flows.
+fn early_most(args: &ProxyArgs) -> Result<usize> {
+    let most = args.flows / 2;
+    match args.early_most {
+        Some(wanted) if wanted > most => {
+            bail!("early-most: {wanted} is more than half of flows, {most}; the rest is for clients")
+        }
+        wanted => Ok(wanted.unwrap_or(EARLY_MOST.min(most))),
     }
 }
 
