@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use mio::{Interest, Token};
+use quinn_proto::ConnectionError;
 use tracing::{debug, info, warn};
 use viaduct_proto::keys::PublicKey;
 use viaduct_proto::time::Instant;
@@ -170,8 +171,17 @@ impl Tunnels {
     pub(super) fn close(&mut self, key: usize, why: &io::Error, now: Instant) {
         let Some(mut link) = self.links.try_remove(key) else { return };
         link.close(self.endpoint.as_mut(), &self.registry, now);
-        let up = link.place.is_some();
-        info!(up, "a link of the tunnel is gone: {why}");
+        let (up, remote) = (link.place.is_some(), link.remote);
+        match (link.is_stranger(), up) {
+            // Anybody can have as many of these as they like.
+            (true, _) => debug!("{remote} dialled and did not show a known key: {why}"),
+            (_, true) => info!("a link of the tunnel with {remote} is gone: {why}"),
+            (_, false) if is_the_peers(why) => info!(
+                "a link of the tunnel did not come up: {remote} has closed it ({why}); does it know \
+                 this site's public key, and is its own given here?"
+            ),
+            (_, false) => info!("a link of the tunnel to {remote} did not come up: {why}"),
+        }
         if let Some((peer, number)) = link.place {
             let mut peer = peer.lock();
             peer.keys.remove(&number);
@@ -181,4 +191,11 @@ impl Tunnels {
             self.slot(slot).failed(up, now);
         }
     }
+}
+
+/// Whether the other end has ended a link, and not the way to it.
+fn is_the_peers(why: &io::Error) -> bool {
+    let lost = why.get_ref().and_then(|inner| inner.downcast_ref());
+    matches!(why.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
+        || matches!(lost, Some(ConnectionError::ApplicationClosed(_)))
 }

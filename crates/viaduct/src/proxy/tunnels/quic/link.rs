@@ -37,6 +37,8 @@ pub(in crate::proxy::tunnels) struct QuicLink {
     pacer: Pacer,
     /// When the pacer lets more go.
     held: Option<Instant>,
+    /// It has told the endpoint that nothing follows.
+    drained: bool,
     /// It was given bytes, and none have left since: the path takes no more now.
     stuck: bool,
     /// What came by the first lane before it was known to which tunnel the link belongs.
@@ -57,6 +59,7 @@ impl QuicLink {
             readable: BTreeSet::new(),
             pacer: Pacer::default(),
             held: None,
+            drained: false,
             stuck: false,
             plain_in: Vec::new(),
         }
@@ -112,11 +115,7 @@ impl QuicLink {
         if self.connection.poll_timeout().is_some_and(|at| at <= theirs) {
             self.connection.handle_timeout(theirs);
         }
-        while let Some(event) = self.connection.poll_endpoint_events() {
-            if let Some(event) = endpoint.inner.handle_event(self.handle, event) {
-                self.connection.handle_event(event);
-            }
-        }
+        self.tell(endpoint);
         while let Some(event) = self.connection.poll() {
             match event {
                 Event::Connected => self.greet(settings, entropy)?,
@@ -131,6 +130,16 @@ impl QuicLink {
             }
         }
         Ok(())
+    }
+
+    /// Tells the endpoint what it has to know.
+    fn tell(&mut self, endpoint: &mut Endpoint) {
+        while let Some(event) = self.connection.poll_endpoint_events() {
+            self.drained |= event.is_drained();
+            if let Some(event) = endpoint.inner.handle_event(self.handle, event) {
+                self.connection.handle_event(event);
+            }
+        }
     }
 
     /// Begins to show who this end is, bound to this connection.
@@ -286,10 +295,10 @@ impl QuicLink {
         self.pacer = Pacer::default();
         let _ = self.flush(endpoint, now);
         // Nobody waits for the peer's answer: what it still sends is answered by a reset.
-        while let Some(event) = self.connection.poll_endpoint_events() {
-            let _ = endpoint.inner.handle_event(self.handle, event);
+        self.tell(endpoint);
+        if !self.drained {
+            let drained = quinn_proto::EndpointEvent::drained();
+            let _ = endpoint.inner.handle_event(self.handle, drained);
         }
-        let drained = quinn_proto::EndpointEvent::drained();
-        let _ = endpoint.inner.handle_event(self.handle, drained);
     }
 }
