@@ -293,20 +293,19 @@ fn only_those_with_the_right_keys_have_a_tunnel() {
 fn whoever_only_knocks_keeps_no_peer_out() {
     for carrier in CARRIERS {
         let world = World::new("delay=5ms", carrier);
-        let stranger = world.chain.server().netns();
+        let [stranger, peer] = [&world.chain.hops()[0], world.chain.server()];
         let knock = || {
             let to = "10.2.0.2:7100".parse::<SocketAddr>().unwrap();
             TcpStream::connect_timeout(&to, Duration::from_secs(5)).unwrap()
         };
-        let idle: Vec<_> = (0..100).map(|_| stranger.enter(knock).unwrap()).collect();
+        let idle: Vec<_> = (0..100).map(|_| stranger.netns().enter(knock).unwrap()).collect();
         // A near end that begins now finds them there.
         let listener = world.listen(world.addresses()[0]);
-        let near = &world.chain.hops()[0];
         let to = listener.local_addr().unwrap();
-        let second = format!("--listen 127.0.0.1:7001 --to {to} --tunnel 10.2.0.2:7100 {carrier}");
-        let _second = proxy(near, &second, &world.keys, [1, 2]);
+        let second = format!("--listen 127.0.0.1:7001 --to {to} --tunnel 10.3.0.1:7100 {carrier}");
+        let _second = proxy(peer, &second, &world.keys, [1, 2]);
         let connect = || TcpStream::connect("127.0.0.1:7001").unwrap();
-        let mut client = near.netns().enter(connect).unwrap();
+        let mut client = peer.netns().enter(connect).unwrap();
         let (mut server, _) = listener.accept().unwrap();
         client.write_all(b"served").unwrap();
         client.shutdown(Shutdown::Write).unwrap();
