@@ -106,6 +106,9 @@ impl Settings {
         if !args.allow_to.is_empty() && !asked {
             bail!("allow-to: nobody says where to; give expect or tunnel-listen");
         }
+        if args.on_demand && args.tunnel.tunnel_listen.is_some() {
+            bail!("on-demand: it waits for connections, and tunnel-listen is served all the time");
+        }
         let name = args.name.clone().unwrap_or_else(|| format!("proxy-{port}"));
         text::check_name(&name).map_err(|what| anyhow!("name: {what}"))?;
         let target = target(args)?;
