@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use viaduct_lab::binary::use_binary;
 use viaduct_lab::proxies::Proxy;
-use viaduct_lab::topology::{Chain, Journal, Node};
+use viaduct_lab::topology::{Chain, Journal, Node, Scratch};
+use viaduct_proto::keys::SecretKey;
 use viaduct_proto::link::LinkConfig;
 use viaduct_sys::ring::{Ring, RingConfig};
 
@@ -236,6 +237,25 @@ fn on_demand_a_crashed_proxy_is_started_again() {
             echo(&mut client, &listener) == client.local_addr().unwrap().ip()
         });
     }
+}
+
+#[test]
+fn on_demand_what_keeps_a_proxy_from_starting_is_said_at_the_start() {
+    let world = World::new("delay=1ms");
+    let start = |more: &[&str]| {
+        let options = ["--listen", AT, "--to", "10.2.0.2:9000", "--on-demand"];
+        Proxy::start(world.hop(), &[&options, more].concat())
+    };
+    // No address of this machine.
+    let error = start(&["--metrics", "192.0.2.1:9100"]).unwrap_err().to_string();
+    assert!(error.contains("192.0.2.1:9100") && error.contains("cannot start"), "{error}");
+    let key = SecretKey::from_bytes([1; 32]).to_text();
+    let keys = Scratch::new().unwrap();
+    let key = keys.write("key", key).unwrap().display().to_string();
+    let peer = SecretKey::from_bytes([2; 32]).public().to_string();
+    let tunnel = ["--tunnel-listen", "[::]:7100", "--allow-to", "::/0", "--key", &key];
+    let error = start(&[&tunnel[..], &["--peer", &peer]].concat()).unwrap_err().to_string();
+    assert!(error.contains("tunnel-listen is served all the time"), "{error}");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -66,6 +66,16 @@ impl Demand {
         Ok(Demand { doors, signals, reload })
     }
 
+    /// Starts a proxy that ends before it serves: whatever keeps it from starting is found now, and not
+    /// by the first client.
+    pub fn rehearse(&self) -> Result<()> {
+        let status = self.start(&["--rehearse"])?.wait()?;
+        if !status.success() {
+            bail!("on-demand: the proxy cannot start, for the reason above");
+        }
+        Ok(())
+    }
+
     /// Runs until a signal, and then until the proxy that runs has ended.
     pub fn run(self) -> Result<()> {
         let mut pause = Duration::ZERO;
@@ -77,7 +87,8 @@ impl Demand {
                 return Ok(());
             }
             let begun = Instant::now();
-            let mut proxy = self.start()?;
+            let mut proxy = self.start(&[])?;
+            info!(pid = proxy.id(), "started");
             let pid = Pid::from_child(&proxy);
             let ended = pidfd_open(pid, PidfdFlags::empty())?;
             if self.wait_for_end(pid, &ended)? == Woken::Signal {
@@ -134,18 +145,18 @@ impl Demand {
         }
     }
 
-    /// Starts a proxy that has the same doors.
-    fn start(&self) -> Result<Process> {
+    /// Starts a proxy that has the same doors, and is told `more`.
+    fn start(&self, more: &[&str]) -> Result<Process> {
         let (open, doors) = self.doors.legacy();
         let doors: Vec<_> = doors.iter().map(ToString::to_string).collect();
         let mut command = Command::new("/proc/self/exe");
         command.args(env::args_os().skip(1)).arg("--doors").arg(doors.join(","));
+        command.args(more);
         // The manager hears of us.
         command.env_remove("NOTIFY_SOCKET");
         inherit::keep(&mut command, &open);
         die_with_parent(&mut command);
         let proxy = Process::spawn(command).context("start a proxy")?;
-        info!(pid = proxy.id(), "started");
         Ok(proxy)
     }
 

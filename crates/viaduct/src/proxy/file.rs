@@ -109,7 +109,7 @@ pub fn read(path: &Path) -> Result<Said, String> {
 pub fn options(table: &Table) -> Result<ProxyArgs, String> {
     let mut words = vec!["[proxy]".to_owned()];
     for (key, value) in table {
-        if matches!(&key[..], "config" | "check" | "doors") {
+        if matches!(&key[..], "config" | "check" | "doors" | "rehearse") {
             return Err(format!("{key}: unknown key"));
         }
         let option = format!("--{}", key.replace('_', "-"));

@@ -76,6 +76,7 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
         Opened::Proxy(doors, changes) => (doors, keeper(changes)?),
         Opened::Parent(parent, changes) => {
             let _keeper = keeper(changes)?;
+            parent.rehearse()?;
             info!(name = settings.name, listen = ?settings.listen, "up on demand");
             return parent.run().context("the parent of proxies stopped");
         }
@@ -83,6 +84,9 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     let loops = Loops::new(&settings, doors, &interception)?;
     let handle = Handle::new(settings.clone(), loops.orders(), interception);
     control::start(options.clone(), registry, handle)?;
+    if options.rehearse {
+        return Ok(fs::remove_file(settings.socket())?);
+    }
     info!(name = settings.name, listen = ?settings.listen, to = %settings.target, "up");
     memory::let_go_of_start()?;
     let ended = loops.run().context("the proxy stopped");

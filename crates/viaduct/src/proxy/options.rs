@@ -24,6 +24,9 @@ pub struct ProxyOptions {
     /// Descriptors that the parent of --on-demand leaves open
     #[arg(long, value_delimiter = ',', hide = true)]
     pub(super) doors: Vec<Door>,
+    /// End as soon as all is there that flows need: the parent of --on-demand tries it once
+    #[arg(long, hide = true)]
+    pub(super) rehearse: bool,
     #[command(flatten)]
     pub(super) args: ProxyArgs,
 }
