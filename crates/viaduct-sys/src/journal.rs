@@ -35,8 +35,8 @@ use crate::tool::ToolError;
 pub enum JournalError {
     /// Another process is at work.
     #[error(
-        "{} is in use by process {pid}, which is running: stop it, or give this gateway another \
-         name or run_dir", path.display()
+        "{} is in use by process {pid}, which is running: stop it, or choose another name or \
+         run directory", path.display()
     )]
     Busy {
         /// The journal.

@@ -13,7 +13,6 @@
 //! ```
 
 use std::net::SocketAddr;
-use std::ops::RangeInclusive;
 use std::path::Path;
 
 use clap::Parser;
@@ -22,10 +21,11 @@ use serde::Deserialize;
 use toml::{Table, Value};
 use viaduct_proto::flow::{HandlerSpec, Registry};
 
-use super::options::{ProxyArgs, ProxyOptions, rate};
+use super::options::{ProxyArgs, ProxyOptions};
 use super::policy::{Plan, Policy};
 use super::through::Factories;
 use super::tunnels::settings::{TunnelName, TunnelTable};
+use super::values::{ports, prefixes, rate, some_place};
 use crate::text;
 
 /// Bytes of a config, at most.
@@ -56,15 +56,16 @@ pub struct Said {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyTable {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "prefixes")]
     from: Vec<IpNet>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "prefixes")]
     to: Vec<IpNet>,
     #[serde(default)]
     ports: Vec<String>,
     #[serde(default)]
     action: Action,
-    next: Option<SocketAddr>,
+    #[serde(default, deserialize_with = "some_place")]
+    pub(super) next: Option<SocketAddr>,
     #[serde(default)]
     direct: bool,
     tunnel: Option<Value>,
@@ -95,6 +96,9 @@ struct Words {
 pub fn read(path: &Path) -> Result<Said, String> {
     let text = text::read(path, LONGEST)?;
     let file: File = toml::from_str(&text).map_err(|error| {
+        if error.message().contains("missing field `proxy`") {
+            return "the table [proxy] is missing".to_owned();
+        }
         let at = error.span().map_or(0, |span| span.start);
         text::place(&text, at) + &text::plain(error.message())
     })?;
@@ -159,7 +163,8 @@ impl PolicyTable {
             return Err("direct, next and tunnel exclude each other".to_owned());
         }
         let elsewhere = self.direct || self.next.is_some();
-        let ports = self.ports.iter().map(|text| ports(text)).collect::<Result<_, _>>()?;
+        let ports = self.ports.iter().map(|text| ports(text).map_err(|what| format!("ports: {text:?}: {what}")));
+        let ports = ports.collect::<Result<_, _>>()?;
         let handlers = match &self.handlers {
             None => otherwise.handlers.clone(),
             Some(texts) => handlers(texts, registry).map_err(|what| format!("handlers: {what}"))?,
@@ -208,15 +213,6 @@ fn handlers(texts: &[String], registry: &Registry) -> Result<Option<Factories>, 
 pub fn chain(specs: &[HandlerSpec], registry: &Registry) -> Result<Option<Factories>, String> {
     let chain = (!specs.is_empty()).then(|| registry.chain(specs)).transpose();
     chain.map_err(|error| error.to_string())
-}
-
-/// `80` or `8000-8080`.
-fn ports(text: &str) -> Result<RangeInclusive<u16>, String> {
-    let (first, last) = text.split_once('-').unwrap_or((text, text));
-    match (first.trim().parse::<u16>(), last.trim().parse::<u16>()) {
-        (Ok(first), Ok(last)) if first <= last => Ok(first..=last),
-        _ => Err(format!("ports: {text:?}: a port or a range such as 8000-8080 is expected")),
-    }
 }
 
 #[cfg(test)]
@@ -288,10 +284,12 @@ mod tests {
         let wrong = [
             ("[proxy]\nlisten = 'x'\n", "[proxy] invalid value 'x' for 'listen"),
             ("[proxy]\nlisten = 7\n[polici]\n", "line 3: unknown key `polici`"),
-            ("[proxy]\nlisten = ['[::]:7000']\n", "to"),
+            ("", "the table [proxy] is missing"),
             (&format!("{HEAD}liste = 'x'\n"), "unknown key 'liste'"),
             (&format!("{HEAD}config = 'x'\n"), "config: unknown key"),
             (&format!("{HEAD}rate = 'fast'\n"), "bits a second such as 500k"),
+            (&format!("{HEAD}[[policy]]\nto = ['host']\n"), "line 5: to: \"host\": a prefix"),
+            (&format!("{HEAD}[[policy]]\nnext = 'host:1'\n"), "names of hosts are not looked up"),
             (&format!("{HEAD}[[policy]]\nports = ['9-1']\n"), "a port or a range"),
             (&format!("{HEAD}[[policy]]\nhandlers = ['shap:rate=2M']\n"), "no handler is named"),
             (&format!("{HEAD}[[policy]]\nto = ['10.2.0.0/33']\n"), "line 5: to: "),

@@ -41,6 +41,7 @@ mod target;
 mod tell;
 mod through;
 mod tunnels;
+pub mod values;
 mod worker;
 
 use std::fs;

@@ -1,6 +1,7 @@
 //! What `viaduct proxy` may be told, on the command line and, by the same words, in a file.
 
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use viaduct_proto::flow::HandlerSpec;
 use super::doors::Door;
 use super::tell::Tell;
 use super::tunnels::settings::TunnelArgs;
+use super::values::{buffer, count, place, ports, prefix, rate, time, wait};
 
 /// Options in a file, or on the command line.
 #[derive(Clone, Debug, clap::Args)]
@@ -35,28 +37,26 @@ pub struct ProxyOptions {
 #[derive(Clone, Debug, clap::Args)]
 pub struct ProxyArgs {
     /// Where connections arrive
-    #[arg(short, long, value_name = "ADDRESS:PORT",
-          required_unless_present_any = ["config", "tunnel_listen"])]
+    #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = place)]
     pub(super) listen: Vec<SocketAddr>,
     /// Where they go
-    #[arg(short, long, value_name = "ADDRESS:PORT",
-          required_unless_present_any = ["intercept", "expect", "config", "tunnel_listen"])]
+    #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = place)]
     pub(super) to: Option<SocketAddr>,
     /// They go where each client says, in one of these languages
     #[arg(long, value_enum, value_name = "LANGUAGE,...", value_delimiter = ',',
           conflicts_with_all = ["to", "intercept"], requires = "allow_from", requires = "allow_to")]
     pub(super) expect: Vec<Language>,
     /// Clients that may say so
-    #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', requires = "expect")]
+    #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', value_parser = prefix)]
     pub(super) allow_from: Vec<IpNet>,
     /// Servers that they, and sessions that come by tunnels, may go to
-    #[arg(long, value_name = "PREFIX,...", value_delimiter = ',')]
+    #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', value_parser = prefix)]
     pub(super) allow_to: Vec<IpNet>,
     /// A file of one line, NAME:PASSWORD, that SOCKS and CONNECT clients must know
-    #[arg(long, value_name = "FILE", requires = "expect")]
+    #[arg(long, value_name = "FILE")]
     pub(super) password_file: Option<PathBuf>,
     /// The next hop, another `viaduct proxy --expect proxy`; without it flows go straight on
-    #[arg(short, long, value_name = "ADDRESS:PORT")]
+    #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = place)]
     pub(super) next: Option<SocketAddr>,
     /// How hops are told where to; by the option if it can go, else by proxy-tfo, if not given
     #[arg(long, value_enum)]
@@ -71,13 +71,13 @@ pub struct ProxyArgs {
     pub(super) tunnel: TunnelArgs,
     /// Split the connections that pass this machine towards these addresses (tproxy, by nftables);
     /// put back at the end
-    #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', conflicts_with = "to")]
+    #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', conflicts_with = "to", value_parser = prefix)]
     pub(super) intercept: Vec<IpNet>,
-    /// Of those connections, only those to these ports
-    #[arg(long, value_name = "PORT,...", value_delimiter = ',', requires = "intercept")]
-    pub(super) ports: Vec<u16>,
+    /// Of those connections, only those to these ports, or ranges such as 8000-8080
+    #[arg(long, value_name = "PORT,...", value_delimiter = ',', value_parser = ports)]
+    pub(super) ports: Vec<RangeInclusive<u16>>,
     /// Keep the client's address towards the server; the way back must lead through this machine
-    #[arg(long, requires = "intercept")]
+    #[arg(long)]
     pub(super) keep_client: bool,
     /// When to begin the second half
     #[arg(long, value_enum, default_value_t = Forwarding::Early)]
@@ -90,10 +90,10 @@ pub struct ProxyArgs {
     #[arg(long, value_name = "N")]
     pub(super) early_most: Option<usize>,
     /// How long an early connection waits for its client
-    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = time)]
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = wait)]
     pub(super) early_wait: Duration,
     /// How long a server may take to answer
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = time)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = wait)]
     pub(super) connect_timeout: Duration,
     /// How long a flow may say nothing; 0s: for ever
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = time)]
@@ -115,31 +115,31 @@ pub struct ProxyArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(0..=64))]
     pub(super) workers: u16,
     /// Flows at once, at most
-    #[arg(long, value_name = "N", default_value_t = 9_000)]
+    #[arg(long, value_name = "N", default_value_t = 9_000, value_parser = count)]
     pub(super) flows: usize,
     /// Addresses across a long link: connections to and from them are set up for it; all are, if none
     /// is named
-    #[arg(long, value_name = "PREFIX,...", value_delimiter = ',')]
+    #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', value_parser = prefix)]
     pub(super) far: Vec<IpNet>,
     /// Of those connections, the congestion control, by the kernel's name
     #[arg(long, value_name = "NAME")]
     pub(super) congestion_control: Option<String>,
     /// Of those connections, the bytes that may wait to be sent or acknowledged: what a host has got
     /// rid of, and the other end does not have yet
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = buffer)]
     pub(super) far_buffer: Option<usize>,
     /// Bytes of each socket's send buffer; twice the receive buffer's, or the kernel's choice, if not
     /// given
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = buffer)]
     pub(super) send_buffer: Option<usize>,
     /// Bytes of each socket's receive buffer; the kernel's choice if not given
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = buffer)]
     pub(super) receive_buffer: Option<usize>,
     /// Bytes that each end of a chain of handlers holds before it stops its source
-    #[arg(long, value_name = "BYTES", default_value_t = 256 << 10)]
+    #[arg(long, value_name = "BYTES", default_value_t = 256 << 10, value_parser = buffer)]
     pub(super) chain_buffer: usize,
     /// Where Prometheus finds the metrics
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = place)]
     pub(super) metrics: Option<SocketAddr>,
     /// What its status socket is called; proxy-PORT if not given
     #[arg(long, value_name = "NAME")]
@@ -178,14 +178,4 @@ pub enum Accept {
     Early,
     /// When the server has answered; if it says no, the client is told so in its words
     AfterConnect,
-}
-
-fn time(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text).map_err(|_| "a time such as 30s or 2m is expected".to_owned())
-}
-
-/// A number of bits a second.
-pub fn rate(text: &str) -> Result<u64, String> {
-    viaduct_proto::handlers::rate(text)
-        .ok_or_else(|| "bits a second such as 500k, 2M or 1G are expected".to_owned())
 }

@@ -21,6 +21,7 @@ use super::policy::{Far, Plan, Policies};
 use super::target::{Target, Terms};
 use super::tell::Tell;
 use super::tunnels::settings::{TunnelName, TunnelSettings, TunnelTable};
+use super::values::warn_of_readers;
 use crate::text;
 
 /// How long a proxy on demand stays without a flow, if nobody says.
@@ -28,6 +29,9 @@ const IDLE_EXIT: Duration = Duration::from_secs(60);
 
 /// Early connections that wait for their client, if nobody says and there are flows enough.
 const EARLY_MOST: usize = 1024;
+
+/// Ports whose connections alone are intercepted, at most.
+const MOST_PORTS: usize = 128;
 
 /// All that a proxy is to do.
 #[derive(Clone, Debug)]
@@ -111,6 +115,7 @@ impl Settings {
         }
         let name = args.name.clone().unwrap_or_else(|| format!("proxy-{port}"));
         text::check_name(&name).map_err(|what| anyhow!("name: {what}"))?;
+        has_effect(args, policies)?;
         let target = target(args)?;
         let otherwise = Plan {
             deny: false,
@@ -205,6 +210,35 @@ impl fmt::Display for Settings {
     }
 }
 
+/// Refuses what would do nothing without something else.
+fn has_effect(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<()> {
+    let hops = args.next.is_some() || policies.iter().any(|policy| policy.next.is_some());
+    let words = [Language::Socks, Language::Connect];
+    let passwords = args.expect.iter().any(|language| words.contains(language));
+    let (on_path, asked) = (!args.intercept.is_empty(), !args.expect.is_empty());
+    let target = args.to.is_some() || on_path || asked;
+    let idle = [
+        (!args.ports.is_empty() && !on_path, "ports: they are intercept's, which is not given"),
+        (args.keep_client && !on_path, "keep-client: it is intercept's, which is not given"),
+        (!args.allow_from.is_empty() && !asked, "allow-from: it is expect's, which is not given"),
+        (args.tell.is_some() && !hops, "tell: no hop is to be told; give next"),
+        (
+            args.password_file.is_some() && !passwords,
+            "password-file: only SOCKS and CONNECT have passwords; expect socks or connect",
+        ),
+        (args.listen.is_empty() && target, "listen: it is not said where connections arrive"),
+        (
+            !target && (!args.listen.is_empty() || args.tunnel.tunnel_listen.is_none()),
+            "it is not said where connections arrive and go: give listen, and to, intercept or \
+             expect; or tunnel-listen",
+        ),
+    ];
+    match idle.iter().find(|(is, _)| *is) {
+        Some((_, what)) => bail!("{what}"),
+        None => Ok(()),
+    }
+}
+
 fn target(args: &ProxyArgs) -> Result<Target> {
     match args.to {
         Some(to) if args.listen.contains(&to) => bail!("to: {to} is this proxy itself"),
@@ -238,9 +272,15 @@ fn terms(args: &ProxyArgs) -> Result<Terms> {
 
 fn secret(file: &Path) -> Result<Secret> {
     let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
-    let Some((name, password)) = text.trim_end().split_once(':') else {
-        bail!("{}: one line, NAME:PASSWORD, is expected", file.display());
+    warn_of_readers("password-file", file);
+    let pair = Some(text.trim_end_matches(['\r', '\n'])).filter(|line| !line.contains('\n'));
+    let Some((name, password)) = pair.and_then(|line| line.split_once(':')) else {
+        bail!("password-file: {}: one line, NAME:PASSWORD, is expected", file.display());
     };
+    // What SOCKS5 can carry (RFC 1929).
+    if [name, password].iter().any(|word| !(1..=255).contains(&word.len())) {
+        bail!("password-file: {}: NAME and PASSWORD have 1 to 255 bytes each", file.display());
+    }
     let (name, password) = (name.into(), password.into());
     Ok(Secret(Some(Credentials { name, password })))
 }
@@ -338,10 +378,13 @@ fn intercept(args: &ProxyArgs, port: u16) -> Result<Option<Intercept>> {
         }
     }
     let pair = |net: &IpNet| (net.addr(), net.prefix_len());
+    if args.ports.iter().map(ExactSizeIterator::len).sum::<usize>() > MOST_PORTS {
+        bail!("ports: {MOST_PORTS} are possible; policies can tell more apart");
+    }
     Ok((!args.intercept.is_empty()).then(|| Intercept {
         instance: format!("proxy_{port}"),
         to_port: port,
         ways: vec![Way { from: Vec::new(), to: args.intercept.iter().map(pair).collect() }],
-        ports: args.ports.clone(),
+        ports: args.ports.iter().cloned().flatten().collect(),
     }))
 }

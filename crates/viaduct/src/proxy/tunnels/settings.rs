@@ -12,6 +12,7 @@ use viaduct_proto::keys::{PublicKey, SecretKey};
 use viaduct_proto::tunnel::Settings;
 
 use crate::proxy::settings::check_congestion_control;
+use crate::proxy::values::{place, place_in, warn_of_readers};
 use crate::text;
 
 /// The tunnels of a proxy.
@@ -62,6 +63,7 @@ pub struct Dial {
 pub struct TunnelTable {
     /// What policies call it.
     pub name: String,
+    #[serde(deserialize_with = "place_in")]
     to: SocketAddr,
     peer: String,
     links: Option<u16>,
@@ -96,7 +98,8 @@ pub struct TunnelArgs {
         value_name = "ADDRESS:PORT",
         requires = "key",
         requires = "peer",
-        conflicts_with = "next"
+        conflicts_with = "next",
+        value_parser = place
     )]
     pub tunnel: Option<SocketAddr>,
     /// Where tunnels arrive; their sessions leave here, to --allow-to
@@ -105,7 +108,8 @@ pub struct TunnelArgs {
         value_name = "ADDRESS:PORT",
         requires = "key",
         requires = "peer",
-        requires = "allow_to"
+        requires = "allow_to",
+        value_parser = place
     )]
     pub tunnel_listen: Option<SocketAddr>,
     /// The file with this site's secret key, from `viaduct key new`
@@ -127,7 +131,8 @@ pub struct TunnelArgs {
     pub link_congestion: Option<String>,
     /// Bytes that a tunnel's other end may have sent and we not yet passed on, at most; four times
     /// the path's bandwidth-delay product lets one session fill it
-    #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
+    #[arg(long, value_name = "BYTES", default_value_t = 64 << 20,
+          value_parser = clap::value_parser!(u64).range(64 << 10..))]
     pub tunnel_buffer: u64,
 }
 
@@ -145,6 +150,9 @@ impl TunnelArgs {
         if !one && (!self.peer.is_empty() || (self.key.is_some() && tables.is_empty())) {
             bail!("key, peer: they are for a tunnel; give tunnel or tunnel-listen");
         }
+        if self.links.is_some() && self.tunnel.is_none() && tables.is_empty() {
+            bail!("links: the end that dials has them; give tunnel");
+        }
         if !one && tables.is_empty() {
             return Ok(None);
         }
@@ -156,6 +164,7 @@ impl TunnelArgs {
         }
         let dials = self.dials(tables)?;
         self.check_congestion()?;
+        warn_of_readers("key", file);
         let secret = crate::key::read(file)?;
         let mut peers = self.peer.iter().chain(dials.iter().map(|dial| &dial.peer));
         if let Some(weak) = peers.find(|peer| secret.is_weak(peer)) {

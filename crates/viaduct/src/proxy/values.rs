@@ -1,0 +1,137 @@
+//! Values as people write them, on the command line and in a file, and what is said of those that
+//! are none or would make no sense.
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Deserializer, de};
+use tracing::warn;
+
+/// The slowest rate that a flow may be held to, bits a second.
+const SLOWEST: u64 = 1_000;
+/// The smallest buffer, bytes.
+const SMALLEST: usize = 4 << 10;
+
+/// An address and a port that one can go to, or listen at.
+pub fn place(text: &str) -> Result<SocketAddr, String> {
+    let at: SocketAddr = text.parse().map_err(|_| {
+        "a numeric address with a port is expected, such as 192.0.2.1:7000 or [2001:db8::1]:7000 \
+         (names of hosts are not looked up)"
+            .to_owned()
+    })?;
+    if at.port() == 0 {
+        return Err("a port from 1 to 65535 is expected".to_owned());
+    }
+    Ok(at)
+}
+
+/// A prefix; an address alone is one of its full length.
+pub fn prefix(text: &str) -> Result<IpNet, String> {
+    let address = |text: &str| text.parse::<IpAddr>().ok().map(IpNet::from);
+    let Some(net) = text.parse().ok().or_else(|| address(text)) else {
+        return Err("a prefix is expected, such as 10.1.0.0/16 or fd00:1::/48".to_owned());
+    };
+    if net.trunc() != net {
+        return Err(format!("{net} has bits beyond its length; {} is expected", net.trunc()));
+    }
+    Ok(net)
+}
+
+/// `80` or `8000-8080`.
+pub fn ports(text: &str) -> Result<RangeInclusive<u16>, String> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    match (first.trim().parse::<u16>(), last.trim().parse::<u16>()) {
+        (Ok(first @ 1..), Ok(last)) if first <= last => Ok(first..=last),
+        _ => Err("a port or a range such as 8000-8080 is expected".to_owned()),
+    }
+}
+
+/// A time, which may be none.
+pub fn time(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|_| "a time such as 30s or 2m is expected".to_owned())
+}
+
+/// A time in which something may happen.
+pub fn wait(text: &str) -> Result<Duration, String> {
+    time(text).ok().filter(|time| !time.is_zero()).ok_or("a time above 0s is expected".to_owned())
+}
+
+/// How many, at least one.
+pub fn count(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&n| n > 0).ok_or("a number from 1 is expected".to_owned())
+}
+
+/// Bytes of a buffer.
+pub fn buffer(text: &str) -> Result<usize, String> {
+    let bytes = text.parse().ok().filter(|&bytes| bytes >= SMALLEST);
+    bytes.ok_or_else(|| format!("bytes are expected, {SMALLEST} at least"))
+}
+
+/// A number of bits a second.
+pub fn rate(text: &str) -> Result<u64, String> {
+    let rate = viaduct_proto::handlers::rate(text).filter(|&rate| rate >= SLOWEST);
+    rate.ok_or_else(|| "bits a second such as 500k, 2M or 1G are expected, 1k at least".to_owned())
+}
+
+/// [`prefix`]es of a list in a file.
+pub(super) fn prefixes<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<IpNet>, D::Error> {
+    let texts = Vec::<String>::deserialize(from)?;
+    texts.iter().map(|text| prefix(text).map_err(|what| wrong(text, &what))).collect()
+}
+
+/// A [`place`] in a file.
+pub(super) fn place_in<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
+    let text = String::deserialize(from)?;
+    place(&text).map_err(|what| wrong(&text, &what))
+}
+
+/// The same, where there may be none.
+pub(super) fn some_place<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
+    place_in(from).map(Some)
+}
+
+fn wrong<E: de::Error>(text: &str, what: &str) -> E {
+    E::custom(format!("{text:?}: {what}"))
+}
+
+/// Says so if a file with a secret can be read by others.
+pub(super) fn warn_of_readers(option: &str, file: &Path) {
+    let mode = fs::metadata(file).map_or(0, |meta| meta.permissions().mode());
+    if mode & 0o077 != 0 {
+        let (file, mode) = (file.display(), mode & 0o777);
+        warn!("{option}: {file} has mode {mode:o}: others can read it; 600 is right");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_alone_is_a_prefix_and_bits_beyond_are_not_left_out() {
+        assert_eq!(prefix("1.2.3.4").unwrap(), prefix("1.2.3.4/32").unwrap());
+        assert_eq!(prefix("fd00::1").unwrap().prefix_len(), 128);
+        let error = prefix("10.2.0.5/16").unwrap_err();
+        assert!(error.contains("10.2.0.0/16 is expected"), "{error}");
+        assert!(prefix("10.2/16").is_err());
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        assert!(place("host.example:80").unwrap_err().contains("not looked up"));
+        assert!(place("10.0.0.1:0").unwrap_err().contains("1 to 65535"));
+        for text in ["0", "0-9", "9-1", "x", "80-", "70000"] {
+            assert!(ports(text).is_err(), "{text}");
+        }
+        assert_eq!(ports("80-90").unwrap(), 80..=90);
+        assert!(wait("0s").is_err() && wait("x").is_err() && time("0s").is_ok());
+        assert!(count("0").is_err() && count("1").is_ok());
+        assert!(buffer("1").is_err() && buffer("4096").is_ok());
+        assert!(rate("5").is_err() && rate("1k").is_ok());
+    }
+}
