@@ -9,6 +9,11 @@ use crate::flow::{Address, Failure};
 /// Longest head that is taken, bytes.
 pub const LONGEST: usize = 8 << 10;
 
+/// How requests begin; all but the first are heard to their end only to be told what is wrong.
+const METHODS: [&[u8]; 8] = [
+    b"CONNECT ", b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ",
+];
+
 /// The answer to a request without the right name and password.
 pub const PASSWORD_WANTED: &[u8] = b"HTTP/1.1 407 Proxy Authentication Required\r\n\
     Proxy-Authenticate: Basic realm=\"viaduct\"\r\nContent-Length: 0\r\n\r\n";
@@ -69,6 +74,22 @@ pub fn response(result: Result<(), Failure>) -> Vec<u8> {
     format!("{head}\r\n\r\n{why}\n").into()
 }
 
+/// What is told to a client whose `request` is wrong: which of its method, version and target is.
+/// Nothing, if it is no request at all.
+pub fn objection(request: &[u8]) -> Vec<u8> {
+    if !may_begin(request) {
+        return Vec::new();
+    }
+    let line = request.split(|&b| b == b'\n').next().unwrap_or_default().trim_ascii_end();
+    let version = line.rsplit(|&b| b == b' ').next().unwrap_or_default();
+    let status = match (line.starts_with(b"CONNECT "), version.starts_with(b"HTTP/1.")) {
+        (false, _) => "405 Method Not Allowed\r\nAllow: CONNECT",
+        (true, false) => "505 HTTP Version Not Supported",
+        (true, true) => "400 Bad Request",
+    };
+    format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").into()
+}
+
 /// Bytes of the head, its empty line included.
 fn head(bytes: &[u8]) -> Option<usize> {
     let mut start = 0;
@@ -84,9 +105,10 @@ fn head(bytes: &[u8]) -> Option<usize> {
 
 /// Whether `bytes` may be the beginning of a request.
 fn may_begin(bytes: &[u8]) -> bool {
-    let method = b"CONNECT ";
-    let known = bytes.len().min(method.len());
-    bytes[..known] == method[..known]
+    METHODS.iter().any(|method| {
+        let known = bytes.len().min(method.len());
+        bytes[..known] == method[..known]
+    })
 }
 
 /// The target of a request line.

@@ -57,7 +57,21 @@ pub enum Step {
         source: Option<SocketAddr>,
     },
     /// Say this, if anything, and end the connection.
-    Refuse(Vec<u8>, &'static str),
+    Refuse(Vec<u8>, Refusal),
+}
+
+/// Why nothing comes of what a client said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// It is not understood.
+    #[error("{0}")]
+    Unclear(&'static str),
+    /// It does not know the password.
+    #[error("its password is wrong")]
+    Denied,
+    /// It wanted nothing but to see whether somebody is there.
+    #[error("it is a health check")]
+    HealthCheck,
 }
 
 /// A client's preface in the making.
@@ -95,15 +109,15 @@ impl Preface {
         let step = match (self.state, bytes.first()) {
             (_, None) => Step::Wait,
             (State::First, Some(5)) if self.languages.socks => self.greet(bytes),
-            (State::First, Some(b'C')) if self.languages.connect => self.connect(bytes),
+            (State::First, Some(b'A'..=b'Z')) if self.languages.connect => self.connect(bytes),
             (State::First, Some(b'\r')) if self.languages.proxy => self.proxy(bytes),
-            (State::First, _) => Step::Refuse(Vec::new(), "it speaks nothing that is understood"),
+            (State::First, _) => unclear("it speaks nothing that is understood"),
             (State::SocksPassword, _) => self.password(bytes),
             (State::SocksRequest, _) => self.request(bytes),
             (State::Done(_), _) => Step::Wait,
         };
         match step {
-            Step::Wait if bytes.len() >= LONGEST => Step::Refuse(Vec::new(), "it is too long"),
+            Step::Wait if bytes.len() >= LONGEST => unclear("it is too long"),
             step => step,
         }
     }
@@ -125,7 +139,10 @@ impl Preface {
         };
         match take(bytes, |bytes| socks::greeting(bytes, method)) {
             Ok(true) => self.say(socks::choice(Some(method)).to_vec(), after),
-            Ok(false) => Step::Refuse(socks::choice(None).to_vec(), "it offers no fitting method"),
+            Ok(false) => {
+                let why = Refusal::Unclear("it offers no fitting method");
+                Step::Refuse(socks::choice(None).to_vec(), why)
+            }
             Err(step) => step,
         }
     }
@@ -135,7 +152,7 @@ impl Preface {
             Ok(given) if self.knows(&given) => {
                 self.say(socks::verdict(true).to_vec(), State::SocksRequest)
             }
-            Ok(_) => Step::Refuse(socks::verdict(false).to_vec(), "its password is wrong"),
+            Ok(_) => Step::Refuse(socks::verdict(false).to_vec(), Refusal::Denied),
             Err(step) => step,
         }
     }
@@ -143,6 +160,7 @@ impl Preface {
     fn request(&mut self, bytes: &mut Vec<u8>) -> Step {
         match take(bytes, socks::request) {
             Ok(to) => self.go(Language::Socks, to, None),
+            Err(Step::Refuse(_, why)) => Step::Refuse(socks::objection(bytes).to_vec(), why),
             Err(step) => step,
         }
     }
@@ -152,7 +170,8 @@ impl Preface {
             Ok(request) if self.may(request.authorization.as_deref()) => {
                 self.go(Language::Connect, request.to, None)
             }
-            Ok(_) => Step::Refuse(connect::PASSWORD_WANTED.to_vec(), "its password is wrong"),
+            Ok(_) => Step::Refuse(connect::PASSWORD_WANTED.to_vec(), Refusal::Denied),
+            Err(Step::Refuse(_, why)) => Step::Refuse(connect::objection(bytes), why),
             Err(step) => step,
         }
     }
@@ -163,7 +182,7 @@ impl Preface {
             Ok(Some(addresses)) => {
                 self.go(Language::Proxy, addresses.destination.into(), Some(addresses.source))
             }
-            Ok(None) => Step::Refuse(Vec::new(), "it is a health check"),
+            Ok(None) => Step::Refuse(Vec::new(), Refusal::HealthCheck),
             Err(step) => step,
         }
     }
@@ -200,8 +219,12 @@ fn take<T>(bytes: &mut Vec<u8>, parse: impl Fn(&[u8]) -> Parsed<T>) -> Result<T,
             Ok(message)
         }
         Parsed::Short => Err(Step::Wait),
-        Parsed::Wrong(why) => Err(Step::Refuse(Vec::new(), why)),
+        Parsed::Wrong(why) => Err(unclear(why)),
     }
+}
+
+fn unclear(why: &'static str) -> Step {
+    Step::Refuse(Vec::new(), Refusal::Unclear(why))
 }
 
 /// Whether two secrets are the same, in a time that does not tell where they differ.
@@ -269,7 +292,8 @@ mod tests {
             talk(Preface::new(ALL, me()), &[&said[..], &[10, 0, 0, 1, 0, 80]].concat())
         };
         assert_eq!(socks(b"pw").1, there("10.0.0.1:80"));
-        assert!(matches!(socks(b"px").1, Step::Refuse(words, _) if words == [1, 1]));
+        let denied = Step::Refuse(vec![1, 1], Refusal::Denied);
+        assert_eq!(socks(b"px").1, denied);
         let none = talk(Preface::new(ALL, me()), &[5, 1, 0]);
         assert!(matches!(none.1, Step::Refuse(words, _) if words == [5, 0xff]));
         let http = |header: &str| {
@@ -278,6 +302,38 @@ mod tests {
         };
         assert_eq!(http("Proxy-Authorization: Basic bWU6cHc=\r\n"), there("10.0.0.1:80"));
         assert!(matches!(http(""), Step::Refuse(words, _) if words.starts_with(b"HTTP/1.1 407")));
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_in_the_clients_language() {
+        let told = |said: &[u8]| match talk(Preface::new(ALL, Secret::default()), said) {
+            (_, Step::Refuse(words, Refusal::Unclear(_)), _) => words,
+            other => panic!("{said:?}: {other:?}"),
+        };
+        let socks = [
+            (&[5, 2, 0, 1, 10, 0, 0, 1, 0, 80][..], 7),
+            (&[5, 3, 0, 1, 10, 0, 0, 1, 0, 80], 7),
+            (&[5, 1, 0, 9, 10, 0, 0, 1, 0, 80], 8),
+            (&[5, 1, 0, 3, 0, 0, 80], 1),
+        ];
+        for (request, code) in socks {
+            let words = told(&[&[5, 1, 0], request].concat());
+            assert_eq!((&words[..2], words.len()), (&[5, code][..], 10), "{request:?}");
+        }
+        let http = [
+            ("CONNECT 10.0.0.1 HTTP/1.1", "400"),
+            ("CONNECT 10.0.0.1:99999 HTTP/1.1", "400"),
+            ("CONNECT 10.0.0.1:80 HTTP/2.0", "505"),
+            ("GET http://10.0.0.1/ HTTP/1.1", "405"),
+        ];
+        for (line, status) in http {
+            let words = String::from_utf8(told(format!("{line}\r\n\r\n").as_bytes())).unwrap();
+            assert!(words.starts_with(&format!("HTTP/1.1 {status} ")), "{line}: {words}");
+        }
+        assert!(told(b"PROXY TCP4").is_empty());
+        let literal = [&[5, 1, 0, 5, 1, 0, 3, 7][..], b"fd00::1", &[0, 80]].concat();
+        let literal = talk(Preface::new(ALL, Secret::default()), &literal).1;
+        assert_eq!(literal, there("[fd00::1]:80"));
     }
 
     #[test]

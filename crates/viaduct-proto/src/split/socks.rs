@@ -90,10 +90,9 @@ pub fn request(bytes: &[u8]) -> Parsed<Address> {
     let host = match kind {
         IPV4 => taken::<4>(&mut after).map(|octets| Host::Ip(Ipv4Addr::from(octets).into())),
         IPV6 => taken::<16>(&mut after).map(|octets| Host::Ip(Ipv6Addr::from(octets).into())),
-        NAME => match counted(&mut after).map(name_of) {
+        NAME => match counted(&mut after).map(host_of) {
             Some(None) => return Parsed::Wrong("a host name that cannot be one"),
-            Some(Some(name)) => Some(Host::Name(name)),
-            None => None,
+            host => host.flatten(),
         },
         _ => return Parsed::Wrong("an address of a kind that SOCKS5 does not know"),
     };
@@ -104,6 +103,23 @@ pub fn request(bytes: &[u8]) -> Parsed<Address> {
         Host::Name(name) => Address::Name(name, port),
     };
     Parsed::Whole(address, bytes.len() - after.len())
+}
+
+/// What is told to a client whose `request` is wrong: that it asks for something else than CONNECT, for a
+/// kind of address that is not known, or nothing more than that.
+pub fn objection(request: &[u8]) -> [u8; 10] {
+    let code = match *request {
+        [VERSION, command, ..] if command != CONNECT => 7,
+        [VERSION, CONNECT, 0, kind, ..] if ![IPV4, NAME, IPV6].contains(&kind) => 8,
+        _ => 1,
+    };
+    [VERSION, code, 0, IPV4, 0, 0, 0, 0, 0, 0]
+}
+
+/// The host that a name means: one that is an address in digits is that address.
+fn host_of(bytes: &[u8]) -> Option<Host> {
+    let address = std::str::from_utf8(bytes).ok().and_then(|text| text.parse().ok());
+    address.map(Host::Ip).or_else(|| name_of(bytes).map(Host::Name))
 }
 
 enum Host {

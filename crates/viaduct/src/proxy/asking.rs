@@ -8,7 +8,7 @@ use mio::net::TcpStream;
 use tracing::debug;
 use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::split::early::Tuple;
-use viaduct_proto::split::preface::{LONGEST, Preface, Step};
+use viaduct_proto::split::preface::{LONGEST, Preface, Refusal, Step};
 use viaduct_proto::split::proxy::Addresses;
 use viaduct_proto::time::Instant;
 use viaduct_sys::tcp;
@@ -62,7 +62,11 @@ impl Worker {
                 Step::Refuse(words, why) => {
                     debug!("a client is refused: {why}");
                     flow.say(End::Client, &words);
-                    self.stats.refused.unclear += 1;
+                    match why {
+                        Refusal::Unclear(_) => self.stats.refused.unclear += 1,
+                        Refusal::Denied => self.stats.refused.denied += 1,
+                        Refusal::HealthCheck => {}
+                    }
                     return self.end(key, false);
                 }
             }
