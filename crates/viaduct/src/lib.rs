@@ -112,10 +112,12 @@ fn run(command: Command, registry: Registry) -> Result<ExitCode> {
             log(log_json);
             gateway::run(&config, registry)?;
         }
-        Command::Proxy { options, .. } if options.check => proxy::check(&options, &registry)?,
         Command::Proxy { options, log_json } => {
             log(log_json);
-            proxy::run(&options, registry)?;
+            match options.check {
+                true => proxy::check(&options, &registry)?,
+                false => proxy::run(&options, registry)?,
+            }
         }
         Command::Steer { args, log_json } => {
             log(log_json);

@@ -4,6 +4,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
@@ -208,4 +209,25 @@ fn clients_are_told_what_became_of_their_flow_whichever_way_it_went() {
             assert!(said.contains(why), "{host}:{port} {way}: {said}");
         }
     }
+}
+
+#[test]
+fn bytes_that_came_with_the_request_are_counted() {
+    let world = World::new();
+    world.echo();
+    let any = "0.0.0.0/0";
+    let options = ["--listen", "10.1.0.2:7000", "--expect", "socks", "--allow-from", any];
+    let proxy = Proxy::start(world.near(), &[&options[..], &["--allow-to", any]].concat()).unwrap();
+    let mut stream = world.connect("10.1.0.2:7000");
+    let request = [&[5, 1, 0, 5, 1, 0, 1, 10, 3, 0, 2][..], &PORT.to_be_bytes()].concat();
+    stream.write_all(&[&request[..], b"hello"].concat()).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    let mut said = Vec::new();
+    stream.read_to_end(&mut said).unwrap();
+    assert!(said.ends_with(b"hello"), "{said:?}");
+    let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+    status.args(["status", "--json", "--run-dir"]).arg(proxy.directory());
+    let status = String::from_utf8(status.output().unwrap().stdout).unwrap();
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    assert_eq!(status["counters"]["bytes"], serde_json::json!([5, 5]), "{status}");
 }

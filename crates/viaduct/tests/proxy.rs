@@ -584,6 +584,15 @@ fn what_makes_no_sense_or_has_no_effect_is_refused_in_one_line() {
 }
 
 #[test]
+fn there_are_no_more_flows_than_descriptors_for_them() {
+    let mut command = Command::new("sh");
+    let script = "ulimit -n 64; exec \"$0\" proxy --check --listen [::]:7000 --to 127.0.0.1:1";
+    let output = command.args(["-c", script, env!("CARGO_BIN_EXE_viaduct")]).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && said.contains("enough for 16 flows"), "{said}");
+}
+
+#[test]
 fn a_tunnel_with_a_congestion_control_that_is_not_there_is_refused() {
     let scratch = Scratch::new().unwrap();
     let key = scratch.write("key", SecretKey::from_bytes([1; 32]).to_text()).unwrap();

@@ -10,9 +10,8 @@ use crate::flow::{Address, Failure};
 pub const LONGEST: usize = 8 << 10;
 
 /// How requests begin; all but the first are heard to their end only to be told what is wrong.
-const METHODS: [&[u8]; 8] = [
-    b"CONNECT ", b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ",
-];
+const METHODS: [&[u8]; 8] =
+    [b"CONNECT ", b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH "];
 
 /// The answer to a request without the right name and password.
 pub const PASSWORD_WANTED: &[u8] = b"HTTP/1.1 407 Proxy Authentication Required\r\n\

@@ -163,7 +163,10 @@ impl PolicyTable {
             return Err("direct, next and tunnel exclude each other".to_owned());
         }
         let elsewhere = self.direct || self.next.is_some();
-        let ports = self.ports.iter().map(|text| ports(text).map_err(|what| format!("ports: {text:?}: {what}")));
+        let ports = self
+            .ports
+            .iter()
+            .map(|text| ports(text).map_err(|what| format!("ports: {text:?}: {what}")));
         let ports = ports.collect::<Result<_, _>>()?;
         let handlers = match &self.handlers {
             None => otherwise.handlers.clone(),

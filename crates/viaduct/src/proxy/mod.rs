@@ -48,10 +48,9 @@ use std::fs;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use tracing::{info, warn};
+use tracing::info;
 use viaduct_proto::flow::Registry;
 use viaduct_sys::memory;
-use viaduct_sys::process::raise_descriptors;
 
 use handle::Handle;
 use keeper::{Interception, Keeper};
@@ -62,13 +61,9 @@ use settings::Settings;
 
 use crate::status::socket::check_free;
 
-/// Descriptors that are not flows': pipes, taps, listeners, the status socket.
-const SPARE_DESCRIPTORS: u64 = 256;
-
 /// Runs until a signal ends it.
 pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     let settings = Settings::load(options, &registry)?;
-    enough_descriptors(settings.limits.flows);
     check_free(&settings.socket())?;
     // What was changed on the machine is put back when this ends.
     let (interception, intercept) = (Arc::<Interception>::default(), settings.intercept.as_ref());
@@ -93,17 +88,6 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     let ended = loops.run().context("the proxy stopped");
     let _ = fs::remove_file(settings.socket());
     ended
-}
-
-/// Takes all the descriptors that it may have, and says if that is too few.
-fn enough_descriptors(flows: usize) {
-    let (most, needed) = (raise_descriptors(), 2 * flows as u64 + SPARE_DESCRIPTORS);
-    if most < needed {
-        warn!(
-            "{flows} flows need {needed} descriptors and {most} are allowed: raise the limit \
-             (ulimit -n, LimitNOFILE=), or ask for fewer flows"
-        );
-    }
 }
 
 /// Checks what was said, says what it means, and touches nothing.

@@ -8,10 +8,12 @@ use std::{fmt, fs, thread};
 
 use anyhow::{Context, Result, anyhow, bail};
 use ipnet::IpNet;
+use tracing::warn;
 use viaduct_proto::flow::Registry;
 use viaduct_proto::split::preface::{Languages, Secret};
 use viaduct_proto::split::socks::Credentials;
 use viaduct_sys::intercept::{Intercept, Way};
+use viaduct_sys::process::raise_descriptors;
 use viaduct_sys::tcp::{LongHaul, TcpOptions};
 
 use super::file::{self, PolicyTable, Said};
@@ -32,6 +34,10 @@ const EARLY_MOST: usize = 1024;
 
 /// Ports whose connections alone are intercepted, at most.
 const MOST_PORTS: usize = 128;
+
+/// Descriptors that are not flows': pipes, taps, listeners, the status socket; half of all, where
+/// there are few.
+const SPARE_DESCRIPTORS: u64 = 256;
 
 /// All that a proxy is to do.
 #[derive(Clone, Debug)]
@@ -73,13 +79,29 @@ impl Settings {
     /// One line that says where, what is wrong, and what would be right.
     pub fn load(options: &ProxyOptions, registry: &Registry) -> Result<Settings> {
         let Some(path) = &options.config else {
-            return Self::of(&options.args, &[], &[], registry);
+            return Self::of(&options.args, &[], &[], registry).map(Settings::fitted);
         };
         let read = file::read(path).map_err(|what| anyhow!(what));
         let made = read.and_then(|Said { args, policies, tunnels }| {
             Self::of(&args, &policies, &tunnels, registry)
         });
-        made.with_context(|| path.display().to_string())
+        made.map(Settings::fitted).with_context(|| path.display().to_string())
+    }
+
+    /// With no more flows than there may be descriptors for: clients that none is left for would hang.
+    fn fitted(mut self) -> Settings {
+        let most = raise_descriptors();
+        let fit = (most - SPARE_DESCRIPTORS.min(most / 2)) / 2;
+        let (fit, wanted) = (usize::try_from(fit).unwrap_or(usize::MAX), self.limits.flows);
+        if fit < wanted {
+            warn!(
+                "{most} descriptors are allowed, enough for {fit} flows and not for {wanted}: raise \
+                 the limit (ulimit -n, LimitNOFILE=), or ask for fewer flows"
+            );
+            self.limits.flows = fit;
+            self.limits.early = self.limits.early.map(|(most, wait)| (most.min(fit / 2), wait));
+        }
+        self
     }
 
     /// What a table of options and tables of policies say.
@@ -356,7 +378,9 @@ fn early_most(args: &ProxyArgs) -> Result<usize> {
     let most = args.flows / 2;
     match args.early_most {
         Some(wanted) if wanted > most => {
-            bail!("early-most: {wanted} is more than half of flows, {most}; the rest is for clients")
+            bail!(
+                "early-most: {wanted} is more than half of flows, {most}; the rest is for clients"
+            )
         }
         wanted => Ok(wanted.unwrap_or(EARLY_MOST.min(most))),
     }

@@ -91,7 +91,9 @@ pub(super) fn place_in<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr,
 }
 
 /// The same, where there may be none.
-pub(super) fn some_place<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
+pub(super) fn some_place<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<SocketAddr>, D::Error> {
     place_in(from).map(Some)
 }
 

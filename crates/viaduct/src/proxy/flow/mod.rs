@@ -74,6 +74,8 @@ pub struct Flow {
     middle: Middle,
     /// Bits a second each way, at most.
     rate: Option<u64>,
+    /// Bytes that the client said behind where it wants to go, until they are counted.
+    behind: u64,
     /// Whether the loop is told when the client has room.
     room_watched: bool,
     /// Whether the kernel probes its ends when they are quiet.
@@ -158,6 +160,7 @@ impl Flow {
             broken: None,
             middle: Middle::Relay(Relay::default()),
             rate: None,
+            behind: 0,
             room_watched: false,
             probed: false,
             begun: now,
@@ -190,6 +193,7 @@ impl Flow {
         if let Some(asked) = &mut self.asked {
             asked.begun = true;
             let behind = std::mem::take(&mut asked.bytes);
+            self.behind += behind.len() as u64;
             match &mut self.middle {
                 Middle::Relay(_) => self.first[1].extend(behind),
                 Middle::Through(through) => through.write(behind, now),

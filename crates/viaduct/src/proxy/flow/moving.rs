@@ -54,7 +54,7 @@ impl Flow {
         }
         let held = [!self.say_first(End::Client)?, !self.say_first(End::Server)?];
         let [Some(client), Some(server)] = &mut self.legs else { return Ok(Moved::default()) };
-        let moved = match &mut self.middle {
+        let mut moved = match &mut self.middle {
             Middle::Relay(relay) => {
                 let (Some(client), Some(server)) = (client.tcp(), server.tcp()) else {
                     return Err(io::Error::other("an end that cannot be spliced"));
@@ -65,6 +65,7 @@ impl Flow {
                 through.drive([client, server], held, &mut shared.scratch, now)?
             }
         };
+        moved.bytes[0] += std::mem::take(&mut self.behind);
         if moved.bytes != [0, 0] {
             self.moved = now;
         }
