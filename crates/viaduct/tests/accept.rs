@@ -310,8 +310,11 @@ fn the_unit_files_are_such_as_systemd_takes() {
         let text = std::fs::read_to_string(entry.path()).unwrap();
         assert!(text.contains("viaduct"), "{name}");
         let unit = directory.join(name);
-        std::fs::write(&unit, text.replace("/usr/local/bin/viaduct", env!("CARGO_BIN_EXE_viaduct")))
-            .unwrap();
+        std::fs::write(
+            &unit,
+            text.replace("/usr/local/bin/viaduct", env!("CARGO_BIN_EXE_viaduct")),
+        )
+        .unwrap();
         units.push(unit);
     }
     assert!(units.len() >= 3);
