@@ -290,6 +290,23 @@ fn only_those_with_the_right_keys_have_a_tunnel() {
 }
 
 #[test]
+fn a_site_that_is_not_known_is_told_what_may_be_wrong() {
+    for carrier in CARRIERS {
+        let world = World::new("delay=5ms", carrier);
+        let second = "--listen 127.0.0.1:7001 --to 10.3.0.2:9000 --tunnel 10.3.0.1:7100";
+        let second = format!("{second} {carrier}");
+        let second = proxy(world.chain.server(), &second, &world.keys, [3, 2]);
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !second.log().contains("does it know this site's public key") {
+            assert!(Instant::now() < deadline, "{carrier}: {}", second.log());
+            thread::sleep(Duration::from_millis(20));
+        }
+        let log = world.far.log();
+        assert!(!log.contains("ERROR") && !log.contains("10.3.0.2"), "{carrier}: {log}");
+    }
+}
+
+#[test]
 fn whoever_only_knocks_keeps_no_peer_out() {
     for carrier in CARRIERS {
         let world = World::new("delay=5ms", carrier);
