@@ -280,6 +280,7 @@ fn connections_of_before_pass_on_though_their_port_goes_elsewhere_too() {
         let (one, other) = (listen(PORT), listen(PORT + 1));
         let mut before = connect_from(&chain, 45_000, SocketAddr::new(ip, PORT));
         let (mut server, _) = one.accept().unwrap();
+        server.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         let _proxy = Proxy::on_path(&chain.hops()[0]).unwrap();
         let _after = connect_from(&chain, 45_000, SocketAddr::new(ip, PORT + 1));
         let _ = other.accept().unwrap();
