@@ -150,7 +150,7 @@ impl TunnelArgs {
         if !one && (!self.peer.is_empty() || (self.key.is_some() && tables.is_empty())) {
             bail!("key, peer: they are for a tunnel; give tunnel or tunnel-listen");
         }
-        if self.links.is_some() && self.tunnel.is_none() && tables.is_empty() {
+        if self.links.is_some() && !one && tables.is_empty() {
             bail!("links: the end that dials has them; give tunnel");
         }
         if !one && tables.is_empty() {
