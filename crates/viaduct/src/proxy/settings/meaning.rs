@@ -1,0 +1,209 @@
+//! What options mean, and which make no sense.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::time::Duration;
+use std::{fs, thread};
+
+use anyhow::{Context, Result, anyhow, bail};
+use ipnet::IpNet;
+use viaduct_proto::split::preface::{Languages, Secret};
+use viaduct_proto::split::socks::Credentials;
+use viaduct_sys::intercept::{Intercept, Way};
+use viaduct_sys::tcp::LongHaul;
+
+use crate::proxy::file::PolicyTable;
+use crate::proxy::options::{Accept, Forwarding, Language, ProxyArgs};
+use crate::proxy::orders::Limits;
+use crate::proxy::policy::Far;
+use crate::proxy::target::{Target, Terms};
+use crate::proxy::values::warn_of_readers;
+
+/// How long a proxy on demand stays without a flow, if nobody says.
+const IDLE_EXIT: Duration = Duration::from_secs(60);
+/// Early connections that wait for their client, if nobody says and there are flows enough.
+const EARLY_MOST: usize = 1024;
+
+/// Ports whose connections alone are intercepted, at most.
+const MOST_PORTS: usize = 128;
+
+/// Refuses what would do nothing without something else.
+pub(super) fn has_effect(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<()> {
+    let hops = args.next.is_some() || policies.iter().any(|policy| policy.next.is_some());
+    let words = [Language::Socks, Language::Connect];
+    let passwords = args.expect.iter().any(|language| words.contains(language));
+    let (on_path, asked) = (!args.intercept.is_empty(), !args.expect.is_empty());
+    let target = args.to.is_some() || on_path || asked;
+    let idle = [
+        (!args.ports.is_empty() && !on_path, "ports: they are intercept's, which is not given"),
+        (args.keep_client && !on_path, "keep-client: it is intercept's, which is not given"),
+        (!args.allow_from.is_empty() && !asked, "allow-from: it is expect's, which is not given"),
+        (args.tell.is_some() && !hops, "tell: no hop is to be told; give next"),
+        (
+            args.password_file.is_some() && !passwords,
+            "password-file: only SOCKS and CONNECT have passwords; expect socks or connect",
+        ),
+        (args.listen.is_empty() && target, "listen: it is not said where connections arrive"),
+        (
+            !target && (!args.listen.is_empty() || args.tunnel.tunnel_listen.is_none()),
+            "it is not said where connections arrive and go: give listen, and to, intercept or \
+             expect; or tunnel-listen",
+        ),
+    ];
+    match idle.iter().find(|(is, _)| *is) {
+        Some((_, what)) => bail!("{what}"),
+        None => Ok(()),
+    }
+}
+
+pub(super) fn target(args: &ProxyArgs) -> Result<Target> {
+    match args.to {
+        Some(to) if args.listen.contains(&to) => bail!("to: {to} is this proxy itself"),
+        Some(to) => Ok(Target::Fixed(to)),
+        None if !args.expect.is_empty() => Ok(Target::Asked(terms(args)?)),
+        // Sessions say where to, and nobody else.
+        None if args.intercept.is_empty() => Ok(Target::Asked(terms(args)?)),
+        None => {
+            let own = args.listen.iter().map(SocketAddr::port).collect();
+            Ok(Target::Meant { keep_client: args.keep_client, own })
+        }
+    }
+}
+
+/// Who may say where to, how, and where.
+pub(super) fn terms(args: &ProxyArgs) -> Result<Terms> {
+    let speaks = |language| args.expect.contains(&language);
+    Ok(Terms {
+        languages: Languages {
+            // Whoever expects a hop takes what hops say first of all.
+            option: speaks(Language::Option) || speaks(Language::Proxy),
+            proxy: speaks(Language::Proxy),
+            socks: speaks(Language::Socks),
+            connect: speaks(Language::Connect),
+        },
+        secret: args.password_file.as_deref().map_or(Ok(Secret::default()), secret)?,
+        from: args.allow_from.clone(),
+        to: args.allow_to.clone(),
+    })
+}
+
+pub(super) fn secret(file: &Path) -> Result<Secret> {
+    let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    warn_of_readers("password-file", file);
+    let pair = Some(text.trim_end_matches(['\r', '\n'])).filter(|line| !line.contains('\n'));
+    let Some((name, password)) = pair.and_then(|line| line.split_once(':')) else {
+        bail!("password-file: {}: one line, NAME:PASSWORD, is expected", file.display());
+    };
+    // What SOCKS5 can carry (RFC 1929).
+    if [name, password].iter().any(|word| !(1..=255).contains(&word.len())) {
+        bail!("password-file: {}: NAME and PASSWORD have 1 to 255 bytes each", file.display());
+    }
+    let (name, password) = (name.into(), password.into());
+    Ok(Secret(Some(Credentials { name, password })))
+}
+
+pub(super) fn far(args: &ProxyArgs) -> Result<Far> {
+    let haul =
+        LongHaul { congestion_control: args.congestion_control.clone(), buffer: args.far_buffer };
+    if let Some(name) = &haul.congestion_control {
+        check_congestion_control("congestion-control", name)?;
+    }
+    Ok(Far { prefixes: args.far.clone(), haul })
+}
+
+/// Checks that the kernel knows, or can load, the congestion control that `option` names.
+///
+/// # Errors
+/// It does not; the names that there are.
+pub(in crate::proxy) fn check_congestion_control(option: &str, name: &str) -> Result<()> {
+    let probe = TcpListener::bind("127.0.0.1:0").with_context(|| format!("{option}: try it"))?;
+    let haul = LongHaul { congestion_control: Some(name.to_owned()), buffer: None };
+    haul.apply(&probe).map_err(|_| {
+        let known = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
+        let known = known.unwrap_or_default();
+        anyhow!("{option}: {name:?} is unknown here; there are {}", known.trim_end())
+    })
+}
+
+/// Whether SYNs are held.
+pub(super) fn holds(args: &ProxyArgs, target: &Target) -> Result<bool> {
+    match (args.accept, args.forward) {
+        (Accept::Early, _) => Ok(false),
+        // Clients that ask behind the handshake are told in their own language.
+        _ if !target.is_in_the_syn() => Ok(false),
+        (Accept::AfterConnect, Forwarding::Late) => {
+            bail!("accept: after-connect needs forward early: the SYN begins the connection")
+        }
+        _ => Ok(true),
+    }
+}
+
+/// How many loops there are.
+pub(super) fn workers(args: &ProxyArgs, holds: bool, tunnels: bool) -> Result<u32> {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let wanted = if args.workers == 0 { cores } else { usize::from(args.workers) };
+    // What there is one of, or what one loop alone can say.
+    let single = [
+        ("tunnel", tunnels),
+        ("accept after-connect", holds),
+        ("on-demand", args.on_demand),
+        ("idle-exit", args.idle_exit.is_some()),
+    ];
+    match single.iter().find(|(_, is)| *is && wanted > 1) {
+        Some((what, _)) => bail!("workers: {wanted} cannot be had with {what}, but 1 can"),
+        None => Ok(u32::try_from(wanted)?),
+    }
+}
+
+pub(super) fn limits(args: &ProxyArgs) -> Result<Limits> {
+    Ok(Limits {
+        flows: args.flows,
+        early: (args.forward == Forwarding::Early).then_some((early_most(args)?, args.early_wait)),
+        connect: args.connect_timeout,
+        keep_alive: Some(args.keep_alive).filter(|time| !time.is_zero()),
+        idle: Some(args.idle_timeout).filter(|time| !time.is_zero()),
+        idle_exit: args.idle_exit.or(args.on_demand.then_some(IDLE_EXIT)),
+        drain: args.drain,
+        chain_buffer: args.chain_buffer,
+    })
+}
+
+/// SYNs alone, which anybody can send, never take all flows.
+pub(super) fn early_most(args: &ProxyArgs) -> Result<usize> {
+    let most = args.flows / 2;
+    match args.early_most {
+        Some(wanted) if wanted > most => {
+            bail!(
+                "early-most: {wanted} is more than half of flows, {most}; the rest is for clients"
+            )
+        }
+        wanted => Ok(wanted.unwrap_or(EARLY_MOST.min(most))),
+    }
+}
+
+pub(super) fn intercept(args: &ProxyArgs, port: u16) -> Result<Option<Intercept>> {
+    // What is handed over has the servers' addresses: a listener of one address has none of it.
+    let takes = |at: &SocketAddr, net: &IpNet| {
+        at.port() == port && at.ip().is_unspecified() && (at.is_ipv6() || net.addr().is_ipv4())
+    };
+    for net in &args.intercept {
+        if !args.listen.iter().any(|at| takes(at, net)) {
+            let listen: Vec<_> = args.listen.iter().map(ToString::to_string).collect();
+            bail!(
+                "intercept: no listener takes what is handed over of {net}: listen is {}; [::]:{port} \
+                 takes both families, 0.0.0.0:{port} IPv4",
+                listen.join(", ")
+            );
+        }
+    }
+    let pair = |net: &IpNet| (net.addr(), net.prefix_len());
+    if args.ports.iter().map(ExactSizeIterator::len).sum::<usize>() > MOST_PORTS {
+        bail!("ports: {MOST_PORTS} are possible; policies can tell more apart");
+    }
+    Ok((!args.intercept.is_empty()).then(|| Intercept {
+        instance: format!("proxy_{port}"),
+        to_port: port,
+        ways: vec![Way { from: Vec::new(), to: args.intercept.iter().map(pair).collect() }],
+        ports: args.ports.iter().cloned().flatten().collect(),
+    }))
+}

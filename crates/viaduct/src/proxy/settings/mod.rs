@@ -1,0 +1,223 @@
+//! What was said, on the command line or in a file, made into what a proxy needs. All of it is
+//! checked before anything is touched.
+
+mod meaning;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, anyhow, bail};
+use tracing::warn;
+use viaduct_proto::flow::Registry;
+use viaduct_sys::intercept::Intercept;
+use viaduct_sys::process::raise_descriptors;
+use viaduct_sys::tcp::TcpOptions;
+
+use super::file::{self, PolicyTable, Said};
+use super::options::{Accept, ProxyArgs, ProxyOptions};
+use super::orders::Limits;
+use super::policy::{Plan, Policies};
+use super::target::Target;
+use super::tell::Tell;
+use super::tunnels::settings::{TunnelName, TunnelSettings, TunnelTable};
+use crate::text;
+pub(super) use meaning::check_congestion_control;
+use meaning::{far, has_effect, holds, intercept, limits, target, workers};
+
+/// Descriptors that are not flows': pipes, taps, listeners, the status socket; half of all, where
+/// there are few.
+const SPARE_DESCRIPTORS: u64 = 256;
+
+/// All that a proxy is to do.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// What it is called.
+    pub name: String,
+    /// Where connections arrive.
+    pub listen: Vec<SocketAddr>,
+    /// Where they go.
+    pub target: Target,
+    /// How, and which may.
+    pub policies: Policies,
+    /// How hops are told where to.
+    pub tell: Option<Tell>,
+    /// How their sockets are set up.
+    pub options: TcpOptions,
+    /// What keeps it within bounds.
+    pub limits: Limits,
+    /// Loops that share the flows.
+    pub workers: u32,
+    /// Its tunnels.
+    pub tunnels: Option<TunnelSettings>,
+    /// What the kernel is to hand to it.
+    pub intercept: Option<Intercept>,
+    /// Whether the kernel is to hold SYNs until their server has answered.
+    pub holds: bool,
+    /// Whether a proxy is to run only while there is something to do.
+    pub on_demand: bool,
+    /// Directory of the status socket and the journal.
+    pub run_dir: PathBuf,
+    /// Where Prometheus finds the metrics.
+    pub metrics: Option<SocketAddr>,
+}
+
+impl Settings {
+    /// What `options` say, with the handlers of `registry`.
+    ///
+    /// # Errors
+    /// One line that says where, what is wrong, and what would be right.
+    pub fn load(options: &ProxyOptions, registry: &Registry) -> Result<Settings> {
+        let Some(path) = &options.config else {
+            return Self::of(&options.args, &[], &[], registry).map(Settings::fitted);
+        };
+        let read = file::read(path).map_err(|what| anyhow!(what));
+        let made = read.and_then(|Said { args, policies, tunnels }| {
+            Self::of(&args, &policies, &tunnels, registry)
+        });
+        made.map(Settings::fitted).with_context(|| path.display().to_string())
+    }
+
+    /// With no more flows than there may be descriptors for: clients that none is left for would hang.
+    fn fitted(mut self) -> Settings {
+        let most = raise_descriptors();
+        let fit = (most - SPARE_DESCRIPTORS.min(most / 2)) / 2;
+        let (fit, wanted) = (usize::try_from(fit).unwrap_or(usize::MAX), self.limits.flows);
+        if fit < wanted {
+            warn!(
+                "{most} descriptors are allowed, enough for {fit} flows and not for {wanted}: raise \
+                 the limit (ulimit -n, LimitNOFILE=), or ask for fewer flows"
+            );
+            self.limits.flows = fit;
+            self.limits.early = self.limits.early.map(|(most, wait)| (most.min(fit / 2), wait));
+        }
+        self
+    }
+
+    /// What a table of options and tables of policies say.
+    ///
+    /// # Errors
+    /// As [`Settings::load`].
+    pub fn of_tables(
+        options: &toml::Table,
+        policies: &[PolicyTable],
+        registry: &Registry,
+    ) -> Result<Settings> {
+        Self::of(&file::options(options).map_err(|what| anyhow!(what))?, policies, &[], registry)
+    }
+
+    fn of(
+        args: &ProxyArgs,
+        policies: &[PolicyTable],
+        tunnels: &[TunnelTable],
+        registry: &Registry,
+    ) -> Result<Settings> {
+        let first = args.listen.first().or(args.tunnel.tunnel_listen.as_ref());
+        let port = first.map_or(0, SocketAddr::port);
+        let tunnels = args.tunnel.settings(tunnels, &args.allow_to)?;
+        let dials = tunnels.iter().flat_map(|of| &of.dials);
+        let tunnelled = dials.clone().next().is_some() || args.tunnel.tunnel_listen.is_some();
+        let names: Vec<TunnelName> = dials.map(|dial| dial.name.clone()).collect();
+        let asked = !args.expect.is_empty() || args.tunnel.tunnel_listen.is_some();
+        if !args.allow_to.is_empty() && !asked {
+            bail!("allow-to: nobody says where to; give expect or tunnel-listen");
+        }
+        if args.on_demand && args.tunnel.tunnel_listen.is_some() {
+            bail!("on-demand: it waits for connections, and tunnel-listen is served all the time");
+        }
+        let name = args.name.clone().unwrap_or_else(|| format!("proxy-{port}"));
+        text::check_name(&name).map_err(|what| anyhow!("name: {what}"))?;
+        has_effect(args, policies)?;
+        let target = target(args)?;
+        let otherwise = Plan {
+            deny: false,
+            next: args.next,
+            tunnel: args.tunnel.tunnel.map(|_| "".into()),
+            handlers: file::chain(&args.handler, registry).map_err(|e| anyhow!("handler: {e}"))?,
+            rate: args.rate,
+        };
+        let policy = |(n, table): (usize, &PolicyTable)| {
+            let made = table.policy(&otherwise, &names, registry);
+            made.map_err(|what| anyhow!("[[policy]] number {}: {what}", n + 1))
+        };
+        let list = policies.iter().enumerate().map(policy).collect::<Result<_>>()?;
+        let holds = holds(args, &target)?;
+        let waits = args.accept == Accept::AfterConnect;
+        Ok(Settings {
+            options: TcpOptions {
+                transparent: target.is_transparent(),
+                // A window's bytes that wait to be acknowledged, and as many that wait to be sent.
+                send_buffer: args.send_buffer.or(args.receive_buffer.map(|bytes| 2 * bytes)),
+                save_syn: target.heeds_options(),
+                receive_buffer: args.receive_buffer,
+                shared: false,
+            },
+            tunnels: tunnels.map(|of| TunnelSettings { waits, ..of }),
+            holds,
+            on_demand: args.on_demand,
+            name,
+            listen: args.listen.clone(),
+            target,
+            policies: Policies { list, otherwise, far: far(args)? },
+            tell: args.tell,
+            limits: limits(args)?,
+            workers: workers(args, holds, tunnelled)?,
+            intercept: intercept(args, port)?,
+            run_dir: args.run_dir.clone(),
+            metrics: args.metrics,
+        })
+    }
+
+    /// What each of its loops is to do.
+    pub fn part(&self) -> Settings {
+        let most = |all: usize| all.div_ceil(self.workers as usize);
+        let early = self.limits.early.map(|(all, wait)| (most(all), wait));
+        let limits = Limits { flows: most(self.limits.flows), early, ..self.limits };
+        Settings { limits, ..self.clone() }
+    }
+
+    /// Its status socket.
+    pub fn socket(&self) -> PathBuf {
+        self.run_dir.join(format!("{}.sock", self.name))
+    }
+
+    /// Its journal of changes to the machine.
+    pub fn journal(&self) -> PathBuf {
+        self.run_dir.join(format!("{}.changes.json", self.name))
+    }
+
+    /// Refuses what only a restart can change.
+    pub fn check_change(&self, new: &Settings) -> Result<()> {
+        let fixed = [
+            ("listen", self.listen == new.listen),
+            ("name", self.name == new.name),
+            ("intercept, ports", self.intercept == new.intercept),
+            ("to, expect", self.target.is_alike(&new.target)),
+            ("tell", self.tell == new.tell),
+            ("run-dir", self.run_dir == new.run_dir),
+            ("metrics", self.metrics == new.metrics),
+            ("accept, on-demand", (self.holds, self.on_demand) == (new.holds, new.on_demand)),
+            (
+                "flows, workers",
+                self.limits.flows == new.limits.flows && self.workers == new.workers,
+            ),
+            ("tunnel", TunnelSettings::is_alike(&self.tunnels, &new.tunnels)),
+            ("forward, early-most, early-wait", self.limits.early == new.limits.early),
+        ];
+        match fixed.iter().find(|(_, same)| !same) {
+            Some((key, _)) => bail!("{key}: has changed; that needs a restart"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let listen: Vec<_> = self.listen.iter().map(ToString::to_string).collect();
+        writeln!(f, "proxy {}: {} to {}", self.name, listen.join(", "), self.target)?;
+        for (n, policy) in self.policies.list.iter().enumerate() {
+            writeln!(f, "  policy {}: {policy}", n + 1)?;
+        }
+        writeln!(f, "  otherwise: {}", self.policies.otherwise)
+    }
+}

@@ -1,0 +1,277 @@
+//! A real proxy on the path between a client and a server: what programs see of it.
+#![allow(clippy::unwrap_used)] // a test may panic
+
+mod options;
+mod rules;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use viaduct_lab::binary::use_binary;
+use viaduct_lab::proxies::Proxy;
+use viaduct_lab::topology::programs::WebServer;
+use viaduct_lab::topology::{Chain, Journal, Node, Scratch};
+use viaduct_proto::keys::SecretKey;
+use viaduct_proto::link::LinkConfig;
+use viaduct_proto::rng::Rng;
+use viaduct_sys::ring::{Ring, RingConfig};
+
+const PORT: u16 = 9000;
+
+/// A client, a router with a proxy, and a server.
+struct World {
+    proxy: Proxy,
+    chain: Chain,
+}
+
+/// The same without a proxy.
+fn chain(link: &str) -> Chain {
+    use_binary(env!("CARGO_BIN_EXE_viaduct"));
+    let link: LinkConfig = link.parse().unwrap();
+    Chain::build(&[link.clone(), link], 1, &Journal::new()).unwrap()
+}
+
+impl World {
+    fn new(link: &str) -> World {
+        let chain = chain(link);
+        World { proxy: Proxy::on_path(&chain.hops()[0]).unwrap(), chain }
+    }
+
+    fn addresses(&self) -> Vec<IpAddr> {
+        self.chain.server().addresses().collect()
+    }
+
+    /// A listener in the server.
+    fn listen(&self, ip: IpAddr) -> TcpListener {
+        let listen = || TcpListener::bind(SocketAddr::new(ip, PORT)).unwrap();
+        self.chain.server().netns().enter(listen).unwrap()
+    }
+
+    /// A connection from the client.
+    fn connect(&self, ip: IpAddr) -> std::io::Result<TcpStream> {
+        let to = SocketAddr::new(ip, PORT);
+        let connect = || TcpStream::connect_timeout(&to, Duration::from_secs(5));
+        let stream = self.chain.client().netns().enter(connect).unwrap()?;
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        Ok(stream)
+    }
+
+    fn hop(&self) -> &Node {
+        &self.chain.hops()[0]
+    }
+}
+
+fn random(bytes: usize) -> Vec<u8> {
+    let mut data = vec![0; bytes];
+    Rng::from_seed(7).fill(&mut data);
+    data
+}
+
+/// Reads to the end of `stream`; what came.
+fn rest(stream: &mut TcpStream) -> Vec<u8> {
+    let mut data = Vec::new();
+    stream.read_to_end(&mut data).unwrap();
+    data
+}
+
+#[test]
+fn every_byte_arrives_and_each_direction_ends_by_itself() {
+    let world = World::new("delay=1ms");
+    for ip in world.addresses() {
+        for bytes in [0, 1, 100_000, 20_000_000] {
+            let listener = world.listen(ip);
+            let sent = random(bytes);
+            let server = thread::spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                // All of one direction, to its end, before the first byte of the other.
+                let got = rest(&mut stream);
+                stream.write_all(&got).unwrap();
+                got.len()
+            });
+            let mut client = world.connect(ip).unwrap();
+            client.write_all(&sent).unwrap();
+            client.shutdown(Shutdown::Write).unwrap();
+            let back = rest(&mut client);
+            assert_eq!(server.join().unwrap(), bytes, "{ip}");
+            assert!(back == sent, "{ip}: {} of {bytes} bytes came back", back.len());
+        }
+    }
+}
+
+#[test]
+fn single_bytes_and_a_slow_reader_are_served() {
+    let world = World::new("delay=1ms");
+    let ip = world.addresses()[0];
+    let listener = world.listen(ip);
+    let sent = random(3_000_000);
+    let expected = sent.clone();
+    let server = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut first = [0; 200];
+        stream.read_exact(&mut first).unwrap();
+        thread::sleep(Duration::from_millis(500));
+        [&first[..], &rest(&mut stream)].concat()
+    });
+    let mut client = world.connect(ip).unwrap();
+    client.set_nodelay(true).unwrap();
+    for byte in &sent[..200] {
+        client.write_all(&[*byte]).unwrap();
+    }
+    client.write_all(&sent[200..]).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    assert!(server.join().unwrap() == expected);
+}
+
+#[test]
+fn a_server_that_refuses_and_one_that_resets_are_resets_to_the_client() {
+    let world = World::new("delay=5ms");
+    let ip = world.addresses()[0];
+    let ends_by_reset = |mut client: TcpStream| {
+        let error = client.read(&mut [0; 10]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+    };
+    // Accepted early, so that the refusal comes as a reset; or before the connection is there.
+    match world.connect(ip) {
+        Ok(client) => ends_by_reset(client),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}"),
+    }
+    let listener = world.listen(ip);
+    let client = world.connect(ip).unwrap();
+    let (stream, _) = listener.accept().unwrap();
+    rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
+    drop(stream);
+    ends_by_reset(client);
+    let client = world.connect(ip).unwrap();
+    let (mut stream, _) = listener.accept().unwrap();
+    rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
+    drop(client);
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let error = stream.read(&mut [0; 10]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset, "and the other way: {error}");
+}
+
+/// When the first TCP packet that `is` what is looked for passes a tap.
+fn when_seen(tap: &mut Ring, is: impl Fn(u8) -> bool) -> Instant {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        while let Some(frame) = tap.next() {
+            if frame.len() >= 40 && frame[0] >> 4 == 4 && frame[9] == 6 && is(frame[33]) {
+                return Instant::now();
+            }
+        }
+        assert!(Instant::now() < deadline, "nothing seen");
+        thread::sleep(Duration::from_micros(500));
+    }
+}
+
+#[test]
+fn the_syn_goes_on_before_the_clients_handshake_is_done() {
+    const SYN: u8 = 2;
+    const ACK: u8 = 16;
+    let world = World::new("delay=25ms");
+    let ip = world.addresses()[0];
+    let _listener = world.listen(ip);
+    let config = RingConfig { max_packet: 1500, bytes: 1 << 20 };
+    let open =
+        |name: &str| world.hop().netns().enter(|| Ring::open(name, config).unwrap()).unwrap();
+    let (mut west, mut east) = (open("west"), open("east"));
+    let (onward, acknowledged) = thread::scope(|scope| {
+        let onward = scope.spawn(move || when_seen(&mut east, |flags| flags == SYN));
+        let done = scope.spawn(move || when_seen(&mut west, |flags| flags == ACK));
+        world.connect(ip).unwrap();
+        (onward.join().unwrap(), done.join().unwrap())
+    });
+    let ahead = acknowledged.saturating_duration_since(onward);
+    assert!(ahead > Duration::from_millis(40), "by a round trip to the client: {ahead:?}");
+}
+
+/// What curl gets from a web server, through what `options` say.
+fn curl(chain: &Chain, options: &str) -> Result<String, String> {
+    let url = format!("http://{}:8080/file", chain.server().v4());
+    let arguments = format!("--silent --show-error --fail --max-time 10 {options} {url}");
+    let arguments: Vec<&str> = arguments.split_whitespace().collect();
+    chain.client().run("curl", &arguments).map_err(|error| error.to_string())
+}
+
+#[test]
+fn clients_that_say_where_to_are_served_in_each_language_and_others_refused() {
+    let chain = chain("delay=1ms");
+    let web = WebServer::start(chain.server(), 50_000, 1).unwrap();
+    // The longest way: a hop that is told by PROXY behind one that hears SOCKS5 and CONNECT.
+    let second = "--listen 10.1.0.2:7002 --expect proxy \
+                  --allow-from 10.1.0.2/32 --allow-to 10.2.0.0/30";
+    let first = "--listen 10.1.0.2:7001 --expect socks,connect --next 10.1.0.2:7002 \
+                 --allow-from 10.1.0.1/32 --allow-to 10.2.0.0/30";
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let start = |text: &str| {
+        let words = words(text);
+        Proxy::start(&chain.hops()[0], &words.iter().map(String::as_str).collect::<Vec<_>>())
+            .unwrap()
+    };
+    let (_second, _first) = (start(second), start(first));
+    let direct = web.download(chain.client(), Duration::from_secs(10)).unwrap();
+    assert_eq!(direct.bytes, 50_000);
+    for options in ["--socks5 10.1.0.2:7001", "--proxytunnel --proxy http://10.1.0.2:7001"] {
+        let write = format!("{options} --output /dev/null --write-out %{{size_download}}");
+        assert_eq!(curl(&chain, &write).unwrap(), "50000", "{options}");
+    }
+    let elsewhere = "--proxytunnel --proxy http://10.1.0.2:7001 --connect-to ::10.1.0.2:7001";
+    assert!(curl(&chain, elsewhere).unwrap_err().contains("403"), "a server that is not allowed");
+    let unheard = "--proxytunnel --proxy http://10.1.0.2:7002";
+    assert!(curl(&chain, unheard).is_err(), "a client that is not allowed");
+}
+
+/// Sends a few bytes and gets them back.
+fn echo(client: &mut TcpStream, server: &mut TcpStream) {
+    let mut got = [0; 5];
+    client.write_all(b"there").unwrap();
+    server.read_exact(&mut got).unwrap();
+    server.write_all(&got).unwrap();
+    client.read_exact(&mut got).unwrap();
+}
+
+#[test]
+fn several_loops_accept_those_whose_syns_they_have_seen_and_are_one_proxy() {
+    const EACH: u64 = 60;
+    let chain = chain("delay=2ms");
+    let path = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0,::/0", "--workers", "3"];
+    let mut world = World { proxy: Proxy::start(&chain.hops()[0], &path).unwrap(), chain };
+    let mut open = Vec::new();
+    for ip in world.addresses() {
+        let listener = world.listen(ip);
+        for _ in 0..EACH {
+            let mut client = world.connect(ip).unwrap();
+            let (mut server, _) = listener.accept().unwrap();
+            echo(&mut client, &mut server);
+            open.push((client, server));
+        }
+    }
+    let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+    status.args(["status", "--json", "--run-dir"]).arg(world.proxy.directory());
+    let status: Value = serde_json::from_slice(&status.output().unwrap().stdout).unwrap();
+    let counters = &status["counters"];
+    for what in ["open", "accepted", "opened"] {
+        assert_eq!(counters[what], 2 * EACH, "{what} in {counters}");
+    }
+    assert_eq!(counters["early"]["matched"], 2 * EACH, "by the right loop: {counters}");
+    assert_eq!(counters["bytes"], serde_json::json!([2 * EACH * 5, 2 * EACH * 5]));
+
+    let second = Proxy::start(
+        world.hop(),
+        &["--listen", "[::]:7000", "--to", "10.2.0.2:1", "--workers", "2"],
+    );
+    assert!(second.unwrap_err().to_string().contains("alone"), "their turns would be mixed up");
+    let pid = Pid::from_raw(world.proxy.process().id().cast_signed()).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+    thread::sleep(Duration::from_millis(300));
+    for (client, server) in &mut open {
+        echo(client, server);
+    }
+    drop(open);
+    assert!(world.proxy.process().wait().unwrap().success(), "all loops have ended");
+}

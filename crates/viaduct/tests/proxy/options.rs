@@ -1,0 +1,130 @@
+//! What is refused at the start, in a line that says what would be right.
+
+use super::*;
+
+#[test]
+fn a_listener_that_takes_nothing_of_what_is_intercepted_is_refused() {
+    let check = |listen: &str, intercept: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+        command.args(["proxy", "--check", "--listen", listen, "--intercept", intercept]);
+        String::from_utf8(command.output().unwrap().stderr).unwrap()
+    };
+    assert_eq!(check("[::]:7000", "10.2.0.0/16,fd02::/16"), "");
+    assert_eq!(check("0.0.0.0:7000", "10.2.0.0/16"), "");
+    for (listen, intercept) in [
+        ("127.0.0.1:7000", "10.2.0.0/16"),
+        ("0.0.0.0:7000", "10.2.0.0/16,fd02::/16"),
+        ("[fd01::1]:7000", "fd02::/16"),
+    ] {
+        let said = check(listen, intercept);
+        assert!(
+            said.contains("intercept") && said.contains(&format!("listen is {listen}")),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn what_only_one_loop_can_do_is_refused_to_several() {
+    let check = |more: &str| {
+        let options = "proxy --check --listen 127.0.0.1:7000 --to 127.0.0.1:1 --workers 2";
+        let mut command = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+        let output = command.args(options.split(' ').chain(more.split_whitespace())).output();
+        String::from_utf8(output.unwrap().stderr).unwrap()
+    };
+    assert_eq!(check(""), "");
+    for (more, what) in [
+        ("--on-demand", "on-demand"),
+        ("--idle-exit 9s", "idle-exit"),
+        ("--accept after-connect", "accept after-connect"),
+    ] {
+        let said = check(more);
+        assert!(said.contains(&format!("workers: 2 cannot be had with {what}")), "{said}");
+    }
+}
+
+#[test]
+fn what_makes_no_sense_or_has_no_effect_is_refused_in_one_line() {
+    const TO: &str = "--listen 127.0.0.1:7000 --to 127.0.0.1:1";
+    const PATH: &str = "--listen [::]:7000 --intercept 10.2.0.0/16";
+    const ASKED: &str = "--listen [::]:7000 --allow-from ::/0 --allow-to ::/0 --expect";
+    let scratch = Scratch::new().unwrap();
+    let password = |text: &str| {
+        let file = scratch.write(&format!("password-{}", text.len()), text).unwrap();
+        format!("{ASKED} socks --password-file {}", file.display())
+    };
+    let check = |options: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+        let output = command.args(["proxy", "--check"]).args(options.split_whitespace()).output();
+        let output = output.unwrap();
+        let said = [output.stderr, output.stdout].concat();
+        (output.status.success(), String::from_utf8(said).unwrap())
+    };
+    for right in [TO, PATH, &format!("{PATH} --ports 80,8000-8010"), &format!("{ASKED} socks")] {
+        assert!(check(right).0, "{right}: {}", check(right).1);
+    }
+    let (_, said) = check(&password("me:pw\n"));
+    assert!(said.contains("mode 644: others can read it; 600 is right"), "{said}");
+    let wrong = [
+        ("", "give listen, and to, intercept or expect; or tunnel-listen"),
+        ("--listen [::]:7000", "give listen, and to, intercept or expect; or tunnel-listen"),
+        ("--to 127.0.0.1:1", "listen: it is not said"),
+        ("--listen [::]:7000 --to host.example:80", "names of hosts are not looked up"),
+        ("--listen [::]:7000 --to 127.0.0.1:0", "a port from 1 to 65535"),
+        ("--listen [::]:0 --to 127.0.0.1:1", "a port from 1 to 65535"),
+        ("--listen [::]:7000 --intercept 10.2.0.5/16", "10.2.0.0/16 is expected"),
+        (&format!("{TO} --flows 0"), "a number from 1"),
+        (&format!("{TO} --flows 300 --early-most 151"), "more than half of flows, 150"),
+        (&format!("{TO} --rate 5"), "1k at least"),
+        (&format!("{TO} --connect-timeout 0s"), "a time above 0s"),
+        (&format!("{TO} --chain-buffer 0"), "4096 at least"),
+        (&format!("{TO} --receive-buffer 1"), "4096 at least"),
+        (&format!("{TO} --tunnel-buffer 0"), "65536"),
+        (&format!("{TO} --ports 80"), "ports: they are intercept's"),
+        (&format!("{TO} --keep-client"), "keep-client: it is intercept's"),
+        (&format!("{TO} --links 3"), "links: the end that dials"),
+        (&format!("{TO} --tell proxy"), "tell: no hop"),
+        (&format!("{PATH} --ports 0"), "a port or a range"),
+        (&format!("{PATH} --ports 1-200"), "128 are possible"),
+        (&format!("{ASKED} proxy --password-file x"), "only SOCKS and CONNECT"),
+        (&password("me:pw\nyou:pw\n"), "one line, NAME:PASSWORD"),
+        (&password(":\n"), "1 to 255 bytes"),
+        (&password(&format!("me:{}\n", "x".repeat(256))), "1 to 255 bytes"),
+    ];
+    for (options, expected) in wrong {
+        let (right, said) = check(options);
+        assert!(!right && said.contains(expected), "{options}: {said}");
+    }
+}
+
+#[test]
+fn there_are_no_more_flows_than_descriptors_for_them() {
+    let mut command = Command::new("sh");
+    let script = "ulimit -n 64; exec \"$0\" proxy --check --listen [::]:7000 --to 127.0.0.1:1";
+    let output = command.args(["-c", script, env!("CARGO_BIN_EXE_viaduct")]).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && said.contains("enough for 16 flows"), "{said}");
+}
+
+#[test]
+fn a_tunnel_with_a_congestion_control_that_is_not_there_is_refused() {
+    let scratch = Scratch::new().unwrap();
+    let key = scratch.write("key", SecretKey::from_bytes([1; 32]).to_text()).unwrap();
+    let peer = SecretKey::from_bytes([2; 32]).public();
+    let check = |more: &str| {
+        let options = format!("--key {} --peer {peer} --link-congestion {more}", key.display());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+        let command = command.args(["proxy", "--check"]).args(options.split_whitespace());
+        String::from_utf8(command.output().unwrap().stderr).unwrap()
+    };
+    let near = "--listen 127.0.0.1:7000 --to 127.0.0.1:1 --tunnel 127.0.0.1:7100";
+    let far = "--tunnel-listen 127.0.0.1:7100 --allow-to 127.0.0.1";
+    for end in [near, far] {
+        let said = check(&format!("nosuch {end}"));
+        assert!(said.contains("link-congestion: \"nosuch\" is unknown here; there are"), "{said}");
+        let said = check(&format!("reno {end}"));
+        assert!(!said.contains("link-congestion"), "{said}");
+    }
+    let said = check(&format!("nosuch {near} --carrier quic"));
+    assert!(said.contains("QUIC has cubic, bbr and reno"), "{said}");
+}

@@ -1,0 +1,219 @@
+//! What a proxy changes on its machine: whose it is, who puts it back, and what others do to it.
+
+use super::*;
+
+#[test]
+fn a_proxy_that_is_killed_is_passed_by_and_its_next_start_splits_again() {
+    let mut world = World::new("delay=1ms");
+    let ip = world.addresses()[0];
+    let listener = world.listen(ip);
+    let peer = |world: &World| {
+        let _client = world.connect(ip).unwrap();
+        listener.accept().unwrap().1.ip()
+    };
+    let client: IpAddr = world.chain.client().v4().into();
+    assert_ne!(peer(&world), client, "the proxy connects with its own address");
+    let pid = Pid::from_raw(world.proxy.process().id().cast_signed()).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+    world.proxy.process().wait().unwrap();
+    assert_eq!(peer(&world), client, "what would be split goes by");
+    let before = world.hop().run("nft", &["list", "ruleset"]).unwrap();
+    assert!(before.contains("tproxy"), "{before}");
+    let mut again = Proxy::on_path(world.hop()).unwrap();
+    assert_ne!(peer(&world), client);
+    let pid = Pid::from_raw(again.process().id().cast_signed()).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+    again.process().wait().unwrap();
+    let after = world.hop().run("nft", &["list", "ruleset"]).unwrap();
+    assert!(!after.contains("tproxy"), "put back: {after}");
+    assert_eq!(peer(&world), client);
+}
+
+#[test]
+fn a_port_is_one_proxys_and_so_is_what_it_changes() {
+    let mut world = World::new("delay=1ms");
+    let ip = world.addresses()[0];
+    let client: IpAddr = world.chain.client().v4().into();
+    let listener = world.listen(ip);
+    let is_split = |world: &World| {
+        let _client = world.connect(ip).unwrap();
+        listener.accept().unwrap().1.ip() != client
+    };
+    let rules = |world: &World| world.hop().run("nft", &["list", "ruleset"]).unwrap();
+    let another = |world: &World| Proxy::on_path(world.hop()).map_err(|error| error.to_string());
+    for ports in [["[::]:7000", "[::]:7000"], ["[::]:7001", "[::]:7001"]] {
+        let twice = ["--listen", ports[0], "--listen", ports[1], "--to", "10.2.0.2:1"];
+        let refused = Proxy::start(world.hop(), &twice).unwrap_err().to_string();
+        assert!(refused.contains("Address already in use"), "{refused}");
+    }
+    let refused = another(&world).unwrap_err();
+    assert!(refused.contains("viaduct_proxy_7000 is another process's"), "{refused}");
+    assert!(rules(&world).contains("tproxy") && is_split(&world), "the first goes on");
+
+    // One that lets its flows end listens no more, but its rules are its own yet.
+    let mut flow = world.connect(ip).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    let pid = Pid::from_raw(world.proxy.process().id().cast_signed()).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+    thread::sleep(Duration::from_millis(300));
+    let refused = another(&world).unwrap_err();
+    assert!(refused.contains("still ends its flows"), "{refused}");
+    echo(&mut flow, &mut server);
+    assert!(!is_split(&world));
+    drop((flow, server));
+    world.proxy.process().wait().unwrap();
+    let _second = another(&world).unwrap();
+    assert!(is_split(&world) && rules(&world).contains("tproxy"));
+}
+
+/// A connection from the client's `port` to the server's, its address used already or not.
+fn connect_from(chain: &Chain, port: u16, to: SocketAddr) -> TcpStream {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket, sockopt};
+    let from: IpAddr = match to {
+        SocketAddr::V4(_) => chain.client().v4().into(),
+        SocketAddr::V6(_) => chain.client().addresses().find(IpAddr::is_ipv6).unwrap(),
+    };
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let connect = || {
+        let socket = socket(family, SocketType::STREAM, None).unwrap();
+        sockopt::set_socket_reuseaddr(&socket, true).unwrap();
+        bind(&socket, &SocketAddr::new(from, port)).unwrap();
+        connect(&socket, &to).unwrap();
+        TcpStream::from(socket)
+    };
+    let stream = chain.client().netns().enter(connect).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    stream
+}
+
+#[test]
+fn connections_of_before_pass_on_though_their_port_goes_elsewhere_too() {
+    let chain = chain("delay=1ms");
+    for ip in chain.server().addresses().collect::<Vec<_>>() {
+        let listen = |port| TcpListener::bind(SocketAddr::new(ip, port)).unwrap();
+        let listen = |port| chain.server().netns().enter(|| listen(port)).unwrap();
+        let (one, other) = (listen(PORT), listen(PORT + 1));
+        let mut before = connect_from(&chain, 45_000, SocketAddr::new(ip, PORT));
+        let (mut server, _) = one.accept().unwrap();
+        server.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let _proxy = Proxy::on_path(&chain.hops()[0]).unwrap();
+        let _after = connect_from(&chain, 45_000, SocketAddr::new(ip, PORT + 1));
+        let _ = other.accept().unwrap();
+        echo(&mut before, &mut server);
+    }
+}
+
+#[test]
+fn a_name_is_one_services_in_its_directory() {
+    let world = World::new("delay=1ms");
+    let directory = world.proxy.directory().display().to_string();
+    let another = ["--listen", "[::]:7001", "--to", "10.2.0.2:1", "--run-dir", &directory];
+    let start = |name| Proxy::start(world.hop(), &[&another[..], &["--name", name]].concat());
+    let refused = start("proxy-7000").unwrap_err().to_string();
+    assert!(refused.contains("a service of this name runs"), "{refused}");
+    assert!(world.proxy.directory().join("proxy-7000.sock").exists());
+    start("proxy-7001").unwrap();
+}
+
+#[test]
+fn who_connects_to_the_listener_itself_is_refused_at_once() {
+    let chain = chain("delay=1ms");
+    let path = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0,::/0", "--keep-client"];
+    let world = World { proxy: Proxy::start(&chain.hops()[0], &path).unwrap(), chain };
+    let to: SocketAddr = "10.1.0.2:7000".parse().unwrap();
+    let connect = || TcpStream::connect_timeout(&to, Duration::from_secs(5));
+    for n in 1..=3 {
+        let client = world.chain.client().netns().enter(connect).unwrap();
+        let ended = client.and_then(|mut client| {
+            client.set_read_timeout(Some(Duration::from_secs(5)))?;
+            client.read(&mut [0])
+        });
+        assert_eq!(ended.unwrap_err().kind(), ErrorKind::ConnectionReset);
+        let counters = &status(&world.proxy)["counters"];
+        assert_eq!((&counters["refused"]["denied"], &counters["open"]), (&n.into(), &0.into()));
+    }
+}
+
+/// What a proxy says of itself.
+fn status(proxy: &Proxy) -> Value {
+    let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+    status.args(["status", "--json", "--run-dir"]).arg(proxy.directory());
+    serde_json::from_slice(&status.output().unwrap().stdout).unwrap()
+}
+
+#[test]
+fn what_a_killed_proxy_left_is_put_back_by_the_next_of_its_name_whatever_that_does() {
+    let mut world = World::new("delay=1ms");
+    let pid = Pid::from_raw(world.proxy.process().id().cast_signed()).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+    world.proxy.process().wait().unwrap();
+    let rules = || {
+        let tables = world.hop().run("nft", &["list", "tables"]).unwrap();
+        tables + &world.hop().run("ip", &["rule", "list", "priority", "118"]).unwrap()
+    };
+    let journal = world.proxy.directory().join("proxy-7000.changes.json");
+    assert!(journal.exists() && rules().contains("viaduct_proxy_7000"));
+    let directory = world.proxy.directory().display().to_string();
+    let to = ["--listen", "[::]:7000", "--to", "10.2.0.2:9000", "--run-dir", &directory];
+    let _next = Proxy::start(world.hop(), &to).unwrap();
+    assert_eq!((rules().as_str(), journal.exists()), ("", false));
+}
+
+fn eventually(what: &str, done: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !done() {
+        assert!(Instant::now() < deadline, "{what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn rules_that_somebody_takes_away_are_put_back() {
+    let world = World::new("delay=1ms");
+    for (n, taken) in
+        ["nft flush ruleset", "ip rule del priority 118", "ip -6 rule del priority 118"]
+            .iter()
+            .enumerate()
+    {
+        let words: Vec<_> = taken.split(' ').collect();
+        world.hop().run(words[0], &words[1..]).unwrap();
+        let restored = || status(&world.proxy)["restored"] == n + 1;
+        eventually(taken, restored);
+        for ip in world.addresses() {
+            let listener = world.listen(ip);
+            let client = world.connect(ip).unwrap();
+            let peer = listener.accept().unwrap().1.ip();
+            assert_ne!(peer, client.local_addr().unwrap().ip(), "split again after {taken}");
+        }
+    }
+    assert_eq!(world.proxy.log().matches("are back").count(), 3, "{}", world.proxy.log());
+}
+
+#[test]
+fn no_syn_goes_on_early_while_rules_cannot_be_put_back() {
+    let world = World::new("delay=1ms");
+    let ip = world.addresses()[0];
+    let listener = world.listen(ip);
+    // Nobody else may touch the table while its owner is there.
+    let robber = || {
+        let mut command = Command::new("nft");
+        command.arg("-i").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
+    };
+    let mut robber = world.hop().netns().enter(robber).unwrap();
+    let mut orders = robber.stdin.take().unwrap();
+    writeln!(orders, "flush ruleset; add table inet viaduct_proxy_7000 {{ flags owner; }}")
+        .unwrap();
+    eventually("missed", || status(&world.proxy)["missing"] == true);
+    let client = world.connect(ip).unwrap();
+    assert_eq!(listener.accept().unwrap().1, client.local_addr().unwrap(), "it passes by");
+    listener.set_nonblocking(true).unwrap();
+    thread::sleep(Duration::from_millis(300));
+    assert!(listener.accept().is_err(), "and its SYN went out once");
+    drop(orders);
+    robber.wait().unwrap();
+    eventually("put back", || status(&world.proxy)["restored"] == 1);
+    listener.set_nonblocking(false).unwrap();
+    let client = world.connect(ip).unwrap();
+    assert_ne!(listener.accept().unwrap().1, client.local_addr().unwrap());
+    assert_eq!(status(&world.proxy)["missing"], false);
+}
