@@ -1,10 +1,12 @@
-//! Messages to the kernel's netfilter, as bytes: a head, and attributes that may hold attributes.
+//! Messages to and from the kernel, as bytes: a head, and attributes that may hold attributes. Those
+//! to netfilter have a head of its own besides.
 //!
 //! ```text
 //!   length u32 │ type u16 │ flags u16 │ number u32 │ port u32 │ family u8 │ version u8 │ what u16
 //!   attributes, each: length u16 │ type u16 │ value, padded to 4 bytes
 //! ```
 
+use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -14,7 +16,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, sendto};
 use crate::os;
 
 /// Bytes of a message's head, and of netfilter's behind it.
-pub(crate) const HEAD: usize = 16;
+const HEAD: usize = 16;
 pub(crate) const NETFILTER_HEAD: usize = 4;
 const NLMSG_ERROR: u16 = 2;
 const NLM_F_REQUEST: u16 = 1;
@@ -25,9 +27,7 @@ const NESTED: u16 = 0x8000;
 
 /// A netlink socket for netfilter, of the calling thread's network namespace.
 pub(crate) fn socket() -> io::Result<OwnedFd> {
-    let socket = os::socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_NETFILTER)?;
-    rustix::net::bind(&socket, &SocketAddrNetlink::new(0, 0))?;
-    Ok(socket)
+    hear(libc::NETLINK_NETFILTER, 0)
 }
 
 /// A message in the making.
@@ -121,16 +121,14 @@ pub(crate) fn answers(socket: impl AsFd) -> io::Result<()> {
             Err(rustix::io::Errno::INTR) => continue,
             Err(error) => return Err(error.into()),
         };
-        let mut messages = &buffer[..len];
-        while let Some((len, kind)) = head(messages) {
+        for (kind, message) in messages(&buffer[..len]) {
             if kind == NLMSG_ERROR
-                && let Some(&code) = messages.get(HEAD..).and_then(|rest| rest.first_chunk())
+                && let Some(&code) = message.first_chunk()
                 && let code @ ..0 = i32::from_ne_bytes(code)
                 && first.is_ok()
             {
                 first = Err(io::Error::from_raw_os_error(-code));
             }
-            messages = messages.get(len.next_multiple_of(4)..).unwrap_or_default();
         }
     }
 }
@@ -158,14 +156,12 @@ pub(crate) fn count_rules(table: &str, chain: &str) -> io::Result<usize> {
             Err(rustix::io::Errno::INTR) => continue,
             answer => answer?,
         };
-        let mut messages = &buffer[..len];
-        while let Some((len, kind)) = head(messages) {
+        for (kind, message) in messages(&buffer[..len]) {
             match kind {
                 DONE => return Ok(rules),
-                NLMSG_ERROR => return refusal(&messages[HEAD..len]),
+                NLMSG_ERROR => return refusal(message),
                 _ => rules += usize::from(kind == NFTABLES << 8 | NEW_RULE),
             }
-            messages = messages.get(len.next_multiple_of(4)..).unwrap_or_default();
         }
     }
 }
@@ -176,9 +172,38 @@ fn refusal(error: &[u8]) -> io::Result<usize> {
     if code == libc::ENOENT { Ok(0) } else { Err(io::Error::from_raw_os_error(code)) }
 }
 
-/// Length and type of the first message; `None` at the end.
-pub(crate) fn head(messages: &[u8]) -> Option<(usize, u16)> {
-    let len = u32::from_ne_bytes(*messages.first_chunk()?) as usize;
-    let kind = u16::from_ne_bytes(*messages.get(4..)?.first_chunk()?);
-    (len >= HEAD && len <= messages.len()).then_some((len, kind))
+/// A socket that hears of what `groups` (a bit each) of the kernel's `protocol` tell, in the calling
+/// thread's network namespace.
+pub(crate) fn hear(protocol: c_int, groups: u32) -> io::Result<OwnedFd> {
+    let socket = os::socket(libc::AF_NETLINK, libc::SOCK_RAW, protocol)?;
+    rustix::net::bind(&socket, &SocketAddrNetlink::new(0, groups))?;
+    Ok(socket)
+}
+
+/// Reads all that such a socket has, and says whether a message, by its type and what is behind its
+/// head, `matters`.
+pub(crate) fn heard(socket: impl AsFd, matters: impl Fn(u16, &[u8]) -> bool) -> bool {
+    let (mut heard, mut buffer) = (false, vec![0; 64 << 10]);
+    loop {
+        match recv(&socket, &mut buffer[..], RecvFlags::empty()) {
+            Ok((len, _)) => {
+                heard |= messages(&buffer[..len]).any(|(kind, message)| matters(kind, message));
+            }
+            // More than the socket holds: some of it may matter.
+            Err(rustix::io::Errno::NOBUFS) => heard = true,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return heard,
+        }
+    }
+}
+
+/// The messages in `bytes`: their types, and what is behind their heads.
+pub(crate) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let len = u32::from_ne_bytes(*bytes.first_chunk()?) as usize;
+        let kind = u16::from_ne_bytes(*bytes.get(4..)?.first_chunk()?);
+        let message = bytes.get(HEAD..len)?;
+        bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, message))
+    })
 }

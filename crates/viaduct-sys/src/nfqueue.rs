@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{RecvFlags, recv};
 
 use crate::{netlink, os};
-use netlink::{Attributes, HEAD, Message, NETFILTER_HEAD};
+use netlink::{Attributes, Message, NETFILTER_HEAD};
 
 /// Bytes that [`SynQueue::recv`] needs: a SYN of an MTU, Fast Open data included, and its wrapping.
 pub const SNAP: usize = 4096;
@@ -174,13 +174,13 @@ impl AsFd for SynQueue {
     }
 }
 
-/// The packet in a message.
-fn held(message: &[u8]) -> Option<Held<'_>> {
-    let (len, kind) = netlink::head(message)?;
+/// The packet in what was read: one message.
+fn held(bytes: &[u8]) -> Option<Held<'_>> {
+    let (kind, message) = netlink::messages(bytes).next()?;
     if kind != SUBSYSTEM << 8 | PACKET {
         return None;
     }
-    let attributes = message.get(HEAD + NETFILTER_HEAD..len)?;
+    let attributes = message.get(NETFILTER_HEAD..)?;
     let id = u32::from_be_bytes(*netlink::find(attributes, PACKET_HEAD)?.first_chunk()?);
     Some(Held { id, packet: netlink::find(attributes, PAYLOAD)? })
 }

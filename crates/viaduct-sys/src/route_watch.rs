@@ -4,10 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
-use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{RecvFlags, recv};
-
-use crate::os;
+use crate::netlink;
 use crate::route::PROTOCOL;
 
 /// `RTMGRP_IPV4_ROUTE` and `RTMGRP_IPV6_ROUTE`.
@@ -16,8 +13,7 @@ const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
 const RTA_DST: u16 = 1;
 const MAIN_TABLE: u8 = 254;
-/// Bytes of a message's head, and of a route's.
-const HEAD: usize = 16;
+/// Bytes of a route's head.
 const ROUTE_HEAD: usize = 12;
 
 /// Routes of the main table to some prefixes, or to parts or wholes of them.
@@ -33,36 +29,15 @@ impl RouteWatch {
     /// # Errors
     /// No socket is left.
     pub fn new(prefixes: Vec<(IpAddr, u8)>) -> io::Result<RouteWatch> {
-        let socket = os::socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_ROUTE)?;
-        rustix::net::bind(&socket, &SocketAddrNetlink::new(0, GROUPS))?;
-        Ok(RouteWatch { socket, prefixes })
+        Ok(RouteWatch { socket: netlink::hear(libc::NETLINK_ROUTE, GROUPS)?, prefixes })
     }
 
     /// Whether one was made or deleted since it was last asked; ours (see [`PROTOCOL`]) do not
     /// count.
     pub fn changed(&self) -> bool {
-        let (mut changed, mut buffer) = (false, vec![0; 64 << 10]);
-        loop {
-            match recv(&self.socket, &mut buffer[..], RecvFlags::empty()) {
-                Ok((len, _)) => changed |= self.concerns(&buffer[..len]),
-                Err(rustix::io::Errno::AGAIN) => return changed,
-                // More than the socket holds: some of it may concern us.
-                Err(rustix::io::Errno::NOBUFS) => changed = true,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return changed,
-            }
-        }
-    }
-
-    fn concerns(&self, mut messages: &[u8]) -> bool {
-        while let Some((len, kind)) = head(messages) {
-            let message = &messages[HEAD..len];
-            if matches!(kind, RTM_NEWROUTE | RTM_DELROUTE) && self.is_theirs(message) {
-                return true;
-            }
-            messages = messages.get(len.next_multiple_of(4)..).unwrap_or_default();
-        }
-        false
+        netlink::heard(&self.socket, |kind, message| {
+            matches!(kind, RTM_NEWROUTE | RTM_DELROUTE) && self.is_theirs(message)
+        })
     }
 
     /// Whether a route is to one of the prefixes, and not ours.
@@ -73,7 +48,7 @@ impl RouteWatch {
             return false;
         }
         let v4 = i32::from(family) == libc::AF_INET;
-        let to = destination(attributes);
+        let to = netlink::find(attributes, RTA_DST);
         self.prefixes.iter().filter(|(ip, _)| ip.is_ipv4() == v4).any(|&(ip, own)| {
             let shared = usize::from(own.min(length));
             match (ip, to) {
@@ -83,26 +58,6 @@ impl RouteWatch {
                 (_, None) => false,
             }
         })
-    }
-}
-
-/// Length and type of the first message; `None` at the end.
-fn head(messages: &[u8]) -> Option<(usize, u16)> {
-    let len = u32::from_ne_bytes(*messages.first_chunk()?) as usize;
-    let kind = u16::from_ne_bytes(*messages.get(4..)?.first_chunk()?);
-    (len >= HEAD && len <= messages.len()).then_some((len, kind))
-}
-
-/// The address in a route's attributes.
-fn destination(mut attributes: &[u8]) -> Option<&[u8]> {
-    loop {
-        let len = usize::from(u16::from_ne_bytes(*attributes.first_chunk()?));
-        let kind = u16::from_ne_bytes(*attributes.get(2..)?.first_chunk()?);
-        let value = attributes.get(4..len)?;
-        if kind == RTA_DST {
-            return Some(value);
-        }
-        attributes = attributes.get(len.next_multiple_of(4)..)?;
     }
 }
 

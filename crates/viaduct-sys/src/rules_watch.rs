@@ -4,12 +4,8 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::io::Errno;
-use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{RecvFlags, recv};
-
 use crate::intercept::BASE;
-use crate::{netlink, os};
+use crate::netlink;
 
 /// nftables' changes, a group of netfilter's: `NFNLGRP_NFTABLES`.
 const NFT_GROUP: u32 = 1 << 6;
@@ -38,14 +34,9 @@ impl RulesWatch {
     /// # Errors
     /// No socket is left, or the kernel has no nftables.
     pub fn new() -> io::Result<RulesWatch> {
-        let hear = |protocol, groups| {
-            let socket = os::socket(libc::AF_NETLINK, libc::SOCK_RAW, protocol)?;
-            rustix::net::bind(&socket, &SocketAddrNetlink::new(0, groups))?;
-            io::Result::Ok(socket)
-        };
         Ok(RulesWatch {
-            nft: hear(libc::NETLINK_NETFILTER, NFT_GROUP)?,
-            route: hear(libc::NETLINK_ROUTE, ROUTE_GROUPS)?,
+            nft: netlink::hear(libc::NETLINK_NETFILTER, NFT_GROUP)?,
+            route: netlink::hear(libc::NETLINK_ROUTE, ROUTE_GROUPS)?,
         })
     }
 
@@ -56,8 +47,8 @@ impl RulesWatch {
 
     /// Whether something was taken away since it was last asked that may have been a proxy's.
     pub fn lost(&self) -> bool {
-        let nft = heard(&self.nft, |kind, _| NFT_GONE.contains(&kind));
-        let route = heard(&self.route, |kind, message| match kind {
+        let nft = netlink::heard(&self.nft, |kind, _| NFT_GONE.contains(&kind));
+        let route = netlink::heard(&self.route, |kind, message| match kind {
             RTM_DELRULE => true,
             RTM_DELROUTE => is_ours(message),
             _ => false,
@@ -71,28 +62,6 @@ fn is_ours(message: &[u8]) -> bool {
     let table = message.get(ROUTE_HEAD..).and_then(|rest| netlink::find(rest, RTA_TABLE));
     let table = table.and_then(|table| table.first_chunk()).map(|&table| u32::from_ne_bytes(table));
     table.is_some_and(|table| table & 0xffff_0000 == BASE)
-}
-
-/// Reads all that `socket` has, and says whether a message `matters`.
-fn heard(socket: &OwnedFd, matters: impl Fn(u16, &[u8]) -> bool) -> bool {
-    let (mut heard, mut buffer) = (false, vec![0; 64 << 10]);
-    loop {
-        let len = match recv(socket, &mut buffer[..], RecvFlags::empty()) {
-            Ok((len, _)) => len,
-            // More than the socket holds: some of it may matter.
-            Err(Errno::NOBUFS) => {
-                heard = true;
-                continue;
-            }
-            Err(Errno::INTR) => continue,
-            Err(_) => return heard,
-        };
-        let mut messages = &buffer[..len];
-        while let Some((len, kind)) = netlink::head(messages) {
-            heard |= matters(kind, &messages[netlink::HEAD..len]);
-            messages = messages.get(len.next_multiple_of(4)..).unwrap_or_default();
-        }
-    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 //! demand, by a service manager's sockets.
 #![allow(clippy::unwrap_used)] // a test may panic
 
+mod common;
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
@@ -14,6 +16,8 @@ use viaduct_lab::topology::{Chain, Journal, Node, Scratch};
 use viaduct_proto::keys::SecretKey;
 use viaduct_proto::link::LinkConfig;
 use viaduct_sys::ring::{Ring, RingConfig};
+
+use common::when_seen;
 
 const PORT: u16 = 9000;
 /// Where a proxy is spoken to.
@@ -153,20 +157,6 @@ fn a_killed_proxy_is_passed_by_and_its_next_start_holds_again() {
     drop(client);
     again.process().wait().unwrap();
     assert_eq!(world.rules(), "");
-}
-
-/// When the first TCP packet that `is` what is looked for passes a tap.
-fn when_seen(tap: &mut Ring, is: impl Fn(u8) -> bool) -> Instant {
-    let deadline = Instant::now() + Duration::from_secs(5);
-    loop {
-        while let Some(frame) = tap.next() {
-            if frame.len() >= 40 && frame[0] >> 4 == 4 && frame[9] == 6 && is(frame[33]) {
-                return Instant::now();
-            }
-        }
-        assert!(Instant::now() < deadline, "nothing seen");
-        thread::sleep(Duration::from_micros(500));
-    }
 }
 
 /// The proxies that a parent has started.

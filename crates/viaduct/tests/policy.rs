@@ -1,6 +1,8 @@
 //! A proxy with a config: what its policies do to flows, and that reading it again cuts none.
 #![allow(clippy::unwrap_used)] // a test may panic
 
+mod common;
+
 use std::io::{Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
@@ -13,7 +15,8 @@ use viaduct_lab::proxies::Proxy;
 use viaduct_lab::topology::{Chain, Journal, Scratch};
 use viaduct_proto::keys::SecretKey;
 use viaduct_proto::link::LinkConfig;
-use viaduct_proto::rng::Rng;
+
+use common::random;
 
 const HEAD: &str = "listen = '[::]:7000'\nintercept = ['0.0.0.0/0', '::/0']\n";
 
@@ -73,12 +76,6 @@ impl World {
             thread::sleep(Duration::from_millis(5));
         }
     }
-}
-
-fn random(bytes: usize) -> Vec<u8> {
-    let mut data = vec![0; bytes];
-    Rng::from_seed(7).fill(&mut data);
-    data
 }
 
 /// Sends `bytes` one way to their end, and what came of them back.

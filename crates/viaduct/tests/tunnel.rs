@@ -2,6 +2,8 @@
 //! of it.
 #![allow(clippy::unwrap_used)] // a test may panic
 
+mod common;
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
@@ -13,7 +15,8 @@ use viaduct_lab::proxies::Proxy;
 use viaduct_lab::topology::{Chain, Journal, Node, Scratch};
 use viaduct_proto::keys::SecretKey;
 use viaduct_proto::link::LinkConfig;
-use viaduct_proto::rng::Rng;
+
+use common::{random, rest};
 
 const PORT: u16 = 9000;
 const FAR: &str = "--tunnel-listen [::]:7100 --allow-to 10.3.0.2/32,fd00:3::2/128";
@@ -90,19 +93,6 @@ impl Drop for World {
             eprintln!("near end:\n{}\nfar end:\n{}", self.near.log(), self.far.log());
         }
     }
-}
-
-fn random(bytes: usize) -> Vec<u8> {
-    let mut data = vec![0; bytes];
-    Rng::from_seed(7).fill(&mut data);
-    data
-}
-
-/// Reads to the end of `stream`; what came.
-fn rest(stream: &mut TcpStream) -> Vec<u8> {
-    let mut data = Vec::new();
-    stream.read_to_end(&mut data).unwrap();
-    data
 }
 
 const CARRIERS: [&str; 2] = ["--carrier tcp", "--carrier quic"];

@@ -1,6 +1,8 @@
 //! A real proxy on the path between a client and a server: what programs see of it.
 #![allow(clippy::unwrap_used)] // a test may panic
 
+#[path = "../common/mod.rs"]
+mod common;
 mod options;
 mod rules;
 
@@ -18,8 +20,9 @@ use viaduct_lab::topology::programs::WebServer;
 use viaduct_lab::topology::{Chain, Journal, Node, Scratch};
 use viaduct_proto::keys::SecretKey;
 use viaduct_proto::link::LinkConfig;
-use viaduct_proto::rng::Rng;
 use viaduct_sys::ring::{Ring, RingConfig};
+
+use common::{random, rest, when_seen};
 
 const PORT: u16 = 9000;
 
@@ -64,19 +67,6 @@ impl World {
     fn hop(&self) -> &Node {
         &self.chain.hops()[0]
     }
-}
-
-fn random(bytes: usize) -> Vec<u8> {
-    let mut data = vec![0; bytes];
-    Rng::from_seed(7).fill(&mut data);
-    data
-}
-
-/// Reads to the end of `stream`; what came.
-fn rest(stream: &mut TcpStream) -> Vec<u8> {
-    let mut data = Vec::new();
-    stream.read_to_end(&mut data).unwrap();
-    data
 }
 
 #[test]
@@ -153,20 +143,6 @@ fn a_server_that_refuses_and_one_that_resets_are_resets_to_the_client() {
     stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     let error = stream.read(&mut [0; 10]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset, "and the other way: {error}");
-}
-
-/// When the first TCP packet that `is` what is looked for passes a tap.
-fn when_seen(tap: &mut Ring, is: impl Fn(u8) -> bool) -> Instant {
-    let deadline = Instant::now() + Duration::from_secs(5);
-    loop {
-        while let Some(frame) = tap.next() {
-            if frame.len() >= 40 && frame[0] >> 4 == 4 && frame[9] == 6 && is(frame[33]) {
-                return Instant::now();
-            }
-        }
-        assert!(Instant::now() < deadline, "nothing seen");
-        thread::sleep(Duration::from_micros(500));
-    }
 }
 
 #[test]
