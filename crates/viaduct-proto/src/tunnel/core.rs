@@ -166,8 +166,9 @@ impl Tunnel {
     /// Opens a session to `to`, for `source`, on the least loaded link; bytes may be written at
     /// once. `None` if no link is up, or each has as many as the peer takes.
     pub fn open(&mut self, to: Address, source: Option<SocketAddr>) -> Option<SessionId> {
+        let turn = self.common.settings.mss;
         let vacant = self.links.values_mut().filter(|mux| mux.vacant() > 0);
-        let mux = vacant.min_by_key(|mux| mux.load())?;
+        let mux = vacant.min_by_key(|mux| mux.load(turn))?;
         let number = mux.open(&mut self.common, to, source);
         Some(SessionId { link: mux.number, number })
     }

@@ -195,11 +195,13 @@ impl Mux {
         most.saturating_sub(self.open[self.next as usize % 2])
     }
 
-    /// How loaded the link is: sessions with something to send, what it carried of late in either
-    /// direction, sessions.
-    pub(super) fn load(&self) -> (usize, u64, usize) {
+    /// How loaded the link is: sessions with more to send than one turn takes (a request that is
+    /// on its way out is no load), what it carried of late in either direction, sessions.
+    pub(super) fn load(&self, turn: usize) -> (usize, u64, usize) {
+        let queued = |number| self.sessions.get(number).map_or(0, |session| session.out.len());
+        let busy = self.ready.iter().filter(|&number| queued(number) > turn).count();
         let carried = self.sent + self.received - self.carried[0];
-        (self.ready.len(), carried / MUCH, self.sessions.len())
+        (busy, carried / MUCH, self.sessions.len())
     }
 
     pub(super) fn stats(&self) -> LinkStats {
