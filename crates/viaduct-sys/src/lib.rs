@@ -28,6 +28,7 @@ pub mod inherit;
 pub mod intercept;
 pub mod interface;
 pub mod journal;
+pub mod meeting;
 pub mod memory;
 pub mod netns;
 pub mod nfqueue;

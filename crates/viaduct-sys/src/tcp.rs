@@ -31,7 +31,8 @@ pub struct TcpOptions {
     pub receive_buffer: Option<usize>,
     /// What is accepted keeps the headers of its SYN, for [`saved_syn`].
     pub save_syn: bool,
-    /// Other listeners may have the same address, those of this process's loops ([`share_out`]).
+    /// Other sockets of this user may have the same address: the listeners of this process's loops
+    /// ([`share_out`]), or what meets programs ([`crate::meeting`]).
     pub shared: bool,
 }
 
@@ -128,6 +129,7 @@ pub fn connect_telling(
     let socket = socket(to, options)?;
     if let Some(from) = from {
         sockopt::set_socket_reuseaddr(&socket, true)?;
+        sockopt::set_socket_reuseport(&socket, options.shared)?;
         rustix::net::bind(&socket, &from)?;
     }
     if let Telling::Data(data) = telling

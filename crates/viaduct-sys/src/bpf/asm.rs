@@ -3,7 +3,7 @@
 //! `R0` holds what a call or the program returns; `R1` to `R5` are a call's arguments, and gone after
 //! it; `R6` to `R9` stay; `FP` is the end of 512 bytes of stack.
 
-use super::kernel::Map;
+use super::kernel::Numbered;
 
 /// One instruction, as the kernel reads it.
 #[repr(C)]
@@ -47,6 +47,7 @@ pub(super) enum Helper {
     SocketCookie = 46,
     SockOpsFlags = 59,
     NetnsCookie = 122,
+    RingOutput = 130,
     StoreOption = 143,
     ReserveOption = 144,
 }
@@ -68,6 +69,8 @@ const TO_BIG_ENDIAN: u8 = 0xdc;
 const GOTO: u8 = 0x05;
 const IF_EQUAL_WORD: u8 = 0x16;
 const IF_DIFFERENT_WORD: u8 = 0x56;
+const IF_ABOVE_WORD: u8 = 0x26;
+const IF_BELOW_WORD: u8 = 0xa6;
 const IF_EQUAL: u8 = 0x15;
 const IF_DIFFERENT_REGISTER: u8 = 0x5d;
 const CALL: u8 = 0x85;
@@ -112,7 +115,7 @@ impl Asm {
     }
 
     /// to = the map, for a call.
-    pub(super) fn set_map(&mut self, to: Reg, map: &Map) {
+    pub(super) fn set_map(&mut self, to: Reg, map: &dyn Numbered) {
         self.push(LD_IMM_DOUBLE, to, Reg(MAP), 0, map.number());
         self.push(0, R0, R0, 0, 0);
     }
@@ -160,6 +163,16 @@ impl Asm {
     /// Goes to `label` if the low 32 bits are not `value`.
     pub(super) fn if_different(&mut self, reg: Reg, value: u32, label: Label) {
         self.jump(IF_DIFFERENT_WORD, reg, R0, value.cast_signed(), label);
+    }
+
+    /// Goes to `label` if the low 32 bits are more than `value`.
+    pub(super) fn if_above(&mut self, reg: Reg, value: u32, label: Label) {
+        self.jump(IF_ABOVE_WORD, reg, R0, value.cast_signed(), label);
+    }
+
+    /// Goes to `label` if the low 32 bits are less than `value`.
+    pub(super) fn if_below(&mut self, reg: Reg, value: u32, label: Label) {
+        self.jump(IF_BELOW_WORD, reg, R0, value.cast_signed(), label);
     }
 
     /// Goes to `label` if the register holds nothing: what a look-up has found.

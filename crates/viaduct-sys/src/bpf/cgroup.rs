@@ -1,10 +1,11 @@
 //! The cgroup whose sockets a program sees.
 
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags, openat};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, mkdirat, openat, unlinkat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
 use super::BpfError;
@@ -16,6 +17,67 @@ const USUAL: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 #[derive(Debug)]
 pub(super) struct Cgroup {
     directory: OwnedFd,
+}
+
+/// A group of our own making below this process's, for programs that are wrapped. It is gone when this
+/// is dropped, if nobody is left in it.
+#[derive(Debug)]
+pub struct Group {
+    parent: Cgroup,
+    name: String,
+    directory: OwnedFd,
+    members: OwnedFd,
+}
+
+/// Begins the names of groups.
+const PREFIX: &str = "viaduct-run-";
+
+impl Group {
+    /// An empty one; what others have left empty is removed.
+    ///
+    /// # Errors
+    /// A right is missing, or there is no cgroup version 2.
+    pub fn new() -> Result<Group, BpfError> {
+        let parent = Cgroup::own()?;
+        parent.sweep();
+        let name = format!("{PREFIX}{}", std::process::id());
+        let failed = |errno: rustix::io::Errno| no_cgroup(&name, errno.into());
+        mkdirat(&parent.directory, &name, Mode::from(0o755)).map_err(failed)?;
+        let directory = openat(&parent.directory, &name, FLAGS, Mode::empty()).map_err(failed)?;
+        let write = OFlags::CLOEXEC | OFlags::WRONLY;
+        let members = openat(&directory, "cgroup.procs", write, Mode::empty()).map_err(failed)?;
+        Ok(Group { parent, name, directory, members })
+    }
+
+    /// Where a program that joins writes `0`.
+    pub fn members(&self) -> BorrowedFd<'_> {
+        self.members.as_fd()
+    }
+
+    /// Whether nobody is in it.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn is_empty(&self) -> io::Result<bool> {
+        let read = OFlags::CLOEXEC | OFlags::RDONLY;
+        let file = openat(&self.directory, "cgroup.events", read, Mode::empty())?;
+        let mut text = String::new();
+        File::from(file).read_to_string(&mut text)?;
+        Ok(text.lines().any(|line| line == "populated 0"))
+    }
+}
+
+impl AsFd for Group {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Who is still in it keeps it.
+        let _ = unlinkat(&self.parent.directory, &self.name, AtFlags::REMOVEDIR);
+    }
 }
 
 impl Cgroup {
@@ -53,8 +115,20 @@ impl Cgroup {
     }
 }
 
+impl Cgroup {
+    /// Removes groups that nobody is in any more, of those who could not.
+    fn sweep(&self) {
+        let Ok(list) = Dir::read_from(&self.directory) else { return };
+        for entry in list.flatten() {
+            if entry.file_name().to_bytes().starts_with(PREFIX.as_bytes()) {
+                let _ = unlinkat(&self.directory, entry.file_name(), AtFlags::REMOVEDIR);
+            }
+        }
+    }
+}
+
 impl AsFd for Cgroup {
-    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
     }
 }

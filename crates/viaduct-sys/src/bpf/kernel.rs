@@ -10,11 +10,13 @@ use super::BpfError;
 use super::asm::Insn;
 
 const MAP_CREATE: c_int = 0;
+const MAP_LOOKUP: c_int = 1;
 const MAP_UPDATE: c_int = 2;
 const MAP_DELETE: c_int = 3;
 const PROG_LOAD: c_int = 5;
 const LINK_CREATE: c_int = 28;
 const LRU_HASH: u32 = 9;
+const RING: u32 = 27;
 /// Bytes of the verifier's complaint that are read.
 const LOG: usize = 64 << 10;
 /// Of this project: no helper in use asks for another.
@@ -28,6 +30,10 @@ pub(super) enum Hook {
     Connect6,
     PeerName4,
     PeerName6,
+    SocketName4,
+    SocketName6,
+    Message4,
+    Message6,
 }
 
 impl Hook {
@@ -40,29 +46,30 @@ impl Hook {
             Hook::SockOps => 3,
             Hook::Connect4 => 10,
             Hook::Connect6 => 11,
+            Hook::Message4 => 14,
+            Hook::Message6 => 15,
             Hook::PeerName4 => 29,
             Hook::PeerName6 => 30,
+            Hook::SocketName4 => 31,
+            Hook::SocketName6 => 32,
         }
     }
 }
 
-/// A map from sockets' cookies to 16 bytes. When it is full, what was not used for longest is
+/// A map from sockets' cookies to `N` bytes. When it is full, what was not used for longest is
 /// forgotten.
 #[derive(Debug)]
-pub(super) struct Map {
+pub(super) struct Map<const N: usize> {
     fd: OwnedFd,
 }
 
-/// What a cookie is mapped to.
-pub(super) type Value = [u8; 16];
-
-impl Map {
+impl<const N: usize> Map<N> {
     /// For about `most` sockets.
-    pub(super) fn new(most: u32) -> Result<Map, BpfError> {
+    pub(super) fn new(most: u32) -> Result<Map<N>, BpfError> {
         let attr = MapCreate {
             kind: LRU_HASH,
             key_size: size_of::<u64>() as u32,
-            value_size: size_of::<Value>() as u32,
+            value_size: N as u32,
             most,
             flags: 0,
         };
@@ -70,9 +77,16 @@ impl Map {
         Ok(Map { fd })
     }
 
-    pub(super) fn set(&self, cookie: u64, value: &Value) -> io::Result<()> {
-        let value: *const Value = value;
+    pub(super) fn set(&self, cookie: u64, value: &[u8; N]) -> io::Result<()> {
+        let value: *const [u8; N] = value;
         self.element(MAP_UPDATE, cookie, value as u64)
+    }
+
+    /// What is there, if anything is.
+    pub(super) fn get(&self, cookie: u64) -> Option<[u8; N]> {
+        let mut value = [0; N];
+        self.element(MAP_LOOKUP, cookie, (&raw mut value) as u64).ok()?;
+        Some(value)
     }
 
     /// It may be gone already.
@@ -80,15 +94,24 @@ impl Map {
         let _ = self.element(MAP_DELETE, cookie, 0);
     }
 
-    pub(super) fn number(&self) -> c_int {
-        self.fd.as_raw_fd()
-    }
 
     fn element(&self, command: c_int, cookie: u64, value: u64) -> io::Result<()> {
         let key: *const u64 = &raw const cookie;
         let attr = Element { map: self.number() as u32, pad: 0, key: key as u64, value, flags: 0 };
         bpf(command, &attr).map(drop)
     }
+}
+
+impl<const N: usize> Numbered for Map<N> {
+    fn number(&self) -> c_int {
+        self.fd.as_raw_fd()
+    }
+}
+
+/// What a program may name: a map of any kind.
+pub(super) trait Numbered {
+    /// Its descriptor.
+    fn number(&self) -> c_int;
 }
 
 /// A program at work. It ends with this value, or with the process, however that ends.
@@ -151,6 +174,12 @@ fn complaint(attr: ProgLoad) -> String {
 
 fn denied(action: &'static str, source: io::Error) -> BpfError {
     BpfError::Denied { action, source }
+}
+
+/// A ring buffer of `size` bytes, a power of two, that programs write and one process reads.
+pub(super) fn new_ring(size: u32) -> Result<OwnedFd, BpfError> {
+    let attr = MapCreate { kind: RING, key_size: 0, value_size: 0, most: size, flags: 0 };
+    bpf_fd(MAP_CREATE, &attr).map_err(|source| denied("make a ring buffer", source))
 }
 
 /// A part of the kernel's `union bpf_attr`.

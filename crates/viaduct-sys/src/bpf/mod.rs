@@ -14,12 +14,16 @@
 
 mod asm;
 mod cgroup;
+mod divert;
+mod events;
 mod kernel;
 mod option;
 mod steer;
 
 use std::io;
 
+pub use cgroup::Group;
+pub use divert::{Divert, Diversion, Fate, Rule, Waiting};
 pub use option::{OPTION, SynOption};
 pub use steer::{Steer, Steering, Template};
 
@@ -53,10 +57,12 @@ pub enum BpfError {
         source: io::Error,
     },
     /// More prefixes and ports than a program holds.
-    #[error("{given} prefixes and ports do not fit into a program: 1000 do; join some")]
+    #[error("{given} prefixes and ports do not fit into a program: {most} do; join some")]
     TooMany {
         /// How many there are.
         given: usize,
+        /// How many fit.
+        most: usize,
     },
     /// The socket could not be asked who it is.
     #[error("cannot ask a socket for its cookie")]

@@ -8,7 +8,7 @@ use rustix::net::sockopt::socket_cookie;
 use super::BpfError;
 use super::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R6, R7, R8, Width};
 use super::cgroup::Cgroup;
-use super::kernel::{Hook, Link, Map};
+use super::kernel::{Hook, Link, Map, Numbered};
 use super::steer::Template;
 
 /// Bytes of the option.
@@ -38,7 +38,7 @@ pub(super) const VALUE: i16 = -24;
 /// The program that writes options, for the sockets of this process's cgroup.
 #[derive(Debug)]
 pub struct SynOption {
-    map: Map,
+    map: Map<OPTION>,
     _link: Link,
 }
 
@@ -72,7 +72,7 @@ impl SynOption {
 
 /// The program. With a template the socket's own address is written into the option as its source, and
 /// the map is left as it is.
-pub(super) fn program(map: &Map, own: Option<&Template>) -> Vec<Insn> {
+pub(super) fn program(map: &Map<OPTION>, own: Option<&Template>) -> Vec<Insn> {
     let mut asm = Asm::default();
     let [wanted, connect, established, length, write, done] = [(); 6].map(|()| asm.label());
     asm.copy(R6, R1);
@@ -90,11 +90,11 @@ pub(super) fn program(map: &Map, own: Option<&Template>) -> Vec<Insn> {
     }
 
     asm.place(connect);
-    set_flags(&mut asm, |asm| asm.or(R2, WANTS_OPTIONS));
+    set_flags(&mut asm, FLAGS, |asm| asm.or(R2, WANTS_OPTIONS));
     asm.goto(done);
 
     asm.place(established);
-    set_flags(&mut asm, |asm| asm.and(R2, !WANTS_OPTIONS));
+    set_flags(&mut asm, FLAGS, |asm| asm.and(R2, !WANTS_OPTIONS));
     if own.is_none() {
         forget(&mut asm, map);
     }
@@ -133,7 +133,7 @@ pub(super) fn program(map: &Map, own: Option<&Template>) -> Vec<Insn> {
 
 /// R8 = what the map holds for the socket of the context in R6, whose cookie is on the stack then; goes
 /// to `none` if nothing.
-pub(super) fn look_up(asm: &mut Asm, map: &Map, none: Label) {
+pub(super) fn look_up(asm: &mut Asm, map: &Map<OPTION>, none: Label) {
     asm.copy(R1, R6);
     asm.call(Helper::SocketCookie);
     asm.store(Width::Double, FP, COOKIE, R0);
@@ -146,7 +146,7 @@ pub(super) fn look_up(asm: &mut Asm, map: &Map, none: Label) {
 }
 
 /// Takes the socket whose cookie is on the stack out of the map.
-pub(super) fn forget(asm: &mut Asm, map: &Map) {
+pub(super) fn forget(asm: &mut Asm, map: &dyn Numbered) {
     asm.set_map(R1, map);
     asm.copy(R2, FP);
     asm.add(R2, COOKIE.into());
@@ -154,8 +154,8 @@ pub(super) fn forget(asm: &mut Asm, map: &Map) {
 }
 
 /// Changes which calls the socket asks for; other programs' wishes stay.
-fn set_flags(asm: &mut Asm, change: impl FnOnce(&mut Asm)) {
-    asm.load(Width::Word, R2, R6, FLAGS);
+pub(super) fn set_flags(asm: &mut Asm, field: i16, change: impl FnOnce(&mut Asm)) {
+    asm.load(Width::Word, R2, R6, field);
     change(asm);
     asm.copy(R1, R6);
     asm.call(Helper::SockOpsFlags);

@@ -70,7 +70,7 @@ impl Steer {
     pub fn attach(steering: &Steering, cgroup: Option<&Path>) -> Result<Steer, BpfError> {
         let given = steering.destinations.len() + steering.ports.len();
         if given > MOST {
-            return Err(BpfError::TooMany { given });
+            return Err(BpfError::TooMany { given, most: MOST });
         }
         let cgroup = cgroup.map_or_else(Cgroup::root, Cgroup::at)?;
         let map = Map::new(SOCKETS)?;
@@ -118,7 +118,7 @@ impl Family {
 }
 
 /// Sends a connection to the hop, and remembers where it was meant to go.
-fn connect(map: &Map, steering: &Steering, netns: u64, family: Family) -> Vec<Insn> {
+fn connect(map: &Map<OPTION>, steering: &Steering, netns: u64, family: Family) -> Vec<Insn> {
     let Steering { hop, template, .. } = steering;
     let (hop_ip, hop_port) = (u32::from_ne_bytes(hop.ip().octets()), u32::from(hop.port().to_be()));
     let mut asm = Asm::default();
@@ -194,7 +194,7 @@ fn is_meant(asm: &mut Asm, steering: &Steering, leave: Label) {
 }
 
 /// Tells a program whom it meant.
-fn peer_name(map: &Map, template: &Template, family: Family) -> Vec<Insn> {
+fn peer_name(map: &Map<OPTION>, template: &Template, family: Family) -> Vec<Insn> {
     let mut asm = Asm::default();
     let done = asm.label();
     asm.copy(R6, R1);

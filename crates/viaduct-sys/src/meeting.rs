@@ -1,0 +1,104 @@
+//! Where a wrapped program's connect waits, and where its socket is met.
+//!
+//! A program must not be told that it is connected before the far end has answered, and what it holds
+//! must be its own socket. So its connect leads to a port of ours where SYNs vanish: for the kernel it
+//! is in progress, for as long as it takes. When the far end is there, we connect *to it*, from that
+//! port: two connects that cross are one connection (RFC 9293, 3.5, simultaneous open). Nobody else
+//! can reach the port.
+//!
+//! ```text
+//!   program   connect ── SYN ──▶ ╳ Meeting                      far end
+//!                in progress        │ ─────────── SYN ────────────▶ │
+//!                                   │ ◀───────── SYN-ACK ────────── │
+//!             socket  ◀──── SYN ─── │ Meeting::meet
+//!                     ─ SYN-ACK ──▶ │          … or Refuser: a reset, as the far end would have said
+//! ```
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+
+use crate::tcp::{self, TcpOptions};
+
+/// Its ports, one for each family.
+#[derive(Debug)]
+pub struct Meeting {
+    v4: TcpListener,
+    /// Missing where the machine has no IPv6.
+    v6: Option<TcpListener>,
+}
+
+/// How its sockets are set up.
+const OPTIONS: TcpOptions = TcpOptions {
+    transparent: false,
+    send_buffer: None,
+    receive_buffer: None,
+    save_syn: false,
+    shared: true,
+};
+
+impl Meeting {
+    /// At ports of the kernel's choice.
+    ///
+    /// # Errors
+    /// There is no loopback interface, or no port is free.
+    pub fn open() -> io::Result<Meeting> {
+        let v6 = vanish(Ipv6Addr::LOCALHOST.into()).ok();
+        Ok(Meeting { v4: vanish(Ipv4Addr::LOCALHOST.into())?, v6 })
+    }
+
+    /// Where connects of IPv4, or else of IPv6, are to lead.
+    pub fn at(&self, v4: bool) -> Option<SocketAddr> {
+        let listener = if v4 { Some(&self.v4) } else { self.v6.as_ref() };
+        listener.and_then(|listener| listener.local_addr().ok())
+    }
+
+    /// Meets the program's socket at `program`, which connects to here. The stream is there at once;
+    /// if the program has gone meanwhile, reading it says so.
+    ///
+    /// # Errors
+    /// The same two addresses were connected a moment ago.
+    pub fn meet(&self, program: SocketAddr) -> io::Result<TcpStream> {
+        let at = self.at(program.is_ipv4()).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        tcp::connect(program, Some(at), OPTIONS)
+    }
+}
+
+/// Listens where SYNs vanish: without a listener they would be answered by a reset.
+fn vanish(ip: IpAddr) -> io::Result<TcpListener> {
+    let listener = tcp::listen(SocketAddr::new(ip, 0), 1, OPTIONS)?;
+    tcp::take_no_more(&listener)?;
+    Ok(listener)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_connect_is_in_progress_until_it_is_met() {
+        let meeting = Meeting::open().unwrap();
+        for v4 in [true, false] {
+            let Some(at) = meeting.at(v4) else { continue };
+            let mut program = tcp::connect(at, None, TcpOptions::default()).unwrap();
+            assert!(program.peer_addr().is_err(), "nobody has answered");
+            let mut met = meeting.meet(program.local_addr().unwrap()).unwrap();
+            program.set_nonblocking(false).unwrap();
+            program.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            met.write_all(b"there").unwrap();
+            let mut words = [0; 5];
+            program.read_exact(&mut words).unwrap();
+            assert_eq!((&words, program.peer_addr().unwrap()), (b"there", at));
+        }
+    }
+
+    #[test]
+    fn nobody_is_let_in_uncalled() {
+        let meeting = Meeting::open().unwrap();
+        let at = meeting.at(true).unwrap();
+        let came = TcpStream::connect_timeout(&at, Duration::from_millis(100));
+        assert_eq!(came.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+}
