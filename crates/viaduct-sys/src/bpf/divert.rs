@@ -9,6 +9,7 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 use super::BpfError;
 use super::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R6, R7, R8, Width};
@@ -110,10 +111,14 @@ pub struct Waiting {
     pub syn: u32,
 }
 
+/// What wrapped programs are told of the ends of their connections.
+#[derive(Clone, Debug)]
+pub struct Names(Arc<Map<VALUE>>);
+
 /// The programs at work.
 #[derive(Debug)]
 pub struct Divert {
-    map: Map<VALUE>,
+    map: Arc<Map<VALUE>>,
     events: Events<EVENT>,
     _links: Vec<Link>,
 }
@@ -128,7 +133,7 @@ impl Divert {
         if given > MOST {
             return Err(BpfError::TooMany { given, most: MOST });
         }
-        let (map, events) = (Map::new(SOCKETS)?, Events::new(RING)?);
+        let (map, events) = (Arc::new(Map::new(SOCKETS)?), Events::new(RING)?);
         // Names first, and those who tell us: nobody may be sent away without them.
         let programs = [
             (Hook::SockOps, tell(&map, &events)),
@@ -157,9 +162,16 @@ impl Divert {
         Some(Waiting { cookie, to: end(&event[8..24], port), program: end(&event[32..48], own), syn })
     }
 
-    /// What the program is told of its own end, from now on.
+    /// What programs are told.
+    pub fn names(&self) -> Names {
+        Names(self.map.clone())
+    }
+}
+
+impl Names {
+    /// What the program is told of its own end of the socket `cookie`, from now on.
     pub fn set_own(&self, cookie: u64, own: SocketAddr) {
-        let Some(mut value) = self.map.get(cookie) else { return };
+        let Some(mut value) = self.0.get(cookie) else { return };
         let at = END as usize;
         let ip = match own.ip() {
             IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -168,7 +180,7 @@ impl Divert {
         value[at..at + 16].copy_from_slice(&ip.octets());
         value[at + 16..at + 18].copy_from_slice(&own.port().to_be_bytes());
         // It may have been forgotten since: then it is told the truth.
-        let _ = self.map.set(cookie, &value);
+        let _ = self.0.set(cookie, &value);
     }
 }
 
@@ -202,27 +214,31 @@ fn connect(map: &Map<VALUE>, diversion: &Diversion, v4: bool) -> Vec<Insn> {
     }
     asm.goto(of(diversion.otherwise, [divert, leave, refuse]));
 
-    asm.place(divert);
-    if !v4 {
-        is_mapped(&mut asm, native);
-    }
-    // Without a note of where to, nobody would know.
-    remember(&mut asm, map, refuse);
-    go(&mut asm, diversion.v4, v4);
-    asm.goto(done);
-    asm.place(native);
-    if let Some(at) = diversion.v6.filter(|_| !v4) {
+    // The kernel takes no instruction that nothing leads to.
+    let is_used = |fate| {
+        diversion.otherwise == fate || diversion.rules.iter().any(|rule| rule.fate == fate)
+    };
+    if is_used(Fate::Divert) {
+        asm.place(divert);
+        if !v4 {
+            is_mapped(&mut asm, native);
+        }
+        // Without a note of where to, nobody would know.
         remember(&mut asm, map, refuse);
-        go(&mut asm, at, v4);
+        go(&mut asm, diversion.v4, v4);
         asm.goto(done);
-    } else {
-        asm.goto(refuse);
+        if !v4 {
+            asm.place(native);
+            send_native(&mut asm, map, diversion.v6, refuse);
+            asm.goto(done);
+        }
     }
-
-    asm.place(leave);
-    // The same socket may have been sent to the meeting before.
-    super::option::forget(&mut asm, map);
-    asm.goto(done);
+    if is_used(Fate::Leave) {
+        asm.place(leave);
+        // The same socket may have been sent to the meeting before.
+        super::option::forget(&mut asm, map);
+        asm.goto(done);
+    }
     asm.place(datagrams);
     if !diversion.datagrams {
         asm.if_equal(R2, libc::IPPROTO_UDP as u32, refuse);
@@ -232,6 +248,16 @@ fn connect(map: &Map<VALUE>, diversion: &Diversion, v4: bool) -> Vec<Insn> {
     asm.place(refuse);
     asm.exit(0);
     asm.finish().expect("no more rules than jumps reach over")
+}
+
+/// Sends a connect of IPv6 to the meeting at `at`, or has it refused where there is none.
+fn send_native(asm: &mut Asm, map: &Map<VALUE>, at: Option<SocketAddr>, refuse: Label) {
+    // A jump that may not be taken: what follows is reached in any case.
+    remember(asm, map, refuse);
+    match at {
+        Some(at) => go(asm, at, false),
+        None => asm.if_equal(R0, 0, refuse),
+    }
 }
 
 /// Lets datagrams pass that no connect has gone before, or refuses them.

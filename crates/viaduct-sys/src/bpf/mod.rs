@@ -23,7 +23,7 @@ mod steer;
 use std::io;
 
 pub use cgroup::Group;
-pub use divert::{Divert, Diversion, Fate, Rule, Waiting};
+pub use divert::{Divert, Diversion, Fate, Names, Rule, Waiting};
 pub use option::{OPTION, SynOption};
 pub use steer::{Steer, Steering, Template};
 
