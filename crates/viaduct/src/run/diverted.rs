@@ -45,6 +45,7 @@ pub fn start(group: &Group, worker: ToWorker) -> Result<()> {
         datagrams: true,
         v4: meeting.at(true).context("the meeting has no address")?,
         v6: meeting.at(false),
+        listener: None,
     };
     let divert = Divert::attach(&diversion, group.as_fd())?;
     let raw = Raw::open().context("open raw sockets")?;
