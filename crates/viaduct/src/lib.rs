@@ -16,6 +16,7 @@ mod key;
 mod metrics;
 mod notify;
 mod proxy;
+mod shell;
 mod status;
 mod steer;
 mod text;
@@ -91,7 +92,7 @@ pub use viaduct_proto::flow;
 
 /// The handlers that Viaduct brings along.
 pub fn handlers() -> Registry {
-    viaduct_proto::handlers::registry()
+    viaduct_proto::handlers::registry(&shell::shell())
 }
 
 /// Runs what the command line asks for, with these handlers.
