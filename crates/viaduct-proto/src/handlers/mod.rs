@@ -1,6 +1,7 @@
 //! The handlers that Viaduct brings along, one a file. Others join by a [`Registry`] entry; see
 //! `examples/handler`.
 
+mod compress;
 mod count;
 mod crypt;
 mod early;
@@ -29,6 +30,7 @@ pub type Files = Arc<dyn Fn(&str) -> Result<String, String> + Send + Sync>;
 /// All of them.
 pub fn registry(shell: &Shell) -> Registry {
     let mut registry = Registry::default();
+    registry.add(compress::about(), compress::build);
     registry.add(count::about(), count::build);
     registry.add(latency::about(), latency::build);
     registry.add(shape::about(), shape::build);
@@ -49,5 +51,3 @@ pub fn rate(text: &str) -> Option<u64> {
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod tests_pair;

@@ -1,4 +1,8 @@
-use super::testing::shell;
+mod compress;
+mod crypt;
+mod pairs;
+
+use super::testing::{Net, shell};
 use super::*;
 use crate::flow::testing::World;
 use crate::time::{Duration, Instant};
@@ -67,4 +71,13 @@ fn settings_are_checked() {
             (error, _) => panic!("{text}: {error:?}"),
         }
     }
+}
+
+/// Writes both ways, and waits.
+pub(super) fn exchange(net: &mut Net) {
+    net.wait(Duration::from_secs(1));
+    net.write(0, 1_000);
+    net.write(1, 2_000);
+    net.wait(Duration::from_secs(1));
+    net.assert_whole();
 }
