@@ -17,6 +17,7 @@ mod metrics;
 mod notify;
 mod proxy;
 mod run;
+mod shell;
 mod status;
 mod steer;
 mod text;
@@ -97,7 +98,7 @@ pub use viaduct_proto::flow;
 
 /// The handlers that Viaduct brings along.
 pub fn handlers() -> Registry {
-    viaduct_proto::handlers::registry()
+    viaduct_proto::handlers::registry(&shell::shell())
 }
 
 /// Runs what the command line asks for, with these handlers.
