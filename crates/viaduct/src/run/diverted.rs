@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use tracing::{debug, warn};
 use viaduct_proto::flow::Failure;
 use viaduct_proto::wire::refusal::Asked;
-use viaduct_sys::bpf::{Divert, Diversion, Fate, Group, Inside, Names, Waiting};
+use viaduct_sys::bpf::{Diversion, Divert, Fate, Group, Inside, Names, Waiting};
 use viaduct_sys::meeting::Meeting;
 use viaduct_sys::raw::Raw;
 use viaduct_sys::tcp::{self, TcpOptions};
@@ -54,17 +54,21 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Attaches the programs to `group`, and has `worker` hear of every connect.
 pub fn start(group: &Group, worker: ToWorker) -> Result<()> {
     let meeting = Meeting::open().context("open the meeting")?;
-    let listener = listener().context("listen for connections to the program")?;
+    let v4 = listener(Ipv4Addr::LOCALHOST.into());
+    let v4 = v4.context("listen for connections to the program")?;
+    // Missing where the machine has no IPv6.
+    let v6 = listener(Ipv6Addr::LOCALHOST.into()).ok();
     let diversion = Diversion {
         rules: Vec::new(),
         otherwise: Fate::Divert,
         datagrams: true,
         v4: meeting.at(true).context("the meeting has no address")?,
         v6: meeting.at(false),
-        listener: Some(listener.as_fd()),
+        listeners: [Some(v4.as_fd()), v6.as_ref().map(AsFd::as_fd)],
     };
     let divert = Divert::attach(&diversion, group.as_fd())?;
-    if let Some(inside) = divert.inside() {
+    for listener in [Some(v4), v6].into_iter().flatten() {
+        let Some(inside) = divert.inside() else { continue };
         let worker = worker.clone();
         let take = move || take_in(&listener, &inside, &worker);
         thread::Builder::new().name("arrivals".to_owned()).spawn(take)?;
@@ -80,13 +84,10 @@ pub fn start(group: &Group, worker: ToWorker) -> Result<()> {
     Ok(())
 }
 
-/// The listener that connections to programs are led to, wherever they were meant to go: nobody can
+/// A listener that connections to programs are led to, wherever they were meant to go: nobody can
 /// reach it by its own address but from this machine.
-fn listener() -> io::Result<TcpListener> {
-    let anywhere = tcp::listen((Ipv6Addr::LOCALHOST, 0).into(), BACKLOG, TcpOptions::default());
-    let listener = anywhere.or_else(|_| {
-        tcp::listen((Ipv4Addr::LOCALHOST, 0).into(), BACKLOG, TcpOptions::default())
-    })?;
+fn listener(at: IpAddr) -> io::Result<TcpListener> {
+    let listener = tcp::listen((at, 0).into(), BACKLOG, TcpOptions::default())?;
     listener.set_nonblocking(false)?;
     Ok(listener)
 }

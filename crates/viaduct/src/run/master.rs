@@ -105,8 +105,7 @@ fn start(command: &[OsString], group: &Group) -> Result<u32> {
     command.args(arguments);
     wrapped::join(&mut command, group.members());
     let child = command.spawn().map_err(|error| {
-        let code =
-            if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_A_PROGRAM };
+        let code = if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_A_PROGRAM };
         Failed(code, format!("{}: {error}", program.to_string_lossy()))
     })?;
     Ok(child.id())

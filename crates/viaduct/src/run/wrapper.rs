@@ -11,9 +11,9 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, poll};
 use signal_hook::consts::{SIGCHLD, SIGCONT};
+use viaduct_sys::inherit;
 use viaduct_sys::signals::{self, Came, Signals};
 use viaduct_sys::wrapped::{self, Change};
-use viaduct_sys::inherit;
 
 use super::words::unfold;
 
@@ -74,6 +74,7 @@ pub fn run() -> Result<ExitCode> {
     command.args(words.by_ref().nth(1));
     command.arg(OsString::from(format!("--master-fd={}", theirs.as_raw_fd()))).args(words);
     inherit::keep(&mut command, &[theirs.as_fd()]);
+    signals.release(&mut command);
     command.spawn().context("start the master")?;
     drop(theirs);
     let mut wrapper = Wrapper { signals, program: None };
