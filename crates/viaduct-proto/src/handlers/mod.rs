@@ -9,6 +9,7 @@ mod lane;
 mod latency;
 mod paced;
 mod shape;
+mod socks;
 
 use std::sync::Arc;
 
@@ -34,6 +35,8 @@ pub fn registry(shell: &Shell) -> Registry {
     registry.add(count::about(), count::build);
     registry.add(latency::about(), latency::build);
     registry.add(shape::about(), shape::build);
+    let given = shell.clone();
+    registry.add(socks::about(), move |arguments| socks::build(arguments, &given));
     let given = shell.clone();
     registry.add(crypt::about(), move |arguments| crypt::build(arguments, &given));
     registry

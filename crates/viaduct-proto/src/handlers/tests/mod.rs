@@ -1,6 +1,7 @@
 mod compress;
 mod crypt;
 mod pairs;
+mod socks;
 
 use super::testing::{Net, shell};
 use super::*;
