@@ -24,8 +24,15 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn chain() -> impl Strategy<Value = Vec<&'static str>> {
-    const HANDLERS: &[&str] =
-        &["count", "shape:rate=1M", "latency:delay=3ms", "crypt:key=1.key", "compress"];
+    const HANDLERS: &[&str] = &[
+        "count",
+        "shape:rate=1M",
+        "latency:delay=3ms",
+        "crypt:key=1.key",
+        "compress",
+        "migrate",
+        "stripe:paths=2",
+    ];
     prop::collection::vec(prop::sample::select(HANDLERS), 0..5)
 }
 
