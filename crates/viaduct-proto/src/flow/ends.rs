@@ -228,6 +228,8 @@ impl Top {
                 self.finished = true;
                 (self.ended(), None)
             }
+            // Who has closed the flow hears of nothing any more.
+            Up::Failed(_) if self.closed.write && self.closed.avail => (None, None),
             Up::Failed(why) => {
                 self.failed = true;
                 self.closed = Closed { write: true, avail: true };
