@@ -18,7 +18,11 @@
 //! was on a lost connection is sent again. Both ends hold at most `buffer` bytes.
 //! **Ends.** The flow is over when both ends have all of the other's, the end included.
 
+mod hearing;
 mod incoming;
+mod joining;
+mod keeping;
+mod moving;
 mod outgoing;
 mod path;
 mod plan;
@@ -90,6 +94,13 @@ impl Bundle {
 
     fn path(&mut self, output: Output) -> Option<&mut Path> {
         self.paths.iter_mut().find(|path| path.output == output)
+    }
+
+    /// A connection has come so far.
+    fn turn(&mut self, cx: &Context<'_>, output: Output, stage: Stage) {
+        if let Some(path) = self.path(output) {
+            path.turn(stage, cx.now());
+        }
     }
 
     /// The first connection.

@@ -324,6 +324,8 @@ impl Net {
             self.connections[at].seats[side] = Some((host, to, new));
             self.ends[host][to].connected.push(new);
         }
+        // What the taken handlers have claimed is claimed here now.
+        self.act(host, to);
     }
 
     /// What the first flow's applications have got, all that was written, and ended or not.
