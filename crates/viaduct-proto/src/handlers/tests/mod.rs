@@ -1,6 +1,9 @@
 mod compress;
 mod crypt;
+mod migrate;
 mod pairs;
+mod socks;
+mod stripe;
 
 use super::testing::{Net, shell};
 use super::*;

@@ -24,8 +24,15 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn chain() -> impl Strategy<Value = Vec<&'static str>> {
-    const HANDLERS: &[&str] =
-        &["count", "shape:rate=1M", "latency:delay=3ms", "crypt:key=1.key", "compress"];
+    const HANDLERS: &[&str] = &[
+        "count",
+        "shape:rate=1M",
+        "latency:delay=3ms",
+        "crypt:key=1.key",
+        "compress",
+        "migrate",
+        "stripe:paths=2",
+    ];
     prop::collection::vec(prop::sample::select(HANDLERS), 0..5)
 }
 
@@ -73,5 +80,59 @@ proptest! {
         net.wait(long());
         prop_assert!(net.end(0).failed.is_empty() && net.end(1).failed.is_empty());
         prop_assert!(net.connections.iter().all(|c| c.seats == [None; 2]), "all is closed");
+    }
+}
+
+/// What happens to the network under a flow that migrates.
+#[derive(Clone, Debug)]
+enum Blow {
+    Cut(bool),
+    Up(bool),
+}
+
+fn blow() -> impl Strategy<Value = Blow> {
+    prop_oneof![any::<bool>().prop_map(Blow::Cut), any::<bool>().prop_map(Blow::Up)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn a_flow_that_migrates_is_whole_whatever_happens_to_its_connections(
+        above in chain(),
+        below in chain(),
+        cut in 1..5_000_usize,
+        steps in prop::collection::vec((step(), prop::option::weighted(0.2, blow())), 1..60),
+    ) {
+        let chain = [&above[..2.min(above.len())], &["migrate"], &below[..2.min(below.len())]];
+        let chain = chain.concat();
+        let mut net = Net::new(&chain, &chain);
+        net.cut = cut;
+        net.connect();
+        net.wait(Duration::from_secs(1));
+        for (step, blow) in steps {
+            match blow {
+                Some(Blow::Cut(heard)) => net.cut_all(heard),
+                Some(Blow::Up(is_up)) => net.is_up = is_up,
+                None => {}
+            }
+            match step {
+                Step::Write(host, count) if net.end(host).chain.may_write() => net.write(host, count),
+                Step::Write(..) => {}
+                Step::Takes(host, takes) => net.end(host).takes = takes,
+                Step::Wait(millis) => net.wait(Duration::from_millis(millis)),
+            }
+        }
+        net.is_up = true;
+        (net.end(0).takes, net.end(1).takes) = (true, true);
+        net.wait(Duration::from_secs(60));
+        net.assert_whole();
+        net.close(0);
+        net.wait(Duration::from_secs(1));
+        net.close(1);
+        net.wait(long());
+        prop_assert!(net.end(0).failed.is_empty() && net.end(1).failed.is_empty(), "{:?}", net.said);
+        prop_assert_eq!(net.end(1).finished, 1);
+        let open = |c: &super::super::testing::Connection| c.seats.iter().all(Option::is_some);
+        prop_assert!(!net.connections.iter().any(open), "all is closed");
     }
 }
