@@ -16,6 +16,7 @@ mod key;
 mod metrics;
 mod notify;
 mod proxy;
+mod signals;
 mod status;
 mod steer;
 mod text;

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
+use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use viaduct_proto::flow::HandlerSpec;
 use super::doors::Door;
 use super::tell::Tell;
 use super::tunnels::settings::TunnelArgs;
-use super::values::{buffer, count, place, ports, prefix, rate, time, wait};
+use super::values::{buffer, count, goal, place, ports, prefix, rate, time, wait};
 
 /// Options in a file, or on the command line.
 #[derive(Clone, Debug, clap::Args)]
@@ -29,6 +30,9 @@ pub struct ProxyOptions {
     /// End as soon as all is there that flows need: the parent of --on-demand tries it once
     #[arg(long, hide = true)]
     pub(super) rehearse: bool,
+    /// The descriptor of the config that the parent of --on-demand has checked
+    #[arg(long, hide = true)]
+    pub(super) told: Option<RawFd>,
     #[command(flatten)]
     pub(super) args: ProxyArgs,
 }
@@ -40,7 +44,7 @@ pub struct ProxyArgs {
     #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = place)]
     pub(super) listen: Vec<SocketAddr>,
     /// Where they go
-    #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = place)]
+    #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = goal)]
     pub(super) to: Option<SocketAddr>,
     /// They go where each client says, in one of these languages
     #[arg(long, value_enum, value_name = "LANGUAGE,...", value_delimiter = ',',
@@ -56,7 +60,7 @@ pub struct ProxyArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) password_file: Option<PathBuf>,
     /// The next hop, another `viaduct proxy --expect proxy`; without it flows go straight on
-    #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = place)]
+    #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = goal)]
     pub(super) next: Option<SocketAddr>,
     /// How hops are told where to; by the option if it can go, else by proxy-tfo, if not given
     #[arg(long, value_enum)]

@@ -99,7 +99,7 @@ impl Worker {
     fn drain(&mut self, now: Instant) {
         self.deadline = Some(now + self.limits.drain);
         self.doors_close = Some(now + HANDSHAKES);
-        self.holding = None;
+        self.let_go();
         for listener in &self.listeners {
             if let Err(error) = tcp::take_no_more(listener) {
                 debug!("refuse SYNs: {error}");
@@ -114,6 +114,10 @@ impl Worker {
             (0..self.listeners.len()).for_each(|n| self.accept(n, now));
             self.listeners.clear();
             (self.tap, self.doors_close) = (None, None);
+            // Whoever has not come by now never will.
+            while let Some(started) = self.early.release() {
+                self.end(started.key, true);
+            }
         }
     }
 
