@@ -90,6 +90,9 @@ impl Worker {
     pub(super) fn end(&mut self, key: usize, reset: bool) {
         self.forget_held(key);
         let Some(mut flow) = self.flows.remove(key) else { return };
+        if let Some(resolver) = &self.resolver {
+            resolver.forget((key, flow.id));
+        }
         if reset {
             flow.reset();
         }

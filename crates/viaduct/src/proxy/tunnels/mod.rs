@@ -33,7 +33,7 @@ mod pump;
 mod quic;
 mod session;
 pub mod settings;
-mod strangers;
+pub(super) mod strangers;
 mod stream;
 
 use std::collections::HashMap;
