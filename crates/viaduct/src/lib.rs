@@ -26,7 +26,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::Parser;
+use clap::{CommandFactory as _, FromArgMatches as _, Parser};
 use tracing_subscriber::EnvFilter;
 use viaduct_proto::flow::Registry;
 
@@ -97,7 +97,13 @@ pub fn handlers() -> Registry {
 
 /// Runs what the command line asks for, with these handlers.
 pub fn main(registry: Registry) -> ExitCode {
-    match run(Command::parse(), registry) {
+    let matches = Command::command().get_matches();
+    let command = Command::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let beside = match matches.subcommand() {
+        Some(("proxy", options)) => proxy::check_beside_config(options),
+        _ => Ok(()),
+    };
+    match beside.and_then(|()| run(command, registry)) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("viaduct: {error:#}");

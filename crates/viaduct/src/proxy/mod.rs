@@ -58,7 +58,7 @@ use doors::Doors;
 use handle::Handle;
 use keeper::{Interception, Keeper};
 use loops::Loops;
-pub use options::ProxyOptions;
+pub use options::{ProxyOptions, check_beside_config};
 use settings::Settings;
 use told::Told;
 

@@ -6,7 +6,9 @@ use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::ValueEnum;
+use anyhow::{Result, bail};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args as _, Command, ValueEnum};
 use ipnet::IpNet;
 use viaduct_proto::flow::HandlerSpec;
 
@@ -19,7 +21,7 @@ use super::values::{buffer, count, goal, place, ports, prefix, rate, time, wait}
 #[derive(Clone, Debug, clap::Args)]
 pub struct ProxyOptions {
     /// A file with a table [proxy] of these options and tables [[policy]]; SIGHUP reads it again
-    #[arg(short, long, value_name = "FILE", conflicts_with = "ProxyArgs")]
+    #[arg(short, long, value_name = "FILE")]
     pub(super) config: Option<PathBuf>,
     /// Check all that was said, say what it means, and touch nothing
     #[arg(long)]
@@ -35,6 +37,25 @@ pub struct ProxyOptions {
     pub(super) told: Option<RawFd>,
     #[command(flatten)]
     pub(super) args: ProxyArgs,
+}
+
+/// Refuses options beside `--config`, whose file has all of them: they would do nothing.
+///
+/// # Errors
+/// One line that names the first.
+pub fn check_beside_config(said: &ArgMatches) -> Result<()> {
+    let words = |id: &str| said.value_source(id) == Some(ValueSource::CommandLine);
+    if !words("config") {
+        return Ok(());
+    }
+    let all = ProxyArgs::augment_args(Command::new("proxy"));
+    match all.get_arguments().find(|option| words(option.get_id().as_str())) {
+        Some(option) => {
+            let name = option.get_long().unwrap_or_default();
+            bail!("{name}: --config has all options in its table [proxy]; say it there")
+        }
+        None => Ok(()),
+    }
 }
 
 /// What `viaduct proxy` may be told.

@@ -123,7 +123,9 @@ impl Worker {
 
     /// Whether it was asked to end, and can.
     pub(super) fn is_over(&self, now: Instant) -> bool {
-        let ended = self.flows.is_empty() && self.doors_close.is_none();
+        // The last bytes of flows that have ended may still be on their way into a tunnel.
+        let said = self.tunnels.as_ref().is_none_or(Tunnels::are_done);
+        let ended = self.flows.is_empty() && self.doors_close.is_none() && said;
         self.deadline.is_some_and(|at| ended || now >= at)
     }
 
