@@ -128,6 +128,9 @@ impl Worker {
         if flow.through().is_some() && !self.claims.is_empty() {
             self.claims.retain(|_, owner| *owner != key);
         }
+        if let Some(resolver) = &self.resolver {
+            resolver.forget((key, flow.id));
+        }
         if reset {
             flow.reset();
         }

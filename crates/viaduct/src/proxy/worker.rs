@@ -97,7 +97,7 @@ impl Worker {
         let arrive = settings.tunnels.as_ref().is_some_and(|of| of.listen.is_some());
         let resolver = match target {
             Target::Fixed(_) | Target::Meant { .. } | Target::Called if !arrive => None,
-            _ => Some(Resolver::new(&Arc::new(Waker::new(poll.registry(), NAMES)?))?),
+            _ => Some(Resolver::new(&Arc::new(Waker::new(poll.registry(), NAMES)?))),
         };
         let mut teller = Teller::new(settings.tell, &policies)?;
         let (most, mut wait) = limits.early.unwrap_or_default();

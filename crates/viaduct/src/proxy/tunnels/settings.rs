@@ -12,7 +12,7 @@ use viaduct_proto::keys::{PublicKey, SecretKey};
 use viaduct_proto::tunnel::Settings;
 
 use crate::proxy::settings::check_congestion_control;
-use crate::proxy::values::{place, place_in, warn_of_readers};
+use crate::proxy::values::{goal, goal_in, place, warn_of_readers};
 use crate::text;
 
 /// The tunnels of a proxy.
@@ -63,7 +63,7 @@ pub struct Dial {
 pub struct TunnelTable {
     /// What policies call it.
     pub name: String,
-    #[serde(deserialize_with = "place_in")]
+    #[serde(deserialize_with = "goal_in")]
     to: SocketAddr,
     peer: String,
     links: Option<u16>,
@@ -99,7 +99,7 @@ pub struct TunnelArgs {
         requires = "key",
         requires = "peer",
         conflicts_with = "next",
-        value_parser = place
+        value_parser = goal
     )]
     pub tunnel: Option<SocketAddr>,
     /// Where tunnels arrive; their sessions leave here, to --allow-to
@@ -132,7 +132,7 @@ pub struct TunnelArgs {
     /// Bytes that a tunnel's other end may have sent and we not yet passed on, at most; four times
     /// the path's bandwidth-delay product lets one session fill it
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 20,
-          value_parser = clap::value_parser!(u64).range(64 << 10..))]
+          value_parser = clap::value_parser!(u64).range(64 << 10..=1 << 40))]
     pub tunnel_buffer: u64,
 }
 
