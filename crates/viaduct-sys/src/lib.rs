@@ -34,6 +34,7 @@ pub mod netns;
 pub mod nfqueue;
 pub mod nft;
 pub mod offload;
+pub mod pending;
 pub mod poll;
 pub mod process;
 pub mod ring;
