@@ -204,7 +204,7 @@ impl Worker {
 
 impl Flows {
     /// Takes in a flow for `source` whose second half was begun.
-    fn add(
+    pub(super) fn add(
         &mut self,
         begun: io::Result<Begun>,
         source: SocketAddr,

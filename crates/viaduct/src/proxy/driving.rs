@@ -37,12 +37,15 @@ impl Worker {
                     answer(flow);
                     self.stats.hop(via).took(took);
                     self.let_in(key, now);
+                    self.meet(key, now);
                 }
                 Ok(()) => {}
                 Err(error) => return self.unanswered(key, &error),
             }
         }
-        self.stats.opened += u64::from(self.flows.at(key).opens());
+        // A program that did not wait has taken its flow with it.
+        let Some(flow) = self.flows.get(key) else { return };
+        self.stats.opened += u64::from(flow.opens());
         match self.flows.drive(key, now) {
             Ok(moved) => {
                 for (sum, bytes) in self.stats.bytes.iter_mut().zip(moved.bytes) {
@@ -70,7 +73,7 @@ impl Worker {
         let flow = self.flows.at(key);
         debug!("connect for {}: {error}", flow.source());
         self.stats.hop(flow.via()).failed += 1;
-        if self.turn_away(key, error) {
+        if self.turn_away(key, error) || self.turn_down(key, error) {
             return self.stats.refused.count(failure(error));
         }
         let flow = self.flows.at(key);
@@ -89,6 +92,7 @@ impl Worker {
     /// only when its client comes or its time is up: `early` knows its key until then.
     pub(super) fn end(&mut self, key: usize, reset: bool) {
         self.forget_held(key);
+        self.calls.remove(&key);
         let Some(mut flow) = self.flows.remove(key) else { return };
         if reset {
             flow.reset();

@@ -9,6 +9,7 @@ use tracing::{debug, error, info};
 use viaduct_proto::time::Instant;
 use viaduct_sys::tcp;
 
+use super::calls::Call;
 use super::settings::Settings;
 use super::stats::ProxyStats;
 use super::tunnels::Tunnels;
@@ -44,6 +45,8 @@ pub struct Limits {
 pub enum Order {
     /// Do this from now on; what only a restart can change is as it was.
     Reload(Box<Settings>),
+    /// Begin what a wrapped program asks for.
+    Call(Box<Call>),
     /// Say what you see.
     Show(oneshot::Sender<ProxyStats>),
     /// Take no more flows, and end when those that are there have ended or their time is up.
@@ -77,6 +80,7 @@ impl Worker {
     pub(super) fn obey(&mut self, now: Instant) {
         while let Ok(order) = self.orders.try_recv() {
             match order {
+                Order::Call(call) => self.call(*call, now),
                 Order::Show(reply) => drop(reply.send(self.stats())),
                 Order::Reload(settings) => {
                     let Settings { target, policies, options, limits, tunnels, .. } = *settings;

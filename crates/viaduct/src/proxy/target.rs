@@ -29,6 +29,8 @@ pub enum Target {
     },
     /// Each to where its client says.
     Asked(Terms),
+    /// Each to where a wrapped program does ([`super::calls`]); nobody else comes.
+    Called,
 }
 
 /// Who may say so, how, and where to: an open proxy is somebody else's weapon.
@@ -94,7 +96,7 @@ impl Target {
     /// Whether options in SYNs matter: they may tell where to, or are for a hop further on.
     pub fn heeds_options(&self) -> bool {
         match self {
-            Target::Fixed(_) => false,
+            Target::Fixed(_) | Target::Called => false,
             Target::Meant { .. } => true,
             Target::Asked(terms) => terms.languages.option,
         }
@@ -108,7 +110,7 @@ impl Target {
                 None => syn.header.filter(|_| languages.proxy),
             },
             Target::Meant { .. } => syn.hop.and_then(|_| syn.told()),
-            Target::Fixed(_) => None,
+            Target::Fixed(_) | Target::Called => None,
         }
     }
 
@@ -120,6 +122,7 @@ impl Target {
         policies: &Policies,
     ) -> Option<Route> {
         match self {
+            Target::Called => None,
             Target::Fixed(to) => Route::by(policies, tuple.client, *to, None),
             // Nothing passes this machine from itself to itself: it would be our own connection,
             // and so would the one that it asks for.
@@ -219,6 +222,7 @@ impl fmt::Display for Target {
             Target::Fixed(to) => to.fmt(f),
             Target::Meant { .. } => f.write_str("where each client meant to"),
             Target::Asked(_) => f.write_str("where each client says"),
+            Target::Called => f.write_str("where each program does"),
         }
     }
 }

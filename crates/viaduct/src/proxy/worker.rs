@@ -1,5 +1,6 @@
 //! The loop that drives all flows of a proxy, in one thread.
 
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, mpsc};
@@ -17,6 +18,7 @@ use viaduct_sys::syn::SynTap;
 use viaduct_sys::tcp::TcpOptions;
 
 use super::arrivals::Started;
+use super::calls::Held;
 use super::doors::{Doors, Syns};
 use super::flow::{End, Shared};
 use super::flows::Flows;
@@ -51,6 +53,8 @@ pub struct Worker {
     pub(super) tap: Option<SynTap>,
     pub(super) holding: Option<Holding>,
     pub(super) early: Early<Started>,
+    /// Programs that wait for the far end of their flow.
+    pub(super) calls: HashMap<usize, Box<dyn Held>>,
     pub(super) flows: Flows,
     /// Flows that have more to move, after the others had their turn.
     pub(super) again: Vec<usize>,
@@ -87,7 +91,7 @@ impl Worker {
         // Sessions of tunnels may name their servers whatever else comes here.
         let arrive = settings.tunnels.as_ref().is_some_and(|of| of.listen.is_some());
         let resolver = match target {
-            Target::Fixed(_) | Target::Meant { .. } if !arrive => None,
+            Target::Fixed(_) | Target::Meant { .. } | Target::Called if !arrive => None,
             _ => Some(Resolver::new(&Arc::new(Waker::new(poll.registry(), NAMES)?))?),
         };
         let mut teller = Teller::new(settings.tell, &policies)?;
@@ -120,6 +124,7 @@ impl Worker {
             Shared { pipes: Pipes::new(settings.workers), scratch: vec![0; SCRATCH].into() };
         let worker = Worker {
             early: Early::new(most, wait),
+            calls: HashMap::new(),
             flows: Flows::new(poll.registry().try_clone()?, limits.flows, shared),
             again: Vec::new(),
             poll,

@@ -6,10 +6,11 @@ mod meaning;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use tracing::warn;
-use viaduct_proto::flow::Registry;
+use viaduct_proto::flow::{DEFAULT_LIMIT, Registry};
 use viaduct_sys::intercept::Intercept;
 use viaduct_sys::process::raise_descriptors;
 use viaduct_sys::tcp::TcpOptions;
@@ -20,6 +21,7 @@ use super::orders::Limits;
 use super::policy::{Plan, Policies};
 use super::target::Target;
 use super::tell::Tell;
+use super::through::Factories;
 use super::tunnels::settings::{TunnelName, TunnelSettings, TunnelTable};
 use crate::text;
 pub(super) use meaning::check_congestion_control;
@@ -28,6 +30,10 @@ use meaning::{far, has_effect, holds, intercept, limits, target, workers};
 /// Descriptors that are not flows': pipes, taps, listeners, the status socket; half of all, where
 /// there are few.
 const SPARE_DESCRIPTORS: u64 = 256;
+
+/// How long flows of programs that have ended may go on: as long as the kernel keeps connections whose
+/// program has gone.
+const DRAIN: Duration = Duration::from_secs(60);
 
 /// All that a proxy is to do.
 #[derive(Clone, Debug)]
@@ -78,12 +84,50 @@ impl Settings {
         made.map(Settings::fitted).with_context(|| path.display().to_string())
     }
 
+    /// For wrapped programs: flows pass `handlers`, and end as theirs would.
+    pub fn for_programs(name: String, handlers: Factories, run_dir: PathBuf) -> Settings {
+        let handlers = Some(handlers).filter(|list| !list.is_empty());
+        let limits = Limits {
+            flows: usize::MAX,
+            early: None,
+            // The kernel gives up when it would have for the program.
+            connect: Duration::MAX,
+            keep_alive: None,
+            idle: None,
+            idle_exit: None,
+            drain: DRAIN,
+            chain_buffer: DEFAULT_LIMIT,
+        };
+        let settings = Settings {
+            name,
+            listen: Vec::new(),
+            target: Target::Called,
+            policies: Policies {
+                otherwise: Plan { handlers, ..Plan::default() },
+                ..Policies::default()
+            },
+            tell: None,
+            options: TcpOptions::default(),
+            limits,
+            workers: 1,
+            tunnels: None,
+            intercept: None,
+            holds: false,
+            on_demand: false,
+            run_dir,
+            metrics: None,
+        };
+        settings.fitted()
+    }
+
     /// With no more flows than there may be descriptors for: clients that none is left for would hang.
     fn fitted(mut self) -> Settings {
         let most = raise_descriptors();
         let fit = (most - SPARE_DESCRIPTORS.min(most / 2)) / 2;
         let (fit, wanted) = (usize::try_from(fit).unwrap_or(usize::MAX), self.limits.flows);
-        if fit < wanted {
+        if wanted == usize::MAX {
+            self.limits.flows = fit;
+        } else if fit < wanted {
             warn!(
                 "{most} descriptors are allowed, enough for {fit} flows and not for {wanted}: raise \
                  the limit (ulimit -n, LimitNOFILE=), or ask for fewer flows"
