@@ -30,3 +30,4 @@ pub mod split;
 pub mod time;
 pub mod tunnel;
 pub mod wire;
+pub mod wrap;

@@ -16,6 +16,9 @@
 //!                           |- intercept, hold   connections handed to a proxy; its SYNs held
 //!                           `- sysctl    one setting
 //!                         claim (a table is one process's)   rules_watch (somebody takes rules away)
+//!   whom we wrap          wrapped, signals (a program and its end)   meeting (where its connects wait)
+//!                         seccomp (its calls, told of)   pending (its socket, by a duplicate)
+//!                         records (what stubs and masters say)
 //!   what we hold          memory (pages)   inherit (descriptors of whoever started us)
 //!   where and when        thread (priority, core, timer slack)            clock
 //! ```
@@ -34,13 +37,16 @@ pub mod netns;
 pub mod nfqueue;
 pub mod nft;
 pub mod offload;
+pub mod pending;
 pub mod poll;
 pub mod process;
 pub mod raw;
+pub mod records;
 pub mod ring;
 pub mod route;
 pub mod route_watch;
 pub mod rules_watch;
+pub mod seccomp;
 pub mod signals;
 pub mod splice;
 pub mod stamp;

@@ -13,11 +13,11 @@ use super::BpfInsn;
 
 /// A place in the program that jumps may name before it is known.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Label(usize);
+pub(crate) struct Label(usize);
 
 /// What is compared with the accumulator.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Test {
+pub(crate) enum Test {
     Equal(u32),
     AtLeast(u32),
     Above(u32),
@@ -34,126 +34,126 @@ enum Op {
 
 /// A program under construction.
 #[derive(Debug, Default)]
-pub(super) struct Asm {
+pub(crate) struct Asm {
     ops: Vec<Op>,
     labels: usize,
 }
 
 impl Asm {
     /// A label that is placed later.
-    pub(super) fn label(&mut self) -> Label {
+    pub(crate) fn label(&mut self) -> Label {
         self.labels += 1;
         Label(self.labels - 1)
     }
 
     /// The label names the next instruction.
-    pub(super) fn place(&mut self, label: Label) {
+    pub(crate) fn place(&mut self, label: Label) {
         self.ops.push(Op::Place(label));
     }
 
     /// A = the 32 bits at `offset`.
-    pub(super) fn load_word(&mut self, offset: u32) {
+    pub(crate) fn load_word(&mut self, offset: u32) {
         self.plain(BPF_LD | BPF_W | BPF_ABS, offset);
     }
 
     /// A = the 16 bits at `offset`.
-    pub(super) fn load_half(&mut self, offset: u32) {
+    pub(crate) fn load_half(&mut self, offset: u32) {
         self.plain(BPF_LD | BPF_H | BPF_ABS, offset);
     }
 
     /// A = the byte at `offset`.
-    pub(super) fn load_byte(&mut self, offset: u32) {
+    pub(crate) fn load_byte(&mut self, offset: u32) {
         self.plain(BPF_LD | BPF_B | BPF_ABS, offset);
     }
 
     /// A = the 32 bits at X + `offset`.
-    pub(super) fn load_word_at_x(&mut self, offset: u32) {
+    pub(crate) fn load_word_at_x(&mut self, offset: u32) {
         self.plain(BPF_LD | BPF_W | BPF_IND, offset);
     }
 
     /// A = the 16 bits at X + `offset`.
-    pub(super) fn load_half_at_x(&mut self, offset: u32) {
+    pub(crate) fn load_half_at_x(&mut self, offset: u32) {
         self.plain(BPF_LD | BPF_H | BPF_IND, offset);
     }
 
     /// A = what the kernel knows of the packet beside its bytes (`SKF_AD_...`).
-    pub(super) fn load_meta(&mut self, which: libc::c_int) {
+    pub(crate) fn load_meta(&mut self, which: libc::c_int) {
         self.load_word((libc::SKF_AD_OFF + which).cast_unsigned());
     }
 
     /// X = the length of the IPv4 header that begins there.
-    pub(super) fn x_from_ipv4_header_length(&mut self, at: u32) {
+    pub(crate) fn x_from_ipv4_header_length(&mut self, at: u32) {
         self.plain(BPF_LDX | BPF_B | BPF_MSH, at);
     }
 
     /// Scratch cell = a constant. Changes A.
-    pub(super) fn store(&mut self, cell: u32, value: u32) {
+    pub(crate) fn store(&mut self, cell: u32, value: u32) {
         self.plain(BPF_LD | BPF_IMM, value);
         self.plain(BPF_ST, cell);
     }
 
     /// X = scratch cell.
-    pub(super) fn x_from(&mut self, cell: u32) {
+    pub(crate) fn x_from(&mut self, cell: u32) {
         self.plain(BPF_LDX | BPF_MEM, cell);
     }
 
     /// A = A and `mask`.
-    pub(super) fn and(&mut self, mask: u32) {
+    pub(crate) fn and(&mut self, mask: u32) {
         self.plain(BPF_ALU | BPF_AND | BPF_K, mask);
     }
 
     /// A = A times `by`, less what does not fit.
-    pub(super) fn multiply(&mut self, by: u32) {
+    pub(crate) fn multiply(&mut self, by: u32) {
         self.plain(BPF_ALU | BPF_MUL | BPF_K, by);
     }
 
     /// A = A without its low `bits`.
-    pub(super) fn shift_right(&mut self, bits: u32) {
+    pub(crate) fn shift_right(&mut self, bits: u32) {
         self.plain(BPF_ALU | BPF_RSH | BPF_K, bits);
     }
 
     /// A = what remains of A, divided by `by`.
-    pub(super) fn remainder(&mut self, by: u32) {
+    pub(crate) fn remainder(&mut self, by: u32) {
         self.plain(BPF_ALU | BPF_MOD | BPF_K, by);
     }
 
     /// Ends the program: A is what it says.
-    pub(super) fn answer(&mut self) {
+    pub(crate) fn answer(&mut self) {
         self.plain(BPF_RET | BPF_A, 0);
     }
 
     /// Ends the program: `bytes` of the packet are kept, none if 0.
-    pub(super) fn keep(&mut self, bytes: u32) {
+    pub(crate) fn keep(&mut self, bytes: u32) {
         self.plain(BPF_RET | BPF_K, bytes);
     }
 
     /// Goes on at one of two labels.
-    pub(super) fn branch(&mut self, test: Test, yes: Label, no: Label) {
+    pub(crate) fn branch(&mut self, test: Test, yes: Label, no: Label) {
         self.ops.push(Op::Branch { test, yes, no });
     }
 
     /// Goes to `yes` if the test holds, else on.
-    pub(super) fn jump_if(&mut self, test: Test, yes: Label) {
+    pub(crate) fn jump_if(&mut self, test: Test, yes: Label) {
         let on = self.label();
         self.branch(test, yes, on);
         self.place(on);
     }
 
     /// Goes to `no` if the test does not hold, else on.
-    pub(super) fn jump_unless(&mut self, test: Test, no: Label) {
+    pub(crate) fn jump_unless(&mut self, test: Test, no: Label) {
         let on = self.label();
         self.branch(test, on, no);
         self.place(on);
     }
 
     /// Goes to `label`.
-    pub(super) fn goto(&mut self, label: Label) {
+    pub(crate) fn goto(&mut self, label: Label) {
         self.ops.push(Op::Goto(label));
     }
 
     /// The program with every label resolved. Every label in use must have been placed, after the
     /// jumps to it: classic BPF only goes forward.
-    pub(super) fn finish(self) -> Vec<BpfInsn> {
+    pub(crate) fn finish(self) -> Vec<BpfInsn> {
         let mut wide = vec![false; self.ops.len()];
         loop {
             let at = self.positions(&wide);

@@ -18,7 +18,7 @@
 //! Only addresses are compared, so every fragment of a packet between the sites passes.
 #![allow(unsafe_code)]
 
-mod asm;
+pub(crate) mod asm;
 mod prefix;
 mod share;
 mod syn;

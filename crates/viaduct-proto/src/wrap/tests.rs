@@ -1,0 +1,169 @@
+use std::net::SocketAddr;
+
+use super::wire::{Answer, Call, Request, WELCOME, Welcome};
+use super::*;
+
+const TCP: Socket = Socket { domain: 2, kind: 1, protocol: 6 };
+const UDP: Socket = Socket { domain: 2, kind: 2, protocol: 17 };
+const TCP6: Socket = Socket { domain: 10, kind: 1, protocol: 0 };
+
+fn at(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+fn rules(said: &[(Fate, &str)]) -> Rules {
+    let mut rules = Rules::EVERYTHING;
+    said.iter().for_each(|(fate, pattern)| rules.add(*fate, pattern).unwrap());
+    rules
+}
+
+fn connect(rules: &Rules, socket: Socket, to: &str) -> Verdict {
+    let (bytes, length) = socket.sockaddr(at(to));
+    rules.connect(socket, &bytes[..length])
+}
+
+#[test]
+fn without_rules_every_stream_is_diverted_and_datagrams_pass() {
+    let all = Rules::EVERYTHING;
+    assert_eq!(connect(&all, TCP, "192.0.2.1:80"), Verdict::Divert(at("192.0.2.1:80")));
+    assert_eq!(connect(&all, UDP, "192.0.2.1:53"), Verdict::Pass);
+    let unix = Socket { domain: 1, kind: 1, protocol: 0 };
+    assert_eq!(all.connect(unix, b"\x01\0/run/x"), Verdict::Pass);
+}
+
+#[test]
+fn only_and_except_and_refuse_whatever_their_order() {
+    let lines =
+        [(Fate::Divert, "tcp:443"), (Fate::Leave, "10.0.0.0/8"), (Fate::Refuse, "10.0.0.1:443")];
+    for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+        let rules = rules(&order.map(|n| lines[n]));
+        let meant = |to| connect(&rules, TCP, to);
+        assert_eq!(meant("192.0.2.1:443"), Verdict::Divert(at("192.0.2.1:443")));
+        assert_eq!(meant("192.0.2.1:80"), Verdict::Pass);
+        assert_eq!(meant("10.0.0.2:443"), Verdict::Pass);
+        assert_eq!(meant("10.0.0.1:443"), Verdict::Refuse(Errno::PERM));
+    }
+}
+
+#[test]
+fn patterns_say_transport_place_and_ports() {
+    let cases = [
+        ("tcp", "[2001:db8::1]:1", "udp"),
+        ("443", "192.0.2.1:443", "192.0.2.1:80"),
+        (":8000-8999", "192.0.2.1:8080", "192.0.2.1:80"),
+        ("192.0.2.0/24", "192.0.2.255:1", "192.0.3.0:1"),
+        ("192.0.2.1:22", "192.0.2.1:22", "192.0.2.2:22"),
+        ("2001:db8::/32", "[2001:db8:1::]:9", "[2001:db9::]:9"),
+        ("tcp:[2001:db8::]/32:80", "[2001:db8:1::]:80", "[2001:db8:1::]:81"),
+        ("[2001:db8::1]", "[2001:db8::1]:80", "[2001:db8::2]:80"),
+        ("0.0.0.0/0", "192.0.2.1:1", "[2001:db8::1]:1"),
+    ];
+    for (pattern, fits, other) in cases {
+        // A number alone is a port only where a transport stands before it.
+        let pattern = if pattern == "443" { "tcp:443" } else { pattern };
+        let rules = rules(&[(Fate::Refuse, pattern)]);
+        assert_eq!(rules.fate(Transport::Tcp, at(fits)), Fate::Refuse, "{pattern}");
+        match other {
+            "udp" => assert_eq!(rules.fate(Transport::Udp, at(fits)), Fate::Divert),
+            other => assert_eq!(rules.fate(Transport::Tcp, at(other)), Fate::Divert, "{pattern}"),
+        }
+    }
+}
+
+#[test]
+fn what_is_no_pattern_is_said() {
+    let wrong = |pattern: &str| rules(&[]).add(Fate::Leave, pattern).unwrap_err();
+    assert_eq!(wrong(""), RuleError::Empty);
+    assert!(matches!(wrong("example.com"), RuleError::Address(_)));
+    assert!(matches!(wrong("10.0.0.0/33"), RuleError::Length(_)));
+    assert!(matches!(wrong("tcp:70000"), RuleError::Ports(_)));
+    assert!(matches!(wrong("10.0.0.0/8:9-1"), RuleError::Ports(_)));
+    let mut rules = Rules::EVERYTHING;
+    rules.read("# mine\n\nonly tcp:443 # web\nexcept 10.0.0.0/8\n").unwrap();
+    assert_eq!(rules.lines().len(), 2);
+    assert!(matches!(rules.read("only 1.2.3.4\nallow x"), Err((2, RuleError::Word(_)))));
+}
+
+#[test]
+fn addresses_mean_the_same_in_whichever_family_they_are_said() {
+    let rules = rules(&[(Fate::Leave, "10.0.0.0/8")]);
+    let flags = Socket { kind: 1 | 0o2_000_000 | 0o4_000, ..TCP6 };
+    assert_eq!(connect(&rules, flags, "10.1.1.1:1"), Verdict::Pass);
+    assert_eq!(connect(&rules, flags, "192.0.2.1:1"), Verdict::Divert(at("192.0.2.1:1")));
+    assert_eq!(connect(&rules, TCP, "0.0.0.0:80"), Verdict::Divert(at("127.0.0.1:80")));
+    assert_eq!(connect(&rules, TCP6, "[::]:80"), Verdict::Divert(at("[::1]:80")));
+    assert_eq!(rules.connect(TCP, &[0; 16]), Verdict::Pass, "AF_UNSPEC disconnects");
+    assert_eq!(rules.connect(TCP, &[2, 0, 0]), Verdict::Pass, "the kernel says EINVAL");
+}
+
+#[test]
+fn a_send_connects_a_stream_only_if_it_is_to_be_opened_fast() {
+    let all = Rules::EVERYTHING;
+    let (bytes, length) = TCP.sockaddr(at("192.0.2.1:80"));
+    let send = |flags| all.send(TCP, flags, &bytes[..length]);
+    assert_eq!(send(0), Verdict::Pass);
+    assert_eq!(send(MSG_FASTOPEN), Verdict::Divert(at("192.0.2.1:80")));
+}
+
+#[test]
+fn what_could_go_around_is_refused_where_nothing_may() {
+    let mut rules = rules(&[]);
+    let packets = Socket { domain: 17, kind: 3, protocol: 0 };
+    assert_eq!((rules.socket(UDP), rules.socket(packets)), (Verdict::Pass, Verdict::Pass));
+    assert_eq!(rules.datagrams(), Datagrams::Free);
+    rules.strict = true;
+    let no = Verdict::Refuse(Errno::PERM);
+    assert_eq!((rules.socket(UDP), rules.socket(packets)), (no, no));
+    assert_eq!(connect(&rules, UDP, "192.0.2.1:53"), no);
+    assert_eq!((rules.socket(TCP), rules.datagrams()), (Verdict::Pass, Datagrams::Refused));
+    rules.add(Fate::Leave, "udp:53").unwrap();
+    assert_eq!((rules.socket(UDP), rules.datagrams()), (Verdict::Pass, Datagrams::Judged));
+    assert_eq!(connect(&rules, UDP, "192.0.2.1:53"), Verdict::Pass);
+    assert_eq!(connect(&rules, UDP, "192.0.2.1:54"), no);
+}
+
+#[test]
+fn programs_that_ask_for_mptcp_take_tcp() {
+    let mptcp = Socket { protocol: 262, ..TCP };
+    assert_eq!(Rules::EVERYTHING.socket(mptcp), Verdict::Refuse(Errno::PROTONOSUPPORT));
+    assert_eq!(connect(&Rules::EVERYTHING, mptcp, "192.0.2.1:1"), Verdict::Refuse(Errno::PERM));
+}
+
+#[test]
+fn records_are_read_as_they_were_written() {
+    let to = at("[fe80::1%7]:443");
+    for request in [
+        Request::Hello,
+        Request::Connect { to, wait: true },
+        Request::Connect { to: at("192.0.2.1:80"), wait: false },
+        Request::Names { cookie: 0x1234_5678_9abc },
+        Request::Refused { call: Call::Send, to: None, errno: Errno::PERM },
+    ] {
+        assert_eq!(Request::parse(&request.emit()), Some(request));
+        assert_eq!(Request::parse(&request.emit()[1..]), None);
+    }
+    let mut bytes = [0; WELCOME];
+    let length = Answer::Done(Errno::INPROGRESS).emit(&mut bytes);
+    assert!(matches!(Answer::parse(&bytes[..length]), Some(Answer::Done(Errno::INPROGRESS))));
+    let named = Answer::Named { peer: Some(to), own: None };
+    let length = named.emit(&mut bytes);
+    let Some(Answer::Named { peer, own: None }) = Answer::parse(&bytes[..length]) else { panic!() };
+    assert_eq!(peer, Some(to));
+}
+
+#[test]
+fn rules_arrive_as_they_were_said() {
+    let mut rules = Rules::EVERYTHING;
+    rules.strict = true;
+    for port in 0..MOST {
+        rules.add(Fate::Leave, &format!("udp:10.0.0.0/8:{port}-9999")).unwrap();
+    }
+    assert_eq!(rules.add(Fate::Leave, "tcp"), Err(RuleError::TooMany));
+    let meeting = [Some(at("127.0.0.1:7")), None];
+    let mut bytes = [0; WELCOME];
+    let length = Answer::Welcome(Welcome { rules, meeting }).emit(&mut bytes);
+    assert_eq!(length, WELCOME);
+    let Some(Answer::Welcome(welcome)) = Answer::parse(&bytes) else { panic!() };
+    assert_eq!((welcome.rules.lines(), welcome.meeting), (rules.lines(), meeting));
+    assert!(welcome.rules.strict && Answer::parse(&bytes[..length - 1]).is_none());
+}

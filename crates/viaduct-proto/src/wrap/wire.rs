@@ -1,0 +1,316 @@
+//! What stubs and masters say to each other: records of a fixed length over a `SOCK_SEQPACKET`
+//! socket, numbers in the machine's order, for both ends run on it.
+//!
+//! ```text
+//!   stub     one connection for each question: nothing that fork, vfork, threads or close_range
+//!     │      could harm is kept between two
+//!     ├── Hello ───────────────▶  ◀── Welcome     once a program: its rules, and where the meeting is
+//!     ├── Connect, a socket ───▶  ◀── Answer      in progress; or, for a program that waits, at the end
+//!     ├── Names, a cookie ─────▶  ◀── Named       what getpeername and getsockname are to say
+//!     └── Refused ─────────────▶                  for the report
+//!
+//!   request   magic 4 │ version 2 │ kind 1 │ call 1 │ errno 4 │ wait 4 │ cookie 8 │ address 24
+//!   answer    magic 4 │ version 2 │ kind 1 │ strict 1 │ errno 4 │ lines 4 │ address 24 │ address 24 …
+//!             … and of a Welcome all its lines, 24 each
+//!   address   IPv6 or mapped 16 │ port 2, network order │ is one 1 │ 0 │ scope 4
+//!   line      IPv6 or mapped 16 │ length 1 │ transport 1 │ fate 1 │ 0 │ first port 2 │ last port 2
+//! ```
+
+use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
+
+use super::rules::{Fate, Line, MOST, Rules, Transport, mapped};
+use super::socket::Errno;
+
+/// Bytes of a request.
+pub const REQUEST: usize = 48;
+/// Bytes of an answer that is no Welcome.
+pub const ANSWER: usize = 64;
+/// Bytes of a Welcome with all lines that there can be.
+pub const WELCOME: usize = ANSWER + MOST * LINE;
+const ADDRESS: usize = 24;
+const LINE: usize = 24;
+const MAGIC: u32 = u32::from_be_bytes(*b"vdct");
+const VERSION: u16 = 1;
+
+/// What a stub asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// A program has begun.
+    Hello,
+    /// The socket that comes with this is to become a flow.
+    Connect {
+        /// Where to.
+        to: SocketAddr,
+        /// Whether the program waits for it; if not, the answer is that it has begun.
+        wait: bool,
+    },
+    /// What is known of a socket.
+    Names {
+        /// Its cookie.
+        cookie: u64,
+    },
+    /// A call was refused: nobody waits for an answer.
+    Refused {
+        /// Which.
+        call: Call,
+        /// Where to, if it says.
+        to: Option<SocketAddr>,
+        /// What the program was told.
+        errno: Errno,
+    },
+}
+
+/// Calls that are captured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "they are named as the kernel names them")]
+pub enum Call {
+    Socket = 1,
+    Connect = 2,
+    Send = 3,
+    Exec = 4,
+}
+
+/// What a master answers.
+#[derive(Clone, Copy, Debug)]
+pub enum Answer {
+    /// To a Hello.
+    Welcome(Welcome),
+    /// To a Connect: what the program is told.
+    Done(Errno),
+    /// To Names: what `getpeername` and `getsockname` are to say, where that is not what the kernel
+    /// says.
+    Named {
+        /// The far end.
+        peer: Option<SocketAddr>,
+        /// The program's own.
+        own: Option<SocketAddr>,
+    },
+}
+
+/// What a stub needs to know.
+#[derive(Clone, Copy, Debug)]
+pub struct Welcome {
+    /// Which flows are the master's.
+    pub rules: Rules,
+    /// Where sockets of flows are connected to, as the kernel sees it, by IPv4 and by IPv6.
+    pub meeting: [Option<SocketAddr>; 2],
+}
+
+impl Request {
+    /// Its bytes.
+    pub fn emit(&self) -> [u8; REQUEST] {
+        let mut bytes = [0; REQUEST];
+        let mut out = Writer { bytes: &mut bytes };
+        out.head(self.kind());
+        match *self {
+            Request::Hello => {}
+            Request::Connect { to, wait } => {
+                out.put(&[0]);
+                out.put(&0u32.to_ne_bytes());
+                out.put(&u32::from(wait).to_ne_bytes());
+                out.put(&[0; 8]);
+                out.address(Some(to));
+            }
+            Request::Names { cookie } => {
+                out.put(&[0; 9]);
+                out.put(&cookie.to_ne_bytes());
+            }
+            Request::Refused { call, to, errno } => {
+                out.put(&[call as u8]);
+                out.put(&errno.0.to_ne_bytes());
+                out.put(&[0; 12]);
+                out.address(to);
+            }
+        }
+        bytes
+    }
+
+    /// The request that `bytes` are, if they are one.
+    pub fn parse(bytes: &[u8]) -> Option<Request> {
+        if bytes.len() != REQUEST {
+            return None;
+        }
+        let mut rest = Reader { bytes };
+        let kind = rest.head()?;
+        let call = rest.byte()?;
+        let errno = Errno(rest.number()?.cast_signed());
+        let wait = rest.number()? != 0;
+        let cookie = u64::from_ne_bytes(rest.take()?);
+        let address = rest.address()?;
+        Some(match kind {
+            1 => Request::Hello,
+            2 => Request::Connect { to: address?, wait },
+            3 => Request::Names { cookie },
+            4 => Request::Refused { call: Call::of(call)?, to: address, errno },
+            _ => return None,
+        })
+    }
+
+    fn kind(&self) -> u8 {
+        match self {
+            Request::Hello => 1,
+            Request::Connect { .. } => 2,
+            Request::Names { .. } => 3,
+            Request::Refused { .. } => 4,
+        }
+    }
+}
+
+impl Call {
+    fn of(number: u8) -> Option<Call> {
+        [Call::Socket, Call::Connect, Call::Send, Call::Exec]
+            .into_iter()
+            .find(|&call| call as u8 == number)
+    }
+}
+
+impl Answer {
+    /// Writes it to `bytes`; how many it takes.
+    pub fn emit(&self, bytes: &mut [u8; WELCOME]) -> usize {
+        bytes[..ANSWER].fill(0);
+        let mut out = Writer { bytes };
+        match self {
+            Answer::Welcome(Welcome { rules, meeting }) => {
+                out.head(1);
+                out.put(&[u8::from(rules.strict)]);
+                out.put(&[0; 4]);
+                out.put(&(rules.lines().len() as u32).to_ne_bytes());
+                meeting.iter().for_each(|&at| out.address(at));
+                rules.lines().iter().for_each(|line| out.line(line));
+                return ANSWER + rules.lines().len() * LINE;
+            }
+            Answer::Done(errno) => {
+                out.head(2);
+                out.put(&[0]);
+                out.put(&errno.0.to_ne_bytes());
+            }
+            Answer::Named { peer, own } => {
+                out.head(3);
+                out.put(&[0; 9]);
+                out.address(*peer);
+                out.address(*own);
+            }
+        }
+        ANSWER
+    }
+
+    /// The answer that `bytes` are, if they are one.
+    pub fn parse(bytes: &[u8]) -> Option<Answer> {
+        let mut rest = Reader { bytes };
+        let kind = rest.head()?;
+        let strict = rest.byte()? != 0;
+        let errno = Errno(rest.number()?.cast_signed());
+        let count = rest.number()? as usize;
+        let [first, second] = [rest.address()?, rest.address()?];
+        let expected = if kind == 1 { LINE.checked_mul(count)? } else { 0 };
+        if rest.bytes.len() != expected {
+            return None;
+        }
+        Some(match kind {
+            1 => {
+                let mut rules = Rules::EVERYTHING;
+                rules.strict = strict;
+                for _ in 0..count {
+                    rules.push(rest.line()?).ok()?;
+                }
+                Answer::Welcome(Welcome { rules, meeting: [first, second] })
+            }
+            2 => Answer::Done(errno),
+            3 => Answer::Named { peer: first, own: second },
+            _ => return None,
+        })
+    }
+}
+
+/// Fills a record; it is long enough for all that is put.
+struct Writer<'a> {
+    bytes: &'a mut [u8],
+}
+
+impl Writer<'_> {
+    fn put(&mut self, bytes: &[u8]) {
+        let (at, rest) = std::mem::take(&mut self.bytes).split_at_mut(bytes.len());
+        at.copy_from_slice(bytes);
+        self.bytes = rest;
+    }
+
+    fn head(&mut self, kind: u8) {
+        self.put(&MAGIC.to_ne_bytes());
+        self.put(&VERSION.to_ne_bytes());
+        self.put(&[kind]);
+    }
+
+    fn address(&mut self, address: Option<SocketAddr>) {
+        let Some(address) = address else { return self.put(&[0; ADDRESS]) };
+        let scope = if let SocketAddr::V6(v6) = address { v6.scope_id() } else { 0 };
+        self.put(&mapped(address.ip()).octets());
+        self.put(&address.port().to_be_bytes());
+        self.put(&[1, 0]);
+        self.put(&scope.to_ne_bytes());
+    }
+
+    fn line(&mut self, line: &Line) {
+        self.put(&line.prefix.0.octets());
+        let transport = line.transport.map_or(0, |transport| transport as u8);
+        self.put(&[line.prefix.1, transport, line.fate as u8, 0]);
+        self.put(&line.ports.0.to_ne_bytes());
+        self.put(&line.ports.1.to_ne_bytes());
+    }
+}
+
+/// Reads a record.
+struct Reader<'a> {
+    bytes: &'a [u8],
+}
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (taken, rest) = self.bytes.split_first_chunk()?;
+        self.bytes = rest;
+        Some(*taken)
+    }
+
+    /// The kind of a record of this version.
+    fn head(&mut self) -> Option<u8> {
+        let ours = self.take()? == MAGIC.to_ne_bytes() && self.take()? == VERSION.to_ne_bytes();
+        self.byte().filter(|_| ours)
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        self.take::<1>().map(|[byte]| byte)
+    }
+
+    fn number(&mut self) -> Option<u32> {
+        self.take().map(u32::from_ne_bytes)
+    }
+
+    /// `Some(None)` where none is said.
+    fn address(&mut self) -> Option<Option<SocketAddr>> {
+        let ip = Ipv6Addr::from(self.take::<16>()?);
+        let port = u16::from_be_bytes(self.take()?);
+        let [is, _] = self.take()?;
+        let scope = self.number()?;
+        if is == 0 {
+            return Some(None);
+        }
+        Some(Some(match ip.to_ipv4_mapped() {
+            Some(v4) => (v4, port).into(),
+            None => SocketAddrV6::new(ip, port, 0, scope).into(),
+        }))
+    }
+
+    fn line(&mut self) -> Option<Line> {
+        let ip = Ipv6Addr::from(self.take::<16>()?);
+        let [length, transport, fate, _] = self.take()?;
+        let ports = (u16::from_ne_bytes(self.take()?), u16::from_ne_bytes(self.take()?));
+        let transport = match transport {
+            0 => None,
+            1 => Some(Transport::Tcp),
+            2 => Some(Transport::Udp),
+            _ => return None,
+        };
+        let fates = [Fate::Refuse, Fate::Leave, Fate::Divert];
+        let fate = fates.into_iter().find(|&of| of as u8 == fate)?;
+        (length <= 128).then_some(Line { transport, prefix: (ip, length), ports, fate })
+    }
+}

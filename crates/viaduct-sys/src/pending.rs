@@ -1,0 +1,272 @@
+//! A wrapped program's connect, by a duplicate of its socket: it shares everything with the program's
+//! descriptor, so what we do to it happens to the program.
+//!
+//! ```text
+//!   Pending::begin     the program's socket connects to the meeting: for the kernel it is in progress
+//!        │
+//!        ├─▶ finish    Meeting::meet has been called: it is connected, a blocking connect may return
+//!        ├─▶ refuse    the program learns it as from a far end that is not there: EPOLLERR, SO_ERROR
+//!        └─▶ forget    a blocking connect is answered with the exact error: the socket is as it was
+//! ```
+//!
+//! The duplicate is closed by each of them: the last close must be the program's.
+//!
+//! Sockets of MPTCP cannot wait so: one that is met falls back to TCP, but is not told that it is
+//! connected before the first byte comes (kernel 6.18). They are refused when they are opened, as by a
+//! kernel that has none, and programs take TCP.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketType, sockopt};
+
+use crate::os;
+
+/// How long the kernel may take to complete a connection over loopback that both ends have begun.
+const CROSSING: Duration = Duration::from_millis(200);
+const TCP_FASTOPEN_CONNECT: libc::c_int = 30;
+
+/// A connect in progress.
+#[derive(Debug)]
+pub struct Pending {
+    socket: OwnedFd,
+    at: SocketAddr,
+}
+
+impl Pending {
+    /// Has `socket`, a duplicate of a program's TCP socket, connect to the meeting `at`.
+    ///
+    /// # Errors
+    /// What the kernel says to the program's connect: it has begun one before (`EALREADY`), it is
+    /// connected (`EISCONN`), or bound to what does not reach the meeting.
+    pub fn begin(socket: OwnedFd, at: SocketAddr) -> io::Result<Begun> {
+        let at = within(&socket, at)?;
+        // Data in the SYN would be lost at the meeting.
+        let _ = os::setsockopt(socket.as_fd(), libc::SOL_TCP, TCP_FASTOPEN_CONNECT, &0);
+        match without_waiting(&socket, || rustix::net::connect(&socket, &at))? {
+            Ok(()) => Ok(Begun::Connected),
+            Err(Errno::INPROGRESS) => Ok(Begun::Waits(Pending { socket, at })),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// The program's end of it.
+    ///
+    /// # Errors
+    /// None are known.
+    pub fn program(&self) -> io::Result<SocketAddr> {
+        let own: SocketAddr = rustix::net::getsockname(&self.socket)?.try_into()?;
+        Ok(SocketAddr::new(own.ip().to_canonical(), own.port()))
+    }
+
+    /// Sees that the program's socket is connected, when the meeting has met it.
+    ///
+    /// # Errors
+    /// It is not: somebody else has the same two addresses, or the program has disconnected it.
+    pub fn finish(self) -> io::Result<()> {
+        let timeout = Timespec { tv_sec: 0, tv_nsec: CROSSING.subsec_nanos().into() };
+        loop {
+            // A second connect says it, as it does to programs.
+            match without_waiting(&self.socket, || rustix::net::connect(&self.socket, &self.at))? {
+                Ok(()) | Err(Errno::ISCONN) => return Ok(()),
+                Err(Errno::ALREADY) => {
+                    let mut fds = [PollFd::new(&self.socket, PollFlags::OUT)];
+                    if poll(&mut fds, Some(&timeout))? == 0 {
+                        return Err(Errno::TIMEDOUT.into());
+                    }
+                }
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    /// Tells the program, which waits for its socket, that the connection is refused.
+    ///
+    /// # Errors
+    /// The program has done something else with its socket meanwhile.
+    pub fn refuse(self, closed: &Closed) -> io::Result<()> {
+        disconnect(&self.socket)?;
+        let at = within(&self.socket, closed.at(self.at.ip().to_canonical().is_ipv4())?)?;
+        match without_waiting(&self.socket, || rustix::net::connect(&self.socket, &at))? {
+            Err(Errno::INPROGRESS) | Ok(()) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Makes the socket what it was before the connect: its program is told the error by other means.
+    ///
+    /// # Errors
+    /// None are known.
+    pub fn forget(self) -> io::Result<()> {
+        disconnect(&self.socket)
+    }
+}
+
+impl AsFd for Pending {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// What became of a connect that was to begin.
+#[derive(Debug)]
+pub enum Begun {
+    /// It is in progress.
+    Waits(Pending),
+    /// It was in progress already, and is connected now; the program has asked again.
+    Connected,
+}
+
+/// Ports of ours where nobody listens, and nobody else will: what connects to them is refused.
+#[derive(Debug)]
+pub struct Closed {
+    v4: OwnedFd,
+    v6: Option<OwnedFd>,
+}
+
+impl Closed {
+    /// At ports of the kernel's choice.
+    ///
+    /// # Errors
+    /// There is no loopback interface, or no port is free.
+    pub fn open() -> io::Result<Closed> {
+        let bound = |family, ip| -> io::Result<OwnedFd> {
+            let flags = rustix::net::SocketFlags::CLOEXEC;
+            let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+            rustix::net::bind(&socket, &SocketAddr::new(ip, 0))?;
+            Ok(socket)
+        };
+        let v6 = bound(AddressFamily::INET6, Ipv6Addr::LOCALHOST.into()).ok();
+        Ok(Closed { v4: bound(AddressFamily::INET, Ipv4Addr::LOCALHOST.into())?, v6 })
+    }
+
+    fn at(&self, v4: bool) -> io::Result<SocketAddr> {
+        let socket = if v4 { Some(&self.v4) } else { self.v6.as_ref() };
+        let socket = socket.ok_or(io::ErrorKind::AddrNotAvailable)?;
+        Ok(rustix::net::getsockname(socket)?.try_into()?)
+    }
+}
+
+/// `at` as a socket of this family is told it.
+fn within(socket: &OwnedFd, at: SocketAddr) -> io::Result<SocketAddr> {
+    Ok(match at {
+        SocketAddr::V4(v4) if sockopt::socket_domain(socket)? == AddressFamily::INET6 => {
+            SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port())
+        }
+        _ => at,
+    })
+}
+
+/// Does it as on a socket that does not block; the flag is the program's too, and put back.
+fn without_waiting<T>(socket: &OwnedFd, act: impl FnOnce() -> T) -> io::Result<T> {
+    let flags = fcntl_getfl(socket)?;
+    if flags.contains(OFlags::NONBLOCK) {
+        return Ok(act());
+    }
+    fcntl_setfl(socket, flags | OFlags::NONBLOCK)?;
+    let done = act();
+    fcntl_setfl(socket, flags)?;
+    Ok(done)
+}
+
+fn disconnect(socket: &OwnedFd) -> io::Result<()> {
+    rustix::net::connect_unspec(socket)?;
+    // The disconnect itself leaves one behind.
+    sockopt::socket_error(socket)?.or(Ok(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpStream;
+
+    use rustix::net::SocketFlags;
+
+    use super::*;
+    use crate::meeting::Meeting;
+
+    /// The program's socket, and our duplicate.
+    fn program(family: AddressFamily, flags: SocketFlags) -> (OwnedFd, OwnedFd) {
+        let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None).unwrap();
+        let ours = socket.try_clone().unwrap();
+        (socket, ours)
+    }
+
+    fn begin(ours: OwnedFd, at: SocketAddr) -> Pending {
+        match Pending::begin(ours, at).unwrap() {
+            Begun::Waits(pending) => pending,
+            Begun::Connected => panic!("it was never begun"),
+        }
+    }
+
+    fn events(socket: &OwnedFd) -> PollFlags {
+        let mut fds = [PollFd::new(socket, PollFlags::OUT)];
+        poll(&mut fds, Some(&Timespec::default())).unwrap();
+        fds[0].revents()
+    }
+
+    #[test]
+    fn a_blocking_socket_is_met_and_blocks_again() {
+        let meeting = Meeting::open().unwrap();
+        for (family, at) in [
+            (AddressFamily::INET, meeting.at(true)),
+            (AddressFamily::INET6, meeting.at(true)),
+            (AddressFamily::INET6, meeting.at(false)),
+        ] {
+            let Some(at) = at else { continue };
+            let (socket, ours) = program(family, SocketFlags::empty());
+            let pending = begin(ours, at);
+            assert_eq!(events(&socket), PollFlags::empty());
+            let mut met = meeting.meet(pending.program().unwrap()).unwrap();
+            pending.finish().unwrap();
+            assert!(!fcntl_getfl(&socket).unwrap().contains(OFlags::NONBLOCK));
+            met.write_all(b"there").unwrap();
+            let mut words = [0; 5];
+            TcpStream::from(socket).read_exact(&mut words).unwrap();
+            assert_eq!(&words, b"there");
+        }
+    }
+
+    #[test]
+    fn one_that_is_refused_learns_it_by_its_socket() {
+        let (meeting, closed) = (Meeting::open().unwrap(), Closed::open().unwrap());
+        for v4 in [true, false] {
+            let Some(at) = meeting.at(v4) else { continue };
+            let family = if v4 { AddressFamily::INET } else { AddressFamily::INET6 };
+            let (socket, ours) = program(family, SocketFlags::NONBLOCK);
+            begin(ours, at).refuse(&closed).unwrap();
+            assert!(events(&socket).contains(PollFlags::ERR | PollFlags::HUP));
+            assert_eq!(sockopt::socket_error(&socket).unwrap(), Err(Errno::CONNREFUSED));
+        }
+    }
+
+    #[test]
+    fn one_that_is_forgotten_can_connect_again() {
+        let meeting = Meeting::open().unwrap();
+        let at = meeting.at(true).unwrap();
+        let (socket, ours) = program(AddressFamily::INET, SocketFlags::empty());
+        begin(ours, at).forget().unwrap();
+        assert_eq!(sockopt::socket_error(&socket).unwrap(), Ok(()));
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        rustix::net::connect(&socket, &listener.local_addr().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_second_connect_is_told_what_the_kernel_says() {
+        let meeting = Meeting::open().unwrap();
+        let at = meeting.at(true).unwrap();
+        let (socket, ours) = program(AddressFamily::INET, SocketFlags::NONBLOCK);
+        let again = || Pending::begin(socket.try_clone().unwrap(), at);
+        let pending = begin(ours, at);
+        assert_eq!(again().unwrap_err().raw_os_error(), Some(libc::EALREADY));
+        let _met = meeting.meet(pending.program().unwrap()).unwrap();
+        assert!(matches!(again().unwrap(), Begun::Connected));
+        assert_eq!(again().unwrap_err().raw_os_error(), Some(libc::EISCONN));
+        pending.finish().unwrap();
+    }
+}

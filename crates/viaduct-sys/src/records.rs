@@ -1,0 +1,127 @@
+//! Records between processes of this host, a descriptor beside one of them (`SOCK_SEQPACKET`,
+//! `SCM_RIGHTS`).
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+};
+
+/// Room for one descriptor.
+const SPACE: usize = rustix::cmsg_space!(ScmRights(1));
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 1024;
+
+/// Two ends.
+///
+/// # Errors
+/// No descriptor is left.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC;
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+/// Listens at `name`, not blocking. One that begins with `@` is of this network namespace and no file.
+///
+/// # Errors
+/// The name is taken, too long, or its directory does not exist.
+pub fn listen(name: &str) -> io::Result<OwnedFd> {
+    let socket = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+    rustix::net::bind(&socket, &address(name)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// The next who has come to `listener`, not blocking, and the number of their user.
+///
+/// # Errors
+/// Nobody has come ([`io::ErrorKind::WouldBlock`]), or no descriptor is left.
+pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, u32)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::accept_with(listener, flags)?;
+    let user = sockopt::socket_peercred(&socket)?.uid.as_raw();
+    Ok((socket, user))
+}
+
+/// Connects to `name`.
+///
+/// # Errors
+/// Nobody listens there.
+pub fn connect(name: &str) -> io::Result<OwnedFd> {
+    let socket = socket(SocketFlags::CLOEXEC)?;
+    rustix::net::connect(&socket, &address(name)?)?;
+    Ok(socket)
+}
+
+/// Sends one. It neither allocates nor takes a lock.
+///
+/// # Errors
+/// The other end has gone, or does not read.
+pub fn send(socket: impl AsFd, bytes: &[u8], beside: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); SPACE];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let beside = beside.as_ref().map(std::slice::from_ref).unwrap_or_default();
+    if !beside.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(beside));
+    }
+    let bytes = [IoSlice::new(bytes)];
+    rustix::net::sendmsg(socket, &bytes, &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Takes one, cut to fit `bytes`; its length, 0 if the other end has gone, and what was beside it.
+///
+/// # Errors
+/// There is none ([`io::ErrorKind::WouldBlock`]), if the socket does not block.
+pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); SPACE];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = [IoSliceMut::new(bytes)];
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let length = rustix::net::recvmsg(socket, &mut bytes, &mut control, flags)?.bytes;
+    let mut beside = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut of) => of.next(),
+        _ => None,
+    });
+    Ok((length, beside.next()))
+}
+
+fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+fn address(name: &str) -> io::Result<SocketAddrUnix> {
+    Ok(match name.strip_prefix('@') {
+        Some(name) => SocketAddrUnix::new_abstract_name(name.as_bytes())?,
+        None => SocketAddrUnix::new(name)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_descriptor_comes_beside_a_record() {
+        let name = format!("@viaduct-records-{}", std::process::id());
+        let listener = listen(&name).unwrap();
+        let ours = connect(&name).unwrap();
+        let (theirs, user) = accept(&listener).unwrap();
+        assert_eq!(user, rustix::process::getuid().as_raw());
+        let (one, other) = pair().unwrap();
+        send(&ours, b"with", Some(one.as_fd())).unwrap();
+        send(&ours, b"without", None).unwrap();
+        let mut bytes = [0; 16];
+        let (length, beside) = receive(&theirs, &mut bytes).unwrap();
+        assert_eq!(&bytes[..length], b"with");
+        send(beside.unwrap(), b"it works", None).unwrap();
+        assert_eq!(receive(&other, &mut bytes).unwrap().0, 8);
+        let (length, beside) = receive(&theirs, &mut bytes).unwrap();
+        assert!(&bytes[..length] == b"without" && beside.is_none());
+        drop(ours);
+        assert_eq!(receive(&theirs, &mut bytes).unwrap().0, 0);
+    }
+}

@@ -1,0 +1,164 @@
+//! The program that says which calls are told of: classic BPF over `struct seccomp_data`.
+//!
+//! ```text
+//!   another machine's calls ──▶ those that could go around us: no such call
+//!   io_uring_setup, x32     ──▶ no such call; runtimes have another way
+//!   connect, some sends, some sockets, names ──▶ told
+//!   all else                ──▶ the kernel's, which remembers that by number: it costs nothing
+//! ```
+
+use libc::{
+    SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO, SECCOMP_RET_KILL_PROCESS, SECCOMP_RET_USER_NOTIF,
+};
+
+use super::Traps;
+use crate::filter::BpfInsn;
+use crate::filter::asm::{Asm, Label, Test};
+
+// Fields of `struct seccomp_data`.
+const NR: u32 = 0;
+const ARCH: u32 = 4;
+
+/// The low word of an argument, which all machines here keep first, and the high one.
+const fn argument(n: u32) -> (u32, u32) {
+    (16 + 8 * n, 20 + 8 * n)
+}
+
+#[cfg(target_arch = "x86_64")]
+mod machine {
+    pub(super) const NATIVE: u32 = 0xc000_003e;
+    /// i386, and its numbers of: socketcall, connect, sendto, sendmsg, sendmmsg, io_uring_setup.
+    pub(super) const OTHER: (u32, &[u32]) = (0x4000_0003, &[102, 362, 369, 370, 345, 425]);
+    /// Calls of x32 have this bit.
+    pub(super) const X32: Option<u32> = Some(0x4000_0000);
+}
+
+#[cfg(target_arch = "aarch64")]
+mod machine {
+    pub(super) const NATIVE: u32 = 0xc000_00b7;
+    /// ARM's EABI, and its numbers of: connect, sendto, sendmsg, sendmmsg, io_uring_setup.
+    pub(super) const OTHER: (u32, &[u32]) = (0x4000_0028, &[283, 290, 296, 374, 425]);
+    pub(super) const X32: Option<u32> = None;
+}
+
+const MSG_FASTOPEN: u32 = 0x2000_0000;
+const SOCK_KIND: u32 = 0xf;
+const IPPROTO_SMC: u32 = 256;
+const IPPROTO_MPTCP: u32 = 262;
+const AF_SMC: u32 = 43;
+/// Families that lead nowhere.
+const LOCAL: [libc::c_int; 3] = [libc::AF_UNIX, libc::AF_NETLINK, libc::AF_ALG];
+
+/// Where each call goes on.
+struct Ends {
+    allow: Label,
+    tell: Label,
+    absent: Label,
+}
+
+impl Traps {
+    pub(super) fn filter(&self) -> Vec<BpfInsn> {
+        let mut asm = Asm::default();
+        let [allow, tell, absent, native, other, kill] = [(); 6].map(|()| asm.label());
+        let ends = Ends { allow, tell, absent };
+        asm.load_word(ARCH);
+        asm.jump_if(Test::Equal(machine::NATIVE), native);
+        asm.branch(Test::Equal(machine::OTHER.0), other, kill);
+
+        asm.place(native);
+        asm.load_word(NR);
+        if let Some(bit) = machine::X32 {
+            asm.jump_if(Test::AtLeast(bit), absent);
+        }
+        self.native(&mut asm, &ends);
+
+        asm.place(other);
+        asm.load_word(NR);
+        for &nr in machine::OTHER.1 {
+            asm.jump_if(Test::Equal(nr), absent);
+        }
+        asm.goto(allow);
+
+        for (label, action) in [
+            (allow, SECCOMP_RET_ALLOW),
+            (tell, SECCOMP_RET_USER_NOTIF),
+            (absent, SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned()),
+            (kill, SECCOMP_RET_KILL_PROCESS),
+        ] {
+            asm.place(label);
+            asm.keep(action);
+        }
+        asm.finish()
+    }
+
+    fn native(&self, asm: &mut Asm, ends: &Ends) {
+        let number = |nr: libc::c_long| Test::Equal(nr as u32);
+        let [socket, sendto, sendmsg, sendmmsg] = [(); 4].map(|()| asm.label());
+        asm.jump_if(number(libc::SYS_connect), ends.tell);
+        asm.jump_if(number(libc::SYS_socket), socket);
+        asm.jump_if(number(libc::SYS_sendto), sendto);
+        asm.jump_if(number(libc::SYS_sendmsg), sendmsg);
+        asm.jump_if(number(libc::SYS_sendmmsg), sendmmsg);
+        asm.jump_if(number(libc::SYS_io_uring_setup), ends.absent);
+        if self.names {
+            asm.jump_if(number(libc::SYS_getpeername), ends.tell);
+            asm.jump_if(number(libc::SYS_getsockname), ends.tell);
+        }
+        asm.goto(ends.allow);
+
+        asm.place(socket);
+        self.socket(asm, ends);
+
+        asm.place(sendto);
+        asm.load_word(argument(3).0);
+        asm.jump_if(Test::AnyBit(MSG_FASTOPEN), ends.tell);
+        if self.sends {
+            let (low, high) = argument(4);
+            for word in [low, high] {
+                asm.load_word(word);
+                asm.jump_unless(Test::Equal(0), ends.tell);
+            }
+        }
+        asm.goto(ends.allow);
+
+        // Whether there is an address stands behind a pointer.
+        for (label, flags) in [(sendmsg, 2), (sendmmsg, 3)] {
+            asm.place(label);
+            if self.sends {
+                asm.goto(ends.tell);
+            } else {
+                asm.load_word(argument(flags).0);
+                asm.branch(Test::AnyBit(MSG_FASTOPEN), ends.tell, ends.allow);
+            }
+        }
+    }
+
+    /// Sockets that could go around us, and those that programs can do without.
+    fn socket(&self, asm: &mut Asm, ends: &Ends) {
+        let inet = asm.label();
+        asm.load_word(argument(0).0);
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            asm.jump_if(Test::Equal(family.cast_unsigned()), inet);
+        }
+        if self.families {
+            for family in LOCAL {
+                asm.jump_if(Test::Equal(family.cast_unsigned()), ends.allow);
+            }
+            asm.goto(ends.tell);
+        } else {
+            asm.branch(Test::Equal(AF_SMC), ends.tell, ends.allow);
+        }
+
+        asm.place(inet);
+        asm.load_word(argument(2).0);
+        for protocol in [IPPROTO_MPTCP, IPPROTO_SMC] {
+            asm.jump_if(Test::Equal(protocol), ends.tell);
+        }
+        if self.datagrams {
+            asm.load_word(argument(1).0);
+            asm.and(SOCK_KIND);
+            asm.jump_unless(Test::Equal(libc::SOCK_STREAM.cast_unsigned()), ends.tell);
+        }
+        asm.goto(ends.allow);
+    }
+}

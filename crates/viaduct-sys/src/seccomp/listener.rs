@@ -1,0 +1,94 @@
+//! Calls that wait for an answer (`seccomp_unotify(2)`).
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use crate::os;
+
+// `linux/seccomp.h`: _IOWR('!', 0, struct seccomp_notif) and so on.
+const RECEIVE: libc::Ioctl = 0xc050_2100_u32 as libc::Ioctl;
+const SEND: libc::Ioctl = 0xc018_2101_u32 as libc::Ioctl;
+const IS_VALID: libc::Ioctl = 0x4008_2102;
+const SET_FLAGS: libc::Ioctl = 0x4008_2104;
+const SYNC_WAKE_UP: u64 = 1;
+
+/// Where a program's calls are told.
+#[derive(Debug)]
+pub struct Listener(OwnedFd);
+
+/// A call that waits.
+#[derive(Clone, Copy, Debug)]
+pub struct Notification {
+    id: u64,
+    /// The thread that has called, as this process numbers it.
+    pub thread: u32,
+    /// The number of the call.
+    pub call: i64,
+    /// What it was given.
+    pub arguments: [u64; 6],
+}
+
+/// What a call is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// It has returned this.
+    Returned(i64),
+    /// It has failed with this.
+    Failed(i32),
+    /// The kernel is to do it. Whoever calls may have changed since what its pointers point to.
+    Continue,
+}
+
+impl Listener {
+    /// Who wakes whom is told to the scheduler where the kernel can be (6.6 and later).
+    pub(super) fn new(fd: OwnedFd) -> Listener {
+        // SAFETY: the kernel takes the flags as a number.
+        let _ = unsafe { libc::ioctl(fd.as_raw_fd(), SET_FLAGS, SYNC_WAKE_UP) };
+        Listener(fd)
+    }
+
+    /// The next call. It blocks until there is one; see [`AsFd`].
+    ///
+    /// # Errors
+    /// Who called has gone meanwhile ([`io::ErrorKind::NotFound`]), or a signal came.
+    pub fn receive(&self) -> io::Result<Notification> {
+        // SAFETY: all zeros is a `seccomp_notif`, and what the kernel asks for.
+        let mut told: libc::seccomp_notif = unsafe { std::mem::zeroed() };
+        // SAFETY: the kernel writes one, which lives through the call.
+        os::check(unsafe { libc::ioctl(self.0.as_raw_fd(), RECEIVE, &raw mut told) })?;
+        Ok(Notification {
+            id: told.id,
+            thread: told.pid,
+            call: told.data.nr.into(),
+            arguments: told.data.args,
+        })
+    }
+
+    /// Whether the call still waits: what was read of its thread meanwhile was its thread's.
+    pub fn waits(&self, call: &Notification) -> bool {
+        // SAFETY: the kernel reads one number, which lives through the call.
+        unsafe { libc::ioctl(self.0.as_raw_fd(), IS_VALID, &raw const call.id) == 0 }
+    }
+
+    /// Answers.
+    ///
+    /// # Errors
+    /// Who called has gone, or was interrupted ([`io::ErrorKind::NotFound`]).
+    pub fn reply(&self, call: &Notification, reply: Reply) -> io::Result<()> {
+        let (val, error, flags) = match reply {
+            Reply::Returned(value) => (value, 0, 0),
+            Reply::Failed(errno) => (0, -errno, 0),
+            Reply::Continue => (0, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
+        };
+        let mut said = libc::seccomp_notif_resp { id: call.id, val, error, flags };
+        // SAFETY: the kernel reads one, which lives through the call.
+        os::check(unsafe { libc::ioctl(self.0.as_raw_fd(), SEND, &raw mut said) })
+    }
+}
+
+impl AsFd for Listener {
+    /// Readable when a call waits; hung up when nobody is left who could call.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

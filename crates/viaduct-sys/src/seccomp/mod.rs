@@ -1,0 +1,172 @@
+//! Programs whose calls are told of before they happen: seccomp's user notification.
+//!
+//! The child puts the filter on itself between fork and exec, and tells its parent which descriptor the
+//! listener is: to pass one takes a call that the filter may name.
+//! From then on a call that the filter names waits until it is answered here; what the program starts
+//! inherits that, static programs and other runtimes alike. No privilege is needed: without one, the
+//! program can gain none either (`no_new_privs`), so that set-user-ID programs run as their caller.
+//!
+//! ```text
+//!   spawn ──fork──▶ child: filter ── the listener's number ──▶ parent: pidfd_getfd
+//!                     │ exec                                          │
+//!                   program ── connect(2) ──▶ waits ─────────▶ Listener::receive
+//!                                               │                     │ Task: its memory, its socket
+//!                                               ◀──────────────── Listener::reply
+//! ```
+//!
+//! Who answers must live as long as the program: without them its calls fail with `ENOSYS`.
+#![allow(unsafe_code)]
+
+mod filter;
+mod listener;
+mod task;
+
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::thread;
+
+pub use listener::{Listener, Notification, Reply};
+pub use task::Task;
+
+use crate::filter::BpfInsn;
+use crate::{os, records};
+
+/// Which calls are told of, beside `connect` and sends that open a stream fast.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traps {
+    /// Every send that may have an address.
+    pub sends: bool,
+    /// Opening sockets of IP that are no streams.
+    pub datagrams: bool,
+    /// Opening sockets of families that may leave this host in ways of their own.
+    pub families: bool,
+    /// `getpeername` and `getsockname`.
+    pub names: bool,
+}
+
+/// Why a program was not started.
+#[derive(Debug, thiserror::Error)]
+pub enum SeccompError {
+    /// Somebody else hears of this process's calls.
+    #[error(
+        "seccomp: another supervisor hears of this process's calls already (another viaduct run, or a \
+         container's); use --via preload or --via cgroup"
+    )]
+    Nested,
+    /// The kernel has no such thing.
+    #[error("seccomp: the kernel cannot tell of calls ({0}); Linux 5.6 or later can")]
+    Missing(io::Error),
+    /// The listener did not come.
+    #[error("seccomp: the filter's listener was not handed over: {0}")]
+    Handover(io::Error),
+    /// The program could not be started.
+    #[error(transparent)]
+    Spawn(io::Error),
+}
+
+impl Traps {
+    /// Starts `command`; its calls, and those of all that it starts, are told to the listener.
+    ///
+    /// # Errors
+    /// The program cannot be started, or not like this.
+    pub fn spawn(self, mut command: Command) -> Result<(Child, Listener), SeccompError> {
+        let program = self.filter();
+        let (ours, theirs) = records::pair().map_err(SeccompError::Handover)?;
+        // SAFETY: between fork and exec the closure makes system calls only; it neither allocates nor
+        // takes a lock.
+        unsafe { command.pre_exec(move || hand_over(&program, &theirs)) };
+        // The child waits for its parent before exec, and spawn for the child's exec.
+        let (spawned, taken) = thread::scope(|scope| {
+            let taker = scope.spawn(|| take_over(&ours));
+            let spawned = command.spawn();
+            // Nobody else will come; what has come is still read.
+            let _ = rustix::net::shutdown(&ours, rustix::net::Shutdown::Both);
+            (spawned, taker.join().unwrap_or(Err(SeccompError::Handover(ErrorKind::Other.into()))))
+        });
+        match (spawned, taken) {
+            (Ok(child), Ok(listener)) => Ok((child, listener)),
+            (Ok(mut child), Err(error)) => {
+                // Without a listener it could do nothing, and would go around nobody.
+                let _ = child.kill().and_then(|()| child.wait());
+                Err(error)
+            }
+            (Err(_), Err(error @ (SeccompError::Nested | SeccompError::Missing(_)))) => Err(error),
+            (Err(error), _) => Err(SeccompError::Spawn(error)),
+        }
+    }
+}
+
+/// In the child: puts the filter on, and says the listener's number, or below 0 why there is none.
+fn hand_over(program: &[BpfInsn], parent: &OwnedFd) -> io::Result<()> {
+    let installed = install(program);
+    let said = match &installed {
+        Ok(listener) => listener.as_raw_fd(),
+        Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
+    };
+    // Not a send: that may be told of.
+    let said = (u64::from(std::process::id()) << 32) | u64::from(said.cast_unsigned());
+    rustix::io::write(parent, &said.to_ne_bytes())?;
+    rustix::io::read(parent, &mut [0; 1])?;
+    installed.map(drop)
+}
+
+/// In the parent: takes the listener of a child that has put the filter on.
+fn take_over(child: &OwnedFd) -> Result<Listener, SeccompError> {
+    let failed = SeccompError::Handover;
+    let mut said = [0; 8];
+    let length = rustix::io::read(child, &mut said).map_err(|errno| failed(errno.into()))?;
+    if length < said.len() {
+        return Err(failed(ErrorKind::UnexpectedEof.into()));
+    }
+    let said = u64::from_ne_bytes(said);
+    let taken = match (said as u32).cast_signed() {
+        errno if errno == -libc::EBUSY => Err(SeccompError::Nested),
+        errno @ ..0 => Err(SeccompError::Missing(io::Error::from_raw_os_error(-errno))),
+        number => Task::open((said >> 32) as u32)
+            .and_then(|task| task.duplicate(number))
+            .map(Listener::new)
+            .map_err(failed),
+    };
+    // If it has gone, it needs no word.
+    let _ = rustix::io::write(child, b"!");
+    taken
+}
+
+/// Puts the filter on this thread. Signals that do not kill leave calls waiting whose notification was
+/// received, where the kernel can do that (5.19): runtimes that interrupt their threads, such as Go's,
+/// would else call again and again.
+fn install(program: &[BpfInsn]) -> io::Result<OwnedFd> {
+    let program = libc::sock_fprog {
+        len: u16::try_from(program.len()).map_err(|_| ErrorKind::InvalidInput)?,
+        filter: program.as_ptr().cast_mut().cast(),
+    };
+    let listen = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
+    let patient = listen | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
+    let install = || match set_filter(patient, &program) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => set_filter(listen, &program),
+        other => other,
+    };
+    // Who has the privilege keeps it, and their set-user-ID programs theirs.
+    let fd = install().or_else(|error| {
+        if error.raw_os_error() != Some(libc::EACCES) {
+            return Err(error);
+        }
+        rustix::thread::set_no_new_privs(true)?;
+        install()
+    })?;
+    // SAFETY: the kernel has just opened it for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn set_filter(flags: libc::c_ulong, program: &libc::sock_fprog) -> io::Result<RawFd> {
+    let mode = libc::SECCOMP_SET_MODE_FILTER;
+    // SAFETY: the kernel reads the program, which lives through the call.
+    let fd = unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const *program) };
+    let fd = RawFd::try_from(fd).map_err(|_| ErrorKind::InvalidData)?;
+    os::check(fd).map(|()| fd)
+}
+
+#[cfg(test)]
+mod tests;

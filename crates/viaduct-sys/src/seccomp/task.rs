@@ -1,0 +1,77 @@
+//! The thread that has called: its memory and its descriptors.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
+/// A thread, not its process (`PIDFD_THREAD`, 6.9 and later).
+const THREAD: PidfdFlags = PidfdFlags::from_bits_retain(0o200);
+
+/// A thread of a program. One that has gone answers nothing, though another may have its number.
+#[derive(Debug)]
+pub struct Task {
+    pid: Pid,
+    fd: OwnedFd,
+}
+
+impl Task {
+    /// The thread of this number.
+    ///
+    /// # Errors
+    /// It has gone.
+    pub fn open(thread: u32) -> io::Result<Task> {
+        let pid = i32::try_from(thread).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or(io::ErrorKind::NotFound)?;
+        let fd = pidfd_open(pid, THREAD).or_else(|_| pidfd_open(process_of(pid), PidfdFlags::empty()))?;
+        Ok(Task { pid, fd })
+    }
+
+    /// A duplicate of its descriptor `fd`.
+    ///
+    /// # Errors
+    /// It has none of this number, or we may not: it is another user's, or does not let itself be
+    /// looked at (`PR_SET_DUMPABLE`).
+    pub fn duplicate(&self, fd: i32) -> io::Result<OwnedFd> {
+        Ok(pidfd_getfd(&self.fd, fd, PidfdGetfdFlags::empty())?)
+    }
+
+    /// Reads its memory at `from`; how many bytes there were before the first that it does not have.
+    ///
+    /// # Errors
+    /// There is none, or we may not.
+    pub fn read(&self, from: u64, to: &mut [u8]) -> io::Result<usize> {
+        let ours = libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: to.len() };
+        let theirs = libc::iovec { iov_base: from as *mut _, iov_len: to.len() };
+        let pid = self.pid.as_raw_nonzero().get();
+        // SAFETY: the kernel writes at most the length of `to`; the other address is not ours, and is
+        // checked by it.
+        let read = unsafe { libc::process_vm_readv(pid, &raw const ours, 1, &raw const theirs, 1, 0) };
+        usize::try_from(read).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Writes `bytes` to its memory at `to`.
+    ///
+    /// # Errors
+    /// There is none that it may write, or we may not.
+    pub fn write(&self, to: u64, bytes: &[u8]) -> io::Result<()> {
+        let ours = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let theirs = libc::iovec { iov_base: to as *mut _, iov_len: bytes.len() };
+        let pid = self.pid.as_raw_nonzero().get();
+        // SAFETY: the kernel reads `bytes`; the other address is not ours, and is checked by it.
+        let wrote =
+            unsafe { libc::process_vm_writev(pid, &raw const ours, 1, &raw const theirs, 1, 0) };
+        match usize::try_from(wrote) {
+            Ok(wrote) if wrote == bytes.len() => Ok(()),
+            Ok(_) => Err(io::Error::from_raw_os_error(libc::EFAULT)),
+            Err(_) => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+/// The process of a thread, for kernels that know only processes; itself if that cannot be known.
+fn process_of(thread: Pid) -> Pid {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+    let id = status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
+    id.and_then(Pid::from_raw).unwrap_or(thread)
+}
