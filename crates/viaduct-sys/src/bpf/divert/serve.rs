@@ -12,10 +12,10 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use super::BpfError;
-use super::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R6, R7, R8, Width};
-use super::divert::{ENDS, ends};
-use super::kernel::{Hook, Link, Map, SocketMap};
+use super::ends::{self, ENDS};
+use crate::bpf::BpfError;
+use crate::bpf::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R6, R7, R8, Reg, Width};
+use crate::bpf::kernel::{Hook, Link, Map, SocketMap};
 
 /// Ports that programs listen at, and connections to them.
 const PORTS: u32 = 4096;
@@ -62,7 +62,7 @@ impl Inside {
     /// # Errors
     /// The kernel has no memory.
     pub fn note(&self, port: u16, client: SocketAddr, own: SocketAddr) -> std::io::Result<()> {
-        self.0.set(port.into(), &ends(client, own))
+        self.0.set(port.into(), &ends::pair(client, own))
     }
 }
 
@@ -163,7 +163,7 @@ impl Serve {
 }
 
 /// The key of an address, its last word in `ip`, and a port, on the stack.
-fn key(asm: &mut Asm, ip: super::asm::Reg, port: super::asm::Reg) {
+fn key(asm: &mut Asm, ip: Reg, port: Reg) {
     asm.copy(R2, ip);
     asm.shift_left(R2, 16);
     asm.or_register(R2, port);
