@@ -174,11 +174,13 @@ impl Through {
     fn act(&mut self, client: &mut Leg, server: &mut Leg, now: Instant) -> io::Result<()> {
         while let Some(action) = self.chain.poll_action() {
             match action {
-                Action::Close(_) => {
+                Action::Close(id) if id == self.bottom => {
                     self.sides[1].ended = true;
                     self.sides[1].shut(server)?;
                 }
-                Action::Shutdown(_, Half::Write) => self.sides[1].shut(server)?,
+                Action::Shutdown(id, Half::Write) if id == self.bottom => {
+                    self.sides[1].shut(server)?;
+                }
                 Action::Finished => self.sides[0].shut(client)?,
                 other => self.note(other, now),
             }
