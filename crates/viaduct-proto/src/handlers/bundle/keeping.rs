@@ -103,7 +103,6 @@ impl Bundle {
     }
 
     /// When to look again, if nothing happens before.
-
     pub(super) fn deadline(&self) -> Option<Instant> {
         let paths = self.paths.iter().filter_map(Path::deadline);
         let dials = self.session.to.is_some() && self.session.secret.is_some();
