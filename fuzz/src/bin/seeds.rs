@@ -40,7 +40,7 @@ fn main() -> io::Result<()> {
     write(&corpus, "wire", &[messages, datagrams(&packets)].concat())?;
     write(&corpus, "split", &hops())?;
     // These read sequences of operations: any bytes are some.
-    for target in ["decoders", "codes", "messages", "plane", "query", "tunnel", "sessions"] {
+    for target in ["decoders", "codes", "messages", "plane", "query", "tunnel", "sessions", "handlers"] {
         write(&corpus, target, &noise(target))?;
     }
     Ok(())

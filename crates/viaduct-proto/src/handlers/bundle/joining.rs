@@ -183,7 +183,7 @@ impl Bundle {
     }
 
     /// A connection was given to this chain.
-    pub(super) fn take(&mut self, cx: &mut Context<'_>, output: Output, said: Bytes) {
+    pub(super) fn take(&mut self, cx: &mut Context<'_>, output: Output, said: &Bytes) {
         let stranger = |path: &&Path| path.is_stranger();
         if self.paths.iter().filter(stranger).count() >= MOST_STRANGERS
             && let Some(oldest) = self.paths.iter().find(stranger).map(|path| path.output)
@@ -191,6 +191,6 @@ impl Bundle {
             self.drop_path(cx, oldest);
         }
         self.paths.push(Path::new(output, 0, Stage::Fresh, cx.now()));
-        self.hear_bytes(cx, output, &said);
+        self.hear_bytes(cx, output, said);
     }
 }

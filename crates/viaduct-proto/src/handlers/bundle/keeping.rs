@@ -7,7 +7,7 @@ use crate::flow::{Context, Failure};
 use crate::time::{Duration, Instant};
 
 /// How often a connection is tried at most: in the first minute without any, and otherwise.
-const RETRY: Duration = Duration::from_millis(500);
+const RETRY: Duration = Duration::from_millis(250);
 const LATE_RETRY: Duration = Duration::from_secs(5);
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -103,7 +103,6 @@ impl Bundle {
     }
 
     /// When to look again, if nothing happens before.
-
     pub(super) fn deadline(&self) -> Option<Instant> {
         let paths = self.paths.iter().filter_map(Path::deadline);
         let dials = self.session.to.is_some() && self.session.secret.is_some();

@@ -192,7 +192,7 @@ impl Handler for Bundle {
     }
 
     fn taken(&mut self, cx: &mut Context<'_>, output: Output, said: Bytes) {
-        self.take(cx, output, said);
+        self.take(cx, output, &said);
         self.settle(cx);
     }
 

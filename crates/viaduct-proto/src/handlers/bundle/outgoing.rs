@@ -108,13 +108,14 @@ impl Outgoing {
 
     /// The other end has all before `received`; false if it cannot have that.
     pub(super) fn acked(&mut self, received: u64, mut gone: impl FnMut(Output, usize)) -> bool {
-        while let Some(block) = self.blocks.pop_front_if(|block| block.end() <= received) {
+        while let Some(block) = self.blocks.front().filter(|block| block.end() <= received) {
             self.cost -= block.cost();
             match block.on {
                 Some(on) => gone(on, block.data.len()),
                 None => self.unsent -= block.cost(),
             }
             self.first_unsent = self.first_unsent.saturating_sub(1);
+            self.blocks.pop_front();
         }
         received <= self.next
     }

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::super::testing::{LIMIT, Net};
+use crate::flow::Failure;
 use crate::time::Duration;
 
 /// Bytes of one write, at most.
@@ -134,5 +135,39 @@ proptest! {
         prop_assert_eq!(net.end(1).finished, 1);
         let open = |c: &super::super::testing::Connection| c.seats.iter().all(Option::is_some);
         prop_assert!(!net.connections.iter().any(open), "all is closed");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn a_reset_arrives_once_and_nothing_is_delivered_that_was_not_written(
+        chain in chain().prop_filter("they hide resets", |chain| {
+            !chain.iter().any(|name| name.starts_with("migrate") || name.starts_with("stripe"))
+        }),
+        cut in 1..5_000_usize,
+        counts in prop::collection::vec(0..PIECE, 1..10),
+        millis in 0..50_u64,
+    ) {
+        let mut net = Net::new(&chain, &chain);
+        net.cut = cut;
+        net.connect();
+        net.wait(Duration::from_secs(1));
+        for count in counts {
+            for host in [0, 1] {
+                if net.end(host).chain.may_write() {
+                    net.write(host, count);
+                }
+            }
+        }
+        net.wait(Duration::from_millis(millis));
+        net.cut_all(true);
+        net.wait(long());
+        for host in [0, 1] {
+            prop_assert_eq!(&net.end(host).failed[..], [Failure::Reset]);
+            prop_assert_eq!(net.end(host).finished, 0);
+            let read = net.end(host).read.got;
+            prop_assert!(read <= net.end(1 - host).written.made);
+        }
     }
 }
