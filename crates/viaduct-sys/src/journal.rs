@@ -544,7 +544,7 @@ mod tests {
         };
         // No process has ever started so late.
         let owner = Owner { started: u64::MAX, ..Owner::this_process().unwrap() };
-        let changes = vec![Change::Intercept(intercept.clone())];
+        let changes = vec![Change::Intercept(intercept)];
         let left = Journal { owner, changes: changes.clone(), disputed: Vec::new() };
         fs::write(&path, serde_json::to_vec(&left).unwrap()).unwrap();
         let _other = claim("disputed_1").unwrap();

@@ -240,7 +240,9 @@ impl Control {
         let fixed = refuse_fixed(&self.site.config, &site.config).and_then(|()| {
             match (&self.flows, &flows) {
                 (None, None) => Ok(()),
-                (Some(old), Some(new)) => old.handle.settings().check_change(new),
+                (Some(old), Some(new)) => {
+                    old.handle.settings().check_change(new).context("[split]")
+                }
                 _ => bail!("mode: the first or the last peer in split mode needs a restart"),
             }
         });

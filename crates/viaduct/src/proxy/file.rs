@@ -251,9 +251,9 @@ mod tests {
         assert_eq!(
             words,
             [
-                "from any to any port 22-22 port 8000-8080: by 10.9.0.1:7000 +count +shape, \
-                 at most 9000000 bit/s",
-                "from any to any: straight on, at most 1000 bit/s",
+                "from any to any port 22 port 8000-8080: by 10.9.0.1:7000 +count +shape, \
+                 at most 9M bit/s",
+                "from any to any: straight on, at most 1k bit/s",
                 "from any to any: denied",
             ]
         );
@@ -271,7 +271,7 @@ mod tests {
         ))
         .unwrap();
         let words: Vec<_> = policies.iter().map(ToString::to_string).collect();
-        let oslo = "from any to any port 22-22: through the tunnel oslo";
+        let oslo = "from any to any port 22: through the tunnel oslo";
         assert_eq!(words, [oslo, "from any to any: straight on"]);
         let wrong = [
             ("tunnel = 'bonn'", "no [[tunnel]] is named \"bonn\"; there are [\"rome\", \"oslo\"]"),

@@ -86,7 +86,9 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     if options.rehearse {
         return Ok(fs::remove_file(settings.socket())?);
     }
-    info!(name = settings.name, listen = ?settings.listen, to = %settings.target, "up");
+    let tunnels = settings.tunnels.as_ref().and_then(|of| of.listen).map(tracing::field::display);
+    let (name, listen) = (&settings.name, &settings.listen);
+    info!(name, ?listen, tunnel_listen = tunnels, to = %settings.target, "up");
     memory::let_go_of_start()?;
     let ended = loops.run().context("the proxy stopped");
     let _ = fs::remove_file(settings.socket());

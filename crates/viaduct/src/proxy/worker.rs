@@ -74,6 +74,8 @@ pub struct Worker {
     pub(super) interception: Arc<Interception>,
     pub(super) stats: ProxyStats,
     pub(super) orders: mpsc::Receiver<Order>,
+    /// The log knows that clients cannot be accepted.
+    pub(super) complained: bool,
     /// When it had a flow last.
     busy: Instant,
     /// When to end, if it was asked to.
@@ -148,6 +150,7 @@ impl Worker {
             interception,
             stats: ProxyStats::default(),
             orders,
+            complained: false,
             busy: time(),
             deadline: None,
             doors_close: None,

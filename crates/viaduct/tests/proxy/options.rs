@@ -96,6 +96,8 @@ fn what_makes_no_sense_or_has_no_effect_is_refused_in_one_line() {
         (&format!("{TO} --ports 80"), "ports: they are intercept's"),
         (&format!("{TO} --keep-client"), "keep-client: it is intercept's"),
         (&format!("{TO} --links 3"), "links: the end that dials"),
+        (&format!("{TO} --carrier quic"), "carrier: it is a tunnel's"),
+        (&format!("{TO} --link-congestion bbr"), "link-congestion: it is a tunnel's"),
         (&format!("{TO} --tell proxy"), "tell: no hop"),
         (&format!("{PATH} --ports 0"), "a port or a range"),
         (&format!("{PATH} --ports 1-200"), "128 are possible"),

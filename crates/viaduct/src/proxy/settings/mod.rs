@@ -214,7 +214,10 @@ impl Settings {
                 receive_buffer: args.receive_buffer,
                 shared: false,
             },
-            tunnels: tunnels.map(|of| TunnelSettings { waits, ..of }),
+            tunnels: tunnels.map(|mut of| {
+                (of.waits, of.core.queue) = (waits, of.core.queue.min(args.chain_buffer));
+                of
+            }),
             holds,
             on_demand: args.on_demand,
             name,
@@ -276,7 +279,11 @@ impl Settings {
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let listen: Vec<_> = self.listen.iter().map(ToString::to_string).collect();
-        writeln!(f, "proxy {}: {} to {}", self.name, listen.join(", "), self.target)?;
+        match listen.is_empty() {
+            true => writeln!(f, "proxy {}:", self.name)?,
+            false => writeln!(f, "proxy {}: {} to {}", self.name, listen.join(", "), self.target)?,
+        }
+        self.tunnels.iter().try_for_each(|tunnels| write!(f, "{tunnels}"))?;
         for (n, policy) in self.policies.list.iter().enumerate() {
             writeln!(f, "  policy {}: {policy}", n + 1)?;
         }

@@ -254,11 +254,17 @@ impl Drop for Tunnels {
     }
 }
 
-fn new_peer(settings: &TunnelSettings, key: PublicKey, instance: Option<u64>) -> SharedPeer {
+/// The tunnel to the peer of this key, called `name` if it was given one.
+fn new_peer(
+    settings: &TunnelSettings,
+    key: PublicKey,
+    name: &str,
+    instance: Option<u64>,
+) -> SharedPeer {
     let mut random = [0; 8];
     entropy()(&mut random);
     let tunnel = Tunnel::new(settings.core.clone(), u64::from_be_bytes(random));
-    SharedPeer::new(Peer::new(tunnel, key, instance))
+    SharedPeer::new(Peer::new(tunnel, key, name, instance))
 }
 
 /// The kernel's random bytes.
