@@ -16,6 +16,9 @@
 //!                           |- intercept, hold   connections handed to a proxy; its SYNs held
 //!                           `- sysctl    one setting
 //!                         claim (a table is one process's)   rules_watch (somebody takes rules away)
+//!   whom we wrap          wrapped, signals (a program and its end)   meeting (where its connects wait)
+//!                         seccomp (its calls, told of)   pending (its socket, by a duplicate)
+//!                         records (what stubs and masters say)
 //!   what we hold          memory (pages)   inherit (descriptors of whoever started us)
 //!   where and when        thread (priority, core, timer slack)            clock
 //! ```
@@ -37,12 +40,14 @@ pub mod offload;
 pub mod pending;
 pub mod poll;
 pub mod process;
+pub mod raw;
 pub mod records;
 pub mod ring;
 pub mod route;
 pub mod route_watch;
 pub mod rules_watch;
 pub mod seccomp;
+pub mod signals;
 pub mod splice;
 pub mod stamp;
 pub mod syn;
@@ -53,6 +58,7 @@ pub mod tool;
 pub mod tun;
 pub mod udp;
 pub mod urgent;
+pub mod wrapped;
 
 mod claim;
 mod netlink;

@@ -16,6 +16,8 @@ mod key;
 mod metrics;
 mod notify;
 mod proxy;
+mod run;
+mod shell;
 mod status;
 mod steer;
 mod text;
@@ -52,6 +54,11 @@ enum Command {
         /// Log in JSON, one object a line
         #[arg(long)]
         log_json: bool,
+    },
+    /// Put handlers under a program: viaduct run +shape:rate=2M -- curl ...
+    Run {
+        #[command(flatten)]
+        args: run::RunArgs,
     },
     /// Send this host's own connections to a hop, told where to by a TCP option in their SYNs
     Steer {
@@ -91,12 +98,12 @@ pub use viaduct_proto::flow;
 
 /// The handlers that Viaduct brings along.
 pub fn handlers() -> Registry {
-    viaduct_proto::handlers::registry()
+    viaduct_proto::handlers::registry(&shell::shell())
 }
 
 /// Runs what the command line asks for, with these handlers.
 pub fn main(registry: Registry) -> ExitCode {
-    match run(Command::parse(), registry) {
+    match execute(Command::parse_from(run::unfold(std::env::args_os())), registry) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("viaduct: {error:#}");
@@ -105,7 +112,7 @@ pub fn main(registry: Registry) -> ExitCode {
     }
 }
 
-fn run(command: Command, registry: Registry) -> Result<ExitCode> {
+fn execute(command: Command, registry: Registry) -> Result<ExitCode> {
     match command {
         Command::Gateway { config, check: true, .. } => gateway::check(&config, &registry)?,
         Command::Gateway { config, log_json, .. } => {
@@ -119,6 +126,7 @@ fn run(command: Command, registry: Registry) -> Result<ExitCode> {
                 false => proxy::run(&options, registry)?,
             }
         }
+        Command::Run { args } => return run::run(&args, &registry),
         Command::Steer { args, log_json } => {
             log(log_json);
             steer::run(&args)?;

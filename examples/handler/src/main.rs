@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use viaduct::bytes::Bytes;
-use viaduct::flow::{Context, FIRST, Factory, Handler};
+use viaduct::flow::{About, Context, FIRST, Factory, Handler};
 
 struct Rot13;
 
@@ -32,6 +32,7 @@ impl Factory for Rot13 {
 
 fn main() -> ExitCode {
     let mut registry = viaduct::handlers();
-    registry.add("rot13", |_| Ok(Arc::new(Rot13)));
+    let about = About::new("rot13", "turns letters by 13 on their way out");
+    registry.add(about, |_| Ok(Arc::new(Rot13)));
     viaduct::main(registry)
 }

@@ -88,6 +88,7 @@ pub(super) enum Down {
 pub(super) enum Up {
     Connected(Result<(), Failure>),
     AcceptReady,
+    Accepted,
     Avail(Bytes),
     Finished,
     Failed(Failure),

@@ -35,7 +35,7 @@ impl Chain {
     /// The flow by which a chain that just began meets the network; none if its handlers plumbed
     /// none.
     pub fn bottom(&self) -> Option<BottomId> {
-        (!self.core.bottoms.is_empty()).then_some(BottomId(0))
+        self.core.bottoms.get(0).map(|_| BottomId(0))
     }
 
     /// What is to be done next.
@@ -142,10 +142,18 @@ impl Chain {
 
     /// A connection is there, or failed.
     pub fn connected(&mut self, now: Instant, bottom: BottomId, result: Result<(), Failure>) {
+        let Some(at) = self.core.bottoms.get_mut(bottom.0) else { return };
         if result.is_err() {
-            self.core.bottoms[bottom.0].broken();
+            at.broken();
         }
         self.tell(now, bottom, Up::Connected(result));
+    }
+
+    /// This chain is the accepting side, and its connection, whose names
+    /// [are set](Chain::set_names), is there. The answer is [`Action::Accepted`],
+    /// [`Action::Failed`] or [`Action::Give`]; before the first there is no application.
+    pub fn accepted(&mut self, now: Instant) {
+        self.tell(now, BottomId(0), Up::Accepted);
     }
 
     /// A connection waits to be accepted.
@@ -155,7 +163,9 @@ impl Chain {
 
     /// What a flow's addresses are: its own, and the other end's.
     pub fn set_names(&mut self, bottom: BottomId, own: Address, peer: Address) {
-        self.core.bottoms[bottom.0].names = (Some(own), Some(peer));
+        if let Some(at) = self.core.bottoms.get_mut(bottom.0) {
+            at.names = (Some(own), Some(peer));
+        }
     }
 
     /// Bytes from the network. `false`: nobody will read any more.
@@ -165,30 +175,46 @@ impl Chain {
 
     /// The other end has written all that it will.
     pub fn finished(&mut self, now: Instant, bottom: BottomId) {
-        if self.core.bottoms[bottom.0].closed.avail {
-            return;
+        let Some(at) = self.core.bottoms.get_mut(bottom.0) else { return };
+        if !std::mem::replace(&mut at.closed.avail, true) {
+            self.tell(now, bottom, Up::Finished);
         }
-        self.tell(now, bottom, Up::Finished);
-        self.core.bottoms[bottom.0].closed.avail = true;
     }
 
     /// The connection broke.
     pub fn failed(&mut self, now: Instant, bottom: BottomId, why: Failure) {
-        if self.core.bottoms[bottom.0].is_over() {
+        let Some(at) = self.core.bottoms.get_mut(bottom.0).filter(|at| !at.is_over()) else {
             return;
-        }
-        self.core.bottoms[bottom.0].broken();
+        };
+        at.broken();
         self.tell(now, bottom, Up::Failed(why));
     }
 
-    /// What a flow's connection has not taken yet.
+    /// Takes in the connections of `giver`, a chain of the same handlers that said
+    /// [`Action::Give`] with a key that this chain has [claimed](Action::Claim). Each of the
+    /// giver's connections is this chain's from now on: what it was called, what it is called now.
+    /// `None`: this chain does not want it; the giver is to be dropped, its connections closed.
+    pub fn take(&mut self, now: Instant, giver: Chain) -> Option<Vec<(BottomId, BottomId)>> {
+        let moved = self.core.take(giver.core, now);
+        self.core.run(now);
+        moved
+    }
+
+    /// Nobody has claimed what this chain [gives](Action::Give): it closes its connections itself.
+    pub fn unclaimed(&mut self, now: Instant) {
+        self.core.unclaimed(now);
+        self.core.run(now);
+    }
+
+    /// What a flow's connection has not taken yet; nothing for one that is gone.
     pub fn outgoing(&self, bottom: BottomId) -> &Buffer {
-        &self.core.bottoms[bottom.0].buffer
+        self.core.bottoms.get(bottom.0).map_or(&self.core.nothing, |at| &at.buffer)
     }
 
     /// The connection has taken `count` bytes of it.
     pub fn sent(&mut self, now: Instant, bottom: BottomId, count: usize) {
-        let (action, tell) = self.core.bottoms[bottom.0].sent(count, self.core.limit);
+        let Some(at) = self.core.bottoms.get_mut(bottom.0) else { return };
+        let (action, tell) = at.sent(count, self.core.limit);
         self.core.actions.extend(action);
         if let Some(what) = tell {
             self.tell(now, bottom, what);

@@ -27,6 +27,32 @@ impl Context<'_> {
         self.core.plumb(self.node, self.now)
     }
 
+    /// Gives an output flow up: its connections are closed at once, whatever waits in them, and its
+    /// handlers are gone. Its number is not used again.
+    pub fn unplumb(&mut self, output: Output) {
+        self.core.unplumb(self.node, output);
+    }
+
+    /// From now on, connections that name `key` belong to this handler: another chain's handler of
+    /// the same place [gives](Context::give) them, and [`Handler::taken`](super::Handler::taken) is
+    /// called. Whoever knows the key can try: proof is the handlers' business.
+    pub fn claim(&mut self, key: &[u8]) {
+        self.core.claim(self.node, key);
+    }
+
+    /// The opposite of [`claim`](Context::claim).
+    pub fn release(&mut self, key: &[u8]) {
+        self.core.release(self.node, key);
+    }
+
+    /// Gives an output flow, with all handlers below it, to the chain that has claimed `to`, and the
+    /// bytes that it has `said` so far; what it says from now on goes there too. For a chain whose
+    /// application has not been told of anything: nothing is left of it. If nobody has claimed it,
+    /// [`Handler::unclaimed`](super::Handler::unclaimed) is called.
+    pub fn give(&mut self, output: Output, to: &[u8], said: Bytes) {
+        self.core.give(self.node, output, to, said);
+    }
+
     /// An output flow, to call.
     pub fn output(&mut self, output: Output) -> Downstream<'_> {
         let place = self.core.output(self.node, output);
@@ -47,6 +73,11 @@ impl Context<'_> {
     /// Sends the application an event, which it gets after what it has been told before (3.6).
     pub fn notify(&mut self, event: Vec<u8>) {
         self.core.notify(event);
+    }
+
+    /// A line for the log of whoever drives the chain: why a flow is refused, or broken off.
+    pub fn say(&mut self, line: impl std::fmt::Display) {
+        self.core.say(self.node, &line);
     }
 }
 
@@ -141,6 +172,11 @@ impl Upstream<'_> {
     /// See [`Handler::accept_ready`](super::Handler::accept_ready).
     pub fn accept_ready(self) {
         self.core.tell(self.from, Up::AcceptReady);
+    }
+
+    /// See [`Handler::accepted`](super::Handler::accepted).
+    pub fn accepted(self) {
+        self.core.tell(self.from, Up::Accepted);
     }
 
     /// Hands all of `data` on. `false`: nobody reads any more, and these are dropped.

@@ -4,24 +4,28 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
+use super::buffer::Buffer;
 use super::call::{Address, Down, Place, Up, Upper};
 use super::context::Context;
 use super::ends::{Action, Bottom, Closed, Top};
+use super::giving::Giving;
 use super::handler::{Handler, Output, Timer};
 use super::registry::Factory;
+use super::slots::Slots;
 use crate::time::Instant;
 
-struct Node {
+pub(super) struct Node {
     /// Taken out while one of its methods runs.
     handler: Option<Box<dyn Handler + Send>>,
     /// Which of the factories made it.
-    position: usize,
-    up: Upper,
-    outputs: Vec<Place>,
+    pub(super) position: usize,
+    pub(super) up: Upper,
+    /// Where each output leads; those that were unplumbed, nowhere.
+    pub(super) outputs: Vec<Option<Place>>,
     closed: Closed,
 }
 
-enum Call {
+pub(super) enum Call {
     Down(Place, Down),
     /// What the flow `Place` tells whoever is upstream of it.
     Up(Place, Up),
@@ -31,11 +35,14 @@ enum Call {
 pub(super) struct Core {
     pub(super) factories: Arc<[Arc<dyn Factory>]>,
     pub(super) limit: usize,
-    nodes: Vec<Node>,
-    pub(super) bottoms: Vec<Bottom>,
+    pub(super) nodes: Slots<Node>,
+    pub(super) bottoms: Slots<Bottom>,
     pub(super) top: Top,
-    queue: VecDeque<Call>,
-    timers: Vec<(Instant, usize, Timer)>,
+    pub(super) queue: VecDeque<Call>,
+    pub(super) timers: Vec<(Instant, usize, Timer)>,
+    pub(super) giving: Giving,
+    /// What a flow that is gone holds.
+    pub(super) nothing: Buffer,
     pub(super) actions: VecDeque<Action>,
 }
 
@@ -45,11 +52,13 @@ impl Core {
         let mut core = Core {
             factories,
             limit: limit.max(1),
-            nodes: Vec::new(),
-            bottoms: Vec::new(),
+            nodes: Slots::default(),
+            bottoms: Slots::default(),
             top: Top::default(),
             queue: VecDeque::new(),
             timers: Vec::new(),
+            giving: Giving::default(),
+            nothing: Buffer::default(),
             actions: VecDeque::new(),
         };
         core.make(0, Upper::Top, now);
@@ -75,35 +84,41 @@ impl Core {
 
     /// What is downstream of the application.
     pub(super) fn first(&self) -> Option<Place> {
-        match self.nodes.is_empty() {
+        match self.factories.is_empty() {
             false => Some(Place::Node(0)),
-            true => (!self.bottoms.is_empty()).then_some(Place::Bottom(0)),
+            true => Some(Place::Bottom(0)),
         }
     }
 
     /// Makes what comes at `position` of the chain: a handler, or its end.
     fn make(&mut self, position: usize, up: Upper, now: Instant) -> Place {
         let Some(factory) = self.factories.get(position).cloned() else {
-            self.bottoms.push(Bottom::new(self.bottoms.len(), up));
-            return Place::Bottom(self.bottoms.len() - 1);
+            return Place::Bottom(self.bottoms.push(Bottom::new(self.bottoms.next(), up)));
         };
-        let node = self.nodes.len();
         let (handler, closed) = (Some(factory.make()), Closed::default());
-        self.nodes.push(Node { handler, position, up, outputs: Vec::new(), closed });
+        let node = self.nodes.push(Node { handler, position, up, outputs: Vec::new(), closed });
         self.with(node, now, |handler, cx| handler.start(cx));
         Place::Node(node)
     }
 
     pub(super) fn plumb(&mut self, node: usize, now: Instant) -> Output {
-        let output = Output(self.nodes[node].outputs.len());
-        let position = self.nodes[node].position + 1;
+        let above = self.nodes.get_mut(node).expect("a handler that works is in its place");
+        let (output, position) = (Output(above.outputs.len()), above.position + 1);
+        above.outputs.push(None);
         let place = self.make(position, Upper::Node(node, output), now);
-        self.nodes[node].outputs.push(place);
+        self.set_output(node, output, Some(place));
         output
     }
 
+    pub(super) fn set_output(&mut self, node: usize, output: Output, place: Option<Place>) {
+        let outputs = self.nodes.get_mut(node).map(|node| &mut node.outputs);
+        if let Some(at) = outputs.and_then(|outputs| outputs.get_mut(output.0)) {
+            *at = place;
+        }
+    }
+
     pub(super) fn output(&self, node: usize, output: Output) -> Option<Place> {
-        self.nodes[node].outputs.get(output.0).copied()
+        *self.nodes.get(node)?.outputs.get(output.0)?
     }
 
     pub(super) fn set_timer(&mut self, node: usize, timer: Timer, at: Option<Instant>) {
@@ -115,16 +130,23 @@ impl Core {
         self.actions.push_back(Action::Event(event));
     }
 
-    fn closed(&mut self, place: Place) -> &mut Closed {
+    pub(super) fn say(&mut self, node: usize, line: &dyn fmt::Display) {
+        let position = self.nodes.get(node).map(|node| node.position);
+        let name = position.and_then(|at| self.factories.get(at)).map_or("", |f| f.name());
+        self.actions.push_back(Action::Say(format!("{name}: {line}")));
+    }
+
+    /// None for what has been unplumbed.
+    fn closed(&mut self, place: Place) -> Option<&mut Closed> {
         match place {
-            Place::Node(node) => &mut self.nodes[node].closed,
-            Place::Bottom(bottom) => &mut self.bottoms[bottom].closed,
+            Place::Node(node) => self.nodes.get_mut(node).map(|node| &mut node.closed),
+            Place::Bottom(bottom) => self.bottoms.get_mut(bottom).map(|b| &mut b.closed),
         }
     }
 
     /// Queues a call downstream; `false` for bytes that the flow will not take.
     pub(super) fn ask(&mut self, place: Place, what: Down) -> bool {
-        if matches!(what, Down::Write(_)) && self.closed(place).write {
+        if matches!(what, Down::Write(_)) && self.closed(place).is_none_or(|closed| closed.write) {
             return false;
         }
         self.queue.push_back(Call::Down(place, what));
@@ -133,7 +155,7 @@ impl Core {
 
     /// Queues what the flow `from` tells upstream; `false` for bytes that nobody reads.
     pub(super) fn tell(&mut self, from: Place, what: Up) -> bool {
-        if matches!(what, Up::Avail(_)) && self.closed(from).avail {
+        if matches!(what, Up::Avail(_)) && self.closed(from).is_none_or(|closed| closed.avail) {
             return false;
         }
         self.queue.push_back(Call::Up(from, what));
@@ -153,7 +175,8 @@ impl Core {
     fn down(&mut self, place: Place, what: Down, now: Instant) {
         match place {
             Place::Bottom(bottom) => {
-                let (action, tell) = self.bottoms[bottom].take(what, self.limit);
+                let Some(bottom) = self.bottoms.get_mut(bottom) else { return };
+                let (action, tell) = bottom.take(what, self.limit);
                 self.actions.extend(action);
                 if let Some(what) = tell {
                     self.tell(place, what);
@@ -161,17 +184,23 @@ impl Core {
             }
             Place::Node(node) => {
                 let takes = self.with(node, now, |handler, cx| downstream(handler, cx, what));
-                self.nodes[node].closed.write |= !takes;
+                if let Some(closed) = self.closed(place) {
+                    closed.write |= takes == Some(false);
+                }
             }
         }
     }
 
     fn up(&mut self, from: Place, what: Up, now: Instant) {
         let upper = match from {
-            Place::Node(node) => self.nodes[node].up,
-            Place::Bottom(bottom) => self.bottoms[bottom].up,
+            Place::Node(node) => self.nodes.get(node).map(|node| node.up),
+            Place::Bottom(bottom) => self.bottoms.get(bottom).map(|bottom| bottom.up),
         };
+        let Some(upper) = upper else { return };
         match upper {
+            Upper::Node(node, output) if self.giving.is_given(node, output) => {
+                self.giving.keep(what);
+            }
             Upper::Top => {
                 let (action, ask) = self.top.take(what, self.limit);
                 self.actions.extend(action);
@@ -181,35 +210,38 @@ impl Core {
             }
             Upper::Node(node, output) => {
                 let takes = self.with(node, now, |handler, cx| upstream(handler, cx, output, what));
-                self.closed(from).avail |= !takes;
+                if let Some(closed) = self.closed(from) {
+                    closed.avail |= takes == Some(false);
+                }
             }
         }
     }
 
-    /// Calls a handler, which is out of its place meanwhile.
-    fn with<T>(
+    /// Calls a handler, which is out of its place meanwhile; `None` if it has been unplumbed. (Calls
+    /// never nest, so it is not at work.)
+    pub(super) fn with<T>(
         &mut self,
         node: usize,
         now: Instant,
         call: impl FnOnce(&mut dyn Handler, &mut Context<'_>) -> T,
-    ) -> T {
-        let mut handler = self.nodes[node].handler.take().expect("calls never nest");
+    ) -> Option<T> {
+        let mut handler = self.nodes.get_mut(node)?.handler.take()?;
         let done = call(&mut *handler, &mut Context { core: self, node, now });
-        self.nodes[node].handler = Some(handler);
-        done
+        self.nodes.get_mut(node)?.handler = Some(handler);
+        Some(done)
     }
 
     pub(super) fn getsockname(&mut self, place: Place, now: Instant) -> Option<Address> {
         match place {
-            Place::Bottom(bottom) => self.bottoms[bottom].names.0.clone(),
-            Place::Node(node) => self.with(node, now, |handler, cx| handler.getsockname(cx)),
+            Place::Bottom(bottom) => self.bottoms.get(bottom)?.names.0.clone(),
+            Place::Node(node) => self.with(node, now, |handler, cx| handler.getsockname(cx))?,
         }
     }
 
     pub(super) fn getpeername(&mut self, place: Place, now: Instant) -> Option<Address> {
         match place {
-            Place::Bottom(bottom) => self.bottoms[bottom].names.1.clone(),
-            Place::Node(node) => self.with(node, now, |handler, cx| handler.getpeername(cx)),
+            Place::Bottom(bottom) => self.bottoms.get(bottom)?.names.1.clone(),
+            Place::Node(node) => self.with(node, now, |handler, cx| handler.getpeername(cx))?,
         }
     }
 
@@ -223,7 +255,7 @@ impl Core {
         match place {
             Place::Bottom(_) => None,
             Place::Node(node) => {
-                self.with(node, now, |handler, cx| handler.control(cx, to, request))
+                self.with(node, now, |handler, cx| handler.control(cx, to, request))?
             }
         }
     }
@@ -251,6 +283,7 @@ fn upstream(handler: &mut dyn Handler, cx: &mut Context<'_>, from: Output, what:
         Up::Avail(data) => return handler.avail(cx, from, data),
         Up::Connected(result) => handler.connected(cx, from, result),
         Up::AcceptReady => handler.accept_ready(cx, from),
+        Up::Accepted => handler.accepted(cx, from),
         Up::Finished => handler.finished(cx, from),
         Up::Failed(why) => handler.failed(cx, from, why),
         Up::MayWrite(may) => handler.may_write(cx, from, may),

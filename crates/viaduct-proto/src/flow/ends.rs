@@ -32,9 +32,18 @@ pub enum Action {
     Shutdown(BottomId, Half),
     /// Close the connection; nothing follows.
     Close(BottomId),
+    /// Connections that name this key are this chain's.
+    Claim(Vec<u8>),
+    /// They are no more.
+    Release(Vec<u8>),
+    /// This chain's connections belong to the chain that has claimed the key: give it to that one's
+    /// [`Chain::take`](super::Chain::take), or say [`Chain::unclaimed`](super::Chain::unclaimed).
+    Give(Vec<u8>),
 
     /// The connection that the application asked for is there, or failed.
     Connected(Result<(), Failure>),
+    /// The flow that was accepted is ready: only now is it the application's.
+    Accepted,
     /// A connection waits to be accepted.
     AcceptReady,
     /// Bytes wait in [`Chain::incoming`](super::Chain::incoming): give them to the application, and
@@ -48,6 +57,8 @@ pub enum Action {
     Failed(Failure),
     /// A handler has something to say to the application.
     Event(Vec<u8>),
+    /// A handler has something to say to the user: a line for the log.
+    Say(String),
 }
 
 /// What has been said for good about an end's two directions.
@@ -72,7 +83,7 @@ enum Ending {
 /// Where the chain meets the network.
 #[derive(Debug)]
 pub(super) struct Bottom {
-    id: BottomId,
+    pub(super) id: BottomId,
     pub(super) up: Upper,
     pub(super) closed: Closed,
     pub(super) buffer: Buffer,
@@ -174,6 +185,13 @@ impl Bottom {
         self.buffer.clear();
     }
 
+    /// Closes at once, whatever waits; the action, if it is not closed yet.
+    pub(super) fn abort(&mut self) -> Option<Action> {
+        self.broken();
+        let first = std::mem::replace(&mut self.ending, Ending::Done) != Ending::Done;
+        first.then_some(Action::Close(self.id))
+    }
+
     /// Whether the connection broke, or the chain has closed it.
     pub(super) fn is_over(&self) -> bool {
         self.closed.write && self.closed.avail
@@ -200,6 +218,7 @@ impl Top {
         match what {
             Up::Connected(result) => (Some(Action::Connected(result)), None),
             Up::AcceptReady => (Some(Action::AcceptReady), None),
+            Up::Accepted => (Some(Action::Accepted), None),
             Up::MayWrite(may) => {
                 self.stopped = !may;
                 (Some(Action::MayWrite(may)), None)

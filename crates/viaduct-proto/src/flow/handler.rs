@@ -89,7 +89,7 @@ pub trait Handler {
         cx.output(FIRST).control(to, request)
     }
 
-    // Upstream methods.
+    // Upstream methods. None comes from an output flow that has been unplumbed.
 
     /// A connection that was asked for is there, or failed.
     fn connected(&mut self, cx: &mut Context<'_>, from: Output, result: Result<(), Failure>) {
@@ -101,6 +101,13 @@ pub trait Handler {
     fn accept_ready(&mut self, cx: &mut Context<'_>, from: Output) {
         let _ = from;
         cx.upstream().accept_ready();
+    }
+
+    /// The flow below is one that was accepted, and is ready. A handler that has to agree with the
+    /// other end first does so, and passes this on when that is done.
+    fn accepted(&mut self, cx: &mut Context<'_>, from: Output) {
+        let _ = from;
+        cx.upstream().accepted();
     }
 
     /// Takes bytes from the network, all of them. `false`: nobody will ever read more.
@@ -125,6 +132,19 @@ pub trait Handler {
     fn may_write(&mut self, cx: &mut Context<'_>, from: Output, may: bool) {
         let _ = from;
         cx.upstream().may_write(may);
+    }
+
+    /// Another chain gave an output flow to this handler, which had claimed it
+    /// ([`Context::claim`]); `said` is what came on it and has not been dealt with. The default
+    /// wants none.
+    fn taken(&mut self, cx: &mut Context<'_>, output: Output, said: Bytes) {
+        let _ = said;
+        cx.unplumb(output);
+    }
+
+    /// Nobody has claimed the output flow that was to be given away ([`Context::give`]).
+    fn unclaimed(&mut self, cx: &mut Context<'_>, output: Output) {
+        cx.unplumb(output);
     }
 
     /// A timer set by [`Context::set_timer`] has run out.

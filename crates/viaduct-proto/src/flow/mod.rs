@@ -27,22 +27,26 @@
 //!
 //! Like all of this crate it knows no socket, no clock and no thread.
 
+mod about;
 mod buffer;
 mod call;
 mod chain;
 mod context;
 mod core;
 mod ends;
+mod giving;
 mod handler;
 mod registry;
+mod slots;
 
+pub use about::{About, Setting};
 pub use buffer::Buffer;
 pub use call::{Address, Failure, Half, SocketOption};
 pub use chain::{Chain, DEFAULT_LIMIT};
 pub use context::{Context, Downstream, Upstream};
 pub use ends::{Action, BottomId};
 pub use handler::{FIRST, Handler, Output, Timer};
-pub use registry::{Arguments, Factory, HandlerSpec, Registry, SpecError};
+pub use registry::{Arguments, Factory, HandlerSpec, Offload, Registry, SpecError, offload};
 
 #[cfg(test)]
 pub(crate) mod testing;

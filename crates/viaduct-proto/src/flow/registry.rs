@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use super::about::About;
 use super::handler::Handler;
 
 /// Makes a handler for each flow; what is shared by flows is shared here.
@@ -14,6 +15,26 @@ pub trait Factory: Send + Sync {
 
     /// A handler for a new flow.
     fn make(&self) -> Box<dyn Handler + Send>;
+
+    /// What the kernel is to do on the plain socket, if it can do all of this handler's work.
+    fn offload(&self) -> Option<Offload> {
+        None
+    }
+}
+
+/// What a socket is set to, so that no handler is needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offload {
+    /// Bits a second towards the network at most (`SO_MAX_PACING_RATE`).
+    pub rate: Option<u64>,
+}
+
+/// What sockets of a chain are set to if the kernel can do all of its work; the lowest rate counts.
+pub fn offload(factories: &[Arc<dyn Factory>]) -> Option<Offload> {
+    factories.iter().try_fold(Offload::default(), |all, factory| {
+        let rate = factory.offload()?.rate;
+        Some(Offload { rate: all.rate.into_iter().chain(rate).min() })
+    })
 }
 
 /// A factory's settings: what stood behind its name.
@@ -23,6 +44,11 @@ pub struct Arguments {
 }
 
 impl Arguments {
+    /// Takes the value of `key` as it was given.
+    pub fn text(&mut self, key: &str) -> Option<String> {
+        self.given.remove(key)
+    }
+
     /// Takes the value of `key`, if it was given.
     ///
     /// # Errors
@@ -47,7 +73,7 @@ type Build = Box<dyn Fn(&mut Arguments) -> Result<Arc<dyn Factory>, String> + Se
 /// The handlers that can be asked for.
 #[derive(Default)]
 pub struct Registry {
-    known: BTreeMap<&'static str, Build>,
+    known: BTreeMap<&'static str, (About, Build)>,
 }
 
 /// A handler that was asked for: `shape:rate=2M,burst=64k`, with or without a `+` before it.
@@ -93,10 +119,21 @@ impl Registry {
     /// Adds a handler.
     pub fn add(
         &mut self,
-        name: &'static str,
+        about: About,
         build: impl Fn(&mut Arguments) -> Result<Arc<dyn Factory>, String> + Send + Sync + 'static,
     ) {
-        self.known.insert(name, Box::new(build));
+        self.known.insert(about.name, (about, Box::new(build)));
+    }
+
+    /// What there is to say about each handler, by name.
+    pub fn about(&self) -> impl Iterator<Item = &About> {
+        self.known.values().map(|(about, _)| about)
+    }
+
+    /// Whether a chain of these hides or protects data, so that no flow may go around it.
+    pub fn guards(&self, specs: &[HandlerSpec]) -> bool {
+        let about = |spec: &HandlerSpec| self.known.get(&spec.name[..]).map(|(about, _)| about);
+        specs.iter().filter_map(about).any(|about| about.guards)
     }
 
     /// The names of all handlers.
@@ -114,7 +151,7 @@ impl Registry {
 
     fn factory(&self, spec: &HandlerSpec) -> Result<Arc<dyn Factory>, SpecError> {
         let HandlerSpec { name, mut arguments } = spec.clone();
-        let Some(build) = self.known.get(&name[..]) else {
+        let Some((_, build)) = self.known.get(&name[..]) else {
             let known = self.names().collect::<Vec<_>>().join(", ");
             return Err(SpecError::Unknown { name, known });
         };

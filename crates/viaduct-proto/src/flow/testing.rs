@@ -5,6 +5,7 @@ use bytes::Bytes;
 
 use super::{Action, BottomId, Chain, Failure, Half, HandlerSpec};
 use crate::handlers;
+use crate::handlers::testing::shell;
 use crate::time::Instant;
 
 /// A chain with something at both ends.
@@ -28,9 +29,9 @@ pub(crate) struct World {
 
 /// Bytes that can be told apart, in one direction.
 #[derive(Default)]
-struct Stream {
-    made: usize,
-    got: usize,
+pub(crate) struct Stream {
+    pub(crate) made: usize,
+    pub(crate) got: usize,
 }
 
 impl Stream {
@@ -38,13 +39,13 @@ impl Stream {
         (at.wrapping_mul(2_654_435_761) >> 13) as u8
     }
 
-    fn make(&mut self, count: usize) -> Bytes {
+    pub(crate) fn make(&mut self, count: usize) -> Bytes {
         let bytes = (self.made..self.made + count).map(Stream::byte).collect();
         self.made += count;
         bytes
     }
 
-    fn get(&mut self, bytes: &[u8]) {
+    pub(crate) fn get(&mut self, bytes: &[u8]) {
         for &byte in bytes {
             assert_eq!(byte, Stream::byte(self.got), "byte {} is the right one", self.got);
             self.got += 1;
@@ -55,7 +56,7 @@ impl Stream {
 impl World {
     pub(crate) fn new(chain: &[&str], limit: usize) -> World {
         let specs: Vec<HandlerSpec> = chain.iter().map(|text| text.parse().unwrap()).collect();
-        let factories = handlers::registry().chain(&specs).unwrap();
+        let factories = handlers::registry(&shell()).chain(&specs).unwrap();
         let chain = Chain::new(factories, limit, Instant::ZERO);
         World {
             bottom: chain.bottom().unwrap(),

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
 
-use crate::flow::{Arguments, Context, FIRST, Factory, Handler, Output};
+use crate::flow::{About, Arguments, Context, FIRST, Factory, Handler, Offload, Output};
 
 /// What all flows of a chain add up to.
 #[derive(Debug, Default)]
@@ -18,6 +18,10 @@ struct Counters {
 struct CountFactory(Arc<Counters>);
 
 struct Count(Arc<Counters>);
+
+pub(super) fn about() -> About {
+    About::new("count", "counts flows and their bytes; ask it by a control call")
+}
 
 /// It has no settings.
 pub(super) fn build(_: &mut Arguments) -> Result<Arc<dyn Factory>, String> {
@@ -32,6 +36,11 @@ impl Factory for CountFactory {
     fn make(&self) -> Box<dyn Handler + Send> {
         self.0.flows.fetch_add(1, Relaxed);
         Box::new(Count(self.0.clone()))
+    }
+
+    /// The kernel counts a socket's bytes itself (`TCP_INFO`).
+    fn offload(&self) -> Option<Offload> {
+        Some(Offload::default())
     }
 }
 

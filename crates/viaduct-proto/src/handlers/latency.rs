@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::paced::{Pace, Paced};
-use crate::flow::{Arguments, Factory, Handler};
+use crate::flow::{About, Arguments, Factory, Handler};
 use crate::time::{Duration, Instant};
 
 /// Bytes on their way in one direction before the source is stopped, unless told otherwise.
@@ -17,6 +17,12 @@ struct LatencyFactory {
 
 /// Bytes go on when they are as old as this.
 struct Age(Duration);
+
+pub(super) fn about() -> About {
+    About::new("latency", "delivers every byte that much later, in both directions")
+        .setting("delay", "TIME", "how much later, such as 50ms; up to 60s")
+        .setting("held", "BYTES", "bytes on their way each way at most; 1048576 by default")
+}
 
 /// `delay`: up to 60s. `held`: bytes on their way each way, 1 MiB by default.
 pub(super) fn build(arguments: &mut Arguments) -> Result<Arc<dyn Factory>, String> {

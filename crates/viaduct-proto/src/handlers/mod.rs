@@ -1,20 +1,41 @@
 //! The handlers that Viaduct brings along, one a file. Others join by a [`Registry`] entry; see
 //! `examples/handler`.
 
+mod compress;
 mod count;
+mod crypt;
+mod early;
 mod lane;
 mod latency;
 mod paced;
 mod shape;
 
+use std::sync::Arc;
+
 use crate::flow::Registry;
+use crate::keys::Entropy;
+
+/// What handlers need of the world, and are given by whoever opens files and has randomness.
+#[derive(Clone)]
+pub struct Shell {
+    /// The text of a file, or why it cannot be read.
+    pub files: Files,
+    /// Bytes fit for keys.
+    pub entropy: Entropy,
+}
+
+/// Reads a file whole, or says why it cannot be read.
+pub type Files = Arc<dyn Fn(&str) -> Result<String, String> + Send + Sync>;
 
 /// All of them.
-pub fn registry() -> Registry {
+pub fn registry(shell: &Shell) -> Registry {
     let mut registry = Registry::default();
-    registry.add("count", count::build);
-    registry.add("latency", latency::build);
-    registry.add("shape", shape::build);
+    registry.add(compress::about(), compress::build);
+    registry.add(count::about(), count::build);
+    registry.add(latency::about(), latency::build);
+    registry.add(shape::about(), shape::build);
+    let given = shell.clone();
+    registry.add(crypt::about(), move |arguments| crypt::build(arguments, &given));
     registry
 }
 
@@ -26,5 +47,7 @@ pub fn rate(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(unit).filter(|&rate| rate > 0)
 }
 
+#[cfg(test)]
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;

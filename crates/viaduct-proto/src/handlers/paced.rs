@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use super::early::End;
 use super::lane::Lane;
 use crate::flow::{Context, FIRST, Half, Handler, Output, Timer};
 use crate::time::Instant;
@@ -28,13 +29,6 @@ pub(super) trait Pace {
     fn next(&self, ready: Instant) -> Instant {
         ready
     }
-}
-
-/// What ends the direction towards the network.
-#[derive(Clone, Copy)]
-enum End {
-    Shutdown,
-    Close,
 }
 
 /// Both directions of a flow at their pace.

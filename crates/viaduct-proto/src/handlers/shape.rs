@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::paced::{Pace, Paced};
 use super::rate;
-use crate::flow::{Arguments, Factory, Handler};
+use crate::flow::{About, Arguments, Factory, Handler, Offload};
 use crate::time::{Duration, Instant};
 
 const SLICE: Duration = Duration::from_millis(100);
@@ -23,6 +23,13 @@ struct Share {
     each: usize,
     left: usize,
     slice: Option<Instant>,
+}
+
+pub(super) fn about() -> About {
+    About::new("shape", "lets so many bits a second pass and no more")
+        .setting("rate", "BITS", "bits a second in each direction, such as 500k, 2M, 1G")
+        .setting("out", "BITS", "towards the network, where that is another rate, or the only one")
+        .setting("in", "BITS", "from the network, where that is another rate, or the only one")
 }
 
 /// `rate` both ways, or `out` towards the network and `in` from it.
@@ -43,6 +50,11 @@ impl Factory for ShapeFactory {
     fn make(&self) -> Box<dyn Handler + Send> {
         // Whatever waits is more than the slice allows: the source stops at once.
         Box::new(Paced::new(Share::new(self.out), Share::new(self.back), 1))
+    }
+
+    /// The kernel paces what goes out, and nothing that comes in.
+    fn offload(&self) -> Option<Offload> {
+        self.back.is_none().then_some(Offload { rate: self.out })
     }
 }
 

@@ -1,3 +1,4 @@
 //! Views of other protocols' headers: checked once, here, and typed from then on.
 
 pub mod ip;
+pub mod refusal;

@@ -46,7 +46,9 @@ pub(super) enum Helper {
     MapDelete = 3,
     SocketCookie = 46,
     SockOpsFlags = 59,
+    ReleaseSocket = 86,
     NetnsCookie = 122,
+    AssignSocket = 124,
     RingOutput = 130,
     StoreOption = 143,
     ReserveOption = 144,
@@ -65,6 +67,9 @@ const MOVE_REGISTER: u8 = 0xbf;
 const ADD: u8 = 0x07;
 const AND_WORD: u8 = 0x54;
 const OR_WORD: u8 = 0x44;
+const OR_REGISTER: u8 = 0x4f;
+const SHIFT_LEFT: u8 = 0x67;
+const ATOMIC_DOUBLE: u8 = 0xdb;
 const TO_BIG_ENDIAN: u8 = 0xdc;
 const GOTO: u8 = 0x05;
 const IF_EQUAL_WORD: u8 = 0x16;
@@ -72,6 +77,7 @@ const IF_DIFFERENT_WORD: u8 = 0x56;
 const IF_ABOVE_WORD: u8 = 0x26;
 const IF_BELOW_WORD: u8 = 0xa6;
 const IF_EQUAL: u8 = 0x15;
+const IF_DIFFERENT: u8 = 0x55;
 const IF_DIFFERENT_REGISTER: u8 = 0x5d;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
@@ -150,6 +156,26 @@ impl Asm {
         self.push(TO_BIG_ENDIAN, to, R0, 0, 16);
     }
 
+    /// to = its lowest 32 bits in network order.
+    pub(super) fn network_order_word(&mut self, to: Reg) {
+        self.push(TO_BIG_ENDIAN, to, R0, 0, 32);
+    }
+
+    /// to = to or from, 64 bits.
+    pub(super) fn or_register(&mut self, to: Reg, from: Reg) {
+        self.push(OR_REGISTER, to, from, 0, 0);
+    }
+
+    /// to = to shifted to the left, 64 bits.
+    pub(super) fn shift_left(&mut self, to: Reg, bits: i32) {
+        self.push(SHIFT_LEFT, to, R0, 0, bits);
+    }
+
+    /// Adds `from` to 64 bits of memory at `base` + `offset`, in one step.
+    pub(super) fn add_to_memory(&mut self, base: Reg, offset: i16, from: Reg) {
+        self.push(ATOMIC_DOUBLE, base, from, offset, 0);
+    }
+
     /// Goes to `label`, which is further on, as all labels are.
     pub(super) fn goto(&mut self, label: Label) {
         self.jump(GOTO, R0, R0, 0, label);
@@ -178,6 +204,11 @@ impl Asm {
     /// Goes to `label` if the register holds nothing: what a look-up has found.
     pub(super) fn if_nothing(&mut self, reg: Reg, label: Label) {
         self.jump(IF_EQUAL, reg, R0, 0, label);
+    }
+
+    /// Goes to `label` if the register holds something.
+    pub(super) fn if_something(&mut self, reg: Reg, label: Label) {
+        self.jump(IF_DIFFERENT, reg, R0, 0, label);
     }
 
     /// Goes to `label` if two registers differ, all 64 bits.

@@ -9,11 +9,13 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 use super::BpfError;
 use super::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R6, R7, R8, Width};
 use super::events::Events;
 use super::kernel::{Hook, Link, Map};
+use super::serve::{Inside, Serve};
 
 /// Connections that are remembered, so that programs are told whom they meant.
 const SOCKETS: u32 = 65_536;
@@ -38,23 +40,28 @@ const STATE: i16 = 88;
 const SENT: i16 = 108;
 // What it is called for.
 const CONNECT: u32 = 3;
-const ESTABLISHED: [u32; 2] = [4, 5];
+const ESTABLISHED: u32 = 4;
+const ACCEPTED: u32 = 5;
+const STATE_CHANGED: u32 = 10;
+const LISTENS: u32 = 11;
 const LENGTH: u32 = 14;
 /// Asks to be called for options: of a SYN we want no option, but its number.
 const WANTS_OPTIONS: u32 = 1 << 6;
+/// Asks to be called when the state changes.
+const WANTS_STATES: u32 = 1 << 2;
 const SYN_SENT: u32 = 2;
 const TCP: u32 = libc::IPPROTO_TCP as u32;
 
 // A value of the map, and the first part of an event: two ends, each an IPv6 address (IPv4 ones among
 // them) and a port in network order.
 const END: i16 = 24;
-const VALUE: usize = 2 * END as usize;
+pub(super) const ENDS: usize = 2 * END as usize;
 // An event: the cookie, where to, then the program's end and the SYN's number.
 const EVENT: usize = 64;
 
 // On the stack.
 const COOKIE: i16 = -8;
-const NOTE: i16 = COOKIE - VALUE as i16;
+const NOTE: i16 = COOKIE - ENDS as i16;
 const SAID: i16 = -(EVENT as i16);
 
 /// An IPv4 address among IPv6 ones: the word before it.
@@ -84,7 +91,7 @@ pub struct Rule {
 
 /// Which connects are ours, and where they wait.
 #[derive(Clone, Debug)]
-pub struct Diversion {
+pub struct Diversion<'a> {
     /// The first that fits decides; TCP only.
     pub rules: Vec<Rule>,
     /// What becomes of the others.
@@ -95,6 +102,9 @@ pub struct Diversion {
     pub v4: SocketAddr,
     /// The same by IPv6; without it those are refused.
     pub v6: Option<SocketAddr>,
+    /// The listener that takes connections to programs, for both families; without it they go there by
+    /// themselves.
+    pub listener: Option<BorrowedFd<'a>>,
 }
 
 /// A connect that waits.
@@ -110,11 +120,16 @@ pub struct Waiting {
     pub syn: u32,
 }
 
+/// What wrapped programs are told of the ends of their connections.
+#[derive(Clone, Debug)]
+pub struct Names(Arc<Map<ENDS>>);
+
 /// The programs at work.
 #[derive(Debug)]
 pub struct Divert {
-    map: Map<VALUE>,
+    map: Arc<Map<ENDS>>,
     events: Events<EVENT>,
+    serve: Option<Serve>,
     _links: Vec<Link>,
 }
 
@@ -123,15 +138,16 @@ impl Divert {
     ///
     /// # Errors
     /// A right is missing, the kernel is too old, or there are too many rules.
-    pub fn attach(diversion: &Diversion, directory: BorrowedFd<'_>) -> Result<Divert, BpfError> {
+    pub fn attach(diversion: &Diversion<'_>, directory: BorrowedFd<'_>) -> Result<Divert, BpfError> {
         let given = diversion.rules.iter().map(|rule| rule.to.len() + rule.ports.len()).sum();
         if given > MOST {
             return Err(BpfError::TooMany { given, most: MOST });
         }
-        let (map, events) = (Map::new(SOCKETS)?, Events::new(RING)?);
+        let (map, events) = (Arc::new(Map::new(SOCKETS)?), Events::new(RING)?);
+        let serve = diversion.listener.map(Serve::new).transpose()?;
         // Names first, and those who tell us: nobody may be sent away without them.
         let programs = [
-            (Hook::SockOps, tell(&map, &events)),
+            (Hook::SockOps, tell(&map, &events, serve.as_ref())),
             (Hook::PeerName4, name(&map, 0, true)),
             (Hook::PeerName6, name(&map, 0, false)),
             (Hook::SocketName4, name(&map, END, true)),
@@ -143,7 +159,7 @@ impl Divert {
         ];
         let link = |(hook, program): &(Hook, Vec<Insn>)| Link::new(*hook, program, directory);
         let links = programs.iter().map(link).collect::<Result<_, _>>()?;
-        Ok(Divert { map, events, _links: links })
+        Ok(Divert { map, events, serve, _links: links })
     }
 
     /// The next connect that waits; one may be told of more than once.
@@ -157,18 +173,24 @@ impl Divert {
         Some(Waiting { cookie, to: end(&event[8..24], port), program: end(&event[32..48], own), syn })
     }
 
-    /// What the program is told of its own end, from now on.
+    /// What programs are told.
+    pub fn names(&self) -> Names {
+        Names(self.map.clone())
+    }
+
+    /// What is said of connections to programs, if they come here.
+    pub fn inside(&self) -> Option<Inside> {
+        self.serve.as_ref().map(|serve| serve.inside.clone())
+    }
+}
+
+impl Names {
+    /// What the program is told of its own end of the socket `cookie`, from now on.
     pub fn set_own(&self, cookie: u64, own: SocketAddr) {
-        let Some(mut value) = self.map.get(cookie) else { return };
-        let at = END as usize;
-        let ip = match own.ip() {
-            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-            IpAddr::V6(ip) => ip,
-        };
-        value[at..at + 16].copy_from_slice(&ip.octets());
-        value[at + 16..at + 18].copy_from_slice(&own.port().to_be_bytes());
+        let Some(mut value) = self.0.get(cookie) else { return };
+        value[END as usize..].copy_from_slice(&end_of(own));
         // It may have been forgotten since: then it is told the truth.
-        let _ = self.map.set(cookie, &value);
+        let _ = self.0.set(cookie, &value);
     }
 }
 
@@ -179,13 +201,32 @@ impl AsFd for Divert {
     }
 }
 
+/// Two ends as a map holds them.
+pub(super) fn ends(peer: SocketAddr, own: SocketAddr) -> [u8; ENDS] {
+    let mut ends = [0; ENDS];
+    ends[..END as usize].copy_from_slice(&end_of(peer));
+    ends[END as usize..].copy_from_slice(&end_of(own));
+    ends
+}
+
+fn end_of(at: SocketAddr) -> [u8; END as usize] {
+    let ip = match at.ip() {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    };
+    let mut end = [0; END as usize];
+    end[..16].copy_from_slice(&ip.octets());
+    end[16..18].copy_from_slice(&at.port().to_be_bytes());
+    end
+}
+
 fn end(ip: &[u8], port: u16) -> SocketAddr {
     let ip: [u8; 16] = ip.try_into().expect("sixteen");
     SocketAddr::new(Ipv6Addr::from(ip).to_canonical(), port)
 }
 
 /// Sends a connect to the meeting, and notes where it was meant to go.
-fn connect(map: &Map<VALUE>, diversion: &Diversion, v4: bool) -> Vec<Insn> {
+fn connect(map: &Map<ENDS>, diversion: &Diversion<'_>, v4: bool) -> Vec<Insn> {
     let mut asm = Asm::default();
     let [datagrams, leave, refuse, divert, native, done] = [(); 6].map(|()| asm.label());
     asm.copy(R6, R1);
@@ -202,27 +243,31 @@ fn connect(map: &Map<VALUE>, diversion: &Diversion, v4: bool) -> Vec<Insn> {
     }
     asm.goto(of(diversion.otherwise, [divert, leave, refuse]));
 
-    asm.place(divert);
-    if !v4 {
-        is_mapped(&mut asm, native);
-    }
-    // Without a note of where to, nobody would know.
-    remember(&mut asm, map, refuse);
-    go(&mut asm, diversion.v4, v4);
-    asm.goto(done);
-    asm.place(native);
-    if let Some(at) = diversion.v6.filter(|_| !v4) {
+    // The kernel takes no instruction that nothing leads to.
+    let is_used = |fate| {
+        diversion.otherwise == fate || diversion.rules.iter().any(|rule| rule.fate == fate)
+    };
+    if is_used(Fate::Divert) {
+        asm.place(divert);
+        if !v4 {
+            is_mapped(&mut asm, native);
+        }
+        // Without a note of where to, nobody would know.
         remember(&mut asm, map, refuse);
-        go(&mut asm, at, v4);
+        go(&mut asm, diversion.v4, v4);
         asm.goto(done);
-    } else {
-        asm.goto(refuse);
+        if !v4 {
+            asm.place(native);
+            send_native(&mut asm, map, diversion.v6, refuse);
+            asm.goto(done);
+        }
     }
-
-    asm.place(leave);
-    // The same socket may have been sent to the meeting before.
-    super::option::forget(&mut asm, map);
-    asm.goto(done);
+    if is_used(Fate::Leave) {
+        asm.place(leave);
+        // The same socket may have been sent to the meeting before.
+        super::option::forget(&mut asm, map);
+        asm.goto(done);
+    }
     asm.place(datagrams);
     if !diversion.datagrams {
         asm.if_equal(R2, libc::IPPROTO_UDP as u32, refuse);
@@ -234,8 +279,18 @@ fn connect(map: &Map<VALUE>, diversion: &Diversion, v4: bool) -> Vec<Insn> {
     asm.finish().expect("no more rules than jumps reach over")
 }
 
+/// Sends a connect of IPv6 to the meeting at `at`, or has it refused where there is none.
+fn send_native(asm: &mut Asm, map: &Map<ENDS>, at: Option<SocketAddr>, refuse: Label) {
+    // A jump that may not be taken: what follows is reached in any case.
+    remember(asm, map, refuse);
+    match at {
+        Some(at) => go(asm, at, false),
+        None => asm.if_equal(R0, 0, refuse),
+    }
+}
+
 /// Lets datagrams pass that no connect has gone before, or refuses them.
-fn message(diversion: &Diversion) -> Vec<Insn> {
+fn message(diversion: &Diversion<'_>) -> Vec<Insn> {
     let mut asm = Asm::default();
     asm.exit(i32::from(diversion.datagrams));
     asm.finish().expect("short")
@@ -252,7 +307,7 @@ fn of(fate: Fate, [divert, leave, refuse]: [Label; 3]) -> Label {
 /// Writes where the connect goes to the stack.
 fn note(asm: &mut Asm, v4: bool) {
     asm.set(R2, 0);
-    for at in (0..VALUE as i16).step_by(8) {
+    for at in (0..ENDS as i16).step_by(8) {
         asm.store(Width::Double, FP, NOTE + at, R2);
     }
     if v4 {
@@ -326,7 +381,7 @@ fn is_mapped(asm: &mut Asm, other: Label) {
 }
 
 /// Keeps what is noted for the socket, or goes to `full`.
-fn remember(asm: &mut Asm, map: &Map<VALUE>, full: Label) {
+fn remember(asm: &mut Asm, map: &Map<ENDS>, full: Label) {
     asm.set_map(R1, map);
     asm.copy(R2, FP);
     asm.add(R2, COOKIE.into());
@@ -355,14 +410,24 @@ fn go(asm: &mut Asm, at: SocketAddr, v4: bool) {
     asm.store(Width::Word, R6, PORT, R2);
 }
 
-/// Tells this process of each SYN of a connect that was sent to the meeting.
-fn tell(map: &Map<VALUE>, events: &Events<EVENT>) -> Vec<Insn> {
+/// Tells this process of each SYN of a connect that was sent to the meeting, and notes who listens.
+fn tell(map: &Map<ENDS>, events: &Events<EVENT>, serve: Option<&Serve>) -> Vec<Insn> {
     let mut asm = Asm::default();
-    let [wanted, begun, over, length, v6, named, done] = [(); 7].map(|()| asm.label());
+    let [wanted, known, begun, over, length, v6, named, done] = [(); 8].map(|()| asm.label());
     asm.copy(R6, R1);
     asm.load(Width::Word, R7, R6, OP);
-    for op in [CONNECT, LENGTH].into_iter().chain(ESTABLISHED) {
+    for op in [CONNECT, LENGTH, ESTABLISHED, ACCEPTED] {
         asm.if_equal(R7, op, wanted);
+    }
+    if let Some(serve) = serve {
+        let changes = asm.label();
+        asm.if_equal(R7, STATE_CHANGED, changes);
+        asm.if_different(R7, LISTENS, done);
+        super::option::set_flags(&mut asm, FLAGS, |asm| asm.or(R2, WANTS_STATES));
+        serve.listens(&mut asm);
+        asm.goto(done);
+        asm.place(changes);
+        serve.changes(&mut asm, done);
     }
     asm.goto(done);
     asm.place(wanted);
@@ -373,7 +438,15 @@ fn tell(map: &Map<VALUE>, events: &Events<EVENT>) -> Vec<Insn> {
     asm.copy(R2, FP);
     asm.add(R2, SAID.into());
     asm.call(Helper::MapLookup);
-    asm.if_nothing(R0, done);
+    asm.if_something(R0, known);
+    if let Some(serve) = serve {
+        asm.if_different(R7, ACCEPTED, done);
+        serve.accepts(&mut asm, map, SAID, done);
+        asm.goto(over);
+    } else {
+        asm.goto(done);
+    }
+    asm.place(known);
     asm.copy(R8, R0);
     asm.if_equal(R7, CONNECT, begun);
     asm.if_equal(R7, LENGTH, length);
@@ -383,7 +456,7 @@ fn tell(map: &Map<VALUE>, events: &Events<EVENT>) -> Vec<Insn> {
     super::option::set_flags(&mut asm, FLAGS, |asm| asm.or(R2, WANTS_OPTIONS));
     asm.goto(done);
     asm.place(over);
-    super::option::set_flags(&mut asm, FLAGS, |asm| asm.and(R2, !WANTS_OPTIONS));
+    super::option::set_flags(&mut asm, FLAGS, |asm| asm.and(R2, !(WANTS_OPTIONS | WANTS_STATES)));
     asm.goto(done);
 
     asm.place(length);
@@ -428,7 +501,7 @@ fn tell(map: &Map<VALUE>, events: &Events<EVENT>) -> Vec<Insn> {
 }
 
 /// Tells a program the end of its connection that stands at `which` in the note.
-fn name(map: &Map<VALUE>, which: i16, v4: bool) -> Vec<Insn> {
+fn name(map: &Map<ENDS>, which: i16, v4: bool) -> Vec<Insn> {
     let mut asm = Asm::default();
     let done = asm.label();
     asm.copy(R6, R1);

@@ -16,6 +16,7 @@ const MAP_DELETE: c_int = 3;
 const PROG_LOAD: c_int = 5;
 const LINK_CREATE: c_int = 28;
 const LRU_HASH: u32 = 9;
+const SOCKET_MAP: u32 = 15;
 const RING: u32 = 27;
 /// Bytes of the verifier's complaint that are read.
 const LOG: usize = 64 << 10;
@@ -34,11 +35,16 @@ pub(super) enum Hook {
     SocketName6,
     Message4,
     Message6,
+    SocketLookup,
 }
 
 impl Hook {
     fn program_type(self) -> u32 {
-        if let Hook::SockOps = self { 13 } else { 18 }
+        match self {
+            Hook::SockOps => 13,
+            Hook::SocketLookup => 30,
+            _ => 18,
+        }
     }
 
     fn attach_type(self) -> u32 {
@@ -48,6 +54,7 @@ impl Hook {
             Hook::Connect6 => 11,
             Hook::Message4 => 14,
             Hook::Message6 => 15,
+            Hook::SocketLookup => 36,
             Hook::PeerName4 => 29,
             Hook::PeerName6 => 30,
             Hook::SocketName4 => 31,
@@ -108,6 +115,36 @@ impl<const N: usize> Numbered for Map<N> {
     }
 }
 
+/// A map that holds one socket.
+#[derive(Debug)]
+pub(super) struct SocketMap {
+    fd: OwnedFd,
+}
+
+impl SocketMap {
+    /// Holding `socket`.
+    pub(super) fn of(socket: BorrowedFd<'_>) -> Result<SocketMap, BpfError> {
+        let attr = MapCreate { kind: SOCKET_MAP, key_size: 4, value_size: 8, most: 1, flags: 0 };
+        let fd = bpf_fd(MAP_CREATE, &attr).map_err(|source| denied("make a map", source))?;
+        let (key, value) = (0u32, socket.as_raw_fd() as u64);
+        let attr = Element {
+            map: fd.as_raw_fd() as u32,
+            pad: 0,
+            key: (&raw const key) as u64,
+            value: (&raw const value) as u64,
+            flags: 0,
+        };
+        bpf(MAP_UPDATE, &attr).map_err(|source| denied("put a socket into a map", source))?;
+        Ok(SocketMap { fd })
+    }
+}
+
+impl Numbered for SocketMap {
+    fn number(&self) -> c_int {
+        self.fd.as_raw_fd()
+    }
+}
+
 /// What a program may name: a map of any kind.
 pub(super) trait Numbered {
     /// Its descriptor.
@@ -121,22 +158,22 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Has the kernel run `program` for all sockets of a cgroup and of those below it, beside what
-    /// others have attached there.
+    /// Has the kernel run `program` for all sockets of a cgroup and of those below it, or of a network
+    /// namespace, beside what others have attached there.
     pub(super) fn new(
         hook: Hook,
         program: &[Insn],
-        cgroup: BorrowedFd<'_>,
+        target: BorrowedFd<'_>,
     ) -> Result<Link, BpfError> {
         let program = load(hook, program)?;
         let attr = LinkCreate {
             program: program.as_raw_fd() as u32,
-            target: cgroup.as_raw_fd() as u32,
+            target: target.as_raw_fd() as u32,
             attach_type: hook.attach_type(),
             flags: 0,
         };
         let fd = bpf_fd(LINK_CREATE, &attr);
-        Ok(Link { _fd: fd.map_err(|source| denied("attach a program to the cgroup", source))? })
+        Ok(Link { _fd: fd.map_err(|source| denied("attach a program", source))? })
     }
 }
 
@@ -208,7 +245,8 @@ struct Element {
     value: u64,
     flags: u64,
 }
-// SAFETY: made only by `Map::element`, with a key and, where one is read, a value of the map's sizes.
+// SAFETY: made only by `Map::element` and `SocketMap::of`, with a key and, where one is read, a value of
+// the map's sizes.
 unsafe impl Attr for Element {}
 
 #[repr(C)]

@@ -18,12 +18,14 @@ mod divert;
 mod events;
 mod kernel;
 mod option;
+mod serve;
 mod steer;
 
 use std::io;
 
 pub use cgroup::Group;
-pub use divert::{Divert, Diversion, Fate, Rule, Waiting};
+pub use divert::{Divert, Diversion, Fate, Names, Rule, Waiting};
+pub use serve::Inside;
 pub use option::{OPTION, SynOption};
 pub use steer::{Steer, Steering, Template};
 

@@ -230,7 +230,7 @@ mod tests {
         let Said { args, policies, tunnels } = read?;
         let tunnels: Vec<TunnelName> = tunnels.iter().map(|t| t.name[..].into()).collect();
         let otherwise = Plan { next: args.next, rate: args.rate, ..Plan::default() };
-        let registry = viaduct_proto::handlers::registry();
+        let registry = crate::handlers();
         policies.iter().map(|table| table.policy(&otherwise, &tunnels, &registry)).collect()
     }
 

@@ -45,6 +45,11 @@ impl Handle {
         Handle { settings, workers, interception, started: Instant::now() }
     }
 
+    /// The way to its first worker, which is the only one beside something else.
+    pub fn worker(&self) -> Option<&ToWorker> {
+        self.workers.first()
+    }
+
     /// What becomes of the rules, for whoever keeps them.
     pub fn interception(&self) -> &Arc<Interception> {
         &self.interception

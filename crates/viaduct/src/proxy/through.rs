@@ -5,7 +5,7 @@ use std::io::{self, IoSlice};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tracing::debug;
+use tracing::{debug, warn};
 use viaduct_proto::flow::{Action, Address, BottomId, Buffer, Chain, Factory, Failure, Half};
 use viaduct_proto::time::Instant;
 
@@ -199,6 +199,7 @@ impl Through {
             Action::Receive(id, may) if id == self.bottom => self.sides[1].paused = !may,
             Action::Shutdown(_, Half::Read) => self.sides[1].ended = true,
             Action::Connected(Err(why)) | Action::Failed(why) => self.failed = Some(why),
+            Action::Say(line) => warn!("{line}"),
             Action::Event(event) => debug!("a handler says: {}", String::from_utf8_lossy(&event)),
             _ => {}
         }

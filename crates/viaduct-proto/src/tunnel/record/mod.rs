@@ -13,6 +13,8 @@
 //! its length is authenticated with it. The key of a direction is replaced by one derived from it
 //! every 2^20 records, far before AES-GCM wants it.
 //!
+//! A flow of the handler `crypt` is made private in the same way, with another pattern ([`FLOW`]).
+//!
 //! Where the stream is part of a secure channel whose ends are not known (QUIC), the handshake alone
 //! is done in it, bound to the channel by a value that only this channel has; what follows is as it
 //! is.
@@ -27,17 +29,46 @@ use snow::{Builder, HandshakeState};
 use crate::keys::{Entropy, PublicKey, Resolver, SecretKey};
 use direction::Direction;
 
-/// Most bytes in one record.
+/// Most bytes in one record of a tunnel.
 pub const MOST_RECORD: usize = 16_384;
 
-const PATTERN: &str = "Noise_IK_25519_ChaChaPoly_BLAKE2s";
-const PROLOGUE: &[u8] = b"viaduct tunnel 1";
-const FIRST: usize = 32 + 48 + 16;
-const SECOND: usize = 32 + 16;
 const LENGTH: usize = 2;
+/// At least a handshake's message and a tag.
+const LONGEST: usize = 128;
 const TAG: usize = 16;
 /// Records under one key.
 const REKEY: u64 = 1 << 20;
+
+/// What both ends of a stream hold to: the handshake's pattern, and what a record may be.
+#[derive(Debug)]
+pub(crate) struct Manner {
+    pattern: &'static str,
+    prologue: &'static [u8],
+    /// Bytes of each message of the handshake, the dialler's first.
+    messages: &'static [usize],
+    /// Bytes in one record.
+    least: usize,
+    most: usize,
+}
+
+/// A tunnel's links: the dialler knows whom it dials.
+pub(crate) const LINK: Manner = Manner {
+    pattern: "Noise_IK_25519_ChaChaPoly_BLAKE2s",
+    prologue: b"viaduct tunnel 1",
+    messages: &[32 + 48 + 16, 32 + 16],
+    least: 1,
+    most: MOST_RECORD,
+};
+
+/// The handler `crypt`: either end may have several peers, a handshake that is played again proves
+/// nothing, and a record without bytes says that its direction has ended.
+pub(crate) const FLOW: Manner = Manner {
+    pattern: "Noise_XX_25519_ChaChaPoly_BLAKE2s",
+    prologue: b"viaduct crypt 1",
+    messages: &[32, 32 + 48 + 16, 48 + 16],
+    least: 0,
+    most: u16::MAX as usize - TAG,
+};
 
 /// Why a stream is not that of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -48,13 +79,14 @@ pub enum RecordError {
     /// It does not authenticate.
     #[error("a message that the peer cannot have sent, or not with the key that is expected")]
     Forged,
-    /// The dialler is none of the peers.
+    /// The other end is none of the peers.
     #[error("the key {0} is none of the peers'")]
     Unknown(PublicKey),
 }
 
-/// A link's handshake, and then its records. Bytes in, bytes out.
+/// A stream's handshake, and then its records. Bytes in, bytes out.
 pub struct Secure {
+    manner: &'static Manner,
     state: State,
     /// What follows the handshake is not sealed.
     bare: bool,
@@ -63,13 +95,19 @@ pub struct Secure {
 }
 
 enum State {
-    /// We have dialled, and wait for the answer.
-    Dialled(Box<HandshakeState>),
-    /// We wait to be told who dials.
-    Listening(Box<HandshakeState>, Vec<PublicKey>),
+    Shaking(Box<Shaking>),
     Up(Box<Up>),
     /// Something did not authenticate: nothing comes after it.
     Failed(RecordError),
+}
+
+/// A handshake under way.
+struct Shaking {
+    noise: HandshakeState,
+    /// Who may be at the other end.
+    peers: Vec<PublicKey>,
+    /// Messages said and heard.
+    done: usize,
 }
 
 struct Up {
@@ -97,12 +135,12 @@ impl Secure {
         entropy: Entropy,
         out: &mut Vec<u8>,
     ) -> Result<Secure, RecordError> {
-        let prologue = [PROLOGUE, binding].concat();
-        let noise = builder(&prologue, secret, entropy).remote_public_key(peer.as_bytes());
-        let mut noise =
-            noise.and_then(Builder::build_initiator).map_err(|_| RecordError::Forged)?;
-        say(&mut noise, FIRST, out)?;
-        Ok(Secure::new(State::Dialled(Box::new(noise)), binding))
+        let prologue = [LINK.prologue, binding].concat();
+        let noise = builder(&LINK, &prologue, secret, entropy).remote_public_key(peer.as_bytes());
+        let noise = noise.and_then(Builder::build_initiator).map_err(|_| RecordError::Forged)?;
+        let mut secure = Secure::new(&LINK, noise, vec![*peer], !binding.is_empty());
+        secure.shake(out)?;
+        Ok(secure)
     }
 
     /// Waits for one of `peers` to dial.
@@ -117,14 +155,36 @@ impl Secure {
         peers: Vec<PublicKey>,
         entropy: Entropy,
     ) -> Secure {
-        let prologue = [PROLOGUE, binding].concat();
-        let noise = builder(&prologue, secret, entropy).build_responder();
+        let prologue = [LINK.prologue, binding].concat();
+        let noise = builder(&LINK, &prologue, secret, entropy).build_responder();
         let noise = noise.expect("a key and a pattern are all that it needs");
-        Secure::new(State::Listening(Box::new(noise), peers), binding)
+        Secure::new(&LINK, noise, peers, !binding.is_empty())
     }
 
-    fn new(state: State, binding: &[u8]) -> Secure {
-        Secure { state, bare: !binding.is_empty(), inbox: BytesMut::new() }
+    /// One end of a flow with one of `peers`; what it says first goes to `out`.
+    pub(crate) fn flow(
+        dials: bool,
+        secret: &SecretKey,
+        peers: Vec<PublicKey>,
+        entropy: Entropy,
+        out: &mut Vec<u8>,
+    ) -> Result<Secure, RecordError> {
+        let noise = builder(&FLOW, FLOW.prologue, secret, entropy);
+        let noise = if dials { noise.build_initiator() } else { noise.build_responder() };
+        let noise = noise.map_err(|_| RecordError::Forged)?;
+        let mut secure = Secure::new(&FLOW, noise, peers, false);
+        secure.shake(out)?;
+        Ok(secure)
+    }
+
+    fn new(
+        manner: &'static Manner,
+        noise: HandshakeState,
+        peers: Vec<PublicKey>,
+        bare: bool,
+    ) -> Secure {
+        let state = State::Shaking(Box::new(Shaking { noise, peers, done: 0 }));
+        Secure { manner, state, bare, inbox: BytesMut::new() }
     }
 
     /// Whether records can be sealed.
@@ -132,7 +192,7 @@ impl Secure {
         matches!(self.state, State::Up(_))
     }
 
-    /// Who dialled, once that is known.
+    /// Who is at the other end, once that is known.
     pub fn peer(&self) -> Option<PublicKey> {
         match &self.state {
             State::Up(up) => up.peer,
@@ -152,50 +212,82 @@ impl Secure {
         out: &mut Vec<u8>,
         mut deliver: impl FnMut(&[u8]),
     ) -> Result<(), RecordError> {
-        if let State::Failed(error) = self.state {
-            return Err(error);
-        }
-        let result = self.open_all(out, &mut deliver);
-        if let Err(error) = result {
-            self.state = State::Failed(error);
-        }
-        result
-    }
-
-    fn open_all(
-        &mut self,
-        out: &mut Vec<u8>,
-        deliver: &mut impl FnMut(&[u8]),
-    ) -> Result<(), RecordError> {
-        while !(self.bare && self.is_up())
-            && let Some(head) = self.inbox.first_chunk::<LENGTH>().copied()
-        {
-            let length = usize::from(u16::from_be_bytes(head));
-            if !self.state.expects(length) {
-                return Err(RecordError::Length(length));
-            }
-            if self.inbox.len() < LENGTH + length {
-                break;
-            }
-            let message = &mut self.inbox[LENGTH..LENGTH + length];
-            match &mut self.state {
-                State::Up(up) => deliver(up.open.open(head, message)?),
-                State::Dialled(noise) => {
-                    noise.read_message(message, &mut []).map_err(|_| RecordError::Forged)?;
-                    self.state = State::Up(Box::new(Up::new(noise, true)));
-                }
-                State::Listening(noise, peers) => {
-                    noise.read_message(message, &mut []).map_err(|_| RecordError::Forged)?;
-                    known(noise, peers)?;
-                    say(noise, SECOND, out)?;
-                    self.state = State::Up(Box::new(Up::new(noise, false)));
-                }
-                State::Failed(error) => return Err(*error),
-            }
-            self.inbox.advance(LENGTH + length);
+        while let Some(plain) = self.advance(out)? {
+            deliver(&self.inbox[LENGTH..LENGTH + plain]);
+            self.inbox.advance(LENGTH + plain + TAG);
         }
         if self.bare && self.is_up() && !self.inbox.is_empty() {
             deliver(&self.inbox.split());
+        }
+        Ok(())
+    }
+
+    /// The plain bytes of the next record, if it is here whole, without a copy; what is to be
+    /// answered goes to `out`. After an error the stream is of no use.
+    pub(crate) fn next(&mut self, out: &mut Vec<u8>) -> Result<Option<BytesMut>, RecordError> {
+        let Some(plain) = self.advance(out)? else { return Ok(None) };
+        let mut record = self.inbox.split_to(LENGTH + plain + TAG);
+        record.truncate(LENGTH + plain);
+        record.advance(LENGTH);
+        Ok(Some(record))
+    }
+
+    /// Goes through the handshake, and opens the record at the inbox's head where it lies: how many
+    /// plain bytes it has, or that there is none.
+    fn advance(&mut self, out: &mut Vec<u8>) -> Result<Option<usize>, RecordError> {
+        let opened = self.try_advance(out);
+        if let Err(error) = opened {
+            self.state = State::Failed(error);
+        }
+        opened
+    }
+
+    fn try_advance(&mut self, out: &mut Vec<u8>) -> Result<Option<usize>, RecordError> {
+        while let Some(head) = self.inbox.first_chunk::<LENGTH>().copied() {
+            let length = usize::from(u16::from_be_bytes(head));
+            let whole = self.inbox.len() >= LENGTH + length;
+            match &mut self.state {
+                State::Failed(error) => return Err(*error),
+                State::Up(_) if self.bare => break,
+                State::Up(up) => {
+                    let (least, most) = (self.manner.least + TAG, self.manner.most + TAG);
+                    if !(least..=most).contains(&length) {
+                        return Err(RecordError::Length(length));
+                    }
+                    if !whole {
+                        break;
+                    }
+                    let message = &mut self.inbox[LENGTH..LENGTH + length];
+                    return up.open.open(head, message).map(|plain| Some(plain.len()));
+                }
+                State::Shaking(shaking) => {
+                    if self.manner.messages.get(shaking.done) != Some(&length) {
+                        return Err(RecordError::Length(length));
+                    }
+                    if !whole {
+                        break;
+                    }
+                    shaking.hear(&self.inbox[LENGTH..LENGTH + length])?;
+                    self.inbox.advance(LENGTH + length);
+                    self.shake(out)?;
+                }
+            }
+        }
+        match self.state {
+            State::Failed(error) => Err(error),
+            _ => Ok(None),
+        }
+    }
+
+    /// Says the handshake's next message if it is this end's turn, and ends the handshake if it was
+    /// the last.
+    fn shake(&mut self, out: &mut Vec<u8>) -> Result<(), RecordError> {
+        let State::Shaking(shaking) = &mut self.state else { return Ok(()) };
+        if !shaking.noise.is_handshake_finished() && shaking.noise.is_my_turn() {
+            shaking.say(self.manner.messages[shaking.done], out)?;
+        }
+        if shaking.noise.is_handshake_finished() {
+            self.state = State::Up(Box::new(Up::new(&mut shaking.noise)));
         }
         Ok(())
     }
@@ -206,59 +298,71 @@ impl Secure {
             if self.bare {
                 return out.extend_from_slice(plain);
             }
-            plain.chunks(MOST_RECORD).for_each(|chunk| up.seal.seal(chunk, out));
+            // Records of one size, not full ones and a crumb.
+            let records = plain.len().div_ceil(self.manner.most).max(1);
+            out.reserve(plain.len() + records * (LENGTH + TAG));
+            let each = plain.len().div_ceil(records).max(1);
+            plain.chunks(each).for_each(|chunk| up.seal.seal(chunk, out));
+        }
+    }
+
+    /// Appends the record that ends this direction.
+    pub(crate) fn seal_end(&mut self, out: &mut Vec<u8>) {
+        if let State::Up(up) = &mut self.state {
+            up.seal.seal(&[], out);
         }
     }
 }
 
-impl State {
-    /// Whether the next message may be so long.
-    fn expects(&self, length: usize) -> bool {
-        match self {
-            State::Dialled(_) => length == SECOND,
-            State::Listening(..) => length == FIRST,
-            State::Up(_) => (TAG + 1..=TAG + MOST_RECORD).contains(&length),
-            State::Failed(_) => false,
+impl Shaking {
+    /// Appends the next message, which has `length` bytes.
+    fn say(&mut self, length: usize, out: &mut Vec<u8>) -> Result<(), RecordError> {
+        // The library wants room for a tag even where there is none.
+        let mut message = [0; LONGEST];
+        let said = self.noise.write_message(&[], &mut message);
+        let written = said.map_err(|_| RecordError::Forged)?;
+        debug_assert_eq!(written, length);
+        out.extend((length as u16).to_be_bytes());
+        out.extend_from_slice(&message[..written]);
+        self.done += 1;
+        Ok(())
+    }
+
+    fn hear(&mut self, message: &[u8]) -> Result<(), RecordError> {
+        self.noise.read_message(message, &mut []).map_err(|_| RecordError::Forged)?;
+        self.done += 1;
+        match remote(&self.noise) {
+            Some(key) if !self.peers.contains(&key) => Err(RecordError::Unknown(key)),
+            _ => Ok(()),
         }
     }
 }
 
 impl Up {
-    fn new(noise: &mut HandshakeState, dialled: bool) -> Up {
-        let peer = noise.get_remote_static().and_then(|key| key.try_into().ok());
+    fn new(noise: &mut HandshakeState) -> Up {
+        let peer = remote(noise);
         let (first, second) = noise.dangerously_get_raw_split();
-        let (seal, open) = if dialled { (first, second) } else { (second, first) };
-        Up {
-            peer: peer.map(PublicKey::from_bytes),
-            seal: Direction::new(seal),
-            open: Direction::new(open),
-        }
+        let (seal, open) = if noise.is_initiator() { (first, second) } else { (second, first) };
+        Up { peer, seal: Direction::new(seal), open: Direction::new(open) }
     }
 }
 
-fn builder<'a>(prologue: &'a [u8], secret: &'a SecretKey, entropy: Entropy) -> Builder<'a> {
-    let params = PATTERN.parse().expect("the pattern is a constant");
+/// The other end's key, once it has been told.
+fn remote(noise: &HandshakeState) -> Option<PublicKey> {
+    noise.get_remote_static()?.try_into().ok().map(PublicKey::from_bytes)
+}
+
+fn builder<'a>(
+    manner: &Manner,
+    prologue: &'a [u8],
+    secret: &'a SecretKey,
+    entropy: Entropy,
+) -> Builder<'a> {
+    let params = manner.pattern.parse().expect("the pattern is a constant");
     Builder::with_resolver(params, Box::new(Resolver(entropy)))
         .local_private_key(secret.as_bytes())
         .and_then(|builder| builder.prologue(prologue))
         .expect("each is set once")
-}
-
-/// Appends the next handshake message, which has `length` bytes.
-fn say(noise: &mut HandshakeState, length: usize, out: &mut Vec<u8>) -> Result<(), RecordError> {
-    let mut message = [0; FIRST];
-    let written = noise.write_message(&[], &mut message).map_err(|_| RecordError::Forged)?;
-    debug_assert_eq!(written, length);
-    out.extend((length as u16).to_be_bytes());
-    out.extend_from_slice(&message[..written]);
-    Ok(())
-}
-
-/// Whether the dialler is one of the peers.
-fn known(noise: &HandshakeState, peers: &[PublicKey]) -> Result<(), RecordError> {
-    let key = noise.get_remote_static().and_then(|key| key.try_into().ok());
-    let key = PublicKey::from_bytes(key.ok_or(RecordError::Forged)?);
-    if peers.contains(&key) { Ok(()) } else { Err(RecordError::Unknown(key)) }
 }
 
 impl std::fmt::Debug for Secure {

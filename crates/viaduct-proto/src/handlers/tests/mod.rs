@@ -1,3 +1,8 @@
+mod compress;
+mod crypt;
+mod pairs;
+
+use super::testing::{Net, shell};
 use super::*;
 use crate::flow::testing::World;
 use crate::time::{Duration, Instant};
@@ -49,7 +54,7 @@ fn count_counts_and_answers_through_other_handlers() {
 fn settings_are_checked() {
     let chain = |text: &str| {
         let specs = text.split(' ').map(str::parse).collect::<Result<Vec<_>, _>>();
-        specs.and_then(|specs| registry().chain(&specs)).err().map(|e| e.to_string())
+        specs.and_then(|specs| registry(&shell()).chain(&specs)).err().map(|e| e.to_string())
     };
     for (text, said) in [
         ("shape:rate=2M +count", None),
@@ -57,7 +62,7 @@ fn settings_are_checked() {
         ("shape:rate=fast", Some("shape: rate=fast: bits a second, such as 2M, is expected")),
         ("latency:delay=2h", Some("latency: delay=2h: a time up to 60s")),
         ("count:x=1", Some("count: it has no setting \"x\"")),
-        ("shapes", Some("no handler is named \"shapes\"; there are count, latency, shape")),
+        ("shapes", Some("no handler is named \"shapes\"; there are c")),
         ("shape:rate", Some("\"shape:rate\" is no handler; write it like")),
     ] {
         match (chain(text), said) {
@@ -66,4 +71,13 @@ fn settings_are_checked() {
             (error, _) => panic!("{text}: {error:?}"),
         }
     }
+}
+
+/// Writes both ways, and waits.
+pub(super) fn exchange(net: &mut Net) {
+    net.wait(Duration::from_secs(1));
+    net.write(0, 1_000);
+    net.write(1, 2_000);
+    net.wait(Duration::from_secs(1));
+    net.assert_whole();
 }

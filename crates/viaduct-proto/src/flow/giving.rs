@@ -1,0 +1,150 @@
+//! Output flows that end before their chain does, and such as go from one chain to another.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::call::{Place, Up, Upper};
+use super::core::{Call, Core};
+use super::ends::{Action, BottomId};
+use super::handler::Output;
+use crate::time::Instant;
+
+/// What a chain has claimed, and what it gives away.
+#[derive(Default)]
+pub(super) struct Giving {
+    /// Keys, and the handlers that claimed them.
+    claims: Vec<(Vec<u8>, usize)>,
+    given: Option<Given>,
+}
+
+/// An output flow that is to go to another chain.
+struct Given {
+    node: usize,
+    output: Output,
+    to: Vec<u8>,
+    /// What came on it and was not dealt with, and what it has told since.
+    said: Bytes,
+    later: Vec<Up>,
+}
+
+impl Giving {
+    pub(super) fn is_given(&self, node: usize, output: Output) -> bool {
+        self.given.as_ref().is_some_and(|given| (given.node, given.output) == (node, output))
+    }
+
+    /// Keeps what a given flow tells, for whoever takes it.
+    pub(super) fn keep(&mut self, what: Up) {
+        if let Some(given) = &mut self.given {
+            given.later.push(what);
+        }
+    }
+}
+
+impl Core {
+    pub(super) fn claim(&mut self, node: usize, key: &[u8]) {
+        self.giving.claims.push((key.to_vec(), node));
+        self.actions.push_back(Action::Claim(key.to_vec()));
+    }
+
+    pub(super) fn release(&mut self, node: usize, key: &[u8]) {
+        let claims = self.giving.claims.len();
+        self.giving.claims.retain(|(claimed, by)| (&claimed[..], *by) != (key, node));
+        if self.giving.claims.len() < claims {
+            self.actions.push_back(Action::Release(key.to_vec()));
+        }
+    }
+
+    pub(super) fn give(&mut self, node: usize, output: Output, to: &[u8], said: Bytes) {
+        let (to, later) = (to.to_vec(), Vec::new());
+        self.actions.push_back(Action::Give(to.clone()));
+        self.giving.given = Some(Given { node, output, to, said, later });
+    }
+
+    pub(super) fn unclaimed(&mut self, now: Instant) {
+        if let Some(Given { node, output, .. }) = self.giving.given.take() {
+            self.with(node, now, |handler, cx| handler.unclaimed(cx, output));
+        }
+    }
+
+    /// See [`Chain::take`](super::Chain::take).
+    pub(super) fn take(
+        &mut self,
+        mut giver: Core,
+        now: Instant,
+    ) -> Option<Vec<(BottomId, BottomId)>> {
+        let Given { node: from, output, to, said, later } = giver.giving.given.take()?;
+        let &(_, node) = self.giving.claims.iter().find(|(key, _)| *key == to)?;
+        let place = giver.output(from, output)?;
+        let (above, giving) = (self.nodes.get_mut(node)?, giver.nodes.get(from)?);
+        if !Arc::ptr_eq(&self.factories, &giver.factories) || above.position != giving.position {
+            return None;
+        }
+        let output = Output(above.outputs.len());
+        above.outputs.push(None);
+        let mut moved = Vec::new();
+        let place = self.graft(&mut giver, place, Upper::Node(node, output), &mut moved)?;
+        self.set_output(node, output, Some(place));
+        self.with(node, now, |handler, cx| handler.taken(cx, output, said));
+        self.queue.extend(later.into_iter().map(|what| Call::Up(place, what)));
+        Some(moved)
+    }
+
+    /// Moves what is at `place` of `giver`, and all below it, to under `up`.
+    fn graft(
+        &mut self,
+        giver: &mut Core,
+        place: Place,
+        up: Upper,
+        moved: &mut Vec<(BottomId, BottomId)>,
+    ) -> Option<Place> {
+        match place {
+            Place::Bottom(old) => {
+                let mut bottom = giver.bottoms.remove(old)?;
+                (bottom.id, bottom.up) = (BottomId(self.bottoms.next()), up);
+                moved.push((BottomId(old), bottom.id));
+                Some(Place::Bottom(self.bottoms.push(bottom)))
+            }
+            Place::Node(old) => {
+                let mut node = giver.nodes.remove(old)?;
+                node.up = up;
+                let outputs = std::mem::take(&mut node.outputs);
+                let new = self.nodes.push(node);
+                let timers = giver.timers.iter().filter(|&&(_, node, _)| node == old);
+                self.timers.extend(timers.map(|&(at, _, timer)| (at, new, timer)));
+                for (number, place) in outputs.into_iter().enumerate() {
+                    let up = Upper::Node(new, Output(number));
+                    let place = place.and_then(|place| self.graft(giver, place, up, moved));
+                    self.nodes.get_mut(new)?.outputs.push(place);
+                }
+                Some(Place::Node(new))
+            }
+        }
+    }
+
+    pub(super) fn unplumb(&mut self, node: usize, output: Output) {
+        if let Some(place) = self.output(node, output) {
+            self.set_output(node, output, None);
+            self.remove(place);
+        }
+    }
+
+    /// Removes what is at `place`, and all below it.
+    fn remove(&mut self, place: Place) {
+        match place {
+            Place::Bottom(bottom) => {
+                let bottom = self.bottoms.remove(bottom);
+                self.actions.extend(bottom.and_then(|mut bottom| bottom.abort()));
+            }
+            Place::Node(node) => {
+                let outputs = self.nodes.remove(node).map(|node| node.outputs);
+                self.timers.retain(|&(_, of, _)| of != node);
+                let held = |&(_, by): &(Vec<u8>, usize)| by == node;
+                for (key, _) in self.giving.claims.extract_if(.., |claim| held(claim)) {
+                    self.actions.push_back(Action::Release(key));
+                }
+                outputs.into_iter().flatten().flatten().for_each(|place| self.remove(place));
+            }
+        }
+    }
+}

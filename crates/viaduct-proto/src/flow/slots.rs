@@ -1,0 +1,35 @@
+//! Things in numbered places. A number is never used again, and costs a pointer once its thing is
+//! gone.
+
+#[derive(Debug)]
+pub(super) struct Slots<T>(Vec<Option<Box<T>>>);
+
+impl<T> Default for Slots<T> {
+    fn default() -> Self {
+        Slots(Vec::new())
+    }
+}
+
+impl<T> Slots<T> {
+    /// The number that the next thing gets.
+    pub(super) fn next(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn push(&mut self, thing: T) -> usize {
+        self.0.push(Some(Box::new(thing)));
+        self.0.len() - 1
+    }
+
+    pub(super) fn get(&self, number: usize) -> Option<&T> {
+        self.0.get(number)?.as_deref()
+    }
+
+    pub(super) fn get_mut(&mut self, number: usize) -> Option<&mut T> {
+        self.0.get_mut(number)?.as_deref_mut()
+    }
+
+    pub(super) fn remove(&mut self, number: usize) -> Option<T> {
+        self.0.get_mut(number)?.take().map(|thing| *thing)
+    }
+}

@@ -1,0 +1,153 @@
+//! The direction from the network: all that is read of what the other end sent.
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation as _, OutBuffer};
+
+use super::{HEAD, MOST_BLOCK, MOST_PLAIN, PLAIN, SQUEEZED, WINDOW_LOG};
+
+/// Bytes that wait here before the source is stopped.
+const MOST_WAITING: usize = 2 * MOST_BLOCK;
+/// Bytes that are expanded at once.
+const STEP: usize = 16 << 10;
+
+/// What came and has not been delivered, and zstd.
+pub(super) struct Expand {
+    /// Whether upstream takes bytes.
+    pub(super) is_open: bool,
+    stopped: bool,
+    inbox: BytesMut,
+    block: Option<Block>,
+    decoder: Option<Decoder<'static>>,
+}
+
+/// The block that is being read.
+struct Block {
+    squeezed: bool,
+    /// Bytes of it that are still to come.
+    left: usize,
+    /// Bytes of the flow that it may still mean.
+    most: usize,
+    /// Its last step filled what there was room for: zstd may have more to say.
+    full: bool,
+}
+
+/// What no end of ours sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum ExpandError {
+    #[error("a block of {0} bytes, or of an unknown kind; is there compress at the other end?")]
+    Head(usize),
+    #[error("a block that means more than {MOST_PLAIN} bytes")]
+    Bomb,
+    #[error("bytes that are not zstd's")]
+    Zstd,
+}
+
+impl Default for Expand {
+    fn default() -> Self {
+        let inbox = BytesMut::new();
+        Expand { is_open: true, stopped: false, inbox, block: None, decoder: None }
+    }
+}
+
+impl Expand {
+    pub(super) fn push(&mut self, data: Bytes) {
+        match data.try_into_mut() {
+            Ok(data) if self.inbox.is_empty() => self.inbox = data,
+            Ok(data) => self.inbox.extend_from_slice(&data),
+            Err(data) => self.inbox.extend_from_slice(&data),
+        }
+    }
+
+    /// Whether all that came has been dealt with and no block is half read.
+    pub(super) fn is_between(&self) -> bool {
+        self.inbox.is_empty() && self.block.is_none()
+    }
+
+    /// Whether the source is to be told something: to stop (`false`), or to go on.
+    pub(super) fn steer(&mut self) -> Option<bool> {
+        let stop = !self.is_open || self.inbox.len() > MOST_WAITING;
+        (stop != self.stopped).then(|| {
+            self.stopped = stop;
+            !stop
+        })
+    }
+
+    /// The next bytes of the flow, at most a block's.
+    pub(super) fn next(&mut self) -> Result<Option<Bytes>, ExpandError> {
+        loop {
+            let Some(block) = &mut self.block else {
+                let Some(head) = self.inbox.first_chunk::<HEAD>().copied() else { return Ok(None) };
+                self.block = Some(Block::new(head)?);
+                self.inbox.advance(HEAD);
+                continue;
+            };
+            if self.inbox.is_empty() && block.left > 0 && !block.full {
+                return Ok(None);
+            }
+            let most = block.left.min(self.inbox.len());
+            let data = match block.squeezed {
+                false => {
+                    block.left -= most;
+                    self.inbox.split_to(most).freeze()
+                }
+                true => {
+                    let decoder = match &mut self.decoder {
+                        Some(decoder) => decoder,
+                        none => none.insert(decoder().ok_or(ExpandError::Zstd)?),
+                    };
+                    let (data, read) = block.step(decoder, &self.inbox[..most])?;
+                    self.inbox.advance(read);
+                    data
+                }
+            };
+            if block.left == 0 && !block.full {
+                self.block = None;
+            }
+            if !data.is_empty() {
+                return Ok(Some(data));
+            }
+        }
+    }
+}
+
+impl Block {
+    fn new(head: [u8; HEAD]) -> Result<Block, ExpandError> {
+        let [kind, a, b, c] = head;
+        let left = u32::from_be_bytes([0, a, b, c]) as usize;
+        let most = if kind == PLAIN { MOST_PLAIN } else { MOST_BLOCK };
+        match kind {
+            PLAIN | SQUEEZED if (1..=most).contains(&left) => {
+                Ok(Block { squeezed: kind == SQUEEZED, left, most: MOST_PLAIN, full: false })
+            }
+            _ => Err(ExpandError::Head(left)),
+        }
+    }
+
+    /// Expands some of `from`: what it means, and how many of its bytes were read.
+    fn step(
+        &mut self,
+        decoder: &mut Decoder<'static>,
+        from: &[u8],
+    ) -> Result<(Bytes, usize), ExpandError> {
+        // One byte more than there may be tells a bomb.
+        let mut room = vec![0; STEP.min(self.most + 1)];
+        let mut source = InBuffer::around(from);
+        let mut out = OutBuffer::around(&mut room[..]);
+        decoder.run(&mut source, &mut out).map_err(|_| ExpandError::Zstd)?;
+        let (read, written) = (source.pos(), out.pos());
+        self.left -= read;
+        self.most = self.most.checked_sub(written).ok_or(ExpandError::Bomb)?;
+        self.full = written == room.len();
+        if read == 0 && written == 0 && !from.is_empty() {
+            return Err(ExpandError::Zstd);
+        }
+        room.truncate(written);
+        Ok((room.into(), read))
+    }
+}
+
+fn decoder() -> Option<Decoder<'static>> {
+    let mut decoder = Decoder::new().ok()?;
+    decoder.set_parameter(DParameter::WindowLogMax(WINDOW_LOG)).ok()?;
+    Some(decoder)
+}

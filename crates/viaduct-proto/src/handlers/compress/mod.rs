@@ -1,0 +1,181 @@
+//! `compress`: what passes is compressed by zstd, each way by itself (TESLA, 4.3).
+//!
+//! ```text
+//!   kind 1 | length 3 | bytes      plain: as they are
+//!                                  squeezed: the next bytes of the direction's zstd stream
+//! ```
+//!
+//! A block holds at most 64 KiB of the flow, ends on a flush, and begins to be delivered before it is
+//! whole. A block goes out when it is full, or when its source has nothing more to say at once: when
+//! the driver comes back to the chain. After blocks that did not become smaller come plain ones, ever
+//! more, until one that is tried does.
+
+mod expand;
+mod squeeze;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::flow::{
+    About, Arguments, Context, FIRST, Factory, Failure, Half, Handler, Output, Timer,
+};
+use expand::Expand;
+use squeeze::Squeeze;
+
+/// Bytes of the flow in one block, at most.
+const MOST_PLAIN: usize = 64 << 10;
+/// Bytes of a block on the wire, at most: what does not compress grows a little.
+const MOST_BLOCK: usize = MOST_PLAIN + (1 << 10);
+/// Both ends remember 2^18 bytes of each direction.
+const WINDOW_LOG: u32 = 18;
+const HEAD: usize = 4;
+const PLAIN: u8 = 0;
+const SQUEEZED: u8 = 1;
+
+const DEFAULT_LEVEL: i32 = 3;
+const FLUSH: Timer = Timer(0);
+const EXPAND: Timer = Timer(1);
+
+struct CompressFactory {
+    level: i32,
+}
+
+/// One flow.
+struct Compress {
+    squeeze: Squeeze,
+    expand: Expand,
+    /// The other end has written all that it will.
+    ended: bool,
+    /// Broken off, or ended and said so.
+    over: bool,
+}
+
+pub(super) fn about() -> About {
+    About::new("compress", "compresses what passes")
+        .setting("level", "1-19", "how hard zstd tries; 3 by default")
+        .both_ends()
+}
+
+pub(super) fn build(arguments: &mut Arguments) -> Result<Arc<dyn Factory>, String> {
+    let level = |text: &str| text.parse().ok().filter(|level| (1..=19).contains(level));
+    let level = arguments.take("level", "a number from 1 to 19", level)?;
+    Ok(Arc::new(CompressFactory { level: level.unwrap_or(DEFAULT_LEVEL) }))
+}
+
+impl Factory for CompressFactory {
+    fn name(&self) -> &'static str {
+        "compress"
+    }
+
+    fn make(&self) -> Box<dyn Handler + Send> {
+        let (squeeze, expand) = (Squeeze::new(self.level), Expand::default());
+        Box::new(Compress { squeeze, expand, ended: false, over: false })
+    }
+}
+
+impl Compress {
+    /// Sends what waits, down to `keep` bytes.
+    fn flush(&mut self, cx: &mut Context<'_>, keep: usize) {
+        while self.squeeze.waiting() > keep {
+            match self.squeeze.block() {
+                // A flow that takes no more says so upstream itself.
+                Ok(pieces) => {
+                    for piece in pieces {
+                        let _ = cx.output(FIRST).write(piece);
+                    }
+                }
+                Err(error) => return self.refuse(cx, &error),
+            }
+        }
+    }
+
+    /// Delivers about a block's bytes, and comes back for more.
+    fn deliver(&mut self, cx: &mut Context<'_>) {
+        let mut delivered = 0;
+        while self.expand.is_open && delivered < MOST_PLAIN {
+            match self.expand.next() {
+                Ok(Some(data)) => {
+                    delivered += data.len();
+                    let _ = cx.upstream().avail(data);
+                }
+                Ok(None) => break,
+                Err(why) => return self.refuse(cx, &why),
+            }
+        }
+        if let Some(may) = self.expand.steer() {
+            cx.output(FIRST).may_avail(may);
+        }
+        let more = self.expand.is_open && delivered >= MOST_PLAIN;
+        cx.set_timer(EXPAND, more.then_some(cx.now()));
+        if self.ended && !more && self.expand.is_open && !self.over {
+            match self.expand.is_between() {
+                true => {
+                    self.over = true;
+                    cx.upstream().finished();
+                }
+                false => self.refuse(cx, &"the flow ended inside a block"),
+            }
+        }
+    }
+
+    /// Breaks the flow off, and says why.
+    fn refuse(&mut self, cx: &mut Context<'_>, why: &dyn std::fmt::Display) {
+        self.over = true;
+        cx.say(why);
+        cx.unplumb(FIRST);
+        cx.upstream().failed(Failure::Reset);
+    }
+}
+
+impl Handler for Compress {
+    fn write(&mut self, cx: &mut Context<'_>, data: Bytes) -> bool {
+        self.squeeze.push(data);
+        self.flush(cx, MOST_PLAIN - 1);
+        let waits = self.squeeze.waiting() > 0;
+        cx.set_timer(FLUSH, waits.then_some(cx.now()));
+        true
+    }
+
+    fn shutdown(&mut self, cx: &mut Context<'_>, half: Half) {
+        if half == Half::Write {
+            self.flush(cx, 0);
+        }
+        cx.output(FIRST).shutdown(half);
+    }
+
+    fn close(&mut self, cx: &mut Context<'_>) {
+        self.flush(cx, 0);
+        cx.output(FIRST).close();
+    }
+
+    fn avail(&mut self, cx: &mut Context<'_>, _from: Output, data: Bytes) -> bool {
+        if !self.over {
+            self.expand.push(data);
+            self.deliver(cx);
+        }
+        !self.over
+    }
+
+    fn may_avail(&mut self, cx: &mut Context<'_>, may: bool) {
+        self.expand.is_open = may;
+        self.deliver(cx);
+    }
+
+    fn finished(&mut self, cx: &mut Context<'_>, _from: Output) {
+        self.ended = true;
+        self.deliver(cx);
+    }
+
+    fn failed(&mut self, cx: &mut Context<'_>, _from: Output, why: Failure) {
+        self.over = true;
+        cx.upstream().failed(why);
+    }
+
+    fn timeout(&mut self, cx: &mut Context<'_>, timer: Timer) {
+        match timer {
+            FLUSH => self.flush(cx, 0),
+            _ => self.deliver(cx),
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The direction towards the network.
+
+use std::io;
+
+use bytes::Bytes;
+use zstd::stream::raw::{CParameter, Encoder, InBuffer, Operation as _, OutBuffer};
+
+use super::{HEAD, MOST_BLOCK, MOST_PLAIN, PLAIN, SQUEEZED, WINDOW_LOG};
+use crate::flow::Buffer;
+
+/// Blocks that go plain after one that did not become smaller; twice as many each time, up to this.
+const MOST_PLAIN_BLOCKS: u32 = 32;
+/// Less than this tells nothing about what follows.
+const TELLING: usize = 1 << 10;
+
+/// Bytes that wait to be sent, and zstd.
+pub(super) struct Squeeze {
+    level: i32,
+    waits: Buffer,
+    /// Made when it is needed: it has about a megabyte.
+    encoder: Option<Encoder<'static>>,
+    /// Blocks that go plain before zstd is tried again, and how many that is to be next time.
+    plain: u32,
+    next_plain: u32,
+}
+
+impl Squeeze {
+    pub(super) fn new(level: i32) -> Squeeze {
+        Squeeze { level, waits: Buffer::default(), encoder: None, plain: 0, next_plain: 1 }
+    }
+
+    pub(super) fn push(&mut self, data: Bytes) {
+        self.waits.push(data);
+    }
+
+    /// Bytes that wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.waits.len()
+    }
+
+    /// A block of what waits, in the pieces to write.
+    pub(super) fn block(&mut self) -> io::Result<Vec<Bytes>> {
+        let mut pieces = Vec::new();
+        let mut length = 0;
+        while let Some(piece) = self.waits.pop(MOST_PLAIN - length) {
+            length += piece.len();
+            pieces.push(piece);
+        }
+        if self.plain > 0 {
+            self.plain -= 1;
+            pieces.insert(0, Bytes::from(head(PLAIN, length).to_vec()));
+            return Ok(pieces);
+        }
+        let block = self.squeezed(&pieces)?;
+        let useless = block.len() - HEAD > length - length / 20;
+        if length >= TELLING {
+            self.plain = if useless { self.next_plain } else { 0 };
+            self.next_plain = if useless { (self.plain * 2).min(MOST_PLAIN_BLOCKS) } else { 1 };
+        }
+        Ok(vec![block.into()])
+    }
+
+    fn squeezed(&mut self, pieces: &[Bytes]) -> io::Result<Vec<u8>> {
+        let encoder = match &mut self.encoder {
+            Some(encoder) => encoder,
+            none => none.insert(encoder(self.level)?),
+        };
+        let mut block = vec![0; HEAD + MOST_BLOCK];
+        let mut out = OutBuffer::around(&mut block[HEAD..]);
+        for piece in pieces {
+            let mut from = InBuffer::around(piece);
+            while from.pos() < piece.len() {
+                encoder.run(&mut from, &mut out)?;
+            }
+        }
+        while encoder.flush(&mut out)? > 0 {}
+        let length = out.pos();
+        block.truncate(HEAD + length);
+        block[..HEAD].copy_from_slice(&head(SQUEEZED, length));
+        Ok(block)
+    }
+}
+
+fn encoder(level: i32) -> io::Result<Encoder<'static>> {
+    let mut encoder = Encoder::new(level)?;
+    encoder.set_parameter(CParameter::WindowLog(WINDOW_LOG))?;
+    Ok(encoder)
+}
+
+fn head(kind: u8, length: usize) -> [u8; HEAD] {
+    let [.., a, b, c] = (length as u32).to_be_bytes();
+    [kind, a, b, c]
+}

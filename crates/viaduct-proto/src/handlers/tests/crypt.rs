@@ -1,0 +1,90 @@
+use super::super::testing::Net;
+use super::exchange;
+use crate::flow::Failure;
+use crate::time::Duration;
+
+fn refused(client: &str, server: &str) -> (Net, Vec<String>) {
+    let mut net = Net::new(&[client], &[server]);
+    net.connect();
+    net.wait(Duration::from_secs(60));
+    assert!(net.ends[1].iter().all(|end| !end.is_there), "the program hears nothing of it");
+    let said = net.said.clone();
+    (net, said)
+}
+
+fn refused_by_plain(client: &str) -> (Net, Vec<String>) {
+    let mut net = Net::new(&[client], &[]);
+    net.connect();
+    net.ends[1][0].takes = false;
+    net.wait(Duration::from_secs(60));
+    let said = net.said.clone();
+    (net, said)
+}
+
+#[test]
+fn crypt_knows_its_peers() {
+    let key = |n| crate::keys::SecretKey::from_bytes([n; 32]).public();
+    let (one, two, three) = (key(1), key(2), key(3));
+    let client = format!("crypt:key=1.key,peer={three}+{two}");
+    let mut net = Net::new(&[&client], &[&format!("crypt:key=2.key,peer={one}")]);
+    net.connect();
+    exchange(&mut net);
+    // The connecting end does not know the other.
+    let (mut net, said) = refused("crypt:key=1.key", "crypt:key=2.key");
+    assert_eq!(net.end(0).answer, Some(Err(Failure::Denied)));
+    assert_eq!(said[0], format!("crypt: the key {two} is none of the peers'"));
+    assert!(said[1].contains("without our key"), "{said:?}");
+    // The accepting end does not know the other.
+    let (mut net, said) = refused(&format!("crypt:key=1.key,peer={two}"), "crypt:key=2.key");
+    assert_eq!(said[0], format!("crypt: the key {one} is none of the peers'"));
+    assert_eq!(net.end(0).failed, [Failure::Reset]);
+    // It has no crypt, and says nothing.
+    let (mut net, said) = refused_by_plain("crypt:key=1.key");
+    assert_eq!(net.end(0).answer, Some(Err(Failure::TimedOut)));
+    assert!(said[0].contains("does not answer"), "{said:?}");
+}
+
+#[test]
+fn crypt_refuses_changed_bytes_and_gives_none_of_them_on() {
+    let mut net = Net::joined(&["crypt:key=1.key"]);
+    exchange(&mut net);
+    for nth in [0, 1, 2, 50, 517] {
+        let mut net = Net::joined(&["crypt:key=1.key"]);
+        exchange(&mut net);
+        net.write(0, 500);
+        assert!(net.flip(0, nth, 3));
+        net.write(0, 500);
+        net.wait(Duration::from_secs(1));
+        assert_eq!(net.end(1).read.got, 1_000, "nothing of it is delivered");
+        if nth > 1 {
+            assert_eq!(net.end(1).failed, [Failure::Reset]);
+            assert!(net.said[0].contains("cannot have sent"), "{:?}", net.said);
+        }
+    }
+}
+
+#[test]
+fn crypt_tells_a_cut_from_an_end() {
+    let mut net = Net::joined(&["crypt:key=1.key"]);
+    exchange(&mut net);
+    let (now, seat) = (net.now, net.connections[0].seats[1].unwrap());
+    net.end(1).chain.finished(now, seat.2);
+    net.settle();
+    assert_eq!((net.end(1).failed.clone(), net.end(1).finished), (vec![Failure::Reset], 0));
+    assert!(net.said[0].contains("the flow was cut"), "{:?}", net.said);
+}
+
+#[test]
+fn crypt_refuses_a_connection_that_is_played_again() {
+    let mut net = Net::joined(&["crypt:key=1.key"]);
+    exchange(&mut net);
+    let heard = net.heard[0].clone();
+    let mut again = Net::new(&[], &["crypt:key=1.key"]);
+    again.connect();
+    again.wait(Duration::from_secs(1));
+    let now = again.now;
+    assert!(again.ends[0][0].chain.write(now, heard.into()));
+    again.wait(Duration::from_secs(1));
+    assert!(again.ends[1].iter().all(|end| !end.is_there));
+    assert!(again.said[0].contains("cannot have sent"), "{:?}", again.said);
+}

@@ -1,0 +1,230 @@
+//! Wrapped programs that listen: whoever connects to them is led to this process, which connects to
+//! them in turn.
+//!
+//! ```text
+//!   listen(2) ─▶ sock_ops: the port is noted          close ─▶ it is forgotten
+//!   SYN to a noted port ─▶ sk_lookup ─┬─ from elsewhere ─▶ this process's listener ─▶ handlers ─┐
+//!                                     └─ from us, "inside" ─▶ the program's listener ◀──────────┘
+//!   accept(2), getpeername(2) ─▶ whom Inside::note has named for the port that we come from
+//! ```
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use super::BpfError;
+use super::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R6, R7, R8, Width};
+use super::divert::{ENDS, ends};
+use super::kernel::{Hook, Link, Map, SocketMap};
+
+/// Ports that programs listen at, and connections to them.
+const PORTS: u32 = 4096;
+const INSIDE: u32 = 65_536;
+
+// Fields of `struct bpf_sk_lookup`.
+const LOOKUP_PROTOCOL: i16 = 12;
+const LOOKUP_FAMILY: i16 = 8;
+const REMOTE_PORT: i16 = 36;
+const LOCAL_IP4: i16 = 40;
+const LOCAL_IP6: i16 = 44;
+const LOCAL_PORT: i16 = 60;
+const INGRESS: i16 = 64;
+/// The loopback interface's number, in every network namespace.
+const LOOPBACK: u32 = 1;
+const TCP: u32 = libc::IPPROTO_TCP as u32;
+
+// Fields of `struct bpf_sock_ops`.
+const OPS_FAMILY: i16 = 20;
+const OPS_LOCAL_IP4: i16 = 28;
+const OPS_LOCAL_IP6: i16 = 48;
+const OPS_REMOTE_PORT: i16 = 64;
+const OPS_LOCAL_PORT: i16 = 68;
+const OPS_OLD_STATE: i16 = 4;
+const LISTENING: u32 = 10;
+
+// On the stack.
+// (below what `divert` keeps there)
+const KEY: i16 = -88;
+const ONE: i16 = -96;
+/// Where a copy of two ends may stand.
+const COPY: i16 = -160;
+
+/// Connections of ours to wrapped programs: by the port that we come from, whose they are.
+#[derive(Clone, Debug)]
+pub struct Inside(Arc<Map<ENDS>>);
+
+impl Inside {
+    /// The connection that comes from our loopback `port` is `client`'s, who asked for `own`. Say so
+    /// before it connects.
+    ///
+    /// # Errors
+    /// The kernel has no memory.
+    pub fn note(&self, port: u16, client: SocketAddr, own: SocketAddr) -> std::io::Result<()> {
+        self.0.set(port.into(), &ends(client, own))
+    }
+}
+
+/// What leads connections to wrapped programs here.
+#[derive(Debug)]
+pub(super) struct Serve {
+    /// How many listen, by address and port.
+    ports: Map<8>,
+    pub(super) inside: Inside,
+    _listener: SocketMap,
+    _link: Link,
+}
+
+impl Serve {
+    /// To `listener`, of this network namespace.
+    pub(super) fn new(listener: BorrowedFd<'_>) -> Result<Serve, BpfError> {
+        let (ports, inside) = (Map::new(PORTS)?, Inside(Arc::new(Map::new(INSIDE)?)));
+        let socket = SocketMap::of(listener)?;
+        let network = std::fs::File::open("/proc/self/ns/net").map_err(BpfError::Socket)?;
+        let program = look_up(&ports, &inside.0, &socket);
+        let link = Link::new(Hook::SocketLookup, &program, network.as_fd())?;
+        Ok(Serve { ports, inside, _listener: socket, _link: link })
+    }
+
+    /// In a program of sock_ops whose context is in R6: a socket listens.
+    pub(super) fn listens(&self, asm: &mut Asm) {
+        self.count(asm, 1);
+    }
+
+    /// A socket's state changes: one that listened may have stopped.
+    pub(super) fn changes(&self, asm: &mut Asm, done: Label) {
+        asm.load(Width::Word, R2, R6, OPS_OLD_STATE);
+        asm.if_different(R2, LISTENING, done);
+        self.count(asm, -1);
+    }
+
+    /// A program's socket was connected to, maybe by us: then `names` says whose it is, by its cookie,
+    /// which is at `cookie` on the stack.
+    pub(super) fn accepts(&self, asm: &mut Asm, names: &Map<ENDS>, cookie: i16, done: Label) {
+        asm.load(Width::Word, R2, R6, OPS_REMOTE_PORT);
+        asm.network_order_word(R2);
+        asm.store(Width::Double, FP, KEY, R2);
+        asm.set_map(R1, &*self.inside.0);
+        asm.copy(R2, FP);
+        asm.add(R2, KEY.into());
+        asm.call(Helper::MapLookup);
+        asm.if_nothing(R0, done);
+        for at in (0..ENDS as i16).step_by(8) {
+            asm.load(Width::Double, R2, R0, at);
+            asm.store(Width::Double, FP, COPY + at, R2);
+        }
+        asm.set_map(R1, names);
+        asm.copy(R2, FP);
+        asm.add(R2, cookie.into());
+        asm.copy(R3, FP);
+        asm.add(R3, COPY.into());
+        asm.set(R4, 0);
+        asm.call(Helper::MapUpdate);
+    }
+
+    /// Adds to the number of those who listen where the context says.
+    fn count(&self, asm: &mut Asm, change: i32) {
+        let [v6, named, unknown, done] = [(); 4].map(|()| asm.label());
+        asm.load(Width::Word, R2, R6, OPS_FAMILY);
+        asm.if_different(R2, libc::AF_INET as u32, v6);
+        asm.load(Width::Word, R7, R6, OPS_LOCAL_IP4);
+        asm.goto(named);
+        asm.place(v6);
+        asm.load(Width::Word, R7, R6, OPS_LOCAL_IP6 + 12);
+        asm.place(named);
+        asm.load(Width::Word, R8, R6, OPS_LOCAL_PORT);
+        key(asm, R7, R8);
+        asm.set_map(R1, &self.ports);
+        asm.copy(R2, FP);
+        asm.add(R2, KEY.into());
+        asm.call(Helper::MapLookup);
+        asm.if_nothing(R0, unknown);
+        asm.set(R2, change);
+        asm.add_to_memory(R0, 0, R2);
+        asm.goto(done);
+        asm.place(unknown);
+        if change > 0 {
+            asm.set(R2, change);
+            asm.store(Width::Double, FP, ONE, R2);
+            asm.set_map(R1, &self.ports);
+            asm.copy(R2, FP);
+            asm.add(R2, KEY.into());
+            asm.copy(R3, FP);
+            asm.add(R3, ONE.into());
+            asm.set(R4, 0);
+            asm.call(Helper::MapUpdate);
+        }
+        asm.place(done);
+    }
+}
+
+/// The key of an address, its last word in `ip`, and a port, on the stack.
+fn key(asm: &mut Asm, ip: super::asm::Reg, port: super::asm::Reg) {
+    asm.copy(R2, ip);
+    asm.shift_left(R2, 16);
+    asm.or_register(R2, port);
+    asm.store(Width::Double, FP, KEY, R2);
+}
+
+/// Chooses the socket that a SYN goes to.
+fn look_up(ports: &Map<8>, inside: &Map<ENDS>, socket: &SocketMap) -> Vec<Insn> {
+    let mut asm = Asm::default();
+    let [v6, named, found, elsewhere, done] = [(); 5].map(|()| asm.label());
+    asm.copy(R6, R1);
+    asm.load(Width::Word, R2, R6, LOOKUP_PROTOCOL);
+    asm.if_different(R2, TCP, done);
+    asm.load(Width::Word, R8, R6, LOCAL_PORT);
+    asm.load(Width::Word, R2, R6, LOOKUP_FAMILY);
+    asm.if_different(R2, libc::AF_INET as u32, v6);
+    asm.load(Width::Word, R7, R6, LOCAL_IP4);
+    asm.goto(named);
+    asm.place(v6);
+    asm.load(Width::Word, R7, R6, LOCAL_IP6 + 12);
+    asm.place(named);
+    // Those who listen at the address itself, then those who listen at all.
+    for last in [false, true] {
+        let next = asm.label();
+        key(&mut asm, R7, R8);
+        asm.set_map(R1, ports);
+        asm.copy(R2, FP);
+        asm.add(R2, KEY.into());
+        asm.call(Helper::MapLookup);
+        asm.if_nothing(R0, next);
+        asm.load(Width::Double, R2, R0, 0);
+        asm.if_different(R2, 0, found);
+        asm.place(next);
+        if !last {
+            asm.set(R7, 0);
+        }
+    }
+    asm.goto(done);
+
+    asm.place(found);
+    asm.load(Width::Word, R2, R6, INGRESS);
+    asm.if_different(R2, LOOPBACK, elsewhere);
+    asm.load(Width::Half, R2, R6, REMOTE_PORT);
+    asm.network_order(R2);
+    asm.store(Width::Double, FP, KEY, R2);
+    asm.set_map(R1, inside);
+    asm.copy(R2, FP);
+    asm.add(R2, KEY.into());
+    asm.call(Helper::MapLookup);
+    asm.if_something(R0, done);
+    asm.place(elsewhere);
+    asm.set(R2, 0);
+    asm.store(Width::Double, FP, KEY, R2);
+    asm.set_map(R1, socket);
+    asm.copy(R2, FP);
+    asm.add(R2, KEY.into());
+    asm.call(Helper::MapLookup);
+    asm.if_nothing(R0, done);
+    asm.copy(R7, R0);
+    asm.copy(R1, R6);
+    asm.copy(R2, R7);
+    asm.set(R3, 0);
+    asm.call(Helper::AssignSocket);
+    asm.copy(R1, R7);
+    asm.call(Helper::ReleaseSocket);
+    asm.place(done);
+    asm.exit(1);
+    asm.finish().expect("short")
+}

@@ -1,0 +1,46 @@
+//! Whole IP packets of our own making, into this machine's stack.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use rustix::fd::OwnedFd;
+use rustix::net::{AddressFamily, Protocol, SendFlags, SocketFlags, SocketType};
+
+/// `IPPROTO_RAW`: what is sent begins with its IP header, and nothing is received.
+const RAW: u8 = 255;
+
+/// Sockets to send them by.
+#[derive(Debug)]
+pub struct Raw {
+    v4: OwnedFd,
+    /// Missing where the machine has no IPv6.
+    v6: Option<OwnedFd>,
+}
+
+impl Raw {
+    /// Ready to send.
+    ///
+    /// # Errors
+    /// CAP_NET_RAW is missing.
+    pub fn open() -> io::Result<Raw> {
+        let open = |family| {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let raw = Protocol::from_raw(std::num::NonZeroU32::from(
+                std::num::NonZeroU8::new(RAW).expect("not zero"),
+            ));
+            rustix::net::socket_with(family, SocketType::RAW, flags, Some(raw))
+        };
+        Ok(Raw { v4: open(AddressFamily::INET)?, v6: open(AddressFamily::INET6).ok() })
+    }
+
+    /// Sends `packet` to `to`, which its header names too.
+    ///
+    /// # Errors
+    /// There is no way there.
+    pub fn send(&self, packet: &[u8], to: IpAddr) -> io::Result<()> {
+        let socket = if to.is_ipv4() { Some(&self.v4) } else { self.v6.as_ref() };
+        let socket = socket.ok_or(io::ErrorKind::AddrNotAvailable)?;
+        rustix::net::sendto(socket, packet, SendFlags::empty(), &SocketAddr::new(to, 0))?;
+        Ok(())
+    }
+}

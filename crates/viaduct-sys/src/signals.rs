@@ -1,0 +1,114 @@
+//! Signals as events, with who sent them.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+
+use crate::os;
+
+/// Signals that would end, stop or wake this process, held back and read here instead.
+#[derive(Debug)]
+pub struct Signals {
+    fd: OwnedFd,
+}
+
+/// A signal that came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Came {
+    /// Its number.
+    pub signal: i32,
+    /// Whether a process has sent it; otherwise the kernel has, for the terminal say, to all of the
+    /// process group.
+    pub sent: bool,
+}
+
+impl Signals {
+    /// All that can be held back, but those that a fault raises.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn hold() -> io::Result<Signals> {
+        let set = held();
+        // SAFETY: `set` is initialised; the call reads it and makes a new descriptor.
+        let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) };
+        os::check(fd)?;
+        // SAFETY: as above; no old set is asked for.
+        let blocked = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut()) };
+        if blocked != 0 {
+            return Err(io::Error::from_raw_os_error(blocked));
+        }
+        // SAFETY: just opened, and nobody else's.
+        Ok(Signals { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
+    }
+
+    /// The next one; waits for it.
+    ///
+    /// # Errors
+    /// None are known.
+    pub fn read(&self) -> io::Result<Came> {
+        let mut info = MaybeUninit::<libc::signalfd_siginfo>::zeroed();
+        let size = size_of::<libc::signalfd_siginfo>();
+        // SAFETY: the kernel writes at most `size` bytes, which `info` has.
+        let read = unsafe { libc::read(self.fd.as_raw_fd(), info.as_mut_ptr().cast(), size) };
+        if read < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: integers alone; zeroed, and then written by the kernel.
+        let info = unsafe { info.assume_init() };
+        Ok(Came { signal: info.ssi_signo.cast_signed(), sent: info.ssi_code <= 0 })
+    }
+}
+
+impl AsFd for Signals {
+    /// Readable when one has come.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Sends `signal` to process `pid`.
+///
+/// # Errors
+/// It has gone, or is somebody else's.
+pub fn send(pid: u32, signal: i32) -> io::Result<()> {
+    // SAFETY: no memory is involved.
+    os::check(unsafe { libc::kill(pid.cast_signed(), signal) })
+}
+
+/// Has this process end as one that `signal` has ended, without a dump of its memory: the one that it
+/// stands for has left its own.
+pub fn end_by(signal: i32) -> ! {
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the set and the limit are initialised and live through the calls; nothing of this process
+    // runs on after the signal, and if it does, it ends.
+    unsafe {
+        libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+        libc::signal(signal, libc::SIG_DFL);
+        let mut set = MaybeUninit::zeroed();
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), signal);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), ptr::null_mut());
+        libc::raise(signal);
+        libc::_exit(128 + signal)
+    }
+}
+
+/// Stops this process as `SIGSTOP` does; returns when it is continued.
+pub fn stop() {
+    // SAFETY: no memory is involved.
+    unsafe { libc::raise(libc::SIGSTOP) };
+}
+
+fn held() -> libc::sigset_t {
+    let mut set = MaybeUninit::zeroed();
+    // SAFETY: the set is filled, which initialises it, before signals are taken out of it.
+    unsafe {
+        libc::sigfillset(set.as_mut_ptr());
+        for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGABRT, libc::SIGTRAP] {
+            libc::sigdelset(set.as_mut_ptr(), fault);
+        }
+        set.assume_init()
+    }
+}

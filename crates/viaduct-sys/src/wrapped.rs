@@ -1,0 +1,101 @@
+//! Programs that are started to be wrapped, and what becomes of them.
+#![allow(unsafe_code)]
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use rustix::process::{Pid, WaitOptions, WaitStatus, set_child_subreaper, setsid, waitpid};
+
+/// What a program does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It has stopped, by this signal.
+    Stopped(i32),
+    /// It goes on.
+    Continued,
+    /// It has ended: its exit status.
+    Exited(i32),
+    /// A signal has ended it.
+    Killed(i32),
+}
+
+/// Has what `command` starts join the cgroup whose `cgroup.procs` is `members`, which must be open when
+/// it is spawned.
+pub fn join(command: &mut Command, members: BorrowedFd<'_>) {
+    let members = members.as_raw_fd();
+    let join = move || {
+        // SAFETY: a system call alone, of one constant byte; a number that is not open is an error.
+        let wrote = unsafe { libc::write(members, b"0".as_ptr().cast(), 1) };
+        if wrote == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    };
+    // SAFETY: between fork and exec the closure makes one system call; it neither allocates nor takes a
+    // lock.
+    unsafe { command.pre_exec(join) };
+}
+
+/// Waits until the child `pid` does something.
+///
+/// # Errors
+/// There is no such child.
+pub fn wait(pid: u32) -> io::Result<Change> {
+    let pid = Pid::from_raw(pid.cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
+    loop {
+        let waited = waitpid(Some(pid), WaitOptions::UNTRACED | WaitOptions::CONTINUED);
+        match waited {
+            Ok(Some((_, status))) => return Ok(change(status)),
+            Ok(None) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn change(status: WaitStatus) -> Change {
+    if let Some(signal) = status.stopping_signal() {
+        Change::Stopped(signal)
+    } else if let Some(signal) = status.terminating_signal() {
+        Change::Killed(signal)
+    } else if status.continued() {
+        Change::Continued
+    } else {
+        Change::Exited(status.exit_status().unwrap_or_default())
+    }
+}
+
+/// Reaps whatever else has ended, without waiting.
+pub fn reap() {
+    while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
+}
+
+/// The same; whether no child is left.
+pub fn reap_all() -> bool {
+    loop {
+        match waitpid(None, WaitOptions::NOHANG) {
+            Ok(Some(_)) | Err(rustix::io::Errno::INTR) => {}
+            Ok(None) => return false,
+            Err(_) => return true,
+        }
+    }
+}
+
+/// Makes this process the parent of those below it that have lost theirs.
+///
+/// # Errors
+/// None are known.
+pub fn adopt_orphans() -> io::Result<()> {
+    Ok(set_child_subreaper(Pid::from_raw(1))?)
+}
+
+/// Takes this process out of the terminal's sight: no signal of its, and none of its descriptors.
+///
+/// # Errors
+/// It leads a process group.
+pub fn leave_terminal() -> io::Result<()> {
+    setsid()?;
+    let nowhere = OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&nowhere)?;
+    rustix::stdio::dup2_stdout(&nowhere)?;
+    Ok(rustix::stdio::dup2_stderr(&nowhere)?)
+}

@@ -1,0 +1,63 @@
+//! The command line as TESLA wrote it: `+crypt -key=site.key +migrate -- ssh mars`.
+
+use std::ffi::{OsStr, OsString};
+
+/// The words of a command line whose subcommand is `run`, with `+NAME -KEY=VALUE` as the options that
+/// they stand for; others as they are. What follows `--` is the program's.
+pub fn unfold(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut words: Vec<OsString> = words.collect();
+    if words.get(1).is_none_or(|word| word != "run") {
+        return words;
+    }
+    let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
+    let rest = words.split_off(end);
+    let mut unfolded: Vec<OsString> = words.drain(..2).collect();
+    // The handler that settings belong to, while they follow it.
+    let mut handler: Option<OsString> = None;
+    for word in words {
+        if let (Some(spec), Some(setting)) = (&mut handler, setting(&word)) {
+            let colon = spec.to_string_lossy().contains(':');
+            spec.push(if colon { "," } else { ":" });
+            spec.push(setting);
+            continue;
+        }
+        unfolded.extend(handler.take());
+        match word.to_string_lossy().strip_prefix('+') {
+            Some(spec) => handler = Some(format!("--handler={spec}").into()),
+            None => unfolded.push(word),
+        }
+    }
+    unfolded.extend(handler);
+    unfolded.extend(rest);
+    unfolded
+}
+
+/// `-KEY=VALUE`, without its dash.
+fn setting(word: &OsStr) -> Option<String> {
+    let text = word.to_str()?.strip_prefix('-')?;
+    (!text.starts_with('-') && text.contains('=')).then(|| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unfolded(line: &str) -> String {
+        let words = unfold(line.split(' ').map(OsString::from));
+        words.join(OsStr::new(" ")).into_string().unwrap()
+    }
+
+    #[test]
+    fn handlers_and_their_settings_become_options() {
+        assert_eq!(
+            unfolded("viaduct run +crypt -key=site.key -peer=x +migrate --strict -- ssh +x -a=b"),
+            "viaduct run --handler=crypt:key=site.key,peer=x --handler=migrate --strict -- ssh +x -a=b"
+        );
+        assert_eq!(
+            unfolded("viaduct run +shape:in=1M -out=2M"),
+            "viaduct run --handler=shape:in=1M,out=2M"
+        );
+        let other = "viaduct proxy +x -a=b";
+        assert_eq!(unfolded(other), other);
+    }
+}

@@ -1,0 +1,192 @@
+//! The process that stands for the program to whoever started it: it passes signals on, stops when
+//! the program stops, and ends as it ends.
+
+use std::env;
+use std::ffi::OsString;
+use std::io::{BufRead as _, BufReader};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+use rustix::event::{PollFd, PollFlags, poll};
+use signal_hook::consts::{SIGCHLD, SIGCONT};
+use viaduct_sys::signals::{self, Came, Signals};
+use viaduct_sys::wrapped::{self, Change};
+use viaduct_sys::inherit;
+
+use super::words::unfold;
+
+/// What the master tells the wrapper, a line each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// The program runs, as this process.
+    Runs(u32),
+    /// It has done this.
+    Did(Change),
+    /// It cannot be started: how to end, and why.
+    Failed(u8, String),
+    /// Words for the user.
+    Say(String),
+}
+
+impl Word {
+    fn parse(line: &str) -> Option<Word> {
+        let (kind, rest) = line.split_once(' ')?;
+        let number = || rest.parse().ok();
+        Some(match kind {
+            "runs" => Word::Runs(rest.parse().ok()?),
+            "stopped" => Word::Did(Change::Stopped(number()?)),
+            "continued" => Word::Did(Change::Continued),
+            "exited" => Word::Did(Change::Exited(number()?)),
+            "killed" => Word::Did(Change::Killed(number()?)),
+            "failed" => {
+                let (code, why) = rest.split_once(' ')?;
+                Word::Failed(code.parse().ok()?, why.to_owned())
+            }
+            "say" => Word::Say(rest.to_owned()),
+            _ => return None,
+        })
+    }
+
+    /// The line, with its end.
+    pub fn line(&self) -> String {
+        match self {
+            Word::Runs(pid) => format!("runs {pid}\n"),
+            Word::Did(Change::Stopped(signal)) => format!("stopped {signal}\n"),
+            Word::Did(Change::Continued) => "continued 0\n".to_owned(),
+            Word::Did(Change::Exited(status)) => format!("exited {status}\n"),
+            Word::Did(Change::Killed(signal)) => format!("killed {signal}\n"),
+            Word::Failed(code, why) => format!("failed {code} {}\n", why.replace('\n', " ")),
+            Word::Say(text) => format!("say {}\n", text.replace('\n', " ")),
+        }
+    }
+}
+
+/// Starts the master, which starts the program, and waits.
+pub fn run() -> Result<ExitCode> {
+    let signals = Signals::hold().context("hold signals back")?;
+    // Should the master be killed, the program becomes our child.
+    wrapped::adopt_orphans()?;
+    let (ours, theirs) = UnixStream::pair()?;
+    let mut words = unfold(env::args_os()).into_iter();
+    let mut command = Command::new("/proc/self/exe");
+    command.args(words.by_ref().nth(1));
+    command.arg(OsString::from(format!("--master-fd={}", theirs.as_raw_fd()))).args(words);
+    inherit::keep(&mut command, &[theirs.as_fd()]);
+    command.spawn().context("start the master")?;
+    drop(theirs);
+    let mut wrapper = Wrapper { signals, program: None };
+    wrapper.wait(ours)
+}
+
+struct Wrapper {
+    signals: Signals,
+    program: Option<u32>,
+}
+
+impl Wrapper {
+    fn wait(&mut self, master: UnixStream) -> Result<ExitCode> {
+        let mut lines = BufReader::new(master);
+        let mut line = String::new();
+        loop {
+            // What is read already is heard before more is waited for.
+            if lines.buffer().is_empty() && !self.wait_for(lines.get_ref())? {
+                continue;
+            }
+            line.clear();
+            if lines.read_line(&mut line)? == 0 {
+                return self.wait_alone();
+            }
+            if let Some(code) = self.hear(line.trim_end_matches('\n'))? {
+                return Ok(code);
+            }
+        }
+    }
+
+    /// Waits for words of the master, meanwhile passing signals on; false if it has to look again.
+    fn wait_for(&self, master: &UnixStream) -> Result<bool> {
+        let mut both =
+            [PollFd::new(master, PollFlags::IN), PollFd::new(&self.signals, PollFlags::IN)];
+        match poll(&mut both, None) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+        let [spoken, signalled] = both.map(|fd| !fd.revents().is_empty());
+        if signalled {
+            self.pass_on(self.signals.read()?);
+        }
+        Ok(spoken)
+    }
+
+    /// What the terminal sends goes to the program as well; what a process sends is for the program.
+    fn pass_on(&self, Came { signal, sent }: Came) {
+        let ours = signal == SIGCHLD;
+        if let (Some(program), true, false) = (self.program, sent || signal == SIGCONT, ours) {
+            // It may just have gone.
+            let _ = signals::send(program, signal);
+        }
+    }
+
+    fn hear(&mut self, line: &str) -> Result<Option<ExitCode>> {
+        match Word::parse(line) {
+            Some(Word::Runs(pid)) => self.program = Some(pid),
+            Some(Word::Did(change)) => return Ok(end(change)),
+            Some(Word::Failed(code, why)) => {
+                eprintln!("viaduct: {why}");
+                return Ok(Some(ExitCode::from(code)));
+            }
+            Some(Word::Say(text)) => eprintln!("viaduct: {text}"),
+            None => bail!("the master says {line:?}, which means nothing"),
+        }
+        Ok(None)
+    }
+
+    /// The master has gone: its flows are reset, and the program is ours to wait for.
+    fn wait_alone(&self) -> Result<ExitCode> {
+        let Some(program) = self.program else {
+            bail!("the master ended before it could start the program");
+        };
+        eprintln!("viaduct: the master has ended: flows that it carried are reset");
+        loop {
+            let change = wrapped::wait(program).context("wait for the program")?;
+            if let Some(code) = end(change) {
+                return Ok(code);
+            }
+        }
+    }
+}
+
+/// How to end if the program has ended.
+fn end(change: Change) -> Option<ExitCode> {
+    match change {
+        Change::Stopped(_) => signals::stop(),
+        Change::Continued => {}
+        Change::Exited(status) => return Some(ExitCode::from(status as u8)),
+        Change::Killed(signal) => signals::end_by(signal),
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_heard_as_said() {
+        let words = [
+            Word::Runs(7),
+            Word::Did(Change::Stopped(20)),
+            Word::Did(Change::Continued),
+            Word::Did(Change::Exited(255)),
+            Word::Did(Change::Killed(9)),
+            Word::Failed(127, "no such program: x y".to_owned()),
+            Word::Say("a b".to_owned()),
+        ];
+        for word in words {
+            assert_eq!(Word::parse(word.line().trim_end()), Some(word));
+        }
+        assert_eq!(Word::parse("gone"), None);
+    }
+}
