@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tracing_subscriber::EnvFilter;
-use viaduct_sys::bpf::Group;
 use viaduct_sys::wrapped::{self, Change};
 use viaduct_sys::{inherit, memory};
 
-use super::diverted;
+use super::RunArgs;
+use super::via::Interposer;
 use super::wrapper::Word;
 use crate::proxy::handle::Beside;
 use crate::proxy::settings::Settings;
@@ -52,12 +52,12 @@ impl io::Write for ToWrapper {
     }
 }
 
-/// Runs the handlers, and `command` above them; `fd` leads to the wrapper.
-pub fn run(fd: RawFd, command: &[OsString], chain: Factories) -> Result<ExitCode> {
+/// Runs the handlers, and the program above them; `fd` leads to the wrapper.
+pub fn run(fd: RawFd, args: &RunArgs, chain: Factories) -> Result<ExitCode> {
     let stream = UnixStream::from(inherit::take(fd).context("take the wrapper's socket")?);
     let wrapper = ToWrapper(Arc::new(Mutex::new(stream)));
     log(&wrapper);
-    if let Err(error) = serve(&wrapper, command, chain) {
+    if let Err(error) = serve(&wrapper, args, chain) {
         let failed = error.downcast_ref::<Failed>().map_or(OUR_FAULT, |failed| failed.0);
         wrapper.say(&Word::Failed(failed, format!("{error:#}")));
     }
@@ -69,13 +69,12 @@ pub fn run(fd: RawFd, command: &[OsString], chain: Factories) -> Result<ExitCode
 #[error("{1}")]
 struct Failed(u8, String);
 
-fn serve(wrapper: &ToWrapper, command: &[OsString], chain: Factories) -> Result<()> {
+fn serve(wrapper: &ToWrapper, args: &RunArgs, chain: Factories) -> Result<()> {
     let name = format!("run-{}", std::process::id());
     let flows = Beside::start(Settings::for_programs(name, chain, "/run/viaduct".into()))?;
-    let group = Group::new()?;
     let worker = flows.handle.worker().context("no worker runs")?;
-    diverted::start(&group, worker.clone())?;
-    let program = start(command, &group)?;
+    let interposer = Interposer::new(args.via, &args.rules, worker)?;
+    let program = start(&args.command, &interposer)?;
     wrapper.say(&Word::Runs(program));
     wrapped::adopt_orphans()?;
     wrapped::leave_terminal().context("leave the terminal")?;
@@ -88,8 +87,7 @@ fn serve(wrapper: &ToWrapper, command: &[OsString], chain: Factories) -> Result<
         }
     }
     // Others of its tree may be left; and what they have written is still on its way.
-    while !group.is_empty()? {
-        wrapped::reap();
+    while !interposer.is_alone()? {
         thread::sleep(LOOK);
     }
     flows.handle.drain();
@@ -99,17 +97,18 @@ fn serve(wrapper: &ToWrapper, command: &[OsString], chain: Factories) -> Result<
     flows.end()
 }
 
-fn start(command: &[OsString], group: &Group) -> Result<u32> {
+fn start(command: &[OsString], interposer: &Interposer) -> Result<u32> {
     let [program, arguments @ ..] = command else { anyhow::bail!("no program is given") };
-    let mut command = Command::new(program);
-    command.args(arguments);
-    wrapped::join(&mut command, group.members());
-    let child = command.spawn().map_err(|error| {
-        let code =
-            if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_A_PROGRAM };
-        Failed(code, format!("{}: {error}", program.to_string_lossy()))
-    })?;
-    Ok(child.id())
+    let fresh = || {
+        let mut command = Command::new(program);
+        command.args(arguments);
+        command
+    };
+    interposer.start(fresh).map_err(|error| {
+        let Some(own) = error.downcast_ref::<io::Error>() else { return error };
+        let code = if own.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_A_PROGRAM };
+        Failed(code, format!("{}: {own}", program.to_string_lossy())).into()
+    })
 }
 
 /// What is logged is said by the wrapper, while it is there.

@@ -11,6 +11,11 @@
 
 mod diverted;
 mod master;
+mod preload;
+mod rules;
+mod seccomp;
+mod via;
+mod waiting;
 mod words;
 mod wrapper;
 
@@ -32,6 +37,11 @@ pub struct RunArgs {
     /// or +NAME -KEY=VALUE
     #[arg(long = "handler", value_name = "NAME[:KEY=VALUE,...]")]
     handlers: Vec<HandlerSpec>,
+    /// How the program's calls are seen
+    #[arg(long, value_enum, default_value_t)]
+    via: via::Via,
+    #[command(flatten)]
+    rules: rules::RuleArgs,
     /// The socket to the wrapper, in its master
     #[arg(long, hide = true)]
     master_fd: Option<RawFd>,
@@ -51,6 +61,6 @@ pub fn run(args: &RunArgs, registry: &Registry) -> Result<ExitCode> {
     let chain = args.chain(registry)?;
     match args.master_fd {
         None => wrapper::run(),
-        Some(fd) => master::run(fd, &args.command, chain),
+        Some(fd) => master::run(fd, args, chain),
     }
 }
