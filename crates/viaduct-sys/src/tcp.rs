@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
@@ -113,6 +113,26 @@ pub fn connect(
     options: TcpOptions,
 ) -> io::Result<TcpStream> {
     connect_telling(to, from, options, Telling::Nothing).map(|(stream, _)| stream)
+}
+
+/// The same from a port of the kernel's choice at `from`, which `before` is told first.
+///
+/// # Errors
+/// As [`connect`]'s, and those of `before`.
+pub fn connect_from(
+    to: SocketAddr,
+    from: IpAddr,
+    options: TcpOptions,
+    before: impl FnOnce(u16) -> io::Result<()>,
+) -> io::Result<TcpStream> {
+    let socket = socket(to, options)?;
+    rustix::net::bind(&socket, &SocketAddr::new(from, 0))?;
+    let socket = TcpStream::from(socket);
+    before(socket.local_addr()?.port())?;
+    match rustix::net::connect(&socket, &to) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The same with a SYN that tells something; and how many bytes of the data are said by that. Where

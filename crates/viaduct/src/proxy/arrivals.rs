@@ -254,6 +254,14 @@ pub(super) fn open(
     Ok(Begun { server: Leg::Tcp(server), middle, first, via, rate })
 }
 
+/// Begins one more connection of a flow.
+pub(super) fn dial(to: &Address, options: TcpOptions) -> io::Result<Leg> {
+    match to {
+        Address::Ip(to) => Ok(Leg::Tcp(TcpStream::from_std(tcp::connect(*to, None, options)?))),
+        Address::Name(name, _) => Err(io::Error::other(format!("{name}: nobody looks it up here"))),
+    }
+}
+
 /// Sets up a connection that crosses a long link.
 fn set_up(stream: &TcpStream, haul: Option<&LongHaul>) {
     if let Some(Err(error)) = haul.map(|haul| haul.apply(stream)) {

@@ -1,9 +1,10 @@
-//! Connects of wrapped programs: each waits for the answer of its far end, and then becomes the client
-//! of its flow.
+//! Flows of wrapped programs. A connect waits for the answer of its far end, and then becomes the
+//! client of its flow; a connection to a program is brought to it when its handlers let it.
 //!
 //! ```text
 //!   interposer ── Call ──▶ connection begun ──┬─ the far end answers ──▶ Held::meet: the client's leg
 //!                                             └─ it does not         ──▶ Held::refuse
+//!   interposer ── Arrival ──▶ handlers' own words ──▶ Program::connect: the client's leg
 //! ```
 
 use std::fmt::Debug;
@@ -16,9 +17,11 @@ use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::time::Instant;
 
 use super::arrivals::open;
-use super::flow::End;
+use super::flow::{End, Flow, Middle};
 use super::leg::Leg;
+use super::relay::Relay;
 use super::target::{Route, failure};
+use super::through::Through;
 use super::worker::Worker;
 
 /// A program's connect that waits, as its interposer holds it.
@@ -47,7 +50,75 @@ pub struct Call {
     pub held: Box<dyn Held>,
 }
 
+/// A wrapped program that listens, as its interposer reaches it.
+pub trait Program: Debug + Send {
+    /// Begins to connect to it, which takes the connection for `client`'s.
+    ///
+    /// # Errors
+    /// It cannot even begin.
+    fn connect(&mut self) -> io::Result<std::net::TcpStream>;
+}
+
+/// A connection to a program.
+#[derive(Debug)]
+pub struct Arrival {
+    /// It.
+    pub stream: std::net::TcpStream,
+    /// Whose it is.
+    pub client: SocketAddr,
+    /// Where it was meant to go.
+    pub own: SocketAddr,
+    /// The program.
+    pub program: Box<dyn Program>,
+}
+
 impl Worker {
+    /// Takes in a connection to a program.
+    pub(super) fn arrive(&mut self, arrival: Arrival, now: Instant) {
+        self.stats.accepted += 1;
+        let Arrival { stream, client, own, program } = arrival;
+        let mut server = Leg::Tcp(TcpStream::from_std(stream));
+        let plan = self.policies.plan(client.ip(), own);
+        let why = match (plan.deny, self.flows.is_full() || self.deadline.is_some()) {
+            (true, _) => Some(Failure::Denied),
+            (_, true) => Some(Failure::Unreachable),
+            _ => None,
+        };
+        let middle = match &plan.handlers {
+            None => Some(Middle::Relay(Relay::default())),
+            Some(handlers) => {
+                let limit = self.limits.chain_buffer;
+                let through = Through::accepting(handlers.clone(), limit, &server, now);
+                through.map(|through| Middle::Through(Box::new(through)))
+            }
+        };
+        let (None, Some(middle)) = (why, middle) else {
+            self.stats.refused.count(why.unwrap_or(Failure::Unreachable));
+            return server.reset(Failure::Denied);
+        };
+        let Some(key) = self.flows.insert(Flow::accepted(server, middle, client, now)) else {
+            return;
+        };
+        self.programs.insert(key, program);
+        self.drive(key, End::Server, true, true, now);
+    }
+
+    /// The handlers of flow `key` let it in: if it is a program's, that is connected to.
+    pub(super) fn reach(&mut self, key: usize) {
+        let Some(mut program) = self.programs.remove(&key) else { return };
+        let begun = program.connect().and_then(|stream| {
+            let mut client = Leg::Tcp(TcpStream::from_std(stream));
+            self.flows.watch_coming(&mut client, key).map(|()| client)
+        });
+        match begun {
+            Ok(client) => self.flows.at(key).set_coming(client),
+            Err(error) => {
+                debug!("a program cannot be reached: {error}");
+                self.end(key, true);
+            }
+        }
+    }
+
     /// Begins what a program asks for.
     pub(super) fn call(&mut self, call: Call, now: Instant) {
         self.stats.accepted += 1;

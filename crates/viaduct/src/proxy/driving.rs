@@ -6,9 +6,10 @@ use std::io;
 use tracing::debug;
 use viaduct_proto::time::Instant;
 
-use super::flow::{End, Flow};
+use super::flow::{End, Flow, Moved};
 use super::orders::Limits;
-use super::target::failure;
+use super::target::{error_of, failure};
+use super::through::Stage;
 use super::worker::{SWEEP, Worker};
 
 impl Worker {
@@ -30,42 +31,71 @@ impl Worker {
             return self.hear(key, now);
         }
         // Only a server's connection says by itself that it is there.
-        if !flow.is_connected() && (end == End::Server || flow.goes_by_session()) {
-            match flow.check_connected(now) {
-                Ok(()) if flow.is_connected() => {
-                    let (via, took) = (flow.via(), now.since(flow.begun));
-                    answer(flow);
-                    self.stats.hop(via).took(took);
-                    self.let_in(key, now);
-                    self.meet(key, now);
-                }
-                Ok(()) => {}
-                Err(error) => return self.unanswered(key, &error),
-            }
+        if !flow.is_connected()
+            && (end == End::Server || flow.goes_by_session())
+            && let Err(error) = flow.check_connected(now)
+        {
+            return self.unanswered(key, &error);
         }
+        if let Err(error) = flow.check_coming(now) {
+            return self.broke(key, &error);
+        }
+        self.rise(key, now);
         // A program that did not wait has taken its flow with it.
         let Some(flow) = self.flows.get(key) else { return };
         self.stats.opened += u64::from(flow.opens());
         match self.flows.drive(key, now) {
-            Ok(moved) => {
-                for (sum, bytes) in self.stats.bytes.iter_mut().zip(moved.bytes) {
-                    *sum += bytes;
-                }
-                if moved.done {
-                    self.stats.finished += 1;
-                    return self.end(key, false);
-                }
-                if moved.more {
-                    self.again.push(key);
-                }
-                self.flows.set_alarm(key);
-            }
-            Err(error) => {
-                debug!("flow: {error}");
-                self.stats.reset += 1;
-                self.end(key, true);
-            }
+            Ok(moved) => self.moved(key, moved, now),
+            Err(error) => self.broke(key, &error),
         }
+    }
+
+    /// A flow has moved.
+    fn moved(&mut self, key: usize, moved: Moved, now: Instant) {
+        for (sum, bytes) in self.stats.bytes.iter_mut().zip(moved.bytes) {
+            *sum += bytes;
+        }
+        self.fulfil(key, now);
+        let Some(flow) = self.flows.get(key) else { return };
+        if let Stage::Failed(why) = flow.stage() {
+            return match flow.has_risen() {
+                true => self.broke(key, &error_of(why)),
+                false => self.unanswered(key, &error_of(why)),
+            };
+        }
+        if moved.done {
+            self.stats.finished += 1;
+            return self.end(key, false);
+        }
+        if moved.more || self.rise(key, now) {
+            self.again.push(key);
+        }
+        self.flows.set_alarm(key);
+    }
+
+    /// Tells whoever waits for the second half of a flow that it is there, once; whether it was so.
+    fn rise(&mut self, key: usize, now: Instant) -> bool {
+        let flow = self.flows.at(key);
+        let rises = flow.rises();
+        if rises {
+            let (via, took) = (flow.via(), now.since(flow.begun));
+            answer(flow);
+            flow.tell_client();
+            match self.programs.contains_key(&key) {
+                true => self.reach(key),
+                false => self.stats.hop(via).took(took),
+            }
+            self.let_in(key, now);
+            self.meet(key, now);
+        }
+        rises
+    }
+
+    /// One of a flow's ends broke.
+    fn broke(&mut self, key: usize, error: &io::Error) {
+        debug!("flow: {error}");
+        self.stats.reset += 1;
+        self.end(key, true);
     }
 
     /// A server does not answer, or says no.
@@ -93,7 +123,11 @@ impl Worker {
     pub(super) fn end(&mut self, key: usize, reset: bool) {
         self.forget_held(key);
         self.calls.remove(&key);
+        self.programs.remove(&key);
         let Some(mut flow) = self.flows.remove(key) else { return };
+        if flow.through().is_some() && !self.claims.is_empty() {
+            self.claims.retain(|_, owner| *owner != key);
+        }
         if reset {
             flow.reset();
         }

@@ -5,15 +5,22 @@ use std::io;
 
 use mio::{Registry, Token};
 use slab::Slab;
+use viaduct_proto::flow::BottomId;
 use viaduct_proto::time::Instant;
 
 use super::flow::{End, Flow, Moved, Shared};
 use super::leg::Leg;
+use super::tunnels::FIRST_TOKEN;
+
+/// The first token of flows' further connections; those of their ends are below.
+pub const FIRST_WIRE: usize = FIRST_TOKEN / 2;
 
 /// All flows. The ends of flow `n` have the tokens `2 n` (client) and `2 n + 1` (server).
 #[derive(Debug)]
 pub struct Flows {
     slab: Slab<Flow>,
+    /// Further connections: the flow of each, and what it is called there.
+    wires: Slab<(usize, BottomId)>,
     registry: Registry,
     /// Flows at once, at most.
     pub most: usize,
@@ -26,7 +33,7 @@ pub struct Flows {
 impl Flows {
     /// None yet, and `most` at once.
     pub fn new(registry: Registry, most: usize, shared: Shared) -> Flows {
-        Flows { slab: Slab::new(), registry, most, shared, alarms: BTreeSet::new() }
+        Flows { slab: Slab::new(), wires: Slab::new(), registry, most, shared, alarms: BTreeSet::new() }
     }
 
     /// How many there are.
@@ -77,10 +84,15 @@ impl Flows {
 
     /// Gives the second half of flow `early`, which has no client, to flow `key`.
     pub fn hand_over(&mut self, early: usize, key: usize, now: Instant) -> io::Result<()> {
-        let Some(mut early) = self.remove(early) else { return Ok(()) };
+        let Some(mut early) = self.take_out(early) else { return Ok(()) };
         if let [_, Some(server)] = early.legs() {
             server.reregister(&self.registry, token(key, End::Server))?;
         }
+        for &(wire, id) in &early.wires {
+            self.wires[wire] = (key, id);
+        }
+        let wires = std::mem::take(&mut early.wires);
+        self.slab[key].wires.extend(wires);
         self.slab[key].adopt(early, now);
         Ok(())
     }
@@ -99,6 +111,40 @@ impl Flows {
 
     /// Takes a flow out. Its ends are watched no more once they are closed.
     pub fn remove(&mut self, key: usize) -> Option<Flow> {
+        let flow = self.take_out(key)?;
+        for &(wire, _) in &flow.wires {
+            self.wires.try_remove(wire);
+        }
+        Some(flow)
+    }
+
+    /// The flow of the further connection that `token` names, and what it is called there.
+    pub fn wire(&self, token: usize) -> Option<(usize, BottomId)> {
+        self.wires.get(token - FIRST_WIRE).copied()
+    }
+
+    /// Has the loop told of a further connection of flow `key`.
+    pub fn watch_wire(&mut self, leg: &mut Leg, key: usize, id: BottomId) -> io::Result<()> {
+        let wire = self.wires.insert((key, id));
+        self.slab[key].wires.push((wire, id));
+        leg.register(&self.registry, Token(FIRST_WIRE + wire))
+    }
+
+    /// The same of one that was another flow's.
+    pub fn rewatch_wire(&mut self, key: usize, id: BottomId) -> io::Result<()> {
+        let wire = self.wires.insert((key, id));
+        self.slab[key].wires.push((wire, id));
+        let leg = self.slab[key].through().and_then(|through| through.leg(id));
+        let leg = leg.ok_or(io::ErrorKind::NotFound)?;
+        leg.reregister(&self.registry, Token(FIRST_WIRE + wire))
+    }
+
+    /// Has the loop told when a client that is on its way has come, and of all after that.
+    pub fn watch_coming(&self, leg: &mut Leg, key: usize) -> io::Result<()> {
+        leg.register(&self.registry, token(key, End::Client))
+    }
+
+    fn take_out(&mut self, key: usize) -> Option<Flow> {
         let mut flow = self.slab.try_remove(key)?;
         flow.alarm.map(|at| self.alarms.remove(&(at, key)));
         flow.release(&mut self.shared);

@@ -43,6 +43,7 @@ mod tell;
 pub mod through;
 mod tunnels;
 pub mod values;
+mod wants;
 mod worker;
 
 use std::fs;

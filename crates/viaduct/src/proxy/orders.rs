@@ -9,7 +9,7 @@ use tracing::{debug, error, info};
 use viaduct_proto::time::Instant;
 use viaduct_sys::tcp;
 
-use super::calls::Call;
+use super::calls::{Arrival, Call};
 use super::settings::Settings;
 use super::stats::ProxyStats;
 use super::tunnels::Tunnels;
@@ -47,6 +47,8 @@ pub enum Order {
     Reload(Box<Settings>),
     /// Begin what a wrapped program asks for.
     Call(Box<Call>),
+    /// Take in a connection to a wrapped program.
+    Arrive(Box<Arrival>),
     /// Say what you see.
     Show(oneshot::Sender<ProxyStats>),
     /// Take no more flows, and end when those that are there have ended or their time is up.
@@ -81,6 +83,7 @@ impl Worker {
         while let Ok(order) = self.orders.try_recv() {
             match order {
                 Order::Call(call) => self.call(*call, now),
+                Order::Arrive(arrival) => self.arrive(*arrival, now),
                 Order::Show(reply) => drop(reply.send(self.stats())),
                 Order::Reload(settings) => {
                     let Settings { target, policies, options, limits, tunnels, .. } = *settings;

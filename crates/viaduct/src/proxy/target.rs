@@ -249,3 +249,15 @@ pub fn failure(error: &io::Error) -> Failure {
         _ => Failure::Unreachable,
     }
 }
+
+/// The error that means [`failure`].
+pub fn error_of(failure: Failure) -> io::Error {
+    let kind = match failure {
+        Failure::Refused => io::ErrorKind::ConnectionRefused,
+        Failure::TimedOut => io::ErrorKind::TimedOut,
+        Failure::Reset => io::ErrorKind::ConnectionReset,
+        Failure::Denied => io::ErrorKind::PermissionDenied,
+        Failure::Unreachable => io::ErrorKind::HostUnreachable,
+    };
+    kind.into()
+}

@@ -7,6 +7,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use anyhow::Result;
+use mio::event::Event;
 use mio::net::TcpListener;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
@@ -18,10 +19,10 @@ use viaduct_sys::syn::SynTap;
 use viaduct_sys::tcp::TcpOptions;
 
 use super::arrivals::Started;
-use super::calls::Held;
+use super::calls::{Held, Program};
 use super::doors::{Doors, Syns};
 use super::flow::{End, Shared};
-use super::flows::Flows;
+use super::flows::{FIRST_WIRE, Flows};
 use super::holding::Holding;
 use super::keeper::Interception;
 use super::orders::{Limits, Order, ToWorker};
@@ -55,6 +56,10 @@ pub struct Worker {
     pub(super) early: Early<Started>,
     /// Programs that wait for the far end of their flow.
     pub(super) calls: HashMap<usize, Box<dyn Held>>,
+    /// Programs that are connected to when the handlers of a flow to them let it.
+    pub(super) programs: HashMap<usize, Box<dyn Program>>,
+    /// Keys that flows have claimed, for connections that name them.
+    pub(super) claims: HashMap<Vec<u8>, usize>,
     pub(super) flows: Flows,
     /// Flows that have more to move, after the others had their turn.
     pub(super) again: Vec<usize>,
@@ -125,6 +130,8 @@ impl Worker {
         let worker = Worker {
             early: Early::new(most, wait),
             calls: HashMap::new(),
+            programs: HashMap::new(),
+            claims: HashMap::new(),
             flows: Flows::new(poll.registry().try_clone()?, limits.flows, shared),
             again: Vec::new(),
             poll,
@@ -206,11 +213,23 @@ impl Worker {
         }
     }
 
-    fn handle(&mut self, event: &mio::event::Event, now: Instant) {
+    /// A further connection of a flow is ready.
+    fn drive_wire(&mut self, token: usize, event: &Event, now: Instant) {
+        let Some((key, id)) = self.flows.wire(token) else { return };
+        let (readable, writable) = readiness(event);
+        if let Some(through) = self.flows.at(key).through() {
+            through.wire_ready(id, readable, writable);
+        }
+        // Nothing is said of its ends.
+        self.drive(key, End::Client, false, false, now);
+    }
+
+    fn handle(&mut self, event: &Event, now: Instant) {
         match event.token() {
             SYNS => self.see_syns(now),
             NAMES => self.read_answers(now),
             ORDERS => self.obey(now),
+            Token(n) if (FIRST_WIRE..FIRST_TOKEN).contains(&n) => self.drive_wire(n, event, now),
             Token(n) if (FIRST_TOKEN..=LISTENERS - self.listeners.len()).contains(&n) => {
                 if let Some(tunnels) = &mut self.tunnels {
                     tunnels.handle(event, now);
@@ -221,10 +240,7 @@ impl Worker {
             }
             Token(n) => {
                 let end = if n % 2 == 0 { End::Client } else { End::Server };
-                let (readable, writable) = (
-                    event.is_readable() || event.is_read_closed() || event.is_error(),
-                    event.is_writable() || event.is_write_closed() || event.is_error(),
-                );
+                let (readable, writable) = readiness(event);
                 if event.is_read_closed()
                     && let Some(flow) = self.flows.get(n / 2)
                 {
@@ -239,6 +255,14 @@ impl Worker {
             }
         }
     }
+}
+
+/// Whether an end can be read, and written; an error is found by either.
+fn readiness(event: &Event) -> (bool, bool) {
+    (
+        event.is_readable() || event.is_read_closed() || event.is_error(),
+        event.is_writable() || event.is_write_closed() || event.is_error(),
+    )
 }
 
 fn time() -> Instant {

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use mio::net::TcpStream;
 use tracing::warn;
-use viaduct_proto::flow::Failure;
+use viaduct_proto::flow::{BottomId, Failure};
 use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::preface::Preface;
 use viaduct_proto::time::Instant;
@@ -25,7 +25,7 @@ use viaduct_sys::tcp;
 use super::leg::Leg;
 use super::pipes::Pipes;
 use super::relay::Relay;
-use super::through::Through;
+use super::through::{Stage, Through};
 
 /// Which end of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +67,12 @@ pub struct Flow {
     /// The hop that it goes by, if not straight on.
     via: Option<SocketAddr>,
     connected: bool,
+    /// A program's connection that is still on its way: it becomes the client.
+    coming: Option<Leg>,
+    /// Further connections of its handlers, by the loop's numbers.
+    pub wires: Vec<(usize, BottomId)>,
+    /// What waits for its second half has heard of it.
+    risen: bool,
     /// Both ends have been there.
     opened: bool,
     /// Why there will be no server, if that is so.
@@ -146,6 +152,14 @@ impl Flow {
         Flow { legs: [Some(client), None], ..Flow::empty(source, now) }
     }
 
+    /// With a connection from the network for a program, which has it when its chain says so.
+    pub fn accepted(server: Leg, middle: Middle, source: SocketAddr, now: Instant) -> Flow {
+        let mut flow = Flow::empty(source, now);
+        (flow.legs[1], flow.middle, flow.connected) = (Some(server), middle, true);
+        flow.ready(End::Server, true, true);
+        flow
+    }
+
     fn empty(source: SocketAddr, now: Instant) -> Flow {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Flow {
@@ -156,6 +170,9 @@ impl Flow {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             via: None,
             connected: false,
+            coming: None,
+            wires: Vec::new(),
+            risen: false,
             opened: false,
             broken: None,
             middle: Middle::Relay(Relay::default()),
@@ -294,16 +311,69 @@ impl Flow {
     pub fn check_connected(&mut self, now: Instant) -> io::Result<()> {
         let Some(server) = &self.legs[1] else { return Ok(()) };
         self.connected = server.check_connected()?;
-        if let Some(client) = &self.legs[0]
-            && self.connected
-        {
-            client.accept();
-        }
         if let Middle::Through(through) = &mut self.middle
             && self.connected
         {
-            through.connected(now);
+            through.connected(server, now);
         }
         Ok(())
+    }
+
+    /// How far its second half has come.
+    pub fn stage(&self) -> Stage {
+        match &self.middle {
+            _ if !self.connected => Stage::Opening,
+            Middle::Relay(_) => Stage::Open,
+            Middle::Through(through) => through.stage(),
+        }
+    }
+
+    /// Whether its second half is there, for the first time.
+    pub fn rises(&mut self) -> bool {
+        self.stage() == Stage::Open && !std::mem::replace(&mut self.risen, true)
+    }
+
+    /// Tells a client that waits for its second half that it is there.
+    pub fn tell_client(&self) {
+        if let Some(client) = &self.legs[0] {
+            client.accept();
+        }
+    }
+
+    /// Whether its second half has been there.
+    pub fn has_risen(&self) -> bool {
+        self.risen
+    }
+
+    /// The program's connection is on its way.
+    pub fn set_coming(&mut self, client: Leg) {
+        self.coming = Some(client);
+    }
+
+    /// Whether it has come: then it is the client. `Err`: it will not.
+    pub fn check_coming(&mut self, now: Instant) -> io::Result<()> {
+        if let Some(client) = &self.coming
+            && client.check_connected()?
+            && let Some(client) = self.coming.take()
+        {
+            self.set_client(client, now);
+        }
+        Ok(())
+    }
+
+    /// Its chain of handlers, if it has one.
+    pub fn through(&mut self) -> Option<&mut Through> {
+        match &mut self.middle {
+            Middle::Relay(_) => None,
+            Middle::Through(through) => Some(through),
+        }
+    }
+
+    /// Takes it apart: its chain, and its leg to the network.
+    pub fn into_chain(mut self) -> Option<(Through, Option<Leg>)> {
+        match self.middle {
+            Middle::Relay(_) => None,
+            Middle::Through(through) => Some((*through, self.legs[1].take())),
+        }
     }
 }

@@ -49,21 +49,23 @@ impl Flow {
 
     /// Moves what can move. `Err`: one of the ends broke.
     pub fn drive(&mut self, shared: &mut Shared, now: Instant) -> io::Result<Moved> {
-        if !self.connected || !self.has_client() {
+        if !self.connected {
             return Ok(Moved::default());
         }
         let held = [!self.say_first(End::Client)?, !self.say_first(End::Server)?];
-        let [Some(client), Some(server)] = &mut self.legs else { return Ok(Moved::default()) };
-        let mut moved = match &mut self.middle {
-            Middle::Relay(relay) => {
+        let mut moved = match (&mut self.middle, &mut self.legs) {
+            // Handlers speak with the far end before there is a client.
+            (Middle::Through(through), [client, server]) => {
+                let legs = [client.as_mut(), server.as_mut()];
+                through.drive(legs, held, &mut shared.scratch, now)?
+            }
+            (Middle::Relay(relay), [Some(client), Some(server)]) => {
                 let (Some(client), Some(server)) = (client.tcp(), server.tcp()) else {
                     return Err(io::Error::other("an end that cannot be spliced"));
                 };
                 relay.drive([client, server], held, &mut shared.pipes)?
             }
-            Middle::Through(through) => {
-                through.drive([client, server], held, &mut shared.scratch, now)?
-            }
+            (Middle::Relay(_), _) => return Ok(Moved::default()),
         };
         moved.bytes[0] += std::mem::take(&mut self.behind);
         if moved.bytes != [0, 0] {

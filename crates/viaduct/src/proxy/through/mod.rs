@@ -1,0 +1,309 @@
+//! A chain of handlers between the two ends of a flow, or an end that cannot be spliced: bytes pass
+//! through here.
+//!
+//! ```text
+//!   application's leg ── Side ── chain ──┬── Wire 0 ── the flow's own leg to the network
+//!   (missing until Stage::Open)          └── Wire n ── further legs, as the handlers Want them
+//! ```
+
+mod side;
+mod wire;
+
+use std::io;
+use std::sync::Arc;
+
+use tracing::{debug, warn};
+use viaduct_proto::flow::{Action, Address, BottomId, Chain, Factory, Failure, Half};
+use viaduct_proto::time::Instant;
+
+use self::side::Side;
+use self::wire::{Ending, Wire, name};
+use super::flow::{End, Moved};
+use super::leg::Leg;
+
+/// Times that each end is read before the other flows have their turn.
+const TURNS: usize = 16;
+
+/// The handlers of a chain, the client's first; none at all is an empty chain.
+pub type Factories = Arc<[Arc<dyn Factory>]>;
+
+/// A chain, and how its ends stand.
+#[derive(Debug)]
+pub struct Through {
+    chain: Chain,
+    /// How the application's end stands.
+    app: Side,
+    wires: Vec<Wire>,
+    stage: Stage,
+    /// The network has said all that it will, and the application has it.
+    finished: bool,
+    wants: Vec<Want>,
+}
+
+/// How far a flow has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Its handlers are still at it.
+    Opening,
+    /// It is the application's.
+    Open,
+    /// It broke, or never came about.
+    Failed(Failure),
+}
+
+/// What handlers want of the loop.
+#[derive(Debug)]
+pub enum Want {
+    /// One more connection.
+    Connect(BottomId, Address),
+    /// Connections that name this key are this flow's.
+    Claim(Vec<u8>),
+    /// They are no more.
+    Release(Vec<u8>),
+    /// This flow's connections belong to the flow that has claimed the key.
+    Give(Vec<u8>),
+}
+
+impl Through {
+    /// A chain that is asked to go to `to`, each end of it holding `limit` bytes at most; and where
+    /// its handlers go instead. `None`: they go nowhere, or not at once.
+    pub fn new(
+        factories: Factories,
+        limit: usize,
+        to: Address,
+        now: Instant,
+    ) -> Option<(Through, Address)> {
+        let mut through = Through::of(Chain::new(factories, limit, now))?;
+        through.chain.connect(now, to);
+        through.act();
+        let main = through.wires[0].id;
+        let is_main = |want: &Want| matches!(want, Want::Connect(id, _) if *id == main);
+        let at = through.wants.iter().position(is_main)?;
+        match through.wants.remove(at) {
+            Want::Connect(_, to) => Some((through, to)),
+            _ => None,
+        }
+    }
+
+    /// The chain of a connection that was accepted, `network`.
+    pub fn accepting(
+        factories: Factories,
+        limit: usize,
+        network: &Leg,
+        now: Instant,
+    ) -> Option<Through> {
+        let mut through = Through::of(Chain::new(factories, limit, now))?;
+        let main = &mut through.wires[0];
+        main.connected = true;
+        name(&mut through.chain, main.id, network);
+        through.chain.accepted(now);
+        through.act();
+        Some(through)
+    }
+
+    fn of(chain: Chain) -> Option<Through> {
+        let wires = vec![Wire::new(chain.bottom()?, None)];
+        let (app, wants) = (Side::default(), Vec::new());
+        Some(Through { chain, app, wires, stage: Stage::Opening, finished: false, wants })
+    }
+
+    /// How far it has come.
+    pub fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    /// What its handlers want, since this was asked last.
+    pub fn wants(&mut self) -> Vec<Want> {
+        std::mem::take(&mut self.wants)
+    }
+
+    /// The loop says that `end` can be read or written.
+    pub fn ready(&mut self, end: End, readable: bool, writable: bool) {
+        match end {
+            End::Client => self.app.ready(readable, writable),
+            End::Server => self.wires[0].side.ready(readable, writable),
+        }
+    }
+
+    /// The same of a further connection.
+    pub fn wire_ready(&mut self, id: BottomId, readable: bool, writable: bool) {
+        if let Some(wire) = self.wires.iter_mut().find(|wire| wire.id == id) {
+            wire.side.ready(readable, writable);
+        }
+    }
+
+    /// A connection that was wanted is begun.
+    pub fn attach(&mut self, id: BottomId, leg: Leg) {
+        self.wires.push(Wire::new(id, Some(leg)));
+    }
+
+    /// It cannot be.
+    pub fn cannot_attach(&mut self, id: BottomId, why: Failure, now: Instant) {
+        self.chain.connected(now, id, Err(why));
+    }
+
+    /// Takes in the connections of `giver`, whose own leg is `main`; what they are called here. `None`:
+    /// it does not want them.
+    pub fn take(
+        &mut self,
+        giver: Through,
+        main: Option<Leg>,
+        now: Instant,
+    ) -> Option<Vec<BottomId>> {
+        let moved = self.chain.take(now, giver.chain)?;
+        let mut wires = giver.wires;
+        if let Some(first) = wires.first_mut() {
+            first.leg = main;
+        }
+        let mut taken = Vec::new();
+        for mut wire in wires {
+            if let Some(&(_, id)) = moved.iter().find(|(was, _)| *was == wire.id) {
+                wire.id = id;
+                // Whatever has come may have been told to the giver's loop alone.
+                wire.side.ready(true, true);
+                taken.push(id);
+                self.wires.push(wire);
+            }
+        }
+        Some(taken)
+    }
+
+    /// Nobody has claimed what this chain gives.
+    pub fn unclaimed(&mut self, now: Instant) {
+        self.chain.unclaimed(now);
+    }
+
+    /// A further connection's leg.
+    pub fn leg(&mut self, id: BottomId) -> Option<&mut Leg> {
+        self.wires.iter_mut().find(|wire| wire.id == id)?.leg.as_mut()
+    }
+
+    /// The flow's own leg to the network is there.
+    pub fn connected(&mut self, network: &Leg, now: Instant) {
+        let main = &mut self.wires[0];
+        if !std::mem::replace(&mut main.connected, true) {
+            name(&mut self.chain, main.id, network);
+            self.chain.connected(now, main.id, Ok(()));
+            self.act();
+        }
+    }
+
+    /// What the client said before the chain was there.
+    pub fn write(&mut self, data: Vec<u8>, now: Instant) {
+        self.chain.write(now, data.into());
+    }
+
+    /// The earliest timer of its handlers.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.chain.poll_timeout()
+    }
+
+    /// Moves what can move; `held` says which ends take nothing yet. `Err`: the application's end broke.
+    pub fn drive(
+        &mut self,
+        [mut app, mut main]: [Option<&mut Leg>; 2],
+        held: [bool; 2],
+        scratch: &mut [u8],
+        now: Instant,
+    ) -> io::Result<Moved> {
+        self.chain.handle_timeout(now);
+        let mut moved = Moved::default();
+        for _ in 0..TURNS {
+            let from_app = self.read_app(&mut app, scratch, now)?;
+            let mut from_network = 0;
+            for wire in &mut self.wires {
+                from_network += wire.read(&mut main, &mut self.chain, scratch, now);
+            }
+            self.act();
+            let mut written = if held[0] { 0 } else { self.write_app(&mut app, now)? };
+            for (n, wire) in self.wires.iter_mut().enumerate() {
+                if n > 0 || !held[1] {
+                    written += wire.write(&mut main, &mut self.chain, now);
+                }
+            }
+            // What was sent may have ended a direction, or let the other go on.
+            self.act();
+            self.end_directions(&mut app, &mut main)?;
+            if from_app == 0 && from_network == 0 && written == 0 {
+                moved.done = self.app.shut && self.wires.iter().all(Wire::is_over);
+                return Ok(moved);
+            }
+            moved.bytes[0] += from_app;
+            moved.bytes[1] += from_network;
+        }
+        moved.more = true;
+        Ok(moved)
+    }
+
+    fn read_app(
+        &mut self,
+        app: &mut Option<&mut Leg>,
+        scratch: &mut [u8],
+        now: Instant,
+    ) -> io::Result<u64> {
+        let Some(leg) = app else { return Ok(0) };
+        self.app.paused = !self.chain.may_write();
+        let Some(read) = self.app.read(leg, scratch)? else { return Ok(0) };
+        let bytes = read.len() as u64;
+        match read.is_empty() {
+            true => self.chain.shutdown(now, Half::Write),
+            false => self.app.ended |= !self.chain.write(now, read),
+        }
+        Ok(bytes)
+    }
+
+    fn write_app(&mut self, app: &mut Option<&mut Leg>, now: Instant) -> io::Result<usize> {
+        let Some(leg) = app else { return Ok(0) };
+        let mut written = 0;
+        while let Some(count) = self.app.write(leg, self.chain.incoming())? {
+            self.chain.consumed(now, count);
+            written += count;
+        }
+        Ok(written)
+    }
+
+    /// Takes down what the chain wants done.
+    fn act(&mut self) {
+        while let Some(action) = self.chain.poll_action() {
+            match action {
+                Action::Connect(id, to) => self.wants.push(Want::Connect(id, to)),
+                Action::Claim(key) => self.wants.push(Want::Claim(key)),
+                Action::Release(key) => self.wants.push(Want::Release(key)),
+                Action::Give(key) => self.wants.push(Want::Give(key)),
+                Action::Close(id) => self.wire(id, |wire| wire.end = Some(Ending::Close)),
+                Action::Shutdown(id, Half::Write) => {
+                    self.wire(id, |wire| wire.end = wire.end.or(Some(Ending::Shut)));
+                }
+                Action::Shutdown(id, Half::Read) => self.wire(id, |wire| wire.side.ended = true),
+                Action::Receive(id, may) => self.wire(id, |wire| wire.side.paused = !may),
+                Action::Connected(Ok(())) | Action::Accepted => self.stage = Stage::Open,
+                Action::Connected(Err(why)) | Action::Failed(why) => {
+                    self.stage = Stage::Failed(why);
+                }
+                Action::Finished => self.finished = true,
+                Action::Say(line) => warn!("{line}"),
+                Action::Event(event) => {
+                    debug!("a handler says: {}", String::from_utf8_lossy(&event));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Ends the directions that are to end, of the legs that are there.
+    fn end_directions(
+        &mut self,
+        app: &mut Option<&mut Leg>,
+        main: &mut Option<&mut Leg>,
+    ) -> io::Result<()> {
+        self.wires.iter_mut().for_each(|wire| wire.end(main));
+        match app {
+            Some(leg) if self.finished => self.app.shut(leg),
+            _ => Ok(()),
+        }
+    }
+
+    fn wire(&mut self, id: BottomId, what: impl FnOnce(&mut Wire)) {
+        self.wires.iter_mut().find(|wire| wire.id == id).map(what);
+    }
+}

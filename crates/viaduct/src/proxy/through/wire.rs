@@ -1,0 +1,149 @@
+//! One of the connections by which a chain meets the network.
+
+use std::io;
+
+use viaduct_proto::flow::{Address, BottomId, Chain, Failure};
+use viaduct_proto::time::Instant;
+
+use super::side::Side;
+use crate::proxy::leg::Leg;
+use crate::proxy::target::failure;
+
+/// A connection. The first one's leg is the flow's own, and is lent for each turn; further ones have
+/// theirs.
+#[derive(Debug)]
+pub(super) struct Wire {
+    pub(super) id: BottomId,
+    pub(super) leg: Option<Leg>,
+    pub(super) side: Side,
+    pub(super) connected: bool,
+    /// How it is to end.
+    pub(super) end: Option<Ending>,
+    /// It broke, or was closed: the chain knows.
+    pub(super) gone: bool,
+}
+
+/// How a connection is ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// Nothing more goes to it.
+    Shut,
+    /// Nothing comes from it either.
+    Close,
+}
+
+impl Wire {
+    pub(super) fn new(id: BottomId, leg: Option<Leg>) -> Wire {
+        Wire { id, leg, side: Side::default(), connected: false, end: None, gone: false }
+    }
+
+    /// Whether nothing more happens on it.
+    pub(super) fn is_over(&self) -> bool {
+        self.gone || self.side.shut
+    }
+
+    /// Reads what is there; how many bytes that was.
+    pub(super) fn read(
+        &mut self,
+        main: &mut Option<&mut Leg>,
+        chain: &mut Chain,
+        scratch: &mut [u8],
+        now: Instant,
+    ) -> u64 {
+        let Some(leg) = of(&mut self.leg, main).filter(|_| !self.gone) else { return 0 };
+        if !self.connected {
+            match leg.check_connected() {
+                Ok(false) => return 0,
+                Ok(true) => {
+                    name(chain, self.id, leg);
+                    self.connected = true;
+                    chain.connected(now, self.id, Ok(()));
+                }
+                Err(error) => {
+                    self.gone = true;
+                    chain.connected(now, self.id, Err(failure(&error)));
+                    return 0;
+                }
+            }
+        }
+        match self.side.read(leg, scratch) {
+            Ok(None) => 0,
+            Ok(Some(read)) => {
+                let bytes = read.len() as u64;
+                match read.is_empty() {
+                    true => chain.finished(now, self.id),
+                    false => self.side.ended |= !chain.avail(now, self.id, read),
+                }
+                bytes
+            }
+            Err(error) => {
+                self.breaks(chain, &error, now);
+                0
+            }
+        }
+    }
+
+    /// Writes what waits; how many bytes that was.
+    pub(super) fn write(
+        &mut self,
+        main: &mut Option<&mut Leg>,
+        chain: &mut Chain,
+        now: Instant,
+    ) -> usize {
+        let Some(leg) = of(&mut self.leg, main).filter(|_| !self.gone && self.connected) else {
+            return 0;
+        };
+        let mut written = 0;
+        loop {
+            match self.side.write(leg, chain.outgoing(self.id)) {
+                Ok(None) => return written,
+                Ok(Some(count)) => {
+                    chain.sent(now, self.id, count);
+                    written += count;
+                }
+                Err(error) => {
+                    self.breaks(chain, &error, now);
+                    return written;
+                }
+            }
+        }
+    }
+
+    /// Ends it as the chain wants it, if that is so.
+    pub(super) fn end(&mut self, main: &mut Option<&mut Leg>) {
+        let (Some(end), Some(leg)) = (self.end, of(&mut self.leg, main)) else { return };
+        // One that broke meanwhile says so when it is read.
+        let _ = self.side.shut(leg);
+        if end == Ending::Close {
+            // Nothing is read any more.
+            self.side.ended = true;
+            self.gone |= self.leg.take().is_some();
+        }
+    }
+
+    fn breaks(&mut self, chain: &mut Chain, error: &io::Error, now: Instant) {
+        self.gone = true;
+        self.leg = None;
+        let why = match failure(error) {
+            // Of a connection that was there.
+            Failure::Unreachable | Failure::Refused => Failure::Reset,
+            other => other,
+        };
+        chain.failed(now, self.id, why);
+    }
+}
+
+/// Tells the chain the addresses of a connection.
+pub(super) fn name(chain: &mut Chain, id: BottomId, leg: &Leg) {
+    let Some(stream) = leg.tcp() else { return };
+    if let (Ok(own), Ok(peer)) = (stream.local_addr(), stream.peer_addr()) {
+        chain.set_names(id, Address::Ip(own), Address::Ip(peer));
+    }
+}
+
+fn of<'a>(own: &'a mut Option<Leg>, main: &'a mut Option<&mut Leg>) -> Option<&'a mut Leg> {
+    match own {
+        Some(leg) => Some(leg),
+        None => main.as_deref_mut(),
+    }
+}

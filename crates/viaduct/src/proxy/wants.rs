@@ -1,0 +1,85 @@
+//! What the handlers of a flow want of the loop: further connections, and connections of other flows.
+//!
+//! ```text
+//!   Connect          one more wire of the flow
+//!   Claim, Release   a key by which accepted flows find the flow that they belong to
+//!   Give             an accepted flow says such a key: its connection goes over to that flow
+//! ```
+
+use std::io;
+
+use tracing::debug;
+use viaduct_proto::flow::{Address, BottomId, Failure};
+use viaduct_proto::time::Instant;
+
+use super::arrivals::dial;
+use super::leg::Leg;
+use super::target::failure;
+use super::through::Want;
+use super::worker::Worker;
+
+impl Worker {
+    /// Does what the handlers of flow `key` want. It may have become part of another.
+    pub(super) fn fulfil(&mut self, key: usize, now: Instant) {
+        let Some(through) = self.flows.at(key).through() else { return };
+        for want in through.wants() {
+            match want {
+                Want::Connect(id, to) => self.connect_wire(key, id, to, now),
+                Want::Claim(name) => drop(self.claims.insert(name, key)),
+                Want::Release(name) => {
+                    if self.claims.get(&name) == Some(&key) {
+                        self.claims.remove(&name);
+                    }
+                }
+                Want::Give(name) => return self.give(key, &name, now),
+            }
+        }
+    }
+
+    fn connect_wire(&mut self, key: usize, id: BottomId, to: Address, now: Instant) {
+        let begun = self.begin_wire(key, id, to);
+        let Some(through) = self.flows.at(key).through() else { return };
+        match begun {
+            Ok(leg) => through.attach(id, leg),
+            Err(error) => {
+                debug!("one more connection: {error}");
+                through.cannot_attach(id, failure(&error), now);
+            }
+        }
+        self.again.push(key);
+    }
+
+    fn begin_wire(&mut self, key: usize, id: BottomId, to: Address) -> io::Result<Leg> {
+        let mut leg = dial(&to, self.options)?;
+        self.flows.watch_wire(&mut leg, key, id)?;
+        Ok(leg)
+    }
+
+    /// Flow `key` is a connection of the flow that has claimed `name`.
+    fn give(&mut self, key: usize, name: &[u8], now: Instant) {
+        let owner = self.claims.get(name).copied().filter(|owner| *owner != key);
+        let Some(owner) = owner.filter(|owner| self.flows.get(*owner).is_some()) else {
+            if let Some(through) = self.flows.at(key).through() {
+                through.unclaimed(now);
+                self.again.push(key);
+            }
+            return;
+        };
+        let Some((giver, main)) = self.flows.remove(key).and_then(super::flow::Flow::into_chain)
+        else {
+            return;
+        };
+        let Some(through) = self.flows.at(owner).through() else { return };
+        // One that is not wanted is closed by being dropped.
+        let taken = through.take(giver, main, now).unwrap_or_default();
+        for id in taken {
+            if let Err(error) = self.flows.rewatch_wire(owner, id) {
+                debug!("take a connection over: {error}");
+                if let Some(through) = self.flows.at(owner).through() {
+                    through.cannot_attach(id, Failure::Unreachable, now);
+                }
+            }
+        }
+        self.again.push(owner);
+    }
+}
