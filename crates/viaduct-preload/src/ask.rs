@@ -57,9 +57,8 @@ impl Socket {
         let length = 2 + name.len().min(address.sun_path.len() - 1);
         let at = (&raw const address) as usize;
         // SAFETY: the kernel reads `length` bytes of the address, which lives through the call.
-        let done = unsafe {
-            raw::call(libc::SYS_connect, [fd as usize, at, length, word as usize, 0, 0])
-        };
+        let done =
+            unsafe { raw::call(libc::SYS_connect, [fd as usize, at, length, word as usize, 0, 0]) };
         checked(done).map_err(|_| libc::ENETUNREACH)?;
         Ok(socket)
     }
@@ -76,7 +75,8 @@ impl Socket {
         control.head.cmsg_len = (size_of::<libc::cmsghdr>() + size_of::<c_int>()) as _;
         control.head.cmsg_level = libc::SOL_SOCKET;
         control.head.cmsg_type = libc::SCM_RIGHTS;
-        let mut piece = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: REQUEST };
+        let mut piece =
+            libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: REQUEST };
         // SAFETY: all zeros is a `msghdr`.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = &raw mut piece;

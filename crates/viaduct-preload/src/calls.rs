@@ -46,7 +46,11 @@ pub(crate) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_i
 /// # Safety
 /// `address` points to `length` bytes.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
+pub(crate) unsafe extern "C" fn connect(
+    fd: c_int,
+    address: *const sockaddr,
+    length: socklen_t,
+) -> c_int {
     // SAFETY: as the caller promises.
     let bytes = unsafe { bytes_of(address.cast(), length) };
     let word = match decide(fd, 0, bytes, Call::Connect) {
@@ -201,9 +205,7 @@ pub(crate) unsafe extern "C" fn syscall(
                 sendto(fd, b as *const _, c, d as c_int, e as *const _, f as socklen_t) as c_long
             }
             libc::SYS_sendmsg => sendmsg(fd, b as *const _, c as c_int) as c_long,
-            libc::SYS_sendmmsg => {
-                sendmmsg(fd, b as *mut _, c as c_uint, d as c_int) as c_long
-            }
+            libc::SYS_sendmmsg => sendmmsg(fd, b as *mut _, c as c_uint, d as c_int) as c_long,
             // It would go around us; its callers have another way.
             libc::SYS_io_uring_setup if matches!(state(), Wrapped::By(_) | Wrapped::Deaf) => {
                 failed(libc::ENOSYS) as c_long
@@ -255,7 +257,8 @@ fn decide(fd: c_int, flags: c_int, sockaddr: &[u8], call: Call) -> (Decided, u64
 /// Has the master make a flow of it; what the program is told.
 fn divert(state: &State, fd: c_int, to: SocketAddr) -> c_int {
     // SAFETY: it takes no pointers.
-    let flags = unsafe { raw::call(libc::SYS_fcntl, [fd as usize, libc::F_GETFL as usize, 0, 0, 0, 0]) };
+    let flags =
+        unsafe { raw::call(libc::SYS_fcntl, [fd as usize, libc::F_GETFL as usize, 0, 0, 0, 0]) };
     let wait = flags & libc::O_NONBLOCK as isize == 0;
     match crate::ask::ask(state.name(), state.word, &Request::Connect { to, wait }, Some(fd)) {
         Ok(Answer::Done(errno)) => errno.0,

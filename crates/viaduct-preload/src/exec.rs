@@ -40,10 +40,15 @@ pub(crate) unsafe extern "C" fn execv(path: *const c_char, argv: Strings) -> c_i
 /// # Safety
 /// As libc's.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn execvpe(file: *const c_char, argv: Strings, envp: Strings) -> c_int {
-    with_entries(envp, |envp| {
-        real!(c"execvpe" as fn(*const c_char, Strings, Strings) -> c_int; file, argv, envp)
-    })
+pub(crate) unsafe extern "C" fn execvpe(
+    file: *const c_char,
+    argv: Strings,
+    envp: Strings,
+) -> c_int {
+    with_entries(
+        envp,
+        |envp| real!(c"execvpe" as fn(*const c_char, Strings, Strings) -> c_int; file, argv, envp),
+    )
 }
 
 /// `execvp(3)`.
@@ -162,9 +167,8 @@ impl Copy {
         let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
         let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as usize;
         // SAFETY: new pages, wherever the kernel likes.
-        let at = unsafe {
-            raw::call(libc::SYS_mmap, [0, length, protection, flags, usize::MAX, 0])
-        };
+        let at =
+            unsafe { raw::call(libc::SYS_mmap, [0, length, protection, flags, usize::MAX, 0]) };
         (at > 0).then_some(Copy { at: at as *mut u8, length })
     }
 }

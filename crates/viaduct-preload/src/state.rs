@@ -112,8 +112,9 @@ impl State {
         };
         self.word = word;
         let preload = find(own_environment(), PRELOAD).unwrap_or_default();
-        let known =
-            self.name.set(&value[..at]) && self.entries[0].set(preload) && self.entries[1].set(wrap);
+        let known = self.name.set(&value[..at])
+            && self.entries[0].set(preload)
+            && self.entries[1].set(wrap);
         if !known {
             return DEAF;
         }

@@ -35,7 +35,8 @@ impl Signals {
         let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) };
         os::check(fd)?;
         // SAFETY: as above; no old set is asked for.
-        let blocked = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut()) };
+        let blocked =
+            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut()) };
         if blocked != 0 {
             return Err(io::Error::from_raw_os_error(blocked));
         }
@@ -106,7 +107,9 @@ fn held() -> libc::sigset_t {
     // SAFETY: the set is filled, which initialises it, before signals are taken out of it.
     unsafe {
         libc::sigfillset(set.as_mut_ptr());
-        for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGABRT, libc::SIGTRAP] {
+        for fault in
+            [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGABRT, libc::SIGTRAP]
+        {
             libc::sigdelset(set.as_mut_ptr(), fault);
         }
         set.assume_init()

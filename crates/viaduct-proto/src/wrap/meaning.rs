@@ -55,7 +55,9 @@ impl Rules {
                 Fate::Refuse => Verdict::Refuse(Errno::PERM),
             },
             Carries::OtherTcp => Verdict::Refuse(Errno::PERM),
-            Carries::Datagrams if self.lets_datagrams(self.fate(Transport::Udp, to)) => Verdict::Pass,
+            Carries::Datagrams if self.lets_datagrams(self.fate(Transport::Udp, to)) => {
+                Verdict::Pass
+            }
             Carries::Datagrams => Verdict::Refuse(Errno::PERM),
             Carries::Unknown | Carries::Local => Verdict::Pass,
         }

@@ -138,7 +138,10 @@ impl Divert {
     ///
     /// # Errors
     /// A right is missing, the kernel is too old, or there are too many rules.
-    pub fn attach(diversion: &Diversion<'_>, directory: BorrowedFd<'_>) -> Result<Divert, BpfError> {
+    pub fn attach(
+        diversion: &Diversion<'_>,
+        directory: BorrowedFd<'_>,
+    ) -> Result<Divert, BpfError> {
         let given = diversion.rules.iter().map(|rule| rule.to.len() + rule.ports.len()).sum();
         if given > MOST {
             return Err(BpfError::TooMany { given, most: MOST });
@@ -170,7 +173,12 @@ impl Divert {
         let port = u16::from_be_bytes([event[24], event[25]]);
         let own = word(52) as u16;
         let syn = word(56);
-        Some(Waiting { cookie, to: end(&event[8..24], port), program: end(&event[32..48], own), syn })
+        Some(Waiting {
+            cookie,
+            to: end(&event[8..24], port),
+            program: end(&event[32..48], own),
+            syn,
+        })
     }
 
     /// What programs are told.
@@ -244,9 +252,8 @@ fn connect(map: &Map<ENDS>, diversion: &Diversion<'_>, v4: bool) -> Vec<Insn> {
     asm.goto(of(diversion.otherwise, [divert, leave, refuse]));
 
     // The kernel takes no instruction that nothing leads to.
-    let is_used = |fate| {
-        diversion.otherwise == fate || diversion.rules.iter().any(|rule| rule.fate == fate)
-    };
+    let is_used =
+        |fate| diversion.otherwise == fate || diversion.rules.iter().any(|rule| rule.fate == fate);
     if is_used(Fate::Divert) {
         asm.place(divert);
         if !v4 {
@@ -530,4 +537,3 @@ fn name(map: &Map<ENDS>, which: i16, v4: bool) -> Vec<Insn> {
     asm.exit(1);
     asm.finish().expect("short")
 }
-

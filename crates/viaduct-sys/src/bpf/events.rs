@@ -97,7 +97,8 @@ unsafe impl Send for Mapping {}
 
 impl Mapping {
     fn new(fd: BorrowedFd<'_>, writable: bool, length: usize, at: usize) -> io::Result<Mapping> {
-        let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+        let protection =
+            if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing of ours.
         let base = unsafe {
             libc::mmap(

@@ -101,7 +101,6 @@ impl<const N: usize> Map<N> {
         let _ = self.element(MAP_DELETE, cookie, 0);
     }
 
-
     fn element(&self, command: c_int, cookie: u64, value: u64) -> io::Result<()> {
         let key: *const u64 = &raw const cookie;
         let attr = Element { map: self.number() as u32, pad: 0, key: key as u64, value, flags: 0 };

@@ -24,9 +24,9 @@ mod steer;
 use std::io;
 
 pub use cgroup::Group;
-pub use divert::{Divert, Diversion, Fate, Names, Rule, Waiting};
-pub use serve::Inside;
+pub use divert::{Diversion, Divert, Fate, Names, Rule, Waiting};
 pub use option::{OPTION, SynOption};
+pub use serve::Inside;
 pub use steer::{Steer, Steering, Template};
 
 /// Why there is no such program.

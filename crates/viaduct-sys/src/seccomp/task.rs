@@ -23,7 +23,8 @@ impl Task {
     pub fn open(thread: u32) -> io::Result<Task> {
         let pid = i32::try_from(thread).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or(io::ErrorKind::NotFound)?;
-        let fd = pidfd_open(pid, THREAD).or_else(|_| pidfd_open(process_of(pid), PidfdFlags::empty()))?;
+        let fd = pidfd_open(pid, THREAD)
+            .or_else(|_| pidfd_open(process_of(pid), PidfdFlags::empty()))?;
         Ok(Task { pid, fd })
     }
 
@@ -46,7 +47,8 @@ impl Task {
         let pid = self.pid.as_raw_nonzero().get();
         // SAFETY: the kernel writes at most the length of `to`; the other address is not ours, and is
         // checked by it.
-        let read = unsafe { libc::process_vm_readv(pid, &raw const ours, 1, &raw const theirs, 1, 0) };
+        let read =
+            unsafe { libc::process_vm_readv(pid, &raw const ours, 1, &raw const theirs, 1, 0) };
         usize::try_from(read).map_err(|_| io::Error::last_os_error())
     }
 

@@ -13,8 +13,7 @@ fn watch(
     let (mut child, listener) = traps.spawn(command).unwrap();
     let waiter = thread::spawn(move || child.wait().unwrap());
     while !waiter.is_finished() {
-        let mut fds =
-            [rustix::event::PollFd::new(&listener, rustix::event::PollFlags::IN)];
+        let mut fds = [rustix::event::PollFd::new(&listener, rustix::event::PollFlags::IN)];
         let tick = rustix::event::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
         if rustix::event::poll(&mut fds, Some(&tick)).unwrap_or(0) == 0
             || !fds[0].revents().contains(rustix::event::PollFlags::IN)

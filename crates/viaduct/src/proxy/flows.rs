@@ -33,7 +33,14 @@ pub struct Flows {
 impl Flows {
     /// None yet, and `most` at once.
     pub fn new(registry: Registry, most: usize, shared: Shared) -> Flows {
-        Flows { slab: Slab::new(), wires: Slab::new(), registry, most, shared, alarms: BTreeSet::new() }
+        Flows {
+            slab: Slab::new(),
+            wires: Slab::new(),
+            registry,
+            most,
+            shared,
+            alarms: BTreeSet::new(),
+        }
     }
 
     /// How many there are.

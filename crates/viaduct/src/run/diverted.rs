@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use tracing::{debug, warn};
 use viaduct_proto::flow::Failure;
 use viaduct_proto::wire::refusal::Asked;
-use viaduct_sys::bpf::{Divert, Diversion, Fate, Group, Inside, Names, Waiting};
+use viaduct_sys::bpf::{Diversion, Divert, Fate, Group, Inside, Names, Waiting};
 use viaduct_sys::meeting::Meeting;
 use viaduct_sys::raw::Raw;
 use viaduct_sys::tcp::{self, TcpOptions};

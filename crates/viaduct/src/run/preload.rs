@@ -94,7 +94,9 @@ fn find() -> Result<PathBuf> {
     let places = [beside.join(LIBRARY), beside.join("../lib/viaduct").join(LIBRARY)];
     match places.iter().find(|place| place.exists()) {
         Some(place) => Ok(place.canonicalize()?),
-        None => bail!("{LIBRARY} is neither at {} nor at {}", places[0].display(), places[1].display()),
+        None => {
+            bail!("{LIBRARY} is neither at {} nor at {}", places[0].display(), places[1].display())
+        }
     }
 }
 

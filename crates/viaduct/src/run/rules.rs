@@ -39,9 +39,9 @@ impl RuleArgs {
         }
         if let Some(path) = &self.rules {
             let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
-            rules.read(&text).map_err(|(line, error)| {
-                anyhow!("{}, line {line}: {error}", path.display())
-            })?;
+            rules
+                .read(&text)
+                .map_err(|(line, error)| anyhow!("{}, line {line}: {error}", path.display()))?;
         }
         Ok(rules)
     }

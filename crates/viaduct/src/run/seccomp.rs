@@ -46,11 +46,8 @@ pub fn start(
         word,
     };
     let (child, listener) = traps.spawn(command)?;
-    let supervisor = Supervisor {
-        listener: Arc::new(listener),
-        common: common.clone(),
-        tasks: HashMap::new(),
-    };
+    let supervisor =
+        Supervisor { listener: Arc::new(listener), common: common.clone(), tasks: HashMap::new() };
     let hear = thread::Builder::new().name("calls".to_owned()).spawn(move || supervisor.run());
     hear.map_err(SeccompError::Handover)?;
     Ok(child.id())
@@ -212,7 +209,8 @@ impl Supervisor {
     fn name(&mut self, call: &Notification, which: usize) -> Outcome {
         let [fd, at, size, ..] = call.arguments;
         let (socket, is) = self.duplicate(call, fd)?;
-        let cookie = sockopt::socket_cookie(&socket).map_err(|errno| Errno(errno.raw_os_error()))?;
+        let cookie =
+            sockopt::socket_cookie(&socket).map_err(|errno| Errno(errno.raw_os_error()))?;
         let Some(name) = self.common.names_of(cookie)[which] else {
             return Ok(Some(Reply::Continue));
         };

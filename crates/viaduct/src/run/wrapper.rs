@@ -11,9 +11,9 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, poll};
 use signal_hook::consts::{SIGCHLD, SIGCONT};
+use viaduct_sys::inherit;
 use viaduct_sys::signals::{self, Came, Signals};
 use viaduct_sys::wrapped::{self, Change};
-use viaduct_sys::inherit;
 
 use super::words::unfold;
 
