@@ -152,6 +152,8 @@ impl Held for Waiting {
         let Some(pending) = self.pending.take() else { return };
         self.common.names().forget(self.cookie);
         let told = match self.answer.take() {
+            // Its SYNs vanish: it gives up when it would have.
+            None if why == Failure::TimedOut => Ok(()),
             None => pending.refuse(&self.common.closed),
             Some(answer) => {
                 let forgotten = pending.forget();
