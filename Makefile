@@ -9,14 +9,15 @@ demo:             ## two sites, a bad link, four ways across, one table
 	@[ -e target/release/viaduct ] || echo "building: some minutes the first time"
 	@cargo run --release --locked --quiet --bin viaduct -- demo
 
-build:            ## target/release/viaduct
+build:            ## target/release/viaduct, and beside it the library that it puts into programs
 	@scripts/need build
-	cargo build --release --locked --bin viaduct
+	cargo build --release --locked -p viaduct -p viaduct-preload
 
 test:             ## lints, unit and property tests, end-to-end tests in namespaces
 	@scripts/need test
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo build -p viaduct-preload --profile checked --locked
 	cargo test --workspace --profile checked --locked
 
 lint:             ## formatting and lints alone

@@ -9,15 +9,17 @@
 //!        └─▶ forget    a blocking connect is answered with the exact error: the socket is as it was
 //! ```
 //!
-//! The duplicate is closed by each of them: the last close must be the program's.
+//! Each of them gives the duplicate up: the last close must be the program's.
 //!
 //! Sockets of MPTCP cannot wait so: one that is met falls back to TCP, but is not told that it is
 //! connected before the first byte comes (kernel 6.18). They are refused when they are opened, as by a
 //! kernel that has none, and programs take TCP.
 
+#![allow(unsafe_code)]
+
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -64,16 +66,16 @@ impl Pending {
         Ok(SocketAddr::new(own.ip().to_canonical(), own.port()))
     }
 
-    /// Sees that the program's socket is connected, when the meeting has met it.
+    /// Sees that the program's socket is connected, when the meeting has met it; the duplicate.
     ///
     /// # Errors
     /// It is not: somebody else has the same two addresses, or the program has disconnected it.
-    pub fn finish(self) -> io::Result<()> {
+    pub fn finish(self) -> io::Result<OwnedFd> {
         let timeout = Timespec { tv_sec: 0, tv_nsec: CROSSING.subsec_nanos().into() };
         loop {
             // A second connect says it, as it does to programs.
             match without_waiting(&self.socket, || rustix::net::connect(&self.socket, &self.at))? {
-                Ok(()) | Err(Errno::ISCONN) => return Ok(()),
+                Ok(()) | Err(Errno::ISCONN) => return Ok(self.socket),
                 Err(Errno::ALREADY) => {
                     let mut fds = [PollFd::new(&self.socket, PollFlags::OUT)];
                     if poll(&mut fds, Some(&timeout))? == 0 {
@@ -111,6 +113,27 @@ impl AsFd for Pending {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+/// Does a program's connect for it, on a duplicate of its socket, with the address that we have seen:
+/// the program cannot change it meanwhile. It does not wait.
+///
+/// # Errors
+/// What the kernel says; `EINPROGRESS` where it would have waited.
+pub fn connect_for(socket: &OwnedFd, sockaddr: &[u8]) -> io::Result<()> {
+    let length = sockaddr.len() as libc::socklen_t;
+    without_waiting(socket, || {
+        // SAFETY: the kernel reads `length` bytes of `sockaddr`, which lives through the call.
+        os::check(unsafe { libc::connect(socket.as_raw_fd(), sockaddr.as_ptr().cast(), length) })
+    })?
+}
+
+/// Whether calls on this descriptor wait for what they ask for.
+///
+/// # Errors
+/// None are known.
+pub fn blocks(socket: impl AsFd) -> io::Result<bool> {
+    Ok(!fcntl_getfl(socket)?.contains(OFlags::NONBLOCK))
 }
 
 /// What became of a connect that was to begin.

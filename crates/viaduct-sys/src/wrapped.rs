@@ -69,6 +69,17 @@ pub fn reap() {
     while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
 }
 
+/// The same; whether no child is left.
+pub fn reap_all() -> bool {
+    loop {
+        match waitpid(None, WaitOptions::NOHANG) {
+            Ok(Some(_)) | Err(rustix::io::Errno::INTR) => {}
+            Ok(None) => return false,
+            Err(_) => return true,
+        }
+    }
+}
+
 /// Makes this process the parent of those below it that have lost theirs.
 ///
 /// # Errors

@@ -16,6 +16,8 @@ use viaduct_proto::rng::Rng;
 use viaduct_proto::split::proxy::Addresses;
 use viaduct_proto::split::{option, proxy};
 use viaduct_proto::wire::ip::Hop;
+use viaduct_proto::wrap::wire::{Answer, Request, WELCOME, Welcome};
+use viaduct_proto::wrap::{Rules, Socket};
 
 const LINKS: [&str; 6] = [
     "rate=200M,delay=50ms,jitter=500us,queue=100ms/256kB",
@@ -39,6 +41,7 @@ fn main() -> io::Result<()> {
     write(&corpus, "ip", &packets)?;
     write(&corpus, "wire", &[messages, datagrams(&packets)].concat())?;
     write(&corpus, "split", &hops())?;
+    write(&corpus, "wrap", &wrapped())?;
     // These read sequences of operations: any bytes are some.
     for target in ["decoders", "codes", "messages", "plane", "query", "tunnel", "sessions", "handlers"] {
         write(&corpus, target, &noise(target))?;
@@ -121,6 +124,21 @@ fn hops() -> Vec<Vec<u8>> {
     ];
     let mut seeds = texts.map(<[u8]>::to_vec).to_vec();
     seeds.extend([proxy::emit(&v4), proxy::emit(&v6), hop.emit().to_vec(), syn]);
+    seeds
+}
+
+/// What wrapped programs and their users say.
+fn wrapped() -> Vec<Vec<u8>> {
+    let to = "192.0.2.1:443".parse().expect("an address");
+    let (sockaddr, length) = Socket { domain: 2, kind: 1, protocol: 0 }.sockaddr(to);
+    let text = "only tcp:443\nexcept [2001:db8::]/32:80-90 # not these\nrefuse udp:53\n";
+    let mut rules = Rules::EVERYTHING;
+    rules.read(text).expect("rules");
+    let mut bytes = [0; WELCOME];
+    let welcome = Answer::Welcome(Welcome { rules, meeting: [Some(to), None] }).emit(&mut bytes);
+    let mut seeds = vec![sockaddr[..length].to_vec(), text.into(), bytes[..welcome].to_vec()];
+    let asked = [Request::Hello, Request::Connect { to, wait: true }, Request::Names { cookie: 7 }];
+    seeds.extend(asked.map(|request| request.emit().to_vec()));
     seeds
 }
 

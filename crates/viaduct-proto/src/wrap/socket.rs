@@ -36,6 +36,8 @@ impl Errno {
     pub const NOENT: Errno = Errno(2);
     /// The kernel has no such protocol.
     pub const PROTONOSUPPORT: Errno = Errno(93);
+    /// It cannot be asked for that.
+    pub const OPNOTSUPP: Errno = Errno(95);
     /// The kernel has no such family.
     pub const AFNOSUPPORT: Errno = Errno(97);
     /// There is no way there.
@@ -91,6 +93,11 @@ impl Socket {
             AF_UNIX | AF_NETLINK | AF_ALG => Carries::Local,
             _ => Carries::Unknown,
         }
+    }
+
+    /// Whether its family is one of IP's.
+    pub fn is_of_ip(self) -> bool {
+        matches!(self.domain, AF_INET | AF_INET6)
     }
 
     /// Whether its family is IPv6, so that IPv4 addresses stand mapped in what it is told.

@@ -94,17 +94,21 @@ impl Traps {
     fn native(&self, asm: &mut Asm, ends: &Ends) {
         let number = |nr: libc::c_long| Test::Equal(nr as u32);
         let [socket, sendto, sendmsg, sendmmsg] = [(); 4].map(|()| asm.label());
-        asm.jump_if(number(libc::SYS_connect), ends.tell);
+        let short = asm.label();
+        asm.jump_if(number(libc::SYS_connect), short);
         asm.jump_if(number(libc::SYS_socket), socket);
         asm.jump_if(number(libc::SYS_sendto), sendto);
         asm.jump_if(number(libc::SYS_sendmsg), sendmsg);
         asm.jump_if(number(libc::SYS_sendmmsg), sendmmsg);
         asm.jump_if(number(libc::SYS_io_uring_setup), ends.absent);
         if self.names {
-            asm.jump_if(number(libc::SYS_getpeername), ends.tell);
-            asm.jump_if(number(libc::SYS_getsockname), ends.tell);
+            asm.jump_if(number(libc::SYS_getpeername), short);
+            asm.jump_if(number(libc::SYS_getsockname), short);
         }
         asm.goto(ends.allow);
+
+        asm.place(short);
+        self.without_word(asm, ends);
 
         asm.place(socket);
         self.socket(asm, ends);
@@ -124,13 +128,27 @@ impl Traps {
         // Whether there is an address stands behind a pointer.
         for (label, flags) in [(sendmsg, 2), (sendmmsg, 3)] {
             asm.place(label);
-            if self.sends {
+            if self.sends && flags == 2 {
+                self.without_word(asm, ends);
+            } else if self.sends {
                 asm.goto(ends.tell);
             } else {
                 asm.load_word(argument(flags).0);
                 asm.branch(Test::AnyBit(MSG_FASTOPEN), ends.tell, ends.allow);
             }
         }
+    }
+
+    /// Tells of a call of three arguments, unless the word is its fourth.
+    fn without_word(&self, asm: &mut Asm, ends: &Ends) {
+        if let Some(word) = self.word {
+            let (low, high) = argument(3);
+            asm.load_word(low);
+            asm.jump_unless(Test::Equal(word as u32), ends.tell);
+            asm.load_word(high);
+            asm.jump_if(Test::Equal((word >> 32) as u32), ends.allow);
+        }
+        asm.goto(ends.tell);
     }
 
     /// Sockets that could go around us, and those that programs can do without.

@@ -44,6 +44,22 @@ pub struct Traps {
     pub families: bool,
     /// `getpeername` and `getsockname`.
     pub names: bool,
+    /// Calls that carry this behind their arguments are not told of: whoever makes them has asked
+    /// already. It guards against oversight, not against programs that want to be unseen.
+    pub word: Option<u64>,
+}
+
+/// The numbers of calls that may be told of, on this machine.
+pub mod calls {
+    #![allow(missing_docs, reason = "they are named as the kernel names them")]
+
+    pub const SOCKET: i64 = libc::SYS_socket as i64;
+    pub const CONNECT: i64 = libc::SYS_connect as i64;
+    pub const SENDTO: i64 = libc::SYS_sendto as i64;
+    pub const SENDMSG: i64 = libc::SYS_sendmsg as i64;
+    pub const SENDMMSG: i64 = libc::SYS_sendmmsg as i64;
+    pub const GETPEERNAME: i64 = libc::SYS_getpeername as i64;
+    pub const GETSOCKNAME: i64 = libc::SYS_getsockname as i64;
 }
 
 /// Why a program was not started.

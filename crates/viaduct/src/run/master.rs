@@ -11,14 +11,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tracing_subscriber::EnvFilter;
-use viaduct_sys::bpf::Group;
 use viaduct_sys::wrapped::{self, Change};
 use viaduct_sys::{inherit, memory};
 
-use super::Plan;
-use super::diverted;
 use super::report::Report;
+use super::via::Interposer;
 use super::wrapper::Word;
+use super::{Plan, RunArgs};
 use crate::proxy::handle::{Beside, Handle};
 use crate::proxy::settings::Settings;
 
@@ -55,12 +54,12 @@ impl io::Write for ToWrapper {
     }
 }
 
-/// Runs the handlers, and `command` above them; `fd` leads to the wrapper.
-pub fn run(fd: RawFd, command: &[OsString], plan: &Plan) -> Result<ExitCode> {
+/// Runs the handlers, and the program above them; `fd` leads to the wrapper.
+pub fn run(fd: RawFd, args: &RunArgs, plan: &Plan) -> Result<ExitCode> {
     let stream = UnixStream::from(inherit::take(fd).context("take the wrapper's socket")?);
     let wrapper = ToWrapper(Arc::new(Mutex::new(stream)));
     log(&wrapper);
-    if let Err(error) = serve(&wrapper, command, plan) {
+    if let Err(error) = serve(&wrapper, args, plan) {
         let failed = error.downcast_ref::<Failed>().map_or(OUR_FAULT, |failed| failed.0);
         wrapper.say(&Word::Failed(failed, format!("{error:#}")));
     }
@@ -72,14 +71,13 @@ pub fn run(fd: RawFd, command: &[OsString], plan: &Plan) -> Result<ExitCode> {
 #[error("{1}")]
 struct Failed(u8, String);
 
-fn serve(wrapper: &ToWrapper, command: &[OsString], plan: &Plan) -> Result<()> {
+fn serve(wrapper: &ToWrapper, args: &RunArgs, plan: &Plan) -> Result<()> {
     let name = format!("run-{}", std::process::id());
     let flows =
         Beside::start(Settings::for_programs(name, plan.chain.clone(), "/run/viaduct".into()))?;
-    let group = Group::new()?;
     let worker = flows.handle.worker().context("no worker runs")?;
-    diverted::start(&group, plan, worker.clone())?;
-    let program = start(command, &group)?;
+    let interposer = Interposer::new(args.via, plan, worker)?;
+    let program = start(&args.command, &interposer)?;
     wrapper.say(&Word::Runs(program));
     wrapped::adopt_orphans()?;
     wrapped::leave_terminal().context("leave the terminal")?;
@@ -88,7 +86,7 @@ fn serve(wrapper: &ToWrapper, command: &[OsString], plan: &Plan) -> Result<()> {
         let change = wrapped::wait(program).context("wait for the program")?;
         let ended = matches!(change, Change::Exited(_) | Change::Killed(_));
         if ended && let Some(report) = &plan.report {
-            say_report(wrapper, report, &flows.handle);
+            say_report(wrapper, report, interposer.name(), &flows.handle);
         }
         wrapper.say(&Word::Did(change));
         if ended {
@@ -96,8 +94,7 @@ fn serve(wrapper: &ToWrapper, command: &[OsString], plan: &Plan) -> Result<()> {
         }
     }
     // Others of its tree may be left; and what they have written is still on its way.
-    while !group.is_empty()? {
-        wrapped::reap();
+    while !interposer.is_alone()? {
         thread::sleep(LOOK);
     }
     flows.handle.drain();
@@ -108,26 +105,28 @@ fn serve(wrapper: &ToWrapper, command: &[OsString], plan: &Plan) -> Result<()> {
 }
 
 /// What became of the program's flows, as far as it is known when it ends.
-fn say_report(wrapper: &ToWrapper, report: &Report, flows: &Handle) {
+fn say_report(wrapper: &ToWrapper, report: &Report, via: &str, flows: &Handle) {
     // What it did last is still on its way here.
     thread::sleep(SETTLE);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let bytes = runtime.map(|runtime| runtime.block_on(flows.status()).counters.bytes);
-    for line in report.lines("cgroup", bytes.unwrap_or_default()) {
+    for line in report.lines(via, bytes.unwrap_or_default()) {
         wrapper.say(&Word::Say(line));
     }
 }
 
-fn start(command: &[OsString], group: &Group) -> Result<u32> {
+fn start(command: &[OsString], interposer: &Interposer) -> Result<u32> {
     let [program, arguments @ ..] = command else { anyhow::bail!("no program is given") };
-    let mut command = Command::new(program);
-    command.args(arguments);
-    wrapped::join(&mut command, group.members());
-    let child = command.spawn().map_err(|error| {
-        let code = if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_A_PROGRAM };
-        Failed(code, format!("{}: {error}", program.to_string_lossy()))
-    })?;
-    Ok(child.id())
+    let fresh = || {
+        let mut command = Command::new(program);
+        command.args(arguments);
+        command
+    };
+    interposer.start(fresh).map_err(|error| {
+        let Some(own) = error.downcast_ref::<io::Error>() else { return error };
+        let code = if own.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_A_PROGRAM };
+        Failed(code, format!("{}: {own}", program.to_string_lossy())).into()
+    })
 }
 
 /// What is logged is said by the wrapper, while it is there.

@@ -12,19 +12,22 @@
 mod diverted;
 mod explain;
 mod master;
+mod preload;
 mod report;
+mod rules;
+mod seccomp;
+mod via;
+mod waiting;
 mod words;
 mod wrapper;
 
 use std::ffi::OsString;
-use std::fs;
 use std::os::fd::RawFd;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use viaduct_proto::flow::{HandlerSpec, Offload, Registry, offload};
-use viaduct_proto::wrap::{Fate, Rules};
+use viaduct_proto::wrap::Rules;
 
 pub use words::unfold;
 
@@ -44,24 +47,11 @@ pub struct RunArgs {
     /// A handler, as +NAME[:KEY=VALUE,...] says it
     #[arg(long = "handler", value_name = "NAME[:KEY=VALUE,...]", hide = true)]
     handlers: Vec<HandlerSpec>,
-    /// Only what fits passes the handlers: [tcp:|udp:][ADDRESS[/LENGTH]][:PORT[-PORT]]; may be repeated
-    #[arg(long, value_name = "PATTERN")]
-    only: Vec<String>,
-    /// What fits goes direct, as if nobody were there; may be repeated
-    #[arg(long, value_name = "PATTERN")]
-    except: Vec<String>,
-    /// What fits is refused; may be repeated
-    #[arg(long, value_name = "PATTERN")]
-    refuse: Vec<String>,
-    /// A file of such rules, a line each: `only PATTERN`, `except PATTERN`, `refuse PATTERN`
-    #[arg(long, value_name = "FILE")]
-    rules: Option<PathBuf>,
-    /// Refuse what cannot pass the handlers, datagrams say; so it is when one of them guards data
-    #[arg(long, conflicts_with = "no_strict")]
-    strict: bool,
-    /// Let go direct what cannot pass them, whatever they do
-    #[arg(long)]
-    no_strict: bool,
+    /// How the program's calls are seen
+    #[arg(long, value_enum, default_value_t)]
+    via: via::Via,
+    #[command(flatten)]
+    rules: rules::RuleArgs,
     /// Say at the end, on standard error, what became of the program's flows
     #[arg(long)]
     report: bool,
@@ -92,23 +82,7 @@ struct Plan {
 impl Plan {
     fn new(args: &RunArgs, registry: &Registry) -> Result<Plan> {
         let chain = registry.chain(&args.handlers).map_err(|what| anyhow!(what))?;
-        let mut rules = Rules::EVERYTHING;
-        rules.strict = args.strict || registry.guards(&args.handlers) && !args.no_strict;
-        if let Some(path) = &args.rules {
-            let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
-            let wrong = |(line, what)| anyhow!("{} line {line}: {what}", path.display());
-            rules.read(&text).map_err(wrong)?;
-        }
-        let said = [
-            ("only", Fate::Divert, &args.only),
-            ("except", Fate::Leave, &args.except),
-            ("refuse", Fate::Refuse, &args.refuse),
-        ];
-        for (option, fate, patterns) in said {
-            for pattern in patterns {
-                rules.add(fate, pattern).map_err(|what| anyhow!("--{option}: {what}"))?;
-            }
-        }
+        let rules = args.rules.load(registry.guards(&args.handlers))?;
         let report = args.report.then(Report::default);
         Ok(Plan { offload: offload(&chain), chain, rules, report })
     }
@@ -129,6 +103,6 @@ pub fn run(args: &RunArgs, registry: &Registry) -> Result<ExitCode> {
     let plan = Plan::new(args, registry)?;
     match args.master_fd {
         None => wrapper::run(),
-        Some(fd) => master::run(fd, &args.command, &plan),
+        Some(fd) => master::run(fd, args, &plan),
     }
 }

@@ -1,0 +1,127 @@
+//! One question to the master, and its answer: a connection for each.
+
+use std::ffi::c_int;
+
+use viaduct_proto::wrap::wire::{Answer, REQUEST, Request, WELCOME};
+
+use crate::raw;
+
+/// Asks; `beside` goes with the question. The error is the program's: a signal, its own time limit, or
+/// a master that has gone.
+pub(crate) fn ask(
+    name: &[u8],
+    word: u64,
+    request: &Request,
+    beside: Option<c_int>,
+) -> Result<Answer, c_int> {
+    let socket = Socket::connect(name, word)?;
+    socket.send(&request.emit(), beside)?;
+    let mut bytes = [0; WELCOME];
+    if let Some(limit) = beside.and_then(send_limit) {
+        socket.limit(&limit);
+    }
+    let length = socket.receive(&mut bytes)?;
+    Answer::parse(&bytes[..length]).ok_or(libc::ENETUNREACH)
+}
+
+/// Says something that has no answer.
+pub(crate) fn tell(name: &[u8], word: u64, request: &Request) {
+    // The master may have gone: then nobody makes a report.
+    let _ = Socket::connect(name, word).and_then(|socket| socket.send(&request.emit(), None));
+}
+
+/// How long the program's calls on this socket may wait, if it has said so.
+fn send_limit(fd: c_int) -> Option<[i64; 2]> {
+    let limit: [i64; 2] = raw::option(fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO)?;
+    (limit != [0; 2]).then_some(limit)
+}
+
+struct Socket(c_int);
+
+impl Socket {
+    fn connect(name: &[u8], word: u64) -> Result<Socket, c_int> {
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+        let arguments = [libc::AF_UNIX as usize, kind as usize, 0, word as usize, 0, 0];
+        // SAFETY: it takes no pointers.
+        let fd = checked(unsafe { raw::call(libc::SYS_socket, arguments) })?;
+        let socket = Socket(fd as c_int);
+        // SAFETY: all zeros is a `sockaddr_un`.
+        let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+        address.sun_family = libc::AF_UNIX as u16;
+        for (to, from) in address.sun_path.iter_mut().zip(name) {
+            *to = from.cast_signed() as _;
+        }
+        if name.first() == Some(&b'@') {
+            address.sun_path[0] = 0;
+        }
+        let length = 2 + name.len().min(address.sun_path.len() - 1);
+        let at = (&raw const address) as usize;
+        // SAFETY: the kernel reads `length` bytes of the address, which lives through the call.
+        let done =
+            unsafe { raw::call(libc::SYS_connect, [fd as usize, at, length, word as usize, 0, 0]) };
+        checked(done).map_err(|_| libc::ENETUNREACH)?;
+        Ok(socket)
+    }
+
+    fn send(&self, bytes: &[u8; REQUEST], beside: Option<c_int>) -> Result<(), c_int> {
+        #[repr(C)]
+        struct Control {
+            head: libc::cmsghdr,
+            fd: c_int,
+            padding: c_int,
+        }
+        // SAFETY: all zeros is a `cmsghdr`, here and in C libraries whose structures have gaps.
+        let mut control = Control { head: unsafe { std::mem::zeroed() }, fd: 0, padding: 0 };
+        control.head.cmsg_len = (size_of::<libc::cmsghdr>() + size_of::<c_int>()) as _;
+        control.head.cmsg_level = libc::SOL_SOCKET;
+        control.head.cmsg_type = libc::SCM_RIGHTS;
+        let mut piece =
+            libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: REQUEST };
+        // SAFETY: all zeros is a `msghdr`.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = &raw mut piece;
+        message.msg_iovlen = 1;
+        if let Some(fd) = beside {
+            control.fd = fd;
+            message.msg_control = (&raw mut control).cast();
+            message.msg_controllen = size_of::<Control>() as _;
+        }
+        let flags = libc::MSG_NOSIGNAL as usize;
+        let at = (&raw const message) as usize;
+        // SAFETY: the kernel reads the message and what it points to, all of which live through the
+        // call.
+        checked(unsafe { raw::call(libc::SYS_sendmsg, [self.0 as usize, at, flags, 0, 0, 0]) })
+            .map(drop)
+            .map_err(|_| libc::ENETUNREACH)
+    }
+
+    fn limit(&self, limit: &[i64; 2]) {
+        let (level, name) = (libc::SOL_SOCKET as usize, libc::SO_RCVTIMEO as usize);
+        let at = (&raw const *limit) as usize;
+        // SAFETY: the kernel reads the limit, which lives through the call.
+        unsafe { raw::call(libc::SYS_setsockopt, [self.0 as usize, level, name, at, 16, 0]) };
+    }
+
+    fn receive(&self, bytes: &mut [u8; WELCOME]) -> Result<usize, c_int> {
+        let at = bytes.as_mut_ptr() as usize;
+        let arguments = [self.0 as usize, at, WELCOME, 0, 0, 0];
+        // SAFETY: the kernel writes at most the bytes' length, which live through the call.
+        let length = checked(unsafe { raw::call(libc::SYS_recvfrom, arguments) })?;
+        if length == 0 { Err(libc::ECONNRESET) } else { Ok(length as usize) }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        raw::close(self.0);
+    }
+}
+
+/// An error as libc numbers it. What waited longer than the program allows is still in progress.
+fn checked(result: isize) -> Result<isize, c_int> {
+    match -result as c_int {
+        libc::EAGAIN if result < 0 => Err(libc::EINPROGRESS),
+        errno if result < 0 => Err(errno),
+        _ => Ok(result),
+    }
+}

@@ -1,0 +1,181 @@
+//! libc's names for starting programs: what they start is wrapped too, though its environment was
+//! cleared. What is missed here, such as `execl` after `clearenv`, is told by seccomp.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use crate::raw::{self, failed, returned};
+use crate::real::real;
+use crate::state::{State, Wrapped, entries, find, own_environment, state};
+
+const PRELOAD: &[u8] = b"LD_PRELOAD=";
+const WRAP: &[u8] = b"VIADUCT_WRAP=";
+
+type Strings = *const *const c_char;
+
+/// `execve(2)`.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn execve(path: *const c_char, argv: Strings, envp: Strings) -> c_int {
+    with_entries(envp, |envp| {
+        let arguments = [path as usize, argv as usize, envp as usize, 0, 0, 0];
+        // SAFETY: as the caller promises.
+        returned(unsafe { raw::call(libc::SYS_execve, arguments) }) as c_int
+    })
+}
+
+/// `execv(3)`.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn execv(path: *const c_char, argv: Strings) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { execve(path, argv, own_environment()) }
+}
+
+/// `execvpe(3)`.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn execvpe(
+    file: *const c_char,
+    argv: Strings,
+    envp: Strings,
+) -> c_int {
+    with_entries(
+        envp,
+        |envp| real!(c"execvpe" as fn(*const c_char, Strings, Strings) -> c_int; file, argv, envp),
+    )
+}
+
+/// `execvp(3)`.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn execvp(file: *const c_char, argv: Strings) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { execvpe(file, argv, own_environment()) }
+}
+
+/// `posix_spawn(3)`.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn posix_spawn(
+    pid: *mut c_int,
+    path: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    argv: Strings,
+    envp: Strings,
+) -> c_int {
+    with_entries(envp, |envp| {
+        real!(c"posix_spawn" as fn(*mut c_int, *const c_char, *const c_void, *const c_void, Strings,
+            Strings) -> c_int; pid, path, actions, attributes, argv, envp)
+    })
+}
+
+/// `posix_spawnp(3)`.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn posix_spawnp(
+    pid: *mut c_int,
+    file: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    argv: Strings,
+    envp: Strings,
+) -> c_int {
+    with_entries(envp, |envp| {
+        real!(c"posix_spawnp" as fn(*mut c_int, *const c_char, *const c_void, *const c_void, Strings,
+            Strings) -> c_int; pid, file, actions, attributes, argv, envp)
+    })
+}
+
+/// Calls with `environment`, or with a copy that has our entries where it has them not.
+fn with_entries(environment: Strings, call: impl FnOnce(Strings) -> c_int) -> c_int {
+    let Wrapped::By(state) = state() else { return call(environment) };
+    let [preload, wrap] = state.entries();
+    let library = preload.strip_prefix(PRELOAD).unwrap_or_default();
+    let theirs = find(environment, PRELOAD);
+    let has = theirs.is_some_and(|entry| entry[PRELOAD.len()..].starts_with(library));
+    if has && find(environment, WRAP) == Some(wrap) {
+        return call(environment);
+    }
+    let Some(copy) = Copy::of(state, environment, theirs.filter(|_| !has)) else {
+        return failed(libc::ENOMEM);
+    };
+    call(copy.at.cast())
+}
+
+/// An environment in pages of its own: in the child of a vfork the heap is its parent's.
+struct Copy {
+    at: *mut u8,
+    length: usize,
+}
+
+impl Copy {
+    /// With our entries; and after the library those of `others`, an entry too.
+    fn of(state: &State, environment: Strings, others: Option<&[u8]>) -> Option<Copy> {
+        let [preload, wrap] = state.entries();
+        let others = others.map(|entry| &entry[PRELOAD.len()..]).unwrap_or_default();
+        let pointers = entries(environment).count() + 3;
+        let texts = preload.len() + 1 + others.len() + 1 + wrap.len() + 1;
+        let copy = Copy::pages(pointers * size_of::<*const c_char>() + texts)?;
+        let list: *mut *const c_char = copy.at.cast();
+        // SAFETY: the pages have room for so many pointers, and for the texts behind them.
+        unsafe {
+            let mut text = list.add(pointers).cast::<u8>();
+            let mut put = |bytes: &[u8]| {
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), text, bytes.len());
+                text = text.add(bytes.len());
+            };
+            let first = list.add(pointers).cast::<c_char>();
+            put(preload);
+            if !others.is_empty() {
+                put(b":");
+                put(others);
+            }
+            put(b"\0");
+            let second = text.cast::<c_char>();
+            let mut put = |bytes: &[u8]| {
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), text, bytes.len());
+                text = text.add(bytes.len());
+            };
+            put(wrap);
+            put(b"\0");
+            let mut at = list;
+            let kept = entries(environment)
+                .filter(|entry| !entry.starts_with(PRELOAD) && !entry.starts_with(WRAP))
+                .map(|entry| entry.as_ptr().cast());
+            for pointer in kept.chain([first.cast_const(), second.cast_const(), std::ptr::null()]) {
+                *at = pointer;
+                at = at.add(1);
+            }
+        }
+        Some(copy)
+    }
+
+    fn pages(length: usize) -> Option<Copy> {
+        let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as usize;
+        // SAFETY: new pages, wherever the kernel likes.
+        let at =
+            unsafe { raw::call(libc::SYS_mmap, [0, length, protection, flags, usize::MAX, 0]) };
+        (at > 0).then_some(Copy { at: at as *mut u8, length })
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        // SAFETY: the pages are ours, and nobody looks at them any more.
+        unsafe { raw::call(libc::SYS_munmap, [self.at as usize, self.length, 0, 0, 0, 0]) };
+    }
+}

@@ -1,0 +1,57 @@
+//! The kernel's calls, past libc: they set no `errno`, are no place to be cancelled at, and may have
+//! the word behind their arguments.
+
+use std::arch::asm;
+use std::ffi::{c_int, c_long};
+
+/// Calls the kernel; what it returns, below 0 an error.
+///
+/// # Safety
+/// As the call with these arguments.
+pub(crate) unsafe fn call(number: c_long, arguments: [usize; 6]) -> isize {
+    let [a, b, c, d, e, f] = arguments;
+    let result: isize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the kernel keeps all registers but these; the rest is the caller's promise.
+    unsafe {
+        asm!("syscall", inlateout("rax") number as isize => result, in("rdi") a, in("rsi") b,
+            in("rdx") c, in("r10") d, in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _,
+            options(nostack));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the kernel keeps all registers but the first; the rest is the caller's promise.
+    unsafe {
+        asm!("svc 0", in("x8") number as isize, inlateout("x0") a as isize => result, in("x1") b,
+            in("x2") c, in("x3") d, in("x4") e, in("x5") f, options(nostack));
+    }
+    result
+}
+
+/// As libc returns it.
+pub(crate) fn returned(result: isize) -> isize {
+    if (-4095..0).contains(&result) { failed(-result as c_int) as isize } else { result }
+}
+
+/// Sets `errno`.
+pub(crate) fn failed(errno: c_int) -> c_int {
+    // SAFETY: it is this thread's, and always there.
+    unsafe { *libc::__errno_location() = errno };
+    -1
+}
+
+/// One option of a socket, a plain number.
+pub(crate) fn option<T: Copy + Default>(fd: c_int, level: c_int, name: c_int) -> Option<T> {
+    let mut value = T::default();
+    let mut length = size_of::<T>() as libc::socklen_t;
+    let [at, size] = [(&raw mut value) as usize, (&raw mut length) as usize];
+    let arguments = [fd as usize, level as usize, name as usize, at, size, 0];
+    // SAFETY: the kernel writes at most the size of the value, which lives through the call.
+    let result = unsafe { call(libc::SYS_getsockopt, arguments) };
+    (result == 0).then_some(value)
+}
+
+/// Closes a descriptor.
+pub(crate) fn close(fd: c_int) {
+    // SAFETY: it is ours alone, and not used again.
+    unsafe { call(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };
+}

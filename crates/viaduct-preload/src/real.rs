@@ -1,0 +1,48 @@
+//! libc's own functions behind the names that are ours.
+
+use std::ffi::{CStr, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// A function of the next library that has this name; looked up once. Two threads may both look: they
+/// find the same.
+pub(crate) struct Real {
+    name: &'static CStr,
+    at: AtomicPtr<c_void>,
+}
+
+impl Real {
+    pub(crate) const fn new(name: &'static CStr) -> Real {
+        Real { name, at: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+
+    /// Its address; null if no library has it.
+    pub(crate) fn get(&self) -> *mut c_void {
+        let known = self.at.load(Ordering::Acquire);
+        if !known.is_null() {
+            return known;
+        }
+        // SAFETY: the name ends with a zero byte.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.at.store(found, Ordering::Release);
+        found
+    }
+}
+
+/// Calls libc's own function of this name and type; -1 and `ENOSYS` where it has none.
+macro_rules! real {
+    ($name:literal as fn($($type:ty),*) -> $result:ty; $($argument:expr),*) => {{
+        static REAL: crate::real::Real = crate::real::Real::new($name);
+        let at = REAL.get();
+        if at.is_null() {
+            crate::raw::failed(libc::ENOSYS) as $result
+        } else {
+            // SAFETY: libc's function of this name has this type; the arguments are the program's own.
+            unsafe {
+                let real: unsafe extern "C" fn($($type),*) -> $result = std::mem::transmute(at);
+                real($($argument),*)
+            }
+        }
+    }};
+}
+
+pub(crate) use real;

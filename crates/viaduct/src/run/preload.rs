@@ -1,0 +1,176 @@
+//! The interposer of TESLA: a library in the program, between it and libc.
+//!
+//! The library decides by itself what is left alone, and asks here for all else; a question is a
+//! connection of its own. What reaches the kernel without its word, from static programs, other
+//! runtimes or libc itself, is told by seccomp and judged like any other call: nothing goes around.
+//!
+//! ```text
+//!   program ──connect──▶ library ── leave alone ── its word ──▶ kernel
+//!      │                    └────── a flow ──▶ master: Common::begin
+//!      └── without it ── no word ──▶ seccomp ──▶ super::seccomp: Common::begin
+//! ```
+
+use std::env;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use ring::rand::{SecureRandom as _, SystemRandom};
+use rustix::event::{PollFd, PollFlags, poll};
+use tracing::{debug, warn};
+use viaduct_proto::wrap::Errno;
+use viaduct_proto::wrap::wire::{Answer, REQUEST, Request, WELCOME, Welcome};
+use viaduct_sys::records;
+use viaduct_sys::seccomp::SeccompError;
+
+use super::seccomp;
+use super::waiting::Common;
+
+/// The library's file.
+const LIBRARY: &str = "libviaduct_preload.so";
+/// Where the library finds its master and its word, `NAME;WORD` in hexadecimal digits.
+const WRAP: &str = "VIADUCT_WRAP";
+/// After an error of accept.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Where the libraries of programs ask.
+#[derive(Debug)]
+pub struct Stubs {
+    common: Arc<Common>,
+    library: PathBuf,
+    name: String,
+    word: u64,
+}
+
+/// Begins to listen for the libraries of programs.
+pub fn start(common: Arc<Common>) -> Result<Stubs> {
+    let library = find()?;
+    let mut random = [0; 16];
+    SystemRandom::new().fill(&mut random).ok().context("the kernel has no random bytes")?;
+    let random = u128::from_ne_bytes(random);
+    let name = format!("@viaduct-{:x}", random >> 64);
+    let listener = records::listen(&name).context("listen for programs")?;
+    let asked = common.clone();
+    thread::Builder::new().name("stubs".to_owned()).spawn(move || hear(&listener, &asked))?;
+    Ok(Stubs { common, library, name, word: random as u64 })
+}
+
+impl Stubs {
+    /// Starts `command` with the library in it: its process.
+    pub fn start(&self, mut command: Command, fresh: impl Fn() -> Command) -> Result<u32> {
+        self.put_in(&mut command);
+        match seccomp::start(&self.common, command, Some(self.word)) {
+            Ok(pid) => Ok(pid),
+            Err(SeccompError::Spawn(error)) => Err(error.into()),
+            Err(why) => {
+                warn!("static programs can go around the library, for {why}");
+                let mut command = fresh();
+                self.put_in(&mut command);
+                Ok(command.spawn()?.id())
+            }
+        }
+    }
+
+    fn put_in(&self, command: &mut Command) {
+        let mut preload = OsString::from(&self.library);
+        if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+            preload.push(":");
+            preload.push(others);
+        }
+        command.env("LD_PRELOAD", preload).env(WRAP, format!("{};{:x}", self.name, self.word));
+    }
+}
+
+/// The library, beside this program or where packages put it.
+fn find() -> Result<PathBuf> {
+    let program = env::current_exe().context("where is this program?")?;
+    let beside = program.parent().context("this program is nowhere")?;
+    let places = [beside.join(LIBRARY), beside.join("../lib/viaduct").join(LIBRARY)];
+    match places.iter().find(|place| place.exists()) {
+        Some(place) => Ok(place.canonicalize()?),
+        None => {
+            bail!("{LIBRARY} is neither at {} nor at {}", places[0].display(), places[1].display())
+        }
+    }
+}
+
+/// Answers libraries for as long as the process runs.
+fn hear(listener: &OwnedFd, common: &Arc<Common>) {
+    let mut asking: Vec<OwnedFd> = Vec::new();
+    let user = rustix::process::getuid().as_raw();
+    loop {
+        loop {
+            match records::accept(listener) {
+                // Nobody else's programs are wrapped here.
+                Ok((socket, of)) if of == user || of == 0 || user == 0 => asking.push(socket),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => {
+                    debug!("accept: {error}");
+                    thread::sleep(PAUSE);
+                    break;
+                }
+            }
+        }
+        asking = asking.into_iter().filter_map(|socket| answer(socket, common)).collect();
+        let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
+        fds.extend(asking.iter().map(|socket| PollFd::new(socket, PollFlags::IN)));
+        if let Err(error) = poll(&mut fds, None)
+            && error != rustix::io::Errno::INTR
+        {
+            return warn!("programs cannot be heard any more: {error}");
+        }
+    }
+}
+
+/// Answers one that asks; it is given back if it has asked nothing yet.
+fn answer(socket: OwnedFd, common: &Arc<Common>) -> Option<OwnedFd> {
+    let mut bytes = [0; REQUEST];
+    let (length, beside) = match records::receive(&socket, &mut bytes) {
+        Ok(received) => received,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Some(socket),
+        Err(_) => return None,
+    };
+    match Request::parse(&bytes[..length])? {
+        Request::Hello => {
+            let meeting = [true, false].map(|v4| common.meeting.at(v4));
+            say(&socket, &Answer::Welcome(Welcome { rules: common.rules, meeting }));
+        }
+        Request::Names { cookie } => {
+            let [peer, own] = common.names_of(cookie);
+            say(&socket, &Answer::Named { peer, own });
+        }
+        Request::Refused { call, to, errno } => common.refused(call, to, errno),
+        Request::Connect { to, wait } => {
+            let program = beside?;
+            let asks = Arc::new(socket);
+            let later = asks.clone();
+            let later = wait.then(|| -> super::waiting::Answer {
+                Box::new(move |decided| {
+                    // The program is to hold its socket alone when it hears.
+                    let errno = decided.map(drop).err().unwrap_or(Errno::NONE);
+                    say(&later, &Answer::Done(errno));
+                })
+            });
+            if let Some(errno) = common.begin(program, to, later) {
+                say(&asks, &Answer::Done(errno));
+            }
+        }
+    }
+    None
+}
+
+/// Who asked may have gone.
+fn say(socket: &OwnedFd, answer: &Answer) {
+    let mut bytes = [0; WELCOME];
+    let length = answer.emit(&mut bytes);
+    if let Err(error) = records::send(socket, &bytes[..length], None) {
+        debug!("answer a program: {error}");
+    }
+}

@@ -1,0 +1,338 @@
+//! The interposer that needs no privilege: calls that the kernel tells of.
+//!
+//! Each call is answered by the thread that hears it, which never waits; a connect that its program
+//! waits for is answered by the worker, when the far end has spoken. What is left alone is done here,
+//! on a duplicate of the socket and with the address that was judged: the program could change its own
+//! copy between our look and the kernel's.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::process::Command;
+use std::sync::Arc;
+use std::thread;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{SendFlags, sockopt};
+use tracing::{debug, warn};
+use viaduct_proto::wrap::{
+    Datagrams, Errno, SOCKADDR, Sockaddr, Socket, Verdict, parse_sockaddr, wire,
+};
+use viaduct_sys::pending::{blocks, connect_for};
+use viaduct_sys::seccomp::{Listener, Notification, Reply, SeccompError, Task, Traps, calls};
+
+use super::waiting::{Answer, Common, socket_of};
+
+/// Threads that are remembered.
+const TASKS: usize = 1024;
+/// Bytes that a send which opens a stream fast takes at once: as many as a fresh socket has room for.
+const FAST: usize = 16 << 10;
+/// Bytes of a `struct msghdr` up to its last field.
+const MSGHDR: usize = 56;
+
+/// Starts `command`, and hears its calls for as long as anybody can call; but not those that carry
+/// `word`.
+pub fn start(
+    common: &Arc<Common>,
+    command: Command,
+    word: Option<u64>,
+) -> Result<u32, SeccompError> {
+    let rules = &common.rules;
+    let traps = Traps {
+        sends: rules.datagrams() == Datagrams::Judged,
+        datagrams: rules.datagrams() == Datagrams::Refused,
+        families: rules.strict,
+        names: true,
+        word,
+    };
+    let (child, listener) = traps.spawn(command)?;
+    let supervisor =
+        Supervisor { listener: Arc::new(listener), common: common.clone(), tasks: HashMap::new() };
+    let hear = thread::Builder::new().name("calls".to_owned()).spawn(move || supervisor.run());
+    hear.map_err(SeccompError::Handover)?;
+    Ok(child.id())
+}
+
+struct Supervisor {
+    listener: Arc<Listener>,
+    common: Arc<Common>,
+    /// Threads that have called before: one whose number has passed to another does not answer.
+    tasks: HashMap<u32, Arc<Task>>,
+}
+
+/// What becomes of a call: an answer now, or one that comes later.
+type Outcome = Result<Option<Reply>, Errno>;
+
+impl Supervisor {
+    fn run(mut self) {
+        loop {
+            let mut fds = [PollFd::new(&*self.listener, PollFlags::IN)];
+            match poll(&mut fds, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return warn!("calls cannot be heard of any more: {error}"),
+            }
+            let events = fds[0].revents();
+            if events.contains(PollFlags::IN) {
+                match self.listener.receive() {
+                    Ok(call) => self.answer(&call),
+                    // Whoever called has gone meanwhile.
+                    Err(error) => debug!("a call: {error}"),
+                }
+            } else if events.contains(PollFlags::HUP) {
+                return;
+            }
+        }
+    }
+
+    fn answer(&mut self, call: &Notification) {
+        let reply = match self.outcome(call) {
+            Ok(Some(reply)) => reply,
+            Ok(None) => return,
+            Err(errno) => Reply::Failed(errno.0),
+        };
+        say(&self.listener, call, reply);
+    }
+
+    fn outcome(&mut self, call: &Notification) -> Outcome {
+        match call.call {
+            calls::SOCKET => self.socket(call),
+            calls::CONNECT => self.connect(call),
+            calls::SENDTO => {
+                let [fd, data, length, flags, at, size] = call.arguments;
+                self.send(call, fd, flags, (at, size), (data, length))
+            }
+            calls::SENDMSG => {
+                let [fd, header, flags, ..] = call.arguments;
+                let (name, data) = self.message(call, header)?;
+                self.send(call, fd, flags, name, data)
+            }
+            calls::SENDMMSG => self.sends(call),
+            calls::GETPEERNAME => self.name(call, 0),
+            calls::GETSOCKNAME => self.name(call, 1),
+            _ => Ok(Some(Reply::Continue)),
+        }
+    }
+
+    fn socket(&self, call: &Notification) -> Outcome {
+        let [domain, kind, protocol, ..] = call.arguments.map(|word| word as i32);
+        match self.common.rules.socket(Socket { domain, kind, protocol }) {
+            Verdict::Refuse(errno) => {
+                if errno == Errno::PERM {
+                    self.common.refused(wire::Call::Socket, None, errno);
+                }
+                Err(errno)
+            }
+            _ => Ok(Some(Reply::Continue)),
+        }
+    }
+
+    fn connect(&mut self, call: &Notification) -> Outcome {
+        let [fd, at, size, ..] = call.arguments;
+        let (sockaddr, length) = self.sockaddr(call, at, size)?;
+        let (socket, is) = self.duplicate(call, fd)?;
+        if !is.is_of_ip() {
+            // A path is looked up where the program is; no such socket leads out of this host.
+            return Ok(Some(Reply::Continue));
+        }
+        match self.common.rules.connect(is, &sockaddr[..length]) {
+            Verdict::Pass => self.leave(&socket, &sockaddr[..length]),
+            Verdict::Refuse(errno) => Err(self.refuse(wire::Call::Connect, &sockaddr, errno)),
+            Verdict::Divert(to) => {
+                let answer = blocks(&socket).map_err(number)?.then(|| self.later(call, None));
+                Ok(told(self.common.begin(socket, to, answer)))
+            }
+        }
+    }
+
+    /// Connects as the program would have. If it is to wait, the kernel lets it: a connect in progress
+    /// looks at no address.
+    fn leave(&self, socket: &OwnedFd, sockaddr: &[u8]) -> Outcome {
+        match connect_for(socket, sockaddr).map_err(number) {
+            Ok(()) => Ok(Some(Reply::Returned(0))),
+            Err(Errno::INPROGRESS) if blocks(socket).map_err(number)? => Ok(Some(Reply::Continue)),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// A send with an address: of datagrams, or one that opens a stream.
+    fn send(
+        &mut self,
+        call: &Notification,
+        fd: u64,
+        flags: u64,
+        (at, size): (u64, u64),
+        (data, length): (u64, u64),
+    ) -> Outcome {
+        if at == 0 {
+            return Ok(Some(Reply::Continue));
+        }
+        let (sockaddr, size) = self.sockaddr(call, at, size)?;
+        let (socket, is) = self.duplicate(call, fd)?;
+        match self.common.rules.send(is, flags as i32, &sockaddr[..size]) {
+            Verdict::Pass => Ok(Some(Reply::Continue)),
+            Verdict::Refuse(errno) => Err(self.refuse(wire::Call::Send, &sockaddr, errno)),
+            Verdict::Divert(to) => {
+                let mut bytes = vec![0; FAST.min(length as usize)];
+                let read = self.task(call)?.read(data, &mut bytes).map_err(number)?;
+                bytes.truncate(read);
+                // Without a cookie a connect that does not wait takes no data either.
+                let waits = blocks(&socket).map_err(number)?;
+                let answer = waits.then(|| self.later(call, Some(bytes)));
+                Ok(told(self.common.begin(socket, to, answer)))
+            }
+        }
+    }
+
+    /// Many at once: of datagrams each is judged; to open a stream so, kernels may be told not to.
+    fn sends(&mut self, call: &Notification) -> Outcome {
+        let [fd, headers, count, flags, ..] = call.arguments;
+        let (_, is) = self.duplicate(call, fd)?;
+        for n in 0..count.min(1024) {
+            // A `struct mmsghdr` is a header and a length.
+            let (name, _) = self.message(call, headers + n * (MSGHDR as u64 + 8))?;
+            if name.0 == 0 {
+                continue;
+            }
+            let (sockaddr, size) = self.sockaddr(call, name.0, name.1)?;
+            match self.common.rules.send(is, flags as i32, &sockaddr[..size]) {
+                Verdict::Pass => {}
+                Verdict::Divert(_) => return Err(Errno::OPNOTSUPP),
+                Verdict::Refuse(errno) => {
+                    return Err(self.refuse(wire::Call::Send, &sockaddr, errno));
+                }
+            }
+        }
+        Ok(Some(Reply::Continue))
+    }
+
+    /// `getpeername` (0) and `getsockname` (1).
+    fn name(&mut self, call: &Notification, which: usize) -> Outcome {
+        let [fd, at, size, ..] = call.arguments;
+        let (socket, is) = self.duplicate(call, fd)?;
+        let cookie =
+            sockopt::socket_cookie(&socket).map_err(|errno| Errno(errno.raw_os_error()))?;
+        let Some(name) = self.common.names_of(cookie)[which] else {
+            return Ok(Some(Reply::Continue));
+        };
+        if which == 0 && rustix::net::getpeername(&socket).is_err() {
+            // In progress, or over.
+            return Ok(Some(Reply::Continue));
+        }
+        let (bytes, length) = is.sockaddr(name);
+        let task = self.task(call)?;
+        let mut room = [0; 4];
+        task.read(size, &mut room).map_err(number)?;
+        let room = u32::from_ne_bytes(room) as usize;
+        task.write(at, &bytes[..length.min(room)]).map_err(number)?;
+        task.write(size, &(length as u32).to_ne_bytes()).map_err(number)?;
+        Ok(Some(Reply::Returned(0)))
+    }
+
+    /// Where a message goes, and the first of what it says.
+    fn message(&mut self, call: &Notification, header: u64) -> Result<(Span, Span), Errno> {
+        let mut bytes = [0; MSGHDR];
+        let task = self.task(call)?;
+        task.read(header, &mut bytes).map_err(number)?;
+        let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|n| bytes[at + n]));
+        let name = (word(0), word(8) & 0xffff_ffff);
+        let mut piece = [0; 16];
+        if word(24) == 0 || task.read(word(16), &mut piece).is_err() {
+            return Ok((name, (0, 0)));
+        }
+        let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|n| piece[at + n]));
+        Ok((name, (word(0), word(8))))
+    }
+
+    /// The address that a call was given, as far as it matters.
+    fn sockaddr(
+        &mut self,
+        call: &Notification,
+        at: u64,
+        size: u64,
+    ) -> Result<([u8; SOCKADDR], usize), Errno> {
+        let mut bytes = [0; SOCKADDR];
+        let length = SOCKADDR.min(size as u32 as usize);
+        let task = self.task(call)?;
+        let read = task.read(at, &mut bytes[..length]).map_err(number)?;
+        // What was read was its memory only if it still waits.
+        if !self.listener.waits(call) {
+            return Err(Errno::NOENT);
+        }
+        Ok((bytes, read))
+    }
+
+    fn duplicate(&mut self, call: &Notification, fd: u64) -> Result<(OwnedFd, Socket), Errno> {
+        let fd = fd as i32;
+        let socket = match self.task(call)?.duplicate(fd) {
+            // Its number has passed to another.
+            Err(error) if error.raw_os_error() == Some(3) => {
+                self.tasks.remove(&call.thread);
+                self.task(call)?.duplicate(fd)
+            }
+            other => other,
+        };
+        let socket = socket.map_err(number)?;
+        let is = socket_of(&socket).map_err(number)?;
+        Ok((socket, is))
+    }
+
+    fn task(&mut self, call: &Notification) -> Result<Arc<Task>, Errno> {
+        if let Some(task) = self.tasks.get(&call.thread) {
+            return Ok(task.clone());
+        }
+        if self.tasks.len() >= TASKS {
+            self.tasks.clear();
+        }
+        let task = Arc::new(Task::open(call.thread).map_err(number)?);
+        self.tasks.insert(call.thread, task.clone());
+        Ok(task)
+    }
+
+    /// Answers a call when its flow is decided; `data` is then sent by it.
+    fn later(&self, call: &Notification, data: Option<Vec<u8>>) -> Answer {
+        let (listener, call) = (self.listener.clone(), *call);
+        Box::new(move |decided| {
+            let reply = match (decided, data) {
+                (Err(errno), _) => Reply::Failed(errno.0),
+                (Ok(_), None) => Reply::Returned(0),
+                (Ok(socket), Some(data)) => {
+                    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                    match rustix::net::send(&socket, &data, flags) {
+                        Ok(sent) => Reply::Returned(sent as i64),
+                        Err(errno) => Reply::Failed(errno.raw_os_error()),
+                    }
+                }
+            };
+            say(&listener, &call, reply);
+        })
+    }
+
+    fn refuse(&self, call: wire::Call, sockaddr: &[u8], errno: Errno) -> Errno {
+        let to = match parse_sockaddr(sockaddr) {
+            Sockaddr::Ip(to) => Some(to),
+            _ => None,
+        };
+        self.common.refused(call, to, errno);
+        errno
+    }
+}
+
+/// Where something stands in a program's memory, and its length.
+type Span = (u64, u64);
+
+fn told(now: Option<Errno>) -> Option<Reply> {
+    now.map(|errno| match errno {
+        Errno::NONE => Reply::Returned(0),
+        errno => Reply::Failed(errno.0),
+    })
+}
+
+fn number(error: io::Error) -> Errno {
+    Errno(error.raw_os_error().unwrap_or(Errno::PERM.0))
+}
+
+fn say(listener: &Listener, call: &Notification, reply: Reply) {
+    if let Err(error) = listener.reply(call, reply) {
+        debug!("answer a call: {error}");
+    }
+}

@@ -1,0 +1,229 @@
+//! Connects that interposers without privilege hold: by a duplicate of the program's socket.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result};
+use rustix::net::sockopt;
+use tracing::{debug, warn};
+use viaduct_proto::flow::Failure;
+use viaduct_proto::wrap::wire;
+use viaduct_proto::wrap::{Errno, Rules, Socket};
+use viaduct_sys::meeting::Meeting;
+use viaduct_sys::pending::{Begun, Closed, Pending};
+
+use super::Plan;
+use super::report::{Fate, Report, Reported};
+use crate::proxy::calls::{Call, Held};
+use crate::proxy::orders::{Order, ToWorker};
+
+/// Sockets whose names are remembered; of more, the oldest are forgotten.
+const SOCKETS: usize = 65_536;
+
+/// What all connects need.
+#[derive(Debug)]
+pub struct Common {
+    /// Which are ours.
+    pub rules: Rules,
+    /// Where they wait.
+    pub meeting: Meeting,
+    closed: Closed,
+    names: Mutex<Names>,
+    worker: ToWorker,
+    report: Option<Report>,
+}
+
+/// How a program that waits for its connect is answered: what it is told, and its socket if it is
+/// connected.
+pub type Answer = Box<dyn FnOnce(Result<OwnedFd, Errno>) + Send>;
+
+/// A connect.
+struct Waiting {
+    pending: Option<Pending>,
+    to: SocketAddr,
+    cookie: u64,
+    /// `None` if the program does not wait, but looks at its socket.
+    answer: Option<Answer>,
+    common: Arc<Common>,
+}
+
+impl Common {
+    /// For programs whose flows `worker` carries as is planned.
+    pub fn new(plan: &Plan, worker: ToWorker) -> Result<Arc<Common>> {
+        let meeting = Meeting::open().context("open the meeting")?;
+        let closed = Closed::open().context("reserve a port that is closed")?;
+        let (rules, report) = (plan.rules, plan.report.clone());
+        Ok(Arc::new(Common { rules, meeting, closed, names: Mutex::default(), worker, report }))
+    }
+
+    /// Begins the flow of `socket`, a duplicate of a program's, to `to`. What the program is told at
+    /// once; `None` if it is told by `answer`, later.
+    pub fn begin(
+        self: &Arc<Common>,
+        socket: OwnedFd,
+        to: SocketAddr,
+        answer: Option<Answer>,
+    ) -> Option<Errno> {
+        let waits = answer.is_some();
+        match self.try_begin(socket, to, answer) {
+            Ok(true) => (!waits).then_some(Errno::INPROGRESS),
+            Ok(false) => Some(Errno::NONE),
+            Err(error) => Some(Errno(error.raw_os_error().unwrap_or(Errno::HOSTUNREACH.0))),
+        }
+    }
+
+    /// Whether it has begun; if not, it is connected already.
+    fn try_begin(
+        self: &Arc<Common>,
+        socket: OwnedFd,
+        to: SocketAddr,
+        answer: Option<Answer>,
+    ) -> io::Result<bool> {
+        let at = self.meeting.at(to.is_ipv4()).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let Begun::Waits(pending) = Pending::begin(socket, at)? else { return Ok(false) };
+        let cookie = sockopt::socket_cookie(&pending)?;
+        let source = pending.program()?;
+        self.names().set(cookie, to, None);
+        let pending = Some(pending);
+        let mut held: Box<dyn Held> =
+            Box::new(Waiting { pending, to, cookie, answer, common: self.clone() });
+        if let Some(report) = &self.report {
+            held = Box::new(Reported { held, to, report: report.clone() });
+        }
+        self.worker.tell(Order::Call(Box::new(Call { to: to.into(), source, held })));
+        Ok(true)
+    }
+
+    /// What the program of a socket is to be told of its far end and its own, where that is not what
+    /// the kernel says.
+    pub fn names_of(&self, cookie: u64) -> [Option<SocketAddr>; 2] {
+        self.names().known.get(&cookie).map_or([None; 2], |&(peer, own)| [Some(peer), own])
+    }
+
+    /// A call was refused: it is said.
+    pub fn refused(&self, call: wire::Call, to: Option<SocketAddr>, errno: Errno) {
+        if let (Some(report), Some(to)) = (&self.report, to) {
+            report.count(Fate::Refused, "call", to);
+        }
+        let call = format!("{call:?}").to_lowercase();
+        let why = io::Error::from_raw_os_error(errno.0);
+        match to {
+            Some(to) => warn!("refused: {call} to {to}: {why}"),
+            None => warn!("refused: {call}: {why}"),
+        }
+    }
+
+    fn names(&self) -> std::sync::MutexGuard<'_, Names> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a socket is, asked of the kernel.
+pub fn socket_of(socket: impl AsFd) -> io::Result<Socket> {
+    let socket = socket.as_fd();
+    Ok(Socket {
+        domain: sockopt::socket_domain(socket)?.as_raw().into(),
+        kind: sockopt::socket_type(socket)?.as_raw().cast_signed(),
+        protocol: sockopt::socket_protocol(socket)?.map_or(0, |of| of.as_raw().get().cast_signed()),
+    })
+}
+
+impl Held for Waiting {
+    fn named(&mut self, own: SocketAddr) {
+        self.common.names().set(self.cookie, self.to, Some(own));
+    }
+
+    fn meet(&mut self) -> io::Result<TcpStream> {
+        let pending = self.pending.take().ok_or(io::ErrorKind::NotConnected)?;
+        let met = pending
+            .program()
+            .and_then(|program| self.common.meeting.meet(program))
+            .and_then(|stream| Ok((stream, pending.finish()?)));
+        let answer = self.answer.take();
+        match met {
+            Ok((stream, socket)) => {
+                if let Some(answer) = answer {
+                    answer(Ok(socket));
+                }
+                Ok(stream)
+            }
+            Err(error) => {
+                if let Some(answer) = answer {
+                    answer(Err(Errno(error.raw_os_error().unwrap_or(Errno::CONNRESET.0))));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn refuse(&mut self, why: Failure) {
+        let Some(pending) = self.pending.take() else { return };
+        self.common.names().forget(self.cookie);
+        let told = match self.answer.take() {
+            // Its SYNs vanish: it gives up when it would have.
+            None if why == Failure::TimedOut => Ok(()),
+            None => pending.refuse(&self.common.closed),
+            Some(answer) => {
+                let forgotten = pending.forget();
+                answer(Err(errno(why)));
+                forgotten
+            }
+        };
+        if let Err(error) = told {
+            debug!("tell a program: {error}");
+        }
+    }
+}
+
+impl Drop for Waiting {
+    /// Nobody carries it any more.
+    fn drop(&mut self) {
+        self.refuse(Failure::Reset);
+    }
+}
+
+impl std::fmt::Debug for Waiting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Waiting").field("pending", &self.pending).field("to", &self.to).finish()
+    }
+}
+
+/// What the far end would have made the program hear.
+fn errno(why: Failure) -> Errno {
+    match why {
+        Failure::Refused => Errno::CONNREFUSED,
+        Failure::Unreachable => Errno::HOSTUNREACH,
+        Failure::TimedOut => Errno::TIMEDOUT,
+        Failure::Reset => Errno::CONNRESET,
+        Failure::Denied => Errno::PERM,
+    }
+}
+
+/// The far end and the own address of each socket, by cookie.
+#[derive(Debug, Default)]
+struct Names {
+    known: HashMap<u64, (SocketAddr, Option<SocketAddr>)>,
+    /// In the order in which they came.
+    order: VecDeque<u64>,
+}
+
+impl Names {
+    fn set(&mut self, cookie: u64, peer: SocketAddr, own: Option<SocketAddr>) {
+        if self.known.insert(cookie, (peer, own)).is_some() {
+            return;
+        }
+        self.order.push_back(cookie);
+        while self.order.len() > SOCKETS {
+            let oldest = self.order.pop_front();
+            oldest.map(|oldest| self.known.remove(&oldest));
+        }
+    }
+
+    /// Its place in the order stays: it is soon over.
+    fn forget(&mut self, cookie: u64) {
+        self.known.remove(&cookie);
+    }
+}

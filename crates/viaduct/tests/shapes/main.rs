@@ -1,0 +1,194 @@
+//! The ways in which programs reach out: each is captured or refused, by every interposer; none leaks.
+//!
+//! The far end says whose connection it is that has come, by the descriptors of all processes: the
+//! program's own, or Viaduct's.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::thread;
+
+/// All but the static ones, which are programs of their own.
+const SHAPES: [&str; 15] = [
+    "blocking",
+    "epoll-after",
+    "epoll-before",
+    "syscall",
+    "asm",
+    "io_uring",
+    "posix_spawn",
+    "vfork",
+    "fork",
+    "bare",
+    "passed",
+    "names",
+    "fast-open",
+    "udp",
+    "udp-many",
+];
+const EPERM: i32 = 1;
+const ENOSYS: i32 = 38;
+const CAPTURED: &str = "viaduct";
+const DIRECT: &str = "direct";
+
+/// What came of each shape, with these options of `viaduct run`; of the plain programs without any.
+fn outcomes(options: &[&str]) -> Vec<(String, String)> {
+    let port = far_end();
+    let programs = Programs::get();
+    let run = |program: &Path, shape: &str| {
+        let mut command = Command::new("timeout");
+        command.arg("10");
+        if !options.is_empty() {
+            command.arg(env!("CARGO_BIN_EXE_viaduct")).args(["run", "+count"]);
+            command.args(options).arg("--");
+        }
+        let output = command.arg(program).args([shape, &port.to_string()]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        match said.is_empty() {
+            true => format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr)),
+            false => said,
+        }
+    };
+    let mut outcomes: Vec<_> =
+        SHAPES.iter().map(|shape| ((*shape).to_owned(), run(&programs.dynamic, shape))).collect();
+    outcomes.push(("static".to_owned(), run(&programs.static_c, "blocking")));
+    match &programs.go {
+        Some(go) => outcomes.push(("go".to_owned(), run(go, "blocking"))),
+        None => eprintln!("no Go compiler: without the static Go program"),
+    }
+    outcomes
+}
+
+/// Sees that all are captured but these, which are refused with these numbers.
+fn none_leaks(options: &[&str], refused: &[(&str, i32)]) {
+    let outcomes = outcomes(options);
+    for (shape, outcome) in &outcomes {
+        let number = refused.iter().find(|(of, _)| of == shape).map(|(_, number)| number);
+        let expected = number.map_or(CAPTURED.to_owned(), |number| format!("refused {number}"));
+        assert_eq!(*outcome, expected, "{shape} with {options:?}: {outcomes:#?}");
+    }
+}
+
+#[test]
+fn the_plain_programs_reach_the_far_end_themselves() {
+    for (shape, outcome) in outcomes(&[]) {
+        assert_eq!(outcome, DIRECT, "{shape}");
+    }
+}
+
+#[test]
+fn seccomp_captures_or_refuses_them_all() {
+    let refused = [("io_uring", ENOSYS), ("udp", EPERM), ("udp-many", EPERM)];
+    none_leaks(&["--via", "seccomp", "--strict"], &refused);
+}
+
+#[test]
+fn preload_captures_or_refuses_them_all() {
+    let refused = [("io_uring", ENOSYS), ("udp", EPERM), ("udp-many", EPERM)];
+    none_leaks(&["--via", "preload", "--strict"], &refused);
+}
+
+#[test]
+fn datagrams_pass_where_they_may() {
+    for via in ["seccomp", "preload"] {
+        let outcomes = outcomes(&["--via", via]);
+        let udp = outcomes.iter().filter(|(shape, _)| shape.starts_with("udp"));
+        assert!(udp.clone().count() == 2 && udp.clone().all(|(_, said)| said == DIRECT), "{via}");
+    }
+}
+
+/// The programs, compiled.
+struct Programs {
+    dynamic: PathBuf,
+    static_c: PathBuf,
+    go: Option<PathBuf>,
+}
+
+impl Programs {
+    /// Once, and for all tests.
+    fn get() -> &'static Programs {
+        static PROGRAMS: OnceLock<Programs> = OnceLock::new();
+        PROGRAMS.get_or_init(Programs::build)
+    }
+
+    fn build() -> Programs {
+        let beside =
+            Path::new(env!("CARGO_BIN_EXE_viaduct")).with_file_name("libviaduct_preload.so");
+        assert!(beside.exists(), "first: cargo build -p viaduct-preload, in this profile");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/shapes");
+        let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("shapes");
+        fs::create_dir_all(&out).unwrap();
+        let [dynamic, static_c, go] = ["shapes", "static", "go"].map(|name| out.join(name));
+        let compile = |compiler: &str, arguments: &[&OsStr]| {
+            let mut command = Command::new(compiler);
+            command.args(arguments).env("CGO_ENABLED", "0").env("GOFLAGS", "-trimpath");
+            command.status().is_ok_and(|status| status.success())
+        };
+        let c = source.join("shapes.c");
+        let [o, c] = [OsStr::new("-o"), c.as_os_str()];
+        assert!(compile("cc", &[o, dynamic.as_os_str(), c]));
+        assert!(compile("cc", &[OsStr::new("-static"), o, static_c.as_os_str(), c]));
+        let source = source.join("shapes.go");
+        let build = [OsStr::new("build"), o, go.as_os_str(), source.as_os_str()];
+        let go = compile("go", &build).then_some(go);
+        Programs { dynamic, static_c, go }
+    }
+}
+
+/// Answers who has come, at the same port by TCP and by UDP.
+fn far_end() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let datagrams = UdpSocket::bind(("127.0.0.1", port)).unwrap();
+    thread::spawn(move || {
+        while let Ok((_, from)) = datagrams.recv_from(&mut [0; 64]) {
+            datagrams.send_to(DIRECT.as_bytes(), from).unwrap();
+        }
+    });
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            thread::spawn(|| answer(stream.unwrap()));
+        }
+    });
+    port
+}
+
+fn answer(mut stream: TcpStream) {
+    let mut asked = [0; 64];
+    let length = stream.read(&mut asked).unwrap_or(0);
+    let peer = stream.peer_addr().unwrap().port();
+    let who = if is_viaducts(peer) { CAPTURED } else { DIRECT };
+    let line = match &asked[..length] {
+        b"port\n" => format!("{who} {peer}\n"),
+        _ => format!("{who}\n"),
+    };
+    // Who has asked may have gone.
+    let _ = stream.write_all(line.as_bytes());
+}
+
+/// Whether the socket at this port is held by Viaduct, and by nobody else.
+fn is_viaducts(port: u16) -> bool {
+    let table = fs::read_to_string("/proc/net/tcp").unwrap();
+    let local = format!("0100007F:{port:04X}");
+    let inode = table.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        (fields.get(1) == Some(&local.as_str())).then(|| fields[9].to_owned())
+    });
+    let socket = format!("socket:[{}]", inode.expect("a connection stands in the table"));
+    let holds = |process: &Path| {
+        let Ok(open) = fs::read_dir(process.join("fd")) else { return false };
+        open.flatten().any(|fd| {
+            fs::read_link(fd.path()).is_ok_and(|to| to.as_os_str() == OsStr::new(&socket))
+        })
+    };
+    let processes = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+    let holders = processes
+        .filter(|path| holds(path))
+        .filter_map(|path| fs::read_link(path.join("exe")).ok());
+    let holders: Vec<PathBuf> = holders.collect();
+    !holders.is_empty() && holders.iter().all(|exe| exe.file_name() == Some(OsStr::new("viaduct")))
+}

@@ -1,0 +1,45 @@
+//! What wrapped programs give us: addresses, records, and rules of their users.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use viaduct_proto::wrap::wire::{Answer, Request, WELCOME};
+use viaduct_proto::wrap::{Fate, MSG_FASTOPEN, Rules, Sockaddr, Socket, Verdict, parse_sockaddr};
+
+fuzz_target!(|input: &[u8]| {
+    if let Some(request) = Request::parse(input) {
+        assert_eq!(Request::parse(&request.emit()), Some(request));
+    }
+    if let Some(answer) = Answer::parse(input) {
+        let [mut once, mut again] = [[0; WELCOME]; 2];
+        let length = answer.emit(&mut once);
+        let same = Answer::parse(&once[..length]).expect("it was written");
+        assert_eq!((same.emit(&mut again), once), (length, again));
+    }
+    let mut rules = Rules::EVERYTHING;
+    if let Ok(text) = std::str::from_utf8(input) {
+        // Rules up to the first that is wrong stand.
+        let _ = rules.read(text);
+        let _ = rules.add(Fate::Refuse, text);
+    }
+    assert!(rules.lines().is_sorted_by_key(|line| line.fate));
+    for (domain, kind) in [(2, 1), (10, 1), (2, 2), (17, 3), (1, 1)] {
+        let socket = Socket { domain, kind, protocol: 0 };
+        has_meaning(&mut rules, socket, input);
+    }
+});
+
+/// An address means the same when it is written again; and nothing goes around where nothing may.
+fn has_meaning(rules: &mut Rules, socket: Socket, sockaddr: &[u8]) {
+    if let Sockaddr::Ip(to) = parse_sockaddr(sockaddr)
+        && socket.is_of_ip()
+        && (socket.is_v6() || to.is_ipv4())
+    {
+        let (bytes, length) = socket.sockaddr(to);
+        assert_eq!(parse_sockaddr(&bytes[..length]), Sockaddr::Ip(to));
+    }
+    rules.strict = true;
+    if let Verdict::Divert(to) = rules.send(socket, MSG_FASTOPEN, sockaddr) {
+        assert_eq!(Sockaddr::Ip(to), parse_sockaddr(sockaddr));
+        assert_eq!(rules.connect(socket, sockaddr), Verdict::Divert(to));
+    }
+}
