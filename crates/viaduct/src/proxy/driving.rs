@@ -131,8 +131,9 @@ impl Worker {
         if let Some(resolver) = &self.resolver {
             resolver.forget((key, flow.id));
         }
-        if reset {
-            flow.reset();
+        match reset {
+            true => flow.reset(),
+            false => flow.end_well(),
         }
     }
 

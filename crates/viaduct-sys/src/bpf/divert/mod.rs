@@ -220,7 +220,10 @@ fn read(event: &[u8; EVENT]) -> Option<Heard> {
         _ if kind == Kind::RefusedStream as u32 => Heard::Refused(stream),
         _ if kind == Kind::LeftDatagram as u32 => Heard::Left(datagram),
         _ if kind == Kind::RefusedDatagram as u32 => Heard::Refused(datagram),
-        _ if kind == Kind::Offloaded as u32 => Heard::Offloaded(to, double(32), double(40)),
+        // The kernel counts a SYN, and an end, for a byte each.
+        _ if kind == Kind::Offloaded as u32 => {
+            Heard::Offloaded(to, double(32).saturating_sub(2), double(40).saturating_sub(1))
+        }
         _ => return None,
     })
 }
