@@ -137,10 +137,9 @@ fn a_buffer_is_never_exceeded() {
     while net.end(0).chain.may_write() {
         net.write(0, 1_000);
         written += 1_000;
-        assert!(written < 200_000);
+        assert!(written < 64 << 10);
     }
-    let kept = net.end(0).chain.control(crate::time::Instant::ZERO, "migrate", b"").unwrap();
-    assert!(String::from_utf8(kept).unwrap().contains("kept"));
+    assert!(written > 16 << 10, "{written}");
     net.is_up = true;
     net.wait(seconds(10));
     net.assert_whole();
