@@ -139,3 +139,31 @@ fn a_source_is_stopped_at_the_limit_and_goes_on_at_half_of_it() {
     world.settle();
     assert!(world.may_receive);
 }
+
+#[test]
+fn an_accepted_flow_is_the_applications_when_its_handlers_say_so() {
+    let mut world = World::new(&["count", "latency:delay=5ms"], LIMIT);
+    world.chain.accepted(world.now);
+    assert_eq!(world.chain.poll_action(), Some(Action::Accepted));
+    let mut world = World::new(&["count", "crypt:key=1.key"], LIMIT);
+    while world.chain.poll_action().is_some() {}
+    world.chain.accepted(world.now);
+    assert_eq!(world.chain.poll_action(), None);
+}
+
+#[test]
+fn what_is_said_of_a_connection_that_is_gone_is_ignored() {
+    let mut world = World::new(&["count", "crypt:key=1.key"], LIMIT);
+    let (now, bottom) = (world.now, world.chain.bottom().unwrap());
+    world.chain.accepted(now);
+    world.chain.avail(now, bottom, "this is no handshake".into());
+    let actions: Vec<_> = std::iter::from_fn(|| world.chain.poll_action()).collect();
+    assert!(actions.ends_with(&[Action::Close(bottom), Action::Failed(Failure::Denied)]));
+    world.chain.connected(now, bottom, Ok(()));
+    assert!(!world.chain.avail(now, bottom, "more".into()));
+    world.chain.sent(now, bottom, 7);
+    world.chain.finished(now, bottom);
+    world.chain.failed(now, bottom, Failure::TimedOut);
+    assert!(world.chain.outgoing(bottom).is_empty());
+    assert_eq!(world.chain.poll_action(), None);
+}

@@ -174,7 +174,7 @@ impl Bundle {
     /// The other end does not know the session any more.
     pub(super) fn forgotten(&mut self, cx: &mut Context<'_>, from: Output) -> Result<(), String> {
         self.drop_path(cx, from);
-        if self.closed && self.back.has_ended() {
+        if self.has_ended() {
             self.leave(cx, true);
         } else if !self.paths.iter().any(Path::is_well) {
             self.fail(cx, Failure::Reset, &"the other end has forgotten the flow");

@@ -28,6 +28,9 @@ impl Bundle {
             }
         }
         let ends = self.session.lost.map(|lost| lost + self.plan.within);
+        if ends.is_some_and(|ends| ends <= now) && self.has_ended() {
+            return self.leave(cx, true);
+        }
         if ends.is_some_and(|ends| ends <= now) {
             return self.fail(cx, Failure::Reset, &"no connection came about in time");
         }

@@ -155,6 +155,12 @@ impl Bundle {
         }
     }
 
+    /// Whether nothing is missing but the other end's word that it has all: which it has if it is
+    /// gone.
+    fn has_ended(&self) -> bool {
+        self.out.has_ended() && self.back.has_ended()
+    }
+
     fn end(&mut self, cx: &mut Context<'_>, end: End) {
         self.out.end();
         self.closed |= end == End::Close;

@@ -101,10 +101,12 @@ impl Bundle {
     /// Stops the application, or lets it go on.
     pub(super) fn steer(&mut self, cx: &mut Context<'_>) {
         let (kept, unsent) = self.out.costs();
-        let most = self.session.window.min(self.plan.buffer);
+        // As much below a small buffer's brim as suits it.
+        let below = |brim: usize| brim - MOST_UNSENT.min(brim / 2);
+        let full = below(self.session.window.min(self.plan.buffer));
         let stop = match self.stopped {
-            false => unsent >= MOST_UNSENT || kept + MOST_UNSENT >= most,
-            true => unsent > MOST_UNSENT / 2 || kept + 2 * MOST_UNSENT > most,
+            false => unsent >= MOST_UNSENT || kept >= full,
+            true => unsent > MOST_UNSENT / 2 || kept > below(full),
         };
         if stop != std::mem::replace(&mut self.stopped, stop) {
             cx.upstream().may_write(!stop);

@@ -22,7 +22,7 @@ pub(in crate::handlers) struct Plan {
 }
 
 /// At least so much makes sense, and no more is given.
-const LEAST_BUFFER: usize = 64 << 10;
+pub(super) const LEAST_BUFFER: usize = 64 << 10;
 const MOST_BUFFER: usize = 256 << 20;
 const DEFAULT_BUFFER: usize = 8 << 20;
 

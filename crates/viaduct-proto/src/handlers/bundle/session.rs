@@ -1,6 +1,6 @@
 //! What a bundle's end knows of its session.
 
-use super::plan::Plan;
+use super::plan::{LEAST_BUFFER, Plan};
 use super::secret::Secret;
 use super::wire::{Nonce, Public};
 use crate::flow::{Address, Context};
@@ -62,7 +62,7 @@ impl Session {
 
     /// The other end is no more than `window` bytes behind.
     pub(super) fn has(&mut self, secret: Secret, window: u32) {
-        self.window = window as usize;
+        self.window = (window as usize).max(LEAST_BUFFER);
         self.secret = Some(secret);
     }
 

@@ -84,6 +84,23 @@ fn what_was_ended_or_closed_before_a_cut_arrives_after_it() {
 }
 
 #[test]
+fn a_last_word_that_is_lost_is_no_reset() {
+    for writer in [0, 1] {
+        let mut net = Net::joined(&["migrate:within=20s"]);
+        exchange(&mut net);
+        net.shutdown(1 - writer);
+        net.wait(WHILE);
+        net.shutdown(writer);
+        // The end arrives, and what acknowledges it does not.
+        net.wait(Duration::from_millis(6));
+        net.cut_all(true);
+        net.wait(seconds(60));
+        assert_eq!((net.end(0).finished, net.end(1).finished, live(&net)), (1, 1, 0));
+        assert!(net.end(0).failed.is_empty() && net.end(1).failed.is_empty(), "{:?}", net.said);
+    }
+}
+
+#[test]
 fn who_writes_to_a_closed_flow_is_told() {
     let mut net = Net::joined(&["migrate"]);
     exchange(&mut net);
@@ -120,10 +137,9 @@ fn a_buffer_is_never_exceeded() {
     while net.end(0).chain.may_write() {
         net.write(0, 1_000);
         written += 1_000;
-        assert!(written < 200_000);
+        assert!(written < 64 << 10);
     }
-    let kept = net.end(0).chain.control(crate::time::Instant::ZERO, "migrate", b"").unwrap();
-    assert!(String::from_utf8(kept).unwrap().contains("kept"));
+    assert!(written > 16 << 10, "{written}");
     net.is_up = true;
     net.wait(seconds(10));
     net.assert_whole();

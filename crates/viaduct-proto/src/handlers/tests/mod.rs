@@ -71,6 +71,39 @@ fn count_counts_and_answers_through_other_handlers() {
 }
 
 #[test]
+fn every_handler_and_all_its_settings_are_explained() {
+    let docs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/handlers");
+    let table = std::fs::read_to_string(docs.join("README.md")).unwrap();
+    for about in registry(&shell()).about() {
+        let page = std::fs::read_to_string(docs.join(format!("{}.md", about.name))).unwrap();
+        let yes = |is: bool| if is { "yes" } else { "no" };
+        let row = format!("| {} | {} |", yes(about.both_ends), yes(about.guards));
+        let link = format!("| [`{0}`]({0}.md) |", about.name);
+        assert!(table.lines().any(|line| line.starts_with(&link) && line.ends_with(&row)));
+        for setting in &about.settings {
+            assert!(page.contains(&format!("| `{}` |", setting.key)), "{} {setting:?}", about.name);
+        }
+    }
+}
+
+#[test]
+fn a_chain_knows_whether_it_guards_and_what_the_kernel_can_do_for_it() {
+    use crate::flow::{HandlerSpec, Offload, offload};
+    let registry = registry(&shell());
+    for (text, guards, rate) in [
+        ("count", false, Some(None)),
+        ("count shape:out=2M shape:out=1M", false, Some(Some(1_000_000))),
+        ("count shape:rate=2M", false, None),
+        ("count crypt:key=1.key", true, None),
+    ] {
+        let specs: Vec<HandlerSpec> = text.split(' ').map(|spec| spec.parse().unwrap()).collect();
+        assert_eq!(registry.guards(&specs), guards, "{text}");
+        let factories = registry.chain(&specs).unwrap();
+        assert_eq!(offload(&factories), rate.map(|rate| Offload { rate }), "{text}");
+    }
+}
+
+#[test]
 fn settings_are_checked() {
     let chain = |text: &str| {
         let specs = text.split(' ').map(str::parse).collect::<Result<Vec<_>, _>>();
@@ -81,6 +114,15 @@ fn settings_are_checked() {
         ("shape", Some("a rate is missing")),
         ("shape:rate=fast", Some("shape: rate=fast: bits a second, such as 2M, is expected")),
         ("latency:delay=2h", Some("latency: delay=2h: a time up to 60s")),
+        ("crypt", Some("key is missing")),
+        ("crypt:key=no.key", Some("crypt: key=no.key: there is no such file")),
+        ("crypt:key=word", Some("key=word: a key is 64 hexadecimal digits")),
+        ("crypt:key=1.key,peer=ab", Some("peer=ab: a key is 64")),
+        ("compress:level=20", Some("a number from 1 to 19 is expected")),
+        ("migrate:within=1", Some("a time such as 30s")),
+        ("stripe:from=10.0.0.1+x", Some("local addresses such as")),
+        ("socks", Some("via is missing")),
+        ("socks:via=[::1]:1080,user=u", Some("given together or not at all")),
         ("count:x=1", Some("count: it has no setting \"x\"")),
         ("shapes", Some("no handler is named \"shapes\"; there are c")),
         ("shape:rate", Some("\"shape:rate\" is no handler; write it like")),

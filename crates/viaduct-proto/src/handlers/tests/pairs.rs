@@ -31,7 +31,7 @@ fn chain() -> impl Strategy<Value = Vec<&'static str>> {
         "latency:delay=3ms",
         "crypt:key=1.key",
         "compress",
-        "migrate",
+        "migrate:buffer=64k",
         "stripe:paths=2",
     ];
     prop::collection::vec(prop::sample::select(HANDLERS), 0..5)
