@@ -34,6 +34,7 @@ const OPTIONS: TcpOptions = TcpOptions {
     receive_buffer: None,
     save_syn: false,
     shared: true,
+    inside: true,
 };
 
 impl Meeting {

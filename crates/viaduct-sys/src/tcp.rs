@@ -34,7 +34,13 @@ pub struct TcpOptions {
     /// Other sockets of this user may have the same address: the listeners of this process's loops
     /// ([`share_out`]), or what meets programs ([`crate::meeting`]).
     pub shared: bool,
+    /// It is between a wrapped program and us, and no flow of ours: who wraps us lets it be. That takes
+    /// CAP_NET_ADMIN; without it nobody can wrap us by a cgroup either.
+    pub inside: bool,
 }
+
+/// The mark of sockets that are [inside](TcpOptions::inside).
+pub(crate) const INSIDE: libc::c_int = 0x7665_0003;
 
 /// What the SYN says beside its addresses.
 #[derive(Clone, Copy, Debug)]
@@ -315,6 +321,10 @@ fn apply(socket: BorrowedFd<'_>, v4: bool, options: TcpOptions) -> io::Result<()
     sockopt::set_tcp_nodelay(socket, true)?;
     if options.transparent {
         set_transparent(socket, v4)?;
+    }
+    if options.inside {
+        // Without the right there is nobody to tell.
+        let _ = os::setsockopt(socket, libc::SOL_SOCKET, libc::SO_MARK, &INSIDE);
     }
     if options.save_syn {
         os::setsockopt(socket, libc::SOL_TCP, TCP_SAVE_SYN, &1)?;

@@ -38,7 +38,12 @@ impl Group {
     /// # Errors
     /// A right is missing, or there is no cgroup version 2.
     pub fn new() -> Result<Group, BpfError> {
-        let parent = Cgroup::own()?;
+        // Beside the group that wraps us, if one does, and not in it: its programs would see what ours
+        // have changed. What passes us passes them.
+        let own = Cgroup::own_path();
+        let outside = |part: &&str| !part.starts_with(PREFIX);
+        let path: Vec<&str> = own.split('/').take_while(outside).collect();
+        let parent = Cgroup::below_root(&path.join("/"))?;
         parent.sweep();
         let name = format!("{PREFIX}{}", std::process::id());
         let failed = |errno: rustix::io::Errno| no_cgroup(&name, errno.into());
@@ -90,9 +95,17 @@ impl Cgroup {
 
     /// This process's own, and those below it.
     pub(super) fn own() -> Result<Cgroup, BpfError> {
-        let root = Cgroup::root()?;
+        Cgroup::below_root(&Cgroup::own_path())
+    }
+
+    /// Where this process is, below the root.
+    fn own_path() -> String {
         let text = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let path = text.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+        text.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default().to_owned()
+    }
+
+    fn below_root(path: &str) -> Result<Cgroup, BpfError> {
+        let root = Cgroup::root()?;
         // One that lies outside of what is shown has the root stand for it.
         if path.is_empty() || path.starts_with("..") {
             return Ok(root);

@@ -13,6 +13,7 @@ use viaduct_proto::flow::{Address, BottomId, Failure};
 use viaduct_proto::time::Instant;
 
 use super::arrivals::dial;
+use super::flow::End;
 use super::leg::Leg;
 use super::target::failure;
 use super::through::Want;
@@ -80,6 +81,7 @@ impl Worker {
                 }
             }
         }
-        self.again.push(owner);
+        // Before any other chain's: what was claimed and what is given must agree.
+        self.drive(owner, End::Client, false, false, now);
     }
 }

@@ -220,7 +220,8 @@ impl Program for Listening {
             SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
         };
         let note = |port| inside.note(port, client, own);
-        tcp::connect_from(own, loopback, TcpOptions::default(), note)
+        let options = TcpOptions { inside: true, ..TcpOptions::default() };
+        tcp::connect_from(own, loopback, options, note)
     }
 }
 

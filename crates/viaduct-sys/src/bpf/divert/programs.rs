@@ -10,9 +10,13 @@ use crate::bpf::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R5, R6, 
 use crate::bpf::events::Events;
 use crate::bpf::kernel::Map;
 use crate::bpf::option::{forget, set_flags};
+use crate::tcp::INSIDE;
 
 // More fields of `struct bpf_sock_addr`.
 const PROTOCOL: i16 = 36;
+const SOCKET: i16 = 64;
+/// A field of `struct bpf_sock`.
+const MARK: i16 = 16;
 // Fields of `struct bpf_sock_ops`.
 const OP: i16 = 0;
 const NEW_STATE: i16 = 8;
@@ -65,6 +69,9 @@ pub(super) fn connect(
     note(&mut asm, NOTE, ENDS, v4);
     asm.load(Width::Word, R2, R6, PROTOCOL);
     asm.if_different(R2, TCP, datagrams);
+    asm.load(Width::Double, R2, R6, SOCKET);
+    asm.load(Width::Word, R2, R2, MARK);
+    asm.if_equal(R2, INSIDE.cast_unsigned(), done);
     let fates = Fates { divert, leave, refuse };
     diversion.streams.judge(&mut asm, NOTE, fates);
     if diversion.streams.lead_to(Fate::Divert) {

@@ -213,6 +213,7 @@ impl Settings {
                 save_syn: target.heeds_options(),
                 receive_buffer: args.receive_buffer,
                 shared: false,
+                inside: false,
             },
             tunnels: tunnels.map(|mut of| {
                 (of.waits, of.core.queue) = (waits, of.core.queue.min(args.chain_buffer));
