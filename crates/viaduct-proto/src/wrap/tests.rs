@@ -137,6 +137,7 @@ fn records_are_read_as_they_were_written() {
         Request::Connect { to, wait: true },
         Request::Connect { to: at("192.0.2.1:80"), wait: false },
         Request::Names { cookie: 0x1234_5678_9abc },
+        Request::Error { cookie: u64::MAX },
         Request::Refused { call: Call::Send, to: None, errno: Errno::PERM },
     ] {
         assert_eq!(Request::parse(&request.emit()), Some(request));

@@ -7,6 +7,7 @@
 //!     ├── Hello ───────────────▶  ◀── Welcome     once a program: its rules, and where the meeting is
 //!     ├── Connect, a socket ───▶  ◀── Answer      in progress; or, for a program that waits, at the end
 //!     ├── Names, a cookie ─────▶  ◀── Named       what getpeername and getsockname are to say
+//!     ├── Error, a cookie ─────▶  ◀── Answer      what SO_ERROR is to say
 //!     └── Refused ─────────────▶                  for the report
 //!
 //!   request   magic 4 │ version 2 │ kind 1 │ call 1 │ errno 4 │ wait 4 │ cookie 8 │ address 24
@@ -49,6 +50,11 @@ pub enum Request {
         /// Its cookie.
         cookie: u64,
     },
+    /// Why the connect of a socket has failed.
+    Error {
+        /// Its cookie.
+        cookie: u64,
+    },
     /// A call was refused: nobody waits for an answer.
     Refused {
         /// Which.
@@ -75,7 +81,7 @@ pub enum Call {
 pub enum Answer {
     /// To a Hello.
     Welcome(Welcome),
-    /// To a Connect: what the program is told.
+    /// To a Connect: what the program is told; to an Error: what has not been told yet.
     Done(Errno),
     /// To Names: what `getpeername` and `getsockname` are to say, where that is not what the kernel
     /// says.
@@ -111,7 +117,7 @@ impl Request {
                 out.put(&[0; 8]);
                 out.address(Some(to));
             }
-            Request::Names { cookie } => {
+            Request::Names { cookie } | Request::Error { cookie } => {
                 out.put(&[0; 9]);
                 out.put(&cookie.to_ne_bytes());
             }
@@ -141,6 +147,7 @@ impl Request {
             1 => Request::Hello,
             2 => Request::Connect { to: address?, wait },
             3 => Request::Names { cookie },
+            5 => Request::Error { cookie },
             4 => Request::Refused { call: Call::of(call)?, to: address, errno },
             _ => return None,
         })
@@ -152,6 +159,7 @@ impl Request {
             Request::Connect { .. } => 2,
             Request::Names { .. } => 3,
             Request::Refused { .. } => 4,
+            Request::Error { .. } => 5,
         }
     }
 }

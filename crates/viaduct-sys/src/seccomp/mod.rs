@@ -42,7 +42,7 @@ pub struct Traps {
     pub datagrams: bool,
     /// Opening sockets of families that may leave this host in ways of their own.
     pub families: bool,
-    /// `getpeername` and `getsockname`.
+    /// `getpeername` and `getsockname`, and `getsockopt` of a socket's error.
     pub names: bool,
     /// Calls that carry this behind their arguments are not told of: whoever makes them has asked
     /// already. It guards against oversight, not against programs that want to be unseen.
@@ -59,6 +59,7 @@ pub mod calls {
     pub const SENDMSG: i64 = libc::SYS_sendmsg as i64;
     pub const SENDMMSG: i64 = libc::SYS_sendmmsg as i64;
     pub const GETPEERNAME: i64 = libc::SYS_getpeername as i64;
+    pub const GETSOCKOPT: i64 = libc::SYS_getsockopt as i64;
     pub const GETSOCKNAME: i64 = libc::SYS_getsockname as i64;
 }
 

@@ -146,6 +146,10 @@ fn answer(socket: OwnedFd, common: &Arc<Common>) -> Option<OwnedFd> {
             let [peer, own] = common.names_of(cookie);
             say(&socket, &Answer::Named { peer, own });
         }
+        Request::Error { cookie } => {
+            let errno = common.take_refusal(cookie).unwrap_or(Errno::NONE);
+            say(&socket, &Answer::Done(errno));
+        }
         Request::Refused { call, to, errno } => common.refused(call, to, errno),
         Request::Connect { to, wait } => {
             let program = beside?;

@@ -109,6 +109,7 @@ impl Supervisor {
             calls::SENDMMSG => self.sends(call),
             calls::GETPEERNAME => self.name(call, 0),
             calls::GETSOCKNAME => self.name(call, 1),
+            calls::GETSOCKOPT => self.error(call),
             _ => Ok(Some(Reply::Continue)),
         }
     }
@@ -225,6 +226,26 @@ impl Supervisor {
         let room = u32::from_ne_bytes(room) as usize;
         task.write(at, &bytes[..length.min(room)]).map_err(number)?;
         task.write(size, &(length as u32).to_ne_bytes()).map_err(number)?;
+        Ok(Some(Reply::Returned(0)))
+    }
+
+    /// `getsockopt` of `SO_ERROR`.
+    fn error(&mut self, call: &Notification) -> Outcome {
+        let [fd, _, _, at, size, _] = call.arguments;
+        let (socket, _) = self.duplicate(call, fd)?;
+        let cookie =
+            sockopt::socket_cookie(&socket).map_err(|errno| Errno(errno.raw_os_error()))?;
+        let Some(errno) = self.common.take_refusal(cookie) else {
+            return Ok(Some(Reply::Continue));
+        };
+        let mut room = [0; 4];
+        let task = self.task(call)?;
+        task.read(size, &mut room).map_err(number)?;
+        let length = (u32::from_ne_bytes(room) as usize).min(4);
+        task.write(at, &errno.0.to_ne_bytes()[..length]).map_err(number)?;
+        task.write(size, &(length as u32).to_ne_bytes()).map_err(number)?;
+        // The kernel's own is over with it.
+        let _ = sockopt::socket_error(&socket);
         Ok(Some(Reply::Returned(0)))
     }
 
