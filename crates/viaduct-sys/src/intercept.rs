@@ -11,6 +11,9 @@
 //! did. Their SYNs are remembered for some seconds ([`REMEMBERED`]), because a handshake that the
 //! kernel does without memory (SYN cookies, in a flood) shows no socket until it is done.
 //!
+//! A proxy that lets its flows end has new connections pass by at once ([`Intercept::passed_by`]): SYNs
+//! are handed over no more, and what belongs to those that were is.
+//!
 //! Where nobody listens on the port any more the kernel finds no socket and forwards the packets as
 //! if the rule were not there: new connections pass a dead proxy by.
 
@@ -26,6 +29,8 @@ use crate::tool;
 const FAMILIES: [(&str, &str, bool); 2] = [("ip", "ipv4_addr", true), ("ip6", "ipv6_addr", false)];
 /// A SYN that begins a connection.
 pub(crate) const SYN: &str = "tcp flags & (fin | syn | rst | ack) == syn";
+/// Anything else.
+const NO_SYN: &str = "tcp flags & (fin | syn | rst | ack) != syn";
 /// Marks and routing tables of ours: this, and the port.
 pub(crate) const BASE: u32 = 0x7664_0000;
 
@@ -48,6 +53,9 @@ pub struct Intercept {
     pub ways: Vec<Way>,
     /// Their destination ports; none means all.
     pub ports: Vec<u16>,
+    /// New connections pass by: only those whose SYN was handed over before still are.
+    #[serde(default)]
+    pub passed_by: bool,
 }
 
 /// Connections from some addresses to others.
@@ -88,6 +96,27 @@ impl Intercept {
         Ok(())
     }
 
+    /// The same, where new connections pass by.
+    pub fn passed_by(&self) -> Intercept {
+        Intercept { passed_by: true, ..self.clone() }
+    }
+
+    /// Does so with rules that are in place: what they remember stays.
+    ///
+    /// # Errors
+    /// `nft` refuses: the rules are not in place, say.
+    pub fn pass_by(&self) -> Result<(), NftError> {
+        self.check()?;
+        let chain = format!("inet viaduct_{} prerouting", self.instance);
+        let mut script = format!("flush chain {chain}\n");
+        for rule in self.passed_by().rules() {
+            // Writing to a string cannot fail.
+            let _ = writeln!(script, "add rule {chain} {rule}");
+        }
+        tool::run("nft", &["-f", "-"], &script)?;
+        Ok(())
+    }
+
     /// Takes them away, if they are there.
     ///
     /// # Errors
@@ -109,8 +138,8 @@ impl Intercept {
     /// # Errors
     /// The kernel does not say.
     pub fn is_there(&self) -> Result<bool, NftError> {
-        let (_, ways) = matches(&self.ways, &self.ports);
-        if count_rules(&format!("viaduct_{}", self.instance), "prerouting")? != 1 + 3 * ways.len() {
+        let rules = self.rules().len();
+        if count_rules(&format!("viaduct_{}", self.instance), "prerouting")? != rules {
             return Ok(false);
         }
         let (mark, table) = (self.mark(), self.table());
@@ -136,7 +165,6 @@ impl Intercept {
             // Writing to a string cannot fail.
             let _ = writeln!(script, "{text}");
         };
-        let mark = self.mark();
         line(&format!("table inet viaduct_{} {{", self.instance));
         for (family, kind, _) in FAMILIES {
             line(&format!(
@@ -144,22 +172,34 @@ impl Intercept {
                  flags dynamic,timeout; size {MOST_REMEMBERED}; timeout {REMEMBERED}; }}"
             ));
         }
-        let (sets, rules) = matches(&self.ways, &self.ports);
-        line(&sets);
+        line(&matches(&self.ways, &self.ports).0);
         line("chain prerouting {\ntype filter hook prerouting priority mangle; policy accept;");
-        // Packets of connections that are ours already, with whatever address.
-        line(&format!("meta l4proto tcp socket transparent 1 meta mark set {mark} accept"));
-        for (family, matches) in rules {
-            // All of it: a client may have the same port to another server, from before.
-            let tuple = format!("{family} saddr . tcp sport . {family} daddr . tcp dport");
-            // By itself: where no more can be remembered, a SYN is handed over all the same.
-            line(&format!("{matches}{SYN} add @{family}_begun {{ {tuple} }}"));
-            let over = format!("tproxy {family} to :{} meta mark set {mark} accept", self.to_port);
-            line(&format!("{matches}{SYN} {over}"));
-            line(&format!("{matches}{tuple} @{family}_begun {over}"));
-        }
+        self.rules().iter().for_each(|rule| line(rule));
         line("}\n}");
         script
+    }
+
+    /// The rules, in order.
+    fn rules(&self) -> Vec<String> {
+        let mark = self.mark();
+        // Packets of connections that are ours already, with whatever address.
+        let ours = format!("meta l4proto tcp socket transparent 1 meta mark set {mark} accept");
+        let mut rules = vec![ours];
+        for (family, matches) in matches(&self.ways, &self.ports).1 {
+            // All of it: a client may have the same port to another server, from before.
+            let tuple = format!("{family} saddr . tcp sport . {family} daddr . tcp dport");
+            let over = format!("tproxy {family} to :{} meta mark set {mark} accept", self.to_port);
+            if self.passed_by {
+                // A SYN that comes once more goes where its repetitions will.
+                rules.push(format!("{matches}{NO_SYN} {tuple} @{family}_begun {over}"));
+                continue;
+            }
+            // By itself: where no more can be remembered, a SYN is handed over all the same.
+            rules.push(format!("{matches}{SYN} add @{family}_begun {{ {tuple} }}"));
+            rules.push(format!("{matches}{SYN} {over}"));
+            rules.push(format!("{matches}{tuple} @{family}_begun {over}"));
+        }
+        rules
     }
 }
 

@@ -13,11 +13,14 @@
 //! lives. A journal from before a reboot, or of another network namespace, tells of things that
 //! are gone, and is deleted.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +32,10 @@ use crate::offload::{OffloadError, OffloadState};
 use crate::route::{RouteError, RouteMtu};
 use crate::sysctl::{Sysctl, SysctlError};
 use crate::tool::ToolError;
+
+/// How long a process that was killed may take to be gone: it may be seen as dead while its last threads
+/// and descriptors still go.
+const DYING: Duration = Duration::from_millis(500);
 
 /// Why a change was not made, not written down or not put back.
 #[derive(Debug, thiserror::Error)]
@@ -109,6 +116,10 @@ pub struct Changes {
 struct Journal {
     owner: Owner,
     changes: Vec<Change>,
+    /// What an earlier owner has left whose tables are another process's now. It is not ours to put
+    /// back, as long as that lives.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    disputed: Vec<Change>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -132,18 +143,21 @@ impl Changes {
     pub fn open(path: &Path) -> Result<Changes, JournalError> {
         let failed = |source| JournalError::File { action: "read", path: path.to_owned(), source };
         let owner = Owner::this_process().map_err(failed)?;
-        let (mut changes, mut warnings, mut took_over) = (Vec::new(), Vec::new(), false);
+        let (mut changes, mut disputed) = (Vec::new(), Vec::new());
+        let (mut warnings, mut took_over) = (Vec::new(), false);
         if let Some(left) = read(path)? {
-            if left.owner.is_running() {
+            if eventually(|| (!left.owner.is_running()).then_some(())).is_none() {
                 return Err(JournalError::Busy { path: path.to_owned(), pid: left.owner.pid });
             }
             if left.owner.same_world(&owner) {
-                took_over = !left.changes.is_empty();
-                (changes, warnings) = undo_unclaimed(left.changes);
+                let all = [left.disputed, left.changes].concat();
+                let count = all.len();
+                (disputed, (changes, warnings)) = undo_unclaimed(all);
+                took_over = disputed.len() < count;
             }
         }
         // Not earlier: dropping it deletes the journal, which until here may be another's.
-        let journal = Journal { owner, changes };
+        let journal = Journal { owner, changes, disputed };
         let claims = Vec::new();
         let changes = Changes { path: path.to_owned(), journal, warnings, took_over, claims };
         changes.save()?;
@@ -225,6 +239,22 @@ impl Changes {
         self.make(&Change::Hold(hold))
     }
 
+    /// Has new connections pass by what [`Changes::intercept`] has led somewhere; those that have begun
+    /// are led there still.
+    ///
+    /// # Errors
+    /// As [`Intercept::pass_by`]'s.
+    pub fn pass_by(&mut self) -> Result<(), JournalError> {
+        for change in &mut self.journal.changes {
+            if let Change::Intercept(intercept) = change {
+                intercept.passed_by = true;
+                // Where somebody has taken the rules away they are made anew.
+                intercept.pass_by().or_else(|_| intercept.apply())?;
+            }
+        }
+        self.save()
+    }
+
     /// Sets a kernel setting, named as below `/proc/sys`, with slashes.
     ///
     /// # Errors
@@ -304,6 +334,9 @@ impl Changes {
             self.save()?;
             return Err(JournalError::Restore(errors));
         }
+        if !self.journal.disputed.is_empty() {
+            return self.save();
+        }
         match fs::remove_file(&self.path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
                 Err(JournalError::File { action: "delete", path: self.path.clone(), source })
@@ -376,22 +409,33 @@ impl Change {
     }
 }
 
-/// `None` if another process has the tables of `instance`.
+/// `None` if another process has the tables of `instance`, and does not end in these moments.
 fn claim(instance: &str) -> Option<Claim> {
-    Claim::take(&format!("viaduct_{instance}")).ok().flatten()
+    eventually(|| Claim::take(&format!("viaduct_{instance}")).ok().flatten())
 }
 
-/// As [`undo_all`], but for tables that another process has made its own meanwhile.
-fn undo_unclaimed(changes: Vec<Change>) -> (Vec<Change>, Vec<String>) {
-    let (mut ours, mut claims) = (Vec::new(), Vec::new());
-    for change in changes {
-        let claimed = change.instance().map(claim);
-        if !matches!(claimed, Some(None)) {
-            claims.push(claimed);
-            ours.push(change);
+/// What is to be had at once, or when somebody who was killed is gone.
+fn eventually<T>(look: impl Fn() -> Option<T>) -> Option<T> {
+    let deadline = Instant::now() + DYING;
+    loop {
+        let found = look();
+        if found.is_some() || Instant::now() >= deadline {
+            return found;
         }
+        thread::sleep(DYING / 50);
     }
-    undo_all(ours)
+}
+
+/// As [`undo_all`], but for tables that another process has made its own meanwhile: those changes, and
+/// what became of the others.
+fn undo_unclaimed(changes: Vec<Change>) -> (Vec<Change>, (Vec<Change>, Vec<String>)) {
+    let mut claims = BTreeMap::new();
+    for instance in changes.iter().filter_map(Change::instance) {
+        claims.entry(instance.to_owned()).or_insert_with(|| claim(instance));
+    }
+    let is_ours = |change: &Change| change.instance().is_none_or(|name| claims[name].is_some());
+    let (ours, disputed) = changes.into_iter().partition(is_ours);
+    (disputed, undo_all(ours))
 }
 
 /// Undoes the last first; what could not be undone, in order, and why.
@@ -482,4 +526,34 @@ fn start_time(pid: u32) -> Option<u64> {
     let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_whitespace().collect();
     let dead = matches!(*fields.first()?, "Z" | "X");
     if dead { None } else { fields.get(19)?.parse().ok() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_another_process_has_made_its_own_stays_in_the_journal() {
+        let path = std::env::temp_dir().join(format!("viaduct-disputed-{}.json", process::id()));
+        let intercept = Intercept {
+            instance: "disputed_1".to_owned(),
+            to_port: 1,
+            ways: Vec::new(),
+            ports: Vec::new(),
+            passed_by: false,
+        };
+        // No process has ever started so late.
+        let owner = Owner { started: u64::MAX, ..Owner::this_process().unwrap() };
+        let changes = vec![Change::Intercept(intercept)];
+        let left = Journal { owner, changes: changes.clone(), disputed: Vec::new() };
+        fs::write(&path, serde_json::to_vec(&left).unwrap()).unwrap();
+        let _other = claim("disputed_1").unwrap();
+        let mut ours = Changes::open(&path).unwrap();
+        assert!(!ours.took_over() && ours.warnings().is_empty());
+        let refused = ours.claim("disputed_1").unwrap_err();
+        assert!(matches!(refused, JournalError::Claimed(_)), "{refused}");
+        drop(ours);
+        assert_eq!(read(&path).unwrap().unwrap().disputed, changes);
+        fs::remove_file(&path).unwrap();
+    }
 }

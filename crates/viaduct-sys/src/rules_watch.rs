@@ -81,8 +81,13 @@ mod tests {
             run("ip link set lo up");
             let to = ["10.2.0.0", "fd02::"].map(|ip| (ip.parse().unwrap(), 16)).to_vec();
             let ways = vec![Way { from: Vec::new(), to }];
-            let intercept =
-                Intercept { instance: "proxy_7000".into(), to_port: 7000, ways, ports: vec![] };
+            let intercept = Intercept {
+                instance: "proxy_7000".into(),
+                to_port: 7000,
+                ways,
+                ports: vec![],
+                passed_by: false,
+            };
             intercept.apply().unwrap();
             assert!(intercept.is_there().unwrap());
             let watch = RulesWatch::new().unwrap();

@@ -4,14 +4,17 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::ptr;
 
 use crate::os;
 
 /// Signals that would end, stop or wake this process, held back and read here instead.
-#[derive(Debug)]
 pub struct Signals {
     fd: OwnedFd,
+    /// What was held back before.
+    before: libc::sigset_t,
 }
 
 /// A signal that came.
@@ -34,14 +37,33 @@ impl Signals {
         // SAFETY: `set` is initialised; the call reads it and makes a new descriptor.
         let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) };
         os::check(fd)?;
-        // SAFETY: as above; no old set is asked for.
+        let mut before = MaybeUninit::zeroed();
+        // SAFETY: as above; the old set is written.
         let blocked =
-            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut()) };
+            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, before.as_mut_ptr()) };
         if blocked != 0 {
             return Err(io::Error::from_raw_os_error(blocked));
         }
-        // SAFETY: just opened, and nobody else's.
-        Ok(Signals { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
+        // SAFETY: just opened, and nobody else's; the set was written by the call.
+        Ok(Signals {
+            fd: unsafe { OwnedFd::from_raw_fd(fd) },
+            before: unsafe { before.assume_init() },
+        })
+    }
+
+    /// Has what `command` starts hold back what was held back before.
+    pub fn release(&self, command: &mut Command) {
+        let before = self.before;
+        let release = move || {
+            // SAFETY: the set is a copy that lives in the closure.
+            let set = unsafe {
+                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut())
+            };
+            if set == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(set)) }
+        };
+        // SAFETY: between fork and exec the closure makes one system call; it neither allocates nor takes
+        // a lock.
+        unsafe { command.pre_exec(release) };
     }
 
     /// The next one; waits for it.

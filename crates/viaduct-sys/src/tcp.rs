@@ -201,6 +201,14 @@ pub fn reset_on_close(stream: impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_socket_linger(stream, Some(Duration::ZERO))?)
 }
 
+/// Has the stream end as usual when it is closed, which undoes [`reset_on_close`].
+///
+/// # Errors
+/// None are known.
+pub fn end_on_close(stream: impl AsFd) -> io::Result<()> {
+    Ok(sockopt::set_socket_linger(stream, None)?)
+}
+
 /// Has the other end probed when nothing was said for `quiet`, and the connection given up when four
 /// probes, `quiet` apart at most, have no answer.
 ///

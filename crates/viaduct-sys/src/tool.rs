@@ -5,6 +5,8 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::{Command, Output, Stdio};
 
+use crate::process::die_with_parent;
+
 /// Debian's package for each program.
 const PACKAGES: [(&str, &str); 3] =
     [("ip", "iproute2"), ("nft", "nftables"), ("ethtool", "ethtool")];
@@ -60,14 +62,17 @@ pub fn run(program: &str, args: &[&str], input: &str) -> Result<String, ToolErro
 }
 
 fn start(program: &str, args: &[&str], input: &str) -> io::Result<Output> {
-    let mut child = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .args(args)
         .env("PATH", search_path())
         .env("LC_ALL", "C")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
+        .stderr(Stdio::piped());
+    // Nothing of ours may be done after we were killed, when the next start has put all back.
+    die_with_parent(&mut command);
+    let mut child = command.spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
         // A program that ends without reading has a better reason on its standard error.
         let _ = stdin.write_all(input.as_bytes());

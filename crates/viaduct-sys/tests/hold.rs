@@ -40,7 +40,9 @@ impl World {
             let listener = tcp::listen("[::]:7000".parse().unwrap(), 10, options).unwrap();
             if whose == Where::Passing {
                 let (instance, ports) = ("way".to_owned(), Vec::new());
-                Intercept { instance, to_port: PORT, ways, ports }.apply().unwrap();
+                Intercept { instance, to_port: PORT, ways, ports, passed_by: false }
+                    .apply()
+                    .unwrap();
             }
             hold.apply().unwrap();
             (Some(SynQueue::open(QUEUE, 4).unwrap()), listener)

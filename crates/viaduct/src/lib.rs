@@ -18,6 +18,7 @@ mod notify;
 mod proxy;
 mod run;
 mod shell;
+mod signals;
 mod status;
 mod steer;
 mod text;
@@ -27,7 +28,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::Parser;
+use clap::{CommandFactory as _, FromArgMatches as _, Parser};
 use tracing_subscriber::EnvFilter;
 use viaduct_proto::flow::Registry;
 
@@ -103,7 +104,13 @@ pub fn handlers() -> Registry {
 
 /// Runs what the command line asks for, with these handlers.
 pub fn main(registry: Registry) -> ExitCode {
-    match execute(Command::parse_from(run::unfold(std::env::args_os())), registry) {
+    let matches = Command::command().get_matches_from(run::unfold(std::env::args_os()));
+    let command = Command::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let beside = match matches.subcommand() {
+        Some(("proxy", options)) => proxy::check_beside_config(options),
+        _ => Ok(()),
+    };
+    match beside.and_then(|()| execute(command, registry)) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("viaduct: {error:#}");

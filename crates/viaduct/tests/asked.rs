@@ -231,3 +231,73 @@ fn bytes_that_came_with_the_request_are_counted() {
     let status: serde_json::Value = serde_json::from_str(&status).unwrap();
     assert_eq!(status["counters"]["bytes"], serde_json::json!([5, 5]), "{status}");
 }
+
+#[test]
+fn no_address_in_particular_is_no_way_around_rules_about_this_machines() {
+    let world = World::new();
+    // What nobody but the proxy's own machine may reach.
+    let own = |node: &Node| {
+        let listen = || TcpListener::bind((Ipv4Addr::LOCALHOST, PORT)).unwrap();
+        node.netns().enter(listen).unwrap()
+    };
+    let listeners = [own(world.near()), own(world.far())];
+    for listener in &listeners {
+        listener.set_nonblocking(true).unwrap();
+    }
+    let all = "--allow-to 0.0.0.0/0,::/0";
+    let far = world.keyed(&format!("--tunnel-listen 10.2.0.2:7100 {all}"), [2, 1]);
+    let _far = Proxy::start(world.far(), &words(&far)).unwrap();
+    let expect = format!("--expect proxy,socks,connect --allow-from 10.1.0.1/32 {all}");
+    let direct = format!("--listen 10.1.0.2:7000 {expect}");
+    let tunnel = format!("--listen 10.1.0.2:7001 {expect} --tunnel 10.2.0.2:7100");
+    let _direct = Proxy::start(world.near(), &words(&direct)).unwrap();
+    let _tunnel = Proxy::start(world.near(), &words(&world.keyed(&tunnel, [1, 2]))).unwrap();
+    for at in ["10.1.0.2:7000", "10.1.0.2:7001"] {
+        for host in ["0.0.0.0", "::", "::ffff:0.0.0.0", "0", "0x0"] {
+            let (_, flow) = world.socks(at, host, PORT);
+            assert!(!echoes(flow), "{host} by SOCKS at {at}");
+        }
+        let (_, flow) = world.http(at, "0.0.0.0", PORT);
+        assert!(!echoes(flow), "by CONNECT at {at}");
+        // PROXY protocol version 2: IPv4, TCP, from 192.0.2.1:7 to 0.0.0.0.
+        let mut stream = world.connect(at);
+        let addresses = [&[192, 0, 2, 1, 0, 0, 0, 0, 0, 7][..], &PORT.to_be_bytes()].concat();
+        let head = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00\x0c";
+        stream.write_all(&[&head[..], &addresses].concat()).unwrap();
+        let _ = stream.read(&mut [0]);
+    }
+    for listener in &listeners {
+        let error = listener.accept().expect_err("somebody came to 127.0.0.1").kind();
+        assert_eq!(error, ErrorKind::WouldBlock);
+    }
+}
+
+#[test]
+fn names_that_nobody_answers_for_keep_no_other_waiting() {
+    let world = World::new();
+    world.echo();
+    // A name server that hears and says nothing.
+    let _deaf = world.near().netns().enter(|| UdpSocket::bind("127.0.0.1:53").unwrap()).unwrap();
+    let files =
+        [("/etc/hosts", "10.3.0.2 known.here\n"), ("/etc/resolv.conf", "nameserver 127.0.0.1\n")];
+    let options = "--listen 10.1.0.2:7000 --expect socks --allow-from 10.1.0.1/32 \
+                   --allow-to 10.0.0.0/8";
+    let _proxy = Proxy::with_files(world.near(), &files, &words(options)).unwrap();
+    let waiting: Vec<TcpStream> = (0..20u8)
+        .map(|n| {
+            let mut stream = world.connect("10.1.0.2:7000");
+            stream.write_all(&[5, 1, 0]).unwrap();
+            stream.read_exact(&mut [0; 2]).unwrap();
+            let name = format!("unknown-{n:02}.there");
+            let length = [u8::try_from(name.len()).unwrap()];
+            let to = [&[5, 1, 0, 3], &length[..], name.as_bytes(), &PORT.to_be_bytes()].concat();
+            stream.write_all(&to).unwrap();
+            stream
+        })
+        .collect();
+    let begun = std::time::Instant::now();
+    let (reply, flow) = world.socks("10.1.0.2:7000", "known.here", PORT);
+    assert!(reply == 0 && echoes(flow));
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    drop(waiting);
+}

@@ -130,6 +130,13 @@ fn the_machine_is_put_back_as_it_was() {
     assert_eq!(system(&node), during, "a start after a kill changes the same again, once");
     gateways.a.stop().unwrap();
     assert_eq!(system(&node), before);
+    // Also if it is asked to end before it is up.
+    for millis in [10, 30, 60, 100, 200] {
+        gateways.a.start().unwrap();
+        thread::sleep(Duration::from_millis(millis));
+        gateways.a.stop().unwrap();
+        assert_eq!(system(&node), before, "after {millis} ms");
+    }
 }
 
 #[test]

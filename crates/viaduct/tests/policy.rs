@@ -70,8 +70,13 @@ impl World {
 
     /// Waits until the log says `what`.
     fn wait_for(&self, what: &str) {
+        self.wait_for_times(what, 1);
+    }
+
+    /// Waits until it has said so, so often.
+    fn wait_for_times(&self, what: &str, times: usize) {
         let deadline = Instant::now() + Duration::from_secs(5);
-        while !self.proxy.log().contains(what) {
+        while self.proxy.log().matches(what).count() < times {
             assert!(Instant::now() < deadline, "{what:?} is not in {}", self.proxy.log());
             thread::sleep(Duration::from_millis(5));
         }
@@ -194,4 +199,41 @@ fn policies_lead_flows_through_tunnels_by_their_names_and_past_them() {
         assert_eq!([9001, 9002].map(from), ["10.3.0.2", "10.2.0.1"], "{carrier}");
         chain = world.chain;
     }
+}
+
+#[test]
+fn proxies_on_demand_do_what_their_parent_has_checked() {
+    let head = format!("{HEAD}on-demand = true\nidle-exit = '300ms'\n");
+    let world = World::new(&head);
+    let ip = world.addresses()[0];
+    assert!(world.flow(ip, 9001).is_some());
+    let denied = format!("{head}[[policy]]\nports = ['9001']\naction = 'deny'\n");
+    let denies = || {
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while world.flow(ip, 9001).is_some() {
+            assert!(Instant::now() < deadline, "{}", world.proxy.log());
+        }
+    };
+    let gone = || world.wait_for_times("idle", world.proxy.log().matches("started").count());
+    // Wrong, and not even read: no signal has said so.
+    gone();
+    std::fs::write(world.proxy.directory().join("proxy.toml"), "[proxy]\nflows = 0\n").unwrap();
+    assert!(world.flow(ip, 9001).is_some(), "the next one does as the last one did");
+    for (lines, why) in [
+        (format!("{head}flows = 0\n"), "a number from 1"),
+        (head.replace("7000", "7001"), "listen: has changed"),
+    ] {
+        world.proxy.reload(&lines).unwrap();
+        world.wait_for(why);
+        assert!(world.flow(ip, 9001).is_some(), "{why}");
+    }
+    gone();
+    world.proxy.reload(&denied).unwrap();
+    world.wait_for_times("read again", 1);
+    denies();
+    // One that runs hears of it at once.
+    let (_client, _server) = world.flow(ip, 9002).unwrap();
+    world.proxy.reload(&head).unwrap();
+    world.wait_for_times("read again", 3);
+    assert!(world.flow(ip, 9001).is_some());
 }

@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use viaduct_lab::binary::use_binary;
 use viaduct_lab::proxies::Proxy;
 use viaduct_lab::topology::{Chain, Journal, Node, Scratch};
@@ -401,6 +402,24 @@ fn a_tunnel_shows_its_links_sessions_and_buffers() {
         while !all.iter().all(|what| shown(proxy).contains(what)) {
             assert!(Instant::now() < deadline, "{}", shown(proxy));
             thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+#[test]
+fn a_far_end_that_ends_says_so_at_once() {
+    for carrier in CARRIERS {
+        let mut world = World::new("delay=5ms", carrier);
+        let listener = world.listen(world.addresses()[0]);
+        let (client, server) = world.pair(&listener);
+        drop((client, server));
+        let pid = Pid::from_raw(world.far.process().id().cast_signed()).unwrap();
+        kill_process(pid, Signal::TERM).unwrap();
+        world.far.process().wait().unwrap();
+        let ended = Instant::now();
+        while !world.near.log().contains("is gone") {
+            assert!(ended.elapsed() < Duration::from_secs(2), "{carrier}");
+            thread::sleep(Duration::from_millis(10));
         }
     }
 }

@@ -43,7 +43,7 @@ fn main() -> io::Result<()> {
     write(&corpus, "split", &hops())?;
     write(&corpus, "wrap", &wrapped())?;
     // These read sequences of operations: any bytes are some.
-    for target in ["decoders", "codes", "messages", "plane", "query", "tunnel", "sessions"] {
+    for target in ["decoders", "codes", "messages", "plane", "query", "tunnel", "sessions", "handlers"] {
         write(&corpus, target, &noise(target))?;
     }
     Ok(())

@@ -193,6 +193,7 @@ impl Chain {
     /// Takes in the connections of `giver`, a chain of the same handlers that said
     /// [`Action::Give`] with a key that this chain has [claimed](Action::Claim). Each of the
     /// giver's connections is this chain's from now on: what it was called, what it is called now.
+    /// Its next actions are to be taken before other chains': what the giver had claimed, it claims.
     /// `None`: this chain does not want it; the giver is to be dropped, its connections closed.
     pub fn take(&mut self, now: Instant, giver: Chain) -> Option<Vec<(BottomId, BottomId)>> {
         let moved = self.core.take(giver.core, now);

@@ -8,7 +8,7 @@ use super::call::{Address, Down, Failure, Half, SocketOption, Up, Upper};
 
 /// One of the flows by which a chain meets the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BottomId(pub(super) usize);
+pub struct BottomId(pub(crate) usize);
 
 /// What whoever drives a chain is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -228,6 +228,8 @@ impl Top {
                 self.finished = true;
                 (self.ended(), None)
             }
+            // Who has closed the flow hears of nothing any more.
+            Up::Failed(_) if self.closed.write && self.closed.avail => (None, None),
             Up::Failed(why) => {
                 self.failed = true;
                 self.closed = Closed { write: true, avail: true };

@@ -112,6 +112,8 @@ impl Core {
                 let new = self.nodes.push(node);
                 let timers = giver.timers.iter().filter(|&&(_, node, _)| node == old);
                 self.timers.extend(timers.map(|&(at, _, timer)| (at, new, timer)));
+                let claims = giver.giving.claims.iter().filter(|&&(_, by)| by == old);
+                claims.for_each(|(key, _)| self.claim(new, key));
                 for (number, place) in outputs.into_iter().enumerate() {
                     let up = Upper::Node(new, Output(number));
                     let place = place.and_then(|place| self.graft(giver, place, up, moved));

@@ -25,6 +25,42 @@
 //! on, which is what the defaults do. Only the two ends buffer. Each end stops its source when it
 //! holds the chain's limit, and lets it go on at half of that.
 //!
+//! # What a driver does
+//!
+//! 1. **A flow that connects:** [`Chain::new`], [`Chain::connect`]. **One that was accepted:** a
+//!    [`sibling`](Chain::sibling) of the chain that listens, [`Chain::set_names`] and
+//!    [`Chain::accepted`] for [`Chain::bottom`]; there is no application, and nothing is read or
+//!    written for it, until [`Action::Accepted`]. If [`Action::Failed`] comes instead, the chain is
+//!    dropped.
+//! 2. **Connections.** A chain asks for connections at any time ([`Action::Bind`], then
+//!    [`Action::Connect`]), also for several at once and again after hours: keep them in a map by
+//!    [`BottomId`]. Say `set_names` before `connected(Ok)`. Bytes of a bottom go out once it is
+//!    connected; whether it is read is told by [`Action::Receive`] (at first it is). A number is not
+//!    used twice; after [`Action::Close`] the connection is closed and forgotten, and whatever is said
+//!    of it is ignored. [`Action::SetOption`] may come before the connection is there.
+//! 3. **After each call** drain [`Chain::poll_action`], in order. Before sleeping look at
+//!    [`Chain::poll_timeout`]: it may be now, which is how a handler waits for a source that has more
+//!    to say at once, or for its neighbours' answer.
+//! 4. **Sessions over several connections.** One map for all chains of the same factories:
+//!
+//! ```text
+//!      Action::Claim(key)    map[key] = this chain            Action::Release(key)   remove, if it is this chain's
+//!      Action::Give(key)     map[key] is there:   owner.take(now, giver) -> [(old, new)]
+//!                                                 the giver's connection `old` is the owner's `new` now;
+//!                                                 then drain the owner's actions at once; None: close all
+//!                            it is not:           giver.unclaimed(now), and drive it on until it closes
+//! ```
+//!
+//!    The giver is gone by that; it never had an application. With several loops the map is shared,
+//!    and a giver moves to its owner's loop with its sockets: a chain is `Send`.
+//! 5. **The end.** When the application is gone, however that came about, say [`Chain::close`] and
+//!    drive the chain on until all its bottoms are closed: what was written may still be on its way,
+//!    or wait for another connection. After [`Action::Failed`] drop it when its bottoms are closed.
+//! 6. **Words.** [`Action::Say`] is a line for the log; [`Action::Event`] is for the application:
+//!    `NAME: what`. `migrate: freeze` and `migrate: thaw` are for whoever can stop it. When addresses
+//!    or routes change, `control("migrate", b"retry")` and `control("stripe", b"retry")` to every
+//!    chain saves the seconds until a silent connection is doubted.
+//!
 //! Like all of this crate it knows no socket, no clock and no thread.
 
 mod about;

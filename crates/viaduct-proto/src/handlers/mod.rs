@@ -1,14 +1,18 @@
 //! The handlers that Viaduct brings along, one a file. Others join by a [`Registry`] entry; see
 //! `examples/handler`.
 
+mod bundle;
 mod compress;
 mod count;
 mod crypt;
 mod early;
 mod lane;
 mod latency;
+mod migrate;
 mod paced;
 mod shape;
+mod socks;
+mod stripe;
 
 use std::sync::Arc;
 
@@ -34,6 +38,12 @@ pub fn registry(shell: &Shell) -> Registry {
     registry.add(count::about(), count::build);
     registry.add(latency::about(), latency::build);
     registry.add(shape::about(), shape::build);
+    let given = shell.clone();
+    registry.add(migrate::about(), move |arguments| migrate::build(arguments, &given));
+    let given = shell.clone();
+    registry.add(stripe::about(), move |arguments| stripe::build(arguments, &given));
+    let given = shell.clone();
+    registry.add(socks::about(), move |arguments| socks::build(arguments, &given));
     let given = shell.clone();
     registry.add(crypt::about(), move |arguments| crypt::build(arguments, &given));
     registry

@@ -10,6 +10,8 @@ use crate::time::{Duration, Instant};
 
 const SLICE: Duration = Duration::from_millis(100);
 const SLICES_A_SECOND: u64 = 10;
+/// Slices that are made up for when a timer comes late.
+const MOST_LATE: u64 = 3;
 
 struct ShapeFactory {
     /// Bits a second; `None` is no limit.
@@ -19,9 +21,11 @@ struct ShapeFactory {
 
 /// What may pass in the current slice.
 struct Share {
-    /// Bytes in each slice.
-    each: usize,
+    /// Bits a second; `None` is no limit.
+    rate: Option<u64>,
     left: usize,
+    /// Bits that are due and make no byte yet.
+    bits: u64,
     slice: Option<Instant>,
 }
 
@@ -59,25 +63,46 @@ impl Factory for ShapeFactory {
 }
 
 impl Share {
-    fn new(bits: Option<u64>) -> Self {
-        let each = bits.map_or(usize::MAX, |bits| (bits / 8 / SLICES_A_SECOND).max(1) as usize);
-        Share { each, left: each, slice: None }
+    fn new(rate: Option<u64>) -> Self {
+        Share { rate, left: 0, bits: 0, slice: None }
+    }
+
+    /// The share of so many slices.
+    fn add(&mut self, rate: u64, slices: u64) {
+        self.bits += rate.saturating_mul(slices) / SLICES_A_SECOND;
+        self.left = self.left.saturating_add((self.bits / 8) as usize);
+        self.bits %= 8;
     }
 }
 
 impl Pace for Share {
     fn left(&mut self, now: Instant) -> usize {
-        if self.slice.is_none_or(|began| now >= began + SLICE) {
-            (self.left, self.slice) = (self.each, Some(now));
+        let Some(rate) = self.rate else { return usize::MAX };
+        let Some(began) = self.slice else {
+            self.slice = Some(now);
+            self.add(rate, 1);
+            return self.left;
+        };
+        let passed = (now.since(began).as_nanos() / SLICE.as_nanos()) as u64;
+        if passed > 0 {
+            // Who waited for this has it all, however late the timer was; what nobody used is gone.
+            let waited = self.left == 0;
+            self.left = 0;
+            self.add(rate, if waited { passed.min(MOST_LATE) } else { 1 });
+            let late = SLICE * u32::try_from(passed).unwrap_or(u32::MAX);
+            self.slice = Some(began + late);
         }
         self.left
     }
 
     fn take(&mut self, bytes: usize) {
-        self.left -= bytes;
+        self.left = self.left.saturating_sub(bytes);
     }
 
     fn next(&self, ready: Instant) -> Instant {
-        self.slice.map_or(ready, |began| began + SLICE)
+        match (self.rate, self.slice) {
+            (Some(_), Some(began)) => ready.max(began + SLICE),
+            _ => ready,
+        }
     }
 }

@@ -164,6 +164,17 @@ impl<T> Early<T> {
         Some((tuple, started))
     }
 
+    /// Takes out what the SYN of `tuple` has started: its client goes another way.
+    pub fn forget(&mut self, tuple: &Tuple) -> Option<T> {
+        self.take(tuple)
+    }
+
+    /// Takes out one that nobody will come for: the doors are closed.
+    pub fn release(&mut self) -> Option<T> {
+        let &(_, tuple) = self.order.first()?;
+        self.take(&tuple)
+    }
+
     fn take(&mut self, tuple: &Tuple) -> Option<T> {
         let (until, started) = self.pending.remove(tuple)?;
         self.order.remove(&(until, *tuple));

@@ -17,6 +17,7 @@ pub mod option;
 pub mod preface;
 pub mod proxy;
 pub mod socks;
+pub mod socks_client;
 pub mod syn;
 
 /// What the first bytes of a stream turned out to be.

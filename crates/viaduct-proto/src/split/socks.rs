@@ -15,12 +15,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use super::Parsed;
 use crate::flow::{Address, Failure};
 
-const VERSION: u8 = 5;
-const PASSWORD_VERSION: u8 = 1;
-const CONNECT: u8 = 1;
-const IPV4: u8 = 1;
-const NAME: u8 = 3;
-const IPV6: u8 = 4;
+pub(super) const VERSION: u8 = 5;
+pub(super) const PASSWORD_VERSION: u8 = 1;
+pub(super) const CONNECT: u8 = 1;
+pub(super) const IPV4: u8 = 1;
+pub(super) const NAME: u8 = 3;
+pub(super) const IPV6: u8 = 4;
 
 /// How a client may say who it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -25,6 +25,7 @@ pub(super) const R1: Reg = Reg(1);
 pub(super) const R2: Reg = Reg(2);
 pub(super) const R3: Reg = Reg(3);
 pub(super) const R4: Reg = Reg(4);
+pub(super) const R5: Reg = Reg(5);
 pub(super) const R6: Reg = Reg(6);
 pub(super) const R7: Reg = Reg(7);
 pub(super) const R8: Reg = Reg(8);
@@ -45,6 +46,7 @@ pub(super) enum Helper {
     MapUpdate = 2,
     MapDelete = 3,
     SocketCookie = 46,
+    SetOption = 49,
     SockOpsFlags = 59,
     ReleaseSocket = 86,
     NetnsCookie = 122,

@@ -120,7 +120,10 @@ impl Cgroup {
     fn sweep(&self) {
         let Ok(list) = Dir::read_from(&self.directory) else { return };
         for entry in list.flatten() {
-            if entry.file_name().to_bytes().starts_with(PREFIX.as_bytes()) {
+            let name = entry.file_name().to_string_lossy();
+            // Whoever has made it may be about to fill it.
+            let left = |pid: &&str| !Path::new("/proc").join(pid).exists();
+            if name.strip_prefix(PREFIX).filter(left).is_some() {
                 let _ = unlinkat(&self.directory, entry.file_name(), AtFlags::REMOVEDIR);
             }
         }

@@ -114,26 +114,32 @@ impl<const N: usize> Numbered for Map<N> {
     }
 }
 
-/// A map that holds one socket.
+/// A map that holds sockets, each in its place.
 #[derive(Debug)]
 pub(super) struct SocketMap {
     fd: OwnedFd,
 }
 
 impl SocketMap {
-    /// Holding `socket`.
-    pub(super) fn of(socket: BorrowedFd<'_>) -> Result<SocketMap, BpfError> {
-        let attr = MapCreate { kind: SOCKET_MAP, key_size: 4, value_size: 8, most: 1, flags: 0 };
+    /// Holding `sockets`.
+    pub(super) fn of<const N: usize>(
+        sockets: [Option<BorrowedFd<'_>>; N],
+    ) -> Result<SocketMap, BpfError> {
+        let most = N as u32;
+        let attr = MapCreate { kind: SOCKET_MAP, key_size: 4, value_size: 8, most, flags: 0 };
         let fd = bpf_fd(MAP_CREATE, &attr).map_err(|source| denied("make a map", source))?;
-        let (key, value) = (0u32, socket.as_raw_fd() as u64);
-        let attr = Element {
-            map: fd.as_raw_fd() as u32,
-            pad: 0,
-            key: (&raw const key) as u64,
-            value: (&raw const value) as u64,
-            flags: 0,
-        };
-        bpf(MAP_UPDATE, &attr).map_err(|source| denied("put a socket into a map", source))?;
+        for (key, socket) in (0u32..).zip(sockets) {
+            let Some(socket) = socket else { continue };
+            let value = socket.as_raw_fd() as u64;
+            let attr = Element {
+                map: fd.as_raw_fd() as u32,
+                pad: 0,
+                key: (&raw const key) as u64,
+                value: (&raw const value) as u64,
+                flags: 0,
+            };
+            bpf(MAP_UPDATE, &attr).map_err(|source| denied("put a socket into a map", source))?;
+        }
         Ok(SocketMap { fd })
     }
 }

@@ -18,15 +18,15 @@ mod divert;
 mod events;
 mod kernel;
 mod option;
-mod serve;
 mod steer;
 
 use std::io;
 
 pub use cgroup::Group;
-pub use divert::{Diversion, Divert, Fate, Names, Rule, Waiting};
+pub use divert::{
+    Diversion, Divert, Fate, Heard, Inside, Names, Offload, Passing, Rule, Rules, Waiting,
+};
 pub use option::{OPTION, SynOption};
-pub use serve::Inside;
 pub use steer::{Steer, Steering, Template};
 
 /// Why there is no such program.

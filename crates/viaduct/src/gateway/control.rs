@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream, UdpSocket, UnixListener, UnixStream};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 use viaduct_sys::poll::Waker;
@@ -28,6 +27,7 @@ use crate::metrics::Metrics;
 use crate::notify::{Phase, notify};
 use crate::proxy::handle::Beside;
 use crate::proxy::keeper::Interception;
+use crate::signals::{Heard, Signals};
 
 /// How often the log hears of what has changed.
 const SECOND: Duration = Duration::from_secs(1);
@@ -108,18 +108,25 @@ impl Control {
 
     /// Runs until SIGTERM, SIGINT or the end of the packet thread (`gone`); SIGHUP reloads the
     /// config.
-    pub fn run(mut self, system: &mut System, gone: oneshot::Receiver<()>) -> Result<()> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let done = runtime.block_on(self.serve(system, gone));
+    pub fn run(
+        mut self,
+        system: &mut System,
+        gone: oneshot::Receiver<()>,
+        signals: Signals,
+    ) -> Result<()> {
+        let (runtime, heard) = signals.into_parts();
+        let done = runtime.block_on(self.serve(system, gone, heard));
         notify(Phase::Stopping);
         let _ = fs::remove_file(self.site.config.socket());
         done
     }
 
-    async fn serve(&mut self, system: &mut System, gone: oneshot::Receiver<()>) -> Result<()> {
-        let mut hangup = signal(SignalKind::hangup())?;
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
+    async fn serve(
+        &mut self,
+        system: &mut System,
+        gone: oneshot::Receiver<()>,
+        mut heard: Heard,
+    ) -> Result<()> {
         let listener = status_socket(&self.site.config)?;
         self.doors.metrics = bind_metrics(self.site.config.metrics).await?;
         self.doors.desk = self.open_desk(self.site.config.cache).await?;
@@ -134,11 +141,11 @@ impl Control {
                     self.follow(system).await;
                     system.keep(&self.rules);
                 }
-                _ = terminate.recv() => if self.drain(&mut draining) { break },
-                _ = interrupt.recv() => if self.drain(&mut draining) { break },
+                _ = heard.terminate.recv() => if self.drain(&mut draining, system) { break },
+                _ = heard.interrupt.recv() => if self.drain(&mut draining, system) { break },
                 _ = tokio::time::sleep(DRAINED), if draining => {}
                 _ = &mut gone => bail!("the packet thread has ended; traffic goes on unprotected"),
-                _ = hangup.recv() => self.reload_and_tell(system).await,
+                _ = heard.hangup.recv() => self.reload_and_tell(system).await,
                 Ok((client, _)) = listener.accept() => show(client, &self.status().await)?,
                 client = next(self.doors.metrics.as_ref()) => {
                     self.metrics.answer(client, families::page(&self.status().await));
@@ -151,8 +158,11 @@ impl Control {
 
     /// Lets the flows of split mode end, and takes no new ones; true if there is nothing to wait for,
     /// or this is the second time.
-    fn drain(&self, draining: &mut bool) -> bool {
+    fn drain(&self, draining: &mut bool, system: &mut System) -> bool {
         if let Some(flows) = &self.flows {
+            if let Err(error) = system.pass_by() {
+                warn!("new flows are led here still: {error:#}");
+            }
             flows.handle.drain();
         }
         std::mem::replace(draining, true) || self.flows.is_none()
@@ -230,7 +240,9 @@ impl Control {
         let fixed = refuse_fixed(&self.site.config, &site.config).and_then(|()| {
             match (&self.flows, &flows) {
                 (None, None) => Ok(()),
-                (Some(old), Some(new)) => old.handle.settings().check_change(new),
+                (Some(old), Some(new)) => {
+                    old.handle.settings().check_change(new).context("[split]")
+                }
                 _ => bail!("mode: the first or the last peer in split mode needs a restart"),
             }
         });

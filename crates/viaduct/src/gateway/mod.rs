@@ -50,6 +50,7 @@ use worker::Worker;
 
 use crate::proxy::handle::Beside;
 use crate::proxy::settings::Settings;
+use crate::signals::Signals;
 use crate::status::socket::check_free;
 
 /// Runs a gateway until a signal ends it.
@@ -60,6 +61,7 @@ pub fn run(path: &Path, registry: Registry) -> Result<()> {
     }
     machine::check_rights()?;
     check_free(&site.config.socket())?;
+    let signals = Signals::register()?;
     let (mut system, tun) = System::prepare(&site)?;
     let flows = split.map(Beside::start).transpose()?;
     if let Some(intercept) = flows.as_ref().and_then(|f| f.handle.settings().intercept.clone()) {
@@ -82,7 +84,7 @@ pub fn run(path: &Path, registry: Registry) -> Result<()> {
     let to_worker = ToWorker::new(send, waker);
     let source = Source { path: path.to_owned(), registry };
     let done = Control::new(source, site, to_worker.clone(), flows, published)
-        .and_then(|control| control.run(&mut system, gone));
+        .and_then(|control| control.run(&mut system, gone, signals));
     to_worker.tell(worker::Command::Stop);
     let ended = thread.join().unwrap_or_else(|_| Err(anyhow!("the packet thread panicked")));
     let restored = system.restore();

@@ -23,6 +23,19 @@ const LISTEN: &str = "[::]:7402";
 /// Bytes of each flow that a host has got rid of and the other site does not have yet.
 const BUFFER: i64 = 8 << 20;
 
+/// What follows from the rest of the config, and what a proxy between sites does not have.
+const FOLLOWS: [&str; 9] = [
+    "intercept",
+    "far",
+    "keep-client",
+    "name",
+    "run-dir",
+    "to",
+    "expect",
+    "tunnel",
+    "tunnel-listen",
+];
+
 /// What the gateway's proxy is to do; `None` without a peer in split mode.
 ///
 /// # Errors
@@ -37,6 +50,9 @@ pub fn settings(config: &Config, registry: &Registry) -> Result<Option<Settings>
         .collect();
     if peers.is_empty() {
         return Ok(None);
+    }
+    if let Some(key) = config.split.keys().find(|key| FOLLOWS.contains(&&*key.replace('_', "-"))) {
+        bail!("[split] {key}: it follows from the sites; leave it out");
     }
     let options = options(config, &peers);
     let mut settings =

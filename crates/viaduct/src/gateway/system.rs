@@ -93,6 +93,11 @@ impl System {
         self.room.make(site, &mut self.changes)
     }
 
+    /// Has new flows of split mode pass by; those that have begun still find here.
+    pub fn pass_by(&mut self) -> Result<()> {
+        Ok(self.changes.pass_by()?)
+    }
+
     /// Puts back rules that somebody else has taken away. Call it once a second.
     pub fn keep(&self, interception: &Interception) {
         if interception.is_missing() || self.rules.as_ref().is_some_and(RulesWatch::lost) {

@@ -100,7 +100,7 @@ impl Worker {
                         all_taken = true;
                         // Without a descriptor, say; the next sweep asks again.
                         if error.kind() != io::ErrorKind::WouldBlock {
-                            debug!("accept: {error}");
+                            self.cannot_accept(&error);
                         }
                     }
                 }
@@ -116,6 +116,14 @@ impl Worker {
             if all_taken {
                 return;
             }
+        }
+    }
+
+    /// Says so once: what keeps one out keeps many.
+    fn cannot_accept(&mut self, error: &io::Error) {
+        match std::mem::replace(&mut self.complained, true) {
+            true => debug!("accept: {error}"),
+            false => warn!("clients wait, and are accepted when that can be: accept: {error}"),
         }
     }
 
@@ -210,7 +218,6 @@ impl Flows {
         source: SocketAddr,
         now: Instant,
     ) -> Result<usize, Failure> {
-        let begun = begun.inspect_err(|e| debug!("connect for {source}: {e}"));
         let flow = Flow::new(begun.map_err(|e| failure(&e))?, source, now);
         self.insert(flow).ok_or(Failure::Unreachable)
     }
@@ -218,6 +225,18 @@ impl Flows {
 
 /// Begins to connect, and makes what stands between the two ends.
 pub(super) fn open(
+    route: Route,
+    options: TcpOptions,
+    teller: &Teller,
+    limits: &Limits,
+    now: Instant,
+) -> io::Result<Begun> {
+    let (to, source) = (route.to.clone(), route.source);
+    let begun = begin(route, options, teller, limits, now);
+    begun.inspect_err(|error| debug!("connect to {to} for {source}: {error}"))
+}
+
+fn begin(
     route: Route,
     options: TcpOptions,
     teller: &Teller,

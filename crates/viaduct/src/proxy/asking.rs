@@ -99,7 +99,7 @@ impl Worker {
             Some(Err(why)) => self.refuse(key, why),
             Some(Ok(route)) if unseen => self.set_out(key, route, now),
             _ => {
-                if !self.resolver.as_ref().is_some_and(|r| r.ask(asker, name, port)) {
+                if !self.resolver.as_ref().is_some_and(|r| r.ask(asker, source, name, port)) {
                     self.refuse(key, Failure::Unreachable);
                 }
             }

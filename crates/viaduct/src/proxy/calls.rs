@@ -111,7 +111,11 @@ impl Worker {
             self.flows.watch_coming(&mut client, key).map(|()| client)
         });
         match begun {
-            Ok(client) => self.flows.at(key).set_coming(client),
+            Ok(client) => {
+                let flow = self.flows.at(key);
+                flow.set_coming(client);
+                flow.break_unless_ended();
+            }
             Err(error) => {
                 debug!("a program cannot be reached: {error}");
                 self.end(key, true);
@@ -164,7 +168,11 @@ impl Worker {
             self.flows.watch(&mut client, key, End::Client).map(|()| client)
         });
         match met {
-            Ok(client) => self.flows.at(key).set_client(client, now),
+            Ok(client) => {
+                let flow = self.flows.at(key);
+                flow.set_client(client, now);
+                flow.break_unless_ended();
+            }
             Err(error) => {
                 debug!("a program has gone: {error}");
                 self.end(key, true);

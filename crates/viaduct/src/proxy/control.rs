@@ -8,7 +8,6 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info};
 use viaduct_proto::flow::Registry;
 
@@ -19,10 +18,13 @@ use super::settings::Settings;
 use super::snapshot::ProxyStatus;
 use crate::metrics::{Metrics, Page};
 use crate::notify::{Phase, notify};
+use crate::signals::{Heard, Signals};
 use crate::status::socket::check_free;
 
 /// How long a client of the status socket may take to read.
 const READ_WITHIN: Duration = Duration::from_secs(5);
+/// When a client that could not be accepted is tried again.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// Everything but flows.
 pub struct Control {
@@ -38,8 +40,13 @@ pub struct Control {
 ///
 /// # Errors
 /// The status socket or the metrics' address cannot be had.
-pub fn start(options: ProxyOptions, registry: Registry, proxy: Handle) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+pub fn start(
+    options: ProxyOptions,
+    registry: Registry,
+    proxy: Handle,
+    signals: Signals,
+) -> Result<()> {
+    let (runtime, heard) = signals.into_parts();
     let control = {
         let _entered = runtime.enter();
         Control {
@@ -52,7 +59,7 @@ pub fn start(options: ProxyOptions, registry: Registry, proxy: Handle) -> Result
         }
     };
     let run = move || {
-        if let Err(error) = runtime.block_on(control.serve()) {
+        if let Err(error) = runtime.block_on(control.serve(heard)) {
             error!("the control side has ended: {error:#}");
         }
     };
@@ -61,22 +68,15 @@ pub fn start(options: ProxyOptions, registry: Registry, proxy: Handle) -> Result
 }
 
 impl Control {
-    async fn serve(mut self) -> Result<()> {
-        let mut hangup = signal(SignalKind::hangup())?;
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
+    async fn serve(mut self, mut heard: Heard) -> Result<()> {
         notify(Phase::Ready);
         let mut stopping = false;
         loop {
             tokio::select! {
-                _ = hangup.recv() => self.reload(),
-                _ = terminate.recv() => self.stop(&mut stopping),
-                _ = interrupt.recv() => self.stop(&mut stopping),
-                client = self.status.accept() => {
-                    if let Ok((client, _)) = client {
-                        show(client, &self.proxy.status().await)?;
-                    }
-                }
+                _ = heard.hangup.recv() => self.reload(),
+                _ = heard.terminate.recv() => self.stop(&mut stopping),
+                _ = heard.interrupt.recv() => self.stop(&mut stopping),
+                client = asker(&self.status) => show(client, &self.proxy.status().await)?,
                 client = next(self.doors.as_ref()) => {
                     let page = self.page().await;
                     self.metrics.answer(client, page);
@@ -145,14 +145,24 @@ fn show(mut client: UnixStream, status: &ProxyStatus) -> Result<()> {
     Ok(())
 }
 
-/// The next client; never, where nobody listens.
+/// The next client of the status socket.
+async fn asker(listener: &UnixListener) -> UnixStream {
+    loop {
+        match listener.accept().await {
+            Ok((client, _)) => return client,
+            // Out of descriptors, say: spinning would not help.
+            Err(_) => tokio::time::sleep(ACCEPT_AGAIN).await,
+        }
+    }
+}
+
+/// The next client of the metrics; never, where nobody listens.
 async fn next(listener: Option<&TcpListener>) -> TcpStream {
     let Some(listener) = listener else { return std::future::pending().await };
     loop {
         match listener.accept().await {
             Ok((client, _)) => return client,
-            // Out of descriptors, say: spinning would not help.
-            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            Err(_) => tokio::time::sleep(ACCEPT_AGAIN).await,
         }
     }
 }

@@ -9,41 +9,50 @@
 //! ```
 
 use std::env;
+use std::io::Read as _;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::flag;
 use signal_hook::low_level::pipe;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 use viaduct_sys::process::{Process, die_with_parent};
 use viaduct_sys::{inherit, memory};
 
 use super::doors::{Doors, Syns};
+use super::keeper::Interception;
+use super::told::Told;
 use crate::notify::{Phase, notify};
 
 /// The pause after a crash, and the longest; each further one doubles it.
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// How often a parent whose proxy runs looks for a signal to reload.
-const LOOK_UP: Duration = Duration::from_secs(1);
 /// A proxy that ran for so long did not crash at once.
 const WELL: Duration = Duration::from_secs(30);
 
 /// The parent.
 pub struct Demand {
     doors: Doors,
-    /// Readable when a signal asks for the end.
-    signals: UnixStream,
-    /// Whether a signal asked for the config to be read again.
-    reload: Arc<AtomicBool>,
+    calls: Calls,
+    told: Told,
+    /// What leads clients to the doors, if not their own will.
+    interception: Arc<Interception>,
+}
+
+/// Signals, each kind a byte at the end of a pipe. From when this is made on none ends the process by
+/// itself.
+#[derive(Debug)]
+pub struct Calls {
+    /// Readable when one asks for the end.
+    end: UnixStream,
+    /// Readable when one asks for the config to be read again.
+    again: UnixStream,
 }
 
 /// What ended a wait.
@@ -54,16 +63,38 @@ pub(super) enum Woken {
     Time,
 }
 
+impl Calls {
+    /// Hears signals from now on.
+    ///
+    /// # Errors
+    /// The kernel gives no descriptors.
+    pub fn register() -> Result<Calls> {
+        let (end, ends) = UnixStream::pair()?;
+        pipe::register(SIGTERM, ends.try_clone()?)?;
+        pipe::register(SIGINT, ends)?;
+        let (again, hangs_up) = UnixStream::pair()?;
+        pipe::register(SIGHUP, hangs_up)?;
+        // Any number of them is one.
+        again.set_nonblocking(true)?;
+        Ok(Calls { end, again })
+    }
+
+    fn is_end(&self) -> bool {
+        wait(&[&self.end], Some(Duration::ZERO)) == Woken::Work
+    }
+
+    fn is_again(&mut self) -> bool {
+        let mut bytes = [0; 64];
+        let asked = self.again.read(&mut bytes).is_ok();
+        while self.again.read(&mut bytes).is_ok() {}
+        asked
+    }
+}
+
 impl Demand {
-    /// Waits at `doors`; proxies are told what this process was.
-    pub fn new(doors: Doors) -> Result<Demand> {
-        let (signals, told) = UnixStream::pair()?;
-        for signal in [SIGTERM, SIGINT] {
-            pipe::register(signal, told.try_clone()?)?;
-        }
-        let reload = Arc::default();
-        flag::register(SIGHUP, Arc::clone(&reload))?;
-        Ok(Demand { doors, signals, reload })
+    /// Waits at `doors`; proxies are told what this process was, and the config that `told` has.
+    pub fn new(doors: Doors, calls: Calls, told: Told, interception: Arc<Interception>) -> Demand {
+        Demand { doors, calls, told, interception }
     }
 
     /// Starts a proxy that ends before it serves: whatever keeps it from starting is found now, and not
@@ -77,11 +108,11 @@ impl Demand {
     }
 
     /// Runs until a signal, and then until the proxy that runs has ended.
-    pub fn run(self) -> Result<()> {
+    pub fn run(mut self) -> Result<()> {
         let mut pause = Duration::ZERO;
         notify(Phase::Ready);
         loop {
-            if wait(&[&self.signals], Some(pause)) == Woken::Work
+            if self.wait_or_signal(&[], Some(pause), None) == Woken::Signal
                 || self.wait_for_work() == Woken::Signal
             {
                 return Ok(());
@@ -91,8 +122,8 @@ impl Demand {
             info!(pid = proxy.id(), "started");
             let pid = Pid::from_child(&proxy);
             let ended = pidfd_open(pid, PidfdFlags::empty())?;
-            if self.wait_for_end(pid, &ended)? == Woken::Signal {
-                return self.drain(proxy, pid);
+            if self.wait_or_signal(&[&ended], None, Some(pid)) == Woken::Signal {
+                return self.drain(proxy, pid, &ended);
             }
             let status = proxy.wait()?;
             if status.success() {
@@ -114,44 +145,70 @@ impl Demand {
     }
 
     /// Waits for a SYN, or a connection where SYNs are not seen.
-    fn wait_for_work(&self) -> Woken {
+    fn wait_for_work(&mut self) -> Woken {
         // Whatever this has run so far, it will not need it for some time.
         let _ = memory::let_go_of_start();
-        let (open, _) = self.doors.legacy();
-        let all: Vec<&dyn AsFd> = open.iter().map(|fd| fd as &dyn AsFd).collect();
-        self.wait_or_signal(&all, None)
-    }
-
-    /// Waits until the proxy has ended; one that is there hears of a reload.
-    fn wait_for_end(&self, pid: Pid, ended: &OwnedFd) -> Result<Woken> {
         loop {
-            let woken = self.wait_or_signal(&[ended], Some(LOOK_UP));
-            if woken != Woken::Time {
-                return Ok(woken);
-            }
-            if self.reload.swap(false, Ordering::Relaxed) {
-                kill_process(pid, Signal::HUP)?;
+            let (open, _) = self.doors.legacy();
+            let all: Vec<&dyn AsFd> = open.iter().map(|fd| fd as &dyn AsFd).collect();
+            match self.look(&all, None) {
+                Some(woken) => return woken,
+                None => self.read_again(None),
             }
         }
     }
 
-    fn wait_or_signal(&self, work: &[&dyn AsFd], at_most: Option<Duration>) -> Woken {
-        let all = [&[&self.signals as &dyn AsFd], work].concat();
-        match wait(&all, at_most) {
-            Woken::Work if wait(&[&self.signals], Some(Duration::ZERO)) == Woken::Work => {
-                Woken::Signal
+    /// Waits for `work`; the proxy that runs, if there is one, hears of a reload.
+    fn wait_or_signal(
+        &mut self,
+        work: &[&OwnedFd],
+        at_most: Option<Duration>,
+        proxy: Option<Pid>,
+    ) -> Woken {
+        let work: Vec<&dyn AsFd> = work.iter().map(|fd| fd as &dyn AsFd).collect();
+        loop {
+            match self.look(&work, at_most) {
+                Some(woken) => return woken,
+                None => self.read_again(proxy),
             }
-            woken => woken,
         }
+    }
+
+    /// Waits for something; `None` if it may be that the config is to be read again.
+    fn look(&self, work: &[&dyn AsFd], at_most: Option<Duration>) -> Option<Woken> {
+        let calls: [&dyn AsFd; 2] = [&self.calls.end, &self.calls.again];
+        match wait(&[&calls, work].concat(), at_most) {
+            Woken::Work if self.calls.is_end() => Some(Woken::Signal),
+            Woken::Work if wait(&[&self.calls.again], Some(Duration::ZERO)) == Woken::Work => None,
+            woken => Some(woken),
+        }
+    }
+
+    /// Reads the config again, if that was asked for: proxies are told what was found right.
+    fn read_again(&mut self, proxy: Option<Pid>) {
+        if !self.calls.is_again() {
+            return;
+        }
+        notify(Phase::Reloading);
+        match self.told.read_again() {
+            Ok(()) => {
+                info!("the config was read again");
+                // One that has just ended reads it when it starts.
+                proxy.map(|pid| kill_process(pid, Signal::HUP));
+            }
+            Err(error) => error!("nothing has changed: {error:#}"),
+        }
+        notify(Phase::Ready);
     }
 
     /// Starts a proxy that has the same doors, and is told `more`.
     fn start(&self, more: &[&str]) -> Result<Process> {
-        let (open, doors) = self.doors.legacy();
+        let (mut open, doors) = self.doors.legacy();
         let doors: Vec<_> = doors.iter().map(ToString::to_string).collect();
         let mut command = Command::new("/proc/self/exe");
         command.args(env::args_os().skip(1)).arg("--doors").arg(doors.join(","));
-        command.args(more);
+        command.args(self.told.number().map(|fd| format!("--told={fd}"))).args(more);
+        open.extend(self.told.legacy());
         // The manager hears of us.
         command.env_remove("NOTIFY_SOCKET");
         inherit::keep(&mut command, &open);
@@ -161,15 +218,16 @@ impl Demand {
     }
 
     /// Closes the doors and has the proxy end its flows; a second signal ends it at once.
-    fn drain(self, mut proxy: Process, pid: Pid) -> Result<()> {
+    fn drain(self, mut proxy: Process, pid: Pid, ended: &OwnedFd) -> Result<()> {
         notify(Phase::Stopping);
-        let Demand { doors, mut signals, .. } = self;
+        let Demand { doors, calls: Calls { mut end, again: _again }, interception, .. } = self;
+        // Before nobody answers them here.
+        interception.pass_by();
         drop(doors);
         // One byte a signal: the first is known.
-        let _ = std::io::Read::read(&mut signals, &mut [0]);
-        let ended = pidfd_open(pid, PidfdFlags::empty())?;
+        let _ = end.read(&mut [0]);
         kill_process(pid, Signal::TERM)?;
-        wait(&[&ended, &signals], None);
+        wait(&[ended, &end], None);
         if proxy.try_wait()?.is_none() {
             proxy.kill()?;
         }

@@ -128,8 +128,12 @@ impl Worker {
         if flow.through().is_some() && !self.claims.is_empty() {
             self.claims.retain(|_, owner| *owner != key);
         }
-        if reset {
-            flow.reset();
+        if let Some(resolver) = &self.resolver {
+            resolver.forget((key, flow.id));
+        }
+        match reset {
+            true => flow.reset(),
+            false => flow.end_well(),
         }
     }
 

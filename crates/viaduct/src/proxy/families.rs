@@ -3,7 +3,7 @@
 use viaduct_proto::tunnel::stats::TunnelStats;
 
 use super::snapshot::ProxyStatus;
-use super::stats::{CONNECT_BOUNDS, ProxyStats};
+use super::stats::{CONNECT_BOUNDS, ProxyStats, TunnelCounters};
 use crate::metrics::{Exposition, Kind, Labels};
 
 type Counter = (&'static str, &'static str, fn(&ProxyStats) -> u64);
@@ -84,6 +84,12 @@ const TUNNELS: &[TunnelCounter] = &[
     ("viaduct_tunnel_held_bytes", Kind::Gauge, "Of it, filled.", |t| t.held),
 ];
 
+/// Which tunnel it is: its peer, and its name if it has one.
+fn of(tunnel: &TunnelCounters) -> Vec<(&str, &str)> {
+    let name = Some(("tunnel", &tunnel.name[..])).filter(|(_, name)| !name.is_empty());
+    name.into_iter().chain([("peer", &tunnel.peer[..])]).collect()
+}
+
 fn tunnels(page: &mut Exposition, own: Labels<'_>, counters: &ProxyStats) {
     if counters.tunnels.is_empty() {
         return;
@@ -91,21 +97,21 @@ fn tunnels(page: &mut Exposition, own: Labels<'_>, counters: &ProxyStats) {
     for (name, kind, help, value) in TUNNELS {
         page.family(name, *kind, help);
         for tunnel in &counters.tunnels {
-            page.sample(&[own, &[("peer", &tunnel.peer)]].concat(), value(&tunnel.all));
+            page.sample(&[own, &of(tunnel)].concat(), value(&tunnel.all));
         }
     }
     page.family("viaduct_tunnel_rtt_seconds", Kind::Gauge, "Round trip of each link.");
     for tunnel in &counters.tunnels {
         for (n, link) in tunnel.links.iter().enumerate() {
             let Some(rtt) = link.rtt else { continue };
-            let labels: Labels<'_> = &[("peer", &tunnel.peer), ("link", &n.to_string())];
-            page.sample(&[own, labels].concat(), rtt.as_secs_f64());
+            let link: Labels<'_> = &[("link", &n.to_string())];
+            page.sample(&[own, &of(tunnel), link].concat(), rtt.as_secs_f64());
         }
     }
     page.family("viaduct_tunnel_queueing_seconds", Kind::Gauge, "Mean wait of bytes to be sent.");
     for tunnel in &counters.tunnels {
         let mean = tunnel.all.delay.mean_micros() as f64 / 1e6;
-        page.sample(&[own, &[("peer", &tunnel.peer)]].concat(), mean);
+        page.sample(&[own, &of(tunnel)].concat(), mean);
     }
 }
 

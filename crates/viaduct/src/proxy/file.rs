@@ -25,7 +25,7 @@ use super::options::{ProxyArgs, ProxyOptions};
 use super::policy::{Plan, Policy};
 use super::through::Factories;
 use super::tunnels::settings::{TunnelName, TunnelTable};
-use super::values::{ports, prefixes, rate, some_place};
+use super::values::{ports, prefixes, rate, some_goal};
 use crate::text;
 
 /// Bytes of a config, at most.
@@ -64,7 +64,7 @@ pub struct PolicyTable {
     ports: Vec<String>,
     #[serde(default)]
     action: Action,
-    #[serde(default, deserialize_with = "some_place")]
+    #[serde(default, deserialize_with = "some_goal")]
     pub(super) next: Option<SocketAddr>,
     #[serde(default)]
     direct: bool,
@@ -89,18 +89,25 @@ struct Words {
     options: ProxyOptions,
 }
 
-/// Reads `path`.
+/// The text of `path`.
+///
+/// # Errors
+/// It cannot be read, or is too long.
+pub fn read(path: &Path) -> Result<String, String> {
+    text::read(path, LONGEST)
+}
+
+/// What `text` says.
 ///
 /// # Errors
 /// One line that says where, what is wrong, and what would be right.
-pub fn read(path: &Path) -> Result<Said, String> {
-    let text = text::read(path, LONGEST)?;
-    let file: File = toml::from_str(&text).map_err(|error| {
+pub fn parse(text: &str) -> Result<Said, String> {
+    let file: File = toml::from_str(text).map_err(|error| {
         if error.message().contains("missing field `proxy`") {
             return "the table [proxy] is missing".to_owned();
         }
         let at = error.span().map_or(0, |span| span.start);
-        text::place(&text, at) + &text::plain(error.message())
+        text::place(text, at) + &text::plain(error.message())
     })?;
     let args = options(&file.proxy).map_err(|what| format!("[proxy] {what}"))?;
     Ok(Said { args, policies: file.policy, tunnels: file.tunnel })
@@ -113,7 +120,7 @@ pub fn read(path: &Path) -> Result<Said, String> {
 pub fn options(table: &Table) -> Result<ProxyArgs, String> {
     let mut words = vec!["[proxy]".to_owned()];
     for (key, value) in table {
-        if matches!(&key[..], "config" | "check" | "doors" | "rehearse") {
+        if matches!(&key[..], "config" | "check" | "doors" | "rehearse" | "told") {
             return Err(format!("{key}: unknown key"));
         }
         let option = format!("--{}", key.replace('_', "-"));
@@ -223,11 +230,7 @@ mod tests {
     use super::*;
 
     fn load(text: &str) -> Result<Vec<Policy>, String> {
-        let path = std::env::temp_dir().join(format!("viaduct-file-{}.toml", text.len()));
-        std::fs::write(&path, text).unwrap();
-        let read = read(&path);
-        std::fs::remove_file(&path).unwrap();
-        let Said { args, policies, tunnels } = read?;
+        let Said { args, policies, tunnels } = parse(text)?;
         let tunnels: Vec<TunnelName> = tunnels.iter().map(|t| t.name[..].into()).collect();
         let otherwise = Plan { next: args.next, rate: args.rate, ..Plan::default() };
         let registry = crate::handlers();
@@ -248,9 +251,9 @@ mod tests {
         assert_eq!(
             words,
             [
-                "from any to any port 22-22 port 8000-8080: by 10.9.0.1:7000 +count +shape, \
-                 at most 9000000 bit/s",
-                "from any to any: straight on, at most 1000 bit/s",
+                "from any to any port 22 port 8000-8080: by 10.9.0.1:7000 +count +shape, \
+                 at most 9M bit/s",
+                "from any to any: straight on, at most 1k bit/s",
                 "from any to any: denied",
             ]
         );
@@ -268,7 +271,7 @@ mod tests {
         ))
         .unwrap();
         let words: Vec<_> = policies.iter().map(ToString::to_string).collect();
-        let oslo = "from any to any port 22-22: through the tunnel oslo";
+        let oslo = "from any to any port 22: through the tunnel oslo";
         assert_eq!(words, [oslo, "from any to any: straight on"]);
         let wrong = [
             ("tunnel = 'bonn'", "no [[tunnel]] is named \"bonn\"; there are [\"rome\", \"oslo\"]"),

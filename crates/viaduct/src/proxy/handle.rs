@@ -73,6 +73,7 @@ impl Handle {
 
     /// Has it take no more flows, and end when those that are there have ended or their time is up.
     pub fn drain(&self) {
+        self.interception.pass_by();
         self.tell(|| Order::Drain);
     }
 

@@ -124,6 +124,17 @@ impl Worker {
         true
     }
 
+    /// Holds no SYN any more: those that it has go on as if nobody had held them, and what they have
+    /// begun ends first, which may have their clients' addresses.
+    pub(super) fn let_go(&mut self) {
+        let Some(holding) = self.holding.take() else { return };
+        for (key, (id, tuple)) in &holding.held {
+            self.early.forget(tuple);
+            self.end(*key, true);
+            holding.tell(*id, Verdict::Pass);
+        }
+    }
+
     /// Flow `key` ends: its client, if it is held, hears nothing.
     pub(super) fn forget_held(&mut self, key: usize) {
         if let Some(holding) = &mut self.holding {

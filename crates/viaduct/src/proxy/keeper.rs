@@ -4,11 +4,12 @@
 //! ```text
 //!   somebody takes rules away ──▶ RulesWatch ──▶ keeper ──▶ Changes::repair, a warning
 //!                                                  └─ Interception: restored, missing ──▶ loops, status
+//!   a proxy ends ──▶ Interception::pass_by: new connections are led here no more
 //! ```
 
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -28,9 +29,23 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub struct Interception {
     restored: AtomicU64,
     missing: AtomicBool,
+    /// The changes that made them, while they are kept by this process.
+    changes: Mutex<Option<Changes>>,
 }
 
 impl Interception {
+    /// Leads no new connection here any more: they pass by. Those that have begun still find here.
+    pub fn pass_by(&self) {
+        if let Some(Err(error)) = self.changes().as_mut().map(Changes::pass_by) {
+            let error = anyhow::Error::from(error);
+            warn!("new connections are led here still: {error:#}");
+        }
+    }
+
+    fn changes(&self) -> MutexGuard<'_, Option<Changes>> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether rules are missing: connections may pass by.
     pub fn is_missing(&self) -> bool {
         self.missing.load(Ordering::Relaxed)
@@ -64,7 +79,8 @@ impl Interception {
 
     /// Sees whether another process keeps `intercept`.
     fn look(&self, intercept: &Intercept) {
-        let there = intercept.is_there().unwrap_or(false);
+        let there = intercept.is_there().unwrap_or(false)
+            || intercept.passed_by().is_there().unwrap_or(false);
         if self.missing.swap(!there, Ordering::Relaxed) && there {
             self.restored.fetch_add(1, Ordering::Relaxed);
         }
@@ -76,11 +92,12 @@ impl Interception {
 pub struct Keeper {
     end: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
+    state: Arc<Interception>,
 }
 
 /// What it keeps: its own, or those of the parent, which it only looks at.
 enum Kept {
-    Ours(Changes),
+    Ours,
     Parents(Intercept),
 }
 
@@ -92,26 +109,29 @@ impl Keeper {
     pub fn start(
         changes: Option<Changes>,
         intercept: Option<&Intercept>,
-        state: Arc<Interception>,
+        state: &Arc<Interception>,
     ) -> Result<Option<Keeper>> {
-        let kept = match (changes, intercept) {
-            (Some(changes), _) => Kept::Ours(changes),
+        let kept = match (&changes, intercept) {
+            (Some(_), _) => Kept::Ours,
             (None, Some(intercept)) => Kept::Parents(intercept.clone()),
             (None, None) => return Ok(None),
         };
         let watch = RulesWatch::new().context("watch nftables and ip rules")?;
         let (end, ended) = UnixStream::pair()?;
-        let run = move || run(&kept, &watch, &ended, &state);
+        let (state, its) = (state.clone(), state.clone());
+        let run = move || run(&kept, &watch, &ended, &its);
         let thread = thread::Builder::new().name("rules".to_owned()).spawn(run)?;
-        Ok(Some(Keeper { end: Some(end), thread: Some(thread) }))
+        *state.changes() = changes;
+        Ok(Some(Keeper { end: Some(end), thread: Some(thread), state }))
     }
 }
 
 impl Drop for Keeper {
     fn drop(&mut self) {
         drop(self.end.take());
-        // A panic has put the changes back too.
         let _ = self.thread.take().map(JoinHandle::join);
+        let changes = self.state.changes().take();
+        drop(changes);
     }
 }
 
@@ -126,7 +146,7 @@ fn run(kept: &Kept, watch: &RulesWatch, ended: &UnixStream, state: &Interception
         }
         if watch.lost() || state.is_missing() {
             match kept {
-                Kept::Ours(changes) => state.keep(changes),
+                Kept::Ours => drop(state.changes().as_ref().map(|changes| state.keep(changes))),
                 Kept::Parents(intercept) => state.look(intercept),
             }
             if is_over(PAUSE) {

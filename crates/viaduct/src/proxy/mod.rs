@@ -41,6 +41,7 @@ pub mod stats;
 mod target;
 mod tell;
 pub mod through;
+mod told;
 mod tunnels;
 pub mod values;
 mod wants;
@@ -49,47 +50,62 @@ mod worker;
 use std::fs;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use tracing::info;
 use viaduct_proto::flow::Registry;
 use viaduct_sys::memory;
 
+use demand::{Calls, Demand};
+use doors::Doors;
 use handle::Handle;
 use keeper::{Interception, Keeper};
 use loops::Loops;
-use opening::Opened;
-pub use options::ProxyOptions;
+pub use options::{ProxyOptions, check_beside_config};
 use settings::Settings;
+use told::Told;
 
+use crate::signals::Signals;
 use crate::status::socket::check_free;
 
 /// Runs until a signal ends it.
 pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
-    let settings = Settings::load(options, &registry)?;
+    let (settings, text) = Settings::read(options, &registry)?;
     check_free(&settings.socket())?;
+    if settings.on_demand && options.doors.is_empty() {
+        let told = Told::new(options.clone(), registry, settings.clone(), text.as_deref())?;
+        return run_on_demand(&settings, told);
+    }
+    let signals = Signals::register()?;
     // What was changed on the machine is put back when this ends.
-    let (interception, intercept) = (Arc::<Interception>::default(), settings.intercept.as_ref());
-    let keeper = |changes| Keeper::start(changes, intercept, interception.clone());
-    let (doors, _keeper) = match opening::open(&settings, &options.doors)? {
-        Opened::Proxy(doors, changes) => (doors, keeper(changes)?),
-        Opened::Parent(parent, changes) => {
-            let _keeper = keeper(changes)?;
-            parent.rehearse()?;
-            info!(name = settings.name, listen = ?settings.listen, "up on demand");
-            return parent.run().context("the parent of proxies stopped");
-        }
-    };
+    let (doors, changes) = opening::open(&settings, &options.doors)?;
+    let interception = Arc::<Interception>::default();
+    let _keeper = Keeper::start(changes, settings.intercept.as_ref(), &interception)?;
     let loops = Loops::new(&settings, doors, &interception)?;
     let handle = Handle::new(settings.clone(), loops.orders(), interception);
-    control::start(options.clone(), registry, handle)?;
+    control::start(options.clone(), registry, handle, signals)?;
     if options.rehearse {
         return Ok(fs::remove_file(settings.socket())?);
     }
-    info!(name = settings.name, listen = ?settings.listen, to = %settings.target, "up");
+    let tunnels = settings.tunnels.as_ref().and_then(|of| of.listen).map(tracing::field::display);
+    let (name, listen) = (&settings.name, &settings.listen);
+    info!(name, ?listen, tunnel_listen = tunnels, to = %settings.target, "up");
     memory::let_go_of_start()?;
     let ended = loops.run().context("the proxy stopped");
     let _ = fs::remove_file(settings.socket());
     ended
+}
+
+/// The same, with a proxy only while there is something to do.
+fn run_on_demand(settings: &Settings, told: Told) -> Result<()> {
+    let calls = Calls::register()?;
+    let (doors, changes) = opening::open(settings, &[])?;
+    let [doors] = <[Doors; 1]>::try_from(doors).map_err(|_| anyhow!("one loop runs on demand"))?;
+    let interception = Arc::<Interception>::default();
+    let _keeper = Keeper::start(changes, settings.intercept.as_ref(), &interception)?;
+    let parent = Demand::new(doors, calls, told, interception);
+    parent.rehearse()?;
+    info!(name = settings.name, listen = ?settings.listen, "up on demand");
+    parent.run().context("the parent of proxies stopped")
 }
 
 /// Checks what was said, says what it means, and touches nothing.

@@ -2,35 +2,25 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use tracing::warn;
 use viaduct_sys::filter::SynFilter;
 use viaduct_sys::hold::{Hold, Where};
 use viaduct_sys::intercept::Way;
 use viaduct_sys::journal::Changes;
 
-use super::demand::Demand;
 use super::doors::{self, Door, Doors, Wanted};
 use super::settings::Settings;
 
 /// An address and a prefix's length.
 type Prefix = (IpAddr, u8);
 
-/// What a process that is told so becomes.
-pub enum Opened {
-    /// A proxy whose loops are behind these doors; what it has changed is put back when that is
-    /// dropped.
-    Proxy(Vec<Doors>, Option<Changes>),
-    /// The parent of proxies.
-    Parent(Demand, Option<Changes>),
-}
-
-/// Opens the doors, or takes over those that a parent `left`, and makes the changes that belong to
-/// them.
-pub fn open(settings: &Settings, left: &[Door]) -> Result<Opened> {
+/// Opens the doors, those of each loop, or takes over those that a parent `left`, and makes the changes
+/// that belong to them; they are put back when they are dropped.
+pub fn open(settings: &Settings, left: &[Door]) -> Result<(Vec<Doors>, Option<Changes>)> {
     if !left.is_empty() {
         let doors = Doors::inherited(left, queue(settings), most_held(settings))?;
-        return Ok(Opened::Proxy(vec![doors], None));
+        return Ok((vec![doors], None));
     }
     // First: another proxy of this port may have them, and nothing of its must be touched.
     let mut changes = claim(settings)?;
@@ -39,11 +29,7 @@ pub fn open(settings: &Settings, left: &[Door]) -> Result<Opened> {
     if let Some(changes) = &mut changes {
         change(settings, changes)?;
     }
-    if !settings.on_demand {
-        return Ok(Opened::Proxy(doors, changes));
-    }
-    let [doors] = <[Doors; 1]>::try_from(doors).map_err(|_| anyhow!("one loop runs on demand"))?;
-    Ok(Opened::Parent(Demand::new(doors)?, changes))
+    Ok((doors, changes))
 }
 
 /// Opens the doors alone, those of each loop.

@@ -2,23 +2,26 @@
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
+use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::ValueEnum;
+use anyhow::{Result, bail};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args as _, Command, ValueEnum};
 use ipnet::IpNet;
 use viaduct_proto::flow::HandlerSpec;
 
 use super::doors::Door;
 use super::tell::Tell;
 use super::tunnels::settings::TunnelArgs;
-use super::values::{buffer, count, place, ports, prefix, rate, time, wait};
+use super::values::{buffer, count, goal, place, ports, prefix, rate, time, wait};
 
 /// Options in a file, or on the command line.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ProxyOptions {
     /// A file with a table [proxy] of these options and tables [[policy]]; SIGHUP reads it again
-    #[arg(short, long, value_name = "FILE", conflicts_with = "ProxyArgs")]
+    #[arg(short, long, value_name = "FILE")]
     pub(super) config: Option<PathBuf>,
     /// Check all that was said, say what it means, and touch nothing
     #[arg(long)]
@@ -29,8 +32,30 @@ pub struct ProxyOptions {
     /// End as soon as all is there that flows need: the parent of --on-demand tries it once
     #[arg(long, hide = true)]
     pub(super) rehearse: bool,
+    /// The descriptor of the config that the parent of --on-demand has checked
+    #[arg(long, hide = true)]
+    pub(super) told: Option<RawFd>,
     #[command(flatten)]
     pub(super) args: ProxyArgs,
+}
+
+/// Refuses options beside `--config`, whose file has all of them: they would do nothing.
+///
+/// # Errors
+/// One line that names the first.
+pub fn check_beside_config(said: &ArgMatches) -> Result<()> {
+    let words = |id: &str| said.value_source(id) == Some(ValueSource::CommandLine);
+    if !words("config") {
+        return Ok(());
+    }
+    let all = ProxyArgs::augment_args(Command::new("proxy"));
+    match all.get_arguments().find(|option| words(option.get_id().as_str())) {
+        Some(option) => {
+            let name = option.get_long().unwrap_or_default();
+            bail!("{name}: --config has all options in its table [proxy]; say it there")
+        }
+        None => Ok(()),
+    }
 }
 
 /// What `viaduct proxy` may be told.
@@ -40,7 +65,7 @@ pub struct ProxyArgs {
     #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = place)]
     pub(super) listen: Vec<SocketAddr>,
     /// Where they go
-    #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = place)]
+    #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = goal)]
     pub(super) to: Option<SocketAddr>,
     /// They go where each client says, in one of these languages
     #[arg(long, value_enum, value_name = "LANGUAGE,...", value_delimiter = ',',
@@ -56,7 +81,7 @@ pub struct ProxyArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) password_file: Option<PathBuf>,
     /// The next hop, another `viaduct proxy --expect proxy`; without it flows go straight on
-    #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = place)]
+    #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = goal)]
     pub(super) next: Option<SocketAddr>,
     /// How hops are told where to; by the option if it can go, else by proxy-tfo, if not given
     #[arg(long, value_enum)]

@@ -106,7 +106,7 @@ impl Worker {
     fn drain(&mut self, now: Instant) {
         self.deadline = Some(now + self.limits.drain);
         self.doors_close = Some(now + HANDSHAKES);
-        self.holding = None;
+        self.let_go();
         for listener in &self.listeners {
             if let Err(error) = tcp::take_no_more(listener) {
                 debug!("refuse SYNs: {error}");
@@ -121,12 +121,18 @@ impl Worker {
             (0..self.listeners.len()).for_each(|n| self.accept(n, now));
             self.listeners.clear();
             (self.tap, self.doors_close) = (None, None);
+            // Whoever has not come by now never will.
+            while let Some(started) = self.early.release() {
+                self.end(started.key, true);
+            }
         }
     }
 
     /// Whether it was asked to end, and can.
     pub(super) fn is_over(&self, now: Instant) -> bool {
-        let ended = self.flows.is_empty() && self.doors_close.is_none();
+        // The last bytes of flows that have ended may still be on their way into a tunnel.
+        let said = self.tunnels.as_ref().is_none_or(Tunnels::are_done);
+        let ended = self.flows.is_empty() && self.doors_close.is_none() && said;
         self.deadline.is_some_and(|at| ended || now >= at)
     }
 

@@ -111,7 +111,10 @@ impl fmt::Display for Policy {
         };
         write!(f, "from {} to {}", list(&self.from), list(&self.to))?;
         for range in &self.ports {
-            write!(f, " port {}-{}", range.start(), range.end())?;
+            match range.start() == range.end() {
+                true => write!(f, " port {}", range.start())?,
+                false => write!(f, " port {}-{}", range.start(), range.end())?,
+            }
         }
         write!(f, ": {}", self.plan)
     }
@@ -131,8 +134,15 @@ impl fmt::Display for Plan {
         for handler in self.handlers.iter().flat_map(|all| all.iter()) {
             write!(f, " +{}", handler.name())?;
         }
-        self.rate.map_or(Ok(()), |bits| write!(f, ", at most {bits} bit/s"))
+        self.rate.map_or(Ok(()), |bits| write!(f, ", at most {} bit/s", in_units(bits)))
     }
+}
+
+/// A rate as people write it: 20M.
+fn in_units(bits: u64) -> String {
+    let units = [(1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")];
+    let whole = units.iter().find(|(unit, _)| bits >= *unit && bits.is_multiple_of(*unit));
+    whole.map_or_else(|| bits.to_string(), |(unit, name)| format!("{}{name}", bits / unit))
 }
 
 /// Whether one of `prefixes` has `ip` in it.

@@ -1,59 +1,250 @@
-//! Names of hosts, looked up beside the loop: the system's resolver waits.
+//! Names of hosts, looked up beside the loop: the system's resolver waits, for a name server that does
+//! not answer ten seconds and more.
+//!
+//! ```text
+//!   loop ── ask ──▶ Desk: questions that wait ──▶ threads, started as they are needed ──▶ answer
+//!     └── forget: its client has gone
+//! ```
+//!
+//! Nobody's names keep others' waiting: of the threads one source may have some, not all, and the next
+//! question is that of the source that has fewest.
 
+use std::collections::{HashMap, VecDeque};
 use std::net::{SocketAddr, ToSocketAddrs as _};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use mio::Waker;
 
-/// Lookups at once.
-const THREADS: usize = 4;
-/// Lookups that wait for a thread, at most.
-const WAITING: usize = 256;
+use super::tunnels::strangers::Source;
+
+/// Look-ups at once, and of them those of one source.
+const THREADS: usize = 32;
+const THREADS_EACH: usize = 24;
+/// Questions that wait for a thread, and of them those of one source.
+const WAITING: usize = 1024;
+const WAITING_EACH: usize = 64;
+/// How long a thread stays that has nothing to do.
+const IDLE: Duration = Duration::from_secs(10);
 
 /// A flow's number, and its generation, which tells it from a later one of the same number.
 pub type Asker = (usize, u64);
 
-/// The threads that look up.
+type Answer = (Asker, Vec<SocketAddr>);
+
+/// Looks names up.
 #[derive(Debug)]
 pub struct Resolver {
-    questions: SyncSender<(Asker, String, u16)>,
-    answers: Receiver<(Asker, Vec<SocketAddr>)>,
+    shared: Arc<Shared>,
+    answers: Receiver<Answer>,
+}
+
+/// What the threads share.
+#[derive(Debug)]
+struct Shared {
+    desk: Mutex<Desk>,
+    /// There is a question, or nothing more to do.
+    news: Condvar,
+    answers: Sender<Answer>,
+    waker: Arc<Waker>,
+}
+
+/// What waits, and who is at work.
+#[derive(Debug, Default)]
+struct Desk {
+    waiting: VecDeque<Question>,
+    /// Look-ups of each source that has any.
+    running: HashMap<Source, usize>,
+    threads: usize,
+    /// Of them, those that wait for a question.
+    idle: usize,
+    closed: bool,
+}
+
+#[derive(Debug)]
+struct Question {
+    asker: Asker,
+    source: Source,
+    name: String,
+    port: u16,
 }
 
 impl Resolver {
     /// Wakes the loop by `waker` for each answer.
-    pub fn new(waker: &Arc<Waker>) -> std::io::Result<Resolver> {
-        let (questions, asked) = sync_channel::<(Asker, String, u16)>(WAITING);
-        let (answer, answers) = sync_channel(WAITING + THREADS);
-        let asked = Arc::new(Mutex::new(asked));
-        for _ in 0..THREADS {
-            let (asked, answer, waker) = (asked.clone(), answer.clone(), waker.clone());
-            thread::Builder::new().name("names".to_owned()).spawn(move || {
-                let next = || asked.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                while let Ok((asker, name, port)) = next() {
-                    let found = (&name[..], port).to_socket_addrs();
-                    let all = found.map(Iterator::collect).unwrap_or_default();
-                    if answer.send((asker, all)).is_err() || waker.wake().is_err() {
-                        break;
-                    }
-                }
-            })?;
-        }
-        Ok(Resolver { questions, answers })
+    pub fn new(waker: &Arc<Waker>) -> Resolver {
+        let (sender, answers) = channel();
+        let shared = Shared {
+            desk: Mutex::default(),
+            news: Condvar::new(),
+            answers: sender,
+            waker: waker.clone(),
+        };
+        Resolver { shared: Arc::new(shared), answers }
     }
 
-    /// Asks for the addresses of `name`; false if too many wait.
-    pub fn ask(&self, asker: Asker, name: String, port: u16) -> bool {
-        match self.questions.try_send((asker, name, port)) {
-            Ok(()) => true,
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => false,
+    /// Asks for the addresses of `name`, for a client at `from`; false if too many wait.
+    pub fn ask(&self, asker: Asker, from: SocketAddr, name: String, port: u16) -> bool {
+        let mut desk = self.shared.desk();
+        if !desk.add(Question { asker, source: from.ip().into(), name, port }) {
+            return false;
         }
+        if desk.lacks_threads() {
+            let shared = self.shared.clone();
+            let started = thread::Builder::new().name("names".to_owned()).spawn(move || {
+                shared.work();
+            });
+            desk.threads += usize::from(started.is_ok());
+        }
+        self.shared.news.notify_one();
+        desk.threads > 0
+    }
+
+    /// The client has gone: what it has asked is not looked up any more, if it waits still.
+    pub fn forget(&self, asker: Asker) {
+        self.shared.desk().waiting.retain(|question| question.asker != asker);
     }
 
     /// The next answer: all addresses, the one to be preferred first.
-    pub fn answer(&self) -> Option<(Asker, Vec<SocketAddr>)> {
+    pub fn answer(&self) -> Option<Answer> {
         self.answers.try_recv().ok()
+    }
+}
+
+impl Drop for Resolver {
+    fn drop(&mut self) {
+        self.shared.desk().closed = true;
+        self.shared.news.notify_all();
+    }
+}
+
+impl Shared {
+    fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A thread's life.
+    fn work(&self) {
+        let mut desk = self.desk();
+        while !desk.closed {
+            if let Some(Question { asker, source, name, port }) = desk.take() {
+                drop(desk);
+                let found = (&name[..], port).to_socket_addrs();
+                let all = found.map(Iterator::collect).unwrap_or_default();
+                // Whoever is gone needs no answer.
+                let _ = self.answers.send((asker, all)).map(|()| self.waker.wake());
+                desk = self.desk();
+                desk.done(source);
+                continue;
+            }
+            desk.idle += 1;
+            let waited = self.news.wait_timeout(desk, IDLE);
+            let (woken, patience) = waited.unwrap_or_else(PoisonError::into_inner);
+            desk = woken;
+            desk.idle -= 1;
+            if patience.timed_out() && desk.waiting.is_empty() {
+                break;
+            }
+        }
+        desk.threads -= 1;
+    }
+}
+
+impl Desk {
+    /// Lets a question wait, unless there are too many.
+    fn add(&mut self, question: Question) -> bool {
+        let own = self.waiting.iter().filter(|other| other.source == question.source).count();
+        let room = self.waiting.len() < WAITING && own < WAITING_EACH;
+        if room {
+            self.waiting.push_back(question);
+        }
+        room
+    }
+
+    /// Whether there is more to do than threads to do it.
+    fn lacks_threads(&self) -> bool {
+        self.waiting.len() > self.idle && self.threads < THREADS
+    }
+
+    /// The next question, which is looked up from now on: the oldest of the source that has fewest
+    /// look-ups; `None` if those that wait have all that they may have.
+    fn take(&mut self) -> Option<Question> {
+        let running = |question: &Question| self.running.get(&question.source).copied();
+        let (n, count) = self
+            .waiting
+            .iter()
+            .map(|question| running(question).unwrap_or(0))
+            .enumerate()
+            .min_by_key(|&(_, count)| count)?;
+        if count >= THREADS_EACH {
+            return None;
+        }
+        let question = self.waiting.remove(n)?;
+        *self.running.entry(question.source).or_default() += 1;
+        Some(question)
+    }
+
+    /// A look-up of `source` has ended.
+    fn done(&mut self, source: Source) {
+        if let Some(count) = self.running.get_mut(&source) {
+            *count -= 1;
+            if *count == 0 {
+                self.running.remove(&source);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn question(client: u8, number: usize) -> Question {
+        let source = Source::from(std::net::IpAddr::from([10, 0, 0, client]));
+        Question { asker: (number, 0), source, name: "host".to_owned(), port: 80 }
+    }
+
+    #[test]
+    fn one_sources_questions_leave_threads_and_room_to_others() {
+        let mut desk = Desk::default();
+        let added = (0..100).filter(|&n| desk.add(question(1, n))).count();
+        assert_eq!(added, WAITING_EACH);
+        let taken = std::iter::from_fn(|| desk.take()).count();
+        assert_eq!(taken, THREADS_EACH, "and no more until one has ended");
+        assert!(desk.add(question(2, 100)));
+        assert_eq!(desk.take().unwrap().asker.0, 100, "past those that wait longer");
+        assert!(desk.take().is_none());
+        desk.done(question(1, 0).source);
+        assert_eq!(desk.take().unwrap().asker.0, THREADS_EACH, "in their order");
+    }
+
+    #[test]
+    fn threads_are_started_for_what_waits_up_to_a_bound() {
+        let mut desk = Desk { threads: 2, idle: 1, ..Desk::default() };
+        assert!(!desk.lacks_threads());
+        desk.add(question(1, 1));
+        assert!(!desk.lacks_threads(), "the idle one takes it");
+        desk.add(question(1, 2));
+        assert!(desk.lacks_threads());
+        desk.threads = THREADS;
+        assert!(!desk.lacks_threads());
+    }
+
+    #[test]
+    fn what_a_client_has_asked_who_is_gone_is_not_looked_up() {
+        let poll = mio::Poll::new().unwrap();
+        let waker = Waker::new(poll.registry(), mio::Token(0)).unwrap();
+        let resolver = Resolver::new(&Arc::new(waker));
+        // No thread is there to take it before it is forgotten.
+        assert!(resolver.shared.desk().add(question(1, 7)));
+        resolver.forget((7, 1));
+        assert_eq!(resolver.shared.desk().waiting.len(), 1, "another flow of that number");
+        resolver.forget((7, 0));
+        assert!(resolver.shared.desk().waiting.is_empty());
+        let from = SocketAddr::from(([10, 0, 0, 1], 1));
+        assert!(resolver.ask((8, 0), from, "127.0.0.9".to_owned(), 80));
+        let (asker, found) = resolver.answers.recv().unwrap();
+        assert_eq!((asker, found), ((8, 0), vec![SocketAddr::from(([127, 0, 0, 9], 80))]));
     }
 }

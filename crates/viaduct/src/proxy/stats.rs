@@ -50,6 +50,9 @@ pub struct ProxyStats {
 pub struct TunnelCounters {
     /// The peer's public key.
     pub peer: String,
+    /// What the tunnel is called; empty without a name.
+    #[serde(default)]
+    pub name: String,
     /// All of it.
     pub all: TunnelStats,
     /// Each of its links.

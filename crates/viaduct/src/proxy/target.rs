@@ -148,7 +148,8 @@ impl Target {
 
 impl Route {
     /// The way of `client` to `to`, with the address `from` if that is given; by a hop, which is told
-    /// both, if a policy wants it. `None` if it may not.
+    /// both, if a policy wants it. `None` if it may not: nobody may go to no address in particular, which
+    /// the kernel takes for this machine, past rules about its addresses.
     pub fn by(
         policies: &Policies,
         client: SocketAddr,
@@ -156,7 +157,7 @@ impl Route {
         from: Option<SocketAddr>,
     ) -> Option<Route> {
         let plan = policies.plan(client.ip(), to);
-        if plan.deny {
+        if plan.deny || to.ip().to_canonical().is_unspecified() {
             return None;
         }
         let haul = policies.far.haul(plan.next.unwrap_or(to).ip()).cloned();
@@ -228,7 +229,10 @@ impl fmt::Display for Target {
 }
 
 /// Whether this is an address of this machine's: what goes there comes from there.
-fn is_here(to: SocketAddr) -> bool {
+pub fn is_here(to: SocketAddr) -> bool {
+    if to.ip().to_canonical().is_loopback() {
+        return true;
+    }
     let any: IpAddr =
         if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     // Nothing is sent: the kernel looks the way up.

@@ -14,8 +14,12 @@ use tracing::warn;
 
 /// The slowest rate that a flow may be held to, bits a second.
 const SLOWEST: u64 = 1_000;
-/// The smallest buffer, bytes.
+/// The smallest buffer, bytes, and the largest that the kernel can be asked for.
 const SMALLEST: usize = 4 << 10;
+pub(super) const LARGEST: usize = 1 << 30;
+/// The longest time, in days: a hundred years. What is longer can be said by 0s, where there is an end
+/// to be had at all.
+const LONGEST: u64 = 36_500;
 
 /// An address and a port that one can go to, or listen at.
 pub fn place(text: &str) -> Result<SocketAddr, String> {
@@ -26,6 +30,17 @@ pub fn place(text: &str) -> Result<SocketAddr, String> {
     })?;
     if at.port() == 0 {
         return Err("a port from 1 to 65535 is expected".to_owned());
+    }
+    Ok(at)
+}
+
+/// A [`place`] that one can go to.
+pub fn goal(text: &str) -> Result<SocketAddr, String> {
+    let at = place(text)?;
+    if at.ip().to_canonical().is_unspecified() {
+        return Err("an address that one can go to is expected; this machine's are 127.0.0.1 and \
+                    [::1], say"
+            .to_owned());
     }
     Ok(at)
 }
@@ -53,12 +68,20 @@ pub fn ports(text: &str) -> Result<RangeInclusive<u16>, String> {
 
 /// A time, which may be none.
 pub fn time(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text).map_err(|_| "a time such as 30s or 2m is expected".to_owned())
+    let time = humantime::parse_duration(text)
+        .map_err(|_| "a time such as 30s or 2m is expected".to_owned())?;
+    if time.as_secs() > LONGEST * 24 * 3600 {
+        return Err(format!("a time is expected, {LONGEST} days at most"));
+    }
+    Ok(time)
 }
 
 /// A time in which something may happen.
 pub fn wait(text: &str) -> Result<Duration, String> {
-    time(text).ok().filter(|time| !time.is_zero()).ok_or("a time above 0s is expected".to_owned())
+    match time(text)? {
+        Duration::ZERO => Err("a time above 0s is expected".to_owned()),
+        time => Ok(time),
+    }
 }
 
 /// How many, at least one.
@@ -68,8 +91,8 @@ pub fn count(text: &str) -> Result<usize, String> {
 
 /// Bytes of a buffer.
 pub fn buffer(text: &str) -> Result<usize, String> {
-    let bytes = text.parse().ok().filter(|&bytes| bytes >= SMALLEST);
-    bytes.ok_or_else(|| format!("bytes are expected, {SMALLEST} at least"))
+    let bytes = text.parse().ok().filter(|bytes| (SMALLEST..=LARGEST).contains(bytes));
+    bytes.ok_or_else(|| format!("bytes are expected, {SMALLEST} at least and {LARGEST} at most"))
 }
 
 /// A number of bits a second.
@@ -84,17 +107,17 @@ pub(super) fn prefixes<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<IpNet>,
     texts.iter().map(|text| prefix(text).map_err(|what| wrong(text, &what))).collect()
 }
 
-/// A [`place`] in a file.
-pub(super) fn place_in<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
+/// A [`goal`] in a file.
+pub(super) fn goal_in<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
     let text = String::deserialize(from)?;
-    place(&text).map_err(|what| wrong(&text, &what))
+    goal(&text).map_err(|what| wrong(&text, &what))
 }
 
 /// The same, where there may be none.
-pub(super) fn some_place<'de, D: Deserializer<'de>>(
+pub(super) fn some_goal<'de, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Option<SocketAddr>, D::Error> {
-    place_in(from).map(Some)
+    goal_in(from).map(Some)
 }
 
 fn wrong<E: de::Error>(text: &str, what: &str) -> E {
@@ -134,6 +157,9 @@ mod tests {
         assert!(wait("0s").is_err() && wait("x").is_err() && time("0s").is_ok());
         assert!(count("0").is_err() && count("1").is_ok());
         assert!(buffer("1").is_err() && buffer("4096").is_ok());
+        assert!(buffer("4294967296").unwrap_err().contains("1073741824 at most"));
+        assert!(wait("18446744073709551615s").unwrap_err().contains("36500 days"));
+        assert!(goal("0.0.0.0:80").is_err() && goal("[::ffff:0.0.0.0]:80").is_err());
         assert!(rate("5").is_err() && rate("1k").is_ok());
     }
 }

@@ -74,6 +74,8 @@ pub struct Worker {
     pub(super) interception: Arc<Interception>,
     pub(super) stats: ProxyStats,
     pub(super) orders: mpsc::Receiver<Order>,
+    /// The log knows that clients cannot be accepted.
+    pub(super) complained: bool,
     /// When it had a flow last.
     busy: Instant,
     /// When to end, if it was asked to.
@@ -97,7 +99,7 @@ impl Worker {
         let arrive = settings.tunnels.as_ref().is_some_and(|of| of.listen.is_some());
         let resolver = match target {
             Target::Fixed(_) | Target::Meant { .. } | Target::Called if !arrive => None,
-            _ => Some(Resolver::new(&Arc::new(Waker::new(poll.registry(), NAMES)?))?),
+            _ => Some(Resolver::new(&Arc::new(Waker::new(poll.registry(), NAMES)?))),
         };
         let mut teller = Teller::new(settings.tell, &policies)?;
         let (most, mut wait) = limits.early.unwrap_or_default();
@@ -148,6 +150,7 @@ impl Worker {
             interception,
             stats: ProxyStats::default(),
             orders,
+            complained: false,
             busy: time(),
             deadline: None,
             doors_close: None,

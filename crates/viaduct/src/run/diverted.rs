@@ -13,11 +13,16 @@ use rustix::event::{PollFd, PollFlags, poll};
 use tracing::{debug, warn};
 use viaduct_proto::flow::Failure;
 use viaduct_proto::wire::refusal::Asked;
-use viaduct_sys::bpf::{Diversion, Divert, Fate, Group, Inside, Names, Waiting};
+use viaduct_proto::wrap::{self, Line, Transport};
+use viaduct_sys::bpf::{
+    Diversion, Divert, Fate, Group, Heard, Inside, Names, Offload, Passing, Rule, Rules, Waiting,
+};
 use viaduct_sys::meeting::Meeting;
 use viaduct_sys::raw::Raw;
 use viaduct_sys::tcp::{self, TcpOptions};
 
+use super::Plan;
+use super::report::{self, Report, Reported};
 use crate::proxy::calls::{Arrival, Call, Held, Program};
 use crate::proxy::orders::{Order, ToWorker};
 
@@ -51,28 +56,35 @@ const BACKLOG: u32 = 4096;
 /// After an error of accept.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Attaches the programs to `group`, and has `worker` hear of every connect.
-pub fn start(group: &Group, worker: ToWorker) -> Result<()> {
+/// Attaches the programs to `group`, and has `worker` hear of every connect that `plan` wants.
+pub fn start(group: &Group, plan: &Plan, worker: ToWorker) -> Result<()> {
     let meeting = Meeting::open().context("open the meeting")?;
-    let listener = listener().context("listen for connections to the program")?;
+    let v4 = listener(Ipv4Addr::LOCALHOST.into());
+    let v4 = v4.context("listen for connections to the program")?;
+    // Missing where the machine has no IPv6.
+    let v6 = listener(Ipv6Addr::LOCALHOST.into()).ok();
     let diversion = Diversion {
-        rules: Vec::new(),
-        otherwise: Fate::Divert,
-        datagrams: true,
+        streams: rules(&plan.rules, Transport::Tcp),
+        datagrams: rules(&plan.rules, Transport::Udp),
         v4: meeting.at(true).context("the meeting has no address")?,
         v6: meeting.at(false),
-        listener: Some(listener.as_fd()),
+        listeners: [Some(v4.as_fd()), v6.as_ref().map(AsFd::as_fd)],
+        offload: plan.offload.map(|offload| Offload { rate: offload.rate.map(bytes) }),
+        tells: plan.report.is_some(),
     };
     let divert = Divert::attach(&diversion, group.as_fd())?;
-    if let Some(inside) = divert.inside() {
+    for listener in [Some(v4), v6].into_iter().flatten() {
+        let Some(inside) = divert.inside() else { continue };
         let worker = worker.clone();
         let take = move || take_in(&listener, &inside, &worker);
         thread::Builder::new().name("arrivals".to_owned()).spawn(take)?;
     }
     let raw = Raw::open().context("open raw sockets")?;
     let shared = Arc::new(Shared { meeting, names: divert.names(), raw });
+    let mut hearing =
+        Hearing { divert, shared, worker, report: plan.report.clone(), known: HashMap::new() };
     let hear = move || {
-        if let Err(error) = hear(divert, &shared, &worker) {
+        if let Err(error) = hearing.run() {
             warn!("connects cannot be heard of any more: {error}");
         }
     };
@@ -80,13 +92,34 @@ pub fn start(group: &Group, worker: ToWorker) -> Result<()> {
     Ok(())
 }
 
-/// The listener that connections to programs are led to, wherever they were meant to go: nobody can
+/// The user's rules of one transport.
+fn rules(rules: &wrap::Rules, transport: Transport) -> Rules {
+    let fate = |fate| match (fate, transport) {
+        (wrap::Fate::Refuse, _) => Fate::Refuse,
+        (wrap::Fate::Leave, _) => Fate::Leave,
+        (wrap::Fate::Divert, Transport::Tcp) => Fate::Divert,
+        // Datagrams are no flow.
+        (wrap::Fate::Divert, Transport::Udp) if rules.strict => Fate::Refuse,
+        (wrap::Fate::Divert, Transport::Udp) => Fate::Leave,
+    };
+    let ours = rules.lines().iter().filter(|line| line.transport.is_none_or(|of| of == transport));
+    let rule = |line: &Line| Rule {
+        prefix: line.prefix,
+        ports: line.ports.0..=line.ports.1,
+        fate: fate(line.fate),
+    };
+    Rules { list: ours.map(rule).collect(), otherwise: fate(rules.otherwise()) }
+}
+
+/// Bits a second as the kernel takes them.
+fn bytes(bits: u64) -> u32 {
+    u32::try_from(bits / 8).unwrap_or(u32::MAX).max(1)
+}
+
+/// A listener that connections to programs are led to, wherever they were meant to go: nobody can
 /// reach it by its own address but from this machine.
-fn listener() -> io::Result<TcpListener> {
-    let anywhere = tcp::listen((Ipv6Addr::LOCALHOST, 0).into(), BACKLOG, TcpOptions::default());
-    let listener = anywhere.or_else(|_| {
-        tcp::listen((Ipv4Addr::LOCALHOST, 0).into(), BACKLOG, TcpOptions::default())
-    })?;
+fn listener(at: IpAddr) -> io::Result<TcpListener> {
+    let listener = tcp::listen((at, 0).into(), BACKLOG, TcpOptions::default())?;
     listener.set_nonblocking(false)?;
     Ok(listener)
 }
@@ -115,31 +148,67 @@ fn take_in(listener: &TcpListener, inside: &Inside, worker: &ToWorker) {
     }
 }
 
-/// Hears of connects for as long as the process runs.
-fn hear(mut divert: Divert, shared: &Arc<Shared>, worker: &ToWorker) -> io::Result<()> {
-    let mut known: HashMap<u64, (SocketAddr, Weak<()>)> = HashMap::new();
-    let mut most = 1024;
-    loop {
-        while let Some(waiting) = divert.poll() {
-            let Waiting { cookie, to, program, .. } = waiting;
-            let before = known.get(&cookie).filter(|(at, _)| *at == program);
-            if before.is_some_and(|(_, waits)| waits.strong_count() > 0) {
-                continue;
+/// Hears of what the program does.
+struct Hearing {
+    divert: Divert,
+    shared: Arc<Shared>,
+    worker: ToWorker,
+    report: Option<Report>,
+    /// Connects that wait: a SYN is told of each time it is sent.
+    known: HashMap<u64, (SocketAddr, Weak<()>)>,
+}
+
+/// Connects that are known before those that wait no more are forgotten.
+const KNOWN: usize = 1024;
+
+impl Hearing {
+    /// For as long as the process runs.
+    fn run(&mut self) -> io::Result<()> {
+        let mut most = KNOWN;
+        loop {
+            while let Some(heard) = self.divert.poll() {
+                self.hear(heard);
             }
-            let waits = Arc::new(());
-            known.insert(cookie, (program, Arc::downgrade(&waits)));
-            let held = Box::new(Diverted { waiting, shared: shared.clone(), _waits: waits });
-            let call = Call { to: to.into(), source: program, held };
-            worker.tell(Order::Call(Box::new(call)));
+            if self.known.len() > most {
+                self.known.retain(|_, (_, waits)| waits.strong_count() > 0);
+                most = KNOWN.max(2 * self.known.len());
+            }
+            match poll(&mut [PollFd::new(&self.divert, PollFlags::IN)], None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
-        if known.len() > most {
-            known.retain(|_, (_, waits)| waits.strong_count() > 0);
-            most = 1024.max(2 * known.len());
+    }
+
+    fn hear(&mut self, heard: Heard) {
+        let transport = |passing: Passing| if passing.datagrams { "udp" } else { "tcp" };
+        match (heard, &self.report) {
+            (Heard::Waits(waiting), _) => self.call(waiting),
+            (Heard::Left(passing), Some(report)) => {
+                report.count(report::Fate::Direct, transport(passing), passing.to);
+            }
+            (Heard::Refused(passing), Some(report)) => {
+                report.count(report::Fate::Refused, transport(passing), passing.to);
+            }
+            (Heard::Offloaded(to, out, back), Some(report)) => report.offloaded(to, out, back),
+            (_, None) => {}
         }
-        match poll(&mut [PollFd::new(&divert, PollFlags::IN)], None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+    }
+
+    fn call(&mut self, waiting: Waiting) {
+        let Waiting { cookie, to, program, .. } = waiting;
+        let before = self.known.get(&cookie).filter(|(at, _)| *at == program);
+        if before.is_some_and(|(_, waits)| waits.strong_count() > 0) {
+            return;
         }
+        let waits = Arc::new(());
+        self.known.insert(cookie, (program, Arc::downgrade(&waits)));
+        let mut held: Box<dyn Held> =
+            Box::new(Diverted { waiting, shared: self.shared.clone(), _waits: waits });
+        if let Some(report) = &self.report {
+            held = Box::new(Reported { held, to, report: report.clone() });
+        }
+        self.worker.tell(Order::Call(Box::new(Call { to: to.into(), source: program, held })));
     }
 }
 

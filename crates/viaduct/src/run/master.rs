@@ -14,15 +14,17 @@ use tracing_subscriber::EnvFilter;
 use viaduct_sys::wrapped::{self, Change};
 use viaduct_sys::{inherit, memory};
 
-use super::RunArgs;
+use super::report::Report;
 use super::via::Interposer;
 use super::wrapper::Word;
-use crate::proxy::handle::Beside;
+use super::{Plan, RunArgs};
+use crate::proxy::handle::{Beside, Handle};
 use crate::proxy::settings::Settings;
-use crate::proxy::through::Factories;
 
 /// How often it is looked whether anybody is left.
 const LOOK: Duration = Duration::from_millis(200);
+/// How long a report waits for what the program did last.
+const SETTLE: Duration = Duration::from_millis(20);
 /// How to end if the program is not there, or is none, or if it is Viaduct that cannot: as env(1) does.
 const NOT_FOUND: u8 = 127;
 const NOT_A_PROGRAM: u8 = 126;
@@ -53,11 +55,11 @@ impl io::Write for ToWrapper {
 }
 
 /// Runs the handlers, and the program above them; `fd` leads to the wrapper.
-pub fn run(fd: RawFd, args: &RunArgs, chain: Factories) -> Result<ExitCode> {
+pub fn run(fd: RawFd, args: &RunArgs, plan: &Plan) -> Result<ExitCode> {
     let stream = UnixStream::from(inherit::take(fd).context("take the wrapper's socket")?);
     let wrapper = ToWrapper(Arc::new(Mutex::new(stream)));
     log(&wrapper);
-    if let Err(error) = serve(&wrapper, args, chain) {
+    if let Err(error) = serve(&wrapper, args, plan) {
         let failed = error.downcast_ref::<Failed>().map_or(OUR_FAULT, |failed| failed.0);
         wrapper.say(&Word::Failed(failed, format!("{error:#}")));
     }
@@ -69,11 +71,12 @@ pub fn run(fd: RawFd, args: &RunArgs, chain: Factories) -> Result<ExitCode> {
 #[error("{1}")]
 struct Failed(u8, String);
 
-fn serve(wrapper: &ToWrapper, args: &RunArgs, chain: Factories) -> Result<()> {
+fn serve(wrapper: &ToWrapper, args: &RunArgs, plan: &Plan) -> Result<()> {
     let name = format!("run-{}", std::process::id());
-    let flows = Beside::start(Settings::for_programs(name, chain, "/run/viaduct".into()))?;
+    let flows =
+        Beside::start(Settings::for_programs(name, plan.chain.clone(), "/run/viaduct".into()))?;
     let worker = flows.handle.worker().context("no worker runs")?;
-    let interposer = Interposer::new(args.via, &args.rules, worker)?;
+    let interposer = Interposer::new(args.via, plan, worker)?;
     let program = start(&args.command, &interposer)?;
     wrapper.say(&Word::Runs(program));
     wrapped::adopt_orphans()?;
@@ -81,8 +84,12 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, chain: Factories) -> Result<()> {
     memory::let_go_of_start()?;
     loop {
         let change = wrapped::wait(program).context("wait for the program")?;
+        let ended = matches!(change, Change::Exited(_) | Change::Killed(_));
+        if ended && let Some(report) = &plan.report {
+            say_report(wrapper, report, interposer.name(), &flows.handle);
+        }
         wrapper.say(&Word::Did(change));
-        if matches!(change, Change::Exited(_) | Change::Killed(_)) {
+        if ended {
             break;
         }
     }
@@ -95,6 +102,17 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, chain: Factories) -> Result<()> {
         thread::sleep(LOOK);
     }
     flows.end()
+}
+
+/// What became of the program's flows, as far as it is known when it ends.
+fn say_report(wrapper: &ToWrapper, report: &Report, via: &str, flows: &Handle) {
+    // What it did last is still on its way here.
+    thread::sleep(SETTLE);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+    let bytes = runtime.map(|runtime| runtime.block_on(flows.status()).counters.bytes);
+    for line in report.lines(via, bytes.unwrap_or_default()) {
+        wrapper.say(&Word::Say(line));
+    }
 }
 
 fn start(command: &[OsString], interposer: &Interposer) -> Result<u32> {

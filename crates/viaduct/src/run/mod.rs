@@ -10,8 +10,10 @@
 //! ```
 
 mod diverted;
+mod explain;
 mod master;
 mod preload;
+mod report;
 mod rules;
 mod seccomp;
 mod via;
@@ -23,44 +25,84 @@ use std::ffi::OsString;
 use std::os::fd::RawFd;
 use std::process::ExitCode;
 
-use anyhow::{Result, anyhow};
-use viaduct_proto::flow::{HandlerSpec, Registry};
+use anyhow::{Result, anyhow, bail};
+use viaduct_proto::flow::{HandlerSpec, Offload, Registry, offload};
+use viaduct_proto::wrap::Rules;
 
 pub use words::unfold;
 
+use self::report::Report;
 use crate::proxy::through::Factories;
 
 /// What `viaduct run` may be told.
 #[derive(Clone, Debug, clap::Args)]
+#[command(
+    after_help = "The handlers of the chain, the program's first, stand before the options: \
+    +NAME[:KEY=VALUE,...], or +NAME -KEY=VALUE ... as in\n  \
+    viaduct run +compress +crypt -key=site.key -- ssh host\n\
+    The exit status is the program's; 125 if viaduct fails, 126 if the command is no program, 127 if \
+    it is not there."
+)]
 pub struct RunArgs {
-    /// A handler of the chain, the program's first; written before the options as +NAME[:KEY=VALUE,...],
-    /// or +NAME -KEY=VALUE
-    #[arg(long = "handler", value_name = "NAME[:KEY=VALUE,...]")]
+    /// A handler, as +NAME[:KEY=VALUE,...] says it
+    #[arg(long = "handler", value_name = "NAME[:KEY=VALUE,...]", hide = true)]
     handlers: Vec<HandlerSpec>,
     /// How the program's calls are seen
     #[arg(long, value_enum, default_value_t)]
     via: via::Via,
     #[command(flatten)]
     rules: rules::RuleArgs,
+    /// Say at the end, on standard error, what became of the program's flows
+    #[arg(long)]
+    report: bool,
+    /// List the handlers
+    #[arg(long, exclusive = true)]
+    list: bool,
+    /// Explain a handler and its settings; --help HANDLER does the same
+    #[arg(long, value_name = "HANDLER", exclusive = true)]
+    explain: Option<String>,
     /// The socket to the wrapper, in its master
     #[arg(long, hide = true)]
     master_fd: Option<RawFd>,
     /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    #[arg(last = true, required_unless_present_any = ["list", "explain"], value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
-impl RunArgs {
-    fn chain(&self, registry: &Registry) -> Result<Factories> {
-        registry.chain(&self.handlers).map_err(|what| anyhow!(what))
+/// What is to be done with the program's flows.
+#[derive(Debug)]
+struct Plan {
+    chain: Factories,
+    rules: Rules,
+    /// The kernel can do all of the chain's work.
+    offload: Option<Offload>,
+    report: Option<Report>,
+}
+
+impl Plan {
+    fn new(args: &RunArgs, registry: &Registry) -> Result<Plan> {
+        let chain = registry.chain(&args.handlers).map_err(|what| anyhow!(what))?;
+        let rules = args.rules.load(registry.guards(&args.handlers))?;
+        let report = args.report.then(Report::default);
+        Ok(Plan { offload: offload(&chain), chain, rules, report })
     }
 }
 
 /// Runs the program; ends as it does.
 pub fn run(args: &RunArgs, registry: &Registry) -> Result<ExitCode> {
-    let chain = args.chain(registry)?;
+    if args.list {
+        explain::list(registry);
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(name) = &args.explain {
+        return explain::one(registry, name).map(|()| ExitCode::SUCCESS);
+    }
+    if args.command.is_empty() {
+        bail!("no program is given");
+    }
+    let plan = Plan::new(args, registry)?;
     match args.master_fd {
         None => wrapper::run(),
-        Some(fd) => master::run(fd, args, chain),
+        Some(fd) => master::run(fd, args, &plan),
     }
 }

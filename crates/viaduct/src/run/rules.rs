@@ -15,23 +15,34 @@ pub struct RuleArgs {
     /// Leave these alone, as if nobody were there [repeatable]
     #[arg(long, value_name = "PATTERN")]
     except: Vec<String>,
+    /// Refuse these [repeatable]
+    #[arg(long, value_name = "PATTERN")]
+    refuse: Vec<String>,
     /// Read such rules from a file: a line each, only PATTERN, except PATTERN or refuse PATTERN
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
-    /// Refuse what no handler can be applied to: datagrams, raw sockets
-    #[arg(long)]
+    /// Refuse what no handler can be applied to, as datagrams and raw sockets; the default where a
+    /// handler guards what passes
+    #[arg(long, conflicts_with = "no_strict")]
     strict: bool,
+    /// Let it go direct, whatever the handlers are for
+    #[arg(long)]
+    no_strict: bool,
 }
 
 impl RuleArgs {
-    /// What they mean.
+    /// What they mean for a chain that guards what passes, or does not.
     ///
     /// # Errors
     /// What is wrong, where it stands, and what would be right.
-    pub fn load(&self) -> Result<Rules> {
+    pub fn load(&self, guards: bool) -> Result<Rules> {
         let mut rules = Rules::EVERYTHING;
-        rules.strict = self.strict;
-        let said = [("--only", Fate::Divert, &self.only), ("--except", Fate::Leave, &self.except)];
+        rules.strict = self.strict || guards && !self.no_strict;
+        let said = [
+            ("--only", Fate::Divert, &self.only),
+            ("--except", Fate::Leave, &self.except),
+            ("--refuse", Fate::Refuse, &self.refuse),
+        ];
         for (option, fate, patterns) in said {
             for pattern in patterns {
                 rules.add(fate, pattern).with_context(|| format!("{option} {pattern}"))?;

@@ -12,14 +12,12 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use tracing::info;
-use viaduct_proto::wrap::{Fate, Rules};
 use viaduct_sys::bpf::Group;
 use viaduct_sys::seccomp::SeccompError;
 use viaduct_sys::wrapped;
 
-use super::rules::RuleArgs;
 use super::waiting::Common;
-use super::{diverted, preload, seccomp};
+use super::{Plan, diverted, preload, seccomp};
 use crate::proxy::orders::ToWorker;
 
 /// How a program's calls are seen.
@@ -48,30 +46,35 @@ pub enum Interposer {
 }
 
 impl Interposer {
-    /// The one that is asked for, with the user's rules; connects go to `worker`.
-    pub fn new(via: Via, rules: &RuleArgs, worker: &ToWorker) -> Result<Interposer> {
-        let rules = rules.load()?;
+    /// The one that is asked for, for what is planned; connects go to `worker`.
+    pub fn new(via: Via, plan: &Plan, worker: &ToWorker) -> Result<Interposer> {
         match via {
-            Via::Cgroup => Self::cgroup(&rules, worker),
-            Via::Seccomp => Ok(Interposer::Seccomp(Common::new(rules, worker.clone())?)),
+            Via::Cgroup => Self::cgroup(plan, worker),
+            Via::Seccomp => Ok(Interposer::Seccomp(Common::new(plan, worker.clone())?)),
             Via::Preload => {
-                let common = Common::new(rules, worker.clone())?;
+                let common = Common::new(plan, worker.clone())?;
                 Ok(Interposer::Preload(preload::start(common)?))
             }
-            Via::Auto => Self::cgroup(&rules, worker).or_else(|why| {
+            Via::Auto => Self::cgroup(plan, worker).or_else(|why| {
                 info!("not by cgroup ({why:#}), but by seccomp");
-                Ok(Interposer::Seccomp(Common::new(rules, worker.clone())?))
+                Ok(Interposer::Seccomp(Common::new(plan, worker.clone())?))
             }),
         }
     }
 
-    fn cgroup(rules: &Rules, worker: &ToWorker) -> Result<Interposer> {
+    fn cgroup(plan: &Plan, worker: &ToWorker) -> Result<Interposer> {
         let group = Group::new()?;
-        diverted::start(&group, worker.clone())?;
-        if !rules.lines().is_empty() || rules.otherwise() != Fate::Divert || rules.strict {
-            anyhow::bail!("--via cgroup knows no rules yet; --via seccomp does");
-        }
+        diverted::start(&group, plan, worker.clone())?;
         Ok(Interposer::Cgroup(group))
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Interposer::Cgroup(_) => "cgroup",
+            Interposer::Seccomp(_) => "seccomp",
+            Interposer::Preload(_) => "preload",
+        }
     }
 
     /// Starts what `fresh` makes where its calls are seen: its process.

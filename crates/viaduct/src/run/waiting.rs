@@ -15,6 +15,8 @@ use viaduct_proto::wrap::{Errno, Rules, Socket};
 use viaduct_sys::meeting::Meeting;
 use viaduct_sys::pending::{Begun, Closed, Pending};
 
+use super::Plan;
+use super::report::{Fate, Report, Reported};
 use crate::proxy::calls::{Call, Held};
 use crate::proxy::orders::{Order, ToWorker};
 
@@ -31,6 +33,7 @@ pub struct Common {
     closed: Closed,
     names: Mutex<Names>,
     worker: ToWorker,
+    report: Option<Report>,
 }
 
 /// How a program that waits for its connect is answered: what it is told, and its socket if it is
@@ -48,11 +51,12 @@ struct Waiting {
 }
 
 impl Common {
-    /// For programs whose flows `worker` carries.
-    pub fn new(rules: Rules, worker: ToWorker) -> Result<Arc<Common>> {
+    /// For programs whose flows `worker` carries as is planned.
+    pub fn new(plan: &Plan, worker: ToWorker) -> Result<Arc<Common>> {
         let meeting = Meeting::open().context("open the meeting")?;
         let closed = Closed::open().context("reserve a port that is closed")?;
-        Ok(Arc::new(Common { rules, meeting, closed, names: Mutex::default(), worker }))
+        let (rules, report) = (plan.rules, plan.report.clone());
+        Ok(Arc::new(Common { rules, meeting, closed, names: Mutex::default(), worker, report }))
     }
 
     /// Begins the flow of `socket`, a duplicate of a program's, to `to`. What the program is told at
@@ -87,7 +91,11 @@ impl Common {
         let source = pending.program()?;
         self.names().set(cookie, Known { peer: to, own: None, refused: None });
         let pending = Some(pending);
-        let held = Box::new(Waiting { pending, to, cookie, answer, common: self.clone() });
+        let mut held: Box<dyn Held> =
+            Box::new(Waiting { pending, to, cookie, answer, common: self.clone() });
+        if let Some(report) = &self.report {
+            held = Box::new(Reported { held, to, report: report.clone() });
+        }
         self.worker.tell(Order::Call(Box::new(Call { to: to.into(), source, held })));
         Ok(true)
     }
@@ -109,6 +117,9 @@ impl Common {
 
     /// A call was refused: it is said.
     pub fn refused(&self, call: wire::Call, to: Option<SocketAddr>, errno: Errno) {
+        if let (Some(report), Some(to)) = (&self.report, to) {
+            report.count(Fate::Refused, "call", to);
+        }
         let call = format!("{call:?}").to_lowercase();
         let why = io::Error::from_raw_os_error(errno.0);
         match to {

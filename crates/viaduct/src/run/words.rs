@@ -9,6 +9,13 @@ pub fn unfold(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     if words.get(1).is_none_or(|word| word != "run") {
         return words;
     }
+    // `run --help HANDLER` is about the handler.
+    if let [_, _, help, handler] = &words[..]
+        && help == "--help"
+    {
+        let explain = [OsString::from("--explain"), handler.clone()];
+        return words.drain(..2).chain(explain).collect();
+    }
     let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
     let rest = words.split_off(end);
     let mut unfolded: Vec<OsString> = words.drain(..2).collect();
@@ -57,6 +64,7 @@ mod tests {
             unfolded("viaduct run +shape:in=1M -out=2M"),
             "viaduct run --handler=shape:in=1M,out=2M"
         );
+        assert_eq!(unfolded("viaduct run --help crypt"), "viaduct run --explain crypt");
         let other = "viaduct proxy +x -a=b";
         assert_eq!(unfolded(other), other);
     }

@@ -74,6 +74,7 @@ pub fn run() -> Result<ExitCode> {
     command.args(words.by_ref().nth(1));
     command.arg(OsString::from(format!("--master-fd={}", theirs.as_raw_fd()))).args(words);
     inherit::keep(&mut command, &[theirs.as_fd()]);
+    signals.release(&mut command);
     command.spawn().context("start the master")?;
     drop(theirs);
     let mut wrapper = Wrapper { signals, program: None };

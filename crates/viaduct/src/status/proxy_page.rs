@@ -137,7 +137,11 @@ impl ProxyPage<'_> {
     fn tunnel(&self, f: &mut Formatter<'_>, tunnel: &TunnelCounters) -> fmt::Result {
         let all = &tunnel.all;
         let up = if all.links > 0 { self.ink.green("up") } else { self.ink.paint(31, "down") };
-        writeln!(f, "\n{}  {up}", self.ink.bold(format!("tunnel to {}", tunnel.peer)))?;
+        let title = match tunnel.name.is_empty() {
+            true => format!("tunnel to {}", tunnel.peer),
+            false => format!("tunnel {} to {}", tunnel.name, tunnel.peer),
+        };
+        writeln!(f, "\n{}  {up}", self.ink.bold(title))?;
         let what = format!(
             "{} open, {} with bytes under way; {} opened here, {} there, {} reset",
             thousands(all.open),

@@ -1,5 +1,7 @@
 //! What a proxy changes on its machine: whose it is, who puts it back, and what others do to it.
 
+use viaduct_sys::process::Process;
+
 use super::*;
 
 #[test]
@@ -216,4 +218,113 @@ fn no_syn_goes_on_early_while_rules_cannot_be_put_back() {
     let client = world.connect(ip).unwrap();
     assert_ne!(listener.accept().unwrap().1, client.local_addr().unwrap());
     assert_eq!(status(&world.proxy)["missing"], false);
+}
+
+/// Starts a proxy on the path, in this directory, and does not wait for it.
+fn begin(chain: &Chain, run_dir: &str, more: &[&str]) -> Process {
+    let mut command = chain.hops()[0].command(env!("CARGO_BIN_EXE_viaduct"));
+    let path = ["proxy", "--listen", "[::]:7000", "--intercept", "0.0.0.0/0,::/0", "--run-dir"];
+    command.args(path).arg(run_dir).args(more);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    chain.hops()[0].spawn(command).unwrap()
+}
+
+fn pid(process: &Process) -> Pid {
+    Pid::from_child(process)
+}
+
+/// Tables, rules and files that are left.
+fn left(chain: &Chain, run_dir: &Scratch) -> String {
+    let tables = chain.hops()[0].run("nft", &["list", "tables"]).unwrap();
+    let rules = chain.hops()[0].run("ip", &["rule", "list", "priority", "118"]).unwrap();
+    let files = std::fs::read_dir(run_dir.path()).unwrap();
+    let files: Vec<_> = files.map(|file| file.unwrap().file_name()).collect();
+    if files.is_empty() { tables + &rules } else { format!("{tables}{rules}{files:?}") }
+}
+
+#[test]
+fn a_signal_while_it_starts_ends_it_and_leaves_nothing() {
+    let chain = chain("delay=1ms");
+    let run_dir = Scratch::new().unwrap();
+    let directory = run_dir.path().display().to_string();
+    for more in [&[][..], &["--on-demand"]] {
+        for millis in [8, 15, 25, 40, 60, 100] {
+            let mut process = begin(&chain, &directory, more);
+            thread::sleep(Duration::from_millis(millis));
+            kill_process(pid(&process), Signal::TERM).unwrap();
+            process.wait().unwrap();
+            assert_eq!(left(&chain, &run_dir), "", "after {millis} ms, {more:?}");
+        }
+    }
+}
+
+#[test]
+fn a_kill_while_it_starts_is_made_good_by_a_start_at_once() {
+    let chain = chain("delay=1ms");
+    let run_dir = Scratch::new().unwrap();
+    let directory = run_dir.path().display().to_string();
+    for millis in (6..36).step_by(3) {
+        let killed = begin(&chain, &directory, &[]);
+        thread::sleep(Duration::from_millis(millis));
+        kill_process(pid(&killed), Signal::KILL).unwrap();
+        let options = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0", "--run-dir"];
+        let mut next = Proxy::start(&chain.hops()[0], &[&options[..], &[&directory]].concat())
+            .unwrap_or_else(|error| panic!("after {millis} ms: {error}"));
+        // The second ends it at once.
+        let process = Pid::from_child(next.process());
+        kill_process(process, Signal::TERM).unwrap();
+        kill_process(process, Signal::TERM).unwrap();
+        next.process().wait().unwrap();
+        drop(killed);
+        assert_eq!(left(&chain, &run_dir), "", "after {millis} ms");
+    }
+}
+
+#[test]
+fn new_connections_pass_by_as_soon_as_a_proxy_is_asked_to_end() {
+    for more in [&[][..], &["--on-demand"], &["--accept", "after-connect"]] {
+        let chain = chain("delay=5ms");
+        let path = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0,::/0"];
+        let proxy = Proxy::start(&chain.hops()[0], &[&path[..], more].concat()).unwrap();
+        let mut world = World { proxy, chain };
+        let ip = world.addresses()[0];
+        let listener = world.listen(ip);
+        let mut flow = world.connect(ip).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        kill_process(Pid::from_child(world.proxy.process()), Signal::TERM).unwrap();
+        let asked = Instant::now();
+        // Those that come now are the proxy's or pass by, and none waits for its SYN's repetition.
+        let client = flow.local_addr().unwrap().ip();
+        let mut by = 0;
+        while asked.elapsed() < Duration::from_millis(900) {
+            let begun = Instant::now();
+            let _client = world.connect(ip).unwrap();
+            assert!(begun.elapsed() < Duration::from_millis(500), "{more:?} {:?}", begun.elapsed());
+            by += usize::from(listener.accept().unwrap().1.ip() == client);
+            thread::sleep(Duration::from_millis(10));
+        }
+        assert!(by > 10, "{more:?}: {by} have passed by");
+        echo(&mut flow, &mut server);
+        drop((flow, server));
+        world.proxy.process().wait().unwrap();
+    }
+}
+
+#[test]
+fn a_held_syn_that_nobody_answers_does_not_hold_up_the_end() {
+    let chain = chain("delay=1ms");
+    let path = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0", "--accept", "after-connect"];
+    let mut proxy = Proxy::start(&chain.hops()[0], &path).unwrap();
+    let deaf = "add table inet deaf; \
+                add chain inet deaf input { type filter hook input priority 0; }; \
+                add rule inet deaf input tcp dport 9000 drop";
+    chain.server().run("nft", &[deaf]).unwrap();
+    let to = SocketAddr::new(chain.server().v4().into(), PORT);
+    let connect = || TcpStream::connect_timeout(&to, Duration::from_millis(300));
+    assert!(chain.client().netns().enter(connect).unwrap().is_err());
+    assert_eq!(status(&proxy)["counters"]["waiting"], 1);
+    let asked = Instant::now();
+    kill_process(Pid::from_child(proxy.process()), Signal::TERM).unwrap();
+    proxy.process().wait().unwrap();
+    assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
 }

@@ -43,7 +43,7 @@ fn outcomes(options: &[&str]) -> Vec<(String, String)> {
         let mut command = Command::new("timeout");
         command.arg("10");
         if !options.is_empty() {
-            command.arg(env!("CARGO_BIN_EXE_viaduct")).args(["run", "+count"]);
+            command.arg(env!("CARGO_BIN_EXE_viaduct")).args(["run", "+latency:delay=1ms"]);
             command.args(options).arg("--");
         }
         let output = command.arg(program).args([shape, &port.to_string()]).output().unwrap();
@@ -81,6 +81,11 @@ fn the_plain_programs_reach_the_far_end_themselves() {
 }
 
 #[test]
+fn a_cgroup_captures_all_that_connect_io_uring_too() {
+    none_leaks(&["--via", "cgroup", "--strict"], &[("udp", EPERM), ("udp-many", EPERM)]);
+}
+
+#[test]
 fn seccomp_captures_or_refuses_them_all() {
     let refused = [("io_uring", ENOSYS), ("udp", EPERM), ("udp-many", EPERM)];
     none_leaks(&["--via", "seccomp", "--strict"], &refused);
@@ -94,7 +99,7 @@ fn preload_captures_or_refuses_them_all() {
 
 #[test]
 fn datagrams_pass_where_they_may() {
-    for via in ["seccomp", "preload"] {
+    for via in ["cgroup", "seccomp", "preload"] {
         let outcomes = outcomes(&["--via", via]);
         let udp = outcomes.iter().filter(|(shape, _)| shape.starts_with("udp"));
         assert!(udp.clone().count() == 2 && udp.clone().all(|(_, said)| said == DIRECT), "{via}");

@@ -134,17 +134,23 @@ impl Net {
 
     /// All connections break, and both ends hear of it, or nobody does.
     pub(crate) fn cut_all(&mut self, heard: bool) {
-        for at in 0..self.connections.len() {
-            let seats = self.connections[at].seats;
-            self.connections[at].wires.iter_mut().for_each(Wire::cut);
-            for (host, chain, bottom) in seats.into_iter().flatten().filter(|_| heard) {
+        (0..self.connections.len()).for_each(|at| self.cut_one(at, heard));
+    }
+
+    pub(crate) fn cut_one(&mut self, at: usize, heard: bool) {
+        self.connections[at].wires.iter_mut().for_each(Wire::cut);
+        if heard {
+            let seats = std::mem::take(&mut self.connections[at].seats);
+            for (host, chain, bottom) in seats.into_iter().flatten() {
                 self.ends[host][chain].chain.failed(self.now, bottom, Failure::Reset);
-            }
-            if heard {
-                self.connections[at].seats = [None; 2];
             }
         }
         self.settle();
+    }
+
+    /// The accepting host knows nothing of what was claimed.
+    pub(crate) fn forget(&mut self) {
+        self.claims[1].clear();
     }
 
     /// Changes a byte of what is on its way from `host` on the first connection.
@@ -318,6 +324,8 @@ impl Net {
             self.connections[at].seats[side] = Some((host, to, new));
             self.ends[host][to].connected.push(new);
         }
+        // What the taken handlers have claimed is claimed here now.
+        self.act(host, to);
     }
 
     /// What the first flow's applications have got, all that was written, and ended or not.

@@ -1,6 +1,9 @@
 mod compress;
 mod crypt;
+mod migrate;
 mod pairs;
+mod socks;
+mod stripe;
 
 use super::testing::{Net, shell};
 use super::*;
@@ -26,6 +29,23 @@ fn shape_lets_its_rate_pass_in_each_direction_and_no_more() {
     world.run_until(at(1_000));
     assert_eq!((world.sent(), world.delivered()), (100_000, 100_000));
     world.assert_right();
+}
+
+#[test]
+fn shape_keeps_its_rate_though_timers_are_late_and_bits_do_not_make_bytes() {
+    for (rate, late) in [(1_000, 0), (1_234_567, 7), (100_000, 130)] {
+        let mut world = world(&[&format!("shape:rate={rate}")]);
+        world.write(3_000_000);
+        while world.now < at(10_000) {
+            let next = world.chain.poll_timeout().unwrap() + Duration::from_millis(late);
+            world.now = next;
+            world.chain.handle_timeout(next);
+            world.settle();
+        }
+        let asked = rate as f64 / 8.0 * world.now.as_secs_f64();
+        let error = world.sent() as f64 / asked - 1.0;
+        assert!(error.abs() < 0.03, "{rate}, {late} ms late: {error}");
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::super::testing::{LIMIT, Net};
+use crate::flow::Failure;
 use crate::time::Duration;
 
 /// Bytes of one write, at most.
@@ -24,8 +25,15 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn chain() -> impl Strategy<Value = Vec<&'static str>> {
-    const HANDLERS: &[&str] =
-        &["count", "shape:rate=1M", "latency:delay=3ms", "crypt:key=1.key", "compress"];
+    const HANDLERS: &[&str] = &[
+        "count",
+        "shape:rate=1M",
+        "latency:delay=3ms",
+        "crypt:key=1.key",
+        "compress",
+        "migrate",
+        "stripe:paths=2",
+    ];
     prop::collection::vec(prop::sample::select(HANDLERS), 0..5)
 }
 
@@ -73,5 +81,93 @@ proptest! {
         net.wait(long());
         prop_assert!(net.end(0).failed.is_empty() && net.end(1).failed.is_empty());
         prop_assert!(net.connections.iter().all(|c| c.seats == [None; 2]), "all is closed");
+    }
+}
+
+/// What happens to the network under a flow that migrates.
+#[derive(Clone, Debug)]
+enum Blow {
+    Cut(bool),
+    Up(bool),
+}
+
+fn blow() -> impl Strategy<Value = Blow> {
+    prop_oneof![any::<bool>().prop_map(Blow::Cut), any::<bool>().prop_map(Blow::Up)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn a_flow_that_migrates_is_whole_whatever_happens_to_its_connections(
+        above in chain(),
+        below in chain(),
+        cut in 1..5_000_usize,
+        steps in prop::collection::vec((step(), prop::option::weighted(0.2, blow())), 1..60),
+    ) {
+        let chain = [&above[..2.min(above.len())], &["migrate"], &below[..2.min(below.len())]];
+        let chain = chain.concat();
+        let mut net = Net::new(&chain, &chain);
+        net.cut = cut;
+        net.connect();
+        net.wait(Duration::from_secs(1));
+        for (step, blow) in steps {
+            match blow {
+                Some(Blow::Cut(heard)) => net.cut_all(heard),
+                Some(Blow::Up(is_up)) => net.is_up = is_up,
+                None => {}
+            }
+            match step {
+                Step::Write(host, count) if net.end(host).chain.may_write() => net.write(host, count),
+                Step::Write(..) => {}
+                Step::Takes(host, takes) => net.end(host).takes = takes,
+                Step::Wait(millis) => net.wait(Duration::from_millis(millis)),
+            }
+        }
+        net.is_up = true;
+        (net.end(0).takes, net.end(1).takes) = (true, true);
+        net.wait(Duration::from_secs(60));
+        net.assert_whole();
+        net.close(0);
+        net.wait(Duration::from_secs(1));
+        net.close(1);
+        net.wait(long());
+        prop_assert!(net.end(0).failed.is_empty() && net.end(1).failed.is_empty(), "{:?}", net.said);
+        prop_assert_eq!(net.end(1).finished, 1);
+        let open = |c: &super::super::testing::Connection| c.seats.iter().all(Option::is_some);
+        prop_assert!(!net.connections.iter().any(open), "all is closed");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn a_reset_arrives_once_and_nothing_is_delivered_that_was_not_written(
+        chain in chain().prop_filter("they hide resets", |chain| {
+            !chain.iter().any(|name| name.starts_with("migrate") || name.starts_with("stripe"))
+        }),
+        cut in 1..5_000_usize,
+        counts in prop::collection::vec(0..PIECE, 1..10),
+        millis in 0..50_u64,
+    ) {
+        let mut net = Net::new(&chain, &chain);
+        net.cut = cut;
+        net.connect();
+        net.wait(Duration::from_secs(1));
+        for count in counts {
+            for host in [0, 1] {
+                if net.end(host).chain.may_write() {
+                    net.write(host, count);
+                }
+            }
+        }
+        net.wait(Duration::from_millis(millis));
+        net.cut_all(true);
+        net.wait(long());
+        for host in [0, 1] {
+            prop_assert_eq!(&net.end(host).failed[..], [Failure::Reset]);
+            prop_assert_eq!(net.end(host).finished, 0);
+            let read = net.end(host).read.got;
+            prop_assert!(read <= net.end(1 - host).written.made);
+        }
     }
 }

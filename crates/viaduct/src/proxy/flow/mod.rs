@@ -73,6 +73,9 @@ pub struct Flow {
     pub wires: Vec<(usize, BottomId)>,
     /// What waits for its second half has heard of it.
     risen: bool,
+    /// Its ends are reset when they are closed, unless they have ended well: so they are when this
+    /// process is killed.
+    breaks: bool,
     /// Both ends have been there.
     opened: bool,
     /// Why there will be no server, if that is so.
@@ -173,6 +176,7 @@ impl Flow {
             coming: None,
             wires: Vec::new(),
             risen: false,
+            breaks: false,
             opened: false,
             broken: None,
             middle: Middle::Relay(Relay::default()),
@@ -343,6 +347,24 @@ impl Flow {
     /// Whether its second half has been there.
     pub fn has_risen(&self) -> bool {
         self.risen
+    }
+
+    /// Has its ends break should this process be killed, so that nobody takes what has come for all:
+    /// a program would otherwise see an end that its far end never meant.
+    pub fn break_unless_ended(&mut self) {
+        self.breaks = true;
+        self.ends().for_each(|stream| drop(tcp::reset_on_close(stream)));
+    }
+
+    /// It has ended well: what was written still goes out.
+    pub fn end_well(&mut self) {
+        if self.breaks {
+            self.ends().for_each(|stream| drop(tcp::end_on_close(stream)));
+        }
+    }
+
+    fn ends(&self) -> impl Iterator<Item = &TcpStream> {
+        self.legs.iter().chain([&self.coming]).flatten().filter_map(Leg::tcp)
     }
 
     /// The program's connection is on its way.

@@ -16,7 +16,7 @@ use crate::proxy::file::PolicyTable;
 use crate::proxy::options::{Accept, Forwarding, Language, ProxyArgs};
 use crate::proxy::orders::Limits;
 use crate::proxy::policy::Far;
-use crate::proxy::target::{Target, Terms};
+use crate::proxy::target::{Target, Terms, is_here};
 use crate::proxy::values::warn_of_readers;
 
 /// How long a proxy on demand stays without a flow, if nobody says.
@@ -56,9 +56,28 @@ pub(super) fn has_effect(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<(
     }
 }
 
+/// Refuses a way that leads back here: each connection would begin another, until there are no more.
+pub(super) fn leads_on(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<()> {
+    let ours = |to: SocketAddr| {
+        let (to, port) = (to.ip().to_canonical(), to.port());
+        let meets = |at: &SocketAddr| {
+            let at = at.ip().to_canonical();
+            at == to || at.is_unspecified() && is_here(SocketAddr::new(to, port))
+        };
+        args.listen.iter().filter(|at| at.port() == port).any(meets)
+    };
+    let policies = policies.iter().map(|policy| ("[[policy]] next", policy.next));
+    let goals = [("to", args.to), ("next", args.next)].into_iter().chain(policies);
+    for (what, to) in goals {
+        if let Some(to) = to.filter(|&to| ours(to)) {
+            bail!("{what}: {to} is this proxy itself");
+        }
+    }
+    Ok(())
+}
+
 pub(super) fn target(args: &ProxyArgs) -> Result<Target> {
     match args.to {
-        Some(to) if args.listen.contains(&to) => bail!("to: {to} is this proxy itself"),
         Some(to) => Ok(Target::Fixed(to)),
         None if !args.expect.is_empty() => Ok(Target::Asked(terms(args)?)),
         // Sessions say where to, and nobody else.
@@ -205,5 +224,6 @@ pub(super) fn intercept(args: &ProxyArgs, port: u16) -> Result<Option<Intercept>
         to_port: port,
         ways: vec![Way { from: Vec::new(), to: args.intercept.iter().map(pair).collect() }],
         ports: args.ports.iter().cloned().flatten().collect(),
+        passed_by: false,
     }))
 }

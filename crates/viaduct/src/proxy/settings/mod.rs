@@ -22,10 +22,12 @@ use super::policy::{Plan, Policies};
 use super::target::Target;
 use super::tell::Tell;
 use super::through::Factories;
+use super::told::path_of;
 use super::tunnels::settings::{TunnelName, TunnelSettings, TunnelTable};
+use super::values::LARGEST;
 use crate::text;
 pub(super) use meaning::check_congestion_control;
-use meaning::{far, has_effect, holds, intercept, limits, target, workers};
+use meaning::{far, has_effect, holds, intercept, leads_on, limits, target, workers};
 
 /// Descriptors that are not flows': pipes, taps, listeners, the status socket; half of all, where
 /// there are few.
@@ -74,14 +76,27 @@ impl Settings {
     /// # Errors
     /// One line that says where, what is wrong, and what would be right.
     pub fn load(options: &ProxyOptions, registry: &Registry) -> Result<Settings> {
+        Self::read(options, registry).map(|(settings, _)| settings)
+    }
+
+    /// The same, and the text of the config that was read, if there is one.
+    ///
+    /// # Errors
+    /// As [`Settings::load`].
+    pub fn read(options: &ProxyOptions, registry: &Registry) -> Result<(Settings, Option<String>)> {
         let Some(path) = &options.config else {
-            return Self::of(&options.args, &[], &[], registry).map(Settings::fitted);
+            let settings = Self::of(&options.args, &[], &[], registry)?;
+            return Ok((settings.fitted(), None));
         };
-        let read = file::read(path).map_err(|what| anyhow!(what));
-        let made = read.and_then(|Said { args, policies, tunnels }| {
-            Self::of(&args, &policies, &tunnels, registry)
-        });
-        made.map(Settings::fitted).with_context(|| path.display().to_string())
+        let read = || -> Result<_> {
+            let told = options.told.map(path_of);
+            let text = file::read(told.as_ref().unwrap_or(path)).map_err(|what| anyhow!(what))?;
+            let Said { args, policies, tunnels } =
+                file::parse(&text).map_err(|what| anyhow!(what))?;
+            let settings = Self::of(&args, &policies, &tunnels, registry)?;
+            Ok((settings.fitted(), Some(text)))
+        };
+        read().with_context(|| path.display().to_string())
     }
 
     /// For wrapped programs: flows pass `handlers`, and end as theirs would.
@@ -172,6 +187,7 @@ impl Settings {
         let name = args.name.clone().unwrap_or_else(|| format!("proxy-{port}"));
         text::check_name(&name).map_err(|what| anyhow!("name: {what}"))?;
         has_effect(args, policies)?;
+        leads_on(args, policies)?;
         let target = target(args)?;
         let otherwise = Plan {
             deny: false,
@@ -191,12 +207,17 @@ impl Settings {
             options: TcpOptions {
                 transparent: target.is_transparent(),
                 // A window's bytes that wait to be acknowledged, and as many that wait to be sent.
-                send_buffer: args.send_buffer.or(args.receive_buffer.map(|bytes| 2 * bytes)),
+                send_buffer: args
+                    .send_buffer
+                    .or(args.receive_buffer.map(|bytes| (2 * bytes).min(LARGEST))),
                 save_syn: target.heeds_options(),
                 receive_buffer: args.receive_buffer,
                 shared: false,
             },
-            tunnels: tunnels.map(|of| TunnelSettings { waits, ..of }),
+            tunnels: tunnels.map(|mut of| {
+                (of.waits, of.core.queue) = (waits, of.core.queue.min(args.chain_buffer));
+                of
+            }),
             holds,
             on_demand: args.on_demand,
             name,
@@ -258,7 +279,11 @@ impl Settings {
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let listen: Vec<_> = self.listen.iter().map(ToString::to_string).collect();
-        writeln!(f, "proxy {}: {} to {}", self.name, listen.join(", "), self.target)?;
+        match listen.is_empty() {
+            true => writeln!(f, "proxy {}:", self.name)?,
+            false => writeln!(f, "proxy {}: {} to {}", self.name, listen.join(", "), self.target)?,
+        }
+        self.tunnels.iter().try_for_each(|tunnels| write!(f, "{tunnels}"))?;
         for (n, policy) in self.policies.list.iter().enumerate() {
             writeln!(f, "  policy {}: {policy}", n + 1)?;
         }

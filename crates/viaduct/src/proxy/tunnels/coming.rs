@@ -135,6 +135,7 @@ impl Tunnels {
             Some((near, _)) => {
                 let peer = self.nears[near].peer.clone();
                 let number = peer.lock().tunnel.dial(now, carrier);
+                self.nears[near].is_up();
                 (peer, number)
             }
             None => {
@@ -162,7 +163,7 @@ impl Tunnels {
         if let Some(peer) = self.far.iter().find(same) {
             return peer.clone();
         }
-        let peer = new_peer(&self.settings, key, Some(hello.instance));
+        let peer = new_peer(&self.settings, key, "", Some(hello.instance));
         self.far.push(peer.clone());
         peer
     }
@@ -176,11 +177,16 @@ impl Tunnels {
             // Anybody can have as many of these as they like.
             (true, _) => debug!("{remote} dialled and did not show a known key: {why}"),
             (_, true) => info!("a link of the tunnel with {remote} is gone: {why}"),
-            (_, false) if is_the_peers(why) => info!(
-                "a link of the tunnel did not come up: {remote} has closed it ({why}); does it know \
-                 this site's public key, and is its own given here?"
-            ),
-            (_, false) => info!("a link of the tunnel to {remote} did not come up: {why}"),
+            (_, false) => {
+                let why = match is_the_peers(why) {
+                    true => format!(
+                        "{remote} has closed it ({why}); does it know this site's public key, and \
+                         is its own given here?"
+                    ),
+                    false => format!("{remote}: {why}"),
+                };
+                link.slot.into_iter().for_each(|(near, _)| self.nears[near].complain(&why, now));
+            }
         }
         if let Some((peer, number)) = link.place {
             let mut peer = peer.lock();

@@ -33,7 +33,7 @@ mod pump;
 mod quic;
 mod session;
 pub mod settings;
-mod strangers;
+pub(super) mod strangers;
 mod stream;
 
 use std::collections::HashMap;
@@ -49,6 +49,7 @@ use slab::Slab;
 use viaduct_proto::keys::{Entropy, PublicKey};
 use viaduct_proto::time::Instant;
 use viaduct_proto::tunnel::Tunnel;
+use viaduct_sys::clock;
 
 use dial::Slot;
 use link::{Link, Wire};
@@ -131,6 +132,11 @@ impl Tunnels {
     /// What each has counted.
     pub fn counters(&self) -> Vec<super::stats::TunnelCounters> {
         self.peers().map(|peer| peer.lock().counters()).collect()
+    }
+
+    /// Whether all that was said in sessions has arrived, and none is left.
+    pub fn are_done(&self) -> bool {
+        self.peers().all(|peer| peer.lock().tunnel.stats().open == 0)
     }
 
     /// The servers that sessions may leave to.
@@ -238,11 +244,27 @@ impl Tunnels {
     }
 }
 
-fn new_peer(settings: &TunnelSettings, key: PublicKey, instance: Option<u64>) -> SharedPeer {
+impl Drop for Tunnels {
+    /// Whoever is at the other end of a link hears at once that this one has gone, also by QUIC.
+    fn drop(&mut self) {
+        let now = Instant::from_nanos(clock::now());
+        for mut link in self.links.drain() {
+            link.close(self.endpoint.as_mut(), &self.registry, now);
+        }
+    }
+}
+
+/// The tunnel to the peer of this key, called `name` if it was given one.
+fn new_peer(
+    settings: &TunnelSettings,
+    key: PublicKey,
+    name: &str,
+    instance: Option<u64>,
+) -> SharedPeer {
     let mut random = [0; 8];
     entropy()(&mut random);
     let tunnel = Tunnel::new(settings.core.clone(), u64::from_be_bytes(random));
-    SharedPeer::new(Peer::new(tunnel, key, instance))
+    SharedPeer::new(Peer::new(tunnel, key, name, instance))
 }
 
 /// The kernel's random bytes.

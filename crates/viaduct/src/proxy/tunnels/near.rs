@@ -1,8 +1,10 @@
 //! The near end of a tunnel: where flows enter, and the links that it dials.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use slab::Slab;
+use tracing::{debug, info, warn};
 use viaduct_proto::flow::Address;
 use viaduct_proto::time::Instant;
 
@@ -20,7 +22,12 @@ pub(super) struct Near {
     pub(super) settings: TunnelSettings,
     pub(super) peer: SharedPeer,
     pub(super) slots: Vec<Slot>,
+    /// When the log hears again that no link comes up; `None`: at once, as a warning.
+    complain: Option<Instant>,
 }
+
+/// How often the log hears that no link of a tunnel comes up.
+const COMPLAIN: Duration = Duration::from_secs(300);
 
 /// The way into a tunnel.
 #[derive(Clone, Debug)]
@@ -42,8 +49,25 @@ impl Near {
     pub(super) fn new(settings: &TunnelSettings, dial: &Dial, now: Instant) -> Near {
         let settings = TunnelSettings { peers: vec![dial.peer], ..settings.clone() };
         let slots = (0..dial.links).map(|_| Slot::new(now)).collect();
-        let peer = new_peer(&settings, dial.peer, None);
-        Near { dial: dial.clone(), settings, peer, slots }
+        let peer = new_peer(&settings, dial.peer, &dial.name, None);
+        Near { dial: dial.clone(), settings, peer, slots, complain: None }
+    }
+
+    /// A link has come up.
+    pub(super) fn is_up(&mut self) {
+        self.complain = None;
+    }
+
+    /// A link did not come up, for this reason: at first a warning, then seldom a line.
+    pub(super) fn complain(&mut self, why: &str, now: Instant) {
+        let name = if self.dial.name.is_empty() { "" } else { " " };
+        let what = format!("a link of the tunnel{name}{} did not come up: {why}", self.dial.name);
+        match self.complain {
+            Some(at) if now < at => return debug!("{what}"),
+            Some(_) => info!("{what}; it is dialled still"),
+            None => warn!("{what}; it is dialled again and again"),
+        }
+        self.complain = Some(now + COMPLAIN);
     }
 
     pub(super) fn outlet(&self) -> Outlet {

@@ -45,6 +45,8 @@ impl SharedPeer {
 #[derive(Debug)]
 pub(super) struct Peer {
     key: PublicKey,
+    /// What its tunnel is called; empty without a name.
+    name: String,
     /// The instance of a peer that dials; one that is dialled may come back as another.
     instance: Option<u64>,
     pub(super) tunnel: Tunnel,
@@ -76,9 +78,10 @@ pub(super) struct Seat {
 }
 
 impl Peer {
-    pub(super) fn new(tunnel: Tunnel, key: PublicKey, instance: Option<u64>) -> Peer {
+    pub(super) fn new(tunnel: Tunnel, key: PublicKey, name: &str, instance: Option<u64>) -> Peer {
         Peer {
             key,
+            name: name.to_owned(),
             instance,
             tunnel,
             keys: BTreeMap::new(),
@@ -103,6 +106,7 @@ impl Peer {
         sessions.truncate(MOST_SESSIONS);
         TunnelCounters {
             peer: self.key.to_string(),
+            name: self.name.clone(),
             all: self.tunnel.stats(),
             links: self.tunnel.links().filter_map(|link| self.tunnel.link_stats(link)).collect(),
             sessions,
@@ -163,7 +167,8 @@ impl Peer {
                     self.change(id, true, true, |seat| seat.broken = Some(why));
                 }
                 Event::LinkUp(link) => {
-                    info!(link, peer = %self.key, "a link of the tunnel is up");
+                    let name = Some(&self.name[..]).filter(|name| !name.is_empty());
+                    info!(link, name, peer = %self.key, "a link of the tunnel is up");
                     self.open_waiting();
                 }
                 Event::LinkDown(link, why) => {

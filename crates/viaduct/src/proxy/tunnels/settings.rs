@@ -1,5 +1,6 @@
 //! What the tunnels of a proxy need to know.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use viaduct_proto::keys::{PublicKey, SecretKey};
 use viaduct_proto::tunnel::Settings;
 
 use crate::proxy::settings::check_congestion_control;
-use crate::proxy::values::{place, place_in, warn_of_readers};
+use crate::proxy::values::{goal, goal_in, place, warn_of_readers};
 use crate::text;
 
 /// The tunnels of a proxy.
@@ -38,6 +39,8 @@ pub struct TunnelSettings {
     pub core: Settings,
 }
 
+/// The buffer of a tunnel, if nobody says.
+const TUNNEL_BUFFER: u64 = 64 << 20;
 /// What QUIC links may have.
 const QUIC_CONGESTION: [&str; 3] = ["cubic", "bbr", "reno"];
 
@@ -63,7 +66,7 @@ pub struct Dial {
 pub struct TunnelTable {
     /// What policies call it.
     pub name: String,
-    #[serde(deserialize_with = "place_in")]
+    #[serde(deserialize_with = "goal_in")]
     to: SocketAddr,
     peer: String,
     links: Option<u16>,
@@ -99,7 +102,7 @@ pub struct TunnelArgs {
         requires = "key",
         requires = "peer",
         conflicts_with = "next",
-        value_parser = place
+        value_parser = goal
     )]
     pub tunnel: Option<SocketAddr>,
     /// Where tunnels arrive; their sessions leave here, to --allow-to
@@ -131,8 +134,8 @@ pub struct TunnelArgs {
     pub link_congestion: Option<String>,
     /// Bytes that a tunnel's other end may have sent and we not yet passed on, at most; four times
     /// the path's bandwidth-delay product lets one session fill it
-    #[arg(long, value_name = "BYTES", default_value_t = 64 << 20,
-          value_parser = clap::value_parser!(u64).range(64 << 10..))]
+    #[arg(long, value_name = "BYTES", default_value_t = TUNNEL_BUFFER,
+          value_parser = clap::value_parser!(u64).range(64 << 10..=1 << 40))]
     pub tunnel_buffer: u64,
 }
 
@@ -154,7 +157,15 @@ impl TunnelArgs {
             bail!("links: the end that dials has them; give tunnel");
         }
         if !one && tables.is_empty() {
-            return Ok(None);
+            let idle = [
+                ("link-congestion", self.link_congestion.is_some()),
+                ("carrier", self.carrier != CarrierKind::Tcp),
+                ("tunnel-buffer", self.tunnel_buffer != TUNNEL_BUFFER),
+            ];
+            return match idle.iter().find(|(_, is)| *is) {
+                Some((what, _)) => bail!("{what}: it is a tunnel's; give tunnel or tunnel-listen"),
+                None => Ok(None),
+            };
         }
         let Some(file) = &self.key else {
             bail!("key: tunnels need the file of this site's secret key");
@@ -223,6 +234,23 @@ impl Dial {
     /// All but the number of links.
     fn end(&self) -> (&str, SocketAddr, PublicKey) {
         (&self.name, self.to, self.peer)
+    }
+}
+
+impl fmt::Display for TunnelSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(at) = self.listen {
+            let allowed: Vec<_> = self.allow_to.iter().map(ToString::to_string).collect();
+            let peers = self.peers.len();
+            writeln!(f, "  tunnels arrive at {at}, of {peers} known keys, and lead to {}", {
+                allowed.join(", ")
+            })?;
+        }
+        self.dials.iter().try_for_each(|dial| {
+            let name = if dial.name.is_empty() { "" } else { " " };
+            let Dial { name: own, to, links, .. } = dial;
+            writeln!(f, "  tunnel{name}{own}: to {to}, links: {links}")
+        })
     }
 }
 

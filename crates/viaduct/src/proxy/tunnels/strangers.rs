@@ -9,8 +9,8 @@ const ALL: usize = 256;
 const EACH: usize = 64;
 
 /// Where a link comes from: an IPv4 address, or a /64 of IPv6, which one host may have all of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Source(IpAddr);
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::proxy) struct Source(IpAddr);
 
 impl From<IpAddr> for Source {
     fn from(address: IpAddr) -> Source {

@@ -12,10 +12,10 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use super::BpfError;
-use super::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R6, R7, R8, Width};
-use super::divert::{ENDS, ends};
-use super::kernel::{Hook, Link, Map, SocketMap};
+use super::ends::{self, ENDS};
+use crate::bpf::BpfError;
+use crate::bpf::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R6, R7, R8, Reg, Width};
+use crate::bpf::kernel::{Hook, Link, Map, SocketMap};
 
 /// Ports that programs listen at, and connections to them.
 const PORTS: u32 = 4096;
@@ -48,6 +48,8 @@ const KEY: i16 = -88;
 const ONE: i16 = -96;
 /// Where a copy of two ends may stand.
 const COPY: i16 = -160;
+/// Which listener: 0 of IPv4, 1 of IPv6.
+const WHICH: i16 = -104;
 
 /// Connections of ours to wrapped programs: by the port that we come from, whose they are.
 #[derive(Clone, Debug)]
@@ -60,7 +62,7 @@ impl Inside {
     /// # Errors
     /// The kernel has no memory.
     pub fn note(&self, port: u16, client: SocketAddr, own: SocketAddr) -> std::io::Result<()> {
-        self.0.set(port.into(), &ends(client, own))
+        self.0.set(port.into(), &ends::pair(client, own))
     }
 }
 
@@ -70,19 +72,22 @@ pub(super) struct Serve {
     /// How many listen, by address and port.
     ports: Map<8>,
     pub(super) inside: Inside,
-    _listener: SocketMap,
+    _listeners: SocketMap,
     _link: Link,
 }
 
 impl Serve {
-    /// To `listener`, of this network namespace.
-    pub(super) fn new(listener: BorrowedFd<'_>) -> Result<Serve, BpfError> {
+    /// To `listeners`, of this network namespace; `None` if there are none.
+    pub(super) fn new(listeners: [Option<BorrowedFd<'_>>; 2]) -> Result<Option<Serve>, BpfError> {
+        if let [None, None] = listeners {
+            return Ok(None);
+        }
         let (ports, inside) = (Map::new(PORTS)?, Inside(Arc::new(Map::new(INSIDE)?)));
-        let socket = SocketMap::of(listener)?;
+        let sockets = SocketMap::of(listeners)?;
         let network = std::fs::File::open("/proc/self/ns/net").map_err(BpfError::Socket)?;
-        let program = look_up(&ports, &inside.0, &socket);
+        let program = look_up(&ports, &inside.0, &sockets);
         let link = Link::new(Hook::SocketLookup, &program, network.as_fd())?;
-        Ok(Serve { ports, inside, _listener: socket, _link: link })
+        Ok(Some(Serve { ports, inside, _listeners: sockets, _link: link }))
     }
 
     /// In a program of sock_ops whose context is in R6: a socket listens.
@@ -158,7 +163,7 @@ impl Serve {
 }
 
 /// The key of an address, its last word in `ip`, and a port, on the stack.
-fn key(asm: &mut Asm, ip: super::asm::Reg, port: super::asm::Reg) {
+fn key(asm: &mut Asm, ip: Reg, port: Reg) {
     asm.copy(R2, ip);
     asm.shift_left(R2, 16);
     asm.or_register(R2, port);
@@ -166,7 +171,7 @@ fn key(asm: &mut Asm, ip: super::asm::Reg, port: super::asm::Reg) {
 }
 
 /// Chooses the socket that a SYN goes to.
-fn look_up(ports: &Map<8>, inside: &Map<ENDS>, socket: &SocketMap) -> Vec<Insn> {
+fn look_up(ports: &Map<8>, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn> {
     let mut asm = Asm::default();
     let [v6, named, found, elsewhere, done] = [(); 5].map(|()| asm.label());
     asm.copy(R6, R1);
@@ -176,10 +181,13 @@ fn look_up(ports: &Map<8>, inside: &Map<ENDS>, socket: &SocketMap) -> Vec<Insn> 
     asm.load(Width::Word, R2, R6, LOOKUP_FAMILY);
     asm.if_different(R2, libc::AF_INET as u32, v6);
     asm.load(Width::Word, R7, R6, LOCAL_IP4);
+    asm.set(R2, 0);
     asm.goto(named);
     asm.place(v6);
     asm.load(Width::Word, R7, R6, LOCAL_IP6 + 12);
+    asm.set(R2, 1);
     asm.place(named);
+    asm.store(Width::Word, FP, WHICH, R2);
     // Those who listen at the address itself, then those who listen at all.
     for last in [false, true] {
         let next = asm.label();
@@ -210,11 +218,9 @@ fn look_up(ports: &Map<8>, inside: &Map<ENDS>, socket: &SocketMap) -> Vec<Insn> 
     asm.call(Helper::MapLookup);
     asm.if_something(R0, done);
     asm.place(elsewhere);
-    asm.set(R2, 0);
-    asm.store(Width::Double, FP, KEY, R2);
-    asm.set_map(R1, socket);
+    asm.set_map(R1, sockets);
     asm.copy(R2, FP);
-    asm.add(R2, KEY.into());
+    asm.add(R2, WHICH.into());
     asm.call(Helper::MapLookup);
     asm.if_nothing(R0, done);
     asm.copy(R7, R0);

@@ -1,0 +1,140 @@
+//! What comes on a connection, and what becomes of one that is no good.
+
+use bytes::Bytes;
+
+use super::Bundle;
+use super::path::{Path, Stage};
+use super::wire::Frame;
+use crate::flow::{Context, Failure, Output};
+
+impl Bundle {
+    /// Bytes came on a connection; false if it is of no use any more.
+    pub(super) fn hear_bytes(&mut self, cx: &mut Context<'_>, from: Output, data: &Bytes) -> bool {
+        let now = cx.now();
+        let Some(path) = self.path(from) else { return false };
+        path.inbox.extend_from_slice(data);
+        if path.hear(now) {
+            // A false alarm: the connection that was to take its place is not needed.
+            let slot = path.slot;
+            self.drop_attempts(cx, slot);
+        }
+        while let Some(path) = self.path(from) {
+            let frame = match Frame::take(&mut path.inbox) {
+                Ok(None) => break,
+                Ok(Some(frame)) => self.hear(cx, from, frame),
+                Err(error) => Err(error.to_string()),
+            };
+            if let Err(why) = frame {
+                self.refuse(cx, from, &why);
+            }
+            if self.over {
+                break;
+            }
+        }
+        self.path(from).is_some()
+    }
+
+    /// One message; `Err`: the connection is no good.
+    pub(super) fn hear(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: Output,
+        frame: Frame,
+    ) -> Result<(), String> {
+        let Some(path) = self.path(from) else { return Ok(()) };
+        match (path.stage, frame) {
+            (Stage::Fresh, Frame::Hello { public, window }) if !self.session.claimed => {
+                self.welcome(cx, from, &public, window)
+            }
+            (Stage::Opening, Frame::Welcome { public, window }) => {
+                self.welcomed(cx, from, &public, window)
+            }
+            (Stage::Fresh, Frame::Join { session, slot, nonce }) => {
+                self.joins(cx, from, &session, slot, nonce)
+            }
+            (Stage::Joining(nonce), Frame::Challenge { nonce: theirs, received, proof }) => {
+                self.challenged(cx, from, [nonce, theirs], received, &proof)
+            }
+            (Stage::Proving(nonces), Frame::Proof { received, proof }) => {
+                self.proves(cx, from, nonces, received, &proof)
+            }
+            (Stage::Joining(_), Frame::Unknown) => self.forgotten(cx, from),
+            (Stage::Live, frame) => self.hear_live(cx, from, frame),
+            _ => Err("a message out of its place".to_owned()),
+        }
+    }
+
+    pub(super) fn hear_live(
+        &mut self,
+        cx: &mut Context<'_>,
+        on: Output,
+        frame: Frame,
+    ) -> Result<(), String> {
+        match frame {
+            Frame::Data { at, data } => {
+                if let Some(path) = self.path(on) {
+                    path.busy();
+                }
+                if self.closed && self.out.is_done() {
+                    self.reset(cx);
+                } else if !self.back.push(at, data) {
+                    return Err("more bytes than there is room for".to_owned());
+                }
+            }
+            Frame::Ack(received) => return self.acked(received),
+            Frame::End(at) => {
+                self.back.end(at);
+                self.tell_by = Some(cx.now());
+            }
+            Frame::Ping => Bundle::say(cx, on, &Frame::Pong),
+            Frame::Pong => {}
+            Frame::Reset => self.fail(cx, Failure::Reset, &"the other end has broken the flow off"),
+            _ => return Err("a message out of its place".to_owned()),
+        }
+        Ok(())
+    }
+
+    pub(super) fn acked(&mut self, received: u64) -> Result<(), String> {
+        let paths = &mut self.paths;
+        let fits = self.out.acked(received, |on, bytes| {
+            if let Some(path) = paths.iter_mut().find(|path| path.output == on) {
+                path.flying = path.flying.saturating_sub(bytes);
+            }
+        });
+        fits.then_some(()).ok_or_else(|| "more acknowledged than was sent".to_owned())
+    }
+
+    /// The application has closed the flow, and the other end goes on writing.
+    pub(super) fn reset(&mut self, cx: &mut Context<'_>) {
+        for path in self.paths.iter().filter(|path| path.carries()) {
+            Bundle::say(cx, path.output, &Frame::Reset);
+        }
+        self.leave(cx, false);
+    }
+
+    /// A connection says what it should not.
+    pub(super) fn refuse(&mut self, cx: &mut Context<'_>, from: Output, why: &str) {
+        cx.say(format_args!("a connection is refused: {why}"));
+        self.drop_path(cx, from);
+        if self.session.secret.is_none() {
+            self.fail(cx, Failure::Reset, &"there is no other");
+        }
+    }
+
+    /// A connection ended or broke.
+    pub(super) fn broke(&mut self, cx: &mut Context<'_>, from: Output, why: Failure) {
+        if self.path(from).is_none() {
+            return;
+        }
+        self.drop_path(cx, from);
+        if self.session.secret.is_none() {
+            self.fail(cx, why, &"the connection broke before the session was agreed on");
+        }
+    }
+
+    pub(super) fn drop_attempts(&mut self, cx: &mut Context<'_>, slot: u8) {
+        let attempt = |path: &&Path| path.slot == slot && path.is_attempt();
+        let attempts: Vec<_> = self.paths.iter().filter(attempt).map(|path| path.output).collect();
+        attempts.into_iter().for_each(|output| self.drop_path(cx, output));
+    }
+}

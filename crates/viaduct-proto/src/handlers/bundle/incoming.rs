@@ -1,0 +1,98 @@
+//! Bytes from the network: put in order, and held while the application takes none.
+
+use std::collections::BTreeMap;
+
+use bytes::{Buf as _, Bytes};
+
+use super::outgoing::BLOCK_COST;
+
+pub(super) struct Incoming {
+    /// All before this has been delivered.
+    next: u64,
+    waits: BTreeMap<u64, Bytes>,
+    held: usize,
+    /// What the other end was told that it may have on its way.
+    window: usize,
+    end: Option<u64>,
+    said_end: bool,
+}
+
+impl Incoming {
+    pub(super) fn new(window: usize) -> Incoming {
+        let waits = BTreeMap::new();
+        Incoming { next: 0, waits, held: 0, window, end: None, said_end: false }
+    }
+
+    /// Takes a piece; false if there is no room for it, which the other end knows.
+    pub(super) fn push(&mut self, at: u64, data: Bytes) -> bool {
+        if at.saturating_add(data.len() as u64) <= self.next || self.waits.contains_key(&at) {
+            return true;
+        }
+        self.held += data.len() + BLOCK_COST;
+        self.waits.insert(at, data);
+        self.held <= self.window
+    }
+
+    /// The other end's last byte is the one before `at`.
+    pub(super) fn end(&mut self, at: u64) {
+        self.end.get_or_insert(at);
+    }
+
+    /// The next bytes.
+    pub(super) fn pop(&mut self) -> Option<Bytes> {
+        loop {
+            let first = self.waits.first_entry().filter(|first| *first.key() <= self.next)?;
+            let (at, mut data) = first.remove_entry();
+            self.held -= data.len() + BLOCK_COST;
+            let known = usize::try_from(self.next - at).unwrap_or(usize::MAX);
+            if known < data.len() {
+                data.advance(known);
+                self.next += data.len() as u64;
+                return Some(data);
+            }
+        }
+    }
+
+    pub(super) fn has_next(&self) -> bool {
+        self.waits.first_key_value().is_some_and(|(&at, _)| at <= self.next)
+    }
+
+    /// Whether all has been delivered; true once.
+    pub(super) fn ends(&mut self) -> bool {
+        let due = self.end == Some(self.next) && !self.said_end;
+        self.said_end |= due;
+        due
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.said_end
+    }
+
+    /// What is to be told to the other end.
+    pub(super) fn received(&self) -> u64 {
+        self.next + u64::from(self.said_end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_put_in_order_and_repeated_ones_are_dropped() {
+        let mut incoming = Incoming::new(300);
+        for (at, text) in [(3, "def"), (0, "ab"), (0, "abc"), (3, "def"), (1, "bcdefg")] {
+            assert!(incoming.push(at, Bytes::from_static(text.as_bytes())));
+        }
+        incoming.end(7);
+        let mut all = Vec::new();
+        while let Some(data) = incoming.pop() {
+            all.extend(data);
+        }
+        assert_eq!(all, b"abcdefg");
+        assert_eq!((incoming.ends(), incoming.ends(), incoming.received()), (true, false, 8));
+        assert_eq!(incoming.held, 0);
+        let taken = (0..9).take_while(|n| incoming.push(100 + n, Bytes::from_static(b"x"))).count();
+        assert_eq!(taken, 4, "no more than the window");
+    }
+}

@@ -1,0 +1,113 @@
+//! Who sees to it that there are connections: timers, attempts, and what the application hears.
+
+use super::Bundle;
+use super::path::{Due, Path, Stage};
+use super::wire::Frame;
+use crate::flow::{Context, Failure};
+use crate::time::{Duration, Instant};
+
+/// How often a connection is tried at most: in the first minute without any, and otherwise.
+const RETRY: Duration = Duration::from_millis(250);
+const LATE_RETRY: Duration = Duration::from_secs(5);
+const MINUTE: Duration = Duration::from_secs(60);
+
+impl Bundle {
+    /// Does what is due.
+    pub(super) fn tick(&mut self, cx: &mut Context<'_>) {
+        let now = cx.now();
+        let looks = self.paths.iter_mut().map(|path| (path.output, path.look(now)));
+        for (output, due) in looks.collect::<Vec<_>>() {
+            match due {
+                Due::Ping => Bundle::say(cx, output, &Frame::Ping),
+                Due::Doubt => self.out.lost(output),
+                Due::Drop if self.session.secret.is_some() => self.drop_path(cx, output),
+                Due::Drop => {
+                    return self.fail(cx, Failure::TimedOut, &"the other end does not answer");
+                }
+                Due::Nothing => {}
+            }
+        }
+        let ends = self.session.lost.map(|lost| lost + self.plan.within);
+        if ends.is_some_and(|ends| ends <= now) {
+            return self.fail(cx, Failure::Reset, &"no connection came about in time");
+        }
+        if self.linger.is_some_and(|linger| linger <= now) {
+            return self.reset(cx);
+        }
+        for slot in 0..self.session.slots.len() {
+            self.dial(cx, slot);
+        }
+    }
+
+    /// Tries to have a connection for a slot, if it has none that is well and its time has come.
+    pub(super) fn dial(&mut self, cx: &mut Context<'_>, number: usize) {
+        let now = cx.now();
+        let is_well = self.has_well(number);
+        let minute = self.session.lost.is_some_and(|lost| now < lost + MINUTE);
+        let (Some(_), Some(to), Some(slot)) =
+            (&self.session.secret, self.session.to.clone(), self.session.slots.get_mut(number))
+        else {
+            return;
+        };
+        if is_well || slot.next.is_none_or(|next| now < next) {
+            return;
+        }
+        slot.next = Some(now + slot.wait);
+        slot.wait = (slot.wait * 2).min(if minute { RETRY } else { LATE_RETRY });
+        let output = cx.plumb();
+        let path = Path::new(output, number as u8, Stage::Dialling, now);
+        self.paths.push(path);
+        if !self.plan.from.is_empty() {
+            cx.output(output).bind(self.plan.from[number % self.plan.from.len()].clone());
+        }
+        cx.output(output).connect(to);
+    }
+
+    pub(super) fn has_well(&self, slot: usize) -> bool {
+        self.paths.iter().any(|path| usize::from(path.slot) == slot && path.is_well())
+    }
+
+    /// Whether the flow has a connection, and who is to know.
+    pub(super) fn watch(&mut self, cx: &mut Context<'_>) {
+        if self.session.secret.is_none() {
+            return;
+        }
+        let now = cx.now();
+        for number in 0..self.session.slots.len() {
+            let is_well = self.has_well(number);
+            let slot = &mut self.session.slots[number];
+            slot.next = if is_well { None } else { slot.next.or(Some(now)) };
+        }
+        let well = self.paths.iter().find(|path| path.is_well()).map(|path| path.output);
+        match (well, self.session.lost) {
+            (None, None) => {
+                self.session.lost = Some(now);
+                self.event(cx, "disconnected", "freeze");
+            }
+            (Some(output), Some(_)) => {
+                self.session.lost = None;
+                let own = cx.output(output).getsockname();
+                let own = own.map(|own| format!(" to {own}")).unwrap_or_default();
+                self.event(cx, &format!("migrated{own}"), "thaw");
+            }
+            _ => {}
+        }
+    }
+
+    /// Tells the application, and whoever is to stop it or let it go on.
+    fn event(&self, cx: &mut Context<'_>, what: &str, freeze: &str) {
+        let texts = [Some(what), self.plan.freeze.then_some(freeze)];
+        for text in texts.into_iter().flatten() {
+            cx.notify(format!("{}: {text}", self.plan.name).into_bytes());
+        }
+    }
+
+    /// When to look again, if nothing happens before.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let paths = self.paths.iter().filter_map(Path::deadline);
+        let dials = self.session.to.is_some() && self.session.secret.is_some();
+        let slots = self.session.slots.iter().filter(|_| dials).filter_map(|slot| slot.next);
+        let ends = self.session.lost.map(|lost| lost + self.plan.within);
+        paths.chain(slots).chain(ends).chain(self.linger).chain(self.tell_by).min()
+    }
+}

@@ -1,0 +1,298 @@
+//! A flow over several connections: after each other (`migrate`, TESLA 4.4), side by side
+//! (`stripe`, TESLA 1), or both. What one loses goes over another.
+//!
+//! ```text
+//!                     ┌─ outgoing: blocks, until acknowledged ─▶ ┐  paths, each an output flow
+//!   application ──────┤                                          ├─ slot 0: live ─────── bottom
+//!                     └─ incoming: put in order ◀──────────────  ┘  slot 0: joining ──── bottom
+//!                                                                   slot 1: live ─────── bottom
+//! ```
+//!
+//! **Opening.** The connecting end says hello, and data at once; the welcome that comes back gives
+//! both a secret ([`secret`]), whose name the accepting end claims.
+//! **Joining.** Only the connecting end opens more connections: side by side, one a slot; after each
+//! other, when a slot's connection broke or is silent ([`path`]). The chain that accepts one gives it
+//! to the chain that claimed the session; there a challenge is sent, and the connection counts after
+//! the proof. It takes the place of its slot's former one, not before.
+//! **Data.** Numbered by their place in the flow; acknowledged by how many have been delivered. What
+//! was on a lost connection is sent again. Both ends hold at most `buffer` bytes.
+//! **Ends.** The flow is over when both ends have all of the other's, the end included.
+
+mod hearing;
+mod incoming;
+mod joining;
+mod keeping;
+mod moving;
+mod outgoing;
+mod path;
+mod plan;
+mod secret;
+mod session;
+mod wire;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::early::End;
+use crate::flow::{Address, Context, FIRST, Failure, Half, Handler, Output, SocketOption, Timer};
+use crate::time::Instant;
+use incoming::Incoming;
+use outgoing::Outgoing;
+use path::{Path, Stage};
+pub(super) use plan::{Plan, buffer, time};
+use session::Session;
+use wire::Frame;
+
+/// One flow.
+pub(super) struct Bundle {
+    plan: Arc<Plan>,
+    session: Session,
+    paths: Vec<Path>,
+    /// Whether the first output flow takes bytes, until it is a path.
+    room: bool,
+    out: Outgoing,
+    back: Incoming,
+    /// Whether upstream takes bytes, and whether it was told to send none.
+    open: bool,
+    stopped: bool,
+    /// What is to be told of what was received, and by when.
+    told: u64,
+    tell_by: Option<Instant>,
+    /// The application has closed the flow, and reads no more; the latter by itself too.
+    closed: bool,
+    deaf: bool,
+    /// A closed flow that the other end does not end is broken off then.
+    linger: Option<Instant>,
+    /// Our own and the other end's address, as they were at first.
+    names: [Option<Address>; 2],
+    options: Vec<SocketOption>,
+    over: bool,
+}
+
+impl Bundle {
+    pub(super) fn new(plan: Arc<Plan>) -> Bundle {
+        Bundle {
+            session: Session::new(&plan),
+            back: Incoming::new(plan.buffer),
+            plan,
+            paths: Vec::new(),
+            room: true,
+            out: Outgoing::default(),
+            open: true,
+            stopped: false,
+            told: 0,
+            tell_by: None,
+            closed: false,
+            deaf: false,
+            linger: None,
+            names: [None, None],
+            options: Vec::new(),
+            over: false,
+        }
+    }
+
+    fn path(&mut self, output: Output) -> Option<&mut Path> {
+        self.paths.iter_mut().find(|path| path.output == output)
+    }
+
+    /// A connection has come so far.
+    fn turn(&mut self, cx: &Context<'_>, output: Output, stage: Stage) {
+        if let Some(path) = self.path(output) {
+            path.turn(stage, cx.now());
+        }
+    }
+
+    /// The first connection.
+    fn begin(&mut self, cx: &mut Context<'_>, output: Output, stage: Stage) {
+        let mut path = Path::new(output, 0, stage, cx.now());
+        path.room = self.room;
+        self.paths.push(path);
+    }
+
+    /// Says something on a connection. One that takes no more is lost, and says so itself.
+    fn say(cx: &mut Context<'_>, on: Output, frame: &Frame) {
+        let _ = cx.output(on).write(frame.emit());
+    }
+
+    fn remember_names(&mut self, cx: &mut Context<'_>, of: Output) {
+        if self.names[1].is_none() {
+            self.names = [cx.output(of).getsockname(), cx.output(of).getpeername()];
+        }
+    }
+
+    /// Gives a connection up; what was on it goes elsewhere.
+    fn drop_path(&mut self, cx: &mut Context<'_>, output: Output) {
+        self.paths.retain(|path| path.output != output);
+        self.out.lost(output);
+        cx.unplumb(output);
+    }
+
+    /// The flow is over, and why.
+    fn fail(&mut self, cx: &mut Context<'_>, why: Failure, line: &dyn std::fmt::Display) {
+        if self.over {
+            return;
+        }
+        cx.say(line);
+        let answered = self.session.answered;
+        self.leave(cx, true);
+        match answered {
+            true => cx.upstream().failed(why),
+            false => cx.upstream().connected(Err(why)),
+        }
+    }
+
+    /// Ends all connections: at once, or when what was written on them has gone.
+    fn leave(&mut self, cx: &mut Context<'_>, at_once: bool) {
+        self.over = true;
+        cx.set_timer(TICK, None);
+        self.session.release(cx);
+        for path in std::mem::take(&mut self.paths) {
+            match at_once || !path.carries() {
+                true => cx.unplumb(path.output),
+                false => cx.output(path.output).close(),
+            }
+        }
+    }
+
+    fn end(&mut self, cx: &mut Context<'_>, end: End) {
+        self.out.end();
+        self.closed |= end == End::Close;
+        self.deaf |= self.closed;
+        self.settle(cx);
+    }
+}
+
+/// The only timer.
+const TICK: Timer = Timer(0);
+
+impl Handler for Bundle {
+    fn bind(&mut self, cx: &mut Context<'_>, at: Address) {
+        cx.output(FIRST).bind(at);
+    }
+
+    fn connect(&mut self, cx: &mut Context<'_>, to: Address) {
+        self.session.calls(to.clone());
+        self.begin(cx, FIRST, Stage::Calling);
+        if let Some(from) = self.plan.from.first() {
+            cx.output(FIRST).bind(from.clone());
+        }
+        cx.output(FIRST).connect(to);
+    }
+
+    fn connected(&mut self, cx: &mut Context<'_>, from: Output, result: Result<(), Failure>) {
+        self.has_connected(cx, from, result);
+        self.settle(cx);
+    }
+
+    fn accepted(&mut self, cx: &mut Context<'_>, from: Output) {
+        self.begin(cx, from, Stage::Fresh);
+        self.session.answered = true;
+        self.settle(cx);
+    }
+
+    fn taken(&mut self, cx: &mut Context<'_>, output: Output, said: Bytes) {
+        self.take(cx, output, &said);
+        self.settle(cx);
+    }
+
+    fn unclaimed(&mut self, cx: &mut Context<'_>, output: Output) {
+        Bundle::say(cx, output, &Frame::Unknown);
+        self.over = true;
+        cx.set_timer(TICK, None);
+        cx.output(output).close();
+    }
+
+    fn write(&mut self, cx: &mut Context<'_>, data: Bytes) -> bool {
+        if self.over || self.out.has_ended() {
+            return false;
+        }
+        self.out.push(data);
+        self.settle(cx);
+        true
+    }
+
+    fn shutdown(&mut self, cx: &mut Context<'_>, half: Half) {
+        match half {
+            Half::Write => self.end(cx, End::Shutdown),
+            Half::Read => self.deaf = true,
+        }
+    }
+
+    fn close(&mut self, cx: &mut Context<'_>) {
+        match self.session.is_begun() {
+            true => self.end(cx, End::Close),
+            false => cx.output(FIRST).close(),
+        }
+    }
+
+    fn set_option(&mut self, cx: &mut Context<'_>, option: SocketOption) {
+        self.options.push(option);
+        match self.paths.is_empty() {
+            true => cx.output(FIRST).set_option(option),
+            false => {
+                self.paths.iter().for_each(|path| cx.output(path.output).set_option(option));
+            }
+        }
+    }
+
+    fn getsockname(&mut self, cx: &mut Context<'_>) -> Option<Address> {
+        self.names[0].clone().or_else(|| cx.output(FIRST).getsockname())
+    }
+
+    fn getpeername(&mut self, cx: &mut Context<'_>) -> Option<Address> {
+        self.names[1].clone().or_else(|| cx.output(FIRST).getpeername())
+    }
+
+    /// `retry`: the network has changed; all connections are doubted, and others made. Any other
+    /// request is answered with how things stand.
+    fn control(&mut self, cx: &mut Context<'_>, to: &str, request: &[u8]) -> Option<Vec<u8>> {
+        if to != self.plan.name {
+            let output = self.paths.first().map_or(FIRST, |path| path.output);
+            return cx.output(output).control(to, request);
+        }
+        if request == b"retry" && self.session.is_begun() && !self.over {
+            self.paths.iter_mut().for_each(Path::doubt);
+            self.session.hurry(cx.now());
+            self.settle(cx);
+        }
+        let live = self.paths.iter().filter(|path| path.is_well()).count();
+        let (kept, unsent) = self.out.costs();
+        Some(format!("paths {live}\nkept {kept}\nunsent {unsent}\n").into_bytes())
+    }
+
+    fn avail(&mut self, cx: &mut Context<'_>, from: Output, data: Bytes) -> bool {
+        let takes = self.hear_bytes(cx, from, &data);
+        self.settle(cx);
+        takes
+    }
+
+    fn finished(&mut self, cx: &mut Context<'_>, from: Output) {
+        self.broke(cx, from, Failure::Reset);
+        self.settle(cx);
+    }
+
+    fn failed(&mut self, cx: &mut Context<'_>, from: Output, why: Failure) {
+        self.broke(cx, from, why);
+        self.settle(cx);
+    }
+
+    fn may_write(&mut self, cx: &mut Context<'_>, from: Output, may: bool) {
+        match self.path(from) {
+            Some(path) => path.room = may,
+            None => self.room = may,
+        }
+        self.settle(cx);
+    }
+
+    /// Reading goes on: acknowledgements must be heard. What comes is held, up to the buffer.
+    fn may_avail(&mut self, cx: &mut Context<'_>, may: bool) {
+        self.open = may;
+        self.settle(cx);
+    }
+
+    fn timeout(&mut self, cx: &mut Context<'_>, _timer: Timer) {
+        self.tick(cx);
+        self.settle(cx);
+    }
+}

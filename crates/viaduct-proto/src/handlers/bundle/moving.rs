@@ -1,0 +1,113 @@
+//! How bytes move, in both directions.
+
+use super::path::Stage;
+use super::wire::{self, Frame};
+use super::{Bundle, TICK};
+use crate::flow::Context;
+use crate::time::Duration;
+
+/// Bytes of the flow that are handed on before the neighbours have their say.
+const TURN: usize = 64 << 10;
+/// What is not sent yet of what the application wrote, before it is stopped.
+const MOST_UNSENT: usize = 64 << 10;
+/// Received bytes are acknowledged when they are so many, or so old.
+const TELL_EVERY: u64 = 64 << 10;
+const TELL_AFTER: Duration = Duration::from_millis(25);
+/// A closed flow waits so long for the other end.
+const LINGER: Duration = Duration::from_secs(60);
+
+impl Bundle {
+    /// Moves what can move, and sees to the timer.
+    pub(super) fn settle(&mut self, cx: &mut Context<'_>) {
+        if self.over || !self.session.is_begun() {
+            return;
+        }
+        self.watch(cx);
+        let more = self.deliver(cx) | self.send(cx);
+        self.tell(cx);
+        self.steer(cx);
+        if self.out.is_done() && self.back.has_ended() {
+            return self.leave(cx, false);
+        }
+        if self.closed && self.linger.is_none() && self.out.is_done() {
+            self.linger = Some(cx.now() + LINGER);
+        }
+        if self.over {
+            return;
+        }
+        let at = if more { Some(cx.now()) } else { self.deadline() };
+        cx.set_timer(TICK, at);
+    }
+
+    /// Hands on what is in order; whether there is more.
+    pub(super) fn deliver(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut delivered = 0;
+        while (self.open || self.deaf) && delivered < TURN {
+            let Some(data) = self.back.pop() else { break };
+            delivered += data.len();
+            if !self.deaf {
+                let _ = cx.upstream().avail(data);
+            }
+        }
+        if self.back.ends() {
+            self.tell_by = Some(cx.now());
+            cx.upstream().finished();
+        }
+        (self.open || self.deaf) && self.back.has_next()
+    }
+
+    /// Sends on connections that take bytes, those with the fewest on their way first; whether there
+    /// is more that they might take.
+    pub(super) fn send(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut sent = 0;
+        while self.out.has_unsent() && sent < TURN && self.out.fits(self.session.window) {
+            let ready = self.paths.iter_mut().filter(|path| path.is_well() && path.room);
+            let Some(path) = ready.min_by_key(|path| path.flying) else { return false };
+            let Some(block) = self.out.send(path.output) else { return false };
+            path.flying += block.data.len();
+            path.busy();
+            sent += block.data.len();
+            let pieces = match block.is_end {
+                true => [Some(Frame::End(block.at).emit()), None],
+                false => wire::data(block.at, &block.data),
+            };
+            for piece in pieces.into_iter().flatten() {
+                let _ = cx.output(path.output).write(piece);
+            }
+        }
+        self.out.has_unsent() && sent >= TURN
+    }
+
+    /// Acknowledges what has been delivered, now or soon.
+    pub(super) fn tell(&mut self, cx: &mut Context<'_>) {
+        let (now, received) = (cx.now(), self.back.received());
+        let live = self.paths.iter().filter(|path| path.stage == Stage::Live);
+        // The one that was heard last is the likeliest to be heard.
+        let Some(path) = live.max_by_key(|path| (path.is_well(), path.heard())) else {
+            self.tell_by = None;
+            return;
+        };
+        if received > self.told && self.tell_by.is_none() {
+            self.tell_by = Some(now + TELL_AFTER);
+        }
+        let due = self.tell_by.is_some_and(|at| at <= now);
+        if !due && received - self.told < TELL_EVERY {
+            return;
+        }
+        Bundle::say(cx, path.output, &Frame::Ack(received));
+        (self.told, self.tell_by) = (received, None);
+    }
+
+    /// Stops the application, or lets it go on.
+    pub(super) fn steer(&mut self, cx: &mut Context<'_>) {
+        let (kept, unsent) = self.out.costs();
+        let most = self.session.window.min(self.plan.buffer);
+        let stop = match self.stopped {
+            false => unsent >= MOST_UNSENT || kept + MOST_UNSENT >= most,
+            true => unsent > MOST_UNSENT / 2 || kept + 2 * MOST_UNSENT > most,
+        };
+        if stop != std::mem::replace(&mut self.stopped, stop) {
+            cx.upstream().may_write(!stop);
+        }
+    }
+}

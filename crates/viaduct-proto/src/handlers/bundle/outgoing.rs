@@ -1,0 +1,133 @@
+//! Bytes towards the network: kept until the other end has them, wherever they were sent.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+
+use super::wire::MOST_DATA;
+use crate::flow::Output;
+
+/// What a block costs beside its bytes.
+pub(super) const BLOCK_COST: usize = 64;
+
+/// A piece of the flow.
+pub(super) struct Block {
+    pub(super) at: u64,
+    pub(super) data: Bytes,
+    /// Nothing follows.
+    pub(super) is_end: bool,
+    /// Where it was sent.
+    on: Option<Output>,
+}
+
+#[derive(Default)]
+pub(super) struct Outgoing {
+    blocks: VecDeque<Block>,
+    /// What comes next has this number.
+    next: u64,
+    ended: bool,
+    /// All blocks before this one have been sent.
+    first_unsent: usize,
+    unsent: usize,
+    cost: usize,
+}
+
+impl Block {
+    fn end(&self) -> u64 {
+        self.at + self.data.len() as u64 + u64::from(self.is_end)
+    }
+
+    fn cost(&self) -> usize {
+        self.data.len() + BLOCK_COST
+    }
+}
+
+impl Outgoing {
+    pub(super) fn push(&mut self, mut data: Bytes) {
+        while !data.is_empty() {
+            let piece = data.split_to(data.len().min(MOST_DATA));
+            self.add(piece, false);
+        }
+    }
+
+    /// Nothing follows.
+    pub(super) fn end(&mut self) {
+        if !std::mem::replace(&mut self.ended, true) {
+            self.add(Bytes::new(), true);
+        }
+    }
+
+    fn add(&mut self, data: Bytes, is_end: bool) {
+        let block = Block { at: self.next, data, is_end, on: None };
+        self.next = block.end();
+        self.cost += block.cost();
+        self.unsent += block.cost();
+        self.blocks.push_back(block);
+    }
+
+    /// Whether the other end has everything, the end among it.
+    pub(super) fn is_done(&self) -> bool {
+        self.ended && self.blocks.is_empty()
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// What all blocks cost, and those that were not sent.
+    pub(super) fn costs(&self) -> (usize, usize) {
+        (self.cost, self.unsent)
+    }
+
+    /// The next block to send, which is on its way on `on` now.
+    pub(super) fn send(&mut self, on: Output) -> Option<&Block> {
+        self.find_unsent()?;
+        let block = self.blocks.get_mut(self.first_unsent)?;
+        block.on = Some(on);
+        self.unsent -= block.cost();
+        self.first_unsent += 1;
+        Some(block)
+    }
+
+    fn find_unsent(&mut self) -> Option<()> {
+        while self.blocks.get(self.first_unsent)?.on.is_some() {
+            self.first_unsent += 1;
+        }
+        Some(())
+    }
+
+    /// Whether another block fits what the other end holds.
+    pub(super) fn fits(&self, window: usize) -> bool {
+        let flying = self.cost - self.unsent;
+        flying == 0 || flying + MOST_DATA + BLOCK_COST <= window
+    }
+
+    pub(super) fn has_unsent(&self) -> bool {
+        self.unsent > 0
+    }
+
+    /// The other end has all before `received`; false if it cannot have that.
+    pub(super) fn acked(&mut self, received: u64, mut gone: impl FnMut(Output, usize)) -> bool {
+        while let Some(block) = self.blocks.front().filter(|block| block.end() <= received) {
+            self.cost -= block.cost();
+            match block.on {
+                Some(on) => gone(on, block.data.len()),
+                None => self.unsent -= block.cost(),
+            }
+            self.first_unsent = self.first_unsent.saturating_sub(1);
+            self.blocks.pop_front();
+        }
+        received <= self.next
+    }
+
+    /// What was sent on `lost` is to be sent again.
+    pub(super) fn lost(&mut self, lost: Output) {
+        for (number, block) in self.blocks.iter_mut().enumerate().rev() {
+            if block.on == Some(lost) {
+                block.on = None;
+                self.unsent += block.cost();
+                self.first_unsent = self.first_unsent.min(number);
+            }
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! What a bundle is asked to be.
+
+use crate::flow::{Address, Arguments};
+use crate::keys::Entropy;
+use crate::time::Duration;
+
+/// The settings of all flows of a chain.
+pub(in crate::handlers) struct Plan {
+    /// The handler's name.
+    pub(in crate::handlers) name: &'static str,
+    /// Connections side by side.
+    pub(in crate::handlers) paths: usize,
+    /// Where each is bound to, by turns; nowhere if empty.
+    pub(in crate::handlers) from: Vec<Address>,
+    /// How long the flow may be without any connection.
+    pub(in crate::handlers) within: Duration,
+    /// Bytes kept each way.
+    pub(in crate::handlers) buffer: usize,
+    /// The application is to be stopped meanwhile.
+    pub(in crate::handlers) freeze: bool,
+    pub(in crate::handlers) entropy: Entropy,
+}
+
+/// At least so much makes sense, and no more is given.
+const LEAST_BUFFER: usize = 64 << 10;
+const MOST_BUFFER: usize = 256 << 20;
+const DEFAULT_BUFFER: usize = 8 << 20;
+
+/// `buffer=`, in bytes.
+pub(in crate::handlers) fn buffer(arguments: &mut Arguments) -> Result<usize, String> {
+    let bytes = |text: &str| {
+        let units = [("k", 10), ("M", 20)];
+        let unit = units.iter().find_map(|&(name, by)| Some((text.strip_suffix(name)?, by)));
+        let (number, shift) = unit.unwrap_or((text, 0));
+        let bytes = number.parse::<usize>().ok()?.checked_mul(1 << shift)?;
+        (LEAST_BUFFER..=MOST_BUFFER).contains(&bytes).then_some(bytes)
+    };
+    let expected = "bytes from 64k to 256M, such as 8M,";
+    Ok(arguments.take("buffer", expected, bytes)?.unwrap_or(DEFAULT_BUFFER))
+}
+
+/// A time such as `30s`, `5m` or `2h`.
+pub(in crate::handlers) fn time(text: &str) -> Option<Duration> {
+    let units = [("s", 1), ("m", 60), ("h", 3_600), ("d", 86_400)];
+    let (number, unit) = units.iter().find_map(|&(u, by)| Some((text.strip_suffix(u)?, by)))?;
+    let seconds = number.parse::<u64>().ok()?.checked_mul(unit)?;
+    (1..=30 * 86_400).contains(&seconds).then_some(Duration::from_secs(seconds))
+}

@@ -1,0 +1,45 @@
+//! `migrate`: a flow survives the loss of its connection, a change of address and times without any
+//! (TESLA, 4.4). A [bundle](super::bundle) of one connection after another.
+
+use std::sync::Arc;
+
+use super::Shell;
+use super::bundle::{self, Bundle, Plan};
+use crate::flow::{About, Arguments, Factory, Handler};
+use crate::time::Duration;
+
+const DEFAULT_WITHIN: Duration = Duration::from_secs(300);
+
+struct MigrateFactory(Arc<Plan>);
+
+pub(super) fn about() -> About {
+    About::new("migrate", "keeps flows alive while the network changes or is away")
+        .setting("within", "TIME", "how long a flow may be without a connection; 5m by default")
+        .setting("buffer", "BYTES", "bytes kept each way for sending again; 8M by default")
+        .setting("freeze", "true|false", "stop the program meanwhile; false by default")
+        .both_ends()
+}
+
+pub(super) fn build(arguments: &mut Arguments, shell: &Shell) -> Result<Arc<dyn Factory>, String> {
+    let within = arguments.take("within", "a time such as 30s, 5m or 2h", bundle::time)?;
+    let freeze = arguments.take("freeze", "true or false", |text| text.parse().ok())?;
+    Ok(Arc::new(MigrateFactory(Arc::new(Plan {
+        name: "migrate",
+        paths: 1,
+        from: Vec::new(),
+        within: within.unwrap_or(DEFAULT_WITHIN),
+        buffer: bundle::buffer(arguments)?,
+        freeze: freeze.unwrap_or(false),
+        entropy: shell.entropy.clone(),
+    }))))
+}
+
+impl Factory for MigrateFactory {
+    fn name(&self) -> &'static str {
+        "migrate"
+    }
+
+    fn make(&self) -> Box<dyn Handler + Send> {
+        Box::new(Bundle::new(self.0.clone()))
+    }
+}

@@ -1,0 +1,54 @@
+//! `stripe`: one flow over several connections, or several local addresses (TESLA, 1). A
+//! [bundle](super::bundle) of connections side by side.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::Shell;
+use super::bundle::{self, Bundle, Plan};
+use crate::flow::{About, Address, Arguments, Factory, Handler};
+use crate::time::Duration;
+
+const MOST_PATHS: usize = 32;
+const DEFAULT_PATHS: usize = 2;
+const DEFAULT_WITHIN: Duration = Duration::from_secs(10);
+
+struct StripeFactory(Arc<Plan>);
+
+pub(super) fn about() -> About {
+    About::new("stripe", "sends one flow over several connections")
+        .setting("paths", "2-32", "connections; 2 by default, or as many as there are addresses")
+        .setting("from", "ADDR[+ADDR...]", "local addresses that they begin at, by turns")
+        .setting("within", "TIME", "how long a flow may be without a connection; 10s by default")
+        .setting("buffer", "BYTES", "bytes kept each way until they are in order; 8M by default")
+        .both_ends()
+}
+
+pub(super) fn build(arguments: &mut Arguments, shell: &Shell) -> Result<Arc<dyn Factory>, String> {
+    let paths = |text: &str| text.parse().ok().filter(|paths| (1..=MOST_PATHS).contains(paths));
+    let paths = arguments.take("paths", "a number from 1 to 32", paths)?;
+    let address = |text: &str| text.parse::<IpAddr>().ok().map(|ip| Address::Ip((ip, 0).into()));
+    let from = |text: &str| text.split('+').map(address).collect::<Option<Vec<_>>>();
+    let from = arguments.take("from", "local addresses such as 192.0.2.1+192.0.2.2", from)?;
+    let from = from.unwrap_or_default();
+    let within = arguments.take("within", "a time such as 30s, 5m or 2h", bundle::time)?;
+    Ok(Arc::new(StripeFactory(Arc::new(Plan {
+        name: "stripe",
+        paths: paths.unwrap_or(if from.len() > 1 { from.len() } else { DEFAULT_PATHS }),
+        from,
+        within: within.unwrap_or(DEFAULT_WITHIN),
+        buffer: bundle::buffer(arguments)?,
+        freeze: false,
+        entropy: shell.entropy.clone(),
+    }))))
+}
+
+impl Factory for StripeFactory {
+    fn name(&self) -> &'static str {
+        "stripe"
+    }
+
+    fn make(&self) -> Box<dyn Handler + Send> {
+        Box::new(Bundle::new(self.0.clone()))
+    }
+}

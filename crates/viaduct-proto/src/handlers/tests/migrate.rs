@@ -1,0 +1,187 @@
+use super::super::testing::{Net, factories, shell};
+use super::exchange;
+use crate::flow::{Address, Chain, Failure, Half};
+use crate::time::Duration;
+
+fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// A second passes, or some.
+const WHILE: Duration = Duration::from_secs(2);
+
+fn live(net: &Net) -> usize {
+    net.connections.iter().filter(|c| c.seats.iter().all(Option::is_some)).count()
+}
+
+#[test]
+fn a_flow_survives_a_reset_and_an_outage_that_nobody_hears_of() {
+    for chain in
+        [&["migrate"][..], &["migrate", "crypt:key=1.key"], &["crypt:key=1.key", "migrate"]]
+    {
+        for heard in [true, false] {
+            let mut net = Net::joined(chain);
+            exchange(&mut net);
+            let now = net.now;
+            let names = net.end(0).chain.getpeername(now);
+            net.write(0, 3_000);
+            net.write(1, 3_000);
+            net.is_up = false;
+            net.cut_all(heard);
+            net.wait(seconds(30));
+            assert!(net.end(0).events.contains(&"migrate: disconnected".to_owned()));
+            net.is_up = true;
+            net.wait(WHILE);
+            net.assert_whole();
+            assert_eq!(net.end(0).events[1], "migrate: migrated to 192.0.2.1:40000", "{chain:?}");
+            assert!(net.end(1).events[1].starts_with("migrate: migrated to "), "{chain:?}");
+            exchange(&mut net);
+            assert_eq!(live(&net), 1, "{chain:?}");
+            assert_eq!(net.end(0).chain.getpeername(now), names);
+            net.shutdown(0);
+            net.shutdown(1);
+            net.wait(WHILE);
+            assert_eq!((net.end(0).finished, net.end(1).finished), (1, 1));
+            assert_eq!(live(&net), 0);
+            net.assert_whole();
+        }
+    }
+}
+
+#[test]
+fn a_flow_moves_in_time_while_bulk_data_goes_either_way() {
+    for from in [0, 1] {
+        let mut net = Net::joined(&["migrate"]);
+        exchange(&mut net);
+        for round in 0..400 {
+            if net.end(from).chain.may_write() {
+                net.write(from, 1_400);
+            }
+            if round == 100 {
+                net.cut_all(false);
+            }
+            net.wait(Duration::from_millis(20));
+        }
+        net.wait(WHILE);
+        net.assert_whole();
+        assert!(net.end(from).written.made > 300_000, "{}", net.end(from).written.made);
+    }
+}
+
+#[test]
+fn what_was_ended_or_closed_before_a_cut_arrives_after_it() {
+    let mut net = Net::joined(&["migrate"]);
+    exchange(&mut net);
+    net.write(0, 2_000);
+    net.close(0);
+    net.cut_all(true);
+    net.wait(WHILE);
+    assert_eq!(net.end(1).finished, 1);
+    net.assert_whole();
+    net.close(1);
+    net.wait(WHILE);
+    assert_eq!(live(&net), 0);
+}
+
+#[test]
+fn who_writes_to_a_closed_flow_is_told() {
+    let mut net = Net::joined(&["migrate"]);
+    exchange(&mut net);
+    net.close(0);
+    net.wait(WHILE);
+    net.write(1, 100);
+    net.wait(WHILE);
+    assert_eq!(net.end(1).failed, [Failure::Reset]);
+    assert_eq!(live(&net), 0);
+}
+
+#[test]
+fn after_the_limit_comes_the_reset_once() {
+    let mut net = Net::joined(&["migrate:within=20s,freeze=true"]);
+    exchange(&mut net);
+    net.is_up = false;
+    net.cut_all(true);
+    net.wait(seconds(19));
+    assert!(net.end(0).failed.is_empty() && net.end(1).failed.is_empty());
+    assert_eq!(net.end(0).events, ["migrate: disconnected", "migrate: freeze"]);
+    net.wait(seconds(600));
+    assert_eq!(net.end(0).failed, [Failure::Reset]);
+    assert!(net.connections.len() < 100, "{} attempts", net.connections.len());
+    assert_eq!(net.end(1).failed, [Failure::Reset]);
+}
+
+#[test]
+fn a_buffer_is_never_exceeded() {
+    let mut net = Net::joined(&["migrate:buffer=64k"]);
+    exchange(&mut net);
+    net.is_up = false;
+    net.cut_all(false);
+    let mut written = 0;
+    while net.end(0).chain.may_write() {
+        net.write(0, 1_000);
+        written += 1_000;
+        assert!(written < 200_000);
+    }
+    let kept = net.end(0).chain.control(crate::time::Instant::ZERO, "migrate", b"").unwrap();
+    assert!(String::from_utf8(kept).unwrap().contains("kept"));
+    net.is_up = true;
+    net.wait(seconds(10));
+    net.assert_whole();
+}
+
+#[test]
+fn a_third_party_that_knows_the_session_cannot_take_it_over() {
+    let mut net = Net::joined(&["migrate"]);
+    exchange(&mut net);
+    net.cut_all(true);
+    net.wait(WHILE);
+    // The owner's second connection, as somebody heard it, played again.
+    let heard = net.heard[1].clone();
+    let (served, before) = (net.end(1).read.got, live(&net));
+    net.cut = 1;
+    let thief = net.ends[0].len();
+    let plain = Chain::new(factories(&[], &shell()), 1 << 20, net.now);
+    net.ends[0].push(super::super::testing::End::new(plain, true));
+    let (now, to) = (net.now, Address::Name("server".into(), 1));
+    net.ends[0][thief].chain.connect(now, to);
+    net.settle();
+    net.ends[0][thief].takes = false;
+    assert!(net.ends[0][thief].chain.write(now, heard.into()));
+    net.wait(seconds(1));
+    assert!(net.said.iter().any(|line| line.contains("no part in the session")), "{:?}", net.said);
+    assert_eq!((net.end(1).read.got, live(&net)), (served, before));
+    exchange(&mut net);
+    net.assert_whole();
+}
+
+#[test]
+fn a_session_that_is_not_known_ends_at_once() {
+    let mut net = Net::joined(&["migrate"]);
+    exchange(&mut net);
+    // The accepting end has been started anew.
+    let now = net.now;
+    net.ends[1][0].is_there = false;
+    let empty = Chain::new(factories(&[], &shell()), 1, now);
+    net.ends[1][0].chain = empty;
+    net.forget();
+    net.cut_all(true);
+    net.wait(seconds(1));
+    assert_eq!(net.end(0).failed, [Failure::Reset]);
+    assert!(net.said.iter().any(|line| line.contains("has forgotten")), "{:?}", net.said);
+}
+
+#[test]
+fn what_does_not_migrate_is_known_by_its_first_bytes() {
+    let mut net = Net::new(&[], &["migrate"]);
+    net.connect();
+    net.write(0, 50);
+    net.wait(seconds(1));
+    assert!(net.ends[1].iter().all(|end| !end.is_there && end.failed == [Failure::Reset]));
+    assert!(net.said[0].contains("no message"), "{:?}", net.said);
+    let mut net = Net::new(&["migrate"], &[]);
+    net.connect();
+    net.ends[1][0].takes = false;
+    net.wait(seconds(60));
+    assert_eq!(net.end(0).failed, [Failure::TimedOut]);
+    net.end(0).chain.shutdown(crate::time::Instant::ZERO, Half::Write);
+}

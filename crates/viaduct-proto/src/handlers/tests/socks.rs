@@ -1,0 +1,100 @@
+use super::super::testing::{factories, shell};
+use crate::flow::{Action, Address, BottomId, Chain, Failure, Half};
+use crate::split::socks;
+use crate::time::Instant;
+
+const NOW: Instant = Instant::ZERO;
+
+/// A flow to `to`, as its proxy sees it.
+struct Proxy {
+    chain: Chain,
+    bottom: BottomId,
+    said: Vec<Action>,
+}
+
+impl Proxy {
+    fn new(settings: &str, to: Address) -> Proxy {
+        let chain = factories(&["count", settings], &shell());
+        let mut chain = Chain::new(chain, 4_096, NOW);
+        chain.connect(NOW, to);
+        let bottom = chain.bottom().unwrap();
+        let mut proxy = Proxy { chain, bottom, said: Vec::new() };
+        let via = Address::Name("proxy.example".into(), 1080);
+        assert!(proxy.actions().contains(&Action::Connect(bottom, via)));
+        proxy.chain.connected(NOW, bottom, Ok(()));
+        proxy
+    }
+
+    fn actions(&mut self) -> &[Action] {
+        self.said.extend(std::iter::from_fn(|| self.chain.poll_action()));
+        &self.said
+    }
+
+    fn heard(&mut self) -> Vec<u8> {
+        let bytes: Vec<u8> = self.chain.outgoing(self.bottom).pieces().flatten().copied().collect();
+        self.chain.sent(NOW, self.bottom, bytes.len());
+        bytes
+    }
+
+    /// Says `bytes` one by one.
+    fn say(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.chain.avail(NOW, self.bottom, vec![byte].into());
+        }
+    }
+
+    fn answered(&mut self) -> Option<Result<(), Failure>> {
+        let answer = |action: &Action| match action {
+            Action::Connected(result) => Some(*result),
+            _ => None,
+        };
+        self.actions().iter().find_map(answer)
+    }
+}
+
+#[test]
+fn a_flow_goes_by_the_proxy_under_its_name() {
+    let to = Address::Name("server.example".into(), 443);
+    let mut proxy = Proxy::new("socks:via=proxy.example:1080,user=me,password=word", to.clone());
+    assert!(proxy.chain.write(NOW, "early".into()));
+    proxy.chain.shutdown(NOW, Half::Write);
+    assert_eq!(proxy.heard(), [5, 2, 0, 2]);
+    proxy.say(&socks::choice(Some(socks::Method::Password)));
+    assert_eq!(proxy.heard(), b"\x01\x02me\x06secret");
+    proxy.say(&socks::verdict(true));
+    let request = proxy.heard();
+    assert_eq!(socks::request(&request), crate::split::Parsed::Whole(to.clone(), request.len()));
+    assert_eq!(proxy.answered(), None);
+    proxy.say(&socks::reply(Ok(())));
+    proxy.say(b"hello");
+    assert_eq!(proxy.answered(), Some(Ok(())));
+    assert_eq!(proxy.heard(), b"early");
+    assert!(proxy.actions().contains(&Action::Shutdown(BottomId(0), Half::Write)));
+    assert_eq!(proxy.chain.incoming().pieces().flatten().copied().collect::<Vec<_>>(), b"hello");
+    assert_eq!(proxy.chain.getpeername(NOW), Some(to));
+}
+
+#[test]
+fn what_a_proxy_refuses_is_refused_for_its_reason() {
+    let all = "socks:via=proxy.example:1080";
+    let user = "socks:via=proxy.example:1080,user=me,password=word";
+    let ip = Address::Ip("[2001:db8::1]:80".parse().unwrap());
+    let reply = |why| [&[5, 0][..], &socks::reply(Err(why))].concat();
+    for (settings, said, why, words) in [
+        (all, vec![5, 255], Failure::Denied, "another way"),
+        (all, vec![5, 2], Failure::Denied, "another way"),
+        (user, vec![5, 2, 1, 1], Failure::Denied, "refuses the user"),
+        (all, reply(Failure::Refused), Failure::Refused, "refused"),
+        (all, reply(Failure::TimedOut), Failure::TimedOut, "timed out"),
+        (all, b"HTTP/1.1 400 Bad".to_vec(), Failure::Unreachable, "no SOCKS5"),
+    ] {
+        let mut proxy = Proxy::new(settings, ip.clone());
+        proxy.say(&said);
+        assert_eq!(proxy.answered(), Some(Err(why)), "{settings} {said:?}");
+        let text = format!("{:?}", proxy.actions());
+        assert!(text.contains(words) && text.contains("Close"), "{text}");
+    }
+    let mut proxy = Proxy::new(all, ip);
+    proxy.chain.handle_timeout(Instant::from_nanos(u64::MAX));
+    assert_eq!(proxy.answered(), Some(Err(Failure::TimedOut)));
+}

@@ -1,0 +1,143 @@
+//! SOCKS5, the client's side: what [`socks`](super::socks) is the server's of, and draws.
+
+use super::Parsed;
+use super::socks::{CONNECT, Credentials, IPV4, IPV6, Method, NAME, PASSWORD_VERSION, VERSION};
+use crate::flow::{Address, Failure};
+use std::net::SocketAddr;
+
+/// The greeting: with a password to offer or not.
+pub fn greeting(password: bool) -> Vec<u8> {
+    match password {
+        true => vec![VERSION, 2, Method::None as u8, Method::Password as u8],
+        false => vec![VERSION, 1, Method::None as u8],
+    }
+}
+
+/// The server's answer to the greeting; `None`: it wants another method.
+pub fn choice(bytes: &[u8]) -> Parsed<Option<Method>> {
+    match *bytes {
+        [] | [VERSION] => Parsed::Short,
+        [VERSION, 0, ..] => Parsed::Whole(Some(Method::None), 2),
+        [VERSION, 2, ..] => Parsed::Whole(Some(Method::Password), 2),
+        [VERSION, _, ..] => Parsed::Whole(None, 2),
+        _ => Parsed::Wrong("no SOCKS5"),
+    }
+}
+
+/// The name and password; `None` if either is empty or has more than 255 bytes.
+pub fn credentials(of: &Credentials) -> Option<Vec<u8>> {
+    let mut out = vec![PASSWORD_VERSION];
+    for text in [&of.name, &of.password] {
+        out.push(counted(text)?);
+        out.extend(text);
+    }
+    Some(out)
+}
+
+/// The server's answer to a password: whether it is right.
+pub fn verdict(bytes: &[u8]) -> Parsed<bool> {
+    match *bytes {
+        [] | [PASSWORD_VERSION] => Parsed::Short,
+        [PASSWORD_VERSION, code, ..] => Parsed::Whole(code == 0, 2),
+        _ => Parsed::Wrong("another version of SOCKS passwords"),
+    }
+}
+
+/// The request to connect; `None` for a name that is empty or has more than 255 bytes.
+pub fn request(to: &Address) -> Option<Vec<u8>> {
+    let mut out = vec![VERSION, CONNECT, 0];
+    let port = match to {
+        Address::Ip(SocketAddr::V4(to)) => {
+            out.push(IPV4);
+            out.extend(to.ip().octets());
+            to.port()
+        }
+        Address::Ip(SocketAddr::V6(to)) => {
+            out.push(IPV6);
+            out.extend(to.ip().octets());
+            to.port()
+        }
+        Address::Name(name, port) => {
+            out.extend([NAME, counted(name.as_bytes())?]);
+            out.extend(name.as_bytes());
+            *port
+        }
+    };
+    out.extend(port.to_be_bytes());
+    Some(out)
+}
+
+/// The server's answer to a request. The address in it means nothing to us.
+pub fn reply(bytes: &[u8]) -> Parsed<Result<(), Failure>> {
+    let (code, kind, rest) = match *bytes {
+        [VERSION, code, 0, kind, ref rest @ ..] => (code, kind, rest),
+        [VERSION, _, 0] | [VERSION, _] | [VERSION] | [] => return Parsed::Short,
+        [VERSION, ..] => return Parsed::Wrong("a SOCKS answer whose third byte is not 0"),
+        _ => return Parsed::Wrong("no SOCKS5"),
+    };
+    let host = match (kind, rest.first()) {
+        (IPV4, _) => 4,
+        (IPV6, _) => 16,
+        (NAME, Some(&count)) => 1 + usize::from(count),
+        (NAME, None) => return Parsed::Short,
+        _ => return Parsed::Wrong("an address of a kind that SOCKS5 does not know"),
+    };
+    if rest.len() < host + 2 {
+        return Parsed::Short;
+    }
+    let result = match code {
+        0 => Ok(()),
+        2 => Err(Failure::Denied),
+        5 => Err(Failure::Refused),
+        6 => Err(Failure::TimedOut),
+        _ => Err(Failure::Unreachable),
+    };
+    Parsed::Whole(result, 4 + host + 2)
+}
+
+/// How many bytes, if that is 1 to 255.
+fn counted(bytes: &[u8]) -> Option<u8> {
+    u8::try_from(bytes.len()).ok().filter(|&count| count > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::socks;
+    use super::*;
+
+    #[test]
+    fn the_server_understands_the_client_and_the_client_the_server() {
+        for password in [false, true] {
+            let said = greeting(password);
+            let offers = |method| socks::greeting(&said, method);
+            assert_eq!(offers(Method::Password), Parsed::Whole(password, said.len()));
+            assert_eq!(offers(Method::None), Parsed::Whole(true, said.len()));
+        }
+        let me = Credentials { name: b"me".to_vec(), password: b"pw!".to_vec() };
+        let said = credentials(&me).unwrap();
+        assert_eq!(socks::credentials(&said), Parsed::Whole(me, said.len()));
+        let ips = ["192.0.2.7:80", "[2001:db8::7]:443"].map(|ip| Address::Ip(ip.parse().unwrap()));
+        for to in ips.into_iter().chain([Address::Name("example.org".into(), 7)]) {
+            let said = request(&to).unwrap();
+            assert_eq!(socks::request(&said), Parsed::Whole(to, said.len()));
+        }
+        assert_eq!(request(&Address::Name("x".repeat(256), 1)), None);
+        let failures = [Failure::Denied, Failure::Unreachable, Failure::Refused, Failure::TimedOut];
+        for result in failures.map(Err).into_iter().chain([Ok(())]) {
+            assert_eq!(reply(&socks::reply(result)), Parsed::Whole(result, 10));
+        }
+        assert_eq!(verdict(&socks::verdict(false)), Parsed::Whole(false, 2));
+        assert_eq!(choice(&socks::choice(None)), Parsed::Whole(None, 2));
+    }
+
+    #[test]
+    fn answers_may_be_cut_anywhere_and_name_a_host() {
+        let answer = b"\x05\x00\x00\x03\x02ab\x00\x50";
+        for cut in 0..answer.len() {
+            assert_eq!(reply(&answer[..cut]), Parsed::Short);
+        }
+        assert_eq!(reply(answer), Parsed::Whole(Ok(()), answer.len()));
+        assert!(matches!(reply(b"\x05\x00\x00\x09"), Parsed::Wrong(_)));
+        assert!(matches!(choice(b"HT"), Parsed::Wrong(_)));
+    }
+}

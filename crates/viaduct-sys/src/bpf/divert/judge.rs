@@ -1,0 +1,123 @@
+//! What becomes of a connect, or of a datagram, by the user's rules.
+
+use std::net::Ipv6Addr;
+use std::ops::RangeInclusive;
+
+use super::ends::MAPPED;
+use crate::bpf::asm::{Asm, FP, Label, R2, R6, Width};
+
+// Fields of `struct bpf_sock_addr`.
+pub(super) const IP4: i16 = 4;
+pub(super) const IP6: i16 = 8;
+pub(super) const PORT: i16 = 24;
+
+/// What becomes of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It is ours.
+    Divert,
+    /// It goes where it was meant to, by itself.
+    Leave,
+    /// The program is told that it may not.
+    Refuse,
+}
+
+/// What fits a destination.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// A prefix of its address; IPv4 ones are mapped, 96 longer.
+    pub prefix: (Ipv6Addr, u8),
+    /// Its port.
+    pub ports: RangeInclusive<u16>,
+    /// What becomes of it.
+    pub fate: Fate,
+}
+
+/// All rules; the first that fits decides.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// In their order.
+    pub list: Vec<Rule>,
+    /// What becomes of the rest.
+    pub otherwise: Fate,
+}
+
+/// Where the code of each fate is.
+#[derive(Clone, Copy)]
+pub(super) struct Fates {
+    pub(super) divert: Label,
+    pub(super) leave: Label,
+    pub(super) refuse: Label,
+}
+
+impl Rules {
+    /// Whether some may have this fate: the kernel takes no instruction that nothing leads to.
+    pub(super) fn lead_to(&self, fate: Fate) -> bool {
+        self.otherwise == fate || self.list.iter().any(|rule| rule.fate == fate)
+    }
+
+    /// Goes to the fate of the destination that is noted at `at` on the stack.
+    pub(super) fn judge(&self, asm: &mut Asm, at: i16, fates: Fates) {
+        for rule in &self.list {
+            let other = asm.label();
+            rule.test(asm, at, other);
+            asm.goto(fates.of(rule.fate));
+            asm.place(other);
+        }
+        asm.goto(fates.of(self.otherwise));
+    }
+}
+
+impl Fates {
+    fn of(self, fate: Fate) -> Label {
+        match fate {
+            Fate::Divert => self.divert,
+            Fate::Leave => self.leave,
+            Fate::Refuse => self.refuse,
+        }
+    }
+}
+
+impl Rule {
+    /// Goes to `other` unless it fits.
+    fn test(&self, asm: &mut Asm, at: i16, other: Label) {
+        let (ip, length) = self.prefix;
+        for (n, word) in (0..).step_by(4).zip(ip.octets().as_chunks::<4>().0) {
+            let bits = u32::from(length).saturating_sub(8 * n as u32).min(32);
+            let mask = u32::MAX.checked_shl(32 - bits).unwrap_or(0);
+            if bits > 0 {
+                asm.load(Width::Word, R2, FP, at + n);
+                asm.and(R2, u32::from_ne_bytes(mask.to_be_bytes()));
+                let word = u32::from_be_bytes(*word) & mask;
+                asm.if_different(R2, u32::from_ne_bytes(word.to_be_bytes()), other);
+            }
+        }
+        if self.ports != (0..=u16::MAX) {
+            asm.load(Width::Half, R2, FP, at + 16);
+            asm.network_order(R2);
+            asm.if_below(R2, (*self.ports.start()).into(), other);
+            asm.if_above(R2, (*self.ports.end()).into(), other);
+        }
+    }
+}
+
+/// Notes the destination in the context in R6 at `at` on the stack, in `room` bytes.
+pub(super) fn note(asm: &mut Asm, at: i16, room: usize, v4: bool) {
+    asm.set(R2, 0);
+    for n in (0..room as i16).step_by(8) {
+        asm.store(Width::Double, FP, at + n, R2);
+    }
+    if v4 {
+        asm.set(R2, MAPPED.cast_signed());
+        asm.store(Width::Word, FP, at + 8, R2);
+        asm.load(Width::Word, R2, R6, IP4);
+        asm.store(Width::Word, FP, at + 12, R2);
+    } else {
+        for n in [0, 4, 8, 12] {
+            asm.load(Width::Word, R2, R6, IP6 + n);
+            asm.store(Width::Word, FP, at + n, R2);
+        }
+    }
+    asm.load(Width::Word, R2, R6, PORT);
+    asm.store(Width::Half, FP, at + 16, R2);
+}

@@ -1,0 +1,229 @@
+//! Programs that are wrapped: their connects wait at a meeting ([`crate::meeting`]), and this process
+//! hears where they were meant to go. Where no handler needs the bytes, the kernel does all the work and
+//! programs keep their connections.
+//!
+//! ```text
+//!   connect(2) ─▶ connect: notes where to, by cookie; another address ─▶ SYN ─▶ sock_ops: Heard::Waits
+//!   getpeername(2) ─▶ what was meant            getsockname(2) ─▶ what Names::set_own has said
+//!   what rules leave alone or refuse ─▶ Heard::Left, Heard::Refused, if that is wanted
+//! ```
+//!
+//! | file | |
+//! |---|---|
+//! | `judge` | the user's rules as instructions |
+//! | `programs` | the programs |
+//! | `serve` | connections to programs that listen |
+//! | `ends` | how ends of connections are written |
+
+mod ends;
+mod judge;
+mod programs;
+mod serve;
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use self::ends::{END, ENDS};
+pub use self::judge::{Fate, Rule, Rules};
+pub use self::serve::Inside;
+use self::serve::Serve;
+use super::BpfError;
+use super::asm::Insn;
+use super::events::Events;
+use super::kernel::{Hook, Link, Map};
+
+/// Connections that are remembered, so that programs are told whom they meant.
+const SOCKETS: u32 = 65_536;
+/// Bytes of events that wait to be read; one that finds no room comes again with its SYN.
+const RING: usize = 256 << 10;
+/// Rules that a program tests.
+const MOST: usize = 256;
+
+// An event: the cookie, the destination, then what the kind says.
+const EVENT: usize = 64;
+const KIND: usize = 60;
+
+/// What an event is about, in its last word.
+#[derive(Clone, Copy)]
+enum Kind {
+    Waits = 0,
+    LeftStream = 1,
+    RefusedStream = 2,
+    LeftDatagram = 3,
+    RefusedDatagram = 4,
+    Offloaded = 5,
+}
+
+/// Which connects are ours, and where they wait.
+#[derive(Clone, Debug)]
+pub struct Diversion<'a> {
+    /// For connections.
+    pub streams: Rules,
+    /// For datagrams; those that are to be diverted go by themselves.
+    pub datagrams: Rules,
+    /// Where connects wait, by IPv4.
+    pub v4: SocketAddr,
+    /// The same by IPv6; without it those are refused.
+    pub v6: Option<SocketAddr>,
+    /// The listeners that take connections to programs: of IPv4, and of IPv6, at addresses that only this
+    /// machine reaches. Without one they go there by themselves.
+    pub listeners: [Option<BorrowedFd<'a>>; 2],
+    /// Connections stay the programs', and the kernel does this for them; `None`: they come here.
+    pub offload: Option<Offload>,
+    /// Whether what is left alone or refused is told of.
+    pub tells: bool,
+}
+
+/// What the kernel does for connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offload {
+    /// Sends at most so many bytes a second on each.
+    pub rate: Option<u32>,
+}
+
+/// What this process is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// A connect waits. It may be told of more than once.
+    Waits(Waiting),
+    /// A connection, or datagrams, went by itself.
+    Left(Passing),
+    /// It was refused.
+    Refused(Passing),
+    /// A connection that was the program's own has ended: where to, bytes sent, bytes received.
+    Offloaded(SocketAddr, u64, u64),
+}
+
+/// What did not come here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Passing {
+    /// Where to.
+    pub to: SocketAddr,
+    /// Whether it is datagrams.
+    pub datagrams: bool,
+}
+
+/// A connect that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// The socket's name among all of this kernel's.
+    pub cookie: u64,
+    /// Where it is meant to go.
+    pub to: SocketAddr,
+    /// The program's end of it.
+    pub program: SocketAddr,
+    /// The SYN's sequence number.
+    pub syn: u32,
+}
+
+/// What wrapped programs are told of the ends of their connections.
+#[derive(Clone, Debug)]
+pub struct Names(Arc<Map<ENDS>>);
+
+/// The programs at work.
+#[derive(Debug)]
+pub struct Divert {
+    map: Arc<Map<ENDS>>,
+    events: Events<EVENT>,
+    serve: Option<Serve>,
+    _links: Vec<Link>,
+}
+
+impl Divert {
+    /// For what runs in the cgroup `directory`.
+    ///
+    /// # Errors
+    /// A right is missing, the kernel is too old, or there are too many rules.
+    pub fn attach(
+        diversion: &Diversion<'_>,
+        directory: BorrowedFd<'_>,
+    ) -> Result<Divert, BpfError> {
+        let given = diversion.streams.list.len().max(diversion.datagrams.list.len());
+        if given > MOST {
+            return Err(BpfError::TooMany { given, most: MOST });
+        }
+        let (map, events) = (Arc::new(Map::new(SOCKETS)?), Events::new(RING)?);
+        let serve = Serve::new(diversion.listeners)?;
+        // Names first, and those who tell us: nobody may be sent away without them.
+        let tell = programs::tell(&map, &events, serve.as_ref(), diversion.offload);
+        let connect = |v4| programs::connect(&map, &events, diversion, v4);
+        let message = |v4| programs::message(&events, diversion, v4);
+        let programs = [
+            (Hook::SockOps, tell),
+            (Hook::PeerName4, programs::name(&map, 0, true)),
+            (Hook::PeerName6, programs::name(&map, 0, false)),
+            (Hook::SocketName4, programs::name(&map, END, true)),
+            (Hook::SocketName6, programs::name(&map, END, false)),
+            (Hook::Message4, message(true)),
+            (Hook::Message6, message(false)),
+            (Hook::Connect4, connect(true)),
+            (Hook::Connect6, connect(false)),
+        ];
+        let link = |(hook, program): &(Hook, Vec<Insn>)| Link::new(*hook, program, directory);
+        let links = programs.iter().map(link).collect::<Result<_, _>>()?;
+        Ok(Divert { map, events, serve, _links: links })
+    }
+
+    /// What this process is told next, if there is something.
+    pub fn poll(&mut self) -> Option<Heard> {
+        loop {
+            if let Some(heard) = read(&self.events.poll()?) {
+                return Some(heard);
+            }
+        }
+    }
+
+    /// What programs are told.
+    pub fn names(&self) -> Names {
+        Names(self.map.clone())
+    }
+
+    /// What is said of connections to programs, if they come here.
+    pub fn inside(&self) -> Option<Inside> {
+        self.serve.as_ref().map(|serve| serve.inside.clone())
+    }
+}
+
+impl Names {
+    /// What the program is told of its own end of the socket `cookie`, from now on.
+    pub fn set_own(&self, cookie: u64, own: SocketAddr) {
+        let Some(mut value) = self.0.get(cookie) else { return };
+        value[END as usize..].copy_from_slice(&ends::write(own));
+        // It may have been forgotten since: then it is told the truth.
+        let _ = self.0.set(cookie, &value);
+    }
+}
+
+impl AsFd for Divert {
+    /// Readable when there is something to be told.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+}
+
+fn read(event: &[u8; EVENT]) -> Option<Heard> {
+    let word = |at: usize| u32::from_ne_bytes(event[at..at + 4].try_into().expect("four"));
+    let double = |at: usize| u64::from_ne_bytes(event[at..at + 8].try_into().expect("eight"));
+    let to = ends::read(&event[8..32]);
+    let stream = Passing { to, datagrams: false };
+    let datagram = Passing { to, datagrams: true };
+    let kind = word(KIND);
+    Some(match kind {
+        _ if kind == Kind::Waits as u32 => {
+            let mut program = ends::read(&event[32..56]);
+            // Ports of our own are told in this machine's order.
+            program.set_port(word(52) as u16);
+            Heard::Waits(Waiting { cookie: double(0), to, program, syn: word(56) })
+        }
+        _ if kind == Kind::LeftStream as u32 => Heard::Left(stream),
+        _ if kind == Kind::RefusedStream as u32 => Heard::Refused(stream),
+        _ if kind == Kind::LeftDatagram as u32 => Heard::Left(datagram),
+        _ if kind == Kind::RefusedDatagram as u32 => Heard::Refused(datagram),
+        // The kernel counts a SYN, and an end, for a byte each.
+        _ if kind == Kind::Offloaded as u32 => {
+            Heard::Offloaded(to, double(32).saturating_sub(2), double(40).saturating_sub(1))
+        }
+        _ => return None,
+    })
+}

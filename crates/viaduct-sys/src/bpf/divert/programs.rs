@@ -1,0 +1,369 @@
+//! The programs of a diversion.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::ends::{END, ENDS, MAPPED};
+use super::judge::{Fate, Fates, IP4, IP6, PORT, note};
+use super::serve::Serve;
+use super::{Diversion, EVENT, KIND, Kind, Offload};
+use crate::bpf::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R5, R6, R7, R8, Width};
+use crate::bpf::events::Events;
+use crate::bpf::kernel::Map;
+use crate::bpf::option::{forget, set_flags};
+
+// More fields of `struct bpf_sock_addr`.
+const PROTOCOL: i16 = 36;
+// Fields of `struct bpf_sock_ops`.
+const OP: i16 = 0;
+const NEW_STATE: i16 = 8;
+const FAMILY: i16 = 20;
+const LOCAL_IP4: i16 = 28;
+const LOCAL_IP6: i16 = 48;
+const LOCAL_PORT: i16 = 68;
+const FLAGS: i16 = 84;
+const STATE: i16 = 88;
+const FIRST_UNACKNOWLEDGED: i16 = 108;
+const RECEIVED: i16 = 168;
+const ACKNOWLEDGED: i16 = 176;
+// What it is called for.
+const CONNECT: u32 = 3;
+const ESTABLISHED: u32 = 4;
+const ACCEPTED: u32 = 5;
+const STATE_CHANGED: u32 = 10;
+const LISTENS: u32 = 11;
+const LENGTH: u32 = 14;
+/// Asks to be called for options: of a SYN we want no option, but its number.
+const WANTS_OPTIONS: u32 = 1 << 6;
+/// Asks to be called when the state changes.
+const WANTS_STATES: u32 = 1 << 2;
+const SYN_SENT: u32 = 2;
+const CLOSED: u32 = 7;
+const TCP: u32 = libc::IPPROTO_TCP as u32;
+const UDP: u32 = libc::IPPROTO_UDP as u32;
+
+// On the stack: a cookie and what is noted of it, or an event.
+const COOKIE: i16 = -8;
+const NOTE: i16 = COOKIE - ENDS as i16;
+const SAID: i16 = -(EVENT as i16);
+/// An event beside a note.
+const BESIDE: i16 = NOTE - EVENT as i16;
+/// A number for the kernel.
+const NUMBER: i16 = BESIDE - 8;
+
+/// Sends a connect to the meeting, and notes where it was meant to go.
+pub(super) fn connect(
+    map: &Map<ENDS>,
+    events: &Events<EVENT>,
+    diversion: &Diversion<'_>,
+    v4: bool,
+) -> Vec<Insn> {
+    let mut asm = Asm::default();
+    let [datagrams, divert, leave, refuse, done] = [(); 5].map(|()| asm.label());
+    asm.copy(R6, R1);
+    asm.call(Helper::SocketCookie);
+    asm.store(Width::Double, FP, COOKIE, R0);
+    note(&mut asm, NOTE, ENDS, v4);
+    asm.load(Width::Word, R2, R6, PROTOCOL);
+    asm.if_different(R2, TCP, datagrams);
+    let fates = Fates { divert, leave, refuse };
+    diversion.streams.judge(&mut asm, NOTE, fates);
+    if diversion.streams.lead_to(Fate::Divert) {
+        asm.place(divert);
+        // Without a note of where to, nobody would know.
+        remember(&mut asm, map, refuse);
+        if diversion.offload.is_none() {
+            go_to_meeting(&mut asm, diversion, v4, refuse);
+        }
+        asm.goto(done);
+    }
+    if diversion.streams.lead_to(Fate::Leave) {
+        asm.place(leave);
+        // The same socket may have been sent to the meeting before.
+        forget(&mut asm, map);
+        say(&mut asm, events, diversion, Kind::LeftStream);
+        asm.goto(done);
+    }
+    asm.place(datagrams);
+    asm.if_different(R2, UDP, done);
+    judge_datagrams(&mut asm, events, diversion);
+    asm.place(done);
+    asm.exit(1);
+    // A full map refuses what was to be diverted.
+    if [Fate::Refuse, Fate::Divert].iter().any(|&fate| diversion.streams.lead_to(fate)) {
+        asm.place(refuse);
+        say(&mut asm, events, diversion, Kind::RefusedStream);
+        asm.exit(0);
+    }
+    asm.finish().expect("no more rules than jumps reach over")
+}
+
+/// Lets datagrams pass that no connect has gone before, or refuses them.
+pub(super) fn message(events: &Events<EVENT>, diversion: &Diversion<'_>, v4: bool) -> Vec<Insn> {
+    let mut asm = Asm::default();
+    asm.copy(R6, R1);
+    note(&mut asm, NOTE, ENDS, v4);
+    judge_datagrams(&mut asm, events, diversion);
+    asm.finish().expect("no more rules than jumps reach over")
+}
+
+/// Ends the program: the datagrams to what is noted may go, or not.
+fn judge_datagrams(asm: &mut Asm, events: &Events<EVENT>, diversion: &Diversion<'_>) {
+    let [leave, refuse] = [(); 2].map(|()| asm.label());
+    let rules = &diversion.datagrams;
+    rules.judge(asm, NOTE, Fates { divert: leave, leave, refuse });
+    if rules.lead_to(Fate::Refuse) {
+        asm.place(refuse);
+        say(asm, events, diversion, Kind::RefusedDatagram);
+        asm.exit(0);
+    }
+    if rules.lead_to(Fate::Leave) || rules.lead_to(Fate::Divert) {
+        asm.place(leave);
+        say(asm, events, diversion, Kind::LeftDatagram);
+        asm.exit(1);
+    }
+}
+
+/// Has a connect lead to the meeting.
+fn go_to_meeting(asm: &mut Asm, diversion: &Diversion<'_>, v4: bool, refuse: Label) {
+    if v4 {
+        return go(asm, diversion.v4, true);
+    }
+    let [native, done] = [(); 2].map(|()| asm.label());
+    for (at, word) in [(0, 0), (4, 0), (8, MAPPED)] {
+        asm.load(Width::Word, R2, FP, NOTE + at);
+        asm.if_different(R2, word, native);
+    }
+    go(asm, diversion.v4, false);
+    asm.goto(done);
+    asm.place(native);
+    match diversion.v6 {
+        Some(at) => go(asm, at, false),
+        None => asm.goto(refuse),
+    }
+    asm.place(done);
+}
+
+/// Keeps what is noted for the socket, or goes to `full`.
+fn remember(asm: &mut Asm, map: &Map<ENDS>, full: Label) {
+    asm.set_map(R1, map);
+    asm.copy(R2, FP);
+    asm.add(R2, COOKIE.into());
+    asm.copy(R3, FP);
+    asm.add(R3, NOTE.into());
+    asm.set(R4, 0);
+    asm.call(Helper::MapUpdate);
+    asm.if_different(R0, 0, full);
+}
+
+/// Has the connect lead to `at`.
+fn go(asm: &mut Asm, at: SocketAddr, v4: bool) {
+    let put = |asm: &mut Asm, field: i16, word: [u8; 4]| {
+        asm.set(R2, i32::from_ne_bytes(word));
+        asm.store(Width::Word, R6, field, R2);
+    };
+    match at.ip() {
+        IpAddr::V4(ip) => put(asm, if v4 { IP4 } else { IP6 + 12 }, ip.octets()),
+        IpAddr::V6(ip) => {
+            for (at, word) in (0..).step_by(4).zip(ip.octets().as_chunks::<4>().0) {
+                put(asm, IP6 + at, *word);
+            }
+        }
+    }
+    asm.set(R2, at.port().to_be().into());
+    asm.store(Width::Word, R6, PORT, R2);
+}
+
+/// Tells this process what became of what is noted, if it wants to know.
+fn say(asm: &mut Asm, events: &Events<EVENT>, diversion: &Diversion<'_>, kind: Kind) {
+    if !diversion.tells {
+        return;
+    }
+    clear(asm, BESIDE);
+    for at in (0..END).step_by(8) {
+        asm.load(Width::Double, R2, FP, NOTE + at);
+        asm.store(Width::Double, FP, BESIDE + 8 + at, R2);
+    }
+    send(asm, events, BESIDE, kind);
+}
+
+fn clear(asm: &mut Asm, at: i16) {
+    asm.set(R2, 0);
+    for n in (0..EVENT as i16).step_by(8) {
+        asm.store(Width::Double, FP, at + n, R2);
+    }
+}
+
+fn send(asm: &mut Asm, events: &Events<EVENT>, at: i16, kind: Kind) {
+    asm.set(R2, kind as i32);
+    asm.store(Width::Word, FP, at + KIND as i16, R2);
+    asm.set_map(R1, events);
+    asm.copy(R2, FP);
+    asm.add(R2, at.into());
+    asm.set(R3, EVENT as i32);
+    asm.set(R4, 0);
+    asm.call(Helper::RingOutput);
+}
+
+/// Tells this process of each SYN of a connect that was sent to the meeting, and notes who listens.
+pub(super) fn tell(
+    map: &Map<ENDS>,
+    events: &Events<EVENT>,
+    serve: Option<&Serve>,
+    offload: Option<Offload>,
+) -> Vec<Insn> {
+    let mut asm = Asm::default();
+    let [wanted, known, changes, listens, done] = [(); 5].map(|()| asm.label());
+    asm.copy(R6, R1);
+    asm.load(Width::Word, R7, R6, OP);
+    for op in [CONNECT, LENGTH, ESTABLISHED, ACCEPTED] {
+        asm.if_equal(R7, op, wanted);
+    }
+    if offload.is_some() {
+        asm.if_equal(R7, STATE_CHANGED, wanted);
+    } else if serve.is_some() {
+        asm.if_equal(R7, STATE_CHANGED, changes);
+        asm.if_equal(R7, LISTENS, listens);
+    }
+    asm.goto(done);
+    if let (Some(serve), None) = (serve, offload) {
+        asm.place(listens);
+        set_flags(&mut asm, FLAGS, |asm| asm.or(R2, WANTS_STATES));
+        serve.listens(&mut asm);
+        asm.goto(done);
+        asm.place(changes);
+        serve.changes(&mut asm, done);
+        asm.goto(done);
+    }
+    asm.place(wanted);
+    asm.copy(R1, R6);
+    asm.call(Helper::SocketCookie);
+    asm.store(Width::Double, FP, SAID, R0);
+    asm.set_map(R1, map);
+    asm.copy(R2, FP);
+    asm.add(R2, SAID.into());
+    asm.call(Helper::MapLookup);
+    asm.if_something(R0, known);
+    if let (Some(serve), None) = (serve, offload) {
+        asm.if_different(R7, ACCEPTED, done);
+        serve.accepts(&mut asm, map, SAID, done);
+        set_flags(&mut asm, FLAGS, |asm| asm.and(R2, !WANTS_STATES));
+    }
+    asm.goto(done);
+    asm.place(known);
+    asm.copy(R8, R0);
+    match offload {
+        None => tell_diverted(&mut asm, events, done),
+        Some(offload) => tell_offloaded(&mut asm, events, offload, done),
+    }
+    asm.place(done);
+    asm.exit(1);
+    asm.finish().expect("short")
+}
+
+/// Of a connection that is the program's own, known by R8: what the kernel does for it, and its end.
+fn tell_offloaded(asm: &mut Asm, events: &Events<EVENT>, offload: Offload, done: Label) {
+    let [begun, changes] = [(); 2].map(|()| asm.label());
+    asm.if_equal(R7, CONNECT, begun);
+    asm.if_equal(R7, STATE_CHANGED, changes);
+    asm.goto(done);
+    asm.place(begun);
+    set_flags(asm, FLAGS, |asm| asm.or(R2, WANTS_STATES));
+    if let Some(rate) = offload.rate {
+        asm.set(R2, rate.cast_signed());
+        asm.store(Width::Word, FP, NUMBER, R2);
+        asm.copy(R1, R6);
+        asm.set(R2, libc::SOL_SOCKET);
+        asm.set(R3, libc::SO_MAX_PACING_RATE);
+        asm.copy(R4, FP);
+        asm.add(R4, NUMBER.into());
+        asm.set(R5, 4);
+        asm.call(Helper::SetOption);
+    }
+    asm.goto(done);
+    asm.place(changes);
+    asm.load(Width::Word, R2, R6, NEW_STATE);
+    asm.if_different(R2, CLOSED, done);
+    clear(asm, SAID);
+    for at in (0..END).step_by(8) {
+        asm.load(Width::Double, R2, R8, at);
+        asm.store(Width::Double, FP, SAID + 8 + at, R2);
+    }
+    asm.load(Width::Double, R2, R6, ACKNOWLEDGED);
+    asm.store(Width::Double, FP, SAID + 32, R2);
+    asm.load(Width::Double, R2, R6, RECEIVED);
+    asm.store(Width::Double, FP, SAID + 40, R2);
+    send(asm, events, SAID, Kind::Offloaded);
+}
+
+/// Of a connection that was sent to the meeting, known by R8: its SYN.
+fn tell_diverted(asm: &mut Asm, events: &Events<EVENT>, done: Label) {
+    let [begun, length, v6, named] = [(); 4].map(|()| asm.label());
+    asm.if_equal(R7, CONNECT, begun);
+    asm.if_equal(R7, LENGTH, length);
+    set_flags(asm, FLAGS, |asm| asm.and(R2, !WANTS_OPTIONS));
+    asm.goto(done);
+    asm.place(begun);
+    set_flags(asm, FLAGS, |asm| asm.or(R2, WANTS_OPTIONS));
+    asm.goto(done);
+
+    asm.place(length);
+    asm.load(Width::Word, R2, R6, STATE);
+    asm.if_different(R2, SYN_SENT, done);
+    for at in (0..END).step_by(8) {
+        asm.load(Width::Double, R2, R8, at);
+        asm.store(Width::Double, FP, SAID + 8 + at, R2);
+    }
+    asm.load(Width::Word, R2, R6, FAMILY);
+    asm.if_different(R2, libc::AF_INET as u32, v6);
+    asm.set(R2, 0);
+    asm.store(Width::Double, FP, SAID + 32, R2);
+    asm.set(R2, MAPPED.cast_signed());
+    asm.store(Width::Word, FP, SAID + 40, R2);
+    asm.load(Width::Word, R2, R6, LOCAL_IP4);
+    asm.store(Width::Word, FP, SAID + 44, R2);
+    asm.goto(named);
+    asm.place(v6);
+    for at in [0, 4, 8, 12] {
+        asm.load(Width::Word, R2, R6, LOCAL_IP6 + at);
+        asm.store(Width::Word, FP, SAID + 32 + at, R2);
+    }
+    asm.place(named);
+    asm.set(R2, 0);
+    asm.store(Width::Word, FP, SAID + 48, R2);
+    asm.load(Width::Word, R2, R6, LOCAL_PORT);
+    asm.store(Width::Word, FP, SAID + 52, R2);
+    asm.load(Width::Word, R2, R6, FIRST_UNACKNOWLEDGED);
+    asm.store(Width::Word, FP, SAID + 56, R2);
+    send(asm, events, SAID, Kind::Waits);
+}
+
+/// Tells a program the end of its connection that stands at `which` in the note.
+pub(super) fn name(map: &Map<ENDS>, which: i16, v4: bool) -> Vec<Insn> {
+    let mut asm = Asm::default();
+    let done = asm.label();
+    asm.copy(R6, R1);
+    asm.load(Width::Word, R2, R6, PROTOCOL);
+    asm.if_different(R2, TCP, done);
+    asm.call(Helper::SocketCookie);
+    asm.store(Width::Double, FP, COOKIE, R0);
+    asm.set_map(R1, map);
+    asm.copy(R2, FP);
+    asm.add(R2, COOKIE.into());
+    asm.call(Helper::MapLookup);
+    asm.if_nothing(R0, done);
+    asm.copy(R8, R0);
+    asm.load(Width::Half, R7, R8, which + 16);
+    asm.if_equal(R7, 0, done);
+    asm.store(Width::Word, R6, PORT, R7);
+    let words: &[(i16, i16)] = match v4 {
+        true => &[(12, IP4)],
+        false => &[(0, IP6), (4, IP6 + 4), (8, IP6 + 8), (12, IP6 + 12)],
+    };
+    for &(at, field) in words {
+        asm.load(Width::Word, R2, R8, which + at);
+        asm.store(Width::Word, R6, field, R2);
+    }
+    asm.place(done);
+    asm.exit(1);
+    asm.finish().expect("short")
+}

@@ -1,0 +1,52 @@
+//! The handlers, explained: `viaduct run --list`, and `--help HANDLER`.
+
+use anyhow::{Result, bail};
+use viaduct_proto::flow::{About, Registry};
+
+/// A line for each.
+pub fn list(registry: &Registry) {
+    for About { name, line, guards, both_ends, .. } in registry.about() {
+        let mut notes = Vec::new();
+        if *both_ends {
+            notes.push("at both ends");
+        }
+        if *guards {
+            notes.push("strict");
+        }
+        let notes =
+            if notes.is_empty() { String::new() } else { format!(" [{}]", notes.join(", ")) };
+        println!("+{name:<10} {line}{notes}");
+    }
+}
+
+/// One of them, with its settings.
+///
+/// # Errors
+/// There is none of this name.
+pub fn one(registry: &Registry, name: &str) -> Result<()> {
+    let bare = name.trim_start_matches('+');
+    let Some(about) = registry.about().find(|about| about.name == bare) else {
+        let known = registry.names().collect::<Vec<_>>().join(", ");
+        bail!("no handler is named {bare:?}; there are {known}");
+    };
+    println!("+{}: {}", about.name, about.line);
+    if about.both_ends {
+        println!("\nBoth ends of a flow need it.");
+    }
+    if about.guards {
+        println!(
+            "\nIt guards what passes: what cannot pass it is refused, unless --no-strict is given."
+        );
+    }
+    if !about.settings.is_empty() {
+        println!(
+            "\nSettings, as in +{}:KEY=VALUE,... or +{} -KEY=VALUE ...",
+            about.name, about.name
+        );
+    }
+    for setting in &about.settings {
+        let left = format!("{}={}", setting.key, setting.value);
+        println!("  {left:<24} {}", setting.help);
+    }
+    Ok(())
+}

@@ -1,0 +1,168 @@
+//! What became of a program's flows, for `--report`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use viaduct_proto::flow::Failure;
+
+use crate::proxy::calls::Held;
+
+/// What became of a flow.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fate {
+    /// Its far end was there, and its bytes pass the handlers.
+    Handled,
+    /// It was to be handled, and its far end was not there.
+    Failed(String),
+    /// The program has the connection itself, and the kernel does the handlers' work.
+    Offloaded,
+    /// It went by itself, as the rules say.
+    Direct,
+    /// It was refused, as the rules say.
+    Refused,
+}
+
+/// All of it: by fate, transport and destination.
+#[derive(Clone, Debug, Default)]
+pub struct Report(Arc<Mutex<Lines>>);
+
+#[derive(Debug, Default)]
+struct Lines {
+    flows: BTreeMap<(Fate, &'static str, SocketAddr), u64>,
+    /// Bytes out and in, of connections that the kernel has served.
+    offloaded: [u64; 2],
+}
+
+/// Destinations that a report names.
+const MOST: usize = 4096;
+
+impl Report {
+    /// One more.
+    pub fn count(&self, fate: Fate, transport: &'static str, to: SocketAddr) {
+        let mut lines = self.lock();
+        // Who scans a network does not fill the memory.
+        let full = lines.flows.len() >= MOST;
+        let to = if full { SocketAddr::new(to.ip(), 0) } else { to };
+        if !full || lines.flows.contains_key(&(fate.clone(), transport, to)) {
+            *lines.flows.entry((fate, transport, to)).or_default() += 1;
+        }
+    }
+
+    /// A connection of the program's own has ended.
+    pub fn offloaded(&self, to: SocketAddr, out: u64, back: u64) {
+        self.count(Fate::Offloaded, "tcp", to);
+        let mut lines = self.lock();
+        lines.offloaded[0] += out;
+        lines.offloaded[1] += back;
+    }
+
+    /// As lines of text; `handled` are the bytes that passed handlers, out and in, and `via` names the
+    /// interposer.
+    pub fn lines(&self, via: &str, handled: [u64; 2]) -> Vec<String> {
+        let report = self.lock();
+        let mut text = Vec::new();
+        for (title, is) in TITLES {
+            let of = || report.flows.iter().filter(|((fate, ..), _)| is(fate));
+            let flows: u64 = of().map(|(_, count)| count).sum();
+            if flows == 0 {
+                continue;
+            }
+            let mut line = format!("{flows} {title}");
+            // Writing to a string cannot fail.
+            let _ = match title {
+                HANDLED => write!(line, " by {via}: {} bytes out, {} in", handled[0], handled[1]),
+                OFFLOADED => {
+                    let [out, back] = report.offloaded;
+                    write!(line, ": {out} bytes out, {back} in")
+                }
+                _ => Ok(()),
+            };
+            text.push(line);
+            for ((fate, transport, to), count) in of() {
+                let why =
+                    if let Fate::Failed(why) = fate { format!(" ({why})") } else { String::new() };
+                text.push(format!("  {count:>6}  {transport} {to}{why}"));
+            }
+        }
+        if text.is_empty() {
+            text.push(format!("no flows; {via} watched"));
+        }
+        text
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Lines> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+const HANDLED: &str = "passed the handlers";
+const OFFLOADED: &str = "the kernel served for the handlers";
+
+type Is = fn(&Fate) -> bool;
+const TITLES: [(&str, Is); 5] = [
+    (HANDLED, |fate| *fate == Fate::Handled),
+    (OFFLOADED, |fate| *fate == Fate::Offloaded),
+    ("did not come about", |fate| matches!(fate, Fate::Failed(_))),
+    ("went direct, as the rules say or as no flow", |fate| *fate == Fate::Direct),
+    ("were refused", |fate| *fate == Fate::Refused),
+];
+
+/// A connect of which the report hears how it ended.
+#[derive(Debug)]
+pub struct Reported {
+    /// The connect.
+    pub held: Box<dyn Held>,
+    /// Where to.
+    pub to: SocketAddr,
+    /// Who hears of it.
+    pub report: Report,
+}
+
+impl Held for Reported {
+    fn named(&mut self, own: SocketAddr) {
+        self.held.named(own);
+    }
+
+    fn meet(&mut self) -> io::Result<TcpStream> {
+        self.report.count(Fate::Handled, "tcp", self.to);
+        self.held.meet()
+    }
+
+    fn refuse(&mut self, why: Failure) {
+        self.report.count(Fate::Failed(why.to_string()), "tcp", self.to);
+        self.held.refuse(why);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_says_what_became_of_each() {
+        let report = Report::default();
+        let at = |text: &str| text.parse().unwrap();
+        report.count(Fate::Handled, "tcp", at("192.0.2.1:80"));
+        report.count(Fate::Handled, "tcp", at("192.0.2.1:80"));
+        report.count(Fate::Failed("refused".to_owned()), "tcp", at("[2001:db8::1]:81"));
+        report.count(Fate::Direct, "udp", at("192.0.2.9:53"));
+        assert_eq!(
+            report.lines("cgroup", [5, 7]),
+            [
+                "2 passed the handlers by cgroup: 5 bytes out, 7 in",
+                "       2  tcp 192.0.2.1:80",
+                "1 did not come about",
+                "       1  tcp [2001:db8::1]:81 (refused)",
+                "1 went direct, as the rules say or as no flow",
+                "       1  udp 192.0.2.9:53",
+            ]
+        );
+        let report = Report::default();
+        assert_eq!(report.lines("cgroup", [0, 0]), ["no flows; cgroup watched"]);
+        report.offloaded(at("192.0.2.1:80"), 1, 2);
+        assert!(report.lines("cgroup", [0, 0])[0].ends_with("1 bytes out, 2 in"));
+    }
+}
