@@ -301,9 +301,25 @@ fn decide(fd: c_int, flags: c_int, sockaddr: &[u8], call: Call) -> (Decided, u64
             report(state, call, Some(to), errno);
             Decided::Done(errno.0)
         }
-        Verdict::Divert(to) => Decided::Done(divert(state, fd, to)),
+        Verdict::Divert(to) => match state.welcome.offload {
+            Some(rate) => {
+                pace(fd, rate);
+                Decided::Pass
+            }
+            None => Decided::Done(divert(state, fd, to)),
+        },
     };
     (decided, state.word)
+}
+
+/// Has the kernel send at most so many bytes a second; 0 leaves it as it is.
+fn pace(fd: c_int, rate: u64) {
+    let [level, name] = [libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE].map(|of| of as usize);
+    let arguments = [fd as usize, level, name, (&raw const rate) as usize, size_of::<u64>(), 0];
+    if rate > 0 {
+        // SAFETY: the kernel reads the rate, which lives through the call.
+        unsafe { raw::call(libc::SYS_setsockopt, arguments) };
+    }
 }
 
 /// Has the master make a flow of it; what the program is told.

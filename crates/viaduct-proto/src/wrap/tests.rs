@@ -162,9 +162,10 @@ fn rules_arrive_as_they_were_said() {
     assert_eq!(rules.add(Fate::Leave, "tcp"), Err(RuleError::TooMany));
     let meeting = [Some(at("127.0.0.1:7")), None];
     let mut bytes = [0; WELCOME];
-    let length = Answer::Welcome(Welcome { rules, meeting }).emit(&mut bytes);
+    let length = Answer::Welcome(Welcome { rules, meeting, offload: Some(7) }).emit(&mut bytes);
     assert_eq!(length, WELCOME);
     let Some(Answer::Welcome(welcome)) = Answer::parse(&bytes) else { panic!() };
     assert_eq!((welcome.rules.lines(), welcome.meeting), (rules.lines(), meeting));
+    assert_eq!(welcome.offload, Some(7));
     assert!(welcome.rules.strict && Answer::parse(&bytes[..length - 1]).is_none());
 }

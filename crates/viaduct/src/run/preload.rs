@@ -140,7 +140,8 @@ fn answer(socket: OwnedFd, common: &Arc<Common>) -> Option<OwnedFd> {
     match Request::parse(&bytes[..length])? {
         Request::Hello => {
             let meeting = [true, false].map(|v4| common.meeting.at(v4));
-            say(&socket, &Answer::Welcome(Welcome { rules: common.rules, meeting }));
+            let Common { rules, offload, .. } = **common;
+            say(&socket, &Answer::Welcome(Welcome { rules, meeting, offload }));
         }
         Request::Names { cookie } => {
             let [peer, own] = common.names_of(cookie);

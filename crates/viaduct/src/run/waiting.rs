@@ -34,6 +34,9 @@ pub struct Common {
     names: Mutex<Names>,
     worker: ToWorker,
     report: Option<Report>,
+    /// Where the kernel can do all that is to be done: bytes a second at most, or 0. Not where a report
+    /// is to say how many bytes there were.
+    pub offload: Option<u64>,
 }
 
 /// How a program that waits for its connect is answered: what it is told, and its socket if it is
@@ -56,7 +59,10 @@ impl Common {
         let meeting = Meeting::open().context("open the meeting")?;
         let closed = Closed::open().context("reserve a port that is closed")?;
         let (rules, report) = (plan.rules, plan.report.clone());
-        Ok(Arc::new(Common { rules, meeting, closed, names: Mutex::default(), worker, report }))
+        let offload = plan.offload.filter(|_| report.is_none());
+        let offload = offload.map(|of| of.rate.map_or(0, |bits| (bits / 8).max(1)));
+        let names = Mutex::default();
+        Ok(Arc::new(Common { rules, meeting, closed, names, worker, report, offload }))
     }
 
     /// Begins the flow of `socket`, a duplicate of a program's, to `to`. What the program is told at
