@@ -53,14 +53,14 @@ pub struct Traps {
 pub mod calls {
     #![allow(missing_docs, reason = "they are named as the kernel names them")]
 
-    pub const SOCKET: i64 = libc::SYS_socket as i64;
-    pub const CONNECT: i64 = libc::SYS_connect as i64;
-    pub const SENDTO: i64 = libc::SYS_sendto as i64;
-    pub const SENDMSG: i64 = libc::SYS_sendmsg as i64;
-    pub const SENDMMSG: i64 = libc::SYS_sendmmsg as i64;
-    pub const GETPEERNAME: i64 = libc::SYS_getpeername as i64;
-    pub const GETSOCKOPT: i64 = libc::SYS_getsockopt as i64;
-    pub const GETSOCKNAME: i64 = libc::SYS_getsockname as i64;
+    pub const SOCKET: i64 = libc::SYS_socket;
+    pub const CONNECT: i64 = libc::SYS_connect;
+    pub const SENDTO: i64 = libc::SYS_sendto;
+    pub const SENDMSG: i64 = libc::SYS_sendmsg;
+    pub const SENDMMSG: i64 = libc::SYS_sendmmsg;
+    pub const GETPEERNAME: i64 = libc::SYS_getpeername;
+    pub const GETSOCKOPT: i64 = libc::SYS_getsockopt;
+    pub const GETSOCKNAME: i64 = libc::SYS_getsockname;
 }
 
 /// Why a program was not started.
