@@ -178,6 +178,55 @@ pub(crate) unsafe extern "C" fn getsockname(
     unsafe { name(libc::SYS_getsockname, fd, address, length) }
 }
 
+/// `getsockopt(2)`.
+///
+/// # Safety
+/// `value` points to as many bytes as `length` says, which is given back.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    option: c_int,
+    value: *mut c_void,
+    length: *mut socklen_t,
+) -> c_int {
+    let word = if let Wrapped::By(state) = state() { state.word } else { 0 };
+    let at = [value as usize, length as usize];
+    let arguments = [fd as usize, level as usize, option as usize, at[0], at[1], word as usize];
+    // SAFETY: as the caller promises.
+    let result = unsafe { raw::call(libc::SYS_getsockopt, arguments) };
+    if result == 0
+        && (level, option) == (libc::SOL_SOCKET, libc::SO_ERROR)
+        && let Some(errno) = refusal(fd)
+    {
+        // SAFETY: the kernel has just written there, as far as there was room.
+        unsafe {
+            let room = size_of::<c_int>().min(*length as usize);
+            std::ptr::copy_nonoverlapping((&raw const errno).cast::<u8>(), value.cast(), room);
+        }
+    }
+    returned(result) as c_int
+}
+
+/// Why a flow of this socket has not come about, if it has not.
+fn refusal(fd: c_int) -> Option<c_int> {
+    let Wrapped::By(state) = state() else { return None };
+    let mut bytes = [0u8; SOCKADDR];
+    let mut length = SOCKADDR as socklen_t;
+    let [at, size] = [bytes.as_mut_ptr() as usize, (&raw mut length) as usize];
+    let arguments = [fd as usize, at, size, state.word as usize, 0, 0];
+    // SAFETY: the kernel writes at most `length` bytes, which live through the call.
+    let connected = unsafe { raw::call(libc::SYS_getpeername, arguments) } == 0;
+    if connected || !socket_of(fd)?.is_of_ip() {
+        return None;
+    }
+    let cookie = raw::option(fd, libc::SOL_SOCKET, libc::SO_COOKIE)?;
+    match crate::ask::ask(state.name(), state.word, &Request::Error { cookie }, None) {
+        Ok(Answer::Done(errno)) if errno != Errno::NONE => Some(errno.0),
+        _ => None,
+    }
+}
+
 /// `syscall(2)`: what has a name above goes there. C passes and reads its arguments as it would those
 /// of a function of seven.
 ///
@@ -201,6 +250,9 @@ pub(crate) unsafe extern "C" fn syscall(
             libc::SYS_connect => connect(fd, b as *const _, c as socklen_t) as c_long,
             libc::SYS_getpeername => getpeername(fd, b as *mut _, c as *mut _) as c_long,
             libc::SYS_getsockname => getsockname(fd, b as *mut _, c as *mut _) as c_long,
+            libc::SYS_getsockopt => {
+                getsockopt(fd, b as c_int, c as c_int, d as *mut _, e as *mut _) as c_long
+            }
             libc::SYS_sendto => {
                 sendto(fd, b as *const _, c, d as c_int, e as *const _, f as socklen_t) as c_long
             }
@@ -249,9 +301,25 @@ fn decide(fd: c_int, flags: c_int, sockaddr: &[u8], call: Call) -> (Decided, u64
             report(state, call, Some(to), errno);
             Decided::Done(errno.0)
         }
-        Verdict::Divert(to) => Decided::Done(divert(state, fd, to)),
+        Verdict::Divert(to) => match state.welcome.offload {
+            Some(rate) => {
+                pace(fd, rate);
+                Decided::Pass
+            }
+            None => Decided::Done(divert(state, fd, to)),
+        },
     };
     (decided, state.word)
+}
+
+/// Has the kernel send at most so many bytes a second; 0 leaves it as it is.
+fn pace(fd: c_int, rate: u64) {
+    let [level, name] = [libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE].map(|of| of as usize);
+    let arguments = [fd as usize, level, name, (&raw const rate) as usize, size_of::<u64>(), 0];
+    if rate > 0 {
+        // SAFETY: the kernel reads the rate, which lives through the call.
+        unsafe { raw::call(libc::SYS_setsockopt, arguments) };
+    }
 }
 
 /// Has the master make a flow of it; what the program is told.

@@ -22,9 +22,17 @@ use crate::tcp::{self, TcpOptions};
 /// Its ports, one for each family.
 #[derive(Debug)]
 pub struct Meeting {
-    v4: TcpListener,
+    v4: Vanishing,
     /// Missing where the machine has no IPv6.
-    v6: Option<TcpListener>,
+    v6: Option<Vanishing>,
+}
+
+/// A port where SYNs vanish.
+#[derive(Debug)]
+struct Vanishing {
+    listener: TcpListener,
+    /// What it has no room beside, where it has no filter.
+    _filler: Option<TcpStream>,
 }
 
 /// How its sockets are set up.
@@ -50,7 +58,7 @@ impl Meeting {
     /// Where connects of IPv4, or else of IPv6, are to lead.
     pub fn at(&self, v4: bool) -> Option<SocketAddr> {
         let listener = if v4 { Some(&self.v4) } else { self.v6.as_ref() };
-        listener.and_then(|listener| listener.local_addr().ok())
+        listener.and_then(|at| at.listener.local_addr().ok())
     }
 
     /// Meets the program's socket at `program`, which connects to here. The stream is there at once;
@@ -65,10 +73,19 @@ impl Meeting {
 }
 
 /// Listens where SYNs vanish: without a listener they would be answered by a reset.
-fn vanish(ip: IpAddr) -> io::Result<TcpListener> {
-    let listener = tcp::listen(SocketAddr::new(ip, 0), 1, OPTIONS)?;
-    tcp::take_no_more(&listener)?;
-    Ok(listener)
+fn vanish(ip: IpAddr) -> io::Result<Vanishing> {
+    let listener = tcp::listen(SocketAddr::new(ip, 0), 0, OPTIONS)?;
+    // Newer kernels (6.18) let nobody filter TCP but who may configure the network.
+    let filler = match tcp::take_no_more(&listener) {
+        Ok(()) => None,
+        Err(_) => Some(fill(&listener)?),
+    };
+    Ok(Vanishing { listener, _filler: filler })
+}
+
+/// Takes the one place of a listener without a backlog: the kernel drops the SYNs of all others.
+fn fill(listener: &TcpListener) -> io::Result<TcpStream> {
+    tcp::connect(listener.local_addr()?, None, TcpOptions::default())
 }
 
 #[cfg(test)]
@@ -92,6 +109,20 @@ mod tests {
             let mut words = [0; 5];
             program.read_exact(&mut words).unwrap();
             assert_eq!((&words, program.peer_addr().unwrap()), (b"there", at));
+        }
+    }
+
+    #[test]
+    fn a_full_listener_lets_nobody_in_and_is_met_from_all_the_same() {
+        let listener = tcp::listen((Ipv4Addr::LOCALHOST, 0).into(), 0, OPTIONS).unwrap();
+        let filler = Some(fill(&listener).unwrap());
+        let at = listener.local_addr().unwrap();
+        let meeting = Meeting { v4: Vanishing { listener, _filler: filler }, v6: None };
+        for _ in 0..100 {
+            let program = tcp::connect(at, None, TcpOptions::default()).unwrap();
+            assert!(program.peer_addr().is_err(), "nobody has answered");
+            let _met = meeting.meet(program.local_addr().unwrap()).unwrap();
+            assert_eq!(program.peer_addr().unwrap(), at);
         }
     }
 

@@ -92,7 +92,8 @@ impl Pending {
     /// # Errors
     /// The program has done something else with its socket meanwhile.
     pub fn refuse(self, closed: &Closed) -> io::Result<()> {
-        disconnect(&self.socket)?;
+        // For a moment it is reset; the error of that stays until it is refused, lest it seem connected.
+        rustix::net::connect_unspec(&self.socket)?;
         let at = within(&self.socket, closed.at(self.at.ip().to_canonical().is_ipv4())?)?;
         match without_waiting(&self.socket, || rustix::net::connect(&self.socket, &at))? {
             Err(Errno::INPROGRESS) | Ok(()) => Ok(()),
@@ -105,7 +106,9 @@ impl Pending {
     /// # Errors
     /// None are known.
     pub fn forget(self) -> io::Result<()> {
-        disconnect(&self.socket)
+        rustix::net::connect_unspec(&self.socket)?;
+        // The disconnect itself leaves an error behind.
+        Ok(sockopt::socket_error(&self.socket)?.or(Ok::<(), Errno>(()))?)
     }
 }
 
@@ -195,12 +198,6 @@ fn without_waiting<T>(socket: &OwnedFd, act: impl FnOnce() -> T) -> io::Result<T
     let done = act();
     fcntl_setfl(socket, flags)?;
     Ok(done)
-}
-
-fn disconnect(socket: &OwnedFd) -> io::Result<()> {
-    rustix::net::connect_unspec(socket)?;
-    // The disconnect itself leaves one behind.
-    sockopt::socket_error(socket)?.or(Ok(()))
 }
 
 #[cfg(test)]

@@ -63,7 +63,7 @@ pub fn connect(name: &str) -> io::Result<OwnedFd> {
 pub fn send(socket: impl AsFd, bytes: &[u8], beside: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); SPACE];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let beside = beside.as_ref().map(std::slice::from_ref).unwrap_or_default();
+    let beside = beside.as_slice();
     if !beside.is_empty() {
         control.push(SendAncillaryMessage::ScmRights(beside));
     }

@@ -44,11 +44,11 @@ impl Signals {
         if blocked != 0 {
             return Err(io::Error::from_raw_os_error(blocked));
         }
-        // SAFETY: just opened, and nobody else's; the set was written by the call.
-        Ok(Signals {
-            fd: unsafe { OwnedFd::from_raw_fd(fd) },
-            before: unsafe { before.assume_init() },
-        })
+        // SAFETY: just opened, and nobody else's.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: the set was written by the call.
+        let before = unsafe { before.assume_init() };
+        Ok(Signals { fd, before })
     }
 
     /// Has what `command` starts hold back what was held back before.

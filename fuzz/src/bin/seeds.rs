@@ -135,7 +135,8 @@ fn wrapped() -> Vec<Vec<u8>> {
     let mut rules = Rules::EVERYTHING;
     rules.read(text).expect("rules");
     let mut bytes = [0; WELCOME];
-    let welcome = Answer::Welcome(Welcome { rules, meeting: [Some(to), None] }).emit(&mut bytes);
+    let welcome = Welcome { rules, meeting: [Some(to), None], offload: Some(7) };
+    let welcome = Answer::Welcome(welcome).emit(&mut bytes);
     let mut seeds = vec![sockaddr[..length].to_vec(), text.into(), bytes[..welcome].to_vec()];
     let asked = [Request::Hello, Request::Connect { to, wait: true }, Request::Names { cookie: 7 }];
     seeds.extend(asked.map(|request| request.emit().to_vec()));

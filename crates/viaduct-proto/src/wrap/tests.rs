@@ -137,6 +137,7 @@ fn records_are_read_as_they_were_written() {
         Request::Connect { to, wait: true },
         Request::Connect { to: at("192.0.2.1:80"), wait: false },
         Request::Names { cookie: 0x1234_5678_9abc },
+        Request::Error { cookie: u64::MAX },
         Request::Refused { call: Call::Send, to: None, errno: Errno::PERM },
     ] {
         assert_eq!(Request::parse(&request.emit()), Some(request));
@@ -161,9 +162,10 @@ fn rules_arrive_as_they_were_said() {
     assert_eq!(rules.add(Fate::Leave, "tcp"), Err(RuleError::TooMany));
     let meeting = [Some(at("127.0.0.1:7")), None];
     let mut bytes = [0; WELCOME];
-    let length = Answer::Welcome(Welcome { rules, meeting }).emit(&mut bytes);
+    let length = Answer::Welcome(Welcome { rules, meeting, offload: Some(7) }).emit(&mut bytes);
     assert_eq!(length, WELCOME);
     let Some(Answer::Welcome(welcome)) = Answer::parse(&bytes) else { panic!() };
     assert_eq!((welcome.rules.lines(), welcome.meeting), (rules.lines(), meeting));
+    assert_eq!(welcome.offload, Some(7));
     assert!(welcome.rules.strict && Answer::parse(&bytes[..length - 1]).is_none());
 }

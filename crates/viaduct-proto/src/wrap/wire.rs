@@ -7,10 +7,12 @@
 //!     ├── Hello ───────────────▶  ◀── Welcome     once a program: its rules, and where the meeting is
 //!     ├── Connect, a socket ───▶  ◀── Answer      in progress; or, for a program that waits, at the end
 //!     ├── Names, a cookie ─────▶  ◀── Named       what getpeername and getsockname are to say
+//!     ├── Error, a cookie ─────▶  ◀── Answer      what SO_ERROR is to say
 //!     └── Refused ─────────────▶                  for the report
 //!
 //!   request   magic 4 │ version 2 │ kind 1 │ call 1 │ errno 4 │ wait 4 │ cookie 8 │ address 24
-//!   answer    magic 4 │ version 2 │ kind 1 │ strict 1 │ errno 4 │ lines 4 │ address 24 │ address 24 …
+//!   answer    magic 4 │ version 2 │ kind 1 │ flags 1 │ errno 4 │ lines 4 │ address 24 │ address 24
+//!             │ rate 8 …   flags: 1 strict, 2 offload
 //!             … and of a Welcome all its lines, 24 each
 //!   address   IPv6 or mapped 16 │ port 2, network order │ is one 1 │ 0 │ scope 4
 //!   line      IPv6 or mapped 16 │ length 1 │ transport 1 │ fate 1 │ 0 │ first port 2 │ last port 2
@@ -24,13 +26,15 @@ use super::socket::Errno;
 /// Bytes of a request.
 pub const REQUEST: usize = 48;
 /// Bytes of an answer that is no Welcome.
-pub const ANSWER: usize = 64;
+pub const ANSWER: usize = 72;
 /// Bytes of a Welcome with all lines that there can be.
 pub const WELCOME: usize = ANSWER + MOST * LINE;
 const ADDRESS: usize = 24;
 const LINE: usize = 24;
 const MAGIC: u32 = u32::from_be_bytes(*b"vdct");
 const VERSION: u16 = 1;
+const STRICT: u8 = 1;
+const OFFLOAD: u8 = 2;
 
 /// What a stub asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +50,11 @@ pub enum Request {
     },
     /// What is known of a socket.
     Names {
+        /// Its cookie.
+        cookie: u64,
+    },
+    /// Why the connect of a socket has failed.
+    Error {
         /// Its cookie.
         cookie: u64,
     },
@@ -72,10 +81,11 @@ pub enum Call {
 
 /// What a master answers.
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a stub allocates nothing; there is one at a time")]
 pub enum Answer {
     /// To a Hello.
     Welcome(Welcome),
-    /// To a Connect: what the program is told.
+    /// To a Connect: what the program is told; to an Error: what has not been told yet.
     Done(Errno),
     /// To Names: what `getpeername` and `getsockname` are to say, where that is not what the kernel
     /// says.
@@ -94,6 +104,9 @@ pub struct Welcome {
     pub rules: Rules,
     /// Where sockets of flows are connected to, as the kernel sees it, by IPv4 and by IPv6.
     pub meeting: [Option<SocketAddr>; 2],
+    /// Where the kernel can do all that is to be done to flows: they go direct, as fast as so many
+    /// bytes a second, or as they can if 0.
+    pub offload: Option<u64>,
 }
 
 impl Request {
@@ -111,7 +124,7 @@ impl Request {
                 out.put(&[0; 8]);
                 out.address(Some(to));
             }
-            Request::Names { cookie } => {
+            Request::Names { cookie } | Request::Error { cookie } => {
                 out.put(&[0; 9]);
                 out.put(&cookie.to_ne_bytes());
             }
@@ -141,6 +154,7 @@ impl Request {
             1 => Request::Hello,
             2 => Request::Connect { to: address?, wait },
             3 => Request::Names { cookie },
+            5 => Request::Error { cookie },
             4 => Request::Refused { call: Call::of(call)?, to: address, errno },
             _ => return None,
         })
@@ -152,6 +166,7 @@ impl Request {
             Request::Connect { .. } => 2,
             Request::Names { .. } => 3,
             Request::Refused { .. } => 4,
+            Request::Error { .. } => 5,
         }
     }
 }
@@ -170,12 +185,14 @@ impl Answer {
         bytes[..ANSWER].fill(0);
         let mut out = Writer { bytes };
         match self {
-            Answer::Welcome(Welcome { rules, meeting }) => {
+            Answer::Welcome(Welcome { rules, meeting, offload }) => {
                 out.head(1);
-                out.put(&[u8::from(rules.strict)]);
+                let flags = [(rules.strict, STRICT), (offload.is_some(), OFFLOAD)];
+                out.put(&[flags.iter().map(|&(is, flag)| if is { flag } else { 0 }).sum()]);
                 out.put(&[0; 4]);
                 out.put(&(rules.lines().len() as u32).to_ne_bytes());
                 meeting.iter().for_each(|&at| out.address(at));
+                out.put(&offload.unwrap_or(0).to_ne_bytes());
                 rules.lines().iter().for_each(|line| out.line(line));
                 return ANSWER + rules.lines().len() * LINE;
             }
@@ -198,10 +215,11 @@ impl Answer {
     pub fn parse(bytes: &[u8]) -> Option<Answer> {
         let mut rest = Reader { bytes };
         let kind = rest.head()?;
-        let strict = rest.byte()? != 0;
+        let flags = rest.byte()?;
         let errno = Errno(rest.number()?.cast_signed());
         let count = rest.number()? as usize;
         let [first, second] = [rest.address()?, rest.address()?];
+        let rate = u64::from_ne_bytes(rest.take()?);
         let expected = if kind == 1 { LINE.checked_mul(count)? } else { 0 };
         if rest.bytes.len() != expected {
             return None;
@@ -209,11 +227,12 @@ impl Answer {
         Some(match kind {
             1 => {
                 let mut rules = Rules::EVERYTHING;
-                rules.strict = strict;
+                rules.strict = flags & STRICT != 0;
                 for _ in 0..count {
                     rules.push(rest.line()?).ok()?;
                 }
-                Answer::Welcome(Welcome { rules, meeting: [first, second] })
+                let offload = (flags & OFFLOAD != 0).then_some(rate);
+                Answer::Welcome(Welcome { rules, meeting: [first, second], offload })
             }
             2 => Answer::Done(errno),
             3 => Answer::Named { peer: first, own: second },

@@ -93,7 +93,7 @@ impl Traps {
 
     fn native(&self, asm: &mut Asm, ends: &Ends) {
         let number = |nr: libc::c_long| Test::Equal(nr as u32);
-        let [socket, sendto, sendmsg, sendmmsg] = [(); 4].map(|()| asm.label());
+        let [socket, sendto, sendmsg, sendmmsg, option] = [(); 5].map(|()| asm.label());
         let short = asm.label();
         asm.jump_if(number(libc::SYS_connect), short);
         asm.jump_if(number(libc::SYS_socket), socket);
@@ -104,11 +104,19 @@ impl Traps {
         if self.names {
             asm.jump_if(number(libc::SYS_getpeername), short);
             asm.jump_if(number(libc::SYS_getsockname), short);
+            asm.jump_if(number(libc::SYS_getsockopt), option);
         }
         asm.goto(ends.allow);
 
         asm.place(short);
-        self.without_word(asm, ends);
+        self.without_word(asm, ends, 3);
+
+        asm.place(option);
+        for (n, wanted) in [(1, libc::SOL_SOCKET), (2, libc::SO_ERROR)] {
+            asm.load_word(argument(n).0);
+            asm.jump_unless(Test::Equal(wanted.cast_unsigned()), ends.allow);
+        }
+        self.without_word(asm, ends, 5);
 
         asm.place(socket);
         self.socket(asm, ends);
@@ -129,7 +137,7 @@ impl Traps {
         for (label, flags) in [(sendmsg, 2), (sendmmsg, 3)] {
             asm.place(label);
             if self.sends && flags == 2 {
-                self.without_word(asm, ends);
+                self.without_word(asm, ends, 3);
             } else if self.sends {
                 asm.goto(ends.tell);
             } else {
@@ -139,10 +147,10 @@ impl Traps {
         }
     }
 
-    /// Tells of a call of three arguments, unless the word is its fourth.
-    fn without_word(&self, asm: &mut Asm, ends: &Ends) {
+    /// Tells of a call of less than `n` arguments, unless the word is the one after those.
+    fn without_word(&self, asm: &mut Asm, ends: &Ends, n: u32) {
         if let Some(word) = self.word {
-            let (low, high) = argument(3);
+            let (low, high) = argument(n);
             asm.load_word(low);
             asm.jump_unless(Test::Equal(word as u32), ends.tell);
             asm.load_word(high);

@@ -42,7 +42,7 @@ pub struct Traps {
     pub datagrams: bool,
     /// Opening sockets of families that may leave this host in ways of their own.
     pub families: bool,
-    /// `getpeername` and `getsockname`.
+    /// `getpeername` and `getsockname`, and `getsockopt` of a socket's error.
     pub names: bool,
     /// Calls that carry this behind their arguments are not told of: whoever makes them has asked
     /// already. It guards against oversight, not against programs that want to be unseen.
@@ -53,13 +53,14 @@ pub struct Traps {
 pub mod calls {
     #![allow(missing_docs, reason = "they are named as the kernel names them")]
 
-    pub const SOCKET: i64 = libc::SYS_socket as i64;
-    pub const CONNECT: i64 = libc::SYS_connect as i64;
-    pub const SENDTO: i64 = libc::SYS_sendto as i64;
-    pub const SENDMSG: i64 = libc::SYS_sendmsg as i64;
-    pub const SENDMMSG: i64 = libc::SYS_sendmmsg as i64;
-    pub const GETPEERNAME: i64 = libc::SYS_getpeername as i64;
-    pub const GETSOCKNAME: i64 = libc::SYS_getsockname as i64;
+    pub const SOCKET: i64 = libc::SYS_socket;
+    pub const CONNECT: i64 = libc::SYS_connect;
+    pub const SENDTO: i64 = libc::SYS_sendto;
+    pub const SENDMSG: i64 = libc::SYS_sendmsg;
+    pub const SENDMMSG: i64 = libc::SYS_sendmmsg;
+    pub const GETPEERNAME: i64 = libc::SYS_getpeername;
+    pub const GETSOCKOPT: i64 = libc::SYS_getsockopt;
+    pub const GETSOCKNAME: i64 = libc::SYS_getsockname;
 }
 
 /// Why a program was not started.

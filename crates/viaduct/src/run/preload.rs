@@ -140,11 +140,16 @@ fn answer(socket: OwnedFd, common: &Arc<Common>) -> Option<OwnedFd> {
     match Request::parse(&bytes[..length])? {
         Request::Hello => {
             let meeting = [true, false].map(|v4| common.meeting.at(v4));
-            say(&socket, &Answer::Welcome(Welcome { rules: common.rules, meeting }));
+            let Common { rules, offload, .. } = **common;
+            say(&socket, &Answer::Welcome(Welcome { rules, meeting, offload }));
         }
         Request::Names { cookie } => {
             let [peer, own] = common.names_of(cookie);
             say(&socket, &Answer::Named { peer, own });
+        }
+        Request::Error { cookie } => {
+            let errno = common.take_refusal(cookie).unwrap_or(Errno::NONE);
+            say(&socket, &Answer::Done(errno));
         }
         Request::Refused { call, to, errno } => common.refused(call, to, errno),
         Request::Connect { to, wait } => {

@@ -20,6 +20,7 @@ use viaduct_proto::wrap::{
 };
 use viaduct_sys::pending::{blocks, connect_for};
 use viaduct_sys::seccomp::{Listener, Notification, Reply, SeccompError, Task, Traps, calls};
+use viaduct_sys::tcp;
 
 use super::waiting::{Answer, Common, socket_of};
 
@@ -109,6 +110,7 @@ impl Supervisor {
             calls::SENDMMSG => self.sends(call),
             calls::GETPEERNAME => self.name(call, 0),
             calls::GETSOCKNAME => self.name(call, 1),
+            calls::GETSOCKOPT => self.error(call),
             _ => Ok(Some(Reply::Continue)),
         }
     }
@@ -137,6 +139,10 @@ impl Supervisor {
         match self.common.rules.connect(is, &sockaddr[..length]) {
             Verdict::Pass => self.leave(&socket, &sockaddr[..length]),
             Verdict::Refuse(errno) => Err(self.refuse(wire::Call::Connect, &sockaddr, errno)),
+            Verdict::Divert(_) if self.common.offload.is_some() => {
+                pace(&socket, self.common.offload)?;
+                self.leave(&socket, &sockaddr[..length])
+            }
             Verdict::Divert(to) => {
                 let answer = blocks(&socket).map_err(number)?.then(|| self.later(call, None));
                 Ok(told(self.common.begin(socket, to, answer)))
@@ -171,6 +177,10 @@ impl Supervisor {
         match self.common.rules.send(is, flags as i32, &sockaddr[..size]) {
             Verdict::Pass => Ok(Some(Reply::Continue)),
             Verdict::Refuse(errno) => Err(self.refuse(wire::Call::Send, &sockaddr, errno)),
+            Verdict::Divert(_) if self.common.offload.is_some() => {
+                pace(&socket, self.common.offload)?;
+                Ok(Some(Reply::Continue))
+            }
             Verdict::Divert(to) => {
                 let mut bytes = vec![0; FAST.min(length as usize)];
                 let read = self.task(call)?.read(data, &mut bytes).map_err(number)?;
@@ -225,6 +235,26 @@ impl Supervisor {
         let room = u32::from_ne_bytes(room) as usize;
         task.write(at, &bytes[..length.min(room)]).map_err(number)?;
         task.write(size, &(length as u32).to_ne_bytes()).map_err(number)?;
+        Ok(Some(Reply::Returned(0)))
+    }
+
+    /// `getsockopt` of `SO_ERROR`.
+    fn error(&mut self, call: &Notification) -> Outcome {
+        let [fd, _, _, at, size, _] = call.arguments;
+        let (socket, _) = self.duplicate(call, fd)?;
+        let cookie =
+            sockopt::socket_cookie(&socket).map_err(|errno| Errno(errno.raw_os_error()))?;
+        let Some(errno) = self.common.take_refusal(cookie) else {
+            return Ok(Some(Reply::Continue));
+        };
+        let mut room = [0; 4];
+        let task = self.task(call)?;
+        task.read(size, &mut room).map_err(number)?;
+        let length = (u32::from_ne_bytes(room) as usize).min(4);
+        task.write(at, &errno.0.to_ne_bytes()[..length]).map_err(number)?;
+        task.write(size, &(length as u32).to_ne_bytes()).map_err(number)?;
+        // The kernel's own is over with it.
+        let _ = sockopt::socket_error(&socket);
         Ok(Some(Reply::Returned(0)))
     }
 
@@ -319,6 +349,14 @@ impl Supervisor {
 
 /// Where something stands in a program's memory, and its length.
 type Span = (u64, u64);
+
+/// Has the kernel send at most so many bytes a second; 0 leaves it as it is.
+fn pace(socket: &OwnedFd, rate: Option<u64>) -> Result<(), Errno> {
+    match rate {
+        None | Some(0) => Ok(()),
+        Some(rate) => tcp::pace(socket, rate).map_err(number),
+    }
+}
 
 fn told(now: Option<Errno>) -> Option<Reply> {
     now.map(|errno| match errno {

@@ -34,6 +34,9 @@ pub struct Common {
     names: Mutex<Names>,
     worker: ToWorker,
     report: Option<Report>,
+    /// Where the kernel can do all that is to be done: bytes a second at most, or 0. Not where a report
+    /// is to say how many bytes there were.
+    pub offload: Option<u64>,
 }
 
 /// How a program that waits for its connect is answered: what it is told, and its socket if it is
@@ -56,7 +59,10 @@ impl Common {
         let meeting = Meeting::open().context("open the meeting")?;
         let closed = Closed::open().context("reserve a port that is closed")?;
         let (rules, report) = (plan.rules, plan.report.clone());
-        Ok(Arc::new(Common { rules, meeting, closed, names: Mutex::default(), worker, report }))
+        let offload = plan.offload.filter(|_| report.is_none());
+        let offload = offload.map(|of| of.rate.map_or(0, |bits| (bits / 8).max(1)));
+        let names = Mutex::default();
+        Ok(Arc::new(Common { rules, meeting, closed, names, worker, report, offload }))
     }
 
     /// Begins the flow of `socket`, a duplicate of a program's, to `to`. What the program is told at
@@ -82,11 +88,14 @@ impl Common {
         to: SocketAddr,
         answer: Option<Answer>,
     ) -> io::Result<bool> {
+        if let Some(errno) = self.take_refusal(sockopt::socket_cookie(&socket)?) {
+            return Err(io::Error::from_raw_os_error(errno.0));
+        }
         let at = self.meeting.at(to.is_ipv4()).ok_or(io::ErrorKind::AddrNotAvailable)?;
         let Begun::Waits(pending) = Pending::begin(socket, at)? else { return Ok(false) };
         let cookie = sockopt::socket_cookie(&pending)?;
         let source = pending.program()?;
-        self.names().set(cookie, to, None);
+        self.names().set(cookie, Known { peer: to, own: None, refused: None });
         let pending = Some(pending);
         let mut held: Box<dyn Held> =
             Box::new(Waiting { pending, to, cookie, answer, common: self.clone() });
@@ -100,7 +109,16 @@ impl Common {
     /// What the program of a socket is to be told of its far end and its own, where that is not what
     /// the kernel says.
     pub fn names_of(&self, cookie: u64) -> [Option<SocketAddr>; 2] {
-        self.names().known.get(&cookie).map_or([None; 2], |&(peer, own)| [Some(peer), own])
+        self.names().known.get(&cookie).map_or([None; 2], |known| [Some(known.peer), known.own])
+    }
+
+    /// Why the connect of a socket has failed, if its program has not yet asked: the kernel cannot be
+    /// made to say all of them, and says another for a moment.
+    pub fn take_refusal(&self, cookie: u64) -> Option<Errno> {
+        let mut names = self.names();
+        let errno = names.known.get_mut(&cookie)?.refused.take()?;
+        names.known.remove(&cookie);
+        Some(errno)
     }
 
     /// A call was refused: it is said.
@@ -133,7 +151,9 @@ pub fn socket_of(socket: impl AsFd) -> io::Result<Socket> {
 
 impl Held for Waiting {
     fn named(&mut self, own: SocketAddr) {
-        self.common.names().set(self.cookie, self.to, Some(own));
+        self.common
+            .names()
+            .set(self.cookie, Known { peer: self.to, own: Some(own), refused: None });
     }
 
     fn meet(&mut self) -> io::Result<TcpStream> {
@@ -161,7 +181,15 @@ impl Held for Waiting {
 
     fn refuse(&mut self, why: Failure) {
         let Some(pending) = self.pending.take() else { return };
-        self.common.names().forget(self.cookie);
+        let mut names = self.common.names();
+        match &self.answer {
+            Some(_) => names.forget(self.cookie),
+            None => {
+                let refused = Some(errno(why));
+                names.set(self.cookie, Known { peer: self.to, own: None, refused });
+            }
+        }
+        drop(names);
         let told = match self.answer.take() {
             // Its SYNs vanish: it gives up when it would have.
             None if why == Failure::TimedOut => Ok(()),
@@ -202,17 +230,28 @@ fn errno(why: Failure) -> Errno {
     }
 }
 
-/// The far end and the own address of each socket, by cookie.
+/// What is known of a socket.
+#[derive(Debug)]
+struct Known {
+    /// Where it was meant to go.
+    peer: SocketAddr,
+    /// Its own address, as the far end sees it.
+    own: Option<SocketAddr>,
+    /// Why it does not get there, until its program has asked.
+    refused: Option<Errno>,
+}
+
+/// Sockets by cookie.
 #[derive(Debug, Default)]
 struct Names {
-    known: HashMap<u64, (SocketAddr, Option<SocketAddr>)>,
+    known: HashMap<u64, Known>,
     /// In the order in which they came.
     order: VecDeque<u64>,
 }
 
 impl Names {
-    fn set(&mut self, cookie: u64, peer: SocketAddr, own: Option<SocketAddr>) {
-        if self.known.insert(cookie, (peer, own)).is_some() {
+    fn set(&mut self, cookie: u64, known: Known) {
+        if self.known.insert(cookie, known).is_some() {
             return;
         }
         self.order.push_back(cookie);
