@@ -74,7 +74,7 @@ impl Meeting {
 
 /// Listens where SYNs vanish: without a listener they would be answered by a reset.
 fn vanish(ip: IpAddr) -> io::Result<Vanishing> {
-    let listener = tcp::listen(SocketAddr::new(ip, 0), 0, OPTIONS)?;
+    let listener = tcp::listen_anywhere(ip, 0, OPTIONS)?;
     // Newer kernels (6.18) let nobody filter TCP but who may configure the network.
     let filler = match tcp::take_no_more(&listener) {
         Ok(()) => None,

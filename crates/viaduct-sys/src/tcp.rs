@@ -71,6 +71,21 @@ pub fn listen(address: SocketAddr, backlog: u32, options: TcpOptions) -> io::Res
     Ok(socket.into())
 }
 
+/// Listens at a port of the kernel's choice at `ip`, not blocking; nobody else has that port. Sockets of
+/// this user may share it from then on.
+///
+/// # Errors
+/// No port is free, or the address is not this machine's.
+pub fn listen_anywhere(ip: IpAddr, backlog: u32, options: TcpOptions) -> io::Result<TcpListener> {
+    let at = SocketAddr::new(ip, 0);
+    let socket = socket(at, options)?;
+    rustix::net::bind(&socket, &at)?;
+    // Not before: the kernel would choose a port that another who shares has.
+    sockopt::set_socket_reuseport(&socket, true)?;
+    rustix::net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
+    Ok(socket.into())
+}
+
 /// Has a listener hand out connections only when their clients have said something, at the latest
 /// after about `patience` (`TCP_DEFER_ACCEPT`).
 ///

@@ -119,7 +119,8 @@ fn bytes(bits: u64) -> u32 {
 /// A listener that connections to programs are led to, wherever they were meant to go: nobody can
 /// reach it by its own address but from this machine.
 fn listener(at: IpAddr) -> io::Result<TcpListener> {
-    let listener = tcp::listen((at, 0).into(), BACKLOG, TcpOptions::default())?;
+    let options = TcpOptions { inside: true, ..TcpOptions::default() };
+    let listener = tcp::listen((at, 0).into(), BACKLOG, options)?;
     listener.set_nonblocking(false)?;
     Ok(listener)
 }

@@ -122,6 +122,21 @@ fn names_are_those_that_the_far_end_sees() {
 }
 
 #[test]
+fn a_run_above_a_run_passes_both() {
+    let to = far_end("127.0.0.1:0").to_string();
+    let inner = ["run", CHAIN, "--report", "--", "python3", "-c", TELL, &to];
+    let words: Vec<&str> = [CHAIN, "--report", "--", VIADUCT].into_iter().chain(inner).collect();
+    let output = output(&words);
+    assert!(text(&output.stdout).contains("hello"), "{output:?}");
+    let report = text(&output.stderr);
+    assert_eq!(
+        report.matches("1 passed the handlers by cgroup: 6 bytes out").count(),
+        2,
+        "{report}"
+    );
+}
+
+#[test]
 fn a_far_end_that_is_not_there_is_told_as_it_would_be() {
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     for (to, errno) in [(closed.to_string(), "ECONNREFUSED"), ("[100::1]:9".into(), "unreachable")]

@@ -29,6 +29,7 @@ const STATE: i16 = 88;
 const FIRST_UNACKNOWLEDGED: i16 = 108;
 const RECEIVED: i16 = 168;
 const ACKNOWLEDGED: i16 = 176;
+const OPS_SOCKET: i16 = 184;
 // What it is called for.
 const CONNECT: u32 = 3;
 const ESTABLISHED: u32 = 4;
@@ -234,6 +235,11 @@ pub(super) fn tell(
     asm.goto(done);
     if let (Some(serve), None) = (serve, offload) {
         asm.place(listens);
+        // One that is between a program and a master of its own is nobody's to connect to.
+        asm.load(Width::Double, R2, R6, OPS_SOCKET);
+        asm.if_nothing(R2, done);
+        asm.load(Width::Word, R2, R2, MARK);
+        asm.if_equal(R2, INSIDE.cast_unsigned(), done);
         set_flags(&mut asm, FLAGS, |asm| asm.or(R2, WANTS_STATES));
         serve.listens(&mut asm);
         asm.goto(done);
