@@ -248,9 +248,14 @@ fn begin(
     let outlet = tunnel.and_then(|name| teller.outlets.get(&name));
     // A session cannot be spliced.
     let handlers = handlers.or_else(|| outlet.map(|_| [].into()));
-    let (to, middle) = match handlers {
-        None => (to, Middle::Relay(Relay::default())),
-        Some(handlers) => match Through::new(handlers, limits.chain_buffer, to, now) {
+    let relay = match &handlers {
+        None => Some(Relay::default()),
+        Some(_) if outlet.is_some() => None,
+        Some(handlers) => Relay::of(handlers),
+    };
+    let (to, middle) = match (relay, handlers.unwrap_or_default()) {
+        (Some(relay), _) => (to, Middle::Relay(relay)),
+        (None, handlers) => match Through::new(handlers, limits.chain_buffer, to, now) {
             Some((through, to)) => (to, Middle::Through(Box::new(through))),
             None => return Err(io::Error::other("the handlers lead nowhere")),
         },

@@ -125,7 +125,22 @@ impl Through {
         }
     }
 
+    /// `end` has said that it ends, behind what it may have ready.
+    pub fn ending(&mut self, end: End) {
+        match end {
+            End::Client => self.app.ending = true,
+            End::Server => self.wires[0].side.ending = true,
+        }
+    }
+
     /// The same of a further connection.
+    pub fn wire_ending(&mut self, id: BottomId) {
+        if let Some(wire) = self.wires.iter_mut().find(|wire| wire.id == id) {
+            wire.side.ending = true;
+        }
+    }
+
+    /// A further connection can be read or written.
     pub fn wire_ready(&mut self, id: BottomId, readable: bool, writable: bool) {
         if let Some(wire) = self.wires.iter_mut().find(|wire| wire.id == id) {
             wire.side.ready(readable, writable);
@@ -161,6 +176,7 @@ impl Through {
                 wire.id = id;
                 // Whatever has come may have been told to the giver's loop alone.
                 wire.side.ready(true, true);
+                wire.side.ending = true;
                 taken.push(id);
                 self.wires.push(wire);
             }
