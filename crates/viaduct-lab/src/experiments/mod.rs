@@ -42,6 +42,9 @@ pub const ALL: &[&dyn Experiment] = &[
     &lfn::fill::Fill,
     &tesla::bandwidth::Bandwidth,
     &tesla::latency::Latency,
+    &tesla::shape::Shape,
+    &tesla::migrate::Migrate,
+    &tesla::handlers::Handlers,
     &site::all::All,
 ];
 

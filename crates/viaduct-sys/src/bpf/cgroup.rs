@@ -116,11 +116,13 @@ impl Cgroup {
 }
 
 impl Cgroup {
-    /// Removes groups that nobody is in any more, of those who could not.
+    /// Removes groups that nobody is in any more, of those who could not: one whose maker lives may
+    /// just wait for its program.
     fn sweep(&self) {
         let Ok(list) = Dir::read_from(&self.directory) else { return };
         for entry in list.flatten() {
-            if entry.file_name().to_bytes().starts_with(PREFIX.as_bytes()) {
+            let maker = entry.file_name().to_str().ok().and_then(|name| name.strip_prefix(PREFIX));
+            if maker.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
                 let _ = unlinkat(&self.directory, entry.file_name(), AtFlags::REMOVEDIR);
             }
         }

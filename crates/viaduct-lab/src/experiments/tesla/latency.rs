@@ -3,6 +3,7 @@
 use anyhow::Result;
 
 use super::measured::medians;
+use super::undisturbed::undisturbed;
 use super::ways::{Load, OFFLOADED, PASSING, Stall, Way};
 use super::world::{Between, CONGESTION_CONTROL, World};
 use crate::bench::Content;
@@ -30,6 +31,7 @@ impl Experiment for Latency {
     }
 
     fn run(&self, run: &mut Run) -> Result<()> {
+        let _undisturbed = undisturbed(run);
         let rounds = run.choose(9, 3);
         run.param("rounds", rounds);
         run.congestion_control(CONGESTION_CONTROL);

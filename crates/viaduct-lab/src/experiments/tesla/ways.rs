@@ -112,12 +112,21 @@ impl<'a> Stall<'a> {
 
     /// Has a client do that once: what it counts a second.
     pub(super) fn measure(&self, load: &Load) -> Result<f64> {
+        self.measured(&self.under, load)
+    }
+
+    /// The same with these words for `viaduct run`.
+    pub(super) fn measure_under(&self, words: &[&str], load: &Load) -> Result<f64> {
+        self.measured(&run(words)?, load)
+    }
+
+    fn measured(&self, under: &Under, load: &Load) -> Result<f64> {
         let node = self.world.node(Who::Client);
         let numbers = [load.block.to_string(), load.seconds.to_string(), load.warm_up.to_string()];
         let [block, seconds, warm_up] = &numbers;
         let words = [load.program, &self.to, "--block", block, "--content", load.content.name()];
         let words = [&words[..], &["--seconds", seconds, "--warm-up", warm_up]].concat();
-        let command = bench(node, Who::Client, &self.under, &words)?;
+        let command = bench(node, Who::Client, under, &words)?;
         measure(node, command, load.seconds + load.warm_up).with_context(|| self.to.clone())
     }
 }

@@ -1,5 +1,10 @@
 //! The two hosts of section 5.2: on one machine, speaking by its loopback interface, or with a
-//! 100 Mb/s link between them. Each has a core of its own.
+//! 100 Mb/s link between them, or two. Each has a core of its own.
+//!
+//! ```text
+//!   client 10.1.0.1 eth0 ═══ 100 Mb/s ═══ eth0 10.1.0.2 server
+//!          10.4.0.1 eth1 ═══ 100 Mb/s ═══ eth1 10.4.0.2           the second of two
+//! ```
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -19,6 +24,7 @@ const PORT: u16 = 9000;
 pub(super) enum Between {
     Loopback,
     Link,
+    TwoLinks,
 }
 
 impl Between {
@@ -26,6 +32,7 @@ impl Between {
         match self {
             Between::Loopback => "loopback",
             Between::Link => "100 Mb/s link",
+            Between::TwoLinks => "two 100 Mb/s links",
         }
     }
 }
@@ -54,11 +61,15 @@ impl World {
             return Ok(World::Loopback(node));
         }
         let pair = Pair::build(journal)?;
+        if between == Between::TwoLinks {
+            pair.add_link()?;
+        }
         for host in [pair.load(), pair.middle()] {
             host.set_congestion_control(CONGESTION_CONTROL)?;
-            host.set_offloads("eth0", false)?;
-            let arguments = format!("qdisc replace dev eth0 root {LINK}");
-            host.run("tc", &arguments.split(' ').collect::<Vec<_>>())?;
+            limit(host, "eth0")?;
+            if between == Between::TwoLinks {
+                limit(host, "eth1")?;
+            }
         }
         Ok(World::Link(pair))
     }
@@ -86,4 +97,12 @@ impl World {
         };
         SocketAddr::new(ip.into(), PORT + n)
     }
+}
+
+/// Has a device send as a 100 Mb/s link's would.
+fn limit(host: &Node, device: &str) -> Result<()> {
+    host.set_offloads(device, false)?;
+    let arguments = format!("qdisc replace dev {device} root {LINK}");
+    host.run("tc", &arguments.split(' ').collect::<Vec<_>>())?;
+    Ok(())
 }
