@@ -24,6 +24,8 @@ pub struct Limits {
     pub processors: Option<f64>,
     /// Bytes of memory, the kernel's for it included.
     pub memory: Option<u64>,
+    /// The processors before all others that want them, as far as that goes.
+    pub first: bool,
 }
 
 /// A group. It is gone when this is dropped, if all in it have ended.
@@ -67,6 +69,12 @@ impl Cgroup {
                 }
             }
         }
+        if limits.first {
+            match group.enter("cpu")? {
+                (2, at) => write(&at.join("cpu.weight"), "10000")?,
+                (_, at) => write(&at.join("cpu.shares"), "262144")?,
+            }
+        }
         if let Some(bytes) = limits.memory {
             match group.enter("memory")? {
                 (2, at) => write(&at.join("memory.max"), &bytes.to_string())?,
@@ -87,6 +95,17 @@ impl Cgroup {
         command
     }
 
+    /// Has this process, and what it starts from now on, be in the group for as long as it lasts.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn enter_now(self) -> Result<Inside, CgroupError> {
+        for directory in &self.directories {
+            write(&directory.join("cgroup.procs"), &process::id().to_string())?;
+        }
+        Ok(Inside(self))
+    }
+
     /// A directory in the hierarchy of `controller`, and its version.
     fn enter(&mut self, controller: &'static str) -> Result<(u8, PathBuf), CgroupError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -100,6 +119,21 @@ impl Cgroup {
         fs::create_dir(&path).map_err(|_| CgroupError::Missing(controller))?;
         self.directories.push(path.clone());
         Ok((version, path))
+    }
+}
+
+/// A group that this process is in; with this value it is back where it was.
+#[derive(Debug)]
+pub struct Inside(Cgroup);
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        for directory in &self.0.directories {
+            // The group was made below the one that we were in.
+            if let Some(before) = directory.parent() {
+                let _ = write(&before.join("cgroup.procs"), &process::id().to_string());
+            }
+        }
     }
 }
 

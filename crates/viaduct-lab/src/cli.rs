@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use viaduct_sys::netns::enter_user_namespace;
 
+use crate::bench;
 use crate::experiment::{self, Ended, Experiment, Options};
 use crate::experiments;
 use crate::report;
@@ -25,6 +26,13 @@ pub enum LabCommand {
     Report(ReportArgs),
     /// Open a shell inside a world
     Shell(ShellArgs),
+    /// Be one of the programs that experiments measure with
+    #[command(hide = true)]
+    Bench {
+        /// Which
+        #[command(subcommand)]
+        program: bench::Program,
+    },
 }
 
 /// What `viaduct lab run` may be told.
@@ -84,6 +92,10 @@ pub fn execute(command: LabCommand) -> anyhow::Result<ExitCode> {
         LabCommand::Shell(args) => {
             become_root()?;
             shell::open(&args)
+        }
+        LabCommand::Bench { program } => {
+            program.run()?;
+            Ok(ExitCode::SUCCESS)
         }
     }
 }

@@ -191,7 +191,8 @@ fn set(lines: &str, key: &str, value: &str) -> Result<String> {
     Ok(lines.lines().enumerate().map(line).collect())
 }
 
-fn random_key() -> Result<SecretKey> {
+/// A key that nobody knows.
+pub(crate) fn random_key() -> Result<SecretKey> {
     let mut bytes = [0; 32];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     Ok(SecretKey::from_bytes(bytes))

@@ -3,6 +3,7 @@
 //! ```text
 //!   cli ──> experiments (one file each) ──> topology      hosts, gateways, programs
 //!    |           |                    └───> emulator      the link between the gateways
+//!    |           ├──> bench: programs of processes of their own, to be wrapped
 //!    |           ├──> load: many connections, or much, without the cost of real programs
 //!    |           └──> experiment: what a run is; results as JSON, a table, an exit status
 //!    ├──> report: one HTML page of all results
@@ -10,6 +11,7 @@
 //!    └──> demo: the one experiment that a person who has read nothing understands
 //! ```
 
+pub mod bench;
 pub mod binary;
 pub mod cgroup;
 pub mod cli;

@@ -1,11 +1,13 @@
 //! Every experiment: one file each, and one line in the list.
 
+mod cores;
 mod lab;
 mod lfn;
 mod maelstrom;
 mod miniproxy;
 mod site;
 mod statistics;
+mod tesla;
 
 use crate::experiment::Experiment;
 
@@ -38,6 +40,11 @@ pub const ALL: &[&dyn Experiment] = &[
     &lfn::mux::Mux,
     &lfn::delay::Delay,
     &lfn::fill::Fill,
+    &tesla::bandwidth::Bandwidth,
+    &tesla::latency::Latency,
+    &tesla::shape::Shape,
+    &tesla::migrate::Migrate,
+    &tesla::handlers::Handlers,
     &site::all::All,
 ];
 

@@ -4,6 +4,7 @@
 //! ```text
 //!   load eth0 ─────────────── eth0 box
 //!    10.1.0.1                10.1.0.2
+//!        eth1 ─ ─ ─ ─ ─ ─ ─ eth1            if asked for: 10.4.0.1, 10.4.0.2
 //! ```
 
 use std::net::Ipv4Addr;
@@ -29,6 +30,24 @@ impl Pair {
         let (load, middle) = (Node::new("load", journal)?, Node::new("box", journal)?);
         load.ip(&[veth(MTU, ("eth0", 10), ("eth0", 11), &middle)])?;
         Ok(Pair { load: host(load, 1)?, middle: host(middle, 2)? })
+    }
+
+    /// Adds a second wire, 10.4.0.0/24, beside the first: what comes from its address at the load
+    /// goes by it to wherever the other machine is asked for, and back.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn add_link(&self) -> Result<(), TopologyError> {
+        self.load.ip(&[
+            veth(MTU, ("eth1", 20), ("eth1", 21), &self.middle),
+            "addr add 10.4.0.1/24 dev eth1".into(),
+            "link set eth1 up".into(),
+        ])?;
+        self.middle.ip(&["addr add 10.4.0.2/24 dev eth1".into(), "link set eth1 up".into()])?;
+        self.load.ip(&[
+            "rule add from 10.4.0.1 lookup 104".into(),
+            "route add 10.1.0.0/24 via 10.4.0.2 dev eth1 table 104".into(),
+        ])
     }
 
     /// The machine of clients and servers.

@@ -20,6 +20,11 @@ pub trait Factory: Send + Sync {
     fn offload(&self) -> Option<Offload> {
         None
     }
+
+    /// The kernel moves a flow from one socket to another, and does this handler's work while it does:
+    /// no handler is made for it. `begins` says that the flow is new; the bytes have passed since this
+    /// was called last, those that the application wrote and those that it is to read.
+    fn relayed(&self, _begins: bool, _bytes: [u64; 2]) {}
 }
 
 /// What a socket is set to, so that no handler is needed.

@@ -42,6 +42,12 @@ impl Factory for CountFactory {
     fn offload(&self) -> Option<Offload> {
         Some(Offload::default())
     }
+
+    fn relayed(&self, begins: bool, [written, read]: [u64; 2]) {
+        self.0.flows.fetch_add(begins.into(), Relaxed);
+        self.0.written.fetch_add(written, Relaxed);
+        self.0.read.fetch_add(read, Relaxed);
+    }
 }
 
 impl Handler for Count {

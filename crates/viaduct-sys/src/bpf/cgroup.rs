@@ -129,7 +129,8 @@ impl Cgroup {
 }
 
 impl Cgroup {
-    /// Removes groups that nobody is in any more, of those who could not.
+    /// Removes groups that nobody is in any more, of those who could not: one whose maker lives may
+    /// just wait for its program.
     fn sweep(&self) {
         let Ok(list) = Dir::read_from(&self.directory) else { return };
         for entry in list.flatten() {

@@ -248,10 +248,15 @@ fn begin(
     let outlet = tunnel.and_then(|name| teller.outlets.get(&name));
     // A session cannot be spliced.
     let handlers = handlers.or_else(|| outlet.map(|_| [].into()));
-    let (to, middle) = match handlers {
-        None => (to, Middle::Relay(Relay::default())),
-        Some(handlers) => match Through::new(handlers, limits.chain_buffer, to, now) {
-            Some((through, to)) => (to, Middle::Through(Box::new(through))),
+    let relay = match &handlers {
+        None => Some(Relay::default()),
+        Some(_) if outlet.is_some() => None,
+        Some(handlers) => Relay::of(handlers),
+    };
+    let (to, from, middle) = match (relay, handlers.unwrap_or_default()) {
+        (Some(relay), _) => (to, from, Middle::Relay(relay)),
+        (None, handlers) => match Through::new(handlers, limits.chain_buffer, to, now) {
+            Some((through, to, bound)) => (to, bound.or(from), Middle::Through(Box::new(through))),
             None => return Err(io::Error::other("the handlers lead nowhere")),
         },
     };
@@ -273,10 +278,10 @@ fn begin(
     Ok(Begun { server: Leg::Tcp(server), middle, first, via, rate })
 }
 
-/// Begins one more connection of a flow.
-pub(super) fn dial(to: &Address, options: TcpOptions) -> io::Result<Leg> {
+/// Begins one more connection of a flow, from an address of its own if one is named.
+pub(super) fn dial(to: &Address, from: Option<SocketAddr>, options: TcpOptions) -> io::Result<Leg> {
     match to {
-        Address::Ip(to) => Ok(Leg::Tcp(TcpStream::from_std(tcp::connect(*to, None, options)?))),
+        Address::Ip(to) => Ok(Leg::Tcp(TcpStream::from_std(tcp::connect(*to, from, options)?))),
         Address::Name(name, _) => Err(io::Error::other(format!("{name}: nobody looks it up here"))),
     }
 }

@@ -84,9 +84,14 @@ impl Worker {
             (_, true) => Some(Failure::Unreachable),
             _ => None,
         };
-        let middle = match &plan.handlers {
-            None => Some(Middle::Relay(Relay::default())),
-            Some(handlers) => {
+        let relay = match &plan.handlers {
+            None => Some(Relay::default()),
+            Some(handlers) => Relay::of(handlers),
+        };
+        let middle = match (relay, &plan.handlers) {
+            (Some(relay), _) => Some(Middle::Relay(relay)),
+            (None, None) => None,
+            (None, Some(handlers)) => {
                 let limit = self.limits.chain_buffer;
                 let through = Through::accepting(handlers.clone(), limit, &server, now);
                 through.map(|through| Middle::Through(Box::new(through)))

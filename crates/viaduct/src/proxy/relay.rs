@@ -1,15 +1,18 @@
-//! The empty chain between two connections: bytes go through a pipe inside the kernel, and are
-//! never copied to user space.
+//! The empty chain between two connections, or one whose handlers need no byte of what passes: bytes
+//! go through a pipe inside the kernel, and are never copied to user space.
 
+use std::fmt;
 use std::io;
 use std::net::Shutdown;
 
 use mio::net::TcpStream;
+use viaduct_proto::flow::{Offload, offload};
 use viaduct_sys::splice::{Pipe, Spliced};
 use viaduct_sys::urgent;
 
 use super::flow::{End, Moved};
 use super::pipes::Pipes;
+use super::through::Factories;
 
 /// Pipes that one direction may fill before the other flows have their turn.
 const FILLS: usize = 4;
@@ -19,7 +22,12 @@ const FILLS: usize = 4;
 pub struct Relay {
     /// From the client to the server, and back.
     ways: [Way; 2],
+    /// Handlers that are told what has passed.
+    told: Option<Told>,
 }
+
+/// Handlers that need no bytes: their factories.
+struct Told(Factories);
 
 /// Bytes in one direction, from one end to the other.
 #[derive(Debug, Default)]
@@ -43,6 +51,15 @@ struct Way {
 }
 
 impl Relay {
+    /// For a chain of these; `None` if one of them needs the bytes, or the sockets set.
+    pub fn of(factories: &Factories) -> Option<Relay> {
+        if offload(factories) != Some(Offload::default()) {
+            return None;
+        }
+        factories.iter().for_each(|factory| factory.relayed(true, [0, 0]));
+        Some(Relay { told: Some(Told(factories.clone())), ..Relay::default() })
+    }
+
     /// The loop says that `end` can be read or written.
     pub fn ready(&mut self, end: End, readable: bool, writable: bool) {
         let [out, back] = &mut self.ways;
@@ -85,6 +102,9 @@ impl Relay {
             moved.more |= back.drive(server, client, pipes, &mut moved.bytes[1], out.shut)?;
         }
         moved.done = out.shut && back.shut;
+        if let Some(Told(factories)) = &self.told {
+            factories.iter().for_each(|factory| factory.relayed(false, moved.bytes));
+        }
         Ok(moved)
     }
 
@@ -95,6 +115,12 @@ impl Relay {
                 pipes.give(pipe);
             }
         }
+    }
+}
+
+impl fmt::Debug for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|factory| factory.name())).finish()
     }
 }
 

@@ -7,6 +7,7 @@
 //! ```
 
 use std::io;
+use std::net::SocketAddr;
 
 use tracing::debug;
 use viaduct_proto::flow::{Address, BottomId, Failure};
@@ -19,13 +20,16 @@ use super::target::failure;
 use super::through::Want;
 use super::worker::Worker;
 
+/// Where a connection goes, and where it begins if that is named.
+type Way = (Address, Option<SocketAddr>);
+
 impl Worker {
     /// Does what the handlers of flow `key` want. It may have become part of another.
     pub(super) fn fulfil(&mut self, key: usize, now: Instant) {
         let Some(through) = self.flows.at(key).through() else { return };
         for want in through.wants() {
             match want {
-                Want::Connect(id, to) => self.connect_wire(key, id, to, now),
+                Want::Connect(id, to, from) => self.connect_wire(key, id, (to, from), now),
                 Want::Claim(name) => drop(self.claims.insert(name, key)),
                 Want::Release(name) => {
                     if self.claims.get(&name) == Some(&key) {
@@ -37,8 +41,8 @@ impl Worker {
         }
     }
 
-    fn connect_wire(&mut self, key: usize, id: BottomId, to: Address, now: Instant) {
-        let begun = self.begin_wire(key, id, to);
+    fn connect_wire(&mut self, key: usize, id: BottomId, way: Way, now: Instant) {
+        let begun = self.begin_wire(key, id, way);
         let Some(through) = self.flows.at(key).through() else { return };
         match begun {
             Ok(leg) => through.attach(id, leg),
@@ -50,8 +54,8 @@ impl Worker {
         self.again.push(key);
     }
 
-    fn begin_wire(&mut self, key: usize, id: BottomId, to: Address) -> io::Result<Leg> {
-        let mut leg = dial(&to, self.options)?;
+    fn begin_wire(&mut self, key: usize, id: BottomId, (to, from): Way) -> io::Result<Leg> {
+        let mut leg = dial(&to, from, self.options)?;
         self.flows.watch_wire(&mut leg, key, id)?;
         Ok(leg)
     }

@@ -221,6 +221,9 @@ impl Worker {
         let Some((key, id)) = self.flows.wire(token) else { return };
         let (readable, writable) = readiness(event);
         if let Some(through) = self.flows.at(key).through() {
+            if event.is_read_closed() {
+                through.wire_ending(id);
+            }
             through.wire_ready(id, readable, writable);
         }
         // Nothing is said of its ends.

@@ -52,6 +52,10 @@ pub struct RunArgs {
     via: via::Via,
     #[command(flatten)]
     rules: rules::RuleArgs,
+    /// Have flows pass Viaduct even where the kernel could do all of the chain's work on the program's
+    /// own socket
+    #[arg(long)]
+    no_offload: bool,
     /// Say at the end, on standard error, what became of the program's flows
     #[arg(long)]
     report: bool,
@@ -84,7 +88,8 @@ impl Plan {
         let chain = registry.chain(&args.handlers).map_err(|what| anyhow!(what))?;
         let rules = args.rules.load(registry.guards(&args.handlers))?;
         let report = args.report.then(Report::default);
-        Ok(Plan { offload: offload(&chain), chain, rules, report })
+        let offload = if args.no_offload { None } else { offload(&chain) };
+        Ok(Plan { offload, chain, rules, report })
     }
 }
 

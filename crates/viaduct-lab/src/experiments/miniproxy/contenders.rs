@@ -4,9 +4,9 @@
 use std::any::Any;
 use std::net::SocketAddr;
 
-use anyhow::{Context, Result};
-use viaduct_sys::thread::cores;
+use anyhow::Result;
 
+use crate::experiments::cores::first_and_last;
 use crate::load::{Load, Server, Shape};
 use crate::proxies::Proxy;
 use crate::topology::programs::{Relay, Software};
@@ -46,7 +46,7 @@ pub(super) struct Stall {
 impl Stall {
     /// The load and the server are on the machine's first core, the contender is on its last.
     pub(super) fn build(contender: Contender, journal: &Journal) -> Result<Stall> {
-        let (first, last) = core_of_each()?;
+        let (first, last) = first_and_last()?;
         let pair = Pair::build(journal)?;
         for host in [pair.load(), pair.middle()] {
             host.set_congestion_control(CONGESTION_CONTROL)?;
@@ -69,12 +69,6 @@ impl Stall {
 
     /// Puts a load on it.
     pub(super) fn load(&self, shape: Shape) -> Result<Load> {
-        Ok(Load::start(self.pair.load(), core_of_each()?.0, shape, self.address))
+        Ok(Load::start(self.pair.load(), first_and_last()?.0, shape, self.address))
     }
-}
-
-/// The core of the load, and that of what stands in between.
-pub(super) fn core_of_each() -> Result<(usize, usize)> {
-    let all = cores();
-    Ok((*all.first().context("no core")?, *all.last().context("no core")?))
 }

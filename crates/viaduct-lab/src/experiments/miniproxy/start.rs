@@ -61,13 +61,13 @@ impl Experiment for Start {
         let series = shown(run, &by_share);
         for &percent in shares {
             run.step(&format!("{percent} % of a processor"))?;
-            let limits = Limits { processors: Some(percent / 100.0), memory: None };
+            let limits = Limits { processors: Some(percent / 100.0), ..Limits::default() };
             point(run, series, percent, &bench.measure(limits, times)?);
         }
         let series = shown(run, &by_memory);
         for &megabytes in bounds {
             run.step(&format!("{megabytes} MB"))?;
-            let limits = Limits { processors: None, memory: Some(megabytes << 20) };
+            let limits = Limits { memory: Some(megabytes << 20), ..Limits::default() };
             point(run, series, megabytes as f64, &bench.measure(limits, times)?);
         }
         run.step("resident memory")?;

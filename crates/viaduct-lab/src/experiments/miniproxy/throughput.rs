@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::contenders::{CONGESTION_CONTROL, Contender, Stall, core_of_each};
+use super::contenders::{CONGESTION_CONTROL, Contender, Stall};
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiments::cores::first_and_last;
 use crate::experiments::statistics::{median, quantile};
 use crate::load::{Load, Shape};
 use crate::topology::programs::Software;
@@ -86,7 +87,7 @@ impl Experiment for Throughput {
         run.param("seconds_each", seconds);
         run.param("load", "HTTP, bodies from the page cache and dropped by the receiver's kernel");
         run.congestion_control(CONGESTION_CONTROL);
-        let (core_of_load, core_of_proxy) = core_of_each()?;
+        let (core_of_load, core_of_proxy) = first_and_last()?;
         run.param("core_of_load", core_of_load);
         run.param("core_of_proxy", core_of_proxy);
         let build = |contender| Stall::build(contender, run.journal());

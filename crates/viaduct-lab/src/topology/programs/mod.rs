@@ -107,7 +107,7 @@ fn serve(node: &Node, mut command: Command, port: u16) -> Result<Process, Topolo
 
 /// Whether somebody in `node` listens on TCP `port`: asked of the kernel, not by connecting, which
 /// a server that serves once would take for its client.
-fn is_listening(node: &Node, port: u16) -> Result<bool, TopologyError> {
+pub(crate) fn is_listening(node: &Node, port: u16) -> Result<bool, TopologyError> {
     let tables = node.netns().enter(|| {
         let read = |name| fs::read_to_string(format!("/proc/thread-self/net/{name}"));
         read("tcp").map(|v4| v4 + &read("tcp6").unwrap_or_default())

@@ -28,9 +28,12 @@ const REMOTE_PORT: i16 = 36;
 const LOCAL_IP4: i16 = 40;
 const LOCAL_IP6: i16 = 44;
 const LOCAL_PORT: i16 = 60;
-const INGRESS: i16 = 64;
-/// The loopback interface's number, in every network namespace.
-const LOOPBACK: u32 = 1;
+const REMOTE_IP4: i16 = 16;
+const REMOTE_IP6: i16 = 20;
+/// `127.0.0.1`, and the words of `::1`, as they stand in memory. Nobody else can say that he is there:
+/// the kernel drops what claims it and comes from elsewhere.
+const LOOPBACK4: u32 = u32::from_ne_bytes([127, 0, 0, 1]);
+const LOOPBACK6: [u32; 4] = [0, 0, 0, u32::from_ne_bytes([0, 0, 0, 1])];
 const TCP: u32 = libc::IPPROTO_TCP as u32;
 
 // Fields of `struct bpf_sock_ops`.
@@ -173,7 +176,7 @@ fn key(asm: &mut Asm, ip: Reg, port: Reg) {
 /// Chooses the socket that a SYN goes to.
 fn look_up(ports: &Map<8>, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn> {
     let mut asm = Asm::default();
-    let [v6, named, found, elsewhere, done] = [(); 5].map(|()| asm.label());
+    let [v6, named, found, from_v6, from_us, elsewhere, done] = [(); 7].map(|()| asm.label());
     asm.copy(R6, R1);
     asm.load(Width::Word, R2, R6, LOOKUP_PROTOCOL);
     asm.if_different(R2, TCP, done);
@@ -207,8 +210,19 @@ fn look_up(ports: &Map<8>, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn>
     asm.goto(done);
 
     asm.place(found);
-    asm.load(Width::Word, R2, R6, INGRESS);
-    asm.if_different(R2, LOOPBACK, elsewhere);
+    // Not by the interface: for the kernel, what a machine sends to an address of its own comes in by
+    // the interface that has it.
+    asm.load(Width::Word, R2, FP, WHICH);
+    asm.if_different(R2, 0, from_v6);
+    asm.load(Width::Word, R2, R6, REMOTE_IP4);
+    asm.if_different(R2, LOOPBACK4, elsewhere);
+    asm.goto(from_us);
+    asm.place(from_v6);
+    for (n, word) in LOOPBACK6.into_iter().enumerate() {
+        asm.load(Width::Word, R2, R6, REMOTE_IP6 + 4 * n as i16);
+        asm.if_different(R2, word, elsewhere);
+    }
+    asm.place(from_us);
     asm.load(Width::Half, R2, R6, REMOTE_PORT);
     asm.network_order(R2);
     asm.store(Width::Double, FP, KEY, R2);

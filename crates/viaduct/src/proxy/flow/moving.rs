@@ -25,8 +25,9 @@ impl Flow {
 
     /// What `end` says ends, behind what can be read.
     pub fn ending(&mut self, end: End) {
-        if let Middle::Relay(relay) = &mut self.middle {
-            relay.ending(end);
+        match &mut self.middle {
+            Middle::Relay(relay) => relay.ending(end),
+            Middle::Through(through) => through.ending(end),
         }
     }
 

@@ -10,6 +10,7 @@ mod side;
 mod wire;
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tracing::{debug, warn};
@@ -38,6 +39,8 @@ pub struct Through {
     /// The network has said all that it will, and the application has it.
     finished: bool,
     wants: Vec<Want>,
+    /// Where connections that are still to be wanted shall begin.
+    binds: Vec<(BottomId, SocketAddr)>,
 }
 
 /// How far a flow has come.
@@ -54,8 +57,8 @@ pub enum Stage {
 /// What handlers want of the loop.
 #[derive(Debug)]
 pub enum Want {
-    /// One more connection.
-    Connect(BottomId, Address),
+    /// One more connection, to there, from an address of this host's if one is named.
+    Connect(BottomId, Address, Option<SocketAddr>),
     /// Connections that name this key are this flow's.
     Claim(Vec<u8>),
     /// They are no more.
@@ -66,21 +69,21 @@ pub enum Want {
 
 impl Through {
     /// A chain that is asked to go to `to`, each end of it holding `limit` bytes at most; and where
-    /// its handlers go instead. `None`: they go nowhere, or not at once.
+    /// its handlers go instead, and from where if they say so. `None`: they go nowhere, or not at once.
     pub fn new(
         factories: Factories,
         limit: usize,
         to: Address,
         now: Instant,
-    ) -> Option<(Through, Address)> {
+    ) -> Option<(Through, Address, Option<SocketAddr>)> {
         let mut through = Through::of(Chain::new(factories, limit, now))?;
         through.chain.connect(now, to);
         through.act();
         let main = through.wires[0].id;
-        let is_main = |want: &Want| matches!(want, Want::Connect(id, _) if *id == main);
+        let is_main = |want: &Want| matches!(want, Want::Connect(id, ..) if *id == main);
         let at = through.wants.iter().position(is_main)?;
         match through.wants.remove(at) {
-            Want::Connect(_, to) => Some((through, to)),
+            Want::Connect(_, to, from) => Some((through, to, from)),
             _ => None,
         }
     }
@@ -103,8 +106,9 @@ impl Through {
 
     fn of(chain: Chain) -> Option<Through> {
         let wires = vec![Wire::new(chain.bottom()?, None)];
-        let (app, wants) = (Side::default(), Vec::new());
-        Some(Through { chain, app, wires, stage: Stage::Opening, finished: false, wants })
+        let (app, stage) = (Side::default(), Stage::Opening);
+        let (wants, binds) = (Vec::new(), Vec::new());
+        Some(Through { chain, app, wires, stage, finished: false, wants, binds })
     }
 
     /// How far it has come.
@@ -125,7 +129,22 @@ impl Through {
         }
     }
 
+    /// `end` has said that it ends, behind what it may have ready.
+    pub fn ending(&mut self, end: End) {
+        match end {
+            End::Client => self.app.ending = true,
+            End::Server => self.wires[0].side.ending = true,
+        }
+    }
+
     /// The same of a further connection.
+    pub fn wire_ending(&mut self, id: BottomId) {
+        if let Some(wire) = self.wires.iter_mut().find(|wire| wire.id == id) {
+            wire.side.ending = true;
+        }
+    }
+
+    /// A further connection can be read or written.
     pub fn wire_ready(&mut self, id: BottomId, readable: bool, writable: bool) {
         if let Some(wire) = self.wires.iter_mut().find(|wire| wire.id == id) {
             wire.side.ready(readable, writable);
@@ -161,6 +180,7 @@ impl Through {
                 wire.id = id;
                 // Whatever has come may have been told to the giver's loop alone.
                 wire.side.ready(true, true);
+                wire.side.ending = true;
                 taken.push(id);
                 self.wires.push(wire);
             }
@@ -266,7 +286,12 @@ impl Through {
     fn act(&mut self) {
         while let Some(action) = self.chain.poll_action() {
             match action {
-                Action::Connect(id, to) => self.wants.push(Want::Connect(id, to)),
+                Action::Bind(id, Address::Ip(at)) => self.binds.push((id, at)),
+                Action::Connect(id, to) => {
+                    let bound = self.binds.iter().position(|(of, _)| *of == id);
+                    let from = bound.map(|at| self.binds.swap_remove(at).1);
+                    self.wants.push(Want::Connect(id, to, from));
+                }
                 Action::Claim(key) => self.wants.push(Want::Claim(key)),
                 Action::Release(key) => self.wants.push(Want::Release(key)),
                 Action::Give(key) => self.wants.push(Want::Give(key)),

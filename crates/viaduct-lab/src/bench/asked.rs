@@ -1,0 +1,78 @@
+//! What a client asks of the server: the first bytes of a connection.
+
+use std::io::{self, Read};
+
+use super::Content;
+
+/// Bytes of it.
+const LENGTH: usize = 10;
+
+/// What is to happen on the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The server writes.
+    Read,
+    /// The client does, and is told at the end what came.
+    Write,
+    /// A byte there and a byte back, again and again.
+    Volley,
+}
+
+/// All of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Asked {
+    /// What is to happen.
+    pub(super) kind: Kind,
+    /// What the bytes are.
+    pub(super) content: Content,
+    /// Bytes at once: of a write of the server's, or of a read.
+    pub(super) block: u32,
+    /// Bytes in all, in units of a thousand; 0 is without end.
+    pub(super) thousands: u32,
+}
+
+impl Asked {
+    /// As it goes over the connection.
+    pub(super) fn to_bytes(self) -> [u8; LENGTH] {
+        let mut bytes = [0; LENGTH];
+        bytes[0] = self.kind as u8;
+        bytes[1] = self.content as u8;
+        bytes[2..6].copy_from_slice(&self.block.to_be_bytes());
+        bytes[6..].copy_from_slice(&self.thousands.to_be_bytes());
+        bytes
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// It means nothing, or the connection broke.
+    pub(super) fn read(stream: &mut impl Read) -> io::Result<Asked> {
+        let mut bytes = [0; LENGTH];
+        stream.read_exact(&mut bytes)?;
+        let [kind, content, a, b, c, d, thousands @ ..] = bytes;
+        let kinds = [Kind::Read, Kind::Write, Kind::Volley];
+        let kind = kinds.into_iter().find(|known| *known as u8 == kind);
+        let content = Content::ALL.into_iter().find(|known| *known as u8 == content);
+        let wrong = io::ErrorKind::InvalidData;
+        Ok(Asked {
+            kind: kind.ok_or(wrong)?,
+            content: content.ok_or(wrong)?,
+            block: u32::from_be_bytes([a, b, c, d]),
+            thousands: u32::from_be_bytes(thousands),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_is_understood() {
+        for (kind, content) in [(Kind::Volley, Content::Same), (Kind::Read, Content::Text)] {
+            let asked = Asked { kind, content, block: 70_000, thousands: 100_000 };
+            assert_eq!(Asked::read(&mut &asked.to_bytes()[..]).unwrap(), asked);
+        }
+        assert!(Asked::read(&mut &[9; LENGTH][..]).is_err());
+    }
+}

@@ -1,0 +1,84 @@
+//! A plain relay, as the proxies of the paper's configurations 2 and 3: it reads, and writes what it
+//! has read. Whether clients and servers speak to it by TCP or by UNIX-domain sockets is all that
+//! distinguishes the two.
+
+use std::io::{self, Read, Write};
+use std::thread;
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::stream::{Place, Stream};
+
+/// Bytes read at once.
+const ROOM: usize = 64 << 10;
+
+/// Takes connections at `at` to `to` until it is killed: a thread for each.
+pub(super) fn run(at: &Place, to: &Place) -> io::Result<()> {
+    let listener = at.listen()?;
+    loop {
+        let (client, to) = (listener.accept()?, to.clone());
+        // What broke is its ends' to see.
+        thread::spawn(move || drop(to.connect().and_then(|server| relay([client, server]))));
+    }
+}
+
+/// Bytes on their way in one direction.
+struct Way {
+    buffer: Vec<u8>,
+    /// What waits in it.
+    held: std::ops::Range<usize>,
+    /// Its source has ended.
+    ended: bool,
+}
+
+fn relay(mut ends: [Stream; 2]) -> io::Result<()> {
+    for end in &ends {
+        end.set_nonblocking()?;
+        end.set_nodelay()?;
+    }
+    let way = || Way { buffer: vec![0; ROOM], held: 0..0, ended: false };
+    let mut ways = [way(), way()];
+    while ways.iter().any(|way| !way.ended || !way.held.is_empty()) {
+        let wants = [0, 1].map(|n: usize| ways[n].reads() | ways[1 - n].writes());
+        let mut polled = [0, 1].map(|n| PollFd::new(&ends[n], wants[n]));
+        poll(&mut polled, None)?;
+        let [first, second] = &mut ends;
+        ways[0].step(first, second)?;
+        ways[1].step(second, first)?;
+    }
+    Ok(())
+}
+
+impl Way {
+    fn reads(&self) -> PollFlags {
+        if self.held.is_empty() && !self.ended { PollFlags::IN } else { PollFlags::empty() }
+    }
+
+    fn writes(&self) -> PollFlags {
+        if self.held.is_empty() { PollFlags::empty() } else { PollFlags::OUT }
+    }
+
+    fn step(&mut self, from: &mut Stream, to: &mut Stream) -> io::Result<()> {
+        if self.held.is_empty() && !self.ended {
+            let Some(read) = unless_blocked(from.read(&mut self.buffer))? else { return Ok(()) };
+            self.held = 0..read;
+            if read == 0 {
+                self.ended = true;
+                return to.end();
+            }
+        }
+        if !self.held.is_empty()
+            && let Some(written) = unless_blocked(to.write(&self.buffer[self.held.clone()]))?
+        {
+            self.held.start += written;
+        }
+        Ok(())
+    }
+}
+
+fn unless_blocked(result: io::Result<usize>) -> io::Result<Option<usize>> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        result => result.map(Some),
+    }
+}

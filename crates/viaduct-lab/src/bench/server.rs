@@ -1,0 +1,69 @@
+//! The other end: a thread for each connection.
+
+use std::io::{self, Read, Write};
+use std::thread;
+use std::time::Instant;
+
+use super::asked::{Asked, Kind};
+use super::content::Source;
+use super::stream::{Place, Stream};
+
+/// Serves at `at` until it is killed.
+pub(super) fn run(at: &Place) -> io::Result<()> {
+    let listener = at.listen()?;
+    loop {
+        let stream = listener.accept()?;
+        // What broke is its client's to report.
+        thread::spawn(move || drop(serve(stream)));
+    }
+}
+
+fn serve(mut stream: Stream) -> io::Result<()> {
+    let asked = Asked::read(&mut stream)?;
+    match asked.kind {
+        Kind::Read => pour(stream, asked),
+        Kind::Write => count(stream, asked.block as usize),
+        Kind::Volley => echo(stream),
+    }
+}
+
+/// Writes blocks, as many as it is asked for.
+fn pour(mut stream: Stream, asked: Asked) -> io::Result<()> {
+    let (mut block, mut source) = (vec![0x5a; asked.block as usize], Source::new(asked.content));
+    let mut left = match asked.thousands {
+        0 => u64::MAX,
+        thousands => u64::from(thousands) * 1000,
+    };
+    while left > 0 {
+        let length = block.len().min(left.try_into().unwrap_or(usize::MAX));
+        source.fill(&mut block[..length]);
+        stream.write_all(&block[..length])?;
+        left -= length as u64;
+    }
+    Ok(())
+}
+
+/// Counts what comes, and says so: bytes after the first read, and nanoseconds from that to the last.
+fn count(mut stream: Stream, block: usize) -> io::Result<()> {
+    let mut buffer = vec![0; block];
+    stream.read_exact(&mut buffer[..1])?;
+    let (first, mut last, mut bytes) = (Instant::now(), Instant::now(), 0_u64);
+    loop {
+        let read = stream.read(&mut buffer)?;
+        if read == 0 {
+            break;
+        }
+        (last, bytes) = (Instant::now(), bytes + read as u64);
+    }
+    let nanos = (last - first).as_nanos() as u64;
+    stream.write_all(&[bytes.to_be_bytes(), nanos.to_be_bytes()].concat())
+}
+
+fn echo(mut stream: Stream) -> io::Result<()> {
+    stream.set_nodelay()?;
+    let mut byte = [0];
+    loop {
+        stream.read_exact(&mut byte)?;
+        stream.write_all(&byte)?;
+    }
+}

@@ -1,0 +1,128 @@
+//! Figures 6 and 7: bytes a second by the size of the blocks that programs read and write.
+
+use anyhow::Result;
+
+use super::measured::medians;
+use super::undisturbed::undisturbed;
+use super::ways::{Load, OFFLOADED, PASSING, Stall, Way};
+use super::world::{Between, CONGESTION_CONTROL, World};
+use crate::bench::Content;
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+
+/// The experiment.
+pub(in crate::experiments) struct Bandwidth;
+
+/// In the order in which they are shown.
+const NULL: [Way; 5] = [Way::Plain, Way::TcpProxies, Way::UnixProxies, PASSING, OFFLOADED];
+const ENCRYPTING: [Way; 2] = [Way::Stunnel, Way::Crypt];
+const PLAIN: usize = 0;
+const TCP: usize = 1;
+const UNIX: usize = 2;
+const VIADUCT: usize = 3;
+const OFFLOAD: usize = 4;
+/// Bytes.
+const BLOCKS: [usize; 7] = [1, 10, 100, 1_000, 8 << 10, 64 << 10, 100_000];
+const QUICK: [usize; 3] = [1, 8 << 10, 64 << 10];
+
+impl Experiment for Bandwidth {
+    fn about(&self) -> About {
+        About {
+            name: "tesla/bandwidth",
+            title: "Throughput by block size: plain, through proxies, and with handlers",
+            figure: "TESLA, Figures 6 and 7",
+            finding: "On the loopback interface, TCP proxies reduce the throughput of large blocks by \
+                      nearly two thirds, TESLA by a little less; over 100 Mb/s neither costs much.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let _undisturbed = undisturbed(run);
+        let rounds = run.choose(9, 3);
+        let blocks = run.choose(&BLOCKS[..], &QUICK[..]);
+        run.param("rounds", rounds);
+        run.congestion_control(CONGESTION_CONTROL);
+        run.steps(3 * rounds * blocks.len());
+        for between in [Between::Loopback, Between::Link] {
+            let found = null(run, between, blocks, rounds)?;
+            check(run, between, &found);
+        }
+        encrypting(run, blocks, rounds)
+    }
+}
+
+/// A block size, and what each way carries.
+type Row = (usize, Vec<f64>);
+
+fn null(run: &mut Run, between: Between, blocks: &[usize], rounds: usize) -> Result<Vec<Row>> {
+    let title = format!("Throughput, {}", between.name());
+    measure(run, between, &NULL, &title, blocks, rounds)
+}
+
+fn measure(
+    run: &mut Run,
+    between: Between,
+    ways: &[Way],
+    title: &str,
+    blocks: &[usize],
+    rounds: usize,
+) -> Result<Vec<Row>> {
+    let world = World::build(between, run.journal())?;
+    let stalls = ways.iter().enumerate().map(|(n, &way)| Stall::build(&world, way, n as u16));
+    let stalls = stalls.collect::<Result<Vec<_>>>()?;
+    let plot = Plot::line(title, ("block", "bytes"), ("throughput", "MB/s")).log_x().log_y();
+    let mut rows = Vec::new();
+    for &block in blocks {
+        let load = load(run, block);
+        let found = medians(run, &stalls, &load, rounds)?;
+        for (way, rate) in ways.iter().zip(&found) {
+            let series = run.series(&plot, way.name());
+            run.point(series, block as f64, rate / 1e6);
+        }
+        rows.push((block, found));
+    }
+    Ok(rows)
+}
+
+fn load(run: &Run, block: usize) -> Load {
+    let (seconds, warm_up) = (run.choose(0.5, 0.3), 0.2);
+    Load { program: "read", block, content: Content::Same, seconds, warm_up }
+}
+
+/// What must hold. Quick runs are short, beside other tests, and of few rounds: what is small there
+/// may be noise, and is given room.
+fn check(run: &mut Run, between: Between, rows: &[Row]) {
+    let room = run.choose(1.0, 0.85);
+    for (block, found) in rows {
+        let name = |what: &str| format!("{}, blocks of {block}: {what}", between.name());
+        let mut check = |what, over, under, least: f64| {
+            let ratio = found[over] / found[under];
+            run.check(&name(what), ratio, Bound::AtLeast(least * room));
+        };
+        check("offloaded over plain", OFFLOAD, PLAIN, 0.95);
+        check("viaduct over UNIX proxies", VIADUCT, UNIX, 0.97);
+        if *block >= 8 << 10 {
+            check(
+                "viaduct over TCP proxies",
+                VIADUCT,
+                TCP,
+                if between == Between::Loopback { 1.0 } else { 0.97 },
+            );
+        }
+        if *block == 64 << 10 {
+            let least = if between == Between::Loopback { 0.6 } else { 0.97 };
+            check("viaduct over plain", VIADUCT, PLAIN, least);
+        }
+    }
+}
+
+/// The right graph of Figure 6.
+fn encrypting(run: &mut Run, blocks: &[usize], rounds: usize) -> Result<()> {
+    let title = "Throughput, loopback, encrypting";
+    let rows = measure(run, Between::Loopback, &ENCRYPTING, title, blocks, rounds)?;
+    let room = run.choose(1.0, 0.85);
+    for (block, found) in rows {
+        let name = format!("loopback, blocks of {block}: crypt over stunnel");
+        run.check(&name, found[1] / found[0], Bound::AtLeast(room));
+    }
+    Ok(())
+}

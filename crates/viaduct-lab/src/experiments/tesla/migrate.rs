@@ -1,0 +1,173 @@
+//! Section 4.4: a transfer outlives a change of its client's address and a time without any network.
+//!
+//! ```text
+//!   a1 fetch ── +migrate ══ 100 Mb/s, 10 ms each way ══ +migrate ── serve b1
+//!      half way: eth0 goes down … and comes back with another address
+//! ```
+
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::programs::{Server, Under, run as under, said};
+use crate::binary::binary;
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::topology::programs::is_listening;
+use crate::topology::{Dumbbell, DumbbellSpec, Host, Journal, Wan};
+
+/// The experiment.
+pub(in crate::experiments) struct Migrate;
+
+const LINK: &str = "rate=100M,delay=10ms,queue=50ms";
+const RTT: Duration = Duration::from_millis(20);
+const CONGESTION_CONTROL: &str = "cubic";
+const PORT: u16 = 9000;
+/// What the client's address becomes; the gateway's on its wire is 10.1.1.1.
+const MOVED: &str = "10.1.1.77/24";
+
+impl Experiment for Migrate {
+    fn about(&self) -> About {
+        About {
+            name: "tesla/migrate",
+            title: "A transfer across a change of address and an outage",
+            figure: "TESLA, section 4.4",
+            finding: "Migrate preserves a flow across changes of address and periods of \
+                      disconnection, without the program's knowledge.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let bytes: u64 = run.choose(100_000_000, 10_000_000);
+        let outage = Duration::from_secs(run.choose(30, 5));
+        run.param("bytes", bytes);
+        run.param("outage_s", outage.as_secs());
+        run.congestion_control(CONGESTION_CONTROL);
+        run.steps(2);
+        run.step("the plain transfer")?;
+        let seed = run.seed();
+        let plain = Transfer { bytes, outage: None, under: Vec::new(), seed }.run(run.journal())?;
+        let whole = plain.end.context("the plain transfer broke without an outage")?;
+        run.step("an outage half way: with migrate, and a plain one beside it")?;
+        let outage = Some((whole / 2, outage));
+        let migrate = Transfer { bytes, outage, under: under(&["+migrate"])?, seed };
+        let beside = Transfer { bytes, outage, under: Vec::new(), seed };
+        let journal = run.journal().clone();
+        let [migrate, beside] = thread::scope(|scope| {
+            let threads = [migrate, beside].map(|one| {
+                let journal = &journal;
+                scope.spawn(move || one.run(journal))
+            });
+            threads.map(|thread| thread.join().ok().context("a transfer's thread panicked")?)
+        });
+        let (migrate, beside) = (migrate?, beside?);
+        let traces = [("plain, no outage", &plain), ("migrate", &migrate), ("plain", &beside)];
+        for (name, traced) in traces {
+            draw(run, name, &traced.trace);
+        }
+        let (_, outage) = outage.unwrap_or_default();
+        let took = migrate.end.map_or(f64::INFINITY, |end| end.as_secs_f64());
+        let beyond = took - (whole + outage).as_secs_f64();
+        let name = "migrate: beyond the plain transfer and the outage, s";
+        run.check(name, beyond, Bound::AtMost((3 * RTT).as_secs_f64() + 1.0));
+        let name = "migrate: all bytes came as they were sent";
+        run.check(name, f64::from(migrate.end.is_some()), Bound::AtLeast(1.0));
+        let name = "plain: the transfer beside it came to its end";
+        run.check(name, f64::from(beside.end.is_some()), Bound::AtMost(0.0));
+        Ok(())
+    }
+}
+
+/// The throughput of each half second.
+fn draw(run: &mut Run, name: &str, trace: &[(f64, f64)]) {
+    let plot = Plot::line("Throughput", ("time", "s"), ("throughput", "Mb/s"));
+    let series = run.series(&plot, name);
+    for pair in trace.windows(2) {
+        let [(from, before), (to, after)] = *pair else { continue };
+        run.point(series, to, (after - before) * 8.0 / 1e6 / (to - from));
+    }
+}
+
+/// One transfer in a world of its own.
+struct Transfer {
+    bytes: u64,
+    /// When the network goes, and for how long.
+    outage: Option<(Duration, Duration)>,
+    under: Under,
+    seed: u64,
+}
+
+/// What came of it.
+struct Traced {
+    /// Seconds, and bytes that had come by then.
+    trace: Vec<(f64, f64)>,
+    /// When it was whole, if it ever was.
+    end: Option<Duration>,
+}
+
+impl Transfer {
+    fn run(&self, journal: &Journal) -> Result<Traced> {
+        let link = LINK.parse().context("a link config of this module")?;
+        let spec = DumbbellSpec { wan: Wan::emulated(link, self.seed), ..DumbbellSpec::default() };
+        let world = Dumbbell::build(&spec, journal)?;
+        let (client, server) = (world.a1(), world.b1());
+        for host in [client, server] {
+            host.set_congestion_control(CONGESTION_CONTROL)?;
+        }
+        let at = format!("{}:{PORT}", server.v4());
+        let ready = || Ok(is_listening(server, PORT)?);
+        let _server = Server::start(server, self.bench(server, &["serve", &at])?, ready)?;
+        let fetch = self.bench(client, &["fetch", &at, "--bytes", &self.bytes.to_string()])?;
+        thread::scope(|scope| {
+            let outage = self.outage.map(|outage| scope.spawn(move || interrupt(client, outage)));
+            let said = said(client, fetch, self.limit());
+            if let Some(outage) = outage {
+                outage.join().ok().context("the outage's thread panicked")??;
+            }
+            crate::stop::check()?;
+            // One that broke, or waits for ever, has no end.
+            let Ok(said) = said else { return Ok(Traced { trace: Vec::new(), end: None }) };
+            Ok(traced(&said))
+        })
+    }
+
+    /// How long it may take, the patience with programs apart.
+    fn limit(&self) -> Duration {
+        let outage = self.outage.map_or(Duration::ZERO, |(_, outage)| outage);
+        outage + Duration::from_secs_f64(self.bytes as f64 * 8.0 / 50e6)
+    }
+
+    fn bench(&self, host: &Host, words: &[&str]) -> Result<Command> {
+        let binary = binary()?.display().to_string();
+        let line: Vec<&str> = self.under.iter().map(String::as_str).collect();
+        let line = [&line[..], &[&binary, "lab", "bench"], words].concat();
+        let mut command = host.command(line[0]);
+        command.args(&line[1..]);
+        Ok(command)
+    }
+}
+
+/// Takes the network away from `host`, and brings it back with another address.
+fn interrupt(host: &Host, (at, outage): (Duration, Duration)) -> Result<()> {
+    thread::sleep(at);
+    let line = |text: &str| text.to_owned();
+    host.ip(&[line("link set eth0 down"), line("addr flush dev eth0")])?;
+    thread::sleep(outage);
+    let route = format!("route add default via 10.1.1.1 congctl {CONGESTION_CONTROL}");
+    Ok(host.ip(&[format!("addr add {MOVED} dev eth0"), line("link set eth0 up"), route])?)
+}
+
+/// Reads what a fetch prints: the last line is the end.
+fn traced(said: &str) -> Traced {
+    let pair = |line: &str| {
+        let (ms, bytes) = line.split_once(' ')?;
+        Some((ms.parse::<f64>().ok()? / 1e3, bytes.parse().ok()?))
+    };
+    let all: Vec<(f64, f64)> = said.lines().filter_map(pair).collect();
+    let end = all.last().map(|(seconds, _)| Duration::from_secs_f64(*seconds));
+    // Half seconds, and the end.
+    let kept = |n: &usize| n.is_multiple_of(5) || n + 1 == all.len();
+    let trace = (0..all.len()).filter(kept).map(|n| all[n]).collect();
+    Traced { trace, end }
+}

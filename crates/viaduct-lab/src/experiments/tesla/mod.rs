@@ -1,0 +1,12 @@
+//! The figures of TESLA: what handlers under unmodified programs cost, and that they do what they say.
+
+pub(super) mod bandwidth;
+pub(super) mod handlers;
+pub(super) mod latency;
+mod measured;
+pub(super) mod migrate;
+mod programs;
+pub(super) mod shape;
+mod undisturbed;
+mod ways;
+mod world;

@@ -1,0 +1,105 @@
+//! The benchmark programs at work in hosts: servers that stay, clients that come and go, each on its
+//! host's core, with whatever is put under them.
+
+use std::fs::File;
+use std::io::{Read as _, Seek as _};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use viaduct_sys::process::Process;
+
+use super::world::{Who, World};
+use crate::binary::binary;
+use crate::stop;
+use crate::topology::{Node, Scratch};
+
+/// How long a server may take to listen, and a client to end beyond its time.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A command line that is put before a program's own: `viaduct run … --`; nothing at all.
+pub(super) type Under = Vec<String>;
+
+/// `viaduct run` with these words.
+pub(super) fn run(words: &[&str]) -> Result<Under> {
+    let binary = binary()?.display().to_string();
+    let words = words.iter().map(|word| (*word).to_owned());
+    Ok([binary, "run".to_owned()].into_iter().chain(words).chain(["--".to_owned()]).collect())
+}
+
+/// One of the benchmark programs, with these words, on a host's core.
+pub(super) fn bench(node: &Node, who: Who, under: &Under, words: &[&str]) -> Result<Command> {
+    let mut command = node.command("taskset");
+    command.args(["--cpu-list", &World::core(who)?.to_string()]).args(under);
+    command.arg(binary()?).args(["lab", "bench"]).args(words);
+    Ok(command)
+}
+
+/// A program that runs until this value is dropped.
+pub(super) struct Server {
+    _process: Process,
+    _scratch: Scratch,
+}
+
+impl Server {
+    /// Starts it, and waits until `is_ready`.
+    pub(super) fn start(
+        node: &Node,
+        mut command: Command,
+        is_ready: impl Fn() -> Result<bool>,
+    ) -> Result<Server> {
+        let scratch = Scratch::new()?;
+        let path = scratch.path().join("log");
+        let log = File::create(&path)?;
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let mut process = node.spawn(command)?;
+        let deadline = Instant::now() + PATIENCE;
+        while !is_ready()? {
+            stop::check()?;
+            let ended = matches!(process.try_wait(), Ok(Some(_)));
+            if ended || Instant::now() > deadline {
+                bail!("a server is not up; it says: {}", std::fs::read_to_string(path)?);
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(Server { _process: process, _scratch: scratch })
+    }
+}
+
+/// Runs a client to its end; the number that it prints.
+pub(super) fn measure(node: &Node, command: Command, seconds: f64) -> Result<f64> {
+    let said = said(node, command, Duration::from_secs_f64(seconds))?;
+    let number = said.split_whitespace().next().and_then(|word| word.parse().ok());
+    number.with_context(|| format!("a client says {said:?}, which is no number"))
+}
+
+/// Runs a client to its end; what it prints.
+pub(super) fn said(node: &Node, mut command: Command, limit: Duration) -> Result<String> {
+    let scratch = Scratch::new()?;
+    let path = scratch.path().join("errors");
+    let mut errors =
+        File::options().create(true).truncate(true).read(true).write(true).open(path)?;
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors.try_clone()?);
+    let mut process = node.spawn(command)?;
+    let stdout = process.stdout.take().context("a client has an output")?;
+    let reader = thread::spawn(move || {
+        let (mut stdout, mut text) = (stdout, String::new());
+        stdout.read_to_string(&mut text).map(|_| text)
+    });
+    let status = process.wait_for(limit + PATIENCE, stop::asked)?;
+    let failed = status.is_none_or(|status| !status.success());
+    drop(process);
+    stop::check()?;
+    let text = reader.join().ok().context("a reader panicked")??;
+    if failed {
+        let mut why = String::new();
+        errors.rewind()?;
+        errors.read_to_string(&mut why)?;
+        match status {
+            Some(status) => bail!("a client ended ({status}): {}", why.trim()),
+            None => bail!("a client has not ended after {limit:?}: {}", why.trim()),
+        }
+    }
+    Ok(text)
+}

@@ -1,0 +1,104 @@
+//! Section 4.1: `shape` and `latency` do what they were asked for, by every interposer.
+
+use std::thread;
+
+use anyhow::{Context, Result};
+
+use super::undisturbed::undisturbed;
+use super::ways::{Load, Stall, Way};
+use super::world::{Between, CONGESTION_CONTROL, World};
+use crate::bench::Content;
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+
+/// The experiment.
+pub(in crate::experiments) struct Shape;
+
+const VIAS: [&str; 3] = ["cgroup", "seccomp", "preload"];
+/// Megabits a second.
+const RATES: [u32; 4] = [1, 5, 20, 100];
+/// Milliseconds.
+const DELAYS: [u32; 3] = [5, 20, 50];
+/// What a rate may be off, of it.
+const OFF: f64 = 0.05;
+
+impl Experiment for Shape {
+    fn about(&self) -> About {
+        About {
+            name: "tesla/shape",
+            title: "Rates and delays that handlers make, against those asked for",
+            figure: "TESLA, section 4.1",
+            finding: "A handler of some ten lines shapes the traffic of an unmodified program.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let _undisturbed = undisturbed(run);
+        run.congestion_control(CONGESTION_CONTROL);
+        let rates = run.choose(&RATES[..], &RATES[1..3]);
+        let delays = run.choose(&DELAYS[..], &DELAYS[1..2]);
+        run.steps(rates.len() + delays.len());
+        let world = World::build(Between::Loopback, run.journal())?;
+        for (n, &rate) in rates.iter().enumerate() {
+            run.step(&format!("{rate} Mb/s"))?;
+            shaped(run, &world, n as u16, rate)?;
+        }
+        for (n, &delay) in delays.iter().enumerate() {
+            run.step(&format!("{delay} ms"))?;
+            delayed(run, &world, (rates.len() + n) as u16, delay)?;
+        }
+        Ok(())
+    }
+}
+
+/// A client of every interposer in both directions, at once: none is near what the machine can do.
+fn shaped(run: &mut Run, world: &World, n: u16, rate: u32) -> Result<()> {
+    let plain = Stall::build(world, Way::Plain, n)?;
+    let handler = format!("+shape:rate={rate}M");
+    let seconds = run.choose(10.0, 4.0);
+    let load = |program| {
+        let (block, content, warm_up) = (16 << 10, Content::Same, 1.0);
+        Load { program, block, content, seconds, warm_up }
+    };
+    let cases: Vec<_> = VIAS.iter().flat_map(|via| [(*via, "write"), (*via, "read")]).collect();
+    let found = all(&cases, |&(via, program)| {
+        plain.measure_under(&[&handler, "--via", via], &load(program))
+    })?;
+    let title = "Rate obtained against rate asked";
+    let plot = Plot::line(title, ("asked", "Mb/s"), ("obtained", "Mb/s")).log_x().log_y();
+    for ((via, program), bytes) in cases.iter().zip(found) {
+        let obtained = bytes * 8.0 / 1e6;
+        let direction = if *program == "write" { "out" } else { "in" };
+        let series = run.series(&plot, &format!("{via}, {direction}"));
+        run.point(series, rate.into(), obtained);
+        let name = format!("{via}, {direction}: obtained over {rate} Mb/s asked");
+        run.check(&name, obtained / f64::from(rate), Bound::Within(1.0 - OFF, 1.0 + OFF));
+    }
+    Ok(())
+}
+
+fn delayed(run: &mut Run, world: &World, n: u16, delay: u32) -> Result<()> {
+    let plain = Stall::build(world, Way::Plain, n)?;
+    let handler = format!("+latency:delay={delay}ms");
+    let (seconds, content) = (run.choose(4.0, 2.0), Content::Same);
+    let load = Load { program: "volley", block: 1, content, seconds, warm_up: 0.2 };
+    let found = all(&VIAS, |via| plain.measure_under(&[&handler, "--via", via], &load))?;
+    let plot = Plot::line("Delay each way", ("asked", "ms"), ("obtained", "ms"));
+    for (via, volleys) in VIAS.iter().zip(found) {
+        let each_way = 1000.0 / volleys / 2.0;
+        let series = run.series(&plot, via);
+        run.point(series, delay.into(), each_way);
+        let name = format!("{via}: delay obtained beyond {delay} ms asked, ms");
+        run.check(&name, each_way - f64::from(delay), Bound::Within(0.0, 1.0));
+    }
+    Ok(())
+}
+
+/// What `work` finds for each, all at once.
+fn all<T: Sync>(cases: &[T], work: impl Fn(&T) -> Result<f64> + Sync) -> Result<Vec<f64>> {
+    thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> = cases.iter().map(|case| scope.spawn(move || work(case))).collect();
+        let ended = threads.into_iter().map(|thread| thread.join().ok());
+        ended.map(|found| found.context("a measurement panicked")?).collect()
+    })
+}
