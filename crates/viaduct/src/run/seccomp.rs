@@ -365,6 +365,7 @@ fn told(now: Option<Errno>) -> Option<Reply> {
     })
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "it stands in map_err")]
 fn number(error: io::Error) -> Errno {
     Errno(error.raw_os_error().unwrap_or(Errno::PERM.0))
 }

@@ -1,4 +1,5 @@
 //! `viaduct run`, as whoever calls it sees it: the program is its own, and its flows are handled.
+#![allow(clippy::unwrap_used)] // a test may panic
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};

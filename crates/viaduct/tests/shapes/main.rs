@@ -2,6 +2,7 @@
 //!
 //! The far end says whose connection it is that has come, by the descriptors of all processes: the
 //! program's own, or Viaduct's.
+#![allow(clippy::unwrap_used)] // a test may panic
 
 use std::ffi::OsStr;
 use std::fs;
