@@ -176,3 +176,42 @@ fn a_tunnel_saves_small_documents_a_round_trip_and_its_sessions_do_not_hold_each
     assert_eq!(outcome.checks.len(), 10);
     assert!(outcome.holds(), "{}", print_table(&outcome, false));
 }
+
+#[test]
+fn offloaded_programs_lose_nothing_and_others_less_than_behind_relays() {
+    let _alone = alone();
+    let outcome = quick("tesla/latency");
+    assert!(outcome.holds(), "{}", print_table(&outcome, false));
+    let outcome = quick("tesla/bandwidth");
+    let at = |name: &str| outcome.checks.iter().find(|check| check.name == name).unwrap().value;
+    assert!(at("100 Mb/s link, blocks of 65536: viaduct over plain") > 0.9, "{outcome:#?}");
+    assert!(at("loopback, blocks of 65536: viaduct over TCP proxies") > 0.8, "{outcome:#?}");
+    assert!(at("loopback, blocks of 65536: crypt over stunnel") > 0.9, "{outcome:#?}");
+}
+
+#[test]
+fn rates_and_delays_are_those_that_were_asked_for_by_every_interposer() {
+    let _alone = alone();
+    let outcome = quick("tesla/shape");
+    assert_eq!(outcome.checks.len(), 15);
+    for check in &outcome.checks {
+        let within = if check.name.contains("delay") { 0.0..4.0 } else { 0.9..1.1 };
+        assert!(within.contains(&check.value), "{}", print_table(&outcome, false));
+    }
+}
+
+#[test]
+fn a_transfer_outlives_a_change_of_address_and_an_outage() {
+    let _alone = alone();
+    let outcome = quick("tesla/migrate");
+    assert_eq!(outcome.checks.len(), 3);
+    assert!(outcome.holds(), "{}", print_table(&outcome, false));
+}
+
+#[test]
+fn two_links_carry_more_than_one_and_text_shrinks() {
+    let _alone = alone();
+    let outcome = quick("tesla/handlers");
+    assert_eq!(outcome.checks.len(), 3);
+    assert!(outcome.holds(), "{}", print_table(&outcome, false));
+}

@@ -221,8 +221,8 @@ impl Worker {
         let Some((key, id)) = self.flows.wire(token) else { return };
         let (readable, writable) = readiness(event);
         if let Some(through) = self.flows.at(key).through() {
-            if event.is_read_closed() {
-                through.wire_ending(id);
+            if event.is_read_closed() || event.is_priority() {
+                through.wire_stutters(id);
             }
             through.wire_ready(id, readable, writable);
         }

@@ -57,11 +57,12 @@ fn measure(run: &mut Run, between: Between, rounds: usize) -> Result<()> {
     for (n, way) in ALL.iter().enumerate() {
         run.labelled_point(series, n as f64, found[n], way.name());
     }
-    // A quick run is short, and beside other tests.
-    let room = run.choose(1.0, 0.8);
+    // A quick run is short, and beside other tests: on two cores that somebody else uses as well, each
+    // of the four further wake-ups of a volley waits for its turn.
+    let (offloaded, passing) = run.choose((0.95, 0.75), (0.75, 0.3));
     let over = |n: usize| found[n] / found[PLAIN];
     let name = |what: &str| format!("{}: {what} over plain", between.name());
-    run.check(&name("offloaded"), over(OFFLOAD), Bound::AtLeast(0.95 * room));
-    run.check(&name("viaduct"), over(VIADUCT), Bound::AtLeast(0.75 * room));
+    run.check(&name("offloaded"), over(OFFLOAD), Bound::AtLeast(offloaded));
+    run.check(&name("viaduct"), over(VIADUCT), Bound::AtLeast(passing));
     Ok(())
 }

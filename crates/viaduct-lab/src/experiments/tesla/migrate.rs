@@ -131,10 +131,10 @@ impl Transfer {
         })
     }
 
-    /// How long it may take, the patience with programs apart.
+    /// How long it may take: what it needs at half of the link's rate, and some seconds.
     fn limit(&self) -> Duration {
         let outage = self.outage.map_or(Duration::ZERO, |(_, outage)| outage);
-        outage + Duration::from_secs_f64(self.bytes as f64 * 8.0 / 50e6)
+        outage + Duration::from_secs_f64(self.bytes as f64 * 8.0 / 50e6 + 5.0)
     }
 
     fn bench(&self, host: &Host, words: &[&str]) -> Result<Command> {

@@ -15,7 +15,7 @@ use crate::binary::binary;
 use crate::stop;
 use crate::topology::{Node, Scratch};
 
-/// How long a server may take to listen, and a client to end beyond its time.
+/// How long a server may take to listen, and a client beyond the time that it measures.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A command line that is put before a program's own: `viaduct run … --`; nothing at all.
@@ -69,12 +69,12 @@ impl Server {
 
 /// Runs a client to its end; the number that it prints.
 pub(super) fn measure(node: &Node, command: Command, seconds: f64) -> Result<f64> {
-    let said = said(node, command, Duration::from_secs_f64(seconds))?;
+    let said = said(node, command, Duration::from_secs_f64(seconds) + PATIENCE)?;
     let number = said.split_whitespace().next().and_then(|word| word.parse().ok());
     number.with_context(|| format!("a client says {said:?}, which is no number"))
 }
 
-/// Runs a client to its end; what it prints.
+/// Runs a client to its end, which must come within `limit`; what it prints.
 pub(super) fn said(node: &Node, mut command: Command, limit: Duration) -> Result<String> {
     let scratch = Scratch::new()?;
     let path = scratch.path().join("errors");
@@ -87,7 +87,7 @@ pub(super) fn said(node: &Node, mut command: Command, limit: Duration) -> Result
         let (mut stdout, mut text) = (stdout, String::new());
         stdout.read_to_string(&mut text).map(|_| text)
     });
-    let status = process.wait_for(limit + PATIENCE, stop::asked)?;
+    let status = process.wait_for(limit, stop::asked)?;
     let failed = status.is_none_or(|status| !status.success());
     drop(process);
     stop::check()?;

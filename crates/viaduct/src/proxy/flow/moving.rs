@@ -18,8 +18,9 @@ impl Flow {
 
     /// The loop says that `end` sends an urgent byte, or will.
     pub fn urgent(&mut self, end: End) {
-        if let Middle::Relay(relay) = &mut self.middle {
-            relay.urgent(end);
+        match &mut self.middle {
+            Middle::Relay(relay) => relay.urgent(end),
+            Middle::Through(through) => through.stutters(end),
         }
     }
 
@@ -27,7 +28,7 @@ impl Flow {
     pub fn ending(&mut self, end: End) {
         match &mut self.middle {
             Middle::Relay(relay) => relay.ending(end),
-            Middle::Through(through) => through.ending(end),
+            Middle::Through(through) => through.stutters(end),
         }
     }
 

@@ -129,19 +129,17 @@ impl Through {
         }
     }
 
-    /// `end` has said that it ends, behind what it may have ready.
-    pub fn ending(&mut self, end: End) {
+    /// `end` ends, or has an urgent byte, behind what can be read first.
+    pub fn stutters(&mut self, end: End) {
         match end {
-            End::Client => self.app.ending = true,
-            End::Server => self.wires[0].side.ending = true,
+            End::Client => self.app.stutters = true,
+            End::Server => self.wires[0].side.stutters = true,
         }
     }
 
     /// The same of a further connection.
-    pub fn wire_ending(&mut self, id: BottomId) {
-        if let Some(wire) = self.wires.iter_mut().find(|wire| wire.id == id) {
-            wire.side.ending = true;
-        }
+    pub fn wire_stutters(&mut self, id: BottomId) {
+        self.wire(id, |wire| wire.side.stutters = true);
     }
 
     /// A further connection can be read or written.
@@ -180,7 +178,7 @@ impl Through {
                 wire.id = id;
                 // Whatever has come may have been told to the giver's loop alone.
                 wire.side.ready(true, true);
-                wire.side.ending = true;
+                wire.side.stutters = true;
                 taken.push(id);
                 self.wires.push(wire);
             }

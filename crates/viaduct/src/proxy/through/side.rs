@@ -17,8 +17,8 @@ pub(super) struct Side {
     pub(super) readable: bool,
     /// It may have room; until a write says that it does not.
     pub(super) writable: bool,
-    /// It has said that it ends, or broke, behind what it may have ready.
-    pub(super) ending: bool,
+    /// A read that brought little may have left more: an end or an urgent byte is behind it.
+    pub(super) stutters: bool,
     /// The chain wants nothing from it now.
     pub(super) paused: bool,
     /// It has ended, or nobody reads it any more.
@@ -42,7 +42,7 @@ impl Side {
         let read = leg.read(scratch)?;
         // Fewer bytes than there was room for were all; what comes after them has a wake-up of its own.
         let full = read == Some(scratch.len());
-        self.readable = full || read.is_some() && (self.ending || leg.tcp().is_none());
+        self.readable = full || read.is_some() && (self.stutters || leg.tcp().is_none());
         self.ended = read == Some(0);
         // As long as what came: many short pieces may wait in a chain.
         Ok(read.map(|read| Bytes::copy_from_slice(&scratch[..read])))

@@ -1,0 +1,98 @@
+//! Where the kernel can do all of a chain's work, a wrapped program holds the real socket, and makes no
+//! system call that it would not have made.
+#![allow(clippy::unwrap_used)] // a test may panic
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread::{self, JoinHandle};
+
+/// Connects, says something and hears the answer, by descriptor 3.
+const PROGRAM: &str = "exec 3<>/dev/tcp/127.0.0.1/$0; echo hello >&3; read -u 3 answer; \
+                       echo and more >&3; read -u 3 answer; exec 3>&-";
+const LINES: usize = 2;
+
+/// What came of a run of the program.
+struct Seen {
+    /// Its system calls from its connect on, in order, without those that it makes of its own time.
+    calls: Vec<String>,
+    /// The programs that hold the socket that the far end speaks with.
+    holders: Vec<String>,
+}
+
+/// Runs the program under these words of `viaduct run`; plain without any.
+fn run(words: &[&str]) -> Seen {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let far_end: JoinHandle<Vec<String>> =
+        thread::spawn(move || answer(listener.accept().unwrap().0));
+    let trace = trace_file(words);
+    let mut command = Command::new("timeout");
+    command.arg("20");
+    if !words.is_empty() {
+        command.arg(env!("CARGO_BIN_EXE_viaduct")).arg("run").args(words).arg("--");
+    }
+    command.arg("strace").arg("-o").arg(&trace).args(["bash", "-c", PROGRAM, &port]);
+    assert!(command.status().unwrap().success(), "{words:?}");
+    let text = fs::read_to_string(&trace).unwrap();
+    let calls = text.lines().skip_while(|line| !line.starts_with("connect(3"));
+    let name = |line: &str| line.split('(').next().unwrap().to_owned();
+    Seen { calls: calls.map(name).collect(), holders: far_end.join().unwrap() }
+}
+
+fn trace_file(words: &[&str]) -> PathBuf {
+    let name = format!("offload-{}", words.concat().replace([':', '+'], "-"));
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
+
+/// Answers each line; who held the other end meanwhile.
+fn answer(stream: TcpStream) -> Vec<String> {
+    let peer = stream.peer_addr().unwrap().port();
+    let mut writer = stream.try_clone().unwrap();
+    let mut lines = BufReader::new(stream).lines();
+    let mut holders = Vec::new();
+    for _ in 0..LINES {
+        assert!(lines.next().is_some());
+        holders = holders_of(peer);
+        writer.write_all(b"hello\n").unwrap();
+    }
+    assert!(lines.next().is_none(), "the end of one is the end of the other");
+    holders
+}
+
+/// The names of the programs that hold the socket at this port of the loopback interface.
+fn holders_of(port: u16) -> Vec<String> {
+    let table = fs::read_to_string("/proc/net/tcp").unwrap();
+    let local = format!("0100007F:{port:04X}");
+    let inode = table.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        (fields.get(1) == Some(&local.as_str())).then(|| fields[9].to_owned())
+    });
+    let socket = format!("socket:[{}]", inode.expect("a connection stands in the table"));
+    let holds = |process: &Path| {
+        let Ok(open) = fs::read_dir(process.join("fd")) else { return false };
+        open.flatten().any(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == Path::new(&socket)))
+    };
+    let processes = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+    let name = |path: PathBuf| fs::read_to_string(path.join("comm")).ok();
+    let names = processes.filter(|path| holds(path)).filter_map(name);
+    names.map(|name| name.trim().to_owned()).collect()
+}
+
+#[test]
+fn an_offloaded_program_holds_the_real_socket_and_makes_no_further_call() {
+    let (plain, offloaded) = (run(&[]), run(&["+count"]));
+    assert_eq!(plain.holders, ["bash"]);
+    assert_eq!(offloaded.holders, ["bash"], "the socket is the program's own");
+    assert!(plain.calls.len() > 5, "{:?}", plain.calls);
+    assert_eq!(offloaded.calls, plain.calls);
+}
+
+#[test]
+fn without_offload_it_is_viaduct_that_speaks_with_the_far_end() {
+    let (plain, passing) = (run(&[]), run(&["+count", "--no-offload"]));
+    assert_eq!(passing.holders, ["viaduct"]);
+    assert_eq!(passing.calls, plain.calls, "the program's own calls stay the same all the same");
+}
