@@ -178,9 +178,11 @@ fn is_there(program: &str) -> bool {
 impl Server {
     /// Until it listens. The kernel is asked: a connection would be one of its clients.
     fn wait(&self) {
-        let at = format!(" 0100007F:{:04X} 00000000:0000 0A", self.port);
+        let at = format!("0100007F:{:04X} ", self.port);
+        let listens = |line: &str| line.contains(&at) && line.split(' ').any(|word| word == "0A");
+        let sockets = || ["tcp", "tcp6"].map(|of| fs::read_to_string(format!("/proc/net/{of}")));
         let deadline = Instant::now() + PATIENCE;
-        while !fs::read_to_string("/proc/net/tcp").unwrap().contains(&at) {
+        while !sockets().into_iter().flatten().any(|text| text.lines().any(listens)) {
             assert!(Instant::now() < deadline, "the server does not listen: {}", self.said());
             thread::sleep(Duration::from_millis(10));
         }

@@ -5,6 +5,7 @@ setup() {
     mkdir empty root root/in
     cp data root
     chmod 777 root/in
+    chmod 555 root
 }
 
 server() {
@@ -20,6 +21,7 @@ anon_upload_enable=YES
 write_enable=YES
 anon_umask=022
 secure_chroot_dir=$DIR/empty
+allow_writeable_chroot=YES
 port_promiscuous=NO
 connect_from_port_20=NO
 background=NO

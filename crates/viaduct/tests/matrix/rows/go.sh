@@ -11,7 +11,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"io"
-	"net/http"
+	"net"
 	"os"
 	"sync"
 )
@@ -19,31 +19,44 @@ import (
 func main() {
 	at := "127.0.0.1:" + os.Args[2]
 	if os.Args[1] == "server" {
-		panic(http.ListenAndServe(at, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			body, _ := io.ReadAll(r.Body)
-			w.Write(body)
-		})))
+		listener, err := net.Listen("tcp", at)
+		for err == nil {
+			var conn net.Conn
+			conn, err = listener.Accept()
+			go func() {
+				io.Copy(conn, conn)
+				conn.Close()
+			}()
+		}
+		panic(err)
 	}
-	data, _ := os.ReadFile("data")
 	var all sync.WaitGroup
 	var lines [12]string
 	for i := range lines {
 		all.Add(1)
 		go func(i int) {
 			defer all.Done()
-			response, err := http.Post("http://"+at+"/", "text/plain", bytes.NewReader(data))
-			if err != nil {
-				lines[i] = err.Error()
-				return
-			}
-			body, err := io.ReadAll(response.Body)
-			lines[i] = fmt.Sprintf("%x %v", sha256.Sum256(body), err)
+			lines[i] = echo(at)
 		}(i)
 	}
 	all.Wait()
 	for _, line := range lines {
 		fmt.Println(line)
 	}
+}
+
+func echo(at string) string {
+	conn, err := net.Dial("tcp", at)
+	if err != nil {
+		return err.Error()
+	}
+	data, _ := os.ReadFile("data")
+	go func() {
+		io.Copy(conn, bytes.NewReader(data))
+		conn.(*net.TCPConn).CloseWrite()
+	}()
+	back, err := io.ReadAll(conn)
+	return fmt.Sprintf("%x %v %v", sha256.Sum256(back), err, conn.RemoteAddr().String() == at)
 }
 END
     CGO_ENABLED=0 GO111MODULE=off go build -o echo main.go
