@@ -3,7 +3,8 @@
 #
 # rows/ROW.sh defines `needs` (the programs it names), `setup` (once, before all), `server` (at
 # 127.0.0.1:$PORT, in the foreground) and `client`, whose standard output and exit status must be the
-# same whatever stands between. $HERE is for a client's files: empty, and each time another.
+# same whatever stands between. $HERE is for a client's files: empty, and each time another; $SPARE is a port
+# at which it may listen itself.
 set -eu
 
 rows=$(dirname "$0")/rows

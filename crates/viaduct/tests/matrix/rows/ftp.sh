@@ -1,33 +1,13 @@
-needs() { echo tnftp vsftpd; }
+needs() { echo tnftp /usr/lib/python3/dist-packages/pyftpdlib; }
 
 setup() {
-    head -c 300000 /dev/urandom >data
-    mkdir empty root root/in
-    cp data root
-    chmod 777 root/in
-    chmod 555 root
+    mkdir -p root/in
+    head -c 300000 /dev/urandom >root/data
+    cp root/data data
 }
 
-server() {
-    cat >"vsftpd-$PORT.conf" <<END
-listen=YES
-listen_address=127.0.0.1
-listen_port=$PORT
-anonymous_enable=YES
-no_anon_password=YES
-ftp_username=root
-anon_root=$DIR/root
-anon_upload_enable=YES
-write_enable=YES
-anon_umask=022
-secure_chroot_dir=$DIR/empty
-allow_writeable_chroot=YES
-port_promiscuous=NO
-connect_from_port_20=NO
-background=NO
-END
-    exec vsftpd "vsftpd-$PORT.conf"
-}
+# That of Debian's python3-pyftpdlib.
+server() { exec /usr/bin/python3 -m pyftpdlib -i 127.0.0.1 -p "$PORT" -w -d "$DIR/root"; }
 
 # The server listens for the data; then the client does.
 client() {

@@ -1,5 +1,5 @@
 . "$rows/sshd.inc"
-needs() { echo ssh sshd ssh-keygen scp curl python3 git; }
+needs() { echo ssh sshd ssh-keygen scp git; }
 
 # A command with input and a status of its own, files there and back, and a port forwarded.
 client() {
@@ -8,9 +8,8 @@ client() {
     scp data "127.0.0.1:$HERE/there"
     scp "127.0.0.1:$HERE/there" "$HERE/back"
     digest "$HERE/there" "$HERE/back"
-    python3 -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1])' >"$HERE/port"
-    ssh -o ExitOnForwardFailure=yes -f -L "127.0.0.1:$(cat "$HERE/port"):127.0.0.1:$PORT" 127.0.0.1 'sleep 1'
+    ssh -o ExitOnForwardFailure=yes -f -L "127.0.0.1:$SPARE:127.0.0.1:$PORT" 127.0.0.1 'sleep 1'
     # A second session inside of the first.
-    PORT=$(cat "$HERE/port")
+    PORT=$SPARE
     ssh 127.0.0.1 'sha256sum | cut -c1-64' <data
 }
