@@ -29,6 +29,6 @@ rows! {
     ssh ssh_remote git_ssh git_http rsync
     python_http python_asyncio python_multiprocessing
     node go java
-    nc socat ftp apt
+    nc socat ftp ftp_active apt
     redis postgres iperf3
 }

@@ -55,6 +55,11 @@ pub(crate) fn compare(name: &'static str) {
     for (chain, handlers) in &chains {
         let server = row.serve(chain, &[&["--via", "cgroup"], &handlers[..]].concat());
         for via in vias() {
+            // Who listens is wrapped by cgroup alone so far: the wrapped server would speak with a
+            // client that listens plainly.
+            if (*chain, name) == ("crypt", "ftp_active") && via != "cgroup" {
+                continue;
+            }
             let way = format!("{chain}-{via}");
             let began = Instant::now();
             // Without privilege who listens is not wrapped; a strict chain speaks with nobody plainly.
