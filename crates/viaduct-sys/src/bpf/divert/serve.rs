@@ -17,8 +17,9 @@ use crate::bpf::BpfError;
 use crate::bpf::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R6, R7, R8, Reg, Width};
 use crate::bpf::kernel::{Hook, Link, Map, SocketMap};
 
-/// Ports that programs listen at, and connections to them.
-const PORTS: u32 = 4096;
+/// Ports that programs have listened at, and connections to them that are not yet there. A port is
+/// kept for good: who passes files by FTP listens at many, one after the other.
+const PORTS: u32 = 65_536;
 const INSIDE: u32 = 65_536;
 
 // Fields of `struct bpf_sk_lookup`.
@@ -127,6 +128,11 @@ impl Serve {
         asm.add(R3, COPY.into());
         asm.set(R4, 0);
         asm.call(Helper::MapUpdate);
+        // The port may be somebody else's next: he must not be taken for us, and go around the chain.
+        asm.set_map(R1, &*self.inside.0);
+        asm.copy(R2, FP);
+        asm.add(R2, KEY.into());
+        asm.call(Helper::MapDelete);
     }
 
     /// Adds to the number of those who listen where the context says.

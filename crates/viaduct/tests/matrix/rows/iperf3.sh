@@ -1,0 +1,12 @@
+needs() { echo iperf3; }
+
+server() { exec iperf3 -s -B 127.0.0.1 -p "$PORT"; }
+
+# That it ends well, there and back; the next cannot begin before the server has done with the last.
+client() {
+    for way in '' -R; do
+        # shellcheck disable=SC2086
+        until iperf3 -c 127.0.0.1 -p "$PORT" -n 2M -P 2 $way >"$HERE/said"; do sleep 0.1; done
+        tail -n 1 "$HERE/said"
+    done
+}
