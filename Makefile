@@ -1,5 +1,5 @@
 # Each target works as the first command in a fresh clone: it installs what is missing.
-.PHONY: demo test bench lint fuzz build clean help
+.PHONY: demo test matrix bench lint fuzz build clean help
 
 help:             ## what can be made
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -19,6 +19,11 @@ test:             ## lints, unit and property tests, end-to-end tests in namespa
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo build -p viaduct-preload --profile checked --locked
 	cargo test --workspace --profile checked --locked
+
+matrix:           ## real programs under `viaduct run`, and TESLA's figures in their quick form
+	@scripts/need matrix
+	cargo build -p viaduct-preload --profile checked --locked
+	cargo test -p viaduct --profile checked --locked --test matrix --test experiments -- --ignored
 
 lint:             ## formatting and lints alone
 	@scripts/need test

@@ -178,6 +178,7 @@ fn a_tunnel_saves_small_documents_a_round_trip_and_its_sessions_do_not_hold_each
 }
 
 #[test]
+#[ignore = "figures of the session layer: make matrix"]
 fn offloaded_programs_lose_nothing_and_others_less_than_behind_relays() {
     let _alone = alone();
     let outcome = quick("tesla/latency");
@@ -190,6 +191,7 @@ fn offloaded_programs_lose_nothing_and_others_less_than_behind_relays() {
 }
 
 #[test]
+#[ignore = "figures of the session layer: make matrix"]
 fn rates_and_delays_are_those_that_were_asked_for_by_every_interposer() {
     let _alone = alone();
     let outcome = quick("tesla/shape");
@@ -201,6 +203,7 @@ fn rates_and_delays_are_those_that_were_asked_for_by_every_interposer() {
 }
 
 #[test]
+#[ignore = "figures of the session layer: make matrix"]
 fn a_transfer_outlives_a_change_of_address_and_an_outage() {
     let _alone = alone();
     let outcome = quick("tesla/migrate");
@@ -209,6 +212,7 @@ fn a_transfer_outlives_a_change_of_address_and_an_outage() {
 }
 
 #[test]
+#[ignore = "figures of the session layer: make matrix"]
 fn two_links_carry_more_than_one_and_text_shrinks() {
     let _alone = alone();
     let outcome = quick("tesla/handlers");
