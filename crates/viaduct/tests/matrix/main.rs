@@ -11,6 +11,7 @@
 //! A row is a test, and a file of the shell's in `rows`: how its server and its client are called.
 //! What a client says on its standard output and how it ends must be the same in all seven ways, and
 //! the report must say that flows passed the handlers and none went direct.
+#![allow(clippy::unwrap_used)] // a test may panic
 
 mod ways;
 
