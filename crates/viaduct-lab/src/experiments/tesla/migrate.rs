@@ -50,9 +50,9 @@ impl Experiment for Migrate {
         let plain = Transfer { bytes, outage: None, under: Vec::new(), seed }.run(run.journal())?;
         let whole = plain.end.context("the plain transfer broke without an outage")?;
         run.step("an outage half way: with migrate, and a plain one beside it")?;
-        let outage = Some((whole / 2, outage));
-        let migrate = Transfer { bytes, outage, under: under(&["+migrate"])?, seed };
-        let beside = Transfer { bytes, outage, under: Vec::new(), seed };
+        let gone = Some((whole / 2, outage));
+        let migrate = Transfer { bytes, outage: gone, under: under(&["+migrate"])?, seed };
+        let beside = Transfer { bytes, outage: gone, under: Vec::new(), seed };
         let journal = run.journal().clone();
         let [migrate, beside] = thread::scope(|scope| {
             let threads = [migrate, beside].map(|one| {
@@ -66,7 +66,6 @@ impl Experiment for Migrate {
         for (name, traced) in traces {
             draw(run, name, &traced.trace);
         }
-        let (_, outage) = outage.unwrap_or_default();
         let took = migrate.end.map_or(f64::INFINITY, |end| end.as_secs_f64());
         let beyond = took - (whole + outage).as_secs_f64();
         let name = "migrate: beyond the plain transfer and the outage, s";
