@@ -76,9 +76,9 @@ fn holders_of(port: u16) -> Vec<String> {
         open.flatten().any(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == Path::new(&socket)))
     };
     let processes = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
-    let name = |path: PathBuf| fs::read_to_string(path.join("comm")).ok();
-    let names = processes.filter(|path| holds(path)).filter_map(name);
-    names.map(|name| name.trim().to_owned()).collect()
+    let program = |path: PathBuf| fs::read_link(path.join("exe")).ok();
+    let name = |path: PathBuf| Some(path.file_name()?.to_string_lossy().into_owned());
+    processes.filter(|path| holds(path)).filter_map(program).filter_map(name).collect()
 }
 
 #[test]

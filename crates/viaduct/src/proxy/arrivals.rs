@@ -243,14 +243,14 @@ fn begin(
     limits: &Limits,
     now: Instant,
 ) -> io::Result<Begun> {
-    let Route { to, from, told, carries, via, handlers, rate, haul, tunnel, source } = route;
+    let Route { to, from, told, carries, via, handlers, copied, rate, haul, tunnel, source } =
+        route;
     // A change of tunnels needs a restart: whatever a policy names is there.
     let outlet = tunnel.and_then(|name| teller.outlets.get(&name));
-    // A session cannot be spliced.
-    let handlers = handlers.or_else(|| outlet.map(|_| [].into()));
     let relay = match &handlers {
+        // A session cannot be spliced.
+        _ if copied || outlet.is_some() => None,
         None => Some(Relay::default()),
-        Some(_) if outlet.is_some() => None,
         Some(handlers) => Relay::of(handlers),
     };
     let (to, from, middle) = match (relay, handlers.unwrap_or_default()) {

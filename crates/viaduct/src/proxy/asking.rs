@@ -144,10 +144,7 @@ impl Worker {
 
     /// Begins the second half of a flow whose client is there.
     fn set_out(&mut self, key: usize, mut route: Route, now: Instant) {
-        if let [Some(Leg::Session(_)), _] = self.flows.at(key).legs() {
-            // It cannot be spliced.
-            route.handlers.get_or_insert_with(|| [].into());
-        }
+        route.copied = matches!(self.flows.at(key).legs(), [Some(Leg::Session(_)), _]);
         let mut begun = match open(route, self.options, &self.teller, &self.limits, now) {
             Ok(begun) => begun,
             Err(error) => return self.refuse(key, failure(&error)),

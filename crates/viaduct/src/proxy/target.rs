@@ -63,6 +63,8 @@ pub struct Route {
     pub via: Option<SocketAddr>,
     /// The handlers that it passes, if any.
     pub handlers: Option<Factories>,
+    /// Its client's end is no connection, and cannot be spliced.
+    pub copied: bool,
     /// Bits a second that the kernel lets pass each way, if there is a limit.
     pub rate: Option<u64>,
     /// How its connection is set up for a long link, if it crosses it.
@@ -181,6 +183,7 @@ impl Route {
             carries: None,
             via: None,
             handlers: plan.handlers.clone(),
+            copied: false,
             rate: plan.rate,
             haul: None,
             tunnel: plan.tunnel.clone(),

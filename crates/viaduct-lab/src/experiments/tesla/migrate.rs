@@ -50,9 +50,9 @@ impl Experiment for Migrate {
         let plain = Transfer { bytes, outage: None, under: Vec::new(), seed }.run(run.journal())?;
         let whole = plain.end.context("the plain transfer broke without an outage")?;
         run.step("an outage half way: with migrate, and a plain one beside it")?;
-        let cut = Some((whole / 2, outage));
-        let migrate = Transfer { bytes, outage: cut, under: under(&["+migrate"])?, seed };
-        let beside = Transfer { bytes, outage: cut, under: Vec::new(), seed };
+        let gone = Some((whole / 2, outage));
+        let migrate = Transfer { bytes, outage: gone, under: under(&["+migrate"])?, seed };
+        let beside = Transfer { bytes, outage: gone, under: Vec::new(), seed };
         let journal = run.journal().clone();
         let [migrate, beside] = thread::scope(|scope| {
             let threads = [migrate, beside].map(|one| {
