@@ -2,12 +2,16 @@
 //! system call that it would not have made.
 #![allow(clippy::unwrap_used)] // a test may panic
 
+mod common;
+
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::thread::{self, JoinHandle};
+
+use common::holders_of_other_end;
 
 /// Connects, says something and hears the answer, by descriptor 3.
 const PROGRAM: &str = "exec 3<>/dev/tcp/127.0.0.1/$0; echo hello >&3; read -u 3 answer; \
@@ -28,7 +32,7 @@ fn run(words: &[&str]) -> Seen {
     let port = listener.local_addr().unwrap().port().to_string();
     let far_end: JoinHandle<Vec<String>> =
         thread::spawn(move || answer(listener.accept().unwrap().0));
-    let trace = trace_file(words);
+    let trace = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("offload-{port}"));
     let mut command = Command::new("timeout");
     command.arg("20");
     if !words.is_empty() {
@@ -42,43 +46,18 @@ fn run(words: &[&str]) -> Seen {
     Seen { calls: calls.map(name).collect(), holders: far_end.join().unwrap() }
 }
 
-fn trace_file(words: &[&str]) -> PathBuf {
-    let name = format!("offload-{}", words.concat().replace([':', '+'], "-"));
-    Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
-}
-
 /// Answers each line; who held the other end meanwhile.
 fn answer(stream: TcpStream) -> Vec<String> {
-    let peer = stream.peer_addr().unwrap().port();
     let mut writer = stream.try_clone().unwrap();
     let mut lines = BufReader::new(stream).lines();
     let mut holders = Vec::new();
     for _ in 0..LINES {
         assert!(lines.next().is_some());
-        holders = holders_of(peer);
+        holders = holders_of_other_end(&writer);
         writer.write_all(b"hello\n").unwrap();
     }
     assert!(lines.next().is_none(), "the end of one is the end of the other");
     holders
-}
-
-/// The names of the programs that hold the socket at this port of the loopback interface.
-fn holders_of(port: u16) -> Vec<String> {
-    let table = fs::read_to_string("/proc/net/tcp").unwrap();
-    let local = format!("0100007F:{port:04X}");
-    let inode = table.lines().find_map(|line| {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        (fields.get(1) == Some(&local.as_str())).then(|| fields[9].to_owned())
-    });
-    let socket = format!("socket:[{}]", inode.expect("a connection stands in the table"));
-    let holds = |process: &Path| {
-        let Ok(open) = fs::read_dir(process.join("fd")) else { return false };
-        open.flatten().any(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == Path::new(&socket)))
-    };
-    let processes = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
-    let program = |path: PathBuf| fs::read_link(path.join("exe")).ok();
-    let name = |path: PathBuf| Some(path.file_name()?.to_string_lossy().into_owned());
-    processes.filter(|path| holds(path)).filter_map(program).filter_map(name).collect()
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! What several test files need.
 #![allow(dead_code)] // none of them needs all
 
+use std::fs;
 use std::io::Read as _;
 use std::net::TcpStream;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -35,4 +37,26 @@ pub(crate) fn when_seen(tap: &mut Ring, is: impl Fn(u8) -> bool) -> Instant {
         assert!(Instant::now() < deadline, "nothing seen");
         thread::sleep(Duration::from_micros(500));
     }
+}
+
+/// The names of the programs that hold the other end of `stream`, a connection over loopback by IPv4.
+pub(crate) fn holders_of_other_end(stream: &TcpStream) -> Vec<String> {
+    let written = |port: u16| format!("0100007F:{port:04X}");
+    let ends = [stream.peer_addr().unwrap(), stream.local_addr().unwrap()];
+    let ends = ends.map(|end| written(end.port()));
+    let table = fs::read_to_string("/proc/net/tcp").unwrap();
+    let inode = table.lines().find_map(|line| {
+        // Both ends: connections that have ended stay in the table for a minute.
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        (fields.get(1..3) == Some(&[ends[0].as_str(), ends[1].as_str()])).then(|| fields[9])
+    });
+    let socket = format!("socket:[{}]", inode.expect("a connection stands in the table"));
+    let holds = |process: &Path| {
+        let Ok(open) = fs::read_dir(process.join("fd")) else { return false };
+        open.flatten().any(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == Path::new(&socket)))
+    };
+    let processes = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+    let program = |path: PathBuf| fs::read_link(path.join("exe")).ok();
+    let name = |path: PathBuf| Some(path.file_name()?.to_string_lossy().into_owned());
+    processes.filter(|path| holds(path)).filter_map(program).filter_map(name).collect()
 }

@@ -4,6 +4,9 @@
 //! program's own, or Viaduct's.
 #![allow(clippy::unwrap_used)] // a test may panic
 
+#[path = "../common/mod.rs"]
+mod common;
+
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -12,6 +15,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::thread;
+
+use common::holders_of_other_end;
 
 /// All but the static ones, which are programs of their own.
 const SHAPES: [&str; 15] = [
@@ -167,34 +172,13 @@ fn answer(mut stream: TcpStream) {
     let mut asked = [0; 64];
     let length = stream.read(&mut asked).unwrap_or(0);
     let peer = stream.peer_addr().unwrap().port();
-    let who = if is_viaducts(peer) { CAPTURED } else { DIRECT };
+    let holders = holders_of_other_end(&stream);
+    let viaducts = !holders.is_empty() && holders.iter().all(|name| name == "viaduct");
+    let who = if viaducts { CAPTURED } else { DIRECT };
     let line = match &asked[..length] {
         b"port\n" => format!("{who} {peer}\n"),
         _ => format!("{who}\n"),
     };
     // Who has asked may have gone.
     let _ = stream.write_all(line.as_bytes());
-}
-
-/// Whether the socket at this port is held by Viaduct, and by nobody else.
-fn is_viaducts(port: u16) -> bool {
-    let table = fs::read_to_string("/proc/net/tcp").unwrap();
-    let local = format!("0100007F:{port:04X}");
-    let inode = table.lines().find_map(|line| {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        (fields.get(1) == Some(&local.as_str())).then(|| fields[9].to_owned())
-    });
-    let socket = format!("socket:[{}]", inode.expect("a connection stands in the table"));
-    let holds = |process: &Path| {
-        let Ok(open) = fs::read_dir(process.join("fd")) else { return false };
-        open.flatten().any(|fd| {
-            fs::read_link(fd.path()).is_ok_and(|to| to.as_os_str() == OsStr::new(&socket))
-        })
-    };
-    let processes = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
-    let holders = processes
-        .filter(|path| holds(path))
-        .filter_map(|path| fs::read_link(path.join("exe")).ok());
-    let holders: Vec<PathBuf> = holders.collect();
-    !holders.is_empty() && holders.iter().all(|exe| exe.file_name() == Some(OsStr::new("viaduct")))
 }
