@@ -67,7 +67,7 @@ impl Way {
     }
 
     /// Of its tunnel, at the beginning.
-    fn links(self) -> Links {
+    pub(super) fn links(self) -> Links {
         match self {
             Way::Tunnel(links) | Way::SquidTunnel(links) => links,
             _ => Links::tcp(1),

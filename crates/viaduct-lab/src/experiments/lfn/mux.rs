@@ -15,6 +15,8 @@ use crate::topology::programs::Connections;
 pub(in crate::experiments) struct Mux;
 
 const RTT: u32 = 300;
+/// Links that 20 requests a second keep warm.
+const WARM: usize = 5;
 
 /// Ways without a tunnel; the first two are the slides'.
 const SQUIDS: [Way; 4] = [
@@ -110,11 +112,14 @@ fn checks(run: &mut Run, found: &[(Way, Browsed)]) {
             let name = format!("{}: median of small documents over {}'s", way.name(), squid.name());
             run.check(&name, browsed.small(0.5) / other.small(0.5), Bound::AtMost(most));
         }
-        // A warm link needs no slow start: that is left to win against whatever Squid keeps.
+        // A warm link needs no slow start: that is left to win against whatever Squid keeps. Of more
+        // links than the load keeps busy each is idle for longer than its window stays open: the slides
+        // find that too many are counterproductive.
         let best = squids.iter().map(|(_, squid)| large(squid)).fold(f64::INFINITY, f64::min);
         let name =
             format!("{}: median of documents from 20 KB on over the best Squid's", way.name());
-        run.check(&name, large(browsed) / best, Bound::AtMost(0.8));
+        let most = if way.links().count <= WARM { 0.8 } else { 1.02 };
+        run.check(&name, large(browsed) / best, Bound::AtMost(most));
         let name = format!("{}: documents that never arrived", way.name());
         run.check(&name, browsed.never() as f64, Bound::AtMost(0.0));
     }
