@@ -25,7 +25,11 @@ use std::thread;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
+use crate::os;
 use crate::process::die_with_parent;
+
+/// `SO_NETNS_COOKIE`.
+const NETNS_COOKIE: libc::c_int = 71;
 
 /// What can go wrong with namespaces.
 #[derive(Debug, thiserror::Error)]
@@ -160,6 +164,15 @@ impl AsFd for Netns {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// What tells the calling thread's network namespace from all others of this kernel.
+///
+/// # Errors
+/// The kernel has no such number (before 5.14), or no socket may be opened.
+pub fn cookie() -> io::Result<u64> {
+    let socket = os::socket(libc::AF_INET, libc::SOCK_DGRAM, 0)?;
+    os::getsockopt(socket.as_fd(), libc::SOL_SOCKET, NETNS_COOKIE)
 }
 
 /// Makes a process without root the root of a user namespace of its own, with a network namespace

@@ -54,6 +54,7 @@ pub(super) enum Helper {
     RingOutput = 130,
     StoreOption = 143,
     ReserveOption = 144,
+    SetReturn = 187,
 }
 
 /// A place in the program that jumps may name before it is known.

@@ -15,9 +15,12 @@ const MAP_UPDATE: c_int = 2;
 const MAP_DELETE: c_int = 3;
 const PROG_LOAD: c_int = 5;
 const LINK_CREATE: c_int = 28;
+const HASH: u32 = 1;
 const LRU_HASH: u32 = 9;
 const SOCKET_MAP: u32 = 15;
 const RING: u32 = 27;
+/// `BPF_F_NO_PREALLOC`.
+const NOT_BEFOREHAND: u32 = 1;
 /// Bytes of the verifier's complaint that are read.
 const LOG: usize = 64 << 10;
 /// Of this project: no helper in use asks for another.
@@ -36,6 +39,7 @@ pub(super) enum Hook {
     Message4,
     Message6,
     SocketLookup,
+    SocketCreate,
 }
 
 impl Hook {
@@ -43,6 +47,7 @@ impl Hook {
         match self {
             Hook::SockOps => 13,
             Hook::SocketLookup => 30,
+            Hook::SocketCreate => 9,
             _ => 18,
         }
     }
@@ -50,6 +55,7 @@ impl Hook {
     fn attach_type(self) -> u32 {
         match self {
             Hook::SockOps => 3,
+            Hook::SocketCreate => 2,
             Hook::Connect4 => 10,
             Hook::Connect6 => 11,
             Hook::Message4 => 14,
@@ -63,23 +69,27 @@ impl Hook {
     }
 }
 
-/// A map from sockets' cookies to `N` bytes. When it is full, what was not used for longest is
-/// forgotten.
+/// A map from sockets' cookies, or other numbers, to `N` bytes.
 #[derive(Debug)]
 pub(super) struct Map<const N: usize> {
     fd: OwnedFd,
 }
 
 impl<const N: usize> Map<N> {
-    /// For about `most` sockets.
+    /// For about `most`. When it is full, what was not used for longest is forgotten.
     pub(super) fn new(most: u32) -> Result<Map<N>, BpfError> {
-        let attr = MapCreate {
-            kind: LRU_HASH,
-            key_size: size_of::<u64>() as u32,
-            value_size: N as u32,
-            most,
-            flags: 0,
-        };
+        Map::of(LRU_HASH, most, 0)
+    }
+
+    /// One that takes memory as it fills, forgets nothing by itself, and takes nothing more when it is
+    /// full.
+    pub(super) fn growing(most: u32) -> Result<Map<N>, BpfError> {
+        Map::of(HASH, most, NOT_BEFOREHAND)
+    }
+
+    fn of(kind: u32, most: u32, flags: u32) -> Result<Map<N>, BpfError> {
+        let key_size = size_of::<u64>() as u32;
+        let attr = MapCreate { kind, key_size, value_size: N as u32, most, flags };
         let fd = bpf_fd(MAP_CREATE, &attr).map_err(|source| denied("make a map", source))?;
         Ok(Map { fd })
     }

@@ -6,6 +6,7 @@
 //!                    └──────── map: socket's cookie to 16 bytes ────┘
 //!
 //!   asm      instructions          kernel   map, program, link: bpf(2)
+//!   idioms   what they do often    events   what they tell
 //!   cgroup   whose sockets         option, steer   the programs
 //! ```
 //!
@@ -16,6 +17,7 @@ mod asm;
 mod cgroup;
 mod divert;
 mod events;
+mod idioms;
 mod kernel;
 mod option;
 mod steer;

@@ -8,7 +8,7 @@ use rustix::net::sockopt::socket_cookie;
 use super::BpfError;
 use super::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R6, R7, R8, Width};
 use super::cgroup::Cgroup;
-use super::kernel::{Hook, Link, Map, Numbered};
+use super::kernel::{Hook, Link, Map};
 use super::steer::Template;
 
 /// Bytes of the option.
@@ -90,13 +90,13 @@ pub(super) fn program(map: &Map<OPTION>, own: Option<&Template>) -> Vec<Insn> {
     }
 
     asm.place(connect);
-    set_flags(&mut asm, FLAGS, |asm| asm.or(R2, WANTS_OPTIONS));
+    asm.set_flags(R6, FLAGS, |asm| asm.or(R2, WANTS_OPTIONS));
     asm.goto(done);
 
     asm.place(established);
-    set_flags(&mut asm, FLAGS, |asm| asm.and(R2, !WANTS_OPTIONS));
+    asm.set_flags(R6, FLAGS, |asm| asm.and(R2, !WANTS_OPTIONS));
     if own.is_none() {
-        forget(&mut asm, map);
+        asm.forget(map, COOKIE);
     }
     asm.goto(done);
 
@@ -108,10 +108,7 @@ pub(super) fn program(map: &Map<OPTION>, own: Option<&Template>) -> Vec<Insn> {
     asm.goto(done);
 
     asm.place(write);
-    asm.load(Width::Double, R2, R8, 0);
-    asm.store(Width::Double, FP, VALUE, R2);
-    asm.load(Width::Double, R2, R8, 8);
-    asm.store(Width::Double, FP, VALUE + 8, R2);
+    asm.copy_memory((FP, VALUE), (R8, 0), OPTION as i16);
     if let Some(template) = own {
         asm.load(Width::Word, R2, R6, LOCAL_IP4);
         asm.store(Width::Word, FP, VALUE + template.source, R2);
@@ -120,8 +117,7 @@ pub(super) fn program(map: &Map<OPTION>, own: Option<&Template>) -> Vec<Insn> {
         asm.store(Width::Half, FP, VALUE + template.source_port, R2);
     }
     asm.copy(R1, R6);
-    asm.copy(R2, FP);
-    asm.add(R2, VALUE.into());
+    asm.point(R2, VALUE);
     asm.set(R3, OPTION as i32);
     asm.set(R4, 0);
     asm.call(Helper::StoreOption);
@@ -134,29 +130,7 @@ pub(super) fn program(map: &Map<OPTION>, own: Option<&Template>) -> Vec<Insn> {
 /// R8 = what the map holds for the socket of the context in R6, whose cookie is on the stack then; goes
 /// to `none` if nothing.
 pub(super) fn look_up(asm: &mut Asm, map: &Map<OPTION>, none: Label) {
-    asm.copy(R1, R6);
-    asm.call(Helper::SocketCookie);
-    asm.store(Width::Double, FP, COOKIE, R0);
-    asm.set_map(R1, map);
-    asm.copy(R2, FP);
-    asm.add(R2, COOKIE.into());
-    asm.call(Helper::MapLookup);
-    asm.if_nothing(R0, none);
+    asm.store_cookie(R6, COOKIE);
+    asm.look_up(map, COOKIE, none);
     asm.copy(R8, R0);
-}
-
-/// Takes the socket whose cookie is on the stack out of the map.
-pub(super) fn forget(asm: &mut Asm, map: &dyn Numbered) {
-    asm.set_map(R1, map);
-    asm.copy(R2, FP);
-    asm.add(R2, COOKIE.into());
-    asm.call(Helper::MapDelete);
-}
-
-/// Changes which calls the socket asks for; other programs' wishes stay.
-pub(super) fn set_flags(asm: &mut Asm, field: i16, change: impl FnOnce(&mut Asm)) {
-    asm.load(Width::Word, R2, R6, field);
-    change(asm);
-    asm.copy(R1, R6);
-    asm.call(Helper::SockOpsFlags);
 }

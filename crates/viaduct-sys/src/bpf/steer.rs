@@ -2,22 +2,20 @@
 //! they meant to go.
 
 use std::net::{IpAddr, SocketAddrV4};
-use std::os::fd::AsFd;
+use std::os::fd::AsFd as _;
 use std::path::Path;
 
 use super::BpfError;
-use super::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R6, R7, R8, Width};
+use super::asm::{Asm, FP, Insn, Label, R0, R1, R2, R6, R7, R8, Width};
 use super::cgroup::Cgroup;
 use super::kernel::{Hook, Link, Map};
-use super::option::{self, COOKIE, OPTION, VALUE, forget, look_up};
-use crate::os;
+use super::option::{self, COOKIE, OPTION, VALUE, look_up};
+use crate::netns;
 
 /// Connections that are remembered, so that programs are told whom they meant.
 const SOCKETS: u32 = 65_536;
 /// Prefixes and ports that a program tests, together.
 const MOST: usize = 1000;
-/// `SO_NETNS_COOKIE`.
-const NETNS_COOKIE: libc::c_int = 71;
 const TCP: u32 = libc::IPPROTO_TCP as u32;
 /// What an IPv4 address among IPv6 ones has before it, the third word.
 const MAPPED: [u8; 4] = [0, 0, 0xff, 0xff];
@@ -74,7 +72,7 @@ impl Steer {
         }
         let cgroup = cgroup.map_or_else(Cgroup::root, Cgroup::at)?;
         let map = Map::new(SOCKETS)?;
-        let netns = netns_cookie()?;
+        let netns = netns::cookie().map_err(BpfError::Socket)?;
         let template = Some(&steering.template);
         // The option's first: nobody may be sent to the hop without it.
         let programs = [
@@ -126,12 +124,8 @@ fn connect(map: &Map<OPTION>, steering: &Steering, netns: u64, family: Family) -
     asm.copy(R6, R1);
     asm.load(Width::Word, R2, R6, PROTOCOL);
     asm.if_different(R2, TCP, done);
-    asm.call(Helper::NetnsCookie);
-    asm.set_double(R2, netns);
-    asm.if_registers_differ(R0, R2, done);
-    asm.copy(R1, R6);
-    asm.call(Helper::SocketCookie);
-    asm.store(Width::Double, FP, COOKIE, R0);
+    asm.if_in_other_namespace(R6, netns, done);
+    asm.store_cookie(R6, COOKIE);
     family.test(&mut asm, leave);
     asm.load(Width::Word, R7, R6, family.ip());
     asm.load(Width::Word, R8, R6, PORT);
@@ -147,13 +141,7 @@ fn connect(map: &Map<OPTION>, steering: &Steering, netns: u64, family: Family) -
     }
     asm.store(Width::Word, FP, VALUE + template.destination, R7);
     asm.store(Width::Half, FP, VALUE + template.destination_port, R8);
-    asm.set_map(R1, map);
-    asm.copy(R2, FP);
-    asm.add(R2, COOKIE.into());
-    asm.copy(R3, FP);
-    asm.add(R3, VALUE.into());
-    asm.set(R4, 0);
-    asm.call(Helper::MapUpdate);
+    asm.keep(map, COOKIE, VALUE);
     // Without a note of where to, it goes there itself.
     asm.if_different(R0, 0, done);
     asm.set(R2, hop_ip.cast_signed());
@@ -164,7 +152,7 @@ fn connect(map: &Map<OPTION>, steering: &Steering, netns: u64, family: Family) -
 
     asm.place(leave);
     // The same socket may have been sent to the hop before.
-    forget(&mut asm, map);
+    asm.forget(map, COOKIE);
     asm.place(done);
     asm.exit(1);
     asm.finish().expect("no more prefixes than jumps reach over")
@@ -208,13 +196,4 @@ fn peer_name(map: &Map<OPTION>, template: &Template, family: Family) -> Vec<Insn
     asm.place(done);
     asm.exit(1);
     asm.finish().expect("short")
-}
-
-/// What tells this network namespace from others.
-fn netns_cookie() -> Result<u64, BpfError> {
-    let cookie = || {
-        let socket = os::socket(libc::AF_INET, libc::SOCK_DGRAM, 0)?;
-        os::getsockopt::<u64>(socket.as_fd(), libc::SOL_SOCKET, NETNS_COOKIE)
-    };
-    cookie().map_err(BpfError::Socket)
 }

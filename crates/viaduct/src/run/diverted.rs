@@ -71,6 +71,7 @@ pub fn start(group: &Group, plan: &Plan, worker: ToWorker) -> Result<()> {
         listeners: [Some(v4.as_fd()), v6.as_ref().map(AsFd::as_fd)],
         offload: plan.offload.map(|offload| Offload { rate: offload.rate.map(bytes) }),
         tells: plan.report.is_some(),
+        strict: plan.rules.strict,
     };
     let divert = Divert::attach(&diversion, group.as_fd())?;
     for listener in [Some(v4), v6].into_iter().flatten() {

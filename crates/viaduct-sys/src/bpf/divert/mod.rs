@@ -10,11 +10,13 @@
 //!
 //! | file | |
 //! |---|---|
+//! | `create` | sockets that may not be |
 //! | `judge` | the user's rules as instructions |
 //! | `programs` | the programs |
 //! | `serve` | connections to programs that listen |
 //! | `ends` | how ends of connections are written |
 
+mod create;
 mod ends;
 mod judge;
 mod programs;
@@ -32,6 +34,7 @@ use super::BpfError;
 use super::asm::Insn;
 use super::events::Events;
 use super::kernel::{Hook, Link, Map};
+use crate::netns;
 
 /// Connections that are remembered, so that programs are told whom they meant.
 const SOCKETS: u32 = 65_536;
@@ -73,6 +76,8 @@ pub struct Diversion<'a> {
     pub offload: Option<Offload>,
     /// Whether what is left alone or refused is told of.
     pub tells: bool,
+    /// Whether sockets that carry neither connections nor datagrams may not be opened.
+    pub strict: bool,
 }
 
 /// What the kernel does for connections.
@@ -145,9 +150,10 @@ impl Divert {
         }
         let (map, events) = (Arc::new(Map::new(SOCKETS)?), Events::new(RING)?);
         let serve = Serve::new(diversion.listeners)?;
+        let netns = netns::cookie().map_err(BpfError::Socket)?;
         // Names first, and those who tell us: nobody may be sent away without them.
-        let tell = programs::tell(&map, &events, serve.as_ref(), diversion.offload);
-        let connect = |v4| programs::connect(&map, &events, diversion, v4);
+        let tell = programs::tell(&map, &events, serve.as_ref(), diversion.offload, netns);
+        let connect = |v4| programs::connect(&map, &events, diversion, netns, v4);
         let message = |v4| programs::message(&events, diversion, v4);
         let programs = [
             (Hook::SockOps, tell),
@@ -157,6 +163,7 @@ impl Divert {
             (Hook::SocketName6, programs::name(&map, END, false)),
             (Hook::Message4, message(true)),
             (Hook::Message6, message(false)),
+            (Hook::SocketCreate, create::program(diversion.strict)),
             (Hook::Connect4, connect(true)),
             (Hook::Connect6, connect(false)),
         ];

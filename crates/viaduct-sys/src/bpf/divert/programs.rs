@@ -9,7 +9,6 @@ use super::{Diversion, EVENT, KIND, Kind, Offload};
 use crate::bpf::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R5, R6, R7, R8, Width};
 use crate::bpf::events::Events;
 use crate::bpf::kernel::Map;
-use crate::bpf::option::{forget, set_flags};
 use crate::tcp::INSIDE;
 
 // More fields of `struct bpf_sock_addr`.
@@ -60,13 +59,13 @@ pub(super) fn connect(
     map: &Map<ENDS>,
     events: &Events<EVENT>,
     diversion: &Diversion<'_>,
+    netns: u64,
     v4: bool,
 ) -> Vec<Insn> {
     let mut asm = Asm::default();
     let [datagrams, divert, leave, refuse, done] = [(); 5].map(|()| asm.label());
     asm.copy(R6, R1);
-    asm.call(Helper::SocketCookie);
-    asm.store(Width::Double, FP, COOKIE, R0);
+    asm.store_cookie(R1, COOKIE);
     note(&mut asm, NOTE, ENDS, v4);
     asm.load(Width::Word, R2, R6, PROTOCOL);
     asm.if_different(R2, TCP, datagrams);
@@ -77,8 +76,13 @@ pub(super) fn connect(
     diversion.streams.judge(&mut asm, NOTE, fates);
     if diversion.streams.lead_to(Fate::Divert) {
         asm.place(divert);
+        // The meeting is not there.
+        if diversion.offload.is_none() {
+            asm.if_in_other_namespace(R6, netns, refuse);
+        }
         // Without a note of where to, nobody would know.
-        remember(&mut asm, map, refuse);
+        asm.keep(map, COOKIE, NOTE);
+        asm.if_different(R0, 0, refuse);
         if diversion.offload.is_none() {
             go_to_meeting(&mut asm, diversion, v4, refuse);
         }
@@ -87,7 +91,7 @@ pub(super) fn connect(
     if diversion.streams.lead_to(Fate::Leave) {
         asm.place(leave);
         // The same socket may have been sent to the meeting before.
-        forget(&mut asm, map);
+        asm.forget(map, COOKIE);
         say(&mut asm, events, diversion, Kind::LeftStream);
         asm.goto(done);
     }
@@ -151,18 +155,6 @@ fn go_to_meeting(asm: &mut Asm, diversion: &Diversion<'_>, v4: bool, refuse: Lab
     asm.place(done);
 }
 
-/// Keeps what is noted for the socket, or goes to `full`.
-fn remember(asm: &mut Asm, map: &Map<ENDS>, full: Label) {
-    asm.set_map(R1, map);
-    asm.copy(R2, FP);
-    asm.add(R2, COOKIE.into());
-    asm.copy(R3, FP);
-    asm.add(R3, NOTE.into());
-    asm.set(R4, 0);
-    asm.call(Helper::MapUpdate);
-    asm.if_different(R0, 0, full);
-}
-
 /// Has the connect lead to `at`.
 fn go(asm: &mut Asm, at: SocketAddr, v4: bool) {
     let put = |asm: &mut Asm, field: i16, word: [u8; 4]| {
@@ -186,27 +178,16 @@ fn say(asm: &mut Asm, events: &Events<EVENT>, diversion: &Diversion<'_>, kind: K
     if !diversion.tells {
         return;
     }
-    clear(asm, BESIDE);
-    for at in (0..END).step_by(8) {
-        asm.load(Width::Double, R2, FP, NOTE + at);
-        asm.store(Width::Double, FP, BESIDE + 8 + at, R2);
-    }
+    asm.clear(BESIDE, EVENT as i16);
+    asm.copy_memory((FP, BESIDE + 8), (FP, NOTE), END);
     send(asm, events, BESIDE, kind);
-}
-
-fn clear(asm: &mut Asm, at: i16) {
-    asm.set(R2, 0);
-    for n in (0..EVENT as i16).step_by(8) {
-        asm.store(Width::Double, FP, at + n, R2);
-    }
 }
 
 fn send(asm: &mut Asm, events: &Events<EVENT>, at: i16, kind: Kind) {
     asm.set(R2, kind as i32);
     asm.store(Width::Word, FP, at + KIND as i16, R2);
     asm.set_map(R1, events);
-    asm.copy(R2, FP);
-    asm.add(R2, at.into());
+    asm.point(R2, at);
     asm.set(R3, EVENT as i32);
     asm.set(R4, 0);
     asm.call(Helper::RingOutput);
@@ -218,6 +199,7 @@ pub(super) fn tell(
     events: &Events<EVENT>,
     serve: Option<&Serve>,
     offload: Option<Offload>,
+    netns: u64,
 ) -> Vec<Insn> {
     let mut asm = Asm::default();
     let [wanted, known, changes, listens, done] = [(); 5].map(|()| asm.label());
@@ -240,7 +222,8 @@ pub(super) fn tell(
         asm.if_nothing(R2, done);
         asm.load(Width::Word, R2, R2, MARK);
         asm.if_equal(R2, INSIDE.cast_unsigned(), done);
-        set_flags(&mut asm, FLAGS, |asm| asm.or(R2, WANTS_STATES));
+        asm.if_in_other_namespace(R6, netns, done);
+        asm.set_flags(R6, FLAGS, |asm| asm.or(R2, WANTS_STATES));
         serve.listens(&mut asm);
         asm.goto(done);
         asm.place(changes);
@@ -248,18 +231,12 @@ pub(super) fn tell(
         asm.goto(done);
     }
     asm.place(wanted);
-    asm.copy(R1, R6);
-    asm.call(Helper::SocketCookie);
-    asm.store(Width::Double, FP, SAID, R0);
-    asm.set_map(R1, map);
-    asm.copy(R2, FP);
-    asm.add(R2, SAID.into());
-    asm.call(Helper::MapLookup);
-    asm.if_something(R0, known);
+    asm.store_cookie(R6, SAID);
+    asm.look_for(map, SAID, known);
     if let (Some(serve), None) = (serve, offload) {
         asm.if_different(R7, ACCEPTED, done);
         serve.accepts(&mut asm, map, SAID, done);
-        set_flags(&mut asm, FLAGS, |asm| asm.and(R2, !WANTS_STATES));
+        asm.set_flags(R6, FLAGS, |asm| asm.and(R2, !WANTS_STATES));
     }
     asm.goto(done);
     asm.place(known);
@@ -280,15 +257,14 @@ fn tell_offloaded(asm: &mut Asm, events: &Events<EVENT>, offload: Offload, done:
     asm.if_equal(R7, STATE_CHANGED, changes);
     asm.goto(done);
     asm.place(begun);
-    set_flags(asm, FLAGS, |asm| asm.or(R2, WANTS_STATES));
+    asm.set_flags(R6, FLAGS, |asm| asm.or(R2, WANTS_STATES));
     if let Some(rate) = offload.rate {
         asm.set(R2, rate.cast_signed());
         asm.store(Width::Word, FP, NUMBER, R2);
         asm.copy(R1, R6);
         asm.set(R2, libc::SOL_SOCKET);
         asm.set(R3, libc::SO_MAX_PACING_RATE);
-        asm.copy(R4, FP);
-        asm.add(R4, NUMBER.into());
+        asm.point(R4, NUMBER);
         asm.set(R5, 4);
         asm.call(Helper::SetOption);
     }
@@ -296,11 +272,8 @@ fn tell_offloaded(asm: &mut Asm, events: &Events<EVENT>, offload: Offload, done:
     asm.place(changes);
     asm.load(Width::Word, R2, R6, NEW_STATE);
     asm.if_different(R2, CLOSED, done);
-    clear(asm, SAID);
-    for at in (0..END).step_by(8) {
-        asm.load(Width::Double, R2, R8, at);
-        asm.store(Width::Double, FP, SAID + 8 + at, R2);
-    }
+    asm.clear(SAID, EVENT as i16);
+    asm.copy_memory((FP, SAID + 8), (R8, 0), END);
     asm.load(Width::Double, R2, R6, ACKNOWLEDGED);
     asm.store(Width::Double, FP, SAID + 32, R2);
     asm.load(Width::Double, R2, R6, RECEIVED);
@@ -313,19 +286,16 @@ fn tell_diverted(asm: &mut Asm, events: &Events<EVENT>, done: Label) {
     let [begun, length, v6, named] = [(); 4].map(|()| asm.label());
     asm.if_equal(R7, CONNECT, begun);
     asm.if_equal(R7, LENGTH, length);
-    set_flags(asm, FLAGS, |asm| asm.and(R2, !WANTS_OPTIONS));
+    asm.set_flags(R6, FLAGS, |asm| asm.and(R2, !WANTS_OPTIONS));
     asm.goto(done);
     asm.place(begun);
-    set_flags(asm, FLAGS, |asm| asm.or(R2, WANTS_OPTIONS));
+    asm.set_flags(R6, FLAGS, |asm| asm.or(R2, WANTS_OPTIONS));
     asm.goto(done);
 
     asm.place(length);
     asm.load(Width::Word, R2, R6, STATE);
     asm.if_different(R2, SYN_SENT, done);
-    for at in (0..END).step_by(8) {
-        asm.load(Width::Double, R2, R8, at);
-        asm.store(Width::Double, FP, SAID + 8 + at, R2);
-    }
+    asm.copy_memory((FP, SAID + 8), (R8, 0), END);
     asm.load(Width::Word, R2, R6, FAMILY);
     asm.if_different(R2, libc::AF_INET as u32, v6);
     asm.set(R2, 0);
@@ -357,13 +327,8 @@ pub(super) fn name(map: &Map<ENDS>, which: i16, v4: bool) -> Vec<Insn> {
     asm.copy(R6, R1);
     asm.load(Width::Word, R2, R6, PROTOCOL);
     asm.if_different(R2, TCP, done);
-    asm.call(Helper::SocketCookie);
-    asm.store(Width::Double, FP, COOKIE, R0);
-    asm.set_map(R1, map);
-    asm.copy(R2, FP);
-    asm.add(R2, COOKIE.into());
-    asm.call(Helper::MapLookup);
-    asm.if_nothing(R0, done);
+    asm.store_cookie(R6, COOKIE);
+    asm.look_up(map, COOKIE, done);
     asm.copy(R8, R0);
     asm.load(Width::Half, R7, R8, which + 16);
     asm.if_equal(R7, 0, done);

@@ -14,13 +14,14 @@ use std::sync::Arc;
 
 use super::ends::{self, ENDS};
 use crate::bpf::BpfError;
-use crate::bpf::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R6, R7, R8, Reg, Width};
+use crate::bpf::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R6, R7, R8, Reg, Width};
 use crate::bpf::kernel::{Hook, Link, Map, SocketMap};
 
-/// Ports that programs have listened at, and connections to them that are not yet there. A port is
-/// kept for good: who passes files by FTP listens at many, one after the other.
-const PORTS: u32 = 65_536;
-const INSIDE: u32 = 65_536;
+/// Addresses and ports that programs have listened at. One is kept for good: who passes files by FTP
+/// listens at many, one after the other.
+const PORTS: u32 = 1 << 18;
+/// Connections to programs that are not yet there.
+const INSIDE: u32 = 8192;
 
 // Fields of `struct bpf_sk_lookup`.
 const LOOKUP_PROTOCOL: i16 = 12;
@@ -86,7 +87,7 @@ impl Serve {
         if let [None, None] = listeners {
             return Ok(None);
         }
-        let (ports, inside) = (Map::new(PORTS)?, Inside(Arc::new(Map::new(INSIDE)?)));
+        let (ports, inside) = (Map::growing(PORTS)?, Inside(Arc::new(Map::new(INSIDE)?)));
         let sockets = SocketMap::of(listeners)?;
         let network = std::fs::File::open("/proc/self/ns/net").map_err(BpfError::Socket)?;
         let program = look_up(&ports, &inside.0, &sockets);
@@ -112,27 +113,11 @@ impl Serve {
         asm.load(Width::Word, R2, R6, OPS_REMOTE_PORT);
         asm.network_order_word(R2);
         asm.store(Width::Double, FP, KEY, R2);
-        asm.set_map(R1, &*self.inside.0);
-        asm.copy(R2, FP);
-        asm.add(R2, KEY.into());
-        asm.call(Helper::MapLookup);
-        asm.if_nothing(R0, done);
-        for at in (0..ENDS as i16).step_by(8) {
-            asm.load(Width::Double, R2, R0, at);
-            asm.store(Width::Double, FP, COPY + at, R2);
-        }
-        asm.set_map(R1, names);
-        asm.copy(R2, FP);
-        asm.add(R2, cookie.into());
-        asm.copy(R3, FP);
-        asm.add(R3, COPY.into());
-        asm.set(R4, 0);
-        asm.call(Helper::MapUpdate);
+        asm.look_up(&*self.inside.0, KEY, done);
+        asm.copy_memory((FP, COPY), (R0, 0), ENDS as i16);
+        asm.keep(names, cookie, COPY);
         // The port may be somebody else's next: he must not be taken for us, and go around the chain.
-        asm.set_map(R1, &*self.inside.0);
-        asm.copy(R2, FP);
-        asm.add(R2, KEY.into());
-        asm.call(Helper::MapDelete);
+        asm.forget(&*self.inside.0, KEY);
     }
 
     /// Adds to the number of those who listen where the context says.
@@ -147,11 +132,7 @@ impl Serve {
         asm.place(named);
         asm.load(Width::Word, R8, R6, OPS_LOCAL_PORT);
         key(asm, R7, R8);
-        asm.set_map(R1, &self.ports);
-        asm.copy(R2, FP);
-        asm.add(R2, KEY.into());
-        asm.call(Helper::MapLookup);
-        asm.if_nothing(R0, unknown);
+        asm.look_up(&self.ports, KEY, unknown);
         asm.set(R2, change);
         asm.add_to_memory(R0, 0, R2);
         asm.goto(done);
@@ -159,13 +140,7 @@ impl Serve {
         if change > 0 {
             asm.set(R2, change);
             asm.store(Width::Double, FP, ONE, R2);
-            asm.set_map(R1, &self.ports);
-            asm.copy(R2, FP);
-            asm.add(R2, KEY.into());
-            asm.copy(R3, FP);
-            asm.add(R3, ONE.into());
-            asm.set(R4, 0);
-            asm.call(Helper::MapUpdate);
+            asm.keep(&self.ports, KEY, ONE);
         }
         asm.place(done);
     }
@@ -201,11 +176,7 @@ fn look_up(ports: &Map<8>, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn>
     for last in [false, true] {
         let next = asm.label();
         key(&mut asm, R7, R8);
-        asm.set_map(R1, ports);
-        asm.copy(R2, FP);
-        asm.add(R2, KEY.into());
-        asm.call(Helper::MapLookup);
-        asm.if_nothing(R0, next);
+        asm.look_up(ports, KEY, next);
         asm.load(Width::Double, R2, R0, 0);
         asm.if_different(R2, 0, found);
         asm.place(next);
@@ -232,17 +203,9 @@ fn look_up(ports: &Map<8>, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn>
     asm.load(Width::Half, R2, R6, REMOTE_PORT);
     asm.network_order(R2);
     asm.store(Width::Double, FP, KEY, R2);
-    asm.set_map(R1, inside);
-    asm.copy(R2, FP);
-    asm.add(R2, KEY.into());
-    asm.call(Helper::MapLookup);
-    asm.if_something(R0, done);
+    asm.look_for(inside, KEY, done);
     asm.place(elsewhere);
-    asm.set_map(R1, sockets);
-    asm.copy(R2, FP);
-    asm.add(R2, WHICH.into());
-    asm.call(Helper::MapLookup);
-    asm.if_nothing(R0, done);
+    asm.look_up(sockets, WHICH, done);
     asm.copy(R7, R0);
     asm.copy(R1, R6);
     asm.copy(R2, R7);
