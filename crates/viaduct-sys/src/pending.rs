@@ -28,6 +28,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use crate::os;
+use crate::tcp::INSIDE;
 
 /// How long the kernel may take to complete a connection over loopback that both ends have begun.
 const CROSSING: Duration = Duration::from_millis(200);
@@ -50,7 +51,7 @@ impl Pending {
         let at = within(&socket, at)?;
         // Data in the SYN would be lost at the meeting.
         let _ = os::setsockopt(socket.as_fd(), libc::SOL_TCP, TCP_FASTOPEN_CONNECT, &0);
-        match without_waiting(&socket, || rustix::net::connect(&socket, &at))? {
+        match as_ours(&socket, || rustix::net::connect(&socket, &at))? {
             Ok(()) => Ok(Begun::Connected),
             Err(Errno::INPROGRESS) => Ok(Begun::Waits(Pending { socket, at })),
             Err(errno) => Err(errno.into()),
@@ -74,7 +75,7 @@ impl Pending {
         let timeout = Timespec { tv_sec: 0, tv_nsec: CROSSING.subsec_nanos().into() };
         loop {
             // A second connect says it, as it does to programs.
-            match without_waiting(&self.socket, || rustix::net::connect(&self.socket, &self.at))? {
+            match as_ours(&self.socket, || rustix::net::connect(&self.socket, &self.at))? {
                 Ok(()) | Err(Errno::ISCONN) => return Ok(self.socket),
                 Err(Errno::ALREADY) => {
                     let mut fds = [PollFd::new(&self.socket, PollFlags::OUT)];
@@ -95,7 +96,7 @@ impl Pending {
         // For a moment it is reset; the error of that stays until it is refused, lest it seem connected.
         rustix::net::connect_unspec(&self.socket)?;
         let at = within(&self.socket, closed.at(self.at.ip().to_canonical().is_ipv4())?)?;
-        match without_waiting(&self.socket, || rustix::net::connect(&self.socket, &at))? {
+        match as_ours(&self.socket, || rustix::net::connect(&self.socket, &at))? {
             Err(Errno::INPROGRESS) | Ok(()) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
@@ -186,6 +187,19 @@ fn within(socket: &OwnedFd, at: SocketAddr) -> io::Result<SocketAddr> {
         }
         _ => at,
     })
+}
+
+/// Does it without waiting, and unseen by another run's cgroup that the program may be in: what leads
+/// to us is not the program's connect. To be unseen takes a right.
+fn as_ours<T>(socket: &OwnedFd, act: impl FnOnce() -> T) -> io::Result<T> {
+    let fd = socket.as_fd();
+    let mark = os::getsockopt::<libc::c_int>(fd, libc::SOL_SOCKET, libc::SO_MARK)?;
+    let marked = os::setsockopt(fd, libc::SOL_SOCKET, libc::SO_MARK, &INSIDE).is_ok();
+    let done = without_waiting(socket, act);
+    if marked {
+        os::setsockopt(fd, libc::SOL_SOCKET, libc::SO_MARK, &mark)?;
+    }
+    done
 }
 
 /// Does it as on a socket that does not block; the flag is the program's too, and put back.

@@ -16,29 +16,30 @@ use crate::filter::BpfInsn;
 use crate::filter::asm::{Asm, Label, Test};
 
 // Fields of `struct seccomp_data`.
-const NR: u32 = 0;
-const ARCH: u32 = 4;
+pub(super) const NR: u32 = 0;
+pub(super) const ARCH: u32 = 4;
 
 /// The low word of an argument, which all machines here keep first, and the high one.
-const fn argument(n: u32) -> (u32, u32) {
+pub(super) const fn argument(n: u32) -> (u32, u32) {
     (16 + 8 * n, 20 + 8 * n)
 }
 
 #[cfg(target_arch = "x86_64")]
-mod machine {
-    pub(super) const NATIVE: u32 = 0xc000_003e;
+pub(super) mod machine {
+    pub(in crate::seccomp) const NATIVE: u32 = 0xc000_003e;
     /// i386, and its numbers of: socketcall, connect, sendto, sendmsg, sendmmsg, io_uring_setup.
-    pub(super) const OTHER: (u32, &[u32]) = (0x4000_0003, &[102, 362, 369, 370, 345, 425]);
+    pub(in crate::seccomp) const OTHER: (u32, &[u32]) =
+        (0x4000_0003, &[102, 362, 369, 370, 345, 425]);
     /// Calls of x32 have this bit.
-    pub(super) const X32: Option<u32> = Some(0x4000_0000);
+    pub(in crate::seccomp) const X32: Option<u32> = Some(0x4000_0000);
 }
 
 #[cfg(target_arch = "aarch64")]
-mod machine {
-    pub(super) const NATIVE: u32 = 0xc000_00b7;
+pub(super) mod machine {
+    pub(in crate::seccomp) const NATIVE: u32 = 0xc000_00b7;
     /// ARM's EABI, and its numbers of: connect, sendto, sendmsg, sendmmsg, io_uring_setup.
-    pub(super) const OTHER: (u32, &[u32]) = (0x4000_0028, &[283, 290, 296, 374, 425]);
-    pub(super) const X32: Option<u32> = None;
+    pub(in crate::seccomp) const OTHER: (u32, &[u32]) = (0x4000_0028, &[283, 290, 296, 374, 425]);
+    pub(in crate::seccomp) const X32: Option<u32> = None;
 }
 
 const MSG_FASTOPEN: u32 = 0x2000_0000;
@@ -47,7 +48,14 @@ const IPPROTO_SMC: u32 = 256;
 const IPPROTO_MPTCP: u32 = 262;
 const AF_SMC: u32 = 43;
 /// Families that lead nowhere.
-const LOCAL: [libc::c_int; 3] = [libc::AF_UNIX, libc::AF_NETLINK, libc::AF_ALG];
+pub(super) const LOCAL: [libc::c_int; 3] = [libc::AF_UNIX, libc::AF_NETLINK, libc::AF_ALG];
+
+/// A filter that leaves all calls alone.
+pub(super) fn nothing() -> Vec<BpfInsn> {
+    let mut asm = Asm::default();
+    asm.keep(SECCOMP_RET_ALLOW);
+    asm.finish()
+}
 
 /// Where each call goes on.
 struct Ends {

@@ -17,6 +17,7 @@
 //! Who answers must live as long as the program: without them its calls fail with `ENOSYS`.
 #![allow(unsafe_code)]
 
+mod families;
 mod filter;
 mod listener;
 mod task;
@@ -27,6 +28,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::thread;
 
+pub use families::keep_to_known_families;
 pub use listener::{Listener, Notification, Reply};
 pub use task::Task;
 
@@ -115,6 +117,14 @@ impl Traps {
     }
 }
 
+/// Whether somebody hears of this process's calls already: there can be but one.
+pub fn is_heard() -> bool {
+    // A thread of its own, which ends with its filter.
+    let probe = || install(&filter::nothing());
+    let probed = thread::scope(|scope| scope.spawn(probe).join());
+    matches!(probed, Ok(Err(error)) if error.raw_os_error() == Some(libc::EBUSY))
+}
+
 /// In the child: puts the filter on, and says the listener's number, or below 0 why there is none.
 fn hand_over(program: &[BpfInsn], parent: &OwnedFd) -> io::Result<()> {
     let installed = install(program);
@@ -155,34 +165,37 @@ fn take_over(child: &OwnedFd) -> Result<Listener, SeccompError> {
 /// received, where the kernel can do that (5.19): runtimes that interrupt their threads, such as Go's,
 /// would else call again and again.
 fn install(program: &[BpfInsn]) -> io::Result<OwnedFd> {
-    let program = libc::sock_fprog {
-        len: u16::try_from(program.len()).map_err(|_| ErrorKind::InvalidInput)?,
-        filter: program.as_ptr().cast_mut().cast(),
-    };
     let listen = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
     let patient = listen | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
-    let install = || match set_filter(patient, &program) {
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => set_filter(listen, &program),
+    let fd = match set_filter(patient, program) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => set_filter(listen, program),
         other => other,
-    };
-    // Who has the privilege keeps it, and their set-user-ID programs theirs.
-    let fd = install().or_else(|error| {
-        if error.raw_os_error() != Some(libc::EACCES) {
-            return Err(error);
-        }
-        rustix::thread::set_no_new_privs(true)?;
-        install()
-    })?;
+    }?;
     // SAFETY: the kernel has just opened it for us.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn set_filter(flags: libc::c_ulong, program: &libc::sock_fprog) -> io::Result<RawFd> {
-    let mode = libc::SECCOMP_SET_MODE_FILTER;
-    // SAFETY: the kernel reads the program, which lives through the call.
-    let fd = unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const *program) };
-    let fd = RawFd::try_from(fd).map_err(|_| ErrorKind::InvalidData)?;
-    os::check(fd).map(|()| fd)
+/// Puts `program` on this thread. Who has the privilege keeps it, and their set-user-ID programs theirs;
+/// who has not gives it up for good.
+fn set_filter(flags: libc::c_ulong, program: &[BpfInsn]) -> io::Result<RawFd> {
+    let program = libc::sock_fprog {
+        len: u16::try_from(program.len()).map_err(|_| ErrorKind::InvalidInput)?,
+        filter: program.as_ptr().cast_mut().cast(),
+    };
+    let set = || {
+        let mode = libc::SECCOMP_SET_MODE_FILTER;
+        // SAFETY: the kernel reads the program, which lives through the call.
+        let fd = unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) };
+        let fd = RawFd::try_from(fd).map_err(|_| ErrorKind::InvalidData)?;
+        os::check(fd).map(|()| fd)
+    };
+    set().or_else(|error| {
+        if error.raw_os_error() != Some(libc::EACCES) {
+            return Err(error);
+        }
+        rustix::thread::set_no_new_privs(true)?;
+        set()
+    })
 }
 
 #[cfg(test)]

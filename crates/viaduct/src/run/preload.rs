@@ -68,6 +68,9 @@ impl Stubs {
         match seccomp::start(&self.common, command, Some(self.word)) {
             Ok(pid) => Ok(pid),
             Err(SeccompError::Spawn(error)) => Err(error.into()),
+            Err(why) if self.common.rules.strict => {
+                Err(why).context("--via preload --strict keeps static programs in by seccomp")
+            }
             Err(why) => {
                 warn!("static programs can go around the library, for {why}");
                 let mut command = fresh();

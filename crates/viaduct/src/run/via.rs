@@ -6,14 +6,15 @@
 //!   preload   a library in it, between it and libc                 not in static and set-user-ID ones
 //! ```
 
+use std::env;
 use std::io;
 use std::process::Command;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use tracing::info;
 use viaduct_sys::bpf::Group;
-use viaduct_sys::seccomp::SeccompError;
+use viaduct_sys::seccomp::{self as kernel, SeccompError};
 use viaduct_sys::wrapped;
 
 use super::waiting::Common;
@@ -34,11 +35,14 @@ pub enum Via {
     Preload,
 }
 
+/// Tells programs that their calls are heard of.
+const HEARD: &str = "VIADUCT_HEARD";
+
 /// What sees the program's calls.
 #[derive(Debug)]
 pub enum Interposer {
-    /// BPF.
-    Cgroup(Group),
+    /// BPF, and whether all must pass it.
+    Cgroup(Group, bool),
     /// Notifications.
     Seccomp(Arc<Common>),
     /// A library, and the environment that puts it in.
@@ -63,15 +67,21 @@ impl Interposer {
     }
 
     fn cgroup(plan: &Plan, worker: &ToWorker) -> Result<Interposer> {
+        // That run would take the connects before the kernel looks at the group.
+        if env::var_os(HEARD).is_some() && kernel::is_heard() {
+            bail!(
+                "another viaduct run hears of this process's calls by seccomp; run that by cgroup"
+            );
+        }
         let group = Group::new()?;
         diverted::start(&group, plan, worker.clone())?;
-        Ok(Interposer::Cgroup(group))
+        Ok(Interposer::Cgroup(group, plan.rules.strict))
     }
 
     /// What it is called.
     pub fn name(&self) -> &'static str {
         match self {
-            Interposer::Cgroup(_) => "cgroup",
+            Interposer::Cgroup(..) => "cgroup",
             Interposer::Seccomp(_) => "seccomp",
             Interposer::Preload(_) => "preload",
         }
@@ -83,8 +93,14 @@ impl Interposer {
     /// What kept it from starting, as [`io::Error`] if that is the program's own fault.
     pub fn start(&self, fresh: impl Fn() -> Command) -> Result<u32> {
         let mut command = fresh();
+        if !matches!(self, Interposer::Cgroup(..)) {
+            command.env(HEARD, self.name());
+        }
         match self {
-            Interposer::Cgroup(group) => {
+            Interposer::Cgroup(group, strict) => {
+                if *strict {
+                    kernel::keep_to_known_families(&mut command);
+                }
                 wrapped::join(&mut command, group.members());
                 Ok(command.spawn()?.id())
             }
@@ -99,7 +115,7 @@ impl Interposer {
     /// Whether nobody is left whose calls it sees; reaps who has ended.
     pub fn is_alone(&self) -> io::Result<bool> {
         match self {
-            Interposer::Cgroup(group) => {
+            Interposer::Cgroup(group, _) => {
                 wrapped::reap();
                 group.is_empty().map_err(io::Error::other)
             }

@@ -1,6 +1,9 @@
 //! `viaduct run`, as whoever calls it sees it: the program is its own, and its flows are handled.
 #![allow(clippy::unwrap_used)] // a test may panic
 
+mod nested;
+mod sockets;
+
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -120,21 +123,6 @@ fn names_are_those_that_the_far_end_sees() {
         assert_eq!(peer, to.port().to_string());
         assert_eq!(own, seen.rsplit(':').next().unwrap());
     }
-}
-
-#[test]
-fn a_run_above_a_run_passes_both() {
-    let to = far_end("127.0.0.1:0").to_string();
-    let inner = ["run", CHAIN, "--report", "--", "python3", "-c", TELL, &to];
-    let words: Vec<&str> = [CHAIN, "--report", "--", VIADUCT].into_iter().chain(inner).collect();
-    let output = output(&words);
-    assert!(text(&output.stdout).contains("hello"), "{output:?}");
-    let report = text(&output.stderr);
-    assert_eq!(
-        report.matches("1 passed the handlers by cgroup: 6 bytes out").count(),
-        2,
-        "{report}"
-    );
 }
 
 #[test]

@@ -1,0 +1,90 @@
+//! Sockets that would lead around the handlers, or nowhere: they are refused when they are opened, and
+//! programs that can do without them do.
+
+use super::{CHAIN, far_end, output, text};
+
+/// Opens a socket of each kind of its arguments, `family,type,protocol`, and says how that has failed.
+const OPEN: &str = "
+import socket, sys
+for kind in sys.argv[1:]:
+    try: socket.socket(*map(int, kind.split(','))).close(); print(kind, 'opened')
+    except OSError as e: print(kind, e.errno)
+";
+const EPERM: &str = "1";
+const EPROTONOSUPPORT: &str = "93";
+
+/// What came of opening these sockets under these options.
+fn opened(options: &[&str], kinds: &[&str]) -> Vec<(String, String)> {
+    let program = [&[CHAIN], options, &["--", "python3", "-c", OPEN], kinds].concat();
+    let output = output(&program);
+    assert!(output.status.success(), "{options:?}: {}", text(&output.stderr));
+    let pair =
+        |line: &str| line.split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+    text(&output.stdout).lines().map(pair).collect()
+}
+
+fn expect(options: &[&str], expected: &[(&str, &str)]) {
+    let kinds: Vec<&str> = expected.iter().map(|(kind, _)| *kind).collect();
+    let owned = |(a, b): &(&str, &str)| ((*a).to_owned(), (*b).to_owned());
+    let expected: Vec<_> = expected.iter().map(owned).collect();
+    assert_eq!(opened(options, &kinds), expected, "{options:?}");
+}
+
+#[test]
+fn raw_sockets_and_other_protocols_are_refused_where_all_must_pass() {
+    for via in ["cgroup", "seccomp", "preload"] {
+        let options = ["--via", via, "--strict"];
+        // ICMP, any, TCP by hand; ping without privilege; SCTP; packets; UDP-Lite.
+        let kinds =
+            ["2,3,1", "2,3,255", "2,3,6", "10,3,58", "2,2,1", "2,1,132", "17,3,0", "2,2,136"];
+        let refused = opened(&options, &kinds);
+        for (kind, outcome) in refused {
+            assert_ne!(outcome, "opened", "{kind} by {via}");
+        }
+        let plain = [("2,1,0", "opened"), ("10,1,6", "opened"), ("1,1,0", "opened")];
+        expect(&options, &plain);
+    }
+}
+
+#[test]
+fn without_strict_they_are_left_alone() {
+    for via in ["cgroup", "seccomp", "preload"] {
+        expect(&["--via", via], &[("2,3,1", "opened"), ("2,2,0", "opened")]);
+    }
+    expect(&["--via", "cgroup", "--strict"], &[("2,3,1", EPERM)]);
+}
+
+#[test]
+fn programs_that_ask_for_mptcp_hear_that_there_is_none() {
+    for via in ["cgroup", "seccomp", "preload"] {
+        let options = ["--via", via];
+        expect(&options, &[("2,1,262", EPROTONOSUPPORT), ("10,1,262", EPROTONOSUPPORT)]);
+    }
+}
+
+/// Connects from a network namespace of its own, where nothing of ours is, then from where it was.
+const ELSEWHERE: &str = "
+import ctypes, os, socket, sys
+host, port = sys.argv[1].rsplit(':', 1)
+pid = os.fork()
+if pid == 0:
+    os.unshare(os.CLONE_NEWNET) if hasattr(os, 'unshare') else ctypes.CDLL(None).unshare(0x40000000)
+    os.system('ip link set lo up')
+    listener = socket.create_server(('127.0.0.1', 0))
+    try:
+        socket.create_connection(listener.getsockname(), 5)
+        print('connected')
+    except OSError as e: print(e.errno, flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+socket.create_connection((host, int(port)), 5)
+print('there')
+";
+
+#[test]
+fn who_enters_another_network_is_refused_and_listens_for_itself() {
+    let at = far_end("127.0.0.1:0").to_string();
+    let words = [CHAIN, "--via", "cgroup", "--", "python3", "-c", ELSEWHERE, &at];
+    let output = output(&words);
+    assert_eq!(text(&output.stdout), format!("{EPERM}\nthere\n"), "{}", text(&output.stderr));
+}
