@@ -61,43 +61,32 @@ pub(crate) unsafe extern "C" fn execvp(file: *const c_char, argv: Strings) -> c_
     unsafe { execvpe(file, argv, own_environment()) }
 }
 
-/// `posix_spawn(3)`.
-///
-/// # Safety
-/// As libc's.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn posix_spawn(
-    pid: *mut c_int,
-    path: *const c_char,
-    actions: *const c_void,
-    attributes: *const c_void,
-    argv: Strings,
-    envp: Strings,
-) -> c_int {
-    with_entries(envp, |envp| {
-        real!(c"posix_spawn" as fn(*mut c_int, *const c_char, *const c_void, *const c_void, Strings,
-            Strings) -> c_int; pid, path, actions, attributes, argv, envp)
-    })
+/// posix_spawn(3) and its sister, which looks for the file in the path.
+macro_rules! spawn {
+    ($name:ident, $real:literal) => {
+        #[doc = concat!("`", stringify!($name), "(3)`.")]
+        ///
+        /// # Safety
+        /// As libc's.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn $name(
+            pid: *mut c_int,
+            file: *const c_char,
+            actions: *const c_void,
+            attributes: *const c_void,
+            argv: Strings,
+            envp: Strings,
+        ) -> c_int {
+            with_entries(envp, |envp| {
+                real!($real as fn(*mut c_int, *const c_char, *const c_void, *const c_void, Strings,
+                    Strings) -> c_int; pid, file, actions, attributes, argv, envp)
+            })
+        }
+    };
 }
 
-/// `posix_spawnp(3)`.
-///
-/// # Safety
-/// As libc's.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn posix_spawnp(
-    pid: *mut c_int,
-    file: *const c_char,
-    actions: *const c_void,
-    attributes: *const c_void,
-    argv: Strings,
-    envp: Strings,
-) -> c_int {
-    with_entries(envp, |envp| {
-        real!(c"posix_spawnp" as fn(*mut c_int, *const c_char, *const c_void, *const c_void, Strings,
-            Strings) -> c_int; pid, file, actions, attributes, argv, envp)
-    })
-}
+spawn!(posix_spawn, c"posix_spawn");
+spawn!(posix_spawnp, c"posix_spawnp");
 
 /// Calls with `environment`, or with a copy that has our entries where it has them not.
 fn with_entries(environment: Strings, call: impl FnOnce(Strings) -> c_int) -> c_int {

@@ -1,4 +1,4 @@
-//! Signals as events, with who sent them.
+//! HeldSignals as events, with who sent them.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -10,8 +10,8 @@ use std::ptr;
 
 use crate::os;
 
-/// Signals that would end, stop or wake this process, held back and read here instead.
-pub struct Signals {
+/// HeldSignals that would end, stop or wake this process, held back and read here instead.
+pub struct HeldSignals {
     fd: OwnedFd,
     /// What was held back before.
     before: libc::sigset_t,
@@ -27,12 +27,12 @@ pub struct Came {
     pub sent: bool,
 }
 
-impl Signals {
+impl HeldSignals {
     /// All that can be held back, but those that a fault raises.
     ///
     /// # Errors
     /// No descriptor is left.
-    pub fn hold() -> io::Result<Signals> {
+    pub fn hold() -> io::Result<HeldSignals> {
         let set = held();
         // SAFETY: `set` is initialised; the call reads it and makes a new descriptor.
         let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) };
@@ -48,7 +48,7 @@ impl Signals {
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         // SAFETY: the set was written by the call.
         let before = unsafe { before.assume_init() };
-        Ok(Signals { fd, before })
+        Ok(HeldSignals { fd, before })
     }
 
     /// Has what `command` starts hold back what was held back before.
@@ -84,7 +84,7 @@ impl Signals {
     }
 }
 
-impl AsFd for Signals {
+impl AsFd for HeldSignals {
     /// Readable when one has come.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

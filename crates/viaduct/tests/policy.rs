@@ -3,8 +3,8 @@
 
 mod common;
 
-use std::io::{Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::io::Read;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -86,18 +86,8 @@ impl World {
 /// Sends `bytes` one way to their end, and what came of them back.
 fn there_and_back(flow: Option<(TcpStream, TcpStream)>, bytes: &[u8]) -> Duration {
     let began = Instant::now();
-    let (mut client, mut server) = flow.unwrap();
-    let echo = thread::spawn(move || {
-        let mut got = Vec::new();
-        server.read_to_end(&mut got).unwrap();
-        server.write_all(&got).unwrap();
-    });
-    client.write_all(bytes).unwrap();
-    client.shutdown(Shutdown::Write).unwrap();
-    let mut back = Vec::new();
-    client.read_to_end(&mut back).unwrap();
-    echo.join().unwrap();
-    assert!(back == bytes, "{} of {} bytes came back", back.len(), bytes.len());
+    let (client, server) = flow.unwrap();
+    common::there_and_back(client, server, bytes);
     began.elapsed()
 }
 

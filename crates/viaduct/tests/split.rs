@@ -1,8 +1,10 @@
 //! Gateways in split mode: they end the hosts' TCP connections, and go on by their own under FEC.
 #![allow(clippy::unwrap_used)] // a test may panic
 
+mod common;
+
 use std::io::{Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -55,20 +57,8 @@ fn eventually(what: &str, done: impl Fn() -> bool) {
 }
 
 /// Sends `bytes` to their end, and what arrived back.
-fn there_and_back(mut client: TcpStream, listener: &TcpListener, bytes: &[u8]) {
-    let (mut server, _) = listener.accept().unwrap();
-    thread::scope(|scope| {
-        scope.spawn(move || {
-            let mut got = Vec::new();
-            server.read_to_end(&mut got).unwrap();
-            server.write_all(&got).unwrap();
-        });
-        client.write_all(bytes).unwrap();
-        client.shutdown(Shutdown::Write).unwrap();
-        let mut back = Vec::new();
-        client.read_to_end(&mut back).unwrap();
-        assert!(back == bytes, "{} of {} bytes came back", back.len(), bytes.len());
-    });
+fn there_and_back(client: TcpStream, listener: &TcpListener, bytes: &[u8]) {
+    common::there_and_back(client, listener.accept().unwrap().0, bytes);
 }
 
 #[test]

@@ -39,7 +39,7 @@ const WELL: Duration = Duration::from_secs(30);
 /// The parent.
 pub struct Demand {
     doors: Doors,
-    calls: Calls,
+    signals: SignalPipes,
     told: Told,
     /// What leads clients to the doors, if not their own will.
     interception: Arc<Interception>,
@@ -48,7 +48,7 @@ pub struct Demand {
 /// Signals, each kind a byte at the end of a pipe. From when this is made on none ends the process by
 /// itself.
 #[derive(Debug)]
-pub struct Calls {
+pub struct SignalPipes {
     /// Readable when one asks for the end.
     end: UnixStream,
     /// Readable when one asks for the config to be read again.
@@ -63,12 +63,12 @@ pub(super) enum Woken {
     Time,
 }
 
-impl Calls {
+impl SignalPipes {
     /// Hears signals from now on.
     ///
     /// # Errors
     /// The kernel gives no descriptors.
-    pub fn register() -> Result<Calls> {
+    pub fn register() -> Result<SignalPipes> {
         let (end, ends) = UnixStream::pair()?;
         pipe::register(SIGTERM, ends.try_clone()?)?;
         pipe::register(SIGINT, ends)?;
@@ -76,7 +76,7 @@ impl Calls {
         pipe::register(SIGHUP, hangs_up)?;
         // Any number of them is one.
         again.set_nonblocking(true)?;
-        Ok(Calls { end, again })
+        Ok(SignalPipes { end, again })
     }
 
     fn is_end(&self) -> bool {
@@ -93,8 +93,13 @@ impl Calls {
 
 impl Demand {
     /// Waits at `doors`; proxies are told what this process was, and the config that `told` has.
-    pub fn new(doors: Doors, calls: Calls, told: Told, interception: Arc<Interception>) -> Demand {
-        Demand { doors, calls, told, interception }
+    pub fn new(
+        doors: Doors,
+        signals: SignalPipes,
+        told: Told,
+        interception: Arc<Interception>,
+    ) -> Demand {
+        Demand { doors, signals, told, interception }
     }
 
     /// Starts a proxy that ends before it serves: whatever keeps it from starting is found now, and not
@@ -176,17 +181,19 @@ impl Demand {
 
     /// Waits for something; `None` if it may be that the config is to be read again.
     fn look(&self, work: &[&dyn AsFd], at_most: Option<Duration>) -> Option<Woken> {
-        let calls: [&dyn AsFd; 2] = [&self.calls.end, &self.calls.again];
+        let calls: [&dyn AsFd; 2] = [&self.signals.end, &self.signals.again];
         match wait(&[&calls, work].concat(), at_most) {
-            Woken::Work if self.calls.is_end() => Some(Woken::Signal),
-            Woken::Work if wait(&[&self.calls.again], Some(Duration::ZERO)) == Woken::Work => None,
+            Woken::Work if self.signals.is_end() => Some(Woken::Signal),
+            Woken::Work if wait(&[&self.signals.again], Some(Duration::ZERO)) == Woken::Work => {
+                None
+            }
             woken => Some(woken),
         }
     }
 
     /// Reads the config again, if that was asked for: proxies are told what was found right.
     fn read_again(&mut self, proxy: Option<Pid>) {
-        if !self.calls.is_again() {
+        if !self.signals.is_again() {
             return;
         }
         notify(Phase::Reloading);
@@ -220,7 +227,8 @@ impl Demand {
     /// Closes the doors and has the proxy end its flows; a second signal ends it at once.
     fn drain(self, mut proxy: Process, pid: Pid, ended: &OwnedFd) -> Result<()> {
         notify(Phase::Stopping);
-        let Demand { doors, calls: Calls { mut end, again: _again }, interception, .. } = self;
+        let Demand { doors, signals: SignalPipes { mut end, again: _again }, interception, .. } =
+            self;
         // Before nobody answers them here.
         interception.pass_by();
         drop(doors);

@@ -55,7 +55,7 @@ use tracing::info;
 use viaduct_proto::flow::Registry;
 use viaduct_sys::memory;
 
-use demand::{Calls, Demand};
+use demand::{Demand, SignalPipes};
 use doors::Doors;
 use handle::Handle;
 use keeper::{Interception, Keeper};
@@ -97,7 +97,7 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
 
 /// The same, with a proxy only while there is something to do.
 fn run_on_demand(settings: &Settings, told: Told) -> Result<()> {
-    let calls = Calls::register()?;
+    let calls = SignalPipes::register()?;
     let (doors, changes) = opening::open(settings, &[])?;
     let [doors] = <[Doors; 1]>::try_from(doors).map_err(|_| anyhow!("one loop runs on demand"))?;
     let interception = Arc::<Interception>::default();

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, poll};
 use signal_hook::consts::{SIGCHLD, SIGCONT};
 use viaduct_sys::inherit;
-use viaduct_sys::signals::{self, Came, Signals};
+use viaduct_sys::signals::{self, Came, HeldSignals};
 use viaduct_sys::wrapped::{self, Change};
 
 use super::words::unfold;
@@ -65,7 +65,7 @@ impl Word {
 
 /// Starts the master, which starts the program, and waits.
 pub fn run() -> Result<ExitCode> {
-    let signals = Signals::hold().context("hold signals back")?;
+    let signals = HeldSignals::hold().context("hold signals back")?;
     // Should the master be killed, the program becomes our child.
     wrapped::adopt_orphans()?;
     let (ours, theirs) = UnixStream::pair()?;
@@ -82,7 +82,7 @@ pub fn run() -> Result<ExitCode> {
 }
 
 struct Wrapper {
-    signals: Signals,
+    signals: HeldSignals,
     program: Option<u32>,
 }
 

@@ -2,8 +2,8 @@
 #![allow(dead_code)] // none of them needs all
 
 use std::fs;
-use std::io::Read as _;
-use std::net::TcpStream;
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpStream};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,6 +23,21 @@ pub(crate) fn rest(stream: &mut TcpStream) -> Vec<u8> {
     let mut data = Vec::new();
     stream.read_to_end(&mut data).unwrap();
     data
+}
+
+/// Sends `bytes` to their end through `client`, has `server` send back what came, and sees that all of
+/// it is there.
+pub(crate) fn there_and_back(mut client: TcpStream, mut server: TcpStream, bytes: &[u8]) {
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let got = rest(&mut server);
+            server.write_all(&got).unwrap();
+        });
+        client.write_all(bytes).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        let back = rest(&mut client);
+        assert!(back == bytes, "{} of {} bytes came back", back.len(), bytes.len());
+    });
 }
 
 /// When the first TCP packet that `is` what is looked for passes a tap.

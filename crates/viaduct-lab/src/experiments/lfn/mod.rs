@@ -6,6 +6,7 @@ pub(super) mod delay;
 pub(super) mod fill;
 pub(super) mod mux;
 mod neighbours;
+mod small_site;
 mod stalled_link;
 mod stalls;
 pub(super) mod traces;

@@ -13,17 +13,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::browsing::CONGESTION;
-use super::link;
-use crate::example_tunnel::{Links, Tunnel};
+use super::small_site::SmallSites;
+use crate::example_tunnel::Links;
 use crate::experiment::{Bound, Plot, Run};
 use crate::experiments::statistics::quantile;
-use crate::topology::programs::sessions::{Idle, SessionServer, fetch, fill};
-use crate::topology::{Dumbbell, DumbbellSpec, Host, Journal, TopologyError, Wan};
+use crate::topology::programs::sessions::{Idle, fetch, fill};
+use crate::topology::{Host, Journal, TopologyError};
 
 /// Small sessions at once, and what each fetches.
 const SMALL: (usize, u64) = (20, 5000);
-const PORT: u16 = 6200;
 /// Until the session without end fills the link.
 const LEAD: Duration = Duration::from_secs(4);
 
@@ -67,15 +65,7 @@ pub(super) fn measure(run: &mut Run) -> Result<()> {
 }
 
 fn scene(links: Links, seed: u64, journal: &Journal, duration: Duration) -> Result<Medians> {
-    let wan = Wan::emulated(link("rate=10M,delay=150ms,queue=100ms"), seed);
-    let spec = DumbbellSpec { hosts: 2, wan, ..DumbbellSpec::default() };
-    let world = Dumbbell::build(&spec, journal)?;
-    let (near, far) = (&world.hosts_a()[1], &world.hosts_b()[1]);
-    for host in [near, far] {
-        host.set_congestion_control(CONGESTION)?;
-    }
-    let server = SessionServer::start(world.b1(), PORT)?;
-    let tunnel = Tunnel::start(near, far, server.address(), links)?;
+    let SmallSites { tunnel, world, .. } = &SmallSites::build(links, seed, journal)?;
     let (a1, to) = (world.a1(), tunnel.entrance());
     let alone = small(a1, to, duration)?;
     let beside_large = thread::scope(|scope| -> Result<f64> {

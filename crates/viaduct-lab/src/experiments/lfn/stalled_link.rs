@@ -10,15 +10,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::browsing::CONGESTION;
-use super::link;
-use crate::example_tunnel::{Links, Tunnel};
+use super::small_site::SmallSites;
+use crate::example_tunnel::Links;
 use crate::experiment::{Bound, Plot, Run};
-use crate::topology::programs::sessions::{SessionServer, echo};
-use crate::topology::{Dumbbell, DumbbellSpec, Host, Journal, Node, Wan};
+use crate::topology::programs::sessions::echo;
+use crate::topology::{Host, Journal, Node};
 
 const SESSIONS: usize = 6;
-const PORT: u16 = 6200;
 const INTERVAL: Duration = Duration::from_millis(50);
 /// From the start of the sessions to the silence, and how long that lasts.
 const SILENCE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_millis(1500));
@@ -55,21 +53,13 @@ pub(super) fn measure(run: &mut Run) -> Result<()> {
 
 /// How many sessions wait while one link says nothing.
 fn waited(links: Links, seed: u64, journal: &Journal) -> Result<usize> {
-    let wan = Wan::emulated(link("rate=10M,delay=150ms,queue=100ms"), seed);
-    let spec = DumbbellSpec { hosts: 2, wan, ..DumbbellSpec::default() };
-    let world = Dumbbell::build(&spec, journal)?;
-    let (near, far) = (&world.hosts_a()[1], &world.hosts_b()[1]);
-    for host in [near, far] {
-        host.set_congestion_control(CONGESTION)?;
-    }
-    let server = SessionServer::start(world.b1(), PORT)?;
-    let tunnel = Tunnel::start(near, far, server.address(), links)?;
+    let SmallSites { tunnel, world, .. } = &SmallSites::build(links, seed, journal)?;
     let (a1, to) = (world.a1(), tunnel.entrance());
     thread::scope(|scope| {
         let session = |_| scope.spawn(|| echo(a1, to, INTERVAL, DURATION));
         let sessions: Vec<_> = (0..SESSIONS).map(session).collect();
         thread::sleep(SILENCE.0);
-        silence_one(near, world.gateway_a(), tunnel.links_port())?;
+        silence_one(&world.hosts_a()[1], world.gateway_a(), tunnel.links_port())?;
         let mut waited = 0;
         for session in sessions {
             let times = session.join().ok().context("a session's thread panicked")??;

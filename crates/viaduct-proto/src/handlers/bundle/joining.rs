@@ -123,12 +123,7 @@ impl Bundle {
         received: u64,
         proof: &wire::Proof,
     ) -> Result<(), String> {
-        let slot = self.path(from).map_or(0, |path| path.slot);
-        let secret = self.session.secret.as_ref().ok_or("a challenge without a session")?;
-        let claim = Claim { slot, nonces };
-        if !secret.verify(Prover::Joined, &claim, received, proof) {
-            return Err("the other end is not that of the session".to_owned());
-        }
+        let (secret, claim) = self.proven(Prover::Joined, from, nonces, received, proof)?;
         let mine = self.back.received();
         let proof = secret.prove(Prover::Joining, &claim, mine);
         Bundle::say(cx, from, &Frame::Proof { received: mine, proof });
@@ -143,12 +138,26 @@ impl Bundle {
         received: u64,
         proof: &wire::Proof,
     ) -> Result<(), String> {
-        let slot = self.path(from).map_or(0, |path| path.slot);
-        let secret = self.session.secret.as_ref().ok_or("a proof without a session")?;
-        if !secret.verify(Prover::Joining, &Claim { slot, nonces }, received, proof) {
-            return Err("who joins has no part in the session".to_owned());
-        }
+        self.proven(Prover::Joining, from, nonces, received, proof)?;
         self.joined(cx, from, received)
+    }
+
+    /// What a proof shows, if it does: who has made it has part in the session.
+    fn proven(
+        &self,
+        who: Prover,
+        from: Output,
+        nonces: [Nonce; 2],
+        received: u64,
+        proof: &wire::Proof,
+    ) -> Result<(&Secret, Claim), String> {
+        let path = self.paths.iter().find(|path| path.output == from);
+        let claim = Claim { slot: path.map_or(0, |path| path.slot), nonces };
+        let secret = self.session.secret.as_ref().ok_or("a proof without a session")?;
+        match secret.verify(who, &claim, received, proof) {
+            true => Ok((secret, claim)),
+            false => Err("the other end has no part in the session".to_owned()),
+        }
     }
 
     /// A connection counts from now on, in the place of its slot's former ones.

@@ -1,0 +1,38 @@
+//! Two small sites over a link of 10 Mb/s and 300 ms, joined by a tunnel.
+//!
+//! ```text
+//!   a1 ─▶ a2 near ══ links ══ far b2 ─▶ b1 a server of sessions
+//! ```
+
+use anyhow::Result;
+
+use super::browsing::CONGESTION;
+use super::link;
+use crate::example_tunnel::{Links, Tunnel};
+use crate::topology::programs::sessions::SessionServer;
+use crate::topology::{Dumbbell, DumbbellSpec, Journal, Wan};
+
+const PORT: u16 = 6200;
+
+/// The sites; what is here ends with them.
+pub(super) struct SmallSites {
+    pub(super) tunnel: Tunnel,
+    _server: SessionServer,
+    pub(super) world: Dumbbell,
+}
+
+impl SmallSites {
+    /// Joined by a tunnel of these links.
+    pub(super) fn build(links: Links, seed: u64, journal: &Journal) -> Result<SmallSites> {
+        let wan = Wan::emulated(link("rate=10M,delay=150ms,queue=100ms"), seed);
+        let spec = DumbbellSpec { hosts: 2, wan, ..DumbbellSpec::default() };
+        let world = Dumbbell::build(&spec, journal)?;
+        let (near, far) = (&world.hosts_a()[1], &world.hosts_b()[1]);
+        for host in [near, far] {
+            host.set_congestion_control(CONGESTION)?;
+        }
+        let server = SessionServer::start(world.b1(), PORT)?;
+        let tunnel = Tunnel::start(near, far, server.address(), links)?;
+        Ok(SmallSites { tunnel, _server: server, world })
+    }
+}
