@@ -2,12 +2,16 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use viaduct_proto::wrap::aware::Ask;
 use viaduct_proto::wrap::wire::{Answer, Request, WELCOME};
 use viaduct_proto::wrap::{Fate, MSG_FASTOPEN, Rules, Sockaddr, Socket, Verdict, parse_sockaddr};
 
 fuzz_target!(|input: &[u8]| {
     if let Some(request) = Request::parse(input) {
         assert_eq!(Request::parse(&request.emit()), Some(request));
+    }
+    if let Some(ask) = Ask::parse(input) {
+        assert_eq!(ask.emit().as_deref(), Some(input));
     }
     if let Some(answer) = Answer::parse(input) {
         let [mut once, mut again] = [[0; WELCOME]; 2];

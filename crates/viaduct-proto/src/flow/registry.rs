@@ -25,6 +25,11 @@ pub trait Factory: Send + Sync {
     /// no handler is made for it. `begins` says that the flow is new; the bytes have passed since this
     /// was called last, those that the application wrote and those that it is to read.
     fn relayed(&self, _begins: bool, _bytes: [u64; 2]) {}
+
+    /// A control call to a flow whose bytes it does not see; see [`Handler::control`].
+    fn control(&self, _request: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
 }
 
 /// What a socket is set to, so that no handler is needed.

@@ -15,6 +15,14 @@ struct Counters {
     read: AtomicU64,
 }
 
+impl Counters {
+    fn told(&self) -> Vec<u8> {
+        let [flows, written, read] =
+            [&self.flows, &self.written, &self.read].map(|counter| counter.load(Relaxed));
+        format!("flows {flows}\nwritten {written}\nread {read}\n").into_bytes()
+    }
+}
+
 struct CountFactory(Arc<Counters>);
 
 struct Count(Arc<Counters>);
@@ -48,6 +56,10 @@ impl Factory for CountFactory {
         self.0.written.fetch_add(written, Relaxed);
         self.0.read.fetch_add(read, Relaxed);
     }
+
+    fn control(&self, _: &[u8]) -> Option<Vec<u8>> {
+        Some(self.0.told())
+    }
 }
 
 impl Handler for Count {
@@ -66,8 +78,6 @@ impl Handler for Count {
         if to != "count" {
             return cx.output(FIRST).control(to, request);
         }
-        let [flows, written, read] =
-            [&self.0.flows, &self.0.written, &self.0.read].map(|counter| counter.load(Relaxed));
-        Some(format!("flows {flows}\nwritten {written}\nread {read}\n").into_bytes())
+        Some(self.0.told())
     }
 }

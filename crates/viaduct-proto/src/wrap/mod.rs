@@ -15,9 +15,10 @@
 //!                            └── wire::Request, the socket ──▶ master ── flow ──▶ far end
 //! ```
 //!
-//! `socket` knows the kernel's numbers, `rules` what the user has said, `meaning` joins them, and
-//! `wire` is what stubs and masters say to each other.
+//! `socket` knows the kernel's numbers, `rules` what the user has said, `meaning` joins them; `wire` is
+//! what stubs and masters say to each other, and `aware` what programs say that know of handlers.
 
+pub mod aware;
 mod meaning;
 mod rules;
 mod socket;

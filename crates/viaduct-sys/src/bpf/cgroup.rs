@@ -38,12 +38,7 @@ impl Group {
     /// # Errors
     /// A right is missing, or there is no cgroup version 2.
     pub fn new() -> Result<Group, BpfError> {
-        // Beside the group that wraps us, if one does, and not in it: its programs would see what ours
-        // have changed. What passes us passes them.
-        let own = Cgroup::own_path();
-        let outside = |part: &&str| !part.starts_with(PREFIX);
-        let path: Vec<&str> = own.split('/').take_while(outside).collect();
-        let parent = Cgroup::below_root(&path.join("/"))?;
+        let parent = Cgroup::outside()?;
         parent.sweep();
         let name = format!("{PREFIX}{}", std::process::id());
         let failed = |errno: rustix::io::Errno| no_cgroup(&name, errno.into());
@@ -59,16 +54,72 @@ impl Group {
         self.members.as_fd()
     }
 
+    /// What freezes all that is in it.
+    ///
+    /// # Errors
+    /// The kernel is older than 5.2, or no descriptor is left.
+    pub fn freezer(&self) -> Result<Freezer, BpfError> {
+        let write = OFlags::CLOEXEC | OFlags::WRONLY;
+        let state = openat(&self.directory, "cgroup.freeze", write, Mode::empty());
+        let state = state.map_err(|errno| no_cgroup(&self.name, errno.into()))?;
+        Ok(Freezer { state })
+    }
+
+    /// Lets all processes of the groups go on whose maker `pid` has ended while they were frozen.
+    pub fn thaw_after(pid: u32) {
+        let Ok(outside) = Cgroup::outside() else { return };
+        let write = OFlags::CLOEXEC | OFlags::WRONLY;
+        let path = format!("{PREFIX}{pid}/cgroup.freeze");
+        if let Ok(state) = openat(&outside.directory, path, write, Mode::empty()) {
+            drop(Freezer { state });
+        }
+    }
+
     /// Whether nobody is in it.
     ///
     /// # Errors
     /// The kernel does not say.
     pub fn is_empty(&self) -> io::Result<bool> {
+        self.says("populated 0")
+    }
+
+    /// Whether all that is in it is stopped.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn is_frozen(&self) -> io::Result<bool> {
+        self.says("frozen 1")
+    }
+
+    fn says(&self, what: &str) -> io::Result<bool> {
         let read = OFlags::CLOEXEC | OFlags::RDONLY;
         let file = openat(&self.directory, "cgroup.events", read, Mode::empty())?;
         let mut text = String::new();
         File::from(file).read_to_string(&mut text)?;
-        Ok(text.lines().any(|line| line == "populated 0"))
+        Ok(text.lines().any(|line| line == what))
+    }
+}
+
+/// Stops all processes of a group, and lets them go on.
+#[derive(Debug)]
+pub struct Freezer {
+    state: OwnedFd,
+}
+
+impl Freezer {
+    /// Stops them, or lets them go on. It is over when this is dropped.
+    ///
+    /// # Errors
+    /// None are known.
+    pub fn set(&self, frozen: bool) -> io::Result<()> {
+        rustix::io::pwrite(&self.state, if frozen { b"1" } else { b"0" }, 0)?;
+        Ok(())
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        let _ = self.set(false);
     }
 }
 
@@ -129,6 +180,15 @@ impl Cgroup {
 }
 
 impl Cgroup {
+    /// The group that this process is in, but for those of our making: the programs of one that wraps us
+    /// would see what ours have changed. What passes us passes them.
+    fn outside() -> Result<Cgroup, BpfError> {
+        let own = Cgroup::own_path();
+        let outside = |part: &&str| !part.starts_with(PREFIX);
+        let path: Vec<&str> = own.split('/').take_while(outside).collect();
+        Cgroup::below_root(&path.join("/"))
+    }
+
     /// Removes groups that nobody is in any more, of those who could not: one whose maker lives may
     /// just wait for its program.
     fn sweep(&self) {

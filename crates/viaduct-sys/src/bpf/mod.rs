@@ -24,7 +24,7 @@ mod steer;
 
 use std::io;
 
-pub use cgroup::Group;
+pub use cgroup::{Freezer, Group};
 pub use divert::{
     Diversion, Divert, Fate, Heard, Inside, Names, Offload, Passing, Rule, Rules, Waiting,
 };

@@ -17,6 +17,7 @@ use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::time::Instant;
 
 use super::arrivals::open;
+use super::aware::Whose;
 use super::flow::{End, Flow, Middle};
 use super::leg::Leg;
 use super::relay::Relay;
@@ -26,6 +27,9 @@ use super::worker::Worker;
 
 /// A program's connect that waits, as its interposer holds it.
 pub trait Held: Debug + Send {
+    /// Which socket of the program's it is.
+    fn whose(&self) -> Option<Whose>;
+
     /// What the program is told of its own end from now on.
     fn named(&mut self, own: SocketAddr);
 
@@ -104,6 +108,7 @@ impl Worker {
         let Some(key) = self.flows.insert(Flow::accepted(server, middle, client, now)) else {
             return;
         };
+        self.aware.know(key, Some(Whose::Ends(client, own)));
         self.programs.insert(key, program);
         self.drive(key, End::Server, true, true, now);
     }
@@ -133,7 +138,10 @@ impl Worker {
         self.stats.accepted += 1;
         let Call { to, source, mut held } = call;
         match self.begin_call(to, source, now) {
-            Ok(key) => drop(self.calls.insert(key, held)),
+            Ok(key) => {
+                self.aware.know(key, held.whose());
+                self.calls.insert(key, held);
+            }
             Err(why) => {
                 self.stats.refused.count(why);
                 held.refuse(why);

@@ -124,7 +124,10 @@ impl Worker {
         self.forget_held(key);
         self.calls.remove(&key);
         self.programs.remove(&key);
+        // What its handlers said last is still told.
+        self.pass_events(key);
         let Some(mut flow) = self.flows.remove(key) else { return };
+        self.aware.forget(key, Some(flow.id));
         if flow.through().is_some() && !self.claims.is_empty() {
             self.claims.retain(|_, owner| *owner != key);
         }

@@ -14,6 +14,7 @@
 
 mod arrivals;
 mod asking;
+pub mod aware;
 pub mod calls;
 mod control;
 mod demand;

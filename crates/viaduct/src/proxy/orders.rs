@@ -9,6 +9,7 @@ use tracing::{debug, error, info};
 use viaduct_proto::time::Instant;
 use viaduct_sys::tcp;
 
+use super::aware::{Asked, Listens};
 use super::calls::{Arrival, Call};
 use super::settings::Settings;
 use super::stats::ProxyStats;
@@ -49,6 +50,10 @@ pub enum Order {
     Call(Box<Call>),
     /// Take in a connection to a wrapped program.
     Arrive(Box<Arrival>),
+    /// Ask the handlers of a wrapped program's flow.
+    Ask(Box<Asked>),
+    /// Have this hear of what all handlers say to programs.
+    Listen(Box<dyn Listens>),
     /// Say what you see.
     Show(oneshot::Sender<ProxyStats>),
     /// Take no more flows, and end when those that are there have ended or their time is up.
@@ -84,6 +89,8 @@ impl Worker {
             match order {
                 Order::Call(call) => self.call(*call, now),
                 Order::Arrive(arrival) => self.arrive(*arrival, now),
+                Order::Ask(asked) => self.ask(*asked, now),
+                Order::Listen(listens) => self.aware.listen(listens),
                 Order::Show(reply) => drop(reply.send(self.stats())),
                 Order::Reload(settings) => {
                     let Settings { target, policies, options, limits, tunnels, .. } = *settings;

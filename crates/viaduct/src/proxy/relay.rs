@@ -60,6 +60,12 @@ impl Relay {
         Some(Relay { told: Some(Told(factories.clone())), ..Relay::default() })
     }
 
+    /// A control call to the handler of this name.
+    pub fn control(&self, to: &str, request: &[u8]) -> Option<Vec<u8>> {
+        let Told(factories) = self.told.as_ref()?;
+        factories.iter().find(|factory| factory.name() == to)?.control(request)
+    }
+
     /// The loop says that `end` can be read or written.
     pub fn ready(&mut self, end: End, readable: bool, writable: bool) {
         let [out, back] = &mut self.ways;

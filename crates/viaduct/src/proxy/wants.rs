@@ -26,6 +26,7 @@ type Way = (Address, Option<SocketAddr>);
 impl Worker {
     /// Does what the handlers of flow `key` want. It may have become part of another.
     pub(super) fn fulfil(&mut self, key: usize, now: Instant) {
+        self.pass_events(key);
         let Some(through) = self.flows.at(key).through() else { return };
         for want in through.wants() {
             match want {
@@ -70,6 +71,8 @@ impl Worker {
             }
             return;
         };
+        self.programs.remove(&key);
+        self.aware.forget(key, None);
         let Some((giver, main)) = self.flows.remove(key).and_then(super::flow::Flow::into_chain)
         else {
             return;

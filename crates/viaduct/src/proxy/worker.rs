@@ -19,6 +19,7 @@ use viaduct_sys::syn::SynTap;
 use viaduct_sys::tcp::TcpOptions;
 
 use super::arrivals::Started;
+use super::aware::Aware;
 use super::calls::{Held, Program};
 use super::doors::{Doors, Syns};
 use super::flow::{End, Shared};
@@ -58,6 +59,8 @@ pub struct Worker {
     pub(super) calls: HashMap<usize, Box<dyn Held>>,
     /// Programs that are connected to when the handlers of a flow to them let it.
     pub(super) programs: HashMap<usize, Box<dyn Program>>,
+    /// Programs that know of their handlers.
+    pub(super) aware: Aware,
     /// Keys that flows have claimed, for connections that name them.
     pub(super) claims: HashMap<Vec<u8>, usize>,
     pub(super) flows: Flows,
@@ -132,6 +135,7 @@ impl Worker {
         let worker = Worker {
             early: Early::new(most, wait),
             calls: HashMap::new(),
+            aware: Aware::default(),
             programs: HashMap::new(),
             claims: HashMap::new(),
             flows: Flows::new(poll.registry().try_clone()?, limits.flows, shared),

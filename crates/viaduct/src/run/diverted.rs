@@ -23,6 +23,7 @@ use viaduct_sys::tcp::{self, TcpOptions};
 
 use super::Plan;
 use super::report::{self, Report, Reported};
+use crate::proxy::aware::Whose;
 use crate::proxy::calls::{Arrival, Call, Held, Program};
 use crate::proxy::orders::{Order, ToWorker};
 
@@ -228,6 +229,10 @@ impl Program for Listening {
 }
 
 impl Held for Diverted {
+    fn whose(&self) -> Option<Whose> {
+        Some(Whose::Cookie(self.waiting.cookie))
+    }
+
     fn named(&mut self, own: SocketAddr) {
         self.shared.names.set_own(self.waiting.cookie, own);
     }

@@ -14,11 +14,13 @@ use tracing_subscriber::EnvFilter;
 use viaduct_sys::wrapped::{self, Change};
 use viaduct_sys::{inherit, memory};
 
+use super::freezing::Freezing;
 use super::report::Report;
 use super::via::Interposer;
 use super::wrapper::Word;
-use super::{Plan, RunArgs};
+use super::{Plan, RunArgs, aware};
 use crate::proxy::handle::{Beside, Handle};
+use crate::proxy::orders::Order;
 use crate::proxy::settings::Settings;
 
 /// How often it is looked whether anybody is left.
@@ -77,7 +79,9 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, plan: &Plan) -> Result<()> {
         Beside::start(Settings::for_programs(name, plan.chain.clone(), "/run/viaduct".into()))?;
     let worker = flows.handle.worker().context("no worker runs")?;
     let interposer = Interposer::new(args.via, plan, worker)?;
-    let program = start(&args.command, &interposer)?;
+    worker.tell(Order::Listen(Box::new(Freezing::new(interposer.freezer()?))));
+    let control = aware::start(worker.clone())?;
+    let program = start(&args.command, &control, &interposer)?;
     wrapper.say(&Word::Runs(program));
     wrapped::adopt_orphans()?;
     wrapped::leave_terminal().context("leave the terminal")?;
@@ -115,11 +119,11 @@ fn say_report(wrapper: &ToWrapper, report: &Report, via: &str, flows: &Handle) {
     }
 }
 
-fn start(command: &[OsString], interposer: &Interposer) -> Result<u32> {
+fn start(command: &[OsString], control: &str, interposer: &Interposer) -> Result<u32> {
     let [program, arguments @ ..] = command else { anyhow::bail!("no program is given") };
     let fresh = || {
         let mut command = Command::new(program);
-        command.args(arguments);
+        command.args(arguments).env(aware::CONTROL, control);
         command
     };
     interposer.start(fresh).map_err(|error| {

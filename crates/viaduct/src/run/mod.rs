@@ -9,8 +9,11 @@
 //!   curl  ══ its own socket ══▶ the master ══ handlers ══▶ the far end
 //! ```
 
+mod aware;
+mod desk;
 mod diverted;
 mod explain;
+mod freezing;
 mod master;
 mod preload;
 mod report;

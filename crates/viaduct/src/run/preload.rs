@@ -18,26 +18,22 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use ring::rand::{SecureRandom as _, SystemRandom};
-use rustix::event::{PollFd, PollFlags, poll};
 use tracing::{debug, warn};
 use viaduct_proto::wrap::Errno;
 use viaduct_proto::wrap::wire::{Answer, REQUEST, Request, WELCOME, Welcome};
 use viaduct_sys::records;
 use viaduct_sys::seccomp::SeccompError;
 
-use super::seccomp;
 use super::waiting::Common;
+use super::{desk, seccomp};
 
 /// The library's file.
 const LIBRARY: &str = "libviaduct_preload.so";
 /// Where the library finds its master and its word, `NAME;WORD` in hexadecimal digits.
 const WRAP: &str = "VIADUCT_WRAP";
-/// After an error of accept.
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// Where the libraries of programs ask.
 #[derive(Debug)]
@@ -57,7 +53,8 @@ pub fn start(common: Arc<Common>) -> Result<Stubs> {
     let name = format!("@viaduct-{:x}", random >> 64);
     let listener = records::listen(&name).context("listen for programs")?;
     let asked = common.clone();
-    thread::Builder::new().name("stubs".to_owned()).spawn(move || hear(&listener, &asked))?;
+    let serve = move || desk::serve(&listener, |socket| answer(socket, &asked));
+    thread::Builder::new().name("stubs".to_owned()).spawn(serve)?;
     Ok(Stubs { common, library, name, word: random as u64 })
 }
 
@@ -99,35 +96,6 @@ fn find() -> Result<PathBuf> {
         Some(place) => Ok(place.canonicalize()?),
         None => {
             bail!("{LIBRARY} is neither at {} nor at {}", places[0].display(), places[1].display())
-        }
-    }
-}
-
-/// Answers libraries for as long as the process runs.
-fn hear(listener: &OwnedFd, common: &Arc<Common>) {
-    let mut asking: Vec<OwnedFd> = Vec::new();
-    let user = rustix::process::getuid().as_raw();
-    loop {
-        loop {
-            match records::accept(listener) {
-                // Nobody else's programs are wrapped here.
-                Ok((socket, of)) if of == user || of == 0 || user == 0 => asking.push(socket),
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) => {
-                    debug!("accept: {error}");
-                    thread::sleep(PAUSE);
-                    break;
-                }
-            }
-        }
-        asking = asking.into_iter().filter_map(|socket| answer(socket, common)).collect();
-        let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
-        fds.extend(asking.iter().map(|socket| PollFd::new(socket, PollFlags::IN)));
-        if let Err(error) = poll(&mut fds, None)
-            && error != rustix::io::Errno::INTR
-        {
-            return warn!("programs cannot be heard any more: {error}");
         }
     }
 }

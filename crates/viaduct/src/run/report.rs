@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use viaduct_proto::flow::Failure;
 
+use crate::proxy::aware::Whose;
 use crate::proxy::calls::Held;
 
 /// What became of a flow.
@@ -122,6 +123,10 @@ pub struct Reported {
 }
 
 impl Held for Reported {
+    fn whose(&self) -> Option<Whose> {
+        self.held.whose()
+    }
+
     fn named(&mut self, own: SocketAddr) {
         self.held.named(own);
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use tracing::info;
-use viaduct_sys::bpf::Group;
+use viaduct_sys::bpf::{Freezer, Group};
 use viaduct_sys::seccomp::{self as kernel, SeccompError};
 use viaduct_sys::wrapped;
 
@@ -85,6 +85,14 @@ impl Interposer {
             Interposer::Seccomp(_) => "seccomp",
             Interposer::Preload(_) => "preload",
         }
+    }
+
+    /// What freezes the programs, where that can be.
+    pub fn freezer(&self) -> Result<Option<Freezer>> {
+        Ok(match self {
+            Interposer::Cgroup(group, _) => Some(group.freezer()?),
+            Interposer::Seccomp(_) | Interposer::Preload(_) => None,
+        })
     }
 
     /// Starts what `fresh` makes where its calls are seen: its process.

@@ -17,6 +17,7 @@ use viaduct_sys::pending::{Begun, Closed, Pending};
 
 use super::Plan;
 use super::report::{Fate, Report, Reported};
+use crate::proxy::aware::Whose;
 use crate::proxy::calls::{Call, Held};
 use crate::proxy::orders::{Order, ToWorker};
 
@@ -150,6 +151,10 @@ pub fn socket_of(socket: impl AsFd) -> io::Result<Socket> {
 }
 
 impl Held for Waiting {
+    fn whose(&self) -> Option<Whose> {
+        Some(Whose::Cookie(self.cookie))
+    }
+
     fn named(&mut self, own: SocketAddr) {
         self.common
             .names()

@@ -11,6 +11,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, poll};
 use signal_hook::consts::{SIGCHLD, SIGCONT};
+use viaduct_sys::bpf::Group;
 use viaduct_sys::inherit;
 use viaduct_sys::signals::{self, Came, HeldSignals};
 use viaduct_sys::wrapped::{self, Change};
@@ -75,14 +76,15 @@ pub fn run() -> Result<ExitCode> {
     command.arg(OsString::from(format!("--master-fd={}", theirs.as_raw_fd()))).args(words);
     inherit::keep(&mut command, &[theirs.as_fd()]);
     signals.release(&mut command);
-    command.spawn().context("start the master")?;
+    let master = command.spawn().context("start the master")?.id();
     drop(theirs);
-    let mut wrapper = Wrapper { signals, program: None };
+    let mut wrapper = Wrapper { signals, master, program: None };
     wrapper.wait(ours)
 }
 
 struct Wrapper {
     signals: HeldSignals,
+    master: u32,
     program: Option<u32>,
 }
 
@@ -150,6 +152,7 @@ impl Wrapper {
             bail!("the master ended before it could start the program");
         };
         eprintln!("viaduct: the master has ended: flows that it carried are reset");
+        Group::thaw_after(self.master);
         loop {
             let change = wrapped::wait(program).context("wait for the program")?;
             if let Some(code) = end(change) {

@@ -1,6 +1,7 @@
 //! `viaduct run`, as whoever calls it sees it: the program is its own, and its flows are handled.
 #![allow(clippy::unwrap_used)] // a test may panic
 
+mod aware;
 mod nested;
 mod sockets;
 

@@ -391,6 +391,11 @@ impl Flow {
         }
     }
 
+    /// What stands between its ends.
+    pub fn middle(&mut self) -> &mut Middle {
+        &mut self.middle
+    }
+
     /// Takes it apart: its chain, and its leg to the network.
     pub fn into_chain(mut self) -> Option<(Through, Option<Leg>)> {
         match self.middle {

@@ -13,7 +13,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use tracing::{debug, warn};
+use tracing::warn;
 use viaduct_proto::flow::{Action, Address, BottomId, Chain, Factory, Failure, Half};
 use viaduct_proto::time::Instant;
 
@@ -39,6 +39,8 @@ pub struct Through {
     /// The network has said all that it will, and the application has it.
     finished: bool,
     wants: Vec<Want>,
+    /// What its handlers have to say to the application (3.6).
+    events: Vec<Vec<u8>>,
     /// Where connections that are still to be wanted shall begin.
     binds: Vec<(BottomId, SocketAddr)>,
 }
@@ -107,8 +109,8 @@ impl Through {
     fn of(chain: Chain) -> Option<Through> {
         let wires = vec![Wire::new(chain.bottom()?, None)];
         let (app, stage) = (Side::default(), Stage::Opening);
-        let (wants, binds) = (Vec::new(), Vec::new());
-        Some(Through { chain, app, wires, stage, finished: false, wants, binds })
+        let (wants, events, binds) = (Vec::new(), Vec::new(), Vec::new());
+        Some(Through { chain, app, wires, stage, finished: false, wants, events, binds })
     }
 
     /// How far it has come.
@@ -119,6 +121,18 @@ impl Through {
     /// What its handlers want, since this was asked last.
     pub fn wants(&mut self) -> Vec<Want> {
         std::mem::take(&mut self.wants)
+    }
+
+    /// What its handlers have said to the application, since this was asked last.
+    pub fn events(&mut self) -> Vec<Vec<u8>> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// A control call of the application to the handler of this name (3.6).
+    pub fn control(&mut self, to: &str, request: &[u8], now: Instant) -> Option<Vec<u8>> {
+        let answer = self.chain.control(now, to, request);
+        self.act();
+        answer
     }
 
     /// The loop says that `end` can be read or written.
@@ -305,9 +319,7 @@ impl Through {
                 }
                 Action::Finished => self.finished = true,
                 Action::Say(line) => warn!("{line}"),
-                Action::Event(event) => {
-                    debug!("a handler says: {}", String::from_utf8_lossy(&event));
-                }
+                Action::Event(event) => self.events.push(event),
                 _ => {}
             }
         }

@@ -1,0 +1,115 @@
+//! Programs that know of their handlers (TESLA, 3.6): they ask them, and are told what they say.
+//!
+//! A program that is not run by `viaduct run`, or whose flow passes no handler, loses nothing by asking:
+//! every call succeeds, and says that there is nobody.
+//!
+//! ```no_run
+//! # fn main() -> std::io::Result<()> {
+//! let stream = std::net::TcpStream::connect("example.org:22")?;
+//! // The network has changed, as this program knows: `migrate` need not find out.
+//! viaduct_aware::control(&stream, "migrate", b"retry")?;
+//! if let Some(mut events) = viaduct_aware::watch(&stream)? {
+//!     while let Some(event) = events.next()? {
+//!         println!("{}", String::from_utf8_lossy(&event)); // "migrate: disconnected"
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! C programs include `viaduct.h`, which says the same words.
+
+use std::env;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use viaduct_proto::wrap::aware::{Ask, MOST, YES};
+use viaduct_sys::records;
+
+/// Where the desk of whoever wraps this program is.
+const CONTROL: &str = "VIADUCT_CONTROL";
+
+/// Whether this program is wrapped; it may yet have flows that pass no handler.
+pub fn is_wrapped() -> bool {
+    env::var_os(CONTROL).is_some()
+}
+
+/// Asks the handler called `handler`, of the flow whose socket `flow` is, by a control call: its answer,
+/// at most 4095 bytes. `None` if nobody answers: the program is not wrapped, the flow passes no such
+/// handler, or it has nothing to say.
+///
+/// # Errors
+/// The request, with the handler's name, has more than 4093 bytes, or no descriptor is left.
+pub fn control(flow: impl AsFd, handler: &str, request: &[u8]) -> io::Result<Option<Vec<u8>>> {
+    let Some(desk) = ask(flow, Ask::Control { to: handler, request })? else { return Ok(None) };
+    let mut bytes = vec![0; MOST];
+    let (length, _) = records::receive(&desk, &mut bytes)?;
+    bytes.truncate(length);
+    Ok((bytes.first() == Some(&YES)).then(|| bytes.split_off(1)))
+}
+
+/// What the handlers of the flow whose socket `flow` is say from now on. `None` if there are none.
+///
+/// # Errors
+/// No descriptor is left.
+pub fn watch(flow: impl AsFd) -> io::Result<Option<Events>> {
+    let Some(desk) = ask(flow, Ask::Watch)? else { return Ok(None) };
+    let (length, _) = records::receive(&desk, &mut [0; MOST])?;
+    Ok((length > 0).then_some(Events { desk }))
+}
+
+/// What handlers say, in the order in which they say it. A program that does not read loses what there is
+/// no room for.
+#[derive(Debug)]
+pub struct Events {
+    desk: OwnedFd,
+}
+
+impl Events {
+    /// The next; waits for it. `None`: the flow is over.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    #[allow(clippy::should_implement_trait, reason = "it may fail")]
+    pub fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let mut bytes = vec![0; MOST];
+        let (length, _) = records::receive(&self.desk, &mut bytes)?;
+        bytes.truncate(length);
+        Ok((length > 0).then_some(bytes))
+    }
+}
+
+impl AsFd for Events {
+    /// Readable when there is one.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.desk.as_fd()
+    }
+}
+
+/// Says `ask` at the desk; `None` if there is none.
+fn ask(flow: impl AsFd, ask: Ask<'_>) -> io::Result<Option<OwnedFd>> {
+    let Some(name) = env::var(CONTROL).ok() else { return Ok(None) };
+    let words = ask.emit().ok_or(ErrorKind::ArgumentListTooLong)?;
+    let desk = match records::connect(&name) {
+        Ok(desk) => desk,
+        // Whoever wrapped the program has gone, or it has entered another network namespace.
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    records::send(&desk, &words, Some(flow.as_fd()))?;
+    Ok(Some(desk))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_is_not_wrapped_loses_nothing_by_asking() {
+        let (socket, _other) = records::pair().unwrap();
+        if !is_wrapped() {
+            assert_eq!(control(&socket, "migrate", b"retry").unwrap(), None);
+            assert!(watch(&socket).unwrap().is_none());
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The desk where programs that know of their handlers ask them (TESLA, 3.6; the crate `viaduct-aware`
+//! and `viaduct.h` do the asking).
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::thread;
+
+use anyhow::{Context, Result};
+use ring::rand::{SecureRandom as _, SystemRandom};
+use rustix::net::sockopt;
+use tracing::debug;
+use viaduct_proto::wrap::aware::{Ask, MOST, NO, YES};
+use viaduct_sys::records;
+
+use super::desk;
+use crate::proxy::aware::{Asked, What, Whose};
+use crate::proxy::orders::{Order, ToWorker};
+
+/// Where programs find the desk.
+pub const CONTROL: &str = "VIADUCT_CONTROL";
+
+/// Opens the desk for the flows that `worker` carries: its name, for [`CONTROL`].
+pub fn start(worker: ToWorker) -> Result<String> {
+    let mut random = [0; 8];
+    SystemRandom::new().fill(&mut random).ok().context("the kernel has no random bytes")?;
+    let name = format!("@viaduct-control-{:x}", u64::from_ne_bytes(random));
+    let listener = records::listen(&name).context("listen for programs' requests")?;
+    let serve = move || desk::serve(&listener, |socket| hear(socket, &worker));
+    thread::Builder::new().name("control".to_owned()).spawn(serve)?;
+    Ok(name)
+}
+
+/// Has one answered; it is given back if it has asked nothing yet.
+fn hear(socket: OwnedFd, worker: &ToWorker) -> Option<OwnedFd> {
+    let mut bytes = [0; MOST];
+    let (length, beside) = match records::receive(&socket, &mut bytes) {
+        Ok(received) => received,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Some(socket),
+        Err(_) => return None,
+    };
+    let ask = Ask::parse(&bytes[..length])?;
+    let whose = whose(&beside?);
+    let what = match ask {
+        Ask::Watch => What::Watch(socket),
+        Ask::Control { to, request } => {
+            let answer = move |answer: Option<Vec<u8>>| say(&socket, answer);
+            What::Control(to.to_owned(), request.to_owned(), Box::new(answer))
+        }
+    };
+    worker.tell(Order::Ask(Box::new(Asked { whose, what })));
+    None
+}
+
+/// What a program's socket may be known by.
+fn whose(socket: &OwnedFd) -> Vec<Whose> {
+    let cookie = sockopt::socket_cookie(socket).ok().map(Whose::Cookie);
+    let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
+    let peer = rustix::net::getpeername(socket).ok().flatten();
+    let peer = peer.and_then(|at| SocketAddr::try_from(at).ok());
+    let own = rustix::net::getsockname(socket).ok().and_then(|at| SocketAddr::try_from(at).ok());
+    let ends = peer.zip(own).map(|(peer, own)| Whose::Ends(canonical(peer), canonical(own)));
+    [cookie, ends].into_iter().flatten().collect()
+}
+
+fn say(socket: &OwnedFd, answer: Option<Vec<u8>>) {
+    let mut said = vec![if answer.is_some() { YES } else { NO }];
+    said.extend(answer.unwrap_or_default());
+    said.truncate(MOST);
+    if let Err(error) = records::send(socket, &said, None) {
+        debug!("answer a program: {error}");
+    }
+}

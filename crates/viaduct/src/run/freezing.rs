@@ -1,0 +1,102 @@
+//! Programs that are stopped while one of their flows is without a network (`migrate:freeze`).
+//!
+//! The kernel freezes the control group: the program's terminal and its parent notice nothing, as they
+//! would of a signal.
+
+use std::collections::BTreeSet;
+
+use tracing::warn;
+use viaduct_sys::bpf::Freezer;
+
+use crate::proxy::aware::Listens;
+
+/// Freezes programs for as long as one flow asks for it.
+#[derive(Debug)]
+pub struct Freezing {
+    /// `None` where they cannot be.
+    freezer: Option<Freezer>,
+    /// Flows that ask for it.
+    asking: BTreeSet<u64>,
+    complained: bool,
+}
+
+impl Freezing {
+    /// The programs of a group, if they are in one.
+    pub fn new(freezer: Option<Freezer>) -> Freezing {
+        Freezing { freezer, asking: BTreeSet::new(), complained: false }
+    }
+
+    fn settle(&mut self) {
+        let frozen = !self.asking.is_empty();
+        let done = match &self.freezer {
+            Some(freezer) => freezer.set(frozen).map_err(|error| error.to_string()),
+            None => Err("this takes --via cgroup".to_owned()),
+        };
+        if let Err(why) = done
+            && !std::mem::replace(&mut self.complained, true)
+        {
+            warn!("the program is not stopped while it has no network: {why}");
+        }
+    }
+}
+
+impl Listens for Freezing {
+    fn event(&mut self, flow: u64, said: &[u8]) {
+        let changed = match said.rsplit(|&byte| byte == b' ').next() {
+            Some(b"freeze") => self.asking.insert(flow),
+            Some(b"thaw") => self.asking.remove(&flow),
+            _ => false,
+        };
+        if changed {
+            self.settle();
+        }
+    }
+
+    fn over(&mut self, flow: u64) {
+        if self.asking.remove(&flow) {
+            self.settle();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use viaduct_sys::bpf::Group;
+    use viaduct_sys::wrapped;
+
+    use super::*;
+
+    #[test]
+    fn programs_are_stopped_while_any_of_their_flows_asks_for_it() {
+        let group = Group::new().unwrap();
+        let mut command = Command::new("sleep");
+        wrapped::join(command.arg("60"), group.members());
+        let mut child = command.spawn().unwrap();
+        let mut freezing = Freezing::new(Some(group.freezer().unwrap()));
+        let started = std::time::Instant::now();
+        // The kernel needs a moment to stop, or to start, all of them.
+        let becomes = |expected: bool| {
+            while group.is_frozen().unwrap() != expected {
+                assert!(started.elapsed().as_secs() < 10, "frozen is not {expected}");
+                std::thread::yield_now();
+            }
+        };
+        becomes(false);
+        freezing.event(1, b"migrate: freeze");
+        becomes(true);
+        freezing.event(2, b"migrate: freeze");
+        freezing.event(1, b"migrate: thaw");
+        freezing.event(1, b"migrate: disconnected");
+        becomes(true);
+        freezing.over(2);
+        becomes(false);
+        freezing.event(3, b"migrate: freeze");
+        becomes(true);
+        drop(freezing);
+        becomes(false);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
