@@ -136,22 +136,27 @@ pub fn connect(
     connect_telling(to, from, options, Telling::Nothing).map(|(stream, _)| stream)
 }
 
-/// The same from a port of the kernel's choice at `from`, which `before` is told first.
+/// A socket at `from` that is to [`connect_bound`]; port 0 is one of the kernel's choice.
 ///
 /// # Errors
-/// As [`connect`]'s, and those of `before`.
-pub fn connect_from(
-    to: SocketAddr,
-    from: IpAddr,
-    options: TcpOptions,
-    before: impl FnOnce(u16) -> io::Result<()>,
-) -> io::Result<TcpStream> {
-    let socket = socket(to, options)?;
-    rustix::net::bind(&socket, &SocketAddr::new(from, 0))?;
-    let socket = TcpStream::from(socket);
-    before(socket.local_addr()?.port())?;
-    match rustix::net::connect(&socket, &to) {
-        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+/// The address is not this machine's, or taken.
+pub fn bound(from: SocketAddr, options: TcpOptions) -> io::Result<TcpStream> {
+    let socket = socket(from, options)?;
+    if from.port() != 0 {
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        sockopt::set_socket_reuseport(&socket, options.shared)?;
+    }
+    rustix::net::bind(&socket, &from)?;
+    Ok(TcpStream::from(socket))
+}
+
+/// Begins to connect such a socket, as [`connect`] does.
+///
+/// # Errors
+/// It cannot even begin: the same two addresses were connected a moment ago.
+pub fn connect_bound(socket: &TcpStream, to: SocketAddr) -> io::Result<()> {
+    match rustix::net::connect(socket, &to) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }

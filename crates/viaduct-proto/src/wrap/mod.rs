@@ -15,11 +15,12 @@
 //!                            └── wire::Request, the socket ──▶ master ── flow ──▶ far end
 //! ```
 //!
-//! `socket` knows the kernel's numbers, `rules` what the user has said, `meaning` joins them, and
-//! `wire` is what stubs and masters say to each other.
+//! `socket` knows the kernel's numbers, `rules` what the user has said, `meaning` joins them, `wire` is
+//! what stubs and masters say to each other, and `shared` what runs and the masters that they share do.
 
 mod meaning;
 mod rules;
+pub mod shared;
 mod socket;
 pub mod wire;
 
