@@ -285,6 +285,45 @@ pub fn pacing_rate(socket: impl AsFd) -> io::Result<Option<u64>> {
     Ok(Some(info.pacing_rate).filter(|rate| (1..u64::MAX).contains(rate)))
 }
 
+/// What the kernel has measured of a connection that sends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sending {
+    /// Bytes that the other end has acknowledged.
+    pub acked: u64,
+    /// Bytes that were written and are not acknowledged; and those of them that were never sent.
+    pub held: u64,
+    /// See `held`.
+    pub unsent: u64,
+    /// Segments that were sent again.
+    pub again: u64,
+    /// The round trip, smoothed; 0 while there is no measure.
+    pub rtt: Duration,
+    /// The shortest of the last minutes; 0 while there is no measure.
+    pub shortest: Duration,
+    /// Bytes of a full segment.
+    pub segment: u32,
+}
+
+/// How a connection's sending goes (`TCP_INFO`, `SIOCOUTQ`).
+///
+/// # Errors
+/// It is no TCP connection.
+pub fn sending(stream: impl AsFd) -> io::Result<Sending> {
+    let fd = stream.as_fd();
+    let info: os::TcpInfo = os::getsockopt(fd, libc::SOL_TCP, libc::TCP_INFO)?;
+    let micros = |of: u32| Duration::from_micros(if of == u32::MAX { 0 } else { of.into() });
+    Ok(Sending {
+        acked: info.bytes_acked,
+        held: os::unacknowledged(fd)? as u64,
+        unsent: info.unsent.into(),
+        again: info.sent_again().into(),
+        // There is none before something was acknowledged.
+        rtt: micros(info.rtt()),
+        shortest: micros(info.min_rtt),
+        segment: info.segment(),
+    })
+}
+
 /// How a connection across a long link is set up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LongHaul {

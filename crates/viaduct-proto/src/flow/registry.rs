@@ -25,6 +25,16 @@ pub trait Factory: Send + Sync {
     /// no handler is made for it. `begins` says that the flow is new; the bytes have passed since this
     /// was called last, those that the application wrote and those that it is to read.
     fn relayed(&self, _begins: bool, _bytes: [u64; 2]) {}
+
+    /// Whether its handlers ask what is known of paths ([`Handler::measure`]).
+    fn measures(&self) -> bool {
+        false
+    }
+
+    /// What all its flows together have come to, for people: some lines, if there is something to say.
+    fn state(&self) -> Option<String> {
+        None
+    }
 }
 
 /// What a socket is set to, so that no handler is needed.

@@ -48,6 +48,10 @@ impl Factory for CountFactory {
         self.0.written.fetch_add(written, Relaxed);
         self.0.read.fetch_add(read, Relaxed);
     }
+
+    fn state(&self) -> Option<String> {
+        Some(self.0.text())
+    }
 }
 
 impl Handler for Count {
@@ -66,8 +70,14 @@ impl Handler for Count {
         if to != "count" {
             return cx.output(FIRST).control(to, request);
         }
+        Some(self.0.text().into_bytes())
+    }
+}
+
+impl Counters {
+    fn text(&self) -> String {
         let [flows, written, read] =
-            [&self.0.flows, &self.0.written, &self.0.read].map(|counter| counter.load(Relaxed));
-        Some(format!("flows {flows}\nwritten {written}\nread {read}\n").into_bytes())
+            [&self.flows, &self.written, &self.read].map(|counter| counter.load(Relaxed));
+        format!("flows {flows}\nwritten {written}\nread {read}\n")
     }
 }
