@@ -57,7 +57,7 @@ impl Experiment for Congestion {
             let seed = run.seed();
             found.push(Contest { shares, warm_up, seconds, seed }.run(run.journal())?);
         }
-        let plot = Plot::bars("Shares of the bottleneck", "of it", "share");
+        let plot = Plot::scatter("Shares", ("flow", "number"), ("share", "of the bottleneck"));
         for (contest, name) in found.iter().zip(["four plain flows", "four that share"]) {
             let series = run.series(&plot, name);
             for (n, flow) in contest.flows.iter().enumerate() {
