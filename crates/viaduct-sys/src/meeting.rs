@@ -67,8 +67,19 @@ impl Meeting {
     /// # Errors
     /// The same two addresses were connected a moment ago.
     pub fn meet(&self, program: SocketAddr) -> io::Result<TcpStream> {
-        let at = self.at(program.is_ipv4()).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        tcp::connect(program, Some(at), OPTIONS)
+        let place = self.place(program.is_ipv4())?;
+        tcp::connect_bound(&place, program)?;
+        Ok(place)
+    }
+
+    /// A socket that is to meet a program by IPv4, or else by IPv6, by [`tcp::connect_bound`]. While one
+    /// is there nobody else has the port.
+    ///
+    /// # Errors
+    /// The machine has no such family.
+    pub fn place(&self, v4: bool) -> io::Result<TcpStream> {
+        let at = self.at(v4).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        tcp::bound(at, OPTIONS)
     }
 }
 

@@ -28,6 +28,28 @@ pub(crate) struct TcpInfo {
     older: libc::tcp_info,
     /// Bytes a second; all ones while there is no measure.
     pub(crate) pacing_rate: u64,
+    pub(crate) max_pacing_rate: u64,
+    pub(crate) bytes_acked: u64,
+    pub(crate) bytes_received: u64,
+    pub(crate) segments: [u32; 2],
+    pub(crate) unsent: u32,
+    /// Microseconds; all ones while there is no measure.
+    pub(crate) min_rtt: u32,
+}
+
+impl TcpInfo {
+    /// Microseconds.
+    pub(crate) fn rtt(&self) -> u32 {
+        self.older.tcpi_rtt
+    }
+
+    pub(crate) fn sent_again(&self) -> u32 {
+        self.older.tcpi_total_retrans
+    }
+
+    pub(crate) fn segment(&self) -> u32 {
+        self.older.tcpi_snd_mss
+    }
 }
 
 // SAFETY: integers, without a gap: the older part is 104 bytes long.
@@ -107,9 +129,18 @@ pub(crate) fn check(result: c_int) -> io::Result<()> {
 
 /// Bytes of a stream that wait to be sent for the first time.
 pub(crate) fn unsent(fd: BorrowedFd<'_>) -> io::Result<usize> {
+    queued(fd, SIOCOUTQNSD)
+}
+
+/// Bytes of a stream that wait to be acknowledged.
+pub(crate) fn unacknowledged(fd: BorrowedFd<'_>) -> io::Result<usize> {
+    queued(fd, libc::TIOCOUTQ)
+}
+
+fn queued(fd: BorrowedFd<'_>, question: libc::Ioctl) -> io::Result<usize> {
     let mut bytes: c_int = 0;
     // SAFETY: the kernel writes one integer, which lives through the call.
-    check(unsafe { libc::ioctl(fd.as_raw_fd(), SIOCOUTQNSD, &raw mut bytes) })?;
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), question, &raw mut bytes) })?;
     Ok(usize::try_from(bytes).unwrap_or(0))
 }
 

@@ -172,7 +172,11 @@ impl Closed {
         Ok(Closed { v4: bound(AddressFamily::INET, Ipv4Addr::LOCALHOST.into())?, v6 })
     }
 
-    fn at(&self, v4: bool) -> io::Result<SocketAddr> {
+    /// That of IPv4, or else of IPv6.
+    ///
+    /// # Errors
+    /// The machine has no such family.
+    pub fn at(&self, v4: bool) -> io::Result<SocketAddr> {
         let socket = if v4 { Some(&self.v4) } else { self.v6.as_ref() };
         let socket = socket.ok_or(io::ErrorKind::AddrNotAvailable)?;
         Ok(rustix::net::getsockname(socket)?.try_into()?)

@@ -1,4 +1,4 @@
-//! Records between processes of this host, a descriptor beside one of them (`SOCK_SEQPACKET`,
+//! Records between processes of this host, a descriptor or two beside one of them (`SOCK_SEQPACKET`,
 //! `SCM_RIGHTS`).
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -10,8 +10,10 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
 
-/// Room for one descriptor.
-const SPACE: usize = rustix::cmsg_space!(ScmRights(1));
+/// Descriptors beside a record, at most.
+const MOST: usize = 4;
+/// Room for them.
+const SPACE: usize = rustix::cmsg_space!(ScmRights(MOST));
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
@@ -61,9 +63,16 @@ pub fn connect(name: &str) -> io::Result<OwnedFd> {
 /// # Errors
 /// The other end has gone, or does not read.
 pub fn send(socket: impl AsFd, bytes: &[u8], beside: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    send_beside(socket, bytes, beside.as_slice())
+}
+
+/// The same with up to four descriptors.
+///
+/// # Errors
+/// As [`send`]'s.
+pub fn send_beside(socket: impl AsFd, bytes: &[u8], beside: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); SPACE];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let beside = beside.as_slice();
     if !beside.is_empty() {
         control.push(SendAncillaryMessage::ScmRights(beside));
     }
@@ -77,16 +86,27 @@ pub fn send(socket: impl AsFd, bytes: &[u8], beside: Option<BorrowedFd<'_>>) -> 
 /// # Errors
 /// There is none ([`io::ErrorKind::WouldBlock`]), if the socket does not block.
 pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+    let (length, beside) = receive_beside(socket, bytes)?;
+    Ok((length, beside.into_iter().next()))
+}
+
+/// The same with all that was beside it.
+///
+/// # Errors
+/// As [`receive`]'s.
+pub fn receive_beside(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); SPACE];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut bytes = [IoSliceMut::new(bytes)];
     let flags = RecvFlags::CMSG_CLOEXEC;
     let length = rustix::net::recvmsg(socket, &mut bytes, &mut control, flags)?.bytes;
-    let mut beside = control.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut of) => of.next(),
-        _ => None,
-    });
-    Ok((length, beside.next()))
+    let mut beside = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(of) = message {
+            beside.extend(of);
+        }
+    }
+    Ok((length, beside))
 }
 
 fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
@@ -121,6 +141,8 @@ mod tests {
         assert_eq!(receive(&other, &mut bytes).unwrap().0, 8);
         let (length, beside) = receive(&theirs, &mut bytes).unwrap();
         assert!(&bytes[..length] == b"without" && beside.is_none());
+        send_beside(&ours, b"both", &[ours.as_fd(), theirs.as_fd()]).unwrap();
+        assert_eq!(receive_beside(&theirs, &mut bytes).unwrap().1.len(), 2);
         drop(ours);
         assert_eq!(receive(&theirs, &mut bytes).unwrap().0, 0);
     }

@@ -136,22 +136,27 @@ pub fn connect(
     connect_telling(to, from, options, Telling::Nothing).map(|(stream, _)| stream)
 }
 
-/// The same from a port of the kernel's choice at `from`, which `before` is told first.
+/// A socket at `from` that is to [`connect_bound`]; port 0 is one of the kernel's choice.
 ///
 /// # Errors
-/// As [`connect`]'s, and those of `before`.
-pub fn connect_from(
-    to: SocketAddr,
-    from: IpAddr,
-    options: TcpOptions,
-    before: impl FnOnce(u16) -> io::Result<()>,
-) -> io::Result<TcpStream> {
-    let socket = socket(to, options)?;
-    rustix::net::bind(&socket, &SocketAddr::new(from, 0))?;
-    let socket = TcpStream::from(socket);
-    before(socket.local_addr()?.port())?;
-    match rustix::net::connect(&socket, &to) {
-        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+/// The address is not this machine's, or taken.
+pub fn bound(from: SocketAddr, options: TcpOptions) -> io::Result<TcpStream> {
+    let socket = socket(from, options)?;
+    if from.port() != 0 {
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        sockopt::set_socket_reuseport(&socket, options.shared)?;
+    }
+    rustix::net::bind(&socket, &from)?;
+    Ok(TcpStream::from(socket))
+}
+
+/// Begins to connect such a socket, as [`connect`] does.
+///
+/// # Errors
+/// It cannot even begin: the same two addresses were connected a moment ago.
+pub fn connect_bound(socket: &TcpStream, to: SocketAddr) -> io::Result<()> {
+    match rustix::net::connect(socket, &to) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
@@ -278,6 +283,45 @@ pub fn unsent(socket: impl AsFd) -> io::Result<usize> {
 pub fn pacing_rate(socket: impl AsFd) -> io::Result<Option<u64>> {
     let info: os::TcpInfo = os::getsockopt(socket.as_fd(), libc::SOL_TCP, libc::TCP_INFO)?;
     Ok(Some(info.pacing_rate).filter(|rate| (1..u64::MAX).contains(rate)))
+}
+
+/// What the kernel has measured of a connection that sends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sending {
+    /// Bytes that the other end has acknowledged.
+    pub acked: u64,
+    /// Bytes that were written and are not acknowledged; and those of them that were never sent.
+    pub held: u64,
+    /// See `held`.
+    pub unsent: u64,
+    /// Segments that were sent again.
+    pub again: u64,
+    /// The round trip, smoothed; 0 while there is no measure.
+    pub rtt: Duration,
+    /// The shortest of the last minutes; 0 while there is no measure.
+    pub shortest: Duration,
+    /// Bytes of a full segment.
+    pub segment: u32,
+}
+
+/// How a connection's sending goes (`TCP_INFO`, `SIOCOUTQ`).
+///
+/// # Errors
+/// It is no TCP connection.
+pub fn sending(stream: impl AsFd) -> io::Result<Sending> {
+    let fd = stream.as_fd();
+    let info: os::TcpInfo = os::getsockopt(fd, libc::SOL_TCP, libc::TCP_INFO)?;
+    let micros = |of: u32| Duration::from_micros(if of == u32::MAX { 0 } else { of.into() });
+    Ok(Sending {
+        acked: info.bytes_acked,
+        held: os::unacknowledged(fd)? as u64,
+        unsent: info.unsent.into(),
+        again: info.sent_again().into(),
+        // There is none before something was acknowledged.
+        rtt: micros(info.rtt()),
+        shortest: micros(info.min_rtt),
+        segment: info.segment(),
+    })
 }
 
 /// How a connection across a long link is set up.

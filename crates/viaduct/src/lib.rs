@@ -13,6 +13,7 @@
 
 mod gateway;
 mod key;
+mod master;
 mod metrics;
 mod notify;
 mod proxy;
@@ -60,6 +61,14 @@ enum Command {
     Run {
         #[command(flatten)]
         args: run::RunArgs,
+    },
+    /// Run handlers that programs share: viaduct run --master NAME has its flows carried by it
+    Master {
+        #[command(flatten)]
+        args: master::MasterArgs,
+        /// Log in JSON, one object a line
+        #[arg(long)]
+        log_json: bool,
     },
     /// Send this host's own connections to a hop, told where to by a TCP option in their SYNs
     Steer {
@@ -134,6 +143,9 @@ fn execute(command: Command, registry: Registry) -> Result<ExitCode> {
             }
         }
         Command::Run { args } => return run::run(&args, &registry),
+        Command::Master { args, log_json } => {
+            return master::run(&args, registry, || log(log_json));
+        }
         Command::Steer { args, log_json } => {
             log(log_json);
             steer::run(&args)?;

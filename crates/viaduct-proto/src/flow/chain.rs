@@ -8,6 +8,7 @@ use super::buffer::Buffer;
 use super::call::{Address, Down, Failure, Half, Place, SocketOption, Up};
 use super::core::Core;
 use super::ends::{Action, BottomId, Closed};
+use super::measure::Measure;
 use super::registry::Factory;
 use crate::time::Instant;
 
@@ -165,6 +166,18 @@ impl Chain {
     pub fn set_names(&mut self, bottom: BottomId, own: Address, peer: Address) {
         if let Some(at) = self.core.bottoms.get_mut(bottom.0) {
             at.names = (Some(own), Some(peer));
+        }
+    }
+
+    /// Whether its handlers ask for measures.
+    pub fn measures(&self) -> bool {
+        self.core.factories.iter().any(|factory| factory.measures())
+    }
+
+    /// What the kernel has measured of a connection by now.
+    pub fn set_measure(&mut self, bottom: BottomId, measure: Measure) {
+        if let Some(at) = self.core.bottoms.get_mut(bottom.0) {
+            at.measure = Some(measure);
         }
     }
 

@@ -5,6 +5,7 @@ use bytes::Bytes;
 use super::call::{Address, Down, Failure, Half, Place, SocketOption, Up};
 use super::core::Core;
 use super::handler::{Output, Timer};
+use super::measure::Measure;
 use crate::time::Instant;
 
 /// The chain, as one of its handlers sees it.
@@ -148,6 +149,11 @@ impl Downstream<'_> {
     /// See [`Handler::getpeername`](super::Handler::getpeername).
     pub fn getpeername(self) -> Option<Address> {
         self.core.getpeername(self.place?, self.now)
+    }
+
+    /// See [`Handler::measure`](super::Handler::measure).
+    pub fn measure(self) -> Option<Measure> {
+        self.core.measure(self.place?, self.now)
     }
 
     /// See [`Handler::control`](super::Handler::control).

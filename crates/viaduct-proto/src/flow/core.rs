@@ -10,6 +10,7 @@ use super::context::Context;
 use super::ends::{Action, Bottom, Closed, Top};
 use super::giving::Giving;
 use super::handler::{Handler, Output, Timer};
+use super::measure::Measure;
 use super::registry::Factory;
 use super::slots::Slots;
 use crate::time::Instant;
@@ -242,6 +243,21 @@ impl Core {
         match place {
             Place::Bottom(bottom) => self.bottoms.get(bottom)?.names.1.clone(),
             Place::Node(node) => self.with(node, now, |handler, cx| handler.getpeername(cx))?,
+        }
+    }
+
+    pub(super) fn measure(&mut self, place: Place, now: Instant) -> Option<Measure> {
+        match place {
+            Place::Bottom(bottom) => {
+                let at = self.bottoms.get(bottom)?;
+                let held = at.buffer.len() as u64;
+                at.measure.map(|of| Measure {
+                    held: of.held + held,
+                    unsent: of.unsent + held,
+                    ..of
+                })
+            }
+            Place::Node(node) => self.with(node, now, |handler, cx| handler.measure(cx))?,
         }
     }
 

@@ -5,6 +5,7 @@ use bytes::Bytes;
 
 use super::buffer::Buffer;
 use super::call::{Address, Down, Failure, Half, SocketOption, Up, Upper};
+use super::measure::Measure;
 
 /// One of the flows by which a chain meets the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -88,6 +89,8 @@ pub(super) struct Bottom {
     pub(super) closed: Closed,
     pub(super) buffer: Buffer,
     pub(super) names: (Option<Address>, Option<Address>),
+    /// What was measured of its connection, without what waits here.
+    pub(super) measure: Option<Measure>,
     stopped: bool,
     ending: Ending,
     shut: bool,
@@ -104,6 +107,7 @@ impl Bottom {
             closed: Closed::default(),
             buffer: Buffer::default(),
             names: (None, None),
+            measure: None,
             stopped: false,
             ending: Ending::None,
             shut: false,

@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use super::call::{Address, Failure, Half, SocketOption};
 use super::context::Context;
+use super::measure::Measure;
 
 /// One of a handler's output flows, as [`Context::plumb`] gave it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,6 +82,11 @@ pub trait Handler {
     /// The other end's address.
     fn getpeername(&mut self, cx: &mut Context<'_>) -> Option<Address> {
         cx.output(FIRST).getpeername()
+    }
+
+    /// What is known of the path of the first output flow; `None` if nobody has measured it.
+    fn measure(&mut self, cx: &mut Context<'_>) -> Option<Measure> {
+        cx.output(FIRST).measure()
     }
 
     /// Answers a request for the handler named `to` (TESLA's ioctl, 3.6); `None` if there is none.

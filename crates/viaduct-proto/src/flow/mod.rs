@@ -17,7 +17,7 @@
 //! **Order of calls.** Calls never nest: what a handler asks of its neighbours is queued, and made
 //! in that order after its own method has returned. So a handler is never called while it works,
 //! chains may be as long as one likes, and what was written first arrives first. Only questions
-//! ([`Handler::getsockname`], [`Handler::control`]) are answered at once; they go downstream.
+//! ([`Handler::getsockname`], [`Handler::measure`], [`Handler::control`]) are answered at once; they go downstream.
 //!
 //! **Guaranteed completion** (3.4). A `write` or an `avail` takes all its bytes, and nobody is asked
 //! to try again; it returns `false` only when the flow will never take any more. `may_write(false)`
@@ -56,7 +56,9 @@
 //! 5. **The end.** When the application is gone, however that came about, say [`Chain::close`] and
 //!    drive the chain on until all its bottoms are closed: what was written may still be on its way,
 //!    or wait for another connection. After [`Action::Failed`] drop it when its bottoms are closed.
-//! 6. **Words.** [`Action::Say`] is a line for the log; [`Action::Event`] is for the application:
+//! 6. **Measures.** Where a factory [asks for them](Factory::measures), say [`Chain::set_measure`] of each
+//!    connection before the chain is driven.
+//! 7. **Words.** [`Action::Say`] is a line for the log; [`Action::Event`] is for the application:
 //!    `NAME: what`. `migrate: freeze` and `migrate: thaw` are for whoever can stop it. When addresses
 //!    or routes change, `control("migrate", b"retry")` and `control("stripe", b"retry")` to every
 //!    chain saves the seconds until a silent connection is doubted.
@@ -72,6 +74,7 @@ mod core;
 mod ends;
 mod giving;
 mod handler;
+mod measure;
 mod registry;
 mod slots;
 
@@ -82,6 +85,7 @@ pub use chain::{Chain, DEFAULT_LIMIT};
 pub use context::{Context, Downstream, Upstream};
 pub use ends::{Action, BottomId};
 pub use handler::{FIRST, Handler, Output, Timer};
+pub use measure::Measure;
 pub use registry::{Arguments, Factory, HandlerSpec, Offload, Registry, SpecError, offload};
 
 #[cfg(test)]

@@ -26,8 +26,13 @@ pub trait Factory: Send + Sync {
     /// was called last, those that the application wrote and those that it is to read.
     fn relayed(&self, _begins: bool, _bytes: [u64; 2]) {}
 
-    /// A control call to a flow whose bytes it does not see; see [`Handler::control`].
-    fn control(&self, _request: &[u8]) -> Option<Vec<u8>> {
+    /// Whether its handlers ask what is known of paths ([`Handler::measure`]).
+    fn measures(&self) -> bool {
+        false
+    }
+
+    /// What all its flows together have come to, for people: some lines, if there is something to say.
+    fn state(&self) -> Option<String> {
         None
     }
 }

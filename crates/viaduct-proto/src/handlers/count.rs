@@ -15,14 +15,6 @@ struct Counters {
     read: AtomicU64,
 }
 
-impl Counters {
-    fn told(&self) -> Vec<u8> {
-        let [flows, written, read] =
-            [&self.flows, &self.written, &self.read].map(|counter| counter.load(Relaxed));
-        format!("flows {flows}\nwritten {written}\nread {read}\n").into_bytes()
-    }
-}
-
 struct CountFactory(Arc<Counters>);
 
 struct Count(Arc<Counters>);
@@ -57,8 +49,8 @@ impl Factory for CountFactory {
         self.0.read.fetch_add(read, Relaxed);
     }
 
-    fn control(&self, _: &[u8]) -> Option<Vec<u8>> {
-        Some(self.0.told())
+    fn state(&self) -> Option<String> {
+        Some(self.0.text())
     }
 }
 
@@ -78,6 +70,14 @@ impl Handler for Count {
         if to != "count" {
             return cx.output(FIRST).control(to, request);
         }
-        Some(self.0.told())
+        Some(self.0.text().into_bytes())
+    }
+}
+
+impl Counters {
+    fn text(&self) -> String {
+        let [flows, written, read] =
+            [&self.flows, &self.written, &self.read].map(|counter| counter.load(Relaxed));
+        format!("flows {flows}\nwritten {written}\nread {read}\n")
     }
 }

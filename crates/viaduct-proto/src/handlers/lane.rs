@@ -37,6 +37,11 @@ impl<E> Lane<E> {
         self.end = Some((ready, end));
     }
 
+    /// Bytes that wait.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
     /// The neighbour that the bytes go to takes some, or does not.
     pub(super) fn set_open(&mut self, open: bool) {
         self.open = open;

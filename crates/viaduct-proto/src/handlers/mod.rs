@@ -3,6 +3,7 @@
 
 mod bundle;
 mod compress;
+mod congestion;
 mod count;
 mod crypt;
 mod early;
@@ -35,6 +36,7 @@ pub type Files = Arc<dyn Fn(&str) -> Result<String, String> + Send + Sync>;
 pub fn registry(shell: &Shell) -> Registry {
     let mut registry = Registry::default();
     registry.add(compress::about(), compress::build);
+    registry.add(congestion::about(), congestion::build);
     registry.add(count::about(), count::build);
     registry.add(latency::about(), latency::build);
     registry.add(shape::about(), shape::build);

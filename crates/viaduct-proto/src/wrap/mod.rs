@@ -16,11 +16,13 @@
 //! ```
 //!
 //! `socket` knows the kernel's numbers, `rules` what the user has said, `meaning` joins them; `wire` is
-//! what stubs and masters say to each other, and `aware` what programs say that know of handlers.
+//! what stubs and masters say to each other, `shared` what runs and the masters that they share do, and
+//! `aware` what programs say that know of handlers.
 
 pub mod aware;
 mod meaning;
 mod rules;
+pub mod shared;
 mod socket;
 pub mod wire;
 

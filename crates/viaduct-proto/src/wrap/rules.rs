@@ -134,6 +134,36 @@ impl Rules {
         Ok(())
     }
 
+    /// What both want: what either refuses is refused, what either leaves alone is left alone, and either
+    /// being strict, both are.
+    ///
+    /// # Errors
+    /// There is no room for all of them.
+    pub fn both(&self, other: &Rules) -> Result<Rules, RuleError> {
+        let mut rules = Rules::EVERYTHING;
+        rules.strict = self.strict || other.strict;
+        let wanted = |line: &&Line| line.fate == Fate::Divert;
+        for line in self.lines().iter().chain(other.lines()).filter(|line| !wanted(line)) {
+            rules.push(*line)?;
+        }
+        let (ours, theirs) =
+            (|| self.lines().iter().filter(wanted), || other.lines().iter().filter(wanted));
+        match (ours().next(), theirs().next()) {
+            (Some(_), None) => ours().try_for_each(|line| rules.push(*line))?,
+            (None, _) => theirs().try_for_each(|line| rules.push(*line))?,
+            (Some(_), Some(_)) => {
+                let pairs = ours().flat_map(|one| theirs().map(move |other| one.and(other)));
+                let mut common = pairs.flatten().peekable();
+                if common.peek().is_none() {
+                    // Nothing is wanted by both.
+                    rules.push(Line { fate: Fate::Leave, ..ANYWHERE })?;
+                }
+                common.try_for_each(|line| rules.push(line))?;
+            }
+        }
+        Ok(rules)
+    }
+
     /// In the order in which they decide: the first that fits.
     pub fn lines(&self) -> &[Line] {
         &self.lines[..self.count]
@@ -153,6 +183,22 @@ impl Rules {
 }
 
 impl Line {
+    /// What fits both, if anything does.
+    fn and(&self, other: &Line) -> Option<Line> {
+        let transport = match (self.transport, other.transport) {
+            (Some(one), Some(other)) if one != other => return None,
+            (one, other) => one.or(other),
+        };
+        let (wide, narrow) = match self.prefix.1 <= other.prefix.1 {
+            true => (self.prefix, other.prefix),
+            false => (other.prefix, self.prefix),
+        };
+        let mask = u128::MAX.checked_shl(128 - u32::from(wide.1.min(128))).unwrap_or(0);
+        let ports = (self.ports.0.max(other.ports.0), self.ports.1.min(other.ports.1));
+        let nested = (wide.0.to_bits() ^ narrow.0.to_bits()) & mask == 0;
+        (nested && ports.0 <= ports.1).then_some(Line { transport, prefix: narrow, ports, ..*self })
+    }
+
     fn fits(&self, transport: Transport, to: SocketAddr) -> bool {
         let ((ip, length), (first, last)) = (self.prefix, self.ports);
         let mask = u128::MAX.checked_shl(128 - u32::from(length.min(128))).unwrap_or(0);

@@ -34,6 +34,10 @@ impl Errno {
     pub const PERM: Errno = Errno(1);
     /// There is no such thing.
     pub const NOENT: Errno = Errno(2);
+    /// It is elsewhere.
+    pub const XDEV: Errno = Errno(18);
+    /// It speaks another language.
+    pub const PROTO: Errno = Errno(71);
     /// The kernel has no such protocol.
     pub const PROTONOSUPPORT: Errno = Errno(93);
     /// It cannot be asked for that.

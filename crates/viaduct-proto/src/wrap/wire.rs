@@ -29,10 +29,10 @@ pub const REQUEST: usize = 48;
 pub const ANSWER: usize = 72;
 /// Bytes of a Welcome with all lines that there can be.
 pub const WELCOME: usize = ANSWER + MOST * LINE;
-const ADDRESS: usize = 24;
+pub(super) const ADDRESS: usize = 24;
 const LINE: usize = 24;
 const MAGIC: u32 = u32::from_be_bytes(*b"vdct");
-const VERSION: u16 = 1;
+pub(super) const VERSION: u16 = 1;
 const STRICT: u8 = 1;
 const OFFLOAD: u8 = 2;
 
@@ -242,12 +242,12 @@ impl Answer {
 }
 
 /// Fills a record; it is long enough for all that is put.
-struct Writer<'a> {
-    bytes: &'a mut [u8],
+pub(super) struct Writer<'a> {
+    pub(super) bytes: &'a mut [u8],
 }
 
 impl Writer<'_> {
-    fn put(&mut self, bytes: &[u8]) {
+    pub(super) fn put(&mut self, bytes: &[u8]) {
         let (at, rest) = std::mem::take(&mut self.bytes).split_at_mut(bytes.len());
         at.copy_from_slice(bytes);
         self.bytes = rest;
@@ -259,7 +259,7 @@ impl Writer<'_> {
         self.put(&[kind]);
     }
 
-    fn address(&mut self, address: Option<SocketAddr>) {
+    pub(super) fn address(&mut self, address: Option<SocketAddr>) {
         let Some(address) = address else { return self.put(&[0; ADDRESS]) };
         let scope = if let SocketAddr::V6(v6) = address { v6.scope_id() } else { 0 };
         self.put(&mapped(address.ip()).octets());
@@ -278,12 +278,12 @@ impl Writer<'_> {
 }
 
 /// Reads a record.
-struct Reader<'a> {
-    bytes: &'a [u8],
+pub(super) struct Reader<'a> {
+    pub(super) bytes: &'a [u8],
 }
 
 impl Reader<'_> {
-    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+    pub(super) fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (taken, rest) = self.bytes.split_first_chunk()?;
         self.bytes = rest;
         Some(*taken)
@@ -295,7 +295,7 @@ impl Reader<'_> {
         self.byte().filter(|_| ours)
     }
 
-    fn byte(&mut self) -> Option<u8> {
+    pub(super) fn byte(&mut self) -> Option<u8> {
         self.take::<1>().map(|[byte]| byte)
     }
 
@@ -304,7 +304,7 @@ impl Reader<'_> {
     }
 
     /// `Some(None)` where none is said.
-    fn address(&mut self) -> Option<Option<SocketAddr>> {
+    pub(super) fn address(&mut self) -> Option<Option<SocketAddr>> {
         let ip = Ipv6Addr::from(self.take::<16>()?);
         let port = u16::from_be_bytes(self.take()?);
         let [is, _] = self.take()?;

@@ -4,7 +4,7 @@
 
 use std::ffi::{c_int, c_long};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use super::BpfError;
 use super::asm::Insn;
@@ -14,7 +14,10 @@ const MAP_LOOKUP: c_int = 1;
 const MAP_UPDATE: c_int = 2;
 const MAP_DELETE: c_int = 3;
 const PROG_LOAD: c_int = 5;
+const PROG_ATTACH: c_int = 8;
 const LINK_CREATE: c_int = 28;
+/// Beside others.
+const ALLOW_MULTI: u32 = 2;
 const HASH: u32 = 1;
 const LRU_HASH: u32 = 9;
 const SOCKET_MAP: u32 = 15;
@@ -169,7 +172,7 @@ pub(super) trait Numbered {
 /// A program at work. It ends with this value, or with the process, however that ends.
 #[derive(Debug)]
 pub(super) struct Link {
-    _fd: OwnedFd,
+    fd: OwnedFd,
 }
 
 impl Link {
@@ -188,8 +191,28 @@ impl Link {
             flags: 0,
         };
         let fd = bpf_fd(LINK_CREATE, &attr);
-        Ok(Link { _fd: fd.map_err(|source| denied("attach a program", source))? })
+        Ok(Link { fd: fd.map_err(|source| denied("attach a program", source))? })
     }
+}
+
+impl AsFd for Link {
+    /// Whoever holds it as well has the program stay.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Has the kernel run `program` for all sockets of a cgroup for as long as that is there: also when this
+/// process has ended.
+pub(super) fn attach(hook: Hook, program: &[Insn], cgroup: BorrowedFd<'_>) -> Result<(), BpfError> {
+    let program = load(hook, program)?;
+    let attr = ProgAttach {
+        target: cgroup.as_raw_fd() as u32,
+        program: program.as_raw_fd() as u32,
+        attach_type: hook.attach_type(),
+        flags: ALLOW_MULTI,
+    };
+    bpf(PROG_ATTACH, &attr).map(drop).map_err(|source| denied("attach a program", source))
 }
 
 fn load(hook: Hook, program: &[Insn]) -> Result<OwnedFd, BpfError> {
@@ -283,6 +306,16 @@ struct ProgLoad {
 // SAFETY: made only by `load` and `complaint`, from a slice of instructions, a C string, and a log of
 // the length that it says.
 unsafe impl Attr for ProgLoad {}
+
+#[repr(C)]
+struct ProgAttach {
+    target: u32,
+    program: u32,
+    attach_type: u32,
+    flags: u32,
+}
+// SAFETY: four integers, no address.
+unsafe impl Attr for ProgAttach {}
 
 #[repr(C)]
 struct LinkCreate {

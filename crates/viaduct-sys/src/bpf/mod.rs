@@ -11,7 +11,9 @@
 //! ```
 //!
 //! Each hangs by a link whose descriptor this process holds: when it ends, also by kill -9, the kernel
-//! takes the program away and nothing is left behind. What the 16 bytes say is the caller's matter.
+//! takes the program away and nothing is left behind. Those of wrapped programs ([`Divert`]) hang by the
+//! group that they are in, and go with it: nobody gets around a chain by the end of its master. What the
+//! 16 bytes say is the caller's matter.
 
 mod asm;
 mod cgroup;

@@ -109,7 +109,7 @@ impl Worker {
         match (asked.what, key) {
             (What::Control(to, request, answer), Some(key)) => {
                 answer(match self.flows.at(key).middle() {
-                    Middle::Relay(relay) => relay.control(&to, &request),
+                    Middle::Relay(relay) => relay.control(&to),
                     Middle::Through(through) => through.control(&to, &request, now),
                 });
                 self.again.push(key);

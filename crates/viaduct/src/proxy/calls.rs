@@ -6,6 +6,9 @@
 //!                                             └─ it does not         ──▶ Held::refuse
 //!   interposer ── Arrival ──▶ handlers' own words ──▶ Program::connect: the client's leg
 //! ```
+//!
+//! The client's leg is a socket that was made for it, its place; whoever connects it to the program may
+//! be another process, and take a moment.
 
 use std::fmt::Debug;
 use std::io;
@@ -27,17 +30,25 @@ use super::worker::Worker;
 
 /// A program's connect that waits, as its interposer holds it.
 pub trait Held: Debug + Send {
-    /// Which socket of the program's it is.
-    fn whose(&self) -> Option<Whose>;
+    /// Which socket of the program's it is, if it may ask.
+    fn whose(&self) -> Option<Whose> {
+        None
+    }
 
     /// What the program is told of its own end from now on.
     fn named(&mut self, own: SocketAddr);
 
-    /// The far end is there: the program's socket becomes connected to the stream.
+    /// The socket that the program's will be connected to; once only.
+    ///
+    /// # Errors
+    /// There is none.
+    fn place(&mut self) -> io::Result<std::net::TcpStream>;
+
+    /// The far end is there: the program's socket becomes connected to `place`, now or soon.
     ///
     /// # Errors
     /// The program has gone.
-    fn meet(&mut self) -> io::Result<std::net::TcpStream>;
+    fn meet(&mut self, place: &std::net::TcpStream) -> io::Result<()>;
 
     /// The far end is not there, as the program is told.
     fn refuse(&mut self, why: Failure);
@@ -56,11 +67,17 @@ pub struct Call {
 
 /// A wrapped program that listens, as its interposer reaches it.
 pub trait Program: Debug + Send {
-    /// Begins to connect to it, which takes the connection for `client`'s.
+    /// The socket that will be connected to it; once only.
+    ///
+    /// # Errors
+    /// There is none.
+    fn place(&mut self) -> io::Result<std::net::TcpStream>;
+
+    /// Has `place` be connected to it, which takes the connection for the client's, now or soon.
     ///
     /// # Errors
     /// It cannot even begin.
-    fn connect(&mut self) -> io::Result<std::net::TcpStream>;
+    fn connect(&mut self, place: &std::net::TcpStream) -> io::Result<()>;
 }
 
 /// A connection to a program.
@@ -116,16 +133,12 @@ impl Worker {
     /// The handlers of flow `key` let it in: if it is a program's, that is connected to.
     pub(super) fn reach(&mut self, key: usize) {
         let Some(mut program) = self.programs.remove(&key) else { return };
-        let begun = program.connect().and_then(|stream| {
-            let mut client = Leg::Tcp(TcpStream::from_std(stream));
-            self.flows.watch_coming(&mut client, key).map(|()| client)
+        let begun = program.place().and_then(|place| {
+            program.connect(&place)?;
+            self.await_client(place, key)
         });
         match begun {
-            Ok(client) => {
-                let flow = self.flows.at(key);
-                flow.set_coming(client);
-                flow.break_unless_ended();
-            }
+            Ok(()) => self.flows.at(key).break_unless_ended(),
             Err(error) => {
                 debug!("a program cannot be reached: {error}");
                 self.end(key, true);
@@ -176,21 +189,31 @@ impl Worker {
         if let Some(own) = server.tcp().and_then(|stream| stream.local_addr().ok()) {
             held.named(own);
         }
-        let met = held.meet().and_then(|stream| {
-            let mut client = Leg::Tcp(TcpStream::from_std(stream));
-            self.flows.watch(&mut client, key, End::Client).map(|()| client)
+        let met = held.place().and_then(|place| {
+            held.meet(&place)?;
+            if place.peer_addr().is_err() {
+                return self.await_client(place, key);
+            }
+            let mut client = Leg::Tcp(TcpStream::from_std(place));
+            self.flows.watch(&mut client, key, End::Client)?;
+            self.flows.at(key).set_client(client, now);
+            Ok(())
         });
         match met {
-            Ok(client) => {
-                let flow = self.flows.at(key);
-                flow.set_client(client, now);
-                flow.break_unless_ended();
-            }
+            Ok(()) => self.flows.at(key).break_unless_ended(),
             Err(error) => {
                 debug!("a program has gone: {error}");
                 self.end(key, true);
             }
         }
+    }
+
+    /// The client of flow `key` is whoever `place` will be connected to.
+    fn await_client(&mut self, place: std::net::TcpStream, key: usize) -> io::Result<()> {
+        let mut client = Leg::Tcp(TcpStream::from_std(place));
+        self.flows.watch_coming(&mut client, key)?;
+        self.flows.at(key).set_coming(client);
+        Ok(())
     }
 
     /// The far end of flow `key` does not answer. If a program waits for it, it is told so, and the

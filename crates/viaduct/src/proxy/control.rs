@@ -28,7 +28,7 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// Everything but flows.
 pub struct Control {
-    options: ProxyOptions,
+    options: Option<ProxyOptions>,
     registry: Registry,
     proxy: Handle,
     status: UnixListener,
@@ -41,7 +41,7 @@ pub struct Control {
 /// # Errors
 /// The status socket or the metrics' address cannot be had.
 pub fn start(
-    options: ProxyOptions,
+    options: Option<ProxyOptions>,
     registry: Registry,
     proxy: Handle,
     signals: Signals,
@@ -96,10 +96,10 @@ impl Control {
     fn reload(&mut self) {
         notify(Phase::Reloading);
         let mut read = || {
-            if self.options.config.is_none() {
+            let Some(options) = self.options.as_ref().filter(|said| said.config.is_some()) else {
                 bail!("there is no config file to read again (--config)");
-            }
-            self.proxy.reload(Settings::load(&self.options, &self.registry)?)
+            };
+            self.proxy.reload(Settings::load(options, &self.registry)?)
         };
         match read() {
             Ok(()) => info!("the config was read again"),

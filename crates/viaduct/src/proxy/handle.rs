@@ -113,6 +113,7 @@ impl Handle {
             hangs,
             restored: self.interception.restored(),
             missing: self.interception.is_missing(),
+            handlers: self.settings.policies.state(),
             counters,
         }
     }

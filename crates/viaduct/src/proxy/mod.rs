@@ -83,7 +83,7 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     let _keeper = Keeper::start(changes, settings.intercept.as_ref(), &interception)?;
     let loops = Loops::new(&settings, doors, &interception)?;
     let handle = Handle::new(settings.clone(), loops.orders(), interception);
-    control::start(options.clone(), registry, handle, signals)?;
+    control::start(Some(options.clone()), registry, handle, signals)?;
     if options.rehearse {
         return Ok(fs::remove_file(settings.socket())?);
     }
@@ -107,6 +107,26 @@ fn run_on_demand(settings: &Settings, told: Told) -> Result<()> {
     parent.rehearse()?;
     info!(name = settings.name, listen = ?settings.listen, "up on demand");
     parent.run().context("the parent of proxies stopped")
+}
+
+/// Carries flows of programs, as `settings` say, until a signal ends it; `open` is told the way to the
+/// worker before anything is said to be up.
+pub fn carry(
+    settings: &Settings,
+    registry: Registry,
+    signals: Signals,
+    open: impl FnOnce(&orders::ToWorker) -> Result<()>,
+) -> Result<()> {
+    let interception = Arc::<Interception>::default();
+    let loops = Loops::new(settings, opening::doors(settings)?, &interception)?;
+    let handle = Handle::new(settings.clone(), loops.orders(), interception);
+    open(handle.worker().context("no worker runs")?)?;
+    control::start(None, registry, handle, signals)?;
+    info!(name = settings.name, "up");
+    memory::let_go_of_start()?;
+    let ended = loops.run().context("the master stopped");
+    let _ = fs::remove_file(settings.socket());
+    ended
 }
 
 /// Checks what was said, says what it means, and touches nothing.

@@ -68,6 +68,13 @@ pub struct Policies {
 }
 
 impl Policies {
+    /// What the handlers of those that no policy is for have come to, each its name and some lines.
+    pub fn state(&self) -> Vec<(String, String)> {
+        let factories = self.otherwise.handlers.iter().flat_map(|list| list.iter());
+        let state = factories.map(|factory| Some((factory.name().to_owned(), factory.state()?)));
+        state.flatten().collect()
+    }
+
     /// What becomes of a flow of `client` to `to`.
     pub fn plan(&self, client: IpAddr, to: SocketAddr) -> &Plan {
         let found = self.list.iter().find(|policy| policy.fits(client, to));

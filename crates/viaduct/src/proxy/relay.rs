@@ -60,10 +60,11 @@ impl Relay {
         Some(Relay { told: Some(Told(factories.clone())), ..Relay::default() })
     }
 
-    /// A control call to the handler of this name.
-    pub fn control(&self, to: &str, request: &[u8]) -> Option<Vec<u8>> {
+    /// A control call to the handler of this name: what it does without the bytes is known to all its
+    /// flows together.
+    pub fn control(&self, to: &str) -> Option<Vec<u8>> {
         let Told(factories) = self.told.as_ref()?;
-        factories.iter().find(|factory| factory.name() == to)?.control(request)
+        factories.iter().find(|factory| factory.name() == to)?.state().map(String::into_bytes)
     }
 
     /// The loop says that `end` can be read or written.

@@ -29,6 +29,9 @@ pub struct ProxyStatus {
     /// They are missing: clients pass by.
     #[serde(default)]
     pub missing: bool,
+    /// What its handlers have come to, each its name and some lines.
+    #[serde(default)]
+    pub handlers: Vec<(String, String)>,
     /// What it has counted.
     pub counters: ProxyStats,
 }

@@ -22,10 +22,11 @@ use viaduct_sys::raw::Raw;
 use viaduct_sys::tcp::{self, TcpOptions};
 
 use super::Plan;
+use super::carrier::Carrier;
+use super::keep::Keep;
 use super::report::{self, Report, Reported};
 use crate::proxy::aware::Whose;
 use crate::proxy::calls::{Arrival, Call, Held, Program};
-use crate::proxy::orders::{Order, ToWorker};
 
 /// What all connects need.
 #[derive(Debug)]
@@ -57,8 +58,9 @@ const BACKLOG: u32 = 4096;
 /// After an error of accept.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Attaches the programs to `group`, and has `worker` hear of every connect that `plan` wants.
-pub fn start(group: &Group, plan: &Plan, worker: ToWorker) -> Result<()> {
+/// Attaches the programs to `group`, and has `carrier` hear of every connect that `plan` wants. What is
+/// put into `keep` outlives this process: connects fail then, and do not go around the chain.
+pub fn start(group: &Group, plan: &Plan, carrier: Carrier, keep: Option<&Keep>) -> Result<()> {
     let meeting = Meeting::open().context("open the meeting")?;
     let v4 = listener(Ipv4Addr::LOCALHOST.into());
     let v4 = v4.context("listen for connections to the program")?;
@@ -75,16 +77,21 @@ pub fn start(group: &Group, plan: &Plan, worker: ToWorker) -> Result<()> {
         strict: plan.rules.strict,
     };
     let divert = Divert::attach(&diversion, group.as_fd())?;
+    if let Some(keep) = keep {
+        let places = [true, false].map(|v4| meeting.place(v4).ok());
+        let places = places.iter().flatten().map(AsFd::as_fd);
+        keep.fill(&places.chain(divert.look_up()).collect::<Vec<_>>())?;
+    }
     for listener in [Some(v4), v6].into_iter().flatten() {
         let Some(inside) = divert.inside() else { continue };
-        let worker = worker.clone();
-        let take = move || take_in(&listener, &inside, &worker);
+        let carrier = carrier.clone();
+        let take = move || take_in(&listener, &inside, &carrier);
         thread::Builder::new().name("arrivals".to_owned()).spawn(take)?;
     }
     let raw = Raw::open().context("open raw sockets")?;
     let shared = Arc::new(Shared { meeting, names: divert.names(), raw });
     let mut hearing =
-        Hearing { divert, shared, worker, report: plan.report.clone(), known: HashMap::new() };
+        Hearing { divert, shared, carrier, report: plan.report.clone(), known: HashMap::new() };
     let hear = move || {
         if let Err(error) = hearing.run() {
             warn!("connects cannot be heard of any more: {error}");
@@ -128,7 +135,7 @@ fn listener(at: IpAddr) -> io::Result<TcpListener> {
 }
 
 /// Takes connections to programs in for as long as the process runs.
-fn take_in(listener: &TcpListener, inside: &Inside, worker: &ToWorker) {
+fn take_in(listener: &TcpListener, inside: &Inside, carrier: &Carrier) {
     let here = listener.local_addr().ok();
     loop {
         let (stream, client) = match listener.accept() {
@@ -147,7 +154,7 @@ fn take_in(listener: &TcpListener, inside: &Inside, worker: &ToWorker) {
         let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
         let (client, own) = (canonical(client), canonical(own));
         let program = Box::new(Listening { client, own, inside: inside.clone() });
-        worker.tell(Order::Arrive(Box::new(Arrival { stream, client, own, program })));
+        carrier.arrive(Arrival { stream, client, own, program });
     }
 }
 
@@ -155,7 +162,7 @@ fn take_in(listener: &TcpListener, inside: &Inside, worker: &ToWorker) {
 struct Hearing {
     divert: Divert,
     shared: Arc<Shared>,
-    worker: ToWorker,
+    carrier: Carrier,
     report: Option<Report>,
     /// Connects that wait: a SYN is told of each time it is sent.
     known: HashMap<u64, (SocketAddr, Weak<()>)>,
@@ -211,20 +218,23 @@ impl Hearing {
         if let Some(report) = &self.report {
             held = Box::new(Reported { held, to, report: report.clone() });
         }
-        self.worker.tell(Order::Call(Box::new(Call { to: to.into(), source: program, held })));
+        self.carrier.call(Call { to: to.into(), source: program, held });
     }
 }
 
 impl Program for Listening {
-    fn connect(&mut self) -> io::Result<TcpStream> {
-        let Listening { client, own, ref inside } = *self;
-        let loopback: IpAddr = match own {
+    fn place(&mut self) -> io::Result<TcpStream> {
+        let loopback: IpAddr = match self.own {
             SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
             SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
         };
-        let note = |port| inside.note(port, client, own);
         let options = TcpOptions { inside: true, ..TcpOptions::default() };
-        tcp::connect_from(own, loopback, options, note)
+        tcp::bound((loopback, 0).into(), options)
+    }
+
+    fn connect(&mut self, place: &TcpStream) -> io::Result<()> {
+        self.inside.note(place.local_addr()?.port(), self.client, self.own)?;
+        tcp::connect_bound(place, self.own)
     }
 }
 
@@ -237,8 +247,12 @@ impl Held for Diverted {
         self.shared.names.set_own(self.waiting.cookie, own);
     }
 
-    fn meet(&mut self) -> io::Result<TcpStream> {
-        self.shared.meeting.meet(self.waiting.program)
+    fn place(&mut self) -> io::Result<TcpStream> {
+        self.shared.meeting.place(self.waiting.program.is_ipv4())
+    }
+
+    fn meet(&mut self, place: &TcpStream) -> io::Result<()> {
+        tcp::connect_bound(place, self.waiting.program)
     }
 
     fn refuse(&mut self, why: Failure) {

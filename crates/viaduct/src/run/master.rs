@@ -14,7 +14,10 @@ use tracing_subscriber::EnvFilter;
 use viaduct_sys::wrapped::{self, Change};
 use viaduct_sys::{inherit, memory};
 
+use super::carrier::Carrier;
 use super::freezing::Freezing;
+use super::joined::Joined;
+use super::keep::Keep;
 use super::report::Report;
 use super::via::Interposer;
 use super::wrapper::Word;
@@ -57,7 +60,7 @@ impl io::Write for ToWrapper {
 }
 
 /// Runs the handlers, and the program above them; `fd` leads to the wrapper.
-pub fn run(fd: RawFd, args: &RunArgs, plan: &Plan) -> Result<ExitCode> {
+pub fn run(fd: RawFd, args: &RunArgs, plan: Plan) -> Result<ExitCode> {
     let stream = UnixStream::from(inherit::take(fd).context("take the wrapper's socket")?);
     let wrapper = ToWrapper(Arc::new(Mutex::new(stream)));
     log(&wrapper);
@@ -73,15 +76,20 @@ pub fn run(fd: RawFd, args: &RunArgs, plan: &Plan) -> Result<ExitCode> {
 #[error("{1}")]
 struct Failed(u8, String);
 
-fn serve(wrapper: &ToWrapper, args: &RunArgs, plan: &Plan) -> Result<()> {
-    let name = format!("run-{}", std::process::id());
-    let flows =
-        Beside::start(Settings::for_programs(name, plan.chain.clone(), "/run/viaduct".into()))?;
-    let worker = flows.handle.worker().context("no worker runs")?;
-    let interposer = Interposer::new(args.via, plan, worker)?;
-    worker.tell(Order::Listen(Box::new(Freezing::new(interposer.freezer()?))));
-    let control = aware::start(worker.clone())?;
-    let program = start(&args.command, &control, &interposer)?;
+fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
+    let keep =
+        args.keep_fd.map(inherit::take).transpose().context("take what the wrapper keeps")?;
+    let (carrier, flows) = carrier(args, &mut plan)?;
+    let interposer = Interposer::new(args.via, &plan, &carrier, keep.map(Keep::of).as_ref())?;
+    let control = match &carrier {
+        Carrier::Own(worker) => {
+            worker.tell(Order::Listen(Box::new(Freezing::new(interposer.freezer()?))));
+            Some(aware::start(worker.clone())?)
+        }
+        // Its handlers are others' too.
+        Carrier::Shared(_) => None,
+    };
+    let program = start(&args.command, control.as_deref(), &interposer)?;
     wrapper.say(&Word::Runs(program));
     wrapped::adopt_orphans()?;
     wrapped::leave_terminal().context("leave the terminal")?;
@@ -90,7 +98,12 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, plan: &Plan) -> Result<()> {
         let change = wrapped::wait(program).context("wait for the program")?;
         let ended = matches!(change, Change::Exited(_) | Change::Killed(_));
         if ended && let Some(report) = &plan.report {
-            say_report(wrapper, report, interposer.name(), &flows.handle);
+            say_report(
+                wrapper,
+                report,
+                interposer.name(),
+                flows.as_ref().map(|flows| &flows.handle),
+            );
         }
         wrapper.say(&Word::Did(change));
         if ended {
@@ -101,6 +114,7 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, plan: &Plan) -> Result<()> {
     while !interposer.is_alone()? {
         thread::sleep(LOOK);
     }
+    let Some(flows) = flows else { return Ok(()) };
     flows.handle.drain();
     while !flows.is_over() {
         thread::sleep(LOOK);
@@ -108,22 +122,42 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, plan: &Plan) -> Result<()> {
     flows.end()
 }
 
+/// Who carries the program's flows: a worker beside this, or a master that others share.
+fn carrier(args: &RunArgs, plan: &mut Plan) -> Result<(Carrier, Option<Beside>)> {
+    if let Some(name) = &args.master {
+        let (joined, welcome) = Joined::to(name, &args.run_dir)?;
+        plan.join(&welcome, args.no_offload)?;
+        return Ok((Carrier::Shared(joined), None));
+    }
+    let name = format!("run-{}", std::process::id());
+    let settings = Settings::for_programs(name, plan.chain.clone(), args.run_dir.clone());
+    let flows = Beside::start(settings)?;
+    let worker = flows.handle.worker().context("no worker runs")?.clone();
+    Ok((Carrier::Own(worker), Some(flows)))
+}
+
 /// What became of the program's flows, as far as it is known when it ends.
-fn say_report(wrapper: &ToWrapper, report: &Report, via: &str, flows: &Handle) {
+fn say_report(wrapper: &ToWrapper, report: &Report, via: &str, flows: Option<&Handle>) {
     // What it did last is still on its way here.
     thread::sleep(SETTLE);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
-    let bytes = runtime.map(|runtime| runtime.block_on(flows.status()).counters.bytes);
-    for line in report.lines(via, bytes.unwrap_or_default()) {
+    // Those of a shared master are not this program's alone.
+    let bytes = runtime.ok().zip(flows);
+    let bytes = bytes.map(|(runtime, flows)| runtime.block_on(flows.status()).counters.bytes);
+    for line in report.lines(via, bytes) {
         wrapper.say(&Word::Say(line));
     }
 }
 
-fn start(command: &[OsString], control: &str, interposer: &Interposer) -> Result<u32> {
+fn start(command: &[OsString], control: Option<&str>, interposer: &Interposer) -> Result<u32> {
     let [program, arguments @ ..] = command else { anyhow::bail!("no program is given") };
     let fresh = || {
         let mut command = Command::new(program);
-        command.args(arguments).env(aware::CONTROL, control);
+        command.args(arguments);
+        match control {
+            Some(control) => command.env(aware::CONTROL, control),
+            None => command.env_remove(aware::CONTROL),
+        };
         command
     };
     interposer.start(fresh).map_err(|error| {

@@ -8,33 +8,44 @@
 //!     │    └──── Call ◀──── interposer              sees connects: where they wait, what they meant
 //!   curl  ══ its own socket ══▶ the master ══ handlers ══▶ the far end
 //! ```
+//!
+//! With `--master N` the second process hears the program's calls as ever (`joined`), and the flows are a
+//! shared master's ([`crate::master`]).
 
+mod above;
 mod aware;
+mod carrier;
 mod desk;
 mod diverted;
 mod explain;
 mod freezing;
+mod joined;
+mod keep;
 mod master;
 mod preload;
 mod report;
-mod rules;
+pub mod rules;
 mod seccomp;
 mod via;
 mod waiting;
 mod words;
 mod wrapper;
 
+use std::env;
 use std::ffi::OsString;
 use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Result, anyhow, bail};
 use viaduct_proto::flow::{HandlerSpec, Offload, Registry, offload};
 use viaduct_proto::wrap::Rules;
+use viaduct_proto::wrap::wire::Welcome;
 
 pub use words::unfold;
 
 use self::report::Report;
+use crate::master::usual_run_dir;
 use crate::proxy::through::Factories;
 
 /// What `viaduct run` may be told.
@@ -68,9 +79,19 @@ pub struct RunArgs {
     /// Explain a handler and its settings; --help HANDLER does the same
     #[arg(long, value_name = "HANDLER", exclusive = true)]
     explain: Option<String>,
+    /// Have the flows be carried by this master, which `viaduct master` runs; with handlers, they stand
+    /// above it
+    #[arg(long, value_name = "NAME")]
+    master: Option<String>,
+    /// The directory of masters' sockets
+    #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR", default_value_os_t = usual_run_dir())]
+    run_dir: PathBuf,
     /// The socket to the wrapper, in its master
     #[arg(long, hide = true)]
     master_fd: Option<RawFd>,
+    /// What the wrapper keeps for its master
+    #[arg(long, hide = true)]
+    keep_fd: Option<RawFd>,
     /// The program and its arguments
     #[arg(last = true, required_unless_present_any = ["list", "explain"], value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -94,6 +115,15 @@ impl Plan {
         let offload = if args.no_offload { None } else { offload(&chain) };
         Ok(Plan { offload, chain, rules, report })
     }
+
+    /// What a shared master has to say to it.
+    fn join(&mut self, welcome: &Welcome, no_offload: bool) -> Result<()> {
+        self.rules = self.rules.both(&welcome.rules)?;
+        let rate = |bytes: u64| (bytes > 0).then(|| bytes.saturating_mul(8));
+        let offload = welcome.offload.filter(|_| !no_offload);
+        self.offload = offload.map(|bytes| Offload { rate: rate(bytes) });
+        Ok(())
+    }
 }
 
 /// Runs the program; ends as it does.
@@ -109,8 +139,14 @@ pub fn run(args: &RunArgs, registry: &Registry) -> Result<ExitCode> {
         bail!("no program is given");
     }
     let plan = Plan::new(args, registry)?;
-    match args.master_fd {
-        None => wrapper::run(),
-        Some(fd) => master::run(fd, args, &plan),
+    match (args.master_fd, &args.master) {
+        (Some(fd), _) => master::run(fd, args, plan),
+        (None, Some(master)) if !args.handlers.is_empty() => above::run(master, &args.run_dir),
+        (None, _) => wrapper::run(unfold(env::args_os())),
     }
+}
+
+/// Runs this process's command, whose flows are to be `master`'s, above it.
+pub fn run_above(master: &str, run_dir: &Path) -> Result<ExitCode> {
+    above::run(master, run_dir)
 }

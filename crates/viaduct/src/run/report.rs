@@ -60,9 +60,9 @@ impl Report {
         lines.offloaded[1] += back;
     }
 
-    /// As lines of text; `handled` are the bytes that passed handlers, out and in, and `via` names the
-    /// interposer.
-    pub fn lines(&self, via: &str, handled: [u64; 2]) -> Vec<String> {
+    /// As lines of text; `handled` are the bytes that passed handlers, out and in, if they are known, and
+    /// `via` names the interposer.
+    pub fn lines(&self, via: &str, handled: Option<[u64; 2]>) -> Vec<String> {
         let report = self.lock();
         let mut text = Vec::new();
         for (title, is) in TITLES {
@@ -74,7 +74,10 @@ impl Report {
             let mut line = format!("{flows} {title}");
             // Writing to a string cannot fail.
             let _ = match title {
-                HANDLED => write!(line, " by {via}: {} bytes out, {} in", handled[0], handled[1]),
+                HANDLED => match handled {
+                    Some([out, back]) => write!(line, " by {via}: {out} bytes out, {back} in"),
+                    None => write!(line, " by {via}"),
+                },
                 OFFLOADED => {
                     let [out, back] = report.offloaded;
                     write!(line, ": {out} bytes out, {back} in")
@@ -131,9 +134,13 @@ impl Held for Reported {
         self.held.named(own);
     }
 
-    fn meet(&mut self) -> io::Result<TcpStream> {
+    fn place(&mut self) -> io::Result<TcpStream> {
+        self.held.place()
+    }
+
+    fn meet(&mut self, place: &TcpStream) -> io::Result<()> {
         self.report.count(Fate::Handled, "tcp", self.to);
-        self.held.meet()
+        self.held.meet(place)
     }
 
     fn refuse(&mut self, why: Failure) {
@@ -155,7 +162,7 @@ mod tests {
         report.count(Fate::Failed("refused".to_owned()), "tcp", at("[2001:db8::1]:81"));
         report.count(Fate::Direct, "udp", at("192.0.2.9:53"));
         assert_eq!(
-            report.lines("cgroup", [5, 7]),
+            report.lines("cgroup", Some([5, 7])),
             [
                 "2 passed the handlers by cgroup: 5 bytes out, 7 in",
                 "       2  tcp 192.0.2.1:80",
@@ -166,8 +173,8 @@ mod tests {
             ]
         );
         let report = Report::default();
-        assert_eq!(report.lines("cgroup", [0, 0]), ["no flows; cgroup watched"]);
+        assert_eq!(report.lines("cgroup", None), ["no flows; cgroup watched"]);
         report.offloaded(at("192.0.2.1:80"), 1, 2);
-        assert!(report.lines("cgroup", [0, 0])[0].ends_with("1 bytes out, 2 in"));
+        assert!(report.lines("cgroup", None)[0].ends_with("1 bytes out, 2 in"));
     }
 }

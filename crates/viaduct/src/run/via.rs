@@ -17,9 +17,10 @@ use viaduct_sys::bpf::{Freezer, Group};
 use viaduct_sys::seccomp::{self as kernel, SeccompError};
 use viaduct_sys::wrapped;
 
+use super::carrier::Carrier;
+use super::keep::Keep;
 use super::waiting::Common;
 use super::{Plan, diverted, preload, seccomp};
-use crate::proxy::orders::ToWorker;
 
 /// How a program's calls are seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -50,23 +51,29 @@ pub enum Interposer {
 }
 
 impl Interposer {
-    /// The one that is asked for, for what is planned; connects go to `worker`.
-    pub fn new(via: Via, plan: &Plan, worker: &ToWorker) -> Result<Interposer> {
+    /// The one that is asked for, for what is planned; connects go to `carrier`, and what is to outlive
+    /// this process to `keep`.
+    pub fn new(
+        via: Via,
+        plan: &Plan,
+        carrier: &Carrier,
+        keep: Option<&Keep>,
+    ) -> Result<Interposer> {
         match via {
-            Via::Cgroup => Self::cgroup(plan, worker),
-            Via::Seccomp => Ok(Interposer::Seccomp(Common::new(plan, worker.clone())?)),
+            Via::Cgroup => Self::cgroup(plan, carrier, keep),
+            Via::Seccomp => Ok(Interposer::Seccomp(Common::new(plan, carrier.clone())?)),
             Via::Preload => {
-                let common = Common::new(plan, worker.clone())?;
+                let common = Common::new(plan, carrier.clone())?;
                 Ok(Interposer::Preload(preload::start(common)?))
             }
-            Via::Auto => Self::cgroup(plan, worker).or_else(|why| {
+            Via::Auto => Self::cgroup(plan, carrier, keep).or_else(|why| {
                 info!("not by cgroup ({why:#}), but by seccomp");
-                Ok(Interposer::Seccomp(Common::new(plan, worker.clone())?))
+                Ok(Interposer::Seccomp(Common::new(plan, carrier.clone())?))
             }),
         }
     }
 
-    fn cgroup(plan: &Plan, worker: &ToWorker) -> Result<Interposer> {
+    fn cgroup(plan: &Plan, carrier: &Carrier, keep: Option<&Keep>) -> Result<Interposer> {
         // That run would take the connects before the kernel looks at the group.
         if env::var_os(HEARD).is_some() && kernel::is_heard() {
             bail!(
@@ -74,7 +81,7 @@ impl Interposer {
             );
         }
         let group = Group::new()?;
-        diverted::start(&group, plan, worker.clone())?;
+        diverted::start(&group, plan, carrier.clone(), keep)?;
         Ok(Interposer::Cgroup(group, plan.rules.strict))
     }
 

@@ -14,12 +14,13 @@ use viaduct_proto::wrap::wire;
 use viaduct_proto::wrap::{Errno, Rules, Socket};
 use viaduct_sys::meeting::Meeting;
 use viaduct_sys::pending::{Begun, Closed, Pending};
+use viaduct_sys::tcp;
 
 use super::Plan;
+use super::carrier::Carrier;
 use super::report::{Fate, Report, Reported};
 use crate::proxy::aware::Whose;
 use crate::proxy::calls::{Call, Held};
-use crate::proxy::orders::{Order, ToWorker};
 
 /// Sockets whose names are remembered; of more, the oldest are forgotten.
 const SOCKETS: usize = 65_536;
@@ -33,7 +34,7 @@ pub struct Common {
     pub meeting: Meeting,
     closed: Closed,
     names: Mutex<Names>,
-    worker: ToWorker,
+    carrier: Carrier,
     report: Option<Report>,
     /// Where the kernel can do all that is to be done: bytes a second at most, or 0. Not where a report
     /// is to say how many bytes there were.
@@ -55,15 +56,15 @@ struct Waiting {
 }
 
 impl Common {
-    /// For programs whose flows `worker` carries as is planned.
-    pub fn new(plan: &Plan, worker: ToWorker) -> Result<Arc<Common>> {
+    /// For programs whose flows `carrier` carries as is planned.
+    pub fn new(plan: &Plan, carrier: Carrier) -> Result<Arc<Common>> {
         let meeting = Meeting::open().context("open the meeting")?;
         let closed = Closed::open().context("reserve a port that is closed")?;
         let (rules, report) = (plan.rules, plan.report.clone());
         let offload = plan.offload.filter(|_| report.is_none());
         let offload = offload.map(|of| of.rate.map_or(0, |bits| (bits / 8).max(1)));
         let names = Mutex::default();
-        Ok(Arc::new(Common { rules, meeting, closed, names, worker, report, offload }))
+        Ok(Arc::new(Common { rules, meeting, closed, names, carrier, report, offload }))
     }
 
     /// Begins the flow of `socket`, a duplicate of a program's, to `to`. What the program is told at
@@ -103,7 +104,7 @@ impl Common {
         if let Some(report) = &self.report {
             held = Box::new(Reported { held, to, report: report.clone() });
         }
-        self.worker.tell(Order::Call(Box::new(Call { to: to.into(), source, held })));
+        self.carrier.call(Call { to: to.into(), source, held });
         Ok(true)
     }
 
@@ -161,19 +162,24 @@ impl Held for Waiting {
             .set(self.cookie, Known { peer: self.to, own: Some(own), refused: None });
     }
 
-    fn meet(&mut self) -> io::Result<TcpStream> {
+    fn place(&mut self) -> io::Result<TcpStream> {
+        let pending = self.pending.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        self.common.meeting.place(pending.program()?.is_ipv4())
+    }
+
+    fn meet(&mut self, place: &TcpStream) -> io::Result<()> {
         let pending = self.pending.take().ok_or(io::ErrorKind::NotConnected)?;
         let met = pending
             .program()
-            .and_then(|program| self.common.meeting.meet(program))
-            .and_then(|stream| Ok((stream, pending.finish()?)));
+            .and_then(|program| tcp::connect_bound(place, program))
+            .and_then(|()| pending.finish());
         let answer = self.answer.take();
         match met {
-            Ok((stream, socket)) => {
+            Ok(socket) => {
                 if let Some(answer) = answer {
                     answer(Ok(socket));
                 }
-                Ok(stream)
+                Ok(())
             }
             Err(error) => {
                 if let Some(answer) = answer {

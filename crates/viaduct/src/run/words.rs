@@ -2,16 +2,17 @@
 
 use std::ffi::{OsStr, OsString};
 
-/// The words of a command line whose subcommand is `run`, with `+NAME -KEY=VALUE` as the options that
+/// The words of a command line whose subcommand is `run` or `master`, with `+NAME -KEY=VALUE` as the options that
 /// they stand for; others as they are. What follows `--` is the program's.
 pub fn unfold(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<OsString> = words.collect();
-    if words.get(1).is_none_or(|word| word != "run") {
+    if words.get(1).is_none_or(|word| word != "run" && word != "master") {
         return words;
     }
     // `run --help HANDLER` is about the handler.
     if let [_, _, help, handler] = &words[..]
         && help == "--help"
+        && words[1] == "run"
     {
         let explain = [OsString::from("--explain"), handler.clone()];
         return words.drain(..2).chain(explain).collect();

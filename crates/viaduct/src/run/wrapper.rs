@@ -1,7 +1,6 @@
 //! The process that stands for the program to whoever started it: it passes signals on, stops when
 //! the program stops, and ends as it ends.
 
-use std::env;
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader};
 use std::os::fd::{AsFd, AsRawFd};
@@ -16,7 +15,7 @@ use viaduct_sys::inherit;
 use viaduct_sys::signals::{self, Came, HeldSignals};
 use viaduct_sys::wrapped::{self, Change};
 
-use super::words::unfold;
+use super::keep::Keep;
 
 /// What the master tells the wrapper, a line each.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,20 +63,22 @@ impl Word {
     }
 }
 
-/// Starts the master, which starts the program, and waits.
-pub fn run() -> Result<ExitCode> {
+/// Starts the master, which starts the program, and waits; `words` are the command line.
+pub fn run(words: Vec<OsString>) -> Result<ExitCode> {
     let signals = HeldSignals::hold().context("hold signals back")?;
     // Should the master be killed, the program becomes our child.
     wrapped::adopt_orphans()?;
     let (ours, theirs) = UnixStream::pair()?;
-    let mut words = unfold(env::args_os()).into_iter();
+    let (_kept, keep) = Keep::pair()?;
+    let mut words = words.into_iter();
     let mut command = Command::new("/proc/self/exe");
     command.args(words.by_ref().nth(1));
-    command.arg(OsString::from(format!("--master-fd={}", theirs.as_raw_fd()))).args(words);
-    inherit::keep(&mut command, &[theirs.as_fd()]);
+    command.arg(format!("--master-fd={}", theirs.as_raw_fd()));
+    command.arg(format!("--keep-fd={}", keep.as_fd().as_raw_fd())).args(words);
+    inherit::keep(&mut command, &[theirs.as_fd(), keep.as_fd()]);
     signals.release(&mut command);
     let master = command.spawn().context("start the master")?.id();
-    drop(theirs);
+    drop((theirs, keep));
     let mut wrapper = Wrapper { signals, master, program: None };
     wrapper.wait(ours)
 }

@@ -19,6 +19,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
+use crate::master::usual_run_dir;
 use page::Ink;
 use source::Source;
 
@@ -32,7 +33,7 @@ pub struct Which {
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
     /// The directory of its socket, `run_dir` of its config
-    #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR", default_value = "/run/viaduct")]
+    #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR", default_value_os_t = usual_run_dir())]
     pub run_dir: PathBuf,
 }
 

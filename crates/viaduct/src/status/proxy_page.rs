@@ -41,6 +41,7 @@ impl Display for ProxyPage<'_> {
         self.now(f)?;
         self.early(f)?;
         self.hops(f)?;
+        self.handlers(f)?;
         status.counters.tunnels.iter().try_for_each(|tunnel| self.tunnel(f, tunnel))
     }
 }
@@ -130,6 +131,21 @@ impl ProxyPage<'_> {
                 self.ink.alarm(hop.failed),
             );
             row(f, "onwards", what)?;
+        }
+        Ok(())
+    }
+
+    /// A line of each as it is; what is long is for `--json`.
+    fn handlers(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        const LINES: usize = 8;
+        for (name, text) in &self.status.handlers {
+            for (n, line) in text.lines().take(LINES).enumerate() {
+                row(f, if n == 0 { name } else { "" }, line.to_owned())?;
+            }
+            let more = text.lines().count().saturating_sub(LINES);
+            if more > 0 {
+                row(f, "", format!("and {more} more lines (--json)"))?;
+            }
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! The figures of TESLA: what handlers under unmodified programs cost, and that they do what they say.
 
 pub(super) mod bandwidth;
+pub(super) mod congestion;
 pub(super) mod handlers;
 pub(super) mod latency;
 mod measured;

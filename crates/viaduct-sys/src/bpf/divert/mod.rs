@@ -31,9 +31,8 @@ pub use self::judge::{Fate, Rule, Rules};
 pub use self::serve::Inside;
 use self::serve::Serve;
 use super::BpfError;
-use super::asm::Insn;
 use super::events::Events;
-use super::kernel::{Hook, Link, Map};
+use super::kernel::{Hook, Map, attach};
 use crate::netns;
 
 /// Connections that are remembered, so that programs are told whom they meant.
@@ -132,11 +131,11 @@ pub struct Divert {
     map: Arc<Map<ENDS>>,
     events: Events<EVENT>,
     serve: Option<Serve>,
-    _links: Vec<Link>,
 }
 
 impl Divert {
-    /// For what runs in the cgroup `directory`.
+    /// For what runs in the cgroup `directory`, for as long as that is there: should this process end
+    /// before them, connects lead to a meeting where nobody is, and not around the chain.
     ///
     /// # Errors
     /// A right is missing, the kernel is too old, or there are too many rules.
@@ -167,9 +166,10 @@ impl Divert {
             (Hook::Connect4, connect(true)),
             (Hook::Connect6, connect(false)),
         ];
-        let link = |(hook, program): &(Hook, Vec<Insn>)| Link::new(*hook, program, directory);
-        let links = programs.iter().map(link).collect::<Result<_, _>>()?;
-        Ok(Divert { map, events, serve, _links: links })
+        for (hook, program) in &programs {
+            attach(*hook, program, directory)?;
+        }
+        Ok(Divert { map, events, serve })
     }
 
     /// What this process is told next, if there is something.
@@ -184,6 +184,12 @@ impl Divert {
     /// What programs are told.
     pub fn names(&self) -> Names {
         Names(self.map.clone())
+    }
+
+    /// What leads connections to programs here, if they come here: it is at work while this process, or
+    /// another that has it, is there, and refuses them once this one has ended.
+    pub fn look_up(&self) -> Option<BorrowedFd<'_>> {
+        self.serve.as_ref().map(|serve| serve.link.as_fd())
     }
 
     /// What is said of connections to programs, if they come here.

@@ -78,7 +78,7 @@ pub(super) struct Serve {
     ports: Map<8>,
     pub(super) inside: Inside,
     _listeners: SocketMap,
-    _link: Link,
+    pub(super) link: Link,
 }
 
 impl Serve {
@@ -92,7 +92,7 @@ impl Serve {
         let network = std::fs::File::open("/proc/self/ns/net").map_err(BpfError::Socket)?;
         let program = look_up(&ports, &inside.0, &sockets);
         let link = Link::new(Hook::SocketLookup, &program, network.as_fd())?;
-        Ok(Some(Serve { ports, inside, _listeners: sockets, _link: link }))
+        Ok(Some(Serve { ports, inside, _listeners: sockets, link }))
     }
 
     /// In a program of sock_ops whose context is in R6: a socket listens.
@@ -157,7 +157,7 @@ fn key(asm: &mut Asm, ip: Reg, port: Reg) {
 /// Chooses the socket that a SYN goes to.
 fn look_up(ports: &Map<8>, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn> {
     let mut asm = Asm::default();
-    let [v6, named, found, from_v6, from_us, elsewhere, done] = [(); 7].map(|()| asm.label());
+    let [v6, named, found, from_v6, from_us, elsewhere, gone, done] = [(); 8].map(|()| asm.label());
     asm.copy(R6, R1);
     asm.load(Width::Word, R2, R6, LOOKUP_PROTOCOL);
     asm.if_different(R2, TCP, done);
@@ -205,7 +205,8 @@ fn look_up(ports: &Map<8>, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn>
     asm.store(Width::Double, FP, KEY, R2);
     asm.look_for(inside, KEY, done);
     asm.place(elsewhere);
-    asm.look_up(sockets, WHICH, done);
+    // Its process has ended, and somebody holds the link: nobody goes around the chain.
+    asm.look_up(sockets, WHICH, gone);
     asm.copy(R7, R0);
     asm.copy(R1, R6);
     asm.copy(R2, R7);
@@ -215,5 +216,7 @@ fn look_up(ports: &Map<8>, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn>
     asm.call(Helper::ReleaseSocket);
     asm.place(done);
     asm.exit(1);
+    asm.place(gone);
+    asm.exit(0);
     asm.finish().expect("short")
 }

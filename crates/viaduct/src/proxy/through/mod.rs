@@ -101,6 +101,7 @@ impl Through {
         let main = &mut through.wires[0];
         main.connected = true;
         name(&mut through.chain, main.id, network);
+        main.measure(Some(network), &mut through.chain);
         through.chain.accepted(now);
         through.act();
         Some(through)
@@ -215,6 +216,7 @@ impl Through {
         let main = &mut self.wires[0];
         if !std::mem::replace(&mut main.connected, true) {
             name(&mut self.chain, main.id, network);
+            main.measure(Some(network), &mut self.chain);
             self.chain.connected(now, main.id, Ok(()));
             self.act();
         }
@@ -238,6 +240,9 @@ impl Through {
         scratch: &mut [u8],
         now: Instant,
     ) -> io::Result<Moved> {
+        if self.chain.measures() {
+            self.wires.iter().for_each(|wire| wire.measure(main.as_deref(), &mut self.chain));
+        }
         self.chain.handle_timeout(now);
         let mut moved = Moved::default();
         for _ in 0..TURNS {

@@ -2,8 +2,9 @@
 
 use std::io;
 
-use viaduct_proto::flow::{Address, BottomId, Chain, Failure};
+use viaduct_proto::flow::{Address, BottomId, Chain, Failure, Measure};
 use viaduct_proto::time::Instant;
+use viaduct_sys::tcp;
 
 use super::side::Side;
 use crate::proxy::leg::Leg;
@@ -40,6 +41,15 @@ impl Wire {
     /// Whether nothing more happens on it.
     pub(super) fn is_over(&self) -> bool {
         self.gone || self.side.shut
+    }
+
+    /// Tells the chain what the kernel has measured of it, where there is something to measure.
+    pub(super) fn measure(&self, main: Option<&Leg>, chain: &mut Chain) {
+        let leg = self.leg.as_ref().or(main).filter(|_| self.connected && !self.gone);
+        let Some(Ok(of)) = leg.and_then(Leg::tcp).map(tcp::sending) else { return };
+        let tcp::Sending { acked, held, unsent, again, rtt, shortest, segment } = of;
+        let measure = Measure { acked, held, unsent, again, rtt, shortest, segment };
+        chain.set_measure(self.id, measure);
     }
 
     /// Reads what is there; how many bytes that was.

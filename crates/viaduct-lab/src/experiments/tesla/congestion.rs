@@ -1,0 +1,194 @@
+//! Figure 4: flows of different programs to one destination share a congestion estimate.
+//!
+//! ```text
+//!   b1 serve ─┐ run --master ─▶ master +congestion ─┐
+//!   b1 serve ─┘                   four flows        ├══ 10 Mb/s, 20 ms each way ══▶ a1 read, four times
+//!   b2 serve ────────────────── one plain flow ─────┘                               a2 read
+//! ```
+//!
+//! Four connections take four shares of a bottleneck; four that share an estimate take one, and share it
+//! alike.
+
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::programs::{Server, Under, measure, run as under};
+use crate::binary::binary;
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::topology::programs::is_listening;
+use crate::topology::{Dumbbell, DumbbellSpec, Host, Journal, Scratch, Wan};
+
+/// The experiment.
+pub(in crate::experiments) struct Congestion;
+
+const LINK: &str = "rate=10M,delay=20ms,queue=50ms";
+const CONGESTION_CONTROL: &str = "cubic";
+const MASTER: &str = "site";
+/// Of the two programs that are wrapped; the plain one has the first.
+const PORTS: [u16; 2] = [9000, 9001];
+/// Flows of the ensemble.
+const FLOWS: usize = 4;
+/// When the later flow begins, of the time that is measured; and how long it is looked at, in seconds.
+const LATER: f64 = 0.5;
+const START: f64 = 2.0;
+
+impl Experiment for Congestion {
+    fn about(&self) -> About {
+        About {
+            name: "tesla/congestion",
+            title: "Four flows that share a congestion estimate, beside one plain flow",
+            figure: "TESLA, Figure 4",
+            finding: "A system-wide master lets flows of different programs share congestion \
+                      state, as the Congestion Manager does.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let (warm_up, seconds) = run.choose((15.0, 60.0), (5.0, 12.0));
+        run.param("seconds", seconds);
+        run.congestion_control(CONGESTION_CONTROL);
+        run.steps(2);
+        let mut found = Vec::new();
+        for shares in [false, true] {
+            run.step(if shares { "with congestion" } else { "plain" })?;
+            let seed = run.seed();
+            found.push(Contest { shares, warm_up, seconds, seed }.run(run.journal())?);
+        }
+        let plot = Plot::scatter("Shares", ("flow", "number"), ("share", "of the bottleneck"));
+        for (contest, name) in found.iter().zip(["four plain flows", "four that share"]) {
+            let series = run.series(&plot, name);
+            for (n, flow) in contest.flows.iter().enumerate() {
+                run.labelled_point(series, n as f64, flow / contest.all(), &format!("flow {n}"));
+            }
+            let beside = contest.beside / contest.all();
+            run.labelled_point(series, FLOWS as f64, beside, "the plain flow beside");
+        }
+        let [plain, shared] = [&found[0], &found[1]];
+        run.check("plain: the four take of the bottleneck", plain.share(), Bound::AtLeast(0.6));
+        let name = "congestion: the four take of the bottleneck";
+        run.check(name, shared.share(), Bound::Within(0.33, 0.67));
+        run.check("congestion: Jain's index of the four", shared.jain(), Bound::AtLeast(0.9));
+        let name = "congestion: all five use the bottleneck";
+        run.check(name, shared.all() * 8.0 / 10e6, Bound::AtLeast(0.8));
+        let name = "congestion: a later flow's first seconds, of a fair share";
+        let fair = shared.flows.iter().sum::<f64>() / (FLOWS + 1) as f64;
+        run.check(name, shared.later / fair, Bound::AtLeast(0.5));
+        Ok(())
+    }
+}
+
+/// Four flows, and one beside them.
+struct Contest {
+    shares: bool,
+    warm_up: f64,
+    seconds: f64,
+    seed: u64,
+}
+
+/// Bytes a second of each.
+struct Found {
+    flows: Vec<f64>,
+    beside: f64,
+    /// Of a flow that began when all others were there, in its first seconds.
+    later: f64,
+}
+
+impl Found {
+    fn all(&self) -> f64 {
+        self.flows.iter().sum::<f64>() + self.beside
+    }
+
+    fn share(&self) -> f64 {
+        1.0 - self.beside / self.all()
+    }
+
+    fn jain(&self) -> f64 {
+        let sum: f64 = self.flows.iter().sum();
+        let squares: f64 = self.flows.iter().map(|flow| flow * flow).sum();
+        sum * sum / (self.flows.len() as f64 * squares)
+    }
+}
+
+impl Contest {
+    fn run(&self, journal: &Journal) -> Result<Found> {
+        let link = LINK.parse().context("a link config of this module")?;
+        let wan = Wan::emulated(link, self.seed);
+        let world =
+            Dumbbell::build(&DumbbellSpec { hosts: 2, wan, ..DumbbellSpec::default() }, journal)?;
+        let ([a1, a2], [b1, b2]) = (world.hosts_a(), world.hosts_b()) else {
+            anyhow::bail!("two hosts a side were asked for");
+        };
+        for host in [a1, a2, b1, b2] {
+            host.set_congestion_control(CONGESTION_CONTROL)?;
+        }
+        let scratch = Scratch::new()?;
+        let run_dir = scratch.path().display().to_string();
+        let (mut wraps, mut servers) = (Under::new(), Vec::new());
+        if self.shares {
+            servers.push(master(b1, &run_dir)?);
+            let join = format!("--master={MASTER}");
+            wraps = under(&[&join, "--run-dir", &run_dir, "--via", "cgroup"])?;
+        }
+        for port in PORTS {
+            servers.push(serve(b1, port, &wraps)?);
+        }
+        servers.push(serve(b2, PORTS[0], &Under::new())?);
+        let read = |host: &Host, from: &Host, port: u16, warm_up: f64, seconds: f64| {
+            let at = format!("{}:{port}", from.v4());
+            let spans = [warm_up, seconds].map(|span| span.to_string());
+            let [warm_up_text, seconds_text] = &spans;
+            let words = [
+                "read",
+                &at,
+                "--block",
+                "65536",
+                "--warm-up",
+                warm_up_text,
+                "--seconds",
+                seconds_text,
+            ];
+            measure(host, bench(host, &Under::new(), &words)?, warm_up + seconds)
+        };
+        thread::scope(|scope| {
+            let begin = |host, from, port| {
+                let (warm_up, seconds) = (self.warm_up, self.seconds);
+                scope.spawn(move || read(host, from, port, warm_up, seconds))
+            };
+            let flows: Vec<_> = (0..FLOWS).map(|n| begin(a1, b1, PORTS[n % 2])).collect();
+            let beside = begin(a2, b2, PORTS[0]);
+            thread::sleep(Duration::from_secs_f64(self.warm_up + self.seconds * LATER));
+            let later = read(a1, b1, PORTS[0], 0.0, START)?;
+            let panicked = "a measurement panicked";
+            let flows = flows.into_iter().map(|flow| flow.join().ok().context(panicked)?);
+            let flows = flows.collect::<Result<_>>()?;
+            Ok(Found { flows, beside: beside.join().ok().context(panicked)??, later })
+        })
+    }
+}
+
+/// The system-wide master of a host.
+fn master(host: &Host, run_dir: &str) -> Result<Server> {
+    let mut command = host.command(&binary()?.display().to_string());
+    command.args(["master", "--name", MASTER, "+congestion", "--run-dir", run_dir]);
+    let door = format!("{run_dir}/{MASTER}.sock");
+    Server::start(host, command, || Ok(std::path::Path::new(&door).exists()))
+}
+
+/// A program that sends to whoever asks.
+fn serve(host: &Host, port: u16, under: &Under) -> Result<Server> {
+    let at = format!("{}:{port}", host.v4());
+    let command = bench(host, under, &["serve", &at])?;
+    Server::start(host, command, || Ok(is_listening(host, port)?))
+}
+
+fn bench(host: &Host, under: &Under, words: &[&str]) -> Result<Command> {
+    let binary = binary()?.display().to_string();
+    let line: Vec<&str> = under.iter().map(String::as_str).collect();
+    let line = [&line[..], &[&binary, "lab", "bench"], words].concat();
+    let mut command = host.command(line[0]);
+    command.args(&line[1..]);
+    Ok(command)
+}

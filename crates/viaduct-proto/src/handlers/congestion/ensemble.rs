@@ -1,0 +1,363 @@
+//! The flows to one destination, and what they share: one window, dealt fairly.
+//!
+//! ```text
+//!   flow 1  ██████████        level: as much as each may have on its way; who wants less leaves the
+//!   flow 2  ██████████ ····   rest to the others (max-min), and all of it together is the window
+//!   flow 3  ███
+//! ```
+
+use std::collections::BTreeMap;
+
+use super::window::{Path, Window};
+use crate::flow::Measure;
+use crate::time::{Duration, Instant};
+
+/// Segments that every flow may have on its way, however many they are: none starves.
+const FLOOR: f64 = 2.0;
+/// How often the level is taken anew at most.
+const LEVEL: Duration = Duration::from_millis(2);
+/// Bytes of a segment, while no connection has said.
+const SEGMENT: u32 = 1448;
+
+/// A flow among them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Member {
+    /// What was measured last, and what it has let go since.
+    measure: Measure,
+    since: u64,
+    /// Bytes that wait to be let go.
+    waiting: u64,
+}
+
+/// All of one destination.
+#[derive(Debug)]
+pub(super) struct Ensemble {
+    window: Window,
+    members: BTreeMap<u64, Member>,
+    /// Bytes that all hold.
+    held: u64,
+    level: f64,
+    leveled: Option<Instant>,
+    /// When the last has left.
+    left: Option<Instant>,
+    path: Path,
+}
+
+impl Ensemble {
+    /// Nobody's yet.
+    pub(super) fn new() -> Ensemble {
+        let segment = f64::from(SEGMENT);
+        Ensemble {
+            window: Window::new(segment),
+            members: BTreeMap::new(),
+            held: 0,
+            level: 0.0,
+            leveled: None,
+            left: None,
+            path: Path { rtt: Duration::ZERO, shortest: Duration::ZERO, segment },
+        }
+    }
+
+    /// A flow is one of them from now on.
+    pub(super) fn join(&mut self, id: u64) {
+        self.members.insert(id, Member::default());
+        (self.leveled, self.left) = (None, None);
+    }
+
+    /// It has ended.
+    pub(super) fn leave(&mut self, id: u64, now: Instant) {
+        if let Some(member) = self.members.remove(&id) {
+            self.held -= member.held();
+        }
+        self.leveled = None;
+        if self.members.is_empty() {
+            self.left = Some(now);
+        }
+    }
+
+    /// How long nobody has been there.
+    pub(super) fn idle(&self, now: Instant) -> Option<Duration> {
+        self.left.map(|left| now.since(left))
+    }
+
+    /// What was measured of a flow, and how many bytes of it wait.
+    pub(super) fn report(&mut self, id: u64, measure: Measure, waiting: usize, now: Instant) {
+        let Some(member) = self.members.get_mut(&id) else { return };
+        let (before, known) = (member.measure, member.measure.rtt > Duration::ZERO);
+        self.held -= member.held();
+        *member = Member { measure, since: 0, waiting: waiting as u64 };
+        self.held += member.held();
+        if measure.rtt > Duration::ZERO {
+            let segment = if measure.segment > 0 { measure.segment } else { SEGMENT };
+            self.path.segment = segment.into();
+            self.path.rtt = measure.rtt;
+            let shortest = match self.path.shortest {
+                Duration::ZERO => measure.shortest,
+                shortest => shortest.min(measure.shortest),
+            };
+            self.path.shortest = shortest;
+        }
+        let acked = measure.acked.saturating_sub(before.acked);
+        if measure.again > before.again && known {
+            self.window.lost(now, self.path);
+        } else if acked > 0 && known {
+            let on_the_way = self.on_the_way() + acked as f64;
+            self.window.acked(now, acked as f64, on_the_way, self.path);
+        }
+        self.take_level(now);
+    }
+
+    /// Bytes that a flow may let go now.
+    pub(super) fn may_send(&self, id: u64) -> usize {
+        let Some(member) = self.members.get(&id) else { return usize::MAX };
+        let own = self.level - member.held() as f64;
+        let all = self.window.bytes() - self.held as f64;
+        let least = FLOOR * self.path.segment - member.held() as f64;
+        own.min(all).max(least).max(0.0) as usize
+    }
+
+    /// It has let so many go.
+    pub(super) fn sent(&mut self, id: u64, bytes: usize) {
+        if let Some(member) = self.members.get_mut(&id) {
+            member.since += bytes as u64;
+            member.waiting = member.waiting.saturating_sub(bytes as u64);
+            self.held += bytes as u64;
+        }
+    }
+
+    /// How soon to look again: some of what is on its way is acknowledged by then.
+    pub(super) fn tick(&self) -> Duration {
+        (self.path.rtt / 16).clamp(Duration::from_millis(2), Duration::from_millis(25))
+    }
+
+    /// For people.
+    pub(super) fn text(&self) -> String {
+        format!(
+            "{} flows share {:.0} kB, {:.0} kB of it on the way; {} losses, round trip {:.1} ms",
+            self.members.len(),
+            self.window.bytes() / 1e3,
+            self.on_the_way() / 1e3,
+            self.window.losses(),
+            self.path.rtt.as_secs_f64() * 1e3,
+        )
+    }
+
+    fn on_the_way(&self) -> f64 {
+        let of = |member: &Member| member.measure.held.saturating_sub(member.measure.unsent);
+        self.members.values().map(of).sum::<u64>() as f64
+    }
+
+    /// Deals the window: who wants less than the level has what it wants, and all others the level.
+    fn take_level(&mut self, now: Instant) {
+        if self.leveled.is_some_and(|at| now.since(at) < LEVEL) {
+            return;
+        }
+        self.leveled = Some(now);
+        let mut wants: Vec<u64> = self.members.values().map(Member::wants).collect();
+        wants.sort_unstable();
+        self.level = level(&wants, self.window.bytes());
+    }
+}
+
+impl Member {
+    fn held(&self) -> u64 {
+        self.measure.held + self.since
+    }
+
+    fn wants(&self) -> u64 {
+        self.held() + self.waiting
+    }
+}
+
+/// How much each may have of `all` so that nothing is left over while somebody wants more; `wants` are
+/// sorted.
+fn level(wants: &[u64], all: f64) -> f64 {
+    let mut left = all;
+    for (n, &want) in wants.iter().enumerate() {
+        let each = left / (wants.len() - n) as f64;
+        if want as f64 > each {
+            return each;
+        }
+        left -= want as f64;
+    }
+    // Nobody is kept back: whoever wants more next may have the rest.
+    wants.last().map_or(all, |&most| most as f64 + left)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn the_level_deals_all_and_no_more(
+            mut wants in proptest::collection::vec(0..1_000_000u64, 1..50),
+            all in 1_000.0..1_000_000.0f64,
+        ) {
+            wants.sort_unstable();
+            let level = level(&wants, all);
+            let dealt: f64 = wants.iter().map(|&want| (want as f64).min(level)).sum();
+            let wanted: f64 = wants.iter().map(|&want| want as f64).sum();
+            prop_assert!((dealt - wanted.min(all)).abs() < 1.0, "{} of {} {}", dealt, wanted, all);
+        }
+
+        /// Whatever happens in whatever order: all together hold no more than the window was at its
+        /// widest and a floor each, what each holds is what was counted, and nobody starves.
+        #[test]
+        fn together_they_keep_to_the_window(
+            steps in proptest::collection::vec((0..5u64, 0..6u8, 0..100_000usize), 1..300),
+        ) {
+            let mut all = Ensemble::new();
+            let mut kernels: BTreeMap<u64, Measure> = BTreeMap::new();
+            let (mut now, mut widest) = (Instant::ZERO, 0.0f64);
+            for (id, what, amount) in steps {
+                now = now + Duration::from_millis(3);
+                let there = kernels.contains_key(&id);
+                match what {
+                    0 if !there => {
+                        all.join(id);
+                        let rtt = Duration::from_millis(40);
+                        let of = Measure { rtt, shortest: rtt, segment: 1000, ..Measure::default() };
+                        kernels.insert(id, of);
+                    }
+                    1 if there => {
+                        all.leave(id, now);
+                        kernels.remove(&id);
+                    }
+                    _ => {}
+                }
+                let Some(kernel) = kernels.get_mut(&id) else { continue };
+                if what == 3 {
+                    let acked = kernel.held.min(amount as u64);
+                    kernel.held -= acked;
+                    kernel.acked += acked;
+                }
+                kernel.again += u64::from(what == 4);
+                all.report(id, *kernel, amount, now);
+                widest = widest.max(all.window.bytes());
+                let may = all.may_send(id).min(amount);
+                prop_assert!(kernel.held > 0 || amount == 0 || may > 0, "it starves");
+                all.sent(id, may);
+                kernel.held += may as u64;
+                let held: u64 = kernels.values().map(|of| of.held).sum();
+                prop_assert_eq!(held, all.held);
+                let floors = 5.0 * FLOOR * f64::from(SEGMENT);
+                prop_assert!(held as f64 <= widest + floors, "{} of {}", held, widest);
+            }
+        }
+    }
+
+    /// A bottleneck of `rate` bytes a millisecond with room for `queue` bytes, 20 ms from each end;
+    /// `groups` of flows that share a window each, all of them with more to send than they may. Bytes of
+    /// each flow that got through in the second half.
+    fn compete(groups: &[usize], rate: f64, queue: f64, millis: u64) -> Vec<Vec<f64>> {
+        let mut worlds: Vec<_> = groups.iter().map(|&count| Group::new(count)).collect();
+        let mut backlog = 0.0f64;
+        let mut turn = 0usize;
+        for ms in 0..millis {
+            let now = Instant::ZERO + Duration::from_millis(ms);
+            backlog = (backlog - rate).max(0.0);
+            let order: Vec<(usize, usize)> =
+                groups.iter().enumerate().flat_map(|(g, &n)| (0..n).map(move |f| (g, f))).collect();
+            for n in 0..order.len() {
+                let (group, flow) = order[(n + turn) % order.len()];
+                worlds[group].step(flow, now, ms, (&mut backlog, queue), rate, millis / 2);
+            }
+            turn += 7;
+        }
+        worlds.into_iter().map(|world| world.passed).collect()
+    }
+
+    struct Group {
+        all: Ensemble,
+        kernels: Vec<Measure>,
+        /// When what was sent is acknowledged, or known to be lost.
+        wires: Vec<std::collections::VecDeque<(u64, u64, bool)>>,
+        passed: Vec<f64>,
+    }
+
+    impl Group {
+        fn new(count: usize) -> Group {
+            let mut all = Ensemble::new();
+            let rtt = Duration::from_millis(40);
+            let fresh = Measure { rtt, shortest: rtt, segment: 1000, ..Measure::default() };
+            (0..count as u64).for_each(|id| all.join(id));
+            (0..count as u64).for_each(|id| all.report(id, fresh, 1 << 20, Instant::ZERO));
+            let wires = vec![std::collections::VecDeque::new(); count];
+            Group { all, kernels: vec![fresh; count], wires, passed: vec![0.0; count] }
+        }
+
+        fn step(
+            &mut self,
+            flow: usize,
+            now: Instant,
+            ms: u64,
+            (backlog, queue): (&mut f64, f64),
+            rate: f64,
+            from: u64,
+        ) {
+            let kernel = &mut self.kernels[flow];
+            while let Some(&(at, bytes, lost)) = self.wires[flow].front()
+                && at <= ms
+            {
+                self.wires[flow].pop_front();
+                if lost {
+                    kernel.again += 1;
+                    self.wires[flow].push_back((ms + 40, bytes, false));
+                    continue;
+                }
+                kernel.held -= bytes;
+                kernel.acked += bytes;
+                if ms >= from {
+                    self.passed[flow] += bytes as f64;
+                }
+            }
+            kernel.rtt = Duration::from_millis(40 + (*backlog / rate) as u64);
+            self.all.report(flow as u64, *kernel, 1 << 20, now);
+            let mut may = self.all.may_send(flow as u64) / 1000;
+            while may > 0 {
+                may -= 1;
+                self.all.sent(flow as u64, 1000);
+                kernel.held += 1000;
+                let lost = *backlog + 1000.0 > queue;
+                *backlog += if lost { 0.0 } else { 1000.0 };
+                let at = ms + 40 + (*backlog / rate) as u64;
+                self.wires[flow].push_back((at, 1000, lost));
+            }
+        }
+    }
+
+    #[test]
+    fn four_that_share_take_what_one_takes_and_share_it_alike() {
+        let found = compete(&[4, 1], 2500.0, 100_000.0, 60_000);
+        let sum = |flows: &[f64]| flows.iter().sum::<f64>();
+        let share = sum(&found[0]) / (sum(&found[0]) + sum(&found[1]));
+        assert!((0.35..0.65).contains(&share), "{share}");
+        let squares: f64 = found[0].iter().map(|bytes| bytes * bytes).sum();
+        let jain = sum(&found[0]).powi(2) / (4.0 * squares);
+        assert!(jain > 0.95, "{jain}");
+        let used = (sum(&found[0]) + sum(&found[1])) / (2500.0 * 30_000.0);
+        assert!(used > 0.85, "{used} of the link");
+    }
+
+    #[test]
+    fn what_is_known_of_a_path_outlives_its_flows() {
+        let mut all = Ensemble::new();
+        all.join(1);
+        let rtt = Duration::from_millis(40);
+        let mut of =
+            Measure { rtt, shortest: rtt, segment: 1000, held: 9_000, ..Measure::default() };
+        all.report(1, of, 0, Instant::ZERO);
+        of.acked = 9_000;
+        all.report(1, of, 0, Instant::ZERO + rtt);
+        let learnt = all.window.bytes();
+        assert!(learnt > 20_000.0);
+        all.leave(1, Instant::ZERO + rtt);
+        assert_eq!((all.held, all.idle(Instant::ZERO + 2 * rtt)), (0, Some(rtt)));
+        all.join(2);
+        all.report(2, Measure { held: 0, acked: 0, ..of }, 50_000, Instant::ZERO + 3 * rtt);
+        assert_eq!(all.may_send(2), learnt as usize);
+    }
+}

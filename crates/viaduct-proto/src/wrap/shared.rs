@@ -1,0 +1,223 @@
+//! What a run and the master that it shares with others say to each other: records of a fixed length
+//! over a `SOCK_SEQPACKET` socket, numbers in the machine's order, for both ends run on it.
+//!
+//! The run hears its program's calls, and keeps the program's side of each flow; the master carries it.
+//! What crosses is who wants to go where, and sockets beside it: nothing of a flow's bytes.
+//!
+//! ```text
+//!   run ── Hello ──────────────────▶ master     once; the answer is a Welcome (`wire`): rules, offload
+//!       ── Call, a place ──────────▶            a program connects; its master's end, not yet connected
+//!       ◀── Named … Meet ───────────            the far end is there: the run connects the place to it
+//!       ◀── Refuse, Gone ───────────            it is not; nobody carries it any more
+//!       ── Arrival, its stream, a place ─▶      somebody connects to a program
+//!       ◀── Meet ───────────────────            the handlers let him in
+//!
+//!   record    magic 4 │ version 2 │ kind 1 │ why 1 │ id 8 │ address 24 │ address 24
+//! ```
+
+use std::net::SocketAddr;
+
+use super::wire::{ADDRESS, Reader, VERSION, Writer};
+use crate::flow::Failure;
+
+/// Bytes of a record.
+pub const RECORD: usize = 16 + 2 * ADDRESS;
+const MAGIC: u32 = u32::from_be_bytes(*b"vdms");
+
+/// What a run says. It gives each flow a number, and none twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Up {
+    /// It is there, in this network namespace.
+    Hello {
+        /// The namespace's number.
+        network: u64,
+    },
+    /// A program connects: beside it, a socket that will be connected to the program's.
+    Call {
+        /// Its number.
+        id: u64,
+        /// Where to.
+        to: SocketAddr,
+        /// The program's end.
+        source: SocketAddr,
+    },
+    /// A connection to a program: beside it, the connection, and a socket that will be connected to the
+    /// program.
+    Arrival {
+        /// Its number.
+        id: u64,
+        /// Whose it is.
+        client: SocketAddr,
+        /// Where it was meant to go.
+        own: SocketAddr,
+    },
+}
+
+/// What the master says of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Down {
+    /// The program is told that this is its own end.
+    Named {
+        /// The flow.
+        id: u64,
+        /// The end.
+        own: SocketAddr,
+    },
+    /// The place is to be connected to the program.
+    Meet {
+        /// The flow.
+        id: u64,
+    },
+    /// The far end is not there, as the program is told.
+    Refuse {
+        /// The flow.
+        id: u64,
+        /// Why.
+        why: Failure,
+    },
+    /// Nobody carries it any more.
+    Gone {
+        /// The flow.
+        id: u64,
+    },
+}
+
+const FAILURES: [Failure; 5] =
+    [Failure::Refused, Failure::Unreachable, Failure::TimedOut, Failure::Reset, Failure::Denied];
+
+impl Up {
+    /// Its bytes.
+    pub fn emit(&self) -> [u8; RECORD] {
+        match *self {
+            Up::Hello { network } => record(1, 0, network, [None; 2]),
+            Up::Call { id, to, source } => record(2, 0, id, [Some(to), Some(source)]),
+            Up::Arrival { id, client, own } => record(3, 0, id, [Some(client), Some(own)]),
+        }
+    }
+
+    /// What `bytes` are, if they are one.
+    pub fn parse(bytes: &[u8]) -> Option<Up> {
+        let (kind, _, id, addresses) = parts(bytes)?;
+        Some(match (kind, addresses) {
+            (1, [None, None]) => Up::Hello { network: id },
+            (2, [Some(to), Some(source)]) => Up::Call { id, to, source },
+            (3, [Some(client), Some(own)]) => Up::Arrival { id, client, own },
+            _ => return None,
+        })
+    }
+}
+
+impl Down {
+    /// The flow that it is about.
+    pub fn id(&self) -> u64 {
+        match *self {
+            Down::Named { id, .. }
+            | Down::Meet { id }
+            | Down::Refuse { id, .. }
+            | Down::Gone { id } => id,
+        }
+    }
+
+    /// Its bytes.
+    pub fn emit(&self) -> [u8; RECORD] {
+        match *self {
+            Down::Named { id, own } => record(11, 0, id, [Some(own), None]),
+            Down::Meet { id } => record(12, 0, id, [None; 2]),
+            Down::Refuse { id, why } => {
+                let why = FAILURES.iter().position(|of| *of == why).unwrap_or_default();
+                record(13, why as u8, id, [None; 2])
+            }
+            Down::Gone { id } => record(14, 0, id, [None; 2]),
+        }
+    }
+
+    /// What `bytes` are, if they are one.
+    pub fn parse(bytes: &[u8]) -> Option<Down> {
+        let (kind, why, id, addresses) = parts(bytes)?;
+        Some(match (kind, addresses) {
+            (11, [Some(own), None]) => Down::Named { id, own },
+            (12, [None, None]) => Down::Meet { id },
+            (13, [None, None]) => Down::Refuse { id, why: *FAILURES.get(usize::from(why))? },
+            (14, [None, None]) => Down::Gone { id },
+            _ => return None,
+        })
+    }
+}
+
+fn record(kind: u8, why: u8, id: u64, addresses: [Option<SocketAddr>; 2]) -> [u8; RECORD] {
+    let mut bytes = [0; RECORD];
+    let mut out = Writer { bytes: &mut bytes };
+    out.put(&MAGIC.to_ne_bytes());
+    out.put(&VERSION.to_ne_bytes());
+    out.put(&[kind, why]);
+    out.put(&id.to_ne_bytes());
+    addresses.into_iter().for_each(|address| out.address(address));
+    bytes
+}
+
+type Parts = (u8, u8, u64, [Option<SocketAddr>; 2]);
+
+/// Of a record of this version.
+fn parts(bytes: &[u8]) -> Option<Parts> {
+    let mut rest = Reader { bytes };
+    let ours = rest.take()? == MAGIC.to_ne_bytes() && rest.take()? == VERSION.to_ne_bytes();
+    let (kind, why) = (rest.byte()?, rest.byte()?);
+    let id = u64::from_ne_bytes(rest.take()?);
+    let addresses = [rest.address()?, rest.address()?];
+    (ours && rest.bytes.is_empty()).then_some((kind, why, id, addresses))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn address() -> impl Strategy<Value = SocketAddr> {
+        let ip = prop_oneof![
+            any::<[u8; 4]>().prop_map(std::net::IpAddr::from),
+            // One that stands for an IPv4 address comes back as that.
+            any::<[u8; 16]>().prop_map(|ip| std::net::IpAddr::from(ip).to_canonical()),
+        ];
+        (ip, any::<u16>()).prop_map(SocketAddr::from)
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_said_is_heard(id: u64, one in address(), other in address(), why in 0..5usize) {
+            let ups = [
+                Up::Hello { network: id },
+                Up::Call { id, to: one, source: other },
+                Up::Arrival { id, client: one, own: other },
+            ];
+            for up in ups {
+                prop_assert_eq!(Up::parse(&up.emit()), Some(up));
+                prop_assert_eq!(Down::parse(&up.emit()), None);
+            }
+            let downs = [
+                Down::Named { id, own: one },
+                Down::Meet { id },
+                Down::Refuse { id, why: FAILURES[why] },
+                Down::Gone { id },
+            ];
+            for down in downs {
+                prop_assert_eq!(Down::parse(&down.emit()), Some(down));
+                prop_assert_eq!(down.id(), id);
+                prop_assert_eq!(Up::parse(&down.emit()), None);
+            }
+        }
+
+        #[test]
+        fn nothing_else_is_heard(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            prop_assert!(Up::parse(&bytes).is_none() && Down::parse(&bytes).is_none());
+        }
+
+        #[test]
+        fn a_record_that_was_cut_or_is_of_another_version_is_none(cut in 0..RECORD, id: u64) {
+            let mut bytes = Down::Meet { id }.emit();
+            prop_assert!(Down::parse(&bytes[..cut]).is_none());
+            bytes[4] ^= 1;
+            prop_assert!(Down::parse(&bytes).is_none());
+        }
+    }
+}

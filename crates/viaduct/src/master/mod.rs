@@ -1,0 +1,116 @@
+//! `viaduct master`: handlers that programs share (TESLA, section 3.7).
+//!
+//! ```text
+//!   viaduct run --master N -- curl …  ──┐ Session: calls, and sockets beside them
+//!   viaduct run --master N -- git …   ──┼──▶ viaduct master --name N +congestion ══▶ far ends
+//!   viaduct run --master N +crypt -- ssh ┘        one worker, one chain's factories: shared state
+//! ```
+//!
+//! Each run hears the calls of its own program; the master carries the flows. It serves its own user and
+//! root, at a socket `NAME.master` beside its status socket.
+
+mod session;
+
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::{env, fs, io};
+
+use anyhow::{Context, Result, anyhow, bail};
+use viaduct_proto::flow::{HandlerSpec, Registry, offload};
+use viaduct_proto::wrap::wire::Welcome;
+use viaduct_sys::records;
+
+use self::session::Desk;
+use crate::proxy;
+use crate::proxy::settings::Settings;
+use crate::run::{self, rules::RuleArgs};
+use crate::signals::Signals;
+use crate::status::socket::check_free;
+use crate::text;
+
+/// What `viaduct master` may be told.
+#[derive(Clone, Debug, clap::Args)]
+#[command(
+    after_help = "The handlers stand before or behind the options: +NAME[:KEY=VALUE,...], or +NAME \
+    -KEY=VALUE ... as in\n  viaduct master --name site +congestion\n\
+    Programs join it by `viaduct run --master NAME`; `viaduct status --name NAME` shows what it sees."
+)]
+pub struct MasterArgs {
+    /// What programs call it
+    #[arg(long, value_name = "NAME")]
+    name: String,
+    /// A handler, as +NAME[:KEY=VALUE,...] says it
+    #[arg(long = "handler", value_name = "NAME[:KEY=VALUE,...]", hide = true)]
+    handlers: Vec<HandlerSpec>,
+    #[command(flatten)]
+    rules: RuleArgs,
+    /// Have flows pass Viaduct even where the kernel could do all of the chain's work on programs' own
+    /// sockets
+    #[arg(long)]
+    no_offload: bool,
+    /// Stand above this master: it carries on what this one sends
+    #[arg(long, value_name = "NAME")]
+    master: Option<String>,
+    /// Where Prometheus finds the metrics
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics: Option<SocketAddr>,
+    /// The directory of its sockets
+    #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR", default_value_os_t = usual_run_dir())]
+    run_dir: PathBuf,
+}
+
+/// Runs until a signal ends it; `log` begins the log, if it is this process that carries flows.
+pub fn run(args: &MasterArgs, registry: Registry, log: impl FnOnce()) -> Result<ExitCode> {
+    text::check_name(&args.name).map_err(|what| anyhow!("--name: {what}"))?;
+    let chain = registry.chain(&args.handlers).map_err(|what| anyhow!(what))?;
+    let rules = args.rules.load(registry.guards(&args.handlers))?;
+    if let Some(below) = &args.master {
+        return run::run_above(below, &args.run_dir);
+    }
+    log();
+    let offload = if args.no_offload { None } else { offload(&chain) };
+    let offload = offload.map(|of| of.rate.map_or(0, |bits| (bits / 8).max(1)));
+    let welcome = Welcome { rules, meeting: [None; 2], offload };
+    let mut settings = Settings::for_programs(args.name.clone(), chain, args.run_dir.clone());
+    settings.metrics = args.metrics;
+    check_free(&settings.socket())?;
+    let signals = Signals::register()?;
+    let door = door(&args.run_dir, &args.name);
+    let ended = proxy::carry(&settings, registry, signals, |worker| {
+        Desk::open(&door)?.start(welcome, worker.clone())
+    });
+    let _ = fs::remove_file(&door);
+    ended.map(|()| ExitCode::SUCCESS)
+}
+
+/// Where programs reach the master `name`.
+pub fn door(run_dir: &Path, name: &str) -> PathBuf {
+    run_dir.join(format!("{name}.master"))
+}
+
+/// Where services of this user have their sockets, unless they are told otherwise.
+pub fn usual_run_dir() -> PathBuf {
+    let own = env::var_os("XDG_RUNTIME_DIR").filter(|_| !rustix::process::geteuid().is_root());
+    own.map_or_else(|| "/run/viaduct".into(), |dir| Path::new(&dir).join("viaduct"))
+}
+
+/// The number of this process's network namespace.
+pub fn network() -> io::Result<u64> {
+    fs::metadata("/proc/self/ns/net").map(|of| of.ino())
+}
+
+/// Takes the place of a master that was killed, and of none that runs.
+fn clear(door: &Path) -> Result<()> {
+    if let Some(directory) = door.parent() {
+        fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
+    }
+    match records::connect(&door.to_string_lossy()) {
+        Ok(_) => {
+            bail!("{}: a master of this name runs; give this one another name", door.display())
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(_) => fs::remove_file(door).with_context(|| door.display().to_string()),
+    }
+}

@@ -1,0 +1,265 @@
+//! Those who share a master: each run has a session, in which it says what its program wants.
+//!
+//! The worker never waits for a run: what it has to say goes through a thread of the session's own. A run
+//! that says what means nothing is heard no more.
+
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{SocketType, ipproto, sockopt};
+use tracing::{debug, info, warn};
+use viaduct_proto::flow::Failure;
+use viaduct_proto::wrap::Errno;
+use viaduct_proto::wrap::shared::{Down, RECORD, Up};
+use viaduct_proto::wrap::wire::{Answer, WELCOME, Welcome};
+use viaduct_sys::records;
+
+use super::{clear, network};
+use crate::proxy::calls::{Arrival, Call, Held, Program};
+use crate::proxy::orders::{Order, ToWorker};
+
+/// Runs at once, at most.
+const SESSIONS: usize = 4096;
+/// After an error of accept.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Where runs come.
+#[derive(Debug)]
+pub struct Desk {
+    listener: OwnedFd,
+}
+
+/// What every session needs.
+#[derive(Debug)]
+struct Shared {
+    welcome: Welcome,
+    worker: ToWorker,
+    network: u64,
+    count: AtomicUsize,
+}
+
+impl Desk {
+    /// Opens it at `door`, for this user and root.
+    ///
+    /// # Errors
+    /// Another master has it.
+    pub fn open(door: &Path) -> Result<Desk> {
+        clear(door)?;
+        let listener = records::listen(&door.to_string_lossy());
+        let listener = listener.with_context(|| door.display().to_string())?;
+        fs::set_permissions(door, fs::Permissions::from_mode(0o600))?;
+        Ok(Desk { listener })
+    }
+
+    /// Serves for as long as the process runs.
+    ///
+    /// # Errors
+    /// There is no thread for it.
+    pub fn start(self, welcome: Welcome, worker: ToWorker) -> Result<()> {
+        let network = network().context("ask for the network namespace")?;
+        let count = AtomicUsize::new(0);
+        let shared = Arc::new(Shared { welcome, worker, network, count });
+        thread::Builder::new().name("desk".to_owned()).spawn(move || self.serve(&shared))?;
+        Ok(())
+    }
+
+    fn serve(&self, shared: &Arc<Shared>) {
+        let us = rustix::process::geteuid().as_raw();
+        loop {
+            let (socket, user) = match records::accept(&self.listener) {
+                Ok(accepted) => accepted,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let _ = poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], None);
+                    continue;
+                }
+                Err(error) => {
+                    debug!("accept a run: {error}");
+                    thread::sleep(PAUSE);
+                    continue;
+                }
+            };
+            if user != us && user != 0 {
+                warn!("user {user} may not share this master: only its own and root may");
+                answer(&socket, &Answer::Done(Errno::PERM));
+                continue;
+            }
+            if let Err(error) = begin(socket, shared) {
+                warn!("a run cannot be heard: {error}");
+            }
+        }
+    }
+}
+
+/// Begins a session.
+fn begin(socket: OwnedFd, shared: &Arc<Shared>) -> io::Result<()> {
+    if shared.count.load(Ordering::Relaxed) >= SESSIONS {
+        return Err(io::Error::other(format!("{SESSIONS} runs share this master already")));
+    }
+    // Its own threads wait for it.
+    rustix::io::ioctl_fionbio(&socket, false)?;
+    let shared = shared.clone();
+    shared.count.fetch_add(1, Ordering::Relaxed);
+    let hear = move || {
+        hear(socket, &shared);
+        shared.count.fetch_sub(1, Ordering::Relaxed);
+    };
+    thread::Builder::new().name("run".to_owned()).spawn(hear).map(drop)
+}
+
+/// Hears a run until it goes.
+fn hear(socket: OwnedFd, shared: &Shared) {
+    let socket = Arc::new(socket);
+    if !greeted(&socket, shared) {
+        return;
+    }
+    let (out, said) = channel();
+    let theirs = socket.clone();
+    if thread::Builder::new().name("to-run".to_owned()).spawn(move || tell(&theirs, &said)).is_err()
+    {
+        return;
+    }
+    info!("a run has joined");
+    let mut bytes = [0; RECORD];
+    loop {
+        let order = match records::receive_beside(&*socket, &mut bytes) {
+            Ok((0, _)) => return info!("a run has gone"),
+            Ok((length, beside)) => order(&bytes[..length], beside, &out),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return warn!("a run cannot be heard: {error}"),
+        };
+        match order {
+            Some(order) => shared.worker.tell(order),
+            None => return warn!("a run says what means nothing: it is heard no more"),
+        }
+    }
+}
+
+/// Whether the run has said a hello that fits.
+fn greeted(socket: &OwnedFd, shared: &Shared) -> bool {
+    let mut bytes = [0; RECORD];
+    let Ok((length, _)) = records::receive(socket, &mut bytes) else { return false };
+    let refusal = match Up::parse(&bytes[..length]) {
+        Some(Up::Hello { network }) if network == shared.network => None,
+        Some(Up::Hello { .. }) => Some(Errno::XDEV),
+        _ => Some(Errno::PROTO),
+    };
+    answer(socket, &refusal.map_or(Answer::Welcome(shared.welcome), Answer::Done));
+    refusal.is_none()
+}
+
+/// What a record asks of the worker; `None` if it is none, or not with this beside it.
+fn order(bytes: &[u8], beside: Vec<OwnedFd>, out: &Sender<Down>) -> Option<Order> {
+    let mut sockets = beside.into_iter().map(stream);
+    let mut next = || sockets.next().flatten();
+    let order = match Up::parse(bytes)? {
+        Up::Hello { .. } => return None,
+        Up::Call { id, to, source } => {
+            let held = Box::new(Remote::new(id, next()?, out));
+            Order::Call(Box::new(Call { to: to.into(), source, held }))
+        }
+        Up::Arrival { id, client, own } => {
+            let (stream, place) = (next()?, next()?);
+            let program = Box::new(Remote::new(id, place, out));
+            Order::Arrive(Box::new(Arrival { stream, client, own, program }))
+        }
+    };
+    sockets.next().is_none().then_some(order)
+}
+
+/// A TCP socket, which does not block.
+fn stream(fd: OwnedFd) -> Option<TcpStream> {
+    let is = sockopt::socket_type(&fd).ok()? == SocketType::STREAM
+        && sockopt::socket_protocol(&fd).ok()? == Some(ipproto::TCP);
+    rustix::io::ioctl_fionbio(&fd, true).ok().filter(|()| is)?;
+    Some(fd.into())
+}
+
+/// Tells a run what there is to tell, until nobody has more, or it has gone.
+fn tell(socket: &OwnedFd, said: &Receiver<Down>) {
+    for down in said {
+        if records::send(socket, &down.emit(), None).is_err() {
+            return;
+        }
+    }
+}
+
+/// A run that has gone hears nothing.
+fn answer(socket: &OwnedFd, answer: &Answer) {
+    let mut bytes = [0; WELCOME];
+    let length = answer.emit(&mut bytes);
+    if let Err(error) = records::send(socket, &bytes[..length], None) {
+        debug!("answer a run: {error}");
+    }
+}
+
+/// A program whose side a run keeps.
+#[derive(Debug)]
+struct Remote {
+    id: u64,
+    place: Option<TcpStream>,
+    out: Sender<Down>,
+    /// The run has heard how it ends.
+    told: bool,
+}
+
+impl Remote {
+    fn new(id: u64, place: TcpStream, out: &Sender<Down>) -> Remote {
+        Remote { id, place: Some(place), out: out.clone(), told: false }
+    }
+
+    fn tell(&mut self, down: Down) -> io::Result<()> {
+        self.told |= !matches!(down, Down::Named { .. });
+        self.out.send(down).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn take_place(&mut self) -> io::Result<TcpStream> {
+        self.place.take().ok_or(io::ErrorKind::NotConnected.into())
+    }
+}
+
+impl Held for Remote {
+    fn named(&mut self, own: SocketAddr) {
+        let _ = self.tell(Down::Named { id: self.id, own });
+    }
+
+    fn place(&mut self) -> io::Result<TcpStream> {
+        self.take_place()
+    }
+
+    fn meet(&mut self, _: &TcpStream) -> io::Result<()> {
+        self.tell(Down::Meet { id: self.id })
+    }
+
+    fn refuse(&mut self, why: Failure) {
+        let _ = self.tell(Down::Refuse { id: self.id, why });
+    }
+}
+
+impl Program for Remote {
+    fn place(&mut self) -> io::Result<TcpStream> {
+        self.take_place()
+    }
+
+    fn connect(&mut self, _: &TcpStream) -> io::Result<()> {
+        self.tell(Down::Meet { id: self.id })
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        if !self.told {
+            let _ = self.tell(Down::Gone { id: self.id });
+        }
+    }
+}

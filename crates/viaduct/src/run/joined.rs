@@ -1,0 +1,246 @@
+//! The run's side of a master that it shares with others.
+//!
+//! The run hears its program's connects as ever, and keeps the program's side of each: what to tell it,
+//! and how to meet it. Only the flow itself is the master's. So nothing goes around the chain when the
+//! master dies: this process is there to refuse.
+//!
+//! ```text
+//!   interposer ── Call ──▶ Joined: keeps Held ── to, a place ──▶ master: the flow
+//!   program ◀── Held::meet(place), Held::refuse ◀── Meet, Refuse ──┘
+//! ```
+
+use std::collections::HashMap;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::{io, thread};
+
+use anyhow::{Context, Result, bail};
+use tracing::{debug, warn};
+use viaduct_proto::flow::{Address, Failure};
+use viaduct_proto::wrap::Errno;
+use viaduct_proto::wrap::shared::{Down, RECORD, Up};
+use viaduct_proto::wrap::wire::{Answer, WELCOME, Welcome};
+use viaduct_sys::pending::Closed;
+use viaduct_sys::{records, tcp};
+
+use crate::master::{door, network};
+use crate::proxy::calls::{Arrival, Call, Held, Program};
+
+/// The way to a shared master, and the program's side of what it carries.
+#[derive(Debug)]
+pub struct Joined {
+    socket: OwnedFd,
+    waits: Mutex<Waits>,
+    /// What cannot be connected is connected to this: the master sees that it failed.
+    closed: Closed,
+}
+
+#[derive(Debug, Default)]
+struct Waits {
+    next: u64,
+    /// By number; the master has the other descriptor of each place.
+    list: HashMap<u64, (Side, TcpStream)>,
+    /// The master has ended.
+    over: bool,
+}
+
+/// The program's side of a flow.
+#[derive(Debug)]
+enum Side {
+    Connects(Box<dyn Held>),
+    Listens(Box<dyn Program>),
+}
+
+impl Joined {
+    /// Joins the master `name`, whose socket is in `run_dir`; what it has to say of its flows.
+    ///
+    /// # Errors
+    /// None of this name runs, or it wants nothing of this run.
+    pub fn to(name: &str, run_dir: &Path) -> Result<(Arc<Joined>, Welcome)> {
+        let door = door(run_dir, name);
+        let at = door.to_string_lossy();
+        let socket = records::connect(&at).map_err(|error| refusal(name, &at, &error))?;
+        let welcome = greet(&socket).with_context(|| format!("the master {name} ({at})"))?;
+        let closed = Closed::open().context("reserve a port that is closed")?;
+        let joined = Arc::new(Joined { socket, waits: Mutex::default(), closed });
+        let hears = joined.clone();
+        let name = name.to_owned();
+        thread::Builder::new().name("joined".to_owned()).spawn(move || hears.hear(&name))?;
+        Ok((joined, welcome))
+    }
+
+    /// Has the master begin what a program asks for.
+    pub fn call(&self, call: Call) {
+        let Call { to, source, mut held } = call;
+        let Address::Ip(to) = to else { return held.refuse(Failure::Unreachable) };
+        match held.place() {
+            Ok(place) => {
+                let up = |id| Up::Call { id, to, source };
+                self.say(Side::Connects(held), place, up, None);
+            }
+            Err(error) => {
+                debug!("a connect: {error}");
+                held.refuse(Failure::Unreachable);
+            }
+        }
+    }
+
+    /// Has it take in a connection to a program.
+    pub fn arrive(&self, arrival: Arrival) {
+        let Arrival { stream, client, own, mut program } = arrival;
+        match program.place() {
+            Ok(place) => {
+                let up = |id| Up::Arrival { id, client, own };
+                self.say(Side::Listens(program), place, up, Some(&stream));
+            }
+            Err(error) => {
+                debug!("a connection to a program: {error}");
+                let _ = tcp::reset_on_close(&stream);
+            }
+        }
+    }
+
+    /// Keeps the program's side, and says what it wants.
+    fn say(
+        &self,
+        side: Side,
+        place: TcpStream,
+        up: impl FnOnce(u64) -> Up,
+        stream: Option<&TcpStream>,
+    ) {
+        let theirs = place.try_clone();
+        let mut waits = self.waits();
+        let (Ok(theirs), false) = (theirs, waits.over) else {
+            drop(waits);
+            return side.refuse(Failure::Reset);
+        };
+        let id = waits.next;
+        waits.next += 1;
+        waits.list.insert(id, (side, place));
+        drop(waits);
+        let beside: Vec<BorrowedFd<'_>> =
+            stream.into_iter().map(AsFd::as_fd).chain([theirs.as_fd()]).collect();
+        if let Err(error) = records::send_beside(&self.socket, &up(id).emit(), &beside) {
+            debug!("tell the master: {error}");
+            if let Some((side, _)) = self.take(id) {
+                side.refuse(Failure::Reset);
+            }
+        }
+    }
+
+    /// Hears the master until it ends.
+    fn hear(&self, name: &str) {
+        let mut bytes = [0; RECORD];
+        loop {
+            match records::receive(&self.socket, &mut bytes) {
+                Ok((0, _)) => break,
+                Ok((length, _)) => match Down::parse(&bytes[..length]) {
+                    Some(down) => self.obey(down),
+                    None => break warn!("the master {name} says what means nothing"),
+                },
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => break warn!("the master {name} cannot be heard: {error}"),
+            }
+        }
+        let left = {
+            let mut waits = self.waits();
+            waits.over = true;
+            std::mem::take(&mut waits.list)
+        };
+        warn!("the master {name} has ended: flows that it carried are reset, new ones are refused");
+        left.into_values().for_each(|(side, _)| side.refuse(Failure::Reset));
+    }
+
+    fn obey(&self, down: Down) {
+        match down {
+            Down::Named { id, own } => {
+                if let Some((Side::Connects(held), _)) = self.waits().list.get_mut(&id) {
+                    held.named(own);
+                }
+            }
+            Down::Meet { id } => {
+                let Some((side, place)) = self.take(id) else { return };
+                if let Err(error) = side.meet(&place) {
+                    debug!("a program has gone: {error}");
+                    self.fail(&place);
+                }
+            }
+            Down::Refuse { id, why } => {
+                if let Some((side, _)) = self.take(id) {
+                    side.refuse(why);
+                }
+            }
+            // A program that waits is told by whoever is dropped; of others the kernel tells again.
+            Down::Gone { id } => drop(self.take(id)),
+        }
+    }
+
+    /// Has the master see that it will not be connected.
+    fn fail(&self, place: &TcpStream) {
+        let v4 = place.local_addr().is_ok_and(|at| at.is_ipv4());
+        let failed = self.closed.at(v4).and_then(|at| tcp::connect_bound(place, at));
+        if let Err(error) = failed {
+            debug!("a place: {error}");
+        }
+    }
+
+    fn take(&self, id: u64) -> Option<(Side, TcpStream)> {
+        self.waits().list.remove(&id)
+    }
+
+    fn waits(&self) -> std::sync::MutexGuard<'_, Waits> {
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Side {
+    fn meet(self, place: &TcpStream) -> io::Result<()> {
+        match self {
+            Side::Connects(mut held) => held.meet(place),
+            Side::Listens(mut program) => program.connect(place),
+        }
+    }
+
+    /// The one who has come to a program sees a reset: his connection is the master's, or is dropped.
+    fn refuse(self, why: Failure) {
+        if let Side::Connects(mut held) = self {
+            held.refuse(why);
+        }
+    }
+}
+
+/// Says hello; the answer.
+fn greet(socket: &OwnedFd) -> Result<Welcome> {
+    let network = network().context("ask for the network namespace")?;
+    records::send(socket, &Up::Hello { network }.emit(), None)?;
+    let mut bytes = vec![0; WELCOME];
+    let (length, _) = records::receive(socket, &mut bytes)?;
+    match Answer::parse(&bytes[..length]) {
+        Some(Answer::Welcome(welcome)) => Ok(welcome),
+        Some(Answer::Done(Errno::XDEV)) => {
+            bail!(
+                "it is in another network namespace, where it could not reach what the program means"
+            )
+        }
+        Some(Answer::Done(Errno::PERM)) => bail!("only its user and root may share it"),
+        _ if length == 0 => bail!("it takes nobody any more"),
+        _ => bail!("it is of another version of viaduct: have both be the same"),
+    }
+}
+
+fn refusal(name: &str, at: &str, error: &io::Error) -> anyhow::Error {
+    use io::ErrorKind::{ConnectionRefused, NotFound, PermissionDenied};
+    match error.kind() {
+        NotFound => anyhow::anyhow!(
+            "no master is named {name}: there is no {at}; start one by `viaduct master --name {name}`"
+        ),
+        ConnectionRefused => anyhow::anyhow!(
+            "the master {name} has been killed: nobody answers at {at}; start it again by `viaduct \
+             master --name {name}`"
+        ),
+        PermissionDenied => anyhow::anyhow!("{at}: only the master's user and root may share it"),
+        _ => anyhow::anyhow!("the master {name} cannot be reached at {at}: {error}"),
+    }
+}

@@ -1,0 +1,397 @@
+//! `viaduct master`, as its users see it: programs share it, masters stand above each other, and what
+//! one leaves when it is killed goes around no chain.
+#![allow(clippy::unwrap_used)] // a test may panic
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
+const CHAIN: &str = "+latency:delay=1ms";
+const VIAS: [&str; 3] = ["cgroup", "seccomp", "preload"];
+
+/// A directory for masters' sockets and keys, gone at the end.
+struct Place(PathBuf);
+
+impl Place {
+    fn new() -> Place {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("viaduct-master-{}-{n}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).unwrap();
+        Place(path)
+    }
+
+    /// `viaduct` with these words, ended after a while.
+    fn viaduct(&self, words: &[&str]) -> Command {
+        let mut command = Command::new("timeout");
+        command.args(["--signal=KILL", "30", VIADUCT]).args(words);
+        command.env("VIADUCT_RUN_DIR", &self.0);
+        command
+    }
+
+    fn output(&self, words: &[&str]) -> Output {
+        self.viaduct(words).output().unwrap()
+    }
+
+    /// A master that is up.
+    fn master(&self, name: &str, words: &[&str]) -> Master {
+        let mut command = Command::new(VIADUCT);
+        command.args(["master", "--name", name]).args(words).env("VIADUCT_RUN_DIR", &self.0);
+        let child = command.stderr(Stdio::null()).spawn().unwrap();
+        let socket = self.0.join(format!("{name}.sock"));
+        assert!(within(Duration::from_secs(10), || socket.exists()), "{name} is not up");
+        Master(child)
+    }
+
+    /// What a master says of itself.
+    fn status(&self, name: &str) -> String {
+        let seen = self.output(&["status", "--name", name, "--json"]);
+        assert!(seen.status.success(), "{seen:?}");
+        text(&seen.stdout)
+    }
+
+    /// A key of this name, made here, as a handler of it.
+    fn crypt(&self, name: &str) -> String {
+        let path = self.0.join(name).display().to_string();
+        assert!(self.output(&["key", "new", "--out", &path]).status.success());
+        format!("+crypt:key={path}")
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A master; killed at the end, if it has not ended.
+struct Master(Child);
+
+impl Master {
+    fn signal(&self, name: &str) {
+        let sent =
+            Command::new("kill").args([format!("-{name}"), self.0.id().to_string()]).status();
+        assert!(sent.unwrap().success());
+    }
+}
+
+impl Drop for Master {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Answers each line with who has sent it; counts those who come.
+fn far_end() -> (SocketAddr, &'static AtomicUsize) {
+    let count: &'static AtomicUsize = Box::leak(Box::new(AtomicUsize::new(0)));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            count.fetch_add(1, Ordering::Relaxed);
+            thread::spawn(move || {
+                let peer = stream.peer_addr().unwrap();
+                for line in BufReader::new(stream.try_clone().unwrap()).lines() {
+                    let Ok(line) = line else { return };
+                    let _ = stream.write_all(format!("{line} {peer}\n").as_bytes());
+                }
+            });
+        }
+    });
+    (address, count)
+}
+
+/// A Python program that connects to the address of its first argument and tells its names.
+const TELL: &str = "
+import socket, sys
+host, port = sys.argv[1].rsplit(':', 1)
+s = socket.create_connection((host, int(port)))
+s.sendall(b'hello\\n')
+s.shutdown(socket.SHUT_WR)
+print(s.getpeername()[1], s.getsockname()[1], s.makefile().read())
+sys.exit(7)
+";
+
+#[test]
+fn programs_of_every_interposer_share_a_master() {
+    let (place, (to, _)) = (Place::new(), far_end());
+    let mut master = place.master("all", &["+count", CHAIN]);
+    for via in VIAS {
+        let to = to.to_string();
+        let words = ["run", "--master", "all", "--via", via, "--report", "--"];
+        let said = place.output(&[&words[..], &["python3", "-c", TELL, &to]].concat());
+        assert_eq!(said.status.code(), Some(7), "{via} {said:?}");
+        let words = text(&said.stdout);
+        let words: Vec<&str> = words.split_whitespace().collect();
+        let [peer, own, "hello", seen] = words[..] else { panic!("{via} {said:?}") };
+        assert_eq!((peer, own), (to.rsplit(':').next().unwrap(), seen.rsplit(':').next().unwrap()));
+        let report = text(&said.stderr);
+        assert!(report.contains(&format!("1 passed the handlers by {via}")), "{report}");
+    }
+    assert!(place.status("all").contains("flows 3\\nwritten 18\\n"), "{}", place.status("all"));
+    // It ends when it is asked to, and leaves nothing.
+    master.signal("TERM");
+    assert!(master.0.wait().unwrap().success());
+    assert!(!place.0.join("all.master").exists() && !place.0.join("all.sock").exists());
+}
+
+#[test]
+fn what_the_master_and_the_run_rule_holds_for_both() {
+    let (place, (to, _)) = (Place::new(), far_end());
+    let _master = place.master("ruled", &[CHAIN, "--refuse", "tcp:1"]);
+    let to = to.to_string();
+    for (options, to, says) in [
+        (&[][..], "127.0.0.1:1", "1 were refused"),
+        (&["--refuse", &to], &to, "1 were refused"),
+        (&["--except", &to], &to, "1 went direct"),
+        (&["--only", &to], &to, "1 passed the handlers"),
+    ] {
+        let words = [&["run", "--master", "ruled", "--report"], options].concat();
+        let said = place.output(&[&words[..], &["--", "python3", "-c", TELL, to]].concat());
+        assert!(text(&said.stderr).contains(says), "{options:?} {said:?}");
+    }
+}
+
+#[test]
+fn a_name_is_one_masters_and_one_that_nobody_has_is_said_to_be() {
+    let place = Place::new();
+    let master = place.master("one", &[CHAIN]);
+    let again = place.output(&["master", "--name", "one", CHAIN]);
+    assert!(!again.status.success() && text(&again.stderr).contains("one"), "{again:?}");
+    let none = place.output(&["run", "--master", "none", "--", "true"]);
+    assert_eq!(none.status.code(), Some(125));
+    assert!(text(&none.stderr).contains("viaduct master --name none"), "{none:?}");
+    // One that was killed leaves its sockets, and they keep nobody from its place.
+    master.signal("KILL");
+    drop(master);
+    let killed = place.output(&["run", "--master", "one", "--", "true"]);
+    assert!(text(&killed.stderr).contains("has been killed"), "{killed:?}");
+    let _another = place.master_again("one");
+    assert!(place.output(&["run", "--master", "one", "--", "true"]).status.success());
+}
+
+impl Place {
+    /// A master in the place of one that was killed.
+    fn master_again(&self, name: &str) -> Master {
+        std::fs::remove_file(self.0.join(format!("{name}.sock"))).unwrap();
+        self.master(name, &[CHAIN])
+    }
+}
+
+#[test]
+fn masters_stand_above_each_other() {
+    let (place, (to, _)) = (Place::new(), far_end());
+    let _system = place.master("system", &["+count", CHAIN]);
+    let _user = place.master("user", &["--master", "system", "+count", CHAIN]);
+    let to = to.to_string();
+    let words = ["run", "--master", "user", CHAIN, "--", "python3", "-c", TELL, &to];
+    let said = place.output(&words);
+    assert_eq!(said.status.code(), Some(7), "{said:?}");
+    for name in ["system", "user"] {
+        let status = place.status(name);
+        assert!(status.contains("flows 1\\nwritten 6\\n"), "{name}: {status}");
+    }
+}
+
+/// Connects to its first argument, kills its second (or its parent), and says what becomes of the
+/// connection, and of others.
+const KILL: &str = "
+import errno, os, select, signal, socket, sys
+host, port = sys.argv[1].rsplit(':', 1)
+to = (host, int(port))
+s = socket.create_connection(to)
+s.sendall(b'x\\n'); s.recv(100); s.settimeout(10)
+os.kill(int(sys.argv[2]) or os.getppid(), signal.SIGKILL)
+try: print('read', s.recv(100))
+except OSError as e: print(errno.errorcode[e.errno])
+n = socket.socket(); n.settimeout(10)
+print('fails' if n.connect_ex(to) not in (0, errno.EAGAIN) else 'went')
+n = socket.socket(); n.setblocking(False)
+e = n.connect_ex(to)
+if e == errno.EINPROGRESS:
+    e = n.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if select.select([], [n], [], 10)[1] else 0
+print('fails' if e else 'went')
+";
+
+#[test]
+fn a_master_that_is_killed_resets_its_flows_and_nothing_goes_around_it() {
+    for via in VIAS {
+        for shared in [false, true] {
+            let (place, (to, count)) = (Place::new(), far_end());
+            let to = to.to_string();
+            let master = shared.then(|| place.master("gone", &[CHAIN]));
+            let pid = master.as_ref().map_or(0, |master| master.0.id()).to_string();
+            let chain: &[&str] = if shared { &["--master", "gone"] } else { &[CHAIN] };
+            let program = ["--via", via, "--", "python3", "-c", KILL, &to, &pid];
+            let said = place.output(&[&["run"], chain, &program].concat());
+            let words = text(&said.stdout);
+            assert_eq!(words, "ECONNRESET\nfails\nfails\n", "{via} shared {shared}: {said:?}");
+            assert_eq!(count.load(Ordering::Relaxed), 1, "{via} shared {shared}: somebody came");
+        }
+    }
+}
+
+/// Listens at its first argument, and answers each line with itself.
+const SERVE: &str = "
+import socket, sys
+s = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+print('up', flush=True)
+while True:
+    c, at = s.accept()
+    print('client', at[1], flush=True)
+    c.sendall(c.makefile().readline().encode()); c.close()
+";
+
+#[test]
+fn programs_that_listen_are_served_by_a_shared_master_and_by_nobody_when_it_is_killed() {
+    for shared in [false, true] {
+        let place = Place::new();
+        let master = shared.then(|| place.master("serves", &["+count", CHAIN]));
+        let chain: &[&str] = if shared { &["--master", "serves"] } else { &[CHAIN] };
+        let port = free_port();
+        let words = [&["run"], chain, &["--", "python3", "-c", SERVE, &port.to_string()]].concat();
+        let mut command = place.viaduct(&words);
+        let mut server = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "up");
+        let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        client.write_all(b"hello\n").unwrap();
+        let mut said = String::new();
+        client.read_to_string(&mut said).unwrap();
+        let own = client.local_addr().unwrap().port();
+        assert_eq!(said, "hello\n");
+        assert_eq!(lines.next().unwrap().unwrap(), format!("client {own}"));
+        match &master {
+            Some(master) => {
+                assert!(place.status("serves").contains("flows 1\\n"));
+                master.signal("KILL");
+            }
+            // The wrapper's child: the program is the child of that.
+            None => kill_child_of(child_of(server.id())),
+        }
+        // Who comes now reaches nobody: at once, or by a reset.
+        let alone = |port| match TcpStream::connect(("127.0.0.1", port)) {
+            Err(_) => true,
+            Ok(mut stream) => {
+                let _ = stream.write_all(b"x\n");
+                !matches!(stream.read(&mut [0]), Ok(1))
+            }
+        };
+        assert!((0..5).all(|_| alone(port)), "shared {shared}");
+        signal(server.id(), "TERM");
+        server.wait().unwrap();
+        assert!(lines.next().is_none(), "the program has seen somebody");
+    }
+}
+
+/// Figure 4: two programs of a user, each with `migrate` and `crypt`, above a system-wide master in which
+/// flows to one destination share a congestion estimate.
+#[test]
+fn figure_4_a_users_handlers_above_a_system_wide_master() {
+    let place = Place::new();
+    let key = place.crypt("site.key");
+    let chain = ["+migrate", key.as_str()];
+    let _system = place.master("system", &["+congestion"]);
+    let big: Vec<u8> =
+        (0..3_000_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    std::fs::write(place.0.join("big"), &big).unwrap();
+    // The far end: a web server that takes uploads by socat, and one that serves files, under the same.
+    let (up, down) = (free_port(), free_port());
+    let directory = place.0.display().to_string();
+    let came = place.0.join("came").display().to_string();
+    let listen = format!("TCP-LISTEN:{up},bind=127.0.0.1,reuseaddr");
+    let takes = ["socat", "-u", &listen, &format!("CREATE:{came}")];
+    let serves = [
+        "python3",
+        "-m",
+        "http.server",
+        &down.to_string(),
+        "--bind",
+        "127.0.0.1",
+        "-d",
+        &directory,
+    ]
+    .map(str::to_owned);
+    let serves: Vec<&str> = serves.iter().map(String::as_str).collect();
+    let far = |program: &[&str]| {
+        let words = [&["run"], &chain[..], &["--"], program].concat();
+        let mut command = place.viaduct(&words);
+        Master(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    };
+    let servers = [far(&takes), far(&serves)];
+    for port in [up, down] {
+        assert!(within(Duration::from_secs(10), || listens(port)), "{port}");
+    }
+    // The near end: curl and socat, each in a run of its own above the system's master.
+    let near = |program: &[&str]| {
+        let words = [&["run", "--master", "system"], &chain[..], &["--"], program].concat();
+        place.viaduct(&words).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let file = place.0.join("big").display().to_string();
+    let got = place.0.join("got").display().to_string();
+    let url = format!("http://127.0.0.1:{down}/big");
+    // Slow enough that both are there at once.
+    let curl = near(&["curl", "-sS", "--limit-rate", "1M", "-o", &got, &url]);
+    let to = format!("TCP:127.0.0.1:{up}");
+    let socat = near(&["sh", "-c", "(cat \"$0\"; sleep 1) | socat -u - \"$1\"", &file, &to]);
+    let shared = || place.status("system").contains("127.0.0.1: 2 flows share");
+    assert!(within(Duration::from_secs(10), shared), "{}", place.status("system"));
+    for program in [curl, socat] {
+        let ended = program.wait_with_output().unwrap();
+        assert!(ended.status.success(), "{ended:?}");
+    }
+    assert!(std::fs::read(got).unwrap() == big, "what curl has got");
+    assert!(within(Duration::from_secs(10), || std::fs::read(&came).is_ok_and(|came| came == big)));
+    for server in &servers {
+        server.signal("TERM");
+    }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Whether somebody listens at a port of IPv4, without a connection to it.
+fn listens(port: u16) -> bool {
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    table.lines().any(|line| line.contains(&format!(":{port:04X} 00000000:0000 0A")))
+}
+
+fn child_of(pid: u32) -> u32 {
+    let path = format!("/proc/{pid}/task/{pid}/children");
+    let children = std::fs::read_to_string(path).unwrap();
+    children.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+fn kill_child_of(pid: u32) {
+    signal(child_of(pid), "KILL");
+}
+
+fn signal(pid: u32, name: &str) {
+    let sent = Command::new("kill").args([format!("-{name}"), pid.to_string()]).status();
+    assert!(sent.unwrap().success());
+}
+
+fn within(limit: Duration, happened: impl Fn() -> bool) -> bool {
+    let deadline = Instant::now() + limit;
+    while Instant::now() < deadline {
+        if happened() {
+            return true;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    false
+}
