@@ -44,6 +44,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &tesla::latency::Latency,
     &tesla::shape::Shape,
     &tesla::migrate::Migrate,
+    &tesla::route::Route,
     &tesla::handlers::Handlers,
     &site::all::All,
 ];

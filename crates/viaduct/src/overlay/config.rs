@@ -11,9 +11,11 @@ use serde::Deserialize;
 use toml::{Table, Value};
 use viaduct_proto::flow::Registry;
 use viaduct_proto::keys::PublicKey;
-use viaduct_proto::overlay::{self, Peer, Policy, Timing};
+use viaduct_proto::overlay::{self, ConfigError, Node, Peer, Policy, Timing};
+use viaduct_proto::time::Instant;
 
 use crate::proxy::settings::Settings;
+use crate::shell::entropy;
 use crate::{key, text};
 
 /// Bytes of a config, at most.
@@ -87,8 +89,8 @@ impl Config {
     /// # Errors
     /// One line that says where, what is wrong, and what would be right.
     pub fn load(path: &Path, registry: &Registry) -> Result<Config> {
-        let text = text::read(path, LONGEST)
-            .map_err(|what| anyhow!("{}: {what}", path.display()))?;
+        let text =
+            text::read(path, LONGEST).map_err(|what| anyhow!("{}: {what}", path.display()))?;
         let file: File = toml::from_str(&text).map_err(|error| {
             let at = error.span().map_or(0, |span| span.start);
             let place = text::place(&text, at);
@@ -96,6 +98,14 @@ impl Config {
         })?;
         let directory = path.parent().unwrap_or(Path::new("."));
         meaning(file, directory, registry).with_context(|| path.display().to_string())
+    }
+
+    /// Whether there can be such a node.
+    ///
+    /// # Errors
+    /// Peers that cannot be told apart, say.
+    pub fn try_node(&self) -> Result<(), ConfigError> {
+        Node::new(self.node.clone(), entropy(), Instant::ZERO).map(drop)
     }
 
     /// The status socket, which `+route` is told by.
@@ -124,7 +134,8 @@ fn meaning(file: File, directory: &Path, registry: &Registry) -> Result<Config> 
         timing: timing(&node)?,
         name: node.name,
     };
-    let socks = socks.map(|table| proxy(table, &config.name, &node.run_dir, registry)).transpose()?;
+    let socks =
+        socks.map(|table| proxy(table, &config.name, &node.run_dir, registry)).transpose()?;
     Ok(Config {
         node: config,
         listen: node.listen,
@@ -136,7 +147,10 @@ fn meaning(file: File, directory: &Path, registry: &Registry) -> Result<Config> 
 
 fn meaning_of_peer(peer: &PeerTable) -> Result<Peer> {
     if peer.endpoint.ip().is_unspecified() || peer.endpoint.port() == 0 {
-        bail!("endpoint: {} is nowhere; an address and a port of the peer's are expected", peer.endpoint);
+        bail!(
+            "endpoint: {} is nowhere; an address and a port of the peer's are expected",
+            peer.endpoint
+        );
     }
     Ok(Peer {
         name: peer.name.clone(),
@@ -185,7 +199,10 @@ fn proxy(mut table: Table, name: &str, run_dir: &Path, registry: &Registry) -> R
     }
     let text = |text: &str| Value::String(text.to_owned());
     table.insert("expect".to_owned(), Value::Array(vec![text("socks")]));
-    table.insert("name".to_owned(), text(&format!("overlay-{name}").chars().take(32).collect::<String>()));
+    table.insert(
+        "name".to_owned(),
+        text(&format!("overlay-{name}").chars().take(32).collect::<String>()),
+    );
     table.insert("run-dir".to_owned(), text(&run_dir.to_string_lossy()));
     Settings::of_tables(&table, &[], registry).context("[socks]")
 }

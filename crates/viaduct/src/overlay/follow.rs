@@ -3,7 +3,7 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, Once, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use viaduct_proto::handlers::{Overlays, Tables};
@@ -30,7 +30,7 @@ pub fn overlays() -> Overlays {
 #[derive(Default)]
 struct Known {
     path: PathBuf,
-    began: Once,
+    began: OnceLock<()>,
     /// What is known, and whether anything could be.
     state: Mutex<(Option<Arc<Table>>, bool)>,
     told: Condvar,
@@ -38,7 +38,7 @@ struct Known {
 
 impl Known {
     fn table(self: &Arc<Self>) -> Option<Arc<Table>> {
-        self.began.call_once(|| {
+        self.began.get_or_init(|| {
             let known = self.clone();
             // Without a thread nothing is ever known, and flows go directly.
             let _ = std::thread::Builder::new().name("overlay".to_owned()).spawn(move || {

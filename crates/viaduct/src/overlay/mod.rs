@@ -12,7 +12,7 @@ mod service;
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use viaduct_proto::flow::Registry;
 
 pub use follow::overlays;
@@ -33,6 +33,7 @@ pub struct OverlayArgs {
 /// Runs a node until it is told to end.
 pub fn run(args: &OverlayArgs, registry: &Registry) -> Result<()> {
     let config = Config::load(&args.config, registry)?;
+    config.try_node().with_context(|| args.config.display().to_string())?;
     if args.check {
         print!("{config}");
         return Ok(());

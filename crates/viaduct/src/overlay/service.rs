@@ -130,8 +130,7 @@ impl Service<'_> {
         same("listen", new.listen == self.config.listen)?;
         same("name, run_dir", new.socket() == self.config.socket())?;
         same("[socks]", new.socks.is_some() == self.flows.is_some())?;
-        let check = Node::new(new.node.clone(), entropy(), now());
-        check.context(self.path.display().to_string())?;
+        new.try_node().with_context(|| self.path.display().to_string())?;
         if let (Some(flows), Some(socks)) = (&mut self.flows, &new.socks) {
             flows.handle.reload(socks.clone()).context("[socks]")?;
         }
