@@ -29,8 +29,8 @@ const SHORTER: f64 = 0.9;
 const SHORTER_BY: Duration = Duration::from_millis(2);
 /// Or if it loses so much less.
 const LESS: f64 = 0.03;
-/// A way that was chosen for being better is kept so long.
-const DWELL: Duration = Duration::from_secs(10);
+/// A way is kept for so many times that between two probes, unless it fails.
+const DWELL: u32 = 20;
 
 impl Score {
     /// Of one path after the other.
@@ -46,6 +46,11 @@ impl Score {
             Policy::Loss if (self.loss - other.loss).abs() < LESS => shorter,
             Policy::Loss => self.loss < other.loss,
         }
+    }
+
+    /// Whether the direct way is preferred to another, of this score: it is nobody else's burden.
+    fn is_as_good(self, other: Score, policy: Policy) -> bool {
+        self.rtt <= other.rtt && (policy == Policy::Latency || self.loss < other.loss + LESS)
     }
 
     /// What ways are put in order by.
@@ -72,24 +77,34 @@ impl Default for Choice {
 
 impl Choice {
     /// Chooses among those that are up; whether it is another than before. Those come out in their order.
-    pub(super) fn pick(&mut self, now: Instant, policy: Policy, ways: &mut [(Way, Score)]) -> bool {
+    pub(super) fn pick(
+        &mut self,
+        now: Instant,
+        (policy, interval): (Policy, Duration),
+        ways: &mut [(Way, Score)],
+    ) -> bool {
         ways.sort_by_key(|(way, score)| (score.cost(policy), *way));
         let Some(&(best, score)) = ways.first() else {
             let changed = self.way != Way::Direct;
             *self = Choice::default();
             return changed;
         };
-        let holds = match ways.iter().find(|(way, _)| *way == self.way) {
-            None => false,
-            Some((_, held)) => {
-                let young = self.since.is_some_and(|since| now < since + DWELL);
-                young || !score.beats(*held, policy)
-            }
-        };
-        if holds {
+        let of = |wanted: Way| ways.iter().find(|(way, _)| *way == wanted).map(|(_, score)| *score);
+        let mut way = best;
+        if let Some(held) = of(self.way) {
+            let young = self.since.is_some_and(|since| now < since + interval * DWELL);
+            let direct = of(Way::Direct).filter(|direct| direct.is_as_good(held, policy));
+            way = match direct {
+                _ if young => self.way,
+                _ if score.beats(held, policy) => best,
+                Some(_) => Way::Direct,
+                None => self.way,
+            };
+        }
+        if way == self.way {
             return false;
         }
-        *self = Choice { way: best, since: Some(now) };
+        *self = Choice { way, since: Some(now) };
         true
     }
 }
@@ -111,7 +126,8 @@ mod tests {
         let mut choice = Choice::default();
         let by = |n| Way::By(n);
         let mut pick = |second, policy, ways: &[(Way, Score)]| {
-            choice.pick(at(second), policy, &mut ways.to_vec());
+            let interval = Duration::from_millis(500);
+            choice.pick(at(second), (policy, interval), &mut ways.to_vec());
             choice.way
         };
         let latency = Policy::Latency;
@@ -124,7 +140,9 @@ mod tests {
         let lossy = (Way::Direct, score(9, 0.2));
         assert_eq!(pick(40, latency, &[lossy, other]), Way::Direct);
         assert_eq!(pick(41, Policy::Loss, &[lossy, other]), by(1));
-        assert_eq!(pick(60, Policy::Loss, &[(Way::Direct, score(45, 0.02)), other]), by(1));
+        assert_eq!(pick(60, Policy::Loss, &[(Way::Direct, score(48, 0.02)), other]), by(1));
+        let alike = [(Way::Direct, score(46, 0.02)), other];
+        assert_eq!(pick(61, Policy::Loss, &alike), Way::Direct, "nobody else's burden");
     }
 
     #[test]

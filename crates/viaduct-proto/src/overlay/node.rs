@@ -250,7 +250,8 @@ impl Node {
         for to in 0..self.peers.len() {
             let mut ways = self.ways(to);
             let peer = &mut self.peers[to];
-            changes += u64::from(peer.choice.pick(now, self.config.policy, &mut ways));
+            let rule = (self.config.policy, self.config.timing.interval);
+            changes += u64::from(peer.choice.pick(now, rule, &mut ways));
             let chosen = peer.choice.way;
             let mut order: Vec<Way> = ways.into_iter().map(|(way, _)| way).collect();
             order.sort_by_key(|way| *way != chosen);

@@ -153,7 +153,7 @@ fn far_end() -> SocketAddr {
 const TELL: &str = "
 import socket, sys
 host, port = sys.argv[1].rsplit(':', 1)
-s = socket.create_connection((host, int(port)))
+s = socket.create_connection((host.strip('[]'), int(port)))
 s.sendall(b'hello\\n')
 print(s.getsockname()[1], s.makefile().read())
 ";
@@ -188,7 +188,7 @@ fn flows_go_by_another_node_while_the_direct_path_is_down_and_directly_when_it_i
         overlay.configure(n, true);
         overlay.signal(n, "HUP");
     }
-    overlay.wait_for(0, "directly");
+    overlay.wait_for(0, "  b         directly; ");
     assert!(goes_directly(&tell(&route, to)), "{}", overlay.status(0));
     // Without c there is one way less, and without b none that is known: what is tried is the direct one.
     overlay.signal(2, "KILL");
@@ -206,7 +206,7 @@ fn flows_go_by_another_node_while_the_direct_path_is_down_and_directly_when_it_i
 #[test]
 fn without_an_overlay_nodes_are_tried_where_the_direct_way_does_not_answer() {
     let overlay = Overlay::start("nodes");
-    overlay.wait_for(2, "directly");
+    overlay.wait_for(2, "  b         directly; ");
     let node = format!("+route:node=127.0.0.1:1+127.0.0.1:{},wait=100ms", overlay.socks);
     assert!(goes_directly(&tell(&node, far_end())));
     // Nobody is there: refused is final, and quick.
@@ -214,7 +214,7 @@ fn without_an_overlay_nodes_are_tried_where_the_direct_way_does_not_answer() {
     let refused = tell(&node, closed);
     assert!(text(&refused.stderr).contains("ConnectionRefusedError"), "{refused:?}");
     // Where the node does not let one go, one does not get.
-    let elsewhere = tell(&node, "100.64.0.1:9".parse().unwrap());
+    let elsewhere = tell(&node, "[100::1]:9".parse().unwrap());
     assert!(!elsewhere.status.success(), "{elsewhere:?}");
 }
 

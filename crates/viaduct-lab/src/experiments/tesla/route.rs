@@ -116,9 +116,9 @@ fn cut(world: &Detour) -> Result<()> {
         let (a, b) = (a.v4(), b.v4());
         world.fork().run("nft", &["add", "table", "ip", "cut"])?;
         let chain = "{ type filter hook forward priority 0; }";
-        world.fork().run("nft", &["add", "chain", "ip", "cut", "drop", chain])?;
+        world.fork().run("nft", &["add", "chain", "ip", "cut", "gap", chain])?;
         for (from, to) in [(a, b), (b, a)] {
-            let rule = format!("add rule ip cut drop ip saddr {from} ip daddr {to} drop");
+            let rule = format!("add rule ip cut gap ip saddr {from} ip daddr {to} drop");
             world.fork().run("nft", &rule.split(' ').collect::<Vec<_>>())?;
         }
         Ok(())
