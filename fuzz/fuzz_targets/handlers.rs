@@ -64,6 +64,7 @@ static FACTORIES: LazyLock<Vec<Arc<[Arc<dyn Factory>]>>> = LazyLock::new(|| {
             _ => Ok("word".to_owned()),
         }),
         entropy: Arc::new(move |out: &mut [u8]| rng.lock().expect("one thread").fill(out)),
+        overlays: Arc::new(|_| Arc::new(|| None)),
     };
     let registry = registry(&shell);
     let spec = |text: &str| text.parse::<HandlerSpec>().expect("a handler");

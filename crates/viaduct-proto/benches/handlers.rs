@@ -36,6 +36,7 @@ impl Flow {
         let shell = Shell {
             files: Arc::new(|_| Ok(SecretKey::from_bytes([7; 32]).to_text())),
             entropy: Arc::new(move |out: &mut [u8]| rng.lock().expect("one thread").fill(out)),
+            overlays: Arc::new(|_| Arc::new(|| None)),
         };
         let specs: Vec<HandlerSpec> =
             texts.split_whitespace().map(|text| text.parse().expect("a handler")).collect();

@@ -23,6 +23,7 @@ pub mod flow;
 pub mod handlers;
 pub mod keys;
 pub mod link;
+pub mod overlay;
 pub mod repair;
 pub mod rng;
 pub mod sim;

@@ -16,6 +16,7 @@ mod key;
 mod master;
 mod metrics;
 mod notify;
+mod overlay;
 mod proxy;
 mod run;
 mod shell;
@@ -78,7 +79,15 @@ enum Command {
         #[arg(long)]
         log_json: bool,
     },
-    /// Show what a running gateway or proxy sees
+    /// Run a node of the overlay that the handler `route` uses
+    Overlay {
+        #[command(flatten)]
+        args: overlay::OverlayArgs,
+        /// Log in JSON, one object a line
+        #[arg(long)]
+        log_json: bool,
+    },
+    /// Show what a running gateway, proxy or overlay node sees
     Status {
         #[command(flatten)]
         which: status::Which,
@@ -149,6 +158,10 @@ fn execute(command: Command, registry: Registry) -> Result<ExitCode> {
         Command::Steer { args, log_json } => {
             log(log_json);
             steer::run(&args)?;
+        }
+        Command::Overlay { args, log_json } => {
+            log(log_json);
+            overlay::run(&args, &registry)?;
         }
         Command::Status { which, json } => status::status(&which, json)?,
         Command::Top { which } => status::top(&which)?,

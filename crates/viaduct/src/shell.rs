@@ -4,14 +4,21 @@ use std::sync::Arc;
 
 use ring::rand::{SecureRandom as _, SystemRandom};
 use viaduct_proto::handlers::Shell;
+use viaduct_proto::keys::Entropy;
 
-/// This system's files and randomness.
+use crate::overlay::overlays;
+
+/// This system's files and randomness, and the overlay's nodes on it.
 pub fn shell() -> Shell {
-    let random = SystemRandom::new();
     Shell {
         files: Arc::new(|path| std::fs::read_to_string(path).map_err(|error| error.to_string())),
-        entropy: Arc::new(move |out: &mut [u8]| {
-            random.fill(out).expect("the kernel has random bytes");
-        }),
+        entropy: entropy(),
+        overlays: overlays(),
     }
+}
+
+/// The kernel's randomness.
+pub fn entropy() -> Entropy {
+    let random = SystemRandom::new();
+    Arc::new(move |out: &mut [u8]| random.fill(out).expect("the kernel has random bytes"))
 }

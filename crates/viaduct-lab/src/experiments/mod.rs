@@ -45,6 +45,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &tesla::shape::Shape,
     &tesla::migrate::Migrate,
     &tesla::congestion::Congestion,
+    &tesla::route::Route,
     &tesla::handlers::Handlers,
     &site::all::All,
 ];

@@ -70,6 +70,11 @@ impl Detour {
     pub fn aside(&self) -> &Host {
         &self.aside
     }
+
+    /// The router between them.
+    pub fn fork(&self) -> &Node {
+        &self.fork
+    }
 }
 
 impl Drop for Detour {

@@ -11,6 +11,7 @@ mod lane;
 mod latency;
 mod migrate;
 mod paced;
+mod route;
 mod shape;
 mod socks;
 mod stripe;
@@ -19,6 +20,7 @@ use std::sync::Arc;
 
 use crate::flow::Registry;
 use crate::keys::Entropy;
+use crate::overlay::Table;
 
 /// What handlers need of the world, and are given by whoever opens files and has randomness.
 #[derive(Clone)]
@@ -27,7 +29,15 @@ pub struct Shell {
     pub files: Files,
     /// Bytes fit for keys.
     pub entropy: Entropy,
+    /// What the overlay's node behind a socket of this machine knows, kept up to date.
+    pub overlays: Overlays,
 }
+
+/// Opens a node's socket, by its path.
+pub type Overlays = Arc<dyn Fn(&str) -> Tables + Send + Sync>;
+
+/// What a node knows now; `None` while it does not answer.
+pub type Tables = Arc<dyn Fn() -> Option<Arc<Table>> + Send + Sync>;
 
 /// Reads a file whole, or says why it cannot be read.
 pub type Files = Arc<dyn Fn(&str) -> Result<String, String> + Send + Sync>;
@@ -44,6 +54,8 @@ pub fn registry(shell: &Shell) -> Registry {
     registry.add(migrate::about(), move |arguments| migrate::build(arguments, &given));
     let given = shell.clone();
     registry.add(stripe::about(), move |arguments| stripe::build(arguments, &given));
+    let given = shell.clone();
+    registry.add(route::about(), move |arguments| route::build(arguments, &given));
     let given = shell.clone();
     registry.add(socks::about(), move |arguments| socks::build(arguments, &given));
     let given = shell.clone();

@@ -185,8 +185,7 @@ impl Worker {
     /// The far end of flow `key` has answered: if a program waits for it, that is its client now.
     pub(super) fn meet(&mut self, key: usize, now: Instant) {
         let Some(mut held) = self.calls.remove(&key) else { return };
-        let [_, Some(server)] = self.flows.at(key).legs() else { return };
-        if let Some(own) = server.tcp().and_then(|stream| stream.local_addr().ok()) {
+        if let Some(own) = self.flows.at(key).own_name(now) {
             held.named(own);
         }
         let met = held.place().and_then(|place| {

@@ -6,6 +6,7 @@
 //!                                                                └─▶ top: each second, with rates
 //! ```
 
+mod overlay_page;
 mod page;
 mod proxy_page;
 pub mod socket;
@@ -23,13 +24,13 @@ use crate::master::usual_run_dir;
 use page::Ink;
 use source::Source;
 
-/// Which gateway or proxy is meant.
+/// Which gateway, proxy or overlay node is meant.
 #[derive(Debug, clap::Args)]
 pub struct Which {
     /// Its status socket
     #[arg(long, value_name = "PATH", conflicts_with = "name")]
     pub socket: Option<PathBuf>,
-    /// Its name: a gateway's site, proxy-PORT; not needed where only one runs
+    /// Its name: a gateway's site, proxy-PORT, overlay-NAME; not needed where only one runs
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
     /// The directory of its socket, `run_dir` of its config

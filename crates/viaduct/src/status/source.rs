@@ -2,14 +2,17 @@
 
 use std::fs;
 use std::io::{ErrorKind, Read as _};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
+use viaduct_proto::overlay::Table;
 
 use super::Which;
+use super::overlay_page::OverlayPage;
 use super::page::{Ink, Page};
 use super::proxy_page::ProxyPage;
 use crate::gateway::snapshot::Status;
@@ -26,6 +29,8 @@ const LONGEST_ANSWER: u64 = 64 << 20;
 pub enum Seen {
     /// A proxy.
     Proxy(Box<ProxyStatus>),
+    /// A node of the overlay.
+    Overlay(Box<Table>),
     /// A gateway.
     Gateway(Box<Status>),
 }
@@ -38,6 +43,7 @@ impl Seen {
                 ProxyPage::new(now, Some(then), ink).to_string()
             }
             (Seen::Proxy(now), _) => ProxyPage::new(now, None, ink).to_string(),
+            (Seen::Overlay(now), _) => OverlayPage::new(now, ink).to_string(),
             (Seen::Gateway(now), Some(Seen::Gateway(then))) => {
                 Page::new(now, Some(then), ink).to_string()
             }
@@ -99,6 +105,8 @@ impl Source {
             _ => anyhow::anyhow!("nobody answers at {path}: {e}"),
         })?;
         stream.set_read_timeout(Some(PATIENCE))?;
+        // Nothing is asked: a node of the overlay does not wait for it then.
+        stream.shutdown(Shutdown::Write)?;
         let mut text = String::new();
         let read = stream.take(LONGEST_ANSWER).read_to_string(&mut text);
         read.with_context(|| format!("the service at {path} does not answer"))?;

@@ -79,7 +79,7 @@ impl Experiment for Migrate {
 }
 
 /// The throughput of each half second.
-fn draw(run: &mut Run, name: &str, trace: &[(f64, f64)]) {
+pub(super) fn draw(run: &mut Run, name: &str, trace: &[(f64, f64)]) {
     let plot = Plot::line("Throughput", ("time", "s"), ("throughput", "Mb/s"));
     let series = run.series(&plot, name);
     for pair in trace.windows(2) {
@@ -98,9 +98,11 @@ struct Transfer {
 }
 
 /// What came of it.
-struct Traced {
-    /// Seconds, and bytes that had come by then.
-    trace: Vec<(f64, f64)>,
+pub(super) struct Traced {
+    /// Seconds, and bytes that had come by then: every half second, and at the end.
+    pub(super) trace: Vec<(f64, f64)>,
+    /// The same every 100 ms.
+    pub(super) all: Vec<(f64, f64)>,
     /// When it was whole, if it ever was.
     end: Option<Duration>,
 }
@@ -126,7 +128,9 @@ impl Transfer {
             }
             crate::stop::check()?;
             // One that broke, or waits for ever, has no end.
-            let Ok(said) = said else { return Ok(Traced { trace: Vec::new(), end: None }) };
+            let Ok(said) = said else {
+                return Ok(Traced { trace: Vec::new(), all: Vec::new(), end: None });
+            };
             Ok(traced(&said))
         })
     }
@@ -158,7 +162,7 @@ fn interrupt(host: &Host, (at, outage): (Duration, Duration)) -> Result<()> {
 }
 
 /// Reads what a fetch prints: the last line is the end.
-fn traced(said: &str) -> Traced {
+pub(super) fn traced(said: &str) -> Traced {
     let pair = |line: &str| {
         let (ms, bytes) = line.split_once(' ')?;
         Some((ms.parse::<f64>().ok()? / 1e3, bytes.parse().ok()?))
@@ -168,5 +172,5 @@ fn traced(said: &str) -> Traced {
     // Half seconds, and the end.
     let kept = |n: &usize| n.is_multiple_of(5) || n + 1 == all.len();
     let trace = (0..all.len()).filter(kept).map(|n| all[n]).collect();
-    Traced { trace, end }
+    Traced { trace, all, end }
 }

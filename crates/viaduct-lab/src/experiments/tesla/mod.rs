@@ -7,6 +7,7 @@ pub(super) mod latency;
 mod measured;
 pub(super) mod migrate;
 mod programs;
+pub(super) mod route;
 pub(super) mod shape;
 mod undisturbed;
 mod ways;

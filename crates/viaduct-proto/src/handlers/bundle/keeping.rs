@@ -58,6 +58,7 @@ impl Bundle {
         slot.next = Some(now + slot.wait);
         slot.wait = (slot.wait * 2).min(if minute { RETRY } else { LATE_RETRY });
         let output = cx.plumb();
+        Bundle::is_movable(cx, output);
         let path = Path::new(output, number as u8, Stage::Dialling, now);
         self.paths.push(path);
         if !self.plan.from.is_empty() {

@@ -115,6 +115,11 @@ impl Bundle {
         let _ = cx.output(on).write(frame.emit());
     }
 
+    /// Tells who finds ways below that the flow survives the loss of this connection.
+    fn is_movable(cx: &mut Context<'_>, output: Output) {
+        let _ = cx.output(output).control("route", b"move");
+    }
+
     fn remember_names(&mut self, cx: &mut Context<'_>, of: Output) {
         if self.names[1].is_none() {
             self.names = [cx.output(of).getsockname(), cx.output(of).getpeername()];
@@ -173,6 +178,11 @@ impl Bundle {
 const TICK: Timer = Timer(0);
 
 impl Handler for Bundle {
+    fn start(&mut self, cx: &mut Context<'_>) {
+        let first = cx.plumb();
+        Bundle::is_movable(cx, first);
+    }
+
     fn bind(&mut self, cx: &mut Context<'_>, at: Address) {
         cx.output(FIRST).bind(at);
     }

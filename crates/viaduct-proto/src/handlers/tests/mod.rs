@@ -2,6 +2,7 @@ mod compress;
 mod crypt;
 mod migrate;
 mod pairs;
+mod route;
 mod socks;
 mod stripe;
 

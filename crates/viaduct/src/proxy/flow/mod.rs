@@ -25,6 +25,7 @@ use viaduct_sys::tcp;
 use super::leg::Leg;
 use super::pipes::Pipes;
 use super::relay::Relay;
+use super::target::failure;
 use super::through::{Stage, Through};
 
 /// Which end of a flow.
@@ -250,6 +251,14 @@ impl Flow {
         self.legs.each_mut().map(Option::as_mut)
     }
 
+    /// What its far end, or whoever goes there for it, sees it come from.
+    pub fn own_name(&mut self, now: Instant) -> Option<SocketAddr> {
+        match &mut self.middle {
+            Middle::Through(through) => through.own_name(now),
+            Middle::Relay(_) => self.legs[1].as_ref()?.tcp()?.local_addr().ok(),
+        }
+    }
+
     /// Has the kernel send no faster than it may.
     fn pace(&self) {
         let Some(bits) = self.rate else { return };
@@ -311,14 +320,29 @@ impl Flow {
         self.legs[0].is_some()
     }
 
-    /// The server's end may have come about. `Err`: it will not.
+    /// The server's end may have come about. `Err`: it will not, and nobody knows another way.
     pub fn check_connected(&mut self, now: Instant) -> io::Result<()> {
         let Some(server) = &self.legs[1] else { return Ok(()) };
-        self.connected = server.check_connected()?;
-        if let Middle::Through(through) = &mut self.middle
-            && self.connected
-        {
-            through.connected(server, now);
+        let through = match &mut self.middle {
+            Middle::Relay(_) => {
+                self.connected = server.check_connected()?;
+                return Ok(());
+            }
+            Middle::Through(through) if through.is_without_main() => return Ok(()),
+            Middle::Through(through) => through,
+        };
+        match server.check_connected() {
+            Ok(false) => {}
+            Ok(true) => {
+                self.connected = true;
+                through.connected(server, now);
+            }
+            Err(error) => {
+                through.unconnected(failure(&error), now);
+                if let Stage::Failed(_) = through.stage() {
+                    return Err(error);
+                }
+            }
         }
         Ok(())
     }
@@ -326,15 +350,18 @@ impl Flow {
     /// How far its second half has come.
     pub fn stage(&self) -> Stage {
         match &self.middle {
-            _ if !self.connected => Stage::Opening,
-            Middle::Relay(_) => Stage::Open,
+            // Its handlers may have gone by another connection than its own.
             Middle::Through(through) => through.stage(),
+            Middle::Relay(_) if !self.connected => Stage::Opening,
+            Middle::Relay(_) => Stage::Open,
         }
     }
 
     /// Whether its second half is there, for the first time.
     pub fn rises(&mut self) -> bool {
-        self.stage() == Stage::Open && !std::mem::replace(&mut self.risen, true)
+        let is_open = self.stage() == Stage::Open;
+        self.connected |= is_open;
+        is_open && !std::mem::replace(&mut self.risen, true)
     }
 
     /// Tells a client that waits for its second half that it is there.

@@ -51,15 +51,28 @@ impl Flow {
 
     /// Moves what can move. `Err`: one of the ends broke.
     pub fn drive(&mut self, shared: &mut Shared, now: Instant) -> io::Result<Moved> {
-        if !self.connected {
+        let is_relay = matches!(self.middle, Middle::Relay(_));
+        if is_relay && !self.connected {
             return Ok(Moved::default());
         }
-        let held = [!self.say_first(End::Client)?, !self.say_first(End::Server)?];
+        // Handlers may be at it by other connections than the flow's own.
+        let held = match self.connected {
+            true => [!self.say_first(End::Client)?, !self.say_first(End::Server)?],
+            false => [true; 2],
+        };
         let mut moved = match (&mut self.middle, &mut self.legs) {
             // Handlers speak with the far end before there is a client.
             (Middle::Through(through), [client, server]) => {
-                let legs = [client.as_mut(), server.as_mut()];
-                through.drive(legs, held, &mut shared.scratch, now)?
+                // A flow without a client may still be another's second half, which this is.
+                let is_whole = client.is_some();
+                let client = client.as_mut().filter(|_| self.connected);
+                let moved =
+                    through.drive([client, server.as_mut()], held, &mut shared.scratch, now)?;
+                self.connected |= through.is_connected();
+                if through.leaves_main() && is_whole {
+                    *server = None;
+                }
+                moved
             }
             (Middle::Relay(relay), [Some(client), Some(server)]) => {
                 let (Some(client), Some(server)) = (client.tcp(), server.tcp()) else {

@@ -222,6 +222,41 @@ impl Through {
         }
     }
 
+    /// It will not be: what becomes of the flow, its handlers say.
+    pub fn unconnected(&mut self, why: Failure, now: Instant) {
+        let main = &mut self.wires[0];
+        if !std::mem::replace(&mut main.gone, true) {
+            self.chain.connected(now, main.id, Err(why));
+            self.act();
+        }
+    }
+
+    /// Whether that leg has been there.
+    pub fn is_connected(&self) -> bool {
+        self.wires[0].connected
+    }
+
+    /// Whether that leg is of no use any more.
+    pub fn is_without_main(&self) -> bool {
+        self.wires[0].gone
+    }
+
+    /// Whether that leg is to be closed, though the flow goes on: its handlers have left it.
+    pub fn leaves_main(&mut self) -> bool {
+        let [main, others @ ..] = &mut self.wires[..] else { return false };
+        let left = main.end == Some(Ending::Close);
+        main.gone |= left && others.iter().any(|wire| !wire.gone);
+        left && main.gone
+    }
+
+    /// What the flow's own address is, its handlers say.
+    pub fn own_name(&mut self, now: Instant) -> Option<SocketAddr> {
+        match self.chain.getsockname(now)? {
+            Address::Ip(at) => Some(at),
+            Address::Name(..) => None,
+        }
+    }
+
     /// What the client said before the chain was there.
     pub fn write(&mut self, data: Vec<u8>, now: Instant) {
         self.chain.write(now, data.into());

@@ -127,7 +127,7 @@ impl Wire {
         if end == Ending::Close {
             // Nothing is read any more.
             self.side.ended = true;
-            self.gone |= self.leg.take().is_some();
+            self.gone |= self.leg.take().is_some() || !self.connected;
         }
     }
 

@@ -1,0 +1,261 @@
+//! Section 4.2: flows go around a path that fails, and back when the way around fails.
+//!
+//! ```text
+//!                    aside: overlay node, SOCKS5
+//!                       ║
+//!   client ════════════ fork ════════════ server      20 Mb/s, 5 ms each way, an overlay node at each
+//!   fetch, +migrate      ┆      serve, +migrate
+//!   +route               ┆ packets between client and server vanish here; later those to aside
+//! ```
+
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use viaduct_proto::keys::SecretKey;
+use viaduct_proto::link::LinkConfig;
+use viaduct_proto::overlay::Table;
+
+use super::migrate::{Traced, draw, traced};
+use super::programs::{Server, Under, run as under, said};
+use super::undisturbed::undisturbed;
+use crate::binary::binary;
+use crate::experiment::{About, Bound, Experiment, Run};
+use crate::stop;
+use crate::topology::programs::is_listening;
+use crate::topology::{Detour, Host, Scratch};
+
+/// The experiment.
+pub(in crate::experiments) struct Route;
+
+const LINK: &str = "rate=20M,delay=5ms,queue=50ms";
+const CONGESTION_CONTROL: &str = "cubic";
+const PROBES: u16 = 7420;
+const SOCKS: u16 = 1080;
+/// Of the server for flows that migrate, and of that for plain ones.
+const PORTS: [u16; 2] = [9000, 9001];
+/// What the issue allows between a path's failure and the flow's first bytes elsewhere.
+const WITHIN: f64 = 3.0;
+/// The trace has a line so often.
+const TICK: f64 = 0.1;
+
+impl Experiment for Route {
+    fn about(&self) -> About {
+        About {
+            name: "tesla/route",
+            title: "An open flow when its path fails, and when the way around does",
+            figure: "TESLA, section 4.2",
+            finding: "RON routes around failures of paths, under unmodified programs; migrating open \
+                      flows between its ways was left for the future.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let _undisturbed = undisturbed(run);
+        let times: u32 = run.choose(3, 1);
+        run.congestion_control(CONGESTION_CONTROL);
+        run.steps(times as usize);
+        for round in 0..times {
+            run.step(&format!("round {}", round + 1))?;
+            once(run, u64::from(round))?;
+        }
+        Ok(())
+    }
+}
+
+/// One flow that finds its way, and a plain one beside it.
+fn once(run: &mut Run, round: u64) -> Result<()> {
+    let link: LinkConfig = LINK.parse().context("a link config of this module")?;
+    let world = Detour::build(&link, &link, run.seed() + round, run.journal())?;
+    let (client, server) = (world.client(), world.server());
+    for host in [client, server, world.aside()] {
+        host.set_congestion_control(CONGESTION_CONTROL)?;
+    }
+    let overlay = Overlay::start(&world)?;
+    let route = format!("+route:overlay={}", overlay.socket("client"));
+    let ways = [under(&["+migrate", &route])?, Vec::new()];
+    let serves = [under(&["+migrate"])?, Vec::new()];
+    let mut servers = Vec::new();
+    for (under, port) in serves.iter().zip(PORTS) {
+        let at = format!("{}:{port}", server.v4());
+        let ready = || Ok(is_listening(server, port)?);
+        servers.push(Server::start(server, bench(server, under, &["serve", &at])?, ready)?);
+    }
+    let found = thread::scope(|scope| {
+        let fetches =
+            ways.iter().zip(PORTS).zip([20_000_000, 10_000_000]).map(|((under, port), n)| {
+                scope.spawn(move || {
+                    let at = format!("{}:{port}", server.v4());
+                    let fetch =
+                        bench(client, under, &["fetch", &at, "--bytes", &u64::to_string(&n)])?;
+                    said(client, fetch, Duration::from_secs(60))
+                })
+            });
+        let fetches: Vec<_> = fetches.collect();
+        let cut = cut(&world);
+        let said =
+            fetches.into_iter().map(|thread| thread.join().ok().context("a thread panicked")?);
+        let said: Vec<Result<String>> = said.collect();
+        cut.and(Ok(said))
+    })?;
+    stop::check()?;
+    let [moving, plain] = &found[..] else { anyhow::bail!("two transfers were begun") };
+    let traces = [moving, plain].map(|said| said.as_ref().ok().map(|said| traced(said)));
+    judge(run, &traces);
+    Ok(())
+}
+
+/// What happens to the network, in seconds from the beginning: 3, the direct path goes; 7, it is back;
+/// 11, the path to the node aside goes.
+fn cut(world: &Detour) -> Result<()> {
+    let drop_between = |a: &Host, b: &Host| -> Result<()> {
+        let (a, b) = (a.v4(), b.v4());
+        world.fork().run("nft", &["add", "table", "ip", "cut"])?;
+        let chain = "{ type filter hook forward priority 0; }";
+        world.fork().run("nft", &["add", "chain", "ip", "cut", "gap", chain])?;
+        for (from, to) in [(a, b), (b, a)] {
+            let rule = format!("add rule ip cut gap ip saddr {from} ip daddr {to} drop");
+            world.fork().run("nft", &rule.split(' ').collect::<Vec<_>>())?;
+        }
+        Ok(())
+    };
+    thread::sleep(Duration::from_secs(3));
+    drop_between(world.client(), world.server())?;
+    thread::sleep(Duration::from_secs(4));
+    world.fork().run("nft", &["delete", "table", "ip", "cut"])?;
+    thread::sleep(Duration::from_secs(4));
+    drop_between(world.client(), world.aside())
+}
+
+fn judge(run: &mut Run, traces: &[Option<Traced>; 2]) {
+    for (name, traced) in ["migrate and route", "plain"].into_iter().zip(traces) {
+        if let Some(traced) = traced {
+            draw(run, name, &traced.trace);
+        }
+    }
+    let stalls = |traced: &Option<Traced>| traced.as_ref().map(stalls).unwrap_or_default();
+    let (moving, plain) = (stalls(&traces[0]), stalls(&traces[1]));
+    let longest = |from: f64, to: f64| {
+        let within = moving.iter().filter(|(at, _)| (from..to).contains(at));
+        within.map(|(_, length)| *length).fold(0.0, f64::max)
+    };
+    let whole = f64::from(traces[0].is_some());
+    run.check("migrate and route: all bytes came as they were sent", whole, Bound::AtLeast(1.0));
+    for (name, stall) in
+        [("the direct path", longest(0.0, 7.0)), ("the way around", longest(9.0, 60.0))]
+    {
+        let name = format!("from the failure of {name} until bytes flow elsewhere, s");
+        run.check(&name, stall, Bound::Within(TICK, WITHIN));
+    }
+    let plain = plain.iter().map(|(_, length)| *length).fold(0.0, f64::max);
+    run.check("plain: stands still while the path is away, s", plain, Bound::AtLeast(4.0));
+}
+
+/// Times without any byte that are longer than two lines of a trace: when each ended, and how long it was.
+fn stalls(traced: &Traced) -> Vec<(f64, f64)> {
+    let mut stalls = Vec::new();
+    let mut still = 0.0;
+    for pair in traced.all.windows(2) {
+        let [(from, before), (to, after)] = *pair else { continue };
+        if after > before {
+            if still > 2.0 * TICK {
+                // Up to a line passes before it, and after it, that has bytes in it.
+                stalls.push((from, still + TICK));
+            }
+            still = 0.0;
+        } else {
+            still += to - from;
+        }
+    }
+    stalls
+}
+
+/// A node in each host.
+struct Overlay {
+    scratch: Scratch,
+    _nodes: Vec<Server>,
+}
+
+impl Overlay {
+    fn start(world: &Detour) -> Result<Overlay> {
+        let scratch = Scratch::new()?;
+        let hosts =
+            [("client", world.client()), ("server", world.server()), ("aside", world.aside())];
+        let keys = [1, 2, 3].map(|n| SecretKey::from_bytes([n; 32]));
+        let mut nodes = Vec::new();
+        for (n, (name, host)) in hosts.iter().enumerate() {
+            let key = scratch.write_secret(&format!("{name}.key"), keys[n].to_text())?;
+            let run_dir = scratch.path().display();
+            let mut config = format!(
+                "[overlay]\nname = {name:?}\nkey = {key:?}\nlisten = \"{}:{PROBES}\"\nrun_dir = \"{run_dir}\"\n",
+                host.v4()
+            );
+            if *name == "aside" {
+                let rest = "allow-from = [\"10.1.0.0/16\"]\nallow-to = [\"10.2.0.0/16\"]";
+                config += &format!("[socks]\nlisten = \"{}:{SOCKS}\"\n{rest}\n", host.v4());
+            }
+            for (m, (peer, at)) in hosts.iter().enumerate().filter(|(m, _)| *m != n) {
+                let key = keys[m].public();
+                config += &format!(
+                    "[[peer]]\nname = {peer:?}\nkey = \"{key}\"\nendpoint = \"{}:{PROBES}\"\n",
+                    at.v4()
+                );
+                if *peer == "aside" {
+                    config += &format!("socks = \"{}:{SOCKS}\"\n", at.v4());
+                }
+            }
+            let config = scratch.write(&format!("{name}.toml"), config)?;
+            let mut command = host.command(&binary()?.display().to_string());
+            command.args(["overlay", "--config"]).arg(config);
+            let socket = scratch.path().join(format!("overlay-{name}.sock"));
+            nodes.push(Server::start(host, command, || Ok(table(&socket).is_ok()))?);
+        }
+        let overlay = Overlay { scratch, _nodes: nodes };
+        for (name, _) in hosts {
+            overlay.wait_for(name)?;
+        }
+        Ok(overlay)
+    }
+
+    fn socket(&self, name: &str) -> String {
+        self.scratch.path().join(format!("overlay-{name}.sock")).display().to_string()
+    }
+
+    /// Waits until a node knows all paths.
+    fn wait_for(&self, name: &str) -> Result<()> {
+        let socket = self.socket(name);
+        for _ in 0..1_000 {
+            let table = table(Path::new(&socket))?;
+            let knows =
+                |n: usize| table.nodes[n].path.up == Some(true) && table.nodes[n].others.len() == 1;
+            if (0..table.nodes.len()).all(knows) {
+                return Ok(());
+            }
+            stop::check()?;
+            thread::sleep(Duration::from_millis(20));
+        }
+        anyhow::bail!("the overlay's node {name} does not hear of the others")
+    }
+}
+
+/// What the node behind a socket knows.
+fn table(socket: &Path) -> Result<Table> {
+    let stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line)?;
+    Ok(serde_json::from_str(&line)?)
+}
+
+fn bench(host: &Host, under: &Under, words: &[&str]) -> Result<Command> {
+    let binary = binary()?.display().to_string();
+    let line: Vec<&str> = under.iter().map(String::as_str).collect();
+    let line = [&line[..], &[&binary, "lab", "bench"], words].concat();
+    let mut command = host.command(line[0]);
+    command.args(&line[1..]);
+    Ok(command)
+}

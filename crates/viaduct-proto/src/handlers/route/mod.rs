@@ -1,0 +1,352 @@
+//! `route`: a flow goes directly, or by the SOCKS5 of another node of an overlay when that is better, or
+//! when the direct way fails (TESLA, 4.2; Resilient Overlay Networks).
+//!
+//! ```text
+//!                ways, the best first                 ┌─ attempt: direct ───────────── to
+//!   application ───── route ──────────────────────────┤     after `wait`, or its failure:
+//!                       │ the first that answers       └─ attempt: SOCKS5 at a node ─── to
+//!                       ▼ carries the flow
+//!      its path fails, says the overlay, and there is another way:
+//!      who is above and can (`migrate`) is told that the connection broke, and connects again
+//! ```
+
+mod attempt;
+mod plan;
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use self::attempt::{Attempt, Heard};
+use self::plan::{Goal, Plan};
+pub(super) use self::plan::{about, build};
+use super::early::{Early, End};
+use crate::flow::{Address, Context, FIRST, Failure, Half, Handler, Output, SocketOption, Timer};
+use crate::time::Duration;
+
+/// One more way is tried.
+const NEXT: Timer = Timer(0);
+/// No way has come about in this time.
+const PATIENCE: Timer = Timer(1);
+const PATIENT: Duration = Duration::from_secs(130);
+/// It is looked whether the flow's path has failed.
+const WATCH: Timer = Timer(2);
+const WATCHED: Duration = Duration::from_millis(100);
+
+/// One flow.
+struct Route {
+    plan: Arc<Plan>,
+    to: Option<Address>,
+    /// Ways that were not tried yet.
+    left: VecDeque<Goal>,
+    attempts: Vec<Attempt>,
+    /// What carries the flow, and the node that it goes by.
+    carrier: Option<(Output, Option<SocketAddr>)>,
+    /// Whether the first output flow has been used.
+    begun: bool,
+    over: bool,
+    /// Who is above survives the loss of its connection.
+    movable: bool,
+    /// Why it cannot be: what the direct way said, before all.
+    why: Option<Failure>,
+    /// What is asked of the flow before it is there.
+    early: Early,
+    open: bool,
+    bound: Option<Address>,
+    options: Vec<SocketOption>,
+    /// The version of the table that was looked at last.
+    seen: u64,
+}
+
+impl Route {
+    fn new(plan: Arc<Plan>) -> Route {
+        Route {
+            plan,
+            to: None,
+            left: VecDeque::new(),
+            attempts: Vec::new(),
+            carrier: None,
+            begun: false,
+            over: false,
+            movable: false,
+            why: None,
+            early: Early::default(),
+            open: true,
+            bound: None,
+            options: Vec::new(),
+            seen: 0,
+        }
+    }
+
+    /// What bytes pass on: in a flow that was accepted, the only output there is.
+    fn at(&self) -> Option<Output> {
+        let accepted = (self.to.is_none() && !self.over).then_some(FIRST);
+        self.carrier.map(|(output, _)| output).or(accepted)
+    }
+
+    fn is_carrier(&self, output: Output) -> bool {
+        self.at() == Some(output)
+    }
+
+    fn attempt(&mut self, output: Output) -> Option<&mut Attempt> {
+        self.attempts.iter_mut().find(|attempt| attempt.output == output)
+    }
+
+    /// Begins the next way; false if none is left.
+    fn try_next(&mut self, cx: &mut Context<'_>) -> bool {
+        let (Some(goal), Some(to)) = (self.left.pop_front(), self.to.clone()) else { return false };
+        let output = if self.begun { cx.plumb() } else { FIRST };
+        self.begun = true;
+        if let Some(at) = &self.bound {
+            cx.output(output).bind(at.clone());
+        }
+        for &option in &self.options {
+            cx.output(output).set_option(option);
+        }
+        self.attempts.push(Attempt::new(output, goal.node));
+        cx.output(output).connect(goal.node.map_or(to, Address::Ip));
+        let next = (!self.left.is_empty()).then(|| cx.now() + self.plan.wait);
+        cx.set_timer(NEXT, next);
+        true
+    }
+
+    /// An attempt is over; `is_final`: no other way leads further.
+    fn lost(&mut self, cx: &mut Context<'_>, output: Output, why: Failure, is_final: bool) {
+        let Some(at) = self.attempts.iter().position(|attempt| attempt.output == output) else {
+            return;
+        };
+        let attempt = self.attempts.swap_remove(at);
+        cx.unplumb(output);
+        if self.why.is_none() || attempt.node.is_none() {
+            self.why = Some(why);
+        }
+        if is_final {
+            return self.give_up(cx, why);
+        }
+        if !self.try_next(cx) && self.attempts.is_empty() {
+            self.give_up(cx, self.why.unwrap_or(why));
+        }
+    }
+
+    fn give_up(&mut self, cx: &mut Context<'_>, why: Failure) {
+        self.end(cx);
+        cx.upstream().connected(Err(why));
+    }
+
+    /// Nothing more is waited for.
+    fn end(&mut self, cx: &mut Context<'_>) {
+        self.over = true;
+        self.left.clear();
+        [NEXT, PATIENCE, WATCH].into_iter().for_each(|timer| cx.set_timer(timer, None));
+        self.attempts.drain(..).for_each(|attempt| cx.unplumb(attempt.output));
+        if let Some((output, _)) = self.carrier.take() {
+            cx.unplumb(output);
+        }
+    }
+
+    /// A way is there: it carries the flow, and the others are left.
+    fn rise(&mut self, cx: &mut Context<'_>, output: Output) {
+        let Some(at) = self.attempts.iter().position(|attempt| attempt.output == output) else {
+            return;
+        };
+        let mut attempt = self.attempts.swap_remove(at);
+        self.attempts.drain(..).for_each(|other| cx.unplumb(other.output));
+        self.left.clear();
+        self.carrier = Some((output, attempt.node));
+        [NEXT, PATIENCE].into_iter().for_each(|timer| cx.set_timer(timer, None));
+        self.watch(cx);
+        cx.upstream().connected(Ok(()));
+        let (pieces, end) = self.early.take();
+        for data in pieces {
+            let _ = cx.output(output).write(data);
+        }
+        match end {
+            Some(End::Close) => cx.output(output).close(),
+            Some(End::Shutdown) => cx.output(output).shutdown(Half::Write),
+            None => {}
+        }
+        if !self.open {
+            cx.output(output).may_avail(false);
+        }
+        cx.upstream().may_write(attempt.room);
+        let rest = attempt.rest();
+        if !rest.is_empty() {
+            let _ = cx.upstream().avail(rest);
+        }
+    }
+
+    /// Sees that it is looked whether the path has failed.
+    fn watch(&self, cx: &mut Context<'_>) {
+        if self.movable && self.carrier.is_some() && self.plan.is_watched() {
+            cx.set_timer(WATCH, Some(cx.now() + WATCHED));
+        }
+    }
+
+    /// Looks whether the flow's path has failed, and another is there.
+    fn look(&mut self, cx: &mut Context<'_>) {
+        let (Some(to), Some((_, node))) = (&self.to, self.carrier) else { return };
+        let moves = self.plan.table().filter(|table| table.version != self.seen);
+        let Some(table) = moves else { return self.watch(cx) };
+        self.seen = table.version;
+        match plan::better(&table, to, node) {
+            None => self.watch(cx),
+            Some(other) => {
+                cx.say(format_args!(
+                    "the path {} has failed: {to} is tried {other}",
+                    Goal { node }
+                ));
+                self.end(cx);
+                cx.upstream().failed(Failure::TimedOut);
+            }
+        }
+    }
+
+    /// How things stand, for who asks.
+    fn report(&self) -> Vec<u8> {
+        let goal = self.carrier.map(|(_, node)| Goal { node });
+        goal.map_or_else(|| "no way yet".to_owned(), |goal| goal.to_string()).into_bytes()
+    }
+}
+
+impl Handler for Route {
+    fn connect(&mut self, cx: &mut Context<'_>, to: Address) {
+        self.left = self.plan.goals(&to);
+        self.to = Some(to);
+        cx.upstream().may_write(false);
+        cx.set_timer(PATIENCE, Some(cx.now() + PATIENT));
+        self.try_next(cx);
+    }
+
+    fn bind(&mut self, _cx: &mut Context<'_>, at: Address) {
+        self.bound = Some(at);
+    }
+
+    fn connected(&mut self, cx: &mut Context<'_>, from: Output, result: Result<(), Failure>) {
+        let Some(attempt) = self.attempt(from) else { return };
+        match (result, attempt.node) {
+            (Ok(()), None) => self.rise(cx, from),
+            (Ok(()), Some(_)) => {
+                let greeting = attempt.greet();
+                let _ = cx.output(from).write(greeting);
+            }
+            // There is somebody, and he says no.
+            (Err(why), None) => {
+                self.lost(cx, from, why, matches!(why, Failure::Refused | Failure::Denied));
+            }
+            (Err(why), Some(_)) => self.lost(cx, from, why, false),
+        }
+    }
+
+    fn avail(&mut self, cx: &mut Context<'_>, from: Output, data: Bytes) -> bool {
+        if self.is_carrier(from) {
+            return cx.upstream().avail(data);
+        }
+        let Some(to) = self.to.clone() else { return false };
+        let Some(attempt) = self.attempt(from) else { return false };
+        match attempt.hear(&to, &data) {
+            Heard::Say(words) if words.is_empty() => {}
+            Heard::Say(words) => _ = cx.output(from).write(words),
+            Heard::There => self.rise(cx, from),
+            Heard::No(why, line) => {
+                cx.say(line);
+                self.lost(cx, from, why, why == Failure::Refused);
+            }
+        }
+        !self.over
+    }
+
+    fn write(&mut self, cx: &mut Context<'_>, data: Bytes) -> bool {
+        match self.at() {
+            Some(output) => cx.output(output).write(data),
+            None if self.over => false,
+            None => {
+                self.early.push(data);
+                true
+            }
+        }
+    }
+
+    fn shutdown(&mut self, cx: &mut Context<'_>, half: Half) {
+        match (self.at(), half) {
+            (Some(output), _) => cx.output(output).shutdown(half),
+            (None, Half::Write) => self.early.end(End::Shutdown),
+            (None, Half::Read) => {}
+        }
+    }
+
+    fn close(&mut self, cx: &mut Context<'_>) {
+        cx.set_timer(WATCH, None);
+        self.movable = false;
+        match self.at() {
+            Some(output) => cx.output(output).close(),
+            None => self.early.end(End::Close),
+        }
+    }
+
+    fn may_avail(&mut self, cx: &mut Context<'_>, may: bool) {
+        self.open = may;
+        if let Some(output) = self.at() {
+            cx.output(output).may_avail(may);
+        }
+    }
+
+    fn set_option(&mut self, cx: &mut Context<'_>, option: SocketOption) {
+        match self.at() {
+            Some(output) => cx.output(output).set_option(option),
+            None => self.options.push(option),
+        }
+    }
+
+    fn getsockname(&mut self, cx: &mut Context<'_>) -> Option<Address> {
+        cx.output(self.at()?).getsockname()
+    }
+
+    fn getpeername(&mut self, cx: &mut Context<'_>) -> Option<Address> {
+        self.to.clone().or_else(|| cx.output(FIRST).getpeername())
+    }
+
+    /// `move`: who asks survives the loss of its connection, which is given up when its path fails. Any
+    /// other request is answered with the way that the flow goes.
+    fn control(&mut self, cx: &mut Context<'_>, to: &str, request: &[u8]) -> Option<Vec<u8>> {
+        if to != plan::NAME {
+            return cx.output(self.at().unwrap_or(FIRST)).control(to, request);
+        }
+        if request == b"move" {
+            self.movable = true;
+            self.watch(cx);
+        }
+        Some(self.report())
+    }
+
+    fn finished(&mut self, cx: &mut Context<'_>, from: Output) {
+        match self.is_carrier(from) {
+            true => cx.upstream().finished(),
+            false => self.lost(cx, from, Failure::Unreachable, false),
+        }
+    }
+
+    fn failed(&mut self, cx: &mut Context<'_>, from: Output, why: Failure) {
+        match self.is_carrier(from) {
+            true => cx.upstream().failed(why),
+            false => self.lost(cx, from, why, false),
+        }
+    }
+
+    fn may_write(&mut self, cx: &mut Context<'_>, from: Output, may: bool) {
+        if self.is_carrier(from) {
+            cx.upstream().may_write(may);
+        } else if let Some(attempt) = self.attempt(from) {
+            attempt.room = may;
+        }
+    }
+
+    fn timeout(&mut self, cx: &mut Context<'_>, timer: Timer) {
+        match timer {
+            NEXT => _ = self.try_next(cx),
+            WATCH => self.look(cx),
+            _ => self.give_up(cx, Failure::TimedOut),
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! What `route` is told, and the ways that follow from it.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use super::super::{Shell, Tables};
+use super::Route;
+use crate::flow::{About, Address, Arguments, Factory, Handler};
+use crate::overlay::{Place, Policy, Seen, Stats, Table, Way};
+use crate::time::Duration;
+
+pub(super) const NAME: &str = "route";
+const DEFAULT_WAIT: Duration = Duration::from_millis(300);
+/// Ways that are tried for one flow at most.
+const MOST_WAYS: usize = 4;
+
+/// The settings of all flows of a chain.
+pub(super) struct Plan {
+    tables: Tables,
+    /// Whether what is known may change.
+    watched: bool,
+    /// How long a way has before another is tried beside it.
+    pub(super) wait: Duration,
+}
+
+/// Where a flow goes first: to the SOCKS5 of a node, or straight on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Goal {
+    pub(super) node: Option<SocketAddr>,
+}
+
+struct RouteFactory(Arc<Plan>);
+
+pub(in crate::handlers) fn about() -> About {
+    About::new(
+        NAME,
+        "goes directly, or by another node where that is better or the direct way fails",
+    )
+    .setting("overlay", "SOCKET", "the local node's, such as /run/viaduct/overlay-a.sock")
+    .setting("node", "ADDR:PORT[+...]", "instead: SOCKS5 of nodes, tried where directly fails")
+    .setting(
+        "wait",
+        "TIME",
+        "how long a way has before the next is tried too; 300ms by default",
+    )
+}
+
+pub(in crate::handlers) fn build(
+    arguments: &mut Arguments,
+    shell: &Shell,
+) -> Result<Arc<dyn Factory>, String> {
+    let nodes = |text: &str| text.split('+').map(|at| at.parse().ok()).collect::<Option<Vec<_>>>();
+    let expected = "addresses and ports such as 192.0.2.1:1080+[2001:db8::1]:1080";
+    let nodes: Option<Vec<SocketAddr>> = arguments.take("node", expected, nodes)?;
+    let wait = arguments.take("wait", "a time such as 300ms or 2s", time)?;
+    let (tables, watched) = match (arguments.text("overlay"), nodes) {
+        (Some(socket), None) => ((shell.overlays)(&socket), true),
+        (None, Some(nodes)) => (fixed(&nodes), false),
+        _ => {
+            let what =
+                "overlay= or node= is expected, as in route:overlay=/run/viaduct/overlay-a.sock";
+            return Err(what.to_owned());
+        }
+    };
+    let wait = wait.unwrap_or(DEFAULT_WAIT);
+    Ok(Arc::new(RouteFactory(Arc::new(Plan { tables, watched, wait }))))
+}
+
+impl Factory for RouteFactory {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn make(&self) -> Box<dyn Handler + Send> {
+        Box::new(Route::new(self.0.clone()))
+    }
+}
+
+impl Plan {
+    pub(super) fn is_watched(&self) -> bool {
+        self.watched
+    }
+
+    /// What is known now; `None` while the overlay's node does not answer.
+    pub(super) fn table(&self) -> Option<Arc<Table>> {
+        (self.tables)()
+    }
+
+    /// Where a flow to `to` goes, the best first: directly, if nothing is known.
+    pub(super) fn goals(&self, to: &Address) -> VecDeque<Goal> {
+        let table = self.table();
+        let ways = table.iter().flat_map(|table| {
+            table.ways(to).into_iter().filter_map(|way| goal(table, way)).collect::<Vec<_>>()
+        });
+        let goals: VecDeque<_> = ways.take(MOST_WAYS).collect();
+        if goals.is_empty() { [Goal { node: None }].into() } else { goals }
+    }
+}
+
+/// Another way to `to` that is up, if the one by `node` has failed.
+pub(super) fn better(table: &Table, to: &Address, node: Option<SocketAddr>) -> Option<Goal> {
+    let ways = table.ways(to);
+    let ours = |way: &Way| goal(table, *way) == Some(Goal { node });
+    let failed = match node {
+        None => table.has_failed(to, Way::Direct),
+        Some(_) => {
+            let all = (0..table.nodes.len()).map(Way::By);
+            all.filter(ours).any(|way| table.has_failed(to, way))
+        }
+    };
+    let other = ways.iter().find(|way| !ours(way) && !table.has_failed(to, **way));
+    other.filter(|_| failed).and_then(|way| goal(table, *way))
+}
+
+fn goal(table: &Table, way: Way) -> Option<Goal> {
+    match way {
+        Way::Direct => Some(Goal { node: None }),
+        Way::By(_) => table.node(way).map(|(_, socks)| Goal { node: Some(socks) }),
+    }
+}
+
+/// Nodes of which nothing is known but where they are.
+fn fixed(nodes: &[SocketAddr]) -> Tables {
+    let place = |(n, socks): (usize, &SocketAddr)| Place {
+        name: socks.to_string(),
+        socks: Some(*socks),
+        serves: Vec::new(),
+        // In the order in which they were given.
+        path: Seen { up: Some(true), rtt_ms: n as f64, loss: 0.0 },
+        others: Vec::new(),
+        ways: Vec::new(),
+    };
+    let table = Arc::new(Table {
+        overlay: String::new(),
+        policy: Policy::default(),
+        version: 0,
+        serves: Vec::new(),
+        nodes: nodes.iter().enumerate().map(place).collect(),
+        stats: Stats::default(),
+    });
+    Arc::new(move || Some(table.clone()))
+}
+
+fn time(text: &str) -> Option<Duration> {
+    let units = [("ms", 1), ("s", 1_000)];
+    let (number, unit) = units.iter().find_map(|&(u, by)| Some((text.strip_suffix(u)?, by)))?;
+    let millis = number.parse::<u64>().ok()?.checked_mul(unit)?;
+    (millis <= 60_000).then_some(Duration::from_millis(millis))
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.node {
+            None => f.write_str("directly"),
+            Some(node) => write!(f, "by {node}"),
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Which way to a node: directly, or by one other (RON's two policies). What was chosen is kept until
+//! another is clearly better for a while's time, or it fails.
+
+use serde::{Deserialize, Serialize};
+
+use super::table::Way;
+use crate::time::{Duration, Instant};
+
+/// What is best.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Policy {
+    /// The shortest round trip.
+    #[default]
+    Latency,
+    /// The least loss; the shortest round trip among those that lose alike.
+    Loss,
+}
+
+/// How a way does: sums of its paths' round trips, and what is lost on all of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Score {
+    pub(super) rtt: Duration,
+    pub(super) loss: f64,
+}
+
+/// Another is better if it is so much shorter, and by so much at least.
+const SHORTER: f64 = 0.9;
+const SHORTER_BY: Duration = Duration::from_millis(2);
+/// Or if it loses so much less.
+const LESS: f64 = 0.03;
+/// A way is kept for so many times that between two probes, unless it fails.
+const DWELL: u32 = 20;
+
+impl Score {
+    /// Of one path after the other.
+    pub(super) fn then(self, other: Score) -> Score {
+        Score { rtt: self.rtt + other.rtt, loss: 1.0 - (1.0 - self.loss) * (1.0 - other.loss) }
+    }
+
+    /// Whether this is clearly better than `other`.
+    fn beats(self, other: Score, policy: Policy) -> bool {
+        let shorter = self.rtt < other.rtt.mul_f64(SHORTER) && self.rtt + SHORTER_BY < other.rtt;
+        match policy {
+            Policy::Latency => shorter,
+            Policy::Loss if (self.loss - other.loss).abs() < LESS => shorter,
+            Policy::Loss => self.loss < other.loss,
+        }
+    }
+
+    /// Whether the direct way is preferred to another, of this score: it is nobody else's burden.
+    fn is_as_good(self, other: Score, policy: Policy) -> bool {
+        self.rtt <= other.rtt && (policy == Policy::Latency || self.loss < other.loss + LESS)
+    }
+
+    /// What ways are put in order by.
+    fn cost(self, policy: Policy) -> (u32, Duration) {
+        match policy {
+            Policy::Latency => (0, self.rtt),
+            Policy::Loss => ((self.loss / LESS) as u32, self.rtt),
+        }
+    }
+}
+
+/// The way to one node.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Choice {
+    pub(super) way: Way,
+    since: Option<Instant>,
+}
+
+impl Default for Choice {
+    fn default() -> Self {
+        Choice { way: Way::Direct, since: None }
+    }
+}
+
+impl Choice {
+    /// Chooses among those that are up; whether it is another than before. Those come out in their order.
+    pub(super) fn pick(
+        &mut self,
+        now: Instant,
+        (policy, interval): (Policy, Duration),
+        ways: &mut [(Way, Score)],
+    ) -> bool {
+        ways.sort_by_key(|(way, score)| (score.cost(policy), *way));
+        let Some(&(best, score)) = ways.first() else {
+            let changed = self.way != Way::Direct;
+            *self = Choice::default();
+            return changed;
+        };
+        let of = |wanted: Way| ways.iter().find(|(way, _)| *way == wanted).map(|(_, score)| *score);
+        let mut way = best;
+        if let Some(held) = of(self.way) {
+            let young = self.since.is_some_and(|since| now < since + interval * DWELL);
+            let direct = of(Way::Direct).filter(|direct| direct.is_as_good(held, policy));
+            way = match direct {
+                _ if young => self.way,
+                _ if score.beats(held, policy) => best,
+                Some(_) => Way::Direct,
+                None => self.way,
+            };
+        }
+        if way == self.way {
+            return false;
+        }
+        *self = Choice { way, since: Some(now) };
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn score(ms: u64, loss: f64) -> Score {
+        Score { rtt: Duration::from_millis(ms), loss }
+    }
+
+    fn at(seconds: u64) -> Instant {
+        Instant::ZERO + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_way_is_left_when_it_fails_or_another_is_clearly_better() {
+        let mut choice = Choice::default();
+        let by = |n| Way::By(n);
+        let mut pick = |second, policy, ways: &[(Way, Score)]| {
+            let interval = Duration::from_millis(500);
+            choice.pick(at(second), (policy, interval), &mut ways.to_vec());
+            choice.way
+        };
+        let latency = Policy::Latency;
+        let (direct, other) = ((Way::Direct, score(50, 0.0)), (by(1), score(46, 0.0)));
+        assert_eq!(pick(0, latency, &[direct, other]), Way::Direct, "a tenth is not much");
+        assert_eq!(pick(1, latency, &[other]), by(1), "the other has failed");
+        assert_eq!(pick(2, latency, &[(Way::Direct, score(9, 0.0)), other]), by(1), "too soon");
+        assert_eq!(pick(20, latency, &[(Way::Direct, score(9, 0.0)), other]), Way::Direct);
+        assert_eq!(pick(21, latency, &[]), Way::Direct, "nothing is known to be better");
+        let lossy = (Way::Direct, score(9, 0.2));
+        assert_eq!(pick(40, latency, &[lossy, other]), Way::Direct);
+        assert_eq!(pick(41, Policy::Loss, &[lossy, other]), by(1));
+        assert_eq!(pick(60, Policy::Loss, &[(Way::Direct, score(48, 0.02)), other]), by(1));
+        let alike = [(Way::Direct, score(46, 0.02)), other];
+        assert_eq!(pick(61, Policy::Loss, &alike), Way::Direct, "nobody else's burden");
+    }
+
+    #[test]
+    fn scores_add_up() {
+        let sum = score(10, 0.1).then(score(20, 0.5));
+        assert_eq!(sum.rtt, Duration::from_millis(30));
+        assert!((sum.loss - 0.55).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,371 @@
+//! A node of the overlay: it routes between the small machines of its peers, and chooses.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use ipnet::IpNet;
+
+use super::MOST_PEERS;
+use super::choice::{Choice, Policy, Score};
+use super::prober::{Prober, State, Timing};
+use super::seal::{Keys, Window};
+use super::stats::Stats;
+use super::table::{Place, Seen, Table, Way};
+use super::wire::{Id, Kind, Message, Path};
+use crate::keys::{Entropy, PublicKey, SecretKey};
+use crate::time::Instant;
+
+/// A node, and those that it knows.
+#[derive(Clone)]
+pub struct Config {
+    /// What it is called.
+    pub name: String,
+    /// Who it is.
+    pub key: SecretKey,
+    /// Addresses that are behind it.
+    pub serves: Vec<IpNet>,
+    /// The others.
+    pub peers: Vec<Peer>,
+    /// What it finds best.
+    pub policy: Policy,
+    /// When it probes.
+    pub timing: Timing,
+}
+
+/// Another node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// What it is called here.
+    pub name: String,
+    /// Who it is.
+    pub key: PublicKey,
+    /// Where its SOCKS5 is, if flows may go by it.
+    pub socks: Option<SocketAddr>,
+    /// Addresses that are behind it.
+    pub serves: Vec<IpNet>,
+}
+
+/// Why there can be no such node.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// More than fit into a message.
+    #[error("{0} peers: {MOST_PEERS} are possible")]
+    TooMany(usize),
+    /// Two of one name or key, or one with the node's own.
+    #[error("peer {0}: it has the name or the key of another; each has its own")]
+    Twice(String),
+    /// A key that is none.
+    #[error("peer {0}: its key is no node's; `viaduct key show` prints the right one")]
+    Key(String),
+}
+
+/// One that is known.
+struct Known {
+    peer: Peer,
+    id: Id,
+    keys: Keys,
+    prober: Prober,
+    /// The number of the next message to it.
+    number: u64,
+    /// Its incarnation that has answered us, and what came of it.
+    boot: Option<u64>,
+    window: Window,
+    /// Its paths, and the number of the message that told them.
+    told: (u64, Vec<Path>),
+    choice: Choice,
+    ways: Vec<Way>,
+}
+
+/// A node.
+pub struct Node {
+    config: Config,
+    id: Id,
+    boot: u64,
+    peers: Vec<Known>,
+    entropy: Entropy,
+    out: VecDeque<(usize, Vec<u8>)>,
+    version: u64,
+    stats: Stats,
+}
+
+impl Node {
+    /// One that knows nothing of its peers yet. `entropy` is random enough for keys.
+    ///
+    /// # Errors
+    /// Peers that cannot be told apart, are too many, or have a bad key.
+    pub fn new(config: Config, entropy: Entropy, now: Instant) -> Result<Node, ConfigError> {
+        if config.peers.len() > MOST_PEERS {
+            return Err(ConfigError::TooMany(config.peers.len()));
+        }
+        let id = id(&config.key.public());
+        let mut peers: Vec<Known> = Vec::new();
+        for peer in &config.peers {
+            let same =
+                |known: &Known| known.peer.name == peer.name || known.id == self::id(&peer.key);
+            if peers.iter().any(same) || peer.name == config.name || self::id(&peer.key) == id {
+                return Err(ConfigError::Twice(peer.name.clone()));
+            }
+            let keys = Keys::new(&config.key, &peer.key);
+            let keys = keys.ok_or_else(|| ConfigError::Key(peer.name.clone()))?;
+            peers.push(Known::new(peer.clone(), keys, Prober::new(config.timing, now)));
+        }
+        let boot = random(&entropy);
+        let (out, stats) = (VecDeque::new(), Stats::default());
+        Ok(Node { config, id, boot, peers, entropy, out, version: 1, stats })
+    }
+
+    /// Becomes what `config` says; what is known of peers that stay is kept.
+    ///
+    /// # Errors
+    /// As [`Node::new`]; nothing has changed then.
+    pub fn reload(&mut self, config: Config, now: Instant) -> Result<(), ConfigError> {
+        let alike = self.config.timing == config.timing && self.config.key == config.key;
+        let mut new = Node::new(config, self.entropy.clone(), now)?;
+        for known in new.peers.iter_mut().filter(|_| alike) {
+            let is_same = |old: &Known| old.peer.key == known.peer.key;
+            if let Some(at) = self.peers.iter().position(is_same) {
+                let old = self.peers.swap_remove(at);
+                let peer = std::mem::replace(&mut known.peer, old.peer.clone());
+                *known = Known { peer, choice: Choice::default(), ..old };
+            }
+        }
+        (new.boot, new.stats, new.version) = (self.boot, self.stats, self.version + 1);
+        if !alike {
+            // What it has numbered anew is another's.
+            new.boot = random(&new.entropy);
+        }
+        *self = new;
+        self.choose(now);
+        Ok(())
+    }
+
+    /// A datagram has come, from wherever.
+    pub fn handle_datagram(&mut self, now: Instant, datagram: &[u8]) {
+        let Some((message, _)) = Message::parse(datagram) else {
+            self.stats.malformed += 1;
+            return;
+        };
+        let Some(at) = self.peers.iter().position(|peer| peer.id == message.from) else {
+            self.stats.strangers += 1;
+            return;
+        };
+        if !self.peers[at].keys.is_theirs(datagram) {
+            self.stats.forged += 1;
+            return;
+        }
+        match message.kind {
+            Kind::Probe => self.probed(now, at, message),
+            Kind::Answer => self.answered(now, at, message),
+        }
+    }
+
+    fn probed(&mut self, now: Instant, at: usize, message: Message) {
+        let peer = &mut self.peers[at];
+        let known = peer.boot == Some(message.boot);
+        if known && !peer.window.admit(message.number) {
+            self.stats.replayed += 1;
+            return;
+        }
+        self.stats.answers += 1;
+        // Whoever has not answered us since it started may be an old message.
+        if known {
+            peer.tell(message.number, message.paths);
+            self.choose(now);
+        }
+        self.send(at, Kind::Answer, message.nonce);
+    }
+
+    fn answered(&mut self, now: Instant, at: usize, message: Message) {
+        let peer = &mut self.peers[at];
+        let Some(rises) = peer.prober.answered(now, message.nonce) else {
+            self.stats.replayed += 1;
+            return;
+        };
+        self.stats.answered += 1;
+        if peer.boot.replace(message.boot) != Some(message.boot) {
+            // What it had said before is not known to be its own.
+            (peer.window, peer.told) = (Window::after(message.number), (0, Vec::new()));
+            peer.tell(message.number, message.paths);
+        } else if peer.window.admit(message.number) {
+            peer.tell(message.number, message.paths);
+        }
+        if rises {
+            self.news();
+        }
+        self.choose(now);
+    }
+
+    /// What is to be sent, and to which of the config's peers.
+    pub fn poll_transmit(&mut self) -> Option<(usize, Vec<u8>)> {
+        self.out.pop_front()
+    }
+
+    /// When it wants to be called, whatever happens.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.peers.iter().map(|peer| peer.prober.deadline()).min()
+    }
+
+    /// That time has come.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        let mut failures = 0;
+        for peer in &mut self.peers {
+            failures += u64::from(peer.prober.look(now));
+        }
+        if failures > 0 {
+            self.stats.failures += failures;
+            self.news();
+            self.choose(now);
+        }
+        for at in 0..self.peers.len() {
+            let (nonce, early) = (random(&self.entropy), random(&self.entropy) as f64);
+            if self.peers[at].prober.probes(now, nonce, early / u64::MAX as f64) {
+                self.stats.probes += 1;
+                self.send(at, Kind::Probe, nonce);
+            }
+        }
+    }
+
+    /// The state of a path has changed: all hear of it at once.
+    fn news(&mut self) {
+        self.version += 1;
+        self.peers.iter_mut().for_each(|peer| peer.prober.hurry());
+    }
+
+    fn send(&mut self, to: usize, kind: Kind, nonce: u64) {
+        let paths = self.peers.iter().filter(|peer| peer.prober.state() != State::New);
+        let paths = paths.map(Known::path).collect();
+        let peer = &mut self.peers[to];
+        let number = peer.number;
+        peer.number += 1;
+        let message = Message { kind, from: self.id, boot: self.boot, number, nonce, paths };
+        let mut datagram = Vec::new();
+        message.emit(&mut datagram);
+        peer.keys.seal(&mut datagram);
+        self.out.push_back((to, datagram));
+    }
+
+    /// Chooses the ways to all nodes.
+    fn choose(&mut self, now: Instant) {
+        let mut changes = 0;
+        for to in 0..self.peers.len() {
+            let mut ways = self.ways(to);
+            let peer = &mut self.peers[to];
+            let rule = (self.config.policy, self.config.timing.interval);
+            changes += u64::from(peer.choice.pick(now, rule, &mut ways));
+            let chosen = peer.choice.way;
+            let mut order: Vec<Way> = ways.into_iter().map(|(way, _)| way).collect();
+            order.sort_by_key(|way| *way != chosen);
+            if peer.ways != order {
+                self.version += u64::from(peer.ways.first() != order.first());
+                peer.ways = order;
+            }
+        }
+        self.stats.changes += changes;
+    }
+
+    /// The ways to a node that are up.
+    fn ways(&self, to: usize) -> Vec<(Way, Score)> {
+        let target = &self.peers[to];
+        let direct = score(&target.path()).map(|score| (Way::Direct, score));
+        let by = self.peers.iter().enumerate().filter_map(|(n, node)| {
+            let onward = node.told.1.iter().find(|path| path.to == target.id)?;
+            node.peer.socks.filter(|_| n != to)?;
+            Some((Way::By(n), score(&node.path())?.then(score(onward)?)))
+        });
+        direct.into_iter().chain(by).collect()
+    }
+
+    /// Higher when a way, or the state of a path, has changed.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// What it has counted.
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// All that it knows.
+    pub fn table(&self) -> Table {
+        let number = |id: Id| self.peers.iter().position(|peer| peer.id == id);
+        let others = |peer: &Known| {
+            let told = peer.told.1.iter();
+            told.filter_map(|path| Some((number(path.to)?, seen(path, State::Up)))).collect()
+        };
+        let place = |peer: &Known| Place {
+            name: peer.peer.name.clone(),
+            socks: peer.peer.socks,
+            serves: peer.peer.serves.clone(),
+            path: seen(&peer.path(), peer.prober.state()),
+            others: others(peer),
+            ways: peer.ways.clone(),
+        };
+        Table {
+            overlay: self.config.name.clone(),
+            policy: self.config.policy,
+            version: self.version,
+            serves: self.config.serves.clone(),
+            nodes: self.peers.iter().map(place).collect(),
+            stats: self.stats,
+        }
+    }
+}
+
+impl Known {
+    fn new(peer: Peer, keys: Keys, prober: Prober) -> Known {
+        Known {
+            id: id(&peer.key),
+            peer,
+            keys,
+            prober,
+            number: 0,
+            boot: None,
+            window: Window::default(),
+            told: (0, Vec::new()),
+            choice: Choice::default(),
+            ways: Vec::new(),
+        }
+    }
+
+    /// It tells of its paths, in a message of this number.
+    fn tell(&mut self, number: u64, paths: Vec<Path>) {
+        if number >= self.told.0 {
+            self.told = (number, paths);
+        }
+    }
+
+    /// The path to it.
+    fn path(&self) -> Path {
+        let is_up = self.prober.state() == State::Up;
+        let rtt = self.prober.rtt().filter(|_| is_up);
+        Path { to: self.id, rtt, loss: self.prober.loss() }
+    }
+}
+
+/// How a path that is up does.
+fn score(path: &Path) -> Option<Score> {
+    Some(Score { rtt: path.rtt?, loss: path.loss })
+}
+
+fn seen(path: &Path, state: State) -> Seen {
+    let up = (state != State::New).then_some(path.rtt.is_some());
+    let rtt_ms = path.rtt.map_or(0.0, |rtt| rtt.as_secs_f64() * 1e3);
+    Seen { up, rtt_ms, loss: path.loss }
+}
+
+fn id(key: &PublicKey) -> Id {
+    let [a, b, c, d, ..] = *key.as_bytes();
+    Id::from_be_bytes([a, b, c, d])
+}
+
+fn random(entropy: &Entropy) -> u64 {
+    let mut bytes = [0; 8];
+    entropy(&mut bytes);
+    u64::from_be_bytes(bytes)
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node").field("name", &self.config.name).finish_non_exhaustive()
+    }
+}

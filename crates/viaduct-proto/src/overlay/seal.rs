@@ -1,0 +1,112 @@
+//! How two nodes know each other's messages: a tag by a key that both derive from their static keys, one
+//! for each direction, and a window that lets each number in once.
+
+use ring::hmac;
+
+use super::wire::TAG;
+use crate::keys::{PublicKey, SecretKey};
+
+/// The keys of a pair.
+pub(super) struct Keys {
+    ours: hmac::Key,
+    theirs: hmac::Key,
+}
+
+impl Keys {
+    /// `None`: the peer's key is no honest one.
+    pub(super) fn new(own: &SecretKey, peer: &PublicKey) -> Option<Keys> {
+        let shared = own.shared(peer)?;
+        let key = |from: &PublicKey, to: &PublicKey| {
+            let label = [&b"overlay probe"[..], from.as_bytes(), to.as_bytes()].concat();
+            hmac::Key::new(hmac::HMAC_SHA256, &shared.derive(&label))
+        };
+        let me = own.public();
+        Some(Keys { ours: key(&me, peer), theirs: key(peer, &me) })
+    }
+
+    /// Appends the tag of what `message` holds.
+    pub(super) fn seal(&self, message: &mut Vec<u8>) {
+        let tag = hmac::sign(&self.ours, message);
+        message.extend_from_slice(&tag.as_ref()[..TAG]);
+    }
+
+    /// Whether the peer has sent this, tag and all.
+    pub(super) fn is_theirs(&self, datagram: &[u8]) -> bool {
+        let Some((message, tag)) = datagram.split_last_chunk::<TAG>() else { return false };
+        let right = hmac::sign(&self.theirs, message);
+        let pairs = right.as_ref()[..TAG].iter().zip(tag);
+        // All of it is looked at, whatever differs.
+        pairs.fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
+    }
+}
+
+/// The numbers of one incarnation of a peer that have come.
+#[derive(Debug, Default)]
+pub(super) struct Window {
+    /// One above the highest.
+    next: u64,
+    /// Those below it, the highest first.
+    seen: u64,
+}
+
+impl Window {
+    /// That lets in nothing before `number`, nor that.
+    pub(super) fn after(number: u64) -> Window {
+        Window { next: number.saturating_add(1), seen: u64::MAX }
+    }
+
+    /// Lets `number` in: once, and not if it is far behind.
+    pub(super) fn admit(&mut self, number: u64) -> bool {
+        if number >= self.next {
+            let by = number - self.next + 1;
+            self.seen = if by < 64 { self.seen << by | 1 } else { 1 };
+            self.next = number.saturating_add(1);
+            return number < u64::MAX;
+        }
+        let back = self.next - 1 - number;
+        let fresh = back < 64 && self.seen >> back & 1 == 0;
+        if fresh {
+            self.seen |= 1 << back;
+        }
+        fresh
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Rng;
+    use std::collections::HashSet;
+
+    #[test]
+    fn each_direction_of_each_pair_has_its_own_key() {
+        let [a, b, c] = [1, 2, 3].map(|n| SecretKey::from_bytes([n; 32]));
+        let keys = |own: &SecretKey, peer: &SecretKey| Keys::new(own, &peer.public()).unwrap();
+        let mut said = b"probe".to_vec();
+        keys(&a, &b).seal(&mut said);
+        assert!(keys(&b, &a).is_theirs(&said));
+        assert!(!keys(&a, &b).is_theirs(&said), "what one said is not taken for the other's");
+        assert!(!keys(&c, &a).is_theirs(&said) && !keys(&b, &c).is_theirs(&said));
+        for at in 0..said.len() {
+            let mut other = said.clone();
+            other[at] ^= 1;
+            assert!(!keys(&b, &a).is_theirs(&other));
+        }
+        assert!(!keys(&b, &a).is_theirs(b"short"));
+    }
+
+    #[test]
+    fn the_window_agrees_with_a_set_of_all_numbers() {
+        assert!(!Window::after(7).admit(7) && !Window::after(7).admit(0));
+        assert!(Window::after(7).admit(8));
+        let (mut window, mut rng) = (Window::default(), Rng::from_seed(4));
+        let (mut seen, mut highest) = (HashSet::new(), 0u64);
+        for _ in 0..20_000 {
+            let number = (highest + rng.below(10)).saturating_sub(rng.below(90));
+            let expected = number + 64 > highest && !seen.contains(&number);
+            assert_eq!(window.admit(number), expected, "{number} after {highest}");
+            seen.insert(number);
+            highest = highest.max(number);
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! What nodes say to each other, and all its numbers. Big-endian:
+//!
+//! ```text
+//!   0      1      2       4          8            16          24           32
+//!   ┌──────┬──────┬───────┬──────────┬────────────┬───────────┬────────────┬───────────────┬──────────┐
+//!   │ 0x4f │ kind │ count │ from     │ boot       │ number    │ nonce      │ count × path  │ tag (16) │
+//!   └──────┴──────┴───────┴──────────┴────────────┴───────────┴────────────┴───────────────┴──────────┘
+//!   kind 1: a probe   2: its answer, with the probe's nonce
+//!   path: to (4), round trip in microseconds (4; all ones: down), loss (2; in 1/65535)
+//! ```
+//!
+//! `from` and `to` are the first four bytes of a node's public key; `boot` is random at each start of a
+//! node; `number` counts what it sends to this peer.
+
+use crate::time::Duration;
+
+const MAGIC: u8 = 0x4f;
+pub(super) const HEAD: usize = 32;
+const PATH: usize = 10;
+pub(super) const TAG: usize = 16;
+const DOWN: u32 = u32::MAX;
+
+/// A node's name in messages.
+pub(super) type Id = u32;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Probe = 1,
+    Answer = 2,
+}
+
+/// A path from the sender to another node.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Path {
+    pub(super) to: Id,
+    /// Its round trip; `None` while it is down.
+    pub(super) rtt: Option<Duration>,
+    /// What part of the probes was lost, 0 to 1.
+    pub(super) loss: f64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Message {
+    pub(super) kind: Kind,
+    pub(super) from: Id,
+    pub(super) boot: u64,
+    pub(super) number: u64,
+    pub(super) nonce: u64,
+    pub(super) paths: Vec<Path>,
+}
+
+impl Message {
+    /// Appends it, without its tag.
+    pub(super) fn emit(&self, out: &mut Vec<u8>) {
+        out.extend([MAGIC, self.kind as u8]);
+        out.extend((self.paths.len() as u16).to_be_bytes());
+        out.extend(self.from.to_be_bytes());
+        for field in [self.boot, self.number, self.nonce] {
+            out.extend(field.to_be_bytes());
+        }
+        for path in &self.paths {
+            let rtt = path.rtt.map_or(DOWN, |rtt| {
+                u32::try_from(rtt.as_micros()).unwrap_or(u32::MAX).min(DOWN - 1)
+            });
+            out.extend(path.to.to_be_bytes());
+            out.extend(rtt.to_be_bytes());
+            out.extend(((path.loss.clamp(0.0, 1.0) * 65_535.0).round() as u16).to_be_bytes());
+        }
+    }
+
+    /// Reads one, and its tag, which is still to be checked.
+    pub(super) fn parse(datagram: &[u8]) -> Option<(Message, [u8; TAG])> {
+        let (body, tag) = datagram.split_last_chunk::<TAG>()?;
+        let (head, rest) = body.split_first_chunk::<HEAD>()?;
+        let kind = match head[..2] {
+            [MAGIC, 1] => Kind::Probe,
+            [MAGIC, 2] => Kind::Answer,
+            _ => return None,
+        };
+        let count = usize::from(u16::from_be_bytes([head[2], head[3]]));
+        if rest.len() != count * PATH || count > super::MOST_PEERS {
+            return None;
+        }
+        let long = |at: usize| u64::from_be_bytes(head[at..at + 8].try_into().expect("8 bytes"));
+        let message = Message {
+            kind,
+            from: u32::from_be_bytes([head[4], head[5], head[6], head[7]]),
+            boot: long(8),
+            number: long(16),
+            nonce: long(24),
+            paths: rest.as_chunks::<PATH>().0.iter().map(path).collect(),
+        };
+        Some((message, *tag))
+    }
+}
+
+fn path(bytes: &[u8; PATH]) -> Path {
+    let [a, b, c, d, e, f, g, h, i, j] = *bytes;
+    let rtt = u32::from_be_bytes([e, f, g, h]);
+    Path {
+        to: u32::from_be_bytes([a, b, c, d]),
+        rtt: (rtt != DOWN).then(|| Duration::from_micros(rtt.into())),
+        loss: f64::from(u16::from_be_bytes([i, j])) / 65_535.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_bytes_are_those_of_the_drawing() {
+        let down = Path { to: 0x0102_0304, rtt: None, loss: 1.0 };
+        let message = Message {
+            kind: Kind::Answer,
+            from: 7,
+            boot: 8,
+            number: 9,
+            nonce: 10,
+            paths: vec![down],
+        };
+        let mut out = Vec::new();
+        message.emit(&mut out);
+        let head = [0x4f, 2, 0, 1, 0, 0, 0, 7];
+        assert_eq!(out[..8], head);
+        assert_eq!((out[15], out[23], out[31]), (8, 9, 10));
+        assert_eq!(out[32..], [1, 2, 3, 4, 255, 255, 255, 255, 255, 255]);
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_said_is_heard_and_nothing_shorter_or_longer_is(
+            (from, boot, number, nonce) in any::<(u32, u64, u64, u64)>(),
+            paths in prop::collection::vec((any::<u32>(), any::<Option<u32>>(), any::<u16>()), 0..5),
+        ) {
+            let path = |(to, rtt, loss): (u32, Option<u32>, u16)| Path {
+                to,
+                rtt: rtt.map(|us| Duration::from_micros(us.min(DOWN - 1).into())),
+                loss: f64::from(loss) / 65_535.0,
+            };
+            let paths = paths.into_iter().map(path).collect();
+            let message = Message { kind: Kind::Probe, from, boot, number, nonce, paths };
+            let mut out = Vec::new();
+            message.emit(&mut out);
+            prop_assert!(Message::parse(&out).is_none());
+            out.extend([5; TAG]);
+            prop_assert_eq!(Message::parse(&out), Some((message, [5; TAG])));
+            out.push(0);
+            prop_assert!(Message::parse(&out).is_none());
+        }
+
+        #[test]
+        fn no_bytes_are_too_strange(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            super::super::reads(&bytes);
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! A node's config: what the user wrote, and what it means.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use ipnet::IpNet;
+use serde::Deserialize;
+use toml::{Table, Value};
+use viaduct_proto::flow::Registry;
+use viaduct_proto::keys::PublicKey;
+use viaduct_proto::overlay::{self, ConfigError, Node, Peer, Policy, Timing};
+use viaduct_proto::time::Instant;
+
+use crate::proxy::settings::Settings;
+use crate::shell::entropy;
+use crate::{key, text};
+
+/// Bytes of a config, at most.
+const LONGEST: u64 = 1 << 20;
+/// What follows from the rest of the config, and what a node's proxy does not have.
+const FOLLOWS: [&str; 6] = ["expect", "name", "run-dir", "to", "intercept", "on-demand"];
+/// Probes may be no more frequent, and no rarer.
+const INTERVALS: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(50)..=Duration::from_secs(600);
+
+/// What it means.
+pub struct Config {
+    /// The node.
+    pub node: overlay::Config,
+    /// Where probes arrive.
+    pub listen: SocketAddr,
+    /// Where those of each peer do, in their order.
+    pub endpoints: Vec<SocketAddr>,
+    /// The proxy of those that may go by this node.
+    pub socks: Option<Settings>,
+    /// Directory of the status socket.
+    pub run_dir: PathBuf,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    overlay: NodeTable,
+    /// Options of the proxy, which reads them.
+    socks: Option<Table>,
+    #[serde(default)]
+    peer: Vec<PeerTable>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, expecting = "the table [overlay]")]
+struct NodeTable {
+    name: String,
+    key: PathBuf,
+    listen: SocketAddr,
+    serves: Option<Vec<IpNet>>,
+    #[serde(default)]
+    policy: Policy,
+    #[serde(default, with = "span")]
+    interval: Option<Duration>,
+    #[serde(default, with = "span")]
+    timeout: Option<Duration>,
+    lost: Option<u32>,
+    back: Option<u32>,
+    #[serde(default = "default_run_dir")]
+    run_dir: PathBuf,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a table [[peer]]")]
+struct PeerTable {
+    name: String,
+    key: String,
+    endpoint: SocketAddr,
+    socks: Option<SocketAddr>,
+    serves: Option<Vec<IpNet>>,
+}
+
+fn default_run_dir() -> PathBuf {
+    "/run/viaduct".into()
+}
+
+impl Config {
+    /// Reads and checks `path`, and the key file that it names.
+    ///
+    /// # Errors
+    /// One line that says where, what is wrong, and what would be right.
+    pub fn load(path: &Path, registry: &Registry) -> Result<Config> {
+        let text =
+            text::read(path, LONGEST).map_err(|what| anyhow!("{}: {what}", path.display()))?;
+        let file: File = toml::from_str(&text).map_err(|error| {
+            let at = error.span().map_or(0, |span| span.start);
+            let place = text::place(&text, at);
+            anyhow!("{}: {place}{}", path.display(), text::plain(error.message()))
+        })?;
+        let directory = path.parent().unwrap_or(Path::new("."));
+        meaning(file, directory, registry).with_context(|| path.display().to_string())
+    }
+
+    /// Whether there can be such a node.
+    ///
+    /// # Errors
+    /// Peers that cannot be told apart, say.
+    pub fn try_node(&self) -> Result<(), ConfigError> {
+        Node::new(self.node.clone(), entropy(), Instant::ZERO).map(drop)
+    }
+
+    /// The status socket, which `+route` is told by.
+    pub fn socket(&self) -> PathBuf {
+        self.run_dir.join(format!("overlay-{}.sock", self.node.name))
+    }
+}
+
+fn meaning(file: File, directory: &Path, registry: &Registry) -> Result<Config> {
+    let File { overlay: node, socks, peer } = file;
+    let name = |name: &str| text::check_name(name).map_err(|what| anyhow!("name: {what}"));
+    name(&node.name)?;
+    let mut peers = Vec::new();
+    for peer in &peer {
+        let made = name(&peer.name).and_then(|()| meaning_of_peer(peer));
+        peers.push(made.with_context(|| format!("peer {}", peer.name))?);
+    }
+    if let Some(far) = peer.iter().find(|peer| node.listen.is_ipv4() != peer.endpoint.is_ipv4()) {
+        bail!("peer {}: endpoint: it is of another family than listen, {}", far.name, node.listen);
+    }
+    let config = overlay::Config {
+        key: key::read(&directory.join(&node.key)).context("key")?,
+        serves: node.serves.clone().unwrap_or_else(|| itself(node.listen)),
+        peers,
+        policy: node.policy,
+        timing: timing(&node)?,
+        name: node.name,
+    };
+    let socks =
+        socks.map(|table| proxy(table, &config.name, &node.run_dir, registry)).transpose()?;
+    Ok(Config {
+        node: config,
+        listen: node.listen,
+        endpoints: peer.iter().map(|peer| peer.endpoint).collect(),
+        socks,
+        run_dir: node.run_dir,
+    })
+}
+
+fn meaning_of_peer(peer: &PeerTable) -> Result<Peer> {
+    if peer.endpoint.ip().is_unspecified() || peer.endpoint.port() == 0 {
+        bail!(
+            "endpoint: {} is nowhere; an address and a port of the peer's are expected",
+            peer.endpoint
+        );
+    }
+    Ok(Peer {
+        name: peer.name.clone(),
+        key: peer.key.parse::<PublicKey>().context("key")?,
+        socks: peer.socks,
+        serves: peer.serves.clone().unwrap_or_else(|| itself(peer.endpoint)),
+    })
+}
+
+/// A node without `serves` stands for itself.
+fn itself(at: SocketAddr) -> Vec<IpNet> {
+    if at.ip().is_unspecified() { Vec::new() } else { vec![at.ip().to_canonical().into()] }
+}
+
+fn timing(node: &NodeTable) -> Result<Timing> {
+    let usual = Timing::default();
+    let timing = Timing {
+        interval: node.interval.unwrap_or(usual.interval),
+        timeout: node.timeout.unwrap_or(usual.timeout),
+        lost: node.lost.unwrap_or(usual.lost),
+        back: node.back.unwrap_or(usual.back),
+    };
+    for (what, span) in [("interval", timing.interval), ("timeout", timing.timeout)] {
+        if !INTERVALS.contains(&span) {
+            bail!("{what}: from 50ms to 10m are possible");
+        }
+    }
+    for (what, count) in [("lost", timing.lost), ("back", timing.back)] {
+        if !(1..=32).contains(&count) {
+            bail!("{what}: {count}: from 1 to 32 are possible");
+        }
+    }
+    Ok(timing)
+}
+
+/// The proxy that flows of others go by: SOCKS5, for those and to there where the config lets them.
+fn proxy(mut table: Table, name: &str, run_dir: &Path, registry: &Registry) -> Result<Settings> {
+    if let Some(key) = table.keys().find(|key| FOLLOWS.contains(&&*key.replace('_', "-"))) {
+        bail!("[socks] {key}: it follows from the node; leave it out");
+    }
+    let has = |key: &str| table.contains_key(key) || table.contains_key(&key.replace('-', "_"));
+    for key in ["listen", "allow-from", "allow-to"] {
+        if !has(key) {
+            bail!("[socks] {key} is missing: nobody may go by this node unless the config says so");
+        }
+    }
+    let text = |text: &str| Value::String(text.to_owned());
+    table.insert("expect".to_owned(), Value::Array(vec![text("socks")]));
+    table.insert(
+        "name".to_owned(),
+        text(&format!("overlay-{name}").chars().take(32).collect::<String>()),
+    );
+    table.insert("run-dir".to_owned(), text(&run_dir.to_string_lossy()));
+    Settings::of_tables(&table, &[], registry).context("[socks]")
+}
+
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Timing { interval, timeout, lost, .. } = self.node.timing;
+        writeln!(f, "overlay {}: probes at {}", self.node.name, self.listen)?;
+        let known = interval.mul_f64(1.1) + timeout * lost;
+        writeln!(f, "  a failure is known within {:.2} s", known.as_secs_f64())?;
+        for (peer, endpoint) in self.node.peers.iter().zip(&self.endpoints) {
+            let serves: Vec<_> = peer.serves.iter().map(ToString::to_string).collect();
+            write!(f, "  peer {} at {endpoint}, for {}", peer.name, serves.join(", "))?;
+            match peer.socks {
+                Some(at) => writeln!(f, ", flows go by {at}")?,
+                None => writeln!(f, ", no flows go by it")?,
+            }
+        }
+        self.socks.iter().try_for_each(|socks| write!(f, "{socks}"))
+    }
+}
+
+/// A time such as `"500ms"`.
+mod span {
+    use std::time::Duration;
+
+    use serde::{Deserialize as _, Deserializer, de::Error as _};
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+        let text = String::deserialize(from)?;
+        let wrong = || D::Error::custom(format!("{text:?} is no time; write it like \"500ms\""));
+        humantime::parse_duration(&text).map(Some).map_err(|_| wrong())
+    }
+}

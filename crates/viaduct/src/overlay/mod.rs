@@ -1,0 +1,42 @@
+//! `viaduct overlay`: a node of the overlay that the handler `route` uses (TESLA, 4.2).
+//!
+//! ```text
+//!   UDP ◀── probes, answers ──▶ proto::overlay::Node ── table ──▶ status socket ──▶ +route, status
+//!   SOCKS5 ── clients that the config allows ──▶ a proxy beside it ──▶ where they ask to go
+//! ```
+
+mod config;
+mod desk;
+mod follow;
+mod service;
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+use viaduct_proto::flow::Registry;
+
+pub use follow::overlays;
+
+use self::config::Config;
+
+/// What `viaduct overlay` may be told.
+#[derive(Clone, Debug, clap::Args)]
+pub struct OverlayArgs {
+    /// The node's config; SIGHUP reads it again
+    #[arg(short, long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// Check the config, say what it means, and touch nothing
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// Runs a node until it is told to end.
+pub fn run(args: &OverlayArgs, registry: &Registry) -> Result<()> {
+    let config = Config::load(&args.config, registry)?;
+    config.try_node().with_context(|| args.config.display().to_string())?;
+    if args.check {
+        print!("{config}");
+        return Ok(());
+    }
+    service::run(&args.config, config, registry)
+}

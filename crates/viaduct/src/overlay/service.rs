@@ -1,0 +1,145 @@
+//! The node's loop: probes, the status socket, signals.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use tokio::net::UdpSocket;
+use tracing::{debug, error, info};
+use viaduct_proto::flow::Registry;
+use viaduct_proto::overlay::Node;
+use viaduct_proto::time::Instant;
+use viaduct_sys::clock;
+
+use super::config::Config;
+use super::desk::Desk;
+use crate::notify::{Phase, notify};
+use crate::proxy::handle::Beside;
+use crate::shell::entropy;
+use crate::signals::{Heard, Signals};
+
+/// How often the table is told anew though nothing has changed.
+const SECOND: Duration = Duration::from_secs(1);
+/// How often it is looked whether the last flow has ended.
+const DRAINED: Duration = Duration::from_millis(50);
+/// Longer than any message.
+const LONGEST: usize = 2_048;
+
+struct Service<'a> {
+    path: &'a Path,
+    registry: &'a Registry,
+    config: Config,
+    node: Node,
+    socket: UdpSocket,
+    /// The proxy of those that go by this node.
+    flows: Option<Beside>,
+    /// The version of the table that was told last.
+    told: u64,
+}
+
+/// Runs a node until it is told to end.
+pub fn run(path: &Path, config: Config, registry: &Registry) -> Result<()> {
+    let (runtime, heard) = Signals::register()?.into_parts();
+    let node = Node::new(config.node.clone(), entropy(), now())?;
+    let socket = config.socket();
+    let done = runtime.block_on(async {
+        let desk = Desk::open(&socket)?;
+        let listen = config.listen;
+        let udp = UdpSocket::bind(listen).await.with_context(|| format!("listen: {listen}"))?;
+        let flows = config.socks.clone().map(Beside::start).transpose().context("[socks]")?;
+        let service = Service { path, registry, config, node, socket: udp, flows, told: 0 };
+        service.serve(&desk, heard).await
+    });
+    notify(Phase::Stopping);
+    let _ = std::fs::remove_file(&socket);
+    done
+}
+
+impl Service<'_> {
+    async fn serve(mut self, desk: &Desk, mut heard: Heard) -> Result<()> {
+        info!("overlay {}: probes at {}", self.config.node.name, self.config.listen);
+        let mut second = tokio::time::interval(SECOND);
+        let mut buffer = [0; LONGEST];
+        self.tell(desk)?;
+        notify(Phase::Ready);
+        let mut draining = false;
+        while !draining || self.flows.as_ref().is_some_and(|flows| !flows.is_over()) {
+            let wait = self.node.poll_timeout().map_or(SECOND, |at| at.since(now()));
+            tokio::select! {
+                () = tokio::time::sleep(wait) => self.node.handle_timeout(now()),
+                got = self.socket.recv_from(&mut buffer) => match got {
+                    Ok((length, _)) => self.node.handle_datagram(now(), &buffer[..length]),
+                    Err(error) => debug!("receive a probe: {error}"),
+                },
+                _ = second.tick() => self.tell(desk)?,
+                () = desk.serve() => {}
+                _ = heard.hangup.recv() => self.reload_and_say(),
+                _ = heard.terminate.recv() => if self.ends(&mut draining) { break },
+                _ = heard.interrupt.recv() => if self.ends(&mut draining) { break },
+                () = tokio::time::sleep(DRAINED), if draining => {}
+            }
+            self.transmit();
+            if self.node.version() != self.told {
+                self.tell(desk)?;
+            }
+        }
+        info!("stopping");
+        self.flows.take().map_or(Ok(()), Beside::end)
+    }
+
+    /// Lets flows end that go by this node, and takes no new ones; the second time it waits for nothing.
+    fn ends(&self, draining: &mut bool) -> bool {
+        if let Some(flows) = &self.flows {
+            flows.handle.drain();
+        }
+        std::mem::replace(draining, true)
+    }
+
+    fn transmit(&mut self) {
+        while let Some((peer, datagram)) = self.node.poll_transmit() {
+            let Some(to) = self.config.endpoints.get(peer) else { continue };
+            // One that cannot be sent is lost, as others are: that is what probes are for.
+            if let Err(error) = self.socket.try_send_to(&datagram, *to) {
+                debug!("send a probe to {to}: {error}");
+            }
+        }
+    }
+
+    fn tell(&mut self, desk: &Desk) -> Result<()> {
+        self.told = self.node.version();
+        desk.publish(serde_json::to_vec(&self.node.table())?);
+        Ok(())
+    }
+
+    fn reload_and_say(&mut self) {
+        notify(Phase::Reloading);
+        match self.reload() {
+            Ok(()) => info!("the config was read again"),
+            Err(error) => error!("nothing has changed: {error:#}"),
+        }
+        notify(Phase::Ready);
+    }
+
+    /// Reads the config again; all of it takes effect, or none.
+    fn reload(&mut self) -> Result<()> {
+        let new = Config::load(self.path, self.registry)?;
+        let same = |what: &str, same: bool| match same {
+            true => Ok(()),
+            false => bail!("{what}: has changed; that needs a restart"),
+        };
+        same("listen", new.listen == self.config.listen)?;
+        same("name, run_dir", new.socket() == self.config.socket())?;
+        same("[socks]", new.socks.is_some() == self.flows.is_some())?;
+        new.try_node().with_context(|| self.path.display().to_string())?;
+        if let (Some(flows), Some(socks)) = (&mut self.flows, &new.socks) {
+            flows.handle.reload(socks.clone()).context("[socks]")?;
+        }
+        self.node.reload(new.node.clone(), now())?;
+        self.config = new;
+        Ok(())
+    }
+}
+
+fn now() -> Instant {
+    Instant::from_nanos(clock::now())
+}

@@ -1,0 +1,74 @@
+//! The page that people read of a node of the overlay.
+
+use std::fmt::{self, Display, Formatter};
+
+use viaduct_proto::overlay::{Place, Seen, Table, Way};
+
+use super::page::{Ink, row};
+use super::words::thousands;
+
+/// What a node says, for people.
+#[derive(Debug)]
+pub struct OverlayPage<'a> {
+    table: &'a Table,
+    ink: Ink,
+}
+
+impl<'a> OverlayPage<'a> {
+    /// Of `table`.
+    pub fn new(table: &'a Table, ink: Ink) -> Self {
+        OverlayPage { table, ink }
+    }
+
+    fn seen(&self, seen: &Seen) -> String {
+        match seen.up {
+            None => "not heard of yet".to_owned(),
+            Some(false) => self.ink.paint(31, "down"),
+            Some(true) => format!("{:.1} ms, {:.1} % lost", seen.rtt_ms, seen.loss * 100.0),
+        }
+    }
+
+    fn name(&self, node: usize) -> &str {
+        self.table.nodes.get(node).map_or("?", |node| &node.name)
+    }
+
+    fn way(&self, place: &Place) -> String {
+        match place.ways.first() {
+            None => "no way is up".to_owned(),
+            Some(Way::Direct) => "directly".to_owned(),
+            Some(Way::By(node)) => self.ink.bold(format!("by {}", self.name(*node))),
+        }
+    }
+}
+
+impl Display for OverlayPage<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let table = self.table;
+        let policy = format!("{:?}", table.policy).to_lowercase();
+        writeln!(f, "{}  best by {policy}", self.ink.bold(format!("overlay {}", table.overlay)))?;
+        for place in &table.nodes {
+            let path = self.seen(&place.path);
+            row(f, &place.name, format!("{}; {path}", self.way(place)))?;
+            for (other, seen) in &place.others {
+                row(f, "", format!("  to {}: {}", self.name(*other), self.seen(seen)))?;
+            }
+        }
+        let stats = &table.stats;
+        let probes = format!(
+            "{} sent, {} answered; {} failures, {} other ways chosen",
+            thousands(stats.probes),
+            thousands(stats.answered),
+            thousands(stats.failures),
+            thousands(stats.changes),
+        );
+        row(f, "probes", probes)?;
+        let refused = format!(
+            "{} malformed, {} of strangers, {} forged, {} played again",
+            self.ink.alarm(stats.malformed),
+            self.ink.alarm(stats.strangers),
+            self.ink.alarm(stats.forged),
+            self.ink.alarm(stats.replayed),
+        );
+        row(f, "refused", refused)
+    }
+}

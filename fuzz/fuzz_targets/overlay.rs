@@ -1,0 +1,95 @@
+//! A node of the overlay among strangers, and among peers with bad intentions: any bytes, and messages of
+//! theirs in any order, again and late. What is refused is counted, and memory stays bounded.
+#![no_main]
+
+use std::sync::{Arc, LazyLock, Mutex};
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use viaduct_fuzz::{Bytes, Steps};
+use viaduct_proto::keys::SecretKey;
+use viaduct_proto::overlay::{Config, Node, Peer, Policy, Timing, reads};
+use viaduct_proto::rng::Rng;
+use viaduct_proto::time::{Duration, Instant};
+
+#[derive(Arbitrary, Debug)]
+enum Step {
+    /// Bytes as they are.
+    Raw(Bytes),
+    /// A message that was heard before, by number, one of its bytes changed or not.
+    Again { number: u16, change: Option<(u8, u8)> },
+    /// Time passes, in milliseconds; what is on its way arrives or is lost.
+    Wait { millis: u16, lost: u8 },
+}
+
+/// Making keys is slow.
+static KEYS: LazyLock<[SecretKey; 3]> =
+    LazyLock::new(|| [1, 2, 3].map(|n| SecretKey::from_bytes([n; 32])));
+
+fn node(n: usize) -> Node {
+    let rng = Mutex::new(Rng::from_seed(n as u64));
+    let entropy = Arc::new(move |out: &mut [u8]| rng.lock().expect("one thread").fill(out));
+    let peer = |m: usize| Peer {
+        name: format!("n{m}"),
+        key: KEYS[m].public(),
+        socks: Some(([10, 0, 0, m as u8], 1080).into()),
+        serves: Vec::new(),
+    };
+    let config = Config {
+        name: format!("n{n}"),
+        key: KEYS[n].clone(),
+        serves: Vec::new(),
+        peers: (0..3).filter(|&m| m != n).map(peer).collect(),
+        policy: Policy::Latency,
+        timing: Timing::default(),
+    };
+    Node::new(config, entropy, Instant::ZERO).expect("a node")
+}
+
+fuzz_target!(|steps: Steps<Step>| {
+    let mut nodes = [0, 1, 2].map(node);
+    let (mut now, mut heard) = (Instant::ZERO, Vec::<Vec<u8>>::new());
+    for step in &steps.0 {
+        match step {
+            Step::Raw(bytes) => {
+                reads(&bytes.0);
+                nodes[0].handle_datagram(now, &bytes.0);
+            }
+            Step::Again { number, change } => {
+                let Some(mut bytes) = heard.get(usize::from(*number)).cloned() else { continue };
+                if let Some((at, to)) = *change {
+                    let at = usize::from(at) % bytes.len();
+                    bytes[at] = to;
+                }
+                nodes[0].handle_datagram(now, &bytes);
+            }
+            Step::Wait { millis, lost } => {
+                now += Duration::from_millis((*millis).into());
+                carry(&mut nodes, now, *lost, &mut heard);
+            }
+        }
+    }
+    let table = nodes[0].table();
+    assert_eq!(table.nodes.len(), 2);
+    assert!(table.nodes.iter().all(|place| place.others.len() <= 1 && place.ways.len() <= 2));
+});
+
+/// What is due is sent, and arrives, unless a bit of `lost` says otherwise.
+fn carry(nodes: &mut [Node; 3], now: Instant, lost: u8, heard: &mut Vec<Vec<u8>>) {
+    for node in nodes.iter_mut().filter(|node| node.poll_timeout().is_some_and(|at| at <= now)) {
+        node.handle_timeout(now);
+    }
+    for turn in 0..8 {
+        for from in 0..3 {
+            while let Some((peer, bytes)) = nodes[from].poll_transmit() {
+                let to = peer + usize::from(peer >= from);
+                if to == 0 && heard.len() < 256 {
+                    heard.push(bytes.clone());
+                }
+                if lost >> turn & 1 == 0 {
+                    nodes[to].handle_datagram(now, &bytes);
+                }
+            }
+        }
+    }
+}
