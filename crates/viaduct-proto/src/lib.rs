@@ -18,6 +18,7 @@
 //! A shell loops: hand in what arrived, drain every `poll_*`, sleep until `poll_timeout` or the
 //! next arrival. The one invariant: `now` never goes backwards.
 
+pub mod agree;
 pub mod fec;
 pub mod flow;
 pub mod handlers;

@@ -25,6 +25,18 @@ pub trait Factory: Send + Sync {
     /// no handler is made for it. `begins` says that the flow is new; the bytes have passed since this
     /// was called last, those that the application wrote and those that it is to read.
     fn relayed(&self, _begins: bool, _bytes: [u64; 2]) {}
+
+    /// The same, of handlers whose handshake fails unless the other end's was made with the same `words`;
+    /// `None` where nothing is shaken.
+    fn bound(&self, words: &[u8]) -> Option<Arc<dyn Factory>> {
+        let _ = words;
+        None
+    }
+
+    /// Whether its handlers go to hosts by name, and nobody here need look one up.
+    fn takes_names(&self) -> bool {
+        false
+    }
 }
 
 /// What a socket is set to, so that no handler is needed.
@@ -139,6 +151,14 @@ impl Registry {
     pub fn guards(&self, specs: &[HandlerSpec]) -> bool {
         let about = |spec: &HandlerSpec| self.known.get(&spec.name[..]).map(|(about, _)| about);
         specs.iter().filter_map(about).any(|about| about.guards)
+    }
+
+    /// Of each handler of a chain, whether it is needed at both ends.
+    pub fn both_ends(&self, specs: &[HandlerSpec]) -> Vec<bool> {
+        let both = |spec: &HandlerSpec| {
+            self.known.get(&spec.name[..]).is_some_and(|(about, _)| about.both_ends)
+        };
+        specs.iter().map(both).collect()
     }
 
     /// The names of all handlers.

@@ -17,6 +17,7 @@ mod cgroup;
 mod divert;
 mod events;
 mod kernel;
+mod offers;
 mod option;
 mod steer;
 
@@ -24,8 +25,9 @@ use std::io;
 
 pub use cgroup::Group;
 pub use divert::{
-    Diversion, Divert, Fate, Heard, Inside, Names, Offload, Passing, Rule, Rules, Waiting,
+    Diversion, Divert, Fate, Heard, Inside, Names, Offload, Passing, Ports, Rule, Rules, Waiting,
 };
+pub use offers::Offers;
 pub use option::{OPTION, SynOption};
 pub use steer::{Steer, Steering, Template};
 

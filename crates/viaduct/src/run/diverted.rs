@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -15,16 +15,20 @@ use viaduct_proto::flow::Failure;
 use viaduct_proto::wire::refusal::Asked;
 use viaduct_proto::wrap::{self, Line, Transport};
 use viaduct_sys::bpf::{
-    Diversion, Divert, Fate, Group, Heard, Inside, Names, Offload, Passing, Rule, Rules, Waiting,
+    Diversion, Divert, Fate, Group, Heard, Inside, Names, Offload, Passing, Ports, Rule, Rules,
+    Waiting,
 };
 use viaduct_sys::meeting::Meeting;
 use viaduct_sys::raw::Raw;
 use viaduct_sys::tcp::{self, TcpOptions};
 
 use super::Plan;
+use super::agree::Strangers;
 use super::report::{self, Report, Reported};
+use crate::proxy::agreeing::Agreeing;
 use crate::proxy::calls::{Arrival, Call, Held, Program};
 use crate::proxy::orders::{Order, ToWorker};
+use crate::proxy::through::Factories;
 
 /// What all connects need.
 #[derive(Debug)]
@@ -59,16 +63,20 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Attaches the programs to `group`, and has `worker` hear of every connect that `plan` wants.
 pub fn start(group: &Group, plan: &Plan, worker: ToWorker) -> Result<()> {
     let meeting = Meeting::open().context("open the meeting")?;
-    let v4 = listener(Ipv4Addr::LOCALHOST.into());
+    let agreeing = plan.agree.as_ref().and_then(|agree| agree.begun());
+    let save_syn = agreeing.is_some();
+    let v4 = listener(Ipv4Addr::LOCALHOST.into(), save_syn);
     let v4 = v4.context("listen for connections to the program")?;
     // Missing where the machine has no IPv6.
-    let v6 = listener(Ipv6Addr::LOCALHOST.into()).ok();
+    let v6 = listener(Ipv6Addr::LOCALHOST.into(), save_syn).ok();
+    let ports = agreeing.map_or_else(Ports::new, |(_, ports)| Ok(ports.clone()))?;
     let diversion = Diversion {
         streams: rules(&plan.rules, Transport::Tcp),
         datagrams: rules(&plan.rules, Transport::Udp),
         v4: meeting.at(true).context("the meeting has no address")?,
         v6: meeting.at(false),
         listeners: [Some(v4.as_fd()), v6.as_ref().map(AsFd::as_fd)],
+        ports,
         offload: plan.offload.map(|offload| Offload { rate: offload.rate.map(bytes) }),
         tells: plan.report.is_some(),
     };
@@ -76,7 +84,8 @@ pub fn start(group: &Group, plan: &Plan, worker: ToWorker) -> Result<()> {
     for listener in [Some(v4), v6].into_iter().flatten() {
         let Some(inside) = divert.inside() else { continue };
         let worker = worker.clone();
-        let take = move || take_in(&listener, &inside, &worker);
+        let door = agreeing.map(|(agreeing, _)| Door::new(agreeing.clone(), plan.report.clone()));
+        let take = move || take_in(&listener, &inside, &worker, door);
         thread::Builder::new().name("arrivals".to_owned()).spawn(take)?;
     }
     let raw = Raw::open().context("open raw sockets")?;
@@ -118,15 +127,20 @@ fn bytes(bits: u64) -> u32 {
 
 /// A listener that connections to programs are led to, wherever they were meant to go: nobody can
 /// reach it by its own address but from this machine.
-fn listener(at: IpAddr) -> io::Result<TcpListener> {
-    let options = TcpOptions { inside: true, ..TcpOptions::default() };
+fn listener(at: IpAddr, save_syn: bool) -> io::Result<TcpListener> {
+    let options = TcpOptions { inside: true, save_syn, ..TcpOptions::default() };
     let listener = tcp::listen((at, 0).into(), BACKLOG, options)?;
     listener.set_nonblocking(false)?;
     Ok(listener)
 }
 
 /// Takes connections to programs in for as long as the process runs.
-fn take_in(listener: &TcpListener, inside: &Inside, worker: &ToWorker) {
+fn take_in(
+    listener: &TcpListener,
+    inside: &Inside,
+    worker: &ToWorker,
+    mut door: Option<Door>,
+) {
     let here = listener.local_addr().ok();
     loop {
         let (stream, client) = match listener.accept() {
@@ -144,8 +158,46 @@ fn take_in(listener: &TcpListener, inside: &Inside, worker: &ToWorker) {
         }
         let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
         let (client, own) = (canonical(client), canonical(own));
+        let handlers = match &mut door {
+            None => None,
+            Some(door) => match door.let_in(&stream, client) {
+                Some(handlers) => Some(handlers),
+                None => continue,
+            },
+        };
         let program = Box::new(Listening { client, own, inside: inside.clone() });
-        worker.tell(Order::Arrive(Box::new(Arrival { stream, client, own, program })));
+        let arrival = Arrival { stream, client, own, handlers, program };
+        worker.tell(Order::Arrive(Box::new(arrival)));
+    }
+}
+
+/// Lets in whoever agrees on handlers.
+struct Door {
+    agreeing: Arc<Agreeing>,
+    report: Option<Report>,
+    strangers: Strangers,
+}
+
+impl Door {
+    fn new(agreeing: Arc<Agreeing>, report: Option<Report>) -> Door {
+        Door { agreeing, report, strangers: Strangers::default() }
+    }
+
+    /// The handlers for a client; `None`: it is refused, by a reset.
+    fn let_in(&mut self, stream: &TcpStream, client: SocketAddr) -> Option<Factories> {
+        let syn = tcp::saved_syn(stream).unwrap_or_default();
+        match self.agreeing.accept(&syn) {
+            Ok(handlers) => Some(handlers),
+            Err(why) => {
+                self.strangers.tell(client, &why, Instant::now());
+                if let Some(report) = &self.report {
+                    report.count(report::Fate::Refused, "tcp from", client);
+                }
+                // It is closed here.
+                let _ = tcp::reset_on_close(stream);
+                None
+            }
+        }
     }
 }
 

@@ -73,8 +73,10 @@ struct Failed(u8, String);
 
 fn serve(wrapper: &ToWrapper, args: &RunArgs, plan: &Plan) -> Result<()> {
     let name = format!("run-{}", std::process::id());
-    let flows =
-        Beside::start(Settings::for_programs(name, plan.chain.clone(), "/run/viaduct".into()))?;
+    let mut settings = Settings::for_programs(name, plan.chain.clone(), "/run/viaduct".into());
+    let agreeing = plan.agree.as_ref().map(|agree| agree.begin(&plan.chain));
+    settings.agreeing = agreeing.transpose()?;
+    let flows = Beside::start(settings)?;
     let worker = flows.handle.worker().context("no worker runs")?;
     let interposer = Interposer::new(args.via, plan, worker)?;
     let program = start(&args.command, &interposer)?;

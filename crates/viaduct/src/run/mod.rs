@@ -9,6 +9,7 @@
 //!   curl  ══ its own socket ══▶ the master ══ handlers ══▶ the far end
 //! ```
 
+mod agree;
 mod diverted;
 mod explain;
 mod master;
@@ -52,6 +53,8 @@ pub struct RunArgs {
     via: via::Via,
     #[command(flatten)]
     rules: rules::RuleArgs,
+    #[command(flatten)]
+    agree: agree::AgreeArgs,
     /// Have flows pass Viaduct even where the kernel could do all of the chain's work on the program's
     /// own socket
     #[arg(long)]
@@ -77,6 +80,8 @@ pub struct RunArgs {
 #[derive(Debug)]
 struct Plan {
     chain: Factories,
+    /// What is agreed on with far ends, if anything is.
+    agree: Option<agree::Agreed>,
     rules: Rules,
     /// The kernel can do all of the chain's work.
     offload: Option<Offload>,
@@ -86,10 +91,11 @@ struct Plan {
 impl Plan {
     fn new(args: &RunArgs, registry: &Registry) -> Result<Plan> {
         let chain = registry.chain(&args.handlers).map_err(|what| anyhow!(what))?;
+        let agree = args.agree.load(&args.handlers, &chain, registry)?;
         let rules = args.rules.load(registry.guards(&args.handlers))?;
         let report = args.report.then(Report::default);
         let offload = if args.no_offload { None } else { offload(&chain) };
-        Ok(Plan { offload, chain, rules, report })
+        Ok(Plan { offload, chain, agree, rules, report })
     }
 }
 

@@ -17,7 +17,7 @@ use viaduct_sys::seccomp::SeccompError;
 use viaduct_sys::wrapped;
 
 use super::waiting::Common;
-use super::{Plan, diverted, preload, seccomp};
+use super::{Plan, agree, diverted, preload, seccomp};
 use crate::proxy::orders::ToWorker;
 
 /// How a program's calls are seen.
@@ -48,6 +48,7 @@ pub enum Interposer {
 impl Interposer {
     /// The one that is asked for, for what is planned; connects go to `worker`.
     pub fn new(via: Via, plan: &Plan, worker: &ToWorker) -> Result<Interposer> {
+        let via = agree::via(via, plan)?;
         match via {
             Via::Cgroup => Self::cgroup(plan, worker),
             Via::Seccomp => Ok(Interposer::Seccomp(Common::new(plan, worker.clone())?)),

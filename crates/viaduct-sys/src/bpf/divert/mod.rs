@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 use self::ends::{END, ENDS};
 pub use self::judge::{Fate, Rule, Rules};
-pub use self::serve::Inside;
+pub use self::serve::{Inside, Ports};
 use self::serve::Serve;
 use super::BpfError;
 use super::asm::Insn;
@@ -69,6 +69,8 @@ pub struct Diversion<'a> {
     /// The listeners that take connections to programs: of IPv4, and of IPv6, at addresses that only this
     /// machine reaches. Without one they go there by themselves.
     pub listeners: [Option<BorrowedFd<'a>>; 2],
+    /// Where programs that listen are noted.
+    pub ports: Ports,
     /// Connections stay the programs', and the kernel does this for them; `None`: they come here.
     pub offload: Option<Offload>,
     /// Whether what is left alone or refused is told of.
@@ -144,7 +146,7 @@ impl Divert {
             return Err(BpfError::TooMany { given, most: MOST });
         }
         let (map, events) = (Arc::new(Map::new(SOCKETS)?), Events::new(RING)?);
-        let serve = Serve::new(diversion.listeners)?;
+        let serve = Serve::new(diversion.listeners, &diversion.ports)?;
         // Names first, and those who tell us: nobody may be sent away without them.
         let tell = programs::tell(&map, &events, serve.as_ref(), diversion.offload);
         let connect = |v4| programs::connect(&map, &events, diversion, v4);

@@ -70,11 +70,47 @@ impl Inside {
     }
 }
 
+/// Where wrapped programs listen: how many do, by address and port.
+#[derive(Clone, Debug)]
+pub struct Ports(Arc<Map<8>>);
+
+impl Ports {
+    /// None yet.
+    ///
+    /// # Errors
+    /// A right is missing.
+    pub fn new() -> Result<Ports, BpfError> {
+        Ok(Ports(Arc::new(Map::new(PORTS)?)))
+    }
+
+    /// Goes to `none` unless somebody listens at the address whose last word is in R7, or at all
+    /// addresses, and at the port in R8.
+    pub(in crate::bpf) fn find(&self, asm: &mut Asm, none: Label) {
+        let found = asm.label();
+        for last in [false, true] {
+            let next = if last { none } else { asm.label() };
+            key(asm, R7, R8);
+            asm.set_map(R1, &*self.0);
+            asm.copy(R2, FP);
+            asm.add(R2, KEY.into());
+            asm.call(Helper::MapLookup);
+            asm.if_nothing(R0, next);
+            asm.load(Width::Double, R2, R0, 0);
+            asm.if_different(R2, 0, found);
+            asm.goto(next);
+            if !last {
+                asm.place(next);
+                asm.set(R7, 0);
+            }
+        }
+        asm.place(found);
+    }
+}
+
 /// What leads connections to wrapped programs here.
 #[derive(Debug)]
 pub(super) struct Serve {
-    /// How many listen, by address and port.
-    ports: Map<8>,
+    ports: Ports,
     pub(super) inside: Inside,
     _listeners: SocketMap,
     _link: Link,
@@ -82,14 +118,17 @@ pub(super) struct Serve {
 
 impl Serve {
     /// To `listeners`, of this network namespace; `None` if there are none.
-    pub(super) fn new(listeners: [Option<BorrowedFd<'_>>; 2]) -> Result<Option<Serve>, BpfError> {
+    pub(super) fn new(
+        listeners: [Option<BorrowedFd<'_>>; 2],
+        ports: &Ports,
+    ) -> Result<Option<Serve>, BpfError> {
         if let [None, None] = listeners {
             return Ok(None);
         }
-        let (ports, inside) = (Map::new(PORTS)?, Inside(Arc::new(Map::new(INSIDE)?)));
+        let (ports, inside) = (ports.clone(), Inside(Arc::new(Map::new(INSIDE)?)));
         let sockets = SocketMap::of(listeners)?;
         let network = std::fs::File::open("/proc/self/ns/net").map_err(BpfError::Socket)?;
-        let program = look_up(&ports, &inside.0, &sockets);
+        let program = look_up(&ports.0, &inside.0, &sockets);
         let link = Link::new(Hook::SocketLookup, &program, network.as_fd())?;
         Ok(Some(Serve { ports, inside, _listeners: sockets, _link: link }))
     }
@@ -147,7 +186,7 @@ impl Serve {
         asm.place(named);
         asm.load(Width::Word, R8, R6, OPS_LOCAL_PORT);
         key(asm, R7, R8);
-        asm.set_map(R1, &self.ports);
+        asm.set_map(R1, &*self.ports.0);
         asm.copy(R2, FP);
         asm.add(R2, KEY.into());
         asm.call(Helper::MapLookup);
@@ -159,7 +198,7 @@ impl Serve {
         if change > 0 {
             asm.set(R2, change);
             asm.store(Width::Double, FP, ONE, R2);
-            asm.set_map(R1, &self.ports);
+            asm.set_map(R1, &*self.ports.0);
             asm.copy(R2, FP);
             asm.add(R2, KEY.into());
             asm.copy(R3, FP);

@@ -22,6 +22,7 @@ use viaduct_proto::split::preface::Preface;
 use viaduct_proto::time::Instant;
 use viaduct_sys::tcp;
 
+use super::agreeing::Undecided;
 use super::leg::Leg;
 use super::pipes::Pipes;
 use super::relay::Relay;
@@ -81,6 +82,8 @@ pub struct Flow {
     /// Why there will be no server, if that is so.
     broken: Option<Failure>,
     middle: Middle,
+    /// What stands between its ends is agreed on with the far end.
+    undecided: Option<Undecided>,
     /// Bits a second each way, at most.
     rate: Option<u64>,
     /// Bytes that the client said behind where it wants to go, until they are counted.
@@ -104,6 +107,8 @@ pub struct Begun {
     pub server: Leg,
     /// What stands before it.
     pub middle: Middle,
+    /// That is agreed on with its far end, when it is there.
+    pub undecided: Option<Undecided>,
     /// What goes to it before all else.
     pub first: Vec<u8>,
     /// The hop that it goes by, if not straight on.
@@ -180,6 +185,7 @@ impl Flow {
             opened: false,
             broken: None,
             middle: Middle::Relay(Relay::default()),
+            undecided: None,
             rate: None,
             behind: 0,
             room_watched: false,
@@ -207,8 +213,8 @@ impl Flow {
 
     /// Its second half has begun: what the client said behind that is the server's.
     pub fn set_server(&mut self, begun: Begun, now: Instant) {
-        let Begun { server, middle, first, via, rate } = begun;
-        (self.legs[1], self.middle) = (Some(server), middle);
+        let Begun { server, middle, undecided, first, via, rate } = begun;
+        (self.legs[1], self.middle, self.undecided) = (Some(server), middle, undecided);
         (self.via, self.rate, self.begun, self.moved) = (via, rate, now, now);
         self.first[1] = first;
         if let Some(asked) = &mut self.asked {
@@ -226,9 +232,9 @@ impl Flow {
 
     /// Takes over the second half of a flow without a client. Its own client awaits no answer.
     pub fn adopt(&mut self, early: Flow, now: Instant) {
-        let Flow { legs: [_, server], first: [_, first], middle, via, rate, .. } = early;
+        let Flow { legs: [_, server], first: [_, first], middle, undecided, via, rate, .. } = early;
         let Some(server) = server else { return };
-        self.set_server(Begun { server, middle, first, via, rate }, now);
+        self.set_server(Begun { server, middle, undecided, first, via, rate }, now);
         (self.begun, self.connected) = (early.begun, early.connected);
         self.answered();
     }
@@ -315,6 +321,14 @@ impl Flow {
     pub fn check_connected(&mut self, now: Instant) -> io::Result<()> {
         let Some(server) = &self.legs[1] else { return Ok(()) };
         self.connected = server.check_connected()?;
+        if self.connected
+            && let Some(undecided) = self.undecided.take()
+        {
+            self.middle = undecided.decide(server, now)?;
+            self.ready(End::Client, true, true);
+            self.ready(End::Server, true, true);
+        }
+        let Some(server) = &self.legs[1] else { return Ok(()) };
         if let Middle::Through(through) = &mut self.middle
             && self.connected
         {
