@@ -24,6 +24,7 @@ pub mod flow;
 pub mod handlers;
 pub mod keys;
 pub mod link;
+pub mod names;
 pub mod repair;
 pub mod rng;
 pub mod sim;

@@ -189,6 +189,10 @@ impl Crypt {
                 Err(error) => {
                     let shaking = matches!(self.stage, Stage::Shaking(_));
                     let failure = if shaking { Failure::Denied } else { Failure::Reset };
+                    if shaking && !self.keys.binding.is_empty() {
+                        let why = format!("{error}; or what both agreed on was altered on its way");
+                        return self.refuse(cx, failure, &why);
+                    }
                     return self.refuse(cx, failure, &error);
                 }
             }

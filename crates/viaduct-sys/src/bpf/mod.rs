@@ -25,7 +25,8 @@ use std::io;
 
 pub use cgroup::Group;
 pub use divert::{
-    Diversion, Divert, Fate, Heard, Inside, Names, Offload, Passing, Ports, Rule, Rules, Waiting,
+    Diversion, Divert, Fate, Heard, Inside, Names, Offload, Passing, Ports, Resolver, Rule, Rules,
+    Waiting,
 };
 pub use offers::Offers;
 pub use option::{OPTION, SynOption};

@@ -15,8 +15,8 @@ use viaduct_proto::flow::Failure;
 use viaduct_proto::wire::refusal::Asked;
 use viaduct_proto::wrap::{self, Line, Transport};
 use viaduct_sys::bpf::{
-    Diversion, Divert, Fate, Group, Heard, Inside, Names, Offload, Passing, Ports, Rule, Rules,
-    Waiting,
+    Diversion, Divert, Fate, Group, Heard, Inside, Names, Offload, Passing, Ports, Resolver, Rule,
+    Rules, Waiting,
 };
 use viaduct_sys::meeting::Meeting;
 use viaduct_sys::raw::Raw;
@@ -24,6 +24,7 @@ use viaduct_sys::tcp::{self, TcpOptions};
 
 use super::Plan;
 use super::agree::Strangers;
+use super::names::{Remote, place};
 use super::report::{self, Report, Reported};
 use crate::proxy::agreeing::Agreeing;
 use crate::proxy::calls::{Arrival, Call, Held, Program};
@@ -78,6 +79,7 @@ pub fn start(group: &Group, plan: &Plan, worker: ToWorker) -> Result<()> {
         listeners: [Some(v4.as_fd()), v6.as_ref().map(AsFd::as_fd)],
         ports,
         offload: plan.offload.map(|offload| Offload { rate: offload.rate.map(bytes) }),
+        resolver: plan.names.as_ref().and_then(|names| resolver(names)),
         tells: plan.report.is_some(),
     };
     let divert = Divert::attach(&diversion, group.as_fd())?;
@@ -90,8 +92,8 @@ pub fn start(group: &Group, plan: &Plan, worker: ToWorker) -> Result<()> {
     }
     let raw = Raw::open().context("open raw sockets")?;
     let shared = Arc::new(Shared { meeting, names: divert.names(), raw });
-    let mut hearing =
-        Hearing { divert, shared, worker, report: plan.report.clone(), known: HashMap::new() };
+    let (report, names) = (plan.report.clone(), plan.names.clone());
+    let mut hearing = Hearing { divert, shared, worker, report, names, known: HashMap::new() };
     let hear = move || {
         if let Err(error) = hearing.run() {
             warn!("connects cannot be heard of any more: {error}");
@@ -99,6 +101,12 @@ pub fn start(group: &Group, plan: &Plan, worker: ToWorker) -> Result<()> {
     };
     thread::Builder::new().name("connects".to_owned()).spawn(hear)?;
     Ok(())
+}
+
+/// Where programs' questions of DNS are answered.
+fn resolver(names: &Remote) -> Option<Resolver> {
+    let [v4, v6] = names.at();
+    Some(Resolver { v4: v4?, v6 })
 }
 
 /// The user's rules of one transport.
@@ -207,6 +215,7 @@ struct Hearing {
     shared: Arc<Shared>,
     worker: ToWorker,
     report: Option<Report>,
+    names: Option<Arc<Remote>>,
     /// Connects that wait: a SYN is told of each time it is sent.
     known: HashMap<u64, (SocketAddr, Weak<()>)>,
 }
@@ -237,6 +246,8 @@ impl Hearing {
         let transport = |passing: Passing| if passing.datagrams { "udp" } else { "tcp" };
         match (heard, &self.report) {
             (Heard::Waits(waiting), _) => self.call(waiting),
+            // Resolvers connect datagrams to all addresses of a name, to see which they can reach.
+            (Heard::Refused(passing), _) if self.is_placeholder(passing) => {}
             (Heard::Left(passing), Some(report)) => {
                 report.count(report::Fate::Direct, transport(passing), passing.to);
             }
@@ -246,6 +257,10 @@ impl Hearing {
             (Heard::Offloaded(to, out, back), Some(report)) => report.offloaded(to, out, back),
             (_, None) => {}
         }
+    }
+
+    fn is_placeholder(&self, passing: Passing) -> bool {
+        passing.datagrams && self.names.as_ref().is_some_and(|names| names.holds(passing.to))
     }
 
     fn call(&mut self, waiting: Waiting) {
@@ -261,7 +276,12 @@ impl Hearing {
         if let Some(report) = &self.report {
             held = Box::new(Reported { held, to, report: report.clone() });
         }
-        self.worker.tell(Order::Call(Box::new(Call { to: to.into(), source: program, held })));
+        match place(self.names.as_deref(), to) {
+            Some(to) => {
+                self.worker.tell(Order::Call(Box::new(Call { to, source: program, held })));
+            }
+            None => held.refuse(Failure::Unreachable),
+        }
     }
 }
 

@@ -77,6 +77,9 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, plan: &Plan) -> Result<()> {
     let agreeing = plan.agree.as_ref().map(|agree| agree.begin(&plan.chain));
     settings.agreeing = agreeing.transpose()?;
     let flows = Beside::start(settings)?;
+    if let Some(names) = &plan.names {
+        names.begin(args.via)?;
+    }
     let worker = flows.handle.worker().context("no worker runs")?;
     let interposer = Interposer::new(args.via, plan, worker)?;
     let program = start(&args.command, &interposer)?;

@@ -13,6 +13,7 @@ mod agree;
 mod diverted;
 mod explain;
 mod master;
+mod names;
 mod preload;
 mod report;
 mod rules;
@@ -25,6 +26,7 @@ mod wrapper;
 use std::ffi::OsString;
 use std::os::fd::RawFd;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
 use viaduct_proto::flow::{HandlerSpec, Offload, Registry, offload};
@@ -55,6 +57,8 @@ pub struct RunArgs {
     rules: rules::RuleArgs,
     #[command(flatten)]
     agree: agree::AgreeArgs,
+    #[command(flatten)]
+    names: names::NameArgs,
     /// Have flows pass Viaduct even where the kernel could do all of the chain's work on the program's
     /// own socket
     #[arg(long)]
@@ -83,6 +87,8 @@ struct Plan {
     /// What is agreed on with far ends, if anything is.
     agree: Option<agree::Agreed>,
     rules: Rules,
+    /// Where names are looked up at the far end.
+    names: Option<Arc<names::Remote>>,
     /// The kernel can do all of the chain's work.
     offload: Option<Offload>,
     report: Option<Report>,
@@ -92,10 +98,11 @@ impl Plan {
     fn new(args: &RunArgs, registry: &Registry) -> Result<Plan> {
         let chain = registry.chain(&args.handlers).map_err(|what| anyhow!(what))?;
         let agree = args.agree.load(&args.handlers, &chain, registry)?;
-        let rules = args.rules.load(registry.guards(&args.handlers))?;
+        let mut rules = args.rules.load(registry.guards(&args.handlers))?;
+        let names = args.names.load(&chain, &mut rules)?;
         let report = args.report.then(Report::default);
         let offload = if args.no_offload { None } else { offload(&chain) };
-        Ok(Plan { offload, chain, agree, rules, report })
+        Ok(Plan { offload, chain, agree, rules, names, report })
     }
 }
 

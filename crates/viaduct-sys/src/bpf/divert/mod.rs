@@ -12,11 +12,13 @@
 //! |---|---|
 //! | `judge` | the user's rules as instructions |
 //! | `programs` | the programs |
+//! | `names` | questions of DNS |
 //! | `serve` | connections to programs that listen |
 //! | `ends` | how ends of connections are written |
 
 mod ends;
 mod judge;
+mod names;
 mod programs;
 mod serve;
 
@@ -25,7 +27,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use self::ends::{END, ENDS};
+use self::names::Asked;
 pub use self::judge::{Fate, Rule, Rules};
+pub use self::names::Resolver;
 pub use self::serve::{Inside, Ports};
 use self::serve::Serve;
 use super::BpfError;
@@ -73,6 +77,8 @@ pub struct Diversion<'a> {
     pub ports: Ports,
     /// Connections stay the programs', and the kernel does this for them; `None`: they come here.
     pub offload: Option<Offload>,
+    /// Where questions of DNS are answered, if they are.
+    pub resolver: Option<Resolver>,
     /// Whether what is left alone or refused is told of.
     pub tells: bool,
 }
@@ -149,8 +155,13 @@ impl Divert {
         let serve = Serve::new(diversion.listeners, &diversion.ports)?;
         // Names first, and those who tell us: nobody may be sent away without them.
         let tell = programs::tell(&map, &events, serve.as_ref(), diversion.offload);
-        let connect = |v4| programs::connect(&map, &events, diversion, v4);
-        let message = |v4| programs::message(&events, diversion, v4);
+        let asked = diversion.resolver.map(Asked::new).transpose()?;
+        let asked = asked.as_ref();
+        let connect = |v4| programs::connect(&map, &events, diversion, asked, v4);
+        let message = |v4| programs::message(&events, diversion, asked, v4);
+        let answers = asked.iter().flat_map(|asked| {
+            [(Hook::Received4, asked.answer(true)), (Hook::Received6, asked.answer(false))]
+        });
         let programs = [
             (Hook::SockOps, tell),
             (Hook::PeerName4, programs::name(&map, 0, true)),
@@ -163,7 +174,7 @@ impl Divert {
             (Hook::Connect6, connect(false)),
         ];
         let link = |(hook, program): &(Hook, Vec<Insn>)| Link::new(*hook, program, directory);
-        let links = programs.iter().map(link).collect::<Result<_, _>>()?;
+        let links = answers.collect::<Vec<_>>().iter().chain(&programs).map(link).collect::<Result<_, _>>()?;
         Ok(Divert { map, events, serve, _links: links })
     }
 
