@@ -84,22 +84,18 @@ fn a_difference_is_said_with_both_values() {
     let mut theirs = ours.offer().clone();
     theirs.items[0].format = 3;
     let refusal = ours.settle(true, Some(&theirs)).unwrap_err();
-    assert_eq!(
-        refusal.to_string(),
-        "compress: this end speaks format 1, the other end format 3"
-    );
+    assert_eq!(refusal.to_string(), "compress: this end speaks format 1, the other end format 3");
     let refusal = terms(&["crypt"], &Required::All).settle(false, Some(&Offer::default()));
-    assert!(refusal.unwrap_err().to_string().contains("no crypt, which is required here; it has none"));
+    assert!(
+        refusal.unwrap_err().to_string().contains("no crypt, which is required here; it has none")
+    );
 }
 
 #[test]
 fn what_cannot_be_agreed_on_is_said() {
     let wrong = |chain: &[(&str, bool)], required| Terms::new(chain, &required).unwrap_err();
     assert_eq!(wrong(&[("count", false)], Required::None), TermsError::Nothing);
-    assert_eq!(
-        wrong(&[("rot13", true)], Required::None),
-        TermsError::Unknown("rot13".to_owned())
-    );
+    assert_eq!(wrong(&[("rot13", true)], Required::None), TermsError::Unknown("rot13".to_owned()));
     assert_eq!(
         wrong(&[("crypt", true), ("crypt", true)], Required::All),
         TermsError::Twice("crypt".to_owned())

@@ -23,7 +23,9 @@ pub struct Pool {
 
 /// Why it is none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no prefix for placeholders; right would be 198.18.0.0/15, or another from /8 to /24")]
+#[error(
+    "`{0}` is no prefix for placeholders; right would be 198.18.0.0/15, or another from /8 to /24"
+)]
 pub struct PoolError(String);
 
 /// Names and their placeholders.

@@ -92,7 +92,8 @@ const ANYWHERE: Line = Line {
 
 impl Rules {
     /// Every flow is the chain's, and what is no flow goes by itself.
-    pub const EVERYTHING: Rules = Rules { lines: [ANYWHERE; MOST], count: 0, strict: false, names: false };
+    pub const EVERYTHING: Rules =
+        Rules { lines: [ANYWHERE; MOST], count: 0, strict: false, names: false };
 
     /// What fits `pattern` shall have this fate.
     ///

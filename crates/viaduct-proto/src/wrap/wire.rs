@@ -188,7 +188,8 @@ impl Answer {
         match self {
             Answer::Welcome(Welcome { rules, meeting, offload }) => {
                 out.head(1);
-                let flags = [(rules.strict, STRICT), (offload.is_some(), OFFLOAD), (rules.names, NAMES)];
+                let flags =
+                    [(rules.strict, STRICT), (offload.is_some(), OFFLOAD), (rules.names, NAMES)];
                 out.put(&[flags.iter().map(|&(is, flag)| if is { flag } else { 0 }).sum()]);
                 out.put(&[0; 4]);
                 out.put(&(rules.lines().len() as u32).to_ne_bytes());

@@ -168,13 +168,7 @@ fn listener(asm: &mut Asm, done: Label) {
 
 /// Goes on where the option is to be said: in the SYN of a connection that asked for it, and in the
 /// answer to a SYN that had one, to a port that a program of ours listens at.
-fn may_speak(
-    asm: &mut Asm,
-    asked: &Map<OPTION>,
-    ports: &Ports,
-    own: &[u8; OPTION],
-    done: Label,
-) {
+fn may_speak(asm: &mut Asm, asked: &Map<OPTION>, ports: &Ports, own: &[u8; OPTION], done: Label) {
     let [answers, v6, named, speak] = [(); 4].map(|()| asm.label());
     asm.load(Width::Word, R2, R6, IS_FULL);
     asm.if_equal(R2, 0, answers);

@@ -143,12 +143,7 @@ fn listener(at: IpAddr, save_syn: bool) -> io::Result<TcpListener> {
 }
 
 /// Takes connections to programs in for as long as the process runs.
-fn take_in(
-    listener: &TcpListener,
-    inside: &Inside,
-    worker: &ToWorker,
-    mut door: Option<Door>,
-) {
+fn take_in(listener: &TcpListener, inside: &Inside, worker: &ToWorker, mut door: Option<Door>) {
     let here = listener.local_addr().ok();
     loop {
         let (stream, client) = match listener.accept() {

@@ -46,9 +46,9 @@ impl NameArgs {
         let able = chain.iter().any(|handler| handler.takes_names());
         let remote = match self.names {
             Some(Where::Local) => false,
-            Some(Where::Remote) if !able => bail!(
-                "--names remote: no handler of the chain goes to hosts by name; socks does"
-            ),
+            Some(Where::Remote) if !able => {
+                bail!("--names remote: no handler of the chain goes to hosts by name; socks does")
+            }
             Some(Where::Remote) => true,
             None => able && rules.strict && !leave_questions(rules),
         };

@@ -24,6 +24,8 @@ fn get() -> PathBuf {
 
 fn world(via: &str, get: &Path) {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("names-{via}"));
+    // What an earlier run has left.
+    let _ = std::fs::remove_dir_all(&directory);
     std::fs::create_dir_all(&directory).unwrap();
     let output = Command::new("timeout")
         .args(["120", "unshare", "--net", "--mount", "sh", "-c", WORLD])

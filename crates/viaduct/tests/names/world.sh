@@ -1,5 +1,5 @@
 # A host whose resolver is asked across a link that somebody listens to, and a SOCKS proxy that alone
-# knows mars.test. In namespaces of network and mounts of its own; $VIADUCT, $VIA, $GET are given.
+# knows mars.test and asks nobody. In namespaces of network and mounts of its own; $VIADUCT, $VIA, $GET are given.
 #
 #   curl, python3, Go ──▶ viaduct run +socks ──▶ proxy, its own /etc/hosts ──▶ server
 #            └ ─ ─ ─ would ask 203.0.113.53, by v0, where queries are seen
@@ -14,6 +14,7 @@ echo 'nameserver 203.0.113.53
 options timeout:1 attempts:1' > resolv.conf
 mount --bind resolv.conf /etc/resolv.conf
 echo '127.0.0.1 mars.test' > hosts
+echo 'hosts: files' > nsswitch.conf
 
 # What goes to port 53 by any interface, a line each.
 python3 -uc '
@@ -41,11 +42,11 @@ class Page(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(("127.0.0.1", 8080), Page).serve_forever()
 ' &
 server=$!
-unshare --mount sh -c 'mount --bind hosts /etc/hosts
+unshare --mount sh -c 'mount --bind hosts /etc/hosts; mount --bind nsswitch.conf /etc/nsswitch.conf
     exec "$VIADUCT" proxy --listen 127.0.0.1:1080 --expect socks --allow-from 127.0.0.0/8 \
         --allow-to 127.0.0.0/8 --run-dir .' 2> proxy.log &
 proxy=$!
-trap 'kill $tap $server $proxy 2> /dev/null' EXIT
+trap 'kill -KILL $tap $server $proxy 2> /dev/null' EXIT
 for port in 1080 8080; do
     until python3 -c "import socket; socket.create_connection(('127.0.0.1', $port))" 2> /dev/null; do
         sleep 0.1

@@ -27,11 +27,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use self::ends::{END, ENDS};
-use self::names::Asked;
 pub use self::judge::{Fate, Rule, Rules};
+use self::names::Asked;
 pub use self::names::Resolver;
-pub use self::serve::{Inside, Ports};
 use self::serve::Serve;
+pub use self::serve::{Inside, Ports};
 use super::BpfError;
 use super::asm::Insn;
 use super::events::Events;
@@ -174,7 +174,12 @@ impl Divert {
             (Hook::Connect6, connect(false)),
         ];
         let link = |(hook, program): &(Hook, Vec<Insn>)| Link::new(*hook, program, directory);
-        let links = answers.collect::<Vec<_>>().iter().chain(&programs).map(link).collect::<Result<_, _>>()?;
+        let links = answers
+            .collect::<Vec<_>>()
+            .iter()
+            .chain(&programs)
+            .map(link)
+            .collect::<Result<_, _>>()?;
         Ok(Divert { map, events, serve, _links: links })
     }
 
