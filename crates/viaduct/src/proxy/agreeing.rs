@@ -36,8 +36,11 @@ pub struct Agreeing {
     /// Of each handler, whether it needs both ends.
     both_ends: Vec<bool>,
     offers: Offers,
-    known: Mutex<HashMap<(bool, Option<Offer>), Result<Factories, Refusal>>>,
+    known: Mutex<HashMap<Said, Result<Factories, Refusal>>>,
 }
+
+/// Whether it was said to us when we connected, and what was said, if anything.
+type Said = (bool, Option<Offer>);
 
 /// A flow whose handlers are not known yet.
 #[derive(Debug)]

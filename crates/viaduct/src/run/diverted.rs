@@ -194,7 +194,9 @@ impl Door {
             Err(why) => {
                 self.strangers.tell(client, &why, Instant::now());
                 if let Some(report) = &self.report {
-                    report.count(report::Fate::Refused, "tcp from", client);
+                    // One line for each client, whatever its port.
+                    let whose = SocketAddr::new(client.ip(), 0);
+                    report.count(report::Fate::Refused, "tcp from", whose);
                 }
                 // It is closed here.
                 let _ = tcp::reset_on_close(stream);

@@ -78,10 +78,13 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, plan: &Plan) -> Result<()> {
     settings.agreeing = agreeing.transpose()?;
     let flows = Beside::start(settings)?;
     if let Some(names) = &plan.names {
-        names.begin(args.via)?;
+        names.begin()?;
     }
     let worker = flows.handle.worker().context("no worker runs")?;
     let interposer = Interposer::new(args.via, plan, worker)?;
+    if let (Some(names), Interposer::Cgroup(_)) = (&plan.names, &interposer) {
+        names.check_daemons()?;
+    }
     let program = start(&args.command, &interposer)?;
     wrapper.say(&Word::Runs(program));
     wrapped::adopt_orphans()?;

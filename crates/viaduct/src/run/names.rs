@@ -13,7 +13,6 @@ use viaduct_proto::flow::Address;
 use viaduct_proto::names::{Book, Pool};
 use viaduct_proto::wrap::{Fate, Rules, Transport};
 
-use super::via::Via;
 use crate::proxy::through::Factories;
 
 /// Who looks names up.
@@ -93,10 +92,8 @@ impl Remote {
     /// Begins to answer.
     ///
     /// # Errors
-    /// There is no loopback interface; or names would be asked of somebody whom `via` cannot keep the
-    /// program from.
-    pub fn begin(self: &Arc<Remote>, via: Via) -> Result<()> {
-        self.look_for_others(via)?;
+    /// There is no loopback interface.
+    pub fn begin(self: &Arc<Remote>) -> Result<()> {
         let (v4, v6) = sockets().context("answer questions of DNS")?;
         let at = [v4.local_addr().ok(), v6.as_ref().and_then(|v6| v6.local_addr().ok())];
         for socket in [Some(v4), v6].into_iter().flatten() {
@@ -141,12 +138,12 @@ impl Remote {
         }
     }
 
-    /// Daemons that look names up for programs are asked by sockets of their own, around us.
-    fn look_for_others(&self, via: Via) -> Result<()> {
-        // By seccomp programs are told that nobody is there.
-        if matches!(via, Via::Seccomp | Via::Preload) {
-            return Ok(());
-        }
+    /// Sees that nobody is asked around us: daemons that look names up for programs are asked by sockets
+    /// of their own. Not where calls are seen by seccomp: there programs are told that nobody is there.
+    ///
+    /// # Errors
+    /// Somebody would be, and nothing may go around the chain.
+    pub fn check_daemons(&self) -> Result<()> {
         let Some(path) = others().find(|path| UnixStream::connect(path).is_ok()) else {
             return Ok(());
         };

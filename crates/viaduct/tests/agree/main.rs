@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use std::io::{BufRead as _, BufReader};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,7 +14,8 @@ const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
 /// Answers what it was told, and says so.
 const SERVER: &str = "
 import socket, sys
-s = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+family = socket.AF_INET6 if ':' in sys.argv[2] else socket.AF_INET
+s = socket.create_server((sys.argv[2], int(sys.argv[1])), family=family)
 print('up', flush=True)
 while True:
     try:
@@ -25,38 +26,42 @@ while True:
 ";
 const CLIENT: &str = "
 import socket, sys
-s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+s = socket.create_connection((sys.argv[2], int(sys.argv[1])))
 s.sendall(b'hello')
 print(s.makefile().read())
 ";
 
 /// The chain and its options, between `viaduct run` and the program; nothing: the program alone.
-fn program(words: &str, text: &str, port: u16) -> Command {
+fn program(words: &str, text: &str, at: SocketAddr) -> Command {
     let mut command = Command::new("timeout");
     command.args(["--signal=KILL", "30"]);
     if !words.is_empty() {
         command.args([VIADUCT, "run"]).args(words.split(' ')).arg("--");
     }
-    command.args(["python3", "-c", text, &port.to_string()]);
+    command.args(["python3", "-c", text, &at.port().to_string(), &at.ip().to_string()]);
     command
 }
 
 /// A server, which is ended when this goes.
 struct Server {
     child: Child,
-    port: u16,
+    at: SocketAddr,
 }
 
 impl Server {
     fn start(words: &str) -> Server {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let mut command = program(words, SERVER, port);
+        Server::start_at("127.0.0.1:0", words)
+    }
+
+    fn start_at(free: &str, words: &str) -> Server {
+        let at = TcpListener::bind(free).unwrap().local_addr().unwrap();
+        let mut command = program(words, SERVER, at);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line, "up\n");
-        Server { child, port }
+        Server { child, at }
     }
 
     /// Ends it; what it has said of those that it turned away.
@@ -81,8 +86,8 @@ fn kill(child: &Child) {
     let _ = Command::new("kill").arg(child.id().to_string()).stderr(Stdio::null()).status();
 }
 
-fn client(words: &str, port: u16) -> (String, String) {
-    let Output { stdout, stderr, .. } = program(words, CLIENT, port).output().unwrap();
+fn client(words: &str, at: SocketAddr) -> (String, String) {
+    let Output { stdout, stderr, .. } = program(words, CLIENT, at).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).trim().to_owned();
     (text(stdout), text(stderr))
 }
@@ -101,23 +106,32 @@ fn what_both_have_applies_and_who_insists_has_it_or_nothing() {
     let crypt = crypt("both");
     let chain = format!("+compress {crypt}");
     let server = Server::start(&format!("--prefer {chain}"));
-    let heard = |words: &str| client(words, server.port).0 == "heard hello";
+    let heard = |words: &str| client(words, server.at).0 == "heard hello";
     assert!(heard(&format!("--prefer {chain}")));
     assert!(heard(&format!("--require {chain}")));
     assert!(heard(&format!("--require {crypt} +compress")), "in the client's order");
     assert!(heard("--prefer +compress") && heard("--require +compress +count"));
     assert!(heard("--prefer +stripe"), "they have nothing in common");
     assert!(heard(""), "a plain client");
-    let (said, why) = client("--require +stripe +compress", server.port);
+    let (said, why) = client("--require +stripe +compress", server.at);
     assert!(said.is_empty() && why.contains("no stripe"), "{why}");
     assert!(why.contains("it has compress, crypt"), "{why}");
 }
 
 #[test]
+fn it_is_the_same_by_ipv6_and_for_further_connections_of_a_flow() {
+    let chain = format!("{} +stripe +compress", crypt("more"));
+    let server = Server::start_at("[::1]:0", &format!("--require {chain}"));
+    assert_eq!(client(&format!("--require {chain}"), server.at).0, "heard hello");
+    let (said, why) = client("--prefer +compress", server.at);
+    assert!(said.is_empty() && why.contains("ConnectionResetError"), "{why}");
+}
+
+#[test]
 fn a_plain_server_is_spoken_to_plainly_or_not_at_all() {
     let server = Server::start("");
-    assert_eq!(client("--prefer +compress", server.port).0, "heard hello");
-    let (said, why) = client("--require +compress", server.port);
+    assert_eq!(client("--prefer +compress", server.at).0, "heard hello");
+    let (said, why) = client("--require +compress", server.at);
     assert!(said.is_empty() && why.contains("does not negotiate"), "{why}");
 }
 
@@ -125,10 +139,10 @@ fn a_plain_server_is_spoken_to_plainly_or_not_at_all() {
 fn a_server_that_insists_resets_plain_clients_and_says_so_once() {
     let server = Server::start("--require=compress +compress +stripe");
     for _ in 0..3 {
-        let (said, why) = client("", server.port);
+        let (said, why) = client("", server.at);
         assert!(said.is_empty() && why.contains("ConnectionResetError"), "{why}");
     }
-    assert_eq!(client("--prefer +compress", server.port).0, "heard hello");
+    assert_eq!(client("--prefer +compress", server.at).0, "heard hello");
     let said = server.end();
     assert_eq!(said.matches("refused: a connection from 127.0.0.1").count(), 1, "{said}");
     assert!(said.contains("required: compress"), "{said}");
@@ -142,7 +156,7 @@ fn what_cannot_be_agreed_on_is_said_before_anything_runs() {
         ("--prefer +socks:via=127.0.0.1:1 +compress", "goes elsewhere"),
         ("--prefer --via seccomp +compress", "takes root"),
     ] {
-        let (said, error) = client(words, 1);
+        let (said, error) = client(words, ([127, 0, 0, 1], 1).into());
         assert!(said.is_empty() && error.contains(why), "{words}: {error}");
     }
 }
@@ -185,8 +199,8 @@ fn it_costs_no_round_trip() {
     let captured = |words: &str| {
         let server = Server::start(words);
         let mut tap = Ring::open("lo", RingConfig { max_packet: 2048, bytes: 1 << 20 }).unwrap();
-        assert_eq!(client(words, server.port).0, "heard hello");
-        until_data(&mut tap, server.port)
+        assert_eq!(client(words, server.at).0, "heard hello");
+        until_data(&mut tap, server.at.port())
     };
     let (plain, offered) = captured("");
     assert!(!offered);
@@ -205,7 +219,7 @@ fn a_downgrade_from_outside_is_refused_by_who_insists() {
         "ip link set lo up
         nft 'table ip strip {{ chain in {{ type filter hook input priority raw;
             tcp dport 7 tcp flags syn reset tcp option 253; }}; }}'
-        run() {{ timeout --signal=KILL 20 {VIADUCT} run $1 -- python3 -c \"$2\" 7; }}
+        run() {{ timeout --signal=KILL 20 {VIADUCT} run $1 -- python3 -c \"$2\" 7 127.0.0.1; }}
         run '--prefer +compress' \"$SERVER\" > up & server=$!
         until grep -q up up; do sleep 0.05; done
         run '--prefer +compress' \"$CLIENT\"
