@@ -18,11 +18,13 @@
 //! A shell loops: hand in what arrived, drain every `poll_*`, sleep until `poll_timeout` or the
 //! next arrival. The one invariant: `now` never goes backwards.
 
+pub mod agree;
 pub mod fec;
 pub mod flow;
 pub mod handlers;
 pub mod keys;
 pub mod link;
+pub mod names;
 pub mod overlay;
 pub mod repair;
 pub mod rng;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, sockopt};
 
-use crate::bpf::{OPTION, SynOption};
+use crate::bpf::{OPTION, Offers, SynOption};
 use crate::{filter, os};
 
 const TCP_SAVE_SYN: libc::c_int = 27;
@@ -49,6 +49,8 @@ pub enum Telling<'a> {
     Nothing,
     /// An option.
     Option(&'a SynOption, &'a [u8; OPTION]),
+    /// What this end offers; the answer is there when the stream is.
+    Offer(&'a Offers),
     /// Data, by Fast Open without a cookie (RFC 7413, 4.1.3.1): whoever knows nothing of it leaves it
     /// unacknowledged, and the kernel repeats it behind the handshake.
     Data(&'a [u8]),
@@ -190,6 +192,9 @@ pub fn connect_telling(
     }
     if let Telling::Option(program, option) = telling {
         program.set(socket.as_fd(), option)?;
+    }
+    if let Telling::Offer(offers) = telling {
+        offers.offer(socket.as_fd())?;
     }
     match rustix::net::connect(&socket, &to) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok((socket.into(), 0)),

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
 use viaduct_fuzz::{first_code, packet, plane, settle};
+use viaduct_proto::agree::{Required, Terms};
 use viaduct_proto::fec::{Code, reed_solomon, window};
 use viaduct_proto::repair::Plane;
 use viaduct_proto::repair::identity::IdentityKey;
@@ -42,6 +43,8 @@ fn main() -> io::Result<()> {
     write(&corpus, "wire", &[messages, datagrams(&packets)].concat())?;
     write(&corpus, "split", &hops())?;
     write(&corpus, "wrap", &wrapped())?;
+    write(&corpus, "agree", &offers())?;
+    write(&corpus, "names", &questions())?;
     // These read sequences of operations: any bytes are some.
     for target in ["decoders", "codes", "messages", "plane", "query", "tunnel", "sessions", "handlers"] {
         write(&corpus, target, &noise(target))?;
@@ -141,6 +144,28 @@ fn wrapped() -> Vec<Vec<u8>> {
     let asked = [Request::Hello, Request::Connect { to, wait: true }, Request::Names { cookie: 7 }];
     seeds.extend(asked.map(|request| request.emit().to_vec()));
     seeds
+}
+
+/// What two ends say of their handlers, in the options of a SYN.
+fn offers() -> Vec<Vec<u8>> {
+    let chains: [&[(&str, bool)]; 2] = [&[("crypt", true)], &[("compress", true), ("crypt", true)]];
+    let offer = |chain: &[(&str, bool)]| {
+        let terms = Terms::new(chain, &Required::All).expect("they can be agreed on");
+        [&[2, 4, 5, 0xb4][..], &terms.offer().emit(), &[1, 1, 0, 0]].concat()
+    };
+    chains.map(offer).to_vec()
+}
+
+/// What resolvers ask: an address, and the name of one, with EDNS behind it.
+fn questions() -> Vec<Vec<u8>> {
+    let header = [0x12, 0x34, 1, 0x20, 0, 1, 0, 0, 0, 0, 0, 1];
+    let edns = [0, 0, 41, 4, 0xd0, 0, 0, 0, 0, 0, 0];
+    let ask = |name: &[u8], kind| [&header, name, &[0, 0, kind, 0, 1], &edns].concat();
+    vec![
+        ask(b"\x04mars\x07example", 1),
+        ask(b"\x04mars\x07example", 28),
+        ask(b"\x011\x010\x0218\x03198\x07in-addr\x04arpa", 12),
+    ]
 }
 
 /// Random bytes of a few lengths.

@@ -35,6 +35,18 @@ pub trait Factory: Send + Sync {
     fn state(&self) -> Option<String> {
         None
     }
+
+    /// The same, of handlers whose handshake fails unless the other end's was made with the same `words`;
+    /// `None` where nothing is shaken.
+    fn bound(&self, words: &[u8]) -> Option<Arc<dyn Factory>> {
+        let _ = words;
+        None
+    }
+
+    /// Whether its handlers go to hosts by name, and nobody here need look one up.
+    fn takes_names(&self) -> bool {
+        false
+    }
 }
 
 /// What a socket is set to, so that no handler is needed.
@@ -149,6 +161,14 @@ impl Registry {
     pub fn guards(&self, specs: &[HandlerSpec]) -> bool {
         let about = |spec: &HandlerSpec| self.known.get(&spec.name[..]).map(|(about, _)| about);
         specs.iter().filter_map(about).any(|about| about.guards)
+    }
+
+    /// Of each handler of a chain, whether it is needed at both ends.
+    pub fn both_ends(&self, specs: &[HandlerSpec]) -> Vec<bool> {
+        let both = |spec: &HandlerSpec| {
+            self.known.get(&spec.name[..]).is_some_and(|(about, _)| about.both_ends)
+        };
+        specs.iter().map(both).collect()
     }
 
     /// The names of all handlers.

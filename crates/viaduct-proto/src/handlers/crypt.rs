@@ -30,10 +30,13 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const HANDSHAKE: Timer = Timer(0);
 
 /// Who we are, and who may be at the other end.
+#[derive(Clone)]
 struct Keys {
     secret: SecretKey,
     peers: Vec<PublicKey>,
     entropy: Entropy,
+    /// What both ends have agreed on before: the handshake fails if they differ in it.
+    binding: Vec<u8>,
 }
 
 struct CryptFactory(Arc<Keys>);
@@ -80,7 +83,7 @@ pub(super) fn build(arguments: &mut Arguments, shell: &Shell) -> Result<Arc<dyn 
         None => vec![secret.public()],
     };
     let entropy = shell.entropy.clone();
-    Ok(Arc::new(CryptFactory(Arc::new(Keys { secret, peers, entropy }))))
+    Ok(Arc::new(CryptFactory(Arc::new(Keys { secret, peers, entropy, binding: Vec::new() }))))
 }
 
 impl Factory for CryptFactory {
@@ -99,15 +102,20 @@ impl Factory for CryptFactory {
             ended: [false; 2],
         })
     }
+
+    fn bound(&self, words: &[u8]) -> Option<Arc<dyn Factory>> {
+        let keys = Keys { binding: words.to_vec(), ..(*self.0).clone() };
+        Some(Arc::new(CryptFactory(Arc::new(keys))))
+    }
 }
 
 impl Crypt {
     /// Begins the handshake.
     fn shake(&mut self, cx: &mut Context<'_>, dials: bool) {
-        let Keys { secret, peers, entropy } = &*self.keys;
+        let Keys { secret, peers, entropy, binding } = &*self.keys;
         let mut out = Vec::new();
         self.dials = dials;
-        match Secure::flow(dials, secret, peers.clone(), entropy.clone(), &mut out) {
+        match Secure::flow(dials, binding, secret, peers.clone(), entropy.clone(), &mut out) {
             Ok(secure) => self.stage = Stage::Shaking(Box::new(secure)),
             Err(error) => return self.refuse(cx, Failure::Denied, &error),
         }
@@ -181,6 +189,10 @@ impl Crypt {
                 Err(error) => {
                     let shaking = matches!(self.stage, Stage::Shaking(_));
                     let failure = if shaking { Failure::Denied } else { Failure::Reset };
+                    if shaking && !self.keys.binding.is_empty() {
+                        let why = format!("{error}; or what both agreed on was altered on its way");
+                        return self.refuse(cx, failure, &why);
+                    }
                     return self.refuse(cx, failure, &error);
                 }
             }

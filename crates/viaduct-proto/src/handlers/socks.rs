@@ -104,6 +104,10 @@ impl Factory for SocksFactory {
             room: true,
         })
     }
+
+    fn takes_names(&self) -> bool {
+        true
+    }
 }
 
 impl Socks {

@@ -84,20 +84,25 @@ impl Hop {
 
     /// The first such option among the options of a TCP header.
     pub fn find(options: &[u8]) -> Option<Hop> {
-        let mut rest = options;
-        loop {
-            match *rest {
-                [] | [END, ..] => return None,
-                [NOP, ..] => rest = &rest[1..],
-                [_, len, ..] if len >= 2 => {
-                    let (option, others) = rest.split_at_checked(usize::from(len))?;
-                    if let Some(hop) = Hop::parse(option) {
-                        return Some(hop);
-                    }
-                    rest = others;
-                }
-                _ => return None,
-            }
-        }
+        each(options).find_map(Hop::parse)
     }
+}
+
+/// The options of a TCP header that have a length, each with its kind and length; up to the first that
+/// is none.
+pub fn each(options: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = options;
+    std::iter::from_fn(move || {
+        while let [NOP, others @ ..] = rest {
+            rest = others;
+        }
+        let len = match *rest {
+            [] | [END, ..] => return None,
+            [_, len, ..] if len >= 2 => usize::from(len),
+            _ => return None,
+        };
+        let (option, others) = rest.split_at_checked(len)?;
+        rest = others;
+        Some(option)
+    })
 }

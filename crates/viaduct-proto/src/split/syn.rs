@@ -67,3 +67,16 @@ impl Syn {
         hop.or(self.header)
     }
 }
+
+/// The options in the headers of a TCP packet, which begin with its IP header; `None` if they are cut.
+pub fn options(headers: &[u8]) -> Option<&[u8]> {
+    let at = match headers.first()? >> 4 {
+        4 => usize::from(headers[0] & 0xf) * 4,
+        // As the kernel keeps them: without extensions, or behind ones that are no matter here.
+        6 if headers.get(6) == Some(&TCP) => 40,
+        _ => return None,
+    };
+    let tcp = headers.get(at..)?;
+    let length = usize::from(tcp.get(12)? >> 4) * 4;
+    tcp.get(HEAD..length)
+}

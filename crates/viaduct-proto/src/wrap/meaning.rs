@@ -5,6 +5,9 @@ use std::net::SocketAddr;
 use super::rules::{Fate, Rules, Transport};
 use super::socket::{Carries, Errno, MSG_FASTOPEN, Sockaddr, Socket, parse_sockaddr};
 
+/// Where questions of DNS go.
+const DNS: u16 = 53;
+
 /// What is to be done with a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -12,6 +15,8 @@ pub enum Verdict {
     Pass,
     /// It is a flow to there.
     Divert(SocketAddr),
+    /// It is a question of DNS to there, which is answered here.
+    Resolve(SocketAddr),
     /// The program is told this.
     Refuse(Errno),
 }
@@ -34,6 +39,9 @@ impl Rules {
         match socket.carries() {
             Carries::OtherTcp => Verdict::Refuse(socket.unsupported()),
             Carries::Unknown if self.strict => Verdict::Refuse(Errno::PERM),
+            // What of them goes is seen when it goes.
+            Carries::Datagrams if self.names && socket.is_udp() => Verdict::Pass,
+            Carries::Datagrams if self.names && self.strict => Verdict::Refuse(Errno::PERM),
             Carries::Datagrams if self.datagrams() == Datagrams::Refused => {
                 Verdict::Refuse(Errno::PERM)
             }
@@ -55,6 +63,9 @@ impl Rules {
                 Fate::Refuse => Verdict::Refuse(Errno::PERM),
             },
             Carries::OtherTcp => Verdict::Refuse(Errno::PERM),
+            Carries::Datagrams if self.names && to.port() == DNS && socket.is_udp() => {
+                Verdict::Resolve(to)
+            }
             Carries::Datagrams if self.lets_datagrams(self.fate(Transport::Udp, to)) => {
                 Verdict::Pass
             }
@@ -74,6 +85,9 @@ impl Rules {
 
     /// What may become of datagrams, whichever their address.
     pub fn datagrams(&self) -> Datagrams {
+        if self.names {
+            return Datagrams::Judged;
+        }
         let of_any = self.lines().iter().filter(|line| line.transport != Some(Transport::Tcp));
         let fates = of_any.map(|line| line.fate).chain([self.otherwise()]);
         let [mut some_go, mut some_stay] = [false; 2];

@@ -56,6 +56,8 @@ pub struct Rules {
     count: usize,
     /// Whether what cannot be captured is refused.
     pub strict: bool,
+    /// Whether names are looked up at the far end: questions of DNS are the master's to answer.
+    pub names: bool,
 }
 
 /// Why a rule cannot be.
@@ -90,7 +92,8 @@ const ANYWHERE: Line = Line {
 
 impl Rules {
     /// Every flow is the chain's, and what is no flow goes by itself.
-    pub const EVERYTHING: Rules = Rules { lines: [ANYWHERE; MOST], count: 0, strict: false };
+    pub const EVERYTHING: Rules =
+        Rules { lines: [ANYWHERE; MOST], count: 0, strict: false, names: false };
 
     /// What fits `pattern` shall have this fate.
     ///

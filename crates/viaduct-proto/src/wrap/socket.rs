@@ -11,9 +11,11 @@ const AF_NETLINK: i32 = 16;
 const AF_ALG: i32 = 38;
 const AF_SMC: i32 = 43;
 const SOCK_STREAM: i32 = 1;
+const SOCK_DGRAM: i32 = 2;
 /// The kind of a socket beside its flags, such as `SOCK_CLOEXEC`.
 const SOCK_KIND: i32 = 0xf;
 const IPPROTO_TCP: i32 = 6;
+const IPPROTO_UDP: i32 = 17;
 /// TCP over shared memory, where both ends have it.
 const IPPROTO_SMC: i32 = 256;
 const IPPROTO_MPTCP: i32 = 262;
@@ -102,6 +104,12 @@ impl Socket {
     /// Whether its family is one of IP's.
     pub fn is_of_ip(self) -> bool {
         matches!(self.domain, AF_INET | AF_INET6)
+    }
+
+    /// Whether it carries datagrams of UDP.
+    pub fn is_udp(self) -> bool {
+        let kind = self.kind & SOCK_KIND;
+        self.is_of_ip() && kind == SOCK_DGRAM && matches!(self.protocol, 0 | IPPROTO_UDP)
     }
 
     /// Whether its family is IPv6, so that IPv4 addresses stand mapped in what it is told.

@@ -12,7 +12,7 @@
 //!
 //!   request   magic 4 │ version 2 │ kind 1 │ call 1 │ errno 4 │ wait 4 │ cookie 8 │ address 24
 //!   answer    magic 4 │ version 2 │ kind 1 │ flags 1 │ errno 4 │ lines 4 │ address 24 │ address 24
-//!             │ rate 8 …   flags: 1 strict, 2 offload
+//!             │ rate 8 …   flags: 1 strict, 2 offload, 4 names
 //!             … and of a Welcome all its lines, 24 each
 //!   address   IPv6 or mapped 16 │ port 2, network order │ is one 1 │ 0 │ scope 4
 //!   line      IPv6 or mapped 16 │ length 1 │ transport 1 │ fate 1 │ 0 │ first port 2 │ last port 2
@@ -35,6 +35,7 @@ const MAGIC: u32 = u32::from_be_bytes(*b"vdct");
 pub(super) const VERSION: u16 = 1;
 const STRICT: u8 = 1;
 const OFFLOAD: u8 = 2;
+const NAMES: u8 = 4;
 
 /// What a stub asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,7 +188,8 @@ impl Answer {
         match self {
             Answer::Welcome(Welcome { rules, meeting, offload }) => {
                 out.head(1);
-                let flags = [(rules.strict, STRICT), (offload.is_some(), OFFLOAD)];
+                let flags =
+                    [(rules.strict, STRICT), (offload.is_some(), OFFLOAD), (rules.names, NAMES)];
                 out.put(&[flags.iter().map(|&(is, flag)| if is { flag } else { 0 }).sum()]);
                 out.put(&[0; 4]);
                 out.put(&(rules.lines().len() as u32).to_ne_bytes());
@@ -228,6 +230,7 @@ impl Answer {
             1 => {
                 let mut rules = Rules::EVERYTHING;
                 rules.strict = flags & STRICT != 0;
+                rules.names = flags & NAMES != 0;
                 for _ in 0..count {
                     rules.push(rest.line()?).ok()?;
                 }

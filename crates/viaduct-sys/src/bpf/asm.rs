@@ -52,6 +52,7 @@ pub(super) enum Helper {
     NetnsCookie = 122,
     AssignSocket = 124,
     RingOutput = 130,
+    LoadOption = 142,
     StoreOption = 143,
     ReserveOption = 144,
     SetReturn = 187,

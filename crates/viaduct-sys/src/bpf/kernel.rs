@@ -41,6 +41,8 @@ pub(super) enum Hook {
     SocketName6,
     Message4,
     Message6,
+    Received4,
+    Received6,
     SocketLookup,
     SocketCreate,
 }
@@ -63,6 +65,8 @@ impl Hook {
             Hook::Connect6 => 11,
             Hook::Message4 => 14,
             Hook::Message6 => 15,
+            Hook::Received4 => 19,
+            Hook::Received6 => 20,
             Hook::SocketLookup => 36,
             Hook::PeerName4 => 29,
             Hook::PeerName6 => 30,

@@ -21,6 +21,7 @@ mod divert;
 mod events;
 mod idioms;
 mod kernel;
+mod offers;
 mod option;
 mod steer;
 
@@ -28,8 +29,10 @@ use std::io;
 
 pub use cgroup::{Freezer, Group};
 pub use divert::{
-    Diversion, Divert, Fate, Heard, Inside, Names, Offload, Passing, Rule, Rules, Waiting,
+    Diversion, Divert, Fate, Heard, Inside, Names, Offload, Passing, Ports, Resolver, Rule, Rules,
+    Waiting,
 };
+pub use offers::Offers;
 pub use option::{OPTION, SynOption};
 pub use steer::{Steer, Steering, Template};
 

@@ -171,7 +171,7 @@ fn order(bytes: &[u8], beside: Vec<OwnedFd>, out: &Sender<Down>) -> Option<Order
         Up::Arrival { id, client, own } => {
             let (stream, place) = (next()?, next()?);
             let program = Box::new(Remote::new(id, place, out));
-            Order::Arrive(Box::new(Arrival { stream, client, own, program }))
+            Order::Arrive(Box::new(Arrival { stream, client, own, handlers: None, program }))
         }
     };
     sockets.next().is_none().then_some(order)

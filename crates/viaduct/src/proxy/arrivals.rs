@@ -13,6 +13,7 @@ use viaduct_proto::time::Instant;
 use viaduct_sys::syn::SNAP;
 use viaduct_sys::tcp::{self, LongHaul, TcpOptions};
 
+use super::agreeing::Undecided;
 use super::flow::{Begun, End, Flow, Middle};
 use super::flows::Flows;
 use super::leg::Leg;
@@ -262,26 +263,43 @@ fn begin(
     };
     if let Some(outlet) = outlet {
         let server = Leg::Session(outlet.open(to, source));
-        return Ok(Begun { server, middle, first: Vec::new(), via, rate });
+        return Ok(Begun { server, middle, undecided: None, first: Vec::new(), via, rate });
     }
     let Address::Ip(to) = to else {
         return Err(io::Error::other(
             "the handlers lead to a name, which leads through tunnels alone",
         ));
     };
+    if let Some(agreeing) = &teller.agreeing {
+        let server = TcpStream::from_std(agreeing.connect(to, from, options)?);
+        set_up(&server, haul.as_ref());
+        let undecided = Some(Undecided::new(agreeing.clone(), to, limits.chain_buffer));
+        let (server, middle) = (Leg::Tcp(server), Middle::Relay(Relay::default()));
+        return Ok(Begun { server, middle, undecided, first: Vec::new(), via, rate });
+    }
     let (server, first) = match carries {
         None => teller.connect(to, from, options, told)?,
         Some(carries) => teller.carry(to, from, options, carries)?,
     };
     let server = TcpStream::from_std(server);
     set_up(&server, haul.as_ref());
-    Ok(Begun { server: Leg::Tcp(server), middle, first, via, rate })
+    Ok(Begun { server: Leg::Tcp(server), middle, undecided: None, first, via, rate })
 }
 
-/// Begins one more connection of a flow, from an address of its own if one is named.
-pub(super) fn dial(to: &Address, from: Option<SocketAddr>, options: TcpOptions) -> io::Result<Leg> {
+/// Begins one more connection of a flow, from an address of its own if one is named. Where handlers are
+/// agreed on it offers them as the first did; that the other end means the same shows in what it says.
+pub(super) fn dial(
+    to: &Address,
+    from: Option<SocketAddr>,
+    options: TcpOptions,
+    teller: &Teller,
+) -> io::Result<Leg> {
+    let begin = |to| match &teller.agreeing {
+        Some(agreeing) => agreeing.connect(to, from, options),
+        None => tcp::connect(to, from, options),
+    };
     match to {
-        Address::Ip(to) => Ok(Leg::Tcp(TcpStream::from_std(tcp::connect(*to, from, options)?))),
+        Address::Ip(to) => Ok(Leg::Tcp(TcpStream::from_std(begin(*to)?))),
         Address::Name(name, _) => Err(io::Error::other(format!("{name}: nobody looks it up here"))),
     }
 }

@@ -25,7 +25,7 @@ use super::flow::{End, Flow, Middle};
 use super::leg::Leg;
 use super::relay::Relay;
 use super::target::{Route, failure};
-use super::through::Through;
+use super::through::{Factories, Through};
 use super::worker::Worker;
 
 /// A program's connect that waits, as its interposer holds it.
@@ -89,6 +89,8 @@ pub struct Arrival {
     pub client: SocketAddr,
     /// Where it was meant to go.
     pub own: SocketAddr,
+    /// The handlers that were agreed on with whose it is; without them the plan's.
+    pub handlers: Option<Factories>,
     /// The program.
     pub program: Box<dyn Program>,
 }
@@ -97,7 +99,7 @@ impl Worker {
     /// Takes in a connection to a program.
     pub(super) fn arrive(&mut self, arrival: Arrival, now: Instant) {
         self.stats.accepted += 1;
-        let Arrival { stream, client, own, program } = arrival;
+        let Arrival { stream, client, own, handlers, program } = arrival;
         let mut server = Leg::Tcp(TcpStream::from_std(stream));
         let plan = self.policies.plan(client.ip(), own);
         let why = match (plan.deny, self.flows.is_full() || self.deadline.is_some()) {
@@ -105,11 +107,12 @@ impl Worker {
             (_, true) => Some(Failure::Unreachable),
             _ => None,
         };
-        let relay = match &plan.handlers {
+        let handlers = handlers.as_ref().or(plan.handlers.as_ref());
+        let relay = match handlers {
             None => Some(Relay::default()),
             Some(handlers) => Relay::of(handlers),
         };
-        let middle = match (relay, &plan.handlers) {
+        let middle = match (relay, handlers) {
             (Some(relay), _) => Some(Middle::Relay(relay)),
             (None, None) => None,
             (None, Some(handlers)) => {

@@ -12,6 +12,7 @@
 //!                             └──▶ control: signals, status socket, metrics, another thread
 //! ```
 
+pub mod agreeing;
 mod arrivals;
 mod asking;
 pub mod aware;

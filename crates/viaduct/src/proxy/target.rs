@@ -202,7 +202,9 @@ impl Route {
         if plan.deny {
             return Some(Err(Failure::Denied));
         }
-        let travels = plan.tunnel.is_some() && plan.next.is_none();
+        let mut handlers = plan.handlers.iter().flat_map(|all| all.iter());
+        let by_handler = handlers.any(|handler| handler.takes_names());
+        let travels = (plan.tunnel.is_some() || by_handler) && plan.next.is_none();
         let to = Address::Name(name.to_owned(), port);
         travels.then(|| Ok(Route::straight(plan, client, to)))
     }

@@ -10,6 +10,7 @@ use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use clap::ValueEnum;
@@ -19,6 +20,7 @@ use viaduct_proto::split::proxy::{self, Addresses};
 use viaduct_sys::bpf::SynOption;
 use viaduct_sys::tcp::{self, TcpOptions, Telling};
 
+use super::agreeing::Agreeing;
 use super::policy::Policies;
 use super::tunnels::Outlet;
 use super::tunnels::settings::TunnelName;
@@ -41,6 +43,8 @@ pub struct Teller {
     tell: Option<Tell>,
     /// The ways into tunnels, by their names.
     pub outlets: HashMap<TunnelName, Outlet>,
+    /// What is agreed on with far ends, if anything is.
+    pub agreeing: Option<Arc<Agreeing>>,
     /// What writes options, once it was needed; nothing if it cannot be had.
     program: OnceCell<Option<SynOption>>,
 }
@@ -51,7 +55,8 @@ impl Teller {
     /// # Errors
     /// It is to write options, and cannot.
     pub fn new(tell: Option<Tell>, policies: &Policies) -> Result<Teller> {
-        let teller = Teller { tell, outlets: HashMap::new(), program: OnceCell::new() };
+        let (outlets, program) = (HashMap::new(), OnceCell::new());
+        let teller = Teller { tell, outlets, agreeing: None, program };
         teller.prepare(policies)?;
         Ok(teller)
     }

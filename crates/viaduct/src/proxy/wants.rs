@@ -56,7 +56,7 @@ impl Worker {
     }
 
     fn begin_wire(&mut self, key: usize, id: BottomId, (to, from): Way) -> io::Result<Leg> {
-        let mut leg = dial(&to, from, self.options)?;
+        let mut leg = dial(&to, from, self.options, &self.teller)?;
         self.flows.watch_wire(&mut leg, key, id)?;
         Ok(leg)
     }

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -15,18 +15,23 @@ use viaduct_proto::flow::Failure;
 use viaduct_proto::wire::refusal::Asked;
 use viaduct_proto::wrap::{self, Line, Transport};
 use viaduct_sys::bpf::{
-    Diversion, Divert, Fate, Group, Heard, Inside, Names, Offload, Passing, Rule, Rules, Waiting,
+    Diversion, Divert, Fate, Group, Heard, Inside, Names, Offload, Passing, Ports, Resolver, Rule,
+    Rules, Waiting,
 };
 use viaduct_sys::meeting::Meeting;
 use viaduct_sys::raw::Raw;
 use viaduct_sys::tcp::{self, TcpOptions};
 
 use super::Plan;
+use super::agree::Strangers;
 use super::carrier::Carrier;
 use super::keep::Keep;
+use super::names::{Remote, place};
 use super::report::{self, Report, Reported};
+use crate::proxy::agreeing::Agreeing;
 use crate::proxy::aware::Whose;
 use crate::proxy::calls::{Arrival, Call, Held, Program};
+use crate::proxy::through::Factories;
 
 /// What all connects need.
 #[derive(Debug)]
@@ -62,17 +67,22 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// put into `keep` outlives this process: connects fail then, and do not go around the chain.
 pub fn start(group: &Group, plan: &Plan, carrier: Carrier, keep: Option<&Keep>) -> Result<()> {
     let meeting = Meeting::open().context("open the meeting")?;
-    let v4 = listener(Ipv4Addr::LOCALHOST.into());
+    let agreeing = plan.agree.as_ref().and_then(|agree| agree.begun());
+    let save_syn = agreeing.is_some();
+    let v4 = listener(Ipv4Addr::LOCALHOST.into(), save_syn);
     let v4 = v4.context("listen for connections to the program")?;
     // Missing where the machine has no IPv6.
-    let v6 = listener(Ipv6Addr::LOCALHOST.into()).ok();
+    let v6 = listener(Ipv6Addr::LOCALHOST.into(), save_syn).ok();
+    let ports = agreeing.map_or_else(Ports::new, |(_, ports)| Ok(ports.clone()))?;
     let diversion = Diversion {
         streams: rules(&plan.rules, Transport::Tcp),
         datagrams: rules(&plan.rules, Transport::Udp),
         v4: meeting.at(true).context("the meeting has no address")?,
         v6: meeting.at(false),
         listeners: [Some(v4.as_fd()), v6.as_ref().map(AsFd::as_fd)],
+        ports,
         offload: plan.offload.map(|offload| Offload { rate: offload.rate.map(bytes) }),
+        resolver: plan.names.as_ref().and_then(|names| resolver(names)),
         tells: plan.report.is_some(),
         strict: plan.rules.strict,
     };
@@ -85,13 +95,14 @@ pub fn start(group: &Group, plan: &Plan, carrier: Carrier, keep: Option<&Keep>) 
     for listener in [Some(v4), v6].into_iter().flatten() {
         let Some(inside) = divert.inside() else { continue };
         let carrier = carrier.clone();
-        let take = move || take_in(&listener, &inside, &carrier);
+        let door = agreeing.map(|(agreeing, _)| Door::new(agreeing.clone(), plan.report.clone()));
+        let take = move || take_in(&listener, &inside, &carrier, door);
         thread::Builder::new().name("arrivals".to_owned()).spawn(take)?;
     }
     let raw = Raw::open().context("open raw sockets")?;
     let shared = Arc::new(Shared { meeting, names: divert.names(), raw });
-    let mut hearing =
-        Hearing { divert, shared, carrier, report: plan.report.clone(), known: HashMap::new() };
+    let (report, names) = (plan.report.clone(), plan.names.clone());
+    let mut hearing = Hearing { divert, shared, carrier, report, names, known: HashMap::new() };
     let hear = move || {
         if let Err(error) = hearing.run() {
             warn!("connects cannot be heard of any more: {error}");
@@ -99,6 +110,12 @@ pub fn start(group: &Group, plan: &Plan, carrier: Carrier, keep: Option<&Keep>) 
     };
     thread::Builder::new().name("connects".to_owned()).spawn(hear)?;
     Ok(())
+}
+
+/// Where programs' questions of DNS are answered.
+fn resolver(names: &Remote) -> Option<Resolver> {
+    let [v4, v6] = names.at();
+    Some(Resolver { v4: v4?, v6 })
 }
 
 /// The user's rules of one transport.
@@ -127,15 +144,15 @@ fn bytes(bits: u64) -> u32 {
 
 /// A listener that connections to programs are led to, wherever they were meant to go: nobody can
 /// reach it by its own address but from this machine.
-fn listener(at: IpAddr) -> io::Result<TcpListener> {
-    let options = TcpOptions { inside: true, ..TcpOptions::default() };
+fn listener(at: IpAddr, save_syn: bool) -> io::Result<TcpListener> {
+    let options = TcpOptions { inside: true, save_syn, ..TcpOptions::default() };
     let listener = tcp::listen((at, 0).into(), BACKLOG, options)?;
     listener.set_nonblocking(false)?;
     Ok(listener)
 }
 
 /// Takes connections to programs in for as long as the process runs.
-fn take_in(listener: &TcpListener, inside: &Inside, carrier: &Carrier) {
+fn take_in(listener: &TcpListener, inside: &Inside, carrier: &Carrier, mut door: Option<Door>) {
     let here = listener.local_addr().ok();
     loop {
         let (stream, client) = match listener.accept() {
@@ -153,8 +170,47 @@ fn take_in(listener: &TcpListener, inside: &Inside, carrier: &Carrier) {
         }
         let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
         let (client, own) = (canonical(client), canonical(own));
+        let handlers = match &mut door {
+            None => None,
+            Some(door) => match door.let_in(&stream, client) {
+                Some(handlers) => Some(handlers),
+                None => continue,
+            },
+        };
         let program = Box::new(Listening { client, own, inside: inside.clone() });
-        carrier.arrive(Arrival { stream, client, own, program });
+        carrier.arrive(Arrival { stream, client, own, handlers, program });
+    }
+}
+
+/// Lets in whoever agrees on handlers.
+struct Door {
+    agreeing: Arc<Agreeing>,
+    report: Option<Report>,
+    strangers: Strangers,
+}
+
+impl Door {
+    fn new(agreeing: Arc<Agreeing>, report: Option<Report>) -> Door {
+        Door { agreeing, report, strangers: Strangers::default() }
+    }
+
+    /// The handlers for a client; `None`: it is refused, by a reset.
+    fn let_in(&mut self, stream: &TcpStream, client: SocketAddr) -> Option<Factories> {
+        let syn = tcp::saved_syn(stream).unwrap_or_default();
+        match self.agreeing.accept(&syn) {
+            Ok(handlers) => Some(handlers),
+            Err(why) => {
+                self.strangers.tell(client, &why, Instant::now());
+                if let Some(report) = &self.report {
+                    // One line for each client, whatever its port.
+                    let whose = SocketAddr::new(client.ip(), 0);
+                    report.count(report::Fate::Refused, "tcp from", whose);
+                }
+                // It is closed here.
+                let _ = tcp::reset_on_close(stream);
+                None
+            }
+        }
     }
 }
 
@@ -164,6 +220,7 @@ struct Hearing {
     shared: Arc<Shared>,
     carrier: Carrier,
     report: Option<Report>,
+    names: Option<Arc<Remote>>,
     /// Connects that wait: a SYN is told of each time it is sent.
     known: HashMap<u64, (SocketAddr, Weak<()>)>,
 }
@@ -194,6 +251,8 @@ impl Hearing {
         let transport = |passing: Passing| if passing.datagrams { "udp" } else { "tcp" };
         match (heard, &self.report) {
             (Heard::Waits(waiting), _) => self.call(waiting),
+            // Resolvers connect datagrams to all addresses of a name, to see which they can reach.
+            (Heard::Refused(passing), _) if self.is_placeholder(passing) => {}
             (Heard::Left(passing), Some(report)) => {
                 report.count(report::Fate::Direct, transport(passing), passing.to);
             }
@@ -203,6 +262,10 @@ impl Hearing {
             (Heard::Offloaded(to, out, back), Some(report)) => report.offloaded(to, out, back),
             (_, None) => {}
         }
+    }
+
+    fn is_placeholder(&self, passing: Passing) -> bool {
+        passing.datagrams && self.names.as_ref().is_some_and(|names| names.holds(passing.to))
     }
 
     fn call(&mut self, waiting: Waiting) {
@@ -218,7 +281,10 @@ impl Hearing {
         if let Some(report) = &self.report {
             held = Box::new(Reported { held, to, report: report.clone() });
         }
-        self.carrier.call(Call { to: to.into(), source: program, held });
+        match place(self.names.as_deref(), to) {
+            Some(to) => self.carrier.call(Call { to, source: program, held }),
+            None => held.refuse(Failure::Unreachable),
+        }
     }
 }
 

@@ -89,7 +89,7 @@ impl Joined {
 
     /// Has it take in a connection to a program.
     pub fn arrive(&self, arrival: Arrival) {
-        let Arrival { stream, client, own, mut program } = arrival;
+        let Arrival { stream, client, own, mut program, .. } = arrival;
         match program.place() {
             Ok(place) => {
                 let up = |id| Up::Arrival { id, client, own };

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use tracing_subscriber::EnvFilter;
 use viaduct_sys::wrapped::{self, Change};
 use viaduct_sys::{inherit, memory};
@@ -80,7 +80,13 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
     let keep =
         args.keep_fd.map(inherit::take).transpose().context("take what the wrapper keeps")?;
     let (carrier, flows) = carrier(args, &mut plan)?;
+    if let Some(names) = &plan.names {
+        names.begin()?;
+    }
     let interposer = Interposer::new(args.via, &plan, &carrier, keep.map(Keep::of).as_ref())?;
+    if let (Some(names), Interposer::Cgroup(..)) = (&plan.names, &interposer) {
+        names.check_daemons()?;
+    }
     let control = match &carrier {
         Carrier::Own(worker) => {
             worker.tell(Order::Listen(Box::new(Freezing::new(interposer.freezer()?))));
@@ -125,12 +131,17 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
 /// Who carries the program's flows: a worker beside this, or a master that others share.
 fn carrier(args: &RunArgs, plan: &mut Plan) -> Result<(Carrier, Option<Beside>)> {
     if let Some(name) = &args.master {
+        if plan.agree.is_some() {
+            bail!("--prefer and --require: it is the master that carries flows: not with --master");
+        }
         let (joined, welcome) = Joined::to(name, &args.run_dir)?;
         plan.join(&welcome, args.no_offload)?;
         return Ok((Carrier::Shared(joined), None));
     }
     let name = format!("run-{}", std::process::id());
-    let settings = Settings::for_programs(name, plan.chain.clone(), args.run_dir.clone());
+    let mut settings = Settings::for_programs(name, plan.chain.clone(), args.run_dir.clone());
+    let agreeing = plan.agree.as_ref().map(|agree| agree.begin(&plan.chain));
+    settings.agreeing = agreeing.transpose()?;
     let flows = Beside::start(settings)?;
     let worker = flows.handle.worker().context("no worker runs")?.clone();
     Ok((Carrier::Own(worker), Some(flows)))
@@ -150,7 +161,7 @@ fn say_report(wrapper: &ToWrapper, report: &Report, via: &str, flows: Option<&Ha
 }
 
 fn start(command: &[OsString], control: Option<&str>, interposer: &Interposer) -> Result<u32> {
-    let [program, arguments @ ..] = command else { anyhow::bail!("no program is given") };
+    let [program, arguments @ ..] = command else { bail!("no program is given") };
     let fresh = || {
         let mut command = Command::new(program);
         command.args(arguments);

@@ -13,6 +13,7 @@
 //! shared master's ([`crate::master`]).
 
 mod above;
+mod agree;
 mod aware;
 mod carrier;
 mod desk;
@@ -22,6 +23,7 @@ mod freezing;
 mod joined;
 mod keep;
 mod master;
+mod names;
 mod preload;
 mod report;
 pub mod rules;
@@ -36,6 +38,7 @@ use std::ffi::OsString;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
 use viaduct_proto::flow::{HandlerSpec, Offload, Registry, offload};
@@ -66,6 +69,10 @@ pub struct RunArgs {
     via: via::Via,
     #[command(flatten)]
     rules: rules::RuleArgs,
+    #[command(flatten)]
+    agree: agree::AgreeArgs,
+    #[command(flatten)]
+    names: names::NameArgs,
     /// Have flows pass Viaduct even where the kernel could do all of the chain's work on the program's
     /// own socket
     #[arg(long)]
@@ -101,7 +108,11 @@ pub struct RunArgs {
 #[derive(Debug)]
 struct Plan {
     chain: Factories,
+    /// What is agreed on with far ends, if anything is.
+    agree: Option<agree::Agreed>,
     rules: Rules,
+    /// Where names are looked up at the far end.
+    names: Option<Arc<names::Remote>>,
     /// The kernel can do all of the chain's work.
     offload: Option<Offload>,
     report: Option<Report>,
@@ -110,10 +121,12 @@ struct Plan {
 impl Plan {
     fn new(args: &RunArgs, registry: &Registry) -> Result<Plan> {
         let chain = registry.chain(&args.handlers).map_err(|what| anyhow!(what))?;
-        let rules = args.rules.load(registry.guards(&args.handlers))?;
+        let agree = args.agree.load(&args.handlers, &chain, registry)?;
+        let mut rules = args.rules.load(registry.guards(&args.handlers))?;
+        let names = args.names.load(&chain, &mut rules)?;
         let report = args.report.then(Report::default);
         let offload = if args.no_offload { None } else { offload(&chain) };
-        Ok(Plan { offload, chain, rules, report })
+        Ok(Plan { offload, chain, agree, rules, names, report })
     }
 
     /// What a shared master has to say to it.

@@ -7,13 +7,14 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{SendFlags, sockopt};
+use rustix::net::{AddressFamily, SendFlags, sockopt};
 use tracing::{debug, warn};
 use viaduct_proto::wrap::{
     Datagrams, Errno, SOCKADDR, Sockaddr, Socket, Verdict, parse_sockaddr, wire,
@@ -22,12 +23,15 @@ use viaduct_sys::pending::{blocks, connect_for};
 use viaduct_sys::seccomp::{Listener, Notification, Reply, SeccompError, Task, Traps, calls};
 use viaduct_sys::tcp;
 
+use super::names::is_daemon;
 use super::waiting::{Answer, Common, socket_of};
 
 /// Threads that are remembered.
 const TASKS: usize = 1024;
 /// Bytes that a send which opens a stream fast takes at once: as many as a fresh socket has room for.
 const FAST: usize = 16 << 10;
+/// Bytes of a question of DNS, at most.
+const QUESTION: usize = 4096;
 /// Bytes of a `struct msghdr` up to its last field.
 const MSGHDR: usize = 56;
 
@@ -133,12 +137,21 @@ impl Supervisor {
         let (sockaddr, length) = self.sockaddr(call, at, size)?;
         let (socket, is) = self.duplicate(call, fd)?;
         if !is.is_of_ip() {
+            // Who would be asked for names is not there: the program asks by datagrams then.
+            if self.common.remote.is_some() && is_daemon(sockaddr.get(2..).unwrap_or_default()) {
+                return Err(Errno::CONNREFUSED);
+            }
             // A path is looked up where the program is; no such socket leads out of this host.
             return Ok(Some(Reply::Continue));
         }
         match self.common.rules.connect(is, &sockaddr[..length]) {
             Verdict::Pass => self.leave(&socket, &sockaddr[..length]),
             Verdict::Refuse(errno) => Err(self.refuse(wire::Call::Connect, &sockaddr, errno)),
+            Verdict::Resolve(whom) => {
+                let at = self.resolver(is, whom)?;
+                self.common.asks(cookie(&socket)?, whom);
+                self.leave(&socket, &at)
+            }
             Verdict::Divert(_) if self.common.offload.is_some() => {
                 pace(&socket, self.common.offload)?;
                 self.leave(&socket, &sockaddr[..length])
@@ -148,6 +161,14 @@ impl Supervisor {
                 Ok(told(self.common.begin(socket, to, answer)))
             }
         }
+    }
+
+    /// Where this process answers a question to `whom`, as the socket is told it.
+    fn resolver(&self, is: Socket, whom: SocketAddr) -> Result<Vec<u8>, Errno> {
+        let [v4, v6] = self.common.remote.as_ref().map(|of| of.at()).unwrap_or_default();
+        let at = if whom.is_ipv4() { v4 } else { v6 };
+        let (bytes, length) = is.sockaddr(at.ok_or(Errno::NETUNREACH)?);
+        Ok(bytes[..length].to_vec())
     }
 
     /// Connects as the program would have. If it is to wait, the kernel lets it: a connect in progress
@@ -177,6 +198,12 @@ impl Supervisor {
         match self.common.rules.send(is, flags as i32, &sockaddr[..size]) {
             Verdict::Pass => Ok(Some(Reply::Continue)),
             Verdict::Refuse(errno) => Err(self.refuse(wire::Call::Send, &sockaddr, errno)),
+            Verdict::Resolve(whom) => {
+                let at = self.resolver(is, whom)?;
+                let mut bytes = vec![0; QUESTION.min(length as usize)];
+                let read = self.task(call)?.read(data, &mut bytes).map_err(number)?;
+                ask(&socket, &bytes[..read], &at).map(|sent| Some(Reply::Returned(sent)))
+            }
             Verdict::Divert(_) if self.common.offload.is_some() => {
                 pace(&socket, self.common.offload)?;
                 Ok(Some(Reply::Continue))
@@ -206,7 +233,7 @@ impl Supervisor {
             let (sockaddr, size) = self.sockaddr(call, name.0, name.1)?;
             match self.common.rules.send(is, flags as i32, &sockaddr[..size]) {
                 Verdict::Pass => {}
-                Verdict::Divert(_) => return Err(Errno::OPNOTSUPP),
+                Verdict::Divert(_) | Verdict::Resolve(_) => return Err(Errno::OPNOTSUPP),
                 Verdict::Refuse(errno) => {
                     return Err(self.refuse(wire::Call::Send, &sockaddr, errno));
                 }
@@ -219,9 +246,7 @@ impl Supervisor {
     fn name(&mut self, call: &Notification, which: usize) -> Outcome {
         let [fd, at, size, ..] = call.arguments;
         let (socket, is) = self.duplicate(call, fd)?;
-        let cookie =
-            sockopt::socket_cookie(&socket).map_err(|errno| Errno(errno.raw_os_error()))?;
-        let Some(name) = self.common.names_of(cookie)[which] else {
+        let Some(name) = self.common.names_of(cookie(&socket)?)[which] else {
             return Ok(Some(Reply::Continue));
         };
         if which == 0 && rustix::net::getpeername(&socket).is_err() {
@@ -242,9 +267,7 @@ impl Supervisor {
     fn error(&mut self, call: &Notification) -> Outcome {
         let [fd, _, _, at, size, _] = call.arguments;
         let (socket, _) = self.duplicate(call, fd)?;
-        let cookie =
-            sockopt::socket_cookie(&socket).map_err(|errno| Errno(errno.raw_os_error()))?;
-        let Some(errno) = self.common.take_refusal(cookie) else {
+        let Some(errno) = self.common.take_refusal(cookie(&socket)?) else {
             return Ok(Some(Reply::Continue));
         };
         let mut room = [0; 4];
@@ -355,6 +378,26 @@ fn pace(socket: &OwnedFd, rate: Option<u64>) -> Result<(), Errno> {
     match rate {
         None | Some(0) => Ok(()),
         Some(rate) => tcp::pace(socket, rate).map_err(number),
+    }
+}
+
+fn cookie(socket: &OwnedFd) -> Result<u64, Errno> {
+    sockopt::socket_cookie(socket).map_err(|errno| Errno(errno.raw_os_error()))
+}
+
+/// Sends a question for the program; how many bytes it is told have gone.
+fn ask(socket: &OwnedFd, question: &[u8], at: &[u8]) -> Result<i64, Errno> {
+    let Sockaddr::Ip(to) = parse_sockaddr(at) else { return Err(Errno::NETUNREACH) };
+    let to = match to {
+        SocketAddr::V4(v4) if sockopt::socket_domain(socket) == Ok(AddressFamily::INET6) => {
+            SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port())
+        }
+        to => to,
+    };
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    match rustix::net::sendto(socket, question, flags, &to) {
+        Ok(sent) => Ok(sent as i64),
+        Err(errno) => Err(Errno(errno.raw_os_error())),
     }
 }
 

@@ -20,7 +20,7 @@ use viaduct_sys::wrapped;
 use super::carrier::Carrier;
 use super::keep::Keep;
 use super::waiting::Common;
-use super::{Plan, diverted, preload, seccomp};
+use super::{Plan, agree, diverted, preload, seccomp};
 
 /// How a program's calls are seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -59,6 +59,7 @@ impl Interposer {
         carrier: &Carrier,
         keep: Option<&Keep>,
     ) -> Result<Interposer> {
+        let via = agree::via(via, plan)?;
         match via {
             Via::Cgroup => Self::cgroup(plan, carrier, keep),
             Via::Seccomp => Ok(Interposer::Seccomp(Common::new(plan, carrier.clone())?)),

@@ -18,6 +18,7 @@ use viaduct_sys::tcp;
 
 use super::Plan;
 use super::carrier::Carrier;
+use super::names::{Remote, place};
 use super::report::{Fate, Report, Reported};
 use crate::proxy::aware::Whose;
 use crate::proxy::calls::{Call, Held};
@@ -36,6 +37,8 @@ pub struct Common {
     names: Mutex<Names>,
     carrier: Carrier,
     report: Option<Report>,
+    /// Where names are looked up at the far end.
+    pub remote: Option<Arc<Remote>>,
     /// Where the kernel can do all that is to be done: bytes a second at most, or 0. Not where a report
     /// is to say how many bytes there were.
     pub offload: Option<u64>,
@@ -63,8 +66,9 @@ impl Common {
         let (rules, report) = (plan.rules, plan.report.clone());
         let offload = plan.offload.filter(|_| report.is_none());
         let offload = offload.map(|of| of.rate.map_or(0, |bits| (bits / 8).max(1)));
-        let names = Mutex::default();
-        Ok(Arc::new(Common { rules, meeting, closed, names, carrier, report, offload }))
+        let (names, remote) = (Mutex::default(), plan.names.clone());
+        let common = Common { rules, meeting, closed, names, carrier, report, remote, offload };
+        Ok(Arc::new(common))
     }
 
     /// Begins the flow of `socket`, a duplicate of a program's, to `to`. What the program is told at
@@ -93,6 +97,7 @@ impl Common {
         if let Some(errno) = self.take_refusal(sockopt::socket_cookie(&socket)?) {
             return Err(io::Error::from_raw_os_error(errno.0));
         }
+        let place = place(self.remote.as_deref(), to).ok_or(io::ErrorKind::HostUnreachable)?;
         let at = self.meeting.at(to.is_ipv4()).ok_or(io::ErrorKind::AddrNotAvailable)?;
         let Begun::Waits(pending) = Pending::begin(socket, at)? else { return Ok(false) };
         let cookie = sockopt::socket_cookie(&pending)?;
@@ -104,7 +109,7 @@ impl Common {
         if let Some(report) = &self.report {
             held = Box::new(Reported { held, to, report: report.clone() });
         }
-        self.carrier.call(Call { to: to.into(), source, held });
+        self.carrier.call(Call { to: place, source, held });
         Ok(true)
     }
 
@@ -112,6 +117,11 @@ impl Common {
     /// the kernel says.
     pub fn names_of(&self, cookie: u64) -> [Option<SocketAddr>; 2] {
         self.names().known.get(&cookie).map_or([None; 2], |known| [Some(known.peer), known.own])
+    }
+
+    /// The program of a socket asks `whom`, as it is to be told.
+    pub fn asks(&self, cookie: u64, whom: SocketAddr) {
+        self.names().set(cookie, Known { peer: whom, own: None, refused: None });
     }
 
     /// Why the connect of a socket has failed, if its program has not yet asked: the kernel cannot be
@@ -127,6 +137,12 @@ impl Common {
     pub fn refused(&self, call: wire::Call, to: Option<SocketAddr>, errno: Errno) {
         if let (Some(report), Some(to)) = (&self.report, to) {
             report.count(Fate::Refused, "call", to);
+        }
+        // Resolvers connect datagrams to all addresses of a name, to see which they can reach.
+        if let (Some(remote), Some(to)) = (&self.remote, to)
+            && remote.holds(to)
+        {
+            return;
         }
         let call = format!("{call:?}").to_lowercase();
         let why = io::Error::from_raw_os_error(errno.0);

@@ -213,7 +213,7 @@ mod tests {
             let mut kernels: BTreeMap<u64, Measure> = BTreeMap::new();
             let (mut now, mut widest) = (Instant::ZERO, 0.0f64);
             for (id, what, amount) in steps {
-                now = now + Duration::from_millis(3);
+                now += Duration::from_millis(3);
                 let there = kernels.contains_key(&id);
                 match what {
                     0 if !there => {

@@ -74,10 +74,15 @@ impl Net {
     /// Both hosts have their chain; nothing happens yet.
     pub(crate) fn new(client: &[&str], server: &[&str]) -> Net {
         let shell = shell();
+        Net::of(factories(client, &shell), factories(server, &shell))
+    }
+
+    /// The same of chains that are made already.
+    pub(crate) fn of(client: Arc<[Arc<dyn Factory>]>, server: Arc<[Arc<dyn Factory>]>) -> Net {
         Net {
             now: Instant::ZERO,
             ends: Default::default(),
-            factories: [factories(client, &shell), factories(server, &shell)],
+            factories: [client, server],
             claims: Default::default(),
             connections: Vec::new(),
             delay: Duration::from_millis(5),

@@ -1,4 +1,4 @@
-use super::super::testing::Net;
+use super::super::testing::{Net, factories, shell};
 use super::exchange;
 use crate::flow::Failure;
 use crate::time::Duration;
@@ -87,4 +87,23 @@ fn crypt_refuses_a_connection_that_is_played_again() {
     again.wait(Duration::from_secs(1));
     assert!(again.ends[1].iter().all(|end| !end.is_there));
     assert!(again.said[0].contains("cannot have sent"), "{:?}", again.said);
+}
+
+#[test]
+fn crypt_is_bound_to_what_was_agreed_on_before() {
+    let bound = |words: &[u8]| {
+        let chain = factories(&["crypt:key=1.key"], &shell());
+        let factory = chain[0].bound(words).expect("its handshake can be bound");
+        std::sync::Arc::from([factory])
+    };
+    let mut net = Net::of(bound(b"both say this"), bound(b"both say this"));
+    net.connect();
+    exchange(&mut net);
+    // Somebody between has altered what one of them said.
+    let mut net = Net::of(bound(b"one says this"), bound(b"and one that"));
+    net.connect();
+    net.wait(Duration::from_secs(60));
+    assert!(net.ends[1].iter().all(|end| !end.is_there));
+    assert_eq!(net.end(0).answer, Some(Err(Failure::Denied)));
+    assert!(net.said[0].contains("cannot have sent"), "{:?}", net.said);
 }

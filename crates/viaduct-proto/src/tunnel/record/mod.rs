@@ -164,12 +164,14 @@ impl Secure {
     /// One end of a flow with one of `peers`; what it says first goes to `out`.
     pub(crate) fn flow(
         dials: bool,
+        binding: &[u8],
         secret: &SecretKey,
         peers: Vec<PublicKey>,
         entropy: Entropy,
         out: &mut Vec<u8>,
     ) -> Result<Secure, RecordError> {
-        let noise = builder(&FLOW, FLOW.prologue, secret, entropy);
+        let prologue = [FLOW.prologue, binding].concat();
+        let noise = builder(&FLOW, &prologue, secret, entropy);
         let noise = if dials { noise.build_initiator() } else { noise.build_responder() };
         let noise = noise.map_err(|_| RecordError::Forged)?;
         let mut secure = Secure::new(&FLOW, noise, peers, false);

@@ -13,12 +13,14 @@
 //! | `create` | sockets that may not be |
 //! | `judge` | the user's rules as instructions |
 //! | `programs` | the programs |
+//! | `names` | questions of DNS |
 //! | `serve` | connections to programs that listen |
 //! | `ends` | how ends of connections are written |
 
 mod create;
 mod ends;
 mod judge;
+mod names;
 mod programs;
 mod serve;
 
@@ -28,8 +30,10 @@ use std::sync::Arc;
 
 use self::ends::{END, ENDS};
 pub use self::judge::{Fate, Rule, Rules};
-pub use self::serve::Inside;
+use self::names::Asked;
+pub use self::names::Resolver;
 use self::serve::Serve;
+pub use self::serve::{Inside, Ports};
 use super::BpfError;
 use super::events::Events;
 use super::kernel::{Hook, Map, attach};
@@ -71,8 +75,12 @@ pub struct Diversion<'a> {
     /// The listeners that take connections to programs: of IPv4, and of IPv6, at addresses that only this
     /// machine reaches. Without one they go there by themselves.
     pub listeners: [Option<BorrowedFd<'a>>; 2],
+    /// Where programs that listen are noted.
+    pub ports: Ports,
     /// Connections stay the programs', and the kernel does this for them; `None`: they come here.
     pub offload: Option<Offload>,
+    /// Where questions of DNS are answered, if they are.
+    pub resolver: Option<Resolver>,
     /// Whether what is left alone or refused is told of.
     pub tells: bool,
     /// Whether sockets that carry neither connections nor datagrams may not be opened.
@@ -148,12 +156,18 @@ impl Divert {
             return Err(BpfError::TooMany { given, most: MOST });
         }
         let (map, events) = (Arc::new(Map::new(SOCKETS)?), Events::new(RING)?);
-        let serve = Serve::new(diversion.listeners)?;
+        let serve = Serve::new(diversion.listeners, &diversion.ports)?;
         let netns = netns::cookie().map_err(BpfError::Socket)?;
         // Names first, and those who tell us: nobody may be sent away without them.
         let tell = programs::tell(&map, &events, serve.as_ref(), diversion.offload, netns);
-        let connect = |v4| programs::connect(&map, &events, diversion, netns, v4);
-        let message = |v4| programs::message(&events, diversion, v4);
+        let asked = diversion.resolver.map(Asked::new).transpose()?;
+        let asked = asked.as_ref();
+        let connect = |v4| programs::connect(&map, &events, diversion, (asked, netns), v4);
+        let message = |v4| programs::message(&events, diversion, asked, v4);
+        if let Some(asked) = asked {
+            attach(Hook::Received4, &asked.answer(true), directory)?;
+            attach(Hook::Received6, &asked.answer(false), directory)?;
+        }
         let programs = [
             (Hook::SockOps, tell),
             (Hook::PeerName4, programs::name(&map, 0, true)),

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::ends::{END, ENDS, MAPPED};
 use super::judge::{Fate, Fates, IP4, IP6, PORT, note};
+use super::names::Asked;
 use super::serve::Serve;
 use super::{Diversion, EVENT, KIND, Kind, Offload};
 use crate::bpf::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R5, R6, R7, R8, Width};
@@ -59,7 +60,7 @@ pub(super) fn connect(
     map: &Map<ENDS>,
     events: &Events<EVENT>,
     diversion: &Diversion<'_>,
-    netns: u64,
+    (asked, netns): (Option<&Asked>, u64),
     v4: bool,
 ) -> Vec<Insn> {
     let mut asm = Asm::default();
@@ -97,6 +98,9 @@ pub(super) fn connect(
     }
     asm.place(datagrams);
     asm.if_different(R2, UDP, done);
+    if let Some(asked) = asked {
+        asked.ask(&mut asm, NOTE, COOKIE, v4);
+    }
     judge_datagrams(&mut asm, events, diversion);
     asm.place(done);
     asm.exit(1);
@@ -110,10 +114,18 @@ pub(super) fn connect(
 }
 
 /// Lets datagrams pass that no connect has gone before, or refuses them.
-pub(super) fn message(events: &Events<EVENT>, diversion: &Diversion<'_>, v4: bool) -> Vec<Insn> {
+pub(super) fn message(
+    events: &Events<EVENT>,
+    diversion: &Diversion<'_>,
+    asked: Option<&Asked>,
+    v4: bool,
+) -> Vec<Insn> {
     let mut asm = Asm::default();
     asm.copy(R6, R1);
     note(&mut asm, NOTE, ENDS, v4);
+    if let Some(asked) = asked {
+        asked.ask(&mut asm, NOTE, COOKIE, v4);
+    }
     judge_datagrams(&mut asm, events, diversion);
     asm.finish().expect("no more rules than jumps reach over")
 }
@@ -137,18 +149,29 @@ fn judge_datagrams(asm: &mut Asm, events: &Events<EVENT>, diversion: &Diversion<
 
 /// Has a connect lead to the meeting.
 fn go_to_meeting(asm: &mut Asm, diversion: &Diversion<'_>, v4: bool, refuse: Label) {
+    lead(asm, NOTE, (diversion.v4, diversion.v6), v4, refuse);
+}
+
+/// Has what is noted at `note` lead to one of two places, by its family.
+pub(super) fn lead(
+    asm: &mut Asm,
+    note: i16,
+    (at4, at6): (SocketAddr, Option<SocketAddr>),
+    v4: bool,
+    refuse: Label,
+) {
     if v4 {
-        return go(asm, diversion.v4, true);
+        return go(asm, at4, true);
     }
     let [native, done] = [(); 2].map(|()| asm.label());
     for (at, word) in [(0, 0), (4, 0), (8, MAPPED)] {
-        asm.load(Width::Word, R2, FP, NOTE + at);
+        asm.load(Width::Word, R2, FP, note + at);
         asm.if_different(R2, word, native);
     }
-    go(asm, diversion.v4, false);
+    go(asm, at4, false);
     asm.goto(done);
     asm.place(native);
-    match diversion.v6 {
+    match at6 {
         Some(at) => go(asm, at, false),
         None => asm.goto(refuse),
     }

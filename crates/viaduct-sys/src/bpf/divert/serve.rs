@@ -71,11 +71,43 @@ impl Inside {
     }
 }
 
+/// Where wrapped programs listen: how many do, by address and port.
+#[derive(Clone, Debug)]
+pub struct Ports(Arc<Map<8>>);
+
+impl Ports {
+    /// None yet.
+    ///
+    /// # Errors
+    /// A right is missing.
+    pub fn new() -> Result<Ports, BpfError> {
+        Ok(Ports(Arc::new(Map::growing(PORTS)?)))
+    }
+
+    /// Goes to `none` unless somebody listens at the address whose last word is in R7, or at all
+    /// addresses, and at the port in R8.
+    pub(in crate::bpf) fn find(&self, asm: &mut Asm, none: Label) {
+        let found = asm.label();
+        for last in [false, true] {
+            let next = if last { none } else { asm.label() };
+            key(asm, R7, R8);
+            asm.look_up(&*self.0, KEY, next);
+            asm.load(Width::Double, R2, R0, 0);
+            asm.if_different(R2, 0, found);
+            asm.goto(next);
+            if !last {
+                asm.place(next);
+                asm.set(R7, 0);
+            }
+        }
+        asm.place(found);
+    }
+}
+
 /// What leads connections to wrapped programs here.
 #[derive(Debug)]
 pub(super) struct Serve {
-    /// How many listen, by address and port.
-    ports: Map<8>,
+    ports: Ports,
     pub(super) inside: Inside,
     _listeners: SocketMap,
     pub(super) link: Link,
@@ -83,11 +115,14 @@ pub(super) struct Serve {
 
 impl Serve {
     /// To `listeners`, of this network namespace; `None` if there are none.
-    pub(super) fn new(listeners: [Option<BorrowedFd<'_>>; 2]) -> Result<Option<Serve>, BpfError> {
+    pub(super) fn new(
+        listeners: [Option<BorrowedFd<'_>>; 2],
+        ports: &Ports,
+    ) -> Result<Option<Serve>, BpfError> {
         if let [None, None] = listeners {
             return Ok(None);
         }
-        let (ports, inside) = (Map::growing(PORTS)?, Inside(Arc::new(Map::new(INSIDE)?)));
+        let (ports, inside) = (ports.clone(), Inside(Arc::new(Map::new(INSIDE)?)));
         let sockets = SocketMap::of(listeners)?;
         let network = std::fs::File::open("/proc/self/ns/net").map_err(BpfError::Socket)?;
         let program = look_up(&ports, &inside.0, &sockets);
@@ -132,7 +167,7 @@ impl Serve {
         asm.place(named);
         asm.load(Width::Word, R8, R6, OPS_LOCAL_PORT);
         key(asm, R7, R8);
-        asm.look_up(&self.ports, KEY, unknown);
+        asm.look_up(&*self.ports.0, KEY, unknown);
         asm.set(R2, change);
         asm.add_to_memory(R0, 0, R2);
         asm.goto(done);
@@ -140,7 +175,7 @@ impl Serve {
         if change > 0 {
             asm.set(R2, change);
             asm.store(Width::Double, FP, ONE, R2);
-            asm.keep(&self.ports, KEY, ONE);
+            asm.keep(&*self.ports.0, KEY, ONE);
         }
         asm.place(done);
     }
@@ -155,9 +190,9 @@ fn key(asm: &mut Asm, ip: Reg, port: Reg) {
 }
 
 /// Chooses the socket that a SYN goes to.
-fn look_up(ports: &Map<8>, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn> {
+fn look_up(ports: &Ports, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn> {
     let mut asm = Asm::default();
-    let [v6, named, found, from_v6, from_us, elsewhere, gone, done] = [(); 8].map(|()| asm.label());
+    let [v6, named, from_v6, from_us, elsewhere, gone, done] = [(); 7].map(|()| asm.label());
     asm.copy(R6, R1);
     asm.load(Width::Word, R2, R6, LOOKUP_PROTOCOL);
     asm.if_different(R2, TCP, done);
@@ -172,21 +207,7 @@ fn look_up(ports: &Map<8>, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn>
     asm.set(R2, 1);
     asm.place(named);
     asm.store(Width::Word, FP, WHICH, R2);
-    // Those who listen at the address itself, then those who listen at all.
-    for last in [false, true] {
-        let next = asm.label();
-        key(&mut asm, R7, R8);
-        asm.look_up(ports, KEY, next);
-        asm.load(Width::Double, R2, R0, 0);
-        asm.if_different(R2, 0, found);
-        asm.place(next);
-        if !last {
-            asm.set(R7, 0);
-        }
-    }
-    asm.goto(done);
-
-    asm.place(found);
+    ports.find(&mut asm, done);
     // Not by the interface: for the kernel, what a machine sends to an address of its own comes in by
     // the interface that has it.
     asm.load(Width::Word, R2, FP, WHICH);

@@ -22,6 +22,7 @@ use viaduct_proto::split::preface::Preface;
 use viaduct_proto::time::Instant;
 use viaduct_sys::tcp;
 
+use super::agreeing::Undecided;
 use super::leg::Leg;
 use super::pipes::Pipes;
 use super::relay::Relay;
@@ -82,6 +83,8 @@ pub struct Flow {
     /// Why there will be no server, if that is so.
     broken: Option<Failure>,
     middle: Middle,
+    /// What stands between its ends is agreed on with the far end.
+    undecided: Option<Undecided>,
     /// Bits a second each way, at most.
     rate: Option<u64>,
     /// Bytes that the client said behind where it wants to go, until they are counted.
@@ -105,6 +108,8 @@ pub struct Begun {
     pub server: Leg,
     /// What stands before it.
     pub middle: Middle,
+    /// That is agreed on with its far end, when it is there.
+    pub undecided: Option<Undecided>,
     /// What goes to it before all else.
     pub first: Vec<u8>,
     /// The hop that it goes by, if not straight on.
@@ -181,6 +186,7 @@ impl Flow {
             opened: false,
             broken: None,
             middle: Middle::Relay(Relay::default()),
+            undecided: None,
             rate: None,
             behind: 0,
             room_watched: false,
@@ -208,8 +214,8 @@ impl Flow {
 
     /// Its second half has begun: what the client said behind that is the server's.
     pub fn set_server(&mut self, begun: Begun, now: Instant) {
-        let Begun { server, middle, first, via, rate } = begun;
-        (self.legs[1], self.middle) = (Some(server), middle);
+        let Begun { server, middle, undecided, first, via, rate } = begun;
+        (self.legs[1], self.middle, self.undecided) = (Some(server), middle, undecided);
         (self.via, self.rate, self.begun, self.moved) = (via, rate, now, now);
         self.first[1] = first;
         if let Some(asked) = &mut self.asked {
@@ -227,9 +233,9 @@ impl Flow {
 
     /// Takes over the second half of a flow without a client. Its own client awaits no answer.
     pub fn adopt(&mut self, early: Flow, now: Instant) {
-        let Flow { legs: [_, server], first: [_, first], middle, via, rate, .. } = early;
+        let Flow { legs: [_, server], first: [_, first], middle, undecided, via, rate, .. } = early;
         let Some(server) = server else { return };
-        self.set_server(Begun { server, middle, first, via, rate }, now);
+        self.set_server(Begun { server, middle, undecided, first, via, rate }, now);
         (self.begun, self.connected) = (early.begun, early.connected);
         self.answered();
     }
@@ -320,13 +326,26 @@ impl Flow {
         self.legs[0].is_some()
     }
 
+    /// The far end is there: what stands between may depend on what it has said.
+    fn decide(&mut self, now: Instant) -> io::Result<()> {
+        let (Some(server), true) = (&self.legs[1], self.connected) else { return Ok(()) };
+        let Some(undecided) = self.undecided.take() else { return Ok(()) };
+        self.middle = undecided.decide(server, now)?;
+        if let Middle::Through(through) = &mut self.middle {
+            through.connected(server, now);
+        }
+        self.ready(End::Client, true, true);
+        self.ready(End::Server, true, true);
+        Ok(())
+    }
+
     /// The server's end may have come about. `Err`: it will not, and nobody knows another way.
     pub fn check_connected(&mut self, now: Instant) -> io::Result<()> {
         let Some(server) = &self.legs[1] else { return Ok(()) };
         let through = match &mut self.middle {
             Middle::Relay(_) => {
                 self.connected = server.check_connected()?;
-                return Ok(());
+                return self.decide(now);
             }
             Middle::Through(through) if through.is_without_main() => return Ok(()),
             Middle::Through(through) => through,

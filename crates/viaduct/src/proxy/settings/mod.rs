@@ -6,6 +6,7 @@ mod meaning;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -15,6 +16,7 @@ use viaduct_sys::intercept::Intercept;
 use viaduct_sys::process::raise_descriptors;
 use viaduct_sys::tcp::TcpOptions;
 
+use super::agreeing::Agreeing;
 use super::file::{self, PolicyTable, Said};
 use super::options::{Accept, ProxyArgs, ProxyOptions};
 use super::orders::Limits;
@@ -50,6 +52,8 @@ pub struct Settings {
     pub policies: Policies,
     /// How hops are told where to.
     pub tell: Option<Tell>,
+    /// What is agreed on with far ends, if anything is.
+    pub agreeing: Option<Arc<Agreeing>>,
     /// How their sockets are set up.
     pub options: TcpOptions,
     /// What keeps it within bounds.
@@ -122,6 +126,7 @@ impl Settings {
                 ..Policies::default()
             },
             tell: None,
+            agreeing: None,
             options: TcpOptions::default(),
             limits,
             workers: 1,
@@ -226,6 +231,7 @@ impl Settings {
             target,
             policies: Policies { list, otherwise, far: far(args)? },
             tell: args.tell,
+            agreeing: None,
             limits: limits(args)?,
             workers: workers(args, holds, tunnelled)?,
             intercept: intercept(args, port)?,

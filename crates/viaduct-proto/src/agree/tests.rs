@@ -1,0 +1,111 @@
+//! Two ends with chains of their own, and what they make of each other.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const NAMES: [&str; 4] = ["compress", "crypt", "migrate", "stripe"];
+
+fn chain() -> impl Strategy<Value = Vec<&'static str>> {
+    proptest::sample::subsequence(NAMES.to_vec(), 1..=NAMES.len()).prop_shuffle()
+}
+
+fn terms(chain: &[&str], required: &Required) -> Terms {
+    let chain: Vec<_> = chain.iter().map(|name| (*name, true)).collect();
+    Terms::new(&chain, required).unwrap()
+}
+
+fn offer() -> impl Strategy<Value = Offer> {
+    let numbers: Vec<u8> = (1..16).collect();
+    let items = proptest::sample::subsequence(numbers, 0..=MOST).prop_shuffle();
+    (items, any::<bool>(), 0u8..16).prop_map(|(numbers, insists, format)| {
+        let items = numbers.into_iter().map(|number| Item { number, format }).collect();
+        Offer { items, insists }
+    })
+}
+
+proptest! {
+    #[test]
+    fn both_ends_come_to_the_same(client in chain(), server in chain()) {
+        let [ours, theirs] = [&client, &server].map(|chain| terms(chain, &Required::None));
+        let here = ours.settle(true, Some(theirs.offer())).unwrap();
+        let there = theirs.settle(false, Some(ours.offer())).unwrap();
+        prop_assert_eq!(&here, &there);
+        let both: Vec<_> = client.iter().filter(|name| server.contains(name)).collect();
+        let agreed: Vec<_> = here.iter().map(|&number| wire::name(number)).collect();
+        prop_assert_eq!(agreed.iter().map(String::as_str).collect::<Vec<_>>(),
+            both.into_iter().copied().collect::<Vec<_>>(), "what both have, as the client has it");
+    }
+
+    #[test]
+    fn who_insists_gets_it_or_nothing(client in chain(), server in chain(), n in 0usize..4) {
+        let wanted = client[n % client.len()].to_owned();
+        let ours = terms(&client, &Required::These(vec![wanted.clone()]));
+        let theirs = terms(&server, &Required::None);
+        let settled = ours.settle(true, Some(theirs.offer()));
+        prop_assert_eq!(settled.is_ok(), server.contains(&wanted.as_str()));
+        prop_assert!(ours.settle(true, None).is_err(), "and nothing plainly");
+        let all = terms(&client, &Required::All).settle(true, Some(theirs.offer()));
+        prop_assert_eq!(all.is_ok(), client.iter().all(|name| server.contains(name)));
+    }
+
+    #[test]
+    fn an_offer_is_read_as_it_was_written(offer in offer(), before in 0usize..3) {
+        let option = offer.emit();
+        prop_assert_eq!(Offer::parse(&option), Some(offer.clone()));
+        let options: Vec<u8> = [&[1, 1, 1][..before], &[2, 4, 5, 0xb4], &option, &[0]].concat();
+        prop_assert_eq!(Offer::find(&options), Some(offer));
+        for cut in 0..LEN {
+            prop_assert_eq!(Offer::parse(&option[..cut]), None);
+        }
+    }
+
+    #[test]
+    fn a_garbled_offer_is_another_or_none(
+        offer in offer(),
+        at in 0usize..LEN,
+        by in 1u8..,
+        noise in proptest::collection::vec(any::<u8>(), 0..40),
+    ) {
+        let mut option = offer.emit();
+        option[at] ^= by;
+        let read = Offer::parse(&option);
+        // The bits of the flags that nobody uses yet may be anything.
+        prop_assert!(read != Some(offer) || at == 4 && by & 0xf1 == 0);
+        if let Some(read) = Offer::find(&noise) {
+            prop_assert!(read.items.len() <= MOST);
+        }
+    }
+}
+
+#[test]
+fn a_difference_is_said_with_both_values() {
+    let ours = terms(&["compress", "crypt"], &Required::None);
+    let mut theirs = ours.offer().clone();
+    theirs.items[0].format = 3;
+    let refusal = ours.settle(true, Some(&theirs)).unwrap_err();
+    assert_eq!(refusal.to_string(), "compress: this end speaks format 1, the other end format 3");
+    let refusal = terms(&["crypt"], &Required::All).settle(false, Some(&Offer::default()));
+    assert!(
+        refusal.unwrap_err().to_string().contains("no crypt, which is required here; it has none")
+    );
+}
+
+#[test]
+fn what_cannot_be_agreed_on_is_said() {
+    let wrong = |chain: &[(&str, bool)], required| Terms::new(chain, &required).unwrap_err();
+    assert_eq!(wrong(&[("count", false)], Required::None), TermsError::Nothing);
+    assert_eq!(wrong(&[("rot13", true)], Required::None), TermsError::Unknown("rot13".to_owned()));
+    assert_eq!(
+        wrong(&[("crypt", true), ("crypt", true)], Required::All),
+        TermsError::Twice("crypt".to_owned())
+    );
+    assert_eq!(
+        wrong(&[("socks", false), ("crypt", true)], Required::None),
+        TermsError::Elsewhere("socks".to_owned())
+    );
+    assert_eq!(
+        wrong(&[("crypt", true)], Required::These(vec!["compress".to_owned()])),
+        TermsError::Absent("compress".to_owned())
+    );
+}

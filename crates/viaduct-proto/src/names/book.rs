@@ -1,0 +1,212 @@
+//! Which placeholder stands for which name.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use super::wire::{A, AAAA, IN, PTR, Query, Reply};
+use crate::flow::Address;
+
+/// Names that are remembered; of more, the one that was not used for longest loses its placeholder.
+const MOST: u32 = 65_534;
+/// Of IPv6: the number of the placeholder in the last four bytes.
+const POOL6: Ipv6Addr = Ipv6Addr::new(0xfd76, 0x6961, 0x6475, 0x6374, 0, 0, 0, 0);
+
+/// The addresses of IPv4 that placeholders are taken from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pool {
+    base: Ipv4Addr,
+    length: u8,
+}
+
+/// Why it is none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` is no prefix for placeholders; right would be 198.18.0.0/15, or another from /8 to /24"
+)]
+pub struct PoolError(String);
+
+/// Names and their placeholders.
+#[derive(Debug)]
+pub struct Book {
+    pool: Pool,
+    most: u32,
+    slots: Vec<Slot>,
+    numbers: HashMap<Arc<str>, u32>,
+    /// By when they were used last.
+    order: BTreeMap<u64, u32>,
+    uses: u64,
+}
+
+#[derive(Debug)]
+struct Slot {
+    name: Arc<str>,
+    used: u64,
+}
+
+impl Default for Pool {
+    /// What is kept for tests of networks (RFC 2544).
+    fn default() -> Pool {
+        Pool { base: Ipv4Addr::new(198, 18, 0, 0), length: 15 }
+    }
+}
+
+impl FromStr for Pool {
+    type Err = PoolError;
+
+    fn from_str(text: &str) -> Result<Pool, PoolError> {
+        let wrong = || PoolError(text.to_owned());
+        let (base, length) = text.split_once('/').ok_or_else(wrong)?;
+        let (base, length) = (base.parse::<Ipv4Addr>(), length.parse::<u8>());
+        let (base, length) = (base.map_err(|_| wrong())?, length.map_err(|_| wrong())?);
+        let pool = Pool { base, length };
+        let whole = (8..=24).contains(&length) && base.to_bits() & !pool.mask() == 0;
+        if whole { Ok(pool) } else { Err(wrong()) }
+    }
+}
+
+impl fmt::Display for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.base, self.length)
+    }
+}
+
+impl Pool {
+    fn mask(self) -> u32 {
+        u32::MAX << (32 - u32::from(self.length))
+    }
+
+    /// The number of a placeholder, if it is one, given or not; of IPv4 or of IPv6.
+    fn number(self, ip: IpAddr) -> Option<u32> {
+        match ip.to_canonical() {
+            IpAddr::V4(ip) => {
+                let inside = ip.to_bits() & self.mask() == self.base.to_bits();
+                inside.then(|| ip.to_bits() & !self.mask())
+            }
+            IpAddr::V6(ip) => {
+                let number = ip.to_bits() as u32;
+                (ip.to_bits() - u128::from(number) == POOL6.to_bits()).then_some(number)
+            }
+        }
+    }
+
+    /// Whether it is a placeholder, given or not.
+    pub fn holds(self, ip: IpAddr) -> bool {
+        self.number(ip).is_some()
+    }
+}
+
+impl Book {
+    /// Without a name, its placeholders from `pool`.
+    pub fn new(pool: Pool) -> Book {
+        // The first address and the last are no host's.
+        let most = MOST.min(!pool.mask() - 1);
+        let (numbers, order) = (HashMap::new(), BTreeMap::new());
+        Book { pool, most, slots: Vec::new(), numbers, order, uses: 0 }
+    }
+
+    /// The packet that answers the question `packet`; `None` if it is none.
+    pub fn answer(&mut self, packet: &[u8]) -> Option<Vec<u8>> {
+        let query = Query::parse(packet)?;
+        let reply = self.reply(&query);
+        Some(query.answer(&reply))
+    }
+
+    fn reply(&mut self, query: &Query<'_>) -> Reply {
+        if query.class != IN {
+            return Reply::Refused;
+        }
+        let Some(name) = &query.name else { return Reply::NoName };
+        if name.ends_with(".arpa") {
+            let ip = reversed(name).filter(|_| query.kind == PTR);
+            let name = ip.and_then(|ip| self.name_of(ip));
+            return name.map_or(Reply::NoName, |name| Reply::Name(name.to_string()));
+        }
+        // This machine is not looked for at the far end (RFC 6761), and an address is no name.
+        let local = name == "localhost" || name.ends_with(".localhost");
+        if name.parse::<Ipv4Addr>().is_ok() {
+            return Reply::NoName;
+        }
+        match query.kind {
+            A if local => Reply::Address(Ipv4Addr::LOCALHOST.into()),
+            AAAA if local => Reply::Address(Ipv6Addr::LOCALHOST.into()),
+            A => Reply::Address(self.placeholder(name, true)),
+            AAAA => Reply::Address(self.placeholder(name, false)),
+            _ => Reply::Nothing,
+        }
+    }
+
+    /// The placeholder of `name`, of IPv4 or of IPv6.
+    pub fn placeholder(&mut self, name: &str, v4: bool) -> IpAddr {
+        let number = self.number(name);
+        match v4 {
+            true => Ipv4Addr::from_bits(self.pool.base.to_bits() + number).into(),
+            false => Ipv6Addr::from_bits(POOL6.to_bits() + u128::from(number)).into(),
+        }
+    }
+
+    /// The name that a placeholder stands for.
+    pub fn name_of(&mut self, ip: IpAddr) -> Option<Arc<str>> {
+        let number = self.pool.number(ip)?;
+        let name = self.slots.get(number.checked_sub(1)? as usize)?.name.clone();
+        self.touch(number);
+        Some(name)
+    }
+
+    /// Where a flow to `to` goes: to a name if that is a placeholder. `None`: it stands for none.
+    pub fn place(&mut self, to: SocketAddr) -> Option<Address> {
+        if !self.pool.holds(to.ip()) {
+            return Some(Address::Ip(to));
+        }
+        let name = self.name_of(to.ip())?;
+        Some(Address::Name(name.to_string(), to.port()))
+    }
+
+    /// From 1.
+    fn number(&mut self, name: &str) -> u32 {
+        if let Some(&number) = self.numbers.get(name) {
+            self.touch(number);
+            return number;
+        }
+        let name: Arc<str> = name.into();
+        let slot = Slot { name: name.clone(), used: 0 };
+        let number = match self.order.first_key_value() {
+            Some((&used, &number)) if self.slots.len() >= self.most as usize => {
+                self.order.remove(&used);
+                let old = std::mem::replace(&mut self.slots[number as usize - 1], slot);
+                self.numbers.remove(&old.name);
+                number
+            }
+            _ => {
+                self.slots.push(slot);
+                self.slots.len() as u32
+            }
+        };
+        self.numbers.insert(name, number);
+        self.touch(number);
+        number
+    }
+
+    fn touch(&mut self, number: u32) {
+        self.uses += 1;
+        let slot = &mut self.slots[number as usize - 1];
+        self.order.remove(&slot.used);
+        slot.used = self.uses;
+        self.order.insert(self.uses, number);
+    }
+}
+
+/// The address that a name such as `7.0.18.198.in-addr.arpa` asks for.
+fn reversed(name: &str) -> Option<IpAddr> {
+    if let Some(digits) = name.strip_suffix(".in-addr.arpa") {
+        let text: Vec<&str> = digits.rsplit('.').collect();
+        return Some(IpAddr::V4(text.join(".").parse().ok()?));
+    }
+    let digits = name.strip_suffix(".ip6.arpa")?;
+    let digits: Vec<&str> = digits.rsplit('.').collect();
+    let fine = digits.len() == 32 && digits.iter().all(|digit| digit.len() == 1);
+    let bits = u128::from_str_radix(&digits.concat(), 16).ok().filter(|_| fine)?;
+    Some(Ipv6Addr::from_bits(bits).into())
+}

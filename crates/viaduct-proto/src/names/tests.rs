@@ -1,0 +1,117 @@
+//! Questions and their answers, and placeholders that come and go.
+
+use std::net::{IpAddr, SocketAddr};
+
+use proptest::prelude::*;
+
+use super::wire::{A, AAAA, PTR, Query, Reply};
+use super::*;
+use crate::flow::Address;
+
+/// A question as resolvers write it.
+fn question(name: &str, kind: u16) -> Vec<u8> {
+    let mut packet = vec![0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    for label in name.split('.').filter(|label| !label.is_empty()) {
+        packet.push(label.len() as u8);
+        packet.extend(label.bytes());
+    }
+    packet.extend([0, (kind >> 8) as u8, kind as u8, 0, 1]);
+    packet
+}
+
+fn code(answer: &[u8]) -> u8 {
+    answer[3] & 0xf
+}
+
+/// The last bytes of an answer that has one record.
+fn address(answer: &[u8]) -> IpAddr {
+    let n = answer.len();
+    match answer[n - 5] == 4 && answer[n - 6] == 0 {
+        true => IpAddr::from(<[u8; 4]>::try_from(&answer[n - 4..]).unwrap()),
+        false => IpAddr::from(<[u8; 16]>::try_from(&answer[n - 16..]).unwrap()),
+    }
+}
+
+#[test]
+fn a_name_has_one_placeholder_of_each_family_and_is_found_by_it() {
+    let mut book = Book::new(Pool::default());
+    let first = book.answer(&question("mars.Example", A)).unwrap();
+    assert_eq!(first[..12], [0x12, 0x34, 0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0]);
+    assert_eq!(address(&first).to_string(), "198.18.0.1");
+    let v6 = address(&book.answer(&question("MARS.example", AAAA)).unwrap());
+    assert_eq!(v6.to_string(), "fd76:6961:6475:6374::1");
+    let other = address(&book.answer(&question("venus.example", A)).unwrap());
+    assert_eq!(other.to_string(), "198.18.0.2");
+    for ip in [address(&first), v6] {
+        let place = book.place(SocketAddr::new(ip, 443));
+        assert_eq!(place, Some(Address::Name("mars.example".to_owned(), 443)));
+    }
+    let elsewhere: SocketAddr = "192.0.2.1:80".parse().unwrap();
+    assert_eq!(book.place(elsewhere), Some(Address::Ip(elsewhere)));
+    for never in ["198.18.0.9:1", "198.18.0.0:1", "[fd76:6961:6475:6374::9]:1"] {
+        assert_eq!(book.place(never.parse().unwrap()), None, "{never}");
+    }
+    let back = book.answer(&question("1.0.18.198.in-addr.arpa", PTR)).unwrap();
+    assert!(back.windows(13).any(|at| at == b"\x04mars\x07example"));
+    let digits: String = v6_digits(v6);
+    let back = book.answer(&question(&digits, PTR)).unwrap();
+    assert!(back.windows(13).any(|at| at == b"\x04mars\x07example"));
+}
+
+fn v6_digits(ip: IpAddr) -> String {
+    let IpAddr::V6(ip) = ip else { panic!("{ip}") };
+    let digits = format!("{:032x}", ip.to_bits());
+    let reversed: Vec<String> = digits.chars().rev().map(String::from).collect();
+    reversed.join(".") + ".ip6.arpa"
+}
+
+#[test]
+fn what_is_no_host_is_not_there_and_this_machine_is_here() {
+    let mut book = Book::new(Pool::default());
+    let mut answer = |name: &str, kind| book.answer(&question(name, kind)).unwrap();
+    assert_eq!(address(&answer("localhost", A)).to_string(), "127.0.0.1");
+    assert_eq!(address(&answer("db.localhost", AAAA)).to_string(), "::1");
+    for (name, kind) in [("a b.example", A), ("192.0.2.1", A), ("1.2.0.192.in-addr.arpa", PTR)] {
+        assert_eq!((code(&answer(name, kind)), answer(name, kind)[7]), (3, 0), "{name}");
+    }
+    // MX, TXT, SRV, HTTPS.
+    for kind in [15, 16, 33, 65] {
+        let answer = answer("mars.example", kind);
+        assert_eq!((code(&answer), answer[7]), (0, 0), "{kind}");
+    }
+}
+
+#[test]
+fn who_was_not_used_for_longest_goes_when_there_is_no_room() {
+    let mut book = Book::new("10.9.8.0/24".parse().unwrap());
+    let first = book.placeholder("first", true);
+    let second = book.placeholder("second", true);
+    for n in 0..252 {
+        book.placeholder(&format!("n{n}"), true);
+    }
+    assert_eq!(book.name_of(first).as_deref(), Some("first"), "it is used");
+    assert_eq!(book.placeholder("one more", true), second);
+    assert_eq!(book.name_of(second).as_deref(), Some("one more"));
+    assert_ne!(book.placeholder("second", true), second);
+    assert!("10.9.8.0/25".parse::<Pool>().is_err() && "10.9.8.1/24".parse::<Pool>().is_err());
+}
+
+proptest! {
+    #[test]
+    fn an_answer_is_to_the_question(packet in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let mut book = Book::new(Pool::default());
+        if let Some(answer) = book.answer(&packet) {
+            prop_assert_eq!(&answer[..2], &packet[..2]);
+            prop_assert!(answer[2] & 0x80 != 0 && answer.len() < 600);
+        }
+    }
+
+    #[test]
+    fn a_cut_question_is_none(name in "[a-z]{1,9}(\\.[a-z0-9-]{1,20}){0,5}", cut in 0usize..200) {
+        let packet = question(&name, A);
+        let query = Query::parse(&packet).unwrap();
+        prop_assert_eq!(query.name.as_deref(), Some(&name[..]));
+        prop_assert!(query.answer(&Reply::NoName).starts_with(&packet[..2]));
+        prop_assert!(Query::parse(&packet[..cut % packet.len()]).is_none());
+    }
+}

@@ -1,0 +1,243 @@
+//! Offers: an option in the SYNs of connections that ask for it, and the other end's in its SYN-ACK; and
+//! the same from the side that listens, which speaks only when it was spoken to.
+//!
+//! ```text
+//!   ours, connects   CONNECT ─▶ in the map? ─▶ option in the SYN        ESTABLISHED ─▶ theirs to the map
+//!   ours, listens    LISTEN ─▶ asks to be called    SYN with theirs ─▶ ours in the SYN-ACK
+//! ```
+//!
+//! The listener is this process's own, to which wrapped programs' connections are led
+//! ([`Ports`]): what it hears stands in the SYN that it saves. Where SYNs are answered by cookies it
+//! hears nothing, and says nothing.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::net::sockopt::socket_cookie;
+
+use super::BpfError;
+use super::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R6, R7, R8, Width};
+use super::cgroup::Cgroup;
+use super::divert::Ports;
+use super::kernel::{Hook, Link, Map};
+use super::option::{COOKIE, OPTION, VALUE, look_up};
+use crate::tcp::INSIDE;
+
+/// Connections between their begin and the look at the answer, at most.
+const SOCKETS: u32 = 65_536;
+
+// Fields of `struct bpf_sock_ops`.
+const OP: i16 = 0;
+const FIRST_ARGUMENT: i16 = 4;
+const FAMILY: i16 = 20;
+const LOCAL_IP4: i16 = 28;
+const LOCAL_IP6: i16 = 48;
+const LOCAL_PORT: i16 = 68;
+const IS_FULL: i16 = 72;
+const FLAGS: i16 = 84;
+const SOCKET: i16 = 184;
+/// A field of `struct bpf_sock`.
+const MARK: i16 = 16;
+// What it is called for.
+const CONNECT: u32 = 3;
+const ESTABLISHED: u32 = 4;
+const ACCEPTED: u32 = 5;
+const LISTENS: u32 = 11;
+const LENGTH: u32 = 14;
+const WRITE: u32 = 15;
+/// The first argument where a SYN is answered by a cookie.
+const COOKIES: u32 = 2;
+/// Asks to be called for options.
+const WANTS_OPTIONS: u32 = 1 << 6;
+/// To look in the SYN that is being answered.
+const IN_SYN: i32 = 1;
+
+/// The program at work, for the sockets of this process's cgroup.
+#[derive(Debug)]
+pub struct Offers {
+    asked: Map<OPTION>,
+    own: [u8; OPTION],
+    _link: Link,
+}
+
+impl Offers {
+    /// Says `own`, an option whose first four bytes are its kind, its length and what tells it from
+    /// others; as a server to whoever connects to `ports`. Listeners must be opened after this.
+    ///
+    /// # Errors
+    /// A right is missing, the kernel is too old, or there is no cgroup version 2.
+    pub fn attach(own: [u8; OPTION], ports: &Ports) -> Result<Offers, BpfError> {
+        let (cgroup, asked) = (Cgroup::own()?, Map::new(SOCKETS)?);
+        let link = Link::new(Hook::SockOps, &program(&asked, ports, &own), cgroup.as_fd())?;
+        Ok(Offers { asked, own, _link: link })
+    }
+
+    /// Has the SYN of `socket` carry the option. Call it before the socket connects.
+    ///
+    /// # Errors
+    /// None are known.
+    pub fn offer(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        self.asked.set(socket_cookie(socket)?, &[0; OPTION])
+    }
+
+    /// What the other end of a socket that has connected said, if anything; once only.
+    pub fn answer(&self, socket: BorrowedFd<'_>) -> Option<[u8; OPTION]> {
+        let cookie = socket_cookie(socket).ok()?;
+        let answer = self.asked.get(cookie);
+        self.asked.clear(cookie);
+        answer.filter(|bytes| bytes[..4] == self.own[..4])
+    }
+}
+
+fn program(asked: &Map<OPTION>, ports: &Ports, own: &[u8; OPTION]) -> Vec<Insn> {
+    let mut asm = Asm::default();
+    let [connect, answered, ours, write, done] = [(); 5].map(|()| asm.label());
+    let length = asm.label();
+    asm.copy(R6, R1);
+    asm.load(Width::Word, R7, R6, OP);
+    for (op, label) in [
+        (CONNECT, connect),
+        (ESTABLISHED, answered),
+        (ACCEPTED, ours),
+        (LISTENS, ours),
+        (LENGTH, length),
+        (WRITE, write),
+    ] {
+        asm.if_equal(R7, op, label);
+    }
+    asm.goto(done);
+
+    asm.place(connect);
+    look_up(&mut asm, asked, done);
+    asm.set_flags(R6, FLAGS, |asm| asm.or(R2, WANTS_OPTIONS));
+    asm.goto(done);
+
+    asm.place(answered);
+    look_up(&mut asm, asked, done);
+    asm.set_flags(R6, FLAGS, |asm| asm.and(R2, !WANTS_OPTIONS));
+    find(&mut asm, own, 0, done);
+    asm.keep(asked, COOKIE, VALUE);
+    asm.goto(done);
+
+    asm.place(ours);
+    listener(&mut asm, done);
+
+    asm.place(length);
+    may_speak(&mut asm, asked, ports, own, done);
+    asm.copy(R1, R6);
+    asm.set(R2, OPTION as i32);
+    asm.set(R3, 0);
+    asm.call(Helper::ReserveOption);
+    asm.goto(done);
+
+    asm.place(write);
+    may_speak(&mut asm, asked, ports, own, done);
+    put(&mut asm, own);
+    asm.copy(R1, R6);
+    asm.copy(R2, FP);
+    asm.add(R2, VALUE.into());
+    asm.set(R3, OPTION as i32);
+    asm.set(R4, 0);
+    asm.call(Helper::StoreOption);
+    asm.place(done);
+    asm.exit(1);
+    asm.finish().expect("short enough for every jump")
+}
+
+/// Of a socket that is between a program and us: it asks for options while it listens; what it accepts
+/// asks no more. Ends there.
+fn listener(asm: &mut Asm, done: Label) {
+    let accepted = asm.label();
+    asm.load(Width::Double, R2, R6, SOCKET);
+    asm.if_nothing(R2, done);
+    asm.load(Width::Word, R2, R2, MARK);
+    asm.if_different(R2, INSIDE.cast_unsigned(), done);
+    asm.if_equal(R7, ACCEPTED, accepted);
+    asm.set_flags(R6, FLAGS, |asm| asm.or(R2, WANTS_OPTIONS));
+    asm.goto(done);
+    asm.place(accepted);
+    asm.set_flags(R6, FLAGS, |asm| asm.and(R2, !WANTS_OPTIONS));
+    asm.goto(done);
+}
+
+/// Goes on where the option is to be said: in the SYN of a connection that asked for it, and in the
+/// answer to a SYN that had one, to a port that a program of ours listens at.
+fn may_speak(asm: &mut Asm, asked: &Map<OPTION>, ports: &Ports, own: &[u8; OPTION], done: Label) {
+    let [answers, v6, named, speak] = [(); 4].map(|()| asm.label());
+    asm.load(Width::Word, R2, R6, IS_FULL);
+    asm.if_equal(R2, 0, answers);
+    look_up(asm, asked, done);
+    asm.goto(speak);
+
+    asm.place(answers);
+    asm.load(Width::Word, R2, R6, FIRST_ARGUMENT);
+    asm.if_equal(R2, COOKIES, done);
+    asm.load(Width::Word, R8, R6, LOCAL_PORT);
+    asm.load(Width::Word, R2, R6, FAMILY);
+    asm.if_different(R2, libc::AF_INET as u32, v6);
+    asm.load(Width::Word, R7, R6, LOCAL_IP4);
+    asm.goto(named);
+    asm.place(v6);
+    asm.load(Width::Word, R7, R6, LOCAL_IP6 + 12);
+    asm.place(named);
+    ports.find(asm, done);
+    find(asm, own, IN_SYN, done);
+    asm.place(speak);
+}
+
+/// The other end's option to the stack; goes to `none` if there is none.
+fn find(asm: &mut Asm, own: &[u8; OPTION], flags: i32, none: Label) {
+    // What is searched for: the kind, the length up to here, and what tells it from others.
+    let mut sought = [0; OPTION];
+    sought[..4].copy_from_slice(&[own[0], 4, own[2], own[3]]);
+    put(asm, &sought);
+    asm.copy(R1, R6);
+    asm.copy(R2, FP);
+    asm.add(R2, VALUE.into());
+    asm.set(R3, OPTION as i32);
+    asm.set(R4, flags);
+    asm.call(Helper::LoadOption);
+    asm.if_different(R0, OPTION as u32, none);
+}
+
+/// `bytes` to the stack.
+fn put(asm: &mut Asm, bytes: &[u8; OPTION]) {
+    for (at, part) in (0..).step_by(8).zip(bytes.as_chunks::<8>().0) {
+        asm.set_double(R2, u64::from_ne_bytes(*part));
+        asm.store(Width::Double, FP, VALUE + at, R2);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+    use super::*;
+    use crate::tcp::{self, TcpOptions, Telling};
+
+    const OWN: [u8; OPTION] = [253, 16, b'V', b'x', 7, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+
+    #[test]
+    fn what_is_offered_stands_in_the_syn_and_a_plain_end_says_nothing() {
+        let offers = Offers::attach(OWN, &Ports::new().unwrap()).unwrap();
+        let options = TcpOptions { save_syn: true, ..TcpOptions::default() };
+        let listener = tcp::listen((Ipv4Addr::LOCALHOST, 0).into(), 8, options).unwrap();
+        let listener: TcpListener = listener;
+        listener.set_nonblocking(false).unwrap();
+        let at = listener.local_addr().unwrap();
+        for offered in [true, false] {
+            let telling = if offered { Telling::Offer(&offers) } else { Telling::Nothing };
+            let (mut ours, _) =
+                tcp::connect_telling(at, None, TcpOptions::default(), telling).unwrap();
+            let (mut theirs, _) = listener.accept().unwrap();
+            let syn = tcp::saved_syn(&theirs).unwrap();
+            assert_eq!(syn.windows(OPTION).any(|window| window == OWN), offered);
+            theirs.write_all(b"there").unwrap();
+            ours.set_nonblocking(false).unwrap();
+            ours.read_exact(&mut [0; 5]).unwrap();
+            assert_eq!(offers.answer(ours.as_fd()), None);
+            let _: TcpStream = ours;
+        }
+    }
+}

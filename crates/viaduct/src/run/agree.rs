@@ -1,0 +1,168 @@
+//! Handlers that are agreed on with the far end of each flow: what is said of it on the command line,
+//! and who is turned away.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use tracing::warn;
+use viaduct_proto::agree::{Refusal, Required, Terms};
+use viaduct_proto::flow::{HandlerSpec, Registry};
+use viaduct_sys::bpf::Ports;
+
+use super::Plan;
+use super::via::Via;
+use crate::proxy::agreeing::Agreeing;
+use crate::proxy::through::Factories;
+
+/// What may be said of it.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct AgreeArgs {
+    /// Agree on the handlers with each far end, without a further round trip; one that runs no Viaduct
+    /// is spoken to plainly. So are clients of a program that listens
+    #[arg(long, conflicts_with = "require")]
+    prefer: bool,
+    /// Agree on the handlers with each far end, and go on with none of these missing (all that need both
+    /// ends, if none is named): whoever has less is refused
+    #[arg(long, value_name = "HANDLER,...", num_args = 0..=1, require_equals = true,
+          default_missing_value = "", value_delimiter = ',')]
+    require: Option<Vec<String>>,
+}
+
+impl AgreeArgs {
+    /// What they mean for the chain of these handlers; `None` if nothing is agreed on.
+    ///
+    /// # Errors
+    /// What keeps the chain from being agreed on.
+    pub fn load(
+        &self,
+        specs: &[HandlerSpec],
+        chain: &Factories,
+        registry: &Registry,
+    ) -> Result<Option<Agreed>> {
+        let (option, required) = match (&self.require, self.prefer) {
+            (None, false) => return Ok(None),
+            (None, true) => ("--prefer", Required::None),
+            (Some(names), _) => match names.iter().all(String::is_empty) {
+                true => ("--require", Required::All),
+                false => ("--require", Required::These(names.clone())),
+            },
+        };
+        let both_ends = registry.both_ends(specs);
+        let names: Vec<_> =
+            chain.iter().zip(&both_ends).map(|(of, both)| (of.name(), *both)).collect();
+        let terms = Terms::new(&names, &required).map_err(|error| anyhow!("{option}: {error}"))?;
+        Ok(Some(Agreed { terms, both_ends, begun: OnceLock::new() }))
+    }
+}
+
+/// What is agreed on, and with whom once that has begun.
+#[derive(Debug)]
+pub struct Agreed {
+    terms: Terms,
+    both_ends: Vec<bool>,
+    begun: OnceLock<(Arc<Agreeing>, Ports)>,
+}
+
+impl Agreed {
+    /// Begins: connections and listeners that are opened from now on agree on handlers of `chain`.
+    ///
+    /// # Errors
+    /// It takes a right that is missing.
+    pub fn begin(&self, chain: &Factories) -> Result<Arc<Agreeing>> {
+        let ports = Ports::new().map_err(|why| {
+            anyhow!("--prefer and --require say what they offer in SYNs, by BPF: {why}")
+        })?;
+        let (terms, both_ends) = (self.terms.clone(), self.both_ends.clone());
+        let agreeing = Arc::new(Agreeing::new(terms, chain.clone(), both_ends, &ports)?);
+        let (agreeing, _) = self.begun.get_or_init(|| (agreeing, ports));
+        Ok(agreeing.clone())
+    }
+
+    /// With whom, and where programs that listen are noted; `None` before it has begun.
+    pub fn begun(&self) -> Option<&(Arc<Agreeing>, Ports)> {
+        self.begun.get()
+    }
+}
+
+/// The interposer that agrees: SYNs can be written to where all can be seen.
+///
+/// # Errors
+/// Another was asked for.
+pub fn via(via: Via, plan: &Plan) -> Result<Via> {
+    match (via, &plan.agree) {
+        (via, None) => Ok(via),
+        (Via::Auto | Via::Cgroup, Some(_)) => Ok(Via::Cgroup),
+        (Via::Seccomp | Via::Preload, Some(_)) => Err(anyhow!(
+            "--prefer and --require offer in SYNs, which takes root and --via cgroup; without them both \
+             ends apply the whole chain"
+        )),
+    }
+}
+
+/// How often the log is told of one and the same client that was turned away.
+const QUIET: Duration = Duration::from_secs(60);
+/// Clients that are remembered; whoever comes when there are more is told of with the next of them.
+const CLIENTS: usize = 256;
+
+/// Clients that were turned away, as the log hears of them: once in a while, with how many there were.
+#[derive(Debug, Default)]
+pub struct Strangers {
+    clients: HashMap<IpAddr, (Instant, u64)>,
+}
+
+impl Strangers {
+    /// One more is turned away.
+    pub fn tell(&mut self, client: SocketAddr, why: &Refusal, now: Instant) {
+        if let Some(times) = self.count(client.ip(), now) {
+            let before = if times > 0 { format!(" ({times} more since)") } else { String::new() };
+            warn!("refused: a connection from {client}: {why}{before}");
+        }
+    }
+
+    /// How many there have been since the log was told; `None` if it is not to be told yet.
+    fn count(&mut self, client: IpAddr, now: Instant) -> Option<u64> {
+        if self.clients.len() >= CLIENTS {
+            self.clients.retain(|_, (told, _)| now.duration_since(*told) < QUIET);
+        }
+        let full = self.clients.len() >= CLIENTS;
+        match self.clients.get_mut(&client) {
+            Some((told, times)) if now.duration_since(*told) < QUIET => {
+                *times += 1;
+                None
+            }
+            Some((told, times)) => {
+                *told = now;
+                Some(std::mem::take(times))
+            }
+            None if full => None,
+            None => {
+                self.clients.insert(client, (now, 0));
+                Some(0)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_hears_of_a_client_once_in_a_while() {
+        let mut strangers = Strangers::default();
+        let [one, other] = ["192.0.2.1", "192.0.2.2"].map(|ip| ip.parse().unwrap());
+        let now = Instant::now();
+        assert_eq!(strangers.count(one, now), Some(0));
+        assert_eq!(strangers.count(one, now), None);
+        assert_eq!(strangers.count(one, now), None);
+        assert_eq!(strangers.count(other, now), Some(0));
+        assert_eq!(strangers.count(one, now + QUIET), Some(2));
+        for n in 0..2 * CLIENTS as u32 {
+            strangers.count(IpAddr::from(n.to_be_bytes()), now + QUIET);
+        }
+        assert!(strangers.clients.len() <= CLIENTS);
+    }
+}

@@ -1,0 +1,196 @@
+//! Names that are looked up at the far end: programs' questions of DNS are answered here, with
+//! placeholders ([`viaduct_proto::names`]).
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::{fs, thread};
+
+use anyhow::{Context, Result, bail};
+use tracing::{debug, warn};
+use viaduct_proto::flow::Address;
+use viaduct_proto::names::{Book, Pool};
+use viaduct_proto::wrap::{Fate, Rules, Transport};
+
+use crate::proxy::through::Factories;
+
+/// Who looks names up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Where {
+    /// The far end: a proxy, or the end of a tunnel
+    Remote,
+    /// This machine, as without Viaduct
+    Local,
+}
+
+/// What may be said of it.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct NameArgs {
+    /// Who looks names up; the far end is the default where a handler goes to hosts by name and nothing
+    /// may go around it (+socks)
+    #[arg(long, value_enum, value_name = "WHERE")]
+    names: Option<Where>,
+    /// Of IPv4, the prefix that placeholders for names are taken from
+    #[arg(long, value_name = "PREFIX", default_value_t)]
+    names_pool: Pool,
+}
+
+impl NameArgs {
+    /// What they mean for a chain and rules, which learn of it; `None` if names are no matter of ours.
+    ///
+    /// # Errors
+    /// No handler of the chain goes to hosts by name.
+    pub fn load(&self, chain: &Factories, rules: &mut Rules) -> Result<Option<Arc<Remote>>> {
+        let able = chain.iter().any(|handler| handler.takes_names());
+        let remote = match self.names {
+            Some(Where::Local) => false,
+            Some(Where::Remote) if !able => {
+                bail!("--names remote: no handler of the chain goes to hosts by name; socks does")
+            }
+            Some(Where::Remote) => true,
+            None => able && rules.strict && !leave_questions(rules),
+        };
+        rules.names = remote;
+        Ok(remote.then(|| Arc::new(Remote::new(self.names_pool, rules.strict))))
+    }
+}
+
+/// Whether a rule says that questions may go direct.
+fn leave_questions(rules: &Rules) -> bool {
+    let asks = |line: &&viaduct_proto::wrap::Line| {
+        line.fate == Fate::Leave
+            && line.transport != Some(Transport::Tcp)
+            && (line.ports.0..=line.ports.1).contains(&53)
+            && line.ports != (0, u16::MAX)
+    };
+    rules.lines().iter().any(|line| asks(&line))
+}
+
+/// Placeholders, and whoever gives them to programs.
+#[derive(Debug)]
+pub struct Remote {
+    book: Mutex<Book>,
+    pool: Pool,
+    strict: bool,
+    at: OnceLock<[Option<SocketAddr>; 2]>,
+}
+
+/// Where a flow to `to` goes, if it stands for a name or for itself.
+pub fn place(names: Option<&Remote>, to: SocketAddr) -> Option<Address> {
+    names.map_or(Some(Address::Ip(to)), |names| names.place(to))
+}
+
+/// Questions are shorter, by far.
+const LONGEST: usize = 4096;
+
+impl Remote {
+    fn new(pool: Pool, strict: bool) -> Remote {
+        Remote { book: Mutex::new(Book::new(pool)), pool, strict, at: OnceLock::new() }
+    }
+
+    /// Begins to answer.
+    ///
+    /// # Errors
+    /// There is no loopback interface.
+    pub fn begin(self: &Arc<Remote>) -> Result<()> {
+        let (v4, v6) = sockets().context("answer questions of DNS")?;
+        let at = [v4.local_addr().ok(), v6.as_ref().and_then(|v6| v6.local_addr().ok())];
+        for socket in [Some(v4), v6].into_iter().flatten() {
+            let remote = self.clone();
+            let answer = move || remote.answer(&socket);
+            thread::Builder::new().name("names".to_owned()).spawn(answer)?;
+        }
+        let _ = self.at.set(at);
+        Ok(())
+    }
+
+    /// Where questions are answered: by IPv4, by IPv6.
+    pub fn at(&self) -> [Option<SocketAddr>; 2] {
+        self.at.get().copied().unwrap_or_default()
+    }
+
+    /// Where a flow to `to` goes; `None` if that stands for no name any more.
+    pub fn place(&self, to: SocketAddr) -> Option<Address> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner).place(to)
+    }
+
+    /// Whether it is a placeholder: datagrams to there go nowhere.
+    pub fn holds(&self, to: SocketAddr) -> bool {
+        self.pool.holds(to.ip())
+    }
+
+    /// For as long as the process runs.
+    fn answer(&self, socket: &UdpSocket) {
+        let mut packet = [0; LONGEST];
+        loop {
+            let answered = socket.recv_from(&mut packet).and_then(|(length, from)| {
+                let answer = self
+                    .book
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .answer(&packet[..length]);
+                answer.map_or(Ok(0), |answer| socket.send_to(&answer, from))
+            });
+            if let Err(error) = answered {
+                debug!("a question of DNS: {error}");
+            }
+        }
+    }
+
+    /// Sees that nobody is asked around us: daemons that look names up for programs are asked by sockets
+    /// of their own. Not where calls are seen by seccomp: there programs are told that nobody is there.
+    ///
+    /// # Errors
+    /// Somebody would be, and nothing may go around the chain.
+    pub fn check_daemons(&self) -> Result<()> {
+        let Some(path) = others().find(|path| UnixStream::connect(path).is_ok()) else {
+            return Ok(());
+        };
+        let what = format!(
+            "names are asked of the daemon at {path}, around this run: stop it, or take --via seccomp, \
+             or say --names local"
+        );
+        if self.strict {
+            bail!("{what}");
+        }
+        warn!("{what}");
+        Ok(())
+    }
+}
+
+/// Where daemons would be asked for names.
+const DAEMONS: [&str; 3] =
+    ["/run/nscd/socket", "/var/run/nscd/socket", "/run/systemd/resolve/io.systemd.Resolve"];
+
+/// Whether `path`, or what is known of it, is where a daemon would be asked for names.
+pub fn is_daemon(path: &[u8]) -> bool {
+    match path.iter().position(|&byte| byte == 0) {
+        Some(end) => DAEMONS.iter().any(|daemon| daemon.as_bytes() == &path[..end]),
+        // It goes on.
+        None => path.len() > 20 && DAEMONS.iter().any(|of| of.as_bytes().starts_with(path)),
+    }
+}
+
+/// Those that this machine's programs ask.
+fn others() -> impl Iterator<Item = &'static str> {
+    let text = fs::read_to_string("/etc/nsswitch.conf").unwrap_or_default();
+    let mut hosts = text.lines().filter(|line| line.trim_start().starts_with("hosts:"));
+    let resolved = hosts.any(|line| line.split_whitespace().any(|word| word == "resolve"));
+    DAEMONS.into_iter().filter(move |path| resolved || !path.contains("systemd"))
+}
+
+/// At one port of both families.
+fn sockets() -> io::Result<(UdpSocket, Option<UdpSocket>)> {
+    for _ in 0..16 {
+        let v4 = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        match UdpSocket::bind((Ipv6Addr::LOCALHOST, v4.local_addr()?.port())) {
+            Ok(v6) => return Ok((v4, Some(v6))),
+            // Somebody else's: another port.
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            // This machine has no IPv6.
+            Err(_) => return Ok((v4, None)),
+        }
+    }
+    Ok((UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?, None))
+}

@@ -1,0 +1,245 @@
+//! Two ends that agree on their handlers while they connect: with each other, with plain peers, and
+//! with somebody between them.
+#![allow(clippy::unwrap_used)] // a test may panic
+
+use std::io::{BufRead as _, BufReader};
+use std::net::{SocketAddr, TcpListener};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use viaduct_sys::ring::{Direction, Ring, RingConfig};
+
+const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
+/// Answers what it was told, and says so.
+const SERVER: &str = "
+import socket, sys
+family = socket.AF_INET6 if ':' in sys.argv[2] else socket.AF_INET
+s = socket.create_server((sys.argv[2], int(sys.argv[1])), family=family)
+print('up', flush=True)
+while True:
+    try:
+        c, at = s.accept()
+        c.sendall(b'heard ' + c.recv(100))
+        c.close()
+    except ConnectionError: pass
+";
+const CLIENT: &str = "
+import socket, sys
+s = socket.create_connection((sys.argv[2], int(sys.argv[1])))
+s.sendall(b'hello')
+print(s.makefile().read())
+";
+
+/// The chain and its options, between `viaduct run` and the program; nothing: the program alone.
+fn program(words: &str, text: &str, at: SocketAddr) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["--signal=KILL", "30"]);
+    if !words.is_empty() {
+        command.args([VIADUCT, "run"]).args(words.split(' ')).arg("--");
+    }
+    command.args(["python3", "-c", text, &at.port().to_string(), &at.ip().to_string()]);
+    command
+}
+
+/// A server, which is ended when this goes.
+struct Server {
+    child: Child,
+    at: SocketAddr,
+}
+
+impl Server {
+    fn start(words: &str) -> Server {
+        Server::start_at("127.0.0.1:0", words)
+    }
+
+    fn start_at(free: &str, words: &str) -> Server {
+        let at = TcpListener::bind(free).unwrap().local_addr().unwrap();
+        let mut command = program(words, SERVER, at);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "up\n");
+        Server { child, at }
+    }
+
+    /// Ends it; what it has said of those that it turned away.
+    fn end(mut self) -> String {
+        kill(&self.child);
+        let mut said = String::new();
+        let mut stderr = self.child.stderr.take().unwrap();
+        std::io::Read::read_to_string(&mut stderr, &mut said).unwrap();
+        said
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        kill(&self.child);
+        let _ = self.child.wait();
+    }
+}
+
+/// `timeout` passes it on.
+fn kill(child: &Child) {
+    let _ = Command::new("kill").arg(child.id().to_string()).stderr(Stdio::null()).status();
+}
+
+fn client(words: &str, at: SocketAddr) -> (String, String) {
+    let Output { stdout, stderr, .. } = program(words, CLIENT, at).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).trim().to_owned();
+    (text(stdout), text(stderr))
+}
+
+/// A key in a file of its own, as a handler.
+fn crypt(name: &str) -> String {
+    let path = std::env::temp_dir().join(format!("viaduct-agree-{}-{name}", std::process::id()));
+    let path = path.display().to_string();
+    let made = Command::new(VIADUCT).args(["key", "new", "--out", &path]).output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+    format!("+crypt:key={path}")
+}
+
+#[test]
+fn what_both_have_applies_and_who_insists_has_it_or_nothing() {
+    let crypt = crypt("both");
+    let chain = format!("+compress {crypt}");
+    let server = Server::start(&format!("--prefer {chain}"));
+    let heard = |words: &str| client(words, server.at).0 == "heard hello";
+    assert!(heard(&format!("--prefer {chain}")));
+    assert!(heard(&format!("--require {chain}")));
+    assert!(heard(&format!("--require {crypt} +compress")), "in the client's order");
+    assert!(heard("--prefer +compress") && heard("--require +compress +count"));
+    assert!(heard("--prefer +stripe"), "they have nothing in common");
+    assert!(heard(""), "a plain client");
+    let (said, why) = client("--require +stripe +compress", server.at);
+    assert!(said.is_empty() && why.contains("no stripe"), "{why}");
+    assert!(why.contains("it has compress, crypt"), "{why}");
+}
+
+#[test]
+fn it_is_the_same_by_ipv6_and_for_further_connections_of_a_flow() {
+    let chain = format!("{} +stripe +compress", crypt("more"));
+    let server = Server::start_at("[::1]:0", &format!("--require {chain}"));
+    assert_eq!(client(&format!("--require {chain}"), server.at).0, "heard hello");
+    let (said, why) = client("--prefer +compress", server.at);
+    assert!(said.is_empty() && why.contains("ConnectionResetError"), "{why}");
+}
+
+#[test]
+fn a_plain_server_is_spoken_to_plainly_or_not_at_all() {
+    let server = Server::start("");
+    assert_eq!(client("--prefer +compress", server.at).0, "heard hello");
+    let (said, why) = client("--require +compress", server.at);
+    assert!(said.is_empty() && why.contains("does not negotiate"), "{why}");
+}
+
+#[test]
+fn a_server_that_insists_resets_plain_clients_and_says_so_once() {
+    let server = Server::start("--require=compress +compress +stripe");
+    for _ in 0..3 {
+        let (said, why) = client("", server.at);
+        assert!(said.is_empty() && why.contains("ConnectionResetError"), "{why}");
+    }
+    assert_eq!(client("--prefer +compress", server.at).0, "heard hello");
+    let said = server.end();
+    assert_eq!(said.matches("refused: a connection from 127.0.0.1").count(), 1, "{said}");
+    assert!(said.contains("required: compress"), "{said}");
+}
+
+#[test]
+fn what_cannot_be_agreed_on_is_said_before_anything_runs() {
+    for (words, why) in [
+        ("--prefer +count", "nothing to agree on"),
+        ("--require=crypt +compress", "crypt is required"),
+        ("--prefer +socks:via=127.0.0.1:1 +compress", "goes elsewhere"),
+        ("--prefer --via seccomp +compress", "takes root"),
+    ] {
+        let (said, error) = client(words, ([127, 0, 0, 1], 1).into());
+        assert!(said.is_empty() && error.contains(why), "{words}: {error}");
+    }
+}
+
+/// A packet of a connection: whether it goes to the server, its flags but PSH, whether it has data.
+type Packet = (bool, u8, bool);
+
+/// The packets of the first connection to `port` that the tap sees, up to the first with data.
+fn until_data(tap: &mut Ring, port: u16) -> (Vec<Packet>, bool) {
+    const PSH: u8 = 8;
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let (mut seen, mut other, mut offered) = (Vec::new(), None, false);
+    while Instant::now() < deadline {
+        let Some(frame) = tap.next() else {
+            thread::sleep(Duration::from_millis(1));
+            continue;
+        };
+        if frame.direction() != Direction::Outgoing || frame.len() < 40 || frame[9] != 6 {
+            continue;
+        }
+        let of = |at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
+        let (from, to) = (of(20), of(22));
+        let (goes, with) = if to == port { (true, from) } else { (false, to) };
+        if from != port && to != port || with != *other.get_or_insert(with) {
+            continue;
+        }
+        let headers = 20 + usize::from(frame[32] >> 4) * 4;
+        let data = usize::from(of(2)) > headers;
+        offered |= frame[20..headers].windows(4).any(|at| at == [253, 16, b'V', b'a']);
+        seen.push((goes, frame[33] & !PSH, data));
+        if data {
+            return (seen, offered);
+        }
+    }
+    panic!("no data was seen: {seen:?}");
+}
+
+#[test]
+fn it_costs_no_round_trip() {
+    let captured = |words: &str| {
+        let server = Server::start(words);
+        let mut tap = Ring::open("lo", RingConfig { max_packet: 2048, bytes: 1 << 20 }).unwrap();
+        assert_eq!(client(words, server.at).0, "heard hello");
+        until_data(&mut tap, server.at.port())
+    };
+    let (plain, offered) = captured("");
+    assert!(!offered);
+    assert_eq!(plain.len(), 4, "SYN, SYN-ACK, ACK, data: {plain:?}");
+    for words in ["--require +compress", "--prefer +compress"] {
+        let (agreed, offered) = captured(words);
+        assert!(offered, "{words}");
+        assert_eq!(agreed, plain, "{words}");
+    }
+}
+
+#[test]
+fn a_downgrade_from_outside_is_refused_by_who_insists() {
+    // Somebody on the path takes the option out of SYNs.
+    let script = format!(
+        "ip link set lo up
+        nft 'table ip strip {{ chain in {{ type filter hook input priority raw;
+            tcp dport 7 tcp flags syn reset tcp option 253; }}; }}'
+        run() {{ timeout --signal=KILL 20 {VIADUCT} run $1 -- python3 -c \"$2\" 7 127.0.0.1; }}
+        run '--prefer +compress' \"$SERVER\" > up & server=$!
+        until grep -q up up; do sleep 0.05; done
+        run '--prefer +compress' \"$CLIENT\"
+        run '--require +compress' \"$CLIENT\" 2>&1 | grep -o 'does not negotiate, or something between'
+        run '--require=compress +compress +stripe' \"$CLIENT\" 2>&1 | grep -o 'ConnectionRefusedError'
+        kill $server"
+    );
+    let directory = std::env::temp_dir().join(format!("viaduct-strip-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let output = Command::new("timeout")
+        .args(["60", "unshare", "--net", "sh", "-c", &script])
+        .envs([("SERVER", SERVER), ("CLIENT", CLIENT)])
+        .current_dir(&directory)
+        .output()
+        .unwrap();
+    std::fs::remove_dir_all(&directory).unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<&str> = said.lines().filter(|line| !line.is_empty()).collect();
+    let [plain, why, error, ..] = lines[..] else { panic!("{output:?}") };
+    assert_eq!(plain, "heard hello", "who does not insist is spoken to plainly");
+    assert_eq!(why, "does not negotiate, or something between");
+    assert_eq!(error, "ConnectionRefusedError");
+}

@@ -1,0 +1,28 @@
+//! What another end says of its handlers: whatever the bytes, an offer is one that an end can make, and
+//! what follows from it is no more than this end has, and no less than it insists on.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use viaduct_proto::agree::{MOST, NUMBERS, Offer, Refusal, Required, Terms};
+
+fuzz_target!(|input: &[u8]| {
+    let _ = Offer::in_headers(input);
+    let Some(offer) = Offer::find(input) else { return };
+    assert!(offer.items.len() <= MOST);
+    assert_eq!(Offer::parse(&offer.emit()), Some(offer.clone()));
+    let chain: Vec<_> = NUMBERS.iter().map(|(name, ..)| (*name, true)).collect();
+    for required in [Required::None, Required::These(vec!["crypt".to_owned()]), Required::All] {
+        let terms = Terms::new(&chain, &required).expect("all can be agreed on");
+        for connects in [true, false] {
+            match terms.settle(connects, Some(&offer)) {
+                Ok(agreed) => {
+                    let offered = |number| offer.items.iter().any(|item| item.number == number);
+                    assert!(agreed.iter().all(|&number| offered(number)));
+                    assert!(required != Required::All || agreed.len() == chain.len());
+                }
+                Err(Refusal::Format(_, ours, theirs)) => assert_ne!(ours, theirs),
+                Err(_) => assert_ne!(required, Required::None),
+            }
+        }
+    }
+});

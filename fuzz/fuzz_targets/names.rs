@@ -1,0 +1,21 @@
+//! Questions of DNS: whatever a program asks, an answer is to its question, and short; and an address
+//! that it is given stands for the name that it asked for.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use viaduct_proto::names::wire::{A, IN, Query};
+use viaduct_proto::names::{Book, Pool};
+
+fuzz_target!(|input: &[u8]| {
+    let mut book = Book::new(Pool::default());
+    let (query, answer) = (Query::parse(input), book.answer(input));
+    assert_eq!(query.is_some(), answer.is_some());
+    let (Some(query), Some(answer)) = (query, answer) else { return };
+    assert_eq!(answer[..2], input[..2]);
+    assert!(answer[2] & 0x80 != 0 && answer.len() <= 12 + 255 + 4 + 12 + 255);
+    // One answer of four bytes, and not this machine.
+    if query.kind == A && query.class == IN && answer[7] == 1 && answer[answer.len() - 4] != 127 {
+        let ip: [u8; 4] = answer[answer.len() - 4..].try_into().expect("four");
+        assert_eq!(book.name_of(ip.into()).as_deref(), query.name.as_deref());
+    }
+});
