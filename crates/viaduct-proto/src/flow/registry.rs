@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::about::About;
+use super::datagrams::Datagrams;
 use super::handler::Handler;
 
 /// Makes a handler for each flow; what is shared by flows is shared here.
@@ -25,6 +26,11 @@ pub trait Factory: Send + Sync {
     /// no handler is made for it. `begins` says that the flow is new; the bytes have passed since this
     /// was called last, those that the application wrote and those that it is to read.
     fn relayed(&self, _begins: bool, _bytes: [u64; 2]) {}
+
+    /// What it does to the datagrams between two ends; `None`: it works on streams alone.
+    fn datagrams(&self) -> Option<Box<dyn Datagrams + Send>> {
+        None
+    }
 }
 
 /// What a socket is set to, so that no handler is needed.

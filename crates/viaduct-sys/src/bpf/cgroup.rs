@@ -25,6 +25,8 @@ pub(super) struct Cgroup {
 pub struct Group {
     parent: Cgroup,
     name: String,
+    /// How deep it lies: 1 below the root.
+    level: u32,
     directory: OwnedFd,
     members: OwnedFd,
 }
@@ -44,6 +46,7 @@ impl Group {
         let outside = |part: &&str| !part.starts_with(PREFIX);
         let path: Vec<&str> = own.split('/').take_while(outside).collect();
         let parent = Cgroup::below_root(&path.join("/"))?;
+        let level = 1 + path.iter().filter(|part| !part.is_empty()).count() as u32;
         parent.sweep();
         let name = format!("{PREFIX}{}", std::process::id());
         let failed = |errno: rustix::io::Errno| no_cgroup(&name, errno.into());
@@ -51,12 +54,20 @@ impl Group {
         let directory = openat(&parent.directory, &name, FLAGS, Mode::empty()).map_err(failed)?;
         let write = OFlags::CLOEXEC | OFlags::WRONLY;
         let members = openat(&directory, "cgroup.procs", write, Mode::empty()).map_err(failed)?;
-        Ok(Group { parent, name, directory, members })
+        Ok(Group { parent, name, level, directory, members })
     }
 
     /// Where a program that joins writes `0`.
     pub fn members(&self) -> BorrowedFd<'_> {
         self.members.as_fd()
+    }
+
+    /// What netfilter knows it by: its level, and its number.
+    ///
+    /// # Errors
+    /// None are known.
+    pub fn identity(&self) -> io::Result<(u32, u64)> {
+        Ok((self.level, rustix::fs::fstat(&self.directory)?.st_ino))
     }
 
     /// Whether nobody is in it.
