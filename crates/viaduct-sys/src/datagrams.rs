@@ -20,6 +20,8 @@ use crate::nfqueue::{self, Held, SNAP, SynQueue, Verdict};
 
 /// Datagrams that the kernel holds at once; what finds no room is dropped.
 pub const MOST: u32 = 16_384;
+/// Verdicts in one message: more might find no room in the socket.
+const AT_ONCE: usize = 256;
 /// Bytes of a datagram that are read: its headers.
 const COPY: u32 = 160;
 /// Queues of other services have low numbers, as people give them; ours begin here.
@@ -45,6 +47,7 @@ pub enum DatagramError {
 #[derive(Debug)]
 pub struct Datagrams {
     queue: SynQueue,
+    number: u16,
     /// The table is there while this is open.
     _rules: OwnedFd,
 }
@@ -63,7 +66,7 @@ impl Datagrams {
             let queue = nfqueue::borrowed(number, false);
             Rules { queue, ..own }.apply()
         });
-        Ok(Datagrams { queue, _rules: rules.map_err(DatagramError::Rules)? })
+        Ok(Datagrams { queue, number, _rules: rules.map_err(DatagramError::Rules)? })
     }
 
     /// Reads the next into `buffer`; `None` if none waits. Its headers are there, and not all the rest.
@@ -74,12 +77,25 @@ impl Datagrams {
         self.queue.recv(buffer)
     }
 
+    /// How many found no room in the kernel so far, and were dropped.
+    pub fn lost(&self) -> u64 {
+        let table = std::fs::read_to_string("/proc/net/netfilter/nfnetlink_queue");
+        let table = table.unwrap_or_default();
+        // Queue, reader, waiting, how and how much is copied, dropped: no room in the queue, or in the
+        // socket.
+        let lines = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let number = self.number.to_string();
+        let ours = lines.into_iter().find(|fields| fields.first() == Some(&&number[..]));
+        let dropped = ours.iter().flat_map(|fields| fields.iter().skip(5).take(2));
+        dropped.filter_map(|count| count.parse::<u64>().ok()).sum()
+    }
+
     /// Says what becomes of some, in this order.
     ///
     /// # Errors
     /// The kernel has no memory.
     pub fn verdicts(&self, of: &[(u32, Verdict)]) -> io::Result<()> {
-        if of.is_empty() { Ok(()) } else { self.queue.verdicts(of) }
+        of.chunks(AT_ONCE).try_for_each(|some| self.queue.verdicts(some))
     }
 }
 
@@ -151,9 +167,8 @@ impl Rules {
         );
         for (name, hook) in HOOKS {
             let name = format!("{name}\0");
-            let at = Attributes::default()
-                .with(1, &hook.to_be_bytes())
-                .with(2, &PRIORITY.to_be_bytes());
+            let at =
+                Attributes::default().with(1, &hook.to_be_bytes()).with(2, &PRIORITY.to_be_bytes());
             let chain = begin(NEW_CHAIN, NLM_F_CREATE)
                 .with(1, table.as_bytes())
                 .with(3, name.as_bytes())

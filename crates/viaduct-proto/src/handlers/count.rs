@@ -28,7 +28,7 @@ struct CountDatagrams {
 }
 
 pub(super) fn about() -> About {
-    About::new("count", "counts flows and their bytes; ask it by a control call")
+    About::new("count", "counts flows and their bytes; ask it by a control call").datagrams()
 }
 
 /// It has no settings.

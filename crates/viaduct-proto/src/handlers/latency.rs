@@ -29,8 +29,13 @@ struct AgeOfDatagrams {
 
 pub(super) fn about() -> About {
     About::new("latency", "delivers every byte that much later, in both directions")
+        .datagrams()
         .setting("delay", "TIME", "how much later, such as 50ms; up to 60s")
-        .setting("held", "BYTES", "bytes on their way each way at most; 1048576 by default; datagrams beyond are dropped")
+        .setting(
+            "held",
+            "BYTES",
+            "bytes on their way each way at most; 1048576 by default; datagrams beyond are dropped",
+        )
 }
 
 /// `delay`: up to 60s. `held`: bytes on their way each way, 1 MiB by default.

@@ -51,6 +51,7 @@ struct Share {
 
 pub(super) fn about() -> About {
     About::new("shape", "lets so many bits a second pass and no more")
+        .datagrams()
         .setting("rate", "BITS", "bits a second in each direction, such as 500k, 2M, 1G")
         .setting("out", "BITS", "towards the network, where that is another rate, or the only one")
         .setting("in", "BITS", "from the network, where that is another rate, or the only one")

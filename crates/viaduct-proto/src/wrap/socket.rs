@@ -11,6 +11,7 @@ const AF_NETLINK: i32 = 16;
 const AF_ALG: i32 = 38;
 const AF_SMC: i32 = 43;
 const SOCK_STREAM: i32 = 1;
+const SOCK_DGRAM: i32 = 2;
 /// The kind of a socket beside its flags, such as `SOCK_CLOEXEC`.
 const SOCK_KIND: i32 = 0xf;
 const IPPROTO_TCP: i32 = 6;
@@ -93,6 +94,11 @@ impl Socket {
             AF_UNIX | AF_NETLINK | AF_ALG => Carries::Local,
             _ => Carries::Unknown,
         }
+    }
+
+    /// Whether it carries datagrams over IP.
+    pub fn is_of_datagrams(self) -> bool {
+        self.carries() == Carries::Datagrams && self.kind & SOCK_KIND == SOCK_DGRAM
     }
 
     /// Whether its family is one of IP's.

@@ -19,20 +19,30 @@ pub(super) struct Cgroup {
     directory: OwnedFd,
 }
 
-/// A group of our own making below this process's, for programs that are wrapped. It is gone when this
-/// is dropped, if nobody is left in it.
+/// A group of our own making, for programs that are wrapped. It is gone when this is dropped, if nobody is
+/// left in it.
+///
+/// ```text
+///   viaduct-run-1            all that is wrapped by the first, also by another that it runs
+///   ├── programs             whom the first's programs of BPF see
+///   └── viaduct-run-2
+///       └── programs         whom the second's see: not the first's, they would see what ours have
+/// ```                        changed; what passes us passes them
 #[derive(Debug)]
 pub struct Group {
     parent: Cgroup,
     name: String,
     /// How deep it lies: 1 below the root.
     level: u32,
-    directory: OwnedFd,
+    whole: OwnedFd,
+    programs: OwnedFd,
     members: OwnedFd,
 }
 
 /// Begins the names of groups.
 const PREFIX: &str = "viaduct-run-";
+/// The part of one where its programs are.
+const PROGRAMS: &str = "programs";
 
 impl Group {
     /// An empty one; what others have left empty is removed.
@@ -40,21 +50,22 @@ impl Group {
     /// # Errors
     /// A right is missing, or there is no cgroup version 2.
     pub fn new() -> Result<Group, BpfError> {
-        // Beside the group that wraps us, if one does, and not in it: its programs would see what ours
-        // have changed. What passes us passes them.
         let own = Cgroup::own_path();
-        let outside = |part: &&str| !part.starts_with(PREFIX);
-        let path: Vec<&str> = own.split('/').take_while(outside).collect();
-        let parent = Cgroup::below_root(&path.join("/"))?;
-        let level = 1 + path.iter().filter(|part| !part.is_empty()).count() as u32;
+        let path = parent(&own);
+        let level = 1 + path.split('/').filter(|part| !part.is_empty()).count() as u32;
+        let parent = Cgroup::below_root(path)?;
         parent.sweep();
         let name = format!("{PREFIX}{}", std::process::id());
         let failed = |errno: rustix::io::Errno| no_cgroup(&name, errno.into());
-        mkdirat(&parent.directory, &name, Mode::from(0o755)).map_err(failed)?;
-        let directory = openat(&parent.directory, &name, FLAGS, Mode::empty()).map_err(failed)?;
+        let make = |at: BorrowedFd<'_>, name: &str| {
+            mkdirat(at, name, Mode::from(0o755))?;
+            openat(at, name, FLAGS, Mode::empty())
+        };
+        let whole = make(parent.as_fd(), &name).map_err(failed)?;
+        let programs = make(whole.as_fd(), PROGRAMS).map_err(failed)?;
         let write = OFlags::CLOEXEC | OFlags::WRONLY;
-        let members = openat(&directory, "cgroup.procs", write, Mode::empty()).map_err(failed)?;
-        Ok(Group { parent, name, level, directory, members })
+        let members = openat(&programs, "cgroup.procs", write, Mode::empty()).map_err(failed)?;
+        Ok(Group { parent, name, level, whole, programs, members })
     }
 
     /// Where a program that joins writes `0`.
@@ -62,12 +73,12 @@ impl Group {
         self.members.as_fd()
     }
 
-    /// What netfilter knows it by: its level, and its number.
+    /// What netfilter knows it by, and all that is wrapped in it: its level, and its number.
     ///
     /// # Errors
     /// None are known.
     pub fn identity(&self) -> io::Result<(u32, u64)> {
-        Ok((self.level, rustix::fs::fstat(&self.directory)?.st_ino))
+        Ok((self.level, rustix::fs::fstat(&self.whole)?.st_ino))
     }
 
     /// Whether nobody is in it.
@@ -76,23 +87,32 @@ impl Group {
     /// The kernel does not say.
     pub fn is_empty(&self) -> io::Result<bool> {
         let read = OFlags::CLOEXEC | OFlags::RDONLY;
-        let file = openat(&self.directory, "cgroup.events", read, Mode::empty())?;
+        let file = openat(&self.programs, "cgroup.events", read, Mode::empty())?;
         let mut text = String::new();
         File::from(file).read_to_string(&mut text)?;
         Ok(text.lines().any(|line| line == "populated 0"))
     }
 }
 
+/// Where a group of a process at `own` belongs: beside it, but inside the group of whoever wraps it.
+fn parent(own: &str) -> &str {
+    let programs = format!("/{PROGRAMS}");
+    let is_ours =
+        |whole: &str| whole.rsplit('/').next().is_some_and(|name| name.starts_with(PREFIX));
+    // The last: there may be groups of others below.
+    let mut ends = own.rmatch_indices(&programs[..]).map(|(at, _)| at);
+    ends.find(|&at| is_ours(&own[..at])).map_or(own, |at| &own[..at])
+}
+
 impl AsFd for Group {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.directory.as_fd()
+        self.programs.as_fd()
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Who is still in it keeps it.
-        let _ = unlinkat(&self.parent.directory, &self.name, AtFlags::REMOVEDIR);
+        self.parent.remove(&self.name);
     }
 }
 
@@ -149,8 +169,19 @@ impl Cgroup {
             // Whoever has made it may be about to fill it.
             let left = |pid: &&str| !Path::new("/proc").join(pid).exists();
             if name.strip_prefix(PREFIX).filter(left).is_some() {
-                let _ = unlinkat(&self.directory, entry.file_name(), AtFlags::REMOVEDIR);
+                self.remove(&name);
             }
+        }
+    }
+
+    /// Removes the group `name`. Who is still in it keeps it.
+    fn remove(&self, name: &str) {
+        if let Ok(directory) = openat(&self.directory, name, FLAGS, Mode::empty()) {
+            Cgroup { directory }.sweep();
+        }
+        let inner = format!("{name}/{PROGRAMS}");
+        for name in [&inner[..], name] {
+            let _ = unlinkat(&self.directory, name, AtFlags::REMOVEDIR);
         }
     }
 }
@@ -193,4 +224,24 @@ fn no_cgroup(path: &str, source: io::Error) -> BpfError {
         return BpfError::Denied { action: "open a cgroup", source };
     }
     BpfError::Cgroup { path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_belongs_into_that_of_whoever_wraps_us() {
+        let cases = [
+            ("", ""),
+            ("user.slice/a", "user.slice/a"),
+            ("user.slice/programs", "user.slice/programs"),
+            ("user.slice/viaduct-run-1/programs", "user.slice/viaduct-run-1"),
+            ("viaduct-run-1/programs/container/programs", "viaduct-run-1"),
+            ("viaduct-run-1/viaduct-run-2/programs", "viaduct-run-1/viaduct-run-2"),
+        ];
+        for (own, group) in cases {
+            assert_eq!(parent(own), group, "{own}");
+        }
+    }
 }

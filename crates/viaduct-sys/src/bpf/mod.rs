@@ -24,7 +24,7 @@ use std::io;
 
 pub use cgroup::Group;
 pub use divert::{
-    Diversion, Divert, Fate, Heard, Inside, Names, Offload, Passing, Rule, Rules, Waiting,
+    Carry, Diversion, Divert, Fate, Heard, Inside, Names, Offload, Passing, Rule, Rules, Waiting,
 };
 pub use option::{OPTION, SynOption};
 pub use steer::{Steer, Steering, Template};

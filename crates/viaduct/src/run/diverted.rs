@@ -15,13 +15,15 @@ use viaduct_proto::flow::Failure;
 use viaduct_proto::wire::refusal::Asked;
 use viaduct_proto::wrap::{self, Line, Transport};
 use viaduct_sys::bpf::{
-    Diversion, Divert, Fate, Group, Heard, Inside, Names, Offload, Passing, Rule, Rules, Waiting,
+    Carry, Diversion, Divert, Fate, Group, Heard, Inside, Names, Offload, Passing, Rule, Rules,
+    Waiting,
 };
 use viaduct_sys::meeting::Meeting;
 use viaduct_sys::raw::Raw;
 use viaduct_sys::tcp::{self, TcpOptions};
 
 use super::Plan;
+use super::datagrams::{self, Carrier, Fares};
 use super::report::{self, Report, Reported};
 use crate::proxy::calls::{Arrival, Call, Held, Program};
 use crate::proxy::orders::{Order, ToWorker};
@@ -56,16 +58,19 @@ const BACKLOG: u32 = 4096;
 /// After an error of accept.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Attaches the programs to `group`, and has `worker` hear of every connect that `plan` wants.
-pub fn start(group: &Group, plan: &Plan, worker: ToWorker) -> Result<()> {
+/// Attaches the programs to `group`, and has `worker` hear of every connect that `plan` wants; whoever
+/// holds datagrams, if they pass the handlers too.
+pub fn start(group: &Group, plan: &Plan, worker: ToWorker) -> Result<Option<Carrier>> {
     let meeting = Meeting::open().context("open the meeting")?;
     let v4 = listener(Ipv4Addr::LOCALHOST.into());
     let v4 = v4.context("listen for connections to the program")?;
     // Missing where the machine has no IPv6.
     let v6 = listener(Ipv6Addr::LOCALHOST.into()).ok();
+    let (carry, carrier, why) = carry(group, plan);
     let diversion = Diversion {
         streams: rules(&plan.rules, Transport::Tcp),
         datagrams: rules(&plan.rules, Transport::Udp),
+        carry,
         v4: meeting.at(true).context("the meeting has no address")?,
         v6: meeting.at(false),
         listeners: [Some(v4.as_fd()), v6.as_ref().map(AsFd::as_fd)],
@@ -81,34 +86,55 @@ pub fn start(group: &Group, plan: &Plan, worker: ToWorker) -> Result<()> {
     }
     let raw = Raw::open().context("open raw sockets")?;
     let shared = Arc::new(Shared { meeting, names: divert.names(), raw });
-    let mut hearing =
-        Hearing { divert, shared, worker, report: plan.report.clone(), known: HashMap::new() };
+    let mut hearing = Hearing {
+        divert,
+        shared,
+        worker,
+        rules: plan.rules,
+        report: plan.report.clone(),
+        why,
+        known: HashMap::new(),
+    };
     let hear = move || {
         if let Err(error) = hearing.run() {
             warn!("connects cannot be heard of any more: {error}");
         }
     };
     thread::Builder::new().name("connects".to_owned()).spawn(hear)?;
-    Ok(())
+    Ok(carrier)
+}
+
+/// What becomes of datagrams that the chain is to see, who carries them, and what is said if nobody does.
+fn carry(group: &Group, plan: &Plan) -> (Carry, Option<Carrier>, Option<String>) {
+    let otherwise = if plan.rules.strict { Carry::Refused } else { Carry::Left };
+    if !datagrams::matter(plan) {
+        return (otherwise, None, None);
+    }
+    match datagrams::start(group, plan) {
+        Fares::Carried(carrier) => (Carry::Held, Some(carrier), None),
+        Fares::Not(why) => (otherwise, None, Some(datagrams::notice(plan, &why))),
+    }
 }
 
 /// The user's rules of one transport.
 fn rules(rules: &wrap::Rules, transport: Transport) -> Rules {
-    let fate = |fate| match (fate, transport) {
-        (wrap::Fate::Refuse, _) => Fate::Refuse,
-        (wrap::Fate::Leave, _) => Fate::Leave,
-        (wrap::Fate::Divert, Transport::Tcp) => Fate::Divert,
-        // Datagrams are no flow.
-        (wrap::Fate::Divert, Transport::Udp) if rules.strict => Fate::Refuse,
-        (wrap::Fate::Divert, Transport::Udp) => Fate::Leave,
+    let fate = |fate| match fate {
+        wrap::Fate::Refuse => Fate::Refuse,
+        wrap::Fate::Leave => Fate::Leave,
+        wrap::Fate::Divert => Fate::Divert,
     };
-    let ours = rules.lines().iter().filter(|line| line.transport.is_none_or(|of| of == transport));
-    let rule = |line: &Line| Rule {
-        prefix: line.prefix,
-        ports: line.ports.0..=line.ports.1,
-        fate: fate(line.fate),
-    };
-    Rules { list: ours.map(rule).collect(), otherwise: fate(rules.otherwise()) }
+    let mut ours = Rules { list: Vec::new(), otherwise: fate(rules.otherwise()) };
+    for line in rules.lines().iter().filter(|line| line.transport.is_none_or(|of| of == transport))
+    {
+        if line.is_everything() {
+            // The kernel takes no instruction that nothing leads to.
+            ours.otherwise = fate(line.fate);
+            break;
+        }
+        let Line { prefix, ports: (first, last), .. } = *line;
+        ours.list.push(Rule { prefix, ports: first..=last, fate: fate(line.fate) });
+    }
+    ours
 }
 
 /// Bits a second as the kernel takes them.
@@ -154,7 +180,10 @@ struct Hearing {
     divert: Divert,
     shared: Arc<Shared>,
     worker: ToWorker,
+    rules: wrap::Rules,
     report: Option<Report>,
+    /// Why datagrams do not pass the handlers, until it has been said.
+    why: Option<String>,
     /// Connects that wait: a SYN is told of each time it is sent.
     known: HashMap<u64, (SocketAddr, Weak<()>)>,
 }
@@ -182,6 +211,13 @@ impl Hearing {
     }
 
     fn hear(&mut self, heard: Heard) {
+        if let Heard::Left(passing) | Heard::Refused(passing) = heard
+            && passing.datagrams
+            && self.rules.fate(Transport::Udp, passing.to) == wrap::Fate::Divert
+            && let Some(why) = self.why.take()
+        {
+            warn!("{why}");
+        }
         let transport = |passing: Passing| if passing.datagrams { "udp" } else { "tcp" };
         match (heard, &self.report) {
             (Heard::Waits(waiting), _) => self.call(waiting),

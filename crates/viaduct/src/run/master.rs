@@ -14,6 +14,7 @@ use tracing_subscriber::EnvFilter;
 use viaduct_sys::wrapped::{self, Change};
 use viaduct_sys::{inherit, memory};
 
+use super::datagrams::Carrier;
 use super::report::Report;
 use super::via::Interposer;
 use super::wrapper::Word;
@@ -86,7 +87,7 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, plan: &Plan) -> Result<()> {
         let change = wrapped::wait(program).context("wait for the program")?;
         let ended = matches!(change, Change::Exited(_) | Change::Killed(_));
         if ended && let Some(report) = &plan.report {
-            say_report(wrapper, report, interposer.name(), &flows.handle);
+            say_report(wrapper, report, &interposer, &flows.handle);
         }
         wrapper.say(&Word::Did(change));
         if ended {
@@ -98,19 +99,22 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, plan: &Plan) -> Result<()> {
         thread::sleep(LOOK);
     }
     flows.handle.drain();
-    while !flows.is_over() {
+    while !flows.is_over() || interposer.carrier().is_some_and(|carrier| !carrier.is_empty()) {
         thread::sleep(LOOK);
     }
     flows.end()
 }
 
 /// What became of the program's flows, as far as it is known when it ends.
-fn say_report(wrapper: &ToWrapper, report: &Report, via: &str, flows: &Handle) {
+fn say_report(wrapper: &ToWrapper, report: &Report, via: &Interposer, flows: &Handle) {
     // What it did last is still on its way here.
     thread::sleep(SETTLE);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let bytes = runtime.map(|runtime| runtime.block_on(flows.status()).counters.bytes);
-    for line in report.lines(via, bytes.unwrap_or_default()) {
+    let [out, back] = bytes.unwrap_or_default();
+    let datagrams = via.carrier().map(Carrier::passed).unwrap_or_default();
+    let bytes = [out + datagrams.bytes[0], back + datagrams.bytes[1]];
+    for line in report.lines(via.name(), bytes, datagrams.dropped) {
         wrapper.say(&Word::Say(line));
     }
 }

@@ -7,8 +7,10 @@
 //!     │    │ a proxy's worker: chains of handlers     somebody whom it serves is left
 //!     │    └──── Call ◀──── interposer              sees connects: where they wait, what they meant
 //!   curl  ══ its own socket ══▶ the master ══ handlers ══▶ the far end
+//!         ── its datagrams ── held by the kernel until handlers let them on ──▶ the far end
 //! ```
 
+mod datagrams;
 mod diverted;
 mod explain;
 mod master;
@@ -24,6 +26,7 @@ mod wrapper;
 use std::ffi::OsString;
 use std::os::fd::RawFd;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use viaduct_proto::flow::{HandlerSpec, Offload, Registry, offload};
@@ -56,6 +59,9 @@ pub struct RunArgs {
     /// own socket
     #[arg(long)]
     no_offload: bool,
+    /// How long datagrams between two ends may be silent before their handlers forget them
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "60s")]
+    datagram_idle: Duration,
     /// Say at the end, on standard error, what became of the program's flows
     #[arg(long)]
     report: bool,
@@ -80,6 +86,8 @@ struct Plan {
     rules: Rules,
     /// The kernel can do all of the chain's work.
     offload: Option<Offload>,
+    /// How long datagrams may be silent before their handlers forget them.
+    datagram_idle: Duration,
     report: Option<Report>,
 }
 
@@ -89,7 +97,7 @@ impl Plan {
         let rules = args.rules.load(registry.guards(&args.handlers))?;
         let report = args.report.then(Report::default);
         let offload = if args.no_offload { None } else { offload(&chain) };
-        Ok(Plan { offload, chain, rules, report })
+        Ok(Plan { offload, chain, rules, datagram_idle: args.datagram_idle, report })
     }
 }
 

@@ -59,9 +59,9 @@ impl Report {
         lines.offloaded[1] += back;
     }
 
-    /// As lines of text; `handled` are the bytes that passed handlers, out and in, and `via` names the
-    /// interposer.
-    pub fn lines(&self, via: &str, handled: [u64; 2]) -> Vec<String> {
+    /// As lines of text; `handled` are the bytes that passed handlers, out and in, `dropped` the
+    /// datagrams that found no room, and `via` names the interposer.
+    pub fn lines(&self, via: &str, handled: [u64; 2], dropped: u64) -> Vec<String> {
         let report = self.lock();
         let mut text = Vec::new();
         for (title, is) in TITLES {
@@ -86,6 +86,9 @@ impl Report {
                     if let Fate::Failed(why) = fate { format!(" ({why})") } else { String::new() };
                 text.push(format!("  {count:>6}  {transport} {to}{why}"));
             }
+        }
+        if dropped > 0 {
+            text.push(format!("{dropped} datagrams found no room and were dropped"));
         }
         if text.is_empty() {
             text.push(format!("no flows; {via} watched"));
@@ -150,7 +153,7 @@ mod tests {
         report.count(Fate::Failed("refused".to_owned()), "tcp", at("[2001:db8::1]:81"));
         report.count(Fate::Direct, "udp", at("192.0.2.9:53"));
         assert_eq!(
-            report.lines("cgroup", [5, 7]),
+            report.lines("cgroup", [5, 7], 3),
             [
                 "2 passed the handlers by cgroup: 5 bytes out, 7 in",
                 "       2  tcp 192.0.2.1:80",
@@ -158,11 +161,12 @@ mod tests {
                 "       1  tcp [2001:db8::1]:81 (refused)",
                 "1 went direct, as the rules say or as no flow",
                 "       1  udp 192.0.2.9:53",
+                "3 datagrams found no room and were dropped",
             ]
         );
         let report = Report::default();
-        assert_eq!(report.lines("cgroup", [0, 0]), ["no flows; cgroup watched"]);
+        assert_eq!(report.lines("cgroup", [0, 0], 0), ["no flows; cgroup watched"]);
         report.offloaded(at("192.0.2.1:80"), 1, 2);
-        assert!(report.lines("cgroup", [0, 0])[0].ends_with("1 bytes out, 2 in"));
+        assert!(report.lines("cgroup", [0, 0], 0)[0].ends_with("1 bytes out, 2 in"));
     }
 }

@@ -16,6 +16,7 @@ use viaduct_sys::bpf::Group;
 use viaduct_sys::seccomp::SeccompError;
 use viaduct_sys::wrapped;
 
+use super::datagrams::Carrier;
 use super::waiting::Common;
 use super::{Plan, diverted, preload, seccomp};
 use crate::proxy::orders::ToWorker;
@@ -37,8 +38,8 @@ pub enum Via {
 /// What sees the program's calls.
 #[derive(Debug)]
 pub enum Interposer {
-    /// BPF.
-    Cgroup(Group),
+    /// BPF, and whoever holds datagrams.
+    Cgroup(Group, Option<Carrier>),
     /// Notifications.
     Seccomp(Arc<Common>),
     /// A library, and the environment that puts it in.
@@ -64,14 +65,22 @@ impl Interposer {
 
     fn cgroup(plan: &Plan, worker: &ToWorker) -> Result<Interposer> {
         let group = Group::new()?;
-        diverted::start(&group, plan, worker.clone())?;
-        Ok(Interposer::Cgroup(group))
+        let carrier = diverted::start(&group, plan, worker.clone())?;
+        Ok(Interposer::Cgroup(group, carrier))
+    }
+
+    /// Whoever holds its datagrams, if they pass the handlers.
+    pub fn carrier(&self) -> Option<&Carrier> {
+        match self {
+            Interposer::Cgroup(_, carrier) => carrier.as_ref(),
+            Interposer::Seccomp(_) | Interposer::Preload(_) => None,
+        }
     }
 
     /// What it is called.
     pub fn name(&self) -> &'static str {
         match self {
-            Interposer::Cgroup(_) => "cgroup",
+            Interposer::Cgroup(..) => "cgroup",
             Interposer::Seccomp(_) => "seccomp",
             Interposer::Preload(_) => "preload",
         }
@@ -84,7 +93,7 @@ impl Interposer {
     pub fn start(&self, fresh: impl Fn() -> Command) -> Result<u32> {
         let mut command = fresh();
         match self {
-            Interposer::Cgroup(group) => {
+            Interposer::Cgroup(group, _) => {
                 wrapped::join(&mut command, group.members());
                 Ok(command.spawn()?.id())
             }
@@ -99,7 +108,7 @@ impl Interposer {
     /// Whether nobody is left whose calls it sees; reaps who has ended.
     pub fn is_alone(&self) -> io::Result<bool> {
         match self {
-            Interposer::Cgroup(group) => {
+            Interposer::Cgroup(group, _) => {
                 wrapped::reap();
                 group.is_empty().map_err(io::Error::other)
             }

@@ -72,6 +72,18 @@ fn those_that_know_streams_alone_are_named() {
 }
 
 #[test]
+fn what_handlers_say_of_datagrams_is_true() {
+    let registry = registry(&shell());
+    for (text, works) in
+        [("count", true), ("latency:delay=1ms", true), ("shape:rate=1M", true), ("compress", false)]
+    {
+        let about = registry.about().find(|about| text.starts_with(about.name)).unwrap();
+        let makes = streams_alone(&factories(&[text])).next().is_none();
+        assert_eq!((about.datagrams, makes), (works, works), "{text}");
+    }
+}
+
+#[test]
 fn count_counts_datagrams_with_the_bytes_of_flows() {
     let chain = factories(&["count"]);
     let mut passage = Passage::new(chain.clone(), BOUNDS).unwrap();

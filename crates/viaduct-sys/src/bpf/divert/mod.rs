@@ -12,9 +12,11 @@
 //! |---|---|
 //! | `judge` | the user's rules as instructions |
 //! | `programs` | the programs |
+//! | `datagrams` | those for datagrams |
 //! | `serve` | connections to programs that listen |
 //! | `ends` | how ends of connections are written |
 
+mod datagrams;
 mod ends;
 mod judge;
 mod programs;
@@ -60,8 +62,10 @@ enum Kind {
 pub struct Diversion<'a> {
     /// For connections.
     pub streams: Rules,
-    /// For datagrams; those that are to be diverted go by themselves.
+    /// For datagrams.
     pub datagrams: Rules,
+    /// What becomes of those that are to be diverted.
+    pub carry: Carry,
     /// Where connects wait, by IPv4.
     pub v4: SocketAddr,
     /// The same by IPv6; without it those are refused.
@@ -73,6 +77,17 @@ pub struct Diversion<'a> {
     pub offload: Option<Offload>,
     /// Whether what is left alone or refused is told of.
     pub tells: bool,
+}
+
+/// What becomes of datagrams that are to be diverted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carry {
+    /// Nothing here: they are held on their way ([`crate::datagrams`]).
+    Held,
+    /// They cannot be; they go by themselves. The first is told of in any case.
+    Left,
+    /// They cannot be; they are refused. The first is told of in any case.
+    Refused,
 }
 
 /// What the kernel does for connections.
@@ -148,7 +163,7 @@ impl Divert {
         // Names first, and those who tell us: nobody may be sent away without them.
         let tell = programs::tell(&map, &events, serve.as_ref(), diversion.offload);
         let connect = |v4| programs::connect(&map, &events, diversion, v4);
-        let message = |v4| programs::message(&events, diversion, v4);
+        let message = |v4| datagrams::message(&map, &events, diversion, v4);
         let programs = [
             (Hook::SockOps, tell),
             (Hook::PeerName4, programs::name(&map, 0, true)),

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::ends::{END, ENDS, MAPPED};
 use super::judge::{Fate, Fates, IP4, IP6, PORT, note};
 use super::serve::Serve;
-use super::{Diversion, EVENT, KIND, Kind, Offload};
+use super::{Diversion, EVENT, KIND, Kind, Offload, datagrams};
 use crate::bpf::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R5, R6, R7, R8, Width};
 use crate::bpf::events::Events;
 use crate::bpf::kernel::Map;
@@ -47,8 +47,8 @@ const TCP: u32 = libc::IPPROTO_TCP as u32;
 const UDP: u32 = libc::IPPROTO_UDP as u32;
 
 // On the stack: a cookie and what is noted of it, or an event.
-const COOKIE: i16 = -8;
-const NOTE: i16 = COOKIE - ENDS as i16;
+pub(super) const COOKIE: i16 = -8;
+pub(super) const NOTE: i16 = COOKIE - ENDS as i16;
 const SAID: i16 = -(EVENT as i16);
 /// An event beside a note.
 const BESIDE: i16 = NOTE - EVENT as i16;
@@ -93,7 +93,7 @@ pub(super) fn connect(
     }
     asm.place(datagrams);
     asm.if_different(R2, UDP, done);
-    judge_datagrams(&mut asm, events, diversion);
+    datagrams::judge(&mut asm, map, events, diversion);
     asm.place(done);
     asm.exit(1);
     // A full map refuses what was to be diverted.
@@ -103,32 +103,6 @@ pub(super) fn connect(
         asm.exit(0);
     }
     asm.finish().expect("no more rules than jumps reach over")
-}
-
-/// Lets datagrams pass that no connect has gone before, or refuses them.
-pub(super) fn message(events: &Events<EVENT>, diversion: &Diversion<'_>, v4: bool) -> Vec<Insn> {
-    let mut asm = Asm::default();
-    asm.copy(R6, R1);
-    note(&mut asm, NOTE, ENDS, v4);
-    judge_datagrams(&mut asm, events, diversion);
-    asm.finish().expect("no more rules than jumps reach over")
-}
-
-/// Ends the program: the datagrams to what is noted may go, or not.
-fn judge_datagrams(asm: &mut Asm, events: &Events<EVENT>, diversion: &Diversion<'_>) {
-    let [leave, refuse] = [(); 2].map(|()| asm.label());
-    let rules = &diversion.datagrams;
-    rules.judge(asm, NOTE, Fates { divert: leave, leave, refuse });
-    if rules.lead_to(Fate::Refuse) {
-        asm.place(refuse);
-        say(asm, events, diversion, Kind::RefusedDatagram);
-        asm.exit(0);
-    }
-    if rules.lead_to(Fate::Leave) || rules.lead_to(Fate::Divert) {
-        asm.place(leave);
-        say(asm, events, diversion, Kind::LeftDatagram);
-        asm.exit(1);
-    }
 }
 
 /// Has a connect lead to the meeting.
@@ -152,7 +126,7 @@ fn go_to_meeting(asm: &mut Asm, diversion: &Diversion<'_>, v4: bool, refuse: Lab
 }
 
 /// Keeps what is noted for the socket, or goes to `full`.
-fn remember(asm: &mut Asm, map: &Map<ENDS>, full: Label) {
+pub(super) fn remember(asm: &mut Asm, map: &Map<ENDS>, full: Label) {
     asm.set_map(R1, map);
     asm.copy(R2, FP);
     asm.add(R2, COOKIE.into());
@@ -182,10 +156,14 @@ fn go(asm: &mut Asm, at: SocketAddr, v4: bool) {
 }
 
 /// Tells this process what became of what is noted, if it wants to know.
-fn say(asm: &mut Asm, events: &Events<EVENT>, diversion: &Diversion<'_>, kind: Kind) {
-    if !diversion.tells {
-        return;
+pub(super) fn say(asm: &mut Asm, events: &Events<EVENT>, diversion: &Diversion<'_>, kind: Kind) {
+    if diversion.tells {
+        tell_of_note(asm, events, kind);
     }
+}
+
+/// Tells this process what became of what is noted.
+pub(super) fn tell_of_note(asm: &mut Asm, events: &Events<EVENT>, kind: Kind) {
     clear(asm, BESIDE);
     for at in (0..END).step_by(8) {
         asm.load(Width::Double, R2, FP, NOTE + at);
