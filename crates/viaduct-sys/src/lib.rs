@@ -7,6 +7,7 @@
 //! ```text
 //!   what is on the wire   ring  (copies of all packets of an interface)   filter (which of them)
 //!                         syn   (copies of SYNs)   nfqueue (SYNs themselves, held)
+//!                         datagrams (programs' own, held)
 //!   what our SYNs say     bpf   (a TCP option)               tcp    (data)
 //!   what we send          udp   (datagrams to peers, many a call)
 //!   what we change        journal (remembers, puts back)
@@ -25,6 +26,7 @@
 
 pub mod bpf;
 pub mod clock;
+pub mod datagrams;
 pub mod filter;
 pub mod hold;
 pub mod inherit;

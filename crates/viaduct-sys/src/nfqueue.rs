@@ -43,6 +43,8 @@ const PACKET_HEAD: u16 = 1;
 const VERDICT_HEAD: u16 = 2;
 const MARK: u16 = 3;
 const PAYLOAD: u16 = 10;
+/// Where packets to this machine are seen.
+const LOCAL_IN: u8 = 1;
 const NF_DROP: u32 = 0;
 const NF_ACCEPT: u32 = 1;
 const SOL_NETLINK: libc::c_int = 270;
@@ -53,6 +55,8 @@ const NO_ENOBUFS: libc::c_int = 5;
 pub struct Held<'a> {
     /// Its number, for the verdict.
     pub id: u32,
+    /// Whether it comes to this machine (else it goes out, or passes).
+    pub comes: bool,
     /// It, from its IP header on.
     pub packet: &'a [u8],
 }
@@ -75,7 +79,19 @@ pub struct SynQueue {
     socket: OwnedFd,
     number: u16,
     most: u32,
+    manner: Manner,
 }
+
+/// What a queue holds, and what becomes of the rest.
+#[derive(Clone, Copy, Debug)]
+struct Manner {
+    /// Bytes of a packet that are copied to us.
+    copy: u32,
+    /// Whether what finds the queue full passes, or is dropped.
+    fail_open: bool,
+}
+
+const SYNS: Manner = Manner { copy: COPY, fail_open: true };
 
 impl SynQueue {
     /// Reads queue `number` of the calling thread's network namespace, which holds `most` packets;
@@ -85,7 +101,17 @@ impl SynQueue {
     /// Somebody reads it already (`EBUSY`), a right is missing (`EPERM`), or the kernel has no
     /// NFQUEUE.
     pub fn open(number: u16, most: u32) -> io::Result<SynQueue> {
-        let queue = SynQueue { socket: netlink::socket()?, number, most };
+        SynQueue::open_as(number, most, SYNS)
+    }
+
+    /// The same; of a packet the first `copy` bytes are read, and those that find the queue full are
+    /// dropped.
+    pub(crate) fn open_closed(number: u16, most: u32, copy: u32) -> io::Result<SynQueue> {
+        SynQueue::open_as(number, most, Manner { copy, fail_open: false })
+    }
+
+    fn open_as(number: u16, most: u32, manner: Manner) -> io::Result<SynQueue> {
+        let queue = SynQueue { socket: netlink::socket()?, number, most, manner };
         // What does not fit is let pass, not told us as an error.
         os::setsockopt(queue.socket.as_fd(), SOL_NETLINK, NO_ENOBUFS, &1)?;
         os::set_receive_buffer(queue.socket.as_fd(), BACKLOG)?;
@@ -95,7 +121,7 @@ impl SynQueue {
 
     /// The same queue in another process: `socket` was opened by [`SynQueue::open`] there.
     pub fn inherited(socket: OwnedFd, number: u16, most: u32) -> SynQueue {
-        SynQueue { socket, number, most }
+        SynQueue { socket, number, most, manner: SYNS }
     }
 
     /// Drops all that is held, and begins anew: whoever was to say what becomes of it has died.
@@ -110,13 +136,14 @@ impl SynQueue {
     }
 
     fn bind(&self) -> io::Result<()> {
-        let copy = [&COPY.to_be_bytes()[..], &[COPY_PACKET]].concat();
+        let copy = [&self.manner.copy.to_be_bytes()[..], &[COPY_PACKET]].concat();
+        let flags = if self.manner.fail_open { FAIL_OPEN } else { 0 };
         self.configure(&[
             (CFG_COMMAND, &[BIND, 0, 0, 0]),
             (CFG_PARAMETERS, &copy),
             (CFG_MOST, &self.most.to_be_bytes()),
             (CFG_MASK, &FAIL_OPEN.to_be_bytes()),
-            (CFG_FLAGS, &FAIL_OPEN.to_be_bytes()),
+            (CFG_FLAGS, &flags.to_be_bytes()),
         ])
     }
 
@@ -157,6 +184,16 @@ impl SynQueue {
     /// # Errors
     /// The kernel has no memory.
     pub fn verdict(&self, id: u32, verdict: Verdict) -> io::Result<()> {
+        netlink::send(&self.socket, &self.message(id, verdict))
+    }
+
+    /// The same of several, in their order.
+    pub(crate) fn verdicts(&self, of: &[(u32, Verdict)]) -> io::Result<()> {
+        let messages = of.iter().flat_map(|&(id, verdict)| self.message(id, verdict));
+        netlink::send(&self.socket, &messages.collect::<Vec<u8>>())
+    }
+
+    fn message(&self, id: u32, verdict: Verdict) -> Vec<u8> {
         let code = if verdict == Verdict::Drop { NF_DROP } else { NF_ACCEPT };
         let head = [code.to_be_bytes(), id.to_be_bytes()].concat();
         let mut message =
@@ -164,7 +201,7 @@ impl SynQueue {
         if let Verdict::Mark(mark) = verdict {
             message = message.with(MARK, &mark.to_be_bytes());
         }
-        netlink::send(&self.socket, &message.bytes())
+        message.bytes()
     }
 }
 
@@ -181,8 +218,11 @@ fn held(bytes: &[u8]) -> Option<Held<'_>> {
         return None;
     }
     let attributes = message.get(NETFILTER_HEAD..)?;
-    let id = u32::from_be_bytes(*netlink::find(attributes, PACKET_HEAD)?.first_chunk()?);
-    Some(Held { id, packet: netlink::find(attributes, PAYLOAD)? })
+    // Number u32, protocol u16, hook u8.
+    let head = netlink::find(attributes, PACKET_HEAD)?;
+    let id = u32::from_be_bytes(*head.first_chunk()?);
+    let comes = head.get(6) == Some(&LOCAL_IN);
+    Some(Held { id, comes, packet: netlink::find(attributes, PAYLOAD)? })
 }
 
 /// Adds a rule to `chain` of `table` (family inet) that leads all it sees to queue `number`, or
@@ -195,13 +235,7 @@ pub(crate) fn borrowed_rule(table: &str, chain: &str, number: u16) -> io::Result
     const NFTABLES: u16 = 10;
     const NEW_RULE: u16 = 6;
     const INET: u8 = 1;
-    const REVISION: u32 = 3;
-    const BYPASS: u16 = 1;
-    // What xt_NFQUEUE calls xt_NFQ_info_v3: first queue, how many, flags; padded to 8 bytes.
-    let info = [number.to_ne_bytes(), 1u16.to_ne_bytes(), BYPASS.to_ne_bytes(), [0; 2]].concat();
-    let target =
-        Attributes::default().with(1, b"NFQUEUE\0").with(2, &REVISION.to_be_bytes()).with(3, &info);
-    let expression = Attributes::default().with(1, b"target\0").nest(2, &target);
+    let expression = borrowed(number, true);
     let flags = netlink::NLM_F_ACK | netlink::NLM_F_CREATE | netlink::NLM_F_APPEND;
     let rule = Message::new(NFTABLES, NEW_RULE, flags, INET, 0)
         .with(1, format!("{table}\0").as_bytes())
@@ -212,4 +246,15 @@ pub(crate) fn borrowed_rule(table: &str, chain: &str, number: u16) -> io::Result
     let socket = netlink::socket()?;
     netlink::send(&socket, &[fence(0x10), rule.bytes(), fence(0x11)].concat())?;
     netlink::answers(&socket)
+}
+
+/// iptables' expression that leads to queue `number`; where nobody reads it, `bypass` says whether
+/// packets pass or are dropped.
+pub(crate) fn borrowed(number: u16, bypass: bool) -> Attributes {
+    const REVISION: u32 = 3;
+    // What xt_NFQUEUE calls xt_NFQ_info_v3: first queue, how many, flags; padded to 8 bytes.
+    let info = [number, 1, bypass.into(), 0].map(u16::to_ne_bytes).concat();
+    let target =
+        Attributes::default().with(1, b"NFQUEUE\0").with(2, &REVISION.to_be_bytes()).with(3, &info);
+    Attributes::default().with(1, b"target\0").nest(2, &target)
 }

@@ -13,6 +13,8 @@ pub struct About {
     pub guards: bool,
     /// It is needed at both ends of a flow.
     pub both_ends: bool,
+    /// It works on datagrams too: its factory makes something for them.
+    pub datagrams: bool,
 }
 
 /// One of a handler's settings.
@@ -29,7 +31,14 @@ pub struct Setting {
 impl About {
     /// A handler that is needed at one end, and neither hides nor protects anything.
     pub fn new(name: &'static str, line: &'static str) -> About {
-        About { name, line, settings: Vec::new(), guards: false, both_ends: false }
+        About {
+            name,
+            line,
+            settings: Vec::new(),
+            guards: false,
+            both_ends: false,
+            datagrams: false,
+        }
     }
 
     /// With one more setting.
@@ -43,6 +52,13 @@ impl About {
     #[must_use]
     pub fn guards(mut self) -> About {
         self.guards = true;
+        self
+    }
+
+    /// One that works on datagrams too.
+    #[must_use]
+    pub fn datagrams(mut self) -> About {
+        self.datagrams = true;
         self
     }
 

@@ -63,6 +63,8 @@
 //!    or routes change, `control("migrate", b"retry")` and `control("stripe", b"retry")` to every
 //!    chain saves the seconds until a silent connection is doubted.
 //!
+//! Datagrams pass a chain one by one, without a stream: [`datagrams`] says how.
+//!
 //! Like all of this crate it knows no socket, no clock and no thread.
 
 mod about;
@@ -71,6 +73,7 @@ mod call;
 mod chain;
 mod context;
 mod core;
+pub mod datagrams;
 mod ends;
 mod giving;
 mod handler;

@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::about::About;
+use super::datagrams::Datagrams;
 use super::handler::Handler;
 
 /// Makes a handler for each flow; what is shared by flows is shared here.
@@ -46,6 +47,11 @@ pub trait Factory: Send + Sync {
     /// Whether its handlers go to hosts by name, and nobody here need look one up.
     fn takes_names(&self) -> bool {
         false
+    }
+
+    /// What it does to the datagrams between two ends; `None`: it works on streams alone.
+    fn datagrams(&self) -> Option<Box<dyn Datagrams + Send>> {
+        None
     }
 }
 

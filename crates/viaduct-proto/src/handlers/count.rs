@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
 
+use crate::flow::datagrams::{Datagrams, Way};
 use crate::flow::{About, Arguments, Context, FIRST, Factory, Handler, Offload, Output};
+use crate::time::Instant;
 
 /// What all flows of a chain add up to.
 #[derive(Debug, Default)]
@@ -19,8 +21,14 @@ struct CountFactory(Arc<Counters>);
 
 struct Count(Arc<Counters>);
 
+/// The datagrams between two ends are a flow.
+struct CountDatagrams {
+    counters: Arc<Counters>,
+    begun: bool,
+}
+
 pub(super) fn about() -> About {
-    About::new("count", "counts flows and their bytes; ask it by a control call")
+    About::new("count", "counts flows and their bytes; ask it by a control call").datagrams()
 }
 
 /// It has no settings.
@@ -51,6 +59,24 @@ impl Factory for CountFactory {
 
     fn state(&self) -> Option<String> {
         Some(self.0.text())
+    }
+
+    fn datagrams(&self) -> Option<Box<dyn Datagrams + Send>> {
+        Some(Box::new(CountDatagrams { counters: self.0.clone(), begun: false }))
+    }
+}
+
+impl Datagrams for CountDatagrams {
+    fn pass(&mut self, now: Instant, way: Way, bytes: usize) -> Option<Instant> {
+        if !std::mem::replace(&mut self.begun, true) {
+            self.counters.flows.fetch_add(1, Relaxed);
+        }
+        let counter = match way {
+            Way::Out => &self.counters.written,
+            Way::Back => &self.counters.read,
+        };
+        counter.fetch_add(bytes as u64, Relaxed);
+        Some(now)
     }
 }
 

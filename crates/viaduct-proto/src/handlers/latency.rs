@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
+use super::backlog::Backlog;
 use super::paced::{Pace, Paced};
+use crate::flow::datagrams::{Datagrams, Way};
 use crate::flow::{About, Arguments, Factory, Handler};
 use crate::time::{Duration, Instant};
 
@@ -18,10 +20,22 @@ struct LatencyFactory {
 /// Bytes go on when they are as old as this.
 struct Age(Duration);
 
+/// So do datagrams; those that find too many on their way are dropped.
+struct AgeOfDatagrams {
+    delay: Duration,
+    /// Out and back.
+    on_their_way: [Backlog; 2],
+}
+
 pub(super) fn about() -> About {
     About::new("latency", "delivers every byte that much later, in both directions")
+        .datagrams()
         .setting("delay", "TIME", "how much later, such as 50ms; up to 60s")
-        .setting("held", "BYTES", "bytes on their way each way at most; 1048576 by default")
+        .setting(
+            "held",
+            "BYTES",
+            "bytes on their way each way at most; 1048576 by default; datagrams beyond are dropped",
+        )
 }
 
 /// `delay`: up to 60s. `held`: bytes on their way each way, 1 MiB by default.
@@ -46,6 +60,22 @@ impl Factory for LatencyFactory {
 
     fn make(&self) -> Box<dyn Handler + Send> {
         Box::new(Paced::new(Age(self.delay), Age(self.delay), self.held))
+    }
+
+    fn datagrams(&self) -> Option<Box<dyn Datagrams + Send>> {
+        let on_their_way = [(); 2].map(|()| Backlog::new(self.held));
+        Some(Box::new(AgeOfDatagrams { delay: self.delay, on_their_way }))
+    }
+}
+
+impl Datagrams for AgeOfDatagrams {
+    fn pass(&mut self, now: Instant, way: Way, bytes: usize) -> Option<Instant> {
+        let backlog = &mut self.on_their_way[way as usize];
+        let at = now + self.delay;
+        backlog.has_room(now, bytes).then(|| {
+            backlog.hold(at, bytes);
+            at
+        })
     }
 }
 

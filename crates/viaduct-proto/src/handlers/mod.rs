@@ -1,6 +1,7 @@
 //! The handlers that Viaduct brings along, one a file. Others join by a [`Registry`] entry; see
 //! `examples/handler`.
 
+mod backlog;
 mod bundle;
 mod compress;
 mod congestion;

@@ -1,10 +1,13 @@
 //! `shape:rate=2M`: so many bits a second and no more (TESLA, 4.1). Time is cut into slices of
-//! 100 ms; what exceeds a slice's share waits for the next.
+//! 100 ms; what exceeds a slice's share waits for the next. Datagrams go one by one, each when the one
+//! before it has had its time; those that find too many waiting are dropped.
 
 use std::sync::Arc;
 
+use super::backlog::Backlog;
 use super::paced::{Pace, Paced};
 use super::rate;
+use crate::flow::datagrams::{Datagrams, Way};
 use crate::flow::{About, Arguments, Factory, Handler, Offload};
 use crate::time::{Duration, Instant};
 
@@ -13,10 +16,27 @@ const SLICES_A_SECOND: u64 = 10;
 /// Slices that are made up for when a timer comes late.
 const MOST_LATE: u64 = 3;
 
+/// Datagrams that may wait, unless told otherwise: as much as passes in this time, or this many bytes.
+const DATAGRAMS_WAIT: Duration = Duration::from_millis(200);
+const LEAST_HELD: usize = 16 << 10;
+
 struct ShapeFactory {
     /// Bits a second; `None` is no limit.
     out: Option<u64>,
     back: Option<u64>,
+    /// Bytes of datagrams that may wait each way.
+    held: Option<usize>,
+}
+
+/// Both directions of datagrams between two ends.
+struct Spaced([Space; 2]);
+
+/// One direction.
+struct Space {
+    rate: Option<u64>,
+    /// When the one before has had its time.
+    free: Instant,
+    waiting: Backlog,
 }
 
 /// What may pass in the current slice.
@@ -31,19 +51,26 @@ struct Share {
 
 pub(super) fn about() -> About {
     About::new("shape", "lets so many bits a second pass and no more")
+        .datagrams()
         .setting("rate", "BITS", "bits a second in each direction, such as 500k, 2M, 1G")
         .setting("out", "BITS", "towards the network, where that is another rate, or the only one")
         .setting("in", "BITS", "from the network, where that is another rate, or the only one")
+        .setting(
+            "held",
+            "BYTES",
+            "of datagrams, how much waits each way before they are dropped; 200ms' worth by default",
+        )
 }
 
-/// `rate` both ways, or `out` towards the network and `in` from it.
+/// `rate` both ways, or `out` towards the network and `in` from it; `held`: bytes of datagrams that wait.
 pub(super) fn build(arguments: &mut Arguments) -> Result<Arc<dyn Factory>, String> {
     let mut bits = |key| arguments.take(key, "bits a second, such as 2M,", rate);
     let (both, out, back) = (bits("rate")?, bits("out")?, bits("in")?);
     if both.or(out).or(back).is_none() {
         return Err("a rate is missing, as in shape:rate=2M or shape:out=2M,in=10M".to_owned());
     }
-    Ok(Arc::new(ShapeFactory { out: out.or(both), back: back.or(both) }))
+    let held = arguments.take("held", "a number of bytes", |text| text.parse().ok())?;
+    Ok(Arc::new(ShapeFactory { out: out.or(both), back: back.or(both), held }))
 }
 
 impl Factory for ShapeFactory {
@@ -59,6 +86,36 @@ impl Factory for ShapeFactory {
     /// The kernel paces what goes out, and nothing that comes in.
     fn offload(&self) -> Option<Offload> {
         self.back.is_none().then_some(Offload { rate: self.out })
+    }
+
+    fn datagrams(&self) -> Option<Box<dyn Datagrams + Send>> {
+        Some(Box::new(Spaced([self.out, self.back].map(|rate| Space::new(rate, self.held)))))
+    }
+}
+
+impl Datagrams for Spaced {
+    fn pass(&mut self, now: Instant, way: Way, bytes: usize) -> Option<Instant> {
+        self.0[way as usize].pass(now, bytes)
+    }
+}
+
+impl Space {
+    fn new(rate: Option<u64>, held: Option<usize>) -> Self {
+        let waits = |rate: u64| (rate as f64 / 8.0 * DATAGRAMS_WAIT.as_secs_f64()) as usize;
+        let held = held.unwrap_or_else(|| rate.map_or(0, waits).max(LEAST_HELD));
+        Space { rate, free: Instant::ZERO, waiting: Backlog::new(held) }
+    }
+
+    fn pass(&mut self, now: Instant, bytes: usize) -> Option<Instant> {
+        let Some(rate) = self.rate else { return Some(now) };
+        if !self.waiting.has_room(now, bytes) {
+            return None;
+        }
+        let at = now.max(self.free);
+        let nanos = u128::from(8 * bytes as u64) * 1_000_000_000 / u128::from(rate);
+        self.free = at + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+        self.waiting.hold(at, bytes);
+        Some(at)
     }
 }
 

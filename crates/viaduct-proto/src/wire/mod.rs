@@ -1,4 +1,5 @@
 //! Views of other protocols' headers: checked once, here, and typed from then on.
 
+pub mod datagram;
 pub mod ip;
 pub mod refusal;

@@ -178,6 +178,18 @@ impl Rules {
         if chosen { Fate::Leave } else { Fate::Divert }
     }
 
+    /// Whether there are datagrams that the chain applies to.
+    pub fn want_datagrams(&self) -> bool {
+        for line in self.lines().iter().filter(|line| line.transport != Some(Transport::Tcp)) {
+            match line.fate {
+                Fate::Divert => return true,
+                _ if line.is_everything() => return false,
+                _ => {}
+            }
+        }
+        self.otherwise() == Fate::Divert
+    }
+
     /// What becomes of a flow, or of datagrams, to `to`.
     pub fn fate(&self, transport: Transport, to: SocketAddr) -> Fate {
         let fits = self.lines().iter().find(|line| line.fits(transport, to));
@@ -186,6 +198,11 @@ impl Rules {
 }
 
 impl Line {
+    /// Whether all of its transport fits it, wherever it goes.
+    pub fn is_everything(&self) -> bool {
+        self.prefix.1 == 0 && self.ports == ANYWHERE.ports
+    }
+
     /// What fits both, if anything does.
     fn and(&self, other: &Line) -> Option<Line> {
         let transport = match (self.transport, other.transport) {

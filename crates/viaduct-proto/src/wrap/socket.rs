@@ -101,6 +101,11 @@ impl Socket {
         }
     }
 
+    /// Whether it carries datagrams over IP.
+    pub fn is_of_datagrams(self) -> bool {
+        self.carries() == Carries::Datagrams && self.kind & SOCK_KIND == SOCK_DGRAM
+    }
+
     /// Whether its family is one of IP's.
     pub fn is_of_ip(self) -> bool {
         matches!(self.domain, AF_INET | AF_INET6)

@@ -19,18 +19,32 @@ pub(super) struct Cgroup {
     directory: OwnedFd,
 }
 
-/// A group of our own making below this process's, for programs that are wrapped. It is gone when this
-/// is dropped, if nobody is left in it.
+/// A group of our own making, for programs that are wrapped. It is gone when this is dropped, if nobody is
+/// left in it.
+///
+/// ```text
+///   viaduct-run-1            all that is wrapped by the first, also by another that it runs
+///   ├── programs             whom the first's programs of BPF see
+///   └── viaduct-run-2
+///       └── programs         whom the second's see: not the first's, they would see what ours have
+/// ```                        changed; what passes us passes them
 #[derive(Debug)]
 pub struct Group {
     parent: Cgroup,
     name: String,
-    directory: OwnedFd,
+    /// How deep it lies: 1 below the root.
+    level: u32,
+    whole: OwnedFd,
+    programs: OwnedFd,
     members: OwnedFd,
 }
 
 /// Begins the names of groups.
 const PREFIX: &str = "viaduct-run-";
+/// The file that stops all in one.
+const FREEZE: &str = "cgroup.freeze";
+/// The part of one where its programs are.
+const PROGRAMS: &str = "programs";
 
 impl Group {
     /// An empty one; what others have left empty is removed.
@@ -38,15 +52,22 @@ impl Group {
     /// # Errors
     /// A right is missing, or there is no cgroup version 2.
     pub fn new() -> Result<Group, BpfError> {
-        let parent = Cgroup::outside()?;
+        let own = Cgroup::own_path();
+        let path = parent(&own);
+        let level = 1 + path.split('/').filter(|part| !part.is_empty()).count() as u32;
+        let parent = Cgroup::below_root(path)?;
         parent.sweep();
         let name = format!("{PREFIX}{}", std::process::id());
         let failed = |errno: rustix::io::Errno| no_cgroup(&name, errno.into());
-        mkdirat(&parent.directory, &name, Mode::from(0o755)).map_err(failed)?;
-        let directory = openat(&parent.directory, &name, FLAGS, Mode::empty()).map_err(failed)?;
+        let make = |at: BorrowedFd<'_>, name: &str| {
+            mkdirat(at, name, Mode::from(0o755))?;
+            openat(at, name, FLAGS, Mode::empty())
+        };
+        let whole = make(parent.as_fd(), &name).map_err(failed)?;
+        let programs = make(whole.as_fd(), PROGRAMS).map_err(failed)?;
         let write = OFlags::CLOEXEC | OFlags::WRONLY;
-        let members = openat(&directory, "cgroup.procs", write, Mode::empty()).map_err(failed)?;
-        Ok(Group { parent, name, directory, members })
+        let members = openat(&programs, "cgroup.procs", write, Mode::empty()).map_err(failed)?;
+        Ok(Group { parent, name, level, whole, programs, members })
     }
 
     /// Where a program that joins writes `0`.
@@ -60,19 +81,27 @@ impl Group {
     /// The kernel is older than 5.2, or no descriptor is left.
     pub fn freezer(&self) -> Result<Freezer, BpfError> {
         let write = OFlags::CLOEXEC | OFlags::WRONLY;
-        let state = openat(&self.directory, "cgroup.freeze", write, Mode::empty());
+        let state = openat(&self.whole, FREEZE, write, Mode::empty());
         let state = state.map_err(|errno| no_cgroup(&self.name, errno.into()))?;
         Ok(Freezer { state })
     }
 
-    /// Lets all processes of the groups go on whose maker `pid` has ended while they were frozen.
+    /// Lets all processes of the group go on whose maker `pid` has ended while they were frozen.
     pub fn thaw_after(pid: u32) {
-        let Ok(outside) = Cgroup::outside() else { return };
+        let Ok(beside) = Cgroup::below_root(parent(&Cgroup::own_path())) else { return };
         let write = OFlags::CLOEXEC | OFlags::WRONLY;
-        let path = format!("{PREFIX}{pid}/cgroup.freeze");
-        if let Ok(state) = openat(&outside.directory, path, write, Mode::empty()) {
+        let path = format!("{PREFIX}{pid}/{FREEZE}");
+        if let Ok(state) = openat(&beside.directory, path, write, Mode::empty()) {
             drop(Freezer { state });
         }
+    }
+
+    /// What netfilter knows it by, and all that is wrapped in it: its level, and its number.
+    ///
+    /// # Errors
+    /// None are known.
+    pub fn identity(&self) -> io::Result<(u32, u64)> {
+        Ok((self.level, rustix::fs::fstat(&self.whole)?.st_ino))
     }
 
     /// Whether nobody is in it.
@@ -93,7 +122,7 @@ impl Group {
 
     fn says(&self, what: &str) -> io::Result<bool> {
         let read = OFlags::CLOEXEC | OFlags::RDONLY;
-        let file = openat(&self.directory, "cgroup.events", read, Mode::empty())?;
+        let file = openat(&self.programs, "cgroup.events", read, Mode::empty())?;
         let mut text = String::new();
         File::from(file).read_to_string(&mut text)?;
         Ok(text.lines().any(|line| line == what))
@@ -123,16 +152,25 @@ impl Drop for Freezer {
     }
 }
 
+/// Where a group of a process at `own` belongs: beside it, but inside the group of whoever wraps it.
+fn parent(own: &str) -> &str {
+    let programs = format!("/{PROGRAMS}");
+    let is_ours =
+        |whole: &str| whole.rsplit('/').next().is_some_and(|name| name.starts_with(PREFIX));
+    // The last: there may be groups of others below.
+    let mut ends = own.rmatch_indices(&programs[..]).map(|(at, _)| at);
+    ends.find(|&at| is_ours(&own[..at])).map_or(own, |at| &own[..at])
+}
+
 impl AsFd for Group {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.directory.as_fd()
+        self.programs.as_fd()
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Who is still in it keeps it.
-        let _ = unlinkat(&self.parent.directory, &self.name, AtFlags::REMOVEDIR);
+        self.parent.remove(&self.name);
     }
 }
 
@@ -180,15 +218,6 @@ impl Cgroup {
 }
 
 impl Cgroup {
-    /// The group that this process is in, but for those of our making: the programs of one that wraps us
-    /// would see what ours have changed. What passes us passes them.
-    fn outside() -> Result<Cgroup, BpfError> {
-        let own = Cgroup::own_path();
-        let outside = |part: &&str| !part.starts_with(PREFIX);
-        let path: Vec<&str> = own.split('/').take_while(outside).collect();
-        Cgroup::below_root(&path.join("/"))
-    }
-
     /// Removes groups that nobody is in any more, of those who could not: one whose maker lives may
     /// just wait for its program.
     fn sweep(&self) {
@@ -198,8 +227,19 @@ impl Cgroup {
             // Whoever has made it may be about to fill it.
             let left = |pid: &&str| !Path::new("/proc").join(pid).exists();
             if name.strip_prefix(PREFIX).filter(left).is_some() {
-                let _ = unlinkat(&self.directory, entry.file_name(), AtFlags::REMOVEDIR);
+                self.remove(&name);
             }
+        }
+    }
+
+    /// Removes the group `name`. Who is still in it keeps it.
+    fn remove(&self, name: &str) {
+        if let Ok(directory) = openat(&self.directory, name, FLAGS, Mode::empty()) {
+            Cgroup { directory }.sweep();
+        }
+        let inner = format!("{name}/{PROGRAMS}");
+        for name in [&inner[..], name] {
+            let _ = unlinkat(&self.directory, name, AtFlags::REMOVEDIR);
         }
     }
 }
@@ -242,4 +282,24 @@ fn no_cgroup(path: &str, source: io::Error) -> BpfError {
         return BpfError::Denied { action: "open a cgroup", source };
     }
     BpfError::Cgroup { path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_belongs_into_that_of_whoever_wraps_us() {
+        let cases = [
+            ("", ""),
+            ("user.slice/a", "user.slice/a"),
+            ("user.slice/programs", "user.slice/programs"),
+            ("user.slice/viaduct-run-1/programs", "user.slice/viaduct-run-1"),
+            ("viaduct-run-1/programs/container/programs", "viaduct-run-1"),
+            ("viaduct-run-1/viaduct-run-2/programs", "viaduct-run-1/viaduct-run-2"),
+        ];
+        for (own, group) in cases {
+            assert_eq!(parent(own), group, "{own}");
+        }
+    }
 }

@@ -15,8 +15,8 @@ use viaduct_proto::flow::Failure;
 use viaduct_proto::wire::refusal::Asked;
 use viaduct_proto::wrap::{self, Line, Transport};
 use viaduct_sys::bpf::{
-    Diversion, Divert, Fate, Group, Heard, Inside, Names, Offload, Passing, Ports, Resolver, Rule,
-    Rules, Waiting,
+    Carry, Diversion, Divert, Fate, Group, Heard, Inside, Names, Offload, Passing, Ports, Resolver,
+    Rule, Rules, Waiting,
 };
 use viaduct_sys::meeting::Meeting;
 use viaduct_sys::raw::Raw;
@@ -25,6 +25,7 @@ use viaduct_sys::tcp::{self, TcpOptions};
 use super::Plan;
 use super::agree::Strangers;
 use super::carrier::Carrier;
+use super::datagrams::{self, Fares, Holder};
 use super::keep::Keep;
 use super::names::{Remote, place};
 use super::report::{self, Report, Reported};
@@ -63,9 +64,15 @@ const BACKLOG: u32 = 4096;
 /// After an error of accept.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Attaches the programs to `group`, and has `carrier` hear of every connect that `plan` wants. What is
-/// put into `keep` outlives this process: connects fail then, and do not go around the chain.
-pub fn start(group: &Group, plan: &Plan, carrier: Carrier, keep: Option<&Keep>) -> Result<()> {
+/// Attaches the programs to `group`, and has `carrier` hear of every connect that `plan` wants; whoever
+/// holds datagrams, if they pass the handlers too. What is put into `keep` outlives this process: connects
+/// fail then, and do not go around the chain.
+pub fn start(
+    group: &Group,
+    plan: &Plan,
+    carrier: Carrier,
+    keep: Option<&Keep>,
+) -> Result<Option<Holder>> {
     let meeting = Meeting::open().context("open the meeting")?;
     let agreeing = plan.agree.as_ref().and_then(|agree| agree.begun());
     let save_syn = agreeing.is_some();
@@ -74,9 +81,11 @@ pub fn start(group: &Group, plan: &Plan, carrier: Carrier, keep: Option<&Keep>) 
     // Missing where the machine has no IPv6.
     let v6 = listener(Ipv6Addr::LOCALHOST.into(), save_syn).ok();
     let ports = agreeing.map_or_else(Ports::new, |(_, ports)| Ok(ports.clone()))?;
+    let (carry, holder, why) = carry(group, plan);
     let diversion = Diversion {
         streams: rules(&plan.rules, Transport::Tcp),
         datagrams: rules(&plan.rules, Transport::Udp),
+        carry,
         v4: meeting.at(true).context("the meeting has no address")?,
         v6: meeting.at(false),
         listeners: [Some(v4.as_fd()), v6.as_ref().map(AsFd::as_fd)],
@@ -101,15 +110,28 @@ pub fn start(group: &Group, plan: &Plan, carrier: Carrier, keep: Option<&Keep>) 
     }
     let raw = Raw::open().context("open raw sockets")?;
     let shared = Arc::new(Shared { meeting, names: divert.names(), raw });
-    let (report, names) = (plan.report.clone(), plan.names.clone());
-    let mut hearing = Hearing { divert, shared, carrier, report, names, known: HashMap::new() };
+    let (rules, report, names) = (plan.rules, plan.report.clone(), plan.names.clone());
+    let known = HashMap::new();
+    let mut hearing = Hearing { divert, shared, carrier, rules, report, names, why, known };
     let hear = move || {
         if let Err(error) = hearing.run() {
             warn!("connects cannot be heard of any more: {error}");
         }
     };
     thread::Builder::new().name("connects".to_owned()).spawn(hear)?;
-    Ok(())
+    Ok(holder)
+}
+
+/// What becomes of datagrams that the chain is to see, who holds them, and what is said if nobody does.
+fn carry(group: &Group, plan: &Plan) -> (Carry, Option<Holder>, Option<String>) {
+    let otherwise = if plan.rules.strict { Carry::Refused } else { Carry::Left };
+    if !datagrams::matter(plan) {
+        return (otherwise, None, None);
+    }
+    match datagrams::start(group, plan) {
+        Fares::Held(holder) => (Carry::Held, Some(holder), None),
+        Fares::Not(why) => (otherwise, None, Some(datagrams::notice(plan, &why))),
+    }
 }
 
 /// Where programs' questions of DNS are answered.
@@ -120,21 +142,23 @@ fn resolver(names: &Remote) -> Option<Resolver> {
 
 /// The user's rules of one transport.
 fn rules(rules: &wrap::Rules, transport: Transport) -> Rules {
-    let fate = |fate| match (fate, transport) {
-        (wrap::Fate::Refuse, _) => Fate::Refuse,
-        (wrap::Fate::Leave, _) => Fate::Leave,
-        (wrap::Fate::Divert, Transport::Tcp) => Fate::Divert,
-        // Datagrams are no flow.
-        (wrap::Fate::Divert, Transport::Udp) if rules.strict => Fate::Refuse,
-        (wrap::Fate::Divert, Transport::Udp) => Fate::Leave,
+    let fate = |fate| match fate {
+        wrap::Fate::Refuse => Fate::Refuse,
+        wrap::Fate::Leave => Fate::Leave,
+        wrap::Fate::Divert => Fate::Divert,
     };
-    let ours = rules.lines().iter().filter(|line| line.transport.is_none_or(|of| of == transport));
-    let rule = |line: &Line| Rule {
-        prefix: line.prefix,
-        ports: line.ports.0..=line.ports.1,
-        fate: fate(line.fate),
-    };
-    Rules { list: ours.map(rule).collect(), otherwise: fate(rules.otherwise()) }
+    let mut ours = Rules { list: Vec::new(), otherwise: fate(rules.otherwise()) };
+    for line in rules.lines().iter().filter(|line| line.transport.is_none_or(|of| of == transport))
+    {
+        if line.is_everything() {
+            // The kernel takes no instruction that nothing leads to.
+            ours.otherwise = fate(line.fate);
+            break;
+        }
+        let Line { prefix, ports: (first, last), .. } = *line;
+        ours.list.push(Rule { prefix, ports: first..=last, fate: fate(line.fate) });
+    }
+    ours
 }
 
 /// Bits a second as the kernel takes them.
@@ -219,8 +243,11 @@ struct Hearing {
     divert: Divert,
     shared: Arc<Shared>,
     carrier: Carrier,
+    rules: wrap::Rules,
     report: Option<Report>,
     names: Option<Arc<Remote>>,
+    /// Why datagrams do not pass the handlers, until it has been said.
+    why: Option<String>,
     /// Connects that wait: a SYN is told of each time it is sent.
     known: HashMap<u64, (SocketAddr, Weak<()>)>,
 }
@@ -248,6 +275,13 @@ impl Hearing {
     }
 
     fn hear(&mut self, heard: Heard) {
+        if let Heard::Left(passing) | Heard::Refused(passing) = heard
+            && passing.datagrams
+            && self.rules.fate(Transport::Udp, passing.to) == wrap::Fate::Divert
+            && let Some(why) = self.why.take()
+        {
+            warn!("{why}");
+        }
         let transport = |passing: Passing| if passing.datagrams { "udp" } else { "tcp" };
         match (heard, &self.report) {
             (Heard::Waits(waiting), _) => self.call(waiting),

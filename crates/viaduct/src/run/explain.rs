@@ -5,13 +5,16 @@ use viaduct_proto::flow::{About, Registry};
 
 /// A line for each.
 pub fn list(registry: &Registry) {
-    for About { name, line, guards, both_ends, .. } in registry.about() {
+    for About { name, line, guards, both_ends, datagrams, .. } in registry.about() {
         let mut notes = Vec::new();
         if *both_ends {
             notes.push("at both ends");
         }
         if *guards {
             notes.push("strict");
+        }
+        if *datagrams {
+            notes.push("datagrams");
         }
         let notes =
             if notes.is_empty() { String::new() } else { format!(" [{}]", notes.join(", ")) };
@@ -32,6 +35,9 @@ pub fn one(registry: &Registry, name: &str) -> Result<()> {
     println!("+{}: {}", about.name, about.line);
     if about.both_ends {
         println!("\nBoth ends of a flow need it.");
+    }
+    if about.datagrams {
+        println!("\nIt works on datagrams too.");
     }
     if about.guards {
         println!(

@@ -15,6 +15,7 @@ use viaduct_sys::wrapped::{self, Change};
 use viaduct_sys::{inherit, memory};
 
 use super::carrier::Carrier;
+use super::datagrams::Holder;
 use super::freezing::Freezing;
 use super::joined::Joined;
 use super::keep::Keep;
@@ -104,12 +105,8 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
         let change = wrapped::wait(program).context("wait for the program")?;
         let ended = matches!(change, Change::Exited(_) | Change::Killed(_));
         if ended && let Some(report) = &plan.report {
-            say_report(
-                wrapper,
-                report,
-                interposer.name(),
-                flows.as_ref().map(|flows| &flows.handle),
-            );
+            let flows = flows.as_ref().map(|flows| &flows.handle);
+            say_report(wrapper, report, &interposer, flows);
         }
         wrapper.say(&Word::Did(change));
         if ended {
@@ -122,7 +119,7 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
     }
     let Some(flows) = flows else { return Ok(()) };
     flows.handle.drain();
-    while !flows.is_over() {
+    while !flows.is_over() || interposer.holder().is_some_and(|holder| !holder.is_empty()) {
         thread::sleep(LOOK);
     }
     flows.end()
@@ -148,14 +145,17 @@ fn carrier(args: &RunArgs, plan: &mut Plan) -> Result<(Carrier, Option<Beside>)>
 }
 
 /// What became of the program's flows, as far as it is known when it ends.
-fn say_report(wrapper: &ToWrapper, report: &Report, via: &str, flows: Option<&Handle>) {
+fn say_report(wrapper: &ToWrapper, report: &Report, via: &Interposer, flows: Option<&Handle>) {
     // What it did last is still on its way here.
     thread::sleep(SETTLE);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+    let datagrams = via.holder().map(Holder::passed).unwrap_or_default();
     // Those of a shared master are not this program's alone.
-    let bytes = runtime.ok().zip(flows);
-    let bytes = bytes.map(|(runtime, flows)| runtime.block_on(flows.status()).counters.bytes);
-    for line in report.lines(via, bytes) {
+    let bytes = runtime.ok().zip(flows).map(|(runtime, flows)| {
+        let [out, back] = runtime.block_on(flows.status()).counters.bytes;
+        [out + datagrams.bytes[0], back + datagrams.bytes[1]]
+    });
+    for line in report.lines(via.name(), bytes, datagrams.dropped) {
         wrapper.say(&Word::Say(line));
     }
 }

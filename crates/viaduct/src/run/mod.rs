@@ -7,6 +7,7 @@
 //!     │    │ a proxy's worker: chains of handlers     somebody whom it serves is left
 //!     │    └──── Call ◀──── interposer              sees connects: where they wait, what they meant
 //!   curl  ══ its own socket ══▶ the master ══ handlers ══▶ the far end
+//!         ── its datagrams ── held by the kernel until handlers let them on ──▶ the far end
 //! ```
 //!
 //! With `--master N` the second process hears the program's calls as ever (`joined`), and the flows are a
@@ -16,6 +17,7 @@ mod above;
 mod agree;
 mod aware;
 mod carrier;
+mod datagrams;
 mod desk;
 mod diverted;
 mod explain;
@@ -39,6 +41,7 @@ use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use viaduct_proto::flow::{HandlerSpec, Offload, Registry, offload};
@@ -77,6 +80,9 @@ pub struct RunArgs {
     /// own socket
     #[arg(long)]
     no_offload: bool,
+    /// How long datagrams between two ends may be silent before their handlers forget them
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "60s")]
+    datagram_idle: Duration,
     /// Say at the end, on standard error, what became of the program's flows
     #[arg(long)]
     report: bool,
@@ -115,6 +121,8 @@ struct Plan {
     names: Option<Arc<names::Remote>>,
     /// The kernel can do all of the chain's work.
     offload: Option<Offload>,
+    /// How long datagrams may be silent before their handlers forget them.
+    datagram_idle: Duration,
     report: Option<Report>,
 }
 
@@ -126,7 +134,8 @@ impl Plan {
         let names = args.names.load(&chain, &mut rules)?;
         let report = args.report.then(Report::default);
         let offload = if args.no_offload { None } else { offload(&chain) };
-        Ok(Plan { offload, chain, agree, rules, names, report })
+        let datagram_idle = args.datagram_idle;
+        Ok(Plan { offload, chain, agree, rules, names, datagram_idle, report })
     }
 
     /// What a shared master has to say to it.

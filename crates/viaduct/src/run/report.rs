@@ -60,9 +60,9 @@ impl Report {
         lines.offloaded[1] += back;
     }
 
-    /// As lines of text; `handled` are the bytes that passed handlers, out and in, if they are known, and
-    /// `via` names the interposer.
-    pub fn lines(&self, via: &str, handled: Option<[u64; 2]>) -> Vec<String> {
+    /// As lines of text; `handled` are the bytes that passed handlers, out and in, if they are known,
+    /// `dropped` the datagrams that found no room, and `via` names the interposer.
+    pub fn lines(&self, via: &str, handled: Option<[u64; 2]>, dropped: u64) -> Vec<String> {
         let report = self.lock();
         let mut text = Vec::new();
         for (title, is) in TITLES {
@@ -90,6 +90,9 @@ impl Report {
                     if let Fate::Failed(why) = fate { format!(" ({why})") } else { String::new() };
                 text.push(format!("  {count:>6}  {transport} {to}{why}"));
             }
+        }
+        if dropped > 0 {
+            text.push(format!("{dropped} datagrams found no room and were dropped"));
         }
         if text.is_empty() {
             text.push(format!("no flows; {via} watched"));
@@ -162,7 +165,7 @@ mod tests {
         report.count(Fate::Failed("refused".to_owned()), "tcp", at("[2001:db8::1]:81"));
         report.count(Fate::Direct, "udp", at("192.0.2.9:53"));
         assert_eq!(
-            report.lines("cgroup", Some([5, 7])),
+            report.lines("cgroup", Some([5, 7]), 3),
             [
                 "2 passed the handlers by cgroup: 5 bytes out, 7 in",
                 "       2  tcp 192.0.2.1:80",
@@ -170,11 +173,12 @@ mod tests {
                 "       1  tcp [2001:db8::1]:81 (refused)",
                 "1 went direct, as the rules say or as no flow",
                 "       1  udp 192.0.2.9:53",
+                "3 datagrams found no room and were dropped",
             ]
         );
         let report = Report::default();
-        assert_eq!(report.lines("cgroup", None), ["no flows; cgroup watched"]);
+        assert_eq!(report.lines("cgroup", None, 0), ["no flows; cgroup watched"]);
         report.offloaded(at("192.0.2.1:80"), 1, 2);
-        assert!(report.lines("cgroup", None)[0].ends_with("1 bytes out, 2 in"));
+        assert!(report.lines("cgroup", None, 0)[0].ends_with("1 bytes out, 2 in"));
     }
 }

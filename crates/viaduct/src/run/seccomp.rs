@@ -45,7 +45,7 @@ pub fn start(
     let rules = &common.rules;
     let traps = Traps {
         sends: rules.datagrams() == Datagrams::Judged,
-        datagrams: rules.datagrams() == Datagrams::Refused,
+        datagrams: rules.datagrams() == Datagrams::Refused || common.has_notice(),
         families: rules.strict,
         names: true,
         word,
@@ -121,7 +121,11 @@ impl Supervisor {
 
     fn socket(&self, call: &Notification) -> Outcome {
         let [domain, kind, protocol, ..] = call.arguments.map(|word| word as i32);
-        match self.common.rules.socket(Socket { domain, kind, protocol }) {
+        let socket = Socket { domain, kind, protocol };
+        if socket.is_of_datagrams() {
+            self.common.see_datagrams();
+        }
+        match self.common.rules.socket(socket) {
             Verdict::Refuse(errno) => {
                 if errno == Errno::PERM {
                     self.common.refused(wire::Call::Socket, None, errno);

@@ -18,6 +18,7 @@ use viaduct_sys::seccomp::{self as kernel, SeccompError};
 use viaduct_sys::wrapped;
 
 use super::carrier::Carrier;
+use super::datagrams::Holder;
 use super::keep::Keep;
 use super::waiting::Common;
 use super::{Plan, agree, diverted, preload, seccomp};
@@ -42,8 +43,8 @@ const HEARD: &str = "VIADUCT_HEARD";
 /// What sees the program's calls.
 #[derive(Debug)]
 pub enum Interposer {
-    /// BPF, and whether all must pass it.
-    Cgroup(Group, bool),
+    /// BPF, whoever holds datagrams, and whether all must pass it.
+    Cgroup(Group, Option<Holder>, bool),
     /// Notifications.
     Seccomp(Arc<Common>),
     /// A library, and the environment that puts it in.
@@ -82,8 +83,16 @@ impl Interposer {
             );
         }
         let group = Group::new()?;
-        diverted::start(&group, plan, carrier.clone(), keep)?;
-        Ok(Interposer::Cgroup(group, plan.rules.strict))
+        let holder = diverted::start(&group, plan, carrier.clone(), keep)?;
+        Ok(Interposer::Cgroup(group, holder, plan.rules.strict))
+    }
+
+    /// Whoever holds its datagrams, if they pass the handlers.
+    pub fn holder(&self) -> Option<&Holder> {
+        match self {
+            Interposer::Cgroup(_, holder, _) => holder.as_ref(),
+            Interposer::Seccomp(_) | Interposer::Preload(_) => None,
+        }
     }
 
     /// What it is called.
@@ -98,7 +107,7 @@ impl Interposer {
     /// What freezes the programs, where that can be.
     pub fn freezer(&self) -> Result<Option<Freezer>> {
         Ok(match self {
-            Interposer::Cgroup(group, _) => Some(group.freezer()?),
+            Interposer::Cgroup(group, ..) => Some(group.freezer()?),
             Interposer::Seccomp(_) | Interposer::Preload(_) => None,
         })
     }
@@ -113,7 +122,7 @@ impl Interposer {
             command.env(HEARD, self.name());
         }
         match self {
-            Interposer::Cgroup(group, strict) => {
+            Interposer::Cgroup(group, _, strict) => {
                 if *strict {
                     kernel::keep_to_known_families(&mut command);
                 }
@@ -131,7 +140,7 @@ impl Interposer {
     /// Whether nobody is left whose calls it sees; reaps who has ended.
     pub fn is_alone(&self) -> io::Result<bool> {
         match self {
-            Interposer::Cgroup(group, _) => {
+            Interposer::Cgroup(group, ..) => {
                 wrapped::reap();
                 group.is_empty().map_err(io::Error::other)
             }

@@ -18,6 +18,7 @@ use viaduct_sys::tcp;
 
 use super::Plan;
 use super::carrier::Carrier;
+use super::datagrams;
 use super::names::{Remote, place};
 use super::report::{Fate, Report, Reported};
 use crate::proxy::aware::Whose;
@@ -42,7 +43,12 @@ pub struct Common {
     /// Where the kernel can do all that is to be done: bytes a second at most, or 0. Not where a report
     /// is to say how many bytes there were.
     pub offload: Option<u64>,
+    /// What is said of datagrams, until it has been said.
+    notice: Mutex<Option<String>>,
 }
+
+/// Why datagrams do not pass the handlers.
+const CARRIED: &str = "only `--via cgroup` carries datagrams";
 
 /// How a program that waits for its connect is answered: what it is told, and its socket if it is
 /// connected.
@@ -67,8 +73,24 @@ impl Common {
         let offload = plan.offload.filter(|_| report.is_none());
         let offload = offload.map(|of| of.rate.map_or(0, |bits| (bits / 8).max(1)));
         let (names, remote) = (Mutex::default(), plan.names.clone());
-        let common = Common { rules, meeting, closed, names, carrier, report, remote, offload };
+        let why = || datagrams::unable(plan).unwrap_or_else(|| CARRIED.to_owned());
+        let notice = datagrams::matter(plan).then(|| datagrams::notice(plan, &why()));
+        let notice = Mutex::new(notice);
+        let common =
+            Common { rules, meeting, closed, names, carrier, report, remote, offload, notice };
         Ok(Arc::new(common))
+    }
+
+    /// Whether the user is to hear that datagrams do not pass the handlers.
+    pub fn has_notice(&self) -> bool {
+        self.notice.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// There are datagrams: the user hears once what becomes of them.
+    pub fn see_datagrams(&self) {
+        if let Some(notice) = self.notice.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            warn!("{notice}");
+        }
     }
 
     /// Begins the flow of `socket`, a duplicate of a program's, to `to`. What the program is told at

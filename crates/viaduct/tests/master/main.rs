@@ -261,7 +261,8 @@ fn programs_that_listen_are_served_by_a_shared_master_and_by_nobody_when_it_is_k
         let master = shared.then(|| place.master("serves", &["+count", CHAIN]));
         let chain: &[&str] = if shared { &["--master", "serves"] } else { &[CHAIN] };
         let port = free_port();
-        let words = [&["run"], chain, &["--", "python3", "-c", SERVE, &port.to_string()]].concat();
+        let at = port.to_string();
+        let words = [&["run"], chain, &["--", "python3", "-c", SERVE, &at]].concat();
         let mut command = place.viaduct(&words);
         let mut server = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();

@@ -1,5 +1,6 @@
 mod compress;
 mod crypt;
+mod datagrams;
 mod migrate;
 mod pairs;
 mod route;

@@ -13,11 +13,13 @@
 //! | `create` | sockets that may not be |
 //! | `judge` | the user's rules as instructions |
 //! | `programs` | the programs |
+//! | `datagrams` | those for datagrams |
 //! | `names` | questions of DNS |
 //! | `serve` | connections to programs that listen |
 //! | `ends` | how ends of connections are written |
 
 mod create;
+mod datagrams;
 mod ends;
 mod judge;
 mod names;
@@ -66,8 +68,10 @@ enum Kind {
 pub struct Diversion<'a> {
     /// For connections.
     pub streams: Rules,
-    /// For datagrams; those that are to be diverted go by themselves.
+    /// For datagrams.
     pub datagrams: Rules,
+    /// What becomes of those that are to be diverted.
+    pub carry: Carry,
     /// Where connects wait, by IPv4.
     pub v4: SocketAddr,
     /// The same by IPv6; without it those are refused.
@@ -85,6 +89,28 @@ pub struct Diversion<'a> {
     pub tells: bool,
     /// Whether sockets that carry neither connections nor datagrams may not be opened.
     pub strict: bool,
+}
+
+/// What becomes of datagrams that are to be diverted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carry {
+    /// Nothing here: they are held on their way ([`crate::datagrams`]).
+    Held,
+    /// They cannot be; they go by themselves. The first is told of in any case.
+    Left,
+    /// They cannot be; they are refused. The first is told of in any case.
+    Refused,
+}
+
+/// What the programs of one diversion share.
+#[derive(Clone, Copy)]
+struct Ours<'a> {
+    map: &'a Map<ENDS>,
+    events: &'a Events<EVENT>,
+    diversion: &'a Diversion<'a>,
+    asked: Option<&'a Asked>,
+    /// The network namespace that we serve.
+    netns: u64,
 }
 
 /// What the kernel does for connections.
@@ -161,10 +187,10 @@ impl Divert {
         // Names first, and those who tell us: nobody may be sent away without them.
         let tell = programs::tell(&map, &events, serve.as_ref(), diversion.offload, netns);
         let asked = diversion.resolver.map(Asked::new).transpose()?;
-        let asked = asked.as_ref();
-        let connect = |v4| programs::connect(&map, &events, diversion, (asked, netns), v4);
-        let message = |v4| programs::message(&events, diversion, asked, v4);
-        if let Some(asked) = asked {
+        let ours = Ours { map: &map, events: &events, diversion, asked: asked.as_ref(), netns };
+        let connect = |v4| programs::connect(&ours, v4);
+        let message = |v4| datagrams::message(&ours, v4);
+        if let Some(asked) = &asked {
             attach(Hook::Received4, &asked.answer(true), directory)?;
             attach(Hook::Received6, &asked.answer(false), directory)?;
         }

@@ -4,9 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::ends::{END, ENDS, MAPPED};
 use super::judge::{Fate, Fates, IP4, IP6, PORT, note};
-use super::names::Asked;
 use super::serve::Serve;
-use super::{Diversion, EVENT, KIND, Kind, Offload};
+use super::{Diversion, EVENT, KIND, Kind, Offload, Ours, datagrams};
 use crate::bpf::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R5, R6, R7, R8, Width};
 use crate::bpf::events::Events;
 use crate::bpf::kernel::Map;
@@ -47,8 +46,8 @@ const TCP: u32 = libc::IPPROTO_TCP as u32;
 const UDP: u32 = libc::IPPROTO_UDP as u32;
 
 // On the stack: a cookie and what is noted of it, or an event.
-const COOKIE: i16 = -8;
-const NOTE: i16 = COOKIE - ENDS as i16;
+pub(super) const COOKIE: i16 = -8;
+pub(super) const NOTE: i16 = COOKIE - ENDS as i16;
 const SAID: i16 = -(EVENT as i16);
 /// An event beside a note.
 const BESIDE: i16 = NOTE - EVENT as i16;
@@ -56,13 +55,8 @@ const BESIDE: i16 = NOTE - EVENT as i16;
 const NUMBER: i16 = BESIDE - 8;
 
 /// Sends a connect to the meeting, and notes where it was meant to go.
-pub(super) fn connect(
-    map: &Map<ENDS>,
-    events: &Events<EVENT>,
-    diversion: &Diversion<'_>,
-    (asked, netns): (Option<&Asked>, u64),
-    v4: bool,
-) -> Vec<Insn> {
+pub(super) fn connect(ours: &Ours<'_>, v4: bool) -> Vec<Insn> {
+    let Ours { map, events, diversion, netns, .. } = *ours;
     let mut asm = Asm::default();
     let [datagrams, divert, leave, refuse, done] = [(); 5].map(|()| asm.label());
     asm.copy(R6, R1);
@@ -98,10 +92,7 @@ pub(super) fn connect(
     }
     asm.place(datagrams);
     asm.if_different(R2, UDP, done);
-    if let Some(asked) = asked {
-        asked.ask(&mut asm, NOTE, COOKIE, v4);
-    }
-    judge_datagrams(&mut asm, events, diversion);
+    datagrams::judge(&mut asm, ours, v4);
     asm.place(done);
     asm.exit(1);
     // A full map refuses what was to be diverted.
@@ -111,40 +102,6 @@ pub(super) fn connect(
         asm.exit(0);
     }
     asm.finish().expect("no more rules than jumps reach over")
-}
-
-/// Lets datagrams pass that no connect has gone before, or refuses them.
-pub(super) fn message(
-    events: &Events<EVENT>,
-    diversion: &Diversion<'_>,
-    asked: Option<&Asked>,
-    v4: bool,
-) -> Vec<Insn> {
-    let mut asm = Asm::default();
-    asm.copy(R6, R1);
-    note(&mut asm, NOTE, ENDS, v4);
-    if let Some(asked) = asked {
-        asked.ask(&mut asm, NOTE, COOKIE, v4);
-    }
-    judge_datagrams(&mut asm, events, diversion);
-    asm.finish().expect("no more rules than jumps reach over")
-}
-
-/// Ends the program: the datagrams to what is noted may go, or not.
-fn judge_datagrams(asm: &mut Asm, events: &Events<EVENT>, diversion: &Diversion<'_>) {
-    let [leave, refuse] = [(); 2].map(|()| asm.label());
-    let rules = &diversion.datagrams;
-    rules.judge(asm, NOTE, Fates { divert: leave, leave, refuse });
-    if rules.lead_to(Fate::Refuse) {
-        asm.place(refuse);
-        say(asm, events, diversion, Kind::RefusedDatagram);
-        asm.exit(0);
-    }
-    if rules.lead_to(Fate::Leave) || rules.lead_to(Fate::Divert) {
-        asm.place(leave);
-        say(asm, events, diversion, Kind::LeftDatagram);
-        asm.exit(1);
-    }
 }
 
 /// Has a connect lead to the meeting.
@@ -197,10 +154,14 @@ fn go(asm: &mut Asm, at: SocketAddr, v4: bool) {
 }
 
 /// Tells this process what became of what is noted, if it wants to know.
-fn say(asm: &mut Asm, events: &Events<EVENT>, diversion: &Diversion<'_>, kind: Kind) {
-    if !diversion.tells {
-        return;
+pub(super) fn say(asm: &mut Asm, events: &Events<EVENT>, diversion: &Diversion<'_>, kind: Kind) {
+    if diversion.tells {
+        tell_of_note(asm, events, kind);
     }
+}
+
+/// Tells this process what became of what is noted.
+pub(super) fn tell_of_note(asm: &mut Asm, events: &Events<EVENT>, kind: Kind) {
     asm.clear(BESIDE, EVENT as i16);
     asm.copy_memory((FP, BESIDE + 8), (FP, NOTE), END);
     send(asm, events, BESIDE, kind);

@@ -1,0 +1,129 @@
+//! A UDP datagram in an IP packet, of which the front is at hand.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+const UDP: u8 = 17;
+const UDP_LEN: usize = 8;
+const V4_MIN: usize = 20;
+const V6_LEN: usize = 40;
+/// Extension headers of IPv6 that stand before it, as all those do that say their length in units of 8
+/// bytes: hop-by-hop options, routing, destination options.
+const EXTENSIONS: [u8; 3] = [0, 43, 60];
+const FRAGMENT: u8 = 44;
+
+/// Between whom it travels, and how much it carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Datagram {
+    /// Where it comes from.
+    pub source: SocketAddr,
+    /// Where it goes.
+    pub destination: SocketAddr,
+    /// Bytes that it carries, headers not counted.
+    pub bytes: usize,
+}
+
+impl Datagram {
+    /// Reads the headers at the front of `packet`, which may be cut behind them; `None` if it is no
+    /// datagram, or no first fragment of one.
+    pub fn parse(packet: &[u8]) -> Option<Datagram> {
+        let (source, destination, udp) = match packet.first()? >> 4 {
+            4 => v4(packet)?,
+            6 => v6(packet)?,
+            _ => return None,
+        };
+        let [a, b, c, d, e, f, ..] = *udp.first_chunk::<UDP_LEN>()?;
+        let port = |a, b| u16::from_be_bytes([a, b]);
+        Some(Datagram {
+            source: (source, port(a, b)).into(),
+            destination: (destination, port(c, d)).into(),
+            bytes: usize::from(port(e, f)).checked_sub(UDP_LEN)?,
+        })
+    }
+}
+
+fn v4(packet: &[u8]) -> Option<(IpAddr, IpAddr, &[u8])> {
+    let head = packet.first_chunk::<V4_MIN>()?;
+    let offset = u16::from_be_bytes([head[6], head[7]]) & 0x1fff;
+    let address = |at: usize| IpAddr::V4(Ipv4Addr::from([0, 1, 2, 3].map(|n| head[at + n])));
+    let udp = packet.get(usize::from(head[0] & 15) * 4..)?;
+    (head[9] == UDP && offset == 0).then_some((address(12), address(16), udp))
+}
+
+fn v6(packet: &[u8]) -> Option<(IpAddr, IpAddr, &[u8])> {
+    let (head, mut rest) = packet.split_first_chunk::<V6_LEN>()?;
+    let address = |at: usize| {
+        let octets: [u8; 16] = std::array::from_fn(|n| head[at + n]);
+        IpAddr::V6(Ipv6Addr::from(octets))
+    };
+    let mut next = head[6];
+    loop {
+        let units = match next {
+            UDP => return Some((address(8), address(24), rest)),
+            FRAGMENT if u16::from_be_bytes([*rest.get(2)?, *rest.get(3)?]) >> 3 == 0 => 0,
+            _ if EXTENSIONS.contains(&next) => usize::from(*rest.get(1)?),
+            _ => return None,
+        };
+        next = *rest.first()?;
+        rest = rest.get(8 * (units + 1)..)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn v4_packet() -> Vec<u8> {
+        let mut packet = vec![0; 20];
+        (packet[0], packet[9]) = (0x45, UDP);
+        packet[12..20].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 2]);
+        packet.extend([0x13, 0x88, 0, 53, 0, 13, 0, 0]);
+        packet
+    }
+
+    fn v6_packet(before: &[u8], first: u8) -> Vec<u8> {
+        let mut packet = vec![0; 40];
+        (packet[0], packet[6], packet[23], packet[39]) = (0x60, first, 1, 2);
+        packet.extend(before);
+        packet.extend([0x13, 0x88, 0, 53, 0, 13, 0, 0]);
+        packet
+    }
+
+    #[test]
+    fn headers_say_between_whom_and_how_much() {
+        let told = |source: &str, destination: &str| {
+            let [source, destination] = [source, destination].map(|at| at.parse().unwrap());
+            Some(Datagram { source, destination, bytes: 5 })
+        };
+        assert_eq!(Datagram::parse(&v4_packet()), told("10.0.0.1:5000", "10.0.0.2:53"));
+        let v6 = told("[::1]:5000", "[::2]:53");
+        assert_eq!(Datagram::parse(&v6_packet(&[], UDP)), v6);
+        let options = [60, 0, 1, 4, 0, 0, 0, 0, UDP, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!(Datagram::parse(&v6_packet(&options, 0)), v6);
+        let fragment = [UDP, 0, 0, 1, 0, 0, 0, 7];
+        assert_eq!(Datagram::parse(&v6_packet(&fragment, FRAGMENT)), v6, "the first of several");
+    }
+
+    #[test]
+    fn what_has_no_ports_is_none() {
+        let mut tcp = v4_packet();
+        tcp[9] = 6;
+        let mut later = v4_packet();
+        later[7] = 9;
+        let fragment = [UDP, 0, 0, 9, 0, 0, 0, 7];
+        for packet in [&tcp, &later, &v6_packet(&fragment, FRAGMENT), &v4_packet()[..27].to_vec()] {
+            assert_eq!(Datagram::parse(packet), None);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn reading_never_panics(mut bytes: Vec<u8>, version in prop::sample::select(vec![0x45, 0x60])) {
+            if let Some(first) = bytes.first_mut() {
+                *first = version;
+            }
+            let _ = Datagram::parse(&bytes);
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Datagrams of programs that BPF sees: the kernel holds each until the handlers let it on.
+//!
+//! ```text
+//!   program ─▶ sys::datagrams ── headers ──▶ rules ─▶ flow::datagrams::Passage ─┐ when?
+//!              holds it ◀──────────────────── verdict, when its time has come ◀─┘
+//! ```
+//!
+//! It is the program's own datagram that goes on, so that addresses, errors and sizes are what they
+//! would be without us.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tracing::{debug, warn};
+use viaduct_proto::flow::datagrams::{Bounds, Ends, Passage, Taken, Way, streams_alone};
+use viaduct_proto::time::{Duration, Instant};
+use viaduct_proto::wire::datagram::Datagram;
+use viaduct_proto::wrap::{Fate, Rules, Transport};
+use viaduct_sys::bpf::Group;
+use viaduct_sys::clock;
+use viaduct_sys::datagrams::Datagrams;
+use viaduct_sys::nfqueue::{Held, SNAP, Verdict};
+
+use super::Plan;
+use super::report::{self, Report};
+
+/// Pairs of ends whose handlers are remembered.
+const PAIRS: usize = 16_384;
+/// Datagrams that are read before those whose time has come have their turn.
+const TURN: usize = 256;
+
+/// What becomes of the program's datagrams.
+#[derive(Debug)]
+pub enum Fares {
+    /// They pass the handlers.
+    Held(Holder),
+    /// They cannot, and this is why.
+    Not(String),
+}
+
+/// Whoever holds datagrams.
+#[derive(Clone, Debug)]
+pub struct Holder(Arc<Shared>);
+
+/// What handlers have let on, for a report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Passed {
+    /// Bytes, out and back.
+    pub bytes: [u64; 2],
+    /// Datagrams that found no room.
+    pub dropped: u64,
+}
+
+/// Has the datagrams of `group` pass the handlers of `plan` from now on, if they can.
+pub fn start(group: &Group, plan: &Plan) -> Fares {
+    if let Some(why) = unable(plan) {
+        return Fares::Not(why);
+    }
+    let bounds = Bounds { pairs: PAIRS, idle: plan.datagram_idle };
+    let Some(passage) = Passage::new(plan.chain.clone(), bounds) else {
+        return Fares::Not("there is a handler that works on streams alone".to_owned());
+    };
+    let datagrams = match Datagrams::hold(group) {
+        Ok(datagrams) => datagrams,
+        Err(error) => return Fares::Not(format!("{error} ({})", source(&error))),
+    };
+    let state =
+        State { passage, verdicts: Vec::new(), rules: plan.rules, report: plan.report.clone() };
+    let holder = Holder(Arc::new(Shared { datagrams, state: Mutex::new(state) }));
+    let holds = holder.clone();
+    let carry = move || {
+        if let Err(error) = holds.run() {
+            warn!("datagrams cannot be carried any more: {error}");
+        }
+    };
+    match thread::Builder::new().name("datagrams".to_owned()).spawn(carry) {
+        Ok(_) => Fares::Held(holder),
+        Err(error) => Fares::Not(format!("no thread can be started ({error})")),
+    }
+}
+
+/// Whether the handlers have anything to do with the program's datagrams: a rule may say that they have
+/// not, and where the kernel does all work of a chain it has none with them.
+pub fn matter(plan: &Plan) -> bool {
+    let idle = plan.offload.is_some_and(|offload| offload.rate.is_none());
+    plan.rules.want_datagrams() && (!idle || plan.rules.strict)
+}
+
+/// What the user is told when the first goes another way, and `why` it does.
+pub fn notice(plan: &Plan, why: &str) -> String {
+    let fare = if plan.rules.strict { "are refused (--strict)" } else { "go direct" };
+    format!("{why}: datagrams {fare}")
+}
+
+/// Why this chain lets no datagrams through, if it does not.
+pub fn unable(plan: &Plan) -> Option<String> {
+    let alone: Vec<&str> = streams_alone(&plan.chain).collect();
+    match &alone[..] {
+        [] => None,
+        [one] => Some(format!("{one} works on streams alone")),
+        several => Some(format!("{} work on streams alone", several.join(", "))),
+    }
+}
+
+fn source(error: &dyn std::error::Error) -> String {
+    error.source().map(ToString::to_string).unwrap_or_default()
+}
+
+#[derive(Debug)]
+struct Shared {
+    datagrams: Datagrams,
+    /// Locked while it works, so that whoever asks sees nothing half done.
+    state: Mutex<State>,
+}
+
+struct State {
+    passage: Passage,
+    /// What is to be said next.
+    verdicts: Vec<(u32, Verdict)>,
+    rules: Rules,
+    report: Option<Report>,
+}
+
+impl Holder {
+    /// What handlers have let on so far.
+    pub fn passed(&self) -> Passed {
+        let stats = self.state().passage.stats();
+        let dropped = stats.dropped.iter().sum::<u64>() + self.0.datagrams.lost();
+        Passed { bytes: stats.bytes, dropped }
+    }
+
+    /// Whether none is held.
+    pub fn is_empty(&self) -> bool {
+        let state = self.state();
+        let mut fds = [PollFd::new(&self.0.datagrams, PollFlags::IN)];
+        let some_wait = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) != Ok(0);
+        !some_wait && state.passage.waiting() == 0
+    }
+
+    /// For as long as the process runs.
+    fn run(&self) -> io::Result<()> {
+        loop {
+            let wait = self.turn()?;
+            let wait = wait.map(|wait| Timespec {
+                tv_sec: wait.as_secs().cast_signed(),
+                tv_nsec: wait.subsec_nanos().into(),
+            });
+            match poll(&mut [PollFd::new(&self.0.datagrams, PollFlags::IN)], wait.as_ref()) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Takes what has come and lets on what may go: how long there is nothing to do, unless something
+    /// comes.
+    fn turn(&self) -> io::Result<Option<Duration>> {
+        let mut state = self.state();
+        let mut buffer = [0; SNAP];
+        for _ in 0..TURN {
+            let Some(held) = self.0.datagrams.recv(&mut buffer)? else { break };
+            state.take(&held, now());
+        }
+        let now = now();
+        while let Some(id) = state.passage.poll_ready(now) {
+            state.verdicts.push((id, Verdict::Pass));
+        }
+        state.passage.handle_timeout(now);
+        if let Err(error) = self.0.datagrams.verdicts(&state.verdicts) {
+            // They stay where they are, and the next find less room.
+            debug!("let datagrams on: {error}");
+        }
+        state.verdicts.clear();
+        Ok(state.passage.poll_timeout().map(|at| at.since(now)))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn take(&mut self, held: &Held<'_>, now: Instant) {
+        let Some(Datagram { source, destination, bytes }) = Datagram::parse(held.packet) else {
+            return self.verdicts.push((held.id, Verdict::Pass));
+        };
+        let (way, own, peer) = match held.comes {
+            false => (Way::Out, source, destination),
+            true => (Way::Back, destination, source),
+        };
+        if self.rules.fate(Transport::Udp, peer) != Fate::Divert {
+            return self.verdicts.push((held.id, Verdict::Pass));
+        }
+        let ends = Ends { own, peer };
+        match self.passage.handle_datagram(now, ends, way, bytes, held.id) {
+            Taken::Waits { begins: true } => {
+                if let Some(report) = &self.report {
+                    report.count(report::Fate::Handled, "udp", peer);
+                }
+            }
+            Taken::Waits { begins: false } => {}
+            Taken::Dropped => self.verdicts.push((held.id, Verdict::Drop)),
+        }
+    }
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("State").field("pairs", &self.passage.pairs()).finish_non_exhaustive()
+    }
+}
+
+fn now() -> Instant {
+    Instant::from_nanos(clock::now())
+}

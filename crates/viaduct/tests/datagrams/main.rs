@@ -1,0 +1,321 @@
+//! Datagrams under `viaduct run`: they pass the handlers, and programs notice nothing but the time.
+//!
+//! Each test has a network namespace of its own: a run that ends drops what others hold in the same.
+#![allow(clippy::unwrap_used)] // a test may panic
+
+mod world;
+
+use std::io::{BufRead as _, BufReader};
+use std::net::{SocketAddr, UdpSocket};
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use world::{TALK, answers, far_end, output, text, world};
+
+const DELAY: &str = "+latency:delay=20ms";
+
+/// What TALK says of each exchange: milliseconds, what came back, from which port, to which.
+fn exchanges(said: &str) -> Vec<(f64, String, u16, u16)> {
+    let line = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [took, answer, seen, peer, own] = words[..] else { panic!("{said}") };
+        assert_eq!(seen, own, "the far end sees the port that the program has");
+        (took.parse().unwrap(), answer.to_owned(), peer.parse().unwrap(), own.parse().unwrap())
+    };
+    said.lines().map(line).collect()
+}
+
+#[test]
+fn latency_holds_each_datagram_both_ways_and_all_names_are_true() {
+    if !world() {
+        return;
+    }
+    for ip in ["127.0.0.1:0", "[::1]:0"] {
+        let ends = [far_end(ip), far_end(ip)].map(|at| at.to_string());
+        let words =
+            [DELAY, "--strict", "--report", "--", "python3", "-c", TALK, &ends[0], &ends[1]];
+        let output = output(&words);
+        let all = exchanges(&text(&output.stdout));
+        assert_eq!(all.len(), 12, "{output:?}");
+        let port = |n: usize| ends[n].rsplit(':').next().unwrap().parse::<u16>().unwrap();
+        for (n, (took, answer, peer, own)) in all.iter().enumerate() {
+            // Two that are not connected, to one after the other; then connected ones.
+            let (asked, of) = if n < 2 { ("to", n) } else { ("on", 0) };
+            assert_eq!((answer.as_str(), *peer), (asked, port(of)), "{output:?}");
+            assert!(*own == all[0].3 && *took >= 40.0, "{output:?}");
+        }
+        let best = all.iter().map(|(took, ..)| *took).fold(f64::MAX, f64::min);
+        assert!(best < 42.0, "within a millisecond each way: {best}");
+        let report = text(&output.stderr);
+        assert!(report.contains("2 passed the handlers by cgroup: 24 bytes out"), "{report}");
+        assert!(report.contains(&format!(" 1  udp {}", ends[1])), "{report}");
+    }
+}
+
+#[test]
+fn shape_holds_its_rate_each_way() {
+    if !world() {
+        return;
+    }
+    let program = "
+import socket, sys, time
+host, port = sys.argv[1].rsplit(':', 1)
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.connect((host, int(port)))
+for n in range(150):
+    for _ in range(10): s.send(bytes(1000))
+    time.sleep(0.01)
+s.send(b'now you')
+s.settimeout(2)
+got, first = 0, None
+while True:
+    n = len(s.recv(2000))
+    if n < 100: break
+    got, last = got + n, time.monotonic()
+    first = first or last
+print((got - 1000) * 8 / (last - first))
+";
+    let far = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let at = far.local_addr().unwrap().to_string();
+    let blast = thread::spawn(move || {
+        let (mut got, mut first, mut last) = (0, None, Instant::now());
+        let program = loop {
+            let (length, from) = far.recv_from(&mut [0; 2_000]).unwrap();
+            if length < 100 {
+                break from;
+            }
+            last = Instant::now();
+            first = first.or(Some(last));
+            got += length;
+        };
+        for _ in 0..150 {
+            (0..10).for_each(|_| drop(far.send_to(&[0; 1_000], program).unwrap()));
+            thread::sleep(Duration::from_millis(10));
+        }
+        // The last may find no room.
+        for _ in 0..20 {
+            far.send_to(b"end", program).unwrap();
+            thread::sleep(Duration::from_millis(30));
+        }
+        (got - 1_000) as f64 * 8.0 / (last - first.unwrap()).as_secs_f64()
+    });
+    let output = output(&[
+        "+shape:out=2M,in=1M,held=20000",
+        "--report",
+        "--",
+        "python3",
+        "-c",
+        program,
+        &at,
+    ]);
+    let (out, back) = (blast.join().unwrap(), text(&output.stdout).trim().parse::<f64>());
+    let back = back.unwrap_or_else(|_| panic!("{output:?}"));
+    assert!((out / 2e6 - 1.0).abs() < 0.05, "asked for 2 Mb/s, {out}");
+    assert!((back / 1e6 - 1.0).abs() < 0.05, "asked for 1 Mb/s, {back}");
+    assert!(text(&output.stderr).contains("datagrams found no room"), "{output:?}");
+}
+
+#[test]
+fn count_counts_them_where_the_kernel_is_not_to() {
+    if !world() {
+        return;
+    }
+    let to = far_end("127.0.0.1:0").to_string();
+    let words = ["+count", "--report", "--", "python3", "-c", TALK, &to, &to];
+    let said = |first: &[&str]| text(&output(&[first, &words].concat()).stderr);
+    let report = said(&["--no-offload"]);
+    assert!(report.contains("1 passed the handlers by cgroup: 24 bytes out"), "{report}");
+    let report = said(&[]);
+    assert!(report.contains("went direct") && report.contains(&to), "{report}");
+}
+
+#[test]
+fn none_is_lost_or_overtaken_and_the_last_outlives_its_program() {
+    if !world() {
+        return;
+    }
+    let far = UdpSocket::bind("127.0.0.1:0").unwrap();
+    far.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let at = far.local_addr().unwrap().to_string();
+    let program = "
+import socket, sys
+host, port = sys.argv[1].rsplit(':', 1)
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for n in range(60): s.sendto(b'%d' % n, (host, int(port)))
+s.sendto(b'', (host, int(port)))
+s.sendto(bytes(60000), (host, int(port)))
+";
+    let began = Instant::now();
+    let chain = "+latency:delay=700ms";
+    assert!(output(&[chain, "--", "python3", "-c", program, &at]).status.success());
+    let mut buffer = vec![0; 65_536];
+    let mut next = || far.recv(&mut buffer).map(|length| text(&buffer[..length])).unwrap();
+    (0..60).for_each(|n| assert_eq!(next(), n.to_string()));
+    assert_eq!((next().len(), next().len()), (0, 60_000));
+    assert!(began.elapsed() >= Duration::from_millis(700));
+}
+
+#[test]
+fn a_connected_socket_hears_its_peer_alone_and_that_nobody_is_there() {
+    if !world() {
+        return;
+    }
+    let (far, stranger) =
+        (UdpSocket::bind("[::1]:0").unwrap(), UdpSocket::bind("[::1]:0").unwrap());
+    let closed = UdpSocket::bind("[::1]:0").unwrap().local_addr().unwrap().port().to_string();
+    let port = far.local_addr().unwrap().port().to_string();
+    thread::spawn(move || {
+        while let Ok((_, from)) = far.recv_from(&mut [0; 9]) {
+            stranger.send_to(b"stranger", from).unwrap();
+            thread::sleep(Duration::from_millis(50));
+            far.send_to(b"friend", from).unwrap();
+        }
+    });
+    let program = "
+import socket, sys
+port, closed = map(int, sys.argv[1:])
+s = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+s.settimeout(5)
+s.connect(('::1', port)); s.send(b'x'); print(s.recv(99).decode())
+s = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+s.sendto(b'x', ('::1', port)); print(s.recv(99).decode())
+s = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+s.settimeout(5)
+s.connect(('::1', closed)); s.send(b'x')
+try: s.recv(99)
+except ConnectionRefusedError: print('refused')
+";
+    let output = output(&[DELAY, "--", "python3", "-c", program, &port, &closed]);
+    assert_eq!(text(&output.stdout), "friend\nstranger\nrefused\n", "{output:?}");
+}
+
+#[test]
+fn a_server_answers_from_its_own_port() {
+    if !world() {
+        return;
+    }
+    let program = "
+import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(('0.0.0.0', 0)); print(s.getsockname()[1], flush=True)
+data, at = s.recvfrom(99); s.sendto(b'%d' % at[1], at)
+";
+    let mut command = world::run(&[DELAY, "--", "python3", "-c", program]);
+    let mut server = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut port = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut port).unwrap();
+    let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let to: SocketAddr = format!("127.0.0.1:{}", port.trim()).parse().unwrap();
+    let began = Instant::now();
+    client.send_to(b"who am I", to).unwrap();
+    let mut answer = [0; 99];
+    let (length, from) = client.recv_from(&mut answer).unwrap();
+    assert!(began.elapsed() >= Duration::from_millis(40));
+    let own = client.local_addr().unwrap().port().to_string();
+    assert_eq!((from, text(&answer[..length])), (to, own));
+    assert!(server.wait().unwrap().success());
+}
+
+#[test]
+fn nothing_hangs_when_the_master_is_killed() {
+    if !world() {
+        return;
+    }
+    let to = far_end("127.0.0.1:0").to_string();
+    let program = "
+import os, signal, socket, sys
+host, port = sys.argv[1].rsplit(':', 1)
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.connect((host, int(port))); s.settimeout(0.2)
+s.send(b'x')
+os.kill(os.getppid(), signal.SIGKILL)
+for _ in range(5):
+    try: s.send(b'y'); s.recv(99)
+    except OSError: pass
+print('over')
+";
+    let began = Instant::now();
+    let output = output(&["+latency:delay=5s", "--", "python3", "-c", program, &to]);
+    assert_eq!(text(&output.stdout), "over\n", "{output:?}");
+    assert!(began.elapsed() < Duration::from_secs(10));
+    let rules = text(&world::command("nft", &["list", "ruleset"]).stdout);
+    assert!(!rules.contains("viaduct"), "nothing stays behind: {rules}");
+}
+
+#[test]
+fn a_run_above_a_run_has_them_pass_both() {
+    if !world() {
+        return;
+    }
+    let to = far_end("127.0.0.1:0").to_string();
+    let inner = [world::VIADUCT, "run", DELAY, "--", "python3", "-c", TALK, &to, &to];
+    let output = output(&[&["+latency:delay=30ms", "--report", "--"], &inner[..]].concat());
+    let all = exchanges(&text(&output.stdout));
+    assert!(all.len() == 12 && all.iter().all(|(took, ..)| *took >= 100.0), "{output:?}");
+    assert!(text(&output.stderr).contains("1 passed the handlers by cgroup: 24 bytes out"));
+}
+
+#[test]
+fn rules_apply_to_them() {
+    if !world() {
+        return;
+    }
+    let to = far_end("127.0.0.1:0").to_string();
+    let port = to.rsplit(':').next().unwrap();
+    let said = |rules: &[&str]| {
+        let words = ["+latency:delay=300ms", "--report", "--strict"];
+        let program = ["--", "python3", "-c", TALK, &to, &to];
+        let output = output(&[&words, rules, &program].concat());
+        (exchanges(&text(&output.stdout)), text(&output.stderr))
+    };
+    for rules in [["--except", &format!("udp:{port}")], ["--only", "tcp"]] {
+        let (all, report) = said(&rules);
+        assert!(all.len() == 12 && all.iter().all(|(took, ..)| *took < 300.0), "{rules:?} {all:?}");
+        assert!(report.contains("went direct") && !report.contains("passed"), "{report}");
+    }
+    let (all, report) = said(&["--refuse", &format!("udp:{port}")]);
+    assert!(all.is_empty() && report.contains("were refused"), "{report}");
+}
+
+#[test]
+fn what_cannot_pass_a_handler_is_said_once() {
+    if !world() {
+        return;
+    }
+    let to = far_end("127.0.0.1:0").to_string();
+    let streams = "compress works on streams alone: datagrams";
+    let cgroup = "only `--via cgroup` carries datagrams: datagrams";
+    let cases = [
+        ("+compress", "cgroup", streams),
+        ("+compress", "seccomp", streams),
+        (DELAY, "seccomp", cgroup),
+        (DELAY, "preload", cgroup),
+    ];
+    for (chain, via, says) in cases {
+        for (strict, fare) in [("--no-strict", "go direct"), ("--strict", "are refused (--strict)")]
+        {
+            let words = [chain, "--via", via, strict, "--", "python3", "-c", TALK, &to, &to];
+            let output = output(&words);
+            let all = exchanges(&text(&output.stdout));
+            assert_eq!(all.len(), if strict == "--strict" { 0 } else { 12 }, "{output:?}");
+            let said = text(&output.stderr);
+            assert_eq!(said.matches(&format!("{says} {fare}")).count(), 1, "{words:?} {said}");
+        }
+    }
+}
+
+#[test]
+fn iperf_is_held_to_a_rate_by_the_kernels_own_datagrams() {
+    if !world() {
+        return;
+    }
+    let mut server = world::iperf_server();
+    let words = ["-c", "127.0.0.1", "-u", "-b", "8M", "-l", "1000", "-t", "2", "-J"];
+    let output = output(&[&["+shape:rate=2M", "--", "iperf3"], &words[..]].concat());
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rate = answers(&json, &["end", "sum_received", "bits_per_second"]);
+    assert!((rate / 2e6 - 1.0).abs() < 0.15, "{rate}");
+    server.wait().unwrap();
+}

@@ -1,0 +1,102 @@
+//! A network namespace, a far end, and programs in it.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use viaduct_sys::netns::Netns;
+
+pub(crate) const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
+
+/// A Python program that asks two far ends with a socket that is not connected, and the first ten times
+/// with the socket connected. It says, of each: the milliseconds that took, what came back, from which
+/// port, to which.
+pub(crate) const TALK: &str = "
+import socket, sys, time
+def end(text):
+    host, port = text.rsplit(':', 1)
+    return host.strip('[]'), int(port)
+ends = [end(text) for text in sys.argv[1:]]
+s = socket.socket(socket.AF_INET6 if ':' in ends[0][0] else socket.AF_INET, socket.SOCK_DGRAM)
+s.settimeout(5)
+def ask(send):
+    began = time.monotonic()
+    send()
+    data, peer = s.recvfrom(100)
+    took = (time.monotonic() - began) * 1000
+    print(took, data.decode(), peer[1], s.getsockname()[1])
+for at in ends: ask(lambda: s.sendto(b'to', at))
+s.connect(ends[0])
+assert s.getpeername()[1] == ends[0][1]
+for _ in range(10): ask(lambda: s.send(b'on'))
+";
+
+/// Moves this test into a network of its own; false if it may not.
+pub(crate) fn world() -> bool {
+    let namespace = match Netns::new() {
+        Ok(namespace) => namespace,
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            return false;
+        }
+    };
+    namespace.join().unwrap();
+    assert!(command("ip", &["link", "set", "lo", "up"]).status.success());
+    true
+}
+
+/// Runs a program to its end.
+pub(crate) fn command(program: &str, words: &[&str]) -> Output {
+    Command::new(program).args(words).output().unwrap()
+}
+
+/// `viaduct run` with these words; it is ended after a while.
+pub(crate) fn run(words: &[&str]) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["--signal=KILL", "30", VIADUCT, "run"]).args(words);
+    command
+}
+
+pub(crate) fn output(words: &[&str]) -> Output {
+    run(words).output().unwrap()
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Answers each datagram with itself and the port that has sent it.
+pub(crate) fn far_end(at: &str) -> SocketAddr {
+    let socket = UdpSocket::bind(at).unwrap();
+    let address = socket.local_addr().unwrap();
+    thread::spawn(move || {
+        let mut buffer = [0; 100];
+        while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+            let answer = format!("{} {}", text(&buffer[..length]), from.port());
+            // A program may have gone.
+            let _ = socket.send_to(answer.as_bytes(), from);
+        }
+    });
+    address
+}
+
+/// An iperf3 that serves once.
+pub(crate) fn iperf_server() -> Child {
+    let words = ["20", "iperf3", "-s", "-1"];
+    let server = Command::new("timeout").args(words).stdout(Stdio::null()).spawn().unwrap();
+    let listens = || text(&command("ss", &["-Hltn", "sport = :5201"]).stdout).contains(":5201");
+    for _ in 0..200 {
+        if listens() {
+            return server;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    panic!("iperf3 does not listen");
+}
+
+/// The number at this place.
+pub(crate) fn answers(json: &serde_json::Value, path: &[&str]) -> f64 {
+    let found = path.iter().fold(json, |at, key| &at[key]);
+    found.as_f64().unwrap_or_else(|| panic!("{path:?} in {json}"))
+}
