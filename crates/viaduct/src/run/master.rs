@@ -102,6 +102,9 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, plan: &Plan) -> Result<()> {
     while !flows.is_over() || interposer.carrier().is_some_and(|carrier| !carrier.is_empty()) {
         thread::sleep(LOOK);
     }
+    if let Some(carrier) = interposer.carrier() {
+        carrier.end();
+    }
     flows.end()
 }
 
