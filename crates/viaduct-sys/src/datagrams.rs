@@ -13,6 +13,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::bpf::Group;
 use crate::netlink::{self, Attributes, Message, NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE};
@@ -26,6 +29,8 @@ const AT_ONCE: usize = 256;
 const COPY: u32 = 160;
 /// Queues of other services have low numbers, as people give them; ours begin here.
 const FIRST: u16 = 30_000;
+/// How often it is looked whether others hold anything.
+const LOOK: Duration = Duration::from_millis(2);
 /// Numbers that are tried.
 const TRIES: u16 = 256;
 
@@ -49,7 +54,7 @@ pub struct Datagrams {
     queue: SynQueue,
     number: u16,
     /// The table is there while this is open.
-    _rules: OwnedFd,
+    rules: Mutex<Option<OwnedFd>>,
 }
 
 impl Datagrams {
@@ -66,7 +71,8 @@ impl Datagrams {
             let queue = nfqueue::borrowed(number, false);
             Rules { queue, ..own }.apply()
         });
-        Ok(Datagrams { queue, number, _rules: rules.map_err(DatagramError::Rules)? })
+        let rules = Mutex::new(Some(rules.map_err(DatagramError::Rules)?));
+        Ok(Datagrams { queue, number, rules })
     }
 
     /// Reads the next into `buffer`; `None` if none waits. Its headers are there, and not all the rest.
@@ -77,17 +83,22 @@ impl Datagrams {
         self.queue.recv(buffer)
     }
 
-    /// How many found no room in the kernel so far, and were dropped.
+    /// How many found no room in the kernel so far, and were dropped: none in the queue, or none in the
+    /// socket.
     pub fn lost(&self) -> u64 {
-        let table = std::fs::read_to_string("/proc/net/netfilter/nfnetlink_queue");
-        let table = table.unwrap_or_default();
-        // Queue, reader, waiting, how and how much is copied, dropped: no room in the queue, or in the
-        // socket.
-        let lines = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-        let number = self.number.to_string();
-        let ours = lines.into_iter().find(|fields| fields.first() == Some(&&number[..]));
-        let dropped = ours.iter().flat_map(|fields| fields.iter().skip(5).take(2));
-        dropped.filter_map(|count| count.parse::<u64>().ok()).sum()
+        let ours = queues().find(|queue| queue[0] == u64::from(self.number));
+        ours.map_or(0, |queue| queue[5] + queue[6])
+    }
+
+    /// Holds no more. Taking rules away has the kernel drop all that any queue of this network namespace
+    /// holds, so this waits until the others hold nothing, for as long as `patience` lasts.
+    pub fn end(&self, patience: Duration) {
+        let until = Instant::now() + patience;
+        let others = || queues().any(|queue| queue[0] != u64::from(self.number) && queue[2] > 0);
+        while others() && Instant::now() < until {
+            thread::sleep(LOOK);
+        }
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
     /// Says what becomes of some, in this order.
@@ -104,6 +115,18 @@ impl AsFd for Datagrams {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.queue.as_fd()
     }
+}
+
+/// All queues of packets: number, reader, packets that wait, how and how much is copied, packets that found
+/// no room, and so on.
+fn queues() -> impl Iterator<Item = [u64; 7]> {
+    let table = std::fs::read_to_string("/proc/net/netfilter/nfnetlink_queue").unwrap_or_default();
+    let line = |line: &str| {
+        let numbers: Vec<u64> =
+            line.split_whitespace().map_while(|number| number.parse().ok()).collect();
+        numbers.first_chunk().copied()
+    };
+    table.lines().filter_map(line).collect::<Vec<_>>().into_iter()
 }
 
 /// A queue that nobody reads.

@@ -28,6 +28,8 @@ use super::report::{self, Report};
 
 /// Pairs of ends whose handlers are remembered.
 const PAIRS: usize = 16_384;
+/// How long it is waited for a moment in which nobody else holds a datagram.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Datagrams that are read before those whose time has come have their turn.
 const TURN: usize = 256;
 
@@ -137,6 +139,11 @@ impl Holder {
         let mut fds = [PollFd::new(&self.0.datagrams, PollFlags::IN)];
         let some_wait = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) != Ok(0);
         !some_wait && state.passage.waiting() == 0
+    }
+
+    /// Holds no more, without harm to others who hold datagrams.
+    pub fn end(&self) {
+        self.0.datagrams.end(PATIENCE);
     }
 
     /// For as long as the process runs.

@@ -122,6 +122,9 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
     while !flows.is_over() || interposer.holder().is_some_and(|holder| !holder.is_empty()) {
         thread::sleep(LOOK);
     }
+    if let Some(carrier) = interposer.carrier() {
+        carrier.end();
+    }
     flows.end()
 }
 

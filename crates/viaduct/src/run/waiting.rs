@@ -157,6 +157,9 @@ impl Common {
 
     /// A call was refused: it is said.
     pub fn refused(&self, call: wire::Call, to: Option<SocketAddr>, errno: Errno) {
+        if call == wire::Call::Socket {
+            self.see_datagrams();
+        }
         if let (Some(report), Some(to)) = (&self.report, to) {
             report.count(Fate::Refused, "call", to);
         }

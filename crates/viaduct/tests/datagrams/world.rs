@@ -1,7 +1,7 @@
 //! A network namespace, a far end, and programs in it.
 
 use std::net::{SocketAddr, UdpSocket};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::thread;
 use std::time::Duration;
 
@@ -81,14 +81,15 @@ pub(crate) fn far_end(at: &str) -> SocketAddr {
     address
 }
 
-/// An iperf3 that serves once.
-pub(crate) fn iperf_server() -> Child {
-    let words = ["20", "iperf3", "-s", "-1"];
-    let server = Command::new("timeout").args(words).stdout(Stdio::null()).spawn().unwrap();
+/// Begins an iperf3 that serves once, and waits until it listens.
+pub(crate) fn iperf_server() {
+    let serves = || drop(command("timeout", &["20", "iperf3", "-s", "-1"]));
+    // Threads are where whoever starts them is.
+    thread::spawn(serves);
     let listens = || text(&command("ss", &["-Hltn", "sport = :5201"]).stdout).contains(":5201");
     for _ in 0..200 {
         if listens() {
-            return server;
+            return;
         }
         thread::sleep(Duration::from_millis(20));
     }
