@@ -220,7 +220,8 @@ fn a_downgrade_from_outside_is_refused_by_who_insists() {
         nft 'table ip strip {{ chain in {{ type filter hook input priority raw;
             tcp dport 7 tcp flags syn reset tcp option 253; }}; }}'
         run() {{ timeout --signal=KILL 20 {VIADUCT} run $1 -- python3 -c \"$2\" 7 127.0.0.1; }}
-        run '--prefer +compress' \"$SERVER\" > up & server=$!
+        timeout --signal=KILL 20 {VIADUCT} run --prefer +compress -- \
+            python3 -c \"$SERVER\" 7 127.0.0.1 > up & server=$!
         until grep -q up up; do sleep 0.05; done
         run '--prefer +compress' \"$CLIENT\"
         run '--require +compress' \"$CLIENT\" 2>&1 | grep -o 'does not negotiate, or something between'
