@@ -70,7 +70,7 @@ impl Drop for Place {
     }
 }
 
-/// A master; killed at the end, if it has not ended.
+/// A master, or another that stays; told to end at the end, and killed if it does not.
 struct Master(Child);
 
 impl Master {
@@ -82,6 +82,15 @@ impl Master {
 
 impl Drop for Master {
     fn drop(&mut self) {
+        if let Ok(None) = self.0.try_wait() {
+            self.signal("TERM");
+        }
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while let Ok(None) = self.0.try_wait()
+            && Instant::now() < deadline
+        {
+            thread::sleep(Duration::from_millis(10));
+        }
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -260,7 +269,8 @@ fn programs_that_listen_are_served_by_a_shared_master_and_by_nobody_when_it_is_k
         let master = shared.then(|| place.master("serves", &["+count", CHAIN]));
         let chain: &[&str] = if shared { &["--master", "serves"] } else { &[CHAIN] };
         let port = free_port();
-        let words = [&["run"], chain, &["--", "python3", "-c", SERVE, &port.to_string()]].concat();
+        let at = port.to_string();
+        let words = [&["run"], chain, &["--", "python3", "-c", SERVE, &at]].concat();
         let mut command = place.viaduct(&words);
         let mut server = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
