@@ -70,11 +70,7 @@ pub fn send(socket: impl AsFd, bytes: &[u8], beside: Option<BorrowedFd<'_>>) -> 
 ///
 /// # Errors
 /// As [`send`]'s.
-pub fn send_beside(
-    socket: impl AsFd,
-    bytes: &[u8],
-    beside: &[BorrowedFd<'_>],
-) -> io::Result<()> {
+pub fn send_beside(socket: impl AsFd, bytes: &[u8], beside: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); SPACE];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !beside.is_empty() {
@@ -98,10 +94,7 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Option
 ///
 /// # Errors
 /// As [`receive`]'s.
-pub fn receive_beside(
-    socket: impl AsFd,
-    bytes: &mut [u8],
-) -> io::Result<(usize, Vec<OwnedFd>)> {
+pub fn receive_beside(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); SPACE];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut bytes = [IoSliceMut::new(bytes)];

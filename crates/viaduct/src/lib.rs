@@ -143,7 +143,9 @@ fn execute(command: Command, registry: Registry) -> Result<ExitCode> {
             }
         }
         Command::Run { args } => return run::run(&args, &registry),
-        Command::Master { args, log_json } => return master::run(&args, registry, || log(log_json)),
+        Command::Master { args, log_json } => {
+            return master::run(&args, registry, || log(log_json));
+        }
         Command::Steer { args, log_json } => {
             log(log_json);
             steer::run(&args)?;

@@ -251,7 +251,11 @@ impl Core {
             Place::Bottom(bottom) => {
                 let at = self.bottoms.get(bottom)?;
                 let held = at.buffer.len() as u64;
-                at.measure.map(|of| Measure { held: of.held + held, unsent: of.unsent + held, ..of })
+                at.measure.map(|of| Measure {
+                    held: of.held + held,
+                    unsent: of.unsent + held,
+                    ..of
+                })
             }
             Place::Node(node) => self.with(node, now, |handler, cx| handler.measure(cx))?,
         }

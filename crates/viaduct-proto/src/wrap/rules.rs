@@ -146,9 +146,8 @@ impl Rules {
         for line in self.lines().iter().chain(other.lines()).filter(|line| !wanted(line)) {
             rules.push(*line)?;
         }
-        let (ours, theirs) = (|| self.lines().iter().filter(wanted), || {
-            other.lines().iter().filter(wanted)
-        });
+        let (ours, theirs) =
+            (|| self.lines().iter().filter(wanted), || other.lines().iter().filter(wanted));
         match (ours().next(), theirs().next()) {
             (Some(_), None) => ours().try_for_each(|line| rules.push(*line))?,
             (None, _) => theirs().try_for_each(|line| rules.push(*line))?,

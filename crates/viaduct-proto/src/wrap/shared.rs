@@ -82,13 +82,8 @@ pub enum Down {
     },
 }
 
-const FAILURES: [Failure; 5] = [
-    Failure::Refused,
-    Failure::Unreachable,
-    Failure::TimedOut,
-    Failure::Reset,
-    Failure::Denied,
-];
+const FAILURES: [Failure; 5] =
+    [Failure::Refused, Failure::Unreachable, Failure::TimedOut, Failure::Reset, Failure::Denied];
 
 impl Up {
     /// Its bytes.

@@ -194,11 +194,7 @@ impl AsFd for Link {
 
 /// Has the kernel run `program` for all sockets of a cgroup for as long as that is there: also when this
 /// process has ended.
-pub(super) fn attach(
-    hook: Hook,
-    program: &[Insn],
-    cgroup: BorrowedFd<'_>,
-) -> Result<(), BpfError> {
+pub(super) fn attach(hook: Hook, program: &[Insn], cgroup: BorrowedFd<'_>) -> Result<(), BpfError> {
     let program = load(hook, program)?;
     let attr = ProgAttach {
         target: cgroup.as_raw_fd() as u32,

@@ -107,7 +107,9 @@ fn clear(door: &Path) -> Result<()> {
         fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
     }
     match records::connect(&door.to_string_lossy()) {
-        Ok(_) => bail!("{}: a master of this name runs; give this one another name", door.display()),
+        Ok(_) => {
+            bail!("{}: a master of this name runs; give this one another name", door.display())
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(_) => fs::remove_file(door).with_context(|| door.display().to_string()),
     }

@@ -125,7 +125,8 @@ fn hear(socket: OwnedFd, shared: &Shared) {
     }
     let (out, said) = channel();
     let theirs = socket.clone();
-    if thread::Builder::new().name("to-run".to_owned()).spawn(move || tell(&theirs, &said)).is_err() {
+    if thread::Builder::new().name("to-run".to_owned()).spawn(move || tell(&theirs, &said)).is_err()
+    {
         return;
     }
     info!("a run has joined");

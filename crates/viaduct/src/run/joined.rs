@@ -220,7 +220,9 @@ fn greet(socket: &OwnedFd) -> Result<Welcome> {
     match Answer::parse(&bytes[..length]) {
         Some(Answer::Welcome(welcome)) => Ok(welcome),
         Some(Answer::Done(Errno::XDEV)) => {
-            bail!("it is in another network namespace, where it could not reach what the program means")
+            bail!(
+                "it is in another network namespace, where it could not reach what the program means"
+            )
         }
         Some(Answer::Done(Errno::PERM)) => bail!("only its user and root may share it"),
         _ if length == 0 => bail!("it takes nobody any more"),

@@ -75,7 +75,8 @@ pub fn run(fd: RawFd, args: &RunArgs, plan: Plan) -> Result<ExitCode> {
 struct Failed(u8, String);
 
 fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
-    let keep = args.keep_fd.map(inherit::take).transpose().context("take what the wrapper keeps")?;
+    let keep =
+        args.keep_fd.map(inherit::take).transpose().context("take what the wrapper keeps")?;
     let (carrier, flows) = carrier(args, &mut plan)?;
     let interposer = Interposer::new(args.via, &plan, &carrier, keep.map(Keep::of).as_ref())?;
     let program = start(&args.command, &interposer)?;
@@ -87,7 +88,12 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
         let change = wrapped::wait(program).context("wait for the program")?;
         let ended = matches!(change, Change::Exited(_) | Change::Killed(_));
         if ended && let Some(report) = &plan.report {
-            say_report(wrapper, report, interposer.name(), flows.as_ref().map(|flows| &flows.handle));
+            say_report(
+                wrapper,
+                report,
+                interposer.name(),
+                flows.as_ref().map(|flows| &flows.handle),
+            );
         }
         wrapper.say(&Word::Did(change));
         if ended {

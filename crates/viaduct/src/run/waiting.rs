@@ -17,8 +17,8 @@ use viaduct_sys::pending::{Begun, Closed, Pending};
 use viaduct_sys::tcp;
 
 use super::Plan;
-use super::report::{Fate, Report, Reported};
 use super::carrier::Carrier;
+use super::report::{Fate, Report, Reported};
 use crate::proxy::calls::{Call, Held};
 
 /// Sockets whose names are remembered; of more, the oldest are forgotten.

@@ -75,7 +75,8 @@ struct Master(Child);
 
 impl Master {
     fn signal(&self, name: &str) {
-        let sent = Command::new("kill").args([format!("-{name}"), self.0.id().to_string()]).status();
+        let sent =
+            Command::new("kill").args([format!("-{name}"), self.0.id().to_string()]).status();
         assert!(sent.unwrap().success());
     }
 }
@@ -314,7 +315,8 @@ fn figure_4_a_users_handlers_above_a_system_wide_master() {
     let key = place.crypt("site.key");
     let chain = ["+migrate", key.as_str()];
     let _system = place.master("system", &["+congestion"]);
-    let big: Vec<u8> = (0..3_000_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let big: Vec<u8> =
+        (0..3_000_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     std::fs::write(place.0.join("big"), &big).unwrap();
     // The far end: a web server that takes uploads by socat, and one that serves files, under the same.
     let (up, down) = (free_port(), free_port());
@@ -323,7 +325,14 @@ fn figure_4_a_users_handlers_above_a_system_wide_master() {
     let listen = format!("TCP-LISTEN:{up},bind=127.0.0.1,reuseaddr");
     let takes = ["socat", "-u", &listen, &format!("CREATE:{came}")];
     let serves = [
-        "python3", "-m", "http.server", &down.to_string(), "--bind", "127.0.0.1", "-d", &directory,
+        "python3",
+        "-m",
+        "http.server",
+        &down.to_string(),
+        "--bind",
+        "127.0.0.1",
+        "-d",
+        &directory,
     ]
     .map(str::to_owned);
     let serves: Vec<&str> = serves.iter().map(String::as_str).collect();

@@ -116,7 +116,8 @@ impl Contest {
     fn run(&self, journal: &Journal) -> Result<Found> {
         let link = LINK.parse().context("a link config of this module")?;
         let wan = Wan::emulated(link, self.seed);
-        let world = Dumbbell::build(&DumbbellSpec { hosts: 2, wan, ..DumbbellSpec::default() }, journal)?;
+        let world =
+            Dumbbell::build(&DumbbellSpec { hosts: 2, wan, ..DumbbellSpec::default() }, journal)?;
         let ([a1, a2], [b1, b2]) = (world.hosts_a(), world.hosts_b()) else {
             anyhow::bail!("two hosts a side were asked for");
         };
@@ -139,8 +140,16 @@ impl Contest {
             let at = format!("{}:{port}", from.v4());
             let spans = [warm_up, seconds].map(|span| span.to_string());
             let [warm_up_text, seconds_text] = &spans;
-            let words =
-                ["read", &at, "--block", "65536", "--warm-up", warm_up_text, "--seconds", seconds_text];
+            let words = [
+                "read",
+                &at,
+                "--block",
+                "65536",
+                "--warm-up",
+                warm_up_text,
+                "--seconds",
+                seconds_text,
+            ];
             measure(host, bench(host, &Under::new(), &words)?, warm_up + seconds)
         };
         thread::scope(|scope| {

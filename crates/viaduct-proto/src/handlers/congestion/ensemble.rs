@@ -353,7 +353,8 @@ mod tests {
         let mut all = Ensemble::new();
         all.join(1);
         let rtt = Duration::from_millis(40);
-        let mut of = Measure { rtt, shortest: rtt, segment: 1000, held: 9_000, ..Measure::default() };
+        let mut of =
+            Measure { rtt, shortest: rtt, segment: 1000, held: 9_000, ..Measure::default() };
         all.report(1, of, 0, Instant::ZERO);
         of.acked = 9_000;
         all.report(1, of, 0, Instant::ZERO + rtt);

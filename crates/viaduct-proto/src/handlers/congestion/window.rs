@@ -89,7 +89,8 @@ impl Window {
         self.losses += 1;
         self.until = Some(now + path.rtt);
         // One that has not got as far as before leaves room for others sooner.
-        self.most = if self.bytes < self.most { self.bytes * (1.0 + KEPT) / 2.0 } else { self.bytes };
+        self.most =
+            if self.bytes < self.most { self.bytes * (1.0 + KEPT) / 2.0 } else { self.bytes };
         self.bytes = (self.bytes * KEPT).max(LEAST * path.segment);
         (self.threshold, self.epoch) = (self.bytes, None);
     }

@@ -182,8 +182,7 @@ fn key(asm: &mut Asm, ip: Reg, port: Reg) {
 /// Chooses the socket that a SYN goes to.
 fn look_up(ports: &Map<8>, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn> {
     let mut asm = Asm::default();
-    let [v6, named, found, from_v6, from_us, elsewhere, gone, done] =
-        [(); 8].map(|()| asm.label());
+    let [v6, named, found, from_v6, from_us, elsewhere, gone, done] = [(); 8].map(|()| asm.label());
     asm.copy(R6, R1);
     asm.load(Width::Word, R2, R6, LOOKUP_PROTOCOL);
     asm.if_different(R2, TCP, done);
