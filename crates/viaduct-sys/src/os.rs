@@ -25,7 +25,8 @@ unsafe impl Plain for libc::tpacket_stats_v3 {}
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct TcpInfo {
-    older: libc::tcp_info,
+    states: [u8; 8],
+    words: [u32; 24],
     /// Bytes a second; all ones while there is no measure.
     pub(crate) pacing_rate: u64,
     pub(crate) max_pacing_rate: u64,
@@ -40,19 +41,21 @@ pub(crate) struct TcpInfo {
 impl TcpInfo {
     /// Microseconds.
     pub(crate) fn rtt(&self) -> u32 {
-        self.older.tcpi_rtt
+        self.words[15]
     }
 
     pub(crate) fn sent_again(&self) -> u32 {
-        self.older.tcpi_total_retrans
+        self.words[23]
     }
 
     pub(crate) fn segment(&self) -> u32 {
-        self.older.tcpi_snd_mss
+        self.words[2]
     }
 }
 
-// SAFETY: integers, without a gap: the older part is 104 bytes long.
+// The kernel only ever adds at the end; what `libc` has of it differs from release to release.
+const _: () = assert!(mem::offset_of!(TcpInfo, pacing_rate) == 104 && size_of::<TcpInfo>() == 152);
+// SAFETY: integers, without a gap, as the assertion above sees to.
 unsafe impl Plain for TcpInfo {}
 
 /// A new close-on-exec, non-blocking socket.

@@ -413,3 +413,29 @@ fn set_transparent(socket: BorrowedFd<'_>, v4: bool) -> io::Result<()> {
     };
     os::setsockopt(socket, level, name, &on)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn the_kernel_says_how_a_connection_sends() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut other, _) = listener.accept().unwrap();
+        stream.write_all(&[7; 5_000]).unwrap();
+        other.read_exact(&mut [0; 5_000]).unwrap();
+        let deadline = std::time::Instant::now() + Duration::from_secs(5);
+        while sending(&stream).unwrap().held > 0 && std::time::Instant::now() < deadline {}
+        let Sending { acked, held, unsent, again, rtt, shortest, segment } =
+            sending(&stream).unwrap();
+        // The SYN counts for a byte.
+        assert_eq!((acked, held, unsent, again), (5_001, 0, 0, 0));
+        assert!(rtt >= shortest && shortest > Duration::ZERO && rtt < Duration::from_secs(1));
+        assert!(segment >= 536);
+        assert!(pacing_rate(&stream).unwrap() > Some(0));
+    }
+}

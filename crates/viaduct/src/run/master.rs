@@ -122,8 +122,8 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
     while !flows.is_over() || interposer.holder().is_some_and(|holder| !holder.is_empty()) {
         thread::sleep(LOOK);
     }
-    if let Some(carrier) = interposer.carrier() {
-        carrier.end();
+    if let Some(holder) = interposer.holder() {
+        holder.end();
     }
     flows.end()
 }

@@ -70,7 +70,7 @@ impl Drop for Place {
     }
 }
 
-/// A master; killed at the end, if it has not ended.
+/// A master, or another that stays; told to end at the end, and killed if it does not.
 struct Master(Child);
 
 impl Master {
@@ -83,6 +83,15 @@ impl Master {
 
 impl Drop for Master {
     fn drop(&mut self) {
+        if let Ok(None) = self.0.try_wait() {
+            self.signal("TERM");
+        }
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while let Ok(None) = self.0.try_wait()
+            && Instant::now() < deadline
+        {
+            thread::sleep(Duration::from_millis(10));
+        }
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -27,6 +27,8 @@ struct Member {
     since: u64,
     /// Bytes that wait to be let go.
     waiting: u64,
+    /// Until so many are acknowledged, what is sent again was lost before the window was last reduced.
+    recovers: u64,
 }
 
 /// All of one destination.
@@ -84,8 +86,12 @@ impl Ensemble {
     pub(super) fn report(&mut self, id: u64, measure: Measure, waiting: usize, now: Instant) {
         let Some(member) = self.members.get_mut(&id) else { return };
         let (before, known) = (member.measure, member.measure.rtt > Duration::ZERO);
+        let lost = known && measure.again > before.again && measure.acked >= member.recovers;
+        if lost {
+            member.recovers = measure.acked + measure.held - measure.unsent.min(measure.held);
+        }
         self.held -= member.held();
-        *member = Member { measure, since: 0, waiting: waiting as u64 };
+        (member.measure, member.since, member.waiting) = (measure, 0, waiting as u64);
         self.held += member.held();
         if measure.rtt > Duration::ZERO {
             let segment = if measure.segment > 0 { measure.segment } else { SEGMENT };
@@ -98,7 +104,7 @@ impl Ensemble {
             self.path.shortest = shortest;
         }
         let acked = measure.acked.saturating_sub(before.acked);
-        if measure.again > before.again && known {
+        if lost {
             self.window.lost(now, self.path);
         } else if acked > 0 && known {
             let on_the_way = self.on_the_way() + acked as f64;
@@ -143,8 +149,8 @@ impl Ensemble {
     }
 
     fn on_the_way(&self) -> f64 {
-        let of = |member: &Member| member.measure.held.saturating_sub(member.measure.unsent);
-        self.members.values().map(of).sum::<u64>() as f64
+        let unsent = self.members.values().map(|member| member.measure.unsent).sum::<u64>();
+        self.held.saturating_sub(unsent) as f64
     }
 
     /// Deals the window: who wants less than the level has what it wants, and all others the level.
