@@ -225,6 +225,6 @@ fn two_links_carry_more_than_one_and_text_shrinks() {
 fn an_open_flow_goes_around_a_path_that_fails_and_back() {
     let _alone = alone();
     let outcome = quick("tesla/route");
-    assert_eq!(outcome.checks.len(), 4);
+    assert_eq!(outcome.checks.len(), 5);
     assert!(outcome.holds(), "{}", print_table(&outcome, false));
 }

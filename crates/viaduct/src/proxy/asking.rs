@@ -153,6 +153,7 @@ impl Worker {
             return self.refuse(key, Failure::Unreachable);
         }
         self.flows.at(key).set_server(begun, now);
+        self.flows.set_alarm(key);
     }
 
     /// Goes on with what the data of a client's SYN has started.

@@ -81,6 +81,8 @@ impl Flows {
             }
         }
         entry.insert(flow);
+        // Handlers may want to be called before any end is ready.
+        self.set_alarm(key);
         Some(key)
     }
 
@@ -101,6 +103,7 @@ impl Flows {
         let wires = std::mem::take(&mut early.wires);
         self.slab[key].wires.extend(wires);
         self.slab[key].adopt(early, now);
+        self.set_alarm(key);
         Ok(())
     }
 

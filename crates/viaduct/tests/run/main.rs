@@ -259,7 +259,9 @@ except ConnectionResetError: print('reset')
 #[test]
 fn handlers_are_listed_and_explained() {
     let list = text(&output(&["--list"]).stdout);
-    for name in ["+count", "+shape", "+latency", "+crypt", "+compress", "+migrate", "+stripe"] {
+    for name in
+        ["+count", "+shape", "+latency", "+crypt", "+compress", "+migrate", "+stripe", "+route"]
+    {
         assert!(list.contains(name), "{list}");
     }
     let crypt = text(&output(&["--help", "crypt"]).stdout);

@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use viaduct_proto::keys::SecretKey;
@@ -85,7 +85,7 @@ fn once(run: &mut Run, round: u64) -> Result<()> {
         let ready = || Ok(is_listening(server, port)?);
         servers.push(Server::start(server, bench(server, under, &["serve", &at])?, ready)?);
     }
-    let found = thread::scope(|scope| {
+    let (opened, found) = thread::scope(|scope| {
         let fetches =
             ways.iter().zip(PORTS).zip([20_000_000, 10_000_000]).map(|((under, port), n)| {
                 scope.spawn(move || {
@@ -100,18 +100,20 @@ fn once(run: &mut Run, round: u64) -> Result<()> {
         let said =
             fetches.into_iter().map(|thread| thread.join().ok().context("a thread panicked")?);
         let said: Vec<Result<String>> = said.collect();
-        cut.and(Ok(said))
+        cut.map(|opened| (opened, said))
     })?;
     stop::check()?;
     let [moving, plain] = &found[..] else { anyhow::bail!("two transfers were begun") };
     let traces = [moving, plain].map(|said| said.as_ref().ok().map(|said| traced(said)));
     judge(run, &traces);
+    let name = "a small transfer that begins while the path is away, by `node=` alone, s";
+    run.check(name, opened, Bound::AtMost(WITHIN));
     Ok(())
 }
 
 /// What happens to the network, in seconds from the beginning: 3, the direct path goes; 7, it is back;
-/// 11, the path to the node aside goes.
-fn cut(world: &Detour) -> Result<()> {
+/// 11, the path to the node aside goes. How long a transfer takes that begins meanwhile.
+fn cut(world: &Detour) -> Result<f64> {
     let drop_between = |a: &Host, b: &Host| -> Result<()> {
         let (a, b) = (a.v4(), b.v4());
         world.fork().run("nft", &["add", "table", "ip", "cut"])?;
@@ -125,10 +127,25 @@ fn cut(world: &Detour) -> Result<()> {
     };
     thread::sleep(Duration::from_secs(3));
     drop_between(world.client(), world.server())?;
-    thread::sleep(Duration::from_secs(4));
+    let healed = Instant::now() + Duration::from_secs(4);
+    thread::sleep(Duration::from_secs(1));
+    let opened = open_meanwhile(world);
+    thread::sleep(healed.saturating_duration_since(Instant::now()));
     world.fork().run("nft", &["delete", "table", "ip", "cut"])?;
     thread::sleep(Duration::from_secs(4));
-    drop_between(world.client(), world.aside())
+    drop_between(world.client(), world.aside())?;
+    opened
+}
+
+/// A small transfer that begins while the direct path is away, of a program that knows no overlay but the
+/// address of a node: how long it takes, in seconds.
+fn open_meanwhile(world: &Detour) -> Result<f64> {
+    let node = format!("+route:node={}:{SOCKS}", world.aside().v4());
+    let at = format!("{}:{}", world.server().v4(), PORTS[1]);
+    let fetch = bench(world.client(), &under(&[&node])?, &["fetch", &at, "--bytes", "500000"])?;
+    let begun = Instant::now();
+    said(world.client(), fetch, Duration::from_secs(10))?;
+    Ok(begun.elapsed().as_secs_f64())
 }
 
 fn judge(run: &mut Run, traces: &[Option<Traced>; 2]) {
