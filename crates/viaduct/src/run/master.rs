@@ -14,6 +14,7 @@ use tracing_subscriber::EnvFilter;
 use viaduct_sys::wrapped::{self, Change};
 use viaduct_sys::{inherit, memory};
 
+use super::agree::Begun;
 use super::report::Report;
 use super::via::Interposer;
 use super::wrapper::Word;
@@ -73,9 +74,14 @@ struct Failed(u8, String);
 
 fn serve(wrapper: &ToWrapper, args: &RunArgs, plan: &Plan) -> Result<()> {
     let name = format!("run-{}", std::process::id());
-    let mut settings = Settings::for_programs(name, plan.chain.clone(), "/run/viaduct".into());
-    let agreeing = plan.agree.as_ref().map(|agree| agree.begin(&plan.chain));
-    settings.agreeing = agreeing.transpose()?;
+    let agreed = plan.agree.as_ref().map(|agree| agree.begin(args.via, &plan.chain));
+    let (chain, agreeing) = match agreed.transpose()? {
+        None => (plan.chain.clone(), None),
+        Some(Begun::Offering(agreeing)) => (plan.chain.clone(), Some(agreeing)),
+        Some(Begun::Greeting(chain)) => (chain, None),
+    };
+    let mut settings = Settings::for_programs(name, chain, "/run/viaduct".into());
+    settings.agreeing = agreeing;
     let flows = Beside::start(settings)?;
     if let Some(names) = &plan.names {
         names.begin()?;
