@@ -15,13 +15,17 @@
 //! whatever was taken out of a packet; and where `crypt` is agreed on its handshake is bound to both
 //! options ([`binding`]), and fails if one of them was altered. Without `crypt` somebody on the path
 //! may choose among what neither end insists on, as he may alter the flow itself.
+//!
+//! Who may not write into SYNs and insists on all says so in the first bytes ([`greeting`]).
 
+mod greet;
 mod wire;
 
 use std::sync::Arc;
 
 use crate::flow::Factory;
 
+pub use greet::greeting;
 pub use wire::{EXID, Item, LEN, MOST, NUMBERS, Offer};
 
 /// Handlers that lead elsewhere: whom they connect to is not whom the flow is for.
@@ -86,6 +90,11 @@ pub enum Refusal {
     /// It means something else by the same name.
     #[error("{0}: this end speaks format {1}, the other end format {2}")]
     Format(String, u8, u8),
+    /// It has others, where both must have the same.
+    #[error(
+        "by first bytes both ends agree on the same handlers in the same order alone; here {0}, there {1}"
+    )]
+    Differs(String, String),
 }
 
 impl Terms {

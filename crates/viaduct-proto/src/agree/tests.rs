@@ -3,6 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::handlers::testing::{Net, factories, shell};
+use crate::time::Duration;
 
 const NAMES: [&str; 4] = ["compress", "crypt", "migrate", "stripe"];
 
@@ -108,4 +110,52 @@ fn what_cannot_be_agreed_on_is_said() {
         wrong(&[("crypt", true)], Required::These(vec!["compress".to_owned()])),
         TermsError::Absent("compress".to_owned())
     );
+}
+
+/// A chain whose handlers all need both ends, behind its first bytes.
+fn greeted(chain: &[&str]) -> Arc<[Arc<dyn Factory>]> {
+    let chain = factories(chain, &shell());
+    let named: Vec<_> = chain.iter().map(|factory| (factory.name(), true)).collect();
+    let terms = Terms::new(&named, &Required::All).unwrap();
+    greeting(&terms, &chain, &vec![true; chain.len()])
+}
+
+#[test]
+fn first_bytes_agree() {
+    for chain in [&["compress", "crypt:key=1.key"][..], &["compress"], &["stripe:paths=3"]] {
+        let mut net = Net::of(greeted(chain), greeted(chain));
+        net.connect();
+        net.wait(Duration::from_secs(1));
+        net.write(0, 1_000);
+        net.write(1, 2_000);
+        net.wait(Duration::from_secs(30));
+        net.assert_whole();
+    }
+}
+
+#[test]
+fn who_has_another_chain_or_none_is_refused() {
+    let compress = || greeted(&["compress"]);
+    let both = greeted(&["compress", "crypt:key=1.key"]);
+    let plain = || factories(&[], &shell());
+    for (client, server, why) in [
+        (compress(), both, "no crypt, which is required here; it has compress"),
+        (
+            greeted(&["crypt:key=1.key", "compress"]),
+            greeted(&["compress", "crypt:key=1.key"]),
+            "here compress, crypt, there crypt, compress",
+        ),
+        (plain(), compress(), "does not negotiate"),
+        (compress(), plain(), "does not negotiate"),
+    ] {
+        let plain = server.is_empty();
+        let mut net = Net::of(client, server);
+        net.connect();
+        // A plain program would read what is none of its flow.
+        net.ends[1].iter_mut().for_each(|end| end.takes &= !plain);
+        net.write(0, 100);
+        net.wait(Duration::from_secs(60));
+        assert!(plain || net.ends[1].iter().all(|end| !end.is_there), "{why}");
+        assert!(net.said.iter().any(|line| line.contains(why)), "{why}: {:?}", net.said);
+    }
 }

@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
-use tracing::warn;
-use viaduct_proto::agree::{Refusal, Required, Terms};
+use tracing::{info, warn};
+use viaduct_proto::agree::{Refusal, Required, Terms, greeting};
 use viaduct_proto::flow::{HandlerSpec, Registry};
 use viaduct_sys::bpf::Ports;
 
@@ -29,6 +29,10 @@ pub struct AgreeArgs {
     #[arg(long, value_name = "HANDLER,...", num_args = 0..=1, require_equals = true,
           default_missing_value = "", value_delimiter = ',')]
     require: Option<Vec<String>>,
+    /// With --require, agree by the first bytes of each connection, for ends that may not write into
+    /// SYNs: both must have the same handlers then. Without privilege it is always so
+    #[arg(long, requires = "require")]
+    greet: bool,
 }
 
 impl AgreeArgs {
@@ -54,8 +58,18 @@ impl AgreeArgs {
         let names: Vec<_> =
             chain.iter().zip(&both_ends).map(|(of, both)| (of.name(), *both)).collect();
         let terms = Terms::new(&names, &required).map_err(|error| anyhow!("{option}: {error}"))?;
-        Ok(Some(Agreed { terms, both_ends, begun: OnceLock::new() }))
+        let (greets, insists) = (self.greet, self.require.is_some());
+        Ok(Some(Agreed { terms, both_ends, greets, insists, begun: OnceLock::new() }))
     }
+}
+
+/// How it has begun.
+#[derive(Debug)]
+pub enum Begun {
+    /// By options of SYNs.
+    Offering(Arc<Agreeing>),
+    /// By first bytes, with this chain.
+    Greeting(Factories),
 }
 
 /// What is agreed on, and with whom once that has begun.
@@ -63,43 +77,55 @@ impl AgreeArgs {
 pub struct Agreed {
     terms: Terms,
     both_ends: Vec<bool>,
+    /// By first bytes.
+    greets: bool,
+    insists: bool,
     begun: OnceLock<(Arc<Agreeing>, Ports)>,
 }
 
 impl Agreed {
-    /// Begins: connections and listeners that are opened from now on agree on handlers of `chain`.
+    /// Begins for `chain`: connections and listeners of programs that are seen by `via` and opened from
+    /// now on agree.
     ///
     /// # Errors
     /// It takes a right that is missing.
-    pub fn begin(&self, chain: &Factories) -> Result<Arc<Agreeing>> {
+    pub fn begin(&self, via: Via, chain: &Factories) -> Result<Begun> {
+        let greeting = || Begun::Greeting(greeting(&self.terms, chain, &self.both_ends));
+        match via {
+            _ if self.greets => Ok(greeting()),
+            Via::Seccomp | Via::Preload if self.insists => Ok(greeting()),
+            Via::Seccomp | Via::Preload => Err(anyhow!(
+                "--prefer offers in SYNs, so that plain peers are not harmed, which takes root and --via \
+                 cgroup; --require with the whole chain can do without"
+            )),
+            Via::Auto if self.insists => self.offer(chain).or_else(|why| {
+                info!("not by options of SYNs ({why:#}), but by first bytes");
+                Ok(greeting())
+            }),
+            Via::Auto | Via::Cgroup => self.offer(chain),
+        }
+    }
+
+    fn offer(&self, chain: &Factories) -> Result<Begun> {
         let ports = Ports::new().map_err(|why| {
             anyhow!("--prefer and --require say what they offer in SYNs, by BPF: {why}")
         })?;
         let (terms, both_ends) = (self.terms.clone(), self.both_ends.clone());
         let agreeing = Arc::new(Agreeing::new(terms, chain.clone(), both_ends, &ports)?);
         let (agreeing, _) = self.begun.get_or_init(|| (agreeing, ports));
-        Ok(agreeing.clone())
+        Ok(Begun::Offering(agreeing.clone()))
     }
 
-    /// With whom, and where programs that listen are noted; `None` before it has begun.
+    /// With whom by options of SYNs, and where programs that listen are noted; `None` if not so.
     pub fn begun(&self) -> Option<&(Arc<Agreeing>, Ports)> {
         self.begun.get()
     }
 }
 
-/// The interposer that agrees: SYNs can be written to where all can be seen.
-///
-/// # Errors
-/// Another was asked for.
-pub fn via(via: Via, plan: &Plan) -> Result<Via> {
-    match (via, &plan.agree) {
-        (via, None) => Ok(via),
-        (Via::Auto | Via::Cgroup, Some(_)) => Ok(Via::Cgroup),
-        (Via::Seccomp | Via::Preload, Some(_)) => Err(anyhow!(
-            "--prefer and --require offer in SYNs, which takes root and --via cgroup; without them both \
-             ends apply the whole chain"
-        )),
-    }
+/// The interposer to take, if some way of agreeing takes one.
+pub fn via(via: Via, plan: &Plan) -> Via {
+    let offers = plan.agree.as_ref().is_some_and(|agree| agree.begun().is_some());
+    if offers { Via::Cgroup } else { via }
 }
 
 /// How often the log is told of one and the same client that was turned away.

@@ -14,6 +14,7 @@ use tracing_subscriber::EnvFilter;
 use viaduct_sys::wrapped::{self, Change};
 use viaduct_sys::{inherit, memory};
 
+use super::agree::Begun;
 use super::carrier::Carrier;
 use super::datagrams::Holder;
 use super::freezing::Freezing;
@@ -139,9 +140,14 @@ fn carrier(args: &RunArgs, plan: &mut Plan) -> Result<(Carrier, Option<Beside>)>
         return Ok((Carrier::Shared(joined), None));
     }
     let name = format!("run-{}", std::process::id());
-    let mut settings = Settings::for_programs(name, plan.chain.clone(), args.run_dir.clone());
-    let agreeing = plan.agree.as_ref().map(|agree| agree.begin(&plan.chain));
-    settings.agreeing = agreeing.transpose()?;
+    let agreed = plan.agree.as_ref().map(|agree| agree.begin(args.via, &plan.chain));
+    let (chain, agreeing) = match agreed.transpose()? {
+        None => (plan.chain.clone(), None),
+        Some(Begun::Offering(agreeing)) => (plan.chain.clone(), Some(agreeing)),
+        Some(Begun::Greeting(chain)) => (chain, None),
+    };
+    let mut settings = Settings::for_programs(name, chain, args.run_dir.clone());
+    settings.agreeing = agreeing;
     let flows = Beside::start(settings)?;
     let worker = flows.handle.worker().context("no worker runs")?.clone();
     Ok((Carrier::Own(worker), Some(flows)))

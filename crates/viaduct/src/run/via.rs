@@ -60,7 +60,7 @@ impl Interposer {
         carrier: &Carrier,
         keep: Option<&Keep>,
     ) -> Result<Interposer> {
-        let via = agree::via(via, plan)?;
+        let via = agree::via(via, plan);
         match via {
             Via::Cgroup => Self::cgroup(plan, carrier, keep),
             Via::Seccomp => Ok(Interposer::Seccomp(Common::new(plan, carrier.clone())?)),

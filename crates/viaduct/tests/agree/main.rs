@@ -161,6 +161,24 @@ fn what_cannot_be_agreed_on_is_said_before_anything_runs() {
     }
 }
 
+#[test]
+fn who_may_not_write_into_syns_says_it_in_the_first_bytes() {
+    let chain = format!("+compress {}", crypt("greet"));
+    let server = Server::start(&format!("--require --greet {chain}"));
+    for via in ["seccomp", "preload", "cgroup --greet"] {
+        let words = format!("--via {via} --require {chain}");
+        assert_eq!(client(&words, server.at).0, "heard hello", "{words}");
+    }
+    let (said, _) = client("--via seccomp --require +compress", server.at);
+    assert!(said.is_empty());
+    assert!(client("", server.at).0.is_empty(), "a plain client");
+    let said = server.end();
+    assert!(said.contains("no crypt, which is required here"), "{said}");
+    let plain = Server::start("");
+    let (said, why) = client("--via seccomp --require +compress", plain.at);
+    assert!(said.is_empty() && why.contains("does not negotiate"), "{why}");
+}
+
 /// A packet of a connection: whether it goes to the server, its flags but PSH, whether it has data.
 type Packet = (bool, u8, bool);
 

@@ -1,0 +1,220 @@
+//! Agreement without a word in SYNs, for ends that may not write into them: the first bytes of a
+//! connection say what its end has. Nothing waits for them, so both must have the same.
+//!
+//! ```text
+//!   connecting end     offer 16 │ what its handlers say …  ──▶
+//!                      ◀──  offer 16 │ what its handlers say …     … or the end, if it has another chain
+//! ```
+//!
+//! The offer is the option of [`wire`](super::wire), byte by byte. It stands below all other handlers,
+//! one for each connection.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::{Bytes, BytesMut};
+
+use super::{LEN, Offer, Refusal, Terms, binding, chosen, names};
+use crate::flow::{Address, Context, FIRST, Factory, Failure, Handler, Output, Timer};
+use crate::time::{Duration, Instant};
+
+/// How long the other end may say nothing.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often the log hears of those who say something else.
+const QUIET: Duration = Duration::from_secs(60);
+const WORDS: Timer = Timer(0);
+
+struct Greeting {
+    terms: Terms,
+    /// When the log heard of somebody who was turned away, and how many there were since.
+    told: Mutex<(Option<Instant>, u64)>,
+}
+
+struct GreetFactory(Arc<Greeting>);
+
+/// One connection.
+struct Greet {
+    greeting: Arc<Greeting>,
+    connects: bool,
+    stage: Stage,
+    inbox: BytesMut,
+    /// What handlers have said before this has; `None` once it has.
+    early: Option<Vec<Bytes>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// There is no connection yet.
+    Idle,
+    /// The other end is to say what it has.
+    Waits,
+    /// Bytes pass.
+    Through,
+    Over,
+}
+
+/// The chain of an end that has `terms`, with what it says before all else: all its handlers apply, or
+/// there is no flow.
+pub fn greeting(
+    terms: &Terms,
+    chain: &[Arc<dyn Factory>],
+    both_ends: &[bool],
+) -> Arc<[Arc<dyn Factory>]> {
+    let offer = terms.offer();
+    let all: Vec<u8> = offer.items.iter().map(|item| item.number).collect();
+    // Both say the same, or nothing passes.
+    let chain = chosen(chain, both_ends, &all, &binding(offer, offer));
+    let greeting = Greeting { terms: terms.clone(), told: Mutex::default() };
+    let greet: Arc<dyn Factory> = Arc::new(GreetFactory(Arc::new(greeting)));
+    chain.iter().cloned().chain([greet]).collect()
+}
+
+impl Factory for GreetFactory {
+    fn name(&self) -> &'static str {
+        "agree"
+    }
+
+    fn make(&self) -> Box<dyn Handler + Send> {
+        let (greeting, inbox) = (self.0.clone(), BytesMut::new());
+        let early = Some(Vec::new());
+        Box::new(Greet { greeting, connects: false, stage: Stage::Idle, inbox, early })
+    }
+}
+
+impl Greeting {
+    /// Whether all is as it must be.
+    fn check(&self, connects: bool, theirs: Option<&Offer>) -> Result<(), Refusal> {
+        let ours = self.terms.offer();
+        let of =
+            |offer: &Offer| names(&offer.items.iter().map(|item| item.number).collect::<Vec<_>>());
+        let Some(theirs) = theirs else { return Err(Refusal::Plain(of(ours))) };
+        self.terms.settle(connects, Some(theirs))?;
+        if ours.items == theirs.items {
+            return Ok(());
+        }
+        Err(Refusal::Differs(of(ours), of(theirs)))
+    }
+
+    /// A line for the log, if it is to hear of it.
+    fn line(&self, why: &Refusal, now: Instant) -> Option<String> {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.0.is_some_and(|at| now.since(at) < QUIET) {
+            told.1 += 1;
+            return None;
+        }
+        let (_, before) = std::mem::replace(&mut *told, (Some(now), 0));
+        let before = if before > 0 { format!(" ({before} more since)") } else { String::new() };
+        Some(format!("{why}{before}"))
+    }
+}
+
+impl Greet {
+    fn wait(&mut self, cx: &mut Context<'_>) {
+        self.stage = Stage::Waits;
+        cx.set_timer(WORDS, Some(cx.now() + PATIENCE));
+    }
+
+    /// Says what this end has, before all else.
+    fn speak(&mut self, cx: &mut Context<'_>) {
+        let words = Bytes::copy_from_slice(&self.greeting.terms.offer().emit());
+        for data in [words].into_iter().chain(self.early.take().unwrap_or_default()) {
+            let _ = cx.output(FIRST).write(data);
+        }
+    }
+
+    /// Reads what the other end has, as soon as it is there or cannot be.
+    fn hear(&mut self, cx: &mut Context<'_>) {
+        let ours = self.greeting.terms.offer().emit();
+        let known = self.inbox.len().min(4);
+        if self.inbox[..known] == ours[..known] && self.inbox.len() < LEN {
+            return;
+        }
+        let theirs = self.inbox.get(..LEN).and_then(Offer::parse);
+        if let Err(why) = self.greeting.check(self.connects, theirs.as_ref()) {
+            return self.refuse(cx, &why, Failure::Denied);
+        }
+        self.stage = Stage::Through;
+        cx.set_timer(WORDS, None);
+        if !self.connects {
+            self.speak(cx);
+            cx.upstream().accepted();
+        }
+        let rest = self.inbox.split_off(LEN).freeze();
+        self.inbox.clear();
+        if !rest.is_empty() {
+            let _ = cx.upstream().avail(rest);
+        }
+    }
+
+    fn refuse(&mut self, cx: &mut Context<'_>, why: &Refusal, failure: Failure) {
+        self.stage = Stage::Over;
+        cx.set_timer(WORDS, None);
+        if let Some(line) = self.greeting.line(why, cx.now()) {
+            cx.say(line);
+        }
+        cx.unplumb(FIRST);
+        cx.upstream().failed(failure);
+    }
+
+    fn plain(&self) -> Refusal {
+        let check = self.greeting.check(self.connects, None);
+        check.expect_err("who says nothing has nothing")
+    }
+}
+
+impl Handler for Greet {
+    fn connect(&mut self, cx: &mut Context<'_>, to: Address) {
+        self.connects = true;
+        cx.output(FIRST).connect(to);
+    }
+
+    fn write(&mut self, cx: &mut Context<'_>, data: Bytes) -> bool {
+        match &mut self.early {
+            Some(early) => {
+                early.push(data);
+                self.stage != Stage::Over
+            }
+            None => cx.output(FIRST).write(data),
+        }
+    }
+
+    fn connected(&mut self, cx: &mut Context<'_>, _from: Output, result: Result<(), Failure>) {
+        if result.is_ok() {
+            self.speak(cx);
+            self.wait(cx);
+        }
+        cx.upstream().connected(result);
+    }
+
+    fn accepted(&mut self, cx: &mut Context<'_>, _from: Output) {
+        self.wait(cx);
+    }
+
+    fn avail(&mut self, cx: &mut Context<'_>, _from: Output, data: Bytes) -> bool {
+        if self.stage != Stage::Waits {
+            return self.stage == Stage::Through && cx.upstream().avail(data);
+        }
+        self.inbox.extend_from_slice(&data);
+        self.hear(cx);
+        self.stage != Stage::Over
+    }
+
+    fn finished(&mut self, cx: &mut Context<'_>, _from: Output) {
+        match self.stage {
+            Stage::Waits => self.refuse(cx, &self.plain(), Failure::Reset),
+            _ => cx.upstream().finished(),
+        }
+    }
+
+    fn failed(&mut self, cx: &mut Context<'_>, _from: Output, why: Failure) {
+        if self.stage == Stage::Waits {
+            let refusal = self.plain();
+            return self.refuse(cx, &refusal, why);
+        }
+        cx.upstream().failed(why);
+    }
+
+    fn timeout(&mut self, cx: &mut Context<'_>, _timer: Timer) {
+        let refusal = self.plain();
+        self.refuse(cx, &refusal, Failure::TimedOut);
+    }
+}
