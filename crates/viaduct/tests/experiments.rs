@@ -219,3 +219,12 @@ fn two_links_carry_more_than_one_and_text_shrinks() {
     assert_eq!(outcome.checks.len(), 3);
     assert!(outcome.holds(), "{}", print_table(&outcome, false));
 }
+
+#[test]
+#[ignore = "figures of the session layer: make matrix"]
+fn four_flows_that_share_an_estimate_take_no_more_than_one_and_share_it_alike() {
+    let _alone = alone();
+    let outcome = quick("tesla/congestion");
+    assert_eq!(outcome.checks.len(), 5);
+    assert!(outcome.holds(), "{}", print_table(&outcome, false));
+}
