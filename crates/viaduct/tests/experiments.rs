@@ -228,3 +228,12 @@ fn an_open_flow_goes_around_a_path_that_fails_and_back() {
     assert_eq!(outcome.checks.len(), 5);
     assert!(outcome.holds(), "{}", print_table(&outcome, false));
 }
+
+#[test]
+#[ignore = "figures of the session layer: make matrix"]
+fn four_flows_that_share_an_estimate_take_no_more_than_one_and_share_it_alike() {
+    let _alone = alone();
+    let outcome = quick("tesla/congestion");
+    assert_eq!(outcome.checks.len(), 5);
+    assert!(outcome.holds(), "{}", print_table(&outcome, false));
+}

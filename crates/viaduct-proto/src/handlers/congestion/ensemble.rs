@@ -15,7 +15,9 @@ use crate::time::{Duration, Instant};
 /// Segments that every flow may have on its way, however many they are: none starves.
 const FLOOR: f64 = 2.0;
 /// How often the level is taken anew at most.
-const LEVEL: Duration = Duration::from_millis(2);
+const LEVEL: Duration = Duration::from_millis(1);
+/// Flows that look as often as they can.
+const CROWD: usize = 16;
 /// Bytes of a segment, while no connection has said.
 const SEGMENT: u32 = 1448;
 
@@ -131,9 +133,12 @@ impl Ensemble {
         }
     }
 
-    /// How soon to look again: some of what is on its way is acknowledged by then.
+    /// How soon to look again. What is let go late, and in bursts, finds a queue full that others, clocked
+    /// by their acknowledgements, find room in; so often, unless there are many who look.
     pub(super) fn tick(&self) -> Duration {
-        (self.path.rtt / 16).clamp(Duration::from_millis(2), Duration::from_millis(25))
+        let crowd = u32::try_from(self.members.len().div_ceil(CROWD)).unwrap_or(u32::MAX);
+        let tick = (self.path.rtt / 64).max(Duration::from_millis(1));
+        tick.saturating_mul(crowd).min(Duration::from_millis(25))
     }
 
     /// For people.

@@ -13,6 +13,8 @@ const SCALE: f64 = 0.4;
 const FRIENDLY: f64 = 3.0 * (1.0 - KEPT) / (1.0 + KEPT);
 /// How much longer a round trip may get before the first doubling ends: an eighth, and this at least.
 const QUEUED: Duration = Duration::from_millis(4);
+/// Segments below which it doubles whatever others have queued.
+const LOW: f64 = 16.0;
 
 /// What is known of the path when something was acknowledged.
 #[derive(Clone, Copy, Debug)]
@@ -66,7 +68,8 @@ impl Window {
     /// grow: it has not been tried.
     pub(super) fn acked(&mut self, now: Instant, bytes: f64, on_the_way: f64, path: Path) {
         if self.bytes < self.threshold {
-            if path.rtt > path.shortest + QUEUED.max(path.shortest / 8) {
+            let queued = path.rtt > path.shortest + QUEUED.max(path.shortest / 8);
+            if queued && self.bytes >= LOW * path.segment {
                 self.threshold = self.bytes;
             } else if self.bytes <= 2.0 * on_the_way {
                 self.bytes += bytes;
@@ -81,13 +84,14 @@ impl Window {
         self.bytes += (grown * bytes / self.bytes).clamp(0.0, bytes / 2.0);
     }
 
-    /// Something was lost. What is lost within a round trip is one event.
+    /// Something was lost. What was sent before the window is reduced is known as lost within two round
+    /// trips, by a probe of the tail at the latest, and is one event.
     pub(super) fn lost(&mut self, now: Instant, path: Path) {
         if self.until.is_some_and(|until| now < until) {
             return;
         }
         self.losses += 1;
-        self.until = Some(now + path.rtt);
+        self.until = Some(now + 2 * path.rtt);
         // One that has not got as far as before leaves room for others sooner.
         self.most =
             if self.bytes < self.most { self.bytes * (1.0 + KEPT) / 2.0 } else { self.bytes };
@@ -135,13 +139,13 @@ mod tests {
     }
 
     #[test]
-    fn losses_within_a_round_trip_are_one() {
+    fn losses_of_one_event_are_one() {
         let mut window = Window::new(SEGMENT);
         for n in 0..4 {
             window.lost(at(10 * n), path(40));
         }
         assert_eq!(window.losses(), 1);
-        window.lost(at(40), path(40));
+        window.lost(at(80), path(40));
         assert_eq!(window.losses(), 2);
     }
 
