@@ -120,16 +120,20 @@ print((got - 1000) * 8 / (last - first))
 }
 
 #[test]
-fn count_counts_them_where_the_kernel_is_not_to() {
+fn count_counts_them_if_somebody_asks_and_nobody_does_without_handlers() {
     if !world() {
         return;
     }
     let to = far_end("127.0.0.1:0").to_string();
-    let words = ["+count", "--report", "--", "python3", "-c", TALK, &to, &to];
-    let said = |first: &[&str]| text(&output(&[first, &words].concat()).stderr);
-    let report = said(&["--no-offload"]);
-    assert!(report.contains("1 passed the handlers by cgroup: 24 bytes out"), "{report}");
-    let report = said(&[]);
+    let said = |chain: &[&str]| {
+        let program = ["--report", "--", "python3", "-c", TALK, &to, &to];
+        text(&output(&[chain, &program].concat()).stderr)
+    };
+    for chain in [&["+count"][..], &["+count", "--no-offload"]] {
+        let report = said(chain);
+        assert!(report.contains("1 passed the handlers by cgroup: 24 bytes out"), "{report}");
+    }
+    let report = said(&["--via", "cgroup"]);
     assert!(report.contains("went direct") && report.contains(&to), "{report}");
 }
 
