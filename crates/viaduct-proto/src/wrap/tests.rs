@@ -125,7 +125,7 @@ fn what_could_go_around_is_refused_where_nothing_may() {
 #[test]
 fn datagrams_may_be_none_of_the_chains() {
     let wants = |said: &[(Fate, &str)]| rules(said).want_datagrams();
-    assert!(wants(&[]) && wants(&[(Fate::Divert, "53")]) && wants(&[(Fate::Leave, "udp:53")]));
+    assert!(wants(&[]) && wants(&[(Fate::Divert, ":53")]) && wants(&[(Fate::Leave, "udp:53")]));
     assert!(wants(&[(Fate::Refuse, "tcp")]) && wants(&[(Fate::Leave, "0.0.0.0/0")]));
     assert!(!wants(&[(Fate::Divert, "tcp:443")]) && !wants(&[(Fate::Leave, "udp")]));
     assert!(!wants(&[(Fate::Refuse, "udp"), (Fate::Divert, "udp:53")]));

@@ -22,12 +22,15 @@ use viaduct_sys::bpf::Group;
 use viaduct_sys::clock;
 use viaduct_sys::datagrams::Datagrams;
 use viaduct_sys::nfqueue::{Held, SNAP, Verdict};
+use viaduct_sys::thread::set_timer_slack;
 
 use super::Plan;
 use super::report::{self, Report};
 
 /// Pairs of ends whose handlers are remembered.
 const PAIRS: usize = 16_384;
+/// How late a datagram may go on so that the machine wakes up less often: not at all.
+const SLACK: Duration = Duration::from_nanos(1);
 /// How long it is waited for a moment in which nobody else holds a datagram.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Datagrams that are read before those whose time has come have their turn.
@@ -73,6 +76,9 @@ pub fn start(group: &Group, plan: &Plan) -> Fares {
     let holder = Holder(Arc::new(Shared { datagrams, state: Mutex::new(state) }));
     let holds = holder.clone();
     let carry = move || {
+        if let Err(error) = set_timer_slack(SLACK) {
+            debug!("timers may be late: {error}");
+        }
         if let Err(error) = holds.run() {
             warn!("datagrams cannot be carried any more: {error}");
         }
@@ -84,10 +90,12 @@ pub fn start(group: &Group, plan: &Plan) -> Fares {
 }
 
 /// Whether the handlers have anything to do with the program's datagrams: a rule may say that they have
-/// not, and where the kernel does all work of a chain it has none with them.
+/// not, and where the kernel does all work of a chain it has none with them, unless somebody is to say how
+/// many bytes there were.
 pub fn matter(plan: &Plan) -> bool {
-    let idle = plan.offload.is_some_and(|offload| offload.rate.is_none());
-    plan.rules.want_datagrams() && (!idle || plan.rules.strict)
+    let paced = plan.offload.is_none_or(|offload| offload.rate.is_some());
+    let seen = !plan.chain.is_empty() && (paced || plan.report.is_some());
+    plan.rules.want_datagrams() && (seen || plan.rules.strict)
 }
 
 /// What the user is told when the first goes another way, and `why` it does.
