@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The rules are a table of nftables that the kernel keeps for as long as our socket is open, and
-//! takes away when this process ends, however it ends. What is held then is dropped.
+//! takes away when this process ends, however it ends, and whoever it was given to. What is held then is
+//! dropped.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -99,6 +100,13 @@ impl Datagrams {
             thread::sleep(LOOK);
         }
         self.rules.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    /// What the rules last as long as: should this process be killed while somebody else has it, datagrams
+    /// are dropped, and do not go by themselves.
+    pub fn rules(&self) -> Option<OwnedFd> {
+        let rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
+        rules.as_ref().and_then(|rules| rules.try_clone().ok())
     }
 
     /// Says what becomes of some, in this order.

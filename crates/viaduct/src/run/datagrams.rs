@@ -9,6 +9,7 @@
 //! would be without us.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -139,6 +140,11 @@ impl Holder {
         let stats = self.state().passage.stats();
         let dropped = stats.dropped.iter().sum::<u64>() + self.0.datagrams.lost();
         Passed { bytes: stats.bytes, dropped }
+    }
+
+    /// What is to outlive this process, lest datagrams go around the handlers.
+    pub fn rules(&self) -> Option<OwnedFd> {
+        self.0.datagrams.rules()
     }
 
     /// Whether none is held.

@@ -99,7 +99,9 @@ pub fn start(
     if let Some(keep) = keep {
         let places = [true, false].map(|v4| meeting.place(v4).ok());
         let places = places.iter().flatten().map(AsFd::as_fd);
-        keep.fill(&places.chain(divert.look_up()).collect::<Vec<_>>())?;
+        let held = holder.as_ref().and_then(Holder::rules);
+        let held = held.iter().map(AsFd::as_fd);
+        keep.fill(&places.chain(divert.look_up()).chain(held).collect::<Vec<_>>())?;
     }
     for listener in [Some(v4), v6].into_iter().flatten() {
         let Some(inside) = divert.inside() else { continue };

@@ -46,7 +46,7 @@ const DIRECT: &str = "direct";
 fn outcomes(options: &[&str]) -> Vec<(String, String)> {
     let port = far_end();
     let programs = Programs::get();
-    let run = |program: &Path, shape: &str| {
+    let once = |program: &Path, shape: &str| {
         let mut command = Command::new("timeout");
         command.arg("10");
         if !options.is_empty() {
@@ -61,6 +61,12 @@ fn outcomes(options: &[&str]) -> Vec<(String, String)> {
             false if said == DIRECT && have_passed(&report, port) => CAPTURED.to_owned(),
             false => said,
         }
+    };
+    // A datagram may be lost, when another run of this network ends.
+    let run = |program: &Path, shape: &str| {
+        let mut outcomes = (0..3).map(|_| once(program, shape));
+        let first = outcomes.find(|said| said != "no answer");
+        first.unwrap_or_else(|| "no answer".to_owned())
     };
     let mut outcomes: Vec<_> =
         SHAPES.iter().map(|shape| ((*shape).to_owned(), run(&programs.dynamic, shape))).collect();
