@@ -222,6 +222,15 @@ fn two_links_carry_more_than_one_and_text_shrinks() {
 
 #[test]
 #[ignore = "figures of the session layer: make matrix"]
+fn connecting_costs_little_more_and_nothing_is_left_of_flows() {
+    let _alone = alone();
+    let outcome = quick("tesla/cost");
+    assert_eq!(outcome.checks.len(), 12);
+    assert!(outcome.holds(), "{}", print_table(&outcome, false));
+}
+
+#[test]
+#[ignore = "figures of the session layer: make matrix"]
 fn an_open_flow_goes_around_a_path_that_fails_and_back() {
     let _alone = alone();
     let outcome = quick("tesla/route");

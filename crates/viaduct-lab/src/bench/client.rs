@@ -42,7 +42,7 @@ pub(super) fn write(load: &Load) -> io::Result<f64> {
     let mut stream = ask(load, Kind::Write)?;
     let (mut block, mut source) = (vec![0x5a; load.block as usize], Source::new(load.content));
     let begin = Instant::now();
-    while begin.elapsed().as_secs_f64() < load.seconds {
+    while begin.elapsed().as_secs_f64() < load.time.seconds {
         source.fill(&mut block);
         stream.write_all(&block)?;
     }
@@ -96,7 +96,7 @@ fn ask(load: &Load, kind: Kind) -> io::Result<Stream> {
 
 /// How much `work` does a second, after its warm-up.
 fn rate(load: &Load, mut work: impl FnMut() -> io::Result<u64>) -> io::Result<f64> {
-    let (warm_up, seconds) = load.spans();
+    let (warm_up, seconds) = load.time.spans();
     let mut during = |span| -> io::Result<f64> {
         let (begin, mut done, mut n) = (Instant::now(), 0, 0_u64);
         loop {

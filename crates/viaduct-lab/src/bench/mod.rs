@@ -7,12 +7,14 @@
 //!   volley  ── Asked, a byte ──▶  ◀── a byte, and so on; volleys a second are printed
 //!   fetch   ── Asked ──▶          ◀── so many bytes, each compared; their trace is printed
 //!
+//!   connect, close, flows    what opening and closing costs; hold is their server
 //!   relay   reads and writes what it read: the proxy of the paper's configurations 2 and 3
 //! ```
 
 mod asked;
 mod client;
 mod content;
+mod opening;
 mod relay;
 mod server;
 mod stream;
@@ -47,6 +49,28 @@ pub enum Program {
         #[arg(long, default_value_t = 100_000_000)]
         bytes: u64,
     },
+    /// Take connections and hold them
+    Hold {
+        /// Where
+        at: Place,
+    },
+    /// Connect and close, and print how often a second
+    Connect {
+        /// Where to
+        to: Place,
+        #[command(flatten)]
+        time: Time,
+    },
+    /// Open and close a descriptor that has nothing to do with networks, and print how often a second
+    Close {
+        #[command(flatten)]
+        time: Time,
+    },
+    /// Open flows as the lines of the input say: short N, or held N
+    Flows {
+        /// Where to
+        to: Place,
+    },
     /// Take connections at one place to another
     Relay {
         /// Where connections come
@@ -54,6 +78,17 @@ pub enum Program {
         /// Where they go
         to: Place,
     },
+}
+
+/// How long it is to last.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Time {
+    /// Seconds that count
+    #[arg(long, default_value_t = 1.0)]
+    seconds: f64,
+    /// Seconds before them
+    #[arg(long, default_value_t = 0.2)]
+    warm_up: f64,
 }
 
 /// What a client is told.
@@ -67,12 +102,8 @@ pub struct Load {
     /// What the bytes are
     #[arg(long, value_enum, default_value_t)]
     content: Content,
-    /// Seconds that count
-    #[arg(long, default_value_t = 1.0)]
-    seconds: f64,
-    /// Seconds before them
-    #[arg(long, default_value_t = 0.2)]
-    warm_up: f64,
+    #[command(flatten)]
+    time: Time,
 }
 
 impl Program {
@@ -87,12 +118,17 @@ impl Program {
             Program::Write(load) => print(client::write(load)?),
             Program::Volley(load) => print(client::volley(load)?),
             Program::Fetch { to, bytes } => client::fetch(to, *bytes),
+            Program::Hold { at } => opening::hold(at),
+            Program::Connect { to, time } => print(opening::connect(to, time.spans())?),
+            Program::Close { time } => print(opening::close(time.spans())?),
+            Program::Flows { to } => opening::flows(to),
             Program::Relay { at, to } => Ok(relay::run(at, to)?),
         }
     }
 }
 
-impl Load {
+impl Time {
+    /// Before what counts, and what counts.
     fn spans(&self) -> (Duration, Duration) {
         (Duration::from_secs_f64(self.warm_up), Duration::from_secs_f64(self.seconds))
     }

@@ -42,6 +42,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &lfn::fill::Fill,
     &tesla::bandwidth::Bandwidth,
     &tesla::latency::Latency,
+    &tesla::cost::Cost,
     &tesla::shape::Shape,
     &tesla::migrate::Migrate,
     &tesla::congestion::Congestion,

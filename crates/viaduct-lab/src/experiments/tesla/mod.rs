@@ -2,6 +2,7 @@
 
 pub(super) mod bandwidth;
 pub(super) mod congestion;
+pub(super) mod cost;
 pub(super) mod handlers;
 pub(super) mod latency;
 mod measured;

@@ -1,0 +1,211 @@
+//! What being wrapped costs where no bytes flow: connecting, closing, being open.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use viaduct_sys::process::{Process, raise_descriptors};
+
+use super::programs::{Server, Under, bench, measure, run};
+use super::undisturbed::undisturbed;
+use super::world::{Between, Who, World};
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiments::statistics::median;
+use crate::topology::programs::is_listening;
+use crate::topology::{Usage, socket_memory};
+
+/// The experiment.
+pub(in crate::experiments) struct Cost;
+
+/// Interposers, and how many times the plain program's time a connect and a close may take.
+const WAYS: [(&str, f64); 3] = [("cgroup", 1.5), ("preload", 1.5), ("seccomp", 2.5)];
+/// Of the plain program's closes a second, at least.
+const CLOSES: f64 = 0.95;
+/// A flow that passes the handlers, KB of the master's memory.
+const MOST_KB: f64 = 32.0;
+/// Flows of one program; more are held by several.
+const OF_ONE: u32 = 5_000;
+/// Descriptors of a master: two for a flow, and some more.
+const NEEDED: u64 = 2 * OF_ONE as u64 + 200;
+
+impl Experiment for Cost {
+    fn about(&self) -> About {
+        About {
+            name: "tesla/cost",
+            title: "What connecting, closing and being open costs under each interposer",
+            figure: "TESLA, section 5 (which measures bytes alone)",
+            finding: "Elsewhere, connect and close take 2.2 times the plain time by torsocks, 2.9 \
+                      by proxychains and 5 by graftcp.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let undisturbed = undisturbed(run);
+        let rounds = run.choose(9, 3);
+        let (held, short) = run.choose((10_000, 100_000), (1_000, 3_000));
+        for (name, value) in [("rounds", rounds as u32), ("held", held), ("short", short)] {
+            run.param(name, value);
+        }
+        let most = raise_descriptors();
+        ensure!(
+            most >= NEEDED,
+            "{NEEDED} open files are needed, and {most} are allowed (ulimit -n)"
+        );
+        run.steps(rounds + 2);
+        let world = World::build(Between::Loopback, run.journal())?;
+        let server = Held::serve(&world)?;
+        costs(run, &server, rounds)?;
+        drop(undisturbed);
+        run.step(&format!("{short} flows, one after the other"))?;
+        leaks(run, &server, short)?;
+        run.step(&format!("{held} flows at once"))?;
+        memory(run, &server, held)
+    }
+}
+
+/// A server that holds what comes.
+struct Held<'a> {
+    world: &'a World,
+    at: String,
+    _server: Server,
+}
+
+impl Held<'_> {
+    fn serve(world: &World) -> Result<Held<'_>> {
+        let at = world.at(Who::Server, 0);
+        let node = world.node(Who::Server);
+        let command = bench(node, Who::Server, &Vec::new(), &["hold", &at.to_string()])?;
+        let server = Server::start(node, command, || Ok(is_listening(node, at.port())?))?;
+        Ok(Held { world, at: at.to_string(), _server: server })
+    }
+
+    fn client(&self, under: &Under, words: &[&str]) -> Result<Command> {
+        bench(self.world.node(Who::Client), Who::Client, under, words)
+    }
+
+    /// What a program counts a second.
+    fn rate(&self, under: &Under, program: &str) -> Result<f64> {
+        let to = if program == "connect" { &self.at[..] } else { "-" };
+        let words = [program, to, "--seconds", "0.4", "--warm-up", "0.2"];
+        let words: Vec<&str> = words.into_iter().filter(|word| *word != "-").collect();
+        measure(self.world.node(Who::Client), self.client(under, &words)?, 0.6)
+    }
+}
+
+/// Connecting and closing, where the kernel does the chain's work.
+fn costs(run: &mut Run, server: &Held<'_>, rounds: usize) -> Result<()> {
+    let mut unders = vec![Vec::new()];
+    for (via, _) in WAYS {
+        unders.push(super::programs::run(&["+count", "--via", via])?);
+    }
+    let programs = ["connect", "close"];
+    let mut found = vec![[Vec::new(), Vec::new()]; unders.len()];
+    for round in 0..rounds {
+        run.step(&format!("connecting and closing, round {}", round + 1))?;
+        for (under, found) in unders.iter().zip(&mut found) {
+            for (program, found) in programs.iter().zip(found) {
+                found.push(server.rate(under, program)?);
+            }
+        }
+    }
+    let found: Vec<[f64; 2]> =
+        found.iter().map(|both| [median(&both[0]), median(&both[1])]).collect();
+    for (n, program) in programs.iter().enumerate() {
+        let plot = Plot::histogram(&format!("One {program}"), ("", ""), ("time", "µs"));
+        let series = run.series(&plot, "median");
+        let names = ["plain"].into_iter().chain(WAYS.map(|(via, _)| via));
+        for (x, (name, found)) in names.zip(&found).enumerate() {
+            run.labelled_point(series, x as f64, 1e6 / found[n], name);
+        }
+    }
+    let plain = found[0];
+    for ((via, most), found) in WAYS.into_iter().zip(&found[1..]) {
+        let name = format!("{via}: time of connect and close over plain");
+        run.check(&name, plain[0] / found[0], Bound::AtMost(most));
+        let name = format!("{via}: closes of another descriptor over plain");
+        run.check(&name, found[1] / plain[1], Bound::AtLeast(CLOSES));
+    }
+    Ok(())
+}
+
+/// A program that opens flows when it is told to.
+struct Flows {
+    process: Process,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Flows {
+    fn start(server: &Held<'_>, via: &str) -> Result<Flows> {
+        let under = run(&["+latency:delay=1ms", "--via", via])?;
+        let mut command = server.client(&under, &["flows", &server.at])?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = server.world.node(Who::Client).spawn(command)?;
+        let input = process.stdin.take().context("a program has an input")?;
+        let output = process.stdout.take().context("a program has an output")?;
+        Ok(Flows { process, input, output: BufReader::new(output) })
+    }
+
+    /// Has it done, and what it and whoever wraps it use then.
+    fn make(&mut self, what: &str, count: u32) -> Result<Usage> {
+        let line = format!("{what} {count}\n");
+        self.input.write_all(line.as_bytes())?;
+        let mut said = String::new();
+        self.output.read_line(&mut said)?;
+        ensure!(said == line, "a program ended instead of opening {what} flows");
+        Ok(Usage::of(self.process.id()))
+    }
+}
+
+/// Descriptors that are left of many short flows.
+fn leaks(run: &mut Run, server: &Held<'_>, short: u32) -> Result<()> {
+    for (via, _) in WAYS {
+        let mut flows = Flows::start(server, via)?;
+        // What is there once is no leak.
+        let before = flows.make("short", 100)?;
+        flows.make("short", short)?;
+        let mut after = flows.make("short", 1)?;
+        // What was closed last is still on its way.
+        for _ in 0..50 {
+            if after.sockets + after.pipes <= before.sockets + before.pipes {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            after = Usage::of(flows.process.id());
+        }
+        let left = |usage: Usage| (usage.sockets + usage.pipes) as f64;
+        let name = format!("{via}: descriptors left of {short} short flows");
+        run.check(&name, left(after) - left(before), Bound::AtMost(0.0));
+    }
+    Ok(())
+}
+
+/// Memory of flows that are open, in as many programs as it takes.
+fn memory(run: &mut Run, server: &Held<'_>, held: u32) -> Result<()> {
+    let plot = Plot::histogram("An open flow", ("", ""), ("memory", "KB"));
+    let series = run.series(&plot, "of the master's, and of the kernel for sockets");
+    for (n, (via, _)) in WAYS.into_iter().enumerate() {
+        let kernel = socket_memory();
+        let programs = held.div_ceil(OF_ONE);
+        let (mut open, mut grown) = (Vec::new(), 0);
+        for _ in 0..programs {
+            let mut flows = Flows::start(server, via)?;
+            let before = flows.make("held", 1)?;
+            let after = flows.make("held", held / programs)?;
+            grown += after.anonymous.saturating_sub(before.anonymous);
+            open.push(flows);
+        }
+        let each = |bytes: u64| bytes as f64 / f64::from(held) / 1e3;
+        run.labelled_point(series, n as f64, each(grown), via);
+        let sockets = socket_memory().saturating_sub(kernel);
+        run.labelled_point(
+            series,
+            (WAYS.len() + n) as f64,
+            each(sockets),
+            &format!("{via}, sockets"),
+        );
+        let name = format!("{via}: KB of memory for each of {held} open flows");
+        run.check(&name, each(grown), Bound::AtMost(MOST_KB));
+    }
+    Ok(())
+}
