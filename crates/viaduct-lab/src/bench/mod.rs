@@ -58,11 +58,13 @@ pub enum Program {
     Connect {
         /// Where to
         to: Place,
+        /// For how long
         #[command(flatten)]
         time: Time,
     },
     /// Open and close a descriptor that has nothing to do with networks, and print how often a second
     Close {
+        /// For how long
         #[command(flatten)]
         time: Time,
     },
@@ -102,6 +104,7 @@ pub struct Load {
     /// What the bytes are
     #[arg(long, value_enum, default_value_t)]
     content: Content,
+    /// For how long
     #[command(flatten)]
     time: Time,
 }
