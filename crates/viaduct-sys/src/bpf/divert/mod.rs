@@ -91,6 +91,14 @@ pub struct Diversion<'a> {
     pub strict: bool,
 }
 
+impl Diversion<'_> {
+    /// Whether it matters later where a connection was meant to go. If it is the program's own, and the
+    /// kernel does nothing for it, nobody asks.
+    fn takes_notes(&self) -> bool {
+        self.tells || self.offload.is_none_or(|offload| offload.rate.is_some())
+    }
+}
+
 /// What becomes of datagrams that are to be diverted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carry {
@@ -194,19 +202,22 @@ impl Divert {
             attach(Hook::Received4, &asked.answer(true), directory)?;
             attach(Hook::Received6, &asked.answer(false), directory)?;
         }
-        let programs = [
+        let notes = [
             (Hook::SockOps, tell),
             (Hook::PeerName4, programs::name(&map, 0, true)),
             (Hook::PeerName6, programs::name(&map, 0, false)),
             (Hook::SocketName4, programs::name(&map, END, true)),
             (Hook::SocketName6, programs::name(&map, END, false)),
+        ];
+        let judges = [
             (Hook::Message4, message(true)),
             (Hook::Message6, message(false)),
             (Hook::SocketCreate, create::program(diversion.strict)),
             (Hook::Connect4, connect(true)),
             (Hook::Connect6, connect(false)),
         ];
-        for (hook, program) in &programs {
+        let notes = notes.iter().filter(|_| diversion.takes_notes());
+        for (hook, program) in notes.chain(&judges) {
             attach(*hook, program, directory)?;
         }
         Ok(Divert { map, events, serve })

@@ -76,8 +76,10 @@ pub(super) fn connect(ours: &Ours<'_>, v4: bool) -> Vec<Insn> {
             asm.if_in_other_namespace(R6, netns, refuse);
         }
         // Without a note of where to, nobody would know.
-        asm.keep(map, COOKIE, NOTE);
-        asm.if_different(R0, 0, refuse);
+        if diversion.takes_notes() {
+            asm.keep(map, COOKIE, NOTE);
+            asm.if_different(R0, 0, refuse);
+        }
         if diversion.offload.is_none() {
             go_to_meeting(&mut asm, diversion, v4, refuse);
         }
@@ -86,7 +88,9 @@ pub(super) fn connect(ours: &Ours<'_>, v4: bool) -> Vec<Insn> {
     if diversion.streams.lead_to(Fate::Leave) {
         asm.place(leave);
         // The same socket may have been sent to the meeting before.
-        asm.forget(map, COOKIE);
+        if diversion.takes_notes() {
+            asm.forget(map, COOKIE);
+        }
         say(&mut asm, events, diversion, Kind::LeftStream);
         asm.goto(done);
     }
@@ -96,7 +100,8 @@ pub(super) fn connect(ours: &Ours<'_>, v4: bool) -> Vec<Insn> {
     asm.place(done);
     asm.exit(1);
     // A full map refuses what was to be diverted.
-    if [Fate::Refuse, Fate::Divert].iter().any(|&fate| diversion.streams.lead_to(fate)) {
+    let notes = diversion.takes_notes() && diversion.streams.lead_to(Fate::Divert);
+    if notes || diversion.streams.lead_to(Fate::Refuse) {
         asm.place(refuse);
         say(&mut asm, events, diversion, Kind::RefusedStream);
         asm.exit(0);
