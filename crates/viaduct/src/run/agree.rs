@@ -2,7 +2,7 @@
 //! and who is turned away.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,10 @@ use tracing::{info, warn};
 use viaduct_proto::agree::{Refusal, Required, Terms, greeting};
 use viaduct_proto::flow::{HandlerSpec, Registry};
 use viaduct_sys::bpf::Ports;
+use viaduct_sys::tcp;
 
 use super::Plan;
+use super::report::{Fate, Report};
 use super::via::Via;
 use crate::proxy::agreeing::Agreeing;
 use crate::proxy::through::Factories;
@@ -128,6 +130,40 @@ pub fn via(via: Via, plan: &Plan) -> Via {
     if offers { Via::Cgroup } else { via }
 }
 
+/// Lets in whoever agrees on handlers.
+#[derive(Debug)]
+pub struct Door {
+    agreeing: Arc<Agreeing>,
+    report: Option<Report>,
+    strangers: Strangers,
+}
+
+impl Door {
+    /// Who is turned away is counted in `report`.
+    pub fn new(agreeing: Arc<Agreeing>, report: Option<Report>) -> Door {
+        Door { agreeing, report, strangers: Strangers::default() }
+    }
+
+    /// The handlers for a client; `None`: it is refused, by a reset.
+    pub fn let_in(&mut self, stream: &TcpStream, client: SocketAddr) -> Option<Factories> {
+        let syn = tcp::saved_syn(stream).unwrap_or_default();
+        match self.agreeing.accept(&syn) {
+            Ok(handlers) => Some(handlers),
+            Err(why) => {
+                self.strangers.tell(client, &why, Instant::now());
+                if let Some(report) = &self.report {
+                    // One line for each client, whatever its port.
+                    let whose = SocketAddr::new(client.ip(), 0);
+                    report.count(Fate::Refused, "tcp from", whose);
+                }
+                // It is closed here.
+                let _ = tcp::reset_on_close(stream);
+                None
+            }
+        }
+    }
+}
+
 /// How often the log is told of one and the same client that was turned away.
 const QUIET: Duration = Duration::from_secs(60);
 /// Clients that are remembered; whoever comes when there are more is told of with the next of them.
@@ -135,13 +171,13 @@ const CLIENTS: usize = 256;
 
 /// Clients that were turned away, as the log hears of them: once in a while, with how many there were.
 #[derive(Debug, Default)]
-pub struct Strangers {
+struct Strangers {
     clients: HashMap<IpAddr, (Instant, u64)>,
 }
 
 impl Strangers {
     /// One more is turned away.
-    pub fn tell(&mut self, client: SocketAddr, why: &Refusal, now: Instant) {
+    fn tell(&mut self, client: SocketAddr, why: &Refusal, now: Instant) {
         if let Some(times) = self.count(client.ip(), now) {
             let before = if times > 0 { format!(" ({times} more since)") } else { String::new() };
             warn!("refused: a connection from {client}: {why}{before}");

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -23,16 +23,14 @@ use viaduct_sys::raw::Raw;
 use viaduct_sys::tcp::{self, TcpOptions};
 
 use super::Plan;
-use super::agree::Strangers;
+use super::agree::Door;
 use super::carrier::Carrier;
 use super::datagrams::{self, Fares, Holder};
 use super::keep::Keep;
 use super::names::{Remote, place};
 use super::report::{self, Report, Reported};
-use crate::proxy::agreeing::Agreeing;
 use crate::proxy::aware::Whose;
 use crate::proxy::calls::{Arrival, Call, Held, Program};
-use crate::proxy::through::Factories;
 
 /// What all connects need.
 #[derive(Debug)]
@@ -205,38 +203,6 @@ fn take_in(listener: &TcpListener, inside: &Inside, carrier: &Carrier, mut door:
         };
         let program = Box::new(Listening { client, own, inside: inside.clone() });
         carrier.arrive(Arrival { stream, client, own, handlers, program });
-    }
-}
-
-/// Lets in whoever agrees on handlers.
-struct Door {
-    agreeing: Arc<Agreeing>,
-    report: Option<Report>,
-    strangers: Strangers,
-}
-
-impl Door {
-    fn new(agreeing: Arc<Agreeing>, report: Option<Report>) -> Door {
-        Door { agreeing, report, strangers: Strangers::default() }
-    }
-
-    /// The handlers for a client; `None`: it is refused, by a reset.
-    fn let_in(&mut self, stream: &TcpStream, client: SocketAddr) -> Option<Factories> {
-        let syn = tcp::saved_syn(stream).unwrap_or_default();
-        match self.agreeing.accept(&syn) {
-            Ok(handlers) => Some(handlers),
-            Err(why) => {
-                self.strangers.tell(client, &why, Instant::now());
-                if let Some(report) = &self.report {
-                    // One line for each client, whatever its port.
-                    let whose = SocketAddr::new(client.ip(), 0);
-                    report.count(report::Fate::Refused, "tcp from", whose);
-                }
-                // It is closed here.
-                let _ = tcp::reset_on_close(stream);
-                None
-            }
-        }
     }
 }
 
