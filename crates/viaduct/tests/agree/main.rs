@@ -124,7 +124,9 @@ fn it_is_the_same_by_ipv6_and_for_further_connections_of_a_flow() {
     let server = Server::start_at("[::1]:0", &format!("--require {chain}"));
     assert_eq!(client(&format!("--require {chain}"), server.at).0, "heard hello");
     let (said, why) = client("--prefer +compress", server.at);
-    assert!(said.is_empty() && why.contains("ConnectionResetError"), "{why}");
+    // The reset comes as its connection is there, or just before the program hears of that.
+    let broken = ["ConnectionResetError", "ConnectionRefusedError"];
+    assert!(said.is_empty() && broken.iter().any(|error| why.contains(error)), "{why}");
 }
 
 #[test]
