@@ -112,7 +112,9 @@ impl Wrapper {
     fn wait_for(&self, master: &UnixStream) -> Result<bool> {
         let mut both =
             [PollFd::new(master, PollFlags::IN), PollFd::new(&self.signals, PollFlags::IN)];
-        match poll(&mut both, None) {
+        // Until it is known whose they are, signals wait.
+        let known = 1 + usize::from(self.program.is_some());
+        match poll(&mut both[..known], None) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => return Ok(false),
             Err(error) => return Err(error.into()),

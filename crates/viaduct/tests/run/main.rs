@@ -56,9 +56,9 @@ const TELL: &str = "
 import socket, sys
 host, port = sys.argv[1].rsplit(':', 1)
 s = socket.create_connection((host.strip('[]'), int(port)))
+peer, own = s.getpeername()[1], s.getsockname()[1]
 s.sendall(b'hello\\n')
 s.shutdown(socket.SHUT_WR)
-peer, own = s.getpeername()[1], s.getsockname()[1]
 print(peer, own, s.makefile().read())
 ";
 
