@@ -40,6 +40,18 @@ pub(crate) fn there_and_back(mut client: TcpStream, mut server: TcpStream, bytes
     });
 }
 
+/// Waits until it has happened, for so long at most; whether it has.
+pub(crate) fn within(limit: Duration, happened: impl Fn() -> bool) -> bool {
+    let deadline = Instant::now() + limit;
+    while Instant::now() < deadline {
+        if happened() {
+            return true;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    false
+}
+
 /// When the first TCP packet that `is` what is looked for passes a tap.
 pub(crate) fn when_seen(tap: &mut Ring, is: impl Fn(u8) -> bool) -> Instant {
     let deadline = Instant::now() + Duration::from_secs(5);

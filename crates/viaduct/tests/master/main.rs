@@ -2,6 +2,9 @@
 //! one leaves when it is killed goes around no chain.
 #![allow(clippy::unwrap_used)] // a test may panic
 
+#[path = "../common/mod.rs"]
+mod common;
+
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -9,6 +12,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use common::within;
 
 const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
 const CHAIN: &str = "+latency:delay=1ms";
@@ -393,15 +398,4 @@ fn kill_child_of(pid: u32) {
 fn signal(pid: u32, name: &str) {
     let sent = Command::new("kill").args([format!("-{name}"), pid.to_string()]).status();
     assert!(sent.unwrap().success());
-}
-
-fn within(limit: Duration, happened: impl Fn() -> bool) -> bool {
-    let deadline = Instant::now() + limit;
-    while Instant::now() < deadline {
-        if happened() {
-            return true;
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-    false
 }

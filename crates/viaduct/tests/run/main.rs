@@ -1,6 +1,9 @@
 //! `viaduct run`, as whoever calls it sees it: the program is its own, and its flows are handled.
 #![allow(clippy::unwrap_used)] // a test may panic
 
+#[path = "../common/mod.rs"]
+mod common;
+
 mod aware;
 mod nested;
 mod sockets;
@@ -11,6 +14,8 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use common::within;
 
 const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
 /// A chain that the kernel cannot do: bytes pass the master.
@@ -271,15 +276,4 @@ fn handlers_are_listed_and_explained() {
 fn signal(child: &Child, name: &str) {
     let sent = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status();
     assert!(sent.unwrap().success());
-}
-
-fn within(limit: Duration, happened: impl Fn() -> bool) -> bool {
-    let deadline = Instant::now() + limit;
-    while Instant::now() < deadline {
-        if happened() {
-            return true;
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-    false
 }

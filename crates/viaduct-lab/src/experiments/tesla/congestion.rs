@@ -9,13 +9,12 @@
 //! Four connections take four shares of a bottleneck; four that share an estimate take one, and share it
 //! alike.
 
-use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::programs::{Server, Under, measure, run as under};
+use super::programs::{Server, Under, bench_anywhere, measure, run as under};
 use crate::binary::binary;
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
 use crate::topology::programs::is_listening;
@@ -151,7 +150,7 @@ impl Contest {
                 "--seconds",
                 seconds_text,
             ];
-            measure(host, bench(host, &Under::new(), &words)?, warm_up + seconds)
+            measure(host, bench_anywhere(host, &Under::new(), &words)?, warm_up + seconds)
         };
         thread::scope(|scope| {
             let begin = |host, from, port| {
@@ -181,15 +180,6 @@ fn master(host: &Host, run_dir: &str) -> Result<Server> {
 /// A program that sends to whoever asks.
 fn serve(host: &Host, port: u16, under: &Under) -> Result<Server> {
     let at = format!("{}:{port}", host.v4());
-    let command = bench(host, under, &["serve", &at])?;
+    let command = bench_anywhere(host, under, &["serve", &at])?;
     Server::start(host, command, || Ok(is_listening(host, port)?))
-}
-
-fn bench(host: &Host, under: &Under, words: &[&str]) -> Result<Command> {
-    let binary = binary()?.display().to_string();
-    let line: Vec<&str> = under.iter().map(String::as_str).collect();
-    let line = [&line[..], &[&binary, "lab", "bench"], words].concat();
-    let mut command = host.command(line[0]);
-    command.args(&line[1..]);
-    Ok(command)
 }

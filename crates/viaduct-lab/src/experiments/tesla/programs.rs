@@ -36,6 +36,16 @@ pub(super) fn bench(node: &Node, who: Who, under: &Under, words: &[&str]) -> Res
     Ok(command)
 }
 
+/// The same on any core.
+pub(super) fn bench_anywhere(node: &Node, under: &Under, words: &[&str]) -> Result<Command> {
+    let binary = binary()?.display().to_string();
+    let line: Vec<&str> = under.iter().map(String::as_str).collect();
+    let line = [&line[..], &[&binary, "lab", "bench"], words].concat();
+    let mut command = node.command(line[0]);
+    command.args(&line[1..]);
+    Ok(command)
+}
+
 /// A program that runs until this value is dropped.
 pub(super) struct Server {
     _process: Process,

@@ -11,7 +11,6 @@
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,7 +20,7 @@ use viaduct_proto::link::LinkConfig;
 use viaduct_proto::overlay::Table;
 
 use super::migrate::{Traced, draw, traced};
-use super::programs::{Server, Under, run as under, said};
+use super::programs::{Server, bench_anywhere, run as under, said};
 use super::undisturbed::undisturbed;
 use crate::binary::binary;
 use crate::experiment::{About, Bound, Experiment, Run};
@@ -83,15 +82,22 @@ fn once(run: &mut Run, round: u64) -> Result<()> {
     for (under, port) in serves.iter().zip(PORTS) {
         let at = format!("{}:{port}", server.v4());
         let ready = || Ok(is_listening(server, port)?);
-        servers.push(Server::start(server, bench(server, under, &["serve", &at])?, ready)?);
+        servers.push(Server::start(
+            server,
+            bench_anywhere(server, under, &["serve", &at])?,
+            ready,
+        )?);
     }
     let (opened, found) = thread::scope(|scope| {
         let fetches =
             ways.iter().zip(PORTS).zip([20_000_000, 10_000_000]).map(|((under, port), n)| {
                 scope.spawn(move || {
                     let at = format!("{}:{port}", server.v4());
-                    let fetch =
-                        bench(client, under, &["fetch", &at, "--bytes", &u64::to_string(&n)])?;
+                    let fetch = bench_anywhere(
+                        client,
+                        under,
+                        &["fetch", &at, "--bytes", &u64::to_string(&n)],
+                    )?;
                     said(client, fetch, Duration::from_secs(60))
                 })
             });
@@ -142,7 +148,8 @@ fn cut(world: &Detour) -> Result<f64> {
 fn open_meanwhile(world: &Detour) -> Result<f64> {
     let node = format!("+route:node={}:{SOCKS}", world.aside().v4());
     let at = format!("{}:{}", world.server().v4(), PORTS[1]);
-    let fetch = bench(world.client(), &under(&[&node])?, &["fetch", &at, "--bytes", "500000"])?;
+    let fetch =
+        bench_anywhere(world.client(), &under(&[&node])?, &["fetch", &at, "--bytes", "500000"])?;
     let begun = Instant::now();
     said(world.client(), fetch, Duration::from_secs(10))?;
     Ok(begun.elapsed().as_secs_f64())
@@ -266,13 +273,4 @@ fn table(socket: &Path) -> Result<Table> {
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line)?;
     Ok(serde_json::from_str(&line)?)
-}
-
-fn bench(host: &Host, under: &Under, words: &[&str]) -> Result<Command> {
-    let binary = binary()?.display().to_string();
-    let line: Vec<&str> = under.iter().map(String::as_str).collect();
-    let line = [&line[..], &[&binary, "lab", "bench"], words].concat();
-    let mut command = host.command(line[0]);
-    command.args(&line[1..]);
-    Ok(command)
 }
