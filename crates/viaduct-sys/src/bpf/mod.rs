@@ -6,7 +6,7 @@
 //!                    └──────── map: socket's cookie to 16 bytes ────┘
 //!
 //!   asm      instructions          kernel   map, program, link: bpf(2)
-//!   idioms   what they do often    events   what they tell
+//!   idioms   what they do often    events   what they tell    sock_ops   what some are told
 //!   cgroup   whose sockets         option, steer   the programs
 //! ```
 //!
@@ -23,6 +23,7 @@ mod idioms;
 mod kernel;
 mod offers;
 mod option;
+mod sock_ops;
 mod steer;
 
 use std::io;

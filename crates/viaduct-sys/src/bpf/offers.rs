@@ -16,39 +16,26 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::net::sockopt::socket_cookie;
 
 use super::BpfError;
-use super::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R6, R7, R8, Width};
+use super::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R6, R7, Width};
 use super::cgroup::Cgroup;
 use super::divert::Ports;
 use super::kernel::{Hook, Link, Map};
 use super::option::{COOKIE, OPTION, VALUE, look_up};
+use super::sock_ops::{
+    ACCEPTED, CONNECT, ESTABLISHED, FIRST_ARGUMENT, FLAGS, LENGTH, LISTENS, OP, SOCKET,
+    WANTS_OPTIONS, WRITE, local_end,
+};
 use crate::tcp::INSIDE;
 
 /// Connections between their begin and the look at the answer, at most.
 const SOCKETS: u32 = 65_536;
 
-// Fields of `struct bpf_sock_ops`.
-const OP: i16 = 0;
-const FIRST_ARGUMENT: i16 = 4;
-const FAMILY: i16 = 20;
-const LOCAL_IP4: i16 = 28;
-const LOCAL_IP6: i16 = 48;
-const LOCAL_PORT: i16 = 68;
+/// One more field of `struct bpf_sock_ops`.
 const IS_FULL: i16 = 72;
-const FLAGS: i16 = 84;
-const SOCKET: i16 = 184;
 /// A field of `struct bpf_sock`.
 const MARK: i16 = 16;
-// What it is called for.
-const CONNECT: u32 = 3;
-const ESTABLISHED: u32 = 4;
-const ACCEPTED: u32 = 5;
-const LISTENS: u32 = 11;
-const LENGTH: u32 = 14;
-const WRITE: u32 = 15;
 /// The first argument where a SYN is answered by a cookie.
 const COOKIES: u32 = 2;
-/// Asks to be called for options.
-const WANTS_OPTIONS: u32 = 1 << 6;
 /// To look in the SYN that is being answered.
 const IN_SYN: i32 = 1;
 
@@ -163,7 +150,7 @@ fn listener(asm: &mut Asm, done: Label) {
 /// Goes on where the option is to be said: in the SYN of a connection that asked for it, and in the
 /// answer to a SYN that had one, to a port that a program of ours listens at.
 fn may_speak(asm: &mut Asm, asked: &Map<OPTION>, ports: &Ports, own: &[u8; OPTION], done: Label) {
-    let [answers, v6, named, speak] = [(); 4].map(|()| asm.label());
+    let [answers, speak] = [(); 2].map(|()| asm.label());
     asm.load(Width::Word, R2, R6, IS_FULL);
     asm.if_equal(R2, 0, answers);
     look_up(asm, asked, done);
@@ -172,14 +159,7 @@ fn may_speak(asm: &mut Asm, asked: &Map<OPTION>, ports: &Ports, own: &[u8; OPTIO
     asm.place(answers);
     asm.load(Width::Word, R2, R6, FIRST_ARGUMENT);
     asm.if_equal(R2, COOKIES, done);
-    asm.load(Width::Word, R8, R6, LOCAL_PORT);
-    asm.load(Width::Word, R2, R6, FAMILY);
-    asm.if_different(R2, libc::AF_INET as u32, v6);
-    asm.load(Width::Word, R7, R6, LOCAL_IP4);
-    asm.goto(named);
-    asm.place(v6);
-    asm.load(Width::Word, R7, R6, LOCAL_IP6 + 12);
-    asm.place(named);
+    local_end(asm);
     ports.find(asm, done);
     find(asm, own, IN_SYN, done);
     asm.place(speak);

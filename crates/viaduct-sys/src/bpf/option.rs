@@ -9,6 +9,9 @@ use super::BpfError;
 use super::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R6, R7, R8, Width};
 use super::cgroup::Cgroup;
 use super::kernel::{Hook, Link, Map};
+use super::sock_ops::{
+    CONNECT, ESTABLISHED, FLAGS, LENGTH, LOCAL_IP4, LOCAL_PORT, OP, WANTS_OPTIONS, WRITE,
+};
 use super::steer::Template;
 
 /// Bytes of the option.
@@ -17,19 +20,6 @@ pub const OPTION: usize = 16;
 /// Sockets that are between their connect and the answer, at most: four times what a proxy holds
 /// early. Beyond it the oldest lose their option.
 const SOCKETS: u32 = 8192;
-
-// Fields of `struct bpf_sock_ops`.
-const OP: i16 = 0;
-const LOCAL_IP4: i16 = 28;
-const LOCAL_PORT: i16 = 68;
-const FLAGS: i16 = 84;
-// What it is called for.
-const CONNECT: u32 = 3;
-const ESTABLISHED: u32 = 4;
-const LENGTH: u32 = 14;
-const WRITE: u32 = 15;
-/// Asks to be called for options.
-const WANTS_OPTIONS: u32 = 1 << 6;
 
 // On the stack: the socket's cookie, the option.
 pub(super) const COOKIE: i16 = -8;

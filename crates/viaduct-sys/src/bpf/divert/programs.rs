@@ -9,6 +9,10 @@ use super::{Diversion, EVENT, KIND, Kind, Offload, Ours, datagrams};
 use crate::bpf::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R5, R6, R7, R8, Width};
 use crate::bpf::events::Events;
 use crate::bpf::kernel::Map;
+use crate::bpf::sock_ops::{
+    self, ACCEPTED, CONNECT, ESTABLISHED, FAMILY, FLAGS, LENGTH, LISTENS, LOCAL_IP4, LOCAL_IP6,
+    LOCAL_PORT, OP, WANTS_OPTIONS,
+};
 use crate::tcp::INSIDE;
 
 // More fields of `struct bpf_sock_addr`.
@@ -16,28 +20,14 @@ const PROTOCOL: i16 = 36;
 const SOCKET: i16 = 64;
 /// A field of `struct bpf_sock`.
 const MARK: i16 = 16;
-// Fields of `struct bpf_sock_ops`.
-const OP: i16 = 0;
+// More fields of `struct bpf_sock_ops`.
 const NEW_STATE: i16 = 8;
-const FAMILY: i16 = 20;
-const LOCAL_IP4: i16 = 28;
-const LOCAL_IP6: i16 = 48;
-const LOCAL_PORT: i16 = 68;
-const FLAGS: i16 = 84;
 const STATE: i16 = 88;
 const FIRST_UNACKNOWLEDGED: i16 = 108;
 const RECEIVED: i16 = 168;
 const ACKNOWLEDGED: i16 = 176;
-const OPS_SOCKET: i16 = 184;
-// What it is called for.
-const CONNECT: u32 = 3;
-const ESTABLISHED: u32 = 4;
-const ACCEPTED: u32 = 5;
+/// One more thing that it is called for.
 const STATE_CHANGED: u32 = 10;
-const LISTENS: u32 = 11;
-const LENGTH: u32 = 14;
-/// Asks to be called for options: of a SYN we want no option, but its number.
-const WANTS_OPTIONS: u32 = 1 << 6;
 /// Asks to be called when the state changes.
 const WANTS_STATES: u32 = 1 << 2;
 const SYN_SENT: u32 = 2;
@@ -207,7 +197,7 @@ pub(super) fn tell(
     if let (Some(serve), None) = (serve, offload) {
         asm.place(listens);
         // One that is between a program and a master of its own is nobody's to connect to.
-        asm.load(Width::Double, R2, R6, OPS_SOCKET);
+        asm.load(Width::Double, R2, R6, sock_ops::SOCKET);
         asm.if_nothing(R2, done);
         asm.load(Width::Word, R2, R2, MARK);
         asm.if_equal(R2, INSIDE.cast_unsigned(), done);

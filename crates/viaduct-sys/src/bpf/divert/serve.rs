@@ -16,6 +16,7 @@ use super::ends::{self, ENDS};
 use crate::bpf::BpfError;
 use crate::bpf::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R6, R7, R8, Reg, Width};
 use crate::bpf::kernel::{Hook, Link, Map, SocketMap};
+use crate::bpf::sock_ops;
 
 /// Addresses and ports that programs have listened at. One is kept for good: who passes files by FTP
 /// listens at many, one after the other.
@@ -38,13 +39,8 @@ const LOOPBACK4: u32 = u32::from_ne_bytes([127, 0, 0, 1]);
 const LOOPBACK6: [u32; 4] = [0, 0, 0, u32::from_ne_bytes([0, 0, 0, 1])];
 const TCP: u32 = libc::IPPROTO_TCP as u32;
 
-// Fields of `struct bpf_sock_ops`.
-const OPS_FAMILY: i16 = 20;
-const OPS_LOCAL_IP4: i16 = 28;
-const OPS_LOCAL_IP6: i16 = 48;
+/// A field of `struct bpf_sock_ops`.
 const OPS_REMOTE_PORT: i16 = 64;
-const OPS_LOCAL_PORT: i16 = 68;
-const OPS_OLD_STATE: i16 = 4;
 const LISTENING: u32 = 10;
 
 // On the stack.
@@ -137,7 +133,7 @@ impl Serve {
 
     /// A socket's state changes: one that listened may have stopped.
     pub(super) fn changes(&self, asm: &mut Asm, done: Label) {
-        asm.load(Width::Word, R2, R6, OPS_OLD_STATE);
+        asm.load(Width::Word, R2, R6, sock_ops::FIRST_ARGUMENT);
         asm.if_different(R2, LISTENING, done);
         self.count(asm, -1);
     }
@@ -157,15 +153,8 @@ impl Serve {
 
     /// Adds to the number of those who listen where the context says.
     fn count(&self, asm: &mut Asm, change: i32) {
-        let [v6, named, unknown, done] = [(); 4].map(|()| asm.label());
-        asm.load(Width::Word, R2, R6, OPS_FAMILY);
-        asm.if_different(R2, libc::AF_INET as u32, v6);
-        asm.load(Width::Word, R7, R6, OPS_LOCAL_IP4);
-        asm.goto(named);
-        asm.place(v6);
-        asm.load(Width::Word, R7, R6, OPS_LOCAL_IP6 + 12);
-        asm.place(named);
-        asm.load(Width::Word, R8, R6, OPS_LOCAL_PORT);
+        let [unknown, done] = [(); 2].map(|()| asm.label());
+        sock_ops::local_end(asm);
         key(asm, R7, R8);
         asm.look_up(&*self.ports.0, KEY, unknown);
         asm.set(R2, change);

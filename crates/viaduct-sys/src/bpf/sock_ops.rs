@@ -1,0 +1,38 @@
+//! What programs of `sock_ops` are told: fields of `struct bpf_sock_ops`, and what they are called
+//! for.
+
+use super::asm::{Asm, R2, R6, R7, R8, Width};
+
+// Fields.
+pub(super) const OP: i16 = 0;
+pub(super) const FIRST_ARGUMENT: i16 = 4;
+pub(super) const FAMILY: i16 = 20;
+pub(super) const LOCAL_IP4: i16 = 28;
+pub(super) const LOCAL_IP6: i16 = 48;
+pub(super) const LOCAL_PORT: i16 = 68;
+pub(super) const FLAGS: i16 = 84;
+pub(super) const SOCKET: i16 = 184;
+
+// What it is called for.
+pub(super) const CONNECT: u32 = 3;
+pub(super) const ESTABLISHED: u32 = 4;
+pub(super) const ACCEPTED: u32 = 5;
+pub(super) const LISTENS: u32 = 11;
+pub(super) const LENGTH: u32 = 14;
+pub(super) const WRITE: u32 = 15;
+
+/// Asks to be called for options.
+pub(super) const WANTS_OPTIONS: u32 = 1 << 6;
+
+/// R7 = the last word of the local address of the context in R6, and R8 = its port; R2 is gone.
+pub(super) fn local_end(asm: &mut Asm) {
+    let [v6, named] = [(); 2].map(|()| asm.label());
+    asm.load(Width::Word, R8, R6, LOCAL_PORT);
+    asm.load(Width::Word, R2, R6, FAMILY);
+    asm.if_different(R2, libc::AF_INET as u32, v6);
+    asm.load(Width::Word, R7, R6, LOCAL_IP4);
+    asm.goto(named);
+    asm.place(v6);
+    asm.load(Width::Word, R7, R6, LOCAL_IP6 + 12);
+    asm.place(named);
+}
