@@ -48,7 +48,7 @@ fn split(gateway: &Gateway, key: &str) -> Value {
     serde_json::from_str::<Value>(&text).unwrap()["split"]["counters"][key].clone()
 }
 
-fn eventually(what: &str, done: impl Fn() -> bool) {
+fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !done() {
         assert!(Instant::now() < deadline, "{what}");
@@ -104,13 +104,22 @@ fn connections_of_before_pass_on_and_those_of_a_gateway_that_ends_are_drained() 
         gateway.signal(Signal::TERM).unwrap();
     }
     // What is there goes on to its end; what is new passes by.
-    thread::sleep(Duration::from_millis(300));
+    eventually("both let new ones pass by", || {
+        let opened = |world: &mut World| {
+            let gateways = world.gateways().unwrap();
+            [&gateways.a, &gateways.b].map(|gateway| split(gateway, "opened"))
+        };
+        let before = opened(&mut world);
+        there_and_back(connect(world.a1(), ip), &listener, b"new");
+        opened(&mut world) == before
+    });
     let mut during = during;
     during.write_all(b"still here").unwrap();
     let mut got = [0; 10];
     server.read_exact(&mut got).unwrap();
     assert_eq!(&got, b"still here");
     drop((during, server));
+    let gateways = world.gateways().unwrap();
     for gateway in [&gateways.a, &gateways.b] {
         eventually("it ends with its last flow", || gateway.status().is_err());
     }

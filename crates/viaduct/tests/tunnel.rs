@@ -323,6 +323,42 @@ fn whoever_only_knocks_keeps_no_peer_out() {
 }
 
 #[test]
+fn a_crowd_over_quic_must_show_where_it_is_and_keeps_no_peer_out() {
+    let world = World::new("delay=5ms", "--carrier quic");
+    let [stranger, far, peer] =
+        [world.chain.client(), &world.chain.hops()[1], world.chain.server()];
+    // Its Initials arrive, and it hears of no answer: so do those from addresses that are not theirs.
+    let deaf = "add table inet deaf; \
+                add chain inet deaf input { type filter hook input priority 0; }; \
+                add rule inet deaf input udp sport 7100 drop";
+    stranger.run("nft", &[deaf]).unwrap();
+    // The first byte of a Retry, which no key hides.
+    let retries = "add table inet seen; \
+                   add chain inet seen output { type filter hook output priority 0; }; \
+                   add rule inet seen output udp sport 7100 @th,64,8 & 0xf0 == 0xf0 counter";
+    far.run("nft", &[retries]).unwrap();
+    let dials = "--listen 127.0.0.1:7003 --to 10.3.0.2:9000 --tunnel 10.2.0.2:7100 \
+                 --carrier quic --links 40";
+    let _strangers = proxy(stranger, dials, &world.keys, [9, 2]);
+    let seen = || far.run("nft", &["list", "table", "inet", "seen"]).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while seen().contains("packets 0 ") {
+        assert!(Instant::now() < deadline, "no Retry: {}", seen());
+        thread::sleep(Duration::from_millis(20));
+    }
+    let listener = world.listen(world.addresses()[0]);
+    let to = listener.local_addr().unwrap();
+    let near = format!("--listen 127.0.0.1:7001 --to {to} --tunnel 10.3.0.1:7100 --carrier quic");
+    let _near = proxy(peer, &near, &world.keys, [1, 2]);
+    let connect = || TcpStream::connect("127.0.0.1:7001").unwrap();
+    let mut client = peer.netns().enter(connect).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    client.write_all(b"served").unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(rest(&mut server), b"served");
+}
+
+#[test]
 fn a_far_end_that_was_killed_and_started_anew_serves_at_once() {
     for carrier in CARRIERS {
         let mut world = World::new("delay=5ms", carrier);
@@ -396,9 +432,11 @@ fn a_tunnel_shows_its_links_sessions_and_buffers() {
         status.args(["status", "--run-dir"]).arg(proxy.directory());
         String::from_utf8(status.output().unwrap().stdout).unwrap()
     };
-    for proxy in [&world.near, &world.far] {
+    // How long it took is told by where it went: into the tunnel, and out of it.
+    let [near, far] = ["onwards   tunnel: 1 connected", "onwards   direct: 1 connected"];
+    for (proxy, onwards) in [(&world.near, near), (&world.far, far)] {
         let deadline = Instant::now() + Duration::from_secs(10);
-        let all = ["tunnel to ", "  up", "1 open", "round trip 2", "97.7 KiB"];
+        let all = ["tunnel to ", "  up", "1 open", "round trip 2", "97.7 KiB", onwards];
         while !all.iter().all(|what| shown(proxy).contains(what)) {
             assert!(Instant::now() < deadline, "{}", shown(proxy));
             thread::sleep(Duration::from_millis(50));

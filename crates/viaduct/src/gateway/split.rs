@@ -66,7 +66,7 @@ pub fn settings(config: &Config, registry: &Registry) -> Result<Option<Settings>
     if let Some(intercept) = &mut settings.intercept {
         *intercept = Intercept { ways: vec![there, back], ..intercept.clone() };
     }
-    Ok(Some(settings))
+    Ok(Some(settings.fitted()))
 }
 
 /// `[split]` with what follows from the rest of the config.

@@ -244,16 +244,16 @@ fn begin(
     limits: &Limits,
     now: Instant,
 ) -> io::Result<Begun> {
-    let Route { to, from, told, carries, via, handlers, copied, rate, haul, tunnel, source } =
-        route;
+    let Route { to, from, told, carries, by, handlers, copied, rate, haul, source } = route;
     // A change of tunnels needs a restart: whatever a policy names is there.
-    let outlet = tunnel.and_then(|name| teller.outlets.get(&name));
+    let outlet = by.tunnel().and_then(|name| teller.outlets.get(name));
     let relay = match &handlers {
         // A session cannot be spliced.
         _ if copied || outlet.is_some() => None,
         None => Some(Relay::default()),
         Some(handlers) => Relay::of(handlers),
     };
+    let meant = to.clone();
     let (to, from, middle) = match (relay, handlers.unwrap_or_default()) {
         (Some(relay), _) => (to, from, Middle::Relay(relay)),
         (None, handlers) => match Through::new(handlers, limits.chain_buffer, to, now) {
@@ -263,7 +263,15 @@ fn begin(
     };
     if let Some(outlet) = outlet {
         let server = Leg::Session(outlet.open(to, source));
-        return Ok(Begun { server, middle, undecided: None, first: Vec::new(), via, rate });
+        return Ok(Begun {
+            server,
+            middle,
+            undecided: None,
+            first: Vec::new(),
+            to: meant,
+            by,
+            rate,
+        });
     }
     let Address::Ip(to) = to else {
         return Err(io::Error::other(
@@ -275,7 +283,7 @@ fn begin(
         set_up(&server, haul.as_ref());
         let undecided = Some(Undecided::new(agreeing.clone(), to, limits.chain_buffer));
         let (server, middle) = (Leg::Tcp(server), Middle::Relay(Relay::default()));
-        return Ok(Begun { server, middle, undecided, first: Vec::new(), via, rate });
+        return Ok(Begun { server, middle, undecided, first: Vec::new(), to: meant, by, rate });
     }
     let (server, first) = match carries {
         None => teller.connect(to, from, options, told)?,
@@ -283,7 +291,7 @@ fn begin(
     };
     let server = TcpStream::from_std(server);
     set_up(&server, haul.as_ref());
-    Ok(Begun { server: Leg::Tcp(server), middle, undecided: None, first, via, rate })
+    Ok(Begun { server: Leg::Tcp(server), middle, undecided: None, first, to: meant, by, rate })
 }
 
 /// Begins one more connection of a flow, from an address of its own if one is named. Where handlers are

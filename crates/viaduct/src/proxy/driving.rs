@@ -78,12 +78,12 @@ impl Worker {
         let flow = self.flows.at(key);
         let rises = flow.rises();
         if rises {
-            let (via, took) = (flow.via(), now.since(flow.begun));
+            let took = now.since(flow.begun);
             answer(flow);
             flow.tell_client();
             match self.programs.contains_key(&key) {
                 true => self.reach(key),
-                false => self.stats.hop(via).took(took),
+                false => self.stats.hop(self.flows.at(key).by()).took(took),
             }
             self.let_in(key, now);
             self.meet(key, now);
@@ -93,7 +93,8 @@ impl Worker {
 
     /// One of a flow's ends broke.
     fn broke(&mut self, key: usize, error: &io::Error) {
-        debug!("flow: {error}");
+        let flow = self.flows.at(key);
+        debug!("flow of {} to {}: {error}", flow.source(), flow.destination());
         self.stats.reset += 1;
         self.end(key, true);
     }
@@ -101,8 +102,8 @@ impl Worker {
     /// A server does not answer, or says no.
     fn unanswered(&mut self, key: usize, error: &io::Error) {
         let flow = self.flows.at(key);
-        debug!("connect for {}: {error}", flow.source());
-        self.stats.hop(flow.via()).failed += 1;
+        debug!("connect to {} for {}: {error}", flow.destination(), flow.source());
+        self.stats.hop(flow.by()).failed += 1;
         if self.turn_away(key, error) || self.turn_down(key, error) {
             return self.stats.refused.count(failure(error));
         }

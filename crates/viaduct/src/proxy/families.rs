@@ -120,13 +120,13 @@ fn connects(page: &mut Exposition, own: Labels<'_>, counters: &ProxyStats) {
     let help = "Time until the next hop, or the server, answered.";
     page.family("viaduct_proxy_connect_seconds", Kind::Histogram, help);
     for hop in &counters.hops {
-        let name = hop.name();
-        let labels = [own, &[("hop", &name)]].concat();
+        let by = hop.by.to_string();
+        let labels = [own, &[("hop", &by)]].concat();
         page.histogram(&labels, &bounds, &hop.connected, hop.micros as f64 / 1e6);
     }
     let help = "Connections onwards that did not come about.";
     page.family("viaduct_proxy_connect_failed_total", Kind::Counter, help);
     for hop in &counters.hops {
-        page.sample(&[own, &[("hop", &hop.name())]].concat(), hop.failed);
+        page.sample(&[own, &[("hop", &hop.by.to_string())]].concat(), hop.failed);
     }
 }

@@ -21,6 +21,7 @@ use serde::Deserialize;
 use toml::{Table, Value};
 use viaduct_proto::flow::{HandlerSpec, Registry};
 
+use super::onward::Onward;
 use super::options::{ProxyArgs, ProxyOptions};
 use super::policy::{Plan, Policy};
 use super::through::Factories;
@@ -165,11 +166,13 @@ impl PolicyTable {
         registry: &Registry,
     ) -> Result<Policy, String> {
         let tunnel = self.tunnel.as_ref().map(|value| tunnel(value, tunnels)).transpose()?;
-        if [self.direct, self.next.is_some(), tunnel.is_some()].iter().filter(|&&is| is).count() > 1
-        {
-            return Err("direct, next and tunnel exclude each other".to_owned());
-        }
-        let elsewhere = self.direct || self.next.is_some();
+        let by = match (self.direct, self.next, tunnel) {
+            (false, None, None) => otherwise.by.clone(),
+            (true, None, None) => Onward::Direct,
+            (false, Some(at), None) => Onward::Hop(at),
+            (false, None, Some(name)) => Onward::Tunnel(name.to_string()),
+            _ => return Err("direct, next and tunnel exclude each other".to_owned()),
+        };
         let ports = self
             .ports
             .iter()
@@ -183,8 +186,7 @@ impl PolicyTable {
         let limit = limit.map_err(|what| format!("rate: {what}"))?;
         let plan = Plan {
             deny: self.action == Action::Deny,
-            next: self.next.or(otherwise.next.filter(|_| !self.direct && tunnel.is_none())),
-            tunnel: tunnel.or(otherwise.tunnel.clone().filter(|_| !elsewhere)),
+            by,
             handlers,
             rate: limit.or(otherwise.rate),
         };
@@ -232,7 +234,8 @@ mod tests {
     fn load(text: &str) -> Result<Vec<Policy>, String> {
         let Said { args, policies, tunnels } = parse(text)?;
         let tunnels: Vec<TunnelName> = tunnels.iter().map(|t| t.name[..].into()).collect();
-        let otherwise = Plan { next: args.next, rate: args.rate, ..Plan::default() };
+        let by = args.next.map(Onward::Hop).unwrap_or_default();
+        let otherwise = Plan { by, rate: args.rate, ..Plan::default() };
         let registry = crate::handlers();
         policies.iter().map(|table| table.policy(&otherwise, &tunnels, &registry)).collect()
     }

@@ -108,6 +108,7 @@ impl Handle {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime: self.started.elapsed().as_secs_f64(),
             listen: self.settings.listen.clone(),
+            tunnel_listen: self.settings.tunnels.as_ref().and_then(|tunnels| tunnels.listen),
             to: self.settings.target.to_string(),
             most: self.settings.limits.flows as u64,
             hangs,

@@ -30,6 +30,7 @@ mod holding;
 pub mod keeper;
 mod leg;
 mod loops;
+mod onward;
 mod opening;
 mod options;
 pub mod orders;

@@ -8,18 +8,16 @@ use std::ops::RangeInclusive;
 use ipnet::IpNet;
 use viaduct_sys::tcp::LongHaul;
 
+use super::onward::Onward;
 use super::through::Factories;
-use super::tunnels::settings::TunnelName;
 
 /// What becomes of a flow.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     /// It is refused.
     pub deny: bool,
-    /// The next hop; straight on without one.
-    pub next: Option<SocketAddr>,
-    /// The tunnel that it goes through, unless by a hop.
-    pub tunnel: Option<TunnelName>,
+    /// How it goes on.
+    pub by: Onward,
     /// The handlers that it passes, if any.
     pub handlers: Option<Factories>,
     /// Bits a second that the kernel lets pass each way, if there is a limit.
@@ -94,7 +92,7 @@ impl Policies {
     /// Whether some flows go by hops.
     pub fn have_hops(&self) -> bool {
         let plans = self.list.iter().map(|policy| &policy.plan);
-        plans.chain([&self.otherwise]).any(|plan| plan.next.is_some())
+        plans.chain([&self.otherwise]).any(|plan| plan.by.hop().is_some())
     }
 }
 
@@ -132,11 +130,10 @@ impl fmt::Display for Plan {
         if self.deny {
             return f.write_str("denied");
         }
-        match (self.next, self.tunnel.as_deref()) {
-            (Some(hop), _) => write!(f, "by {hop}")?,
-            (None, Some("")) => f.write_str("through the tunnel")?,
-            (None, Some(name)) => write!(f, "through the tunnel {name}")?,
-            (None, None) => f.write_str("straight on")?,
+        match &self.by {
+            Onward::Direct => f.write_str("straight on")?,
+            Onward::Hop(at) => write!(f, "by {at}")?,
+            by @ Onward::Tunnel(_) => write!(f, "through the {by}")?,
         }
         for handler in self.handlers.iter().flat_map(|all| all.iter()) {
             write!(f, " +{}", handler.name())?;
@@ -170,12 +167,13 @@ mod tests {
     #[test]
     fn the_first_policy_that_fits_decides() {
         let deny = |policy| Policy { plan: Plan { deny: true, ..Plan::default() }, ..policy };
-        let next = Some("198.51.100.7:7000".parse().unwrap());
+        let by = Onward::Hop("198.51.100.7:7000".parse().unwrap());
+        let hop = by.hop();
         let far = vec!["10.2.0.0/16".parse().unwrap()];
         let policies = Policies {
             list: vec![
                 deny(Policy { ports: vec![25..=25], ..Policy::default() }),
-                Policy { to: far, plan: Plan { next, ..Plan::default() }, ..Policy::default() },
+                Policy { to: far, plan: Plan { by, ..Plan::default() }, ..Policy::default() },
                 deny(Policy { from: vec!["10.1.7.0/24".parse().unwrap()], ..Policy::default() }),
             ],
             otherwise: Plan { rate: Some(9), ..Plan::default() },
@@ -183,10 +181,10 @@ mod tests {
         };
         let plan = |client: &str, to: &str| {
             let plan = policies.plan(client.parse().unwrap(), to.parse().unwrap());
-            (plan.deny, plan.next, plan.rate)
+            (plan.deny, plan.by.hop(), plan.rate)
         };
         assert_eq!(plan("10.1.7.1", "10.2.0.1:25"), (true, None, None));
-        assert_eq!(plan("10.1.7.1", "10.2.0.1:80"), (false, next, None));
+        assert_eq!(plan("10.1.7.1", "10.2.0.1:80"), (false, hop, None));
         assert_eq!(plan("::ffff:10.1.7.1", "10.3.0.1:80"), (true, None, None));
         assert_eq!(plan("10.1.8.1", "10.3.0.1:80"), (false, None, Some(9)));
         let unseen = |client: &str, port| {

@@ -17,6 +17,9 @@ pub struct ProxyStatus {
     pub uptime: f64,
     /// Where connections arrive.
     pub listen: Vec<SocketAddr>,
+    /// Where links of tunnels arrive, if they do.
+    #[serde(default)]
+    pub tunnel_listen: Option<SocketAddr>,
     /// Where they go.
     pub to: String,
     /// Flows at once, at most.

@@ -1,12 +1,13 @@
 //! What a proxy counts, copied out by value for status and metrics.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use viaduct_proto::flow::Failure;
 use viaduct_proto::split::early::EarlyStats;
 use viaduct_proto::tunnel::stats::{LinkStats, SessionStats, TunnelStats};
+
+use super::onward::Onward;
 
 /// Upper bounds of the buckets of connect times, in microseconds; the last bucket has the rest.
 pub const CONNECT_BOUNDS: [u64; 12] = [
@@ -81,11 +82,11 @@ pub struct Refusals {
     pub unreachable: u64,
 }
 
-/// How connections to one next hop, or to all servers, went.
+/// How connections by one hop or tunnel, or straight to all servers, went.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hop {
-    /// The next hop; servers without one.
-    pub at: Option<SocketAddr>,
+    /// How they go on.
+    pub by: Onward,
     /// Connections that came about, by the time they took: see [`CONNECT_BOUNDS`].
     pub connected: [u64; CONNECT_BOUNDS.len() + 1],
     /// Their times' sum, in microseconds.
@@ -95,12 +96,12 @@ pub struct Hop {
 }
 
 impl ProxyStats {
-    /// The counters of the hop `at`, or of all servers.
-    pub fn hop(&mut self, at: Option<SocketAddr>) -> &mut Hop {
-        let known = self.hops.iter().position(|hop| hop.at == at);
+    /// The counters of those that go on `by` this.
+    pub fn hop(&mut self, by: &Onward) -> &mut Hop {
+        let known = self.hops.iter().position(|hop| hop.by == *by);
         let n = known.unwrap_or_else(|| {
             if self.hops.len() < MOST_HOPS {
-                self.hops.push(Hop { at, ..Hop::default() });
+                self.hops.push(Hop { by: by.clone(), ..Hop::default() });
             }
             self.hops.len() - 1
         });
@@ -126,7 +127,7 @@ impl ProxyStats {
         self.refused.add(other.refused);
         self.early.add(other.early);
         for hop in &other.hops {
-            self.hop(hop.at).add(hop);
+            self.hop(&hop.by).add(hop);
         }
         self.tunnels.extend(other.tunnels);
     }
@@ -168,11 +169,6 @@ impl Refusals {
 }
 
 impl Hop {
-    /// How people call it.
-    pub fn name(&self) -> String {
-        self.at.map_or_else(|| "direct".to_owned(), |at| at.to_string())
-    }
-
     fn add(&mut self, other: &Hop) {
         self.connected.iter_mut().zip(other.connected).for_each(|(sum, part)| *sum += part);
         self.micros = self.micros.saturating_add(other.micros);
@@ -194,34 +190,34 @@ mod tests {
 
     #[test]
     fn what_loops_count_is_one_proxys() {
-        let hop = |port| Some(SocketAddr::from(([10, 0, 0, 1], port)));
+        let hop = |port| Onward::Hop(([10, 0, 0, 1], port).into());
         let part = |port| {
             let mut stats = ProxyStats { open: 2, bytes: [3, 4], ..ProxyStats::default() };
             stats.refused.denied = 5;
             stats.early.matched = 6;
-            stats.hop(hop(port)).took(Duration::from_micros(1));
-            stats.hop(hop(1)).failed += 7;
+            stats.hop(&hop(port)).took(Duration::from_micros(1));
+            stats.hop(&hop(1)).failed += 7;
             stats
         };
         let mut sum = part(1);
         sum.add(part(2));
         assert_eq!((sum.open, sum.bytes, sum.refused.denied), (4, [6, 8], 10));
         assert_eq!((sum.early.matched, sum.hops.len()), (12, 2));
-        assert_eq!((sum.hop(hop(1)).failed, sum.hop(hop(1)).connected[0]), (14, 1));
-        assert_eq!(sum.hop(hop(2)).connected[0], 1);
+        assert_eq!((sum.hop(&hop(1)).failed, sum.hop(&hop(1)).connected[0]), (14, 1));
+        assert_eq!(sum.hop(&hop(2)).connected[0], 1);
     }
 
     #[test]
     fn connect_times_fall_into_their_buckets_and_hops_are_bounded() {
         let mut stats = ProxyStats::default();
         for micros in [1, 100, 101, 5_000_000] {
-            stats.hop(None).took(Duration::from_micros(micros));
+            stats.hop(&Onward::Direct).took(Duration::from_micros(micros));
         }
-        let hop = stats.hop(None);
+        let hop = stats.hop(&Onward::Direct);
         assert_eq!((hop.connected[0], hop.connected[1], hop.connected[12]), (2, 1, 1));
         assert_eq!(hop.micros, 5_000_202);
         for port in 1..1_000 {
-            stats.hop(Some(SocketAddr::from(([10, 0, 0, 1], port)))).failed += 1;
+            stats.hop(&Onward::Hop(([10, 0, 0, 1], port).into())).failed += 1;
         }
         assert_eq!(stats.hops.len(), MOST_HOPS);
         assert_eq!(stats.hops.iter().map(|hop| hop.failed).sum::<u64>(), 999);

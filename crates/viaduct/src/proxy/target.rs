@@ -11,9 +11,9 @@ use viaduct_proto::split::proxy::Addresses;
 use viaduct_proto::split::syn::Syn;
 use viaduct_sys::tcp::LongHaul;
 
+use super::onward::Onward;
 use super::policy::{Plan, Policies, holds};
 use super::through::Factories;
-use super::tunnels::settings::TunnelName;
 
 /// Where flows go.
 #[derive(Clone, Debug)]
@@ -59,8 +59,8 @@ pub struct Route {
     pub told: Option<Addresses>,
     /// What the option of the client's SYN tells a hop further on.
     pub carries: Option<Addresses>,
-    /// The hop that it goes by, if not straight on.
-    pub via: Option<SocketAddr>,
+    /// How it goes on.
+    pub by: Onward,
     /// The handlers that it passes, if any.
     pub handlers: Option<Factories>,
     /// Its client's end is no connection, and cannot be spliced.
@@ -69,8 +69,6 @@ pub struct Route {
     pub rate: Option<u64>,
     /// How its connection is set up for a long link, if it crosses it.
     pub haul: Option<LongHaul>,
-    /// The tunnel that it goes through, if any.
-    pub tunnel: Option<TunnelName>,
 }
 
 impl Target {
@@ -137,7 +135,7 @@ impl Target {
                 let from = keep_client.then_some(tuple.client);
                 let route = Route::by(policies, tuple.client, tuple.to, from)?;
                 // What a hop further on is told goes on with the flow, unless that is bent here.
-                Some(Route { carries: told.filter(|_| route.via.is_none()), ..route })
+                Some(Route { carries: told.filter(|_| route.by.hop().is_none()), ..route })
             }
             Target::Asked(terms) => {
                 let Addresses { source, destination } = told?;
@@ -162,18 +160,19 @@ impl Route {
         if plan.deny || to.ip().to_canonical().is_unspecified() {
             return None;
         }
-        let haul = policies.far.haul(plan.next.unwrap_or(to).ip()).cloned();
+        let hop = plan.by.hop();
+        let haul = policies.far.haul(hop.unwrap_or(to).ip()).cloned();
         let straight = Route { from, haul, ..Route::straight(plan, client, to.into()) };
-        Some(match plan.next {
+        Some(match hop {
             None => straight,
             Some(hop) => {
                 let told = Some(Addresses { source: client, destination: to });
-                Route { to: hop.into(), from: None, told, via: Some(hop), tunnel: None, ..straight }
+                Route { to: hop.into(), from: None, told, ..straight }
             }
         })
     }
 
-    /// What `plan` says of a flow of `client` that goes by no hop.
+    /// What `plan` says of a flow of `client` to where it goes.
     fn straight(plan: &Plan, client: SocketAddr, to: Address) -> Route {
         Route {
             to,
@@ -181,12 +180,11 @@ impl Route {
             source: client,
             told: None,
             carries: None,
-            via: None,
+            by: plan.by.clone(),
             handlers: plan.handlers.clone(),
             copied: false,
             rate: plan.rate,
             haul: None,
-            tunnel: plan.tunnel.clone(),
         }
     }
 
@@ -204,7 +202,11 @@ impl Route {
         }
         let mut handlers = plan.handlers.iter().flat_map(|all| all.iter());
         let by_handler = handlers.any(|handler| handler.takes_names());
-        let travels = (plan.tunnel.is_some() || by_handler) && plan.next.is_none();
+        let travels = match plan.by {
+            Onward::Tunnel(_) => true,
+            Onward::Direct => by_handler,
+            Onward::Hop(_) => false,
+        };
         let to = Address::Name(name.to_owned(), port);
         travels.then(|| Ok(Route::straight(plan, client, to)))
     }

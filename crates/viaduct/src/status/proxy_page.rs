@@ -30,8 +30,9 @@ impl Display for ProxyPage<'_> {
         let status = self.status;
         let up = humantime::format_duration(Duration::from_secs(status.uptime as u64));
         let name = self.ink.bold(format!("proxy {}", status.proxy));
-        let listen: Vec<_> = status.listen.iter().map(ToString::to_string).collect();
-        let listen = listen.join(", ");
+        let links = status.tunnel_listen.map(|at| format!("links at {at}"));
+        let listen = status.listen.iter().map(ToString::to_string).chain(links);
+        let listen = listen.collect::<Vec<_>>().join(", ");
         writeln!(f, "{name}  {listen} to {}  up {up}  viaduct {}", status.to, status.version)?;
         if status.hangs {
             return writeln!(f, "{}", self.ink.paint(31, "its loop does not answer"));
@@ -124,7 +125,7 @@ impl ProxyPage<'_> {
             let time = |q| quantile(&hop.connected, &CONNECT_BOUNDS, q);
             let what = format!(
                 "{}: {} connected within {} (half), {} (99 %); {} failed",
-                hop.name(),
+                hop.by,
                 thousands(hop.connected.iter().sum()),
                 time(0.5),
                 time(0.99),

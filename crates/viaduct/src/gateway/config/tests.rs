@@ -109,6 +109,7 @@ fn values_of_another_kind_are_refused_with_line_and_key() {
     let table = |line: &str| format!("{}[peer.fec]\n{line}\n", good());
     let fails = |line: &str| Dir::new().load(&table(line)).unwrap_err().to_string();
     assert!(fails("flush_after = \"8\"").contains("line 13: flush_after: \"8\" is no time"));
+    assert!(fails("flush_after = \"25h\"").contains("\"25h\" is no time up to a day"));
     assert!(fails("interleave = \"x\"").contains("line 13: interleave: 1 to 65535, or a list"));
     assert!(fails("r = 300").contains("line 13: r: is 300; a whole number from 1 to 255"));
     assert!(fails("c = \"2\"").contains("line 13: c: is \"2\"; a whole number from 1 to 255"));

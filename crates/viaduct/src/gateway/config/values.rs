@@ -7,7 +7,10 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de};
 
-/// A span of time: `"8ms"`, `"2s"`, `"1m 30s"`.
+/// The longest span of time: a day. What waits longer waits for nothing.
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// A span of time up to a day: `"8ms"`, `"2s"`, `"1m 30s"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span(pub(super) Duration);
 
@@ -33,8 +36,11 @@ pub(super) struct PacketSize(pub(super) usize);
 
 impl<'de> Deserialize<'de> for Span {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let parse = |text: &str| humantime::parse_duration(text).ok().map(Span);
-        parsed(from, parse, "time; write it like \"8ms\" or \"2m\"")
+        let parse = |text: &str| {
+            let span = humantime::parse_duration(text).ok()?;
+            (span <= LONGEST).then_some(Span(span))
+        };
+        parsed(from, parse, "time up to a day; write it like \"8ms\" or \"2m\"")
     }
 }
 

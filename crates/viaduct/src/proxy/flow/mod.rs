@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use mio::net::TcpStream;
 use tracing::warn;
-use viaduct_proto::flow::{BottomId, Failure};
+use viaduct_proto::flow::{Address, BottomId, Failure};
 use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::preface::Preface;
 use viaduct_proto::time::Instant;
@@ -24,6 +24,7 @@ use viaduct_sys::tcp;
 
 use super::agreeing::Undecided;
 use super::leg::Leg;
+use super::onward::Onward;
 use super::pipes::Pipes;
 use super::relay::Relay;
 use super::target::failure;
@@ -64,10 +65,12 @@ pub struct Flow {
     asked: Option<Asked>,
     /// Who it is for.
     source: SocketAddr,
+    /// Where its second half goes, when it was begun.
+    to: Option<Address>,
     /// Tells it from a later flow of the same number.
     pub id: u64,
-    /// The hop that it goes by, if not straight on.
-    via: Option<SocketAddr>,
+    /// How it goes on.
+    by: Onward,
     connected: bool,
     /// A program's connection that is still on its way: it becomes the client.
     coming: Option<Leg>,
@@ -112,8 +115,10 @@ pub struct Begun {
     pub undecided: Option<Undecided>,
     /// What goes to it before all else.
     pub first: Vec<u8>,
-    /// The hop that it goes by, if not straight on.
-    pub via: Option<SocketAddr>,
+    /// Where to.
+    pub to: Address,
+    /// How it goes on.
+    pub by: Onward,
     /// Bits a second each way, at most.
     pub rate: Option<u64>,
 }
@@ -177,7 +182,8 @@ impl Flow {
             asked: None,
             source,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            via: None,
+            to: None,
+            by: Onward::Direct,
             connected: false,
             coming: None,
             wires: Vec::new(),
@@ -214,9 +220,10 @@ impl Flow {
 
     /// Its second half has begun: what the client said behind that is the server's.
     pub fn set_server(&mut self, begun: Begun, now: Instant) {
-        let Begun { server, middle, undecided, first, via, rate } = begun;
+        let Begun { server, middle, undecided, first, to, by, rate } = begun;
         (self.legs[1], self.middle, self.undecided) = (Some(server), middle, undecided);
-        (self.via, self.rate, self.begun, self.moved) = (via, rate, now, now);
+        (self.to, self.by, self.rate) = (Some(to), by, rate);
+        (self.begun, self.moved) = (now, now);
         self.first[1] = first;
         if let Some(asked) = &mut self.asked {
             asked.begun = true;
@@ -233,9 +240,10 @@ impl Flow {
 
     /// Takes over the second half of a flow without a client. Its own client awaits no answer.
     pub fn adopt(&mut self, early: Flow, now: Instant) {
-        let Flow { legs: [_, server], first: [_, first], middle, undecided, via, rate, .. } = early;
-        let Some(server) = server else { return };
-        self.set_server(Begun { server, middle, undecided, first, via, rate }, now);
+        let Flow { legs: [_, server], first: [_, first], middle, undecided, to, by, rate, .. } =
+            early;
+        let Some((server, to)) = server.zip(to) else { return };
+        self.set_server(Begun { server, middle, undecided, first, to, by, rate }, now);
         (self.begun, self.connected) = (early.begun, early.connected);
         self.answered();
     }
@@ -316,9 +324,14 @@ impl Flow {
         self.broken = Some(why);
     }
 
-    /// The hop that it goes by, if not straight on.
-    pub fn via(&self) -> Option<SocketAddr> {
-        self.via
+    /// Where its second half goes, as people read it.
+    pub fn destination(&self) -> String {
+        self.to.as_ref().map_or_else(|| "nowhere yet".to_owned(), Address::to_string)
+    }
+
+    /// How it goes on.
+    pub fn by(&self) -> &Onward {
+        &self.by
     }
 
     /// Whether its client has come.

@@ -18,6 +18,7 @@ use viaduct_sys::tcp::TcpOptions;
 
 use super::agreeing::Agreeing;
 use super::file::{self, PolicyTable, Said};
+use super::onward::Onward;
 use super::options::{Accept, ProxyArgs, ProxyOptions};
 use super::orders::Limits;
 use super::policy::{Plan, Policies};
@@ -141,7 +142,7 @@ impl Settings {
     }
 
     /// With no more flows than there may be descriptors for: clients that none is left for would hang.
-    fn fitted(mut self) -> Settings {
+    pub fn fitted(mut self) -> Settings {
         let most = raise_descriptors();
         let fit = (most - SPARE_DESCRIPTORS.min(most / 2)) / 2;
         let (fit, wanted) = (usize::try_from(fit).unwrap_or(usize::MAX), self.limits.flows);
@@ -196,8 +197,11 @@ impl Settings {
         let target = target(args)?;
         let otherwise = Plan {
             deny: false,
-            next: args.next,
-            tunnel: args.tunnel.tunnel.map(|_| "".into()),
+            by: match (args.next, args.tunnel.tunnel) {
+                (Some(at), _) => Onward::Hop(at),
+                (None, Some(_)) => Onward::Tunnel(String::new()),
+                (None, None) => Onward::Direct,
+            },
             handlers: file::chain(&args.handler, registry).map_err(|e| anyhow!("handler: {e}"))?,
             rate: args.rate,
         };

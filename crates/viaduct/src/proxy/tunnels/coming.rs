@@ -12,6 +12,7 @@ use viaduct_proto::keys::PublicKey;
 use viaduct_proto::time::Instant;
 use viaduct_proto::tunnel::wire::{Hello, peek_hello};
 
+use super::super::onward::Onward;
 use super::dial::Slot;
 use super::link::{Link, Place, Wire};
 use super::near::Near;
@@ -176,7 +177,11 @@ impl Tunnels {
         match (link.is_stranger(), up) {
             // Anybody can have as many of these as they like.
             (true, _) => debug!("{remote} dialled and did not show a known key: {why}"),
-            (_, true) => info!("a link of the tunnel with {remote} is gone: {why}"),
+            (_, true) => {
+                let name = link.slot.map(|(near, _)| self.nears[near].name());
+                let name = name.unwrap_or(Onward::Tunnel(String::new()));
+                info!("a link of the {name} with {remote} is gone: {why}");
+            }
             (_, false) => {
                 let why = match is_the_peers(why) {
                     true => format!(

@@ -8,6 +8,7 @@ use tracing::{debug, info, warn};
 use viaduct_proto::flow::Address;
 use viaduct_proto::time::Instant;
 
+use super::super::onward::Onward;
 use super::dial::Slot;
 use super::link::Link;
 use super::new_peer;
@@ -58,10 +59,14 @@ impl Near {
         self.complain = None;
     }
 
+    /// What people call its tunnel.
+    pub(super) fn name(&self) -> Onward {
+        Onward::Tunnel(self.dial.name.to_string())
+    }
+
     /// A link did not come up, for this reason: at first a warning, then seldom a line.
     pub(super) fn complain(&mut self, why: &str, now: Instant) {
-        let name = if self.dial.name.is_empty() { "" } else { " " };
-        let what = format!("a link of the tunnel{name}{} did not come up: {why}", self.dial.name);
+        let what = format!("a link of the {} did not come up: {why}", self.name());
         match self.complain {
             Some(at) if now < at => return debug!("{what}"),
             Some(_) => info!("{what}; it is dialled still"),

@@ -1,0 +1,49 @@
+//! How a flow goes on from here.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// How a flow goes on: to its server, or by something that brings it there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Onward {
+    /// Straight to its server.
+    #[default]
+    Direct,
+    /// By the hop that listens there.
+    Hop(SocketAddr),
+    /// Through the tunnel of this name; of the one that needs none it is empty.
+    Tunnel(String),
+}
+
+impl Onward {
+    /// The hop, if it goes by one.
+    pub fn hop(&self) -> Option<SocketAddr> {
+        match self {
+            Onward::Hop(at) => Some(*at),
+            Onward::Direct | Onward::Tunnel(_) => None,
+        }
+    }
+
+    /// The tunnel's name, if it goes through one.
+    pub fn tunnel(&self) -> Option<&str> {
+        match self {
+            Onward::Tunnel(name) => Some(name),
+            Onward::Direct | Onward::Hop(_) => None,
+        }
+    }
+}
+
+/// As in a table: `direct`, `10.0.0.1:7000`, `tunnel paris`.
+impl fmt::Display for Onward {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Onward::Direct => f.write_str("direct"),
+            Onward::Hop(at) => at.fmt(f),
+            Onward::Tunnel(name) if name.is_empty() => f.write_str("tunnel"),
+            Onward::Tunnel(name) => write!(f, "tunnel {name}"),
+        }
+    }
+}
