@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::buffer::Buffer;
 use super::call::{Address, Down, Failure, Half, Place, SocketOption, Up};
 use super::core::Core;
-use super::ends::{Action, BottomId, Closed};
+use super::ends::{Action, BottomId, Closed, Spawn};
 use super::measure::Measure;
 use super::registry::Factory;
 use crate::time::Instant;
@@ -31,6 +31,35 @@ impl Chain {
     /// Another chain of the same handlers, for a flow that was accepted.
     pub fn sibling(&self, now: Instant) -> Chain {
         Chain::new(self.core.factories.clone(), self.core.limit, now)
+    }
+
+    /// A chain of the same handlers that `parent` wants, as [`Action::Spawn`] says.
+    pub fn spawned(parent: &Chain, spawn: &Spawn, now: Instant) -> Chain {
+        let mut chain = parent.sibling(now);
+        chain.core.at(spawn.position, now, |handler, cx| handler.spawned(cx, &spawn.word));
+        chain.core.run(now);
+        chain
+    }
+
+    /// There is no such chain, nor will there be.
+    pub fn unspawned(&mut self, spawn: &Spawn, now: Instant) {
+        self.core.at(spawn.position, now, |handler, cx| handler.unspawned(cx, &spawn.word));
+        self.core.run(now);
+    }
+
+    /// Another chain, or this one, said [`Action::Wake`] with a key that this one has claimed.
+    pub fn wake(&mut self, key: &[u8], now: Instant) {
+        self.core.woken(key, now);
+        self.core.run(now);
+    }
+
+    /// The flow is over, and this chain is dropped next. Of its actions, [`Action::Wake`] alone still
+    /// counts.
+    pub fn abandon(&mut self, now: Instant) {
+        for position in 0..self.core.factories.len() {
+            self.core.at(position, now, |handler, cx| handler.abandoned(cx));
+        }
+        self.core.run(now);
     }
 
     /// The flow by which a chain that just began meets the network; none if its handlers plumbed

@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use super::call::{Address, Down, Failure, Half, Place, SocketOption, Up};
 use super::core::Core;
+use super::ends::Kin;
 use super::handler::{Output, Timer};
 use super::measure::Measure;
 use crate::time::Instant;
@@ -31,7 +32,7 @@ impl Context<'_> {
     /// Gives an output flow up: its connections are closed at once, whatever waits in them, and its
     /// handlers are gone. Its number is not used again.
     pub fn unplumb(&mut self, output: Output) {
-        self.core.unplumb(self.node, output);
+        self.core.unplumb(self.node, output, self.now);
     }
 
     /// From now on, connections that name `key` belong to this handler: another chain's handler of
@@ -52,6 +53,18 @@ impl Context<'_> {
     /// [`Handler::unclaimed`](super::Handler::unclaimed) is called.
     pub fn give(&mut self, output: Output, to: &[u8], said: Bytes) {
         self.core.give(self.node, output, to, said);
+    }
+
+    /// Calls [`Handler::woken`](super::Handler::woken) of the handler, of this chain or another, that
+    /// has [claimed](Context::claim) `key`; soon, and not if nobody has.
+    pub fn wake(&mut self, key: &[u8]) {
+        self.core.wake(key);
+    }
+
+    /// Has one more chain made of the same handlers; the one in this handler's place is told `word`
+    /// ([`Handler::spawned`](super::Handler::spawned)). None of them has a connection yet.
+    pub fn spawn(&mut self, kin: Kin, word: &[u8]) {
+        self.core.spawn(self.node, kin, word);
     }
 
     /// An output flow, to call.

@@ -11,6 +11,16 @@ use super::measure::Measure;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BottomId(pub(crate) usize);
 
+/// What a chain that is [spawned](super::Context::spawn) is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kin {
+    /// It serves other chains, and never has an application.
+    Alone,
+    /// The application that the flow which spawns it came for: one more flow for that. The flow that
+    /// spawns such has no application from then on.
+    Accepted,
+}
+
 /// What whoever drives a chain is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -40,6 +50,11 @@ pub enum Action {
     /// This chain's connections belong to the chain that has claimed the key: give it to that one's
     /// [`Chain::take`](super::Chain::take), or say [`Chain::unclaimed`](super::Chain::unclaimed).
     Give(Vec<u8>),
+    /// Say [`Chain::wake`](super::Chain::wake) to the chain that has claimed the key, if one has.
+    Wake(Vec<u8>),
+    /// Make another chain of these handlers ([`Chain::spawned`](super::Chain::spawned)), or say
+    /// [`Chain::unspawned`](super::Chain::unspawned).
+    Spawn(Spawn),
 
     /// The connection that the application asked for is there, or failed.
     Connected(Result<(), Failure>),
@@ -60,6 +75,17 @@ pub enum Action {
     Event(Vec<u8>),
     /// A handler has something to say to the user: a line for the log.
     Say(String),
+}
+
+/// A chain that is to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spawn {
+    /// What for.
+    pub kin: Kin,
+    /// The place of the handler that wants it.
+    pub(super) position: usize,
+    /// What it is told.
+    pub(super) word: Vec<u8>,
 }
 
 /// What has been said for good about an end's two directions.

@@ -1,13 +1,15 @@
-//! Output flows that end before their chain does, and such as go from one chain to another.
+//! What goes from one chain to another: output flows, and words; and output flows that end before their
+//! chain does.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use super::call::{Place, Up, Upper};
+use super::context::Context;
 use super::core::{Call, Core};
-use super::ends::{Action, BottomId};
-use super::handler::Output;
+use super::ends::{Action, BottomId, Kin, Spawn};
+use super::handler::{Handler, Output};
 use crate::time::Instant;
 
 /// What a chain has claimed, and what it gives away.
@@ -52,6 +54,38 @@ impl Core {
         self.giving.claims.retain(|(claimed, by)| (&claimed[..], *by) != (key, node));
         if self.giving.claims.len() < claims {
             self.actions.push_back(Action::Release(key.to_vec()));
+        }
+    }
+
+    pub(super) fn wake(&mut self, key: &[u8]) {
+        self.actions.push_back(Action::Wake(key.to_vec()));
+    }
+
+    /// Wakes who has claimed `key`.
+    pub(super) fn woken(&mut self, key: &[u8], now: Instant) {
+        let claimed = self.giving.claims.iter().find(|(claimed, _)| claimed == key);
+        if let Some(&(_, node)) = claimed {
+            self.with(node, now, |handler, cx| handler.woken(cx, key));
+        }
+    }
+
+    pub(super) fn spawn(&mut self, node: usize, kin: Kin, word: &[u8]) {
+        let Some(position) = self.nodes.get(node).map(|node| node.position) else { return };
+        let word = word.to_vec();
+        self.actions.push_back(Action::Spawn(Spawn { kin, position, word }));
+    }
+
+    /// Calls the first handler in this place.
+    pub(super) fn at(
+        &mut self,
+        position: usize,
+        now: Instant,
+        call: impl FnOnce(&mut dyn Handler, &mut Context<'_>),
+    ) {
+        let mut nodes = 0..self.nodes.next();
+        let is_there = |&n: &usize| self.nodes.get(n).is_some_and(|node| node.position == position);
+        if let Some(node) = nodes.find(is_there) {
+            self.with(node, now, call);
         }
     }
 
@@ -124,28 +158,29 @@ impl Core {
         }
     }
 
-    pub(super) fn unplumb(&mut self, node: usize, output: Output) {
+    pub(super) fn unplumb(&mut self, node: usize, output: Output, now: Instant) {
         if let Some(place) = self.output(node, output) {
             self.set_output(node, output, None);
-            self.remove(place);
+            self.remove(place, now);
         }
     }
 
     /// Removes what is at `place`, and all below it.
-    fn remove(&mut self, place: Place) {
+    fn remove(&mut self, place: Place, now: Instant) {
         match place {
             Place::Bottom(bottom) => {
                 let bottom = self.bottoms.remove(bottom);
                 self.actions.extend(bottom.and_then(|mut bottom| bottom.abort()));
             }
             Place::Node(node) => {
+                self.with(node, now, |handler, cx| handler.abandoned(cx));
                 let outputs = self.nodes.remove(node).map(|node| node.outputs);
                 self.timers.retain(|&(_, of, _)| of != node);
                 let held = |&(_, by): &(Vec<u8>, usize)| by == node;
                 for (key, _) in self.giving.claims.extract_if(.., |claim| held(claim)) {
                     self.actions.push_back(Action::Release(key));
                 }
-                outputs.into_iter().flatten().flatten().for_each(|place| self.remove(place));
+                outputs.into_iter().flatten().flatten().for_each(|place| self.remove(place, now));
             }
         }
     }

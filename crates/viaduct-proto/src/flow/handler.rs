@@ -153,6 +153,29 @@ pub trait Handler {
         cx.unplumb(output);
     }
 
+    /// Another chain's handler has [woken](Context::wake) whoever claimed `key`, which is this one.
+    fn woken(&mut self, cx: &mut Context<'_>, key: &[u8]) {
+        let _ = (cx, key);
+    }
+
+    /// This chain was [spawned](Context::spawn) by another's handler of the same place, which says
+    /// `word`.
+    fn spawned(&mut self, cx: &mut Context<'_>, word: &[u8]) {
+        let _ = (cx, word);
+    }
+
+    /// The chain that was to be [spawned](Context::spawn) with `word` cannot be: there are too many.
+    fn unspawned(&mut self, cx: &mut Context<'_>, word: &[u8]) {
+        let _ = (cx, word);
+    }
+
+    /// The flow is over, or its output flow above was [given up](Context::unplumb), and the handler about
+    /// to go. What it shares with other chains is to be left in order; nothing else comes of what it
+    /// asks for.
+    fn abandoned(&mut self, cx: &mut Context<'_>) {
+        let _ = cx;
+    }
+
     /// A timer set by [`Context::set_timer`] has run out.
     fn timeout(&mut self, cx: &mut Context<'_>, timer: Timer) {
         let _ = (cx, timer);

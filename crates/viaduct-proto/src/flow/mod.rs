@@ -53,9 +53,12 @@
 //!
 //!    The giver is gone by that; it never had an application. With several loops the map is shared,
 //!    and a giver moves to its owner's loop with its sockets: a chain is `Send`.
+//!    [`Action::Wake`] goes the same way, to [`Chain::wake`] of whoever has claimed its key; and
+//!    [`Action::Spawn`] asks for one more chain, [`Chain::spawned`], without an application
+//!    ([`Kin::Alone`]) or for the one that the accepted flow came for ([`Kin::Accepted`]).
 //! 5. **The end.** When the application is gone, however that came about, say [`Chain::close`] and
 //!    drive the chain on until all its bottoms are closed: what was written may still be on its way,
-//!    or wait for another connection. After [`Action::Failed`] drop it when its bottoms are closed.
+//!    or wait for another connection. Before a chain is dropped, say [`Chain::abandon`]. After [`Action::Failed`] drop it when its bottoms are closed.
 //! 6. **Measures.** Where a factory [asks for them](Factory::measures), say [`Chain::set_measure`] of each
 //!    connection before the chain is driven.
 //! 7. **Words.** [`Action::Say`] is a line for the log; [`Action::Event`] is for the application:
@@ -86,7 +89,7 @@ pub use buffer::Buffer;
 pub use call::{Address, Failure, Half, SocketOption};
 pub use chain::{Chain, DEFAULT_LIMIT};
 pub use context::{Context, Downstream, Upstream};
-pub use ends::{Action, BottomId};
+pub use ends::{Action, BottomId, Kin, Spawn};
 pub use handler::{FIRST, Handler, Output, Timer};
 pub use measure::Measure;
 pub use registry::{Arguments, Factory, HandlerSpec, Offload, Registry, SpecError, offload};

@@ -11,6 +11,7 @@ mod early;
 mod lane;
 mod latency;
 mod migrate;
+mod mux;
 mod paced;
 mod route;
 mod shape;
@@ -53,6 +54,8 @@ pub fn registry(shell: &Shell) -> Registry {
     registry.add(shape::about(), shape::build);
     let given = shell.clone();
     registry.add(migrate::about(), move |arguments| migrate::build(arguments, &given));
+    let given = shell.clone();
+    registry.add(mux::about(), move |arguments| mux::build(arguments, &given));
     let given = shell.clone();
     registry.add(stripe::about(), move |arguments| stripe::build(arguments, &given));
     let given = shell.clone();

@@ -23,7 +23,7 @@ use viaduct_sys::tcp::{self, TcpOptions, Telling};
 use super::flow::Middle;
 use super::leg::Leg;
 use super::relay::Relay;
-use super::through::{Factories, Through};
+use super::through::{Factories, Goal, Through};
 
 /// What other ends have said that is remembered; ends of one kind say one thing.
 const KNOWN: usize = 256;
@@ -135,8 +135,9 @@ impl Undecided {
             return Ok(Middle::Relay(relay));
         }
         let through = Through::new(chain, self.limit, Address::Ip(self.to), now);
-        match through.filter(|(_, to, _)| *to == Address::Ip(self.to)) {
-            Some((through, ..)) => Ok(Middle::Through(Box::new(through))),
+        let here = |goal: &Goal| goal.as_ref().is_some_and(|(to, _)| *to == Address::Ip(self.to));
+        match through.filter(|(_, goal)| here(goal)) {
+            Some((through, _)) => Ok(Middle::Through(Box::new(through))),
             None => Err(io::Error::other("the handlers lead elsewhere")),
         }
     }

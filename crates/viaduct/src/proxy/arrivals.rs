@@ -254,13 +254,26 @@ fn begin(
         Some(handlers) => Relay::of(handlers),
     };
     let meant = to.clone();
-    let (to, from, middle) = match (relay, handlers.unwrap_or_default()) {
-        (Some(relay), _) => (to, from, Middle::Relay(relay)),
+    let (goal, middle) = match (relay, handlers.unwrap_or_default()) {
+        (Some(relay), _) => (Some((to, from)), Middle::Relay(relay)),
         (None, handlers) => match Through::new(handlers, limits.chain_buffer, to, now) {
-            Some((through, to, bound)) => (to, bound.or(from), Middle::Through(Box::new(through))),
+            Some((through, goal)) => (goal, Middle::Through(Box::new(through))),
             None => return Err(io::Error::other("the handlers lead nowhere")),
         },
     };
+    let Some((to, bound)) = goal else {
+        let server = Leg::Elsewhere;
+        return Ok(Begun {
+            server,
+            middle,
+            undecided: None,
+            first: Vec::new(),
+            to: meant,
+            by,
+            rate,
+        });
+    };
+    let from = bound.or(from);
     if let Some(outlet) = outlet {
         let server = Leg::Session(outlet.open(to, source));
         return Ok(Begun {

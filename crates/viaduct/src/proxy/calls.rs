@@ -73,6 +73,11 @@ pub trait Program: Debug + Send {
     /// There is none.
     fn place(&mut self) -> io::Result<std::net::TcpStream>;
 
+    /// The same program, for one more flow of this client's; `None`: it takes one alone.
+    fn another(&self) -> Option<Box<dyn Program>> {
+        None
+    }
+
     /// Has `place` be connected to it, which takes the connection for the client's, now or soon.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use super::flow::{End, Flow, Moved};
 use super::orders::Limits;
 use super::target::{error_of, failure};
 use super::through::Stage;
-use super::worker::{SWEEP, Worker};
+use super::worker::{SWEEP, Worker, time};
 
 impl Worker {
     /// Does what can be done for a flow, one end of which is ready.
@@ -125,8 +125,9 @@ impl Worker {
         self.forget_held(key);
         self.calls.remove(&key);
         self.programs.remove(&key);
-        // What its handlers said last is still told.
+        // What its handlers said last is still told, to it and to other flows'.
         self.pass_events(key);
+        self.abandon(key, time());
         let Some(mut flow) = self.flows.remove(key) else { return };
         self.aware.forget(key, Some(flow.id));
         if flow.through().is_some() && !self.claims.is_empty() {

@@ -21,6 +21,8 @@ pub enum Leg {
     Tcp(TcpStream),
     /// A session of a tunnel.
     Session(Session),
+    /// None: the flow goes over another's connection. Nothing ever comes from here.
+    Elsewhere,
 }
 
 impl Leg {
@@ -28,7 +30,7 @@ impl Leg {
     pub fn tcp(&self) -> Option<&TcpStream> {
         match self {
             Leg::Tcp(stream) => Some(stream),
-            Leg::Session(_) => None,
+            Leg::Session(_) | Leg::Elsewhere => None,
         }
     }
 
@@ -40,6 +42,7 @@ impl Leg {
                 session.register(token);
                 Ok(())
             }
+            Leg::Elsewhere => Ok(()),
         }
     }
 
@@ -47,7 +50,7 @@ impl Leg {
     pub fn register_to_read(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         match self {
             Leg::Tcp(stream) => stream.register(registry, token, TO_READ),
-            Leg::Session(_) => self.register(registry, token),
+            Leg::Session(_) | Leg::Elsewhere => self.register(registry, token),
         }
     }
 
@@ -55,10 +58,7 @@ impl Leg {
     pub fn reregister(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         match self {
             Leg::Tcp(stream) => stream.reregister(registry, token, TO_READ | Interest::WRITABLE),
-            Leg::Session(session) => {
-                session.register(token);
-                Ok(())
-            }
+            Leg::Session(_) | Leg::Elsewhere => self.register(registry, token),
         }
     }
 
@@ -67,6 +67,7 @@ impl Leg {
         let stream = match self {
             Leg::Tcp(stream) => stream,
             Leg::Session(session) => return session.check_connected(),
+            Leg::Elsewhere => return Ok(false),
         };
         match stream.peer_addr() {
             Ok(_) => Ok(true),
@@ -83,6 +84,7 @@ impl Leg {
         match self {
             Leg::Tcp(stream) => unless_blocked(|| stream.read(into)),
             Leg::Session(session) => session.read(into),
+            Leg::Elsewhere => Ok(None),
         }
     }
 
@@ -91,6 +93,7 @@ impl Leg {
         match self {
             Leg::Tcp(stream) => unless_blocked(|| stream.write_vectored(pieces)),
             Leg::Session(session) => session.write(pieces),
+            Leg::Elsewhere => Ok(None),
         }
     }
 
@@ -99,6 +102,7 @@ impl Leg {
         let stream = match self {
             Leg::Tcp(stream) => stream,
             Leg::Session(session) => return session.shutdown(),
+            Leg::Elsewhere => return Ok(()),
         };
         match stream.shutdown(Shutdown::Write) {
             Err(error) if error.kind() != io::ErrorKind::NotConnected => Err(error),
@@ -111,6 +115,7 @@ impl Leg {
         match self {
             Leg::Tcp(stream) => drop(tcp::reset_on_close(&*stream)),
             Leg::Session(session) => session.reset(why),
+            Leg::Elsewhere => {}
         }
     }
 

@@ -4,17 +4,19 @@
 //!   Connect          one more wire of the flow
 //!   Claim, Release   a key by which accepted flows find the flow that they belong to
 //!   Give             an accepted flow says such a key: its connection goes over to that flow
+//!   Wake             the flow that such a key belongs to is driven on
+//!   Spawn            one more flow: without an application, or for the one that an accepted flow came for
 //! ```
 
 use std::io;
 use std::net::SocketAddr;
 
 use tracing::debug;
-use viaduct_proto::flow::{Address, BottomId, Failure};
+use viaduct_proto::flow::{Address, BottomId, Failure, Kin, Spawn};
 use viaduct_proto::time::Instant;
 
 use super::arrivals::dial;
-use super::flow::End;
+use super::flow::{End, Flow};
 use super::leg::Leg;
 use super::target::failure;
 use super::through::Want;
@@ -38,8 +40,64 @@ impl Worker {
                     }
                 }
                 Want::Give(name) => return self.give(key, &name, now),
+                Want::Wake(name) => self.wake(&name, now),
+                Want::Spawn(spawn) => self.spawn(key, &spawn, now),
             }
         }
+    }
+
+    /// Wakes the flow that has claimed `name`; it has its turn soon.
+    pub(super) fn wake(&mut self, name: &[u8], now: Instant) {
+        let Some(&owner) = self.claims.get(name) else { return };
+        if let Some(through) = self.flows.get(owner).and_then(Flow::through) {
+            through.wake(name, now);
+            self.again.push(owner);
+        }
+    }
+
+    /// Flow `key` is over: others may have to know.
+    pub(super) fn abandon(&mut self, key: usize, now: Instant) {
+        let Some(through) = self.flows.get(key).and_then(Flow::through) else { return };
+        for want in through.abandon(now) {
+            if let Want::Wake(name) = want {
+                self.wake(&name, now);
+            }
+        }
+    }
+
+    /// Makes a flow that the handlers of flow `key` want.
+    fn spawn(&mut self, key: usize, spawn: &Spawn, now: Instant) {
+        let source = self.flows.at(key).source();
+        let Some(through) = self.flows.at(key).through() else { return };
+        let made = through.spawned(spawn, now);
+        if spawn.kin == Kin::Accepted {
+            through.be_alone();
+        }
+        let program = self.programs.get(&key).and_then(|program| program.another());
+        // One for an application is for the same one.
+        let made = made.filter(|_| spawn.kin == Kin::Alone || program.is_some());
+        let flow = made.and_then(|(through, goal)| {
+            let network = match goal {
+                None => Leg::Elsewhere,
+                Some((to, from)) => dial(&to, from, self.options, &self.teller)
+                    .inspect_err(|error| debug!("a connection to be shared: {error}"))
+                    .ok()?,
+            };
+            Some(Flow::spawned(network, through, source, now))
+        });
+        let Some(new) = flow.and_then(|flow| self.flows.insert(flow)) else {
+            if let Some(through) = self.flows.at(key).through() {
+                through.unspawned(spawn, now);
+                self.again.push(key);
+            }
+            return;
+        };
+        if let (Kin::Accepted, Some(program)) = (spawn.kin, program) {
+            self.programs.insert(new, program);
+        }
+        // What it has claimed must be known before anything of it is used.
+        self.fulfil(new, now);
+        self.again.push(new);
     }
 
     fn connect_wire(&mut self, key: usize, id: BottomId, way: Way, now: Instant) {
@@ -73,8 +131,7 @@ impl Worker {
         };
         self.programs.remove(&key);
         self.aware.forget(key, None);
-        let Some((giver, main)) = self.flows.remove(key).and_then(super::flow::Flow::into_chain)
-        else {
+        let Some((giver, main)) = self.flows.remove(key).and_then(Flow::into_chain) else {
             return;
         };
         let Some(through) = self.flows.at(owner).through() else { return };

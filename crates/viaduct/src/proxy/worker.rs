@@ -276,6 +276,7 @@ fn readiness(event: &Event) -> (bool, bool) {
     )
 }
 
-fn time() -> Instant {
+/// What the clock says.
+pub(super) fn time() -> Instant {
     Instant::from_nanos(clock::now())
 }

@@ -50,7 +50,7 @@ struct Diverted {
 }
 
 /// A program that listens.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Listening {
     client: SocketAddr,
     own: SocketAddr,
@@ -303,6 +303,10 @@ impl Program for Listening {
     fn connect(&mut self, place: &TcpStream) -> io::Result<()> {
         self.inside.note(place.local_addr()?.port(), self.client, self.own)?;
         tcp::connect_bound(place, self.own)
+    }
+
+    fn another(&self) -> Option<Box<dyn Program>> {
+        Some(Box::new(self.clone()))
     }
 }
 

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use super::Shell;
-use crate::flow::{Action, Address, BottomId, Chain, Factory, Failure, Half, HandlerSpec};
+use crate::flow::{Action, Address, BottomId, Chain, Factory, Failure, Half, HandlerSpec, Spawn};
 use crate::keys::SecretKey;
 use crate::rng::Rng;
 use crate::time::{Duration, Instant};
@@ -58,6 +58,8 @@ pub(crate) struct Net {
     pub(crate) delay: Duration,
     /// Whether connections come about; otherwise they are not answered.
     pub(crate) is_up: bool,
+    /// Whether chains are made for those that want them.
+    pub(crate) spawns: bool,
     /// Most bytes in one piece.
     pub(crate) cut: usize,
     /// What the first bytes of each connection were, for those who play them again.
@@ -87,6 +89,7 @@ impl Net {
             connections: Vec::new(),
             delay: Duration::from_millis(5),
             is_up: true,
+            spawns: true,
             cut: usize::MAX,
             heard: Vec::new(),
             said: Vec::new(),
@@ -225,11 +228,28 @@ impl Net {
                 Action::Claim(key) => _ = self.claims[host].insert(key, chain),
                 Action::Release(key) => _ = self.claims[host].remove(&key),
                 Action::Give(key) => self.give(host, chain, &key),
+                Action::Wake(key) => {
+                    if let Some(&to) = self.claims[host].get(&key) {
+                        self.ends[host][to].chain.wake(&key, self.now);
+                    }
+                }
+                Action::Spawn(spawn) => self.spawn(host, chain, &spawn),
                 Action::Say(line) => self.said.push(line),
                 other => self.ends[host][chain].note(other),
             }
         }
         acted
+    }
+
+    fn spawn(&mut self, host: usize, parent: usize, spawn: &Spawn) {
+        let parent = &mut self.ends[host][parent].chain;
+        match self.spawns {
+            true => {
+                let chain = Chain::spawned(parent, spawn, self.now);
+                self.ends[host].push(End::new(chain, false));
+            }
+            false => parent.unspawned(spawn, self.now),
+        }
     }
 
     fn dial(&mut self, seat: Seat) {
@@ -326,7 +346,8 @@ impl Net {
         let moved = self.ends[host][to].chain.take(self.now, giver);
         let moved = moved.expect("a chain takes what it has claimed");
         for (old, new) in moved {
-            let (at, side) = self.at((host, from, old)).unwrap();
+            // A flow on a connection that is shared has none of its own.
+            let Some((at, side)) = self.at((host, from, old)) else { continue };
             self.connections[at].seats[side] = Some((host, to, new));
             self.ends[host][to].connected.push(new);
         }

@@ -2,6 +2,7 @@ mod compress;
 mod crypt;
 mod datagrams;
 mod migrate;
+mod mux;
 mod pairs;
 mod route;
 mod socks;

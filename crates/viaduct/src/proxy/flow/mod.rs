@@ -174,6 +174,14 @@ impl Flow {
         flow
     }
 
+    /// One that the handlers of another want; it goes over `network`.
+    pub fn spawned(network: Leg, through: Through, source: SocketAddr, now: Instant) -> Flow {
+        let mut flow = Flow::empty(source, now);
+        (flow.legs[1], flow.middle) = (Some(network), Middle::Through(Box::new(through)));
+        flow.ready(End::Server, true, true);
+        flow
+    }
+
     fn empty(source: SocketAddr, now: Instant) -> Flow {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Flow {

@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tracing::warn;
-use viaduct_proto::flow::{Action, Address, BottomId, Chain, Factory, Failure, Half};
+use viaduct_proto::flow::{Action, Address, BottomId, Chain, Factory, Failure, Half, Kin, Spawn};
 use viaduct_proto::time::Instant;
 
 use self::side::Side;
@@ -41,6 +41,8 @@ pub struct Through {
     wants: Vec<Want>,
     /// What its handlers have to say to the application (3.6).
     events: Vec<Vec<u8>>,
+    /// It serves other flows, and is over when its connections are.
+    alone: bool,
     /// Where connections that are still to be wanted shall begin.
     binds: Vec<(BottomId, SocketAddr)>,
 }
@@ -67,27 +69,73 @@ pub enum Want {
     Release(Vec<u8>),
     /// This flow's connections belong to the flow that has claimed the key.
     Give(Vec<u8>),
+    /// The flow that has claimed the key is to be driven on.
+    Wake(Vec<u8>),
+    /// One more flow of the same handlers.
+    Spawn(Spawn),
 }
+
+/// Where a flow's own connection is to go, and from where if its handlers say so; `None`: it goes over
+/// another flow's.
+pub type Goal = Option<(Address, Option<SocketAddr>)>;
 
 impl Through {
     /// A chain that is asked to go to `to`, each end of it holding `limit` bytes at most; and where
-    /// its handlers go instead, and from where if they say so. `None`: they go nowhere, or not at once.
+    /// its handlers go instead. `None`: they have nowhere to go.
     pub fn new(
         factories: Factories,
         limit: usize,
         to: Address,
         now: Instant,
-    ) -> Option<(Through, Address, Option<SocketAddr>)> {
+    ) -> Option<(Through, Goal)> {
         let mut through = Through::of(Chain::new(factories, limit, now))?;
         through.chain.connect(now, to);
         through.act();
-        let main = through.wires[0].id;
+        let goal = through.goal();
+        Some((through, goal))
+    }
+
+    /// One more chain of the same handlers, as they want it.
+    pub fn spawned(&self, spawn: &Spawn, now: Instant) -> Option<(Through, Goal)> {
+        let mut through = Through::of(Chain::spawned(&self.chain, spawn, now))?;
+        through.alone = spawn.kin == Kin::Alone;
+        through.act();
+        let goal = through.goal();
+        Some((through, goal))
+    }
+
+    /// It cannot be made.
+    pub fn unspawned(&mut self, spawn: &Spawn, now: Instant) {
+        self.chain.unspawned(spawn, now);
+    }
+
+    /// Where its own connection is to go.
+    fn goal(&mut self) -> Goal {
+        let main = self.wires[0].id;
         let is_main = |want: &Want| matches!(want, Want::Connect(id, ..) if *id == main);
-        let at = through.wants.iter().position(is_main)?;
-        match through.wants.remove(at) {
-            Want::Connect(_, to, from) => Some((through, to, from)),
+        let at = self.wants.iter().position(is_main)?;
+        match self.wants.remove(at) {
+            Want::Connect(_, to, from) => Some((to, from)),
             _ => None,
         }
+    }
+
+    /// Another flow's handlers have something for those that claimed `key` here.
+    pub fn wake(&mut self, key: &[u8], now: Instant) {
+        self.chain.wake(key, now);
+        self.act();
+    }
+
+    /// The flow is over; what its handlers still want of other flows.
+    pub fn abandon(&mut self, now: Instant) -> Vec<Want> {
+        self.chain.abandon(now);
+        self.act();
+        self.wants()
+    }
+
+    /// It has no application, and never will.
+    pub fn be_alone(&mut self) {
+        self.alone = true;
     }
 
     /// The chain of a connection that was accepted, `network`.
@@ -111,7 +159,8 @@ impl Through {
         let wires = vec![Wire::new(chain.bottom()?, None)];
         let (app, stage) = (Side::default(), Stage::Opening);
         let (wants, events, binds) = (Vec::new(), Vec::new(), Vec::new());
-        Some(Through { chain, app, wires, stage, finished: false, wants, events, binds })
+        let [finished, alone] = [false; 2];
+        Some(Through { chain, app, wires, stage, finished, wants, events, alone, binds })
     }
 
     /// How far it has come.
@@ -297,7 +346,7 @@ impl Through {
             self.act();
             self.end_directions(&mut app, &mut main)?;
             if from_app == 0 && from_network == 0 && written == 0 {
-                moved.done = self.app.shut && self.wires.iter().all(Wire::is_over);
+                moved.done = (self.alone || self.app.shut) && self.wires.iter().all(Wire::is_over);
                 return Ok(moved);
             }
             moved.bytes[0] += from_app;
@@ -347,6 +396,8 @@ impl Through {
                 Action::Claim(key) => self.wants.push(Want::Claim(key)),
                 Action::Release(key) => self.wants.push(Want::Release(key)),
                 Action::Give(key) => self.wants.push(Want::Give(key)),
+                Action::Wake(key) => self.wants.push(Want::Wake(key)),
+                Action::Spawn(spawn) => self.wants.push(Want::Spawn(spawn)),
                 Action::Close(id) => self.wire(id, |wire| wire.end = Some(Ending::Close)),
                 Action::Shutdown(id, Half::Write) => {
                     self.wire(id, |wire| wire.end = wire.end.or(Some(Ending::Shut)));

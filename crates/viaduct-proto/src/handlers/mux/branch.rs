@@ -1,0 +1,243 @@
+//! A flow on a shared connection.
+
+use bytes::Bytes;
+
+use super::End;
+use super::shared::{Line, Shared, Word};
+use crate::flow::{Address, Context, FIRST, Failure, Kin};
+use crate::handlers::early::Early;
+use crate::tunnel::SessionId;
+
+/// Bytes that are handed on at once, so that whoever takes them can say that it has enough.
+const TURN: usize = 64 << 10;
+
+/// A chain that holds a flow.
+pub(super) struct Branch {
+    number: u64,
+    trunk: u64,
+    /// What was written before there was a session.
+    early: Early,
+    /// The application knows that the flow is there.
+    risen: bool,
+    /// It takes no bytes now.
+    stopped: bool,
+    /// It writes no more; and it has closed the flow, and reads no more.
+    ended: bool,
+    closed: bool,
+    /// It knows that nothing follows.
+    finished: bool,
+    over: bool,
+}
+
+impl Branch {
+    fn new(number: u64, trunk: u64, risen: bool) -> Branch {
+        let early = Early::default();
+        let [stopped, ended, closed, finished, over] = [false; 5];
+        Branch { number, trunk, early, risen, stopped, ended, closed, finished, over }
+    }
+
+    /// One that connects: on the trunk that goes there, or on a new one.
+    pub(super) fn connecting(cx: &mut Context<'_>, shared: &mut Shared, to: Address) -> Branch {
+        let known = shared.line_to(&to);
+        let trunk = known.unwrap_or_else(|| shared.add_line(Some(to)));
+        let number = shared.add_branch(trunk, None);
+        cx.claim(&shared.key(&Word::Branch(number)));
+        if let Some(line) = shared.line(trunk) {
+            line.waiting.push(number);
+        }
+        match known {
+            Some(_) => cx.wake(&shared.key(&Word::Trunk(trunk))),
+            None => cx.spawn(Kin::Alone, &Word::Trunk(trunk).emit()),
+        }
+        Branch::new(number, trunk, false)
+    }
+
+    /// One that the other end has opened.
+    pub(super) fn accepted(cx: &mut Context<'_>, shared: &mut Shared, number: u64) -> Branch {
+        cx.claim(&shared.key(&Word::Branch(number)));
+        let mut trunk = 0;
+        if let Some((seat, line)) = shared.branch(number) {
+            trunk = seat.trunk;
+            seat.readable = true;
+            line.zip(seat.id).into_iter().for_each(|(line, id)| line.tunnel.accept(id));
+        }
+        cx.upstream().accepted();
+        let branch = Branch::new(number, trunk, true);
+        branch.again(cx, shared);
+        branch.stir(cx, shared);
+        branch
+    }
+
+    pub(super) fn trunk(&self) -> u64 {
+        self.trunk
+    }
+
+    pub(super) fn write(&mut self, cx: &mut Context<'_>, shared: &mut Shared, data: Bytes) -> bool {
+        if self.over || self.ended {
+            return false;
+        }
+        let Some((seat, Some(line))) = shared.branch(self.number) else { return false };
+        let Some(id) = seat.id else {
+            self.early.push(data);
+            return true;
+        };
+        let takes = data.is_empty() || line.tunnel.write(cx.now(), id, data);
+        if takes && !line.tunnel.may_write(id) {
+            cx.upstream().may_write(false);
+        }
+        self.stir(cx, shared);
+        takes
+    }
+
+    /// The application writes no more.
+    pub(super) fn end(&mut self, cx: &mut Context<'_>, shared: &mut Shared, end: End) {
+        self.ended = true;
+        self.closed |= end == End::Close;
+        let Some((seat, line)) = shared.branch(self.number) else { return };
+        match (seat.id, line) {
+            (Some(id), Some(line)) => line.tunnel.shutdown(id),
+            _ => self.early.end(end),
+        }
+        self.stir(cx, shared);
+        self.settle(cx, shared);
+    }
+
+    pub(super) fn may_avail(&mut self, cx: &mut Context<'_>, shared: &mut Shared, may: bool) {
+        self.stopped = !may;
+        if may {
+            self.settle(cx, shared);
+        }
+    }
+
+    /// Tells the application what there is to tell.
+    pub(super) fn settle(&mut self, cx: &mut Context<'_>, shared: &mut Shared) {
+        if self.over {
+            return;
+        }
+        self.say_early(cx, shared);
+        let Some((seat, line)) = shared.branch(self.number) else { return };
+        if let Some(why) = seat.failed {
+            shared.remove_branch(self.number);
+            return self.fail(cx, why);
+        }
+        let news = (seat.accepted, std::mem::take(&mut seat.writable), seat.finished);
+        let (accepted, writable, finished) = news;
+        if accepted && !std::mem::replace(&mut self.risen, true) {
+            cx.upstream().connected(Ok(()));
+        }
+        if writable {
+            cx.upstream().may_write(true);
+        }
+        if let (Some(id), Some(line)) = (seat.id, line) {
+            let readable = seat.readable;
+            match self.hand_on(cx, line, id, readable) {
+                Handed::None => {}
+                Handed::All => seat.readable = false,
+                Handed::Some => self.again(cx, shared),
+                Handed::Unwanted => return self.leave(cx, shared),
+            }
+        }
+        if finished && !std::mem::replace(&mut self.finished, true) {
+            cx.upstream().finished();
+        }
+        if self.finished && self.ended {
+            shared.remove_branch(self.number);
+            self.finish(cx);
+        }
+        self.stir(cx, shared);
+    }
+
+    /// Hands on what can be read.
+    fn hand_on(
+        &self,
+        cx: &mut Context<'_>,
+        line: &mut Line,
+        id: SessionId,
+        readable: bool,
+    ) -> Handed {
+        if !readable || !self.risen || self.stopped {
+            return Handed::None;
+        }
+        let mut handed = 0;
+        while handed < TURN {
+            let Some(data) = line.tunnel.read(id) else { return Handed::All };
+            handed += data.len();
+            line.tunnel.consumed(cx.now(), id, data.len());
+            // Who has closed the flow does not want it: as with a connection, once all of ours has gone.
+            let gone = || line.tunnel.session_stats(id).is_none_or(|session| session.queued == 0);
+            if self.closed && gone() {
+                return Handed::Unwanted;
+            }
+            if !self.closed {
+                // One who does not read any more may still write.
+                let _ = cx.upstream().avail(data);
+            }
+        }
+        Handed::Some
+    }
+
+    /// What was written before there was a session goes first.
+    fn say_early(&mut self, cx: &mut Context<'_>, shared: &mut Shared) {
+        let Some((seat, Some(line))) = shared.branch(self.number) else { return };
+        let Some(id) = seat.id else { return };
+        let (pieces, end) = self.early.take();
+        for piece in pieces {
+            line.tunnel.write(cx.now(), id, piece);
+        }
+        if end.is_some() {
+            line.tunnel.shutdown(id);
+        }
+    }
+
+    /// The flow broke, or never came about.
+    pub(super) fn fail(&mut self, cx: &mut Context<'_>, why: Failure) {
+        match self.risen {
+            true => cx.upstream().failed(why),
+            false => cx.upstream().connected(Err(why)),
+        }
+        self.finish(cx);
+    }
+
+    /// The flow is dropped, whatever still waits.
+    pub(super) fn leave(&mut self, cx: &mut Context<'_>, shared: &mut Shared) {
+        if self.over {
+            return;
+        }
+        if let Some((seat, Some(line))) = shared.branch(self.number)
+            && let Some(id) = seat.id
+        {
+            line.tunnel.reset(id, Failure::Reset);
+        }
+        shared.remove_branch(self.number);
+        self.stir(cx, shared);
+        self.finish(cx);
+    }
+
+    fn finish(&mut self, cx: &mut Context<'_>) {
+        self.over = true;
+        // It was never connected: this says that nothing more will come.
+        cx.output(FIRST).close();
+    }
+
+    /// Its trunk has something to send.
+    fn stir(&self, cx: &mut Context<'_>, shared: &Shared) {
+        cx.wake(&shared.key(&Word::Trunk(self.trunk)));
+    }
+
+    /// There is more to tell.
+    fn again(&self, cx: &mut Context<'_>, shared: &Shared) {
+        cx.wake(&shared.key(&Word::Branch(self.number)));
+    }
+}
+
+/// What was handed on.
+enum Handed {
+    /// Nothing, and nothing was asked for.
+    None,
+    /// All that there was.
+    All,
+    /// As much as is good at once.
+    Some,
+    /// Nobody wants it.
+    Unwanted,
+}

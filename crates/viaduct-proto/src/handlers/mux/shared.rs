@@ -1,0 +1,243 @@
+//! What a chain's flows share: the trunks, and the branches on each.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::flow::{Address, Failure};
+use crate::keys::Entropy;
+use crate::tunnel::{Event, SessionId, Settings, Tunnel};
+
+/// All of a factory's.
+pub(super) struct Shared {
+    settings: Settings,
+    /// Stands in all keys, which nobody else can guess.
+    secret: [u8; 16],
+    next: u64,
+    lines: BTreeMap<u64, Line>,
+    branches: BTreeMap<u64, Seat>,
+}
+
+/// A trunk's line: its connection, and what goes over it.
+pub(super) struct Line {
+    pub(super) tunnel: Tunnel,
+    pub(super) link: Option<u32>,
+    /// Where it goes; of one that was accepted, nowhere.
+    pub(super) to: Option<Address>,
+    pub(super) names: (Option<Address>, Option<Address>),
+    /// Which branch each session is.
+    sessions: BTreeMap<SessionId, u64>,
+    /// Branches that wait for the link.
+    pub(super) waiting: Vec<u64>,
+}
+
+/// A branch, as its trunk sees it: what it is to be told.
+#[derive(Debug, Default)]
+pub(super) struct Seat {
+    pub(super) trunk: u64,
+    pub(super) id: Option<SessionId>,
+    pub(super) accepted: bool,
+    pub(super) readable: bool,
+    pub(super) writable: bool,
+    pub(super) finished: bool,
+    pub(super) failed: Option<Failure>,
+}
+
+/// What a spawned chain is told: what it is, and its number.
+pub(super) enum Word {
+    Trunk(u64),
+    Branch(u64),
+}
+
+impl Word {
+    pub(super) fn emit(&self) -> Vec<u8> {
+        let (kind, number) = match self {
+            Word::Trunk(number) => (b't', number),
+            Word::Branch(number) => (b'b', number),
+        };
+        [&[kind][..], &number.to_be_bytes()].concat()
+    }
+
+    pub(super) fn parse(word: &[u8]) -> Option<Word> {
+        let (kind, number) = word.split_first()?;
+        let number = u64::from_be_bytes(number.try_into().ok()?);
+        match kind {
+            b't' => Some(Word::Trunk(number)),
+            b'b' => Some(Word::Branch(number)),
+            _ => None,
+        }
+    }
+}
+
+impl Shared {
+    pub(super) fn new(settings: Settings, entropy: &Entropy) -> Shared {
+        let mut secret = [0; 16];
+        entropy(&mut secret);
+        let (lines, branches) = (BTreeMap::new(), BTreeMap::new());
+        Shared { settings, secret, next: 1, lines, branches }
+    }
+
+    /// The key by which a part is woken.
+    pub(super) fn key(&self, word: &Word) -> Vec<u8> {
+        [&self.secret[..], &word.emit()].concat()
+    }
+
+    /// A new trunk's number.
+    pub(super) fn add_line(&mut self, to: Option<Address>) -> u64 {
+        let number = self.number();
+        // The number is told to the other end, the secret is not.
+        let tunnel = Tunnel::new(self.settings.clone(), number);
+        let (sessions, waiting, names) = (BTreeMap::new(), Vec::new(), (None, None));
+        self.lines.insert(number, Line { tunnel, link: None, to, names, sessions, waiting });
+        number
+    }
+
+    /// The trunk that goes there, if there is one.
+    pub(super) fn line_to(&self, to: &Address) -> Option<u64> {
+        let goes = |(_, line): &(&u64, &Line)| line.to.as_ref() == Some(to);
+        self.lines.iter().find(goes).map(|(number, _)| *number)
+    }
+
+    pub(super) fn line(&mut self, trunk: u64) -> Option<&mut Line> {
+        self.lines.get_mut(&trunk)
+    }
+
+    /// A trunk is gone; the branches that were on it, which are told why.
+    pub(super) fn remove_line(&mut self, trunk: u64, why: Failure) -> Vec<u64> {
+        self.lines.remove(&trunk);
+        let on_it = self.branches.iter_mut().filter(|(_, seat)| seat.trunk == trunk);
+        on_it
+            .map(|(branch, seat)| {
+                seat.failed.get_or_insert(why);
+                *branch
+            })
+            .collect()
+    }
+
+    /// A new branch on `trunk`; its number.
+    pub(super) fn add_branch(&mut self, trunk: u64, id: Option<SessionId>) -> u64 {
+        let number = self.number();
+        self.branches.insert(number, Seat { trunk, id, ..Seat::default() });
+        if let (Some(line), Some(id)) = (self.lines.get_mut(&trunk), id) {
+            line.sessions.insert(id, number);
+        }
+        number
+    }
+
+    /// A branch and its trunk's line, if that is still there.
+    pub(super) fn branch(&mut self, branch: u64) -> Option<(&mut Seat, Option<&mut Line>)> {
+        let seat = self.branches.get_mut(&branch)?;
+        let line = self.lines.get_mut(&seat.trunk);
+        Some((seat, line))
+    }
+
+    /// A branch is over.
+    pub(super) fn remove_branch(&mut self, branch: u64) {
+        let Some(seat) = self.branches.remove(&branch) else { return };
+        if let Some(line) = self.lines.get_mut(&seat.trunk) {
+            line.waiting.retain(|waits| *waits != branch);
+            seat.id.map(|id| line.sessions.remove(&id));
+        }
+    }
+
+    /// Whether nobody is on a trunk.
+    pub(super) fn is_idle(&self, trunk: u64) -> bool {
+        self.branches.values().all(|seat| seat.trunk != trunk)
+    }
+
+    /// Opens sessions for those that wait for `trunk`'s link; who has one now.
+    pub(super) fn open_waiting(&mut self, trunk: u64) -> Vec<u64> {
+        let Some(line) = self.lines.get_mut(&trunk) else { return Vec::new() };
+        let (Some(to), mut opened) = (line.to.clone(), Vec::new()) else { return Vec::new() };
+        while let Some(&branch) = line.waiting.first() {
+            let Some(id) = line.tunnel.open(to.clone(), None) else { break };
+            line.waiting.remove(0);
+            line.sessions.insert(id, branch);
+            if let Some(seat) = self.branches.get_mut(&branch) {
+                seat.id = Some(id);
+            }
+            opened.push(branch);
+        }
+        opened
+    }
+
+    /// Notes what a trunk's tunnel has to tell: the branches to be woken, and those to be made.
+    pub(super) fn listen(&mut self, trunk: u64) -> (Vec<u64>, Vec<u64>) {
+        let (mut woken, mut new) = (Vec::new(), Vec::new());
+        while let Some(event) = self.lines.get_mut(&trunk).and_then(|l| l.tunnel.poll_event()) {
+            let (id, note): (_, fn(&mut Seat)) = match event {
+                Event::Opened { id, .. } => {
+                    new.push(self.add_branch(trunk, Some(id)));
+                    continue;
+                }
+                Event::LinkUp(_) | Event::LinkDown(..) => {
+                    woken.extend(self.open_waiting(trunk));
+                    continue;
+                }
+                Event::Accepted(id) => (id, |seat| seat.accepted = true),
+                Event::Readable(id) => (id, |seat| seat.readable = true),
+                Event::Writable(id) => (id, |seat| seat.writable = true),
+                Event::Finished(id) => (id, |seat| seat.finished = true),
+                Event::Reset(id, why) => {
+                    self.note(trunk, id, &mut woken, |seat| seat.failed = Some(why));
+                    continue;
+                }
+            };
+            self.note(trunk, id, &mut woken, note);
+        }
+        (woken, new)
+    }
+
+    fn note(
+        &mut self,
+        trunk: u64,
+        id: SessionId,
+        woken: &mut Vec<u64>,
+        note: impl FnOnce(&mut Seat),
+    ) {
+        let branch = self.lines.get(&trunk).and_then(|line| line.sessions.get(&id)).copied();
+        if let Some((branch, seat)) = branch.and_then(|b| Some((b, self.branches.get_mut(&b)?))) {
+            note(seat);
+            if !woken.contains(&branch) {
+                woken.push(branch);
+            }
+        }
+    }
+
+    pub(super) fn names(&self, trunk: u64) -> (Option<Address>, Option<Address>) {
+        self.lines.get(&trunk).map(|line| line.names.clone()).unwrap_or_default()
+    }
+
+    /// All trunks, as people read them.
+    pub(super) fn trunks(&self) -> impl Iterator<Item = &Line> {
+        self.lines.values()
+    }
+
+    /// A trunk, as people read it.
+    pub(super) fn about(&self, trunk: u64) -> Option<String> {
+        self.lines.get(&trunk).map(Line::to_string)
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stats = self.tunnel.stats();
+        match (&self.to, &self.names.1) {
+            (Some(to), _) => write!(f, "to {to}: ")?,
+            (None, Some(peer)) => write!(f, "from {peer}: ")?,
+            (None, None) => {}
+        }
+        write!(
+            f,
+            "{} flows on one connection, {} so far, {} bytes sent, {} received",
+            stats.open,
+            stats.opened + stats.accepted,
+            stats.sent,
+            stats.received
+        )
+    }
+}

@@ -1,0 +1,198 @@
+//! The connection that flows share.
+
+use super::TICK;
+use super::shared::{Line, Shared, Word};
+use crate::flow::{Context, FIRST, Failure, Kin, Output};
+use crate::time::{Duration, Instant};
+use crate::tunnel::Carrier;
+use crate::tunnel::wire::peek_hello;
+
+/// How long a connection that nobody uses is kept for whoever comes next.
+const KEPT: Duration = Duration::from_millis(500);
+/// Bytes of frames that are made at once.
+const TURN: usize = 64 << 10;
+
+/// A chain that holds the connection.
+pub(super) struct Trunk {
+    number: u64,
+    output: Output,
+    /// What came before the first message was whole.
+    early: Vec<u8>,
+    /// It has served somebody.
+    served: bool,
+    /// Since when nobody is on it.
+    idle: Option<Instant>,
+    over: bool,
+}
+
+impl Trunk {
+    fn new(number: u64, output: Output) -> Trunk {
+        Trunk { number, output, early: Vec::new(), served: false, idle: None, over: false }
+    }
+
+    /// One that is spawned for a branch: it connects. `None`: nobody wants it any more.
+    pub(super) fn connecting(
+        cx: &mut Context<'_>,
+        shared: &mut Shared,
+        number: u64,
+    ) -> Option<Trunk> {
+        let to = shared.line(number)?.to.clone()?;
+        cx.claim(&shared.key(&Word::Trunk(number)));
+        cx.output(FIRST).connect(to);
+        Some(Trunk::new(number, FIRST))
+    }
+
+    /// One that was accepted.
+    pub(super) fn accepted(cx: &mut Context<'_>, shared: &mut Shared, output: Output) -> Trunk {
+        let number = shared.add_line(None);
+        cx.claim(&shared.key(&Word::Trunk(number)));
+        let mut trunk = Trunk::new(number, output);
+        trunk.learn_names(cx, shared);
+        trunk
+    }
+
+    fn learn_names(&mut self, cx: &mut Context<'_>, shared: &mut Shared) {
+        let names = (cx.output(self.output).getsockname(), cx.output(self.output).getpeername());
+        if let Some(line) = shared.line(self.number) {
+            line.names = names;
+        }
+    }
+
+    pub(super) fn connected(
+        &mut self,
+        cx: &mut Context<'_>,
+        shared: &mut Shared,
+        result: Result<(), Failure>,
+    ) {
+        if let Err(why) = result {
+            return self.broke(cx, shared, why);
+        }
+        self.learn_names(cx, shared);
+        if let Some(line) = shared.line(self.number) {
+            line.link = Some(line.tunnel.dial(cx.now(), Carrier::Stream));
+        }
+        self.settle(cx, shared);
+    }
+
+    /// Bytes came; false if it is of no use any more.
+    pub(super) fn hear(&mut self, cx: &mut Context<'_>, shared: &mut Shared, data: &[u8]) -> bool {
+        let Some(line) = shared.line(self.number) else { return false };
+        match line.link {
+            Some(link) => line.tunnel.handle_bytes(cx.now(), link, 0, data),
+            None => {
+                self.early.extend_from_slice(data);
+                let hello = match peek_hello(&self.early) {
+                    Ok(None) => return true,
+                    Ok(Some(hello)) => hello,
+                    Err(error) => {
+                        cx.say(format_args!("the other end does not speak this: {error}"));
+                        self.broke(cx, shared, Failure::Reset);
+                        return false;
+                    }
+                };
+                line.tunnel.accept_link(cx.now(), hello.link, Carrier::Stream);
+                line.link = Some(hello.link);
+                let early = std::mem::take(&mut self.early);
+                line.tunnel.handle_bytes(cx.now(), hello.link, 0, &early);
+            }
+        }
+        self.settle(cx, shared);
+        !self.over
+    }
+
+    pub(super) fn set_room(&mut self, cx: &mut Context<'_>, shared: &mut Shared, room: bool) {
+        if let Some((line, link)) = shared.line(self.number).and_then(|l| l.link.map(|at| (l, at)))
+        {
+            line.tunnel.set_room(link, room);
+        }
+        if room {
+            self.settle(cx, shared);
+        }
+    }
+
+    pub(super) fn timeout(&mut self, cx: &mut Context<'_>, shared: &mut Shared) {
+        if let Some(line) = shared.line(self.number) {
+            line.tunnel.handle_timeout(cx.now());
+        }
+        self.settle(cx, shared);
+    }
+
+    /// A branch cannot be made.
+    pub(super) fn refuse(&mut self, cx: &mut Context<'_>, shared: &mut Shared, branch: u64) {
+        if let Some((seat, Some(line))) = shared.branch(branch)
+            && let Some(id) = seat.id
+        {
+            line.tunnel.reset(id, Failure::Unreachable);
+        }
+        shared.remove_branch(branch);
+        self.settle(cx, shared);
+    }
+
+    /// Tells the branches what there is to tell, sends what there is to send, and sees when to come back.
+    pub(super) fn settle(&mut self, cx: &mut Context<'_>, shared: &mut Shared) {
+        if self.over {
+            return;
+        }
+        for branch in shared.open_waiting(self.number) {
+            cx.wake(&shared.key(&Word::Branch(branch)));
+        }
+        let (woken, new) = shared.listen(self.number);
+        for branch in new {
+            self.served = true;
+            cx.spawn(Kin::Accepted, &Word::Branch(branch).emit());
+        }
+        for branch in woken {
+            cx.wake(&shared.key(&Word::Branch(branch)));
+        }
+        let idle = shared.is_idle(self.number);
+        let Some(line) = shared.line(self.number) else { return };
+        let Some(link) = line.link else { return };
+        if !line.tunnel.links().any(|there| there == link) {
+            cx.say("the other end has broken the connection's protocol");
+            return self.broke(cx, shared, Failure::Reset);
+        }
+        self.send(cx, line);
+        // Who connects ends it.
+        let calls = line.to.is_some();
+        let next = line.tunnel.poll_timeout();
+        self.idle = (idle && calls).then(|| self.idle.unwrap_or(cx.now()));
+        match self.idle.map(|since| since + KEPT) {
+            Some(end) if cx.now() >= end => self.broke(cx, shared, Failure::Reset),
+            end => cx.set_timer(TICK, end.into_iter().chain(next).min()),
+        }
+    }
+
+    /// Sends what the output takes; it says by `may_write` when it has enough.
+    fn send(&mut self, cx: &mut Context<'_>, line: &mut Line) {
+        let mut frames = Vec::new();
+        while line.tunnel.poll_transmit(cx.now(), &mut frames).is_some() {
+            if frames.len() >= TURN {
+                let _ = cx.output(self.output).write(std::mem::take(&mut frames).into());
+                // Whether there is room for more shows when this has been taken.
+                cx.set_timer(TICK, Some(cx.now()));
+                return;
+            }
+        }
+        if !frames.is_empty() {
+            // One that takes no more is lost, and says so itself.
+            let _ = cx.output(self.output).write(frames.into());
+        }
+    }
+
+    /// The connection is gone, or of no use any more: so are the flows that are on it.
+    pub(super) fn broke(&mut self, cx: &mut Context<'_>, shared: &mut Shared, why: Failure) {
+        if std::mem::replace(&mut self.over, true) {
+            return;
+        }
+        // Of a connection that was accepted and brought nobody, an application may still wait to hear.
+        if !self.served && shared.line(self.number).is_some_and(|line| line.to.is_none()) {
+            cx.upstream().failed(why);
+        }
+        for branch in shared.remove_line(self.number, why) {
+            cx.wake(&shared.key(&Word::Branch(branch)));
+        }
+        cx.release(&shared.key(&Word::Trunk(self.number)));
+        cx.set_timer(TICK, None);
+        cx.output(self.output).close();
+    }
+}

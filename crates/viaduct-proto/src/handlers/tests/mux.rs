@@ -1,0 +1,139 @@
+use super::super::testing::{LIMIT, Net};
+use crate::flow::{Failure, Half};
+use crate::time::Duration;
+
+const FLOWS: usize = 5;
+
+/// So many flows, connected. The trunk is the second chain of host 0, and the first of host 1.
+fn joined(chain: &[&str]) -> Net {
+    let mut net = Net::new(chain, chain);
+    for _ in 0..FLOWS {
+        net.connect();
+        net.wait(Duration::from_millis(100));
+    }
+    for at in flows(0) {
+        assert_eq!(net.ends[0][at].answer, Some(Ok(())), "{:?}", net.said);
+    }
+    net
+}
+
+/// The chains of the flows at a host, in the order in which they were opened.
+fn flows(host: usize) -> impl Iterator<Item = usize> {
+    (0..=FLOWS).filter(move |&at| at != 1 - host)
+}
+
+fn live(net: &Net) -> usize {
+    net.connections.iter().filter(|c| c.seats.iter().all(Option::is_some)).count()
+}
+
+#[test]
+fn flows_to_one_place_share_a_connection_and_each_has_its_own_bytes() {
+    let mut net = joined(&["count", "mux", "crypt:key=1.key"]);
+    assert_eq!(net.connections.len(), 1);
+    let now = net.now;
+    for (n, (near, far)) in flows(0).zip(flows(1)).enumerate() {
+        net.ends[0][near].write(now, 100 * n + 1);
+        net.ends[1][far].write(now, 10_000 * n);
+        net.ends[0][near].chain.shutdown(now, Half::Write);
+    }
+    net.wait(Duration::from_secs(1));
+    for (n, (near, far)) in flows(0).zip(flows(1)).enumerate() {
+        let [near, far] = [&net.ends[0][near], &net.ends[1][far]];
+        assert_eq!((far.read.got, near.read.got), (100 * n + 1, 10_000 * n));
+        assert_eq!((far.finished, near.finished), (1, 0), "each direction ends by itself");
+    }
+    assert_eq!(net.connections.len(), 1);
+}
+
+#[test]
+fn a_connection_that_nobody_uses_is_closed_and_whoever_comes_sooner_has_it() {
+    let mut net = joined(&["mux"]);
+    let close = |net: &mut Net| {
+        let (now, mut all) = (net.now, net.ends.iter_mut().flatten());
+        all.by_ref().filter(|end| end.is_there || end.answer.is_some()).for_each(|end| {
+            end.chain.close(now);
+            end.is_there = false;
+        });
+    };
+    for _ in 0..2 {
+        close(&mut net);
+        net.wait(Duration::from_millis(100));
+        assert_eq!(live(&net), 1);
+        net.connect();
+        net.wait(Duration::from_millis(200));
+        assert_eq!((live(&net), net.connections.len()), (1, 1), "it is used again");
+    }
+    close(&mut net);
+    net.wait(Duration::from_secs(2));
+    assert_eq!(live(&net), 0);
+    let last = net.connect();
+    net.wait(Duration::from_millis(100));
+    assert_eq!((net.ends[0][last].answer, net.connections.len()), (Some(Ok(())), 2));
+}
+
+#[test]
+fn a_reader_that_has_stopped_holds_up_nobody_else_and_is_bounded() {
+    let mut net = joined(&["mux:buffer=64k"]);
+    let [slow, quick] = [flows(1).next().unwrap(), flows(1).last().unwrap()];
+    let [to_slow, to_quick] = [flows(0).next().unwrap(), flows(0).last().unwrap()];
+    net.ends[1][slow].takes = false;
+    for _ in 0..200 {
+        for at in [to_slow, to_quick] {
+            if net.ends[0][at].chain.may_write() {
+                let now = net.now;
+                net.ends[0][at].write(now, 4_000);
+            }
+        }
+        net.wait(Duration::from_millis(20));
+    }
+    assert_eq!(net.ends[1][quick].read.got, net.ends[0][to_quick].written.made);
+    assert!(net.ends[1][quick].read.got > 500_000, "{}", net.ends[1][quick].read.got);
+    assert!(net.ends[1][slow].chain.incoming().len() <= LIMIT + 64 * 1024);
+    assert!(!net.ends[0][to_slow].chain.may_write(), "its writer waits");
+    net.ends[1][slow].takes = true;
+    net.wait(Duration::from_secs(5));
+    assert_eq!(net.ends[1][slow].read.got, net.ends[0][to_slow].written.made);
+}
+
+#[test]
+fn when_the_connection_breaks_all_its_flows_do() {
+    let mut net = joined(&["mux"]);
+    net.cut_all(true);
+    net.wait(Duration::from_secs(1));
+    for (host, at) in flows(0).map(|at| (0, at)).chain(flows(1).map(|at| (1, at))) {
+        assert_eq!(net.ends[host][at].failed, [Failure::Reset], "{host} {at}");
+    }
+}
+
+#[test]
+fn a_flow_that_is_dropped_is_reset_alone() {
+    let mut net = joined(&["mux"]);
+    let [near, far] = [flows(0).next().unwrap(), flows(1).next().unwrap()];
+    let now = net.now;
+    net.ends[0][near].chain.abandon(now);
+    net.wait(Duration::from_secs(1));
+    assert_eq!(net.ends[1][far].failed, [Failure::Reset]);
+    assert!(flows(1).skip(1).all(|at| net.ends[1][at].failed.is_empty()));
+    assert_eq!(live(&net), 1);
+}
+
+#[test]
+fn a_place_that_cannot_be_reached_is_told_and_so_is_a_host_that_takes_no_more_flows() {
+    let mut net = Net::new(&["mux"], &["mux"]);
+    net.is_up = false;
+    net.connect();
+    net.connect();
+    net.wait(Duration::from_secs(1));
+    let (trunk, now) = (&mut net.ends[0][1].chain, net.now);
+    trunk.connected(now, trunk.bottom().unwrap(), Err(Failure::Refused));
+    net.settle();
+    for at in [0, 2] {
+        assert_eq!(net.ends[0][at].answer, Some(Err(Failure::Refused)), "{at}");
+    }
+    let mut net = joined(&["mux"]);
+    net.spawns = false;
+    let more = net.connect();
+    net.wait(Duration::from_secs(1));
+    assert_eq!(net.ends[0][more].answer, Some(Err(Failure::Unreachable)));
+    assert!(flows(0).all(|at| net.ends[0][at].failed.is_empty()), "the others go on");
+}
