@@ -32,6 +32,11 @@ pub trait Factory: Send + Sync {
         false
     }
 
+    /// Whether its flows go over each other's connections: one loop must have them all.
+    fn shares(&self) -> bool {
+        false
+    }
+
     /// What all its flows together have come to, for people: some lines, if there is something to say.
     fn state(&self) -> Option<String> {
         None

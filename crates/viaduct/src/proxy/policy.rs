@@ -91,8 +91,19 @@ impl Policies {
 
     /// Whether some flows go by hops.
     pub fn have_hops(&self) -> bool {
-        let plans = self.list.iter().map(|policy| &policy.plan);
-        plans.chain([&self.otherwise]).any(|plan| plan.by.hop().is_some())
+        self.plans().any(|plan| plan.by.hop().is_some())
+    }
+
+    /// Whether some go over each other's connections.
+    pub fn share(&self) -> bool {
+        self.plans()
+            .flat_map(|plan| &plan.handlers)
+            .flat_map(|all| all.iter())
+            .any(|of| of.shares())
+    }
+
+    fn plans(&self) -> impl Iterator<Item = &Plan> {
+        self.list.iter().map(|policy| &policy.plan).chain([&self.otherwise])
     }
 }
 

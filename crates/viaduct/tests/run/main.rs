@@ -5,6 +5,7 @@
 mod common;
 
 mod aware;
+mod mux;
 mod nested;
 mod sockets;
 
@@ -264,9 +265,17 @@ except ConnectionResetError: print('reset')
 #[test]
 fn handlers_are_listed_and_explained() {
     let list = text(&output(&["--list"]).stdout);
-    for name in
-        ["+count", "+shape", "+latency", "+crypt", "+compress", "+migrate", "+stripe", "+route"]
-    {
+    for name in [
+        "+count",
+        "+shape",
+        "+latency",
+        "+crypt",
+        "+compress",
+        "+migrate",
+        "+stripe",
+        "+route",
+        "+mux",
+    ] {
         assert!(list.contains(name), "{list}");
     }
     let crypt = text(&output(&["--help", "crypt"]).stdout);

@@ -85,6 +85,10 @@ impl Factory for MuxFactory {
         Box::new(Mux { shared: self.0.clone(), part: Part::Fresh })
     }
 
+    fn shares(&self) -> bool {
+        true
+    }
+
     fn state(&self) -> Option<String> {
         let shared = lock(&self.0);
         let mut text = String::new();

@@ -15,7 +15,7 @@ use viaduct_sys::tcp::LongHaul;
 use crate::proxy::file::PolicyTable;
 use crate::proxy::options::{Accept, Forwarding, Language, ProxyArgs};
 use crate::proxy::orders::Limits;
-use crate::proxy::policy::Far;
+use crate::proxy::policy::{Far, Policies};
 use crate::proxy::target::{Target, Terms, is_here};
 use crate::proxy::values::warn_of_readers;
 
@@ -158,7 +158,12 @@ pub(super) fn holds(args: &ProxyArgs, target: &Target) -> Result<bool> {
 }
 
 /// How many loops there are.
-pub(super) fn workers(args: &ProxyArgs, holds: bool, tunnels: bool) -> Result<u32> {
+pub(super) fn workers(
+    args: &ProxyArgs,
+    holds: bool,
+    tunnels: bool,
+    policies: &Policies,
+) -> Result<u32> {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let wanted = if args.workers == 0 { cores } else { usize::from(args.workers) };
     // What there is one of, or what one loop alone can say.
@@ -167,6 +172,7 @@ pub(super) fn workers(args: &ProxyArgs, holds: bool, tunnels: bool) -> Result<u3
         ("accept after-connect", holds),
         ("on-demand", args.on_demand),
         ("idle-exit", args.idle_exit.is_some()),
+        ("a handler whose flows share connections", policies.share()),
     ];
     match single.iter().find(|(_, is)| *is && wanted > 1) {
         Some((what, _)) => bail!("workers: {wanted} cannot be had with {what}, but 1 can"),

@@ -211,6 +211,8 @@ impl Settings {
         };
         let list = policies.iter().enumerate().map(policy).collect::<Result<_>>()?;
         let holds = holds(args, &target)?;
+        let policies = Policies { list, otherwise, far: far(args)? };
+        let workers = workers(args, holds, tunnelled, &policies)?;
         let waits = args.accept == Accept::AfterConnect;
         Ok(Settings {
             options: TcpOptions {
@@ -233,11 +235,11 @@ impl Settings {
             name,
             listen: args.listen.clone(),
             target,
-            policies: Policies { list, otherwise, far: far(args)? },
+            policies,
             tell: args.tell,
             agreeing: None,
             limits: limits(args)?,
-            workers: workers(args, holds, tunnelled)?,
+            workers,
             intercept: intercept(args, port)?,
             run_dir: args.run_dir.clone(),
             metrics: args.metrics,

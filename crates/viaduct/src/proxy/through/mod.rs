@@ -311,9 +311,10 @@ impl Through {
         self.chain.write(now, data.into());
     }
 
-    /// The earliest timer of its handlers.
+    /// When it is to be driven, whatever happens: at its handlers' earliest timer, and at once if they
+    /// want something.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.chain.poll_timeout()
+        if self.wants.is_empty() { self.chain.poll_timeout() } else { Some(Instant::ZERO) }
     }
 
     /// Moves what can move; `held` says which ends take nothing yet. `Err`: the application's end broke.
