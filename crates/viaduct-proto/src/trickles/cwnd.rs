@@ -1,0 +1,117 @@
+//! Reno's window in closed form: what a TCP sender's `cwnd` is after so many acknowledgements (2.5,
+//! Figure 5), in O(1), so that a server that remembers nothing can know it.
+
+/// Largest window, in packets: what two bytes of a continuation hold.
+pub const MOST_WINDOW: u32 = u16::MAX as u32;
+
+/// The two numbers that a loss-free piece of a connection begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reno {
+    /// The window at the beginning, in packets: 1 to [`MOST_WINDOW`].
+    pub start: u32,
+    /// Up to this window slow start goes on; above it is congestion avoidance.
+    pub ssthresh: u32,
+}
+
+impl Reno {
+    /// The window after `credits` acknowledgements, in packets; never falls as `credits` grow.
+    ///
+    /// Slow start adds one for each, up to `ssthresh`; then a window of w takes w of them to grow
+    /// by one. From s (the larger of start and ssthresh) the n-th step is complete after
+    /// s + (s + 1) + … + (s + n - 1) = n·s + n(n - 1)/2 credits, so after y of them
+    /// n = ⌊(1 - 2s + √((2s - 1)² + 8y)) / 2⌋. `docs/trickles.md` derives it.
+    pub fn after(self, credits: u64) -> u32 {
+        let start = u64::from(self.start.clamp(1, MOST_WINDOW));
+        let slow = u64::from(self.ssthresh.min(MOST_WINDOW)).saturating_sub(start);
+        if credits <= slow {
+            return clamp(start + credits);
+        }
+        // No window needs more than this to reach the largest.
+        let left = (credits - slow).min(1 << 33);
+        let odd = 2 * (start + slow) - 1;
+        let steps = ((odd * odd + 8 * left).isqrt() - odd) / 2;
+        clamp(start + slow + steps)
+    }
+}
+
+fn clamp(window: u64) -> u32 {
+    u32::try_from(window).unwrap_or(MOST_WINDOW).min(MOST_WINDOW)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Reno, one acknowledgement after the other.
+    struct Direct {
+        window: u32,
+        ssthresh: u32,
+        count: u32,
+    }
+
+    impl Direct {
+        fn new(reno: Reno) -> Self {
+            Direct { window: reno.start, ssthresh: reno.ssthresh, count: 0 }
+        }
+
+        fn acknowledge(&mut self) {
+            if self.window >= MOST_WINDOW {
+                return;
+            }
+            if self.window < self.ssthresh {
+                self.window += 1;
+                return;
+            }
+            self.count += 1;
+            if self.count == self.window {
+                (self.window, self.count) = (self.window + 1, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn small_ones_all() {
+        for start in 1..=24 {
+            for ssthresh in 0..=32 {
+                let reno = Reno { start, ssthresh };
+                let mut direct = Direct::new(reno);
+                for k in 0..=1_500 {
+                    assert_eq!(reno.after(k), direct.window, "{reno:?} after {k}");
+                    direct.acknowledge();
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_largest_window_is_where_it_ends() {
+        let reno = Reno { start: MOST_WINDOW - 1, ssthresh: 0 };
+        assert_eq!(reno.after(u64::from(MOST_WINDOW) - 2), MOST_WINDOW - 1);
+        assert_eq!(reno.after(u64::from(MOST_WINDOW) - 1), MOST_WINDOW);
+        for credits in [1 << 34, u64::MAX] {
+            assert_eq!(reno.after(credits), MOST_WINDOW);
+            assert_eq!(Reno { start: 1, ssthresh: 2 }.after(credits), MOST_WINDOW);
+            assert_eq!(Reno { start: 1, ssthresh: u32::MAX }.after(credits), MOST_WINDOW);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        /// Any start and threshold, at every k up to a random one below a million.
+        #[test]
+        fn equals_the_direct_simulation(
+            start in prop_oneof![1..64u32, 1..=MOST_WINDOW],
+            ssthresh in prop_oneof![0..256u32, 0..=2 * MOST_WINDOW],
+            most in 1..=1_000_000u64,
+        ) {
+            let reno = Reno { start, ssthresh };
+            let mut direct = Direct::new(reno);
+            for k in 0..=most {
+                prop_assert_eq!(reno.after(k), direct.window, "after {}", k);
+                direct.acknowledge();
+            }
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! A piece of a connection between two losses: which packets stand for an acknowledgement, and how
+//! far a sender has sent after each.
+
+use super::cwnd::Reno;
+
+/// So many packets at the beginning of a piece are acknowledged one by one; then every second is.
+///
+/// An even number, so that a window of two packets or more always holds one that asks for more.
+pub const QUICK: u64 = 8;
+
+/// How acknowledgements are made and counted in a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Acks {
+    /// Whether, after the first [`QUICK`] packets, one request answers for two packets.
+    pub delayed: bool,
+    /// Whether the window grows with each request (RFC 2581), instead of with each packet that
+    /// a request answers for (RFC 3465 with L = 2, as kernels of today do).
+    pub by_request: bool,
+}
+
+/// A piece of a connection in which no packet before the present was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Number of its first packet (the paper's TCPBase); 1 or more.
+    pub base: u64,
+    /// The window it began with (startCwnd), in packets: 1 to 65535.
+    pub start: u16,
+    /// Where slow start ends, in packets.
+    pub ssthresh: u16,
+    /// How its packets are acknowledged.
+    pub acks: Acks,
+}
+
+impl Piece {
+    /// Whether packet `number`, of this piece, carries a continuation: a *point*. The others are
+    /// the first of a pair, answered for by the request of the second.
+    pub fn is_point(&self, number: u64) -> bool {
+        let offset = number.saturating_sub(self.base);
+        !self.acks.delayed || offset < QUICK || (offset - QUICK) % 2 == 1
+    }
+
+    /// The last point that is not above `number`; the number before the piece, if there is none.
+    pub fn point_at(&self, number: u64) -> u64 {
+        let none = self.base - 1;
+        if number <= none || self.is_point(number) { number.max(none) } else { number - 1 }
+    }
+
+    /// The last point below the point `number`: what was acknowledged before it.
+    pub fn point_before(&self, number: u64) -> u64 {
+        self.point_at(number.max(self.base) - 1)
+    }
+
+    /// How many points there are in the piece up to and with `number`.
+    pub fn points_to(&self, number: u64) -> u64 {
+        let count = (number + 1).saturating_sub(self.base);
+        if !self.acks.delayed || count <= QUICK { count } else { QUICK + (count - QUICK) / 2 }
+    }
+
+    /// Reno's window, in packets, when all up to `number` is acknowledged (TCPCwnd(k)).
+    pub fn window(&self, number: u64) -> u64 {
+        let point = self.point_at(number);
+        let credits = if self.acks.by_request {
+            self.points_to(point)
+        } else {
+            (point + 1).saturating_sub(self.base)
+        };
+        let reno = Reno { start: self.start.into(), ssthresh: self.ssthresh.into() };
+        reno.after(credits).into()
+    }
+
+    /// The last packet that is sent when all up to `number` is acknowledged: a window beyond it.
+    pub fn sent(&self, number: u64) -> u64 {
+        self.point_at(number) + self.window(number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pieces() -> impl Iterator<Item = Piece> {
+        let flags = [(false, false), (true, false), (true, true)];
+        flags.into_iter().flat_map(|(delayed, by_request)| {
+            let acks = Acks { delayed, by_request };
+            [(1, 8), (2, 2), (10, 40)].map(|(start, ssthresh)| Piece {
+                base: 5,
+                start,
+                ssthresh,
+                acks,
+            })
+        })
+    }
+
+    #[test]
+    fn every_packet_is_sent_once_and_in_order() {
+        for piece in pieces() {
+            let mut sent = piece.base - 1 + u64::from(piece.start);
+            let mut before = piece.base - 1;
+            for point in (piece.base..2_000).filter(|&n| piece.is_point(n)) {
+                assert_eq!(piece.point_before(point), before);
+                assert_eq!(piece.sent(before), sent);
+                let more = piece.sent(point) - sent;
+                assert!((1..=4).contains(&more), "{piece:?}: {point} sends {more}");
+                (sent, before) = (piece.sent(point), point);
+            }
+        }
+    }
+
+    #[test]
+    fn a_window_of_two_always_holds_a_point() {
+        for piece in pieces() {
+            for first in piece.base..100 {
+                assert!(piece.is_point(first) || piece.is_point(first + 1));
+            }
+            let counted = (piece.base..=99).filter(|&n| piece.is_point(n)).count() as u64;
+            assert_eq!(piece.points_to(99), counted);
+        }
+    }
+
+    #[test]
+    fn points_are_found_from_either_side() {
+        let acks = Acks { delayed: true, by_request: false };
+        let piece = Piece { base: 1, start: 4, ssthresh: 8, acks };
+        assert_eq!([8, 9, 10, 11, 12].map(|n| piece.point_at(n)), [8, 8, 10, 10, 12]);
+        assert_eq!([1, 8, 10, 12].map(|n| piece.point_before(n)), [0, 7, 8, 10]);
+        assert_eq!(piece.point_at(0), 0);
+    }
+}

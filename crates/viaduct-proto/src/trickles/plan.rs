@@ -1,0 +1,262 @@
+//! What a request is answered with: how many packets, with which numbers (2.3 and 2.5).
+//!
+//! A pure function of what the request carries, so the server decides with it, and the client
+//! foresees the decision with it, byte ranges and all.
+//!
+//! ```text
+//!              f: the first loss                       L: the last packet sent before it was known
+//!   ··· ─ P ─┬─ x ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─┬─ ─ ─ ─ ─ ┤
+//!            │        terminated            │ survivors │      cw = C(P) packets from P to L
+//!            └──────────────── cw ──────────┴── newCwnd ┘      newCwnd = cw / 2
+//!                                                   │
+//!                    q of the survivors brings ─────┴──▶ packet q + newCwnd of the next piece
+//! ```
+//!
+//! Each request answers for the packets since the request before it that can have reached the
+//! server, so that every lost packet is answered for by exactly one request: that which follows
+//! its run of losses.
+
+use super::piece::Piece;
+
+/// Most lost packets that one request may have retransmitted, whatever the settings say.
+pub const MOST_BURST: usize = 32;
+
+/// Packets that were lost, one after the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Run {
+    /// Number of the first.
+    pub first: u64,
+    /// How many; 1 or more.
+    pub count: u32,
+}
+
+impl Run {
+    /// Number of the last.
+    pub fn last(self) -> u64 {
+        self.first + u64::from(self.count) - 1
+    }
+
+    fn holds(self, number: u64) -> bool {
+        (self.first..=self.last()).contains(&number)
+    }
+}
+
+/// Packet numbers one after the other, maybe none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    /// The first.
+    pub first: u64,
+    /// One beyond the last.
+    pub end: u64,
+}
+
+impl Span {
+    /// From `first` to below `end`; none if that is not above it.
+    pub fn new(first: u64, end: u64) -> Self {
+        Span { first, end: end.max(first) }
+    }
+
+    /// The numbers.
+    pub fn numbers(self) -> std::ops::Range<u64> {
+        self.first..self.end
+    }
+
+    /// How many.
+    pub fn count(self) -> u64 {
+        self.end - self.first
+    }
+}
+
+/// Lost packets to be sent again, at most [`MOST_BURST`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Again {
+    numbers: [u64; MOST_BURST],
+    count: usize,
+}
+
+impl Again {
+    /// Their numbers, ascending.
+    pub fn numbers(&self) -> &[u64] {
+        &self.numbers[..self.count]
+    }
+
+    fn push(&mut self, number: u64) {
+        self.numbers[self.count] = number;
+        self.count += 1;
+    }
+}
+
+/// What one request is answered with, in the order of sending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The piece that the new packets belong to.
+    pub piece: Piece,
+    /// Lost packets that are sent again, under the second key.
+    pub again: Again,
+    /// New packets whose continuations go as a group, without data (condition (b)).
+    pub grouped: Span,
+    /// New packets with data: one continues the trickle, more split it, none terminates it.
+    pub fresh: Span,
+}
+
+impl Plan {
+    fn nothing(piece: Piece) -> Self {
+        Plan { piece, again: Again::default(), grouped: Span::default(), fresh: Span::default() }
+    }
+
+    /// Whether the trickle is terminated without a word.
+    pub fn is_nothing(&self) -> bool {
+        self.again.count == 0 && self.grouped.count() == 0 && self.fresh.count() == 0
+    }
+}
+
+/// A request that no client makes that follows the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Inconsistent {
+    /// It reports a loss, but stands for a packet that was only sent if there was none.
+    #[error(
+        "packet {number} was not sent if {first} was lost: a later proof must hold the earlier"
+    )]
+    BeyondLoss {
+        /// The request's.
+        number: u64,
+        /// The first loss that it reports.
+        first: u64,
+    },
+    /// More is reported lost than was in flight.
+    #[error("{lost} of at most {most} packets are reported lost at the end of a piece")]
+    Tail {
+        /// As reported.
+        lost: u64,
+        /// As many as there can be.
+        most: u64,
+    },
+}
+
+/// The first window of a piece, all at once: after a timeout, or the echo of a ticket.
+pub fn begin(piece: Piece) -> Plan {
+    Plan {
+        fresh: Span::new(piece.base, piece.base + u64::from(piece.start)),
+        ..Plan::nothing(piece)
+    }
+}
+
+/// What request `number` of `piece` is answered with, if all of the piece up to it has arrived but
+/// `gaps` (ascending, apart, below `number`). Up to `burst` packets are sent again (burstLimit).
+///
+/// # Errors
+/// [`Inconsistent::BeyondLoss`].
+pub fn step(piece: Piece, number: u64, gaps: &[Run], burst: usize) -> Result<Plan, Inconsistent> {
+    let Some(first) = gaps.first().map(|gap| gap.first) else {
+        let before = piece.point_before(number);
+        let fresh = Span::new(piece.sent(before) + 1, piece.sent(number) + 1);
+        return Ok(Plan { fresh, ..Plan::nothing(piece) });
+    };
+    let (last, survivors) = loss_of(piece, first);
+    if number > last {
+        return Err(Inconsistent::BeyondLoss { number, first });
+    }
+    let next = after_recovery(piece, last, survivors);
+    let before = previous_request(piece, number, first, gaps);
+    let own = own_packets(piece, number, gaps);
+    let slot = |q: u64| q.max(last - survivors + 1) + survivors;
+    Ok(Plan {
+        piece: next,
+        again: retransmissions(piece, number, gaps, burst.min(MOST_BURST)),
+        grouped: Span::new(slot(before + 1), slot(own)),
+        fresh: Span::new(slot(own), slot(number + 1)),
+    })
+}
+
+/// The last packet that is sent when `first` is found lost, and how many trickles survive.
+fn loss_of(piece: Piece, first: u64) -> (u64, u64) {
+    let flight = piece.window(first - 1);
+    (piece.sent(first - 1), (flight / 2).max(2).min(flight))
+}
+
+/// The piece that begins with the survivors: TCPBase at the recovery point, and ssthresh =
+/// startCwnd = newCwnd.
+fn after_recovery(piece: Piece, last: u64, survivors: u64) -> Piece {
+    let window = u16::try_from(survivors).unwrap_or(u16::MAX);
+    Piece { base: last + 1, start: window, ssthresh: window, acks: piece.acks }
+}
+
+/// The number of the request before `number` that can have reached the server.
+fn previous_request(piece: Piece, number: u64, first: u64, gaps: &[Run]) -> u64 {
+    let acknowledged = piece.point_at(first - 1);
+    let mut before = piece.point_before(number);
+    for gap in gaps.iter().rev() {
+        if gap.holds(before) {
+            before = piece.point_at(gap.first - 1);
+        }
+    }
+    before.max(acknowledged)
+}
+
+/// The first of the packets that the request itself stands for and that have arrived.
+fn own_packets(piece: Piece, number: u64, gaps: &[Run]) -> u64 {
+    let first = piece.point_before(number) + 1;
+    if gaps.last().is_some_and(|gap| gap.holds(first)) { number } else { first }
+}
+
+/// The lost packets that request `number` has sent again. Those of a run longer than `burst` wait
+/// for the requests behind it: which of them are still to be sent, each can tell from its proof.
+fn retransmissions(piece: Piece, number: u64, gaps: &[Run], burst: usize) -> Again {
+    let burst = burst as u64;
+    let (mut lost, mut waiting, mut now) = (0, 0, 0);
+    for (i, gap) in gaps.iter().enumerate() {
+        lost += u64::from(gap.count);
+        waiting += u64::from(gap.count);
+        let until = gaps.get(i + 1).map_or(number, |next| next.first - 1);
+        let requests = piece.points_to(until) - piece.points_to(gap.last());
+        // The last request of the last stretch is the present one.
+        let earlier = if until == number { requests.saturating_sub(1) } else { requests };
+        waiting -= waiting.min(earlier.saturating_mul(burst));
+        now = waiting.min(burst);
+    }
+    let mut skip = lost - waiting;
+    let mut again = Again::default();
+    for gap in gaps {
+        let passed = skip.min(gap.count.into());
+        skip -= passed;
+        for n in gap.first + passed..=gap.last() {
+            if again.count as u64 == now {
+                return again;
+            }
+            again.push(n);
+        }
+    }
+    again
+}
+
+/// What is lost at the end of a piece, reported by the first request of the next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tail {
+    /// Lost packets, the last of the piece before.
+    pub lost: u32,
+    /// Packets at its end that no request has answered for, the lost ones among them.
+    pub unanswered: u32,
+}
+
+/// What `tail` is answered with, in a request of the packet `number` of `piece`, which began with
+/// survivors.
+///
+/// # Errors
+/// [`Inconsistent::Tail`].
+pub fn tail(piece: Piece, number: u64, tail: Tail, burst: usize) -> Result<Plan, Inconsistent> {
+    let (lost, unanswered) = (u64::from(tail.lost), u64::from(tail.unanswered));
+    let survivors = u64::from(piece.start);
+    // The request that brought packet `number` has reached the server, and all before it.
+    let most = (piece.base + survivors).saturating_sub(number + 1);
+    if lost > unanswered || unanswered > most {
+        return Err(Inconsistent::Tail { lost: lost.max(unanswered), most });
+    }
+    let mut again = Again::default();
+    let first = piece.base - lost;
+    (first..piece.base).take(burst.min(MOST_BURST)).for_each(|n| again.push(n));
+    let end = piece.base + survivors;
+    Ok(Plan { again, grouped: Span::new(end - unanswered, end), ..Plan::nothing(piece) })
+}
+
+#[cfg(test)]
+mod tests;

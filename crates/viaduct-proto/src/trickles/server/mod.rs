@@ -1,0 +1,144 @@
+//! The server: a function of (request, address, secrets, now), and the replay window.
+//!
+//! ```text
+//!   message ─▶ parse ─▶ code ─▶ age ─▶ seen? ─▶ proof ─▶ plan ─▶ Answer: up to n permits
+//!                 └────────┴──────┴───────┴────────┴──▶ Refusal, counted     │
+//!                                      application: user continuation ─▶ bytes ─▶ messages
+//! ```
+//!
+//! Nothing is kept of a client between two requests but what the replay window holds, whose size
+//! is fixed. A permit is the right to send one packet; what is not filled leaves without data, for
+//! its continuation is what the client goes on with.
+
+mod answer;
+mod refusal;
+mod work;
+
+use std::net::SocketAddr;
+
+use super::continuation::Continuation;
+use super::keys::KeyRing;
+use super::piece::Acks;
+use super::replay::Replay;
+use super::wire::{Kind, Request};
+use crate::time::{Duration, Instant};
+
+pub use answer::{Answer, Event, Permit};
+pub use refusal::{Refusal, Stats};
+use work::{Item, blank};
+
+/// What a server decides by. Replicas share it, as they share the secrets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Window after the client has echoed a ticket, in packets: 1 or more.
+    pub initial_window: u16,
+    /// Window after a timeout (the paper's InitialCwnd; TCP's loss window), in packets: 1 or more.
+    pub loss_window: u16,
+    /// Where the first slow start ends, in packets.
+    pub ssthresh: u16,
+    /// Most lost packets that one request has sent again (burstLimit): 1 to
+    /// [`MOST_BURST`](super::plan::MOST_BURST).
+    pub burst_limit: u8,
+    /// How packets are acknowledged.
+    pub acks: Acks,
+    /// Longest message of a response, in bytes; a client may ask for less.
+    pub message: u16,
+}
+
+impl Default for Settings {
+    /// As kernels of today: ten packets at first, one after a timeout, growth by packets.
+    fn default() -> Self {
+        Settings {
+            initial_window: 10,
+            loss_window: 1,
+            ssthresh: u16::MAX,
+            burst_limit: 8,
+            acks: Acks { delayed: true, by_request: false },
+            message: 1_400,
+        }
+    }
+}
+
+/// Shortest longest message that a client may ask for, in bytes.
+pub const LEAST_MESSAGE: u16 = 512;
+/// A second attempt to restart is answered when the continuation is twice as old as this; each
+/// further one after twice the time.
+const LEAST_AGE: Duration = Duration::from_millis(50);
+/// Numbers that a restart leaves free: more than can be in flight.
+const APART: u64 = 1 << 20;
+
+/// A stateless server. See the [module](self).
+#[derive(Debug)]
+pub struct Server {
+    settings: Settings,
+    ring: KeyRing,
+    replay: Replay,
+    stats: Stats,
+    work: Vec<Item>,
+    templates: [Continuation; 2],
+}
+
+impl Server {
+    /// A server that has answered nothing yet.
+    pub fn new(settings: Settings, ring: KeyRing, replay: Replay) -> Self {
+        let templates = [blank(&settings); 2];
+        Server { settings, ring, replay, stats: Stats::default(), work: Vec::new(), templates }
+    }
+
+    /// The secrets, to rotate them.
+    pub fn ring_mut(&mut self) -> &mut KeyRing {
+        &mut self.ring
+    }
+
+    /// The counters so far.
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// The replay window, for its counters.
+    pub fn replay(&self) -> &Replay {
+        &self.replay
+    }
+
+    /// A request arrived from `from`. `now` is the server's clock, which its replicas share to
+    /// within [`SKEW`](super::replay::SKEW).
+    ///
+    /// # Errors
+    /// [`Refusal`], which is counted; the client is not answered.
+    pub fn handle<'m>(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        message: &'m [u8],
+    ) -> Result<Answer<'_, 'm>, Refusal> {
+        self.work.clear();
+        match self.decide(now, from, message) {
+            Ok((event, request)) => {
+                self.stats.answered += 1;
+                self.stats.permits += self.work.len() as u64;
+                Ok(Answer::new(&self.ring, &self.work, &self.templates, event, request))
+            }
+            Err(refusal) => {
+                self.stats.count(&refusal);
+                Err(refusal)
+            }
+        }
+    }
+
+    fn decide<'m>(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        message: &'m [u8],
+    ) -> Result<(Event, Request<'m>), Refusal> {
+        let request = Request::parse(message)?;
+        let event = match request.kind {
+            Kind::Open { token, message } => self.open(now, from, token, message, request.len)?,
+            Kind::Step(returned) => self.step(now, from, &returned, request.len)?,
+            Kind::Restart { attempt, returned } => {
+                self.restart(now, from, attempt, &returned, request.len)?
+            }
+        };
+        Ok((event, request))
+    }
+}

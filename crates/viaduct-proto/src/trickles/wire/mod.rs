@@ -1,0 +1,37 @@
+//! The messages, and all their numbers. Everything is big endian; *number* is of variable length,
+//! seven bits a byte.
+//!
+//! ```text
+//!  request   kind 1 | count 4 | …
+//!    1 open      token 8 | longest message 2 | padding               | asks | data
+//!    2 step      continuation | ending | proof                       | asks | data
+//!    3 restart   attempt 1 | continuation | ending | proof | padding | asks | data
+//!    padding     zeros, a number before them
+//!    ending      flags 1: 1 tail, 2 repaired | tail: lost, unanswered: numbers | sum of repairs 8
+//!    asks        groups, a number | each: user continuation, a number before it
+//!                                       | asks, a number | each: position, length: numbers
+//!
+//!  response  kind 1 | tag 4 | generation 2 | number 8 | nonce 8 | …
+//!    1 ticket    continuation | payload
+//!    2 fresh     continuation | payload
+//!    3 half      payload                       the first of a pair
+//!    4 again     payload
+//!    5 group     entries 1 | body of a continuation | each: nonce 8 | code 16, if it is a point
+//!    payload     position 8 | flags 1 | user continuation, a number before it | data
+//! ```
+//!
+//! [`request`] and [`response`] are the only places that read any of this, but for the
+//! [continuation](super::continuation) and the [proof](super::proof).
+
+pub mod request;
+pub mod response;
+
+pub use request::{Ask, Groups, Kind, Request};
+pub use response::{Form, Payload, Response};
+
+/// Longest user continuation, in bytes.
+pub const MOST_USER: usize = 1_024;
+/// Most asks in a request.
+pub const MOST_ASKS: usize = 64;
+/// Most attempts to restart with one continuation.
+pub const MOST_ATTEMPTS: u8 = 12;

@@ -1,0 +1,269 @@
+//! What a client sends.
+
+use super::{MOST_ASKS, MOST_ATTEMPTS, MOST_USER};
+use crate::trickles::bytes::{Reader, put_counted, put_varint};
+use crate::trickles::continuation::Continuation;
+use crate::trickles::plan::Tail;
+use crate::trickles::proof::Proof;
+
+const OPEN: u8 = 1;
+const STEP: u8 = 2;
+const RESTART: u8 = 3;
+
+const TAIL: u8 = 1;
+const REPAIRED: u8 = 2;
+
+/// A request, as it came.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// What it is.
+    pub kind: Kind<'a>,
+    /// How many requests the client has sent before it; wraps.
+    pub count: u32,
+    /// Which bytes the client asks for.
+    pub groups: Groups<'a>,
+    /// What it has to say to the application.
+    pub data: &'a [u8],
+    /// Bytes of the whole message.
+    pub len: usize,
+}
+
+/// What a request is.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind<'a> {
+    /// The first of a connection.
+    Open {
+        /// Chosen by the client; its lower half comes back in every response.
+        token: u64,
+        /// Longest message that the client can receive, in bytes.
+        message: u16,
+    },
+    /// A trickle goes on.
+    Step(Returned<'a>),
+    /// The client heard nothing for too long, or was silent itself: it begins anew.
+    Restart {
+        /// How often it has tried with this continuation, from 1 to [`MOST_ATTEMPTS`].
+        attempt: u8,
+        /// What it returns.
+        returned: Returned<'a>,
+    },
+}
+
+/// A continuation that comes back, and what the client knows beside it.
+#[derive(Clone, Copy, Debug)]
+pub struct Returned<'a> {
+    /// The transport continuation's bytes, not yet checked.
+    pub continuation: &'a [u8],
+    /// What was lost at the end of the piece before.
+    pub tail: Option<Tail>,
+    /// The nonces of all repairs that the continuation waits for, xored together.
+    pub repaired: Option<u64>,
+    /// Which packets of the piece have arrived.
+    pub proof: Proof<'a>,
+}
+
+/// A byte range that a client asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// Its place in the stream.
+    pub position: u64,
+    /// Its length, in bytes.
+    pub length: u32,
+}
+
+/// These bytes are no request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the message is no request: it ends early, or a field is out of range")]
+pub struct NoRequest;
+
+impl<'a> Request<'a> {
+    /// Reads a request.
+    ///
+    /// # Errors
+    /// [`NoRequest`].
+    pub fn parse(message: &'a [u8]) -> Result<Self, NoRequest> {
+        read(message).ok_or(NoRequest)
+    }
+
+    /// How many requests the client has sent before the one in `message`, for the packet layer.
+    pub fn count_of(message: &[u8]) -> Option<u32> {
+        Some(u32::from_be_bytes(*message.get(1..)?.first_chunk()?))
+    }
+}
+
+fn read(message: &[u8]) -> Option<Request<'_>> {
+    let mut reader = Reader(message);
+    let (kind, count) = (reader.u8()?, reader.u32()?);
+    let kind = match kind {
+        OPEN => Kind::Open { token: reader.u64()?, message: reader.u16()? },
+        STEP => Kind::Step(returned(&mut reader)?),
+        RESTART => {
+            let attempt = reader.u8().filter(|attempt| (1..=MOST_ATTEMPTS).contains(attempt))?;
+            Kind::Restart { attempt, returned: returned(&mut reader)? }
+        }
+        _ => return None,
+    };
+    if !matches!(kind, Kind::Step(_)) {
+        let _padding = reader.counted()?;
+    }
+    let groups = Groups::read(&mut reader)?;
+    Some(Request { kind, count, groups, data: reader.0, len: message.len() })
+}
+
+fn returned<'a>(reader: &mut Reader<'a>) -> Option<Returned<'a>> {
+    let (_, len) = Continuation::peek(reader.0).ok()?;
+    let continuation = reader.take(len)?;
+    let flags = reader.u8()?;
+    if flags & !(TAIL | REPAIRED) != 0 {
+        return None;
+    }
+    let tail = if flags & TAIL != 0 { Some(tail(reader)?) } else { None };
+    let repaired = if flags & REPAIRED != 0 { Some(reader.u64()?) } else { None };
+    Some(Returned { continuation, tail, repaired, proof: Proof::read(reader)? })
+}
+
+fn tail(reader: &mut Reader) -> Option<Tail> {
+    let [lost, unanswered] = [reader.varint()?, reader.varint()?];
+    Some(Tail { lost: lost.try_into().ok()?, unanswered: unanswered.try_into().ok()? })
+}
+
+/// Asks under their user continuations; an iterator over (user continuation, ask).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Groups<'a> {
+    bytes: &'a [u8],
+    groups: u64,
+    user: &'a [u8],
+    asks: u64,
+}
+
+impl<'a> Groups<'a> {
+    /// Takes groups off `reader`, and checks that all of them can be read.
+    fn read(reader: &mut Reader<'a>) -> Option<Self> {
+        let groups = reader.varint()?;
+        let bytes = reader.0;
+        let mut total = 0;
+        for _ in 0..groups {
+            let user = reader.counted()?;
+            let asks = reader.varint()?;
+            total += asks;
+            if user.len() > MOST_USER || asks == 0 || total > MOST_ASKS as u64 {
+                return None;
+            }
+            for _ in 0..asks {
+                let (position, length) = (reader.varint()?, reader.varint()?);
+                position.checked_add(length).filter(|_| length <= u32::MAX.into())?;
+            }
+        }
+        Some(Groups { bytes, groups, user: &[], asks: 0 })
+    }
+}
+
+impl<'a> Iterator for Groups<'a> {
+    type Item = (&'a [u8], Ask);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let mut reader = Reader(self.bytes);
+        if self.asks == 0 {
+            self.groups = self.groups.checked_sub(1)?;
+            self.user = reader.counted()?;
+            self.asks = reader.varint()?;
+        }
+        self.asks -= 1;
+        let (position, length) = (reader.varint()?, reader.varint()?);
+        self.bytes = reader.0;
+        Some((self.user, Ask { position, length: length.try_into().ok()? }))
+    }
+}
+
+/// Begins the message of a first request.
+pub fn emit_open(count: u32, token: u64, message: u16, out: &mut Vec<u8>) {
+    out.push(OPEN);
+    out.extend_from_slice(&count.to_be_bytes());
+    out.extend_from_slice(&token.to_be_bytes());
+    out.extend_from_slice(&message.to_be_bytes());
+}
+
+/// Begins the message of a later one: a restart if `attempt` is not 0. `proof` is one as
+/// [`emit`](crate::trickles::proof::emit) makes it.
+pub fn emit_returned(
+    count: u32,
+    attempt: u8,
+    continuation: &[u8],
+    tail: Option<Tail>,
+    repaired: Option<u64>,
+    proof: &[u8],
+    out: &mut Vec<u8>,
+) {
+    out.push(if attempt == 0 { STEP } else { RESTART });
+    out.extend_from_slice(&count.to_be_bytes());
+    if attempt > 0 {
+        out.push(attempt);
+    }
+    out.extend_from_slice(continuation);
+    let flag = |is: bool, flag: u8| if is { flag } else { 0 };
+    out.push(flag(tail.is_some(), TAIL) | flag(repaired.is_some(), REPAIRED));
+    if let Some(tail) = tail {
+        put_varint(out, tail.lost.into());
+        put_varint(out, tail.unanswered.into());
+    }
+    if let Some(sum) = repaired {
+        out.extend_from_slice(&sum.to_be_bytes());
+    }
+    out.extend_from_slice(proof);
+}
+
+/// Appends padding, which a first request and a restart have before their asks.
+pub fn emit_padding(padding: usize, out: &mut Vec<u8>) {
+    put_varint(out, padding as u64);
+    out.resize(out.len() + padding, 0);
+}
+
+/// Appends groups of asks, each with its user continuation.
+pub fn emit_groups<'a>(
+    groups: impl ExactSizeIterator<Item = (&'a [u8], &'a [Ask])>,
+    out: &mut Vec<u8>,
+) {
+    put_varint(out, groups.len() as u64);
+    for (user, asks) in groups {
+        put_counted(out, user);
+        put_varint(out, asks.len() as u64);
+        for ask in asks {
+            put_varint(out, ask.position);
+            put_varint(out, ask.length.into());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trickles::continuation::tests::sample;
+    use crate::trickles::keys::KeyRing;
+    use crate::trickles::proof::{self, Range};
+
+    #[test]
+    fn a_request_comes_back() {
+        let ring = KeyRing::new(1, &[1; 32]);
+        let (mut continuation, mut proof, mut message) = (Vec::new(), Vec::new(), Vec::new());
+        sample(1).emit(ring.newest(), &mut continuation);
+        proof::emit(1_000, &[Range { first: 1_000, last: 1_007, sum: 5 }], &mut proof);
+        let tail = Some(Tail { lost: 1, unanswered: 2 });
+        emit_returned(7, 2, &continuation, tail, Some(9), &proof, &mut message);
+        emit_padding(30, &mut message);
+        let asks = [Ask { position: 1 << 40, length: 1_000 }, Ask { position: 3, length: 0 }];
+        let groups = [(&b"a"[..], &asks[..]), (&b""[..], &asks[..1])];
+        emit_groups(groups.into_iter(), &mut message);
+        message.extend_from_slice(b"data");
+
+        let request = Request::parse(&message).unwrap();
+        assert_eq!((request.count, Request::count_of(&message)), (7, Some(7)));
+        assert_eq!(request.data, b"data");
+        let read: Vec<_> = request.groups.collect();
+        assert_eq!(read, [(&b"a"[..], asks[0]), (&b"a"[..], asks[1]), (&b""[..], asks[0])]);
+        let Kind::Restart { attempt: 2, returned } = request.kind else { panic!("{request:?}") };
+        assert_eq!((returned.tail, returned.repaired), (tail, Some(9)));
+        assert_eq!(returned.continuation, continuation);
+        // Cut anywhere before the data it is none.
+        assert!((0..message.len() - 4).all(|len| Request::parse(&message[..len]).is_err()));
+    }
+}

@@ -1,0 +1,286 @@
+//! What a server sends.
+
+use super::MOST_USER;
+use crate::trickles::bytes::{Reader, put_counted};
+use crate::trickles::continuation::{Continuation, renumber};
+use crate::trickles::keys::{Keys, MAC};
+
+const TICKET: u8 = 1;
+const FRESH: u8 = 2;
+const HALF: u8 = 3;
+const AGAIN: u8 = 4;
+const GROUP: u8 = 5;
+
+/// Bytes before what depends on the form.
+pub const HEAD: usize = 23;
+/// Bytes of a payload before its user continuation and data, their length among them.
+pub const PAYLOAD_HEAD: usize = 8 + 1 + 2;
+/// Most packets in a group.
+pub const MOST_GROUP: u64 = 32;
+
+/// A response, as it came.
+#[derive(Clone, Copy, Debug)]
+pub struct Response<'a> {
+    /// What the client chose.
+    pub tag: u32,
+    /// Of which generation it is.
+    pub generation: u16,
+    /// The packet's number; of a group, that of the first.
+    pub number: u64,
+    /// The packet's nonce.
+    pub nonce: u64,
+    /// What it is.
+    pub form: Form<'a>,
+    /// What the application has put into it; empty in a group.
+    pub payload: Payload<'a>,
+}
+
+/// What a response is.
+#[derive(Clone, Copy, Debug)]
+pub enum Form<'a> {
+    /// To be echoed before more comes.
+    Ticket(&'a [u8]),
+    /// A packet that carries a continuation.
+    Fresh(&'a [u8]),
+    /// The first of a pair: the request of the second answers for it.
+    Half,
+    /// A lost packet's number once more.
+    Again,
+    /// Packets without data.
+    Group(Group<'a>),
+}
+
+/// What an application sends in one packet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Payload<'a> {
+    /// Where the data stand in the stream.
+    pub position: u64,
+    /// The application's own.
+    pub flags: u8,
+    /// A user continuation, sealed; maybe empty.
+    pub user: &'a [u8],
+    /// The data.
+    pub data: &'a [u8],
+}
+
+/// Packets whose continuations came without data, after each other.
+#[derive(Clone, Copy, Debug)]
+pub struct Group<'a> {
+    body: &'a [u8],
+    first: Continuation,
+    entries: &'a [u8],
+    count: u8,
+}
+
+/// These bytes are no response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the message is no response: it ends early, or a field is out of range")]
+pub struct NoResponse;
+
+impl<'a> Response<'a> {
+    /// Reads a response.
+    ///
+    /// # Errors
+    /// [`NoResponse`].
+    pub fn parse(message: &'a [u8]) -> Result<Self, NoResponse> {
+        read(message).ok_or(NoResponse)
+    }
+
+    /// Where the data of the response in `message` stand in the stream, for the packet layer; None
+    /// for a group, which has none.
+    pub fn position_of(message: &[u8]) -> Option<u64> {
+        let response = Response::parse(message).ok()?;
+        (!matches!(response.form, Form::Group(_))).then_some(response.payload.position)
+    }
+}
+
+fn read(message: &[u8]) -> Option<Response<'_>> {
+    let mut reader = Reader(message);
+    let kind = reader.u8()?;
+    let (tag, generation) = (reader.u32()?, reader.u16()?);
+    let (number, nonce) = (reader.u64()?, reader.u64()?);
+    let form = match kind {
+        TICKET => Form::Ticket(continuation(&mut reader)?),
+        FRESH => Form::Fresh(continuation(&mut reader)?),
+        HALF => Form::Half,
+        AGAIN => Form::Again,
+        GROUP => Form::Group(group(&mut reader)?),
+        _ => return None,
+    };
+    let payload = match form {
+        Form::Group(_) if reader.0.is_empty() => Payload::default(),
+        Form::Group(_) => return None,
+        _ => payload(&mut reader)?,
+    };
+    (number < 1 << 63).then_some(Response { tag, generation, number, nonce, form, payload })
+}
+
+fn continuation<'a>(reader: &mut Reader<'a>) -> Option<&'a [u8]> {
+    let (_, len) = Continuation::peek(reader.0).ok()?;
+    reader.take(len)
+}
+
+fn payload<'a>(reader: &mut Reader<'a>) -> Option<Payload<'a>> {
+    let (position, flags) = (reader.u64()?, reader.u8()?);
+    let user = reader.counted().filter(|user| user.len() <= MOST_USER)?;
+    position.checked_add(reader.0.len() as u64)?;
+    Some(Payload { position, flags, user, data: reader.0 })
+}
+
+fn group<'a>(reader: &mut Reader<'a>) -> Option<Group<'a>> {
+    let count = reader.u8()?;
+    // The code stands with each entry: what follows the body is at least as long as one.
+    let (first, len) = Continuation::peek(reader.0).ok()?;
+    let body = reader.take(len - MAC)?;
+    let group = Group { body, first, entries: reader.0, count };
+    let points = group.numbers().filter(|&n| first.piece.is_point(n)).count();
+    let _entries = reader.take(usize::from(count) * 8 + points * MAC)?;
+    (1..=MOST_GROUP).contains(&count.into()).then_some(group)
+}
+
+impl<'a> Group<'a> {
+    /// The continuation of its first packet; the others differ in the number.
+    pub fn first(&self) -> &Continuation {
+        &self.first
+    }
+
+    fn numbers(&self) -> std::ops::Range<u64> {
+        self.first.number..self.first.number + u64::from(self.count)
+    }
+
+    /// Number, nonce and, of points, the continuation's bytes, of each packet in turn.
+    pub fn packets(self) -> impl Iterator<Item = (u64, u64, Option<Vec<u8>>)> + 'a {
+        let mut entries = Reader(self.entries);
+        self.numbers().map_while(move |number| {
+            let nonce = entries.u64()?;
+            if !self.first.piece.is_point(number) {
+                return Some((number, nonce, None));
+            }
+            let mut bytes = self.body.to_vec();
+            renumber(&mut bytes, u32::try_from(number - self.first.piece.base).ok()?);
+            bytes.extend_from_slice(entries.take(MAC)?);
+            Some((number, nonce, Some(bytes)))
+        })
+    }
+}
+
+/// The head of a response.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::trickles) struct Head {
+    pub(in crate::trickles) tag: u32,
+    pub(in crate::trickles) generation: u16,
+    pub(in crate::trickles) number: u64,
+    pub(in crate::trickles) nonce: u64,
+}
+
+/// What follows the head.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::trickles) enum Body<'c> {
+    Ticket(&'c Continuation),
+    Fresh(&'c Continuation),
+    Half,
+    Again,
+}
+
+/// Bytes of a response of this form without its user continuation and data.
+pub(in crate::trickles) fn overhead(continuation: Option<usize>) -> usize {
+    HEAD + continuation.unwrap_or(0) + PAYLOAD_HEAD
+}
+
+/// Appends a response that has a payload.
+pub(in crate::trickles) fn emit(
+    keys: &Keys,
+    head: Head,
+    body: Body,
+    payload: &Payload,
+    out: &mut Vec<u8>,
+) {
+    let (kind, continuation) = match body {
+        Body::Ticket(continuation) => (TICKET, Some(continuation)),
+        Body::Fresh(continuation) => (FRESH, Some(continuation)),
+        Body::Half => (HALF, None),
+        Body::Again => (AGAIN, None),
+    };
+    emit_head(kind, head, out);
+    if let Some(continuation) = continuation {
+        continuation.emit(keys, out);
+    }
+    out.extend_from_slice(&payload.position.to_be_bytes());
+    out.push(payload.flags);
+    put_counted(out, payload.user);
+    out.extend_from_slice(payload.data);
+}
+
+/// Appends a group of the packets from `first` on, whose nonces are `nonces` (at most
+/// [`MOST_GROUP`]).
+pub(in crate::trickles) fn emit_group(
+    keys: &Keys,
+    head: Head,
+    first: &Continuation,
+    nonces: &[u64],
+    out: &mut Vec<u8>,
+) {
+    emit_head(GROUP, head, out);
+    out.push(nonces.len() as u8);
+    let start = out.len();
+    first.emit_body(keys, out);
+    let mut body = out[start..].to_vec();
+    for (number, nonce) in (first.number..).zip(nonces) {
+        out.extend_from_slice(&nonce.to_be_bytes());
+        if first.piece.is_point(number) {
+            renumber(&mut body, (number - first.piece.base) as u32);
+            out.extend_from_slice(&keys.transport(&body));
+        }
+    }
+}
+
+fn emit_head(kind: u8, head: Head, out: &mut Vec<u8>) {
+    out.push(kind);
+    out.extend_from_slice(&head.tag.to_be_bytes());
+    out.extend_from_slice(&head.generation.to_be_bytes());
+    out.extend_from_slice(&head.number.to_be_bytes());
+    out.extend_from_slice(&head.nonce.to_be_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trickles::continuation::tests::sample;
+    use crate::trickles::keys::KeyRing;
+
+    const HEADER: Head = Head { tag: 7, generation: 3, number: 1_007, nonce: 99 };
+
+    #[test]
+    fn a_response_comes_back() {
+        let ring = KeyRing::new(1, &[1; 32]);
+        let payload = Payload { position: 1 << 40, flags: 3, user: b"user", data: b"data" };
+        let mut message = Vec::new();
+        emit(ring.newest(), HEADER, Body::Fresh(&sample(1)), &payload, &mut message);
+        let response = Response::parse(&message).unwrap();
+        assert_eq!((response.tag, response.generation, response.number), (7, 3, 1_007));
+        assert_eq!(response.payload, payload);
+        assert_eq!(Response::position_of(&message), Some(1 << 40));
+        let Form::Fresh(bytes) = response.form else { panic!("{response:?}") };
+        assert_eq!(Continuation::open(&ring, bytes), Ok(sample(1)));
+        assert!((0..message.len() - 4).all(|len| Response::parse(&message[..len]).is_err()));
+    }
+
+    #[test]
+    fn a_group_is_the_continuations_one_by_one() {
+        let ring = KeyRing::new(1, &[1; 32]);
+        let mut message = Vec::new();
+        let nonces: Vec<u64> = (0..9).collect();
+        emit_group(ring.newest(), HEADER, &sample(2), &nonces, &mut message);
+        let Form::Group(group) = Response::parse(&message).unwrap().form else { panic!() };
+        let packets: Vec<_> = group.packets().collect();
+        assert_eq!(packets.len(), 9);
+        for (i, (number, nonce, bytes)) in packets.into_iter().enumerate() {
+            assert_eq!((number, nonce), (1_007 + i as u64, i as u64));
+            let expected = sample(2).piece.is_point(number);
+            assert_eq!(bytes.is_some(), expected);
+            let opened = bytes.map(|bytes| Continuation::open(&ring, &bytes));
+            let original = Continuation { number, ..sample(2) };
+            assert_eq!(opened, expected.then_some(Ok(original)));
+        }
+    }
+}
