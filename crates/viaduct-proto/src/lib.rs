@@ -31,6 +31,7 @@ pub mod rng;
 pub mod sim;
 pub mod split;
 pub mod time;
+pub mod trickles;
 pub mod tunnel;
 pub mod wire;
 pub mod wrap;
