@@ -50,7 +50,7 @@ impl SendReport {
         self.too_long + self.no_buffer + self.refused + self.other
     }
 
-    fn count(&mut self, error: Option<i32>, datagrams: u64) {
+    pub(crate) fn count(&mut self, error: Option<i32>, datagrams: u64) {
         *match error {
             Some(libc::EMSGSIZE) => &mut self.too_long,
             Some(libc::ENOBUFS | libc::ENOMEM | libc::EAGAIN) => &mut self.no_buffer,
@@ -269,13 +269,13 @@ fn run(datagrams: &[(SocketAddr, &[u8])]) -> usize {
 }
 
 /// An address as the kernel reads it.
-struct Name {
-    storage: libc::sockaddr_storage,
-    length: libc::socklen_t,
+pub(crate) struct Name {
+    pub(crate) storage: libc::sockaddr_storage,
+    pub(crate) length: libc::socklen_t,
 }
 
 impl Name {
-    fn new(address: SocketAddr) -> Name {
+    pub(crate) fn new(address: SocketAddr) -> Name {
         // SAFETY: all zeros is a `sockaddr_storage`.
         let mut storage: libc::sockaddr_storage = unsafe { mem::zeroed() };
         let length = match address {
@@ -307,7 +307,7 @@ impl Name {
 }
 
 /// The address that the kernel has written.
-fn address(from: &libc::sockaddr_storage) -> Option<SocketAddr> {
+pub(crate) fn address(from: &libc::sockaddr_storage) -> Option<SocketAddr> {
     match c_int::from(from.ss_family) {
         libc::AF_INET => {
             // SAFETY: the storage is large enough and aligned for every kind of address, and the
