@@ -75,7 +75,25 @@ impl UdpBatch {
     /// # Errors
     /// The kernel's: the address is in use, or not this machine's.
     pub fn bind(address: SocketAddr) -> io::Result<UdpBatch> {
-        let socket = UdpSocket::bind(address)?;
+        UdpBatch::new(UdpSocket::bind(address)?, address)
+    }
+
+    /// As [`UdpBatch::bind`], but `[::]` is IPv6 alone, so that `0.0.0.0` may be bound beside it.
+    ///
+    /// # Errors
+    /// As [`UdpBatch::bind`]'s.
+    pub fn bind_one_family(address: SocketAddr) -> io::Result<UdpBatch> {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let socket = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        if address.is_ipv6() {
+            sockopt::set_ipv6_v6only(&socket, true)?;
+        }
+        bind(&socket, &address)?;
+        UdpBatch::new(socket.into(), address)
+    }
+
+    fn new(socket: UdpSocket, address: SocketAddr) -> io::Result<UdpBatch> {
         socket.set_nonblocking(true)?;
         let fd = socket.as_fd();
         if address.is_ipv6() {

@@ -127,6 +127,12 @@ impl Numbers {
         true
     }
 
+    /// Whether a plain TCP's answer with this acknowledgement number can be one to our SYN, of which it
+    /// may have taken the message for data, or not.
+    pub fn answers_syn(&self, ack: u32) -> bool {
+        !self.open && ack.wrapping_sub(self.first.wrapping_add(1)) <= u32::from(u16::MAX)
+    }
+
     fn kind(&self) -> Kind {
         if self.open { Kind::Data } else { Kind::Syn }
     }

@@ -25,6 +25,7 @@
 
 pub mod client;
 pub mod mark;
+pub mod opening;
 pub mod path;
 pub mod server;
 pub mod stats;
@@ -41,6 +42,7 @@ mod tests;
 
 pub use client::Numbers;
 pub use mark::{Mark, Role};
+pub use opening::{Opening, Ways};
 pub use path::PathMtu;
 pub use server::Return;
 
