@@ -1,6 +1,7 @@
 //! Trickles' packets through a router that masquerades and is strict, beside plain TCP on the same port.
 #![allow(clippy::unwrap_used)] // a test may panic
 
+mod controls;
 mod speed;
 mod world;
 
@@ -19,6 +20,7 @@ const MB: u32 = 1 << 20;
 #[test]
 fn strict_conntrack_and_masquerading_pass_every_packet_beyond_four_gigabytes() {
     let Some(world) = World::new("strict") else { return };
+    world.coalesce();
     let server = world.serve();
     let mut client = world.client(TCP, "client");
     for (ip, router) in SERVERS.into_iter().zip(ROUTER) {

@@ -100,6 +100,17 @@ impl World {
         Some(World { client, router, server, run_dir })
     }
 
+    /// Has both hosts join what they receive to longer packets wherever they can (GRO): it waits for
+    /// more, and what is sent to them comes in packets as they are on the wire.
+    pub(crate) fn coalesce(&self) {
+        sh(&self.router, "ethtool -K west tso off; ethtool -K east tso off");
+        for node in [&self.client, &self.server] {
+            let wait = "echo 200000 > /sys/class/net/eth0/gro_flush_timeout";
+            // The mounted sysfs shows the devices of the namespace that it was mounted in.
+            sh(node, &format!("unshare --mount sh -ec 'mount -t sysfs sysfs /sys; {wait}'"));
+        }
+    }
+
     /// A counter of the router's.
     pub(crate) fn count(&self, name: &str) -> u64 {
         let text = sh(&self.router, &format!("nft list counter inet fw {name}"));
