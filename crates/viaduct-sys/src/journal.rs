@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use crate::claim::Claim;
 use crate::hold::Hold;
 use crate::intercept::Intercept;
+use crate::keep_out::KeepOut;
 use crate::nft::{MssClamp, NftError};
 use crate::offload::{OffloadError, OffloadState};
 use crate::route::{RouteError, RouteMtu};
@@ -130,6 +131,7 @@ enum Change {
     Mss(MssClamp),
     Intercept(Intercept),
     Hold(Hold),
+    KeepOut(KeepOut),
     Sysctl(Sysctl),
 }
 
@@ -237,6 +239,16 @@ impl Changes {
         hold.check()?;
         self.claim(&hold.instance)?;
         self.make(&Change::Hold(hold))
+    }
+
+    /// Keeps marked packets from this machine's TCP.
+    ///
+    /// # Errors
+    /// As [`Changes::claim`]'s and [`KeepOut::apply`]'s; nothing is left changed.
+    pub fn keep_out(&mut self, keep_out: KeepOut) -> Result<(), JournalError> {
+        keep_out.check()?;
+        self.claim(&keep_out.instance)?;
+        self.make(&Change::KeepOut(keep_out))
     }
 
     /// Has new connections pass by what [`Changes::intercept`] has led somewhere; those that have begun
@@ -370,6 +382,7 @@ impl Change {
         match self {
             Change::Intercept(intercept) => Some(&intercept.instance),
             Change::Hold(hold) => Some(&hold.instance),
+            Change::KeepOut(keep_out) => Some(&keep_out.instance),
             _ => None,
         }
     }
@@ -380,6 +393,7 @@ impl Change {
             Change::Mss(clamp) => clamp.is_there()?,
             Change::Intercept(intercept) => intercept.is_there()?,
             Change::Hold(hold) => hold.is_there()?,
+            Change::KeepOut(keep_out) => keep_out.is_there()?,
             Change::Offload(_) | Change::Route(_) | Change::Sysctl(_) => true,
         })
     }
@@ -391,6 +405,7 @@ impl Change {
             Change::Mss(clamp) => clamp.apply()?,
             Change::Intercept(intercept) => intercept.apply()?,
             Change::Hold(hold) => hold.apply()?,
+            Change::KeepOut(keep_out) => keep_out.apply()?,
             Change::Sysctl(sysctl) => sysctl.apply()?,
         }
         Ok(())
@@ -403,6 +418,7 @@ impl Change {
             Change::Mss(clamp) => clamp.undo()?,
             Change::Intercept(intercept) => intercept.undo()?,
             Change::Hold(hold) => hold.undo()?,
+            Change::KeepOut(keep_out) => keep_out.undo()?,
             Change::Sysctl(sysctl) => sysctl.undo()?,
         }
         Ok(())

@@ -7,14 +7,16 @@
 //! ```text
 //!   what is on the wire   ring  (copies of all packets of an interface)   filter (which of them)
 //!                         syn   (copies of SYNs)   nfqueue (SYNs themselves, held)
-//!                         datagrams (programs' own, held)
+//!                         datagrams (programs' own, held)   marked (packets that bear a mark)
 //!   what our SYNs say     bpf   (a TCP option)               tcp    (data)
-//!   what we send          udp   (datagrams to peers, many a call)
+//!   what we send          udp   (datagrams to peers, many a call)   raw (packets)
+//!                         mmsg  (many of either a call, both ways)
 //!   what we change        journal (remembers, puts back)
 //!                           |- offload   segmentation, coalescing, checksums of an interface
 //!                           |- route     the MTU towards a prefix
 //!                           |- nft       the MSS of TCP towards a prefix
 //!                           |- intercept, hold   connections handed to a proxy; its SYNs held
+//!                           |- keep_out  marked packets kept from the kernel's TCP
 //!                           `- sysctl    one setting
 //!                         claim (a table is one process's)   rules_watch (somebody takes rules away)
 //!   whom we wrap          wrapped, signals (a program and its end)   meeting (where its connects wait)
@@ -33,8 +35,11 @@ pub mod inherit;
 pub mod intercept;
 pub mod interface;
 pub mod journal;
+pub mod keep_out;
+pub mod marked;
 pub mod meeting;
 pub mod memory;
+pub mod mmsg;
 pub mod netns;
 pub mod nfqueue;
 pub mod nft;

@@ -3,8 +3,9 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use rustix::fd::OwnedFd;
-use rustix::net::{AddressFamily, Protocol, SendFlags, SocketFlags, SocketType};
+use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
+
+use rustix::net::{AddressFamily, Protocol, SendFlags, SocketFlags, SocketType, sockopt};
 
 /// `IPPROTO_RAW`: what is sent begins with its IP header, and nothing is received.
 const RAW: u8 = 255;
@@ -31,6 +32,23 @@ impl Raw {
             rustix::net::socket_with(family, SocketType::RAW, flags, Some(raw))
         };
         Ok(Raw { v4: open(AddressFamily::INET)?, v6: open(AddressFamily::INET6).ok() })
+    }
+
+    /// The socket for packets of a family, for [`crate::mmsg::Outbox`]; none where the machine has no IPv6.
+    pub fn socket(&self, is_ipv4: bool) -> Option<BorrowedFd<'_>> {
+        if is_ipv4 { Some(self.v4.as_fd()) } else { self.v6.as_ref().map(|fd| fd.as_fd()) }
+    }
+
+    /// Has the kernel hold so many bytes that wait to leave, or as many as it allows.
+    ///
+    /// # Errors
+    /// None are known.
+    pub fn set_buffers(&self, bytes: usize) -> io::Result<()> {
+        for socket in [Some(&self.v4), self.v6.as_ref()].into_iter().flatten() {
+            sockopt::set_socket_send_buffer_size_force(socket, bytes)
+                .or_else(|_| sockopt::set_socket_send_buffer_size(socket, bytes))?;
+        }
+        Ok(())
     }
 
     /// Sends `packet` to `to`, which its header names too.

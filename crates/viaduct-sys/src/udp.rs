@@ -50,7 +50,7 @@ impl SendReport {
         self.too_long + self.no_buffer + self.refused + self.other
     }
 
-    fn count(&mut self, error: Option<i32>, datagrams: u64) {
+    pub(crate) fn count(&mut self, error: Option<i32>, datagrams: u64) {
         *match error {
             Some(libc::EMSGSIZE) => &mut self.too_long,
             Some(libc::ENOBUFS | libc::ENOMEM | libc::EAGAIN) => &mut self.no_buffer,
@@ -75,7 +75,25 @@ impl UdpBatch {
     /// # Errors
     /// The kernel's: the address is in use, or not this machine's.
     pub fn bind(address: SocketAddr) -> io::Result<UdpBatch> {
-        let socket = UdpSocket::bind(address)?;
+        UdpBatch::new(UdpSocket::bind(address)?, address)
+    }
+
+    /// As [`UdpBatch::bind`], but `[::]` is IPv6 alone, so that `0.0.0.0` may be bound beside it.
+    ///
+    /// # Errors
+    /// As [`UdpBatch::bind`]'s.
+    pub fn bind_one_family(address: SocketAddr) -> io::Result<UdpBatch> {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let socket = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        if address.is_ipv6() {
+            sockopt::set_ipv6_v6only(&socket, true)?;
+        }
+        bind(&socket, &address)?;
+        UdpBatch::new(socket.into(), address)
+    }
+
+    fn new(socket: UdpSocket, address: SocketAddr) -> io::Result<UdpBatch> {
         socket.set_nonblocking(true)?;
         let fd = socket.as_fd();
         if address.is_ipv6() {
@@ -269,13 +287,13 @@ fn run(datagrams: &[(SocketAddr, &[u8])]) -> usize {
 }
 
 /// An address as the kernel reads it.
-struct Name {
-    storage: libc::sockaddr_storage,
-    length: libc::socklen_t,
+pub(crate) struct Name {
+    pub(crate) storage: libc::sockaddr_storage,
+    pub(crate) length: libc::socklen_t,
 }
 
 impl Name {
-    fn new(address: SocketAddr) -> Name {
+    pub(crate) fn new(address: SocketAddr) -> Name {
         // SAFETY: all zeros is a `sockaddr_storage`.
         let mut storage: libc::sockaddr_storage = unsafe { mem::zeroed() };
         let length = match address {
@@ -307,7 +325,7 @@ impl Name {
 }
 
 /// The address that the kernel has written.
-fn address(from: &libc::sockaddr_storage) -> Option<SocketAddr> {
+pub(crate) fn address(from: &libc::sockaddr_storage) -> Option<SocketAddr> {
     match c_int::from(from.ss_family) {
         libc::AF_INET => {
             // SAFETY: the storage is large enough and aligned for every kind of address, and the

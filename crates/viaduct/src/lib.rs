@@ -24,6 +24,7 @@ mod signals;
 mod status;
 mod steer;
 mod text;
+pub mod trickles;
 
 use std::io::IsTerminal as _;
 use std::path::PathBuf;

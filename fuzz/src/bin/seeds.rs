@@ -16,6 +16,7 @@ use viaduct_proto::repair::wire::{Announcement, Report, emit_repair, emit_report
 use viaduct_proto::rng::Rng;
 use viaduct_proto::split::proxy::Addresses;
 use viaduct_proto::split::{option, proxy};
+use viaduct_proto::trickles::packet::{Numbers, Return, Role, tcp, udp};
 use viaduct_proto::wire::ip::Hop;
 use viaduct_proto::wrap::wire::{Answer, Request, WELCOME, Welcome};
 use viaduct_proto::wrap::{Rules, Socket};
@@ -45,11 +46,39 @@ fn main() -> io::Result<()> {
     write(&corpus, "wrap", &wrapped())?;
     write(&corpus, "agree", &offers())?;
     write(&corpus, "names", &questions())?;
+    write(&corpus, "trickles_packets", &trickles_packets())?;
     // These read sequences of operations: any bytes are some.
     for target in ["decoders", "codes", "messages", "plane", "query", "tunnel", "sessions", "handlers"] {
         write(&corpus, target, &noise(target))?;
     }
     Ok(())
+}
+
+/// A SYN, its answer, a request and its answer; a datagram.
+fn trickles_packets() -> Vec<Vec<u8>> {
+    let ends = [("10.0.0.1:40000", "10.0.0.2:80"), ("[fd00::1]:40000", "[fd00::2]:80")];
+    let mut packets = Vec::new();
+    for (client, server) in ends.map(|(a, b)| (a.parse().expect("one"), b.parse().expect("one"))) {
+        let (mut numbers, mut packet) = (Numbers::new(client, server, 1), Vec::new());
+        for _ in 0..2 {
+            numbers.request(b"request", 100, 1500, &mut packet).expect("it fits");
+            packets.push(packet.clone());
+            let mut to = Return::of(&segment(&packet)).expect("a request");
+            packets.push(to.emit());
+            to.answer(b"answer", 1500, &mut packet).expect("it fits");
+            packets.push(packet.clone());
+            numbers.hear(&segment(&packet));
+        }
+        packets.push([&udp::head(Role::Answer, 7)[..], b"message"].concat());
+    }
+    packets
+}
+
+fn segment(packet: &[u8]) -> tcp::Segment {
+    match tcp::parse(packet, packet.len(), tcp::Checksum::Check) {
+        Ok(tcp::Packet::Message(segment, _)) => segment,
+        other => panic!("{other:?}"),
+    }
 }
 
 fn write(corpus: &Path, target: &str, inputs: &[Vec<u8>]) -> io::Result<()> {

@@ -5,6 +5,7 @@ pub mod continuation;
 pub mod cwnd;
 pub mod keys;
 pub mod nonce;
+pub mod packet;
 pub mod piece;
 pub mod plan;
 pub mod proof;

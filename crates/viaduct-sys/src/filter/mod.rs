@@ -19,6 +19,7 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod asm;
+mod marked;
 mod prefix;
 mod share;
 mod syn;
@@ -36,6 +37,7 @@ use libc::{
 
 use crate::os;
 use asm::{Asm, Label, Test};
+pub use marked::{MarkedFilter, TcpMark};
 use prefix::PrefixSet;
 pub use share::{Share, listener_of};
 pub use syn::{SynFilter, no_syns};

@@ -1,0 +1,203 @@
+//! The client's side: it tells the story of one TCP connection, for both ends.
+
+use std::net::SocketAddr;
+
+use super::tcp::{self, Kind, Segment};
+use super::{Mark, Role, TooLong};
+
+/// How far numbers may run ahead where windows are scaled, bytes: half of the window that packets
+/// state, so that nothing that arrives late falls out of it.
+const WIDE: u32 = 1 << 29;
+/// The same before anybody has seen a scaled window, and where somebody has taken the scale out of the
+/// SYNs: less than 64 KB.
+const NARROW: u32 = 60_000;
+/// Bytes by which answers may go beyond what was expected of them, and still count.
+const BEYOND: u32 = 1 << 20;
+
+/// The numbers of one connection in TCP's format, as the client keeps them.
+///
+/// ```text
+///   what it sends        acked ........ next ..(window)..▶     a window full: from `acked` again
+///   what it expects      heard ........ place ..(window)..▶    likewise, from `heard`
+/// ```
+///
+/// It says that it has `heard` no more than has come, and sends its own bytes behind `acked`, so every
+/// firewall on the way has seen what is acknowledged. What was lost is never sent again under its old
+/// number: it is Trickles that recovers it, with numbers of its own.
+#[derive(Clone, Debug)]
+pub struct Numbers {
+    local: SocketAddr,
+    remote: SocketAddr,
+    first: u32,
+    open: bool,
+    next: u32,
+    /// Behind the last byte ever sent.
+    top: u32,
+    acked: u32,
+    heard: u32,
+    place: u32,
+    /// How far `next` may be from `acked`.
+    reach_out: u32,
+    /// How far `place` may be from `heard`.
+    reach_in: u32,
+    scaled: bool,
+    count: u8,
+}
+
+impl Numbers {
+    /// Of a connection that begins, with `first` as its first number: any, best a random one.
+    pub fn new(local: SocketAddr, remote: SocketAddr, first: u32) -> Numbers {
+        let next = first.wrapping_add(1);
+        Numbers {
+            local,
+            remote,
+            first,
+            open: false,
+            next,
+            top: next,
+            acked: next,
+            heard: 0,
+            place: 0,
+            reach_out: NARROW,
+            reach_in: NARROW,
+            scaled: false,
+            count: 0,
+        }
+    }
+
+    /// This end, as this machine knows it.
+    pub fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// The server's end.
+    pub fn remote(&self) -> SocketAddr {
+        self.remote
+    }
+
+    /// Whether the SYN has been answered. Until then every request is a SYN.
+    pub fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// Bytes of the longest message that a packet of `mtu` bytes holds now.
+    pub fn room(&self, mtu: usize) -> usize {
+        mtu.saturating_sub(tcp::overhead(self.remote.is_ipv4(), self.kind()))
+    }
+
+    /// Writes the packet of the next request, `mtu` bytes at most, in place of what is in `packet`.
+    /// `expected`: bytes of answers that it may bring, headers not counted; more is no harm.
+    ///
+    /// # Errors
+    /// The message does not fit.
+    pub fn request(
+        &mut self,
+        message: &[u8],
+        expected: u32,
+        mtu: usize,
+        packet: &mut Vec<u8>,
+    ) -> Result<(), TooLong> {
+        let room = self.room(mtu);
+        if message.len() > room {
+            return Err(TooLong { have: message.len(), room });
+        }
+        let (seq, ack, ahead) = match self.open {
+            true => (self.take(message.len() as u32), self.heard, self.reserve(expected)),
+            false => (self.first, 0, 0),
+        };
+        let mark = Mark { role: Role::Request, count: self.count, length: 0, ahead };
+        self.count = self.count.wrapping_add(1);
+        let (source, destination, kind) = (self.local, self.remote, self.kind());
+        let segment = Segment { source, destination, kind, seq, ack, scaled: true, mark };
+        tcp::emit(&segment, message, mtu, packet)
+    }
+
+    /// An answer has come. Whether it is one to this connection; its message may then be looked at,
+    /// whatever its numbers, which count only where they can be right.
+    pub fn hear(&mut self, answer: &Segment) -> bool {
+        let ours = answer.source == self.remote && answer.destination == self.local;
+        if !ours || answer.mark.role != Role::Answer {
+            return false;
+        }
+        match answer.kind {
+            Kind::SynAck => self.hear_opening(answer),
+            Kind::Data if self.open => self.hear_data(answer),
+            Kind::Data | Kind::Syn => {}
+        }
+        true
+    }
+
+    /// Whether a plain TCP's answer with this acknowledgement number can be one to our SYN, of which it
+    /// may have taken the message for data, or not.
+    pub fn answers_syn(&self, ack: u32) -> bool {
+        !self.open && ack.wrapping_sub(self.first.wrapping_add(1)) <= u32::from(u16::MAX)
+    }
+
+    fn kind(&self) -> Kind {
+        if self.open { Kind::Data } else { Kind::Syn }
+    }
+
+    /// The number of a request of so many bytes.
+    fn take(&mut self, bytes: u32) -> u32 {
+        if self.next.wrapping_sub(self.acked).saturating_add(bytes) > self.reach_out {
+            self.next = self.acked;
+        }
+        let seq = self.next;
+        self.next = seq.wrapping_add(bytes);
+        if is_after(self.next, self.top) {
+            self.top = self.next;
+        }
+        seq
+    }
+
+    /// How far ahead the answers to a request stand.
+    fn reserve(&mut self, expected: u32) -> u32 {
+        let expected = expected.max(1);
+        let ahead = self.place.wrapping_sub(self.heard);
+        if is_after(self.heard, self.place) || ahead.saturating_add(expected) > self.reach_in {
+            self.place = self.heard;
+        }
+        let at = self.place;
+        self.place = at.wrapping_add(expected.min(self.reach_in));
+        at.wrapping_sub(self.heard)
+    }
+
+    /// What it carries does not count: the SYN may have been answered before, by fewer bytes.
+    fn hear_opening(&mut self, answer: &Segment) {
+        if self.open || answer.ack != self.first.wrapping_add(1) {
+            return;
+        }
+        self.open = true;
+        self.scaled = answer.scaled;
+        self.heard = answer.seq.wrapping_add(1);
+        self.place = self.heard;
+        // Our own windows are scaled from the next packet on, which stands before what it brings.
+        self.reach_in = if self.scaled { WIDE } else { NARROW };
+    }
+
+    fn hear_data(&mut self, answer: &Segment) {
+        let end = answer.seq.wrapping_add(answer.mark.length.into());
+        let most = self.place.wrapping_add(BEYOND.min(self.reach_in));
+        if is_after(end, self.heard) && !is_after(end, most) {
+            self.heard = end;
+            if is_after(end, self.place) {
+                self.place = end;
+            }
+        }
+        let sane = !is_after(self.acked, answer.ack) && !is_after(answer.ack, self.top);
+        if sane {
+            self.acked = answer.ack;
+            if is_after(self.acked, self.next) {
+                self.next = self.acked;
+            }
+            if self.scaled {
+                self.reach_out = WIDE;
+            }
+        }
+    }
+}
+
+/// Of two numbers that are less than half of all numbers apart, whether `a` is the later.
+fn is_after(a: u32, b: u32) -> bool {
+    (a.wrapping_sub(b) as i32) > 0
+}

@@ -1,0 +1,98 @@
+//! A twin of Linux' strict connection tracking, as far as windows and states go: for tests alone.
+//!
+//! For each direction it knows how far bytes were seen, how far they may go (what the other side has
+//! acknowledged, and its window), and the widest window. A packet is refused if it starts beyond what
+//! may be sent, ends too far below what was sent, acknowledges what was not sent, or acknowledges too
+//! little. Real conntrack is asked by `crates/viaduct/tests/trickles`.
+
+use super::tcp::{Kind, SCALE, Segment, WINDOW};
+
+const LEAST_ACK_WINDOW: u32 = 66_000;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Side {
+    end: u32,
+    max_end: u32,
+    max_window: u32,
+}
+
+/// What it remembers of one connection.
+#[derive(Debug, Default)]
+pub(super) struct Conntrack {
+    /// The client, the server.
+    sides: [Side; 2],
+    syn: bool,
+    answered: bool,
+    scaled: bool,
+}
+
+/// Why a packet is INVALID.
+pub(super) type Invalid = &'static str;
+
+impl Conntrack {
+    pub(super) fn new(scaled: bool) -> Conntrack {
+        Conntrack { scaled, ..Conntrack::default() }
+    }
+
+    /// A packet from the client (0) or the server (1) passes, or it is told why not.
+    pub(super) fn pass(&mut self, from: usize, packet: &Segment) -> Result<(), Invalid> {
+        let length = u32::from(packet.mark.length) + u32::from(packet.kind.is_syn());
+        let end = packet.seq.wrapping_add(length);
+        match (packet.kind, from) {
+            (Kind::Syn, 0) if !self.answered => {
+                if !self.syn || after(end, self.sides[0].end) {
+                    let max_window = WINDOW.into();
+                    self.sides[0] = Side { end, max_end: end, max_window };
+                }
+                self.syn = true;
+                return Ok(());
+            }
+            // Passed on, and not looked at.
+            (Kind::Syn, 0) => return Ok(()),
+            (Kind::SynAck, 1) if self.answered => return Ok(()),
+            (Kind::SynAck, 1) if self.syn => {
+                self.answered = true;
+                self.sides[1] = Side { end, max_end: end, max_window: WINDOW.into() };
+            }
+            (Kind::Data, 1) if self.syn && !self.answered => return Ok(()),
+            (Kind::Data, _) if self.answered => {}
+            _ => return Err("no such packet in this state"),
+        }
+        self.in_window(from, packet, end)
+    }
+
+    fn in_window(&mut self, from: usize, packet: &Segment, end: u32) -> Result<(), Invalid> {
+        let scale = if self.scaled && !packet.kind.is_syn() { SCALE } else { 0 };
+        let window = u32::from(WINDOW) << scale;
+        let (sender, receiver) = (self.sides[from], self.sides[1 - from]);
+        if after(packet.seq, sender.max_end) {
+            return Err("SEQ is over the upper bound");
+        }
+        if after(packet.ack, receiver.end) {
+            return Err("ACK is over the upper bound");
+        }
+        if !after(end, sender.end.wrapping_sub(receiver.max_window).wrapping_sub(1)) {
+            return Err("SEQ is under the lower bound");
+        }
+        let least = sender.max_window.max(LEAST_ACK_WINDOW);
+        if !after(packet.ack, receiver.end.wrapping_sub(least).wrapping_sub(1)) {
+            return Err("ACK is under the lower bound");
+        }
+        let [ours, theirs] = [from, 1 - from];
+        self.sides[ours].max_window = sender.max_window.max(window);
+        if after(end, sender.end) {
+            self.sides[ours].end = end;
+        }
+        if after(end, sender.max_end) {
+            self.sides[theirs].max_window += end.wrapping_sub(sender.max_end);
+        }
+        if after(packet.ack.wrapping_add(window), receiver.max_end) {
+            self.sides[theirs].max_end = packet.ack.wrapping_add(window);
+        }
+        Ok(())
+    }
+}
+
+fn after(a: u32, b: u32) -> bool {
+    (a.wrapping_sub(b) as i32) > 0
+}

@@ -1,0 +1,83 @@
+//! How long packets to an address may be, as far as routers have said.
+//!
+//! A server keeps nothing per connection, and this is no exception: it is a cache of fixed size, in
+//! which an address has one place. What falls out of it is learnt anew, at the price of one packet.
+
+use std::net::IpAddr;
+
+use crate::time::{Duration, Instant};
+
+/// Addresses that are remembered, at most.
+const PLACES: usize = 1024;
+/// How long a router's word holds (RFC 1191, 6.3).
+const HOLDS: Duration = Duration::from_secs(600);
+
+/// The cache.
+#[derive(Debug)]
+pub struct PathMtu {
+    /// What packets may have where nothing is known, bytes.
+    usual: usize,
+    places: Vec<Option<Entry>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    ip: IpAddr,
+    mtu: usize,
+    until: Instant,
+}
+
+impl PathMtu {
+    /// Knows nothing yet; `usual` is the interface's MTU, bytes.
+    pub fn new(usual: usize) -> PathMtu {
+        PathMtu { usual, places: vec![None; PLACES] }
+    }
+
+    /// A router has said that packets to `ip` may have `mtu` bytes. Only ever less than usual.
+    pub fn learn(&mut self, now: Instant, ip: IpAddr, mtu: usize) {
+        if mtu < self.usual {
+            self.places[place(ip)] = Some(Entry { ip, mtu, until: now + HOLDS });
+        }
+    }
+
+    /// Bytes of the longest packet to `ip`.
+    pub fn get(&self, now: Instant, ip: IpAddr) -> usize {
+        let known = self.places[place(ip)].filter(|entry| entry.ip == ip && now < entry.until);
+        known.map_or(self.usual, |entry| entry.mtu)
+    }
+}
+
+fn place(ip: IpAddr) -> usize {
+    let bits = match ip {
+        IpAddr::V4(ip) => u64::from(ip.to_bits()),
+        IpAddr::V6(ip) => (ip.to_bits() >> 64) as u64 ^ ip.to_bits() as u64,
+    };
+    (bits.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % PLACES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_router_is_believed_for_ten_minutes_and_for_less_only() {
+        let ip: IpAddr = "10.0.0.1".parse().unwrap();
+        let (mut path, start) = (PathMtu::new(1500), Instant::ZERO);
+        assert_eq!(path.get(start, ip), 1500);
+        path.learn(start, ip, 9000);
+        assert_eq!(path.get(start, ip), 1500);
+        path.learn(start, ip, 1400);
+        assert_eq!(path.get(start + Duration::from_secs(599), ip), 1400);
+        assert_eq!(path.get(start, "10.0.0.2".parse().unwrap()), 1500);
+        assert_eq!(path.get(start + Duration::from_secs(600), ip), 1500);
+    }
+
+    #[test]
+    fn a_flood_of_addresses_takes_no_more_memory() {
+        let mut path = PathMtu::new(1500);
+        for n in 0..100_000_u32 {
+            path.learn(Instant::ZERO, IpAddr::from(n.to_be_bytes()), 1300);
+        }
+        assert_eq!(path.places.len(), PLACES);
+    }
+}

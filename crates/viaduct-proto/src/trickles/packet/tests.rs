@@ -1,0 +1,278 @@
+//! Packets are read as they were written, and strict connection tracking accepts every one, whatever
+//! is lost or comes late, over as many bytes as you like.
+
+use std::net::SocketAddr;
+
+use proptest::prelude::*;
+
+use super::conntrack::Conntrack;
+use super::stats::Refusal;
+use super::tcp::{Checksum, Kind, Packet, Segment, emit, parse, strip_scale};
+use super::{Mark, Numbers, Return, Role};
+use crate::rng::Rng;
+
+const MTU: usize = 1500;
+
+fn ends(v6: bool) -> (SocketAddr, SocketAddr) {
+    match v6 {
+        true => ("[fd00::1]:40000".parse().unwrap(), "[fd00:1::2]:80".parse().unwrap()),
+        false => ("10.0.0.1:40000".parse().unwrap(), "10.1.0.2:80".parse().unwrap()),
+    }
+}
+
+fn read(packet: &[u8]) -> Segment {
+    match parse(packet, packet.len(), Checksum::Check) {
+        Ok(Packet::Message(segment, _)) => segment,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A client, a server that keeps nothing, and connection tracking between them.
+struct World {
+    client: Numbers,
+    track: Conntrack,
+    /// Not yet at the server; not yet at the client.
+    requests: Vec<Segment>,
+    answers: Vec<Segment>,
+    scaled: bool,
+    rng: Rng,
+    loss: f64,
+    /// Answers and requests that passed, and numbers that answers took.
+    passed: u64,
+    numbers: u64,
+}
+
+impl World {
+    fn new(seed: u64, loss: f64, scaled: bool) -> World {
+        let mut rng = Rng::from_seed(seed);
+        let (local, remote) = ends(seed.is_multiple_of(2));
+        // So that all numbers wrap soon.
+        let first = u32::MAX - rng.below(100_000) as u32;
+        let client = Numbers::new(local, remote, first);
+        let track = Conntrack::new(scaled);
+        let (requests, answers) = Default::default();
+        World { client, track, requests, answers, scaled, rng, loss, passed: 0, numbers: 0 }
+    }
+
+    fn request(&mut self, bytes: usize, expected: u32) {
+        let mut packet = Vec::new();
+        self.client.request(&vec![1; bytes], expected, MTU, &mut packet).unwrap();
+        let segment = self.through(0, &mut packet);
+        self.numbers += u64::from(expected);
+        if !self.rng.chance(self.loss) {
+            self.requests.push(segment);
+        }
+    }
+
+    /// The server answers one of the requests that wait, by so many packets.
+    fn serve(&mut self, packets: usize) {
+        let at = self.late(self.requests.len());
+        let mut to = Return::of(&self.requests.remove(at)).unwrap();
+        for _ in 0..packets {
+            let mut packet = Vec::new();
+            let bytes = 1 + self.rng.below(1_400) as usize;
+            to.answer(&vec![2; bytes], MTU, &mut packet).unwrap();
+            // Lost before conntrack, or behind it.
+            if self.rng.chance(self.loss / 2.0) {
+                continue;
+            }
+            let segment = self.through(1, &mut packet);
+            if !self.rng.chance(self.loss / 2.0) {
+                self.answers.push(segment);
+            }
+        }
+    }
+
+    fn hear(&mut self) {
+        let at = self.late(self.answers.len());
+        let answer = self.answers.remove(at);
+        assert!(self.client.hear(&answer));
+    }
+
+    /// Which of those that wait comes next: mostly the first, and always without scaled windows, which
+    /// are too small for what comes late.
+    fn late(&mut self, waiting: usize) -> usize {
+        if self.scaled && self.rng.chance(0.2) {
+            self.rng.below(waiting as u64) as usize
+        } else {
+            0
+        }
+    }
+
+    fn through(&mut self, from: usize, packet: &mut [u8]) -> Segment {
+        if !self.scaled {
+            strip_scale(packet);
+        }
+        let segment = match parse(packet, packet.len(), Checksum::Trust) {
+            Ok(Packet::Message(segment, _)) => segment,
+            other => panic!("{other:?}"),
+        };
+        self.passed += 1;
+        let verdict = self.track.pass(from, &segment);
+        assert_eq!(verdict, Ok(()), "packet {} {segment:?} {:?}", self.passed, self.client);
+        segment
+    }
+
+    /// `outstanding` requests at a time, until so many were sent. `expected` is what the client takes
+    /// an answer for, and sparse ranges are a large one.
+    fn run(&mut self, requests: usize, outstanding: usize, expected: u32) {
+        for _ in 0..requests {
+            let bytes = 80 + self.rng.below(1_300) as usize;
+            let bytes = bytes.min(self.client.room(MTU));
+            self.request(bytes, expected);
+            while self.requests.len() > outstanding / 2 {
+                let packets = 1 + self.rng.below(3) as usize;
+                self.serve(packets);
+            }
+            while self.answers.len() > outstanding / 2 {
+                self.hear();
+            }
+        }
+    }
+}
+
+#[test]
+fn strict_tracking_accepts_three_hundred_outstanding_with_losses_and_late_packets() {
+    for seed in 0..40 {
+        for loss in [0.0, 0.01, 0.2, 0.6] {
+            let mut world = World::new(seed, loss, true);
+            world.run(1_500, 300, 3 * 1448);
+            assert!(world.client.is_open());
+        }
+    }
+}
+
+#[test]
+fn it_accepts_sparse_ranges_far_beyond_four_gigabytes() {
+    let mut world = World::new(3, 0.02, true);
+    world.run(20_000, 300, 1 << 20);
+    assert!(world.numbers > 4 << 32, "{}", world.numbers);
+    world.run(20_000, 20, 100 << 20);
+}
+
+#[test]
+fn it_accepts_a_connection_whose_scale_was_taken_out() {
+    for seed in 0..40 {
+        World::new(seed, 0.1, false).run(2_000, 16, 3 * 1448);
+    }
+}
+
+#[test]
+fn it_accepts_that_nothing_is_ever_answered_again() {
+    let mut world = World::new(5, 0.0, true);
+    world.run(100, 4, 1448);
+    for _ in 0..2_000 {
+        world.request(1_400, 1 << 20);
+        world.requests.clear();
+    }
+    world.run(100, 4, 1448);
+}
+
+#[test]
+fn wrong_numbers_of_a_stranger_lead_nobody_astray() {
+    let mut world = World::new(6, 0.0, true);
+    world.run(10, 2, 1448);
+    let mut packet = Vec::new();
+    world.client.request(b"x", 1448, MTU, &mut packet).unwrap();
+    let before = read(&packet);
+    let mut to = Return::of(&before).unwrap();
+    to.answer(b"forged", MTU, &mut packet).unwrap();
+    let mut forged = read(&packet);
+    forged.seq = forged.seq.wrapping_add(1 << 30);
+    forged.ack = forged.ack.wrapping_add(1 << 30);
+    assert!(world.client.hear(&forged), "its message is looked at");
+    world.client.request(b"x", 1448, MTU, &mut packet).unwrap();
+    assert_eq!(read(&packet).ack, before.ack);
+    assert_eq!(read(&packet).seq, before.seq.wrapping_add(1));
+    forged.source.set_port(81);
+    assert!(!world.client.hear(&forged));
+}
+
+#[test]
+fn joined_cut_and_unmarked_packets_are_refused_and_told_apart() {
+    let (local, remote) = ends(false);
+    let mut packet = Vec::new();
+    Numbers::new(local, remote, 1).request(&[7; 100], 1, MTU, &mut packet).unwrap();
+    let length = packet.len();
+    assert_eq!(parse(&packet[..90], length, Checksum::Check), Err(Refusal::Cut));
+    let mut joined = packet.clone();
+    joined.extend([7; 100]);
+    joined[2..4].copy_from_slice(&((length + 100) as u16).to_be_bytes());
+    assert_eq!(parse(&joined, length + 100, Checksum::Trust), Err(Refusal::Merged));
+    let mut wrong = packet.clone();
+    wrong[length - 1] ^= 1;
+    assert_eq!(parse(&wrong, length, Checksum::Check), Err(Refusal::Checksum));
+    assert!(parse(&wrong, length, Checksum::Trust).is_ok(), "filled in by a device later");
+    let mut unmarked = packet.clone();
+    unmarked[40] = 254;
+    assert_eq!(parse(&unmarked, length, Checksum::Trust), Err(Refusal::Unmarked));
+    unmarked[33] = 0x12;
+    let plain = parse(&unmarked, length, Checksum::Trust);
+    assert!(matches!(plain, Ok(Packet::Plain { reset: false, .. })), "{plain:?}");
+    let mut fragment = packet.clone();
+    fragment[6] = 0x20;
+    assert_eq!(parse(&fragment, length, Checksum::Trust), Err(Refusal::Malformed));
+}
+
+#[test]
+fn neighbours_never_have_equal_options() {
+    let (local, remote) = ends(false);
+    let mut packets = [Vec::new(), Vec::new()];
+    let mut client = Numbers::new(local, remote, 1);
+    for packet in &mut packets {
+        client.request(&[7; 100], 1, MTU, packet).unwrap();
+    }
+    assert_ne!(packets[0][40..52], packets[1][40..52]);
+    let mut to = Return::of(&read(&packets[0])).unwrap();
+    to.answer(b"opens", MTU, &mut packets[0]).unwrap();
+    for packet in &mut packets {
+        to.answer(b"answer", MTU, packet).unwrap();
+    }
+    assert_ne!(packets[0][40..52], packets[1][40..52]);
+}
+
+fn segments() -> impl Strategy<Value = Segment> {
+    let kinds = prop::sample::select(vec![Kind::Syn, Kind::SynAck, Kind::Data, Kind::Data]);
+    let numbers = (any::<u32>(), any::<u32>(), any::<u32>(), any::<u8>());
+    (kinds, numbers, any::<bool>(), any::<bool>()).prop_map(|(kind, numbers, v6, answer)| {
+        let (seq, ack, ahead, count) = numbers;
+        let (source, destination) = ends(v6);
+        let role = match kind {
+            Kind::Syn => Role::Request,
+            Kind::SynAck => Role::Answer,
+            Kind::Data if answer => Role::Answer,
+            Kind::Data => Role::Request,
+        };
+        let mark = Mark { role, count, length: 0, ahead };
+        Segment { source, destination, kind, seq, ack, scaled: true, mark }
+    })
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read(
+        segment in segments(),
+        message in prop::collection::vec(any::<u8>(), 0..1420),
+        padding in 0..20_usize,
+    ) {
+        let mut packet = Vec::new();
+        emit(&segment, &message, MTU, &mut packet).unwrap();
+        let length = packet.len();
+        // A frame of Ethernet may be longer than its packet.
+        packet.extend(vec![0; padding]);
+        let mark = Mark { length: message.len() as u16, ..segment.mark };
+        let read = parse(&packet, length, Checksum::Check);
+        prop_assert_eq!(read, Ok(Packet::Message(Segment { mark, ..segment }, &message[..])));
+    }
+
+    #[test]
+    fn reading_never_panics(mut bytes: Vec<u8>, length: usize, first in 0..3_usize) {
+        if let Some(byte) = bytes.first_mut() {
+            *byte = [*byte, 0x45, 0x60][first];
+        }
+        let _ = parse(&bytes, length % 100_000, Checksum::Trust);
+        let _ = super::too_big::parse(&bytes);
+        let _ = super::udp::parse(&bytes);
+        let _ = Return::parse(&bytes);
+    }
+}

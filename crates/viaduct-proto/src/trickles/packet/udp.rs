@@ -1,0 +1,56 @@
+//! A message in a UDP datagram:
+//!
+//! ```text
+//!   byte  0, 1   5674   "Vt", in hexadecimal
+//!         2       10    version 1, and whose it is: 10 a request, 11 an answer
+//!         3             a request's running number; which answer to its request it is, from 0
+//!         4..           the message
+//! ```
+//!
+//! The kernel has seen to lengths and checksums. A datagram's numbers are its ports: conntrack asks
+//! for no more.
+
+use super::mark::{EXID, Role};
+use super::stats::Refusal;
+
+/// Bytes before the message.
+pub const HEAD: usize = 4;
+
+/// Bytes that headers take from each packet.
+pub fn overhead(is_ipv4: bool) -> usize {
+    (if is_ipv4 { 20 } else { 40 }) + 8 + HEAD
+}
+
+/// The bytes before a message.
+pub fn head(role: Role, count: u8) -> [u8; HEAD] {
+    [EXID[0], EXID[1], role.byte(), count]
+}
+
+/// Reads the payload of a datagram: whose it is, its number, and the message.
+///
+/// # Errors
+/// Why it is none of ours.
+pub fn parse(payload: &[u8]) -> Result<(Role, u8, &[u8]), Refusal> {
+    let (&[a, b, role, count], message) = payload.split_first_chunk().ok_or(Refusal::Malformed)?;
+    if [a, b] != EXID {
+        return Err(Refusal::Unmarked);
+    }
+    Ok((Role::of(role).ok_or(Refusal::Unmarked)?, count, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_read_and_nothing_else() {
+        let mut bytes = head(Role::Request, 9).to_vec();
+        bytes.extend(b"message");
+        assert_eq!(parse(&bytes), Ok((Role::Request, 9, &b"message"[..])));
+        assert_eq!(parse(&bytes[..4]), Ok((Role::Request, 9, &[][..])));
+        assert_eq!(parse(&bytes[..3]), Err(Refusal::Malformed));
+        bytes[2] = 0x20;
+        assert_eq!(parse(&bytes), Err(Refusal::Unmarked));
+        assert_eq!(parse(b"GET / HTTP"), Err(Refusal::Unmarked));
+    }
+}

@@ -1,0 +1,162 @@
+//! The program that lets through what bears a mark: packets in TCP's format whose first option is ours,
+//! and what concerns them.
+
+use libc::{
+    ETH_P_IP, ETH_P_IPV6, IPPROTO_ICMP, IPPROTO_ICMPV6, IPPROTO_TCP, PACKET_OTHERHOST,
+    PACKET_OUTGOING, SKF_AD_PKTTYPE, SKF_AD_PROTOCOL,
+};
+
+use super::asm::{Asm, Label, Test};
+use super::syn::IPV6_HEAD;
+use super::{BpfInsn, FilterError, MAX_INSNS, WHOLE};
+
+/// Where TCP's ports, flags and first option are, bytes.
+const SOURCE: u32 = 0;
+const DESTINATION: u32 = 2;
+const FLAGS: u32 = 12;
+const OPTION: u32 = 20;
+const RST: u32 = 0x04;
+const SYN_ACK: u32 = 0x12;
+/// ICMP's type and code where a packet was too long, and the bytes of its head.
+const TOO_BIG_V4: u32 = 0x0304;
+const TOO_BIG_V6: u32 = 0x0200;
+const ICMP_HEAD: u32 = 8;
+/// Headers that ICMP quotes: without options.
+const QUOTED_V4: u32 = 20;
+
+/// What a mark looks like: the first bytes of a TCP option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct TcpMark {
+    /// Kind, length, and the two bytes of its ExID, in network order.
+    pub word: u32,
+    /// The byte behind them.
+    pub byte: u8,
+}
+
+/// What a tap of one end wants to see, on a socket whose packets begin at the network header.
+///
+/// ```text
+///   leaves, or for another host                                     -> no
+///   unfragmented TCP to one of the ports, marked                    -> yes
+///   the same unmarked: a SYN-ACK or a reset, if `plain`             -> yes
+///   ICMP: too long, about TCP from one of the ports                 -> yes
+///   all else                                                        -> no
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct MarkedFilter<'a> {
+    /// The mark of what comes.
+    pub mark: TcpMark,
+    /// This end's ports; at least one, or nothing is seen.
+    pub ports: &'a [u16],
+    /// Also what the kernel of a server says that knows no mark.
+    pub plain: bool,
+}
+
+impl MarkedFilter<'_> {
+    /// The program for the kernel.
+    ///
+    /// # Errors
+    /// More ports than fit into a program.
+    pub fn build(&self) -> Result<Vec<BpfInsn>, FilterError> {
+        let program = self.assemble();
+        let (insns, prefixes) = (program.len(), self.ports.len());
+        if insns > MAX_INSNS {
+            return Err(FilterError::TooLong {
+                prefixes,
+                insns,
+                fit: prefixes * MAX_INSNS / insns,
+            });
+        }
+        Ok(program)
+    }
+
+    fn assemble(&self) -> Vec<BpfInsn> {
+        let mut asm = Asm::default();
+        let [v4, v6, tcp_v4, tcp_v6, yes, no] = [(); 6].map(|()| asm.label());
+        asm.load_meta(SKF_AD_PKTTYPE);
+        asm.jump_if(Test::Equal(PACKET_OUTGOING.into()), no);
+        asm.jump_if(Test::Equal(PACKET_OTHERHOST.into()), no);
+        asm.load_meta(SKF_AD_PROTOCOL);
+        asm.jump_if(Test::Equal(ETH_P_IP as u32), v4);
+        asm.branch(Test::Equal(ETH_P_IPV6 as u32), v6, no);
+
+        asm.place(v4);
+        asm.load_half(6);
+        // A fragment, the first too: what is cut in pieces is no whole message.
+        asm.jump_if(Test::AnyBit(0x3fff), no);
+        asm.x_from_ipv4_header_length(0);
+        asm.load_byte(9);
+        asm.jump_if(Test::Equal(IPPROTO_TCP as u32), tcp_v4);
+        asm.jump_unless(Test::Equal(IPPROTO_ICMP as u32), no);
+        asm.load_half_at_x(0);
+        asm.jump_unless(Test::Equal(TOO_BIG_V4), no);
+        asm.load_half_at_x(ICMP_HEAD + QUOTED_V4 + SOURCE);
+        self.test_port(&mut asm, yes, no);
+        asm.place(tcp_v4);
+        self.test_tcp(&mut asm, Asm::load_half_at_x, Asm::load_word_at_x, 0, [yes, no]);
+
+        asm.place(v6);
+        asm.load_byte(6);
+        asm.jump_if(Test::Equal(IPPROTO_TCP as u32), tcp_v6);
+        asm.jump_unless(Test::Equal(IPPROTO_ICMPV6 as u32), no);
+        asm.load_half(IPV6_HEAD);
+        asm.jump_unless(Test::Equal(TOO_BIG_V6), no);
+        asm.load_half(IPV6_HEAD + ICMP_HEAD + IPV6_HEAD + SOURCE);
+        self.test_port(&mut asm, yes, no);
+        asm.place(tcp_v6);
+        self.test_tcp(&mut asm, Asm::load_half, Asm::load_word, IPV6_HEAD, [yes, no]);
+
+        asm.place(yes);
+        asm.keep(WHOLE);
+        asm.place(no);
+        asm.keep(0);
+        asm.finish()
+    }
+
+    /// Whether TCP's header at `base` is one of ours. A load beyond the packet's end refuses it.
+    fn test_tcp(
+        &self,
+        asm: &mut Asm,
+        half: fn(&mut Asm, u32),
+        word: fn(&mut Asm, u32),
+        base: u32,
+        [yes, no]: [Label; 2],
+    ) {
+        let [to_us, marked, plain] = [(); 3].map(|()| asm.label());
+        half(asm, base + DESTINATION);
+        self.test_port(asm, to_us, no);
+        asm.place(to_us);
+        if self.plain {
+            // Before the option, which need not be there.
+            half(asm, base + FLAGS);
+            asm.jump_if(Test::AnyBit(RST), yes);
+            // The offset says where the data begins: without options no more is loaded.
+            asm.and(0xff00 | SYN_ACK);
+            asm.branch(Test::AtLeast(0x8000), marked, plain);
+            asm.place(plain);
+            asm.and(SYN_ACK);
+            asm.branch(Test::Equal(SYN_ACK), yes, no);
+        }
+        asm.place(marked);
+        let other = asm.label();
+        word(asm, base + OPTION);
+        asm.jump_unless(Test::Equal(self.mark.word), other);
+        half(asm, base + OPTION + 4);
+        asm.shift_right(8);
+        asm.branch(Test::Equal(self.mark.byte.into()), yes, no);
+        asm.place(other);
+        if self.plain {
+            half(asm, base + FLAGS);
+            asm.and(SYN_ACK);
+            asm.branch(Test::Equal(SYN_ACK), yes, no);
+        }
+        asm.goto(no);
+    }
+
+    fn test_port(&self, asm: &mut Asm, yes: Label, no: Label) {
+        for &port in self.ports {
+            asm.jump_if(Test::Equal(port.into()), yes);
+        }
+        asm.goto(no);
+    }
+}

@@ -1,0 +1,395 @@
+//! Many packets or datagrams in one system call: received into one piece of memory, sent from one.
+//!
+//! ```text
+//!   socket ── recvmmsg ──▶ Inbox   [ bytes | from | to | checksum? ] ...
+//!   socket ◀─ sendmmsg ─── Outbox  [ bytes | to | from ] ...
+//! ```
+//!
+//! Unlike [`crate::udp::UdpBatch`] they say which of this machine's addresses a datagram came to, and
+//! send from the one that they are told; and they serve packet and raw sockets as well.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::mem;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+
+use crate::os;
+use crate::udp::{Name, SendReport, address};
+
+/// Room for one control message, in words that align it: a header (16 bytes) and at most 20.
+const CONTROL_WORDS: usize = 5;
+/// Messages in one call.
+const BATCH: usize = 64;
+
+/// One that was received.
+#[derive(Clone, Copy, Debug)]
+pub struct Received<'a> {
+    /// Its bytes, as many as there was room for.
+    pub bytes: &'a [u8],
+    /// Its length: more than `bytes` if it was cut.
+    pub length: usize,
+    /// Who sent it; none on a packet socket, where its header says so.
+    pub from: Option<SocketAddr>,
+    /// This machine's address that it came to, where [`tell_destination`] asks for it.
+    pub to: Option<IpAddr>,
+    /// False where the sender's transport checksum is still to be filled in, or a device has found it
+    /// right: then it need not, or cannot, be checked. Packet sockets only ([`tell_checksum`]).
+    pub check: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Meta {
+    length: usize,
+    from: Option<SocketAddr>,
+    to: Option<IpAddr>,
+    check: bool,
+}
+
+/// What one call has brought.
+#[derive(Debug)]
+pub struct Inbox {
+    bytes: Vec<u8>,
+    snap: usize,
+    metas: Vec<Meta>,
+}
+
+impl Inbox {
+    /// For messages of at most `snap` bytes.
+    pub fn new(snap: usize) -> Inbox {
+        Inbox { bytes: vec![0; snap * BATCH], snap, metas: Vec::with_capacity(BATCH) }
+    }
+
+    /// Receives what waits, up to 64 messages, in place of what was here; never waits. How many.
+    ///
+    /// # Errors
+    /// The kernel's: the interface went down, say. A refusal of an earlier datagram is none.
+    pub fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        self.metas.clear();
+        // SAFETY: all zeros is a `sockaddr_storage`.
+        let mut names: [libc::sockaddr_storage; BATCH] = unsafe { mem::zeroed() };
+        let mut controls = [[0_u64; CONTROL_WORDS]; BATCH];
+        let mut slices: [libc::iovec; BATCH] = std::array::from_fn(|n| libc::iovec {
+            iov_base: self.bytes[n * self.snap..].as_mut_ptr().cast::<c_void>(),
+            iov_len: self.snap,
+        });
+        // SAFETY: all zeros is a `mmsghdr` that points nowhere.
+        let mut headers: [libc::mmsghdr; BATCH] = unsafe { mem::zeroed() };
+        for (n, message) in headers.iter_mut().enumerate() {
+            let header = &mut message.msg_hdr;
+            header.msg_name = ptr::from_mut(&mut names[n]).cast();
+            header.msg_namelen = size_of_val(&names[n]) as libc::socklen_t;
+            header.msg_iov = &raw mut slices[n];
+            header.msg_iovlen = 1;
+            header.msg_control = controls[n].as_mut_ptr().cast();
+            header.msg_controllen = size_of_val(&controls[n]) as _;
+        }
+        let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+        // SAFETY: each header points to a name, a slice of `snap` bytes of ours and control words, all
+        // of which live until the call returns and are written by nobody else.
+        let got = unsafe {
+            let (fd, count) = (socket.as_raw_fd(), BATCH as u32);
+            libc::recvmmsg(fd, headers.as_mut_ptr(), count, flags as _, ptr::null_mut())
+        };
+        let Ok(got) = usize::try_from(got) else {
+            let error = io::Error::last_os_error();
+            let nothing = [io::ErrorKind::WouldBlock, io::ErrorKind::ConnectionRefused];
+            return if nothing.contains(&error.kind()) { Ok(0) } else { Err(error) };
+        };
+        for (message, name) in headers[..got].iter().zip(&names) {
+            // SAFETY: the kernel has filled it in; what it points to is alive still.
+            let told = unsafe { controls_of(&message.msg_hdr) };
+            let (from, length) = (address(name), message.msg_len as usize);
+            self.metas.push(Meta { length, from, to: told.to, check: told.check });
+        }
+        Ok(got)
+    }
+
+    /// What the last call has brought, in order.
+    pub fn iter(&self) -> impl Iterator<Item = Received<'_>> {
+        self.bytes.chunks(self.snap).zip(&self.metas).map(|(bytes, meta)| {
+            let Meta { length, from, to, check } = *meta;
+            Received { bytes: &bytes[..length.min(self.snap)], length, from, to, check }
+        })
+    }
+}
+
+struct Told {
+    to: Option<IpAddr>,
+    check: bool,
+}
+
+/// What the kernel says beside the bytes.
+///
+/// # Safety
+/// The header is one that `recvmmsg` has filled in, and its control words are alive.
+unsafe fn controls_of(header: &libc::msghdr) -> Told {
+    let mut told = Told { to: None, check: true };
+    // SAFETY: the caller's promise.
+    let mut at = unsafe { libc::CMSG_FIRSTHDR(header) };
+    while !at.is_null() {
+        // SAFETY: the macros return whole headers within the control words, or null.
+        let (control, data) = unsafe { (*at, libc::CMSG_DATA(at)) };
+        // SAFETY: of each level and type the kernel writes this structure.
+        unsafe {
+            match (control.cmsg_level, control.cmsg_type) {
+                (libc::SOL_PACKET, libc::PACKET_AUXDATA) => {
+                    let aux = data.cast::<libc::tpacket_auxdata>().read_unaligned();
+                    let spared = libc::TP_STATUS_CSUMNOTREADY | libc::TP_STATUS_CSUM_VALID;
+                    told.check = aux.tp_status & spared == 0;
+                }
+                (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                    let info = data.cast::<libc::in_pktinfo>().read_unaligned();
+                    told.to = Some(Ipv4Addr::from(info.ipi_addr.s_addr.to_ne_bytes()).into());
+                }
+                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                    let info = data.cast::<libc::in6_pktinfo>().read_unaligned();
+                    told.to = Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).into());
+                }
+                _ => {}
+            }
+            at = libc::CMSG_NXTHDR(header, at);
+        }
+    }
+    told
+}
+
+/// What is to be sent by the next call.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    bytes: Vec<u8>,
+    entries: Vec<Entry>,
+    /// To whom something was too long; see [`Outbox::too_long`].
+    too_long: Vec<IpAddr>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    range: Range<usize>,
+    to: SocketAddr,
+    from: Option<IpAddr>,
+}
+
+impl Outbox {
+    /// One more, to `to`; from this address of ours if one is given (datagrams: a packet says it itself).
+    pub fn push(&mut self, bytes: &[u8], to: SocketAddr, from: Option<IpAddr>) {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(bytes);
+        self.entries.push(Entry { range: start..self.bytes.len(), to, from });
+    }
+
+    /// Whether there is nothing to send.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Whether as many wait as one call takes.
+    pub fn is_full(&self) -> bool {
+        self.entries.len() >= BATCH
+    }
+
+    /// Sends all, as far as the kernel takes it now, and forgets it; never waits. An error costs the
+    /// message that it concerns and is counted.
+    pub fn flush(&mut self, socket: BorrowedFd<'_>) -> SendReport {
+        let mut report = SendReport::default();
+        self.too_long.clear();
+        let mut done = 0;
+        while done < self.entries.len() {
+            match self.send(socket, done) {
+                Ok(count) => {
+                    report.sent += count as u64;
+                    done += count;
+                }
+                Err(error) => {
+                    if error == Some(libc::EMSGSIZE) {
+                        self.too_long.push(self.entries[done].to.ip());
+                    }
+                    report.count(error, 1);
+                    done += 1;
+                }
+            }
+        }
+        self.entries.clear();
+        self.bytes.clear();
+        report
+    }
+
+    /// To whom something was longer than the way takes, in the last [`Outbox::flush`]; see [`path_mtu`].
+    pub fn too_long(&self) -> &[IpAddr] {
+        &self.too_long
+    }
+
+    /// One call, from the message of this number on: how many went, or the error of the first.
+    fn send(&self, socket: BorrowedFd<'_>, first: usize) -> Result<usize, Option<i32>> {
+        let entries = &self.entries[first..(first + BATCH).min(self.entries.len())];
+        let mut names: Vec<Name> = entries.iter().map(|entry| Name::new(entry.to)).collect();
+        let mut controls: Vec<_> = entries.iter().map(|entry| source_control(entry.from)).collect();
+        let mut slices: Vec<libc::iovec> = entries.iter().map(|entry| self.slice(entry)).collect();
+        let parts = names.iter_mut().zip(&mut slices).zip(&mut controls);
+        let mut headers: Vec<libc::mmsghdr> = parts
+            .map(|((name, slice), (control, length))| {
+                // SAFETY: all zeros is a `mmsghdr` that points nowhere.
+                let mut message: libc::mmsghdr = unsafe { mem::zeroed() };
+                let header = &mut message.msg_hdr;
+                header.msg_name = ptr::from_mut(&mut name.storage).cast();
+                header.msg_namelen = name.length;
+                (header.msg_iov, header.msg_iovlen) = (ptr::from_mut(slice), 1);
+                if *length > 0 {
+                    header.msg_control = control.as_mut_ptr().cast();
+                    header.msg_controllen = *length as _;
+                }
+                message
+            })
+            .collect();
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: every header points to a name, a slice and control words that live in the vectors
+        // above, which are not touched until the call returns.
+        let sent = unsafe {
+            let (fd, count) = (socket.as_raw_fd(), headers.len() as u32);
+            libc::sendmmsg(fd, headers.as_mut_ptr(), count, flags as _)
+        };
+        usize::try_from(sent).map_err(|_| io::Error::last_os_error().raw_os_error())
+    }
+
+    fn slice(&self, entry: &Entry) -> libc::iovec {
+        let bytes = &self.bytes[entry.range.clone()];
+        // The kernel only reads it: the cast away from const is the C interface's.
+        libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
+    }
+}
+
+/// The control message that says which address of ours a datagram is from, and its length; 0 for none.
+fn source_control(from: Option<IpAddr>) -> ([u64; CONTROL_WORDS], usize) {
+    let mut words = [0; CONTROL_WORDS];
+    let at = words.as_mut_ptr().cast::<libc::cmsghdr>();
+    // SAFETY: `words` has room for the header and either structure (asserted below) and is aligned for
+    // the header; all zeros is a value of both structures.
+    let length = unsafe {
+        match from {
+            None => return (words, 0),
+            Some(IpAddr::V4(ip)) => {
+                let mut info: libc::in_pktinfo = mem::zeroed();
+                info.ipi_spec_dst.s_addr = u32::from_ne_bytes(ip.octets());
+                put(at, libc::IPPROTO_IP, libc::IP_PKTINFO, info)
+            }
+            Some(IpAddr::V6(ip)) => {
+                let mut info: libc::in6_pktinfo = mem::zeroed();
+                info.ipi6_addr.s6_addr = ip.octets();
+                put(at, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info)
+            }
+        }
+    };
+    (words, length)
+}
+
+/// Writes a control message; its length, padding included.
+///
+/// # Safety
+/// There is room for it at `at`, which is aligned for a header.
+unsafe fn put<T>(at: *mut libc::cmsghdr, level: c_int, kind: c_int, value: T) -> usize {
+    let size = size_of::<T>() as u32;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let cmsg_len = libc::CMSG_LEN(size) as _;
+        at.write(libc::cmsghdr { cmsg_len, cmsg_level: level, cmsg_type: kind });
+        libc::CMSG_DATA(at).cast::<T>().write_unaligned(value);
+        libc::CMSG_SPACE(size) as usize
+    }
+}
+
+const _: () = {
+    let room = CONTROL_WORDS * 8 - size_of::<libc::cmsghdr>();
+    assert!(size_of::<libc::in6_pktinfo>() <= room && size_of::<libc::in_pktinfo>() <= room);
+    assert!(size_of::<libc::tpacket_auxdata>() <= room);
+};
+
+/// Has a UDP socket say which address a datagram came to.
+///
+/// # Errors
+/// None are known.
+pub fn tell_destination(socket: BorrowedFd<'_>, is_ipv4: bool) -> io::Result<()> {
+    match is_ipv4 {
+        true => os::setsockopt(socket, libc::IPPROTO_IP, libc::IP_PKTINFO, &1),
+        false => os::setsockopt(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, &1),
+    }
+}
+
+/// Has a packet socket say whether a packet's checksum is ready.
+///
+/// # Errors
+/// None are known.
+pub fn tell_checksum(socket: BorrowedFd<'_>) -> io::Result<()> {
+    os::setsockopt(socket, libc::SOL_PACKET, libc::PACKET_AUXDATA, &1)
+}
+
+/// Bytes of the longest packet to `ip`, as far as the kernel knows: the device's, or less where a router
+/// has said so to a socket of the kernel's own.
+///
+/// # Errors
+/// There is no way there.
+pub fn path_mtu(ip: IpAddr) -> io::Result<usize> {
+    use std::os::fd::AsFd as _;
+    let any: IpAddr =
+        if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = std::net::UdpSocket::bind((any, 0))?;
+    socket.connect((ip, 9))?;
+    let (level, option) = match ip {
+        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MTU),
+        IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_MTU),
+    };
+    let mtu: c_int = os::getsockopt(socket.as_fd(), level, option)?;
+    Ok(usize::try_from(mtu).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn datagrams_say_where_they_came_to_and_go_back_from_there() {
+        for (any, ip) in [("0.0.0.0:0", "127.0.0.9"), ("[::]:0", "::1")] {
+            let server = UdpSocket::bind(any).unwrap();
+            let ip: IpAddr = ip.parse().unwrap();
+            tell_destination(server.as_fd(), ip.is_ipv4()).unwrap();
+            let to = SocketAddr::new(ip, server.local_addr().unwrap().port());
+            let client = UdpSocket::bind(any).unwrap();
+            let mut outbox = Outbox::default();
+            for n in 0..100_u8 {
+                outbox.push(&[n; 30], to, None);
+            }
+            assert!(outbox.is_full());
+            assert_eq!(outbox.flush(client.as_fd()).sent, 100);
+            let (mut inbox, mut seen) = (Inbox::new(20), 0);
+            while inbox.receive(server.as_fd()).unwrap() > 0 {
+                for got in inbox.iter() {
+                    assert_eq!((got.bytes, got.length, got.to), (&[seen; 20][..], 30, Some(ip)));
+                    outbox.push(&[seen], got.from.unwrap(), got.to);
+                    seen += 1;
+                }
+            }
+            assert_eq!((seen, outbox.flush(server.as_fd()).sent), (100, 100));
+            assert_eq!(client.recv_from(&mut [0; 9]).unwrap(), (1, to));
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_is_named_and_the_rest_goes() {
+        let (server, client) =
+            (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+        let to = server.local_addr().unwrap();
+        let mut outbox = Outbox::default();
+        for length in [10, 65_600, 20] {
+            outbox.push(&vec![1; length], to, None);
+        }
+        let report = outbox.flush(client.as_fd());
+        assert_eq!((report.sent, report.too_long), (2, 1));
+        assert_eq!(outbox.too_long(), [to.ip()]);
+        assert_eq!(path_mtu(to.ip()).unwrap(), 65_536);
+    }
+}

@@ -1,0 +1,300 @@
+//! A server's port: requests of everybody, answered in batches, and nothing kept of anybody.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+
+use viaduct_proto::trickles::packet::stats::Refusal;
+use viaduct_proto::trickles::packet::tcp::{self, Checksum, Packet};
+use viaduct_proto::trickles::packet::{Format, Return, Role, TooLong, mark, too_big, udp};
+use viaduct_sys::filter::{MarkedFilter, TcpMark};
+use viaduct_sys::journal::Changes;
+use viaduct_sys::keep_out::KeepOut;
+use viaduct_sys::marked::MarkedTap;
+use viaduct_sys::mmsg::{self, Inbox, Outbox, Received};
+use viaduct_sys::raw::Raw;
+use viaduct_sys::udp::UdpBatch;
+
+use super::door::{Door, now};
+use super::local::Local;
+use super::stats::PortStats;
+use super::{PortError, SEND_BUFFER, check_mtu, journal};
+
+/// Where and how a server is reached.
+#[derive(Clone, Debug)]
+pub struct ServerSettings {
+    /// Addresses and ports; `0.0.0.0` and `[::]` are all addresses of their family that this machine has,
+    /// also those that it gets later.
+    pub listen: Vec<SocketAddr>,
+    /// In TCP's format; takes root or CAP_NET_RAW and CAP_NET_ADMIN.
+    pub tcp: bool,
+    /// In UDP datagrams.
+    pub udp: bool,
+    /// Bytes of the longest packet that is sent, 576 to 65535: the interface's MTU.
+    pub mtu: usize,
+    /// Whether what is sent is left untracked by this machine's conntrack; not where it translates its
+    /// own addresses.
+    pub untracked: bool,
+    /// Where the journal of changed rules is kept.
+    pub run_dir: PathBuf,
+}
+
+/// The port. Not shared between threads; several processes of a machine may have different ports.
+#[derive(Debug)]
+pub struct ServerPort {
+    listen: Vec<SocketAddr>,
+    tap: Option<MarkedTap>,
+    inbox: Inbox,
+    local: Local,
+    answers: Answers,
+    /// Dropped last: the rule stands as long as packets come.
+    _changes: Option<Changes>,
+}
+
+/// Where answers go, until the batch is done.
+#[derive(Debug)]
+pub struct Answers {
+    door: Door,
+    datagrams: Vec<Datagrams>,
+    packet: Vec<u8>,
+}
+
+/// A UDP socket, and what leaves by it.
+#[derive(Debug)]
+struct Datagrams {
+    bound: SocketAddr,
+    socket: UdpBatch,
+    queue: Outbox,
+}
+
+const REQUESTS: TcpMark = TcpMark { word: mark::WORD, byte: Role::Request.byte() };
+
+impl ServerPort {
+    /// Opens it in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// Privilege is missing, an address is in use, or a rule cannot be set; nothing is left changed.
+    pub fn open(settings: &ServerSettings) -> Result<ServerPort, PortError> {
+        check_mtu(settings.mtu)?;
+        let first = settings.listen.first().ok_or(PortError::NoAddress)?;
+        let mut ports: Vec<u16> = settings.listen.iter().map(SocketAddr::port).collect();
+        ports.sort_unstable();
+        ports.dedup();
+        let (mut tap, mut raw, mut changes) = (None, None, None);
+        if settings.tcp {
+            let filter = MarkedFilter { mark: REQUESTS, ports: &ports, plain: false };
+            let instance = format!("trickles_{}", first.port());
+            changes = Some(keep_out(settings, instance, ports.clone())?);
+            tap = Some(
+                MarkedTap::open(filter).map_err(PortError::socket("open a packet socket", true))?,
+            );
+            let opened = Raw::open().map_err(PortError::socket("open a raw socket", true))?;
+            opened.set_buffers(SEND_BUFFER).map_err(PortError::socket("size a socket", false))?;
+            raw = Some(opened);
+        }
+        let udp = settings.listen.iter().filter(|_| settings.udp);
+        let datagrams = udp.map(|&at| Datagrams::open(at)).collect::<Result<Vec<_>, _>>()?;
+        let door = Door::new(raw, settings.mtu);
+        Ok(ServerPort {
+            listen: settings.listen.clone(),
+            tap,
+            inbox: Inbox::new(settings.mtu.max(2048)),
+            local: Local::default(),
+            answers: Answers { door, datagrams, packet: Vec::new() },
+            _changes: changes,
+        })
+    }
+
+    /// Takes one batch of what waits from each socket, calls `each` for every message, and sends what it
+    /// answered; never waits. How many messages there were.
+    ///
+    /// # Errors
+    /// The kernel's, of a socket: an interface went down, say. The port goes on.
+    pub fn turn(
+        &mut self,
+        mut each: impl FnMut(&[u8], Return, &mut Answers),
+    ) -> std::io::Result<usize> {
+        let before = self.answers.door.stats.received;
+        if let Some(tap) = &self.tap {
+            self.inbox.receive(tap.as_fd())?;
+            for got in self.inbox.iter() {
+                let request = read_packet(&got, &self.listen, &mut self.local, &mut self.answers);
+                if let Some((message, to)) = request {
+                    each(message, to, &mut self.answers);
+                }
+            }
+        }
+        for n in 0..self.answers.datagrams.len() {
+            let at = &self.answers.datagrams[n];
+            let port = at.bound.port();
+            self.inbox.receive(at.socket.as_fd())?;
+            for got in self.inbox.iter() {
+                if let Some((message, to)) = read_datagram(&got, port, &mut self.answers) {
+                    each(message, to, &mut self.answers);
+                }
+            }
+        }
+        self.answers.flush();
+        Ok((self.answers.door.stats.received - before) as usize)
+    }
+
+    /// For answers that come of something else than a message; see [`Answers::flush`].
+    pub fn answers(&mut self) -> &mut Answers {
+        &mut self.answers
+    }
+
+    /// What to wait for: readable when there is something to do.
+    pub fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let udp = self.answers.datagrams.iter().map(|at| at.socket.as_fd());
+        self.tap.iter().map(|tap| tap.as_fd()).chain(udp)
+    }
+
+    /// Its counters.
+    pub fn stats(&self) -> PortStats {
+        self.answers.door.stats
+    }
+}
+
+impl Answers {
+    /// Answers a request; leaves with the batch.
+    ///
+    /// # Errors
+    /// The message is longer than [`Answers::room`].
+    pub fn send(&mut self, message: &[u8], to: &mut Return) -> Result<(), TooLong> {
+        let mtu = self.door.mtu(to.client().ip());
+        to.answer(message, mtu, &mut self.packet)?;
+        match to.format() {
+            Format::Tcp => self.door.packet(&self.packet, to.client().ip()),
+            Format::Udp => self.datagram(to),
+        }
+        Ok(())
+    }
+
+    /// Bytes of the longest message to there now: less where a router has said so.
+    pub fn room(&self, to: &Return) -> usize {
+        to.room(self.door.mtu(to.client().ip()))
+    }
+
+    /// Sends what waits; a batch does so by itself.
+    pub fn flush(&mut self) {
+        self.door.flush();
+        for at in &mut self.datagrams {
+            self.door.flush_datagrams(&mut at.queue, at.socket.as_fd());
+        }
+    }
+
+    /// From the address that was asked, if a socket of its port is still there.
+    fn datagram(&mut self, to: &Return) {
+        let (from, client) = (to.server(), to.client());
+        let fits = |at: &&mut Datagrams| {
+            let any = at.bound.ip().is_unspecified() && at.bound.is_ipv4() == from.is_ipv4();
+            at.bound.port() == from.port() && (any || at.bound.ip() == from.ip())
+        };
+        let Some(at) = self.datagrams.iter_mut().find(fits) else { return };
+        at.queue.push(&self.packet, client, Some(from.ip()));
+        if at.queue.is_full() {
+            self.door.flush_datagrams(&mut at.queue, at.socket.as_fd());
+        }
+    }
+}
+
+impl Datagrams {
+    fn open(bound: SocketAddr) -> Result<Datagrams, PortError> {
+        let failed = || PortError::socket(format!("listen at UDP {bound}"), false);
+        let socket = UdpBatch::bind_one_family(bound).map_err(failed())?;
+        mmsg::tell_destination(socket.as_fd(), bound.is_ipv4()).map_err(failed())?;
+        socket.set_buffers(SEND_BUFFER).map_err(failed())?;
+        let bound = socket.local_addr().map_err(failed())?;
+        Ok(Datagrams { bound, socket, queue: Outbox::default() })
+    }
+}
+
+fn keep_out(
+    settings: &ServerSettings,
+    instance: String,
+    ports: Vec<u16>,
+) -> Result<Changes, PortError> {
+    let mut changes = Changes::open(&journal(&settings.run_dir, &instance))?;
+    let untracked = settings.untracked.then_some(Role::Answer.byte());
+    changes.keep_out(KeepOut { instance, mark: REQUESTS, ports, untracked })?;
+    Ok(changes)
+}
+
+/// The message of a packet in TCP's format, and where its answers go.
+fn read_packet<'a>(
+    got: &Received<'a>,
+    listen: &[SocketAddr],
+    local: &mut Local,
+    answers: &mut Answers,
+) -> Option<(&'a [u8], Return)> {
+    if let Some(said) = too_big::parse(got.bytes) {
+        if is_ours(said.source, listen, local) {
+            answers.door.too_big(&said);
+        }
+        return None;
+    }
+    let checksum = if got.check { Checksum::Check } else { Checksum::Trust };
+    let stats = &mut answers.door.stats;
+    match tcp::parse(got.bytes, got.length, checksum) {
+        Ok(Packet::Message(segment, message)) => {
+            // What only passes this machine is none of ours, and no reason to count.
+            let to = is_ours(segment.destination, listen, local).then(|| Return::of(&segment))?;
+            let Some(to) = to else {
+                stats.refuse(Refusal::NotOurs);
+                return None;
+            };
+            stats.received += 1;
+            Some((message, to))
+        }
+        Ok(Packet::Plain { .. }) => {
+            stats.refuse(Refusal::Unmarked);
+            None
+        }
+        Err(why) => {
+            stats.refuse(why);
+            None
+        }
+    }
+}
+
+fn is_ours(at: SocketAddr, listen: &[SocketAddr], local: &mut Local) -> bool {
+    let any = |ip: IpAddr| ip.is_unspecified() && ip.is_ipv4() == at.is_ipv4();
+    let same = |door: &&SocketAddr| door.port() == at.port();
+    listen.iter().filter(same).any(|door| door.ip() == at.ip() || any(door.ip()))
+        && local.is(now(), at.ip())
+}
+
+fn read_datagram<'a>(
+    got: &Received<'a>,
+    port: u16,
+    answers: &mut Answers,
+) -> Option<(&'a [u8], Return)> {
+    let stats = &mut answers.door.stats;
+    let (from, to) = (got.from?, got.to?);
+    let read = if got.length > got.bytes.len() { Err(Refusal::Cut) } else { udp::parse(got.bytes) };
+    match read {
+        Ok((Role::Request, _, message)) if from.port() != 0 => {
+            stats.received += 1;
+            Some((message, Return::of_datagram(canonical(from), SocketAddr::new(to, port))))
+        }
+        Ok(_) => {
+            stats.refuse(Refusal::NotOurs);
+            None
+        }
+        Err(why) => {
+            stats.refuse(why);
+            None
+        }
+    }
+}
+
+/// Without what only this machine's kernel says of it, but for the scope that a link-local address needs.
+fn canonical(from: SocketAddr) -> SocketAddr {
+    let link_local = |ip: &Ipv6Addr| ip.segments()[0] & 0xffc0 == 0xfe80;
+    match from {
+        SocketAddr::V6(v6) if link_local(v6.ip()) => {
+            SocketAddrV6::new(*v6.ip(), v6.port(), 0, v6.scope_id()).into()
+        }
+        other => SocketAddr::new(other.ip(), other.port()),
+    }
+}

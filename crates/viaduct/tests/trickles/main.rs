@@ -1,0 +1,242 @@
+//! Trickles' packets through a router that masquerades and is strict, beside plain TCP on the same port.
+#![allow(clippy::unwrap_used)] // a test may panic
+
+mod controls;
+mod speed;
+mod world;
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use viaduct::trickles::ServerPort;
+use viaduct_proto::trickles::packet::{Format, Ways};
+use viaduct_sys::process::Process;
+use world::{PORT, ROUTER, SERVERS, TCP, UDP, Word, World, seen_from, sh};
+
+const MB: u32 = 1 << 20;
+
+#[test]
+fn strict_conntrack_and_masquerading_pass_every_packet_beyond_four_gigabytes() {
+    let Some(world) = World::new("strict") else { return };
+    world.coalesce();
+    let server = world.serve();
+    let mut client = world.client(TCP, "client");
+    for (ip, router) in SERVERS.into_iter().zip(ROUTER) {
+        let flow = client.connect(ip);
+        let opened = client.ask_until_answered(flow);
+        assert_eq!(seen_from(&opened).to_string(), router, "masqueraded");
+        // As they come, each answered by two full packets.
+        client.converse(flow, 1_500, 300, (2, 1400), 2_800);
+        // Sparse ranges: six gigabytes of numbers.
+        let heard = client.converse(flow, 6_000, 300, (1, 200), MB);
+        let mut numbers: Vec<u32> = heard
+            .iter()
+            .map(|word| match word {
+                Word::Answer { number, .. } => *number,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        numbers.sort_unstable();
+        assert!(numbers.iter().copied().eq(0..6_000));
+        assert_eq!(client.port().format(flow), Some(Format::Tcp));
+    }
+    assert_eq!([world.count("invalid"), world.count("resets")], [0, 0]);
+    assert!(world.count("marked") > 2 * (2 * 1_500 + 6_000), "in TCP's format, through the router");
+    let stats = server.end();
+    assert_eq!(stats.refused.total(), 0, "{stats:?}");
+    let stats = client.port().stats();
+    assert_eq!(stats.refused.total(), 0, "nothing was merged: {stats:?}");
+}
+
+#[test]
+fn a_lost_and_repeated_opening_is_no_trouble_to_strict_conntrack() {
+    let Some(world) = World::new("opening") else { return };
+    let _server = world.serve();
+    let mut client = world.client(TCP, "client");
+    for ip in SERVERS {
+        let flow = client.connect(ip);
+        // Several SYNs at once, of which each is answered; the second by more.
+        for number in 0..5 {
+            client.ask(flow, number, 2, 200 + 200 * number as u16, 400);
+        }
+        client.converse(flow, 500, 300, (1, 1000), 1000);
+    }
+    assert_eq!([world.count("invalid"), world.count("resets")], [0, 0]);
+}
+
+#[test]
+fn the_same_messages_travel_by_udp() {
+    let Some(world) = World::new("udp") else { return };
+    let server = world.serve();
+    let mut client = world.client(UDP, "client");
+    for (ip, router) in SERVERS.into_iter().zip(ROUTER) {
+        let flow = client.connect(ip);
+        let heard = client.converse(flow, 2_000, 100, (2, 1400), 2_800);
+        assert_eq!(seen_from(&heard[0]).to_string(), router);
+        assert_eq!(client.port().format(flow), Some(Format::Udp));
+    }
+    assert_eq!(world.count("marked"), 0);
+    assert_eq!(server.end().refused.total(), 0);
+    assert!(!sh(&world.client, "nft list ruleset").contains("trickles"), "UDP needs no rule");
+}
+
+#[test]
+fn where_marked_packets_are_dropped_or_refused_the_client_goes_on_by_udp() {
+    let Some(world) = World::new("fallback") else { return };
+    let _server = world.serve();
+    let drop = "tcp option @253,16,16 0x5674 drop";
+    let refuse = "tcp option @253,16,16 0x5674 reject with tcp reset";
+    for rule in [drop, refuse] {
+        sh(&world.router, &format!("nft insert rule inet fw forward {rule}"));
+        let mut client = world.client(Ways::Any, "client");
+        for ip in SERVERS {
+            let flow = client.connect(ip);
+            client.ask_until_answered(flow);
+            assert_eq!(client.port().format(flow), Some(Format::Udp), "{rule}");
+            client.converse(flow, 100, 10, (1, 1000), 1000);
+        }
+        sh(
+            &world.router,
+            "nft delete rule inet fw forward handle $(nft -a list chain inet fw forward | grep 253 | sed 's/.*handle //')",
+        );
+    }
+    let mut client = world.client(Ways::Any, "client");
+    let flow = client.connect(SERVERS[0]);
+    client.ask_until_answered(flow);
+    assert_eq!(client.port().format(flow), Some(Format::Tcp), "where they pass, they are first");
+}
+
+#[test]
+fn plain_tcp_lives_on_the_same_port() {
+    let Some(world) = World::new("plain") else { return };
+    let server = world.serve();
+    let mut client = world.client(TCP, "client");
+    for ip in SERVERS {
+        let to = SocketAddr::new(ip.parse().unwrap(), PORT);
+        let listener = world.server.netns().enter(|| TcpListener::bind(to).unwrap()).unwrap();
+        let flow = client.connect(ip);
+        client.ask_until_answered(flow);
+        let mut plain = world.client.netns().enter(|| TcpStream::connect(to).unwrap()).unwrap();
+        let (mut accepted, _) = listener.accept().unwrap();
+        plain.write_all(b"plain words").unwrap();
+        client.converse(flow, 500, 100, (1, 1000), 1000);
+        plain.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut text = String::new();
+        accepted.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "plain words");
+        listener.set_nonblocking(true).unwrap();
+        assert!(listener.accept().is_err(), "no marked packet reached the kernel's TCP");
+    }
+    assert_eq!([world.count("invalid"), world.count("resets")], [0, 0]);
+    assert_eq!(server.end().refused.total(), 0);
+}
+
+#[test]
+fn a_client_of_a_plain_tcp_server_hears_so_and_connects_by_the_kernel() {
+    let Some(world) = World::new("kernel") else { return };
+    for ip in SERVERS {
+        let to = SocketAddr::new(ip.parse().unwrap(), PORT);
+        let mut client = world.client(Ways::Any, "client");
+        let refused = client.connect(ip);
+        client.ask(refused, 0, 1, 100, 100);
+        // Nobody listens: its kernel resets, and so it is by UDP.
+        assert_eq!(client.listen(Duration::from_millis(50)), []);
+        let mut tcp_only = world.client(TCP, "only");
+        let refused = tcp_only.connect(ip);
+        tcp_only.ask(refused, 0, 1, 100, 100);
+        assert_eq!(tcp_only.listen(Duration::from_secs(2)), [Word::Refused]);
+
+        let listener = world.server.netns().enter(|| TcpListener::bind(to).unwrap()).unwrap();
+        let flow = client.connect(ip);
+        client.ask(flow, 0, 1, 100, 100);
+        assert_eq!(client.listen(Duration::from_secs(2)), [Word::Plain]);
+        client.port().close(flow);
+        let mut plain = world.client.netns().enter(|| TcpStream::connect(to).unwrap()).unwrap();
+        plain.write_all(b"x").unwrap();
+        let (accepted, from) = listener.accept().unwrap();
+        assert_eq!(accepted.local_addr().unwrap(), to);
+        listener.set_nonblocking(true).unwrap();
+        assert!(listener.accept().is_err(), "the SYN of before was reset, {from} is the only one");
+        let half_open = sh(&world.server, "ss -Htn state syn-recv");
+        assert_eq!(half_open.trim(), "");
+    }
+}
+
+#[test]
+fn packets_get_no_longer_than_the_path() {
+    let Some(world) = World::new("mtu") else { return };
+    let server = world.serve();
+    sh(&world.router, "ip link set west mtu 1300");
+    sh(&world.client, "ip link set eth0 mtu 1300");
+    for ways in [TCP, UDP] {
+        let mut client = world.client(ways, "client");
+        for (ip, header) in SERVERS.into_iter().zip([20, 40]) {
+            let flow = client.connect(ip);
+            client.ask_until_answered(flow);
+            // The first is lost on the way, and a router says so.
+            let mut words = Vec::new();
+            for number in 0..10 {
+                client.ask(flow, number, 1, 1448, 1448);
+                words = client.listen(Duration::from_millis(300));
+                if !words.is_empty() {
+                    break;
+                }
+            }
+            let Some(Word::Answer { length, .. }) = words.last() else { panic!("{ways:?} {ip}") };
+            let own = if ways == TCP { 32 } else { 12 };
+            assert_eq!(*length, 1300 - header - own, "{ways:?} {ip}");
+        }
+    }
+    assert!(server.end().too_big >= 2);
+    assert_eq!(world.count("invalid"), 0);
+}
+
+#[test]
+#[ignore = "not a test by itself: the process that the next one kills"]
+fn the_killed_server() {
+    let Some(run_dir) = std::env::var_os("VIADUCT_TEST_RUN_DIR") else { return };
+    let settings = viaduct::trickles::ServerSettings {
+        listen: vec![([0; 4], PORT).into()],
+        tcp: true,
+        udp: false,
+        mtu: 1500,
+        untracked: true,
+        run_dir: run_dir.into(),
+    };
+    let _port = ServerPort::open(&settings).unwrap();
+    println!("\nready");
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+#[test]
+fn what_a_killed_server_leaves_harms_no_plain_tcp_and_goes_with_the_next() {
+    let Some(world) = World::new("killed") else { return };
+    let mut command: Command =
+        world.server.command(std::env::current_exe().unwrap().to_str().unwrap());
+    command.args(["--ignored", "--exact", "--nocapture", "the_killed_server"]);
+    command.env("VIADUCT_TEST_RUN_DIR", &world.run_dir).stdout(Stdio::piped());
+    let mut killed = Process::spawn(command).unwrap();
+    let lines = BufReader::new(killed.stdout.take().unwrap()).lines();
+    assert!(lines.map_while(Result::ok).any(|line| line == "ready"));
+    killed.kill().unwrap();
+    let rules = || sh(&world.server, "nft list ruleset");
+    assert!(rules().contains("viaduct_trickles_8080"), "a kill leaves the rule");
+    let to = SocketAddr::new(SERVERS[0].parse().unwrap(), PORT);
+    let listener = world.server.netns().enter(|| TcpListener::bind(to).unwrap()).unwrap();
+    world.client.netns().enter(|| TcpStream::connect(to).unwrap()).unwrap();
+    drop(listener);
+
+    let server = world.serve();
+    let mut client = world.client(TCP, "client");
+    let flow = client.connect(SERVERS[0]);
+    client.ask_until_answered(flow);
+    assert_eq!(rules().matches("chain arriving").count(), 1);
+    server.end();
+    assert_eq!(rules().trim(), "", "an ended one leaves nothing");
+    assert!(sh(&world.client, "nft list ruleset").contains("viaduct_client"));
+    drop(client);
+    assert_eq!(sh(&world.client, "nft list ruleset").trim(), "");
+    assert_eq!(std::fs::read_dir(&world.run_dir).unwrap().count(), 0, "no journal either");
+}

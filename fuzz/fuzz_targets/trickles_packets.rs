@@ -1,0 +1,77 @@
+//! Trickles' packets: whatever the bytes, what is read says what was written, a server's answer to it is
+//! one that can be read, and a client that is told anything stays within its windows.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use viaduct_proto::trickles::packet::tcp::{self, Checksum, Kind, Packet, Segment};
+use viaduct_proto::trickles::packet::{Numbers, Return, Role, too_big, udp};
+
+const MTU: usize = 1500;
+/// What a client may run ahead.
+const WIDE: u32 = 1 << 29;
+
+fuzz_target!(|input: &[u8]| {
+    let _ = too_big::parse(input);
+    if let Some(way) = Return::parse(input) {
+        assert_eq!(Return::parse(&way.emit()), Some(way));
+    }
+    if let Ok((role, count, message)) = udp::parse(input) {
+        assert_eq!([&udp::head(role, count)[..], message].concat(), input);
+    }
+    if let Ok(Packet::Message(segment, message)) = tcp::parse(input, input.len(), Checksum::Trust) {
+        is_read_again(&segment, message);
+        is_answered(&segment);
+    }
+    is_told_anything(input);
+});
+
+/// All that was read is written again, but for a SYN without a scale, which we never write.
+fn is_read_again(segment: &Segment, message: &[u8]) {
+    let (mut packet, mtu) = (Vec::new(), usize::from(u16::MAX));
+    if tcp::emit(segment, message, mtu, &mut packet).is_err() {
+        return;
+    }
+    let whole = Segment { scaled: true, ..*segment };
+    let read = tcp::parse(&packet, packet.len(), Checksum::Check);
+    assert_eq!(read, Ok(Packet::Message(whole, message)));
+}
+
+fn is_answered(request: &Segment) {
+    let Some(mut way) = Return::of(request) else { return };
+    assert_eq!(request.mark.role, Role::Request);
+    let mut packet = Vec::new();
+    for kind in [if request.kind == Kind::Syn { Kind::SynAck } else { Kind::Data }, Kind::Data] {
+        way.answer(b"answer", MTU, &mut packet).expect("it fits");
+        let read = tcp::parse(&packet, packet.len(), Checksum::Check);
+        let Ok(Packet::Message(answer, b"answer")) = read else { panic!("{read:?}") };
+        assert_eq!((answer.kind, answer.destination), (kind, request.source));
+    }
+}
+
+/// Ten bytes each: what kind of answer, its number, what it acknowledges, its length; then a request.
+fn is_told_anything(input: &[u8]) {
+    let ends = ["10.0.0.1:40000", "10.0.0.2:80"].map(|at| at.parse().expect("an address"));
+    let mut client = Numbers::new(ends[0], ends[1], 1);
+    let mut packet = Vec::new();
+    for told in input.chunks_exact(10) {
+        let number = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|n| told[at + n]));
+        client.request(&told[..9], number(1), MTU, &mut packet).expect("it fits");
+        let Ok(Packet::Message(sent, _)) = tcp::parse(&packet, packet.len(), Checksum::Check)
+        else {
+            panic!("a request of our own is refused")
+        };
+        assert!(sent.mark.ahead <= WIDE);
+        assert_eq!(sent.kind.is_syn(), !client.is_open());
+        let mut answer = sent;
+        (answer.source, answer.destination) = (ends[1], ends[0]);
+        answer.mark.role = if told[0] & 1 == 0 { Role::Answer } else { Role::Request };
+        answer.kind = if told[0] & 2 == 0 { Kind::SynAck } else { Kind::Data };
+        answer.scaled = told[0] & 4 == 0;
+        // Near what is right, or anywhere.
+        let base = if told[0] & 8 == 0 { [sent.ack, sent.seq] } else { [0, 0] };
+        (answer.seq, answer.ack) =
+            (base[0].wrapping_add(number(1)), base[1].wrapping_add(number(5)));
+        answer.mark.length = u16::from_be_bytes([told[8], told[9]]);
+        assert_eq!(client.hear(&answer), answer.mark.role == Role::Answer);
+    }
+}
