@@ -28,6 +28,7 @@ pub mod bpf;
 pub mod clock;
 pub mod datagrams;
 pub mod filter;
+pub mod hall;
 pub mod hold;
 pub mod inherit;
 pub mod intercept;
@@ -60,6 +61,7 @@ pub mod tool;
 pub mod tun;
 pub mod udp;
 pub mod urgent;
+pub mod watches;
 pub mod wrapped;
 
 mod claim;

@@ -37,6 +37,17 @@ impl Task {
         Ok(pidfd_getfd(&self.fd, fd, PidfdGetfdFlags::empty())?)
     }
 
+    /// Whether its descriptor `fd` is closed on exec.
+    ///
+    /// # Errors
+    /// It has none of this number, or we may not look.
+    pub fn closes_on_exec(&self, fd: i32) -> io::Result<bool> {
+        let info = std::fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", self.pid))?;
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok());
+        Ok(flags.ok_or(io::ErrorKind::InvalidData)? & libc::O_CLOEXEC != 0)
+    }
+
     /// Reads its memory at `from`; how many bytes there were before the first that it does not have.
     ///
     /// # Errors
