@@ -30,7 +30,7 @@ use std::thread;
 
 pub use families::keep_to_known_families;
 pub use listener::{Listener, Notification, Reply};
-pub use task::Task;
+pub use task::{Task, socket_of_somebody};
 
 use crate::filter::BpfInsn;
 use crate::{os, records};

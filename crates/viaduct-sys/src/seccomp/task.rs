@@ -82,6 +82,29 @@ impl Task {
     }
 }
 
+/// A duplicate of the socket of this inode, from whichever process has it.
+pub fn socket_of_somebody(inode: u64) -> Option<OwnedFd> {
+    let name = format!("socket:[{inode}]");
+    let number = |entry: &std::fs::DirEntry| entry.file_name().to_str()?.parse::<i32>().ok();
+    let processes = std::fs::read_dir("/proc").ok()?.flatten();
+    for process in processes {
+        let Some(pid) = number(&process) else { continue };
+        let Ok(open) = std::fs::read_dir(process.path().join("fd")) else { continue };
+        let is = |to: std::path::PathBuf| to.as_os_str() == name.as_str();
+        let mut open = open.flatten();
+        let found = open.find(|entry| std::fs::read_link(entry.path()).is_ok_and(is));
+        let Some(fd) = found.as_ref().and_then(number) else { continue };
+        let socket = Task::open(pid.cast_unsigned()).and_then(|task| task.duplicate(fd));
+        // It may have been closed, and another opened.
+        if let Ok(socket) = socket
+            && rustix::fs::fstat(&socket).is_ok_and(|stat| stat.st_ino == inode)
+        {
+            return Some(socket);
+        }
+    }
+    None
+}
+
 /// The process of a thread, for kernels that know only processes; itself if that cannot be known.
 fn process_of(thread: Pid) -> Pid {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();

@@ -26,6 +26,7 @@ use rustix::net::sockopt;
 use tracing::{debug, warn};
 use viaduct_proto::wrap::Socket;
 use viaduct_sys::hall::{self, Purpose};
+use viaduct_sys::seccomp::socket_of_somebody;
 use viaduct_sys::tcp;
 
 use super::carrier::Carrier;
@@ -169,10 +170,16 @@ impl Fronts {
     ) -> io::Result<Option<Listens>> {
         for front in &mut *self.list() {
             if front.cookie == cookie {
+                let own = front.listener.try_clone()?.into();
+                // All who have the socket have one queue.
+                let theirs = front.behind.iter().find_map(|of| socket_of_somebody(of.inode));
+                if let Some(behind) = theirs {
+                    return Ok(Some(Listens::Behind(behind, own)));
+                }
                 let backlog = backlog.unwrap_or(front.backlog);
                 let more = listen_behind(hall, &front.listener, is, backlog, front.flags)?;
                 front.behind.push(Behind::of(&more)?);
-                return Ok(Some(Listens::Behind(more, front.listener.try_clone()?.into())));
+                return Ok(Some(Listens::Behind(more, own)));
             }
             if front.behind.iter().any(|behind| behind.cookie == cookie) {
                 return Ok(Some(Listens::Already));
