@@ -30,6 +30,7 @@ pub mod bpf;
 pub mod clock;
 pub mod datagrams;
 pub mod filter;
+pub mod hall;
 pub mod hold;
 pub mod inherit;
 pub mod intercept;
@@ -65,6 +66,7 @@ pub mod tool;
 pub mod tun;
 pub mod udp;
 pub mod urgent;
+pub mod watches;
 pub mod wrapped;
 
 mod claim;

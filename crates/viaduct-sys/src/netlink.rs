@@ -45,6 +45,15 @@ impl Message {
         Message(bytes)
     }
 
+    /// To the kernel's routing, whose messages of this kind begin with `head`.
+    pub(crate) fn of_routing(kind: u16, flags: u16, head: &[u8]) -> Message {
+        let mut bytes = vec![0; HEAD];
+        bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
+        bytes[6..8].copy_from_slice(&(flags | NLM_F_REQUEST).to_ne_bytes());
+        bytes.extend(head);
+        Message(bytes)
+    }
+
     /// With an attribute.
     pub(crate) fn with(mut self, kind: u16, value: &[u8]) -> Message {
         attribute(&mut self.0, kind, value);

@@ -29,7 +29,7 @@ use crate::os;
 use crate::process::die_with_parent;
 
 /// `SO_NETNS_COOKIE`.
-const NETNS_COOKIE: libc::c_int = 71;
+pub(crate) const NETNS_COOKIE: libc::c_int = 71;
 
 /// What can go wrong with namespaces.
 #[derive(Debug, thiserror::Error)]

@@ -83,6 +83,16 @@ impl Rules {
         }
     }
 
+    /// Listening at `at`: whoever connects to a stream there passes the chain first, wherever they come
+    /// from. Rules are about where a program goes.
+    pub fn listen(&self, socket: Socket, at: SocketAddr) -> Verdict {
+        match socket.carries() {
+            Carries::Tcp => Verdict::Divert(at),
+            Carries::OtherTcp => Verdict::Refuse(Errno::PERM),
+            Carries::Datagrams | Carries::Unknown | Carries::Local => Verdict::Pass,
+        }
+    }
+
     /// What may become of datagrams, whichever their address.
     pub fn datagrams(&self) -> Datagrams {
         if self.names {

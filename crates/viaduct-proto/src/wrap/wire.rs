@@ -78,6 +78,7 @@ pub enum Call {
     Connect = 2,
     Send = 3,
     Exec = 4,
+    Listen = 5,
 }
 
 /// What a master answers.
@@ -174,7 +175,7 @@ impl Request {
 
 impl Call {
     fn of(number: u8) -> Option<Call> {
-        [Call::Socket, Call::Connect, Call::Send, Call::Exec]
+        [Call::Socket, Call::Connect, Call::Send, Call::Exec, Call::Listen]
             .into_iter()
             .find(|&call| call as u8 == number)
     }

@@ -3,7 +3,7 @@
 //! ```text
 //!   another machine's calls ──▶ those that could go around us: no such call
 //!   io_uring_setup, x32     ──▶ no such call; runtimes have another way
-//!   connect, some sends, some sockets, names ──▶ told
+//!   connect, some sends, some sockets, names, listeners ──▶ told
 //!   all else                ──▶ the kernel's, which remembers that by number: it costs nothing
 //! ```
 
@@ -27,9 +27,10 @@ pub(super) const fn argument(n: u32) -> (u32, u32) {
 #[cfg(target_arch = "x86_64")]
 pub(super) mod machine {
     pub(in crate::seccomp) const NATIVE: u32 = 0xc000_003e;
-    /// i386, and its numbers of: socketcall, connect, sendto, sendmsg, sendmmsg, io_uring_setup.
+    /// i386, and its numbers of: socketcall, connect, listen, sendto, sendmsg, sendmmsg,
+    /// io_uring_setup.
     pub(in crate::seccomp) const OTHER: (u32, &[u32]) =
-        (0x4000_0003, &[102, 362, 369, 370, 345, 425]);
+        (0x4000_0003, &[102, 362, 363, 369, 370, 345, 425]);
     /// Calls of x32 have this bit.
     pub(in crate::seccomp) const X32: Option<u32> = Some(0x4000_0000);
 }
@@ -37,8 +38,9 @@ pub(super) mod machine {
 #[cfg(target_arch = "aarch64")]
 pub(super) mod machine {
     pub(in crate::seccomp) const NATIVE: u32 = 0xc000_00b7;
-    /// ARM's EABI, and its numbers of: connect, sendto, sendmsg, sendmmsg, io_uring_setup.
-    pub(in crate::seccomp) const OTHER: (u32, &[u32]) = (0x4000_0028, &[283, 290, 296, 374, 425]);
+    /// ARM's EABI, and its numbers of: connect, listen, sendto, sendmsg, sendmmsg, io_uring_setup.
+    pub(in crate::seccomp) const OTHER: (u32, &[u32]) =
+        (0x4000_0028, &[283, 284, 290, 296, 374, 425]);
     pub(in crate::seccomp) const X32: Option<u32> = None;
 }
 
@@ -109,6 +111,11 @@ impl Traps {
         asm.jump_if(number(libc::SYS_sendmsg), sendmsg);
         asm.jump_if(number(libc::SYS_sendmmsg), sendmmsg);
         asm.jump_if(number(libc::SYS_io_uring_setup), ends.absent);
+        if self.listeners {
+            for nr in [libc::SYS_bind, libc::SYS_listen, libc::SYS_accept, libc::SYS_accept4] {
+                asm.jump_if(number(nr), ends.tell);
+            }
+        }
         if self.names {
             asm.jump_if(number(libc::SYS_getpeername), short);
             asm.jump_if(number(libc::SYS_getsockname), short);

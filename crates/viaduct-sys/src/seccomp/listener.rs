@@ -9,6 +9,7 @@ use crate::os;
 const RECEIVE: libc::Ioctl = 0xc050_2100_u32 as libc::Ioctl;
 const SEND: libc::Ioctl = 0xc018_2101_u32 as libc::Ioctl;
 const IS_VALID: libc::Ioctl = 0x4008_2102;
+const ADD_FD: libc::Ioctl = 0x4018_2103;
 const SET_FLAGS: libc::Ioctl = 0x4008_2104;
 const SYNC_WAKE_UP: u64 = 1;
 
@@ -68,6 +69,29 @@ impl Listener {
     pub fn waits(&self, call: &Notification) -> bool {
         // SAFETY: the kernel reads one number, which lives through the call.
         unsafe { libc::ioctl(self.0.as_raw_fd(), IS_VALID, &raw const call.id) == 0 }
+    }
+
+    /// Puts a duplicate of `from` in place of the caller's descriptor `at`, which is closed there; it is
+    /// closed on exec if `cloexec` says so. The call still waits.
+    ///
+    /// # Errors
+    /// Who called has gone, or was interrupted ([`io::ErrorKind::NotFound`]).
+    pub fn put(
+        &self,
+        call: &Notification,
+        from: BorrowedFd<'_>,
+        at: i32,
+        cloexec: bool,
+    ) -> io::Result<()> {
+        let mut put = libc::seccomp_notif_addfd {
+            id: call.id,
+            flags: libc::SECCOMP_ADDFD_FLAG_SETFD as u32,
+            srcfd: from.as_raw_fd().cast_unsigned(),
+            newfd: at.cast_unsigned(),
+            newfd_flags: if cloexec { libc::O_CLOEXEC.cast_unsigned() } else { 0 },
+        };
+        // SAFETY: the kernel reads one, which lives through the call.
+        os::check(unsafe { libc::ioctl(self.0.as_raw_fd(), ADD_FD, &raw mut put) }.min(0))
     }
 
     /// Answers.

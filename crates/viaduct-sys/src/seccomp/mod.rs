@@ -30,7 +30,7 @@ use std::thread;
 
 pub use families::keep_to_known_families;
 pub use listener::{Listener, Notification, Reply};
-pub use task::Task;
+pub use task::{Task, socket_of_somebody};
 
 use crate::filter::BpfInsn;
 use crate::{os, records};
@@ -46,6 +46,8 @@ pub struct Traps {
     pub families: bool,
     /// `getpeername` and `getsockname`, and `getsockopt` of a socket's error.
     pub names: bool,
+    /// `bind`, `listen` and `accept`.
+    pub listeners: bool,
     /// Calls that carry this behind their arguments are not told of: whoever makes them has asked
     /// already. It guards against oversight, not against programs that want to be unseen.
     pub word: Option<u64>,
@@ -57,6 +59,10 @@ pub mod calls {
 
     pub const SOCKET: i64 = libc::SYS_socket;
     pub const CONNECT: i64 = libc::SYS_connect;
+    pub const BIND: i64 = libc::SYS_bind;
+    pub const LISTEN: i64 = libc::SYS_listen;
+    pub const ACCEPT: i64 = libc::SYS_accept;
+    pub const ACCEPT4: i64 = libc::SYS_accept4;
     pub const SENDTO: i64 = libc::SYS_sendto;
     pub const SENDMSG: i64 = libc::SYS_sendmsg;
     pub const SENDMMSG: i64 = libc::SYS_sendmmsg;

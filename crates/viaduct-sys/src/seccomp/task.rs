@@ -37,6 +37,17 @@ impl Task {
         Ok(pidfd_getfd(&self.fd, fd, PidfdGetfdFlags::empty())?)
     }
 
+    /// Whether its descriptor `fd` is closed on exec.
+    ///
+    /// # Errors
+    /// It has none of this number, or we may not look.
+    pub fn closes_on_exec(&self, fd: i32) -> io::Result<bool> {
+        let info = std::fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", self.pid))?;
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok());
+        Ok(flags.ok_or(io::ErrorKind::InvalidData)? & libc::O_CLOEXEC != 0)
+    }
+
     /// Reads its memory at `from`; how many bytes there were before the first that it does not have.
     ///
     /// # Errors
@@ -69,6 +80,29 @@ impl Task {
             Err(_) => Err(io::Error::last_os_error()),
         }
     }
+}
+
+/// A duplicate of the socket of this inode, from whichever process has it.
+pub fn socket_of_somebody(inode: u64) -> Option<OwnedFd> {
+    let name = format!("socket:[{inode}]");
+    let number = |entry: &std::fs::DirEntry| entry.file_name().to_str()?.parse::<i32>().ok();
+    let processes = std::fs::read_dir("/proc").ok()?.flatten();
+    for process in processes {
+        let Some(pid) = number(&process) else { continue };
+        let Ok(open) = std::fs::read_dir(process.path().join("fd")) else { continue };
+        let is = |to: std::path::PathBuf| to.as_os_str() == name.as_str();
+        let mut open = open.flatten();
+        let found = open.find(|entry| std::fs::read_link(entry.path()).is_ok_and(is));
+        let Some(fd) = found.as_ref().and_then(number) else { continue };
+        let socket = Task::open(pid.cast_unsigned()).and_then(|task| task.duplicate(fd));
+        // It may have been closed, and another opened.
+        if let Ok(socket) = socket
+            && rustix::fs::fstat(&socket).is_ok_and(|stat| stat.st_ino == inode)
+        {
+            return Some(socket);
+        }
+    }
+    None
 }
 
 /// The process of a thread, for kernels that know only processes; itself if that cannot be known.

@@ -105,6 +105,9 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
     loop {
         let change = wrapped::wait(program).context("wait for the program")?;
         let ended = matches!(change, Change::Exited(_) | Change::Killed(_));
+        if ended {
+            interposer.let_go();
+        }
         if ended && let Some(report) = &plan.report {
             let flows = flows.as_ref().map(|flows| &flows.handle);
             say_report(wrapper, report, &interposer, flows);

@@ -22,6 +22,8 @@ mod desk;
 mod diverted;
 mod explain;
 mod freezing;
+mod fronts;
+mod hall;
 mod joined;
 mod keep;
 mod master;
@@ -105,8 +107,11 @@ pub struct RunArgs {
     /// What the wrapper keeps for its master
     #[arg(long, hide = true)]
     keep_fd: Option<RawFd>,
+    /// The socket to the master, in the keeper of its hall
+    #[arg(long, hide = true, exclusive = true)]
+    hall_fd: Option<RawFd>,
     /// The program and its arguments
-    #[arg(last = true, required_unless_present_any = ["list", "explain"], value_name = "COMMAND")]
+    #[arg(last = true, required_unless_present_any = ["list", "explain", "hall_fd"], value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
@@ -150,6 +155,9 @@ impl Plan {
 
 /// Runs the program; ends as it does.
 pub fn run(args: &RunArgs, registry: &Registry) -> Result<ExitCode> {
+    if let Some(fd) = args.hall_fd {
+        return hall::keep(fd).map(|()| ExitCode::SUCCESS);
+    }
     if args.list {
         explain::list(registry);
         return Ok(ExitCode::SUCCESS);

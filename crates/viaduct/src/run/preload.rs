@@ -77,6 +77,11 @@ impl Stubs {
         }
     }
 
+    /// What they ask.
+    pub fn common(&self) -> &Common {
+        &self.common
+    }
+
     fn put_in(&self, command: &mut Command) {
         let mut preload = OsString::from(&self.library);
         if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {

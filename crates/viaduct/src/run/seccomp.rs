@@ -5,6 +5,8 @@
 //! on a duplicate of the socket and with the address that was judged: the program could change its own
 //! copy between our look and the kernel's.
 
+mod listens;
+
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
@@ -48,6 +50,7 @@ pub fn start(
         datagrams: rules.datagrams() == Datagrams::Refused || common.has_notice(),
         families: rules.strict,
         names: true,
+        listeners: common.fronts.is_some(),
         word,
     };
     let (child, listener) = traps.spawn(command)?;
@@ -84,7 +87,7 @@ impl Supervisor {
                     Err(error) => debug!("a call: {error}"),
                 }
             } else if events.contains(PollFlags::HUP) {
-                return;
+                return self.common.end();
             }
         }
     }
@@ -102,6 +105,9 @@ impl Supervisor {
         match call.call {
             calls::SOCKET => self.socket(call),
             calls::CONNECT => self.connect(call),
+            calls::BIND => self.bind(),
+            calls::LISTEN => self.listen(call),
+            calls::ACCEPT | calls::ACCEPT4 => self.accept(call),
             calls::SENDTO => {
                 let [fd, data, length, flags, at, size] = call.arguments;
                 self.send(call, fd, flags, (at, size), (data, length))

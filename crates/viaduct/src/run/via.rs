@@ -137,6 +137,18 @@ impl Interposer {
         }
     }
 
+    /// Lets go of ports that programs listened at which have ended: others may have them.
+    pub fn let_go(&self) {
+        let common = match self {
+            Interposer::Cgroup(..) => return,
+            Interposer::Seccomp(common) => common,
+            Interposer::Preload(stubs) => stubs.common(),
+        };
+        if let Some(fronts) = &common.fronts {
+            fronts.sweep();
+        }
+    }
+
     /// Whether nobody is left whose calls it sees; reaps who has ended.
     pub fn is_alone(&self) -> io::Result<bool> {
         match self {
@@ -144,7 +156,9 @@ impl Interposer {
                 wrapped::reap();
                 group.is_empty().map_err(io::Error::other)
             }
-            Interposer::Seccomp(_) | Interposer::Preload(_) => Ok(wrapped::reap_all()),
+            // A child may be ours: who keeps a hall.
+            Interposer::Seccomp(common) => Ok(wrapped::reap_all() || common.has_ended()),
+            Interposer::Preload(stubs) => Ok(wrapped::reap_all() || stubs.common().has_ended()),
         }
     }
 }

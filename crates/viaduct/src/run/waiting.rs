@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
@@ -19,6 +20,7 @@ use viaduct_sys::tcp;
 use super::Plan;
 use super::carrier::Carrier;
 use super::datagrams;
+use super::fronts::Fronts;
 use super::names::{Remote, place};
 use super::report::{Fate, Report, Reported};
 use crate::proxy::aware::Whose;
@@ -43,6 +45,12 @@ pub struct Common {
     /// Where the kernel can do all that is to be done: bytes a second at most, or 0. Not where a report
     /// is to say how many bytes there were.
     pub offload: Option<u64>,
+    /// Where programs listen; not where the kernel can do all that is to be done.
+    pub fronts: Option<Arc<Fronts>>,
+    /// Nobody is left who could call.
+    ended: AtomicBool,
+    /// Why programs cannot listen has been said.
+    complained: AtomicBool,
     /// What is said of datagrams, until it has been said.
     notice: Mutex<Option<String>>,
 }
@@ -76,9 +84,39 @@ impl Common {
         let why = || datagrams::unable(plan).unwrap_or_else(|| CARRIED.to_owned());
         let notice = datagrams::matter(plan).then(|| datagrams::notice(plan, &why()));
         let notice = Mutex::new(notice);
-        let common =
-            Common { rules, meeting, closed, names, carrier, report, remote, offload, notice };
-        Ok(Arc::new(common))
+        let serves = plan.offload.is_none();
+        let fronts = serves.then(|| Fronts::new(carrier.clone())).transpose()?;
+        Ok(Arc::new(Common {
+            rules,
+            meeting,
+            closed,
+            names,
+            carrier,
+            report,
+            remote,
+            offload,
+            fronts,
+            ended: AtomicBool::new(false),
+            complained: AtomicBool::new(false),
+            notice,
+        }))
+    }
+
+    /// Nobody is left who could call.
+    pub fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+    }
+
+    /// Whether [`Common::end`] was called: the kernel knows it better than who waits for children.
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// A program wants to listen, and cannot be wrapped: the user hears once what becomes of it, and why.
+    pub fn cannot_listen(&self, why: &str) {
+        if !self.complained.swap(true, Ordering::AcqRel) {
+            warn!("a program listens, which without privilege takes a namespace: {why}");
+        }
     }
 
     /// Whether the user is to hear that datagrams do not pass the handlers.

@@ -4,7 +4,9 @@
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
+use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -86,4 +88,78 @@ pub(crate) fn holders_of_other_end(stream: &TcpStream) -> Vec<String> {
     let program = |path: PathBuf| fs::read_link(path.join("exe")).ok();
     let name = |path: PathBuf| Some(path.file_name()?.to_string_lossy().into_owned());
     processes.filter(|path| holds(path)).filter_map(program).filter_map(name).collect()
+}
+
+/// A user without any right, where this test is root; else whoever runs it. What they need is in a
+/// directory of their own, as paths of a build may be closed to them.
+pub(crate) struct Nobody {
+    directory: PathBuf,
+}
+
+const NOBODY: u32 = 65_534;
+
+impl Nobody {
+    /// With the program and the library that it puts into others.
+    pub(crate) fn new(name: &str) -> Nobody {
+        let directory = std::env::temp_dir().join(format!("viaduct-{name}-{}", std::process::id()));
+        // What an earlier run has left.
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir_all(&directory).unwrap();
+        let nobody = Nobody { directory };
+        let program = Path::new(env!("CARGO_BIN_EXE_viaduct"));
+        let library = program.with_file_name("libviaduct_preload.so");
+        assert!(library.exists(), "first: cargo build -p viaduct-preload, in this profile");
+        for file in [program, &library] {
+            fs::copy(file, nobody.at(file.file_name().unwrap().to_str().unwrap())).unwrap();
+        }
+        nobody.give(&nobody.directory);
+        nobody
+    }
+
+    /// A path in their directory.
+    pub(crate) fn at(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// The program.
+    pub(crate) fn viaduct(&self) -> PathBuf {
+        self.at("viaduct")
+    }
+
+    /// A key that they may read.
+    pub(crate) fn key(&self) -> PathBuf {
+        let key = self.at("site.key");
+        let made = Command::new(self.viaduct()).args(["key", "new", "--out"]).arg(&key).output();
+        assert!(made.unwrap().status.success());
+        self.give(&key);
+        key
+    }
+
+    /// Makes a file theirs.
+    pub(crate) fn give(&self, file: &Path) {
+        if is_root() {
+            chown(file, Some(NOBODY), Some(NOBODY)).unwrap();
+        }
+    }
+
+    /// A command of theirs.
+    pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        if !is_root() {
+            return Command::new(program);
+        }
+        let mut command = Command::new("setpriv");
+        command.args([&format!("--reuid={NOBODY}"), &format!("--regid={NOBODY}")]);
+        command.arg("--clear-groups").arg(program).current_dir(&self.directory);
+        command
+    }
+}
+
+impl Drop for Nobody {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
 }

@@ -1,0 +1,362 @@
+//! A place where programs listen without anybody from outside: a network namespace whose one interface
+//! is the loopback, and where every address is this host's own.
+//!
+//! A listener that is bound there may have any address, and whoever connects to it may come from any: so
+//! a program that listens in the hall hears, and is told, just what it would hear outside, while the only
+//! one who can reach it is the one who has opened the hall. It takes no privilege where the kernel lets
+//! users have namespaces of their own.
+//!
+//! ```text
+//!   clients ══▶ front, at 192.0.2.1:80 ── handlers ──┐            the hall: lo, and a route that says
+//!                                                    ▼            that every address is here
+//!                          a place, at the client's address ──▶ the program's listener, at 192.0.2.1:80
+//! ```
+#![allow(unsafe_code)]
+
+use std::collections::BTreeSet;
+use std::ffi::CString;
+use std::io;
+use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
+
+use crate::interface::Interface;
+use crate::netlink::{self, Message};
+use crate::netns::{self, Netns, NetnsError, enter_user_namespace};
+use crate::os;
+
+const LOOPBACK: &str = "lo";
+/// Whoever has the same two ends again need not wait for a minute: nothing is late here.
+const NO_WAITING: (&str, &str) = ("/proc/sys/net/ipv4/tcp_max_tw_buckets", "0");
+
+/// What a socket of the hall is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A program listens by it; one of IPv6 may take IPv4 too.
+    Listener {
+        /// Its family is IPv6.
+        v6: bool,
+        /// It takes IPv6 alone.
+        alone: bool,
+    },
+    /// It is to be connected to a listener, for a client who has its address.
+    Place,
+}
+
+/// Why there is no hall.
+#[derive(Debug, thiserror::Error)]
+pub enum HallError {
+    /// No namespace.
+    #[error(transparent)]
+    Namespace(#[from] NetnsError),
+    /// It cannot be set up.
+    #[error("a network namespace cannot be set up: {0}")]
+    SetUp(String),
+}
+
+/// Moves this process, which has one thread, into a hall of its own. Its sockets from then on are there.
+///
+/// # Errors
+/// The kernel gives this user no network namespace.
+pub fn enter() -> Result<(), HallError> {
+    let joined = Netns::new().and_then(|hall| hall.join().map_err(NetnsError::Enter));
+    if joined.is_err() {
+        enter_user_namespace()?;
+    }
+    let set_up = |what: &str, why: String| HallError::SetUp(format!("{what}: {why}"));
+    let lo = Interface::new(LOOPBACK).and_then(|lo| lo.set_up());
+    lo.map_err(|error| set_up("the loopback interface", error.to_string()))?;
+    be_everywhere(libc::AF_INET).map_err(|error| set_up("a route", error.to_string()))?;
+    // Missing where the machine has no IPv6.
+    let _ = be_everywhere(libc::AF_INET6);
+    // Where it may not be written, a client's port is free again after a minute.
+    let _ = std::fs::write(NO_WAITING.0, NO_WAITING.1);
+    Ok(())
+}
+
+/// Has every address of a family be this host's own.
+fn be_everywhere(family: libc::c_int) -> io::Result<()> {
+    let name = CString::new(LOOPBACK)?;
+    // SAFETY: the kernel reads the name, which ends with a zero byte.
+    let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
+    let flags = netlink::NLM_F_ACK | netlink::NLM_F_CREATE;
+    // `struct rtmsg`: any destination, of any source.
+    let head = [
+        family as u8,
+        0,
+        0,
+        0,
+        libc::RT_TABLE_LOCAL,
+        libc::RTPROT_STATIC,
+        libc::RT_SCOPE_HOST,
+        libc::RTN_LOCAL,
+        0,
+        0,
+        0,
+        0,
+    ];
+    let message = Message::of_routing(libc::RTM_NEWROUTE, flags, &head)
+        .with(libc::RTA_OIF, &index.to_ne_bytes());
+    let socket = netlink::hear(libc::NETLINK_ROUTE, 0)?;
+    netlink::send(&socket, &message.bytes())?;
+    netlink::answers(&socket)
+}
+
+/// A TCP socket of this process's hall at `at`, whosever address that is; several may be there.
+///
+/// # Errors
+/// The machine has no such family, or no descriptor is left.
+pub fn socket(purpose: Purpose, at: SocketAddr) -> io::Result<OwnedFd> {
+    let (v6, alone) = match purpose {
+        Purpose::Listener { v6, alone } => (v6, alone),
+        Purpose::Place => (at.is_ipv6(), true),
+    };
+    let family = if v6 { AddressFamily::INET6 } else { AddressFamily::INET };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+    if v6 {
+        sockopt::set_ipv6_v6only(&socket, alone)?;
+        os::setsockopt(socket.as_fd(), libc::SOL_IPV6, libc::IPV6_FREEBIND, &1)?;
+    }
+    if purpose == Purpose::Place {
+        // As of all connections to programs: see `tcp`.
+        sockopt::set_socket_oobinline(&socket, true)?;
+        sockopt::set_tcp_nodelay(&socket, true)?;
+    }
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    // A client's port may be that of a listener.
+    sockopt::set_socket_reuseport(&socket, true)?;
+    rustix::net::bind(&socket, &here(at, v6))?;
+    Ok(socket)
+}
+
+/// `at` as a socket of this family is told it in the hall, whose one interface all links are.
+pub fn here(at: SocketAddr, v6: bool) -> SocketAddr {
+    match at {
+        SocketAddr::V4(v4) if v6 => {
+            let ip = if v4.ip().is_unspecified() {
+                Ipv6Addr::UNSPECIFIED
+            } else {
+                v4.ip().to_ipv6_mapped()
+            };
+            SocketAddr::new(ip.into(), v4.port())
+        }
+        SocketAddr::V6(v6) => {
+            let scope = u32::from(v6.ip().is_unicast_link_local());
+            SocketAddrV6::new(*v6.ip(), v6.port(), 0, scope).into()
+        }
+        at => at,
+    }
+}
+
+/// What a program may have set on a socket before it listens: level and number.
+const OPTIONS: [(libc::c_int, libc::c_int); 15] = [
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+    (libc::SOL_SOCKET, libc::SO_OOBINLINE),
+    (libc::SOL_SOCKET, libc::SO_LINGER),
+    (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
+    (libc::SOL_SOCKET, libc::SO_SNDTIMEO),
+    (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
+    (libc::SOL_SOCKET, libc::SO_PRIORITY),
+    (libc::SOL_TCP, libc::TCP_NODELAY),
+    (libc::SOL_TCP, libc::TCP_CORK),
+    (libc::SOL_TCP, libc::TCP_KEEPIDLE),
+    (libc::SOL_TCP, libc::TCP_KEEPINTVL),
+    (libc::SOL_TCP, libc::TCP_KEEPCNT),
+    (libc::SOL_TCP, libc::TCP_USER_TIMEOUT),
+    (libc::SOL_TCP, libc::TCP_NOTSENT_LOWAT),
+    (libc::SOL_TCP, libc::TCP_CONGESTION),
+];
+const ASYNC: OFlags = OFlags::from_bits_retain(libc::O_ASYNC as u32);
+const BUFFERS: [libc::c_int; 2] = [libc::SO_RCVBUF, libc::SO_SNDBUF];
+
+/// Has `socket` be set up as `like` is, and block or not as `flags` say: what it accepts follows.
+///
+/// # Errors
+/// One of them is no socket.
+pub fn set_up_like(
+    socket: BorrowedFd<'_>,
+    like: BorrowedFd<'_>,
+    flags: OFlags,
+) -> io::Result<()> {
+    fcntl_setfl(socket, flags & (OFlags::NONBLOCK | ASYNC))?;
+    for (level, name) in OPTIONS {
+        let (Some(theirs), Some(ours)) = (option(like, level, name), option(socket, level, name))
+        else {
+            continue;
+        };
+        if theirs != ours {
+            set_option(socket, level, name, &theirs);
+        }
+    }
+    for name in BUFFERS {
+        let size = |of| os::getsockopt::<libc::c_int>(of, libc::SOL_SOCKET, name);
+        let theirs = size(like)?;
+        if theirs != size(socket)? {
+            // The kernel doubles it for its own bookkeeping.
+            os::setsockopt(socket, libc::SOL_SOCKET, name, &(theirs / 2))?;
+        }
+    }
+    Ok(())
+}
+
+fn option(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int) -> Option<Vec<u8>> {
+    let (mut value, mut length) = ([0u8; 16], 16);
+    let at = value.as_mut_ptr().cast();
+    // SAFETY: the kernel writes at most `length` bytes to `value`, which is that long.
+    let got = unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, at, &raw mut length) };
+    (got == 0).then(|| value[..length as usize].to_vec())
+}
+
+/// One that the kernel does not take is left as it is: the program could not have set it either.
+fn set_option(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int, value: &[u8]) {
+    let (at, length) = (value.as_ptr().cast(), value.len() as libc::socklen_t);
+    // SAFETY: the kernel reads `length` bytes of `value`, which lives through the call.
+    unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, at, length) };
+}
+
+/// The inodes of sockets that listen in the hall that process `pid` is in.
+///
+/// # Errors
+/// It has ended.
+pub fn listening(pid: u32) -> io::Result<BTreeSet<u64>> {
+    let mut found = BTreeSet::new();
+    for table in ["tcp", "tcp6"] {
+        let text = match std::fs::read_to_string(format!("/proc/{pid}/net/{table}")) {
+            Ok(text) => text,
+            // Without IPv6.
+            Err(error) if table == "tcp6" && error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(error),
+        };
+        // Those that listen come first.
+        let lines = text.lines().skip(1).map(|line| line.split_whitespace());
+        let listening = lines.map_while(|mut fields| {
+            let is = fields.nth(3)? == "0A";
+            let inode: u64 = fields.nth(5)?.parse().ok()?;
+            is.then_some(inode)
+        });
+        found.extend(listening);
+    }
+    Ok(found)
+}
+
+/// The number by which the tables know a socket.
+///
+/// # Errors
+/// None are known.
+pub fn inode(socket: impl AsFd) -> io::Result<u64> {
+    Ok(rustix::fs::fstat(socket)?.st_ino)
+}
+
+/// Whether a socket is of the calling thread's network namespace, as far as the kernel says (5.14).
+pub fn is_of_this_network(socket: impl AsFd) -> bool {
+    let theirs = os::getsockopt::<u64>(socket.as_fd(), libc::SOL_SOCKET, netns::NETNS_COOKIE);
+    match (theirs, netns::cookie()) {
+        (Ok(theirs), Ok(ours)) => theirs == ours,
+        _ => true,
+    }
+}
+
+/// Has a listener take nobody any more.
+///
+/// # Errors
+/// It is none.
+pub fn stop_listening(socket: impl AsFd) -> io::Result<()> {
+    Ok(rustix::net::shutdown(socket, rustix::net::Shutdown::Read)?)
+}
+
+/// Has `socket`, a duplicate of a program's, listen, as it asked for.
+///
+/// # Errors
+/// What the kernel says: its address is taken.
+pub fn listen(socket: impl AsFd, backlog: i32) -> io::Result<()> {
+    Ok(rustix::net::listen(socket, backlog)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::tcp;
+    use rustix::fs::fcntl_getfl;
+
+    /// In a thread of its own, which the test leaves behind in no hall.
+    fn in_a_hall<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+        let hall = || {
+            enter().unwrap();
+            work()
+        };
+        std::thread::scope(|scope| scope.spawn(hall).join().unwrap())
+    }
+
+    #[test]
+    fn anybody_comes_from_anywhere_to_any_address() {
+        for (client, own, at) in [
+            ("203.0.113.7:4321", "192.0.2.1:80", "0.0.0.0:80"),
+            ("203.0.113.7:80", "192.0.2.1:80", "192.0.2.1:80"),
+            ("[2001:db8::7]:4321", "[2001:db8:1::1]:80", "[::]:80"),
+            ("[fe80::7%9]:4321", "[fe80::1%9]:80", "[::]:80"),
+            ("203.0.113.7:4321", "127.0.0.1:80", "[::]:80"),
+        ] {
+            let [client, own, at] = [client, own, at].map(|of| of.parse::<SocketAddr>().unwrap());
+            let purpose = Purpose::Listener { v6: at.is_ipv6(), alone: false };
+            let (listener, place) = in_a_hall(|| {
+                let place = || socket(Purpose::Place, client).unwrap();
+                (socket(purpose, at).unwrap(), [place(), place()])
+            });
+            listen(&listener, 8).unwrap();
+            let listener = TcpListener::from(listener);
+            listener.set_nonblocking(false).unwrap();
+            for place in place {
+                let mut place = TcpStream::from(place);
+                tcp::connect_bound(&place, here(own, own.is_ipv6())).unwrap();
+                let (mut stream, from) = listener.accept().unwrap();
+                let local = stream.local_addr().unwrap();
+                let canonical = |at: SocketAddr| (at.ip().to_canonical(), at.port());
+                assert_eq!(canonical(from), canonical(client));
+                assert_eq!(canonical(local), canonical(own));
+                place.write_all(b"there").unwrap();
+                let mut words = [0; 5];
+                stream.read_exact(&mut words).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn who_listens_is_known_until_it_is_closed() {
+        let listener = in_a_hall(|| {
+            let purpose = Purpose::Listener { v6: false, alone: false };
+            let listener = socket(purpose, "192.0.2.1:80".parse().unwrap()).unwrap();
+            listen(&listener, 8).unwrap();
+            let inode = inode(&listener).unwrap();
+            let pid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+            assert_eq!(listening(pid).unwrap(), BTreeSet::from([inode]));
+            stop_listening(&listener).unwrap();
+            assert!(listening(pid).unwrap().is_empty());
+            listener
+        });
+        drop(listener);
+    }
+
+    #[test]
+    fn a_socket_is_set_up_like_another() {
+        let one = TcpListener::bind("127.0.0.1:0").unwrap();
+        sockopt::set_tcp_nodelay(&one, true).unwrap();
+        sockopt::set_socket_send_buffer_size(&one, 40_000).unwrap();
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let untouched = sockopt::socket_recv_buffer_size(&other).unwrap();
+        set_up_like(other.as_fd(), one.as_fd(), fcntl_getfl(&one).unwrap()).unwrap();
+        assert!(sockopt::tcp_nodelay(&other).unwrap());
+        assert_eq!(sockopt::socket_send_buffer_size(&other).unwrap(), 80_000);
+        assert_eq!(sockopt::socket_recv_buffer_size(&other).unwrap(), untouched);
+        let flags = || fcntl_getfl(&other).unwrap().contains(OFlags::NONBLOCK);
+        assert!(!flags());
+        one.set_nonblocking(true).unwrap();
+        set_up_like(other.as_fd(), one.as_fd(), fcntl_getfl(&one).unwrap()).unwrap();
+        assert!(flags());
+    }
+}

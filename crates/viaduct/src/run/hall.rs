@@ -1,0 +1,143 @@
+//! The process that keeps the hall where wrapped programs listen ([`viaduct_sys::hall`]): it lives in that
+//! network namespace, and makes sockets there for the master, which stays where it is.
+//!
+//! ```text
+//!   master ── "listener [::]:80", "place 192.0.2.9:4711" ──▶ viaduct run, as the hall's keeper
+//!          ◀───────────── an error's number, a socket ─────┘
+//! ```
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use viaduct_sys::hall::{self, Purpose};
+use viaduct_sys::{inherit, memory, records};
+
+/// Bytes of a question, and of an answer that is a sentence, at most.
+const MOST: usize = 512;
+
+/// The way to it.
+#[derive(Debug)]
+pub struct Hall {
+    socket: OwnedFd,
+    keeper: u32,
+}
+
+impl Hall {
+    /// Opens one; it is gone when this is.
+    ///
+    /// # Errors
+    /// The kernel gives this user no network namespace: why.
+    pub fn open() -> Result<Hall> {
+        let (ours, theirs) = records::pair()?;
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["run", &format!("--hall-fd={}", theirs.as_raw_fd())]);
+        inherit::keep(&mut command, &[theirs.as_fd()]);
+        // What the terminal sends is not for it, nor does it keep anybody's pipe.
+        command.process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let keeper = command.spawn().context("start the keeper of a hall")?.id();
+        drop(theirs);
+        let mut answer = [0; MOST];
+        match records::receive(&ours, &mut answer)? {
+            (0, _) => bail!("the keeper of a hall has ended"),
+            (1, _) => Ok(Hall { socket: ours, keeper }),
+            (length, _) => bail!("{}", String::from_utf8_lossy(&answer[..length])),
+        }
+    }
+
+    /// A socket in there, not blocking.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn socket(&self, purpose: Purpose, at: SocketAddr) -> io::Result<OwnedFd> {
+        let what = words(purpose);
+        records::send(&self.socket, format!("{what} {at}").as_bytes(), None)?;
+        let mut answer = [0; MOST];
+        let (length, beside) = records::receive(&self.socket, &mut answer)?;
+        let errno = answer[..length].first_chunk().copied().map(i32::from_ne_bytes);
+        match (errno, beside) {
+            (Some(0), Some(socket)) => Ok(socket),
+            (Some(errno), _) => Err(io::Error::from_raw_os_error(errno)),
+            (None, _) => Err(io::ErrorKind::BrokenPipe.into()),
+        }
+    }
+
+    /// The inodes of those that listen in there.
+    ///
+    /// # Errors
+    /// The keeper has ended.
+    pub fn listening(&self) -> io::Result<std::collections::BTreeSet<u64>> {
+        hall::listening(self.keeper)
+    }
+}
+
+/// Keeps a hall for as long as somebody is at the other end of `fd`.
+pub fn keep(fd: RawFd) -> Result<()> {
+    let socket = inherit::take(fd).context("take the master's socket")?;
+    if let Err(error) = hall::enter() {
+        records::send(&socket, format!("{:#}", anyhow::Error::from(error)).as_bytes(), None)?;
+        return Ok(());
+    }
+    records::send(&socket, b"!", None)?;
+    memory::let_go_of_start()?;
+    let mut question = [0; MOST];
+    loop {
+        let length = match records::receive(&socket, &mut question) {
+            Ok((0, _)) => return Ok(()),
+            Ok((length, _)) => length,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error.into()),
+        };
+        let made = parse(&question[..length])
+            .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))
+            .and_then(|(purpose, at)| hall::socket(purpose, at));
+        let errno = match &made {
+            Ok(_) => 0,
+            Err(error) => error.raw_os_error().unwrap_or(rustix::io::Errno::INVAL.raw_os_error()),
+        };
+        let beside = made.as_ref().ok().map(AsFd::as_fd);
+        records::send(&socket, &errno.to_ne_bytes(), beside)?;
+    }
+}
+
+fn words(purpose: Purpose) -> &'static str {
+    match purpose {
+        Purpose::Listener { v6: false, .. } => "listener4",
+        Purpose::Listener { v6: true, alone: false } => "listener",
+        Purpose::Listener { v6: true, alone: true } => "listener6",
+        Purpose::Place => "place",
+    }
+}
+
+fn parse(question: &[u8]) -> Option<(Purpose, SocketAddr)> {
+    let (what, at) = str::from_utf8(question).ok()?.split_once(' ')?;
+    let purposes = [(false, false), (true, false), (true, true)];
+    let purposes = purposes.map(|(v6, alone)| Purpose::Listener { v6, alone });
+    let purpose = purposes.into_iter().chain([Purpose::Place]).find(|of| words(*of) == what)?;
+    Some((purpose, at.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_are_heard_as_said() {
+        for (purpose, at) in [
+            (Purpose::Listener { v6: false, alone: false }, "192.0.2.1:80"),
+            (Purpose::Listener { v6: true, alone: false }, "[::]:80"),
+            (Purpose::Listener { v6: true, alone: true }, "[2001:db8::1]:80"),
+            (Purpose::Place, "[fe80::1%7]:80"),
+        ] {
+            let at: SocketAddr = at.parse().unwrap();
+            let said = format!("{} {at}", words(purpose));
+            assert_eq!(parse(said.as_bytes()), Some((purpose, at)));
+        }
+        assert_eq!(parse(b"place nowhere"), None);
+        assert_eq!(parse(b"place"), None);
+    }
+}

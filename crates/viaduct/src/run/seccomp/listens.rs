@@ -1,0 +1,111 @@
+//! A program listens: its socket goes to the front, and it gets another in the hall behind
+//! ([`crate::run::fronts`]).
+
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+use std::thread;
+
+use rustix::net::sockopt;
+use tracing::debug;
+use viaduct_proto::wrap::{Errno, Socket, Verdict, wire};
+use viaduct_sys::seccomp::{Listener, Notification, Reply, Task};
+use viaduct_sys::watches;
+
+use super::{Outcome, Supervisor, number, say};
+use crate::run::fronts::{Fronts, Listens};
+
+impl Supervisor {
+    /// `bind`: what is not listened at any more is free.
+    pub(super) fn bind(&self) -> Outcome {
+        if let Some(fronts) = &self.common.fronts {
+            fronts.sweep();
+        }
+        Ok(Some(Reply::Continue))
+    }
+
+    /// `listen`. To open the hall takes a moment, so that is done beside.
+    pub(super) fn listen(&mut self, call: &Notification) -> Outcome {
+        let backlog = call.arguments[1] as i32;
+        let Some(fronts) = self.common.fronts.clone() else { return Ok(Some(Reply::Continue)) };
+        let (socket, is) = self.duplicate(call, call.arguments[0])?;
+        if !is.is_of_ip() {
+            return Ok(Some(Reply::Continue));
+        }
+        let at = rustix::net::getsockname(&socket).map_err(io::Error::from);
+        let at = at.and_then(|at| Ok(at.try_into()?)).map_err(number)?;
+        match self.common.rules.listen(is, at) {
+            Verdict::Pass | Verdict::Resolve(_) => return Ok(Some(Reply::Continue)),
+            Verdict::Refuse(errno) => return Err(errno),
+            Verdict::Divert(_) => {}
+        }
+        let task = self.task(call)?;
+        let (listener, common, call) = (self.listener.clone(), self.common.clone(), *call);
+        let listen = move || {
+            let reply = match fronts.open_hall() {
+                Ok(_) => match fronts.listen(socket, is, backlog) {
+                    Ok(Listens::Already) => Reply::Continue,
+                    Ok(Listens::Behind(behind, front)) => {
+                        match put(&listener, &task, &call, [&front, &behind]) {
+                            Ok(()) => Reply::Returned(0),
+                            Err(error) => Reply::Failed(number(error).0),
+                        }
+                    }
+                    Err(error) => Reply::Failed(number(error).0),
+                },
+                Err(why) if common.rules.strict => {
+                    common.cannot_listen(&format!("it may not (--strict): {why:#}"));
+                    common.refused(wire::Call::Listen, Some(at), Errno::PERM);
+                    Reply::Failed(Errno::PERM.0)
+                }
+                Err(why) => {
+                    common.cannot_listen(&format!("clients go around the chain: {why:#}"));
+                    Reply::Continue
+                }
+            };
+            say(&listener, &call, reply);
+        };
+        let begun = thread::Builder::new().name("listen".to_owned()).spawn(listen);
+        begun.map(|_| None).map_err(number)
+    }
+
+    /// `accept`: by a socket from before it listened, nobody is to be had.
+    pub(super) fn accept(&mut self, call: &Notification) -> Outcome {
+        let fronts = self.common.fronts.clone().filter(|fronts| !fronts.is_empty());
+        let Some(fronts) = fronts else { return Ok(Some(Reply::Continue)) };
+        let (socket, is) = self.duplicate(call, call.arguments[0])?;
+        if let Err(error) = self.put_behind(call, &fronts, &socket, is) {
+            debug!("a socket that listens: {error}");
+            return Err(number(error));
+        }
+        Ok(Some(Reply::Continue))
+    }
+
+    fn put_behind(
+        &mut self,
+        call: &Notification,
+        fronts: &Arc<Fronts>,
+        socket: &OwnedFd,
+        is: Socket,
+    ) -> io::Result<()> {
+        let Ok(cookie) = sockopt::socket_cookie(socket) else { return Ok(()) };
+        if let Some(Listens::Behind(behind, front)) = fronts.accept(cookie, is)? {
+            let task = self.task(call).map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
+            put(&self.listener, &task, call, [&front, &behind])?;
+        }
+        Ok(())
+    }
+}
+
+/// Puts what stands behind a front in its place, with whatever watches it.
+fn put(
+    listener: &Listener,
+    task: &Task,
+    call: &Notification,
+    [front, behind]: [&OwnedFd; 2],
+) -> io::Result<()> {
+    let fd = call.arguments[0] as i32;
+    let cloexec = task.closes_on_exec(fd)?;
+    watches::move_over(task, call.thread, fd, front.as_fd(), behind.as_fd())?;
+    listener.put(call, behind.as_fd(), fd, cloexec)
+}

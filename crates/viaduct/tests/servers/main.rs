@@ -1,0 +1,188 @@
+//! Programs that listen, wrapped without privilege: they notice nothing, clients pass the chain first, and
+//! nobody else comes in.
+#![allow(clippy::unwrap_used)] // a test may panic
+
+#[path = "../common/mod.rs"]
+mod common;
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use common::{Nobody, within};
+
+const CHAIN: &str = "+latency:delay=1ms";
+const LISTENS: &str = include_str!("listens.py");
+/// A server of asyncio's; each answers with the port that its client has come from.
+const ASYNCIO: &str = "
+import asyncio, sys
+async def serve(reader, writer):
+    await reader.readuntil(b'\\r\\n\\r\\n')
+    port = str(writer.get_extra_info('peername')[1]).encode()
+    writer.write(b'HTTP/1.0 200 OK\\r\\n\\r\\n' + port)
+    await writer.drain()
+    writer.close()
+async def main():
+    async with await asyncio.start_server(serve, '127.0.0.1', int(sys.argv[1])) as server:
+        await server.serve_forever()
+asyncio.run(main())
+";
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// `viaduct run` with these words, by nobody; it is ended after a while.
+fn run(nobody: &Nobody, words: &[&str]) -> Command {
+    let mut command = nobody.command("timeout");
+    command.args(["--signal=KILL", "40"]).arg(nobody.viaduct()).arg("run").args(words);
+    command
+}
+
+#[test]
+fn a_program_that_listens_notices_nothing() {
+    let nobody = Nobody::new("listens");
+    let plain = Command::new("python3").args(["-c", LISTENS]).output().unwrap();
+    assert!(text(&plain.stdout).ends_with("done\n"), "{plain:?}");
+    for via in ["seccomp", "preload", "auto"] {
+        let words = [CHAIN, "--via", via, "--", "python3", "-c", LISTENS];
+        let wrapped = run(&nobody, &words).output().unwrap();
+        assert_eq!(text(&wrapped.stdout), text(&plain.stdout), "{via}: {wrapped:?}");
+    }
+}
+
+/// A server under `viaduct run`, until it is dropped.
+struct Server(Child);
+
+impl Server {
+    fn start(nobody: &Nobody, words: &[&str]) -> Server {
+        let mut command = nobody.command(nobody.viaduct());
+        let log = fs::File::create(nobody.at("server.log")).unwrap();
+        command.arg("run").args(words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        Server(command.spawn().unwrap())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = Command::new("kill").args(["-TERM", &self.0.id().to_string()]).status();
+        let ended = within_mut(&mut self.0);
+        if !ended {
+            self.0.kill().unwrap();
+        }
+        self.0.wait().unwrap();
+    }
+}
+
+fn within_mut(child: &mut Child) -> bool {
+    (0..250).any(|_| {
+        std::thread::sleep(Duration::from_millis(20));
+        child.try_wait().unwrap().is_some()
+    })
+}
+
+/// What curl says under this chain: the page, and its own port.
+fn curl(nobody: &Nobody, chain: &[&str], port: u16) -> Output {
+    let url = format!("http://127.0.0.1:{port}/");
+    let program = ["--", "curl", "-sS", "-m", "9", "-w", " %{local_port}", &url];
+    run(nobody, &[chain, &program].concat()).output().unwrap()
+}
+
+/// The program and its arguments that serve at this port.
+fn servers(nobody: &Nobody, port: u16) -> Vec<Vec<String>> {
+    let own = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+    let port_word = port.to_string();
+    fs::write(nobody.at("index.html"), "a page").unwrap();
+    let web = nobody.at("").display().to_string();
+    let config = format!(
+        "daemon off; worker_processes 2; pid {web}nginx.pid; error_log {web}error.log;
+        events {{}} http {{ access_log off; client_body_temp_path {web}b; proxy_temp_path {web}p;
+        fastcgi_temp_path {web}f; uwsgi_temp_path {web}u; scgi_temp_path {web}s;
+        server {{ listen 127.0.0.1:{port}; location / {{ return 200 $remote_port; }} }} }}"
+    );
+    fs::write(nobody.at("nginx.conf"), config).unwrap();
+    let conf = nobody.at("nginx.conf").display().to_string();
+    let mut servers = vec![
+        own(&["nginx", "-p", &web, "-c", &conf]),
+        own(&["python3", "-c", ASYNCIO, &port_word]),
+        own(&["python3", "-m", "http.server", "-b", "127.0.0.1", "-d", &web, &port_word]),
+    ];
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/servers/serve.go");
+    let go = nobody.at("serve");
+    let mut build = Command::new("go");
+    build.args(["build", "-o"]).args([&go, &source]).env("CGO_ENABLED", "0");
+    match build.status() {
+        Ok(status) if status.success() => servers.push(own(&[&go.display().to_string(), &port_word])),
+        _ => eprintln!("no Go compiler: without the static Go server"),
+    }
+    servers
+}
+
+#[test]
+fn real_servers_take_clients_under_the_same_chain_and_nobody_else() {
+    let nobody = Nobody::new("servers");
+    let key = nobody.key();
+    let crypt = format!("+crypt:key={}", key.display());
+    let port = free_port();
+    for server in servers(&nobody, port) {
+        for via in ["seccomp", "preload"] {
+            let words: Vec<&str> = server.iter().map(String::as_str).collect();
+            let options = ["+compress", &crypt, "--via", via, "--"];
+            let _server = Server::start(&nobody, &[&options[..], &words].concat());
+            let is_up = || TcpStream::connect(("127.0.0.1", port)).is_ok();
+            let log = || fs::read_to_string(nobody.at("server.log")).unwrap();
+            assert!(within(Duration::from_secs(20), is_up), "{server:?} by {via}: {}", log());
+            for _ in 0..3 {
+                let said = curl(&nobody, &["+compress", &crypt, "--via", via], port);
+                let words = text(&said.stdout);
+                let (page, own) = words.split_once(' ').unwrap_or_else(|| panic!("{said:?}"));
+                let page_is = page == own || words.starts_with("a page");
+                assert!(page_is, "{server:?} by {via}: {said:?} {}", log());
+            }
+            let plain = curl(&nobody, &["+count", "--via", via], port);
+            assert!(!plain.status.success(), "{server:?} by {via}: {plain:?}");
+        }
+    }
+}
+
+#[test]
+fn a_server_whose_master_is_killed_is_reached_by_nobody() {
+    let nobody = Nobody::new("killed");
+    let port = free_port();
+    let server = "
+import os, signal, socket, sys
+s = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+c, at = s.accept()
+c.sendall(b'hello')
+if c.recv(1) == b'!':
+    os.kill(os.getppid(), signal.SIGKILL)
+try: print('read', c.recv(1))
+except ConnectionResetError: print('reset', flush=True)
+s.settimeout(2)
+try: print('accepted', s.accept())
+except OSError: print('nobody')
+";
+    let words = [CHAIN, "--via", "seccomp", "--", "python3", "-c", server, &port.to_string()];
+    let server = run(&nobody, &words).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut client = None;
+    assert!((0..1000).any(|_| {
+        std::thread::sleep(Duration::from_millis(20));
+        client = TcpStream::connect(("127.0.0.1", port)).ok();
+        client.is_some()
+    }));
+    let mut client = client.unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    client.read_exact(&mut [0; 5]).unwrap();
+    client.write_all(b"!").unwrap();
+    assert!(!matches!(client.read(&mut [0; 1]), Ok(1..)));
+    assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "nobody is there");
+    let said = server.wait_with_output().unwrap();
+    assert_eq!(text(&said.stdout), "reset\nnobody\n", "{said:?}");
+}
