@@ -23,7 +23,7 @@ test:             ## lints, unit and property tests, end-to-end tests in namespa
 matrix:           ## real programs under `viaduct run`, and TESLA's figures in their quick form
 	@scripts/need matrix
 	cargo build -p viaduct-preload --profile checked --locked
-	cargo test -p viaduct --profile checked --locked --test matrix --test experiments -- --ignored
+	cargo test -p viaduct --profile checked --locked --test experiments -- --ignored
 
 lint:             ## formatting and lints alone
 	@scripts/need test

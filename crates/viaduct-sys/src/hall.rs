@@ -176,11 +176,7 @@ const BUFFERS: [libc::c_int; 2] = [libc::SO_RCVBUF, libc::SO_SNDBUF];
 ///
 /// # Errors
 /// One of them is no socket.
-pub fn set_up_like(
-    socket: BorrowedFd<'_>,
-    like: BorrowedFd<'_>,
-    flags: OFlags,
-) -> io::Result<()> {
+pub fn set_up_like(socket: BorrowedFd<'_>, like: BorrowedFd<'_>, flags: OFlags) -> io::Result<()> {
     fcntl_setfl(socket, flags & (OFlags::NONBLOCK | ASYNC))?;
     for (level, name) in OPTIONS {
         let (Some(theirs), Some(ours)) = (option(like, level, name), option(socket, level, name))

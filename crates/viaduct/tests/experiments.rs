@@ -17,9 +17,13 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 fn quick(name: &str) -> Outcome {
+    conduct(name, true)
+}
+
+fn conduct(name: &str, quick: bool) -> Outcome {
     use_binary(env!("CARGO_BIN_EXE_viaduct"));
     let chosen = select(&[name.to_owned()]).unwrap();
-    let outcome = perform(chosen[0], &Options { quick: true, quiet: true, ..Options::default() });
+    let outcome = perform(chosen[0], &Options { quick, quiet: quick, ..Options::default() });
     assert_eq!(outcome.ended, Ended::Complete, "{name}");
     outcome
 }
@@ -175,6 +179,32 @@ fn a_tunnel_saves_small_documents_a_round_trip_and_its_sessions_do_not_hold_each
     let outcome = quick("lfn/delay");
     assert_eq!(outcome.checks.len(), 10);
     assert!(outcome.holds(), "{}", print_table(&outcome, false));
+}
+
+/// Every row that could be run does as it does directly.
+fn assert_alike(outcome: &Outcome) {
+    let otherwise = outcome.params.iter().filter(|(name, _)| name.starts_with("otherwise"));
+    for (name, what) in otherwise {
+        eprintln!("{name}: {}", what.as_str().unwrap_or_default());
+    }
+    assert!(outcome.holds(), "{}", print_table(outcome, false));
+}
+
+#[test]
+fn real_programs_do_as_they_do_directly() {
+    let _alone = alone();
+    let outcome = quick("tesla/matrix");
+    assert_eq!(outcome.checks.len(), 3, "{outcome:#?}");
+    assert_alike(&outcome);
+}
+
+#[test]
+#[ignore = "some twenty programs in nine ways: make matrix"]
+fn all_real_programs_do_as_they_do_directly() {
+    let _alone = alone();
+    let outcome = conduct("tesla/matrix", false);
+    assert_eq!(outcome.checks.len(), 22, "{outcome:#?}");
+    assert_alike(&outcome);
 }
 
 #[test]

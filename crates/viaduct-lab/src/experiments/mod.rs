@@ -48,6 +48,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &tesla::congestion::Congestion,
     &tesla::route::Route,
     &tesla::handlers::Handlers,
+    &tesla::matrix::Matrix,
     &site::all::All,
 ];
 

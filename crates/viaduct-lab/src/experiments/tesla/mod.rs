@@ -5,6 +5,7 @@ pub(super) mod congestion;
 pub(super) mod cost;
 pub(super) mod handlers;
 pub(super) mod latency;
+pub(super) mod matrix;
 mod measured;
 pub(super) mod migrate;
 mod programs;

@@ -1,0 +1,105 @@
+//! Real programs, unmodified, each compared with itself run directly.
+//!
+//! ```text
+//!               direct     count, latency, or compress and crypt
+//!   server      itself     under the chain, by cgroup, seccomp, preload
+//!     ▲
+//!   client      itself     under the chain, by the same
+//! ```
+//!
+//! A row is a file of the shell's in `rows`: how its server and its client are called. What a client says
+//! on its standard output and how it ends must be the same in every way, and the report must say that
+//! flows passed the handlers and none went direct.
+
+mod row;
+mod server;
+
+use anyhow::Result;
+
+use super::undisturbed::undisturbed;
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use row::Row;
+
+/// The experiment.
+pub(in crate::experiments) struct Matrix;
+
+/// The rows, and what they include, as their files say.
+macro_rules! files {
+    ($($name:literal)*) => { [$(($name, include_str!(concat!("rows/", $name)))),*] };
+}
+const FILES: [(&str, &str); 24] = files! {
+    "curl.sh" "wget.sh" "wrk.sh" "ssh.sh" "ssh_remote.sh" "git_ssh.sh" "git_http.sh" "rsync.sh"
+    "python_http.sh" "python_asyncio.sh" "python_multiprocessing.sh" "node.sh" "go.sh" "java.sh"
+    "nc.sh" "socat.sh" "ftp.sh" "ftp_active.sh" "apt.sh" "redis.sh" "postgres.sh" "iperf3.sh"
+    "nginx.inc" "sshd.inc"
+};
+
+/// Many connections at once, an event loop, and processes that fork.
+const QUICK: [&str; 3] = ["curl", "python_asyncio", "python_multiprocessing"];
+/// The interposers; a developer who looks into one names it in `MATRIX_VIA`.
+const VIAS: [&str; 3] = ["cgroup", "seccomp", "preload"];
+
+impl Experiment for Matrix {
+    fn about(&self) -> About {
+        About {
+            name: "tesla/matrix",
+            title: "Real programs under `viaduct run`, beside themselves run directly",
+            figure: "TESLA, sections 3 and 5: unmodified programs",
+            finding: "Unmodified programs run under the handlers, ftp, ssh and browsers among them.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let _undisturbed = undisturbed(run);
+        let only = std::env::var("MATRIX_VIA").ok();
+        let vias: Vec<_> =
+            VIAS.into_iter().filter(|via| only.as_deref().is_none_or(|o| o == *via)).collect();
+        let all: Vec<_> = FILES.iter().filter_map(|(file, _)| file.strip_suffix(".sh")).collect();
+        let rows = run.choose(&all[..], &QUICK[..]);
+        run.param("interposers", vias.clone());
+        run.steps(rows.len());
+        for (x, name) in rows.iter().enumerate() {
+            run.step(name)?;
+            compare(run, (x, name), &vias)?;
+        }
+        Ok(())
+    }
+}
+
+/// A row in all ways.
+fn compare(run: &mut Run, (x, name): (usize, &str), vias: &[&str]) -> Result<()> {
+    let row = Row::new(name, &FILES)?;
+    let missing = row.missing()?;
+    if !missing.is_empty() {
+        let text = format!("without {}: scripts/need matrix", missing.join(", "));
+        run.param(&format!("left out: {name}"), text);
+        return Ok(());
+    }
+    row.set_up()?;
+    let plot = Plot::histogram("What a row takes", ("program", ""), ("time", "s"));
+    let direct = row.directly()?;
+    let series = run.series(&plot, "direct");
+    run.labelled_point(series, x as f64, direct.seconds, name);
+    let key = row.key()?;
+    let chains = [
+        ("count", "+count".to_owned()),
+        ("latency", "+latency:delay=1ms".to_owned()),
+        ("crypt", key),
+    ];
+    let mut differing = 0;
+    // The kernel does all of the count's work where it can: what passes Viaduct tells more.
+    for (chain, handlers) in chains.iter().skip(run.choose(0, 1)) {
+        for via in vias {
+            let found = row.wrapped(&format!("{chain}-{via}"), handlers, via)?;
+            let series = run.series(&plot, &format!("{chain}, {via}"));
+            run.labelled_point(series, x as f64, found.seconds, name);
+            if let Some(what) = row.differs(&direct, &found) {
+                differing += 1;
+                run.param(&format!("otherwise: {name}, {chain}, {via}"), what);
+            }
+        }
+    }
+    let check = format!("{name}: ways in which it does otherwise than directly");
+    run.check(&check, f64::from(differing), Bound::AtMost(0.0));
+    Ok(())
+}

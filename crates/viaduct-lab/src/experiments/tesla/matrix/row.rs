@@ -1,0 +1,161 @@
+//! A row: how it is run, directly and under chains, and what it does otherwise.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+
+use super::server::Server;
+use crate::binary::binary;
+use crate::topology::Scratch;
+
+/// Within which a client ends, in seconds; what hangs is shown as such.
+const LIMIT: &str = "60";
+/// Where servers are that are not in the path.
+const MORE: [&str; 3] = ["/usr/sbin", "/sbin", "/usr/lib/git-core"];
+
+/// A row, in a directory of its own.
+pub(super) struct Row {
+    name: String,
+    files: Scratch,
+    dir: Scratch,
+}
+
+/// What a client did.
+pub(super) struct Found {
+    output: Output,
+    /// The port at which it might listen itself.
+    spare: u16,
+    /// What its server said.
+    server: String,
+    /// How long it took.
+    pub(super) seconds: f64,
+}
+
+impl Row {
+    /// The row of this name, of these files.
+    pub(super) fn new(name: &str, files: &[(&str, &str)]) -> Result<Row> {
+        let (scripts, dir) = (Scratch::new()?, Scratch::new()?);
+        fs::create_dir(scripts.path().join("rows"))?;
+        for (file, text) in files {
+            scripts.write(&format!("rows/{file}"), text)?;
+        }
+        scripts.write("row.sh", include_str!("row.sh"))?;
+        Ok(Row { name: name.to_owned(), files: scripts, dir })
+    }
+
+    /// The programs that it needs and that are not there.
+    pub(super) fn missing(&self) -> Result<Vec<String>> {
+        let needs = self.part("needs").output()?;
+        let words = String::from_utf8(needs.stdout)?;
+        let missing = words.split_whitespace().filter(|need| !is_there(need));
+        Ok(missing.map(str::to_owned).collect())
+    }
+
+    /// What is done once, before all.
+    pub(super) fn set_up(&self) -> Result<()> {
+        let setup = self.part("setup").output()?;
+        ensure!(setup.status.success(), "{}: its setup: {setup:?}", self.name);
+        Ok(())
+    }
+
+    /// Server and client as they are.
+    pub(super) fn directly(&self) -> Result<Found> {
+        let found = self.run("direct", &["sh"])?;
+        let Output { stdout, status, .. } = &found.output;
+        let ended = !stdout.is_empty() && status.code().is_some();
+        ensure!(ended, "{}, directly: {:?}", self.name, found.output);
+        Ok(found)
+    }
+
+    /// Both under these handlers, by this interposer.
+    pub(super) fn wrapped(&self, way: &str, handlers: &str, via: &str) -> Result<Found> {
+        let viaduct = binary()?;
+        let viaduct = viaduct.to_str().context("a path of letters")?;
+        let words = [viaduct, "run", "--via", via, "--report"];
+        let words: Vec<_> = words.into_iter().chain(handlers.split(' ')).collect();
+        self.run(way, &[&words[..], &["--", "sh"]].concat())
+    }
+
+    /// Handlers that compress and encrypt with a key of the row's.
+    pub(super) fn key(&self) -> Result<String> {
+        let path = self.dir.path().join("site.key").display().to_string();
+        let made = Command::new(binary()?).args(["key", "new", "--out", &path]).output()?;
+        ensure!(made.status.success(), "make a key: {made:?}");
+        Ok(format!("+compress +crypt:key={path}"))
+    }
+
+    /// What `wrapped` did otherwise than `direct`.
+    pub(super) fn differs(&self, direct: &Found, wrapped: &Found) -> Option<String> {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (before, now) = (&direct.output, &wrapped.output);
+        let said = text(&now.stderr);
+        let what = if now.status.signal().is_some() {
+            "does not end".to_owned()
+        } else if before.status != now.status {
+            format!("ends with {}, not {}", now.status, before.status)
+        } else if before.stdout != now.stdout {
+            "says something else".to_owned()
+        } else if !said.contains(" the handlers by ") && !said.contains(" for the handlers by ") {
+            "no flow passed the handlers".to_owned()
+        } else if went_direct(&said, wrapped.spare) {
+            "a flow went direct".to_owned()
+        } else {
+            return None;
+        };
+        let [before, now] = [before, now].map(|of| text(&of.stdout));
+        let server = &wrapped.server;
+        Some(format!(
+            "{what}\n--- direct\n{before}--- wrapped\n{now}--- its words\n{said}--- server\n{server}"
+        ))
+    }
+
+    /// Server and client, by what begins with these words.
+    fn run(&self, way: &str, words: &[&str]) -> Result<Found> {
+        let server = Server::start(self.dir.path(), way, self.command("server", words))?;
+        server.wait()?;
+        let here = self.dir.path().join(way);
+        fs::create_dir_all(&here)?;
+        let words = [&["timeout", "--signal=KILL", LIMIT], words].concat();
+        let began = Instant::now();
+        let output = self
+            .command("client", &words)
+            .env("PORT", server.port.to_string())
+            .env("SPARE", server.spare.to_string())
+            .env("HERE", here)
+            .output()?;
+        let (seconds, spare) = (began.elapsed().as_secs_f64(), server.spare);
+        Ok(Found { output, spare, server: server.said(), seconds })
+    }
+
+    /// A part of it, directly.
+    fn part(&self, part: &str) -> Command {
+        self.command(part, &["sh"])
+    }
+
+    fn command(&self, part: &str, words: &[&str]) -> Command {
+        let (script, dir) = (self.files.path().join("row.sh"), self.dir.path());
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).arg(script).args([&self.name, part]);
+        command.env("DIR", dir).current_dir(dir).stdin(Stdio::null());
+        command
+    }
+}
+
+/// Whether a report names a flow that went direct, but for those to the port `spare`.
+fn went_direct(report: &str, spare: u16) -> bool {
+    let spare = format!(":{spare}");
+    let direct = report.lines().skip_while(|line| !line.contains("went direct")).skip(1);
+    direct
+        .take_while(|line| line.starts_with("viaduct:  "))
+        .any(|line| line.contains(" tcp ") && !line.ends_with(&spare))
+}
+
+fn is_there(program: &str) -> bool {
+    let path = std::env::var("PATH").unwrap_or_default();
+    path.split(':').chain(MORE).any(|at| Path::new(at).join(program).exists())
+        || program == "postgres" && Path::new("/usr/lib/postgresql").exists()
+}

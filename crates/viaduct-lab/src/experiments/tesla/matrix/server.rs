@@ -1,0 +1,77 @@
+//! A row's server, while its client runs.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+/// Within which a server listens, and within which it ends by itself.
+const PATIENCE: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(3)];
+
+/// A server that listens at `port`, until it is dropped.
+pub(super) struct Server {
+    process: Child,
+    pub(super) port: u16,
+    /// Where its clients may listen.
+    pub(super) spare: u16,
+    log: PathBuf,
+}
+
+impl Server {
+    /// Starts it; what it says is kept in `dir`.
+    pub(super) fn start(dir: &Path, way: &str, mut command: Command) -> Result<Server> {
+        let [port, spare] = ports()?;
+        let log = dir.join(format!("server-{way}.log"));
+        let out = fs::File::create(&log)?;
+        command.env("PORT", port.to_string()).stdout(out.try_clone()?).stderr(out);
+        let process = command.process_group(0).spawn()?;
+        Ok(Server { process, port, spare, log })
+    }
+
+    /// Until it listens. The kernel is asked: a connection would be one of its clients.
+    pub(super) fn wait(&self) -> Result<()> {
+        let at = format!("0100007F:{:04X} ", self.port);
+        let listens = |line: &str| line.contains(&at) && line.split(' ').any(|word| word == "0A");
+        let sockets = || ["tcp", "tcp6"].map(|of| fs::read_to_string(format!("/proc/net/{of}")));
+        let deadline = Instant::now() + PATIENCE[0];
+        while !sockets().into_iter().flatten().any(|text| text.lines().any(listens)) {
+            ensure!(Instant::now() < deadline, "the server does not listen: {}", self.said());
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// What it has said.
+    pub(super) fn said(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// To all of its process group, which is its own.
+    fn signal(&self, name: &str) {
+        let group = format!("-{}", self.process.id());
+        let _ = Command::new("kill").args([&format!("-{name}"), "--", &group]).output();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.signal("TERM");
+        let deadline = Instant::now() + PATIENCE[1];
+        while Instant::now() < deadline && matches!(self.process.try_wait(), Ok(None)) {
+            thread::sleep(Duration::from_millis(10));
+        }
+        self.signal("KILL");
+        let _ = self.process.wait();
+    }
+}
+
+/// Two ports of the kernel's choice.
+fn ports() -> Result<[u16; 2]> {
+    let [a, b] = [TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?];
+    Ok([a.local_addr()?.port(), b.local_addr()?.port()])
+}
