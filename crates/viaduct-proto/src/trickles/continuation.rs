@@ -59,15 +59,13 @@ impl Losses {
         &self.runs[..usize::from(self.count)]
     }
 
-    /// Adds one; false if there is no room.
-    pub fn push(&mut self, run: Run) -> bool {
-        let free = self.runs.get_mut(usize::from(self.count));
-        let room = free.is_some();
-        if let Some(free) = free {
+    /// Adds one. Beyond [`MOST_LOSSES`] they are not watched: whoever has so many has shown it, and
+    /// that the first of them are repaired is shown later.
+    pub fn push(&mut self, run: Run) {
+        if let Some(free) = self.runs.get_mut(usize::from(self.count)) {
             *free = run;
             self.count += 1;
         }
-        room
     }
 }
 
@@ -165,10 +163,16 @@ impl Continuation {
     /// # Errors
     /// [`Invalid::Malformed`].
     pub fn peek(bytes: &[u8]) -> Result<(Continuation, usize), Invalid> {
-        let mut reader = Reader(bytes);
-        let continuation = read(&mut reader).ok_or(Invalid::Malformed)?;
+        let (continuation, _) = Continuation::peek_body(bytes).ok_or(Invalid::Malformed)?;
         let len = continuation.len();
         if bytes.len() < len { Err(Invalid::Malformed) } else { Ok((continuation, len)) }
+    }
+
+    /// Reads the fields of one without its code, and how long they are.
+    pub(super) fn peek_body(bytes: &[u8]) -> Option<(Continuation, usize)> {
+        let mut reader = Reader(bytes);
+        let continuation = read(&mut reader)?;
+        Some((continuation, bytes.len() - reader.0.len()))
     }
 
     /// Reads one that begins `bytes`, and checks that a replica with this ring has made it.
@@ -220,9 +224,10 @@ fn read(from: &mut Reader) -> Option<Continuation> {
     for _ in 0..flags & 0x0f {
         let run = Run { first: from.u64()?, count: from.u32()? };
         let below = run.count > 0 && run.first > 0 && run.first < base;
-        if !below || base - run.first < run.count.into() || !continuation.losses.push(run) {
+        if !below || base - run.first < run.count.into() {
             return None;
         }
+        continuation.losses.push(run);
     }
     Some(continuation)
 }
@@ -250,7 +255,7 @@ pub(super) mod tests {
             losses: Losses::default(),
         };
         for i in 0..losses {
-            assert!(continuation.losses.push(Run { first: 900 + 5 * i, count: 2 }));
+            continuation.losses.push(Run { first: 900 + 5 * i, count: 2 });
         }
         continuation
     }

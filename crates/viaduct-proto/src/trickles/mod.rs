@@ -1,6 +1,7 @@
 //! Trickles: a transport whose servers keep nothing per connection (Trickles, section 2).
 
 mod bytes;
+pub mod client;
 pub mod continuation;
 pub mod cwnd;
 pub mod keys;
@@ -12,3 +13,6 @@ pub mod proof;
 pub mod replay;
 pub mod server;
 pub mod wire;
+
+#[cfg(test)]
+mod tests;

@@ -12,8 +12,8 @@ use super::bytes::{Reader, put_varint};
 use super::nonce::Nonces;
 use super::plan::Run;
 
-/// Most gaps in a proof; who has more restarts. The losses of a continuation are no more.
-pub const MOST_GAPS: usize = super::continuation::MOST_LOSSES;
+/// Most gaps in a proof, so that it fits a packet; who has more restarts.
+pub const MOST_GAPS: usize = 96;
 
 /// Packets that have arrived, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,10 +27,16 @@ pub struct Range {
 }
 
 /// The losses that a proof tells of.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gaps {
     runs: [Run; MOST_GAPS],
     count: usize,
+}
+
+impl Default for Gaps {
+    fn default() -> Self {
+        Gaps { runs: [Run::default(); MOST_GAPS], count: 0 }
+    }
 }
 
 impl Gaps {

@@ -33,9 +33,6 @@ pub enum Refusal {
     /// It does not show that lost packets have arrived at last.
     #[error("losses are not shown to be repaired a window after their recovery: restart")]
     Unrepaired,
-    /// It waits for more repairs than a continuation holds.
-    #[error("more losses wait for their repair than a continuation holds: restart")]
-    TooManyLosses,
     /// It contradicts what was said before.
     #[error(transparent)]
     Inconsistent(#[from] Inconsistent),
@@ -98,7 +95,7 @@ impl Stats {
             Refusal::Stale { .. } => &mut self.stale,
             Refusal::Replayed | Refusal::Superseded(_) => &mut self.replayed,
             Refusal::Unproven(_) | Refusal::Unrepaired => &mut self.unproven,
-            Refusal::Inconsistent(_) | Refusal::TooManyLosses => &mut self.inconsistent,
+            Refusal::Inconsistent(_) => &mut self.inconsistent,
             Refusal::TooShort { .. } | Refusal::TooSoon { .. } => &mut self.greedy,
         };
         *counter += 1;

@@ -129,9 +129,8 @@ fn payload<'a>(reader: &mut Reader<'a>) -> Option<Payload<'a>> {
 
 fn group<'a>(reader: &mut Reader<'a>) -> Option<Group<'a>> {
     let count = reader.u8()?;
-    // The code stands with each entry: what follows the body is at least as long as one.
-    let (first, len) = Continuation::peek(reader.0).ok()?;
-    let body = reader.take(len - MAC)?;
+    let (first, len) = Continuation::peek_body(reader.0)?;
+    let body = reader.take(len)?;
     let group = Group { body, first, entries: reader.0, count };
     let points = group.numbers().filter(|&n| first.piece.is_point(n)).count();
     let _entries = reader.take(usize::from(count) * 8 + points * MAC)?;
@@ -263,6 +262,17 @@ mod tests {
         let Form::Fresh(bytes) = response.form else { panic!("{response:?}") };
         assert_eq!(Continuation::open(&ring, bytes), Ok(sample(1)));
         assert!((0..message.len() - 4).all(|len| Response::parse(&message[..len]).is_err()));
+    }
+
+    #[test]
+    fn a_group_may_be_of_one_packet_without_a_continuation() {
+        let ring = KeyRing::new(1, &[1; 32]);
+        let half = Continuation { number: 1_008, ..sample(0) };
+        assert!(!half.piece.is_point(half.number));
+        let mut message = Vec::new();
+        emit_group(ring.newest(), HEADER, &half, &[5], &mut message);
+        let Form::Group(group) = Response::parse(&message).unwrap().form else { panic!() };
+        assert_eq!(group.packets().collect::<Vec<_>>(), [(1_008, 5, None)]);
     }
 
     #[test]

@@ -1,0 +1,192 @@
+//! Packets in the order of their numbers: what was lost, and what each continuation is good for.
+//!
+//! ```text
+//!   arrived ─▶ early ─▶ in order, or given up ─▶ ranges of the piece ─▶ Turn: continuation + proof
+//! ```
+//!
+//! A packet is given up when three behind it have arrived, or after a while. From then on it is
+//! lost for good, whatever comes: each proof holds the proofs before it (2.4).
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::trickles::continuation::{Continuation, Mode};
+use crate::trickles::piece::Piece;
+use crate::trickles::plan::{self, Plan, Tail};
+use crate::trickles::proof::{self, Gaps, Range};
+
+/// So many packets behind it give a packet up.
+const GIVE_UP: usize = 3;
+
+/// A continuation that may be returned, with what there is to say then.
+#[derive(Clone, Debug)]
+pub(super) struct Turn {
+    /// Its bytes.
+    pub(super) bytes: Vec<u8>,
+    /// What they say.
+    pub(super) known: Continuation,
+    /// The proof, on the wire.
+    pub(super) proof: Vec<u8>,
+    /// What the end of the piece before lacks.
+    pub(super) tail: Option<Tail>,
+    /// What the server will do about that.
+    pub(super) made_up: Option<Plan>,
+    /// What the server will do.
+    pub(super) plan: Plan,
+    /// How many losses its descendants will name, beside those that `known` names.
+    pub(super) losses: usize,
+}
+
+/// What has arrived ahead of its turn.
+#[derive(Clone, Debug)]
+struct Early {
+    nonce: u64,
+    continuation: Option<(Vec<u8>, Continuation)>,
+}
+
+/// The packets of one generation.
+#[derive(Debug)]
+pub(super) struct Receiver {
+    piece: Piece,
+    /// The piece that the survivors of a recovery begin.
+    coming: Option<Piece>,
+    /// All below has arrived or is lost.
+    next: u64,
+    early: BTreeMap<u64, Early>,
+    ranges: Vec<Range>,
+    /// The last point that has arrived.
+    point: u64,
+    tail: Option<Tail>,
+    lost: VecDeque<u64>,
+    turns: VecDeque<Turn>,
+    recovered: u32,
+}
+
+impl Receiver {
+    /// Before the first packet of a generation whose first piece is `piece`.
+    pub(super) fn new(piece: Piece) -> Self {
+        Receiver {
+            piece,
+            coming: None,
+            next: piece.base,
+            early: BTreeMap::new(),
+            ranges: Vec::new(),
+            point: piece.base - 1,
+            tail: None,
+            lost: VecDeque::new(),
+            turns: VecDeque::new(),
+            recovered: 0,
+        }
+    }
+
+    /// A packet arrived; false if it had, or was given up.
+    pub(super) fn arrive(
+        &mut self,
+        number: u64,
+        nonce: u64,
+        continuation: Option<(Vec<u8>, Continuation)>,
+    ) -> bool {
+        let new = number >= self.next && !self.early.contains_key(&number);
+        if new {
+            self.early.insert(number, Early { nonce, continuation });
+            self.advance();
+        }
+        new
+    }
+
+    /// Whether packets wait for one before them.
+    pub(super) fn waits(&self) -> bool {
+        !self.early.is_empty()
+    }
+
+    /// Gives up the packets that others wait for.
+    pub(super) fn give_up(&mut self) {
+        if let Some((&first, _)) = self.early.first_key_value() {
+            self.lost.extend(self.next..first);
+            self.next = first;
+            self.advance();
+        }
+    }
+
+    /// The next packet that was given up.
+    pub(super) fn take_lost(&mut self) -> Option<u64> {
+        self.lost.pop_front()
+    }
+
+    /// How many pieces of survivors have begun since the last call.
+    pub(super) fn take_recovered(&mut self) -> u32 {
+        std::mem::take(&mut self.recovered)
+    }
+
+    /// The next continuation to return, until None.
+    pub(super) fn take_turn(&mut self) -> Option<Turn> {
+        self.turns.pop_front()
+    }
+
+    fn advance(&mut self) {
+        while let Some((&first, _)) = self.early.first_key_value() {
+            if first != self.next && self.early.len() < GIVE_UP {
+                return;
+            }
+            self.lost.extend(self.next..first);
+            if let Some(packet) = self.early.remove(&first) {
+                self.next = first + 1;
+                self.process(first, packet);
+            }
+        }
+    }
+
+    fn process(&mut self, number: u64, packet: Early) {
+        if self.coming.is_some_and(|coming| number >= coming.base) {
+            self.enter_coming();
+        }
+        match self.ranges.last_mut() {
+            Some(range) if range.last + 1 == number => {
+                range.last = number;
+                range.sum ^= packet.nonce;
+            }
+            _ => self.ranges.push(Range { first: number, last: number, sum: packet.nonce }),
+        }
+        if let Some((bytes, known)) = packet.continuation {
+            self.point = number;
+            if let Some(turn) = self.turn(bytes, known) {
+                self.turns.push_back(turn);
+            }
+        }
+    }
+
+    /// The first survivor: what the piece before lacks at its end is to be reported.
+    fn enter_coming(&mut self) {
+        let Some(coming) = self.coming.take() else { return };
+        let arrived = self.ranges.last().map_or(self.piece.base - 1, |range| range.last);
+        let short = |from: u64| u32::try_from(coming.base - 1 - from).unwrap_or(u32::MAX);
+        let tail = Tail { lost: short(arrived), unanswered: short(self.point) };
+        self.tail = (tail.unanswered > 0).then_some(tail);
+        self.recovered += 1;
+        self.piece = coming;
+        self.point = coming.base - 1;
+        self.ranges.clear();
+    }
+
+    /// What a continuation is good for; None if nothing, as its trickle is terminated.
+    fn turn(&mut self, bytes: Vec<u8>, known: Continuation) -> Option<Turn> {
+        let base = self.piece.base;
+        if known.piece.base != base {
+            return None;
+        }
+        let gaps = Gaps::between(base, &self.ranges)?;
+        let burst = known.burst.into();
+        let plan = plan::step(self.piece, known.number, gaps.runs(), burst).ok()?;
+        if plan.piece.base != base {
+            self.coming = Some(plan.piece);
+        }
+        let tail = self.tail.take().filter(|_| known.mode == Mode::Survivors);
+        let made_up = tail.and_then(|tail| plan::tail(self.piece, known.number, tail, burst).ok());
+        if plan.is_nothing() && made_up.is_none() {
+            return None;
+        }
+        let mut proof = Vec::new();
+        proof::emit(base, &self.ranges, &mut proof);
+        let losses = gaps.runs().len() + usize::from(tail.is_some_and(|tail| tail.lost > 0));
+        Some(Turn { bytes, known, proof, tail, made_up, plan, losses })
+    }
+}

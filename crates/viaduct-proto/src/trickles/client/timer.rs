@@ -1,0 +1,41 @@
+//! Round trips, and how long to wait for what does not come (RFC 6298).
+
+use crate::time::Duration;
+
+/// The wait before anything was measured.
+const FIRST: Duration = Duration::from_secs(1);
+/// Shortest wait, as Linux has it.
+const LEAST: Duration = Duration::from_millis(200);
+/// Longest wait.
+const MOST: Duration = Duration::from_secs(60);
+
+/// The smoothed round trip and its variation.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Trips {
+    smoothed: Option<Duration>,
+    variation: Duration,
+}
+
+impl Trips {
+    /// A round trip was measured.
+    pub(super) fn measure(&mut self, trip: Duration) {
+        match self.smoothed {
+            None => (self.smoothed, self.variation) = (Some(trip), trip / 2),
+            Some(smoothed) => {
+                self.variation = (self.variation * 3 + smoothed.abs_diff(trip)) / 4;
+                self.smoothed = Some((smoothed * 7 + trip) / 8);
+            }
+        }
+    }
+
+    /// How long to wait for an answer after `attempts` that had none.
+    pub(super) fn wait(&self, attempts: u32) -> Duration {
+        let smoothed = self.smoothed.map(|trip| (trip + 4 * self.variation).max(LEAST));
+        smoothed.unwrap_or(FIRST).saturating_mul(1 << attempts.min(8)).min(MOST)
+    }
+
+    /// How long packets wait for those before them, which may have been overtaken.
+    pub(super) fn patience(&self) -> Duration {
+        self.smoothed.map_or(LEAST / 10, |trip| trip / 4).max(Duration::from_millis(1))
+    }
+}

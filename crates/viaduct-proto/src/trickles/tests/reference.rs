@@ -1,0 +1,256 @@
+//! TCP Reno as the judge: a sender with Reno's window and SACK, as kernels of today have it
+//! (RFC 5681, 6675, 6298), and a receiver with delayed acknowledgements. Packets are numbered from
+//! 1, all of one length.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use crate::time::{Duration, Instant};
+use crate::trickles::cwnd::Reno;
+
+const LEAST_TIMEOUT: Duration = Duration::from_millis(200);
+const DELAY: Duration = Duration::from_millis(40);
+const QUICK: u64 = 8;
+
+/// A Reno sender that always has something to send.
+#[derive(Debug)]
+pub(super) struct Sender {
+    length: usize,
+    now: Instant,
+    window: u32,
+    ssthresh: u32,
+    credits: u64,
+    start: u32,
+    acknowledged: u64,
+    next: u64,
+    sacked: BTreeSet<u64>,
+    lost: BTreeSet<u64>,
+    /// Lost ones that were sent again.
+    again: BTreeSet<u64>,
+    recovery: Option<u64>,
+    sent: VecDeque<(u64, Instant)>,
+    smoothed: Option<Duration>,
+    variation: Duration,
+    backoff: u32,
+    deadline: Option<Instant>,
+    pub(super) timeouts: u64,
+    pub(super) recoveries: u64,
+}
+
+impl Sender {
+    pub(super) fn new(length: usize, initial_window: u32) -> Self {
+        Sender {
+            length,
+            now: Instant::ZERO,
+            window: initial_window,
+            ssthresh: u32::MAX,
+            credits: 0,
+            start: initial_window,
+            acknowledged: 0,
+            next: 1,
+            sacked: BTreeSet::new(),
+            lost: BTreeSet::new(),
+            again: BTreeSet::new(),
+            recovery: None,
+            sent: VecDeque::new(),
+            smoothed: None,
+            variation: Duration::ZERO,
+            backoff: 0,
+            deadline: None,
+            timeouts: 0,
+            recoveries: 0,
+        }
+    }
+
+    /// Packets acknowledged in order.
+    pub(super) fn acknowledged(&self) -> u64 {
+        self.acknowledged
+    }
+
+    /// Packets believed to be in flight.
+    pub(super) fn pipe(&self) -> u64 {
+        let outstanding = self.next - 1 - self.acknowledged;
+        outstanding + self.again.len() as u64 - (self.sacked.len() + self.lost.len()) as u64
+    }
+
+    fn wait(&self) -> Duration {
+        let base = self.smoothed.map_or(Duration::from_secs(1), |s| s + 4 * self.variation);
+        base.max(LEAST_TIMEOUT) * (1 << self.backoff.min(8))
+    }
+
+    pub(super) fn handle(&mut self, now: Instant, ack: &[u8]) {
+        self.now = now;
+        let mut words = ack.as_chunks::<8>().0.iter().map(|word| u64::from_be_bytes(*word));
+        let upto = words.next().unwrap();
+        let mut news = false;
+        while let (Some(first), Some(last)) = (words.next(), words.next()) {
+            for number in first.max(self.acknowledged + 1)..=last {
+                news |= self.sacked.insert(number);
+                self.lost.remove(&number);
+                self.again.remove(&number);
+            }
+        }
+        if upto > self.acknowledged {
+            news = true;
+            self.advance(now, upto);
+        }
+        self.mark_lost();
+        if news {
+            self.deadline = (self.next - 1 > self.acknowledged).then(|| now + self.wait());
+        }
+    }
+
+    fn advance(&mut self, now: Instant, upto: u64) {
+        let packets = upto - self.acknowledged;
+        self.acknowledged = upto;
+        self.backoff = 0;
+        while let Some(&(number, sent)) = self.sent.front().filter(|(number, _)| *number <= upto) {
+            if number == upto && self.recovery.is_none() {
+                self.measure(now.since(sent));
+            }
+            self.sent.pop_front();
+        }
+        for set in [&mut self.sacked, &mut self.lost, &mut self.again] {
+            *set = set.split_off(&(upto + 1));
+        }
+        if self.recovery.is_some_and(|point| upto >= point) {
+            self.recovery = None;
+        }
+        if self.recovery.is_none() {
+            self.credits += packets;
+            self.window = Reno { start: self.start, ssthresh: self.ssthresh }.after(self.credits);
+        }
+    }
+
+    fn measure(&mut self, trip: Duration) {
+        match self.smoothed {
+            None => (self.smoothed, self.variation) = (Some(trip), trip / 2),
+            Some(smoothed) => {
+                self.variation = (self.variation * 3 + smoothed.abs_diff(trip)) / 4;
+                self.smoothed = Some((smoothed * 7 + trip) / 8);
+            }
+        }
+    }
+
+    /// What has three acknowledged packets above it is lost.
+    fn mark_lost(&mut self) {
+        let Some(&third) = self.sacked.iter().rev().nth(2) else { return };
+        let new: Vec<u64> = (self.acknowledged + 1..third)
+            .filter(|n| !self.sacked.contains(n) && !self.lost.contains(n))
+            .collect();
+        if new.is_empty() {
+            return;
+        }
+        self.lost.extend(new);
+        if self.recovery.is_none() {
+            let flight = (self.next - 1 - self.acknowledged) as u32;
+            self.shrink(flight.min(self.window) / 2, None);
+            self.recovery = Some(self.next - 1);
+            self.recoveries += 1;
+        }
+    }
+
+    fn shrink(&mut self, ssthresh: u32, window: Option<u32>) {
+        self.ssthresh = ssthresh.max(2);
+        self.window = window.unwrap_or(self.ssthresh);
+        (self.start, self.credits) = (self.window, 0);
+    }
+
+    pub(super) fn poll_transmit(&mut self) -> Option<Vec<u8>> {
+        if self.pipe() >= self.window.into() {
+            return None;
+        }
+        let number = match self.lost.iter().find(|n| !self.again.contains(n)) {
+            Some(&number) => {
+                self.again.insert(number);
+                number
+            }
+            None => {
+                self.sent.push_back((self.next, self.now));
+                self.next += 1;
+                self.next - 1
+            }
+        };
+        self.deadline = self.deadline.or(Some(self.now + self.wait()));
+        let mut packet = vec![0; self.length];
+        packet[..8].copy_from_slice(&number.to_be_bytes());
+        Some(packet)
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    pub(super) fn handle_timeout(&mut self, now: Instant) {
+        self.now = now;
+        self.timeouts += 1;
+        let flight = (self.next - 1 - self.acknowledged) as u32;
+        if self.backoff == 0 {
+            self.shrink(flight.min(self.window) / 2, Some(1));
+        } else {
+            self.shrink(self.ssthresh, Some(1));
+        }
+        self.backoff += 1;
+        self.lost =
+            (self.acknowledged + 1..self.next).filter(|n| !self.sacked.contains(n)).collect();
+        self.again.clear();
+        self.sent.clear();
+        self.recovery = None;
+        self.deadline = Some(now + self.wait());
+    }
+}
+
+/// Its receiver.
+#[derive(Debug, Default)]
+pub(super) struct Receiver {
+    upto: u64,
+    above: BTreeSet<u64>,
+    owed: u32,
+    deadline: Option<Instant>,
+    out: VecDeque<Vec<u8>>,
+}
+
+impl Receiver {
+    pub(super) fn handle(&mut self, now: Instant, packet: &[u8]) {
+        let number = u64::from_be_bytes(*packet.first_chunk().unwrap());
+        let hole = !self.above.is_empty();
+        if number > self.upto {
+            self.above.insert(number);
+        }
+        while self.above.remove(&(self.upto + 1)) {
+            self.upto += 1;
+        }
+        self.owed += 1;
+        let order = number == self.upto && !hole;
+        if self.owed == 2 || !order || self.upto <= QUICK {
+            self.acknowledge();
+        } else {
+            self.deadline = Some(now + DELAY);
+        }
+    }
+
+    fn acknowledge(&mut self) {
+        (self.owed, self.deadline) = (0, None);
+        let mut ranges: Vec<[u64; 2]> = Vec::new();
+        for &number in &self.above {
+            match ranges.last_mut() {
+                Some([_, last]) if *last + 1 == number => *last = number,
+                _ => ranges.push([number, number]),
+            }
+        }
+        let mut words = vec![self.upto];
+        words.extend(ranges.into_flattened());
+        self.out.push_back(words.into_iter().flat_map(u64::to_be_bytes).collect());
+    }
+
+    pub(super) fn poll_transmit(&mut self) -> Option<Vec<u8>> {
+        self.out.pop_front()
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    pub(super) fn handle_timeout(&mut self, _now: Instant) {
+        self.acknowledge();
+    }
+}
