@@ -33,5 +33,6 @@ pub mod split;
 pub mod time;
 pub mod trickles;
 pub mod tunnel;
+pub mod web;
 pub mod wire;
 pub mod wrap;

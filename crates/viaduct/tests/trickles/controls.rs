@@ -20,6 +20,7 @@ fn segment(from: &str, seq: u32, count: u8) -> Segment {
 
 fn send(packets: &[Vec<u8>]) {
     let (raw, mut outbox) = (Raw::open().unwrap(), Outbox::default());
+    raw.set_buffers(16 << 20).unwrap();
     for packet in packets {
         outbox.push(packet, "10.2.0.2:0".parse().unwrap(), None);
     }

@@ -21,7 +21,7 @@ pub enum Refusal {
     /// Flags that Trickles' packets do not have, or not in this direction.
     #[error("flags that no such packet has")]
     Flags,
-    /// From one end to the same end, or between other addresses.
+    /// From one end to the same end, between other addresses, or from what is no host's address.
     #[error("not meant for this end")]
     NotOurs,
 }

@@ -216,8 +216,11 @@ pub fn parse(bytes: &[u8], length: usize, checksum: Checksum) -> Result<Packet<'
     };
     let kind = Kind::of(head[13]).ok_or(Refusal::Flags)?;
     let expected = if mark.role == Role::Request { Kind::SynAck } else { Kind::Syn };
-    if kind == expected || source.port() == 0 {
+    if kind == expected {
         return Err(Refusal::Flags);
+    }
+    if source.port() == 0 || !is_one_host(source.ip()) {
+        return Err(Refusal::NotOurs);
     }
     let message = &tcp[data..];
     match message.len().cmp(&mark.length.into()) {
@@ -228,6 +231,12 @@ pub fn parse(bytes: &[u8], length: usize, checksum: Checksum) -> Result<Packet<'
     let scaled = !kind.is_syn() || has_scale(&options[mark::LEN..]);
     let (seq, ack) = (number(4), number(8));
     Ok(Packet::Message(Segment { source, destination, kind, seq, ack, scaled, mark }, message))
+}
+
+/// Whether an answer may go there: a tap sees packets whose source the kernel's own TCP would not believe.
+fn is_one_host(ip: IpAddr) -> bool {
+    let broadcast = matches!(ip, IpAddr::V4(v4) if v4.is_broadcast());
+    !(ip.is_multicast() || ip.is_unspecified() || broadcast)
 }
 
 fn plain(

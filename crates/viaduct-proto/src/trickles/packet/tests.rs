@@ -209,6 +209,9 @@ fn joined_cut_and_unmarked_packets_are_refused_and_told_apart() {
     unmarked[33] = 0x12;
     let plain = parse(&unmarked, length, Checksum::Trust);
     assert!(matches!(plain, Ok(Packet::Plain { reset: false, .. })), "{plain:?}");
+    let mut from_many = packet.clone();
+    from_many[12..16].copy_from_slice(&[224, 0, 0, 1]);
+    assert_eq!(parse(&from_many, length, Checksum::Trust), Err(Refusal::NotOurs));
     let mut fragment = packet.clone();
     fragment[6] = 0x20;
     assert_eq!(parse(&fragment, length, Checksum::Trust), Err(Refusal::Malformed));

@@ -1,0 +1,76 @@
+//! The path of a request, made safe.
+
+/// From what stands in a request line: decoded, without query, and with no step out of the directory:
+/// parts of it without empty ones and `.`; `None` where there is a `..`, a NUL or a slash in disguise.
+pub(super) fn parts(target: &str) -> Option<Vec<String>> {
+    let path = target.split(['?', '#']).next()?;
+    let path = match path.strip_prefix('/') {
+        Some(path) => path,
+        // As a proxy is asked (RFC 9112, 3.2.2).
+        None => absolute(path)?,
+    };
+    let parts = path.split('/').map(decode).collect::<Option<Vec<_>>>()?;
+    let odd = |part: &String| part == ".." || part.contains(['/', '\0']);
+    if parts.iter().any(odd) {
+        return None;
+    }
+    Some(parts.into_iter().filter(|part| !part.is_empty() && part != ".").collect())
+}
+
+fn absolute(target: &str) -> Option<&str> {
+    let (scheme, rest) = target.split_once("://")?;
+    scheme.eq_ignore_ascii_case("http").then(|| rest.split_once('/').map_or("", |(_, path)| path))
+}
+
+fn decode(part: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(part.len());
+    let mut rest = part.as_bytes();
+    while let [first, others @ ..] = rest {
+        rest = others;
+        let byte = match (first, others) {
+            (b'%', [high, low, after @ ..]) => {
+                rest = after;
+                let digit = |byte: &u8| char::from(*byte).to_digit(16);
+                (digit(high)? * 16 + digit(low)?) as u8
+            }
+            (b'%', _) => return None,
+            (byte, _) => *byte,
+        };
+        bytes.push(byte);
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// A name as it stands in a link.
+pub(super) fn encode(name: &str) -> String {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(byte);
+    name.bytes()
+        .map(|byte| if plain(&byte) { char::from(byte).into() } else { format!("%{byte:02X}") })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn nothing_leads_out_of_the_directory() {
+        let parts = |target| parts(target).map(|parts| parts.join("|"));
+        assert_eq!(parts("/a//b/./c%20d.txt?x=/../"), Some("a|b|c d.txt".into()));
+        assert_eq!(parts("/"), Some(String::new()));
+        assert_eq!(parts("http://host:80/a/b"), Some("a|b".into()));
+        for odd in ["/../etc", "/a/%2e%2e/b", "/a%2fb", "/%00", "/%", "/%zz", "/%ff", "a", "*"] {
+            assert_eq!(parts(odd), None, "{odd}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_link_leads_where_it_says(name in "[^/\0]{1,20}") {
+            prop_assume!(name != "." && name != "..");
+            prop_assert_eq!(parts(&format!("/{}", encode(&name))), Some(vec![name]));
+        }
+    }
+}

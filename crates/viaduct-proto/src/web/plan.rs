@@ -1,0 +1,258 @@
+//! What is answered.
+
+use std::fmt::Write as _;
+use std::ops::Range;
+
+use super::range::{Asked, asked};
+use super::request::{Method, Request, Wrong};
+use super::{Found, date, mime, path};
+
+/// A response, as a description: any of its bytes can be made again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The status code.
+    pub status: u16,
+    /// Status line and headers, and the empty line behind them.
+    pub head: Vec<u8>,
+    /// What follows.
+    pub body: Body,
+    /// Whether the connection goes on afterwards.
+    pub keep_alive: bool,
+}
+
+/// The body of a response.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// These bytes; none for HEAD.
+    Bytes(Vec<u8>),
+    /// These of the file.
+    File(Range<u64>),
+}
+
+/// A part of a response.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece<'a> {
+    /// These bytes.
+    Bytes(&'a [u8]),
+    /// These of the file.
+    File(Range<u64>),
+}
+
+impl Plan {
+    /// Bytes of the whole response.
+    pub fn len(&self) -> u64 {
+        self.head.len() as u64
+            + match &self.body {
+                Body::Bytes(bytes) => bytes.len() as u64,
+                Body::File(range) => range.end - range.start,
+            }
+    }
+
+    /// Never: there is a head.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes of the response in `range`, as far as there are any: of the head, and of the body.
+    pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = Piece<'_>> {
+        let head = self.head.len() as u64;
+        let of_head = cut(&range, 0..head);
+        let of_body = cut(&range, head..self.len());
+        let first = of_head.map(|at| Piece::Bytes(slice(&self.head, at)));
+        let second = of_body.map(|at| {
+            let at = at.start - head..at.end - head;
+            match &self.body {
+                Body::Bytes(bytes) => Piece::Bytes(slice(bytes, at)),
+                Body::File(range) => Piece::File(range.start + at.start..range.start + at.end),
+            }
+        });
+        first.into_iter().chain(second)
+    }
+
+    /// The answer to what is no request.
+    pub fn refuse(why: Wrong) -> Plan {
+        let mut answer = Answer::new(why.to_string(), false);
+        if why == Wrong::Method {
+            answer.header("Allow", "GET, HEAD");
+        }
+        answer.text(Method::Get)
+    }
+}
+
+/// The answer to `request`, where `found` stands at its path.
+pub fn plan(request: &Request, found: &Found) -> Plan {
+    let answer = |status: &str| Answer::new(status.to_owned(), request.keep_alive);
+    match found {
+        Found::Nothing => answer("404 Not Found").text(request.method),
+        Found::Forbidden => answer("403 Forbidden").text(request.method),
+        Found::Directory(_) if !request.directory && !request.path.is_empty() => {
+            let mut moved = answer("301 Moved Permanently");
+            let encoded: Vec<_> = request.path.iter().map(|part| path::encode(part)).collect();
+            moved.header("Location", &format!("/{}/", encoded.join("/")));
+            moved.text(request.method)
+        }
+        Found::Directory(names) => {
+            let mut answer = answer("200 OK");
+            answer.header("Content-Type", "text/html; charset=utf-8");
+            answer.bytes(request.method, index(&request.path, names).into_bytes())
+        }
+        Found::File { size, modified, .. } => file(request, found, *size, *modified),
+    }
+}
+
+fn file(request: &Request, found: &Found, size: u64, modified: u64) -> Plan {
+    let tag = found.tag().unwrap_or_default();
+    let changed = date::emit(modified);
+    let validators = |mut answer: Answer| {
+        answer.header("ETag", &tag);
+        answer.header("Last-Modified", &changed);
+        answer
+    };
+    let status = |text: &str| validators(Answer::new(text.to_owned(), request.keep_alive));
+    if !may(request, &tag, modified) {
+        return status("412 Precondition Failed").text(request.method);
+    }
+    if is_known(request, &tag, modified) {
+        return status("304 Not Modified").nothing();
+    }
+    let ranged = request.method == Method::Get && same_file(request, &tag, &changed);
+    let range = if ranged { asked(request.range.as_deref(), size) } else { Asked::Whole };
+    let (mut answer, part) = match range {
+        Asked::Whole => (status("200 OK"), 0..size),
+        Asked::Part(part) => {
+            let mut answer = status("206 Partial Content");
+            let (first, last) = (part.start, part.end - 1);
+            answer.header("Content-Range", &format!("bytes {first}-{last}/{size}"));
+            (answer, part)
+        }
+        Asked::Unsatisfiable => {
+            let mut answer = status("416 Range Not Satisfiable");
+            answer.header("Content-Range", &format!("bytes */{size}"));
+            return answer.text(request.method);
+        }
+    };
+    answer.header("Accept-Ranges", "bytes");
+    answer
+        .header("Content-Type", mime::of(request.path.last().map_or("index.html", String::as_str)));
+    answer.file(request.method, part)
+}
+
+/// Whether the client allows that it gets this file (RFC 9110, 13.2.2: steps 1 and 2).
+fn may(request: &Request, tag: &str, modified: u64) -> bool {
+    match (&request.if_match, &request.if_unmodified_since) {
+        (Some(wanted), _) => lists(wanted, tag, false),
+        (None, Some(since)) => date::parse(since).is_none_or(|since| modified <= since),
+        (None, None) => true,
+    }
+}
+
+/// Whether the client has this file already (steps 3 and 4).
+fn is_known(request: &Request, tag: &str, modified: u64) -> bool {
+    match (&request.if_none_match, &request.if_modified_since) {
+        (Some(known), _) => lists(known, tag, true),
+        (None, Some(since)) => date::parse(since).is_some_and(|since| modified <= since),
+        (None, None) => false,
+    }
+}
+
+/// Whether a part is wanted of this file, and not the whole of another (step 5).
+fn same_file(request: &Request, tag: &str, changed: &str) -> bool {
+    request.if_range.as_deref().is_none_or(|known| known == tag || known == changed)
+}
+
+/// Whether `tag` is in a list of tags; `weak` ones count where that is enough.
+fn lists(list: &str, tag: &str, weak: bool) -> bool {
+    let same = |known: &str| known == tag || weak && known.strip_prefix("W/") == Some(tag);
+    list.trim() == "*" || list.split(',').any(|known| same(known.trim()))
+}
+
+/// A page that names what is in a directory.
+fn index(path: &[String], names: &[String]) -> String {
+    let title = escape(&format!("/{}", path.join("/")));
+    let mut page = format!(
+        "<!doctype html>\n<meta charset=utf-8>\n<title>{title}</title>\n<h1>{title}</h1>\n<ul>\n"
+    );
+    let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
+    names.sort_unstable();
+    if !path.is_empty() {
+        names.insert(0, "../");
+    }
+    for name in names {
+        // Writing to a string cannot fail.
+        let _ = writeln!(page, "<li><a href=\"./{}\">{}</a>", path::encode(name), escape(name));
+    }
+    page.push_str("</ul>\n");
+    page
+}
+
+fn escape(text: &str) -> String {
+    let one = |c: char| match c {
+        '<' => "&lt;".to_owned(),
+        '>' => "&gt;".to_owned(),
+        '&' => "&amp;".to_owned(),
+        '"' => "&quot;".to_owned(),
+        other => other.to_string(),
+    };
+    text.chars().map(one).collect()
+}
+
+/// A response in the making.
+struct Answer {
+    status: String,
+    headers: String,
+    keep_alive: bool,
+}
+
+impl Answer {
+    fn new(status: String, keep_alive: bool) -> Answer {
+        Answer { status, headers: String::new(), keep_alive }
+    }
+
+    fn header(&mut self, name: &str, value: &str) {
+        // Writing to a string cannot fail.
+        let _ = write!(self.headers, "{name}: {value}\r\n");
+    }
+
+    /// With its status as its body.
+    fn text(mut self, method: Method) -> Plan {
+        self.header("Content-Type", "text/plain; charset=utf-8");
+        let body = format!("{}\n", self.status);
+        self.bytes(method, body.into_bytes())
+    }
+
+    fn bytes(self, method: Method, bytes: Vec<u8>) -> Plan {
+        let length = bytes.len() as u64;
+        let sent = if method == Method::Get { bytes } else { Vec::new() };
+        self.finish(Some(length), Body::Bytes(sent))
+    }
+
+    fn file(self, method: Method, part: Range<u64>) -> Plan {
+        let length = part.end - part.start;
+        let sent = if method == Method::Get { part } else { 0..0 };
+        self.finish(Some(length), Body::File(sent))
+    }
+
+    fn nothing(self) -> Plan {
+        self.finish(None, Body::Bytes(Vec::new()))
+    }
+
+    fn finish(mut self, length: Option<u64>, body: Body) -> Plan {
+        if let Some(length) = length {
+            self.header("Content-Length", &length.to_string());
+        }
+        self.header("Connection", if self.keep_alive { "keep-alive" } else { "close" });
+        let status = self.status[..3].parse().expect("a status begins with its code");
+        let head = format!("HTTP/1.1 {}\r\n{}\r\n", self.status, self.headers).into_bytes();
+        Plan { status, head, body, keep_alive: self.keep_alive }
+    }
+}
+
+/// What two ranges have in common, if anything.
+fn cut(a: &Range<u64>, b: Range<u64>) -> Option<Range<u64>> {
+    let both = a.start.max(b.start)..a.end.min(b.end);
+    (!both.is_empty()).then_some(both)
+}
+
+fn slice(bytes: &[u8], at: Range<u64>) -> &[u8] {
+    &bytes[at.start as usize..at.end as usize]
+}

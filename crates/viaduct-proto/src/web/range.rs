@@ -1,0 +1,73 @@
+//! The part of a file that is asked for (RFC 9110, 14).
+
+use std::ops::Range;
+
+/// What a `Range` header comes to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// All of it: no header, another unit, several ranges (which may be ignored), or nonsense.
+    Whole,
+    /// This part.
+    Part(Range<u64>),
+    /// A part that is not there.
+    Unsatisfiable,
+}
+
+/// Of a file of so many bytes.
+pub(super) fn asked(header: Option<&str>, size: u64) -> Asked {
+    let Some(spec) = header.and_then(|header| header.trim().strip_prefix("bytes=")) else {
+        return Asked::Whole;
+    };
+    let Some((first, last)) = spec.trim().split_once('-') else { return Asked::Whole };
+    let number = |text: &str| {
+        let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        // More than any file has is as good as the most.
+        digits.then(|| text.parse::<u64>().unwrap_or(u64::MAX))
+    };
+    match (number(first), number(last)) {
+        (Some(first), _) if !last.is_empty() && number(last).is_none_or(|last| last < first) => {
+            Asked::Whole
+        }
+        (Some(first), _) if first >= size => Asked::Unsatisfiable,
+        (Some(first), None) => Asked::Part(first..size),
+        (Some(first), Some(last)) => Asked::Part(first..last.saturating_add(1).min(size)),
+        (None, Some(_)) if !first.is_empty() => Asked::Whole,
+        (None, Some(0)) => Asked::Unsatisfiable,
+        (None, Some(_)) if size == 0 => Asked::Unsatisfiable,
+        (None, Some(length)) => Asked::Part(size.saturating_sub(length)..size),
+        (None, None) => Asked::Whole,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_mean_what_the_standard_says() {
+        let of = |header: &str| asked(Some(header), 1000);
+        assert_eq!(asked(None, 1000), Asked::Whole);
+        assert_eq!(of("bytes=0-499"), Asked::Part(0..500));
+        assert_eq!(of("bytes=500-"), Asked::Part(500..1000));
+        assert_eq!(of("bytes=-1"), Asked::Part(999..1000));
+        assert_eq!(of("bytes=-5000"), Asked::Part(0..1000));
+        assert_eq!(of("bytes=999-99999999999999999999999"), Asked::Part(999..1000));
+        for missing in ["bytes=1000-", "bytes=1000-2000", "bytes=-0"] {
+            assert_eq!(of(missing), Asked::Unsatisfiable, "{missing}");
+        }
+        for odd in [
+            "bytes=",
+            "bytes=-",
+            "bytes=5-4",
+            "bytes=a-b",
+            "bytes=0-1,4-5",
+            "lines=1-2",
+            "bytes=x-5",
+            "bytes=5-x",
+        ] {
+            assert_eq!(of(odd), Asked::Whole, "{odd}");
+        }
+        assert_eq!(asked(Some("bytes=0-"), 0), Asked::Unsatisfiable);
+        assert_eq!(asked(Some("bytes=-5"), 0), Asked::Unsatisfiable);
+    }
+}

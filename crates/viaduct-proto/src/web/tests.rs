@@ -1,0 +1,170 @@
+//! Requests as browsers and curl send them, and what they get.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const SIZE: u64 = 1000;
+/// Sun, 06 Nov 1994 08:49:37 GMT.
+const FILE: Found = Found::File { size: SIZE, modified: 784_111_777, nanos: 5 };
+
+fn request(line: &str, headers: &str) -> Request {
+    let text = format!("{line} HTTP/1.1\r\nHost: x\r\n{headers}\r\n");
+    let (request, length) = Request::parse(text.as_bytes()).unwrap().unwrap();
+    assert_eq!(length, text.len());
+    request
+}
+
+fn get(headers: &str) -> Plan {
+    plan(&request("GET /a/b.html", headers), &FILE)
+}
+
+fn head(plan: &Plan) -> &str {
+    std::str::from_utf8(&plan.head).unwrap()
+}
+
+#[test]
+fn a_file_comes_whole_with_its_type_and_validators() {
+    let plan = get("");
+    assert_eq!((plan.status, &plan.body), (200, &Body::File(0..SIZE)));
+    for line in [
+        "HTTP/1.1 200 OK\r\n",
+        "Content-Type: text/html; charset=utf-8\r\n",
+        "Content-Length: 1000\r\n",
+        "Last-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\n",
+        "Accept-Ranges: bytes\r\n",
+        "Connection: keep-alive\r\n",
+    ] {
+        assert!(head(&plan).contains(line), "{line} in {}", head(&plan));
+    }
+    assert!(head(&plan).ends_with("\r\n\r\n"));
+}
+
+#[test]
+fn head_is_get_without_its_body() {
+    let [get, head] =
+        ["GET", "HEAD"].map(|method| plan(&request(&format!("{method} /b.html"), ""), &FILE));
+    assert_eq!(get.head, head.head);
+    assert_eq!(head.len(), head.head.len() as u64);
+}
+
+#[test]
+fn a_part_is_a_part_and_no_part_is_said_so() {
+    let part = get("Range: bytes=100-199\r\n");
+    assert_eq!((part.status, &part.body), (206, &Body::File(100..200)));
+    assert!(head(&part).contains("Content-Range: bytes 100-199/1000\r\n"));
+    assert!(head(&part).contains("Content-Length: 100\r\n"));
+    let none = get("Range: bytes=1000-\r\n");
+    assert_eq!(none.status, 416);
+    assert!(head(&none).contains("Content-Range: bytes */1000\r\n"));
+    let tag = FILE.tag().unwrap();
+    assert_eq!(get(&format!("Range: bytes=0-1\r\nIf-Range: {tag}\r\n")).status, 206);
+    assert_eq!(get("Range: bytes=0-1\r\nIf-Range: \"other\"\r\n").status, 200);
+}
+
+#[test]
+fn what_the_client_has_is_not_sent_again() {
+    let tag = FILE.tag().unwrap();
+    for known in [
+        format!("If-None-Match: {tag}\r\n"),
+        format!("If-None-Match: \"x\", W/{tag}\r\n"),
+        "If-None-Match: *\r\n".to_owned(),
+        "If-Modified-Since: Sun, 06 Nov 1994 08:49:37 GMT\r\n".to_owned(),
+    ] {
+        let plan = get(&known);
+        assert_eq!((plan.status, plan.len()), (304, plan.head.len() as u64), "{known}");
+        assert!(head(&plan).contains(&tag) && !head(&plan).contains("Content-Length"));
+    }
+    for other in [
+        "If-Modified-Since: Sun, 06 Nov 1994 08:49:36 GMT\r\n",
+        "If-Modified-Since: yesterday\r\n",
+        "If-None-Match: \"x\"\r\nIf-Modified-Since: Sun, 06 Nov 1994 08:49:37 GMT\r\n",
+        "If-Unmodified-Since: Sun, 06 Nov 1994 08:49:37 GMT\r\n",
+    ] {
+        assert_eq!(get(other).status, 200, "{other}");
+    }
+    assert_eq!(get("If-Match: \"x\"\r\n").status, 412);
+    assert_eq!(get(&format!("If-Match: W/{tag}\r\n")).status, 412, "weak is not enough");
+    assert_eq!(get("If-Unmodified-Since: Sun, 06 Nov 1994 08:49:36 GMT\r\n").status, 412);
+}
+
+#[test]
+fn directories_have_a_page_and_a_slash() {
+    let names = Found::Directory(vec!["b<c>.txt".into(), "a b/".into()]);
+    let moved = plan(&request("GET /x%20y/z", ""), &names);
+    assert_eq!(moved.status, 301);
+    assert!(head(&moved).contains("Location: /x%20y/z/\r\n"));
+    let page = plan(&request("GET /x/", ""), &names);
+    let Body::Bytes(text) = &page.body else { panic!("{page:?}") };
+    let text = std::str::from_utf8(text).unwrap();
+    let links = "<li><a href=\"./../\">../</a>\n<li><a href=\"./a%20b/\">a b/</a>\n\
+                 <li><a href=\"./b%3Cc%3E.txt\">b&lt;c&gt;.txt</a>\n";
+    assert!(text.contains(links), "{text}");
+    assert!(!text.contains("<c>"));
+    assert_eq!(plan(&request("GET /", ""), &names).status, 200);
+}
+
+#[test]
+fn what_is_not_there_or_not_asked_well_is_answered_so() {
+    let missing = plan(&request("GET /x", "Connection: close\r\n"), &Found::Nothing);
+    assert_eq!((missing.status, missing.keep_alive), (404, false));
+    assert_eq!(plan(&request("GET /x", ""), &Found::Forbidden).status, 403);
+    let wrong = |text: &str| Request::parse(text.as_bytes()).unwrap_err();
+    assert_eq!(wrong("POST / HTTP/1.1\r\n\r\n"), Wrong::Method);
+    assert_eq!(wrong("GET / HTTP/2.0\r\n\r\n"), Wrong::Version);
+    for malformed in [
+        "GET /\r\n\r\n",
+        "GET  / HTTP/1.1\r\n\r\n",
+        "GET /.. HTTP/1.1\r\n\r\n",
+        "GET / HTTP/1.1\r\nbroken\r\n\r\n",
+        "GET / HTTP/1.1\r\nContent-Length: 5\r\n\r\n",
+        "GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        "GET / HTTP/1.1\r\n Host: folded\r\n\r\n",
+    ] {
+        assert_eq!(wrong(malformed), Wrong::Malformed, "{malformed}");
+    }
+    assert_eq!(wrong(&"x".repeat(9000)), Wrong::TooLong);
+    let refused = Plan::refuse(Wrong::Method);
+    assert_eq!((refused.status, refused.keep_alive), (405, false));
+    assert!(head(&refused).contains("Allow: GET, HEAD\r\n"));
+    assert_eq!(Request::parse(b"GET / HTTP/1.1\r\nHost: x\r\n"), Ok(None));
+    assert!(!request("GET /", "Connection: Close\r\n").keep_alive);
+}
+
+fn requests() -> impl Strategy<Value = Plan> {
+    let line = prop::sample::select(vec!["GET /a.txt", "HEAD /a.txt", "GET /x/"]);
+    let range = prop::sample::select(vec!["", "Range: bytes=7-700\r\n", "Range: bytes=2000-\r\n"]);
+    (line, range, any::<bool>()).prop_map(|(line, range, file)| {
+        let found = if file { FILE } else { Found::Directory(vec!["a".into(); 50]) };
+        plan(&request(line, range), &found)
+    })
+}
+
+/// The response's bytes in a range; the file's are as the name of each byte's place.
+fn bytes(plan: &Plan, range: std::ops::Range<u64>) -> Vec<u8> {
+    let piece = |piece: Piece<'_>| match piece {
+        Piece::Bytes(bytes) => bytes.to_vec(),
+        Piece::File(range) => range.map(|at| (at % 251) as u8).collect(),
+    };
+    plan.pieces(range).flat_map(piece).collect()
+}
+
+proptest! {
+    #[test]
+    fn any_range_of_a_response_can_be_made_again(plan in requests(), a in 0..3000_u64, b in 0..3000_u64) {
+        let whole = bytes(&plan, 0..u64::MAX);
+        prop_assert_eq!(whole.len() as u64, plan.len());
+        let [a, b] = [a.min(b), a.max(b)];
+        let cut = |at: u64| at.min(plan.len()) as usize;
+        prop_assert_eq!(&bytes(&plan, a..b)[..], &whole[cut(a)..cut(b)]);
+    }
+
+    #[test]
+    fn reading_never_panics_and_never_leads_out(bytes: Vec<u8>, text in "(GET|HEAD) /[ -~]{0,40} HTTP/1.1\r\n([A-Za-z-]{1,9}:[ -~]{0,20}\r\n){0,3}\r\n") {
+        let _ = Request::parse(&bytes);
+        if let Ok(Some((request, _))) = Request::parse(text.as_bytes()) {
+            prop_assert!(request.path.iter().all(|part| part != ".." && !part.contains('/')));
+            let _ = plan(&request, &FILE);
+        }
+    }
+}
