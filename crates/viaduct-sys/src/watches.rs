@@ -42,8 +42,8 @@ pub fn move_over(
 ) -> io::Result<()> {
     let inode = rustix::fs::fstat(one)?.st_ino;
     for entry in fs::read_dir(format!("/proc/{thread}/fd"))?.flatten() {
-        let is_epoll = fs::read_link(entry.path())
-            .is_ok_and(|to| to.as_os_str() == "anon_inode:[eventpoll]");
+        let is_epoll =
+            fs::read_link(entry.path()).is_ok_and(|to| to.as_os_str() == "anon_inode:[eventpoll]");
         let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
         let (true, Some(number)) = (is_epoll, number) else { continue };
         let info = fs::read_to_string(format!("/proc/{thread}/fdinfo/{number}"))?;
