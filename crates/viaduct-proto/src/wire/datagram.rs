@@ -2,7 +2,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use super::ip::internet_checksum;
+use super::refusal::{packet, ports, pseudo};
+
 const UDP: u8 = 17;
+const ICMP: u8 = 1;
 const UDP_LEN: usize = 8;
 const V4_MIN: usize = 20;
 const V6_LEN: usize = 40;
@@ -41,6 +45,39 @@ impl Datagram {
     }
 }
 
+/// A packet that carries a datagram, all of its bytes, between two ends of one family; `None` if they are
+/// more than a packet holds.
+pub fn emit(source: SocketAddr, destination: SocketAddr, payload: &[u8]) -> Option<Vec<u8>> {
+    let length = u16::try_from(UDP_LEN + payload.len()).ok()?;
+    let head = if source.is_ipv4() { V4_MIN as u16 } else { 0 };
+    length.checked_add(head)?;
+    let mut udp = ports(source, destination);
+    udp.extend(length.to_be_bytes());
+    udp.extend([0, 0]);
+    udp.extend(payload);
+    // A sum of zero would say that there is none.
+    let sum = match pseudo(source.ip(), destination.ip(), UDP, &udp) {
+        0 => u16::MAX,
+        sum => sum,
+    };
+    udp[6..8].copy_from_slice(&sum.to_be_bytes());
+    Some(packet(source.ip(), destination.ip(), UDP, &udp))
+}
+
+/// The packet that says of a datagram of IPv4, sent by `source`, that it did not arrive: ICMP's type and
+/// code.
+pub fn undelivered(source: SocketAddr, destination: SocketAddr, why: [u8; 2]) -> Vec<u8> {
+    // Its headers tell whose it was.
+    let mut udp = ports(source, destination);
+    udp.extend([0, UDP_LEN as u8, 0, 0]);
+    let sent = packet(source.ip(), destination.ip(), UDP, &udp);
+    let mut message = vec![why[0], why[1], 0, 0, 0, 0, 0, 0];
+    message.extend(sent);
+    let sum = internet_checksum(&message);
+    message[2..4].copy_from_slice(&sum.to_be_bytes());
+    packet(destination.ip(), source.ip(), ICMP, &message)
+}
+
 fn v4(packet: &[u8]) -> Option<(IpAddr, IpAddr, &[u8])> {
     let head = packet.first_chunk::<V4_MIN>()?;
     let offset = u16::from_be_bytes([head[6], head[7]]) & 0x1fff;
@@ -73,6 +110,35 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        for (from, to) in [("192.0.2.1:53", "127.0.0.1:9"), ("[2001:db8::1]:53", "[::1]:9")] {
+            let [source, destination] = [from, to].map(|at| at.parse::<SocketAddr>().unwrap());
+            let packet = emit(source, destination, b"answer").unwrap();
+            let parsed = Datagram { source, destination, bytes: 6 };
+            assert_eq!(Datagram::parse(&packet), Some(parsed));
+            let udp = &packet[packet.len() - 14..];
+            assert_eq!(pseudo(source.ip(), destination.ip(), UDP, udp), 0);
+            assert_eq!(emit(source, destination, &[0; 65_535]), None);
+        }
+        assert!(
+            emit("192.0.2.1:1".parse().unwrap(), "192.0.2.2:1".parse().unwrap(), &[0; 65_507])
+                .is_some()
+        );
+    }
+
+    #[test]
+    fn who_has_sent_it_is_told_that_it_did_not_arrive() {
+        let [source, destination] =
+            ["127.0.0.1:9", "192.0.2.1:53"].map(|at| at.parse::<SocketAddr>().unwrap());
+        let packet = undelivered(source, destination, [3, 3]);
+        assert_eq!(packet[12..20], [192, 0, 2, 1, 127, 0, 0, 1]);
+        assert_eq!((packet[9], &packet[20..22]), (ICMP, &[3, 3][..]));
+        assert_eq!(internet_checksum(&packet[20..]), 0);
+        let parsed = Datagram { source, destination, bytes: 0 };
+        assert_eq!(Datagram::parse(&packet[28..]), Some(parsed));
+    }
 
     fn v4_packet() -> Vec<u8> {
         let mut packet = vec![0; 20];

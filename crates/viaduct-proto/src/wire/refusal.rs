@@ -57,12 +57,12 @@ impl Asked {
     }
 }
 
-fn ports(from: SocketAddr, to: SocketAddr) -> Vec<u8> {
+pub(super) fn ports(from: SocketAddr, to: SocketAddr) -> Vec<u8> {
     [from.port().to_be_bytes(), to.port().to_be_bytes()].concat()
 }
 
 /// The checksum of what follows the IP header.
-fn pseudo(from: IpAddr, to: IpAddr, protocol: u8, rest: &[u8]) -> u16 {
+pub(super) fn pseudo(from: IpAddr, to: IpAddr, protocol: u8, rest: &[u8]) -> u16 {
     let mut all = octets(from);
     all.extend(octets(to));
     all.extend((rest.len() as u32).to_be_bytes());
@@ -71,7 +71,7 @@ fn pseudo(from: IpAddr, to: IpAddr, protocol: u8, rest: &[u8]) -> u16 {
     internet_checksum(&all)
 }
 
-fn packet(from: IpAddr, to: IpAddr, protocol: u8, rest: &[u8]) -> Vec<u8> {
+pub(super) fn packet(from: IpAddr, to: IpAddr, protocol: u8, rest: &[u8]) -> Vec<u8> {
     let length = rest.len() as u16;
     let mut packet = match to.is_ipv4() {
         true => {

@@ -42,6 +42,8 @@ impl Rules {
             // What of them goes is seen when it goes.
             Carries::Datagrams if self.names && socket.is_udp() => Verdict::Pass,
             Carries::Datagrams if self.names && self.strict => Verdict::Refuse(Errno::PERM),
+            // Whoever opens it has it where datagrams are carried.
+            Carries::Datagrams if self.carries_of(socket) => Verdict::Pass,
             Carries::Datagrams if self.datagrams() == Datagrams::Refused => {
                 Verdict::Refuse(Errno::PERM)
             }
@@ -66,9 +68,7 @@ impl Rules {
             Carries::Datagrams if self.names && to.port() == DNS && socket.is_udp() => {
                 Verdict::Resolve(to)
             }
-            Carries::Datagrams if self.lets_datagrams(self.fate(Transport::Udp, to)) => {
-                Verdict::Pass
-            }
+            Carries::Datagrams if self.lets(socket, self.fate(Transport::Udp, to)) => Verdict::Pass,
             Carries::Datagrams => Verdict::Refuse(Errno::PERM),
             Carries::Unknown | Carries::Local => Verdict::Pass,
         }
@@ -93,7 +93,7 @@ impl Rules {
         }
     }
 
-    /// What may become of datagrams, whichever their address.
+    /// What may become of datagrams that nobody carries, whichever their address.
     pub fn datagrams(&self) -> Datagrams {
         if self.names {
             return Datagrams::Judged;
@@ -111,6 +111,15 @@ impl Rules {
             (false, true) => Datagrams::Refused,
             (true, true) => Datagrams::Judged,
         }
+    }
+
+    /// Whether the datagrams of a socket pass the chain: those of UDP over IPv4 can, without privilege.
+    pub fn carries_of(&self, socket: Socket) -> bool {
+        self.carries && socket.is_udp() && !socket.is_v6()
+    }
+
+    fn lets(&self, socket: Socket, fate: Fate) -> bool {
+        self.lets_datagrams(fate) || fate == Fate::Divert && self.carries_of(socket)
     }
 
     /// Datagrams are no flow: they go by themselves, unless a rule forbids it; where nothing may go

@@ -56,6 +56,8 @@ pub struct Rules {
     count: usize,
     /// Whether what cannot be captured is refused.
     pub strict: bool,
+    /// Whether datagrams of IPv4 can pass the chain.
+    pub carries: bool,
     /// Whether names are looked up at the far end: questions of DNS are the master's to answer.
     pub names: bool,
 }
@@ -93,7 +95,7 @@ const ANYWHERE: Line = Line {
 impl Rules {
     /// Every flow is the chain's, and what is no flow goes by itself.
     pub const EVERYTHING: Rules =
-        Rules { lines: [ANYWHERE; MOST], count: 0, strict: false, names: false };
+        Rules { lines: [ANYWHERE; MOST], count: 0, strict: false, carries: false, names: false };
 
     /// What fits `pattern` shall have this fate.
     ///

@@ -12,7 +12,7 @@
 //!
 //!   request   magic 4 │ version 2 │ kind 1 │ call 1 │ errno 4 │ wait 4 │ cookie 8 │ address 24
 //!   answer    magic 4 │ version 2 │ kind 1 │ flags 1 │ errno 4 │ lines 4 │ address 24 │ address 24
-//!             │ rate 8 …   flags: 1 strict, 2 offload, 4 names
+//!             │ rate 8 …   flags: 1 strict, 2 offload, 4 names, 8 carries
 //!             … and of a Welcome all its lines, 24 each
 //!   address   IPv6 or mapped 16 │ port 2, network order │ is one 1 │ 0 │ scope 4
 //!   line      IPv6 or mapped 16 │ length 1 │ transport 1 │ fate 1 │ 0 │ first port 2 │ last port 2
@@ -36,6 +36,7 @@ pub(super) const VERSION: u16 = 1;
 const STRICT: u8 = 1;
 const OFFLOAD: u8 = 2;
 const NAMES: u8 = 4;
+const CARRIES: u8 = 8;
 
 /// What a stub asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,8 +190,12 @@ impl Answer {
         match self {
             Answer::Welcome(Welcome { rules, meeting, offload }) => {
                 out.head(1);
-                let flags =
-                    [(rules.strict, STRICT), (offload.is_some(), OFFLOAD), (rules.names, NAMES)];
+                let flags = [
+                    (rules.strict, STRICT),
+                    (offload.is_some(), OFFLOAD),
+                    (rules.names, NAMES),
+                    (rules.carries, CARRIES),
+                ];
                 out.put(&[flags.iter().map(|&(is, flag)| if is { flag } else { 0 }).sum()]);
                 out.put(&[0; 4]);
                 out.put(&(rules.lines().len() as u32).to_ne_bytes());
@@ -232,6 +237,7 @@ impl Answer {
                 let mut rules = Rules::EVERYTHING;
                 rules.strict = flags & STRICT != 0;
                 rules.names = flags & NAMES != 0;
+                rules.carries = flags & CARRIES != 0;
                 for _ in 0..count {
                     rules.push(rest.line()?).ok()?;
                 }

@@ -83,15 +83,39 @@ impl Listener {
         at: i32,
         cloexec: bool,
     ) -> io::Result<()> {
+        self.add(call, from, Some(at), cloexec).map(drop)
+    }
+
+    /// Gives the caller a duplicate of `from`: its number there. The call still waits.
+    ///
+    /// # Errors
+    /// Who called has gone, or has no room.
+    pub fn give(
+        &self,
+        call: &Notification,
+        from: BorrowedFd<'_>,
+        cloexec: bool,
+    ) -> io::Result<i32> {
+        self.add(call, from, None, cloexec)
+    }
+
+    fn add(
+        &self,
+        call: &Notification,
+        from: BorrowedFd<'_>,
+        at: Option<i32>,
+        cloexec: bool,
+    ) -> io::Result<i32> {
         let mut put = libc::seccomp_notif_addfd {
             id: call.id,
-            flags: libc::SECCOMP_ADDFD_FLAG_SETFD as u32,
+            flags: if at.is_some() { libc::SECCOMP_ADDFD_FLAG_SETFD as u32 } else { 0 },
             srcfd: from.as_raw_fd().cast_unsigned(),
-            newfd: at.cast_unsigned(),
+            newfd: at.unwrap_or(0).cast_unsigned(),
             newfd_flags: if cloexec { libc::O_CLOEXEC.cast_unsigned() } else { 0 },
         };
         // SAFETY: the kernel reads one, which lives through the call.
-        os::check(unsafe { libc::ioctl(self.0.as_raw_fd(), ADD_FD, &raw mut put) }.min(0))
+        let number = unsafe { libc::ioctl(self.0.as_raw_fd(), ADD_FD, &raw mut put) };
+        os::check(number.min(0)).map(|()| number)
     }
 
     /// Answers.

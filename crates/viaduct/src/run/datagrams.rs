@@ -61,12 +61,9 @@ pub struct Passed {
 
 /// Has the datagrams of `group` pass the handlers of `plan` from now on, if they can.
 pub fn start(group: &Group, plan: &Plan) -> Fares {
-    if let Some(why) = unable(plan) {
-        return Fares::Not(why);
-    }
-    let bounds = Bounds { pairs: PAIRS, idle: plan.datagram_idle };
-    let Some(passage) = Passage::new(plan.chain.clone(), bounds) else {
-        return Fares::Not("there is a handler that works on streams alone".to_owned());
+    let passage = match passage(plan) {
+        Ok(passage) => passage,
+        Err(why) => return Fares::Not(why),
     };
     let datagrams = match Datagrams::hold(group) {
         Ok(datagrams) => datagrams,
@@ -88,6 +85,16 @@ pub fn start(group: &Group, plan: &Plan) -> Fares {
         Ok(_) => Fares::Held(holder),
         Err(error) => Fares::Not(format!("no thread can be started ({error})")),
     }
+}
+
+/// The way of datagrams through the handlers of `plan`, or why there is none.
+pub fn passage(plan: &Plan) -> Result<Passage, String> {
+    if let Some(why) = unable(plan) {
+        return Err(why);
+    }
+    let bounds = Bounds { pairs: PAIRS, idle: plan.datagram_idle };
+    let passage = Passage::new(plan.chain.clone(), bounds);
+    passage.ok_or_else(|| "there is a handler that works on streams alone".to_owned())
 }
 
 /// Whether the handlers have anything to do with the program's datagrams: a rule may say that they have

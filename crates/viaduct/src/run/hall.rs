@@ -6,11 +6,13 @@
 //!          ◀───────────── an error's number, a socket ─────┘
 //! ```
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 use viaduct_sys::hall::{self, Purpose};
@@ -23,6 +25,7 @@ const MOST: usize = 512;
 #[derive(Debug)]
 pub struct Hall {
     socket: OwnedFd,
+    asking: Mutex<()>,
     keeper: u32,
 }
 
@@ -32,9 +35,25 @@ impl Hall {
     /// # Errors
     /// The kernel gives this user no network namespace: why.
     pub fn open() -> Result<Hall> {
+        Hall::start(false).map(|(hall, _)| hall)
+    }
+
+    /// Opens one for datagrams; what leaves it and comes in is read from and written to the descriptor.
+    ///
+    /// # Errors
+    /// As [`Hall::open`]'s; or there is no TUN.
+    pub fn open_for_datagrams() -> Result<(Hall, OwnedFd)> {
+        let (hall, tun) = Hall::start(true)?;
+        Ok((hall, tun.context("the keeper of a hall gave no TUN")?))
+    }
+
+    fn start(datagrams: bool) -> Result<(Hall, Option<OwnedFd>)> {
         let (ours, theirs) = records::pair()?;
         let mut command = Command::new("/proc/self/exe");
         command.args(["run", &format!("--hall-fd={}", theirs.as_raw_fd())]);
+        if datagrams {
+            command.arg("--hall-datagrams");
+        }
         inherit::keep(&mut command, &[theirs.as_fd()]);
         // What the terminal sends is not for it, nor does it keep anybody's pipe.
         command.process_group(0);
@@ -44,7 +63,7 @@ impl Hall {
         let mut answer = [0; MOST];
         match records::receive(&ours, &mut answer)? {
             (0, _) => bail!("the keeper of a hall has ended"),
-            (1, _) => Ok(Hall { socket: ours, keeper }),
+            (1, tun) => Ok((Hall { socket: ours, asking: Mutex::default(), keeper }, tun)),
             (length, _) => bail!("{}", String::from_utf8_lossy(&answer[..length])),
         }
     }
@@ -54,8 +73,20 @@ impl Hall {
     /// # Errors
     /// What the kernel says.
     pub fn socket(&self, purpose: Purpose, at: SocketAddr) -> io::Result<OwnedFd> {
-        let what = words(purpose);
-        records::send(&self.socket, format!("{what} {at}").as_bytes(), None)?;
+        self.ask(&format!("{} {at}", words(purpose)))
+    }
+
+    /// A socket of UDP in there, which blocks.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn datagram_socket(&self) -> io::Result<OwnedFd> {
+        self.ask(DATAGRAMS)
+    }
+
+    fn ask(&self, question: &str) -> io::Result<OwnedFd> {
+        let _one_at_a_time = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        records::send(&self.socket, question.as_bytes(), None)?;
         let mut answer = [0; MOST];
         let (length, beside) = records::receive(&self.socket, &mut answer)?;
         let errno = answer[..length].first_chunk().copied().map(i32::from_ne_bytes);
@@ -70,19 +101,30 @@ impl Hall {
     ///
     /// # Errors
     /// The keeper has ended.
-    pub fn listening(&self) -> io::Result<std::collections::BTreeSet<u64>> {
+    pub fn listening(&self) -> io::Result<BTreeSet<u64>> {
         hall::listening(self.keeper)
+    }
+
+    /// The ports of those of UDP.
+    ///
+    /// # Errors
+    /// The keeper has ended.
+    pub fn udp_ports(&self) -> io::Result<BTreeSet<u16>> {
+        hall::udp_ports(self.keeper)
     }
 }
 
-/// Keeps a hall for as long as somebody is at the other end of `fd`.
-pub fn keep(fd: RawFd) -> Result<()> {
+/// Keeps a hall, or one for datagrams, for as long as somebody is at the other end of `fd`.
+pub fn keep(fd: RawFd, datagrams: bool) -> Result<()> {
     let socket = inherit::take(fd).context("take the master's socket")?;
-    if let Err(error) = hall::enter() {
-        records::send(&socket, format!("{:#}", anyhow::Error::from(error)).as_bytes(), None)?;
-        return Ok(());
+    let entered = match datagrams {
+        true => hall::enter_for_datagrams(hall::own_address()).map(Some),
+        false => hall::enter().map(|()| None),
+    };
+    match &entered {
+        Ok(tun) => records::send(&socket, b"!", tun.as_ref().map(AsFd::as_fd))?,
+        Err(error) => return Ok(records::send(&socket, error.to_string().as_bytes(), None)?),
     }
-    records::send(&socket, b"!", None)?;
     memory::let_go_of_start()?;
     let mut question = [0; MOST];
     loop {
@@ -92,9 +134,11 @@ pub fn keep(fd: RawFd) -> Result<()> {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(error.into()),
         };
-        let made = parse(&question[..length])
-            .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))
-            .and_then(|(purpose, at)| hall::socket(purpose, at));
+        let made = match parse(&question[..length]) {
+            Some((purpose, at)) => hall::socket(purpose, at),
+            None if question[..length] == *DATAGRAMS.as_bytes() => hall::datagram_socket(),
+            None => Err(io::ErrorKind::InvalidInput.into()),
+        };
         let errno = match &made {
             Ok(_) => 0,
             Err(error) => error.raw_os_error().unwrap_or(rustix::io::Errno::INVAL.raw_os_error()),
@@ -103,6 +147,9 @@ pub fn keep(fd: RawFd) -> Result<()> {
         records::send(&socket, &errno.to_ne_bytes(), beside)?;
     }
 }
+
+/// Asks for a socket of UDP.
+const DATAGRAMS: &str = "datagrams";
 
 fn words(purpose: Purpose) -> &'static str {
     match purpose {

@@ -16,7 +16,6 @@ use viaduct_sys::{inherit, memory};
 
 use super::agree::Begun;
 use super::carrier::Carrier;
-use super::datagrams::Holder;
 use super::freezing::Freezing;
 use super::joined::Joined;
 use super::keep::Keep;
@@ -123,12 +122,10 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
     }
     let Some(flows) = flows else { return Ok(()) };
     flows.handle.drain();
-    while !flows.is_over() || interposer.holder().is_some_and(|holder| !holder.is_empty()) {
+    while !flows.is_over() || interposer.holds_any() {
         thread::sleep(LOOK);
     }
-    if let Some(holder) = interposer.holder() {
-        holder.end();
-    }
+    interposer.end();
     flows.end()
 }
 
@@ -161,7 +158,7 @@ fn say_report(wrapper: &ToWrapper, report: &Report, via: &Interposer, flows: Opt
     // What it did last is still on its way here.
     thread::sleep(SETTLE);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
-    let datagrams = via.holder().map(Holder::passed).unwrap_or_default();
+    let datagrams = via.passed();
     // Those of a shared master are not this program's alone.
     let bytes = runtime.ok().zip(flows).map(|(runtime, flows)| {
         let [out, back] = runtime.block_on(flows.status()).counters.bytes;

@@ -16,6 +16,7 @@
 mod above;
 mod agree;
 mod aware;
+mod carried;
 mod carrier;
 mod datagrams;
 mod desk;
@@ -108,8 +109,11 @@ pub struct RunArgs {
     #[arg(long, hide = true)]
     keep_fd: Option<RawFd>,
     /// The socket to the master, in the keeper of its hall
-    #[arg(long, hide = true, exclusive = true)]
+    #[arg(long, hide = true)]
     hall_fd: Option<RawFd>,
+    /// It is a hall for datagrams
+    #[arg(long, hide = true)]
+    hall_datagrams: bool,
     /// The program and its arguments
     #[arg(last = true, required_unless_present_any = ["list", "explain", "hall_fd"], value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -143,6 +147,19 @@ impl Plan {
         Ok(Plan { offload, chain, agree, rules, names, datagram_idle, report })
     }
 
+    /// What those need to know who carry its datagrams, from the first on.
+    fn for_datagrams(&self) -> Plan {
+        Plan {
+            chain: self.chain.clone(),
+            agree: None,
+            rules: self.rules,
+            names: None,
+            offload: self.offload,
+            datagram_idle: self.datagram_idle,
+            report: self.report.clone(),
+        }
+    }
+
     /// What a shared master has to say to it.
     fn join(&mut self, welcome: &Welcome, no_offload: bool) -> Result<()> {
         self.rules = self.rules.both(&welcome.rules)?;
@@ -156,7 +173,7 @@ impl Plan {
 /// Runs the program; ends as it does.
 pub fn run(args: &RunArgs, registry: &Registry) -> Result<ExitCode> {
     if let Some(fd) = args.hall_fd {
-        return hall::keep(fd).map(|()| ExitCode::SUCCESS);
+        return hall::keep(fd, args.hall_datagrams).map(|()| ExitCode::SUCCESS);
     }
     if args.list {
         explain::list(registry);

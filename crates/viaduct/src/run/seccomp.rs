@@ -5,6 +5,7 @@
 //! on a duplicate of the socket and with the address that was judged: the program could change its own
 //! copy between our look and the kernel's.
 
+mod carries;
 mod listens;
 
 use std::collections::HashMap;
@@ -47,10 +48,10 @@ pub fn start(
     let rules = &common.rules;
     let traps = Traps {
         sends: rules.datagrams() == Datagrams::Judged,
-        datagrams: rules.datagrams() == Datagrams::Refused || common.has_notice(),
+        datagrams: rules.datagrams() == Datagrams::Refused || common.has_notice() || rules.carries,
         families: rules.strict,
         names: true,
-        listeners: common.fronts.is_some(),
+        listeners: common.fronts.is_some() || rules.carries,
         word,
     };
     let (child, listener) = traps.spawn(command)?;
@@ -105,7 +106,7 @@ impl Supervisor {
         match call.call {
             calls::SOCKET => self.socket(call),
             calls::CONNECT => self.connect(call),
-            calls::BIND => self.bind(),
+            calls::BIND => self.bind(call),
             calls::LISTEN => self.listen(call),
             calls::ACCEPT | calls::ACCEPT4 => self.accept(call),
             calls::SENDTO => {
@@ -128,7 +129,8 @@ impl Supervisor {
     fn socket(&self, call: &Notification) -> Outcome {
         let [domain, kind, protocol, ..] = call.arguments.map(|word| word as i32);
         let socket = Socket { domain, kind, protocol };
-        if socket.is_of_datagrams() {
+        let carries = self.common.rules.carries_of(socket);
+        if socket.is_of_datagrams() && !carries {
             self.common.see_datagrams();
         }
         match self.common.rules.socket(socket) {
@@ -138,6 +140,7 @@ impl Supervisor {
                 }
                 Err(errno)
             }
+            _ if carries => self.carry(call, kind),
             _ => Ok(Some(Reply::Continue)),
         }
     }

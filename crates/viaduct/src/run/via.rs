@@ -18,7 +18,7 @@ use viaduct_sys::seccomp::{self as kernel, SeccompError};
 use viaduct_sys::wrapped;
 
 use super::carrier::Carrier;
-use super::datagrams::Holder;
+use super::datagrams::{Holder, Passed};
 use super::keep::Keep;
 use super::waiting::Common;
 use super::{Plan, agree, diverted, preload, seccomp};
@@ -87,11 +87,40 @@ impl Interposer {
         Ok(Interposer::Cgroup(group, holder, plan.rules.strict))
     }
 
-    /// Whoever holds its datagrams, if they pass the handlers.
-    pub fn holder(&self) -> Option<&Holder> {
+    /// What handlers have let on of the programs' datagrams.
+    pub fn passed(&self) -> Passed {
         match self {
-            Interposer::Cgroup(_, holder, _) => holder.as_ref(),
-            Interposer::Seccomp(_) | Interposer::Preload(_) => None,
+            Interposer::Cgroup(_, holder, _) => holder.as_ref().map(Holder::passed),
+            Interposer::Seccomp(_) | Interposer::Preload(_) => {
+                self.common().and_then(|common| common.carried()).map(|carried| carried.passed())
+            }
+        }
+        .unwrap_or_default()
+    }
+
+    /// Whether a datagram waits to be let on.
+    pub fn holds_any(&self) -> bool {
+        match self {
+            Interposer::Cgroup(_, holder, _) => holder.as_ref().is_some_and(|of| !of.is_empty()),
+            Interposer::Seccomp(_) | Interposer::Preload(_) => {
+                let carried = self.common().and_then(|common| common.carried());
+                carried.is_some_and(|carried| !carried.is_empty())
+            }
+        }
+    }
+
+    /// Holds no more datagrams.
+    pub fn end(&self) {
+        if let Interposer::Cgroup(_, Some(holder), _) = self {
+            holder.end();
+        }
+    }
+
+    fn common(&self) -> Option<&Common> {
+        match self {
+            Interposer::Cgroup(..) => None,
+            Interposer::Seccomp(common) => Some(common),
+            Interposer::Preload(stubs) => Some(stubs.common()),
         }
     }
 
@@ -139,12 +168,7 @@ impl Interposer {
 
     /// Lets go of ports that programs listened at which have ended: others may have them.
     pub fn let_go(&self) {
-        let common = match self {
-            Interposer::Cgroup(..) => return,
-            Interposer::Seccomp(common) => common,
-            Interposer::Preload(stubs) => stubs.common(),
-        };
-        if let Some(fronts) = &common.fronts {
+        if let Some(fronts) = self.common().and_then(|common| common.fronts.as_ref()) {
             fronts.sweep();
         }
     }

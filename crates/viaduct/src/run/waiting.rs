@@ -5,7 +5,7 @@ use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use anyhow::{Context, Result};
 use rustix::net::sockopt;
@@ -18,6 +18,7 @@ use viaduct_sys::pending::{Begun, Closed, Pending};
 use viaduct_sys::tcp;
 
 use super::Plan;
+use super::carried::Carried;
 use super::carrier::Carrier;
 use super::datagrams;
 use super::fronts::Fronts;
@@ -51,12 +52,17 @@ pub struct Common {
     ended: AtomicBool,
     /// Why programs cannot listen has been said.
     complained: AtomicBool,
+    carrying: Carrying,
     /// What is said of datagrams, until it has been said.
     notice: Mutex<Option<String>>,
 }
 
-/// Why datagrams do not pass the handlers.
-const CARRIED: &str = "only `--via cgroup` carries datagrams";
+/// Whoever carries datagrams, from the first on.
+#[derive(Debug)]
+struct Carrying {
+    plan: Option<Plan>,
+    by: OnceLock<Option<Arc<Carried>>>,
+}
 
 /// How a program that waits for its connect is answered: what it is told, and its socket if it is
 /// connected.
@@ -77,13 +83,16 @@ impl Common {
     pub fn new(plan: &Plan, carrier: Carrier) -> Result<Arc<Common>> {
         let meeting = Meeting::open().context("open the meeting")?;
         let closed = Closed::open().context("reserve a port that is closed")?;
-        let (rules, report) = (plan.rules, plan.report.clone());
+        let (mut rules, report) = (plan.rules, plan.report.clone());
         let offload = plan.offload.filter(|_| report.is_none());
         let offload = offload.map(|of| of.rate.map_or(0, |bits| (bits / 8).max(1)));
         let (names, remote) = (Mutex::default(), plan.names.clone());
-        let why = || datagrams::unable(plan).unwrap_or_else(|| CARRIED.to_owned());
-        let notice = datagrams::matter(plan).then(|| datagrams::notice(plan, &why()));
-        let notice = Mutex::new(notice);
+        let matter = datagrams::matter(plan);
+        let unable = datagrams::unable(plan).filter(|_| matter);
+        rules.carries = matter && unable.is_none();
+        let notice = Mutex::new(unable.map(|why| datagrams::notice(plan, &why)));
+        let carrying =
+            Carrying { plan: rules.carries.then(|| plan.for_datagrams()), by: OnceLock::new() };
         let serves = plan.offload.is_none();
         let fronts = serves.then(|| Fronts::new(carrier.clone())).transpose()?;
         Ok(Arc::new(Common {
@@ -98,6 +107,7 @@ impl Common {
             fronts,
             ended: AtomicBool::new(false),
             complained: AtomicBool::new(false),
+            carrying,
             notice,
         }))
     }
@@ -129,6 +139,25 @@ impl Common {
         if let Some(notice) = self.notice.lock().unwrap_or_else(PoisonError::into_inner).take() {
             warn!("{notice}");
         }
+    }
+
+    /// Whoever carries datagrams; from the first time on, which takes a moment. `None` if nobody does: the
+    /// user hears why.
+    pub fn carry(&self) -> Option<&Arc<Carried>> {
+        let plan = self.carrying.plan.as_ref()?;
+        let start = || match Carried::start(plan) {
+            Ok(carried) => Some(carried),
+            Err(why) => {
+                warn!("{}", datagrams::notice(plan, &format!("they cannot be carried ({why:#})")));
+                None
+            }
+        };
+        self.carrying.by.get_or_init(start).as_ref()
+    }
+
+    /// Whoever carries datagrams, if there are any.
+    pub fn carried(&self) -> Option<&Arc<Carried>> {
+        self.carrying.by.get()?.as_ref()
     }
 
     /// Begins the flow of `socket`, a duplicate of a program's, to `to`. What the program is told at

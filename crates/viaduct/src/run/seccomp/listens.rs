@@ -17,11 +17,11 @@ use crate::run::fronts::{Fronts, Listens};
 
 impl Supervisor {
     /// `bind`: what is not listened at any more is free.
-    pub(super) fn bind(&self) -> Outcome {
+    pub(super) fn bind(&mut self, call: &Notification) -> Outcome {
         if let Some(fronts) = &self.common.fronts {
             fronts.sweep();
         }
-        Ok(Some(Reply::Continue))
+        self.bind_carried(call)
     }
 
     /// `listen`. To open the hall takes a moment, so that is done beside.

@@ -13,8 +13,10 @@
 //! ```
 #![allow(unsafe_code)]
 
+mod datagrams;
+mod routes;
+
 use std::collections::BTreeSet;
-use std::ffi::CString;
 use std::io;
 use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -22,8 +24,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
+pub use datagrams::{
+    Undelivered, datagram_socket, enter_for_datagrams, hear_errors, own_address, take_error,
+    udp_ports,
+};
+
 use crate::interface::Interface;
-use crate::netlink::{self, Message};
 use crate::netns::{self, Netns, NetnsError, enter_user_namespace};
 use crate::os;
 
@@ -61,47 +67,29 @@ pub enum HallError {
 /// # Errors
 /// The kernel gives this user no network namespace.
 pub fn enter() -> Result<(), HallError> {
-    let joined = Netns::new().and_then(|hall| hall.join().map_err(NetnsError::Enter));
-    if joined.is_err() {
-        enter_user_namespace()?;
-    }
-    let set_up = |what: &str, why: String| HallError::SetUp(format!("{what}: {why}"));
+    enter_network()?;
     let lo = Interface::new(LOOPBACK).and_then(|lo| lo.set_up());
-    lo.map_err(|error| set_up("the loopback interface", error.to_string()))?;
-    be_everywhere(libc::AF_INET).map_err(|error| set_up("a route", error.to_string()))?;
+    lo.map_err(|error| set_up("the loopback interface", error))?;
+    routes::be_everywhere(libc::AF_INET, LOOPBACK, libc::RT_TABLE_LOCAL)
+        .map_err(|error| set_up("a route", error))?;
     // Missing where the machine has no IPv6.
-    let _ = be_everywhere(libc::AF_INET6);
+    let _ = routes::be_everywhere(libc::AF_INET6, LOOPBACK, libc::RT_TABLE_LOCAL);
     // Where it may not be written, a client's port is free again after a minute.
     let _ = std::fs::write(NO_WAITING.0, NO_WAITING.1);
     Ok(())
 }
 
-/// Has every address of a family be this host's own.
-fn be_everywhere(family: libc::c_int) -> io::Result<()> {
-    let name = CString::new(LOOPBACK)?;
-    // SAFETY: the kernel reads the name, which ends with a zero byte.
-    let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
-    let flags = netlink::NLM_F_ACK | netlink::NLM_F_CREATE;
-    // `struct rtmsg`: any destination, of any source.
-    let head = [
-        family as u8,
-        0,
-        0,
-        0,
-        libc::RT_TABLE_LOCAL,
-        libc::RTPROT_STATIC,
-        libc::RT_SCOPE_HOST,
-        libc::RTN_LOCAL,
-        0,
-        0,
-        0,
-        0,
-    ];
-    let message = Message::of_routing(libc::RTM_NEWROUTE, flags, &head)
-        .with(libc::RTA_OIF, &index.to_ne_bytes());
-    let socket = netlink::hear(libc::NETLINK_ROUTE, 0)?;
-    netlink::send(&socket, &message.bytes())?;
-    netlink::answers(&socket)
+fn enter_network() -> Result<(), HallError> {
+    let joined = Netns::new().and_then(|hall| hall.join().map_err(NetnsError::Enter));
+    if joined.is_err() {
+        enter_user_namespace()?;
+    }
+    Ok(())
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "it stands in map_err")]
+fn set_up(what: &str, why: impl ToString) -> HallError {
+    HallError::SetUp(format!("{what}: {}", why.to_string()))
 }
 
 /// A TCP socket of this process's hall at `at`, whosever address that is; several may be there.

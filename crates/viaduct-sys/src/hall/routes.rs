@@ -1,0 +1,83 @@
+//! Routes, rules and addresses of the calling thread's network namespace.
+
+use std::ffi::CString;
+use std::io;
+use std::net::Ipv4Addr;
+
+use crate::netlink::{self, Message};
+
+const FLAGS: u16 = netlink::NLM_F_ACK | netlink::NLM_F_CREATE;
+const DESTINATION: u16 = libc::RTA_DST;
+const PREFERRED_SOURCE: u16 = libc::RTA_PREFSRC;
+const LOCAL_ADDRESS: u16 = 2;
+const RULE_INTERFACE: u16 = 3;
+const RULE_PRIORITY: u16 = 6;
+/// A rule that names a table.
+const TO_TABLE: u8 = 1;
+
+/// Has every address of a family be this host's own, by `interface`, for whoever asks this table.
+pub(super) fn be_everywhere(family: libc::c_int, interface: &str, table: u8) -> io::Result<()> {
+    let head = route(family, 0, table, libc::RT_SCOPE_HOST, libc::RTN_LOCAL);
+    let index = index(interface)?;
+    say(Message::of_routing(libc::RTM_NEWROUTE, FLAGS, &head)
+        .with(libc::RTA_OIF, &index.to_ne_bytes()))
+}
+
+/// Has what goes to a prefix leave by `interface`, from the address `own` where none was chosen.
+pub(super) fn leave_by(
+    interface: &str,
+    (to, length): (Ipv4Addr, u8),
+    own: Ipv4Addr,
+) -> io::Result<()> {
+    let head =
+        route(libc::AF_INET, length, libc::RT_TABLE_MAIN, libc::RT_SCOPE_LINK, libc::RTN_UNICAST);
+    let mut message = Message::of_routing(libc::RTM_NEWROUTE, FLAGS, &head)
+        .with(libc::RTA_OIF, &index(interface)?.to_ne_bytes())
+        .with(PREFERRED_SOURCE, &own.octets());
+    if length > 0 {
+        message = message.with(DESTINATION, &to.octets());
+    }
+    say(message)
+}
+
+/// Gives `interface` an address.
+pub(super) fn add_address(interface: &str, own: Ipv4Addr) -> io::Result<()> {
+    let scope = if own.is_loopback() { libc::RT_SCOPE_HOST } else { libc::RT_SCOPE_UNIVERSE };
+    // `struct ifaddrmsg`.
+    let mut head = vec![libc::AF_INET as u8, 32, 0, scope];
+    head.extend(index(interface)?.to_ne_bytes());
+    say(Message::of_routing(libc::RTM_NEWADDR, FLAGS, &head).with(LOCAL_ADDRESS, &own.octets()))
+}
+
+/// Has what comes by `interface` be looked up in `table`, and what goes out not among this host's own
+/// addresses: it leaves, though it is meant for here.
+pub(super) fn go_out_and_come_in(interface: &str, table: u8) -> io::Result<()> {
+    let name = CString::new(interface)?;
+    // `struct fib_rule_hdr`.
+    let head = |table| [libc::AF_INET as u8, 0, 0, 0, table, 0, 0, TO_TABLE, 0, 0, 0, 0];
+    say(Message::of_routing(libc::RTM_NEWRULE, FLAGS, &head(table))
+        .with(RULE_INTERFACE, name.as_bytes_with_nul())
+        .with(RULE_PRIORITY, &1u32.to_ne_bytes()))?;
+    say(Message::of_routing(libc::RTM_DELRULE, netlink::NLM_F_ACK, &head(libc::RT_TABLE_LOCAL))
+        .with(RULE_PRIORITY, &0u32.to_ne_bytes()))
+}
+
+/// `struct rtmsg`.
+fn route(family: libc::c_int, length: u8, table: u8, scope: u8, kind: u8) -> [u8; 12] {
+    [family as u8, length, 0, 0, table, libc::RTPROT_STATIC, scope, kind, 0, 0, 0, 0]
+}
+
+fn index(interface: &str) -> io::Result<u32> {
+    let name = CString::new(interface)?;
+    // SAFETY: the kernel reads the name, which ends with a zero byte.
+    match unsafe { libc::if_nametoindex(name.as_ptr()) } {
+        0 => Err(io::Error::last_os_error()),
+        index => Ok(index),
+    }
+}
+
+fn say(message: Message) -> io::Result<()> {
+    let socket = netlink::hear(libc::NETLINK_ROUTE, 0)?;
+    netlink::send(&socket, &message.bytes())?;
+    netlink::answers(&socket)
+}

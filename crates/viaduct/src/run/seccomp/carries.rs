@@ -1,0 +1,71 @@
+//! A program opens a socket of UDP: it gets one in the hall whose datagrams are carried
+//! ([`crate::run::carried`]).
+
+use std::net::Ipv4Addr;
+use std::os::fd::AsFd as _;
+use std::thread;
+
+use rustix::fs::{OFlags, fcntl_setfl};
+use viaduct_proto::wrap::{Errno, wire};
+use viaduct_sys::hall;
+use viaduct_sys::seccomp::{Notification, Reply};
+
+use super::{Outcome, Supervisor, number, say};
+
+const AF_INET: [u8; 2] = 2u16.to_ne_bytes();
+/// Flags of a socket's kind.
+const CLOEXEC: i32 = OFlags::CLOEXEC.bits().cast_signed();
+const NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
+
+impl Supervisor {
+    /// `socket` of UDP. To open the hall takes a moment, so that is done beside.
+    pub(super) fn carry(&self, call: &Notification, kind: i32) -> Outcome {
+        let (listener, common, call) = (self.listener.clone(), self.common.clone(), *call);
+        let carry = move || {
+            let reply = match common.carry() {
+                Some(carried) => carried
+                    .socket()
+                    .and_then(|socket| {
+                        if kind & NONBLOCK != 0 {
+                            fcntl_setfl(&socket, OFlags::NONBLOCK)?;
+                        }
+                        listener.give(&call, socket.as_fd(), kind & CLOEXEC != 0)
+                    })
+                    .map_or_else(
+                        |error| Reply::Failed(number(error).0),
+                        |fd| Reply::Returned(fd.into()),
+                    ),
+                None if common.rules.strict => {
+                    common.refused(wire::Call::Socket, None, Errno::PERM);
+                    Reply::Failed(Errno::PERM.0)
+                }
+                None => Reply::Continue,
+            };
+            say(&listener, &call, reply);
+        };
+        let begun = thread::Builder::new().name("carry".to_owned()).spawn(carry);
+        begun.map(|_| None).map_err(number)
+    }
+
+    /// `bind`: a port of a socket that is carried is taken outside too.
+    pub(super) fn bind_carried(&mut self, call: &Notification) -> Outcome {
+        let Some(carried) = self.common.carried().cloned() else {
+            return Ok(Some(Reply::Continue));
+        };
+        let [fd, at, size, ..] = call.arguments;
+        let Ok((socket, is)) = self.duplicate(call, fd) else { return Ok(Some(Reply::Continue)) };
+        if !self.common.rules.carries_of(is) || hall::is_of_this_network(&socket) {
+            return Ok(Some(Reply::Continue));
+        }
+        let (address, length) = self.sockaddr(call, at, size)?;
+        let address = &address[..length];
+        // The kernel says what is wrong with another; no address means any.
+        let [a, b, p, q, ip @ ..] = address else { return Ok(Some(Reply::Continue)) };
+        let (Some(ip), true) = (ip.first_chunk::<4>(), [*a, *b] == AF_INET) else {
+            return Ok(Some(Reply::Continue));
+        };
+        let port = u16::from_be_bytes([*p, *q]);
+        carried.bind(&socket, Ipv4Addr::from(*ip), port).map_err(number)?;
+        Ok(Some(Reply::Returned(0)))
+    }
+}
