@@ -46,7 +46,7 @@ fn main() -> io::Result<()> {
     write(&corpus, "agree", &offers())?;
     write(&corpus, "names", &questions())?;
     // These read sequences of operations: any bytes are some.
-    for target in ["decoders", "codes", "messages", "plane", "query", "tunnel", "sessions", "handlers"] {
+    for target in ["decoders", "codes", "messages", "plane", "query", "tunnel", "sessions", "handlers", "trickles"] {
         write(&corpus, target, &noise(target))?;
     }
     Ok(())
