@@ -1,4 +1,38 @@
 //! Trickles: a transport whose servers keep nothing per connection (Trickles, section 2).
+//!
+//! What TCP keeps of a connection travels with its packets. Each response carries a
+//! [continuation]: the window, the slow start threshold, the packet's number, sealed with a key that
+//! only the server and its replicas know. The client returns it with its next request, says in a
+//! [proof] which packets have arrived, and names the bytes that it wants. From these alone the
+//! [server] computes what a TCP sender would do now, and answers with no packet, one, or more:
+//! such a sequence of request and response is a *trickle*, and there are as many as the window
+//! has packets.
+//!
+//! ```text
+//!   client                                                         server (any replica)
+//!     │ ── open: token, data ─────────────────────────────────────▶ │ no more bytes than came
+//!     │ ◀───────────────────────────────── ticket, user state ───── │
+//!     │ ── ticket, asks ──────────────────────────────────────────▶ │ the address is shown
+//!     │ ◀──────────── packets 1 to 10: continuation, nonce, data ── │
+//!     │ ── continuation 1, proof 1-1, asks ───────────────────────▶ │ plan: C(1) - C(0) + 1
+//!     │ ◀─────────────────────────────────────── packets 11, 12 ─── │ packets
+//! ```
+//!
+//! | file | noun |
+//! |---|---|
+//! | [`cwnd`] | Reno's window in closed form |
+//! | [`piece`] | packets between two losses, and which are acknowledged |
+//! | [`plan`] | what a request is answered with: continue, split, terminate, recover |
+//! | [`keys`] | the secrets, and their rotation |
+//! | [`nonce`] | p(i) = r(i) xor r(i + 1) |
+//! | [`continuation`] | what the server forgets |
+//! | [`proof`] | which packets have arrived |
+//! | [`replay`] | what was answered already, in fixed memory |
+//! | [`wire`] | the messages |
+//! | [`server`] | a function of request, address, secrets and time |
+//! | [`client`] | the state machine that keeps all the rest |
+//!
+//! `docs/trickles.md` derives what the paper leaves open.
 
 mod bytes;
 pub mod client;

@@ -316,8 +316,10 @@ impl Client {
             Form::Half => new = receiver.arrive(number, response.nonce, None),
             Form::Group(group) => {
                 for (number, nonce, bytes) in group.packets() {
-                    let packet =
-                        bytes.map(|bytes| (bytes, Continuation { number, ..*group.first() }));
+                    let packet = bytes.and_then(|bytes| {
+                        let (known, _) = Continuation::peek(&bytes).ok()?;
+                        Some((bytes, known))
+                    });
                     new |= receiver.arrive(number, nonce, packet);
                     self.asks.fresh.remove(&number);
                 }

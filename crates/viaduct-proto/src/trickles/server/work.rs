@@ -128,9 +128,9 @@ impl Server {
         let generation = known.generation.wrapping_add(attempt.into());
         self.begin_generation(now, known.connection, generation, attempt.into())?;
         if stale {
-            self.stats.resumed += 1
+            self.stats.resumed += 1;
         } else {
-            self.stats.timeouts += 1
+            self.stats.timeouts += 1;
         }
         let connection = known.connection;
         let first = Continuation { mode: Mode::Begun, generation, piece, ..known };
@@ -426,7 +426,7 @@ fn base_at(now: Instant, least: u64) -> u64 {
 }
 
 fn micros(now: Instant) -> u64 {
-    now.as_nanos() / 1_000 & ((1 << 48) - 1)
+    (now.as_nanos() / 1_000) & ((1 << 48) - 1)
 }
 
 fn instant(micros: u64) -> Instant {

@@ -1,6 +1,7 @@
 //! A client and a server over a link, in virtual time; beside them a TCP Reno sender on the same
 //! link with the same losses.
 
+mod attacks;
 mod reference;
 mod transfer;
 mod world;

@@ -47,19 +47,21 @@ pub(super) fn serve(
     let mut asks = answer.request.groups;
     let (mut out, mut data) = (Vec::new(), Vec::new());
     for (index, permit) in answer.permits().enumerate() {
-        let mut payload = Payload { user: &user, ..Payload::default() };
+        let fits = user.len() <= permit.room;
+        let mut payload = Payload { user: if fits { &user } else { &[] }, ..Payload::default() };
         data.clear();
-        if permit.room > 0 && user.is_empty() {
-            if let Some((sealed, ask)) = asks.next() {
-                let state = answer.user(sealed).expect("our own user continuation");
-                let length = u64::from_be_bytes(state.try_into().unwrap());
-                let end = (ask.position + u64::from(ask.length)).min(length);
-                let room = ask.position + permit.room as u64;
-                data.extend((ask.position..end.min(room)).map(byte));
-                payload.position = ask.position;
-                let ends = ask.position + data.len() as u64 == length;
-                payload.flags = if ends { ENDS } else { 0 };
-            }
+        if permit.room > 0
+            && user.is_empty()
+            && let Some((sealed, ask)) = asks.next()
+        {
+            let state = answer.user(sealed).expect("our own user continuation");
+            let length = u64::from_be_bytes(state.try_into().unwrap());
+            let end = (ask.position + u64::from(ask.length)).min(length);
+            let room = ask.position + permit.room as u64;
+            data.extend((ask.position..end.min(room)).map(byte));
+            payload.position = ask.position;
+            let ends = ask.position + data.len() as u64 == length;
+            payload.flags = if ends { ENDS } else { 0 };
         }
         payload.data = &data;
         let mut message = Vec::new();

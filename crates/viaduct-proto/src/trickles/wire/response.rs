@@ -4,6 +4,7 @@ use super::MOST_USER;
 use crate::trickles::bytes::{Reader, put_counted};
 use crate::trickles::continuation::{Continuation, renumber};
 use crate::trickles::keys::{Keys, MAC};
+use crate::trickles::piece::Piece;
 
 const TICKET: u8 = 1;
 const FRESH: u8 = 2;
@@ -67,7 +68,8 @@ pub struct Payload<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Group<'a> {
     body: &'a [u8],
-    first: Continuation,
+    piece: Piece,
+    first: u64,
     entries: &'a [u8],
     count: u8,
 }
@@ -131,20 +133,16 @@ fn group<'a>(reader: &mut Reader<'a>) -> Option<Group<'a>> {
     let count = reader.u8()?;
     let (first, len) = Continuation::peek_body(reader.0)?;
     let body = reader.take(len)?;
-    let group = Group { body, first, entries: reader.0, count };
-    let points = group.numbers().filter(|&n| first.piece.is_point(n)).count();
+    let Continuation { piece, number, .. } = first;
+    let group = Group { body, piece, first: number, entries: reader.0, count };
+    let points = group.numbers().filter(|&n| piece.is_point(n)).count();
     let _entries = reader.take(usize::from(count) * 8 + points * MAC)?;
     (1..=MOST_GROUP).contains(&count.into()).then_some(group)
 }
 
 impl<'a> Group<'a> {
-    /// The continuation of its first packet; the others differ in the number.
-    pub fn first(&self) -> &Continuation {
-        &self.first
-    }
-
     fn numbers(&self) -> std::ops::Range<u64> {
-        self.first.number..self.first.number + u64::from(self.count)
+        self.first..self.first + u64::from(self.count)
     }
 
     /// Number, nonce and, of points, the continuation's bytes, of each packet in turn.
@@ -152,11 +150,11 @@ impl<'a> Group<'a> {
         let mut entries = Reader(self.entries);
         self.numbers().map_while(move |number| {
             let nonce = entries.u64()?;
-            if !self.first.piece.is_point(number) {
+            if !self.piece.is_point(number) {
                 return Some((number, nonce, None));
             }
             let mut bytes = self.body.to_vec();
-            renumber(&mut bytes, u32::try_from(number - self.first.piece.base).ok()?);
+            renumber(&mut bytes, u32::try_from(number - self.piece.base).ok()?);
             bytes.extend_from_slice(entries.take(MAC)?);
             Some((number, nonce, Some(bytes)))
         })

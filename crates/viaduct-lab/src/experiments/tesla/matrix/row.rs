@@ -99,7 +99,7 @@ impl Row {
             format!("ends with {}, not {}", now.status, before.status)
         } else if before.stdout != now.stdout {
             "says something else".to_owned()
-        } else if !said.contains(" the handlers by ") && !said.contains(" for the handlers by ") {
+        } else if !said.contains(" passed the handlers ") && !said.contains(" for the handlers") {
             "no flow passed the handlers".to_owned()
         } else if went_direct(&said, wrapped.spare) {
             "a flow went direct".to_owned()

@@ -1,0 +1,244 @@
+//! What a client or somebody on the way may try, and what comes of it.
+
+use std::net::SocketAddr;
+
+use super::world::{address, serve, server};
+use crate::time::{Duration, Instant};
+use crate::trickles::continuation::{Continuation, Invalid, Mode};
+use crate::trickles::proof::{self, Range, Unproven};
+use crate::trickles::server::{Refusal, Server, Settings};
+use crate::trickles::wire::request::{emit_open, emit_padding, emit_returned};
+use crate::trickles::wire::{Form, Response};
+
+const LENGTH: u64 = 1 << 40;
+
+fn at(millis: u64) -> Instant {
+    Instant::from_nanos(1_000_000_000_000 + millis * 1_000_000)
+}
+
+fn elsewhere() -> SocketAddr {
+    SocketAddr::from(([198, 51, 100, 9], 4_000))
+}
+
+/// A packet that a client keeps: number, nonce, continuation.
+#[derive(Clone, Debug)]
+struct Kept {
+    number: u64,
+    nonce: u64,
+    bytes: Vec<u8>,
+    known: Option<Continuation>,
+}
+
+fn kept(messages: &[Vec<u8>]) -> Vec<Kept> {
+    messages
+        .iter()
+        .map(|message| {
+            let response = Response::parse(message).unwrap();
+            let bytes = match response.form {
+                Form::Ticket(bytes) | Form::Fresh(bytes) => bytes.to_vec(),
+                _ => Vec::new(),
+            };
+            let known = Continuation::peek(&bytes).ok().map(|(known, _)| known);
+            Kept { number: response.number, nonce: response.nonce, bytes, known }
+        })
+        .collect()
+}
+
+fn open(padding: usize) -> Vec<u8> {
+    let mut message = Vec::new();
+    emit_open(0, 7, 1_400, &mut message);
+    emit_padding(padding, &mut message);
+    message.push(0);
+    message.extend_from_slice(b"GET");
+    message
+}
+
+/// A request with `kept`'s continuation and a proof of `ranges`.
+fn request(attempt: u8, kept: &Kept, ranges: &[Range]) -> Vec<u8> {
+    let base = kept.known.unwrap().piece.base;
+    let (mut proof, mut message) = (Vec::new(), Vec::new());
+    proof::emit(base, ranges, &mut proof);
+    emit_returned(1, attempt, &kept.bytes, None, None, &proof, &mut message);
+    if attempt > 0 {
+        emit_padding(60, &mut message);
+    }
+    message.push(0);
+    message
+}
+
+/// The ranges that `packets` prove.
+fn ranges(packets: &[Kept]) -> Vec<Range> {
+    let mut ranges: Vec<Range> = Vec::new();
+    for packet in packets {
+        match ranges.last_mut() {
+            Some(range) if range.last + 1 == packet.number => {
+                range.last = packet.number;
+                range.sum ^= packet.nonce;
+            }
+            _ => {
+                let Kept { number, nonce, .. } = *packet;
+                ranges.push(Range { first: number, last: number, sum: nonce });
+            }
+        }
+    }
+    ranges
+}
+
+/// A server, and the first window of a client at [`address`], at 100 ms.
+fn begun() -> (Server, Vec<Kept>) {
+    let mut server = server(Settings::default(), at(0));
+    let ticket = kept(&serve(&mut server, at(0), address(), LENGTH, &open(200)));
+    let any =
+        [Range { first: ticket[0].known.unwrap().piece.base, last: ticket[0].number, sum: 0 }];
+    let echo = request(0, &ticket[0], &any);
+    let window = kept(&serve(&mut server, at(100), address(), LENGTH, &echo));
+    assert_eq!(window.len(), 10);
+    (server, window)
+}
+
+fn refusal(server: &mut Server, now: Instant, from: SocketAddr, message: &[u8]) -> Refusal {
+    server.handle(now, from, message).expect_err("an answer")
+}
+
+#[test]
+fn a_first_request_gets_no_more_bytes_than_it_has() {
+    let mut server = server(Settings::default(), at(0));
+    for padding in 0..600 {
+        let request = open(padding);
+        let answer = serve(&mut server, at(0), address(), LENGTH, &request);
+        let bytes: usize = answer.iter().map(Vec::len).sum();
+        assert!(bytes <= request.len(), "{bytes} bytes for {}", request.len());
+    }
+    assert!(server.stats().greedy > 50 && server.stats().opened > 400);
+}
+
+#[test]
+fn a_replayed_request_is_answered_once() {
+    let (mut server, window) = begun();
+    let message = request(0, &window[0], &ranges(&window[..1]));
+    assert_eq!(serve(&mut server, at(200), address(), LENGTH, &message).len(), 2);
+    for later in [200, 300, 10_000, 29_000] {
+        assert_eq!(refusal(&mut server, at(later), address(), &message), Refusal::Replayed);
+    }
+    let stale = refusal(&mut server, at(60_000), address(), &message);
+    assert!(matches!(stale, Refusal::Stale { .. }), "{stale}");
+    assert_eq!((server.stats().replayed, server.stats().stale), (4, 1));
+}
+
+#[test]
+fn a_larger_window_than_was_given_is_refused() {
+    let (mut server, window) = begun();
+    let mut forged = window[0].clone();
+    // The first byte of startCwnd.
+    forged.bytes[28] = 0x7f;
+    let message = request(0, &forged, &ranges(&window[..1]));
+    assert_eq!(
+        refusal(&mut server, at(200), address(), &message),
+        Refusal::Invalid(Invalid::Forged)
+    );
+}
+
+#[test]
+fn a_hidden_loss_is_refused_and_an_admitted_one_halves_the_window() {
+    let (mut server, window) = begun();
+    let mut hidden = ranges(&window[..4]);
+    hidden[0].sum ^= window[2].nonce;
+    let message = request(0, &window[3], &hidden);
+    let base = window[0].number;
+    assert_eq!(
+        refusal(&mut server, at(200), address(), &message),
+        Refusal::Unproven(Unproven::Sum { first: base, last: base + 3 })
+    );
+    // The refusal has not used the continuation up: somebody may have overheard it.
+    let received = [&window[..2], &window[3..]].concat();
+    let mut brought = 0;
+    for last in 3..=10 {
+        let Some(kept) = window.get(last).filter(|kept| kept.known.is_some()) else { continue };
+        let message = request(0, kept, &ranges(&received[..last]));
+        brought += serve(&mut server, at(200 + last as u64), address(), LENGTH, &message).len();
+    }
+    // Of the twelve packets that would be in flight the last six survive; two of them have come
+    // already. With them comes the repair.
+    assert_eq!(brought, 3);
+}
+
+#[test]
+fn a_client_that_moves_gets_no_more_than_it_sends_until_it_has_echoed() {
+    let (mut server, window) = begun();
+    let message = request(1, &window[0], &ranges(&window[..1]));
+    let answer = serve(&mut server, at(200), elsewhere(), LENGTH, &message);
+    let bytes: usize = answer.iter().map(Vec::len).sum();
+    assert!(bytes <= message.len(), "{bytes} bytes for {}", message.len());
+    let ticket = kept(&answer);
+    let known = ticket[0].known.unwrap();
+    assert_eq!((known.mode, known.generation), (Mode::Ticket, 1));
+
+    let any = [Range { first: known.piece.base, last: known.number, sum: 0 }];
+    let echo = request(0, &ticket[0], &any);
+    assert_eq!(serve(&mut server, at(300), elsewhere(), LENGTH, &echo).len(), 10);
+    // What it held at its old address is over.
+    let old = request(0, &window[1], &ranges(&window[..2]));
+    assert_eq!(refusal(&mut server, at(300), address(), &old), Refusal::Superseded(0));
+}
+
+#[test]
+fn a_ticket_is_worth_nothing_to_who_did_not_get_it() {
+    let mut server = server(Settings::default(), at(0));
+    let ticket = kept(&serve(&mut server, at(0), address(), LENGTH, &open(200)));
+    let any =
+        [Range { first: ticket[0].known.unwrap().piece.base, last: ticket[0].number, sum: 0 }];
+    let echo = request(0, &ticket[0], &any);
+    let answer = serve(&mut server, at(1), elsewhere(), LENGTH, &echo);
+    assert!(answer.iter().map(Vec::len).sum::<usize>() <= echo.len());
+}
+
+#[test]
+fn a_timeout_ends_the_trickles_before_it() {
+    let (mut server, window) = begun();
+    let message = request(1, &window[0], &ranges(&window[..1]));
+    let restarted = kept(&serve(&mut server, at(500), address(), LENGTH, &message));
+    let known = restarted[0].known.unwrap();
+    assert_eq!((restarted.len(), known.generation, known.piece.start), (1, 1, 1));
+    assert_eq!(known.piece.ssthresh, 5, "half of the window");
+    let old = request(0, &window[1], &ranges(&window[..2]));
+    assert_eq!(refusal(&mut server, at(500), address(), &old), Refusal::Superseded(0));
+    assert_eq!(refusal(&mut server, at(501), address(), &message), Refusal::Replayed);
+    // Many attempts at once are not many first windows.
+    let soon = request(6, &window[0], &ranges(&window[..1]));
+    let refused = refusal(&mut server, at(502), address(), &soon);
+    assert!(matches!(refused, Refusal::TooSoon { attempt: 6, .. }), "{refused}");
+}
+
+#[test]
+fn a_client_silent_beyond_the_horizon_resumes() {
+    let (mut server, window) = begun();
+    let message = request(1, &window[0], &ranges(&window[..1]));
+    let late = at(0) + Duration::from_secs(3_600);
+    let resumed = kept(&serve(&mut server, late, address(), LENGTH, &message));
+    assert_eq!(resumed.len(), 10, "the first window again");
+    assert_eq!(refusal(&mut server, late, address(), &message), Refusal::Replayed);
+    assert_eq!(server.stats().resumed, 1);
+}
+
+#[test]
+fn each_replica_answers_a_request_once() {
+    let (mut first, window) = begun();
+    let mut second = server(Settings::default(), at(0));
+    let message = request(0, &window[0], &ranges(&window[..1]));
+    for replica in [&mut first, &mut second] {
+        assert_eq!(serve(replica, at(200), address(), LENGTH, &message).len(), 2);
+        assert_eq!(refusal(replica, at(200), address(), &message), Refusal::Replayed);
+    }
+}
+
+#[test]
+fn a_rotation_of_secrets_breaks_no_connection() {
+    let (mut server, window) = begun();
+    server.ring_mut().rotate(2, &[9; 32], 2);
+    let message = request(0, &window[0], &ranges(&window[..1]));
+    let answer = kept(&serve(&mut server, at(200), address(), LENGTH, &message));
+    // The first of the two is half of a pair, and has no continuation.
+    assert_eq!((answer.len(), answer[1].bytes[0]), (2, 2), "under the new secret");
+    let message = request(0, &answer[1], &ranges(&[window, answer.clone()].concat()));
+    assert!(!serve(&mut server, at(300), address(), LENGTH, &message).is_empty());
+}
