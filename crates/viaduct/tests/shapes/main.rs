@@ -72,6 +72,9 @@ fn outcomes_of(options: &[&str], nobody: Option<&Nobody>) -> Vec<(String, String
         let output = command.arg(program).args([shape, &port.to_string()]).output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
         let report = String::from_utf8_lossy(&output.stderr);
+        if said.starts_with("refused") {
+            eprintln!("{shape} with {options:?}: {said}: {report}");
+        }
         match said.is_empty() {
             true => format!("{}: {report}", output.status),
             false if said == DIRECT && have_passed(&report, port) => CAPTURED.to_owned(),
