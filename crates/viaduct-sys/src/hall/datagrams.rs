@@ -59,8 +59,10 @@ pub fn enter_for_datagrams(own: Ipv4Addr) -> Result<Tun, HallError> {
     let tun = Tun::create(INTERFACE).map_err(|error| set_up("a TUN", error))?;
     // It has nothing to say of its own; where there is no IPv6 it cannot.
     let _ = std::fs::write(NO_IPV6, "1");
-    let ready = tun.interface().set_mtu(MTU).and_then(|()| tun.interface().set_queue_len(QUEUE));
-    ready.and_then(|()| tun.interface().set_up()).map_err(|error| set_up("a TUN", error))?;
+    // A longer queue takes a right of the host's.
+    let _ = tun.interface().set_queue_len(QUEUE);
+    let ready = tun.interface().set_mtu(MTU).and_then(|()| tun.interface().set_up());
+    ready.map_err(|error| set_up("a TUN", error))?;
     for (key, value) in SETTINGS {
         let path = format!("/proc/sys/net/ipv4/{key}");
         std::fs::write(&path, value).map_err(|error| set_up(&path, error))?;
@@ -161,11 +163,12 @@ mod tests {
         let own = Ipv4Addr::new(198, 51, 100, 7);
         let hall = move || {
             let tun = enter_for_datagrams(own).unwrap();
-            (tun, UdpSocket::from(datagram_socket().unwrap()))
+            (tun, [(); 2].map(|()| UdpSocket::from(datagram_socket().unwrap())))
         };
-        let (tun, socket) = std::thread::spawn(hall).join().unwrap();
-        socket.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
-        for (to, from) in [("192.0.2.1", own), ("127.0.0.1", Ipv4Addr::LOCALHOST)] {
+        let (tun, sockets) = std::thread::spawn(hall).join().unwrap();
+        let ends = [("192.0.2.1", own), ("127.0.0.1", Ipv4Addr::LOCALHOST)];
+        for ((to, from), socket) in ends.into_iter().zip(sockets) {
+            socket.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
             socket.connect((to, 53)).unwrap();
             assert_eq!(socket.local_addr().unwrap().ip(), from);
             socket.send(b"question").unwrap();

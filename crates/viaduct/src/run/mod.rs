@@ -141,7 +141,7 @@ impl Plan {
         let agree = args.agree.load(&args.handlers, &chain, registry)?;
         let mut rules = args.rules.load(registry.guards(&args.handlers))?;
         let names = args.names.load(&chain, &mut rules)?;
-        let report = args.report.then(Report::default);
+        let report = args.report.then(|| Report::new(names.clone()));
         let offload = if args.no_offload { None } else { offload(&chain) };
         let datagram_idle = args.datagram_idle;
         Ok(Plan { offload, chain, agree, rules, names, datagram_idle, report })

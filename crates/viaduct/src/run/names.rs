@@ -115,6 +115,15 @@ impl Remote {
         self.book.lock().unwrap_or_else(PoisonError::into_inner).place(to)
     }
 
+    /// Where a flow to `to` goes, in words: the name that a placeholder stands for.
+    pub fn text(&self, to: SocketAddr) -> String {
+        match self.place(to) {
+            Some(Address::Name(name, port)) => format!("{name}:{port}"),
+            _ if self.holds(to) => format!("a name that was forgotten ({to})"),
+            _ => to.to_string(),
+        }
+    }
+
     /// Whether it is a placeholder: datagrams to there go nowhere.
     pub fn holds(&self, to: SocketAddr) -> bool {
         self.pool.holds(to.ip())

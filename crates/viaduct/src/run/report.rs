@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use viaduct_proto::flow::Failure;
 
+use super::names::Remote;
 use crate::proxy::aware::Whose;
 use crate::proxy::calls::Held;
 
@@ -28,7 +29,11 @@ pub enum Fate {
 
 /// All of it: by fate, transport and destination.
 #[derive(Clone, Debug, Default)]
-pub struct Report(Arc<Mutex<Lines>>);
+pub struct Report {
+    lines: Arc<Mutex<Lines>>,
+    /// Where placeholders stand for names, which are what is reported.
+    names: Option<Arc<Remote>>,
+}
 
 #[derive(Debug, Default)]
 struct Lines {
@@ -41,6 +46,11 @@ struct Lines {
 const MOST: usize = 4096;
 
 impl Report {
+    /// A report of a run where `names` may stand behind addresses.
+    pub fn new(names: Option<Arc<Remote>>) -> Report {
+        Report { lines: Arc::default(), names }
+    }
+
     /// One more.
     pub fn count(&self, fate: Fate, transport: &'static str, to: SocketAddr) {
         let mut lines = self.lock();
@@ -88,7 +98,7 @@ impl Report {
             for ((fate, transport, to), count) in of() {
                 let why =
                     if let Fate::Failed(why) = fate { format!(" ({why})") } else { String::new() };
-                text.push(format!("  {count:>6}  {transport} {to}{why}"));
+                text.push(format!("  {count:>6}  {transport} {}{why}", self.name(*to)));
             }
         }
         if dropped > 0 {
@@ -100,8 +110,13 @@ impl Report {
         text
     }
 
+    /// The far end, as the user knows it.
+    fn name(&self, to: SocketAddr) -> String {
+        self.names.as_ref().map_or_else(|| to.to_string(), |names| names.text(to))
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Lines> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -238,7 +238,10 @@ impl Common {
         }
         let call = format!("{call:?}").to_lowercase();
         let why = io::Error::from_raw_os_error(errno.0);
-        match to {
+        let name = |to: SocketAddr| {
+            self.remote.as_ref().map_or_else(|| to.to_string(), |names| names.text(to))
+        };
+        match to.map(name) {
             Some(to) => warn!("refused: {call} to {to}: {why}"),
             None => warn!("refused: {call}: {why}"),
         }

@@ -126,6 +126,13 @@ impl Nobody {
         self.at("viaduct")
     }
 
+    /// A copy of a file that they may run.
+    pub(crate) fn has(&self, file: &Path) -> PathBuf {
+        let copy = self.at(file.file_name().unwrap().to_str().unwrap());
+        fs::copy(file, &copy).unwrap();
+        copy
+    }
+
     /// A key that they may read.
     pub(crate) fn key(&self) -> PathBuf {
         let key = self.at("site.key");

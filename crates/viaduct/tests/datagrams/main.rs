@@ -294,14 +294,11 @@ fn what_cannot_pass_a_handler_is_said_once() {
     }
     let to = far_end("127.0.0.1:0").to_string();
     let streams = "compress works on streams alone: datagrams";
-    let cgroup = "only `--via cgroup` carries datagrams: datagrams";
-    let cases = [
+    for (chain, via, says) in [
         ("+compress", "cgroup", streams),
         ("+compress", "seccomp", streams),
-        (DELAY, "seccomp", cgroup),
-        (DELAY, "preload", cgroup),
-    ];
-    for (chain, via, says) in cases {
+        ("+compress", "preload", streams),
+    ] {
         for (strict, fare) in [("--no-strict", "go direct"), ("--strict", "are refused (--strict)")]
         {
             let words = [chain, "--via", via, strict, "--", "python3", "-c", TALK, &to, &to];
@@ -311,6 +308,38 @@ fn what_cannot_pass_a_handler_is_said_once() {
             let said = text(&output.stderr);
             assert_eq!(said.matches(&format!("{says} {fare}")).count(), 1, "{words:?} {said}");
         }
+    }
+}
+
+#[test]
+fn without_privilege_they_pass_too() {
+    if !world() {
+        return;
+    }
+    let ends = [(); 2].map(|()| far_end("127.0.0.1:0").to_string());
+    for via in ["seccomp", "preload"] {
+        let options = [DELAY, "--strict", "--report", "--via", via];
+        let program = ["--", "python3", "-c", TALK, &ends[0], &ends[1]];
+        let output = output(&[&options[..], &program].concat());
+        let all = exchanges(&text(&output.stdout));
+        assert_eq!(all.len(), 12, "{output:?}");
+        assert!(all.iter().all(|(took, ..)| *took >= 40.0), "{via}: {all:?}");
+        let report = text(&output.stderr);
+        let passed = format!("2 passed the handlers by {via}: 24 bytes out");
+        assert!(report.contains(&passed), "{report}");
+    }
+}
+
+#[test]
+fn without_privilege_those_of_ipv6_are_refused_or_go_direct() {
+    if !world() {
+        return;
+    }
+    let end = far_end("[::1]:0").to_string();
+    for (strict, count) in [("--strict", 0), ("--no-strict", 12)] {
+        let options = [DELAY, strict, "--via", "seccomp", "--"];
+        let output = output(&[&options[..], &["python3", "-c", TALK, &end, &end]].concat());
+        assert_eq!(exchanges(&text(&output.stdout)).len(), count, "{output:?}");
     }
 }
 

@@ -66,6 +66,8 @@ print(socket.getnameinfo(s.getpeername(), socket.NI_NUMERICSERV)[0])'
 run -- "$GET" http://mars.test:8080/
 # No host, as the proxy finds.
 run -- curl -sS -m 9 http://venus.test:8080/ 2> /dev/null && echo reached || echo not reached
+# What a report says: the name, not what stands for it here.
+run --report -- curl -sS -m 9 http://mars.test:8080/ 2>&1 | grep -o 'tcp mars.test:8080'
 echo "queries: $(grep -c query seen || true)"
 # That the tap would see them: the same without us.
 getent hosts mars.test || true

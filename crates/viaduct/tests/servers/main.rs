@@ -8,6 +8,7 @@ mod common;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -187,4 +188,32 @@ except OSError: print('nobody')
     assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "nobody is there");
     let said = server.wait_with_output().unwrap();
     assert_eq!(text(&said.stdout), "reset\nnobody\n", "{said:?}");
+}
+
+#[test]
+fn a_set_user_id_program_runs_as_its_caller_without_privilege() {
+    let nobody = Nobody::new("set-user-id");
+    let id = nobody.has(Path::new("/usr/bin/id"));
+    fs::set_permissions(&id, fs::Permissions::from_mode(0o4755)).unwrap();
+    let said = |mut command: Command| text(&command.arg("-u").output().unwrap().stdout);
+    let plain = said(nobody.command(&id));
+    let caller = said(nobody.command("id"));
+    if plain == caller {
+        return eprintln!(
+            "not root, or no set-user-ID programs in {}: nothing to see",
+            id.display()
+        );
+    }
+    for via in ["seccomp", "preload", "auto"] {
+        let mut command = run(&nobody, &[CHAIN, "--via", via, "--"]);
+        command.arg(&id);
+        assert_eq!(said(command), caller, "{via}");
+    }
+    // Who has the right to hear of its calls leaves it its own.
+    for via in ["cgroup", "seccomp"] {
+        let mut command = Command::new(nobody.viaduct());
+        command.args(["run", CHAIN, "--via", via, "--", "setpriv", "--reuid=65534"]);
+        command.args(["--regid=65534", "--clear-groups"]).arg(&id);
+        assert_eq!(said(command), plain, "{via}");
+    }
 }

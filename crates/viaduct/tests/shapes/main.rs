@@ -17,7 +17,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::thread;
 
-use common::holders_of_other_end;
+use common::{Nobody, holders_of_other_end};
 
 /// All but the static ones, which are programs of their own.
 const SHAPES: [&str; 15] = [
@@ -37,25 +37,44 @@ const SHAPES: [&str; 15] = [
     "udp",
     "udp-many",
 ];
-const EPERM: i32 = 1;
 const ENOSYS: i32 = 38;
 const CAPTURED: &str = "viaduct";
 const DIRECT: &str = "direct";
 
 /// What came of each shape, with these options of `viaduct run`; of the plain programs without any.
 fn outcomes(options: &[&str]) -> Vec<(String, String)> {
+    outcomes_of(options, None)
+}
+
+/// The same, of nobody's programs if that is who runs them.
+fn outcomes_of(options: &[&str], nobody: Option<&Nobody>) -> Vec<(String, String)> {
     let port = far_end();
     let programs = Programs::get();
+    let viaduct = nobody.map_or(env!("CARGO_BIN_EXE_viaduct").into(), Nobody::viaduct);
+    let theirs = |program: &Path| match nobody {
+        Some(nobody) => nobody.has(program),
+        None => program.to_owned(),
+    };
+    let programs = Programs {
+        dynamic: theirs(&programs.dynamic),
+        static_c: theirs(&programs.static_c),
+        go: programs.go.as_deref().map(theirs),
+        musl: programs.musl.as_deref().map(theirs),
+    };
     let once = |program: &Path, shape: &str| {
-        let mut command = Command::new("timeout");
+        let mut command =
+            nobody.map_or_else(|| Command::new("timeout"), |nobody| nobody.command("timeout"));
         command.arg("10");
         if !options.is_empty() {
-            command.arg(env!("CARGO_BIN_EXE_viaduct")).args(["run", "+latency:delay=1ms"]);
+            command.arg(&viaduct).args(["run", "+latency:delay=1ms"]);
             command.args(options).args(["--report", "--"]);
         }
         let output = command.arg(program).args([shape, &port.to_string()]).output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
         let report = String::from_utf8_lossy(&output.stderr);
+        if said.starts_with("refused") {
+            eprintln!("{shape} with {options:?}: {said}: {report}");
+        }
         match said.is_empty() {
             true => format!("{}: {report}", output.status),
             false if said == DIRECT && have_passed(&report, port) => CAPTURED.to_owned(),
@@ -75,19 +94,24 @@ fn outcomes(options: &[&str]) -> Vec<(String, String)> {
         Some(go) => outcomes.push(("go".to_owned(), run(go, "blocking"))),
         None => eprintln!("no Go compiler: without the static Go program"),
     }
+    match &programs.musl {
+        Some(musl) => outcomes.push(("musl".to_owned(), run(musl, "blocking"))),
+        None => eprintln!("no musl-gcc: without the program of musl"),
+    }
     outcomes
 }
 
 /// Whether datagrams to the far end, and nothing else, have passed the handlers.
 fn have_passed(report: &str, port: u16) -> bool {
-    report.contains("viaduct: 1 passed the handlers by cgroup: 6 bytes out, 6 in")
+    let passed = |via| format!("viaduct: 1 passed the handlers by {via}: 6 bytes out, 6 in");
+    ["cgroup", "seccomp", "preload"].iter().any(|via| report.contains(&passed(via)))
         && report.contains(&format!(" 1  udp 127.0.0.1:{port}"))
         && !report.contains("went direct")
 }
 
 /// Sees that all are captured but these, which are refused with these numbers.
-fn none_leaks(options: &[&str], refused: &[(&str, i32)]) {
-    let outcomes = outcomes(options);
+fn none_leaks(options: &[&str], refused: &[(&str, i32)], nobody: Option<&Nobody>) {
+    let outcomes = outcomes_of(options, nobody);
     for (shape, outcome) in &outcomes {
         let number = refused.iter().find(|(of, _)| of == shape).map(|(_, number)| number);
         let expected = number.map_or(CAPTURED.to_owned(), |number| format!("refused {number}"));
@@ -104,27 +128,44 @@ fn the_plain_programs_reach_the_far_end_themselves() {
 
 #[test]
 fn a_cgroup_captures_all_io_uring_and_datagrams_too() {
-    none_leaks(&["--via", "cgroup", "--strict"], &[]);
+    none_leaks(&["--via", "cgroup", "--strict"], &[], None);
 }
 
 #[test]
-fn seccomp_captures_or_refuses_them_all() {
-    let refused = [("io_uring", ENOSYS), ("udp", EPERM), ("udp-many", EPERM)];
-    none_leaks(&["--via", "seccomp", "--strict"], &refused);
+fn seccomp_captures_all_and_refuses_io_uring() {
+    none_leaks(&["--via", "seccomp", "--strict"], &[("io_uring", ENOSYS)], None);
 }
 
 #[test]
-fn preload_captures_or_refuses_them_all() {
-    let refused = [("io_uring", ENOSYS), ("udp", EPERM), ("udp-many", EPERM)];
-    none_leaks(&["--via", "preload", "--strict"], &refused);
+fn preload_captures_all_and_refuses_io_uring() {
+    none_leaks(&["--via", "preload", "--strict"], &[("io_uring", ENOSYS)], None);
 }
 
 #[test]
-fn without_privilege_datagrams_go_direct_where_they_may() {
+fn nobody_has_all_captured_but_io_uring_too() {
+    let nobody = Nobody::new("shapes");
+    for via in ["auto", "preload"] {
+        let options = ["--via", via, "--strict"];
+        none_leaks(&options, &[("io_uring", ENOSYS)], Some(&nobody));
+    }
+}
+
+#[test]
+fn datagrams_that_handlers_cannot_carry_are_refused_or_go_direct() {
+    let port = far_end();
     for via in ["seccomp", "preload"] {
-        let outcomes = outcomes(&["--via", via]);
-        let udp = outcomes.iter().filter(|(shape, _)| shape.starts_with("udp"));
-        assert!(udp.clone().count() == 2 && udp.clone().all(|(_, said)| said == DIRECT), "{via}");
+        for (strict, expected) in [("--strict", "refused 1"), ("--no-strict", DIRECT)] {
+            for shape in ["udp", "udp-many"] {
+                let program = &Programs::get().dynamic;
+                let options = ["10", env!("CARGO_BIN_EXE_viaduct"), "run", "+compress"];
+                let mut command = Command::new("timeout");
+                command.args(options).args([strict, "--via", via, "--"]).arg(program);
+                let output = command.args([shape, &port.to_string()]).output().unwrap();
+                assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), expected, "{output:?}");
+                let said = String::from_utf8_lossy(&output.stderr);
+                assert!(said.contains("compress works on streams alone"), "{said}");
+            }
+        }
     }
 }
 
@@ -133,6 +174,8 @@ struct Programs {
     dynamic: PathBuf,
     static_c: PathBuf,
     go: Option<PathBuf>,
+    /// Dynamic, of another C library.
+    musl: Option<PathBuf>,
 }
 
 impl Programs {
@@ -149,7 +192,8 @@ impl Programs {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/shapes");
         let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("shapes");
         fs::create_dir_all(&out).unwrap();
-        let [dynamic, static_c, go] = ["shapes", "static", "go"].map(|name| out.join(name));
+        let names = ["shapes", "static", "go", "musl"];
+        let [dynamic, static_c, go, musl] = names.map(|name| out.join(name));
         let compile = |compiler: &str, arguments: &[&OsStr]| {
             let mut command = Command::new(compiler);
             command.args(arguments).env("CGO_ENABLED", "0").env("GOFLAGS", "-trimpath");
@@ -159,10 +203,13 @@ impl Programs {
         let [o, c] = [OsStr::new("-o"), c.as_os_str()];
         assert!(compile("cc", &[o, dynamic.as_os_str(), c]));
         assert!(compile("cc", &[OsStr::new("-static"), o, static_c.as_os_str(), c]));
+        let of_musl = source.join("musl.c");
+        let compiled = compile("musl-gcc", &[o, musl.as_os_str(), of_musl.as_os_str()]);
+        let musl = compiled.then_some(musl);
         let source = source.join("shapes.go");
         let build = [OsStr::new("build"), o, go.as_os_str(), source.as_os_str()];
         let go = compile("go", &build).then_some(go);
-        Programs { dynamic, static_c, go }
+        Programs { dynamic, static_c, go, musl }
     }
 }
 
