@@ -19,6 +19,7 @@ mod notify;
 mod overlay;
 mod proxy;
 mod run;
+mod serve;
 mod shell;
 mod signals;
 mod status;
@@ -84,6 +85,14 @@ enum Command {
     Overlay {
         #[command(flatten)]
         args: overlay::OverlayArgs,
+        /// Log in JSON, one object a line
+        #[arg(long)]
+        log_json: bool,
+    },
+    /// Serve the files of a directory
+    Serve {
+        #[command(flatten)]
+        args: serve::ServeArgs,
         /// Log in JSON, one object a line
         #[arg(long)]
         log_json: bool,
@@ -163,6 +172,10 @@ fn execute(command: Command, registry: Registry) -> Result<ExitCode> {
         Command::Overlay { args, log_json } => {
             log(log_json);
             overlay::run(&args, &registry)?;
+        }
+        Command::Serve { args, log_json } => {
+            log(log_json);
+            serve::run(&args)?;
         }
         Command::Status { which, json } => status::status(&which, json)?,
         Command::Top { which } => status::top(&which)?,

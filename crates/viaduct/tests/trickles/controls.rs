@@ -76,6 +76,7 @@ fn packets_that_somebody_has_joined_are_refused_and_counted() {
     world.router.netns().enter(|| send(&packets)).unwrap();
     std::thread::sleep(Duration::from_millis(200));
     let stats = server.end();
-    assert!(stats.refused.merged > 0, "{stats:?}");
-    assert_eq!(stats.refused.total(), stats.refused.merged, "{stats:?}");
+    // What is longer than any packet of ours is cut, besides.
+    assert!(stats.refused.merged + stats.refused.cut > 0, "{stats:?}");
+    assert_eq!((stats.received, stats.refused.checksum), (0, 0), "{stats:?}");
 }

@@ -1,0 +1,121 @@
+//! Requests that come by TCP.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tracing::debug;
+use viaduct_proto::web::{Body, MAX_HEAD, Plan, Request, plan};
+
+use super::files::Root;
+
+/// How long a client may take for a head, or be silent between two.
+const IDLE: Duration = Duration::from_secs(30);
+/// How long it may take nothing of what is sent.
+const STALLED: Duration = Duration::from_secs(60);
+/// Bytes of a file that are read at a time.
+const CHUNK: u64 = 128 << 10;
+
+/// So many connections at a time.
+pub fn places(connections: u32) -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(connections as usize))
+}
+
+/// Takes connections, as long as there are places.
+pub async fn accept(listener: TcpListener, root: Rc<Root>, places: Arc<Semaphore>) {
+    loop {
+        let Ok(place) = places.clone().acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // No descriptor is left, say: those that end give some back.
+                debug!(%error, "cannot accept");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        let root = root.clone();
+        tokio::task::spawn_local(async move {
+            if let Err(error) = converse(stream, &root).await {
+                debug!(%error, "a connection ended");
+            }
+            drop(place);
+        });
+    }
+}
+
+/// Answers one request after the other.
+async fn converse(mut stream: TcpStream, root: &Root) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut bytes = Vec::new();
+    while let Some((plan, file, taken)) = next(&mut stream, &mut bytes, root).await? {
+        send(&mut stream, &plan, file.as_ref()).await?;
+        if !plan.keep_alive {
+            break;
+        }
+        bytes.drain(..taken);
+    }
+    stream.shutdown().await
+}
+
+/// The answer to the next request, and how many bytes the request has; `None` at the end.
+async fn next(
+    stream: &mut TcpStream,
+    bytes: &mut Vec<u8>,
+    root: &Root,
+) -> io::Result<Option<(Plan, Option<File>, usize)>> {
+    loop {
+        match Request::parse(bytes) {
+            Ok(Some((request, taken))) => {
+                let (found, file) = root.find(&request);
+                return Ok(Some((plan(&request, &found), file, taken)));
+            }
+            Err(why) => return Ok(Some((Plan::refuse(why), None, 0))),
+            Ok(None) => {}
+        }
+        bytes.reserve(MAX_HEAD);
+        if timeout(IDLE, stream.read_buf(bytes)).await?? == 0 {
+            return Ok(None);
+        }
+    }
+}
+
+async fn send(stream: &mut TcpStream, plan: &Plan, file: Option<&File>) -> io::Result<()> {
+    match (&plan.body, file) {
+        (Body::Bytes(bytes), _) => put(stream, &[&plan.head[..], bytes].concat()).await,
+        (Body::File(range), Some(file)) => {
+            put(stream, &plan.head).await?;
+            send_file(stream, file, range.clone()).await
+        }
+        (Body::File(_), None) => Err(io::ErrorKind::NotFound.into()),
+    }
+}
+
+async fn send_file(stream: &mut TcpStream, file: &File, range: Range<u64>) -> io::Result<()> {
+    let mut at = range.start;
+    let mut chunk = vec![0; CHUNK.min(range.end - range.start) as usize];
+    while at < range.end {
+        let wanted = (range.end - at).min(CHUNK) as usize;
+        // A file that got shorter: the length was promised, so the connection ends.
+        file.read_exact_at(&mut chunk[..wanted], at)?;
+        put(stream, &chunk[..wanted]).await?;
+        at += wanted as u64;
+    }
+    Ok(())
+}
+
+async fn put(stream: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let sent = timeout(STALLED, stream.write(bytes)).await??;
+        bytes = &bytes[sent..];
+    }
+    Ok(())
+}
