@@ -27,8 +27,6 @@ pub(super) struct Row {
 /// What a client did.
 pub(super) struct Found {
     output: Output,
-    /// The port at which it might listen itself.
-    spare: u16,
     /// What its server said.
     server: String,
     /// How long it took.
@@ -101,7 +99,7 @@ impl Row {
             "says something else".to_owned()
         } else if !said.contains(" passed the handlers ") && !said.contains(" for the handlers") {
             "no flow passed the handlers".to_owned()
-        } else if went_direct(&said, wrapped.spare) {
+        } else if went_direct(&said) {
             "a flow went direct".to_owned()
         } else {
             return None;
@@ -127,8 +125,7 @@ impl Row {
             .env("SPARE", server.spare.to_string())
             .env("HERE", here)
             .output()?;
-        let (seconds, spare) = (began.elapsed().as_secs_f64(), server.spare);
-        Ok(Found { output, spare, server: server.said(), seconds })
+        Ok(Found { output, server: server.said(), seconds: began.elapsed().as_secs_f64() })
     }
 
     /// A part of it, directly.
@@ -145,13 +142,10 @@ impl Row {
     }
 }
 
-/// Whether a report names a flow that went direct, but for those to the port `spare`.
-fn went_direct(report: &str, spare: u16) -> bool {
-    let spare = format!(":{spare}");
+/// Whether a report names a flow that went direct.
+fn went_direct(report: &str) -> bool {
     let direct = report.lines().skip_while(|line| !line.contains("went direct")).skip(1);
-    direct
-        .take_while(|line| line.starts_with("viaduct:  "))
-        .any(|line| line.contains(" tcp ") && !line.ends_with(&spare))
+    direct.take_while(|line| line.starts_with("viaduct:  ")).any(|line| line.contains(" tcp "))
 }
 
 fn is_there(program: &str) -> bool {
