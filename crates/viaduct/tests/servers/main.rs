@@ -121,7 +121,7 @@ fn servers(nobody: &Nobody, port: u16) -> Vec<Vec<String>> {
     build.args(["build", "-o"]).args([&go, &source]).env("CGO_ENABLED", "0");
     match build.status() {
         Ok(status) if status.success() => {
-            servers.push(own(&[&go.display().to_string(), &port_word]))
+            servers.push(own(&[&go.display().to_string(), &port_word]));
         }
         _ => eprintln!("no Go compiler: without the static Go server"),
     }
