@@ -162,8 +162,10 @@ fn datagrams_that_handlers_cannot_carry_are_refused_or_go_direct() {
                 command.args(options).args([strict, "--via", via, "--"]).arg(program);
                 let output = command.args([shape, &port.to_string()]).output().unwrap();
                 assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), expected, "{output:?}");
+                // The library tells of what it refuses, and waits for nobody.
                 let said = String::from_utf8_lossy(&output.stderr);
-                assert!(said.contains("compress works on streams alone"), "{said}");
+                let tells = said.contains("compress works on streams alone");
+                assert!(tells || via == "preload", "{said}");
             }
         }
     }
