@@ -81,20 +81,20 @@ impl Sender {
         self.now = now;
         let mut words = ack.as_chunks::<8>().0.iter().map(|word| u64::from_be_bytes(*word));
         let upto = words.next().unwrap();
-        let mut news = false;
         while let (Some(first), Some(last)) = (words.next(), words.next()) {
             for number in first.max(self.acknowledged + 1)..=last {
-                news |= self.sacked.insert(number);
+                self.sacked.insert(number);
                 self.lost.remove(&number);
                 self.again.remove(&number);
             }
         }
-        if upto > self.acknowledged {
-            news = true;
+        let advances = upto > self.acknowledged;
+        if advances {
             self.advance(now, upto);
         }
         self.mark_lost();
-        if news {
+        // A repair that is lost is not followed by such an acknowledgement: it takes a timeout.
+        if advances {
             self.deadline = (self.next - 1 > self.acknowledged).then(|| now + self.wait());
         }
     }
