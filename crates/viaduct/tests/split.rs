@@ -12,8 +12,9 @@ use rustix::process::Signal;
 use serde_json::Value;
 use viaduct_lab::binary::use_binary;
 use viaduct_lab::gateways::{Gateway, GatewaySpec};
-use viaduct_lab::topology::{Host, Journal};
+use viaduct_lab::topology::{Host, Journal, Scratch};
 use viaduct_lab::world::World;
+use viaduct_proto::keys::SecretKey;
 use viaduct_proto::rng::Rng;
 
 const PORT: u16 = 9000;
@@ -87,6 +88,34 @@ fn flows_between_the_sites_are_split_and_protected_and_keep_their_addresses() {
         assert_eq!(split(gateway, "bytes")[0], 20_000_000);
     }
     assert!(gateways.b.status().unwrap().peer().receiver.recovered > 50, "repairs were at work");
+}
+
+#[test]
+fn handlers_that_are_needed_at_both_ends_stand_in_both_gateways() {
+    let mut world = world("rate=100M,delay=2ms");
+    let keys = Scratch::new().unwrap();
+    let key = keys.write("site.key", SecretKey::from_bytes([7; 32]).to_text()).unwrap();
+    let handlers = format!("handlers = ['compress', 'crypt:key={}']", key.display());
+    let mut spec = GatewaySpec::default().split();
+    spec.tables = format!(
+        "[[policy]]\nfrom = ['10.{{own}}.0.0/16', 'fd00:{{own}}::/48']\n{handlers}\n\
+         [[policy]]\nto = ['10.{{own}}.0.0/16', 'fd00:{{own}}::/48']\nside = 'accept'\n{handlers}\n"
+    );
+    world.protect(&spec).unwrap();
+    let text = "the same again and again, ".repeat(200_000);
+    for ip in world.b1().addresses() {
+        let listener = listen(world.b1(), ip);
+        let client = connect(world.a1(), ip);
+        let ours = client.local_addr().unwrap();
+        let (server, peer) = listener.accept().unwrap();
+        assert_eq!(peer, ours, "the server sees the client, port and all");
+        common::there_and_back(client, server, text.as_bytes());
+    }
+    // Both ways 10.4 MB, of which little crosses the link.
+    let wan = world.dumbbell.gateway_a().run("ip", &["-s", "-j", "link", "show", "wan0"]).unwrap();
+    let wan: Value = serde_json::from_str(&wan).unwrap();
+    let sent = wan[0]["stats64"]["tx"]["bytes"].as_u64().unwrap();
+    assert!(sent < 2_000_000, "{sent} bytes");
 }
 
 #[test]

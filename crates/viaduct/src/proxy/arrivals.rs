@@ -81,6 +81,10 @@ impl Worker {
                 flows.add(open(route, *options, teller, limits, now), source, now)
             };
             let route = target.route(&syn.tuple, told, policies).ok_or(Failure::Denied);
+            // Whether it may go on, its handlers say when they have heard their other side.
+            if route.as_ref().is_ok_and(|route| route.accepts) {
+                return None;
+            }
             begun = route.and_then(begin).map(Some);
             begun.ok().flatten().map(|key| Started { key, told })
         });
@@ -156,6 +160,7 @@ impl Worker {
         told: Option<Addresses>,
         now: Instant,
     ) {
+        let Some(client) = self.unwrap(client, &tuple, told, now) else { return };
         let mut client = Leg::Tcp(client);
         let key = match self.started(&tuple, told) {
             Some(key) => key,
@@ -244,7 +249,8 @@ fn begin(
     limits: &Limits,
     now: Instant,
 ) -> io::Result<Begun> {
-    let Route { to, from, told, carries, by, handlers, copied, rate, haul, source } = route;
+    let Route { to, from, told, carries, by, handlers, copied, rate, haul, source, accepts: _ } =
+        route;
     // A change of tunnels needs a restart: whatever a policy names is there.
     let outlet = by.tunnel().and_then(|name| teller.outlets.get(name));
     let relay = match &handlers {

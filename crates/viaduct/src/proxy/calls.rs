@@ -101,9 +101,14 @@ pub struct Arrival {
 }
 
 impl Worker {
-    /// Takes in a connection to a program.
+    /// A connection to a program has come.
     pub(super) fn arrive(&mut self, arrival: Arrival, now: Instant) {
         self.stats.accepted += 1;
+        self.let_come(arrival, now);
+    }
+
+    /// Takes in a connection to a program, or to whoever takes a program's place.
+    pub(super) fn let_come(&mut self, arrival: Arrival, now: Instant) {
         let Arrival { stream, client, own, handlers, program } = arrival;
         let mut server = Leg::Tcp(TcpStream::from_std(stream));
         let plan = self.policies.plan(client.ip(), own);

@@ -154,6 +154,16 @@ impl Worker {
         for key in self.flows.pick(unanswered) {
             self.unanswered(key, &io::ErrorKind::TimedOut.into());
         }
+        // Those that come for a program, or a server, and do not say what its handlers want to hear.
+        let silent = |key: &usize| {
+            let flow = self.flows.get(*key);
+            flow.is_some_and(|flow| now.since(flow.begun) > connect && !flow.serves_others())
+        };
+        let silent: Vec<usize> = self.programs.keys().copied().filter(silent).collect();
+        for key in silent {
+            self.stats.refused.timed_out += 1;
+            self.end(key, true);
+        }
         if let Some(quiet) = keep_alive {
             // Those that have seen a sweep before: most flows never do.
             let lasts = |flow: &Flow| flow.has_client() && now.since(flow.begun) > SWEEP;

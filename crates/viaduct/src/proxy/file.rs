@@ -71,7 +71,20 @@ pub struct PolicyTable {
     direct: bool,
     tunnel: Option<Value>,
     handlers: Option<Vec<String>>,
+    #[serde(default)]
+    side: Side,
     rate: Option<String>,
+}
+
+/// Which end of its handlers a policy's flows meet here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Side {
+    /// The client's: what goes on from here is handled.
+    #[default]
+    Connect,
+    /// The server's: what comes here was handled by the same handlers elsewhere.
+    Accept,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -182,12 +195,21 @@ impl PolicyTable {
             None => otherwise.handlers.clone(),
             Some(texts) => handlers(texts, registry).map_err(|what| format!("handlers: {what}"))?,
         };
+        let accepts = self.side == Side::Accept;
+        match (accepts, &handlers, &by) {
+            (true, None, _) => return Err("side: \"accept\" is for handlers".to_owned()),
+            (true, _, Onward::Hop(_) | Onward::Tunnel(_)) => {
+                return Err("side: who accepts goes straight to the server, not by next or tunnel; add direct = true".to_owned());
+            }
+            _ => {}
+        }
         let limit = self.rate.as_deref().map(rate).transpose();
         let limit = limit.map_err(|what| format!("rate: {what}"))?;
         let plan = Plan {
             deny: self.action == Action::Deny,
             by,
             handlers,
+            accepts,
             rate: limit.or(otherwise.rate),
         };
         Ok(Policy { from: self.from.clone(), to: self.to.clone(), ports, plan })

@@ -16,6 +16,7 @@ pub mod agreeing;
 mod arrivals;
 mod asking;
 pub mod aware;
+mod behind;
 pub mod calls;
 mod control;
 mod demand;

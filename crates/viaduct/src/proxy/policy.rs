@@ -20,6 +20,8 @@ pub struct Plan {
     pub by: Onward,
     /// The handlers that it passes, if any.
     pub handlers: Option<Factories>,
+    /// It comes from the same handlers elsewhere: this is their accepting side.
+    pub accepts: bool,
     /// Bits a second that the kernel lets pass each way, if there is a limit.
     pub rate: Option<u64>,
 }
@@ -94,6 +96,11 @@ impl Policies {
         self.plans().any(|plan| plan.by.hop().is_some())
     }
 
+    /// Whether some come from the same handlers elsewhere.
+    pub fn accept(&self) -> bool {
+        self.plans().any(|plan| plan.accepts)
+    }
+
     /// Whether some go over each other's connections.
     pub fn share(&self) -> bool {
         self.plans()
@@ -148,6 +155,9 @@ impl fmt::Display for Plan {
         }
         for handler in self.handlers.iter().flat_map(|all| all.iter()) {
             write!(f, " +{}", handler.name())?;
+        }
+        if self.accepts {
+            f.write_str(" from who has them too")?;
         }
         self.rate.map_or(Ok(()), |bits| write!(f, ", at most {} bit/s", in_units(bits)))
     }

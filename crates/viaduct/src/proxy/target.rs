@@ -63,6 +63,8 @@ pub struct Route {
     pub by: Onward,
     /// The handlers that it passes, if any.
     pub handlers: Option<Factories>,
+    /// Its client comes from the same handlers elsewhere.
+    pub accepts: bool,
     /// Its client's end is no connection, and cannot be spliced.
     pub copied: bool,
     /// Bits a second that the kernel lets pass each way, if there is a limit.
@@ -182,6 +184,7 @@ impl Route {
             carries: None,
             by: plan.by.clone(),
             handlers: plan.handlers.clone(),
+            accepts: plan.accepts,
             copied: false,
             rate: plan.rate,
             haul: None,

@@ -20,6 +20,15 @@ pub(crate) fn random(bytes: usize) -> Vec<u8> {
     data
 }
 
+/// Builds a static program of Go's from `source`; whether that could be done. What the compiler keeps is in
+/// nobody's home, which there may not be.
+pub(crate) fn build_go(program: &Path, source: &Path) -> bool {
+    let mut go = Command::new("go");
+    go.args(["build", "-o"]).args([program, source]).env("CGO_ENABLED", "0");
+    go.env("GOCACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("go-cache"));
+    go.status().is_ok_and(|status| status.success())
+}
+
 /// Reads to the end of `stream`; what came.
 pub(crate) fn rest(stream: &mut TcpStream) -> Vec<u8> {
     let mut data = Vec::new();

@@ -2,6 +2,9 @@
 //! query leaves.
 #![allow(clippy::unwrap_used)] // a test may panic
 
+#[path = "../common/mod.rs"]
+mod common;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -12,13 +15,7 @@ const WORLD: &str = include_str!("world.sh");
 fn get() -> PathBuf {
     let at = Path::new(env!("CARGO_TARGET_TMPDIR")).join("get");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/names/get.go");
-    let built = Command::new("go")
-        .args(["build", "-o"])
-        .args([&at, &source])
-        .env("CGO_ENABLED", "0")
-        .output()
-        .unwrap();
-    assert!(built.status.success(), "{built:?}");
+    assert!(common::build_go(&at, &source), "go build");
     at
 }
 

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use common::{Nobody, within};
+use common::{Nobody, build_go, within};
 
 const CHAIN: &str = "+latency:delay=1ms";
 const LISTENS: &str = include_str!("listens.py");
@@ -117,13 +117,9 @@ fn servers(nobody: &Nobody, port: u16) -> Vec<Vec<String>> {
     ];
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/servers/serve.go");
     let go = nobody.at("serve");
-    let mut build = Command::new("go");
-    build.args(["build", "-o"]).args([&go, &source]).env("CGO_ENABLED", "0");
-    match build.status() {
-        Ok(status) if status.success() => {
-            servers.push(own(&[&go.display().to_string(), &port_word]));
-        }
-        _ => eprintln!("no Go compiler: without the static Go server"),
+    match build_go(&go, &source) {
+        true => servers.push(own(&[&go.display().to_string(), &port_word])),
+        false => eprintln!("no Go compiler: without the static Go server"),
     }
     servers
 }

@@ -17,7 +17,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::thread;
 
-use common::{Nobody, holders_of_other_end};
+use common::{Nobody, build_go, holders_of_other_end};
 
 /// All but the static ones, which are programs of their own.
 const SHAPES: [&str; 15] = [
@@ -209,8 +209,7 @@ impl Programs {
         let compiled = compile("musl-gcc", &[o, musl.as_os_str(), of_musl.as_os_str()]);
         let musl = compiled.then_some(musl);
         let source = source.join("shapes.go");
-        let build = [OsStr::new("build"), o, go.as_os_str(), source.as_os_str()];
-        let go = compile("go", &build).then_some(go);
+        let go = build_go(&go, &source).then_some(go);
         Programs { dynamic, static_c, go, musl }
     }
 }

@@ -458,6 +458,11 @@ impl Flow {
         }
     }
 
+    /// Whether it is there for other flows alone.
+    pub fn serves_others(&mut self) -> bool {
+        self.through().is_some_and(|through| through.is_alone())
+    }
+
     /// What stands between its ends.
     pub fn middle(&mut self) -> &mut Middle {
         &mut self.middle

@@ -203,6 +203,7 @@ impl Settings {
                 (None, None) => Onward::Direct,
             },
             handlers: file::chain(&args.handler, registry).map_err(|e| anyhow!("handler: {e}"))?,
+            accepts: false,
             rate: args.rate,
         };
         let policy = |(n, table): (usize, &PolicyTable)| {

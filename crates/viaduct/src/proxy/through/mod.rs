@@ -138,6 +138,11 @@ impl Through {
         self.alone = true;
     }
 
+    /// Whether that is so.
+    pub fn is_alone(&self) -> bool {
+        self.alone
+    }
+
     /// The chain of a connection that was accepted, `network`.
     pub fn accepting(
         factories: Factories,

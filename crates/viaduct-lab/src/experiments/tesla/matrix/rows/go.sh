@@ -59,7 +59,7 @@ func echo(at string) string {
 	return fmt.Sprintf("%x %v %v", sha256.Sum256(back), err, conn.RemoteAddr().String() == at)
 }
 END
-    CGO_ENABLED=0 GO111MODULE=off go build -o echo main.go
+    GOCACHE=$DIR/cache CGO_ENABLED=0 GO111MODULE=off go build -o echo main.go
 }
 
 server() { exec ./echo server "$PORT"; }

@@ -1,0 +1,73 @@
+//! Flows that come from the same handlers elsewhere: their bytes are unwrapped, and go on to their server.
+//!
+//! ```text
+//!   client ── handlers, another proxy's ══════ accepting side ── Behind ──▶ server
+//! ```
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use mio::net::TcpStream;
+use viaduct_proto::flow::Address;
+use viaduct_proto::split::early::Tuple;
+use viaduct_proto::split::proxy::Addresses;
+use viaduct_proto::time::Instant;
+use viaduct_sys::tcp::{self, TcpOptions};
+
+use super::calls::{Arrival, Program};
+use super::worker::Worker;
+
+/// A server, for a flow whose handlers let it in.
+#[derive(Clone, Debug)]
+struct Behind {
+    to: SocketAddr,
+    /// The address that it is connected to from, if not our own.
+    from: Option<SocketAddr>,
+    options: TcpOptions,
+}
+
+impl Worker {
+    /// Takes in a client whose flow comes from the same handlers elsewhere; any other is given back.
+    pub(super) fn unwrap(
+        &mut self,
+        client: TcpStream,
+        tuple: &Tuple,
+        told: Option<Addresses>,
+        now: Instant,
+    ) -> Option<TcpStream> {
+        let policies = Some(&self.policies).filter(|policies| policies.accept());
+        let route = policies.and_then(|policies| self.target.route(tuple, told, policies));
+        let Some(route) = route.filter(|route| route.accepts) else { return Some(client) };
+        let Address::Ip(to) = route.to else { return Some(client) };
+        let program = Behind { to, from: route.from, options: self.options };
+        let arrival = Arrival {
+            stream: client.into(),
+            client: route.source,
+            own: to,
+            handlers: route.handlers,
+            program: Box::new(program),
+        };
+        self.let_come(arrival, now);
+        None
+    }
+}
+
+impl Program for Behind {
+    fn place(&mut self) -> io::Result<std::net::TcpStream> {
+        let any: IpAddr = match self.to {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        tcp::bound(self.from.unwrap_or((any, 0).into()), self.options)
+    }
+
+    fn connect(&mut self, place: &std::net::TcpStream) -> io::Result<()> {
+        tcp::connect_bound(place, self.to)
+    }
+
+    /// The client's port is one flow's; further ones have others.
+    fn another(&self) -> Option<Box<dyn Program>> {
+        let from = self.from.map(|from| SocketAddr::new(from.ip(), 0));
+        Some(Box::new(Behind { from, ..self.clone() }))
+    }
+}
