@@ -175,6 +175,15 @@ pub fn cookie() -> io::Result<u64> {
     os::getsockopt(socket.as_fd(), libc::SOL_SOCKET, NETNS_COOKIE)
 }
 
+/// Moves the calling thread into a new network namespace, for good.
+///
+/// # Errors
+/// It takes root.
+pub fn move_to_new() -> Result<(), NetnsError> {
+    // SAFETY: as in [`Netns::new`].
+    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.map_err(|e| NetnsError::Create(e.into()))
+}
+
 /// Makes a process without root the root of a user namespace of its own, with a network namespace
 /// in it, so that all of this module works in it. Call it first in `main`, before any thread.
 ///

@@ -30,7 +30,7 @@ pub use datagrams::{
 };
 
 use crate::interface::Interface;
-use crate::netns::{self, Netns, NetnsError, enter_user_namespace};
+use crate::netns::{self, NetnsError, enter_user_namespace};
 use crate::os;
 
 const LOOPBACK: &str = "lo";
@@ -80,8 +80,9 @@ pub fn enter() -> Result<(), HallError> {
 }
 
 fn enter_network() -> Result<(), HallError> {
-    let joined = Netns::new().and_then(|hall| hall.join().map_err(NetnsError::Enter));
-    if joined.is_err() {
+    // Not by a thread: for a moment after its end the kernel still counts it, and gives no user namespace
+    // to a process of several.
+    if netns::move_to_new().is_err() {
         enter_user_namespace()?;
     }
     Ok(())

@@ -169,7 +169,8 @@ try: print('accepted', s.accept())
 except OSError: print('nobody')
 ";
     let words = [CHAIN, "--via", "seccomp", "--", "python3", "-c", server, &port.to_string()];
-    let server = run(&nobody, &words).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut server = run(&nobody, &words);
+    let server = server.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut client = None;
     assert!((0..1000).any(|_| {
         std::thread::sleep(Duration::from_millis(20));
