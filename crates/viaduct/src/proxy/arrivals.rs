@@ -267,50 +267,39 @@ fn begin(
             None => return Err(io::Error::other("the handlers lead nowhere")),
         },
     };
-    let Some((to, bound)) = goal else {
-        let server = Leg::Elsewhere;
-        return Ok(Begun {
-            server,
-            middle,
-            undecided: None,
-            first: Vec::new(),
-            to: meant,
-            by,
-            rate,
-        });
-    };
+    // What follows finds it a server.
+    let (server, first) = (Leg::Elsewhere, Vec::new());
+    let mut begun = Begun { server, middle, undecided: None, first, to: meant, by, rate };
+    let Some((to, bound)) = goal else { return Ok(begun) };
     let from = bound.or(from);
     if let Some(outlet) = outlet {
-        let server = Leg::Session(outlet.open(to, source));
-        return Ok(Begun {
-            server,
-            middle,
-            undecided: None,
-            first: Vec::new(),
-            to: meant,
-            by,
-            rate,
-        });
+        begun.server = Leg::Session(outlet.open(to, source));
+        return Ok(begun);
     }
     let Address::Ip(to) = to else {
         return Err(io::Error::other(
             "the handlers lead to a name, which leads through tunnels alone",
         ));
     };
-    if let Some(agreeing) = &teller.agreeing {
-        let server = TcpStream::from_std(agreeing.connect(to, from, options)?);
-        set_up(&server, haul.as_ref());
-        let undecided = Some(Undecided::new(agreeing.clone(), to, limits.chain_buffer));
-        let (server, middle) = (Leg::Tcp(server), Middle::Relay(Relay::default()));
-        return Ok(Begun { server, middle, undecided, first: Vec::new(), to: meant, by, rate });
-    }
-    let (server, first) = match carries {
-        None => teller.connect(to, from, options, told)?,
-        Some(carries) => teller.carry(to, from, options, carries)?,
+    let server = match (&teller.agreeing, carries) {
+        (Some(agreeing), _) => {
+            begun.middle = Middle::Relay(Relay::default());
+            begun.undecided = Some(Undecided::new(agreeing.clone(), to, limits.chain_buffer));
+            agreeing.connect(to, from, options)?
+        }
+        (None, carries) => {
+            let (server, first) = match carries {
+                None => teller.connect(to, from, options, told)?,
+                Some(carries) => teller.carry(to, from, options, carries)?,
+            };
+            begun.first = first;
+            server
+        }
     };
     let server = TcpStream::from_std(server);
     set_up(&server, haul.as_ref());
-    Ok(Begun { server: Leg::Tcp(server), middle, undecided: None, first, to: meant, by, rate })
+    begun.server = Leg::Tcp(server);
+    Ok(begun)
 }
 
 /// Begins one more connection of a flow, from an address of its own if one is named. Where handlers are
