@@ -11,6 +11,8 @@
 //! its continuation is what the client goes on with.
 
 mod answer;
+mod begin;
+mod judge;
 mod refusal;
 mod work;
 
@@ -24,8 +26,9 @@ use super::wire::{Kind, Request};
 use crate::time::{Duration, Instant};
 
 pub use answer::{Answer, Event, Permit};
+use begin::blank;
 pub use refusal::{Refusal, Stats};
-use work::{Item, blank};
+use work::Item;
 
 /// What a server decides by. Replicas share it, as they share the secrets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,4 +144,14 @@ impl Server {
         };
         Ok((event, request))
     }
+}
+
+/// A time as a continuation has it.
+fn micros(now: Instant) -> u64 {
+    (now.as_nanos() / 1_000) & ((1 << 48) - 1)
+}
+
+/// A time that a continuation has.
+fn instant(micros: u64) -> Instant {
+    Instant::ZERO + Duration::from_micros(micros)
 }
