@@ -113,7 +113,10 @@ impl Client {
                         Some((bytes, known))
                     });
                     new |= receiver.arrive(number, nonce, packet);
-                    self.asks.fresh.remove(&number);
+                    // They bring no data, even if some were asked for.
+                    if let Some(expected) = self.asks.fresh.remove(&number) {
+                        self.asks.want_again(expected.want);
+                    }
                 }
             }
         }
