@@ -35,7 +35,7 @@ pub(super) enum Form {
 }
 
 /// Templates: of what makes up for the end of the piece before, and of what the request brings.
-const TAIL: usize = 0;
+pub(super) const TAIL: usize = 0;
 pub(super) const MAIN: usize = 1;
 
 impl Server {

@@ -84,7 +84,7 @@ pub(super) struct Fetch {
 
 impl Fetch {
     pub(super) fn new(length: u64, now: Instant) -> Self {
-        let client = Client::open(Config::default(), 99, Bytes::from_static(b"GET"), now);
+        let client = Client::open(Config::default(), 99, now);
         Fetch { client, stream: Reassembly::default(), now, done: None, length }
     }
 
@@ -157,7 +157,9 @@ impl Machine for Node {
 
     fn poll_transmit(&mut self) -> Option<(Port, Vec<u8>)> {
         let message = match self {
-            Node::Client(fetch) => fetch.client.poll_transmit(fetch.now),
+            Node::Client(fetch) => {
+                fetch.client.poll_transmit(fetch.now, &mut Bytes::from_static(b"GET"))
+            }
             Node::Server { out, .. } => out.pop_front(),
             Node::Sender(sender) => sender.poll_transmit(),
             Node::Receiver(receiver) => receiver.poll_transmit(),
