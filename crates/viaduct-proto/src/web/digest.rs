@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn other_bytes_are_no_digest() {
         let mut digest = Digest::default();
-        digest.read(HEAD_TEXT[..60].as_bytes()).unwrap();
+        digest.read(&HEAD_TEXT.as_bytes()[..60]).unwrap();
         let bytes = digest.emit();
         assert_eq!(Digest::parse(&bytes), Some(digest));
         assert!((0..bytes.len()).all(|len| Digest::parse(&bytes[..len]).is_none()));

@@ -149,7 +149,7 @@ impl Request {
     /// Where the value of the header `name` is kept, in small letters, if it is.
     fn slot(&mut self, name: &str) -> Option<&mut Option<String>> {
         let at = KEPT.iter().position(|known| *known == name)?;
-        Some(self.slots().into_iter().nth(at)?)
+        self.slots().into_iter().nth(at)
     }
 
     /// The values that are kept, in the order of [`KEPT`].

@@ -283,7 +283,7 @@ mod tests {
                 let event = server.accept(self.now, to, &request).unwrap();
                 let reply = respond(server.ring(), &event, &mut self.site);
                 server.send(event, &reply, &mut self.site, |_, message| {
-                    answers.push(message.to_vec())
+                    answers.push(message.to_vec());
                 });
             }
             answers.iter().for_each(|answer| self.client.handle(self.now, answer));
