@@ -83,7 +83,7 @@ fuzz_target!(|steps: Steps<Step>| {
         now,
         from: SocketAddr::from(([192, 0, 2, 1], 4_000)),
         server: Server::new(Settings::default(), KeyRing::new(0, &[0; 32]), replay),
-        client: Client::open(Config::default(), 5, Shared::from_static(b"GET"), now),
+        client: Client::open(Config::default(), 5, now),
         stream: Reassembly::default(),
         up: Vec::new(),
         down: Vec::new(),
@@ -215,7 +215,7 @@ impl World {
             self.stream.insert(arrived.position, arrived.data);
             while self.stream.read().is_some() {}
         }
-        while let Some(message) = self.client.poll_transmit(self.now) {
+        while let Some(message) = self.client.poll_transmit(self.now, &mut Shared::from_static(b"GET")) {
             if self.up.len() < 1_000 {
                 self.up.push(message);
             }

@@ -23,6 +23,8 @@ pub struct Keys {
     number: u8,
     transport: hmac::Key,
     user: hmac::Key,
+    standard: hmac::Key,
+    event: hmac::Key,
     address: hmac::Key,
     nonces: hmac::Key,
     again: hmac::Key,
@@ -68,6 +70,41 @@ impl KeyRing {
     }
 }
 
+/// Those that have a part in clear, and events that travel.
+impl KeyRing {
+    /// Ends a standard continuation, of which `out` holds what both sides read, and nothing else.
+    pub(super) fn seal_standard(&self, state: &[u8], out: &mut Vec<u8>) {
+        let keys = self.newest();
+        let mac = code_of(&keys.standard, &[out, state]);
+        out.push(keys.number);
+        out.extend_from_slice(&mac);
+        out.extend_from_slice(state);
+    }
+
+    /// The state that was `sealed` behind what both sides read; None if no secret of the ring did.
+    pub(super) fn open_standard<'a>(&self, clear: &[u8], sealed: &'a [u8]) -> Option<&'a [u8]> {
+        let (&number, sealed) = sealed.split_first()?;
+        let (mac, state) = sealed.split_first_chunk::<MAC>()?;
+        let right = code_of(&self.get(number)?.standard, &[clear, state]);
+        same(&right, mac).then_some(state)
+    }
+
+    /// Puts a code behind an event that is to be sent to another server.
+    pub(super) fn seal_event(&self, event: &mut Vec<u8>) {
+        let keys = self.newest();
+        event.push(keys.number);
+        let mac = code(&keys.event, event);
+        event.extend_from_slice(&mac);
+    }
+
+    /// An event without its code, and the code; None if no secret of the ring has sealed it.
+    pub(super) fn open_event<'a>(&self, sealed: &'a [u8]) -> Option<(&'a [u8], u64)> {
+        let (body, mac) = sealed.split_last_chunk::<MAC>()?;
+        let (&number, event) = body.split_last()?;
+        is_code(&self.get(number)?.event, body, mac).then_some((event, first_word(mac)))
+    }
+}
+
 /// Bytes that sealing adds to a user continuation.
 pub const USER_OVERHEAD: usize = 1 + MAC;
 
@@ -80,6 +117,8 @@ impl Keys {
             number,
             transport: key(b"trickles transport continuation"),
             user: key(b"trickles user continuation"),
+            standard: key(b"trickles standard continuation"),
+            event: key(b"trickles extracted event"),
             address: key(b"trickles address"),
             nonces: key(b"trickles nonces"),
             again: key(b"trickles nonces of retransmissions"),
@@ -131,14 +170,30 @@ impl Keys {
 }
 
 fn code(key: &hmac::Key, text: &[u8]) -> [u8; MAC] {
+    cut(hmac::sign(key, text))
+}
+
+/// The code of two parts, of which the first says where it ends.
+fn code_of(key: &hmac::Key, parts: &[&[u8]; 2]) -> [u8; MAC] {
+    let mut context = hmac::Context::with_key(key);
+    context.update(&(parts[0].len() as u64).to_be_bytes());
+    parts.iter().for_each(|part| context.update(part));
+    cut(context.sign())
+}
+
+fn cut(tag: hmac::Tag) -> [u8; MAC] {
     let mut mac = [0; MAC];
-    mac.copy_from_slice(&hmac::sign(key, text).as_ref()[..MAC]);
+    mac.copy_from_slice(&tag.as_ref()[..MAC]);
     mac
 }
 
-/// All of it is looked at, whatever differs.
 fn is_code(key: &hmac::Key, text: &[u8], mac: &[u8; MAC]) -> bool {
-    code(key, text).iter().zip(mac).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
+    same(&code(key, text), mac)
+}
+
+/// All of it is looked at, whatever differs.
+fn same(right: &[u8; MAC], mac: &[u8; MAC]) -> bool {
+    right.iter().zip(mac).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
 
 fn first_word(digest: &[u8]) -> u64 {

@@ -42,6 +42,8 @@ pub(super) enum Once {
     Begun(u16),
     /// A generation is over.
     Over(u16),
+    /// An event with this code is taken over from another server.
+    Installed(u64),
 }
 
 /// The replay window of a server. See the [module](self).
@@ -158,6 +160,7 @@ impl Replay {
             Once::Survivor(number) => (2, number),
             Once::Begun(generation) => (3, generation.into()),
             Once::Over(generation) => (4, generation.into()),
+            Once::Installed(code) => (5, code),
         };
         let mut hasher = HighwayHasher::new(Key(self.secret));
         hasher.append([connection, number, kind, 0].map(u64::to_le_bytes).as_flattened());

@@ -86,7 +86,7 @@ pub(crate) struct Fetch {
 
 impl Fetch {
     pub(crate) fn new(length: u64, now: Instant) -> Self {
-        let client = Client::open(Config::default(), 99, Bytes::from_static(b"GET"), now);
+        let client = Client::open(Config::default(), 99, now);
         Fetch { client, stream: Reassembly::default(), now, done: None, length, packets: 0 }
     }
 
@@ -165,7 +165,9 @@ impl Machine for End {
 
     fn poll_transmit(&mut self) -> Option<(Port, Vec<u8>)> {
         let message = match self {
-            End::Client(fetch) => fetch.client.poll_transmit(fetch.now),
+            End::Client(fetch) => {
+                fetch.client.poll_transmit(fetch.now, &mut Bytes::from_static(b"GET"))
+            }
             End::Server { out, .. } => out.pop_front(),
             End::Sender(sender) => sender.poll_transmit(),
             End::Receiver(receiver) => receiver.poll_transmit(),

@@ -12,6 +12,7 @@
 //! wants them again. What cannot be mended by a lost packet's request, mends a restart.
 
 mod asks;
+mod feed;
 mod reassembly;
 mod receiver;
 mod requests;
@@ -27,14 +28,17 @@ use super::wire::Response;
 use super::wire::response::PAYLOAD_HEAD;
 use crate::time::{Duration, Instant};
 use asks::{Asks, Want};
+pub use feed::Feed;
 pub use reassembly::Reassembly;
 use receiver::{Receiver, Turn};
 use timer::Trips;
 
-/// The flag of a payload that says: the stream ends with these data.
+/// The flag of a payload that says: with these data ends what they are part of.
 pub const ENDS: u8 = 0x80;
 /// Least bytes of a first request and of a restart, so that a ticket is no longer than they are.
 const LEAST_REQUEST: usize = 160;
+/// Shortest longest message of a client.
+pub const LEAST_MESSAGE: usize = 1_200;
 /// After so long a silence a client restarts of itself.
 const SILENCE: Duration = Duration::from_secs(10);
 
@@ -43,6 +47,8 @@ const SILENCE: Duration = Duration::from_secs(10);
 pub struct Config {
     /// Longest message that the client can receive, in bytes.
     pub message: u16,
+    /// Longest message that it sends, in bytes: at least [`LEAST_MESSAGE`], which is 1,200.
+    pub request: usize,
     /// Bytes that it leaves in each packet for user continuations.
     pub reserve: usize,
     /// Bytes that a first request is padded to, so that more data come with its answer.
@@ -51,7 +57,7 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Config { message: 1_400, reserve: 0, pad: LEAST_REQUEST }
+        Config { message: 1_400, request: 1_400, reserve: 0, pad: LEAST_REQUEST }
     }
 }
 
@@ -60,8 +66,10 @@ impl Default for Config {
 pub struct Arrived {
     /// Their place in the stream.
     pub position: u64,
-    /// The application's flags; [`ENDS`] if the stream ends with them.
+    /// The application's flags; [`ENDS`] if what they are part of ends with them.
     pub flags: u8,
+    /// What the request took along that they answer; see [`Feed::take`].
+    pub parcel: Option<u64>,
     /// A user continuation, maybe empty.
     pub user: Bytes,
     /// The data.
@@ -110,14 +118,18 @@ pub struct Client {
     asks: Asks,
     /// What was asked for the first window, in order.
     promised: VecDeque<Want>,
+    /// What that request took along.
+    promised_parcel: Option<u64>,
     held: VecDeque<Turn>,
     /// Nonces of repairs, by number.
     repaired: BTreeMap<u64, u64>,
     trips: Trips,
     attempts: u32,
     count: u32,
-    /// What goes to the application with the next request.
-    data: Bytes,
+    /// Whether there is something to take along.
+    pending: bool,
+    /// Whether it is time to begin again.
+    due: bool,
     outbox: VecDeque<Vec<u8>>,
     arrived: VecDeque<Arrived>,
     /// When an answer, or a repair, is overdue.
@@ -129,9 +141,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client that opens a connection: `data` goes to the server's application. `token` is
-    /// random, and stands for the connection.
-    pub fn open(config: Config, token: u64, data: Bytes, now: Instant) -> Self {
+    /// A client that opens a connection. `token` is random, and stands for the connection.
+    pub fn open(config: Config, token: u64, now: Instant) -> Self {
         let mut client = Client {
             config,
             phase: Phase::Opening,
@@ -140,12 +151,14 @@ impl Client {
             anchor: None,
             asks: Asks::default(),
             promised: VecDeque::new(),
+            promised_parcel: None,
             held: VecDeque::new(),
             repaired: BTreeMap::new(),
             trips: Trips::default(),
             attempts: 0,
             count: 0,
-            data,
+            pending: false,
+            due: false,
             outbox: VecDeque::new(),
             arrived: VecDeque::new(),
             overdue: None,
@@ -162,6 +175,34 @@ impl Client {
         self.asks.want(Want { position, length, user });
     }
 
+    /// Wants nothing of `range` any more.
+    pub fn unwant(&mut self, range: std::ops::Range<u64>) {
+        self.asks.unwant(&range);
+        if matches!(self.phase, Phase::Running(_)) {
+            self.set_overdue();
+        }
+    }
+
+    /// Leaves so many bytes of each packet for user continuations from now on.
+    pub fn reserve(&mut self, bytes: usize) {
+        self.config.reserve = bytes;
+    }
+
+    /// Bytes of each packet that are left for user continuations.
+    pub fn reserved(&self) -> usize {
+        self.config.reserve
+    }
+
+    /// Whether a first request was answered.
+    pub fn is_open(&self) -> bool {
+        !matches!(self.phase, Phase::Opening)
+    }
+
+    /// How often it has begun anew since it was last answered.
+    pub fn attempts(&self) -> u32 {
+        self.attempts
+    }
+
     /// The counters so far.
     pub fn stats(&self) -> Stats {
         self.stats
@@ -169,7 +210,7 @@ impl Client {
 
     /// Packets that are to come: the window in use.
     pub fn in_flight(&self) -> usize {
-        self.asks.fresh.len() + self.asks.again.len()
+        self.asks.in_flight()
     }
 
     /// The congestion window that the packets so far have led to, in packets; 0 while none is open.
@@ -182,7 +223,8 @@ impl Client {
 
     /// Whether everything wanted has arrived, and nothing is to come.
     pub fn is_idle(&self) -> bool {
-        !self.asks.is_wanting() && self.in_flight() == 0 && self.promised.is_empty()
+        let nothing = !self.asks.is_wanting() && !self.pending && self.in_flight() == 0;
+        nothing && matches!(self.phase, Phase::Ticket | Phase::Running(_))
     }
 
     /// A message arrived.
@@ -196,15 +238,21 @@ impl Client {
         }
     }
 
-    /// The next message to send, until None.
-    pub fn poll_transmit(&mut self, now: Instant) -> Option<Vec<u8>> {
-        self.request(now);
+    /// The next message to send, until None; `feed` has what it may take along.
+    pub fn poll_transmit(&mut self, now: Instant, feed: &mut dyn Feed) -> Option<Vec<u8>> {
+        self.request(now, feed);
         self.outbox.pop_front()
     }
 
     /// The next data that arrived, in the order of arrival, until None.
     pub fn poll_arrived(&mut self) -> Option<Arrived> {
         self.arrived.pop_front()
+    }
+
+    /// The next parcel (see [`Feed::take`]) to which no answer can come any more, until None; to be
+    /// asked when [`Client::poll_arrived`] has nothing.
+    pub fn poll_settled(&mut self) -> Option<u64> {
+        self.asks.poll_settled()
     }
 
     /// The deadline of the earliest timer, if any.
@@ -222,7 +270,10 @@ impl Client {
             self.settle(now);
         }
         if self.overdue.is_some_and(|overdue| overdue <= now) {
-            self.begin_again(now);
+            self.overdue = None;
+            self.unpromise();
+            self.forget_flight();
+            self.due = true;
         }
     }
 }

@@ -59,7 +59,7 @@ impl Client {
         self.hear(now);
         self.overdue = None;
         let want = self.promised.pop_front();
-        self.deliver(want, &response.payload);
+        self.deliver(want, self.promised_parcel, &response.payload);
         self.unpromise();
         true
     }
@@ -71,14 +71,13 @@ impl Client {
             return false;
         }
         let sent = self.heard;
-        let promised = std::mem::take(&mut self.promised);
+        let parcel = self.promised_parcel.take();
         self.forget_flight();
-        self.promised = promised;
         self.generation = known.generation;
         self.phase = Phase::Running(Box::new(Receiver::new(known.piece)));
         for number in (known.piece.base..).take(known.piece.start.into()) {
             let want = self.promised.pop_front();
-            self.asks.fresh.insert(number, Expected { sent, want });
+            self.asks.expect(number, Expected { sent, want, parcel });
         }
         self.unpromise();
         true
@@ -92,10 +91,10 @@ impl Client {
         match response.form {
             Form::Ticket(_) => return false,
             Form::Again => {
-                let Some(expected) = self.asks.again.remove(&number) else { return false };
+                let Some(expected) = self.asks.came_again(number) else { return false };
                 self.repaired.insert(number, response.nonce);
                 self.hear(now);
-                self.deliver(expected.want, &response.payload);
+                self.deliver(expected.want, expected.parcel, &response.payload);
                 self.settle(now);
                 return true;
             }
@@ -114,7 +113,7 @@ impl Client {
                     });
                     new |= receiver.arrive(number, nonce, packet);
                     // They bring no data, even if some were asked for.
-                    if let Some(expected) = self.asks.fresh.remove(&number) {
+                    if let Some(expected) = self.asks.came(number) {
                         self.asks.want_again(expected.want);
                     }
                 }
@@ -124,11 +123,11 @@ impl Client {
             self.late(&response.payload);
             return true;
         }
-        if let Some(expected) = self.asks.fresh.remove(&number) {
+        if let Some(expected) = self.asks.came(number) {
             if self.attempts == 0 {
                 self.trips.measure(now.since(expected.sent));
             }
-            self.deliver(expected.want, &response.payload);
+            self.deliver(expected.want, expected.parcel, &response.payload);
         } else {
             self.late(&response.payload);
         }
@@ -150,7 +149,7 @@ impl Client {
         self.stats.recoveries += u64::from(receiver.take_recovered());
         while let Some(number) = receiver.take_lost() {
             self.stats.lost += 1;
-            if let Some(expected) = self.asks.fresh.remove(&number) {
+            if let Some(expected) = self.asks.came(number) {
                 self.asks.want_again(expected.want);
             }
         }
@@ -169,36 +168,40 @@ impl Client {
 
     pub(super) fn set_overdue(&mut self) {
         let wait = self.trips.wait(self.attempts);
-        let repair = self.asks.again.values().map(|expected| expected.sent + wait).min();
+        let repair = self.asks.oldest_again().map(|sent| sent + wait);
         // Something may be wanted with no trickle left to ask for it, or none without a repair.
         let answer = (!self.is_idle()).then(|| self.heard + wait);
         self.overdue = [repair, answer].into_iter().flatten().min();
     }
 
     /// Hands data on; what was wanted and did not come with them is wanted again.
-    fn deliver(&mut self, want: Option<Want>, payload: &Payload) {
-        let end = payload.position + payload.data.len() as u64;
-        if payload.flags & ENDS != 0 {
-            self.asks.end_at(end);
-        } else if let Some(want) = want {
+    fn deliver(&mut self, want: Option<Want>, parcel: Option<u64>, payload: &Payload) {
+        if let Some(want) = want.filter(|want| want.length > 0) {
+            let ends = payload.flags & ENDS != 0;
+            let end = payload.position + payload.data.len() as u64;
             let wanted = want.position + want.length;
-            if payload.data.is_empty() || payload.position != want.position {
+            if payload.position != want.position || payload.data.is_empty() && !ends {
                 self.asks.want_again(Some(want));
-            } else if end < wanted {
+            } else if end < wanted && !ends {
                 self.asks.want_again(Some(Want { position: end, length: wanted - end, ..want }));
             }
         }
-        self.late(payload);
+        self.hand_on(parcel, payload);
     }
 
     /// Hands data on that nobody waits for any more.
     fn late(&mut self, payload: &Payload) {
+        self.hand_on(None, payload);
+    }
+
+    fn hand_on(&mut self, parcel: Option<u64>, payload: &Payload) {
         if payload.data.is_empty() && payload.user.is_empty() && payload.flags == 0 {
             return;
         }
         self.arrived.push_back(Arrived {
             position: payload.position,
             flags: payload.flags,
+            parcel,
             user: Bytes::copy_from_slice(payload.user),
             data: Bytes::copy_from_slice(payload.data),
         });
@@ -206,6 +209,8 @@ impl Client {
 
     /// What was asked for the first window beyond it is wanted still.
     pub(super) fn unpromise(&mut self) {
+        let parcel = self.promised_parcel.take();
+        self.asks.settle(parcel);
         while let Some(want) = self.promised.pop_back() {
             self.asks.want_again(Some(want));
         }

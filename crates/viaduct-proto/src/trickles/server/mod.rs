@@ -12,6 +12,7 @@
 
 mod answer;
 mod begin;
+mod grant;
 mod judge;
 mod missed;
 mod refusal;
@@ -22,15 +23,16 @@ use std::net::SocketAddr;
 use super::continuation::Continuation;
 use super::keys::KeyRing;
 use super::piece::Acks;
-use super::replay::Replay;
+use super::replay::{Once, Replay};
 use super::wire::{Kind, Request};
 use crate::time::{Duration, Instant};
 
 pub use answer::{Answer, Event, Permit};
 use begin::blank;
+pub use grant::Grant;
 pub use missed::MOST_MADE_UP;
 pub use refusal::{Refusal, Stats};
-use work::Item;
+use work::{Item, MAIN, TAIL};
 
 /// What a server decides by. Replicas share it, as they share the secrets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +108,11 @@ impl Server {
         self.stats
     }
 
+    /// The secrets.
+    pub fn ring(&self) -> &KeyRing {
+        &self.ring
+    }
+
     /// The replay window, for its counters.
     pub fn replay(&self) -> &Replay {
         &self.replay
@@ -136,6 +143,36 @@ impl Server {
         }
     }
 
+    /// As [`Server::handle`], for an answer that outlives the request.
+    ///
+    /// # Errors
+    /// As [`Server::handle`]'s.
+    pub fn grant(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        message: &[u8],
+    ) -> Result<Grant, Refusal> {
+        let event = self.handle(now, from, message)?.event;
+        let mut templates = self.templates;
+        if self.work.iter().all(|item| item.template == MAIN) {
+            templates[TAIL] = templates[MAIN];
+        }
+        Ok(Grant { event, work: std::mem::take(&mut self.work), templates })
+    }
+
+    /// Notes that an event with this code, which another server has given away, is taken here; false if
+    /// it was already, or was made too long ago.
+    pub(super) fn install(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        made: Instant,
+        code: u64,
+    ) -> bool {
+        self.replay.is_fresh(now, made) && self.replay.note(now, connection, Once::Installed(code))
+    }
+
     fn decide<'m>(
         &mut self,
         now: Instant,
@@ -155,11 +192,11 @@ impl Server {
 }
 
 /// A time as a continuation has it.
-fn micros(now: Instant) -> u64 {
+pub(super) fn micros(now: Instant) -> u64 {
     (now.as_nanos() / 1_000) & ((1 << 48) - 1)
 }
 
 /// A time that a continuation has.
-fn instant(micros: u64) -> Instant {
+pub(super) fn instant(micros: u64) -> Instant {
     Instant::ZERO + Duration::from_micros(micros)
 }
