@@ -96,7 +96,7 @@ impl Endpoint {
         let (event, code) = self.ring().open_event(bytes)?;
         let mut reader = Reader(event);
         let _version = reader.u8().filter(|&version| version == VERSION)?;
-        let made = instant(reader.u48()?);
+        let made = instant(now, reader.u48()?);
         let to = Return::parse(reader.counted()?)?;
         let grant = Grant::read(self.ring(), &mut reader)?;
         let message = reader.counted()?.to_vec();
