@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use super::answer::Event;
+use super::cache::Derived;
 use super::work::{Form, Item, MAIN};
 use super::{APART, LEAST_AGE, LEAST_MESSAGE, Refusal, Server, Settings, instant};
 use crate::time::Instant;
@@ -50,9 +51,9 @@ impl Server {
     ) -> Result<Event, Refusal> {
         let known = Continuation::open(&self.ring, returned.continuation)?;
         let age = now.since(instant(now, known.timestamp));
-        if !self.is_home(from, &known, returned) {
+        let Some(home) = self.home(from, &known, returned) else {
             return self.moved(now, from, &known, attempt, len);
-        }
+        };
         if attempt == MOST_ATTEMPTS {
             let ssthresh = known.piece.window(known.number) / 2;
             let start = self.settings.loss_window;
@@ -62,7 +63,7 @@ impl Server {
         if attempt > 1 && age < LEAST_AGE * (1 << (attempt - 1)) {
             return Err(Refusal::TooSoon { attempt, age });
         }
-        let piece = self.restarted(now, &known, stale, returned)?;
+        let piece = self.restarted(now, &known, stale, returned, &home)?;
         let generation = known.generation.wrapping_add(attempt.into());
         self.begin_generation(now, known.connection, generation, attempt.into())?;
         if stale {
@@ -87,6 +88,7 @@ impl Server {
         known: &Continuation,
         stale: bool,
         returned: &Returned,
+        home: &Derived,
     ) -> Result<Piece, Refusal> {
         let base = base_at(now, known.number + APART);
         let (start, ssthresh) = if known.mode == Mode::Ticket {
@@ -94,7 +96,7 @@ impl Server {
         } else if stale {
             (self.settings.initial_window, known.piece.window(known.number) * 3 / 4)
         } else {
-            let gaps = self.gaps(known, returned)?;
+            let gaps = self.gaps(known, returned, home)?;
             let lost = gaps.runs().first().map_or(known.number + 1, |gap| gap.first);
             (self.settings.loss_window, known.piece.window(lost - 1) / 2)
         };

@@ -12,6 +12,7 @@
 
 mod answer;
 mod begin;
+mod cache;
 mod grant;
 mod judge;
 mod missed;
@@ -29,6 +30,7 @@ use crate::time::{Duration, Instant};
 
 pub use answer::{Answer, Event, Permit};
 use begin::blank;
+use cache::Cache;
 pub use grant::Grant;
 pub use missed::MOST_MADE_UP;
 pub use refusal::{Refusal, Stats};
@@ -89,23 +91,37 @@ pub struct Server {
     stats: Stats,
     work: Vec<Item>,
     templates: [Continuation; 2],
+    cache: Cache,
 }
 
 impl Server {
     /// A server that has answered nothing yet.
     pub fn new(settings: Settings, ring: KeyRing, replay: Replay) -> Self {
-        let templates = [blank(&settings); 2];
-        Server { settings, ring, replay, stats: Stats::default(), work: Vec::new(), templates }
+        let (templates, cache) = ([blank(&settings); 2], Cache::default());
+        let (stats, work) = (Stats::default(), Vec::new());
+        Server { settings, ring, replay, stats, work, templates, cache }
+    }
+
+    /// The same with a cache of about 120 bytes for each of so many connections, rounded up to a power
+    /// of two; 0: none. Answers are the same. What it holds can be dropped at any time (5.1).
+    pub fn with_cache(self, connections: usize) -> Self {
+        Server { cache: Cache::new(connections), ..self }
     }
 
     /// The secrets, to rotate them.
     pub fn ring_mut(&mut self) -> &mut KeyRing {
+        self.cache.clear();
         &mut self.ring
+    }
+
+    /// Drops what is cached.
+    pub fn drop_cache(&mut self) {
+        self.cache.clear();
     }
 
     /// The counters so far.
     pub fn stats(&self) -> Stats {
-        self.stats
+        Stats { cache_hits: self.cache.hits, cache_misses: self.cache.misses, ..self.stats }
     }
 
     /// The secrets.
@@ -116,6 +132,11 @@ impl Server {
     /// The replay window, for its counters.
     pub fn replay(&self) -> &Replay {
         &self.replay
+    }
+
+    /// The replay window, to put another in its place: replicas of one process may hand on one.
+    pub fn replay_mut(&mut self) -> &mut Replay {
+        &mut self.replay
     }
 
     /// A request arrived from `from`. `now` is the server's clock, which its replicas share to
