@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use super::answer::Event;
 use super::cache::Derived;
 use super::work::{Form, Item, MAIN};
-use super::{APART, LEAST_AGE, LEAST_MESSAGE, Refusal, Server, Settings, instant, micros};
+use super::{APART, LEAST_AGE, LEAST_MESSAGE, Refusal, Server, Settings, instant};
 use crate::time::Instant;
 use crate::trickles::continuation::{Continuation, Losses, Mode};
 use crate::trickles::piece::Piece;
@@ -50,7 +50,7 @@ impl Server {
         len: usize,
     ) -> Result<Event, Refusal> {
         let known = Continuation::open(&self.ring, returned.continuation)?;
-        let age = now.since(instant(known.timestamp));
+        let age = now.since(instant(now, known.timestamp));
         let Some(home) = self.home(from, &known, returned) else {
             return self.moved(now, from, &known, attempt, len);
         };
@@ -59,7 +59,7 @@ impl Server {
             let start = self.settings.loss_window;
             return self.readmit(now, from, &known, attempt, (start, ssthresh), len);
         }
-        let stale = !self.replay.is_fresh(now, instant(known.timestamp));
+        let stale = !self.replay.is_fresh(now, instant(now, known.timestamp));
         if attempt > 1 && age < LEAST_AGE * (1 << (attempt - 1)) {
             return Err(Refusal::TooSoon { attempt, age });
         }
@@ -229,5 +229,5 @@ pub(super) fn blank(settings: &Settings) -> Continuation {
 /// The first number of a piece that begins now: 16 for each microsecond of the clock, so that a
 /// connection's numbers, and with them its nonces, are never used twice; and not below `least`.
 fn base_at(now: Instant, least: u64) -> u64 {
-    (micros(now) * 16).max(least).clamp(1, (1 << 62) - 1)
+    (now.as_nanos() / 1_000 * 16).max(least).clamp(1, (1 << 62) - 1)
 }

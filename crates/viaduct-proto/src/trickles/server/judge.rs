@@ -101,7 +101,7 @@ impl Server {
         from: SocketAddr,
         known: Continuation,
     ) -> Continuation {
-        let trip = now.since(instant(known.timestamp)).as_micros();
+        let trip = now.since(instant(now, known.timestamp)).as_micros();
         let trip = u32::try_from(trip).unwrap_or(u32::MAX);
         let rtt = match known.rtt {
             0 => trip,

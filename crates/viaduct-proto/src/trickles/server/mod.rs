@@ -215,12 +215,39 @@ impl Server {
     }
 }
 
+/// Microseconds after which the times of continuations begin anew: nine years.
+const ERA: u64 = 1 << 48;
+
 /// A time as a continuation has it.
 pub(super) fn micros(now: Instant) -> u64 {
-    (now.as_nanos() / 1_000) & ((1 << 48) - 1)
+    now.as_nanos() / 1_000 % ERA
 }
 
-/// A time that a continuation has.
-pub(super) fn instant(micros: u64) -> Instant {
-    Instant::ZERO + Duration::from_micros(micros)
+/// A time that a continuation has: the nearest to `now` that looks so.
+pub(super) fn instant(now: Instant, micros: u64) -> Instant {
+    let now = now.as_nanos() / 1_000;
+    let of_this_era = now - now % ERA + micros;
+    let nearest = if of_this_era > now + ERA / 2 {
+        of_this_era.saturating_sub(ERA)
+    } else if of_this_era + ERA / 2 < now {
+        of_this_era + ERA
+    } else {
+        of_this_era
+    };
+    Instant::ZERO + Duration::from_micros(nearest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_times_of_continuations_are_told_apart_across_an_era() {
+        let at = |micros: u64| Instant::from_nanos(micros * 1_000);
+        for now in [5, ERA - 10, ERA + 10, 7 * ERA - 1, 7 * ERA] {
+            for made in [now.saturating_sub(1_000_000), now, now + 100] {
+                assert_eq!(instant(at(now), micros(at(made))), at(made), "{made} at {now}");
+            }
+        }
+    }
 }

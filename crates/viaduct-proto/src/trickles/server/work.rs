@@ -49,7 +49,7 @@ impl Server {
         len: usize,
     ) -> Result<Event, Refusal> {
         let known = Continuation::open(&self.ring, returned.continuation)?;
-        let made = instant(known.timestamp);
+        let made = instant(now, known.timestamp);
         if !self.replay.is_fresh(now, made) {
             return Err(Refusal::Stale { age: now.since(made) });
         }
