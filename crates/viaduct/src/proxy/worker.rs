@@ -175,17 +175,19 @@ impl Worker {
                 }
                 _ => {}
             }
-            let now = time();
+            // A turn may take milliseconds, and paths are measured to less: each step has its own time.
             for event in &events {
-                self.handle(event, now);
+                self.handle(event, time());
             }
             for key in std::mem::take(&mut self.again) {
-                self.drive(key, End::Client, false, false, now);
+                self.drive(key, End::Client, false, false, time());
             }
+            let now = time();
             while let Some(key) = self.flows.poll_alarm(now) {
                 self.drive(key, End::Client, false, false, now);
             }
-            self.pump(now);
+            self.pump();
+            let now = time();
             if now >= sweep_at {
                 self.sweep(now);
                 sweep_at = now + SWEEP;
