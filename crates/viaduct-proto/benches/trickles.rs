@@ -57,11 +57,11 @@ fn serve(server: &mut Server, message: &[u8], out: &mut Vec<u8>, mut send: impl 
 /// The requests of a download.
 fn requests() -> Vec<Vec<u8>> {
     let mut server = server();
-    let open = Bytes::from_static(b"GET");
-    let mut client = Client::open(Config::default(), 5, open, Instant::ZERO);
+    let mut open = Bytes::from_static(b"GET");
+    let mut client = Client::open(Config::default(), 5, Instant::ZERO);
     let (mut requests, mut out, mut flight) = (Vec::new(), Vec::new(), VecDeque::new());
     while requests.len() < REQUESTS {
-        while let Some(request) = client.poll_transmit(Instant::ZERO) {
+        while let Some(request) = client.poll_transmit(Instant::ZERO, &mut open) {
             serve(&mut server, &request, &mut out, |message| flight.push_back(message.to_vec()));
             requests.push(request);
         }

@@ -48,7 +48,7 @@ fn main() -> io::Result<()> {
     write(&corpus, "names", &questions())?;
     write(&corpus, "trickles_packets", &trickles_packets())?;
     // These read sequences of operations: any bytes are some.
-    for target in ["decoders", "codes", "messages", "plane", "query", "tunnel", "sessions", "handlers", "trickles"] {
+    for target in ["decoders", "codes", "messages", "plane", "query", "tunnel", "sessions", "handlers", "trickles", "trickles_streams"] {
         write(&corpus, target, &noise(target))?;
     }
     Ok(())

@@ -2,42 +2,42 @@
 
 /// Bytes not yet read.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reader<'a>(pub &'a [u8]);
+pub(crate) struct Reader<'a>(pub &'a [u8]);
 
 impl<'a> Reader<'a> {
-    pub(super) fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+    pub(crate) fn take(&mut self, count: usize) -> Option<&'a [u8]> {
         let (taken, left) = self.0.split_at_checked(count)?;
         self.0 = left;
         Some(taken)
     }
 
-    pub(super) fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+    pub(crate) fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
         self.take(N)?.try_into().ok()
     }
 
-    pub(super) fn u8(&mut self) -> Option<u8> {
+    pub(crate) fn u8(&mut self) -> Option<u8> {
         self.array::<1>().map(|[byte]| byte)
     }
 
-    pub(super) fn u16(&mut self) -> Option<u16> {
+    pub(crate) fn u16(&mut self) -> Option<u16> {
         self.array().map(u16::from_be_bytes)
     }
 
-    pub(super) fn u32(&mut self) -> Option<u32> {
+    pub(crate) fn u32(&mut self) -> Option<u32> {
         self.array().map(u32::from_be_bytes)
     }
 
     /// Six bytes.
-    pub(super) fn u48(&mut self) -> Option<u64> {
+    pub(crate) fn u48(&mut self) -> Option<u64> {
         self.take(6).map(|six| six.iter().fold(0, |n, &byte| n << 8 | u64::from(byte)))
     }
 
-    pub(super) fn u64(&mut self) -> Option<u64> {
+    pub(crate) fn u64(&mut self) -> Option<u64> {
         self.array().map(u64::from_be_bytes)
     }
 
     /// Seven bits a byte, the lowest first; in the fewest bytes, or it is none.
-    pub(super) fn varint(&mut self) -> Option<u64> {
+    pub(crate) fn varint(&mut self) -> Option<u64> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
             let byte = self.u8()?;
@@ -54,17 +54,17 @@ impl<'a> Reader<'a> {
     }
 
     /// A variable length before so many bytes.
-    pub(super) fn counted(&mut self) -> Option<&'a [u8]> {
+    pub(crate) fn counted(&mut self) -> Option<&'a [u8]> {
         let count = usize::try_from(self.varint()?).ok()?;
         self.take(count)
     }
 }
 
-pub(super) fn put_u48(out: &mut Vec<u8>, value: u64) {
+pub(crate) fn put_u48(out: &mut Vec<u8>, value: u64) {
     out.extend_from_slice(&value.to_be_bytes()[2..]);
 }
 
-pub(super) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+pub(crate) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
         value >>= 7;
@@ -72,14 +72,14 @@ pub(super) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-pub(super) fn put_counted(out: &mut Vec<u8>, bytes: &[u8]) {
+pub(crate) fn put_counted(out: &mut Vec<u8>, bytes: &[u8]) {
     put_varint(out, bytes.len() as u64);
     out.extend_from_slice(bytes);
 }
 
 /// Bytes that `value` takes as a variable-length number.
 #[cfg(test)]
-pub(super) fn varint_len(value: u64) -> usize {
+pub(crate) fn varint_len(value: u64) -> usize {
     (64 - value.leading_zeros() as usize).div_ceil(7).max(1)
 }
 

@@ -6,11 +6,15 @@
 
 use std::net::SocketAddr;
 
+use aes::Aes128;
+use aes::cipher::{Key, KeyInit};
+use cmac::digest::Update;
+use cmac::{Cmac, Mac};
 use ring::hmac;
 
 use super::nonce::Nonces;
 
-/// Bytes of a message authentication code: HMAC-SHA-256, cut to half.
+/// Bytes of a message authentication code: AES-CMAC (NIST SP 800-38B).
 pub const MAC: usize = 16;
 
 /// The secrets in use, newest first; never empty.
@@ -21,11 +25,13 @@ pub struct KeyRing(Vec<Keys>);
 #[derive(Clone, Debug)]
 pub struct Keys {
     number: u8,
-    transport: hmac::Key,
-    user: hmac::Key,
-    address: hmac::Key,
-    nonces: hmac::Key,
-    again: hmac::Key,
+    transport: Cmac<Aes128>,
+    user: Cmac<Aes128>,
+    standard: Cmac<Aes128>,
+    event: Cmac<Aes128>,
+    address: Cmac<Aes128>,
+    nonces: Aes128,
+    again: Aes128,
 }
 
 impl KeyRing {
@@ -68,21 +74,62 @@ impl KeyRing {
     }
 }
 
+/// Those that have a part in clear, and events that travel.
+impl KeyRing {
+    /// Ends a standard continuation, of which `out` holds what both sides read, and nothing else.
+    pub(super) fn seal_standard(&self, state: &[u8], out: &mut Vec<u8>) {
+        let keys = self.newest();
+        let mac = code_of(&keys.standard, &[out, state]);
+        out.push(keys.number);
+        out.extend_from_slice(&mac);
+        out.extend_from_slice(state);
+    }
+
+    /// The state that was `sealed` behind what both sides read; None if no secret of the ring did.
+    pub(super) fn open_standard<'a>(&self, clear: &[u8], sealed: &'a [u8]) -> Option<&'a [u8]> {
+        let (&number, sealed) = sealed.split_first()?;
+        let (mac, state) = sealed.split_first_chunk::<MAC>()?;
+        let right = code_of(&self.get(number)?.standard, &[clear, state]);
+        same(&right, mac).then_some(state)
+    }
+
+    /// Puts a code behind an event that is to be sent to another server.
+    pub(super) fn seal_event(&self, event: &mut Vec<u8>) {
+        let keys = self.newest();
+        event.push(keys.number);
+        let mac = code(&keys.event, event);
+        event.extend_from_slice(&mac);
+    }
+
+    /// An event without its code, and the code; None if no secret of the ring has sealed it.
+    pub(super) fn open_event<'a>(&self, sealed: &'a [u8]) -> Option<(&'a [u8], u64)> {
+        let (body, mac) = sealed.split_last_chunk::<MAC>()?;
+        let (&number, event) = body.split_last()?;
+        is_code(&self.get(number)?.event, body, mac).then_some((event, first_word(mac)))
+    }
+}
+
 /// Bytes that sealing adds to a user continuation.
 pub const USER_OVERHEAD: usize = 1 + MAC;
 
 impl Keys {
     fn derive(number: u8, secret: &[u8; 32]) -> Self {
         let secret = hmac::Key::new(hmac::HMAC_SHA256, secret);
-        let key =
-            |label: &[u8]| hmac::Key::new(hmac::HMAC_SHA256, hmac::sign(&secret, label).as_ref());
+        let key = |label: &[u8]| {
+            let mut key = Key::<Aes128>::default();
+            key.copy_from_slice(&hmac::sign(&secret, label).as_ref()[..16]);
+            key
+        };
+        let code = |label: &[u8]| <Cmac<Aes128> as KeyInit>::new(&key(label));
         Keys {
             number,
-            transport: key(b"trickles transport continuation"),
-            user: key(b"trickles user continuation"),
-            address: key(b"trickles address"),
-            nonces: key(b"trickles nonces"),
-            again: key(b"trickles nonces of retransmissions"),
+            transport: code(b"trickles transport continuation"),
+            user: code(b"trickles user continuation"),
+            standard: code(b"trickles standard continuation"),
+            event: code(b"trickles extracted event"),
+            address: code(b"trickles address"),
+            nonces: Aes128::new(&key(b"trickles nonces")),
+            again: Aes128::new(&key(b"trickles nonces of retransmissions")),
         }
     }
 
@@ -110,13 +157,13 @@ impl Keys {
         };
         text[..16].copy_from_slice(&ip.octets());
         text[16..].copy_from_slice(&address.port().to_be_bytes());
-        first_word(hmac::sign(&self.address, &text).as_ref())
+        first_word(&code(&self.address, &text))
     }
 
     /// A connection's number, from what its client chose, its address and the time.
     pub(super) fn connection(&self, token: u64, address: u64, now: u64) -> u64 {
         let words = [token, address, now, 0].map(u64::to_be_bytes);
-        first_word(hmac::sign(&self.address, words.as_flattened()).as_ref())
+        first_word(&code(&self.address, words.as_flattened()))
     }
 
     /// The nonces of a connection's packets.
@@ -130,15 +177,24 @@ impl Keys {
     }
 }
 
-fn code(key: &hmac::Key, text: &[u8]) -> [u8; MAC] {
-    let mut mac = [0; MAC];
-    mac.copy_from_slice(&hmac::sign(key, text).as_ref()[..MAC]);
-    mac
+fn code(key: &Cmac<Aes128>, text: &[u8]) -> [u8; MAC] {
+    key.clone().chain(text).finalize().into_bytes().into()
+}
+
+/// The code of two parts, of which the first says where it ends.
+fn code_of(key: &Cmac<Aes128>, parts: &[&[u8]; 2]) -> [u8; MAC] {
+    let length = (parts[0].len() as u64).to_be_bytes();
+    let code = key.clone().chain(length).chain(parts[0]).chain(parts[1]);
+    code.finalize().into_bytes().into()
+}
+
+fn is_code(key: &Cmac<Aes128>, text: &[u8], mac: &[u8; MAC]) -> bool {
+    same(&code(key, text), mac)
 }
 
 /// All of it is looked at, whatever differs.
-fn is_code(key: &hmac::Key, text: &[u8], mac: &[u8; MAC]) -> bool {
-    code(key, text).iter().zip(mac).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
+fn same(right: &[u8; MAC], mac: &[u8; MAC]) -> bool {
+    right.iter().zip(mac).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
 
 fn first_word(digest: &[u8]) -> u64 {

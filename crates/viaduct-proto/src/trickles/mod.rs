@@ -31,10 +31,14 @@
 //! | [`wire`] | the messages |
 //! | [`server`] | a function of request, address, secrets and time |
 //! | [`client`] | the state machine that keeps all the rest |
+//! | [`standard`] | continuations that both sides understand |
+//! | [`api`] | events and minisockets, for a server's application |
+//! | [`stream`] | byte streams and requests, for a client's application |
 //!
 //! `docs/trickles.md` derives what the paper leaves open.
 
-mod bytes;
+pub mod api;
+pub(crate) mod bytes;
 pub mod client;
 pub mod continuation;
 pub mod cwnd;
@@ -46,6 +50,8 @@ pub mod plan;
 pub mod proof;
 pub mod replay;
 pub mod server;
+pub mod standard;
+pub mod stream;
 pub mod wire;
 
 #[cfg(test)]

@@ -42,6 +42,8 @@ pub(super) enum Once {
     Begun(u16),
     /// A generation is over.
     Over(u16),
+    /// An event with this code is taken over from another server.
+    Installed(u64),
 }
 
 /// The replay window of a server. See the [module](self).
@@ -99,7 +101,10 @@ impl Replay {
 
     /// Whether this was done already to `connection`.
     pub(super) fn knows(&self, connection: u64, what: Once) -> bool {
-        let [first, second, print] = self.places(connection, what);
+        self.holds(self.places(connection, what))
+    }
+
+    fn holds(&self, [first, second, print]: [u32; 3]) -> bool {
         self.slices.iter().any(|slice| {
             slice[first as usize].contains(&print) || slice[second as usize].contains(&print)
         })
@@ -110,10 +115,10 @@ impl Replay {
         if now.since(self.began[self.newest]) >= self.slice {
             self.turn(now);
         }
-        if self.knows(connection, what) {
+        let places = self.places(connection, what);
+        if self.holds(places) {
             return false;
         }
-        let places = self.places(connection, what);
         if !self.put(places) {
             self.turned_early += 1;
             self.turn(now);
@@ -158,6 +163,7 @@ impl Replay {
             Once::Survivor(number) => (2, number),
             Once::Begun(generation) => (3, generation.into()),
             Once::Over(generation) => (4, generation.into()),
+            Once::Installed(code) => (5, code),
         };
         let mut hasher = HighwayHasher::new(Key(self.secret));
         hasher.append([connection, number, kind, 0].map(u64::to_le_bytes).as_flattened());

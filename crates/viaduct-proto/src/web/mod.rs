@@ -14,17 +14,21 @@
 //! file that changes in the middle is noticed: see [`Found::tag`].
 
 mod date;
+mod digest;
 mod mime;
 mod path;
 mod plan;
 mod range;
 mod request;
+mod stateless;
 
 #[cfg(test)]
 mod tests;
 
+pub use digest::Digest;
 pub use plan::{Body, Piece, Plan, plan};
 pub use request::{MAX_HEAD, Method, Request, Wrong};
+pub use stateless::{Site, respond};
 
 /// What stands at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,6 +5,18 @@ use super::path;
 /// Bytes of a head, at most.
 pub const MAX_HEAD: usize = 8192;
 
+/// Headers whose values are kept.
+const KEPT: [&str; 6] =
+    ["range", "if-range", "if-none-match", "if-match", "if-modified-since", "if-unmodified-since"];
+/// Headers that mean something, beside those.
+const HEEDED: [&str; 3] = ["connection", "content-length", "transfer-encoding"];
+
+/// Whether a header means nothing here, whatever its value.
+pub(super) fn is_ignored(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    !KEPT.contains(&&*name) && !HEEDED.contains(&&*name)
+}
+
 /// What is asked to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Method {
@@ -68,7 +80,14 @@ impl Request {
 
     fn of(head: &str) -> Result<Request, Wrong> {
         let mut lines = head.split("\r\n");
-        let mut words = lines.next().ok_or(Wrong::Malformed)?.split(' ');
+        let mut request = Request::begin(lines.next().ok_or(Wrong::Malformed)?)?;
+        lines.try_for_each(|line| request.header(line))?;
+        Ok(request)
+    }
+
+    /// From the first line of a head.
+    pub(super) fn begin(line: &str) -> Result<Request, Wrong> {
+        let mut words = line.split(' ');
         let mut word = || words.next().filter(|word| !word.is_empty()).ok_or(Wrong::Malformed);
         let (method, target, version) = (word()?, word()?, word()?);
         if words.next().is_some() {
@@ -87,7 +106,7 @@ impl Request {
         };
         let path = path::parts(target).ok_or(Wrong::Malformed)?;
         let directory = target.split(['?', '#']).next().is_some_and(|path| path.ends_with('/'));
-        let mut request = Request {
+        Ok(Request {
             method,
             path,
             directory: directory || target.ends_with("/."),
@@ -98,36 +117,50 @@ impl Request {
             if_match: None,
             if_modified_since: None,
             if_unmodified_since: None,
-        };
-        lines.try_for_each(|line| request.header(line))?;
-        Ok(request)
+        })
     }
 
-    fn header(&mut self, line: &str) -> Result<(), Wrong> {
+    /// Takes a header in.
+    pub(super) fn header(&mut self, line: &str) -> Result<(), Wrong> {
         let (name, value) = line.split_once(':').ok_or(Wrong::Malformed)?;
         if name.is_empty() || name.contains([' ', '\t']) || value.contains(['\r', '\n', '\0']) {
             return Err(Wrong::Malformed);
         }
         let value = value.trim();
-        let slot = match name.to_ascii_lowercase().as_str() {
-            "range" => &mut self.range,
-            "if-range" => &mut self.if_range,
-            "if-none-match" => &mut self.if_none_match,
-            "if-match" => &mut self.if_match,
-            "if-modified-since" => &mut self.if_modified_since,
-            "if-unmodified-since" => &mut self.if_unmodified_since,
+        let name = name.to_ascii_lowercase();
+        if let Some(slot) = self.slot(&name) {
+            *slot = Some(value.to_owned());
+            return Ok(());
+        }
+        match name.as_str() {
             "connection" => {
                 let said =
                     |word: &str| value.split(',').any(|w| w.trim().eq_ignore_ascii_case(word));
                 self.keep_alive = !said("close") && (self.keep_alive || said("keep-alive"));
-                return Ok(());
+                Ok(())
             }
             // A body would be taken for the next request.
-            "content-length" if value == "0" => return Ok(()),
-            "content-length" | "transfer-encoding" => return Err(Wrong::Malformed),
-            _ => return Ok(()),
-        };
-        *slot = Some(value.to_owned());
-        Ok(())
+            "content-length" if value == "0" => Ok(()),
+            "content-length" | "transfer-encoding" => Err(Wrong::Malformed),
+            _ => Ok(()),
+        }
+    }
+
+    /// Where the value of the header `name` is kept, in small letters, if it is.
+    fn slot(&mut self, name: &str) -> Option<&mut Option<String>> {
+        let at = KEPT.iter().position(|known| *known == name)?;
+        self.slots().into_iter().nth(at)
+    }
+
+    /// The values that are kept, in the order of [`KEPT`].
+    pub(super) fn slots(&mut self) -> [&mut Option<String>; 6] {
+        [
+            &mut self.range,
+            &mut self.if_range,
+            &mut self.if_none_match,
+            &mut self.if_match,
+            &mut self.if_modified_since,
+            &mut self.if_unmodified_since,
+        ]
     }
 }

@@ -13,9 +13,11 @@ mod exposition;
 pub use exposition::{Exposition, Kind, Labels};
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::{Context as _, Result};
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::header::CONTENT_TYPE;
@@ -23,7 +25,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
 /// Connections at once; more are closed unheard.
@@ -34,6 +36,33 @@ const REQUEST_WITHIN: Duration = Duration::from_secs(5);
 const DONE_WITHIN: Duration = Duration::from_secs(10);
 /// Longest request head, in bytes.
 const LONGEST_HEAD: usize = 8 << 10;
+/// When a client that could not be accepted is tried again.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
+/// Listens for those who ask for metrics; in a runtime.
+///
+/// # Errors
+/// The address cannot be used.
+pub fn listen(at: SocketAddr) -> Result<TcpListener> {
+    let bind = || {
+        let listener = std::net::TcpListener::bind(at)?;
+        listener.set_nonblocking(true)?;
+        TcpListener::from_std(listener)
+    };
+    bind().with_context(|| format!("metrics: cannot use {at}"))
+}
+
+/// The next client of the metrics; never, where nobody listens.
+pub async fn next(listener: Option<&TcpListener>) -> TcpStream {
+    let Some(listener) = listener else { return std::future::pending().await };
+    loop {
+        match listener.accept().await {
+            Ok((client, _)) => return client,
+            Err(_) => tokio::time::sleep(ACCEPT_AGAIN).await,
+        }
+    }
+}
+
 /// What a service says of itself.
 #[derive(Clone, Debug)]
 pub struct Page {

@@ -1,13 +1,8 @@
 //! The control side of a proxy: signals, the status socket, metrics. It carries no bytes of flows
 //! and may be slow.
 
-use std::fs;
-use std::net::SocketAddr;
-use std::time::Duration;
-
-use anyhow::{Context, Result, bail};
-use tokio::io::AsyncWriteExt as _;
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use anyhow::{Result, bail};
+use tokio::net::{TcpListener, UnixListener};
 use tracing::{error, info};
 use viaduct_proto::flow::Registry;
 
@@ -15,16 +10,10 @@ use super::families;
 use super::handle::Handle;
 use super::options::ProxyOptions;
 use super::settings::Settings;
-use super::snapshot::ProxyStatus;
-use crate::metrics::{Metrics, Page};
+use crate::metrics::{self, Metrics, Page};
 use crate::notify::{Phase, notify};
 use crate::signals::{Heard, Signals};
-use crate::status::socket::check_free;
-
-/// How long a client of the status socket may take to read.
-const READ_WITHIN: Duration = Duration::from_secs(5);
-/// When a client that could not be accepted is tried again.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+use crate::status::socket;
 
 /// Everything but flows.
 pub struct Control {
@@ -50,8 +39,8 @@ pub fn start(
     let control = {
         let _entered = runtime.enter();
         Control {
-            status: status_socket(proxy.settings())?,
-            doors: proxy.settings().metrics.map(metrics).transpose()?,
+            status: socket::open(&proxy.settings().socket())?,
+            doors: proxy.settings().metrics.map(metrics::listen).transpose()?,
             metrics: Metrics::default(),
             options,
             registry,
@@ -76,8 +65,10 @@ impl Control {
                 _ = heard.hangup.recv() => self.reload(),
                 _ = heard.terminate.recv() => self.stop(&mut stopping),
                 _ = heard.interrupt.recv() => self.stop(&mut stopping),
-                client = asker(&self.status) => show(client, &self.proxy.status().await)?,
-                client = next(self.doors.as_ref()) => {
+                client = socket::asker(&self.status) => {
+                    socket::show(client, &self.proxy.status().await)?;
+                }
+                client = metrics::next(self.doors.as_ref()) => {
                     let page = self.page().await;
                     self.metrics.answer(client, page);
                 }
@@ -117,52 +108,5 @@ impl Control {
             _ => None,
         };
         Page { counters: families::encode(&status), trouble }
-    }
-}
-
-fn status_socket(settings: &Settings) -> Result<UnixListener> {
-    let path = settings.socket();
-    check_free(&path)?;
-    fs::create_dir_all(&settings.run_dir)
-        .with_context(|| format!("run-dir: {}", settings.run_dir.display()))?;
-    let _ = fs::remove_file(&path);
-    UnixListener::bind(&path).with_context(|| format!("status socket {}", path.display()))
-}
-
-fn metrics(at: SocketAddr) -> Result<TcpListener> {
-    let bind = || {
-        let listener = std::net::TcpListener::bind(at)?;
-        listener.set_nonblocking(true)?;
-        TcpListener::from_std(listener)
-    };
-    bind().with_context(|| format!("metrics: cannot use {at}"))
-}
-
-/// Sends the status as one JSON object and closes.
-fn show(mut client: UnixStream, status: &ProxyStatus) -> Result<()> {
-    let text = serde_json::to_vec(status)?;
-    tokio::spawn(tokio::time::timeout(READ_WITHIN, async move { client.write_all(&text).await }));
-    Ok(())
-}
-
-/// The next client of the status socket.
-async fn asker(listener: &UnixListener) -> UnixStream {
-    loop {
-        match listener.accept().await {
-            Ok((client, _)) => return client,
-            // Out of descriptors, say: spinning would not help.
-            Err(_) => tokio::time::sleep(ACCEPT_AGAIN).await,
-        }
-    }
-}
-
-/// The next client of the metrics; never, where nobody listens.
-async fn next(listener: Option<&TcpListener>) -> TcpStream {
-    let Some(listener) = listener else { return std::future::pending().await };
-    loop {
-        match listener.accept().await {
-            Ok((client, _)) => return client,
-            Err(_) => tokio::time::sleep(ACCEPT_AGAIN).await,
-        }
     }
 }

@@ -74,12 +74,18 @@ fn file(opened: OwnedFd) -> Result<(Found, Option<File>), Errno> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Ok((Found::Forbidden, None));
     }
-    let found = Found::File {
+    let file = opened.into();
+    Ok((found(&file).ok_or(Errno::IO)?, Some(file)))
+}
+
+/// What an open file is now.
+pub(super) fn found(file: &File) -> Option<Found> {
+    let stat = fstat(file).ok()?;
+    Some(Found::File {
         size: u64::try_from(stat.st_size).unwrap_or(0),
         modified: u64::try_from(stat.st_mtime).unwrap_or(0),
         nanos: stat.st_mtime_nsec as u32,
-    };
-    Ok((found, Some(opened.into())))
+    })
 }
 
 fn names(directory: &OwnedFd) -> Result<Vec<String>, Errno> {

@@ -1,27 +1,40 @@
 //! `viaduct serve DIR`: static files.
 //!
 //! ```text
-//!   connection ──▶ tcp: reads a head ──▶ proto::web::Request ──▶ files: what stands there
-//!        ▲                                                            │
-//!        └───────── head, and the file's bytes ◀── proto::web::plan ◀─┘
+//!   TCP ──────▶ tcp: reads a head ─┐                        ┌─▶ files: what stands there
+//!                                  ├─▶ proto::web::Request ─┤
+//!   Trickles ─▶ trickles: events ──┘                        └─▶ proto::web::plan ─▶ head, file's bytes
 //! ```
 //!
-//! What is answered is decided by [`viaduct_proto::web`], the same for every way by which requests come.
+//! What is answered is decided by [`viaduct_proto::web`], the same for both ways by which requests come.
+//! Over Trickles nothing is kept of a client; over TCP the kernel and a task keep what they must.
 
 mod files;
+mod shelf;
+pub mod status;
 mod tcp;
+mod trickles;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::rc::Rc;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::task::LocalSet;
-use tracing::info;
+use tracing::{info, warn};
 
+use crate::master::usual_run_dir;
+use crate::metrics::{self, Metrics, Page};
+use crate::signals::{Heard, Signals};
+use crate::status::socket;
+use crate::trickles::{Secrets, ServerSettings};
 use files::Root;
+use shelf::Shelf;
+use status::ServeStatus;
+use tcp::Counts;
+use trickles::{Service, Ways};
 
 /// What the command line says.
 #[derive(Args, Debug)]
@@ -32,33 +45,125 @@ pub struct ServeArgs {
     /// Addresses to listen at
     #[arg(long, value_name = "ADDRESS", default_value = "[::]:8080")]
     listen: Vec<SocketAddr>,
-    /// Connections that are served at a time; more wait
+    /// Connections over TCP that are served at a time; more wait
     #[arg(long, value_name = "N", default_value_t = 4096,
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_connections: u32,
+    /// Serve Trickles at the same ports, by these packets
+    #[arg(long, value_name = "HOW", value_enum, default_value = "auto")]
+    trickles: Ways,
+    /// The secrets that Trickles' continuations are made with, shared by replicas: lines of a number
+    /// (0 to 255) and 64 hexadecimal digits, of which the first makes what is new; read again when it
+    /// changes. Without it connections end with this process
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// Packets of one connection are dealt among several servers: each answers for itself alone, and
+    /// makes up for no request that it has not seen
+    #[arg(long, requires = "key")]
+    balanced: bool,
+    /// Bytes that Trickles remembers answered requests in
+    #[arg(long, value_name = "BYTES", default_value_t = 16 << 20,
+          value_parser = clap::value_parser!(u32).range(1 << 16..=1 << 30))]
+    replay: u32,
+    /// Bytes of the longest packet that Trickles sends: the interface's MTU
+    #[arg(long, value_name = "BYTES", default_value_t = 1500,
+          value_parser = clap::value_parser!(u16).range(576..))]
+    mtu: u16,
+    /// Where Prometheus finds the metrics
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<SocketAddr>,
+    /// The directory of the status socket serve-PORT.sock, and of the journal of changed rules
+    #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR", default_value_os_t = usual_run_dir())]
+    run_dir: PathBuf,
 }
 
 /// Serves until it is told to stop.
 pub fn run(args: &ServeArgs) -> Result<()> {
-    let root = Root::open(&args.dir)
-        .with_context(|| format!("cannot serve {}: a directory is expected", args.dir.display()))?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    LocalSet::new().block_on(&runtime, serve(args, Rc::new(root)))
+    let (runtime, heard) = Signals::register()?.into_parts();
+    let root = || {
+        let dir = args.dir.display();
+        Root::open(&args.dir)
+            .with_context(|| format!("cannot serve {dir}: a directory is expected"))
+    };
+    let files = Rc::new(root()?);
+    let trickles = match args.trickles {
+        Ways::Off => None,
+        ways => {
+            let secrets = Secrets::new(args.key.as_deref())?;
+            let (replay, shelf) = (args.replay as usize, Shelf::new(root()?));
+            Some(Service::start(ways, port(args), replay, args.balanced, secrets, shelf)?)
+        }
+    };
+    LocalSet::new().block_on(&runtime, serve(args, files, trickles, heard))
 }
 
-async fn serve(args: &ServeArgs, root: Rc<Root>) -> Result<()> {
+/// Trickles' port, at the addresses that the kernel's TCP listens at.
+fn port(args: &ServeArgs) -> ServerSettings {
+    let mut listen = args.listen.clone();
+    for at in &args.listen {
+        // A TCP socket at [::] hears IPv4 too.
+        let v4 = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), at.port());
+        if at.is_ipv6() && at.ip().is_unspecified() && !listen.contains(&v4) {
+            listen.push(v4);
+        }
+    }
+    ServerSettings {
+        listen,
+        tcp: true,
+        udp: true,
+        mtu: args.mtu.into(),
+        untracked: true,
+        run_dir: args.run_dir.clone(),
+    }
+}
+
+async fn serve(
+    args: &ServeArgs,
+    root: Rc<Root>,
+    trickles: Option<Service>,
+    mut heard: Heard,
+) -> Result<()> {
     let places = tcp::places(args.max_connections);
+    let counts = Rc::new(Counts::default());
     for &address in &args.listen {
         let listener = TcpListener::bind(address)
             .await
             .with_context(|| format!("cannot listen at {address}"))?;
         info!(address = %listener.local_addr()?, dir = %args.dir.display(), "serving");
-        tokio::task::spawn_local(tcp::accept(listener, root.clone(), places.clone()));
+        let accept = tcp::accept(listener, root.clone(), places.clone(), counts.clone());
+        tokio::task::spawn_local(accept);
     }
-    let mut end = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-    tokio::select! {
-        _ = end.recv() => {}
-        stopped = tokio::signal::ctrl_c() => stopped?,
+    let doors = args.metrics.map(metrics::listen).transpose()?;
+    let (asked, metrics) = (status_socket(args), Metrics::default());
+    let status = || ServeStatus {
+        serving: args.dir.display().to_string(),
+        tcp: counts.get(),
+        trickles: trickles.as_ref().map(Service::status),
+    };
+    loop {
+        tokio::select! {
+            _ = heard.terminate.recv() => return Ok(()),
+            _ = heard.interrupt.recv() => return Ok(()),
+            // The secrets are read again by themselves.
+            _ = heard.hangup.recv() => {}
+            client = asker(asked.as_ref()) => socket::show(client, &status())?,
+            client = metrics::next(doors.as_ref()) => {
+                metrics.answer(client, Page { counters: status().exposition(), trouble: None });
+            }
+        }
     }
-    Ok(())
+}
+
+/// The status socket; a server may do without.
+fn status_socket(args: &ServeArgs) -> Option<UnixListener> {
+    let port = args.listen.first().map_or(0, SocketAddr::port);
+    let opened = socket::open(&args.run_dir.join(format!("serve-{port}.sock")));
+    opened.inspect_err(|error| warn!("there is no status: {error:#}")).ok()
+}
+
+async fn asker(listener: Option<&UnixListener>) -> tokio::net::UnixStream {
+    match listener {
+        Some(listener) => socket::asker(listener).await,
+        None => std::future::pending().await,
+    }
 }

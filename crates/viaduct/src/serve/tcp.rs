@@ -1,5 +1,6 @@
 //! Requests that come by TCP.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -16,6 +17,7 @@ use tracing::debug;
 use viaduct_proto::web::{Body, MAX_HEAD, Plan, Request, plan};
 
 use super::files::Root;
+use super::status::TcpStatus;
 
 /// How long a client may take for a head, or be silent between two.
 const IDLE: Duration = Duration::from_secs(30);
@@ -24,13 +26,35 @@ const STALLED: Duration = Duration::from_secs(60);
 /// Bytes of a file that are read at a time.
 const CHUNK: u64 = 128 << 10;
 
+/// What is counted of them.
+#[derive(Debug, Default)]
+pub struct Counts(Cell<TcpStatus>);
+
+impl Counts {
+    /// A copy.
+    pub fn get(&self) -> TcpStatus {
+        self.0.get()
+    }
+
+    fn add(&self, change: impl FnOnce(&mut TcpStatus)) {
+        let mut counts = self.0.get();
+        change(&mut counts);
+        self.0.set(counts);
+    }
+}
+
 /// So many connections at a time.
 pub fn places(connections: u32) -> Arc<Semaphore> {
     Arc::new(Semaphore::new(connections as usize))
 }
 
 /// Takes connections, as long as there are places.
-pub async fn accept(listener: TcpListener, root: Rc<Root>, places: Arc<Semaphore>) {
+pub async fn accept(
+    listener: TcpListener,
+    root: Rc<Root>,
+    places: Arc<Semaphore>,
+    counts: Rc<Counts>,
+) {
     loop {
         let Ok(place) = places.clone().acquire_owned().await else { return };
         let stream = match listener.accept().await {
@@ -42,21 +66,25 @@ pub async fn accept(listener: TcpListener, root: Rc<Root>, places: Arc<Semaphore
                 continue;
             }
         };
-        let root = root.clone();
+        let (root, counts) = (root.clone(), counts.clone());
+        counts
+            .add(|count| (count.connections, count.open) = (count.connections + 1, count.open + 1));
         tokio::task::spawn_local(async move {
-            if let Err(error) = converse(stream, &root).await {
+            if let Err(error) = converse(stream, &root, &counts).await {
                 debug!(%error, "a connection ended");
             }
+            counts.add(|count| count.open -= 1);
             drop(place);
         });
     }
 }
 
 /// Answers one request after the other.
-async fn converse(mut stream: TcpStream, root: &Root) -> io::Result<()> {
+async fn converse(mut stream: TcpStream, root: &Root, counts: &Counts) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut bytes = Vec::new();
     while let Some((plan, file, taken)) = next(&mut stream, &mut bytes, root).await? {
+        counts.add(|count| count.requests += 1);
         send(&mut stream, &plan, file.as_ref()).await?;
         if !plan.keep_alive {
             break;

@@ -9,6 +9,7 @@
 mod overlay_page;
 mod page;
 mod proxy_page;
+mod serve_page;
 pub mod socket;
 mod source;
 mod terminal;
@@ -30,7 +31,7 @@ pub struct Which {
     /// Its status socket
     #[arg(long, value_name = "PATH", conflicts_with = "name")]
     pub socket: Option<PathBuf>,
-    /// Its name: a gateway's site, proxy-PORT, overlay-NAME; not needed where only one runs
+    /// Its name: a gateway's site, proxy-PORT, serve-PORT, overlay-NAME; not needed where only one runs
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
     /// The directory of its socket, `run_dir` of its config

@@ -1,9 +1,53 @@
 //! The socket that a service says its status by, and its name's only owner.
 
+use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
+use serde::Serialize;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::UnixListener;
+
+/// How long a client of the status socket may take to read.
+const READ_WITHIN: Duration = Duration::from_secs(5);
+/// When a client that could not be accepted is tried again.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
+/// Opens the status socket `path`, and makes the directory that it is in; in a runtime.
+///
+/// # Errors
+/// A service of this name runs, or it cannot be made.
+pub fn open(path: &Path) -> Result<UnixListener> {
+    check_free(path)?;
+    if let Some(run_dir) = path.parent() {
+        fs::create_dir_all(run_dir).with_context(|| format!("run-dir: {}", run_dir.display()))?;
+    }
+    let _ = fs::remove_file(path);
+    UnixListener::bind(path).with_context(|| format!("status socket {}", path.display()))
+}
+
+/// The next client of a status socket.
+pub async fn asker(listener: &UnixListener) -> tokio::net::UnixStream {
+    loop {
+        match listener.accept().await {
+            Ok((client, _)) => return client,
+            // Out of descriptors, say: spinning would not help.
+            Err(_) => tokio::time::sleep(ACCEPT_AGAIN).await,
+        }
+    }
+}
+
+/// Sends the status as one JSON object and closes.
+///
+/// # Errors
+/// It cannot be said in JSON.
+pub fn show(mut client: tokio::net::UnixStream, status: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_vec(status)?;
+    tokio::spawn(tokio::time::timeout(READ_WITHIN, async move { client.write_all(&text).await }));
+    Ok(())
+}
 
 /// Refuses a name whose service answers, which would be robbed of its socket. One that was killed has
 /// left its socket, and does not answer.

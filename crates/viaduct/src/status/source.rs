@@ -15,8 +15,10 @@ use super::Which;
 use super::overlay_page::OverlayPage;
 use super::page::{Ink, Page};
 use super::proxy_page::ProxyPage;
+use super::serve_page::ServePage;
 use crate::gateway::snapshot::Status;
 use crate::proxy::snapshot::ProxyStatus;
+use crate::serve::status::ServeStatus;
 
 /// Longer than any gateway takes to answer.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -29,6 +31,8 @@ const LONGEST_ANSWER: u64 = 64 << 20;
 pub enum Seen {
     /// A proxy.
     Proxy(Box<ProxyStatus>),
+    /// A server of files.
+    Serve(Box<ServeStatus>),
     /// A node of the overlay.
     Overlay(Box<Table>),
     /// A gateway.
@@ -43,6 +47,7 @@ impl Seen {
                 ProxyPage::new(now, Some(then), ink).to_string()
             }
             (Seen::Proxy(now), _) => ProxyPage::new(now, None, ink).to_string(),
+            (Seen::Serve(now), _) => ServePage::new(now, ink).to_string(),
             (Seen::Overlay(now), _) => OverlayPage::new(now, ink).to_string(),
             (Seen::Gateway(now), Some(Seen::Gateway(then))) => {
                 Page::new(now, Some(then), ink).to_string()

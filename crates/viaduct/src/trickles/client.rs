@@ -42,8 +42,8 @@ pub struct ClientSettings {
 }
 
 /// A connection of a [`ClientPort`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Flow(usize);
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Flow(pub(super) usize);
 
 /// What a connection hears.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -208,11 +208,21 @@ impl ClientPort {
 
     /// Sends what waits.
     pub fn flush(&mut self) {
+        let flows: Vec<Flow> = self.flows.iter().map(|(flow, _)| Flow(flow)).collect();
+        flows.into_iter().for_each(|flow| self.flush_flow(flow));
         self.door.flush();
-        for (_, to) in &mut self.flows {
-            if let Some((socket, queue, _)) = &mut to.udp {
-                self.door.flush_datagrams(queue, socket.as_fd());
-            }
+    }
+
+    /// Sends what waits of these connections, and what waits in TCP's format of all.
+    pub fn flush_these(&mut self, flows: impl IntoIterator<Item = Flow>) {
+        flows.into_iter().for_each(|flow| self.flush_flow(flow));
+        self.door.flush();
+    }
+
+    fn flush_flow(&mut self, flow: Flow) {
+        if let Some((socket, queue, _)) = self.flows.get_mut(flow.0).and_then(|to| to.udp.as_mut())
+        {
+            self.door.flush_datagrams(queue, socket.as_fd());
         }
     }
 
@@ -223,30 +233,53 @@ impl ClientPort {
     /// The kernel's, of a socket: an interface went down, say. The port goes on.
     pub fn turn(&mut self, mut each: impl FnMut(Flow, Heard<'_>)) -> std::io::Result<usize> {
         let before = self.door.stats.received;
-        if let Some(tap) = &self.tap {
-            self.inbox.receive(tap.as_fd())?;
-            for got in self.inbox.iter() {
-                let heard = hear_packet(&got, &self.ports, &mut self.flows, &mut self.door);
-                if let Some((flow, heard)) = heard {
-                    each(Flow(flow), heard);
-                }
-            }
-        }
-        for (flow, to) in &mut self.flows {
-            let Some((socket, ..)) = &to.udp else { continue };
-            self.inbox.receive(socket.as_fd())?;
-            for got in self.inbox.iter() {
-                match hear_datagram(&got, to.remote) {
-                    Ok(message) => {
-                        self.door.stats.received += 1;
-                        to.opening.heard(Format::Udp);
-                        each(Flow(flow), Heard::Message(message));
-                    }
-                    Err(why) => self.door.stats.refuse(why),
-                }
-            }
+        self.hear_tap(&mut each)?;
+        let flows: Vec<Flow> = self.flows.iter().map(|(flow, _)| Flow(flow)).collect();
+        for flow in flows {
+            self.hear_flow(flow, &mut each)?;
         }
         Ok((self.door.stats.received - before) as usize)
+    }
+
+    /// Takes one batch of what came in TCP's format, of whichever connection; how many packets.
+    ///
+    /// # Errors
+    /// The kernel's; the port goes on.
+    pub fn hear_tap(&mut self, mut each: impl FnMut(Flow, Heard<'_>)) -> std::io::Result<usize> {
+        let Some(tap) = &self.tap else { return Ok(0) };
+        let packets = self.inbox.receive(tap.as_fd())?;
+        for got in self.inbox.iter() {
+            let heard = hear_packet(&got, &self.ports, &mut self.flows, &mut self.door);
+            if let Some((flow, heard)) = heard {
+                each(Flow(flow), heard);
+            }
+        }
+        Ok(packets)
+    }
+
+    /// Takes one batch of what came to a connection's UDP socket; how many datagrams.
+    ///
+    /// # Errors
+    /// The kernel's; the port goes on.
+    pub fn hear_flow(
+        &mut self,
+        flow: Flow,
+        mut each: impl FnMut(Flow, Heard<'_>),
+    ) -> std::io::Result<usize> {
+        let Some(to) = self.flows.get_mut(flow.0) else { return Ok(0) };
+        let Some((socket, ..)) = &to.udp else { return Ok(0) };
+        let datagrams = self.inbox.receive(socket.as_fd())?;
+        for got in self.inbox.iter() {
+            match hear_datagram(&got, to.remote) {
+                Ok(message) => {
+                    self.door.stats.received += 1;
+                    to.opening.heard(Format::Udp);
+                    each(flow, Heard::Message(message));
+                }
+                Err(why) => self.door.stats.refuse(why),
+            }
+        }
+        Ok(datagrams)
     }
 
     /// The way by which the server was heard, once it was.
@@ -279,6 +312,16 @@ impl ClientPort {
     pub fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let udp = self.flows.iter().filter_map(|(_, to)| to.udp.as_ref());
         self.tap.iter().map(|tap| tap.as_fd()).chain(udp.map(|(socket, ..)| socket.as_fd()))
+    }
+
+    /// The socket of [`ClientPort::hear_tap`].
+    pub fn tap(&self) -> Option<BorrowedFd<'_>> {
+        self.tap.as_ref().map(|tap| tap.as_fd())
+    }
+
+    /// The socket of [`ClientPort::hear_flow`].
+    pub fn socket(&self, flow: Flow) -> Option<BorrowedFd<'_>> {
+        self.flows.get(flow.0)?.udp.as_ref().map(|(socket, ..)| socket.as_fd())
     }
 
     /// Its counters.

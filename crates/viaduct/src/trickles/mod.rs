@@ -2,9 +2,12 @@
 //!
 //! ```text
 //!   server   ServerPort::turn ──▶ each(message, Return, Answers) ──▶ sent when the batch is done
+//!                 │      Listener: with the events, and the secrets
 //!                 ▲ taps, raw sockets, UDP sockets; a rule that keeps the kernel's TCP out
 //!                 ▼
 //!   client   ClientPort::turn ──▶ each(Flow, Heard)      ClientPort::send(Flow, message)
+//!                 ▲
+//!            Connector: a stream client for each flow, timers, one descriptor to wait for
 //! ```
 //!
 //! A message is opaque bytes; [`viaduct_proto::trickles::packet`] makes packets of it. A server's port
@@ -12,12 +15,18 @@
 //! back when the port is dropped, or at the next start.
 
 mod client;
+mod connector;
 mod door;
+mod listener;
 mod local;
+mod secrets;
 mod server;
 mod stats;
 
 pub use client::{ClientPort, ClientSettings, Flow, Heard};
+pub use connector::{Connector, Word};
+pub use listener::Listener;
+pub use secrets::Secrets;
 pub use server::{Answers, ServerPort, ServerSettings};
 pub use stats::PortStats;
 

@@ -1,11 +1,17 @@
 //! Which bytes a client wants, and which it has asked for.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
 use bytes::Bytes;
 
 use crate::time::Instant;
 use crate::trickles::wire::Ask;
+
+/// Bytes of an ask on the wire, at most, beside its user continuation.
+const ASK: usize = 9 + 5;
+/// Bytes before each group of asks, at most, beside the user continuation itself.
+const GROUP: usize = 2 + 1;
 
 /// Bytes that are wanted, and the user continuation that yields them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,27 +21,79 @@ pub(super) struct Want {
     pub(super) user: Bytes,
 }
 
+impl Want {
+    fn end(&self) -> u64 {
+        self.position + self.length
+    }
+
+    /// What of it is not in `range`.
+    fn without(self, range: &Range<u64>) -> impl Iterator<Item = Want> {
+        let before = self.position..self.end().min(range.start);
+        let behind = self.position.max(range.end)..self.end();
+        let left = [before, behind].into_iter().filter(|left| left.start < left.end);
+        left.map(move |left| Want {
+            position: left.start,
+            length: left.end - left.start,
+            user: self.user.clone(),
+        })
+    }
+}
+
 /// A packet that is to come.
 #[derive(Clone, Debug)]
 pub(super) struct Expected {
     pub(super) sent: Instant,
     /// What it was asked to carry.
     pub(super) want: Option<Want>,
+    /// What the request took along, of which the packet is an answer.
+    pub(super) parcel: Option<u64>,
 }
 
 /// Wants, and expected packets by number.
 #[derive(Debug, Default)]
 pub(super) struct Asks {
     wants: VecDeque<Want>,
-    pub(super) fresh: BTreeMap<u64, Expected>,
-    pub(super) again: BTreeMap<u64, Expected>,
+    fresh: BTreeMap<u64, Expected>,
+    again: BTreeMap<u64, Expected>,
+    /// Packets that are to come in answer to each parcel.
+    parcels: BTreeMap<u64, u32>,
+    settled: VecDeque<u64>,
+}
+
+/// Bytes of a request that asks may take.
+#[derive(Debug)]
+pub(super) struct Budget {
+    left: usize,
+    user: Option<Bytes>,
+}
+
+impl Budget {
+    pub(super) fn new(left: usize) -> Self {
+        Budget { left, user: None }
+    }
+
+    /// Whether an ask under `user` fits; if so it is accounted for.
+    fn spend(&mut self, user: &Bytes) -> bool {
+        let same = self.user.as_ref() == Some(user);
+        let cost = if same { ASK } else { ASK + GROUP + user.len() };
+        if cost > self.left {
+            return false;
+        }
+        self.left -= cost;
+        self.user = Some(user.clone());
+        true
+    }
 }
 
 impl Asks {
     /// Wants more, after all else.
     pub(super) fn want(&mut self, want: Want) {
-        if want.length > 0 {
-            self.wants.push_back(want);
+        match self.wants.back_mut() {
+            _ if want.length == 0 => {}
+            Some(last) if last.end() == want.position && last.user == want.user => {
+                last.length += want.length;
+            }
+            _ => self.wants.push_back(want),
         }
     }
 
@@ -50,21 +108,75 @@ impl Asks {
         }
     }
 
+    /// Wants nothing of `range` any more, also if it should get lost.
+    pub(super) fn unwant(&mut self, range: &Range<u64>) {
+        for want in std::mem::take(&mut self.wants) {
+            self.wants.extend(want.without(range));
+        }
+        let expected = self.fresh.values_mut().chain(self.again.values_mut());
+        for want in expected.filter_map(|expected| expected.want.as_mut()) {
+            if range.contains(&want.position) {
+                want.length = 0;
+            } else if range.contains(&want.end()) {
+                want.length = range.start - want.position;
+            }
+        }
+    }
+
     pub(super) fn is_wanting(&self) -> bool {
         !self.wants.is_empty()
     }
 
-    /// Takes up to `room` bytes of what is wanted first.
-    pub(super) fn take(&mut self, room: usize) -> Option<Want> {
+    /// Takes up to `room` bytes of what is wanted first, if the request has room for the ask.
+    pub(super) fn take(&mut self, room: usize, budget: &mut Budget) -> Option<Want> {
         let first = self.wants.front_mut()?;
         let length = first.length.min(room as u64);
+        if length == 0 || !budget.spend(&first.user) {
+            return None;
+        }
         let taken = Want { position: first.position, length, user: first.user.clone() };
         first.position += length;
         first.length -= length;
         if first.length == 0 {
             self.wants.pop_front();
         }
-        (length > 0).then_some(taken)
+        Some(taken)
+    }
+
+    /// Packets that are to come.
+    pub(super) fn in_flight(&self) -> usize {
+        self.fresh.len() + self.again.len()
+    }
+
+    /// When the lost packet that was asked for first, of those that did not come yet, was asked for.
+    pub(super) fn oldest_again(&self) -> Option<Instant> {
+        self.again.values().map(|expected| expected.sent).min()
+    }
+
+    /// A packet is to come.
+    pub(super) fn expect(&mut self, number: u64, expected: Expected) {
+        self.count(&expected);
+        if let Some(before) = self.fresh.insert(number, expected) {
+            self.release(&before);
+        }
+    }
+
+    /// A lost packet is to come again.
+    pub(super) fn expect_again(&mut self, number: u64, expected: Expected) {
+        self.count(&expected);
+        if let Some(before) = self.again.insert(number, expected) {
+            self.release(&before);
+        }
+    }
+
+    /// The packet came, or will not; what it was to be.
+    pub(super) fn came(&mut self, number: u64) -> Option<Expected> {
+        self.fresh.remove(&number).inspect(|expected| self.release(expected))
+    }
+
+    /// The lost packet came; what it was to be.
+    pub(super) fn came_again(&mut self, number: u64) -> Option<Expected> {
+        self.again.remove(&number).inspect(|expected| self.release(expected))
     }
 
     /// Nothing that was asked for will come any more.
@@ -72,16 +184,37 @@ impl Asks {
         let fresh = std::mem::take(&mut self.fresh);
         let again = std::mem::take(&mut self.again);
         for expected in fresh.into_values().chain(again.into_values()) {
+            self.release(&expected);
             self.want_again(expected.want);
         }
     }
 
-    /// Nothing at or beyond `position` exists.
-    pub(super) fn end_at(&mut self, position: u64) {
-        for want in &mut self.wants {
-            want.length = want.length.min(position.saturating_sub(want.position));
+    /// No answer to this parcel can come any more.
+    pub(super) fn settle(&mut self, parcel: Option<u64>) {
+        self.settled.extend(parcel);
+    }
+
+    /// The next parcel that is settled.
+    pub(super) fn poll_settled(&mut self) -> Option<u64> {
+        self.settled.pop_front()
+    }
+
+    fn count(&mut self, expected: &Expected) {
+        if let Some(parcel) = expected.parcel {
+            *self.parcels.entry(parcel).or_default() += 1;
         }
-        self.wants.retain(|want| want.length > 0);
+    }
+
+    fn release(&mut self, expected: &Expected) {
+        let Some(parcel) = expected.parcel else { return };
+        let left = self.parcels.get_mut(&parcel).map_or(0, |left| {
+            *left -= 1;
+            *left
+        });
+        if left == 0 {
+            self.parcels.remove(&parcel);
+            self.settle(Some(parcel));
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! A stream put in order.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use bytes::Bytes;
 
@@ -36,6 +37,28 @@ impl Reassembly {
     /// Where the next data to be read stand.
     pub fn position(&self) -> u64 {
         self.next
+    }
+
+    /// Whether there is something to read.
+    pub fn is_readable(&self) -> bool {
+        self.pieces.first_key_value().is_some_and(|(&position, data)| {
+            position <= self.next && position + data.len() as u64 > self.next
+        })
+    }
+
+    /// What of `range` has not come.
+    pub fn missing(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let (mut holes, mut at) = (Vec::new(), range.start.max(self.next));
+        for (&start, data) in self.pieces.range(..range.end) {
+            if start > at {
+                holes.push(at..start);
+            }
+            at = at.max(start + data.len() as u64);
+        }
+        if at < range.end {
+            holes.push(at..range.end);
+        }
+        holes
     }
 
     /// Bytes that wait for those before them.

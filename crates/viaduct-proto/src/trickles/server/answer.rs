@@ -1,10 +1,10 @@
 //! What a request is answered with, for the application to fill.
 
-use super::work::{Form, Item};
+use super::grant::emit;
+use super::work::Item;
 use crate::trickles::continuation::Continuation;
 use crate::trickles::keys::KeyRing;
-use crate::trickles::wire::Request;
-use crate::trickles::wire::response::{self, Body, Head, Payload};
+use crate::trickles::wire::{Payload, Request};
 
 /// What a request means to the application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,33 +77,6 @@ impl<'s, 'm> Answer<'s, 'm> {
     /// # Panics
     /// If there is no such permit, or the payload is longer than its room.
     pub fn emit(&self, index: usize, payload: &Payload, out: &mut Vec<u8>) {
-        let item = &self.work[index];
-        let template = &self.templates[item.template];
-        let continuation = Continuation { number: item.number, ..*template };
-        let head = Head {
-            tag: template.tag,
-            generation: template.generation,
-            number: item.number,
-            nonce: item.nonce,
-        };
-        let keys = self.ring.newest();
-        let body = match item.form {
-            Form::Group { count } => return self.emit_group(&continuation, head, count, out),
-            Form::Ticket => Body::Ticket(&continuation),
-            Form::Fresh => Body::Fresh(&continuation),
-            Form::Half => Body::Half,
-            Form::Again => Body::Again,
-        };
-        let len = payload.user.len() + payload.data.len();
-        assert!(len <= item.room, "a payload of {len} bytes in a room of {}", item.room);
-        response::emit(keys, head, body, payload, out);
-    }
-
-    fn emit_group(&self, first: &Continuation, head: Head, count: u8, out: &mut Vec<u8>) {
-        let Some(keys) = self.ring.get(first.nonces) else { return };
-        let mut nonces = keys.nonces(first.connection);
-        let nonces: Vec<u64> =
-            (first.number..).take(count.into()).map(|number| nonces.of(number)).collect();
-        response::emit_group(self.ring.newest(), head, first, &nonces, out);
+        emit(self.ring, &self.work[index], self.templates, payload, out);
     }
 }

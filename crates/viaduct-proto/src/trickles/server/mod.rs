@@ -11,6 +11,11 @@
 //! its continuation is what the client goes on with.
 
 mod answer;
+mod begin;
+mod cache;
+mod grant;
+mod judge;
+mod missed;
 mod refusal;
 mod work;
 
@@ -19,13 +24,17 @@ use std::net::SocketAddr;
 use super::continuation::Continuation;
 use super::keys::KeyRing;
 use super::piece::Acks;
-use super::replay::Replay;
+use super::replay::{Once, Replay};
 use super::wire::{Kind, Request};
 use crate::time::{Duration, Instant};
 
 pub use answer::{Answer, Event, Permit};
+use begin::blank;
+use cache::Cache;
+pub use grant::Grant;
+pub use missed::MOST_MADE_UP;
 pub use refusal::{Refusal, Stats};
-use work::{Item, blank};
+use work::{Item, MAIN, TAIL};
 
 /// What a server decides by. Replicas share it, as they share the secrets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +52,11 @@ pub struct Settings {
     pub acks: Acks,
     /// Longest message of a response, in bytes; a client may ask for less.
     pub message: u16,
+    /// Most requests before it that one request makes up for, if they were lost: 0 to
+    /// [`MOST_MADE_UP`]. What a client has is in the replay window, so replicas that answer one
+    /// connection in turn, each with a window of its own, should have 0 here: to each of them the
+    /// others' requests would seem lost.
+    pub make_up: u8,
 }
 
 impl Default for Settings {
@@ -55,6 +69,7 @@ impl Default for Settings {
             burst_limit: 8,
             acks: Acks { delayed: true, by_request: false },
             message: 1_400,
+            make_up: 8,
         }
     }
 }
@@ -76,28 +91,52 @@ pub struct Server {
     stats: Stats,
     work: Vec<Item>,
     templates: [Continuation; 2],
+    cache: Cache,
 }
 
 impl Server {
     /// A server that has answered nothing yet.
     pub fn new(settings: Settings, ring: KeyRing, replay: Replay) -> Self {
-        let templates = [blank(&settings); 2];
-        Server { settings, ring, replay, stats: Stats::default(), work: Vec::new(), templates }
+        let (templates, cache) = ([blank(&settings); 2], Cache::default());
+        let (stats, work) = (Stats::default(), Vec::new());
+        Server { settings, ring, replay, stats, work, templates, cache }
+    }
+
+    /// The same with a cache of about 120 bytes for each of so many connections, rounded up to a power
+    /// of two; 0: none. Answers are the same. What it holds can be dropped at any time (5.1).
+    pub fn with_cache(self, connections: usize) -> Self {
+        Server { cache: Cache::new(connections), ..self }
     }
 
     /// The secrets, to rotate them.
     pub fn ring_mut(&mut self) -> &mut KeyRing {
+        self.cache.clear();
         &mut self.ring
+    }
+
+    /// Drops what is cached.
+    pub fn drop_cache(&mut self) {
+        self.cache.clear();
     }
 
     /// The counters so far.
     pub fn stats(&self) -> Stats {
-        self.stats
+        Stats { cache_hits: self.cache.hits, cache_misses: self.cache.misses, ..self.stats }
+    }
+
+    /// The secrets.
+    pub fn ring(&self) -> &KeyRing {
+        &self.ring
     }
 
     /// The replay window, for its counters.
     pub fn replay(&self) -> &Replay {
         &self.replay
+    }
+
+    /// The replay window, to put another in its place: replicas of one process may hand on one.
+    pub fn replay_mut(&mut self) -> &mut Replay {
+        &mut self.replay
     }
 
     /// A request arrived from `from`. `now` is the server's clock, which its replicas share to
@@ -125,6 +164,36 @@ impl Server {
         }
     }
 
+    /// As [`Server::handle`], for an answer that outlives the request.
+    ///
+    /// # Errors
+    /// As [`Server::handle`]'s.
+    pub fn grant(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        message: &[u8],
+    ) -> Result<Grant, Refusal> {
+        let event = self.handle(now, from, message)?.event;
+        let mut templates = self.templates;
+        if self.work.iter().all(|item| item.template == MAIN) {
+            templates[TAIL] = templates[MAIN];
+        }
+        Ok(Grant { event, work: std::mem::take(&mut self.work), templates })
+    }
+
+    /// Notes that an event with this code, which another server has given away, is taken here; false if
+    /// it was already, or was made too long ago.
+    pub(super) fn install(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        made: Instant,
+        code: u64,
+    ) -> bool {
+        self.replay.is_fresh(now, made) && self.replay.note(now, connection, Once::Installed(code))
+    }
+
     fn decide<'m>(
         &mut self,
         now: Instant,
@@ -140,5 +209,42 @@ impl Server {
             }
         };
         Ok((event, request))
+    }
+}
+
+/// Microseconds after which the times of continuations begin anew: nine years.
+const ERA: u64 = 1 << 48;
+
+/// A time as a continuation has it.
+pub(super) fn micros(now: Instant) -> u64 {
+    now.as_nanos() / 1_000 % ERA
+}
+
+/// A time that a continuation has: the nearest to `now` that looks so.
+pub(super) fn instant(now: Instant, micros: u64) -> Instant {
+    let now = now.as_nanos() / 1_000;
+    let of_this_era = now - now % ERA + micros;
+    let nearest = if of_this_era > now + ERA / 2 {
+        of_this_era.saturating_sub(ERA)
+    } else if of_this_era + ERA / 2 < now {
+        of_this_era + ERA
+    } else {
+        of_this_era
+    };
+    Instant::ZERO + Duration::from_micros(nearest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_times_of_continuations_are_told_apart_across_an_era() {
+        let at = |micros: u64| Instant::from_nanos(micros * 1_000);
+        for now in [5, ERA - 10, ERA + 10, 7 * ERA - 1, 7 * ERA] {
+            for made in [now.saturating_sub(1_000_000), now, now + 100] {
+                assert_eq!(instant(at(now), micros(at(made))), at(made), "{made} at {now}");
+            }
+        }
     }
 }

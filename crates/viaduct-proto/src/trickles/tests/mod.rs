@@ -2,6 +2,6 @@
 //! link with the same losses.
 
 mod attacks;
-mod reference;
+mod changes;
+mod compare;
 mod transfer;
-mod world;

@@ -1,0 +1,170 @@
+//! An event, and the minisocket that it comes with.
+
+use std::borrow::Cow;
+use std::net::SocketAddr;
+use std::ops::Range;
+
+use crate::trickles::keys::KeyRing;
+use crate::trickles::packet::Return;
+use crate::trickles::server::{Event, Grant};
+use crate::trickles::standard::wire::{claimed_stream, open_place, open_valid};
+use crate::trickles::standard::{Place, Segment, Segments, Valid};
+use crate::trickles::wire::Request;
+
+/// What an event is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A connection begins.
+    Open,
+    /// A client's packet.
+    Request,
+    /// The client needs the connection no more. Nobody waits for an answer.
+    Close,
+}
+
+/// The right to answer one request, once. See the [module](super).
+#[derive(Clone, Debug)]
+pub struct Minisocket<'m> {
+    grant: Grant,
+    to: Return,
+    /// The request; empty when it was detached.
+    message: Cow<'m, [u8]>,
+}
+
+/// Bytes of an input stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Input<'m> {
+    /// Where they stand in it.
+    pub place: Place,
+    /// The application's state there; empty at the beginning.
+    pub state: &'m [u8],
+    /// The bytes.
+    pub bytes: &'m [u8],
+    /// Whether the stream ends with them.
+    pub ends: bool,
+}
+
+/// Output that is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked<'m> {
+    /// Which of the request's asks it is, from 0; see [`Reply::answer`](super::Reply::answer).
+    pub index: usize,
+    /// What the continuation yields.
+    pub valid: Valid,
+    /// The application's state.
+    pub state: &'m [u8],
+    /// The bytes that are asked for; within what the continuation yields.
+    pub range: Range<u64>,
+}
+
+/// A continuation that none of the secrets has sealed, or that does not yield what is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strange {
+    /// The stream that it claims to be of.
+    pub stream: u32,
+}
+
+impl<'m> Minisocket<'m> {
+    pub(super) fn new(grant: Grant, to: Return, message: Cow<'m, [u8]>) -> Self {
+        Minisocket { grant, to, message }
+    }
+
+    /// What happened.
+    pub fn kind(&self) -> Kind {
+        let closes = || self.segments().any(|segment| segment == Segment::Close);
+        match self.grant.event {
+            _ if closes() => Kind::Close,
+            Event::Open { .. } => Kind::Open,
+            Event::Request { .. } => Kind::Request,
+        }
+    }
+
+    /// The connection's number, which all its events bear.
+    pub fn connection(&self) -> u64 {
+        self.grant.connection()
+    }
+
+    /// Who asks.
+    pub fn client(&self) -> SocketAddr {
+        self.to.client()
+    }
+
+    /// Most bytes of user continuation and data in each packet of the answer; 0 where there is no room.
+    pub fn room(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
+        self.grant.permits().map(|permit| permit.room)
+    }
+
+    /// What the client sends, by stream; where its continuation cannot be read, which stream that is.
+    pub fn inputs<'s>(
+        &'s self,
+        ring: &'s KeyRing,
+    ) -> impl Iterator<Item = Result<Input<'s>, Strange>> {
+        self.segments().filter_map(|segment| match segment {
+            Segment::Input { continuation, ends, bytes } => match open_place(ring, continuation) {
+                Some((place, state)) => Some(Ok(Input { place, state, bytes, ends })),
+                None => Some(Err(Strange { stream: claimed_stream(continuation)? })),
+            },
+            Segment::Close => None,
+        })
+    }
+
+    /// What the client asks for, in the order of the packets that it is to come with.
+    pub fn asks<'s>(
+        &'s self,
+        ring: &'s KeyRing,
+    ) -> impl Iterator<Item = Result<Asked<'s>, Strange>> {
+        let groups = Request::parse(&self.message).map(|request| request.groups);
+        let asks = groups.unwrap_or_default().enumerate();
+        asks.filter_map(move |(index, (continuation, ask))| {
+            let range = ask.position..ask.position.checked_add(ask.length.into())?;
+            match open_valid(ring, continuation) {
+                Some((valid, state)) if valid.start <= range.start && range.end <= valid.end => {
+                    Some(Ok(Asked { index, valid, state, range }))
+                }
+                _ => Some(Err(Strange { stream: claimed_stream(continuation)? })),
+            }
+        })
+    }
+
+    /// What the client sends, where it does not use standard continuations.
+    pub fn data(&self) -> &[u8] {
+        Request::parse(&self.message).map_or(&[], |request| request.data)
+    }
+
+    /// Keeps the right to answer, and gives the request back: for who answers later. A detached
+    /// minisocket takes a few hundred bytes, and no place in the queue.
+    #[must_use]
+    pub fn detach(self) -> Minisocket<'static> {
+        Minisocket { grant: self.grant, to: self.to, message: Cow::Borrowed(&[]) }
+    }
+
+    /// Gives the request back, as [`Minisocket::detach`].
+    pub fn forget_request(&mut self) {
+        self.message = Cow::Borrowed(&[]);
+    }
+
+    /// Bytes that it has at most when it is extracted.
+    pub fn sealed_len(&self) -> usize {
+        self.message.len() + self.grant.written_len() + 128
+    }
+
+    /// The same with a copy of the request.
+    #[must_use]
+    pub fn into_owned(self) -> Minisocket<'static> {
+        let message = Cow::Owned(self.message.into_owned());
+        Minisocket { grant: self.grant, to: self.to, message }
+    }
+
+    pub(super) fn into_parts(self) -> (Grant, Return, Cow<'m, [u8]>) {
+        (self.grant, self.to, self.message)
+    }
+
+    fn segments(&self) -> Segments<'_> {
+        Segments::new(self.data())
+    }
+}
+
+/// How many asks a request has.
+pub(super) fn count_asks(message: &[u8]) -> usize {
+    Request::parse(message).map_or(0, |request| request.groups.count())
+}

@@ -1,0 +1,106 @@
+//! Events that travel: out of one server's queue, into another's that has the secrets.
+//!
+//! ```text
+//!  collection   events, each with a number before it
+//!  event        version 1: 1 | made 6 | where answers go, a number before it | grant | request, a
+//!               number before it | number of the secret 1 | code 16
+//! ```
+//!
+//! *Made* is the time in microseconds; *where answers go* is a [`Return`]; `server/grant.rs` has the
+//! grant. The code is AES-CMAC of all before it, under a key of its own. An event is taken over
+//! once by each server, and as long as its replay window reaches back.
+
+use std::borrow::Cow;
+
+use super::{Endpoint, Minisocket};
+use crate::time::Instant;
+use crate::trickles::bytes::{Reader, put_counted, put_u48};
+use crate::trickles::packet::Return;
+use crate::trickles::server::{Grant, instant, micros};
+
+const VERSION: u8 = 1;
+
+/// What became of a collection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Installed {
+    /// Events that are in the queue now.
+    pub taken: usize,
+    /// Events that are not: altered, too old, taken over before, or beyond the queue's limit.
+    pub refused: usize,
+}
+
+impl Endpoint {
+    /// Takes the events that `which` says out of the queue, and appends them to `out`. How many.
+    pub fn extract_events(
+        &mut self,
+        now: Instant,
+        mut which: impl FnMut(&Minisocket<'_>) -> bool,
+        out: &mut Vec<u8>,
+    ) -> usize {
+        let waiting = self.queue.len();
+        for event in std::mem::take(&mut self.queue) {
+            if which(&event) {
+                self.seal(now, event, out);
+            } else {
+                self.queue.push_back(event);
+            }
+        }
+        let extracted = waiting - self.queue.len();
+        self.stats.extracted += extracted as u64;
+        extracted
+    }
+
+    /// Appends an event that was taken out of the queue already.
+    pub fn extract(&mut self, now: Instant, event: Minisocket<'_>, out: &mut Vec<u8>) {
+        self.seal(now, event, out);
+        self.stats.extracted += 1;
+    }
+
+    fn seal(&self, now: Instant, event: Minisocket<'_>, out: &mut Vec<u8>) {
+        let (grant, to, message) = event.into_parts();
+        let mut bytes = vec![VERSION];
+        put_u48(&mut bytes, micros(now));
+        put_counted(&mut bytes, &to.emit());
+        grant.write(self.ring(), &mut bytes);
+        put_counted(&mut bytes, &message);
+        self.ring().seal_event(&mut bytes);
+        put_counted(out, &bytes);
+    }
+
+    /// Puts events that another server has extracted into the queue.
+    pub fn install_events(&mut self, now: Instant, collection: &[u8]) -> Installed {
+        let mut reader = Reader(collection);
+        let mut done = Installed::default();
+        while !reader.0.is_empty() {
+            let event = reader.counted();
+            match event.and_then(|bytes| self.open(now, bytes)) {
+                Some(event) => {
+                    self.queue.push_back(event);
+                    done.taken += 1;
+                }
+                None => done.refused += 1,
+            }
+            if event.is_none() {
+                break;
+            }
+        }
+        self.stats.installed += done.taken as u64;
+        self.stats.strange += done.refused as u64;
+        done
+    }
+
+    fn open(&mut self, now: Instant, bytes: &[u8]) -> Option<Minisocket<'static>> {
+        if self.queue.len() >= self.limit {
+            return None;
+        }
+        let (event, code) = self.ring().open_event(bytes)?;
+        let mut reader = Reader(event);
+        let _version = reader.u8().filter(|&version| version == VERSION)?;
+        let made = instant(now, reader.u48()?);
+        let to = Return::parse(reader.counted()?)?;
+        let grant = Grant::read(self.ring(), &mut reader)?;
+        let message = reader.counted()?.to_vec();
+        let new = self.server.install(now, grant.connection(), made, code);
+        new.then(|| Minisocket::new(grant, to, Cow::Owned(message)))
+    }
+}

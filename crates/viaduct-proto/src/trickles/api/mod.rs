@@ -1,0 +1,191 @@
+//! The server's side for applications (Trickles, section 3): a queue of events, and minisockets.
+//!
+//! ```text
+//!   message ─▶ Endpoint::handle ─▶ Server: is it to be answered, by how many packets?
+//!                    │ no: refused, counted
+//!                    ▼
+//!                  queue ─▶ poll_event ─▶ Minisocket: inputs, asks, room
+//!                    ▲ │                      │ the application fills a Reply
+//!     install_events │ │ extract_events       ▼
+//!       (sealed bytes, maybe of another    Endpoint::send ─▶ messages     or: drop, detach
+//!        machine)                                  ▲ files that the shell reads
+//! ```
+//!
+//! A [`Minisocket`] is the right to answer one request. It is a value: who holds it owns all that there
+//! is of it, and when it was used nothing is left. So memory grows with the requests that are not
+//! processed yet, and with nothing else; the queue has a limit, beyond which requests are refused before
+//! anything is noted of them, so that their clients may try again.
+//!
+//! | Figure 8 | here |
+//! |---|---|
+//! | `msk_send`, `msk_sendv` | [`Reply::answer`], [`Reply::bring`] with [`Piece::Bytes`], then [`Endpoint::send`] |
+//! | `msk_sendfilev` | the same with [`Piece::File`] |
+//! | `msk_setucont` | [`Reply::set_user`]; standard ones: [`Reply::input`], [`Reply::output`] |
+//! | `msk_sendbulk` | [`Endpoint::send_bulk`] |
+//! | `msk_drop` | [`Endpoint::drop_event`] |
+//! | `msk_detach` | [`Minisocket::detach`] |
+//! | `msk_extract_events`, `msk_install_events` | [`Endpoint::extract_events`], [`Endpoint::install_events`] |
+
+mod event;
+mod extract;
+mod layout;
+mod reply;
+
+use std::collections::VecDeque;
+
+use super::keys::KeyRing;
+use super::packet::Return;
+use super::server::{Refusal, Server};
+use crate::time::Instant;
+
+pub use event::{Asked, Input, Kind, Minisocket, Strange};
+pub use extract::Installed;
+pub use reply::{Files, Piece, Reply, Stretch};
+
+/// What an endpoint did so far, beside what its [`Server`] counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Events that the application got.
+    pub events: u64,
+    /// Events that it has answered.
+    pub sent: u64,
+    /// Packets of those answers.
+    pub packets: u64,
+    /// Bytes of data in them.
+    pub bytes: u64,
+    /// Events that it has dropped.
+    pub dropped: u64,
+    /// Requests refused as the queue was full.
+    pub overflowed: u64,
+    /// Events given away.
+    pub extracted: u64,
+    /// Events taken over.
+    pub installed: u64,
+    /// Events that were to be taken over: altered, too old, or taken over before.
+    pub strange: u64,
+}
+
+/// A server with its queue. See the [module](self).
+#[derive(Debug)]
+pub struct Endpoint {
+    server: Server,
+    queue: VecDeque<Minisocket<'static>>,
+    limit: usize,
+    stats: Stats,
+    /// A message, and the data of one, in the making.
+    message: Vec<u8>,
+    data: Vec<u8>,
+}
+
+impl Endpoint {
+    /// With an empty queue, which holds `limit` events at most.
+    pub fn new(server: Server, limit: usize) -> Self {
+        let stats = Stats::default();
+        let queue = VecDeque::new();
+        Endpoint { server, queue, limit, stats, message: Vec::new(), data: Vec::new() }
+    }
+
+    /// What decides.
+    pub fn server(&self) -> &Server {
+        &self.server
+    }
+
+    /// What decides, to rotate its secrets.
+    pub fn server_mut(&mut self) -> &mut Server {
+        &mut self.server
+    }
+
+    /// The secrets, which an application's continuations are read with.
+    pub fn ring(&self) -> &KeyRing {
+        self.server.ring()
+    }
+
+    /// The counters so far.
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// Events that wait.
+    pub fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// A request came, and its answers go `to` where they go: an event is put into the queue. It is
+    /// copied, as it outlives the packet; [`Endpoint::accept`] does without.
+    ///
+    /// # Errors
+    /// [`Refusal`], which is counted.
+    pub fn handle(&mut self, now: Instant, to: Return, message: &[u8]) -> Result<(), Refusal> {
+        if self.queue.len() >= self.limit {
+            self.stats.overflowed += 1;
+            return Ok(());
+        }
+        let event = self.accept(now, to, message)?.into_owned();
+        self.queue.push_back(event);
+        Ok(())
+    }
+
+    /// A request came: the event, past the queue, for who answers it at once.
+    ///
+    /// # Errors
+    /// [`Refusal`], which is counted.
+    pub fn accept<'m>(
+        &mut self,
+        now: Instant,
+        to: Return,
+        message: &'m [u8],
+    ) -> Result<Minisocket<'m>, Refusal> {
+        let grant = self.server.grant(now, to.client(), message)?;
+        self.stats.events += 1;
+        Ok(Minisocket::new(grant, to, message.into()))
+    }
+
+    /// The next event, until None.
+    pub fn poll_event(&mut self) -> Option<Minisocket<'static>> {
+        self.queue.pop_front()
+    }
+
+    /// Answers an event: each of its packets is given to `out`, which sends it where the
+    /// [`Return`] says. What the reply has not filled leaves without data, for its continuation is what
+    /// the client goes on with.
+    pub fn send(
+        &mut self,
+        event: Minisocket<'_>,
+        reply: &Reply,
+        files: &mut dyn Files,
+        mut out: impl FnMut(&mut Return, &[u8]),
+    ) {
+        let (grant, mut to, message) = event.into_parts();
+        let asks = event::count_asks(&message);
+        let ring = self.server.ring();
+        let slots = layout::lay_out(ring, &grant, asks, reply);
+        self.stats.sent += 1;
+        for (index, slot) in slots.iter().enumerate() {
+            let payload = slot.payload(files, &mut self.data);
+            self.stats.packets += 1;
+            self.stats.bytes += payload.data.len() as u64;
+            self.message.clear();
+            grant.emit(ring, index, &payload, &mut self.message);
+            out(&mut to, &self.message);
+        }
+    }
+
+    /// Answers many events at once, in turn.
+    pub fn send_bulk<'m>(
+        &mut self,
+        replies: impl IntoIterator<Item = (Minisocket<'m>, Reply)>,
+        files: &mut dyn Files,
+        mut out: impl FnMut(&mut Return, &[u8]),
+    ) {
+        for (event, reply) in replies {
+            self.send(event, &reply, files, &mut out);
+        }
+    }
+
+    /// Does not answer an event, as one may choose to when there are too many: to its client it is a lost
+    /// packet.
+    pub fn drop_event(&mut self, event: Minisocket<'_>) {
+        self.stats.dropped += 1;
+        drop(event);
+    }
+}

@@ -1,0 +1,154 @@
+//! What an application answers with.
+
+use bytes::Bytes;
+
+use crate::trickles::standard::{Note, Place, Reason, Valid};
+
+/// A part of what is sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// These bytes; shared, not copied.
+    Bytes(Bytes),
+    /// A range of a file, which [`Files`] reads.
+    File {
+        /// Which, as the application counts them.
+        file: u64,
+        /// From there.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+}
+
+impl Piece {
+    /// Bytes of it.
+    pub fn len(&self) -> u64 {
+        match self {
+            Piece::Bytes(bytes) => bytes.len() as u64,
+            Piece::File { length, .. } => *length,
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// At most `most` bytes of it, from `skip` on.
+    pub(super) fn cut(&self, skip: u64, most: u64) -> Piece {
+        let skip = skip.min(self.len());
+        let length = most.min(self.len() - skip);
+        match self {
+            Piece::Bytes(bytes) => {
+                Piece::Bytes(bytes.slice(skip as usize..(skip + length) as usize))
+            }
+            Piece::File { file, offset, .. } => {
+                Piece::File { file: *file, offset: offset + skip, length }
+            }
+        }
+    }
+}
+
+/// Consecutive bytes of the output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// The stream that they answer.
+    pub stream: u32,
+    /// Where they stand.
+    pub position: u64,
+    /// The bytes, one piece behind the other; what is beyond the packets' room is not sent.
+    pub pieces: Vec<Piece>,
+    /// Whether the stream's output ends with them (SKIP, 5.2).
+    pub ends: bool,
+}
+
+impl Stretch {
+    /// How many bytes there are.
+    pub fn len(&self) -> u64 {
+        self.pieces.iter().map(Piece::len).sum()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Who reads the files that pieces name.
+pub trait Files {
+    /// Fills `out` with the bytes of `file` from `offset` on; false if they are not there. Then the
+    /// stream is reset.
+    fn read(&mut self, file: u64, offset: u64, out: &mut [u8]) -> bool;
+}
+
+/// For replies that name none.
+impl Files for () {
+    fn read(&mut self, _file: u64, _offset: u64, _out: &mut [u8]) -> bool {
+        false
+    }
+}
+
+/// The answer to one event, in the making. What does not fit is left out, and asked for again.
+#[derive(Clone, Debug, Default)]
+pub struct Reply {
+    pub(super) continuations: Vec<Sealed>,
+    pub(super) notes: Vec<Note<'static>>,
+    pub(super) users: Vec<(usize, Vec<u8>)>,
+    pub(super) asked: Vec<(usize, Stretch)>,
+    pub(super) brought: Option<Stretch>,
+}
+
+/// A continuation that is to be sealed.
+#[derive(Clone, Debug)]
+pub(super) enum Sealed {
+    Input(Place, Vec<u8>),
+    Output(Valid, Vec<u8>),
+}
+
+impl Reply {
+    /// Answers ask `index` of the request with these bytes.
+    pub fn answer(&mut self, index: usize, stretch: Stretch) -> &mut Self {
+        self.asked.push((index, stretch));
+        self
+    }
+
+    /// Sends bytes that nobody has asked for yet, as what an input yields, in the packets that no ask
+    /// takes.
+    pub fn bring(&mut self, stretch: Stretch) -> &mut Self {
+        self.brought = Some(stretch);
+        self
+    }
+
+    /// Gives the client an input continuation: the stream was read up to `place`, and what is behind that
+    /// is to come back with `state` (4.2).
+    pub fn input(&mut self, place: Place, state: impl Into<Vec<u8>>) -> &mut Self {
+        self.continuations.push(Sealed::Input(place, state.into()));
+        self
+    }
+
+    /// Gives the client an output continuation (4.3).
+    pub fn output(&mut self, valid: Valid, state: impl Into<Vec<u8>>) -> &mut Self {
+        self.continuations.push(Sealed::Output(valid, state.into()));
+        self
+    }
+
+    /// Tells the client that `position` bytes of the stream's input were read, and no more will be.
+    pub fn closed(&mut self, stream: u32, position: u64) -> &mut Self {
+        self.notes.push(Note::Closed { stream, position });
+        self
+    }
+
+    /// Tells the client that the stream does not go on.
+    pub fn reset(&mut self, stream: u32, reason: Reason) -> &mut Self {
+        self.notes.push(Note::Reset { stream, reason });
+        self
+    }
+
+    /// Puts `user` into the packet of permit `index`, as it is, in place of standard continuations: for
+    /// applications with their own (msk_setucont). The application seals it:
+    /// [`KeyRing::seal_user`](crate::trickles::keys::KeyRing::seal_user).
+    pub fn set_user(&mut self, index: usize, user: impl Into<Vec<u8>>) -> &mut Self {
+        self.users.push((index, user.into()));
+        self
+    }
+}

@@ -1,0 +1,28 @@
+//! What a request takes along to the server's application.
+
+use bytes::Bytes;
+
+/// Where a client gets what its requests take along.
+pub trait Feed {
+    /// Whether there is something that a request is to be sent for.
+    fn is_pending(&self) -> bool;
+
+    /// Appends what goes with the next request to `out`, `room` bytes at most. What is returned names
+    /// it: [`Client::poll_settled`](super::Client::poll_settled) returns that when no answer to it can
+    /// come any more, and [`Arrived::parcel`](super::Arrived::parcel) says what came in answer to it.
+    fn take(&mut self, room: usize, out: &mut Vec<u8>) -> Option<u64>;
+}
+
+/// The same with a first request, its echo and restarts; no request is sent for it.
+impl Feed for Bytes {
+    fn is_pending(&self) -> bool {
+        false
+    }
+
+    fn take(&mut self, room: usize, out: &mut Vec<u8>) -> Option<u64> {
+        if self.len() <= room {
+            out.extend_from_slice(self);
+        }
+        None
+    }
+}

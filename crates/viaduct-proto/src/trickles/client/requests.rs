@@ -1,0 +1,254 @@
+//! What a client sends: a first request, echoes, steps, restarts.
+
+use super::asks::{Budget, Expected, Want, groups};
+use super::receiver::Turn;
+use super::{Client, Feed, LEAST_REQUEST, Phase, SILENCE};
+use crate::time::Instant;
+use crate::trickles::continuation::{CONTINUATION, Continuation, LOSS, MOST_LOSSES};
+use crate::trickles::plan::Plan;
+use crate::trickles::wire::request::{emit_groups, emit_open, emit_padding, emit_returned};
+use crate::trickles::wire::response::overhead;
+use crate::trickles::wire::{MOST_ASKS, MOST_ATTEMPTS};
+
+/// Bytes of an answer that are left for what the application says to what a request takes along.
+const NOTES: usize = 192;
+/// Bytes of a first request or a restart that are left for what it takes along, if there is something.
+const PARCEL: usize = 512;
+/// Bytes of a step that are left for asks, if something is wanted.
+const ASKS: usize = 512;
+
+/// What a step's packets are to be.
+#[derive(Debug)]
+struct Layout {
+    now: Instant,
+    /// Bytes of a message, less what is reserved.
+    room: usize,
+    /// Bytes of continuations that the packets bear.
+    descendant: usize,
+    /// Bytes to be left in the first packet with data, as long as there was none.
+    notes: usize,
+    budget: Budget,
+    wants: Vec<Want>,
+    parcel: Option<u64>,
+}
+
+impl Client {
+    /// Nothing came for too long.
+    fn begin_again(&mut self, now: Instant, feed: &mut dyn Feed) {
+        self.due = false;
+        if matches!(self.phase, Phase::Ticket) {
+            self.overdue = None;
+            return;
+        }
+        self.unpromise();
+        self.forget_flight();
+        self.heard = now;
+        match self.anchor.clone() {
+            None => self.send_open(feed),
+            Some((bytes, _, proof)) => {
+                let attempt = (self.attempts + 1).min(MOST_ATTEMPTS.into()) as u8;
+                self.stats.restarts += 1;
+                self.phase = Phase::Beginning;
+                let mut message = Vec::new();
+                emit_returned(self.count, attempt, &bytes, None, None, &proof, &mut message);
+                let packets = usize::from(attempt == 1) * 9 + 1;
+                self.promise(packets, CONTINUATION, message.len(), feed);
+                self.finish(message, LEAST_REQUEST, feed);
+            }
+        }
+        self.overdue = Some(now + self.trips.wait(self.attempts));
+        self.attempts += 1;
+    }
+
+    fn send_open(&mut self, feed: &mut dyn Feed) {
+        let mut message = Vec::new();
+        emit_open(self.count, self.token, self.config.message, &mut message);
+        self.promise(1, CONTINUATION, message.len(), feed);
+        self.finish(message, self.config.pad.max(LEAST_REQUEST), feed);
+    }
+
+    /// Makes requests of what is held, as long as something is wanted, or to be taken along.
+    pub(super) fn request(&mut self, now: Instant, feed: &mut dyn Feed) {
+        let first = matches!(self.phase, Phase::Opening) && self.attempts == 0 && self.count == 0;
+        if first || self.due {
+            self.begin_again(now, feed);
+        }
+        self.pending = feed.is_pending();
+        if !self.asks.is_wanting() && !self.pending {
+            return;
+        }
+        if matches!(self.phase, Phase::Ticket) {
+            self.echo(now, feed);
+            return;
+        }
+        let silent = now.since(self.heard) > SILENCE && self.in_flight() == 0;
+        if silent && !self.held.is_empty() {
+            self.begin_again(now, feed);
+            return;
+        }
+        let idle = self.in_flight() == 0;
+        while self.asks.is_wanting() || feed.is_pending() {
+            let Some(turn) = self.held.front() else { break };
+            let repaired = self.repairs(&turn.known);
+            let window = turn.known.piece.base + u64::from(turn.known.piece.start);
+            let owed = !turn.known.losses.runs().is_empty() && repaired.is_none();
+            if owed && turn.known.number >= window {
+                break;
+            }
+            if let Some(turn) = self.held.pop_front() {
+                self.send_turn(now, &turn, repaired, feed);
+            }
+        }
+        self.pending = feed.is_pending();
+        if idle && self.in_flight() > 0 {
+            self.heard = now;
+        }
+        if matches!(self.phase, Phase::Running(_)) {
+            self.set_overdue();
+        }
+    }
+
+    /// The nonces of all repairs that a continuation waits for, xored; None if one is missing.
+    fn repairs(&self, known: &Continuation) -> Option<u64> {
+        let mut sum = None;
+        for run in known.losses.runs() {
+            for number in run.first..=run.last() {
+                sum = Some(sum.unwrap_or(0) ^ self.repaired.get(&number)?);
+            }
+        }
+        sum
+    }
+
+    fn echo(&mut self, now: Instant, feed: &mut dyn Feed) {
+        let Some((bytes, known, proof)) = self.anchor.clone() else { return };
+        let mut message = Vec::new();
+        emit_returned(self.count, 0, &bytes, None, None, &proof, &mut message);
+        self.phase = Phase::Beginning;
+        self.heard = now;
+        self.promise(known.piece.start.into(), CONTINUATION, message.len(), feed);
+        self.emit_promised(&mut message);
+        self.load(&mut message, feed);
+        self.post(message);
+        self.overdue = Some(now + self.trips.wait(self.attempts));
+    }
+
+    /// Asks for up to `packets` of a first window, in a request that has `taken` bytes already.
+    fn promise(&mut self, packets: usize, continuation: usize, taken: usize, feed: &dyn Feed) {
+        let message =
+            self.anchor.as_ref().map_or(self.config.message, |(_, known, _)| known.message);
+        let room = usize::from(message).saturating_sub(overhead(Some(continuation)));
+        let room = match self.anchor {
+            Some(_) => room,
+            // A ticket is no longer than the request.
+            None => self.config.pad.max(LEAST_REQUEST).saturating_sub(overhead(Some(continuation))),
+        };
+        let room = room.saturating_sub(self.config.reserve);
+        let mut budget = self.budget(taken, feed);
+        for n in 0..packets.min(MOST_ASKS) {
+            let left = if n == 0 { notes(feed) } else { 0 };
+            let want = self.asks.take(room.saturating_sub(left), &mut budget);
+            self.promised.extend(want);
+        }
+    }
+
+    /// Bytes for the asks of a request that has `taken` bytes already.
+    fn budget(&self, taken: usize, feed: &dyn Feed) -> Budget {
+        let parcel = if feed.is_pending() { PARCEL } else { 0 };
+        Budget::new(self.config.request.saturating_sub(taken + parcel))
+    }
+
+    /// Ends a first request or a restart: padded to `least` bytes, with what is promised.
+    fn finish(&mut self, mut message: Vec<u8>, least: usize, feed: &mut dyn Feed) {
+        let mut tail = Vec::new();
+        self.emit_promised(&mut tail);
+        let taken = message.len() + 2;
+        let room = self.config.request.saturating_sub(taken + tail.len());
+        self.promised_parcel = feed.take(room, &mut tail);
+        let padding = least.min(self.config.request).saturating_sub(taken + tail.len());
+        emit_padding(padding, &mut message);
+        message.extend_from_slice(&tail);
+        self.post(message);
+    }
+
+    fn emit_promised(&self, out: &mut Vec<u8>) {
+        let wants: Vec<Want> = self.promised.iter().cloned().collect();
+        emit(&wants, out);
+    }
+
+    /// Has the request of a first window take something along.
+    fn load(&mut self, message: &mut Vec<u8>, feed: &mut dyn Feed) {
+        let room = self.config.request.saturating_sub(message.len());
+        self.promised_parcel = feed.take(room, message);
+    }
+
+    /// A request that returns a continuation, and asks for as much as the server will send.
+    fn send_turn(&mut self, now: Instant, turn: &Turn, repaired: Option<u64>, feed: &mut dyn Feed) {
+        let known = &turn.known;
+        let owed = if repaired.is_some() { 0 } else { known.losses.runs().len() };
+        let mut message = Vec::new();
+        emit_returned(self.count, 0, &turn.bytes, turn.tail, repaired, &turn.proof, &mut message);
+        let plans = || turn.made_up.iter().chain([&turn.plan]);
+        let roomy = |plan: &Plan| !plan.again.numbers().is_empty() || plan.fresh.count() > 0;
+        let (mut parcel, mut bytes) = (None, Vec::new());
+        if feed.is_pending() && plans().any(roomy) {
+            let asks = if self.asks.is_wanting() { ASKS } else { 1 };
+            let room = self.config.request.saturating_sub(message.len() + asks);
+            parcel = feed.take(room, &mut bytes);
+        }
+        let mut layout = Layout {
+            now,
+            room: usize::from(known.message).saturating_sub(self.config.reserve),
+            descendant: CONTINUATION + LOSS * (owed + turn.losses).min(MOST_LOSSES),
+            notes: if parcel.is_some() { NOTES } else { 0 },
+            budget: Budget::new(self.config.request.saturating_sub(message.len() + bytes.len())),
+            wants: Vec::new(),
+            parcel,
+        };
+        plans().for_each(|plan| self.expect(plan, &mut layout));
+        emit(&layout.wants, &mut message);
+        message.extend_from_slice(&bytes);
+        self.post(message);
+    }
+
+    /// Notes which packets a plan brings, and what they are to carry.
+    fn expect(&mut self, plan: &Plan, layout: &mut Layout) {
+        for &number in plan.again.numbers() {
+            let expected = self.ask(overhead(None), layout);
+            self.asks.expect_again(number, expected);
+        }
+        for number in plan.grouped.numbers() {
+            let expected = Expected { sent: layout.now, want: None, parcel: layout.parcel };
+            self.asks.expect(number, expected);
+        }
+        for number in plan.fresh.numbers() {
+            let point = plan.piece.is_point(number);
+            let expected = self.ask(overhead(point.then_some(layout.descendant)), layout);
+            self.asks.expect(number, expected);
+        }
+    }
+
+    /// Asks for what fits a packet that has `taken` bytes already.
+    fn ask(&mut self, taken: usize, layout: &mut Layout) -> Expected {
+        let notes = std::mem::take(&mut layout.notes);
+        let room = layout.room.saturating_sub(taken + notes);
+        let want = self.asks.take(room, &mut layout.budget);
+        layout.wants.extend(want.clone());
+        Expected { sent: layout.now, want, parcel: layout.parcel }
+    }
+
+    fn post(&mut self, message: Vec<u8>) {
+        self.count = self.count.wrapping_add(1);
+        self.stats.requests += 1;
+        self.outbox.push_back(message);
+    }
+}
+
+/// Bytes to be left in the answer to what `feed` gives.
+fn notes(feed: &dyn Feed) -> usize {
+    if feed.is_pending() { NOTES } else { 0 }
+}
+
+fn emit(wants: &[Want], out: &mut Vec<u8>) {
+    let groups = groups(wants);
+    emit_groups(groups.iter().map(|(user, asks)| (*user, &asks[..])), out);
+}

@@ -1,0 +1,226 @@
+//! What a client makes of a response: packets for the receiver, data for the application.
+
+use bytes::Bytes;
+
+use super::asks::{Expected, Want};
+use super::receiver::Receiver;
+use super::{Arrived, Client, ENDS, Phase};
+use crate::time::Instant;
+use crate::trickles::continuation::{Continuation, Mode};
+use crate::trickles::proof::{self, Range};
+use crate::trickles::wire::{Form, MOST_ATTEMPTS, Payload, Response};
+
+impl Client {
+    /// A response of this connection; false if it is of another generation.
+    pub(super) fn take(&mut self, now: Instant, response: &Response) -> bool {
+        let newer = response.generation.wrapping_sub(self.generation);
+        let awaited = match self.phase {
+            Phase::Opening => newer == 0,
+            Phase::Ticket | Phase::Beginning => newer <= u16::from(MOST_ATTEMPTS),
+            Phase::Running(_) => (1..=u16::from(MOST_ATTEMPTS)).contains(&newer),
+        };
+        match response.form {
+            Form::Ticket(bytes) if awaited && (newer > 0 || self.is_opening()) => {
+                self.take_ticket(now, bytes, response)
+            }
+            Form::Fresh(bytes) if awaited && !self.is_opening() => {
+                self.begin_generation(bytes) && self.take_packet(now, response)
+            }
+            _ if newer == 0 => self.take_packet(now, response),
+            Form::Ticket(_) | Form::Group(_) => false,
+            // Of a generation that is over the data are good still.
+            _ => {
+                self.late(&response.payload);
+                newer > u16::MAX / 2
+            }
+        }
+    }
+
+    fn is_opening(&self) -> bool {
+        matches!(self.phase, Phase::Opening)
+    }
+
+    fn take_ticket(&mut self, now: Instant, bytes: &[u8], response: &Response) -> bool {
+        let Ok((known, _)) = Continuation::peek(bytes) else { return false };
+        if known.mode != Mode::Ticket {
+            return false;
+        }
+        let mut proof = Vec::new();
+        let number = known.number;
+        proof::emit(
+            known.piece.base,
+            &[Range { first: known.piece.base, last: number, sum: 0 }],
+            &mut proof,
+        );
+        self.generation = response.generation;
+        self.anchor = Some((bytes.to_vec(), known, proof));
+        self.phase = Phase::Ticket;
+        self.forget_flight();
+        self.hear(now);
+        self.overdue = None;
+        let want = self.promised.pop_front();
+        self.deliver(want, self.promised_parcel, &response.payload);
+        self.unpromise();
+        true
+    }
+
+    /// The first packet of a generation that was asked for.
+    fn begin_generation(&mut self, bytes: &[u8]) -> bool {
+        let Ok((known, _)) = Continuation::peek(bytes) else { return false };
+        if known.mode != Mode::Begun {
+            return false;
+        }
+        let sent = self.heard;
+        let parcel = self.promised_parcel.take();
+        self.forget_flight();
+        self.generation = known.generation;
+        self.phase = Phase::Running(Box::new(Receiver::new(known.piece)));
+        for number in (known.piece.base..).take(known.piece.start.into()) {
+            let want = self.promised.pop_front();
+            self.asks.expect(number, Expected { sent, want, parcel });
+        }
+        self.unpromise();
+        true
+    }
+
+    /// A packet of the present generation.
+    fn take_packet(&mut self, now: Instant, response: &Response) -> bool {
+        let Phase::Running(receiver) = &mut self.phase else { return false };
+        let number = response.number;
+        let mut new = false;
+        match response.form {
+            Form::Ticket(_) => return false,
+            Form::Again => {
+                let Some(expected) = self.asks.came_again(number) else { return false };
+                self.repaired.insert(number, response.nonce);
+                self.hear(now);
+                self.deliver(expected.want, expected.parcel, &response.payload);
+                self.settle(now);
+                return true;
+            }
+            Form::Fresh(bytes) => {
+                let Ok((known, _)) = Continuation::peek(bytes) else { return false };
+                if known.number == number {
+                    new = receiver.arrive(number, response.nonce, Some((bytes.to_vec(), known)));
+                }
+            }
+            Form::Half => new = receiver.arrive(number, response.nonce, None),
+            Form::Group(group) => {
+                for (number, nonce, bytes) in group.packets() {
+                    let packet = bytes.and_then(|bytes| {
+                        let (known, _) = Continuation::peek(&bytes).ok()?;
+                        Some((bytes, known))
+                    });
+                    new |= receiver.arrive(number, nonce, packet);
+                    // They bring no data, even if some were asked for.
+                    if let Some(expected) = self.asks.came(number) {
+                        self.asks.want_again(expected.want);
+                    }
+                }
+            }
+        }
+        if !new {
+            self.late(&response.payload);
+            return true;
+        }
+        if let Some(expected) = self.asks.came(number) {
+            if self.attempts == 0 {
+                self.trips.measure(now.since(expected.sent));
+            }
+            self.deliver(expected.want, expected.parcel, &response.payload);
+        } else {
+            self.late(&response.payload);
+        }
+        self.hear(now);
+        self.settle(now);
+        true
+    }
+
+    /// Something new came: the timers begin anew.
+    fn hear(&mut self, now: Instant) {
+        self.stats.received += 1;
+        self.heard = now;
+        self.attempts = 0;
+    }
+
+    /// Takes what the receiver has decided, and sets the timers.
+    pub(super) fn settle(&mut self, now: Instant) {
+        let Phase::Running(receiver) = &mut self.phase else { return };
+        self.stats.recoveries += u64::from(receiver.take_recovered());
+        while let Some(number) = receiver.take_lost() {
+            self.stats.lost += 1;
+            if let Some(expected) = self.asks.came(number) {
+                self.asks.want_again(expected.want);
+            }
+        }
+        while let Some(turn) = receiver.take_turn() {
+            self.anchor = Some((turn.bytes.clone(), turn.known, turn.proof.clone()));
+            self.held.push_back(turn);
+        }
+        let waits = receiver.waits();
+        self.patience = match self.patience {
+            _ if !waits => None,
+            None => Some(now + self.trips.patience()),
+            already => already,
+        };
+        self.set_overdue();
+    }
+
+    pub(super) fn set_overdue(&mut self) {
+        let wait = self.trips.wait(self.attempts);
+        let repair = self.asks.oldest_again().map(|sent| sent + wait);
+        // Something may be wanted with no trickle left to ask for it, or none without a repair.
+        let answer = (!self.is_idle()).then(|| self.heard + wait);
+        self.overdue = [repair, answer].into_iter().flatten().min();
+    }
+
+    /// Hands data on; what was wanted and did not come with them is wanted again.
+    fn deliver(&mut self, want: Option<Want>, parcel: Option<u64>, payload: &Payload) {
+        if let Some(want) = want.filter(|want| want.length > 0) {
+            let ends = payload.flags & ENDS != 0;
+            let end = payload.position + payload.data.len() as u64;
+            let wanted = want.position + want.length;
+            if payload.position != want.position || payload.data.is_empty() && !ends {
+                self.asks.want_again(Some(want));
+            } else if end < wanted && !ends {
+                self.asks.want_again(Some(Want { position: end, length: wanted - end, ..want }));
+            }
+        }
+        self.hand_on(parcel, payload);
+    }
+
+    /// Hands data on that nobody waits for any more.
+    fn late(&mut self, payload: &Payload) {
+        self.hand_on(None, payload);
+    }
+
+    fn hand_on(&mut self, parcel: Option<u64>, payload: &Payload) {
+        if payload.data.is_empty() && payload.user.is_empty() && payload.flags == 0 {
+            return;
+        }
+        self.arrived.push_back(Arrived {
+            position: payload.position,
+            flags: payload.flags,
+            parcel,
+            user: Bytes::copy_from_slice(payload.user),
+            data: Bytes::copy_from_slice(payload.data),
+        });
+    }
+
+    /// What was asked for the first window beyond it is wanted still.
+    pub(super) fn unpromise(&mut self) {
+        let parcel = self.promised_parcel.take();
+        self.asks.settle(parcel);
+        while let Some(want) = self.promised.pop_back() {
+            self.asks.want_again(Some(want));
+        }
+    }
+
+    /// Nothing of the present generation will come.
+    pub(super) fn forget_flight(&mut self) {
+        self.asks.forget_all();
+        self.held.clear();
+        self.repaired.clear();
+        self.patience = None;
+    }
+}

@@ -1,0 +1,232 @@
+//! How trickles begin: a ticket, its echo, a restart, a move.
+
+use std::net::SocketAddr;
+
+use super::answer::Event;
+use super::cache::Derived;
+use super::work::{Form, Item, MAIN};
+use super::{APART, LEAST_AGE, LEAST_MESSAGE, Refusal, Server, Settings, instant};
+use crate::time::Instant;
+use crate::trickles::continuation::{Continuation, Losses, Mode};
+use crate::trickles::piece::Piece;
+use crate::trickles::plan;
+use crate::trickles::replay::Once;
+use crate::trickles::wire::MOST_ATTEMPTS;
+use crate::trickles::wire::request::Returned;
+use crate::trickles::wire::response::overhead;
+
+impl Server {
+    /// A ticket for a new connection, with no more bytes than came.
+    pub(super) fn open(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        token: u64,
+        message: u16,
+        len: usize,
+    ) -> Result<Event, Refusal> {
+        let keys = self.ring.newest();
+        let address = keys.address(from);
+        let ticket = Continuation {
+            connection: keys.connection(token, address, now.as_nanos()),
+            tag: token as u32,
+            message: message.clamp(LEAST_MESSAGE, self.settings.message.max(LEAST_MESSAGE)),
+            ..blank(&self.settings)
+        };
+        let connection = ticket.connection;
+        self.offer(now, from, ticket, 0, len)?;
+        self.stats.opened += 1;
+        Ok(Event::Open { connection })
+    }
+
+    /// A trickle goes on, or a ticket is echoed.
+    /// The client heard nothing for too long, or was silent itself.
+    pub(super) fn restart(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        attempt: u8,
+        returned: &Returned,
+        len: usize,
+    ) -> Result<Event, Refusal> {
+        let known = Continuation::open(&self.ring, returned.continuation)?;
+        let age = now.since(instant(now, known.timestamp));
+        let Some(home) = self.home(from, &known, returned) else {
+            return self.moved(now, from, &known, attempt, len);
+        };
+        if attempt == MOST_ATTEMPTS {
+            let ssthresh = known.piece.window(known.number) / 2;
+            let start = self.settings.loss_window;
+            return self.readmit(now, from, &known, attempt, (start, ssthresh), len);
+        }
+        let stale = !self.replay.is_fresh(now, instant(now, known.timestamp));
+        if attempt > 1 && age < LEAST_AGE * (1 << (attempt - 1)) {
+            return Err(Refusal::TooSoon { attempt, age });
+        }
+        let piece = self.restarted(now, &known, stale, returned, &home)?;
+        let generation = known.generation.wrapping_add(attempt.into());
+        self.begin_generation(now, known.connection, generation, attempt.into())?;
+        if stale {
+            self.stats.resumed += 1;
+        } else {
+            self.stats.timeouts += 1;
+        }
+        let connection = known.connection;
+        let first = Continuation { mode: Mode::Begun, generation, piece, ..known };
+        let mut first = self.timed(now, from, first);
+        first.losses = Losses::default();
+        first.nonces = self.ring.newest().number();
+        self.begin(first);
+        Ok(Event::Request { connection })
+    }
+
+    /// The piece that a restart begins: after a timeout ssthresh is half of the window before the
+    /// first loss; after a silence the window begins anew, and may grow to three quarters quickly.
+    fn restarted(
+        &self,
+        now: Instant,
+        known: &Continuation,
+        stale: bool,
+        returned: &Returned,
+        home: &Derived,
+    ) -> Result<Piece, Refusal> {
+        let base = base_at(now, known.number + APART);
+        let (start, ssthresh) = if known.mode == Mode::Ticket {
+            (self.settings.loss_window, u64::from(known.piece.ssthresh))
+        } else if stale {
+            (self.settings.initial_window, known.piece.window(known.number) * 3 / 4)
+        } else {
+            let gaps = self.gaps(known, returned, home)?;
+            let lost = gaps.runs().first().map_or(known.number + 1, |gap| gap.first);
+            (self.settings.loss_window, known.piece.window(lost - 1) / 2)
+        };
+        let ssthresh = u16::try_from(ssthresh.max(2)).unwrap_or(u16::MAX);
+        Ok(Piece { base, start, ssthresh, acks: known.piece.acks })
+    }
+
+    /// The client comes from another address: it gets a ticket there, and no more bytes than it
+    /// sent, until it has echoed that.
+    pub(super) fn moved(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        known: &Continuation,
+        attempt: u8,
+        len: usize,
+    ) -> Result<Event, Refusal> {
+        let first = (self.settings.initial_window, self.settings.ssthresh.into());
+        let event = self.readmit(now, from, known, attempt, first, len)?;
+        self.stats.moved += 1;
+        Ok(event)
+    }
+
+    /// A ticket for a connection that is known. Nothing is noted before its echo, so it can be asked
+    /// for as often as need be: whoever has lost the answers of all other attempts goes on with it.
+    fn readmit(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        known: &Continuation,
+        attempt: u8,
+        (start, ssthresh): (u16, u64),
+        len: usize,
+    ) -> Result<Event, Refusal> {
+        let mut ticket = Continuation {
+            connection: known.connection,
+            tag: known.tag,
+            generation: known.generation.wrapping_add(attempt.into()),
+            message: known.message,
+            ..blank(&self.settings)
+        };
+        let ssthresh = u16::try_from(ssthresh.max(2)).unwrap_or(u16::MAX);
+        let (base, start) = (known.number + APART, start.max(1));
+        ticket.piece = Piece { base, start, ssthresh, ..ticket.piece };
+        self.offer(now, from, ticket, attempt, len)?;
+        Ok(Event::Request { connection: known.connection })
+    }
+
+    /// Lays out a ticket that answers the `attempt`-th request to begin, of `len` bytes.
+    fn offer(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        ticket: Continuation,
+        attempt: u8,
+        len: usize,
+    ) -> Result<(), Refusal> {
+        let base = base_at(now, ticket.piece.base);
+        let piece = Piece { base, ..ticket.piece };
+        let mut ticket = self.timed(now, from, Continuation { piece, ..ticket });
+        ticket.number = base + u64::from(attempt);
+        ticket.rtt = 0;
+        ticket.nonces = self.ring.newest().number();
+        let least = overhead(Some(ticket.len()));
+        let room = len.min(ticket.message.into()).checked_sub(least);
+        let room = room.ok_or(Refusal::TooShort { len, ticket: least })?;
+        self.templates[MAIN] = ticket;
+        let (number, nonce) = (ticket.number, 0);
+        self.work.push(Item { form: Form::Ticket, number, nonce, template: MAIN, room });
+        Ok(())
+    }
+
+    /// A ticket came back from where it was sent: the first window begins.
+    pub(super) fn echo(&mut self, now: Instant, ticket: &Continuation) -> Result<(), Refusal> {
+        let attempt = ticket.number - ticket.piece.base;
+        self.begin_generation(now, ticket.connection, ticket.generation, attempt as u16)?;
+        self.begin(Continuation { mode: Mode::Begun, ..*ticket });
+        Ok(())
+    }
+
+    /// Notes that `generation` begins, and that the `ended` generations before it are over.
+    fn begin_generation(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        generation: u16,
+        ended: u16,
+    ) -> Result<(), Refusal> {
+        if self.replay.knows(connection, Once::Over(generation)) {
+            return Err(Refusal::Superseded(generation));
+        }
+        if !self.replay.note(now, connection, Once::Begun(generation)) {
+            return Err(Refusal::Replayed);
+        }
+        for back in 1..=ended {
+            self.replay.note(now, connection, Once::Over(generation.wrapping_sub(back)));
+        }
+        Ok(())
+    }
+
+    /// Lays out the first window of `first`'s piece.
+    pub(super) fn begin(&mut self, first: Continuation) {
+        self.templates[MAIN] = first;
+        self.fresh(first.piece, plan::begin(first.piece).fresh);
+    }
+}
+
+/// A continuation of no connection yet.
+pub(super) fn blank(settings: &Settings) -> Continuation {
+    let acks = settings.acks;
+    let (start, ssthresh) = (settings.initial_window.max(1), settings.ssthresh.max(2));
+    Continuation {
+        mode: Mode::Ticket,
+        connection: 0,
+        generation: 0,
+        tag: 0,
+        piece: Piece { base: 1, start, ssthresh, acks },
+        number: 1,
+        timestamp: 0,
+        rtt: 0,
+        nonces: 0,
+        address: 0,
+        message: settings.message,
+        burst: settings.burst_limit.max(1),
+        losses: Losses::default(),
+    }
+}
+
+/// The first number of a piece that begins now: 16 for each microsecond of the clock, so that a
+/// connection's numbers, and with them its nonces, are never used twice; and not below `least`.
+fn base_at(now: Instant, least: u64) -> u64 {
+    (now.as_nanos() / 1_000 * 16).max(least).clamp(1, (1 << 62) - 1)
+}

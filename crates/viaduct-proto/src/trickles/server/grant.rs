@@ -1,0 +1,151 @@
+//! What a request is answered with, apart from the request.
+
+use super::answer::{Event, Permit};
+use super::work::{Form, Item};
+use crate::trickles::bytes::{Reader, put_varint};
+use crate::trickles::continuation::Continuation;
+use crate::trickles::keys::KeyRing;
+use crate::trickles::wire::response::{self, Body, Head, Payload};
+
+/// Most packets that a grant from elsewhere may have.
+const MOST_ITEMS: u64 = 4_096;
+
+/// What a request is answered with, by itself: it outlives the request, and may be filled later, or
+/// by another server that has the secrets.
+#[derive(Clone, Debug)]
+pub struct Grant {
+    /// What happened.
+    pub event: Event,
+    pub(super) work: Vec<Item>,
+    pub(super) templates: [Continuation; 2],
+}
+
+impl Grant {
+    /// The permits, in the order of sending; see [`Answer::permits`](super::Answer::permits).
+    pub fn permits(&self) -> impl ExactSizeIterator<Item = Permit> + '_ {
+        self.work.iter().map(|item| Permit { number: item.number, room: item.room })
+    }
+
+    /// Which connection it is of.
+    pub fn connection(&self) -> u64 {
+        let (Event::Open { connection } | Event::Request { connection }) = self.event;
+        connection
+    }
+
+    /// As [`Answer::emit`](super::Answer::emit), for a server whose secrets are `ring`.
+    ///
+    /// # Panics
+    /// If there is no such permit, or the payload is longer than its room.
+    pub fn emit(&self, ring: &KeyRing, index: usize, payload: &Payload, out: &mut Vec<u8>) {
+        emit(ring, &self.work[index], &self.templates, payload, out);
+    }
+
+    /// Appends it for another server that has the secrets:
+    ///
+    /// ```text
+    ///   event 1: 0 open, 1 request | templates: two continuations without their codes
+    ///   packets, a number | each: form 1 | template 1 | number 8 | room, a number
+    ///   form: 0 ticket, 1 fresh, 2 half, 3 again, 4 and above: a group of that less 4
+    /// ```
+    ///
+    /// Nonces are not in it: they are made anew.
+    pub(in crate::trickles) fn write(&self, ring: &KeyRing, out: &mut Vec<u8>) {
+        out.push(u8::from(matches!(self.event, Event::Request { .. })));
+        for template in &self.templates {
+            let number = template.piece.base;
+            Continuation { number, ..*template }.emit_body(ring.newest(), out);
+        }
+        put_varint(out, self.work.len() as u64);
+        for item in &self.work {
+            let form = match item.form {
+                Form::Ticket => 0,
+                Form::Fresh => 1,
+                Form::Half => 2,
+                Form::Again => 3,
+                Form::Group { count } => 4 + count,
+            };
+            out.extend_from_slice(&[form, item.template as u8]);
+            out.extend_from_slice(&item.number.to_be_bytes());
+            put_varint(out, item.room as u64);
+        }
+    }
+
+    /// Bytes that it has at most when it is written.
+    pub(in crate::trickles) fn written_len(&self) -> usize {
+        let templates = self.templates.iter().map(Continuation::len).sum::<usize>();
+        templates + 16 + self.work.len() * (2 + 8 + 10)
+    }
+
+    /// Reads one that was written with the secrets of `ring`.
+    pub(in crate::trickles) fn read(ring: &KeyRing, reader: &mut Reader) -> Option<Grant> {
+        let request = reader.u8()?;
+        let mut template = || {
+            let (template, len) = Continuation::peek_body(reader.0)?;
+            reader.take(len)?;
+            Some(template)
+        };
+        let templates = [template()?, template()?];
+        let connection = templates[0].connection;
+        let event = match request {
+            0 => Event::Open { connection },
+            _ => Event::Request { connection },
+        };
+        let count = reader.varint().filter(|&count| count <= MOST_ITEMS)?;
+        let work = (0..count).map(|_| item(ring, reader, &templates)).collect::<Option<_>>()?;
+        Some(Grant { event, work, templates })
+    }
+}
+
+fn item(ring: &KeyRing, reader: &mut Reader, templates: &[Continuation; 2]) -> Option<Item> {
+    let (form, template) = (reader.u8()?, usize::from(reader.u8()?));
+    let number = reader.u64()?;
+    let room = usize::try_from(reader.varint()?).ok()?;
+    let of = templates.get(template)?;
+    let keys = ring.get(of.nonces)?;
+    let (form, nonce) = match form {
+        0 => (Form::Ticket, 0),
+        1 => (Form::Fresh, keys.nonces(of.connection).of(number)),
+        2 => (Form::Half, keys.nonces(of.connection).of(number)),
+        3 => (Form::Again, keys.nonces_again(of.connection).of(number)),
+        count => (Form::Group { count: count - 4 }, 0),
+    };
+    let within = matches!(form, Form::Again) || number >= of.piece.base;
+    within.then_some(Item { form, number, nonce, template, room })
+}
+
+/// Appends the message of one packet.
+pub(super) fn emit(
+    ring: &KeyRing,
+    item: &Item,
+    templates: &[Continuation; 2],
+    payload: &Payload,
+    out: &mut Vec<u8>,
+) {
+    let template = &templates[item.template];
+    let continuation = Continuation { number: item.number, ..*template };
+    let head = Head {
+        tag: template.tag,
+        generation: template.generation,
+        number: item.number,
+        nonce: item.nonce,
+    };
+    let keys = ring.newest();
+    let body = match item.form {
+        Form::Group { count } => return emit_group(ring, &continuation, head, count, out),
+        Form::Ticket => Body::Ticket(&continuation),
+        Form::Fresh => Body::Fresh(&continuation),
+        Form::Half => Body::Half,
+        Form::Again => Body::Again,
+    };
+    let len = payload.user.len() + payload.data.len();
+    assert!(len <= item.room, "a payload of {len} bytes in a room of {}", item.room);
+    response::emit(keys, head, body, payload, out);
+}
+
+fn emit_group(ring: &KeyRing, first: &Continuation, head: Head, count: u8, out: &mut Vec<u8>) {
+    let Some(keys) = ring.get(first.nonces) else { return };
+    let mut nonces = keys.nonces(first.connection);
+    let nonces: Vec<u64> =
+        (first.number..).take(count.into()).map(|number| nonces.of(number)).collect();
+    response::emit_group(ring.newest(), head, first, &nonces, out);
+}

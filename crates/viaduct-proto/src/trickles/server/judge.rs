@@ -1,0 +1,113 @@
+//! What an authentic request shows.
+
+use std::net::SocketAddr;
+
+use super::cache::Derived;
+use super::{Refusal, Server, instant, micros};
+use crate::time::Instant;
+use crate::trickles::continuation::{Continuation, Invalid, Losses, Mode};
+use crate::trickles::keys::Keys;
+use crate::trickles::plan::{self, Plan, Run};
+use crate::trickles::proof::Gaps;
+use crate::trickles::wire::request::Returned;
+
+/// What is known of a request whose continuation is authentic.
+pub(super) struct Judged {
+    /// Which end of the piece before is made up for.
+    pub(super) tail: Option<Plan>,
+    pub(super) plan: Plan,
+    /// What the proof shows to be lost.
+    pub(super) gaps: Gaps,
+    /// Losses to be repaired: of continuations in the present piece, and of those that follow.
+    pub(super) losses: [Losses; 2],
+}
+
+impl Server {
+    /// What an authentic, fresh request shows, and what that brings.
+    pub(super) fn judge(
+        &mut self,
+        known: &Continuation,
+        returned: &Returned,
+        home: &Derived,
+    ) -> Result<Judged, Refusal> {
+        let gaps = self.gaps(known, returned, home)?;
+        let mut losses = self.unrepaired(known, returned.repaired)?;
+        let burst = known.burst.into();
+        let mut tail = None;
+        if let Some(end) = returned.tail.filter(|_| known.mode == Mode::Survivors) {
+            tail = Some(plan::tail(known.piece, known.number, end, burst)?);
+            let first = known.piece.base.saturating_sub(end.lost.into());
+            if end.lost > 0 {
+                losses.push(Run { first, count: end.lost });
+            }
+        }
+        let plan = plan::step(known.piece, known.number, gaps.runs(), burst)?;
+        let mut later = losses;
+        gaps.runs().iter().for_each(|&gap| later.push(gap));
+        self.stats.recoveries += u64::from(!gaps.runs().is_empty());
+        Ok(Judged { tail, plan, gaps, losses: [losses, later] })
+    }
+
+    /// The losses that a request's proof tells of.
+    pub(super) fn gaps(
+        &self,
+        known: &Continuation,
+        returned: &Returned,
+        home: &Derived,
+    ) -> Result<Gaps, Refusal> {
+        let keys = self.nonce_keys(known)?;
+        let mut nonces = keys.nonces(known.connection).with(home.base);
+        Ok(returned.proof.check(known.piece.base, known.number, &mut nonces)?)
+    }
+
+    /// The losses that still wait for their repair. In the first window after a recovery they may;
+    /// then they count as lost again, which takes a timeout.
+    fn unrepaired(&self, known: &Continuation, repaired: Option<u64>) -> Result<Losses, Refusal> {
+        let window = known.piece.base + u64::from(known.piece.start);
+        match (known.losses.runs(), repaired) {
+            ([], _) => Ok(Losses::default()),
+            (_, None) if known.number < window => Ok(known.losses),
+            (_, None) => Err(Refusal::Unrepaired),
+            (runs, Some(sum)) => {
+                let mut nonces = self.nonce_keys(known)?.nonces_again(known.connection);
+                let right = runs.iter().map(|run| nonces.sum(run.first, run.last()));
+                let right = right.fold(0, |sum, nonce| sum ^ nonce);
+                if sum == right { Ok(Losses::default()) } else { Err(Refusal::Unrepaired) }
+            }
+        }
+    }
+
+    pub(super) fn nonce_keys(&self, known: &Continuation) -> Result<&Keys, Refusal> {
+        let keys = self.ring.get(known.nonces);
+        keys.ok_or(Refusal::Invalid(Invalid::UnknownSecret(known.nonces)))
+    }
+
+    /// What follows from where the request comes from, if that is where its continuation was sent.
+    pub(super) fn home(
+        &mut self,
+        from: SocketAddr,
+        known: &Continuation,
+        returned: &Returned,
+    ) -> Option<Derived> {
+        let secret = *returned.continuation.first()?;
+        let derived = self.cache.derive(&self.ring, secret, from, known)?;
+        (derived.address == known.address).then_some(derived)
+    }
+
+    /// `known` at the present time and under the newest secret, with the round trip that it shows.
+    pub(super) fn timed(
+        &self,
+        now: Instant,
+        from: SocketAddr,
+        known: Continuation,
+    ) -> Continuation {
+        let trip = now.since(instant(now, known.timestamp)).as_micros();
+        let trip = u32::try_from(trip).unwrap_or(u32::MAX);
+        let rtt = match known.rtt {
+            0 => trip,
+            old => old - old / 8 + trip / 8,
+        };
+        let address = self.ring.newest().address(from);
+        Continuation { timestamp: micros(now), rtt: rtt.max(1), address, ..known }
+    }
+}

@@ -1,0 +1,236 @@
+//! What is written, until it is consumed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::{Buf as _, Bytes, BytesMut};
+
+use super::Failure;
+use crate::trickles::client::Feed;
+use crate::trickles::standard::Place;
+use crate::trickles::standard::wire::{SEGMENT, emit_close, emit_segment, first_place};
+
+/// Most segments in a request: the first packet of its answer must hold what is said to them.
+const MOST_SEGMENTS: usize = 8;
+/// Least bytes of a stream that a further segment is made for.
+const WORTHWHILE: usize = 64;
+/// After so many requests with nothing said to what they took along a stream fails.
+const MOST_TRIES: u32 = 32;
+
+/// The input streams of a connection.
+#[derive(Debug, Default)]
+pub(super) struct Inputs {
+    streams: BTreeMap<u32, Input>,
+    /// Those that have something to send.
+    ready: BTreeSet<u32>,
+    /// The stream that was served last.
+    last: u32,
+    parcel: u64,
+    close: bool,
+}
+
+#[derive(Debug)]
+struct Input {
+    place: Place,
+    continuation: Bytes,
+    /// What was written behind `place`.
+    buffer: BytesMut,
+    /// Nothing follows.
+    ends: bool,
+    /// The server reads no more.
+    closed: bool,
+    flight: Option<Flight>,
+    /// The server has taken nothing of this.
+    refused: Option<Flight>,
+    tries: u32,
+    failure: Option<Failure>,
+}
+
+/// What a request has taken along.
+#[derive(Clone, Copy, Debug)]
+struct Flight {
+    parcel: u64,
+    bytes: usize,
+    /// The end was told.
+    ends: bool,
+    /// More was there than room for it.
+    cut: bool,
+}
+
+impl Input {
+    fn is_ready(&self) -> bool {
+        let more = match self.refused {
+            Some(before) => self.buffer.len() > before.bytes || self.ends && !before.ends,
+            None => !self.buffer.is_empty() || self.ends,
+        };
+        more && !self.closed && self.flight.is_none() && self.failure.is_none()
+    }
+}
+
+impl Inputs {
+    pub(super) fn begin(&mut self, place: Place) {
+        let input = Input {
+            place,
+            continuation: first_place(&place).into(),
+            buffer: BytesMut::new(),
+            ends: false,
+            closed: false,
+            flight: None,
+            refused: None,
+            tries: 0,
+            failure: None,
+        };
+        self.streams.insert(place.stream, input);
+    }
+
+    pub(super) fn room(&self, stream: u32, most: usize) -> usize {
+        let input = self.streams.get(&stream).filter(|input| !input.closed && !input.ends);
+        input.map_or(0, |input| most.saturating_sub(input.buffer.len()))
+    }
+
+    /// Takes as much of `data` as `most` bytes of buffer have room for.
+    pub(super) fn write(&mut self, stream: u32, data: &[u8], most: usize) -> usize {
+        let taken = self.room(stream, most).min(data.len());
+        if let Some(input) = self.streams.get_mut(&stream) {
+            input.buffer.extend_from_slice(&data[..taken]);
+        }
+        self.look(stream);
+        taken
+    }
+
+    pub(super) fn shutdown(&mut self, stream: u32) {
+        if let Some(input) = self.streams.get_mut(&stream) {
+            input.ends = true;
+        }
+        self.look(stream);
+    }
+
+    pub(super) fn is_flushed(&self, stream: u32) -> bool {
+        self.streams.get(&stream).is_none_or(|input| input.closed || input.buffer.is_empty())
+    }
+
+    pub(super) fn failure(&self, stream: u32) -> Option<Failure> {
+        self.streams.get(&stream)?.failure
+    }
+
+    pub(super) fn forget(&mut self, stream: u32) {
+        self.streams.remove(&stream);
+        self.ready.remove(&stream);
+    }
+
+    pub(super) fn close(&mut self) {
+        self.close = true;
+    }
+
+    /// The server has read up to `place`, and gives `continuation`. Whether that is news.
+    pub(super) fn consumed(&mut self, place: &Place, continuation: Bytes) -> bool {
+        let Some(input) = self.streams.get_mut(&place.stream) else { return false };
+        let taken = place.position.checked_sub(input.place.position);
+        let Some(taken) = taken.filter(|&taken| taken <= input.buffer.len() as u64) else {
+            return false;
+        };
+        if place.region() != input.place.region() {
+            return false;
+        }
+        let flight = input.flight.take();
+        if taken == 0 && flight.is_none_or(|flight| flight.bytes != 0) {
+            input.refused = flight.or(input.refused);
+            // It will not take more of the same.
+            if flight.is_some_and(|flight| flight.cut) {
+                input.failure = Some(Failure::Stalled);
+            }
+        } else {
+            input.refused = None;
+        }
+        input.closed |= flight.is_some_and(|f| f.ends && f.bytes as u64 == taken);
+        input.buffer.advance(taken as usize);
+        input.place = *place;
+        input.continuation = continuation;
+        input.tries = 0;
+        self.look(place.stream);
+        true
+    }
+
+    /// The server reads nothing beyond `position`.
+    pub(super) fn closed(&mut self, stream: u32, position: u64) {
+        let Some(input) = self.streams.get_mut(&stream) else { return };
+        if position >= input.place.position {
+            input.closed = true;
+            input.buffer.clear();
+            input.flight = None;
+        }
+        self.look(stream);
+    }
+
+    /// No answer to this parcel will come any more: what it had is sent again.
+    pub(super) fn settle(&mut self, parcel: u64, changed: &mut BTreeSet<u32>) {
+        let of_parcel = |input: &Input| input.flight.is_some_and(|flight| flight.parcel == parcel);
+        let mut settled = Vec::new();
+        for (&stream, input) in self.streams.iter_mut().filter(|(_, input)| of_parcel(input)) {
+            input.flight = None;
+            input.tries += 1;
+            if input.tries > MOST_TRIES {
+                input.failure = Some(Failure::Stalled);
+                changed.insert(stream);
+            }
+            settled.push(stream);
+        }
+        settled.into_iter().for_each(|stream| self.look(stream));
+    }
+
+    /// No answer to anything will come any more.
+    pub(super) fn forget_flight(&mut self) {
+        self.streams.values_mut().for_each(|input| input.flight = None);
+        let streams: Vec<u32> = self.streams.keys().copied().collect();
+        streams.into_iter().for_each(|stream| self.look(stream));
+    }
+
+    /// Notes whether a stream has something to send.
+    fn look(&mut self, stream: u32) {
+        if self.streams.get(&stream).is_some_and(Input::is_ready) {
+            self.ready.insert(stream);
+        } else {
+            self.ready.remove(&stream);
+        }
+    }
+
+    /// The streams that are ready, in turn.
+    fn in_turn(&self) -> Vec<u32> {
+        let behind = self.ready.range(self.last.saturating_add(1)..);
+        behind.chain(self.ready.range(..=self.last)).copied().take(MOST_SEGMENTS).collect()
+    }
+}
+
+impl Feed for Inputs {
+    fn is_pending(&self) -> bool {
+        self.close || !self.ready.is_empty()
+    }
+
+    fn take(&mut self, room: usize, out: &mut Vec<u8>) -> Option<u64> {
+        let start = out.len();
+        if std::mem::take(&mut self.close) {
+            emit_close(out);
+            return None;
+        }
+        let parcel = self.parcel;
+        for stream in self.in_turn() {
+            let Some(input) = self.streams.get_mut(&stream) else { continue };
+            let left = room - (out.len() - start);
+            let head = input.continuation.len() + SEGMENT;
+            let Some(most) = left.checked_sub(head) else { break };
+            let bytes = input.buffer.len().min(most);
+            let cut = bytes < input.buffer.len();
+            if cut && bytes < WORTHWHILE {
+                break;
+            }
+            let ends = input.ends && !cut;
+            emit_segment(&input.continuation, ends, &input.buffer[..bytes], out);
+            input.flight = Some(Flight { parcel, bytes, ends, cut });
+            self.last = stream;
+            self.look(stream);
+        }
+        (out.len() > start).then(|| {
+            self.parcel += 1;
+            parcel
+        })
+    }
+}

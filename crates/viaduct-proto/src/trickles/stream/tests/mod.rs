@@ -1,0 +1,394 @@
+//! A client's streams and a server's events, in virtual time.
+
+mod world;
+
+use super::{Config, Failure, State, Stream};
+use crate::link::LinkConfig;
+use crate::rng::Rng;
+use crate::sim::{self, Sim};
+use crate::time::{Duration, Instant};
+use crate::trickles::standard::{MAIN, Reason};
+use world::{Browser, Habits, Node, digest, endpoint, object, serve, way_back};
+
+const HABITS: Habits = Habits { mouthful: usize::MAX, knows_length: true };
+
+fn at(seconds: f64) -> Instant {
+    Instant::from_nanos((seconds * 1e9) as u64)
+}
+
+struct World {
+    sim: Sim<Node>,
+    client: sim::Node,
+    server: sim::Node,
+}
+
+impl World {
+    fn new(browser: Browser, habits: Habits, link: &str, seed: u64) -> World {
+        let mut sim = Sim::new();
+        let client = sim.add(Node::Client(Box::new(browser)));
+        let (endpoint, out) = (Box::new(endpoint(Instant::ZERO)), Default::default());
+        let server = sim.add(Node::Server { endpoint, habits, now: Instant::ZERO, out });
+        let link: LinkConfig = link.parse().unwrap();
+        sim.connect_both((client, 0), (server, 0), &link, seed);
+        World { sim, client, server }
+    }
+
+    fn browser(&mut self) -> &mut Browser {
+        self.sim.node_mut(self.client).browser()
+    }
+
+    /// Runs until all streams are finished; when that was.
+    fn finish(&mut self, streams: u32, limit: f64) -> Instant {
+        let all = |browser: &mut Browser| {
+            (0..=streams).all(|stream| browser.stream.state(stream) == State::Finished)
+        };
+        let mut step = 0;
+        while !all(self.browser()) {
+            step += 1;
+            self.sim.run_until(at(f64::from(step) * 0.01));
+            let now = self.sim.now();
+            self.browser().pump();
+            let done: Vec<usize> = self.browser().read.iter().map(Vec::len).collect();
+            let stats = self.browser().stream.stats();
+            assert!(now < at(limit), "after {limit} s: {done:?}, {stats:?}");
+        }
+        let stats = self.sim.node(self.server).endpoint().server().stats();
+        assert_eq!(stats.unproven + stats.inconsistent + stats.invalid + stats.malformed, 0);
+        assert_eq!(self.sim.node(self.server).endpoint().waiting(), 0);
+        self.sim.now()
+    }
+}
+
+const LINKS: [&str; 5] = [
+    "rate=100M,delay=10ms,queue=1MB",
+    "rate=20M,delay=10ms,queue=200kB,loss=1%",
+    "rate=20M,delay=10ms,queue=200kB,loss=5%",
+    "rate=20M,delay=10ms,queue=200kB,loss=20%",
+    "rate=20M,delay=10ms,queue=200kB,loss=1%x8",
+];
+
+#[test]
+fn lines_in_objects_out_as_over_a_socket() {
+    for (n, link) in LINKS.into_iter().enumerate() {
+        let mut rng = Rng::from_seed(n as u64);
+        let (mut lines, mut expected) = (b"G".to_vec(), Vec::new());
+        for seed in 0..20 {
+            let length = [0, 1, 700, 20_000, 150_000][rng.below(5) as usize];
+            lines.extend(format!("{length} {seed}\n").bytes());
+            expected.extend(object(length, seed));
+        }
+        let habits = Habits { mouthful: 40, ..HABITS };
+        let mut world = World::new(Browser::new(Config::default()), habits, link, n as u64);
+        world.browser().write(MAIN, lines);
+        world.finish(MAIN, 200.0);
+        assert!(world.browser().read[0] == expected, "{link}");
+    }
+}
+
+#[test]
+fn what_is_consumed_is_never_more_than_a_digest_and_arrives_whole() {
+    for (n, link) in LINKS.into_iter().enumerate() {
+        let mut data = vec![b'U'];
+        data.extend(object(1_000 + 60_000 / (n as u64 + 1), 5));
+        for mouthful in [usize::MAX, 300] {
+            let habits = Habits { mouthful, ..HABITS };
+            let mut world = World::new(Browser::new(Config::default()), habits, link, n as u64);
+            world.browser().write(MAIN, data.clone());
+            world.finish(MAIN, 400.0);
+            let said = digest(&data[1..], [0; 2]).map(u64::to_be_bytes).concat();
+            assert!(world.browser().read[0] == said, "{link}, {mouthful} at a time");
+        }
+    }
+}
+
+#[test]
+fn several_inputs_and_many_requests_share_a_connection() {
+    for knows_length in [true, false] {
+        for (n, link) in LINKS.into_iter().enumerate() {
+            let mut rng = Rng::from_seed(n as u64);
+            let habits = Habits { mouthful: 400, knows_length };
+            let mut world = World::new(Browser::new(Config::default()), habits, link, n as u64);
+            let browser = world.browser();
+            browser.write(MAIN, b"G".to_vec());
+            let upload: Vec<u8> = [b"U".to_vec(), object(8_000, 9)].concat();
+            let mut expected = vec![Vec::new()];
+            for seed in 1..=3 {
+                let stream = browser.stream.begin(100).unwrap();
+                assert_eq!(u64::from(stream), seed);
+                browser.write(stream, upload.clone());
+                expected.push(digest(&upload[1..], [0; 2]).map(u64::to_be_bytes).concat());
+            }
+            for seed in 4..=30 {
+                let length = [0, 1, 1_300, 20_000, 60_000][rng.below(5) as usize];
+                let line = format!("G{length} {seed}\n");
+                // Some regions are just large enough.
+                let reserve = if seed % 3 == 0 { length } else { 1 << 40 };
+                let stream = browser.stream.request(line.as_bytes(), reserve).unwrap();
+                assert_eq!(u64::from(stream), seed);
+                expected.push(object(length, seed));
+            }
+            world.finish(30, 400.0);
+            for (stream, expected) in expected.iter().enumerate() {
+                let read = world.browser().read.get(stream).cloned().unwrap_or_default();
+                assert!(read == *expected, "{link}, stream {stream}");
+            }
+        }
+    }
+}
+
+/// 20 kB objects, ten outstanding: the link is filled although each is smaller than what is in flight.
+#[test]
+fn parallel_requests_fill_a_link_that_one_at_a_time_do_not() {
+    let took = |parallel: bool| {
+        let link = "rate=20M,delay=25ms,queue=400kB";
+        let mut world = World::new(Browser::new(Config::default()), HABITS, link, 3);
+        let mut lines = b"G".to_vec();
+        for seed in 1..=100 {
+            if parallel {
+                let line = format!("G20000 {seed}\n");
+                world.browser().stream.request(line.as_bytes(), 1 << 20).unwrap();
+            } else {
+                lines.extend(format!("20000 {seed}\n").bytes());
+            }
+        }
+        world.browser().write(MAIN, lines);
+        let streams = if parallel { 100 } else { 0 };
+        let done = world.finish(streams, 60.0);
+        let read: usize = world.browser().read.iter().map(Vec::len).sum();
+        assert_eq!(read, 2_000_000);
+        done.as_secs_f64()
+    };
+    let (parallel, serial) = (took(true), took(false));
+    println!("2 MB in 20 kB: {parallel:.2} s in parallel, {serial:.2} s one after the other");
+    // 0.8 s are the link's; slow start takes its part.
+    assert!(parallel < 1.8 && parallel < serial / 2.0, "{parallel} {serial}");
+}
+
+#[test]
+fn a_small_object_comes_with_the_first_answer() {
+    let link = "delay=50ms";
+    let mut world = World::new(Browser::new(Config::default()), HABITS, link, 3);
+    world.browser().write(MAIN, b"G1000 7\n".to_vec());
+    world.sim.run_until(at(0.105));
+    world.browser().pump();
+    assert_eq!(world.browser().read[0], object(1_000, 7));
+    world.finish(MAIN, 1.0);
+}
+
+#[test]
+fn what_is_not_read_is_not_asked_for() {
+    let config = Config { window: 100_000, ..Config::default() };
+    let mut browser = Browser::new(config);
+    browser.slow = Some(Rng::from_seed(4));
+    let mut world = World::new(browser, HABITS, LINKS[0], 3);
+    world.browser().write(MAIN, b"G3000000 7\n".to_vec());
+    let mut sent = 0;
+    for step in 1..=20 {
+        world.sim.run_until(at(f64::from(step) * 0.1));
+        let bytes = world.sim.node(world.server).endpoint().stats().bytes;
+        let read = world.browser().read[0].len() as u64;
+        assert!(bytes <= read + 150_000, "{bytes} sent, {read} read");
+        sent = bytes;
+    }
+    assert!(sent > 100_000);
+    world.browser().slow = None;
+    world.finish(MAIN, 60.0);
+    assert!(world.browser().read[0] == object(3_000_000, 7));
+}
+
+#[test]
+fn an_output_longer_than_what_was_reserved_is_no_end() {
+    let mut world = World::new(Browser::new(Config::default()), HABITS, LINKS[0], 3);
+    let stream = world.browser().stream.request(b"G5000 7\n", 3_000).unwrap();
+    world.sim.run_until(at(1.0));
+    world.browser().pump();
+    assert_eq!(world.browser().read[stream as usize], object(3_000, 7));
+    assert_eq!(world.browser().stream.state(stream), State::Failed(Failure::TooLong(3_000)));
+}
+
+#[test]
+fn a_server_that_is_gone_is_given_up() {
+    let config = Config { give_up: Duration::from_secs(20), ..Config::default() };
+    let mut world = World::new(Browser::new(config), HABITS, "loss=100%", 3);
+    world.browser().write(MAIN, b"G5000 7\n".to_vec());
+    world.sim.run_until(at(19.0));
+    assert_eq!(world.browser().stream.state(MAIN), State::Open);
+    world.sim.run_until(at(60.0));
+    assert_eq!(world.browser().stream.state(MAIN), State::Failed(Failure::TimedOut));
+}
+
+#[test]
+fn a_client_that_was_silent_beyond_the_horizon_goes_on() {
+    let mut world = World::new(Browser::new(Config::default()), HABITS, LINKS[0], 3);
+    let client = world.client;
+    let first = world.browser().stream.request(b"G9000 7\n", 1 << 30).unwrap();
+    world.sim.run_until(at(1.0));
+    // Long beyond the horizon of replay.
+    world.sim.run_until(at(300.0));
+    let second = world.browser().stream.request(b"G90000 8\n", 1 << 30).unwrap();
+    world.sim.node_mut(client).browser().pump();
+    let now = world.sim.now();
+    sim::Machine::handle_timeout(world.sim.node_mut(client), now);
+    world.sim.run_until(at(301.0));
+    world.browser().pump();
+    assert_eq!(world.browser().read[first as usize], object(9_000, 7));
+    assert!(world.browser().read[second as usize] == object(90_000, 8));
+}
+
+#[test]
+fn continuations_of_secrets_that_are_gone_are_told_of() {
+    let mut server = endpoint(at(0.0));
+    let mut hand = ByHand::new();
+    let stream = hand.stream.request(b"G200000 7\n", 1 << 20).unwrap();
+    for request in hand.requests() {
+        server.handle(hand.now, way_back(), &request).unwrap();
+    }
+    hand.take(&serve(&mut server, HABITS));
+    // All secrets but the new one are dropped: not even the transport's continuation is known.
+    server.server_mut().ring_mut().rotate(9, &[9; 32], 1);
+    for _ in 0..100 {
+        for request in hand.requests() {
+            let _ = server.handle(hand.now, way_back(), &request);
+        }
+        hand.take(&serve(&mut server, HABITS));
+        if let Some(due) = hand.stream.poll_timeout() {
+            hand.now = hand.now.max(due);
+            hand.stream.handle_timeout(hand.now);
+        }
+    }
+    let unknown = State::Failed(Failure::Reset(Reason::Unknown));
+    assert_eq!(hand.stream.state(stream), unknown, "{:?}", hand.stream.stats());
+}
+
+/// Requests, answered by hand.
+struct ByHand {
+    now: Instant,
+    stream: Stream,
+}
+
+impl ByHand {
+    fn new() -> ByHand {
+        ByHand { now: at(1.0), stream: Stream::open(Config::default(), 5, at(1.0)) }
+    }
+
+    fn requests(&mut self) -> Vec<Vec<u8>> {
+        std::iter::from_fn(|| self.stream.poll_transmit(self.now)).collect()
+    }
+
+    fn take(&mut self, messages: &[Vec<u8>]) {
+        messages.iter().for_each(|message| self.stream.handle(self.now, message));
+    }
+
+    fn read(&mut self, stream: u32) -> Vec<u8> {
+        std::iter::from_fn(|| self.stream.read(stream)).flatten().collect()
+    }
+}
+
+#[test]
+fn events_of_one_server_are_answered_by_another() {
+    let (mut here, mut there) = (endpoint(at(0.0)), endpoint(at(0.0)));
+    let mut hand = ByHand::new();
+    let stream = hand.stream.request(b"G200000 7\n", 1 << 20).unwrap();
+    let mut read = Vec::new();
+    let mut moved = 0;
+    for round in 0..60 {
+        hand.now += Duration::from_millis(10);
+        let mut turn = Rng::from_seed(round);
+        for request in hand.requests() {
+            here.handle(hand.now, way_back(), &request).unwrap();
+        }
+        // Some of what waits goes to the other.
+        let mut collection = Vec::new();
+        moved += here.extract_events(hand.now, |_| turn.chance(0.5), &mut collection);
+        let mut altered = collection.clone();
+        if let Some(byte) = altered.last_mut() {
+            *byte ^= 1;
+            assert_eq!(there.install_events(hand.now, &altered).refused, 1, "the last one");
+            let first = there.waiting();
+            let again = there.install_events(hand.now, &collection);
+            assert_eq!((again.taken, again.refused), (1, first), "each once");
+        }
+        let answers = [serve(&mut here, HABITS), serve(&mut there, HABITS)].concat();
+        hand.take(&answers);
+        read.extend(hand.read(stream));
+    }
+    assert!(read == object(200_000, 7) && hand.stream.state(stream) == State::Finished);
+    assert!(moved > 20 && here.stats().extracted == there.stats().installed);
+    // Too late.
+    let mut collection = Vec::new();
+    let late = hand.stream.request(b"G10 7\n", 20).unwrap();
+    hand.requests().iter().for_each(|r| here.handle(hand.now, way_back(), r).unwrap());
+    assert_eq!(here.extract_events(hand.now, |_| true, &mut collection), 1);
+    let later = hand.now + Duration::from_secs(60);
+    assert_eq!(there.install_events(later, &collection).taken, 0);
+    assert_eq!(hand.stream.state(late), State::Open);
+}
+
+#[test]
+fn a_detached_event_is_answered_later_and_a_dropped_one_asked_again() {
+    let mut server = endpoint(at(0.0));
+    let mut hand = ByHand::new();
+    hand.stream.write(MAIN, b"G100 7\n");
+    let open = hand.requests().remove(0);
+    server.handle(hand.now, way_back(), &open).unwrap();
+    let event = server.poll_event().unwrap();
+    let place = event.inputs(server.ring()).next().unwrap().unwrap().place;
+    let event = event.detach();
+    assert!(event.inputs(server.ring()).next().is_none(), "its request is given back");
+    let mut reply = crate::trickles::api::Reply::default();
+    reply.reset(place.stream, Reason::Refused);
+    let mut out = Vec::new();
+    server.send(event, &reply, &mut (), |_, message| out.push(message.to_vec()));
+    hand.take(&out);
+    let refused = State::Failed(Failure::Reset(Reason::Refused));
+    assert_eq!(hand.stream.state(MAIN), refused);
+
+    let mut hand = ByHand::new();
+    hand.stream.write(MAIN, b"G100 7\n");
+    for request in hand.requests() {
+        server.handle(hand.now, way_back(), &request).unwrap();
+        let event = server.poll_event().unwrap();
+        server.drop_event(event);
+    }
+    hand.now = hand.stream.poll_timeout().unwrap();
+    hand.stream.handle_timeout(hand.now);
+    for request in hand.requests() {
+        server.handle(hand.now, way_back(), &request).unwrap();
+    }
+    hand.take(&serve(&mut server, HABITS));
+    assert_eq!(hand.read(MAIN), object(100, 7));
+    assert_eq!(server.stats().dropped, 1);
+}
+
+#[test]
+fn the_queue_has_an_end_and_keeps_nothing_of_what_was_answered() {
+    let mut server = endpoint(at(0.0));
+    for n in 0..1_500 {
+        let mut stream = Stream::open(Config::default(), n, at(1.0));
+        stream.write(MAIN, b"G100 7\n");
+        let open = stream.poll_transmit(at(1.0)).unwrap();
+        server.handle(at(1.0), way_back(), &open).unwrap();
+    }
+    assert_eq!((server.waiting(), server.stats().overflowed), (1_000, 500));
+    assert_eq!(serve(&mut server, HABITS).len(), 1_000);
+    assert_eq!(server.waiting(), 0);
+}
+
+#[test]
+fn a_closed_connection_is_heard_of() {
+    let mut server = endpoint(at(0.0));
+    let mut hand = ByHand::new();
+    hand.stream.write(MAIN, b"G100 7\n");
+    for _ in 0..4 {
+        for request in hand.requests() {
+            server.handle(hand.now, way_back(), &request).unwrap();
+        }
+        hand.take(&serve(&mut server, HABITS));
+    }
+    assert_eq!(hand.read(MAIN), object(100, 7));
+    hand.stream.close();
+    let requests = hand.requests();
+    assert_eq!(requests.len(), 1);
+    server.handle(hand.now, way_back(), &requests[0]).unwrap();
+    assert_eq!(server.poll_event().unwrap().kind(), crate::trickles::api::Kind::Close);
+}

@@ -1,0 +1,221 @@
+//! A head that is read in part, in few bytes: what a server that keeps nothing gives its client until the
+//! rest comes (Trickles, section 4.2).
+//!
+//! Whole lines are consumed, and what they come to is kept. Of a header that means nothing here also a part
+//! is, however long it is; of others that is left to come again with what follows.
+//!
+//! ```text
+//!   bytes of the head so far 2 | flags 1: 1 a line is being ignored, 2 the first line was read,
+//!                                         4 HEAD, 8 directory, 16 keep alive
+//!   path: parts, a number | each with a number before it
+//!   headers that are kept, 6: a number before each: its bytes and one, or 0
+//! ```
+
+use super::request::{MAX_HEAD, Method, Request, Wrong, is_ignored};
+use crate::trickles::bytes::{Reader, put_counted, put_varint};
+
+const IGNORING: u8 = 1;
+const BEGUN: u8 = 2;
+const HEAD: u8 = 4;
+const DIRECTORY: u8 = 8;
+const KEEP_ALIVE: u8 = 16;
+
+/// Longest line that is read, in bytes, but for one that is ignored: it must come in one packet.
+const MAX_LINE: usize = 600;
+/// Longest digest, in bytes.
+pub(super) const MAX_DIGEST: usize = 600;
+
+/// What was read of a head.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Digest {
+    request: Option<Request>,
+    read: u16,
+    ignoring: bool,
+}
+
+impl Digest {
+    /// Reads on: how many of the bytes are consumed, and the request if the head ends there.
+    ///
+    /// # Errors
+    /// What it is to be answered by. Lines of more than 600 bytes, and heads of which more must be kept than
+    /// fits a continuation, are too long.
+    pub fn read(&mut self, bytes: &[u8]) -> Result<(usize, Option<Request>), Wrong> {
+        let mut at = 0;
+        loop {
+            let rest = &bytes[at..];
+            let Some(length) = rest.windows(2).position(|two| two == b"\r\n") else {
+                at += self.read_part(rest)?;
+                self.count(at)?;
+                return if self.emit().len() > MAX_DIGEST {
+                    Err(Wrong::TooLong)
+                } else {
+                    Ok((at, None))
+                };
+            };
+            at += length + 2;
+            if std::mem::take(&mut self.ignoring) {
+                continue;
+            }
+            let line = std::str::from_utf8(&rest[..length]).map_err(|_| Wrong::Malformed)?;
+            match &mut self.request {
+                None => self.request = Some(Request::begin(line)?),
+                Some(_) if line.is_empty() => {
+                    self.count(at)?;
+                    return Ok((at, self.request.take()));
+                }
+                Some(request) => request.header(line)?,
+            }
+        }
+    }
+
+    /// A line without its end: how much of it is consumed.
+    fn read_part(&mut self, part: &[u8]) -> Result<usize, Wrong> {
+        let name = part.iter().position(|&byte| byte == b':').map(|colon| &part[..colon]);
+        let name = name.and_then(|name| std::str::from_utf8(name).ok());
+        let fresh = self.request.is_some() && name.is_some_and(is_ignored);
+        if self.ignoring || fresh {
+            self.ignoring = true;
+            return Ok(part.len() - usize::from(part.ends_with(b"\r")));
+        }
+        if part.len() > MAX_LINE { Err(Wrong::TooLong) } else { Ok(0) }
+    }
+
+    fn count(&mut self, bytes: usize) -> Result<(), Wrong> {
+        let read = usize::from(self.read) + bytes;
+        self.read = u16::try_from(read).map_err(|_| Wrong::TooLong)?;
+        if read > MAX_HEAD { Err(Wrong::TooLong) } else { Ok(()) }
+    }
+
+    /// Its bytes.
+    pub fn emit(&self) -> Vec<u8> {
+        let mut out = self.read.to_be_bytes().to_vec();
+        let flag = |is: bool, flag: u8| if is { flag } else { 0 };
+        let ignoring = flag(self.ignoring, IGNORING);
+        let Some(mut request) = self.request.clone() else {
+            out.push(ignoring);
+            return out;
+        };
+        let kind = flag(request.method == Method::Head, HEAD)
+            | flag(request.directory, DIRECTORY)
+            | flag(request.keep_alive, KEEP_ALIVE);
+        out.push(ignoring | BEGUN | kind);
+        put_varint(&mut out, request.path.len() as u64);
+        request.path.iter().for_each(|part| put_counted(&mut out, part.as_bytes()));
+        for value in request.slots() {
+            let value = value.as_ref();
+            put_varint(&mut out, value.map_or(0, |value| value.len() as u64 + 1));
+            value.into_iter().for_each(|value| out.extend_from_slice(value.as_bytes()));
+        }
+        out
+    }
+
+    /// From its bytes; none if these are none.
+    pub fn parse(bytes: &[u8]) -> Option<Digest> {
+        let mut reader = Reader(bytes);
+        let (read, flags) = (reader.u16()?, reader.u8()?);
+        let ignoring = flags & IGNORING != 0;
+        let request = if flags & BEGUN != 0 { Some(request(&mut reader, flags)?) } else { None };
+        reader.0.is_empty().then_some(Digest { request, read, ignoring })
+    }
+
+    /// Of a request that was read whole.
+    pub(super) fn of(request: &Request) -> Digest {
+        Digest { request: Some(request.clone()), read: 0, ignoring: false }
+    }
+
+    pub(super) fn into_request(self) -> Option<Request> {
+        self.request
+    }
+}
+
+fn request(reader: &mut Reader, flags: u8) -> Option<Request> {
+    let parts = reader.varint().filter(|&parts| parts <= MAX_DIGEST as u64)?;
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).ok();
+    let path = (0..parts).map(|_| text(reader.counted()?)).collect::<Option<Vec<_>>>()?;
+    // The path is one that a request line may have.
+    let odd = |part: &String| {
+        part.is_empty() || part == "." || part == ".." || part.contains(['/', '\0'])
+    };
+    if path.iter().any(odd) {
+        return None;
+    }
+    let mut request = Request {
+        method: if flags & HEAD != 0 { Method::Head } else { Method::Get },
+        path,
+        directory: flags & DIRECTORY != 0,
+        keep_alive: flags & KEEP_ALIVE != 0,
+        range: None,
+        if_range: None,
+        if_none_match: None,
+        if_match: None,
+        if_modified_since: None,
+        if_unmodified_since: None,
+    };
+    for value in request.slots() {
+        let length = reader.varint()?;
+        if let Some(length) = length.checked_sub(1) {
+            *value = Some(text(reader.take(usize::try_from(length).ok()?)?)?);
+        }
+    }
+    Some(request)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Rng;
+
+    const HEAD_TEXT: &str = "GET /a/b%20c/?q HTTP/1.1\r\nHost: h\r\nRange: bytes=5-9\r\nCookie: LONG\r\n\
+        If-None-Match: \"x\"\r\nConnection: close\r\n\r\n";
+
+    #[test]
+    fn a_head_in_pieces_is_the_head() {
+        let text = HEAD_TEXT.replace("LONG", &"c=1; ".repeat(900));
+        let (whole, length) = Request::parse(text.as_bytes()).unwrap().unwrap();
+        let bytes = [text.as_bytes(), b"GET /next"].concat();
+        let mut rng = Rng::from_seed(1);
+        for _ in 0..300 {
+            let (mut state, mut at, mut most) = (Digest::default().emit(), 0, 1);
+            let request = loop {
+                // What was not consumed comes again, with more.
+                most = (most + rng.below(50) as usize).min(bytes.len() - at);
+                let mut digest = Digest::parse(&state).unwrap();
+                let (consumed, request) = digest.read(&bytes[at..at + most]).unwrap();
+                at += consumed;
+                most -= consumed;
+                assert!(digest.emit().len() < 100);
+                state = digest.emit();
+                if let Some(request) = request {
+                    break request;
+                }
+            };
+            assert_eq!((request, at), (whole.clone(), length));
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_as_ever() {
+        let read = |text: &str| Digest::default().read(text.as_bytes());
+        assert_eq!(read("DELETE / HTTP/1.1\r\n"), Err(Wrong::Method));
+        assert_eq!(read("GET / HTTP/2.0\r\n"), Err(Wrong::Version));
+        assert_eq!(read("GET /../x HTTP/1.1\r\n"), Err(Wrong::Malformed));
+        assert_eq!(read("GET / HTTP/1.1\r\nContent-Length: 5\r\n"), Err(Wrong::Malformed));
+        assert_eq!(read(&format!("GET /{} HTTP/1.1", "x".repeat(MAX_LINE))), Err(Wrong::TooLong));
+        let kept = format!("GET /{} HTTP/1.1\r\nRange: {}\r\n", "x".repeat(400), "r".repeat(300));
+        assert_eq!(read(&kept), Err(Wrong::TooLong));
+        let mut digest = Digest { read: 8_000, ..Digest::default() };
+        assert_eq!(
+            digest.read(format!("GET / HTTP/1.1\r\nA: {}", "x".repeat(500)).as_bytes()),
+            Err(Wrong::TooLong)
+        );
+    }
+
+    #[test]
+    fn other_bytes_are_no_digest() {
+        let mut digest = Digest::default();
+        digest.read(&HEAD_TEXT.as_bytes()[..60]).unwrap();
+        let bytes = digest.emit();
+        assert_eq!(Digest::parse(&bytes), Some(digest));
+        assert!((0..bytes.len()).all(|len| Digest::parse(&bytes[..len]).is_none()));
+    }
+}

@@ -1,0 +1,383 @@
+//! Files by HTTP over Trickles: an event's answer, from the event alone (sections 4 and 6.2).
+//!
+//! ```text
+//!   input   state: where the next response stands 8 | digest of a head     (at the beginning: none)
+//!   output  state: print of the response 16 | 1, digest of the head  or  2, why it is refused 1
+//! ```
+//!
+//! Every stream is a connection as HTTP/1.1 has it: heads in, responses out, one behind the other. Any byte
+//! of a response is made again from the digest of its request and the file. The print is of the head,
+//! which has the file's size and time, and of a body that is no file; so what has changed is refused,
+//! and not mixed, also by a replica that has another copy.
+
+use bytes::Bytes;
+use ring::digest;
+
+use super::digest::{Digest, MAX_DIGEST};
+use super::{Body, Found, Piece, Plan, Request, Wrong, plan};
+use crate::trickles::api::{self, Asked, Files, Input, Minisocket, Reply, Stretch};
+use crate::trickles::bytes::Reader;
+use crate::trickles::keys::KeyRing;
+use crate::trickles::standard::{Place, Reason, Valid};
+
+/// Bytes of a response's print.
+const PRINT: usize = 16;
+/// Most responses that one packet's input begins.
+const AT_ONCE: usize = 8;
+const REQUEST: u8 = 1;
+const REFUSED: u8 = 2;
+
+/// Where files come from.
+pub trait Site: Files {
+    /// What stands at the request's path, and the number by which [`Files::read`] knows the file.
+    fn find(&mut self, request: &Request) -> (Found, u64);
+}
+
+/// The answer to an event.
+pub fn respond(ring: &KeyRing, event: &Minisocket, site: &mut impl Site) -> Reply {
+    let mut reply = Reply::default();
+    for input in event.inputs(ring) {
+        match input {
+            Ok(input) => take(&input, site, &mut reply),
+            Err(strange) => {
+                reply.reset(strange.stream, Reason::Unknown);
+            }
+        }
+    }
+    // Asks of one response mostly come together.
+    let mut known: Option<(Vec<u8>, Option<Response>)> = None;
+    for asked in event.asks(ring) {
+        match asked {
+            Ok(asked) => {
+                if known.as_ref().is_none_or(|(state, _)| state != asked.state) {
+                    known = Some((asked.state.to_vec(), Response::again(asked.state, site)));
+                }
+                let response = known.as_ref().and_then(|(_, response)| response.as_ref());
+                give(&asked, response, &mut reply);
+            }
+            Err(strange) => {
+                reply.reset(strange.stream, Reason::Unknown);
+            }
+        }
+    }
+    reply
+}
+
+/// A response, and the file that its body is of.
+#[derive(Debug)]
+struct Response {
+    plan: Plan,
+    file: u64,
+    state: Vec<u8>,
+}
+
+impl Response {
+    fn to(request: &Request, site: &mut impl Site) -> Response {
+        let digest = Digest::of(request).emit();
+        if digest.len() > MAX_DIGEST {
+            return Response::refuse(Wrong::TooLong);
+        }
+        let (found, file) = site.find(request);
+        Response::new(plan(request, &found), file, &[&[REQUEST], &digest[..]].concat())
+    }
+
+    fn refuse(why: Wrong) -> Response {
+        Response::new(Plan::refuse(why), 0, &[REFUSED, why as u8])
+    }
+
+    fn new(plan: Plan, file: u64, of: &[u8]) -> Response {
+        let state = [&print(&plan), of].concat();
+        Response { plan, file, state }
+    }
+
+    /// The response that a continuation's state is of; none if it is another by now.
+    fn again(state: &[u8], site: &mut impl Site) -> Option<Response> {
+        let mut reader = Reader(state);
+        let _print = reader.take(PRINT)?;
+        let response = match reader.u8()? {
+            REQUEST => Response::to(&Digest::parse(reader.0)?.into_request()?, site),
+            REFUSED => Response::refuse(wrong(reader.u8()?)?),
+            _ => return None,
+        };
+        (response.state == state).then_some(response)
+    }
+
+    /// Bytes of it in `range`.
+    fn pieces(&self, range: std::ops::Range<u64>) -> Vec<api::Piece> {
+        let piece = |piece: Piece<'_>| match piece {
+            Piece::Bytes(bytes) => api::Piece::Bytes(Bytes::copy_from_slice(bytes)),
+            Piece::File(part) => api::Piece::File {
+                file: self.file,
+                offset: part.start,
+                length: part.end - part.start,
+            },
+        };
+        self.plan.pieces(range).map(piece).collect()
+    }
+}
+
+/// Reads heads, and begins the responses.
+fn take(input: &Input, site: &mut impl Site, reply: &mut Reply) {
+    let Some((mut at, mut digest)) = known(input) else {
+        reply.reset(input.place.stream, Reason::Failed);
+        return;
+    };
+    let mut place = input.place;
+    let region = place.region();
+    let mut brought =
+        Stretch { stream: place.stream, position: at, pieces: Vec::new(), ends: false };
+    let mut rest = input.bytes;
+    for _ in 0..AT_ONCE {
+        let response = match digest.read(rest) {
+            Ok((consumed, request)) => {
+                place = place.after(consumed as u64);
+                rest = &rest[consumed..];
+                request.map(|request| Response::to(&request, site))
+            }
+            Err(why) => {
+                place = place.after(rest.len() as u64);
+                rest = &[];
+                Some(Response::refuse(why))
+            }
+        };
+        let Some(response) = response else { break };
+        digest = Digest::default();
+        let length = response.plan.len();
+        let fits = length.min(region.end - at);
+        let ends = !response.plan.keep_alive || input.ends && rest.is_empty();
+        let last = ends && fits == length;
+        let (stream, end) = (place.stream, at + fits);
+        let valid = Valid { stream, start: at, end, last, leave: 0 };
+        brought.pieces.extend(response.pieces(0..fits));
+        reply.output(valid, response.state);
+        at = end;
+        brought.ends = last;
+        if ends || fits < length {
+            return finish(place, rest, brought, reply);
+        }
+    }
+    if input.ends {
+        // No head will be whole: nothing more is said.
+        let valid = Valid { stream: place.stream, start: at, end: at, last: true, leave: 0 };
+        reply.output(valid, [&[0; PRINT][..], &[REFUSED, Wrong::Malformed as u8]].concat());
+        brought.ends = true;
+        return finish(place, rest, brought, reply);
+    }
+    let state = [&at.to_be_bytes()[..], &digest.emit()].concat();
+    reply.input(place, state).bring(brought);
+}
+
+/// Nothing more is read of the stream.
+fn finish(place: Place, rest: &[u8], brought: Stretch, reply: &mut Reply) {
+    reply.closed(place.stream, place.after(rest.len() as u64).position).bring(brought);
+}
+
+/// Where the next response stands, and what was read of its request.
+fn known(input: &Input) -> Option<(u64, Digest)> {
+    if input.state.is_empty() {
+        return Some((input.place.start, Digest::default()));
+    }
+    let mut reader = Reader(input.state);
+    let at =
+        reader.u64().filter(|&at| at >= input.place.start && at <= input.place.region().end)?;
+    Some((at, Digest::parse(reader.0)?))
+}
+
+/// Answers an ask.
+fn give(asked: &Asked, response: Option<&Response>, reply: &mut Reply) {
+    let valid = asked.valid;
+    let Some(response) = response else {
+        reply.reset(valid.stream, Reason::Changed);
+        return;
+    };
+    let range = asked.range.start - valid.start..asked.range.end - valid.start;
+    let ends = valid.last && asked.range.end == valid.end;
+    let (stream, position) = (valid.stream, asked.range.start);
+    reply.answer(asked.index, Stretch { stream, position, pieces: response.pieces(range), ends });
+}
+
+/// What a response is known by.
+fn print(plan: &Plan) -> [u8; PRINT] {
+    let mut context = digest::Context::new(&digest::SHA256);
+    context.update(&(plan.head.len() as u64).to_be_bytes());
+    context.update(&plan.head);
+    match &plan.body {
+        Body::Bytes(bytes) => context.update(bytes),
+        Body::File(range) => context.update(&range.start.to_be_bytes()),
+    }
+    let mut print = [0; PRINT];
+    print.copy_from_slice(&context.finish().as_ref()[..PRINT]);
+    print
+}
+
+fn wrong(byte: u8) -> Option<Wrong> {
+    let all = [Wrong::Malformed, Wrong::Method, Wrong::TooLong, Wrong::Version];
+    all.into_iter().find(|&wrong| wrong as u8 == byte)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::time::{Duration, Instant};
+    use crate::trickles::api::Endpoint;
+    use crate::trickles::packet::Return;
+    use crate::trickles::replay::Replay;
+    use crate::trickles::server::{Server, Settings};
+    use crate::trickles::standard::MAIN;
+    use crate::trickles::stream::{Config, Failure, State, Stream};
+
+    /// One file at every path but `/none`, which may change.
+    struct One {
+        size: u64,
+        modified: u64,
+    }
+
+    impl Files for One {
+        fn read(&mut self, _file: u64, offset: u64, out: &mut [u8]) -> bool {
+            let salt = self.modified;
+            out.iter_mut()
+                .zip(offset..)
+                .for_each(|(place, at)| *place = (at ^ at >> 8 ^ salt) as u8);
+            true
+        }
+    }
+
+    impl Site for One {
+        fn find(&mut self, request: &Request) -> (Found, u64) {
+            if request.path == ["none"] {
+                return (Found::Nothing, 0);
+            }
+            (Found::File { size: self.size, modified: self.modified, nanos: 0 }, 7)
+        }
+    }
+
+    struct World {
+        now: Instant,
+        client: Stream,
+        servers: [Endpoint; 2],
+        site: One,
+    }
+
+    impl World {
+        fn new() -> World {
+            let now = Instant::from_nanos(1 << 50);
+            let server = || {
+                let replay = Replay::new(1 << 16, Duration::from_secs(30), [1; 4], now);
+                let ring = KeyRing::new(1, &[1; 32]);
+                Endpoint::new(Server::new(Settings::default(), ring, replay), 100)
+            };
+            let client = Stream::open(Config::default(), 7, now);
+            let site = One { size: 100_000, modified: 9 };
+            World { now, client, servers: [server(), server()], site }
+        }
+
+        /// A round trip, with a server that changes each time.
+        fn turn(&mut self) {
+            self.now += Duration::from_millis(20);
+            let at = |text: &str| text.parse().unwrap();
+            let to = Return::of_datagram(at("192.0.2.1:4000"), at("192.0.2.2:80"));
+            let mut answers = Vec::new();
+            while let Some(request) = self.client.poll_transmit(self.now) {
+                self.servers.swap(0, 1);
+                let server = &mut self.servers[0];
+                let event = server.accept(self.now, to, &request).unwrap();
+                let reply = respond(server.ring(), &event, &mut self.site);
+                server.send(event, &reply, &mut self.site, |_, message| {
+                    answers.push(message.to_vec());
+                });
+            }
+            answers.iter().for_each(|answer| self.client.handle(self.now, answer));
+        }
+
+        /// What comes for these bytes, of which `step` are written at a time.
+        fn ask(&mut self, text: &[u8], step: usize) -> Vec<u8> {
+            let mut read = Vec::new();
+            for part in text.chunks(step) {
+                assert_eq!(self.client.write(MAIN, part), part.len());
+                self.turn();
+            }
+            self.client.shutdown(MAIN);
+            for _ in 0..60 {
+                self.turn();
+                while let Some(data) = self.client.read(MAIN) {
+                    read.extend_from_slice(&data);
+                }
+            }
+            read
+        }
+
+        fn expected(&mut self, text: &[u8]) -> Vec<u8> {
+            let (mut at, mut whole) = (0, Vec::new());
+            while let Ok(Some((request, taken))) = Request::parse(&text[at..]) {
+                at += taken;
+                let (found, _) = self.site.find(&request);
+                let plan = plan(&request, &found);
+                for piece in plan.pieces(0..plan.len()) {
+                    match piece {
+                        Piece::Bytes(bytes) => whole.extend_from_slice(bytes),
+                        Piece::File(range) => {
+                            let start = whole.len();
+                            whole.resize(start + (range.end - range.start) as usize, 0);
+                            self.site.read(7, range.start, &mut whole[start..]);
+                        }
+                    }
+                }
+            }
+            whole
+        }
+    }
+
+    #[test]
+    fn a_connection_of_pieces_and_two_servers_is_the_plan() {
+        let cookie = format!("Cookie: {}\r\n", "c".repeat(3_000));
+        let text = format!(
+            "GET /a.txt HTTP/1.1\r\nHost: h\r\n{cookie}\r\nHEAD /b HTTP/1.1\r\n\r\n\
+             GET /c HTTP/1.1\r\nRange: bytes=500-40000\r\n\r\nGET /none HTTP/1.1\r\n\r\n\
+             GET /d HTTP/1.1\r\nConnection: close\r\n\r\n"
+        );
+        for step in [7, 1_000, 100_000] {
+            let mut world = World::new();
+            let expected = world.expected(text.as_bytes());
+            let read = world.ask(text.as_bytes(), step);
+            assert!(read == expected, "{step} at a time: {} of {}", read.len(), expected.len());
+            assert_eq!(world.client.state(MAIN), State::Finished);
+        }
+    }
+
+    #[test]
+    fn what_is_no_request_is_told_and_ends_the_connection() {
+        for (text, code) in [
+            ("DELETE / HTTP/1.1\r\n\r\n", "405"),
+            ("GET /../x HTTP/1.1\r\n\r\n", "400"),
+            (&format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(5_000)), "431"),
+        ] {
+            let mut world = World::new();
+            let read = String::from_utf8(world.ask(text.as_bytes(), 10_000)).unwrap();
+            assert!(read.starts_with(&format!("HTTP/1.1 {code}")), "{read}");
+            assert_eq!(world.client.state(MAIN), State::Finished);
+        }
+        let mut world = World::new();
+        assert_eq!(world.ask(b"GET / HT", 100), b"");
+        assert_eq!(world.client.state(MAIN), State::Finished);
+    }
+
+    #[test]
+    fn a_file_that_changes_is_refused_and_not_mixed() {
+        let mut world = World::new();
+        world.client.write(MAIN, b"GET /a HTTP/1.1\r\n\r\n");
+        world.turn();
+        world.turn();
+        world.site.modified = 10;
+        let mut read = Vec::new();
+        for _ in 0..20 {
+            world.turn();
+            while let Some(data) = world.client.read(MAIN) {
+                read.extend_from_slice(&data);
+            }
+        }
+        assert_eq!(world.client.state(MAIN), State::Failed(Failure::Reset(Reason::Changed)));
+        world.site.modified = 9;
+        let expected = world.expected(b"GET /a HTTP/1.1\r\n\r\n");
+        assert!(!read.is_empty() && expected.starts_with(&read));
+    }
+}

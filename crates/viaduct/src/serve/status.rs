@@ -1,0 +1,192 @@
+//! What a server of files counts: as JSON on its status socket, and for Prometheus.
+
+use serde::{Deserialize, Serialize};
+use viaduct_proto::time::Instant;
+use viaduct_proto::trickles::api::Endpoint;
+
+use super::shelf::ShelfStats;
+use crate::metrics::{Exposition, Kind};
+use crate::trickles::PortStats;
+
+/// A server's counters since it began.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct ServeStatus {
+    /// What is served.
+    pub serving: String,
+    /// Connections over TCP, so far and now.
+    pub tcp: TcpStatus,
+    /// Over Trickles, if that is served.
+    pub trickles: Option<TricklesStatus>,
+}
+
+/// Over TCP.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct TcpStatus {
+    /// Connections so far.
+    pub connections: u64,
+    /// Connections now.
+    pub open: u64,
+    /// Requests so far.
+    pub requests: u64,
+}
+
+/// Over Trickles.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct TricklesStatus {
+    /// Messages that came.
+    pub messages: u64,
+    /// Packets that are no message: malformed, altered on the way, not for us.
+    pub packets_refused: u64,
+    /// Connections opened.
+    pub opened: u64,
+    /// Requests answered.
+    pub answered: u64,
+    /// Packets sent in answer.
+    pub packets: u64,
+    /// Bytes of data in them.
+    pub bytes: u64,
+    /// Requests that reported a loss.
+    pub recoveries: u64,
+    /// Restarts after a timeout.
+    pub timeouts: u64,
+    /// Restarts after a silence.
+    pub resumed: u64,
+    /// Clients that came from another address.
+    pub moved: u64,
+    /// Requests refused, by reason.
+    pub refused: Vec<(String, u64)>,
+    /// Bytes of the replay window: fixed.
+    pub replay_bytes: u64,
+    /// Seconds that it reaches back.
+    pub replay_seconds: f64,
+    /// How often a part of it was full before its time.
+    pub replay_turned_early: u64,
+    /// Files that were open already when they were needed, and those that were not.
+    pub file_hits: u64,
+    /// See `file_hits`.
+    pub file_misses: u64,
+}
+
+impl TricklesStatus {
+    pub(super) fn new(
+        endpoint: &Endpoint,
+        port: &PortStats,
+        shelf: ShelfStats,
+        now: Instant,
+    ) -> TricklesStatus {
+        let (server, api, replay) =
+            (endpoint.server().stats(), endpoint.stats(), endpoint.server().replay());
+        let refused = [
+            ("malformed", server.malformed),
+            ("invalid", server.invalid),
+            ("stale", server.stale),
+            ("replayed", server.replayed),
+            ("unproven", server.unproven),
+            ("inconsistent", server.inconsistent),
+            ("greedy", server.greedy),
+            ("overflowed", api.overflowed),
+        ];
+        TricklesStatus {
+            messages: port.received,
+            packets_refused: port.refused.total(),
+            opened: server.opened,
+            answered: api.sent,
+            packets: api.packets,
+            bytes: api.bytes,
+            recoveries: server.recoveries,
+            timeouts: server.timeouts,
+            resumed: server.resumed,
+            moved: server.moved,
+            refused: refused.map(|(why, count)| (why.to_owned(), count)).to_vec(),
+            replay_bytes: replay.memory() as u64,
+            replay_seconds: replay.horizon(now).as_secs_f64(),
+            replay_turned_early: replay.turned_early(),
+            file_hits: shelf.hits,
+            file_misses: shelf.misses,
+        }
+    }
+}
+
+impl ServeStatus {
+    /// For Prometheus.
+    pub(super) fn exposition(&self) -> String {
+        let mut out = Exposition::default();
+        let mut one = |name, kind, help: &str, value: f64| {
+            out.family(name, kind, help);
+            out.sample(&[], value);
+        };
+        let TcpStatus { connections, open, requests } = self.tcp;
+        one(
+            "viaduct_serve_tcp_connections_total",
+            Kind::Counter,
+            "Connections over TCP.",
+            connections as f64,
+        );
+        one("viaduct_serve_tcp_open", Kind::Gauge, "Connections over TCP now.", open as f64);
+        one(
+            "viaduct_serve_tcp_requests_total",
+            Kind::Counter,
+            "Requests over TCP.",
+            requests as f64,
+        );
+        let Some(trickles) = &self.trickles else { return out.finish() };
+        for (name, help, value) in [
+            ("viaduct_serve_trickles_messages_total", "Messages that came.", trickles.messages),
+            (
+                "viaduct_serve_trickles_packets_refused_total",
+                "Packets that are no message.",
+                trickles.packets_refused,
+            ),
+            ("viaduct_serve_trickles_opened_total", "Connections opened.", trickles.opened),
+            ("viaduct_serve_trickles_answered_total", "Requests answered.", trickles.answered),
+            ("viaduct_serve_trickles_packets_total", "Packets sent in answer.", trickles.packets),
+            ("viaduct_serve_trickles_bytes_total", "Bytes of data in them.", trickles.bytes),
+            (
+                "viaduct_serve_trickles_recoveries_total",
+                "Requests that reported a loss.",
+                trickles.recoveries,
+            ),
+            (
+                "viaduct_serve_trickles_timeouts_total",
+                "Restarts after a timeout.",
+                trickles.timeouts,
+            ),
+            ("viaduct_serve_trickles_resumed_total", "Restarts after a silence.", trickles.resumed),
+            ("viaduct_serve_trickles_moved_total", "Clients from another address.", trickles.moved),
+            (
+                "viaduct_serve_trickles_replay_turned_early_total",
+                "Parts of the replay window that were full early.",
+                trickles.replay_turned_early,
+            ),
+            (
+                "viaduct_serve_trickles_file_hits_total",
+                "Files that were open already.",
+                trickles.file_hits,
+            ),
+            (
+                "viaduct_serve_trickles_file_misses_total",
+                "Files that were opened.",
+                trickles.file_misses,
+            ),
+        ] {
+            one(name, Kind::Counter, help, value as f64);
+        }
+        one(
+            "viaduct_serve_trickles_replay_bytes",
+            Kind::Gauge,
+            "Memory of the replay window.",
+            trickles.replay_bytes as f64,
+        );
+        one(
+            "viaduct_serve_trickles_replay_seconds",
+            Kind::Gauge,
+            "How far back it reaches.",
+            trickles.replay_seconds,
+        );
+        out.family("viaduct_serve_trickles_refused_total", Kind::Counter, "Requests refused.");
+        for (why, count) in &trickles.refused {
+            out.sample(&[("why", why)], count);
+        }
+        out.finish()
+    }
+}

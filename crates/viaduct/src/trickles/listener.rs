@@ -1,0 +1,167 @@
+//! A server's connections: a port, the events that come by it, and the secrets that they are judged by.
+//!
+//! ```text
+//!   loop:   wait for as_fd()
+//!           turn(each)              events as they come, answered at once, past the queue
+//!     or    fetch(); endpoint().poll_event(); send(event, reply)      events through the queue
+//!           look()                  now and then: have the secrets changed?
+//! ```
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+use rustix::event::epoll;
+use tracing::{debug, info};
+use viaduct_proto::time::Instant;
+use viaduct_proto::trickles::api::{Endpoint, Files, Minisocket, Reply};
+use viaduct_proto::trickles::packet::Return;
+use viaduct_proto::trickles::replay::Replay;
+use viaduct_proto::trickles::server::{Server, Settings};
+
+use super::{Answers, PortError, PortStats, Secrets, ServerPort, ServerSettings};
+
+/// How far back a continuation may have been made; beyond it a client restarts.
+const HORIZON: Duration = Duration::from_secs(30);
+/// Events in the queue, at most: what comes in a tenth of a second at full speed.
+const QUEUE: usize = 16_384;
+
+/// A port with its events. Not shared between threads.
+#[derive(Debug)]
+pub struct Listener {
+    port: ServerPort,
+    endpoint: Endpoint,
+    secrets: Secrets,
+    now: Instant,
+    /// All sockets of the port.
+    sockets: OwnedFd,
+}
+
+impl Listener {
+    /// Opens the port in the calling thread's network namespace, by the ways that `settings` say; if `least` says
+    /// so, and privileges do not allow packets in TCP's format, by UDP alone. `replay` is the memory for
+    /// what was answered, in bytes. If packets of one connection are dealt among replicas it is `balanced`:
+    /// then what is not in the window was maybe answered by another, and is not made up for.
+    ///
+    /// # Errors
+    /// As [`ServerPort::open`]'s; or the kernel has no random bytes.
+    pub fn open(
+        settings: &ServerSettings,
+        least: bool,
+        replay: usize,
+        balanced: bool,
+        secrets: Secrets,
+    ) -> Result<Listener> {
+        let port = ServerPort::open(settings).or_else(|error| match error {
+            PortError::Socket { privilege: true, .. } | PortError::Rules(_) if least => {
+                info!(%error, "Trickles by UDP alone");
+                ServerPort::open(&ServerSettings { tcp: false, udp: true, ..settings.clone() })
+            }
+            other => Err(other),
+        })?;
+        let now = wall_clock();
+        let replay = Replay::new(replay, HORIZON, Secrets::seeds()?, now);
+        let mut decides = Settings::default();
+        if balanced {
+            decides.make_up = 0;
+        }
+        let server = Server::new(decides, secrets.ring(), replay);
+        let sockets = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for (n, socket) in port.sockets().enumerate() {
+            let name = epoll::EventData::new_u64(n as u64);
+            epoll::add(&sockets, socket, name, epoll::EventFlags::IN)?;
+        }
+        Ok(Listener { port, endpoint: Endpoint::new(server, QUEUE), secrets, now, sockets })
+    }
+
+    /// Takes a batch of requests, calls `each` for every event, with what sends its answers, and sends
+    /// those; never waits. How many messages came.
+    ///
+    /// # Errors
+    /// The kernel's, of a socket: an interface went down, say. The port goes on.
+    pub fn turn(
+        &mut self,
+        mut each: impl FnMut(&mut Endpoint, Minisocket<'_>, &mut dyn FnMut(&mut Return, &[u8])),
+    ) -> io::Result<usize> {
+        self.now = self.now.max(wall_clock());
+        let Listener { port, endpoint, now, .. } = self;
+        port.turn(|message, to, answers| {
+            // Refusals are counted.
+            if let Ok(event) = endpoint.accept(*now, to, message) {
+                each(endpoint, event, &mut |to, message| send(answers, to, message));
+            }
+        })
+    }
+
+    /// Takes a batch of requests, and puts their events into the queue; never waits. How many messages
+    /// came.
+    ///
+    /// # Errors
+    /// As [`Listener::turn`]'s.
+    pub fn fetch(&mut self) -> io::Result<usize> {
+        self.now = self.now.max(wall_clock());
+        let Listener { port, endpoint, now, .. } = self;
+        port.turn(|message, to, _| {
+            // Refusals are counted.
+            let _ = endpoint.handle(*now, to, message);
+        })
+    }
+
+    /// Answers an event; its packets leave with [`Listener::flush`].
+    pub fn send(&mut self, event: Minisocket<'_>, reply: &Reply, files: &mut dyn Files) {
+        let Listener { port, endpoint, .. } = self;
+        endpoint.send(event, reply, files, |to, message| send(port.answers(), to, message));
+    }
+
+    /// Sends what waits.
+    pub fn flush(&mut self) {
+        self.port.answers().flush();
+    }
+
+    /// The events and what they are judged by.
+    pub fn endpoint(&mut self) -> &mut Endpoint {
+        &mut self.endpoint
+    }
+
+    /// Reads the secrets again if they have changed; whether they have.
+    ///
+    /// # Errors
+    /// As [`Secrets::new`]'s; those in use stay.
+    pub fn look(&mut self) -> Result<bool> {
+        let changed = self.secrets.look()?;
+        if changed {
+            *self.endpoint.server_mut().ring_mut() = self.secrets.ring();
+            info!(numbers = ?self.secrets.numbers(), "the secrets were read again");
+        }
+        Ok(changed)
+    }
+
+    /// The time that its answers bear: replicas share the time of day. It never goes back.
+    pub fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// The port's counters.
+    pub fn stats(&self) -> PortStats {
+        self.port.stats()
+    }
+}
+
+impl AsFd for Listener {
+    /// Readable when there is something to take.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.sockets.as_fd()
+    }
+}
+
+fn send(answers: &mut Answers, to: &mut Return, message: &[u8]) {
+    if let Err(error) = answers.send(message, to) {
+        debug!(%error, client = %to.client(), "an answer does not fit the way");
+    }
+}
+
+fn wall_clock() -> Instant {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Instant::from_nanos(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,150 @@
+//! The secrets that replicas share, and their rotation.
+//!
+//! A line for each: a number (0 to 255) and 64 hexadecimal digits; empty lines and lines that begin with `#`
+//! are nothing. The first makes what is new, all are accepted. So a secret is rotated in two steps: it is
+//! added behind the others on each replica; when all have it, it is put first.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use anyhow::{Context as _, Result, ensure};
+use ring::rand::{SecureRandom as _, SystemRandom};
+use viaduct_proto::trickles::keys::KeyRing;
+
+/// Most secrets in a file.
+const MOST: usize = 16;
+
+type Secret = (u8, [u8; 32]);
+
+/// Secrets, and the file that they come from.
+#[derive(Debug)]
+pub struct Secrets {
+    secrets: Vec<Secret>,
+    file: Option<(PathBuf, Option<SystemTime>)>,
+}
+
+impl Secrets {
+    /// Those in `file`; without one a secret that ends with the process.
+    ///
+    /// # Errors
+    /// The file cannot be read, or has something else in it.
+    pub fn new(file: Option<&Path>) -> Result<Secrets> {
+        let Some(path) = file else {
+            let [number, ..]: [u8; 32] = random()?;
+            return Ok(Secrets { secrets: vec![(number, random()?)], file: None });
+        };
+        let changed = changed(path);
+        let text =
+            fs::read_to_string(path).with_context(|| format!("secrets: {}", path.display()))?;
+        let secrets = parse(&text).with_context(|| path.display().to_string())?;
+        Ok(Secrets { secrets, file: Some((path.to_owned(), changed)) })
+    }
+
+    /// Reads the file again if it has changed; whether it has.
+    ///
+    /// # Errors
+    /// As [`Secrets::new`]'s; what was read before stays.
+    pub fn look(&mut self) -> Result<bool> {
+        let Some((path, known)) = &mut self.file else { return Ok(false) };
+        let changed = changed(path);
+        if changed == *known {
+            return Ok(false);
+        }
+        *known = changed;
+        self.secrets = Secrets::new(Some(&path.clone()))?.secrets;
+        Ok(true)
+    }
+
+    /// As a server needs them.
+    pub fn ring(&self) -> KeyRing {
+        let mut oldest_first = self.secrets.iter().rev();
+        let (number, secret) = oldest_first.next().expect("there is one at least");
+        let mut ring = KeyRing::new(*number, secret);
+        oldest_first.for_each(|(number, secret)| ring.rotate(*number, secret, MOST));
+        ring
+    }
+
+    /// Their numbers, that which makes what is new first.
+    pub fn numbers(&self) -> Vec<u8> {
+        self.secrets.iter().map(|(number, _)| *number).collect()
+    }
+
+    /// What a replay window hashes with: of each server its own.
+    ///
+    /// # Errors
+    /// The kernel has no random bytes.
+    pub fn seeds() -> Result<[u64; 4]> {
+        let random = random()?;
+        let words = random.as_chunks().0;
+        Ok(std::array::from_fn(|n| u64::from_ne_bytes(words[n])))
+    }
+}
+
+fn random() -> Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    SystemRandom::new().fill(&mut bytes).ok().context("the kernel gave no random bytes")?;
+    Ok(bytes)
+}
+
+fn changed(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).and_then(|known| known.modified()).ok()
+}
+
+fn parse(text: &str) -> Result<Vec<Secret>> {
+    let lines = text.lines().map(str::trim).enumerate();
+    let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+    let secrets: Vec<Secret> = lines
+        .map(|(at, line)| {
+            secret(line).with_context(|| {
+                format!(
+                    "line {}: a number from 0 to 255 and 64 hexadecimal digits are expected",
+                    at + 1
+                )
+            })
+        })
+        .collect::<Result<_>>()?;
+    ensure!(!secrets.is_empty(), "there is no secret: a line like `1 00ff...` is expected");
+    ensure!(secrets.len() <= MOST, "{} secrets: at most {MOST} are expected", secrets.len());
+    let twice = |n: usize| secrets[..n].iter().any(|(number, _)| *number == secrets[n].0);
+    let again = (0..secrets.len()).find(|&n| twice(n)).map(|n| secrets[n].0);
+    ensure!(again.is_none(), "secret {} is there twice", again.unwrap_or_default());
+    Ok(secrets)
+}
+
+fn secret(line: &str) -> Option<Secret> {
+    let (number, digits) = line.split_once(char::is_whitespace)?;
+    let digits = digits.trim();
+    let mut secret = [0; 32];
+    if digits.len() != 64 || !digits.is_ascii() {
+        return None;
+    }
+    for (place, at) in secret.iter_mut().zip((0..64).step_by(2)) {
+        *place = u8::from_str_radix(&digits[at..at + 2], 16).ok()?;
+    }
+    Some((number.parse().ok()?, secret))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_line_makes_what_is_new_and_all_are_accepted() {
+        let text = format!("# two\n7 {}\n\n 3\t{} \n", "0a".repeat(32), "FF".repeat(32));
+        let secrets = Secrets { secrets: parse(&text).unwrap(), file: None };
+        let ring = secrets.ring();
+        assert_eq!((secrets.numbers(), ring.newest().number()), (vec![7, 3], 7));
+        assert!(ring.get(3).is_some() && ring.get(4).is_none());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let wrong = |text: &str| format!("{:#}", parse(text).unwrap_err());
+        let secret = "00".repeat(32);
+        assert!(wrong("").contains("there is no secret"));
+        assert!(wrong(&format!("1 {secret}\n256 {secret}")).contains("line 2"));
+        assert!(wrong("1 00").contains("64 hexadecimal digits"));
+        assert!(wrong(&format!("1 {secret}\n1 {secret}")).contains("twice"));
+    }
+}

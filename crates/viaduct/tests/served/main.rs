@@ -1,0 +1,155 @@
+//! `viaduct serve` over Trickles, on real packets, beyond a link that loses some of them.
+#![allow(clippy::unwrap_used)] // a test may panic
+
+#[path = "../common/mod.rs"]
+mod common;
+mod world;
+
+use std::io::Write as _;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use common::random;
+use viaduct_proto::trickles::packet::{Format, Ways};
+use viaduct_proto::trickles::standard::MAIN;
+use world::{End, World};
+
+const LOSSY: &str = "rate=100M,delay=1ms,queue=500kB,loss=1%";
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn get(path: &str, headers: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nHost: h\r\n{headers}\r\n")
+}
+
+#[test]
+fn ten_megabytes_come_whole_by_every_way_and_plain_tcp_beside() {
+    let Some(world) = World::new("ways", LOSSY) else { return };
+    let big = random(10_000_000);
+    world.file("big.bin", &big);
+    let _server = world.serve("auto");
+    let (tcp, udp) = (Format::Tcp, Format::Udp);
+    for (ip, format, length) in [
+        (world.v4(), tcp, big.len()),
+        (world.v6(), tcp, 2_000_000),
+        (world.v4(), udp, 2_000_000),
+        (world.v6(), udp, 2_000_000),
+    ] {
+        let start = Instant::now();
+        let mut client = world.client(Ways::Only(format));
+        let flow = client.connect(ip);
+        let range = format!("Range: bytes=0-{}\r\n", length - 1);
+        let text = [get("/big.bin", &range), get("/none", "")].concat();
+        let end = client.fetch(flow, &text, &[MAIN], LIMIT);
+        assert_eq!(end, End::Finished, "{ip} {format:?}: {}", world.status());
+        let (head, body) = client.response(MAIN);
+        assert!(head.starts_with("HTTP/1.1 206"), "{head}");
+        assert!(body[..length] == big[..length], "{ip} {format:?}");
+        assert!(body[length..].starts_with(b"HTTP/1.1 404"));
+        assert_eq!(client.format(flow), Some(format));
+        println!("{length} bytes from {ip} by {format:?}: {:?}", start.elapsed());
+    }
+    let mut plain = world.connect_plain().unwrap();
+    plain.write_all(get("/big.bin", "Connection: close\r\n").as_bytes()).unwrap();
+    assert!(common::rest(&mut plain).ends_with(&big[big.len() - 1_000..]));
+
+    std::thread::sleep(Duration::from_millis(300));
+    let status = world.status();
+    let trickles = &status["trickles"];
+    assert!(trickles["opened"].as_u64() >= Some(4), "{status}");
+    assert!(trickles["bytes"].as_u64() >= Some(16_000_000), "{status}");
+    assert!(status["tcp"]["requests"].as_u64() >= Some(1), "{status}");
+}
+
+#[test]
+fn a_server_that_is_killed_and_started_again_is_not_noticed() {
+    let link = "rate=40M,delay=5ms,queue=300kB";
+    let Some(world) = World::new("killed", link) else { return };
+    let big = random(10_000_000);
+    world.file("big.bin", &big);
+    let mut server = world.serve("tcp");
+    let mut client = world.client(Ways::Any);
+    let flow = client.connect(world.v4());
+    let progress = client.progress.clone();
+    let gone = std::thread::scope(|scope| {
+        let killer = scope.spawn(|| {
+            let half = || progress.load(Ordering::Relaxed) > 4_000_000;
+            assert!(common::within(LIMIT, half));
+            server.kill().unwrap();
+            let killed = Instant::now();
+            server = world.serve("tcp");
+            killed.elapsed()
+        });
+        let end = client.fetch(flow, &get("/big.bin", ""), &[MAIN], LIMIT);
+        assert_eq!(end, End::Finished);
+        killer.join().unwrap()
+    });
+    let (head, body) = client.response(MAIN);
+    assert!(head.starts_with("HTTP/1.1 200") && body == big, "{head}");
+    println!("the server was gone for {gone:?}");
+}
+
+#[test]
+fn many_requests_share_a_connection_and_a_rotation_breaks_none() {
+    let Some(world) = World::new("many", "rate=50M,delay=5ms,queue=300kB,loss=0.5%") else {
+        return;
+    };
+    let files: Vec<Vec<u8>> = (0..100).map(|n| random(n * 500)).collect();
+    files.iter().enumerate().for_each(|(n, bytes)| world.file(&format!("{n}"), bytes));
+    let _server = world.serve("tcp");
+    let mut client = world.client(Ways::Only(Format::Tcp));
+    let flow = client.connect(world.v6());
+    let ask = |n: usize| get(&format!("/{n}"), "Connection: close\r\n");
+    for _round in 0..2 {
+        let stream = client.connector().stream(flow).unwrap();
+        let streams: Vec<u32> =
+            (0..files.len()).map(|n| stream.request(ask(n).as_bytes(), 1 << 20).unwrap()).collect();
+        let end = client.fetch(flow, "", &streams, LIMIT);
+        assert_eq!(end, End::Finished);
+        for (stream, file) in streams.iter().zip(&files) {
+            let (head, body) = client.response(*stream);
+            assert!(head.starts_with("HTTP/1.1 200") && body == file, "{head}");
+        }
+        // The secret that made what the client has is accepted still.
+        let (new, old) = ("b2".repeat(32), "a1".repeat(32));
+        std::fs::write(world.dir.join("key"), format!("2 {new}\n1 {old}\n")).unwrap();
+        std::thread::sleep(Duration::from_millis(600));
+    }
+}
+
+#[test]
+fn a_plain_tcp_server_is_said_to_be_one() {
+    let Some(world) = World::new("plain", "delay=1ms") else { return };
+    world.file("a", b"plain");
+    let _server = world.serve("off");
+    let mut client = world.client(Ways::Any);
+    for ip in [world.v4(), world.v6()] {
+        let flow = client.connect(ip);
+        assert_eq!(client.fetch(flow, &get("/a", ""), &[MAIN], LIMIT), End::Plain);
+        client.connector().forget(flow);
+    }
+    let mut plain = world.connect_plain().unwrap();
+    plain.write_all(get("/a", "Connection: close\r\n").as_bytes()).unwrap();
+    assert!(common::rest(&mut plain).ends_with(b"plain"));
+}
+
+#[test]
+fn a_file_that_is_replaced_in_mid_transfer_is_not_mixed() {
+    let Some(world) = World::new("replaced", "rate=20M,delay=5ms,queue=100kB") else { return };
+    world.file("a", &random(5_000_000));
+    let _server = world.serve("udp");
+    let mut client = world.client(Ways::Only(Format::Udp));
+    let flow = client.connect(world.v4());
+    let progress = client.progress.clone();
+    let end = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            assert!(common::within(LIMIT, || progress.load(Ordering::Relaxed) > 500_000));
+            world.file("b", &random(5_000_001)[1..]);
+            std::fs::rename(world.dir.join("site/b"), world.dir.join("site/a")).unwrap();
+        });
+        client.fetch(flow, &get("/a", ""), &[MAIN], LIMIT)
+    });
+    let End::Failed(why) = end else { panic!("{end:?}") };
+    assert_eq!(why, "what was being sent has changed at the server");
+    let (_, body) = client.response(MAIN);
+    assert!(random(5_000_000).starts_with(body));
+}

@@ -1,0 +1,208 @@
+//! A server of files beyond a lossy link, and a client in its own namespace.
+
+use std::collections::HashMap;
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use viaduct::trickles::{ClientSettings, Connector, Flow, Word};
+use viaduct_lab::emulator::EmulatorConfig;
+use viaduct_lab::topology::{Dumbbell, DumbbellSpec, Journal, Wan};
+use viaduct_proto::trickles::packet::{Format, Ways};
+use viaduct_proto::trickles::standard::MAIN;
+use viaduct_proto::trickles::stream::{Config, State};
+use viaduct_sys::poll::{Waker, wait};
+use viaduct_sys::process::Process;
+
+pub(crate) struct World {
+    pub(crate) net: Dumbbell,
+    pub(crate) dir: PathBuf,
+}
+
+impl World {
+    /// `None`, and says so, where no namespaces can be made.
+    pub(crate) fn new(test: &str, link: &str) -> Option<World> {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: packets of our own take root");
+            return None;
+        }
+        let wan = Wan::Emulated(Box::new(EmulatorConfig::symmetric(link.parse().unwrap(), 5)));
+        let spec = DumbbellSpec { wan, ..DumbbellSpec::default() };
+        let net = Dumbbell::build(&spec, &Journal::new()).unwrap();
+        let dir =
+            std::env::temp_dir().join(format!("viaduct-served-{test}-{}", std::process::id()));
+        fs::create_dir_all(dir.join("site")).unwrap();
+        let secret = |byte: &str| byte.repeat(32);
+        fs::write(dir.join("key"), format!("1 {}\n", secret("a1"))).unwrap();
+        Some(World { net, dir })
+    }
+
+    pub(crate) fn file(&self, name: &str, bytes: &[u8]) {
+        fs::write(self.dir.join("site").join(name), bytes).unwrap();
+    }
+
+    /// A server that has come up.
+    pub(crate) fn serve(&self, trickles: &str) -> Process {
+        let mut command = self.net.b1().command(env!("CARGO_BIN_EXE_viaduct"));
+        command.arg("serve").arg(self.dir.join("site")).args(["--listen", "[::]:80"]);
+        command.args(["--trickles", trickles, "--key"]).arg(self.dir.join("key"));
+        command.arg("--run-dir").arg(self.dir.join("run")).stderr(Stdio::null());
+        let server = Process::spawn(command).unwrap();
+        let up = || self.connect_plain().is_ok();
+        assert!(crate::common::within(Duration::from_secs(10), up), "the server does not come up");
+        server
+    }
+
+    /// By the kernel's TCP, from the client's namespace.
+    pub(crate) fn connect_plain(&self) -> std::io::Result<std::net::TcpStream> {
+        let to = (self.net.b1().v4(), 80);
+        self.net.a1().netns().enter(|| std::net::TcpStream::connect(to)).unwrap()
+    }
+
+    /// What the server says of itself.
+    pub(crate) fn status(&self) -> serde_json::Value {
+        let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+        status.args(["status", "--json", "--run-dir"]).arg(self.dir.join("run"));
+        let said = status.args(["--name", "serve-80"]).output().unwrap();
+        serde_json::from_slice(&said.stdout).unwrap()
+    }
+
+    pub(crate) fn v4(&self) -> IpAddr {
+        self.net.b1().v4().into()
+    }
+
+    pub(crate) fn v6(&self) -> IpAddr {
+        self.net.b1().v6().unwrap().into()
+    }
+
+    /// A client in a1.
+    pub(crate) fn client(&self, ways: Ways) -> Client {
+        let settings = ClientSettings {
+            ways,
+            mtu: 1500,
+            untracked: true,
+            instance: "viaduct_fetch".to_owned(),
+            run_dir: self.dir.join("run"),
+        };
+        let netns = self.net.a1().netns().clone();
+        let connector = netns.enter(|| Connector::open(&settings, 9)).unwrap().unwrap();
+        Client { connector: Some(connector), netns, read: HashMap::new(), progress: Arc::default() }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// Streams, and what was read of them.
+pub(crate) struct Client {
+    connector: Option<Connector>,
+    netns: viaduct_sys::netns::Netns,
+    pub(crate) read: HashMap<u32, Vec<u8>>,
+    /// Bytes read of the main stream.
+    pub(crate) progress: Arc<AtomicUsize>,
+}
+
+/// How a connection ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Finished,
+    Plain,
+    Failed(String),
+    TooSlow,
+}
+
+impl Client {
+    pub(crate) fn connector(&mut self) -> &mut Connector {
+        self.connector.as_mut().unwrap()
+    }
+
+    pub(crate) fn connect(&mut self, ip: IpAddr) -> Flow {
+        let to = SocketAddr::new(ip, 80);
+        let (netns, connector) = (self.netns.clone(), self.connector());
+        netns.enter(|| connector.connect(to, Config::default())).unwrap().unwrap()
+    }
+
+    /// Sends `text` on the main stream and nothing more, and reads until all these streams have ended.
+    pub(crate) fn fetch(
+        &mut self,
+        flow: Flow,
+        text: &str,
+        streams: &[u32],
+        limit: Duration,
+    ) -> End {
+        let stream = self.connector().stream(flow).unwrap();
+        assert_eq!(stream.write(MAIN, text.as_bytes()), text.len());
+        stream.shutdown(MAIN);
+        self.connector().flush();
+        let (waker, deadline) = (Waker::new().unwrap(), Instant::now() + limit);
+        while Instant::now() < deadline {
+            let packets = self.connector().turn().unwrap();
+            while let Some((of, word)) = self.connector().poll_word() {
+                match word {
+                    Word::Changed(stream) if of == flow => self.take(flow, stream),
+                    Word::PlainTcp => return End::Plain,
+                    other => return End::Failed(format!("{other:?}")),
+                }
+            }
+            self.connector().flush();
+            let stream = self.connector().stream(flow).unwrap();
+            let states: Vec<State> = streams.iter().map(|&id| stream.state(id)).collect();
+            if let Some(State::Failed(why)) = states.iter().find(|s| matches!(s, State::Failed(_)))
+            {
+                return End::Failed(why.to_string());
+            }
+            if states.iter().all(|state| *state == State::Finished) {
+                return End::Finished;
+            }
+            self.connector().flush();
+            if packets == 0 {
+                let most = Duration::from_millis(50);
+                let timeout = self.connector().poll_timeout().unwrap_or(most).min(most);
+                wait(&[self.connector.as_ref().unwrap()], &waker, timeout);
+            }
+        }
+        eprintln!(
+            "{:?} {:?}",
+            self.connector().stream(flow).unwrap().stats(),
+            self.connector().stats()
+        );
+        End::TooSlow
+    }
+
+    fn take(&mut self, flow: Flow, stream: u32) {
+        let connector = self.connector.as_mut().unwrap();
+        let read = self.read.entry(stream).or_default();
+        while let Some(data) = connector.stream(flow).unwrap().read(stream) {
+            read.extend_from_slice(&data);
+        }
+        if stream == MAIN {
+            self.progress.store(read.len(), Ordering::Relaxed);
+        }
+    }
+
+    /// Head and body of what was read.
+    pub(crate) fn response(&self, stream: u32) -> (String, &[u8]) {
+        let got = self.read.get(&stream).map_or(&[][..], |got| got);
+        let end = got.windows(4).position(|window| window == b"\r\n\r\n").expect("a head");
+        (String::from_utf8(got[..end].to_vec()).unwrap(), &got[end + 4..])
+    }
+
+    pub(crate) fn format(&mut self, flow: Flow) -> Option<Format> {
+        self.connector().port().format(flow)
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let connector = self.connector.take();
+        // What it has changed is in the namespace.
+        let _ = self.netns.enter(|| drop(connector));
+    }
+}
