@@ -21,6 +21,7 @@
 
 pub mod aware;
 mod meaning;
+mod pattern;
 mod rules;
 pub mod shared;
 mod socket;

@@ -239,7 +239,7 @@ impl Answer {
                 rules.names = flags & NAMES != 0;
                 rules.carries = flags & CARRIES != 0;
                 for _ in 0..count {
-                    rules.push(rest.line()?).ok()?;
+                    rules.append(rest.line()?).ok()?;
                 }
                 let offload = (flags & OFFLOAD != 0).then_some(rate);
                 Answer::Welcome(Welcome { rules, meeting: [first, second], offload })

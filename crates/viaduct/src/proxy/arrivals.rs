@@ -281,6 +281,10 @@ fn begin(
             "the handlers lead to a name, which leads through tunnels alone",
         ));
     };
+    if let Some(below) = &teller.below {
+        begun.server = below.connect(to, from)?;
+        return Ok(begun);
+    }
     let server = match (&teller.agreeing, carries) {
         (Some(agreeing), _) => {
             begun.middle = Middle::Relay(Relay::default());
@@ -310,12 +314,16 @@ pub(super) fn dial(
     options: TcpOptions,
     teller: &Teller,
 ) -> io::Result<Leg> {
-    let begin = |to| match &teller.agreeing {
-        Some(agreeing) => agreeing.connect(to, from, options),
-        None => tcp::connect(to, from, options),
+    let begin = |to| {
+        let stream = match (&teller.below, &teller.agreeing) {
+            (Some(below), _) => return below.connect(to, from),
+            (None, Some(agreeing)) => agreeing.connect(to, from, options)?,
+            (None, None) => tcp::connect(to, from, options)?,
+        };
+        Ok(Leg::Tcp(TcpStream::from_std(stream)))
     };
     match to {
-        Address::Ip(to) => Ok(Leg::Tcp(TcpStream::from_std(begin(*to)?))),
+        Address::Ip(to) => begin(*to),
         Address::Name(name, _) => Err(io::Error::other(format!("{name}: nobody looks it up here"))),
     }
 }

@@ -110,7 +110,7 @@ impl Worker {
     /// Takes in a connection to a program, or to whoever takes a program's place.
     pub(super) fn let_come(&mut self, arrival: Arrival, now: Instant) {
         let Arrival { stream, client, own, handlers, program } = arrival;
-        let mut server = Leg::Tcp(TcpStream::from_std(stream));
+        let mut server = Leg::of(stream, client, own);
         let plan = self.policies.plan(client.ip(), own);
         let why = match (plan.deny, self.flows.is_full() || self.deadline.is_some()) {
             (true, _) => Some(Failure::Denied),

@@ -130,6 +130,7 @@ impl Worker {
         let tunnels = tunnels.map(|of| Tunnels::new(of, poll.registry().try_clone()?, time()));
         let tunnels = tunnels.transpose()?;
         teller.agreeing.clone_from(&settings.agreeing);
+        teller.below.clone_from(&settings.below);
         teller.outlets = tunnels.as_ref().map(Tunnels::outlets).unwrap_or_default();
         let shared =
             Shared { pipes: Pipes::new(settings.workers), scratch: vec![0; SCRATCH].into() };

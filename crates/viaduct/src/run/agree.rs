@@ -87,14 +87,18 @@ pub struct Agreed {
 
 impl Agreed {
     /// Begins for `chain`: connections and listeners of programs that are seen by `via` and opened from
-    /// now on agree.
+    /// now on agree; above a master by first bytes alone, for the SYNs are that one's.
     ///
     /// # Errors
     /// It takes a right that is missing.
-    pub fn begin(&self, via: Via, chain: &Factories) -> Result<Begun> {
+    pub fn begin(&self, via: Via, chain: &Factories, above: bool) -> Result<Begun> {
         let greeting = || Begun::Greeting(greeting(&self.terms, chain, &self.both_ends));
         match via {
-            _ if self.greets => Ok(greeting()),
+            _ if self.greets || above && self.insists => Ok(greeting()),
+            _ if above => Err(anyhow!(
+                "--prefer offers in SYNs, which above a master (--master) are that one's; --require can do \
+                 without"
+            )),
             Via::Seccomp | Via::Preload if self.insists => Ok(greeting()),
             Via::Seccomp | Via::Preload => Err(anyhow!(
                 "--prefer offers in SYNs, so that plain peers are not harmed, which takes root and --via \

@@ -25,7 +25,7 @@ use viaduct_proto::wrap::wire::{Answer, WELCOME, Welcome};
 use viaduct_sys::pending::Closed;
 use viaduct_sys::{records, tcp};
 
-use crate::master::{door, network};
+use crate::master::{find, network};
 use crate::proxy::calls::{Arrival, Call, Held, Program};
 
 /// The way to a shared master, and the program's side of what it carries.
@@ -59,7 +59,7 @@ impl Joined {
     /// # Errors
     /// None of this name runs, or it wants nothing of this run.
     pub fn to(name: &str, run_dir: &Path) -> Result<(Arc<Joined>, Welcome)> {
-        let door = door(run_dir, name);
+        let door = find(run_dir, name);
         let at = door.to_string_lossy();
         let socket = records::connect(&at).map_err(|error| refusal(name, &at, &error))?;
         let welcome = greet(&socket).with_context(|| format!("the master {name} ({at})"))?;

@@ -277,7 +277,7 @@ impl Flow {
     pub fn own_name(&mut self, now: Instant) -> Option<SocketAddr> {
         match &mut self.middle {
             Middle::Through(through) => through.own_name(now),
-            Middle::Relay(_) => self.legs[1].as_ref()?.tcp()?.local_addr().ok(),
+            Middle::Relay(_) => self.legs[1].as_ref()?.names().map(|(own, _)| own),
         }
     }
 

@@ -17,6 +17,7 @@ use viaduct_sys::process::raise_descriptors;
 use viaduct_sys::tcp::TcpOptions;
 
 use super::agreeing::Agreeing;
+use super::below::Below;
 use super::file::{self, PolicyTable, Said};
 use super::onward::Onward;
 use super::options::{Accept, ProxyArgs, ProxyOptions};
@@ -55,6 +56,8 @@ pub struct Settings {
     pub tell: Option<Tell>,
     /// What is agreed on with far ends, if anything is.
     pub agreeing: Option<Arc<Agreeing>>,
+    /// Who carries what goes on from here, if that is not the kernel.
+    pub below: Option<Arc<dyn Below>>,
     /// How their sockets are set up.
     pub options: TcpOptions,
     /// What keeps it within bounds.
@@ -128,6 +131,7 @@ impl Settings {
             },
             tell: None,
             agreeing: None,
+            below: None,
             options: TcpOptions::default(),
             limits,
             workers: 1,
@@ -239,6 +243,7 @@ impl Settings {
             policies,
             tell: args.tell,
             agreeing: None,
+            below: None,
             limits: limits(args)?,
             workers,
             intercept: intercept(args, port)?,
