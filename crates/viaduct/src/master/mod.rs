@@ -10,6 +10,7 @@
 //! root, or everybody (`--all-users`), at a socket `NAME.master` beside its status socket. With a master below
 //! (`--master`) it sends on to that one ([`crate::run::above`]).
 
+mod remote;
 mod session;
 
 use std::net::SocketAddr;
@@ -17,6 +18,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 use std::{env, fs, io};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -66,6 +68,9 @@ pub struct MasterArgs {
     /// Stand above this master: it carries on what this one sends
     #[arg(long, value_name = "NAME")]
     master: Option<String>,
+    /// How long whoever comes to a program that listens may take to say what the handlers want to hear
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "60s")]
+    arrival_wait: Duration,
     /// Where Prometheus finds the metrics
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
@@ -91,7 +96,8 @@ pub fn run(args: &MasterArgs, registry: Registry, log: impl FnOnce()) -> Result<
             Some(Arc::new(Above::new(joined, &said)?))
         }
     };
-    let mut settings = Settings::for_programs(args.name.clone(), chain, args.run_dir.clone());
+    let (name, run_dir) = (args.name.clone(), args.run_dir.clone());
+    let mut settings = Settings::for_programs(name, chain, args.arrival_wait, run_dir);
     settings.metrics = args.metrics;
     settings.below = above.clone().map(|above| above as Arc<dyn Below>);
     check_free(&settings.socket())?;

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -19,14 +19,14 @@ use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{SocketType, ipproto, sockopt};
 use tracing::{debug, info, warn};
-use viaduct_proto::flow::Failure;
 use viaduct_proto::wrap::Errno;
 use viaduct_proto::wrap::shared::{Down, RECORD, Up};
 use viaduct_proto::wrap::wire::{Answer, WELCOME, Welcome};
 use viaduct_sys::records;
 
+use super::remote::{Lines, Remote};
 use super::{clear, network};
-use crate::proxy::calls::{Arrival, Call, Held, Program};
+use crate::proxy::calls::{Arrival, Call};
 use crate::run::carrier::Carrier;
 
 /// Runs at once, at most; and of one user who is neither root nor the master's.
@@ -168,11 +168,13 @@ fn hear(socket: OwnedFd, shared: &Shared) {
         return;
     }
     info!("a run has joined");
-    let mut bytes = [0; RECORD];
+    let (mut bytes, mut lines) = ([0; RECORD], Lines::default());
     loop {
         let obeyed = match records::receive_beside(&*socket, &mut bytes) {
             Ok((0, _)) => return info!("a run has gone"),
-            Ok((length, beside)) => obey(&bytes[..length], beside, &out, &shared.carrier),
+            Ok((length, beside)) => {
+                obey(&bytes[..length], beside, (&out, &mut lines), &shared.carrier)
+            }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return warn!("a run cannot be heard: {error}"),
         };
@@ -196,10 +198,15 @@ fn greeted(socket: &OwnedFd, shared: &Shared) -> bool {
 }
 
 /// Does what a record asks for; `None` if it is none, or not with this beside it.
-fn obey(bytes: &[u8], beside: Vec<OwnedFd>, out: &Sender<Down>, carrier: &Carrier) -> Option<()> {
+fn obey(
+    bytes: &[u8],
+    beside: Vec<OwnedFd>,
+    (out, lines): (&Sender<Down>, &mut Lines),
+    carrier: &Carrier,
+) -> Option<()> {
     let mut sockets = beside.into_iter().map(stream);
     match Up::parse(bytes)? {
-        Up::Hello { .. } => return None,
+        Up::Hello { .. } => None,
         Up::Call { id, to, source } => {
             let held = Box::new(Remote::new(id, sockets.next()??, out));
             let call = Call { to: to.into(), source, held };
@@ -207,10 +214,15 @@ fn obey(bytes: &[u8], beside: Vec<OwnedFd>, out: &Sender<Down>, carrier: &Carrie
         }
         Up::Arrival { id, client, own } => {
             let (stream, place) = (sockets.next()??, sockets.next()??);
-            let program = Box::new(Remote::new(id, place, out));
+            let program = Box::new(Remote::listening(id, place, lines.add(id, out)));
             let arrival = Arrival { stream, client, own, handlers: None, program };
             sockets.next().is_none().then(|| carrier.arrive(arrival))
         }
+        Up::Another { id, of } => {
+            let remote = Remote::new(id, sockets.next()??, out);
+            sockets.next().is_none().then(|| lines.fill(of, Some(remote)))
+        }
+        Up::NoOther { of } => sockets.next().is_none().then(|| lines.fill(of, None)),
     }
 }
 
@@ -237,66 +249,5 @@ fn answer(socket: &OwnedFd, answer: &Answer) {
     let length = answer.emit(&mut bytes);
     if let Err(error) = records::send(socket, &bytes[..length], None) {
         debug!("answer a run: {error}");
-    }
-}
-
-/// A program whose side a run keeps.
-#[derive(Debug)]
-struct Remote {
-    id: u64,
-    place: Option<TcpStream>,
-    out: Sender<Down>,
-    /// The run has heard how it ends.
-    told: bool,
-}
-
-impl Remote {
-    fn new(id: u64, place: TcpStream, out: &Sender<Down>) -> Remote {
-        Remote { id, place: Some(place), out: out.clone(), told: false }
-    }
-
-    fn tell(&mut self, down: Down) -> io::Result<()> {
-        self.told |= !matches!(down, Down::Named { .. });
-        self.out.send(down).map_err(|_| io::ErrorKind::BrokenPipe.into())
-    }
-
-    fn take_place(&mut self) -> io::Result<TcpStream> {
-        self.place.take().ok_or(io::ErrorKind::NotConnected.into())
-    }
-}
-
-impl Held for Remote {
-    fn named(&mut self, own: SocketAddr) {
-        let _ = self.tell(Down::Named { id: self.id, own });
-    }
-
-    fn place(&mut self) -> io::Result<TcpStream> {
-        self.take_place()
-    }
-
-    fn meet(&mut self, _: &TcpStream) -> io::Result<()> {
-        self.tell(Down::Meet { id: self.id })
-    }
-
-    fn refuse(&mut self, why: Failure) {
-        let _ = self.tell(Down::Refuse { id: self.id, why });
-    }
-}
-
-impl Program for Remote {
-    fn place(&mut self) -> io::Result<TcpStream> {
-        self.take_place()
-    }
-
-    fn connect(&mut self, _: &TcpStream) -> io::Result<()> {
-        self.tell(Down::Meet { id: self.id })
-    }
-}
-
-impl Drop for Remote {
-    fn drop(&mut self) {
-        if !self.told {
-            let _ = self.tell(Down::Gone { id: self.id });
-        }
     }
 }

@@ -87,6 +87,14 @@ impl Leg {
         }
     }
 
+    /// Has the loop told of it no more.
+    pub fn deregister(&mut self, registry: &Registry) -> io::Result<()> {
+        match self {
+            Leg::Tcp(stream) | Leg::Below(stream, _) => stream.deregister(registry),
+            Leg::Session(_) | Leg::Elsewhere => Ok(()),
+        }
+    }
+
     /// Whether it is connected by now. `Err`: it never will be.
     pub fn check_connected(&self) -> io::Result<bool> {
         let stream = match self {

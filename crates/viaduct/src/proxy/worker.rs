@@ -77,6 +77,8 @@ pub struct Worker {
     pub(super) interception: Arc<Interception>,
     pub(super) stats: ProxyStats,
     pub(super) orders: mpsc::Receiver<Order>,
+    /// The way here, for whoever has something to say later.
+    pub(super) own: ToWorker,
     /// The log knows that clients cannot be accepted.
     pub(super) complained: bool,
     /// When it had a flow last.
@@ -156,6 +158,7 @@ impl Worker {
             interception,
             stats: ProxyStats::default(),
             orders,
+            own: to_worker.clone(),
             complained: false,
             busy: time(),
             deadline: None,

@@ -65,25 +65,13 @@ impl Above {
     }
 
     /// Takes in a connection to a program: it passes the master below first.
-    pub fn arrive(&self, arrival: Arrival, worker: &ToWorker) {
+    pub fn arrive(self: &Arc<Above>, arrival: Arrival, worker: &ToWorker) {
         if self.offload.is_some() {
             return worker.tell(Order::Arrive(Box::new(arrival)));
         }
         let Arrival { stream, client, own, handlers, program } = arrival;
-        let leg = self
-            .leg(client.is_ipv4())
-            .and_then(|(_, pending)| Ok((self.meeting.place(client.is_ipv4())?, pending)));
-        let (place, pending) = match leg {
-            Ok(leg) => leg,
-            Err(error) => {
-                debug!("a connection to a program: {error}");
-                drop(tcp::reset_on_close(&stream));
-                return;
-            }
-        };
         let next = Next { client, own, handlers, program, worker: worker.clone() };
-        let between = Between { place: Some(place), leg: Some((pending, next)) };
-        let program = Box::new(between);
+        let program = Box::new(Between { above: self.clone(), pending: None, next: Some(next) });
         self.below.arrive(Arrival { stream, client, own, handlers: None, program });
     }
 
@@ -180,8 +168,10 @@ impl Drop for Reach {
 /// A connection to a program, while the master below has it.
 #[derive(Debug)]
 struct Between {
-    place: Option<TcpStream>,
-    leg: Option<(Pending, Next)>,
+    above: Arc<Above>,
+    /// The connect that the master below crosses.
+    pending: Option<Pending>,
+    next: Option<Next>,
 }
 
 /// What becomes of it then.
@@ -196,11 +186,23 @@ struct Next {
 
 impl Program for Between {
     fn place(&mut self) -> io::Result<TcpStream> {
-        self.place.take().ok_or_else(|| io::ErrorKind::NotConnected.into())
+        let client = self.next.as_ref().ok_or(io::ErrorKind::NotConnected)?.client;
+        let (_, pending) = self.above.leg(client.is_ipv4())?;
+        self.pending = Some(pending);
+        self.above.meeting.place(client.is_ipv4())
+    }
+
+    fn another(&self) -> Option<Box<dyn Program>> {
+        let of = self.next.as_ref()?;
+        let (program, worker) = (of.program.another()?, of.worker.clone());
+        let next =
+            Next { client: of.client, own: of.own, handlers: of.handlers.clone(), program, worker };
+        Some(Box::new(Between { above: self.above.clone(), pending: None, next: Some(next) }))
     }
 
     fn connect(&mut self, place: &TcpStream) -> io::Result<()> {
-        let (pending, next) = self.leg.take().ok_or(io::ErrorKind::NotConnected)?;
+        let (pending, next) =
+            self.pending.take().zip(self.next.take()).ok_or(io::ErrorKind::NotConnected)?;
         tcp::connect_bound(place, pending.program()?)?;
         let stream = TcpStream::from(pending.finish()?);
         let Next { client, own, handlers, program, worker } = next;

@@ -113,11 +113,6 @@ impl Agreed {
     }
 
     fn offer(&self, chain: &Factories) -> Result<Begun> {
-        // What is agreed on belongs to one connection.
-        if let Some(of) = chain.iter().find(|of| of.shares()) {
-            let name = of.name();
-            return Err(anyhow!("{name} cannot be agreed on in SYNs: name it at both ends"));
-        }
         let ports = Ports::new().map_err(|why| {
             anyhow!("--prefer and --require say what they offer in SYNs, by BPF: {why}")
         })?;

@@ -172,8 +172,24 @@ impl Joined {
                     side.refuse(why);
                 }
             }
+            Down::Another { id: of } => self.another(of),
             // A program that waits is told by whoever is dropped; of others the kernel tells again.
             Down::Gone { id } => drop(self.take(id)),
+        }
+    }
+
+    /// Says where one more flow for the program of arrival `of` meets it.
+    fn another(&self, of: u64) {
+        let program = match self.waits().list.get(&of) {
+            Some((Side::Listens(program), _)) => program.another(),
+            _ => None,
+        };
+        let begun = program.and_then(|mut program| Some((program.place().ok()?, program)));
+        if let Some((place, program)) = begun {
+            return self.say(Side::Listens(program), place, |id| Up::Another { id, of }, None);
+        }
+        if let Err(error) = records::send(&self.socket, &Up::NoOther { of }.emit(), None) {
+            debug!("tell the master: {error}");
         }
     }
 

@@ -166,7 +166,8 @@ fn worker(args: &RunArgs, plan: &Plan, above: Option<Arc<Above>>) -> Result<Besi
         Some(Begun::Offering(agreeing)) => (plan.chain.clone(), Some(agreeing)),
         Some(Begun::Greeting(chain)) => (chain, None),
     };
-    let mut settings = Settings::for_programs(name, chain, args.run_dir.clone());
+    let run_dir = args.run_dir.clone();
+    let mut settings = Settings::for_programs(name, chain, args.arrival_wait, run_dir);
     settings.agreeing = agreeing;
     settings.below = above.map(|above| above as Arc<dyn Below>);
     Beside::start(settings)

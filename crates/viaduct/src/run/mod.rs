@@ -83,6 +83,9 @@ pub struct RunArgs {
     /// own socket
     #[arg(long)]
     no_offload: bool,
+    /// How long whoever comes to a program that listens may take to say what the handlers want to hear
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "60s")]
+    arrival_wait: Duration,
     /// How long datagrams between two ends may be silent before their handlers forget them
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "60s")]
     datagram_idle: Duration,

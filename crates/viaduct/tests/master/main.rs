@@ -409,6 +409,55 @@ fn programs_that_listen_are_served_by_a_shared_master_and_by_nobody_when_it_is_k
     }
 }
 
+/// Echoes each connection.
+const ECHO: &str = "
+import socket, sys, threading
+s = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+print('up', flush=True)
+def serve(c):
+    while data := c.recv(100): c.sendall(data)
+    c.close()
+while True:
+    c, at = s.accept()
+    threading.Thread(target=serve, args=(c,), daemon=True).start()
+";
+/// Five connections that are there at once, until it is told to end.
+const FIVE: &str = "
+import socket, sys
+all = [socket.create_connection(('127.0.0.1', int(sys.argv[1]))) for n in range(5)]
+for n, s in enumerate(all): s.sendall(b'%d' % n)
+print(b''.join(s.recv(100) for s in all).decode(), flush=True)
+input()
+";
+
+#[test]
+fn flows_that_share_a_connection_come_to_programs_under_shared_masters() {
+    let place = Place::new();
+    let _below = place.master("below", &[CHAIN]);
+    let _one = place.master("one", &["+mux"]);
+    let _two = place.master("two", &["--master", "below", "+mux"]);
+    for (name, via) in
+        [("one", "cgroup"), ("one", "seccomp"), ("two", "seccomp"), ("two", "cgroup")]
+    {
+        let at = free_port().to_string();
+        let words = ["run", "--master", name, "--via", via, "--", "python3", "-c", ECHO, &at];
+        let mut command = place.viaduct(&words);
+        let mut server = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "up");
+        let mut command = place.viaduct(&["run", "+mux", "--", "python3", "-c", FIVE, &at]);
+        let mut client = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(client.stdout.take().unwrap()).lines();
+        assert_eq!(said.next().unwrap().unwrap(), "01234", "{name} {via}");
+        let status = place.status(name);
+        assert!(status.contains("5 flows on one connection"), "{name} {via} {status}");
+        drop(client.stdin.take());
+        client.wait().unwrap();
+        signal(server.id(), "TERM");
+        server.wait().unwrap();
+    }
+}
+
 /// Figure 4: two programs of a user, each with `migrate` and `crypt`, above a system-wide master in which
 /// flows to one destination share a congestion estimate.
 #[test]

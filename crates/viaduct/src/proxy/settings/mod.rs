@@ -107,14 +107,21 @@ impl Settings {
         read().with_context(|| path.display().to_string())
     }
 
-    /// For wrapped programs: flows pass `handlers`, and end as theirs would.
-    pub fn for_programs(name: String, handlers: Factories, run_dir: PathBuf) -> Settings {
+    /// For wrapped programs: flows pass `handlers`, and end as theirs would; who comes to one has `words` to say
+    /// what handlers want to hear.
+    pub fn for_programs(
+        name: String,
+        handlers: Factories,
+        words: Duration,
+        run_dir: PathBuf,
+    ) -> Settings {
         let handlers = Some(handlers).filter(|list| !list.is_empty());
         let limits = Limits {
             flows: usize::MAX,
             early: None,
             // The kernel gives up when it would have for the program.
             connect: Duration::MAX,
+            words,
             keep_alive: None,
             idle: None,
             idle_exit: None,
