@@ -58,7 +58,7 @@ pub struct Rules {
     count: usize,
     /// Whether what cannot be captured is refused.
     pub strict: bool,
-    /// Whether datagrams of IPv4 can pass the chain.
+    /// Whether datagrams can pass the chain.
     pub carries: bool,
     /// Whether names are looked up at the far end: questions of DNS are the master's to answer.
     pub names: bool,
