@@ -170,7 +170,9 @@ pub extern "C" fn msk_shutdown(fd: c_int, id: c_int) -> c_int {
 pub extern "C" fn msk_forget(fd: c_int, id: c_int) -> c_int {
     table::client(fd, |client| {
         client.left.remove(&(id as u32));
-        client.connector.stream(client.flow).map(|stream| stream.forget(id as u32));
+        if let Some(stream) = client.connector.stream(client.flow) {
+            stream.forget(id as u32);
+        }
         0
     })
 }

@@ -21,6 +21,7 @@ use viaduct_sys::bpf::SynOption;
 use viaduct_sys::tcp::{self, TcpOptions, Telling};
 
 use super::agreeing::Agreeing;
+use super::below::Below;
 use super::policy::Policies;
 use super::tunnels::Outlet;
 use super::tunnels::settings::TunnelName;
@@ -45,6 +46,8 @@ pub struct Teller {
     pub outlets: HashMap<TunnelName, Outlet>,
     /// What is agreed on with far ends, if anything is.
     pub agreeing: Option<Arc<Agreeing>>,
+    /// Who carries what goes on from here, if that is not the kernel.
+    pub below: Option<Arc<dyn Below>>,
     /// What writes options, once it was needed; nothing if it cannot be had.
     program: OnceCell<Option<SynOption>>,
 }
@@ -56,7 +59,7 @@ impl Teller {
     /// It is to write options, and cannot.
     pub fn new(tell: Option<Tell>, policies: &Policies) -> Result<Teller> {
         let (outlets, program) = (HashMap::new(), OnceCell::new());
-        let teller = Teller { tell, outlets, agreeing: None, program };
+        let teller = Teller { tell, outlets, agreeing: None, below: None, program };
         teller.prepare(policies)?;
         Ok(teller)
     }
