@@ -48,9 +48,12 @@ pub(crate) fn world() -> bool {
 
 /// Gives it an address of IPv6 that is not the loopback's: 2001:db8::7.
 pub(crate) fn global_address() {
-    for words in
-        ["link add d0 type dummy", "addr add 2001:db8::7/64 dev d0 nodad", "link set d0 up"]
-    {
+    for words in [
+        "link add d0 type veth peer name d1",
+        "addr add 2001:db8::7/64 dev d0 nodad",
+        "link set d0 up",
+        "link set d1 up",
+    ] {
         let made = command("ip", &words.split(' ').collect::<Vec<_>>());
         assert!(made.status.success(), "{words}: {made:?}");
     }
