@@ -1,7 +1,7 @@
 //! One end of a flow: what it is read from and written to.
 
 use std::io::{self, IoSlice, Read as _, Write as _};
-use std::net::Shutdown;
+use std::net::{Shutdown, SocketAddr};
 
 use mio::event::Source;
 use mio::net::TcpStream;
@@ -9,6 +9,7 @@ use mio::{Interest, Registry, Token};
 use viaduct_proto::flow::Failure;
 use viaduct_sys::tcp;
 
+use super::trickles::Trickle;
 use super::tunnels::Session;
 
 /// Bytes, and urgent ones.
@@ -21,6 +22,8 @@ pub enum Leg {
     Tcp(TcpStream),
     /// A session of a tunnel.
     Session(Session),
+    /// A connection of Trickles.
+    Trickles(Trickle),
     /// None: the flow goes over another's connection. Nothing ever comes from here.
     Elsewhere,
 }
@@ -30,6 +33,15 @@ impl Leg {
     pub fn tcp(&self) -> Option<&TcpStream> {
         match self {
             Leg::Tcp(stream) => Some(stream),
+            Leg::Session(_) | Leg::Trickles(_) | Leg::Elsewhere => None,
+        }
+    }
+
+    /// Our address, and the other's, where this is known.
+    pub fn names(&self) -> Option<[SocketAddr; 2]> {
+        match self {
+            Leg::Tcp(stream) => Some([stream.local_addr().ok()?, stream.peer_addr().ok()?]),
+            Leg::Trickles(trickle) => trickle.names(),
             Leg::Session(_) | Leg::Elsewhere => None,
         }
     }
@@ -42,6 +54,10 @@ impl Leg {
                 session.register(token);
                 Ok(())
             }
+            Leg::Trickles(trickle) => {
+                trickle.register(token);
+                Ok(())
+            }
             Leg::Elsewhere => Ok(()),
         }
     }
@@ -50,7 +66,7 @@ impl Leg {
     pub fn register_to_read(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         match self {
             Leg::Tcp(stream) => stream.register(registry, token, TO_READ),
-            Leg::Session(_) | Leg::Elsewhere => self.register(registry, token),
+            _ => self.register(registry, token),
         }
     }
 
@@ -58,7 +74,7 @@ impl Leg {
     pub fn reregister(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         match self {
             Leg::Tcp(stream) => stream.reregister(registry, token, TO_READ | Interest::WRITABLE),
-            Leg::Session(_) | Leg::Elsewhere => self.register(registry, token),
+            _ => self.register(registry, token),
         }
     }
 
@@ -67,6 +83,7 @@ impl Leg {
         let stream = match self {
             Leg::Tcp(stream) => stream,
             Leg::Session(session) => return session.check_connected(),
+            Leg::Trickles(trickle) => return trickle.check_connected(),
             Leg::Elsewhere => return Ok(false),
         };
         match stream.peer_addr() {
@@ -84,6 +101,7 @@ impl Leg {
         match self {
             Leg::Tcp(stream) => unless_blocked(|| stream.read(into)),
             Leg::Session(session) => session.read(into),
+            Leg::Trickles(trickle) => trickle.read(into),
             Leg::Elsewhere => Ok(None),
         }
     }
@@ -93,6 +111,7 @@ impl Leg {
         match self {
             Leg::Tcp(stream) => unless_blocked(|| stream.write_vectored(pieces)),
             Leg::Session(session) => session.write(pieces),
+            Leg::Trickles(trickle) => trickle.write(pieces),
             Leg::Elsewhere => Ok(None),
         }
     }
@@ -102,6 +121,7 @@ impl Leg {
         let stream = match self {
             Leg::Tcp(stream) => stream,
             Leg::Session(session) => return session.shutdown(),
+            Leg::Trickles(trickle) => return trickle.shutdown(),
             Leg::Elsewhere => return Ok(()),
         };
         match stream.shutdown(Shutdown::Write) {
@@ -115,6 +135,7 @@ impl Leg {
         match self {
             Leg::Tcp(stream) => drop(tcp::reset_on_close(&*stream)),
             Leg::Session(session) => session.reset(why),
+            Leg::Trickles(trickle) => trickle.reset(),
             Leg::Elsewhere => {}
         }
     }

@@ -22,6 +22,7 @@ use viaduct_sys::tcp::{self, TcpOptions, Telling};
 
 use super::agreeing::Agreeing;
 use super::policy::Policies;
+use super::trickles;
 use super::tunnels::Outlet;
 use super::tunnels::settings::TunnelName;
 
@@ -43,6 +44,8 @@ pub struct Teller {
     tell: Option<Tell>,
     /// The ways into tunnels, by their names.
     pub outlets: HashMap<TunnelName, Outlet>,
+    /// The ways out by Trickles.
+    pub trickles: trickles::Outlets,
     /// What is agreed on with far ends, if anything is.
     pub agreeing: Option<Arc<Agreeing>>,
     /// What writes options, once it was needed; nothing if it cannot be had.
@@ -56,7 +59,8 @@ impl Teller {
     /// It is to write options, and cannot.
     pub fn new(tell: Option<Tell>, policies: &Policies) -> Result<Teller> {
         let (outlets, program) = (HashMap::new(), OnceCell::new());
-        let teller = Teller { tell, outlets, agreeing: None, program };
+        let trickles = trickles::Outlets::default();
+        let teller = Teller { tell, outlets, trickles, agreeing: None, program };
         teller.prepare(policies)?;
         Ok(teller)
     }

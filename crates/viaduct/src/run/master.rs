@@ -22,7 +22,7 @@ use super::keep::Keep;
 use super::report::Report;
 use super::via::Interposer;
 use super::wrapper::Word;
-use super::{Plan, RunArgs, aware};
+use super::{Plan, RunArgs, aware, transport};
 use crate::proxy::handle::{Beside, Handle};
 use crate::proxy::orders::Order;
 use crate::proxy::settings::Settings;
@@ -148,6 +148,10 @@ fn carrier(args: &RunArgs, plan: &mut Plan) -> Result<(Carrier, Option<Beside>)>
     };
     let mut settings = Settings::for_programs(name, chain, args.run_dir.clone());
     settings.agreeing = agreeing;
+    settings.policies.otherwise.by = plan.by.clone();
+    if plan.by.trickles().is_some() {
+        transport::clear(&args.run_dir);
+    }
     let flows = Beside::start(settings)?;
     let worker = flows.handle.worker().context("no worker runs")?.clone();
     Ok((Carrier::Own(worker), Some(flows)))

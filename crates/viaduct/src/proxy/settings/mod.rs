@@ -197,10 +197,11 @@ impl Settings {
         let target = target(args)?;
         let otherwise = Plan {
             deny: false,
-            by: match (args.next, args.tunnel.tunnel) {
-                (Some(at), _) => Onward::Hop(at),
-                (None, Some(_)) => Onward::Tunnel(String::new()),
-                (None, None) => Onward::Direct,
+            by: match (args.next, args.tunnel.tunnel, args.trickles) {
+                (Some(at), ..) => Onward::Hop(at),
+                (None, Some(_), _) => Onward::Tunnel(String::new()),
+                (None, None, Some(ways)) => Onward::Trickles(ways),
+                (None, None, None) => Onward::Direct,
             },
             handlers: file::chain(&args.handler, registry).map_err(|e| anyhow!("handler: {e}"))?,
             accepts: false,
@@ -213,6 +214,9 @@ impl Settings {
         let list = policies.iter().enumerate().map(policy).collect::<Result<_>>()?;
         let holds = holds(args, &target)?;
         let policies = Policies { list, otherwise, far: far(args)? };
+        if args.keep_client && policies.trickles().next().is_some() {
+            bail!("keep-client: a connection of Trickles has this machine's address");
+        }
         let workers = workers(args, holds, tunnelled, &policies)?;
         let waits = args.accept == Accept::AfterConnect;
         Ok(Settings {

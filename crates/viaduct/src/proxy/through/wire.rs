@@ -145,8 +145,7 @@ impl Wire {
 
 /// Tells the chain the addresses of a connection.
 pub(super) fn name(chain: &mut Chain, id: BottomId, leg: &Leg) {
-    let Some(stream) = leg.tcp() else { return };
-    if let (Ok(own), Ok(peer)) = (stream.local_addr(), stream.peer_addr()) {
+    if let Some([own, peer]) = leg.names() {
         chain.set_names(id, Address::Ip(own), Address::Ip(peer));
     }
 }
