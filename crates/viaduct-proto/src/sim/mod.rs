@@ -11,9 +11,11 @@
 //! takes milliseconds, and the same seeds give the same run. The links are those of
 //! [`crate::link`], which the lab's emulator runs in real time.
 //!
-//! [`stream`] is one such run ready made: a code over a lossy link.
+//! [`stream`] is one such run ready made: a code over a lossy link; [`trickles`] another: a download by
+//! Trickles, and by TCP Reno beside it.
 
 pub mod stream;
+pub mod trickles;
 
 #[cfg(test)]
 mod tests;

@@ -157,15 +157,40 @@ pub fn step(piece: Piece, number: u64, gaps: &[Run], burst: usize) -> Result<Pla
         return Err(Inconsistent::BeyondLoss { number, first });
     }
     let next = after_recovery(piece, last, survivors);
-    let before = previous_request(piece, number, first, gaps);
+    let before = request_before(piece, number, gaps).unwrap_or(piece.base - 1);
+    let before = before.max(piece.point_at(first - 1));
     let own = own_packets(piece, number, gaps);
     let slot = |q: u64| q.max(last - survivors + 1) + survivors;
+    let (again, repairs) = retransmissions(piece, number, gaps, burst.min(MOST_BURST));
+    // Of a window's packets each repair takes the place of one with new data.
+    let opening = last - survivors;
+    let own = own.max(opening + 1);
+    let arrived = own - opening - lost_from(gaps, opening + 1);
+    let displaced = repairs.saturating_sub(lost_from(gaps, opening + 1));
+    let fresh = slot(own + (displaced + 1).saturating_sub(arrived)).min(slot(number + 1));
     Ok(Plan {
         piece: next,
-        again: retransmissions(piece, number, gaps, burst.min(MOST_BURST)),
-        grouped: Span::new(slot(before + 1), slot(own)),
-        fresh: Span::new(slot(own), slot(number + 1)),
+        again,
+        grouped: Span::new(slot(before + 1), fresh),
+        fresh: Span::new(fresh, slot(number + 1)),
     })
+}
+
+/// How many packets of `gaps` are at or above `first`.
+fn lost_from(gaps: &[Run], first: u64) -> u64 {
+    gaps.iter().map(|gap| (gap.last() + 1).saturating_sub(gap.first.max(first))).sum()
+}
+
+/// The request before `number` of `piece` that can have reached the server, if there is one: that
+/// of the last point below it which is not in `gaps`.
+pub fn request_before(piece: Piece, number: u64, gaps: &[Run]) -> Option<u64> {
+    let mut before = piece.point_before(number);
+    for gap in gaps.iter().rev() {
+        if gap.holds(before) {
+            before = piece.point_at(gap.first - 1);
+        }
+    }
+    (before >= piece.base).then_some(before)
 }
 
 /// The last packet that is sent when `first` is found lost, and how many trickles survive.
@@ -181,27 +206,16 @@ fn after_recovery(piece: Piece, last: u64, survivors: u64) -> Piece {
     Piece { base: last + 1, start: window, ssthresh: window, acks: piece.acks }
 }
 
-/// The number of the request before `number` that can have reached the server.
-fn previous_request(piece: Piece, number: u64, first: u64, gaps: &[Run]) -> u64 {
-    let acknowledged = piece.point_at(first - 1);
-    let mut before = piece.point_before(number);
-    for gap in gaps.iter().rev() {
-        if gap.holds(before) {
-            before = piece.point_at(gap.first - 1);
-        }
-    }
-    before.max(acknowledged)
-}
-
 /// The first of the packets that the request itself stands for and that have arrived.
 fn own_packets(piece: Piece, number: u64, gaps: &[Run]) -> u64 {
     let first = piece.point_before(number) + 1;
     if gaps.last().is_some_and(|gap| gap.holds(first)) { number } else { first }
 }
 
-/// The lost packets that request `number` has sent again. Those of a run longer than `burst` wait
-/// for the requests behind it: which of them are still to be sent, each can tell from its proof.
-fn retransmissions(piece: Piece, number: u64, gaps: &[Run], burst: usize) -> Again {
+/// The lost packets that request `number` has sent again, and how many it and those before it have.
+/// Those of a run longer than `burst` wait for the requests behind it: which of them are still to be
+/// sent, each can tell from its proof.
+fn retransmissions(piece: Piece, number: u64, gaps: &[Run], burst: usize) -> (Again, u64) {
     let burst = burst as u64;
     let (mut lost, mut waiting, mut now) = (0, 0, 0);
     for (i, gap) in gaps.iter().enumerate() {
@@ -215,18 +229,19 @@ fn retransmissions(piece: Piece, number: u64, gaps: &[Run], burst: usize) -> Aga
         now = waiting.min(burst);
     }
     let mut skip = lost - waiting;
+    let sent = skip + now;
     let mut again = Again::default();
     for gap in gaps {
         let passed = skip.min(gap.count.into());
         skip -= passed;
         for n in gap.first + passed..=gap.last() {
             if again.count as u64 == now {
-                return again;
+                return (again, sent);
             }
             again.push(n);
         }
     }
-    again
+    (again, sent)
 }
 
 /// What is lost at the end of a piece, reported by the first request of the next.

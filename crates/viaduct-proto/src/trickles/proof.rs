@@ -1,19 +1,23 @@
 //! SACK proofs: which packets of a piece have arrived, said so that nobody can hide a loss (2.2).
 //!
 //! ```text
-//!  proof    ranges, a number | each: packets lost before it, a number | packets in it, a number | sum 8
+//!  proof    ranges, a number | each: packets lost before it, a number | packets in it, a number
+//!           | sum 8
 //! ```
 //!
 //! The first range counts from the base of the piece, the last ends with the request's own packet.
-//! The sum is that of the nonces in the range: two words of a keyed hash check it, whatever its
-//! length. What was lost before the base is reflected in the piece, so the proof omits it (2.4).
+//! The sum is that of the nonces in all ranges: two words of a keyed hash for each check it,
+//! whatever their length. One sum is as good as one for each range, which the paper has: who lacks
+//! the nonce of a single packet that it names knows nothing of it. What was lost before the base is
+//! reflected in the piece, so the proof omits it (2.4).
 
 use super::bytes::{Reader, put_varint};
 use super::nonce::Nonces;
 use super::plan::Run;
 
-/// Most gaps in a proof, so that it fits a packet; who has more restarts.
-pub const MOST_GAPS: usize = 96;
+/// Most gaps in a proof, so that it fits a packet; who has more restarts. The first slow start may
+/// lose every second packet of a window.
+pub const MOST_GAPS: usize = 480;
 
 /// Packets that have arrived, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,23 +30,14 @@ pub struct Range {
     pub sum: u64,
 }
 
-/// The losses that a proof tells of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gaps {
-    runs: [Run; MOST_GAPS],
-    count: usize,
-}
-
-impl Default for Gaps {
-    fn default() -> Self {
-        Gaps { runs: [Run::default(); MOST_GAPS], count: 0 }
-    }
-}
+/// The losses that a proof tells of: none takes no memory, and there are at most [`MOST_GAPS`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gaps(Vec<Run>);
 
 impl Gaps {
     /// The losses, ascending.
     pub fn runs(&self) -> &[Run] {
-        &self.runs[..self.count]
+        &self.0
     }
 
     /// The losses between ranges that begin at `base`; None if there are too many.
@@ -60,8 +55,7 @@ impl Gaps {
     fn note(&mut self, first: u64, end: u64) -> Option<()> {
         if end > first {
             let count = u32::try_from(end - first).ok()?;
-            *self.runs.get_mut(self.count)? = Run { first, count };
-            self.count += 1;
+            (self.0.len() < MOST_GAPS).then(|| self.0.push(Run { first, count }))?;
         }
         Some(())
     }
@@ -72,6 +66,7 @@ impl Gaps {
 pub struct Proof<'a> {
     ranges: &'a [u8],
     count: usize,
+    sum: u64,
 }
 
 /// A proof that proves nothing.
@@ -80,14 +75,15 @@ pub enum Unproven {
     /// Its ranges do not lead from the base to the request's packet.
     #[error("the proof does not end with packet {0}, which the request stands for")]
     Ends(u64),
-    /// A sum is not that of its nonces.
+    /// The sum is not that of its nonces.
     #[error(
-        "the nonces of packets {first} to {last} have another sum: one of them was not received"
+        "the nonces of the packets named from {first} to {last} have another sum: one of them was \
+         not received"
     )]
     Sum {
-        /// First of the range.
+        /// First packet that is named.
         first: u64,
-        /// Last of the range.
+        /// Last packet that is named.
         last: u64,
     },
 }
@@ -102,13 +98,13 @@ impl<'a> Proof<'a> {
         let before = reader.0;
         for i in 0..count {
             let (lost, packets) = (reader.varint()?, reader.varint()?);
-            let _sum = reader.u64()?;
             let apart = i == 0 || lost > 0;
             if !apart || packets == 0 || lost > u32::MAX.into() || packets > 1 << 40 {
                 return None;
             }
         }
-        Some(Proof { ranges: &before[..before.len() - reader.0.len()], count })
+        let ranges = &before[..before.len() - reader.0.len()];
+        Some(Proof { ranges, count, sum: reader.u64()? })
     }
 
     /// Checks it for the request of packet `number` in the piece that begins with `base`, and says
@@ -118,26 +114,29 @@ impl<'a> Proof<'a> {
     /// [`Unproven`].
     pub fn check(&self, base: u64, number: u64, nonces: &mut Nonces) -> Result<Gaps, Unproven> {
         let mut reader = Reader(self.ranges);
-        let (mut next, mut gaps) = (base, Gaps::default());
+        let (mut next, mut sum, mut gaps) = (base, 0, Gaps::default());
         for _ in 0..self.count {
-            let range = next_range(&mut reader, next)
-                .filter(|range| range.last <= number)
+            let (first, last) = next_range(&mut reader, next)
+                .filter(|(_, last)| *last <= number)
                 .ok_or(Unproven::Ends(number))?;
-            let Range { first, last, sum } = range;
-            if nonces.sum(first, last) != sum {
-                return Err(Unproven::Sum { first, last });
-            }
+            sum ^= nonces.sum(first, last);
             gaps.note(next, first).ok_or(Unproven::Ends(number))?;
             next = last + 1;
         }
-        if next == number + 1 { Ok(gaps) } else { Err(Unproven::Ends(number)) }
+        if next != number + 1 {
+            return Err(Unproven::Ends(number));
+        }
+        let first =
+            gaps.runs().first().filter(|gap| gap.first == base).map_or(base, |gap| gap.last() + 1);
+        if sum == self.sum { Ok(gaps) } else { Err(Unproven::Sum { first, last: number }) }
     }
 }
 
-fn next_range(reader: &mut Reader, next: u64) -> Option<Range> {
+/// First and last packet of the next range.
+fn next_range(reader: &mut Reader, next: u64) -> Option<(u64, u64)> {
     let first = next.checked_add(reader.varint()?)?;
     let last = first.checked_add(reader.varint()?)?.checked_sub(1)?;
-    Some(Range { first, last, sum: reader.u64()? })
+    Some((first, last))
 }
 
 /// Appends the proof that `ranges` (ascending, apart) of the piece from `base` have arrived.
@@ -147,9 +146,10 @@ pub fn emit(base: u64, ranges: &[Range], out: &mut Vec<u8>) {
     for range in ranges {
         put_varint(out, range.first - next);
         put_varint(out, range.last - range.first + 1);
-        out.extend_from_slice(&range.sum.to_be_bytes());
         next = range.last + 1;
     }
+    let sum = ranges.iter().fold(0, |sum, range| sum ^ range.sum);
+    out.extend_from_slice(&sum.to_be_bytes());
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -61,6 +61,14 @@ impl World {
     pub(crate) fn connect_plain(&self) -> std::io::Result<std::net::TcpStream> {
         let to = (self.net.b1().v4(), 80);
         self.net.a1().netns().enter(|| std::net::TcpStream::connect(to)).unwrap()
+    }
+
+    /// What the server says of itself.
+    pub(crate) fn status(&self) -> serde_json::Value {
+        let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+        status.args(["status", "--json", "--run-dir"]).arg(self.dir.join("run"));
+        let said = status.args(["--name", "serve-80"]).output().unwrap();
+        serde_json::from_slice(&said.stdout).unwrap()
     }
 
     pub(crate) fn v4(&self) -> IpAddr {
@@ -160,7 +168,7 @@ impl Client {
                 wait(&[self.connector.as_ref().unwrap()], &waker, timeout);
             }
         }
-        eprintln!("{:?}", self.connector().stream(flow).unwrap().stats());
+        eprintln!("{:?} {:?}", self.connector().stream(flow).unwrap().stats(), self.connector().stats());
         End::TooSlow
     }
 

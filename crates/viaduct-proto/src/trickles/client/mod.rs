@@ -213,6 +213,14 @@ impl Client {
         self.asks.in_flight()
     }
 
+    /// The congestion window that the packets so far have led to, in packets; 0 while none is open.
+    pub fn window(&self) -> u64 {
+        match &self.phase {
+            Phase::Running(receiver) => receiver.window(),
+            _ => 0,
+        }
+    }
+
     /// Whether everything wanted has arrived, and nothing is to come.
     pub fn is_idle(&self) -> bool {
         let nothing = !self.asks.is_wanting() && !self.pending && self.in_flight() == 0;

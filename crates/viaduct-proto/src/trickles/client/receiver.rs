@@ -93,6 +93,11 @@ impl Receiver {
         new
     }
 
+    /// The window after the packets that have arrived in order.
+    pub(super) fn window(&self) -> u64 {
+        self.coming.map_or_else(|| self.piece.window(self.next - 1), |coming| coming.start.into())
+    }
+
     /// Whether packets wait for one before them.
     pub(super) fn waits(&self) -> bool {
         !self.early.is_empty()

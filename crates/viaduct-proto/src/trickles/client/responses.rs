@@ -112,7 +112,10 @@ impl Client {
                         Some((bytes, known))
                     });
                     new |= receiver.arrive(number, nonce, packet);
-                    self.asks.came(number);
+                    // They bring no data, even if some were asked for.
+                    if let Some(expected) = self.asks.came(number) {
+                        self.asks.want_again(expected.want);
+                    }
                 }
             }
         }

@@ -10,6 +10,7 @@ use crate::trickles::continuation::{Continuation, Losses, Mode};
 use crate::trickles::piece::Piece;
 use crate::trickles::plan;
 use crate::trickles::replay::Once;
+use crate::trickles::wire::MOST_ATTEMPTS;
 use crate::trickles::wire::request::Returned;
 use crate::trickles::wire::response::overhead;
 
@@ -51,6 +52,11 @@ impl Server {
         let age = now.since(instant(known.timestamp));
         if !self.is_home(from, &known, returned) {
             return self.moved(now, from, &known, attempt, len);
+        }
+        if attempt == MOST_ATTEMPTS {
+            let ssthresh = known.piece.window(known.number) / 2;
+            let start = self.settings.loss_window;
+            return self.readmit(now, from, &known, attempt, (start, ssthresh), len);
         }
         let stale = !self.replay.is_fresh(now, instant(known.timestamp));
         if attempt > 1 && age < LEAST_AGE * (1 << (attempt - 1)) {
@@ -106,6 +112,23 @@ impl Server {
         attempt: u8,
         len: usize,
     ) -> Result<Event, Refusal> {
+        let first = (self.settings.initial_window, self.settings.ssthresh.into());
+        let event = self.readmit(now, from, known, attempt, first, len)?;
+        self.stats.moved += 1;
+        Ok(event)
+    }
+
+    /// A ticket for a connection that is known. Nothing is noted before its echo, so it can be asked
+    /// for as often as need be: whoever has lost the answers of all other attempts goes on with it.
+    fn readmit(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        known: &Continuation,
+        attempt: u8,
+        (start, ssthresh): (u16, u64),
+        len: usize,
+    ) -> Result<Event, Refusal> {
         let mut ticket = Continuation {
             connection: known.connection,
             tag: known.tag,
@@ -113,9 +136,10 @@ impl Server {
             message: known.message,
             ..blank(&self.settings)
         };
-        ticket.piece.base = known.number + APART;
+        let ssthresh = u16::try_from(ssthresh.max(2)).unwrap_or(u16::MAX);
+        let (base, start) = (known.number + APART, start.max(1));
+        ticket.piece = Piece { base, start, ssthresh, ..ticket.piece };
         self.offer(now, from, ticket, attempt, len)?;
-        self.stats.moved += 1;
         Ok(Event::Request { connection: known.connection })
     }
 

@@ -15,6 +15,8 @@ pub(super) struct Judged {
     /// Which end of the piece before is made up for.
     pub(super) tail: Option<Plan>,
     pub(super) plan: Plan,
+    /// What the proof shows to be lost.
+    pub(super) gaps: Gaps,
     /// Losses to be repaired: of continuations in the present piece, and of those that follow.
     pub(super) losses: [Losses; 2],
 }
@@ -41,7 +43,7 @@ impl Server {
         let mut later = losses;
         gaps.runs().iter().for_each(|&gap| later.push(gap));
         self.stats.recoveries += u64::from(!gaps.runs().is_empty());
-        Ok(Judged { tail, plan, losses: [losses, later] })
+        Ok(Judged { tail, plan, gaps, losses: [losses, later] })
     }
 
     /// The losses that a request's proof tells of.

@@ -14,6 +14,7 @@ mod answer;
 mod begin;
 mod grant;
 mod judge;
+mod missed;
 mod refusal;
 mod work;
 
@@ -29,6 +30,7 @@ use crate::time::{Duration, Instant};
 pub use answer::{Answer, Event, Permit};
 use begin::blank;
 pub use grant::Grant;
+pub use missed::MOST_MADE_UP;
 pub use refusal::{Refusal, Stats};
 use work::{Item, MAIN, TAIL};
 
@@ -48,6 +50,11 @@ pub struct Settings {
     pub acks: Acks,
     /// Longest message of a response, in bytes; a client may ask for less.
     pub message: u16,
+    /// Most requests before it that one request makes up for, if they were lost: 0 to
+    /// [`MOST_MADE_UP`]. What a client has is in the replay window, so replicas that answer one
+    /// connection in turn, each with a window of its own, should have 0 here: to each of them the
+    /// others' requests would seem lost.
+    pub make_up: u8,
 }
 
 impl Default for Settings {
@@ -60,6 +67,7 @@ impl Default for Settings {
             burst_limit: 8,
             acks: Acks { delayed: true, by_request: false },
             message: 1_400,
+            make_up: 8,
         }
     }
 }

@@ -67,6 +67,8 @@ pub struct Stats {
     pub moved: u64,
     /// Requests that reported a loss.
     pub recoveries: u64,
+    /// Requests that did not come, and were made up for by one behind them.
+    pub made_up: u64,
     /// Restarts after a timeout.
     pub timeouts: u64,
     /// Restarts after a silence beyond the horizon.

@@ -87,10 +87,11 @@ impl Server {
         self.templates[TAIL] = Continuation { losses, ..*known };
         self.templates[MAIN] = Continuation { mode, piece: plan.piece, losses: later, ..*known };
         if let Some(tail) = &judged.tail {
-            self.again(now, known, tail.again.numbers())?;
+            self.again(now, known, tail.again.numbers(), true)?;
             self.group(now, TAIL, tail.grouped);
         }
-        self.again(now, known, plan.again.numbers())?;
+        self.make_up(now, known, judged.gaps.runs())?;
+        self.again(now, known, plan.again.numbers(), true)?;
         self.group(now, MAIN, plan.grouped);
         if recovered {
             // They are noted one by one, so that no other request brings them too.
@@ -106,13 +107,16 @@ impl Server {
         Ok(())
     }
 
-    fn again(
+    /// Lays out lost packets that are sent again, with room for data if they were asked for.
+    pub(super) fn again(
         &mut self,
         now: Instant,
         known: &Continuation,
         numbers: &[u64],
+        asked: bool,
     ) -> Result<(), Refusal> {
         let room = usize::from(known.message).saturating_sub(overhead(None));
+        let room = if asked { room } else { 0 };
         for &number in numbers {
             if self.replay.note(now, known.connection, Once::Again(number)) {
                 let nonce = self.nonce_keys(known)?.nonces_again(known.connection).of(number);
@@ -122,7 +126,8 @@ impl Server {
         Ok(())
     }
 
-    fn group(&mut self, now: Instant, template: usize, span: Span) {
+    /// Lays out packets without data that go as groups of continuations.
+    pub(super) fn group(&mut self, now: Instant, template: usize, span: Span) {
         let connection = self.templates[template].connection;
         for number in span.numbers() {
             if !self.replay.note(now, connection, Once::Survivor(number)) {

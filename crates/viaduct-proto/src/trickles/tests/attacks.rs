@@ -2,13 +2,13 @@
 
 use std::net::SocketAddr;
 
-use super::world::{address, serve, server};
+use crate::sim::trickles::world::{address, serve, server};
 use crate::time::{Duration, Instant};
 use crate::trickles::continuation::{Continuation, Invalid, Mode};
 use crate::trickles::proof::{self, Range, Unproven};
 use crate::trickles::server::{Refusal, Server, Settings};
 use crate::trickles::wire::request::{emit_open, emit_padding, emit_returned};
-use crate::trickles::wire::{Form, Response};
+use crate::trickles::wire::{Form, MOST_ATTEMPTS, Response};
 
 const LENGTH: u64 = 1 << 40;
 
@@ -149,6 +149,10 @@ fn a_hidden_loss_is_refused_and_an_admitted_one_halves_the_window() {
         refusal(&mut server, at(200), address(), &message),
         Refusal::Unproven(Unproven::Sum { first: base, last: base + 3 })
     );
+    for (first, kept) in window.iter().enumerate().take(2) {
+        let message = request(0, kept, &ranges(&window[..=first]));
+        assert_eq!(serve(&mut server, at(200), address(), LENGTH, &message).len(), 2);
+    }
     // The refusal has not used the continuation up: somebody may have overheard it.
     let received = [&window[..2], &window[3..]].concat();
     let mut brought = 0;
@@ -157,8 +161,8 @@ fn a_hidden_loss_is_refused_and_an_admitted_one_halves_the_window() {
         let message = request(0, kept, &ranges(&received[..last]));
         brought += serve(&mut server, at(200 + last as u64), address(), LENGTH, &message).len();
     }
-    // Of the twelve packets that would be in flight the last six survive; two of them have come
-    // already. With them comes the repair.
+    // Of the twelve packets in flight the last six survive; two of them have come already. One of
+    // the two is without data, in favour of the repair.
     assert_eq!(brought, 3);
 }
 
@@ -241,4 +245,47 @@ fn a_rotation_of_secrets_breaks_no_connection() {
     assert_eq!((answer.len(), answer[1].bytes[0]), (2, 2), "under the new secret");
     let message = request(0, &answer[1], &ranges(&[window, answer.clone()].concat()));
     assert!(!serve(&mut server, at(300), address(), LENGTH, &message).is_empty());
+}
+
+#[test]
+fn whoever_has_lost_every_answer_to_a_restart_gets_a_ticket_as_often_as_need_be() {
+    let (mut server, window) = begun();
+    let mut now = at(200);
+    for attempt in 1..MOST_ATTEMPTS {
+        now += Duration::from_millis(100 << attempt);
+        let message = request(attempt, &window[0], &ranges(&window[..1]));
+        assert!(!serve(&mut server, now, address(), LENGTH, &message).is_empty());
+        assert_eq!(refusal(&mut server, now, address(), &message), Refusal::Replayed);
+    }
+    let message = request(MOST_ATTEMPTS, &window[0], &ranges(&window[..1]));
+    let mut ticket = Vec::new();
+    for _ in 0..3 {
+        let answer = serve(&mut server, now, address(), LENGTH, &message);
+        assert!(answer.iter().map(Vec::len).sum::<usize>() <= message.len());
+        ticket = kept(&answer);
+    }
+    let known = ticket[0].known.unwrap();
+    assert_eq!((known.mode, known.piece.start, known.piece.ssthresh), (Mode::Ticket, 1, 5));
+    let echo = [Range { first: known.piece.base, last: known.number, sum: 0 }];
+    let echo = request(0, &ticket[0], &echo);
+    assert_eq!(serve(&mut server, now, address(), LENGTH, &echo).len(), 1, "as after a timeout");
+    let old = request(0, &window[1], &ranges(&window[..2]));
+    assert!(server.handle(now, address(), &old).is_err());
+}
+
+#[test]
+fn a_request_makes_up_for_those_that_were_lost_before_it() {
+    let (mut server, window) = begun();
+    // Those of the first four packets are lost; that of the fifth says that all have arrived.
+    let message = request(0, &window[4], &ranges(&window[..5]));
+    let answer = serve(&mut server, at(200), address(), LENGTH, &message);
+    assert_eq!(answer.len(), 3, "a group, and two packets of its own");
+    let Form::Group(group) = Response::parse(&answer[0]).unwrap().form else { panic!() };
+    let numbers: Vec<u64> = group.packets().map(|(number, ..)| number).collect();
+    let base = window[0].number;
+    assert_eq!(numbers, (base + 10..base + 18).collect::<Vec<_>>());
+    assert_eq!(server.stats().made_up, 4);
+    // They are answered for, and come no second time.
+    let late = request(0, &window[2], &ranges(&window[..3]));
+    assert_eq!(refusal(&mut server, at(201), address(), &late), Refusal::Replayed);
 }

@@ -2,6 +2,5 @@
 //! link with the same losses.
 
 mod attacks;
-mod reference;
+mod compare;
 mod transfer;
-mod world;

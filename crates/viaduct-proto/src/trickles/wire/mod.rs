@@ -33,5 +33,6 @@ pub use response::{Form, Payload, Response};
 pub const MOST_USER: usize = 1_024;
 /// Most asks in a request.
 pub const MOST_ASKS: usize = 64;
-/// Most attempts to restart with one continuation.
+/// Most attempts to restart with one continuation, numbered from 1. This last one asks for a ticket
+/// instead, and may be repeated.
 pub const MOST_ATTEMPTS: u8 = 12;

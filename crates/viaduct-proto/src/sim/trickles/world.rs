@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 
-use super::reference::{Receiver, Sender};
+use super::reno::{Receiver, Sender};
 use crate::sim::{Machine, Port};
 use crate::time::{Duration, Instant};
 use crate::trickles::client::{Client, Config, ENDS, Reassembly};
@@ -15,23 +15,23 @@ use crate::trickles::server::{Event, Server, Settings};
 use crate::trickles::wire::Payload;
 
 /// Byte `position` of the stream.
-pub(super) fn byte(position: u64) -> u8 {
+pub(crate) fn byte(position: u64) -> u8 {
     (position ^ position >> 8 ^ position >> 16) as u8
 }
 
-pub(super) fn address() -> SocketAddr {
+pub(crate) fn address() -> SocketAddr {
     SocketAddr::from(([192, 0, 2, 1], 4_000))
 }
 
 /// A server without a past.
-pub(super) fn server(settings: Settings, now: Instant) -> Server {
+pub(crate) fn server(settings: Settings, now: Instant) -> Server {
     let ring = KeyRing::new(1, &[3; 32]);
     let replay = Replay::new(1 << 22, Duration::from_secs(30), [1, 2, 3, 4], now);
     Server::new(settings, ring, replay)
 }
 
 /// Answers a request with what it asks for of a stream of `length` bytes.
-pub(super) fn serve(
+pub(crate) fn serve(
     server: &mut Server,
     now: Instant,
     from: SocketAddr,
@@ -54,8 +54,8 @@ pub(super) fn serve(
             && user.is_empty()
             && let Some((sealed, ask)) = asks.next()
         {
-            let state = answer.user(sealed).expect("our own user continuation");
-            let length = u64::from_be_bytes(state.try_into().unwrap());
+            let state = answer.user(sealed).and_then(|state| state.first_chunk());
+            let length = u64::from_be_bytes(*state.expect("our own user continuation"));
             let end = (ask.position + u64::from(ask.length)).min(length);
             let room = ask.position + permit.room as u64;
             data.extend((ask.position..end.min(room)).map(byte));
@@ -73,23 +73,25 @@ pub(super) fn serve(
 
 /// A client that fetches one stream.
 #[derive(Debug)]
-pub(super) struct Fetch {
-    pub(super) client: Client,
+pub(crate) struct Fetch {
+    pub(crate) client: Client,
     stream: Reassembly,
     now: Instant,
     /// When the stream had come whole.
-    pub(super) done: Option<Instant>,
+    pub(crate) done: Option<Instant>,
     length: u64,
+    /// Packets that brought data.
+    pub(crate) packets: u64,
 }
 
 impl Fetch {
-    pub(super) fn new(length: u64, now: Instant) -> Self {
+    pub(crate) fn new(length: u64, now: Instant) -> Self {
         let client = Client::open(Config::default(), 99, now);
-        Fetch { client, stream: Reassembly::default(), now, done: None, length }
+        Fetch { client, stream: Reassembly::default(), now, done: None, length, packets: 0 }
     }
 
     /// Bytes that came in order.
-    pub(super) fn position(&self) -> u64 {
+    pub(crate) fn position(&self) -> u64 {
         self.stream.position()
     }
 
@@ -98,6 +100,7 @@ impl Fetch {
             if !arrived.user.is_empty() {
                 self.client.want(0, self.length, arrived.user);
             }
+            self.packets += u64::from(!arrived.data.is_empty());
             self.stream.insert(arrived.position, arrived.data);
         }
         let mut position = self.stream.position();
@@ -113,78 +116,83 @@ impl Fetch {
     }
 }
 
-/// A node of the simulation.
+/// One end of the links.
 #[derive(Debug)]
-pub(super) enum Node {
+pub(crate) enum End {
     Client(Box<Fetch>),
     Server { server: Box<Server>, length: u64, out: VecDeque<Vec<u8>> },
     Sender(Sender),
     Receiver(Receiver),
 }
 
-impl Node {
-    pub(super) fn server(settings: Settings, length: u64) -> Self {
+impl End {
+    pub(crate) fn server(settings: Settings, length: u64) -> Self {
         let server = Box::new(server(settings, Instant::ZERO));
-        Node::Server { server, length, out: VecDeque::new() }
+        End::Server { server, length, out: VecDeque::new() }
     }
 
-    pub(super) fn as_server(&self) -> &Server {
-        let Node::Server { server, .. } = self else { panic!("no server") };
+    pub(crate) fn as_fetch(&self) -> &Fetch {
+        let End::Client(fetch) = self else { panic!("no client") };
+        fetch
+    }
+
+    pub(crate) fn as_server(&self) -> &Server {
+        let End::Server { server, .. } = self else { panic!("no server") };
         server
     }
 
-    pub(super) fn as_sender(&self) -> &Sender {
-        let Node::Sender(sender) = self else { panic!("no sender") };
+    pub(crate) fn as_sender(&self) -> &Sender {
+        let End::Sender(sender) = self else { panic!("no sender") };
         sender
     }
 }
 
-impl Machine for Node {
+impl Machine for End {
     fn handle_packet(&mut self, now: Instant, _port: Port, packet: Vec<u8>) {
         match self {
-            Node::Client(fetch) => {
+            End::Client(fetch) => {
                 fetch.now = now;
                 fetch.client.handle(now, &packet);
                 fetch.take();
             }
-            Node::Server { server, length, out } => {
+            End::Server { server, length, out } => {
                 out.extend(serve(server, now, address(), *length, &packet));
             }
-            Node::Sender(sender) => sender.handle(now, &packet),
-            Node::Receiver(receiver) => receiver.handle(now, &packet),
+            End::Sender(sender) => sender.handle(now, &packet),
+            End::Receiver(receiver) => receiver.handle(now, &packet),
         }
     }
 
     fn poll_transmit(&mut self) -> Option<(Port, Vec<u8>)> {
         let message = match self {
-            Node::Client(fetch) => {
+            End::Client(fetch) => {
                 fetch.client.poll_transmit(fetch.now, &mut Bytes::from_static(b"GET"))
             }
-            Node::Server { out, .. } => out.pop_front(),
-            Node::Sender(sender) => sender.poll_transmit(),
-            Node::Receiver(receiver) => receiver.poll_transmit(),
+            End::Server { out, .. } => out.pop_front(),
+            End::Sender(sender) => sender.poll_transmit(),
+            End::Receiver(receiver) => receiver.poll_transmit(),
         };
         Some((0, message?))
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
         match self {
-            Node::Client(fetch) => fetch.client.poll_timeout(),
-            Node::Server { .. } => None,
-            Node::Sender(sender) => sender.poll_timeout(),
-            Node::Receiver(receiver) => receiver.poll_timeout(),
+            End::Client(fetch) => fetch.client.poll_timeout(),
+            End::Server { .. } => None,
+            End::Sender(sender) => sender.poll_timeout(),
+            End::Receiver(receiver) => receiver.poll_timeout(),
         }
     }
 
     fn handle_timeout(&mut self, now: Instant) {
         match self {
-            Node::Client(fetch) => {
+            End::Client(fetch) => {
                 fetch.now = now;
                 fetch.client.handle_timeout(now);
             }
-            Node::Server { .. } => {}
-            Node::Sender(sender) => sender.handle_timeout(now),
-            Node::Receiver(receiver) => receiver.handle_timeout(now),
+            End::Server { .. } => {}
+            End::Sender(sender) => sender.handle_timeout(now),
+            End::Receiver(receiver) => receiver.handle_timeout(now),
         }
     }
 }

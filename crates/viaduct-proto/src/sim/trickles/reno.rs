@@ -1,6 +1,10 @@
 //! TCP Reno as the judge: a sender with Reno's window and SACK, as kernels of today have it
 //! (RFC 5681, 6675, 6298), and a receiver with delayed acknowledgements. Packets are numbered from
 //! 1, all of one length.
+//!
+//! The window grows by what an acknowledgement says to have arrived *now*. The one that ends a
+//! recovery covers a whole window, but what was acknowledged selectively before counts no second
+//! time: the window is ssthresh then (RFC 5681, 3.2, step 6).
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -13,7 +17,7 @@ const QUICK: u64 = 8;
 
 /// A Reno sender that always has something to send.
 #[derive(Debug)]
-pub(super) struct Sender {
+pub(crate) struct Sender {
     length: usize,
     now: Instant,
     window: u32,
@@ -32,12 +36,12 @@ pub(super) struct Sender {
     variation: Duration,
     backoff: u32,
     deadline: Option<Instant>,
-    pub(super) timeouts: u64,
-    pub(super) recoveries: u64,
+    pub(crate) timeouts: u64,
+    pub(crate) recoveries: u64,
 }
 
 impl Sender {
-    pub(super) fn new(length: usize, initial_window: u32) -> Self {
+    pub(crate) fn new(length: usize, initial_window: u32) -> Self {
         Sender {
             length,
             now: Instant::ZERO,
@@ -62,12 +66,17 @@ impl Sender {
     }
 
     /// Packets acknowledged in order.
-    pub(super) fn acknowledged(&self) -> u64 {
+    pub(crate) fn acknowledged(&self) -> u64 {
         self.acknowledged
     }
 
+    /// The congestion window, in packets.
+    pub(crate) fn window(&self) -> u32 {
+        self.window
+    }
+
     /// Packets believed to be in flight.
-    pub(super) fn pipe(&self) -> u64 {
+    fn pipe(&self) -> u64 {
         let outstanding = self.next - 1 - self.acknowledged;
         outstanding + self.again.len() as u64 - (self.sacked.len() + self.lost.len()) as u64
     }
@@ -77,10 +86,10 @@ impl Sender {
         base.max(LEAST_TIMEOUT) * (1 << self.backoff.min(8))
     }
 
-    pub(super) fn handle(&mut self, now: Instant, ack: &[u8]) {
+    pub(crate) fn handle(&mut self, now: Instant, ack: &[u8]) {
         self.now = now;
         let mut words = ack.as_chunks::<8>().0.iter().map(|word| u64::from_be_bytes(*word));
-        let upto = words.next().unwrap();
+        let Some(upto) = words.next() else { return };
         while let (Some(first), Some(last)) = (words.next(), words.next()) {
             for number in first.max(self.acknowledged + 1)..=last {
                 self.sacked.insert(number);
@@ -100,7 +109,8 @@ impl Sender {
     }
 
     fn advance(&mut self, now: Instant, upto: u64) {
-        let packets = upto - self.acknowledged;
+        let known = self.sacked.range(..=upto).count() as u64;
+        let packets = upto - self.acknowledged - known;
         self.acknowledged = upto;
         self.backoff = 0;
         while let Some(&(number, sent)) = self.sent.front().filter(|(number, _)| *number <= upto) {
@@ -155,7 +165,7 @@ impl Sender {
         (self.start, self.credits) = (self.window, 0);
     }
 
-    pub(super) fn poll_transmit(&mut self) -> Option<Vec<u8>> {
+    pub(crate) fn poll_transmit(&mut self) -> Option<Vec<u8>> {
         if self.pipe() >= self.window.into() {
             return None;
         }
@@ -176,11 +186,11 @@ impl Sender {
         Some(packet)
     }
 
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.deadline
     }
 
-    pub(super) fn handle_timeout(&mut self, now: Instant) {
+    pub(crate) fn handle_timeout(&mut self, now: Instant) {
         self.now = now;
         self.timeouts += 1;
         let flight = (self.next - 1 - self.acknowledged) as u32;
@@ -201,7 +211,7 @@ impl Sender {
 
 /// Its receiver.
 #[derive(Debug, Default)]
-pub(super) struct Receiver {
+pub(crate) struct Receiver {
     upto: u64,
     above: BTreeSet<u64>,
     owed: u32,
@@ -210,8 +220,9 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    pub(super) fn handle(&mut self, now: Instant, packet: &[u8]) {
-        let number = u64::from_be_bytes(*packet.first_chunk().unwrap());
+    pub(crate) fn handle(&mut self, now: Instant, packet: &[u8]) {
+        let Some(number) = packet.first_chunk() else { return };
+        let number = u64::from_be_bytes(*number);
         let hole = !self.above.is_empty();
         if number > self.upto {
             self.above.insert(number);
@@ -242,15 +253,47 @@ impl Receiver {
         self.out.push_back(words.into_iter().flat_map(u64::to_be_bytes).collect());
     }
 
-    pub(super) fn poll_transmit(&mut self) -> Option<Vec<u8>> {
+    pub(crate) fn poll_transmit(&mut self) -> Option<Vec<u8>> {
         self.out.pop_front()
     }
 
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.deadline
     }
 
-    pub(super) fn handle_timeout(&mut self, _now: Instant) {
+    pub(crate) fn handle_timeout(&mut self, _now: Instant) {
         self.acknowledge();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ack(upto: u64, ranges: &[[u64; 2]]) -> Vec<u8> {
+        let words = [&[upto][..], ranges.as_flattened()].concat();
+        words.into_iter().flat_map(u64::to_be_bytes).collect()
+    }
+
+    fn at(millis: u64) -> Instant {
+        Instant::from_nanos(millis * 1_000_000)
+    }
+
+    #[test]
+    fn after_a_recovery_the_window_is_half_of_what_was_in_flight() {
+        let mut sender = Sender::new(100, 20);
+        while sender.poll_transmit().is_some() {}
+        // The first of twenty is lost; the next two acknowledgements have one new packet sent each.
+        for last in 2..=20 {
+            sender.handle(at(10), &ack(0, &[[2, last]]));
+            while sender.poll_transmit().is_some() {}
+        }
+        assert_eq!((sender.window(), sender.recoveries, sender.pipe()), (10, 1, 10));
+        sender.handle(at(20), &ack(22, &[]));
+        assert_eq!(sender.window(), 10, "the nineteen behind the loss count no second time");
+        sender.handle(at(21), &ack(28, &[]));
+        assert_eq!(sender.window(), 10, "nine");
+        sender.handle(at(21), &ack(29, &[]));
+        assert_eq!(sender.window(), 11, "ten: the repair, and nine new packets");
     }
 }

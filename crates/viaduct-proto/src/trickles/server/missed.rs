@@ -1,0 +1,57 @@
+//! Requests that were lost, made up for by those behind them, as TCP's acknowledgements are.
+//!
+//! ```text
+//!   points      ··· a ─── b ─── c ─── d ···        request d proves that a, b, c have arrived
+//!   answered?       yes   no    no                 so it brings what b and c would have brought,
+//!                                                  as groups of continuations, without data
+//! ```
+//!
+//! What was answered is in the replay window, which is all the state that this takes. If it has
+//! forgotten an answer, packets come twice that the client knows by their numbers; each of their
+//! continuations is good for one request all the same.
+
+use super::work::{MAIN, TAIL};
+use super::{Refusal, Server};
+use crate::time::Instant;
+use crate::trickles::continuation::Continuation;
+use crate::trickles::plan::{self, Run};
+use crate::trickles::replay::Once;
+
+/// Most requests that one request makes up for, whatever the settings say.
+pub const MOST_MADE_UP: usize = 32;
+
+impl Server {
+    /// Lays out what the requests before that of `known` would have brought, if they did not come.
+    pub(super) fn make_up(
+        &mut self,
+        now: Instant,
+        known: &Continuation,
+        gaps: &[Run],
+    ) -> Result<(), Refusal> {
+        let most = usize::from(self.settings.make_up).min(MOST_MADE_UP);
+        let (mut missed, mut count, mut number) = ([0; MOST_MADE_UP], 0, known.number);
+        while count < most
+            && let Some(before) = plan::request_before(known.piece, number, below(gaps, number))
+            && !self.replay.knows(known.connection, Once::Answered(before))
+        {
+            missed[count] = before;
+            (count, number) = (count + 1, before);
+        }
+        self.stats.made_up += count as u64;
+        for &number in missed[..count].iter().rev() {
+            self.replay.note(now, known.connection, Once::Answered(number));
+            let gaps = below(gaps, number);
+            let plan = plan::step(known.piece, number, gaps, known.burst.into())?;
+            let template = if plan.piece.base == known.piece.base { TAIL } else { MAIN };
+            self.again(now, known, plan.again.numbers(), false)?;
+            self.group(now, template, plan.grouped);
+            self.group(now, template, plan.fresh);
+        }
+        Ok(())
+    }
+}
+
+/// The losses below packet `number`, which is not lost.
+fn below(gaps: &[Run], number: u64) -> &[Run] {
+    &gaps[..gaps.partition_point(|gap| gap.first < number)]
+}
