@@ -24,6 +24,7 @@ use viaduct_sys::records;
 
 use self::session::Desk;
 use crate::proxy;
+use crate::proxy::onward::Onward;
 use crate::proxy::settings::Settings;
 use crate::run::{self, rules::RuleArgs};
 use crate::signals::Signals;
@@ -73,7 +74,8 @@ pub fn run(args: &MasterArgs, registry: Registry, log: impl FnOnce()) -> Result<
     let offload = if args.no_offload { None } else { offload(&chain) };
     let offload = offload.map(|of| of.rate.map_or(0, |bits| (bits / 8).max(1)));
     let welcome = Welcome { rules, meeting: [None; 2], offload };
-    let mut settings = Settings::for_programs(args.name.clone(), chain, args.run_dir.clone());
+    let (name, run_dir) = (args.name.clone(), args.run_dir.clone());
+    let mut settings = Settings::for_programs(name, chain, Onward::Direct, run_dir);
     settings.metrics = args.metrics;
     check_free(&settings.socket())?;
     let signals = Signals::register()?;

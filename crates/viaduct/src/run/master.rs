@@ -146,9 +146,8 @@ fn carrier(args: &RunArgs, plan: &mut Plan) -> Result<(Carrier, Option<Beside>)>
         Some(Begun::Offering(agreeing)) => (plan.chain.clone(), Some(agreeing)),
         Some(Begun::Greeting(chain)) => (chain, None),
     };
-    let mut settings = Settings::for_programs(name, chain, args.run_dir.clone());
+    let mut settings = Settings::for_programs(name, chain, plan.by.clone(), args.run_dir.clone());
     settings.agreeing = agreeing;
-    settings.policies.otherwise.by = plan.by.clone();
     if plan.by.trickles().is_some() {
         transport::clear(&args.run_dir);
     }

@@ -145,7 +145,10 @@ impl ClientPort {
         if let Some((numbers, _)) = &self.flows[flow].tcp {
             self.ports.insert(numbers.local().port(), flow);
         }
-        self.watch()?;
+        if let Err(error) = self.watch() {
+            self.close(Flow(flow));
+            return Err(error);
+        }
         Ok(Flow(flow))
     }
 

@@ -104,8 +104,13 @@ impl Settings {
         read().with_context(|| path.display().to_string())
     }
 
-    /// For wrapped programs: flows pass `handlers`, and end as theirs would.
-    pub fn for_programs(name: String, handlers: Factories, run_dir: PathBuf) -> Settings {
+    /// For wrapped programs: flows pass `handlers`, go on `by` this, and end as theirs would.
+    pub fn for_programs(
+        name: String,
+        handlers: Factories,
+        by: Onward,
+        run_dir: PathBuf,
+    ) -> Settings {
         let handlers = Some(handlers).filter(|list| !list.is_empty());
         let limits = Limits {
             flows: usize::MAX,
@@ -123,7 +128,7 @@ impl Settings {
             listen: Vec::new(),
             target: Target::Called,
             policies: Policies {
-                otherwise: Plan { handlers, ..Plan::default() },
+                otherwise: Plan { by, handlers, ..Plan::default() },
                 ..Policies::default()
             },
             tell: None,
@@ -144,7 +149,9 @@ impl Settings {
     /// With no more flows than there may be descriptors for: clients that none is left for would hang.
     pub fn fitted(mut self) -> Settings {
         let most = raise_descriptors();
-        let fit = (most - SPARE_DESCRIPTORS.min(most / 2)) / 2;
+        // By Trickles both formats are held ready.
+        let each = 2 + u64::from(self.policies.trickles().next().is_some());
+        let fit = (most - SPARE_DESCRIPTORS.min(most / 2)) / each;
         let (fit, wanted) = (usize::try_from(fit).unwrap_or(usize::MAX), self.limits.flows);
         if wanted == usize::MAX {
             self.limits.flows = fit;
