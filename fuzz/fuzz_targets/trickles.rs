@@ -53,6 +53,8 @@ enum Step {
     Wait {
         millis: u16,
     },
+    /// The other replica answers from now on; it has a window of its own, and a cache.
+    Swap,
     /// The secrets are rotated.
     Rotate {
         number: u8,
@@ -67,6 +69,7 @@ struct World {
     now: Instant,
     from: SocketAddr,
     server: Server,
+    other: Server,
     client: Client,
     stream: Reassembly,
     up: Vec<Vec<u8>>,
@@ -77,12 +80,16 @@ struct World {
 
 fuzz_target!(|steps: Steps<Step>| {
     let now = Instant::from_nanos(1 << 50);
-    let replay = Replay::new(1 << 12, Duration::from_secs(30), [1, 2, 3, 4], now);
-    let memory = replay.memory();
+    let server = || {
+        let replay = Replay::new(1 << 12, Duration::from_secs(30), [1, 2, 3, 4], now);
+        Server::new(Settings::default(), KeyRing::new(0, &[0; 32]), replay)
+    };
+    let memory = server().replay().memory();
     let mut world = World {
         now,
         from: SocketAddr::from(([192, 0, 2, 1], 4_000)),
-        server: Server::new(Settings::default(), KeyRing::new(0, &[0; 32]), replay),
+        server: server(),
+        other: server().with_cache(2),
         client: Client::open(Config::default(), 5, now),
         stream: Reassembly::default(),
         up: Vec::new(),
@@ -135,8 +142,11 @@ impl World {
             }
             Step::Move { port } => self.from.set_port(4_000 + u16::from(port % 4)),
             Step::Wait { millis } => self.wait(Duration::from_millis(millis.into())),
+            Step::Swap => std::mem::swap(&mut self.server, &mut self.other),
             Step::Rotate { number } => {
-                self.server.ring_mut().rotate(number, &[number; 32], 3);
+                for server in [&mut self.server, &mut self.other] {
+                    server.ring_mut().rotate(number, &[number; 32], 3);
+                }
             }
         }
     }
@@ -215,7 +225,9 @@ impl World {
             self.stream.insert(arrived.position, arrived.data);
             while self.stream.read().is_some() {}
         }
-        while let Some(message) = self.client.poll_transmit(self.now, &mut Shared::from_static(b"GET")) {
+        while let Some(message) =
+            self.client.poll_transmit(self.now, &mut Shared::from_static(b"GET"))
+        {
             if self.up.len() < 1_000 {
                 self.up.push(message);
             }

@@ -6,11 +6,15 @@
 
 use std::net::SocketAddr;
 
+use aes::Aes128;
+use aes::cipher::{Key, KeyInit};
+use cmac::digest::Update;
+use cmac::{Cmac, Mac};
 use ring::hmac;
 
 use super::nonce::Nonces;
 
-/// Bytes of a message authentication code: HMAC-SHA-256, cut to half.
+/// Bytes of a message authentication code: AES-CMAC (NIST SP 800-38B).
 pub const MAC: usize = 16;
 
 /// The secrets in use, newest first; never empty.
@@ -21,13 +25,13 @@ pub struct KeyRing(Vec<Keys>);
 #[derive(Clone, Debug)]
 pub struct Keys {
     number: u8,
-    transport: hmac::Key,
-    user: hmac::Key,
-    standard: hmac::Key,
-    event: hmac::Key,
-    address: hmac::Key,
-    nonces: hmac::Key,
-    again: hmac::Key,
+    transport: Cmac<Aes128>,
+    user: Cmac<Aes128>,
+    standard: Cmac<Aes128>,
+    event: Cmac<Aes128>,
+    address: Cmac<Aes128>,
+    nonces: Aes128,
+    again: Aes128,
 }
 
 impl KeyRing {
@@ -111,17 +115,21 @@ pub const USER_OVERHEAD: usize = 1 + MAC;
 impl Keys {
     fn derive(number: u8, secret: &[u8; 32]) -> Self {
         let secret = hmac::Key::new(hmac::HMAC_SHA256, secret);
-        let key =
-            |label: &[u8]| hmac::Key::new(hmac::HMAC_SHA256, hmac::sign(&secret, label).as_ref());
+        let key = |label: &[u8]| {
+            let mut key = Key::<Aes128>::default();
+            key.copy_from_slice(&hmac::sign(&secret, label).as_ref()[..16]);
+            key
+        };
+        let code = |label: &[u8]| <Cmac<Aes128> as KeyInit>::new(&key(label));
         Keys {
             number,
-            transport: key(b"trickles transport continuation"),
-            user: key(b"trickles user continuation"),
-            standard: key(b"trickles standard continuation"),
-            event: key(b"trickles extracted event"),
-            address: key(b"trickles address"),
-            nonces: key(b"trickles nonces"),
-            again: key(b"trickles nonces of retransmissions"),
+            transport: code(b"trickles transport continuation"),
+            user: code(b"trickles user continuation"),
+            standard: code(b"trickles standard continuation"),
+            event: code(b"trickles extracted event"),
+            address: code(b"trickles address"),
+            nonces: Aes128::new(&key(b"trickles nonces")),
+            again: Aes128::new(&key(b"trickles nonces of retransmissions")),
         }
     }
 
@@ -149,13 +157,13 @@ impl Keys {
         };
         text[..16].copy_from_slice(&ip.octets());
         text[16..].copy_from_slice(&address.port().to_be_bytes());
-        first_word(hmac::sign(&self.address, &text).as_ref())
+        first_word(&code(&self.address, &text))
     }
 
     /// A connection's number, from what its client chose, its address and the time.
     pub(super) fn connection(&self, token: u64, address: u64, now: u64) -> u64 {
         let words = [token, address, now, 0].map(u64::to_be_bytes);
-        first_word(hmac::sign(&self.address, words.as_flattened()).as_ref())
+        first_word(&code(&self.address, words.as_flattened()))
     }
 
     /// The nonces of a connection's packets.
@@ -169,25 +177,18 @@ impl Keys {
     }
 }
 
-fn code(key: &hmac::Key, text: &[u8]) -> [u8; MAC] {
-    cut(hmac::sign(key, text))
+fn code(key: &Cmac<Aes128>, text: &[u8]) -> [u8; MAC] {
+    key.clone().chain(text).finalize().into_bytes().into()
 }
 
 /// The code of two parts, of which the first says where it ends.
-fn code_of(key: &hmac::Key, parts: &[&[u8]; 2]) -> [u8; MAC] {
-    let mut context = hmac::Context::with_key(key);
-    context.update(&(parts[0].len() as u64).to_be_bytes());
-    parts.iter().for_each(|part| context.update(part));
-    cut(context.sign())
+fn code_of(key: &Cmac<Aes128>, parts: &[&[u8]; 2]) -> [u8; MAC] {
+    let length = (parts[0].len() as u64).to_be_bytes();
+    let code = key.clone().chain(length).chain(parts[0]).chain(parts[1]);
+    code.finalize().into_bytes().into()
 }
 
-fn cut(tag: hmac::Tag) -> [u8; MAC] {
-    let mut mac = [0; MAC];
-    mac.copy_from_slice(&tag.as_ref()[..MAC]);
-    mac
-}
-
-fn is_code(key: &hmac::Key, text: &[u8], mac: &[u8; MAC]) -> bool {
+fn is_code(key: &Cmac<Aes128>, text: &[u8], mac: &[u8; MAC]) -> bool {
     same(&code(key, text), mac)
 }
 

@@ -1,23 +1,38 @@
 //! Nonces of packets: p(i) = r(i) xor r(i + 1), where r(x) = f(K, x) (2.2).
 //!
 //! The nonces of packets m to n xored together are r(m) xor r(n + 1), so that a server makes one,
-//! and checks the sum of a range, with two words of a keyed hash, however long the range is. One
-//! hash yields four words.
+//! and checks the sum of a range, with two words of a cipher, however long the range is. One block of
+//! AES, of the connection's number and half of x, yields two words.
 
-use ring::hmac;
+use aes::Aes128;
+use aes::cipher::BlockEncrypt;
+
+/// Two words of the nonces: which block, and what it yields.
+pub(super) type Block = (u64, [u64; 2]);
 
 /// The nonces of one connection under one key.
 #[derive(Debug)]
 pub struct Nonces<'k> {
-    key: &'k hmac::Key,
+    key: &'k Aes128,
     connection: u64,
-    /// The last hash: which, and its words.
-    last: Option<(u64, [u64; 4])>,
+    /// One that is used often, and the last.
+    often: Option<Block>,
+    last: Option<Block>,
 }
 
 impl<'k> Nonces<'k> {
-    pub(super) fn new(key: &'k hmac::Key, connection: u64) -> Self {
-        Nonces { key, connection, last: None }
+    pub(super) fn new(key: &'k Aes128, connection: u64) -> Self {
+        Nonces { key, connection, often: None, last: None }
+    }
+
+    /// The same with a block that is known, of this connection and key.
+    pub(super) fn with(self, often: Block) -> Self {
+        Nonces { often: Some(often), ..self }
+    }
+
+    /// The block that packet `number` begins in.
+    pub(super) fn block_of(&mut self, number: u64) -> Block {
+        (number / 2, self.encrypt(number / 2))
     }
 
     /// The nonce of packet `number`.
@@ -32,21 +47,20 @@ impl<'k> Nonces<'k> {
 
     /// r(x).
     fn word(&mut self, x: u64) -> u64 {
-        let block = x / 4;
-        let words = match self.last {
-            Some((known, words)) if known == block => words,
-            _ => self.hash(block),
-        };
-        words[(x % 4) as usize]
+        let block = x / 2;
+        let known = [self.last, self.often].into_iter().flatten().find(|known| known.0 == block);
+        let words = known.map_or_else(|| self.encrypt(block), |(_, words)| words);
+        words[(x % 2) as usize]
     }
 
-    fn hash(&mut self, block: u64) -> [u64; 4] {
-        let text = [self.connection, block].map(u64::to_be_bytes);
-        let digest = hmac::sign(self.key, text.as_flattened());
-        let mut words = [0; 4];
-        for (word, bytes) in words.iter_mut().zip(digest.as_ref().as_chunks().0) {
-            *word = u64::from_be_bytes(*bytes);
-        }
+    fn encrypt(&mut self, block: u64) -> [u64; 2] {
+        let mut text = [0; 16];
+        text[..8].copy_from_slice(&self.connection.to_be_bytes());
+        text[8..].copy_from_slice(&block.to_be_bytes());
+        let mut text = text.into();
+        self.key.encrypt_block(&mut text);
+        let (halves, _) = text.as_chunks();
+        let words = [0, 1].map(|half: usize| u64::from_be_bytes(halves[half]));
         self.last = Some((block, words));
         words
     }

@@ -101,7 +101,10 @@ impl Replay {
 
     /// Whether this was done already to `connection`.
     pub(super) fn knows(&self, connection: u64, what: Once) -> bool {
-        let [first, second, print] = self.places(connection, what);
+        self.holds(self.places(connection, what))
+    }
+
+    fn holds(&self, [first, second, print]: [u32; 3]) -> bool {
         self.slices.iter().any(|slice| {
             slice[first as usize].contains(&print) || slice[second as usize].contains(&print)
         })
@@ -112,10 +115,10 @@ impl Replay {
         if now.since(self.began[self.newest]) >= self.slice {
             self.turn(now);
         }
-        if self.knows(connection, what) {
+        let places = self.places(connection, what);
+        if self.holds(places) {
             return false;
         }
-        let places = self.places(connection, what);
         if !self.put(places) {
             self.turned_early += 1;
             self.turn(now);

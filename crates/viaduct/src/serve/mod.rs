@@ -57,6 +57,10 @@ pub struct ServeArgs {
     /// changes. Without it connections end with this process
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
+    /// Packets of one connection are dealt among several servers: each answers for itself alone, and
+    /// makes up for no request that it has not seen
+    #[arg(long, requires = "key")]
+    balanced: bool,
     /// Bytes that Trickles remembers answered requests in
     #[arg(long, value_name = "BYTES", default_value_t = 16 << 20,
           value_parser = clap::value_parser!(u32).range(1 << 16..=1 << 30))]
@@ -87,7 +91,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         ways => {
             let secrets = Secrets::new(args.key.as_deref())?;
             let (replay, shelf) = (args.replay as usize, Shelf::new(root()?));
-            Some(Service::start(ways, port(args), replay, secrets, shelf)?)
+            Some(Service::start(ways, port(args), replay, args.balanced, secrets, shelf)?)
         }
     };
     LocalSet::new().block_on(&runtime, serve(args, files, trickles, heard))

@@ -60,12 +60,13 @@ impl Service {
         ways: Ways,
         settings: ServerSettings,
         replay: usize,
+        balanced: bool,
         secrets: Secrets,
         mut shelf: Shelf,
     ) -> Result<Service> {
         let settings =
             ServerSettings { tcp: ways != Ways::Udp, udp: ways != Ways::Tcp, ..settings };
-        let mut listener = Listener::open(&settings, ways == Ways::Auto, replay, secrets)
+        let mut listener = Listener::open(&settings, ways == Ways::Auto, replay, balanced, secrets)
             .context("cannot serve Trickles")?;
         let shared = Arc::new(Shared {
             stop: AtomicBool::new(false),

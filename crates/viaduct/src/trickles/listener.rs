@@ -41,7 +41,8 @@ pub struct Listener {
 impl Listener {
     /// Opens the port in the calling thread's network namespace, by the ways that `settings` say; if `least` says
     /// so, and privileges do not allow packets in TCP's format, by UDP alone. `replay` is the memory for
-    /// what was answered, in bytes.
+    /// what was answered, in bytes. If packets of one connection are dealt among replicas it is `balanced`:
+    /// then what is not in the window was maybe answered by another, and is not made up for.
     ///
     /// # Errors
     /// As [`ServerPort::open`]'s; or the kernel has no random bytes.
@@ -49,6 +50,7 @@ impl Listener {
         settings: &ServerSettings,
         least: bool,
         replay: usize,
+        balanced: bool,
         secrets: Secrets,
     ) -> Result<Listener> {
         let port = ServerPort::open(settings).or_else(|error| match error {
@@ -60,7 +62,11 @@ impl Listener {
         })?;
         let now = wall_clock();
         let replay = Replay::new(replay, HORIZON, Secrets::seeds()?, now);
-        let server = Server::new(Settings::default(), secrets.ring(), replay);
+        let mut decides = Settings::default();
+        if balanced {
+            decides.make_up = 0;
+        }
+        let server = Server::new(decides, secrets.ring(), replay);
         let sockets = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (n, socket) in port.sockets().enumerate() {
             let name = epoll::EventData::new_u64(n as u64);

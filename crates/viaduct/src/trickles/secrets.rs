@@ -74,7 +74,7 @@ impl Secrets {
     ///
     /// # Errors
     /// The kernel has no random bytes.
-    pub(super) fn seeds() -> Result<[u64; 4]> {
+    pub fn seeds() -> Result<[u64; 4]> {
         let random = random()?;
         let words = random.as_chunks().0;
         Ok(std::array::from_fn(|n| u64::from_ne_bytes(words[n])))

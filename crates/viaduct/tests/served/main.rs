@@ -15,7 +15,7 @@ use viaduct_proto::trickles::standard::MAIN;
 use world::{End, World};
 
 const LOSSY: &str = "rate=100M,delay=1ms,queue=500kB,loss=1%";
-const LIMIT: Duration = Duration::from_secs(12);
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn get(path: &str, headers: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: h\r\n{headers}\r\n")

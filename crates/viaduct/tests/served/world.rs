@@ -168,7 +168,11 @@ impl Client {
                 wait(&[self.connector.as_ref().unwrap()], &waker, timeout);
             }
         }
-        eprintln!("{:?} {:?}", self.connector().stream(flow).unwrap().stats(), self.connector().stats());
+        eprintln!(
+            "{:?} {:?}",
+            self.connector().stream(flow).unwrap().stats(),
+            self.connector().stats()
+        );
         End::TooSlow
     }
 

@@ -138,6 +138,16 @@ impl<'m> Minisocket<'m> {
         Minisocket { grant: self.grant, to: self.to, message: Cow::Borrowed(&[]) }
     }
 
+    /// Gives the request back, as [`Minisocket::detach`].
+    pub fn forget_request(&mut self) {
+        self.message = Cow::Borrowed(&[]);
+    }
+
+    /// Bytes that it has at most when it is extracted.
+    pub fn sealed_len(&self) -> usize {
+        self.message.len() + self.grant.written_len() + 128
+    }
+
     /// The same with a copy of the request.
     #[must_use]
     pub fn into_owned(self) -> Minisocket<'static> {

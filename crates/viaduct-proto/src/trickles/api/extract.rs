@@ -7,7 +7,7 @@
 //! ```
 //!
 //! *Made* is the time in microseconds; *where answers go* is a [`Return`]; `server/grant.rs` has the
-//! grant. The code is HMAC-SHA-256 of all before it, cut, under a key of its own. An event is taken over
+//! grant. The code is AES-CMAC of all before it, under a key of its own. An event is taken over
 //! once by each server, and as long as its replay window reaches back.
 
 use std::borrow::Cow;
@@ -96,7 +96,7 @@ impl Endpoint {
         let (event, code) = self.ring().open_event(bytes)?;
         let mut reader = Reader(event);
         let _version = reader.u8().filter(|&version| version == VERSION)?;
-        let made = instant(reader.u48()?);
+        let made = instant(now, reader.u48()?);
         let to = Return::parse(reader.counted()?)?;
         let grant = Grant::read(self.ring(), &mut reader)?;
         let message = reader.counted()?.to_vec();

@@ -3,8 +3,9 @@
 use std::net::SocketAddr;
 
 use super::answer::Event;
+use super::cache::Derived;
 use super::work::{Form, Item, MAIN};
-use super::{APART, LEAST_AGE, LEAST_MESSAGE, Refusal, Server, Settings, instant, micros};
+use super::{APART, LEAST_AGE, LEAST_MESSAGE, Refusal, Server, Settings, instant};
 use crate::time::Instant;
 use crate::trickles::continuation::{Continuation, Losses, Mode};
 use crate::trickles::piece::Piece;
@@ -49,20 +50,20 @@ impl Server {
         len: usize,
     ) -> Result<Event, Refusal> {
         let known = Continuation::open(&self.ring, returned.continuation)?;
-        let age = now.since(instant(known.timestamp));
-        if !self.is_home(from, &known, returned) {
+        let age = now.since(instant(now, known.timestamp));
+        let Some(home) = self.home(from, &known, returned) else {
             return self.moved(now, from, &known, attempt, len);
-        }
+        };
         if attempt == MOST_ATTEMPTS {
             let ssthresh = known.piece.window(known.number) / 2;
             let start = self.settings.loss_window;
             return self.readmit(now, from, &known, attempt, (start, ssthresh), len);
         }
-        let stale = !self.replay.is_fresh(now, instant(known.timestamp));
+        let stale = !self.replay.is_fresh(now, instant(now, known.timestamp));
         if attempt > 1 && age < LEAST_AGE * (1 << (attempt - 1)) {
             return Err(Refusal::TooSoon { attempt, age });
         }
-        let piece = self.restarted(now, &known, stale, returned)?;
+        let piece = self.restarted(now, &known, stale, returned, &home)?;
         let generation = known.generation.wrapping_add(attempt.into());
         self.begin_generation(now, known.connection, generation, attempt.into())?;
         if stale {
@@ -87,6 +88,7 @@ impl Server {
         known: &Continuation,
         stale: bool,
         returned: &Returned,
+        home: &Derived,
     ) -> Result<Piece, Refusal> {
         let base = base_at(now, known.number + APART);
         let (start, ssthresh) = if known.mode == Mode::Ticket {
@@ -94,7 +96,7 @@ impl Server {
         } else if stale {
             (self.settings.initial_window, known.piece.window(known.number) * 3 / 4)
         } else {
-            let gaps = self.gaps(known, returned)?;
+            let gaps = self.gaps(known, returned, home)?;
             let lost = gaps.runs().first().map_or(known.number + 1, |gap| gap.first);
             (self.settings.loss_window, known.piece.window(lost - 1) / 2)
         };
@@ -226,5 +228,5 @@ pub(super) fn blank(settings: &Settings) -> Continuation {
 /// The first number of a piece that begins now: 16 for each microsecond of the clock, so that a
 /// connection's numbers, and with them its nonces, are never used twice; and not below `least`.
 fn base_at(now: Instant, least: u64) -> u64 {
-    (micros(now) * 16).max(least).clamp(1, (1 << 62) - 1)
+    (now.as_nanos() / 1_000 * 16).max(least).clamp(1, (1 << 62) - 1)
 }

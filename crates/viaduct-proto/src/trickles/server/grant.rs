@@ -70,6 +70,12 @@ impl Grant {
         }
     }
 
+    /// Bytes that it has at most when it is written.
+    pub(in crate::trickles) fn written_len(&self) -> usize {
+        let templates = self.templates.iter().map(Continuation::len).sum::<usize>();
+        templates + 16 + self.work.len() * (2 + 8 + 10)
+    }
+
     /// Reads one that was written with the secrets of `ring`.
     pub(in crate::trickles) fn read(ring: &KeyRing, reader: &mut Reader) -> Option<Grant> {
         let request = reader.u8()?;

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use super::cache::Derived;
 use super::{Refusal, Server, instant, micros};
 use crate::time::Instant;
 use crate::trickles::continuation::{Continuation, Invalid, Losses, Mode};
@@ -27,8 +28,9 @@ impl Server {
         &mut self,
         known: &Continuation,
         returned: &Returned,
+        home: &Derived,
     ) -> Result<Judged, Refusal> {
-        let gaps = self.gaps(known, returned)?;
+        let gaps = self.gaps(known, returned, home)?;
         let mut losses = self.unrepaired(known, returned.repaired)?;
         let burst = known.burst.into();
         let mut tail = None;
@@ -47,9 +49,14 @@ impl Server {
     }
 
     /// The losses that a request's proof tells of.
-    pub(super) fn gaps(&self, known: &Continuation, returned: &Returned) -> Result<Gaps, Refusal> {
+    pub(super) fn gaps(
+        &self,
+        known: &Continuation,
+        returned: &Returned,
+        home: &Derived,
+    ) -> Result<Gaps, Refusal> {
         let keys = self.nonce_keys(known)?;
-        let mut nonces = keys.nonces(known.connection);
+        let mut nonces = keys.nonces(known.connection).with(home.base);
         Ok(returned.proof.check(known.piece.base, known.number, &mut nonces)?)
     }
 
@@ -75,15 +82,16 @@ impl Server {
         keys.ok_or(Refusal::Invalid(Invalid::UnknownSecret(known.nonces)))
     }
 
-    /// Whether the request comes from where its continuation was sent.
-    pub(super) fn is_home(
-        &self,
+    /// What follows from where the request comes from, if that is where its continuation was sent.
+    pub(super) fn home(
+        &mut self,
         from: SocketAddr,
         known: &Continuation,
         returned: &Returned,
-    ) -> bool {
-        let secret = returned.continuation.first().and_then(|&number| self.ring.get(number));
-        secret.is_some_and(|keys| keys.address(from) == known.address)
+    ) -> Option<Derived> {
+        let secret = *returned.continuation.first()?;
+        let derived = self.cache.derive(&self.ring, secret, from, known)?;
+        (derived.address == known.address).then_some(derived)
     }
 
     /// `known` at the present time and under the newest secret, with the round trip that it shows.
@@ -93,7 +101,7 @@ impl Server {
         from: SocketAddr,
         known: Continuation,
     ) -> Continuation {
-        let trip = now.since(instant(known.timestamp)).as_micros();
+        let trip = now.since(instant(now, known.timestamp)).as_micros();
         let trip = u32::try_from(trip).unwrap_or(u32::MAX);
         let rtt = match known.rtt {
             0 => trip,

@@ -12,6 +12,7 @@
 
 mod answer;
 mod begin;
+mod cache;
 mod grant;
 mod judge;
 mod missed;
@@ -29,6 +30,7 @@ use crate::time::{Duration, Instant};
 
 pub use answer::{Answer, Event, Permit};
 use begin::blank;
+use cache::Cache;
 pub use grant::Grant;
 pub use missed::MOST_MADE_UP;
 pub use refusal::{Refusal, Stats};
@@ -89,23 +91,37 @@ pub struct Server {
     stats: Stats,
     work: Vec<Item>,
     templates: [Continuation; 2],
+    cache: Cache,
 }
 
 impl Server {
     /// A server that has answered nothing yet.
     pub fn new(settings: Settings, ring: KeyRing, replay: Replay) -> Self {
-        let templates = [blank(&settings); 2];
-        Server { settings, ring, replay, stats: Stats::default(), work: Vec::new(), templates }
+        let (templates, cache) = ([blank(&settings); 2], Cache::default());
+        let (stats, work) = (Stats::default(), Vec::new());
+        Server { settings, ring, replay, stats, work, templates, cache }
+    }
+
+    /// The same with a cache of about 120 bytes for each of so many connections, rounded up to a power
+    /// of two; 0: none. Answers are the same. What it holds can be dropped at any time (5.1).
+    pub fn with_cache(self, connections: usize) -> Self {
+        Server { cache: Cache::new(connections), ..self }
     }
 
     /// The secrets, to rotate them.
     pub fn ring_mut(&mut self) -> &mut KeyRing {
+        self.cache.clear();
         &mut self.ring
+    }
+
+    /// Drops what is cached.
+    pub fn drop_cache(&mut self) {
+        self.cache.clear();
     }
 
     /// The counters so far.
     pub fn stats(&self) -> Stats {
-        self.stats
+        Stats { cache_hits: self.cache.hits, cache_misses: self.cache.misses, ..self.stats }
     }
 
     /// The secrets.
@@ -116,6 +132,11 @@ impl Server {
     /// The replay window, for its counters.
     pub fn replay(&self) -> &Replay {
         &self.replay
+    }
+
+    /// The replay window, to put another in its place: replicas of one process may hand on one.
+    pub fn replay_mut(&mut self) -> &mut Replay {
+        &mut self.replay
     }
 
     /// A request arrived from `from`. `now` is the server's clock, which its replicas share to
@@ -191,12 +212,39 @@ impl Server {
     }
 }
 
+/// Microseconds after which the times of continuations begin anew: nine years.
+const ERA: u64 = 1 << 48;
+
 /// A time as a continuation has it.
 pub(super) fn micros(now: Instant) -> u64 {
-    (now.as_nanos() / 1_000) & ((1 << 48) - 1)
+    now.as_nanos() / 1_000 % ERA
 }
 
-/// A time that a continuation has.
-pub(super) fn instant(micros: u64) -> Instant {
-    Instant::ZERO + Duration::from_micros(micros)
+/// A time that a continuation has: the nearest to `now` that looks so.
+pub(super) fn instant(now: Instant, micros: u64) -> Instant {
+    let now = now.as_nanos() / 1_000;
+    let of_this_era = now - now % ERA + micros;
+    let nearest = if of_this_era > now + ERA / 2 {
+        of_this_era.saturating_sub(ERA)
+    } else if of_this_era + ERA / 2 < now {
+        of_this_era + ERA
+    } else {
+        of_this_era
+    };
+    Instant::ZERO + Duration::from_micros(nearest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_times_of_continuations_are_told_apart_across_an_era() {
+        let at = |micros: u64| Instant::from_nanos(micros * 1_000);
+        for now in [5, ERA - 10, ERA + 10, 7 * ERA - 1, 7 * ERA] {
+            for made in [now.saturating_sub(1_000_000), now, now + 100] {
+                assert_eq!(instant(at(now), micros(at(made))), at(made), "{made} at {now}");
+            }
+        }
+    }
 }

@@ -73,6 +73,10 @@ pub struct Stats {
     pub timeouts: u64,
     /// Restarts after a silence beyond the horizon.
     pub resumed: u64,
+    /// Requests whose connection was in the cache.
+    pub cache_hits: u64,
+    /// Requests whose connection was not; 0 if there is no cache.
+    pub cache_misses: u64,
     /// Refused: unreadable.
     pub malformed: u64,
     /// Refused: altered, or of an unknown secret.

@@ -48,13 +48,13 @@ impl Server {
         len: usize,
     ) -> Result<Event, Refusal> {
         let known = Continuation::open(&self.ring, returned.continuation)?;
-        let made = instant(known.timestamp);
+        let made = instant(now, known.timestamp);
         if !self.replay.is_fresh(now, made) {
             return Err(Refusal::Stale { age: now.since(made) });
         }
-        if !self.is_home(from, &known, returned) {
+        let Some(home) = self.home(from, &known, returned) else {
             return self.moved(now, from, &known, 1, len);
-        }
+        };
         let connection = known.connection;
         if self.replay.knows(connection, Once::Over(known.generation)) {
             return Err(Refusal::Superseded(known.generation));
@@ -65,7 +65,7 @@ impl Server {
             return Ok(Event::Request { connection });
         }
         // The proof comes first: who has only overheard a continuation cannot use it up.
-        let judged = self.judge(&known, returned)?;
+        let judged = self.judge(&known, returned, &home)?;
         if !self.replay.note(now, connection, Once::Answered(known.number)) {
             return Err(Refusal::Replayed);
         }

@@ -2,5 +2,6 @@
 //! link with the same losses.
 
 mod attacks;
+mod changes;
 mod compare;
 mod transfer;

@@ -1,0 +1,227 @@
+//! `msk_*` of clients, and of both ends.
+#![allow(unsafe_code)] // exported names, pointers of C
+
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_int};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use viaduct::trickles::{ClientSettings, Connector, Secrets, Word};
+use viaduct_proto::trickles::packet::{Format, Ways};
+use viaduct_proto::trickles::stream::{Config, Failure, State, Stream};
+
+use crate::convert::{addresses, bytes, code, count, port_code, text, values};
+use crate::server::{Chosen, Options};
+use crate::table::{self, Client, End};
+
+/// Batches of packets that one `msk_turn` takes, at most.
+const BATCHES: usize = 16;
+
+/// `msk_connect`
+///
+/// # Safety
+/// As the header says of its arguments.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_connect(to: *const c_char, options: *const Options) -> c_int {
+    // SAFETY: as the caller says.
+    let (to, chosen) = unsafe { (text(to), Chosen::new(options)) };
+    let to = to.map(addresses).and_then(Result::ok).and_then(|all| all.first().copied());
+    let Some(to) = to else { return -libc::EINVAL };
+    let ways = match chosen.ways {
+        1 => Ways::Only(Format::Tcp),
+        2 => Ways::Only(Format::Udp),
+        _ => Ways::Any,
+    };
+    // Each connection has rules of its own, which bear its name.
+    static MADE: AtomicU32 = AtomicU32::new(0);
+    let instance =
+        format!("viaduct_c_{}_{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+    let (mtu, run_dir) = (chosen.mtu, chosen.run_dir);
+    let settings = ClientSettings { ways, mtu, untracked: true, instance, run_dir };
+    let Ok([seed, ..]) = Secrets::seeds() else { return -libc::EIO };
+    match Connector::open(&settings, seed) {
+        Err(error) => port_code(&error),
+        Ok(mut connector) => match connector.connect(to, Config::default()) {
+            Err(error) => code(&error),
+            Ok(flow) => {
+                let (left, fallen) = (BTreeMap::new(), None);
+                table::enter(End::Client(Box::new(Client { connector, flow, left, fallen })))
+            }
+        },
+    }
+}
+
+/// `msk_turn`
+#[unsafe(no_mangle)]
+pub extern "C" fn msk_turn(fd: c_int) -> c_int {
+    table::with(fd, |end| match end {
+        End::Server(listener) => match listener.fetch() {
+            Err(error) => code(&error),
+            Ok(_) => {
+                // A file that is not in order changes nothing.
+                let _ = listener.look();
+                count(listener.endpoint().waiting())
+            }
+        },
+        End::Client(client) => turn(client),
+    })
+}
+
+fn turn(client: &mut Client) -> c_int {
+    let mut packets = 0;
+    for _ in 0..BATCHES {
+        match client.connector.turn() {
+            Err(error) => return code(&error),
+            Ok(0) => break,
+            Ok(more) => packets += more,
+        }
+    }
+    while let Some((_, word)) = client.connector.poll_word() {
+        match word {
+            Word::Changed(_) => {}
+            Word::PlainTcp => client.fallen = Some(-libc::EPROTONOSUPPORT),
+            Word::Refused => client.fallen = Some(-libc::ECONNREFUSED),
+        }
+    }
+    client.fallen.unwrap_or(count(packets))
+}
+
+/// `msk_timeout`
+#[unsafe(no_mangle)]
+pub extern "C" fn msk_timeout(fd: c_int) -> c_int {
+    table::with(fd, |end| match end {
+        // It looks at its secrets.
+        End::Server(_) => 1_000,
+        End::Client(client) => client.connector.poll_timeout().map_or(-1, |left| {
+            c_int::try_from(left.as_micros().div_ceil(1_000)).unwrap_or(c_int::MAX)
+        }),
+    })
+}
+
+/// `msk_flush`
+#[unsafe(no_mangle)]
+pub extern "C" fn msk_flush(fd: c_int) -> c_int {
+    table::with(fd, |end| {
+        match end {
+            End::Server(listener) => listener.flush(),
+            End::Client(client) => client.connector.flush(),
+        }
+        0
+    })
+}
+
+/// `msk_close`
+#[unsafe(no_mangle)]
+pub extern "C" fn msk_close(fd: c_int) -> c_int {
+    table::client(fd, |client| {
+        client.connector.close(client.flow);
+        0
+    });
+    table::leave(fd)
+}
+
+/// `msk_request`
+///
+/// # Safety
+/// `length` bytes can be read at `data`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_request(
+    fd: c_int,
+    data: *const u8,
+    length: usize,
+    reserve: u64,
+) -> c_int {
+    // SAFETY: as the caller says.
+    let data = unsafe { bytes(data, length) };
+    stream(fd, |stream| number(stream.request(data, reserve)))
+}
+
+/// `msk_begin`
+#[unsafe(no_mangle)]
+pub extern "C" fn msk_begin(fd: c_int, reserve: u64) -> c_int {
+    stream(fd, |stream| number(stream.begin(reserve)))
+}
+
+/// `msk_write`
+///
+/// # Safety
+/// `length` bytes can be read at `data`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_write(fd: c_int, id: c_int, data: *const u8, length: usize) -> c_int {
+    // SAFETY: as the caller says.
+    let data = unsafe { bytes(data, length) };
+    stream(fd, |stream| match (stream.write(id as u32, data), stream.state(id as u32)) {
+        (_, State::Failed(why)) => failure(why),
+        (0, _) if !data.is_empty() => -libc::EAGAIN,
+        (written, _) => count(written),
+    })
+}
+
+/// `msk_shutdown`
+#[unsafe(no_mangle)]
+pub extern "C" fn msk_shutdown(fd: c_int, id: c_int) -> c_int {
+    stream(fd, |stream| {
+        stream.shutdown(id as u32);
+        0
+    })
+}
+
+/// `msk_forget`
+#[unsafe(no_mangle)]
+pub extern "C" fn msk_forget(fd: c_int, id: c_int) -> c_int {
+    table::client(fd, |client| {
+        client.left.remove(&(id as u32));
+        if let Some(stream) = client.connector.stream(client.flow) {
+            stream.forget(id as u32);
+        }
+        0
+    })
+}
+
+/// `msk_read`
+///
+/// # Safety
+/// `length` bytes can be written at `data`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_read(fd: c_int, id: c_int, data: *mut u8, length: usize) -> c_int {
+    // SAFETY: as the caller says.
+    let room = unsafe { values(data, count(length)) };
+    table::client(fd, |client| read(client, id as u32, room))
+}
+
+fn read(client: &mut Client, id: u32, room: &mut [u8]) -> c_int {
+    let Client { connector, flow, left, fallen } = client;
+    let Some(stream) = connector.stream(*flow) else { return -libc::ENOTCONN };
+    let mut taken = 0;
+    while taken < room.len() {
+        let Some(mut next) = left.remove(&id).or_else(|| stream.read(id)) else { break };
+        let part = next.split_to(next.len().min(room.len() - taken));
+        room[taken..taken + part.len()].copy_from_slice(&part);
+        taken += part.len();
+        if !next.is_empty() {
+            left.insert(id, next);
+        }
+    }
+    match stream.state(id) {
+        _ if taken > 0 => count(taken),
+        State::Finished => 0,
+        State::Failed(why) => failure(why),
+        State::Open => fallen.unwrap_or(-libc::EAGAIN),
+    }
+}
+
+fn stream(fd: c_int, act: impl FnOnce(&mut Stream) -> c_int) -> c_int {
+    table::client(fd, |client| client.connector.stream(client.flow).map_or(-libc::ENOTCONN, act))
+}
+
+fn number(stream: Option<u32>) -> c_int {
+    stream.and_then(|stream| c_int::try_from(stream).ok()).unwrap_or(-libc::ENOSPC)
+}
+
+fn failure(why: Failure) -> c_int {
+    -match why {
+        Failure::Reset(_) => libc::ECONNRESET,
+        Failure::Stalled => libc::EPIPE,
+        Failure::TooLong(_) => libc::EMSGSIZE,
+        Failure::TimedOut => libc::ETIMEDOUT,
+    }
+}

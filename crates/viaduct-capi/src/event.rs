@@ -1,0 +1,266 @@
+//! An event as C has it: what came, and the reply in the making.
+#![allow(unsafe_code)] // exported names, pointers of C
+
+use std::ffi::c_int;
+use std::fs::File;
+use std::mem::ManuallyDrop;
+use std::os::fd::FromRawFd as _;
+use std::os::unix::fs::FileExt as _;
+
+use bytes::Bytes;
+use viaduct_proto::trickles::api::{Files, Kind, Minisocket, Piece, Reply, Stretch};
+use viaduct_proto::trickles::keys::KeyRing;
+use viaduct_proto::trickles::standard::{Place, Valid};
+
+use crate::convert::{count, values};
+
+/// `minisock`: the right to answer an event.
+#[derive(Debug)]
+pub struct Minisock {
+    pub(crate) event: Minisocket<'static>,
+    pub(crate) reply: Reply,
+    inputs: Vec<Input>,
+    asks: Vec<Ask>,
+    /// The output continuation that was given first.
+    given: Option<Valid>,
+    /// What is sent, by ask; -1 is what nobody has asked for.
+    stretches: Vec<(c_int, Stretch)>,
+}
+
+/// `struct msk_input`: of bytes that live as long as the event.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Input {
+    stream: u32,
+    ends: c_int,
+    start: u64,
+    reserve: u64,
+    position: u64,
+    state: *const u8,
+    state_length: usize,
+    data: *const u8,
+    length: usize,
+}
+
+/// `struct msk_ask`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Ask {
+    ask: c_int,
+    stream: u32,
+    start: u64,
+    end: u64,
+    position: u64,
+    length: u64,
+    last: c_int,
+    state: *const u8,
+    state_length: usize,
+}
+
+/// `struct msk_range`: where bytes belong.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Range {
+    ask: c_int,
+    stream: u32,
+    position: u64,
+    ends: c_int,
+}
+
+impl Minisock {
+    pub(crate) fn new(event: Minisocket<'static>, ring: &KeyRing) -> Minisock {
+        let mut reply = Reply::default();
+        let (mut inputs, mut asks) = (Vec::new(), Vec::new());
+        for input in event.inputs(ring) {
+            match input {
+                Ok(input) => {
+                    let Place { stream, start, reserve, position } = input.place;
+                    inputs.push(Input {
+                        stream,
+                        ends: input.ends.into(),
+                        start,
+                        reserve,
+                        position,
+                        state: input.state.as_ptr(),
+                        state_length: input.state.len(),
+                        data: input.bytes.as_ptr(),
+                        length: input.bytes.len(),
+                    });
+                }
+                Err(strange) => unknown(&mut reply, strange.stream),
+            }
+        }
+        for asked in event.asks(ring) {
+            match asked {
+                Ok(asked) => asks.push(Ask {
+                    ask: count(asked.index),
+                    stream: asked.valid.stream,
+                    start: asked.valid.start,
+                    end: asked.valid.end,
+                    position: asked.range.start,
+                    length: asked.range.end - asked.range.start,
+                    last: asked.valid.last.into(),
+                    state: asked.state.as_ptr(),
+                    state_length: asked.state.len(),
+                }),
+                Err(strange) => unknown(&mut reply, strange.stream),
+            }
+        }
+        Minisock { event, reply, inputs, asks, given: None, stretches: Vec::new() }
+    }
+
+    /// The place of an input, by its number in the event, and how many bytes it has.
+    pub(crate) fn input(&self, number: c_int) -> Option<(Place, u64)> {
+        let input = self.inputs.get(usize::try_from(number).ok()?)?;
+        let Input { stream, start, reserve, position, length, .. } = *input;
+        Some((Place { stream, start, reserve, position }, length as u64))
+    }
+
+    /// Gives an output continuation.
+    pub(crate) fn give(&mut self, valid: Valid, state: &[u8]) {
+        self.given.get_or_insert(valid);
+        self.reply.output(valid, state);
+    }
+
+    /// Puts bytes where they belong; those of one place are one behind the other.
+    pub(crate) fn put(&mut self, range: &Range, piece: Piece) {
+        let ask = range.ask.max(-1);
+        let of = self.stretches.iter_mut().find(|(known, _)| *known == ask);
+        if let Some((_, stretch)) = of {
+            stretch.pieces.push(piece);
+            stretch.ends |= range.ends != 0;
+            return;
+        }
+        let Range { stream, position, ends, .. } = *range;
+        let stretch = Stretch { stream, position, pieces: vec![piece], ends: ends != 0 };
+        self.stretches.push((ask, stretch));
+    }
+
+    /// Sends bytes that begin with the first ask, or with what was given, or with the first input's output.
+    pub(crate) fn fill(&mut self, data: &Bytes) {
+        let Some(first) = self.asks.first().copied() else { return self.bring(data) };
+        for ask in self.asks.clone() {
+            let Some(skip) = ask.position.checked_sub(first.position) else { continue };
+            let from = usize::try_from(skip).unwrap_or(usize::MAX).min(data.len());
+            let to = from.saturating_add(ask.length as usize).min(data.len());
+            let ends = ask.last != 0 && ask.position + (to - from) as u64 == ask.end;
+            let range = Range {
+                ask: ask.ask,
+                stream: ask.stream,
+                position: ask.position,
+                ends: ends.into(),
+            };
+            self.put(&range, Piece::Bytes(data.slice(from..to)));
+        }
+    }
+
+    fn bring(&mut self, data: &Bytes) {
+        let of_input = self.inputs.first().map(|input| (input.stream, input.start, false));
+        let given = self.given.map(|valid| {
+            let whole = valid.start + data.len() as u64 == valid.end;
+            (valid.stream, valid.start, valid.last && whole)
+        });
+        if let Some((stream, position, ends)) = given.or(of_input) {
+            let range = Range { ask: -1, stream, position, ends: ends.into() };
+            self.put(&range, Piece::Bytes(data.clone()));
+        }
+    }
+
+    /// The event, and the reply to it.
+    pub(crate) fn finish(mut self) -> (Minisocket<'static>, Reply) {
+        for (ask, stretch) in self.stretches {
+            match usize::try_from(ask) {
+                Ok(ask) => self.reply.answer(ask, stretch),
+                Err(_) => self.reply.bring(stretch),
+            };
+        }
+        (self.event, self.reply)
+    }
+}
+
+fn unknown(reply: &mut Reply, stream: u32) {
+    reply.reset(stream, viaduct_proto::trickles::standard::Reason::Unknown);
+}
+
+/// Files by their descriptors.
+#[derive(Debug)]
+pub(crate) struct Descriptors;
+
+impl Files for Descriptors {
+    fn read(&mut self, file: u64, offset: u64, out: &mut [u8]) -> bool {
+        let Ok(fd) = c_int::try_from(file) else { return false };
+        // SAFETY: it is not closed here; who calls msk_sendfilev keeps it open for the call.
+        let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
+        fd >= 0 && file.read_exact_at(out, offset).is_ok()
+    }
+}
+
+/// `msk_kind`
+///
+/// # Safety
+/// `msk` is of `msk_next_event` and was not used up.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_kind(msk: *const Minisock) -> c_int {
+    // SAFETY: as the caller says.
+    match unsafe { &*msk }.event.kind() {
+        Kind::Open => 0,
+        Kind::Request => 1,
+        Kind::Close => 2,
+    }
+}
+
+/// `msk_connection`
+///
+/// # Safety
+/// As for [`msk_kind`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_connection(msk: *const Minisock) -> u64 {
+    // SAFETY: as the caller says.
+    unsafe { &*msk }.event.connection()
+}
+
+/// `msk_inputs`
+///
+/// # Safety
+/// As for [`msk_kind`]; `most` inputs can be written at `inputs`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_inputs(
+    msk: *const Minisock,
+    inputs: *mut Input,
+    most: c_int,
+) -> c_int {
+    // SAFETY: as the caller says.
+    let (msk, places) = unsafe { (&*msk, values(inputs, most)) };
+    places.iter_mut().zip(&msk.inputs).for_each(|(place, input)| *place = *input);
+    count(msk.inputs.len())
+}
+
+/// `msk_asks`
+///
+/// # Safety
+/// As for [`msk_kind`]; `most` asks can be written at `asks`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_asks(msk: *const Minisock, asks: *mut Ask, most: c_int) -> c_int {
+    // SAFETY: as the caller says.
+    let (msk, places) = unsafe { (&*msk, values(asks, most)) };
+    places.iter_mut().zip(&msk.asks).for_each(|(place, ask)| *place = *ask);
+    count(msk.asks.len())
+}
+
+/// `msk_detach`
+///
+/// # Safety
+/// As for [`msk_kind`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_detach(_fd: c_int, msk: *mut Minisock) -> c_int {
+    // SAFETY: as the caller says.
+    let msk = unsafe { &mut *msk };
+    // What pointed into the request is gone with it.
+    msk.inputs.iter_mut().for_each(|input| {
+        (input.state_length, input.length) = (0, 0);
+        (input.state, input.data) = (std::ptr::null(), std::ptr::null());
+    });
+    msk.asks.iter_mut().for_each(|ask| (ask.state_length, ask.state) = (0, std::ptr::null()));
+    msk.event.forget_request();
+    0
+}

@@ -1,0 +1,383 @@
+//! `msk_*` of servers.
+#![allow(unsafe_code)] // exported names, pointers of C
+
+use std::ffi::{c_char, c_int};
+use std::path::PathBuf;
+
+use bytes::Bytes;
+use viaduct::trickles::{Listener, Secrets, ServerSettings};
+use viaduct_proto::trickles::api::Piece;
+use viaduct_proto::trickles::standard::{END, Reason, Valid};
+
+use crate::convert::{addresses, bytes, count, list, port_code, text, values};
+use crate::event::{Descriptors, Minisock, Range};
+use crate::table::{self, End};
+
+/// `struct msk_options`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    ways: c_int,
+    mtu: u32,
+    run_dir: *const c_char,
+    key_file: *const c_char,
+    replay: usize,
+    balanced: c_int,
+}
+
+/// What was chosen, and the rest as it usually is.
+#[derive(Debug)]
+pub(crate) struct Chosen {
+    pub(crate) ways: c_int,
+    pub(crate) mtu: usize,
+    pub(crate) run_dir: PathBuf,
+    key_file: Option<PathBuf>,
+    replay: usize,
+    balanced: bool,
+}
+
+impl Chosen {
+    /// # Safety
+    /// `options` is null, or its texts are null or end with 0.
+    pub(crate) unsafe fn new(options: *const Options) -> Chosen {
+        // SAFETY: as the caller says.
+        let said = unsafe { options.as_ref() };
+        // SAFETY: as the caller says.
+        let path = |at: *const c_char| unsafe { text(at) }.map(PathBuf::from);
+        let number = |said: Option<usize>, usual| said.filter(|&said| said > 0).unwrap_or(usual);
+        Chosen {
+            ways: said.map_or(0, |said| said.ways),
+            mtu: number(said.map(|said| said.mtu as usize), 1_500),
+            run_dir: said.and_then(|said| path(said.run_dir)).unwrap_or("/run/viaduct".into()),
+            key_file: said.and_then(|said| path(said.key_file)),
+            replay: number(said.map(|said| said.replay), 16 << 20),
+            balanced: said.is_some_and(|said| said.balanced != 0),
+        }
+    }
+}
+
+/// `msk_listen`
+///
+/// # Safety
+/// As the header says of its arguments.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_listen(at: *const c_char, options: *const Options) -> c_int {
+    // SAFETY: as the caller says.
+    let (at, chosen) = unsafe { (text(at), Chosen::new(options)) };
+    let Some(Ok(listen)) = at.map(addresses) else { return -libc::EINVAL };
+    let Ok(secrets) = Secrets::new(chosen.key_file.as_deref()) else {
+        return -libc::ENOKEY;
+    };
+    let settings = ServerSettings {
+        listen,
+        tcp: chosen.ways != 2,
+        udp: chosen.ways != 1,
+        mtu: chosen.mtu,
+        untracked: true,
+        run_dir: chosen.run_dir,
+    };
+    match Listener::open(&settings, chosen.ways == 0, chosen.replay, chosen.balanced, secrets) {
+        Ok(listener) => table::enter(End::Server(Box::new(listener))),
+        Err(error) => error.downcast_ref().map_or(-libc::EIO, port_code),
+    }
+}
+
+/// `msk_next_event`
+#[unsafe(no_mangle)]
+pub extern "C" fn msk_next_event(fd: c_int) -> *mut Minisock {
+    let mut event = std::ptr::null_mut();
+    table::server(fd, |listener| {
+        if let Some(next) = listener.endpoint().poll_event() {
+            event = Box::into_raw(Box::new(Minisock::new(next, listener.endpoint().ring())));
+        }
+        0
+    });
+    event
+}
+
+/// `msk_send`
+///
+/// # Safety
+/// `msk` is of `msk_next_event` and was not used up; `length` bytes can be read at `data`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_send(
+    fd: c_int,
+    msk: *mut Minisock,
+    data: *const u8,
+    length: usize,
+) -> c_int {
+    // SAFETY: as the caller says.
+    let (mut msk, data) = unsafe { (Box::from_raw(msk), bytes(data, length)) };
+    msk.fill(&Bytes::copy_from_slice(data));
+    finish(fd, *msk)
+}
+
+/// `msk_sendv`
+///
+/// # Safety
+/// As for [`msk_send`]; `count` pieces can be read at `pieces`, and the bytes that they name.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_sendv(
+    fd: c_int,
+    msk: *mut Minisock,
+    pieces: *const Tiovec,
+    count: c_int,
+) -> c_int {
+    // SAFETY: as the caller says.
+    let (mut msk, pieces) = unsafe { (Box::from_raw(msk), list(pieces, count)) };
+    for piece in pieces {
+        // SAFETY: as the caller says.
+        let data = unsafe { bytes(piece.base, piece.length) };
+        msk.put(&piece.range, Piece::Bytes(Bytes::copy_from_slice(data)));
+    }
+    finish(fd, *msk)
+}
+
+/// `msk_sendfilev`
+///
+/// # Safety
+/// As for [`msk_send`]; `count` pieces can be read at `pieces`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_sendfilev(
+    fd: c_int,
+    msk: *mut Minisock,
+    pieces: *const Fiovec,
+    count: c_int,
+) -> c_int {
+    // SAFETY: as the caller says.
+    let (mut msk, pieces) = unsafe { (Box::from_raw(msk), list(pieces, count)) };
+    for piece in pieces {
+        let Fiovec { range, file, offset, length } = *piece;
+        msk.put(&range, Piece::File { file: file as u64, offset, length });
+    }
+    finish(fd, *msk)
+}
+
+/// `msk_sendbulk`
+///
+/// # Safety
+/// As for [`msk_send`], for each of the `count` descriptions at `all`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_sendbulk(fd: c_int, all: *const Mskdesc, count: c_int) -> c_int {
+    // SAFETY: as the caller says.
+    let all = unsafe { list(all, count) };
+    let mut sent = 0;
+    for one in all {
+        // SAFETY: as the caller says.
+        let done = unsafe { msk_send(fd, one.msk, one.data, one.length) };
+        if done < 0 {
+            return done;
+        }
+        sent += 1;
+    }
+    sent
+}
+
+/// `msk_setucont`
+///
+/// # Safety
+/// As for [`msk_send`]; the minisocket is not used up.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_setucont(
+    fd: c_int,
+    msk: *mut Minisock,
+    packet: c_int,
+    state: *const u8,
+    length: usize,
+) -> c_int {
+    // SAFETY: as the caller says.
+    let (msk, state) = unsafe { (&mut *msk, bytes(state, length)) };
+    let Ok(packet) = usize::try_from(packet) else { return -libc::EINVAL };
+    table::server(fd, |listener| {
+        let mut sealed = Vec::new();
+        listener.endpoint().ring().seal_user(state, &mut sealed);
+        msk.reply.set_user(packet, sealed);
+        0
+    })
+}
+
+/// `msk_set_input`
+///
+/// # Safety
+/// As for [`msk_setucont`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_set_input(
+    msk: *mut Minisock,
+    input: c_int,
+    consumed: u64,
+    state: *const u8,
+    length: usize,
+) -> c_int {
+    // SAFETY: as the caller says.
+    let (msk, state) = unsafe { (&mut *msk, bytes(state, length)) };
+    let Some((place, length)) = msk.input(input) else { return -libc::EINVAL };
+    if consumed > length {
+        return -libc::EINVAL;
+    }
+    msk.reply.input(place.after(consumed), state);
+    0
+}
+
+/// `msk_set_output`
+///
+/// # Safety
+/// As for [`msk_setucont`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_set_output(
+    msk: *mut Minisock,
+    stream: u32,
+    start: u64,
+    end: u64,
+    last: c_int,
+    state: *const u8,
+    length: usize,
+) -> c_int {
+    // SAFETY: as the caller says.
+    let (msk, state) = unsafe { (&mut *msk, bytes(state, length)) };
+    if start > end || end > END {
+        return -libc::EINVAL;
+    }
+    msk.give(Valid { stream, start, end, last: last != 0, leave: 0 }, state);
+    0
+}
+
+/// `msk_closed`
+///
+/// # Safety
+/// As for [`msk_setucont`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_closed(msk: *mut Minisock, input: c_int) -> c_int {
+    // SAFETY: as the caller says.
+    let msk = unsafe { &mut *msk };
+    let Some((place, length)) = msk.input(input) else { return -libc::EINVAL };
+    msk.reply.closed(place.stream, place.after(length).position);
+    0
+}
+
+/// `msk_reset`
+///
+/// # Safety
+/// As for [`msk_setucont`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_reset(msk: *mut Minisock, stream: u32, reason: c_int) -> c_int {
+    // SAFETY: as the caller says.
+    let msk = unsafe { &mut *msk };
+    let all = [Reason::Refused, Reason::Changed, Reason::Unknown, Reason::Failed];
+    let Some(&reason) = usize::try_from(reason).ok().and_then(|reason| all.get(reason)) else {
+        return -libc::EINVAL;
+    };
+    msk.reply.reset(stream, reason);
+    0
+}
+
+/// `msk_drop`
+///
+/// # Safety
+/// As for [`msk_send`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_drop(fd: c_int, msk: *mut Minisock) -> c_int {
+    // SAFETY: as the caller says.
+    let msk = unsafe { Box::from_raw(msk) };
+    table::server(fd, |listener| {
+        listener.endpoint().drop_event(msk.event);
+        0
+    })
+}
+
+/// `msk_extract_events`
+///
+/// # Safety
+/// `wanted_length` descriptions can be read at `wanted`, `*length` bytes written at `collection`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_extract_events(
+    fd: c_int,
+    wanted: *const ExtractMskdesc,
+    wanted_length: c_int,
+    collection: *mut u8,
+    length: *mut usize,
+) -> c_int {
+    // SAFETY: as the caller says.
+    let (wanted, length) = unsafe { (list(wanted, wanted_length), length.as_mut()) };
+    let Some(length) = length else { return -libc::EINVAL };
+    // SAFETY: as the caller says.
+    let room = unsafe { values(collection, count(*length)) };
+    table::server(fd, |listener| {
+        let (now, mut left, mut out) = (listener.now(), room.len(), Vec::new());
+        let events = listener.endpoint().extract_events(
+            now,
+            |event| {
+                let named = wanted.iter().any(|one| one.connection == event.connection());
+                let fits = event.sealed_len() <= left;
+                let taken = fits && (named || wanted.is_empty());
+                left -= if taken { event.sealed_len() } else { 0 };
+                taken
+            },
+            &mut out,
+        );
+        room[..out.len()].copy_from_slice(&out);
+        *length = out.len();
+        count(events)
+    })
+}
+
+/// `msk_install_events`
+///
+/// # Safety
+/// `length` bytes can be read at `collection`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_install_events(
+    fd: c_int,
+    collection: *const u8,
+    length: usize,
+) -> c_int {
+    // SAFETY: as the caller says.
+    let collection = unsafe { bytes(collection, length) };
+    table::server(fd, |listener| {
+        let now = listener.now();
+        count(listener.endpoint().install_events(now, collection).taken)
+    })
+}
+
+/// Answers with what was put into the reply.
+fn finish(fd: c_int, msk: Minisock) -> c_int {
+    let (event, reply) = msk.finish();
+    table::server(fd, |listener| {
+        listener.send(event, &reply, &mut Descriptors);
+        0
+    })
+}
+
+/// `struct tiovec`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Tiovec {
+    range: Range,
+    base: *const u8,
+    length: usize,
+}
+
+/// `struct fiovec`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Fiovec {
+    range: Range,
+    file: c_int,
+    offset: u64,
+    length: u64,
+}
+
+/// `struct extract_mskdesc_in`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct ExtractMskdesc {
+    connection: u64,
+}
+
+/// `struct mskdesc`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Mskdesc {
+    msk: *mut Minisock,
+    data: *const u8,
+    length: usize,
+}

@@ -1,0 +1,115 @@
+//! The C examples, compiled against the library and run: a server and a client in a namespace of their own.
+#![allow(clippy::unwrap_used)] // a test may panic
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use viaduct_sys::netns::Netns;
+use viaduct_sys::process::Process;
+
+// The library is built with this test, and is beside it.
+use viaduct_trickles as _;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Where the shared library was built.
+fn library() -> PathBuf {
+    let deps = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+    let places = [deps.clone(), deps.parent().unwrap().to_owned()];
+    let there = places.into_iter().find(|place| place.join("libviaduct_trickles.so").exists());
+    there.expect("the library is built with its tests")
+}
+
+/// Compiles an example into `out`; whether there is a compiler.
+fn compile(name: &str, out: &Path) -> bool {
+    let library = library();
+    let mut cc = Command::new("cc");
+    cc.args(["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_POSIX_C_SOURCE=200809L", "-I"]);
+    cc.arg(root().join("include")).arg("-o").arg(out);
+    cc.arg(root().join("examples/trickles").join(format!("{name}.c")));
+    cc.arg("-L").arg(&library).arg("-lviaduct_trickles");
+    cc.arg(format!("-Wl,-rpath,{}", library.display()));
+    match cc.status() {
+        Ok(status) => {
+            assert!(status.success(), "{name}.c does not compile");
+            true
+        }
+        Err(error) => {
+            eprintln!("skipped: no C compiler: {error}");
+            false
+        }
+    }
+}
+
+struct World {
+    netns: Netns,
+    dir: PathBuf,
+}
+
+impl World {
+    /// `None`, and says so, without a compiler or namespaces.
+    fn new(test: &str) -> Option<World> {
+        let dir = std::env::temp_dir().join(format!("viaduct-capi-{test}-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        if !["server", "client"].into_iter().all(|name| compile(name, &dir.join(name))) {
+            return None;
+        }
+        let Ok(netns) = Netns::new() else {
+            eprintln!("skipped: no namespace");
+            return None;
+        };
+        let up = netns.command("ip").args(["link", "set", "lo", "up"]).status();
+        assert!(up.unwrap().success());
+        fs::write(dir.join("key"), format!("1 {}\n", "5c".repeat(32))).unwrap();
+        Some(World { netns, dir })
+    }
+
+    /// A server that has come up.
+    fn serve(&self, at: &str, more: &[&str], stdin: Stdio, stdout: Stdio) -> Process {
+        let mut command = self.netns.command(self.dir.join("server").to_str().unwrap());
+        command.arg(at).arg(&self.dir).arg(self.dir.join("key")).args(more);
+        command.stdin(stdin).stdout(stdout).stderr(Stdio::piped());
+        let mut server = Process::spawn(command).unwrap();
+        let mut lines = BufReader::new(server.stderr.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "ready");
+        server
+    }
+
+    fn fetch(&self, length: &str, count: &str, upload: &str) {
+        let mut client = self.netns.command(self.dir.join("client").to_str().unwrap());
+        client.arg("127.0.0.1:90").arg(&self.dir).args([length, count, upload]);
+        let done = client.output().unwrap();
+        let said = [done.stdout, done.stderr].map(|text| String::from_utf8(text).unwrap());
+        assert!(done.status.success(), "{said:?}");
+        assert_eq!(said[0].trim(), format!("{count} of {length} bytes each, {upload} uploaded"));
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+#[test]
+fn a_server_and_a_client_in_c_fetch_and_upload() {
+    let Some(world) = World::new("fetch") else { return };
+    let _server = world.serve("127.0.0.1:90", &[], Stdio::null(), Stdio::null());
+    world.fetch("100", "200", "0");
+    world.fetch("300000", "20", "50");
+    // More than a megabyte in one request, of which the server keeps nothing.
+    world.fetch("1000", "3", "1200000");
+}
+
+#[test]
+fn events_that_one_process_extracts_another_answers() {
+    let Some(world) = World::new("moved") else { return };
+    let mut giver = world.serve("127.0.0.1:90", &["give"], Stdio::null(), Stdio::piped());
+    let events = giver.stdout.take().unwrap();
+    let _taker = world.serve("127.0.0.1:91", &["take"], events.into(), Stdio::null());
+    world.fetch("200000", "10", "20000");
+}

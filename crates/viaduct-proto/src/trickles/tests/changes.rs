@@ -1,0 +1,261 @@
+//! What changes in the middle of a transfer: the order of packets, the client's address, the secrets,
+//! the server that answers.
+//!
+//! ```text
+//!   client ── requests ──▶ delay ± jitter, outages ──▶ servers, in turn
+//!          ◀── packets ───
+//! ```
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::net::SocketAddr;
+
+use crate::rng::Rng;
+use crate::sim::Machine;
+use crate::sim::trickles::world::{End, Fetch, address, serve, server};
+use crate::time::{Duration, Instant};
+use crate::trickles::replay::Replay;
+use crate::trickles::server::{Server, Settings};
+
+const LENGTH: u64 = 3_000_000;
+const DELAY: Duration = Duration::from_millis(20);
+
+/// Due, in which order it was sent, whether to the server, what.
+type Flying = (Instant, u64, bool, Vec<u8>);
+
+/// A client, servers that answer it in turn, and the way between them.
+struct Net {
+    now: Instant,
+    client: End,
+    servers: Vec<Server>,
+    turn: usize,
+    /// One replay window for all servers, if they share it.
+    shared: Option<Replay>,
+    flying: BinaryHeap<Reverse<Flying>>,
+    sent: u64,
+    from: SocketAddr,
+    /// Most time by which a packet is late.
+    jitter: Duration,
+    /// Nothing passes.
+    down: bool,
+    rng: Rng,
+}
+
+impl Net {
+    fn new(replicas: usize, settings: Settings) -> Self {
+        Net {
+            now: Instant::ZERO,
+            client: End::Client(Box::new(Fetch::new(LENGTH, Instant::ZERO))),
+            servers: (0..replicas).map(|_| server(settings, Instant::ZERO)).collect(),
+            turn: 0,
+            shared: None,
+            flying: BinaryHeap::new(),
+            sent: 0,
+            from: address(),
+            jitter: Duration::ZERO,
+            down: false,
+            rng: Rng::from_seed(5),
+        }
+    }
+
+    fn send(&mut self, up: bool, message: Vec<u8>) {
+        if !self.down {
+            let late = self.jitter.mul_f64(self.rng.unit());
+            self.sent += 1;
+            self.flying.push(Reverse((self.now + DELAY + late, self.sent, up, message)));
+        }
+    }
+
+    fn arrive(&mut self, up: bool, message: Vec<u8>) {
+        if !up {
+            self.client.handle_packet(self.now, 0, message);
+            return;
+        }
+        self.turn = (self.turn + 1) % self.servers.len();
+        let server = &mut self.servers[self.turn];
+        if let Some(shared) = &mut self.shared {
+            std::mem::swap(shared, server.replay_mut());
+        }
+        let answers = serve(server, self.now, self.from, LENGTH, &message);
+        if let Some(shared) = &mut self.shared {
+            std::mem::swap(shared, server.replay_mut());
+        }
+        for answer in answers {
+            self.send(false, answer);
+        }
+    }
+
+    /// Runs to `end`, or until the transfer is done.
+    fn run(&mut self, end: Instant) {
+        loop {
+            while let Some((_, message)) = self.client.poll_transmit() {
+                self.send(true, message);
+            }
+            let arrival = self.flying.peek().map(|Reverse(first)| first.0);
+            let timer = self.client.poll_timeout();
+            let due = arrival.into_iter().chain(timer).min();
+            let Some(due) = due.filter(|due| *due <= end && !self.is_done()) else { break };
+            self.now = self.now.max(due);
+            match self.flying.pop() {
+                Some(Reverse((at, _, up, message))) if at <= due => self.arrive(up, message),
+                later => {
+                    self.flying.extend(later);
+                    self.client.handle_timeout(self.now);
+                }
+            }
+        }
+        if !self.is_done() {
+            self.now = end;
+        }
+    }
+
+    fn finish(&mut self) {
+        self.run(self.now + Duration::from_secs(60));
+        assert!(self.is_done(), "at {} of {LENGTH}", self.client.as_fetch().position());
+        for server in &self.servers {
+            let stats = server.stats();
+            assert_eq!(stats.unproven + stats.inconsistent + stats.malformed, 0, "{stats:?}");
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.client.as_fetch().done.is_some()
+    }
+
+    fn restarts(&self) -> u64 {
+        self.client.as_fetch().client.stats().restarts
+    }
+}
+
+fn at(millis: u64) -> Instant {
+    Instant::ZERO + Duration::from_millis(millis)
+}
+
+fn alone() -> Settings {
+    Settings { make_up: 0, ..Settings::default() }
+}
+
+#[test]
+fn packets_may_overtake_each_other() {
+    // With packets that take no time on the wire even 1 ms mixes whole windows.
+    for (jitter, most) in [(1, 0), (5, 2), (20, 8)] {
+        let mut net = Net::new(1, Settings::default());
+        net.jitter = Duration::from_millis(jitter);
+        net.finish();
+        assert!(net.restarts() <= most, "{} with {jitter} ms of jitter", net.restarts());
+        let mut other = Net::new(1, alone());
+        other.jitter = net.jitter;
+        other.finish();
+        assert!(net.now <= other.now, "to make up for what is only late does no harm");
+    }
+}
+
+#[test]
+fn a_client_moves_and_goes_on() {
+    let mut net = Net::new(1, Settings::default());
+    for (millis, port) in [(150, 5_000), (400, 6_000), (700, 5_000)] {
+        net.run(at(millis));
+        assert!(!net.is_done(), "too early to move");
+        net.from.set_port(port);
+    }
+    net.finish();
+    assert!(net.servers[0].stats().moved >= 3, "{:?}", net.servers[0].stats());
+    assert_eq!(net.restarts(), 0, "the server finds out, not a timer");
+}
+
+#[test]
+fn a_client_that_was_cut_off_for_an_hour_resumes() {
+    let mut net = Net::new(1, Settings::default());
+    net.run(at(200));
+    net.down = true;
+    net.run(at(3_600_000));
+    net.down = false;
+    net.from.set_port(7_000);
+    let back = net.now;
+    net.run(net.now + Duration::from_secs(62));
+    assert!(net.is_done(), "{:?} after it is back", net.now.since(back));
+}
+
+#[test]
+fn secrets_are_rotated_in_the_middle() {
+    let mut net = Net::new(2, alone());
+    for number in 2..10 {
+        net.run(at(u64::from(number) * 60));
+        for server in &mut net.servers {
+            server.ring_mut().rotate(number, &[number; 32], 10);
+        }
+    }
+    net.finish();
+    assert_eq!(net.restarts(), 0);
+    assert!(net.servers.iter().all(|server| server.stats().invalid == 0));
+}
+
+#[test]
+fn replicas_answer_in_turn() {
+    let mut single = Net::new(1, alone());
+    single.finish();
+    for replicas in [2, 3] {
+        for shared in [false, true] {
+            let mut net = Net::new(replicas, if shared { Settings::default() } else { alone() });
+            net.shared = shared.then(|| {
+                Replay::new(1 << 22, Duration::from_secs(30), [5, 6, 7, 8], Instant::ZERO)
+            });
+            net.finish();
+            assert_eq!((net.now, net.restarts()), (single.now, 0), "as one server would");
+            let stats: Vec<_> = net.servers.iter().map(Server::stats).collect();
+            let least = stats.iter().map(|stats| stats.answered).min().unwrap_or(0);
+            let total: u64 = stats.iter().map(|stats| stats.answered).sum();
+            assert!(least * replicas as u64 + 10 > total, "{stats:?}");
+            assert!(stats.iter().all(|stats| stats.refused() == 0 && stats.made_up == 0));
+        }
+    }
+}
+
+/// To a replica with a window of its own, requests that others have answered seem lost. It costs
+/// packets, and nothing else.
+#[test]
+fn replicas_that_share_no_window_may_make_up_for_each_other_in_vain() {
+    let mut net = Net::new(2, Settings::default());
+    net.finish();
+    assert_eq!(net.restarts(), 0);
+    assert!(net.servers.iter().all(|server| server.stats().made_up > 0));
+}
+
+#[test]
+fn a_server_is_killed_and_another_goes_on() {
+    let mut net = Net::new(1, Settings::default());
+    net.run(at(250));
+    assert!(!net.is_done());
+    net.servers = vec![server(Settings::default(), net.now)];
+    net.finish();
+    assert_eq!(net.restarts(), 0, "not a packet is lost");
+}
+
+#[test]
+fn answers_are_the_same_with_a_cache() {
+    let mut net = Net::new(1, Settings::default());
+    net.jitter = Duration::from_millis(1);
+    let mut cached = server(Settings::default(), Instant::ZERO).with_cache(4);
+    let mut requests = 0;
+    while !net.is_done() {
+        while let Some((_, message)) = net.client.poll_transmit() {
+            net.send(true, message);
+        }
+        if requests % 100 == 99 {
+            cached.drop_cache();
+        }
+        let Some(Reverse((due, _, up, message))) = net.flying.pop() else { panic!("it is stuck") };
+        net.now = due;
+        if up {
+            requests += 1;
+            let answers = serve(&mut net.servers[0], due, net.from, LENGTH, &message);
+            assert_eq!(serve(&mut cached, due, net.from, LENGTH, &message), answers);
+            answers.into_iter().for_each(|answer| net.send(false, answer));
+        } else {
+            net.client.handle_packet(due, 0, message);
+        }
+    }
+    let (plain, stats) = (net.servers[0].stats(), cached.stats());
+    assert_eq!((plain.cache_hits, plain.cache_misses), (0, 0));
+    assert!(stats.cache_hits > 10 * stats.cache_misses && stats.cache_misses > 0, "{stats:?}");
+}

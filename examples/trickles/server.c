@@ -1,0 +1,218 @@
+/*
+ * A server that keeps nothing of its clients: it makes numbers, and digests uploads.
+ *
+ *   get LENGTH SEED\n   that many bytes, byte n being (n * 31 + SEED) % 251
+ *   put BYTES...        taken in blocks of 64; answered by their FNV-1a and their count, 16 bytes
+ *
+ *   server ADDRESSES [RUN-DIR KEY-FILE [give|take]]
+ *
+ * With `give` it writes every second batch of events to its standard output, for a server elsewhere that has
+ * the same secrets and can send from the same addresses; with `take` it reads such from its standard input,
+ * and answers them too:
+ *
+ *   server 10.0.0.1:80 /run/a key give | server 10.0.0.2:81 /run/b key take
+ *
+ * What it has read of an upload is in the input continuation that the client keeps: 24 bytes, however long
+ * the upload is. Bytes that are no whole block are not consumed: they come again, with more.
+ */
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "viaduct_trickles.h"
+
+enum { BLOCK = 64, MOST_INPUTS = 8, MOST = 64, ROOM = 65536 };
+
+static volatile sig_atomic_t stopped;
+
+static void stop(int signal) {
+    (void)signal;
+    stopped = 1;
+}
+
+/* What a continuation's state says: what is done, and two numbers. */
+struct state {
+    uint64_t what, first, second;
+};
+enum { GET = 1, PUT = 2 };
+
+static uint64_t fnv(uint64_t hash, const uint8_t *bytes, size_t length) {
+    for (size_t n = 0; n < length; n++)
+        hash = (hash ^ bytes[n]) * 0x100000001b3u;
+    return hash;
+}
+
+static void make(uint8_t *out, uint64_t from, uint64_t length, uint64_t seed) {
+    for (uint64_t n = 0; n < length; n++)
+        out[n] = (uint8_t)(((from + n) * 31 + seed) % 251);
+}
+
+/* "get LENGTH SEED\n": the client is to ask for it. */
+static void get(minisock *msk, int n, const struct msk_input *in) {
+    char line[80] = "";
+    struct state made = {GET, 0, 0};
+    memcpy(line, in->data, in->length < sizeof line ? in->length : sizeof line - 1);
+    if (sscanf(line, "get %lu %lu\n", &made.first, &made.second) != 2 || made.first > in->reserve) {
+        msk_reset(msk, in->stream, MSK_REFUSED);
+        return;
+    }
+    msk_closed(msk, n);
+    msk_set_output(msk, in->stream, in->start, in->start + made.first, 1, &made, sizeof made);
+}
+
+/* "put ...": whole blocks are consumed; at the end all. */
+static size_t put(minisock *msk, int n, const struct msk_input *in, uint8_t *answer) {
+    struct state known = {PUT, 0xcbf29ce484222325u, 0};
+    const uint8_t *bytes = in->data;
+    size_t skip = in->position == 0 ? 4 : 0, length = in->length - skip;
+    if (in->state_length == sizeof known)
+        memcpy(&known, in->state, sizeof known);
+    if (!in->ends)
+        length -= length % BLOCK;
+    known.first = fnv(known.first, bytes + skip, length);
+    known.second += length;
+    if (!in->ends) {
+        msk_set_input(msk, n, skip + length, &known, sizeof known);
+        return 0;
+    }
+    msk_closed(msk, n);
+    msk_set_output(msk, in->stream, in->start, in->start + 16, 1, &known, sizeof known);
+    memcpy(answer, &known.first, 16);
+    return 16;
+}
+
+/* The bytes of an ask, from its continuation alone. */
+static int again(const struct msk_ask *ask, uint8_t *out) {
+    struct state known;
+    uint64_t from = ask->position - ask->start;
+    if (ask->state_length != sizeof known)
+        return 0;
+    memcpy(&known, ask->state, sizeof known);
+    if (known.what == PUT)
+        memcpy(out, (uint8_t *)&known.first + from, ask->length);
+    else
+        make(out, from, ask->length, known.second);
+    return 1;
+}
+
+static void answer(int fd, minisock *msk) {
+    static uint8_t bytes[ROOM];
+    struct msk_input ins[MOST_INPUTS];
+    struct msk_ask asks[MOST];
+    tiovec pieces[MOST];
+    int count = 0;
+    size_t used = 0;
+    if (msk_kind(msk) == MSK_CLOSE) {
+        msk_drop(fd, msk);
+        return;
+    }
+    int came = msk_inputs(msk, ins, MOST_INPUTS);
+    for (int n = 0; n < came && n < MOST_INPUTS; n++) {
+        const struct msk_input *in = &ins[n];
+        uint8_t digest[16];
+        size_t length = 0;
+        if (in->position == 0 && in->length >= 4 && memcmp(in->data, "get ", 4) == 0)
+            get(msk, n, in);
+        else if (in->position > 0 || (in->length >= 4 && memcmp(in->data, "put ", 4) == 0))
+            length = put(msk, n, in, digest);
+        else
+            msk_reset(msk, in->stream, MSK_REFUSED);
+        /* What an input yields may come with the answer to it, of one stream; of others it is asked for. */
+        if (length > 0 && count == 0) {
+            struct msk_range range = {-1, in->stream, in->start, 1};
+            memcpy(bytes, digest, length);
+            pieces[count++] = (tiovec){range, bytes, length};
+            used = length;
+        }
+    }
+    int there = msk_asks(msk, asks, MOST);
+    for (int n = 0; n < there && n < MOST && count < MOST; n++) {
+        const struct msk_ask *ask = &asks[n];
+        if (ask->length > ROOM - used || !again(ask, bytes + used))
+            continue;
+        int ends = ask->last && ask->position + ask->length == ask->end;
+        struct msk_range range = {ask->ask, ask->stream, ask->position, ends};
+        pieces[count++] = (tiovec){range, bytes + used, ask->length};
+        used += ask->length;
+    }
+    msk_sendv(fd, msk, pieces, count);
+}
+
+/* Answers all that waits. */
+static void answer_all(int fd) {
+    minisock *msk;
+    while ((msk = msk_next_event(fd)))
+        answer(fd, msk);
+    msk_flush(fd);
+}
+
+static uint8_t collection[1 << 20];
+
+/* Writes the events that wait, their length before them; 0 if nobody reads. */
+static int give(int fd) {
+    size_t length = sizeof collection;
+    if (msk_extract_events(fd, NULL, 0, collection, &length) <= 0)
+        return 1;
+    int told = fwrite(&length, sizeof length, 1, stdout) == 1;
+    return told && fwrite(collection, 1, length, stdout) == length && fflush(stdout) == 0;
+}
+
+/* Reads as many bytes as that; 0 at the end. */
+static int read_all(void *bytes, size_t length) {
+    for (size_t done = 0; done < length;) {
+        ssize_t got = read(STDIN_FILENO, (uint8_t *)bytes + done, length - done);
+        if (got <= 0)
+            return 0;
+        done += (size_t)got;
+    }
+    return 1;
+}
+
+/* Reads events, and answers them; 0 at the end. */
+static int take(int fd) {
+    size_t length;
+    if (!read_all(&length, sizeof length) || length > sizeof collection ||
+        !read_all(collection, length))
+        return 0;
+    msk_install_events(fd, collection, length);
+    answer_all(fd);
+    return 1;
+}
+
+int main(int argc, char **argv) {
+    struct msk_options options = {0};
+    int gives = argc == 5 && strcmp(argv[4], "give") == 0;
+    int takes = argc == 5 && strcmp(argv[4], "take") == 0;
+    if (argc != 2 && argc != 4 && !gives && !takes) {
+        fprintf(stderr, "usage: server ADDRESSES [RUN-DIR KEY-FILE [give|take]]\n");
+        return 2;
+    }
+    if (argc >= 4) {
+        options.run_dir = argv[2];
+        options.key_file = argv[3];
+    }
+    signal(SIGTERM, stop);
+    signal(SIGINT, stop);
+    signal(SIGPIPE, SIG_IGN);
+    int fd = msk_listen(argv[1], &options);
+    if (fd < 0) {
+        fprintf(stderr, "cannot listen at %s: %s\n", argv[1], strerror(-fd));
+        return 1;
+    }
+    fprintf(stderr, "ready\n");
+    for (unsigned turns = 0; !stopped;) {
+        struct pollfd ready[2] = {{fd, POLLIN, 0}, {STDIN_FILENO, POLLIN, 0}};
+        poll(ready, takes ? 2 : 1, msk_timeout(fd));
+        if (takes && (ready[1].revents & (POLLIN | POLLHUP)))
+            takes = take(fd);
+        while (msk_turn(fd) > 0) {
+            if (gives && ++turns % 2 == 0)
+                gives = give(fd);
+            answer_all(fd);
+        }
+    }
+    return msk_close(fd) == 0 ? 0 : 1;
+}
