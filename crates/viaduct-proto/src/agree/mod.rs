@@ -29,7 +29,7 @@ pub use greet::greeting;
 pub use wire::{EXID, Item, LEN, MOST, NUMBERS, Offer};
 
 /// Handlers that lead elsewhere: whom they connect to is not whom the flow is for.
-const ELSEWHERE: [&str; 3] = ["socks", "route", "mux"];
+const ELSEWHERE: [&str; 2] = ["socks", "route"];
 
 /// Which handlers an end goes on without.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ pub enum TermsError {
     /// All handlers work at one end.
     #[error(
         "none of the handlers needs the other end: there is nothing to agree on; agreed on are \
-         compress, crypt, migrate and stripe"
+         compress, crypt, migrate, mux and stripe"
     )]
     Nothing,
     /// It has no number.

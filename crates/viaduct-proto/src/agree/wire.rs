@@ -27,8 +27,8 @@ const HEAD: usize = 6;
 
 /// The handlers that can be agreed on: name, number, and the format of what each sends. A format is
 /// counted on when an older end could not read it.
-pub const NUMBERS: [(&str, u8, u8); 4] =
-    [("compress", 1, 1), ("crypt", 2, 1), ("migrate", 3, 1), ("stripe", 4, 1)];
+pub const NUMBERS: [(&str, u8, u8); 5] =
+    [("compress", 1, 1), ("crypt", 2, 1), ("migrate", 3, 1), ("stripe", 4, 1), ("mux", 5, 1)];
 
 /// A handler, as it is offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -37,6 +37,11 @@ pub trait Factory: Send + Sync {
         false
     }
 
+    /// Whether a flow to `to` would go over a connection of such flows that is there.
+    fn reaches(&self, _to: &super::Address) -> bool {
+        false
+    }
+
     /// What all its flows together have come to, for people: some lines, if there is something to say.
     fn state(&self) -> Option<String> {
         None

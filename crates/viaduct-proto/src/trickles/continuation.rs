@@ -16,7 +16,7 @@
 //!  42  secret of the nonces 1
 //!  43  address 8             a keyed hash of the client's
 //!  51  longest message 2     of a response
-//!  53  burst limit 1
+//!  53  delta 1 bit | burst limit 7
 //!  54  losses, each: first 8 | count 4
 //!      code 16               HMAC-SHA-256 of all before it, cut
 //! ```
@@ -34,6 +34,8 @@ pub const LOSS: usize = 12;
 pub const MOST_LOSSES: usize = 15;
 /// Where its number stands.
 const NUMBER_AT: usize = 24;
+/// Where its timestamp and its RTT stand.
+const TIME_AT: usize = 32;
 
 /// What a continuation is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,8 +96,10 @@ pub struct Continuation {
     pub address: u64,
     /// Longest message of a response, in bytes.
     pub message: u16,
-    /// Most lost packets that one request has sent again.
+    /// Most lost packets that one request has sent again; below 128.
     pub burst: u8,
+    /// Whether the server leaves out of its packets what the client has of their piece (5.3).
+    pub delta: bool,
     /// Losses whose repair the client has not yet shown.
     pub losses: Losses,
 }
@@ -151,7 +155,7 @@ impl Continuation {
         out.push(self.nonces);
         out.extend_from_slice(&self.address.to_be_bytes());
         out.extend_from_slice(&self.message.to_be_bytes());
-        out.push(self.burst);
+        out.push(u8::from(self.delta) << 7 | self.burst & 0x7f);
         for run in self.losses.runs() {
             out.extend_from_slice(&run.first.to_be_bytes());
             out.extend_from_slice(&run.count.to_be_bytes());
@@ -194,6 +198,51 @@ pub(super) fn renumber(body: &mut [u8], offset: u32) {
     }
 }
 
+/// What of a continuation a client cannot know that has another of its piece (5.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delta<'a>(&'a [u8]);
+
+/// Bytes of a [`Delta`]: number of the secret 1, timestamp 6, smoothed RTT 4, code 16.
+pub const DELTA: usize = 1 + 6 + 4 + MAC;
+
+impl<'a> Delta<'a> {
+    /// Takes one off `reader`.
+    pub(super) fn read(reader: &mut Reader<'a>) -> Option<Self> {
+        reader.take(DELTA).map(Delta)
+    }
+
+    /// Number of the secret.
+    pub(super) fn secret(self) -> u8 {
+        self.0[0]
+    }
+
+    /// The continuation `offset` above the base of the piece that `model` is of: its bytes.
+    pub(super) fn on(self, model: &[u8], offset: u32) -> Option<Vec<u8>> {
+        let mut bytes = model.get(..CONTINUATION - MAC)?.to_vec();
+        bytes[0] = self.0[0];
+        // No losses wait for their repair.
+        bytes[1] &= 0xf0;
+        renumber(&mut bytes, offset);
+        bytes[TIME_AT..TIME_AT + 10].copy_from_slice(&self.0[1..11]);
+        bytes.extend_from_slice(&self.0[11..]);
+        Some(bytes)
+    }
+}
+
+impl Continuation {
+    /// Appends what is left of it for a client that has another of its piece. No losses wait.
+    pub(super) fn emit_delta(&self, keys: &Keys, out: &mut Vec<u8>) {
+        let start = out.len();
+        self.emit_body(keys, out);
+        let mac = keys.transport(&out[start..]);
+        out.truncate(start);
+        out.push(keys.number());
+        put_u48(out, self.timestamp);
+        out.extend_from_slice(&self.rtt.to_be_bytes());
+        out.extend_from_slice(&mac);
+    }
+}
+
 fn read(from: &mut Reader) -> Option<Continuation> {
     let _secret = from.u8()?;
     let flags = from.u8()?;
@@ -218,9 +267,12 @@ fn read(from: &mut Reader) -> Option<Continuation> {
         nonces: from.u8()?,
         address: from.u64()?,
         message: from.u16()?,
-        burst: from.u8()?,
+        burst: 0,
+        delta: false,
         losses: Losses::default(),
     };
+    let last = from.u8()?;
+    (continuation.delta, continuation.burst) = (last & 0x80 != 0, last & 0x7f);
     for _ in 0..flags & 0x0f {
         let run = Run { first: from.u64()?, count: from.u32()? };
         let below = run.count > 0 && run.first > 0 && run.first < base;
@@ -252,6 +304,7 @@ pub(super) mod tests {
             address: 42,
             message: 1_400,
             burst: 8,
+            delta: true,
             losses: Losses::default(),
         };
         for i in 0..losses {
@@ -297,6 +350,21 @@ pub(super) mod tests {
         assert!(Continuation::open(&ring, &bytes).is_ok());
         ring.rotate(3, &[3; 32], 2);
         assert_eq!(Continuation::open(&ring, &bytes), Err(Invalid::UnknownSecret(1)));
+    }
+
+    #[test]
+    fn a_delta_on_another_of_its_piece_is_the_whole() {
+        let ring = KeyRing::new(1, &[1; 32]);
+        let (mut model, mut delta, mut whole) = (Vec::new(), Vec::new(), Vec::new());
+        sample(2).emit(ring.newest(), &mut model);
+        let next =
+            Continuation { number: 1_031, timestamp: 0x1234_5678_9fff, rtt: 51_000, ..sample(0) };
+        next.emit_delta(ring.newest(), &mut delta);
+        next.emit(ring.newest(), &mut whole);
+        assert_eq!((delta.len(), whole.len()), (DELTA, CONTINUATION));
+        let read = Delta::read(&mut Reader(&delta)).unwrap();
+        assert_eq!(read.on(&model, 31), Some(whole));
+        assert_eq!(read.on(&model[..40], 31), None);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use super::refusal::{packet, ports, pseudo};
 
 const UDP: u8 = 17;
 const ICMP: u8 = 1;
+const ICMPV6: u8 = 58;
 const UDP_LEN: usize = 8;
 const V4_MIN: usize = 20;
 const V6_LEN: usize = 40;
@@ -64,18 +65,22 @@ pub fn emit(source: SocketAddr, destination: SocketAddr, payload: &[u8]) -> Opti
     Some(packet(source.ip(), destination.ip(), UDP, &udp))
 }
 
-/// The packet that says of a datagram of IPv4, sent by `source`, that it did not arrive: ICMP's type and
-/// code.
+/// The packet that says of a datagram, sent by `source`, that it did not arrive: ICMP's type and code, or
+/// ICMPv6's.
 pub fn undelivered(source: SocketAddr, destination: SocketAddr, why: [u8; 2]) -> Vec<u8> {
     // Its headers tell whose it was.
     let mut udp = ports(source, destination);
     udp.extend([0, UDP_LEN as u8, 0, 0]);
-    let sent = packet(source.ip(), destination.ip(), UDP, &udp);
+    let (from, to) = (destination.ip(), source.ip());
+    let sent = packet(to, from, UDP, &udp);
     let mut message = vec![why[0], why[1], 0, 0, 0, 0, 0, 0];
     message.extend(sent);
-    let sum = internet_checksum(&message);
+    let (protocol, sum) = match to.is_ipv4() {
+        true => (ICMP, internet_checksum(&message)),
+        false => (ICMPV6, pseudo(from, to, ICMPV6, &message)),
+    };
     message[2..4].copy_from_slice(&sum.to_be_bytes());
-    packet(destination.ip(), source.ip(), ICMP, &message)
+    packet(from, to, protocol, &message)
 }
 
 fn v4(packet: &[u8]) -> Option<(IpAddr, IpAddr, &[u8])> {
@@ -138,6 +143,13 @@ mod tests {
         assert_eq!(internet_checksum(&packet[20..]), 0);
         let parsed = Datagram { source, destination, bytes: 0 };
         assert_eq!(Datagram::parse(&packet[28..]), Some(parsed));
+        let [source, destination] =
+            ["[::1]:9", "[2001:db8::1]:53"].map(|at| at.parse::<SocketAddr>().unwrap());
+        let packet = undelivered(source, destination, [1, 4]);
+        assert_eq!((packet[6], &packet[40..42]), (ICMPV6, &[1, 4][..]));
+        assert_eq!(pseudo(destination.ip(), source.ip(), ICMPV6, &packet[40..]), 0);
+        let parsed = Datagram { source, destination, bytes: 0 };
+        assert_eq!(Datagram::parse(&packet[48..]), Some(parsed));
     }
 
     fn v4_packet() -> Vec<u8> {

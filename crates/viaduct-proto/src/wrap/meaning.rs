@@ -113,9 +113,9 @@ impl Rules {
         }
     }
 
-    /// Whether the datagrams of a socket pass the chain: those of UDP over IPv4 can, without privilege.
+    /// Whether the datagrams of a socket pass the chain: those of UDP can, without privilege.
     pub fn carries_of(&self, socket: Socket) -> bool {
-        self.carries && socket.is_udp() && !socket.is_v6()
+        self.carries && socket.is_udp()
     }
 
     fn lets(&self, socket: Socket, fate: Fate) -> bool {

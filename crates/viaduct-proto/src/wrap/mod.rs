@@ -21,6 +21,7 @@
 
 pub mod aware;
 mod meaning;
+mod pattern;
 mod rules;
 pub mod shared;
 mod socket;
@@ -28,7 +29,7 @@ pub mod wire;
 
 pub use meaning::{Datagrams, Verdict};
 pub use rules::{Fate, Line, MOST, RuleError, Rules, Transport};
-pub use socket::{Errno, MSG_FASTOPEN, SOCKADDR, Sockaddr, Socket, parse_sockaddr};
+pub use socket::{Errno, MSG_FASTOPEN, SOCKADDR, Sockaddr, Socket, parse_bound, parse_sockaddr};
 
 #[cfg(test)]
 mod tests;

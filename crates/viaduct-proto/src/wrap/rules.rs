@@ -13,6 +13,8 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use super::pattern::parse;
+
 /// Lines at most.
 pub const MOST: usize = 128;
 
@@ -56,7 +58,7 @@ pub struct Rules {
     count: usize,
     /// Whether what cannot be captured is refused.
     pub strict: bool,
-    /// Whether datagrams of IPv4 can pass the chain.
+    /// Whether datagrams can pass the chain.
     pub carries: bool,
     /// Whether names are looked up at the far end: questions of DNS are the master's to answer.
     pub names: bool,
@@ -85,7 +87,7 @@ pub enum RuleError {
     TooMany,
 }
 
-const ANYWHERE: Line = Line {
+pub(super) const ANYWHERE: Line = Line {
     transport: None,
     prefix: (Ipv6Addr::UNSPECIFIED, 0),
     ports: (0, u16::MAX),
@@ -145,28 +147,50 @@ impl Rules {
     /// # Errors
     /// There is no room for all of them.
     pub fn both(&self, other: &Rules) -> Result<Rules, RuleError> {
-        let mut rules = Rules::EVERYTHING;
-        rules.strict = self.strict || other.strict;
-        let wanted = |line: &&Line| line.fate == Fate::Divert;
-        for line in self.lines().iter().chain(other.lines()).filter(|line| !wanted(line)) {
-            rules.push(*line)?;
-        }
-        let (ours, theirs) =
-            (|| self.lines().iter().filter(wanted), || other.lines().iter().filter(wanted));
-        match (ours().next(), theirs().next()) {
-            (Some(_), None) => ours().try_for_each(|line| rules.push(*line))?,
-            (None, _) => theirs().try_for_each(|line| rules.push(*line))?,
-            (Some(_), Some(_)) => {
-                let pairs = ours().flat_map(|one| theirs().map(move |other| one.and(other)));
-                let mut common = pairs.flatten().peekable();
-                if common.peek().is_none() {
-                    // Nothing is wanted by both.
-                    rules.push(Line { fate: Fate::Leave, ..ANYWHERE })?;
+        self.join(other, Fate::min)
+    }
+
+    /// These, above those of a master below: what they leave alone is that one's to judge. Either being
+    /// strict, both are.
+    ///
+    /// # Errors
+    /// There is no room for all of them.
+    pub fn above(&self, below: &Rules) -> Result<Rules, RuleError> {
+        let above = |ours, theirs| if ours == Fate::Leave { theirs } else { ours };
+        Ok(Rules { names: self.names, ..self.join(below, above)? })
+    }
+
+    /// What `both` makes of the two fates of every destination: lines of each pair that have something in
+    /// common, in the order in which the first of each decides.
+    fn join(&self, other: &Rules, both: impl Fn(Fate, Fate) -> Fate) -> Result<Rules, RuleError> {
+        let mut rules = Rules { strict: self.strict || other.strict, ..Rules::EVERYTHING };
+        let theirs = || other.lines().iter().copied().chain([other.last()]);
+        for ours in self.lines().iter().copied().chain([self.last()]) {
+            let fates = theirs().map(|line| both(ours.fate, line.fate));
+            let otherwise = both(ours.fate, other.otherwise());
+            if fates.clone().all(|fate| fate == otherwise) {
+                rules.append(Line { fate: otherwise, ..ours })?;
+                continue;
+            }
+            for (line, fate) in theirs().zip(fates) {
+                if let Some(common) = ours.and(&line) {
+                    rules.append(Line { fate, ..common })?;
                 }
-                common.try_for_each(|line| rules.push(line))?;
             }
         }
         Ok(rules)
+    }
+
+    /// One more, which decides what none before it does.
+    pub(super) fn append(&mut self, line: Line) -> Result<(), RuleError> {
+        *self.lines.get_mut(self.count).ok_or(RuleError::TooMany)? = line;
+        self.count += 1;
+        Ok(())
+    }
+
+    /// What becomes of what no line fits, as one.
+    fn last(&self) -> Line {
+        Line { fate: self.otherwise(), ..ANYWHERE }
     }
 
     /// In the order in which they decide: the first that fits.
@@ -176,6 +200,9 @@ impl Rules {
 
     /// What becomes of what none fits.
     pub fn otherwise(&self) -> Fate {
+        if let Some(all) = self.lines().iter().find(|line| line.fits_all()) {
+            return all.fate;
+        }
         let chosen = self.lines().iter().any(|line| line.fate == Fate::Divert);
         if chosen { Fate::Leave } else { Fate::Divert }
     }
@@ -203,6 +230,10 @@ impl Line {
     /// Whether all of its transport fits it, wherever it goes.
     pub fn is_everything(&self) -> bool {
         self.prefix.1 == 0 && self.ports == ANYWHERE.ports
+    }
+
+    fn fits_all(&self) -> bool {
+        self.transport.is_none() && self.is_everything()
     }
 
     /// What fits both, if anything does.
@@ -236,67 +267,4 @@ pub(super) fn mapped(ip: IpAddr) -> Ipv6Addr {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
         IpAddr::V6(ip) => ip,
     }
-}
-
-fn parse(pattern: &str) -> Result<Line, RuleError> {
-    let transports = [("tcp", Transport::Tcp), ("udp", Transport::Udp)];
-    let mut line = ANYWHERE;
-    let mut rest = pattern;
-    for (word, transport) in transports {
-        if let Some(after) = pattern.strip_prefix(word)
-            && (after.is_empty() || after.starts_with(':'))
-        {
-            line.transport = Some(transport);
-            rest = after.strip_prefix(':').unwrap_or(after);
-        }
-    }
-    if rest.is_empty() {
-        return if line.transport.is_some() { Ok(line) } else { Err(RuleError::Empty) };
-    }
-    let (place, port) = split(rest, line.transport.is_some());
-    if let Some(port) = port {
-        line.ports = ports(port)?;
-    }
-    if !place.is_empty() {
-        line.prefix = prefix(place)?;
-    }
-    Ok(line)
-}
-
-/// Where the place ends and the ports begin. After a transport a number alone is a port.
-fn split(rest: &str, after_transport: bool) -> (&str, Option<&str>) {
-    let is_ports = |text: &str| text.chars().all(|c| c.is_ascii_digit() || c == '-');
-    if after_transport && is_ports(rest) {
-        return ("", Some(rest));
-    }
-    match rest.rsplit_once(':') {
-        // An IPv6 address stands in brackets where ports follow it.
-        Some((place, port)) if !place.contains(':') || place.contains(']') => (place, Some(port)),
-        _ => (rest, None),
-    }
-}
-
-fn ports(text: &str) -> Result<(u16, u16), RuleError> {
-    let wrong = || RuleError::Ports(text.to_owned());
-    let (first, last) = text.split_once('-').unwrap_or((text, text));
-    let [first, last] = [first, last].map(|port| port.parse::<u16>().map_err(|_| wrong()));
-    let (first, last) = (first?, last?);
-    if first <= last { Ok((first, last)) } else { Err(wrong()) }
-}
-
-fn prefix(text: &str) -> Result<(Ipv6Addr, u8), RuleError> {
-    // Brackets may enclose the length or not.
-    let bare = text.replace(['[', ']'], "");
-    let (ip, length) = match bare.split_once('/') {
-        Some((ip, length)) => (ip, Some(length)),
-        None => (bare.as_str(), None),
-    };
-    let ip: IpAddr = ip.parse().map_err(|_| RuleError::Address(text.to_owned()))?;
-    let (before, most) = if ip.is_ipv4() { (96, 32) } else { (0, 128) };
-    let length = match length {
-        Some(length) => length.parse().ok().filter(|&length| length <= most),
-        None => Some(most),
-    };
-    let length = length.ok_or_else(|| RuleError::Length(text.to_owned()))?;
-    Ok((mapped(ip), before + length))
 }

@@ -11,8 +11,10 @@
 //!       ◀── Refuse, Gone ───────────            it is not; nobody carries it any more
 //!       ── Arrival, its stream, a place ─▶      somebody connects to a program
 //!       ◀── Meet ───────────────────            the handlers let him in
+//!       ◀── Another ────────────────            one more flow of his, for the same program
+//!       ── Another, a place; NoOther ─▶
 //!
-//!   record    magic 4 │ version 2 │ kind 1 │ why 1 │ id 8 │ address 24 │ address 24
+//!   record    magic 4 │ version 2 │ kind 1 │ why 1 │ id 8 │ of 8 │ address 24 │ address 24
 //! ```
 
 use std::net::SocketAddr;
@@ -21,7 +23,7 @@ use super::wire::{ADDRESS, Reader, VERSION, Writer};
 use crate::flow::Failure;
 
 /// Bytes of a record.
-pub const RECORD: usize = 16 + 2 * ADDRESS;
+pub const RECORD: usize = 24 + 2 * ADDRESS;
 const MAGIC: u32 = u32::from_be_bytes(*b"vdms");
 
 /// What a run says. It gives each flow a number, and none twice.
@@ -50,6 +52,19 @@ pub enum Up {
         client: SocketAddr,
         /// Where it was meant to go.
         own: SocketAddr,
+    },
+    /// One more flow of an arrival's client for its program: beside it, a socket that will be connected to
+    /// the program.
+    Another {
+        /// Its number.
+        id: u64,
+        /// The arrival's.
+        of: u64,
+    },
+    /// There can be none.
+    NoOther {
+        /// The arrival's number.
+        of: u64,
     },
 }
 
@@ -80,6 +95,11 @@ pub enum Down {
         /// The flow.
         id: u64,
     },
+    /// There is to be one more for the program of this arrival.
+    Another {
+        /// The arrival.
+        id: u64,
+    },
 }
 
 const FAILURES: [Failure; 5] =
@@ -89,19 +109,23 @@ impl Up {
     /// Its bytes.
     pub fn emit(&self) -> [u8; RECORD] {
         match *self {
-            Up::Hello { network } => record(1, 0, network, [None; 2]),
-            Up::Call { id, to, source } => record(2, 0, id, [Some(to), Some(source)]),
-            Up::Arrival { id, client, own } => record(3, 0, id, [Some(client), Some(own)]),
+            Up::Hello { network } => record(1, 0, [network, 0], [None; 2]),
+            Up::Call { id, to, source } => record(2, 0, [id, 0], [Some(to), Some(source)]),
+            Up::Arrival { id, client, own } => record(3, 0, [id, 0], [Some(client), Some(own)]),
+            Up::Another { id, of } => record(4, 0, [id, of], [None; 2]),
+            Up::NoOther { of } => record(5, 0, [0, of], [None; 2]),
         }
     }
 
     /// What `bytes` are, if they are one.
     pub fn parse(bytes: &[u8]) -> Option<Up> {
-        let (kind, _, id, addresses) = parts(bytes)?;
+        let (kind, _, [id, of], addresses) = parts(bytes)?;
         Some(match (kind, addresses) {
             (1, [None, None]) => Up::Hello { network: id },
             (2, [Some(to), Some(source)]) => Up::Call { id, to, source },
             (3, [Some(client), Some(own)]) => Up::Arrival { id, client, own },
+            (4, [None, None]) => Up::Another { id, of },
+            (5, [None, None]) => Up::NoOther { of },
             _ => return None,
         })
     }
@@ -114,57 +138,60 @@ impl Down {
             Down::Named { id, .. }
             | Down::Meet { id }
             | Down::Refuse { id, .. }
-            | Down::Gone { id } => id,
+            | Down::Gone { id }
+            | Down::Another { id } => id,
         }
     }
 
     /// Its bytes.
     pub fn emit(&self) -> [u8; RECORD] {
         match *self {
-            Down::Named { id, own } => record(11, 0, id, [Some(own), None]),
-            Down::Meet { id } => record(12, 0, id, [None; 2]),
+            Down::Named { id, own } => record(11, 0, [id, 0], [Some(own), None]),
+            Down::Meet { id } => record(12, 0, [id, 0], [None; 2]),
             Down::Refuse { id, why } => {
                 let why = FAILURES.iter().position(|of| *of == why).unwrap_or_default();
-                record(13, why as u8, id, [None; 2])
+                record(13, why as u8, [id, 0], [None; 2])
             }
-            Down::Gone { id } => record(14, 0, id, [None; 2]),
+            Down::Gone { id } => record(14, 0, [id, 0], [None; 2]),
+            Down::Another { id } => record(15, 0, [id, 0], [None; 2]),
         }
     }
 
     /// What `bytes` are, if they are one.
     pub fn parse(bytes: &[u8]) -> Option<Down> {
-        let (kind, why, id, addresses) = parts(bytes)?;
+        let (kind, why, [id, _], addresses) = parts(bytes)?;
         Some(match (kind, addresses) {
             (11, [Some(own), None]) => Down::Named { id, own },
             (12, [None, None]) => Down::Meet { id },
             (13, [None, None]) => Down::Refuse { id, why: *FAILURES.get(usize::from(why))? },
             (14, [None, None]) => Down::Gone { id },
+            (15, [None, None]) => Down::Another { id },
             _ => return None,
         })
     }
 }
 
-fn record(kind: u8, why: u8, id: u64, addresses: [Option<SocketAddr>; 2]) -> [u8; RECORD] {
+fn record(kind: u8, why: u8, ids: [u64; 2], addresses: [Option<SocketAddr>; 2]) -> [u8; RECORD] {
     let mut bytes = [0; RECORD];
     let mut out = Writer { bytes: &mut bytes };
     out.put(&MAGIC.to_ne_bytes());
     out.put(&VERSION.to_ne_bytes());
     out.put(&[kind, why]);
-    out.put(&id.to_ne_bytes());
+    ids.iter().for_each(|id| out.put(&id.to_ne_bytes()));
     addresses.into_iter().for_each(|address| out.address(address));
     bytes
 }
 
-type Parts = (u8, u8, u64, [Option<SocketAddr>; 2]);
+type Parts = (u8, u8, [u64; 2], [Option<SocketAddr>; 2]);
 
 /// Of a record of this version.
 fn parts(bytes: &[u8]) -> Option<Parts> {
     let mut rest = Reader { bytes };
     let ours = rest.take()? == MAGIC.to_ne_bytes() && rest.take()? == VERSION.to_ne_bytes();
     let (kind, why) = (rest.byte()?, rest.byte()?);
-    let id = u64::from_ne_bytes(rest.take()?);
+    let ids = [u64::from_ne_bytes(rest.take()?), u64::from_ne_bytes(rest.take()?)];
     let addresses = [rest.address()?, rest.address()?];
-    (ours && rest.bytes.is_empty()).then_some((kind, why, id, addresses))
+    (ours && rest.bytes.is_empty()).then_some((kind, why, ids, addresses))
 }
 
 #[cfg(test)]
@@ -184,11 +211,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_said_is_heard(id: u64, one in address(), other in address(), why in 0..5usize) {
+        fn what_is_said_is_heard(id: u64, of: u64, one in address(), other in address(), why in 0..5usize) {
             let ups = [
                 Up::Hello { network: id },
                 Up::Call { id, to: one, source: other },
                 Up::Arrival { id, client: one, own: other },
+                Up::Another { id, of },
+                Up::NoOther { of },
             ];
             for up in ups {
                 prop_assert_eq!(Up::parse(&up.emit()), Some(up));
@@ -199,6 +228,7 @@ mod tests {
                 Down::Meet { id },
                 Down::Refuse { id, why: FAILURES[why] },
                 Down::Gone { id },
+                Down::Another { id },
             ];
             for down in downs {
                 prop_assert_eq!(Down::parse(&down.emit()), Some(down));

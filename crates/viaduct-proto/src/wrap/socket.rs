@@ -1,7 +1,7 @@
 //! Sockets and their addresses by the kernel's numbers, which are the same on all machines of Linux
 //! that Viaduct is built for.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 const AF_UNSPEC: u16 = 0;
 const AF_UNIX: i32 = 1;
@@ -141,6 +141,20 @@ pub enum Sockaddr {
 
 /// Reads a `sockaddr`. The unspecified address is this host's own, as for the kernel.
 pub fn parse_sockaddr(bytes: &[u8]) -> Sockaddr {
+    match parse_bound(bytes) {
+        Sockaddr::Ip(at) if at.ip().is_unspecified() => {
+            let here: IpAddr = match at {
+                SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+                SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+            };
+            Sockaddr::Ip(SocketAddr::new(here, at.port()))
+        }
+        other => other,
+    }
+}
+
+/// The same of an address that a socket is bound to: to no address in particular means to all.
+pub fn parse_bound(bytes: &[u8]) -> Sockaddr {
     let Some(family) = bytes.get(..2) else { return Sockaddr::Other };
     let family = u16::from_ne_bytes([family[0], family[1]]);
     let port = |bytes: &[u8]| u16::from_be_bytes([bytes[2], bytes[3]]);
@@ -148,7 +162,6 @@ pub fn parse_sockaddr(bytes: &[u8]) -> Sockaddr {
         _ if family == AF_UNSPEC => Sockaddr::None,
         AF_INET if bytes.len() >= 16 => {
             let ip = Ipv4Addr::new(bytes[4], bytes[5], bytes[6], bytes[7]);
-            let ip = if ip.is_unspecified() { Ipv4Addr::LOCALHOST } else { ip };
             Sockaddr::Ip(SocketAddr::new(ip.into(), port(bytes)))
         }
         // Up to its address; the scope may be missing (RFC 2133).
@@ -157,9 +170,7 @@ pub fn parse_sockaddr(bytes: &[u8]) -> Sockaddr {
             let ip = Ipv6Addr::from(ip);
             let scope = bytes.get(24..28).map_or([0; 4], |at| at.try_into().expect("four"));
             Sockaddr::Ip(match ip.to_ipv4_mapped() {
-                Some(v4) if v4.is_unspecified() => (Ipv4Addr::LOCALHOST, port(bytes)).into(),
                 Some(v4) => (v4, port(bytes)).into(),
-                None if ip.is_unspecified() => (Ipv6Addr::LOCALHOST, port(bytes)).into(),
                 None => SocketAddrV6::new(ip, port(bytes), 0, u32::from_ne_bytes(scope)).into(),
             })
         }

@@ -1,5 +1,7 @@
 use std::net::SocketAddr;
 
+use proptest::prelude::*;
+
 use super::wire::{Answer, Call, Request, WELCOME, Welcome};
 use super::*;
 
@@ -177,4 +179,54 @@ fn rules_arrive_as_they_were_said() {
     assert_eq!((welcome.rules.lines(), welcome.meeting), (rules.lines(), meeting));
     assert_eq!(welcome.offload, Some(7));
     assert!(welcome.rules.strict && Answer::parse(&bytes[..length - 1]).is_none());
+}
+
+/// Rules as users write them: few, of a small world where they meet.
+fn some_rules() -> impl Strategy<Value = Rules> {
+    let fate = prop_oneof![Just(Fate::Refuse), Just(Fate::Leave), Just(Fate::Divert)];
+    let place =
+        prop_oneof![Just(""), Just("10.0.0.0/8"), Just("10.1.0.0/16"), Just("[2001:db8::]/32")];
+    let ports = prop_oneof![Just(""), Just(":80"), Just(":1-100"), Just(":50-443")];
+    let transport = prop_oneof![Just(""), Just("tcp"), Just("udp")];
+    let line = (fate, transport, place, ports).prop_filter_map("it says nothing", |of| {
+        let (fate, transport, place, ports) = of;
+        let rest = format!("{place}{ports}");
+        let colon = if transport.is_empty() || rest.starts_with(':') { "" } else { ":" };
+        let text = if rest.is_empty() {
+            transport.to_owned()
+        } else {
+            format!("{transport}{colon}{rest}")
+        };
+        (!text.is_empty()).then_some((fate, text))
+    });
+    proptest::collection::vec(line, 0..5).prop_map(|lines| {
+        let mut rules = Rules::EVERYTHING;
+        lines.iter().for_each(|(fate, pattern)| rules.add(*fate, pattern).unwrap());
+        rules
+    })
+}
+
+proptest! {
+    #[test]
+    fn joined_rules_say_what_their_parts_do(one in some_rules(), other in some_rules(), third in some_rules()) {
+        let Ok(both) = one.both(&other) else { return Ok(()) };
+        let Ok(above) = one.above(&other) else { return Ok(()) };
+        let Ok(third_of_above) = third.both(&above) else { return Ok(()) };
+        let (mut bytes, welcome) = ([0; WELCOME], Welcome { rules: above, meeting: [None; 2], offload: None });
+        let length = Answer::Welcome(welcome).emit(&mut bytes);
+        let Some(Answer::Welcome(heard)) = Answer::parse(&bytes[..length]) else { panic!("it is none") };
+        for ip in ["10.0.0.1", "10.1.0.1", "192.0.2.1", "2001:db8::1", "2001:db9::1"] {
+            for port in [22, 50, 80, 100, 443, 1000] {
+                for transport in [Transport::Tcp, Transport::Udp] {
+                    let to = SocketAddr::new(ip.parse().unwrap(), port);
+                    let of = |rules: &Rules| rules.fate(transport, to);
+                    let upper = if of(&one) == Fate::Leave { of(&other) } else { of(&one) };
+                    prop_assert_eq!(of(&both), of(&one).min(of(&other)));
+                    prop_assert_eq!(of(&above), upper);
+                    prop_assert_eq!(of(&heard.rules), upper);
+                    prop_assert_eq!(of(&third_of_above), upper.min(of(&third)));
+                }
+            }
+        }
+    }
 }

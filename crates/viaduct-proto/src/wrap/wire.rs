@@ -32,7 +32,7 @@ pub const WELCOME: usize = ANSWER + MOST * LINE;
 pub(super) const ADDRESS: usize = 24;
 const LINE: usize = 24;
 const MAGIC: u32 = u32::from_be_bytes(*b"vdct");
-pub(super) const VERSION: u16 = 1;
+pub(super) const VERSION: u16 = 2;
 const STRICT: u8 = 1;
 const OFFLOAD: u8 = 2;
 const NAMES: u8 = 4;
@@ -239,7 +239,7 @@ impl Answer {
                 rules.names = flags & NAMES != 0;
                 rules.carries = flags & CARRIES != 0;
                 for _ in 0..count {
-                    rules.push(rest.line()?).ok()?;
+                    rules.append(rest.line()?).ok()?;
                 }
                 let offload = (flags & OFFLOAD != 0).then_some(rate);
                 Answer::Welcome(Welcome { rules, meeting: [first, second], offload })

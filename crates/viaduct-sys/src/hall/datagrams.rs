@@ -6,15 +6,22 @@
 //!   program ── sendto 192.0.2.1:53 ──▶ route: everything leaves ──▶ TUN ──▶ handlers ──▶ a socket outside
 //!           ◀── from 192.0.2.1:53 ─── rule: what comes in is ours ◀─┘ ◀── handlers ◀──────────┘
 //! ```
+//!
+//! The kernel takes no datagram of IPv6 from `::1`, nor lets one leave to it, but by the loopback interface.
+//! So those of IPv6 come in there ([`Loop`]), with a mark by which they are told from what leaves; and what goes
+//! to `::1` is read there.
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-use super::{HallError, enter_network, routes, set_up};
+use super::routes::ComesIn;
+use super::{HallError, LOOPBACK, enter_network, routes, set_up};
+use crate::interface::Interface;
+use crate::offload::OffloadState;
 use crate::os;
 use crate::tun::Tun;
 
@@ -33,32 +40,69 @@ const SETTINGS: [(&str, &str); 4] = [
     ("conf/all/rp_filter", "0"),
 ];
 
-const NO_IPV6: &str = "/proc/sys/net/ipv6/conf/datagrams/disable_ipv6";
+/// The TUN has no address of IPv6 but those that it is given.
+const NO_LINK_LOCAL: &str = "/proc/sys/net/ipv6/conf/datagrams/addr_gen_mode";
+const IPV6: &str = "/proc/sys/net/ipv6";
+/// What comes in has this mark.
+const MARK: libc::c_int = 7;
 
-/// The address that this host's datagrams come from; the loopback's where it has no other.
-pub fn own_address() -> Ipv4Addr {
-    let ask = || -> io::Result<SocketAddr> {
-        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-        // Nothing is sent.
-        socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9))?;
-        socket.local_addr()
-    };
-    match ask() {
-        Ok(SocketAddr::V4(own)) => *own.ip(),
-        _ => Ipv4Addr::LOCALHOST,
+/// The addresses that this host's datagrams come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Own {
+    /// The loopback's where it has no other.
+    pub v4: Ipv4Addr,
+    /// `None` where no datagram of IPv6 leaves this host.
+    pub v6: Option<Ipv6Addr>,
+}
+
+impl Own {
+    /// Those of the network namespace that this thread is in.
+    pub fn ask() -> Own {
+        let ask = |from: IpAddr, to: IpAddr| -> io::Result<IpAddr> {
+            let socket = UdpSocket::bind((from, 0))?;
+            // Nothing is sent.
+            socket.connect((to, 9))?;
+            Ok(socket.local_addr()?.ip())
+        };
+        let v4 = ask(Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into());
+        let far = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+        let v6 = ask(Ipv6Addr::UNSPECIFIED.into(), far.into());
+        let v4 = if let Ok(IpAddr::V4(own)) = v4 { own } else { Ipv4Addr::LOCALHOST };
+        let v6 = if let Ok(IpAddr::V6(own)) = v6 { Some(own) } else { None };
+        Own { v4, v6: v6.filter(|own| !own.is_loopback()) }
+    }
+
+    /// The address of a socket that is bound to `at`, towards `peer`.
+    pub fn towards(&self, at: IpAddr, peer: IpAddr) -> IpAddr {
+        match peer {
+            _ if !at.is_unspecified() => at,
+            IpAddr::V4(peer) if peer.is_loopback() => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V4(_) => self.v4.into(),
+            IpAddr::V6(peer) if peer.is_loopback() => Ipv6Addr::LOCALHOST.into(),
+            IpAddr::V6(_) => self.v6.unwrap_or(Ipv6Addr::LOCALHOST).into(),
+        }
     }
 }
 
+/// The ways out of a hall.
+#[derive(Debug)]
+pub struct Ways {
+    /// What leaves, and what comes in of IPv4.
+    pub tun: Tun,
+    /// What comes in of IPv6, and what leaves to `::1`; `None` where there is no IPv6.
+    pub v6: Option<Loop>,
+}
+
 /// Moves this process, which has one thread, into such a hall; `own` is what its sockets' datagrams come
-/// from, or the loopback's address where they go to one of those.
+/// from.
 ///
 /// # Errors
 /// The kernel gives this user no network namespace, or has no TUN.
-pub fn enter_for_datagrams(own: Ipv4Addr) -> Result<Tun, HallError> {
+pub fn enter_for_datagrams(own: Own) -> Result<Ways, HallError> {
     enter_network()?;
     let tun = Tun::create(INTERFACE).map_err(|error| set_up("a TUN", error))?;
     // It has nothing to say of its own; where there is no IPv6 it cannot.
-    let _ = std::fs::write(NO_IPV6, "1");
+    let _ = std::fs::write(NO_LINK_LOCAL, "1");
     // A longer queue takes a right of the host's.
     let _ = tun.interface().set_queue_len(QUEUE);
     let ready = tun.interface().set_mtu(MTU).and_then(|()| tun.interface().set_up());
@@ -67,29 +111,137 @@ pub fn enter_for_datagrams(own: Ipv4Addr) -> Result<Tun, HallError> {
         let path = format!("/proc/sys/net/ipv4/{key}");
         std::fs::write(&path, value).map_err(|error| set_up(&path, error))?;
     }
-    let loopback = Ipv4Addr::LOCALHOST;
-    let routed = routes::add_address(INTERFACE, loopback)
-        .and_then(|()| match own == loopback {
-            true => Ok(()),
-            false => routes::add_address(INTERFACE, own),
-        })
-        .and_then(|()| routes::be_everywhere(libc::AF_INET, INTERFACE, TABLE))
-        .and_then(|()| routes::leave_by(INTERFACE, (Ipv4Addr::UNSPECIFIED, 0), own))
-        .and_then(|()| routes::leave_by(INTERFACE, (Ipv4Addr::new(127, 0, 0, 0), 8), loopback))
-        .and_then(|()| routes::go_out_and_come_in(INTERFACE, TABLE));
-    routed.map_err(|error| set_up("routes", error))?;
-    Ok(tun)
+    route_v4(own.v4).map_err(|error| set_up("routes", error))?;
+    if !std::path::Path::new(IPV6).exists() {
+        return Ok(Ways { tun, v6: None });
+    }
+    let lo = Interface::new(LOOPBACK).and_then(|lo| lo.set_up());
+    lo.map_err(|error| set_up("the loopback interface", error))?;
+    // What it would cut later we would see whole.
+    let _ = OffloadState::read(LOOPBACK).and_then(|state| state.switch_off());
+    route_v6(own.v6).map_err(|error| set_up("routes of IPv6", error))?;
+    let v6 = Loop::open().map_err(|error| set_up("a packet socket", error))?;
+    Ok(Ways { tun, v6: Some(v6) })
 }
 
-/// A socket of UDP in this process's hall.
+fn route_v4(own: Ipv4Addr) -> io::Result<()> {
+    let loopback = Ipv4Addr::LOCALHOST;
+    routes::add_address(INTERFACE, loopback.into())?;
+    if own != loopback {
+        routes::add_address(INTERFACE, own.into())?;
+    }
+    routes::be_everywhere(libc::AF_INET, INTERFACE, TABLE)?;
+    routes::leave_by(INTERFACE, (Ipv4Addr::UNSPECIFIED.into(), 0), Some(own.into()))?;
+    let local = (Ipv4Addr::new(127, 0, 0, 0).into(), 8);
+    routes::leave_by(INTERFACE, local, Some(loopback.into()))?;
+    routes::go_out_and_come_in(&ComesIn::By(INTERFACE), TABLE)
+}
+
+fn route_v6(own: Option<Ipv6Addr>) -> io::Result<()> {
+    if let Some(own) = own {
+        routes::add_address(INTERFACE, own.into())?;
+        routes::leave_by(INTERFACE, (Ipv6Addr::UNSPECIFIED.into(), 0), Some(own.into()))?;
+    }
+    routes::leave_by(LOOPBACK, (Ipv6Addr::LOCALHOST.into(), 128), None)?;
+    routes::be_everywhere(libc::AF_INET6, LOOPBACK, TABLE)?;
+    routes::go_out_and_come_in(&ComesIn::Marked(MARK.cast_unsigned()), TABLE)
+}
+
+/// The loopback interface of a hall, as packets pass it.
+#[derive(Debug)]
+pub struct Loop(OwnedFd);
+
+impl Loop {
+    fn open() -> io::Result<Loop> {
+        let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        let all = (libc::ETH_P_ALL as u16).to_be();
+        // SAFETY: it takes numbers alone.
+        let fd = unsafe { libc::socket(libc::AF_PACKET, kind, all.into()) };
+        os::check(fd)?;
+        // SAFETY: the kernel has just opened it for us.
+        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        let at = address(all);
+        // SAFETY: the kernel reads the address, which lives through the call.
+        os::check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const at).cast(), ADDRESS) })?;
+        os::setsockopt(socket.as_fd(), libc::SOL_SOCKET, libc::SO_MARK, &MARK)?;
+        Ok(Loop(socket))
+    }
+
+    /// One that another process has opened.
+    pub fn of(socket: OwnedFd) -> Loop {
+        Loop(socket)
+    }
+
+    /// The next packet of IPv6 that leaves, to the start of `packet`: its length, 0 if it is another.
+    ///
+    /// # Errors
+    /// There is none ([`io::ErrorKind::WouldBlock`]).
+    pub fn read(&self, packet: &mut [u8]) -> io::Result<usize> {
+        let (mut from, mut length) = (address(0), ADDRESS);
+        // SAFETY: the kernel writes at most as much as `packet` and `from` have room for.
+        let got = unsafe {
+            libc::recvfrom(
+                self.0.as_raw_fd(),
+                packet.as_mut_ptr().cast(),
+                packet.len(),
+                0,
+                (&raw mut from).cast(),
+                &raw mut length,
+            )
+        };
+        let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
+        // What leaves is seen a second time, as what comes in.
+        let leaves = from.sll_pkttype == libc::PACKET_OUTGOING && from.sll_protocol == v6();
+        Ok(if leaves { got } else { 0 })
+    }
+
+    /// Has a packet of IPv6 come in.
+    ///
+    /// # Errors
+    /// There is no room for it.
+    pub fn write(&self, packet: &[u8]) -> io::Result<()> {
+        let to = address(v6());
+        let (data, fd) = (packet.as_ptr().cast(), self.0.as_raw_fd());
+        // SAFETY: the kernel reads the packet and the address, which live through the call.
+        let sent =
+            unsafe { libc::sendto(fd, data, packet.len(), 0, (&raw const to).cast(), ADDRESS) };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+impl AsFd for Loop {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+const ADDRESS: libc::socklen_t = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+
+fn v6() -> u16 {
+    (libc::ETH_P_IPV6 as u16).to_be()
+}
+
+/// The loopback interface, which is the first of every network namespace.
+fn address(protocol: u16) -> libc::sockaddr_ll {
+    // SAFETY: all zeros is an address.
+    let mut at: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    (at.sll_family, at.sll_protocol) = (libc::AF_PACKET as u16, protocol);
+    (at.sll_ifindex, at.sll_halen) = (1, 6);
+    at
+}
+
+/// A socket of UDP in this process's hall, of IPv6 or of IPv4.
 ///
 /// # Errors
-/// No descriptor is left.
-pub fn datagram_socket() -> io::Result<OwnedFd> {
-    let (family, flags) = (AddressFamily::INET, SocketFlags::CLOEXEC);
-    let socket = rustix::net::socket_with(family, SocketType::DGRAM, flags, None)?;
+/// No descriptor is left, or there is no such family.
+pub fn datagram_socket(v6: bool) -> io::Result<OwnedFd> {
+    let family = if v6 { AddressFamily::INET6 } else { AddressFamily::INET };
+    let socket = rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     // Whether an address is this host's is asked outside.
     os::setsockopt(socket.as_fd(), libc::SOL_IP, libc::IP_FREEBIND, &1)?;
+    if v6 {
+        os::setsockopt(socket.as_fd(), libc::SOL_IPV6, libc::IPV6_FREEBIND, &1)?;
+    }
     Ok(socket)
 }
 
@@ -98,39 +250,46 @@ pub fn datagram_socket() -> io::Result<OwnedFd> {
 /// # Errors
 /// It has ended.
 pub fn udp_ports(pid: u32) -> io::Result<BTreeSet<u16>> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/net/udp"))?;
+    let mut text = std::fs::read_to_string(format!("/proc/{pid}/net/udp"))?;
+    // Missing where there is no IPv6.
+    text.push_str(&std::fs::read_to_string(format!("/proc/{pid}/net/udp6")).unwrap_or_default());
     let port = |line: &str| {
         let (_, port) = line.split_whitespace().nth(1)?.split_once(':')?;
         u16::from_str_radix(port, 16).ok()
     };
-    Ok(text.lines().skip(1).filter_map(port).collect())
+    Ok(text.lines().filter_map(port).collect())
 }
 
 /// A datagram that did not arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Undelivered {
     /// Where it was to go.
-    pub to: SocketAddrV4,
-    /// What was said of it: type and code of ICMP.
+    pub to: SocketAddr,
+    /// What was said of it: type and code of ICMP, or of ICMPv6 where `to` is of IPv6.
     pub why: [u8; 2],
 }
 
 /// Has a socket keep what is said of datagrams that did not arrive.
 ///
 /// # Errors
-/// It is no socket of IPv4.
+/// It is no socket of IP.
 pub fn hear_errors(socket: impl AsFd) -> io::Result<()> {
-    os::setsockopt(socket.as_fd(), libc::SOL_IP, libc::IP_RECVERR, &1)
+    let fd = socket.as_fd();
+    os::setsockopt(fd, libc::SOL_IP, libc::IP_RECVERR, &1)?;
+    match sockopt::socket_domain(fd)? == AddressFamily::INET6 {
+        true => os::setsockopt(fd, libc::SOL_IPV6, libc::IPV6_RECVERR, &1),
+        false => Ok(()),
+    }
 }
 
 /// What such a socket was told, if it was.
 pub fn take_error(socket: BorrowedFd<'_>) -> Option<Undelivered> {
     // SAFETY: all zeros is an address and a message.
-    let (mut name, mut message): (libc::sockaddr_in, libc::msghdr) =
+    let (mut name, mut message): (libc::sockaddr_in6, libc::msghdr) =
         unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
     let mut control = [0u64; 16];
     message.msg_name = (&raw mut name).cast();
-    message.msg_namelen = size_of::<libc::sockaddr_in>() as _;
+    message.msg_namelen = size_of::<libc::sockaddr_in6>() as _;
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = size_of_val(&control) as _;
     let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
@@ -142,16 +301,22 @@ pub fn take_error(socket: BorrowedFd<'_>) -> Option<Undelivered> {
     }
     // SAFETY: the message is as the kernel has just written it.
     let head = unsafe { libc::CMSG_FIRSTHDR(&raw const message).as_ref() }?;
-    if (head.cmsg_level, head.cmsg_type) != (libc::SOL_IP, libc::IP_RECVERR) {
+    let errors = [(libc::SOL_IP, libc::IP_RECVERR), (libc::SOL_IPV6, libc::IPV6_RECVERR)];
+    if !errors.contains(&(head.cmsg_level, head.cmsg_type)) {
         return None;
     }
     // SAFETY: such a header is followed by this, which may stand anywhere.
     let error: libc::sock_extended_err =
         unsafe { libc::CMSG_DATA(head).cast::<libc::sock_extended_err>().read_unaligned() };
-    let ip = Ipv4Addr::from(u32::from_be(name.sin_addr.s_addr));
-    let to = SocketAddrV4::new(ip, u16::from_be(name.sin_port));
-    let is_icmp = error.ee_origin == libc::SO_EE_ORIGIN_ICMP;
-    is_icmp.then_some(Undelivered { to, why: [error.ee_type, error.ee_code] })
+    let port = u16::from_be(name.sin6_port);
+    let ip = match i32::from(name.sin6_family) {
+        // The address stands where the other has its flow.
+        libc::AF_INET => Ipv4Addr::from(u32::from_be(name.sin6_flowinfo)).into(),
+        _ => IpAddr::from(name.sin6_addr.s6_addr).to_canonical(),
+    };
+    let icmp = [libc::SO_EE_ORIGIN_ICMP, libc::SO_EE_ORIGIN_ICMP6];
+    let is_icmp = error.ee_origin == icmp[usize::from(ip.is_ipv6())];
+    is_icmp.then_some(Undelivered { to: (ip, port).into(), why: [error.ee_type, error.ee_code] })
 }
 
 #[cfg(test)]
@@ -162,8 +327,8 @@ mod tests {
     fn what_leaves_is_read_and_what_is_written_comes_in() {
         let own = Ipv4Addr::new(198, 51, 100, 7);
         let hall = move || {
-            let tun = enter_for_datagrams(own).unwrap();
-            (tun, [(); 2].map(|()| UdpSocket::from(datagram_socket().unwrap())))
+            let ways = enter_for_datagrams(Own { v4: own, v6: None }).unwrap();
+            (ways.tun, [(); 2].map(|()| UdpSocket::from(datagram_socket(false).unwrap())))
         };
         let (tun, sockets) = std::thread::spawn(hall).join().unwrap();
         let ends = [("192.0.2.1", own), ("127.0.0.1", Ipv4Addr::LOCALHOST)];
@@ -198,7 +363,21 @@ mod tests {
         assert_eq!(take_error(socket.as_fd()), None);
         let closed = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         socket.send_to(b"x", closed).unwrap();
-        let SocketAddr::V4(to) = closed else { panic!() };
-        assert_eq!(take_error(socket.as_fd()), Some(Undelivered { to, why: [3, 3] }));
+        assert_eq!(take_error(socket.as_fd()), Some(Undelivered { to: closed, why: [3, 3] }));
+    }
+
+    #[test]
+    fn one_of_ipv6_hears_it_of_both_families() {
+        let socket = UdpSocket::bind("[::]:0").unwrap();
+        hear_errors(&socket).unwrap();
+        for (from, why) in [("[::1]:0", [1, 4]), ("127.0.0.1:0", [3, 3])] {
+            let closed = UdpSocket::bind(from).unwrap().local_addr().unwrap();
+            let to = match closed.ip() {
+                IpAddr::V4(ip) => SocketAddr::new(ip.to_ipv6_mapped().into(), closed.port()),
+                IpAddr::V6(_) => closed,
+            };
+            socket.send_to(b"x", to).unwrap();
+            assert_eq!(take_error(socket.as_fd()), Some(Undelivered { to: closed, why }));
+        }
     }
 }

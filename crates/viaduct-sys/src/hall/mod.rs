@@ -25,13 +25,13 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
 pub use datagrams::{
-    Undelivered, datagram_socket, enter_for_datagrams, hear_errors, own_address, take_error,
+    Loop, Own, Undelivered, Ways, datagram_socket, enter_for_datagrams, hear_errors, take_error,
     udp_ports,
 };
 
 use crate::interface::Interface;
 use crate::netns::{self, NetnsError, enter_user_namespace};
-use crate::os;
+use crate::{os, tcp};
 
 const LOOPBACK: &str = "lo";
 /// Whoever has the same two ends again need not wait for a minute: nothing is late here.
@@ -113,10 +113,13 @@ pub fn socket(purpose: Purpose, at: SocketAddr) -> io::Result<OwnedFd> {
         // As of all connections to programs: see `tcp`.
         sockopt::set_socket_oobinline(&socket, true)?;
         sockopt::set_tcp_nodelay(&socket, true)?;
+        // Another run's cgroup that this process may be in lets it be.
+        let _ = os::setsockopt(socket.as_fd(), libc::SOL_SOCKET, libc::SO_MARK, &tcp::INSIDE);
     }
-    sockopt::set_socket_reuseaddr(&socket, true)?;
-    // A client's port may be that of a listener.
-    sockopt::set_socket_reuseport(&socket, true)?;
+    // A client's port may be that of a listener; one that is the kernel's choice is nobody else's.
+    let named = at.port() != 0 || purpose != Purpose::Place;
+    sockopt::set_socket_reuseaddr(&socket, named)?;
+    sockopt::set_socket_reuseport(&socket, named)?;
     rustix::net::bind(&socket, &here(at, v6))?;
     Ok(socket)
 }

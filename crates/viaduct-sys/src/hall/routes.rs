@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use crate::netlink::{self, Message};
 
@@ -12,6 +12,9 @@ const PREFERRED_SOURCE: u16 = libc::RTA_PREFSRC;
 const LOCAL_ADDRESS: u16 = 2;
 const RULE_INTERFACE: u16 = 3;
 const RULE_PRIORITY: u16 = 6;
+const RULE_MARK: u16 = 10;
+/// It is used at once, without asking whether somebody else has it.
+const NODAD: u8 = 2;
 /// A rule that names a table.
 const TO_TABLE: u8 = 1;
 
@@ -26,37 +29,64 @@ pub(super) fn be_everywhere(family: libc::c_int, interface: &str, table: u8) -> 
 /// Has what goes to a prefix leave by `interface`, from the address `own` where none was chosen.
 pub(super) fn leave_by(
     interface: &str,
-    (to, length): (Ipv4Addr, u8),
-    own: Ipv4Addr,
+    (to, length): (IpAddr, u8),
+    own: Option<IpAddr>,
 ) -> io::Result<()> {
     let head =
-        route(libc::AF_INET, length, libc::RT_TABLE_MAIN, libc::RT_SCOPE_LINK, libc::RTN_UNICAST);
+        route(family(to), length, libc::RT_TABLE_MAIN, libc::RT_SCOPE_LINK, libc::RTN_UNICAST);
     let mut message = Message::of_routing(libc::RTM_NEWROUTE, FLAGS, &head)
-        .with(libc::RTA_OIF, &index(interface)?.to_ne_bytes())
-        .with(PREFERRED_SOURCE, &own.octets());
+        .with(libc::RTA_OIF, &index(interface)?.to_ne_bytes());
+    if let Some(own) = own {
+        message = message.with(PREFERRED_SOURCE, &octets(own));
+    }
     if length > 0 {
-        message = message.with(DESTINATION, &to.octets());
+        message = message.with(DESTINATION, &octets(to));
     }
     say(message)
 }
 
 /// Gives `interface` an address.
-pub(super) fn add_address(interface: &str, own: Ipv4Addr) -> io::Result<()> {
+pub(super) fn add_address(interface: &str, own: IpAddr) -> io::Result<()> {
     let scope = if own.is_loopback() { libc::RT_SCOPE_HOST } else { libc::RT_SCOPE_UNIVERSE };
+    let (length, flags) = if own.is_ipv4() { (32, 0) } else { (128, NODAD) };
     // `struct ifaddrmsg`.
-    let mut head = vec![libc::AF_INET as u8, 32, 0, scope];
+    let mut head = vec![family(own) as u8, length, flags, scope];
     head.extend(index(interface)?.to_ne_bytes());
-    say(Message::of_routing(libc::RTM_NEWADDR, FLAGS, &head).with(LOCAL_ADDRESS, &own.octets()))
+    say(Message::of_routing(libc::RTM_NEWADDR, FLAGS, &head).with(LOCAL_ADDRESS, &octets(own)))
 }
 
-/// Has what comes by `interface` be looked up in `table`, and what goes out not among this host's own
-/// addresses: it leaves, though it is meant for here.
-pub(super) fn go_out_and_come_in(interface: &str, table: u8) -> io::Result<()> {
-    let name = CString::new(interface)?;
+fn family(ip: IpAddr) -> libc::c_int {
+    if ip.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 }
+}
+
+fn octets(ip: IpAddr) -> Vec<u8> {
+    match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}
+
+/// What is looked up among the addresses that come in.
+pub(super) enum ComesIn<'a> {
+    /// What comes by this interface, of IPv4.
+    By(&'a str),
+    /// What has this mark, of IPv6.
+    Marked(u32),
+}
+
+/// Has what comes in be looked up in `table`, and what goes out not among this host's own addresses: it
+/// leaves, though it is meant for here.
+pub(super) fn go_out_and_come_in(comes: &ComesIn<'_>, table: u8) -> io::Result<()> {
+    let (family, attribute, value) = match comes {
+        ComesIn::By(name) => {
+            (libc::AF_INET, RULE_INTERFACE, CString::new(*name)?.into_bytes_with_nul())
+        }
+        ComesIn::Marked(mark) => (libc::AF_INET6, RULE_MARK, mark.to_ne_bytes().to_vec()),
+    };
     // `struct fib_rule_hdr`.
-    let head = |table| [libc::AF_INET as u8, 0, 0, 0, table, 0, 0, TO_TABLE, 0, 0, 0, 0];
+    let head = |table| [family as u8, 0, 0, 0, table, 0, 0, TO_TABLE, 0, 0, 0, 0];
     say(Message::of_routing(libc::RTM_NEWRULE, FLAGS, &head(table))
-        .with(RULE_INTERFACE, name.as_bytes_with_nul())
+        .with(attribute, &value)
         .with(RULE_PRIORITY, &1u32.to_ne_bytes()))?;
     say(Message::of_routing(libc::RTM_DELRULE, netlink::NLM_F_ACK, &head(libc::RT_TABLE_LOCAL))
         .with(RULE_PRIORITY, &0u32.to_ne_bytes()))

@@ -7,14 +7,18 @@
 //! ```
 //!
 //! Each run hears the calls of its own program; the master carries the flows. It serves its own user and
-//! root, at a socket `NAME.master` beside its status socket.
+//! root, or everybody (`--all-users`), at a socket `NAME.master` beside its status socket. With a master below
+//! (`--master`) it sends on to that one ([`crate::run::above`]).
 
+mod remote;
 mod session;
 
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
 use std::{env, fs, io};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -24,12 +28,19 @@ use viaduct_sys::records;
 
 use self::session::Desk;
 use crate::proxy;
+use crate::proxy::below::Below;
 use crate::proxy::onward::Onward;
 use crate::proxy::settings::Settings;
-use crate::run::{self, rules::RuleArgs};
+use crate::run::above::Above;
+use crate::run::carrier::Carrier;
+use crate::run::joined::Joined;
+use crate::run::rules::RuleArgs;
 use crate::signals::Signals;
 use crate::status::socket::check_free;
 use crate::text;
+
+/// Where root's services have their sockets.
+const SYSTEM: &str = "/run/viaduct";
 
 /// What `viaduct master` may be told.
 #[derive(Clone, Debug, clap::Args)]
@@ -51,9 +62,16 @@ pub struct MasterArgs {
     /// sockets
     #[arg(long)]
     no_offload: bool,
+    /// Serve every user of this machine, and not its own and root alone: what they send goes on from this
+    /// process, with its user's rights and its handlers' keys
+    #[arg(long)]
+    all_users: bool,
     /// Stand above this master: it carries on what this one sends
     #[arg(long, value_name = "NAME")]
     master: Option<String>,
+    /// How long whoever comes to a program that listens may take to say what the handlers want to hear
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "60s")]
+    arrival_wait: Duration,
     /// Where Prometheus finds the metrics
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
@@ -67,21 +85,33 @@ pub fn run(args: &MasterArgs, registry: Registry, log: impl FnOnce()) -> Result<
     text::check_name(&args.name).map_err(|what| anyhow!("--name: {what}"))?;
     let chain = registry.chain(&args.handlers).map_err(|what| anyhow!(what))?;
     let rules = args.rules.load(registry.guards(&args.handlers))?;
-    if let Some(below) = &args.master {
-        return run::run_above(below, &args.run_dir);
-    }
     log();
-    let offload = if args.no_offload { None } else { offload(&chain) };
+    let below = args.master.as_ref().map(|name| Joined::to(name, &args.run_dir)).transpose()?;
+    let offload = if args.no_offload || below.is_some() { None } else { offload(&chain) };
     let offload = offload.map(|of| of.rate.map_or(0, |bits| (bits / 8).max(1)));
-    let welcome = Welcome { rules, meeting: [None; 2], offload };
+    let mut welcome = Welcome { rules, meeting: [None; 2], offload };
+    let above = match below {
+        None => None,
+        Some((joined, said)) => {
+            welcome.rules = rules.above(&said.rules)?;
+            Some(Arc::new(Above::new(joined, &said)?))
+        }
+    };
     let (name, run_dir) = (args.name.clone(), args.run_dir.clone());
-    let mut settings = Settings::for_programs(name, chain, Onward::Direct, run_dir);
+    let by = Onward::Direct;
+    let mut settings = Settings::for_programs(name, chain, by, args.arrival_wait, run_dir);
     settings.metrics = args.metrics;
+    settings.below = above.clone().map(|above| above as Arc<dyn Below>);
     check_free(&settings.socket())?;
     let signals = Signals::register()?;
     let door = door(&args.run_dir, &args.name);
     let ended = proxy::carry(&settings, registry, signals, |worker| {
-        Desk::open(&door)?.start(welcome, worker.clone())
+        let worker = worker.clone();
+        let carrier = match above {
+            None => Carrier::Own(worker),
+            Some(above) => Carrier::Above(worker, above, Box::new(rules)),
+        };
+        Desk::open(&door, args.all_users)?.start(welcome, carrier)
     });
     let _ = fs::remove_file(&door);
     ended.map(|()| ExitCode::SUCCESS)
@@ -92,10 +122,16 @@ pub fn door(run_dir: &Path, name: &str) -> PathBuf {
     run_dir.join(format!("{name}.master"))
 }
 
+/// Where the master `name` is found: this user's own, or else the machine's.
+pub fn find(run_dir: &Path, name: &str) -> PathBuf {
+    let (own, system) = (door(run_dir, name), door(Path::new(SYSTEM), name));
+    if !own.exists() && system.exists() { system } else { own }
+}
+
 /// Where services of this user have their sockets, unless they are told otherwise.
 pub fn usual_run_dir() -> PathBuf {
     let own = env::var_os("XDG_RUNTIME_DIR").filter(|_| !rustix::process::geteuid().is_root());
-    own.map_or_else(|| "/run/viaduct".into(), |dir| Path::new(&dir).join("viaduct"))
+    own.map_or_else(|| SYSTEM.into(), |dir| Path::new(&dir).join("viaduct"))
 }
 
 /// The number of this process's network namespace.

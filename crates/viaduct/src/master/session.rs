@@ -3,15 +3,15 @@
 //! The worker never waits for a run: what it has to say goes through a thread of the session's own. A run
 //! that says what means nothing is heard no more.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -19,18 +19,19 @@ use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{SocketType, ipproto, sockopt};
 use tracing::{debug, info, warn};
-use viaduct_proto::flow::Failure;
 use viaduct_proto::wrap::Errno;
 use viaduct_proto::wrap::shared::{Down, RECORD, Up};
 use viaduct_proto::wrap::wire::{Answer, WELCOME, Welcome};
 use viaduct_sys::records;
 
+use super::remote::{Lines, Remote};
 use super::{clear, network};
-use crate::proxy::calls::{Arrival, Call, Held, Program};
-use crate::proxy::orders::{Order, ToWorker};
+use crate::proxy::calls::{Arrival, Call};
+use crate::run::carrier::Carrier;
 
-/// Runs at once, at most.
+/// Runs at once, at most; and of one user who is neither root nor the master's.
 const SESSIONS: usize = 4096;
+const OF_A_GUEST: usize = 256;
 /// After an error of accept.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -38,38 +39,41 @@ const PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Desk {
     listener: OwnedFd,
+    all_users: bool,
 }
 
 /// What every session needs.
 #[derive(Debug)]
 struct Shared {
     welcome: Welcome,
-    worker: ToWorker,
+    carrier: Carrier,
     network: u64,
-    count: AtomicUsize,
+    /// By their user.
+    sessions: Mutex<HashMap<u32, usize>>,
 }
 
 impl Desk {
-    /// Opens it at `door`, for this user and root.
+    /// Opens it at `door`, for this user and root, or for all.
     ///
     /// # Errors
     /// Another master has it.
-    pub fn open(door: &Path) -> Result<Desk> {
+    pub fn open(door: &Path, all_users: bool) -> Result<Desk> {
         clear(door)?;
         let listener = records::listen(&door.to_string_lossy());
         let listener = listener.with_context(|| door.display().to_string())?;
-        fs::set_permissions(door, fs::Permissions::from_mode(0o600))?;
-        Ok(Desk { listener })
+        let mode = if all_users { 0o666 } else { 0o600 };
+        fs::set_permissions(door, fs::Permissions::from_mode(mode))?;
+        Ok(Desk { listener, all_users })
     }
 
     /// Serves for as long as the process runs.
     ///
     /// # Errors
     /// There is no thread for it.
-    pub fn start(self, welcome: Welcome, worker: ToWorker) -> Result<()> {
+    pub fn start(self, welcome: Welcome, carrier: Carrier) -> Result<()> {
         let network = network().context("ask for the network namespace")?;
-        let count = AtomicUsize::new(0);
-        let shared = Arc::new(Shared { welcome, worker, network, count });
+        let sessions = Mutex::default();
+        let shared = Arc::new(Shared { welcome, carrier, network, sessions });
         thread::Builder::new().name("desk".to_owned()).spawn(move || self.serve(&shared))?;
         Ok(())
     }
@@ -89,32 +93,66 @@ impl Desk {
                     continue;
                 }
             };
-            if user != us && user != 0 {
+            let guest = user != us && user != 0;
+            if guest && !self.all_users {
                 warn!("user {user} may not share this master: only its own and root may");
                 answer(&socket, &Answer::Done(Errno::PERM));
                 continue;
             }
-            if let Err(error) = begin(socket, shared) {
+            let most = if guest { OF_A_GUEST } else { SESSIONS };
+            if let Err(error) = begin(socket, user, most, shared) {
                 warn!("a run cannot be heard: {error}");
             }
         }
     }
 }
 
-/// Begins a session.
-fn begin(socket: OwnedFd, shared: &Arc<Shared>) -> io::Result<()> {
-    if shared.count.load(Ordering::Relaxed) >= SESSIONS {
-        return Err(io::Error::other(format!("{SESSIONS} runs share this master already")));
-    }
+/// Begins a session of `user`, who may have so many.
+fn begin(socket: OwnedFd, user: u32, most: usize, shared: &Arc<Shared>) -> io::Result<()> {
     // Its own threads wait for it.
     rustix::io::ioctl_fionbio(&socket, false)?;
-    let shared = shared.clone();
-    shared.count.fetch_add(1, Ordering::Relaxed);
+    let place = Place::of(user, most, shared)?;
     let hear = move || {
-        hear(socket, &shared);
-        shared.count.fetch_sub(1, Ordering::Relaxed);
+        hear(socket, &place.shared);
     };
     thread::Builder::new().name("run".to_owned()).spawn(hear).map(drop)
+}
+
+/// A session's place among its user's.
+struct Place {
+    user: u32,
+    shared: Arc<Shared>,
+}
+
+impl Place {
+    fn of(user: u32, most: usize, shared: &Arc<Shared>) -> io::Result<Place> {
+        let mut sessions = shared.sessions();
+        let all: usize = sessions.values().sum();
+        let own = sessions.entry(user).or_default();
+        if *own >= most || all >= SESSIONS {
+            return Err(io::Error::other(format!(
+                "{own} runs of user {user}, and {all} in all, share this master already"
+            )));
+        }
+        *own += 1;
+        Ok(Place { user, shared: shared.clone() })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut sessions = self.shared.sessions();
+        let own = sessions.get_mut(&self.user).map(|own| std::mem::replace(own, *own - 1));
+        if own == Some(1) {
+            sessions.remove(&self.user);
+        }
+    }
+}
+
+impl Shared {
+    fn sessions(&self) -> MutexGuard<'_, HashMap<u32, usize>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Hears a run until it goes.
@@ -130,17 +168,18 @@ fn hear(socket: OwnedFd, shared: &Shared) {
         return;
     }
     info!("a run has joined");
-    let mut bytes = [0; RECORD];
+    let (mut bytes, mut lines) = ([0; RECORD], Lines::default());
     loop {
-        let order = match records::receive_beside(&*socket, &mut bytes) {
+        let obeyed = match records::receive_beside(&*socket, &mut bytes) {
             Ok((0, _)) => return info!("a run has gone"),
-            Ok((length, beside)) => order(&bytes[..length], beside, &out),
+            Ok((length, beside)) => {
+                obey(&bytes[..length], beside, (&out, &mut lines), &shared.carrier)
+            }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return warn!("a run cannot be heard: {error}"),
         };
-        match order {
-            Some(order) => shared.worker.tell(order),
-            None => return warn!("a run says what means nothing: it is heard no more"),
+        if obeyed.is_none() {
+            return warn!("a run says what means nothing: it is heard no more");
         }
     }
 }
@@ -158,23 +197,33 @@ fn greeted(socket: &OwnedFd, shared: &Shared) -> bool {
     refusal.is_none()
 }
 
-/// What a record asks of the worker; `None` if it is none, or not with this beside it.
-fn order(bytes: &[u8], beside: Vec<OwnedFd>, out: &Sender<Down>) -> Option<Order> {
+/// Does what a record asks for; `None` if it is none, or not with this beside it.
+fn obey(
+    bytes: &[u8],
+    beside: Vec<OwnedFd>,
+    (out, lines): (&Sender<Down>, &mut Lines),
+    carrier: &Carrier,
+) -> Option<()> {
     let mut sockets = beside.into_iter().map(stream);
-    let mut next = || sockets.next().flatten();
-    let order = match Up::parse(bytes)? {
-        Up::Hello { .. } => return None,
+    match Up::parse(bytes)? {
+        Up::Hello { .. } => None,
         Up::Call { id, to, source } => {
-            let held = Box::new(Remote::new(id, next()?, out));
-            Order::Call(Box::new(Call { to: to.into(), source, held }))
+            let held = Box::new(Remote::new(id, sockets.next()??, out));
+            let call = Call { to: to.into(), source, held };
+            sockets.next().is_none().then(|| carrier.call(call))
         }
         Up::Arrival { id, client, own } => {
-            let (stream, place) = (next()?, next()?);
-            let program = Box::new(Remote::new(id, place, out));
-            Order::Arrive(Box::new(Arrival { stream, client, own, handlers: None, program }))
+            let (stream, place) = (sockets.next()??, sockets.next()??);
+            let program = Box::new(Remote::listening(id, place, lines.add(id, out)));
+            let arrival = Arrival { stream, client, own, handlers: None, program };
+            sockets.next().is_none().then(|| carrier.arrive(arrival))
         }
-    };
-    sockets.next().is_none().then_some(order)
+        Up::Another { id, of } => {
+            let remote = Remote::new(id, sockets.next()??, out);
+            sockets.next().is_none().then(|| lines.fill(of, Some(remote)))
+        }
+        Up::NoOther { of } => sockets.next().is_none().then(|| lines.fill(of, None)),
+    }
 }
 
 /// A TCP socket, which does not block.
@@ -200,66 +249,5 @@ fn answer(socket: &OwnedFd, answer: &Answer) {
     let length = answer.emit(&mut bytes);
     if let Err(error) = records::send(socket, &bytes[..length], None) {
         debug!("answer a run: {error}");
-    }
-}
-
-/// A program whose side a run keeps.
-#[derive(Debug)]
-struct Remote {
-    id: u64,
-    place: Option<TcpStream>,
-    out: Sender<Down>,
-    /// The run has heard how it ends.
-    told: bool,
-}
-
-impl Remote {
-    fn new(id: u64, place: TcpStream, out: &Sender<Down>) -> Remote {
-        Remote { id, place: Some(place), out: out.clone(), told: false }
-    }
-
-    fn tell(&mut self, down: Down) -> io::Result<()> {
-        self.told |= !matches!(down, Down::Named { .. });
-        self.out.send(down).map_err(|_| io::ErrorKind::BrokenPipe.into())
-    }
-
-    fn take_place(&mut self) -> io::Result<TcpStream> {
-        self.place.take().ok_or(io::ErrorKind::NotConnected.into())
-    }
-}
-
-impl Held for Remote {
-    fn named(&mut self, own: SocketAddr) {
-        let _ = self.tell(Down::Named { id: self.id, own });
-    }
-
-    fn place(&mut self) -> io::Result<TcpStream> {
-        self.take_place()
-    }
-
-    fn meet(&mut self, _: &TcpStream) -> io::Result<()> {
-        self.tell(Down::Meet { id: self.id })
-    }
-
-    fn refuse(&mut self, why: Failure) {
-        let _ = self.tell(Down::Refuse { id: self.id, why });
-    }
-}
-
-impl Program for Remote {
-    fn place(&mut self) -> io::Result<TcpStream> {
-        self.take_place()
-    }
-
-    fn connect(&mut self, _: &TcpStream) -> io::Result<()> {
-        self.tell(Down::Meet { id: self.id })
-    }
-}
-
-impl Drop for Remote {
-    fn drop(&mut self) {
-        if !self.told {
-            let _ = self.tell(Down::Gone { id: self.id });
-        }
     }
 }

@@ -5,12 +5,15 @@
 //!   SYN-ACK ──▶ connected ── decide ──▶ Middle         the handlers that both ends have, or a refusal
 //!   SYN ──▶ accepted ── accept ──▶ handlers            the same from the other side
 //! ```
+//!
+//! Where the handlers agreed on have flows share a connection, that is the first flow's; those that come while
+//! it is there go over it, and have nothing to agree on.
 
 use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
 use tracing::warn;
@@ -23,7 +26,7 @@ use viaduct_sys::tcp::{self, TcpOptions, Telling};
 use super::flow::Middle;
 use super::leg::Leg;
 use super::relay::Relay;
-use super::through::{Factories, Goal, Through};
+use super::through::{Factories, Through};
 
 /// What other ends have said that is remembered; ends of one kind say one thing.
 const KNOWN: usize = 256;
@@ -37,6 +40,8 @@ pub struct Agreeing {
     both_ends: Vec<bool>,
     offers: Offers,
     known: Mutex<HashMap<Said, Result<Factories, Refusal>>>,
+    /// Chains whose flows to a place share a connection.
+    sharing: Mutex<HashMap<SocketAddr, Factories>>,
 }
 
 /// Whether it was said to us when we connected, and what was said, if anything.
@@ -65,7 +70,8 @@ impl Agreeing {
     ) -> Result<Agreeing> {
         let offers = Offers::attach(terms.offer().emit(), ports);
         let offers = offers.context("negotiate by an option of SYNs (--prefer, --require)")?;
-        Ok(Agreeing { terms, chain, both_ends, offers, known: Mutex::default() })
+        let (known, sharing) = (Mutex::default(), Mutex::default());
+        Ok(Agreeing { terms, chain, both_ends, offers, known, sharing })
     }
 
     /// Begins to connect, and offers.
@@ -79,6 +85,25 @@ impl Agreeing {
         options: TcpOptions,
     ) -> io::Result<TcpStream> {
         Ok(tcp::connect_telling(to, from, options, Telling::Offer(&self.offers))?.0)
+    }
+
+    /// The handlers of flows to `to` that go over a connection that is there.
+    pub fn shared(&self, to: SocketAddr) -> Option<Factories> {
+        let chain = self.sharing().get(&to).cloned()?;
+        let there = chain.iter().any(|factory| factory.reaches(&to.into()));
+        there.then_some(chain)
+    }
+
+    fn share(&self, to: SocketAddr, chain: Factories) {
+        let mut sharing = self.sharing();
+        if sharing.len() >= KNOWN {
+            sharing.retain(|to, chain| chain.iter().any(|factory| factory.reaches(&(*to).into())));
+        }
+        sharing.insert(to, chain);
+    }
+
+    fn sharing(&self) -> MutexGuard<'_, HashMap<SocketAddr, Factories>> {
+        self.sharing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The handlers for who has connected by a SYN with these headers.
@@ -134,11 +159,18 @@ impl Undecided {
         if let Some(relay) = Relay::of(&chain) {
             return Ok(Middle::Relay(relay));
         }
-        let through = Through::new(chain, self.limit, Address::Ip(self.to), now);
-        let here = |goal: &Goal| goal.as_ref().is_some_and(|(to, _)| *to == Address::Ip(self.to));
-        match through.filter(|(_, goal)| here(goal)) {
-            Some((through, _)) => Ok(Middle::Through(Box::new(through))),
-            None => Err(io::Error::other("the handlers lead elsewhere")),
+        let through = Through::new(chain.clone(), self.limit, Address::Ip(self.to), now);
+        let shares = chain.iter().any(|factory| factory.shares());
+        match through {
+            Some((through, Some((to, _)))) if to == Address::Ip(self.to) => {
+                Ok(Middle::Through(Box::new(through)))
+            }
+            // It goes over a connection of several flows, which this one's is to be, or is there.
+            Some((through, None)) if shares => {
+                self.agreeing.share(self.to, chain);
+                Ok(Middle::Through(Box::new(through)))
+            }
+            _ => Err(io::Error::other("the handlers lead elsewhere")),
         }
     }
 }

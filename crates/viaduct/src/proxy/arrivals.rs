@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use mio::net::TcpStream;
 use tracing::{debug, warn};
@@ -13,7 +14,7 @@ use viaduct_proto::time::Instant;
 use viaduct_sys::syn::SNAP;
 use viaduct_sys::tcp::{self, LongHaul, TcpOptions};
 
-use super::agreeing::Undecided;
+use super::agreeing::{Agreeing, Undecided};
 use super::flow::{Begun, End, Flow, Middle};
 use super::flows::Flows;
 use super::leg::Leg;
@@ -259,6 +260,9 @@ fn begin(
         }
         (by, _) => by,
     };
+    if let (Some(agreeing), Address::Ip(at)) = (&teller.agreeing, &to) {
+        return agree(agreeing, *at, (to.clone(), by, rate), options, limits, now);
+    }
     // A change of tunnels needs a restart: whatever a policy names is there.
     let outlet = by.tunnel().and_then(|name| teller.outlets.get(name));
     let relay = match &handlers {
@@ -296,21 +300,15 @@ fn begin(
         }
         begun.by = Onward::Direct;
     }
-    let server = match (&teller.agreeing, carries) {
-        (Some(agreeing), _) => {
-            begun.middle = Middle::Relay(Relay::default());
-            begun.undecided = Some(Undecided::new(agreeing.clone(), to, limits.chain_buffer));
-            agreeing.connect(to, from, options)?
-        }
-        (None, carries) => {
-            let (server, first) = match carries {
-                None => teller.connect(to, from, options, told)?,
-                Some(carries) => teller.carry(to, from, options, carries)?,
-            };
-            begun.first = first;
-            server
-        }
+    if let Some(below) = &teller.below {
+        begun.server = below.connect(to, from)?;
+        return Ok(begun);
+    }
+    let (server, first) = match carries {
+        None => teller.connect(to, from, options, told)?,
+        Some(carries) => teller.carry(to, from, options, carries)?,
     };
+    begun.first = first;
     let server = TcpStream::from_std(server);
     set_up(&server, haul.as_ref());
     begun.server = Leg::Tcp(server);
@@ -328,6 +326,31 @@ pub(super) fn straight(
     Ok(server)
 }
 
+/// Begins to connect to `at`, or to go over a connection that is there; what stands between the two ends is
+/// agreed on with the far end.
+fn agree(
+    agreeing: &Arc<Agreeing>,
+    at: SocketAddr,
+    (to, by, rate): (Address, Onward, Option<u64>),
+    options: TcpOptions,
+    limits: &Limits,
+    now: Instant,
+) -> io::Result<Begun> {
+    let (server, first) = (Leg::Elsewhere, Vec::new());
+    let middle = Middle::Relay(Relay::default());
+    let mut begun = Begun { server, middle, undecided: None, first, to, by, rate };
+    if let Some(chain) = agreeing.shared(at)
+        && let Some((through, None)) = Through::new(chain, limits.chain_buffer, at.into(), now)
+    {
+        begun.middle = Middle::Through(Box::new(through));
+        return Ok(begun);
+    }
+    begun.undecided = Some(Undecided::new(agreeing.clone(), at, limits.chain_buffer));
+    let server = agreeing.connect(at, None, options)?;
+    begun.server = Leg::Tcp(TcpStream::from_std(server));
+    Ok(begun)
+}
+
 /// Begins one more connection of a flow, from an address of its own if one is named. Where handlers are
 /// agreed on it offers them as the first did; that the other end means the same shows in what it says.
 pub(super) fn dial(
@@ -336,12 +359,16 @@ pub(super) fn dial(
     options: TcpOptions,
     teller: &Teller,
 ) -> io::Result<Leg> {
-    let begin = |to| match &teller.agreeing {
-        Some(agreeing) => agreeing.connect(to, from, options),
-        None => tcp::connect(to, from, options),
+    let begin = |to| {
+        let stream = match (&teller.below, &teller.agreeing) {
+            (Some(below), _) => return below.connect(to, from),
+            (None, Some(agreeing)) => agreeing.connect(to, from, options)?,
+            (None, None) => tcp::connect(to, from, options)?,
+        };
+        Ok(Leg::Tcp(TcpStream::from_std(stream)))
     };
     match to {
-        Address::Ip(to) => Ok(Leg::Tcp(TcpStream::from_std(begin(*to)?))),
+        Address::Ip(to) => begin(*to),
         Address::Name(name, _) => Err(io::Error::other(format!("{name}: nobody looks it up here"))),
     }
 }

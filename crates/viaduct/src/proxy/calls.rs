@@ -23,6 +23,7 @@ use super::arrivals::open;
 use super::aware::Whose;
 use super::flow::{End, Flow, Middle};
 use super::leg::Leg;
+use super::orders::Order;
 use super::relay::Relay;
 use super::target::{Route, failure};
 use super::through::{Factories, Through};
@@ -70,8 +71,11 @@ pub trait Program: Debug + Send {
     /// The socket that will be connected to it; once only.
     ///
     /// # Errors
-    /// There is none.
+    /// There is none; or it is still to come ([`io::ErrorKind::WouldBlock`]).
     fn place(&mut self) -> io::Result<std::net::TcpStream>;
+
+    /// Has `tell` be called when one that was to come is there, or will never be.
+    fn when_there(&mut self, _tell: Box<dyn FnOnce() + Send>) {}
 
     /// The same program, for one more flow of this client's; `None`: it takes one alone.
     fn another(&self) -> Option<Box<dyn Program>> {
@@ -110,7 +114,7 @@ impl Worker {
     /// Takes in a connection to a program, or to whoever takes a program's place.
     pub(super) fn let_come(&mut self, arrival: Arrival, now: Instant) {
         let Arrival { stream, client, own, handlers, program } = arrival;
-        let mut server = Leg::Tcp(TcpStream::from_std(stream));
+        let mut server = Leg::of(stream, client, own);
         let plan = self.policies.plan(client.ip(), own);
         let why = match (plan.deny, self.flows.is_full() || self.deadline.is_some()) {
             (true, _) => Some(Failure::Denied),
@@ -146,7 +150,16 @@ impl Worker {
     /// The handlers of flow `key` let it in: if it is a program's, that is connected to.
     pub(super) fn reach(&mut self, key: usize) {
         let Some(mut program) = self.programs.remove(&key) else { return };
-        let begun = program.place().and_then(|place| {
+        let place = match program.place() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let (own, id) = (self.own.clone(), self.flows.at(key).id);
+                program.when_there(Box::new(move || own.tell(Order::Reach(key, id))));
+                self.programs.insert(key, program);
+                return;
+            }
+            place => place,
+        };
+        let begun = place.and_then(|place| {
             program.connect(&place)?;
             self.await_client(place, key)
         });

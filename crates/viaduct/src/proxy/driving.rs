@@ -148,7 +148,7 @@ impl Worker {
         while let Some((_, started)) = self.early.poll_expired(now) {
             self.end(started.key, true);
         }
-        let Limits { connect, keep_alive, idle, .. } = self.limits;
+        let Limits { connect, words, keep_alive, idle, .. } = self.limits;
         let quiet = |flow: &Flow| flow.has_client().then(|| now.since(flow.moved));
         let unanswered = |flow: &Flow| !flow.is_connected() && quiet(flow) > Some(connect);
         for key in self.flows.pick(unanswered) {
@@ -157,7 +157,7 @@ impl Worker {
         // Those that come for a program, or a server, and do not say what its handlers want to hear.
         let silent = |key: &usize| {
             let flow = self.flows.get(*key);
-            flow.is_some_and(|flow| now.since(flow.begun) > connect && !flow.serves_others())
+            flow.is_some_and(|flow| now.since(flow.begun) > words && !flow.serves_others())
         };
         let silent: Vec<usize> = self.programs.keys().copied().filter(silent).collect();
         for key in silent {

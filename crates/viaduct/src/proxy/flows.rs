@@ -5,7 +5,7 @@ use std::io;
 
 use mio::{Registry, Token};
 use slab::Slab;
-use viaduct_proto::flow::BottomId;
+use viaduct_proto::flow::{Address, BottomId};
 use viaduct_proto::time::Instant;
 
 use super::flow::{End, Flow, Moved, Shared};
@@ -117,6 +117,13 @@ impl Flows {
             client.reregister(&self.registry, token(key, End::Client))?;
         }
         Ok(moved)
+    }
+
+    /// Takes from a flow the connection that it has no use for, and where that goes.
+    pub fn take_spare(&mut self, key: usize) -> Option<(Address, Leg)> {
+        let (to, mut leg) = self.slab.get_mut(key)?.spare()?;
+        leg.deregister(&self.registry).ok()?;
+        Some((to, leg))
     }
 
     /// Takes a flow out. Its ends are watched no more once they are closed.

@@ -2,6 +2,7 @@
 
 use std::io::{self, IoSlice, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr};
+use std::sync::Arc;
 
 use mio::event::Source;
 use mio::net::TcpStream;
@@ -9,6 +10,8 @@ use mio::{Interest, Registry, Token};
 use viaduct_proto::flow::Failure;
 use viaduct_sys::tcp;
 
+use super::below::Ends;
+use super::target::error_of;
 use super::trickles::Trickle;
 use super::tunnels::Session;
 
@@ -20,6 +23,8 @@ const TO_READ: Interest = Interest::READABLE.add(Interest::PRIORITY);
 pub enum Leg {
     /// A connection.
     Tcp(TcpStream),
+    /// One that a master below carries on.
+    Below(TcpStream, Arc<Ends>),
     /// A session of a tunnel.
     Session(Session),
     /// A connection of Trickles.
@@ -29,18 +34,26 @@ pub enum Leg {
 }
 
 impl Leg {
+    /// A connection between these two ends, which may have come by a master below.
+    pub fn of(stream: std::net::TcpStream, client: SocketAddr, own: SocketAddr) -> Leg {
+        let is = stream.peer_addr().is_ok_and(|peer| peer.ip().to_canonical() == client.ip());
+        let stream = TcpStream::from_std(stream);
+        if is { Leg::Tcp(stream) } else { Leg::Below(stream, Ends::between(own, client)) }
+    }
+
     /// The connection, if it is one: two of them can be spliced.
     pub fn tcp(&self) -> Option<&TcpStream> {
         match self {
-            Leg::Tcp(stream) => Some(stream),
+            Leg::Tcp(stream) | Leg::Below(stream, _) => Some(stream),
             Leg::Session(_) | Leg::Trickles(_) | Leg::Elsewhere => None,
         }
     }
 
-    /// Our address, and the other's, where this is known.
-    pub fn names(&self) -> Option<[SocketAddr; 2]> {
+    /// The addresses of a connection: its own, as the far end sees it, and the far end's.
+    pub fn names(&self) -> Option<(SocketAddr, SocketAddr)> {
         match self {
-            Leg::Tcp(stream) => Some([stream.local_addr().ok()?, stream.peer_addr().ok()?]),
+            Leg::Tcp(stream) => stream.local_addr().ok().zip(stream.peer_addr().ok()),
+            Leg::Below(_, ends) => ends.own.get().map(|own| (*own, ends.peer)),
             Leg::Trickles(trickle) => trickle.names(),
             Leg::Session(_) | Leg::Elsewhere => None,
         }
@@ -49,7 +62,9 @@ impl Leg {
     /// Has the loop told, by `token`, when it can be read or written.
     pub fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         match self {
-            Leg::Tcp(stream) => stream.register(registry, token, TO_READ | Interest::WRITABLE),
+            Leg::Tcp(stream) | Leg::Below(stream, _) => {
+                stream.register(registry, token, TO_READ | Interest::WRITABLE)
+            }
             Leg::Session(session) => {
                 session.register(token);
                 Ok(())
@@ -65,16 +80,26 @@ impl Leg {
     /// The same for reading alone, of an end that takes what it is given until it has said no.
     pub fn register_to_read(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         match self {
-            Leg::Tcp(stream) => stream.register(registry, token, TO_READ),
-            _ => self.register(registry, token),
+            Leg::Tcp(stream) | Leg::Below(stream, _) => stream.register(registry, token, TO_READ),
+            Leg::Session(_) | Leg::Trickles(_) | Leg::Elsewhere => self.register(registry, token),
         }
     }
 
     /// Has the loop told of room as well, or by another token than before.
     pub fn reregister(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         match self {
-            Leg::Tcp(stream) => stream.reregister(registry, token, TO_READ | Interest::WRITABLE),
-            _ => self.register(registry, token),
+            Leg::Tcp(stream) | Leg::Below(stream, _) => {
+                stream.reregister(registry, token, TO_READ | Interest::WRITABLE)
+            }
+            Leg::Session(_) | Leg::Trickles(_) | Leg::Elsewhere => self.register(registry, token),
+        }
+    }
+
+    /// Has the loop told of it no more.
+    pub fn deregister(&mut self, registry: &Registry) -> io::Result<()> {
+        match self {
+            Leg::Tcp(stream) | Leg::Below(stream, _) => stream.deregister(registry),
+            Leg::Session(_) | Leg::Trickles(_) | Leg::Elsewhere => Ok(()),
         }
     }
 
@@ -82,6 +107,10 @@ impl Leg {
     pub fn check_connected(&self) -> io::Result<bool> {
         let stream = match self {
             Leg::Tcp(stream) => stream,
+            Leg::Below(stream, ends) => match ends.refused.get() {
+                Some(&why) => return Err(error_of(why)),
+                None => stream,
+            },
             Leg::Session(session) => return session.check_connected(),
             Leg::Trickles(trickle) => return trickle.check_connected(),
             Leg::Elsewhere => return Ok(false),
@@ -99,7 +128,7 @@ impl Leg {
     /// Reads what is there; `Some(0)` at the end, `None` if nothing is there now.
     pub fn read(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
         match self {
-            Leg::Tcp(stream) => unless_blocked(|| stream.read(into)),
+            Leg::Tcp(stream) | Leg::Below(stream, _) => unless_blocked(|| stream.read(into)),
             Leg::Session(session) => session.read(into),
             Leg::Trickles(trickle) => trickle.read(into),
             Leg::Elsewhere => Ok(None),
@@ -109,7 +138,9 @@ impl Leg {
     /// Writes what it can of `pieces`; `None` if it takes nothing now.
     pub fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
         match self {
-            Leg::Tcp(stream) => unless_blocked(|| stream.write_vectored(pieces)),
+            Leg::Tcp(stream) | Leg::Below(stream, _) => {
+                unless_blocked(|| stream.write_vectored(pieces))
+            }
             Leg::Session(session) => session.write(pieces),
             Leg::Trickles(trickle) => trickle.write(pieces),
             Leg::Elsewhere => Ok(None),
@@ -119,7 +150,7 @@ impl Leg {
     /// Ends the direction towards it, which may have gone already.
     pub fn shutdown(&mut self) -> io::Result<()> {
         let stream = match self {
-            Leg::Tcp(stream) => stream,
+            Leg::Tcp(stream) | Leg::Below(stream, _) => stream,
             Leg::Session(session) => return session.shutdown(),
             Leg::Trickles(trickle) => return trickle.shutdown(),
             Leg::Elsewhere => return Ok(()),
@@ -133,7 +164,7 @@ impl Leg {
     /// Has it end by a reset when it is closed, and says why where that can be said.
     pub fn reset(&mut self, why: Failure) {
         match self {
-            Leg::Tcp(stream) => drop(tcp::reset_on_close(&*stream)),
+            Leg::Tcp(stream) | Leg::Below(stream, _) => drop(tcp::reset_on_close(&*stream)),
             Leg::Session(session) => session.reset(why),
             Leg::Trickles(trickle) => trickle.reset(),
             Leg::Elsewhere => {}

@@ -29,6 +29,8 @@ pub struct Limits {
     pub early: Option<(usize, Duration)>,
     /// How long a server may take to answer.
     pub connect: Duration,
+    /// How long whoever comes through handlers may take to say what they want to hear.
+    pub words: Duration,
     /// How long an end may say nothing before it is probed.
     pub keep_alive: Option<Duration>,
     /// How long a flow may say nothing.
@@ -50,6 +52,8 @@ pub enum Order {
     Call(Box<Call>),
     /// Take in a connection to a wrapped program.
     Arrive(Box<Arrival>),
+    /// What this flow waited for to reach its program is there, if it is still this one.
+    Reach(usize, u64),
     /// Ask the handlers of a wrapped program's flow.
     Ask(Box<Asked>),
     /// Have this hear of what all handlers say to programs.
@@ -89,6 +93,11 @@ impl Worker {
             match order {
                 Order::Call(call) => self.call(*call, now),
                 Order::Arrive(arrival) => self.arrive(*arrival, now),
+                Order::Reach(key, id) => {
+                    if self.flows.get(key).is_some_and(|flow| flow.id == id) {
+                        self.reach(key);
+                    }
+                }
                 Order::Ask(asked) => self.ask(*asked, now),
                 Order::Listen(listens) => self.aware.listen(listens),
                 Order::Show(reply) => drop(reply.send(self.stats())),

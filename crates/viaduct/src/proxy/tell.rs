@@ -21,6 +21,7 @@ use viaduct_sys::bpf::SynOption;
 use viaduct_sys::tcp::{self, TcpOptions, Telling};
 
 use super::agreeing::Agreeing;
+use super::below::Below;
 use super::policy::Policies;
 use super::trickles;
 use super::tunnels::Outlet;
@@ -48,6 +49,8 @@ pub struct Teller {
     pub trickles: trickles::Outlets,
     /// What is agreed on with far ends, if anything is.
     pub agreeing: Option<Arc<Agreeing>>,
+    /// Who carries what goes on from here, if that is not the kernel.
+    pub below: Option<Arc<dyn Below>>,
     /// What writes options, once it was needed; nothing if it cannot be had.
     program: OnceCell<Option<SynOption>>,
 }
@@ -60,7 +63,7 @@ impl Teller {
     pub fn new(tell: Option<Tell>, policies: &Policies) -> Result<Teller> {
         let (outlets, program) = (HashMap::new(), OnceCell::new());
         let trickles = trickles::Outlets::default();
-        let teller = Teller { tell, outlets, trickles, agreeing: None, program };
+        let teller = Teller { tell, outlets, trickles, agreeing: None, below: None, program };
         teller.prepare(policies)?;
         Ok(teller)
     }

@@ -30,7 +30,10 @@ impl Worker {
     pub(super) fn fulfil(&mut self, key: usize, now: Instant) {
         self.pass_events(key);
         let Some(through) = self.flows.at(key).through() else { return };
-        for want in through.wants() {
+        let wants = through.wants();
+        // Whatever is not used now is closed.
+        let mut spare = self.flows.take_spare(key);
+        for want in wants {
             match want {
                 Want::Connect(id, to, from) => self.connect_wire(key, id, (to, from), now),
                 Want::Claim(name) => drop(self.claims.insert(name, key)),
@@ -41,7 +44,7 @@ impl Worker {
                 }
                 Want::Give(name) => return self.give(key, &name, now),
                 Want::Wake(name) => self.wake(&name, now),
-                Want::Spawn(spawn) => self.spawn(key, &spawn, now),
+                Want::Spawn(spawn) => self.spawn(key, &spawn, spare.take(), now),
             }
         }
     }
@@ -65,8 +68,8 @@ impl Worker {
         }
     }
 
-    /// Makes a flow that the handlers of flow `key` want.
-    fn spawn(&mut self, key: usize, spawn: &Spawn, now: Instant) {
+    /// Makes a flow that the handlers of flow `key` want; over `spare`, if that goes there.
+    fn spawn(&mut self, key: usize, spawn: &Spawn, spare: Option<(Address, Leg)>, now: Instant) {
         let source = self.flows.at(key).source();
         let Some(through) = self.flows.at(key).through() else { return };
         let made = through.spawned(spawn, now);
@@ -79,6 +82,9 @@ impl Worker {
         let flow = made.and_then(|(through, goal)| {
             let network = match goal {
                 None => Leg::Elsewhere,
+                Some((to, None)) if spare.as_ref().is_some_and(|(there, _)| *there == to) => {
+                    spare.map(|(_, leg)| leg)?
+                }
                 Some((to, from)) => dial(&to, from, self.options, &self.teller)
                     .inspect_err(|error| debug!("a connection to be shared: {error}"))
                     .ok()?,

@@ -81,6 +81,8 @@ pub struct Worker {
     pub(super) interception: Arc<Interception>,
     pub(super) stats: ProxyStats,
     pub(super) orders: mpsc::Receiver<Order>,
+    /// The way here, for whoever has something to say later.
+    pub(super) own: ToWorker,
     /// The log knows that clients cannot be accepted.
     pub(super) complained: bool,
     /// When it had a flow last.
@@ -134,6 +136,7 @@ impl Worker {
         let tunnels = tunnels.map(|of| Tunnels::new(of, poll.registry().try_clone()?, time()));
         let tunnels = tunnels.transpose()?;
         teller.agreeing.clone_from(&settings.agreeing);
+        teller.below.clone_from(&settings.below);
         teller.outlets = tunnels.as_ref().map(Tunnels::outlets).unwrap_or_default();
         let (name, run_dir) = (&settings.name, settings.run_dir.clone());
         let trickles = Trickles::new(poll.registry().try_clone()?, TRICKLES, name, run_dir);
@@ -162,6 +165,7 @@ impl Worker {
             interception,
             stats: ProxyStats::default(),
             orders,
+            own: to_worker.clone(),
             complained: false,
             busy: time(),
             deadline: None,
@@ -183,18 +187,20 @@ impl Worker {
                 }
                 _ => {}
             }
-            let now = time();
+            // A turn may take milliseconds, and paths are measured to less: each step has its own time.
             for event in &events {
-                self.handle(event, now);
+                self.handle(event, time());
             }
             for key in std::mem::take(&mut self.again) {
-                self.drive(key, End::Client, false, false, now);
+                self.drive(key, End::Client, false, false, time());
             }
+            let now = time();
             while let Some(key) = self.flows.poll_alarm(now) {
                 self.drive(key, End::Client, false, false, now);
             }
             self.trickle(now);
-            self.pump(now);
+            self.pump();
+            let now = time();
             if now >= sweep_at {
                 self.sweep(now);
                 sweep_at = now + SWEEP;

@@ -1,68 +1,212 @@
-//! Masters above each other: whoever has handlers of its own runs as a program of the master below, and
-//! what it sends on is that one's to carry.
+//! Masters above each other: whoever has handlers of its own, and a master below, sends what they send on to
+//! that one, as its programs do.
 //!
 //! ```text
-//!   viaduct run --master N +crypt -- ssh mars     is     viaduct run --master N -- viaduct run +crypt -- ssh mars
-//!   viaduct master --name U --master N +crypt     is     viaduct run --master N -- viaduct master --name U +crypt
+//!   program ── Call ──▶ worker: handlers ── Above::connect ──▶ Joined ── Call ──▶ the master below ══▶ far end
+//!   client ══▶ the master below ══ Between: a leg ══▶ worker: handlers ══▶ program
 //! ```
+//!
+//! A leg between the two is a connection over the loopback interface, which one end begins at a meeting
+//! ([`viaduct_sys::meeting`]) and the other crosses: it is in progress until the far end has answered, as a
+//! wrapped program's is. It needs no right, whichever the interposer.
 
-use std::env;
-use std::ffi::{OsStr, OsString};
-use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::{Arc, Weak};
 
 use anyhow::{Context, Result};
+use tracing::debug;
+use viaduct_proto::flow::{Address, Failure};
+use viaduct_proto::wrap::wire::Welcome;
+use viaduct_proto::wrap::{Fate, Rules, Transport};
+use viaduct_sys::meeting::Meeting;
+use viaduct_sys::pending::{Begun, Closed, Pending};
+use viaduct_sys::tcp::{self, TcpOptions};
 
-use super::words::unfold;
-use super::wrapper;
+use super::joined::Joined;
+use crate::proxy::below::{Below, Ends};
+use crate::proxy::calls::{Arrival, Call, Held, Program};
+use crate::proxy::leg::Leg;
+use crate::proxy::orders::{Order, ToWorker};
+use crate::proxy::through::Factories;
 
-/// Runs this process's command line, without its `--master`, above `master`.
-pub fn run(master: &str, run_dir: &Path) -> Result<ExitCode> {
-    let own = env::current_exe().context("find out where viaduct is")?;
-    wrapper::run(words(unfold(env::args_os()), own, master, run_dir))
+/// The way to a master below.
+#[derive(Debug)]
+pub struct Above {
+    below: Arc<Joined>,
+    /// What is its to carry.
+    theirs: Rules,
+    /// The kernel does all of its work: bytes a second at most, or 0.
+    offload: Option<u64>,
+    meeting: Meeting,
+    closed: Arc<Closed>,
 }
 
-fn words(said: Vec<OsString>, own: PathBuf, master: &str, run_dir: &Path) -> Vec<OsString> {
-    let mut below: Vec<OsString> = vec!["viaduct".into(), "run".into()];
-    below.push(format!("--master={master}").into());
-    below.push("--run-dir".into());
-    below.push(run_dir.into());
-    below.extend(["--".into(), own.into()]);
-    let mut said = said.into_iter().skip(1);
-    let mut options = true;
-    while let Some(word) = said.next() {
-        options &= word != "--";
-        if options && word == "--master" {
-            said.next();
-        } else if !(options && starts(&word, "--master=")) {
-            below.push(word);
+impl Above {
+    /// To `below`, which has said this of what it carries.
+    ///
+    /// # Errors
+    /// There is no loopback interface, or no port is free.
+    pub fn new(below: Arc<Joined>, welcome: &Welcome) -> Result<Above> {
+        let Welcome { rules: theirs, offload, .. } = *welcome;
+        let meeting = Meeting::open().context("open the meeting")?;
+        let closed = Arc::new(Closed::open().context("reserve a port that is closed")?);
+        Ok(Above { below, theirs, offload, meeting, closed })
+    }
+
+    /// Begins what a program asks for: by the handlers of `worker` if `rules` want it, else by the master below.
+    pub fn call(&self, call: Call, rules: &Rules, worker: &ToWorker) {
+        match call.to {
+            Address::Ip(to) if rules.fate(Transport::Tcp, to) == Fate::Leave => {
+                self.below.call(call);
+            }
+            _ => worker.tell(Order::Call(Box::new(call))),
         }
     }
-    below
-}
 
-fn starts(word: &OsStr, with: &str) -> bool {
-    word.as_encoded_bytes().starts_with(with.as_bytes())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_run_with_handlers_is_a_program_of_the_master_below() {
-        let below = |line: &str| {
-            let said = line.split(' ').map(OsString::from).collect();
-            let words = words(said, "/bin/viaduct".into(), "N", Path::new("/run/v"));
-            words.join(OsStr::new(" ")).into_string().unwrap()
-        };
-        let run = "viaduct run --master=N --run-dir /run/v -- /bin/viaduct";
-        for said in ["--master N --handler=crypt", "--handler=crypt --master=N"] {
-            assert_eq!(
-                below(&format!("viaduct run {said} -- x --master y")),
-                format!("{run} run --handler=crypt -- x --master y")
-            );
+    /// Takes in a connection to a program: it passes the master below first.
+    pub fn arrive(self: &Arc<Above>, arrival: Arrival, worker: &ToWorker) {
+        if self.offload.is_some() {
+            return worker.tell(Order::Arrive(Box::new(arrival)));
         }
-        assert_eq!(below("viaduct master --name U --master N"), format!("{run} master --name U"));
+        let Arrival { stream, client, own, handlers, program } = arrival;
+        let next = Next { client, own, handlers, program, worker: worker.clone() };
+        let program = Box::new(Between { above: self.clone(), pending: None, next: Some(next) });
+        self.below.arrive(Arrival { stream, client, own, handlers: None, program });
+    }
+
+    /// A socket of ours whose connect is in progress, and that connect.
+    fn leg(&self, v4: bool) -> io::Result<(TcpStream, Pending)> {
+        let at = self.meeting.at(v4).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let near = tcp::bound(SocketAddr::new(at.ip(), 0), TcpOptions::default())?;
+        match Pending::begin(near.try_clone()?.into(), at)? {
+            Begun::Waits(pending) => Ok((near, pending)),
+            Begun::Connected => Err(io::ErrorKind::AlreadyExists.into()),
+        }
+    }
+}
+
+impl Below for Above {
+    fn connect(&self, to: SocketAddr, from: Option<SocketAddr>) -> io::Result<Leg> {
+        match (self.theirs.fate(Transport::Tcp, to), self.offload) {
+            (Fate::Refuse, _) => Err(io::ErrorKind::PermissionDenied.into()),
+            (Fate::Leave, _) => direct(to, from, None),
+            (Fate::Divert, Some(rate)) => direct(to, from, Some(rate).filter(|rate| *rate > 0)),
+            (Fate::Divert, None) if from.is_some() => {
+                Err(io::Error::other("a master below chooses the address that it connects from"))
+            }
+            (Fate::Divert, None) => {
+                let (near, pending) = self.leg(to.is_ipv4())?;
+                let (source, place) = (pending.program()?, self.meeting.place(to.is_ipv4())?);
+                let ends = Ends::of(to);
+                let (place, closed) = (Some(place), self.closed.clone());
+                let reach =
+                    Reach { ends: Arc::downgrade(&ends), pending: Some(pending), place, closed };
+                self.below.call(Call { to: to.into(), source, held: Box::new(reach) });
+                Ok(Leg::Below(mio::net::TcpStream::from_std(near), ends))
+            }
+        }
+    }
+}
+
+/// As if no master were below; at most at this rate, in bytes a second.
+fn direct(to: SocketAddr, from: Option<SocketAddr>, rate: Option<u64>) -> io::Result<Leg> {
+    let stream = tcp::connect(to, from, TcpOptions::default())?;
+    rate.map_or(Ok(()), |rate| tcp::pace(&stream, rate))?;
+    Ok(Leg::Tcp(mio::net::TcpStream::from_std(stream)))
+}
+
+/// A leg of the worker's to the master below.
+#[derive(Debug)]
+struct Reach {
+    /// Gone with the leg.
+    ends: Weak<Ends>,
+    pending: Option<Pending>,
+    place: Option<TcpStream>,
+    closed: Arc<Closed>,
+}
+
+impl Held for Reach {
+    fn named(&mut self, own: SocketAddr) {
+        if let Some(ends) = self.ends.upgrade() {
+            // It is said once.
+            let _ = ends.own.set(own);
+        }
+    }
+
+    fn place(&mut self) -> io::Result<TcpStream> {
+        self.place.take().ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    fn meet(&mut self, place: &TcpStream) -> io::Result<()> {
+        let pending = self.pending.take().ok_or(io::ErrorKind::NotConnected)?;
+        if self.ends.strong_count() == 0 {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        tcp::connect_bound(place, pending.program()?)
+    }
+
+    fn refuse(&mut self, why: Failure) {
+        let (Some(pending), Some(ends)) = (self.pending.take(), self.ends.upgrade()) else {
+            return;
+        };
+        let _ = ends.refused.set(why);
+        // So that the worker looks.
+        if let Err(error) = pending.refuse(&self.closed) {
+            debug!("a leg to the master below: {error}");
+        }
+    }
+}
+
+impl Drop for Reach {
+    /// Nobody carries it any more.
+    fn drop(&mut self) {
+        self.refuse(Failure::Reset);
+    }
+}
+
+/// A connection to a program, while the master below has it.
+#[derive(Debug)]
+struct Between {
+    above: Arc<Above>,
+    /// The connect that the master below crosses.
+    pending: Option<Pending>,
+    next: Option<Next>,
+}
+
+/// What becomes of it then.
+#[derive(Debug)]
+struct Next {
+    client: SocketAddr,
+    own: SocketAddr,
+    handlers: Option<Factories>,
+    program: Box<dyn Program>,
+    worker: ToWorker,
+}
+
+impl Program for Between {
+    fn place(&mut self) -> io::Result<TcpStream> {
+        let client = self.next.as_ref().ok_or(io::ErrorKind::NotConnected)?.client;
+        let (_, pending) = self.above.leg(client.is_ipv4())?;
+        self.pending = Some(pending);
+        self.above.meeting.place(client.is_ipv4())
+    }
+
+    fn another(&self) -> Option<Box<dyn Program>> {
+        let of = self.next.as_ref()?;
+        let (program, worker) = (of.program.another()?, of.worker.clone());
+        let next =
+            Next { client: of.client, own: of.own, handlers: of.handlers.clone(), program, worker };
+        Some(Box::new(Between { above: self.above.clone(), pending: None, next: Some(next) }))
+    }
+
+    fn connect(&mut self, place: &TcpStream) -> io::Result<()> {
+        let (pending, next) =
+            self.pending.take().zip(self.next.take()).ok_or(io::ErrorKind::NotConnected)?;
+        tcp::connect_bound(place, pending.program()?)?;
+        let stream = TcpStream::from(pending.finish()?);
+        let Next { client, own, handlers, program, worker } = next;
+        worker.tell(Order::Arrive(Box::new(Arrival { stream, client, own, handlers, program })));
+        Ok(())
     }
 }

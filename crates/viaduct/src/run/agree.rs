@@ -87,14 +87,18 @@ pub struct Agreed {
 
 impl Agreed {
     /// Begins for `chain`: connections and listeners of programs that are seen by `via` and opened from
-    /// now on agree.
+    /// now on agree; above a master by first bytes alone, for the SYNs are that one's.
     ///
     /// # Errors
     /// It takes a right that is missing.
-    pub fn begin(&self, via: Via, chain: &Factories) -> Result<Begun> {
+    pub fn begin(&self, via: Via, chain: &Factories, above: bool) -> Result<Begun> {
         let greeting = || Begun::Greeting(greeting(&self.terms, chain, &self.both_ends));
         match via {
-            _ if self.greets => Ok(greeting()),
+            _ if self.greets || above && self.insists => Ok(greeting()),
+            _ if above => Err(anyhow!(
+                "--prefer offers in SYNs, which above a master (--master) are that one's; --require can do \
+                 without"
+            )),
             Via::Seccomp | Via::Preload if self.insists => Ok(greeting()),
             Via::Seccomp | Via::Preload => Err(anyhow!(
                 "--prefer offers in SYNs, so that plain peers are not harmed, which takes root and --via \
@@ -109,11 +113,6 @@ impl Agreed {
     }
 
     fn offer(&self, chain: &Factories) -> Result<Begun> {
-        // What is agreed on belongs to one connection.
-        if let Some(of) = chain.iter().find(|of| of.shares()) {
-            let name = of.name();
-            return Err(anyhow!("{name} cannot be agreed on in SYNs: name it at both ends"));
-        }
         let ports = Ports::new().map_err(|why| {
             anyhow!("--prefer and --require say what they offer in SYNs, by BPF: {why}")
         })?;

@@ -6,10 +6,14 @@
 //!   program ── its socket ──▶ hall ══ TUN ══▶ rules ─▶ flow::datagrams::Passage ─▶ a socket outside ──▶
 //!           ◀── from whom it is ── hall ◀═ TUN ═ Passage ◀──────────────────────────── socket ◀──────
 //! ```
+//!
+//! Of IPv6, what comes in and what goes to `::1` pass the hall's loopback interface, as the kernel wants it.
+
+mod outside;
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -18,15 +22,16 @@ use anyhow::Result;
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use rustix::net::sockopt;
 use tracing::{debug, warn};
 use viaduct_proto::flow::datagrams::{Ends, Passage, Taken, Way};
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::wire::datagram::{Datagram, emit, undelivered};
 use viaduct_proto::wrap::{Fate, Rules, Transport};
+use viaduct_sys::clock;
+use viaduct_sys::hall::{self, Loop, Own};
 use viaduct_sys::thread::set_timer_slack;
-use viaduct_sys::{clock, hall};
 
+use self::outside::{All, Outside};
 use super::Plan;
 use super::datagrams::{self, Passed};
 use super::hall::Hall;
@@ -42,18 +47,20 @@ const TURN: usize = 64;
 const LOOK: Duration = Duration::from_millis(1000);
 /// How late a datagram may go on so that the machine wakes up less often: not at all.
 const SLACK: Duration = Duration::from_nanos(1);
-/// The headers of IPv4, as the kernel writes them, and of UDP.
-const HEADERS: usize = 28;
-/// What the events of the TUN bear.
+/// The headers of IPv4 and of IPv6, as the kernel writes them, and of UDP.
+const HEADERS: [usize; 2] = [28, 48];
+/// What events bear: the TUN's, and the loopback interface's. Those of sockets have numbers.
 const TUN: u64 = u64::MAX;
+const LOOP: u64 = u64::MAX - 1;
 
 /// Whoever carries them.
 #[derive(Debug)]
 pub struct Carried {
     hall: Hall,
     tun: OwnedFd,
+    v6: Option<Loop>,
     epoll: OwnedFd,
-    own: Ipv4Addr,
+    own: Own,
     state: Mutex<State>,
 }
 
@@ -61,21 +68,12 @@ struct State {
     passage: Passage,
     rules: Rules,
     report: Option<Report>,
-    /// By the address and the port that the program knows.
-    outside: HashMap<u64, Outside>,
+    outside: All,
     /// By what the passage calls them.
     waiting: HashMap<u32, Held>,
     next: u32,
     lost: u64,
     looked: Instant,
-}
-
-/// A socket of ours for one of a program's.
-#[derive(Debug)]
-struct Outside {
-    socket: Arc<UdpSocket>,
-    /// The address that the program has bound its own to; unspecified, if to none.
-    at: Ipv4Addr,
 }
 
 /// A datagram that waits for its time.
@@ -92,21 +90,23 @@ impl Carried {
     /// They cannot: why.
     pub fn start(plan: &Plan) -> Result<Arc<Carried>> {
         let passage = datagrams::passage(plan).map_err(anyhow::Error::msg)?;
-        let (hall, tun) = Hall::open_for_datagrams()?;
+        let (hall, tun, v6) = Hall::open_for_datagrams()?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &tun, epoll::EventData::new_u64(TUN), epoll::EventFlags::IN)?;
+        if let Some(v6) = &v6 {
+            epoll::add(&epoll, v6, epoll::EventData::new_u64(LOOP), epoll::EventFlags::IN)?;
+        }
         let state = Mutex::new(State {
             passage,
             rules: plan.rules,
             report: plan.report.clone(),
-            outside: HashMap::new(),
+            outside: All::default(),
             waiting: HashMap::new(),
             next: 0,
             lost: 0,
             looked: now(),
         });
-        let own = hall::own_address();
-        let carried = Arc::new(Carried { hall, tun, epoll, own, state });
+        let carried = Arc::new(Carried { hall, tun, v6, epoll, own: Own::ask(), state });
         let carries = carried.clone();
         let carry = move || {
             if let Err(error) = set_timer_slack(SLACK) {
@@ -120,33 +120,29 @@ impl Carried {
         Ok(carried)
     }
 
-    /// A socket of UDP for a program.
+    /// A socket of UDP for a program, of IPv6 or of IPv4.
     ///
     /// # Errors
     /// No descriptor is left.
-    pub fn socket(&self) -> io::Result<OwnedFd> {
-        self.hall.datagram_socket()
+    pub fn socket(&self, v6: bool) -> io::Result<OwnedFd> {
+        self.hall.datagram_socket(v6)
     }
 
-    /// Binds `socket`, a duplicate of a program's, as it asks for.
+    /// Binds `socket`, a duplicate of a program's, which may be of IPv6, as it asks for.
     ///
     /// # Errors
     /// What the program is to be told: its address is taken, or another host's.
-    pub fn bind(&self, socket: &OwnedFd, ip: Ipv4Addr, port: u16) -> io::Result<()> {
+    pub fn bind(&self, socket: &OwnedFd, v6: bool, at: SocketAddr) -> io::Result<()> {
         let mut state = self.state();
         self.sweep(&mut state);
-        let outside = rustix::net::socket_with(
-            rustix::net::AddressFamily::INET,
-            rustix::net::SocketType::DGRAM,
-            rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK,
-            None,
-        )?;
-        sockopt::set_socket_reuseaddr(&outside, sockopt::socket_reuseaddr(socket)?)?;
-        sockopt::set_socket_reuseport(&outside, sockopt::socket_reuseport(socket)?)?;
-        rustix::net::bind(&outside, &SocketAddr::new(ip.into(), port))?;
-        let at: SocketAddr = rustix::net::getsockname(&outside)?.try_into()?;
-        rustix::net::bind(socket, &at)?;
-        self.open(&mut state, at.port(), ip, outside.into())
+        let outside = Outside::like(socket, v6, at)?;
+        let mut inside = SocketAddr::new(at.ip(), outside.port()?);
+        if let (IpAddr::V4(ip), true) = (at.ip(), v6) {
+            inside.set_ip(ip.to_ipv6_mapped().into());
+        }
+        rustix::net::bind(socket, &inside)?;
+        let port = inside.port();
+        self.open(&mut state, outside, port)
     }
 
     /// What handlers have let on so far.
@@ -177,7 +173,12 @@ impl Carried {
             }
             for event in &events {
                 match event.data.u64() {
-                    TUN => self.take_out(&mut packet),
+                    TUN => self
+                        .take_out(|packet| Ok(rustix::io::read(&self.tun, packet)?), &mut packet),
+                    LOOP => {
+                        let Some(v6) = &self.v6 else { continue };
+                        self.take_out(|packet| v6.read(packet), &mut packet);
+                    }
                     key => self.take_back(key, &mut packet),
                 }
             }
@@ -201,28 +202,27 @@ impl Carried {
     }
 
     /// What programs have sent.
-    fn take_out(&self, packet: &mut [u8]) {
+    fn take_out(&self, read: impl Fn(&mut [u8]) -> io::Result<usize>, packet: &mut [u8]) {
         for _ in 0..TURN {
-            let Ok(length) = rustix::io::read(&self.tun, &mut *packet) else { return };
-            let Some(datagram) = Datagram::parse(&packet[..length]) else { continue };
+            let Ok(length) = read(packet) else { return };
+            let packet = &packet[..length];
+            let Some(datagram) = Datagram::parse(packet) else { continue };
             let Datagram { source: own, destination: peer, bytes } = datagram;
-            let payload = packet[..length].get(HEADERS..HEADERS + bytes);
-            let (Some(bytes), true) = (payload, own.is_ipv4()) else { continue };
+            let head = HEADERS[usize::from(own.is_ipv6())];
+            // Pieces of one that is longer than a packet are nobody's.
+            let Some(bytes) = packet.get(head..head + bytes) else { continue };
             let held = Held { way: Way::Out, ends: Ends { own, peer }, bytes: bytes.to_vec() };
             self.take(held);
         }
     }
 
     /// What has come to one of ours.
-    fn take_back(&self, key: u64, packet: &mut [u8]) {
-        let port = key as u16;
-        let (socket, at) = match self.state().outside.get(&key) {
-            Some(outside) => (outside.socket.clone(), outside.at),
-            None => return,
-        };
+    fn take_back(&self, number: u64, packet: &mut [u8]) {
+        let Some(outside) = self.state().outside.get(number) else { return };
+        let Outside { socket, at, port, .. } = outside;
+        let own = |peer: IpAddr| SocketAddr::new(self.own.towards(at.of(peer), peer), port);
         while let Some(error) = hall::take_error(socket.as_fd()) {
-            let (own, peer) = (self.own(at, error.to.ip(), port), error.to.into());
-            self.write(&undelivered(own, peer, error.why));
+            self.write(&undelivered(own(error.to.ip()), error.to, error.why));
         }
         for _ in 0..TURN {
             let (length, peer) = match socket.recv_from(packet) {
@@ -231,20 +231,10 @@ impl Carried {
                 // What was said of a datagram that did not arrive.
                 Err(_) => continue,
             };
-            let SocketAddr::V4(from) = peer else { continue };
-            let ends = Ends { own: self.own(at, from.ip(), port), peer };
+            let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
+            let ends = Ends { own: own(peer.ip()), peer };
             self.take(Held { way: Way::Back, ends, bytes: packet[..length].to_vec() });
         }
-    }
-
-    /// The end that a program's datagrams to `peer` come from.
-    fn own(&self, at: Ipv4Addr, peer: &Ipv4Addr, port: u16) -> SocketAddr {
-        let ip = match (at.is_unspecified(), peer.is_loopback()) {
-            (false, _) => at,
-            (true, true) => Ipv4Addr::LOCALHOST,
-            (true, false) => self.own,
-        };
-        SocketAddr::new(ip.into(), port)
     }
 
     fn take(&self, held: Held) {
@@ -301,36 +291,27 @@ impl Carried {
         peer: SocketAddr,
         bytes: &[u8],
     ) -> io::Result<()> {
-        let SocketAddr::V4(own) = own else { return Ok(()) };
-        let keys = [*own.ip(), Ipv4Addr::UNSPECIFIED].map(|ip| key(ip, own.port()));
-        if !keys.iter().any(|key| state.outside.contains_key(key)) {
+        if state.outside.find(own).is_none() {
             // The program has not bound it, so that another port will do.
-            let outside = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, own.port()))
-                .or_else(|_| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))?;
-            self.open(state, own.port(), Ipv4Addr::UNSPECIFIED, outside)?;
+            let any: IpAddr = match own.ip() {
+                IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+                IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+            };
+            let at = |port| Outside::at(SocketAddr::new(any, port));
+            let outside = at(own.port()).or_else(|_| at(0))?;
+            self.open(state, outside, own.port())?;
         }
-        let outside = keys.iter().find_map(|key| state.outside.get(key));
-        let Some(outside) = outside else { return Ok(()) };
-        let sent = outside.socket.send_to(bytes, peer);
+        let Some(outside) = state.outside.find(own) else { return Ok(()) };
         // What is said of an earlier one is said first, once.
-        sent.or_else(|_| outside.socket.send_to(bytes, peer)).map(drop)
+        outside.send(bytes, peer).or_else(|_| outside.send(bytes, peer))
     }
 
-    /// A socket of ours for a program's at `port`.
-    fn open(
-        &self,
-        state: &mut State,
-        port: u16,
-        at: Ipv4Addr,
-        socket: UdpSocket,
-    ) -> io::Result<()> {
-        socket.set_nonblocking(true)?;
-        // Whether the program may is asked in the hall.
-        socket.set_broadcast(true)?;
-        hall::hear_errors(&socket)?;
-        let data = epoll::EventData::new_u64(key(at, port));
-        epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN)?;
-        state.outside.insert(key(at, port), Outside { socket: Arc::new(socket), at });
+    /// Keeps a socket of ours for a program's at `port`.
+    fn open(&self, state: &mut State, outside: Outside, port: u16) -> io::Result<()> {
+        let number = state.outside.next();
+        let data = epoll::EventData::new_u64(number);
+        epoll::add(&self.epoll, &outside.socket, data, epoll::EventFlags::IN)?;
+        state.outside.add(number, Outside { port, ..outside });
         Ok(())
     }
 
@@ -345,12 +326,16 @@ impl Carried {
         let waits = |port| {
             waiting.values().any(|held| held.way == Way::Out && held.ends.own.port() == port)
         };
-        state.outside.retain(|key, _| ports.contains(&(*key as u16)) || waits(*key as u16));
+        state.outside.retain(|port| ports.contains(&port) || waits(port));
     }
 
     /// Hands the hall a packet, which drops it if nobody is there.
     fn write(&self, packet: &[u8]) {
-        if let Err(error) = rustix::io::write(&self.tun, packet) {
+        let written = match &self.v6 {
+            Some(v6) if packet.first().is_some_and(|first| first >> 4 == 6) => v6.write(packet),
+            _ => rustix::io::write(&self.tun, packet).map(drop).map_err(io::Error::from),
+        };
+        if let Err(error) = written {
             debug!("a datagram to a program: {error}");
         }
     }
@@ -358,11 +343,6 @@ impl Carried {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// What ours is known by: never as the TUN is.
-fn key(at: Ipv4Addr, port: u16) -> u64 {
-    u64::from(u32::from(at)) << 16 | u64::from(port)
 }
 
 impl std::fmt::Debug for State {

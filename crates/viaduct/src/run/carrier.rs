@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use viaduct_proto::wrap::Rules;
+
+use super::above::Above;
 use super::joined::Joined;
 use crate::proxy::calls::{Arrival, Call};
 use crate::proxy::orders::{Order, ToWorker};
@@ -13,6 +16,8 @@ pub enum Carrier {
     Own(ToWorker),
     /// A shared master.
     Shared(Arc<Joined>),
+    /// This process, and a master below: what these rules leave is that one's alone.
+    Above(ToWorker, Arc<Above>, Box<Rules>),
 }
 
 impl Carrier {
@@ -21,6 +26,7 @@ impl Carrier {
         match self {
             Carrier::Own(worker) => worker.tell(Order::Call(Box::new(call))),
             Carrier::Shared(master) => master.call(call),
+            Carrier::Above(worker, above, rules) => above.call(call, rules, worker),
         }
     }
 
@@ -29,6 +35,7 @@ impl Carrier {
         match self {
             Carrier::Own(worker) => worker.tell(Order::Arrive(Box::new(arrival))),
             Carrier::Shared(master) => master.arrive(arrival),
+            Carrier::Above(worker, above, _) => above.arrive(arrival, worker),
         }
     }
 }

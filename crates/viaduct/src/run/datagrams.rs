@@ -114,6 +114,9 @@ pub fn notice(plan: &Plan, why: &str) -> String {
 
 /// Why this chain lets no datagrams through, if it does not.
 pub fn unable(plan: &Plan) -> Option<String> {
+    if plan.streams_below {
+        return Some("the master below lets nothing go around it, and carries streams".to_owned());
+    }
     let alone: Vec<&str> = streams_alone(&plan.chain).collect();
     match &alone[..] {
         [] => None,

@@ -28,7 +28,7 @@ use super::carrier::Carrier;
 use super::datagrams::{self, Fares, Holder};
 use super::keep::Keep;
 use super::names::{Remote, place};
-use super::report::{self, Report, Reported};
+use super::report::{self, Report, Reported, Visited};
 use crate::proxy::aware::Whose;
 use crate::proxy::calls::{Arrival, Call, Held, Program};
 
@@ -105,7 +105,8 @@ pub fn start(
         let Some(inside) = divert.inside() else { continue };
         let carrier = carrier.clone();
         let door = agreeing.map(|(agreeing, _)| Door::new(agreeing.clone(), plan.report.clone()));
-        let take = move || take_in(&listener, &inside, &carrier, door);
+        let report = plan.report.clone();
+        let take = move || take_in(&listener, &inside, (&carrier, report.as_ref()), door);
         thread::Builder::new().name("arrivals".to_owned()).spawn(take)?;
     }
     let raw = Raw::open().context("open raw sockets")?;
@@ -176,7 +177,12 @@ fn listener(at: IpAddr, save_syn: bool) -> io::Result<TcpListener> {
 }
 
 /// Takes connections to programs in for as long as the process runs.
-fn take_in(listener: &TcpListener, inside: &Inside, carrier: &Carrier, mut door: Option<Door>) {
+fn take_in(
+    listener: &TcpListener,
+    inside: &Inside,
+    (carrier, report): (&Carrier, Option<&Report>),
+    mut door: Option<Door>,
+) {
     let here = listener.local_addr().ok();
     loop {
         let (stream, client) = match listener.accept() {
@@ -202,6 +208,7 @@ fn take_in(listener: &TcpListener, inside: &Inside, carrier: &Carrier, mut door:
             },
         };
         let program = Box::new(Listening { client, own, inside: inside.clone() });
+        let program = Visited::of(program, own, report);
         carrier.arrive(Arrival { stream, client, own, handlers, program });
     }
 }

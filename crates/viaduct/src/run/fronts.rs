@@ -31,6 +31,7 @@ use viaduct_sys::tcp;
 
 use super::carrier::Carrier;
 use super::hall::Hall;
+use super::report::{Report, Visited};
 use crate::proxy::calls::{Arrival, Program};
 
 /// How often it is looked whether programs still listen, if nobody asks.
@@ -51,6 +52,7 @@ pub struct Fronts {
     /// Tells of the first, by 0.
     wake: OwnedFd,
     carrier: Carrier,
+    report: Option<Report>,
 }
 
 /// A port that programs listen at.
@@ -75,6 +77,8 @@ struct Behind {
 /// A connection to a program: what will be connected to it, and where it is in the hall.
 #[derive(Debug)]
 struct Caller {
+    hall: Arc<Hall>,
+    client: SocketAddr,
     place: Option<TcpStream>,
     own: SocketAddr,
 }
@@ -89,16 +93,16 @@ pub enum Listens {
 }
 
 impl Fronts {
-    /// None yet; `carrier` takes in whoever comes.
+    /// None yet; `carrier` takes in whoever comes, of which `report` hears.
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn new(carrier: Carrier) -> io::Result<Arc<Fronts>> {
+    pub fn new(carrier: Carrier, report: Option<Report>) -> io::Result<Arc<Fronts>> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         let (hall, list) = (Mutex::default(), Mutex::default());
-        let fronts = Arc::new(Fronts { hall, list, epoll, wake, carrier });
+        let fronts = Arc::new(Fronts { hall, list, epoll, wake, carrier, report });
         let all = fronts.clone();
         thread::Builder::new().name("arrivals".to_owned()).spawn(move || all.take_in())?;
         Ok(fronts)
@@ -273,7 +277,9 @@ impl Fronts {
         sockopt::set_socket_oobinline(&stream, true)?;
         sockopt::set_tcp_nodelay(&stream, true)?;
         tcp::end_on_close(&stream)?;
-        let program = Box::new(Caller { place, own: hall::here(own, own.is_ipv6()) });
+        let here = hall::here(own, own.is_ipv6());
+        let program = Box::new(Caller { hall, client, place, own: here });
+        let program = Visited::of(program, own, self.report.as_ref());
         self.carrier.arrive(Arrival { stream, client, own, handlers: None, program });
         Ok(())
     }
@@ -317,7 +323,16 @@ fn canonical(at: SocketAddr) -> SocketAddr {
 
 impl Program for Caller {
     fn place(&mut self) -> io::Result<TcpStream> {
-        self.place.take().ok_or_else(|| io::ErrorKind::NotConnected.into())
+        match self.place.take() {
+            Some(place) => Ok(place),
+            None => Ok(self.hall.socket(Purpose::Place, self.client)?.into()),
+        }
+    }
+
+    /// The client's port is one flow's; further ones have others.
+    fn another(&self) -> Option<Box<dyn Program>> {
+        let client = SocketAddr::new(self.client.ip(), 0);
+        Some(Box::new(Caller { hall: self.hall.clone(), client, place: None, own: self.own }))
     }
 
     fn connect(&mut self, place: &TcpStream) -> io::Result<()> {

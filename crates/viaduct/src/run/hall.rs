@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
-use viaduct_sys::hall::{self, Purpose};
+use viaduct_sys::hall::{self, Loop, Own, Purpose};
 use viaduct_sys::{inherit, memory, records};
 
 /// Bytes of a question, and of an answer that is a sentence, at most.
@@ -38,16 +38,19 @@ impl Hall {
         Hall::start(false).map(|(hall, _)| hall)
     }
 
-    /// Opens one for datagrams; what leaves it and comes in is read from and written to the descriptor.
+    /// Opens one for datagrams; what leaves it and comes in is read from and written to a TUN, and its loopback
+    /// interface where there is IPv6.
     ///
     /// # Errors
     /// As [`Hall::open`]'s; or there is no TUN.
-    pub fn open_for_datagrams() -> Result<(Hall, OwnedFd)> {
-        let (hall, tun) = Hall::start(true)?;
-        Ok((hall, tun.context("the keeper of a hall gave no TUN")?))
+    pub fn open_for_datagrams() -> Result<(Hall, OwnedFd, Option<Loop>)> {
+        let (hall, ways) = Hall::start(true)?;
+        let mut ways = ways.into_iter();
+        let tun = ways.next().context("the keeper of a hall gave no TUN")?;
+        Ok((hall, tun, ways.next().map(Loop::of)))
     }
 
-    fn start(datagrams: bool) -> Result<(Hall, Option<OwnedFd>)> {
+    fn start(datagrams: bool) -> Result<(Hall, Vec<OwnedFd>)> {
         let (ours, theirs) = records::pair()?;
         let mut command = Command::new("/proc/self/exe");
         command.args(["run", &format!("--hall-fd={}", theirs.as_raw_fd())]);
@@ -61,9 +64,9 @@ impl Hall {
         let keeper = command.spawn().context("start the keeper of a hall")?.id();
         drop(theirs);
         let mut answer = [0; MOST];
-        match records::receive(&ours, &mut answer)? {
+        match records::receive_beside(&ours, &mut answer)? {
             (0, _) => bail!("the keeper of a hall has ended"),
-            (1, tun) => Ok((Hall { socket: ours, asking: Mutex::default(), keeper }, tun)),
+            (1, ways) => Ok((Hall { socket: ours, asking: Mutex::default(), keeper }, ways)),
             (length, _) => bail!("{}", String::from_utf8_lossy(&answer[..length])),
         }
     }
@@ -76,12 +79,12 @@ impl Hall {
         self.ask(&format!("{} {at}", words(purpose)))
     }
 
-    /// A socket of UDP in there, which blocks.
+    /// A socket of UDP in there, of IPv6 or of IPv4, which blocks.
     ///
     /// # Errors
     /// What the kernel says.
-    pub fn datagram_socket(&self) -> io::Result<OwnedFd> {
-        self.ask(DATAGRAMS)
+    pub fn datagram_socket(&self, v6: bool) -> io::Result<OwnedFd> {
+        self.ask(DATAGRAMS[usize::from(v6)])
     }
 
     fn ask(&self, question: &str) -> io::Result<OwnedFd> {
@@ -118,11 +121,16 @@ impl Hall {
 pub fn keep(fd: RawFd, datagrams: bool) -> Result<()> {
     let socket = inherit::take(fd).context("take the master's socket")?;
     let entered = match datagrams {
-        true => hall::enter_for_datagrams(hall::own_address()).map(Some),
+        true => hall::enter_for_datagrams(Own::ask()).map(Some),
         false => hall::enter().map(|()| None),
     };
     match &entered {
-        Ok(tun) => records::send(&socket, b"!", tun.as_ref().map(AsFd::as_fd))?,
+        Ok(None) => records::send(&socket, b"!", None)?,
+        Ok(Some(ways)) => {
+            let v6 = ways.v6.as_ref().map(AsFd::as_fd);
+            let ways: Vec<_> = [Some(ways.tun.as_fd()), v6].into_iter().flatten().collect();
+            records::send_beside(&socket, b"!", &ways)?;
+        }
         Err(error) => return Ok(records::send(&socket, error.to_string().as_bytes(), None)?),
     }
     // Where it cannot be, more memory is held.
@@ -137,8 +145,10 @@ pub fn keep(fd: RawFd, datagrams: bool) -> Result<()> {
         };
         let made = match parse(&question[..length]) {
             Some((purpose, at)) => hall::socket(purpose, at),
-            None if question[..length] == *DATAGRAMS.as_bytes() => hall::datagram_socket(),
-            None => Err(io::ErrorKind::InvalidInput.into()),
+            None => match DATAGRAMS.iter().position(|of| question[..length] == *of.as_bytes()) {
+                Some(v6) => hall::datagram_socket(v6 == 1),
+                None => Err(io::ErrorKind::InvalidInput.into()),
+            },
         };
         let errno = match &made {
             Ok(_) => 0,
@@ -149,8 +159,8 @@ pub fn keep(fd: RawFd, datagrams: bool) -> Result<()> {
     }
 }
 
-/// Asks for a socket of UDP.
-const DATAGRAMS: &str = "datagrams";
+/// Ask for a socket of UDP, of IPv4 and of IPv6.
+const DATAGRAMS: [&str; 2] = ["datagrams4", "datagrams6"];
 
 fn words(purpose: Purpose) -> &'static str {
     match purpose {

@@ -25,7 +25,7 @@ use viaduct_proto::wrap::wire::{Answer, WELCOME, Welcome};
 use viaduct_sys::pending::Closed;
 use viaduct_sys::{records, tcp};
 
-use crate::master::{door, network};
+use crate::master::{find, network};
 use crate::proxy::calls::{Arrival, Call, Held, Program};
 
 /// The way to a shared master, and the program's side of what it carries.
@@ -59,7 +59,7 @@ impl Joined {
     /// # Errors
     /// None of this name runs, or it wants nothing of this run.
     pub fn to(name: &str, run_dir: &Path) -> Result<(Arc<Joined>, Welcome)> {
-        let door = door(run_dir, name);
+        let door = find(run_dir, name);
         let at = door.to_string_lossy();
         let socket = records::connect(&at).map_err(|error| refusal(name, &at, &error))?;
         let welcome = greet(&socket).with_context(|| format!("the master {name} ({at})"))?;
@@ -172,8 +172,24 @@ impl Joined {
                     side.refuse(why);
                 }
             }
+            Down::Another { id: of } => self.another(of),
             // A program that waits is told by whoever is dropped; of others the kernel tells again.
             Down::Gone { id } => drop(self.take(id)),
+        }
+    }
+
+    /// Says where one more flow for the program of arrival `of` meets it.
+    fn another(&self, of: u64) {
+        let program = match self.waits().list.get(&of) {
+            Some((Side::Listens(program), _)) => program.another(),
+            _ => None,
+        };
+        let begun = program.and_then(|mut program| Some((program.place().ok()?, program)));
+        if let Some((place, program)) = begun {
+            return self.say(Side::Listens(program), place, |id| Up::Another { id, of }, None);
+        }
+        if let Err(error) = records::send(&self.socket, &Up::NoOther { of }.emit(), None) {
+            debug!("tell the master: {error}");
         }
     }
 

@@ -14,6 +14,7 @@ use tracing_subscriber::EnvFilter;
 use viaduct_sys::wrapped::{self, Change};
 use viaduct_sys::{inherit, memory};
 
+use super::above::Above;
 use super::agree::Begun;
 use super::carrier::Carrier;
 use super::freezing::Freezing;
@@ -23,8 +24,9 @@ use super::report::Report;
 use super::via::Interposer;
 use super::wrapper::Word;
 use super::{Plan, RunArgs, aware, transport};
+use crate::proxy::below::Below;
 use crate::proxy::handle::{Beside, Handle};
-use crate::proxy::orders::Order;
+use crate::proxy::orders::{Order, ToWorker};
 use crate::proxy::settings::Settings;
 
 /// How often it is looked whether anybody is left.
@@ -89,7 +91,7 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
         names.check_daemons()?;
     }
     let control = match &carrier {
-        Carrier::Own(worker) => {
+        Carrier::Own(worker) | Carrier::Above(worker, ..) => {
             worker.tell(Order::Listen(Box::new(Freezing::new(interposer.freezer()?))));
             Some(aware::start(worker.clone())?)
         }
@@ -129,31 +131,49 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
     flows.end()
 }
 
-/// Who carries the program's flows: a worker beside this, or a master that others share.
+/// Who carries the program's flows: a worker beside this, a master that others share, or a worker above that.
 fn carrier(args: &RunArgs, plan: &mut Plan) -> Result<(Carrier, Option<Beside>)> {
-    if let Some(name) = &args.master {
+    let Some(name) = &args.master else {
+        let flows = worker(args, plan, None)?;
+        return Ok((Carrier::Own(order(&flows)?), Some(flows)));
+    };
+    let (joined, welcome) = Joined::to(name, &args.run_dir)?;
+    if args.handlers.is_empty() {
         if plan.agree.is_some() {
             bail!("--prefer and --require: it is the master that carries flows: not with --master");
         }
-        let (joined, welcome) = Joined::to(name, &args.run_dir)?;
         plan.join(&welcome, args.no_offload)?;
         return Ok((Carrier::Shared(joined), None));
     }
+    let rules = Box::new(plan.rules);
+    plan.stand_above(&welcome)?;
+    let above = Arc::new(Above::new(joined, &welcome)?);
+    let flows = worker(args, plan, Some(above.clone()))?;
+    Ok((Carrier::Above(order(&flows)?, above, rules), Some(flows)))
+}
+
+fn order(flows: &Beside) -> Result<ToWorker> {
+    flows.handle.worker().cloned().context("no worker runs")
+}
+
+/// Runs the handlers of `plan`, above a master if there is one.
+fn worker(args: &RunArgs, plan: &Plan, above: Option<Arc<Above>>) -> Result<Beside> {
     let name = format!("run-{}", std::process::id());
-    let agreed = plan.agree.as_ref().map(|agree| agree.begin(args.via, &plan.chain));
+    let agreed = plan.agree.as_ref();
+    let agreed = agreed.map(|agree| agree.begin(args.via, &plan.chain, above.is_some()));
     let (chain, agreeing) = match agreed.transpose()? {
         None => (plan.chain.clone(), None),
         Some(Begun::Offering(agreeing)) => (plan.chain.clone(), Some(agreeing)),
         Some(Begun::Greeting(chain)) => (chain, None),
     };
-    let mut settings = Settings::for_programs(name, chain, plan.by.clone(), args.run_dir.clone());
-    settings.agreeing = agreeing;
-    if plan.by.trickles().is_some() {
-        transport::clear(&args.run_dir);
+    let (by, run_dir) = (plan.by.clone(), args.run_dir.clone());
+    if by.trickles().is_some() {
+        transport::clear(&run_dir);
     }
-    let flows = Beside::start(settings)?;
-    let worker = flows.handle.worker().context("no worker runs")?.clone();
-    Ok((Carrier::Own(worker), Some(flows)))
+    let mut settings = Settings::for_programs(name, chain, by, args.arrival_wait, run_dir);
+    settings.agreeing = agreeing;
+    settings.below = above.map(|above| above as Arc<dyn Below>);
+    Beside::start(settings)
 }
 
 /// What became of the program's flows, as far as it is known when it ends.

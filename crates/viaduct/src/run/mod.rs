@@ -11,13 +11,13 @@
 //! ```
 //!
 //! With `--master N` the second process hears the program's calls as ever (`joined`), and the flows are a
-//! shared master's ([`crate::master`]).
+//! shared master's ([`crate::master`]); with handlers of its own it runs those, above that master (`above`).
 
-mod above;
+pub mod above;
 mod agree;
 mod aware;
 mod carried;
-mod carrier;
+pub mod carrier;
 mod datagrams;
 mod desk;
 mod diverted;
@@ -25,7 +25,7 @@ mod explain;
 mod freezing;
 mod fronts;
 mod hall;
-mod joined;
+pub mod joined;
 mod keep;
 mod master;
 mod names;
@@ -42,7 +42,7 @@ mod wrapper;
 use std::env;
 use std::ffi::OsString;
 use std::os::fd::RawFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -85,6 +85,9 @@ pub struct RunArgs {
     /// own socket
     #[arg(long)]
     no_offload: bool,
+    /// How long whoever comes to a program that listens may take to say what the handlers want to hear
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "60s")]
+    arrival_wait: Duration,
     /// How long datagrams between two ends may be silent before their handlers forget them
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "60s")]
     datagram_idle: Duration,
@@ -136,6 +139,8 @@ struct Plan {
     offload: Option<Offload>,
     /// How long datagrams may be silent before their handlers forget them.
     datagram_idle: Duration,
+    /// A master below lets nothing go around it, and carries streams.
+    streams_below: bool,
     report: Option<Report>,
 }
 
@@ -158,7 +163,8 @@ impl Plan {
         let report = args.report.then(|| Report::new(names.clone()));
         let offload = if args.no_offload || !straight { None } else { offload(&chain) };
         let datagram_idle = args.datagram_idle;
-        Ok(Plan { offload, chain, by, agree, rules, names, datagram_idle, report })
+        let streams_below = false;
+        Ok(Plan { offload, chain, by, agree, rules, names, datagram_idle, streams_below, report })
     }
 
     /// What those need to know who carry its datagrams, from the first on.
@@ -171,6 +177,7 @@ impl Plan {
             names: None,
             offload: self.offload,
             datagram_idle: self.datagram_idle,
+            streams_below: self.streams_below,
             report: self.report.clone(),
         }
     }
@@ -181,6 +188,15 @@ impl Plan {
         let rate = |bytes: u64| (bytes > 0).then(|| bytes.saturating_mul(8));
         let offload = welcome.offload.filter(|_| !no_offload);
         self.offload = offload.map(|bytes| Offload { rate: rate(bytes) });
+        Ok(())
+    }
+
+    /// What a master below has to say to it.
+    fn stand_above(&mut self, welcome: &Welcome) -> Result<()> {
+        self.rules = self.rules.above(&welcome.rules)?;
+        // What passes the handlers goes on to that master, and not by the program's own socket.
+        self.offload = None;
+        self.streams_below = welcome.rules.strict;
         Ok(())
     }
 }
@@ -201,14 +217,8 @@ pub fn run(args: &RunArgs, registry: &Registry) -> Result<ExitCode> {
         bail!("no program is given");
     }
     let plan = Plan::new(args, registry)?;
-    match (args.master_fd, &args.master) {
-        (Some(fd), _) => master::run(fd, args, plan),
-        (None, Some(master)) if !args.handlers.is_empty() => above::run(master, &args.run_dir),
-        (None, _) => wrapper::run(unfold(env::args_os())),
+    match args.master_fd {
+        Some(fd) => master::run(fd, args, plan),
+        None => wrapper::run(unfold(env::args_os())),
     }
-}
-
-/// Runs this process's command, whose flows are to be `master`'s, above it.
-pub fn run_above(master: &str, run_dir: &Path) -> Result<ExitCode> {
-    above::run(master, run_dir)
 }

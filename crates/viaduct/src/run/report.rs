@@ -4,19 +4,24 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use viaduct_proto::flow::Failure;
 
 use super::names::Remote;
 use crate::proxy::aware::Whose;
-use crate::proxy::calls::Held;
+use crate::proxy::calls::{Held, Program};
 
 /// What became of a flow.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fate {
     /// Its far end was there, and its bytes pass the handlers.
     Handled,
+    /// It came to a program that listens, and the handlers let it in; or did not.
+    Came,
+    /// See there.
+    TurnedAway,
     /// It was to be handled, and its far end was not there.
     Failed(String),
     /// The program has the connection itself, and the kernel does the handlers' work.
@@ -72,7 +77,7 @@ impl Report {
 
     /// As lines of text; `handled` are the bytes that passed handlers, out and in, if they are known,
     /// `dropped` the datagrams that found no room, and `via` names the interposer.
-    pub fn lines(&self, via: &str, handled: Option<[u64; 2]>, dropped: u64) -> Vec<String> {
+    pub fn lines(&self, via: &str, mut handled: Option<[u64; 2]>, dropped: u64) -> Vec<String> {
         let report = self.lock();
         let mut text = Vec::new();
         for (title, is) in TITLES {
@@ -84,7 +89,8 @@ impl Report {
             let mut line = format!("{flows} {title}");
             // Writing to a string cannot fail.
             let _ = match title {
-                HANDLED => match handled {
+                // The bytes are those of all.
+                HANDLED | CAME => match handled.take() {
                     Some([out, back]) => write!(line, " by {via}: {out} bytes out, {back} in"),
                     None => write!(line, " by {via}"),
                 },
@@ -121,12 +127,15 @@ impl Report {
 }
 
 const HANDLED: &str = "passed the handlers";
+const CAME: &str = "came to the program and passed the handlers";
 const OFFLOADED: &str = "the kernel served for the handlers";
 
 type Is = fn(&Fate) -> bool;
-const TITLES: [(&str, Is); 5] = [
+const TITLES: [(&str, Is); 7] = [
     (HANDLED, |fate| *fate == Fate::Handled),
+    (CAME, |fate| *fate == Fate::Came),
     (OFFLOADED, |fate| *fate == Fate::Offloaded),
+    ("came to the program and were turned away by the handlers", |fate| *fate == Fate::TurnedAway),
     ("did not come about", |fate| matches!(fate, Fate::Failed(_))),
     ("went direct, as the rules say or as no flow", |fate| *fate == Fate::Direct),
     ("were refused", |fate| *fate == Fate::Refused),
@@ -167,6 +176,59 @@ impl Held for Reported {
     }
 }
 
+/// A program that listens, of which the report hears who has come.
+#[derive(Debug)]
+pub struct Visited {
+    program: Box<dyn Program>,
+    /// Where it listens.
+    at: SocketAddr,
+    report: Report,
+    /// Somebody was let in, by this or another.
+    let_in: AtomicBool,
+}
+
+impl Visited {
+    /// `program`, at `at`; without a report it is that alone.
+    pub fn of(
+        program: Box<dyn Program>,
+        at: SocketAddr,
+        report: Option<&Report>,
+    ) -> Box<dyn Program> {
+        let Some(report) = report.cloned() else { return program };
+        Box::new(Visited { program, at, report, let_in: AtomicBool::new(false) })
+    }
+}
+
+impl Program for Visited {
+    fn place(&mut self) -> io::Result<TcpStream> {
+        self.program.place()
+    }
+
+    fn when_there(&mut self, tell: Box<dyn FnOnce() + Send>) {
+        self.program.when_there(tell);
+    }
+
+    fn another(&self) -> Option<Box<dyn Program>> {
+        let another = self.program.another()?;
+        self.let_in.store(true, Ordering::Relaxed);
+        Some(Visited::of(another, self.at, Some(&self.report)))
+    }
+
+    fn connect(&mut self, place: &TcpStream) -> io::Result<()> {
+        self.let_in.store(true, Ordering::Relaxed);
+        self.report.count(Fate::Came, "tcp at", self.at);
+        self.program.connect(place)
+    }
+}
+
+impl Drop for Visited {
+    fn drop(&mut self) {
+        if !*self.let_in.get_mut() {
+            self.report.count(Fate::TurnedAway, "tcp at", self.at);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,11 +241,14 @@ mod tests {
         report.count(Fate::Handled, "tcp", at("192.0.2.1:80"));
         report.count(Fate::Failed("refused".to_owned()), "tcp", at("[2001:db8::1]:81"));
         report.count(Fate::Direct, "udp", at("192.0.2.9:53"));
+        report.count(Fate::Came, "tcp at", at("192.0.2.1:22"));
         assert_eq!(
             report.lines("cgroup", Some([5, 7]), 3),
             [
                 "2 passed the handlers by cgroup: 5 bytes out, 7 in",
                 "       2  tcp 192.0.2.1:80",
+                "1 came to the program and passed the handlers by cgroup",
+                "       1  tcp at 192.0.2.1:22",
                 "1 did not come about",
                 "       1  tcp [2001:db8::1]:81 (refused)",
                 "1 went direct, as the rules say or as no flow",

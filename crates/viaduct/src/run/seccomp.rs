@@ -140,7 +140,7 @@ impl Supervisor {
                 }
                 Err(errno)
             }
-            _ if carries => self.carry(call, kind),
+            _ if carries => self.carry(call, socket.is_v6(), kind),
             _ => Ok(Some(Reply::Continue)),
         }
     }

@@ -40,6 +40,9 @@ pub enum Via {
 /// Tells programs that their calls are heard of.
 const HEARD: &str = "VIADUCT_HEARD";
 
+/// Tells programs that a run by cgroup lets nothing go around it.
+const WHOLE: &str = "VIADUCT_WHOLE";
+
 /// What sees the program's calls.
 #[derive(Debug)]
 pub enum Interposer {
@@ -81,6 +84,11 @@ impl Interposer {
             bail!(
                 "another viaduct run hears of this process's calls by seccomp; run that by cgroup"
             );
+        }
+        // Its programs would be in a group of their own: what they send direct, and who comes to them, would
+        // go around that run.
+        if env::var_os(WHOLE).is_some() {
+            bail!("another viaduct run by cgroup lets nothing go around it (--strict)");
         }
         let group = Group::new()?;
         let holder = diverted::start(&group, plan, carrier.clone(), keep)?;
@@ -154,6 +162,7 @@ impl Interposer {
             Interposer::Cgroup(group, _, strict) => {
                 if *strict {
                     kernel::keep_to_known_families(&mut command);
+                    command.env(WHOLE, self.name());
                 }
                 wrapped::join(&mut command, group.members());
                 Ok(command.spawn()?.id())

@@ -94,7 +94,7 @@ impl Common {
         let carrying =
             Carrying { plan: rules.carries.then(|| plan.for_datagrams()), by: OnceLock::new() };
         let serves = plan.offload.is_none();
-        let fronts = serves.then(|| Fronts::new(carrier.clone())).transpose()?;
+        let fronts = serves.then(|| Fronts::new(carrier.clone(), report.clone())).transpose()?;
         Ok(Arc::new(Common {
             rules,
             meeting,

@@ -181,6 +181,63 @@ fn who_may_not_write_into_syns_says_it_in_the_first_bytes() {
     assert!(said.is_empty() && why.contains("does not negotiate"), "{why}");
 }
 
+/// Echoes, and says how many connections there are to its port.
+const MANY_SERVER: &str = "
+import socket, sys, threading
+s = socket.create_server((sys.argv[2], int(sys.argv[1])))
+print('up', flush=True)
+def serve(c):
+    try:
+        while data := c.recv(100): c.sendall(data)
+    except OSError: pass
+    c.close()
+while True:
+    c, at = s.accept()
+    threading.Thread(target=serve, args=(c,), daemon=True).start()
+";
+/// Five connections, which are there at once.
+const MANY_CLIENT: &str = "
+import socket, sys
+port = int(sys.argv[1])
+all = [socket.create_connection((sys.argv[2], port)) for n in range(5)]
+for n, s in enumerate(all): s.sendall(b'%d' % n)
+print(b''.join(s.recv(100) for s in all).decode(), end=' ')
+lines = [line.split() for line in open('/proc/net/tcp')][1:]
+print(sum(l[2].endswith(':%04X' % port) and l[3] == '01' for l in lines))
+";
+
+#[test]
+fn flows_share_a_connection_where_both_have_agreed_on_it() {
+    let key = crypt("mux");
+    let chain = format!("+mux {key}");
+    for (server, clients) in [
+        (format!("--prefer {chain}"), [format!("--prefer {chain}"), format!("--require {chain}")]),
+        (
+            format!("--require --greet {chain}"),
+            [format!("--require --greet {chain}"), format!("--via seccomp --require {chain}")],
+        ),
+    ] {
+        let at = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let mut command = program(&server, MANY_SERVER, at);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let _server = Server { child, at };
+        for words in clients {
+            let output = program(&words, MANY_CLIENT, at).output().unwrap();
+            // Theirs, which all share, and one each from the handlers to the server.
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert_eq!(said, "01234 6\n", "{words}: {output:?}");
+        }
+        if server.contains("--prefer") {
+            // One that has no mux: five, and five.
+            let words = format!("--prefer {key}");
+            let output = program(&words, MANY_CLIENT, at).output().unwrap();
+            assert_eq!(String::from_utf8_lossy(&output.stdout), "01234 10\n", "{output:?}");
+        }
+    }
+}
+
 /// A packet of a connection: whether it goes to the server, its flags but PSH, whether it has data.
 type Packet = (bool, u8, bool);
 

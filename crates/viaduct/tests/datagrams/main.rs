@@ -316,31 +316,88 @@ fn without_privilege_they_pass_too() {
     if !world() {
         return;
     }
-    let ends = [(); 2].map(|()| far_end("127.0.0.1:0").to_string());
-    for via in ["seccomp", "preload"] {
-        let options = [DELAY, "--strict", "--report", "--via", via];
-        let program = ["--", "python3", "-c", TALK, &ends[0], &ends[1]];
-        let output = output(&[&options[..], &program].concat());
-        let all = exchanges(&text(&output.stdout));
-        assert_eq!(all.len(), 12, "{output:?}");
-        assert!(all.iter().all(|(took, ..)| *took >= 40.0), "{via}: {all:?}");
-        let report = text(&output.stderr);
-        let passed = format!("2 passed the handlers by {via}: 24 bytes out");
-        assert!(report.contains(&passed), "{report}");
+    world::global_address();
+    for ip in ["127.0.0.1:0", "[::1]:0", "[2001:db8::7]:0"] {
+        let ends = [(); 2].map(|()| far_end(ip).to_string());
+        for via in ["seccomp", "preload"] {
+            let options = [DELAY, "--strict", "--report", "--via", via];
+            let program = ["--", "python3", "-c", TALK, &ends[0], &ends[1]];
+            let output = output(&[&options[..], &program].concat());
+            let all = exchanges(&text(&output.stdout));
+            assert_eq!(all.len(), 12, "{ip} {output:?}");
+            assert!(all.iter().all(|(took, ..)| *took >= 40.0), "{ip} {via}: {all:?}");
+            let report = text(&output.stderr);
+            let passed = format!("2 passed the handlers by {via}: 24 bytes out");
+            assert!(report.contains(&passed), "{report}");
+        }
     }
 }
 
 #[test]
-fn without_privilege_those_of_ipv6_are_refused_or_go_direct() {
+fn without_privilege_names_and_errors_of_ipv6_are_true() {
     if !world() {
         return;
     }
-    let end = far_end("[::1]:0").to_string();
-    for (strict, count) in [("--strict", 0), ("--no-strict", 12)] {
-        let options = [DELAY, strict, "--via", "seccomp", "--"];
-        let output = output(&[&options[..], &["python3", "-c", TALK, &end, &end]].concat());
-        assert_eq!(exchanges(&text(&output.stdout)).len(), count, "{output:?}");
+    let (far, both) = (far_end("[::1]:0"), far_end("127.0.0.1:0"));
+    let closed = UdpSocket::bind("[::1]:0").unwrap().local_addr().unwrap().port().to_string();
+    let program = "
+import socket, sys
+far, both, closed = map(int, sys.argv[1:])
+def new():
+    s = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM); s.settimeout(5)
+    return s
+s = new(); s.connect(('::1', far)); print(s.getsockname()[0], s.getpeername()[:2] == ('::1', far))
+s.send(b'x'); print(s.recvfrom(99)[1][0])
+s = new(); s.sendto(b'x', ('::ffff:127.0.0.1', both)); print(s.recvfrom(99)[1][0])
+s = new(); s.connect(('::1', closed)); s.send(b'x')
+try: s.recv(99)
+except ConnectionRefusedError: print('refused')
+s = new(); s.bind(('::1', 0))
+try: new().bind(s.getsockname())
+except OSError as e: print(e.errno)
+try: new().bind(('2001:db8::99', 0))
+except OSError as e: print(e.errno)
+s = new()
+try: s.connect(('2001:db8::1', 9)); print('went')
+except OSError as e: print(e.errno)
+";
+    let ports = [far.port(), both.port()].map(|port| port.to_string());
+    let words = ["python3", "-c", program, &ports[0], &ports[1], &closed];
+    let plain = world::command(words[0], &words[1..]);
+    assert_eq!(text(&plain.stdout).lines().count(), 7, "{plain:?}");
+    let wrapped = output(&[&[DELAY, "--strict", "--via", "seccomp", "--"], &words[..]].concat());
+    assert_eq!(text(&wrapped.stdout), text(&plain.stdout), "{wrapped:?}");
+}
+
+#[test]
+fn without_privilege_a_server_of_both_families_hears_and_answers_both() {
+    if !world() {
+        return;
     }
+    let program = "
+import socket
+s = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+s.bind(('::', 0)); print(s.getsockname()[1], flush=True)
+for _ in range(2):
+    data, at = s.recvfrom(99); s.sendto(b'%s %d' % (at[0].encode(), at[1]), at)
+";
+    let mut command = world::run(&[DELAY, "--via", "seccomp", "--", "python3", "-c", program]);
+    let mut server = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut port = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut port).unwrap();
+    for (own, seen) in [("[::1]", "::1"), ("127.0.0.1", "::ffff:127.0.0.1")] {
+        let client = UdpSocket::bind(format!("{own}:0")).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let began = Instant::now();
+        let to: SocketAddr = format!("{own}:{}", port.trim()).parse().unwrap();
+        client.send_to(b"who am I", to).unwrap();
+        let mut answer = [0; 99];
+        let (length, from) = client.recv_from(&mut answer).unwrap();
+        assert!(began.elapsed() >= Duration::from_millis(40));
+        let port = client.local_addr().unwrap().port();
+        assert_eq!((from, text(&answer[..length])), (to, format!("{seen} {port}")));
+    }
+    assert!(server.wait().unwrap().success());
 }
 
 #[test]

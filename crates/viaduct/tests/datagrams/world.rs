@@ -46,6 +46,16 @@ pub(crate) fn world() -> bool {
     true
 }
 
+/// Gives it an address of IPv6 that is not the loopback's: 2001:db8::7.
+pub(crate) fn global_address() {
+    for words in
+        ["link add d0 type dummy", "addr add 2001:db8::7/64 dev d0 nodad", "link set d0 up"]
+    {
+        let made = command("ip", &words.split(' ').collect::<Vec<_>>());
+        assert!(made.status.success(), "{words}: {made:?}");
+    }
+}
+
 /// Runs a program to its end.
 pub(crate) fn command(program: &str, words: &[&str]) -> Output {
     Command::new(program).args(words).output().unwrap()

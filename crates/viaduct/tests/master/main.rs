@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::within;
+use common::{Nobody, within};
 
 const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
 const CHAIN: &str = "+latency:delay=1ms";
@@ -205,17 +205,111 @@ impl Place {
 }
 
 #[test]
-fn masters_stand_above_each_other() {
+fn masters_stand_above_each_other_by_every_interposer() {
     let (place, (to, _)) = (Place::new(), far_end());
     let _system = place.master("system", &["+count", CHAIN]);
     let _user = place.master("user", &["--master", "system", "+count", CHAIN]);
     let to = to.to_string();
-    let words = ["run", "--master", "user", CHAIN, "--", "python3", "-c", TELL, &to];
-    let said = place.output(&words);
-    assert_eq!(said.status.code(), Some(7), "{said:?}");
+    for via in VIAS {
+        let chain = ["run", "--master", "user", "--via", via, "+count", CHAIN, "--report", "--"];
+        let said = place.output(&[&chain[..], &["python3", "-c", TELL, &to]].concat());
+        assert_eq!(said.status.code(), Some(7), "{via} {said:?}");
+        let words = text(&said.stdout);
+        let words: Vec<&str> = words.split_whitespace().collect();
+        let [peer, own, "hello", seen] = words[..] else { panic!("{via} {said:?}") };
+        assert_eq!((peer, own), (to.rsplit(':').next().unwrap(), seen.rsplit(':').next().unwrap()));
+        let report = text(&said.stderr);
+        assert!(
+            report.contains(&format!("1 passed the handlers by {via}: 6 bytes out")),
+            "{report}"
+        );
+        // What cannot be reached fails as it would have.
+        let said = place.output(&[&chain[..], &["python3", "-c", TELL, "127.0.0.1:1"]].concat());
+        assert!(text(&said.stderr).contains("ConnectionRefusedError"), "{via} {said:?}");
+    }
     for name in ["system", "user"] {
         let status = place.status(name);
-        assert!(status.contains("flows 1\\nwritten 6\\n"), "{name}: {status}");
+        assert!(status.contains("flows 6\\nwritten 18\\n"), "{name}: {status}");
+    }
+}
+
+#[test]
+fn a_user_without_any_right_stands_above_the_systems_master() {
+    let ((place, nobody), (to, _)) = ((Place::new(), Nobody::new("above")), far_end());
+    let _system = place.master("system", &["+count", CHAIN, "--all-users"]);
+    let _closed = place.master("closed", &["+count", CHAIN]);
+    let to = to.to_string();
+    let run = |master: &str, words: &[&str]| {
+        let mut command = nobody.command("timeout");
+        command.args(["--signal=KILL", "30"]).arg(nobody.viaduct());
+        command.args(["run", "--master", master, "--run-dir"]).arg(&place.0).args(words);
+        command.args(["--", "python3", "-c", TELL, &to]).output().unwrap()
+    };
+    for (n, via) in ["auto", "seccomp", "preload"].into_iter().enumerate() {
+        for chain in [&[][..], &["+count", CHAIN]] {
+            let said = run("system", &[&["--via", via], chain].concat());
+            assert_eq!(said.status.code(), Some(7), "{via} {said:?}");
+        }
+        let flows = format!("flows {}\\n", 2 * (n + 1));
+        assert!(place.status("system").contains(&flows), "{}", place.status("system"));
+    }
+    let said = run("closed", &[CHAIN]);
+    assert!(text(&said.stderr).contains("only its own and root may") || !said.status.success());
+    assert!(place.status("closed").contains("flows 0\\n"), "{}", place.status("closed"));
+}
+
+#[test]
+fn what_each_of_two_masters_rules_holds_where_it_carries() {
+    let (place, (to, count)) = (Place::new(), far_end());
+    let to = to.to_string();
+    let _system = place.master("rules", &["+count", CHAIN, "--refuse", "tcp:1"]);
+    let _around = place.master("around", &["+count", CHAIN, "--except", &to]);
+    let run = |master: &str, options: &[&str], to: &str| {
+        let words = [&["run", "--master", master, "--report", "+count", CHAIN], options].concat();
+        text(&place.output(&[&words[..], &["--", "python3", "-c", TELL, to]].concat()).stderr)
+    };
+    // The upper one refuses; it leaves to the lower; the lower refuses what passed the upper.
+    let said = run("rules", &["--refuse", &to], &to);
+    assert!(said.contains("1 were refused"), "{said}");
+    assert_eq!(count.load(Ordering::Relaxed), 0);
+    run("rules", &["--except", &to], &to);
+    assert!(place.status("rules").contains("flows 1\\nwritten 6\\n"), "{}", place.status("rules"));
+    let said = run("rules", &[], "127.0.0.1:1");
+    assert!(
+        said.contains("1 did not come about") && said.contains("127.0.0.1:1 (denied)"),
+        "{said}"
+    );
+    // The lower one leaves alone what passed the upper.
+    let said = run("around", &[], &to);
+    assert!(said.contains("1 passed the handlers"), "{said}");
+    assert!(place.status("around").contains("flows 0\\n"), "{}", place.status("around"));
+    assert_eq!(count.load(Ordering::Relaxed), 2);
+}
+
+#[test]
+fn who_comes_to_a_program_passes_both_masters() {
+    let place = Place::new();
+    let _system = place.master("below", &["+count", CHAIN]);
+    for (n, via) in VIAS.into_iter().enumerate() {
+        let port = free_port();
+        let at = port.to_string();
+        let words = ["run", "--master", "below", "--via", via, "+count", CHAIN, "--"];
+        let mut command = place.viaduct(&[&words[..], &["python3", "-c", SERVE, &at]].concat());
+        let mut server = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "up");
+        let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        client.write_all(b"hello\n").unwrap();
+        let mut said = String::new();
+        client.read_to_string(&mut said).unwrap();
+        let own = client.local_addr().unwrap().port();
+        assert_eq!(said, "hello\n", "{via}");
+        assert_eq!(lines.next().unwrap().unwrap(), format!("client {own}"), "{via}");
+        let flows = format!("flows {}\\n", n + 1);
+        assert!(place.status("below").contains(&flows), "{}", place.status("below"));
+        signal(server.id(), "TERM");
+        server.wait().unwrap();
     }
 }
 
@@ -242,12 +336,15 @@ print('fails' if e else 'went')
 #[test]
 fn a_master_that_is_killed_resets_its_flows_and_nothing_goes_around_it() {
     for via in VIAS {
-        for shared in [false, true] {
+        for (shared, chain) in [
+            (false, &[CHAIN][..]),
+            (true, &["--master", "gone"]),
+            (true, &["--master", "gone", "+count", CHAIN]),
+        ] {
             let (place, (to, count)) = (Place::new(), far_end());
             let to = to.to_string();
             let master = shared.then(|| place.master("gone", &[CHAIN]));
             let pid = master.as_ref().map_or(0, |master| master.0.id()).to_string();
-            let chain: &[&str] = if shared { &["--master", "gone"] } else { &[CHAIN] };
             let program = ["--via", via, "--", "python3", "-c", KILL, &to, &pid];
             let said = place.output(&[&["run"], chain, &program].concat());
             let words = text(&said.stdout);
@@ -312,6 +409,55 @@ fn programs_that_listen_are_served_by_a_shared_master_and_by_nobody_when_it_is_k
     }
 }
 
+/// Echoes each connection.
+const ECHO: &str = "
+import socket, sys, threading
+s = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+print('up', flush=True)
+def serve(c):
+    while data := c.recv(100): c.sendall(data)
+    c.close()
+while True:
+    c, at = s.accept()
+    threading.Thread(target=serve, args=(c,), daemon=True).start()
+";
+/// Five connections that are there at once, until it is told to end.
+const FIVE: &str = "
+import socket, sys
+all = [socket.create_connection(('127.0.0.1', int(sys.argv[1]))) for n in range(5)]
+for n, s in enumerate(all): s.sendall(b'%d' % n)
+print(b''.join(s.recv(100) for s in all).decode(), flush=True)
+input()
+";
+
+#[test]
+fn flows_that_share_a_connection_come_to_programs_under_shared_masters() {
+    let place = Place::new();
+    let _below = place.master("below", &[CHAIN]);
+    let _one = place.master("one", &["+mux"]);
+    let _two = place.master("two", &["--master", "below", "+mux"]);
+    for (name, via) in
+        [("one", "cgroup"), ("one", "seccomp"), ("two", "seccomp"), ("two", "cgroup")]
+    {
+        let at = free_port().to_string();
+        let words = ["run", "--master", name, "--via", via, "--", "python3", "-c", ECHO, &at];
+        let mut command = place.viaduct(&words);
+        let mut server = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "up");
+        let mut command = place.viaduct(&["run", "+mux", "--", "python3", "-c", FIVE, &at]);
+        let mut client = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(client.stdout.take().unwrap()).lines();
+        assert_eq!(said.next().unwrap().unwrap(), "01234", "{name} {via}");
+        let status = place.status(name);
+        assert!(status.contains("5 flows on one connection"), "{name} {via} {status}");
+        drop(client.stdin.take());
+        client.wait().unwrap();
+        signal(server.id(), "TERM");
+        server.wait().unwrap();
+    }
+}
+
 /// Figure 4: two programs of a user, each with `migrate` and `crypt`, above a system-wide master in which
 /// flows to one destination share a congestion estimate.
 #[test]
@@ -351,17 +497,19 @@ fn figure_4_a_users_handlers_above_a_system_wide_master() {
         assert!(within(Duration::from_secs(10), || listens(port)), "{port}");
     }
     // The near end: curl and socat, each in a run of its own above the system's master.
-    let near = |program: &[&str]| {
-        let words = [&["run", "--master", "system"], &chain[..], &["--"], program].concat();
+    let near = |via: &str, program: &[&str]| {
+        let words =
+            [&["run", "--master", "system", "--via", via], &chain[..], &["--"], program].concat();
         place.viaduct(&words).stderr(Stdio::piped()).spawn().unwrap()
     };
     let file = place.0.join("big").display().to_string();
     let got = place.0.join("got").display().to_string();
     let url = format!("http://127.0.0.1:{down}/big");
     // Slow enough that both are there at once.
-    let curl = near(&["curl", "-sS", "--limit-rate", "1M", "-o", &got, &url]);
+    let curl = near("seccomp", &["curl", "-sS", "--limit-rate", "1M", "-o", &got, &url]);
     let to = format!("TCP:127.0.0.1:{up}");
-    let socat = near(&["sh", "-c", "(cat \"$0\"; sleep 1) | socat -u - \"$1\"", &file, &to]);
+    let socat =
+        near("preload", &["sh", "-c", "(cat \"$0\"; sleep 1) | socat -u - \"$1\"", &file, &to]);
     let shared = || place.status("system").contains("127.0.0.1: 2 flows share");
     assert!(within(Duration::from_secs(10), shared), "{}", place.status("system"));
     for program in [curl, socat] {

@@ -84,7 +84,12 @@ fn server(chain: &[&str]) -> (Child, SocketAddr) {
 
 #[test]
 fn flows_of_a_program_share_a_connection_and_are_whole() {
-    for chain in [&["+mux"][..], &["+compress", "+mux", "+migrate"]] {
+    for chain in [
+        &["+mux"][..],
+        &["+compress", "+mux", "+migrate"],
+        &["--via", "seccomp", "+mux"],
+        &["--via", "preload", "+mux"],
+    ] {
         let (mut server, at) = server(chain);
         let (at, count) = relay(at);
         for _ in 0..2 {

@@ -1,6 +1,11 @@
 //! Runs above each other: a flow passes the chains of both, or the inner run says why it cannot.
 
-use super::{CHAIN, TELL, VIADUCT, far_end, output, text};
+use std::io::{BufRead as _, BufReader, ErrorKind, Read as _};
+use std::net::TcpStream;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use super::{CHAIN, TELL, VIADUCT, far_end, output, run, text};
 
 /// A program that connects under two runs, each with these options and a report.
 fn above(outer: &[&str], inner: &[&str]) -> std::process::Output {
@@ -24,8 +29,75 @@ fn a_run_above_a_run_by_cgroup_passes_both() {
     }
 }
 
+/// Answers one who comes with who that is.
+const LISTENS: &str = "
+import socket, sys
+s = socket.create_server(('127.0.0.1', 0))
+print(s.getsockname()[1], flush=True)
+c, at = s.accept()
+c.sendall(b'%d\\n' % at[1]); c.close()
+";
+
 #[test]
-fn a_run_above_one_by_seccomp_says_why_it_cannot() {
+fn who_comes_to_a_program_under_two_runs_passes_both() {
+    // Above one by cgroup, one by cgroup takes its programs out of that one's sight: not out of a strict one's.
+    for (outer, via, passes) in [
+        (&[CHAIN][..], "cgroup", 1),
+        (&[CHAIN, "--strict"], "auto", 2),
+        (&[CHAIN], "seccomp", 2),
+        (&[CHAIN], "preload", 2),
+    ] {
+        let words = ["--report", "--", VIADUCT, "run", CHAIN, "--via", via, "--report", "--"];
+        let words = [outer, &words[..], &["python3", "-c", LISTENS]].concat();
+        let mut command = run(&words);
+        let mut server = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let mut client = TcpStream::connect(("127.0.0.1", line.trim().parse().unwrap())).unwrap();
+        let mut said = String::new();
+        client.read_to_string(&mut said).unwrap();
+        assert_eq!(said.trim(), client.local_addr().unwrap().port().to_string(), "{via}");
+        let report = text(&server.wait_with_output().unwrap().stderr);
+        assert_eq!(report.matches("1 came to the program").count(), passes, "{via}: {report}");
+    }
+}
+
+/// Waits for one who comes, for three seconds.
+const PATIENT: &str = "
+import socket, sys
+s = socket.create_server(('127.0.0.1', 0))
+print(s.getsockname()[1], flush=True)
+s.settimeout(3)
+try: print('came', s.accept()[1])
+except TimeoutError: pass
+";
+
+#[test]
+fn who_comes_and_says_nothing_is_turned_away_in_time() {
+    for via in ["cgroup", "seccomp"] {
+        let words = ["+migrate", "--via", via, "--arrival-wait", "1s", "--report"];
+        let mut command = run(&[&words[..], &["--", "python3", "-c", PATIENT]].concat());
+        let mut server = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
+        let port: u16 = lines.next().unwrap().unwrap().parse().unwrap();
+        let begun = Instant::now();
+        let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let said = client.read(&mut [0; 1]);
+        assert!(said.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset), "{via}");
+        let took = begun.elapsed();
+        assert!((900..2_500).contains(&took.as_millis()), "{via}: {took:?}");
+        let report = text(&server.wait_with_output().unwrap().stderr);
+        assert!(report.contains("1 came to the program and were turned away"), "{via}: {report}");
+        assert!(lines.next().is_none(), "the program has seen somebody");
+    }
+}
+
+#[test]
+fn a_run_above_one_that_would_not_see_it_says_why_it_cannot() {
+    let output = above(&["--strict"], &["--via", "cgroup"]);
+    assert_eq!(output.status.code(), Some(125), "{output:?}");
+    assert!(text(&output.stderr).contains("lets nothing go around it"), "{output:?}");
     for outer in ["seccomp", "preload"] {
         for inner in [&["--via", "auto"][..], &["--via", "cgroup"], &["--via", "seccomp"]] {
             let output = above(&["--via", outer], inner);

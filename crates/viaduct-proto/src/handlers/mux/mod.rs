@@ -89,6 +89,10 @@ impl Factory for MuxFactory {
         true
     }
 
+    fn reaches(&self, to: &Address) -> bool {
+        lock(&self.0).line_to(to).is_some()
+    }
+
     fn state(&self) -> Option<String> {
         let shared = lock(&self.0);
         let mut text = String::new();

@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::trickles::continuation::{Continuation, Mode};
+use crate::trickles::continuation::{Continuation, Delta, Mode};
 use crate::trickles::piece::Piece;
 use crate::trickles::plan::{self, Plan, Tail};
 use crate::trickles::proof::{self, Gaps, Range};
@@ -36,6 +36,9 @@ pub(super) struct Turn {
     pub(super) losses: usize,
 }
 
+/// Of so many pieces and secrets a continuation is kept.
+const MODELS: usize = 4;
+
 /// What has arrived ahead of its turn.
 #[derive(Clone, Debug)]
 struct Early {
@@ -59,6 +62,8 @@ pub(super) struct Receiver {
     lost: VecDeque<u64>,
     turns: VecDeque<Turn>,
     recovered: u32,
+    /// A continuation of each of the last pieces and secrets, by the base and the secret's number.
+    models: BTreeMap<(u64, u8), Vec<u8>>,
 }
 
 impl Receiver {
@@ -75,7 +80,17 @@ impl Receiver {
             lost: VecDeque::new(),
             turns: VecDeque::new(),
             recovered: 0,
+            models: BTreeMap::new(),
         }
+    }
+
+    /// The continuation of packet `number` of which only `delta` came; None if none of its piece is known.
+    pub(super) fn whole(&self, number: u64, delta: Delta) -> Option<(Vec<u8>, Continuation)> {
+        let (&(base, _), _) = self.models.range(..=(number, u8::MAX)).next_back()?;
+        let model = self.models.get(&(base, delta.secret()))?;
+        let bytes = delta.on(model, u32::try_from(number - base).ok()?)?;
+        let (known, _) = Continuation::peek(&bytes).ok()?;
+        Some((bytes, known))
     }
 
     /// A packet arrived; false if it had, or was given up.
@@ -87,6 +102,13 @@ impl Receiver {
     ) -> bool {
         let new = number >= self.next && !self.early.contains_key(&number);
         if new {
+            if let Some((bytes, known)) = &continuation {
+                let place = (known.piece.base, bytes[0]);
+                self.models.entry(place).or_insert_with(|| bytes.clone());
+                if self.models.len() > MODELS {
+                    self.models.pop_first();
+                }
+            }
             self.early.insert(number, Early { nonce, continuation });
             self.advance();
         }

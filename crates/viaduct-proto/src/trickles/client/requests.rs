@@ -7,7 +7,7 @@ use crate::time::Instant;
 use crate::trickles::continuation::{CONTINUATION, Continuation, LOSS, MOST_LOSSES};
 use crate::trickles::plan::Plan;
 use crate::trickles::wire::request::{emit_groups, emit_open, emit_padding, emit_returned};
-use crate::trickles::wire::response::overhead;
+use crate::trickles::wire::response::{continuation_len, overhead};
 use crate::trickles::wire::{MOST_ASKS, MOST_ATTEMPTS};
 
 /// Bytes of an answer that are left for what the application says to what a request takes along.
@@ -195,10 +195,12 @@ impl Client {
             let room = self.config.request.saturating_sub(message.len() + asks);
             parcel = feed.take(room, &mut bytes);
         }
+        let losses = (owed + turn.losses).min(MOST_LOSSES);
+        let slim = known.delta && losses == 0 && turn.plan.piece.base == known.piece.base;
         let mut layout = Layout {
             now,
             room: usize::from(known.message).saturating_sub(self.config.reserve),
-            descendant: CONTINUATION + LOSS * (owed + turn.losses).min(MOST_LOSSES),
+            descendant: continuation_len(CONTINUATION + LOSS * losses, slim),
             notes: if parcel.is_some() { NOTES } else { 0 },
             budget: Budget::new(self.config.request.saturating_sub(message.len() + bytes.len())),
             wants: Vec::new(),

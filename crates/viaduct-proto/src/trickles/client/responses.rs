@@ -104,6 +104,10 @@ impl Client {
                     new = receiver.arrive(number, response.nonce, Some((bytes.to_vec(), known)));
                 }
             }
+            Form::Slim(delta) => {
+                let Some((bytes, known)) = receiver.whole(number, delta) else { return false };
+                new = receiver.arrive(number, response.nonce, Some((bytes, known)));
+            }
             Form::Half => new = receiver.arrive(number, response.nonce, None),
             Form::Group(group) => {
                 for (number, nonce, bytes) in group.packets() {

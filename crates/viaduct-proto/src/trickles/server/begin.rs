@@ -9,7 +9,7 @@ use super::{APART, LEAST_AGE, LEAST_MESSAGE, Refusal, Server, Settings, instant}
 use crate::time::Instant;
 use crate::trickles::continuation::{Continuation, Losses, Mode};
 use crate::trickles::piece::Piece;
-use crate::trickles::plan;
+use crate::trickles::plan::{self, MOST_BURST};
 use crate::trickles::replay::Once;
 use crate::trickles::wire::MOST_ATTEMPTS;
 use crate::trickles::wire::request::Returned;
@@ -200,7 +200,7 @@ impl Server {
     /// Lays out the first window of `first`'s piece.
     pub(super) fn begin(&mut self, first: Continuation) {
         self.templates[MAIN] = first;
-        self.fresh(first.piece, plan::begin(first.piece).fresh);
+        self.fresh(first.piece, plan::begin(first.piece).fresh, false);
     }
 }
 
@@ -220,7 +220,8 @@ pub(super) fn blank(settings: &Settings) -> Continuation {
         nonces: 0,
         address: 0,
         message: settings.message,
-        burst: settings.burst_limit.max(1),
+        burst: settings.burst_limit.clamp(1, MOST_BURST as u8),
+        delta: settings.delta,
         losses: Losses::default(),
     }
 }

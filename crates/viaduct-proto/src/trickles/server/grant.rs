@@ -45,7 +45,7 @@ impl Grant {
     /// ```text
     ///   event 1: 0 open, 1 request | templates: two continuations without their codes
     ///   packets, a number | each: form 1 | template 1 | number 8 | room, a number
-    ///   form: 0 ticket, 1 fresh, 2 half, 3 again, 4 and above: a group of that less 4
+    ///   form: 0 ticket, 1 fresh, 2 half, 3 again, 4 slim, above: a group of that less 4
     /// ```
     ///
     /// Nonces are not in it: they are made anew.
@@ -62,6 +62,7 @@ impl Grant {
                 Form::Fresh => 1,
                 Form::Half => 2,
                 Form::Again => 3,
+                Form::Slim => 4,
                 Form::Group { count } => 4 + count,
             };
             out.extend_from_slice(&[form, item.template as u8]);
@@ -106,6 +107,7 @@ fn item(ring: &KeyRing, reader: &mut Reader, templates: &[Continuation; 2]) -> O
         0 => (Form::Ticket, 0),
         1 => (Form::Fresh, keys.nonces(of.connection).of(number)),
         2 => (Form::Half, keys.nonces(of.connection).of(number)),
+        4 => (Form::Slim, keys.nonces(of.connection).of(number)),
         3 => (Form::Again, keys.nonces_again(of.connection).of(number)),
         count => (Form::Group { count: count - 4 }, 0),
     };
@@ -134,6 +136,7 @@ pub(super) fn emit(
         Form::Group { count } => return emit_group(ring, &continuation, head, count, out),
         Form::Ticket => Body::Ticket(&continuation),
         Form::Fresh => Body::Fresh(&continuation),
+        Form::Slim => Body::Slim(&continuation),
         Form::Half => Body::Half,
         Form::Again => Body::Again,
     };

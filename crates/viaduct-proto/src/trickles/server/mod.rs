@@ -57,6 +57,8 @@ pub struct Settings {
     /// connection in turn, each with a window of its own, should have 0 here: to each of them the
     /// others' requests would seem lost.
     pub make_up: u8,
+    /// Whether packets leave out what their client has of their piece (5.3).
+    pub delta: bool,
 }
 
 impl Default for Settings {
@@ -70,6 +72,7 @@ impl Default for Settings {
             acks: Acks { delayed: true, by_request: false },
             message: 1_400,
             make_up: 8,
+            delta: true,
         }
     }
 }

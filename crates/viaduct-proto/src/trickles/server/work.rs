@@ -11,7 +11,7 @@ use crate::trickles::piece::Piece;
 use crate::trickles::plan::Span;
 use crate::trickles::replay::Once;
 use crate::trickles::wire::request::Returned;
-use crate::trickles::wire::response::{MOST_GROUP, overhead};
+use crate::trickles::wire::response::{MOST_GROUP, continuation_len, overhead};
 
 /// One packet of an answer.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +29,7 @@ pub(super) struct Item {
 pub(super) enum Form {
     Ticket,
     Fresh,
+    Slim,
     Half,
     Again,
     Group { count: u8 },
@@ -69,16 +70,19 @@ impl Server {
         if !self.replay.note(now, connection, Once::Answered(known.number)) {
             return Err(Refusal::Replayed);
         }
-        self.issue(now, &known, &judged)?;
+        let same = returned.continuation.first() == Some(&self.ring.newest().number());
+        self.issue(now, &known, &judged, same)?;
         Ok(Event::Request { connection })
     }
 
-    /// Lays out what a step brings.
+    /// Lays out what a step brings. What is of the same piece and secret as the request's continuation
+    /// can do without what they have in common.
     fn issue(
         &mut self,
         now: Instant,
         known: &Continuation,
         judged: &Judged,
+        same_secret: bool,
     ) -> Result<(), Refusal> {
         let [losses, later] = judged.losses;
         let plan = &judged.plan;
@@ -86,6 +90,7 @@ impl Server {
         let mode = if recovered { Mode::Survivors } else { known.mode };
         self.templates[TAIL] = Continuation { losses, ..*known };
         self.templates[MAIN] = Continuation { mode, piece: plan.piece, losses: later, ..*known };
+        let slim = known.delta && same_secret && !recovered && later.runs().is_empty();
         if let Some(tail) = &judged.tail {
             self.again(now, known, tail.again.numbers(), true)?;
             self.group(now, TAIL, tail.grouped);
@@ -98,11 +103,11 @@ impl Server {
             let connection = known.connection;
             for number in plan.fresh.numbers() {
                 if self.replay.note(now, connection, Once::Survivor(number)) {
-                    self.fresh(plan.piece, Span::new(number, number + 1));
+                    self.fresh(plan.piece, Span::new(number, number + 1), false);
                 }
             }
         } else {
-            self.fresh(plan.piece, plan.fresh);
+            self.fresh(plan.piece, plan.fresh, slim);
         }
         Ok(())
     }
@@ -149,15 +154,19 @@ impl Server {
         }
     }
 
-    pub(super) fn fresh(&mut self, piece: Piece, span: Span) {
+    pub(super) fn fresh(&mut self, piece: Piece, span: Span, slim: bool) {
         let template = self.templates[MAIN];
         let Some(keys) = self.ring.get(template.nonces) else { return };
         let mut nonces = keys.nonces(template.connection);
         let message = usize::from(template.message);
         for number in span.numbers() {
             let point = piece.is_point(number);
-            let form = if point { Form::Fresh } else { Form::Half };
-            let taken = overhead(point.then(|| template.len()));
+            let form = match (point, slim) {
+                (true, true) => Form::Slim,
+                (true, false) => Form::Fresh,
+                (false, _) => Form::Half,
+            };
+            let taken = overhead(point.then(|| continuation_len(template.len(), slim)));
             let (nonce, room) = (nonces.of(number), message.saturating_sub(taken));
             self.work.push(Item { form, number, nonce, template: MAIN, room });
         }

@@ -87,3 +87,19 @@ fn windows_are_renos() {
         assert!((0.85..1.15).contains(&ratio), "{down}: {ratio:.3} of Reno's mean window");
     }
 }
+
+/// What a continuation takes of a packet, whole and without what the client has already (5.3).
+#[test]
+fn deltas_make_more_room_for_data() {
+    let share = |delta: bool| {
+        let mut contest = contest("delay=25ms", "rate=20M,delay=25ms,queue=250kB,loss=0.2%x8", 0);
+        contest.settings.delta = delta;
+        let outcome = contest.run();
+        outcome.bytes[0] as f64 / outcome.packets[0] as f64
+    };
+    let [whole, delta] = [share(false), share(true)];
+    println!(
+        "bytes of data in a packet of 1,400: {whole:.1} with whole continuations, {delta:.1} with deltas"
+    );
+    assert!(delta > whole + 12.0, "{whole:.1}, {delta:.1}");
+}

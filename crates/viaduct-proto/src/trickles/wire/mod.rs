@@ -17,6 +17,7 @@
 //!    3 half      payload                       the first of a pair
 //!    4 again     payload
 //!    5 group     entries 1 | body of a continuation | each: nonce 8 | code 16, if it is a point
+//!    6 slim      delta: secret 1 | timestamp 6 | smoothed RTT 4 | code 16 | payload
 //!    payload     position 8 | flags 1 | user continuation, a number before it | data
 //! ```
 //!

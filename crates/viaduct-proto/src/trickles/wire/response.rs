@@ -2,7 +2,7 @@
 
 use super::MOST_USER;
 use crate::trickles::bytes::{Reader, put_counted};
-use crate::trickles::continuation::{Continuation, renumber};
+use crate::trickles::continuation::{Continuation, DELTA, Delta, renumber};
 use crate::trickles::keys::{Keys, MAC};
 use crate::trickles::piece::Piece;
 
@@ -11,6 +11,7 @@ const FRESH: u8 = 2;
 const HALF: u8 = 3;
 const AGAIN: u8 = 4;
 const GROUP: u8 = 5;
+const SLIM: u8 = 6;
 
 /// Bytes before what depends on the form.
 pub const HEAD: usize = 23;
@@ -43,6 +44,8 @@ pub enum Form<'a> {
     Ticket(&'a [u8]),
     /// A packet that carries a continuation.
     Fresh(&'a [u8]),
+    /// The same of a piece of which the client has another: what it cannot know.
+    Slim(Delta<'a>),
     /// The first of a pair: the request of the second answers for it.
     Half,
     /// A lost packet's number once more.
@@ -107,6 +110,7 @@ fn read(message: &[u8]) -> Option<Response<'_>> {
         HALF => Form::Half,
         AGAIN => Form::Again,
         GROUP => Form::Group(group(&mut reader)?),
+        SLIM => Form::Slim(Delta::read(&mut reader)?),
         _ => return None,
     };
     let payload = match form {
@@ -175,8 +179,15 @@ pub(in crate::trickles) struct Head {
 pub(in crate::trickles) enum Body<'c> {
     Ticket(&'c Continuation),
     Fresh(&'c Continuation),
+    Slim(&'c Continuation),
     Half,
     Again,
+}
+
+/// Bytes that a packet of a piece spends on its continuation, if it has one: of a client that has another
+/// of the piece, less.
+pub(in crate::trickles) fn continuation_len(len: usize, slim: bool) -> usize {
+    if slim { DELTA } else { len }
 }
 
 /// Bytes of a response of this form without its user continuation and data.
@@ -192,15 +203,18 @@ pub(in crate::trickles) fn emit(
     payload: &Payload,
     out: &mut Vec<u8>,
 ) {
-    let (kind, continuation) = match body {
-        Body::Ticket(continuation) => (TICKET, Some(continuation)),
-        Body::Fresh(continuation) => (FRESH, Some(continuation)),
-        Body::Half => (HALF, None),
-        Body::Again => (AGAIN, None),
+    let kind = match body {
+        Body::Ticket(_) => TICKET,
+        Body::Fresh(_) => FRESH,
+        Body::Slim(_) => SLIM,
+        Body::Half => HALF,
+        Body::Again => AGAIN,
     };
     emit_head(kind, head, out);
-    if let Some(continuation) = continuation {
-        continuation.emit(keys, out);
+    match body {
+        Body::Ticket(continuation) | Body::Fresh(continuation) => continuation.emit(keys, out),
+        Body::Slim(continuation) => continuation.emit_delta(keys, out),
+        Body::Half | Body::Again => {}
     }
     out.extend_from_slice(&payload.position.to_be_bytes());
     out.push(payload.flags);

@@ -88,6 +88,8 @@ pub struct Flow {
     middle: Middle,
     /// What stands between its ends is agreed on with the far end.
     undecided: Option<Undecided>,
+    /// Its connection, which it does not need: its handlers go over one of several flows.
+    spare: Option<Leg>,
     /// Bits a second each way, at most.
     rate: Option<u64>,
     /// Bytes that the client said behind where it wants to go, until they are counted.
@@ -201,6 +203,7 @@ impl Flow {
             broken: None,
             middle: Middle::Relay(Relay::default()),
             undecided: None,
+            spare: None,
             rate: None,
             behind: 0,
             room_watched: false,
@@ -277,7 +280,7 @@ impl Flow {
     pub fn own_name(&mut self, now: Instant) -> Option<SocketAddr> {
         match &mut self.middle {
             Middle::Through(through) => through.own_name(now),
-            Middle::Relay(_) => self.legs[1].as_ref()?.tcp()?.local_addr().ok(),
+            Middle::Relay(_) => self.legs[1].as_ref()?.names().map(|(own, _)| own),
         }
     }
 
@@ -299,6 +302,11 @@ impl Flow {
                 warn!("probe a quiet flow: {error}");
             }
         }
+    }
+
+    /// A connection to where it goes that it has no use for.
+    pub fn spare(&mut self) -> Option<(Address, Leg)> {
+        self.to.clone().zip(self.spare.take())
     }
 
     /// Whether its ends are probed.
@@ -358,8 +366,14 @@ impl Flow {
         let (Some(server), true) = (&self.legs[1], self.connected) else { return Ok(()) };
         let Some(undecided) = self.undecided.take() else { return Ok(()) };
         self.middle = undecided.decide(server, now)?;
-        if let Middle::Through(through) = &mut self.middle {
-            through.connected(server, now);
+        match &mut self.middle {
+            Middle::Through(through) if through.is_guest() => {
+                // Its handlers may want a connection to there for several flows: this one.
+                self.spare = self.legs[1].replace(Leg::Elsewhere);
+                self.connected = false;
+            }
+            Middle::Through(through) => through.connected(server, now),
+            Middle::Relay(_) => {}
         }
         self.ready(End::Client, true, true);
         self.ready(End::Server, true, true);

@@ -186,6 +186,7 @@ pub(super) fn limits(args: &ProxyArgs) -> Result<Limits> {
         flows: args.flows,
         early: (args.forward == Forwarding::Early).then_some((early_most(args)?, args.early_wait)),
         connect: args.connect_timeout,
+        words: args.connect_timeout,
         keep_alive: Some(args.keep_alive).filter(|time| !time.is_zero()),
         idle: Some(args.idle_timeout).filter(|time| !time.is_zero()),
         idle_exit: args.idle_exit.or(args.on_demand.then_some(IDLE_EXIT)),

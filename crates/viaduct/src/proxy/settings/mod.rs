@@ -17,6 +17,7 @@ use viaduct_sys::process::raise_descriptors;
 use viaduct_sys::tcp::TcpOptions;
 
 use super::agreeing::Agreeing;
+use super::below::Below;
 use super::file::{self, PolicyTable, Said};
 use super::onward::Onward;
 use super::options::{Accept, ProxyArgs, ProxyOptions};
@@ -55,6 +56,8 @@ pub struct Settings {
     pub tell: Option<Tell>,
     /// What is agreed on with far ends, if anything is.
     pub agreeing: Option<Arc<Agreeing>>,
+    /// Who carries what goes on from here, if that is not the kernel.
+    pub below: Option<Arc<dyn Below>>,
     /// How their sockets are set up.
     pub options: TcpOptions,
     /// What keeps it within bounds.
@@ -104,11 +107,13 @@ impl Settings {
         read().with_context(|| path.display().to_string())
     }
 
-    /// For wrapped programs: flows pass `handlers`, go on `by` this, and end as theirs would.
+    /// For wrapped programs: flows pass `handlers`, go on `by` this, and end as theirs would; who comes to one
+    /// has `words` to say what handlers want to hear.
     pub fn for_programs(
         name: String,
         handlers: Factories,
         by: Onward,
+        words: Duration,
         run_dir: PathBuf,
     ) -> Settings {
         let handlers = Some(handlers).filter(|list| !list.is_empty());
@@ -117,6 +122,7 @@ impl Settings {
             early: None,
             // The kernel gives up when it would have for the program.
             connect: Duration::MAX,
+            words,
             keep_alive: None,
             idle: None,
             idle_exit: None,
@@ -133,6 +139,7 @@ impl Settings {
             },
             tell: None,
             agreeing: None,
+            below: None,
             options: TcpOptions::default(),
             limits,
             workers: 1,
@@ -250,6 +257,7 @@ impl Settings {
             policies,
             tell: args.tell,
             agreeing: None,
+            below: None,
             limits: limits(args)?,
             workers,
             intercept: intercept(args, port)?,

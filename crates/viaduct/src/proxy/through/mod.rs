@@ -43,6 +43,8 @@ pub struct Through {
     events: Vec<Vec<u8>>,
     /// It serves other flows, and is over when its connections are.
     alone: bool,
+    /// It goes over another flow's connection.
+    guest: bool,
     /// Where connections that are still to be wanted shall begin.
     binds: Vec<(BottomId, SocketAddr)>,
 }
@@ -92,6 +94,7 @@ impl Through {
         through.chain.connect(now, to);
         through.act();
         let goal = through.goal();
+        through.guest = goal.is_none();
         Some((through, goal))
     }
 
@@ -107,6 +110,11 @@ impl Through {
     /// It cannot be made.
     pub fn unspawned(&mut self, spawn: &Spawn, now: Instant) {
         self.chain.unspawned(spawn, now);
+    }
+
+    /// Whether it has no connection of its own: it goes over another flow's.
+    pub fn is_guest(&self) -> bool {
+        self.guest
     }
 
     /// Where its own connection is to go.
@@ -164,8 +172,8 @@ impl Through {
         let wires = vec![Wire::new(chain.bottom()?, None)];
         let (app, stage) = (Side::default(), Stage::Opening);
         let (wants, events, binds) = (Vec::new(), Vec::new(), Vec::new());
-        let [finished, alone] = [false; 2];
-        Some(Through { chain, app, wires, stage, finished, wants, events, alone, binds })
+        let [finished, alone, guest] = [false; 3];
+        Some(Through { chain, app, wires, stage, finished, wants, events, alone, guest, binds })
     }
 
     /// How far it has come.

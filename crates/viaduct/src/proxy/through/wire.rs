@@ -145,7 +145,7 @@ impl Wire {
 
 /// Tells the chain the addresses of a connection.
 pub(super) fn name(chain: &mut Chain, id: BottomId, leg: &Leg) {
-    if let Some([own, peer]) = leg.names() {
+    if let Some((own, peer)) = leg.names() {
         chain.set_names(id, Address::Ip(own), Address::Ip(peer));
     }
 }

@@ -163,9 +163,9 @@ impl Port {
     }
 
     /// Our address, and the server's.
-    pub(super) fn names(&self, flow: Flow) -> Option<[SocketAddr; 2]> {
+    pub(super) fn names(&self, flow: Flow) -> Option<(SocketAddr, SocketAddr)> {
         let seat = self.seats.get(&flow)?;
-        Some([self.connector.port().local(flow)?, seat.to])
+        Some((self.connector.port().local(flow)?, seat.to))
     }
 
     /// The end of a flow has gone; `well`: what was written is still to arrive.

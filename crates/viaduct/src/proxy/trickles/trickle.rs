@@ -46,7 +46,7 @@ impl Trickle {
     }
 
     /// Our address, and the server's, where they are known.
-    pub fn names(&self) -> Option<[SocketAddr; 2]> {
+    pub fn names(&self) -> Option<(SocketAddr, SocketAddr)> {
         self.port.lock().names(self.flow)
     }
 

@@ -89,7 +89,7 @@ impl Tunnels {
         let Some(endpoint) = &mut self.endpoint else { return };
         endpoint.readable = true;
         let mut driven = BTreeSet::new();
-        for arrived in endpoint.receive(crowded, now) {
+        for arrived in endpoint.receive(crowded) {
             match arrived {
                 Arrived::For(key, event) => {
                     if let Some(Link { wire: Wire::Quic(quic), .. }) = self.links.get_mut(key) {

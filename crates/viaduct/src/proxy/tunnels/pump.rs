@@ -7,19 +7,20 @@ use viaduct_proto::time::Instant;
 use super::{Arrival, Took};
 use crate::proxy::flow::{End, Flow};
 use crate::proxy::leg::Leg;
-use crate::proxy::worker::Worker;
+use crate::proxy::worker::{Worker, time};
 
 /// Times that the tunnels are driven before the other flows have their turn.
 const ROUNDS: usize = 8;
 
 impl Worker {
     /// Moves all that can move through tunnels.
-    pub(in crate::proxy) fn pump(&mut self, now: Instant) {
+    pub(in crate::proxy) fn pump(&mut self) {
         let Some(tunnels) = &mut self.tunnels else { return };
-        tunnels.resume(now);
-        tunnels.handle_timeout(now);
+        tunnels.resume(time());
+        tunnels.handle_timeout(time());
         for _ in 0..ROUNDS {
             let Some(tunnels) = &mut self.tunnels else { return };
+            let now = time();
             tunnels.flush(now);
             let mut moved = false;
             while let Some(arrival) = self.tunnels.as_mut().and_then(|of| of.poll_arrival()) {

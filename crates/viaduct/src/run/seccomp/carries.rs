@@ -1,30 +1,28 @@
 //! A program opens a socket of UDP: it gets one in the hall whose datagrams are carried
 //! ([`crate::run::carried`]).
 
-use std::net::Ipv4Addr;
 use std::os::fd::AsFd as _;
 use std::thread;
 
 use rustix::fs::{OFlags, fcntl_setfl};
-use viaduct_proto::wrap::{Errno, wire};
+use viaduct_proto::wrap::{Errno, Sockaddr, parse_bound, wire};
 use viaduct_sys::hall;
 use viaduct_sys::seccomp::{Notification, Reply};
 
 use super::{Outcome, Supervisor, number, say};
 
-const AF_INET: [u8; 2] = 2u16.to_ne_bytes();
 /// Flags of a socket's kind.
 const CLOEXEC: i32 = OFlags::CLOEXEC.bits().cast_signed();
 const NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
 
 impl Supervisor {
     /// `socket` of UDP. To open the hall takes a moment, so that is done beside.
-    pub(super) fn carry(&self, call: &Notification, kind: i32) -> Outcome {
+    pub(super) fn carry(&self, call: &Notification, v6: bool, kind: i32) -> Outcome {
         let (listener, common, call) = (self.listener.clone(), self.common.clone(), *call);
         let carry = move || {
             let reply = match common.carry() {
                 Some(carried) => carried
-                    .socket()
+                    .socket(v6)
                     .and_then(|socket| {
                         if kind & NONBLOCK != 0 {
                             fcntl_setfl(&socket, OFlags::NONBLOCK)?;
@@ -59,13 +57,12 @@ impl Supervisor {
         }
         let (address, length) = self.sockaddr(call, at, size)?;
         let address = &address[..length];
-        // The kernel says what is wrong with another; no address means any.
-        let [a, b, p, q, ip @ ..] = address else { return Ok(Some(Reply::Continue)) };
-        let (Some(ip), true) = (ip.first_chunk::<4>(), [*a, *b] == AF_INET) else {
+        // The kernel says what is wrong with another.
+        let Sockaddr::Ip(at) = parse_bound(address) else { return Ok(Some(Reply::Continue)) };
+        if at.is_ipv6() && !is.is_v6() {
             return Ok(Some(Reply::Continue));
-        };
-        let port = u16::from_be_bytes([*p, *q]);
-        carried.bind(&socket, Ipv4Addr::from(*ip), port).map_err(number)?;
+        }
+        carried.bind(&socket, is.is_v6(), at).map_err(number)?;
         Ok(Some(Reply::Returned(0)))
     }
 }

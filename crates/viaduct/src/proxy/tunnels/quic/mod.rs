@@ -43,6 +43,7 @@ use viaduct_proto::time::Instant;
 use viaduct_sys::udp::UdpBatch;
 
 use super::settings::TunnelSettings;
+use crate::proxy::worker::time;
 use clock::Clock;
 use congestion::BbrConfig;
 
@@ -160,9 +161,12 @@ impl Endpoint {
 
     /// Reads what has come, a few hundred datagrams at most; `crowded`: whoever dials is to show first
     /// that it is where it says, which takes a round trip.
-    pub(super) fn receive(&mut self, crowded: bool, now: Instant) -> Vec<Arrived> {
+    pub(super) fn receive(&mut self, crowded: bool) -> Vec<Arrived> {
         let mut arrived = Vec::new();
+        // In this order: a pause between the two makes a round trip longer, never shorter than it was, and
+        // the shortest is what counts.
         let wall = SystemTime::now();
+        let now = time();
         for _ in 0..READS {
             let (length, from, at) = match self.socket.recv_at(&mut self.receive) {
                 Ok(Some(received)) => received,
@@ -178,8 +182,11 @@ impl Endpoint {
             let datagram = BytesMut::from(&self.receive[..length]);
             self.send.clear();
             // What it waited here is not the path's: rates and round trips are measured by this.
-            let waited = wall.duration_since(at).unwrap_or_default().min(LONGEST_WAIT);
-            self.heard = self.heard.max(now - waited);
+            let arrived_at = match wall.duration_since(at) {
+                Ok(waited) => now - waited.min(LONGEST_WAIT),
+                Err(since) => now + since.duration().min(LONGEST_WAIT),
+            };
+            self.heard = self.heard.max(arrived_at);
             let theirs = self.clock.theirs(self.heard);
             let event = self.inner.handle(theirs, from, None, None, datagram, &mut self.send);
             match event {

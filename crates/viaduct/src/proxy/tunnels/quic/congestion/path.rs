@@ -32,8 +32,9 @@ pub(super) struct Path {
 /// What a sample has brought about.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
-    /// A round has ended; and in all of it no round trip was nearly as short as the shortest.
+    /// A round has ended; in all of it a queue stood, of a 25th of a round trip; and one of an eighth.
     pub(super) round: bool,
+    pub(super) stood: bool,
     pub(super) queue: bool,
     /// The shortest round trip was seen too long ago; the present one stands for it.
     pub(super) stale: bool,
@@ -74,7 +75,8 @@ impl Path {
         if sample.before >= self.round_ends {
             (self.round, self.round_ends, seen.round) = (self.round + 1, sample.delivered, true);
             let (least, rtt) = (self.round_rtt.take(), self.rtt().unwrap_or_default());
-            seen.queue = least.is_some_and(|least| least > rtt + rtt / 8);
+            let stood = |part| least.is_some_and(|least| least > rtt + rtt / part);
+            (seen.stood, seen.queue) = (stood(25), stood(8));
         }
         if let Some(rate) = sample.rate
             && (!sample.limited || self.rate().is_none_or(|highest| rate > highest))

@@ -1,0 +1,216 @@
+//! Programs, as a shared master sees them: their side is kept by their run, which hears what to do with it.
+//!
+//! ```text
+//!   Remote    a flow of a program's: its place came with it
+//!   Another   one more for a program that listens: the run is asked for a place, which comes later
+//! ```
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use viaduct_proto::flow::Failure;
+use viaduct_proto::wrap::shared::Down;
+
+use crate::proxy::calls::{Held, Program};
+
+/// Arrivals that are remembered before those that are over are forgotten.
+const MOST: usize = 64;
+
+/// A program whose side a run keeps.
+#[derive(Debug)]
+pub(super) struct Remote {
+    id: u64,
+    place: Option<TcpStream>,
+    out: Sender<Down>,
+    /// How there are more for its program, if that listens.
+    line: Option<Arc<Line>>,
+    /// The run has heard how it ends.
+    told: bool,
+}
+
+impl Remote {
+    /// Flow `id`, for which `place` will be connected to the program; `out` leads to the run.
+    pub(super) fn new(id: u64, place: TcpStream, out: &Sender<Down>) -> Remote {
+        Remote { id, place: Some(place), out: out.clone(), line: None, told: false }
+    }
+
+    /// The same, to a program that listens.
+    pub(super) fn listening(id: u64, place: TcpStream, line: Arc<Line>) -> Remote {
+        let out = line.out.clone();
+        Remote { id, place: Some(place), out, line: Some(line), told: false }
+    }
+
+    fn tell(&mut self, down: Down) -> io::Result<()> {
+        self.told |= !matches!(down, Down::Named { .. });
+        self.out.send(down).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn take_place(&mut self) -> io::Result<TcpStream> {
+        self.place.take().ok_or(io::ErrorKind::NotConnected.into())
+    }
+}
+
+impl Held for Remote {
+    fn named(&mut self, own: SocketAddr) {
+        let _ = self.tell(Down::Named { id: self.id, own });
+    }
+
+    fn place(&mut self) -> io::Result<TcpStream> {
+        self.take_place()
+    }
+
+    fn meet(&mut self, _: &TcpStream) -> io::Result<()> {
+        self.tell(Down::Meet { id: self.id })
+    }
+
+    fn refuse(&mut self, why: Failure) {
+        let _ = self.tell(Down::Refuse { id: self.id, why });
+    }
+}
+
+impl Program for Remote {
+    fn place(&mut self) -> io::Result<TcpStream> {
+        self.take_place()
+    }
+
+    fn another(&self) -> Option<Box<dyn Program>> {
+        Some(Box::new(Another::of(self.line.clone()?)))
+    }
+
+    fn connect(&mut self, _: &TcpStream) -> io::Result<()> {
+        self.tell(Down::Meet { id: self.id })
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        if !self.told {
+            let _ = self.tell(Down::Gone { id: self.id });
+        }
+    }
+}
+
+/// The way to the run for more flows to a program.
+#[derive(Debug)]
+pub(super) struct Line {
+    /// The arrival that it came by.
+    of: u64,
+    out: Sender<Down>,
+    /// In the order in which the run was asked.
+    waiting: Mutex<VecDeque<Arc<Slot>>>,
+}
+
+/// All of a session's, while somebody has them.
+#[derive(Debug, Default)]
+pub(super) struct Lines(HashMap<u64, Weak<Line>>);
+
+impl Lines {
+    /// That of arrival `of`.
+    pub(super) fn add(&mut self, of: u64, out: &Sender<Down>) -> Arc<Line> {
+        if self.0.len() >= MOST && self.0.len().is_power_of_two() {
+            self.0.retain(|_, line| line.strong_count() > 0);
+        }
+        let line = Arc::new(Line { of, out: out.clone(), waiting: Mutex::default() });
+        self.0.insert(of, Arc::downgrade(&line));
+        line
+    }
+
+    /// The run has answered whoever asked first for one more: with it, or there is none.
+    pub(super) fn fill(&mut self, of: u64, remote: Option<Remote>) {
+        let Some(line) = self.0.get(&of).and_then(Weak::upgrade) else { return };
+        let slot = line.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        if let Some(slot) = slot {
+            slot.fill(remote);
+        }
+    }
+}
+
+/// What was asked for, when it comes, and who is told.
+#[derive(Default)]
+struct Slot(Mutex<Coming>);
+
+#[derive(Default)]
+struct Coming {
+    come: Option<Option<Remote>>,
+    tell: Option<Box<dyn FnOnce() + Send>>,
+}
+
+impl Slot {
+    fn fill(&self, remote: Option<Remote>) {
+        let mut coming = self.coming();
+        coming.come = Some(remote);
+        let tell = coming.tell.take();
+        drop(coming);
+        if let Some(tell) = tell {
+            tell();
+        }
+    }
+
+    fn coming(&self) -> MutexGuard<'_, Coming> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Slot").field("come", &self.coming().come).finish_non_exhaustive()
+    }
+}
+
+/// One more flow to a program that listens.
+#[derive(Debug)]
+struct Another {
+    line: Arc<Line>,
+    slot: Option<Arc<Slot>>,
+    remote: Option<Remote>,
+}
+
+impl Another {
+    fn of(line: Arc<Line>) -> Another {
+        Another { line, slot: None, remote: None }
+    }
+
+    fn ask(&self) -> io::Result<Arc<Slot>> {
+        let slot = Arc::<Slot>::default();
+        let mut waiting = self.line.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let asked = self.line.out.send(Down::Another { id: self.line.of });
+        asked.map_err(|_| io::ErrorKind::BrokenPipe)?;
+        waiting.push_back(slot.clone());
+        Ok(slot)
+    }
+}
+
+impl Program for Another {
+    fn place(&mut self) -> io::Result<TcpStream> {
+        let slot = match &self.slot {
+            Some(slot) => slot.clone(),
+            None => self.slot.insert(self.ask()?).clone(),
+        };
+        let come = slot.coming().come.take();
+        let remote = come.ok_or(io::ErrorKind::WouldBlock)?.ok_or(io::ErrorKind::NotConnected)?;
+        self.remote.insert(remote).take_place()
+    }
+
+    fn when_there(&mut self, tell: Box<dyn FnOnce() + Send>) {
+        let Some(slot) = &self.slot else { return };
+        let mut coming = slot.coming();
+        if coming.come.is_none() {
+            coming.tell = Some(tell);
+            return;
+        }
+        drop(coming);
+        tell();
+    }
+
+    fn another(&self) -> Option<Box<dyn Program>> {
+        Some(Box::new(Another::of(self.line.clone())))
+    }
+
+    fn connect(&mut self, place: &TcpStream) -> io::Result<()> {
+        let remote = self.remote.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+        Program::connect(remote, place)
+    }
+}

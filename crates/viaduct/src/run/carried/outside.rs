@@ -1,0 +1,161 @@
+//! Sockets of ours outside the hall, one for each port that programs' sockets have in there.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use viaduct_sys::hall;
+
+/// One of ours.
+#[derive(Clone, Debug)]
+pub struct Outside {
+    pub socket: Arc<UdpSocket>,
+    /// Where the program has bound its own to.
+    pub at: Bound,
+    /// The port that it has there.
+    pub port: u16,
+}
+
+/// An address that a socket is bound to.
+#[derive(Clone, Copy, Debug)]
+pub struct Bound {
+    ip: IpAddr,
+    /// Of IPv6, it takes IPv4 too.
+    both: bool,
+}
+
+impl Bound {
+    /// The address of the family of `peer`; unspecified, if any is.
+    pub fn of(self, peer: IpAddr) -> IpAddr {
+        match (peer, self.both) {
+            (IpAddr::V4(_), true) => Ipv4Addr::UNSPECIFIED.into(),
+            _ => self.ip,
+        }
+    }
+
+    fn takes(self, own: IpAddr) -> bool {
+        let any = |ip: IpAddr| ip.is_unspecified();
+        self.ip == own || any(self.ip) && (self.both || self.ip.is_ipv4() == own.is_ipv4())
+    }
+}
+
+impl Outside {
+    /// For a program's that is not bound: at `at`.
+    ///
+    /// # Errors
+    /// The port is taken.
+    pub fn at(at: SocketAddr) -> io::Result<Outside> {
+        let socket = open(at.is_ipv6())?;
+        if at.is_ipv6() {
+            sockopt::set_ipv6_v6only(&socket, true)?;
+        }
+        Outside::bound(socket, at, false)
+    }
+
+    /// For `socket`, a program's, which may be of IPv6 and is to be bound to `at`.
+    ///
+    /// # Errors
+    /// What the program is to be told: its address is taken, or another host's.
+    pub fn like(socket: &OwnedFd, v6: bool, at: SocketAddr) -> io::Result<Outside> {
+        let outside = open(at.is_ipv6())?;
+        sockopt::set_socket_reuseaddr(&outside, sockopt::socket_reuseaddr(socket)?)?;
+        sockopt::set_socket_reuseport(&outside, sockopt::socket_reuseport(socket)?)?;
+        let mut both = false;
+        if v6 && at.is_ipv6() {
+            let alone = sockopt::ipv6_v6only(socket)?;
+            sockopt::set_ipv6_v6only(&outside, alone)?;
+            both = !alone && at.ip() == Ipv6Addr::UNSPECIFIED;
+        }
+        Outside::bound(outside, at, both)
+    }
+
+    fn bound(socket: OwnedFd, at: SocketAddr, both: bool) -> io::Result<Outside> {
+        rustix::net::bind(&socket, &at)?;
+        let socket = UdpSocket::from(socket);
+        // Whether the program may is asked in the hall.
+        socket.set_broadcast(true)?;
+        hall::hear_errors(&socket)?;
+        let port = socket.local_addr()?.port();
+        let at = Bound { ip: at.ip(), both };
+        Ok(Outside { socket: Arc::new(socket), at, port })
+    }
+
+    /// The port that it has outside.
+    ///
+    /// # Errors
+    /// None are known.
+    pub fn port(&self) -> io::Result<u16> {
+        Ok(self.socket.local_addr()?.port())
+    }
+
+    /// Sends a datagram.
+    ///
+    /// # Errors
+    /// What the kernel says, of this one or of an earlier one.
+    pub fn send(&self, bytes: &[u8], peer: SocketAddr) -> io::Result<()> {
+        let to = match peer.ip() {
+            IpAddr::V4(ip) if self.at.both => {
+                SocketAddr::new(ip.to_ipv6_mapped().into(), peer.port())
+            }
+            _ => peer,
+        };
+        self.socket.send_to(bytes, to).map(drop)
+    }
+}
+
+fn open(v6: bool) -> io::Result<OwnedFd> {
+    let family = if v6 { AddressFamily::INET6 } else { AddressFamily::INET };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socket_with(family, SocketType::DGRAM, flags, None)?)
+}
+
+/// All of them, by number.
+#[derive(Debug, Default)]
+pub struct All {
+    list: HashMap<u64, Outside>,
+    /// Their numbers, by their programs' ports.
+    ports: HashMap<u16, Vec<u64>>,
+    next: u64,
+}
+
+impl All {
+    /// The number of the next.
+    pub fn next(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// Keeps one, by the number that it was given.
+    pub fn add(&mut self, number: u64, outside: Outside) {
+        self.ports.entry(outside.port).or_default().push(number);
+        self.list.insert(number, outside);
+    }
+
+    /// That of this number.
+    pub fn get(&self, number: u64) -> Option<Outside> {
+        self.list.get(&number).cloned()
+    }
+
+    /// That of a program's whose datagrams come from `own`: one that has that address before one that has all.
+    pub fn find(&self, own: SocketAddr) -> Option<&Outside> {
+        let numbers = self.ports.get(&own.port())?;
+        let all = numbers.iter().filter_map(|number| self.list.get(number));
+        let kin = |of: &Outside| (of.at.ip == own.ip(), of.at.ip.is_ipv4() == own.is_ipv4());
+        all.filter(|of| of.at.takes(own.ip())).max_by_key(|of| kin(of))
+    }
+
+    /// Keeps those whose ports `stay`.
+    pub fn retain(&mut self, stay: impl Fn(u16) -> bool) {
+        self.ports.retain(|port, _| stay(*port));
+        let ports = &self.ports;
+        self.list.retain(|_, outside| ports.contains_key(&outside.port));
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+}
