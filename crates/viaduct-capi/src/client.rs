@@ -77,7 +77,7 @@ fn turn(client: &mut Client) -> c_int {
     }
     while let Some((_, word)) = client.connector.poll_word() {
         match word {
-            Word::Changed(_) => {}
+            Word::Open | Word::Changed(_) => {}
             Word::PlainTcp => client.fallen = Some(-libc::EPROTONOSUPPORT),
             Word::Refused => client.fallen = Some(-libc::ECONNREFUSED),
         }

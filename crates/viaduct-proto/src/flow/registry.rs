@@ -201,16 +201,34 @@ impl Registry {
     }
 
     fn factory(&self, spec: &HandlerSpec) -> Result<Arc<dyn Factory>, SpecError> {
-        let HandlerSpec { name, mut arguments } = spec.clone();
-        let Some((_, build)) = self.known.get(&name[..]) else {
+        let Some((_, build)) = self.known.get(spec.name()) else {
             let known = self.names().collect::<Vec<_>>().join(", ");
-            return Err(SpecError::Unknown { name, known });
+            return Err(SpecError::Unknown { name: spec.name.clone(), known });
         };
+        spec.read(build)
+    }
+}
+
+impl HandlerSpec {
+    /// The name that it was asked for by.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What `build` makes of its settings.
+    ///
+    /// # Errors
+    /// `build` refuses one, or does not take it.
+    pub fn read<T>(
+        &self,
+        build: impl FnOnce(&mut Arguments) -> Result<T, String>,
+    ) -> Result<T, SpecError> {
+        let HandlerSpec { name: handler, mut arguments } = self.clone();
         match build(&mut arguments) {
-            Err(what) => Err(SpecError::Value { handler: name, what }),
-            Ok(factory) => match arguments.given.into_keys().next() {
-                Some(key) => Err(SpecError::Key { handler: name, key }),
-                None => Ok(factory),
+            Err(what) => Err(SpecError::Value { handler, what }),
+            Ok(made) => match arguments.given.into_keys().next() {
+                Some(key) => Err(SpecError::Key { handler, key }),
+                None => Ok(made),
             },
         }
     }

@@ -29,6 +29,7 @@ use viaduct_sys::records;
 use self::session::Desk;
 use crate::proxy;
 use crate::proxy::below::Below;
+use crate::proxy::onward::Onward;
 use crate::proxy::settings::Settings;
 use crate::run::above::Above;
 use crate::run::carrier::Carrier;
@@ -97,7 +98,8 @@ pub fn run(args: &MasterArgs, registry: Registry, log: impl FnOnce()) -> Result<
         }
     };
     let (name, run_dir) = (args.name.clone(), args.run_dir.clone());
-    let mut settings = Settings::for_programs(name, chain, args.arrival_wait, run_dir);
+    let by = Onward::Direct;
+    let mut settings = Settings::for_programs(name, chain, by, args.arrival_wait, run_dir);
     settings.metrics = args.metrics;
     settings.below = above.clone().map(|above| above as Arc<dyn Below>);
     check_free(&settings.socket())?;

@@ -253,14 +253,21 @@ fn begin(
 ) -> io::Result<Begun> {
     let Route { to, from, told, carries, by, handlers, copied, rate, haul, source, accepts: _ } =
         route;
+    let by = match (by, &to) {
+        // It would be asked in vain.
+        (Onward::Trickles(ways), Address::Ip(to)) if teller.trickles.is_plain(ways, *to, now) => {
+            Onward::Direct
+        }
+        (by, _) => by,
+    };
     if let (Some(agreeing), Address::Ip(at)) = (&teller.agreeing, &to) {
         return agree(agreeing, *at, (to.clone(), by, rate), options, limits, now);
     }
     // A change of tunnels needs a restart: whatever a policy names is there.
     let outlet = by.tunnel().and_then(|name| teller.outlets.get(name));
     let relay = match &handlers {
-        // A session cannot be spliced.
-        _ if copied || outlet.is_some() => None,
+        // Neither a session nor a connection of Trickles can be spliced.
+        _ if copied || outlet.is_some() || by.trickles().is_some() => None,
         None => Some(Relay::default()),
         Some(handlers) => Relay::of(handlers),
     };
@@ -286,6 +293,13 @@ fn begin(
             "the handlers lead to a name, which leads through tunnels alone",
         ));
     };
+    if let Some(ways) = begun.by.trickles() {
+        if !teller.trickles.is_plain(ways, to, now) {
+            begun.server = Leg::Trickles(teller.trickles.connect(ways, to, now)?);
+            return Ok(begun);
+        }
+        begun.by = Onward::Direct;
+    }
     if let Some(below) = &teller.below {
         begun.server = below.connect(to, from)?;
         return Ok(begun);
@@ -299,6 +313,17 @@ fn begin(
     set_up(&server, haul.as_ref());
     begun.server = Leg::Tcp(server);
     Ok(begun)
+}
+
+/// Begins to connect over the kernel's TCP, and tells nobody anything.
+pub(super) fn straight(
+    to: SocketAddr,
+    options: TcpOptions,
+    haul: Option<&LongHaul>,
+) -> io::Result<TcpStream> {
+    let server = TcpStream::from_std(tcp::connect(to, None, options)?);
+    set_up(&server, haul);
+    Ok(server)
 }
 
 /// Begins to connect to `at`, or to go over a connection that is there; what stands between the two ends is

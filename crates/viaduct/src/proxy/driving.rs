@@ -32,7 +32,7 @@ impl Worker {
         }
         // Only a server's connection says by itself that it is there.
         if !flow.is_connected()
-            && (end == End::Server || flow.goes_by_session())
+            && (end == End::Server || flow.may_be_asked())
             && let Err(error) = flow.check_connected(now)
         {
             return self.unanswered(key, &error);

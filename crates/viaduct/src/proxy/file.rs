@@ -25,6 +25,7 @@ use super::onward::Onward;
 use super::options::{ProxyArgs, ProxyOptions};
 use super::policy::{Plan, Policy};
 use super::through::Factories;
+use super::trickles::Ways;
 use super::tunnels::settings::{TunnelName, TunnelTable};
 use super::values::{ports, prefixes, rate, some_goal};
 use crate::text;
@@ -70,6 +71,7 @@ pub struct PolicyTable {
     #[serde(default)]
     direct: bool,
     tunnel: Option<Value>,
+    trickles: Option<Ways>,
     handlers: Option<Vec<String>>,
     #[serde(default)]
     side: Side,
@@ -179,12 +181,13 @@ impl PolicyTable {
         registry: &Registry,
     ) -> Result<Policy, String> {
         let tunnel = self.tunnel.as_ref().map(|value| tunnel(value, tunnels)).transpose()?;
-        let by = match (self.direct, self.next, tunnel) {
-            (false, None, None) => otherwise.by.clone(),
-            (true, None, None) => Onward::Direct,
-            (false, Some(at), None) => Onward::Hop(at),
-            (false, None, Some(name)) => Onward::Tunnel(name.to_string()),
-            _ => return Err("direct, next and tunnel exclude each other".to_owned()),
+        let by = match (self.direct, self.next, tunnel, self.trickles) {
+            (false, None, None, None) => otherwise.by.clone(),
+            (true, None, None, None) => Onward::Direct,
+            (false, Some(at), None, None) => Onward::Hop(at),
+            (false, None, Some(name), None) => Onward::Tunnel(name.to_string()),
+            (false, None, None, Some(ways)) => Onward::Trickles(ways),
+            _ => return Err("direct, next, tunnel and trickles exclude each other".to_owned()),
         };
         let ports = self
             .ports
@@ -198,8 +201,8 @@ impl PolicyTable {
         let accepts = self.side == Side::Accept;
         match (accepts, &handlers, &by) {
             (true, None, _) => return Err("side: \"accept\" is for handlers".to_owned()),
-            (true, _, Onward::Hop(_) | Onward::Tunnel(_)) => {
-                return Err("side: who accepts goes straight to the server, not by next or tunnel; add direct = true".to_owned());
+            (true, _, Onward::Hop(_) | Onward::Tunnel(_) | Onward::Trickles(_)) => {
+                return Err("side: who accepts goes straight to the server, not by next, tunnel or trickles; add direct = true".to_owned());
             }
             _ => {}
         }
@@ -308,6 +311,27 @@ mod tests {
             let error = load(&format!("{HEAD}{two}[[policy]]\n{line}\n")).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn a_policy_has_its_flows_go_on_by_trickles() {
+        let policies = load(&format!(
+            "{HEAD}[[policy]]\nports = ['80']\ntrickles = 'auto'\n[[policy]]\ntrickles = 'udp'\n"
+        ))
+        .unwrap();
+        let words: Vec<_> = policies.iter().map(ToString::to_string).collect();
+        let by = ["from any to any port 80: by trickles", "from any to any: by trickles udp"];
+        assert_eq!(words, by);
+        for (lines, expected) in [
+            ("trickles = 'sctp'", "`auto`, `tcp`, `udp`"),
+            ("trickles = 'udp'\ndirect = true", "exclude each other"),
+            ("trickles = 'udp'\nhandlers = ['count']\nside = 'accept'", "next, tunnel or trickles"),
+        ] {
+            let error = load(&format!("{HEAD}[[policy]]\n{lines}\n")).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+        let both = format!("{HEAD}next = '10.9.0.1:7000'\ntrickles = 'udp'\n");
+        assert!(load(&both).unwrap_err().contains("cannot be used with"));
     }
 
     #[test]

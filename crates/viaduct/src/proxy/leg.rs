@@ -12,6 +12,7 @@ use viaduct_sys::tcp;
 
 use super::below::Ends;
 use super::target::error_of;
+use super::trickles::Trickle;
 use super::tunnels::Session;
 
 /// Bytes, and urgent ones.
@@ -26,6 +27,8 @@ pub enum Leg {
     Below(TcpStream, Arc<Ends>),
     /// A session of a tunnel.
     Session(Session),
+    /// A connection of Trickles.
+    Trickles(Trickle),
     /// None: the flow goes over another's connection. Nothing ever comes from here.
     Elsewhere,
 }
@@ -42,7 +45,7 @@ impl Leg {
     pub fn tcp(&self) -> Option<&TcpStream> {
         match self {
             Leg::Tcp(stream) | Leg::Below(stream, _) => Some(stream),
-            Leg::Session(_) | Leg::Elsewhere => None,
+            Leg::Session(_) | Leg::Trickles(_) | Leg::Elsewhere => None,
         }
     }
 
@@ -51,6 +54,7 @@ impl Leg {
         match self {
             Leg::Tcp(stream) => stream.local_addr().ok().zip(stream.peer_addr().ok()),
             Leg::Below(_, ends) => ends.own.get().map(|own| (*own, ends.peer)),
+            Leg::Trickles(trickle) => trickle.names(),
             Leg::Session(_) | Leg::Elsewhere => None,
         }
     }
@@ -65,6 +69,10 @@ impl Leg {
                 session.register(token);
                 Ok(())
             }
+            Leg::Trickles(trickle) => {
+                trickle.register(token);
+                Ok(())
+            }
             Leg::Elsewhere => Ok(()),
         }
     }
@@ -73,7 +81,7 @@ impl Leg {
     pub fn register_to_read(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         match self {
             Leg::Tcp(stream) | Leg::Below(stream, _) => stream.register(registry, token, TO_READ),
-            Leg::Session(_) | Leg::Elsewhere => self.register(registry, token),
+            Leg::Session(_) | Leg::Trickles(_) | Leg::Elsewhere => self.register(registry, token),
         }
     }
 
@@ -83,7 +91,7 @@ impl Leg {
             Leg::Tcp(stream) | Leg::Below(stream, _) => {
                 stream.reregister(registry, token, TO_READ | Interest::WRITABLE)
             }
-            Leg::Session(_) | Leg::Elsewhere => self.register(registry, token),
+            Leg::Session(_) | Leg::Trickles(_) | Leg::Elsewhere => self.register(registry, token),
         }
     }
 
@@ -91,7 +99,7 @@ impl Leg {
     pub fn deregister(&mut self, registry: &Registry) -> io::Result<()> {
         match self {
             Leg::Tcp(stream) | Leg::Below(stream, _) => stream.deregister(registry),
-            Leg::Session(_) | Leg::Elsewhere => Ok(()),
+            Leg::Session(_) | Leg::Trickles(_) | Leg::Elsewhere => Ok(()),
         }
     }
 
@@ -104,6 +112,7 @@ impl Leg {
                 None => stream,
             },
             Leg::Session(session) => return session.check_connected(),
+            Leg::Trickles(trickle) => return trickle.check_connected(),
             Leg::Elsewhere => return Ok(false),
         };
         match stream.peer_addr() {
@@ -121,6 +130,7 @@ impl Leg {
         match self {
             Leg::Tcp(stream) | Leg::Below(stream, _) => unless_blocked(|| stream.read(into)),
             Leg::Session(session) => session.read(into),
+            Leg::Trickles(trickle) => trickle.read(into),
             Leg::Elsewhere => Ok(None),
         }
     }
@@ -132,6 +142,7 @@ impl Leg {
                 unless_blocked(|| stream.write_vectored(pieces))
             }
             Leg::Session(session) => session.write(pieces),
+            Leg::Trickles(trickle) => trickle.write(pieces),
             Leg::Elsewhere => Ok(None),
         }
     }
@@ -141,6 +152,7 @@ impl Leg {
         let stream = match self {
             Leg::Tcp(stream) | Leg::Below(stream, _) => stream,
             Leg::Session(session) => return session.shutdown(),
+            Leg::Trickles(trickle) => return trickle.shutdown(),
             Leg::Elsewhere => return Ok(()),
         };
         match stream.shutdown(Shutdown::Write) {
@@ -154,6 +166,7 @@ impl Leg {
         match self {
             Leg::Tcp(stream) | Leg::Below(stream, _) => drop(tcp::reset_on_close(&*stream)),
             Leg::Session(session) => session.reset(why),
+            Leg::Trickles(trickle) => trickle.reset(),
             Leg::Elsewhere => {}
         }
     }

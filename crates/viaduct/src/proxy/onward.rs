@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::trickles::Ways;
+
 /// How a flow goes on: to its server, or by something that brings it there.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -16,6 +18,8 @@ pub enum Onward {
     Hop(SocketAddr),
     /// Through the tunnel of this name; of the one that needs none it is empty.
     Tunnel(String),
+    /// To its server by Trickles, in these packets; by TCP where that knows nothing else.
+    Trickles(Ways),
 }
 
 impl Onward {
@@ -23,7 +27,7 @@ impl Onward {
     pub fn hop(&self) -> Option<SocketAddr> {
         match self {
             Onward::Hop(at) => Some(*at),
-            Onward::Direct | Onward::Tunnel(_) => None,
+            Onward::Direct | Onward::Tunnel(_) | Onward::Trickles(_) => None,
         }
     }
 
@@ -31,12 +35,20 @@ impl Onward {
     pub fn tunnel(&self) -> Option<&str> {
         match self {
             Onward::Tunnel(name) => Some(name),
-            Onward::Direct | Onward::Hop(_) => None,
+            Onward::Direct | Onward::Hop(_) | Onward::Trickles(_) => None,
+        }
+    }
+
+    /// By which packets, if it goes by Trickles.
+    pub fn trickles(&self) -> Option<Ways> {
+        match self {
+            Onward::Trickles(ways) => Some(*ways),
+            Onward::Direct | Onward::Hop(_) | Onward::Tunnel(_) => None,
         }
     }
 }
 
-/// As in a table: `direct`, `10.0.0.1:7000`, `tunnel paris`.
+/// As in a table: `direct`, `10.0.0.1:7000`, `tunnel paris`, `trickles udp`.
 impl fmt::Display for Onward {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -44,6 +56,8 @@ impl fmt::Display for Onward {
             Onward::Hop(at) => at.fmt(f),
             Onward::Tunnel(name) if name.is_empty() => f.write_str("tunnel"),
             Onward::Tunnel(name) => write!(f, "tunnel {name}"),
+            Onward::Trickles(Ways::Auto) => f.write_str("trickles"),
+            Onward::Trickles(ways) => write!(f, "trickles {ways}"),
         }
     }
 }

@@ -14,6 +14,7 @@ use viaduct_proto::flow::HandlerSpec;
 
 use super::doors::Door;
 use super::tell::Tell;
+use super::trickles::Ways;
 use super::tunnels::settings::TunnelArgs;
 use super::values::{buffer, count, goal, place, ports, prefix, rate, time, wait};
 
@@ -94,6 +95,9 @@ pub struct ProxyArgs {
     pub(super) rate: Option<u64>,
     #[command(flatten)]
     pub(super) tunnel: TunnelArgs,
+    /// Flows go on to their servers by Trickles, in these packets; by TCP where a server knows nothing else
+    #[arg(long, value_enum, value_name = "PACKETS", conflicts_with_all = ["next", "tunnel"])]
+    pub(super) trickles: Option<Ways>,
     /// Split the connections that pass this machine towards these addresses (tproxy, by nftables);
     /// put back at the end
     #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', conflicts_with = "to", value_parser = prefix)]

@@ -108,6 +108,9 @@ impl Worker {
                     }
                     (self.target, self.policies) = (target, policies);
                     (self.options, self.limits) = (options, limits);
+                    if let Err(error) = self.open_trickles() {
+                        error!("{error:#}");
+                    }
                     if let Err(error) = self.teller.prepare(&self.policies) {
                         error!("{error:#}");
                     }
@@ -146,8 +149,8 @@ impl Worker {
 
     /// Whether it was asked to end, and can.
     pub(super) fn is_over(&self, now: Instant) -> bool {
-        // The last bytes of flows that have ended may still be on their way into a tunnel.
-        let said = self.tunnels.as_ref().is_none_or(Tunnels::are_done);
+        // The last bytes of flows that have ended may still be on their way into a tunnel, or by Trickles.
+        let said = self.tunnels.as_ref().is_none_or(Tunnels::are_done) && self.trickles.are_done();
         let ended = self.flows.is_empty() && self.doors_close.is_none() && said;
         self.deadline.is_some_and(|at| ended || now >= at)
     }

@@ -10,6 +10,7 @@ use viaduct_sys::tcp::LongHaul;
 
 use super::onward::Onward;
 use super::through::Factories;
+use super::trickles::Ways;
 
 /// What becomes of a flow.
 #[derive(Clone, Debug, Default)]
@@ -109,6 +110,11 @@ impl Policies {
             .any(|of| of.shares())
     }
 
+    /// By which packets some go on by Trickles.
+    pub fn trickles(&self) -> impl Iterator<Item = Ways> {
+        self.plans().filter(|plan| !plan.deny).filter_map(|plan| plan.by.trickles())
+    }
+
     fn plans(&self) -> impl Iterator<Item = &Plan> {
         self.list.iter().map(|policy| &policy.plan).chain([&self.otherwise])
     }
@@ -152,6 +158,7 @@ impl fmt::Display for Plan {
             Onward::Direct => f.write_str("straight on")?,
             Onward::Hop(at) => write!(f, "by {at}")?,
             by @ Onward::Tunnel(_) => write!(f, "through the {by}")?,
+            by @ Onward::Trickles(_) => write!(f, "by {by}")?,
         }
         for handler in self.handlers.iter().flat_map(|all| all.iter()) {
             write!(f, " +{}", handler.name())?;

@@ -207,7 +207,7 @@ impl Route {
         let by_handler = handlers.any(|handler| handler.takes_names());
         let travels = match plan.by {
             Onward::Tunnel(_) => true,
-            Onward::Direct => by_handler,
+            Onward::Direct | Onward::Trickles(_) => by_handler,
             Onward::Hop(_) => false,
         };
         let to = Address::Name(name.to_owned(), port);

@@ -23,6 +23,7 @@ use viaduct_sys::tcp::{self, TcpOptions, Telling};
 use super::agreeing::Agreeing;
 use super::below::Below;
 use super::policy::Policies;
+use super::trickles;
 use super::tunnels::Outlet;
 use super::tunnels::settings::TunnelName;
 
@@ -44,6 +45,8 @@ pub struct Teller {
     tell: Option<Tell>,
     /// The ways into tunnels, by their names.
     pub outlets: HashMap<TunnelName, Outlet>,
+    /// The ways out by Trickles.
+    pub trickles: trickles::Outlets,
     /// What is agreed on with far ends, if anything is.
     pub agreeing: Option<Arc<Agreeing>>,
     /// Who carries what goes on from here, if that is not the kernel.
@@ -59,7 +62,8 @@ impl Teller {
     /// It is to write options, and cannot.
     pub fn new(tell: Option<Tell>, policies: &Policies) -> Result<Teller> {
         let (outlets, program) = (HashMap::new(), OnceCell::new());
-        let teller = Teller { tell, outlets, agreeing: None, below: None, program };
+        let trickles = trickles::Outlets::default();
+        let teller = Teller { tell, outlets, trickles, agreeing: None, below: None, program };
         teller.prepare(policies)?;
         Ok(teller)
     }

@@ -34,6 +34,7 @@ use super::settings::Settings;
 use super::stats::ProxyStats;
 use super::target::Target;
 use super::tell::Teller;
+use super::trickles::Trickles;
 use super::tunnels::{FIRST_TOKEN, Tunnels};
 
 /// Events taken from the kernel at once.
@@ -45,8 +46,9 @@ const SCRATCH: usize = 64 << 10;
 const SYNS: Token = Token(usize::MAX - 1);
 const NAMES: Token = Token(usize::MAX - 2);
 const ORDERS: Token = Token(usize::MAX - 3);
+const TRICKLES: Token = Token(usize::MAX - 4);
 /// Listeners' tokens end here and grow downwards; flows' grow upwards from 0, two each.
-const LISTENERS: usize = usize::MAX - 4;
+const LISTENERS: usize = usize::MAX - 5;
 
 /// The loop's state.
 pub struct Worker {
@@ -68,6 +70,8 @@ pub struct Worker {
     pub(super) again: Vec<usize>,
     pub(super) resolver: Option<Resolver>,
     pub(super) tunnels: Option<Tunnels>,
+    /// Where flows go on by Trickles.
+    pub(super) trickles: Trickles,
     pub(super) target: Target,
     pub(super) policies: Policies,
     pub(super) options: TcpOptions,
@@ -134,9 +138,11 @@ impl Worker {
         teller.agreeing.clone_from(&settings.agreeing);
         teller.below.clone_from(&settings.below);
         teller.outlets = tunnels.as_ref().map(Tunnels::outlets).unwrap_or_default();
+        let (name, run_dir) = (&settings.name, settings.run_dir.clone());
+        let trickles = Trickles::new(poll.registry().try_clone()?, TRICKLES, name, run_dir);
         let shared =
             Shared { pipes: Pipes::new(settings.workers), scratch: vec![0; SCRATCH].into() };
-        let worker = Worker {
+        let mut worker = Worker {
             early: Early::new(most, wait),
             calls: HashMap::new(),
             aware: Aware::default(),
@@ -150,6 +156,7 @@ impl Worker {
             holding,
             resolver,
             tunnels,
+            trickles,
             target,
             policies,
             options,
@@ -164,6 +171,7 @@ impl Worker {
             deadline: None,
             doors_close: None,
         };
+        worker.open_trickles()?;
         Ok((worker, to_worker))
     }
 
@@ -190,6 +198,7 @@ impl Worker {
             while let Some(key) = self.flows.poll_alarm(now) {
                 self.drive(key, End::Client, false, false, now);
             }
+            self.trickle(now);
             self.pump();
             let now = time();
             if now >= sweep_at {
@@ -220,11 +229,11 @@ impl Worker {
         if !self.again.is_empty() || self.tunnels.as_ref().is_some_and(Tunnels::is_busy) {
             return Duration::ZERO;
         }
+        let now = time();
         let tunnels = self.tunnels.as_mut().and_then(Tunnels::poll_timeout);
-        match self.flows.poll_timeout().into_iter().chain(tunnels).min() {
-            Some(at) => at.since(time()).min(SWEEP),
-            None => SWEEP,
-        }
+        let next = self.flows.poll_timeout().into_iter().chain(tunnels).min();
+        let next = next.map(|at| at.since(now));
+        next.into_iter().chain(self.trickles.poll_timeout(now)).min().unwrap_or(SWEEP).min(SWEEP)
     }
 
     /// A further connection of a flow is ready.
@@ -246,6 +255,8 @@ impl Worker {
             SYNS => self.see_syns(now),
             NAMES => self.read_answers(now),
             ORDERS => self.obey(now),
+            // What has come is taken when all else is done.
+            TRICKLES => {}
             Token(n) if (FIRST_WIRE..FIRST_TOKEN).contains(&n) => self.drive_wire(n, event, now),
             Token(n) if (FIRST_TOKEN..=LISTENERS - self.listeners.len()).contains(&n) => {
                 if let Some(tunnels) = &mut self.tunnels {

@@ -3,6 +3,8 @@
 use anyhow::{Result, bail};
 use viaduct_proto::flow::{About, Registry};
 
+use super::transport;
+
 /// A line for each.
 pub fn list(registry: &Registry) {
     for About { name, line, guards, both_ends, datagrams, .. } in registry.about() {
@@ -20,6 +22,8 @@ pub fn list(registry: &Registry) {
             if notes.is_empty() { String::new() } else { format!(" [{}]", notes.join(", ")) };
         println!("+{name:<10} {line}{notes}");
     }
+    let About { name, line, .. } = transport::about();
+    println!("+{name:<10} {line} [last of a chain]");
 }
 
 /// One of them, with its settings.
@@ -28,11 +32,18 @@ pub fn list(registry: &Registry) {
 /// There is none of this name.
 pub fn one(registry: &Registry, name: &str) -> Result<()> {
     let bare = name.trim_start_matches('+');
-    let Some(about) = registry.about().find(|about| about.name == bare) else {
-        let known = registry.names().collect::<Vec<_>>().join(", ");
+    let transport = transport::about();
+    let mut all = registry.about().chain([&transport]);
+    let Some(about) = all.find(|about| about.name == bare) else {
+        let known = registry.names().chain([transport.name]).collect::<Vec<_>>().join(", ");
         bail!("no handler is named {bare:?}; there are {known}");
     };
     println!("+{}: {}", about.name, about.line);
+    if about.name == transport.name {
+        println!(
+            "\nIt is no handler, but what carries bytes from the end of a chain: it stands last."
+        );
+    }
     if about.both_ends {
         println!("\nBoth ends of a flow need it.");
     }

@@ -23,7 +23,7 @@ use super::keep::Keep;
 use super::report::Report;
 use super::via::Interposer;
 use super::wrapper::Word;
-use super::{Plan, RunArgs, aware};
+use super::{Plan, RunArgs, aware, transport};
 use crate::proxy::below::Below;
 use crate::proxy::handle::{Beside, Handle};
 use crate::proxy::orders::{Order, ToWorker};
@@ -166,8 +166,11 @@ fn worker(args: &RunArgs, plan: &Plan, above: Option<Arc<Above>>) -> Result<Besi
         Some(Begun::Offering(agreeing)) => (plan.chain.clone(), Some(agreeing)),
         Some(Begun::Greeting(chain)) => (chain, None),
     };
-    let run_dir = args.run_dir.clone();
-    let mut settings = Settings::for_programs(name, chain, args.arrival_wait, run_dir);
+    let (by, run_dir) = (plan.by.clone(), args.run_dir.clone());
+    if by.trickles().is_some() {
+        transport::clear(&run_dir);
+    }
+    let mut settings = Settings::for_programs(name, chain, by, args.arrival_wait, run_dir);
     settings.agreeing = agreeing;
     settings.below = above.map(|above| above as Arc<dyn Below>);
     Beside::start(settings)

@@ -33,6 +33,7 @@ mod preload;
 mod report;
 pub mod rules;
 mod seccomp;
+mod transport;
 mod via;
 mod waiting;
 mod words;
@@ -55,6 +56,7 @@ pub use words::unfold;
 
 use self::report::Report;
 use crate::master::usual_run_dir;
+use crate::proxy::onward::Onward;
 use crate::proxy::through::Factories;
 
 /// What `viaduct run` may be told.
@@ -126,6 +128,8 @@ pub struct RunArgs {
 #[derive(Debug)]
 struct Plan {
     chain: Factories,
+    /// How flows go on from the end of it.
+    by: Onward,
     /// What is agreed on with far ends, if anything is.
     agree: Option<agree::Agreed>,
     rules: Rules,
@@ -142,21 +146,32 @@ struct Plan {
 
 impl Plan {
     fn new(args: &RunArgs, registry: &Registry) -> Result<Plan> {
-        let chain = registry.chain(&args.handlers).map_err(|what| anyhow!(what))?;
-        let agree = args.agree.load(&args.handlers, &chain, registry)?;
-        let mut rules = args.rules.load(registry.guards(&args.handlers))?;
+        let (handlers, by) = transport::split(&args.handlers)?;
+        let chain = registry.chain(handlers).map_err(|what| anyhow!(what))?;
+        let agree = args.agree.load(handlers, &chain, registry)?;
+        let straight = by == Onward::Direct;
+        if agree.is_some() && !straight {
+            bail!(
+                "--prefer and --require: handlers are offered to far ends by TCP: not with +{by}"
+            );
+        }
+        if args.master.is_some() && !straight {
+            bail!("--master: it carries flows by TCP; +{by} would go past it");
+        }
+        let mut rules = args.rules.load(registry.guards(handlers))?;
         let names = args.names.load(&chain, &mut rules)?;
         let report = args.report.then(|| Report::new(names.clone()));
-        let offload = if args.no_offload { None } else { offload(&chain) };
+        let offload = if args.no_offload || !straight { None } else { offload(&chain) };
         let datagram_idle = args.datagram_idle;
         let streams_below = false;
-        Ok(Plan { offload, chain, agree, rules, names, datagram_idle, streams_below, report })
+        Ok(Plan { offload, chain, by, agree, rules, names, datagram_idle, streams_below, report })
     }
 
     /// What those need to know who carry its datagrams, from the first on.
     fn for_datagrams(&self) -> Plan {
         Plan {
             chain: self.chain.clone(),
+            by: self.by.clone(),
             agree: None,
             rules: self.rules,
             names: None,

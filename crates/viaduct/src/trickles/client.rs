@@ -145,7 +145,10 @@ impl ClientPort {
         if let Some((numbers, _)) = &self.flows[flow].tcp {
             self.ports.insert(numbers.local().port(), flow);
         }
-        self.watch()?;
+        if let Err(error) = self.watch() {
+            self.close(Flow(flow));
+            return Err(error);
+        }
         Ok(Flow(flow))
     }
 
@@ -290,6 +293,19 @@ impl ClientPort {
         self.flows[flow.0].opening.decided()
     }
 
+    /// Our address of a connection, as it is here.
+    pub fn local(&self, flow: Flow) -> Option<SocketAddr> {
+        let to = self.flows.get(flow.0)?;
+        match (to.opening.decided(), &to.tcp, &to.udp) {
+            (Some(Format::Tcp) | None, Some((numbers, _)), _) => Some(numbers.local()),
+            (_, _, Some((socket, ..))) => {
+                let port = socket.local_addr().ok()?.port();
+                Some(SocketAddr::new(source_towards(to.remote).ok()?, port))
+            }
+            _ => None,
+        }
+    }
+
     /// Nothing has come for long: begins anew from another port, by all ways. What the transport knows of
     /// the connection holds still.
     ///
@@ -348,14 +364,19 @@ fn keep_out(settings: &ClientSettings) -> Result<Changes, PortError> {
 
 /// Our address towards `remote`, with a port that nobody else gets.
 fn hold_port(remote: SocketAddr) -> std::io::Result<(SocketAddr, Held)> {
+    let ip = source_towards(remote)?;
+    let held = Held(viaduct_sys::tcp::bound(SocketAddr::new(ip, 0), TcpOptions::default())?);
+    Ok((held.0.local_addr()?, held))
+}
+
+/// Our address towards `remote`.
+fn source_towards(remote: SocketAddr) -> std::io::Result<IpAddr> {
     let any: SocketAddr =
         if remote.is_ipv4() { ([0; 4], 0).into() } else { ([0_u16; 8], 0).into() };
     // Connecting a UDP socket asks for the route, and sends nothing.
     let route = UdpSocket::bind(any)?;
     route.connect(remote)?;
-    let ip: IpAddr = route.local_addr()?.ip();
-    let held = Held(viaduct_sys::tcp::bound(SocketAddr::new(ip, 0), TcpOptions::default())?);
-    Ok((held.0.local_addr()?, held))
+    Ok(route.local_addr()?.ip())
 }
 
 /// What a packet means, and to which connection.

@@ -34,6 +34,8 @@ const SOCKETS: usize = 64;
 /// What is to be said of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
+    /// The server has answered, for the first time.
+    Open,
     /// This stream has something to read, or room to write, or has ended; see
     /// [`Stream::state`].
     Changed(u32),
@@ -60,6 +62,8 @@ pub struct Connector {
 #[derive(Debug)]
 struct Held {
     stream: Stream,
+    /// Somebody has heard that the server has answered.
+    open: bool,
     due: Option<Instant>,
 }
 
@@ -101,7 +105,7 @@ impl Connector {
         let room = u16::try_from(self.port.room(flow)).unwrap_or(u16::MAX);
         let config = Config { message: config.message.min(room), ..config };
         let stream = Stream::open(config, self.rng.next_u64(), now());
-        self.streams.insert(flow, Held { stream, due: None });
+        self.streams.insert(flow, Held { stream, open: false, due: None });
         self.touched.insert(flow);
         Ok(flow)
     }
@@ -111,6 +115,11 @@ impl Connector {
         let held = self.streams.get_mut(&flow)?;
         self.touched.insert(flow);
         Some(&mut held.stream)
+    }
+
+    /// The same, to be looked at alone.
+    pub fn look(&self, flow: Flow) -> Option<&Stream> {
+        self.streams.get(&flow).map(|held| &held.stream)
     }
 
     /// Ends a connection, and tells its server so.
@@ -209,6 +218,9 @@ impl Connector {
             match heard {
                 Heard::Message(message) => {
                     held.stream.handle(now, message);
+                    if held.stream.is_open() && !std::mem::replace(&mut held.open, true) {
+                        words.push_back((flow, Word::Open));
+                    }
                     touched.insert(flow);
                 }
                 Heard::PlainTcp => words.push_back((flow, Word::PlainTcp)),

@@ -2,6 +2,7 @@
 //! with somebody between them.
 #![allow(clippy::unwrap_used)] // a test may panic
 
+use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Output, Stdio};
@@ -206,6 +207,16 @@ lines = [line.split() for line in open('/proc/net/tcp')][1:]
 print(sum(l[2].endswith(':%04X' % port) and l[3] == '01' for l in lines))
 ";
 
+/// Waits until the client before has left: its master may outlive it for a moment.
+fn nobody_is_connected(to: SocketAddr) {
+    let established = format!(":{:04X} 01", to.port());
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while fs::read_to_string("/proc/net/tcp").unwrap().contains(&established) {
+        assert!(Instant::now() < deadline, "a connection to {to} is left");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
 #[test]
 fn flows_share_a_connection_where_both_have_agreed_on_it() {
     let key = crypt("mux");
@@ -224,6 +235,7 @@ fn flows_share_a_connection_where_both_have_agreed_on_it() {
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         let _server = Server { child, at };
         for words in clients {
+            nobody_is_connected(at);
             let output = program(&words, MANY_CLIENT, at).output().unwrap();
             // Theirs, which all share, and one each from the handlers to the server.
             let said = String::from_utf8_lossy(&output.stdout);
@@ -231,6 +243,7 @@ fn flows_share_a_connection_where_both_have_agreed_on_it() {
         }
         if server.contains("--prefer") {
             // One that has no mux: five, and five.
+            nobody_is_connected(at);
             let words = format!("--prefer {key}");
             let output = program(&words, MANY_CLIENT, at).output().unwrap();
             assert_eq!(String::from_utf8_lossy(&output.stdout), "01234 10\n", "{output:?}");

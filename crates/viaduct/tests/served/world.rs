@@ -148,6 +148,7 @@ impl Client {
                 match word {
                     Word::Changed(stream) if of == flow => self.take(flow, stream),
                     Word::PlainTcp => return End::Plain,
+                    Word::Open => {}
                     other => return End::Failed(format!("{other:?}")),
                 }
             }

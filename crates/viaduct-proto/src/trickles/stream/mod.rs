@@ -223,6 +223,11 @@ impl Stream {
         self.inputs.close();
     }
 
+    /// Whether the server has answered.
+    pub fn is_open(&self) -> bool {
+        self.client.is_open()
+    }
+
     /// What the transport counts.
     pub fn stats(&self) -> client::Stats {
         self.client.stats()

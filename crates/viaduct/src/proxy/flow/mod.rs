@@ -325,9 +325,15 @@ impl Flow {
         both && !std::mem::replace(&mut self.opened, true)
     }
 
-    /// Whether its second half is a session of a tunnel.
-    pub fn goes_by_session(&self) -> bool {
-        matches!(self.legs[1], Some(Leg::Session(_)))
+    /// Whether its second half can be asked at any time whether it is there.
+    pub fn may_be_asked(&self) -> bool {
+        matches!(self.legs[1], Some(Leg::Session(_) | Leg::Trickles(_)))
+    }
+
+    /// Its server is to be reached by `server`, over the kernel's TCP.
+    pub fn go_plain(&mut self, server: Leg) {
+        (self.legs[1], self.by) = (Some(server), Onward::Direct);
+        self.pace();
     }
 
     /// Why there will be no server, if that is so.

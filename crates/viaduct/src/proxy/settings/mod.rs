@@ -107,11 +107,12 @@ impl Settings {
         read().with_context(|| path.display().to_string())
     }
 
-    /// For wrapped programs: flows pass `handlers`, and end as theirs would; who comes to one has `words` to say
-    /// what handlers want to hear.
+    /// For wrapped programs: flows pass `handlers`, go on `by` this, and end as theirs would; who comes to one
+    /// has `words` to say what handlers want to hear.
     pub fn for_programs(
         name: String,
         handlers: Factories,
+        by: Onward,
         words: Duration,
         run_dir: PathBuf,
     ) -> Settings {
@@ -133,7 +134,7 @@ impl Settings {
             listen: Vec::new(),
             target: Target::Called,
             policies: Policies {
-                otherwise: Plan { handlers, ..Plan::default() },
+                otherwise: Plan { by, handlers, ..Plan::default() },
                 ..Policies::default()
             },
             tell: None,
@@ -155,7 +156,9 @@ impl Settings {
     /// With no more flows than there may be descriptors for: clients that none is left for would hang.
     pub fn fitted(mut self) -> Settings {
         let most = raise_descriptors();
-        let fit = (most - SPARE_DESCRIPTORS.min(most / 2)) / 2;
+        // By Trickles both formats are held ready.
+        let each = 2 + u64::from(self.policies.trickles().next().is_some());
+        let fit = (most - SPARE_DESCRIPTORS.min(most / 2)) / each;
         let (fit, wanted) = (usize::try_from(fit).unwrap_or(usize::MAX), self.limits.flows);
         if wanted == usize::MAX {
             self.limits.flows = fit;
@@ -208,10 +211,11 @@ impl Settings {
         let target = target(args)?;
         let otherwise = Plan {
             deny: false,
-            by: match (args.next, args.tunnel.tunnel) {
-                (Some(at), _) => Onward::Hop(at),
-                (None, Some(_)) => Onward::Tunnel(String::new()),
-                (None, None) => Onward::Direct,
+            by: match (args.next, args.tunnel.tunnel, args.trickles) {
+                (Some(at), ..) => Onward::Hop(at),
+                (None, Some(_), _) => Onward::Tunnel(String::new()),
+                (None, None, Some(ways)) => Onward::Trickles(ways),
+                (None, None, None) => Onward::Direct,
             },
             handlers: file::chain(&args.handler, registry).map_err(|e| anyhow!("handler: {e}"))?,
             accepts: false,
@@ -224,6 +228,9 @@ impl Settings {
         let list = policies.iter().enumerate().map(policy).collect::<Result<_>>()?;
         let holds = holds(args, &target)?;
         let policies = Policies { list, otherwise, far: far(args)? };
+        if args.keep_client && policies.trickles().next().is_some() {
+            bail!("keep-client: a connection of Trickles has this machine's address");
+        }
         let workers = workers(args, holds, tunnelled, &policies)?;
         let waits = args.accept == Accept::AfterConnect;
         Ok(Settings {

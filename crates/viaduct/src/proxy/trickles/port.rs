@@ -1,0 +1,297 @@
+//! A port, and how the connections over it stand.
+//!
+//! ```text
+//!   Asking ── answered ─────────────▶ There
+//!      ├── the server's TCP answers, or nobody does for a while ──▶ PlainTcp: the loop goes on by TCP
+//!      └── nobody listens there ──▶ Refused
+//! ```
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use mio::Token;
+use ring::rand::{SecureRandom as _, SystemRandom};
+use tracing::{debug, info};
+use viaduct_proto::time::Instant;
+use viaduct_proto::trickles::packet;
+use viaduct_proto::trickles::standard::MAIN;
+use viaduct_proto::trickles::stream::{Config, State, Stream};
+
+use super::plain::Plain;
+use super::ways::Ways;
+use crate::trickles::{ClientSettings, Connector, Flow, PortError, Word};
+
+/// Bytes of the longest packet: Ethernet's. Where less passes, that is found out.
+const MTU: usize = 1500;
+/// How long a server may say nothing before it is tried by the kernel's TCP: two more tries, by the other
+/// packets too, and a round trip by satellite.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How long a connection that was there waits for an answer. A server may be away for as long as this and
+/// nobody has to know; a TCP that sends in vain gives up about then.
+const GIVE_UP: Duration = Duration::from_secs(900);
+/// Turns of the connector before the other flows have theirs.
+const TURNS: usize = 64;
+
+/// A port that the ends of its flows share with their loop.
+#[derive(Clone, Debug)]
+pub(super) struct SharedPort(Arc<Mutex<Port>>);
+
+/// The port.
+#[derive(Debug)]
+pub(super) struct Port {
+    connector: Connector,
+    seats: HashMap<Flow, Seat>,
+    /// Seats of which the loop is to hear.
+    news: VecDeque<Flow>,
+    /// Those that are not answered yet, by when they are tried by TCP.
+    waiting: VecDeque<(Instant, Flow)>,
+    /// Connections whose flow has ended, and that have still to bring what was written.
+    leaving: BTreeSet<Flow>,
+    plain: Plain,
+    /// The last turn was not the end of what had come.
+    busy: bool,
+}
+
+/// A connection's place.
+#[derive(Debug)]
+struct Seat {
+    to: SocketAddr,
+    token: Option<Token>,
+    standing: Standing,
+    /// The loop is to hear of it.
+    named: bool,
+}
+
+/// How a connection stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// Nothing is known of the server.
+    Asking,
+    /// It has answered.
+    There,
+    /// It is to be reached by TCP.
+    PlainTcp,
+    /// Nobody listens there.
+    Refused,
+}
+
+/// What the loop hears of an end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum News {
+    /// It can be read, or written, or has ended.
+    Ready,
+    /// Its server, here, is to be reached by TCP.
+    PlainTcp(SocketAddr),
+}
+
+impl SharedPort {
+    /// Opens it in the calling thread's network namespace.
+    pub(super) fn open(
+        ways: Ways,
+        instance: String,
+        run_dir: PathBuf,
+    ) -> Result<SharedPort, PortError> {
+        let mut settings = ClientSettings {
+            ways: ways.into(),
+            mtu: MTU,
+            // It may be this machine that translates its own addresses.
+            untracked: false,
+            instance,
+            run_dir,
+        };
+        let opened = Connector::open(&settings, random()).or_else(|error| {
+            if ways != Ways::Auto {
+                return Err(error);
+            }
+            info!("Trickles goes by UDP alone: {:#}", anyhow::Error::new(error));
+            settings.ways = packet::Ways::from(Ways::Udp);
+            Connector::open(&settings, random())
+        });
+        Ok(SharedPort(Arc::new(Mutex::new(Port {
+            connector: opened?,
+            seats: HashMap::new(),
+            news: VecDeque::new(),
+            waiting: VecDeque::new(),
+            leaving: BTreeSet::new(),
+            plain: Plain::default(),
+            busy: false,
+        }))))
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Port> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Port {
+    /// Whether the server at `to` is known to know only TCP.
+    pub(super) fn is_plain(&self, to: SocketAddr, now: Instant) -> bool {
+        self.plain.holds(to, now)
+    }
+
+    /// Begins a connection.
+    pub(super) fn connect(&mut self, to: SocketAddr, now: Instant) -> io::Result<Flow> {
+        let config = Config { give_up: GIVE_UP, ..Config::default() };
+        let flow = self.connector.connect(to, config)?;
+        let seat = Seat { to, token: None, standing: Standing::Asking, named: false };
+        self.seats.insert(flow, seat);
+        self.waiting.push_back((now + PATIENCE, flow));
+        self.connector.flush();
+        Ok(flow)
+    }
+
+    /// Has the loop told by `token`.
+    pub(super) fn register(&mut self, flow: Flow, token: Token) {
+        if let Some(seat) = self.seats.get_mut(&flow) {
+            seat.token = Some(token);
+        }
+        self.name(flow);
+    }
+
+    pub(super) fn standing(&self, flow: Flow) -> Standing {
+        self.seats.get(&flow).map_or(Standing::Refused, |seat| seat.standing)
+    }
+
+    /// A connection's streams.
+    pub(super) fn stream(&mut self, flow: Flow) -> Option<&mut Stream> {
+        self.connector.stream(flow)
+    }
+
+    /// Our address, and the server's.
+    pub(super) fn names(&self, flow: Flow) -> Option<(SocketAddr, SocketAddr)> {
+        let seat = self.seats.get(&flow)?;
+        Some((self.connector.port().local(flow)?, seat.to))
+    }
+
+    /// The end of a flow has gone; `well`: what was written is still to arrive.
+    pub(super) fn leave(&mut self, flow: Flow, well: bool) {
+        let Some(seat) = self.seats.remove(&flow) else { return };
+        self.waiting.retain(|(_, of)| *of != flow);
+        self.news.retain(|of| *of != flow);
+        match seat.standing {
+            Standing::There if well && !self.is_over(flow) => drop(self.leaving.insert(flow)),
+            Standing::There => self.connector.close(flow),
+            Standing::Asking | Standing::PlainTcp | Standing::Refused => {
+                self.connector.forget(flow);
+            }
+        }
+    }
+
+    /// Takes what has come, does what is due by `now`, and sends.
+    pub(super) fn turn(&mut self, now: Instant) {
+        self.busy = true;
+        for _ in 0..TURNS {
+            match self.connector.turn() {
+                Ok(0) => self.busy = false,
+                Ok(_) => continue,
+                Err(error) => {
+                    debug!("a port of Trickles: {error}");
+                    self.busy = false;
+                }
+            }
+            break;
+        }
+        while let Some((flow, word)) = self.connector.poll_word() {
+            self.hear(flow, word, now);
+        }
+        while let Some(&(_, flow)) = self.waiting.front().filter(|(at, _)| *at <= now) {
+            self.waiting.pop_front();
+            if self.standing(flow) == Standing::Asking {
+                self.stand(flow, Standing::PlainTcp, now);
+            }
+        }
+        let over: Vec<Flow> =
+            self.leaving.iter().copied().filter(|flow| self.is_over(*flow)).collect();
+        for flow in over {
+            self.leaving.remove(&flow);
+            self.connector.close(flow);
+        }
+    }
+
+    /// The token of an end of which there is something to say, and what.
+    pub(super) fn poll_news(&mut self) -> Option<(Token, News)> {
+        while let Some(flow) = self.news.pop_front() {
+            let Some(seat) = self.seats.get_mut(&flow) else { continue };
+            seat.named = false;
+            let news = match seat.standing {
+                Standing::PlainTcp => News::PlainTcp(seat.to),
+                Standing::Asking | Standing::There | Standing::Refused => News::Ready,
+            };
+            if let Some(token) = seat.token {
+                return Some((token, news));
+            }
+        }
+        None
+    }
+
+    /// How long the loop may sleep.
+    pub(super) fn poll_timeout(&self, now: Instant) -> Option<Duration> {
+        if self.busy || !self.news.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let waiting = self.waiting.front().map(|(at, _)| at.since(now));
+        self.connector.poll_timeout().into_iter().chain(waiting).min()
+    }
+
+    /// Whether no connection has still something to bring.
+    pub(super) fn is_done(&self) -> bool {
+        self.leaving.is_empty()
+    }
+
+    fn hear(&mut self, flow: Flow, word: Word, now: Instant) {
+        match word {
+            Word::Open => self.stand(flow, Standing::There, now),
+            Word::PlainTcp => self.stand(flow, Standing::PlainTcp, now),
+            Word::Refused => self.stand(flow, Standing::Refused, now),
+            Word::Changed(_) => self.name(flow),
+        }
+    }
+
+    /// It is known how a connection stands.
+    fn stand(&mut self, flow: Flow, standing: Standing, now: Instant) {
+        let Some(seat) = self.seats.get_mut(&flow) else { return };
+        // What has been decided stays so.
+        if seat.standing != Standing::Asking {
+            return;
+        }
+        seat.standing = standing;
+        if standing == Standing::PlainTcp {
+            self.plain.learn(seat.to, now);
+        }
+        self.name(flow);
+    }
+
+    /// The loop is to hear of it.
+    fn name(&mut self, flow: Flow) {
+        let Some(seat) = self.seats.get_mut(&flow) else { return };
+        if !std::mem::replace(&mut seat.named, true) {
+            self.news.push_back(flow);
+        }
+    }
+
+    /// Whether nothing of what was written is still to arrive, or ever will.
+    fn is_over(&self, flow: Flow) -> bool {
+        self.connector.look(flow).is_none_or(|stream| {
+            let failed = matches!(stream.state(MAIN), State::Failed(_));
+            failed || stream.is_flushed(MAIN)
+        })
+    }
+}
+
+impl AsFd for Port {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connector.as_fd()
+    }
+}
+
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    // The kernel always has them once it has started.
+    SystemRandom::new().fill(&mut bytes).expect("the kernel gives random bytes");
+    u64::from_be_bytes(bytes)
+}

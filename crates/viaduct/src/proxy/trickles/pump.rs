@@ -1,0 +1,75 @@
+//! How the loop drives its ports: the ends that are ready, and servers that are to be reached by TCP.
+
+use std::net::SocketAddr;
+
+use anyhow::Result;
+use mio::Token;
+use tracing::debug;
+use viaduct_proto::time::Instant;
+
+use super::port::News;
+use crate::proxy::arrivals::straight;
+use crate::proxy::flow::End;
+use crate::proxy::leg::Leg;
+use crate::proxy::target::failure;
+use crate::proxy::worker::Worker;
+
+/// Times that the ports are driven before the other flows have their turn.
+const ROUNDS: usize = 8;
+
+impl Worker {
+    /// Opens the ports that policies name.
+    pub(in crate::proxy) fn open_trickles(&mut self) -> Result<()> {
+        let opened = self.trickles.open(self.policies.trickles());
+        self.teller.trickles = self.trickles.outlets();
+        opened
+    }
+
+    /// Moves all that can move by Trickles.
+    pub(in crate::proxy) fn trickle(&mut self, now: Instant) {
+        for _ in 0..ROUNDS {
+            self.trickles.turn(now);
+            let mut moved = false;
+            while let Some((Token(token), news)) = self.trickles.poll_news() {
+                let end = if token % 2 == 0 { End::Client } else { End::Server };
+                match news {
+                    News::Ready => self.drive(token / 2, end, true, true, now),
+                    News::PlainTcp(to) => self.go_plain(token / 2, to, now),
+                }
+                moved = true;
+            }
+            if !moved {
+                return;
+            }
+        }
+    }
+
+    /// Flow `key` goes on to `to` over the kernel's TCP.
+    fn go_plain(&mut self, key: usize, to: SocketAddr, now: Instant) {
+        let Some(flow) = self.flows.get(key) else { return };
+        // It was given up meanwhile.
+        if flow.broken().is_some() {
+            return;
+        }
+        let begun = straight(to, self.options, self.policies.far.haul(to.ip()));
+        let watched = begun.and_then(|server| {
+            let mut server = Leg::Tcp(server);
+            self.flows.watch(&mut server, key, End::Server)?;
+            Ok(server)
+        });
+        match watched {
+            Ok(server) => {
+                self.flows.at(key).go_plain(server);
+                self.drive(key, End::Server, false, false, now);
+            }
+            Err(error) => {
+                debug!("connect to {to}: {error}");
+                if let Some(through) = self.flows.at(key).through() {
+                    through.unconnected(failure(&error), now);
+                }
+                // Its handlers may know another way.
+                self.drive(key, End::Client, false, false, now);
+            }
+        }
+    }
+}

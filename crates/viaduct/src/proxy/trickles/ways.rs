@@ -1,0 +1,62 @@
+//! By which packets flows go on.
+
+use std::fmt;
+use std::str::FromStr;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use viaduct_proto::trickles::packet::{self, Format};
+
+/// The packets that may be tried.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    ValueEnum,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Ways {
+    /// Those that look like TCP, if privileges allow it; UDP's where these are not answered
+    #[default]
+    Auto,
+    /// Those that look like TCP; takes root or `CAP_NET_RAW` and `CAP_NET_ADMIN`
+    Tcp,
+    /// UDP datagrams
+    Udp,
+}
+
+impl From<Ways> for packet::Ways {
+    fn from(ways: Ways) -> packet::Ways {
+        match ways {
+            Ways::Auto => packet::Ways::Any,
+            Ways::Tcp => packet::Ways::Only(Format::Tcp),
+            Ways::Udp => packet::Ways::Only(Format::Udp),
+        }
+    }
+}
+
+impl FromStr for Ways {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Ways, String> {
+        <Ways as ValueEnum>::from_str(text, false)
+    }
+}
+
+impl fmt::Display for Ways {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Ways::Auto => "auto",
+            Ways::Tcp => "tcp",
+            Ways::Udp => "udp",
+        })
+    }
+}

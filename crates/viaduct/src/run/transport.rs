@@ -1,0 +1,106 @@
+//! What carries flows from the end of a chain to their far ends: the kernel's TCP, or the transport that the
+//! chain ends with, as in `+compress +trickles:way=udp`.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Result, anyhow, bail};
+use tracing::debug;
+use viaduct_proto::flow::{About, HandlerSpec};
+use viaduct_sys::journal::Changes;
+
+use crate::proxy::onward::Onward;
+use crate::proxy::trickles::Ways;
+
+/// The transport's name.
+const TRICKLES: &str = "trickles";
+
+/// What there is to say about it.
+pub fn about() -> About {
+    let line =
+        "goes by Trickles, so that a server keeps nothing of it; by TCP where it knows no other";
+    About::new(TRICKLES, line).setting(
+        "way",
+        "auto|tcp|udp",
+        "packets that look like TCP, which takes privilege, or UDP; auto: either",
+    )
+}
+
+/// Takes the transport off the end of a chain.
+///
+/// # Errors
+/// It stands elsewhere, or does not take these settings.
+pub fn split(chain: &[HandlerSpec]) -> Result<(&[HandlerSpec], Onward)> {
+    let transport = |spec: &HandlerSpec| spec.name() == TRICKLES;
+    let (handlers, onward) = match chain {
+        [handlers @ .., last] if transport(last) => {
+            let expected = "auto, tcp or udp";
+            let ways = last.read(|given| given.take("way", expected, |text| text.parse().ok()));
+            let ways: Option<Ways> = ways.map_err(|what| anyhow!(what))?;
+            (handlers, Onward::Trickles(ways.unwrap_or_default()))
+        }
+        handlers => (handlers, Onward::Direct),
+    };
+    if handlers.iter().any(transport) {
+        bail!(
+            "+{TRICKLES}: it is no handler, but what carries bytes from the end of a chain; put it last, and once"
+        );
+    }
+    Ok((handlers, onward))
+}
+
+/// Puts back what runs that were killed have left of their rules.
+pub fn clear(run_dir: &Path) {
+    let Ok(entries) = fs::read_dir(run_dir) else { return };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let gone = |pid: u32| !Path::new("/proc").join(pid.to_string()).exists();
+        if owner(path.file_name()).is_some_and(gone)
+            && let Err(error) = Changes::open(&path)
+        {
+            debug!("rules of a run that was killed: {error}");
+        }
+    }
+}
+
+/// The process whose journal of such rules has this name.
+fn owner(name: Option<&OsStr>) -> Option<u32> {
+    let (pid, rest) = name?.to_str()?.strip_prefix("run_")?.split_once('_')?;
+    (rest.starts_with(TRICKLES) && rest.ends_with(".json")).then(|| pid.parse().ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split_text(text: &str) -> Result<(usize, Onward), String> {
+        let chain: Vec<HandlerSpec> = text.split(' ').map(|spec| spec.parse().unwrap()).collect();
+        let (handlers, onward) = split(&chain).map_err(|error| error.to_string())?;
+        Ok((handlers.len(), onward))
+    }
+
+    #[test]
+    fn a_transport_is_the_last_of_a_chain() {
+        let by = |ways| Onward::Trickles(ways);
+        assert_eq!(split_text("count shape:rate=2M"), Ok((2, Onward::Direct)));
+        assert_eq!(split_text("+count +trickles"), Ok((1, by(Ways::Auto))));
+        assert_eq!(split_text("+trickles:way=udp"), Ok((0, by(Ways::Udp))));
+        for (text, expected) in [
+            ("trickles count", "put it last"),
+            ("trickles trickles", "and once"),
+            ("trickles:way=quic", "way=quic: auto, tcp or udp is expected"),
+            ("trickles:rate=2M", "no setting \"rate\""),
+        ] {
+            let error = split_text(text).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn journals_say_whose_they_are() {
+        let owner = |name| owner(Some(OsStr::new(name)));
+        assert_eq!(owner("run_71_trickles_auto.json"), Some(71));
+        let others = ["run_71_trickles_auto", "run_x_trickles_auto.json", "proxy_7_trickles.json"];
+        assert_eq!(others.map(owner), [None; 3]);
+    }
+}
