@@ -319,14 +319,14 @@ fn a_downgrade_from_outside_is_refused_by_who_insists() {
         kill $server"
     );
     let directory = std::env::temp_dir().join(format!("viaduct-strip-{}", std::process::id()));
-    std::fs::create_dir_all(&directory).unwrap();
+    fs::create_dir_all(&directory).unwrap();
     let output = Command::new("timeout")
         .args(["60", "unshare", "--net", "sh", "-c", &script])
         .envs([("SERVER", SERVER), ("CLIENT", CLIENT)])
         .current_dir(&directory)
         .output()
         .unwrap();
-    std::fs::remove_dir_all(&directory).unwrap();
+    fs::remove_dir_all(&directory).unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     let lines: Vec<&str> = said.lines().filter(|line| !line.is_empty()).collect();
     let [plain, why, error, ..] = lines[..] else { panic!("{output:?}") };
