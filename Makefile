@@ -16,7 +16,7 @@ build:            ## target/release/viaduct, and beside it the library that it p
 test:             ## lints, unit and property tests, end-to-end tests in namespaces
 	@scripts/need test
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy --workspace --all-targets --profile checked --locked -- -D warnings
 	cargo build -p viaduct-preload --profile checked --locked
 	cargo test --workspace --profile checked --locked
 
@@ -28,7 +28,7 @@ matrix:           ## real programs under `viaduct run`, and TESLA's figures in t
 lint:             ## formatting and lints alone
 	@scripts/need test
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy --workspace --all-targets --profile checked --locked -- -D warnings
 
 bench:            ## absolute figures of the cores, with memcpy measured beside them
 	@scripts/need run
