@@ -119,7 +119,7 @@ impl Nobody {
         let library = program.with_file_name("libviaduct_preload.so");
         assert!(library.exists(), "first: cargo build -p viaduct-preload, in this profile");
         for file in [program, &library] {
-            fs::copy(file, nobody.at(file.file_name().unwrap().to_str().unwrap())).unwrap();
+            nobody.has(file);
         }
         nobody.give(&nobody.directory);
         nobody
@@ -135,10 +135,11 @@ impl Nobody {
         self.at("viaduct")
     }
 
-    /// A copy of a file that they may run.
+    /// A copy of a file that they may run. Made by another process: whoever another thread starts meanwhile
+    /// would hold the file open to be written, and it could not be run.
     pub(crate) fn has(&self, file: &Path) -> PathBuf {
         let copy = self.at(file.file_name().unwrap().to_str().unwrap());
-        fs::copy(file, &copy).unwrap();
+        assert!(Command::new("cp").arg(file).arg(&copy).status().unwrap().success());
         copy
     }
 
