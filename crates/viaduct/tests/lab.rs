@@ -168,7 +168,8 @@ fn without_root_it_works_in_a_user_namespace_or_says_what_forbids_it() {
     let dir = std::env::temp_dir().join(format!("viaduct-test-rootless-{}", std::process::id()));
     fs::create_dir_all(&dir).unwrap();
     let binary = dir.join("viaduct");
-    fs::copy(VIADUCT, &binary).unwrap();
+    // By a process that nobody inherits from: what is open to be written cannot be run.
+    assert!(Command::new("cp").arg(VIADUCT).arg(&binary).status().unwrap().success());
     let mut nobody = Command::new("setpriv");
     nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&binary);
     nobody.args([
