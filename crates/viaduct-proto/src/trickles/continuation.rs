@@ -18,7 +18,7 @@
 //!  51  longest message 2     of a response
 //!  53  delta 1 bit | burst limit 7
 //!  54  losses, each: first 8 | count 4
-//!      code 16               HMAC-SHA-256 of all before it, cut
+//!      code 16               AES-CMAC of all before it
 //! ```
 
 use super::bytes::{Reader, put_u48};

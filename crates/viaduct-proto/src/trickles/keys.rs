@@ -79,7 +79,7 @@ impl KeyRing {
     /// Ends a standard continuation, of which `out` holds what both sides read, and nothing else.
     pub(super) fn seal_standard(&self, state: &[u8], out: &mut Vec<u8>) {
         let keys = self.newest();
-        let mac = code_of(&keys.standard, &[out, state]);
+        let mac = over_both(&keys.standard, &[out, state]).finalize().into_bytes();
         out.push(keys.number);
         out.extend_from_slice(&mac);
         out.extend_from_slice(state);
@@ -89,8 +89,8 @@ impl KeyRing {
     pub(super) fn open_standard<'a>(&self, clear: &[u8], sealed: &'a [u8]) -> Option<&'a [u8]> {
         let (&number, sealed) = sealed.split_first()?;
         let (mac, state) = sealed.split_first_chunk::<MAC>()?;
-        let right = code_of(&self.get(number)?.standard, &[clear, state]);
-        same(&right, mac).then_some(state)
+        let right = over_both(&self.get(number)?.standard, &[clear, state]);
+        right.verify(mac.into()).is_ok().then_some(state)
     }
 
     /// Puts a code behind an event that is to be sent to another server.
@@ -181,20 +181,15 @@ fn code(key: &Cmac<Aes128>, text: &[u8]) -> [u8; MAC] {
     key.clone().chain(text).finalize().into_bytes().into()
 }
 
-/// The code of two parts, of which the first says where it ends.
-fn code_of(key: &Cmac<Aes128>, parts: &[&[u8]; 2]) -> [u8; MAC] {
+/// The code of two parts, with the length of the first before them, is made of this.
+fn over_both(key: &Cmac<Aes128>, parts: &[&[u8]; 2]) -> Cmac<Aes128> {
     let length = (parts[0].len() as u64).to_be_bytes();
-    let code = key.clone().chain(length).chain(parts[0]).chain(parts[1]);
-    code.finalize().into_bytes().into()
+    key.clone().chain(length).chain(parts[0]).chain(parts[1])
 }
 
+/// Compared in constant time.
 fn is_code(key: &Cmac<Aes128>, text: &[u8], mac: &[u8; MAC]) -> bool {
-    same(&code(key, text), mac)
-}
-
-/// All of it is looked at, whatever differs.
-fn same(right: &[u8; MAC], mac: &[u8; MAC]) -> bool {
-    right.iter().zip(mac).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
+    key.clone().chain(text).verify(mac.into()).is_ok()
 }
 
 fn first_word(digest: &[u8]) -> u64 {

@@ -139,18 +139,9 @@ fn request(reader: &mut Reader, flags: u8) -> Option<Request> {
     if path.iter().any(odd) {
         return None;
     }
-    let mut request = Request {
-        method: if flags & HEAD != 0 { Method::Head } else { Method::Get },
-        path,
-        directory: flags & DIRECTORY != 0,
-        keep_alive: flags & KEEP_ALIVE != 0,
-        range: None,
-        if_range: None,
-        if_none_match: None,
-        if_match: None,
-        if_modified_since: None,
-        if_unmodified_since: None,
-    };
+    let method = if flags & HEAD != 0 { Method::Head } else { Method::Get };
+    let (directory, keep_alive) = (flags & DIRECTORY != 0, flags & KEEP_ALIVE != 0);
+    let mut request = Request::plain(method, path, directory, keep_alive);
     for value in request.slots() {
         let length = reader.varint()?;
         if let Some(length) = length.checked_sub(1) {

@@ -85,6 +85,27 @@ impl Request {
         Ok(request)
     }
 
+    /// One without the headers that say more.
+    pub(super) fn plain(
+        method: Method,
+        path: Vec<String>,
+        directory: bool,
+        keep_alive: bool,
+    ) -> Request {
+        Request {
+            method,
+            path,
+            directory,
+            keep_alive,
+            range: None,
+            if_range: None,
+            if_none_match: None,
+            if_match: None,
+            if_modified_since: None,
+            if_unmodified_since: None,
+        }
+    }
+
     /// From the first line of a head.
     pub(super) fn begin(line: &str) -> Result<Request, Wrong> {
         let mut words = line.split(' ');
@@ -106,18 +127,8 @@ impl Request {
         };
         let path = path::parts(target).ok_or(Wrong::Malformed)?;
         let directory = target.split(['?', '#']).next().is_some_and(|path| path.ends_with('/'));
-        Ok(Request {
-            method,
-            path,
-            directory: directory || target.ends_with("/."),
-            keep_alive,
-            range: None,
-            if_range: None,
-            if_none_match: None,
-            if_match: None,
-            if_modified_since: None,
-            if_unmodified_since: None,
-        })
+        let directory = directory || target.ends_with("/.");
+        Ok(Request::plain(method, path, directory, keep_alive))
     }
 
     /// Takes a header in.

@@ -5,10 +5,10 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Lines, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -286,6 +286,22 @@ fn what_each_of_two_masters_rules_holds_where_it_carries() {
     assert_eq!(count.load(Ordering::Relaxed), 2);
 }
 
+/// Starts a program that listens at `port`, as [`SERVE`] does, and sees that it hears who has come.
+fn greeted(mut command: Command, port: u16) -> (Child, Lines<BufReader<ChildStdout>>) {
+    let mut server = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "up");
+    let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    client.write_all(b"hello\n").unwrap();
+    let mut said = String::new();
+    client.read_to_string(&mut said).unwrap();
+    let own = client.local_addr().unwrap().port();
+    assert_eq!(said, "hello\n", "{command:?}");
+    assert_eq!(lines.next().unwrap().unwrap(), format!("client {own}"), "{command:?}");
+    (server, lines)
+}
+
 #[test]
 fn who_comes_to_a_program_passes_both_masters() {
     let place = Place::new();
@@ -294,18 +310,8 @@ fn who_comes_to_a_program_passes_both_masters() {
         let port = free_port();
         let at = port.to_string();
         let words = ["run", "--master", "below", "--via", via, "+count", CHAIN, "--"];
-        let mut command = place.viaduct(&[&words[..], &["python3", "-c", SERVE, &at]].concat());
-        let mut server = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
-        assert_eq!(lines.next().unwrap().unwrap(), "up");
-        let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
-        client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        client.write_all(b"hello\n").unwrap();
-        let mut said = String::new();
-        client.read_to_string(&mut said).unwrap();
-        let own = client.local_addr().unwrap().port();
-        assert_eq!(said, "hello\n", "{via}");
-        assert_eq!(lines.next().unwrap().unwrap(), format!("client {own}"), "{via}");
+        let command = place.viaduct(&[&words[..], &["python3", "-c", SERVE, &at]].concat());
+        let (mut server, _lines) = greeted(command, port);
         let flows = format!("flows {}\\n", n + 1);
         assert!(place.status("below").contains(&flows), "{}", place.status("below"));
         signal(server.id(), "TERM");
@@ -374,18 +380,8 @@ fn programs_that_listen_are_served_by_a_shared_master_and_by_nobody_when_it_is_k
         let port = free_port();
         let at = port.to_string();
         let words = [&["run"], chain, &["--", "python3", "-c", SERVE, &at]].concat();
-        let mut command = place.viaduct(&words);
-        let mut server = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
-        assert_eq!(lines.next().unwrap().unwrap(), "up");
-        let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
-        client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        client.write_all(b"hello\n").unwrap();
-        let mut said = String::new();
-        client.read_to_string(&mut said).unwrap();
-        let own = client.local_addr().unwrap().port();
-        assert_eq!(said, "hello\n");
-        assert_eq!(lines.next().unwrap().unwrap(), format!("client {own}"));
+        let command = place.viaduct(&words);
+        let (mut server, mut lines) = greeted(command, port);
         match &master {
             Some(master) => {
                 assert!(place.status("serves").contains("flows 1\\n"));

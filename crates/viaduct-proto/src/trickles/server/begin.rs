@@ -39,7 +39,6 @@ impl Server {
         Ok(Event::Open { connection })
     }
 
-    /// A trickle goes on, or a ticket is echoed.
     /// The client heard nothing for too long, or was silent itself.
     pub(super) fn restart(
         &mut self,
