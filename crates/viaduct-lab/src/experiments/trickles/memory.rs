@@ -80,10 +80,8 @@ fn by_trickles(run: &mut Run) -> Result<()> {
     let (mut idle, mut found, before) = (Vec::new(), Vec::new(), lab_memory());
     for &count in counts {
         run.step(&format!("{count} clients"))?;
-        let fresh: Vec<u32> =
-            (idle.len()..count).map(|_| clients.connect(Config::default())).collect();
-        each_fetches(&mut clients, &fresh)?;
-        idle.extend(fresh);
+        let more = count - idle.len();
+        idle.extend(each_fetches(&mut clients, &[], more)?);
         found.push(resident(&served));
         draw(run, "Trickles", count, resident(&served));
     }
@@ -92,9 +90,8 @@ fn by_trickles(run: &mut Run) -> Result<()> {
     run.step(&format!("until {million} have come"))?;
     for come in (idle.len()..million).step_by(BATCH) {
         let many = BATCH.min(million - come);
-        let fresh: Vec<u32> = (0..many).map(|_| clients.connect(Config::default())).collect();
-        each_fetches(&mut clients, &fresh)?;
-        fresh.into_iter().for_each(|client| clients.forget(client));
+        let guests = each_fetches(&mut clients, &[], many)?;
+        guests.into_iter().for_each(|client| clients.forget(client));
     }
     found.push(resident(&served));
     draw(run, "Trickles", million, resident(&served));
@@ -109,7 +106,7 @@ fn by_trickles(run: &mut Run) -> Result<()> {
     let active = watched.resident;
     found.push(active);
     run.step("each of the silent clients fetches something more")?;
-    each_fetches(&mut clients, &idle)?;
+    each_fetches(&mut clients, &idle, 0)?;
     found.push(resident(&served));
     thread::sleep(Duration::from_millis(500));
     run.param("server", served.status()?);
@@ -167,33 +164,38 @@ fn serve(world: &Dumbbell, run: &Run) -> Result<Served> {
     Ok(served)
 }
 
-/// Has each of these fetch something, so many at a time; returns when all have it.
-fn each_fetches(clients: &mut Trickles, these: &[u32]) -> Result<()> {
+/// Has each of these fetch something, and so many more that connect for it, a thousand at a time; who they are, when
+/// all have it.
+fn each_fetches(clients: &mut Trickles, known: &[u32], more: usize) -> Result<Vec<u32>> {
+    let (mut these, all) = (known.to_vec(), known.len() + more);
     let (waker, mut changed) = (Waker::new()?, Vec::new());
-    let deadline = Instant::now() + PATIENCE + EACH * these.len() as u32;
+    let deadline = Instant::now() + PATIENCE + EACH * all as u32;
     let (mut begun, mut done) = (0, 0);
-    let mut asked: Vec<Option<Asked>> = these.iter().map(|_| None).collect();
-    while done < these.len() {
-        while begun < these.len() && begun - done < AT_ONCE {
-            asked[begun] = Some(ask(clients, these[begun])?);
+    let mut asked: Vec<Option<Asked>> = Vec::with_capacity(all);
+    while done < all {
+        while begun < all && begun - done < AT_ONCE {
+            if begun == these.len() {
+                these.push(clients.connect(Config::default()));
+            }
+            asked.push(Some(ask(clients, these[begun])?));
             begun += 1;
         }
         let came = clients.turn(&mut changed)?;
         for client in std::mem::take(&mut changed) {
             let Ok(n) = these.binary_search(&client) else { continue };
-            let Some(request) = &mut asked[n] else { continue };
+            let Some(Some(request)) = asked.get_mut(n) else { continue };
             if is_answered(clients, client, request)? {
                 (asked[n], done) = (None, done + 1);
             }
         }
         stop::check()?;
-        ensure!(Instant::now() < deadline, "{done} of {} were answered", these.len());
+        ensure!(Instant::now() < deadline, "{done} of {all} were answered");
         if !came {
             let most = Duration::from_millis(5);
             wait(&[&*clients], &waker, clients.poll_timeout().unwrap_or(most).min(most));
         }
     }
-    Ok(())
+    Ok(these)
 }
 
 /// A request beside the connection's main stream.
