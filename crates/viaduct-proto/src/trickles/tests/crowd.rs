@@ -107,11 +107,11 @@ fn add(sum: &mut Stats, more: Stats) {
 
 enum End {
     Crowd(Box<Crowd>),
-    /// It loses the first of what is near the object's end, if there is a place to note it.
+    /// With outages, all answers are lost for 5 ms when the first of an object's last bytes leave.
     Server {
         server: Box<Server>,
         out: VecDeque<Vec<u8>>,
-        tail: Option<BTreeSet<u64>>,
+        outage: Option<Option<Instant>>,
     },
 }
 
