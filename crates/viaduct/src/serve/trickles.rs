@@ -52,21 +52,22 @@ struct Shared {
 }
 
 impl Service {
-    /// Opens the port, and begins to serve.
+    /// Opens the port, and begins to serve. `memory`: bytes for what was answered, and the connections
+    /// of the cache; see [`Listener::open`].
     ///
     /// # Errors
     /// The port cannot be had.
     pub fn start(
         ways: Ways,
         settings: ServerSettings,
-        replay: usize,
+        memory: (usize, usize),
         balanced: bool,
         secrets: Secrets,
         mut shelf: Shelf,
     ) -> Result<Service> {
         let settings =
             ServerSettings { tcp: ways != Ways::Udp, udp: ways != Ways::Tcp, ..settings };
-        let mut listener = Listener::open(&settings, ways == Ways::Auto, replay, balanced, secrets)
+        let mut listener = Listener::open(&settings, ways == Ways::Auto, memory, balanced, secrets)
             .context("cannot serve Trickles")?;
         let shared = Arc::new(Shared {
             stop: AtomicBool::new(false),
