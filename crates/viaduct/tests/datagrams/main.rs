@@ -356,7 +356,7 @@ for n in 0, 1, 1472, 1473, 30000, 65487:
         let output = world::command(
             "unshare",
             &[
-                &["--mount", "sh", "-c", hidden, "sh", "timeout", "30", world::VIADUCT, "run"],
+                &["--mount", "sh", "-c", hidden, "sh", "timeout", "30", world::VIADUCT, "run"][..],
                 &words[..],
                 &["python3", "-c", lengths, &host, &port],
             ]
