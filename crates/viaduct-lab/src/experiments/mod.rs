@@ -8,6 +8,7 @@ mod miniproxy;
 mod site;
 mod statistics;
 mod tesla;
+mod trickles;
 
 use crate::experiment::Experiment;
 
@@ -49,6 +50,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &tesla::route::Route,
     &tesla::handlers::Handlers,
     &tesla::matrix::Matrix,
+    &trickles::garbage::Garbage,
     &site::all::All,
 ];
 

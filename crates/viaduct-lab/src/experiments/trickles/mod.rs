@@ -1,0 +1,3 @@
+//! Trickles (NSDI 2005).
+
+pub(super) mod garbage;
