@@ -174,7 +174,8 @@ impl World {
 
     fn status(&self) -> Result<Value> {
         let mut text = String::new();
-        UnixStream::connect(self.scratch.path().join("serve-80.sock"))?.read_to_string(&mut text)?;
+        UnixStream::connect(self.scratch.path().join("serve-80.sock"))?
+            .read_to_string(&mut text)?;
         Ok(serde_json::from_str(&text)?)
     }
 

@@ -69,12 +69,7 @@ fn noise(rng: &mut Rng) -> Vec<u8> {
 }
 
 /// A message in TCP's format, of a connection that is open.
-fn marked(
-    from: SocketAddrV4,
-    to: SocketAddrV4,
-    message: &[u8],
-    rng: &mut Rng,
-) -> Result<Vec<u8>> {
+fn marked(from: SocketAddrV4, to: SocketAddrV4, message: &[u8], rng: &mut Rng) -> Result<Vec<u8>> {
     let mut numbers = Numbers::new(from.into(), to.into(), rng.next_u64() as u32);
     let mut packet = Vec::new();
     numbers.request(&[1], 1, MTU, &mut packet)?;
