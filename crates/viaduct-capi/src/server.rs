@@ -76,7 +76,8 @@ pub unsafe extern "C" fn msk_listen(at: *const c_char, options: *const Options) 
         untracked: true,
         run_dir: chosen.run_dir,
     };
-    match Listener::open(&settings, chosen.ways == 0, chosen.replay, chosen.balanced, secrets) {
+    let memory = (chosen.replay, 0);
+    match Listener::open(&settings, chosen.ways == 0, memory, chosen.balanced, secrets) {
         Ok(listener) => table::enter(End::Server(Box::new(listener))),
         Err(error) => error.downcast_ref().map_or(-libc::EIO, port_code),
     }

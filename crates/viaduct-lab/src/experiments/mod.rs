@@ -50,6 +50,10 @@ pub const ALL: &[&dyn Experiment] = &[
     &tesla::route::Route,
     &tesla::handlers::Handlers,
     &tesla::matrix::Matrix,
+    &trickles::aggregate::Aggregate,
+    &trickles::object_size::ObjectSize,
+    &trickles::memory::Memory,
+    &trickles::cpu::Cpu,
     &trickles::garbage::Garbage,
     &site::all::All,
 ];

@@ -6,15 +6,20 @@
 //!   [Crowd]   many connections, begun at once                        ─┼─▶ … ─▶ [Server]
 //! ```
 //!
-//! All of it is HTTP, so that a cache may stand between as well.
+//! All of it is HTTP, so that a cache may stand between as well. [Trickles] has clients of that transport,
+//! which speak to `viaduct serve`.
 
 mod bulk;
 mod crowd;
+mod fetches;
 mod requests;
 mod server;
+mod trickles;
 
 pub use crowd::{Crowd, Times};
+pub use fetches::{Fetched, Fetches};
 pub use server::Server;
+pub use trickles::{Continuations, Counted, Trickles};
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -43,6 +43,7 @@ pub use journal::Journal;
 pub use node::{Host, Node};
 pub use pair::Pair;
 pub use scratch::Scratch;
+pub(crate) use tun::open as open_tun;
 pub use usage::{Usage, cpu_time, machine_time, socket_memory};
 
 use std::io;

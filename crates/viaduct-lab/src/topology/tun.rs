@@ -1,12 +1,12 @@
-//! The devices that emulated links end in.
+//! The devices that emulated links end in, and clients of our own.
 
 use viaduct_sys::tun::Tun;
 
 use super::{Node, TopologyError};
 use crate::emulator::TUN_QUEUE;
 
-/// `name` in `node` as a TUN, for the emulator.
-pub(super) fn open(node: &Node, name: &str, mtu: u32) -> Result<Tun, TopologyError> {
+/// `name` in `node` as a TUN, down, with a long queue.
+pub(crate) fn open(node: &Node, name: &str, mtu: u32) -> Result<Tun, TopologyError> {
     let make = || {
         let tun = Tun::create(name)?;
         tun.interface().set_mtu(mtu)?;

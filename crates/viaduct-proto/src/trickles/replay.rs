@@ -69,7 +69,7 @@ impl Replay {
         let buckets = 1 << buckets.ilog2();
         Replay {
             secret,
-            slices: std::array::from_fn(|_| vec![[0; BUCKET]; buckets]),
+            slices: std::array::from_fn(|_| touched(buckets)),
             began: [now; SLICES],
             newest: 0,
             floor: now - horizon,
@@ -171,6 +171,14 @@ impl Replay {
         let mask = self.slices[0].len() as u64 - 1;
         [(low & mask) as u32, (low >> 32 & mask) as u32, (high as u32).max(1)]
     }
+}
+
+/// An empty table whose memory is there already: zeros alone the system would only promise, and a
+/// server would seem to grow as its clients come.
+fn touched(buckets: usize) -> Vec<[u32; BUCKET]> {
+    let mut table = vec![[u32::MAX; BUCKET]; buckets];
+    table.fill([0; BUCKET]);
+    table
 }
 
 #[cfg(test)]

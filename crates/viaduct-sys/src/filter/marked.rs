@@ -24,6 +24,9 @@ const ICMP_HEAD: u32 = 8;
 /// Headers that ICMP quotes: without options.
 const QUOTED_V4: u32 = 20;
 
+/// Most ports that are told apart; of more the program knows between which they are.
+const TOLD_APART: usize = 64;
+
 /// What a mark looks like: the first bytes of a TCP option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct TcpMark {
@@ -46,7 +49,8 @@ pub struct TcpMark {
 pub struct MarkedFilter<'a> {
     /// The mark of what comes.
     pub mark: TcpMark,
-    /// This end's ports; at least one, or nothing is seen.
+    /// This end's ports; at least one, or nothing is seen. If there are more than 64, what comes to others
+    /// between the least and the greatest is seen too: no program has room for thousands.
     pub ports: &'a [u16],
     /// Also what the kernel of a server says that knows no mark.
     pub plain: bool,
@@ -56,7 +60,7 @@ impl MarkedFilter<'_> {
     /// The program for the kernel.
     ///
     /// # Errors
-    /// More ports than fit into a program.
+    /// It is longer than the kernel takes.
     pub fn build(&self) -> Result<Vec<BpfInsn>, FilterError> {
         let program = self.assemble();
         let (insns, prefixes) = (program.len(), self.ports.len());
@@ -154,6 +158,13 @@ impl MarkedFilter<'_> {
     }
 
     fn test_port(&self, asm: &mut Asm, yes: Label, no: Label) {
+        let (least, greatest) = (self.ports.iter().min(), self.ports.iter().max());
+        if let (Some(&least), Some(&greatest)) = (least, greatest)
+            && self.ports.len() > TOLD_APART
+        {
+            asm.jump_unless(Test::AtLeast(least.into()), no);
+            return asm.branch(Test::Above(greatest.into()), no, yes);
+        }
         for &port in self.ports {
             asm.jump_if(Test::Equal(port.into()), yes);
         }

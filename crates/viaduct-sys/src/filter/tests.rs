@@ -343,6 +343,23 @@ fn syns_pass_by_destination_port_and_flags() {
 }
 
 #[test]
+fn few_ports_are_told_apart_and_thousands_fit_all_the_same() {
+    let mark = TcpMark { word: 0, byte: 0 };
+    let passes = |ports: &[u16], port: u16| {
+        let program = MarkedFilter { mark, ports, plain: true }.build().unwrap();
+        let reset = |ip: &str| segment(SocketAddr::new(ip.parse().unwrap(), port), 0x04);
+        let [v4, v6] = ["10.2.7.9", "fd00:2::9"].map(|ip| run(&program, &reset(ip)) > 0);
+        assert_eq!(v4, v6, "{port}");
+        v4
+    };
+    let many: Vec<u16> = (20_000..40_000).step_by(2).collect();
+    let few = &many[..64];
+    assert!(passes(few, 20_000) && passes(few, 20_126) && !passes(few, 20_001));
+    assert!(passes(&many, 20_000) && passes(&many, 39_998) && passes(&many, 20_001));
+    assert!(!passes(&many, 19_999) && !passes(&many, 39_999));
+}
+
+#[test]
 fn each_syn_is_of_one_loop_and_its_listener_is_too() {
     const LOOPS: u32 = 3;
     let filter = |number| {

@@ -75,6 +75,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "BYTES", default_value_t = 16 << 20,
           value_parser = clap::value_parser!(u32).range(1 << 16..=1 << 30))]
     replay: u32,
+    /// Connections of Trickles for which what was computed is kept, 120 bytes each, rounded up to a power
+    /// of two; nothing depends on it
+    #[arg(long, value_name = "CONNECTIONS", default_value_t = 0,
+          value_parser = clap::value_parser!(u32).range(..=1 << 24))]
+    cache: u32,
     /// Bytes of the longest packet that Trickles sends: the interface's MTU
     #[arg(long, value_name = "BYTES", default_value_t = 1500,
           value_parser = clap::value_parser!(u16).range(576..))]
@@ -103,10 +108,11 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         Ways::Off => None,
         ways => {
             let secrets = Secrets::new(args.key.as_deref())?;
-            let (replay, shelf) = (args.replay as usize, Shelf::new(root()?));
+            let (memory, shelf) =
+                ((args.replay as usize, args.cache as usize), Shelf::new(root()?));
             let crypt = args.identity.as_deref().map(key::read).transpose()?;
             let crypt = crypt.map(|key| ServerCrypt::new(key, args.encrypted_only, entropy()));
-            Some(Service::start(ways, port(args), replay, args.balanced, secrets, crypt, shelf)?)
+            Some(Service::start(ways, port(args), memory, args.balanced, secrets, crypt, shelf)?)
         }
     };
     LocalSet::new().block_on(&runtime, serve(args, files, trickles, heard))

@@ -68,6 +68,13 @@ pub struct TricklesStatus {
     pub replay_seconds: f64,
     /// How often a part of it was full before its time.
     pub replay_turned_early: u64,
+    /// Requests for which the cache had what is computed of their connection, and those for which it had
+    /// not, if there is one.
+    #[serde(default)]
+    pub cache_hits: u64,
+    /// See `cache_hits`.
+    #[serde(default)]
+    pub cache_misses: u64,
     /// Files that were open already when they were needed, and those that were not.
     pub file_hits: u64,
     /// See `file_hits`.
@@ -114,6 +121,8 @@ impl TricklesStatus {
             replay_bytes: replay.memory() as u64,
             replay_seconds: replay.horizon(now).as_secs_f64(),
             replay_turned_early: replay.turned_early(),
+            cache_hits: server.cache_hits,
+            cache_misses: server.cache_misses,
             file_hits: shelf.hits,
             file_misses: shelf.misses,
         }
@@ -180,6 +189,16 @@ impl ServeStatus {
                 "viaduct_serve_trickles_replay_turned_early_total",
                 "Parts of the replay window that were full early.",
                 trickles.replay_turned_early,
+            ),
+            (
+                "viaduct_serve_trickles_cache_hits_total",
+                "Requests of connections that the cache had.",
+                trickles.cache_hits,
+            ),
+            (
+                "viaduct_serve_trickles_cache_misses_total",
+                "Requests of connections that it had not.",
+                trickles.cache_misses,
             ),
             (
                 "viaduct_serve_trickles_file_hits_total",

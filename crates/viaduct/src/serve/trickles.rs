@@ -53,14 +53,15 @@ struct Shared {
 }
 
 impl Service {
-    /// Opens the port, and begins to serve.
+    /// Opens the port, and begins to serve. `memory`: bytes for what was answered, and the connections
+    /// of the cache; see [`Listener::open`].
     ///
     /// # Errors
     /// The port cannot be had.
     pub fn start(
         ways: Ways,
         settings: ServerSettings,
-        replay: usize,
+        memory: (usize, usize),
         balanced: bool,
         secrets: Secrets,
         crypt: Option<ServerCrypt>,
@@ -68,7 +69,7 @@ impl Service {
     ) -> Result<Service> {
         let settings =
             ServerSettings { tcp: ways != Ways::Udp, udp: ways != Ways::Tcp, ..settings };
-        let mut listener = Listener::open(&settings, ways == Ways::Auto, replay, balanced, secrets)
+        let mut listener = Listener::open(&settings, ways == Ways::Auto, memory, balanced, secrets)
             .context("cannot serve Trickles")?;
         if let Some(crypt) = crypt {
             listener = listener.with_crypt(crypt);

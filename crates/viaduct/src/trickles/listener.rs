@@ -42,7 +42,8 @@ pub struct Listener {
 impl Listener {
     /// Opens the port in the calling thread's network namespace, by the ways that `settings` say; if `least` says
     /// so, and privileges do not allow packets in TCP's format, by UDP alone. `replay` is the memory for
-    /// what was answered, in bytes. If packets of one connection are dealt among replicas it is `balanced`:
+    /// what was answered, in bytes; `cache` is for how many connections what was computed is kept, 0 for none
+    /// (5.1). If packets of one connection are dealt among replicas it is `balanced`:
     /// then what is not in the window was maybe answered by another, and is not made up for.
     ///
     /// # Errors
@@ -50,7 +51,7 @@ impl Listener {
     pub fn open(
         settings: &ServerSettings,
         least: bool,
-        replay: usize,
+        (replay, cache): (usize, usize),
         balanced: bool,
         secrets: Secrets,
     ) -> Result<Listener> {
@@ -67,7 +68,7 @@ impl Listener {
         if balanced {
             decides.make_up = 0;
         }
-        let server = Server::new(decides, secrets.ring(), replay);
+        let server = Server::new(decides, secrets.ring(), replay).with_cache(cache);
         let sockets = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (n, socket) in port.sockets().enumerate() {
             let name = epoll::EventData::new_u64(n as u64);

@@ -1,0 +1,119 @@
+//! Figure 9: what all clients get together, and whether they get alike.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::served::{CONGESTION_CONTROL, Served, at, get};
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::load::{Fetched, Fetches, Trickles};
+use crate::topology::{Dumbbell, DumbbellSpec, Wan};
+
+/// The experiment.
+pub(in crate::experiments) struct Aggregate;
+
+/// A switch's port: the paper's 100 Mb/s, and 20 ms of queue.
+const LINK: &str = "rate=100M,delay=500us,queue=250kB";
+const OBJECT: usize = 500_000;
+const CLIENTS: [usize; 8] = [1, 10, 30, 100, 300, 1_000, 3_000, 6_000];
+const QUICK: [usize; 2] = [1, 100];
+/// Of TCP's throughput, at least: continuations alone take a twentieth.
+const LEAST: f64 = 0.9;
+/// From so many clients on the link is crowded: each has less than a window of two.
+const CROWD: usize = 1_000;
+
+impl Experiment for Aggregate {
+    fn about(&self) -> About {
+        About {
+            name: "trickles/aggregate",
+            title: "Throughput and fairness of many clients on a 100 Mb/s link",
+            figure: "Trickles, Figure 9",
+            finding: "Aggregate throughput is within 10 % of TCP's at all client counts; beyond 6,000 \
+                      clients TCP exhausts the server's memory.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let counts: &[usize] = run.choose(&CLIENTS, &QUICK);
+        let warm_up = Duration::from_secs_f64(run.choose(6.0, 0.5));
+        let window = Duration::from_secs_f64(run.choose(12.0, 1.5));
+        run.param("link", LINK);
+        run.param("object_bytes", OBJECT);
+        run.param("window_s", window.as_secs_f64());
+        run.congestion_control(CONGESTION_CONTROL);
+        run.steps(2 * counts.len());
+        for &clients in counts {
+            let request = get("file");
+            let fetches = Fetches { request: &request, clients, warm_up, window };
+            run.step(&format!("{clients} clients of Trickles"))?;
+            let ours = measure(run, &fetches, true)?;
+            run.step(&format!("{clients} clients of TCP"))?;
+            let theirs = measure(run, &fetches, false)?;
+            draw(run, clients, &ours, &theirs);
+        }
+        Ok(())
+    }
+}
+
+/// In a world of its own: nothing of one arm is left when the other begins.
+fn measure(run: &Run, fetches: &Fetches<'_>, trickles: bool) -> Result<Fetched> {
+    let link = LINK.parse().context("a link config of this module")?;
+    let spec = DumbbellSpec { wan: Wan::emulated(link, run.seed()), ..DumbbellSpec::default() };
+    let world = Dumbbell::build(&spec, run.journal())?;
+    let served = Served::start(world.b1(), &[])?;
+    served.file("file", OBJECT, run.seed())?;
+    if trickles {
+        let mut clients = Trickles::open(world.gateway_a(), at(world.b1()), run.seed())?;
+        Ok(fetches.by_trickles(&mut clients)?)
+    } else {
+        Ok(fetches.by_tcp(world.a1(), at(world.b1()))?)
+    }
+}
+
+fn draw(run: &mut Run, clients: usize, ours: &Fetched, theirs: &Fetched) {
+    let x = ("clients", "");
+    let rates = Plot::line("Aggregate throughput", x, ("throughput", "Mb/s")).log_x();
+    let shares = Plot::line("Jain's index over the clients", x, ("index", "")).log_x();
+    let starved = Plot::line("Clients that got nothing", x, ("clients", "")).log_x();
+    for (name, fetched) in [("Trickles", ours), ("TCP reno", theirs)] {
+        for (plot, value) in
+            [(&rates, fetched.mbps()), (&shares, jain(fetched)), (&starved, starved_of(fetched))]
+        {
+            let series = run.series(plot, name);
+            run.point(series, clients as f64, value);
+        }
+    }
+    let of = |what: &str| format!("{clients} clients: {what}");
+    run.check(&of("throughput over TCP's"), ours.mbps() / theirs.mbps(), Bound::AtLeast(LEAST));
+    run.check(&of("fetches that broke"), ours.failed as f64, Bound::AtMost(0.0));
+    if clients >= CROWD {
+        run.check(&of("Jain's index over TCP's"), jain(ours) / jain(theirs), Bound::AtLeast(1.0));
+        let fewer = starved_of(theirs) - starved_of(ours);
+        run.check(&of("starved, fewer than TCP's"), fewer, Bound::AtLeast(0.0));
+    }
+}
+
+/// 1 if all got the same, one over their number if one got all.
+fn jain(fetched: &Fetched) -> f64 {
+    let (sum, squares) = fetched.bytes.iter().fold((0.0, 0.0), |(sum, squares), &bytes| {
+        let bytes = bytes as f64;
+        (sum + bytes, squares + bytes * bytes)
+    });
+    sum * sum / (squares * fetched.bytes.len() as f64)
+}
+
+fn starved_of(fetched: &Fetched) -> f64 {
+    fetched.bytes.iter().filter(|bytes| **bytes == 0).count() as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jains_index_is_one_for_alike_and_a_share_for_one_who_has_all() {
+        let of = |bytes: &[u64]| jain(&Fetched { bytes: bytes.to_vec(), ..Fetched::default() });
+        assert_eq!(of(&[5, 5, 5, 5]), 1.0);
+        assert_eq!(of(&[9, 0, 0]), 1.0 / 3.0);
+    }
+}

@@ -1,0 +1,240 @@
+//! Figure 12: what a server's answers cost in processor time, and what for.
+//!
+//! ```text
+//!   the process's time, as the scheduler counts it
+//!     on the kernel's side                 sockets, and whatever else the kernel does on its behalf
+//!     on its own side    cryptography ─┐   core: the same requests answered once more, see `core`
+//!                        protocol     ─┘
+//!                        the rest          packets' headers, reading files
+//! ```
+//!
+//! The kernel's work in interrupts counts for whoever is interrupted, with either transport.
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use super::core::{self, Core};
+use super::served::{CONGESTION_CONTROL, Served, at, get, gigabit};
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::load::{Fetched, Fetches, Trickles};
+
+/// The experiment.
+pub(in crate::experiments) struct Cpu;
+
+const OBJECT: usize = 500_000;
+/// Connections that the server's cache has room for, where it has one.
+const CACHE: usize = 4_096;
+/// Requests that are answered once more.
+const KEPT: usize = 20_000;
+/// Clients at a time; the figure's checks are for the middle one.
+const CLIENTS: [usize; 3] = [1, 100, 1_000];
+const CHECKED: usize = 100;
+
+/// Who serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Who {
+    Trickles { cache: usize },
+    Tcp,
+}
+
+const ALL: [Who; 3] = [Who::Trickles { cache: 0 }, Who::Trickles { cache: CACHE }, Who::Tcp];
+
+impl Experiment for Cpu {
+    fn about(&self) -> About {
+        About {
+            name: "trickles/cpu",
+            title: "Processor time of a server, and what it goes to",
+            figure: "Trickles, Figure 12",
+            finding: "Trickles costs more than TCP, evenly split between cryptography and simulating \
+                      TCP, and does not limit a server at 1 Gb/s.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let counts: &[usize] = run.choose(&CLIENTS, &[CHECKED]);
+        run.param("object_bytes", OBJECT);
+        run.param("cache_connections", CACHE);
+        run.congestion_control(CONGESTION_CONTROL);
+        run.steps(counts.len() * ALL.len());
+        for &clients in counts {
+            let mut found = Vec::new();
+            for who in ALL {
+                run.step(&format!("{clients} clients, {}", who.name()))?;
+                found.push(measure(run, who, clients)?);
+            }
+            draw(run, clients, &found);
+            if clients == CHECKED {
+                check(run, &found);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Who {
+    fn name(self) -> &'static str {
+        match self {
+            Who::Trickles { cache: 0 } => "Trickles",
+            Who::Trickles { .. } => "Trickles, with a cache",
+            Who::Tcp => "TCP reno",
+        }
+    }
+
+    /// In the names of parameters.
+    fn key(self) -> &'static str {
+        match self {
+            Who::Trickles { cache: 0 } => "trickles",
+            Who::Trickles { .. } => "trickles_cache",
+            Who::Tcp => "tcp",
+        }
+    }
+}
+
+/// Processor time for each 10^9 bytes that clients got, in seconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cost {
+    kernel: f64,
+    own: f64,
+    /// Of its own.
+    protocol: f64,
+    cryptography: f64,
+    /// Cores that were busy with it, and what clients got meanwhile.
+    cores: f64,
+    mbps: f64,
+    /// Of requests whose connection the cache had; not a number without one.
+    hits: f64,
+}
+
+impl Cost {
+    fn all(&self) -> f64 {
+        self.kernel + self.own
+    }
+}
+
+/// In a world of its own.
+fn measure(run: &Run, who: Who, clients: usize) -> Result<Cost> {
+    let world = gigabit(run)?;
+    let cache = if let Who::Trickles { cache } = who { cache } else { 0 };
+    let served = Served::start(world.b1(), &["--cache", &cache.to_string()])?;
+    served.file("file", OBJECT, run.seed())?;
+    let (to, request) = (at(world.b1()), get("file"));
+    let window = Duration::from_secs_f64(run.choose(8.0, 2.0));
+    let fetches = Fetches { request: &request, clients, warm_up: window / 4, window };
+    let took = fetches.warm_up + fetches.window;
+    let before = Spent::of(&served)?;
+    if who == Who::Tcp {
+        let fetched = fetches.by_tcp(world.a1(), to)?;
+        return Ok(Spent::of(&served)?.since(&before).cost(&fetched, Core::default(), took));
+    }
+    let mut clients = Trickles::open(world.gateway_a(), to, run.seed())?;
+    clients.keep(KEPT);
+    let fetched = fetches.by_trickles(&mut clients)?;
+    let spent = Spent::of(&served)?.since(&before);
+    let core = core::measure(&clients.take_kept(), &served.path("file"), cache, 5)?;
+    Ok(spent.cost(&fetched, core, took))
+}
+
+/// What a server has spent so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Spent {
+    /// Seconds on either side.
+    kernel: f64,
+    own: f64,
+    /// Requests of Trickles that it has answered.
+    requests: f64,
+    /// Of these, those whose connection the cache had, and had not.
+    hits: f64,
+    misses: f64,
+}
+
+impl Spent {
+    fn of(served: &Served) -> Result<Spent> {
+        // Its own counters are that old.
+        thread::sleep(Duration::from_millis(400));
+        let times = fs::read_to_string(format!("/proc/{}/stat", served.pid()))?;
+        // "123 (name) S 1 …", where the name may hold anything; the 14th and 15th are ticks of 10 ms.
+        let words = times.rsplit_once(')').map_or("", |(_, words)| words).split_whitespace();
+        let ticks: Vec<f64> = words.skip(11).take(2).map_while(|word| word.parse().ok()).collect();
+        let [own, kernel] = ticks[..] else {
+            bail!("the times of a process are expected: {times}")
+        };
+        let status = served.status()?;
+        let count = |name: &str| status["trickles"][name].as_f64().unwrap_or(0.0);
+        Ok(Spent {
+            kernel: kernel / 100.0,
+            own: own / 100.0,
+            requests: count("answered"),
+            hits: count("cache_hits"),
+            misses: count("cache_misses"),
+        })
+    }
+
+    fn since(&self, before: &Spent) -> Spent {
+        Spent {
+            kernel: self.kernel - before.kernel,
+            own: self.own - before.own,
+            requests: self.requests - before.requests,
+            hits: self.hits - before.hits,
+            misses: self.misses - before.misses,
+        }
+    }
+
+    fn cost(&self, fetched: &Fetched, core: Core, took: Duration) -> Cost {
+        let each = 1e9 / fetched.ever as f64;
+        let of_the_core = |seconds: f64| seconds * self.requests * each;
+        Cost {
+            kernel: self.kernel * each,
+            own: self.own * each,
+            protocol: of_the_core(core.all - core.cryptography),
+            cryptography: of_the_core(core.cryptography),
+            cores: (self.kernel + self.own) / took.as_secs_f64(),
+            mbps: fetched.mbps(),
+            hits: self.hits / (self.hits + self.misses),
+        }
+    }
+}
+
+/// A part of what it costs.
+type Part = fn(&Cost) -> f64;
+
+fn draw(run: &mut Run, clients: usize, found: &[Cost]) {
+    let title = format!("Processor time, {clients} clients");
+    let plot = Plot::histogram(&title, ("", ""), ("time", "CPU-s per GB"));
+    let parts: [(&str, Part); 5] = [
+        ("cryptography", |cost| cost.cryptography),
+        ("protocol", |cost| cost.protocol),
+        ("the rest of its own", |cost| cost.own - cost.cryptography - cost.protocol),
+        ("the kernel's", |cost| cost.kernel),
+        ("in all", Cost::all),
+    ];
+    let rates = Plot::histogram(
+        &format!("Throughput, {clients} clients"),
+        ("", ""),
+        ("throughput", "Mb/s"),
+    );
+    let rate = run.series(&rates, "of all clients");
+    let series = parts.map(|(name, _)| run.series(&plot, name));
+    for (n, (who, cost)) in ALL.iter().zip(found).enumerate() {
+        for (series, (_, part)) in series.iter().zip(parts) {
+            run.labelled_point(*series, n as f64, part(cost), who.name());
+        }
+        run.labelled_point(rate, n as f64, cost.mbps, who.name());
+        run.param(&format!("cores_{clients}_{}", who.key()), (cost.cores * 100.0).round() / 100.0);
+    }
+}
+
+fn check(run: &mut Run, found: &[Cost]) {
+    let [plain, cached, tcp] = found else { return };
+    let part = plain.cryptography / (plain.cryptography + plain.protocol);
+    run.check("cryptography, of the core's time", part, Bound::Within(0.05, 0.6));
+    let core = (plain.cryptography + plain.protocol) / plain.own;
+    run.check("the core, of the process's own time", core, Bound::Within(0.1, 1.05));
+    run.check("requests whose connection the cache had", cached.hits, Bound::AtLeast(0.8));
+    let saved = (cached.cryptography + cached.protocol) / (plain.cryptography + plain.protocol);
+    run.check("the core's time with a cache over that without", saved, Bound::AtMost(1.0));
+    run.check("cores that it takes at this rate", plain.cores, Bound::AtMost(1.0));
+    run.check("throughput over TCP's", plain.mbps / tcp.mbps, Bound::AtLeast(0.9));
+}

@@ -1,0 +1,272 @@
+//! Figure 11: the server's memory, by how many are connected.
+//!
+//! ```text
+//!   1 … 100,000 … a million clients, each of which has fetched something and is silent then
+//!   6,000 downloads at once
+//!   each of the silent ones fetches something more
+//! ```
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use viaduct_proto::trickles::stream::{Config, State};
+use viaduct_sys::poll::{Waker, wait};
+use viaduct_sys::process::raise_descriptors;
+
+use super::served::{CONGESTION_CONTROL, Served, at, get};
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::load::{Continuations, Crowd, Fetched, Fetches, Trickles};
+use crate::stop;
+use crate::topology::{Dumbbell, DumbbellSpec, Node, Usage, socket_memory};
+
+/// The experiment.
+pub(in crate::experiments) struct Memory;
+
+/// Clients that are connected and silent, when the server's memory is looked at.
+const CLIENTS: [usize; 5] = [1, 1_000, 10_000, 100_000, 1_000_000];
+const QUICK: [usize; 3] = [1, 1_000, 5_000];
+/// Connections of TCP; a process has 20,000 descriptors on many a machine.
+const CONNECTIONS: [usize; 4] = [1, 1_000, 5_000, 12_000];
+/// Most that ask at a time.
+const AT_ONCE: usize = 1_000;
+/// What each silent client has fetched: every tenth something that takes more than one packet.
+const SMALL: (&str, usize) = ("stay", 300);
+const LARGE: (&str, usize) = ("page", 5_000);
+/// Bytes that may come of a request.
+const RESERVE: u64 = 64 << 10;
+const OBJECT: usize = 500_000;
+/// So much may the server's memory differ, whoever is connected.
+const ALIKE: f64 = 1.05;
+/// Bytes of a continuation beside its losses (the paper's 75), and of one that is told by its difference.
+const WHOLE: f64 = 75.0;
+const DELTA: f64 = 27.0;
+/// How long a request may take, with all others at once.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+impl Experiment for Memory {
+    fn about(&self) -> About {
+        About {
+            name: "trickles/memory",
+            title: "Memory of a server by how many clients are connected",
+            figure: "Trickles, Figure 11",
+            finding: "TCP's memory grows with the number of clients; Trickles uses a constant, small \
+                      amount.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        run.congestion_control(CONGESTION_CONTROL);
+        run.steps(3);
+        by_trickles(run)?;
+        by_tcp(run)
+    }
+}
+
+fn by_trickles(run: &mut Run) -> Result<()> {
+    let counts: &[usize] = run.choose(&CLIENTS, &QUICK);
+    let downloads = run.choose(6_000, 200);
+    let world = Dumbbell::build(&DumbbellSpec::default(), run.journal())?;
+    let served = serve(&world, run)?;
+    let mut clients = Trickles::open(world.gateway_a(), at(world.b1()), run.seed())?;
+    let (mut idle, mut found) = (Vec::new(), Vec::new());
+    let begin = Instant::now();
+    for &count in counts {
+        run.step(&format!("{count} clients"))?;
+        let fresh: Vec<u32> =
+            (idle.len()..count).map(|_| clients.connect(Config::default())).collect();
+        each_fetches(&mut clients, &fresh)?;
+        idle.extend(fresh);
+        found.push(resident(&served));
+        draw(run, "Trickles", count, resident(&served));
+    }
+    run.param("idle_clients_a_second", (idle.len() as f64 / begin.elapsed().as_secs_f64()).round());
+    let lab = Usage::of(std::process::id()).resident as f64 / idle.len() as f64;
+    run.param("lab_bytes_a_client", lab.round());
+    run.step(&format!("{downloads} downloads at once"))?;
+    let request = get("file");
+    let (warm_up, window) = (Duration::from_secs(1), Duration::from_secs(run.choose(6, 1)));
+    let fetches = Fetches { request: &request, clients: downloads, warm_up, window };
+    let watched = watched(&served, world.b1(), || Ok(fetches.by_trickles(&mut clients)?))?;
+    run.param("downloads", downloads);
+    run.param("downloads_mbps", watched.fetched.mbps().round());
+    run.param("downloads_packets_that_waited_bytes", watched.waiting);
+    let active = watched.resident;
+    found.push(active);
+    run.step("each of the silent clients fetches something more")?;
+    each_fetches(&mut clients, &idle)?;
+    found.push(resident(&served));
+    thread::sleep(Duration::from_millis(500));
+    run.param("server", served.status()?);
+    check(run, &found, idle.len(), &clients.counted().continuations);
+    Ok(())
+}
+
+fn check(run: &mut Run, found: &[f64], idle: usize, seen: &Continuations) {
+    let (first, most) = (found[0], found.iter().copied().fold(0.0, f64::max));
+    run.check("most memory over that with one client", most / first, Bound::AtMost(ALIKE));
+    // Had one of them not, we would not be here.
+    run.check("silent clients that went on", idle as f64, Bound::AtLeast(idle as f64));
+    run.param("continuations_whole", seen.whole);
+    run.param("continuations_deltas", seen.deltas);
+    let name = "bytes of a continuation beside 12 for each loss, at most";
+    run.check(name, seen.longest_whole as f64, Bound::Within(1.0, WHOLE));
+    let name = "bytes of a delta, at most";
+    run.check(name, seen.longest_delta as f64, Bound::Within(1.0, DELTA));
+}
+
+/// The same with the kernel's connections: what the server's process has, and the kernel for its sockets.
+fn by_tcp(run: &mut Run) -> Result<()> {
+    let counts: &[usize] = run.choose(&CONNECTIONS, &CONNECTIONS[..2]);
+    let most = counts.iter().copied().max().unwrap_or(0) as u64;
+    let allowed = raise_descriptors();
+    ensure!(
+        allowed > most + 600,
+        "{most} connections take as many open files; {allowed} are allowed"
+    );
+    let world = Dumbbell::build(&DumbbellSpec::default(), run.journal())?;
+    let served = serve(&world, run)?;
+    let (before, mut found) = (socket_memory(), Vec::new());
+    for &count in counts {
+        run.step(&format!("{count} connections of TCP"))?;
+        let crowd = Crowd::open(world.a1(), at(world.b1()), count, 250.min(count), PATIENCE)?;
+        // Each has two sockets on this machine, of which one is the server's.
+        let kernel = socket_memory().saturating_sub(before) as f64 / 2.0;
+        found.push((count, resident(&served) + kernel));
+        draw(run, "TCP reno, with its sockets", count, resident(&served) + kernel);
+        drop(crowd);
+        thread::sleep(Duration::from_millis(200));
+    }
+    let [(few, least), .., (many, last)] = found[..] else { bail!("two points are expected") };
+    let each = (last - least) / (many - few) as f64;
+    run.param("tcp_bytes_a_connection", each.round());
+    run.check("TCP: memory over that with one client", last / least, Bound::AtLeast(ALIKE));
+    Ok(())
+}
+
+fn serve(world: &Dumbbell, run: &Run) -> Result<Served> {
+    let served = Served::start(world.b1(), &[])?;
+    for (name, bytes) in [SMALL, LARGE, ("file", OBJECT)] {
+        served.file(name, bytes, run.seed())?;
+    }
+    Ok(served)
+}
+
+/// Has each of these fetch something, so many at a time; returns when all have it.
+fn each_fetches(clients: &mut Trickles, these: &[u32]) -> Result<()> {
+    let (waker, mut changed) = (Waker::new()?, Vec::new());
+    let (mut begun, mut done, deadline) = (0, 0, Instant::now() + PATIENCE);
+    let mut asked: Vec<Option<Asked>> = these.iter().map(|_| None).collect();
+    while done < these.len() {
+        while begun < these.len() && begun - done < AT_ONCE {
+            asked[begun] = Some(ask(clients, these[begun])?);
+            begun += 1;
+        }
+        let came = clients.turn(&mut changed)?;
+        for client in std::mem::take(&mut changed) {
+            let Ok(n) = these.binary_search(&client) else { continue };
+            let Some(request) = &mut asked[n] else { continue };
+            if is_answered(clients, client, request)? {
+                (asked[n], done) = (None, done + 1);
+            }
+        }
+        stop::check()?;
+        ensure!(Instant::now() < deadline, "{done} of {} were answered", these.len());
+        if !came {
+            let most = Duration::from_millis(5);
+            wait(&[&*clients], &waker, clients.poll_timeout().unwrap_or(most).min(most));
+        }
+    }
+    Ok(())
+}
+
+/// A request beside the connection's main stream.
+struct Asked {
+    stream: u32,
+    /// Bytes that have come.
+    came: usize,
+}
+
+fn ask(clients: &mut Trickles, client: u32) -> Result<Asked> {
+    let (name, _) = wanted(client);
+    let stream = clients.stream(client).context("a connection of ours")?;
+    let stream = stream.request(&get(name), RESERVE).context("a connection has numbers left")?;
+    Ok(Asked { stream, came: 0 })
+}
+
+/// Every tenth wants more than one packet holds.
+fn wanted(client: u32) -> (&'static str, usize) {
+    if client.is_multiple_of(10) { LARGE } else { SMALL }
+}
+
+/// Whether a request has been answered, whole; then its stream is forgotten.
+fn is_answered(clients: &mut Trickles, client: u32, asked: &mut Asked) -> Result<bool> {
+    let stream = clients.stream(client).context("a connection of ours")?;
+    while let Some(data) = stream.read(asked.stream) {
+        asked.came += data.len();
+    }
+    match stream.state(asked.stream) {
+        State::Failed(why) => bail!("client {client}: {why}"),
+        State::Open => Ok(false),
+        State::Finished => {
+            let (name, least) = wanted(client);
+            ensure!(asked.came >= least, "of {name} {} bytes came", asked.came);
+            stream.forget(asked.stream);
+            Ok(true)
+        }
+    }
+}
+
+/// Bytes of the server's process that are resident.
+fn resident(served: &Served) -> f64 {
+    Usage::of(served.pid()).resident as f64
+}
+
+fn draw(run: &mut Run, name: &str, clients: usize, bytes: f64) {
+    let plot = Plot::line("Memory of the server", ("clients", ""), ("memory", "MB")).log_x();
+    let series = run.series(&plot, name);
+    run.point(series, clients as f64, bytes / 1e6);
+}
+
+/// What was seen while `load` ran.
+struct Watched {
+    fetched: Fetched,
+    /// The most memory of the server's.
+    resident: f64,
+    /// The most bytes of packets that the kernel held for its tap.
+    waiting: u64,
+}
+
+fn watched(
+    served: &Served,
+    node: &Node,
+    load: impl FnOnce() -> Result<Fetched>,
+) -> Result<Watched> {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            let (mut most, mut waiting) = (0.0_f64, 0);
+            while !over.load(Ordering::Relaxed) {
+                most = most.max(resident(served));
+                waiting = waiting.max(waiting_packets(node).unwrap_or(0));
+                thread::sleep(Duration::from_millis(50));
+            }
+            (most, waiting)
+        });
+        let fetched = load();
+        over.store(true, Ordering::Relaxed);
+        let (resident, waiting) = watch.join().ok().context("the watch panicked")?;
+        Ok(Watched { fetched: fetched?, resident, waiting })
+    })
+}
+
+/// Bytes that wait in the packet sockets of a node.
+fn waiting_packets(node: &Node) -> Option<u64> {
+    let read = || fs::read_to_string("/proc/thread-self/net/packet").ok();
+    let table = node.netns().enter(read).ok()??;
+    // sk, references, type, protocol, interface, running, bytes that wait, …
+    let rows = table.lines().skip(1);
+    Some(rows.filter_map(|row| row.split_whitespace().nth(6)?.parse::<u64>().ok()).sum())
+}

@@ -1,0 +1,177 @@
+//! Figure 10: how long a single client takes for an object, by its size, in round trips.
+//!
+//! ```text
+//!   TCP        SYN ─▶ ◀─ SYN-ACK    GET ─▶ ◀─ 10 packets     ◀─ 20 …
+//!   Trickles   SYN, padded, with GET ─▶ ◀─ as many bytes     echo ─▶ ◀─ 10 packets     ◀─ 20 …
+//! ```
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use viaduct_proto::trickles::standard::MAIN;
+use viaduct_proto::trickles::stream::{Config, State};
+use viaduct_sys::poll::{Waker, wait};
+
+use super::served::{CONGESTION_CONTROL, Served, at, get};
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiments::statistics::median;
+use crate::load::{Counted, Trickles};
+use crate::topology::{Dumbbell, DumbbellSpec, Host, Wan};
+
+/// The experiment.
+pub(in crate::experiments) struct ObjectSize;
+
+const LINK: &str = "rate=100M,delay=50ms,queue=2MB";
+const RTT: Duration = Duration::from_millis(100);
+/// Objects that a padded SYN is answered with at once, then a window and more; bytes.
+const SIZES: [usize; 14] = [
+    100, 300, 600, 800, 1_000, 1_200, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 250_000,
+    1_000_000,
+];
+const QUICK: [usize; 4] = [100, 800, 10_000, 100_000];
+/// What the answer to a SYN of 1,460 bytes has room for, beside continuations (some 300) and the response's
+/// head (some 200): an object of so many bytes at least.
+const LEAST_AT_ONCE: f64 = 800.0;
+/// What programs, timers and the link's own rate may add to whole round trips.
+const SLACK: f64 = 0.15;
+const LIMIT: Duration = Duration::from_secs(20);
+
+impl Experiment for ObjectSize {
+    fn about(&self) -> About {
+        About {
+            name: "trickles/object-size",
+            title: "Time for an object by its size, in round trips",
+            figure: "Trickles, Figure 10",
+            finding: "Small objects come much sooner than by TCP: data in the SYN are answered at \
+                      once, and there are fewer control packets.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let sizes: &[usize] = run.choose(&SIZES, &QUICK);
+        let rounds = run.choose(5, 1);
+        run.param("rtt_ms", RTT.as_millis() as u64);
+        run.param("link", LINK);
+        run.param("rounds", rounds);
+        run.congestion_control(CONGESTION_CONTROL);
+        let link = LINK.parse().context("a link config of this module")?;
+        let spec = DumbbellSpec { wan: Wan::emulated(link, run.seed()), ..DumbbellSpec::default() };
+        let world = Dumbbell::build(&spec, run.journal())?;
+        let served = Served::start(world.b1(), &[])?;
+        let to = at(world.b1());
+        let mut clients = Trickles::open(world.gateway_a(), to, run.seed())?;
+        let plot = Plot::line("Time for an object", ("size", "bytes"), ("time", "round trips"));
+        let plot = plot.log_x();
+        let series = ["Trickles", "TCP reno"].map(|name| run.series(&plot, name));
+        let mut found = Vec::new();
+        run.steps(sizes.len());
+        for &size in sizes {
+            run.step(&format!("{size} bytes"))?;
+            let content = served.file(&size.to_string(), size, run.seed())?;
+            let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+            for _ in 0..rounds {
+                ours.push(by_trickles(&mut clients, &content)?);
+                theirs.push(by_tcp(world.a1(), to, &content)?);
+            }
+            let trips = |times: &[Duration]| {
+                let trips = times.iter().map(|time| time.as_secs_f64() / RTT.as_secs_f64());
+                median(&trips.collect::<Vec<_>>())
+            };
+            let times: Vec<Duration> = ours.iter().map(|one| one.time).collect();
+            let (ours, theirs) = ((trips(&times), ours[0].amplified), trips(&theirs));
+            run.point(series[0], size as f64, ours.0);
+            run.point(series[1], size as f64, theirs);
+            found.push((size, ours.0, theirs, ours.1));
+        }
+        check(run, &found);
+        Ok(())
+    }
+}
+
+/// `found`: bytes, our round trips, TCP's, bytes of the first answer over those of the SYN.
+fn check(run: &mut Run, found: &[(usize, f64, f64, f64)]) {
+    let at_once = found.iter().filter(|one| one.1 < 1.0 + SLACK).map(|one| one.0);
+    let at_once = at_once.max().unwrap_or(0);
+    run.check(
+        "largest object that came in one round trip, bytes",
+        at_once as f64,
+        Bound::AtLeast(LEAST_AT_ONCE),
+    );
+    let small = found.iter().filter(|one| one.0 <= at_once);
+    let gain = small.map(|one| one.2 - one.1).fold(f64::INFINITY, f64::min);
+    run.check("round trips saved by those, at least", gain, Bound::AtLeast(1.0 - SLACK));
+    let beyond = found.iter().map(|one| one.1 - one.2).fold(f64::NEG_INFINITY, f64::max);
+    run.check("round trips more than TCP's at any size", beyond, Bound::AtMost(SLACK));
+    let most = found.iter().map(|one| one.3).fold(0.0, f64::max);
+    run.check("bytes of the first answer over the SYN's, at most", most, Bound::AtMost(1.0));
+}
+
+/// A fetch.
+struct Fetch {
+    time: Duration,
+    /// Bytes of the first packet that came, over those that had left.
+    amplified: f64,
+}
+
+/// From the first packet to the last byte of the object, which must be what is served.
+fn by_trickles(clients: &mut Trickles, content: &[u8]) -> Result<Fetch> {
+    let (begin, before) = (Instant::now(), clients.counted());
+    let client = clients.connect(Config::default());
+    let request = get(&content.len().to_string());
+    let stream = clients.stream(client).context("a connection of ours")?;
+    stream.write(MAIN, &request);
+    stream.shutdown(MAIN);
+    let (waker, mut changed) = (Waker::new()?, Vec::new());
+    let (mut got, mut amplified) = (Vec::new(), None);
+    clients.flush(&mut changed);
+    let asked = clients.counted();
+    while begin.elapsed() < LIMIT {
+        wait(&[&*clients], &waker, clients.poll_timeout().unwrap_or(LIMIT).min(LIMIT));
+        clients.turn(&mut changed)?;
+        if amplified.is_none() && clients.counted().received != asked.received {
+            amplified = Some(ratio(before, asked, clients.counted()));
+        }
+        let stream = clients.stream(client).context("a connection of ours")?;
+        while let Some(data) = stream.read(MAIN) {
+            got.extend_from_slice(&data);
+        }
+        match stream.state(MAIN) {
+            State::Open => {}
+            State::Failed(why) => anyhow::bail!("a fetch of {} bytes: {why}", content.len()),
+            State::Finished => {
+                let time = begin.elapsed();
+                clients.forget(client);
+                ensure!(got.ends_with(content), "{} other bytes came", content.len());
+                return Ok(Fetch { time, amplified: amplified.unwrap_or(f64::NAN) });
+            }
+        }
+    }
+    anyhow::bail!("{} bytes did not come within {LIMIT:?}", content.len())
+}
+
+fn ratio(before: Counted, asked: Counted, answered: Counted) -> f64 {
+    let sent = asked.sent.1 - before.sent.1;
+    (answered.received.1 - asked.received.1) as f64 / sent as f64
+}
+
+fn by_tcp(host: &Host, to: SocketAddr, content: &[u8]) -> Result<Duration> {
+    let fetch = || -> Result<Duration> {
+        let begin = Instant::now();
+        let mut stream = TcpStream::connect(to)?;
+        stream.set_read_timeout(Some(LIMIT))?;
+        stream.write_all(&get(&content.len().to_string()))?;
+        let (mut got, mut buffer, mut last) = (Vec::new(), vec![0; 256 << 10], begin.elapsed());
+        loop {
+            match stream.read(&mut buffer)? {
+                0 => break,
+                read => got.extend_from_slice(&buffer[..read]),
+            }
+            last = begin.elapsed();
+        }
+        ensure!(got.ends_with(content), "{} other bytes came by TCP", content.len());
+        Ok(last)
+    };
+    host.netns().enter(fetch)?
+}

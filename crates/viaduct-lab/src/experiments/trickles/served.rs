@@ -1,0 +1,128 @@
+//! `viaduct serve` in a node: files over Trickles, and over TCP at the same port.
+
+use std::fs::{self, File};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use viaduct_proto::rng::Rng;
+use viaduct_sys::process::Process;
+
+use crate::binary::binary;
+use crate::experiment::Run;
+use crate::stop;
+use crate::topology::programs::is_listening;
+use crate::topology::{Dumbbell, DumbbellSpec, Host, Node, Scratch};
+
+/// Where it listens.
+pub(super) const PORT: u16 = 80;
+/// Of all TCP connections beside Trickles: what Trickles is to be like.
+pub(super) const CONGESTION_CONTROL: &str = "reno";
+/// Connections over TCP at a time, at most: more than any experiment makes.
+const MOST_CONNECTIONS: &str = "15000";
+/// What `tc` is told of a link of 1 Gb/s: 8 ms of queue.
+const GIGABIT: &str = "qdisc replace dev wan0 root tbf rate 1gbit burst 128k limit 1000000";
+/// How long it may take to listen.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// What its continuations are made with, and its number.
+pub(super) const SECRET: (u8, [u8; 32]) = (1, [0xa1; 32]);
+
+/// A server; it ends with this value.
+pub(super) struct Served {
+    scratch: Scratch,
+    process: Process,
+}
+
+impl Served {
+    /// Starts it in `host`, whose TCP is [`CONGESTION_CONTROL`] from now on, with nothing to serve yet;
+    /// `options` are more words for `viaduct serve`.
+    pub(super) fn start(host: &Host, options: &[&str]) -> Result<Served> {
+        host.set_congestion_control(CONGESTION_CONTROL)?;
+        host.set_sysctls(&[
+            ("net/core/somaxconn", "16384"),
+            ("net/ipv4/tcp_max_syn_backlog", "16384"),
+        ])?;
+        let scratch = Scratch::new()?;
+        fs::create_dir(scratch.path().join("site"))?;
+        let digits = SECRET.1.map(|byte| format!("{byte:02x}")).concat();
+        scratch.write_secret("key", format!("{} {digits}\n", SECRET.0))?;
+        let process = spawn(host, &scratch, options)?;
+        Ok(Served { scratch, process })
+    }
+
+    /// Has it serve a file of `bytes` random bytes as `/name`; those bytes.
+    pub(super) fn file(&self, name: &str, bytes: usize, seed: u64) -> Result<Vec<u8>> {
+        let mut content = vec![0; bytes];
+        Rng::from_seed(seed).fill(&mut content);
+        self.scratch.write(&format!("site/{name}"), &content)?;
+        Ok(content)
+    }
+
+    /// Where that file is.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.scratch.path().join("site").join(name)
+    }
+
+    /// Its process.
+    pub(super) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// What it says of itself, as `viaduct status --json` prints it; up to 0.2 s old.
+    pub(super) fn status(&self) -> Result<Value> {
+        let mut status = Command::new(binary()?);
+        status.args(["status", "--json", "--run-dir"]).arg(self.run_dir());
+        let said = status.args(["--name", &format!("serve-{PORT}")]).output()?;
+        let text = String::from_utf8_lossy(&said.stderr).into_owned();
+        serde_json::from_slice(&said.stdout).with_context(|| format!("no status: {text}"))
+    }
+
+    fn run_dir(&self) -> PathBuf {
+        self.scratch.path().join("run")
+    }
+}
+
+/// Two sites with a link of 1 Gb/s between them, which the kernel itself limits: what it costs is no server's.
+pub(super) fn gigabit(run: &Run) -> Result<Dumbbell> {
+    let world = Dumbbell::build(&DumbbellSpec::default(), run.journal())?;
+    for gateway in [world.gateway_a(), world.gateway_b()] {
+        gateway.run("tc", &GIGABIT.split(' ').collect::<Vec<_>>())?;
+    }
+    Ok(world)
+}
+
+/// Where a host's server is.
+pub(super) fn at(host: &Host) -> SocketAddr {
+    SocketAddr::new(host.v4().into(), PORT)
+}
+
+/// A request for a file, after which the server ends the connection.
+pub(super) fn get(name: &str) -> Vec<u8> {
+    format!("GET /{name} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n").into_bytes()
+}
+
+fn spawn(node: &Node, scratch: &Scratch, options: &[&str]) -> Result<Process> {
+    let path = scratch.path().join("log");
+    let log = File::create(&path)?;
+    let mut command = node.command(&binary()?.display().to_string());
+    command.arg("serve").arg(scratch.path().join("site"));
+    command.args(["--listen", &format!("[::]:{PORT}"), "--max-connections", MOST_CONNECTIONS]);
+    command.args(["--trickles", "tcp", "--key"]).arg(scratch.path().join("key"));
+    command.arg("--run-dir").arg(scratch.path().join("run")).args(options);
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    let mut process = node.spawn(command)?;
+    let deadline = Instant::now() + PATIENCE;
+    while !is_listening(node, PORT)? {
+        stop::check()?;
+        let ended = matches!(process.try_wait(), Ok(Some(_)));
+        if ended || Instant::now() > deadline {
+            bail!("viaduct serve is not up; it says: {}", fs::read_to_string(path)?);
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(process)
+}

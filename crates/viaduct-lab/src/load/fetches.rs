@@ -1,0 +1,262 @@
+//! Clients that fetch one thing again and again, each time over a fresh connection; what each got is
+//! counted (Trickles, section 6.1).
+
+use std::collections::HashMap;
+use std::io::{self, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
+use viaduct_proto::trickles::standard::MAIN;
+use viaduct_proto::trickles::stream::{Config, State};
+use viaduct_sys::poll::{Waker, wait};
+use viaduct_sys::tcp;
+
+use super::Trickles;
+use crate::stop;
+use crate::topology::{Node, TopologyError};
+
+/// How long one sleeps at most.
+const NAP: Duration = Duration::from_millis(20);
+/// Bytes that are dropped at once, at most.
+const CHUNK: usize = 256 << 10;
+
+/// What they do.
+#[derive(Clone, Copy, Debug)]
+pub struct Fetches<'a> {
+    /// The request, which asks that the connection be ended.
+    pub request: &'a [u8],
+    /// Clients; they begin one after the other in the first half of the warm-up.
+    pub clients: usize,
+    /// Before what counts.
+    pub warm_up: Duration,
+    /// What counts.
+    pub window: Duration,
+}
+
+/// What came of it; but for `ever` in the window.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Fetched {
+    /// Bytes that each client got.
+    pub bytes: Vec<u64>,
+    /// Bytes that all of them got, from the very beginning on.
+    pub ever: u64,
+    /// Fetches that came to their end.
+    pub whole: u64,
+    /// Fetches that broke.
+    pub failed: u64,
+    /// The window as it was, in seconds.
+    pub seconds: f64,
+}
+
+impl Fetched {
+    /// Mb/s that all clients got together.
+    pub fn mbps(&self) -> f64 {
+        self.bytes.iter().sum::<u64>() as f64 * 8.0 / 1e6 / self.seconds
+    }
+}
+
+impl Fetches<'_> {
+    /// By the kernel's TCP from `node`, to `to`.
+    ///
+    /// # Errors
+    /// A socket cannot be had, or Ctrl-C.
+    pub fn by_tcp(&self, node: &Node, to: SocketAddr) -> Result<Fetched, TopologyError> {
+        let fetch = || {
+            let mut sockets = Sockets::new(to, self)?;
+            self.run(&mut sockets)
+        };
+        let fetched = node.netns().enter(fetch)?;
+        fetched.map_err(|e| node.io(format!("fetch from {to}"), e))
+    }
+
+    /// By Trickles.
+    ///
+    /// # Errors
+    /// The kernel's, or Ctrl-C.
+    pub fn by_trickles(&self, clients: &mut Trickles) -> io::Result<Fetched> {
+        let mut streams = Streams {
+            clients,
+            request: self.request,
+            owner: HashMap::new(),
+            changed: Vec::new(),
+            waker: Waker::new()?,
+        };
+        self.run(&mut streams)
+    }
+
+    fn run(&self, by: &mut dyn By) -> io::Result<Fetched> {
+        let (start, mut begun, mut news) = (Instant::now(), 0, Vec::new());
+        let mut tally = Fetched { bytes: vec![0; self.clients], ..Fetched::default() };
+        let mut counts_from = None;
+        loop {
+            let passed = start.elapsed();
+            let due = passed.as_secs_f64() / (self.warm_up.as_secs_f64() / 2.0).max(1e-3);
+            while begun < self.clients && begun as f64 <= due * self.clients as f64 {
+                by.begin(begun)?;
+                begun += 1;
+            }
+            if counts_from.is_none() && passed >= self.warm_up {
+                let (bytes, ever) = (vec![0; self.clients], tally.ever);
+                tally = Fetched { bytes, ever, ..Fetched::default() };
+                counts_from = Some(Instant::now());
+            }
+            if passed >= self.warm_up + self.window {
+                break;
+            }
+            stop::check().map_err(io::Error::other)?;
+            by.turn(NAP.min(self.warm_up + self.window - passed), &mut news)?;
+            for (client, got) in news.drain(..) {
+                match got {
+                    Got::Bytes(bytes) => {
+                        tally.bytes[client] += bytes;
+                        tally.ever += bytes;
+                    }
+                    Got::Whole => tally.whole += 1,
+                    Got::Broken => tally.failed += 1,
+                }
+                if !matches!(got, Got::Bytes(_)) {
+                    by.begin(client)?;
+                }
+            }
+        }
+        tally.seconds = counts_from.map_or(0.0, |from| from.elapsed().as_secs_f64());
+        Ok(tally)
+    }
+}
+
+/// What a client heard.
+#[derive(Clone, Copy, Debug)]
+enum Got {
+    Bytes(u64),
+    Whole,
+    Broken,
+}
+
+/// A transport.
+trait By {
+    /// A client begins a fetch; one that it was at is over.
+    fn begin(&mut self, client: usize) -> io::Result<()>;
+    /// Waits for news, at most so long.
+    fn turn(&mut self, at_most: Duration, news: &mut Vec<(usize, Got)>) -> io::Result<()>;
+}
+
+/// The kernel's.
+struct Sockets<'a> {
+    to: SocketAddr,
+    request: &'a [u8],
+    epoll: OwnedFd,
+    /// A socket, and whether it has asked.
+    open: Vec<Option<(TcpStream, bool)>>,
+    buffer: Vec<u8>,
+}
+
+impl<'a> Sockets<'a> {
+    fn new(to: SocketAddr, fetches: &Fetches<'a>) -> io::Result<Sockets<'a>> {
+        let open = (0..fetches.clients).map(|_| None).collect();
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        Ok(Sockets { to, request: fetches.request, epoll, open, buffer: vec![0; CHUNK] })
+    }
+
+    fn go_on(&mut self, client: usize, news: &mut Vec<(usize, Got)>) -> io::Result<()> {
+        let Some((stream, asked)) = &mut self.open[client] else { return Ok(()) };
+        if !*asked {
+            match stream.write(self.request) {
+                Ok(_) => *asked = true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        loop {
+            // TCP's meaning of TRUNC: the bytes are counted and dropped.
+            match recv(&*stream, &mut self.buffer[..], RecvFlags::TRUNC) {
+                Ok((_, 0)) => {
+                    news.push((client, Got::Whole));
+                    return Ok(());
+                }
+                Ok((_, bytes)) => news.push((client, Got::Bytes(bytes as u64))),
+                Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl By for Sockets<'_> {
+    fn begin(&mut self, client: usize) -> io::Result<()> {
+        self.open[client] = None;
+        let stream = tcp::connect(self.to, None, tcp::TcpOptions::default())?;
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
+        epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(client as u64), flags)?;
+        self.open[client] = Some((stream, false));
+        Ok(())
+    }
+
+    fn turn(&mut self, at_most: Duration, news: &mut Vec<(usize, Got)>) -> io::Result<()> {
+        let mut events = Vec::with_capacity(256);
+        let timeout = Timespec { tv_sec: 0, tv_nsec: at_most.subsec_nanos().into() };
+        match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout)) {
+            Err(error) if error != Errno::INTR => return Err(error.into()),
+            _ => {}
+        }
+        for event in &events {
+            let client = event.data.u64() as usize;
+            if self.go_on(client, news).is_err() {
+                news.push((client, Got::Broken));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Those of Trickles.
+struct Streams<'a> {
+    clients: &'a mut Trickles,
+    request: &'a [u8],
+    /// Whose a connection is.
+    owner: HashMap<u32, usize>,
+    changed: Vec<u32>,
+    waker: Waker,
+}
+
+impl By for Streams<'_> {
+    fn begin(&mut self, client: usize) -> io::Result<()> {
+        let connection = self.clients.connect(Config::default());
+        if let Some(stream) = self.clients.stream(connection) {
+            stream.write(MAIN, self.request);
+            stream.shutdown(MAIN);
+        }
+        self.owner.insert(connection, client);
+        Ok(())
+    }
+
+    fn turn(&mut self, at_most: Duration, news: &mut Vec<(usize, Got)>) -> io::Result<()> {
+        let came = self.clients.turn(&mut self.changed)?;
+        for connection in std::mem::take(&mut self.changed) {
+            let Some(&client) = self.owner.get(&connection) else { continue };
+            let Some(stream) = self.clients.stream(connection) else { continue };
+            while let Some(data) = stream.read(MAIN) {
+                news.push((client, Got::Bytes(data.len() as u64)));
+            }
+            let got = match stream.state(MAIN) {
+                State::Open => continue,
+                State::Finished => Got::Whole,
+                State::Failed(_) => Got::Broken,
+            };
+            self.clients.forget(connection);
+            self.owner.remove(&connection);
+            news.push((client, got));
+        }
+        // What was read makes room, and those that begin have something to say.
+        self.clients.flush(&mut self.changed);
+        if !came && news.is_empty() {
+            let most = self.clients.poll_timeout().unwrap_or(at_most).min(at_most);
+            wait(&[&*self.clients], &self.waker, most);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,316 @@
+//! Clients of Trickles, thousands of them in one thread: the project's own client cores over a TUN, each
+//! with an address and a port of its own, behind which no kernel stands that would answer for them.
+//!
+//! ```text
+//!   Stream, Numbers  ─┐ TCP's format
+//!   Stream, Numbers  ─┼─▶ trickles0 ── node ══ … ══ server
+//!   …                ─┘  10.1.128.0/17
+//! ```
+
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use viaduct_proto::rng::Rng;
+use viaduct_proto::time::{Duration, Instant};
+use viaduct_proto::trickles::continuation::{Continuation, LOSS};
+use viaduct_proto::trickles::packet::Numbers;
+use viaduct_proto::trickles::packet::tcp::{self, Checksum, Packet};
+use viaduct_proto::trickles::stream::{Config, Stream};
+use viaduct_proto::trickles::wire::response::{Form, HEAD, PAYLOAD_HEAD, Response};
+use viaduct_sys::clock;
+use viaduct_sys::tun::Tun;
+
+use crate::topology::{Node, TopologyError, open_tun};
+
+/// The interface in the node, and the network behind it: a part of side A's, so that gateways of a
+/// [`Dumbbell`](crate::topology::Dumbbell) know the way.
+const DEVICE: &str = "trickles0";
+const NETWORK: &str = "10.1.128.0/17";
+/// Ports of an address, and the first.
+const PORTS: u32 = 50_000;
+const FIRST_PORT: u32 = 10_000;
+const MTU: usize = 1500;
+/// Bytes of answers that a request is taken to bring, for TCP's numbers: a first window.
+const EXPECTED: u32 = 16 << 10;
+/// Packets that are taken in one turn before anything else is looked at.
+const BATCH: usize = 256;
+
+/// The clients. Not shared between threads.
+pub struct Trickles {
+    tun: Tun,
+    to: SocketAddr,
+    rng: Rng,
+    clients: HashMap<u32, Member>,
+    next: u32,
+    timers: BTreeSet<(Instant, u32)>,
+    touched: BTreeSet<u32>,
+    packet: Vec<u8>,
+    stats: Counted,
+    /// Requests that were sent, and how many are to be kept.
+    kept: (Vec<(SocketAddr, Vec<u8>)>, usize),
+}
+
+/// A connection.
+struct Member {
+    stream: Stream,
+    numbers: Numbers,
+    due: Option<Instant>,
+}
+
+/// What all clients together count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// Packets sent, and bytes of them from the IP header on.
+    pub sent: (u64, u64),
+    /// The same of what came.
+    pub received: (u64, u64),
+    /// Packets that the kernel had no room for.
+    pub dropped: u64,
+    /// Packets that were for none of them, or no answers.
+    pub refused: u64,
+    /// Transport continuations that came.
+    pub continuations: Continuations,
+}
+
+/// Continuations by how they came, and how long they were on the wire at most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Continuations {
+    /// Whole ones.
+    pub whole: u64,
+    /// Bytes of one, beside 12 for each loss that it names.
+    pub longest_whole: usize,
+    /// Deltas (section 5.3).
+    pub deltas: u64,
+    /// Bytes of one.
+    pub longest_delta: usize,
+}
+
+impl Continuations {
+    /// Reads it from a message: what is left when all else is known.
+    fn count(&mut self, message: &[u8]) {
+        let Ok(response) = Response::parse(message) else { return };
+        let user = response.payload.user.len();
+        let others = HEAD + PAYLOAD_HEAD - usize::from(user < 128) + user;
+        let bytes = message.len().saturating_sub(others + response.payload.data.len());
+        match response.form {
+            Form::Ticket(continuation) | Form::Fresh(continuation) => {
+                let known = Continuation::peek(continuation);
+                let losses = known.map_or(0, |(known, _)| known.losses.runs().len());
+                self.whole += 1;
+                self.longest_whole = self.longest_whole.max(bytes - LOSS * losses);
+            }
+            Form::Slim(_) => {
+                self.deltas += 1;
+                self.longest_delta = self.longest_delta.max(bytes);
+            }
+            Form::Half | Form::Again | Form::Group(_) => {}
+        }
+    }
+}
+
+impl Trickles {
+    /// Opens their interface in `node`, which must forward; they will connect to `to`. A gateway of a
+    /// dumbbell's side A will do, or a host to which the server's machine has a route for 10.1.128.0/17.
+    ///
+    /// # Errors
+    /// The interface cannot be made.
+    pub fn open(node: &Node, to: SocketAddr, seed: u64) -> Result<Trickles, TopologyError> {
+        let tun = open_tun(node, DEVICE, MTU as u32)?;
+        let lines = [format!("link set {DEVICE} up"), format!("route add {NETWORK} dev {DEVICE}")];
+        node.ip(&lines)?;
+        Ok(Trickles {
+            tun,
+            to,
+            rng: Rng::from_seed(seed),
+            clients: HashMap::new(),
+            next: 0,
+            timers: BTreeSet::new(),
+            touched: BTreeSet::new(),
+            packet: Vec::new(),
+            stats: Counted::default(),
+            kept: (Vec::new(), 0),
+        })
+    }
+
+    /// Opens a connection; nothing leaves before [`Trickles::flush`] or [`Trickles::turn`]. Its name is
+    /// never used again.
+    pub fn connect(&mut self, config: Config) -> u32 {
+        let client = self.next;
+        self.next += 1;
+        let numbers = Numbers::new(address(client), self.to, self.rng.next_u64() as u32);
+        // A SYN has the least room.
+        let room = u16::try_from(numbers.room(MTU)).unwrap_or(u16::MAX);
+        let config = Config { message: config.message.min(room), ..config };
+        let stream = Stream::open(config, self.rng.next_u64(), now());
+        self.clients.insert(client, Member { stream, numbers, due: None });
+        self.touched.insert(client);
+        client
+    }
+
+    /// A connection's streams, to be used; what comes of it leaves with [`Trickles::flush`].
+    pub fn stream(&mut self, client: u32) -> Option<&mut Stream> {
+        let member = self.clients.get_mut(&client)?;
+        self.touched.insert(client);
+        Some(&mut member.stream)
+    }
+
+    /// Forgets a connection, without a word to the server: it has nothing of it.
+    pub fn forget(&mut self, client: u32) {
+        let Some(member) = self.clients.remove(&client) else { return };
+        member.due.map(|due| self.timers.remove(&(due, client)));
+        self.touched.remove(&client);
+    }
+
+    /// Takes what has come, runs the timers that are due, sends, and names the connections whose streams
+    /// have changed; never waits. Whether anything came.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn turn(&mut self, changed: &mut Vec<u32>) -> io::Result<bool> {
+        let mut buffer = [0; MTU];
+        let mut came = 0;
+        while came < BATCH {
+            match self.tun.read(&mut buffer) {
+                Ok(length) => self.hear(&buffer[..length]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+            came += 1;
+        }
+        self.run_timers();
+        self.flush(changed);
+        Ok(came > 0)
+    }
+
+    /// Sends what the connections that were used have to send, and names those whose streams have
+    /// changed.
+    pub fn flush(&mut self, changed: &mut Vec<u32>) {
+        let now = now();
+        for client in std::mem::take(&mut self.touched) {
+            let Some(member) = self.clients.get_mut(&client) else { continue };
+            while let Some(message) = member.stream.poll_transmit(now) {
+                // What does not fit is lost: the stream begins anew with shorter messages.
+                if member.numbers.request(&message, EXPECTED, MTU, &mut self.packet).is_ok() {
+                    match self.tun.write(&self.packet) {
+                        Ok(()) => add(&mut self.stats.sent, self.packet.len()),
+                        Err(_) => self.stats.dropped += 1,
+                    }
+                }
+                if self.kept.0.len() < self.kept.1 {
+                    self.kept.0.push((member.numbers.local(), message));
+                }
+            }
+            if member.stream.poll_changed().is_some() {
+                while member.stream.poll_changed().is_some() {}
+                changed.push(client);
+            }
+            let due = member.stream.poll_timeout();
+            if due != member.due {
+                member.due.map(|due| self.timers.remove(&(due, client)));
+                due.map(|due| self.timers.insert((due, client)));
+                member.due = due;
+            }
+        }
+    }
+
+    /// How long to wait at most before the next [`Trickles::turn`]; None: until something comes.
+    pub fn poll_timeout(&self) -> Option<Duration> {
+        self.timers.first().map(|(due, _)| *due - now())
+    }
+
+    /// The counters so far.
+    pub fn counted(&self) -> Counted {
+        self.stats
+    }
+
+    /// Keeps the next `most` requests that are sent, in their order.
+    pub fn keep(&mut self, most: usize) {
+        self.kept = (Vec::with_capacity(most), most);
+    }
+
+    /// Those that were kept: who sent them, and their messages.
+    pub fn take_kept(&mut self) -> Vec<(SocketAddr, Vec<u8>)> {
+        std::mem::take(&mut self.kept).0
+    }
+
+    fn hear(&mut self, packet: &[u8]) {
+        add(&mut self.stats.received, packet.len());
+        let heard = match tcp::parse(packet, packet.len(), Checksum::Check) {
+            Ok(Packet::Message(answer, message)) => number(answer.destination)
+                .and_then(|client| Some((client, self.clients.get_mut(&client)?)))
+                .filter(|(_, member)| member.numbers.remote() == answer.source)
+                .and_then(|(client, member)| {
+                    member.numbers.hear(&answer).then_some((client, member))
+                })
+                .map(|(client, member)| {
+                    self.stats.continuations.count(message);
+                    member.stream.handle(now(), message);
+                    client
+                }),
+            _ => None,
+        };
+        match heard {
+            Some(client) => drop(self.touched.insert(client)),
+            None => self.stats.refused += 1,
+        }
+    }
+
+    fn run_timers(&mut self) {
+        let now = now();
+        while let Some(&(due, client)) = self.timers.first().filter(|(due, _)| *due <= now) {
+            self.timers.remove(&(due, client));
+            let Some(member) = self.clients.get_mut(&client) else { continue };
+            member.due = None;
+            member.stream.handle_timeout(now);
+            self.touched.insert(client);
+        }
+    }
+}
+
+impl AsFd for Trickles {
+    /// Readable when there is something for [`Trickles::turn`].
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.tun.as_fd()
+    }
+}
+
+/// Where a client is.
+fn address(client: u32) -> SocketAddr {
+    // From 10.1.128.1 on; 32,000 addresses have ports for a billion and a half.
+    let ip = Ipv4Addr::from_bits(0x0a01_8001 + client / PORTS);
+    SocketAddr::new(ip.into(), (FIRST_PORT + client % PORTS) as u16)
+}
+
+/// Which client is there.
+fn number(at: SocketAddr) -> Option<u32> {
+    let SocketAddr::V4(at) = at else { return None };
+    let nth = at.ip().to_bits().checked_sub(0x0a01_8001)?;
+    let port = u32::from(at.port()).checked_sub(FIRST_PORT).filter(|port| *port < PORTS)?;
+    nth.checked_mul(PORTS)?.checked_add(port)
+}
+
+fn add(to: &mut (u64, u64), bytes: usize) {
+    to.0 += 1;
+    to.1 += bytes as u64;
+}
+
+fn now() -> Instant {
+    Instant::from_nanos(clock::now())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clients_address_leads_back_to_it() {
+        for client in [0, 1, 49_999, 50_000, 1_234_567, 1_600_000_000] {
+            assert_eq!(number(address(client)), Some(client));
+        }
+        for stranger in ["10.1.128.0:10000", "10.1.128.1:9999", "10.1.128.1:60000", "[::1]:10000"] {
+            assert_eq!(number(stranger.parse().unwrap()), None, "{stranger}");
+        }
+    }
+}
