@@ -26,6 +26,7 @@
 //! | `msk_detach` | [`Minisocket::detach`] |
 //! | `msk_extract_events`, `msk_install_events` | [`Endpoint::extract_events`], [`Endpoint::install_events`] |
 
+mod ahead;
 mod event;
 mod extract;
 mod layout;
@@ -39,6 +40,7 @@ use super::keys::KeyRing;
 use super::packet::Return;
 use super::server::{Refusal, Server};
 use crate::time::Instant;
+use ahead::Ahead;
 
 pub use event::{Asked, Input, Kind, Minisocket, Strange};
 pub use extract::Installed;
@@ -75,6 +77,7 @@ pub struct Endpoint {
     queue: VecDeque<Minisocket<'static>>,
     limit: usize,
     stats: Stats,
+    ahead: Ahead,
     /// A message, and the data of one, in the making.
     message: Vec<u8>,
     data: Vec<u8>,
@@ -87,8 +90,8 @@ impl Endpoint {
     pub fn new(server: Server, limit: usize) -> Self {
         let stats = Stats::default();
         let queue = VecDeque::new();
-        let (message, data, sealed) = Default::default();
-        Endpoint { server, crypt: None, queue, limit, stats, message, data, sealed }
+        let (ahead, message, data, sealed) = Default::default();
+        Endpoint { server, crypt: None, queue, limit, stats, ahead, message, data, sealed }
     }
 
     /// The same for clients that encrypt what they say, too; or for them alone.
@@ -160,6 +163,9 @@ impl Endpoint {
             message = opened.map_or(message, Cow::Owned);
         }
         let grant = self.server.grant(now, to.client(), &message)?;
+        if let Some(resolved) = self.ahead.resolve(grant.connection(), &message) {
+            message = Cow::Owned(resolved);
+        }
         self.stats.events += 1;
         Ok(Minisocket::new(grant, to, message, channel))
     }
@@ -183,6 +189,9 @@ impl Endpoint {
         let asks = event::count_asks(&message);
         let ring = self.server.ring();
         let slots = layout::lay_out(ring, &grant, asks, reply);
+        for (place, state) in reply.places() {
+            self.ahead.note(ring, grant.connection(), place, state);
+        }
         self.stats.sent += 1;
         for (index, slot) in slots.iter().enumerate() {
             let payload = slot.payload(files, &mut self.data);

@@ -96,7 +96,7 @@ impl ServerCrypt {
 
     fn has_time(&mut self, now: Instant) -> bool {
         let begin = self.busy_until.max(now);
-        let free = begin.since(now) <= APART * AT_ONCE.into();
+        let free = begin.since(now) <= APART * AT_ONCE;
         if free {
             self.busy_until = begin + APART;
         }

@@ -332,7 +332,7 @@ impl Stream {
     fn hear(&mut self, note: &Note, arrived: &Arrived) {
         match *note {
             Note::Input(place, bytes) => {
-                if self.inputs.consumed(&place, arrived.user.slice_ref(bytes)) {
+                if self.inputs.consumed(&place, arrived.user.slice_ref(bytes), arrived.parcel) {
                     self.changed.insert(place.stream);
                 }
             }
