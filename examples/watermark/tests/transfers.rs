@@ -73,7 +73,7 @@ fn replicas_that_answer_in_turn_over_a_link_with_losses_make_one_picture() {
             let (gallery, endpoint) = &mut replicas[turn % 3];
             turn += 1;
             let lost = rng.chance(0.005);
-            let Ok(event) = endpoint.accept(now, to.clone(), &request) else { continue };
+            let Ok(event) = endpoint.accept(now, to, &request) else { continue };
             let reply = gallery.respond(endpoint.ring(), &event);
             let mut keep = |_: &mut Return, answer: &[u8]| answers.push(answer.to_vec());
             if !lost {

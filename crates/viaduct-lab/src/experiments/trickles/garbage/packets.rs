@@ -141,7 +141,7 @@ fn requests_of_others(number: u8, seed: u64) -> Result<Vec<Vec<u8>>> {
         now += Duration::from_millis(1);
         let mut answers = Vec::new();
         while let Some(request) = client.poll_transmit(now) {
-            if let Ok(event) = server.accept(now, to.clone(), &request) {
+            if let Ok(event) = server.accept(now, to, &request) {
                 let reply = promise(&server, &event);
                 let keep = |_: &mut Return, message: &[u8]| answers.push(message.to_vec());
                 server.send(event, &reply, &mut NoFiles, keep);
