@@ -54,6 +54,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &trickles::object_size::ObjectSize,
     &trickles::memory::Memory,
     &trickles::cpu::Cpu,
+    &trickles::garbage::Garbage,
     &site::all::All,
 ];
 

@@ -47,13 +47,23 @@ impl World {
 
     /// A server that has come up.
     pub(crate) fn serve(&self, trickles: &str) -> Process {
+        self.serve_with(trickles, &[], || self.connect_plain().is_ok())
+    }
+
+    /// The same with more words; it has come up when `is_up` says so.
+    pub(crate) fn serve_with(
+        &self,
+        trickles: &str,
+        more: &[&str],
+        is_up: impl Fn() -> bool,
+    ) -> Process {
         let mut command = self.net.b1().command(env!("CARGO_BIN_EXE_viaduct"));
         command.arg("serve").arg(self.dir.join("site")).args(["--listen", "[::]:80"]);
         command.args(["--trickles", trickles, "--key"]).arg(self.dir.join("key"));
-        command.arg("--run-dir").arg(self.dir.join("run")).stderr(Stdio::null());
+        command.arg("--run-dir").arg(self.dir.join("run")).args(more).stderr(Stdio::null());
         let server = Process::spawn(command).unwrap();
-        let up = || self.connect_plain().is_ok();
-        assert!(crate::common::within(Duration::from_secs(10), up), "the server does not come up");
+        let up = crate::common::within(Duration::from_secs(10), is_up);
+        assert!(up, "the server does not come up");
         server
     }
 
@@ -61,6 +71,12 @@ impl World {
     pub(crate) fn connect_plain(&self) -> std::io::Result<std::net::TcpStream> {
         let to = (self.net.b1().v4(), 80);
         self.net.a1().netns().enter(|| std::net::TcpStream::connect(to)).unwrap()
+    }
+
+    /// Whether there is a server that says something of itself.
+    #[allow(dead_code)] // by some tests
+    pub(crate) fn status_is_there(&self) -> bool {
+        std::os::unix::net::UnixStream::connect(self.dir.join("run/serve-80.sock")).is_ok()
     }
 
     /// What the server says of itself.

@@ -9,6 +9,7 @@
 pub(super) mod aggregate;
 mod core;
 pub(super) mod cpu;
+pub(super) mod garbage;
 pub(super) mod memory;
 pub(super) mod object_size;
 mod served;

@@ -126,6 +126,14 @@ impl Reply {
         self
     }
 
+    /// The input continuations that it gives.
+    pub(super) fn places(&self) -> impl Iterator<Item = (&Place, &[u8])> {
+        self.continuations.iter().filter_map(|continuation| match continuation {
+            Sealed::Input(place, state) => Some((place, &state[..])),
+            Sealed::Output(..) => None,
+        })
+    }
+
     /// Gives the client an output continuation (4.3).
     pub fn output(&mut self, valid: Valid, state: impl Into<Vec<u8>>) -> &mut Self {
         self.continuations.push(Sealed::Output(valid, state.into()));

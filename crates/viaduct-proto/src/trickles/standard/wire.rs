@@ -188,12 +188,26 @@ pub const MOST_NOTE: usize = 2 + 1 + 2 * 9;
 
 /// Appends a note: an input continuation with the application's `state`.
 pub fn emit_place(ring: &KeyRing, place: &Place, state: &[u8], out: &mut Vec<u8>) {
-    let mut bytes = first_place(place);
-    ring.seal_standard(state, &mut bytes);
-    put_counted(out, &bytes);
+    put_counted(out, &sealed_place(ring, place, state));
 }
 
-/// The continuation of a stream that begins, which is not sealed.
+/// An input continuation with the application's `state`.
+pub fn sealed_place(ring: &KeyRing, place: &Place, state: &[u8]) -> Vec<u8> {
+    let mut bytes = first_place(place);
+    ring.seal_standard(state, &mut bytes);
+    bytes
+}
+
+/// The place that stands in what should be an input continuation and has nothing sealed, though it is
+/// not the first of its stream: the server is to know the rest.
+pub fn named_place(bytes: &[u8]) -> Option<Place> {
+    let mut reader = Reader(bytes);
+    let place = place(&mut reader)?;
+    (reader.0.is_empty() && place.position > 0).then_some(place)
+}
+
+/// The continuation of a stream that begins, which is not sealed; or of a place whose continuation the server
+/// may have.
 pub fn first_place(place: &Place) -> Vec<u8> {
     let mut bytes = vec![INPUT];
     put_varint(&mut bytes, place.stream.into());

@@ -101,6 +101,25 @@ fn what_is_consumed_is_never_more_than_a_digest_and_arrives_whole() {
     }
 }
 
+/// One packet a round trip would take 15 s.
+#[test]
+fn a_long_upload_has_as_much_on_its_way_as_a_download() {
+    let data = [b"U".to_vec(), object(400_000, 5)].concat();
+    let said = digest(&data[1..], [0; 2]).map(u64::to_be_bytes).concat();
+    for (link, most) in [
+        ("rate=20M,delay=25ms,queue=400kB", 2.0),
+        ("rate=20M,delay=25ms,queue=400kB,loss=1%", 8.0),
+        ("rate=20M,delay=25ms,queue=400kB,reorder=5%:10ms", 15.0),
+    ] {
+        let mut world = World::new(Browser::new(Config::default()), HABITS, link, 3);
+        world.browser().write(MAIN, data.clone());
+        let took = world.finish(MAIN, 60.0).as_secs_f64();
+        assert!(world.browser().read[0] == said, "{link}");
+        println!("400 kB up, {link}: {took:.2} s");
+        assert!(took < most, "{link}: {took}");
+    }
+}
+
 #[test]
 fn several_inputs_and_many_requests_share_a_connection() {
     for knows_length in [true, false] {
