@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -18,6 +18,9 @@ use viaduct_proto::trickles::stream::{Config, State};
 use viaduct_sys::poll::{Waker, wait};
 use viaduct_sys::process::Process;
 
+/// An address of more than one server.
+pub(crate) const SHARED: Ipv4Addr = Ipv4Addr::new(10, 2, 200, 1);
+
 pub(crate) struct World {
     pub(crate) net: Dumbbell,
     pub(crate) dir: PathBuf,
@@ -31,7 +34,7 @@ impl World {
             return None;
         }
         let wan = Wan::Emulated(Box::new(EmulatorConfig::symmetric(link.parse().unwrap(), 5)));
-        let spec = DumbbellSpec { wan, ..DumbbellSpec::default() };
+        let spec = DumbbellSpec { hosts: 2, wan, ..DumbbellSpec::default() };
         let net = Dumbbell::build(&spec, &Journal::new()).unwrap();
         let dir =
             std::env::temp_dir().join(format!("viaduct-served-{test}-{}", std::process::id()));
@@ -47,26 +50,57 @@ impl World {
 
     /// A server that has come up.
     pub(crate) fn serve(&self, trickles: &str) -> Process {
-        let mut command = self.net.b1().command(env!("CARGO_BIN_EXE_viaduct"));
+        self.serve_in(0, &["--trickles", trickles])
+    }
+
+    /// The same in host b1 (0) or b2 (1), with these words.
+    pub(crate) fn serve_in(&self, host: usize, words: &[&str]) -> Process {
+        let host = &self.net.hosts_b()[host];
+        let mut command = host.command(env!("CARGO_BIN_EXE_viaduct"));
         command.arg("serve").arg(self.dir.join("site")).args(["--listen", "[::]:80"]);
-        command.args(["--trickles", trickles, "--key"]).arg(self.dir.join("key"));
-        command.arg("--run-dir").arg(self.dir.join("run")).stderr(Stdio::null());
+        command.args(words).arg("--key").arg(self.dir.join("key"));
+        command.arg("--run-dir").arg(self.run_dir(host.name())).stderr(Stdio::null());
         let server = Process::spawn(command).unwrap();
-        let up = || self.connect_plain().is_ok();
+        let up = || self.connect_plain_to(host.v4()).is_ok();
         assert!(crate::common::within(Duration::from_secs(10), up), "the server does not come up");
         server
     }
 
     /// By the kernel's TCP, from the client's namespace.
     pub(crate) fn connect_plain(&self) -> std::io::Result<std::net::TcpStream> {
-        let to = (self.net.b1().v4(), 80);
-        self.net.a1().netns().enter(|| std::net::TcpStream::connect(to)).unwrap()
+        self.connect_plain_to(self.net.b1().v4())
+    }
+
+    fn connect_plain_to(&self, ip: Ipv4Addr) -> std::io::Result<std::net::TcpStream> {
+        self.net.a1().netns().enter(|| std::net::TcpStream::connect((ip, 80))).unwrap()
+    }
+
+    fn run_dir(&self, host: &str) -> PathBuf {
+        self.dir.join(format!("run-{host}"))
+    }
+
+    /// Gives both hosts of the server's side one address more; none of them is found by it yet.
+    pub(crate) fn share_address(&self) {
+        for host in self.net.hosts_b() {
+            host.ip(&[format!("addr add {SHARED}/32 dev lo")]).unwrap();
+        }
+    }
+
+    /// The shared address leads to this host from now on.
+    pub(crate) fn lead_to(&self, host: usize) {
+        let via = self.net.hosts_b()[host].v4();
+        self.net.gateway_b().ip(&[format!("route replace {SHARED}/32 via {via}")]).unwrap();
     }
 
     /// What the server says of itself.
     pub(crate) fn status(&self) -> serde_json::Value {
+        self.status_of("b1")
+    }
+
+    /// What the server in this host says of itself.
+    pub(crate) fn status_of(&self, host: &str) -> serde_json::Value {
         let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
-        status.args(["status", "--json", "--run-dir"]).arg(self.dir.join("run"));
+        status.args(["status", "--json", "--run-dir"]).arg(self.run_dir(host));
         let said = status.args(["--name", "serve-80"]).output().unwrap();
         serde_json::from_slice(&said.stdout).unwrap()
     }

@@ -158,7 +158,10 @@ impl Endpoint {
         let (grant, mut to, message) = event.into_parts();
         let asks = event::count_asks(&message);
         let ring = self.server.ring();
-        let slots = layout::lay_out(ring, &grant, asks, reply);
+        let slots = match event::ahead(&message) {
+            None => layout::lay_out(ring, &grant, asks, reply),
+            Some(from) => layout::lay_out(ring, &grant, asks, &reply.ahead(from)),
+        };
         self.stats.sent += 1;
         for (index, slot) in slots.iter().enumerate() {
             let payload = slot.payload(files, &mut self.data);

@@ -1,13 +1,16 @@
 //! What is written, until it is consumed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 
 use bytes::{Buf as _, Bytes, BytesMut};
 
 use super::Failure;
 use crate::trickles::client::Feed;
 use crate::trickles::standard::Place;
-use crate::trickles::standard::wire::{SEGMENT, emit_close, emit_segment, first_place};
+use crate::trickles::standard::wire::{
+    MOST_NOTE, SEGMENT, emit_ahead, emit_close, emit_segment, first_place,
+};
 
 /// Most segments in a request: the first packet of its answer must hold what is said to them.
 const MOST_SEGMENTS: usize = 8;
@@ -15,6 +18,8 @@ const MOST_SEGMENTS: usize = 8;
 const WORTHWHILE: usize = 64;
 /// After so many requests with nothing said to what they took along a stream fails.
 const MOST_TRIES: u32 = 32;
+/// Bytes of an output that are asked for with its input alone, before there is a continuation, at most.
+const AHEAD: u64 = 32 << 10;
 
 /// The input streams of a connection.
 #[derive(Debug, Default)]
@@ -26,6 +31,11 @@ pub(super) struct Inputs {
     last: u32,
     parcel: u64,
     close: bool,
+    /// The streams that were taken along last, whose output may be asked for with the same input.
+    taken: Vec<u32>,
+    ahead: VecDeque<u32>,
+    /// Of which stream requests that are sent bring what, by parcel.
+    promised: Vec<(u32, u64, Range<u64>)>,
 }
 
 #[derive(Debug)]
@@ -43,6 +53,8 @@ struct Input {
     refused: Option<Flight>,
     tries: u32,
     failure: Option<Failure>,
+    /// What of the output no request brings yet, and may be asked for with the input alone.
+    ahead: Option<Range<u64>>,
 }
 
 /// What a request has taken along.
@@ -78,6 +90,7 @@ impl Inputs {
             refused: None,
             tries: 0,
             failure: None,
+            ahead: None,
         };
         self.streams.insert(place.stream, input);
     }
@@ -115,6 +128,7 @@ impl Inputs {
     pub(super) fn forget(&mut self, stream: u32) {
         self.streams.remove(&stream);
         self.ready.remove(&stream);
+        self.skip_done();
     }
 
     pub(super) fn close(&mut self) {
@@ -132,6 +146,7 @@ impl Inputs {
             return false;
         }
         let flight = input.flight.take();
+        input.ahead = None;
         if taken == 0 && flight.is_none_or(|flight| flight.bytes != 0) {
             input.refused = flight.or(input.refused);
             // It will not take more of the same.
@@ -147,6 +162,7 @@ impl Inputs {
         input.continuation = continuation;
         input.tries = 0;
         self.look(place.stream);
+        self.skip_done();
         true
     }
 
@@ -157,8 +173,10 @@ impl Inputs {
             input.closed = true;
             input.buffer.clear();
             input.flight = None;
+            input.ahead = None;
         }
         self.look(stream);
+        self.skip_done();
     }
 
     /// No answer to this parcel will come any more: what it had is sent again.
@@ -166,7 +184,7 @@ impl Inputs {
         let of_parcel = |input: &Input| input.flight.is_some_and(|flight| flight.parcel == parcel);
         let mut settled = Vec::new();
         for (&stream, input) in self.streams.iter_mut().filter(|(_, input)| of_parcel(input)) {
-            input.flight = None;
+            (input.flight, input.ahead) = (None, None);
             input.tries += 1;
             if input.tries > MOST_TRIES {
                 input.failure = Some(Failure::Stalled);
@@ -175,13 +193,25 @@ impl Inputs {
             settled.push(stream);
         }
         settled.into_iter().for_each(|stream| self.look(stream));
+        self.skip_done();
     }
 
     /// No answer to anything will come any more.
     pub(super) fn forget_flight(&mut self) {
-        self.streams.values_mut().for_each(|input| input.flight = None);
+        self.streams.values_mut().for_each(|input| (input.flight, input.ahead) = (None, None));
         let streams: Vec<u32> = self.streams.keys().copied().collect();
         streams.into_iter().for_each(|stream| self.look(stream));
+        self.skip_done();
+    }
+
+    /// Forgets streams at the front of which nothing more is to be asked for ahead.
+    fn skip_done(&mut self) {
+        let more = |input: &Input| input.ahead.as_ref().is_some_and(|ahead| !ahead.is_empty());
+        while let Some(stream) = self.ahead.front()
+            && !self.streams.get(stream).is_some_and(more)
+        {
+            self.ahead.pop_front();
+        }
     }
 
     /// Notes whether a stream has something to send.
@@ -191,6 +221,11 @@ impl Inputs {
         } else {
             self.ready.remove(&stream);
         }
+    }
+
+    /// The next promise: a stream, the parcel that brings it something, and what.
+    pub(super) fn poll_promised(&mut self) -> Option<(u32, u64, Range<u64>)> {
+        self.promised.pop()
     }
 
     /// The streams that are ready, in turn.
@@ -212,6 +247,7 @@ impl Feed for Inputs {
             return None;
         }
         let parcel = self.parcel;
+        self.taken.clear();
         for stream in self.in_turn() {
             let Some(input) = self.streams.get_mut(&stream) else { continue };
             let left = room - (out.len() - start);
@@ -225,6 +261,11 @@ impl Feed for Inputs {
             let ends = input.ends && !cut;
             emit_segment(&input.continuation, ends, &input.buffer[..bytes], out);
             input.flight = Some(Flight { parcel, bytes, ends, cut });
+            // Of an input that is whole any part of the output can be made at once.
+            let whole = ends && input.place.position == 0;
+            let most = input.place.region();
+            input.ahead = whole.then(|| most.start..most.end.min(most.start + AHEAD));
+            self.taken.push(stream);
             self.last = stream;
             self.look(stream);
         }
@@ -232,5 +273,45 @@ impl Feed for Inputs {
             self.parcel += 1;
             parcel
         })
+    }
+
+    fn brings(&mut self, bytes: u64) {
+        // Of several inputs the last one's output is brought.
+        let last = self.taken.last().copied();
+        for stream in std::mem::take(&mut self.taken) {
+            let Some(input) = self.streams.get_mut(&stream) else { continue };
+            let (Some(ahead), Some(flight)) = (&mut input.ahead, input.flight) else { continue };
+            let brought = if Some(stream) == last { bytes } else { 0 };
+            let to = ahead.end.min(ahead.start + brought);
+            self.promised.push((stream, flight.parcel, ahead.start..to));
+            ahead.start = to;
+            self.ahead.push_back(stream);
+        }
+        self.skip_done();
+    }
+
+    fn is_ahead(&self) -> bool {
+        !self.ahead.is_empty()
+    }
+
+    fn take_ahead(&mut self, room: usize, bytes: u64, out: &mut Vec<u8>) -> Option<u64> {
+        let (&stream, parcel) = (self.ahead.front()?, self.parcel);
+        let input = self.streams.get_mut(&stream)?;
+        let ahead = input.ahead.as_mut()?;
+        let brought = bytes.saturating_sub(MOST_NOTE as u64);
+        let needed = input.continuation.len() + input.buffer.len() + SEGMENT + MOST_NOTE;
+        if needed > room || brought == 0 {
+            input.ahead = None;
+            self.skip_done();
+            return None;
+        }
+        emit_ahead(ahead.start, out);
+        emit_segment(&input.continuation, true, &input.buffer, out);
+        let to = ahead.end.min(ahead.start + brought);
+        self.promised.push((stream, parcel, ahead.start..to));
+        ahead.start = to;
+        self.parcel += 1;
+        self.skip_done();
+        Some(parcel)
     }
 }

@@ -175,6 +175,35 @@ fn a_small_object_comes_with_the_first_answer() {
     world.finish(MAIN, 1.0);
 }
 
+/// What nobody has a continuation of yet is asked for with the request itself, by a window that is open.
+#[test]
+fn an_object_comes_in_one_round_trip_if_the_window_is_open_and_nothing_comes_twice() {
+    let mut world = World::new(Browser::new(Config::default()), HABITS, "rate=100M,delay=50ms", 3);
+    world.browser().write(MAIN, b"G400000 7\n".to_vec());
+    world.finish(MAIN, 5.0);
+    // So that what opened the window is over.
+    world.sim.run_until(at(6.0));
+    let packets = |world: &mut World| {
+        let stats = world.sim.node(world.server).endpoint().stats();
+        (stats.packets, stats.bytes)
+    };
+    for (length, reserve) in [(20_000, 24_000), (20_000, 20_000), (300, 1 << 20)] {
+        let (begun, before) = (world.sim.now(), packets(&mut world));
+        let line = format!("G{length} 8\n");
+        let stream = world.browser().stream.request(line.as_bytes(), reserve).unwrap();
+        world.browser().pump();
+        let took = world.finish(stream, 20.0) - begun;
+        assert!(took < Duration::from_millis(130), "{length} of {reserve}: {took:?}");
+        assert!(world.browser().read[stream as usize] == object(length, 8));
+        world.sim.run_until(world.sim.now() + Duration::from_millis(500));
+        let after = packets(&mut world);
+        let (sent, bytes) = (after.0 - before.0, after.1 - before.1);
+        println!("{length} of {reserve}: {took:?}, {sent} packets, {bytes} bytes");
+        assert!(bytes < length + length / 20 + 200, "{bytes} bytes for {length}");
+        assert!(sent < 32, "{sent} packets for {length}");
+    }
+}
+
 #[test]
 fn what_is_not_read_is_not_asked_for() {
     let config = Config { window: 100_000, ..Config::default() };
