@@ -74,9 +74,9 @@ struct Client {
 
 const TRICKLES: Client = Client { by: By::Trickles, pause: Duration::ZERO, name: "Trickles" };
 const AT_ONCE: Client =
-    Client { by: By::Tcp, pause: Duration::from_millis(10), name: "TCP, tried again at once" };
+    Client { by: By::Tcp, pause: Duration::from_millis(10), name: "TCP that tries again at once" };
 const RETRIES: Client =
-    Client { by: By::Tcp, pause: Duration::from_secs(1), name: "TCP, tried again after 1 s" };
+    Client { by: By::Tcp, pause: Duration::from_secs(1), name: "TCP that tries again after 1 s" };
 
 impl Client {
     fn waits(self) -> bool {
@@ -127,7 +127,7 @@ impl Experiment for Failover {
             for (client, gap) in
                 others.filter(|(client, _)| how == Death::Takeover || client.waits())
             {
-                let name = format!("{}: the same, of {}'s", how.name(), client.name);
+                let name = format!("{}: the same, over that of {}", how.name(), client.name);
                 run.check(&name, gaps[0] / gap, Bound::AtMost(SHARE));
             }
         }

@@ -23,10 +23,10 @@ use crate::topology::Wan;
 /// The experiment.
 pub(in crate::experiments) struct Friendliness;
 
-/// A tenth of a second of queue would be long, and a round trip of it is what routers have.
-const LINK: &str = "rate=100M,delay=10ms,queue=250kB";
+/// As the paper has it: hosts that are near each other, and what a switch queues for 100 Mb/s.
+const LINK: &str = "rate=100M,delay=1ms,queue=250kB";
 const FLOWS: [usize; 6] = [1, 2, 3, 5, 7, 10];
-const QUICK: [usize; 2] = [1, 4];
+const QUICK: [usize; 3] = [1, 4, 10];
 /// How long the background has had the link before.
 const LEAD: Duration = Duration::from_secs(2);
 /// More than any flow brings.
@@ -46,7 +46,7 @@ impl Experiment for Friendliness {
 
     fn run(&self, run: &mut Run) -> Result<()> {
         let flows: &[usize] = run.choose(&FLOWS, &QUICK);
-        let (rounds, warm_up, window) = run.choose((3, 5, 25), (1, 4, 12));
+        let (rounds, warm_up, window) = run.choose((3, 5, 25), (2, 3, 8));
         let [warm_up, window] = [warm_up, window].map(Duration::from_secs);
         run.param("link", LINK);
         run.param("rounds", rounds);

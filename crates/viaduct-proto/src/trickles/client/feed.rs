@@ -12,6 +12,9 @@ pub trait Feed {
     /// come any more, and [`Arrived::parcel`](super::Arrived::parcel) says what came in answer to it.
     fn take(&mut self, room: usize, out: &mut Vec<u8>) -> Option<u64>;
 
+    /// So many requests may be sent now, the next among them.
+    fn spare(&mut self, _requests: usize) {}
+
     /// The answer to what was taken last has room for so many bytes that nobody has asked for.
     fn brings(&mut self, _bytes: u64) {}
 

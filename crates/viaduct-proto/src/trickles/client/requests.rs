@@ -237,6 +237,7 @@ impl Client {
         let wants = self.asks.is_wanting();
         let room = self.config.request.saturating_sub(taken + if wants { ASKS } else { 1 });
         if feed.is_pending() {
+            feed.spare(1 + self.held.len());
             layout.parcel = feed.take(room, out);
             layout.notes = if layout.parcel.is_some() { NOTES } else { 0 };
             // What is asked for comes first.

@@ -31,6 +31,8 @@ pub(super) struct Inputs {
     last: u32,
     parcel: u64,
     close: bool,
+    /// Requests that may be sent now.
+    spare: usize,
     /// The streams that were taken along last, whose output may be asked for with the same input.
     taken: Vec<u32>,
     ahead: VecDeque<u32>,
@@ -230,8 +232,11 @@ impl Inputs {
 
     /// The streams that are ready, in turn.
     fn in_turn(&self) -> Vec<u32> {
+        // Of what several inputs yield an answer brings one's: each has a request of its own, if it can.
+        let each = self.ready.len() <= self.spare;
+        let most = if each { 1 } else { MOST_SEGMENTS };
         let behind = self.ready.range(self.last.saturating_add(1)..);
-        behind.chain(self.ready.range(..=self.last)).copied().take(MOST_SEGMENTS).collect()
+        behind.chain(self.ready.range(..=self.last)).copied().take(most).collect()
     }
 }
 
@@ -273,6 +278,10 @@ impl Feed for Inputs {
             self.parcel += 1;
             parcel
         })
+    }
+
+    fn spare(&mut self, requests: usize) {
+        self.spare = requests;
     }
 
     fn brings(&mut self, bytes: u64) {
