@@ -31,6 +31,7 @@ use crate::proxy;
 use crate::proxy::below::Below;
 use crate::proxy::onward::Onward;
 use crate::proxy::settings::Settings;
+use crate::proxy::values::spin;
 use crate::run::above::Above;
 use crate::run::carrier::Carrier;
 use crate::run::joined::Joined;
@@ -72,6 +73,9 @@ pub struct MasterArgs {
     /// How long whoever comes to a program that listens may take to say what the handlers want to hear
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "60s")]
     arrival_wait: Duration,
+    /// How long it looks for what comes next before it sleeps, where that has paid of late; 0s: never
+    #[arg(long, value_name = "TIME", value_parser = spin, default_value = "100us")]
+    spin: Duration,
     /// Where Prometheus finds the metrics
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
@@ -99,7 +103,8 @@ pub fn run(args: &MasterArgs, registry: Registry, log: impl FnOnce()) -> Result<
     };
     let (name, run_dir) = (args.name.clone(), args.run_dir.clone());
     let by = Onward::Direct;
-    let mut settings = Settings::for_programs(name, chain, by, args.arrival_wait, run_dir);
+    let mut settings =
+        Settings::for_programs(name, chain, by, (args.arrival_wait, args.spin), run_dir);
     settings.metrics = args.metrics;
     settings.below = above.clone().map(|above| above as Arc<dyn Below>);
     check_free(&settings.socket())?;

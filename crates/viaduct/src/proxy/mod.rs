@@ -42,6 +42,7 @@ mod relay;
 mod resolve;
 pub mod settings;
 pub mod snapshot;
+mod spin;
 pub mod stats;
 mod target;
 mod tell;

@@ -16,7 +16,7 @@ use super::doors::Door;
 use super::tell::Tell;
 use super::trickles::Ways;
 use super::tunnels::settings::TunnelArgs;
-use super::values::{buffer, count, goal, place, ports, prefix, rate, time, wait};
+use super::values::{buffer, count, goal, place, ports, prefix, rate, spin, time, wait};
 
 /// Options in a file, or on the command line.
 #[derive(Clone, Debug, clap::Args)]
@@ -164,6 +164,9 @@ pub struct ProxyArgs {
     /// Bytes of each socket's receive buffer; the kernel's choice if not given
     #[arg(long, value_name = "BYTES", value_parser = buffer)]
     pub(super) receive_buffer: Option<usize>,
+    /// How long a loop looks for what comes next before it sleeps, where that has paid of late; 0s: not at all
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = spin)]
+    pub(super) spin: Duration,
     /// Bytes that each end of a chain of handlers holds before it stops its source
     #[arg(long, value_name = "BYTES", default_value_t = 256 << 10, value_parser = buffer)]
     pub(super) chain_buffer: usize,

@@ -39,6 +39,8 @@ pub struct Limits {
     pub idle_exit: Option<Duration>,
     /// How long flows may go on after they were asked to end.
     pub drain: Duration,
+    /// How long it looks for what comes next before it sleeps, where that pays.
+    pub spin: Duration,
     /// Bytes that each end of a chain of handlers holds before it stops its source.
     pub chain_buffer: usize,
 }

@@ -20,6 +20,8 @@ pub(super) const LARGEST: usize = 1 << 30;
 /// The longest time, in days: a hundred years. What is longer can be said by 0s, where there is an end
 /// to be had at all.
 const LONGEST: u64 = 36_500;
+/// The longest that a loop may look for what comes next: a sleep costs a small part of that.
+const LONGEST_SPIN: Duration = Duration::from_millis(1);
 
 /// An address and a port that one can go to, or listen at.
 pub fn place(text: &str) -> Result<SocketAddr, String> {
@@ -74,6 +76,12 @@ pub fn time(text: &str) -> Result<Duration, String> {
         return Err(format!("a time is expected, {LONGEST} days at most"));
     }
     Ok(time)
+}
+
+/// How long a loop may look before it sleeps.
+pub fn spin(text: &str) -> Result<Duration, String> {
+    let time = time(text).ok().filter(|&time| time <= LONGEST_SPIN);
+    time.ok_or_else(|| "a time such as 50us is expected, 1ms at most; 0s is never".to_owned())
 }
 
 /// A time in which something may happen.
@@ -155,6 +163,8 @@ mod tests {
         }
         assert_eq!(ports("80-90").unwrap(), 80..=90);
         assert!(wait("0s").is_err() && wait("x").is_err() && time("0s").is_ok());
+        assert!(spin("100us").is_ok() && spin("0s").is_ok());
+        assert!(spin("2ms").unwrap_err().contains("1ms at most"));
         assert!(count("0").is_err() && count("1").is_ok());
         assert!(buffer("1").is_err() && buffer("4096").is_ok());
         assert!(buffer("4294967296").unwrap_err().contains("1073741824 at most"));

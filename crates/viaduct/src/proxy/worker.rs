@@ -31,6 +31,7 @@ use super::pipes::Pipes;
 use super::policy::Policies;
 use super::resolve::Resolver;
 use super::settings::Settings;
+use super::spin::Spin;
 use super::stats::ProxyStats;
 use super::target::Target;
 use super::tell::Teller;
@@ -178,10 +179,12 @@ impl Worker {
     /// Runs until it is told to end.
     pub fn run(mut self) -> Result<()> {
         let mut events = Events::with_capacity(EVENTS);
-        let mut sweep_at = time() + SWEEP;
+        let (mut sweep_at, mut spin) = (time() + SWEEP, Spin::default());
         loop {
             let wait = self.wait();
-            match self.poll.poll(&mut events, Some(wait)) {
+            // Without flows there is nobody who might answer at once.
+            let look = if self.flows.is_empty() { Duration::ZERO } else { self.limits.spin };
+            match spin.poll(&mut self.poll, &mut events, wait, look) {
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => {
                     return Err(error.into());
                 }

@@ -58,6 +58,7 @@ use self::report::Report;
 use crate::master::usual_run_dir;
 use crate::proxy::onward::Onward;
 use crate::proxy::through::Factories;
+use crate::proxy::values::spin;
 
 /// What `viaduct run` may be told.
 #[derive(Clone, Debug, clap::Args)]
@@ -91,6 +92,9 @@ pub struct RunArgs {
     /// How long datagrams between two ends may be silent before their handlers forget them
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "60s")]
     datagram_idle: Duration,
+    /// How long the master looks for what comes next before it sleeps, where that has paid of late; 0s: never
+    #[arg(long, value_name = "TIME", value_parser = spin, default_value = "100us")]
+    spin: Duration,
     /// Say at the end, on standard error, what became of the program's flows
     #[arg(long)]
     report: bool,

@@ -191,6 +191,7 @@ pub(super) fn limits(args: &ProxyArgs) -> Result<Limits> {
         idle: Some(args.idle_timeout).filter(|time| !time.is_zero()),
         idle_exit: args.idle_exit.or(args.on_demand.then_some(IDLE_EXIT)),
         drain: args.drain,
+        spin: args.spin,
         chain_buffer: args.chain_buffer,
     })
 }

@@ -108,12 +108,12 @@ impl Settings {
     }
 
     /// For wrapped programs: flows pass `handlers`, go on `by` this, and end as theirs would; who comes to one
-    /// has `words` to say what handlers want to hear.
+    /// has `words` to say what handlers want to hear; the loop looks for more for `spin` before it sleeps.
     pub fn for_programs(
         name: String,
         handlers: Factories,
         by: Onward,
-        words: Duration,
+        (words, spin): (Duration, Duration),
         run_dir: PathBuf,
     ) -> Settings {
         let handlers = Some(handlers).filter(|list| !list.is_empty());
@@ -127,6 +127,7 @@ impl Settings {
             idle: None,
             idle_exit: None,
             drain: DRAIN,
+            spin,
             chain_buffer: DEFAULT_LIMIT,
         };
         let settings = Settings {

@@ -9,9 +9,6 @@ use bytes::Bytes;
 use quinn_proto::{Connection, Dir, Side, StreamId, WriteError};
 use viaduct_proto::tunnel::Lane;
 
-/// Bytes that are handed on at once.
-const FULL: usize = 32 << 10;
-
 /// Bytes that wait for their streams.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
@@ -31,6 +28,8 @@ struct Waiting {
     pieces: Vec<Bytes>,
     /// What came since, in one piece: the library looks for bytes piece by piece.
     fresh: Vec<u8>,
+    /// Bytes of both.
+    length: usize,
 }
 
 /// The lane of a stream.
@@ -54,13 +53,15 @@ fn stream_of(lane: Lane) -> StreamId {
 
 impl Lanes {
     pub(super) fn push(&mut self, lane: Lane, bytes: &[u8]) {
-        self.waiting.entry(lane).or_default().fresh.extend_from_slice(bytes);
+        let waiting = self.waiting.entry(lane).or_default();
+        waiting.fresh.extend_from_slice(bytes);
+        waiting.length += bytes.len();
         self.fresh += bytes.len();
     }
 
-    /// Whether it is time to flush.
-    pub(super) fn is_full(&self) -> bool {
-        self.fresh >= FULL
+    /// How many came since the last flush.
+    pub(super) fn fresh(&self) -> usize {
+        self.fresh
     }
 
     /// Whether nothing waits.
@@ -79,14 +80,15 @@ impl Lanes {
         let mut order: Vec<Lane> = self.waiting.keys().copied().collect();
         // Streams are opened in this order.
         order.sort_unstable();
+        order.retain(|&lane| self.open(connection, lane));
+        // And who has little goes first: nothing is added before all of it is gone.
+        order.sort_by_key(|lane| self.waiting[lane].length);
         let mut written = 0;
         for lane in order {
             if written >= most {
                 break;
             }
-            if self.open(connection, lane) {
-                written += self.write(connection, lane)?;
-            }
+            written += self.write(connection, lane)?;
         }
         let (waiting, ends) = (&self.waiting, self.ended.len());
         self.ended.retain(|lane| {
@@ -102,7 +104,8 @@ impl Lanes {
 
     /// Writes what waits for a lane: how many bytes its stream took.
     fn write(&mut self, connection: &mut Connection, lane: Lane) -> io::Result<usize> {
-        let Some(Waiting { pieces, fresh }) = self.waiting.get_mut(&lane) else { return Ok(0) };
+        let Some(waiting) = self.waiting.get_mut(&lane) else { return Ok(0) };
+        let Waiting { pieces, fresh, length } = waiting;
         if !fresh.is_empty() {
             pieces.push(std::mem::take(fresh).into());
         }
@@ -110,6 +113,7 @@ impl Lanes {
         match connection.send_stream(stream_of(lane)).write_chunks(pieces) {
             Ok(written) => {
                 count = written.bytes;
+                *length -= count;
                 pieces.drain(..written.chunks);
             }
             Err(WriteError::Blocked) => {}

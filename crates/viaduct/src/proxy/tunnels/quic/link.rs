@@ -13,16 +13,17 @@ use viaduct_proto::time::Instant;
 use viaduct_proto::tunnel::Lane;
 use viaduct_proto::tunnel::record::Secure;
 
-use super::congestion::Pacer;
+use super::congestion::{Pacer, quantum};
 use super::lanes::{Lanes, lane_of};
 use super::{Endpoint, SEGMENTS};
 use crate::proxy::tunnels::settings::TunnelSettings;
 
 /// What binds the sites' handshake to the connection.
 const LABEL: &[u8] = b"EXPORTER viaduct tunnel";
-/// Bytes that the library is given at once, when it has none left: turns are taken where all
-/// sessions meet, so little waits in front of the path.
-const AHEAD: usize = 32 << 10;
+/// Bytes that the library is given at once, when it has none left, and that wait meanwhile, at least and
+/// at most; between them what the pacer lets go at once. Turns are taken where all sessions meet, so
+/// little waits in front of the path: at 130 Mb/s 16 KB are a millisecond for whoever comes behind them.
+const AHEAD: (usize, usize) = (8 << 10, 32 << 10);
 
 /// The link.
 #[derive(Debug)]
@@ -273,13 +274,23 @@ impl QuicLink {
         if self.held.is_some() || self.stuck {
             return Ok(false);
         }
-        self.stuck = self.lanes.flush(&mut self.connection, AHEAD)?;
+        let ahead = self.ahead();
+        self.stuck = self.lanes.flush(&mut self.connection, ahead)?;
         Ok(self.stuck)
+    }
+
+    /// Bytes that the library is given at once, and that wait meanwhile.
+    fn ahead(&self) -> usize {
+        let (least, most) = AHEAD;
+        let mtu = self.connection.current_mtu();
+        let rate = self.connection.congestion_state().metrics().pacing_rate;
+        let burst = rate.map(|bits| quantum(bits as f64 / 8.0, mtu.into()) as usize);
+        burst.unwrap_or(most).clamp(least, most)
     }
 
     /// Whether it is time to flush.
     pub(in crate::proxy::tunnels) fn is_full(&self) -> bool {
-        self.lanes.is_full()
+        self.lanes.fresh() >= self.ahead()
     }
 
     /// Whether the connection takes more.

@@ -17,4 +17,4 @@ mod path;
 mod samples;
 
 pub(super) use bbr::BbrConfig;
-pub(super) use pacer::Pacer;
+pub(super) use pacer::{Pacer, quantum};

@@ -15,7 +15,7 @@ const AT_ONCE: u64 = 10;
 const LATE: Duration = Duration::from_millis(20);
 
 /// Bytes of a burst, at a rate in bytes a second.
-pub(super) fn quantum(rate: f64, mtu: u64) -> u64 {
+pub(in super::super) fn quantum(rate: f64, mtu: u64) -> u64 {
     ((rate * BURST.as_secs_f64()) as u64).max(LEAST * mtu)
 }
 
