@@ -37,7 +37,7 @@ pub(super) struct Inputs {
     taken: Vec<u32>,
     ahead: VecDeque<u32>,
     /// Of which stream requests that are sent bring what, by parcel.
-    promised: Vec<(u32, u64, Range<u64>)>,
+    promised: VecDeque<(u32, u64, Range<u64>)>,
 }
 
 #[derive(Debug)]
@@ -227,7 +227,7 @@ impl Inputs {
 
     /// The next promise: a stream, the parcel that brings it something, and what.
     pub(super) fn poll_promised(&mut self) -> Option<(u32, u64, Range<u64>)> {
-        self.promised.pop()
+        self.promised.pop_front()
     }
 
     /// The streams that are ready, in turn.
@@ -292,7 +292,7 @@ impl Feed for Inputs {
             let (Some(ahead), Some(flight)) = (&mut input.ahead, input.flight) else { continue };
             let brought = if Some(stream) == last { bytes } else { 0 };
             let to = ahead.end.min(ahead.start + brought);
-            self.promised.push((stream, flight.parcel, ahead.start..to));
+            self.promised.push_back((stream, flight.parcel, ahead.start..to));
             ahead.start = to;
             self.ahead.push_back(stream);
         }
@@ -317,7 +317,7 @@ impl Feed for Inputs {
         emit_ahead(ahead.start, out);
         emit_segment(&input.continuation, true, &input.buffer, out);
         let to = ahead.end.min(ahead.start + brought);
-        self.promised.push((stream, parcel, ahead.start..to));
+        self.promised.push_back((stream, parcel, ahead.start..to));
         ahead.start = to;
         self.parcel += 1;
         self.skip_done();
