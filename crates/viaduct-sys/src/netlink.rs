@@ -78,6 +78,11 @@ impl Message {
 pub(crate) struct Attributes(Vec<u8>);
 
 impl Attributes {
+    /// Those that stand behind a head of their own.
+    pub(crate) fn behind(head: &[u8]) -> Attributes {
+        Attributes(head.to_vec())
+    }
+
     /// With one more.
     pub(crate) fn with(mut self, kind: u16, value: &[u8]) -> Attributes {
         attribute(&mut self.0, kind, value);

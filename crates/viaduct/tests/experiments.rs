@@ -181,6 +181,17 @@ fn a_tunnel_saves_small_documents_a_round_trip_and_its_sessions_do_not_hold_each
     assert!(outcome.holds(), "{}", print_table(&outcome, false));
 }
 
+#[test]
+fn small_objects_come_by_trickles_in_the_one_round_trip_that_tcp_takes_to_connect() {
+    let _alone = alone();
+    let outcome = quick("trickles/object-size");
+    let plot = outcome.series.iter().filter(|s| s.plot == "Time for an object");
+    let [ours, theirs] = plot.map(|s| s.points[0].y).collect::<Vec<_>>()[..] else { panic!() };
+    assert!(ours < 1.6 && ours + 0.6 < theirs, "{ours} and {theirs} round trips");
+    let answer = outcome.checks.iter().find(|check| check.name.starts_with("bytes of the first"));
+    assert!(answer.unwrap().holds, "{}", print_table(&outcome, false));
+}
+
 /// Every row that could be run does as it does directly.
 fn assert_alike(outcome: &Outcome) {
     let otherwise = outcome.params.iter().filter(|(name, _)| name.starts_with("otherwise"));

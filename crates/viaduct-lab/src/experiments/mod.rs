@@ -60,6 +60,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &trickles::failover::Failover,
     &trickles::balance::Balance,
     &trickles::attacks::Attacks,
+    &trickles::garbage::Garbage,
     &site::all::All,
 ];
 

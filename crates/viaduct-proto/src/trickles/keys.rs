@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 
 use aes::Aes128;
 use aes::cipher::{Key, KeyInit};
+use aes_siv::siv::Aes128Siv;
 use cmac::digest::Update;
 use cmac::{Cmac, Mac};
 use ring::hmac;
@@ -28,7 +29,8 @@ pub struct Keys {
     transport: Cmac<Aes128>,
     user: Cmac<Aes128>,
     standard: Cmac<Aes128>,
-    event: Cmac<Aes128>,
+    event: [u8; 32],
+    channel: Cmac<Aes128>,
     address: Cmac<Aes128>,
     nonces: Aes128,
     again: Aes128,
@@ -93,19 +95,37 @@ impl KeyRing {
         right.verify(mac.into()).is_ok().then_some(state)
     }
 
-    /// Puts a code behind an event that is to be sent to another server.
-    pub(super) fn seal_event(&self, event: &mut Vec<u8>) {
+    /// Encrypts an event that is to be sent to another server: what its request says is nobody else's
+    /// matter. By AES-SIV (RFC 5297): number of the secret 1 | synthetic IV 16 | the event.
+    pub(super) fn seal_event(&self, event: &[u8]) -> Vec<u8> {
         let keys = self.newest();
-        event.push(keys.number);
-        let mac = code(&keys.event, event);
-        event.extend_from_slice(&mac);
+        let mut out = [&[keys.number], &[0; MAC][..], event].concat();
+        let (head, body) = out.split_at_mut(1 + MAC);
+        let mut cipher = Aes128Siv::new(&keys.event.into());
+        if let Ok(siv) = cipher.encrypt_in_place_detached([&head[..1]], body) {
+            head[1..].copy_from_slice(&siv);
+        }
+        out
     }
 
-    /// An event without its code, and the code; None if no secret of the ring has sealed it.
-    pub(super) fn open_event<'a>(&self, sealed: &'a [u8]) -> Option<(&'a [u8], u64)> {
-        let (body, mac) = sealed.split_last_chunk::<MAC>()?;
-        let (&number, event) = body.split_last()?;
-        is_code(&self.get(number)?.event, body, mac).then_some((event, first_word(mac)))
+    /// An event, and what it is known by; None if no secret of the ring has sealed it.
+    pub(super) fn open_event(&self, sealed: &[u8]) -> Option<(Vec<u8>, u64)> {
+        let (&number, rest) = sealed.split_first()?;
+        let (siv, body) = rest.split_first_chunk::<MAC>()?;
+        let mut event = body.to_vec();
+        let mut cipher = Aes128Siv::new(&self.get(number)?.event.into());
+        cipher.decrypt_in_place_detached([&[number]], &mut event, siv.into()).ok()?;
+        Some((event, first_word(siv)))
+    }
+
+    /// The key that a connection's messages are under; None if there is no such secret.
+    pub(super) fn channel_key(&self, secret: u8, id: &[u8; 12]) -> Option<[u8; 32]> {
+        let keys = self.get(secret)?;
+        let half = |n: u8| code(&keys.channel, &[&[n], &id[..]].concat());
+        let mut key = [0; 32];
+        key[..16].copy_from_slice(&half(0));
+        key[16..].copy_from_slice(&half(1));
+        Some(key)
     }
 }
 
@@ -115,18 +135,20 @@ pub const USER_OVERHEAD: usize = 1 + MAC;
 impl Keys {
     fn derive(number: u8, secret: &[u8; 32]) -> Self {
         let secret = hmac::Key::new(hmac::HMAC_SHA256, secret);
-        let key = |label: &[u8]| {
-            let mut key = Key::<Aes128>::default();
-            key.copy_from_slice(&hmac::sign(&secret, label).as_ref()[..16]);
+        let wide = |label: &[u8]| {
+            let mut key = [0; 32];
+            key.copy_from_slice(hmac::sign(&secret, label).as_ref());
             key
         };
+        let key = |label: &[u8]| Key::<Aes128>::clone_from_slice(&wide(label)[..16]);
         let code = |label: &[u8]| <Cmac<Aes128> as KeyInit>::new(&key(label));
         Keys {
             number,
             transport: code(b"trickles transport continuation"),
             user: code(b"trickles user continuation"),
             standard: code(b"trickles standard continuation"),
-            event: code(b"trickles extracted event"),
+            event: wide(b"trickles extracted event"),
+            channel: code(b"trickles encryption"),
             address: code(b"trickles address"),
             nonces: Aes128::new(&key(b"trickles nonces")),
             again: Aes128::new(&key(b"trickles nonces of retransmissions")),

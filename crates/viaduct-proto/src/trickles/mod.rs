@@ -29,6 +29,7 @@
 //! | [`proof`] | which packets have arrived |
 //! | [`replay`] | what was answered already, in fixed memory |
 //! | [`wire`] | the messages |
+//! | [`crypt`] | the same under keys that nobody keeps |
 //! | [`server`] | a function of request, address, secrets and time |
 //! | [`client`] | the state machine that keeps all the rest |
 //! | [`standard`] | continuations that both sides understand |
@@ -41,6 +42,7 @@ pub mod api;
 pub(crate) mod bytes;
 pub mod client;
 pub mod continuation;
+pub mod crypt;
 pub mod cwnd;
 pub mod keys;
 pub mod nonce;

@@ -1,9 +1,9 @@
-//! A hall for datagrams: all that leaves it is read from a TUN by whoever opened it, and what is written
+//! A hall for datagrams: all that leaves it is read by whoever opened it ([`Way`]), and what is written
 //! there comes in, from whatever address it says. Sockets of UDP that programs have in there are their
 //! own in all they do; where their datagrams go is ours to say.
 //!
 //! ```text
-//!   program ── sendto 192.0.2.1:53 ──▶ route: everything leaves ──▶ TUN ──▶ handlers ──▶ a socket outside
+//!   program ── sendto 192.0.2.1:53 ──▶ route: everything leaves ──▶ way ──▶ handlers ──▶ a socket outside
 //!           ◀── from 192.0.2.1:53 ─── rule: what comes in is ours ◀─┘ ◀── handlers ◀──────────┘
 //! ```
 //!
@@ -19,17 +19,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::routes::ComesIn;
+use super::way::{INSIDE, Way};
 use super::{HallError, LOOPBACK, enter_network, routes, set_up};
 use crate::interface::Interface;
 use crate::offload::OffloadState;
 use crate::os;
-use crate::tun::Tun;
 
-/// The TUN's name in there, and how many bytes a packet has at most: no datagram is too long.
-const INTERFACE: &str = "datagrams";
-const MTU: u32 = 65_535;
-/// Packets that wait to be read.
-const QUEUE: u32 = 8192;
 /// Any table but the kernel's own.
 const TABLE: u8 = 100;
 /// Addresses of loopback leave too, and may come in by another interface.
@@ -40,7 +35,7 @@ const SETTINGS: [(&str, &str); 4] = [
     ("conf/all/rp_filter", "0"),
 ];
 
-/// The TUN has no address of IPv6 but those that it is given.
+/// The way out has no address of IPv6 but those that it is given.
 const NO_LINK_LOCAL: &str = "/proc/sys/net/ipv6/conf/datagrams/addr_gen_mode";
 const IPV6: &str = "/proc/sys/net/ipv6";
 /// What comes in has this mark.
@@ -88,7 +83,7 @@ impl Own {
 #[derive(Debug)]
 pub struct Ways {
     /// What leaves, and what comes in of IPv4.
-    pub tun: Tun,
+    pub out: Way,
     /// What comes in of IPv6, and what leaves to `::1`; `None` where there is no IPv6.
     pub v6: Option<Loop>,
 }
@@ -97,23 +92,23 @@ pub struct Ways {
 /// from.
 ///
 /// # Errors
-/// The kernel gives this user no network namespace, or has no TUN.
+/// The kernel gives this user no network namespace, or no interface in there.
 pub fn enter_for_datagrams(own: Own) -> Result<Ways, HallError> {
     enter_network()?;
-    let tun = Tun::create(INTERFACE).map_err(|error| set_up("a TUN", error))?;
+    set_up_for(own, Way::make().map_err(|why| set_up("a way out", why))?)
+}
+
+/// Has everything leave by `out`, and come in by it.
+pub(super) fn set_up_for(own: Own, out: Way) -> Result<Ways, HallError> {
     // It has nothing to say of its own; where there is no IPv6 it cannot.
     let _ = std::fs::write(NO_LINK_LOCAL, "1");
-    // A longer queue takes a right of the host's.
-    let _ = tun.interface().set_queue_len(QUEUE);
-    let ready = tun.interface().set_mtu(MTU).and_then(|()| tun.interface().set_up());
-    ready.map_err(|error| set_up("a TUN", error))?;
     for (key, value) in SETTINGS {
         let path = format!("/proc/sys/net/ipv4/{key}");
         std::fs::write(&path, value).map_err(|error| set_up(&path, error))?;
     }
     route_v4(own.v4).map_err(|error| set_up("routes", error))?;
     if !std::path::Path::new(IPV6).exists() {
-        return Ok(Ways { tun, v6: None });
+        return Ok(Ways { out, v6: None });
     }
     let lo = Interface::new(LOOPBACK).and_then(|lo| lo.set_up());
     lo.map_err(|error| set_up("the loopback interface", error))?;
@@ -121,26 +116,26 @@ pub fn enter_for_datagrams(own: Own) -> Result<Ways, HallError> {
     let _ = OffloadState::read(LOOPBACK).and_then(|state| state.switch_off());
     route_v6(own.v6).map_err(|error| set_up("routes of IPv6", error))?;
     let v6 = Loop::open().map_err(|error| set_up("a packet socket", error))?;
-    Ok(Ways { tun, v6: Some(v6) })
+    Ok(Ways { out, v6: Some(v6) })
 }
 
 fn route_v4(own: Ipv4Addr) -> io::Result<()> {
     let loopback = Ipv4Addr::LOCALHOST;
-    routes::add_address(INTERFACE, loopback.into())?;
+    routes::add_address(INSIDE, loopback.into())?;
     if own != loopback {
-        routes::add_address(INTERFACE, own.into())?;
+        routes::add_address(INSIDE, own.into())?;
     }
-    routes::be_everywhere(libc::AF_INET, INTERFACE, TABLE)?;
-    routes::leave_by(INTERFACE, (Ipv4Addr::UNSPECIFIED.into(), 0), Some(own.into()))?;
+    routes::be_everywhere(libc::AF_INET, INSIDE, TABLE)?;
+    routes::leave_by(INSIDE, (Ipv4Addr::UNSPECIFIED.into(), 0), Some(own.into()))?;
     let local = (Ipv4Addr::new(127, 0, 0, 0).into(), 8);
-    routes::leave_by(INTERFACE, local, Some(loopback.into()))?;
-    routes::go_out_and_come_in(&ComesIn::By(INTERFACE), TABLE)
+    routes::leave_by(INSIDE, local, Some(loopback.into()))?;
+    routes::go_out_and_come_in(&ComesIn::By(INSIDE), TABLE)
 }
 
 fn route_v6(own: Option<Ipv6Addr>) -> io::Result<()> {
     if let Some(own) = own {
-        routes::add_address(INTERFACE, own.into())?;
-        routes::leave_by(INTERFACE, (Ipv6Addr::UNSPECIFIED.into(), 0), Some(own.into()))?;
+        routes::add_address(INSIDE, own.into())?;
+        routes::leave_by(INSIDE, (Ipv6Addr::UNSPECIFIED.into(), 0), Some(own.into()))?;
     }
     routes::leave_by(LOOPBACK, (Ipv6Addr::LOCALHOST.into(), 128), None)?;
     routes::be_everywhere(libc::AF_INET6, LOOPBACK, TABLE)?;
@@ -322,39 +317,6 @@ pub fn take_error(socket: BorrowedFd<'_>) -> Option<Undelivered> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_leaves_is_read_and_what_is_written_comes_in() {
-        let own = Ipv4Addr::new(198, 51, 100, 7);
-        let hall = move || {
-            let ways = enter_for_datagrams(Own { v4: own, v6: None }).unwrap();
-            (ways.tun, [(); 2].map(|()| UdpSocket::from(datagram_socket(false).unwrap())))
-        };
-        let (tun, sockets) = std::thread::spawn(hall).join().unwrap();
-        let ends = [("192.0.2.1", own), ("127.0.0.1", Ipv4Addr::LOCALHOST)];
-        for ((to, from), socket) in ends.into_iter().zip(sockets) {
-            socket.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
-            socket.connect((to, 53)).unwrap();
-            assert_eq!(socket.local_addr().unwrap().ip(), from);
-            socket.send(b"question").unwrap();
-            let mut packet = vec![0; 2000];
-            let length = tun.read(&mut packet).unwrap();
-            packet.truncate(length);
-            assert_eq!((&packet[12..16], &packet[28..]), (&from.octets()[..], &b"question"[..]));
-            // The same, from there, without a checksum.
-            let addresses = [&packet[16..20], &packet[12..16]].concat();
-            packet[12..20].copy_from_slice(&addresses);
-            let ports = [&packet[22..24], &packet[20..22]].concat();
-            packet[20..24].copy_from_slice(&ports);
-            packet[26..28].fill(0);
-            tun.write(&packet).unwrap();
-            let mut answer = [0; 20];
-            assert_eq!(
-                socket.recv_from(&mut answer).unwrap(),
-                (8, (to.parse::<Ipv4Addr>().unwrap(), 53).into())
-            );
-        }
-    }
 
     #[test]
     fn a_socket_hears_that_nobody_is_there() {

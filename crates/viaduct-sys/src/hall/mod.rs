@@ -15,6 +15,7 @@
 
 mod datagrams;
 mod routes;
+mod way;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -28,6 +29,7 @@ pub use datagrams::{
     Loop, Own, Undelivered, Ways, datagram_socket, enter_for_datagrams, hear_errors, take_error,
     udp_ports,
 };
+pub use way::Way;
 
 use crate::interface::Interface;
 use crate::netns::{self, NetnsError, enter_user_namespace};

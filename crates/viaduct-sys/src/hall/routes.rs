@@ -97,7 +97,8 @@ fn route(family: libc::c_int, length: u8, table: u8, scope: u8, kind: u8) -> [u8
     [family as u8, length, 0, 0, table, libc::RTPROT_STATIC, scope, kind, 0, 0, 0, 0]
 }
 
-fn index(interface: &str) -> io::Result<u32> {
+/// The number of an interface.
+pub(super) fn index(interface: &str) -> io::Result<u32> {
     let name = CString::new(interface)?;
     // SAFETY: the kernel reads the name, which ends with a zero byte.
     match unsafe { libc::if_nametoindex(name.as_ptr()) } {
@@ -106,7 +107,8 @@ fn index(interface: &str) -> io::Result<u32> {
     }
 }
 
-fn say(message: Message) -> io::Result<()> {
+/// Tells the kernel, and hears whether it agrees.
+pub(super) fn say(message: Message) -> io::Result<()> {
     let socket = netlink::hear(libc::NETLINK_ROUTE, 0)?;
     netlink::send(&socket, &message.bytes())?;
     netlink::answers(&socket)

@@ -255,7 +255,9 @@ fn begin(
         route;
     let by = match (by, &to) {
         // It would be asked in vain.
-        (Onward::Trickles(ways), Address::Ip(to)) if teller.trickles.is_plain(ways, *to, now) => {
+        (Onward::Trickles(course), Address::Ip(to))
+            if teller.trickles.is_plain(course, *to, now) =>
+        {
             Onward::Direct
         }
         (by, _) => by,
@@ -293,9 +295,9 @@ fn begin(
             "the handlers lead to a name, which leads through tunnels alone",
         ));
     };
-    if let Some(ways) = begun.by.trickles() {
-        if !teller.trickles.is_plain(ways, to, now) {
-            begun.server = Leg::Trickles(teller.trickles.connect(ways, to, now)?);
+    if let Some(course) = begun.by.trickles() {
+        if !teller.trickles.is_plain(course, to, now) {
+            begun.server = Leg::Trickles(teller.trickles.connect(course, to, now)?);
             return Ok(begun);
         }
         begun.by = Onward::Direct;

@@ -25,7 +25,7 @@ use super::onward::Onward;
 use super::options::{ProxyArgs, ProxyOptions};
 use super::policy::{Plan, Policy};
 use super::through::Factories;
-use super::trickles::Ways;
+use super::trickles::{Course, Ways};
 use super::tunnels::settings::{TunnelName, TunnelTable};
 use super::values::{ports, prefixes, rate, some_goal};
 use crate::text;
@@ -72,6 +72,8 @@ pub struct PolicyTable {
     direct: bool,
     tunnel: Option<Value>,
     trickles: Option<Ways>,
+    #[serde(rename = "trickles-key")]
+    trickles_key: Option<String>,
     handlers: Option<Vec<String>>,
     #[serde(default)]
     side: Side,
@@ -186,9 +188,16 @@ impl PolicyTable {
             (true, None, None, None) => Onward::Direct,
             (false, Some(at), None, None) => Onward::Hop(at),
             (false, None, Some(name), None) => Onward::Tunnel(name.to_string()),
-            (false, None, None, Some(ways)) => Onward::Trickles(ways),
+            (false, None, None, Some(ways)) => {
+                let key = self.trickles_key.as_deref().map(str::parse).transpose();
+                let key = key.map_err(|error| format!("trickles-key: {error}"))?;
+                Onward::Trickles(Course { ways, key, ..Course::default() })
+            }
             _ => return Err("direct, next, tunnel and trickles exclude each other".to_owned()),
         };
+        if self.trickles_key.is_some() && self.trickles.is_none() {
+            return Err("trickles-key: there is no trickles".to_owned());
+        }
         let ports = self
             .ports
             .iter()
@@ -325,6 +334,8 @@ mod tests {
         for (lines, expected) in [
             ("trickles = 'sctp'", "`auto`, `tcp`, `udp`"),
             ("trickles = 'udp'\ndirect = true", "exclude each other"),
+            ("trickles = 'udp'\ntrickles-key = 'mine'", "trickles-key: a key is 64"),
+            ("trickles-key = 'mine'", "there is no trickles"),
             ("trickles = 'udp'\nhandlers = ['count']\nside = 'accept'", "next, tunnel or trickles"),
         ] {
             let error = load(&format!("{HEAD}[[policy]]\n{lines}\n")).unwrap_err();

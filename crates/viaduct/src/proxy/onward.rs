@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::trickles::Ways;
+use super::trickles::{Course, Ways};
 
 /// How a flow goes on: to its server, or by something that brings it there.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,8 +18,8 @@ pub enum Onward {
     Hop(SocketAddr),
     /// Through the tunnel of this name; of the one that needs none it is empty.
     Tunnel(String),
-    /// To its server by Trickles, in these packets; by TCP where that knows nothing else.
-    Trickles(Ways),
+    /// To its server by Trickles; by TCP where that knows nothing else, unless all is to be encrypted.
+    Trickles(Course),
 }
 
 impl Onward {
@@ -39,10 +39,10 @@ impl Onward {
         }
     }
 
-    /// By which packets, if it goes by Trickles.
-    pub fn trickles(&self) -> Option<Ways> {
+    /// In which manner, if it goes by Trickles.
+    pub fn trickles(&self) -> Option<Course> {
         match self {
-            Onward::Trickles(ways) => Some(*ways),
+            Onward::Trickles(course) => Some(*course),
             Onward::Direct | Onward::Hop(_) | Onward::Tunnel(_) => None,
         }
     }
@@ -56,8 +56,8 @@ impl fmt::Display for Onward {
             Onward::Hop(at) => at.fmt(f),
             Onward::Tunnel(name) if name.is_empty() => f.write_str("tunnel"),
             Onward::Tunnel(name) => write!(f, "tunnel {name}"),
-            Onward::Trickles(Ways::Auto) => f.write_str("trickles"),
-            Onward::Trickles(ways) => write!(f, "trickles {ways}"),
+            Onward::Trickles(Course { ways: Ways::Auto, key: None, .. }) => f.write_str("trickles"),
+            Onward::Trickles(course) => write!(f, "trickles {course}"),
         }
     }
 }

@@ -11,6 +11,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Args as _, Command, ValueEnum};
 use ipnet::IpNet;
 use viaduct_proto::flow::HandlerSpec;
+use viaduct_proto::keys::PublicKey;
 
 use super::doors::Door;
 use super::tell::Tell;
@@ -98,6 +99,10 @@ pub struct ProxyArgs {
     /// Flows go on to their servers by Trickles, in these packets; by TCP where a server knows nothing else
     #[arg(long, value_enum, value_name = "PACKETS", conflicts_with_all = ["next", "tunnel"])]
     pub(super) trickles: Option<Ways>,
+    /// Who those servers have to be, by the public key of their --identity: flows by Trickles are encrypted, and
+    /// refused rather than sent in clear, or by TCP
+    #[arg(long, value_name = "KEY", requires = "trickles")]
+    pub(super) trickles_key: Option<PublicKey>,
     /// Split the connections that pass this machine towards these addresses (tproxy, by nftables);
     /// put back at the end
     #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', conflicts_with = "to", value_parser = prefix)]

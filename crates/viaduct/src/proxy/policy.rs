@@ -112,7 +112,10 @@ impl Policies {
 
     /// By which packets some go on by Trickles.
     pub fn trickles(&self) -> impl Iterator<Item = Ways> {
-        self.plans().filter(|plan| !plan.deny).filter_map(|plan| plan.by.trickles())
+        self.plans()
+            .filter(|plan| !plan.deny)
+            .filter_map(|plan| plan.by.trickles())
+            .map(|by| by.ways)
     }
 
     fn plans(&self) -> impl Iterator<Item = &Plan> {

@@ -3,8 +3,8 @@
 //! the same port if that is free.
 //!
 //! ```text
-//!   program ── its socket ──▶ hall ══ TUN ══▶ rules ─▶ flow::datagrams::Passage ─▶ a socket outside ──▶
-//!           ◀── from whom it is ── hall ◀═ TUN ═ Passage ◀──────────────────────────── socket ◀──────
+//!   program ── its socket ──▶ hall ══ out ══▶ rules ─▶ flow::datagrams::Passage ─▶ a socket outside ──▶
+//!           ◀── from whom it is ── hall ◀═ out ═ Passage ◀──────────────────────────── socket ◀──────
 //! ```
 //!
 //! Of IPv6, what comes in and what goes to `::1` pass the hall's loopback interface, as the kernel wants it.
@@ -49,15 +49,15 @@ const LOOK: Duration = Duration::from_millis(1000);
 const SLACK: Duration = Duration::from_nanos(1);
 /// The headers of IPv4 and of IPv6, as the kernel writes them, and of UDP.
 const HEADERS: [usize; 2] = [28, 48];
-/// What events bear: the TUN's, and the loopback interface's. Those of sockets have numbers.
-const TUN: u64 = u64::MAX;
+/// What events bear: the way out's, and the loopback interface's. Those of sockets have numbers.
+const OUT: u64 = u64::MAX;
 const LOOP: u64 = u64::MAX - 1;
 
 /// Whoever carries them.
 #[derive(Debug)]
 pub struct Carried {
     hall: Hall,
-    tun: OwnedFd,
+    out: hall::Way,
     v6: Option<Loop>,
     epoll: OwnedFd,
     own: Own,
@@ -90,9 +90,9 @@ impl Carried {
     /// They cannot: why.
     pub fn start(plan: &Plan) -> Result<Arc<Carried>> {
         let passage = datagrams::passage(plan).map_err(anyhow::Error::msg)?;
-        let (hall, tun, v6) = Hall::open_for_datagrams()?;
+        let (hall, out, v6) = Hall::open_for_datagrams()?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &tun, epoll::EventData::new_u64(TUN), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &out, epoll::EventData::new_u64(OUT), epoll::EventFlags::IN)?;
         if let Some(v6) = &v6 {
             epoll::add(&epoll, v6, epoll::EventData::new_u64(LOOP), epoll::EventFlags::IN)?;
         }
@@ -106,7 +106,7 @@ impl Carried {
             lost: 0,
             looked: now(),
         });
-        let carried = Arc::new(Carried { hall, tun, v6, epoll, own: Own::ask(), state });
+        let carried = Arc::new(Carried { hall, out, v6, epoll, own: Own::ask(), state });
         let carries = carried.clone();
         let carry = move || {
             if let Err(error) = set_timer_slack(SLACK) {
@@ -173,8 +173,7 @@ impl Carried {
             }
             for event in &events {
                 match event.data.u64() {
-                    TUN => self
-                        .take_out(|packet| Ok(rustix::io::read(&self.tun, packet)?), &mut packet),
+                    OUT => self.take_out(|packet| self.out.read(packet), &mut packet),
                     LOOP => {
                         let Some(v6) = &self.v6 else { continue };
                         self.take_out(|packet| v6.read(packet), &mut packet);
@@ -333,7 +332,7 @@ impl Carried {
     fn write(&self, packet: &[u8]) {
         let written = match &self.v6 {
             Some(v6) if packet.first().is_some_and(|first| first >> 4 == 6) => v6.write(packet),
-            _ => rustix::io::write(&self.tun, packet).map(drop).map_err(io::Error::from),
+            _ => self.out.write(packet),
         };
         if let Err(error) = written {
             debug!("a datagram to a program: {error}");

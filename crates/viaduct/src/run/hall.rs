@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
-use viaduct_sys::hall::{self, Loop, Own, Purpose};
+use viaduct_sys::hall::{self, Loop, Own, Purpose, Way as Out};
 use viaduct_sys::{inherit, memory, records};
 
 /// Bytes of a question, and of an answer that is a sentence, at most.
@@ -38,16 +38,16 @@ impl Hall {
         Hall::start(false).map(|(hall, _)| hall)
     }
 
-    /// Opens one for datagrams; what leaves it and comes in is read from and written to a TUN, and its loopback
-    /// interface where there is IPv6.
+    /// Opens one for datagrams; what leaves it and comes in passes its way out, and its loopback interface where
+    /// there is IPv6.
     ///
     /// # Errors
-    /// As [`Hall::open`]'s; or there is no TUN.
-    pub fn open_for_datagrams() -> Result<(Hall, OwnedFd, Option<Loop>)> {
+    /// As [`Hall::open`]'s; or there can be no way out.
+    pub fn open_for_datagrams() -> Result<(Hall, Out, Option<Loop>)> {
         let (hall, ways) = Hall::start(true)?;
         let mut ways = ways.into_iter();
-        let tun = ways.next().context("the keeper of a hall gave no TUN")?;
-        Ok((hall, tun, ways.next().map(Loop::of)))
+        let out = ways.next().context("the keeper of a hall gave no way out")?;
+        Ok((hall, Out::of(out), ways.next().map(Loop::of)))
     }
 
     fn start(datagrams: bool) -> Result<(Hall, Vec<OwnedFd>)> {
@@ -128,7 +128,7 @@ pub fn keep(fd: RawFd, datagrams: bool) -> Result<()> {
         Ok(None) => records::send(&socket, b"!", None)?,
         Ok(Some(ways)) => {
             let v6 = ways.v6.as_ref().map(AsFd::as_fd);
-            let ways: Vec<_> = [Some(ways.tun.as_fd()), v6].into_iter().flatten().collect();
+            let ways: Vec<_> = [Some(ways.out.as_fd()), v6].into_iter().flatten().collect();
             records::send_beside(&socket, b"!", &ways)?;
         }
         Err(error) => return Ok(records::send(&socket, error.to_string().as_bytes(), None)?),

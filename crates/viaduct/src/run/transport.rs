@@ -11,7 +11,7 @@ use viaduct_proto::flow::{About, HandlerSpec};
 use viaduct_sys::journal::Changes;
 
 use crate::proxy::onward::Onward;
-use crate::proxy::trickles::Ways;
+use crate::proxy::trickles::{Course, Early, Ways};
 
 /// The transport's name.
 const TRICKLES: &str = "trickles";
@@ -20,11 +20,22 @@ const TRICKLES: &str = "trickles";
 pub fn about() -> About {
     let line =
         "goes by Trickles, so that a server keeps nothing of it; by TCP where it knows no other";
-    About::new(TRICKLES, line).setting(
-        "way",
-        "auto|tcp|udp",
-        "packets that look like TCP, which takes privilege, or UDP; auto: either",
-    )
+    About::new(TRICKLES, line)
+        .setting(
+            "way",
+            "auto|tcp|udp",
+            "packets that look like TCP, which takes privilege, or UDP; auto: either",
+        )
+        .setting(
+            "key",
+            "KEY",
+            "encrypt all to the server with this public key, and refuse others rather than go by TCP",
+        )
+        .setting(
+            "early",
+            "never|known|always",
+            "let programs speak before the server has answered: their first bytes go in the first packet",
+        )
 }
 
 /// Takes the transport off the end of a chain.
@@ -36,9 +47,15 @@ pub fn split(chain: &[HandlerSpec]) -> Result<(&[HandlerSpec], Onward)> {
     let (handlers, onward) = match chain {
         [handlers @ .., last] if transport(last) => {
             let expected = "auto, tcp or udp";
-            let ways = last.read(|given| given.take("way", expected, |text| text.parse().ok()));
-            let ways: Option<Ways> = ways.map_err(|what| anyhow!(what))?;
-            (handlers, Onward::Trickles(ways.unwrap_or_default()))
+            let course = last.read(|given| {
+                let ways: Option<Ways> = given.take("way", expected, |text| text.parse().ok())?;
+                let key = given.take("key", "64 hexadecimal digits", |text| text.parse().ok())?;
+                let early =
+                    given.take("early", "never, known or always", |text| text.parse().ok())?;
+                let early = early.unwrap_or(Early::Known);
+                Ok(Course { ways: ways.unwrap_or_default(), key, early })
+            });
+            (handlers, Onward::Trickles(course.map_err(|what| anyhow!(what))?))
         }
         handlers => (handlers, Onward::Direct),
     };
@@ -81,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_transport_is_the_last_of_a_chain() {
-        let by = |ways| Onward::Trickles(ways);
+        let by = |ways| Onward::Trickles(Course { ways, key: None, early: Early::Known });
         assert_eq!(split_text("count shape:rate=2M"), Ok((2, Onward::Direct)));
         assert_eq!(split_text("+count +trickles"), Ok((1, by(Ways::Auto))));
         assert_eq!(split_text("+trickles:way=udp"), Ok((0, by(Ways::Udp))));
@@ -89,6 +106,8 @@ mod tests {
             ("trickles count", "put it last"),
             ("trickles trickles", "and once"),
             ("trickles:way=quic", "way=quic: auto, tcp or udp is expected"),
+            ("trickles:early=soon", "early=soon: never, known or always is expected"),
+            ("trickles:key=mine", "key=mine: 64 hexadecimal digits is expected"),
             ("trickles:rate=2M", "no setting \"rate\""),
         ] {
             let error = split_text(text).unwrap_err();

@@ -19,14 +19,17 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::task::LocalSet;
 use tracing::{info, warn};
+use viaduct_proto::trickles::crypt::ServerCrypt;
 
+use crate::key;
 use crate::master::usual_run_dir;
 use crate::metrics::{self, Metrics, Page};
+use crate::shell::entropy;
 use crate::signals::{Heard, Signals};
 use crate::status::socket;
 use crate::trickles::{Secrets, ServerSettings};
@@ -57,6 +60,13 @@ pub struct ServeArgs {
     /// changes. Without it connections end with this process
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
+    /// The secret key (viaduct key new) that clients know this server by, shared by replicas: Trickles is
+    /// encrypted for those who ask for that
+    #[arg(long, value_name = "FILE")]
+    identity: Option<PathBuf>,
+    /// Serve nobody in clear: Trickles encrypted alone, and nothing over TCP
+    #[arg(long, requires = "identity")]
+    encrypted_only: bool,
     /// Packets of one connection are dealt among several servers: each answers for itself alone, and
     /// makes up for no request that it has not seen
     #[arg(long, requires = "key")]
@@ -92,12 +102,17 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     };
     let files = Rc::new(root()?);
     let trickles = match args.trickles {
+        Ways::Off if args.identity.is_some() => {
+            bail!("identity: only Trickles is encrypted, and --trickles off")
+        }
         Ways::Off => None,
         ways => {
             let secrets = Secrets::new(args.key.as_deref())?;
             let (memory, shelf) =
                 ((args.replay as usize, args.cache as usize), Shelf::new(root()?));
-            Some(Service::start(ways, port(args), memory, args.balanced, secrets, shelf)?)
+            let crypt = args.identity.as_deref().map(key::read).transpose()?;
+            let crypt = crypt.map(|key| ServerCrypt::new(key, args.encrypted_only, entropy()));
+            Some(Service::start(ways, port(args), memory, args.balanced, secrets, crypt, shelf)?)
         }
     };
     LocalSet::new().block_on(&runtime, serve(args, files, trickles, heard))
@@ -131,7 +146,7 @@ async fn serve(
 ) -> Result<()> {
     let places = tcp::places(args.max_connections);
     let counts = Rc::new(Counts::default());
-    for &address in &args.listen {
+    for &address in args.listen.iter().filter(|_| !args.encrypted_only) {
         let listener = TcpListener::bind(address)
             .await
             .with_context(|| format!("cannot listen at {address}"))?;

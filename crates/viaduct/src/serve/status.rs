@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use viaduct_proto::time::Instant;
 use viaduct_proto::trickles::api::Endpoint;
+use viaduct_proto::trickles::crypt::ServerCrypt;
 
 use super::shelf::ShelfStats;
 use crate::metrics::{Exposition, Kind};
@@ -39,6 +40,12 @@ pub struct TricklesStatus {
     pub packets_refused: u64,
     /// Connections opened.
     pub opened: u64,
+    /// Of them, or instead of them, handshakes of clients that encrypt.
+    #[serde(default)]
+    pub handshakes: u64,
+    /// Requests that came encrypted.
+    #[serde(default)]
+    pub decrypted: u64,
     /// Requests answered.
     pub answered: u64,
     /// Packets sent in answer.
@@ -83,6 +90,7 @@ impl TricklesStatus {
     ) -> TricklesStatus {
         let (server, api, replay) =
             (endpoint.server().stats(), endpoint.stats(), endpoint.server().replay());
+        let crypt = endpoint.crypt().map(ServerCrypt::stats).unwrap_or_default();
         let refused = [
             ("malformed", server.malformed),
             ("invalid", server.invalid),
@@ -92,11 +100,16 @@ impl TricklesStatus {
             ("inconsistent", server.inconsistent),
             ("greedy", server.greedy),
             ("overflowed", api.overflowed),
+            ("altered", crypt.altered),
+            ("in clear", crypt.clear),
+            ("busy", crypt.busy),
         ];
         TricklesStatus {
             messages: port.received,
             packets_refused: port.refused.total(),
             opened: server.opened,
+            handshakes: crypt.handshakes,
+            decrypted: crypt.opened,
             answered: api.sent,
             packets: api.packets,
             bytes: api.bytes,
@@ -148,6 +161,16 @@ impl ServeStatus {
             ),
             ("viaduct_serve_trickles_opened_total", "Connections opened.", trickles.opened),
             ("viaduct_serve_trickles_answered_total", "Requests answered.", trickles.answered),
+            (
+                "viaduct_serve_trickles_handshakes_total",
+                "Handshakes of clients that encrypt.",
+                trickles.handshakes,
+            ),
+            (
+                "viaduct_serve_trickles_decrypted_total",
+                "Requests that came encrypted.",
+                trickles.decrypted,
+            ),
             ("viaduct_serve_trickles_packets_total", "Packets sent in answer.", trickles.packets),
             ("viaduct_serve_trickles_bytes_total", "Bytes of data in them.", trickles.bytes),
             (

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use tracing::warn;
 use viaduct_proto::trickles::api::Kind;
+use viaduct_proto::trickles::crypt::ServerCrypt;
 use viaduct_proto::web::respond;
 use viaduct_sys::poll::{Waker, wait};
 
@@ -63,12 +64,16 @@ impl Service {
         memory: (usize, usize),
         balanced: bool,
         secrets: Secrets,
+        crypt: Option<ServerCrypt>,
         mut shelf: Shelf,
     ) -> Result<Service> {
         let settings =
             ServerSettings { tcp: ways != Ways::Udp, udp: ways != Ways::Tcp, ..settings };
         let mut listener = Listener::open(&settings, ways == Ways::Auto, memory, balanced, secrets)
             .context("cannot serve Trickles")?;
+        if let Some(crypt) = crypt {
+            listener = listener.with_crypt(crypt);
+        }
         let shared = Arc::new(Shared {
             stop: AtomicBool::new(false),
             waker: Waker::new()?,

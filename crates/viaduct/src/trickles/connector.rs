@@ -14,8 +14,11 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{Timespec, epoll};
+use viaduct_proto::keys::{Entropy, PublicKey};
 use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
+use viaduct_proto::trickles::crypt::{self, ClientCrypt};
+use viaduct_proto::trickles::standard::MAIN;
 use viaduct_proto::trickles::stream::{Config, Stream};
 
 use super::door::now;
@@ -62,9 +65,12 @@ pub struct Connector {
 #[derive(Debug)]
 struct Held {
     stream: Stream,
+    crypt: Option<ClientCrypt>,
     /// Somebody has heard that the server has answered.
     open: bool,
     due: Option<Instant>,
+    /// Nothing is sent before something is written, until then.
+    held: Option<Instant>,
 }
 
 impl Connector {
@@ -96,6 +102,30 @@ impl Connector {
     /// # Errors
     /// There is no way there, or no port is left.
     pub fn connect(&mut self, remote: SocketAddr, config: Config) -> io::Result<Flow> {
+        self.begin(remote, config, None)
+    }
+
+    /// The same with all encrypted, to a server that has the secret key of `server` (`viaduct key`); one that
+    /// has not, or knows nothing of encryption, is never heard. `entropy` fills buffers with random bytes.
+    ///
+    /// # Errors
+    /// As [`Connector::connect`]'s.
+    pub fn connect_encrypted(
+        &mut self,
+        remote: SocketAddr,
+        config: Config,
+        server: PublicKey,
+        entropy: Entropy,
+    ) -> io::Result<Flow> {
+        self.begin(remote, config, Some(ClientCrypt::new(server, entropy)))
+    }
+
+    fn begin(
+        &mut self,
+        remote: SocketAddr,
+        config: Config,
+        crypt: Option<ClientCrypt>,
+    ) -> io::Result<Flow> {
         let flow = self.port.connect(remote)?;
         let watched = self.port.socket(flow).map(|at| watch(&self.sockets, at, flow.0 as u64));
         if let Some(Err(error)) = watched {
@@ -103,11 +133,25 @@ impl Connector {
             return Err(error.into());
         }
         let room = u16::try_from(self.port.room(flow)).unwrap_or(u16::MAX);
-        let config = Config { message: config.message.min(room), ..config };
+        let taken =
+            |bytes: usize| room.saturating_sub(if crypt.is_some() { bytes as u16 } else { 0 });
+        let config = Config {
+            message: config.message.min(taken(crypt::REQUEST)),
+            request: config.request.min(taken(crypt::OPENING)),
+            ..config
+        };
         let stream = Stream::open(config, self.rng.next_u64(), now());
-        self.streams.insert(flow, Held { stream, open: false, due: None });
+        self.streams.insert(flow, Held { stream, crypt, open: false, due: None, held: None });
         self.touched.insert(flow);
         Ok(flow)
+    }
+
+    /// Has the first packet of a connection that has just begun wait until something is written to its main
+    /// stream, and goes with it; for `most` at most.
+    pub fn hold(&mut self, flow: Flow, most: Duration) {
+        if let Some(held) = self.streams.get_mut(&flow) {
+            held.held = Some(now() + most);
+        }
     }
 
     /// A connection's streams, to be used; [`Connector::flush`] sends what comes of it.
@@ -169,14 +213,24 @@ impl Connector {
         let now = now();
         for &flow in &touched {
             let Some(held) = self.streams.get_mut(&flow) else { continue };
-            while let Some(message) = held.stream.poll_transmit(now) {
+            held.held = held.held.filter(|&until| now < until && held.stream.is_flushed(MAIN));
+            while held.held.is_none()
+                && let Some(message) = held.stream.poll_transmit(now)
+            {
+                let message = match &mut held.crypt {
+                    None => message,
+                    Some(crypt) => match crypt.seal(&message) {
+                        Some(sealed) => sealed,
+                        None => continue,
+                    },
+                };
                 // What does not fit is lost: the stream begins anew with shorter messages.
                 let _ = self.port.send(flow, &message, EXPECTED);
             }
             while let Some(stream) = held.stream.poll_changed() {
                 self.words.push_back((flow, Word::Changed(stream)));
             }
-            let due = held.stream.poll_timeout();
+            let due = held.held.or_else(|| held.stream.poll_timeout());
             if due != held.due {
                 held.due.map(|due| self.timers.remove(&(due, flow)));
                 due.map(|due| self.timers.insert((due, flow)));
@@ -217,7 +271,13 @@ impl Connector {
             let Some(held) = streams.get_mut(&flow) else { return };
             match heard {
                 Heard::Message(message) => {
-                    held.stream.handle(now, message);
+                    match &mut held.crypt {
+                        None => held.stream.handle(now, message),
+                        Some(crypt) => {
+                            let Some(opened) = crypt.open(message) else { return };
+                            held.stream.handle(now, &opened);
+                        }
+                    }
                     if held.stream.is_open() && !std::mem::replace(&mut held.open, true) {
                         words.push_back((flow, Word::Open));
                     }
@@ -239,7 +299,9 @@ impl Connector {
             self.timers.remove(&(due, flow));
             let Some(held) = self.streams.get_mut(&flow) else { continue };
             held.due = None;
-            held.stream.handle_timeout(now);
+            if held.held.take().is_none() {
+                held.stream.handle_timeout(now);
+            }
             self.touched.insert(flow);
             if held.stream.attempts() == PATIENCE && self.port.format(flow).is_some() {
                 // Where no port is left it goes on from the one that it has.

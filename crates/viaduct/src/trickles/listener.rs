@@ -16,6 +16,7 @@ use rustix::event::epoll;
 use tracing::{debug, info};
 use viaduct_proto::time::Instant;
 use viaduct_proto::trickles::api::{Endpoint, Files, Minisocket, Reply};
+use viaduct_proto::trickles::crypt::ServerCrypt;
 use viaduct_proto::trickles::packet::Return;
 use viaduct_proto::trickles::replay::Replay;
 use viaduct_proto::trickles::server::{Server, Settings};
@@ -74,6 +75,12 @@ impl Listener {
             epoll::add(&sockets, socket, name, epoll::EventFlags::IN)?;
         }
         Ok(Listener { port, endpoint: Endpoint::new(server, QUEUE), secrets, now, sockets })
+    }
+
+    /// The same for clients that encrypt what they say, too; or for them alone.
+    #[must_use]
+    pub fn with_crypt(self, crypt: ServerCrypt) -> Listener {
+        Listener { endpoint: self.endpoint.with_crypt(crypt), ..self }
     }
 
     /// Takes a batch of requests, calls `each` for every event, with what sends its answers, and sends

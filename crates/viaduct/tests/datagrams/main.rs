@@ -334,6 +334,40 @@ fn without_privilege_they_pass_too() {
 }
 
 #[test]
+fn without_privilege_and_without_a_tun_they_pass_too() {
+    if !world() {
+        return;
+    }
+    world::global_address();
+    // Of other lengths as well, up to the longest.
+    let lengths = "
+import socket, sys
+s = socket.socket(socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET, socket.SOCK_DGRAM)
+s.settimeout(5)
+for n in 0, 1, 1472, 1473, 30000, 65487:
+    s.sendto(b'x' * n, (sys.argv[1], int(sys.argv[2])))
+    print(n, len(s.recvfrom(70000)[0]) > 0)
+";
+    for ip in ["127.0.0.1:0", "[::1]:0", "[2001:db8::7]:0"] {
+        let far = far_end(ip);
+        let [host, port] = [far.ip().to_string(), far.port().to_string()];
+        let words = ["+count", "--no-offload", "--strict", "--via", "seccomp", "--"];
+        let hidden = "mount -t tmpfs none /dev/net && exec \"$@\"";
+        let output = world::command(
+            "unshare",
+            &[
+                &["--mount", "sh", "-c", hidden, "sh", "timeout", "30", world::VIADUCT, "run"][..],
+                &words[..],
+                &["python3", "-c", lengths, &host, &port],
+            ]
+            .concat(),
+        );
+        let said = text(&output.stdout);
+        assert_eq!(said.matches("True").count(), 6, "{ip} {output:?}");
+    }
+}
+
+#[test]
 fn without_privilege_names_and_errors_of_ipv6_are_true() {
     if !world() {
         return;

@@ -8,6 +8,9 @@ mod common;
 #[path = "../served/world.rs"]
 mod world;
 
+mod early;
+mod encrypted;
+
 use std::fs;
 use std::net::IpAddr;
 use std::process::{Command, Output, Stdio};

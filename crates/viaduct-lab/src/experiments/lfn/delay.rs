@@ -28,7 +28,7 @@ impl Experiment for Delay {
     }
 
     fn run(&self, run: &mut Run) -> Result<()> {
-        let seconds = run.choose(60, 20);
+        let seconds = run.choose(60, 12);
         let ways: &[Way] = &[
             Way::Plain,
             Way::Tunnel(Links::tcp(1)),

@@ -39,7 +39,7 @@ impl Experiment for Mux {
     }
 
     fn run(&self, run: &mut Run) -> Result<()> {
-        let seconds = run.choose(60, 15);
+        let seconds = run.choose(60, 9);
         let counts: &[usize] = run.choose(&[1, 3, 5, 7, 10], &[1, 3]);
         let tunnels = counts.iter().map(|count| Way::SquidTunnel(Links::tcp(*count)));
         let growing = Way::SquidGrowing(3);

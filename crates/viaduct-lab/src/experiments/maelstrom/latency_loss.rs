@@ -25,7 +25,7 @@ impl Experiment for LatencyLoss {
 
     fn run(&self, run: &mut Run) -> anyhow::Result<()> {
         let losses: &[f64] = run.choose(&[0.0, 1e-4, 1e-3, 5e-3, 0.01], &[0.0, 0.01]);
-        let scene = Scene { streams: 8, duration: Duration::from_secs(run.choose(60, 15)) };
+        let scene = Scene { streams: 8, duration: Duration::from_secs(run.choose(60, 8)) };
         scene.describe(run);
         run.param("one_way_ms", DELAY);
         run.steps(2 * losses.len());

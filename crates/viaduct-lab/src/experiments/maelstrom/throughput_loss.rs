@@ -26,7 +26,7 @@ impl Experiment for ThroughputLoss {
     fn run(&self, run: &mut Run) -> anyhow::Result<()> {
         let losses: &[f64] =
             run.choose(&[0.0, 1e-4, 1e-3, 5e-3, 0.01, 0.02, 0.05, 0.1], &[0.0, 0.01]);
-        let (seconds, warm_up) = run.choose((20, 10), (6, 4));
+        let (seconds, warm_up) = run.choose((20, 10), (4, 3));
         run.param("link", "200 Mb/s, 50 ms one way, queue 100 ms");
         run.param("code", "(8,3) I=(1,20,40)");
         run.param("host_mtu", 1200);

@@ -79,7 +79,7 @@ impl Experiment for Throughput {
     }
 
     fn run(&self, run: &mut Run) -> Result<()> {
-        let rounds = run.choose(11, 5);
+        let rounds = run.choose(11, 3);
         let seconds = run.choose(0.5, 0.2);
         // Those that are no check's business are measured once if time is short.
         let others = run.choose(rounds, 1);

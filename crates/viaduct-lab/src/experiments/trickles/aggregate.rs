@@ -1,13 +1,13 @@
 //! Figure 9: what all clients get together, and whether they get alike.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::served::{CONGESTION_CONTROL, Served, at, get};
+use super::served::{CONGESTION_CONTROL, Served, at, get, gigabit};
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
 use crate::load::{Fetched, Fetches, Trickles};
-use crate::topology::{Dumbbell, DumbbellSpec, Wan};
+use crate::topology::{Dumbbell, DumbbellSpec, Wan, cpu_time};
 
 /// The experiment.
 pub(in crate::experiments) struct Aggregate;
@@ -15,8 +15,10 @@ pub(in crate::experiments) struct Aggregate;
 /// A switch's port: the paper's 100 Mb/s, and 20 ms of queue.
 const LINK: &str = "rate=100M,delay=500us,queue=250kB";
 const OBJECT: usize = 500_000;
-const CLIENTS: [usize; 8] = [1, 10, 30, 100, 300, 1_000, 3_000, 6_000];
+const CLIENTS: [usize; 6] = [1, 10, 100, 1_000, 3_000, 6_000];
 const QUICK: [usize; 2] = [1, 100];
+/// What one client fetches on a link of 1 Gb/s: the same, and something long.
+const ALONE: [usize; 2] = [OBJECT, 100_000_000];
 /// Of TCP's throughput, at least: continuations alone take a twentieth.
 const LEAST: f64 = 0.9;
 /// From so many clients on the link is crowded: each has less than a window of two.
@@ -35,39 +37,83 @@ impl Experiment for Aggregate {
 
     fn run(&self, run: &mut Run) -> Result<()> {
         let counts: &[usize] = run.choose(&CLIENTS, &QUICK);
-        let warm_up = Duration::from_secs_f64(run.choose(6.0, 0.5));
-        let window = Duration::from_secs_f64(run.choose(12.0, 1.5));
+        let warm_up = Duration::from_secs_f64(run.choose(5.0, 0.5));
+        let window = Duration::from_secs_f64(run.choose(10.0, 1.5));
         run.param("link", LINK);
         run.param("object_bytes", OBJECT);
         run.param("window_s", window.as_secs_f64());
         run.congestion_control(CONGESTION_CONTROL);
-        run.steps(2 * counts.len());
+        run.steps(2 * counts.len() + 2 * ALONE.len());
+        let request = get("file");
         for &clients in counts {
-            let request = get("file");
             let fetches = Fetches { request: &request, clients, warm_up, window };
-            run.step(&format!("{clients} clients of Trickles"))?;
-            let ours = measure(run, &fetches, true)?;
-            run.step(&format!("{clients} clients of TCP"))?;
-            let theirs = measure(run, &fetches, false)?;
+            let mut by = |who| {
+                run.step(&format!("{clients} clients of {}", name(who)))?;
+                let world = link(run)?;
+                measure(run, world, OBJECT, &fetches, who)
+            };
+            let (ours, theirs) = (by(true)?, by(false)?);
             draw(run, clients, &ours, &theirs);
+        }
+        let (warm_up, window) = (warm_up / 2, window / 2);
+        let fetches = Fetches { request: &request, clients: 1, warm_up, window };
+        for object in ALONE {
+            let mut by = |who| {
+                run.step(&format!("{object} bytes at 1 Gb/s by {}", name(who)))?;
+                let world = gigabit(run)?;
+                measure(run, world, object, &fetches, who)
+            };
+            let (ours, theirs) = (by(true)?, by(false)?);
+            draw_alone(run, object, &ours, &theirs);
         }
         Ok(())
     }
 }
 
-/// In a world of its own: nothing of one arm is left when the other begins.
-fn measure(run: &Run, fetches: &Fetches<'_>, trickles: bool) -> Result<Fetched> {
+fn name(trickles: bool) -> &'static str {
+    if trickles { "Trickles" } else { "TCP reno" }
+}
+
+fn link(run: &Run) -> Result<Dumbbell> {
     let link = LINK.parse().context("a link config of this module")?;
     let spec = DumbbellSpec { wan: Wan::emulated(link, run.seed()), ..DumbbellSpec::default() };
-    let world = Dumbbell::build(&spec, run.journal())?;
+    Ok(Dumbbell::build(&spec, run.journal())?)
+}
+
+/// In a world of its own: nothing of one arm is left when the other begins.
+fn measure(
+    run: &mut Run,
+    world: Dumbbell,
+    object: usize,
+    fetches: &Fetches<'_>,
+    trickles: bool,
+) -> Result<Fetched> {
     let served = Served::start(world.b1(), &[])?;
-    served.file("file", OBJECT, run.seed())?;
-    if trickles {
-        let mut clients = Trickles::open(world.gateway_a(), at(world.b1()), run.seed())?;
-        Ok(fetches.by_trickles(&mut clients)?)
-    } else {
-        Ok(fetches.by_tcp(world.a1(), at(world.b1()))?)
+    served.file("file", object, run.seed())?;
+    if !trickles {
+        return Ok(fetches.by_tcp(world.a1(), at(world.b1()))?);
     }
+    let mut clients = Trickles::open(world.gateway_a(), at(world.b1()), run.seed())?;
+    let (before, begin) = (cpu_time(served.pid()), Instant::now());
+    let fetched = fetches.by_trickles(&mut clients)?;
+    let busy = (cpu_time(served.pid()) - before).as_secs_f64() / begin.elapsed().as_secs_f64();
+    let status = served.status()?;
+    let counts = ["opened", "answered", "packets", "recoveries", "timeouts"];
+    let said = counts.map(|count| format!("{count} {}", status["trickles"][count]));
+    let key = format!("server_{}_clients_{object}", fetches.clients);
+    run.param(&key, format!("{}, cores {busy:.2}", said.join(", ")));
+    Ok(fetched)
+}
+
+/// One client on a fast link.
+fn draw_alone(run: &mut Run, object: usize, ours: &Fetched, theirs: &Fetched) {
+    let plot = Plot::histogram("One client at 1 Gb/s", ("object", "bytes"), ("throughput", "Mb/s"));
+    for (name, fetched) in [(name(true), ours), (name(false), theirs)] {
+        let series = run.series(&plot, name);
+        run.point(series, object as f64, fetched.mbps());
+    }
+    let check = format!("one client at 1 Gb/s, {object} bytes: throughput over TCP's");
+    run.check(&check, ours.mbps() / theirs.mbps(), Bound::AtLeast(LEAST));
 }
 
 fn draw(run: &mut Run, clients: usize, ours: &Fetched, theirs: &Fetched) {
@@ -75,7 +121,7 @@ fn draw(run: &mut Run, clients: usize, ours: &Fetched, theirs: &Fetched) {
     let rates = Plot::line("Aggregate throughput", x, ("throughput", "Mb/s")).log_x();
     let shares = Plot::line("Jain's index over the clients", x, ("index", "")).log_x();
     let starved = Plot::line("Clients that got nothing", x, ("clients", "")).log_x();
-    for (name, fetched) in [("Trickles", ours), ("TCP reno", theirs)] {
+    for (name, fetched) in [(name(true), ours), (name(false), theirs)] {
         for (plot, value) in
             [(&rates, fetched.mbps()), (&shares, jain(fetched)), (&starved, starved_of(fetched))]
         {

@@ -46,8 +46,8 @@ pub(super) struct Core {
     pub(super) cryptography: f64,
 }
 
-/// Measures it: the median of `rounds`. `file` is what was served, and `cache` the connections that the
-/// server's cache has room for.
+/// Measures it without a cache, and with one for so many connections, by turns: medians of `rounds`. `file`
+/// is what was served.
 ///
 /// # Errors
 /// The requests are not answered: they are older than the server's horizon, or of another secret.
@@ -56,17 +56,23 @@ pub(super) fn measure(
     file: &Path,
     cache: usize,
     rounds: usize,
-) -> Result<Core> {
+) -> Result<[Core; 2]> {
     let mut work = Work::of_requests(requests);
-    answer(requests, file, cache, |message| work.count(message))?;
-    let mut all = Vec::new();
+    answer(requests, file, 0, |message| work.count(message))?;
+    let mut all = [Vec::new(), Vec::new()];
     for _ in 0..rounds {
-        all.push(answer(requests, file, cache, |message| {
-            black_box(message.len());
-        })?);
+        for (of, cache) in all.iter_mut().zip([0, cache]) {
+            of.push(answer(requests, file, cache, |message| {
+                black_box(message.len());
+            })?);
+        }
     }
-    let each = |seconds: f64| seconds / requests.len() as f64;
-    Ok(Core { all: each(median(&all)), cryptography: each(work.seconds(cache > 0)) })
+    let (each, times) = (|seconds: f64| seconds / requests.len() as f64, Times::measure());
+    let core = |all: &[f64], cached| {
+        let cryptography = each(work.seconds(&times, cached));
+        Core { all: each(median(all)), cryptography }
+    };
+    Ok([core(&all[0], false), core(&all[1], true)])
 }
 
 /// Answers all of them, and hands each message to `sink`; seconds of this thread's time.
@@ -153,8 +159,7 @@ impl Work {
 
     /// What all of it takes. With each request goes the code of an address, and two words of nonces that
     /// its proof is compared with; a cache has one of these, and the address.
-    fn seconds(&self, cached: bool) -> f64 {
-        let times = Times::measure();
+    fn seconds(&self, times: &Times, cached: bool) -> f64 {
         let users = self.users.0 as f64 * times.code(0) + self.users.1 as f64 * times.byte;
         let (addresses, words) = if cached { (0.0, 1.0) } else { (1.0, 2.0) };
         let blocks = self.nonces as f64 / 2.0 + self.requests as f64 * words;

@@ -1,7 +1,8 @@
 //! Figure 11: the server's memory, by how many are connected.
 //!
 //! ```text
-//!   1 … 100,000 … a million clients, each of which has fetched something and is silent then
+//!   1 … 100,000 clients, each of which has fetched something and is silent then
+//!   until a million have come: the others go without a word, of which a server hears nothing
 //!   6,000 downloads at once
 //!   each of the silent ones fetches something more
 //! ```
@@ -26,8 +27,11 @@ use crate::topology::{Dumbbell, DumbbellSpec, Node, Usage, socket_memory};
 pub(in crate::experiments) struct Memory;
 
 /// Clients that are connected and silent, when the server's memory is looked at.
-const CLIENTS: [usize; 5] = [1, 1_000, 10_000, 100_000, 1_000_000];
+const CLIENTS: [usize; 4] = [1, 1_000, 10_000, 100_000];
 const QUICK: [usize; 3] = [1, 1_000, 5_000];
+/// Clients that have come in the end, and so many of them at a time.
+const MILLION: usize = 1_000_000;
+const BATCH: usize = 20_000;
 /// Connections of TCP; a process has 20,000 descriptors on many a machine.
 const CONNECTIONS: [usize; 4] = [1, 1_000, 5_000, 12_000];
 /// Most that ask at a time.
@@ -43,8 +47,9 @@ const ALIKE: f64 = 1.05;
 /// Bytes of a continuation beside its losses (the paper's 75), and of one that is told by its difference.
 const WHOLE: f64 = 75.0;
 const DELTA: f64 = 27.0;
-/// How long a request may take, with all others at once.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How long requests may take, and each of those that come with them.
+const PATIENCE: Duration = Duration::from_secs(60);
+const EACH: Duration = Duration::from_millis(2);
 
 impl Experiment for Memory {
     fn about(&self) -> About {
@@ -59,7 +64,8 @@ impl Experiment for Memory {
 
     fn run(&self, run: &mut Run) -> Result<()> {
         run.congestion_control(CONGESTION_CONTROL);
-        run.steps(3);
+        let counts = run.choose(CLIENTS.len() + CONNECTIONS.len(), QUICK.len() + 2);
+        run.steps(counts + 3);
         by_trickles(run)?;
         by_tcp(run)
     }
@@ -71,20 +77,24 @@ fn by_trickles(run: &mut Run) -> Result<()> {
     let world = Dumbbell::build(&DumbbellSpec::default(), run.journal())?;
     let served = serve(&world, run)?;
     let mut clients = Trickles::open(world.gateway_a(), at(world.b1()), run.seed())?;
-    let (mut idle, mut found) = (Vec::new(), Vec::new());
-    let begin = Instant::now();
+    let (mut idle, mut found, before) = (Vec::new(), Vec::new(), lab_memory());
     for &count in counts {
         run.step(&format!("{count} clients"))?;
-        let fresh: Vec<u32> =
-            (idle.len()..count).map(|_| clients.connect(Config::default())).collect();
-        each_fetches(&mut clients, &fresh)?;
-        idle.extend(fresh);
+        let more = count - idle.len();
+        idle.extend(each_fetches(&mut clients, &[], more)?);
         found.push(resident(&served));
         draw(run, "Trickles", count, resident(&served));
     }
-    run.param("idle_clients_a_second", (idle.len() as f64 / begin.elapsed().as_secs_f64()).round());
-    let lab = Usage::of(std::process::id()).resident as f64 / idle.len() as f64;
-    run.param("lab_bytes_a_client", lab.round());
+    run.param("client_bytes_each", ((lab_memory() - before) / idle.len() as f64).round());
+    let million = run.choose(MILLION, 2 * BATCH);
+    run.step(&format!("until {million} have come"))?;
+    for come in (idle.len()..million).step_by(BATCH) {
+        let many = BATCH.min(million - come);
+        let guests = each_fetches(&mut clients, &[], many)?;
+        guests.into_iter().for_each(|client| clients.forget(client));
+    }
+    found.push(resident(&served));
+    draw(run, "Trickles", million, resident(&served));
     run.step(&format!("{downloads} downloads at once"))?;
     let request = get("file");
     let (warm_up, window) = (Duration::from_secs(1), Duration::from_secs(run.choose(6, 1)));
@@ -96,7 +106,7 @@ fn by_trickles(run: &mut Run) -> Result<()> {
     let active = watched.resident;
     found.push(active);
     run.step("each of the silent clients fetches something more")?;
-    each_fetches(&mut clients, &idle)?;
+    each_fetches(&mut clients, &idle, 0)?;
     found.push(resident(&served));
     thread::sleep(Duration::from_millis(500));
     run.param("server", served.status()?);
@@ -154,32 +164,38 @@ fn serve(world: &Dumbbell, run: &Run) -> Result<Served> {
     Ok(served)
 }
 
-/// Has each of these fetch something, so many at a time; returns when all have it.
-fn each_fetches(clients: &mut Trickles, these: &[u32]) -> Result<()> {
+/// Has each of these fetch something, and so many more that connect for it, a thousand at a time; who they are, when
+/// all have it.
+fn each_fetches(clients: &mut Trickles, known: &[u32], more: usize) -> Result<Vec<u32>> {
+    let (mut these, all) = (known.to_vec(), known.len() + more);
     let (waker, mut changed) = (Waker::new()?, Vec::new());
-    let (mut begun, mut done, deadline) = (0, 0, Instant::now() + PATIENCE);
-    let mut asked: Vec<Option<Asked>> = these.iter().map(|_| None).collect();
-    while done < these.len() {
-        while begun < these.len() && begun - done < AT_ONCE {
-            asked[begun] = Some(ask(clients, these[begun])?);
+    let deadline = Instant::now() + PATIENCE + EACH * all as u32;
+    let (mut begun, mut done) = (0, 0);
+    let mut asked: Vec<Option<Asked>> = Vec::with_capacity(all);
+    while done < all {
+        while begun < all && begun - done < AT_ONCE {
+            if begun == these.len() {
+                these.push(clients.connect(Config::default()));
+            }
+            asked.push(Some(ask(clients, these[begun])?));
             begun += 1;
         }
         let came = clients.turn(&mut changed)?;
         for client in std::mem::take(&mut changed) {
             let Ok(n) = these.binary_search(&client) else { continue };
-            let Some(request) = &mut asked[n] else { continue };
+            let Some(Some(request)) = asked.get_mut(n) else { continue };
             if is_answered(clients, client, request)? {
                 (asked[n], done) = (None, done + 1);
             }
         }
         stop::check()?;
-        ensure!(Instant::now() < deadline, "{done} of {} were answered", these.len());
+        ensure!(Instant::now() < deadline, "{done} of {all} were answered");
         if !came {
             let most = Duration::from_millis(5);
             wait(&[&*clients], &waker, clients.poll_timeout().unwrap_or(most).min(most));
         }
     }
-    Ok(())
+    Ok(these)
 }
 
 /// A request beside the connection's main stream.
@@ -217,6 +233,11 @@ fn is_answered(clients: &mut Trickles, client: u32, asked: &mut Asked) -> Result
             Ok(true)
         }
     }
+}
+
+/// Bytes of our own process that are resident: the clients are in it.
+fn lab_memory() -> f64 {
+    Usage::of(std::process::id()).anonymous as f64
 }
 
 /// Bytes of the server's process that are resident.

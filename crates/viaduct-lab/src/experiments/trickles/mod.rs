@@ -22,6 +22,7 @@ pub(super) mod cpu;
 mod download;
 pub(super) mod failover;
 pub(super) mod friendliness;
+pub(super) mod garbage;
 pub(super) mod memory;
 pub(super) mod object_size;
 pub(super) mod pipelined;

@@ -118,9 +118,12 @@ impl Ensemble {
     /// Bytes that a flow may let go now.
     pub(super) fn may_send(&self, id: u64) -> usize {
         let Some(member) = self.members.get(&id) else { return usize::MAX };
-        let own = self.level - member.held() as f64;
-        let all = self.window.bytes() - self.held as f64;
         let least = FLOOR * self.path.segment - member.held() as f64;
+        if member.is_full(self.path.segment) {
+            return least.max(0.0) as usize;
+        }
+        let own = self.level - member.sent() as f64;
+        let all = self.window.bytes() - self.on_the_way();
         own.min(all).max(least).max(0.0) as usize
     }
 
@@ -164,7 +167,8 @@ impl Ensemble {
             return;
         }
         self.leveled = Some(now);
-        let mut wants: Vec<u64> = self.members.values().map(Member::wants).collect();
+        let segment = self.path.segment;
+        let mut wants: Vec<u64> = self.members.values().map(|of| of.wants(segment)).collect();
         wants.sort_unstable();
         self.level = level(&wants, self.window.bytes());
     }
@@ -175,8 +179,19 @@ impl Member {
         self.measure.held + self.since
     }
 
-    fn wants(&self) -> u64 {
-        self.held() + self.waiting
+    /// Bytes that are on their way, or will be at once.
+    fn sent(&self) -> u64 {
+        self.held().saturating_sub(self.measure.unsent)
+    }
+
+    /// Its connection's own window is what keeps it back, after a loss say: what it leaves of its share is
+    /// the others'.
+    fn is_full(&self, segment: f64) -> bool {
+        self.measure.unsent as f64 >= segment
+    }
+
+    fn wants(&self, segment: f64) -> u64 {
+        if self.is_full(segment) { self.sent() } else { self.sent() + self.waiting }
     }
 }
 

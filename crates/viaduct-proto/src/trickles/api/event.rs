@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::ops::Range;
 
+use crate::trickles::crypt::Channel;
 use crate::trickles::keys::KeyRing;
 use crate::trickles::packet::Return;
 use crate::trickles::server::{Event, Grant};
@@ -29,6 +30,8 @@ pub struct Minisocket<'m> {
     to: Return,
     /// The request; empty when it was detached.
     message: Cow<'m, [u8]>,
+    /// How the request came, and the answers go.
+    channel: Channel,
 }
 
 /// Bytes of an input stream.
@@ -65,8 +68,8 @@ pub struct Strange {
 }
 
 impl<'m> Minisocket<'m> {
-    pub(super) fn new(grant: Grant, to: Return, message: Cow<'m, [u8]>) -> Self {
-        Minisocket { grant, to, message }
+    pub(super) fn new(grant: Grant, to: Return, message: Cow<'m, [u8]>, channel: Channel) -> Self {
+        Minisocket { grant, to, message, channel }
     }
 
     /// What happened.
@@ -104,7 +107,7 @@ impl<'m> Minisocket<'m> {
                 Some((place, state)) => Some(Ok(Input { place, state, bytes, ends })),
                 None => Some(Err(Strange { stream: claimed_stream(continuation)? })),
             },
-            Segment::Close | Segment::Ahead(_) => None,
+            Segment::Close => None,
         })
     }
 
@@ -135,7 +138,8 @@ impl<'m> Minisocket<'m> {
     /// minisocket takes a few hundred bytes, and no place in the queue.
     #[must_use]
     pub fn detach(self) -> Minisocket<'static> {
-        Minisocket { grant: self.grant, to: self.to, message: Cow::Borrowed(&[]) }
+        let Minisocket { grant, to, channel, .. } = self;
+        Minisocket { grant, to, message: Cow::Borrowed(&[]), channel }
     }
 
     /// Gives the request back, as [`Minisocket::detach`].
@@ -145,31 +149,27 @@ impl<'m> Minisocket<'m> {
 
     /// Bytes that it has at most when it is extracted.
     pub fn sealed_len(&self) -> usize {
-        self.message.len() + self.grant.written_len() + 128
+        self.message.len() + self.grant.written_len() + 128 + self.channel.overhead()
     }
 
     /// The same with a copy of the request.
     #[must_use]
     pub fn into_owned(self) -> Minisocket<'static> {
-        let message = Cow::Owned(self.message.into_owned());
-        Minisocket { grant: self.grant, to: self.to, message }
+        let Minisocket { grant, to, message, channel } = self;
+        Minisocket { grant, to, message: Cow::Owned(message.into_owned()), channel }
     }
 
-    pub(super) fn into_parts(self) -> (Grant, Return, Cow<'m, [u8]>) {
-        (self.grant, self.to, self.message)
+    /// Whether it came encrypted; then so go the answers.
+    pub fn is_encrypted(&self) -> bool {
+        self.channel != Channel::Clear
+    }
+
+    pub(super) fn into_parts(self) -> (Grant, Return, Cow<'m, [u8]>, Channel) {
+        (self.grant, self.to, self.message, self.channel)
     }
 
     fn segments(&self) -> Segments<'_> {
         Segments::new(self.data())
-    }
-}
-
-/// From where on a request wants what its input yields, if it went with another request, too.
-pub(super) fn ahead(message: &[u8]) -> Option<u64> {
-    let request = Request::parse(message).ok()?;
-    match Segments::new(request.data).next()? {
-        Segment::Ahead(from) => Some(from),
-        _ => None,
     }
 }
 

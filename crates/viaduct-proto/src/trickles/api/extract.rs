@@ -2,23 +2,26 @@
 //!
 //! ```text
 //!  collection   events, each with a number before it
-//!  event        version 1: 1 | made 6 | where answers go, a number before it | grant | request, a
-//!               number before it | number of the secret 1 | code 16
+//!  event        number of the secret 1 | siv 16, under AES-SIV:
+//!               version 1: 2 | made 6 | where answers go, a number before it | grant | request, a
+//!               number before it | how it came, a number before it
 //! ```
 //!
 //! *Made* is the time in microseconds; *where answers go* is a [`Return`]; `server/grant.rs` has the
-//! grant. The code is AES-CMAC of all before it, under a key of its own. An event is taken over
-//! once by each server, and as long as its replay window reaches back.
+//! grant; *how it came* is empty, or says under which key its answers are (`crypt`). So an event is
+//! authentic, and says nothing to who carries it. It is taken over once by each server, and as long as its
+//! replay window reaches back.
 
 use std::borrow::Cow;
 
 use super::{Endpoint, Minisocket};
 use crate::time::Instant;
 use crate::trickles::bytes::{Reader, put_counted, put_u48};
+use crate::trickles::crypt::Channel;
 use crate::trickles::packet::Return;
 use crate::trickles::server::{Grant, instant, micros};
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// What became of a collection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,14 +60,14 @@ impl Endpoint {
     }
 
     fn seal(&self, now: Instant, event: Minisocket<'_>, out: &mut Vec<u8>) {
-        let (grant, to, message) = event.into_parts();
+        let (grant, to, message, channel) = event.into_parts();
         let mut bytes = vec![VERSION];
         put_u48(&mut bytes, micros(now));
         put_counted(&mut bytes, &to.emit());
         grant.write(self.ring(), &mut bytes);
         put_counted(&mut bytes, &message);
-        self.ring().seal_event(&mut bytes);
-        put_counted(out, &bytes);
+        put_counted(&mut bytes, &channel.emit());
+        put_counted(out, &self.ring().seal_event(&bytes));
     }
 
     /// Puts events that another server has extracted into the queue.
@@ -94,13 +97,14 @@ impl Endpoint {
             return None;
         }
         let (event, code) = self.ring().open_event(bytes)?;
-        let mut reader = Reader(event);
+        let mut reader = Reader(&event);
         let _version = reader.u8().filter(|&version| version == VERSION)?;
         let made = instant(now, reader.u48()?);
         let to = Return::parse(reader.counted()?)?;
         let grant = Grant::read(self.ring(), &mut reader)?;
         let message = reader.counted()?.to_vec();
+        let channel = Channel::parse(reader.counted()?)?;
         let new = self.server.install(now, grant.connection(), made, code);
-        new.then(|| Minisocket::new(grant, to, Cow::Owned(message)))
+        new.then(|| Minisocket::new(grant, to, Cow::Owned(message), channel))
     }
 }

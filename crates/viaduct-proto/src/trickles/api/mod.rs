@@ -26,17 +26,21 @@
 //! | `msk_detach` | [`Minisocket::detach`] |
 //! | `msk_extract_events`, `msk_install_events` | [`Endpoint::extract_events`], [`Endpoint::install_events`] |
 
+mod ahead;
 mod event;
 mod extract;
 mod layout;
 mod reply;
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 
+use super::crypt::{Channel, ServerCrypt};
 use super::keys::KeyRing;
 use super::packet::Return;
 use super::server::{Refusal, Server};
 use crate::time::Instant;
+use ahead::Ahead;
 
 pub use event::{Asked, Input, Kind, Minisocket, Strange};
 pub use extract::Installed;
@@ -69,12 +73,16 @@ pub struct Stats {
 #[derive(Debug)]
 pub struct Endpoint {
     server: Server,
+    crypt: Option<ServerCrypt>,
     queue: VecDeque<Minisocket<'static>>,
     limit: usize,
     stats: Stats,
+    ahead: Ahead,
     /// A message, and the data of one, in the making.
     message: Vec<u8>,
     data: Vec<u8>,
+    /// The same message under its key.
+    sealed: Vec<u8>,
 }
 
 impl Endpoint {
@@ -82,7 +90,19 @@ impl Endpoint {
     pub fn new(server: Server, limit: usize) -> Self {
         let stats = Stats::default();
         let queue = VecDeque::new();
-        Endpoint { server, queue, limit, stats, message: Vec::new(), data: Vec::new() }
+        let (ahead, message, data, sealed) = Default::default();
+        Endpoint { server, crypt: None, queue, limit, stats, ahead, message, data, sealed }
+    }
+
+    /// The same for clients that encrypt what they say, too; or for them alone.
+    #[must_use]
+    pub fn with_crypt(self, crypt: ServerCrypt) -> Self {
+        Endpoint { crypt: Some(crypt), ..self }
+    }
+
+    /// What encrypts, if anything does.
+    pub fn crypt(&self) -> Option<&ServerCrypt> {
+        self.crypt.as_ref()
     }
 
     /// What decides.
@@ -135,9 +155,19 @@ impl Endpoint {
         to: Return,
         message: &'m [u8],
     ) -> Result<Minisocket<'m>, Refusal> {
-        let grant = self.server.grant(now, to.client(), message)?;
+        let (mut message, mut channel) = (Cow::Borrowed(message), Channel::Clear);
+        if let Some(crypt) = &mut self.crypt {
+            let (opened, how) =
+                crypt.open(now, self.server.ring(), &message).ok_or(Refusal::Sealed)?;
+            channel = how;
+            message = opened.map_or(message, Cow::Owned);
+        }
+        let grant = self.server.grant(now, to.client(), &message)?;
+        if let Some(resolved) = self.ahead.resolve(grant.connection(), &message) {
+            message = Cow::Owned(resolved);
+        }
         self.stats.events += 1;
-        Ok(Minisocket::new(grant, to, message.into()))
+        Ok(Minisocket::new(grant, to, message, channel))
     }
 
     /// The next event, until None.
@@ -155,13 +185,13 @@ impl Endpoint {
         files: &mut dyn Files,
         mut out: impl FnMut(&mut Return, &[u8]),
     ) {
-        let (grant, mut to, message) = event.into_parts();
+        let (grant, mut to, message, channel) = event.into_parts();
         let asks = event::count_asks(&message);
         let ring = self.server.ring();
-        let slots = match event::ahead(&message) {
-            None => layout::lay_out(ring, &grant, asks, reply),
-            Some(from) => layout::lay_out(ring, &grant, asks, &reply.ahead(from)),
-        };
+        let slots = layout::lay_out(ring, &grant, asks, reply);
+        for (place, state) in reply.places() {
+            self.ahead.note(ring, grant.connection(), place, state);
+        }
         self.stats.sent += 1;
         for (index, slot) in slots.iter().enumerate() {
             let payload = slot.payload(files, &mut self.data);
@@ -169,7 +199,9 @@ impl Endpoint {
             self.stats.bytes += payload.data.len() as u64;
             self.message.clear();
             grant.emit(ring, index, &payload, &mut self.message);
-            out(&mut to, &self.message);
+            if channel.seal(ring, &self.message, &mut self.sealed) {
+                out(&mut to, &self.sealed);
+            }
         }
     }
 

@@ -169,6 +169,17 @@ impl Asks {
         }
     }
 
+    /// Wants once more what the first packet is to bring that has not come; it may come all the same. Whether
+    /// there is such a packet.
+    pub(super) fn doubt_first(&mut self) -> bool {
+        let wants = self.fresh.values_mut().map(|expected| &mut expected.want);
+        let first = wants.filter(|want| want.as_ref().is_some_and(|want| want.length > 0)).next();
+        let want = first.and_then(Option::take);
+        let doubted = want.is_some();
+        self.want_again(want);
+        doubted
+    }
+
     /// The packet came, or will not; what it was to be.
     pub(super) fn came(&mut self, number: u64) -> Option<Expected> {
         self.fresh.remove(&number).inspect(|expected| self.release(expected))

@@ -89,6 +89,8 @@ pub struct Stats {
     pub recoveries: u64,
     /// Restarts asked for.
     pub restarts: u64,
+    /// Times that the end of what was wanted did not come, and was asked for again before a restart.
+    pub probes: u64,
     /// Messages that were no response, or none of this connection.
     pub refused: u64,
 }
@@ -136,6 +138,10 @@ pub struct Client {
     overdue: Option<Instant>,
     /// When packets that wait give up those before them.
     patience: Option<Instant>,
+    /// When it is time to ask once more for what may be lost, with a trickle that is held.
+    probe: Option<Instant>,
+    /// Whether that was done since something came.
+    probed: bool,
     heard: Instant,
     stats: Stats,
 }
@@ -163,6 +169,8 @@ impl Client {
             arrived: VecDeque::new(),
             overdue: None,
             patience: None,
+            probe: None,
+            probed: false,
             heard: now,
             stats: Stats::default(),
         };
@@ -257,7 +265,7 @@ impl Client {
 
     /// The deadline of the earliest timer, if any.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        [self.overdue, self.patience].into_iter().flatten().min()
+        [self.overdue, self.patience, self.probe].into_iter().flatten().min()
     }
 
     /// That deadline has passed.
@@ -268,6 +276,10 @@ impl Client {
                 receiver.give_up();
             }
             self.settle(now);
+        }
+        if self.probe.is_some_and(|probe| probe <= now) {
+            (self.probe, self.probed) = (None, true);
+            self.stats.probes += u64::from(self.asks.doubt_first());
         }
         if self.overdue.is_some_and(|overdue| overdue <= now) {
             self.overdue = None;

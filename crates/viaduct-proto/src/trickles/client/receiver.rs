@@ -16,6 +16,9 @@ use crate::trickles::proof::{self, Gaps, Range};
 
 /// So many packets behind it give a packet up.
 const GIVE_UP: usize = 3;
+/// A packet so far ahead of its turn is none that was asked for: windows end at 65,535. All that lies
+/// between would have to be given up, and noted.
+const REACH: u64 = 1 << 18;
 
 /// A continuation that may be returned, with what there is to say then.
 #[derive(Clone, Debug)]
@@ -93,14 +96,15 @@ impl Receiver {
         Some((bytes, known))
     }
 
-    /// A packet arrived; false if it had, or was given up.
+    /// A packet arrived; false if it had, or was given up, or cannot be.
     pub(super) fn arrive(
         &mut self,
         number: u64,
         nonce: u64,
         continuation: Option<(Vec<u8>, Continuation)>,
     ) -> bool {
-        let new = number >= self.next && !self.early.contains_key(&number);
+        let near = number.checked_sub(self.next).is_some_and(|ahead| ahead < REACH);
+        let new = near && !self.early.contains_key(&number);
         if new {
             if let Some((bytes, known)) = &continuation {
                 let place = (known.piece.base, bytes[0]);
@@ -215,5 +219,23 @@ impl Receiver {
         proof::emit(base, &self.ranges, &mut proof);
         let losses = gaps.runs().len() + usize::from(tail.is_some_and(|tail| tail.lost > 0));
         Some(Turn { bytes, known, proof, tail, made_up, plan, losses })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trickles::piece::Acks;
+
+    #[test]
+    fn a_number_out_of_reach_is_refused_and_nothing_is_noted_for_it() {
+        let acks = Acks { delayed: true, by_request: false };
+        let mut receiver = Receiver::new(Piece { base: 1, start: 10, ssthresh: 100, acks });
+        for number in [1 + REACH, 1 << 40, u64::MAX] {
+            assert!(!receiver.arrive(number, 0, None), "{number}");
+        }
+        assert!(!receiver.waits());
+        assert!((REACH - 3..REACH).all(|number| receiver.arrive(number, 0, None)));
+        assert_eq!(receiver.lost.len() as u64, REACH - 4);
     }
 }

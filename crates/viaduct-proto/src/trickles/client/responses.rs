@@ -145,6 +145,7 @@ impl Client {
         self.stats.received += 1;
         self.heard = now;
         self.attempts = 0;
+        self.probed = false;
     }
 
     /// Takes what the receiver has decided, and sets the timers.
@@ -176,6 +177,11 @@ impl Client {
         // Something may be wanted with no trickle left to ask for it, or none without a repair.
         let answer = (!self.is_idle()).then(|| self.heard + wait);
         self.overdue = [repair, answer].into_iter().flatten().min();
+        // A trickle that is held while something is in flight: nothing else is wanted, and no packet behind
+        // the last ones would show that they are lost.
+        let tail = !self.held.is_empty() && !self.asks.is_wanting() && self.in_flight() > 0;
+        let probe = self.trips.probe().filter(|_| tail && !self.probed && self.attempts == 0);
+        self.probe = probe.map(|wait| self.heard + wait);
     }
 
     /// Hands data on; what was wanted and did not come with them is wanted again.
@@ -226,5 +232,6 @@ impl Client {
         self.held.clear();
         self.repaired.clear();
         self.patience = None;
+        self.probe = None;
     }
 }

@@ -34,6 +34,12 @@ impl Trips {
         smoothed.unwrap_or(FIRST).saturating_mul(1 << attempts.min(8)).min(MOST)
     }
 
+    /// How long to wait for the last packets of what is wanted, where a trickle is there to ask once more (as
+    /// RFC 8985 has it for TCP); None while no round trip is known.
+    pub(super) fn probe(&self) -> Option<Duration> {
+        self.smoothed.map(|trip| (2 * trip).max(LEAST / 20))
+    }
+
     /// How long packets wait for those before them, which may have been overtaken.
     pub(super) fn patience(&self) -> Duration {
         self.smoothed.map_or(LEAST / 10, |trip| trip / 4).max(Duration::from_millis(1))

@@ -219,7 +219,9 @@ pub fn parse(bytes: &[u8], length: usize, checksum: Checksum) -> Result<Packet<'
     if kind == expected {
         return Err(Refusal::Flags);
     }
-    if source.port() == 0 || !is_one_host(source.ip()) {
+    // An answer leaves from where its request came to.
+    let is_no_end = |at: SocketAddr| at.port() == 0 || !is_one_host(at.ip());
+    if [source, destination].into_iter().any(is_no_end) {
         return Err(Refusal::NotOurs);
     }
     let message = &tcp[data..];

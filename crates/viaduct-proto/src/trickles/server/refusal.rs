@@ -44,6 +44,9 @@ pub enum Refusal {
         /// Bytes of the shortest answer.
         ticket: usize,
     },
+    /// It is not encrypted as it should be, or altered; what encrypts has counted it.
+    #[error("the request is in clear where it must not be, under no key of ours, or altered")]
+    Sealed,
     /// It comes sooner than a client's timers can have run out.
     #[error("attempt {attempt} to restart comes {age:?} after the continuation: too soon")]
     TooSoon {
@@ -103,6 +106,7 @@ impl Stats {
             Refusal::Unproven(_) | Refusal::Unrepaired => &mut self.unproven,
             Refusal::Inconsistent(_) => &mut self.inconsistent,
             Refusal::TooShort { .. } | Refusal::TooSoon { .. } => &mut self.greedy,
+            Refusal::Sealed => return,
         };
         *counter += 1;
     }

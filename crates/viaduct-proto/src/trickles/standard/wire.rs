@@ -8,7 +8,6 @@
 //!  a request's data      segments, each
 //!    1 input             ends 1 | input continuation, a number before it | bytes, a number before them
 //!    2 close
-//!    3 ahead             from: number     of what the input behind it yields, what stands there and beyond
 //!
 //!  a payload's user      notes, each with a number before it
 //!    1 input continuation   2 output continuation
@@ -30,7 +29,6 @@ const CLOSED: u8 = 3;
 const RESET: u8 = 4;
 const BRINGS: u8 = 5;
 const CLOSE: u8 = 2;
-const AHEAD: u8 = 3;
 const LAST: u8 = 1;
 
 /// Longest standard continuation, in bytes: several go with one packet.
@@ -50,9 +48,6 @@ pub enum Segment<'a> {
     },
     /// The client needs the connection no more.
     Close,
-    /// The input behind it went with another request, too; of what it yields this one is to bring only
-    /// what stands here and beyond.
-    Ahead(u64),
 }
 
 /// The segments of a request's data, until they end or cannot be read.
@@ -79,7 +74,6 @@ impl<'a> Iterator for Segments<'a> {
                 sane.then_some(Segment::Input { continuation, ends: ends == 1, bytes })
             }
             CLOSE => Some(Segment::Close),
-            AHEAD => self.0.varint().map(Segment::Ahead),
             _ => None,
         }
     }
@@ -98,12 +92,6 @@ pub const SEGMENT: usize = 2 + 2 + 3;
 /// Appends the segment that closes a connection.
 pub fn emit_close(out: &mut Vec<u8>) {
     out.push(CLOSE);
-}
-
-/// Appends the segment that has the answer to the input behind it brought from there on.
-pub fn emit_ahead(from: u64, out: &mut Vec<u8>) {
-    out.push(AHEAD);
-    put_varint(out, from);
 }
 
 /// A note to the client.
@@ -200,12 +188,26 @@ pub const MOST_NOTE: usize = 2 + 1 + 2 * 9;
 
 /// Appends a note: an input continuation with the application's `state`.
 pub fn emit_place(ring: &KeyRing, place: &Place, state: &[u8], out: &mut Vec<u8>) {
-    let mut bytes = first_place(place);
-    ring.seal_standard(state, &mut bytes);
-    put_counted(out, &bytes);
+    put_counted(out, &sealed_place(ring, place, state));
 }
 
-/// The continuation of a stream that begins, which is not sealed.
+/// An input continuation with the application's `state`.
+pub fn sealed_place(ring: &KeyRing, place: &Place, state: &[u8]) -> Vec<u8> {
+    let mut bytes = first_place(place);
+    ring.seal_standard(state, &mut bytes);
+    bytes
+}
+
+/// The place that stands in what should be an input continuation and has nothing sealed, though it is
+/// not the first of its stream: the server is to know the rest.
+pub fn named_place(bytes: &[u8]) -> Option<Place> {
+    let mut reader = Reader(bytes);
+    let place = place(&mut reader)?;
+    (reader.0.is_empty() && place.position > 0).then_some(place)
+}
+
+/// The continuation of a stream that begins, which is not sealed; or of a place whose continuation the server
+/// may have.
 pub fn first_place(place: &Place) -> Vec<u8> {
     let mut bytes = vec![INPUT];
     put_varint(&mut bytes, place.stream.into());

@@ -1,25 +1,22 @@
 //! What is written, until it is consumed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::ops::Range;
 
 use bytes::{Buf as _, Bytes, BytesMut};
 
 use super::Failure;
 use crate::trickles::client::Feed;
 use crate::trickles::standard::Place;
-use crate::trickles::standard::wire::{
-    MOST_NOTE, SEGMENT, emit_ahead, emit_close, emit_segment, first_place,
-};
+use crate::trickles::standard::wire::{SEGMENT, emit_close, emit_segment, first_place};
 
 /// Most segments in a request: the first packet of its answer must hold what is said to them.
 const MOST_SEGMENTS: usize = 8;
 /// Least bytes of a stream that a further segment is made for.
 const WORTHWHILE: usize = 64;
+/// Most segments of a stream that are on their way.
+const MOST_AHEAD: usize = 64;
 /// After so many requests with nothing said to what they took along a stream fails.
 const MOST_TRIES: u32 = 32;
-/// Bytes of an output that are asked for with its input alone, before there is a continuation, at most.
-const AHEAD: u64 = 32 << 10;
 
 /// The input streams of a connection.
 #[derive(Debug, Default)]
@@ -31,13 +28,6 @@ pub(super) struct Inputs {
     last: u32,
     parcel: u64,
     close: bool,
-    /// Requests that may be sent now.
-    spare: usize,
-    /// The streams that were taken along last, whose output may be asked for with the same input.
-    taken: Vec<u32>,
-    ahead: VecDeque<u32>,
-    /// Of which stream requests that are sent bring what, by parcel.
-    promised: VecDeque<(u32, u64, Range<u64>)>,
 }
 
 #[derive(Debug)]
@@ -50,13 +40,13 @@ struct Input {
     ends: bool,
     /// The server reads no more.
     closed: bool,
-    flight: Option<Flight>,
+    /// What requests have taken along of which nothing was said yet, in the order of the bytes.
+    flights: VecDeque<Flight>,
+    reach: Reach,
     /// The server has taken nothing of this.
     refused: Option<Flight>,
     tries: u32,
     failure: Option<Failure>,
-    /// What of the output no request brings yet, and may be asked for with the input alone.
-    ahead: Option<Range<u64>>,
 }
 
 /// What a request has taken along.
@@ -70,13 +60,93 @@ struct Flight {
     cut: bool,
 }
 
+/// How many segments may be on their way. Those behind the first name a place alone: the server may have
+/// the continuation of it, which it has just made. Where it has not, as replicas that answer in turn have not,
+/// or where it consumes no whole packets, there is one at a time.
+#[derive(Debug)]
+struct Reach {
+    segments: usize,
+    /// So many are to be consumed before there are more.
+    wait: u32,
+    /// That much, when next something was in vain.
+    patience: u32,
+}
+
+impl Default for Reach {
+    fn default() -> Self {
+        Reach { segments: 1, wait: 0, patience: 0 }
+    }
+}
+
+impl Reach {
+    fn grow(&mut self) {
+        if self.wait > 0 {
+            self.wait -= 1;
+            return;
+        }
+        self.segments = (self.segments + 1).min(MOST_AHEAD);
+        self.patience /= 2;
+    }
+
+    fn shrink(&mut self) {
+        if self.segments <= 2 {
+            self.patience = (2 * self.patience + 1).min(63);
+        }
+        self.segments = (self.segments / 2).max(1);
+        self.wait = self.patience;
+    }
+}
+
 impl Input {
     fn is_ready(&self) -> bool {
-        let more = match self.refused {
-            Some(before) => self.buffer.len() > before.bytes || self.ends && !before.ends,
-            None => !self.buffer.is_empty() || self.ends,
+        let more = match (self.flights.back(), self.refused) {
+            (None, Some(before)) => self.buffer.len() > before.bytes || self.ends && !before.ends,
+            (None, None) => !self.buffer.is_empty() || self.ends,
+            (Some(last), _) => {
+                let left = self.buffer.len() - self.sent();
+                let worth = left >= WORTHWHILE || self.ends;
+                last.cut && worth && self.flights.len() < self.reach.segments
+            }
         };
-        more && !self.closed && self.flight.is_none() && self.failure.is_none()
+        more && !self.closed && self.failure.is_none()
+    }
+
+    /// Bytes that are on their way.
+    fn sent(&self) -> usize {
+        self.flights.iter().map(|flight| flight.bytes).sum()
+    }
+
+    /// The server has read `taken` bytes more, and said so in answer to `parcel`; false if that is no news.
+    fn advance(&mut self, taken: usize, parcel: Option<u64>) -> bool {
+        let (mut left, mut done) = (taken, None);
+        while let Some(&first) = self.flights.front().filter(|first| first.bytes <= left) {
+            left -= first.bytes;
+            self.flights.pop_front();
+            self.reach.grow();
+            done = Some(first);
+        }
+        if taken == 0 && done.is_none() {
+            // It takes nothing of the first, or this was said of what was before it.
+            let Some(&first) = self.flights.front().filter(|first| Some(first.parcel) == parcel)
+            else {
+                return false;
+            };
+            self.refused = Some(first);
+            self.flights.clear();
+            // It will not take more of the same.
+            if first.cut {
+                self.failure = Some(Failure::Stalled);
+            }
+            return true;
+        }
+        self.refused = None;
+        if left > 0 && self.flights.pop_front().is_some() {
+            // What is behind was said for another place.
+            self.flights.clear();
+            self.reach.shrink();
+        }
+        self.closed |= done.is_some_and(|flight| flight.ends);
+        true
     }
 }
 
@@ -88,11 +158,11 @@ impl Inputs {
             buffer: BytesMut::new(),
             ends: false,
             closed: false,
-            flight: None,
+            flights: VecDeque::new(),
+            reach: Reach::default(),
             refused: None,
             tries: 0,
             failure: None,
-            ahead: None,
         };
         self.streams.insert(place.stream, input);
     }
@@ -130,15 +200,20 @@ impl Inputs {
     pub(super) fn forget(&mut self, stream: u32) {
         self.streams.remove(&stream);
         self.ready.remove(&stream);
-        self.skip_done();
     }
 
     pub(super) fn close(&mut self) {
         self.close = true;
     }
 
-    /// The server has read up to `place`, and gives `continuation`. Whether that is news.
-    pub(super) fn consumed(&mut self, place: &Place, continuation: Bytes) -> bool {
+    /// The server has read up to `place`, and gives `continuation`, in answer to `parcel`. Whether that is
+    /// news.
+    pub(super) fn consumed(
+        &mut self,
+        place: &Place,
+        continuation: Bytes,
+        parcel: Option<u64>,
+    ) -> bool {
         let Some(input) = self.streams.get_mut(&place.stream) else { return false };
         let taken = place.position.checked_sub(input.place.position);
         let Some(taken) = taken.filter(|&taken| taken <= input.buffer.len() as u64) else {
@@ -147,24 +222,14 @@ impl Inputs {
         if place.region() != input.place.region() {
             return false;
         }
-        let flight = input.flight.take();
-        input.ahead = None;
-        if taken == 0 && flight.is_none_or(|flight| flight.bytes != 0) {
-            input.refused = flight.or(input.refused);
-            // It will not take more of the same.
-            if flight.is_some_and(|flight| flight.cut) {
-                input.failure = Some(Failure::Stalled);
-            }
-        } else {
-            input.refused = None;
+        if !input.advance(taken as usize, parcel) {
+            return false;
         }
-        input.closed |= flight.is_some_and(|f| f.ends && f.bytes as u64 == taken);
         input.buffer.advance(taken as usize);
         input.place = *place;
         input.continuation = continuation;
         input.tries = 0;
         self.look(place.stream);
-        self.skip_done();
         true
     }
 
@@ -174,20 +239,21 @@ impl Inputs {
         if position >= input.place.position {
             input.closed = true;
             input.buffer.clear();
-            input.flight = None;
-            input.ahead = None;
+            input.flights.clear();
         }
         self.look(stream);
-        self.skip_done();
     }
 
     /// No answer to this parcel will come any more: what it had is sent again.
     pub(super) fn settle(&mut self, parcel: u64, changed: &mut BTreeSet<u32>) {
-        let of_parcel = |input: &Input| input.flight.is_some_and(|flight| flight.parcel == parcel);
         let mut settled = Vec::new();
-        for (&stream, input) in self.streams.iter_mut().filter(|(_, input)| of_parcel(input)) {
-            (input.flight, input.ahead) = (None, None);
-            input.tries += 1;
+        for (&stream, input) in &mut self.streams {
+            let of_parcel = |flight: &Flight| flight.parcel == parcel;
+            let Some(at) = input.flights.iter().position(of_parcel) else { continue };
+            // Nor was anything behind it understood.
+            input.flights.truncate(at);
+            input.reach.shrink();
+            input.tries += u32::from(at == 0);
             if input.tries > MOST_TRIES {
                 input.failure = Some(Failure::Stalled);
                 changed.insert(stream);
@@ -195,25 +261,16 @@ impl Inputs {
             settled.push(stream);
         }
         settled.into_iter().for_each(|stream| self.look(stream));
-        self.skip_done();
     }
 
     /// No answer to anything will come any more.
     pub(super) fn forget_flight(&mut self) {
-        self.streams.values_mut().for_each(|input| (input.flight, input.ahead) = (None, None));
+        for input in self.streams.values_mut() {
+            input.flights.clear();
+            input.reach = Reach::default();
+        }
         let streams: Vec<u32> = self.streams.keys().copied().collect();
         streams.into_iter().for_each(|stream| self.look(stream));
-        self.skip_done();
-    }
-
-    /// Forgets streams at the front of which nothing more is to be asked for ahead.
-    fn skip_done(&mut self) {
-        let more = |input: &Input| input.ahead.as_ref().is_some_and(|ahead| !ahead.is_empty());
-        while let Some(stream) = self.ahead.front()
-            && !self.streams.get(stream).is_some_and(more)
-        {
-            self.ahead.pop_front();
-        }
     }
 
     /// Notes whether a stream has something to send.
@@ -225,18 +282,10 @@ impl Inputs {
         }
     }
 
-    /// The next promise: a stream, the parcel that brings it something, and what.
-    pub(super) fn poll_promised(&mut self) -> Option<(u32, u64, Range<u64>)> {
-        self.promised.pop_front()
-    }
-
     /// The streams that are ready, in turn.
     fn in_turn(&self) -> Vec<u32> {
-        // Of what several inputs yield an answer brings one's: each has a request of its own, if it can.
-        let each = self.ready.len() <= self.spare;
-        let most = if each { 1 } else { MOST_SEGMENTS };
         let behind = self.ready.range(self.last.saturating_add(1)..);
-        behind.chain(self.ready.range(..=self.last)).copied().take(most).collect()
+        behind.chain(self.ready.range(..=self.last)).copied().take(MOST_SEGMENTS).collect()
     }
 }
 
@@ -252,25 +301,25 @@ impl Feed for Inputs {
             return None;
         }
         let parcel = self.parcel;
-        self.taken.clear();
         for stream in self.in_turn() {
             let Some(input) = self.streams.get_mut(&stream) else { continue };
             let left = room - (out.len() - start);
-            let head = input.continuation.len() + SEGMENT;
+            let sent = input.sent();
+            let position = input.place.position + sent as u64;
+            let ahead = first_place(&Place { position, ..input.place });
+            let continuation =
+                if input.flights.is_empty() { &input.continuation[..] } else { &ahead };
+            let head = continuation.len() + SEGMENT;
             let Some(most) = left.checked_sub(head) else { break };
-            let bytes = input.buffer.len().min(most);
-            let cut = bytes < input.buffer.len();
+            let waiting = &input.buffer[sent..];
+            let bytes = waiting.len().min(most);
+            let cut = bytes < waiting.len();
             if cut && bytes < WORTHWHILE {
                 break;
             }
             let ends = input.ends && !cut;
-            emit_segment(&input.continuation, ends, &input.buffer[..bytes], out);
-            input.flight = Some(Flight { parcel, bytes, ends, cut });
-            // Of an input that is whole any part of the output can be made at once.
-            let whole = ends && input.place.position == 0;
-            let most = input.place.region();
-            input.ahead = whole.then(|| most.start..most.end.min(most.start + AHEAD));
-            self.taken.push(stream);
+            emit_segment(continuation, ends, &waiting[..bytes], out);
+            input.flights.push_back(Flight { parcel, bytes, ends, cut });
             self.last = stream;
             self.look(stream);
         }
@@ -278,49 +327,5 @@ impl Feed for Inputs {
             self.parcel += 1;
             parcel
         })
-    }
-
-    fn spare(&mut self, requests: usize) {
-        self.spare = requests;
-    }
-
-    fn brings(&mut self, bytes: u64) {
-        // Of several inputs the last one's output is brought.
-        let last = self.taken.last().copied();
-        for stream in std::mem::take(&mut self.taken) {
-            let Some(input) = self.streams.get_mut(&stream) else { continue };
-            let (Some(ahead), Some(flight)) = (&mut input.ahead, input.flight) else { continue };
-            let brought = if Some(stream) == last { bytes } else { 0 };
-            let to = ahead.end.min(ahead.start + brought);
-            self.promised.push_back((stream, flight.parcel, ahead.start..to));
-            ahead.start = to;
-            self.ahead.push_back(stream);
-        }
-        self.skip_done();
-    }
-
-    fn is_ahead(&self) -> bool {
-        !self.ahead.is_empty()
-    }
-
-    fn take_ahead(&mut self, room: usize, bytes: u64, out: &mut Vec<u8>) -> Option<u64> {
-        let (&stream, parcel) = (self.ahead.front()?, self.parcel);
-        let input = self.streams.get_mut(&stream)?;
-        let ahead = input.ahead.as_mut()?;
-        let brought = bytes.saturating_sub(MOST_NOTE as u64);
-        let needed = input.continuation.len() + input.buffer.len() + SEGMENT + MOST_NOTE;
-        if needed > room || brought == 0 {
-            input.ahead = None;
-            self.skip_done();
-            return None;
-        }
-        emit_ahead(ahead.start, out);
-        emit_segment(&input.continuation, true, &input.buffer, out);
-        let to = ahead.end.min(ahead.start + brought);
-        self.promised.push_back((stream, parcel, ahead.start..to));
-        ahead.start = to;
-        self.parcel += 1;
-        self.skip_done();
-        Some(parcel)
     }
 }

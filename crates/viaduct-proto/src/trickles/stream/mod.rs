@@ -48,6 +48,8 @@ const PATIENCE: u32 = 4;
 pub struct Config {
     /// Longest message that may come, and be sent, in bytes: 1,200 or more, as far as packets hold.
     pub message: u16,
+    /// Longest message that is sent, where that is to be less: 1,200 or more, too.
+    pub request: u16,
     /// Most bytes that are written to a stream and not consumed yet.
     pub send_buffer: usize,
     /// Most bytes that are asked for and not read yet, all streams together; each may have 64 KiB.
@@ -60,6 +62,7 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             message: 1_400,
+            request: u16::MAX,
             send_buffer: 1 << 20,
             window: 8 << 20,
             give_up: Duration::from_secs(60),
@@ -257,13 +260,7 @@ impl Stream {
             self.heard.1 = now;
         }
         self.ask();
-        let message = self.client.poll_transmit(now, &mut self.inputs);
-        while let Some((stream, parcel, range)) = self.inputs.poll_promised() {
-            if let Some(output) = self.outputs.get_mut(&stream) {
-                output.brings(range, Some(parcel), LEAST_SHARE);
-            }
-        }
-        message
+        self.client.poll_transmit(now, &mut self.inputs)
     }
 
     /// The deadline of the earliest timer, if any.
@@ -335,7 +332,7 @@ impl Stream {
     fn hear(&mut self, note: &Note, arrived: &Arrived) {
         match *note {
             Note::Input(place, bytes) => {
-                if self.inputs.consumed(&place, arrived.user.slice_ref(bytes)) {
+                if self.inputs.consumed(&place, arrived.user.slice_ref(bytes), arrived.parcel) {
                     self.changed.insert(place.stream);
                 }
             }
@@ -411,6 +408,6 @@ impl Stream {
 fn transport(config: &Config, message: u16) -> client::Config {
     let message = message.min(config.message);
     // The first answer is no longer than the request, so that is as long as can be.
-    let request = usize::from(message).max(client::LEAST_MESSAGE);
+    let request = usize::from(message.min(config.request)).max(client::LEAST_MESSAGE);
     client::Config { message, request, reserve: 0, pad: request }
 }

@@ -4,4 +4,5 @@
 mod attacks;
 mod changes;
 mod compare;
+mod crowd;
 mod transfer;

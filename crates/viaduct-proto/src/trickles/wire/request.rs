@@ -76,6 +76,11 @@ pub struct Ask {
 #[error("the message is no request: it ends early, or a field is out of range")]
 pub struct NoRequest;
 
+/// Whether a request is the first of a connection, as far as its first byte says.
+pub(in crate::trickles) fn is_open(message: &[u8]) -> bool {
+    message.first() == Some(&OPEN)
+}
+
 impl<'a> Request<'a> {
     /// Reads a request.
     ///

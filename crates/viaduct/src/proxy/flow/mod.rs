@@ -62,6 +62,8 @@ pub struct Flow {
     legs: [Option<Leg>; 2],
     /// What goes to each end before all else.
     first: [Vec<u8>; 2],
+    /// Nothing follows what goes to the server before all else.
+    shuts: bool,
     asked: Option<Asked>,
     /// Who it is for.
     source: SocketAddr,
@@ -189,6 +191,7 @@ impl Flow {
         Flow {
             legs: [None, None],
             first: Default::default(),
+            shuts: false,
             asked: None,
             source,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
@@ -330,9 +333,15 @@ impl Flow {
         matches!(self.legs[1], Some(Leg::Session(_) | Leg::Trickles(_)))
     }
 
-    /// Its server is to be reached by `server`, over the kernel's TCP.
+    /// Its server is to be reached by `server`, over the kernel's TCP; what it has not heard, though it was
+    /// said, is said there first.
     pub fn go_plain(&mut self, server: Leg) {
-        (self.legs[1], self.by) = (Some(server), Onward::Direct);
+        if let Some(Leg::Trickles(trickle)) = self.legs[1].replace(server) {
+            let (mut said, shuts) = trickle.into_said();
+            said.append(&mut self.first[1]);
+            (self.first[1], self.shuts) = (said, shuts);
+        }
+        self.by = Onward::Direct;
         self.pace();
     }
 

@@ -60,6 +60,14 @@ impl Flow {
             true => [!self.say_first(End::Client)?, !self.say_first(End::Server)?],
             false => [true; 2],
         };
+        if self.shuts
+            && !held[1]
+            && let Some(server) = &mut self.legs[1]
+            && server.check_connected()?
+        {
+            server.shutdown()?;
+            self.shuts = false;
+        }
         let mut moved = match (&mut self.middle, &mut self.legs) {
             // Handlers speak with the far end before there is a client.
             (Middle::Through(through), [client, server]) => {

@@ -27,6 +27,7 @@ use super::target::Target;
 use super::tell::Tell;
 use super::through::Factories;
 use super::told::path_of;
+use super::trickles::Course;
 use super::tunnels::settings::{TunnelName, TunnelSettings, TunnelTable};
 use super::values::LARGEST;
 use crate::text;
@@ -215,7 +216,10 @@ impl Settings {
             by: match (args.next, args.tunnel.tunnel, args.trickles) {
                 (Some(at), ..) => Onward::Hop(at),
                 (None, Some(_), _) => Onward::Tunnel(String::new()),
-                (None, None, Some(ways)) => Onward::Trickles(ways),
+                (None, None, Some(ways)) => {
+                    let key = args.trickles_key;
+                    Onward::Trickles(Course { ways, key, ..Course::default() })
+                }
                 (None, None, None) => Onward::Direct,
             },
             handlers: file::chain(&args.handler, registry).map_err(|e| anyhow!("handler: {e}"))?,

@@ -10,12 +10,14 @@
 //! |---|---|
 //! | here | [`Trickles`]: all ports of a loop, one for each of the [`Ways`] that its policies name |
 //! | [`ways`] | which packets may be tried |
+//! | [`course`] | that, and whether all is encrypted |
 //! | `port` | a port, and how the connections over it stand |
-//! | `plain` | the servers that are known to know only TCP |
+//! | `known` | servers that are known to know only TCP, or Trickles |
 //! | [`trickle`] | a connection as an end of a flow |
 //! | `pump` | how the loop drives all this |
 
-mod plain;
+mod course;
+mod known;
 mod port;
 mod pump;
 mod trickle;
@@ -34,6 +36,7 @@ use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 use viaduct_proto::time::Instant;
 
+pub use course::{Course, Early};
 pub use trickle::Trickle;
 pub use ways::Ways;
 
@@ -109,17 +112,18 @@ impl Trickles {
 }
 
 impl Outlets {
-    /// Whether the server at `to` is known to know only TCP.
-    pub fn is_plain(&self, ways: Ways, to: SocketAddr, now: Instant) -> bool {
-        self.0.get(&ways).is_some_and(|port| port.lock().is_plain(to, now))
+    /// Whether the server at `to` is known to know only TCP, and that will do.
+    pub fn is_plain(&self, course: Course, to: SocketAddr, now: Instant) -> bool {
+        let port = self.0.get(&course.ways).filter(|_| course.key.is_none());
+        port.is_some_and(|port| port.lock().is_plain(to, now))
     }
 
     /// Begins a connection.
     ///
     /// # Errors
     /// There is no way there, no port is left, or these ways could not be opened.
-    pub fn connect(&self, ways: Ways, to: SocketAddr, now: Instant) -> io::Result<Trickle> {
-        let port = self.0.get(&ways).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        Trickle::connect(port, to, now)
+    pub fn connect(&self, course: Course, to: SocketAddr, now: Instant) -> io::Result<Trickle> {
+        let port = self.0.get(&course.ways).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        Trickle::connect(port, to, course, now)
     }
 }

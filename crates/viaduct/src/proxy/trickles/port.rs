@@ -22,8 +22,10 @@ use viaduct_proto::trickles::packet;
 use viaduct_proto::trickles::standard::MAIN;
 use viaduct_proto::trickles::stream::{Config, State, Stream};
 
-use super::plain::Plain;
+use super::course::{Course, Early};
+use super::known::Known;
 use super::ways::Ways;
+use crate::shell::entropy;
 use crate::trickles::{ClientSettings, Connector, Flow, PortError, Word};
 
 /// Bytes of the longest packet: Ethernet's. Where less passes, that is found out.
@@ -34,6 +36,11 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// How long a connection that was there waits for an answer. A server may be away for as long as this and
 /// nobody has to know; a TCP that sends in vain gives up about then.
 const GIVE_UP: Duration = Duration::from_secs(900);
+/// How long a server that knows only TCP is taken to be so, and one that has answered by Trickles.
+const PLAIN: Duration = Duration::from_secs(60);
+const THERE: Duration = Duration::from_secs(600);
+/// How long the first packet of a connection waits for what its program says first.
+const FIRST_WORDS: Duration = Duration::from_millis(5);
 /// Turns of the connector before the other flows have theirs.
 const TURNS: usize = 64;
 
@@ -52,7 +59,9 @@ pub(super) struct Port {
     waiting: VecDeque<(Instant, Flow)>,
     /// Connections whose flow has ended, and that have still to bring what was written.
     leaving: BTreeSet<Flow>,
-    plain: Plain,
+    /// Servers that know only TCP, and those that have answered.
+    plain: Known,
+    there: Known,
     /// The last turn was not the end of what had come.
     busy: bool,
 }
@@ -61,6 +70,8 @@ pub(super) struct Port {
 #[derive(Debug)]
 struct Seat {
     to: SocketAddr,
+    /// It is not to go on by anything else.
+    encrypted: bool,
     token: Option<Token>,
     standing: Standing,
     /// The loop is to hear of it.
@@ -118,7 +129,8 @@ impl SharedPort {
             news: VecDeque::new(),
             waiting: VecDeque::new(),
             leaving: BTreeSet::new(),
-            plain: Plain::default(),
+            plain: Known::new(PLAIN),
+            there: Known::new(THERE),
             busy: false,
         }))))
     }
@@ -134,15 +146,36 @@ impl Port {
         self.plain.holds(to, now)
     }
 
-    /// Begins a connection.
-    pub(super) fn connect(&mut self, to: SocketAddr, now: Instant) -> io::Result<Flow> {
+    /// Begins a connection, and says whether its program is to speak at once.
+    pub(super) fn connect(
+        &mut self,
+        to: SocketAddr,
+        course: Course,
+        now: Instant,
+    ) -> io::Result<(Flow, bool)> {
+        let key = course.key;
         let config = Config { give_up: GIVE_UP, ..Config::default() };
-        let flow = self.connector.connect(to, config)?;
-        let seat = Seat { to, token: None, standing: Standing::Asking, named: false };
+        let flow = match key {
+            None => self.connector.connect(to, config)?,
+            Some(key) => self.connector.connect_encrypted(to, config, key, entropy())?,
+        };
+        let encrypted = key.is_some();
+        let seat = Seat { to, encrypted, token: None, standing: Standing::Asking, named: false };
         self.seats.insert(flow, seat);
-        self.waiting.push_back((now + PATIENCE, flow));
+        // One that may not go on by TCP waits until it is given up.
+        if !encrypted {
+            self.waiting.push_back((now + PATIENCE, flow));
+        }
+        let early = match course.early {
+            Early::Never => false,
+            Early::Known => self.there.holds(to, now),
+            Early::Always => true,
+        };
+        if early {
+            self.connector.hold(flow, FIRST_WORDS);
+        }
         self.connector.flush();
-        Ok(flow)
+        Ok((flow, early))
     }
 
     /// Has the loop told by `token`.
@@ -243,9 +276,14 @@ impl Port {
         self.leaving.is_empty()
     }
 
+    fn is_encrypted(&self, flow: Flow) -> bool {
+        self.seats.get(&flow).is_some_and(|seat| seat.encrypted)
+    }
+
     fn hear(&mut self, flow: Flow, word: Word, now: Instant) {
         match word {
             Word::Open => self.stand(flow, Standing::There, now),
+            Word::PlainTcp if self.is_encrypted(flow) => self.stand(flow, Standing::Refused, now),
             Word::PlainTcp => self.stand(flow, Standing::PlainTcp, now),
             Word::Refused => self.stand(flow, Standing::Refused, now),
             Word::Changed(_) => self.name(flow),
@@ -260,6 +298,11 @@ impl Port {
             return;
         }
         seat.standing = standing;
+        match standing {
+            Standing::There => self.there.learn(seat.to, now),
+            Standing::PlainTcp | Standing::Refused => self.there.forget(seat.to),
+            Standing::Asking => {}
+        }
         if standing == Standing::PlainTcp {
             self.plain.learn(seat.to, now);
         }

@@ -10,6 +10,7 @@ use viaduct_proto::time::Instant;
 use viaduct_proto::trickles::standard::MAIN;
 use viaduct_proto::trickles::stream::{Failure, State};
 
+use super::course::Course;
 use super::port::{SharedPort, Standing};
 use crate::proxy::target::error_of;
 use crate::trickles::Flow;
@@ -23,12 +24,24 @@ pub struct Trickle {
     rest: Bytes,
     /// Nothing more is written, and what was is to arrive.
     shut: bool,
+    /// What was written before the server had answered, where that may be: if it knows only TCP, it is
+    /// said again there.
+    said: Option<Vec<u8>>,
 }
 
+/// Most bytes that are written before the server has answered: what fits the first packets.
+const EARLY: usize = 16 << 10;
+
 impl Trickle {
-    pub(super) fn connect(port: &SharedPort, to: SocketAddr, now: Instant) -> io::Result<Trickle> {
-        let flow = port.lock().connect(to, now)?;
-        Ok(Trickle { port: port.clone(), flow, rest: Bytes::new(), shut: false })
+    pub(super) fn connect(
+        port: &SharedPort,
+        to: SocketAddr,
+        course: Course,
+        now: Instant,
+    ) -> io::Result<Trickle> {
+        let (flow, early) = port.lock().connect(to, course, now)?;
+        let said = early.then(Vec::new);
+        Ok(Trickle { port: port.clone(), flow, rest: Bytes::new(), shut: false, said })
     }
 
     /// Has the loop told by `token`.
@@ -36,13 +49,18 @@ impl Trickle {
         self.port.lock().register(self.flow, token);
     }
 
-    /// Whether the server has answered. `Err`: it never will.
+    /// Whether the server has answered, or is not waited for. `Err`: it never will.
     pub fn check_connected(&self) -> io::Result<bool> {
         match self.port.lock().standing(self.flow) {
-            Standing::Asking | Standing::PlainTcp => Ok(false),
+            Standing::Asking | Standing::PlainTcp => Ok(self.said.is_some()),
             Standing::There => Ok(true),
             Standing::Refused => Err(io::ErrorKind::ConnectionRefused.into()),
         }
+    }
+
+    /// What was written and its server has not heard, and whether no more follows: to be said by TCP.
+    pub fn into_said(mut self) -> (Vec<u8>, bool) {
+        (self.said.take().unwrap_or_default(), self.shut)
     }
 
     /// Our address, and the server's, where they are known.
@@ -53,6 +71,11 @@ impl Trickle {
     /// Reads what is there; `Some(0)` at the end, `None` if nothing is there now.
     pub fn read(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
         let mut port = self.port.lock();
+        match port.standing(self.flow) {
+            Standing::There => {}
+            Standing::Asking | Standing::PlainTcp => return Ok(None),
+            Standing::Refused => return Err(io::ErrorKind::ConnectionRefused.into()),
+        }
         let stream = port.stream(self.flow).ok_or(io::ErrorKind::NotConnected)?;
         let mut filled = 0;
         while filled < into.len() {
@@ -77,6 +100,17 @@ impl Trickle {
     /// Writes what there is room for; `None` if there is none now.
     pub fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
         let mut port = self.port.lock();
+        let left = match (port.standing(self.flow), &self.said) {
+            (Standing::There, _) => {
+                self.said = None;
+                usize::MAX
+            }
+            (Standing::Asking, Some(said)) => EARLY - said.len(),
+            _ => 0,
+        };
+        if left == 0 {
+            return Ok(None);
+        }
         let stream = port.stream(self.flow).ok_or(io::ErrorKind::NotConnected)?;
         if let State::Failed(why) = stream.state(MAIN) {
             return Err(error(why));
@@ -88,8 +122,11 @@ impl Trickle {
         }
         let mut written = 0;
         for piece in pieces {
-            let count = stream.write(MAIN, piece);
+            let count = stream.write(MAIN, &piece[..piece.len().min(left - written)]);
             written += count;
+            if let Some(said) = &mut self.said {
+                said.extend_from_slice(&piece[..count]);
+            }
             if count < piece.len() {
                 break;
             }

@@ -64,9 +64,9 @@ impl Lanes {
         self.fresh
     }
 
-    /// Whether nothing waits.
-    pub(super) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
+    /// How many wait.
+    pub(super) fn len(&self) -> usize {
+        self.waiting.values().map(|waiting| waiting.length).sum()
     }
 
     /// Nothing follows on a lane.
@@ -81,7 +81,8 @@ impl Lanes {
         // Streams are opened in this order.
         order.sort_unstable();
         order.retain(|&lane| self.open(connection, lane));
-        // And who has little goes first: nothing is added before all of it is gone.
+        // And who has little goes first. It keeps nobody waiting for long: no more is added than is
+        // written at once.
         order.sort_by_key(|lane| self.waiting[lane].length);
         let mut written = 0;
         for lane in order {

@@ -295,7 +295,7 @@ impl QuicLink {
 
     /// Whether the connection takes more.
     pub(in crate::proxy::tunnels) fn has_room(&self) -> bool {
-        self.lanes.is_empty()
+        self.lanes.len() < self.ahead()
     }
 
     /// Says that it is over.

@@ -1,0 +1,252 @@
+//! Garbage at a server's port, as fast as the machine can send it: the server keeps nothing of it, and
+//! those who are served go on being served.
+//!
+//! ```text
+//!   load: clients ─┐
+//!         flood ───┴─ 10.1.0.1 eth0 ═══ wire ═══ eth0 10.1.0.2 ─ box: viaduct serve
+//!                                       ◀── 100 Mb/s ──
+//! ```
+//!
+//! The way to the server is as wide as it comes, and no queue of it is what the flood fills; the way back
+//! has the rate of the paper's network. The flood is as many packets as a core can send, of all the forms
+//! that [`packets`] has.
+
+mod packets;
+
+use std::io::Read as _;
+use std::net::{SocketAddr, SocketAddrV4};
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use viaduct_sys::mmsg::Outbox;
+use viaduct_sys::process::Process;
+use viaduct_sys::raw::Raw;
+
+use crate::binary::binary;
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::stop;
+use crate::topology::{Pair, Scratch, Usage};
+
+/// The experiment.
+pub(in crate::experiments) struct Garbage;
+
+/// The rate of the way back.
+const RATE: &str = "100mbit";
+/// Transfers at once.
+const CLIENTS: usize = 4;
+/// The number of the server's secret, which whole requests of others bear too.
+const SECRET: u8 = 7;
+/// Different packets of the flood, and most that it sends.
+const FORMS: usize = 4096;
+const MOST: u64 = 40_000_000;
+/// How long the server may take to begin.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes by which the server's own memory may differ: pages of what it has not run before.
+const GROWTH_MB: f64 = 1.0;
+
+impl Experiment for Garbage {
+    fn about(&self) -> About {
+        About {
+            name: "trickles/garbage",
+            title: "Garbage at the port of a server of Trickles, as fast as it can be sent",
+            figure: "Trickles, section 2.2 (attacks on the server)",
+            finding: "A server that keeps nothing has nothing that a flood could fill; what is \
+                      left to take are its processor and its queues.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let time = Duration::from_secs(run.choose(10, 3));
+        run.param("flood_s", time.as_secs());
+        run.param("clients", CLIENTS);
+        run.param("way_back", RATE);
+        run.steps(3);
+        let world = World::new(run)?;
+        let packets = packets::of_all_forms(world.to_v4()?, SECRET, FORMS, run.seed())?;
+        run.step("before")?;
+        let before = world.transfer(time)?;
+        let (at_rest, counted) = (world.resident(), world.counted()?);
+        run.step("during")?;
+        let flood = Flood::start(&world, packets, 2 * time)?;
+        let most = world.watch(time);
+        let during = world.transfer(time)?;
+        let (rate, most) = (flood.rate(), most.join().unwrap_or(f64::NAN));
+        drop(flood);
+        let refused = (world.counted()? - counted) / time.as_secs_f64();
+        run.step("after")?;
+        let after = world.transfer(time)?;
+
+        let plot = Plot::histogram("Goodput of the clients", ("when", ""), ("goodput", "Mb/s"));
+        let series = run.series(&plot, "all clients");
+        for (n, (when, value)) in
+            [("before", before), ("during", during), ("after", after)].into_iter().enumerate()
+        {
+            run.labelled_point(series, n as f64, value, when);
+        }
+        let plot = Plot::histogram("The flood", ("what", ""), ("packets a second", ""));
+        let series = run.series(&plot, "packets a second");
+        run.labelled_point(series, 0.0, rate, "sent");
+        run.labelled_point(series, 1.0, refused, "read by the server, and refused");
+        let plot = Plot::histogram("The server's memory", ("when", ""), ("resident", "MB"));
+        let series = run.series(&plot, "resident");
+        run.labelled_point(series, 0.0, at_rest, "before");
+        run.labelled_point(series, 1.0, most, "at most");
+
+        run.check("packets of the flood a second", rate, Bound::AtLeast(20_000.0));
+        run.check("packets that the server refused a second", refused, Bound::AtLeast(5_000.0));
+        run.check("memory grown, MB", most - at_rest, Bound::AtMost(GROWTH_MB));
+        run.check("goodput during the flood, of that before", during / before, Bound::AtLeast(0.5));
+        run.check("goodput after the flood, of that before", after / before, Bound::AtLeast(0.9));
+        Ok(())
+    }
+}
+
+/// Two machines, and a server on one.
+struct World {
+    // Before what it runs in.
+    server: Process,
+    scratch: Scratch,
+    pair: Pair,
+    /// Where it is reached.
+    to: SocketAddr,
+}
+
+impl World {
+    fn new(run: &Run) -> Result<World> {
+        let pair = Pair::build(run.journal())?;
+        let (node, scratch) = (pair.middle(), Scratch::new()?);
+        let limit = format!("tc qdisc add dev eth0 root tbf rate {RATE} burst 32k latency 50ms");
+        node.run("sh", &["-ec", &limit])?;
+        scratch.write("big", vec![b'x'; 64 << 20])?;
+        let key = scratch.write_secret("key", format!("{SECRET} {}\n", "3c".repeat(32)))?;
+        let to = SocketAddr::new(node.v4().into(), 80);
+        let mut command = node.command(&binary()?.to_string_lossy());
+        command.arg("serve").arg(scratch.path()).args(["--listen", &to.to_string(), "--key"]);
+        command.arg(key).arg("--run-dir").arg(scratch.path()).stderr(Stdio::null());
+        let server = node.spawn(command)?;
+        let world = World { server, scratch, pair, to };
+        let deadline = Instant::now() + PATIENCE;
+        while world.status().is_err() {
+            stop::check()?;
+            if Instant::now() > deadline {
+                bail!("the server is not up after {PATIENCE:?}");
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(world)
+    }
+
+    fn to_v4(&self) -> Result<SocketAddrV4> {
+        match self.to {
+            SocketAddr::V4(v4) => Ok(v4),
+            SocketAddr::V6(v6) => bail!("{v6} is not of IPv4"),
+        }
+    }
+
+    /// Has all clients fetch for so long; what came, in Mb/s.
+    fn transfer(&self, time: Duration) -> Result<f64> {
+        let url = format!("http://{}/big", self.to);
+        let clients = (0..CLIENTS).map(|_| {
+            let mut command = self.pair.load().command(&binary()?.to_string_lossy());
+            command.args(["run", "+trickles:way=tcp", "--", "curl", "--silent", "--output"]);
+            command.args(["/dev/null", "--write-out", "%{size_download}", "--max-time"]);
+            command.arg(time.as_secs().to_string()).arg(&url);
+            command.env("VIADUCT_RUN_DIR", self.scratch.path());
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+            Ok(command.spawn()?)
+        });
+        let clients = clients.collect::<Result<Vec<_>>>()?;
+        let mut bytes = 0.0;
+        for client in clients {
+            let said = client.wait_with_output()?;
+            let said = String::from_utf8_lossy(&said.stdout).into_owned();
+            bytes += said.trim().parse::<f64>().with_context(|| format!("curl says `{said}`"))?;
+            stop::check()?;
+        }
+        Ok(bytes * 8.0 / 1e6 / time.as_secs_f64())
+    }
+
+    fn status(&self) -> Result<Value> {
+        let mut text = String::new();
+        UnixStream::connect(self.scratch.path().join("serve-80.sock"))?
+            .read_to_string(&mut text)?;
+        Ok(serde_json::from_str(&text)?)
+    }
+
+    /// What the server has refused, so far.
+    fn counted(&self) -> Result<f64> {
+        let status = &self.status()?["trickles"];
+        let refused = status["refused"].as_array().context("what was refused")?;
+        let messages = refused.iter().filter_map(|pair| pair[1].as_f64()).sum::<f64>();
+        Ok(messages + status["packets_refused"].as_f64().context("packets")?)
+    }
+
+    /// Of the server, MB.
+    fn resident(&self) -> f64 {
+        Usage::of(self.server.id()).resident as f64 / 1e6
+    }
+
+    /// The most of it, over `time`.
+    fn watch(&self, time: Duration) -> thread::JoinHandle<f64> {
+        let pid = self.server.id();
+        thread::spawn(move || {
+            let (end, mut most) = (Instant::now() + time, 0.0_f64);
+            while Instant::now() < end {
+                most = most.max(Usage::of(pid).resident as f64 / 1e6);
+                thread::sleep(Duration::from_millis(100));
+            }
+            most
+        })
+    }
+}
+
+/// A running flood. It ends with this value.
+struct Flood {
+    stop: Arc<AtomicBool>,
+    sent: Arc<AtomicU64>,
+    begun: Instant,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Flood {
+    /// Sends `packets` from the machine of the clients again and again, for `longest` at most.
+    fn start(world: &World, packets: Vec<Vec<u8>>, longest: Duration) -> Result<Flood> {
+        let raw = world.pair.load().netns().enter(Raw::open)??;
+        raw.set_buffers(16 << 20)?;
+        let (stop, sent) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let (asked, count, begun) = (stop.clone(), sent.clone(), Instant::now());
+        let to = SocketAddr::new(world.to.ip(), 0);
+        let run = move || {
+            let mut outbox = Outbox::default();
+            for packet in packets.iter().cycle().take(MOST as usize) {
+                outbox.push(packet, to, None);
+                if outbox.is_full() {
+                    let Some(socket) = raw.socket(true) else { return };
+                    count.fetch_add(outbox.flush(socket).sent, Ordering::Relaxed);
+                    if asked.load(Ordering::Relaxed) || begun.elapsed() > longest {
+                        return;
+                    }
+                }
+            }
+        };
+        Ok(Flood { stop, sent, begun, thread: Some(thread::spawn(run)) })
+    }
+
+    /// Packets a second, on average so far.
+    fn rate(&self) -> f64 {
+        self.sent.load(Ordering::Relaxed) as f64 / self.begun.elapsed().as_secs_f64()
+    }
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().map(thread::JoinHandle::join);
+    }
+}

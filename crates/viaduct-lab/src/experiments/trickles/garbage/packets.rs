@@ -1,0 +1,192 @@
+//! What a flood is made of: bytes without sense, and packets that are right but for one thing.
+//!
+//! | form | what stops it |
+//! |---|---|
+//! | bytes behind an IP header that says TCP | the tap's filter |
+//! | a plain SYN | the tap's filter; the kernel's TCP answers it |
+//! | right numbers, mark and checksum; the message is bytes | parsing it |
+//! | a whole request of another server's client, secret's number and all | its code |
+//! | the first two of the messages by UDP | the same |
+
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+
+use anyhow::{Context, Result};
+use viaduct_proto::rng::Rng;
+use viaduct_proto::time::{Duration, Instant};
+use viaduct_proto::trickles::api::{Endpoint, Files, Minisocket, Reply};
+use viaduct_proto::trickles::keys::KeyRing;
+use viaduct_proto::trickles::packet::{Numbers, Return, Role, tcp, udp};
+use viaduct_proto::trickles::replay::Replay;
+use viaduct_proto::trickles::server::{Server, Settings};
+use viaduct_proto::trickles::standard::{MAIN, Place, Valid};
+use viaduct_proto::trickles::stream::{Config, Stream};
+use viaduct_proto::wire::ip::internet_checksum;
+
+/// Addresses for tests of equipment (RFC 2544): the first, and how many bits are free.
+const FIRST: u32 = 0xc612_0000;
+const FREE_BITS: u32 = 17;
+/// Ethernet's.
+const MTU: usize = 1500;
+/// Longest message of bytes without sense.
+const LONGEST: u64 = 1400;
+/// Bytes of what the whole requests ask for.
+const OUTPUT: u64 = 400_000;
+
+/// Packets of all forms, from as many addresses, to `to`; whole requests bear the secret's `number`.
+pub(super) fn of_all_forms(
+    to: SocketAddrV4,
+    number: u8,
+    count: usize,
+    seed: u64,
+) -> Result<Vec<Vec<u8>>> {
+    let mut rng = Rng::from_seed(seed);
+    let near = requests_of_others(number, seed)?;
+    let mut made = Vec::with_capacity(count);
+    for n in 0..count {
+        let from = somebody(&mut rng);
+        let near = &near[rng.below(near.len() as u64) as usize];
+        made.push(match n % 8 {
+            0 => ip(from, to, 6, &noise(&mut rng)),
+            1 => plain_syn(from, to, &mut rng),
+            2 => marked(from, to, &noise(&mut rng), &mut rng)?,
+            3..=5 => marked(from, to, near, &mut rng)?,
+            6 => datagram(from, to, &noise(&mut rng)),
+            _ => datagram(from, to, near),
+        });
+    }
+    Ok(made)
+}
+
+fn somebody(rng: &mut Rng) -> SocketAddrV4 {
+    let ip = FIRST | (rng.next_u64() as u32 & ((1 << FREE_BITS) - 1));
+    SocketAddrV4::new(Ipv4Addr::from_bits(ip), 1024 | rng.next_u64() as u16)
+}
+
+fn noise(rng: &mut Rng) -> Vec<u8> {
+    let mut bytes = vec![0; 20 + rng.below(LONGEST - 20) as usize];
+    rng.fill(&mut bytes);
+    bytes
+}
+
+/// A message in TCP's format, of a connection that is open.
+fn marked(from: SocketAddrV4, to: SocketAddrV4, message: &[u8], rng: &mut Rng) -> Result<Vec<u8>> {
+    let mut numbers = Numbers::new(from.into(), to.into(), rng.next_u64() as u32);
+    let mut packet = Vec::new();
+    numbers.request(&[1], 1, MTU, &mut packet)?;
+    let mut opening = Return::of(&segment(&packet)?).context("a SYN can be answered")?;
+    opening.answer(&[1], MTU, &mut packet)?;
+    numbers.hear(&segment(&packet)?);
+    numbers.request(message, 1000, MTU, &mut packet)?;
+    Ok(packet)
+}
+
+fn segment(packet: &[u8]) -> Result<tcp::Segment> {
+    match tcp::parse(packet, packet.len(), tcp::Checksum::Check) {
+        Ok(tcp::Packet::Message(segment, _)) => Ok(segment),
+        other => anyhow::bail!("a packet of ours is read as {other:?}"),
+    }
+}
+
+fn plain_syn(from: SocketAddrV4, to: SocketAddrV4, rng: &mut Rng) -> Vec<u8> {
+    let mut segment = [0; 20];
+    segment[..2].copy_from_slice(&from.port().to_be_bytes());
+    segment[2..4].copy_from_slice(&to.port().to_be_bytes());
+    segment[4..8].copy_from_slice(&(rng.next_u64() as u32).to_be_bytes());
+    segment[12..16].copy_from_slice(&[5 << 4, 2, 0xff, 0xff]);
+    let (source, destination) = (from.ip().octets(), to.ip().octets());
+    let sum = internet_checksum(&[&source[..], &destination, &[0, 6, 0, 20], &segment].concat());
+    segment[16..18].copy_from_slice(&sum.to_be_bytes());
+    ip(from, to, 6, &segment)
+}
+
+fn datagram(from: SocketAddrV4, to: SocketAddrV4, message: &[u8]) -> Vec<u8> {
+    let length = (8 + udp::HEAD + message.len()) as u16;
+    let ports = [from.port(), to.port(), length, 0].map(u16::to_be_bytes);
+    ip(from, to, 17, &[ports.as_flattened(), &udp::head(Role::Request, 0), message].concat())
+}
+
+fn ip(from: SocketAddrV4, to: SocketAddrV4, protocol: u8, payload: &[u8]) -> Vec<u8> {
+    let mut packet = vec![0x45, 0, 0, 0, 0, 0, 0x40, 0, 60, protocol, 0, 0];
+    packet.extend(from.ip().octets());
+    packet.extend(to.ip().octets());
+    let length = (packet.len() + payload.len()) as u16;
+    packet[2..4].copy_from_slice(&length.to_be_bytes());
+    let sum = internet_checksum(&packet);
+    packet[10..12].copy_from_slice(&sum.to_be_bytes());
+    packet.extend_from_slice(payload);
+    packet
+}
+
+struct NoFiles;
+
+impl Files for NoFiles {
+    fn read(&mut self, _: u64, _: u64, _: &mut [u8]) -> bool {
+        false
+    }
+}
+
+/// Requests of a transfer from a server whose secret has the same number, and is another.
+fn requests_of_others(number: u8, seed: u64) -> Result<Vec<Vec<u8>>> {
+    let client: SocketAddr = "198.18.0.1:1024".parse()?;
+    let (mut now, to) = (Instant::ZERO, Return::of_datagram(client, "198.18.0.2:80".parse()?));
+    let secret = [seed as u8 ^ 0x5a; 32];
+    let replay = Replay::new(1 << 16, Duration::from_secs(30), [seed; 4], now);
+    let server = Server::new(Settings::default(), KeyRing::new(number, &secret), replay);
+    let mut server = Endpoint::new(server, 0);
+    let mut client = Stream::open(Config::default(), seed, now);
+    client.write(MAIN, b"GET / HTTP/1.1\r\n\r\n");
+    client.shutdown(MAIN);
+    let mut requests = Vec::new();
+    for _ in 0..40 {
+        now += Duration::from_millis(1);
+        let mut answers = Vec::new();
+        while let Some(request) = client.poll_transmit(now) {
+            if let Ok(event) = server.accept(now, to, &request) {
+                let reply = promise(&server, &event);
+                let keep = |_: &mut Return, message: &[u8]| answers.push(message.to_vec());
+                server.send(event, &reply, &mut NoFiles, keep);
+            }
+            requests.push(request);
+        }
+        answers.iter().for_each(|answer| client.handle(now, answer));
+    }
+    // The first are an open and an echo; a code is what most requests fail at.
+    anyhow::ensure!(requests.len() > 16, "only {} requests came of a transfer", requests.len());
+    Ok(requests.split_off(2))
+}
+
+/// Says to who asks for something that there is output, of which nothing ever comes.
+fn promise(server: &Endpoint, event: &Minisocket<'_>) -> Reply {
+    let mut reply = Reply::default();
+    for input in event.inputs(server.ring()).flatten() {
+        let Place { stream, start, .. } = input.place;
+        let valid = Valid { stream, start, end: start + OUTPUT, last: true, leave: 0 };
+        reply.closed(stream, input.bytes.len() as u64).output(valid, [0; 24]);
+    }
+    reply
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_that_look_right_are_read_and_none_is_answered() {
+        let to = "10.1.0.2:80".parse().unwrap();
+        let packets = of_all_forms(to, 7, 400, 1).unwrap();
+        let now = Instant::ZERO + Duration::from_secs(9);
+        let replay = Replay::new(1 << 16, Duration::from_secs(30), [3; 4], now);
+        let ring = KeyRing::new(7, &[1; 32]);
+        let mut server = Server::new(Settings::default(), ring, replay);
+        let mut read = 0;
+        for packet in &packets {
+            let parsed = tcp::parse(packet, packet.len(), tcp::Checksum::Check);
+            if let Ok(tcp::Packet::Message(segment, message)) = parsed {
+                read += 1;
+                assert!(server.grant(now, segment.source, message).is_err());
+            }
+        }
+        assert_eq!(read, 200);
+        assert!(server.stats().invalid >= 150, "{:?}", server.stats());
+    }
+}

@@ -1,0 +1,111 @@
+//! How a request came, and its answers go.
+
+use aes_siv::KeyInit as _;
+use aes_siv::siv::Aes128Siv;
+
+use super::{HELLO, ID, KEY, RESPONSE, SIV, kind};
+use crate::trickles::bytes::Reader;
+use crate::trickles::keys::KeyRing;
+
+/// In clear, or under a key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::trickles) enum Channel {
+    #[default]
+    Clear,
+    Sealed {
+        /// Number of the secret.
+        secret: u8,
+        id: [u8; ID],
+        form: Form,
+    },
+}
+
+/// What answers begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::trickles) enum Form {
+    /// Which connection it is.
+    Response,
+    /// The end of a handshake.
+    Answer([u8; HELLO]),
+}
+
+impl Channel {
+    /// Writes an answer in place of what is in `out`; false if its secret is gone.
+    pub(in crate::trickles) fn seal(
+        &self,
+        ring: &KeyRing,
+        message: &[u8],
+        out: &mut Vec<u8>,
+    ) -> bool {
+        out.clear();
+        let Channel::Sealed { secret, id, form } = self else {
+            out.extend_from_slice(message);
+            return true;
+        };
+        match form {
+            Form::Answer(hello) => out.extend_from_slice(hello),
+            Form::Response => {
+                out.push(kind::RESPONSE);
+                out.extend_from_slice(&id[..4]);
+            }
+        }
+        ring.channel_key(*secret, id).is_some_and(|key| seal(&key, message, out).is_some())
+    }
+
+    /// The same as bytes, for an event that is given away.
+    pub(in crate::trickles) fn emit(&self) -> Vec<u8> {
+        match self {
+            Channel::Clear => Vec::new(),
+            Channel::Sealed { secret, id, form } => {
+                let hello = match form {
+                    Form::Response => &[][..],
+                    Form::Answer(hello) => hello,
+                };
+                [&[*secret], &id[..], hello].concat()
+            }
+        }
+    }
+
+    /// From such bytes; none if they are none.
+    pub(in crate::trickles) fn parse(bytes: &[u8]) -> Option<Channel> {
+        let mut reader = Reader(bytes);
+        let Some(secret) = reader.u8() else { return Some(Channel::Clear) };
+        let id = reader.array()?;
+        let form = match reader.0 {
+            [] => Form::Response,
+            hello => Form::Answer(hello.try_into().ok()?),
+        };
+        Some(Channel::Sealed { secret, id, form })
+    }
+
+    /// Bytes that it adds to an answer.
+    pub(in crate::trickles) fn overhead(&self) -> usize {
+        match self {
+            Channel::Clear => 0,
+            Channel::Sealed { form: Form::Response, .. } => RESPONSE,
+            Channel::Sealed { form: Form::Answer(_), .. } => HELLO + SIV,
+        }
+    }
+}
+
+/// Appends `message` under `key` to what is in `out`, which is authenticated with it.
+pub(super) fn seal(key: &[u8; KEY], message: &[u8], out: &mut Vec<u8>) -> Option<()> {
+    let head = out.len();
+    out.extend_from_slice(&[0; SIV]);
+    out.extend_from_slice(message);
+    let (before, rest) = out.split_at_mut(head);
+    let (place, body) = rest.split_at_mut(SIV);
+    let siv = Aes128Siv::new(key.into()).encrypt_in_place_detached([&*before], body).ok()?;
+    place.copy_from_slice(&siv);
+    Some(())
+}
+
+/// What is under `key` in a message behind its `head` bytes; none if it was altered, or is not.
+pub(super) fn open(key: &[u8; KEY], message: &[u8], head: usize) -> Option<Vec<u8>> {
+    let (before, rest) = message.split_at_checked(head)?;
+    let (siv, body) = rest.split_first_chunk::<SIV>()?;
+    let mut body = body.to_vec();
+    let mut cipher = Aes128Siv::new(key.into());
+    cipher.decrypt_in_place_detached([before], &mut body, siv.into()).ok()?;
+    Some(body)
+}

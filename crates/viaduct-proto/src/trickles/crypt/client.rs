@@ -1,0 +1,125 @@
+//! The client's side: handshakes that wait, and keys.
+
+use std::collections::VecDeque;
+
+use snow::HandshakeState;
+
+use super::channel::{open, seal};
+use super::{EPHEMERAL, HELLO, ID, KEY, PADDED, SECOND, TAG, kind, noise};
+use crate::keys::{Entropy, PublicKey};
+use crate::trickles::bytes::Reader;
+use crate::trickles::wire::request::is_open;
+
+/// Bytes that sealing adds to the first message of a connection, at most.
+pub const OPENING: usize = 1 + EPHEMERAL + 2 + PADDED + TAG;
+/// Handshakes that wait, and keys that are kept.
+const MOST: usize = 4;
+
+/// A handshake whose answer did not come yet.
+struct Pending {
+    /// The first bytes of its ephemeral key, by which answers say which they are of.
+    of: [u8; 4],
+    noise: Box<HandshakeState>,
+}
+
+struct Key {
+    secret: u8,
+    id: [u8; ID],
+    key: [u8; KEY],
+}
+
+/// A client's encryption, of one connection and those that take its place. See the [module](super).
+pub struct ClientCrypt {
+    server: PublicKey,
+    entropy: Entropy,
+    pending: VecDeque<Pending>,
+    /// The newest first.
+    keys: VecDeque<Key>,
+    refused: u64,
+}
+
+impl std::fmt::Debug for ClientCrypt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClientCrypt").field("server", &self.server).finish_non_exhaustive()
+    }
+}
+
+impl ClientCrypt {
+    /// To a server that has the secret key of `server`.
+    pub fn new(server: PublicKey, entropy: Entropy) -> Self {
+        let (pending, keys) = Default::default();
+        ClientCrypt { server, entropy, pending, keys, refused: 0 }
+    }
+
+    /// Messages that did not open: in clear, altered, or of somebody else.
+    pub fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    /// A message of the connection's, as it is sent. None: there is no key for it yet, and it is lost.
+    pub fn seal(&mut self, message: &[u8]) -> Option<Vec<u8>> {
+        if is_open(message) {
+            return self.begin(message);
+        }
+        let Key { secret, id, key } = self.keys.front()?;
+        let mut out = vec![kind::REQUEST, *secret];
+        out.extend_from_slice(id);
+        seal(key, message, &mut out)?;
+        Some(out)
+    }
+
+    /// What is in a message that came; none if it is not the server's, which is counted.
+    pub fn open(&mut self, message: &[u8]) -> Option<Vec<u8>> {
+        let opened = match message.first() {
+            Some(&kind::RESPONSE) => self.response(message),
+            Some(&kind::ANSWER) => self.finish(message),
+            _ => None,
+        };
+        self.refused += u64::from(opened.is_none());
+        opened
+    }
+
+    fn begin(&mut self, message: &[u8]) -> Option<Vec<u8>> {
+        let key = self.server.as_bytes();
+        let mut noise =
+            noise(&self.entropy, |b| b.remote_public_key(key), |b| b.build_initiator())?;
+        let mut inside = u16::try_from(message.len()).ok()?.to_be_bytes().to_vec();
+        inside.extend_from_slice(message);
+        inside.resize(inside.len() + PADDED, 0);
+        let mut out = vec![0; 1 + EPHEMERAL + inside.len() + TAG];
+        out[0] = kind::OPENING;
+        noise.write_message(&inside, &mut out[1..]).ok()?;
+        let of = *out[1..].first_chunk()?;
+        self.pending.push_front(Pending { of, noise: Box::new(noise) });
+        self.pending.truncate(MOST);
+        Some(out)
+    }
+
+    /// The end of a handshake, and a response with it.
+    fn finish(&mut self, message: &[u8]) -> Option<Vec<u8>> {
+        let (hello, _) = message.split_first_chunk::<HELLO>()?;
+        let of = &hello[1..5];
+        // An answer that came before: its key is there.
+        let known = self.keys.iter().find_map(|key| open(&key.key, message, HELLO));
+        if known.is_some() {
+            return known;
+        }
+        let at = self.pending.iter().position(|pending| pending.of == of)?;
+        let mut given = [0; SECOND - EPHEMERAL - TAG];
+        self.pending[at].noise.read_message(&hello[5..], &mut given).ok()?;
+        self.pending.remove(at);
+        let mut reader = Reader(&given);
+        let key = Key { secret: reader.u8()?, id: reader.array()?, key: reader.array()? };
+        // That much is the server's, whatever became of the rest.
+        let inner = open(&key.key, message, HELLO);
+        self.keys.push_front(key);
+        self.keys.truncate(MOST);
+        inner
+    }
+
+    fn response(&self, message: &[u8]) -> Option<Vec<u8>> {
+        let of = message.get(1..5)?;
+        let mut fitting = self.keys.iter().filter(|key| key.id[..4] == *of);
+        fitting.find_map(|key| open(&key.key, message, 5))
+    }
+}

@@ -1,0 +1,142 @@
+//! The server's side: a function of the message, the key pair and the secrets.
+
+use super::channel::open;
+use super::{Channel, EPHEMERAL, Form, HELLO, ID, KEY, PADDED, SECOND, SIV, TAG, kind, noise};
+use crate::keys::{Entropy, PublicKey, SecretKey};
+use crate::time::{Duration, Instant};
+use crate::trickles::bytes::Reader;
+use crate::trickles::keys::KeyRing;
+
+/// Handshakes a second, at most, and how many may come at once: each takes about 150 microseconds of a
+/// core, and anybody can ask for one. What is beyond is not answered; its client asks again.
+const RATE: u32 = 2_000;
+const AT_ONCE: u32 = 200;
+/// What one of them is apart.
+const APART: Duration = Duration::from_nanos(1_000_000_000 / RATE as u64);
+
+/// What became of messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Handshakes.
+    pub handshakes: u64,
+    /// Requests that were opened.
+    pub opened: u64,
+    /// Refused: altered, under another key, or of a secret that is gone.
+    pub altered: u64,
+    /// Refused: in clear, where that is not wanted.
+    pub clear: u64,
+    /// Refused: more handshakes than there is time for.
+    pub busy: u64,
+}
+
+/// A server's encryption. See the [module](super).
+pub struct ServerCrypt {
+    identity: SecretKey,
+    required: bool,
+    entropy: Entropy,
+    /// When the handshakes so far would be done, had they come one by one.
+    busy_until: Instant,
+    stats: Stats,
+}
+
+impl std::fmt::Debug for ServerCrypt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ServerCrypt").field("public", &self.public()).finish_non_exhaustive()
+    }
+}
+
+impl ServerCrypt {
+    /// For a server that is known by `identity`, which its replicas share. `required`: what comes in
+    /// clear is refused.
+    pub fn new(identity: SecretKey, required: bool, entropy: Entropy) -> Self {
+        let busy_until = Instant::ZERO;
+        ServerCrypt { identity, required, entropy, busy_until, stats: Stats::default() }
+    }
+
+    /// What its clients know it by.
+    pub fn public(&self) -> PublicKey {
+        self.identity.public()
+    }
+
+    /// The counters so far.
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// Opens a message: what was in it, if it was sealed at all, and how its answers go. None: it is
+    /// refused, which is counted.
+    pub(in crate::trickles) fn open(
+        &mut self,
+        now: Instant,
+        ring: &KeyRing,
+        message: &[u8],
+    ) -> Option<(Option<Vec<u8>>, Channel)> {
+        let opened = match message.first() {
+            Some(&kind::REQUEST) => request(ring, message),
+            Some(&kind::OPENING) => {
+                if !self.has_time(now) {
+                    self.stats.busy += 1;
+                    return None;
+                }
+                self.handshake(ring, message)
+            }
+            _ if self.required => {
+                self.stats.clear += 1;
+                return None;
+            }
+            _ => return Some((None, Channel::Clear)),
+        };
+        let Some((message, channel)) = opened else {
+            self.stats.altered += 1;
+            return None;
+        };
+        self.stats.opened += 1;
+        Some((Some(message), channel))
+    }
+
+    fn has_time(&mut self, now: Instant) -> bool {
+        let begin = self.busy_until.max(now);
+        let free = begin.since(now) <= APART * AT_ONCE;
+        if free {
+            self.busy_until = begin + APART;
+        }
+        free
+    }
+
+    fn handshake(&mut self, ring: &KeyRing, message: &[u8]) -> Option<(Vec<u8>, Channel)> {
+        let first = message.get(1..)?;
+        let ephemeral: [u8; 4] = *first.first_chunk()?;
+        let key = self.identity.as_bytes();
+        let mut noise =
+            noise(&self.entropy, |b| b.local_private_key(key), |b| b.build_responder())?;
+        let mut inside = vec![0; first.len().checked_sub(EPHEMERAL + TAG)?];
+        noise.read_message(first, &mut inside).ok()?;
+        let mut reader = Reader(&inside);
+        let length = reader.u16()?;
+        let inner = reader.take(length.into())?.to_vec();
+        // Its answer is to be no longer than it is: inside, the same holds of the message.
+        if reader.0.len() < PADDED {
+            return None;
+        }
+        let mut id = [0; ID];
+        (self.entropy)(&mut id);
+        let secret = ring.newest().number();
+        let key: [u8; KEY] = ring.channel_key(secret, &id)?;
+        let mut hello = [0; HELLO];
+        hello[0] = kind::ANSWER;
+        hello[1..5].copy_from_slice(&ephemeral);
+        let given = [&[secret], &id[..], &key].concat();
+        let written = noise.write_message(&given, &mut hello[5..]).ok()?;
+        debug_assert_eq!(written, SECOND);
+        self.stats.handshakes += 1;
+        Some((inner, Channel::Sealed { secret, id, form: Form::Answer(hello) }))
+    }
+}
+
+fn request(ring: &KeyRing, message: &[u8]) -> Option<(Vec<u8>, Channel)> {
+    let head = 1 + 1 + ID;
+    let mut reader = Reader(message.get(1..head + SIV)?);
+    let (secret, id) = (reader.u8()?, reader.array()?);
+    let inner = open(&ring.channel_key(secret, &id)?, message, head)?;
+    Some((inner, Channel::Sealed { secret, id, form: Form::Response }))
+}

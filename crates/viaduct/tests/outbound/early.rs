@@ -1,0 +1,91 @@
+//! Programs whose first bytes go in the first packet: a round trip less where the server knows Trickles, and
+//! nothing lost, or twice, where it does not.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use viaduct_sys::process::Process;
+
+use crate::common::within;
+use crate::world::World;
+use crate::{VIADUCT, curl, done, url};
+
+/// A round trip of 300 ms.
+const FAR: &str = "rate=50M,delay=150ms,queue=300kB";
+const TRIP: f64 = 0.3;
+
+/// Times of requests, one after the other, of programs under one run.
+fn times(world: &World, by: &str, path: &str, count: usize) -> Vec<f64> {
+    let one = format!("curl --noproxy '*' -sS -o /dev/null -w '%{{time_total}}\\n' {path}");
+    let script = vec![one; count].join("; ");
+    let mut command = world.net.a1().command(VIADUCT);
+    command.args(["run", by, "--run-dir"]).arg(world.dir.join("runs"));
+    command.args(["--", "sh", "-c", &script]).stderr(Stdio::piped());
+    let said = String::from_utf8(done(command).stdout).unwrap();
+    said.lines().map(|line| line.parse().unwrap()).collect()
+}
+
+#[test]
+fn a_small_answer_takes_one_round_trip_where_the_server_is_known() {
+    let Some(world) = World::new("early", FAR) else { return };
+    world.file("small", &[b'x'; 600]);
+    let _server = world.serve("auto");
+    let small = url(world.v4(), "small");
+    let [first, second, third] = times(&world, "+trickles:way=tcp", &small, 3)[..] else {
+        panic!("three")
+    };
+    assert!(first >= 2.0 * TRIP, "nothing is known yet: {first}");
+    assert!(second < 1.7 * TRIP && third < 1.7 * TRIP, "{second} and {third} s");
+    let [first, second] = times(&world, "+trickles:way=udp,early=always", &small, 2)[..] else {
+        panic!("two")
+    };
+    assert!(first < 1.7 * TRIP && second < 1.7 * TRIP, "{first} and {second} s");
+    let never = times(&world, "+trickles:way=tcp,early=never", &small, 2);
+    assert!(never.iter().all(|time| *time >= 2.0 * TRIP), "{never:?}");
+}
+
+#[test]
+fn what_was_said_early_comes_once_and_whole_to_a_server_that_knows_only_tcp() {
+    let Some(world) = World::new("early-tcp", "rate=50M,delay=5ms,queue=300kB") else { return };
+    // Answers each connection, when it has heard all, by what it has heard.
+    let echo = "
+import socket
+listener = socket.create_server(('', 80))
+while True:
+    client, _ = listener.accept()
+    heard = b''
+    while data := client.recv(65536): heard += data
+    client.sendall(heard)
+    client.close()
+";
+    let mut command = world.net.b1().command("python3");
+    command.args(["-c", echo]).stdout(Stdio::null()).stderr(Stdio::null());
+    let _server = Process::spawn(command).unwrap();
+    assert!(within(Duration::from_secs(10), || world.connect_plain().is_ok()));
+    let client = format!(
+        "
+import socket, sys
+for size in (0, 1, 5000, 300000):
+    said = bytes(n * 7 % 251 for n in range(size))
+    server = socket.create_connection(('{}', 80), timeout=20)
+    server.sendall(said)
+    server.shutdown(socket.SHUT_WR)
+    heard = b''
+    while data := server.recv(65536): heard += data
+    assert heard == said, (size, len(heard))
+print('alike')
+",
+        world.v4()
+    );
+    for by in ["+trickles:way=tcp,early=always", "+trickles:early=always", "+trickles"] {
+        let mut command = world.net.a1().command(VIADUCT);
+        command.args(["run", by, "--run-dir"]).arg(world.dir.join("runs"));
+        command.args(["--", "python3", "-c", &client]).stderr(Stdio::piped());
+        assert_eq!(done(command).stdout, b"alike\n", "{by}");
+    }
+    // Nobody listens: that is told, if not as a refusal.
+    let closed = format!("http://{}:81/", world.v4());
+    let start = Instant::now();
+    let refused = curl(&world, &["+trickles:way=tcp,early=always"], &[&closed]).output().unwrap();
+    assert!(!refused.status.success() && start.elapsed() < Duration::from_secs(3), "{refused:?}");
+}

@@ -1,0 +1,117 @@
+//! Programs whose flows go by Trickles encrypted, and not at all where that cannot be.
+
+use std::process::Output;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use viaduct_sys::ring::{Ring, RingConfig};
+
+use crate::world::World;
+use crate::{VIADUCT, curl, done, url};
+
+const LINK: &str = "rate=50M,delay=5ms,queue=300kB";
+const WORDS: &[u8] = b"what nobody on the way is to read";
+
+/// All packets that cross the server's interface.
+struct Watch {
+    enough: Arc<AtomicBool>,
+    thread: JoinHandle<Vec<Vec<u8>>>,
+}
+
+impl Watch {
+    fn start(world: &World) -> Watch {
+        let config = RingConfig { max_packet: 1500, bytes: 8 << 20 };
+        let ring = world.net.b1().netns().enter(|| Ring::open("eth0", config));
+        let (mut ring, enough) = (ring.unwrap().unwrap(), Arc::<AtomicBool>::default());
+        let until = enough.clone();
+        let thread = thread::spawn(move || {
+            let mut seen = Vec::new();
+            loop {
+                let last = until.load(Ordering::Relaxed);
+                while let Some(frame) = ring.next() {
+                    seen.push(frame.to_vec());
+                }
+                if last {
+                    assert_eq!(ring.drops(), 0);
+                    return seen;
+                }
+                thread::sleep(Duration::from_millis(5));
+            }
+        });
+        Watch { enough, thread }
+    }
+
+    /// Packets, and how many of them show these words.
+    fn finish(self, words: &[u8]) -> (usize, usize) {
+        self.enough.store(true, Ordering::Relaxed);
+        let seen = self.thread.join().unwrap();
+        let shows = |packet: &&Vec<u8>| packet.windows(words.len()).any(|window| window == words);
+        (seen.len(), seen.iter().filter(shows).count())
+    }
+}
+
+/// The public key of an identity that is made.
+fn identity(world: &World, name: &str) -> String {
+    let mut made = std::process::Command::new(VIADUCT);
+    made.args(["key", "new", "--out"]).arg(world.dir.join(name));
+    let made = made.output().unwrap();
+    assert!(made.status.success());
+    String::from_utf8(made.stdout).unwrap().trim().to_owned()
+}
+
+fn fails(world: &World, by: &str, url: &str) -> Output {
+    let output = curl(world, &[by], &["--connect-timeout", "2", url]).output().unwrap();
+    assert!(!output.status.success() && output.stdout.is_empty(), "{by}: {output:?}");
+    output
+}
+
+#[test]
+fn encrypted_flows_show_nothing_and_are_refused_rather_than_sent_in_clear() {
+    let Some(world) = World::new("encrypted", LINK) else { return };
+    let big = WORDS.repeat(10_000);
+    world.file("secret.txt", &big);
+    let key = identity(&world, "identity");
+    let other = identity(&world, "other");
+    let file = world.dir.join("identity");
+    let only = ["--identity", file.to_str().unwrap(), "--encrypted-only"];
+    let url = url(world.v4(), "secret.txt");
+    let server = world.serve_with("auto", &only, || world.status_is_there());
+    for way in ["tcp", "udp"] {
+        let watch = Watch::start(&world);
+        let by = format!("+trickles:way={way},key={key}");
+        assert!(done(curl(&world, &[&by], &[&url])).stdout == big, "{by}");
+        let (packets, shown) = watch.finish(&WORDS[..16]);
+        assert!(packets > 200 && shown == 0, "{way}: {shown} of {packets} packets");
+    }
+    let said = world.status();
+    assert!(said["trickles"]["decrypted"].as_u64().unwrap() > 40, "{said}");
+    // Somebody else's key; no key; and what knows nothing of Trickles.
+    fails(&world, &format!("+trickles:way=tcp,key={other}"), &url);
+    fails(&world, "+trickles:way=tcp", &url);
+    assert!(world.connect_plain().is_err(), "nothing over TCP");
+    drop(server);
+    // One that has both answers as it is asked, and whoever looks on sees which.
+    let _server = world.serve_with("auto", &only[..2], || world.connect_plain().is_ok());
+    for (by, is_clear) in
+        [("+trickles:way=tcp".to_owned(), true), (format!("+trickles:way=tcp,key={key}"), false)]
+    {
+        let watch = Watch::start(&world);
+        assert!(done(curl(&world, &[&by], &[&url])).stdout == big, "{by}");
+        let (_, shown) = watch.finish(&WORDS[..16]);
+        assert_eq!(shown > 100, is_clear, "{by}: {shown} packets");
+    }
+}
+
+#[test]
+fn a_server_that_knows_only_tcp_is_not_spoken_to_where_all_is_to_be_encrypted() {
+    let Some(world) = World::new("downgrade", LINK) else { return };
+    world.file("small", b"small");
+    let key = identity(&world, "identity");
+    let _server = world.serve("off");
+    let url = url(world.v4(), "small");
+    assert_eq!(done(curl(&world, &["+trickles:way=tcp"], &[&url])).stdout, b"small");
+    let refused = fails(&world, &format!("+trickles:way=tcp,key={key}"), &url);
+    assert_eq!(refused.status.code(), Some(7), "told as a refusal: {refused:?}");
+}
