@@ -172,8 +172,8 @@ impl Asks {
     /// Wants once more what the first packet is to bring that has not come; it may come all the same. Whether
     /// there is such a packet.
     pub(super) fn doubt_first(&mut self) -> bool {
-        let wants = self.fresh.values_mut().map(|expected| &mut expected.want);
-        let first = wants.filter(|want| want.as_ref().is_some_and(|want| want.length > 0)).next();
+        let mut wants = self.fresh.values_mut().map(|expected| &mut expected.want);
+        let first = wants.find(|want| want.as_ref().is_some_and(|want| want.length > 0));
         let want = first.and_then(Option::take);
         let doubted = want.is_some();
         self.want_again(want);
