@@ -50,7 +50,7 @@ impl Experiment for Aggregate {
             let mut by = |who| {
                 run.step(&format!("{clients} clients of {}", name(who)))?;
                 let world = link(run)?;
-                measure(run, world, OBJECT, &fetches, who)
+                measure(run, &world, OBJECT, &fetches, who)
             };
             let (ours, theirs) = (by(true)?, by(false)?);
             draw(run, clients, &ours, &theirs);
@@ -61,7 +61,7 @@ impl Experiment for Aggregate {
             let mut by = |who| {
                 run.step(&format!("{object} bytes at 1 Gb/s by {}", name(who)))?;
                 let world = gigabit(run)?;
-                measure(run, world, object, &fetches, who)
+                measure(run, &world, object, &fetches, who)
             };
             let (ours, theirs) = (by(true)?, by(false)?);
             draw_alone(run, object, &ours, &theirs);
@@ -83,7 +83,7 @@ fn link(run: &Run) -> Result<Dumbbell> {
 /// In a world of its own: nothing of one arm is left when the other begins.
 fn measure(
     run: &mut Run,
-    world: Dumbbell,
+    world: &Dumbbell,
     object: usize,
     fetches: &Fetches<'_>,
     trickles: bool,

@@ -274,18 +274,15 @@ impl Cluster {
 
 impl Drop for Balancer<'_> {
     fn drop(&mut self) {
+        let (Balancer::Sprayer(cluster) | Balancer::Haproxy { cluster, .. }) = &*self;
+        let gateway = cluster.world.net.gateway_b();
         // The world is gone soon; what cannot be undone shows in the next step.
-        let _ = match self {
-            Balancer::Sprayer(cluster) => {
-                let gateway = cluster.world.net.gateway_b();
-                gateway.run("nft", &["delete table ip sprayer"]).map(drop)
-            }
-            Balancer::Haproxy { cluster, .. } => {
-                let gateway = cluster.world.net.gateway_b();
-                let gone = gateway.ip(&[format!("addr del {SERVICE}/32 dev lo")]);
-                gone.and_then(|()| Ok(cluster.world.lead_to(0).ok().unwrap_or_default()))
-            }
-        };
+        if matches!(self, Balancer::Sprayer(_)) {
+            let _ = gateway.run("nft", &["delete table ip sprayer"]);
+        } else {
+            let _ = gateway.ip(&[format!("addr del {SERVICE}/32 dev lo")]);
+            let _ = cluster.world.lead_to(0);
+        }
     }
 }
 
