@@ -59,7 +59,7 @@ impl Flood {
                 let due = (begun.elapsed().as_secs_f64() * rate as f64) as u64;
                 while count.load(Ordering::Relaxed) < due {
                     // A queue that is full loses one; the flood goes on.
-                    let _ = tun.write(&syn(to, &mut rng));
+                    let _ = tun.write(&syn(somewhere(&mut rng), to, rng.next_u64() as u32));
                     count.fetch_add(1, Ordering::Relaxed);
                 }
                 thread::sleep(EVERY);
@@ -81,20 +81,24 @@ impl Drop for Flood {
     }
 }
 
-/// A SYN from somewhere, as hosts send them: MSS, SACK, window scale.
-fn syn(to: SocketAddrV4, rng: &mut Rng) -> [u8; 48] {
+/// An address that nobody has.
+fn somewhere(rng: &mut Rng) -> SocketAddrV4 {
+    let ip = FIRST | (rng.next_u64() as u32 & ((1 << FREE_BITS) - 1));
+    SocketAddrV4::new(Ipv4Addr::from_bits(ip), 1024 | rng.next_u64() as u16)
+}
+
+/// A SYN as hosts send them: MSS, SACK, window scale.
+pub(crate) fn syn(from: SocketAddrV4, to: SocketAddrV4, seq: u32) -> [u8; 48] {
     const OPTIONS: [u8; 8] = [2, 4, 5, 180, 1, 3, 3, 7];
-    let from = FIRST | (rng.next_u64() as u32 & ((1 << FREE_BITS) - 1));
     let mut packet = [0; 48];
     packet[..12].copy_from_slice(&[0x45, 0, 0, 48, 0, 0, 0x40, 0, 60, 6, 0, 0]);
-    packet[12..16].copy_from_slice(&from.to_be_bytes());
+    packet[12..16].copy_from_slice(&from.ip().octets());
     packet[16..20].copy_from_slice(&to.ip().octets());
     let sum = internet_checksum(&packet[..20]);
     packet[10..12].copy_from_slice(&sum.to_be_bytes());
-    let port = 1024 | rng.next_u64() as u16;
-    packet[20..22].copy_from_slice(&port.to_be_bytes());
+    packet[20..22].copy_from_slice(&from.port().to_be_bytes());
     packet[22..24].copy_from_slice(&to.port().to_be_bytes());
-    packet[24..28].copy_from_slice(&(rng.next_u64() as u32).to_be_bytes());
+    packet[24..28].copy_from_slice(&seq.to_be_bytes());
     packet[32..36].copy_from_slice(&[7 << 4, SYN, 0xff, 0xff]);
     packet[40..].copy_from_slice(&OPTIONS);
     let pseudo = [&packet[12..20], &[0, 6, 0, 28], &packet[20..]].concat();

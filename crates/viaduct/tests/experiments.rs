@@ -202,6 +202,20 @@ fn assert_alike(outcome: &Outcome) {
 }
 
 #[test]
+fn attacks_on_a_server_that_keeps_nothing_are_refused_and_counted() {
+    let _alone = alone();
+    let outcome = quick("trickles/attacks");
+    assert_eq!(outcome.checks.len(), 24);
+    // What the liars and the honest get in three seconds is not steady; that lies are worth little is.
+    for check in outcome.checks.iter().filter(|c| !c.name.starts_with("who ")) {
+        assert!(check.holds, "{}", print_table(&outcome, false));
+    }
+    let hides = |c: &&viaduct_lab::experiment::Check| c.name.starts_with("who hides losses");
+    let hides = outcome.checks.iter().find(hides).unwrap();
+    assert!(hides.value < 1.0, "{}", print_table(&outcome, false));
+}
+
+#[test]
 fn real_programs_do_as_they_do_directly() {
     let _alone = alone();
     let outcome = quick("tesla/matrix");

@@ -54,6 +54,12 @@ pub const ALL: &[&dyn Experiment] = &[
     &trickles::object_size::ObjectSize,
     &trickles::memory::Memory,
     &trickles::cpu::Cpu,
+    &trickles::friendliness::Friendliness,
+    &trickles::pipelined::Pipelined,
+    &trickles::wan::WideArea,
+    &trickles::failover::Failover,
+    &trickles::balance::Balance,
+    &trickles::attacks::Attacks,
     &trickles::garbage::Garbage,
     &site::all::All,
 ];

@@ -6,13 +6,13 @@ mod common;
 mod world;
 
 use std::io::Write as _;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::random;
 use viaduct_proto::trickles::packet::{Format, Ways};
 use viaduct_proto::trickles::standard::MAIN;
-use world::{End, World};
+use world::{End, SHARED, World};
 
 const LOSSY: &str = "rate=100M,delay=1ms,queue=500kB,loss=1%";
 const LIMIT: Duration = Duration::from_secs(60);
@@ -86,6 +86,42 @@ fn a_server_that_is_killed_and_started_again_is_not_noticed() {
     let (head, body) = client.response(MAIN);
     assert!(head.starts_with("HTTP/1.1 200") && body == big, "{head}");
     println!("the server was gone for {gone:?}");
+}
+
+#[test]
+fn a_route_that_flips_between_replicas_is_not_noticed() {
+    let Some(world) = World::new("anycast", "rate=40M,delay=5ms,queue=300kB") else { return };
+    let big = random(5_000_000);
+    world.file("big.bin", &big);
+    world.share_address();
+    let words = ["--trickles", "tcp", "--balanced"];
+    let serve = |host| world.serve_in(host, &words, || world.connect_plain_to(host).is_ok());
+    let _servers = [0, 1].map(serve);
+    world.lead_to(0);
+    let mut client = world.client(Ways::Any);
+    let flow = client.connect(SHARED.into());
+    let done = AtomicBool::new(false);
+    let flips = std::thread::scope(|scope| {
+        let flipper = scope.spawn(|| {
+            let flip = |n: usize| {
+                std::thread::sleep(Duration::from_millis(40));
+                world.lead_to(n % 2);
+            };
+            (1..).take_while(|_| !done.load(Ordering::Relaxed)).map(flip).count()
+        });
+        let end = client.fetch(flow, &get("/big.bin", ""), &[MAIN], LIMIT);
+        done.store(true, Ordering::Relaxed);
+        assert_eq!(end, End::Finished);
+        flipper.join().unwrap()
+    });
+    let (head, body) = client.response(MAIN);
+    assert!(head.starts_with("HTTP/1.1 200") && body == big, "{head}");
+    std::thread::sleep(Duration::from_millis(300));
+    for host in [0, 1] {
+        let status = world.status_of(host);
+        assert!(status["trickles"]["answered"].as_u64() > Some(100), "{status}");
+    }
+    println!("{flips} flips");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -18,6 +18,9 @@ use viaduct_proto::trickles::stream::{Config, State};
 use viaduct_sys::poll::{Waker, wait};
 use viaduct_sys::process::Process;
 
+/// An address of both servers.
+pub(crate) const SHARED: Ipv4Addr = Ipv4Addr::new(10, 2, 200, 1);
+
 pub(crate) struct World {
     pub(crate) net: Dumbbell,
     pub(crate) dir: PathBuf,
@@ -31,7 +34,7 @@ impl World {
             return None;
         }
         let wan = Wan::Emulated(Box::new(EmulatorConfig::symmetric(link.parse().unwrap(), 5)));
-        let spec = DumbbellSpec { wan, ..DumbbellSpec::default() };
+        let spec = DumbbellSpec { hosts: 2, wan, ..DumbbellSpec::default() };
         let net = Dumbbell::build(&spec, &Journal::new()).unwrap();
         let dir =
             std::env::temp_dir().join(format!("viaduct-served-{test}-{}", std::process::id()));
@@ -57,10 +60,20 @@ impl World {
         more: &[&str],
         is_up: impl Fn() -> bool,
     ) -> Process {
-        let mut command = self.net.b1().command(env!("CARGO_BIN_EXE_viaduct"));
+        self.serve_in(0, &[&["--trickles", trickles], more].concat(), is_up)
+    }
+
+    /// The same in host b1 (0) or b2 (1), with these words.
+    pub(crate) fn serve_in(
+        &self,
+        host: usize,
+        words: &[&str],
+        is_up: impl Fn() -> bool,
+    ) -> Process {
+        let mut command = self.net.hosts_b()[host].command(env!("CARGO_BIN_EXE_viaduct"));
         command.arg("serve").arg(self.dir.join("site")).args(["--listen", "[::]:80"]);
-        command.args(["--trickles", trickles, "--key"]).arg(self.dir.join("key"));
-        command.arg("--run-dir").arg(self.dir.join("run")).args(more).stderr(Stdio::null());
+        command.args(words).arg("--key").arg(self.dir.join("key"));
+        command.arg("--run-dir").arg(self.run_dir(host)).stderr(Stdio::null());
         let server = Process::spawn(command).unwrap();
         let up = crate::common::within(Duration::from_secs(10), is_up);
         assert!(up, "the server does not come up");
@@ -69,8 +82,30 @@ impl World {
 
     /// By the kernel's TCP, from the client's namespace.
     pub(crate) fn connect_plain(&self) -> std::io::Result<std::net::TcpStream> {
-        let to = (self.net.b1().v4(), 80);
+        self.connect_plain_to(0)
+    }
+
+    /// The same to host b1 (0) or b2 (1).
+    pub(crate) fn connect_plain_to(&self, host: usize) -> std::io::Result<std::net::TcpStream> {
+        let to = (self.net.hosts_b()[host].v4(), 80);
         self.net.a1().netns().enter(|| std::net::TcpStream::connect(to)).unwrap()
+    }
+
+    fn run_dir(&self, host: usize) -> PathBuf {
+        self.dir.join(["run", "run-2"][host])
+    }
+
+    /// Gives both hosts of the server's side one address more; it leads to none of them yet.
+    pub(crate) fn share_address(&self) {
+        for host in self.net.hosts_b() {
+            host.ip(&[format!("addr add {SHARED}/32 dev lo")]).unwrap();
+        }
+    }
+
+    /// The shared address leads to this host from now on.
+    pub(crate) fn lead_to(&self, host: usize) {
+        let via = self.net.hosts_b()[host].v4();
+        self.net.gateway_b().ip(&[format!("route replace {SHARED}/32 via {via}")]).unwrap();
     }
 
     /// Whether there is a server that says something of itself.
@@ -81,8 +116,13 @@ impl World {
 
     /// What the server says of itself.
     pub(crate) fn status(&self) -> serde_json::Value {
+        self.status_of(0)
+    }
+
+    /// What the server in host b1 (0) or b2 (1) says of itself.
+    pub(crate) fn status_of(&self, host: usize) -> serde_json::Value {
         let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
-        status.args(["status", "--json", "--run-dir"]).arg(self.dir.join("run"));
+        status.args(["status", "--json", "--run-dir"]).arg(self.run_dir(host));
         let said = status.args(["--name", "serve-80"]).output().unwrap();
         serde_json::from_slice(&said.stdout).unwrap()
     }

@@ -5,11 +5,27 @@
 //!                                                          ├── gwa ══ the link ══ gwb ── b1  Served: viaduct
 //!   clients of Trickles  load::Trickles ─────── their TUN ─┘                             serve, and its TCP
 //! ```
+//!
+//! Beside the experiments, a file each:
+//!
+//! | file | noun |
+//! |---|---|
+//! | `served` | a real `viaduct serve` |
+//! | `replicas` | several, that share their files, a secret and an address |
+//! | `download` | curl, by Trickles and by TCP, and when its bytes came |
 
 pub(super) mod aggregate;
+pub(super) mod attacks;
+pub(super) mod balance;
 mod core;
 pub(super) mod cpu;
+mod download;
+pub(super) mod failover;
+pub(super) mod friendliness;
 pub(super) mod garbage;
 pub(super) mod memory;
 pub(super) mod object_size;
+pub(super) mod pipelined;
+mod replicas;
 mod served;
+pub(super) mod wan;

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -46,20 +46,15 @@ impl Served {
             ("net/core/somaxconn", "16384"),
             ("net/ipv4/tcp_max_syn_backlog", "16384"),
         ])?;
-        let scratch = Scratch::new()?;
-        fs::create_dir(scratch.path().join("site"))?;
-        let digits = SECRET.1.map(|byte| format!("{byte:02x}")).concat();
-        scratch.write_secret("key", format!("{} {digits}\n", SECRET.0))?;
-        let process = spawn(host, &scratch, options)?;
+        let scratch = prepare()?;
+        let options = [&["--trickles", "tcp"], options].concat();
+        let process = spawn(host, &scratch, "run", &options)?;
         Ok(Served { scratch, process })
     }
 
     /// Has it serve a file of `bytes` random bytes as `/name`; those bytes.
     pub(super) fn file(&self, name: &str, bytes: usize, seed: u64) -> Result<Vec<u8>> {
-        let mut content = vec![0; bytes];
-        Rng::from_seed(seed).fill(&mut content);
-        self.scratch.write(&format!("site/{name}"), &content)?;
-        Ok(content)
+        file(&self.scratch, name, bytes, seed)
     }
 
     /// Where that file is.
@@ -74,16 +69,34 @@ impl Served {
 
     /// What it says of itself, as `viaduct status --json` prints it; up to 0.2 s old.
     pub(super) fn status(&self) -> Result<Value> {
-        let mut status = Command::new(binary()?);
-        status.args(["status", "--json", "--run-dir"]).arg(self.run_dir());
-        let said = status.args(["--name", &format!("serve-{PORT}")]).output()?;
-        let text = String::from_utf8_lossy(&said.stderr).into_owned();
-        serde_json::from_slice(&said.stdout).with_context(|| format!("no status: {text}"))
+        status(&self.scratch.path().join("run"))
     }
+}
 
-    fn run_dir(&self) -> PathBuf {
-        self.scratch.path().join("run")
-    }
+/// What a server with this run directory says of itself.
+pub(super) fn status(run_dir: &Path) -> Result<Value> {
+    let mut status = Command::new(binary()?);
+    status.args(["status", "--json", "--run-dir"]).arg(run_dir);
+    let said = status.args(["--name", &format!("serve-{PORT}")]).output()?;
+    let text = String::from_utf8_lossy(&said.stderr).into_owned();
+    serde_json::from_slice(&said.stdout).with_context(|| format!("no status: {text}"))
+}
+
+/// A directory with a site that has no files yet, and the secret.
+pub(super) fn prepare() -> Result<Scratch> {
+    let scratch = Scratch::new()?;
+    fs::create_dir(scratch.path().join("site"))?;
+    let digits = SECRET.1.map(|byte| format!("{byte:02x}")).concat();
+    scratch.write_secret("key", format!("{} {digits}\n", SECRET.0))?;
+    Ok(scratch)
+}
+
+/// Puts a file of random bytes into the site; those bytes.
+pub(super) fn file(scratch: &Scratch, name: &str, bytes: usize, seed: u64) -> Result<Vec<u8>> {
+    let mut content = vec![0; bytes];
+    Rng::from_seed(seed).fill(&mut content);
+    scratch.write(&format!("site/{name}"), &content)?;
+    Ok(content)
 }
 
 /// Two sites with a link of 1 Gb/s between them, which the kernel itself limits: what it costs is no server's.
@@ -105,14 +118,20 @@ pub(super) fn get(name: &str) -> Vec<u8> {
     format!("GET /{name} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n").into_bytes()
 }
 
-fn spawn(node: &Node, scratch: &Scratch, options: &[&str]) -> Result<Process> {
-    let path = scratch.path().join("log");
+/// Starts a server of what [`prepare`] has made, with these options and the run directory of this name.
+pub(super) fn spawn(
+    node: &Node,
+    scratch: &Scratch,
+    run_dir: &str,
+    options: &[&str],
+) -> Result<Process> {
+    let path = scratch.path().join(format!("{run_dir}.log"));
     let log = File::create(&path)?;
     let mut command = node.command(&binary()?.display().to_string());
     command.arg("serve").arg(scratch.path().join("site"));
     command.args(["--listen", &format!("[::]:{PORT}"), "--max-connections", MOST_CONNECTIONS]);
-    command.args(["--trickles", "tcp", "--key"]).arg(scratch.path().join("key"));
-    command.arg("--run-dir").arg(scratch.path().join("run")).args(options);
+    command.arg("--key").arg(scratch.path().join("key"));
+    command.arg("--run-dir").arg(scratch.path().join(run_dir)).args(options);
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     let mut process = node.spawn(command)?;
     let deadline = Instant::now() + PATIENCE;
@@ -122,7 +141,7 @@ fn spawn(node: &Node, scratch: &Scratch, options: &[&str]) -> Result<Process> {
         if ended || Instant::now() > deadline {
             bail!("viaduct serve is not up; it says: {}", fs::read_to_string(path)?);
         }
-        thread::sleep(Duration::from_millis(5));
+        thread::sleep(Duration::from_millis(1));
     }
     Ok(process)
 }

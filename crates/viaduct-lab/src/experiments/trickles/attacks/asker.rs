@@ -1,0 +1,230 @@
+//! A client over UDP, whose every message can be held back, altered, or sent twice.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use viaduct_proto::time::Instant;
+use viaduct_proto::trickles::continuation::Continuation;
+use viaduct_proto::trickles::packet::{Role, udp};
+use viaduct_proto::trickles::proof::{self, Range};
+use viaduct_proto::trickles::standard::MAIN;
+use viaduct_proto::trickles::stream::{Config, Stream};
+use viaduct_proto::trickles::wire::Request;
+use viaduct_proto::trickles::wire::request::{Kind, Returned, emit_returned};
+use viaduct_sys::clock;
+
+use crate::topology::Host;
+
+/// Bytes that a first request is padded with, and most that come.
+const MESSAGE: u16 = 1_400;
+
+/// The client: an honest core, and a socket.
+pub(super) struct Asker {
+    pub(super) socket: UdpSocket,
+    pub(super) stream: Stream,
+    count: u8,
+    /// Bytes of the main stream so far.
+    pub(super) got: u64,
+    /// What it would send, and has not.
+    pub(super) held: VecDeque<Vec<u8>>,
+}
+
+impl Asker {
+    /// Asks for `path` from `host`; nothing is sent yet.
+    pub(super) fn new(host: &Host, to: SocketAddr, path: &str, token: u64) -> Result<Asker> {
+        let socket = connect(host, to)?;
+        let config = Config { message: MESSAGE, ..Config::default() };
+        let mut stream = Stream::open(config, token, now());
+        let text = format!("GET /{path} HTTP/1.1\r\nHost: lab\r\n\r\n");
+        stream.write(MAIN, text.as_bytes());
+        stream.shutdown(MAIN);
+        Ok(Asker { socket, stream, count: 0, got: 0, held: VecDeque::new() })
+    }
+
+    /// Takes what comes within this time, or until something has, and makes the messages that follow.
+    pub(super) fn turn(&mut self, most: Duration) -> Result<()> {
+        let due = self.stream.poll_timeout().map_or(most, |due| due - now());
+        if let Some(message) = hear(&self.socket, due.min(most))? {
+            self.stream.handle(now(), &message);
+            while let Some(data) = self.stream.read(MAIN) {
+                self.got += data.len() as u64;
+            }
+        }
+        if self.stream.poll_timeout().is_some_and(|due| due <= now()) {
+            self.stream.handle_timeout(now());
+        }
+        while let Some(message) = self.stream.poll_transmit(now()) {
+            self.held.push_back(message);
+        }
+        Ok(())
+    }
+
+    /// Sends a message.
+    pub(super) fn send(&mut self, message: &[u8]) -> Result<()> {
+        self.count = self.count.wrapping_add(1);
+        send(&self.socket, self.count, message)
+    }
+
+    /// Is honest until `bytes` have come; then all that it has to say is held back.
+    pub(super) fn until(&mut self, bytes: u64) -> Result<()> {
+        let end = now() + Duration::from_secs(10);
+        while self.got < bytes {
+            ensure!(now() < end, "{} of {bytes} bytes came", self.got);
+            while let Some(message) = self.held.pop_front() {
+                self.send(&message)?;
+            }
+            self.turn(Duration::from_millis(100))?;
+        }
+        while self.held.iter().all(|message| Step::parse(message).is_none()) {
+            ensure!(now() < end, "there is nothing to return");
+            self.turn(Duration::from_millis(100))?;
+        }
+        self.held.retain(|message| Step::parse(message).is_some());
+        Ok(())
+    }
+
+    /// Datagrams that come within this time, and the bytes of their messages.
+    pub(super) fn overhear(&self, time: Duration) -> Result<(u64, u64)> {
+        let (end, mut heard) = (now() + time, (0, 0));
+        while now() < end {
+            if let Some(message) = hear(&self.socket, end - now())? {
+                heard = (heard.0 + 1, heard.1 + message.len() as u64);
+            }
+        }
+        Ok(heard)
+    }
+}
+
+/// A UDP socket of `host`.
+pub(super) fn connect(host: &Host, to: SocketAddr) -> Result<UdpSocket> {
+    let bind = || -> io::Result<UdpSocket> {
+        let socket = UdpSocket::bind(("0.0.0.0", 0))?;
+        socket.connect(to)?;
+        Ok(socket)
+    };
+    Ok(host.netns().enter(bind)??)
+}
+
+/// Sends a message from a socket.
+pub(super) fn send(socket: &UdpSocket, count: u8, message: &[u8]) -> Result<()> {
+    let mut datagram = udp::head(Role::Request, count).to_vec();
+    datagram.extend_from_slice(message);
+    socket.send(&datagram)?;
+    Ok(())
+}
+
+/// The next message; none if none comes within this time.
+pub(super) fn hear(socket: &UdpSocket, most: Duration) -> Result<Option<Vec<u8>>> {
+    let mut buffer = [0; 2048];
+    socket.set_read_timeout(Some(most.max(Duration::from_micros(100))))?;
+    match socket.recv(&mut buffer) {
+        Ok(length) => match udp::parse(&buffer[..length]) {
+            Ok((Role::Answer, _, message)) => Ok(Some(message.to_vec())),
+            other => anyhow::bail!("a server says {other:?}"),
+        },
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A request that returns a continuation, taken apart.
+pub(super) struct Step<'a> {
+    message: &'a [u8],
+    pub(super) returned: Returned<'a>,
+    pub(super) known: Continuation,
+    attempt: u8,
+    count: u32,
+    /// Where its proof begins and ends.
+    proof: (usize, usize),
+}
+
+impl<'a> Step<'a> {
+    /// None if it is none.
+    pub(super) fn parse(message: &'a [u8]) -> Option<Step<'a>> {
+        let request = Request::parse(message).ok()?;
+        let (attempt, returned) = match request.kind {
+            Kind::Open { .. } => return None,
+            Kind::Step(returned) => (0, returned),
+            Kind::Restart { attempt, returned } => (attempt, returned),
+        };
+        let known = Continuation::peek(returned.continuation).ok()?.0;
+        let Returned { continuation, tail, repaired, .. } = returned;
+        let mut head = Vec::new();
+        emit_returned(request.count, attempt, continuation, tail, repaired, &[], &mut head);
+        let mut end = head.len();
+        let ranges = varint(message, &mut end)?;
+        for _ in 0..2 * ranges {
+            varint(message, &mut end)?;
+        }
+        let proof = (head.len(), end + 8);
+        Some(Step { message, returned, known, attempt, count: request.count, proof })
+    }
+
+    /// Whether it is a step, and no restart.
+    pub(super) fn goes_on(&self) -> bool {
+        self.attempt == 0
+    }
+
+    /// Whether it says that something was lost.
+    pub(super) fn tells_of_losses(&self) -> bool {
+        let proof = &self.message[self.proof.0..];
+        proof[0] != 1 || proof[1] != 0
+    }
+
+    /// Where its continuation stands in the message.
+    pub(super) fn continuation(&self) -> std::ops::Range<usize> {
+        let start = if self.attempt == 0 { 5 } else { 6 };
+        start..start + self.returned.continuation.len()
+    }
+
+    /// The same with a proof that all packets have come; the nonces that lack are guessed.
+    pub(super) fn without_losses(&self, guess: u64) -> Vec<u8> {
+        let (start, end) = self.proof;
+        let sum =
+            self.message[end - 8..end].first_chunk().map_or(0, |sum| u64::from_be_bytes(*sum));
+        let (first, last) = (self.known.piece.base, self.known.number);
+        let mut lie = self.message[..start].to_vec();
+        proof::emit(first, &[Range { first, last, sum: sum ^ guess }], &mut lie);
+        lie.extend_from_slice(&self.message[end..]);
+        lie
+    }
+
+    /// The same as a first attempt to restart.
+    pub(super) fn restarting(&self) -> Vec<u8> {
+        let Returned { continuation, tail, repaired, .. } = self.returned;
+        let proof = &self.message[self.proof.0..self.proof.1];
+        let mut lie = Vec::new();
+        emit_returned(self.count, 1, continuation, tail, repaired, proof, &mut lie);
+        viaduct_proto::trickles::wire::request::emit_padding(100, &mut lie);
+        lie.extend_from_slice(&self.message[self.proof.1..]);
+        lie
+    }
+}
+
+fn varint(message: &[u8], at: &mut usize) -> Option<u64> {
+    let mut value = 0;
+    for shift in (0..63).step_by(7) {
+        let byte = *message.get(*at)?;
+        *at += 1;
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Some(value);
+        }
+    }
+    None
+}
+
+/// The first message that goes on, of those that are held back; it is not held any more.
+pub(super) fn first_step(held: &mut VecDeque<Vec<u8>>) -> Result<Vec<u8>> {
+    let goes_on = |message: &Vec<u8>| Step::parse(message).is_some_and(|step| step.goes_on());
+    let at = held.iter().position(goes_on).context("there is nothing to return")?;
+    held.remove(at).context("it is there")
+}
+
+/// The lab's clock, for cores.
+pub(super) fn now() -> Instant {
+    Instant::from_nanos(clock::now())
+}

@@ -1,0 +1,219 @@
+//! Forgeries, replays and thefts: each is made of a request that the server would answer.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use viaduct_proto::rng::Rng;
+use viaduct_proto::trickles::wire::Response;
+
+use super::Counts;
+use super::asker::{Asker, Step, connect, first_step, hear, now, send};
+use crate::experiment::{Bound, Plot, Run, SeriesId};
+use crate::experiments::trickles::replicas::{Replicas, SERVICE, Service};
+use crate::experiments::trickles::served::PORT;
+
+/// Bytes of the file, and how many of them are fetched honestly first.
+const FILE: usize = 3_000_000;
+const HONEST: u64 = 100_000;
+/// How often a request is repeated.
+const REPLAYS: usize = 200;
+/// How long an answer is waited for.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Who attacks, with what in hand.
+struct Attack<'a> {
+    world: &'a Replicas,
+    server: &'a Service,
+    to: SocketAddr,
+    rng: Rng,
+    series: [SeriesId; 2],
+    column: f64,
+    /// What the server had counted when it was last looked at: honest clients add nothing to refusals.
+    counted: Counts,
+}
+
+pub(super) fn run(run: &mut Run, world: &Replicas, server: &Service) -> Result<()> {
+    world.file("file", FILE, run.seed())?;
+    let plot = Plot::histogram("Forgeries", ("attack", ""), ("requests", ""));
+    let series = ["sent", "refused"].map(|name| run.series(&plot, name));
+    let (to, rng) = (SocketAddr::new(SERVICE.into(), PORT), Rng::from_seed(run.seed()));
+    let mut attack =
+        Attack { world, server, to, rng, series, column: 0.0, counted: Counts::read(server)? };
+    attack.altered(run)?;
+    attack.optimistic(run)?;
+    attack.unproven(run)?;
+    attack.replayed(run)?;
+    attack.stolen(run)?;
+    attack.users(run)
+}
+
+impl Attack<'_> {
+    /// A client that has a window open, and says nothing more.
+    fn client(&mut self) -> Result<Asker> {
+        let mut asker = Asker::new(self.world.net.a1(), self.to, "file", self.rng.next_u64())?;
+        asker.until(HONEST)?;
+        // What is on its way is none of the attack's.
+        asker.overhear(PATIENCE)?;
+        Ok(asker)
+    }
+
+    /// Sends all; each must be refused, counted where `counted` says, and not be answered.
+    fn all_refused(
+        &mut self,
+        run: &mut Run,
+        name: &str,
+        asker: &mut Asker,
+        lies: &[Vec<u8>],
+        counted: fn(Counts) -> u64,
+    ) -> Result<()> {
+        for lie in lies {
+            asker.send(lie)?;
+        }
+        let (answers, _) = asker.overhear(PATIENCE)?;
+        let refused = counted(self.since_last()?);
+        self.draw(run, name, lies.len(), refused);
+        let share = refused as f64 / lies.len() as f64;
+        run.check(
+            &format!("{name}: refused and counted, of those sent"),
+            share,
+            Bound::Within(1.0, 1.0),
+        );
+        run.check(&format!("{name}: packets in answer"), answers as f64, Bound::AtMost(0.0));
+        Ok(())
+    }
+
+    /// What the server has counted since it was last asked.
+    fn since_last(&mut self) -> Result<Counts> {
+        let now = Counts::read(self.server)?;
+        Ok(now.since(std::mem::replace(&mut self.counted, now)))
+    }
+
+    fn draw(&mut self, run: &mut Run, name: &str, sent: usize, refused: u64) {
+        run.labelled_point(self.series[0], self.column, sent as f64, name);
+        run.labelled_point(self.series[1], self.column, refused as f64, name);
+        self.column += 1.0;
+    }
+
+    /// Every byte of a continuation, altered.
+    fn altered(&mut self, run: &mut Run) -> Result<()> {
+        let mut asker = self.client()?;
+        let message = first_step(&mut asker.held)?;
+        let at = Step::parse(&message).context("a step")?.continuation();
+        let lies: Vec<_> = at
+            .map(|byte| {
+                let mut lie = message.clone();
+                lie[byte] ^= 1 << self.rng.below(8);
+                lie
+            })
+            .collect();
+        self.all_refused(run, "altered continuations", &mut asker, &lies, |c| c.forged)?;
+        self.still_answered(run, &mut asker, &message)
+    }
+
+    /// A forgery does not use up what it was made of: somebody may have overheard it.
+    fn still_answered(&mut self, run: &mut Run, asker: &mut Asker, message: &[u8]) -> Result<()> {
+        asker.send(message)?;
+        let (answers, _) = asker.overhear(PATIENCE)?;
+        let name = "the request that forgeries were made of: packets in answer";
+        run.check(name, answers as f64, Bound::AtLeast(1.0));
+        Ok(())
+    }
+
+    /// Requests for packets that have not come: their numbers are written into a continuation that has.
+    fn optimistic(&mut self, run: &mut Run) -> Result<()> {
+        /// Where a continuation has its number.
+        const NUMBER: usize = 24;
+        let mut asker = self.client()?;
+        let message = first_step(&mut asker.held)?;
+        let at = Step::parse(&message).context("a step")?.continuation().start + NUMBER;
+        let number: [u8; 4] = message[at..at + 4].try_into()?;
+        let lies: Vec<_> = (1..=100)
+            .map(|ahead| {
+                let mut lie = message.clone();
+                let claimed = u32::from_be_bytes(number).wrapping_add(ahead);
+                lie[at..at + 4].copy_from_slice(&claimed.to_be_bytes());
+                lie
+            })
+            .collect();
+        self.all_refused(run, "optimistic requests", &mut asker, &lies, |c| c.forged)
+    }
+
+    /// Authentic continuations with nonces that are guessed.
+    fn unproven(&mut self, run: &mut Run) -> Result<()> {
+        let mut asker = self.client()?;
+        let message = first_step(&mut asker.held)?;
+        let step = Step::parse(&message).context("a step")?;
+        let lies: Vec<_> =
+            (0..REPLAYS).map(|_| step.without_losses(self.rng.next_u64() | 1)).collect();
+        self.all_refused(run, "guessed nonces", &mut asker, &lies, |c| c.unproven)
+    }
+
+    /// The same request again and again.
+    fn replayed(&mut self, run: &mut Run) -> Result<()> {
+        let mut asker = self.client()?;
+        let message = first_step(&mut asker.held)?;
+        asker.send(&message)?;
+        asker.overhear(PATIENCE)?;
+        let lies = vec![message; REPLAYS];
+        self.all_refused(run, "replayed requests", &mut asker, &lies, |c| c.replayed)
+    }
+
+    /// Requests that somebody else has overheard, and sends from an address of his own: answered with a
+    /// ticket, or not, but never with more bytes than they have.
+    fn stolen(&mut self, run: &mut Run) -> Result<()> {
+        let mut asker = self.client()?;
+        let thief = connect(&self.world.net.hosts_a()[1], self.to)?;
+        let (mut sent, mut came, mut answers) = (0, 0, 0);
+        let stolen: Vec<_> = std::mem::take(&mut asker.held).into();
+        let restarts: Vec<_> =
+            stolen.iter().filter_map(|message| Some(Step::parse(message)?.restarting())).collect();
+        for message in stolen.iter().chain(&restarts).cycle().take(REPLAYS) {
+            send(&thief, 0, message)?;
+            sent += message.len();
+        }
+        let end = now() + PATIENCE;
+        while now() < end {
+            if let Some(message) = hear(&thief, end - now())? {
+                came += message.len();
+                answers += 1;
+            }
+        }
+        let counts = self.since_last()?;
+        self.draw(run, "stolen requests", REPLAYS, counts.moved + counts.greedy);
+        let name = "stolen requests: bytes in answer, of those sent";
+        run.check(name, came as f64 / sent as f64, Bound::AtMost(1.0));
+        let name = "stolen requests: refused, or counted as a move, of those sent";
+        let counted = (counts.moved + counts.greedy + counts.forged) as f64 / REPLAYS as f64;
+        run.check(name, counted, Bound::AtLeast(1.0));
+        let name = "stolen requests: answers that are no tickets";
+        run.check(name, f64::max(0.0, answers as f64 - counts.moved as f64), Bound::AtMost(0.0));
+        Ok(())
+    }
+
+    /// User continuations that were altered: their requests are answered, and bring no byte.
+    fn users(&mut self, run: &mut Run) -> Result<()> {
+        let mut asker = self.client()?;
+        let message = first_step(&mut asker.held)?;
+        let (group, _) = viaduct_proto::trickles::wire::Request::parse(&message)
+            .ok()
+            .and_then(|request| request.groups.into_iter().next())
+            .context("a request that asks for something")?;
+        let end = group.as_ptr() as usize - message.as_ptr() as usize + group.len();
+        let mut lie = message.clone();
+        // The last byte is the sealed state's.
+        lie[end - 1] ^= 1;
+        asker.send(&lie)?;
+        let (mut data, mut answers, until) = (0, 0, now() + PATIENCE);
+        while now() < until {
+            if let Some(answer) = hear(&asker.socket, until - now())? {
+                data += Response::parse(&answer).map_or(0, |answer| answer.payload.data.len());
+                answers += 1;
+            }
+        }
+        self.draw(run, "altered user continuations", 1, u64::from(data == 0));
+        run.check("altered user continuations: bytes of data", data as f64, Bound::AtMost(0.0));
+        run.check("altered user continuations: answers", f64::from(answers), Bound::AtLeast(1.0));
+        Ok(())
+    }
+}

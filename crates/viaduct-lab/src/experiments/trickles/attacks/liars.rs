@@ -1,0 +1,163 @@
+//! Clients that hide their losses, or ask for what they should not, beside honest ones over the same losses.
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use viaduct_proto::rng::Rng;
+
+use super::Counts;
+use super::asker::{Asker, Step};
+use crate::experiment::{Bound, Plot, Run};
+use crate::experiments::statistics::mean;
+use crate::experiments::trickles::replicas::{Replicas, SERVICE};
+use crate::experiments::trickles::served::PORT;
+use crate::stop;
+use crate::topology::{Host, Wan};
+
+/// Losses that keep all of them far below the link's rate.
+const LINK: &str = "rate=200M,delay=10ms,queue=1MB,loss=1%";
+/// More than anybody fetches.
+const FILE: u64 = 1 << 32;
+/// Flows of each kind.
+const EACH: usize = 3;
+/// What counts begins after this.
+const WARM_UP: Duration = Duration::from_secs(1);
+
+/// What a client does with what its honest core would say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Manner {
+    Honest,
+    /// Says that all packets have come, where some were lost; restarts honestly.
+    Hides,
+    /// Lies so also where it restarts.
+    HidesAlways,
+    /// Does not send what would tell of a loss.
+    IsSilent,
+    /// Says it, and a moment before it the lie: whoever answers first.
+    HidesFirst,
+    /// Restarts with every third continuation beside going on with it.
+    Restarts,
+    /// Sends each request three times.
+    Repeats,
+}
+
+const MANNERS: [(Manner, &str); 7] = [
+    (Manner::Honest, "honest"),
+    (Manner::Hides, "hides losses"),
+    (Manner::HidesAlways, "hides them when it restarts, too"),
+    (Manner::IsSilent, "is silent about them"),
+    (Manner::HidesFirst, "hides them first, then admits them"),
+    (Manner::Restarts, "restarts while it goes on"),
+    (Manner::Repeats, "repeats each request"),
+];
+
+impl Manner {
+    /// Of an honest client's throughput: what three flows over random losses differ by, where there is
+    /// nothing to gain. Who repeats requests loses fewer of them, and has paid for it.
+    fn most(self, run: &Run) -> f64 {
+        match self {
+            Manner::Repeats => run.choose(1.25, 1.5),
+            _ => run.choose(1.1, 1.3),
+        }
+    }
+
+    /// What is sent in place of `message`; and whether a lie is among it.
+    fn say(self, message: Vec<u8>, rng: &mut Rng) -> (Vec<Vec<u8>>, bool) {
+        let Some(step) = Step::parse(&message) else { return (vec![message], false) };
+        let losses = step.tells_of_losses();
+        let lie = |rng: &mut Rng| step.without_losses(rng.next_u64() | 1);
+        match self {
+            Manner::Hides if losses && step.goes_on() => (vec![lie(rng)], true),
+            Manner::HidesAlways if losses => (vec![lie(rng)], true),
+            Manner::IsSilent if losses && step.goes_on() => (Vec::new(), true),
+            Manner::HidesFirst if losses => (vec![lie(rng), message], true),
+            Manner::Restarts if step.goes_on() && rng.below(3) == 0 => {
+                (vec![step.restarting(), message], true)
+            }
+            Manner::Repeats => (vec![message; 3], true),
+            _ => (vec![message], false),
+        }
+    }
+}
+
+/// What one got.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fared {
+    bits: f64,
+    lies: u64,
+}
+
+pub(super) fn run(run: &mut Run) -> Result<()> {
+    let time = Duration::from_secs(run.choose(30, 3));
+    run.param("liars_s", time.as_secs());
+    run.param("liars_link", LINK);
+    let wan = Wan::emulated(LINK.parse()?, run.seed());
+    let world = Replicas::build(1, wan, run.journal())?;
+    world.sparse("file", FILE)?;
+    let server = world.serve(0, &[])?;
+    let (host, seed) = (world.net.a1(), run.seed());
+    let all: Vec<Vec<Fared>> = thread::scope(|scope| {
+        let threads: Vec<_> = (MANNERS.iter().enumerate())
+            .map(|(n, (manner, _))| {
+                let one = move |flow| fare(host, *manner, time, seed + (n * EACH + flow) as u64);
+                (0..EACH).map(|flow| scope.spawn(move || one(flow))).collect::<Vec<_>>()
+            })
+            .collect();
+        let joined = threads.into_iter().map(|flows| {
+            flows
+                .into_iter()
+                .map(|flow| flow.join().ok().context("a client's thread panicked")?)
+                .collect::<Result<_>>()
+        });
+        joined.collect::<Result<_>>()
+    })?;
+    let counts = Counts::read(&server)?;
+    let plot = Plot::histogram("Throughput at 1 % loss", ("client", ""), ("throughput", "Mb/s"));
+    let series = run.series(&plot, "of each of three");
+    let rate = |flows: &[Fared]| mean(&flows.iter().map(|flow| flow.bits).collect::<Vec<_>>());
+    let honest = rate(&all[0]);
+    for (n, (flows, (manner, name))) in all.iter().zip(MANNERS).enumerate() {
+        run.labelled_point(series, n as f64, rate(flows) / 1e6, name);
+        if manner == Manner::Honest {
+            run.check("honest clients get something, Mb/s", honest / 1e6, Bound::AtLeast(1.0));
+        } else {
+            let name = format!("who {name}: throughput of an honest client's");
+            run.check(&name, rate(flows) / honest, Bound::AtMost(manner.most(run)));
+        }
+    }
+    let lies = |manner: Manner| {
+        let of = MANNERS.iter().zip(&all).filter(move |((one, _), _)| *one == manner);
+        of.flat_map(|(_, flows)| flows).map(|flow| flow.lies).sum::<u64>() as f64
+    };
+    let hidden = lies(Manner::Hides) + lies(Manner::HidesAlways) + lies(Manner::HidesFirst);
+    // Some are lost on the way; and some are stale, or superseded, before their proof is looked at.
+    let share = counts.unproven as f64 / hidden;
+    run.check("hidden losses that were counted, of those told", share, Bound::Within(0.8, 1.2));
+    Ok(())
+}
+
+/// Fetches in this manner.
+fn fare(host: &Host, manner: Manner, time: Duration, seed: u64) -> Result<Fared> {
+    let to = SocketAddr::new(SERVICE.into(), PORT);
+    let mut rng = Rng::from_seed(seed);
+    let mut asker = Asker::new(host, to, "file", rng.next_u64())?;
+    let (begun, mut fared, mut before) = (Instant::now(), Fared::default(), None);
+    while begun.elapsed() < WARM_UP + time {
+        stop::check()?;
+        asker.turn(Duration::from_millis(20))?;
+        for message in std::mem::take(&mut asker.held) {
+            let (said, lies) = manner.say(message, &mut rng);
+            fared.lies += u64::from(lies);
+            for message in said {
+                asker.send(&message)?;
+            }
+        }
+        if begun.elapsed() > WARM_UP {
+            before.get_or_insert(asker.got);
+        }
+    }
+    let bytes = asker.got - before.unwrap_or(0);
+    Ok(Fared { bits: bytes as f64 * 8.0 / time.as_secs_f64(), ..fared })
+}

@@ -1,0 +1,109 @@
+//! What clients may try, and those who overhear them (Trickles, sections 2.2 and 2.3): each attack is made
+//! with real packets, and the server's own counters say what became of it.
+//!
+//! ```text
+//!   a1 attacker ─┐
+//!                ├─ gwa ══ the link ══ gwb ── b1 serve     1  forgeries, replays, thefts: refused, and counted
+//!   a2 victim ───┘                                         2  SYNs in the victim's name: no more bytes than came
+//!                                                          3  liars beside honest clients, over losses
+//! ```
+//!
+//! | file | noun |
+//! |---|---|
+//! | [`asker`] | a client over UDP whose every message can be held back, altered or sent twice |
+//! | [`forgeries`] | part 1 |
+//! | [`reflection`] | part 2 |
+//! | [`liars`] | part 3 |
+
+mod asker;
+mod forgeries;
+mod liars;
+mod reflection;
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::replicas::{Replicas, Service};
+use super::served::CONGESTION_CONTROL;
+use crate::experiment::{About, Experiment, Run};
+use crate::topology::Wan;
+
+/// The experiment.
+pub(in crate::experiments) struct Attacks;
+
+/// After so long a server's status has what it counted before.
+const SETTLED: Duration = Duration::from_millis(500);
+
+impl Experiment for Attacks {
+    fn about(&self) -> About {
+        About {
+            name: "trickles/attacks",
+            title: "Attacks on a server that keeps nothing",
+            figure: "Trickles, sections 2.2 and 2.3",
+            finding: "Continuations cannot be altered or used twice, losses cannot be hidden, and \
+                      what comes from an unknown address brings no more bytes than it has.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        run.congestion_control(CONGESTION_CONTROL);
+        run.steps(3);
+        run.step("forgeries, replays and thefts")?;
+        let link = "rate=100M,delay=5ms,queue=1MB".parse()?;
+        let world = Replicas::build(2, Wan::emulated(link, run.seed()), run.journal())?;
+        let server = world.serve(0, &[])?;
+        forgeries::run(run, &world, &server)?;
+        run.step("SYNs in another's name")?;
+        reflection::run(run, &world, &server)?;
+        drop((server, world));
+        run.step("liars beside honest clients")?;
+        liars::run(run)
+    }
+}
+
+/// What the server has counted of some kinds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    answered: u64,
+    moved: u64,
+    /// Altered, or unreadable.
+    forged: u64,
+    replayed: u64,
+    unproven: u64,
+    greedy: u64,
+}
+
+impl Counts {
+    /// Up to now.
+    fn read(server: &Service) -> Result<Counts> {
+        thread::sleep(SETTLED);
+        let status = server.status()?;
+        let refused = |why: &str| {
+            let all = status["trickles"]["refused"].as_array();
+            let one = all.into_iter().flatten().find(|one| one[0] == why);
+            one.and_then(|one| one[1].as_u64()).unwrap_or(0)
+        };
+        Ok(Counts {
+            answered: status["trickles"]["answered"].as_u64().unwrap_or(0),
+            moved: status["trickles"]["moved"].as_u64().unwrap_or(0),
+            forged: refused("malformed") + refused("invalid"),
+            replayed: refused("replayed"),
+            unproven: refused("unproven"),
+            greedy: refused("greedy"),
+        })
+    }
+
+    /// Since `before`.
+    fn since(self, before: Counts) -> Counts {
+        Counts {
+            answered: self.answered - before.answered,
+            moved: self.moved - before.moved,
+            forged: self.forged - before.forged,
+            replayed: self.replayed - before.replayed,
+            unproven: self.unproven - before.unproven,
+            greedy: self.greedy - before.greedy,
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! SYNs in a victim's name: what the victim gets for each byte that the attacker has sent, by Trickles and by
+//! the kernel's TCP.
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use viaduct_proto::rng::Rng;
+use viaduct_proto::trickles::packet::Numbers;
+use viaduct_proto::trickles::wire::request::{emit_open, emit_padding};
+use viaduct_sys::mmsg::Outbox;
+use viaduct_sys::raw::Raw;
+
+use super::Counts;
+use crate::experiment::{Bound, Plot, Run};
+use crate::experiments::trickles::replicas::{Replicas, SERVICE, Service};
+use crate::experiments::trickles::served::PORT;
+use crate::flood::syn;
+use crate::topology::Node;
+
+/// SYNs of each kind.
+const SYNS: u16 = 200;
+const FIRST_PORT: u16 = 20_000;
+const MTU: usize = 1500;
+
+/// Counts what comes to the victim, who says nothing.
+const RULES: &str = "table inet victim {
+    counter got {}
+    chain seen {
+        type filter hook prerouting priority raw;
+        tcp sport 80 counter name got drop
+    }
+}";
+
+pub(super) fn run(run: &mut Run, world: &Replicas, server: &Service) -> Result<()> {
+    let [attacker, victim] = world.net.hosts_a() else { anyhow::bail!("two hosts were asked for") };
+    victim.run("nft", &[RULES])?;
+    let to = std::net::SocketAddrV4::new(SERVICE, PORT);
+    let from = |n: u16| std::net::SocketAddrV4::new(victim.v4(), FIRST_PORT + n);
+    let mut rng = Rng::from_seed(run.seed());
+    let before = Counts::read(server)?;
+    let mut open = |n: u16| -> Result<Vec<u8>> {
+        let mut message = Vec::new();
+        emit_open(0, rng.next_u64(), 1_400, &mut message);
+        // From too short for any answer to as long as can be.
+        emit_padding(usize::from(n) * 1_300 / usize::from(SYNS), &mut message);
+        message.push(0);
+        message.extend_from_slice(b"GET /file HTTP/1.1\r\nHost: lab\r\n\r\n");
+        let remote = SocketAddr::V4(to);
+        let mut packet = Vec::new();
+        let mut numbers = Numbers::new(SocketAddr::V4(from(n)), remote, rng.next_u64() as u32);
+        numbers.request(&message, 0, MTU, &mut packet).context("a SYN that fits")?;
+        Ok(packet)
+    };
+    let ours = (0..SYNS).map(&mut open).collect::<Result<Vec<_>>>()?;
+    let theirs = (0..SYNS).map(|n| syn(from(SYNS + n), to, n.into()).to_vec()).collect::<Vec<_>>();
+    let wait = Duration::from_secs(run.choose(35, 2));
+    let ours = reflected(attacker, victim, &ours, Duration::from_secs(1))?;
+    let counts = Counts::read(server)?.since(before);
+    // A kernel sends its SYN-ACK again after 1, 3, 7, 15 and 31 s.
+    let theirs = reflected(attacker, victim, &theirs, wait)?;
+    let plot =
+        Plot::histogram("SYNs in another's name", ("server", ""), ("bytes", "per byte sent"));
+    let series = run.series(&plot, "what the victim gets");
+    run.labelled_point(series, 0.0, ours, "Trickles");
+    run.labelled_point(series, 1.0, theirs, "kernel TCP");
+    run.param("kernel_syn_acks_waited_s", wait.as_secs());
+    run.check("SYNs: bytes to the victim for each sent", ours, Bound::Within(0.1, 1.0));
+    run.check("SYNs: too short, and counted as greedy", counts.greedy as f64, Bound::AtLeast(1.0));
+    Ok(())
+}
+
+/// Bytes of IP that the victim gets for each that is sent.
+fn reflected(attacker: &Node, victim: &Node, packets: &[Vec<u8>], wait: Duration) -> Result<f64> {
+    let before = got(victim)?;
+    let raw = attacker.netns().enter(Raw::open)??;
+    let mut sent = 0;
+    for packet in packets {
+        let mut outbox = Outbox::default();
+        outbox.push(packet, SocketAddr::new(SERVICE.into(), 0), None);
+        let report = outbox.flush(raw.socket(true).context("a raw socket of IPv4")?);
+        anyhow::ensure!(report.sent == 1, "a packet was not sent: {report:?}");
+        sent += packet.len();
+        thread::sleep(Duration::from_millis(1));
+    }
+    thread::sleep(wait);
+    Ok((got(victim)? - before) as f64 / sent as f64)
+}
+
+/// Bytes that have come to the victim.
+fn got(victim: &Node) -> Result<u64> {
+    let text = victim.run("nft", &["list counter inet victim got"])?;
+    let bytes = text.split("bytes ").nth(1).and_then(|rest| rest.split_whitespace().next());
+    bytes.and_then(|bytes| bytes.parse().ok()).context("the victim's counter")
+}

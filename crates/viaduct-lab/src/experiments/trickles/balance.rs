@@ -1,0 +1,321 @@
+//! Figure 17: two clients and two servers, packets dealt round robin, and connections by least connections.
+//!
+//! ```text
+//!   Trickles   ─▶ 10.2.200.1:80 ─ the sprayer: stateless NAT, a packet each ─┬─ 100 Mb/s ─ b1 serve
+//!   TCP, reno  ─▶ 10.2.200.1:80 ─ HAProxy: least connections ───────────────┴─ 100 Mb/s ─ b2 serve
+//! ```
+//!
+//! And anycast: the route to the service flips between replicas while curl downloads.
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use viaduct_sys::process::Process;
+
+use super::download::{By, Download};
+use super::replicas::{Replicas, SERVICE, Service};
+use super::served::{CONGESTION_CONTROL, PORT, get};
+use crate::experiment::{About, Bound, Experiment, Plot, Run, SeriesId};
+use crate::experiments::statistics::mean;
+use crate::load::{Fetched, Fetches, Trickles};
+use crate::stop;
+use crate::topology::programs::is_listening;
+use crate::topology::{Host, Scratch, Wan};
+
+/// The experiment.
+pub(in crate::experiments) struct Balance;
+
+/// Connections of each client at a time.
+const CONNECTIONS: [usize; 6] = [1, 2, 3, 5, 10, 20];
+const QUICK: [usize; 2] = [1, 5];
+/// Of an object; each is fetched by a connection of its own.
+const OBJECT: usize = 500_000;
+/// A server's link: what 100BASE-T carries, and 50 ms of it in its queue.
+const LINK: &str = "tbf rate 100mbit burst 3200 limit 625000";
+const WARM_UP: Duration = Duration::from_secs(2);
+/// Rounds, and of Student's distribution how many standard errors of so many a mean is known to, with the
+/// confidence of 95 %.
+const ROUNDS: (usize, f64) = (6, 2.571);
+const QUICK_ROUNDS: (usize, f64) = (3, 4.303);
+/// What all get by Trickles, of what they get by TCP: nothing that the paper speaks of, but fair shares of
+/// little are easily had.
+const LEAST: f64 = 0.75;
+/// How often the route flips, and what is downloaded meanwhile.
+const FLIP: Duration = Duration::from_millis(100);
+const ANYCAST: usize = 30_000_000;
+
+const WAYS: [By; 2] = [By::Trickles, By::Tcp];
+
+impl Experiment for Balance {
+    fn about(&self) -> About {
+        About {
+            name: "trickles/balance",
+            title: "Packets dealt among two servers, beside connections",
+            figure: "Trickles, Figure 17",
+            finding: "Round robin by packets divides the servers more fairly among clients than \
+                      least connections do, for most numbers of connections.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let connections: &[usize] = run.choose(&CONNECTIONS, &QUICK);
+        let (rounds, errors) = run.choose(ROUNDS, QUICK_ROUNDS);
+        let window = Duration::from_secs(run.choose(8, 3));
+        run.param("link_of_each_server", LINK);
+        run.param("object_bytes", OBJECT);
+        run.param("rounds", rounds);
+        run.param("tcp", "HAProxy, balance leastconn");
+        run.congestion_control(CONGESTION_CONTROL);
+        run.steps(connections.len() * WAYS.len() + 1);
+        let cluster = Cluster::build(run, window)?;
+        let plots = ["Fairness to two clients", "Fairness to all connections", "All together"];
+        let mut found = [Vec::new(), Vec::new()];
+        for (by, found) in WAYS.into_iter().zip(&mut found) {
+            let balancer = cluster.balancer(by)?;
+            for &each in connections {
+                run.step(&format!("{}, {each} connections a client", by.name()))?;
+                let seed = run.seed() + each as u64;
+                let many: Vec<_> =
+                    (0..rounds).map(|_| cluster.fetch(by, each, seed)).collect::<Result<_>>()?;
+                draw(run, &plots, by, each, &many);
+                found.push(many);
+            }
+            drop(balancer);
+        }
+        let [ours, theirs] = found;
+        for ((each, ours), theirs) in connections.iter().zip(&ours).zip(&theirs) {
+            check(run, *each, errors, ours, theirs);
+        }
+        run.step("anycast")?;
+        cluster.anycast(run)
+    }
+}
+
+/// A round's result.
+struct Round {
+    /// Jain's index of what the two clients got, and of what all connections' owners did.
+    clients: f64,
+    connections: f64,
+    bits: f64,
+    failed: u64,
+}
+
+impl Round {
+    /// Of what each connection's owner got; they belong to the clients in turn.
+    fn of(fetched: &Fetched) -> Round {
+        let all: Vec<f64> = fetched.bytes.iter().map(|bytes| *bytes as f64).collect();
+        let client = |which: usize| all.iter().skip(which).step_by(2).sum::<f64>();
+        Round {
+            clients: jain(&[client(0), client(1)]),
+            connections: jain(&all),
+            bits: all.iter().sum::<f64>() * 8.0 / fetched.seconds,
+            failed: fetched.failed,
+        }
+    }
+}
+
+/// Jain's fairness index: 1 where all got the same, 1/n where one got all.
+fn jain(got: &[f64]) -> f64 {
+    let (sum, squares): (f64, f64) = (got.iter().sum(), got.iter().map(|one| one * one).sum());
+    sum * sum / (got.len() as f64 * squares)
+}
+
+fn draw(run: &mut Run, plots: &[&str; 3], by: By, each: usize, rounds: &[Round]) {
+    let y = [("Jain's index", ""), ("Jain's index", ""), ("throughput", "Mb/s")];
+    for (n, (plot, y)) in plots.iter().zip(y).enumerate() {
+        let plot = Plot::line(plot, ("connections of each client", ""), y).log_x();
+        let series: SeriesId = run.series(&plot, by.name());
+        for round in rounds {
+            let value = [round.clients, round.connections, round.bits / 1e6][n];
+            run.point(series, each as f64, value);
+        }
+    }
+}
+
+fn check(run: &mut Run, each: usize, errors: f64, ours: &[Round], theirs: &[Round]) {
+    let of = |rounds: &[Round], what: fn(&Round) -> f64| -> Vec<f64> {
+        rounds.iter().map(what).collect()
+    };
+    for (name, what) in [
+        ("clients", (|round| round.clients) as fn(&Round) -> f64),
+        ("connections", |round| round.connections),
+    ] {
+        let (ours, theirs) = (of(ours, what), of(theirs, what));
+        let interval = errors * (error(&ours).powi(2) + error(&theirs).powi(2)).sqrt();
+        let name = format!("{each} connections a client: Jain's index of {name}, beyond TCP's");
+        run.check(&name, mean(&ours) - mean(&theirs), Bound::AtLeast(-interval));
+    }
+    let bits = |rounds: &[Round]| mean(&of(rounds, |round| round.bits));
+    let name = format!("{each} connections a client: all together, of TCP's");
+    run.check(&name, bits(ours) / bits(theirs), Bound::AtLeast(LEAST));
+    let name = format!("{each} connections a client: fetches by Trickles that broke");
+    let failed = ours.iter().map(|round| round.failed).sum::<u64>() as f64;
+    run.check(&name, failed, Bound::AtMost(0.0));
+}
+
+/// The standard error of a mean.
+fn error(values: &[f64]) -> f64 {
+    let (n, mean) = (values.len() as f64, mean(values));
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    (squares / (n - 1.0) / n).sqrt()
+}
+
+/// The servers, whose links are the bottleneck.
+struct Cluster {
+    world: Replicas,
+    _servers: Vec<Service>,
+    content: Vec<u8>,
+    /// How long is measured.
+    window: Duration,
+}
+
+/// What stands before them, as long as this value lives.
+enum Balancer<'a> {
+    Sprayer(&'a Cluster),
+    Haproxy { cluster: &'a Cluster, _process: Process, _scratch: Scratch },
+}
+
+impl Cluster {
+    fn build(run: &Run, window: Duration) -> Result<Cluster> {
+        let world = Replicas::build(2, Wan::Veth, run.journal())?;
+        world.file("object", OBJECT, run.seed())?;
+        let content = world.file("big", ANYCAST, run.seed())?;
+        let balanced: &[&str] = &["--balanced"];
+        let servers = (0..2).map(|n| world.serve(n, balanced)).collect::<Result<_>>()?;
+        for host in world.net.hosts_b() {
+            host.set_offloads("eth0", false)?;
+            let words = format!("qdisc replace dev eth0 root {LINK}");
+            host.run("tc", &words.split(' ').collect::<Vec<_>>())?;
+        }
+        Ok(Cluster { world, _servers: servers, content, window })
+    }
+
+    fn balancer(&self, by: By) -> Result<Balancer<'_>> {
+        let gateway = self.world.net.gateway_b();
+        let [b1, b2] = self.world.net.hosts_b() else { anyhow::bail!("there are two servers") };
+        let (b1, b2) = (b1.v4(), b2.v4());
+        if by == By::Trickles {
+            gateway.run("nft", &[&sprayer([b1, b2])])?;
+            return Ok(Balancer::Sprayer(self));
+        }
+        // It is the balancer's own, who connects to the servers by theirs.
+        gateway
+            .ip(&[format!("route del {SERVICE}/32"), format!("addr add {SERVICE}/32 dev lo")])?;
+        let scratch = Scratch::new()?;
+        let file = scratch.write("haproxy", haproxy([b1, b2]))?;
+        let mut command = gateway.command("haproxy");
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{path}:/usr/sbin:/sbin")).arg("-db").arg("-f").arg(file);
+        let process = gateway.spawn(command).context("start HAProxy (package haproxy)")?;
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !is_listening(gateway, PORT)? {
+            stop::check()?;
+            anyhow::ensure!(Instant::now() < deadline, "HAProxy does not listen");
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(Balancer::Haproxy { cluster: self, _process: process, _scratch: scratch })
+    }
+
+    /// So many connections of each client fetch for a while.
+    fn fetch(&self, by: By, each: usize, seed: u64) -> Result<Round> {
+        let (clients, warm_up) = (2 * each, WARM_UP);
+        let fetches = Fetches { request: &get("object"), clients, warm_up, window: self.window };
+        let to = SocketAddr::new(SERVICE.into(), PORT);
+        let fetched = match by {
+            By::Tcp => fetches.by_tcp(self.client(), to)?,
+            By::Trickles => {
+                let mut clients = Trickles::open(self.world.net.gateway_a(), to, seed)?;
+                fetches.by_trickles(&mut clients)?
+            }
+        };
+        Ok(Round::of(&fetched))
+    }
+
+    fn client(&self) -> &Host {
+        self.world.net.a1()
+    }
+
+    /// The route flips while somebody downloads.
+    fn anycast(&self, run: &mut Run) -> Result<()> {
+        let begun = Instant::now();
+        let url = Replicas::url("big");
+        let run_dir = self.world.scratch().path();
+        let download = Download {
+            host: self.client(),
+            by: By::Trickles,
+            pause: Duration::ZERO,
+            url: &url,
+            content: &self.content,
+            run_dir,
+            limit: Duration::from_secs(30),
+        };
+        let (mut flips, found) = thread::scope(|scope| -> Result<_> {
+            let client = scope.spawn(|| download.run(begun));
+            let mut flips = 0;
+            while !client.is_finished() {
+                thread::sleep(FLIP);
+                flips += 1;
+                self.world.lead_to(flips % 2)?;
+            }
+            Ok((flips, client.join().ok().context("a client panicked")??))
+        })?;
+        flips = flips.min((found.end() / FLIP.as_secs_f64()) as usize);
+        run.param("anycast_flips", flips);
+        run.check("anycast: flips during the download", flips as f64, Bound::AtLeast(5.0));
+        run.check("anycast: whole", f64::from(found.whole), Bound::AtLeast(1.0));
+        let name = "anycast: throughput, Mb/s";
+        let bits = found.bytes() as f64 * 8.0 / found.end();
+        run.check(name, bits / 1e6, Bound::AtLeast(20.0));
+        Ok(())
+    }
+}
+
+impl Drop for Balancer<'_> {
+    fn drop(&mut self) {
+        let (Balancer::Sprayer(cluster) | Balancer::Haproxy { cluster, .. }) = &*self;
+        let gateway = cluster.world.net.gateway_b();
+        // The world is gone soon; what cannot be undone shows in the next step.
+        if matches!(self, Balancer::Sprayer(_)) {
+            let _ = gateway.run("nft", &["delete table ip sprayer"]);
+        } else {
+            let _ = gateway.ip(&[format!("addr del {SERVICE}/32 dev lo")]);
+            let _ = cluster.world.lead_to(0);
+        }
+    }
+}
+
+/// The rules that give the service's packets to the servers in turn, and theirs its address; nothing is
+/// kept of any connection.
+fn sprayer(servers: [std::net::Ipv4Addr; 2]) -> String {
+    let [b1, b2] = servers;
+    format!(
+        "table ip sprayer {{
+            chain deal {{
+                type filter hook prerouting priority raw; policy accept;
+                ip daddr {SERVICE} tcp dport {PORT} notrack ip daddr set numgen inc mod 2 map {{ 0 : {b1}, 1 : {b2} }}
+                ip saddr {{ {b1}, {b2} }} tcp sport {PORT} notrack ip saddr set {SERVICE}
+            }}
+        }}"
+    )
+}
+
+fn haproxy(servers: [std::net::Ipv4Addr; 2]) -> String {
+    let [b1, b2] = servers;
+    format!(
+        "global
+           nbthread 1
+           maxconn 4000
+         defaults
+           mode tcp
+           timeout connect 10s
+           timeout client 1m
+           timeout server 1m
+         listen service
+           bind {SERVICE}:{PORT}
+           balance leastconn
+           server b1 {b1}:{PORT}
+           server b2 {b2}:{PORT}\n"
+    )
+}

@@ -1,0 +1,221 @@
+//! Figure 16: the server is killed in mid-transfer, and started again or replaced.
+//!
+//! ```text
+//!   a1 curl ══ the link ══ gwb ──── b1 serve    t: kill -9, and started again at once;
+//!                             └ ─ ─ b2 serve    or b1's wire goes dead, and b2 has the address a little later
+//! ```
+//!
+//! TCP's client is better than programs are: it goes on from where it broke, tries again after 10 ms, and gives
+//! a connection up on which nothing came for a second. Where it hears of the death at once, for a process that
+//! is killed leaves its kernel behind, which ends the connection, one that tries again after a second stands
+//! beside it, as `curl --retry` does. A machine that is gone leaves nothing.
+
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::download::{Arrivals, By, Download};
+use super::replicas::{Replicas, Service};
+use super::served::CONGESTION_CONTROL;
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::topology::{Journal, Wan};
+
+/// The experiment.
+pub(in crate::experiments) struct Failover;
+
+/// Bits a second of the link.
+const RATE: f64 = 200e6;
+const LINK: &str = "rate=200M,delay=2ms,queue=20ms";
+/// Clients at once.
+const CLIENTS: usize = 3;
+/// From a machine's death to its address' move: three hellos, 33 ms apart, that were not heard.
+const NOTICED: Duration = Duration::from_millis(100);
+/// Longest time without data, seconds.
+const MOST: f64 = 1.0;
+/// And its share of what TCP's clients have.
+const SHARE: f64 = 0.5;
+/// Seconds around the death that are drawn finely.
+const AROUND: f64 = 4.0;
+
+/// What happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Death {
+    /// The process is killed, and started again at once.
+    Restart,
+    /// The machine is gone, and another takes its address.
+    Takeover,
+}
+
+impl Death {
+    fn name(self) -> &'static str {
+        match self {
+            Death::Restart => "restart",
+            Death::Takeover => "takeover",
+        }
+    }
+
+    fn clients(self) -> &'static [Client] {
+        match self {
+            Death::Restart => &[TRICKLES, AT_ONCE, RETRIES],
+            Death::Takeover => &[TRICKLES, AT_ONCE],
+        }
+    }
+}
+
+/// Who downloads.
+#[derive(Clone, Copy, Debug)]
+struct Client {
+    by: By,
+    pause: Duration,
+    name: &'static str,
+}
+
+const TRICKLES: Client = Client { by: By::Trickles, pause: Duration::ZERO, name: "Trickles" };
+const AT_ONCE: Client =
+    Client { by: By::Tcp, pause: Duration::from_millis(10), name: "TCP that tries again at once" };
+const RETRIES: Client =
+    Client { by: By::Tcp, pause: Duration::from_secs(1), name: "TCP that tries again after 1 s" };
+
+impl Client {
+    fn waits(self) -> bool {
+        self.pause >= Duration::from_secs(1)
+    }
+}
+
+impl Experiment for Failover {
+    fn about(&self) -> About {
+        About {
+            name: "trickles/failover",
+            title: "A server that dies in mid-transfer",
+            figure: "Trickles, Figure 16",
+            finding: "A flow of Trickles goes on with the server's next process as after the loss of \
+                      some packets; TCP detects the disconnection, connects anew and ramps up again.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let death = run.choose(10.0, 2.0);
+        run.param("link", LINK);
+        run.param("clients", CLIENTS);
+        run.param("death_s", death);
+        run.param("noticed_ms", NOTICED.as_millis() as u64);
+        run.congestion_control(CONGESTION_CONTROL);
+        run.steps(5);
+        for how in [Death::Restart, Death::Takeover] {
+            let mut gaps = Vec::new();
+            for &client in how.clients() {
+                run.step(&format!("{}, {}", how.name(), client.name))?;
+                let one = Transfer { how, client, death, seed: run.seed() };
+                let found = one.run(run.journal())?;
+                draw(run, &one, &found);
+                gaps.push(worst(&found, death));
+                if client.by == By::Trickles {
+                    let name = format!("{}: clients of Trickles that saw an error", how.name());
+                    let errors = found.iter().map(|one| f64::from(one.errors)).sum();
+                    run.check(&name, errors, Bound::AtMost(0.0));
+                }
+                let name = format!("{}, {}: transfers that came whole", how.name(), client.name);
+                let whole = found.iter().filter(|one| one.whole).count();
+                run.check(&name, whole as f64, Bound::AtLeast(CLIENTS as f64));
+            }
+            let name = format!("{}: longest time without data, s", how.name());
+            run.check(&name, gaps[0], Bound::AtMost(MOST));
+            let others = how.clients().iter().zip(&gaps).skip(1);
+            // Who hears at once, and tries again at once, is not slower than a timer.
+            for (client, gap) in
+                others.filter(|(client, _)| how == Death::Takeover || client.waits())
+            {
+                let name = format!("{}: the same, over that of {}", how.name(), client.name);
+                run.check(&name, gaps[0] / gap, Bound::AtMost(SHARE));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The worst of the clients' times without data.
+fn worst(found: &[Arrivals], death: f64) -> f64 {
+    found.iter().map(|one| one.gap(death)).fold(0.0, f64::max)
+}
+
+/// What all clients together got in each 50 ms around the death; and their times without data.
+fn draw(run: &mut Run, one: &Transfer, found: &[Arrivals]) {
+    let Transfer { how, client, death, .. } = *one;
+    let title = format!("Throughput around a {}", how.name());
+    let plot = Plot::line(&title, ("time since the death", "s"), ("throughput", "Mb/s"));
+    let series = run.series(&plot, client.name);
+    const BIN: f64 = 0.05;
+    let bins = (2.0 * AROUND / BIN) as usize;
+    for n in 0..bins {
+        let from = death - AROUND.min(death) / 2.0 + n as f64 * BIN;
+        let bytes: u64 = found.iter().map(|one| one.by(from + BIN) - one.by(from)).sum();
+        run.point(series, from + BIN / 2.0 - death, bytes as f64 * 8.0 / 1e6 / BIN);
+    }
+    let plot = Plot::histogram("Longest time without data", ("what", ""), ("time", "s"));
+    let series = run.series(&plot, client.name);
+    run.labelled_point(series, f64::from(how as u8), worst(found, death), how.name());
+    let plot = Plot::histogram("Programs that saw an error", ("what", ""), ("programs", ""));
+    let series = run.series(&plot, client.name);
+    let errors = found.iter().map(|one| f64::from(one.errors)).sum();
+    run.labelled_point(series, f64::from(how as u8), errors, how.name());
+}
+
+/// A transfer to each client in a world of its own.
+struct Transfer {
+    how: Death,
+    client: Client,
+    /// When, in seconds.
+    death: f64,
+    seed: u64,
+}
+
+impl Transfer {
+    fn run(&self, journal: &Journal) -> Result<Vec<Arrivals>> {
+        let link = LINK.parse().context("a link config of this module")?;
+        let world = Replicas::build(2, Wan::emulated(link, self.seed), journal)?;
+        // As much as crosses the link until the death, and for half of that time after it.
+        let bytes = RATE / 8.0 * self.death * 1.5 / CLIENTS as f64;
+        let content = world.file("file", bytes as usize, self.seed)?;
+        let first = world.serve(0, &[])?;
+        let second = match self.how {
+            Death::Restart => None,
+            Death::Takeover => Some(world.serve(1, &[])?),
+        };
+        let (url, begun) = (Replicas::url("file"), Instant::now());
+        let run_dirs: Vec<_> =
+            (0..CLIENTS).map(|n| world.scratch().path().join(format!("client-{n}"))).collect();
+        run_dirs.iter().try_for_each(std::fs::create_dir)?;
+        thread::scope(|scope| {
+            let start = |run_dir: &'_ Path| {
+                let (host, limit) = (world.net.a1(), Duration::from_secs_f64(6.0 * self.death));
+                let (run_dir, url, content) = (run_dir.to_owned(), &url, &content);
+                scope.spawn(move || {
+                    let run_dir = &run_dir;
+                    let Client { by, pause, .. } = self.client;
+                    Download { host, by, pause, url, content, run_dir, limit }.run(begun)
+                })
+            };
+            let clients: Vec<_> = run_dirs.iter().map(|dir| start(dir)).collect();
+            thread::sleep(Duration::from_secs_f64(self.death).saturating_sub(begun.elapsed()));
+            let _left = self.happen(&world, first, second)?;
+            let found =
+                clients.into_iter().map(|one| one.join().ok().context("a client panicked")?);
+            found.collect()
+        })
+    }
+
+    /// The death; whoever serves after it.
+    fn happen(&self, world: &Replicas, first: Service, second: Option<Service>) -> Result<Service> {
+        let Some(second) = second else {
+            first.kill()?;
+            return world.serve(0, &[]);
+        };
+        world.net.b1().ip(&["link set eth0 down".to_owned()])?;
+        first.kill()?;
+        thread::sleep(NOTICED);
+        world.lead_to(1)?;
+        Ok(second)
+    }
+}

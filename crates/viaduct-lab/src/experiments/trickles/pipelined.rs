@@ -1,0 +1,282 @@
+//! Figure 14: ten requests outstanding on one connection, by round trip.
+//!
+//! ```text
+//!   TCP                 ten requests behind each other on a connection, answered in turn
+//!   Trickles, sockets   the same on its main stream: ten heads in the input, responses behind each other
+//!   Trickles, parallel  ten streams of one connection (msk_request), which need not wait for each other
+//! ```
+//!
+//! The paper's server announces by SKIP that a response ends when half of it was sent. `viaduct serve` knows
+//! a response's length when it begins it, and announces its end in the first continuation.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use viaduct_proto::trickles::standard::MAIN;
+use viaduct_proto::trickles::stream::{Config, State};
+use viaduct_sys::poll::{Waker, wait};
+
+use super::replicas::{Replicas, SERVICE, Service};
+use super::served::{CONGESTION_CONTROL, PORT};
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::load::Trickles;
+use crate::stop;
+use crate::topology::{Journal, Wan};
+
+/// The experiment.
+pub(in crate::experiments) struct Pipelined;
+
+/// Requests that are not answered yet.
+const OUTSTANDING: u64 = 10;
+/// The object smaller than a long path holds, and the one that is not.
+const SMALL: usize = 20_000;
+const LARGE: usize = 250_000;
+/// Round trips, milliseconds; of the large object the first alone.
+const TRIPS: [u64; 5] = [10, 20, 40, 70, 100];
+const QUICK: [u64; 2] = [10, 40];
+/// Of TCP's throughput.
+const LEAST_SMALL: f64 = 0.9;
+const LEAST_LARGE: f64 = 0.94;
+/// Numbers that are reserved for a response: the object's, and more than its head's.
+const HEAD: u64 = 4096;
+
+/// How requests go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Tcp,
+    Sockets,
+    Parallel,
+}
+
+const WAYS: [(By, &str); 3] = [
+    (By::Tcp, "TCP"),
+    (By::Sockets, "Trickles, sockets interface"),
+    (By::Parallel, "Trickles, parallel requests"),
+];
+
+impl Experiment for Pipelined {
+    fn about(&self) -> About {
+        About {
+            name: "trickles/pipelined",
+            title: "Ten outstanding requests on one connection",
+            figure: "Trickles, Figure 14",
+            finding: "With 250 kB and 10 ms 86 of TCP's 91 Mb/s; with 20 kB a client that asks in \
+                      parallel is comparable to TCP, one with the sockets interface is not.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let trips: &[u64] = run.choose(&TRIPS, &QUICK);
+        let (warm_up, seconds) = run.choose((2, 8), (1, 3));
+        let times = Times(Duration::from_secs(warm_up), Duration::from_secs(seconds));
+        run.param("outstanding", OUTSTANDING);
+        run.param("seconds_each", seconds);
+        run.param("end_announced", "in the first continuation");
+        run.congestion_control(CONGESTION_CONTROL);
+        let mut points = vec![(LARGE, trips[0])];
+        points.extend(trips.iter().map(|trip| (SMALL, *trip)));
+        run.steps(points.len() * WAYS.len());
+        for (size, trip) in points {
+            let mut found = Vec::new();
+            for (by, name) in WAYS {
+                run.step(&format!("{} kB, {trip} ms, {name}", size / 1000))?;
+                let world = World::build(size, trip, run.seed(), run.journal())?;
+                let bits = world.measure(by, times, run.seed())?;
+                let plot = format!("Objects of {} kB", size / 1000);
+                let plot = Plot::line(&plot, ("round trip", "ms"), ("throughput", "Mb/s"));
+                let series = run.series(&plot, name);
+                run.point(series, trip as f64, bits / 1e6);
+                found.push(bits);
+            }
+            let name = |what: &str| format!("{} kB, {trip} ms: {what}, of TCP's", size / 1000);
+            if size == LARGE {
+                let sockets = found[1] / found[0];
+                run.check(&name("sockets interface"), sockets, Bound::AtLeast(LEAST_LARGE));
+            }
+            let least = if size == LARGE { LEAST_LARGE } else { LEAST_SMALL };
+            run.check(&name("parallel requests"), found[2] / found[0], Bound::AtLeast(least));
+        }
+        Ok(())
+    }
+}
+
+/// Before what counts, and what counts.
+#[derive(Clone, Copy, Debug)]
+struct Times(Duration, Duration);
+
+/// A server with one object.
+struct World {
+    net: Replicas,
+    _server: Service,
+    size: usize,
+}
+
+impl World {
+    fn build(size: usize, trip: u64, seed: u64, journal: &Journal) -> Result<World> {
+        // A queue of what the longest path holds.
+        let link = format!("rate=100M,delay={}us,queue=1250kB", trip * 500);
+        let wan = Wan::emulated(link.parse().context("a link config of this module")?, seed);
+        let net = Replicas::build(1, wan, journal)?;
+        net.file("object", size, seed)?;
+        let server = net.serve(0, &[])?;
+        Ok(World { net, _server: server, size })
+    }
+
+    /// Bits of objects a second.
+    fn measure(&self, by: By, times: Times, seed: u64) -> Result<f64> {
+        let to = SocketAddr::new(SERVICE.into(), PORT);
+        let objects = match by {
+            By::Tcp => {
+                let fetch = || self.by_tcp(to, times);
+                self.net.net.a1().netns().enter(fetch)??
+            }
+            By::Sockets | By::Parallel => {
+                let mut clients = Trickles::open(self.net.net.gateway_a(), to, seed)?;
+                self.by_trickles(&mut clients, by, times)?
+            }
+        };
+        Ok(objects * self.size as f64 * 8.0)
+    }
+
+    fn by_tcp(&self, to: SocketAddr, times: Times) -> Result<f64> {
+        let mut stream = TcpStream::connect(to)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        let (mut window, mut answers) = (Window::new(times), Answers::new(self.size));
+        let (mut asked, mut buffer) = (0, vec![0; 256 << 10]);
+        while !window.is_over()? {
+            while asked < answers.done() + OUTSTANDING {
+                stream.write_all(REQUEST)?;
+                asked += 1;
+            }
+            let read = stream.read(&mut buffer)?;
+            ensure!(read > 0, "the server has ended the connection");
+            answers.take(&buffer[..read])?;
+            window.note(answers.objects());
+        }
+        Ok(window.rate())
+    }
+
+    fn by_trickles(&self, clients: &mut Trickles, by: By, times: Times) -> Result<f64> {
+        let client = clients.connect(Config::default());
+        let mut window = Window::new(times);
+        let (mut main, mut asked) = (Answers::new(self.size), 0);
+        let (mut streams, mut done): (Vec<(u32, Answers)>, u64) = (Vec::new(), 0);
+        let (waker, mut changed) = (Waker::new()?, Vec::new());
+        while !window.is_over()? {
+            let stream = clients.stream(client).context("a connection of ours")?;
+            if by == By::Sockets {
+                while let Some(data) = stream.read(MAIN) {
+                    main.take(&data)?;
+                }
+                while asked < main.done() + OUTSTANDING {
+                    ensure!(stream.write(MAIN, REQUEST) == REQUEST.len(), "no room for a request");
+                    asked += 1;
+                }
+            } else {
+                for (id, answers) in &mut streams {
+                    while let Some(data) = stream.read(*id) {
+                        answers.take(&data)?;
+                    }
+                    if stream.state(*id) != State::Open {
+                        ensure!(answers.done() == 1, "a response ended: {:?}", stream.state(*id));
+                        stream.forget(*id);
+                        done += 1;
+                    }
+                }
+                streams.retain(|(_, answers)| answers.done() == 0);
+                while streams.len() < OUTSTANDING as usize {
+                    let reserve = self.size as u64 + HEAD;
+                    let id = stream.request(REQUEST, reserve).context("numbers are left")?;
+                    streams.push((id, Answers::new(self.size)));
+                }
+            }
+            let ours = streams.iter().map(|(_, answers)| answers.objects()).sum::<f64>();
+            window.note(main.objects() + done as f64 + ours);
+            clients.flush(&mut changed);
+            changed.clear();
+            if !clients.turn(&mut changed)? {
+                let most = Duration::from_millis(20);
+                wait(&[&*clients], &waker, clients.poll_timeout().unwrap_or(most).min(most));
+            }
+        }
+        Ok(window.rate())
+    }
+}
+
+const REQUEST: &[u8] = b"GET /object HTTP/1.1\r\nHost: lab\r\n\r\n";
+
+/// What is measured, after a warm-up.
+struct Window {
+    begun: Instant,
+    times: Times,
+    /// When it began, and the objects by then.
+    first: Option<(Instant, f64)>,
+    last: (Instant, f64),
+}
+
+impl Window {
+    fn new(times: Times) -> Window {
+        let begun = Instant::now();
+        Window { begun, times, first: None, last: (begun, 0.0) }
+    }
+
+    fn is_over(&self) -> Result<bool> {
+        stop::check()?;
+        Ok(self.begun.elapsed() > self.times.0 + self.times.1)
+    }
+
+    /// So many objects, and parts of them, have come.
+    fn note(&mut self, objects: f64) {
+        self.last = (Instant::now(), objects);
+        if self.first.is_none() && self.begun.elapsed() > self.times.0 {
+            self.first = Some(self.last);
+        }
+    }
+
+    /// Objects a second.
+    fn rate(&self) -> f64 {
+        let Some((since, before)) = self.first else { return 0.0 };
+        (self.last.1 - before) / (self.last.0 - since).as_secs_f64()
+    }
+}
+
+/// Responses one behind the other, all of the same length.
+struct Answers {
+    size: usize,
+    /// Bytes of a response, once its head has come.
+    length: Option<u64>,
+    head: Vec<u8>,
+    bytes: u64,
+}
+
+impl Answers {
+    fn new(size: usize) -> Answers {
+        Answers { size, length: None, head: Vec::new(), bytes: 0 }
+    }
+
+    fn take(&mut self, data: &[u8]) -> io::Result<()> {
+        self.bytes += data.len() as u64;
+        if self.length.is_none() {
+            self.head.extend_from_slice(data);
+            let end = self.head.windows(4).position(|four| four == b"\r\n\r\n");
+            if !self.head.starts_with(&b"HTTP/1.1 200"[..self.head.len().min(12)]) {
+                return Err(io::Error::other(String::from_utf8_lossy(&self.head).into_owned()));
+            }
+            self.length = end.map(|end| (end + 4 + self.size) as u64);
+        }
+        Ok(())
+    }
+
+    /// Responses that are whole.
+    fn done(&self) -> u64 {
+        self.length.map_or(0, |length| self.bytes / length)
+    }
+
+    /// The same, with parts.
+    fn objects(&self) -> f64 {
+        self.length.map_or(0.0, |length| self.bytes as f64 / length as f64)
+    }
+}

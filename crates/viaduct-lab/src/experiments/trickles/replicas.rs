@@ -1,0 +1,98 @@
+//! Replicas of one server: real `viaduct serve` processes that share files and a secret, and the address
+//! under which the client knows them.
+//!
+//! ```text
+//!                                     ┌─ b1 serve   10.2.1.2 ┐
+//!   a1 ═══ gwa ═══ the link ═══ gwb ──┤                      ├ and both are 10.2.200.1
+//!                                     └─ b2 serve   10.2.2.2 ┘
+//! ```
+
+use std::fs::File;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use serde_json::Value;
+use viaduct_sys::process::Process;
+
+use super::served::{self, CONGESTION_CONTROL, PORT};
+use crate::topology::{Dumbbell, DumbbellSpec, Journal, Scratch, Wan};
+
+/// The address of all replicas.
+pub(super) const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 2, 200, 1);
+/// Two sites, the replicas' files and their secret.
+pub(super) struct Replicas {
+    pub(super) net: Dumbbell,
+    scratch: Scratch,
+}
+
+impl Replicas {
+    /// So many hosts on each side, with this between them.
+    pub(super) fn build(hosts: usize, wan: Wan, journal: &Journal) -> Result<Replicas> {
+        let spec = DumbbellSpec { hosts, wan, ..DumbbellSpec::default() };
+        let net = Dumbbell::build(&spec, journal)?;
+        for host in net.hosts_a().iter().chain(net.hosts_b()) {
+            host.set_congestion_control(CONGESTION_CONTROL)?;
+        }
+        for host in net.hosts_b() {
+            host.ip(&[format!("addr add {SERVICE}/32 dev lo")])?;
+        }
+        let replicas = Replicas { net, scratch: served::prepare()? };
+        replicas.lead_to(0)?;
+        Ok(replicas)
+    }
+
+    /// The replica of this number has the address from now on.
+    pub(super) fn lead_to(&self, replica: usize) -> Result<()> {
+        let via = self.net.hosts_b()[replica].v4();
+        Ok(self.net.gateway_b().ip(&[format!("route replace {SERVICE}/32 via {via}")])?)
+    }
+
+    /// Puts a file of random bytes where all replicas have it; the bytes.
+    pub(super) fn file(&self, name: &str, bytes: usize, seed: u64) -> Result<Vec<u8>> {
+        served::file(&self.scratch, name, bytes, seed)
+    }
+
+    /// Puts a file of zeros there that takes no room.
+    pub(super) fn sparse(&self, name: &str, bytes: u64) -> Result<()> {
+        let file = File::create(self.scratch.path().join("site").join(name))?;
+        Ok(file.set_len(bytes)?)
+    }
+
+    /// Where a file is.
+    pub(super) fn url(name: &str) -> String {
+        format!("http://{SERVICE}:{PORT}/{name}")
+    }
+
+    /// Where programs may leave their files.
+    pub(super) fn scratch(&self) -> &Scratch {
+        &self.scratch
+    }
+
+    /// Starts the server of this replica.
+    pub(super) fn serve(&self, replica: usize, more: &[&str]) -> Result<Service> {
+        let host = &self.net.hosts_b()[replica];
+        let options = [&["--trickles", "auto"], more].concat();
+        let process = served::spawn(host, &self.scratch, host.name(), &options)?;
+        Ok(Service { process, run_dir: self.scratch.path().join(host.name()) })
+    }
+}
+
+/// A running server; it ends with this value.
+pub(super) struct Service {
+    process: Process,
+    run_dir: PathBuf,
+}
+
+impl Service {
+    /// Ends it as `kill -9` does.
+    pub(super) fn kill(mut self) -> Result<()> {
+        self.process.kill()?;
+        Ok(())
+    }
+
+    /// What it says of itself: the counters of some moments ago.
+    pub(super) fn status(&self) -> Result<Value> {
+        served::status(&self.run_dir)
+    }
+}

@@ -1,0 +1,91 @@
+//! Figure 15: a file of 160 kB over long paths with losses, by round trips of 50 ms: the lab's in place of
+//! PlanetLab's.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::download::By;
+use super::replicas::{Replicas, SERVICE};
+use super::served::{CONGESTION_CONTROL, PORT, get};
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::load::{Fetches, Trickles};
+use crate::topology::Wan;
+
+/// The experiment.
+pub(in crate::experiments) struct WideArea;
+
+const FILE: usize = 160_000;
+/// The middles of the bins, milliseconds.
+const TRIPS: [u64; 6] = [25, 75, 125, 175, 225, 275];
+const QUICK: [u64; 2] = [25, 125];
+/// Losses of each direction, %: none, as on most paths; what bad ones have; and twice that.
+const LOSSES: [f64; 3] = [0.0, 0.5, 1.0];
+const QUICK_LOSSES: [f64; 1] = [0.5];
+/// Clients at a time, which share no more than a part of the link.
+const CLIENTS: usize = 10;
+/// Round trips that are measured.
+const LONG: u64 = 400;
+const QUICK_LONG: u64 = 60;
+/// Of TCP's throughput.
+const LEAST: f64 = 0.9;
+
+impl Experiment for WideArea {
+    fn about(&self) -> About {
+        About {
+            name: "trickles/wan",
+            title: "160 kB over long paths",
+            figure: "Trickles, Figure 15",
+            finding: "Trickles achieves similar performance to TCP under comparable network \
+                      conditions.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let trips: &[u64] = run.choose(&TRIPS, &QUICK);
+        let losses: &[f64] = run.choose(&LOSSES, &QUICK_LOSSES);
+        run.param("file_bytes", FILE);
+        run.param("clients", CLIENTS);
+        run.congestion_control(CONGESTION_CONTROL);
+        run.steps(trips.len() * losses.len());
+        for &loss in losses {
+            let plot = format!("Throughput at {loss} % loss");
+            let plot = Plot::line(&plot, ("round trip", "ms"), ("throughput", "Mb/s"));
+            for &trip in trips {
+                run.step(&format!("{trip} ms, {loss} %"))?;
+                let [ours, theirs] = measure(run, trip, loss)?;
+                for (by, bits) in [(By::Trickles, ours), (By::Tcp, theirs)] {
+                    let series = run.series(&plot, by.name());
+                    run.point(series, trip as f64, bits / 1e6);
+                }
+                let name = format!("{trip} ms, {loss} % loss: throughput, of TCP's");
+                run.check(&name, ours / theirs, Bound::AtLeast(LEAST));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bits a second of a fetch, by Trickles and by TCP.
+fn measure(run: &Run, trip: u64, loss: f64) -> Result<[f64; 2]> {
+    let link = format!("rate=100M,delay={}us,queue=1MB,loss={loss}%", trip * 500);
+    let wan = Wan::emulated(link.parse().context("a link config of this module")?, run.seed());
+    let world = Replicas::build(1, wan, run.journal())?;
+    world.file("file", FILE, run.seed())?;
+    let server = world.serve(0, &[])?;
+    let to = SocketAddr::new(SERVICE.into(), PORT);
+    let window = Duration::from_millis(trip * run.choose(LONG, QUICK_LONG));
+    let fetches = Fetches {
+        request: &get("file"),
+        clients: CLIENTS,
+        warm_up: Duration::from_millis(trip * 10),
+        window,
+    };
+    let mut clients = Trickles::open(world.net.gateway_a(), to, run.seed())?;
+    let found = [fetches.by_trickles(&mut clients)?, fetches.by_tcp(world.net.a1(), to)?];
+    drop(server);
+    anyhow::ensure!(found.iter().all(|one| one.failed == 0), "a fetch broke");
+    // One client's bytes in the time, the pauses between fetches counted.
+    Ok(found.map(|one| one.mbps() * 1e6 / CLIENTS as f64))
+}
