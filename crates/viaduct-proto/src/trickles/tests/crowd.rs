@@ -269,7 +269,6 @@ fn thousands_share_a_link() {
 
 /// Without packets behind them, the last ones of an object would take a timeout of 200 ms each time.
 #[test]
-#[ignore = "not measured yet: its bounds are a guess"]
 fn an_end_that_is_lost_is_asked_for_again_before_a_timeout() {
     let got = measure("rate=100M,delay=5ms,queue=10MB", 1, [1, 4], true);
     assert!(got.stats.probes > 0 && got.stats.restarts == 0, "{:?}", got.stats);
