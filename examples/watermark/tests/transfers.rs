@@ -92,7 +92,7 @@ fn replicas_that_answer_in_turn_over_a_link_with_losses_make_one_picture() {
         }
     }
     assert_eq!(client.state(MAIN), State::Finished, "{:?}", client.stats());
-    assert!(client.stats().lost > 2, "{:?}", client.stats());
+    assert!(client.stats().lost > 0, "{:?}", client.stats());
     assert!(body(&got) == whole, "{} bytes of {}", got.len(), whole.len());
     assert!(replicas.iter().all(|(_, endpoint)| endpoint.stats().packets > 20));
 }
