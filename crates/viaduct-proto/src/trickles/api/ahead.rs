@@ -12,7 +12,7 @@
 
 use crate::trickles::keys::KeyRing;
 use crate::trickles::standard::wire::{
-    Segments, emit_close, emit_segment, named_place, sealed_place,
+    Segments, emit_beyond, emit_close, emit_segment, named_place, sealed_place,
 };
 use crate::trickles::standard::{Place, Segment};
 use crate::trickles::wire::Request;
@@ -55,9 +55,16 @@ impl Ahead {
         }
         let mut resolved = message[..message.len() - data.len()].to_vec();
         for segment in Segments::new(data) {
-            let Segment::Input { continuation, ends, bytes } = segment else {
-                emit_close(&mut resolved);
-                continue;
+            let (continuation, ends, bytes) = match segment {
+                Segment::Input { continuation, ends, bytes } => (continuation, ends, bytes),
+                Segment::Close => {
+                    emit_close(&mut resolved);
+                    continue;
+                }
+                Segment::Beyond(from) => {
+                    emit_beyond(from, &mut resolved);
+                    continue;
+                }
             };
             let known = match named(&segment) {
                 None => Some(continuation),
@@ -83,7 +90,7 @@ impl Ahead {
 fn named(segment: &Segment<'_>) -> Option<Place> {
     match segment {
         Segment::Input { continuation, .. } => named_place(continuation),
-        Segment::Close => None,
+        Segment::Close | Segment::Beyond(_) => None,
     }
 }
 

@@ -107,7 +107,7 @@ impl<'m> Minisocket<'m> {
                 Some((place, state)) => Some(Ok(Input { place, state, bytes, ends })),
                 None => Some(Err(Strange { stream: claimed_stream(continuation)? })),
             },
-            Segment::Close => None,
+            Segment::Close | Segment::Beyond(_) => None,
         })
     }
 
@@ -170,6 +170,15 @@ impl<'m> Minisocket<'m> {
 
     fn segments(&self) -> Segments<'_> {
         Segments::new(self.data())
+    }
+}
+
+/// From where on a request wants what its input yields, if it went with another request, too.
+pub(super) fn beyond(message: &[u8]) -> Option<u64> {
+    let request = Request::parse(message).ok()?;
+    match Segments::new(request.data).next()? {
+        Segment::Beyond(from) => Some(from),
+        _ => None,
     }
 }
 

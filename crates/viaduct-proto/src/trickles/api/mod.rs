@@ -188,7 +188,10 @@ impl Endpoint {
         let (grant, mut to, message, channel) = event.into_parts();
         let asks = event::count_asks(&message);
         let ring = self.server.ring();
-        let slots = layout::lay_out(ring, &grant, asks, reply);
+        let slots = match event::beyond(&message) {
+            None => layout::lay_out(ring, &grant, asks, reply),
+            Some(from) => layout::lay_out(ring, &grant, asks, &reply.beyond(from)),
+        };
         for (place, state) in reply.places() {
             self.ahead.note(ring, grant.connection(), place, state);
         }

@@ -63,6 +63,19 @@ pub struct Stretch {
 }
 
 impl Stretch {
+    /// What of it stands at `from` and beyond.
+    fn beyond(&self, from: u64) -> Stretch {
+        let skipped = from.saturating_sub(self.position).min(self.len());
+        let mut skip = skipped;
+        let rest = |piece: &Piece| {
+            let part = piece.cut(skip, u64::MAX);
+            skip -= skip.min(piece.len());
+            part
+        };
+        let pieces = self.pieces.iter().map(rest).filter(|piece| !piece.is_empty()).collect();
+        Stretch { position: self.position + skipped, pieces, ..*self }
+    }
+
     /// How many bytes there are.
     pub fn len(&self) -> u64 {
         self.pieces.iter().map(Piece::len).sum()
@@ -106,6 +119,13 @@ pub(super) enum Sealed {
 }
 
 impl Reply {
+    /// What of this answers a request whose input went with another one, too: only what it brings from
+    /// there on. Continuations go with the other's answer.
+    pub(super) fn beyond(&self, from: u64) -> Reply {
+        let brought = self.brought.as_ref().map(|stretch| stretch.beyond(from));
+        Reply { brought, ..Reply::default() }
+    }
+
     /// Answers ask `index` of the request with these bytes.
     pub fn answer(&mut self, index: usize, stretch: Stretch) -> &mut Self {
         self.asked.push((index, stretch));

@@ -32,6 +32,18 @@ struct Layout {
     parcel: Option<u64>,
 }
 
+impl Layout {
+    /// Bytes that a plan's packets have room for.
+    fn brings(&self, plan: &Plan) -> u64 {
+        let again = plan.again.numbers().iter().map(|_| overhead(None));
+        let fresh = plan
+            .fresh
+            .numbers()
+            .map(|number| overhead(plan.piece.is_point(number).then_some(self.descendant)));
+        again.chain(fresh).map(|taken| self.room.saturating_sub(taken) as u64).sum()
+    }
+}
+
 impl Client {
     /// Nothing came for too long.
     fn begin_again(&mut self, now: Instant, feed: &mut dyn Feed) {
@@ -74,7 +86,7 @@ impl Client {
             self.begin_again(now, feed);
         }
         self.pending = feed.is_pending();
-        if !self.asks.is_wanting() && !self.pending {
+        if !self.asks.is_wanting() && !self.pending && !feed.is_eager() {
             return;
         }
         if matches!(self.phase, Phase::Ticket) {
@@ -87,7 +99,7 @@ impl Client {
             return;
         }
         let idle = self.in_flight() == 0;
-        while self.asks.is_wanting() || feed.is_pending() {
+        while self.asks.is_wanting() || feed.is_pending() || feed.is_eager() {
             let Some(turn) = self.held.front() else { break };
             let repaired = self.repairs(&turn.known);
             let window = turn.known.piece.base + u64::from(turn.known.piece.start);
@@ -188,28 +200,51 @@ impl Client {
         let mut message = Vec::new();
         emit_returned(self.count, 0, &turn.bytes, turn.tail, repaired, &turn.proof, &mut message);
         let plans = || turn.made_up.iter().chain([&turn.plan]);
-        let roomy = |plan: &Plan| !plan.again.numbers().is_empty() || plan.fresh.count() > 0;
-        let (mut parcel, mut bytes) = (None, Vec::new());
-        if feed.is_pending() && plans().any(roomy) {
-            let asks = if self.asks.is_wanting() { ASKS } else { 1 };
-            let room = self.config.request.saturating_sub(message.len() + asks);
-            parcel = feed.take(room, &mut bytes);
-        }
         let losses = (owed + turn.losses).min(MOST_LOSSES);
         let slim = known.delta && losses == 0 && turn.plan.piece.base == known.piece.base;
         let mut layout = Layout {
             now,
             room: usize::from(known.message).saturating_sub(self.config.reserve),
             descendant: continuation_len(CONTINUATION + LOSS * losses, slim),
-            notes: if parcel.is_some() { NOTES } else { 0 },
-            budget: Budget::new(self.config.request.saturating_sub(message.len() + bytes.len())),
+            notes: 0,
+            budget: Budget::new(0),
             wants: Vec::new(),
-            parcel,
+            parcel: None,
         };
+        let roomy = |plan: &Plan| !plan.again.numbers().is_empty() || plan.fresh.count() > 0;
+        let mut bytes = Vec::new();
+        if plans().any(roomy) {
+            let brings = plans().map(|plan| layout.brings(plan)).sum();
+            self.take_along(brings, message.len(), &mut layout, &mut bytes, feed);
+        }
+        layout.budget =
+            Budget::new(self.config.request.saturating_sub(message.len() + bytes.len()));
         plans().for_each(|plan| self.expect(plan, &mut layout));
         emit(&layout.wants, &mut message);
         message.extend_from_slice(&bytes);
         self.post(message);
+    }
+
+    /// Has a request of `taken` bytes, whose answer has room for `brings`, take something along.
+    fn take_along(
+        &self,
+        brings: u64,
+        taken: usize,
+        layout: &mut Layout,
+        out: &mut Vec<u8>,
+        feed: &mut dyn Feed,
+    ) {
+        let wants = self.asks.is_wanting();
+        let room = self.config.request.saturating_sub(taken + if wants { ASKS } else { 1 });
+        if feed.is_pending() {
+            feed.spare(1 + self.held.len());
+            layout.parcel = feed.take(room, out);
+            layout.notes = if layout.parcel.is_some() { NOTES } else { 0 };
+            // What is asked for comes first.
+            feed.brings(if wants { 0 } else { brings.saturating_sub(NOTES as u64) });
+        } else if !wants && feed.is_eager() {
+            layout.parcel = feed.take_eager(room, brings, out);
+        }
     }
 
     /// Notes which packets a plan brings, and what they are to carry.

@@ -8,6 +8,7 @@
 //!  a request's data      segments, each
 //!    1 input             ends 1 | input continuation, a number before it | bytes, a number before them
 //!    2 close
+//!    3 beyond            from: number     of what the input behind it yields, what stands there and beyond
 //!
 //!  a payload's user      notes, each with a number before it
 //!    1 input continuation   2 output continuation
@@ -29,6 +30,7 @@ const CLOSED: u8 = 3;
 const RESET: u8 = 4;
 const BRINGS: u8 = 5;
 const CLOSE: u8 = 2;
+const BEYOND: u8 = 3;
 const LAST: u8 = 1;
 
 /// Longest standard continuation, in bytes: several go with one packet.
@@ -48,6 +50,9 @@ pub enum Segment<'a> {
     },
     /// The client needs the connection no more.
     Close,
+    /// The input behind it went with another request, too; of what it yields this one is to bring only
+    /// what stands here and beyond.
+    Beyond(u64),
 }
 
 /// The segments of a request's data, until they end or cannot be read.
@@ -74,6 +79,7 @@ impl<'a> Iterator for Segments<'a> {
                 sane.then_some(Segment::Input { continuation, ends: ends == 1, bytes })
             }
             CLOSE => Some(Segment::Close),
+            BEYOND => self.0.varint().map(Segment::Beyond),
             _ => None,
         }
     }
@@ -92,6 +98,12 @@ pub const SEGMENT: usize = 2 + 2 + 3;
 /// Appends the segment that closes a connection.
 pub fn emit_close(out: &mut Vec<u8>) {
     out.push(CLOSE);
+}
+
+/// Appends the segment that has the answer to the input behind it brought from there on.
+pub fn emit_beyond(from: u64, out: &mut Vec<u8>) {
+    out.push(BEYOND);
+    put_varint(out, from);
 }
 
 /// A note to the client.

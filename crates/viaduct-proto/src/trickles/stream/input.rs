@@ -1,13 +1,16 @@
 //! What is written, until it is consumed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 
 use bytes::{Buf as _, Bytes, BytesMut};
 
 use super::Failure;
 use crate::trickles::client::Feed;
 use crate::trickles::standard::Place;
-use crate::trickles::standard::wire::{SEGMENT, emit_close, emit_segment, first_place};
+use crate::trickles::standard::wire::{
+    MOST_NOTE, SEGMENT, emit_beyond, emit_close, emit_segment, first_place,
+};
 
 /// Most segments in a request: the first packet of its answer must hold what is said to them.
 const MOST_SEGMENTS: usize = 8;
@@ -17,6 +20,8 @@ const WORTHWHILE: usize = 64;
 const MOST_AHEAD: usize = 64;
 /// After so many requests with nothing said to what they took along a stream fails.
 const MOST_TRIES: u32 = 32;
+/// Bytes of an output that are asked for with its input alone, before there is a continuation, at most.
+const EAGER: u64 = 32 << 10;
 
 /// The input streams of a connection.
 #[derive(Debug, Default)]
@@ -28,6 +33,13 @@ pub(super) struct Inputs {
     last: u32,
     parcel: u64,
     close: bool,
+    /// Requests that may be sent now.
+    spare: usize,
+    /// The streams that were taken along last, whose output may be asked for with the same input.
+    taken: Vec<u32>,
+    eager: VecDeque<u32>,
+    /// Of which stream requests that are sent bring what, by parcel.
+    promised: VecDeque<(u32, u64, Range<u64>)>,
 }
 
 #[derive(Debug)]
@@ -47,6 +59,8 @@ struct Input {
     refused: Option<Flight>,
     tries: u32,
     failure: Option<Failure>,
+    /// What of the output no request brings yet, and may be asked for with the input alone.
+    unasked: Option<Range<u64>>,
 }
 
 /// What a request has taken along.
@@ -163,6 +177,7 @@ impl Inputs {
             refused: None,
             tries: 0,
             failure: None,
+            unasked: None,
         };
         self.streams.insert(place.stream, input);
     }
@@ -200,6 +215,7 @@ impl Inputs {
     pub(super) fn forget(&mut self, stream: u32) {
         self.streams.remove(&stream);
         self.ready.remove(&stream);
+        self.skip_done();
     }
 
     pub(super) fn close(&mut self) {
@@ -229,7 +245,9 @@ impl Inputs {
         input.place = *place;
         input.continuation = continuation;
         input.tries = 0;
+        input.unasked = None;
         self.look(place.stream);
+        self.skip_done();
         true
     }
 
@@ -240,8 +258,10 @@ impl Inputs {
             input.closed = true;
             input.buffer.clear();
             input.flights.clear();
+            input.unasked = None;
         }
         self.look(stream);
+        self.skip_done();
     }
 
     /// No answer to this parcel will come any more: what it had is sent again.
@@ -252,6 +272,7 @@ impl Inputs {
             let Some(at) = input.flights.iter().position(of_parcel) else { continue };
             // Nor was anything behind it understood.
             input.flights.truncate(at);
+            input.unasked = None;
             input.reach.shrink();
             input.tries += u32::from(at == 0);
             if input.tries > MOST_TRIES {
@@ -261,6 +282,7 @@ impl Inputs {
             settled.push(stream);
         }
         settled.into_iter().for_each(|stream| self.look(stream));
+        self.skip_done();
     }
 
     /// No answer to anything will come any more.
@@ -268,9 +290,27 @@ impl Inputs {
         for input in self.streams.values_mut() {
             input.flights.clear();
             input.reach = Reach::default();
+            input.unasked = None;
         }
         let streams: Vec<u32> = self.streams.keys().copied().collect();
         streams.into_iter().for_each(|stream| self.look(stream));
+        self.skip_done();
+    }
+
+    /// Forgets streams at the front of which nothing more is to be asked for ahead.
+    fn skip_done(&mut self) {
+        let more =
+            |input: &Input| input.unasked.as_ref().is_some_and(|unasked| !unasked.is_empty());
+        while let Some(stream) = self.eager.front()
+            && !self.streams.get(stream).is_some_and(more)
+        {
+            self.eager.pop_front();
+        }
+    }
+
+    /// The next promise: a stream, the parcel that brings it something, and what.
+    pub(super) fn poll_promised(&mut self) -> Option<(u32, u64, Range<u64>)> {
+        self.promised.pop_front()
     }
 
     /// Notes whether a stream has something to send.
@@ -284,8 +324,11 @@ impl Inputs {
 
     /// The streams that are ready, in turn.
     fn in_turn(&self) -> Vec<u32> {
+        // Of what several inputs yield an answer brings one's: each has a request of its own, if it can.
+        let each = self.ready.len() <= self.spare;
+        let most = if each { 1 } else { MOST_SEGMENTS };
         let behind = self.ready.range(self.last.saturating_add(1)..);
-        behind.chain(self.ready.range(..=self.last)).copied().take(MOST_SEGMENTS).collect()
+        behind.chain(self.ready.range(..=self.last)).copied().take(most).collect()
     }
 }
 
@@ -301,6 +344,7 @@ impl Feed for Inputs {
             return None;
         }
         let parcel = self.parcel;
+        self.taken.clear();
         for stream in self.in_turn() {
             let Some(input) = self.streams.get_mut(&stream) else { continue };
             let left = room - (out.len() - start);
@@ -319,7 +363,12 @@ impl Feed for Inputs {
             }
             let ends = input.ends && !cut;
             emit_segment(continuation, ends, &waiting[..bytes], out);
+            // Of an input that is whole any part of the output can be made at once.
+            let whole = ends && position == 0;
+            let region = input.place.region();
+            input.unasked = whole.then(|| region.start..region.end.min(region.start + EAGER));
             input.flights.push_back(Flight { parcel, bytes, ends, cut });
+            self.taken.push(stream);
             self.last = stream;
             self.look(stream);
         }
@@ -327,5 +376,51 @@ impl Feed for Inputs {
             self.parcel += 1;
             parcel
         })
+    }
+
+    fn spare(&mut self, requests: usize) {
+        self.spare = requests;
+    }
+
+    fn brings(&mut self, bytes: u64) {
+        // Of several inputs the last one's output is brought.
+        let last = self.taken.last().copied();
+        for stream in std::mem::take(&mut self.taken) {
+            let Some(input) = self.streams.get_mut(&stream) else { continue };
+            let (Some(unasked), Some(flight)) = (&mut input.unasked, input.flights.back()) else {
+                continue;
+            };
+            let brought = if Some(stream) == last { bytes } else { 0 };
+            let to = unasked.end.min(unasked.start + brought);
+            self.promised.push_back((stream, flight.parcel, unasked.start..to));
+            unasked.start = to;
+            self.eager.push_back(stream);
+        }
+        self.skip_done();
+    }
+
+    fn is_eager(&self) -> bool {
+        !self.eager.is_empty()
+    }
+
+    fn take_eager(&mut self, room: usize, bytes: u64, out: &mut Vec<u8>) -> Option<u64> {
+        let (&stream, parcel) = (self.eager.front()?, self.parcel);
+        let input = self.streams.get_mut(&stream)?;
+        let unasked = input.unasked.as_mut()?;
+        let brought = bytes.saturating_sub(MOST_NOTE as u64);
+        let needed = input.continuation.len() + input.buffer.len() + SEGMENT + MOST_NOTE;
+        if needed > room || brought == 0 {
+            input.unasked = None;
+            self.skip_done();
+            return None;
+        }
+        emit_beyond(unasked.start, out);
+        emit_segment(&input.continuation, true, &input.buffer, out);
+        let to = unasked.end.min(unasked.start + brought);
+        self.promised.push_back((stream, parcel, unasked.start..to));
+        unasked.start = to;
+        self.parcel += 1;
+        self.skip_done();
+        Some(parcel)
     }
 }

@@ -260,7 +260,13 @@ impl Stream {
             self.heard.1 = now;
         }
         self.ask();
-        self.client.poll_transmit(now, &mut self.inputs)
+        let message = self.client.poll_transmit(now, &mut self.inputs);
+        while let Some((stream, parcel, range)) = self.inputs.poll_promised() {
+            if let Some(output) = self.outputs.get_mut(&stream) {
+                output.brings(range, Some(parcel), LEAST_SHARE);
+            }
+        }
+        message
     }
 
     /// The deadline of the earliest timer, if any.

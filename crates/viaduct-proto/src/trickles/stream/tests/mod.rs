@@ -194,6 +194,69 @@ fn a_small_object_comes_with_the_first_answer() {
     world.finish(MAIN, 1.0);
 }
 
+/// What nobody has a continuation of yet is asked for with the request itself, by a window that is open.
+#[test]
+fn an_object_comes_in_one_round_trip_if_the_window_is_open_and_nothing_comes_twice() {
+    let mut world = World::new(Browser::new(Config::default()), HABITS, "rate=100M,delay=50ms", 3);
+    world.browser().write(MAIN, b"G400000 7\n".to_vec());
+    world.finish(MAIN, 5.0);
+    // So that what opened the window is over.
+    world.sim.run_until(at(6.0));
+    let packets = |world: &mut World| {
+        let stats = world.sim.node(world.server).endpoint().stats();
+        (stats.packets, stats.bytes)
+    };
+    for (length, reserve) in [(20_000, 24_000), (20_000, 20_000), (300, 1 << 20)] {
+        let (begun, before) = (world.sim.now(), packets(&mut world));
+        world.browser().now = begun;
+        let line = format!("G{length} 8\n");
+        let stream = world.browser().stream.request(line.as_bytes(), reserve).unwrap();
+        let took = world.finish(stream, 20.0) - begun;
+        assert!(took < Duration::from_millis(130), "{length} of {reserve}: {took:?}");
+        assert!(world.browser().read[stream as usize] == object(length, 8));
+        world.sim.run_until(world.sim.now() + Duration::from_millis(500));
+        let after = packets(&mut world);
+        let (sent, bytes) = (after.0 - before.0, after.1 - before.1);
+        println!("{length} of {reserve}: {took:?}, {sent} packets, {bytes} bytes");
+        assert!(bytes < length + length / 20 + 200, "{bytes} bytes for {length}");
+        assert!(sent < 32, "{sent} packets for {length}");
+    }
+}
+
+/// As TCP does that has ten requests of a connection outstanding.
+#[test]
+fn ten_outstanding_requests_fill_a_link_or_bring_ten_objects_a_round_trip() {
+    for (delay, least) in [(5, 0.85), (20, 0.85)] {
+        let link = format!("rate=100M,delay={delay}ms,queue=1250kB");
+        let mut world = World::new(Browser::new(Config::default()), HABITS, &link, 3);
+        let (mut asked, mut done, mut open) = (0_u64, 0_u64, Vec::new());
+        let mut early = 0;
+        for tick in 1..=3_000 {
+            let now = at(f64::from(tick) * 1e-3);
+            world.sim.run_until(now);
+            let browser = world.browser();
+            browser.now = now;
+            browser.pump();
+            open.retain(|&stream| browser.stream.state(stream) == State::Open);
+            done = asked - open.len() as u64;
+            while open.len() < 10 {
+                asked += 1;
+                let line = format!("G20000 {asked}\n");
+                open.push(browser.stream.request(line.as_bytes(), 24_000).unwrap());
+            }
+            if tick == 1_000 {
+                early = done;
+            }
+        }
+        let rate = (done - early) as f64 * 20_000.0 * 8.0 / 2.0;
+        // The tick adds half a millisecond to each.
+        let most = f64::min(95e6, 10.0 * 20_000.0 * 8.0 / (f64::from(2 * delay) * 1e-3 + 5e-4));
+        let stats = world.browser().stream.stats();
+        println!("{delay} ms: {:.1} Mb/s, at most {:.1}: {stats:?}", rate / 1e6, most / 1e6);
+        assert!(rate > least * most, "{delay} ms: {rate}, {stats:?}");
+    }
+}
+
 #[test]
 fn what_is_not_read_is_not_asked_for() {
     let config = Config { window: 100_000, ..Config::default() };

@@ -210,7 +210,7 @@ pub(super) fn serve(endpoint: &mut Endpoint, habits: Habits) -> Vec<Vec<u8>> {
 #[derive(Debug)]
 pub(super) struct Browser {
     pub(super) stream: Stream,
-    now: Instant,
+    pub(super) now: Instant,
     /// Of each stream: what is still to be written, and what was read.
     pub(super) to_write: VecDeque<(u32, Vec<u8>)>,
     pub(super) read: Vec<Vec<u8>>,
