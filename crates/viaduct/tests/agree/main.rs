@@ -209,9 +209,13 @@ print(sum(l[2].endswith(':%04X' % port) and l[3] == '01' for l in lines))
 
 /// Waits until the client before has left: its master may outlive it for a moment.
 fn nobody_is_connected(to: SocketAddr) {
-    let established = format!(":{:04X} 01", to.port());
+    // The remote address, and the state: the local one is followed by an address, which begins with 01 too.
+    let established = |line: &str| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        fields[2].ends_with(&format!(":{:04X}", to.port())) && fields[3] == "01"
+    };
     let deadline = Instant::now() + Duration::from_secs(10);
-    while fs::read_to_string("/proc/net/tcp").unwrap().contains(&established) {
+    while fs::read_to_string("/proc/net/tcp").unwrap().lines().any(established) {
         assert!(Instant::now() < deadline, "a connection to {to} is left");
         thread::sleep(Duration::from_millis(20));
     }
