@@ -36,7 +36,7 @@ impl Experiment for Ttc {
     fn run(&self, run: &mut Run) -> anyhow::Result<()> {
         let sizes: &[usize] =
             run.choose(&[10, 25, 50, 100, 150, 200, 250, 300, 400, 500], &[10, 25]);
-        let times = run.choose(31, 5);
+        let times = run.choose(31, 9);
         run.param("link", "100 Mb/s, 100 ms there and back, evenly split");
         run.param(
             "proxies",
