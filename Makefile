@@ -18,7 +18,7 @@ test:             ## lints, unit and property tests, end-to-end tests in namespa
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --profile checked --locked -- -D warnings
 	cargo build -p viaduct-preload --profile checked --locked
-	cargo test --workspace --profile checked --locked
+	scripts/awake cargo test --workspace --profile checked --locked
 
 matrix:           ## real programs under `viaduct run`, and TESLA's figures in their quick form
 	@scripts/need matrix
