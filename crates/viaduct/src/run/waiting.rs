@@ -64,6 +64,10 @@ struct Carrying {
     by: OnceLock<Option<Arc<Carried>>>,
 }
 
+fn uncarried(why: &anyhow::Error) -> String {
+    format!("they cannot be carried ({why:#})")
+}
+
 /// How a program that waits for its connect is answered: what it is told, and its socket if it is
 /// connected.
 pub type Answer = Box<dyn FnOnce(Result<OwnedFd, Errno>) + Send>;
@@ -88,11 +92,18 @@ impl Common {
         let offload = offload.map(|of| of.rate.map_or(0, |bits| (bits / 8).max(1)));
         let (names, remote) = (Mutex::default(), plan.names.clone());
         let matter = datagrams::matter(plan);
-        let unable = datagrams::unable(plan).filter(|_| matter);
+        let mut unable = datagrams::unable(plan).filter(|_| matter);
+        let by = OnceLock::new();
+        if matter && unable.is_none() && plan.names.is_some() {
+            // Who carries datagrams answers questions of DNS too: if nobody can, they are answered otherwise.
+            match Carried::start(&plan.for_datagrams()) {
+                Ok(carried) => drop(by.set(Some(carried))),
+                Err(why) => unable = Some(uncarried(&why)),
+            }
+        }
         rules.carries = matter && unable.is_none();
         let notice = Mutex::new(unable.map(|why| datagrams::notice(plan, &why)));
-        let carrying =
-            Carrying { plan: rules.carries.then(|| plan.for_datagrams()), by: OnceLock::new() };
+        let carrying = Carrying { plan: rules.carries.then(|| plan.for_datagrams()), by };
         let serves = plan.offload.is_none();
         let fronts = serves.then(|| Fronts::new(carrier.clone(), report.clone())).transpose()?;
         Ok(Arc::new(Common {
@@ -148,7 +159,7 @@ impl Common {
         let start = || match Carried::start(plan) {
             Ok(carried) => Some(carried),
             Err(why) => {
-                warn!("{}", datagrams::notice(plan, &format!("they cannot be carried ({why:#})")));
+                warn!("{}", datagrams::notice(plan, &uncarried(&why)));
                 None
             }
         };
