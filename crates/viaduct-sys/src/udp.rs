@@ -213,7 +213,9 @@ impl UdpBatch {
         let mut counts = Vec::with_capacity(BATCH);
         let mut rest = datagrams;
         while !rest.is_empty() && counts.len() < BATCH {
-            let count = if self.segments && counts.len() >= singly { run(rest) } else { 1 };
+            let kinds = rest.iter().map(|(to, bytes)| (to, bytes.len()));
+            let apart = !self.segments || counts.len() < singly;
+            let count = if apart { 1 } else { run(kinds, MAX_SEGMENTS) };
             counts.push(count);
             rest = &rest[count..];
         }
@@ -266,24 +268,27 @@ impl AsFd for UdpBatch {
 }
 
 /// Whether the datagrams of a refused message may still go one by one.
-fn concerns_segments(error: Option<i32>) -> bool {
+pub(crate) fn concerns_segments(error: Option<i32>) -> bool {
     matches!(error, Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP | libc::EMSGSIZE))
 }
 
-/// Datagrams at the front that can go as one message: to one peer, of one length, but that the
-/// last may be shorter.
-fn run(datagrams: &[(SocketAddr, &[u8])]) -> usize {
-    let (peer, first) = datagrams[0];
-    if first.is_empty() {
-        return 1;
+/// Datagrams at the front that can go as one message, by where they go and their lengths: to one peer, of
+/// one length, but that the last may be shorter; `segments` at most.
+pub(crate) fn run<P: PartialEq>(
+    mut datagrams: impl Iterator<Item = (P, usize)>,
+    segments: usize,
+) -> usize {
+    let Some((peer, length)) = datagrams.next().filter(|(_, length)| *length > 0) else { return 1 };
+    let most = (MAX_MESSAGE / length).clamp(1, segments);
+    let mut count = 1;
+    for (to, other) in datagrams.take(most - 1) {
+        let fits = to == peer && (1..=length).contains(&other);
+        count += usize::from(fits);
+        if !fits || other < length {
+            break;
+        }
     }
-    let most = (MAX_MESSAGE / first.len()).clamp(1, MAX_SEGMENTS);
-    let equal = |(to, bytes): &&(SocketAddr, &[u8])| *to == peer && bytes.len() == first.len();
-    let count = datagrams.iter().take(most).take_while(equal).count();
-    let shorter = datagrams
-        .get(count)
-        .is_some_and(|(to, bytes)| *to == peer && (1..first.len()).contains(&bytes.len()));
-    if shorter && count < most { count + 1 } else { count }
+    count
 }
 
 /// An address as the kernel reads it.
@@ -398,6 +403,9 @@ mod tests {
     fn runs_end_with_the_peer_the_length_or_the_limit() {
         let long = [0_u8; 1400];
         let (a, b) = (peer(1), peer(2));
+        let run = |datagrams: &[(SocketAddr, &[u8])]| {
+            super::run(datagrams.iter().map(|(to, bytes)| (to, bytes.len())), MAX_SEGMENTS)
+        };
         assert_eq!(run(&[(a, &long[..]), (a, &long), (b, &long)]), 2);
         assert_eq!(run(&[(a, &long[..]), (a, &long[..9]), (a, &long[..9])]), 2);
         assert_eq!(run(&[(a, &long[..9]), (a, &long)]), 1);
