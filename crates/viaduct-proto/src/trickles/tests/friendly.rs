@@ -1,9 +1,9 @@
 //! One flow among several of Reno, on one link with one queue (Trickles, Figure 13).
 //!
 //! ```text
-//!   Trickles' server, or one more Sender ─┐                                ┌─ its client, or a Receiver
+//!   Trickles' server, or one more Sender ─┐                                  ┌─ its client, or a Receiver
 //!                                         ├─ Bundle ══ rate, queue ══ Bundle ┤
-//!   Senders of Reno ──────────────────────┘                                └─ their Receivers
+//!   Senders of Reno ──────────────────────┘                                  └─ their Receivers
 //! ```
 
 use std::collections::VecDeque;
@@ -51,8 +51,8 @@ impl Machine for Bundle {
 
     fn poll_transmit(&mut self) -> Option<(Port, Vec<u8>)> {
         let now = self.now;
-        let begun = self.ends.iter_mut().enumerate().filter(|(_, (begin, _))| *begin <= now);
-        begun.into_iter().find_map(|(n, (_, end))| {
+        let mut begun = self.ends.iter_mut().enumerate().filter(|(_, (begin, _))| *begin <= now);
+        begun.find_map(|(n, (_, end))| {
             let (port, message) = end.poll_transmit()?;
             let mut packet = vec![0; HEADERS];
             packet[0] = n as u8;
@@ -71,7 +71,9 @@ impl Machine for Bundle {
 
     fn handle_timeout(&mut self, now: Instant) {
         self.now = now;
-        while let Some((_, message)) = self.late.pop_front_if(|(due, _)| *due <= now) {
+        while self.late.front().is_some_and(|(due, _)| *due <= now)
+            && let Some((_, message)) = self.late.pop_front()
+        {
             self.ends[0].1.handle_packet(now, 0, message);
         }
         for (begin, end) in &mut self.ends {
