@@ -27,7 +27,8 @@ use crate::stamp;
 pub(crate) use message::{Name, address};
 use message::{header, segment_control};
 pub use report::SendReport;
-use run::{concerns_segments, run};
+use run::MAX_SEGMENTS;
+pub(crate) use run::{concerns_segments, run};
 
 /// Messages in one system call.
 const BATCH: usize = 64;
@@ -185,7 +186,9 @@ impl UdpBatch {
         let mut counts = Vec::with_capacity(BATCH);
         let mut rest = datagrams;
         while !rest.is_empty() && counts.len() < BATCH {
-            let count = if self.segments && counts.len() >= singly { run(rest) } else { 1 };
+            let kinds = rest.iter().map(|(to, bytes)| (to, bytes.len()));
+            let apart = !self.segments || counts.len() < singly;
+            let count = if apart { 1 } else { run(kinds, MAX_SEGMENTS) };
             counts.push(count);
             rest = &rest[count..];
         }

@@ -1,35 +1,38 @@
 //! Which datagrams go as one message.
 
-use std::net::SocketAddr;
-
 /// Datagrams in one message, at most (the kernel's limit was 64 until 6.9).
-const MAX_SEGMENTS: usize = 64;
+pub(super) const MAX_SEGMENTS: usize = 64;
 /// Payload of one message, at most, bytes.
 const MAX_MESSAGE: usize = 65_000;
 
 /// Whether the datagrams of a refused message may still go one by one.
-pub(super) fn concerns_segments(error: Option<i32>) -> bool {
+pub(crate) fn concerns_segments(error: Option<i32>) -> bool {
     matches!(error, Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP | libc::EMSGSIZE))
 }
 
-/// Datagrams at the front that can go as one message: to one peer, of one length, but that the
-/// last may be shorter.
-pub(super) fn run(datagrams: &[(SocketAddr, &[u8])]) -> usize {
-    let (peer, first) = datagrams[0];
-    if first.is_empty() {
-        return 1;
+/// Datagrams at the front that can go as one message, by where they go and their lengths: to one peer, of
+/// one length, but that the last may be shorter; `segments` at most.
+pub(crate) fn run<P: PartialEq>(
+    mut datagrams: impl Iterator<Item = (P, usize)>,
+    segments: usize,
+) -> usize {
+    let Some((peer, length)) = datagrams.next().filter(|(_, length)| *length > 0) else { return 1 };
+    let most = (MAX_MESSAGE / length).clamp(1, segments);
+    let mut count = 1;
+    for (to, other) in datagrams.take(most - 1) {
+        let fits = to == peer && (1..=length).contains(&other);
+        count += usize::from(fits);
+        if !fits || other < length {
+            break;
+        }
     }
-    let most = (MAX_MESSAGE / first.len()).clamp(1, MAX_SEGMENTS);
-    let equal = |(to, bytes): &&(SocketAddr, &[u8])| *to == peer && bytes.len() == first.len();
-    let count = datagrams.iter().take(most).take_while(equal).count();
-    let shorter = datagrams
-        .get(count)
-        .is_some_and(|(to, bytes)| *to == peer && (1..first.len()).contains(&bytes.len()));
-    if shorter && count < most { count + 1 } else { count }
+    count
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use super::*;
 
     fn peer(port: u16) -> SocketAddr {
@@ -40,6 +43,9 @@ mod tests {
     fn runs_end_with_the_peer_the_length_or_the_limit() {
         let long = [0_u8; 1400];
         let (a, b) = (peer(1), peer(2));
+        let run = |datagrams: &[(SocketAddr, &[u8])]| {
+            super::run(datagrams.iter().map(|(to, bytes)| (to, bytes.len())), MAX_SEGMENTS)
+        };
         assert_eq!(run(&[(a, &long[..]), (a, &long), (b, &long)]), 2);
         assert_eq!(run(&[(a, &long[..]), (a, &long[..9]), (a, &long[..9])]), 2);
         assert_eq!(run(&[(a, &long[..9]), (a, &long)]), 1);

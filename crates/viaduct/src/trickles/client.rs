@@ -138,7 +138,7 @@ impl ClientPort {
                 let any = if remote.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
                 let socket = UdpBatch::bind(any.parse().expect("an address"))?;
                 socket.set_buffers(SEND_BUFFER)?;
-                Some((socket, Outbox::default(), 0))
+                Some((socket, Outbox::of_datagrams(), 0))
             }
         };
         let flow = self.flows.insert(Connection { remote, opening, tcp, udp });

@@ -143,6 +143,8 @@ pub struct Client {
     /// Whether that was done since something came.
     probed: bool,
     heard: Instant,
+    /// When what came was asked for, the latest of it.
+    asked: Instant,
     stats: Stats,
 }
 
@@ -172,6 +174,7 @@ impl Client {
             probe: None,
             probed: false,
             heard: now,
+            asked: now,
             stats: Stats::default(),
         };
         client.overdue = Some(now);
