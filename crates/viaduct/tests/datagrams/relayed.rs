@@ -13,6 +13,8 @@ use crate::world::{self, TALK, far_end, output, text, world};
 
 const VIAS: [&str; 3] = ["cgroup", "seccomp", "preload"];
 const PROXY: &str = "+socks:via=127.0.0.1:1080";
+/// How long a proxy may take to start, on a machine that does other things.
+const START: Duration = Duration::from_secs(60);
 
 /// A proxy that is ended with the test.
 struct Proxy {
@@ -48,7 +50,7 @@ impl Proxy {
         let proxy = Proxy::start(command, vec![file, pid]);
         let listens =
             || text(&world::command("ss", &["-Hltn", "sport = :1080"]).stdout).contains(":1080");
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + START;
         while !listens() {
             assert!(Instant::now() < until, "dante does not listen");
             thread::sleep(Duration::from_millis(20));
@@ -70,7 +72,7 @@ impl Proxy {
     }
 
     fn next(&self) -> String {
-        self.says.recv_timeout(Duration::from_secs(10)).unwrap()
+        self.says.recv_timeout(START).unwrap()
     }
 
     /// All that it has said until now.
