@@ -69,5 +69,5 @@ fn an_interface_of_ours_that_is_narrow_is_known_without_a_loss() {
 fn where_routers_say_nothing_shorter_packets_are_tried() {
     let Some(world) = World::new("narrow-silent", LINK) else { return };
     world.net.gateway_a().run("nft", &[SILENT]).unwrap();
-    fetch_all(&world, &[world.v6()], &["way=udp"], Duration::from_secs(10));
+    fetch_all(&world, &[world.v6()], &["way=udp"], Duration::from_secs(4));
 }

@@ -212,6 +212,11 @@ impl Client {
         self.attempts
     }
 
+    /// Whether an answer is overdue, and the next message begins anew.
+    pub fn is_due(&self) -> bool {
+        self.due
+    }
+
     /// The counters so far.
     pub fn stats(&self) -> Stats {
         self.stats

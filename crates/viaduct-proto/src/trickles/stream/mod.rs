@@ -21,6 +21,7 @@ mod config;
 mod hear;
 mod input;
 mod output;
+mod width;
 
 #[cfg(test)]
 mod tests;
@@ -36,6 +37,7 @@ use config::transport;
 pub use config::{Config, Failure, State};
 use input::Inputs;
 use output::Output;
+use width::Width;
 
 /// Numbers that are reserved for the output of [`MAIN`].
 pub const MAIN_RESERVE: u64 = 1 << 56;
@@ -64,6 +66,7 @@ pub struct Stream {
     failed: Option<Failure>,
     /// Packets that had come, and when, or since when something is waited for.
     heard: (u64, Instant),
+    width: Width,
 }
 
 impl Stream {
@@ -84,6 +87,7 @@ impl Stream {
             stale: true,
             failed: None,
             heard: (0, now),
+            width: Width::new(config.message),
         };
         stream.begin(MAIN_RESERVE);
         stream
@@ -192,6 +196,7 @@ impl Stream {
     /// A message came.
     pub fn handle(&mut self, now: Instant, message: &[u8]) {
         self.client.handle(now, message);
+        self.width.heard(message.len(), self.client.stats().restarts);
         while let Some(arrived) = self.client.poll_arrived() {
             self.take(&arrived);
         }
@@ -230,7 +235,9 @@ impl Stream {
         if now.since(self.heard.1) >= self.config.give_up && !self.client.is_idle() {
             self.failed = Some(Failure::TimedOut);
             self.changed.extend(self.outputs.keys());
-        } else if self.client.attempts() >= PATIENCE && self.client.is_open() {
+        } else if !self.client.is_open() {
+            self.width.doubted = true;
+        } else if self.client.attempts() >= PATIENCE || self.width.is_doubtful(&self.client) {
             self.reopen(client::LEAST_MESSAGE as u16, now);
         }
     }
@@ -252,6 +259,7 @@ impl Stream {
         let transport =
             client::Config { reserve: self.client.reserved(), ..transport(&self.config, message) };
         self.client = Client::open(transport, self.token, now);
+        self.width = Width::new(message);
         self.inputs.forget_flight();
         self.outputs.values_mut().for_each(Output::forget_flight);
         self.heard.0 = 0;
