@@ -78,5 +78,7 @@ fn packets_that_somebody_has_joined_are_refused_and_counted() {
     let stats = server.end();
     // What is longer than any packet of ours is cut, besides.
     assert!(stats.refused.merged + stats.refused.cut > 0, "{stats:?}");
-    assert_eq!((stats.received, stats.refused.checksum), (0, 0), "{stats:?}");
+    // One that finds none to be joined with comes as it was sent.
+    assert!(stats.received < 64, "{stats:?}");
+    assert_eq!(stats.refused.checksum, 0, "{stats:?}");
 }

@@ -3,7 +3,7 @@
 //! (draft-ietf-ccwg-bbr).
 //!
 //! ```text
-//!   Startup ──the rate grows no more──▶ Drain ──the queue is gone──▶ Cruise: 5/4, 3/4, 1, 1, 1, 1, 1, 1
+//!   Startup ──the rate grows no more──▶ Drain ──the queue is gone──▶ Cruise: ask, give back, 1, 1, 1, 1, 1, 1
 //!      ▲                                                              │ ▲
 //!      └──────────── 10 s without a round trip as short as the least ─▶ Look
 //! ```
@@ -21,8 +21,18 @@ use super::samples::Samples;
 
 /// What doubles the rate each round trip: 2 / ln 2.
 const HIGH: f64 = 2.885;
-/// The rates of a cycle in steps of a round trip, of the path's: one asks for more, one gives back.
-const CYCLE: [f64; 8] = [1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
+/// A cycle has so many steps of a round trip: the first asks for more, the second gives back what was too
+/// much, the others send at the path's rate.
+const STEPS: usize = 8;
+/// The rate of the first step, of the path's. The publication asks for 5/4 throughout, which puts a queue of
+/// a quarter of a round trip before whoever shares the path. Where nothing came of the last question the
+/// next one is small; where something did, the next is large, and comes at once.
+const SMALL: f64 = 1.08;
+const LARGE: f64 = 1.25;
+/// What something is.
+const ANSWER: f64 = 1.04;
+/// The rate of the second step.
+const BACK: f64 = 0.75;
 /// What is on its way at most, of what fits the path: while the path is not known; and later. The
 /// publication has 2 throughout, for acknowledgements that come in clusters; since the rate found is
 /// a little too high rather than too low, a queue stands then. So clusters are measured, and added.
@@ -30,7 +40,7 @@ const UNKNOWN: f64 = 2.0;
 const KNOWN: f64 = 1.05;
 /// A little less than what was found, which is the highest of many samples and so a little too high: or
 /// a queue stands. (0.99 and 1.2 above: an echo took 1.3 round trips beside a bulk flow under FEC, now
-/// 1.08 where the machine is idle enough.)
+/// 1.07 where the machine is idle enough.)
 const MARGIN: f64 = 0.98;
 /// And less, of that, after a round in which a queue stood that nobody asked for: the rate found was too high
 /// by more. It drains by a twentieth of a round trip in each round, where the publication waits for 3/4.
@@ -79,6 +89,9 @@ pub(super) struct Bbr {
     path: Path,
     /// What the rate was when it last grew, and rounds since.
     grown: (f64, u32),
+    /// The rate of the first step, of the path's; and what that was when it was asked for more.
+    ask: f64,
+    asked_at: f64,
     /// A queue stood in all of the last round.
     stood: bool,
     window: u64,
@@ -98,6 +111,8 @@ impl Bbr {
             samples: Samples::new(now),
             path: Path::new(now),
             grown: (0.0, 0),
+            ask: SMALL,
+            asked_at: f64::INFINITY,
             stood: false,
             window: INITIAL * mtu,
             bound: None,
@@ -112,8 +127,10 @@ impl Bbr {
         let gain = match self.state {
             State::Startup => HIGH,
             State::Drain => 1.0 / HIGH,
-            State::Cruise(step @ 2.., _) if self.stood => YIELD * CYCLE[step],
-            State::Cruise(step, _) => CYCLE[step],
+            State::Cruise(0, _) => self.ask,
+            State::Cruise(1, _) => BACK,
+            State::Cruise(..) if self.stood => YIELD,
+            State::Cruise(..) => 1.0,
             State::Look(_) => 1.0,
         };
         // Who has little to send has shown little: what may be sent at the beginning always may.
@@ -158,7 +175,7 @@ impl Bbr {
             self.bound = Some(bound.max(self.fits(1.0)));
         } else if let Some(bound) = self.bound {
             let bound = bound + bound / 8;
-            self.bound = (bound < self.fits(CYCLE[0])).then_some(bound);
+            self.bound = (bound < self.fits(LARGE)).then_some(bound);
         }
         (self.lost, self.round_began) = (0, delivered);
     }
@@ -183,16 +200,36 @@ impl Bbr {
                 let long = now.saturating_duration_since(since) >= rtt;
                 let over = match step {
                     // Until the path was asked, or says no, or there is nothing to ask with.
-                    0 => long && (limited || self.lost > 0 || in_flight >= self.fits(CYCLE[0])),
+                    0 if self.ask < LARGE && self.is_answered() => {
+                        self.ask = LARGE;
+                        false
+                    }
+                    0 => long && (limited || self.lost > 0 || in_flight >= self.fits(self.ask)),
                     1 => long || in_flight <= self.fits(1.0),
                     _ => long,
                 };
                 if over {
-                    self.state = State::Cruise((step + 1) % CYCLE.len(), now);
+                    self.next_step(step, now);
                 }
             }
             State::Startup | State::Drain => {}
         }
+    }
+
+    /// The step after this one. What came of a question is known a round trip after it ended.
+    fn next_step(&mut self, step: usize, now: Instant) {
+        let answered = step == 2 && self.is_answered();
+        let next = if answered { 0 } else { (step + 1) % STEPS };
+        if next == 0 {
+            self.ask = if answered { LARGE } else { SMALL };
+            self.asked_at = self.path.rate().unwrap_or(f64::INFINITY);
+        }
+        self.state = State::Cruise(next, now);
+    }
+
+    /// Whether something came of the last question.
+    fn is_answered(&self) -> bool {
+        self.path.rate().is_some_and(|rate| rate >= ANSWER * self.asked_at)
     }
 
     /// What may be on its way while the shortest round trip is looked for.
@@ -205,7 +242,7 @@ impl Bbr {
         let (gain, filled) = match self.state {
             State::Startup => (UNKNOWN, false),
             State::Drain | State::Look(_) => (UNKNOWN, true),
-            State::Cruise(step, _) => (KNOWN * CYCLE[step].max(1.0), true),
+            State::Cruise(step, _) => (KNOWN * if step == 0 { self.ask } else { 1.0 }, true),
         };
         let burst = quantum(self.pace().unwrap_or(0.0), self.mtu);
         let target = self.fits(gain) + self.path.cluster() + 3 * burst;

@@ -166,8 +166,19 @@ fn a_path_is_filled_and_hardly_a_queue_stands() {
         let (share, queue) = world.run(60.0 * rtt + 10.0);
         assert!(share > 0.95, "{mbits} Mb/s, {rtt} s: {share}");
         let burst = 4.0 * (0.001_f64).max(2.0 * MTU as f64 / world.rate) / rtt;
-        assert!(queue < 0.1 + burst, "{mbits} Mb/s, {rtt} s: {queue} round trips in the queue");
+        assert!(queue < 0.04 + burst, "{mbits} Mb/s, {rtt} s: {queue} round trips in the queue");
     }
+}
+
+#[test]
+fn a_full_path_is_asked_for_little_more() {
+    let mut world = World::new(100.0, 0.1, 1.0);
+    world.run(6.0);
+    let mut longest = 0.0_f64;
+    for _ in 0..1000 {
+        longest = longest.max(world.run(0.01).1);
+    }
+    assert!(longest < 0.15, "{longest} round trips in the queue");
 }
 
 #[test]
