@@ -62,12 +62,12 @@ fn an_interface_of_ours_that_is_narrow_is_known_without_a_loss() {
     // What is longer is dropped, and nobody says so.
     world.net.gateway_a().run("nft", &[SILENT]).unwrap();
     let whats = ["way=tcp", "way=udp,key=KEY"];
-    fetch_all(&world, &[world.v4(), world.v6()], &whats, Duration::from_secs(1));
+    fetch_all(&world, &[world.v4(), world.v6()], &whats, Duration::from_secs(2));
 }
 
 #[test]
 fn where_routers_say_nothing_shorter_packets_are_tried() {
     let Some(world) = World::new("narrow-silent", LINK) else { return };
     world.net.gateway_a().run("nft", &[SILENT]).unwrap();
-    fetch_all(&world, &[world.v6()], &["way=udp"], Duration::from_secs(4));
+    fetch_all(&world, &[world.v6()], &["way=udp"], Duration::from_secs(6));
 }

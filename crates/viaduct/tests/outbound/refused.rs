@@ -72,12 +72,12 @@ fn a_port_where_nobody_listens_is_refused_at_once_whoever_says_so() {
                 "{by}: {found:?}"
             );
             assert_eq!(said[3], "open", "{to} {by}: {found:?}");
-            assert!(found.iter().all(|(_, millis)| *millis < 700), "{to} {by}: {found:?}");
+            assert!(found.iter().all(|(_, millis)| *millis < 1_500), "{to} {by}: {found:?}");
         }
         // Nothing comes of the datagram: then twice the time of the reset is enough.
         let found = connects(&world, "+trickles", &to.to_string(), &[84]);
         assert_eq!(found[0].0, "ECONNREFUSED", "{to}: {found:?}");
-        assert!((200..1_200).contains(&found[0].1), "{to}: {found:?}");
+        assert!((200..2_000).contains(&found[0].1), "{to}: {found:?}");
     }
 }
 
@@ -94,5 +94,5 @@ fn a_server_by_udp_alone_is_found_where_its_tcp_refuses() {
     let found = connects(&world, &by, &world.v4().to_string(), &[80, 81]);
     let said: Vec<&str> = found.iter().map(|(said, _)| &said[..]).collect();
     assert_eq!(said, ["open", "ECONNREFUSED"], "{found:?}");
-    assert!(found.iter().all(|(_, millis)| *millis < 700), "{found:?}");
+    assert!(found.iter().all(|(_, millis)| *millis < 1_500), "{found:?}");
 }
