@@ -312,7 +312,8 @@ mod tests {
             passed_by: false,
         };
         // No process has ever started so late.
-        let owner = Owner { started: u64::MAX, ..Owner::this_process().unwrap() };
+        let mut owner = Owner::this_process().unwrap();
+        owner.started = u64::MAX;
         let changes = vec![Change::Intercept(intercept)];
         let left = Journal { owner, changes: changes.clone(), disputed: Vec::new() };
         fs::write(&path, serde_json::to_vec(&left).unwrap()).unwrap();
