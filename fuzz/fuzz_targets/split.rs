@@ -8,13 +8,21 @@ use libfuzzer_sys::fuzz_target;
 use viaduct_proto::split::option::{Hop, LEN};
 use viaduct_proto::split::syn::Syn;
 use viaduct_proto::wire::ip::Header;
-use viaduct_proto::split::{Parsed, connect, proxy, socks};
+use viaduct_proto::split::{Parsed, connect, proxy, socks, socks_client, socks_datagram};
 
 fuzz_target!(|input: &[u8]| {
     is_cut_anywhere(input, proxy::parse);
     is_cut_anywhere(input, |bytes| socks::greeting(bytes, socks::Method::None));
     is_cut_anywhere(input, socks::credentials);
     is_cut_anywhere(input, socks::request);
+    is_cut_anywhere(input, socks_client::choice);
+    is_cut_anywhere(input, socks_client::verdict);
+    is_cut_anywhere(input, socks_client::reply);
+    if let Ok((from, data)) = socks_datagram::parse(input) {
+        assert!(input.ends_with(data));
+        let again = socks_datagram::emit(&from, data).expect("it was said");
+        assert_eq!(socks_datagram::parse(&again), Ok((from, data)));
+    }
     is_cut_anywhere(input, connect::parse);
     if let Parsed::Whole(Some(addresses), _) = proxy::parse(input) {
         let again = proxy::emit(&addresses);

@@ -27,5 +27,7 @@ mod state;
 mod calls;
 #[cfg(not(test))]
 mod exec;
+#[cfg(all(not(test), target_env = "gnu"))]
+mod loader;
 #[cfg(not(test))]
 mod real;

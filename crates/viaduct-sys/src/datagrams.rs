@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use crate::bpf::Group;
 use crate::netlink::{self, Attributes, Message, NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE};
-use crate::nfqueue::{self, Held, SNAP, SynQueue, Verdict};
+use crate::nfqueue::{self, Held, SynQueue, Verdict};
 
 /// Datagrams that the kernel holds at once; what finds no room is dropped.
 pub const MOST: u32 = 16_384;
@@ -28,6 +28,8 @@ pub const MOST: u32 = 16_384;
 const AT_ONCE: usize = 256;
 /// Bytes of a datagram that are read: its headers.
 const COPY: u32 = 160;
+/// Those where all of it is: as many as an attribute of netlink's holds.
+const WHOLE_PACKET: u32 = 65_531;
 /// Queues of other services have low numbers, as people give them; ours begin here.
 const FIRST: u16 = 30_000;
 /// How often it is looked whether others hold anything.
@@ -59,12 +61,14 @@ pub struct Datagrams {
 }
 
 impl Datagrams {
-    /// Holds the datagrams of `group`'s sockets from now on, in the calling thread's network namespace.
+    /// Holds the datagrams of `group`'s sockets from now on, in the calling thread's network namespace; of
+    /// each the headers are read, or all of it.
     ///
     /// # Errors
     /// A right is missing, or the kernel lacks something.
-    pub fn hold(group: &Group) -> Result<Datagrams, DatagramError> {
-        let (number, queue) = any_queue().map_err(DatagramError::Queue)?;
+    pub fn hold(group: &Group, whole: bool) -> Result<Datagrams, DatagramError> {
+        let copy = if whole { WHOLE_PACKET } else { COPY };
+        let (number, queue) = any_queue(copy).map_err(DatagramError::Queue)?;
         let (level, id) = group.identity().map_err(DatagramError::Rules)?;
         let own = Rules { number, level, id, queue: native(number) };
         // Some kernels have iptables' queue only.
@@ -76,11 +80,12 @@ impl Datagrams {
         Ok(Datagrams { queue, number, rules })
     }
 
-    /// Reads the next into `buffer`; `None` if none waits. Its headers are there, and not all the rest.
+    /// Reads the next into `buffer`, of [`nfqueue::SNAP`] or [`nfqueue::WHOLE`] bytes; `None` if none waits.
+    /// Its headers are there, and not all the rest unless that was asked for.
     ///
     /// # Errors
     /// The socket is broken.
-    pub fn recv<'a>(&self, buffer: &'a mut [u8; SNAP]) -> io::Result<Option<Held<'a>>> {
+    pub fn recv<'a>(&self, buffer: &'a mut [u8]) -> io::Result<Option<Held<'a>>> {
         self.queue.recv(buffer)
     }
 
@@ -138,10 +143,10 @@ fn queues() -> impl Iterator<Item = [u64; 7]> {
 }
 
 /// A queue that nobody reads.
-fn any_queue() -> io::Result<(u16, SynQueue)> {
+fn any_queue(copy: u32) -> io::Result<(u16, SynQueue)> {
     let mut number = FIRST;
     loop {
-        match SynQueue::open_closed(number, MOST, COPY) {
+        match SynQueue::open_closed(number, MOST, copy) {
             Ok(queue) => return Ok((number, queue)),
             // The kernel says so of one that somebody else reads.
             Err(error) if number < FIRST + TRIES && is_taken(&error) => number += 1,

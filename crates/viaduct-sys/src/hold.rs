@@ -8,13 +8,11 @@
 //! On the path they stand before the rules of [`crate::intercept`]; at a proxy that is spoken to,
 //! behind the firewall's.
 
-use std::fmt::Write as _;
-
 use serde::{Deserialize, Serialize};
 
 use crate::intercept::{SYN, Way, matches};
-use crate::nft::{NftError, check_instance, count_rules, deletion};
-use crate::{nfqueue, tool};
+use crate::nfqueue;
+use crate::table::{NftError, Table};
 
 /// The mark of a SYN that is answered as a server does that refuses.
 pub const REFUSED: u32 = 0x7665_0001;
@@ -46,86 +44,51 @@ pub struct Hold {
     pub ports: Vec<u16>,
 }
 
-impl Hold {
-    /// Sees that all of it can be written into rules.
-    ///
-    /// # Errors
-    /// A name that cannot.
-    pub fn check(&self) -> Result<(), NftError> {
-        check_instance(&self.instance)
+impl Table for Hold {
+    fn instance(&self) -> &str {
+        &self.instance
     }
 
-    /// Puts the rules in place; ours that are there already are replaced.
-    ///
-    /// # Errors
-    /// `nft` refuses, or the kernel has no NFQUEUE.
-    pub fn apply(&self) -> Result<(), NftError> {
+    fn chains(&self) -> Vec<(&'static str, usize)> {
+        let (_, ways) = matches(&self.ways, &self.ports);
+        vec![("hold", 1), ("syns", ways.len()), ("answers", 2)]
+    }
+
+    fn contents(&self) -> String {
+        self.leading(&format!("queue num {} bypass", self.queue))
+    }
+
+    /// Some kernels have iptables' queue only, which nftables may borrow but `nft` cannot write.
+    fn apply(&self) -> Result<(), NftError> {
         self.check()?;
-        let own = self.script(&format!("queue num {} bypass", self.queue));
-        let Err(refused) = tool::run("nft", &["-f", "-"], &own) else { return Ok(()) };
-        // Some kernels have iptables' queue only, which nftables may borrow but `nft` cannot write.
-        tool::run("nft", &["-f", "-"], &self.script(""))?;
-        let table = format!("viaduct_{}", self.instance);
-        nfqueue::borrowed_rule(&table, "hold", self.queue).map_err(|_| {
+        let Err(refused) = self.put(&self.contents()) else { return Ok(()) };
+        self.put(&self.leading(""))?;
+        nfqueue::borrowed_rule(&self.table(), "hold", self.queue).map_err(|_| {
             // The reader knows `nft`'s words better.
             let _ = self.undo();
-            refused
-        })?;
-        Ok(())
-    }
-
-    /// Takes them away, if they are there.
-    ///
-    /// # Errors
-    /// `nft` refuses.
-    pub fn undo(&self) -> Result<(), NftError> {
-        self.check()?;
-        tool::run("nft", &["-f", "-"], &deletion(&self.instance))?;
-        Ok(())
-    }
-
-    /// Whether all of it is in place.
-    ///
-    /// # Errors
-    /// The kernel does not say.
-    pub fn is_there(&self) -> Result<bool, NftError> {
-        let (_, ways) = matches(&self.ways, &self.ports);
-        let table = format!("viaduct_{}", self.instance);
-        let all = [("hold", 1), ("syns", ways.len()), ("answers", 2)];
-        all.iter().try_fold(true, |so_far, (chain, rules)| {
-            Ok(so_far && count_rules(&table, chain)? == *rules)
+            refused.into()
         })
     }
+}
 
+impl Hold {
     /// With `queue` as the rule that leads to the queue.
-    fn script(&self, queue: &str) -> String {
-        let mut script = deletion(&self.instance);
-        let mut line = |text: &str| {
-            // Writing to a string cannot fail.
-            let _ = writeln!(script, "{text}");
-        };
+    fn leading(&self, queue: &str) -> String {
         let (hook, first, second) = match self.whose {
             Where::Passing => ("prerouting", "mangle - 10", "mangle - 9"),
             Where::Here => ("input", "filter + 10", "filter + 11"),
         };
-        line(&format!("table inet viaduct_{} {{", self.instance));
         let (sets, rules) = matches(&self.ways, &self.ports);
-        line(&sets);
-        line(&format!("chain hold {{\n{queue}\n}}"));
         let chain = |name: &str, priority: &str| {
             format!("chain {name} {{\ntype filter hook {hook} priority {priority}; policy accept;")
         };
-        line(&chain("syns", first));
-        for (_, way) in rules {
-            line(&format!("{way}{SYN} goto hold"));
-        }
-        line("}");
-        line(&chain("answers", second));
-        line(&format!("meta mark {REFUSED:#x} meta l4proto tcp reject with tcp reset"));
-        line(&format!(
-            "meta mark {UNREACHABLE:#x} meta l4proto tcp reject with icmpx type host-unreachable"
+        let mut lines = vec![sets, format!("chain hold {{\n{queue}\n}}"), chain("syns", first)];
+        lines.extend(rules.iter().map(|(_, way)| format!("{way}{SYN} goto hold")));
+        lines.extend(["}".to_owned(), chain("answers", second)]);
+        lines.push(format!("meta mark {REFUSED:#x} meta l4proto tcp reject with tcp reset"));
+        lines.push(format!(
+            "meta mark {UNREACHABLE:#x} meta l4proto tcp reject with icmpx type host-unreachable\n}}"
         ));
-        line("}\n}");
-        script
+        lines.join("\n")
     }
 }

@@ -22,7 +22,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::nft::{NftError, check_instance, count_rules, deletion, set};
+use crate::table::{NftError, Table, nft, set};
 use crate::tool;
 
 /// Families as nft names them, their addresses, and whether it is IPv4.
@@ -68,34 +68,6 @@ pub struct Way {
 }
 
 impl Intercept {
-    /// Sees that all of it can be written into rules.
-    ///
-    /// # Errors
-    /// A name that cannot.
-    pub fn check(&self) -> Result<(), NftError> {
-        check_instance(&self.instance)
-    }
-
-    /// Puts rules and routes in place; ours that are there already are replaced.
-    ///
-    /// # Errors
-    /// `nft` or `ip` refuses.
-    pub fn apply(&self) -> Result<(), NftError> {
-        self.check()?;
-        for family in ["-4", "-6"] {
-            let (mark, table) = (self.mark(), self.table());
-            let any = if family == "-4" { "0.0.0.0/0" } else { "::/0" };
-            // What is there already stays: flows may depend on it.
-            if ip(&[family, "rule", "list", "fwmark", &mark])?.trim().is_empty() {
-                ip(&[family, "rule", "add", "fwmark", &mark, "lookup", &table, "priority", "118"])?;
-            }
-            ip(&[family, "route", "replace", "local", any, "dev", "lo", "table", &table])?;
-        }
-        // Last: what it marks finds its way already.
-        tool::run("nft", &["-f", "-"], &self.script())?;
-        Ok(())
-    }
-
     /// The same, where new connections pass by.
     pub fn passed_by(&self) -> Intercept {
         Intercept { passed_by: true, ..self.clone() }
@@ -107,76 +79,22 @@ impl Intercept {
     /// `nft` refuses: the rules are not in place, say.
     pub fn pass_by(&self) -> Result<(), NftError> {
         self.check()?;
-        let chain = format!("inet viaduct_{} prerouting", self.instance);
+        let chain = format!("inet {} prerouting", self.table());
         let mut script = format!("flush chain {chain}\n");
         for rule in self.passed_by().rules() {
             // Writing to a string cannot fail.
             let _ = writeln!(script, "add rule {chain} {rule}");
         }
-        tool::run("nft", &["-f", "-"], &script)?;
-        Ok(())
-    }
-
-    /// Takes them away, if they are there.
-    ///
-    /// # Errors
-    /// `nft` refuses.
-    pub fn undo(&self) -> Result<(), NftError> {
-        self.check()?;
-        tool::run("nft", &["-f", "-"], &deletion(&self.instance))?;
-        for family in ["-4", "-6"] {
-            // What is not there cannot be deleted, and need not be.
-            let (mark, table) = (self.mark(), self.table());
-            let _ = ip(&[family, "rule", "del", "fwmark", &mark, "lookup", &table]);
-            let _ = ip(&[family, "route", "flush", "table", &table]);
-        }
-        Ok(())
-    }
-
-    /// Whether all of it is in place.
-    ///
-    /// # Errors
-    /// The kernel does not say.
-    pub fn is_there(&self) -> Result<bool, NftError> {
-        let rules = self.rules().len();
-        if count_rules(&format!("viaduct_{}", self.instance), "prerouting")? != rules {
-            return Ok(false);
-        }
-        let (mark, table) = (self.mark(), self.table());
-        let shows = |arguments: &[&str]| ip(arguments).is_ok_and(|text| !text.trim().is_empty());
-        Ok(["-4", "-6"].iter().all(|family| {
-            shows(&[family, "rule", "list", "fwmark", &mark])
-                // One that does not exist is an error.
-                && shows(&[family, "route", "list", "table", &table])
-        }))
+        Ok(nft(&script)?)
     }
 
     fn mark(&self) -> String {
         format!("{:#x}", BASE | u32::from(self.to_port))
     }
 
-    fn table(&self) -> String {
+    /// The routing table's number.
+    fn routes(&self) -> String {
         (BASE | u32::from(self.to_port)).to_string()
-    }
-
-    fn script(&self) -> String {
-        let mut script = deletion(&self.instance);
-        let mut line = |text: &str| {
-            // Writing to a string cannot fail.
-            let _ = writeln!(script, "{text}");
-        };
-        line(&format!("table inet viaduct_{} {{", self.instance));
-        for (family, kind, _) in FAMILIES {
-            line(&format!(
-                "set {family}_begun {{ type {kind} . inet_service . {kind} . inet_service; \
-                 flags dynamic,timeout; size {MOST_REMEMBERED}; timeout {REMEMBERED}; }}"
-            ));
-        }
-        line(&matches(&self.ways, &self.ports).0);
-        line("chain prerouting {\ntype filter hook prerouting priority mangle; policy accept;");
-        self.rules().iter().for_each(|rule| line(rule));
-        line("}\n}");
-        script
     }
 
     /// The rules, in order.
@@ -200,6 +118,70 @@ impl Intercept {
             rules.push(format!("{matches}{tuple} @{family}_begun {over}"));
         }
         rules
+    }
+}
+
+impl Table for Intercept {
+    fn instance(&self) -> &str {
+        &self.instance
+    }
+
+    fn chains(&self) -> Vec<(&'static str, usize)> {
+        vec![("prerouting", self.rules().len())]
+    }
+
+    fn contents(&self) -> String {
+        let sets = FAMILIES.map(|(family, kind, _)| {
+            format!(
+                "set {family}_begun {{ type {kind} . inet_service . {kind} . inet_service; \
+                 flags dynamic,timeout; size {MOST_REMEMBERED}; timeout {REMEMBERED}; }}"
+            )
+        });
+        let chain =
+            "chain prerouting {\ntype filter hook prerouting priority mangle; policy accept;";
+        let (ways, rules) = (matches(&self.ways, &self.ports).0, self.rules().join("\n"));
+        format!("{}\n{ways}\n{chain}\n{rules}\n}}", sets.join("\n"))
+    }
+
+    /// Rules, and routes.
+    fn apply(&self) -> Result<(), NftError> {
+        self.check()?;
+        for family in ["-4", "-6"] {
+            let (mark, table) = (self.mark(), self.routes());
+            let any = if family == "-4" { "0.0.0.0/0" } else { "::/0" };
+            // What is there already stays: flows may depend on it.
+            if ip(&[family, "rule", "list", "fwmark", &mark])?.trim().is_empty() {
+                ip(&[family, "rule", "add", "fwmark", &mark, "lookup", &table, "priority", "118"])?;
+            }
+            ip(&[family, "route", "replace", "local", any, "dev", "lo", "table", &table])?;
+        }
+        // Last: what it marks finds its way already.
+        Ok(self.put(&self.contents())?)
+    }
+
+    fn undo(&self) -> Result<(), NftError> {
+        self.check()?;
+        self.delete()?;
+        for family in ["-4", "-6"] {
+            // What is not there cannot be deleted, and need not be.
+            let (mark, table) = (self.mark(), self.routes());
+            let _ = ip(&[family, "rule", "del", "fwmark", &mark, "lookup", &table]);
+            let _ = ip(&[family, "route", "flush", "table", &table]);
+        }
+        Ok(())
+    }
+
+    fn is_there(&self) -> Result<bool, NftError> {
+        if !self.has_chains()? {
+            return Ok(false);
+        }
+        let (mark, table) = (self.mark(), self.routes());
+        let shows = |arguments: &[&str]| ip(arguments).is_ok_and(|text| !text.trim().is_empty());
+        Ok(["-4", "-6"].iter().all(|family| {
+            shows(&[family, "rule", "list", "fwmark", &mark])
+                // One that does not exist is an error.
+                && shows(&[family, "route", "list", "table", &table])
+        }))
     }
 }
 

@@ -12,8 +12,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::filter::TcpMark;
-use crate::nft::{NftError, check_instance, count_rules, deletion};
-use crate::tool;
+use crate::table::Table;
 
 /// What is kept out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,67 +28,35 @@ pub struct KeepOut {
     pub untracked: Option<u8>,
 }
 
-impl KeepOut {
-    /// Sees that all of it can be written into rules.
-    ///
-    /// # Errors
-    /// A name that cannot.
-    pub fn check(&self) -> Result<(), NftError> {
-        check_instance(&self.instance)
+impl Table for KeepOut {
+    fn instance(&self) -> &str {
+        &self.instance
     }
 
-    /// Puts the rules in place; ours that are there already are replaced, in one transaction.
-    ///
-    /// # Errors
-    /// `nft` refuses.
-    pub fn apply(&self) -> Result<(), NftError> {
-        self.check()?;
-        tool::run("nft", &["-f", "-"], &self.script())?;
-        Ok(())
+    fn chains(&self) -> Vec<(&'static str, usize)> {
+        vec![("arriving", 1), ("leaving", usize::from(self.untracked.is_some()))]
     }
 
-    /// Takes them away, if they are there.
-    ///
-    /// # Errors
-    /// `nft` refuses.
-    pub fn undo(&self) -> Result<(), NftError> {
-        self.check()?;
-        tool::run("nft", &["-f", "-"], &deletion(&self.instance))?;
-        Ok(())
-    }
-
-    /// Whether all of it is in place.
-    ///
-    /// # Errors
-    /// The kernel does not say.
-    pub fn is_there(&self) -> Result<bool, NftError> {
-        let table = format!("viaduct_{}", self.instance);
-        let sent = usize::from(self.untracked.is_some());
-        Ok(count_rules(&table, "arriving")? == 1 && count_rules(&table, "leaving")? == sent)
-    }
-
-    fn script(&self) -> String {
+    fn contents(&self) -> String {
         let to = ports("dport", &self.ports);
         let arriving = self.matches(self.mark.byte);
         let leaving = self.untracked.map_or(String::new(), |byte| {
             format!("{}{} notrack", ports("sport", &self.ports), self.matches(byte))
         });
         format!(
-            "{}table inet viaduct_{} {{
-             chain arriving {{
+            "chain arriving {{
              type filter hook prerouting priority raw; policy accept;
              {to}{arriving} fib daddr type local drop
              }}
              chain leaving {{
              type filter hook output priority raw; policy accept;
              {leaving}
-             }}
-             }}\n",
-            deletion(&self.instance),
-            self.instance,
+             }}"
         )
     }
+}
 
+impl KeepOut {
     /// The option's ExID and the byte behind it.
     fn matches(&self, byte: u8) -> String {
         let (kind, exid) = (self.mark.word >> 24, self.mark.word & 0xffff);

@@ -60,6 +60,7 @@ pub mod splice;
 pub mod stamp;
 pub mod syn;
 pub mod sysctl;
+pub mod table;
 pub mod tcp;
 pub mod thread;
 pub mod tool;

@@ -6,7 +6,9 @@
 //! ```
 //!
 //! Unlike [`crate::udp::UdpBatch`] they say which of this machine's addresses a datagram came to, and
-//! send from the one that they are told; and they serve packet and raw sockets as well.
+//! send from the one that they are told; and they serve packet and raw sockets as well. An outbox of a UDP
+//! socket has the kernel cut neighbours out of one message ([`Outbox::of_datagrams`]), which takes it a fraction
+//! of the time.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -18,12 +20,15 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
 use crate::os;
-use crate::udp::{Name, SendReport, address};
+use crate::udp::{self, Name, SendReport, address};
 
-/// Room for one control message, in words that align it: a header (16 bytes) and at most 20.
-const CONTROL_WORDS: usize = 5;
+/// Room for two control messages, in words that align them: headers (16 bytes), at most 20, and 2.
+const CONTROL_WORDS: usize = 8;
 /// Messages in one call.
 const BATCH: usize = 64;
+/// Datagrams in one message, at most. A queue that is full loses a message whole: more would be a burst of losses
+/// that takes long to repair, and save little.
+const TOGETHER: usize = 16;
 
 /// One that was received.
 #[derive(Clone, Copy, Debug)]
@@ -164,6 +169,8 @@ pub struct Outbox {
     entries: Vec<Entry>,
     /// To whom something was too long; see [`Outbox::too_long`].
     too_long: Vec<IpAddr>,
+    /// Whether the kernel may be given several as one message.
+    segments: bool,
 }
 
 #[derive(Debug)]
@@ -174,6 +181,12 @@ struct Entry {
 }
 
 impl Outbox {
+    /// For a UDP socket: neighbours of one length, to one peer from one address, go as one message, which
+    /// the kernel cuts as late as it can (UDP_SEGMENT).
+    pub fn of_datagrams() -> Outbox {
+        Outbox { segments: true, ..Outbox::default() }
+    }
+
     /// One more, to `to`; from this address of ours if one is given (datagrams: a packet says it itself).
     pub fn push(&mut self, bytes: &[u8], to: SocketAddr, from: Option<IpAddr>) {
         let start = self.bytes.len();
@@ -196,19 +209,26 @@ impl Outbox {
     pub fn flush(&mut self, socket: BorrowedFd<'_>) -> SendReport {
         let mut report = SendReport::default();
         self.too_long.clear();
-        let mut done = 0;
+        let (mut done, mut singly) = (0, 0);
         while done < self.entries.len() {
-            match self.send(socket, done) {
-                Ok(count) => {
+            let counts = self.messages(done, singly);
+            match self.send(socket, done, &counts) {
+                Ok(messages) => {
+                    let count: usize = counts[..messages].iter().sum();
                     report.sent += count as u64;
                     done += count;
+                }
+                Err(error) if counts[0] > 1 && udp::concerns_segments(error) => {
+                    // As with `UdpBatch`: one device cannot do it at all, another not with these.
+                    self.segments &= error != Some(libc::EIO);
+                    singly = done + counts[0];
                 }
                 Err(error) => {
                     if error == Some(libc::EMSGSIZE) {
                         self.too_long.push(self.entries[done].to.ip());
                     }
-                    report.count(error, 1);
-                    done += 1;
+                    report.count(error, counts[0] as u64);
+                    done += counts[0];
                 }
             }
         }
@@ -222,12 +242,39 @@ impl Outbox {
         &self.too_long
     }
 
-    /// One call, from the message of this number on: how many went, or the error of the first.
-    fn send(&self, socket: BorrowedFd<'_>, first: usize) -> Result<usize, Option<i32>> {
-        let entries = &self.entries[first..(first + BATCH).min(self.entries.len())];
-        let mut names: Vec<Name> = entries.iter().map(|entry| Name::new(entry.to)).collect();
-        let mut controls: Vec<_> = entries.iter().map(|entry| source_control(entry.from)).collect();
-        let mut slices: Vec<libc::iovec> = entries.iter().map(|entry| self.slice(entry)).collect();
+    /// How many entries each message of the next call takes, from the entry `first` on; those before `singly` go
+    /// one by one.
+    fn messages(&self, first: usize, singly: usize) -> Vec<usize> {
+        let (mut counts, mut at) = (Vec::with_capacity(BATCH), first);
+        while at < self.entries.len() && counts.len() < BATCH {
+            let kinds = self.entries[at..].iter().map(|e| ((e.to, e.from), e.range.len()));
+            let apart = !self.segments || at < singly;
+            let count = if apart { 1 } else { udp::run(kinds, TOGETHER) };
+            counts.push(count);
+            at += count;
+        }
+        counts
+    }
+
+    /// One call, from the entry `first` on, with so many in each message: how many messages went, or the error of
+    /// the first.
+    fn send(
+        &self,
+        socket: BorrowedFd<'_>,
+        first: usize,
+        counts: &[usize],
+    ) -> Result<usize, Option<i32>> {
+        let mut at = first;
+        let messages: Vec<&[Entry]> = counts
+            .iter()
+            .map(|count| {
+                at += count;
+                &self.entries[at - count..at]
+            })
+            .collect();
+        let mut names: Vec<Name> = messages.iter().map(|those| Name::new(those[0].to)).collect();
+        let mut controls: Vec<_> = messages.iter().map(|those| control(those)).collect();
+        let mut slices: Vec<libc::iovec> = messages.iter().map(|those| self.slice(those)).collect();
         let parts = names.iter_mut().zip(&mut slices).zip(&mut controls);
         let mut headers: Vec<libc::mmsghdr> = parts
             .map(|((name, slice), (control, length))| {
@@ -254,22 +301,26 @@ impl Outbox {
         usize::try_from(sent).map_err(|_| io::Error::last_os_error().raw_os_error())
     }
 
-    fn slice(&self, entry: &Entry) -> libc::iovec {
-        let bytes = &self.bytes[entry.range.clone()];
+    /// The bytes of neighbours, which stand one behind the other.
+    fn slice(&self, entries: &[Entry]) -> libc::iovec {
+        let end = entries.last().map_or(0, |last| last.range.end);
+        let bytes = &self.bytes[entries[0].range.start..end];
         // The kernel only reads it: the cast away from const is the C interface's.
         libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
     }
 }
 
-/// The control message that says which address of ours a datagram is from, and its length; 0 for none.
-fn source_control(from: Option<IpAddr>) -> ([u64; CONTROL_WORDS], usize) {
+/// The control messages that say which address of ours datagrams are from, and at which length they are cut if they
+/// are several; and their length, 0 for none.
+fn control(entries: &[Entry]) -> ([u64; CONTROL_WORDS], usize) {
     let mut words = [0; CONTROL_WORDS];
     let at = words.as_mut_ptr().cast::<libc::cmsghdr>();
-    // SAFETY: `words` has room for the header and either structure (asserted below) and is aligned for
-    // the header; all zeros is a value of both structures.
-    let length = unsafe {
-        match from {
-            None => return (words, 0),
+    // SAFETY: `words` has room for a header and either structure, and behind that for another with a number
+    // (asserted below), and is aligned for headers, whose lengths are multiples of its words; all zeros is a
+    // value of both structures.
+    let mut length = unsafe {
+        match entries[0].from {
+            None => 0,
             Some(IpAddr::V4(ip)) => {
                 let mut info: libc::in_pktinfo = mem::zeroed();
                 info.ipi_spec_dst.s_addr = u32::from_ne_bytes(ip.octets());
@@ -282,6 +333,11 @@ fn source_control(from: Option<IpAddr>) -> ([u64; CONTROL_WORDS], usize) {
             }
         }
     };
+    if entries.len() > 1 {
+        let segment = entries[0].range.len() as u16;
+        // SAFETY: as above.
+        length += unsafe { put(at.byte_add(length), libc::SOL_UDP, libc::UDP_SEGMENT, segment) };
+    }
     (words, length)
 }
 
@@ -301,7 +357,8 @@ unsafe fn put<T>(at: *mut libc::cmsghdr, level: c_int, kind: c_int, value: T) ->
 }
 
 const _: () = {
-    let room = CONTROL_WORDS * 8 - size_of::<libc::cmsghdr>();
+    // Of two: each is rounded up to words.
+    let room = CONTROL_WORDS * 8 - 2 * size_of::<libc::cmsghdr>() - 8;
     assert!(size_of::<libc::in6_pktinfo>() <= room && size_of::<libc::in_pktinfo>() <= room);
     assert!(size_of::<libc::tpacket_auxdata>() <= room);
 };
@@ -375,6 +432,32 @@ mod tests {
             }
             assert_eq!((seen, outbox.flush(server.as_fd()).sent), (100, 100));
             assert_eq!(client.recv_from(&mut [0; 9]).unwrap(), (1, to));
+        }
+    }
+
+    #[test]
+    fn neighbours_to_one_peer_go_as_one_message_and_arrive_one_by_one() {
+        for (any, ip) in [("0.0.0.0:0", "127.0.0.9"), ("[::]:0", "::1")] {
+            let (server, client) = (UdpSocket::bind(any).unwrap(), UdpSocket::bind(any).unwrap());
+            let ip: IpAddr = ip.parse().unwrap();
+            let to = SocketAddr::new(ip, client.local_addr().unwrap().port());
+            let other =
+                SocketAddr::new(ip, UdpSocket::bind((ip, 0)).unwrap().local_addr().unwrap().port());
+            let mut outbox = Outbox::of_datagrams();
+            let lengths = [700, 700, 700, 20, 700, 700, 0, 5];
+            for (n, length) in lengths.into_iter().enumerate() {
+                outbox.push(&vec![n as u8; length], to, Some(ip));
+            }
+            outbox.push(&[9; 5], other, Some(ip));
+            assert_eq!(outbox.messages(0, 0), [4, 2, 1, 1, 1]);
+            assert_eq!(outbox.messages(0, 2), [1, 1, 2, 2, 1, 1, 1]);
+            assert_eq!(outbox.flush(server.as_fd()).sent, 9);
+            let mut bytes = [0; 2_000];
+            for (n, length) in lengths.into_iter().enumerate() {
+                let (got, from) = client.recv_from(&mut bytes).unwrap();
+                assert_eq!((got, from.ip()), (length, ip));
+                assert!(bytes[..got].iter().all(|byte| *byte == n as u8));
+            }
         }
     }
 

@@ -18,6 +18,8 @@ use netlink::{Attributes, Message, NETFILTER_HEAD};
 
 /// Bytes that [`SynQueue::recv`] needs: a SYN of an MTU, Fast Open data included, and its wrapping.
 pub const SNAP: usize = 4096;
+/// Those that it needs where packets are copied whole: the longest, and its wrapping.
+pub const WHOLE: usize = 65_536 + SNAP;
 /// Bytes of a packet that are copied to us.
 const COPY: u32 = 2048;
 /// Bytes of copies that wait to be read, at most.
@@ -57,6 +59,8 @@ pub struct Held<'a> {
     pub id: u32,
     /// Whether it comes to this machine (else it goes out, or passes).
     pub comes: bool,
+    /// The mark that it bears; 0 is none.
+    pub mark: u32,
     /// It, from its IP header on.
     pub packet: &'a [u8],
 }
@@ -159,11 +163,12 @@ impl SynQueue {
         netlink::answers(&self.socket)
     }
 
-    /// Reads the next packet into `buffer`, [`SNAP`] bytes; `None` if none waits.
+    /// Reads the next packet into `buffer`, of [`SNAP`] bytes, or [`WHOLE`] for a queue that copies packets
+    /// whole; `None` if none waits.
     ///
     /// # Errors
     /// The socket is broken.
-    pub fn recv<'a>(&self, buffer: &'a mut [u8; SNAP]) -> io::Result<Option<Held<'a>>> {
+    pub fn recv<'a>(&self, buffer: &'a mut [u8]) -> io::Result<Option<Held<'a>>> {
         loop {
             let len = match recv(&self.socket, &mut buffer[..], RecvFlags::empty()) {
                 Ok((len, _)) => len,
@@ -222,7 +227,9 @@ fn held(bytes: &[u8]) -> Option<Held<'_>> {
     let head = netlink::find(attributes, PACKET_HEAD)?;
     let id = u32::from_be_bytes(*head.first_chunk()?);
     let comes = head.get(6) == Some(&LOCAL_IN);
-    Some(Held { id, comes, packet: netlink::find(attributes, PAYLOAD)? })
+    let mark = netlink::find(attributes, MARK).and_then(<[u8]>::first_chunk);
+    let mark = mark.map_or(0, |mark| u32::from_be_bytes(*mark));
+    Some(Held { id, comes, mark, packet: netlink::find(attributes, PAYLOAD)? })
 }
 
 /// Adds a rule to `chain` of `table` (family inet) that leads all it sees to queue `number`, or

@@ -7,6 +7,8 @@ use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use rustix::net::{AddressFamily, Protocol, SendFlags, SocketFlags, SocketType, sockopt};
 
+use crate::os;
+
 /// `IPPROTO_RAW`: what is sent begins with its IP header, and nothing is received.
 const RAW: u8 = 255;
 
@@ -49,6 +51,18 @@ impl Raw {
                 .or_else(|_| sockopt::set_socket_send_buffer_size(socket, bytes))?;
         }
         Ok(())
+    }
+
+    /// Has all that is sent bear this mark, by which rules and queues of this machine know it.
+    ///
+    /// # Errors
+    /// CAP_NET_ADMIN is missing.
+    pub fn set_mark(&self, mark: u32) -> io::Result<()> {
+        let (mut sockets, mark) =
+            ([Some(&self.v4), self.v6.as_ref()].into_iter(), mark.cast_signed());
+        sockets.by_ref().flatten().try_for_each(|socket| {
+            os::setsockopt(socket.as_fd(), libc::SOL_SOCKET, libc::SO_MARK, &mark)
+        })
     }
 
     /// Sends `packet` to `to`, which its header names too.

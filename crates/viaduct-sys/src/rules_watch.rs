@@ -69,6 +69,7 @@ mod tests {
     use super::*;
     use crate::intercept::{Intercept, Way};
     use crate::netns::Netns;
+    use crate::table::Table as _;
     use crate::tool;
 
     #[test]

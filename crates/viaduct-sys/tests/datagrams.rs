@@ -47,7 +47,7 @@ fn a_groups_datagrams_go_on_when_it_is_said_and_those_of_others_at_once() {
             far.recv(&mut line).ok().map(|length| line[..length].to_vec())
         };
         let group = Group::new().unwrap();
-        let held = match Datagrams::hold(&group) {
+        let held = match Datagrams::hold(&group, false) {
             Ok(held) => held,
             Err(error) => return eprintln!("skipped: {error}"),
         };

@@ -12,6 +12,7 @@ use common::Host;
 use viaduct_sys::hold::{Hold, REFUSED, UNREACHABLE, Where};
 use viaduct_sys::intercept::{Intercept, Way};
 use viaduct_sys::nfqueue::{SNAP, SynQueue, Verdict};
+use viaduct_sys::table::Table as _;
 use viaduct_sys::tcp::{self, TcpOptions};
 
 const PORT: u16 = 7000;

@@ -11,6 +11,7 @@
 
 mod bulk;
 mod crowd;
+mod datagrams;
 mod fetches;
 mod requests;
 mod server;

@@ -2,7 +2,7 @@
 //! with an address and a port of its own, behind which no kernel stands that would answer for them.
 //!
 //! ```text
-//!   Stream, Numbers  ─┐ TCP's format
+//!   Stream, Numbers  ─┐ TCP's format, or in UDP
 //!   Stream, Numbers  ─┼─▶ trickles0 ── node ══ … ══ server
 //!   …                ─┘  10.1.128.0/17
 //! ```
@@ -15,13 +15,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::trickles::continuation::{Continuation, LOSS};
-use viaduct_proto::trickles::packet::Numbers;
 use viaduct_proto::trickles::packet::tcp::{self, Checksum, Packet};
+use viaduct_proto::trickles::packet::{Format, Numbers, TooLong, udp};
 use viaduct_proto::trickles::stream::{Config, Stream};
 use viaduct_proto::trickles::wire::response::{Form, HEAD, PAYLOAD_HEAD, Response};
 use viaduct_sys::clock;
 use viaduct_sys::tun::Tun;
 
+use super::datagrams;
 use crate::topology::{Node, TopologyError, open_tun};
 
 /// The interface in the node, and the network behind it: a part of side A's, so that gateways of a
@@ -41,6 +42,7 @@ const BATCH: usize = 256;
 pub struct Trickles {
     tun: Tun,
     to: SocketAddr,
+    format: Format,
     rng: Rng,
     clients: HashMap<u32, Member>,
     next: u32,
@@ -55,8 +57,57 @@ pub struct Trickles {
 /// A connection.
 struct Member {
     stream: Stream,
-    numbers: Numbers,
+    way: Way,
     due: Option<Instant>,
+}
+
+/// How its messages travel.
+enum Way {
+    Tcp(Numbers),
+    /// Its own address, and the next request's number.
+    Udp(SocketAddr, u8),
+}
+
+impl Way {
+    fn new(format: Format, local: SocketAddr, to: SocketAddr, first: u32) -> Way {
+        match format {
+            Format::Tcp => Way::Tcp(Numbers::new(local, to, first)),
+            Format::Udp => Way::Udp(local, 0),
+        }
+    }
+
+    fn local(&self) -> SocketAddr {
+        match self {
+            Way::Tcp(numbers) => numbers.local(),
+            Way::Udp(local, _) => *local,
+        }
+    }
+
+    /// Bytes of the longest message that a packet holds now.
+    fn room(&self) -> usize {
+        match self {
+            Way::Tcp(numbers) => numbers.room(MTU),
+            Way::Udp(local, _) => MTU - udp::overhead(local.is_ipv4()),
+        }
+    }
+
+    fn request(
+        &mut self,
+        to: SocketAddr,
+        message: &[u8],
+        packet: &mut Vec<u8>,
+    ) -> Result<(), TooLong> {
+        let room = self.room();
+        match self {
+            Way::Tcp(numbers) => numbers.request(message, EXPECTED, MTU, packet),
+            Way::Udp(..) if message.len() > room => Err(TooLong { have: message.len(), room }),
+            Way::Udp(local, count) => {
+                datagrams::emit((*local, to), *count, message, packet);
+                *count = count.wrapping_add(1);
+                Ok(())
+            }
+        }
+    }
 }
 
 /// What all clients together count.
@@ -123,6 +174,7 @@ impl Trickles {
         Ok(Trickles {
             tun,
             to,
+            format: Format::Tcp,
             rng: Rng::from_seed(seed),
             clients: HashMap::new(),
             next: 0,
@@ -134,17 +186,24 @@ impl Trickles {
         })
     }
 
+    /// Those that connect from now on speak by UDP.
+    #[must_use]
+    pub fn by_udp(self) -> Trickles {
+        Trickles { format: Format::Udp, ..self }
+    }
+
     /// Opens a connection; nothing leaves before [`Trickles::flush`] or [`Trickles::turn`]. Its name is
     /// never used again.
     pub fn connect(&mut self, config: Config) -> u32 {
         let client = self.next;
         self.next += 1;
-        let numbers = Numbers::new(address(client), self.to, self.rng.next_u64() as u32);
+        let first = self.rng.next_u64() as u32;
+        let way = Way::new(self.format, address(client), self.to, first);
         // A SYN has the least room.
-        let room = u16::try_from(numbers.room(MTU)).unwrap_or(u16::MAX);
+        let room = u16::try_from(way.room()).unwrap_or(u16::MAX);
         let config = Config { message: config.message.min(room), ..config };
         let stream = Stream::open(config, self.rng.next_u64(), now());
-        self.clients.insert(client, Member { stream, numbers, due: None });
+        self.clients.insert(client, Member { stream, way, due: None });
         self.touched.insert(client);
         client
     }
@@ -192,14 +251,14 @@ impl Trickles {
             let Some(member) = self.clients.get_mut(&client) else { continue };
             while let Some(message) = member.stream.poll_transmit(now) {
                 // What does not fit is lost: the stream begins anew with shorter messages.
-                if member.numbers.request(&message, EXPECTED, MTU, &mut self.packet).is_ok() {
+                if member.way.request(self.to, &message, &mut self.packet).is_ok() {
                     match self.tun.write(&self.packet) {
                         Ok(()) => add(&mut self.stats.sent, self.packet.len()),
                         Err(_) => self.stats.dropped += 1,
                     }
                 }
                 if self.kept.0.len() < self.kept.1 {
-                    self.kept.0.push((member.numbers.local(), message));
+                    self.kept.0.push((member.way.local(), message));
                 }
             }
             if member.stream.poll_changed().is_some() {
@@ -237,24 +296,32 @@ impl Trickles {
 
     fn hear(&mut self, packet: &[u8]) {
         add(&mut self.stats.received, packet.len());
-        let heard = match tcp::parse(packet, packet.len(), Checksum::Check) {
-            Ok(Packet::Message(answer, message)) => number(answer.destination)
-                .and_then(|client| Some((client, self.clients.get_mut(&client)?)))
-                .filter(|(_, member)| member.numbers.remote() == answer.source)
-                .and_then(|(client, member)| {
-                    member.numbers.hear(&answer).then_some((client, member))
-                })
-                .map(|(client, member)| {
-                    self.stats.continuations.count(message);
-                    member.stream.handle(now(), message);
-                    client
-                }),
-            _ => None,
-        };
-        match heard {
+        match self.answer(packet) {
             Some(client) => drop(self.touched.insert(client)),
             None => self.stats.refused += 1,
         }
+    }
+
+    /// Hands an answer to the client whose it is.
+    fn answer(&mut self, packet: &[u8]) -> Option<u32> {
+        let (client, message) = match self.format {
+            Format::Tcp => {
+                let read = tcp::parse(packet, packet.len(), Checksum::Check).ok()?;
+                let Packet::Message(answer, message) = read else { return None };
+                let client = number(answer.destination)?;
+                let Way::Tcp(numbers) = &mut self.clients.get_mut(&client)?.way else {
+                    return None;
+                };
+                numbers.hear(&answer).then_some((client, message))?
+            }
+            Format::Udp => {
+                let (from, to, message) = datagrams::parse(packet)?;
+                (number(to).filter(|_| from == self.to)?, message)
+            }
+        };
+        self.stats.continuations.count(message);
+        self.clients.get_mut(&client)?.stream.handle(now(), message);
+        Some(client)
     }
 
     fn run_timers(&mut self) {

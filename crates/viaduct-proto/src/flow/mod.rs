@@ -66,7 +66,8 @@
 //!    or routes change, `control("migrate", b"retry")` and `control("stripe", b"retry")` to every
 //!    chain saves the seconds until a silent connection is doubted.
 //!
-//! Datagrams pass a chain one by one, without a stream: [`datagrams`] says how.
+//! Datagrams pass a chain one by one, without a stream: [`datagrams`] says how, and [`relays`] how they go on
+//! where the chain ends at a relay.
 //!
 //! Like all of this crate it knows no socket, no clock and no thread.
 
@@ -82,6 +83,8 @@ mod giving;
 mod handler;
 mod measure;
 mod registry;
+pub mod relay;
+pub mod relays;
 mod slots;
 
 pub use about::{About, Setting};

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::about::About;
 use super::datagrams::Datagrams;
 use super::handler::Handler;
+use super::relay::Relay;
 
 /// Makes a handler for each flow; what is shared by flows is shared here.
 pub trait Factory: Send + Sync {
@@ -61,6 +62,11 @@ pub trait Factory: Send + Sync {
 
     /// What it does to the datagrams between two ends; `None`: it works on streams alone.
     fn datagrams(&self) -> Option<Box<dyn Datagrams + Send>> {
+        None
+    }
+
+    /// A relay that datagrams go by from here; `None`: they go to the far end themselves.
+    fn relay(&self) -> Option<Box<dyn Relay + Send>> {
         None
     }
 }

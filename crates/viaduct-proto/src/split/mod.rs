@@ -18,6 +18,7 @@ pub mod preface;
 pub mod proxy;
 pub mod socks;
 pub mod socks_client;
+pub mod socks_datagram;
 pub mod syn;
 
 /// What the first bytes of a stream turned out to be.
@@ -38,6 +39,14 @@ impl<T> Parsed<T> {
             Parsed::Whole(value, len) => Parsed::Whole(change(value), len),
             Parsed::Short => Parsed::Short,
             Parsed::Wrong(why) => Parsed::Wrong(why),
+        }
+    }
+
+    /// The same with so many bytes before it.
+    pub fn behind(self, bytes: usize) -> Parsed<T> {
+        match self {
+            Parsed::Whole(value, len) => Parsed::Whole(value, bytes + len),
+            other => other,
         }
     }
 }

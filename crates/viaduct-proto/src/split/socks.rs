@@ -18,6 +18,7 @@ use crate::flow::{Address, Failure};
 pub(super) const VERSION: u8 = 5;
 pub(super) const PASSWORD_VERSION: u8 = 1;
 pub(super) const CONNECT: u8 = 1;
+pub(super) const ASSOCIATE: u8 = 3;
 pub(super) const IPV4: u8 = 1;
 pub(super) const NAME: u8 = 3;
 pub(super) const IPV6: u8 = 4;
@@ -77,15 +78,21 @@ pub fn verdict(right: bool) -> [u8; 2] {
 
 /// The request: where to connect to.
 pub fn request(bytes: &[u8]) -> Parsed<Address> {
-    let (kind, rest) = match *bytes {
-        [VERSION, CONNECT, 0, kind, ref rest @ ..] => (kind, rest),
-        [VERSION, CONNECT, 0] | [VERSION, CONNECT] | [VERSION] | [] => return Parsed::Short,
+    let rest = match *bytes {
+        [VERSION, CONNECT, 0, ref rest @ ..] => rest,
+        [VERSION, CONNECT] | [VERSION] | [] => return Parsed::Short,
         [VERSION, CONNECT, ..] => {
             return Parsed::Wrong("a SOCKS request whose third byte is not 0");
         }
         [VERSION, ..] => return Parsed::Wrong("a SOCKS request that is not CONNECT"),
         _ => return Parsed::Wrong("no SOCKS5"),
     };
+    address(rest).behind(bytes.len() - rest.len())
+}
+
+/// A place, as requests, answers and datagrams name it: a kind, an address of that kind, a port.
+pub(super) fn address(bytes: &[u8]) -> Parsed<Address> {
+    let Some((&kind, rest)) = bytes.split_first() else { return Parsed::Short };
     let mut after = rest;
     let host = match kind {
         IPV4 => taken::<4>(&mut after).map(|octets| Host::Ip(Ipv4Addr::from(octets).into())),
@@ -103,6 +110,30 @@ pub fn request(bytes: &[u8]) -> Parsed<Address> {
         Host::Name(name) => Address::Name(name, port),
     };
     Parsed::Whole(address, bytes.len() - after.len())
+}
+
+/// Writes a place behind `out`; `None` for a name that is empty or has more than 255 bytes.
+pub(super) fn put_address(out: &mut Vec<u8>, to: &Address) -> Option<()> {
+    let port = match to {
+        Address::Ip(SocketAddr::V4(to)) => {
+            out.push(IPV4);
+            out.extend(to.ip().octets());
+            to.port()
+        }
+        Address::Ip(SocketAddr::V6(to)) => {
+            out.push(IPV6);
+            out.extend(to.ip().octets());
+            to.port()
+        }
+        Address::Name(name, port) => {
+            let count = u8::try_from(name.len()).ok().filter(|&count| count > 0)?;
+            out.extend([NAME, count]);
+            out.extend(name.as_bytes());
+            *port
+        }
+    };
+    out.extend(port.to_be_bytes());
+    Some(())
 }
 
 /// What is told to a client whose `request` is wrong: that it asks for something else than CONNECT, for a

@@ -1,9 +1,11 @@
 //! SOCKS5, the client's side: what [`socks`](super::socks) is the server's of, and draws.
 
 use super::Parsed;
-use super::socks::{CONNECT, Credentials, IPV4, IPV6, Method, NAME, PASSWORD_VERSION, VERSION};
+use super::socks::{
+    ASSOCIATE, CONNECT, Credentials, IPV4, Method, NAME, PASSWORD_VERSION, VERSION, address,
+    name_of, put_address,
+};
 use crate::flow::{Address, Failure};
-use std::net::SocketAddr;
 
 /// The greeting: with a password to offer or not.
 pub fn greeting(password: bool) -> Vec<u8> {
@@ -46,53 +48,45 @@ pub fn verdict(bytes: &[u8]) -> Parsed<bool> {
 /// The request to connect; `None` for a name that is empty or has more than 255 bytes.
 pub fn request(to: &Address) -> Option<Vec<u8>> {
     let mut out = vec![VERSION, CONNECT, 0];
-    let port = match to {
-        Address::Ip(SocketAddr::V4(to)) => {
-            out.push(IPV4);
-            out.extend(to.ip().octets());
-            to.port()
-        }
-        Address::Ip(SocketAddr::V6(to)) => {
-            out.push(IPV6);
-            out.extend(to.ip().octets());
-            to.port()
-        }
-        Address::Name(name, port) => {
-            out.extend([NAME, counted(name.as_bytes())?]);
-            out.extend(name.as_bytes());
-            *port
-        }
-    };
-    out.extend(port.to_be_bytes());
+    put_address(&mut out, to)?;
     Some(out)
 }
 
-/// The server's answer to a request. The address in it means nothing to us.
-pub fn reply(bytes: &[u8]) -> Parsed<Result<(), Failure>> {
-    let (code, kind, rest) = match *bytes {
-        [VERSION, code, 0, kind, ref rest @ ..] => (code, kind, rest),
-        [VERSION, _, 0] | [VERSION, _] | [VERSION] | [] => return Parsed::Short,
+/// The request for a relay of datagrams. It does not say where they will come from, which behind a NAT
+/// nobody knows.
+pub fn associate() -> [u8; 10] {
+    [VERSION, ASSOCIATE, 0, IPV4, 0, 0, 0, 0, 0, 0]
+}
+
+/// The server's answer to a request: its address of the connection, which means nothing to us, or where
+/// its relay of datagrams is.
+pub fn reply(bytes: &[u8]) -> Parsed<Result<Address, Failure>> {
+    let (code, rest) = match *bytes {
+        [VERSION, code, 0, ref rest @ ..] => (code, rest),
+        [VERSION, _] | [VERSION] | [] => return Parsed::Short,
         [VERSION, ..] => return Parsed::Wrong("a SOCKS answer whose third byte is not 0"),
         _ => return Parsed::Wrong("no SOCKS5"),
     };
-    let host = match (kind, rest.first()) {
-        (IPV4, _) => 4,
-        (IPV6, _) => 16,
-        (NAME, Some(&count)) => 1 + usize::from(count),
-        (NAME, None) => return Parsed::Short,
-        _ => return Parsed::Wrong("an address of a kind that SOCKS5 does not know"),
-    };
-    if rest.len() < host + 2 {
-        return Parsed::Short;
-    }
-    let result = match code {
-        0 => Ok(()),
+    let result = |at| match code {
+        0 => Ok(at),
         2 => Err(Failure::Denied),
         5 => Err(Failure::Refused),
         6 => Err(Failure::TimedOut),
         _ => Err(Failure::Unreachable),
     };
-    Parsed::Whole(result, 4 + host + 2)
+    bound(rest).behind(3).map(result)
+}
+
+/// The place in an answer. Of a name that is none nothing but its length matters: of connections nobody
+/// reads it.
+fn bound(bytes: &[u8]) -> Parsed<Address> {
+    let [NAME, count, ref rest @ ..] = *bytes else { return address(bytes) };
+    let Some((name, port)) = rest.split_at_checked(usize::from(count)) else {
+        return Parsed::Short;
+    };
+    let Some(port) = port.first_chunk() else { return Parsed::Short };
+    let at = Address::Name(name_of(name).unwrap_or_default(), u16::from_be_bytes(*port));
+    Parsed::Whole(at, 4 + name.len())
 }
 
 /// How many bytes, if that is 1 to 255.
@@ -124,7 +118,8 @@ mod tests {
         assert_eq!(request(&Address::Name("x".repeat(256), 1)), None);
         let failures = [Failure::Denied, Failure::Unreachable, Failure::Refused, Failure::TimedOut];
         for result in failures.map(Err).into_iter().chain([Ok(())]) {
-            assert_eq!(reply(&socks::reply(result)), Parsed::Whole(result, 10));
+            let nowhere = Address::Ip("0.0.0.0:0".parse().unwrap());
+            assert_eq!(reply(&socks::reply(result)), Parsed::Whole(result.map(|()| nowhere), 10));
         }
         assert_eq!(verdict(&socks::verdict(false)), Parsed::Whole(false, 2));
         assert_eq!(choice(&socks::choice(None)), Parsed::Whole(None, 2));
@@ -136,7 +131,8 @@ mod tests {
         for cut in 0..answer.len() {
             assert_eq!(reply(&answer[..cut]), Parsed::Short);
         }
-        assert_eq!(reply(answer), Parsed::Whole(Ok(()), answer.len()));
+        let at = Address::Name("ab".into(), 80);
+        assert_eq!(reply(answer), Parsed::Whole(Ok(at), answer.len()));
         assert!(matches!(reply(b"\x05\x00\x00\x09"), Parsed::Wrong(_)));
         assert!(matches!(choice(b"HT"), Parsed::Wrong(_)));
     }

@@ -31,18 +31,22 @@ impl Datagram {
     /// Reads the headers at the front of `packet`, which may be cut behind them; `None` if it is no
     /// datagram, or no first fragment of one.
     pub fn parse(packet: &[u8]) -> Option<Datagram> {
+        Datagram::split(packet).map(|(datagram, _)| datagram)
+    }
+
+    /// The same, and as much of what it carries as is at hand.
+    pub fn split(packet: &[u8]) -> Option<(Datagram, &[u8])> {
         let (source, destination, udp) = match packet.first()? >> 4 {
             4 => v4(packet)?,
             6 => v6(packet)?,
             _ => return None,
         };
-        let [a, b, c, d, e, f, ..] = *udp.first_chunk::<UDP_LEN>()?;
+        let ([a, b, c, d, e, f, ..], carried) = udp.split_first_chunk::<UDP_LEN>()?;
         let port = |a, b| u16::from_be_bytes([a, b]);
-        Some(Datagram {
-            source: (source, port(a, b)).into(),
-            destination: (destination, port(c, d)).into(),
-            bytes: usize::from(port(e, f)).checked_sub(UDP_LEN)?,
-        })
+        let bytes = usize::from(port(*e, *f)).checked_sub(UDP_LEN)?;
+        let (source, destination) = ((source, port(*a, *b)), (destination, port(*c, *d)));
+        let datagram = Datagram { source: source.into(), destination: destination.into(), bytes };
+        Some((datagram, carried.get(..bytes).unwrap_or(carried)))
     }
 }
 
@@ -122,7 +126,9 @@ mod tests {
             let [source, destination] = [from, to].map(|at| at.parse::<SocketAddr>().unwrap());
             let packet = emit(source, destination, b"answer").unwrap();
             let parsed = Datagram { source, destination, bytes: 6 };
-            assert_eq!(Datagram::parse(&packet), Some(parsed));
+            assert_eq!(Datagram::split(&packet), Some((parsed, &b"answer"[..])));
+            let cut = &packet[..packet.len() - 4];
+            assert_eq!(Datagram::split(cut), Some((parsed, &b"an"[..])));
             let udp = &packet[packet.len() - 14..];
             assert_eq!(pseudo(source.ip(), destination.ip(), UDP, udp), 0);
             assert_eq!(emit(source, destination, &[0; 65_535]), None);

@@ -65,6 +65,10 @@ impl Rules {
                 Fate::Refuse => Verdict::Refuse(Errno::PERM),
             },
             Carries::OtherTcp => Verdict::Refuse(Errno::PERM),
+            // Whoever carries datagrams answers questions too.
+            Carries::Datagrams if self.names && self.carries_of(socket) && to.port() == DNS => {
+                Verdict::Pass
+            }
             Carries::Datagrams if self.names && to.port() == DNS && socket.is_udp() => {
                 Verdict::Resolve(to)
             }

@@ -125,6 +125,18 @@ fn what_could_go_around_is_refused_where_nothing_may() {
 }
 
 #[test]
+fn questions_of_dns_are_answered_by_whoever_carries_datagrams() {
+    let mut rules = rules(&[]);
+    (rules.names, rules.strict) = (true, true);
+    let ask = |rules: &Rules| connect(rules, UDP, "192.0.2.1:53");
+    assert_eq!(ask(&rules), Verdict::Resolve(at("192.0.2.1:53")));
+    assert_eq!(connect(&rules, UDP, "192.0.2.1:54"), Verdict::Refuse(Errno::PERM));
+    rules.carries = true;
+    assert_eq!(ask(&rules), Verdict::Pass);
+    assert_eq!(connect(&rules, UDP, "192.0.2.1:54"), Verdict::Pass);
+}
+
+#[test]
 fn datagrams_may_be_none_of_the_chains() {
     let wants = |said: &[(Fate, &str)]| rules(said).want_datagrams();
     assert!(wants(&[]) && wants(&[(Fate::Divert, ":53")]) && wants(&[(Fate::Leave, "udp:53")]));

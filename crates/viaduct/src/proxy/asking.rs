@@ -13,9 +13,10 @@ use viaduct_proto::split::proxy::Addresses;
 use viaduct_proto::time::Instant;
 use viaduct_sys::tcp;
 
-use super::arrivals::{by_option, open};
+use super::arrivals::by_option;
 use super::flow::{End, Flow};
 use super::leg::Leg;
+use super::outward::open;
 use super::policy::{holds, holds_all};
 use super::target::{Route, Target, Terms, failure};
 use super::worker::Worker;

@@ -19,11 +19,11 @@ use tracing::debug;
 use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::time::Instant;
 
-use super::arrivals::open;
 use super::aware::Whose;
 use super::flow::{End, Flow, Middle};
 use super::leg::Leg;
 use super::orders::Order;
+use super::outward::open;
 use super::relay::Relay;
 use super::target::{Route, failure};
 use super::through::{Factories, Through};

@@ -18,6 +18,7 @@ use tracing::warn;
 use viaduct_sys::intercept::Intercept;
 use viaduct_sys::journal::Changes;
 use viaduct_sys::rules_watch::RulesWatch;
+use viaduct_sys::table::Table as _;
 
 use super::demand::{Woken, wait};
 

@@ -36,6 +36,7 @@ pub mod onward;
 mod opening;
 mod options;
 pub mod orders;
+mod outward;
 mod pipes;
 mod policy;
 mod relay;

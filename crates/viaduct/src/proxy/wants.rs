@@ -15,9 +15,9 @@ use tracing::debug;
 use viaduct_proto::flow::{Address, BottomId, Failure, Kin, Spawn};
 use viaduct_proto::time::Instant;
 
-use super::arrivals::dial;
 use super::flow::{End, Flow};
 use super::leg::Leg;
+use super::outward::dial;
 use super::target::failure;
 use super::through::Want;
 use super::worker::Worker;

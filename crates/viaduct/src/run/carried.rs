@@ -7,6 +7,8 @@
 //!           ◀── from whom it is ── hall ◀═ out ═ Passage ◀──────────────────────────── socket ◀──────
 //! ```
 //!
+//! Where the chain ends at a relay ([`super::relayed`]), that stands in the place of the socket outside.
+//!
 //! Of IPv6, what comes in and what goes to `::1` pass the hall's loopback interface, as the kernel wants it.
 
 mod outside;
@@ -36,6 +38,8 @@ use self::outside::{All, Outside};
 use super::Plan;
 use super::datagrams::{self, Passed};
 use super::hall::Hall;
+use super::names::Remote;
+use super::relayed::Relayed;
 use super::report::{self, Report};
 
 /// The longest packet.
@@ -48,11 +52,12 @@ const TURN: usize = 64;
 const LOOK: Duration = Duration::from_millis(1000);
 /// How late a datagram may go on so that the machine wakes up less often: not at all.
 const SLACK: Duration = Duration::from_nanos(1);
-/// The headers of IPv4 and of IPv6, as the kernel writes them, and of UDP.
-const HEADERS: [usize; 2] = [28, 48];
-/// What events bear: the way out's, and the loopback interface's. Those of sockets have numbers.
+/// Where questions of DNS go.
+const DNS: u16 = 53;
+/// What events bear: the way out's, the loopback interface's, and the relays'. Those of sockets have numbers.
 const OUT: u64 = u64::MAX;
 const LOOP: u64 = u64::MAX - 1;
+const RELAYED: u64 = u64::MAX - 2;
 
 /// Whoever carries them.
 #[derive(Debug)]
@@ -70,10 +75,14 @@ struct State {
     rules: Rules,
     report: Option<Report>,
     outside: All,
+    relayed: Option<Relayed>,
+    /// Who answers questions of DNS, if it is us.
+    names: Option<Arc<Remote>>,
     /// By what the passage calls them.
     waiting: HashMap<u32, Held>,
     next: u32,
-    lost: u64,
+    /// Those that found no room, and those that came without the relay.
+    lost: [u64; 2],
     looked: Instant,
 }
 
@@ -97,14 +106,20 @@ impl Carried {
         if let Some(v6) = &v6 {
             epoll::add(&epoll, v6, epoll::EventData::new_u64(LOOP), epoll::EventFlags::IN)?;
         }
+        let relayed = Relayed::new(plan)?;
+        if let Some(relayed) = &relayed {
+            epoll::add(&epoll, relayed, epoll::EventData::new_u64(RELAYED), epoll::EventFlags::IN)?;
+        }
         let state = Mutex::new(State {
             passage,
             rules: plan.rules,
             report: plan.report.clone(),
             outside: All::default(),
+            relayed,
+            names: plan.names.clone(),
             waiting: HashMap::new(),
             next: 0,
-            lost: 0,
+            lost: [0; 2],
             looked: now(),
         });
         let carried = Arc::new(Carried { hall, out, v6, epoll, own: Own::ask(), state });
@@ -150,7 +165,10 @@ impl Carried {
     pub fn passed(&self) -> Passed {
         let state = self.state();
         let stats = state.passage.stats();
-        Passed { bytes: stats.bytes, dropped: stats.dropped.iter().sum::<u64>() + state.lost }
+        let [no_room, astray] = state.lost;
+        let relays = state.relayed.as_ref().map_or(0, Relayed::dropped);
+        let no_room = no_room + stats.dropped.iter().sum::<u64>();
+        Passed { bytes: stats.bytes, dropped: [no_room, astray + relays] }
     }
 
     /// Whether none is held.
@@ -179,6 +197,7 @@ impl Carried {
                         let Some(v6) = &self.v6 else { continue };
                         self.take_out(|packet| v6.read(packet), &mut packet);
                     }
+                    RELAYED => self.take_relayed(),
                     key => self.take_back(key, &mut packet),
                 }
             }
@@ -190,14 +209,23 @@ impl Carried {
         let mut state = self.state();
         let now = now();
         while let Some(id) = state.passage.poll_ready(now) {
-            if let Some(held) = state.waiting.remove(&id) {
-                self.let_on(&mut state, &held);
+            let Some(held) = state.waiting.remove(&id) else { continue };
+            match &mut state.relayed {
+                Some(relayed) if held.way == Way::Out => relayed.send(now, held.ends, &held.bytes),
+                _ => self.let_on(&mut state, &held),
             }
         }
         state.passage.handle_timeout(now);
+        if let Some(relayed) = &mut state.relayed {
+            relayed.handle_timeout(now);
+            for (ends, bytes) in relayed.left() {
+                self.let_on(&mut state, &Held { way: Way::Out, ends, bytes });
+            }
+        }
         if now.since(state.looked) >= LOOK {
             self.sweep(&mut state);
         }
+        // Relays are given up when it is looked next.
         state.passage.poll_timeout().map_or(LOOK, |at| at.since(now).min(LOOK))
     }
 
@@ -205,14 +233,29 @@ impl Carried {
     fn take_out(&self, read: impl Fn(&mut [u8]) -> io::Result<usize>, packet: &mut [u8]) {
         for _ in 0..TURN {
             let Ok(length) = read(packet) else { return };
-            let packet = &packet[..length];
-            let Some(datagram) = Datagram::parse(packet) else { continue };
+            let Some((datagram, carried)) = Datagram::split(&packet[..length]) else { continue };
             let Datagram { source: own, destination: peer, bytes } = datagram;
-            let head = HEADERS[usize::from(own.is_ipv6())];
             // Pieces of one that is longer than a packet are nobody's.
-            let Some(bytes) = packet.get(head..head + bytes) else { continue };
-            let held = Held { way: Way::Out, ends: Ends { own, peer }, bytes: bytes.to_vec() };
-            self.take(held);
+            if carried.len() < bytes {
+                continue;
+            }
+            let ends = Ends { own, peer };
+            self.take(Held { way: Way::Out, ends, bytes: carried.to_vec() });
+        }
+    }
+
+    /// What relays have brought.
+    fn take_relayed(&self) {
+        let (mut come, mut state) = (Vec::new(), self.state());
+        if let Some(relayed) = &mut state.relayed {
+            relayed.receive(now(), |ends, bytes| come.push((ends, bytes.to_vec())));
+        }
+        for (ends, bytes) in come {
+            // Nobody else's but those whom the program reaches by them.
+            match state.rules.fate(Transport::Udp, ends.peer) {
+                Fate::Divert => self.hold(&mut state, Held { way: Way::Back, ends, bytes }),
+                Fate::Leave | Fate::Refuse => state.lost[1] += 1,
+            }
         }
     }
 
@@ -239,19 +282,34 @@ impl Carried {
 
     fn take(&self, held: Held) {
         let mut state = self.state();
+        if let (Some(names), Way::Out, DNS) = (&state.names, held.way, held.ends.peer.port()) {
+            let Ends { own, peer } = held.ends;
+            let packet = names.answer_to(&held.bytes).and_then(|answer| emit(peer, own, &answer));
+            if let Some(packet) = packet {
+                self.write(&packet);
+            }
+            return;
+        }
+        let by_relay_alone = state.relayed.as_ref().is_some_and(|relayed| !relayed.leaves());
         match state.rules.fate(Transport::Udp, held.ends.peer) {
-            Fate::Divert => {}
+            // Who comes without the relay is nobody whom the program could have reached.
+            Fate::Divert if held.way == Way::Back && by_relay_alone => state.lost[1] += 1,
+            Fate::Divert => self.hold(&mut state, held),
             Fate::Leave => {
                 if let (Some(report), Way::Out) = (&state.report, held.way) {
                     report.count(report::Fate::Direct, "udp", held.ends.peer);
                 }
-                return self.let_on(&mut state, &held);
+                self.let_on(&mut state, &held);
             }
             // Programs are told so when they send.
-            Fate::Refuse => return,
+            Fate::Refuse => {}
         }
+    }
+
+    /// Keeps one until the handlers let it on.
+    fn hold(&self, state: &mut State, held: Held) {
         if state.waiting.len() >= MOST {
-            state.lost += 1;
+            state.lost[0] += 1;
             return;
         }
         let id = state.next;
@@ -317,8 +375,9 @@ impl Carried {
 
     /// Closes ours of those that programs have closed.
     fn sweep(&self, state: &mut State) {
-        state.looked = now();
-        if state.outside.is_empty() {
+        let now = now();
+        state.looked = now;
+        if state.outside.is_empty() && state.relayed.is_none() {
             return;
         }
         let Ok(ports) = self.hall.udp_ports() else { return };
@@ -326,7 +385,11 @@ impl Carried {
         let waits = |port| {
             waiting.values().any(|held| held.way == Way::Out && held.ends.own.port() == port)
         };
-        state.outside.retain(|port| ports.contains(&port) || waits(port));
+        let stays = |port| ports.contains(&port) || waits(port);
+        state.outside.retain(stays);
+        if let Some(relayed) = &mut state.relayed {
+            relayed.retain(now, |own| stays(own.port()));
+        }
     }
 
     /// Hands the hall a packet, which drops it if nobody is there.

@@ -6,10 +6,12 @@
 //! ```
 //!
 //! It is the program's own datagram that goes on, so that addresses, errors and sizes are what they
-//! would be without us.
+//! would be without us. But where the chain ends at a relay, what it carries goes there ([`replaced`]).
+
+mod replaced;
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -22,9 +24,10 @@ use viaduct_proto::wrap::{Fate, Rules, Transport};
 use viaduct_sys::bpf::Group;
 use viaduct_sys::clock;
 use viaduct_sys::datagrams::Datagrams;
-use viaduct_sys::nfqueue::{Held, SNAP, Verdict};
+use viaduct_sys::nfqueue::{Held, SNAP, Verdict, WHOLE};
 use viaduct_sys::thread::set_timer_slack;
 
+use self::replaced::Replaced;
 use super::Plan;
 use super::report::{self, Report};
 
@@ -55,8 +58,9 @@ pub struct Holder(Arc<Shared>);
 pub struct Passed {
     /// Bytes, out and back.
     pub bytes: [u64; 2],
-    /// Datagrams that found no room.
-    pub dropped: u64,
+    /// Datagrams that found no room; and where the chain ends at a relay, those that it did not take or
+    /// bring.
+    pub dropped: [u64; 2],
 }
 
 /// Has the datagrams of `group` pass the handlers of `plan` from now on, if they can.
@@ -65,12 +69,16 @@ pub fn start(group: &Group, plan: &Plan) -> Fares {
         Ok(passage) => passage,
         Err(why) => return Fares::Not(why),
     };
-    let datagrams = match Datagrams::hold(group) {
+    let replaced = match Replaced::new(plan) {
+        Ok(replaced) => replaced,
+        Err(error) => return Fares::Not(format!("datagrams cannot be replaced ({error})")),
+    };
+    let datagrams = match Datagrams::hold(group, replaced.is_some()) {
         Ok(datagrams) => datagrams,
         Err(error) => return Fares::Not(format!("{error} ({})", source(&error))),
     };
-    let state =
-        State { passage, verdicts: Vec::new(), rules: plan.rules, report: plan.report.clone() };
+    let (rules, report) = (plan.rules, plan.report.clone());
+    let state = State { passage, replaced, verdicts: Vec::new(), rules, report };
     let holder = Holder(Arc::new(Shared { datagrams, state: Mutex::new(state) }));
     let holds = holder.clone();
     let carry = move || {
@@ -114,11 +122,15 @@ pub fn notice(plan: &Plan, why: &str) -> String {
 
 /// Why this chain lets no datagrams through, if it does not.
 pub fn unable(plan: &Plan) -> Option<String> {
-    if plan.streams_below {
-        return Some("the master below lets nothing go around it, and carries streams".to_owned());
+    if plan.streams_alone {
+        return Some("the master lets nothing go around it, and carries streams".to_owned());
     }
     let alone: Vec<&str> = streams_alone(&plan.chain).collect();
+    let before = plan.chain.split_last().map(|(_, before)| before).unwrap_or_default();
     match &alone[..] {
+        [] if before.iter().any(|handler| handler.relay().is_some()) => {
+            Some("a handler that has a relay stands last, or has none for datagrams".to_owned())
+        }
         [] => None,
         [one] => Some(format!("{one} works on streams alone")),
         several => Some(format!("{} work on streams alone", several.join(", "))),
@@ -138,6 +150,8 @@ struct Shared {
 
 struct State {
     passage: Passage,
+    /// Where it is not the datagrams themselves that go on.
+    replaced: Option<Replaced>,
     /// What is to be said next.
     verdicts: Vec<(u32, Verdict)>,
     rules: Rules,
@@ -147,9 +161,11 @@ struct State {
 impl Holder {
     /// What handlers have let on so far.
     pub fn passed(&self) -> Passed {
-        let stats = self.state().passage.stats();
-        let dropped = stats.dropped.iter().sum::<u64>() + self.0.datagrams.lost();
-        Passed { bytes: stats.bytes, dropped }
+        let state = self.state();
+        let stats = state.passage.stats();
+        let [no_room, astray] = state.replaced.as_ref().map_or([0; 2], Replaced::dropped);
+        let no_room = no_room + stats.dropped.iter().sum::<u64>() + self.0.datagrams.lost();
+        Passed { bytes: stats.bytes, dropped: [no_room, astray] }
     }
 
     /// What is to outlive this process, lest datagrams go around the handlers.
@@ -172,13 +188,17 @@ impl Holder {
 
     /// For as long as the process runs.
     fn run(&self) -> io::Result<()> {
+        let relayed = self.state().replaced.as_ref().map(Replaced::watch).transpose()?;
+        let mut buffer = vec![0; if relayed.is_some() { WHOLE } else { SNAP }];
         loop {
-            let wait = self.turn()?;
+            let wait = self.turn(&mut buffer)?;
             let wait = wait.map(|wait| Timespec {
                 tv_sec: wait.as_secs().cast_signed(),
                 tv_nsec: wait.subsec_nanos().into(),
             });
-            match poll(&mut [PollFd::new(&self.0.datagrams, PollFlags::IN)], wait.as_ref()) {
+            let fds = [Some(self.0.datagrams.as_fd()), relayed.as_ref().map(AsFd::as_fd)];
+            let fds = fds.iter().flatten().map(|fd| PollFd::new(fd, PollFlags::IN));
+            match poll(&mut fds.collect::<Vec<_>>(), wait.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -187,16 +207,20 @@ impl Holder {
 
     /// Takes what has come and lets on what may go: how long there is nothing to do, unless something
     /// comes.
-    fn turn(&self) -> io::Result<Option<Duration>> {
+    fn turn(&self, buffer: &mut [u8]) -> io::Result<Option<Duration>> {
         let mut state = self.state();
-        let mut buffer = [0; SNAP];
         for _ in 0..TURN {
-            let Some(held) = self.0.datagrams.recv(&mut buffer)? else { break };
+            let Some(held) = self.0.datagrams.recv(buffer)? else { break };
             state.take(&held, now());
         }
         let now = now();
-        while let Some(id) = state.passage.poll_ready(now) {
-            state.verdicts.push((id, Verdict::Pass));
+        state.take_replacing(now);
+        while let Some(tag) = state.passage.poll_ready(now) {
+            let verdict = match &mut state.replaced {
+                None => Some((tag, Verdict::Pass)),
+                Some(replaced) => replaced.let_on(now, tag),
+            };
+            state.verdicts.extend(verdict);
         }
         state.passage.handle_timeout(now);
         if let Err(error) = self.0.datagrams.verdicts(&state.verdicts) {
@@ -204,7 +228,9 @@ impl Holder {
             debug!("let datagrams on: {error}");
         }
         state.verdicts.clear();
-        Ok(state.passage.poll_timeout().map(|at| at.since(now)))
+        let given_up = state.replaced.as_mut().and_then(|replaced| replaced.handle_timeout(now));
+        let next = state.passage.poll_timeout().into_iter().chain(given_up).min();
+        Ok(next.map(|at| at.since(now)))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -214,9 +240,10 @@ impl Holder {
 
 impl State {
     fn take(&mut self, held: &Held<'_>, now: Instant) {
-        let Some(Datagram { source, destination, bytes }) = Datagram::parse(held.packet) else {
+        let Some((datagram, carried)) = Datagram::split(held.packet) else {
             return self.verdicts.push((held.id, Verdict::Pass));
         };
+        let Datagram { source, destination, bytes } = datagram;
         let (way, own, peer) = match held.comes {
             false => (Way::Out, source, destination),
             true => (Way::Back, destination, source),
@@ -225,14 +252,40 @@ impl State {
             return self.verdicts.push((held.id, Verdict::Pass));
         }
         let ends = Ends { own, peer };
-        match self.passage.handle_datagram(now, ends, way, bytes, held.id) {
+        let tag = match &mut self.replaced {
+            None => held.id,
+            Some(replaced) => match replaced.take(held, way, ends, carried, bytes) {
+                Ok(tag) => tag,
+                Err(verdict) => return self.verdicts.push((held.id, verdict)),
+            },
+        };
+        self.pass(now, ends, way, bytes, tag);
+    }
+
+    /// Has the handlers say when it goes on.
+    fn pass(&mut self, now: Instant, ends: Ends, way: Way, bytes: usize, tag: u32) {
+        match self.passage.handle_datagram(now, ends, way, bytes, tag) {
             Taken::Waits { begins: true } => {
                 if let Some(report) = &self.report {
-                    report.count(report::Fate::Handled, "udp", peer);
+                    report.count(report::Fate::Handled, "udp", ends.peer);
                 }
             }
             Taken::Waits { begins: false } => {}
-            Taken::Dropped => self.verdicts.push((held.id, Verdict::Drop)),
+            Taken::Dropped => {
+                let id = match &mut self.replaced {
+                    None => Some(tag),
+                    Some(replaced) => replaced.forget(tag),
+                };
+                self.verdicts.extend(id.map(|id| (id, Verdict::Drop)));
+            }
+        }
+    }
+
+    /// Takes what is to come to the program in the place of others.
+    fn take_replacing(&mut self, now: Instant) {
+        let Some(replaced) = &mut self.replaced else { return };
+        for (ends, bytes, tag) in replaced.receive(now, &self.rules) {
+            self.pass(now, ends, Way::Back, bytes, tag);
         }
     }
 }

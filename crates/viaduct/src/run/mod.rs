@@ -30,6 +30,7 @@ mod keep;
 mod master;
 mod names;
 mod preload;
+mod relayed;
 mod report;
 pub mod rules;
 mod seccomp;
@@ -143,8 +144,8 @@ struct Plan {
     offload: Option<Offload>,
     /// How long datagrams may be silent before their handlers forget them.
     datagram_idle: Duration,
-    /// A master below lets nothing go around it, and carries streams.
-    streams_below: bool,
+    /// Nothing may go around another master, and that carries streams.
+    streams_alone: bool,
     report: Option<Report>,
 }
 
@@ -167,8 +168,8 @@ impl Plan {
         let report = args.report.then(|| Report::new(names.clone()));
         let offload = if args.no_offload || !straight { None } else { offload(&chain) };
         let datagram_idle = args.datagram_idle;
-        let streams_below = false;
-        Ok(Plan { offload, chain, by, agree, rules, names, datagram_idle, streams_below, report })
+        let streams_alone = false;
+        Ok(Plan { offload, chain, by, agree, rules, names, datagram_idle, streams_alone, report })
     }
 
     /// What those need to know who carry its datagrams, from the first on.
@@ -178,10 +179,10 @@ impl Plan {
             by: self.by.clone(),
             agree: None,
             rules: self.rules,
-            names: None,
+            names: self.names.clone(),
             offload: self.offload,
             datagram_idle: self.datagram_idle,
-            streams_below: self.streams_below,
+            streams_alone: self.streams_alone,
             report: self.report.clone(),
         }
     }
@@ -189,6 +190,7 @@ impl Plan {
     /// What a shared master has to say to it.
     fn join(&mut self, welcome: &Welcome, no_offload: bool) -> Result<()> {
         self.rules = self.rules.both(&welcome.rules)?;
+        self.streams_alone = self.rules.strict;
         let rate = |bytes: u64| (bytes > 0).then(|| bytes.saturating_mul(8));
         let offload = welcome.offload.filter(|_| !no_offload);
         self.offload = offload.map(|bytes| Offload { rate: rate(bytes) });
@@ -200,7 +202,7 @@ impl Plan {
         self.rules = self.rules.above(&welcome.rules)?;
         // What passes the handlers goes on to that master, and not by the program's own socket.
         self.offload = None;
-        self.streams_below = welcome.rules.strict;
+        self.streams_alone = welcome.rules.strict;
         Ok(())
     }
 }

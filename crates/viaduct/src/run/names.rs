@@ -105,6 +105,11 @@ impl Remote {
         Ok(())
     }
 
+    /// The answer to a question of DNS, if it is one.
+    pub fn answer_to(&self, question: &[u8]) -> Option<Vec<u8>> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner).answer(question)
+    }
+
     /// Where questions are answered: by IPv4, by IPv6.
     pub fn at(&self) -> [Option<SocketAddr>; 2] {
         self.at.get().copied().unwrap_or_default()
@@ -124,7 +129,7 @@ impl Remote {
         }
     }
 
-    /// Whether it is a placeholder: datagrams to there go nowhere.
+    /// Whether it is a placeholder.
     pub fn holds(&self, to: SocketAddr) -> bool {
         self.pool.holds(to.ip())
     }
@@ -134,11 +139,7 @@ impl Remote {
         let mut packet = [0; LONGEST];
         loop {
             let answered = socket.recv_from(&mut packet).and_then(|(length, from)| {
-                let answer = self
-                    .book
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .answer(&packet[..length]);
+                let answer = self.answer_to(&packet[..length]);
                 answer.map_or(Ok(0), |answer| socket.send_to(&answer, from))
             });
             if let Err(error) = answered {

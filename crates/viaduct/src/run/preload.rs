@@ -30,12 +30,8 @@ use viaduct_sys::seccomp::SeccompError;
 use super::waiting::Common;
 use super::{desk, seccomp};
 
-/// The library's file.
+/// The library's file: one for programs of glibc and of musl, whose loaders both take it.
 const LIBRARY: &str = "libviaduct_preload.so";
-/// A way to the root of the file system that glibc's loader alone finds, for which `$LIB` is a directory:
-/// musl's has no such word, and passes over a library that is not there. The library is glibc's; in a
-/// program of musl it would not even load. So those are seccomp's, like static ones.
-const GLIBC_ALONE: &str = "/$LIB/../../../../../..";
 /// Where the library finds its master and its word, `NAME;WORD` in hexadecimal digits.
 const WRAP: &str = "VIADUCT_WRAP";
 
@@ -73,7 +69,7 @@ impl Stubs {
                 Err(why).context("--via preload --strict keeps static programs in by seccomp")
             }
             Err(why) => {
-                warn!("static programs, and those of musl, can go around the library, for {why}");
+                warn!("static programs can go around the library, for {why}");
                 let mut command = fresh();
                 self.put_in(&mut command);
                 Ok(command.spawn()?.id())
@@ -87,8 +83,7 @@ impl Stubs {
     }
 
     fn put_in(&self, command: &mut Command) {
-        let mut preload = OsString::from(GLIBC_ALONE);
-        preload.push(&self.library);
+        let mut preload = OsString::from(&self.library);
         if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
             preload.push(":");
             preload.push(others);

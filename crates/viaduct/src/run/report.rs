@@ -76,8 +76,14 @@ impl Report {
     }
 
     /// As lines of text; `handled` are the bytes that passed handlers, out and in, if they are known,
-    /// `dropped` the datagrams that found no room, and `via` names the interposer.
-    pub fn lines(&self, via: &str, mut handled: Option<[u64; 2]>, dropped: u64) -> Vec<String> {
+    /// `dropped` the datagrams that found no room, and those that were astray, and `via` names the
+    /// interposer.
+    pub fn lines(
+        &self,
+        via: &str,
+        mut handled: Option<[u64; 2]>,
+        dropped: [u64; 2],
+    ) -> Vec<String> {
         let report = self.lock();
         let mut text = Vec::new();
         for (title, is) in TITLES {
@@ -107,8 +113,9 @@ impl Report {
                 text.push(format!("  {count:>6}  {transport} {}{why}", self.name(*to)));
             }
         }
-        if dropped > 0 {
-            text.push(format!("{dropped} datagrams found no room and were dropped"));
+        let whys = ["found no room", "were no relay's, or none it could take,"];
+        for (dropped, why) in dropped.iter().zip(whys).filter(|(dropped, _)| **dropped > 0) {
+            text.push(format!("{dropped} datagrams {why} and were dropped"));
         }
         if text.is_empty() {
             text.push(format!("no flows; {via} watched"));
@@ -243,7 +250,7 @@ mod tests {
         report.count(Fate::Direct, "udp", at("192.0.2.9:53"));
         report.count(Fate::Came, "tcp at", at("192.0.2.1:22"));
         assert_eq!(
-            report.lines("cgroup", Some([5, 7]), 3),
+            report.lines("cgroup", Some([5, 7]), [3, 2]),
             [
                 "2 passed the handlers by cgroup: 5 bytes out, 7 in",
                 "       2  tcp 192.0.2.1:80",
@@ -254,11 +261,12 @@ mod tests {
                 "1 went direct, as the rules say or as no flow",
                 "       1  udp 192.0.2.9:53",
                 "3 datagrams found no room and were dropped",
+                "2 datagrams were no relay's, or none it could take, and were dropped",
             ]
         );
         let report = Report::default();
-        assert_eq!(report.lines("cgroup", None, 0), ["no flows; cgroup watched"]);
+        assert_eq!(report.lines("cgroup", None, [0; 2]), ["no flows; cgroup watched"]);
         report.offloaded(at("192.0.2.1:80"), 1, 2);
-        assert!(report.lines("cgroup", None, 0)[0].ends_with("1 bytes out, 2 in"));
+        assert!(report.lines("cgroup", None, [0; 2])[0].ends_with("1 bytes out, 2 in"));
     }
 }

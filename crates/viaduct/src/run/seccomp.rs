@@ -4,9 +4,19 @@
 //! waits for is answered by the worker, when the far end has spoken. What is left alone is done here,
 //! on a duplicate of the socket and with the address that was judged: the program could change its own
 //! copy between our look and the kernel's.
+//!
+//! | part | which calls |
+//! |---|---|
+//! | here | those that open a socket, connect it, or send with an address |
+//! | `carries` | those of datagrams that are carried |
+//! | `listens` | those of programs that listen |
+//! | `names` | those that ask what became of a socket |
+//! | `told` | what any of them was given |
 
 mod carries;
 mod listens;
+mod names;
+mod told;
 
 use std::collections::HashMap;
 use std::io;
@@ -19,24 +29,19 @@ use std::thread;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SendFlags, sockopt};
 use tracing::{debug, warn};
-use viaduct_proto::wrap::{
-    Datagrams, Errno, SOCKADDR, Sockaddr, Socket, Verdict, parse_sockaddr, wire,
-};
+use viaduct_proto::wrap::{Datagrams, Errno, Sockaddr, Socket, Verdict, parse_sockaddr, wire};
 use viaduct_sys::pending::{blocks, connect_for};
 use viaduct_sys::seccomp::{Listener, Notification, Reply, SeccompError, Task, Traps, calls};
 use viaduct_sys::tcp;
 
+use self::told::MSGHDR;
 use super::names::is_daemon;
-use super::waiting::{Answer, Common, socket_of};
+use super::waiting::{Answer, Common};
 
-/// Threads that are remembered.
-const TASKS: usize = 1024;
 /// Bytes that a send which opens a stream fast takes at once: as many as a fresh socket has room for.
 const FAST: usize = 16 << 10;
 /// Bytes of a question of DNS, at most.
 const QUESTION: usize = 4096;
-/// Bytes of a `struct msghdr` up to its last field.
-const MSGHDR: usize = 56;
 
 /// Starts `command`, and hears its calls for as long as anybody can call; but not those that carry
 /// `word`.
@@ -255,105 +260,6 @@ impl Supervisor {
         Ok(Some(Reply::Continue))
     }
 
-    /// `getpeername` (0) and `getsockname` (1).
-    fn name(&mut self, call: &Notification, which: usize) -> Outcome {
-        let [fd, at, size, ..] = call.arguments;
-        let (socket, is) = self.duplicate(call, fd)?;
-        let Some(name) = self.common.names_of(cookie(&socket)?)[which] else {
-            return Ok(Some(Reply::Continue));
-        };
-        if which == 0 && rustix::net::getpeername(&socket).is_err() {
-            // In progress, or over.
-            return Ok(Some(Reply::Continue));
-        }
-        let (bytes, length) = is.sockaddr(name);
-        let task = self.task(call)?;
-        let mut room = [0; 4];
-        task.read(size, &mut room).map_err(number)?;
-        let room = u32::from_ne_bytes(room) as usize;
-        task.write(at, &bytes[..length.min(room)]).map_err(number)?;
-        task.write(size, &(length as u32).to_ne_bytes()).map_err(number)?;
-        Ok(Some(Reply::Returned(0)))
-    }
-
-    /// `getsockopt` of `SO_ERROR`.
-    fn error(&mut self, call: &Notification) -> Outcome {
-        let [fd, _, _, at, size, _] = call.arguments;
-        let (socket, _) = self.duplicate(call, fd)?;
-        let Some(errno) = self.common.take_refusal(cookie(&socket)?) else {
-            return Ok(Some(Reply::Continue));
-        };
-        let mut room = [0; 4];
-        let task = self.task(call)?;
-        task.read(size, &mut room).map_err(number)?;
-        let length = (u32::from_ne_bytes(room) as usize).min(4);
-        task.write(at, &errno.0.to_ne_bytes()[..length]).map_err(number)?;
-        task.write(size, &(length as u32).to_ne_bytes()).map_err(number)?;
-        // The kernel's own is over with it.
-        let _ = sockopt::socket_error(&socket);
-        Ok(Some(Reply::Returned(0)))
-    }
-
-    /// Where a message goes, and the first of what it says.
-    fn message(&mut self, call: &Notification, header: u64) -> Result<(Span, Span), Errno> {
-        let mut bytes = [0; MSGHDR];
-        let task = self.task(call)?;
-        task.read(header, &mut bytes).map_err(number)?;
-        let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|n| bytes[at + n]));
-        let name = (word(0), word(8) & 0xffff_ffff);
-        let mut piece = [0; 16];
-        if word(24) == 0 || task.read(word(16), &mut piece).is_err() {
-            return Ok((name, (0, 0)));
-        }
-        let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|n| piece[at + n]));
-        Ok((name, (word(0), word(8))))
-    }
-
-    /// The address that a call was given, as far as it matters.
-    fn sockaddr(
-        &mut self,
-        call: &Notification,
-        at: u64,
-        size: u64,
-    ) -> Result<([u8; SOCKADDR], usize), Errno> {
-        let mut bytes = [0; SOCKADDR];
-        let length = SOCKADDR.min(size as u32 as usize);
-        let task = self.task(call)?;
-        let read = task.read(at, &mut bytes[..length]).map_err(number)?;
-        // What was read was its memory only if it still waits.
-        if !self.listener.waits(call) {
-            return Err(Errno::NOENT);
-        }
-        Ok((bytes, read))
-    }
-
-    fn duplicate(&mut self, call: &Notification, fd: u64) -> Result<(OwnedFd, Socket), Errno> {
-        let fd = fd as i32;
-        let socket = match self.task(call)?.duplicate(fd) {
-            // Its number has passed to another.
-            Err(error) if error.raw_os_error() == Some(3) => {
-                self.tasks.remove(&call.thread);
-                self.task(call)?.duplicate(fd)
-            }
-            other => other,
-        };
-        let socket = socket.map_err(number)?;
-        let is = socket_of(&socket).map_err(number)?;
-        Ok((socket, is))
-    }
-
-    fn task(&mut self, call: &Notification) -> Result<Arc<Task>, Errno> {
-        if let Some(task) = self.tasks.get(&call.thread) {
-            return Ok(task.clone());
-        }
-        if self.tasks.len() >= TASKS {
-            self.tasks.clear();
-        }
-        let task = Arc::new(Task::open(call.thread).map_err(number)?);
-        self.tasks.insert(call.thread, task.clone());
-        Ok(task)
-    }
-
     /// Answers a call when its flow is decided; `data` is then sent by it.
     fn later(&self, call: &Notification, data: Option<Vec<u8>>) -> Answer {
         let (listener, call) = (self.listener.clone(), *call);
@@ -382,9 +288,6 @@ impl Supervisor {
         errno
     }
 }
-
-/// Where something stands in a program's memory, and its length.
-type Span = (u64, u64);
 
 /// Has the kernel send at most so many bytes a second; 0 leaves it as it is.
 fn pace(socket: &OwnedFd, rate: Option<u64>) -> Result<(), Errno> {

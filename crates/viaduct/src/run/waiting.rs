@@ -1,22 +1,24 @@
 //! Connects that interposers without privilege hold: by a duplicate of the program's socket.
 
-use std::collections::{HashMap, VecDeque};
+mod held;
+mod known;
+
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use anyhow::{Context, Result};
 use rustix::net::sockopt;
-use tracing::{debug, warn};
-use viaduct_proto::flow::Failure;
+use tracing::warn;
 use viaduct_proto::wrap::wire;
 use viaduct_proto::wrap::{Errno, Rules, Socket};
 use viaduct_sys::meeting::Meeting;
 use viaduct_sys::pending::{Begun, Closed, Pending};
-use viaduct_sys::tcp;
 
+use self::held::Waiting;
+use self::known::{Known, Names};
 use super::Plan;
 use super::carried::Carried;
 use super::carrier::Carrier;
@@ -24,11 +26,7 @@ use super::datagrams;
 use super::fronts::Fronts;
 use super::names::{Remote, place};
 use super::report::{Fate, Report, Reported};
-use crate::proxy::aware::Whose;
 use crate::proxy::calls::{Call, Held};
-
-/// Sockets whose names are remembered; of more, the oldest are forgotten.
-const SOCKETS: usize = 65_536;
 
 /// What all connects need.
 #[derive(Debug)]
@@ -64,19 +62,13 @@ struct Carrying {
     by: OnceLock<Option<Arc<Carried>>>,
 }
 
+fn uncarried(why: &anyhow::Error) -> String {
+    format!("they cannot be carried ({why:#})")
+}
+
 /// How a program that waits for its connect is answered: what it is told, and its socket if it is
 /// connected.
 pub type Answer = Box<dyn FnOnce(Result<OwnedFd, Errno>) + Send>;
-
-/// A connect.
-struct Waiting {
-    pending: Option<Pending>,
-    to: SocketAddr,
-    cookie: u64,
-    /// `None` if the program does not wait, but looks at its socket.
-    answer: Option<Answer>,
-    common: Arc<Common>,
-}
 
 impl Common {
     /// For programs whose flows `carrier` carries as is planned.
@@ -88,11 +80,18 @@ impl Common {
         let offload = offload.map(|of| of.rate.map_or(0, |bits| (bits / 8).max(1)));
         let (names, remote) = (Mutex::default(), plan.names.clone());
         let matter = datagrams::matter(plan);
-        let unable = datagrams::unable(plan).filter(|_| matter);
+        let mut unable = datagrams::unable(plan).filter(|_| matter);
+        let by = OnceLock::new();
+        if matter && unable.is_none() && plan.names.is_some() {
+            // Who carries datagrams answers questions of DNS too: if nobody can, they are answered otherwise.
+            match Carried::start(&plan.for_datagrams()) {
+                Ok(carried) => drop(by.set(Some(carried))),
+                Err(why) => unable = Some(uncarried(&why)),
+            }
+        }
         rules.carries = matter && unable.is_none();
         let notice = Mutex::new(unable.map(|why| datagrams::notice(plan, &why)));
-        let carrying =
-            Carrying { plan: rules.carries.then(|| plan.for_datagrams()), by: OnceLock::new() };
+        let carrying = Carrying { plan: rules.carries.then(|| plan.for_datagrams()), by };
         let serves = plan.offload.is_none();
         let fronts = serves.then(|| Fronts::new(carrier.clone(), report.clone())).transpose()?;
         Ok(Arc::new(Common {
@@ -148,7 +147,7 @@ impl Common {
         let start = || match Carried::start(plan) {
             Ok(carried) => Some(carried),
             Err(why) => {
-                warn!("{}", datagrams::notice(plan, &format!("they cannot be carried ({why:#})")));
+                warn!("{}", datagrams::notice(plan, &uncarried(&why)));
                 None
             }
         };
@@ -260,131 +259,4 @@ pub fn socket_of(socket: impl AsFd) -> io::Result<Socket> {
         kind: sockopt::socket_type(socket)?.as_raw().cast_signed(),
         protocol: sockopt::socket_protocol(socket)?.map_or(0, |of| of.as_raw().get().cast_signed()),
     })
-}
-
-impl Held for Waiting {
-    fn whose(&self) -> Option<Whose> {
-        Some(Whose::Cookie(self.cookie))
-    }
-
-    fn named(&mut self, own: SocketAddr) {
-        self.common
-            .names()
-            .set(self.cookie, Known { peer: self.to, own: Some(own), refused: None });
-    }
-
-    fn place(&mut self) -> io::Result<TcpStream> {
-        let pending = self.pending.as_ref().ok_or(io::ErrorKind::NotConnected)?;
-        self.common.meeting.place(pending.program()?.is_ipv4())
-    }
-
-    fn meet(&mut self, place: &TcpStream) -> io::Result<()> {
-        let pending = self.pending.take().ok_or(io::ErrorKind::NotConnected)?;
-        let met = pending
-            .program()
-            .and_then(|program| tcp::connect_bound(place, program))
-            .and_then(|()| pending.finish());
-        let answer = self.answer.take();
-        match met {
-            Ok(socket) => {
-                if let Some(answer) = answer {
-                    answer(Ok(socket));
-                }
-                Ok(())
-            }
-            Err(error) => {
-                if let Some(answer) = answer {
-                    answer(Err(Errno(error.raw_os_error().unwrap_or(Errno::CONNRESET.0))));
-                }
-                Err(error)
-            }
-        }
-    }
-
-    fn refuse(&mut self, why: Failure) {
-        let Some(pending) = self.pending.take() else { return };
-        let mut names = self.common.names();
-        match &self.answer {
-            Some(_) => names.forget(self.cookie),
-            None => {
-                let refused = Some(errno(why));
-                names.set(self.cookie, Known { peer: self.to, own: None, refused });
-            }
-        }
-        drop(names);
-        let told = match self.answer.take() {
-            // Its SYNs vanish: it gives up when it would have.
-            None if why == Failure::TimedOut => Ok(()),
-            None => pending.refuse(&self.common.closed),
-            Some(answer) => {
-                let forgotten = pending.forget();
-                answer(Err(errno(why)));
-                forgotten
-            }
-        };
-        if let Err(error) = told {
-            debug!("tell a program: {error}");
-        }
-    }
-}
-
-impl Drop for Waiting {
-    /// Nobody carries it any more.
-    fn drop(&mut self) {
-        self.refuse(Failure::Reset);
-    }
-}
-
-impl std::fmt::Debug for Waiting {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Waiting").field("pending", &self.pending).field("to", &self.to).finish()
-    }
-}
-
-/// What the far end would have made the program hear.
-fn errno(why: Failure) -> Errno {
-    match why {
-        Failure::Refused => Errno::CONNREFUSED,
-        Failure::Unreachable => Errno::HOSTUNREACH,
-        Failure::TimedOut => Errno::TIMEDOUT,
-        Failure::Reset => Errno::CONNRESET,
-        Failure::Denied => Errno::PERM,
-    }
-}
-
-/// What is known of a socket.
-#[derive(Debug)]
-struct Known {
-    /// Where it was meant to go.
-    peer: SocketAddr,
-    /// Its own address, as the far end sees it.
-    own: Option<SocketAddr>,
-    /// Why it does not get there, until its program has asked.
-    refused: Option<Errno>,
-}
-
-/// Sockets by cookie.
-#[derive(Debug, Default)]
-struct Names {
-    known: HashMap<u64, Known>,
-    /// In the order in which they came.
-    order: VecDeque<u64>,
-}
-
-impl Names {
-    fn set(&mut self, cookie: u64, known: Known) {
-        if self.known.insert(cookie, known).is_some() {
-            return;
-        }
-        self.order.push_back(cookie);
-        while self.order.len() > SOCKETS {
-            let oldest = self.order.pop_front();
-            oldest.map(|oldest| self.known.remove(&oldest));
-        }
-    }
-
-    /// Its place in the order stays: it is soon over.
-    fn forget(&mut self, cookie: u64) {
-        self.known.remove(&cookie);
-    }
 }

@@ -214,7 +214,7 @@ impl Datagrams {
         mmsg::tell_destination(socket.as_fd(), bound.is_ipv4()).map_err(failed())?;
         socket.set_buffers(SEND_BUFFER).map_err(failed())?;
         let bound = socket.local_addr().map_err(failed())?;
-        Ok(Datagrams { bound, socket, queue: Outbox::default() })
+        Ok(Datagrams { bound, socket, queue: Outbox::of_datagrams() })
     }
 }
 

@@ -3,6 +3,7 @@
 //! Each test has a network namespace of its own: a run that ends drops what others hold in the same.
 #![allow(clippy::unwrap_used)] // a test may panic
 
+mod relayed;
 mod world;
 
 use std::io::{BufRead as _, BufReader};

@@ -6,7 +6,7 @@
 mod common;
 
 use std::io::{BufRead as _, BufReader, Lines, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -175,6 +175,23 @@ fn what_the_master_and_the_run_rule_holds_for_both() {
         let words = [&["run", "--master", "ruled", "--report"], options].concat();
         let said = place.output(&[&words[..], &["--", "python3", "-c", TELL, to]].concat());
         assert!(text(&said.stderr).contains(says), "{options:?} {said:?}");
+    }
+}
+
+#[test]
+fn datagrams_go_around_no_master_that_lets_nothing_go_around_it() {
+    let (place, far) = (Place::new(), UdpSocket::bind("127.0.0.1:0").unwrap());
+    far.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let send = format!("echo x > /dev/udp/127.0.0.1/{}", far.local_addr().unwrap().port());
+    for (name, words, comes) in
+        [("lax", &[CHAIN][..], true), ("strict", &[CHAIN, "--strict"], false)]
+    {
+        let _master = place.master(name, words);
+        for via in VIAS {
+            let run = ["run", "--master", name, "--via", via, "--", "bash", "-c", &send];
+            let output = place.output(&run);
+            assert_eq!(far.recv(&mut [0; 9]).is_ok(), comes, "{via}: {output:?}");
+        }
     }
 }
 

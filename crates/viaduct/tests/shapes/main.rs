@@ -38,6 +38,7 @@ const SHAPES: [&str; 15] = [
     "udp-many",
 ];
 const ENOSYS: i32 = 38;
+const ENETUNREACH: i32 = 101;
 const CAPTURED: &str = "viaduct";
 const DIRECT: &str = "direct";
 
@@ -139,6 +140,28 @@ fn seccomp_captures_all_and_refuses_io_uring() {
 #[test]
 fn preload_captures_all_and_refuses_io_uring() {
     none_leaks(&["--via", "preload", "--strict"], &[("io_uring", ENOSYS)], None);
+}
+
+/// Of a master that cannot be asked whoever has the library in it begins no flow.
+#[test]
+fn one_library_is_taken_by_glibcs_loader_and_by_musls() {
+    let port = far_end().to_string();
+    let library = Path::new(env!("CARGO_BIN_EXE_viaduct")).with_file_name("libviaduct_preload.so");
+    let programs = Programs::get();
+    for program in [Some(&programs.dynamic), programs.musl.as_ref()].into_iter().flatten() {
+        let run = |set: &[(&str, &OsStr)]| {
+            let mut command = Command::new(program);
+            let output = command.args(["blocking", &port]).envs(set.iter().copied()).output();
+            let output = output.unwrap();
+            assert!(output.stderr.is_empty(), "no loader complains: {output:?}");
+            String::from_utf8_lossy(&output.stdout).trim().to_owned()
+        };
+        let preload = ("LD_PRELOAD", library.as_os_str());
+        assert_eq!(run(&[]), DIRECT, "{}", program.display());
+        assert_eq!(run(&[preload]), DIRECT, "nobody wraps it");
+        let asks = run(&[preload, ("VIADUCT_WRAP", OsStr::new("@viaduct-nobody;1"))]);
+        assert_eq!(asks, format!("refused {ENETUNREACH}"), "{}", program.display());
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use viaduct_proto::trickles::packet::Format;
 
 use super::served::{CONGESTION_CONTROL, Served, at, get, gigabit};
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
@@ -24,6 +25,14 @@ const LEAST: f64 = 0.9;
 /// From so many clients on the link is crowded: each has less than a window of two.
 const CROWD: usize = 1_000;
 
+/// Trickles by packets of this format, or TCP.
+type Who = Option<Format>;
+
+/// Where it is not said otherwise.
+const OURS: Who = Some(Format::Tcp);
+/// Who fetches on a link of 1 Gb/s, where what a packet costs decides.
+const ARMS: [Who; 3] = [OURS, Some(Format::Udp), None];
+
 impl Experiment for Aggregate {
     fn about(&self) -> About {
         About {
@@ -43,35 +52,42 @@ impl Experiment for Aggregate {
         run.param("object_bytes", OBJECT);
         run.param("window_s", window.as_secs_f64());
         run.congestion_control(CONGESTION_CONTROL);
-        run.steps(2 * counts.len() + 2 * ALONE.len());
+        run.steps(2 * counts.len() + ARMS.len() * ALONE.len());
         let request = get("file");
         for &clients in counts {
             let fetches = Fetches { request: &request, clients, warm_up, window };
             let mut by = |who| {
-                run.step(&format!("{clients} clients of {}", name(who)))?;
+                let step = format!("{clients} clients of {}", name(who));
+                run.step(&step)?;
                 let world = link(run)?;
-                measure(run, &world, OBJECT, &fetches, who)
+                measure(run, &step, (&world, OBJECT), &fetches, who)
             };
-            let (ours, theirs) = (by(true)?, by(false)?);
+            let (ours, theirs) = (by(OURS)?, by(None)?);
             draw(run, clients, &ours, &theirs);
         }
         let (warm_up, window) = (warm_up / 2, window / 2);
         let fetches = Fetches { request: &request, clients: 1, warm_up, window };
         for object in ALONE {
             let mut by = |who| {
-                run.step(&format!("{object} bytes at 1 Gb/s by {}", name(who)))?;
+                let step = format!("{object} bytes at 1 Gb/s by {}", name(who));
+                run.step(&step)?;
                 let world = gigabit(run)?;
-                measure(run, &world, object, &fetches, who)
+                measure(run, &step, (&world, object), &fetches, who)
             };
-            let (ours, theirs) = (by(true)?, by(false)?);
-            draw_alone(run, object, &ours, &theirs);
+            let found = ARMS.map(&mut by);
+            let [ours, by_udp, theirs] = found;
+            draw_alone(run, object, [&ours?, &by_udp?, &theirs?]);
         }
         Ok(())
     }
 }
 
-fn name(trickles: bool) -> &'static str {
-    if trickles { "Trickles" } else { "TCP reno" }
+fn name(who: Who) -> &'static str {
+    match who {
+        OURS => "Trickles",
+        Some(Format::Udp) => "Trickles by UDP",
+        None => "TCP reno",
+    }
 }
 
 fn link(run: &Run) -> Result<Dumbbell> {
@@ -83,37 +99,40 @@ fn link(run: &Run) -> Result<Dumbbell> {
 /// In a world of its own: nothing of one arm is left when the other begins.
 fn measure(
     run: &mut Run,
-    world: &Dumbbell,
-    object: usize,
+    step: &str,
+    (world, object): (&Dumbbell, usize),
     fetches: &Fetches<'_>,
-    trickles: bool,
+    who: Who,
 ) -> Result<Fetched> {
-    let served = Served::start(world.b1(), &[])?;
+    let served = Served::by(who.unwrap_or(Format::Tcp), world.b1(), &[])?;
     served.file("file", object, run.seed())?;
-    if !trickles {
+    let Some(format) = who else {
         return Ok(fetches.by_tcp(world.a1(), at(world.b1()))?);
-    }
-    let mut clients = Trickles::open(world.gateway_a(), at(world.b1()), run.seed())?;
+    };
+    let clients = Trickles::open(world.gateway_a(), at(world.b1()), run.seed())?;
+    let mut clients = if format == Format::Udp { clients.by_udp() } else { clients };
     let (before, begin) = (cpu_time(served.pid()), Instant::now());
     let fetched = fetches.by_trickles(&mut clients)?;
     let busy = (cpu_time(served.pid()) - before).as_secs_f64() / begin.elapsed().as_secs_f64();
     let status = served.status()?;
     let counts = ["opened", "answered", "packets", "recoveries", "timeouts"];
     let said = counts.map(|count| format!("{count} {}", status["trickles"][count]));
-    let key = format!("server_{}_clients_{object}", fetches.clients);
-    run.param(&key, format!("{}, cores {busy:.2}", said.join(", ")));
+    run.param(&step.replace(' ', "_"), format!("{}, cores {busy:.2}", said.join(", ")));
     Ok(fetched)
 }
 
 /// One client on a fast link.
-fn draw_alone(run: &mut Run, object: usize, ours: &Fetched, theirs: &Fetched) {
+fn draw_alone(run: &mut Run, object: usize, found: [&Fetched; 3]) {
     let plot = Plot::histogram("One client at 1 Gb/s", ("object", "bytes"), ("throughput", "Mb/s"));
-    for (name, fetched) in [(name(true), ours), (name(false), theirs)] {
-        let series = run.series(&plot, name);
+    for (who, fetched) in ARMS.into_iter().zip(found) {
+        let series = run.series(&plot, name(who));
         run.point(series, object as f64, fetched.mbps());
     }
-    let check = format!("one client at 1 Gb/s, {object} bytes: throughput over TCP's");
-    run.check(&check, ours.mbps() / theirs.mbps(), Bound::AtLeast(LEAST));
+    let [_, _, theirs] = found;
+    for (who, ours) in ARMS.into_iter().zip(found).take(2) {
+        let check = format!("{} at 1 Gb/s, one client, {object} bytes: over TCP's", name(who));
+        run.check(&check, ours.mbps() / theirs.mbps(), Bound::AtLeast(LEAST));
+    }
 }
 
 fn draw(run: &mut Run, clients: usize, ours: &Fetched, theirs: &Fetched) {
@@ -121,7 +140,7 @@ fn draw(run: &mut Run, clients: usize, ours: &Fetched, theirs: &Fetched) {
     let rates = Plot::line("Aggregate throughput", x, ("throughput", "Mb/s")).log_x();
     let shares = Plot::line("Jain's index over the clients", x, ("index", "")).log_x();
     let starved = Plot::line("Clients that got nothing", x, ("clients", "")).log_x();
-    for (name, fetched) in [(name(true), ours), (name(false), theirs)] {
+    for (name, fetched) in [(name(OURS), ours), (name(None), theirs)] {
         for (plot, value) in
             [(&rates, fetched.mbps()), (&shares, jain(fetched)), (&starved, starved_of(fetched))]
         {

@@ -15,6 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use viaduct_proto::trickles::packet::Format;
 
 use super::core::{self, Core};
 use super::served::{CONGESTION_CONTROL, Served, at, get, gigabit};
@@ -36,11 +37,16 @@ const CHECKED: usize = 100;
 /// Who serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Who {
-    Trickles { cache: usize },
+    Trickles {
+        cache: usize,
+    },
+    /// Trickles whose answers leave several at a time: the kernel cuts datagrams, of which it is told once.
+    Udp,
     Tcp,
 }
 
-const ALL: [Who; 3] = [Who::Trickles { cache: 0 }, Who::Trickles { cache: CACHE }, Who::Tcp];
+const ALL: [Who; 4] =
+    [Who::Trickles { cache: 0 }, Who::Trickles { cache: CACHE }, Who::Udp, Who::Tcp];
 
 impl Experiment for Cpu {
     fn about(&self) -> About {
@@ -79,6 +85,7 @@ impl Who {
         match self {
             Who::Trickles { cache: 0 } => "Trickles",
             Who::Trickles { .. } => "Trickles, with a cache",
+            Who::Udp => "Trickles by UDP",
             Who::Tcp => "TCP reno",
         }
     }
@@ -88,6 +95,7 @@ impl Who {
         match self {
             Who::Trickles { cache: 0 } => "trickles",
             Who::Trickles { .. } => "trickles_cache",
+            Who::Udp => "trickles_udp",
             Who::Tcp => "tcp",
         }
     }
@@ -119,7 +127,8 @@ impl Cost {
 fn measure(run: &Run, who: Who, clients: usize, core: &mut [Core; 2]) -> Result<Cost> {
     let world = gigabit(run)?;
     let cache = if let Who::Trickles { cache } = who { cache } else { 0 };
-    let served = Served::start(world.b1(), &["--cache", &cache.to_string()])?;
+    let format = if who == Who::Udp { Format::Udp } else { Format::Tcp };
+    let served = Served::by(format, world.b1(), &["--cache", &cache.to_string()])?;
     served.file("file", OBJECT, run.seed())?;
     let (to, request) = (at(world.b1()), get("file"));
     let window = Duration::from_secs_f64(run.choose(8.0, 2.0));
@@ -130,11 +139,13 @@ fn measure(run: &Run, who: Who, clients: usize, core: &mut [Core; 2]) -> Result<
         let fetched = fetches.by_tcp(world.a1(), to)?;
         return Ok(Spent::of(&served)?.since(&before).cost(&fetched, Core::default(), took));
     }
-    let mut clients = Trickles::open(world.gateway_a(), to, run.seed())?;
-    clients.keep(if cache == 0 { KEPT } else { 0 });
+    let clients = Trickles::open(world.gateway_a(), to, run.seed())?;
+    let mut clients = if who == Who::Udp { clients.by_udp() } else { clients };
+    let first = who == ALL[0];
+    clients.keep(if first { KEPT } else { 0 });
     let fetched = fetches.by_trickles(&mut clients)?;
     let spent = Spent::of(&served)?.since(&before);
-    if cache == 0 {
+    if first {
         *core = core::measure(&clients.take_kept(), &served.path("file"), CACHE, 9)?;
     }
     Ok(spent.cost(&fetched, core[usize::from(cache > 0)], took))
@@ -230,7 +241,7 @@ fn draw(run: &mut Run, clients: usize, found: &[Cost]) {
 }
 
 fn check(run: &mut Run, found: &[Cost]) {
-    let [plain, cached, tcp] = found else { return };
+    let [plain, cached, by_udp, tcp] = found else { return };
     let part = plain.cryptography / (plain.cryptography + plain.protocol);
     run.check("cryptography, of the core's time", part, Bound::Within(0.05, 0.6));
     let core = (plain.cryptography + plain.protocol) / plain.own;
@@ -238,5 +249,6 @@ fn check(run: &mut Run, found: &[Cost]) {
     run.check("requests whose connection the cache had", cached.hits, Bound::AtLeast(0.8));
     let saved = (cached.cryptography + cached.protocol) / (plain.cryptography + plain.protocol);
     run.check("the core's time with a cache over that without", saved, Bound::AtMost(1.0));
+    run.check("throughput over TCP's, by UDP", by_udp.mbps / tcp.mbps, Bound::AtLeast(0.9));
     run.check("throughput over TCP's", plain.mbps / tcp.mbps, Bound::AtLeast(0.9));
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use viaduct_proto::rng::Rng;
+use viaduct_proto::trickles::packet::Format;
 use viaduct_sys::process::Process;
 
 use crate::binary::binary;
@@ -41,13 +42,19 @@ impl Served {
     /// Starts it in `host`, whose TCP is [`CONGESTION_CONTROL`] from now on, with nothing to serve yet;
     /// `options` are more words for `viaduct serve`.
     pub(super) fn start(host: &Host, options: &[&str]) -> Result<Served> {
+        Served::by(Format::Tcp, host, options)
+    }
+
+    /// The same for packets of this format.
+    pub(super) fn by(format: Format, host: &Host, options: &[&str]) -> Result<Served> {
         host.set_congestion_control(CONGESTION_CONTROL)?;
         host.set_sysctls(&[
             ("net/core/somaxconn", "16384"),
             ("net/ipv4/tcp_max_syn_backlog", "16384"),
         ])?;
         let scratch = prepare()?;
-        let options = [&["--trickles", "tcp"], options].concat();
+        let way = if format == Format::Tcp { "tcp" } else { "udp" };
+        let options = [&["--trickles", way], options].concat();
         let process = spawn(host, &scratch, "run", &options)?;
         Ok(Served { scratch, process })
     }

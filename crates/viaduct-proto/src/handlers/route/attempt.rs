@@ -75,7 +75,7 @@ impl Attempt {
             Parsed::Short => Heard::Say(Bytes::new()),
             Parsed::Wrong(why) => self.no(Failure::Unreachable, why),
             Parsed::Whole(Err(why), _) => self.no(why, &format!("it says: {why}")),
-            Parsed::Whole(Ok(()), length) => {
+            Parsed::Whole(Ok(_), length) => {
                 let _ = self.inbox.split_to(length);
                 Heard::There
             }

@@ -74,9 +74,13 @@ fn those_that_know_streams_alone_are_named() {
 #[test]
 fn what_handlers_say_of_datagrams_is_true() {
     let registry = registry(&shell());
-    for (text, works) in
-        [("count", true), ("latency:delay=1ms", true), ("shape:rate=1M", true), ("compress", false)]
-    {
+    for (text, works) in [
+        ("count", true),
+        ("latency:delay=1ms", true),
+        ("shape:rate=1M", true),
+        ("socks:via=192.0.2.1:1080", true),
+        ("compress", false),
+    ] {
         let about = registry.about().find(|about| text.starts_with(about.name)).unwrap();
         let makes = streams_alone(&factories(&[text])).next().is_none();
         assert_eq!((about.datagrams, makes), (works, works), "{text}");

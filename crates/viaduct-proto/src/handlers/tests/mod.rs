@@ -4,6 +4,7 @@ mod datagrams;
 mod migrate;
 mod mux;
 mod pairs;
+mod relays;
 mod route;
 mod socks;
 mod stripe;

@@ -1,4 +1,5 @@
 use super::super::testing::{factories, shell};
+use crate::flow::relay::{Agreed, Relay, Useless};
 use crate::flow::{Action, Address, BottomId, Chain, Failure, Half};
 use crate::split::socks;
 use crate::time::Instant;
@@ -97,4 +98,50 @@ fn what_a_proxy_refuses_is_refused_for_its_reason() {
     let mut proxy = Proxy::new(all, ip);
     proxy.chain.handle_timeout(Instant::from_nanos(u64::MAX));
     assert_eq!(proxy.answered(), Some(Err(Failure::TimedOut)));
+}
+
+fn relay(settings: &str) -> Box<dyn Relay + Send> {
+    factories(&[settings], &shell())[0].relay().unwrap()
+}
+
+#[test]
+fn a_relay_is_agreed_on_whichever_way_the_proxy_cuts_what_it_says() {
+    let said = |words: &[u8]| Ok(Agreed::NotYet(words.to_vec()));
+    let mut relay = relay("socks:via=proxy.example:1080,user=me,password=word");
+    assert_eq!(relay.via(), &Address::Name("proxy.example".into(), 1080));
+    assert_eq!(relay.begin(), [5, 2, 0, 2]);
+    assert_eq!(relay.hear(&[5]), said(b""));
+    assert_eq!(relay.hear(&[2]), said(b"\x01\x02me\x06secret"));
+    assert_eq!(relay.hear(&[1, 0]), said(&[5, 3, 0, 1, 0, 0, 0, 0, 0, 0]));
+    let answer = [5, 0, 0, 1, 192, 0, 2, 9, 0x10, 0];
+    assert_eq!(relay.hear(&answer[..9]), said(b""));
+    let at = Address::Ip("192.0.2.9:4096".parse().unwrap());
+    assert_eq!(relay.hear(&answer[9..]), Ok(Agreed::At(at)));
+}
+
+#[test]
+fn a_proxy_that_has_no_relay_says_why() {
+    for (said, words) in [
+        (&[5, 0, 5, 7, 0, 1, 0, 0, 0, 0, 0, 0][..], "unreachable"),
+        (&[5, 0, 5, 2, 0, 1, 0, 0, 0, 0, 0, 0], "denied"),
+        (&[5, 255], "another way"),
+        (b"HTTP/1.1 400 Bad", "no SOCKS5"),
+    ] {
+        let mut relay = relay("socks:via=192.0.2.1:1080");
+        relay.begin();
+        let why = relay.hear(said).unwrap_err();
+        assert!(why.contains(words), "{why}");
+    }
+}
+
+#[test]
+fn what_a_relay_brings_is_read_in_one_place() {
+    let relay = relay("socks:via=192.0.2.1:1080");
+    let to = Address::Name("mars.example".into(), 53);
+    let wrapped = relay.wrap(&to, b"question").unwrap();
+    assert_eq!(relay.unwrap(&wrapped), Ok((to, &b"question"[..])));
+    let piece = [&[0, 0, 1], &wrapped[3..]].concat();
+    assert_eq!(relay.unwrap(&piece), Err(Useless::Fragment));
+    assert_eq!(relay.unwrap(&wrapped[..9]), Err(Useless::Garbage));
+    assert_eq!(relay.wrap(&Address::Name("x".repeat(256), 1), b""), None);
 }

@@ -36,6 +36,10 @@ pub(crate) struct Sender {
     variation: Duration,
     backoff: u32,
     deadline: Option<Instant>,
+    /// Least packets that leave together.
+    burst: u32,
+    /// Whether some are leaving.
+    leaving: bool,
     pub(crate) timeouts: u64,
     pub(crate) recoveries: u64,
 }
@@ -60,9 +64,18 @@ impl Sender {
             variation: Duration::ZERO,
             backoff: 0,
             deadline: None,
+            burst: 1,
+            leaving: false,
             timeouts: 0,
             recoveries: 0,
         }
+    }
+
+    /// The same, but it waits until so many packets can leave at once, or a third of the window, as kernels do
+    /// whose devices cut segments.
+    #[cfg(test)]
+    pub(crate) fn in_bursts(self, burst: u32) -> Self {
+        Sender { burst, ..self }
     }
 
     /// Packets acknowledged in order.
@@ -166,7 +179,10 @@ impl Sender {
     }
 
     pub(crate) fn poll_transmit(&mut self) -> Option<Vec<u8>> {
-        if self.pipe() >= self.window.into() {
+        let (pipe, window) = (self.pipe(), u64::from(self.window));
+        let least = u64::from(self.burst).min(window / 3).max(1);
+        self.leaving = pipe < window && (self.leaving || pipe == 0 || window - pipe >= least);
+        if !self.leaving {
             return None;
         }
         let number = match self.lost.iter().find(|n| !self.again.contains(n)) {

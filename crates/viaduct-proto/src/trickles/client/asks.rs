@@ -49,6 +49,13 @@ pub(super) struct Expected {
     pub(super) parcel: Option<u64>,
 }
 
+impl Expected {
+    /// Whether it is to bring something that is wanted.
+    fn brings(&self) -> bool {
+        self.want.as_ref().is_some_and(|want| want.length > 0)
+    }
+}
+
 /// Wants, and expected packets by number.
 #[derive(Debug, Default)]
 pub(super) struct Asks {
@@ -148,6 +155,11 @@ impl Asks {
         self.fresh.len() + self.again.len()
     }
 
+    /// When the first packet was asked for that is to bring something and has not come.
+    pub(super) fn first_wanted(&self) -> Option<Instant> {
+        self.fresh.values().find(|expected| expected.brings()).map(|expected| expected.sent)
+    }
+
     /// When the lost packet that was asked for first, of those that did not come yet, was asked for.
     pub(super) fn oldest_again(&self) -> Option<Instant> {
         self.again.values().map(|expected| expected.sent).min()
@@ -172,9 +184,8 @@ impl Asks {
     /// Wants once more what the first packet is to bring that has not come; it may come all the same. Whether
     /// there is such a packet.
     pub(super) fn doubt_first(&mut self) -> bool {
-        let mut wants = self.fresh.values_mut().map(|expected| &mut expected.want);
-        let first = wants.find(|want| want.as_ref().is_some_and(|want| want.length > 0));
-        let want = first.and_then(Option::take);
+        let first = self.fresh.values_mut().find(|expected| expected.brings());
+        let want = first.and_then(|expected| expected.want.take());
         let doubted = want.is_some();
         self.want_again(want);
         doubted

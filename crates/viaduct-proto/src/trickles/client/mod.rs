@@ -144,6 +144,8 @@ pub struct Client {
     /// Whether that was done since something came.
     probed: bool,
     heard: Instant,
+    /// When what came was asked for, the latest of it.
+    asked: Instant,
     stats: Stats,
 }
 
@@ -173,6 +175,7 @@ impl Client {
             probe: None,
             probed: false,
             heard: now,
+            asked: now,
             stats: Stats::default(),
         };
         client.overdue = Some(now);

@@ -92,6 +92,7 @@ impl Client {
             Form::Ticket(_) => return false,
             Form::Again => {
                 let Some(expected) = self.asks.came_again(number) else { return false };
+                self.asked = self.asked.max(expected.sent);
                 self.repaired.insert(number, response.nonce);
                 self.hear(now);
                 self.deliver(expected.want, expected.parcel, &response.payload);
@@ -118,6 +119,7 @@ impl Client {
                     new |= receiver.arrive(number, nonce, packet);
                     // They bring no data, even if some were asked for.
                     if let Some(expected) = self.asks.came(number) {
+                        self.asked = self.asked.max(expected.sent);
                         self.asks.want_again(expected.want);
                     }
                 }
@@ -128,6 +130,7 @@ impl Client {
             return true;
         }
         if let Some(expected) = self.asks.came(number) {
+            self.asked = self.asked.max(expected.sent);
             if self.attempts == 0 {
                 self.trips.measure(now.since(expected.sent));
             }
@@ -180,8 +183,14 @@ impl Client {
         // A trickle that is held while something is in flight: nothing else is wanted, and no packet behind
         // the last ones would show that they are lost.
         let tail = !self.held.is_empty() && !self.asks.is_wanting() && self.in_flight() > 0;
-        let probe = self.trips.probe().filter(|_| tail && !self.probed && self.attempts == 0);
-        self.probe = probe.map(|wait| self.heard + wait);
+        let may = tail && !self.probed && self.attempts == 0;
+        let first = may.then(|| self.asks.first_wanted()).flatten();
+        self.probe = first.and_then(|sent| {
+            let wait = self.trips.probe()?;
+            let passed = self.trips.overtakes(self.asked, sent);
+            // While packets come, the round trip may have grown.
+            Some(if passed { self.heard } else { (sent + wait).max(self.heard + wait / 8) })
+        });
     }
 
     /// Hands data on; what was wanted and did not come with them is wanted again.

@@ -1,6 +1,6 @@
 //! Round trips, and how long to wait for what does not come (RFC 6298).
 
-use crate::time::Duration;
+use crate::time::{Duration, Instant};
 
 /// The wait before anything was measured.
 const FIRST: Duration = Duration::from_secs(1);
@@ -34,10 +34,17 @@ impl Trips {
         smoothed.unwrap_or(FIRST).saturating_mul(1 << attempts.min(8)).min(MOST)
     }
 
-    /// How long to wait for the last packets of what is wanted, where a trickle is there to ask once more (as
-    /// RFC 8985 has it for TCP); None while no round trip is known.
+    /// How long to wait for the last packets of what is wanted, where a trickle is there to ask once more: as for
+    /// an answer, without the least wait, and no longer than RFC 8985 has it for TCP; None while no round trip
+    /// is known.
     pub(super) fn probe(&self) -> Option<Duration> {
-        self.smoothed.map(|trip| (2 * trip).max(LEAST / 20))
+        self.smoothed.map(|trip| (trip + 4 * self.variation).min(2 * trip).max(LEAST / 20))
+    }
+
+    /// Whether an answer to what was asked for at `later` says that none comes to what was asked for at `sent`: as far
+    /// apart no packets are overtaken (as RFC 8985 has it).
+    pub(super) fn overtakes(&self, later: Instant, sent: Instant) -> bool {
+        later > sent + self.patience()
     }
 
     /// How long packets wait for those before them, which may have been overtaken.

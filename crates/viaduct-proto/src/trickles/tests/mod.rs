@@ -5,4 +5,5 @@ mod attacks;
 mod changes;
 mod compare;
 mod crowd;
+mod friendly;
 mod transfer;

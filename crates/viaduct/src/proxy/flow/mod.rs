@@ -2,16 +2,18 @@
 //!
 //! | file | |
 //! |---|---|
-//! | here | how its halves come about |
+//! | here | what it is made of, and what is asked of it |
+//! | `beginning` | how it begins |
+//! | `halves` | how its halves come about |
 //! | `words` | what is said before all else |
 //! | `moving` | how bytes move, and how it ends |
 
+mod beginning;
+mod halves;
 mod moving;
 mod words;
 
-use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use mio::net::TcpStream;
@@ -27,7 +29,6 @@ use super::leg::Leg;
 use super::onward::Onward;
 use super::pipes::Pipes;
 use super::relay::Relay;
-use super::target::failure;
 use super::through::{Stage, Through};
 
 /// Which end of a flow.
@@ -152,71 +153,6 @@ pub struct Moved {
 }
 
 impl Flow {
-    /// Whose second half was begun, and no client yet.
-    pub fn new(begun: Begun, source: SocketAddr, now: Instant) -> Flow {
-        let mut flow = Flow::empty(source, now);
-        flow.set_server(begun, now);
-        flow
-    }
-
-    /// With a client that is still to say where it wants to go.
-    pub fn asking(client: TcpStream, tuple: Tuple, preface: Preface, now: Instant) -> Flow {
-        let asked = Some(Asked { preface, tuple, bytes: Vec::new(), begun: false });
-        Flow { legs: [Some(Leg::Tcp(client)), None], asked, ..Flow::empty(tuple.client, now) }
-    }
-
-    /// With a client that has said where it wants to go.
-    pub fn waiting(client: Leg, source: SocketAddr, now: Instant) -> Flow {
-        Flow { legs: [Some(client), None], ..Flow::empty(source, now) }
-    }
-
-    /// With a connection from the network for a program, which has it when its chain says so.
-    pub fn accepted(server: Leg, middle: Middle, source: SocketAddr, now: Instant) -> Flow {
-        let mut flow = Flow::empty(source, now);
-        (flow.legs[1], flow.middle, flow.connected) = (Some(server), middle, true);
-        flow.ready(End::Server, true, true);
-        flow
-    }
-
-    /// One that the handlers of another want; it goes over `network`.
-    pub fn spawned(network: Leg, through: Through, source: SocketAddr, now: Instant) -> Flow {
-        let mut flow = Flow::empty(source, now);
-        (flow.legs[1], flow.middle) = (Some(network), Middle::Through(Box::new(through)));
-        flow.ready(End::Server, true, true);
-        flow
-    }
-
-    fn empty(source: SocketAddr, now: Instant) -> Flow {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        Flow {
-            legs: [None, None],
-            first: Default::default(),
-            shuts: false,
-            asked: None,
-            source,
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
-            to: None,
-            by: Onward::Direct,
-            connected: false,
-            coming: None,
-            wires: Vec::new(),
-            risen: false,
-            breaks: false,
-            opened: false,
-            broken: None,
-            middle: Middle::Relay(Relay::default()),
-            undecided: None,
-            spare: None,
-            rate: None,
-            behind: 0,
-            room_watched: false,
-            probed: false,
-            begun: now,
-            moved: now,
-            alarm: None,
-        }
-    }
-
     /// Who it is for.
     pub fn source(&self) -> SocketAddr {
         self.source
@@ -232,46 +168,9 @@ impl Flow {
         self.asked.as_mut()
     }
 
-    /// Its second half has begun: what the client said behind that is the server's.
-    pub fn set_server(&mut self, begun: Begun, now: Instant) {
-        let Begun { server, middle, undecided, first, to, by, rate } = begun;
-        (self.legs[1], self.middle, self.undecided) = (Some(server), middle, undecided);
-        (self.to, self.by, self.rate) = (Some(to), by, rate);
-        (self.begun, self.moved) = (now, now);
-        self.first[1] = first;
-        if let Some(asked) = &mut self.asked {
-            asked.begun = true;
-            let behind = std::mem::take(&mut asked.bytes);
-            self.behind += behind.len() as u64;
-            match &mut self.middle {
-                Middle::Relay(_) => self.first[1].extend(behind),
-                Middle::Through(through) => through.write(behind, now),
-            }
-        }
-        self.pace();
-        self.ready(End::Client, true, true);
-    }
-
-    /// Takes over the second half of a flow without a client. Its own client awaits no answer.
-    pub fn adopt(&mut self, early: Flow, now: Instant) {
-        let Flow { legs: [_, server], first: [_, first], middle, undecided, to, by, rate, .. } =
-            early;
-        let Some((server, to)) = server.zip(to) else { return };
-        self.set_server(Begun { server, middle, undecided, first, to, by, rate }, now);
-        (self.begun, self.connected) = (early.begun, early.connected);
-        self.answered();
-    }
-
     /// The client has its answer: nothing is asked any more.
     pub fn answered(&mut self) {
         self.asked = None;
-    }
-
-    /// The client's connection is there.
-    pub fn set_client(&mut self, client: Leg, now: Instant) {
-        (self.legs[0], self.moved) = (Some(client), now);
-        self.pace();
-        self.ready(End::Client, true, true);
     }
 
     /// Its two ends, as far as they are there: the client, the server.
@@ -284,16 +183,6 @@ impl Flow {
         match &mut self.middle {
             Middle::Through(through) => through.own_name(now),
             Middle::Relay(_) => self.legs[1].as_ref()?.names().map(|(own, _)| own),
-        }
-    }
-
-    /// Has the kernel send no faster than it may.
-    fn pace(&self) {
-        let Some(bits) = self.rate else { return };
-        for stream in self.legs.iter().flatten().filter_map(Leg::tcp) {
-            if let Err(error) = tcp::pace(stream, bits / 8) {
-                warn!("limit the rate of a flow: {error}");
-            }
         }
     }
 
@@ -333,18 +222,6 @@ impl Flow {
         matches!(self.legs[1], Some(Leg::Session(_) | Leg::Trickles(_)))
     }
 
-    /// Its server is to be reached by `server`, over the kernel's TCP; what it has not heard, though it was
-    /// said, is said there first.
-    pub fn go_plain(&mut self, server: Leg) {
-        if let Some(Leg::Trickles(trickle)) = self.legs[1].replace(server) {
-            let (mut said, shuts) = trickle.into_said();
-            said.append(&mut self.first[1]);
-            (self.first[1], self.shuts) = (said, shuts);
-        }
-        self.by = Onward::Direct;
-        self.pace();
-    }
-
     /// Why there will be no server, if that is so.
     pub fn broken(&self) -> Option<Failure> {
         self.broken
@@ -368,52 +245,6 @@ impl Flow {
     /// Whether its client has come.
     pub fn has_client(&self) -> bool {
         self.legs[0].is_some()
-    }
-
-    /// The far end is there: what stands between may depend on what it has said.
-    fn decide(&mut self, now: Instant) -> io::Result<()> {
-        let (Some(server), true) = (&self.legs[1], self.connected) else { return Ok(()) };
-        let Some(undecided) = self.undecided.take() else { return Ok(()) };
-        self.middle = undecided.decide(server, now)?;
-        match &mut self.middle {
-            Middle::Through(through) if through.is_guest() => {
-                // Its handlers may want a connection to there for several flows: this one.
-                self.spare = self.legs[1].replace(Leg::Elsewhere);
-                self.connected = false;
-            }
-            Middle::Through(through) => through.connected(server, now),
-            Middle::Relay(_) => {}
-        }
-        self.ready(End::Client, true, true);
-        self.ready(End::Server, true, true);
-        Ok(())
-    }
-
-    /// The server's end may have come about. `Err`: it will not, and nobody knows another way.
-    pub fn check_connected(&mut self, now: Instant) -> io::Result<()> {
-        let Some(server) = &self.legs[1] else { return Ok(()) };
-        let through = match &mut self.middle {
-            Middle::Relay(_) => {
-                self.connected = server.check_connected()?;
-                return self.decide(now);
-            }
-            Middle::Through(through) if through.is_without_main() => return Ok(()),
-            Middle::Through(through) => through,
-        };
-        match server.check_connected() {
-            Ok(false) => {}
-            Ok(true) => {
-                self.connected = true;
-                through.connected(server, now);
-            }
-            Err(error) => {
-                through.unconnected(failure(&error), now);
-                if let Stage::Failed(_) = through.stage() {
-                    return Err(error);
-                }
-            }
-        }
-        Ok(())
     }
 
     /// How far its second half has come.
@@ -461,22 +292,6 @@ impl Flow {
 
     fn ends(&self) -> impl Iterator<Item = &TcpStream> {
         self.legs.iter().chain([&self.coming]).flatten().filter_map(Leg::tcp)
-    }
-
-    /// The program's connection is on its way.
-    pub fn set_coming(&mut self, client: Leg) {
-        self.coming = Some(client);
-    }
-
-    /// Whether it has come: then it is the client. `Err`: it will not.
-    pub fn check_coming(&mut self, now: Instant) -> io::Result<()> {
-        if let Some(client) = &self.coming
-            && client.check_connected()?
-            && let Some(client) = self.coming.take()
-        {
-            self.set_client(client, now);
-        }
-        Ok(())
     }
 
     /// Its chain of handlers, if it has one.

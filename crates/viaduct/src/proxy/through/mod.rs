@@ -5,25 +5,29 @@
 //!   application's leg ── Side ── chain ──┬── Wire 0 ── the flow's own leg to the network
 //!   (missing until Stage::Open)          └── Wire n ── further legs, as the handlers Want them
 //! ```
+//!
+//! | file | |
+//! |---|---|
+//! | here | how a chain comes about, and what its flow hears of it |
+//! | `driving` | how bytes move, and what follows |
+//! | `others` | further connections, and other flows |
+//! | `side`, `wire` | an end, and a connection with its end |
 
+mod driving;
+mod others;
 mod side;
 mod wire;
 
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use tracing::warn;
-use viaduct_proto::flow::{Action, Address, BottomId, Chain, Factory, Failure, Half, Kin, Spawn};
+use viaduct_proto::flow::{Address, BottomId, Chain, Factory, Failure, Spawn};
 use viaduct_proto::time::Instant;
 
 use self::side::Side;
 use self::wire::{Ending, Wire, name};
-use super::flow::{End, Moved};
+use super::flow::End;
 use super::leg::Leg;
-
-/// Times that each end is read before the other flows have their turn.
-const TURNS: usize = 16;
 
 /// The handlers of a chain, the client's first; none at all is an empty chain.
 pub type Factories = Arc<[Arc<dyn Factory>]>;
@@ -98,20 +102,6 @@ impl Through {
         Some((through, goal))
     }
 
-    /// One more chain of the same handlers, as they want it.
-    pub fn spawned(&self, spawn: &Spawn, now: Instant) -> Option<(Through, Goal)> {
-        let mut through = Through::of(Chain::spawned(&self.chain, spawn, now))?;
-        through.alone = spawn.kin == Kin::Alone;
-        through.act();
-        let goal = through.goal();
-        Some((through, goal))
-    }
-
-    /// It cannot be made.
-    pub fn unspawned(&mut self, spawn: &Spawn, now: Instant) {
-        self.chain.unspawned(spawn, now);
-    }
-
     /// Whether it has no connection of its own: it goes over another flow's.
     pub fn is_guest(&self) -> bool {
         self.guest
@@ -126,19 +116,6 @@ impl Through {
             Want::Connect(_, to, from) => Some((to, from)),
             _ => None,
         }
-    }
-
-    /// Another flow's handlers have something for those that claimed `key` here.
-    pub fn wake(&mut self, key: &[u8], now: Instant) {
-        self.chain.wake(key, now);
-        self.act();
-    }
-
-    /// The flow is over; what its handlers still want of other flows.
-    pub fn abandon(&mut self, now: Instant) -> Vec<Want> {
-        self.chain.abandon(now);
-        self.act();
-        self.wants()
     }
 
     /// It has no application, and never will.
@@ -214,65 +191,6 @@ impl Through {
         }
     }
 
-    /// The same of a further connection.
-    pub fn wire_stutters(&mut self, id: BottomId) {
-        self.wire(id, |wire| wire.side.stutters = true);
-    }
-
-    /// A further connection can be read or written.
-    pub fn wire_ready(&mut self, id: BottomId, readable: bool, writable: bool) {
-        if let Some(wire) = self.wires.iter_mut().find(|wire| wire.id == id) {
-            wire.side.ready(readable, writable);
-        }
-    }
-
-    /// A connection that was wanted is begun.
-    pub fn attach(&mut self, id: BottomId, leg: Leg) {
-        self.wires.push(Wire::new(id, Some(leg)));
-    }
-
-    /// It cannot be.
-    pub fn cannot_attach(&mut self, id: BottomId, why: Failure, now: Instant) {
-        self.chain.connected(now, id, Err(why));
-    }
-
-    /// Takes in the connections of `giver`, whose own leg is `main`; what they are called here. `None`:
-    /// it does not want them.
-    pub fn take(
-        &mut self,
-        giver: Through,
-        main: Option<Leg>,
-        now: Instant,
-    ) -> Option<Vec<BottomId>> {
-        let moved = self.chain.take(now, giver.chain)?;
-        let mut wires = giver.wires;
-        if let Some(first) = wires.first_mut() {
-            first.leg = main;
-        }
-        let mut taken = Vec::new();
-        for mut wire in wires {
-            if let Some(&(_, id)) = moved.iter().find(|(was, _)| *was == wire.id) {
-                wire.id = id;
-                // Whatever has come may have been told to the giver's loop alone.
-                wire.side.ready(true, true);
-                wire.side.stutters = true;
-                taken.push(id);
-                self.wires.push(wire);
-            }
-        }
-        Some(taken)
-    }
-
-    /// Nobody has claimed what this chain gives.
-    pub fn unclaimed(&mut self, now: Instant) {
-        self.chain.unclaimed(now);
-    }
-
-    /// A further connection's leg.
-    pub fn leg(&mut self, id: BottomId) -> Option<&mut Leg> {
-        self.wires.iter_mut().find(|wire| wire.id == id)?.leg.as_mut()
-    }
-
     /// The flow's own leg to the network is there.
     pub fn connected(&mut self, network: &Leg, now: Instant) {
         let main = &mut self.wires[0];
@@ -322,128 +240,5 @@ impl Through {
     /// What the client said before the chain was there.
     pub fn write(&mut self, data: Vec<u8>, now: Instant) {
         self.chain.write(now, data.into());
-    }
-
-    /// When it is to be driven, whatever happens: at its handlers' earliest timer, and at once if they
-    /// want something.
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        if self.wants.is_empty() { self.chain.poll_timeout() } else { Some(Instant::ZERO) }
-    }
-
-    /// Moves what can move; `held` says which ends take nothing yet. `Err`: the application's end broke.
-    pub fn drive(
-        &mut self,
-        [mut app, mut main]: [Option<&mut Leg>; 2],
-        held: [bool; 2],
-        scratch: &mut [u8],
-        now: Instant,
-    ) -> io::Result<Moved> {
-        if self.chain.measures() {
-            self.wires.iter().for_each(|wire| wire.measure(main.as_deref(), &mut self.chain));
-        }
-        self.chain.handle_timeout(now);
-        let mut moved = Moved::default();
-        for _ in 0..TURNS {
-            let from_app = self.read_app(&mut app, scratch, now)?;
-            let mut from_network = 0;
-            for wire in &mut self.wires {
-                from_network += wire.read(&mut main, &mut self.chain, scratch, now);
-            }
-            self.act();
-            let mut written = if held[0] { 0 } else { self.write_app(&mut app, now)? };
-            for (n, wire) in self.wires.iter_mut().enumerate() {
-                if n > 0 || !held[1] {
-                    written += wire.write(&mut main, &mut self.chain, now);
-                }
-            }
-            // What was sent may have ended a direction, or let the other go on.
-            self.act();
-            self.end_directions(&mut app, &mut main)?;
-            if from_app == 0 && from_network == 0 && written == 0 {
-                moved.done = (self.alone || self.app.shut) && self.wires.iter().all(Wire::is_over);
-                return Ok(moved);
-            }
-            moved.bytes[0] += from_app;
-            moved.bytes[1] += from_network;
-        }
-        moved.more = true;
-        Ok(moved)
-    }
-
-    fn read_app(
-        &mut self,
-        app: &mut Option<&mut Leg>,
-        scratch: &mut [u8],
-        now: Instant,
-    ) -> io::Result<u64> {
-        let Some(leg) = app else { return Ok(0) };
-        self.app.paused = !self.chain.may_write();
-        let Some(read) = self.app.read(leg, scratch)? else { return Ok(0) };
-        let bytes = read.len() as u64;
-        match read.is_empty() {
-            true => self.chain.shutdown(now, Half::Write),
-            false => self.app.ended |= !self.chain.write(now, read),
-        }
-        Ok(bytes)
-    }
-
-    fn write_app(&mut self, app: &mut Option<&mut Leg>, now: Instant) -> io::Result<usize> {
-        let Some(leg) = app else { return Ok(0) };
-        let mut written = 0;
-        while let Some(count) = self.app.write(leg, self.chain.incoming())? {
-            self.chain.consumed(now, count);
-            written += count;
-        }
-        Ok(written)
-    }
-
-    /// Takes down what the chain wants done.
-    fn act(&mut self) {
-        while let Some(action) = self.chain.poll_action() {
-            match action {
-                Action::Bind(id, Address::Ip(at)) => self.binds.push((id, at)),
-                Action::Connect(id, to) => {
-                    let bound = self.binds.iter().position(|(of, _)| *of == id);
-                    let from = bound.map(|at| self.binds.swap_remove(at).1);
-                    self.wants.push(Want::Connect(id, to, from));
-                }
-                Action::Claim(key) => self.wants.push(Want::Claim(key)),
-                Action::Release(key) => self.wants.push(Want::Release(key)),
-                Action::Give(key) => self.wants.push(Want::Give(key)),
-                Action::Wake(key) => self.wants.push(Want::Wake(key)),
-                Action::Spawn(spawn) => self.wants.push(Want::Spawn(spawn)),
-                Action::Close(id) => self.wire(id, |wire| wire.end = Some(Ending::Close)),
-                Action::Shutdown(id, Half::Write) => {
-                    self.wire(id, |wire| wire.end = wire.end.or(Some(Ending::Shut)));
-                }
-                Action::Shutdown(id, Half::Read) => self.wire(id, |wire| wire.side.ended = true),
-                Action::Receive(id, may) => self.wire(id, |wire| wire.side.paused = !may),
-                Action::Connected(Ok(())) | Action::Accepted => self.stage = Stage::Open,
-                Action::Connected(Err(why)) | Action::Failed(why) => {
-                    self.stage = Stage::Failed(why);
-                }
-                Action::Finished => self.finished = true,
-                Action::Say(line) => warn!("{line}"),
-                Action::Event(event) => self.events.push(event),
-                _ => {}
-            }
-        }
-    }
-
-    /// Ends the directions that are to end, of the legs that are there.
-    fn end_directions(
-        &mut self,
-        app: &mut Option<&mut Leg>,
-        main: &mut Option<&mut Leg>,
-    ) -> io::Result<()> {
-        self.wires.iter_mut().for_each(|wire| wire.end(main));
-        match app {
-            Some(leg) if self.finished => self.app.shut(leg),
-            _ => Ok(()),
-        }
-    }
-
-    fn wire(&mut self, id: BottomId, what: impl FnOnce(&mut Wire)) {
-        self.wires.iter_mut().find(|wire| wire.id == id).map(what);
     }
 }

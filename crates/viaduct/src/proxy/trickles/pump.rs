@@ -8,9 +8,9 @@ use tracing::debug;
 use viaduct_proto::time::Instant;
 
 use super::seat::News;
-use crate::proxy::arrivals::straight;
 use crate::proxy::flow::End;
 use crate::proxy::leg::Leg;
+use crate::proxy::outward::straight;
 use crate::proxy::target::failure;
 use crate::proxy::worker::Worker;
 

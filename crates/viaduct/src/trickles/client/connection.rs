@@ -112,7 +112,7 @@ impl Datagrams {
         let socket = UdpBatch::bind(any.parse().expect("an address"))?;
         socket.set_buffers(SEND_BUFFER)?;
         hear_errors(&socket)?;
-        Ok(Datagrams { socket, queue: Outbox::default(), count: 0 })
+        Ok(Datagrams { socket, queue: Outbox::of_datagrams(), count: 0 })
     }
 
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {

@@ -12,95 +12,36 @@
 //! journal names its owner by process id and start time; a second owner is refused while the first
 //! lives. A journal from before a reboot, or of another network namespace, tells of things that
 //! are gone, and is deleted.
+//!
+//! | part | what of it |
+//! |---|---|
+//! | `change` | one change: how it is made, undone, looked for |
+//! | `file` | what is written down, so that a failing of the power leaves the old or the new |
+//! | `owner` | whose it is, and who still runs |
+//! | `error` | what may go wrong |
 
-use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Write};
+mod change;
+mod error;
+mod file;
+mod owner;
+
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::process;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::{fs, io};
 
-use serde::{Deserialize, Serialize};
-
+use self::change::{Change, undo_all, undo_unclaimed};
+pub use self::error::JournalError;
+use self::file::{Journal, read, replace_file};
+use self::owner::{Owner, claim, eventually};
 use crate::claim::Claim;
 use crate::hold::Hold;
 use crate::intercept::Intercept;
 use crate::keep_out::KeepOut;
-use crate::nft::{MssClamp, NftError};
-use crate::offload::{OffloadError, OffloadState};
-use crate::route::{RouteError, RouteMtu};
-use crate::sysctl::{Sysctl, SysctlError};
-use crate::tool::ToolError;
-
-/// How long a process that was killed may take to be gone: it may be seen as dead while its last threads
-/// and descriptors still go.
-const DYING: Duration = Duration::from_millis(500);
-
-/// Why a change was not made, not written down or not put back.
-#[derive(Debug, thiserror::Error)]
-pub enum JournalError {
-    /// Another process is at work.
-    #[error(
-        "{} is in use by process {pid}, which is running: stop it, or choose another name or \
-         run directory", path.display()
-    )]
-    Busy {
-        /// The journal.
-        path: PathBuf,
-        /// Its owner.
-        pid: u32,
-    },
-    /// Another process has rules of the same port in this network namespace.
-    #[error(
-        "the nftables table viaduct_{0} is another process's, which runs or still ends its flows: \
-         wait for its end, or listen at another port"
-    )]
-    Claimed(String),
-    /// The journal cannot be read or written.
-    #[error("cannot {action} {}", path.display())]
-    File {
-        /// `read`, `write` or `delete`.
-        action: &'static str,
-        /// The journal.
-        path: PathBuf,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// The journal is something else.
-    #[error(
-        "{} is no journal of changes; delete it and see to offloads, routes and nftables yourself, \
-         or name another run_dir", path.display()
-    )]
-    Corrupt {
-        /// The journal.
-        path: PathBuf,
-        /// What was wrong.
-        source: serde_json::Error,
-    },
-    /// Some of it could not be put back; it is still in the journal.
-    #[error("not put back, and tried again at the next start: {}", .0.join("; "))]
-    Restore(Vec<String>),
-    /// An interface's offloads.
-    #[error(transparent)]
-    Offload(#[from] OffloadError),
-    /// A route.
-    #[error(transparent)]
-    Route(#[from] RouteError),
-    /// The nftables table.
-    #[error(transparent)]
-    Nft(#[from] NftError),
-    /// A kernel setting.
-    #[error(transparent)]
-    Sysctl(#[from] SysctlError),
-}
-
-impl From<ToolError> for JournalError {
-    fn from(error: ToolError) -> Self {
-        JournalError::Route(error.into())
-    }
-}
+use crate::nft::MssClamp;
+use crate::offload::OffloadState;
+use crate::route::RouteMtu;
+use crate::sysctl::Sysctl;
+use crate::table::Table as _;
 
 /// The changes that this process has made. Dropping it puts all of them back.
 #[derive(Debug)]
@@ -111,28 +52,6 @@ pub struct Changes {
     took_over: bool,
     /// Tables that no other process may make or delete. Dropped after all was put back.
     claims: Vec<(String, Claim)>,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct Journal {
-    owner: Owner,
-    changes: Vec<Change>,
-    /// What an earlier owner has left whose tables are another process's now. It is not ours to put
-    /// back, as long as that lives.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    disputed: Vec<Change>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Change {
-    Offload(OffloadState),
-    Route(RouteMtu),
-    Mss(MssClamp),
-    Intercept(Intercept),
-    Hold(Hold),
-    KeepOut(KeepOut),
-    Sysctl(Sysctl),
 }
 
 impl Changes {
@@ -376,176 +295,10 @@ impl Drop for Changes {
     }
 }
 
-impl Change {
-    /// The instance whose tables it makes, where another process's may have the same name.
-    fn instance(&self) -> Option<&str> {
-        match self {
-            Change::Intercept(intercept) => Some(&intercept.instance),
-            Change::Hold(hold) => Some(&hold.instance),
-            Change::KeepOut(keep_out) => Some(&keep_out.instance),
-            _ => None,
-        }
-    }
-
-    /// Whether its tables and rules are in place; what has none is not looked at.
-    fn is_there(&self) -> Result<bool, JournalError> {
-        Ok(match self {
-            Change::Mss(clamp) => clamp.is_there()?,
-            Change::Intercept(intercept) => intercept.is_there()?,
-            Change::Hold(hold) => hold.is_there()?,
-            Change::KeepOut(keep_out) => keep_out.is_there()?,
-            Change::Offload(_) | Change::Route(_) | Change::Sysctl(_) => true,
-        })
-    }
-
-    fn apply(&self) -> Result<(), JournalError> {
-        match self {
-            Change::Offload(state) => state.switch_off()?,
-            Change::Route(route) => route.apply()?,
-            Change::Mss(clamp) => clamp.apply()?,
-            Change::Intercept(intercept) => intercept.apply()?,
-            Change::Hold(hold) => hold.apply()?,
-            Change::KeepOut(keep_out) => keep_out.apply()?,
-            Change::Sysctl(sysctl) => sysctl.apply()?,
-        }
-        Ok(())
-    }
-
-    fn undo(&self) -> Result<(), JournalError> {
-        match self {
-            Change::Offload(state) => state.restore()?,
-            Change::Route(route) => route.undo()?,
-            Change::Mss(clamp) => clamp.undo()?,
-            Change::Intercept(intercept) => intercept.undo()?,
-            Change::Hold(hold) => hold.undo()?,
-            Change::KeepOut(keep_out) => keep_out.undo()?,
-            Change::Sysctl(sysctl) => sysctl.undo()?,
-        }
-        Ok(())
-    }
-}
-
-/// `None` if another process has the tables of `instance`, and does not end in these moments.
-fn claim(instance: &str) -> Option<Claim> {
-    eventually(|| Claim::take(&format!("viaduct_{instance}")).ok().flatten())
-}
-
-/// What is to be had at once, or when somebody who was killed is gone.
-fn eventually<T>(look: impl Fn() -> Option<T>) -> Option<T> {
-    let deadline = Instant::now() + DYING;
-    loop {
-        let found = look();
-        if found.is_some() || Instant::now() >= deadline {
-            return found;
-        }
-        thread::sleep(DYING / 50);
-    }
-}
-
-/// As [`undo_all`], but for tables that another process has made its own meanwhile: those changes, and
-/// what became of the others.
-fn undo_unclaimed(changes: Vec<Change>) -> (Vec<Change>, (Vec<Change>, Vec<String>)) {
-    let mut claims = BTreeMap::new();
-    for instance in changes.iter().filter_map(Change::instance) {
-        claims.entry(instance.to_owned()).or_insert_with(|| claim(instance));
-    }
-    let is_ours = |change: &Change| change.instance().is_none_or(|name| claims[name].is_some());
-    let (ours, disputed) = changes.into_iter().partition(is_ours);
-    (disputed, undo_all(ours))
-}
-
-/// Undoes the last first; what could not be undone, in order, and why.
-fn undo_all(changes: Vec<Change>) -> (Vec<Change>, Vec<String>) {
-    let mut left = Vec::new();
-    let mut errors = Vec::new();
-    for change in changes.into_iter().rev() {
-        if let Err(error) = change.undo() {
-            errors.push(whole(&error));
-            left.insert(0, change);
-        }
-    }
-    (left, errors)
-}
-
-/// An error and all that caused it, in one line.
-fn whole(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
-}
-
-fn read(path: &Path) -> Result<Option<Journal>, JournalError> {
-    match fs::read(path) {
-        Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(JournalError::File { action: "read", path: path.to_owned(), source }),
-        Ok(bytes) => serde_json::from_slice(&bytes)
-            .map(Some)
-            .map_err(|source| JournalError::Corrupt { path: path.to_owned(), source }),
-    }
-}
-
-/// The file holds the old bytes or the new ones, whenever the power fails.
-fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let directory = directory.unwrap_or(Path::new("."));
-    fs::create_dir_all(directory)?;
-    let mut new = path.as_os_str().to_owned();
-    new.push(".new");
-    if let Err(error) = write_and_rename(Path::new(&new), path, bytes) {
-        let _ = fs::remove_file(&new);
-        return Err(error);
-    }
-    File::open(directory)?.sync_all()
-}
-
-fn write_and_rename(new: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = File::create(new)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(new, path)
-}
-
-/// A process, and the world that its changes are in.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Owner {
-    pid: u32,
-    /// Clock ticks after boot; a process id may be given again, but not with the same start.
-    started: u64,
-    /// The kernel's name for this boot.
-    boot: String,
-    /// The kernel's name for the network namespace.
-    namespace: String,
-}
-
-impl Owner {
-    fn this_process() -> io::Result<Owner> {
-        let pid = process::id();
-        let started = start_time(pid).ok_or_else(|| io::Error::other("/proc is not mounted"))?;
-        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
-        let namespace = fs::read_link("/proc/thread-self/ns/net")?.to_string_lossy().into_owned();
-        Ok(Owner { pid, started, boot, namespace })
-    }
-
-    fn is_running(&self) -> bool {
-        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        boot.trim() == self.boot && start_time(self.pid) == Some(self.started)
-    }
-
-    fn same_world(&self, other: &Owner) -> bool {
-        self.boot == other.boot && self.namespace == other.namespace
-    }
-}
-
-/// When a process that still runs was started.
-fn start_time(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything; the state follows it, the start is the 22nd field.
-    let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_whitespace().collect();
-    let dead = matches!(*fields.first()?, "Z" | "X");
-    if dead { None } else { fields.get(19)?.parse().ok() }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::process;
+
     use super::*;
 
     #[test]
@@ -559,7 +312,8 @@ mod tests {
             passed_by: false,
         };
         // No process has ever started so late.
-        let owner = Owner { started: u64::MAX, ..Owner::this_process().unwrap() };
+        let mut owner = Owner::this_process().unwrap();
+        owner.started = u64::MAX;
         let changes = vec![Change::Intercept(intercept)];
         let left = Journal { owner, changes: changes.clone(), disputed: Vec::new() };
         fs::write(&path, serde_json::to_vec(&left).unwrap()).unwrap();

@@ -4,14 +4,18 @@
 //!   [(peer, bytes), ...]  --runs to one peer, of one length-->  one message each (UDP_SEGMENT)
 //!                         --up to 64 messages-->                one sendmmsg
 //! ```
+//!
+//! `run` says what a run is, `message` how the kernel reads it, and `report` what has become of each.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_int, c_void};
+mod message;
+mod report;
+mod run;
+
 use std::io::{self, IoSlice};
 use std::mem;
-use std::net::{SocketAddr, SocketAddrV6, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::ptr;
 use std::time::SystemTime;
 
 use rustix::net::sockopt;
@@ -20,45 +24,14 @@ use crate::filter::{self, BpfInsn, Share};
 use crate::os;
 use crate::stamp;
 
+pub(crate) use message::{Name, address};
+use message::{header, segment_control};
+pub use report::SendReport;
+use run::MAX_SEGMENTS;
+pub(crate) use run::{concerns_segments, run};
+
 /// Messages in one system call.
 const BATCH: usize = 64;
-/// Datagrams in one message, at most (the kernel's limit was 64 until 6.9).
-const MAX_SEGMENTS: usize = 64;
-/// Payload of one message, at most, bytes.
-const MAX_MESSAGE: usize = 65_000;
-/// Control space for one 16-bit number, in words that align it.
-const CONTROL_WORDS: usize = 3;
-
-/// What became of the datagrams of one or more [`UdpBatch::send`]. Each counts datagrams.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SendReport {
-    /// Handed to the kernel.
-    pub sent: u64,
-    /// Longer than the path to the peer takes (`EMSGSIZE`).
-    pub too_long: u64,
-    /// No room in a queue (`ENOBUFS`, `ENOMEM`, `EAGAIN`).
-    pub no_buffer: u64,
-    /// The peer said that nobody listens there (`ECONNREFUSED`).
-    pub refused: u64,
-    /// Any other error: no route, a firewall's refusal.
-    pub other: u64,
-}
-
-impl SendReport {
-    /// All datagrams that were not sent.
-    pub fn failed(&self) -> u64 {
-        self.too_long + self.no_buffer + self.refused + self.other
-    }
-
-    pub(crate) fn count(&mut self, error: Option<i32>, datagrams: u64) {
-        *match error {
-            Some(libc::EMSGSIZE) => &mut self.too_long,
-            Some(libc::ENOBUFS | libc::ENOMEM | libc::EAGAIN) => &mut self.no_buffer,
-            Some(libc::ECONNREFUSED) => &mut self.refused,
-            _ => &mut self.other,
-        } += datagrams;
-    }
-}
 
 /// The socket.
 #[derive(Debug)]
@@ -221,7 +194,9 @@ impl UdpBatch {
         let mut counts = Vec::with_capacity(BATCH);
         let mut rest = datagrams;
         while !rest.is_empty() && counts.len() < BATCH {
-            let count = if self.segments && counts.len() >= singly { run(rest) } else { 1 };
+            let kinds = rest.iter().map(|(to, bytes)| (to, bytes.len()));
+            let apart = !self.segments || counts.len() < singly;
+            let count = if apart { 1 } else { run(kinds, MAX_SEGMENTS) };
             counts.push(count);
             rest = &rest[count..];
         }
@@ -273,125 +248,6 @@ impl AsFd for UdpBatch {
     }
 }
 
-/// Whether the datagrams of a refused message may still go one by one.
-fn concerns_segments(error: Option<i32>) -> bool {
-    matches!(error, Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP | libc::EMSGSIZE))
-}
-
-/// Datagrams at the front that can go as one message: to one peer, of one length, but that the
-/// last may be shorter.
-fn run(datagrams: &[(SocketAddr, &[u8])]) -> usize {
-    let (peer, first) = datagrams[0];
-    if first.is_empty() {
-        return 1;
-    }
-    let most = (MAX_MESSAGE / first.len()).clamp(1, MAX_SEGMENTS);
-    let equal = |(to, bytes): &&(SocketAddr, &[u8])| *to == peer && bytes.len() == first.len();
-    let count = datagrams.iter().take(most).take_while(equal).count();
-    let shorter = datagrams
-        .get(count)
-        .is_some_and(|(to, bytes)| *to == peer && (1..first.len()).contains(&bytes.len()));
-    if shorter && count < most { count + 1 } else { count }
-}
-
-/// An address as the kernel reads it.
-pub(crate) struct Name {
-    pub(crate) storage: libc::sockaddr_storage,
-    pub(crate) length: libc::socklen_t,
-}
-
-impl Name {
-    pub(crate) fn new(address: SocketAddr) -> Name {
-        // SAFETY: all zeros is a `sockaddr_storage`.
-        let mut storage: libc::sockaddr_storage = unsafe { mem::zeroed() };
-        let length = match address {
-            SocketAddr::V4(v4) => {
-                // SAFETY: all zeros is a `sockaddr_in`.
-                let mut name: libc::sockaddr_in = unsafe { mem::zeroed() };
-                name.sin_family = libc::AF_INET as libc::sa_family_t;
-                name.sin_port = v4.port().to_be();
-                name.sin_addr.s_addr = u32::from_ne_bytes(v4.ip().octets());
-                // SAFETY: the storage is large enough and aligned for every kind of address.
-                unsafe { (&raw mut storage).cast::<libc::sockaddr_in>().write(name) };
-                size_of_val(&name)
-            }
-            SocketAddr::V6(v6) => {
-                // SAFETY: all zeros is a `sockaddr_in6`.
-                let mut name: libc::sockaddr_in6 = unsafe { mem::zeroed() };
-                name.sin6_family = libc::AF_INET6 as libc::sa_family_t;
-                name.sin6_port = v6.port().to_be();
-                name.sin6_addr.s6_addr = v6.ip().octets();
-                name.sin6_flowinfo = v6.flowinfo();
-                name.sin6_scope_id = v6.scope_id();
-                // SAFETY: the storage is large enough and aligned for every kind of address.
-                unsafe { (&raw mut storage).cast::<libc::sockaddr_in6>().write(name) };
-                size_of_val(&name)
-            }
-        };
-        Name { storage, length: length as libc::socklen_t }
-    }
-}
-
-/// The address that the kernel has written.
-pub(crate) fn address(from: &libc::sockaddr_storage) -> Option<SocketAddr> {
-    match c_int::from(from.ss_family) {
-        libc::AF_INET => {
-            // SAFETY: the storage is large enough and aligned for every kind of address, and the
-            // family says that it is this one.
-            let name = unsafe { ptr::from_ref(from).cast::<libc::sockaddr_in>().read() };
-            let ip = name.sin_addr.s_addr.to_ne_bytes();
-            Some((ip, u16::from_be(name.sin_port)).into())
-        }
-        libc::AF_INET6 => {
-            // SAFETY: as above.
-            let name = unsafe { ptr::from_ref(from).cast::<libc::sockaddr_in6>().read() };
-            let (ip, port) = (name.sin6_addr.s6_addr.into(), u16::from_be(name.sin6_port));
-            let scope = name.sin6_scope_id;
-            Some(SocketAddrV6::new(ip, port, name.sin6_flowinfo, scope).into())
-        }
-        _ => None,
-    }
-}
-
-/// The control message that says at which length to cut.
-fn segment_control(length: u16) -> [u64; CONTROL_WORDS] {
-    let mut words = [0; CONTROL_WORDS];
-    // SAFETY: takes no pointers.
-    let cmsg_len = unsafe { libc::CMSG_LEN(size_of::<u16>() as u32) } as _;
-    let head = libc::cmsghdr { cmsg_len, cmsg_level: libc::SOL_UDP, cmsg_type: libc::UDP_SEGMENT };
-    // SAFETY: `words` has room for the header and the number (asserted below) and is aligned.
-    unsafe {
-        let head_at = words.as_mut_ptr().cast::<libc::cmsghdr>();
-        head_at.write(head);
-        libc::CMSG_DATA(head_at).cast::<u16>().write_unaligned(length);
-    }
-    words
-}
-
-const _: () = assert!(size_of::<libc::cmsghdr>() + size_of::<u16>() <= CONTROL_WORDS * 8);
-
-/// A message of the slices; the control words go along if there is more than one.
-fn header(
-    name: &mut Name,
-    slices: &[IoSlice<'_>],
-    control: &mut [u64; CONTROL_WORDS],
-) -> libc::mmsghdr {
-    // SAFETY: all zeros is a `mmsghdr` that points nowhere.
-    let mut message: libc::mmsghdr = unsafe { mem::zeroed() };
-    let header = &mut message.msg_hdr;
-    header.msg_name = ptr::from_mut(&mut name.storage).cast::<c_void>();
-    header.msg_namelen = name.length;
-    // The kernel only reads it; `IoSlice` is an `iovec`, as its documentation guarantees.
-    header.msg_iov = slices.as_ptr().cast_mut().cast();
-    header.msg_iovlen = slices.len() as _;
-    if slices.len() > 1 {
-        header.msg_control = control.as_mut_ptr().cast();
-        // SAFETY: takes no pointers.
-        header.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<u16>() as c_int as u32) } as _;
-    }
-    message
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -400,20 +256,6 @@ mod tests {
 
     fn peer(port: u16) -> SocketAddr {
         ([127, 0, 0, 1], port).into()
-    }
-
-    #[test]
-    fn runs_end_with_the_peer_the_length_or_the_limit() {
-        let long = [0_u8; 1400];
-        let (a, b) = (peer(1), peer(2));
-        assert_eq!(run(&[(a, &long[..]), (a, &long), (b, &long)]), 2);
-        assert_eq!(run(&[(a, &long[..]), (a, &long[..9]), (a, &long[..9])]), 2);
-        assert_eq!(run(&[(a, &long[..9]), (a, &long)]), 1);
-        assert_eq!(run(&[(a, &[][..]), (a, &[])]), 1);
-        assert_eq!(run(&[(a, &long[..]), (a, &[])]), 1);
-        assert_eq!(run(&vec![(a, &long[..]); 100]), 46);
-        assert_eq!(run(&vec![(a, &long[..10]); 100]), 64);
-        assert_eq!(run(&[(a, &[0; 65_200][..])]), 1);
     }
 
     #[test]

@@ -1,0 +1,212 @@
+//! libc's names for sockets, as far as they begin flows or name their ends.
+//!
+//! | part | |
+//! |---|---|
+//! | here | those that open, connect and send; and `syscall`, which leads to any |
+//! | `naming` | those that ask what became of a socket |
+//! | `deciding` | what rules and master say of a call |
+
+mod deciding;
+mod naming;
+
+use std::ffi::{c_int, c_long, c_uint, c_void};
+
+use libc::{mmsghdr, msghdr, sockaddr, socklen_t};
+use viaduct_proto::wrap::wire::Call;
+use viaduct_proto::wrap::{Errno, MSG_FASTOPEN, SOCKADDR, Socket, Verdict};
+
+use self::deciding::{Decided, decide, is_judged, report};
+use self::naming::{getpeername, getsockname, getsockopt};
+use crate::raw::{self, failed, returned};
+use crate::real::real;
+use crate::state::{Wrapped, state};
+
+/// `socket(2)`.
+///
+/// # Safety
+/// None is needed; the type is libc's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    if let Wrapped::By(state) = state()
+        && let Verdict::Refuse(errno) =
+            state.welcome.rules.socket(Socket { domain, kind, protocol })
+    {
+        if errno == Errno::PERM {
+            report(state, Call::Socket, None, errno);
+        }
+        return failed(errno.0);
+    }
+    let arguments = [domain as usize, kind as usize, protocol as usize, 0, 0, 0];
+    // SAFETY: it takes no pointers.
+    returned(unsafe { raw::call(libc::SYS_socket, arguments) }) as c_int
+}
+
+/// `connect(2)`.
+///
+/// # Safety
+/// `address` points to `length` bytes.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn connect(
+    fd: c_int,
+    address: *const sockaddr,
+    length: socklen_t,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    let bytes = unsafe { bytes_of(address.cast(), length) };
+    let word = match decide(fd, 0, bytes, Call::Connect) {
+        (Decided::Done(0), _) => return 0,
+        (Decided::Done(errno), _) => return failed(errno),
+        (Decided::Pass, word) => word,
+    };
+    let arguments = [fd as usize, address as usize, length as usize, word as usize, 0, 0];
+    // SAFETY: as the caller promises.
+    returned(unsafe { raw::call(libc::SYS_connect, arguments) }) as c_int
+}
+
+/// `sendto(2)`.
+///
+/// # Safety
+/// The pointers are to what they are said to be.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn sendto(
+    fd: c_int,
+    data: *const c_void,
+    size: usize,
+    flags: c_int,
+    address: *const sockaddr,
+    length: socklen_t,
+) -> isize {
+    let (mut flags, mut address, mut length) = (flags, address, length);
+    if !address.is_null() && is_judged(flags) {
+        // SAFETY: as the caller promises.
+        let bytes = unsafe { bytes_of(address.cast(), length) };
+        match decide(fd, flags, bytes, Call::Send).0 {
+            Decided::Pass => {}
+            Decided::Done(0) => {
+                (flags, address, length) = (flags & !MSG_FASTOPEN, std::ptr::null(), 0);
+            }
+            Decided::Done(errno) => return failed(errno) as isize,
+        }
+    }
+    real!(c"sendto" as fn(c_int, *const c_void, usize, c_int, *const sockaddr, socklen_t) -> isize;
+        fd, data, size, flags, address, length)
+}
+
+/// `sendmsg(2)`.
+///
+/// # Safety
+/// `message` points to one.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
+    if is_judged(flags) && !message.is_null() {
+        // SAFETY: as the caller promises.
+        let mut copy = unsafe { *message };
+        // SAFETY: as the caller promises.
+        let bytes = unsafe { bytes_of(copy.msg_name, copy.msg_namelen) };
+        match decide(fd, flags, bytes, Call::Send).0 {
+            Decided::Pass => {}
+            Decided::Done(0) => {
+                (copy.msg_name, copy.msg_namelen) = (std::ptr::null_mut(), 0);
+                let flags = flags & !MSG_FASTOPEN;
+                return real!(c"sendmsg" as fn(c_int, *const msghdr, c_int) -> isize;
+                    fd, &raw const copy, flags);
+            }
+            Decided::Done(errno) => return failed(errno) as isize,
+        }
+    }
+    real!(c"sendmsg" as fn(c_int, *const msghdr, c_int) -> isize; fd, message, flags)
+}
+
+/// `sendmmsg(2)`.
+///
+/// # Safety
+/// `messages` points to `count` of them.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn sendmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+) -> c_int {
+    let mut flags = flags;
+    if is_judged(flags) && !messages.is_null() {
+        for n in 0..count as usize {
+            // SAFETY: as the caller promises.
+            let header = unsafe { &(*messages.add(n)).msg_hdr };
+            // SAFETY: as the caller promises.
+            let bytes = unsafe { bytes_of(header.msg_name, header.msg_namelen) };
+            match decide(fd, flags, bytes, Call::Send).0 {
+                Decided::Pass => {}
+                // The first has connected it, and the others are data.
+                Decided::Done(0) => {
+                    flags &= !MSG_FASTOPEN;
+                    break;
+                }
+                Decided::Done(errno) => return failed(errno),
+            }
+        }
+    }
+    real!(c"sendmmsg" as fn(c_int, *mut mmsghdr, c_uint, c_int) -> c_int;
+        fd, messages, count, flags)
+}
+
+/// `syscall(2)`: what has a name above goes there. C passes and reads its arguments as it would those
+/// of a function of seven.
+///
+/// # Safety
+/// As the call.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn syscall(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    let fd = a as c_int;
+    // SAFETY: as the caller promises.
+    unsafe {
+        match number {
+            libc::SYS_socket => socket(fd, b as c_int, c as c_int) as c_long,
+            libc::SYS_connect => connect(fd, b as *const _, c as socklen_t) as c_long,
+            libc::SYS_getpeername => getpeername(fd, b as *mut _, c as *mut _) as c_long,
+            libc::SYS_getsockname => getsockname(fd, b as *mut _, c as *mut _) as c_long,
+            libc::SYS_getsockopt => {
+                getsockopt(fd, b as c_int, c as c_int, d as *mut _, e as *mut _) as c_long
+            }
+            libc::SYS_sendto => {
+                sendto(fd, b as *const _, c, d as c_int, e as *const _, f as socklen_t) as c_long
+            }
+            libc::SYS_sendmsg => sendmsg(fd, b as *const _, c as c_int) as c_long,
+            libc::SYS_sendmmsg => sendmmsg(fd, b as *mut _, c as c_uint, d as c_int) as c_long,
+            // It would go around us; its callers have another way.
+            libc::SYS_io_uring_setup if matches!(state(), Wrapped::By(_) | Wrapped::Deaf) => {
+                failed(libc::ENOSYS) as c_long
+            }
+            _ => returned(raw::call(number, [a, b, c, d, e, f])) as c_long,
+        }
+    }
+}
+
+fn socket_of(fd: c_int) -> Option<Socket> {
+    let ask = |name| raw::option::<c_int>(fd, libc::SOL_SOCKET, name);
+    Some(Socket {
+        domain: ask(libc::SO_DOMAIN)?,
+        kind: ask(libc::SO_TYPE)?,
+        protocol: ask(libc::SO_PROTOCOL)?,
+    })
+}
+
+/// What a pointer and a length say; nothing, if it is null. No address here is longer.
+///
+/// # Safety
+/// There are so many bytes.
+unsafe fn bytes_of<'a>(at: *const c_void, length: socklen_t) -> &'a [u8] {
+    if at.is_null() {
+        return &[];
+    }
+    // SAFETY: as the caller promises.
+    unsafe { std::slice::from_raw_parts(at.cast(), SOCKADDR.min(length as usize)) }
+}

@@ -1,0 +1,136 @@
+//! Calls that ask what a socket's names are, and what has become of it.
+
+use std::ffi::{c_int, c_long, c_void};
+
+use libc::{sockaddr, socklen_t};
+use viaduct_proto::wrap::wire::{Answer, Request};
+use viaduct_proto::wrap::{Errno, SOCKADDR, Sockaddr, parse_sockaddr};
+
+use super::socket_of;
+use crate::raw::{self, returned};
+use crate::state::{Wrapped, state};
+
+/// `getpeername(2)`.
+///
+/// # Safety
+/// `address` points to as many bytes as `length` says, which is given back.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn getpeername(
+    fd: c_int,
+    address: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { name(libc::SYS_getpeername, fd, address, length) }
+}
+
+/// `getsockname(2)`.
+///
+/// # Safety
+/// `address` points to as many bytes as `length` says, which is given back.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn getsockname(
+    fd: c_int,
+    address: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { name(libc::SYS_getsockname, fd, address, length) }
+}
+
+/// `getsockopt(2)`.
+///
+/// # Safety
+/// `value` points to as many bytes as `length` says, which is given back.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    option: c_int,
+    value: *mut c_void,
+    length: *mut socklen_t,
+) -> c_int {
+    let word = if let Wrapped::By(state) = state() { state.word } else { 0 };
+    let at = [value as usize, length as usize];
+    let arguments = [fd as usize, level as usize, option as usize, at[0], at[1], word as usize];
+    // SAFETY: as the caller promises.
+    let result = unsafe { raw::call(libc::SYS_getsockopt, arguments) };
+    if result == 0
+        && (level, option) == (libc::SOL_SOCKET, libc::SO_ERROR)
+        && let Some(errno) = refusal(fd)
+    {
+        // SAFETY: the kernel has just written there, as far as there was room.
+        unsafe {
+            let room = size_of::<c_int>().min(*length as usize);
+            std::ptr::copy_nonoverlapping((&raw const errno).cast::<u8>(), value.cast(), room);
+        }
+    }
+    returned(result) as c_int
+}
+
+/// Why a flow of this socket has not come about, if it has not.
+fn refusal(fd: c_int) -> Option<c_int> {
+    let Wrapped::By(state) = state() else { return None };
+    let mut bytes = [0u8; SOCKADDR];
+    let mut length = SOCKADDR as socklen_t;
+    let [at, size] = [bytes.as_mut_ptr() as usize, (&raw mut length) as usize];
+    let arguments = [fd as usize, at, size, state.word as usize, 0, 0];
+    // SAFETY: the kernel writes at most `length` bytes, which live through the call.
+    let connected = unsafe { raw::call(libc::SYS_getpeername, arguments) } == 0;
+    if connected || !socket_of(fd)?.is_of_ip() {
+        return None;
+    }
+    let cookie = raw::option(fd, libc::SOL_SOCKET, libc::SO_COOKIE)?;
+    match crate::ask::ask(state.name(), state.word, &Request::Error { cookie }, None) {
+        Ok(Answer::Done(errno)) if errno != Errno::NONE => Some(errno.0),
+        _ => None,
+    }
+}
+
+/// What the kernel says, unless the socket's flow is the master's: then what that says.
+///
+/// # Safety
+/// `address` points to as many bytes as `length` says, which is given back.
+unsafe fn name(call: c_long, fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
+    let word = if let Wrapped::By(state) = state() { state.word } else { 0 };
+    if let Some((bytes, size)) = flow_name(call, fd)
+        && !address.is_null()
+        && !length.is_null()
+    {
+        // SAFETY: as the caller promises; no more is written than there is room for.
+        unsafe {
+            let room = size.min(*length as usize);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), address.cast(), room);
+            *length = size as socklen_t;
+        }
+        return 0;
+    }
+    let arguments = [fd as usize, address as usize, length as usize, word as usize, 0, 0];
+    // SAFETY: as the caller promises.
+    returned(unsafe { raw::call(call, arguments) }) as c_int
+}
+
+/// The name of a socket whose flow is the master's.
+fn flow_name(call: c_long, fd: c_int) -> Option<([u8; SOCKADDR], usize)> {
+    let Wrapped::By(state) = state() else { return None };
+    let mut bytes = [0u8; SOCKADDR];
+    let mut length = SOCKADDR as socklen_t;
+    let [at, size] = [bytes.as_mut_ptr() as usize, (&raw mut length) as usize];
+    let arguments = [fd as usize, at, size, state.word as usize, 0, 0];
+    // SAFETY: the kernel writes at most `length` bytes, which live through the call.
+    if unsafe { raw::call(libc::SYS_getpeername, arguments) } != 0 {
+        return None;
+    }
+    let Sockaddr::Ip(peer) = parse_sockaddr(bytes.get(..length as usize)?) else { return None };
+    if !state.welcome.meeting.contains(&Some(peer)) {
+        return None;
+    }
+    let cookie = raw::option(fd, libc::SOL_SOCKET, libc::SO_COOKIE)?;
+    match crate::ask::ask(state.name(), state.word, &Request::Names { cookie }, None) {
+        Ok(Answer::Named { peer, own }) => {
+            let name = if call == libc::SYS_getpeername { peer } else { own };
+            Some(socket_of(fd)?.sockaddr(name?))
+        }
+        _ => None,
+    }
+}

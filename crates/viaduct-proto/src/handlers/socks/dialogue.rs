@@ -1,0 +1,97 @@
+//! What is said to a proxy, and heard, until it has agreed to a request.
+
+use std::sync::Arc;
+
+use bytes::{Buf as _, BytesMut};
+
+use super::Proxy;
+use crate::flow::{Address, Failure};
+use crate::split::socks::Method;
+use crate::split::{Parsed, socks_client};
+
+/// As far as it has come.
+pub(super) struct Dialogue {
+    proxy: Arc<Proxy>,
+    stage: Stage,
+    /// `None`: SOCKS cannot say it.
+    request: Option<Vec<u8>>,
+}
+
+/// What is waited for.
+enum Stage {
+    Choice,
+    Verdict,
+    Reply,
+}
+
+/// What follows from what the proxy has said.
+pub(super) enum Heard {
+    /// It has to say more.
+    More,
+    /// This is to be said.
+    Say(Vec<u8>),
+    /// It does what was asked: the address that it names. What is left was said behind that.
+    Agreed(Address),
+}
+
+/// Why the proxy is of no use.
+#[derive(Debug)]
+pub(super) struct Refusal(pub(super) Failure, pub(super) String);
+
+impl Dialogue {
+    /// With what is said first.
+    pub(super) fn begin(proxy: Arc<Proxy>, request: Option<Vec<u8>>) -> (Dialogue, Vec<u8>) {
+        let greeting = socks_client::greeting(proxy.user.is_some());
+        (Dialogue { proxy, stage: Stage::Choice, request }, greeting)
+    }
+
+    /// Takes the next message from the front of `inbox`, if it is there whole.
+    pub(super) fn hear(&mut self, inbox: &mut BytesMut) -> Result<Heard, Refusal> {
+        let said = match self.stage {
+            Stage::Choice => take(inbox, socks_client::choice)?.map(|method| self.greeted(method)),
+            Stage::Verdict => take(inbox, socks_client::verdict)?.map(|right| match right {
+                true => self.ask(),
+                false => Err(denied("the proxy refuses the user or the password")),
+            }),
+            Stage::Reply => take(inbox, socks_client::reply)?.map(|result| match result {
+                Ok(at) => Ok(Heard::Agreed(at)),
+                Err(why) => Err(Refusal(why, format!("the proxy says: {why}"))),
+            }),
+        };
+        said.unwrap_or(Ok(Heard::More))
+    }
+
+    fn greeted(&mut self, method: Option<Method>) -> Result<Heard, Refusal> {
+        match (method, &self.proxy.user) {
+            (Some(Method::None), _) => self.ask(),
+            (Some(Method::Password), Some(user)) => {
+                self.stage = Stage::Verdict;
+                let user = socks_client::credentials(user);
+                user.map(Heard::Say).ok_or(denied("the password is too long"))
+            }
+            _ => Err(denied("the proxy wants another way of saying who one is")),
+        }
+    }
+
+    fn ask(&mut self) -> Result<Heard, Refusal> {
+        self.stage = Stage::Reply;
+        let unsaid = || Refusal(Failure::Unreachable, "a name that SOCKS5 cannot say".to_owned());
+        self.request.take().map(Heard::Say).ok_or_else(unsaid)
+    }
+}
+
+/// Takes a message, if it is here whole.
+fn take<T>(inbox: &mut BytesMut, parse: impl Fn(&[u8]) -> Parsed<T>) -> Result<Option<T>, Refusal> {
+    match parse(inbox) {
+        Parsed::Whole(message, length) => {
+            inbox.advance(length);
+            Ok(Some(message))
+        }
+        Parsed::Short => Ok(None),
+        Parsed::Wrong(why) => Err(Refusal(Failure::Unreachable, format!("the proxy: {why}"))),
+    }
+}
+
+fn denied(why: &str) -> Refusal {
+    Refusal(Failure::Denied, why.to_owned())
+}

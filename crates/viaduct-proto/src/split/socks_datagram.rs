@@ -1,0 +1,99 @@
+//! A datagram between a client and its relay (RFC 1928, section 7): a header that names the far end, and
+//! behind it what the datagram carries.
+//!
+//! ```text
+//!   0  0 │ fragment │ kind, address, port │ what it carries …
+//!        └ 0: it is whole; others are refused, as they may be
+//! ```
+
+use super::Parsed;
+use super::socks::{address, put_address};
+use crate::flow::Address;
+
+/// Why a datagram of a relay is of no use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unusable {
+    /// A piece of a longer one.
+    #[error("a piece of a longer datagram")]
+    Fragment,
+    /// Its header is none.
+    #[error("no header of a SOCKS datagram")]
+    Header,
+}
+
+/// What goes to a relay for `to`; `None` for a name that is empty or has more than 255 bytes.
+pub fn emit(to: &Address, data: &[u8]) -> Option<Vec<u8>> {
+    let mut out = vec![0; 3];
+    put_address(&mut out, to)?;
+    out.extend(data);
+    Some(out)
+}
+
+/// What has come from a relay: from whom, and what it carries.
+///
+/// # Errors
+/// It is a fragment, or its header is none.
+pub fn parse(bytes: &[u8]) -> Result<(Address, &[u8]), Unusable> {
+    let rest = match *bytes {
+        [0, 0, 0, ref rest @ ..] => rest,
+        [0, 0, _, ..] => return Err(Unusable::Fragment),
+        _ => return Err(Unusable::Header),
+    };
+    match address(rest) {
+        Parsed::Whole(from, length) => Ok((from, &rest[length..])),
+        Parsed::Short | Parsed::Wrong(_) => Err(Unusable::Header),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let ips = ["192.0.2.7:53", "[2001:db8::7]:443"].map(|ip| Address::Ip(ip.parse().unwrap()));
+        for to in ips.into_iter().chain([Address::Name("example.org".into(), 7)]) {
+            for data in [&b""[..], b"question"] {
+                let said = emit(&to, data).unwrap();
+                assert_eq!(parse(&said), Ok((to.clone(), data)));
+                let head = said.len() - data.len();
+                for cut in 0..head {
+                    assert_eq!(parse(&said[..cut]), Err(Unusable::Header), "{to} {cut}");
+                }
+            }
+        }
+        assert_eq!(emit(&Address::Name("x".repeat(256), 1), b""), None);
+    }
+
+    #[test]
+    fn pieces_and_other_headers_are_told_apart() {
+        let whole = emit(&Address::Ip("192.0.2.7:53".parse().unwrap()), b"x").unwrap();
+        for (at, value, why) in [
+            (2, 1, Unusable::Fragment),
+            (2, 0x81, Unusable::Fragment),
+            (0, 1, Unusable::Header),
+            (1, 1, Unusable::Header),
+            (3, 2, Unusable::Header),
+        ] {
+            let mut other = whole.clone();
+            other[at] = value;
+            assert_eq!(parse(&other), Err(why));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_comes_is_read_or_refused(mut bytes: Vec<u8>, whole: bool) {
+            if whole && bytes.len() >= 3 {
+                bytes[..3].fill(0);
+            }
+            if let Ok((from, data)) = parse(&bytes) {
+                prop_assert!(bytes.ends_with(data));
+                let again = emit(&from, data).unwrap();
+                prop_assert_eq!(parse(&again), Ok((from, data)));
+            }
+        }
+    }
+}

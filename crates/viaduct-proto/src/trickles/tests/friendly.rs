@@ -1,0 +1,205 @@
+//! One flow among several of Reno, on one link with one queue (Trickles, Figure 13).
+//!
+//! ```text
+//!   Trickles' server, or one more Sender ─┐                                  ┌─ its client, or a Receiver
+//!                                         ├─ Bundle ══ rate, queue ══ Bundle ┤
+//!   Senders of Reno ──────────────────────┘                                  └─ their Receivers
+//! ```
+
+use std::collections::VecDeque;
+
+use crate::link::LinkConfig;
+use crate::rng::Rng;
+use crate::sim::trickles::world::{End, Fetch};
+use crate::sim::trickles::{Receiver, Sender};
+use crate::sim::{Machine, Node, Port, Sim};
+use crate::time::{Duration, Instant};
+use crate::trickles::server::Settings;
+
+/// The experiment's link, each way.
+const LINK: &str = "rate=100M,delay=1ms,queue=250kB";
+/// Bytes of headers on the way, of which the first says whose a packet is.
+const HEADERS: usize = 52;
+/// Bytes of data in a segment of TCP.
+const SEGMENT: usize = 1_448;
+const ENDLESS: u64 = 1 << 40;
+/// How long the background has had the link before, how long nothing counts, and how long it does.
+const TIMES: [u64; 3] = [1, 2, 6];
+const SEEDS: u64 = 3;
+
+/// One end of several flows, behind one link.
+struct Bundle {
+    now: Instant,
+    /// How long the first takes to hear of a packet: a process that wakes up, where kernels answer at once.
+    lag: Duration,
+    late: VecDeque<(Instant, Vec<u8>)>,
+    /// Each with the time at which it begins.
+    ends: Vec<(Instant, End)>,
+}
+
+impl Machine for Bundle {
+    fn handle_packet(&mut self, now: Instant, port: Port, packet: Vec<u8>) {
+        self.now = now;
+        let whose = usize::from(packet[0]);
+        let message = packet[HEADERS..].to_vec();
+        if whose == 0 && !self.lag.is_zero() {
+            self.late.push_back((now + self.lag, message));
+        } else {
+            self.ends[whose].1.handle_packet(now, port, message);
+        }
+    }
+
+    fn poll_transmit(&mut self) -> Option<(Port, Vec<u8>)> {
+        let now = self.now;
+        let mut begun = self.ends.iter_mut().enumerate().filter(|(_, (begin, _))| *begin <= now);
+        begun.find_map(|(n, (_, end))| {
+            let (port, message) = end.poll_transmit()?;
+            let mut packet = vec![0; HEADERS];
+            packet[0] = n as u8;
+            packet.extend(message);
+            Some((port, packet))
+        })
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        let due = |(begin, end): &(Instant, End)| {
+            if self.now < *begin { Some(*begin) } else { end.poll_timeout() }
+        };
+        let late = self.late.front().map(|(due, _)| *due);
+        self.ends.iter().filter_map(due).chain(late).min()
+    }
+
+    fn handle_timeout(&mut self, now: Instant) {
+        self.now = now;
+        while self.late.front().is_some_and(|(due, _)| *due <= now)
+            && let Some((_, message)) = self.late.pop_front()
+        {
+            self.ends[0].1.handle_packet(now, 0, message);
+        }
+        for (begin, end) in &mut self.ends {
+            if *begin <= now && end.poll_timeout().is_some_and(|due| due <= now) {
+                end.handle_timeout(now);
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Trickles,
+    Reno,
+}
+
+/// The same with acknowledgements that do not keep step.
+const UNEVEN: &str = "rate=100M,delay=1ms,jitter=500us,queue=250kB";
+/// All answer at once.
+const EVEN: World = World { up: LINK, burst: 1, lag: Duration::ZERO };
+/// What the lab's server takes to wake up: about as long as a packet leaves the queue.
+const LAG: Duration = Duration::from_micros(150);
+
+#[derive(Clone, Copy, Debug)]
+struct World {
+    /// The link of the acknowledgements.
+    up: &'static str,
+    /// Segments that a sender of Reno sends at once.
+    burst: u32,
+    /// How long Trickles' server takes to wake up.
+    lag: Duration,
+}
+
+/// A flow by `by`, the first, among `others` of Reno.
+struct Contest {
+    sim: Sim<Bundle>,
+    data: Node,
+    wants: Node,
+    begin: Instant,
+}
+
+impl Contest {
+    fn new(by: By, others: usize, world: World, seed: u64) -> Self {
+        let World { up, burst, lag } = world;
+        let mut rng = Rng::from_seed(seed);
+        let [up, down] = [up, LINK].map(|link| link.parse::<LinkConfig>().unwrap());
+        let mut sim = Sim::new();
+        let begin = Instant::ZERO + Duration::from_secs(TIMES[0]);
+        let (mut data, mut wants) = (Vec::new(), Vec::new());
+        let sender = || Sender::new(SEGMENT, 10).in_bursts(burst);
+        let reno = || (End::Sender(sender()), End::Receiver(Receiver::default()));
+        for n in 0..=others {
+            let (sender, receiver) = match by {
+                By::Trickles if n == 0 => (
+                    End::server(Settings::default(), ENDLESS),
+                    End::Client(Box::new(Fetch::new(ENDLESS, begin))),
+                ),
+                _ => reno(),
+            };
+            let early = Instant::ZERO + Duration::from_micros(rng.below(300_000));
+            let at = if n == 0 { begin } else { early };
+            data.push((at, sender));
+            wants.push((at, receiver));
+        }
+        let now = Instant::ZERO;
+        let lags = [if by == By::Trickles { lag } else { Duration::ZERO }, Duration::ZERO];
+        let bundle = |ends, lag| Bundle { now, lag, late: VecDeque::new(), ends };
+        let data = sim.add(bundle(data, lags[0]));
+        let wants = sim.add(bundle(wants, lags[1]));
+        sim.connect((wants, 0), (data, 0), up, seed);
+        sim.connect((data, 0), (wants, 0), down, seed + 1);
+        Contest { sim, data, wants, begin }
+    }
+
+    /// Bytes that each flow has brought.
+    fn got(&self) -> Vec<u64> {
+        let pairs = self.sim.node(self.data).ends.iter().zip(&self.sim.node(self.wants).ends);
+        let bytes = |((_, sender), (_, receiver)): (&(Instant, End), &(Instant, End))| match sender
+        {
+            End::Sender(sender) => sender.acknowledged() * SEGMENT as u64,
+            _ => receiver.as_fetch().position(),
+        };
+        pairs.map(bytes).collect()
+    }
+
+    /// The share of the first flow in what all brought.
+    fn share(&mut self) -> f64 {
+        let [_, warm_up, window] = TIMES.map(Duration::from_secs);
+        self.sim.run_until(self.begin + warm_up);
+        let before = self.got();
+        self.sim.run_until(self.begin + warm_up + window);
+        let got: Vec<u64> =
+            self.got().iter().zip(before).map(|(got, before)| got - before).collect();
+        got[0] as f64 / got.iter().sum::<u64>() as f64
+    }
+}
+
+/// What Trickles gets among `others`, of what one more of Reno gets in its place.
+fn of_renos(others: usize, world: World) -> f64 {
+    let [ours, renos] = [By::Trickles, By::Reno].map(|by| {
+        let shares = (0..SEEDS).map(|seed| Contest::new(by, others, world, 10 * seed).share());
+        shares.sum::<f64>() / SEEDS as f64
+    });
+    println!(
+        "among {others}, {world:?}: {ours:.3}, a flow of Reno {renos:.3}: {:.2}",
+        ours / renos
+    );
+    ours / renos
+}
+
+#[test]
+fn a_flow_takes_what_one_of_reno_takes() {
+    for others in [4, 10] {
+        for world in [EVEN, World { lag: LAG, up: UNEVEN, ..EVEN }] {
+            let share = of_renos(others, world);
+            assert!((0.8..1.2).contains(&share), "among {others}, {world:?}: {share:.2}");
+        }
+    }
+}
+
+/// Packets that all come as exactly as those of a simulation, or of kernels in one machine, keep step with the
+/// queue's departures: who answers a packet's time later than all others finds the place that has become free
+/// since, and loses less. Reno's flows lose less to each other, too, than such as leave in bursts.
+#[test]
+fn where_packets_keep_step_who_is_late_or_sends_singly_takes_more() {
+    for world in [World { lag: LAG, ..EVEN }, World { burst: 4, ..EVEN }] {
+        assert!(of_renos(10, world) > 1.2, "{world:?}");
+    }
+}

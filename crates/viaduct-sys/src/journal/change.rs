@@ -1,0 +1,107 @@
+//! One change, and its undoing.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::JournalError;
+use super::owner::claim;
+use crate::hold::Hold;
+use crate::intercept::Intercept;
+use crate::keep_out::KeepOut;
+use crate::nft::MssClamp;
+use crate::offload::OffloadState;
+use crate::route::RouteMtu;
+use crate::sysctl::Sysctl;
+use crate::table::Table;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Change {
+    Offload(OffloadState),
+    Route(RouteMtu),
+    Mss(MssClamp),
+    Intercept(Intercept),
+    Hold(Hold),
+    KeepOut(KeepOut),
+    Sysctl(Sysctl),
+}
+
+impl Change {
+    /// The instance whose tables it makes, where another process's may have the same name.
+    pub(super) fn instance(&self) -> Option<&str> {
+        match self {
+            Change::Intercept(intercept) => Some(&intercept.instance),
+            Change::Hold(hold) => Some(&hold.instance),
+            Change::KeepOut(keep_out) => Some(&keep_out.instance),
+            _ => None,
+        }
+    }
+
+    /// Its table, if it is one.
+    fn table(&self) -> Option<&dyn Table> {
+        match self {
+            Change::Mss(clamp) => Some(clamp),
+            Change::Intercept(intercept) => Some(intercept),
+            Change::Hold(hold) => Some(hold),
+            Change::KeepOut(keep_out) => Some(keep_out),
+            Change::Offload(_) | Change::Route(_) | Change::Sysctl(_) => None,
+        }
+    }
+
+    /// Whether its tables and rules are in place; what has none is not looked at.
+    pub(super) fn is_there(&self) -> Result<bool, JournalError> {
+        Ok(self.table().map_or(Ok(true), |table| table.is_there())?)
+    }
+
+    pub(super) fn apply(&self) -> Result<(), JournalError> {
+        match self {
+            Change::Offload(state) => state.switch_off()?,
+            Change::Route(route) => route.apply()?,
+            Change::Sysctl(sysctl) => sysctl.apply()?,
+            other => other.table().map_or(Ok(()), |table| table.apply())?,
+        }
+        Ok(())
+    }
+
+    pub(super) fn undo(&self) -> Result<(), JournalError> {
+        match self {
+            Change::Offload(state) => state.restore()?,
+            Change::Route(route) => route.undo()?,
+            Change::Sysctl(sysctl) => sysctl.undo()?,
+            other => other.table().map_or(Ok(()), |table| table.undo())?,
+        }
+        Ok(())
+    }
+}
+
+/// As [`undo_all`], but for tables that another process has made its own meanwhile: those changes, and
+/// what became of the others.
+pub(super) fn undo_unclaimed(changes: Vec<Change>) -> (Vec<Change>, (Vec<Change>, Vec<String>)) {
+    let mut claims = BTreeMap::new();
+    for instance in changes.iter().filter_map(Change::instance) {
+        claims.entry(instance.to_owned()).or_insert_with(|| claim(instance));
+    }
+    let is_ours = |change: &Change| change.instance().is_none_or(|name| claims[name].is_some());
+    let (ours, disputed) = changes.into_iter().partition(is_ours);
+    (disputed, undo_all(ours))
+}
+
+/// Undoes the last first; what could not be undone, in order, and why.
+pub(super) fn undo_all(changes: Vec<Change>) -> (Vec<Change>, Vec<String>) {
+    let mut left = Vec::new();
+    let mut errors = Vec::new();
+    for change in changes.into_iter().rev() {
+        if let Err(error) = change.undo() {
+            errors.push(whole(&error));
+            left.insert(0, change);
+        }
+    }
+    (left, errors)
+}
+
+/// An error and all that caused it, in one line.
+fn whole(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}

@@ -1,0 +1,74 @@
+//! What may go wrong with a journal and its changes.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::offload::OffloadError;
+use crate::route::RouteError;
+use crate::sysctl::SysctlError;
+use crate::table::NftError;
+use crate::tool::ToolError;
+
+/// Why a change was not made, not written down or not put back.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    /// Another process is at work.
+    #[error(
+        "{} is in use by process {pid}, which is running: stop it, or choose another name or \
+         run directory", path.display()
+    )]
+    Busy {
+        /// The journal.
+        path: PathBuf,
+        /// Its owner.
+        pid: u32,
+    },
+    /// Another process has rules of the same port in this network namespace.
+    #[error(
+        "the nftables table viaduct_{0} is another process's, which runs or still ends its flows: \
+         wait for its end, or listen at another port"
+    )]
+    Claimed(String),
+    /// The journal cannot be read or written.
+    #[error("cannot {action} {}", path.display())]
+    File {
+        /// `read`, `write` or `delete`.
+        action: &'static str,
+        /// The journal.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The journal is something else.
+    #[error(
+        "{} is no journal of changes; delete it and see to offloads, routes and nftables yourself, \
+         or name another run_dir", path.display()
+    )]
+    Corrupt {
+        /// The journal.
+        path: PathBuf,
+        /// What was wrong.
+        source: serde_json::Error,
+    },
+    /// Some of it could not be put back; it is still in the journal.
+    #[error("not put back, and tried again at the next start: {}", .0.join("; "))]
+    Restore(Vec<String>),
+    /// An interface's offloads.
+    #[error(transparent)]
+    Offload(#[from] OffloadError),
+    /// A route.
+    #[error(transparent)]
+    Route(#[from] RouteError),
+    /// The nftables table.
+    #[error(transparent)]
+    Nft(#[from] NftError),
+    /// A kernel setting.
+    #[error(transparent)]
+    Sysctl(#[from] SysctlError),
+}
+
+impl From<ToolError> for JournalError {
+    fn from(error: ToolError) -> Self {
+        JournalError::Route(error.into())
+    }
+}

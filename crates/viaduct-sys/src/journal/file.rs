@@ -1,0 +1,52 @@
+//! The journal as a file.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::JournalError;
+use super::change::Change;
+use super::owner::Owner;
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Journal {
+    pub(super) owner: Owner,
+    pub(super) changes: Vec<Change>,
+    /// What an earlier owner has left whose tables are another process's now. It is not ours to put
+    /// back, as long as that lives.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) disputed: Vec<Change>,
+}
+
+pub(super) fn read(path: &Path) -> Result<Option<Journal>, JournalError> {
+    match fs::read(path) {
+        Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(JournalError::File { action: "read", path: path.to_owned(), source }),
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .map(Some)
+            .map_err(|source| JournalError::Corrupt { path: path.to_owned(), source }),
+    }
+}
+
+/// The file holds the old bytes or the new ones, whenever the power fails.
+pub(super) fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let directory = directory.unwrap_or(Path::new("."));
+    fs::create_dir_all(directory)?;
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    if let Err(error) = write_and_rename(Path::new(&new), path, bytes) {
+        let _ = fs::remove_file(&new);
+        return Err(error);
+    }
+    File::open(directory)?.sync_all()
+}
+
+fn write_and_rename(new: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = File::create(new)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(new, path)
+}

@@ -1,0 +1,111 @@
+//! Connections that are begun without waiting.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd as _;
+
+use rustix::io::Errno;
+use rustix::net::{SendFlags, sockopt};
+
+use super::{TcpOptions, socket};
+use crate::bpf::{OPTION, Offers, SynOption};
+use crate::os;
+
+const TCP_FASTOPEN_NO_COOKIE: libc::c_int = 34;
+const MSG_FASTOPEN: SendFlags = SendFlags::from_bits_retain(0x2000_0000);
+
+/// What the SYN says beside its addresses.
+#[derive(Clone, Copy, Debug)]
+pub enum Telling<'a> {
+    /// Nothing.
+    Nothing,
+    /// An option.
+    Option(&'a SynOption, &'a [u8; OPTION]),
+    /// What this end offers; the answer is there when the stream is.
+    Offer(&'a Offers),
+    /// Data, by Fast Open without a cookie (RFC 7413, 4.1.3.1): whoever knows nothing of it leaves it
+    /// unacknowledged, and the kernel repeats it behind the handshake.
+    Data(&'a [u8]),
+}
+
+/// Begins to connect to `to`, from the address `from` if it is given. The answer comes when the
+/// stream is writable: [`take_error`](TcpStream::take_error).
+///
+/// # Errors
+/// It cannot even begin: no route, no port left.
+pub fn connect(
+    to: SocketAddr,
+    from: Option<SocketAddr>,
+    options: TcpOptions,
+) -> io::Result<TcpStream> {
+    connect_telling(to, from, options, Telling::Nothing).map(|(stream, _)| stream)
+}
+
+/// A socket at `from` that is to [`connect_bound`]; port 0 is one of the kernel's choice.
+///
+/// # Errors
+/// The address is not this machine's, or taken.
+pub fn bound(from: SocketAddr, options: TcpOptions) -> io::Result<TcpStream> {
+    let socket = socket(from, options)?;
+    if from.port() != 0 {
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        sockopt::set_socket_reuseport(&socket, options.shared)?;
+    }
+    rustix::net::bind(&socket, &from)?;
+    Ok(TcpStream::from(socket))
+}
+
+/// Begins to connect such a socket, as [`connect`] does.
+///
+/// # Errors
+/// It cannot even begin: the same two addresses were connected a moment ago.
+pub fn connect_bound(socket: &TcpStream, to: SocketAddr) -> io::Result<()> {
+    match rustix::net::connect(socket, &to) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The same with a SYN that tells something; and how many bytes of the data are said by that. Where
+/// Fast Open is switched off (`net.ipv4.tcp_fastopen`) none are.
+///
+/// # Errors
+/// As [`connect`]'s, and [`SynOption::set`]'s.
+pub fn connect_telling(
+    to: SocketAddr,
+    from: Option<SocketAddr>,
+    options: TcpOptions,
+    telling: Telling<'_>,
+) -> io::Result<(TcpStream, usize)> {
+    let socket = socket(to, options)?;
+    if let Some(from) = from {
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        sockopt::set_socket_reuseport(&socket, options.shared)?;
+        rustix::net::bind(&socket, &from)?;
+    }
+    if let Telling::Data(data) = telling
+        && os::setsockopt(socket.as_fd(), libc::SOL_TCP, TCP_FASTOPEN_NO_COOKIE, &1).is_ok()
+    {
+        match rustix::net::sendto(&socket, data, MSG_FASTOPEN, &to) {
+            Ok(said) => return Ok((socket.into(), said)),
+            Err(Errno::INPROGRESS) => return Ok((socket.into(), 0)),
+            Err(Errno::OPNOTSUPP) => {} // switched off
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if let Telling::Option(program, option) = telling {
+        program.set(socket.as_fd(), option)?;
+    }
+    if let Telling::Offer(offers) = telling {
+        offers.offer(socket.as_fd())?;
+    }
+    match rustix::net::connect(&socket, &to) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok((socket.into(), 0)),
+        Err(error) => {
+            if let Telling::Option(program, _) = telling {
+                program.clear(socket.as_fd());
+            }
+            Err(error.into())
+        }
+    }
+}

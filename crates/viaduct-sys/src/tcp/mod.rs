@@ -1,0 +1,152 @@
+//! TCP sockets as a proxy needs them: with another host's address, begun without waiting, ended by
+//! a reset; and what a SYN says beside its addresses.
+//!
+//! | part | of what |
+//! |---|---|
+//! | `listening` | sockets that others come to |
+//! | `connecting` | those that go to others, and what their SYNs tell |
+//! | `sending` | how much may be sent, and how it goes |
+//!
+//! Here is how any of them is set up, and how a connection ends.
+#![allow(unsafe_code)]
+
+mod connecting;
+mod listening;
+mod sending;
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
+
+use crate::os;
+
+pub use connecting::{Telling, bound, connect, connect_bound, connect_telling};
+pub use listening::{
+    adopt, await_words, check_free, listen, listen_anywhere, share_out, take_no_more,
+};
+pub use sending::{LongHaul, Sending, pace, pacing_rate, sending, set_unsent_most, unsent};
+
+const TCP_SAVE_SYN: libc::c_int = 27;
+const TCP_SAVED_SYN: libc::c_int = 28;
+/// The longest headers of a SYN: of IPv6 and TCP with all its options, and some extensions.
+const SYN_HEADERS: usize = 256;
+
+/// How a socket is set up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TcpOptions {
+    /// It may have addresses of other hosts (`IP_TRANSPARENT`), which takes CAP_NET_ADMIN.
+    pub transparent: bool,
+    /// Bytes of the send buffer; the kernel's choice if `None`.
+    pub send_buffer: Option<usize>,
+    /// Bytes of the receive buffer; the kernel's choice if `None`.
+    pub receive_buffer: Option<usize>,
+    /// What is accepted keeps the headers of its SYN, for [`saved_syn`].
+    pub save_syn: bool,
+    /// Other sockets of this user may have the same address: the listeners of this process's loops
+    /// ([`share_out`]), or what meets programs ([`crate::meeting`]).
+    pub shared: bool,
+    /// It is between a wrapped program and us, and no flow of ours: who wraps us lets it be. That takes
+    /// CAP_NET_ADMIN; without it nobody can wrap us by a cgroup either.
+    pub inside: bool,
+}
+
+/// The mark of sockets that are [inside](TcpOptions::inside).
+pub(crate) const INSIDE: libc::c_int = 0x7665_0003;
+
+/// Probes without an answer before a connection is given up.
+const PROBES: u32 = 4;
+
+/// The headers of the SYN that has begun an accepted connection, from its IP header on, without its
+/// data; once only, and empty if its listener did not save them.
+///
+/// # Errors
+/// None are known.
+pub fn saved_syn(stream: impl AsFd) -> io::Result<Vec<u8>> {
+    let mut syn = vec![0u8; SYN_HEADERS];
+    let mut length = SYN_HEADERS as libc::socklen_t;
+    let fd = stream.as_fd().as_raw_fd();
+    // SAFETY: the kernel writes at most `length` bytes to `syn`, which is that long.
+    os::check(unsafe {
+        libc::getsockopt(fd, libc::SOL_TCP, TCP_SAVED_SYN, syn.as_mut_ptr().cast(), &raw mut length)
+    })?;
+    syn.truncate(length as usize);
+    Ok(syn)
+}
+
+/// Has the stream end by a reset when it is closed.
+///
+/// # Errors
+/// None are known.
+pub fn reset_on_close(stream: impl AsFd) -> io::Result<()> {
+    Ok(sockopt::set_socket_linger(stream, Some(Duration::ZERO))?)
+}
+
+/// Has the stream end as usual when it is closed, which undoes [`reset_on_close`].
+///
+/// # Errors
+/// None are known.
+pub fn end_on_close(stream: impl AsFd) -> io::Result<()> {
+    Ok(sockopt::set_socket_linger(stream, None)?)
+}
+
+/// Has the other end probed when nothing was said for `quiet`, and the connection given up when four
+/// probes, `quiet` apart at most, have no answer.
+///
+/// # Errors
+/// It is no TCP socket.
+pub fn keep_alive(stream: impl AsFd, quiet: Duration) -> io::Result<()> {
+    // The kernel counts seconds.
+    let quiet = Duration::from_secs(quiet.as_secs().clamp(1, 32_767));
+    let socket = stream.as_fd();
+    sockopt::set_tcp_keepidle(socket, quiet)?;
+    sockopt::set_tcp_keepintvl(socket, quiet.min(Duration::from_secs(75)))?;
+    sockopt::set_tcp_keepcnt(socket, PROBES)?;
+    Ok(sockopt::set_socket_keepalive(socket, true)?)
+}
+
+fn socket(address: SocketAddr, options: TcpOptions) -> io::Result<rustix::fd::OwnedFd> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+    apply(socket.as_fd(), address.is_ipv4(), options)?;
+    Ok(socket)
+}
+
+fn apply(socket: BorrowedFd<'_>, v4: bool, options: TcpOptions) -> io::Result<()> {
+    // An urgent byte stays where it stands in the stream, and whoever writes has put together what
+    // is to be sent at once. What is accepted follows.
+    sockopt::set_socket_oobinline(socket, true)?;
+    sockopt::set_tcp_nodelay(socket, true)?;
+    if options.transparent {
+        set_transparent(socket, v4)?;
+    }
+    if options.inside {
+        // Without the right there is nobody to tell.
+        let _ = os::setsockopt(socket, libc::SOL_SOCKET, libc::SO_MARK, &INSIDE);
+    }
+    if options.save_syn {
+        os::setsockopt(socket, libc::SOL_TCP, TCP_SAVE_SYN, &1)?;
+    }
+    if let Some(bytes) = options.send_buffer {
+        // Beyond the system's limit, if we may.
+        sockopt::set_socket_send_buffer_size_force(socket, bytes)
+            .or_else(|_| sockopt::set_socket_send_buffer_size(socket, bytes))?;
+    }
+    if let Some(bytes) = options.receive_buffer {
+        sockopt::set_socket_recv_buffer_size_force(socket, bytes)
+            .or_else(|_| sockopt::set_socket_recv_buffer_size(socket, bytes))?;
+    }
+    Ok(())
+}
+
+fn set_transparent(socket: BorrowedFd<'_>, v4: bool) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    let (level, name) = match v4 {
+        true => (libc::SOL_IP, libc::IP_TRANSPARENT),
+        false => (libc::SOL_IPV6, libc::IPV6_TRANSPARENT),
+    };
+    os::setsockopt(socket, level, name, &on)
+}

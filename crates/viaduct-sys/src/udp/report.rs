@@ -1,0 +1,32 @@
+//! What has become of datagrams.
+
+/// What became of the datagrams of one or more [`send`](super::UdpBatch::send). Each counts datagrams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendReport {
+    /// Handed to the kernel.
+    pub sent: u64,
+    /// Longer than the path to the peer takes (`EMSGSIZE`).
+    pub too_long: u64,
+    /// No room in a queue (`ENOBUFS`, `ENOMEM`, `EAGAIN`).
+    pub no_buffer: u64,
+    /// The peer said that nobody listens there (`ECONNREFUSED`).
+    pub refused: u64,
+    /// Any other error: no route, a firewall's refusal.
+    pub other: u64,
+}
+
+impl SendReport {
+    /// All datagrams that were not sent.
+    pub fn failed(&self) -> u64 {
+        self.too_long + self.no_buffer + self.refused + self.other
+    }
+
+    pub(crate) fn count(&mut self, error: Option<i32>, datagrams: u64) {
+        *match error {
+            Some(libc::EMSGSIZE) => &mut self.too_long,
+            Some(libc::ENOBUFS | libc::ENOMEM | libc::EAGAIN) => &mut self.no_buffer,
+            Some(libc::ECONNREFUSED) => &mut self.refused,
+            _ => &mut self.other,
+        } += datagrams;
+    }
+}

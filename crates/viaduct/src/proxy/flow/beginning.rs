@@ -1,0 +1,82 @@
+//! How a flow begins.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use mio::net::TcpStream;
+use viaduct_proto::split::early::Tuple;
+use viaduct_proto::split::preface::Preface;
+use viaduct_proto::time::Instant;
+
+use super::{Asked, Begun, End, Flow, Middle};
+use crate::proxy::leg::Leg;
+use crate::proxy::onward::Onward;
+use crate::proxy::relay::Relay;
+use crate::proxy::through::Through;
+
+impl Flow {
+    /// Whose second half was begun, and no client yet.
+    pub fn new(begun: Begun, source: SocketAddr, now: Instant) -> Flow {
+        let mut flow = Flow::empty(source, now);
+        flow.set_server(begun, now);
+        flow
+    }
+
+    /// With a client that is still to say where it wants to go.
+    pub fn asking(client: TcpStream, tuple: Tuple, preface: Preface, now: Instant) -> Flow {
+        let asked = Some(Asked { preface, tuple, bytes: Vec::new(), begun: false });
+        Flow { legs: [Some(Leg::Tcp(client)), None], asked, ..Flow::empty(tuple.client, now) }
+    }
+
+    /// With a client that has said where it wants to go.
+    pub fn waiting(client: Leg, source: SocketAddr, now: Instant) -> Flow {
+        Flow { legs: [Some(client), None], ..Flow::empty(source, now) }
+    }
+
+    /// With a connection from the network for a program, which has it when its chain says so.
+    pub fn accepted(server: Leg, middle: Middle, source: SocketAddr, now: Instant) -> Flow {
+        let mut flow = Flow::empty(source, now);
+        (flow.legs[1], flow.middle, flow.connected) = (Some(server), middle, true);
+        flow.ready(End::Server, true, true);
+        flow
+    }
+
+    /// One that the handlers of another want; it goes over `network`.
+    pub fn spawned(network: Leg, through: Through, source: SocketAddr, now: Instant) -> Flow {
+        let mut flow = Flow::empty(source, now);
+        (flow.legs[1], flow.middle) = (Some(network), Middle::Through(Box::new(through)));
+        flow.ready(End::Server, true, true);
+        flow
+    }
+
+    fn empty(source: SocketAddr, now: Instant) -> Flow {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Flow {
+            legs: [None, None],
+            first: Default::default(),
+            shuts: false,
+            asked: None,
+            source,
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            to: None,
+            by: Onward::Direct,
+            connected: false,
+            coming: None,
+            wires: Vec::new(),
+            risen: false,
+            breaks: false,
+            opened: false,
+            broken: None,
+            middle: Middle::Relay(Relay::default()),
+            undecided: None,
+            spare: None,
+            rate: None,
+            behind: 0,
+            room_watched: false,
+            probed: false,
+            begun: now,
+            moved: now,
+            alarm: None,
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! How the halves of a flow come about: its server's, and its client's where that comes later.
+
+use std::io;
+
+use tracing::warn;
+use viaduct_proto::time::Instant;
+use viaduct_sys::tcp;
+
+use super::{Begun, End, Flow, Middle};
+use crate::proxy::leg::Leg;
+use crate::proxy::onward::Onward;
+use crate::proxy::target::failure;
+use crate::proxy::through::Stage;
+
+impl Flow {
+    /// Its second half has begun: what the client said behind that is the server's.
+    pub fn set_server(&mut self, begun: Begun, now: Instant) {
+        let Begun { server, middle, undecided, first, to, by, rate } = begun;
+        (self.legs[1], self.middle, self.undecided) = (Some(server), middle, undecided);
+        (self.to, self.by, self.rate) = (Some(to), by, rate);
+        (self.begun, self.moved) = (now, now);
+        self.first[1] = first;
+        if let Some(asked) = &mut self.asked {
+            asked.begun = true;
+            let behind = std::mem::take(&mut asked.bytes);
+            self.behind += behind.len() as u64;
+            match &mut self.middle {
+                Middle::Relay(_) => self.first[1].extend(behind),
+                Middle::Through(through) => through.write(behind, now),
+            }
+        }
+        self.pace();
+        self.ready(End::Client, true, true);
+    }
+
+    /// Takes over the second half of a flow without a client. Its own client awaits no answer.
+    pub fn adopt(&mut self, early: Flow, now: Instant) {
+        let Flow { legs: [_, server], first: [_, first], middle, undecided, to, by, rate, .. } =
+            early;
+        let Some((server, to)) = server.zip(to) else { return };
+        self.set_server(Begun { server, middle, undecided, first, to, by, rate }, now);
+        (self.begun, self.connected) = (early.begun, early.connected);
+        self.answered();
+    }
+
+    /// The client's connection is there.
+    pub fn set_client(&mut self, client: Leg, now: Instant) {
+        (self.legs[0], self.moved) = (Some(client), now);
+        self.pace();
+        self.ready(End::Client, true, true);
+    }
+
+    /// Has the kernel send no faster than it may.
+    fn pace(&self) {
+        let Some(bits) = self.rate else { return };
+        for stream in self.legs.iter().flatten().filter_map(Leg::tcp) {
+            if let Err(error) = tcp::pace(stream, bits / 8) {
+                warn!("limit the rate of a flow: {error}");
+            }
+        }
+    }
+
+    /// Its server is to be reached by `server`, over the kernel's TCP; what it has not heard, though it was
+    /// said, is said there first.
+    pub fn go_plain(&mut self, server: Leg) {
+        if let Some(Leg::Trickles(trickle)) = self.legs[1].replace(server) {
+            let (mut said, shuts) = trickle.into_said();
+            said.append(&mut self.first[1]);
+            (self.first[1], self.shuts) = (said, shuts);
+        }
+        self.by = Onward::Direct;
+        self.pace();
+    }
+
+    /// The far end is there: what stands between may depend on what it has said.
+    fn decide(&mut self, now: Instant) -> io::Result<()> {
+        let (Some(server), true) = (&self.legs[1], self.connected) else { return Ok(()) };
+        let Some(undecided) = self.undecided.take() else { return Ok(()) };
+        self.middle = undecided.decide(server, now)?;
+        match &mut self.middle {
+            Middle::Through(through) if through.is_guest() => {
+                // Its handlers may want a connection to there for several flows: this one.
+                self.spare = self.legs[1].replace(Leg::Elsewhere);
+                self.connected = false;
+            }
+            Middle::Through(through) => through.connected(server, now),
+            Middle::Relay(_) => {}
+        }
+        self.ready(End::Client, true, true);
+        self.ready(End::Server, true, true);
+        Ok(())
+    }
+
+    /// The server's end may have come about. `Err`: it will not, and nobody knows another way.
+    pub fn check_connected(&mut self, now: Instant) -> io::Result<()> {
+        let Some(server) = &self.legs[1] else { return Ok(()) };
+        let through = match &mut self.middle {
+            Middle::Relay(_) => {
+                self.connected = server.check_connected()?;
+                return self.decide(now);
+            }
+            Middle::Through(through) if through.is_without_main() => return Ok(()),
+            Middle::Through(through) => through,
+        };
+        match server.check_connected() {
+            Ok(false) => {}
+            Ok(true) => {
+                self.connected = true;
+                through.connected(server, now);
+            }
+            Err(error) => {
+                through.unconnected(failure(&error), now);
+                if let Stage::Failed(_) = through.stage() {
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The program's connection is on its way.
+    pub fn set_coming(&mut self, client: Leg) {
+        self.coming = Some(client);
+    }
+
+    /// Whether it has come: then it is the client. `Err`: it will not.
+    pub fn check_coming(&mut self, now: Instant) -> io::Result<()> {
+        if let Some(client) = &self.coming
+            && client.check_connected()?
+            && let Some(client) = self.coming.take()
+        {
+            self.set_client(client, now);
+        }
+        Ok(())
+    }
+}

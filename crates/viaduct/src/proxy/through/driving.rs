@@ -1,0 +1,144 @@
+//! How bytes move through a chain, and what it wants done.
+
+use std::io;
+
+use tracing::warn;
+use viaduct_proto::flow::{Action, Address, BottomId, Half};
+use viaduct_proto::time::Instant;
+
+use super::wire::{Ending, Wire};
+use super::{Stage, Through, Want};
+use crate::proxy::flow::Moved;
+use crate::proxy::leg::Leg;
+
+/// Times that each end is read before the other flows have their turn.
+const TURNS: usize = 16;
+
+impl Through {
+    /// When it is to be driven, whatever happens: at its handlers' earliest timer, and at once if they
+    /// want something.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        if self.wants.is_empty() { self.chain.poll_timeout() } else { Some(Instant::ZERO) }
+    }
+
+    /// Moves what can move; `held` says which ends take nothing yet. `Err`: the application's end broke.
+    pub fn drive(
+        &mut self,
+        [mut app, mut main]: [Option<&mut Leg>; 2],
+        held: [bool; 2],
+        scratch: &mut [u8],
+        now: Instant,
+    ) -> io::Result<Moved> {
+        if self.chain.measures() {
+            self.wires.iter().for_each(|wire| wire.measure(main.as_deref(), &mut self.chain));
+        }
+        self.chain.handle_timeout(now);
+        let mut moved = Moved::default();
+        for _ in 0..TURNS {
+            let from_app = self.read_app(&mut app, scratch, now)?;
+            let mut from_network = 0;
+            for wire in &mut self.wires {
+                from_network += wire.read(&mut main, &mut self.chain, scratch, now);
+            }
+            self.act();
+            let mut written = if held[0] { 0 } else { self.write_app(&mut app, now)? };
+            for (n, wire) in self.wires.iter_mut().enumerate() {
+                if n > 0 || !held[1] {
+                    written += wire.write(&mut main, &mut self.chain, now);
+                }
+            }
+            // What was sent may have ended a direction, or let the other go on.
+            self.act();
+            self.end_directions(&mut app, &mut main)?;
+            if from_app == 0 && from_network == 0 && written == 0 {
+                moved.done = (self.alone || self.app.shut) && self.wires.iter().all(Wire::is_over);
+                return Ok(moved);
+            }
+            moved.bytes[0] += from_app;
+            moved.bytes[1] += from_network;
+        }
+        moved.more = true;
+        Ok(moved)
+    }
+
+    pub(super) fn read_app(
+        &mut self,
+        app: &mut Option<&mut Leg>,
+        scratch: &mut [u8],
+        now: Instant,
+    ) -> io::Result<u64> {
+        let Some(leg) = app else { return Ok(0) };
+        self.app.paused = !self.chain.may_write();
+        let Some(read) = self.app.read(leg, scratch)? else { return Ok(0) };
+        let bytes = read.len() as u64;
+        match read.is_empty() {
+            true => self.chain.shutdown(now, Half::Write),
+            false => self.app.ended |= !self.chain.write(now, read),
+        }
+        Ok(bytes)
+    }
+
+    pub(super) fn write_app(
+        &mut self,
+        app: &mut Option<&mut Leg>,
+        now: Instant,
+    ) -> io::Result<usize> {
+        let Some(leg) = app else { return Ok(0) };
+        let mut written = 0;
+        while let Some(count) = self.app.write(leg, self.chain.incoming())? {
+            self.chain.consumed(now, count);
+            written += count;
+        }
+        Ok(written)
+    }
+
+    /// Takes down what the chain wants done.
+    pub(super) fn act(&mut self) {
+        while let Some(action) = self.chain.poll_action() {
+            match action {
+                Action::Bind(id, Address::Ip(at)) => self.binds.push((id, at)),
+                Action::Connect(id, to) => {
+                    let bound = self.binds.iter().position(|(of, _)| *of == id);
+                    let from = bound.map(|at| self.binds.swap_remove(at).1);
+                    self.wants.push(Want::Connect(id, to, from));
+                }
+                Action::Claim(key) => self.wants.push(Want::Claim(key)),
+                Action::Release(key) => self.wants.push(Want::Release(key)),
+                Action::Give(key) => self.wants.push(Want::Give(key)),
+                Action::Wake(key) => self.wants.push(Want::Wake(key)),
+                Action::Spawn(spawn) => self.wants.push(Want::Spawn(spawn)),
+                Action::Close(id) => self.wire(id, |wire| wire.end = Some(Ending::Close)),
+                Action::Shutdown(id, Half::Write) => {
+                    self.wire(id, |wire| wire.end = wire.end.or(Some(Ending::Shut)));
+                }
+                Action::Shutdown(id, Half::Read) => self.wire(id, |wire| wire.side.ended = true),
+                Action::Receive(id, may) => self.wire(id, |wire| wire.side.paused = !may),
+                Action::Connected(Ok(())) | Action::Accepted => self.stage = Stage::Open,
+                Action::Connected(Err(why)) | Action::Failed(why) => {
+                    self.stage = Stage::Failed(why);
+                }
+                Action::Finished => self.finished = true,
+                Action::Say(line) => warn!("{line}"),
+                Action::Event(event) => self.events.push(event),
+                _ => {}
+            }
+        }
+    }
+
+    /// Ends the directions that are to end, of the legs that are there.
+    pub(super) fn end_directions(
+        &mut self,
+        app: &mut Option<&mut Leg>,
+        main: &mut Option<&mut Leg>,
+    ) -> io::Result<()> {
+        self.wires.iter_mut().for_each(|wire| wire.end(main));
+        match app {
+            Some(leg) if self.finished => self.app.shut(leg),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn wire(&mut self, id: BottomId, what: impl FnOnce(&mut Wire)) {
+        self.wires.iter_mut().find(|wire| wire.id == id).map(what);
+    }
+}

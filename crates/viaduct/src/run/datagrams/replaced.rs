@@ -1,0 +1,172 @@
+//! Datagrams in whose place others go: what the kernel holds is dropped when its time has come, and what it
+//! carries is sent to a relay; what the relay brings comes to the program in packets of our own making.
+//!
+//! ```text
+//!   program ─▶ held ── when? ──▶ dropped, and what it carries ─▶ Relayed ─▶ the relay
+//!           ◀─ passes, by its mark ◀─ a raw socket ◀── when? ── Relayed ◀─ the relay
+//! ```
+//!
+//! What comes to the program from elsewhere is dropped, where nothing may go around the relay: it could not
+//! be answered.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+
+use tracing::debug;
+use viaduct_proto::flow::datagrams::{Ends, Way};
+use viaduct_proto::time::Instant;
+use viaduct_proto::wire::datagram::emit;
+use viaduct_proto::wrap::{Fate, Rules, Transport};
+use viaduct_sys::nfqueue::{Held, Verdict};
+use viaduct_sys::raw::Raw;
+
+use super::Plan;
+use crate::run::names::Remote;
+use crate::run::relayed::Relayed;
+
+/// Bytes of datagrams that wait, at most.
+const MOST: usize = 32 << 20;
+/// What one counts as beside what it carries.
+const EACH: usize = 256;
+/// What packets of ours bear, so that they are not held again: by a run below this one neither.
+const MARK: u32 = 0x7669_6164;
+
+/// What stands for datagrams until their time has come.
+pub(super) struct Replaced {
+    relayed: Relayed,
+    raw: Raw,
+    names: Option<Arc<Remote>>,
+    /// By what the passage calls them.
+    waiting: HashMap<u32, Parcel>,
+    next: u32,
+    bytes: usize,
+    /// Those that found no room, and those that came without the relay or were not for it.
+    lost: [u64; 2],
+}
+
+struct Parcel {
+    /// What the kernel calls the one that it holds.
+    held: Option<u32>,
+    way: Way,
+    ends: Ends,
+    bytes: Vec<u8>,
+}
+
+impl Replaced {
+    /// Where the chain of `plan` ends at a relay.
+    pub(super) fn new(plan: &Plan) -> io::Result<Option<Replaced>> {
+        let Some(relayed) = Relayed::new(plan)? else { return Ok(None) };
+        let raw = Raw::open()?;
+        raw.set_mark(MARK)?;
+        let names = plan.names.clone();
+        let waiting = HashMap::new();
+        Ok(Some(Replaced { relayed, raw, names, waiting, next: 0, bytes: 0, lost: [0; 2] }))
+    }
+
+    /// What is readable when a relay has brought something.
+    pub(super) fn watch(&self) -> io::Result<OwnedFd> {
+        self.relayed.as_fd().try_clone_to_owned()
+    }
+
+    /// Takes what `held` carries, which says that it is `length` bytes: what it is called, or what becomes of
+    /// it at once.
+    pub(super) fn take(
+        &mut self,
+        held: &Held<'_>,
+        way: Way,
+        ends: Ends,
+        carried: &[u8],
+        length: usize,
+    ) -> Result<u32, Verdict> {
+        let at = self.names.as_ref().map(|names| names.at()).unwrap_or_default();
+        let asks = at.contains(&Some(ends.peer));
+        if asks || way == Way::Back && held.mark == MARK {
+            return Err(Verdict::Pass);
+        }
+        if way == Way::Back && !self.relayed.leaves() || carried.len() < length {
+            self.lost[1] += 1;
+            return Err(Verdict::Drop);
+        }
+        let parcel = Parcel { held: Some(held.id), way, ends, bytes: carried.to_vec() };
+        self.keep(parcel).ok_or(Verdict::Drop)
+    }
+
+    /// What relays have brought from those whom the program reaches by them: between whom, how many bytes,
+    /// what it is called.
+    pub(super) fn receive(&mut self, now: Instant, rules: &Rules) -> Vec<(Ends, usize, u32)> {
+        let mut come = Vec::new();
+        self.relayed.receive(now, |ends, bytes| come.push((ends, bytes.to_vec())));
+        let mut kept = Vec::new();
+        for (ends, bytes) in come {
+            let length = bytes.len();
+            if rules.fate(Transport::Udp, ends.peer) != Fate::Divert {
+                self.lost[1] += 1;
+            } else if let Some(tag) = self.keep(Parcel { held: None, way: Way::Back, ends, bytes })
+            {
+                kept.push((ends, length, tag));
+            }
+        }
+        kept
+    }
+
+    /// Its time has come; what becomes of the one that the kernel holds, if it holds one.
+    pub(super) fn let_on(&mut self, now: Instant, tag: u32) -> Option<(u32, Verdict)> {
+        let Parcel { held, way, ends, bytes } = self.remove(tag)?;
+        match (way, held) {
+            (Way::Back, Some(id)) => return Some((id, Verdict::Pass)),
+            (Way::Back, None) => self.put(ends.peer, ends.own, &bytes),
+            (Way::Out, _) => self.relayed.send(now, ends, &bytes),
+        }
+        held.map(|id| (id, Verdict::Drop))
+    }
+
+    /// A packet of our own making.
+    fn put(&self, from: SocketAddr, to: SocketAddr, bytes: &[u8]) {
+        let Some(packet) = emit(from, to, bytes) else { return };
+        if let Err(error) = self.raw.send(&packet, to.ip()) {
+            debug!("a datagram to {to}: {error}");
+        }
+    }
+
+    /// There was no room for it; what the kernel calls the one that it holds.
+    pub(super) fn forget(&mut self, tag: u32) -> Option<u32> {
+        self.remove(tag)?.held
+    }
+
+    /// Gives up relays that were silent for long, and lets go what has none and may; when the next is to be
+    /// given up.
+    pub(super) fn handle_timeout(&mut self, now: Instant) -> Option<Instant> {
+        self.relayed.handle_timeout(now);
+        for (ends, bytes) in self.relayed.left() {
+            self.put(ends.own, ends.peer, &bytes);
+        }
+        self.relayed.poll_timeout()
+    }
+
+    /// Datagrams that found no room, and others that were dropped.
+    pub(super) fn dropped(&self) -> [u64; 2] {
+        let [no_room, astray] = self.lost;
+        [no_room, astray + self.relayed.dropped()]
+    }
+
+    fn keep(&mut self, parcel: Parcel) -> Option<u32> {
+        let size = parcel.bytes.len() + EACH;
+        if self.bytes + size > MOST {
+            self.lost[0] += 1;
+            return None;
+        }
+        self.bytes += size;
+        self.next = self.next.wrapping_add(1);
+        self.waiting.insert(self.next, parcel);
+        Some(self.next)
+    }
+
+    fn remove(&mut self, tag: u32) -> Option<Parcel> {
+        let parcel = self.waiting.remove(&tag)?;
+        self.bytes -= parcel.bytes.len() + EACH;
+        Some(parcel)
+    }
+}

@@ -1,0 +1,378 @@
+//! Datagrams whose chain ends at a relay (`socks`): the connections on which relays are agreed on, and the
+//! sockets that lead to them. When and what is said by [`Relays`]; here it is done.
+//!
+//! ```text
+//!   Action::Open ─▶ a thread: connect, agree ─▶ opened ─▶ Link ══ datagrams ══ the relay
+//!                   (that may take seconds)                 └─ the connection: when it ends, so does this
+//! ```
+
+use std::collections::HashMap;
+use std::io::{self, Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs as _, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration as Wait, Instant as Clock};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use rustix::buffer::spare_capacity;
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::net::sockopt;
+use tracing::{debug, warn};
+use viaduct_proto::flow::datagrams::Ends;
+use viaduct_proto::flow::relay::{Agreed, Relay};
+use viaduct_proto::flow::relays::{Action, Bounds, Relays};
+use viaduct_proto::flow::{Address, Factory};
+use viaduct_proto::time::{Duration, Instant};
+
+use super::Plan;
+use super::names::{Remote, place};
+
+/// Relays at once: each takes two descriptors here, and a port of the proxy's.
+const RELAYS: usize = 1024;
+/// Bytes of a socket's that wait for its relay.
+const EARLY: usize = 64 << 10;
+/// How long datagrams are dropped when there was no relay to be had, and how long they go direct where they
+/// may.
+const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_DIRECT: Duration = Duration::from_secs(30);
+/// Relays that are being agreed on at once; the others have to wait for the next datagram.
+const OPENING: usize = 32;
+/// How long a connection to the proxy may take, and what it has to say to us.
+const PATIENCE: Wait = Wait::from_secs(10);
+/// Datagrams of one relay that are taken before others have their turn.
+const TURN: usize = 64;
+/// The longest datagram.
+const LONGEST: usize = 65_535;
+/// What events bear: that something was opened, and a link's number doubled, one more for its connection.
+const OPENED: u64 = u64::MAX;
+
+/// The relays of a program's sockets.
+#[derive(Debug)]
+pub struct Relayed {
+    relays: Relays,
+    factory: Arc<dyn Factory>,
+    names: Option<Arc<Remote>>,
+    links: HashMap<u64, Link>,
+    epoll: OwnedFd,
+    opening: usize,
+    opened: Receiver<Opened>,
+    opens: Sender<Opened>,
+    wake: Arc<OwnedFd>,
+    buffer: Vec<u8>,
+    /// What is to go by itself.
+    left: Vec<(Ends, Vec<u8>)>,
+    leave: bool,
+    /// It has been said that there is no relay to be had.
+    complained: bool,
+}
+
+/// The number of a relay, and what leads there.
+type Opened = (u64, Result<Link>);
+
+#[derive(Debug)]
+struct Link {
+    connection: TcpStream,
+    /// Connected to the relay: the kernel takes nothing from others.
+    relay: UdpSocket,
+}
+
+impl Relayed {
+    /// The relays that the chain of `plan` ends at; `None` if it ends at none.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn new(plan: &Plan) -> io::Result<Option<Relayed>> {
+        let Some(factory) = plan.chain.last() else { return Ok(None) };
+        let Some(words) = factory.relay() else { return Ok(None) };
+        let idle = plan.datagram_idle;
+        let leave = !plan.rules.strict;
+        let pause = if leave { PAUSE_DIRECT } else { PAUSE };
+        let bounds = Bounds { relays: RELAYS, early: EARLY, idle, pause, leave };
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let data = epoll::EventData::new_u64(OPENED);
+        epoll::add(&epoll, &wake, data, epoll::EventFlags::IN)?;
+        let (opens, opened) = channel();
+        Ok(Some(Relayed {
+            relays: Relays::new(words, bounds),
+            factory: factory.clone(),
+            names: plan.names.clone(),
+            links: HashMap::new(),
+            epoll,
+            opening: 0,
+            opened,
+            opens,
+            wake: Arc::new(wake),
+            buffer: vec![0; LONGEST],
+            left: Vec::new(),
+            leave,
+            complained: false,
+        }))
+    }
+
+    /// Sends a datagram to `ends.peer`, or to the name that it stands for.
+    pub fn send(&mut self, now: Instant, ends: Ends, data: &[u8]) {
+        // A name that was forgotten is nobody's: nor is this address.
+        if let Some(to) = place(self.names.as_deref(), ends.peer) {
+            self.relays.handle_out(now, ends, &to, data);
+            self.act(now);
+        }
+    }
+
+    /// Takes what has come. Not all of it, perhaps: then this is readable still.
+    pub fn receive(&mut self, now: Instant, mut take: impl FnMut(Ends, &[u8])) {
+        let mut events = Vec::with_capacity(TURN);
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if let Err(error) = epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&at_once)) {
+            return debug!("relays: {error}");
+        }
+        for event in events {
+            match event.data.u64() {
+                OPENED => self.take_opened(now),
+                key if key % 2 == 1 => self.hear(now, key / 2),
+                key => self.take_in(now, key / 2, &mut take),
+            }
+        }
+        self.act(now);
+    }
+
+    /// When something is to be given up.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.relays.poll_timeout()
+    }
+
+    /// Gives up what was silent for too long.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.relays.handle_timeout(now);
+        self.act(now);
+    }
+
+    /// Gives up what serves sockets that do not `stay`.
+    pub fn retain(&mut self, now: Instant, stay: impl Fn(SocketAddr) -> bool) {
+        self.relays.retain(stay);
+        self.act(now);
+    }
+
+    /// Whether datagrams go by themselves, and come so, where there is no relay.
+    pub fn leaves(&self) -> bool {
+        self.leave
+    }
+
+    /// What there is no relay for, and may go by itself.
+    pub fn left(&mut self) -> Vec<(Ends, Vec<u8>)> {
+        std::mem::take(&mut self.left)
+    }
+
+    /// Datagrams that were dropped.
+    pub fn dropped(&self) -> u64 {
+        self.relays.stats().dropped()
+    }
+
+    fn act(&mut self, now: Instant) {
+        while let Some(action) = self.relays.poll_action() {
+            match action {
+                Action::Open(number) => {
+                    if let Err(why) = self.open(number) {
+                        self.fail(now, number, &why);
+                    }
+                }
+                Action::Send(number, wrapped) => {
+                    let Some(link) = self.links.get(&number) else { continue };
+                    // What is said of an earlier one is said first, once.
+                    let send = || link.relay.send(&wrapped);
+                    if let Err(error) = send().or_else(|_| send()) {
+                        debug!("a datagram to a relay: {error}");
+                    }
+                }
+                Action::Close(number) => drop(self.links.remove(&number)),
+                Action::Leave(ends, data) => self.left.push((ends, data)),
+            }
+        }
+    }
+
+    /// Begins to agree on a relay.
+    fn open(&mut self, number: u64) -> Result<()> {
+        let relay = self.factory.relay().context("there is none")?;
+        if self.opening >= OPENING {
+            bail!("{OPENING} are being agreed on already");
+        }
+        let (opens, wake) = (self.opens.clone(), self.wake.clone());
+        let agree = move || {
+            // Whoever wanted it may be gone.
+            let _ = opens.send((number, Link::open(relay)));
+            let _ = rustix::io::write(&*wake, &1u64.to_ne_bytes());
+        };
+        thread::Builder::new().name("relay".to_owned()).spawn(agree)?;
+        self.opening += 1;
+        Ok(())
+    }
+
+    fn take_opened(&mut self, now: Instant) {
+        let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+        while let Ok((number, opened)) = self.opened.try_recv() {
+            self.opening -= 1;
+            match opened.and_then(|link| self.watch(number, link)) {
+                Ok(()) => self.complained = false,
+                Err(why) => self.fail(now, number, &why),
+            }
+        }
+    }
+
+    fn watch(&mut self, number: u64, link: Link) -> Result<()> {
+        if !self.relays.handle_open(number) {
+            return Ok(());
+        }
+        let data = |of| epoll::EventData::new_u64(2 * number + of);
+        epoll::add(&self.epoll, &link.relay, data(0), epoll::EventFlags::IN)?;
+        epoll::add(&self.epoll, &link.connection, data(1), epoll::EventFlags::IN)?;
+        self.links.insert(number, link);
+        Ok(())
+    }
+
+    fn fail(&mut self, now: Instant, number: u64, why: &anyhow::Error) {
+        self.relays.handle_failed(now, number);
+        let fare = if self.leave { "go direct" } else { "are dropped" };
+        match std::mem::replace(&mut self.complained, true) {
+            true => debug!("no relay for datagrams: {why:#}"),
+            false => warn!("datagrams {fare}: the proxy has no relay for them: {why:#}"),
+        }
+    }
+
+    /// The proxy has nothing more to say, but that it is over.
+    fn hear(&mut self, now: Instant, number: u64) {
+        let Some(link) = self.links.get(&number) else { return };
+        match (&link.connection).read(&mut [0; 256]) {
+            Ok(1..) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Ok(0) | Err(_) => {
+                self.links.remove(&number);
+                self.relays.handle_ended(now, number);
+            }
+        }
+    }
+
+    fn take_in(&mut self, now: Instant, number: u64, take: &mut impl FnMut(Ends, &[u8])) {
+        let Some(link) = self.links.get(&number) else { return };
+        for _ in 0..TURN {
+            let length = match link.relay.recv(&mut self.buffer) {
+                Ok(length) => length,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // What was said of one that did not arrive there.
+                Err(_) => continue,
+            };
+            let come = self.relays.handle_in(now, number, &self.buffer[..length]);
+            if let Some((ends, data)) = come {
+                take(ends, data);
+            }
+        }
+    }
+}
+
+impl AsFd for Relayed {
+    /// Readable when something has come.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+impl Link {
+    /// Agrees on a relay, which may take as long as the proxy likes, within bounds.
+    fn open(mut relay: Box<dyn Relay + Send>) -> Result<Link> {
+        let via = relay.via().clone();
+        let mut connection = connect(&via).with_context(|| format!("connect to {via}"))?;
+        let proxy = connection.peer_addr()?;
+        let at = agree(&mut connection, &mut *relay).with_context(|| format!("the proxy {via}"))?;
+        let at = relay_at(&at, proxy).with_context(|| format!("its relay {at}"))?;
+        let any: IpAddr = match at {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let relay = UdpSocket::bind((any, 0))?;
+        relay.connect(at).with_context(|| format!("its relay {at}"))?;
+        relay.set_nonblocking(true)?;
+        connection.set_nonblocking(true)?;
+        // A proxy that has vanished is noticed, though nobody says anything.
+        sockopt::set_socket_keepalive(&connection, true)?;
+        Ok(Link { connection, relay })
+    }
+}
+
+fn connect(via: &Address) -> Result<TcpStream> {
+    let all = match via {
+        Address::Ip(at) => vec![*at],
+        Address::Name(name, port) => (&name[..], *port).to_socket_addrs()?.collect(),
+    };
+    let mut why = anyhow!("it has no address");
+    for at in all {
+        match TcpStream::connect_timeout(&at, PATIENCE) {
+            Ok(connection) => return Ok(connection),
+            Err(error) => why = error.into(),
+        }
+    }
+    Err(why)
+}
+
+/// Where the relay is, as the proxy says.
+fn agree(connection: &mut TcpStream, relay: &mut dyn Relay) -> Result<Address> {
+    let until = Clock::now() + PATIENCE;
+    connection.set_nodelay(true)?;
+    connection.set_write_timeout(Some(PATIENCE))?;
+    let (mut words, mut heard) = (relay.begin(), [0; 512]);
+    loop {
+        connection.write_all(&words)?;
+        let wait = until.saturating_duration_since(Clock::now());
+        if wait.is_zero() {
+            bail!("it does not answer");
+        }
+        connection.set_read_timeout(Some(wait))?;
+        let length = connection.read(&mut heard).context("it does not answer")?;
+        if length == 0 {
+            bail!("it has ended the connection");
+        }
+        match relay.hear(&heard[..length]).map_err(anyhow::Error::msg)? {
+            Agreed::NotYet(more) => words = more,
+            Agreed::At(at) => return Ok(at),
+        }
+    }
+}
+
+/// A relay that says no address, or one that is another host's for whoever says it, is at the proxy's.
+fn relay_at(at: &Address, proxy: SocketAddr) -> Result<SocketAddr> {
+    let at = match at {
+        Address::Ip(at) => *at,
+        Address::Name(name, port) if name.is_empty() => SocketAddr::new(proxy.ip(), *port),
+        Address::Name(name, port) => {
+            (&name[..], *port).to_socket_addrs()?.next().context("it has no address")?
+        }
+    };
+    let ip = at.ip().to_canonical();
+    let foreign = ip.is_loopback() && !proxy.ip().to_canonical().is_loopback();
+    if at.port() == 0 || ip.is_multicast() {
+        bail!("nobody can be there");
+    }
+    let ip = if ip.is_unspecified() || foreign { proxy.ip() } else { ip };
+    Ok(SocketAddr::new(ip, at.port()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relay_is_where_the_proxy_says_or_where_the_proxy_is() {
+        let proxy = "192.0.2.1:1080".parse().unwrap();
+        let at = |text: &str, proxy| relay_at(&Address::Ip(text.parse().unwrap()), proxy).ok();
+        let is = |text: &str| text.parse().ok();
+        assert_eq!(at("198.51.100.7:4000", proxy), is("198.51.100.7:4000"));
+        assert_eq!(at("0.0.0.0:4000", proxy), is("192.0.2.1:4000"));
+        assert_eq!(at("[::]:4000", proxy), is("192.0.2.1:4000"));
+        assert_eq!(at("127.0.0.1:4000", proxy), is("192.0.2.1:4000"), "not this host's loopback");
+        assert_eq!(at("127.0.0.1:4000", "[::1]:1080".parse().unwrap()), is("127.0.0.1:4000"));
+        assert_eq!(at("192.0.2.1:0", proxy), None);
+        assert_eq!(at("224.0.0.1:9", proxy), None);
+        let nameless = Address::Name(String::new(), 4000);
+        assert_eq!(relay_at(&nameless, proxy).ok(), is("192.0.2.1:4000"));
+    }
+}

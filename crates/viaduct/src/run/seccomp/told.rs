@@ -1,0 +1,88 @@
+//! What a call was given: what stands in its program's memory, and its descriptors.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use viaduct_proto::wrap::{Errno, SOCKADDR, Socket};
+use viaduct_sys::seccomp::{Notification, Task};
+
+use super::{Supervisor, number};
+use crate::run::waiting::socket_of;
+
+/// Threads that are remembered.
+const TASKS: usize = 1024;
+/// Bytes of a `struct msghdr` up to its last field.
+pub(super) const MSGHDR: usize = 56;
+
+/// Where something stands in a program's memory, and its length.
+pub(super) type Span = (u64, u64);
+
+impl Supervisor {
+    /// Where a message goes, and the first of what it says.
+    pub(super) fn message(
+        &mut self,
+        call: &Notification,
+        header: u64,
+    ) -> Result<(Span, Span), Errno> {
+        let mut bytes = [0; MSGHDR];
+        let task = self.task(call)?;
+        task.read(header, &mut bytes).map_err(number)?;
+        let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|n| bytes[at + n]));
+        let name = (word(0), word(8) & 0xffff_ffff);
+        let mut piece = [0; 16];
+        if word(24) == 0 || task.read(word(16), &mut piece).is_err() {
+            return Ok((name, (0, 0)));
+        }
+        let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|n| piece[at + n]));
+        Ok((name, (word(0), word(8))))
+    }
+
+    /// The address that a call was given, as far as it matters.
+    pub(super) fn sockaddr(
+        &mut self,
+        call: &Notification,
+        at: u64,
+        size: u64,
+    ) -> Result<([u8; SOCKADDR], usize), Errno> {
+        let mut bytes = [0; SOCKADDR];
+        let length = SOCKADDR.min(size as u32 as usize);
+        let task = self.task(call)?;
+        let read = task.read(at, &mut bytes[..length]).map_err(number)?;
+        // What was read was its memory only if it still waits.
+        if !self.listener.waits(call) {
+            return Err(Errno::NOENT);
+        }
+        Ok((bytes, read))
+    }
+
+    pub(super) fn duplicate(
+        &mut self,
+        call: &Notification,
+        fd: u64,
+    ) -> Result<(OwnedFd, Socket), Errno> {
+        let fd = fd as i32;
+        let socket = match self.task(call)?.duplicate(fd) {
+            // Its number has passed to another.
+            Err(error) if error.raw_os_error() == Some(3) => {
+                self.tasks.remove(&call.thread);
+                self.task(call)?.duplicate(fd)
+            }
+            other => other,
+        };
+        let socket = socket.map_err(number)?;
+        let is = socket_of(&socket).map_err(number)?;
+        Ok((socket, is))
+    }
+
+    pub(super) fn task(&mut self, call: &Notification) -> Result<Arc<Task>, Errno> {
+        if let Some(task) = self.tasks.get(&call.thread) {
+            return Ok(task.clone());
+        }
+        if self.tasks.len() >= TASKS {
+            self.tasks.clear();
+        }
+        let task = Arc::new(Task::open(call.thread).map_err(number)?);
+        self.tasks.insert(call.thread, task.clone());
+        Ok(task)
+    }
+}
