@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use arbitrary::Arbitrary;
 use bytes::Bytes as Shared;
 use libfuzzer_sys::fuzz_target;
-use viaduct_fuzz::{Bytes, Steps};
+use viaduct_fuzz::{Bytes, Steps, pass};
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::trickles::client::{Client, Config, ENDS, Reassembly};
 use viaduct_proto::trickles::continuation::Continuation;
@@ -171,12 +171,14 @@ impl World {
 
     fn wait(&mut self, time: Duration) {
         let end = self.now + time;
-        while let Some(due) = self.client.poll_timeout().filter(|due| *due <= end) {
-            self.now = self.now.max(due);
-            self.client.handle_timeout(self.now);
-            self.pump();
-        }
+        pass(self, end, |world| world.client.poll_timeout(), World::time_out);
         self.now = end;
+    }
+
+    fn time_out(&mut self, due: Instant) {
+        self.now = self.now.max(due);
+        self.client.handle_timeout(self.now);
+        self.pump();
     }
 
     fn serve(&mut self, message: &[u8]) {

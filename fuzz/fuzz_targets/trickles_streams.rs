@@ -5,7 +5,7 @@
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use viaduct_fuzz::{Bytes, Steps};
+use viaduct_fuzz::{Bytes, Steps, pass};
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::trickles::api::{Endpoint, Files};
 use viaduct_proto::trickles::keys::KeyRing;
@@ -197,12 +197,14 @@ impl World {
 
     fn wait(&mut self, time: Duration) {
         let end = self.now + time;
-        while let Some(due) = self.client.poll_timeout().filter(|due| *due <= end) {
-            self.now = self.now.max(due);
-            self.client.handle_timeout(self.now);
-            self.pump();
-        }
+        pass(self, end, |world| world.client.poll_timeout(), World::time_out);
         self.now = end;
+    }
+
+    fn time_out(&mut self, due: Instant) {
+        self.now = self.now.max(due);
+        self.client.handle_timeout(self.now);
+        self.pump();
     }
 
     fn serve(&mut self) {

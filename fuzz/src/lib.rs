@@ -148,3 +148,15 @@ pub fn pair(code: &Code) -> [Plane; 2] {
     }
     planes
 }
+
+/// Has `act` happen at each time that is `due`, until `end`.
+pub fn pass<W>(
+    world: &mut W,
+    end: Instant,
+    due: impl Fn(&W) -> Option<Instant>,
+    act: impl Fn(&mut W, Instant),
+) {
+    while let Some(at) = due(world).filter(|at| *at <= end) {
+        act(world, at);
+    }
+}

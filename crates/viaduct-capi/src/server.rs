@@ -75,6 +75,7 @@ pub unsafe extern "C" fn msk_listen(at: *const c_char, options: *const Options) 
         mtu: chosen.mtu,
         untracked: true,
         run_dir: chosen.run_dir,
+        share: None,
     };
     let memory = (chosen.replay, 0);
     match Listener::open(&settings, chosen.ways == 0, memory, chosen.balanced, secrets) {

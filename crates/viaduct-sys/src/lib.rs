@@ -10,7 +10,7 @@
 //!                         datagrams (programs' own, held)   marked (packets that bear a mark)
 //!   what our SYNs say     bpf   (a TCP option)               tcp    (data)
 //!   what we send          udp   (datagrams to peers, many a call)   raw (packets)
-//!                         mmsg  (many of either a call, both ways)
+//!                         mmsg  (many of either a call, both ways)   undelivered (what did not arrive)
 //!   what we change        journal (remembers, puts back)
 //!                           |- offload   segmentation, coalescing, checksums of an interface
 //!                           |- route     the MTU towards a prefix
@@ -66,6 +66,7 @@ pub mod thread;
 pub mod tool;
 pub mod tun;
 pub mod udp;
+pub mod undelivered;
 pub mod urgent;
 pub mod watches;
 pub mod wrapped;

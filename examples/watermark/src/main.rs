@@ -73,6 +73,7 @@ fn main() -> ExitCode {
                 mtu: 1500,
                 untracked: true,
                 run_dir,
+                share: None,
             };
             serve(&settings, &mark, key.as_deref(), balanced, &files)
         }

@@ -223,6 +223,13 @@ struct Streams<'a> {
     waker: Waker,
 }
 
+impl Drop for Streams<'_> {
+    /// What is not whole yet is not fetched on.
+    fn drop(&mut self) {
+        self.owner.keys().for_each(|&connection| self.clients.forget(connection));
+    }
+}
+
 impl By for Streams<'_> {
     fn begin(&mut self, client: usize) -> io::Result<()> {
         let connection = self.clients.connect(Config::default());

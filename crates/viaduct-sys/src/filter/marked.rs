@@ -8,7 +8,7 @@ use libc::{
 
 use super::asm::{Asm, Label, Test};
 use super::syn::IPV6_HEAD;
-use super::{BpfInsn, FilterError, MAX_INSNS, WHOLE};
+use super::{BpfInsn, FilterError, MAX_INSNS, Share, WHOLE};
 
 /// Where TCP's ports, flags and first option are, bytes.
 const SOURCE: u32 = 0;
@@ -17,9 +17,11 @@ const FLAGS: u32 = 12;
 const OPTION: u32 = 20;
 const RST: u32 = 0x04;
 const SYN_ACK: u32 = 0x12;
-/// ICMP's type and code where a packet was too long, and the bytes of its head.
+/// ICMP's type and code where a packet was too long, its type where nobody is there, and the bytes of its head.
 const TOO_BIG_V4: u32 = 0x0304;
 const TOO_BIG_V6: u32 = 0x0200;
+const UNREACHABLE_V4: u32 = 3;
+const UNREACHABLE_V6: u32 = 1;
 const ICMP_HEAD: u32 = 8;
 /// Headers that ICMP quotes: without options.
 const QUOTED_V4: u32 = 20;
@@ -43,6 +45,7 @@ pub struct TcpMark {
 ///   unfragmented TCP to one of the ports, marked                    -> yes
 ///   the same unmarked: a SYN-ACK or a reset, if `plain`             -> yes
 ///   ICMP: too long, about TCP from one of the ports                 -> yes
+///   ICMP: nobody is there, likewise, if `plain`                     -> yes
 ///   all else                                                        -> no
 /// ```
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +57,9 @@ pub struct MarkedFilter<'a> {
     pub ports: &'a [u16],
     /// Also what the kernel of a server says that knows no mark.
     pub plain: bool,
+    /// Of several taps for one port, the one that this is: each sees the clients of its share. What ICMP says
+    /// concerns all.
+    pub share: Option<Share>,
 }
 
 impl MarkedFilter<'_> {
@@ -93,7 +99,7 @@ impl MarkedFilter<'_> {
         asm.jump_if(Test::Equal(IPPROTO_TCP as u32), tcp_v4);
         asm.jump_unless(Test::Equal(IPPROTO_ICMP as u32), no);
         asm.load_half_at_x(0);
-        asm.jump_unless(Test::Equal(TOO_BIG_V4), no);
+        self.test_icmp(&mut asm, TOO_BIG_V4, UNREACHABLE_V4, no);
         asm.load_half_at_x(ICMP_HEAD + QUOTED_V4 + SOURCE);
         self.test_port(&mut asm, yes, no);
         asm.place(tcp_v4);
@@ -104,7 +110,7 @@ impl MarkedFilter<'_> {
         asm.jump_if(Test::Equal(IPPROTO_TCP as u32), tcp_v6);
         asm.jump_unless(Test::Equal(IPPROTO_ICMPV6 as u32), no);
         asm.load_half(IPV6_HEAD);
-        asm.jump_unless(Test::Equal(TOO_BIG_V6), no);
+        self.test_icmp(&mut asm, TOO_BIG_V6, UNREACHABLE_V6, no);
         asm.load_half(IPV6_HEAD + ICMP_HEAD + IPV6_HEAD + SOURCE);
         self.test_port(&mut asm, yes, no);
         asm.place(tcp_v6);
@@ -117,6 +123,18 @@ impl MarkedFilter<'_> {
         asm.finish()
     }
 
+    /// Goes on if the type and code in A are of what concerns us, else to `no`.
+    fn test_icmp(&self, asm: &mut Asm, too_big: u32, unreachable: u32, no: Label) {
+        if !self.plain {
+            return asm.jump_unless(Test::Equal(too_big), no);
+        }
+        let known = asm.label();
+        asm.jump_if(Test::Equal(too_big), known);
+        asm.shift_right(8);
+        asm.jump_unless(Test::Equal(unreachable), no);
+        asm.place(known);
+    }
+
     /// Whether TCP's header at `base` is one of ours. A load beyond the packet's end refuses it.
     fn test_tcp(
         &self,
@@ -127,6 +145,10 @@ impl MarkedFilter<'_> {
         [yes, no]: [Label; 2],
     ) {
         let [to_us, marked, plain] = [(); 3].map(|()| asm.label());
+        if let Some(share) = self.share {
+            half(asm, base + SOURCE);
+            share.test(asm, no);
+        }
         half(asm, base + DESTINATION);
         self.test_port(asm, to_us, no);
         asm.place(to_us);

@@ -346,7 +346,7 @@ fn syns_pass_by_destination_port_and_flags() {
 fn few_ports_are_told_apart_and_thousands_fit_all_the_same() {
     let mark = TcpMark { word: 0, byte: 0 };
     let passes = |ports: &[u16], port: u16| {
-        let program = MarkedFilter { mark, ports, plain: true }.build().unwrap();
+        let program = MarkedFilter { mark, ports, plain: true, share: None }.build().unwrap();
         let reset = |ip: &str| segment(SocketAddr::new(ip.parse().unwrap(), port), 0x04);
         let [v4, v6] = ["10.2.7.9", "fd00:2::9"].map(|ip| run(&program, &reset(ip)) > 0);
         assert_eq!(v4, v6, "{port}");
@@ -357,6 +357,68 @@ fn few_ports_are_told_apart_and_thousands_fit_all_the_same() {
     assert!(passes(few, 20_000) && passes(few, 20_126) && !passes(few, 20_001));
     assert!(passes(&many, 20_000) && passes(&many, 39_998) && passes(&many, 20_001));
     assert!(!passes(&many, 19_999) && !passes(&many, 39_999));
+}
+
+/// ICMP of this type and code about a packet of TCP from port 4000.
+fn icmp(v4: bool, said: [u8; 2]) -> Packet {
+    let ip = |protocol: u8| match v4 {
+        true => [&[0x45, 0, 0, 0, 0, 0, 0, 0, 64, protocol][..], &[0; 10]].concat(),
+        false => [&[0x60, 0, 0, 0, 0, 0, protocol, 64][..], &[0; 32]].concat(),
+    };
+    let quoted = [ip(6), vec![0x0f, 0xa0, 0, 80, 0, 0, 0, 1]].concat();
+    let head = [said[0], said[1], 0, 0, 0, 0, 0, 0];
+    let bytes = [&ip(if v4 { 1 } else { 58 })[..], &head, &quoted].concat();
+    Packet { kind: PACKET_HOST, vlan: false, bytes }
+}
+
+#[test]
+fn what_icmp_says_of_our_packets_passes_and_of_others_not() {
+    let mark = TcpMark { word: 0, byte: 0 };
+    let passes = |plain: bool, port: u16, v4: bool, said: [u8; 2]| {
+        let filter = MarkedFilter { mark, ports: &[port], plain, share: None }.build().unwrap();
+        run(&filter, &icmp(v4, said)) > 0
+    };
+    for (v4, said, to_server) in [
+        (true, [3, 4], true),
+        (true, [3, 3], false),
+        (true, [3, 13], false),
+        (false, [2, 0], true),
+        (false, [1, 4], false),
+    ] {
+        assert!(passes(true, 4000, v4, said), "{said:?}");
+        assert_eq!(passes(false, 4000, v4, said), to_server, "{said:?}");
+        assert!(!passes(true, 4001, v4, said), "{said:?}");
+    }
+    for (v4, said) in [(true, [8, 0]), (true, [11, 0]), (false, [128, 0]), (false, [3, 0])] {
+        assert!(!passes(true, 4000, v4, said), "{said:?}");
+    }
+}
+
+#[test]
+fn each_client_is_of_one_tap_and_all_taps_hear_icmp() {
+    let mark = TcpMark { word: 0xfd0c_5674, byte: 0x10 };
+    let filter = |number| {
+        let share = Some(Share { number, of: 3 });
+        MarkedFilter { mark, ports: &[80], plain: false, share }.build().unwrap()
+    };
+    let (filters, listener) = ([0, 1, 2].map(filter), listener_of(3));
+    for to in ["10.2.7.9:80", "[fd00:2::9]:80"] {
+        for port in (1_024..60_000_u16).step_by(7) {
+            let mut packet = segment(to.parse().unwrap(), 0x18);
+            let at = packet.bytes.len() - 20;
+            packet.bytes[at..at + 2].copy_from_slice(&port.to_be_bytes());
+            packet.bytes[at + 12] = 8 << 4;
+            packet.bytes.extend([0xfd, 0x0c, 0x56, 0x74, 0x10, 0, 0, 0, 0, 0, 0, 0]);
+            let own = filters.each_ref().map(|filter| run(filter, &packet) > 0);
+            let number = run(&listener, &packet) as usize;
+            assert_eq!(own, [0, 1, 2].map(|n| n == number), "{to} from {port}");
+        }
+    }
+    let about = MarkedFilter { mark, ports: &[4000], plain: false, share: None };
+    for number in 0..3 {
+        let one = MarkedFilter { share: Some(Share { number, of: 3 }), ..about }.build().unwrap();
+        assert!(run(&one, &icmp(true, [3, 4])) > 0 && run(&one, &icmp(false, [2, 0])) > 0);
+    }
 }
 
 #[test]

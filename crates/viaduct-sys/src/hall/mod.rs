@@ -25,10 +25,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
-pub use datagrams::{
-    Loop, Own, Undelivered, Ways, datagram_socket, enter_for_datagrams, hear_errors, take_error,
-    udp_ports,
-};
+pub use datagrams::{Loop, Own, Ways, datagram_socket, enter_for_datagrams, udp_ports};
 pub use way::Way;
 
 use crate::interface::Interface;

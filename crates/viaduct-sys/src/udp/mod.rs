@@ -20,7 +20,7 @@ use std::time::SystemTime;
 
 use rustix::net::sockopt;
 
-use crate::filter::{self, BpfInsn};
+use crate::filter::{self, BpfInsn, Share};
 use crate::os;
 use crate::stamp;
 
@@ -51,18 +51,26 @@ impl UdpBatch {
         UdpBatch::new(UdpSocket::bind(address)?, address)
     }
 
-    /// As [`UdpBatch::bind`], but `[::]` is IPv6 alone, so that `0.0.0.0` may be bound beside it.
+    /// As [`UdpBatch::bind`], but `[::]` is IPv6 alone, so that `0.0.0.0` may be bound beside it; and one of several
+    /// that share the address, if there is a `share`: each hears the peers of its own. They are to be bound in
+    /// the order of their numbers.
     ///
     /// # Errors
     /// As [`UdpBatch::bind`]'s.
-    pub fn bind_one_family(address: SocketAddr) -> io::Result<UdpBatch> {
+    pub fn bind_one_family(address: SocketAddr, share: Option<Share>) -> io::Result<UdpBatch> {
         use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let socket = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
         if address.is_ipv6() {
             sockopt::set_ipv6_v6only(&socket, true)?;
         }
+        if share.is_some() {
+            sockopt::set_socket_reuseport(&socket, true)?;
+        }
         bind(&socket, &address)?;
+        if let Some(share) = share {
+            filter::attach_to_group(socket.as_fd(), &filter::listener_of(share.of))?;
+        }
         UdpBatch::new(socket.into(), address)
     }
 

@@ -43,16 +43,16 @@ mod tests {
     fn runs_end_with_the_peer_the_length_or_the_limit() {
         let long = [0_u8; 1400];
         let (a, b) = (peer(1), peer(2));
-        let run = |datagrams: &[(SocketAddr, &[u8])]| {
-            super::run(datagrams.iter().map(|(to, bytes)| (to, bytes.len())), MAX_SEGMENTS)
+        let first = |datagrams: &[(SocketAddr, &[u8])]| {
+            run(datagrams.iter().map(|(to, bytes)| (to, bytes.len())), MAX_SEGMENTS)
         };
-        assert_eq!(run(&[(a, &long[..]), (a, &long), (b, &long)]), 2);
-        assert_eq!(run(&[(a, &long[..]), (a, &long[..9]), (a, &long[..9])]), 2);
-        assert_eq!(run(&[(a, &long[..9]), (a, &long)]), 1);
-        assert_eq!(run(&[(a, &[][..]), (a, &[])]), 1);
-        assert_eq!(run(&[(a, &long[..]), (a, &[])]), 1);
-        assert_eq!(run(&vec![(a, &long[..]); 100]), 46);
-        assert_eq!(run(&vec![(a, &long[..10]); 100]), 64);
-        assert_eq!(run(&[(a, &[0; 65_200][..])]), 1);
+        assert_eq!(first(&[(a, &long[..]), (a, &long), (b, &long)]), 2);
+        assert_eq!(first(&[(a, &long[..]), (a, &long[..9]), (a, &long[..9])]), 2);
+        assert_eq!(first(&[(a, &long[..9]), (a, &long)]), 1);
+        assert_eq!(first(&[(a, &[][..]), (a, &[])]), 1);
+        assert_eq!(first(&[(a, &long[..]), (a, &[])]), 1);
+        assert_eq!(first(&vec![(a, &long[..]); 100]), 46);
+        assert_eq!(first(&vec![(a, &long[..10]); 100]), 64);
+        assert_eq!(first(&[(a, &[0; 65_200][..])]), 1);
     }
 }

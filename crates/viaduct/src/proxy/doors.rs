@@ -29,6 +29,8 @@ pub enum Syns {
 /// What is listened at.
 #[derive(Debug)]
 pub struct Doors {
+    /// Whose of several loops they are, from 0.
+    pub number: u32,
     /// Where connections arrive.
     pub listeners: Vec<TcpListener>,
     /// What shows their SYNs.
@@ -82,7 +84,7 @@ impl Doors {
             let at = one.local_addr().map_or("no address".to_owned(), |at| at.to_string());
             bail!("the service manager listens at {at}, which no listen names");
         }
-        Ok(Doors { listeners, syns })
+        Ok(Doors { number: 0, listeners, syns })
     }
 
     /// The same for so many loops, each with its own; nobody else may listen there.
@@ -106,7 +108,7 @@ impl Doors {
         for number in 0..loops {
             let share = Some(Share { number, of: loops });
             let own = wanted.map(|of| Wanted { filter: SynFilter { share, ..of.filter }, ..of });
-            all.push(Doors::open(listen, own, options)?);
+            all.push(Doors { number, ..Doors::open(listen, own, options)? });
         }
         for listener in &all[0].listeners {
             tcp::share_out(listener, loops).context("share connections among the workers")?;
@@ -128,7 +130,7 @@ impl Doors {
         if listeners.is_empty() {
             bail!("--doors: no listener among them");
         }
-        Ok(Doors { listeners, syns })
+        Ok(Doors { number: 0, listeners, syns })
     }
 
     /// The same for a child: what to leave open, and what it is.

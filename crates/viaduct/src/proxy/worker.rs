@@ -139,8 +139,13 @@ impl Worker {
         teller.agreeing.clone_from(&settings.agreeing);
         teller.below.clone_from(&settings.below);
         teller.outlets = tunnels.as_ref().map(Tunnels::outlets).unwrap_or_default();
-        let (name, run_dir) = (&settings.name, settings.run_dir.clone());
-        let trickles = Trickles::new(poll.registry().try_clone()?, TRICKLES, name, run_dir);
+        // Of several loops each has rules of its own.
+        let name = match settings.workers {
+            1 => settings.name.clone(),
+            _ => format!("{}_{}", settings.name, doors.number),
+        };
+        let run_dir = settings.run_dir.clone();
+        let trickles = Trickles::new(poll.registry().try_clone()?, TRICKLES, &name, run_dir);
         let shared =
             Shared { pipes: Pipes::new(settings.workers), scratch: vec![0; SCRATCH].into() };
         let mut worker = Worker {

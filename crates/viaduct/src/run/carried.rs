@@ -32,6 +32,7 @@ use viaduct_proto::wrap::{Fate, Rules, Transport};
 use viaduct_sys::clock;
 use viaduct_sys::hall::{self, Loop, Own};
 use viaduct_sys::thread::set_timer_slack;
+use viaduct_sys::undelivered::take_error;
 
 use self::outside::{All, Outside};
 use super::Plan;
@@ -263,7 +264,7 @@ impl Carried {
         let Some(outside) = self.state().outside.get(number) else { return };
         let Outside { socket, at, port, .. } = outside;
         let own = |peer: IpAddr| SocketAddr::new(self.own.towards(at.of(peer), peer), port);
-        while let Some(error) = hall::take_error(socket.as_fd()) {
+        while let Some(error) = take_error(socket.as_fd()) {
             self.write(&undelivered(own(error.to.ip()), error.to, error.why));
         }
         for _ in 0..TURN {

@@ -37,7 +37,7 @@ use files::Root;
 use shelf::Shelf;
 use status::ServeStatus;
 use tcp::Counts;
-use trickles::{Service, Ways};
+use trickles::{Hand, Service, Terms, Ways};
 
 /// What the command line says.
 #[derive(Args, Debug)]
@@ -80,7 +80,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "CONNECTIONS", default_value_t = 0,
           value_parser = clap::value_parser!(u32).range(..=1 << 24))]
     cache: u32,
-    /// Bytes of the longest packet that Trickles sends: the interface's MTU
+    /// Threads that answer Trickles; each client's packets come to one of them, by its port, and they share
+    /// --replay and --cache evenly. 0: one for each core
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(..=64))]
+    workers: u32,
+    /// Bytes of the longest packet that Trickles sends; less where an interface or a router says so
     #[arg(long, value_name = "BYTES", default_value_t = 1500,
           value_parser = clap::value_parser!(u16).range(576..))]
     mtu: u16,
@@ -107,15 +111,29 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         }
         Ways::Off => None,
         ways => {
-            let secrets = Secrets::new(args.key.as_deref())?;
-            let (memory, shelf) =
-                ((args.replay as usize, args.cache as usize), Shelf::new(root()?));
-            let crypt = args.identity.as_deref().map(key::read).transpose()?;
-            let crypt = crypt.map(|key| ServerCrypt::new(key, args.encrypted_only, entropy()));
-            Some(Service::start(ways, port(args), memory, args.balanced, secrets, crypt, shelf)?)
+            let crypt = || -> Result<_> {
+                let key = args.identity.as_deref().map(key::read).transpose()?;
+                Ok(key.map(|key| ServerCrypt::new(key, args.encrypted_only, entropy())))
+            };
+            let hand = |_| Ok(Hand { crypt: crypt()?, shelf: Shelf::new(root()?) });
+            let hands = (0..workers(args.workers)).map(hand).collect::<Result<Vec<_>>>()?;
+            let terms = Terms {
+                ways,
+                port: port(args),
+                memory: (args.replay as usize, args.cache as usize),
+                balanced: args.balanced,
+                secrets: Secrets::new(args.key.as_deref())?,
+            };
+            Some(Service::start(&terms, hands)?)
         }
     };
     LocalSet::new().block_on(&runtime, serve(args, files, trickles, heard))
+}
+
+/// How many threads answer Trickles.
+fn workers(wanted: u32) -> u32 {
+    let cores = || std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+    if wanted == 0 { cores().min(64) } else { wanted }
 }
 
 /// Trickles' port, at the addresses that the kernel's TCP listens at.
@@ -135,6 +153,7 @@ fn port(args: &ServeArgs) -> ServerSettings {
         mtu: args.mtu.into(),
         untracked: true,
         run_dir: args.run_dir.clone(),
+        share: None,
     }
 }
 

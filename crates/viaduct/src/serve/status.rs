@@ -62,9 +62,9 @@ pub struct TricklesStatus {
     pub moved: u64,
     /// Requests refused, by reason.
     pub refused: Vec<(String, u64)>,
-    /// Bytes of the replay window: fixed.
+    /// Bytes of the replay windows: fixed.
     pub replay_bytes: u64,
-    /// Seconds that it reaches back.
+    /// Seconds that it reaches back; of several threads' the shortest.
     pub replay_seconds: f64,
     /// How often a part of it was full before its time.
     pub replay_turned_early: u64,
@@ -125,6 +125,33 @@ impl TricklesStatus {
             cache_misses: server.cache_misses,
             file_hits: shelf.hits,
             file_misses: shelf.misses,
+        }
+    }
+
+    /// What two threads have counted, together.
+    pub(super) fn and(self, other: TricklesStatus) -> TricklesStatus {
+        let both = self.refused.into_iter().zip(other.refused);
+        TricklesStatus {
+            messages: self.messages + other.messages,
+            packets_refused: self.packets_refused + other.packets_refused,
+            opened: self.opened + other.opened,
+            handshakes: self.handshakes + other.handshakes,
+            decrypted: self.decrypted + other.decrypted,
+            answered: self.answered + other.answered,
+            packets: self.packets + other.packets,
+            bytes: self.bytes + other.bytes,
+            recoveries: self.recoveries + other.recoveries,
+            timeouts: self.timeouts + other.timeouts,
+            resumed: self.resumed + other.resumed,
+            moved: self.moved + other.moved,
+            refused: both.map(|((why, here), (_, there))| (why, here + there)).collect(),
+            replay_bytes: self.replay_bytes + other.replay_bytes,
+            replay_seconds: self.replay_seconds.min(other.replay_seconds),
+            replay_turned_early: self.replay_turned_early + other.replay_turned_early,
+            cache_hits: self.cache_hits + other.cache_hits,
+            cache_misses: self.cache_misses + other.cache_misses,
+            file_hits: self.file_hits + other.file_hits,
+            file_misses: self.file_misses + other.file_misses,
         }
     }
 }

@@ -1,10 +1,15 @@
-//! Requests that come by Trickles: a thread that keeps nothing of anybody.
+//! Requests that come by Trickles: threads that keep nothing of anybody.
 //!
 //! ```text
 //!   Listener::turn ──▶ event ──▶ proto::web::respond ──▶ Endpoint::send ──▶ packets
 //!                                      │ find       read │
 //!                                      Shelf: files that are open
 //! ```
+//!
+//! Of several threads each has a tap and UDP sockets of its own, and a replay window. Programs of the kernel's
+//! (`viaduct_sys::filter::Share`) show each the packets of its clients, told by their ports. A continuation is good
+//! from its client's port alone, so what one thread has answered comes to no other: it is
+//! answered once in all, as by one thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,6 +21,7 @@ use tracing::warn;
 use viaduct_proto::trickles::api::Kind;
 use viaduct_proto::trickles::crypt::ServerCrypt;
 use viaduct_proto::web::respond;
+use viaduct_sys::filter::Share;
 use viaduct_sys::poll::{Waker, wait};
 
 use super::shelf::Shelf;
@@ -24,6 +30,9 @@ use crate::trickles::{Listener, Secrets, ServerSettings};
 
 /// The loop looks at the time, and at its secrets, this often at least.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// Least bytes of a thread's replay window.
+const LEAST_REPLAY: usize = 1 << 16;
 
 /// By which packets Trickles is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -38,11 +47,39 @@ pub enum Ways {
     Off,
 }
 
+/// How it is served, by all threads alike.
+#[derive(Debug)]
+pub struct Terms {
+    /// By which packets.
+    pub ways: Ways,
+    /// Where; the ways that it names are not looked at.
+    pub port: ServerSettings,
+    /// Bytes for what was answered, and connections of the cache, of all threads; see [`Listener::open`].
+    pub memory: (usize, usize),
+    /// Whether packets of one connection are dealt among several servers.
+    pub balanced: bool,
+    /// What continuations are made with.
+    pub secrets: Secrets,
+}
+
+/// What a thread has for itself.
+#[derive(Debug)]
+pub struct Hand {
+    /// Who the server is, if it encrypts.
+    pub crypt: Option<ServerCrypt>,
+    /// Files.
+    pub shelf: Shelf,
+}
+
 /// A running service.
 #[derive(Debug)]
-pub struct Service {
+pub struct Service(Vec<Thread>);
+
+#[derive(Debug)]
+struct Thread {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    /// The port lives as long as that of the first thread is needed, which has the rules.
+    running: Option<JoinHandle<Listener>>,
 }
 
 #[derive(Debug)]
@@ -53,25 +90,41 @@ struct Shared {
 }
 
 impl Service {
-    /// Opens the port, and begins to serve. `memory`: bytes for what was answered, and the connections
-    /// of the cache; see [`Listener::open`].
+    /// Opens the port, and begins to serve with a thread for each hand.
     ///
     /// # Errors
     /// The port cannot be had.
-    pub fn start(
-        ways: Ways,
-        settings: ServerSettings,
-        memory: (usize, usize),
-        balanced: bool,
-        secrets: Secrets,
-        crypt: Option<ServerCrypt>,
-        mut shelf: Shelf,
-    ) -> Result<Service> {
-        let settings =
-            ServerSettings { tcp: ways != Ways::Udp, udp: ways != Ways::Tcp, ..settings };
-        let mut listener = Listener::open(&settings, ways == Ways::Auto, memory, balanced, secrets)
+    pub fn start(terms: &Terms, hands: Vec<Hand>) -> Result<Service> {
+        let of = hands.len() as u32;
+        let mut service = Service(Vec::new());
+        for (number, hand) in (0..).zip(hands) {
+            let share = (of > 1).then_some(Share { number, of });
+            service.0.push(Thread::start(terms, share, hand)?);
+        }
+        Ok(service)
+    }
+
+    /// What it counts.
+    pub fn status(&self) -> TricklesStatus {
+        let of =
+            |one: &Thread| one.shared.status.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // One that has just begun has not counted yet, and names no reasons.
+        let counted = self.0.iter().map(of).filter(|status| !status.refused.is_empty());
+        counted.reduce(TricklesStatus::and).unwrap_or_default()
+    }
+}
+
+impl Thread {
+    fn start(terms: &Terms, share: Option<Share>, hand: Hand) -> Result<Thread> {
+        let Terms { ways, ref port, memory: (replay, cache), balanced, ref secrets } = *terms;
+        let (tcp, udp) = (ways != Ways::Udp, ways != Ways::Tcp);
+        let settings = ServerSettings { tcp, udp, share, ..port.clone() };
+        let of = share.map_or(1, |share| share.of as usize);
+        let memory = ((replay / of).max(LEAST_REPLAY), cache.div_ceil(of));
+        let least = ways == Ways::Auto;
+        let mut listener = Listener::open(&settings, least, memory, balanced, secrets.clone())
             .context("cannot serve Trickles")?;
-        if let Some(crypt) = crypt {
+        if let Some(crypt) = hand.crypt {
             listener = listener.with_crypt(crypt);
         }
         let shared = Arc::new(Shared {
@@ -80,27 +133,30 @@ impl Service {
             status: Mutex::default(),
         });
         let run = {
-            let shared = shared.clone();
-            move || shared.run(&mut listener, &mut shelf)
+            let (shared, mut shelf) = (shared.clone(), hand.shelf);
+            move || {
+                shared.run(&mut listener, &mut shelf);
+                listener
+            }
         };
-        let thread = std::thread::Builder::new().name("trickles".to_owned()).spawn(run)?;
-        Ok(Service { shared, thread: Some(thread) })
-    }
-
-    /// What it counts.
-    pub fn status(&self) -> TricklesStatus {
-        self.shared.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let name =
+            share.map_or("trickles".to_owned(), |share| format!("trickles-{}", share.number));
+        let running = std::thread::Builder::new().name(name).spawn(run)?;
+        Ok(Thread { shared, running: Some(running) })
     }
 }
 
 impl Drop for Service {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        self.shared.waker.wake();
-        if let Some(thread) = self.thread.take() {
-            // A panic there has been told of already.
-            let _ = thread.join();
+        for thread in &self.0 {
+            thread.shared.stop.store(true, Ordering::Relaxed);
+            thread.shared.waker.wake();
         }
+        // A panic there has been told of already.
+        let ended = |thread: &mut Thread| thread.running.take()?.join().ok();
+        let listeners: Vec<Listener> = self.0.iter_mut().filter_map(ended).collect();
+        // The first has the rules.
+        listeners.into_iter().rev().for_each(drop);
     }
 }
 

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 
 use viaduct_proto::time::Instant;
 use viaduct_proto::trickles::packet::PathMtu;
-use viaduct_proto::trickles::packet::too_big::{LEAST_V4, LEAST_V6, TooBig};
+use viaduct_proto::trickles::packet::icmp::{LEAST_V4, LEAST_V6};
 use viaduct_sys::clock;
 use viaduct_sys::mmsg::{self, Outbox};
 use viaduct_sys::raw::Raw;
@@ -49,7 +49,7 @@ impl Door {
             let socket = self.raw.as_ref().and_then(|raw| raw.socket(is_ipv4));
             if let Some(socket) = socket.filter(|_| !queue.is_empty()) {
                 self.stats.add(queue.flush(socket));
-                learn(&mut self.paths, queue);
+                learn_all(&mut self.paths, queue);
             }
         }
     }
@@ -58,23 +58,32 @@ impl Door {
     pub(super) fn flush_datagrams(&mut self, queue: &mut Outbox, socket: BorrowedFd<'_>) {
         if !queue.is_empty() {
             self.stats.add(queue.flush(socket));
-            learn(&mut self.paths, queue);
+            learn_all(&mut self.paths, queue);
         }
     }
 
-    /// A router has said so.
-    pub(super) fn too_big(&mut self, said: &TooBig) {
+    /// A router has said so of packets to `ip`. Whether that is less than was known.
+    pub(super) fn too_big(&mut self, ip: IpAddr, mtu: usize) -> bool {
         self.stats.too_big += 1;
-        self.paths.learn(now(), said.destination.ip(), said.mtu);
+        self.paths.learn(now(), ip, mtu)
+    }
+
+    /// What the kernel knows of the way to `ip`: its interface's MTU, or a router's word. Whether that is less
+    /// than was known.
+    pub(super) fn ask_kernel(&mut self, ip: IpAddr) -> bool {
+        learn(&mut self.paths, ip)
     }
 }
 
-/// The kernel knows a path on which something was too long better than we did.
-fn learn(paths: &mut PathMtu, queue: &Outbox) {
+/// The kernel may know a way better than we do.
+fn learn(paths: &mut PathMtu, ip: IpAddr) -> bool {
+    let least = if ip.is_ipv4() { LEAST_V4 } else { LEAST_V6 };
+    mmsg::path_mtu(ip).is_ok_and(|mtu| paths.learn(now(), ip, mtu.max(least)))
+}
+
+fn learn_all(paths: &mut PathMtu, queue: &Outbox) {
     for &ip in queue.too_long() {
-        if let Ok(mtu) = mmsg::path_mtu(ip) {
-            paths.learn(now(), ip, mtu.max(if ip.is_ipv4() { LEAST_V4 } else { LEAST_V6 }));
-        }
+        learn(paths, ip);
     }
 }
 

@@ -44,7 +44,8 @@ impl Listener {
     /// so, and privileges do not allow packets in TCP's format, by UDP alone. `replay` is the memory for
     /// what was answered, in bytes; `cache` is for how many connections what was computed is kept, 0 for none
     /// (5.1). If packets of one connection are dealt among replicas it is `balanced`:
-    /// then what is not in the window was maybe answered by another, and is not made up for.
+    /// then what is not in the window was maybe answered by another, and is not made up for. That need not be said
+    /// of the shares of one port: each client's packets come to the same of them.
     ///
     /// # Errors
     /// As [`ServerPort::open`]'s; or the kernel has no random bytes.

@@ -18,7 +18,7 @@ const MOST: usize = 16;
 type Secret = (u8, [u8; 32]);
 
 /// Secrets, and the file that they come from.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Secrets {
     secrets: Vec<Secret>,
     file: Option<(PathBuf, Option<SystemTime>)>,

@@ -4,10 +4,11 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 
+use viaduct_proto::trickles::packet::icmp::{self, Why};
 use viaduct_proto::trickles::packet::stats::Refusal;
 use viaduct_proto::trickles::packet::tcp::{self, Checksum, Packet};
-use viaduct_proto::trickles::packet::{Format, Return, Role, TooLong, mark, too_big, udp};
-use viaduct_sys::filter::{MarkedFilter, TcpMark};
+use viaduct_proto::trickles::packet::{Format, Return, Role, TooLong, mark, udp};
+use viaduct_sys::filter::{MarkedFilter, Share, TcpMark};
 use viaduct_sys::journal::Changes;
 use viaduct_sys::keep_out::KeepOut;
 use viaduct_sys::marked::MarkedTap;
@@ -30,13 +31,17 @@ pub struct ServerSettings {
     pub tcp: bool,
     /// In UDP datagrams.
     pub udp: bool,
-    /// Bytes of the longest packet that is sent, 576 to 65535: the interface's MTU.
+    /// Bytes of the longest packet that is sent, 576 to 65535; less where an interface, or a router on the way,
+    /// says so.
     pub mtu: usize,
     /// Whether what is sent is left untracked by this machine's conntrack; not where it translates its
     /// own addresses.
     pub untracked: bool,
     /// Where the journal of changed rules is kept.
     pub run_dir: PathBuf,
+    /// Of several ports of one process with the same addresses, the one that this is: each has the clients of its
+    /// share, by their ports. The first has to be opened first, and closed last: the rules are its own.
+    pub share: Option<Share>,
 }
 
 /// The port. Not shared between threads; several processes of a machine may have different ports.
@@ -82,9 +87,12 @@ impl ServerPort {
         ports.dedup();
         let (mut tap, mut raw, mut changes) = (None, None, None);
         if settings.tcp {
-            let filter = MarkedFilter { mark: REQUESTS, ports: &ports, plain: false };
+            let share = settings.share;
+            let filter = MarkedFilter { mark: REQUESTS, ports: &ports, plain: false, share };
             let instance = format!("trickles_{}", first.port());
-            changes = Some(keep_out(settings, instance, ports.clone())?);
+            if share.is_none_or(|share| share.number == 0) {
+                changes = Some(keep_out(settings, instance, ports.clone())?);
+            }
             tap = Some(
                 MarkedTap::open(filter).map_err(PortError::socket("open a packet socket", true))?,
             );
@@ -93,7 +101,8 @@ impl ServerPort {
             raw = Some(opened);
         }
         let udp = settings.listen.iter().filter(|_| settings.udp);
-        let datagrams = udp.map(|&at| Datagrams::open(at)).collect::<Result<Vec<_>, _>>()?;
+        let datagrams =
+            udp.map(|&at| Datagrams::open(at, settings.share)).collect::<Result<Vec<_>, _>>()?;
         let door = Door::new(raw, settings.mtu);
         Ok(ServerPort {
             listen: settings.listen.clone(),
@@ -199,9 +208,9 @@ impl Answers {
 }
 
 impl Datagrams {
-    fn open(bound: SocketAddr) -> Result<Datagrams, PortError> {
+    fn open(bound: SocketAddr, share: Option<Share>) -> Result<Datagrams, PortError> {
         let failed = || PortError::socket(format!("listen at UDP {bound}"), false);
-        let socket = UdpBatch::bind_one_family(bound).map_err(failed())?;
+        let socket = UdpBatch::bind_one_family(bound, share).map_err(failed())?;
         mmsg::tell_destination(socket.as_fd(), bound.is_ipv4()).map_err(failed())?;
         socket.set_buffers(SEND_BUFFER).map_err(failed())?;
         let bound = socket.local_addr().map_err(failed())?;
@@ -227,9 +236,12 @@ fn read_packet<'a>(
     local: &mut Local,
     answers: &mut Answers,
 ) -> Option<(&'a [u8], Return)> {
-    if let Some(said) = too_big::parse(got.bytes) {
-        if is_ours(said.source, listen, local) {
-            answers.door.too_big(&said);
+    if let Some(said) = icmp::parse(got.bytes) {
+        if let Why::TooBig(mtu) = said.why
+            && is_ours(said.source, listen, local)
+        {
+            // Anybody can say so of whom he likes: nobody is cut off by it.
+            answers.door.too_big(said.destination.ip(), mtu.max(icmp::LEAST_V6));
         }
         return None;
     }

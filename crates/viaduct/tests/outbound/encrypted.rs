@@ -54,7 +54,7 @@ impl Watch {
 }
 
 /// The public key of an identity that is made.
-fn identity(world: &World, name: &str) -> String {
+pub(crate) fn identity(world: &World, name: &str) -> String {
     let mut made = std::process::Command::new(VIADUCT);
     made.args(["key", "new", "--out"]).arg(world.dir.join(name));
     let made = made.output().unwrap();

@@ -61,6 +61,42 @@ fn ten_megabytes_come_whole_by_every_way_and_plain_tcp_beside() {
 }
 
 #[test]
+fn several_threads_answer_each_request_once() {
+    // Whatever is sent comes twice.
+    let link = "rate=100M,delay=1ms,queue=500kB,duplicate=100%";
+    let Some(world) = World::new("threads", link) else { return };
+    let big = random(500_000);
+    world.file("big.bin", &big);
+    let server = world.serve_with("auto", &["--workers", "3"], || world.connect_plain().is_ok());
+    for format in [Format::Tcp, Format::Udp] {
+        let mut client = world.client(Ways::Only(format));
+        for ip in [world.v4(), world.v6(), world.v4(), world.v6()] {
+            client.read.clear();
+            let flow = client.connect(ip);
+            let end = client.fetch(flow, &get("/big.bin", ""), &[MAIN], LIMIT);
+            assert_eq!(end, End::Finished, "{ip} {format:?}: {}", world.status());
+            assert!(client.response(MAIN).1 == big, "{ip} {format:?}");
+        }
+    }
+    std::thread::sleep(Duration::from_millis(400));
+    let status = &world.status()["trickles"];
+    let count = |name: &str| status[name].as_u64().unwrap();
+    let replayed = status["refused"].as_array().unwrap().iter().find(|of| of[0] == "replayed");
+    let replayed = replayed.unwrap()[1].as_u64().unwrap();
+    // An opening is answered twice: nothing is noted of it.
+    assert!(count("opened") >= 2 * 8, "{status}");
+    let steps = count("messages") - count("opened");
+    assert!(replayed * 2 <= steps && replayed * 2 + 40 > steps, "{replayed} of {steps}: {status}");
+    assert!(count("bytes") < 8 * (big.len() as u64 + 50_000), "{status}");
+    // Each has had some of the eight clients, by their ports; and the port is given back.
+    let rules = || world.net.b1().run("nft", &["list", "ruleset"]).unwrap();
+    assert_eq!(rules().matches("chain arriving").count(), 1, "{}", rules());
+    let told = std::process::Command::new("kill").args(["-INT", &server.id().to_string()]).status();
+    assert!(told.unwrap().success());
+    assert!(common::within(Duration::from_secs(5), || rules().trim().is_empty()), "{}", rules());
+}
+
+#[test]
 fn a_server_that_is_killed_and_started_again_is_not_noticed() {
     let link = "rate=40M,delay=5ms,queue=300kB";
     let Some(world) = World::new("killed", link) else { return };

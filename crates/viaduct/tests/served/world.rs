@@ -204,7 +204,7 @@ impl Client {
                 match word {
                     Word::Changed(stream) if of == flow => self.take(flow, stream),
                     Word::PlainTcp => return End::Plain,
-                    Word::Open => {}
+                    Word::Open | Word::Turned { .. } => {}
                     other => return End::Failed(format!("{other:?}")),
                 }
             }

@@ -126,6 +126,7 @@ impl World {
             mtu: 1500,
             untracked: true,
             run_dir: self.run_dir.clone(),
+            share: None,
         }
     }
 
@@ -253,7 +254,7 @@ impl Asker {
         let (mut words, waker) = (Vec::new(), Waker::new().unwrap());
         let until = Instant::now() + patience;
         while words.is_empty() && Instant::now() < until {
-            self.port().turn(|_, heard| words.push(word(heard))).unwrap();
+            self.port().turn(|_, heard| words.extend(word(heard))).unwrap();
             if words.is_empty() {
                 let sockets: Vec<_> = self.port().sockets().collect();
                 let sockets: Vec<_> =
@@ -306,17 +307,19 @@ impl Drop for Asker {
     }
 }
 
-fn word(heard: Heard<'_>) -> Word {
-    match heard {
+/// What is an answer, in some way or other.
+fn word(heard: Heard<'_>) -> Option<Word> {
+    Some(match heard {
+        Heard::Turned { .. } | Heard::Shorter => return None,
         Heard::PlainTcp => Word::Plain,
-        Heard::Refused => Word::Refused,
+        Heard::Refused { .. } => Word::Refused,
         Heard::Message(message) => {
             let number = u32::from_be_bytes(message[..4].try_into().unwrap());
             let end = 5 + message[5..].iter().position(|byte| *byte == b' ').unwrap();
             let seen_as = std::str::from_utf8(&message[5..end]).unwrap().parse().unwrap();
             Word::Answer { number, which: message[4], seen_as, length: message.len() }
         }
-    }
+    })
 }
 
 pub(crate) fn seen_from(word: &Word) -> IpAddr {

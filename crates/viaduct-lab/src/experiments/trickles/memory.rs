@@ -29,9 +29,9 @@ pub(in crate::experiments) struct Memory;
 /// Clients that are connected and silent, when the server's memory is looked at.
 const CLIENTS: [usize; 4] = [1, 1_000, 10_000, 100_000];
 const QUICK: [usize; 3] = [1, 1_000, 5_000];
-/// Clients that have come in the end, and so many of them at a time.
+/// Clients that have come in the end.
 const MILLION: usize = 1_000_000;
-const BATCH: usize = 20_000;
+const QUICK_MILLION: usize = 40_000;
 /// Connections of TCP; a process has 20,000 descriptors on many a machine.
 const CONNECTIONS: [usize; 4] = [1, 1_000, 5_000, 12_000];
 /// Most that ask at a time.
@@ -81,18 +81,14 @@ fn by_trickles(run: &mut Run) -> Result<()> {
     for &count in counts {
         run.step(&format!("{count} clients"))?;
         let more = count - idle.len();
-        idle.extend(each_fetches(&mut clients, &[], more)?);
+        idle.extend(each_fetches(&mut clients, &[], more, Then::Silent)?);
         found.push(resident(&served));
         draw(run, "Trickles", count, resident(&served));
     }
     run.param("client_bytes_each", ((lab_memory() - before) / idle.len() as f64).round());
-    let million = run.choose(MILLION, 2 * BATCH);
+    let million = run.choose(MILLION, QUICK_MILLION);
     run.step(&format!("until {million} have come"))?;
-    for come in (idle.len()..million).step_by(BATCH) {
-        let many = BATCH.min(million - come);
-        let guests = each_fetches(&mut clients, &[], many)?;
-        guests.into_iter().for_each(|client| clients.forget(client));
-    }
+    each_fetches(&mut clients, &[], million - idle.len(), Then::Gone)?;
     found.push(resident(&served));
     draw(run, "Trickles", million, resident(&served));
     run.step(&format!("{downloads} downloads at once"))?;
@@ -106,7 +102,7 @@ fn by_trickles(run: &mut Run) -> Result<()> {
     let active = watched.resident;
     found.push(active);
     run.step("each of the silent clients fetches something more")?;
-    each_fetches(&mut clients, &idle, 0)?;
+    each_fetches(&mut clients, &idle, 0, Then::Silent)?;
     found.push(resident(&served));
     thread::sleep(Duration::from_millis(500));
     run.param("server", served.status()?);
@@ -164,9 +160,21 @@ fn serve(world: &Dumbbell, run: &Run) -> Result<Served> {
     Ok(served)
 }
 
+/// What becomes of a client that has fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Then {
+    Silent,
+    Gone,
+}
+
 /// Has each of these fetch something, and so many more that connect for it, a thousand at a time; who they are, when
 /// all have it.
-fn each_fetches(clients: &mut Trickles, known: &[u32], more: usize) -> Result<Vec<u32>> {
+fn each_fetches(
+    clients: &mut Trickles,
+    known: &[u32],
+    more: usize,
+    then: Then,
+) -> Result<Vec<u32>> {
     let (mut these, all) = (known.to_vec(), known.len() + more);
     let (waker, mut changed) = (Waker::new()?, Vec::new());
     let deadline = Instant::now() + PATIENCE + EACH * all as u32;
@@ -186,6 +194,9 @@ fn each_fetches(clients: &mut Trickles, known: &[u32], more: usize) -> Result<Ve
             let Some(Some(request)) = asked.get_mut(n) else { continue };
             if is_answered(clients, client, request)? {
                 (asked[n], done) = (None, done + 1);
+                if then == Then::Gone {
+                    clients.forget(client);
+                }
             }
         }
         stop::check()?;

@@ -2,7 +2,7 @@
 
 use super::asks::{Budget, Expected, Want, groups};
 use super::receiver::Turn;
-use super::{Client, Feed, LEAST_REQUEST, Phase, SILENCE};
+use super::{Client, Feed, LEAST_MESSAGE, LEAST_REQUEST, Phase, SILENCE};
 use crate::time::Instant;
 use crate::trickles::continuation::{CONTINUATION, Continuation, LOSS, MOST_LOSSES};
 use crate::trickles::plan::Plan;
@@ -76,7 +76,19 @@ impl Client {
         let mut message = Vec::new();
         emit_open(self.count, self.token, self.config.message, &mut message);
         self.promise(1, CONTINUATION, message.len(), feed);
-        self.finish(message, self.config.pad.max(LEAST_REQUEST), feed);
+        self.finish(message, self.pad(), feed);
+    }
+
+    /// Bytes of the longest request now. If a first request is not answered it may have been too long for the way,
+    /// and nobody has said so.
+    fn longest(&self) -> usize {
+        let again = matches!(self.phase, Phase::Opening) && self.attempts > 0;
+        if again { self.config.request.min(LEAST_MESSAGE) } else { self.config.request }
+    }
+
+    /// Bytes of a first request, at least.
+    fn pad(&self) -> usize {
+        self.config.pad.max(LEAST_REQUEST).min(self.longest())
     }
 
     /// Makes requests of what is held, as long as something is wanted, or to be taken along.
@@ -152,7 +164,7 @@ impl Client {
         let room = match self.anchor {
             Some(_) => room,
             // A ticket is no longer than the request.
-            None => self.config.pad.max(LEAST_REQUEST).saturating_sub(overhead(Some(continuation))),
+            None => self.pad().saturating_sub(overhead(Some(continuation))),
         };
         let room = room.saturating_sub(self.config.reserve);
         let mut budget = self.budget(taken, feed);
@@ -166,7 +178,7 @@ impl Client {
     /// Bytes for the asks of a request that has `taken` bytes already.
     fn budget(&self, taken: usize, feed: &dyn Feed) -> Budget {
         let parcel = if feed.is_pending() { PARCEL } else { 0 };
-        Budget::new(self.config.request.saturating_sub(taken + parcel))
+        Budget::new(self.longest().saturating_sub(taken + parcel))
     }
 
     /// Ends a first request or a restart: padded to `least` bytes, with what is promised.
@@ -174,9 +186,9 @@ impl Client {
         let mut tail = Vec::new();
         self.emit_promised(&mut tail);
         let taken = message.len() + 2;
-        let room = self.config.request.saturating_sub(taken + tail.len());
+        let room = self.longest().saturating_sub(taken + tail.len());
         self.promised_parcel = feed.take(room, &mut tail);
-        let padding = least.min(self.config.request).saturating_sub(taken + tail.len());
+        let padding = least.min(self.longest()).saturating_sub(taken + tail.len());
         emit_padding(padding, &mut message);
         message.extend_from_slice(&tail);
         self.post(message);

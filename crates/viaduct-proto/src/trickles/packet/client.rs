@@ -133,6 +133,13 @@ impl Numbers {
         !self.open && ack.wrapping_sub(self.first.wrapping_add(1)) <= u32::from(u16::MAX)
     }
 
+    /// Whether a packet of ours with this sequence number may be on its way, or was not long ago: ICMP quotes it, and
+    /// who has not seen our packets does not know it.
+    pub fn has_sent(&self, seq: u32) -> bool {
+        let on_its_way = self.top.wrapping_sub(self.acked).saturating_add(BEYOND);
+        if self.open { self.top.wrapping_sub(seq) <= on_its_way } else { seq == self.first }
+    }
+
     fn kind(&self) -> Kind {
         if self.open { Kind::Data } else { Kind::Syn }
     }

@@ -20,17 +20,17 @@
 //! (sequence randomisation) does no harm, as the two are added where they belong together.
 //! `docs/trickles-packets.md` has every byte, and why strict connection tracking accepts it.
 //!
-//! All that comes from the network is read by [`tcp::parse`], [`udp::parse`] and [`too_big::parse`],
+//! All that comes from the network is read by [`tcp::parse`], [`udp::parse`] and [`icmp::parse`],
 //! and what is refused is counted ([`stats::Refusals`]).
 
 pub mod client;
+pub mod icmp;
 pub mod mark;
 pub mod opening;
 pub mod path;
 pub mod server;
 pub mod stats;
 pub mod tcp;
-pub mod too_big;
 pub mod udp;
 
 mod checksum;

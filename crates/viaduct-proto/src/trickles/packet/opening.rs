@@ -5,6 +5,7 @@
 //!     │ a second later
 //!     ├──UDP──▶ answered: so from now on
 //!     ├──TCP's format, UDP, ... in turn, as the transport asks again
+//!     ├──one of them is refused──▶ the other alone; both: nobody is there
 //!     └──a plain SYN-ACK──▶ the server is a plain TCP server
 //! ```
 
@@ -30,14 +31,15 @@ pub struct Opening {
     ways: Ways,
     began: Option<Instant>,
     last: Format,
-    refused: bool,
+    /// Whether TCP's format was refused, and UDP.
+    refused: (bool, bool),
     decided: Option<Format>,
 }
 
 impl Opening {
     /// Nothing was tried.
     pub fn new(ways: Ways) -> Opening {
-        Opening { ways, began: None, last: Format::Tcp, refused: false, decided: None }
+        Opening { ways, began: None, last: Format::Tcp, refused: (false, false), decided: None }
     }
 
     /// How the next request goes.
@@ -46,8 +48,8 @@ impl Opening {
         let early = now.since(began) < PATIENCE;
         let format = match (self.ways, self.decided) {
             (Ways::Only(format), _) | (Ways::Any, Some(format)) => format,
-            (Ways::Any, None) if self.refused => Format::Udp,
-            (Ways::Any, None) if early || self.last == Format::Udp => Format::Tcp,
+            (Ways::Any, None) if self.refused.0 => Format::Udp,
+            (Ways::Any, None) if self.refused.1 || early || self.last == Format::Udp => Format::Tcp,
             (Ways::Any, None) => Format::Udp,
         };
         self.last = format;
@@ -59,11 +61,17 @@ impl Opening {
         self.decided.get_or_insert(format);
     }
 
-    /// The far kernel's TCP has reset us: nobody knows marked packets there, or somebody on the way took
-    /// the mark. Whether there is another way to try.
-    pub fn reset(&mut self) -> bool {
-        self.refused |= self.decided.is_none();
-        self.ways == Ways::Any
+    /// This way is refused: the far kernel's TCP has reset us, or a datagram's port is not there; nobody
+    /// knows Trickles there, or somebody on the way took the mark. Whether another way is left to try: once
+    /// the server was heard nobody is believed who says so.
+    pub fn refuse(&mut self, format: Format) -> bool {
+        let (tcp, udp) = &mut self.refused;
+        match (self.decided, format) {
+            (Some(_), _) => return true,
+            (None, Format::Tcp) => *tcp = true,
+            (None, Format::Udp) => *udp = true,
+        }
+        self.ways == Ways::Any && self.refused != (true, true)
     }
 
     /// Nothing has come for long: what was decided may not hold any more, on another network say.
@@ -97,13 +105,22 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_ends_the_first_way_at_once() {
-        let mut opening = Opening::new(Ways::Any);
-        opening.next(Instant::ZERO);
-        assert!(opening.reset());
-        assert_eq!(opening.next(Instant::ZERO), Format::Udp);
-        let mut only = Opening::new(Ways::Only(Format::Tcp));
-        assert!(!only.reset(), "nothing else is to be tried");
-        assert_eq!(only.next(Instant::ZERO + Duration::from_secs(9)), Format::Tcp);
+    fn a_way_that_is_refused_is_left_at_once() {
+        let (tcp, udp) = (Format::Tcp, Format::Udp);
+        let late = Instant::ZERO + Duration::from_secs(9);
+        for (refused, other) in [(tcp, udp), (udp, tcp)] {
+            let mut opening = Opening::new(Ways::Any);
+            opening.next(Instant::ZERO);
+            assert!(opening.refuse(refused) && opening.refuse(refused));
+            assert_eq!([Instant::ZERO, late].map(|at| opening.next(at)), [other, other]);
+            assert!(!opening.refuse(other), "nothing is left");
+            let mut only = Opening::new(Ways::Only(refused));
+            assert!(!only.refuse(refused), "nothing else is to be tried");
+            assert_eq!(only.next(late), refused);
+        }
+        let mut heard = Opening::new(Ways::Any);
+        heard.heard(udp);
+        assert!(heard.refuse(udp) && heard.refuse(tcp), "it is there");
+        assert_eq!(heard.next(late), udp);
     }
 }

@@ -33,11 +33,14 @@ impl PathMtu {
         PathMtu { usual, places: vec![None; PLACES] }
     }
 
-    /// A router has said that packets to `ip` may have `mtu` bytes. Only ever less than usual.
-    pub fn learn(&mut self, now: Instant, ip: IpAddr, mtu: usize) {
-        if mtu < self.usual {
+    /// A router has said that packets to `ip` may have `mtu` bytes. Whether that is less than was known: more
+    /// is never believed.
+    pub fn learn(&mut self, now: Instant, ip: IpAddr, mtu: usize) -> bool {
+        let less = mtu < self.get(now, ip);
+        if less {
             self.places[place(ip)] = Some(Entry { ip, mtu, until: now + HOLDS });
         }
+        less
     }
 
     /// Bytes of the longest packet to `ip`.
@@ -64,9 +67,10 @@ mod tests {
         let ip: IpAddr = "10.0.0.1".parse().unwrap();
         let (mut path, start) = (PathMtu::new(1500), Instant::ZERO);
         assert_eq!(path.get(start, ip), 1500);
-        path.learn(start, ip, 9000);
+        assert!(!path.learn(start, ip, 9000));
         assert_eq!(path.get(start, ip), 1500);
-        path.learn(start, ip, 1400);
+        assert!(path.learn(start, ip, 1400) && !path.learn(start, ip, 1400));
+        assert!(!path.learn(start, ip, 1450), "another router on the way said less");
         assert_eq!(path.get(start + Duration::from_secs(599), ip), 1400);
         assert_eq!(path.get(start, "10.0.0.2".parse().unwrap()), 1500);
         assert_eq!(path.get(start + Duration::from_secs(600), ip), 1500);

@@ -17,22 +17,27 @@
 //! bytes is chosen here; how many bytes a request may ask for, and what becomes lost with a packet, the
 //! [`Client`] knows, because it computes the server's congestion control.
 
+mod config;
+mod hear;
 mod input;
 mod output;
+mod width;
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::client::{self, Arrived, Client, ENDS};
-use super::standard::{END, MAIN, Note, Notes, Place, Reason};
-use crate::time::{Duration, Instant};
+use super::client::{self, Client};
+use super::standard::{END, MAIN, Place};
+use crate::time::Instant;
+use config::transport;
+pub use config::{Config, Failure, State};
 use input::Inputs;
 use output::Output;
+use width::Width;
 
 /// Numbers that are reserved for the output of [`MAIN`].
 pub const MAIN_RESERVE: u64 = 1 << 56;
@@ -42,61 +47,6 @@ const AT_A_TIME: usize = 64;
 const LEAST_SHARE: u64 = 64 << 10;
 /// After so many restarts without an answer the connection is opened anew, with shorter messages.
 const PATIENCE: u32 = 4;
-
-/// What a stream client is set to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Config {
-    /// Longest message that may come, and be sent, in bytes: 1,200 or more, as far as packets hold.
-    pub message: u16,
-    /// Longest message that is sent, where that is to be less: 1,200 or more, too.
-    pub request: u16,
-    /// Most bytes that are written to a stream and not consumed yet.
-    pub send_buffer: usize,
-    /// Most bytes that are asked for and not read yet, all streams together; each may have 64 KiB.
-    pub window: u64,
-    /// The connection fails when it has waited so long for an answer.
-    pub give_up: Duration,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Config {
-            message: 1_400,
-            request: u16::MAX,
-            send_buffer: 1 << 20,
-            window: 8 << 20,
-            give_up: Duration::from_secs(60),
-        }
-    }
-}
-
-/// Why a stream does not go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum Failure {
-    /// The server says so.
-    #[error(transparent)]
-    Reset(#[from] Reason),
-    /// The server takes nothing of a packet full of input, or does not answer it.
-    #[error("the server takes nothing of what is sent")]
-    Stalled,
-    /// More output is there than numbers were reserved for.
-    #[error("the answer is longer than the {0} bytes that were reserved for it")]
-    TooLong(u64),
-    /// Nothing came for too long.
-    #[error("the server did not answer")]
-    TimedOut,
-}
-
-/// How a stream stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// It goes on.
-    Open,
-    /// All output was read.
-    Finished,
-    /// It does not go on.
-    Failed(Failure),
-}
 
 /// A connection's client. See the [module](self).
 #[derive(Debug)]
@@ -116,6 +66,7 @@ pub struct Stream {
     failed: Option<Failure>,
     /// Packets that had come, and when, or since when something is waited for.
     heard: (u64, Instant),
+    width: Width,
 }
 
 impl Stream {
@@ -136,6 +87,7 @@ impl Stream {
             stale: true,
             failed: None,
             heard: (0, now),
+            width: Width::new(config.message),
         };
         stream.begin(MAIN_RESERVE);
         stream
@@ -244,6 +196,7 @@ impl Stream {
     /// A message came.
     pub fn handle(&mut self, now: Instant, message: &[u8]) {
         self.client.handle(now, message);
+        self.width.heard(message.len(), self.client.stats().restarts);
         while let Some(arrived) = self.client.poll_arrived() {
             self.take(&arrived);
         }
@@ -282,19 +235,31 @@ impl Stream {
         if now.since(self.heard.1) >= self.config.give_up && !self.client.is_idle() {
             self.failed = Some(Failure::TimedOut);
             self.changed.extend(self.outputs.keys());
-        } else if self.client.attempts() >= PATIENCE && self.client.is_open() {
-            self.reopen(now);
+        } else if !self.client.is_open() {
+            self.width.doubted = true;
+        } else if self.client.attempts() >= PATIENCE || self.width.is_doubtful(&self.client) {
+            self.reopen(client::LEAST_MESSAGE as u16, now);
+        }
+    }
+
+    /// The way takes messages of at most so many bytes, and first requests of at most `request`: if that is less
+    /// than so far, a new connection takes the place of this one. No less than [`client::LEAST_MESSAGE`].
+    pub fn shorten(&mut self, message: u16, request: u16, now: Instant) {
+        let Config { message: longest, request: first, .. } = self.config;
+        if message < longest || request < first.min(longest) {
+            (self.config.message, self.config.request) = (message.min(longest), request.min(first));
+            self.reopen(self.config.message, now);
         }
     }
 
     /// A new connection takes the place of one that is not answered: its secret may be gone, or its
     /// messages too long for the way. The application's continuations hold in the new one.
-    fn reopen(&mut self, now: Instant) {
+    fn reopen(&mut self, message: u16, now: Instant) {
         self.token = self.token.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1);
-        let message = client::LEAST_MESSAGE as u16;
         let transport =
             client::Config { reserve: self.client.reserved(), ..transport(&self.config, message) };
         self.client = Client::open(transport, self.token, now);
+        self.width = Width::new(message);
         self.inputs.forget_flight();
         self.outputs.values_mut().for_each(Output::forget_flight);
         self.heard.0 = 0;
@@ -315,72 +280,6 @@ impl Stream {
                 output.settle(parcel);
             }
             self.stale = true;
-        }
-    }
-
-    fn take(&mut self, arrived: &Arrived) {
-        self.stale = true;
-        for note in Notes::new(&arrived.user.clone()) {
-            self.hear(&note, arrived);
-        }
-        let Some(stream) = self.stream_at(arrived.position) else { return };
-        let Some(output) = self.outputs.get_mut(&stream) else { return };
-        let end = arrived.position + arrived.data.len() as u64;
-        let window = self.config.window.max(LEAST_SHARE);
-        if output.insert(arrived.position, arrived.data.clone(), window) {
-            self.changed.insert(stream);
-        }
-        if arrived.flags & ENDS != 0 {
-            self.end(stream, end);
-        }
-    }
-
-    fn hear(&mut self, note: &Note, arrived: &Arrived) {
-        match *note {
-            Note::Input(place, bytes) => {
-                if self.inputs.consumed(&place, arrived.user.slice_ref(bytes), arrived.parcel) {
-                    self.changed.insert(place.stream);
-                }
-            }
-            Note::Closed { stream, position } => {
-                self.inputs.closed(stream, position);
-                self.changed.insert(stream);
-            }
-            Note::Output(valid, bytes) => {
-                let Some(output) = self.outputs.get_mut(&valid.stream) else { return };
-                output.add(valid, arrived.user.slice_ref(bytes));
-                if usize::from(valid.leave) > self.client.reserved() {
-                    self.client.reserve(valid.leave.into());
-                }
-                if valid.last {
-                    self.end(valid.stream, valid.end);
-                }
-            }
-            Note::Reset { stream, reason } => {
-                let Some(output) = self.outputs.get_mut(&stream) else { return };
-                output.fail(reason.into());
-                let region = output.region();
-                self.client.unwant(region);
-                self.inputs.forget(stream);
-                self.changed.insert(stream);
-            }
-            Note::Brings { from, to } => {
-                let share = self.share();
-                let stream = self.stream_at(from);
-                if let Some(output) = stream.and_then(|stream| self.outputs.get_mut(&stream)) {
-                    output.brings(from..to, arrived.parcel, share);
-                }
-            }
-        }
-    }
-
-    /// Nothing of the stream's output is at `end` or beyond.
-    fn end(&mut self, stream: u32, end: u64) {
-        let Some(output) = self.outputs.get_mut(&stream) else { return };
-        if output.end(end) {
-            let skipped: Range<u64> = end..output.region().end;
-            self.client.unwant(skipped);
-            self.changed.insert(stream);
         }
     }
 
@@ -409,11 +308,4 @@ impl Stream {
             });
         }
     }
-}
-
-fn transport(config: &Config, message: u16) -> client::Config {
-    let message = message.min(config.message);
-    // The first answer is no longer than the request, so that is as long as can be.
-    let request = usize::from(message.min(config.request)).max(client::LEAST_MESSAGE);
-    client::Config { message, request, reserve: 0, pad: request }
 }

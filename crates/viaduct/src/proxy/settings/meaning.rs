@@ -172,7 +172,6 @@ pub(super) fn workers(
         ("accept after-connect", holds),
         ("on-demand", args.on_demand),
         ("idle-exit", args.idle_exit.is_some()),
-        ("trickles", policies.trickles().next().is_some()),
         ("a handler whose flows share connections", policies.share()),
     ];
     match single.iter().find(|(_, is)| *is && wanted > 1) {

@@ -11,7 +11,8 @@
 //! | here | [`Trickles`]: all ports of a loop, one for each of the [`Ways`] that its policies name |
 //! | [`ways`] | which packets may be tried |
 //! | [`course`] | that, and whether all is encrypted |
-//! | `port` | a port, and how the connections over it stand |
+//! | `port` | a port |
+//! | `seat` | how a connection over it stands |
 //! | `known` | servers that are known to know only TCP, or Trickles |
 //! | [`trickle`] | a connection as an end of a flow |
 //! | `pump` | how the loop drives all this |
@@ -20,6 +21,7 @@ mod course;
 mod known;
 mod port;
 mod pump;
+mod seat;
 mod trickle;
 mod ways;
 
@@ -40,7 +42,8 @@ pub use course::{Course, Early};
 pub use trickle::Trickle;
 pub use ways::Ways;
 
-use port::{News, SharedPort};
+use port::SharedPort;
+use seat::News;
 
 /// All ports of a loop.
 #[derive(Debug)]
@@ -59,7 +62,7 @@ pub struct Outlets(Arc<BTreeMap<Ways, SharedPort>>);
 
 impl Trickles {
     /// Without a port. The loop is woken by `token`; rules and their journal in `run_dir` are called after
-    /// `name`, which no other process of this network namespace has.
+    /// `name`, which no other loop of this network namespace has.
     pub fn new(registry: Registry, token: Token, name: &str, run_dir: PathBuf) -> Trickles {
         let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
         let instance = name.chars().map(plain).collect();

@@ -3,7 +3,7 @@
 //! ```text
 //!   Asking ── answered ─────────────▶ There
 //!      ├── the server's TCP answers, or nobody does for a while ──▶ PlainTcp: the loop goes on by TCP
-//!      └── nobody listens there ──▶ Refused
+//!      └── nobody listens there, and its TCP says so ──▶ Refused
 //! ```
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -24,15 +24,13 @@ use viaduct_proto::trickles::stream::{Config, State, Stream};
 
 use super::course::{Course, Early};
 use super::known::Known;
+use super::seat::{News, Seat, Standing};
 use super::ways::Ways;
 use crate::shell::entropy;
 use crate::trickles::{ClientSettings, Connector, Flow, PortError, Word};
 
-/// Bytes of the longest packet: Ethernet's. Where less passes, that is found out.
+/// Bytes of the longest packet: Ethernet's. Where less passes, the route's interface or a router says so.
 const MTU: usize = 1500;
-/// How long a server may say nothing before it is tried by the kernel's TCP: two more tries, by the other
-/// packets too, and a round trip by satellite.
-const PATIENCE: Duration = Duration::from_secs(3);
 /// How long a connection that was there waits for an answer. A server may be away for as long as this and
 /// nobody has to know; a TCP that sends in vain gives up about then.
 const GIVE_UP: Duration = Duration::from_secs(900);
@@ -56,7 +54,7 @@ pub(super) struct Port {
     /// Seats of which the loop is to hear.
     news: VecDeque<Flow>,
     /// Those that are not answered yet, by when they are tried by TCP.
-    waiting: VecDeque<(Instant, Flow)>,
+    waiting: BTreeSet<(Instant, Flow)>,
     /// Connections whose flow has ended, and that have still to bring what was written.
     leaving: BTreeSet<Flow>,
     /// Servers that know only TCP, and those that have answered.
@@ -64,40 +62,6 @@ pub(super) struct Port {
     there: Known,
     /// The last turn was not the end of what had come.
     busy: bool,
-}
-
-/// A connection's place.
-#[derive(Debug)]
-struct Seat {
-    to: SocketAddr,
-    /// It is not to go on by anything else.
-    encrypted: bool,
-    token: Option<Token>,
-    standing: Standing,
-    /// The loop is to hear of it.
-    named: bool,
-}
-
-/// How a connection stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
-    /// Nothing is known of the server.
-    Asking,
-    /// It has answered.
-    There,
-    /// It is to be reached by TCP.
-    PlainTcp,
-    /// Nobody listens there.
-    Refused,
-}
-
-/// What the loop hears of an end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum News {
-    /// It can be read, or written, or has ended.
-    Ready,
-    /// Its server, here, is to be reached by TCP.
-    PlainTcp(SocketAddr),
 }
 
 impl SharedPort {
@@ -127,7 +91,7 @@ impl SharedPort {
             connector: opened?,
             seats: HashMap::new(),
             news: VecDeque::new(),
-            waiting: VecDeque::new(),
+            waiting: BTreeSet::new(),
             leaving: BTreeSet::new(),
             plain: Known::new(PLAIN),
             there: Known::new(THERE),
@@ -159,13 +123,12 @@ impl Port {
             None => self.connector.connect(to, config)?,
             Some(key) => self.connector.connect_encrypted(to, config, key, entropy())?,
         };
-        let encrypted = key.is_some();
-        let seat = Seat { to, encrypted, token: None, standing: Standing::Asking, named: false };
-        self.seats.insert(flow, seat);
+        let seat = Seat::new(to, key.is_some(), now);
         // One that may not go on by TCP waits until it is given up.
-        if !encrypted {
-            self.waiting.push_back((now + PATIENCE, flow));
+        if !seat.encrypted {
+            self.waiting.insert((seat.until, flow));
         }
+        self.seats.insert(flow, seat);
         let early = match course.early {
             Early::Never => false,
             Early::Known => self.there.holds(to, now),
@@ -204,7 +167,7 @@ impl Port {
     /// The end of a flow has gone; `well`: what was written is still to arrive.
     pub(super) fn leave(&mut self, flow: Flow, well: bool) {
         let Some(seat) = self.seats.remove(&flow) else { return };
-        self.waiting.retain(|(_, of)| *of != flow);
+        self.waiting.remove(&(seat.until, flow));
         self.news.retain(|of| *of != flow);
         match seat.standing {
             Standing::There if well && !self.is_over(flow) => drop(self.leaving.insert(flow)),
@@ -232,8 +195,8 @@ impl Port {
         while let Some((flow, word)) = self.connector.poll_word() {
             self.hear(flow, word, now);
         }
-        while let Some(&(_, flow)) = self.waiting.front().filter(|(at, _)| *at <= now) {
-            self.waiting.pop_front();
+        while let Some(&(at, flow)) = self.waiting.first().filter(|(at, _)| *at <= now) {
+            self.waiting.remove(&(at, flow));
             if self.standing(flow) == Standing::Asking {
                 self.stand(flow, Standing::PlainTcp, now);
             }
@@ -267,7 +230,7 @@ impl Port {
         if self.busy || !self.news.is_empty() {
             return Some(Duration::ZERO);
         }
-        let waiting = self.waiting.front().map(|(at, _)| at.since(now));
+        let waiting = self.waiting.first().map(|(at, _)| at.since(now));
         self.connector.poll_timeout().into_iter().chain(waiting).min()
     }
 
@@ -285,8 +248,31 @@ impl Port {
             Word::Open => self.stand(flow, Standing::There, now),
             Word::PlainTcp if self.is_encrypted(flow) => self.stand(flow, Standing::Refused, now),
             Word::PlainTcp => self.stand(flow, Standing::PlainTcp, now),
-            Word::Refused => self.stand(flow, Standing::Refused, now),
+            Word::Turned { reset } => self.turned(flow, reset, now),
+            Word::Refused { reset } => {
+                let known = reset || self.is_encrypted(flow);
+                self.refused(flow);
+                let standing = if known { Standing::Refused } else { Standing::PlainTcp };
+                self.stand(flow, standing, now);
+            }
             Word::Changed(_) => self.name(flow),
+        }
+    }
+
+    /// One kind of packets is refused. Where it was the server's TCP that said so, UDP is not waited for as long as
+    /// if nothing were known: whoever keeps datagrams out says nothing.
+    fn turned(&mut self, flow: Flow, reset: bool, now: Instant) {
+        self.refused(flow);
+        let Some(seat) = self.seats.get_mut(&flow).filter(|_| reset) else { return };
+        if self.waiting.remove(&(seat.until, flow)) {
+            seat.hurry(now);
+            self.waiting.insert((seat.until, flow));
+        }
+    }
+
+    fn refused(&mut self, flow: Flow) {
+        if let Some(seat) = self.seats.get_mut(&flow) {
+            seat.refused = true;
         }
     }
 
@@ -303,7 +289,8 @@ impl Port {
             Standing::PlainTcp | Standing::Refused => self.there.forget(seat.to),
             Standing::Asking => {}
         }
-        if standing == Standing::PlainTcp {
+        // One who has refused us may be there the next time.
+        if standing == Standing::PlainTcp && !seat.refused {
             self.plain.learn(seat.to, now);
         }
         self.name(flow);

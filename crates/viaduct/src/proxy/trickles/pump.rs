@@ -7,7 +7,7 @@ use mio::Token;
 use tracing::debug;
 use viaduct_proto::time::Instant;
 
-use super::port::News;
+use super::seat::News;
 use crate::proxy::flow::End;
 use crate::proxy::leg::Leg;
 use crate::proxy::outward::straight;

@@ -11,7 +11,8 @@ use viaduct_proto::trickles::standard::MAIN;
 use viaduct_proto::trickles::stream::{Failure, State};
 
 use super::course::Course;
-use super::port::{SharedPort, Standing};
+use super::port::SharedPort;
+use super::seat::Standing;
 use crate::proxy::target::error_of;
 use crate::trickles::Flow;
 

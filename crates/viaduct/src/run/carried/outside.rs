@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
-use viaduct_sys::hall;
+use viaduct_sys::undelivered::hear_errors;
 
 /// One of ours.
 #[derive(Clone, Debug)]
@@ -77,7 +77,7 @@ impl Outside {
         let socket = UdpSocket::from(socket);
         // Whether the program may is asked in the hall.
         socket.set_broadcast(true)?;
-        hall::hear_errors(&socket)?;
+        hear_errors(&socket)?;
         let port = socket.local_addr()?.port();
         let at = Bound { ip: at.ip(), both };
         Ok(Outside { socket: Arc::new(socket), at, port })

@@ -10,7 +10,8 @@ use crate::time::{Duration, Instant};
 use crate::trickles::standard::{MAIN, Reason};
 use world::{Browser, Habits, Node, digest, endpoint, object, serve, way_back};
 
-const HABITS: Habits = Habits { mouthful: usize::MAX, knows_length: true };
+const HABITS: Habits =
+    Habits { mouthful: usize::MAX, knows_length: true, longest: [usize::MAX; 2] };
 
 fn at(seconds: f64) -> Instant {
     Instant::from_nanos((seconds * 1e9) as u64)
@@ -125,7 +126,7 @@ fn several_inputs_and_many_requests_share_a_connection() {
     for knows_length in [true, false] {
         for (n, link) in LINKS.into_iter().enumerate() {
             let mut rng = Rng::from_seed(n as u64);
-            let habits = Habits { mouthful: 400, knows_length };
+            let habits = Habits { mouthful: 400, knows_length, ..HABITS };
             let mut world = World::new(Browser::new(Config::default()), habits, link, n as u64);
             let browser = world.browser();
             browser.write(MAIN, b"G".to_vec());
@@ -297,6 +298,30 @@ fn a_server_that_is_gone_is_given_up() {
     assert_eq!(world.browser().stream.state(MAIN), State::Open);
     world.sim.run_until(at(60.0));
     assert_eq!(world.browser().stream.state(MAIN), State::Failed(Failure::TimedOut));
+}
+
+#[test]
+fn a_way_that_is_too_narrow_and_says_nothing_is_found_out_in_two_seconds() {
+    for longest in [[1_100, 1_100], [1_100, usize::MAX], [usize::MAX, 1_100]] {
+        let habits = Habits { longest, ..HABITS };
+        let mut world = World::new(Browser::new(Config::default()), habits, LINKS[0], 1);
+        world.browser().write(MAIN, b"G100000 1\n".to_vec());
+        let took = world.finish(MAIN, 2.5);
+        assert!(world.browser().read[0] == object(100_000, 1), "{longest:?}");
+        println!("{longest:?}: {took:?}");
+    }
+}
+
+#[test]
+fn a_way_that_becomes_too_narrow_in_mid_transfer_is_found_out() {
+    let mut world = World::new(Browser::new(Config::default()), HABITS, LINKS[0], 1);
+    world.browser().write(MAIN, b"G10000000 1\n".to_vec());
+    world.sim.run_until(at(0.3));
+    let Node::Server { habits, .. } = world.sim.node_mut(world.server) else { panic!("a server") };
+    habits.longest = [1_100; 2];
+    assert!(world.browser().read[0].len() < 9_000_000);
+    world.finish(MAIN, 8.0);
+    assert!(world.browser().read[0] == object(10_000_000, 1));
 }
 
 #[test]

@@ -68,6 +68,8 @@ pub(super) struct Habits {
     pub(super) mouthful: usize,
     /// Whether it knows how long an object is before it has sent it.
     pub(super) knows_length: bool,
+    /// Bytes of the longest message that passes the way to it, and back.
+    pub(super) longest: [usize; 2],
 }
 
 /// The application: a function of the event.
@@ -286,8 +288,12 @@ impl Machine for Node {
             }
             Node::Server { endpoint, habits, now: clock, out } => {
                 *clock = now;
-                let _ = endpoint.handle(now, way_back(), &packet);
-                out.extend(serve(endpoint, *habits));
+                let [there, back] = habits.longest;
+                if packet.len() <= there {
+                    let _ = endpoint.handle(now, way_back(), &packet);
+                }
+                let answers = serve(endpoint, *habits).into_iter();
+                out.extend(answers.filter(|answer| answer.len() <= back));
             }
         }
     }

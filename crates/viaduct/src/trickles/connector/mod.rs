@@ -7,6 +7,9 @@
 //!           stream(flow)      read, write, request ...; then flush()
 //! ```
 
+mod held;
+mod word;
+
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::mem::MaybeUninit;
@@ -17,12 +20,13 @@ use rustix::event::{Timespec, epoll};
 use viaduct_proto::keys::{Entropy, PublicKey};
 use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
-use viaduct_proto::trickles::crypt::{self, ClientCrypt};
-use viaduct_proto::trickles::standard::MAIN;
+use viaduct_proto::trickles::crypt::ClientCrypt;
 use viaduct_proto::trickles::stream::{Config, Stream};
 
 use super::door::now;
 use super::{ClientPort, ClientSettings, Flow, Heard, PortError, PortStats};
+use held::Held;
+pub use word::Word;
 
 /// Bytes of answers that a request is taken to bring, for TCP's numbers: a first window.
 const EXPECTED: u32 = 16 << 10;
@@ -33,20 +37,6 @@ const PATIENCE: u32 = 3;
 const TAP: u64 = u64::MAX;
 /// Sockets that are looked at in one turn.
 const SOCKETS: usize = 64;
-
-/// What is to be said of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Word {
-    /// The server has answered, for the first time.
-    Open,
-    /// This stream has something to read, or room to write, or has ended; see
-    /// [`Stream::state`].
-    Changed(u32),
-    /// The server is a plain TCP server: close this connection, and connect as to any other.
-    PlainTcp,
-    /// Nobody listens there.
-    Refused,
-}
 
 /// Streams over a port. Not shared between threads.
 #[derive(Debug)]
@@ -60,17 +50,6 @@ pub struct Connector {
     touched: BTreeSet<Flow>,
     words: VecDeque<(Flow, Word)>,
     rng: Rng,
-}
-
-#[derive(Debug)]
-struct Held {
-    stream: Stream,
-    crypt: Option<ClientCrypt>,
-    /// Somebody has heard that the server has answered.
-    open: bool,
-    due: Option<Instant>,
-    /// Nothing is sent before something is written, until then.
-    held: Option<Instant>,
 }
 
 impl Connector {
@@ -132,16 +111,9 @@ impl Connector {
             self.port.close(flow);
             return Err(error.into());
         }
-        let room = u16::try_from(self.port.room(flow)).unwrap_or(u16::MAX);
-        let taken =
-            |bytes: usize| room.saturating_sub(if crypt.is_some() { bytes as u16 } else { 0 });
-        let config = Config {
-            message: config.message.min(taken(crypt::REQUEST)),
-            request: config.request.min(taken(crypt::OPENING)),
-            ..config
-        };
-        let stream = Stream::open(config, self.rng.next_u64(), now());
-        self.streams.insert(flow, Held { stream, crypt, open: false, due: None, held: None });
+        let token = self.rng.next_u64();
+        let held = Held::open(config, crypt, self.port.room(flow), token, now());
+        self.streams.insert(flow, held);
         self.touched.insert(flow);
         Ok(flow)
     }
@@ -213,19 +185,12 @@ impl Connector {
         let now = now();
         for &flow in &touched {
             let Some(held) = self.streams.get_mut(&flow) else { continue };
-            held.held = held.held.filter(|&until| now < until && held.stream.is_flushed(MAIN));
-            while held.held.is_none()
-                && let Some(message) = held.stream.poll_transmit(now)
-            {
-                let message = match &mut held.crypt {
-                    None => message,
-                    Some(crypt) => match crypt.seal(&message) {
-                        Some(sealed) => sealed,
-                        None => continue,
-                    },
-                };
-                // What does not fit is lost: the stream begins anew with shorter messages.
-                let _ = self.port.send(flow, &message, EXPECTED);
+            while let Some(message) = held.poll_transmit(now) {
+                let sent = self.port.send(flow, &message, EXPECTED);
+                if sent.is_err() && !held.fit(self.port.room(flow), now) {
+                    self.words.push_back((flow, Word::Refused { reset: false }));
+                    break;
+                }
             }
             while let Some(stream) = held.stream.poll_changed() {
                 self.words.push_back((flow, Word::Changed(stream)));
@@ -266,17 +231,13 @@ impl Connector {
     /// Takes a batch from a socket; how many packets.
     fn hear(&mut self, socket: u64) -> io::Result<usize> {
         let Connector { port, streams, touched, words, .. } = self;
-        let now = now();
+        let (now, mut shorter) = (now(), Vec::new());
         let each = |flow: Flow, heard: Heard<'_>| {
             let Some(held) = streams.get_mut(&flow) else { return };
             match heard {
                 Heard::Message(message) => {
-                    match &mut held.crypt {
-                        None => held.stream.handle(now, message),
-                        Some(crypt) => {
-                            let Some(opened) = crypt.open(message) else { return };
-                            held.stream.handle(now, &opened);
-                        }
+                    if !held.handle(now, message) {
+                        return;
                     }
                     if held.stream.is_open() && !std::mem::replace(&mut held.open, true) {
                         words.push_back((flow, Word::Open));
@@ -284,13 +245,28 @@ impl Connector {
                     touched.insert(flow);
                 }
                 Heard::PlainTcp => words.push_back((flow, Word::PlainTcp)),
-                Heard::Refused => words.push_back((flow, Word::Refused)),
+                Heard::Turned { reset } => words.push_back((flow, Word::Turned { reset })),
+                Heard::Refused { reset } => words.push_back((flow, Word::Refused { reset })),
+                Heard::Shorter => shorter.push(flow),
             }
         };
-        match socket {
+        let packets = match socket {
             TAP => port.hear_tap(each),
             flow => port.hear_flow(Flow(flow as usize), each),
+        };
+        for flow in shorter {
+            self.shorten(flow, now);
         }
+        packets
+    }
+
+    /// The way of a connection has become narrower.
+    fn shorten(&mut self, flow: Flow, now: Instant) {
+        let Some(held) = self.streams.get_mut(&flow) else { return };
+        if !held.fit(self.port.room(flow), now) {
+            self.words.push_back((flow, Word::Refused { reset: false }));
+        }
+        self.touched.insert(flow);
     }
 
     fn run_timers(&mut self) {

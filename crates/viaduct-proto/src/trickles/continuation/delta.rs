@@ -1,0 +1,53 @@
+//! What is left of a continuation for a client that has another of its piece (5.3).
+
+use super::{CONTINUATION, Continuation, renumber};
+use crate::trickles::bytes::{Reader, put_u48};
+use crate::trickles::keys::{Keys, MAC};
+
+/// Where its timestamp and its RTT stand.
+const TIME_AT: usize = 32;
+
+/// What of a continuation a client cannot know that has another of its piece (5.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delta<'a>(&'a [u8]);
+
+/// Bytes of a [`Delta`]: number of the secret 1, timestamp 6, smoothed RTT 4, code 16.
+pub const DELTA: usize = 1 + 6 + 4 + MAC;
+
+impl<'a> Delta<'a> {
+    /// Takes one off `reader`.
+    pub(in crate::trickles) fn read(reader: &mut Reader<'a>) -> Option<Self> {
+        reader.take(DELTA).map(Delta)
+    }
+
+    /// Number of the secret.
+    pub(in crate::trickles) fn secret(self) -> u8 {
+        self.0[0]
+    }
+
+    /// The continuation `offset` above the base of the piece that `model` is of: its bytes.
+    pub(in crate::trickles) fn on(self, model: &[u8], offset: u32) -> Option<Vec<u8>> {
+        let mut bytes = model.get(..CONTINUATION - MAC)?.to_vec();
+        bytes[0] = self.0[0];
+        // No losses wait for their repair.
+        bytes[1] &= 0xf0;
+        renumber(&mut bytes, offset);
+        bytes[TIME_AT..TIME_AT + 10].copy_from_slice(&self.0[1..11]);
+        bytes.extend_from_slice(&self.0[11..]);
+        Some(bytes)
+    }
+}
+
+impl Continuation {
+    /// Appends what is left of it for a client that has another of its piece. No losses wait.
+    pub(in crate::trickles) fn emit_delta(&self, keys: &Keys, out: &mut Vec<u8>) {
+        let start = out.len();
+        self.emit_body(keys, out);
+        let mac = keys.transport(&out[start..]);
+        out.truncate(start);
+        out.push(keys.number());
+        put_u48(out, self.timestamp);
+        out.extend_from_slice(&self.rtt.to_be_bytes());
+        out.extend_from_slice(&mac);
+    }
+}

@@ -1,0 +1,162 @@
+//! The transport continuation: what TCP would keep of a connection at the server (2.1), in
+//! 70 + 12 m bytes where m losses wait for their repair. The paper's has 75 + 12 m.
+//!
+//! ```text
+//!   0  number of the secret 1
+//!   1  mode 2 bits | delayed 1 | by request 1 | losses 4
+//!   2  connection 8
+//!  10  generation 2          counts restarts
+//!  12  tag 4                 chosen by the client; in every response
+//!  16  base 8                the piece: TCPBase
+//!  24  number 4              of the packet, above the base; of a ticket: which attempt it answers
+//!  28  start 2               startCwnd
+//!  30  ssthresh 2
+//!  32  timestamp 6           microseconds of the server's clock
+//!  38  smoothed RTT 4        microseconds; 0: not known
+//!  42  secret of the nonces 1
+//!  43  address 8             a keyed hash of the client's
+//!  51  longest message 2     of a response
+//!  53  delta 1 bit | burst limit 7
+//!  54  losses, each: first 8 | count 4
+//!      code 16               AES-CMAC of all before it
+//! ```
+
+mod body;
+mod delta;
+#[cfg(test)]
+pub(super) mod tests;
+
+use super::keys::{KeyRing, Keys, MAC};
+use super::piece::Piece;
+use super::plan::Run;
+pub(super) use body::renumber;
+pub use delta::{DELTA, Delta};
+
+/// Bytes of a continuation without its losses.
+pub const CONTINUATION: usize = 54 + MAC;
+/// Bytes that each loss adds.
+pub const LOSS: usize = 12;
+/// Most losses in one.
+pub const MOST_LOSSES: usize = 15;
+
+/// What a continuation is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// A ticket: its echo shows that the client is where it says, and begins a piece.
+    Ticket,
+    /// A packet of a piece that began anew.
+    Begun,
+    /// A packet of a piece that began with the survivors of the one before it.
+    Survivors,
+}
+
+/// Losses that wait for their repair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Losses {
+    runs: [Run; MOST_LOSSES],
+    count: u8,
+}
+
+impl Losses {
+    /// The losses, ascending.
+    pub fn runs(&self) -> &[Run] {
+        &self.runs[..usize::from(self.count)]
+    }
+
+    /// Adds one. Beyond [`MOST_LOSSES`] they are not watched: whoever has so many has shown it, and
+    /// that the first of them are repaired is shown later.
+    pub fn push(&mut self, run: Run) {
+        if let Some(free) = self.runs.get_mut(usize::from(self.count)) {
+            *free = run;
+            self.count += 1;
+        }
+    }
+}
+
+/// A transport continuation. See the [module](self).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Continuation {
+    /// What it is for.
+    pub mode: Mode,
+    /// Which connection.
+    pub connection: u64,
+    /// How often the connection was restarted; wraps.
+    pub generation: u16,
+    /// What responses to this client carry.
+    pub tag: u32,
+    /// The loss-free piece that the packet belongs to.
+    pub piece: Piece,
+    /// The packet's number, at or above the piece's base.
+    pub number: u64,
+    /// When it was made, in microseconds of the server's clock; below 2^48.
+    pub timestamp: u64,
+    /// The smoothed round trip, in microseconds; 0 if none was measured.
+    pub rtt: u32,
+    /// Number of the secret that the connection's nonces are made with.
+    pub nonces: u8,
+    /// The client's address, as [`Keys`] hash it.
+    pub address: u64,
+    /// Longest message of a response, in bytes.
+    pub message: u16,
+    /// Most lost packets that one request has sent again; below 128.
+    pub burst: u8,
+    /// Whether the server leaves out of its packets what the client has of their piece (5.3).
+    pub delta: bool,
+    /// Losses whose repair the client has not yet shown.
+    pub losses: Losses,
+}
+
+/// A continuation that is none of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Invalid {
+    /// Too short, or fields out of range.
+    #[error("these bytes are no transport continuation")]
+    Malformed,
+    /// The secret is not, or no longer, in the ring.
+    #[error("the continuation is of secret {0}, which is not in the ring: open a new connection")]
+    UnknownSecret(u8),
+    /// The code does not fit.
+    #[error("the continuation was altered, or made with another secret")]
+    Forged,
+}
+
+impl Continuation {
+    /// Bytes of this continuation on the wire.
+    pub fn len(&self) -> usize {
+        CONTINUATION + LOSS * self.losses.runs().len()
+    }
+
+    /// Always false: a continuation has its fixed part.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Appends it to `out`, authenticated.
+    pub fn emit(&self, keys: &Keys, out: &mut Vec<u8>) {
+        let start = out.len();
+        self.emit_body(keys, out);
+        let mac = keys.transport(&out[start..]);
+        out.extend_from_slice(&mac);
+    }
+
+    /// Reads the fields without checking the code, as a client does, and how long it is.
+    ///
+    /// # Errors
+    /// [`Invalid::Malformed`].
+    pub fn peek(bytes: &[u8]) -> Result<(Continuation, usize), Invalid> {
+        let (continuation, _) = Continuation::peek_body(bytes).ok_or(Invalid::Malformed)?;
+        let len = continuation.len();
+        if bytes.len() < len { Err(Invalid::Malformed) } else { Ok((continuation, len)) }
+    }
+
+    /// Reads one that begins `bytes`, and checks that a replica with this ring has made it.
+    ///
+    /// # Errors
+    /// Any [`Invalid`].
+    pub fn open(ring: &KeyRing, bytes: &[u8]) -> Result<Continuation, Invalid> {
+        let (continuation, len) = Continuation::peek(bytes)?;
+        let keys = ring.get(bytes[0]).ok_or(Invalid::UnknownSecret(bytes[0]))?;
+        let (body, mac) = bytes[..len].split_last_chunk::<MAC>().ok_or(Invalid::Malformed)?;
+        if keys.is_transport(body, mac) { Ok(continuation) } else { Err(Invalid::Forged) }
+    }
+}

@@ -1,0 +1,75 @@
+//! What a connection hears: data, and what is said of its streams.
+
+use std::ops::Range;
+
+use super::{LEAST_SHARE, Stream};
+use crate::trickles::client::{Arrived, ENDS};
+use crate::trickles::standard::{Note, Notes};
+
+impl Stream {
+    pub(super) fn take(&mut self, arrived: &Arrived) {
+        self.stale = true;
+        for note in Notes::new(&arrived.user.clone()) {
+            self.hear(&note, arrived);
+        }
+        let Some(stream) = self.stream_at(arrived.position) else { return };
+        let Some(output) = self.outputs.get_mut(&stream) else { return };
+        let end = arrived.position + arrived.data.len() as u64;
+        let window = self.config.window.max(LEAST_SHARE);
+        if output.insert(arrived.position, arrived.data.clone(), window) {
+            self.changed.insert(stream);
+        }
+        if arrived.flags & ENDS != 0 {
+            self.end(stream, end);
+        }
+    }
+
+    fn hear(&mut self, note: &Note, arrived: &Arrived) {
+        match *note {
+            Note::Input(place, bytes) => {
+                if self.inputs.consumed(&place, arrived.user.slice_ref(bytes), arrived.parcel) {
+                    self.changed.insert(place.stream);
+                }
+            }
+            Note::Closed { stream, position } => {
+                self.inputs.closed(stream, position);
+                self.changed.insert(stream);
+            }
+            Note::Output(valid, bytes) => {
+                let Some(output) = self.outputs.get_mut(&valid.stream) else { return };
+                output.add(valid, arrived.user.slice_ref(bytes));
+                if usize::from(valid.leave) > self.client.reserved() {
+                    self.client.reserve(valid.leave.into());
+                }
+                if valid.last {
+                    self.end(valid.stream, valid.end);
+                }
+            }
+            Note::Reset { stream, reason } => {
+                let Some(output) = self.outputs.get_mut(&stream) else { return };
+                output.fail(reason.into());
+                let region = output.region();
+                self.client.unwant(region);
+                self.inputs.forget(stream);
+                self.changed.insert(stream);
+            }
+            Note::Brings { from, to } => {
+                let share = self.share();
+                let stream = self.stream_at(from);
+                if let Some(output) = stream.and_then(|stream| self.outputs.get_mut(&stream)) {
+                    output.brings(from..to, arrived.parcel, share);
+                }
+            }
+        }
+    }
+
+    /// Nothing of the stream's output is at `end` or beyond.
+    fn end(&mut self, stream: u32, end: u64) {
+        let Some(output) = self.outputs.get_mut(&stream) else { return };
+        if output.end(end) {
+            let skipped: Range<u64> = end..output.region().end;
+            self.client.unwant(skipped);
+            self.changed.insert(stream);
+        }
+    }
+}

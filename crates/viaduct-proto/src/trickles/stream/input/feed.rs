@@ -1,0 +1,118 @@
+//! What the transport's requests take along of the inputs.
+
+use super::Inputs;
+use super::one::{Flight, WORTHWHILE};
+use crate::trickles::client::Feed;
+use crate::trickles::standard::Place;
+use crate::trickles::standard::wire::{
+    MOST_NOTE, SEGMENT, emit_beyond, emit_close, emit_segment, first_place,
+};
+
+/// Most segments in a request: the first packet of its answer must hold what is said to them.
+const MOST_SEGMENTS: usize = 8;
+/// Bytes of an output that are asked for with its input alone, before there is a continuation, at most.
+const EAGER: u64 = 32 << 10;
+
+impl Inputs {
+    /// The streams that are ready, in turn.
+    fn in_turn(&self) -> Vec<u32> {
+        // Of what several inputs yield an answer brings one's: each has a request of its own, if it can.
+        let each = self.ready.len() <= self.spare;
+        let most = if each { 1 } else { MOST_SEGMENTS };
+        let behind = self.ready.range(self.last.saturating_add(1)..);
+        behind.chain(self.ready.range(..=self.last)).copied().take(most).collect()
+    }
+}
+
+impl Feed for Inputs {
+    fn is_pending(&self) -> bool {
+        self.close || !self.ready.is_empty()
+    }
+
+    fn take(&mut self, room: usize, out: &mut Vec<u8>) -> Option<u64> {
+        let start = out.len();
+        if std::mem::take(&mut self.close) {
+            emit_close(out);
+            return None;
+        }
+        let parcel = self.parcel;
+        self.taken.clear();
+        for stream in self.in_turn() {
+            let Some(input) = self.streams.get_mut(&stream) else { continue };
+            let left = room - (out.len() - start);
+            let sent = input.sent();
+            let position = input.place.position + sent as u64;
+            let ahead = first_place(&Place { position, ..input.place });
+            let continuation =
+                if input.flights.is_empty() { &input.continuation[..] } else { &ahead };
+            let head = continuation.len() + SEGMENT;
+            let Some(most) = left.checked_sub(head) else { break };
+            let waiting = &input.buffer[sent..];
+            let bytes = waiting.len().min(most);
+            let cut = bytes < waiting.len();
+            if cut && bytes < WORTHWHILE {
+                break;
+            }
+            let ends = input.ends && !cut;
+            emit_segment(continuation, ends, &waiting[..bytes], out);
+            // Of an input that is whole any part of the output can be made at once.
+            let whole = ends && position == 0;
+            let region = input.place.region();
+            input.unasked = whole.then(|| region.start..region.end.min(region.start + EAGER));
+            input.flights.push_back(Flight { parcel, bytes, ends, cut });
+            self.taken.push(stream);
+            self.last = stream;
+            self.look(stream);
+        }
+        (out.len() > start).then(|| {
+            self.parcel += 1;
+            parcel
+        })
+    }
+
+    fn spare(&mut self, requests: usize) {
+        self.spare = requests;
+    }
+
+    fn brings(&mut self, bytes: u64) {
+        // Of several inputs the last one's output is brought.
+        let last = self.taken.last().copied();
+        for stream in std::mem::take(&mut self.taken) {
+            let Some(input) = self.streams.get_mut(&stream) else { continue };
+            let (Some(unasked), Some(flight)) = (&mut input.unasked, input.flights.back()) else {
+                continue;
+            };
+            let brought = if Some(stream) == last { bytes } else { 0 };
+            let to = unasked.end.min(unasked.start + brought);
+            self.promised.push_back((stream, flight.parcel, unasked.start..to));
+            unasked.start = to;
+            self.eager.push_back(stream);
+        }
+        self.skip_done();
+    }
+
+    fn is_eager(&self) -> bool {
+        !self.eager.is_empty()
+    }
+
+    fn take_eager(&mut self, room: usize, bytes: u64, out: &mut Vec<u8>) -> Option<u64> {
+        let (&stream, parcel) = (self.eager.front()?, self.parcel);
+        let input = self.streams.get_mut(&stream)?;
+        let unasked = input.unasked.as_mut()?;
+        let brought = bytes.saturating_sub(MOST_NOTE as u64);
+        let needed = input.continuation.len() + input.buffer.len() + SEGMENT + MOST_NOTE;
+        if needed > room || brought == 0 {
+            input.unasked = None;
+            self.skip_done();
+            return None;
+        }
+        emit_beyond(unasked.start, out);
+        emit_segment(&input.continuation, true, &input.buffer, out);
+        let to = unasked.end.min(unasked.start + brought);
+        self.promised.push_back((stream, parcel, unasked.start..to));
+        unasked.start = to;
+        self.parcel += 1;
+        self.skip_done();
+        Some(parcel)
+    }
+}

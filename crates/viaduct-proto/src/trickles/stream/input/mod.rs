@@ -1,0 +1,187 @@
+//! What is written, until it is consumed.
+//!
+//! | file | noun |
+//! |---|---|
+//! | here | [`Inputs`]: all streams of a connection |
+//! | `one` | a stream, and how much of it is on its way |
+//! | `feed` | what the transport's requests take along |
+
+mod feed;
+mod one;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+
+use bytes::{Buf as _, Bytes};
+
+use super::Failure;
+use crate::trickles::standard::Place;
+use one::{Flight, Input, Reach};
+
+/// After so many requests with nothing said to what they took along a stream fails.
+const MOST_TRIES: u32 = 32;
+
+/// The input streams of a connection.
+#[derive(Debug, Default)]
+pub(super) struct Inputs {
+    streams: BTreeMap<u32, Input>,
+    /// Those that have something to send.
+    ready: BTreeSet<u32>,
+    /// The stream that was served last.
+    last: u32,
+    parcel: u64,
+    close: bool,
+    /// Requests that may be sent now.
+    spare: usize,
+    /// The streams that were taken along last, whose output may be asked for with the same input.
+    taken: Vec<u32>,
+    eager: VecDeque<u32>,
+    /// Of which stream requests that are sent bring what, by parcel.
+    promised: VecDeque<(u32, u64, Range<u64>)>,
+}
+
+impl Inputs {
+    pub(super) fn begin(&mut self, place: Place) {
+        self.streams.insert(place.stream, Input::new(place));
+    }
+
+    pub(super) fn room(&self, stream: u32, most: usize) -> usize {
+        let input = self.streams.get(&stream).filter(|input| !input.closed && !input.ends);
+        input.map_or(0, |input| most.saturating_sub(input.buffer.len()))
+    }
+
+    /// Takes as much of `data` as `most` bytes of buffer have room for.
+    pub(super) fn write(&mut self, stream: u32, data: &[u8], most: usize) -> usize {
+        let taken = self.room(stream, most).min(data.len());
+        if let Some(input) = self.streams.get_mut(&stream) {
+            input.buffer.extend_from_slice(&data[..taken]);
+        }
+        self.look(stream);
+        taken
+    }
+
+    pub(super) fn shutdown(&mut self, stream: u32) {
+        if let Some(input) = self.streams.get_mut(&stream) {
+            input.ends = true;
+        }
+        self.look(stream);
+    }
+
+    pub(super) fn is_flushed(&self, stream: u32) -> bool {
+        self.streams.get(&stream).is_none_or(|input| input.closed || input.buffer.is_empty())
+    }
+
+    pub(super) fn failure(&self, stream: u32) -> Option<Failure> {
+        self.streams.get(&stream)?.failure
+    }
+
+    pub(super) fn forget(&mut self, stream: u32) {
+        self.streams.remove(&stream);
+        self.ready.remove(&stream);
+        self.skip_done();
+    }
+
+    pub(super) fn close(&mut self) {
+        self.close = true;
+    }
+
+    /// The server has read up to `place`, and gives `continuation`, in answer to `parcel`. Whether that is
+    /// news.
+    pub(super) fn consumed(
+        &mut self,
+        place: &Place,
+        continuation: Bytes,
+        parcel: Option<u64>,
+    ) -> bool {
+        let Some(input) = self.streams.get_mut(&place.stream) else { return false };
+        let taken = place.position.checked_sub(input.place.position);
+        let Some(taken) = taken.filter(|&taken| taken <= input.buffer.len() as u64) else {
+            return false;
+        };
+        if place.region() != input.place.region() {
+            return false;
+        }
+        if !input.advance(taken as usize, parcel) {
+            return false;
+        }
+        input.buffer.advance(taken as usize);
+        input.place = *place;
+        input.continuation = continuation;
+        input.tries = 0;
+        input.unasked = None;
+        self.look(place.stream);
+        self.skip_done();
+        true
+    }
+
+    /// The server reads nothing beyond `position`.
+    pub(super) fn closed(&mut self, stream: u32, position: u64) {
+        let Some(input) = self.streams.get_mut(&stream) else { return };
+        if position >= input.place.position {
+            input.closed = true;
+            input.buffer.clear();
+            input.flights.clear();
+            input.unasked = None;
+        }
+        self.look(stream);
+        self.skip_done();
+    }
+
+    /// No answer to this parcel will come any more: what it had is sent again.
+    pub(super) fn settle(&mut self, parcel: u64, changed: &mut BTreeSet<u32>) {
+        let mut settled = Vec::new();
+        for (&stream, input) in &mut self.streams {
+            let of_parcel = |flight: &Flight| flight.parcel == parcel;
+            let Some(at) = input.flights.iter().position(of_parcel) else { continue };
+            // Nor was anything behind it understood.
+            input.flights.truncate(at);
+            input.unasked = None;
+            input.reach.shrink();
+            input.tries += u32::from(at == 0);
+            if input.tries > MOST_TRIES {
+                input.failure = Some(Failure::Stalled);
+                changed.insert(stream);
+            }
+            settled.push(stream);
+        }
+        settled.into_iter().for_each(|stream| self.look(stream));
+        self.skip_done();
+    }
+
+    /// No answer to anything will come any more.
+    pub(super) fn forget_flight(&mut self) {
+        for input in self.streams.values_mut() {
+            input.flights.clear();
+            input.reach = Reach::default();
+            input.unasked = None;
+        }
+        let streams: Vec<u32> = self.streams.keys().copied().collect();
+        streams.into_iter().for_each(|stream| self.look(stream));
+        self.skip_done();
+    }
+
+    /// Forgets streams at the front of which nothing more is to be asked for ahead.
+    fn skip_done(&mut self) {
+        let more =
+            |input: &Input| input.unasked.as_ref().is_some_and(|unasked| !unasked.is_empty());
+        while let Some(stream) = self.eager.front()
+            && !self.streams.get(stream).is_some_and(more)
+        {
+            self.eager.pop_front();
+        }
+    }
+
+    /// The next promise: a stream, the parcel that brings it something, and what.
+    pub(super) fn poll_promised(&mut self) -> Option<(u32, u64, Range<u64>)> {
+        self.promised.pop_front()
+    }
+
+    /// Notes whether a stream has something to send.
+    fn look(&mut self, stream: u32) {
+        if self.streams.get(&stream).is_some_and(Input::is_ready) {
+            self.ready.insert(stream);
+        } else {
+            self.ready.remove(&stream);
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! A stream's input, and how much of it is on its way.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use bytes::{Bytes, BytesMut};
+
+use super::super::Failure;
+use crate::trickles::standard::Place;
+use crate::trickles::standard::wire::first_place;
+
+/// Least bytes of a stream that a further segment is made for.
+pub(super) const WORTHWHILE: usize = 64;
+/// Most segments of a stream that are on their way.
+const MOST_AHEAD: usize = 64;
+
+/// A stream.
+#[derive(Debug)]
+pub(super) struct Input {
+    pub(super) place: Place,
+    pub(super) continuation: Bytes,
+    /// What was written behind `place`.
+    pub(super) buffer: BytesMut,
+    /// Nothing follows.
+    pub(super) ends: bool,
+    /// The server reads no more.
+    pub(super) closed: bool,
+    /// What requests have taken along of which nothing was said yet, in the order of the bytes.
+    pub(super) flights: VecDeque<Flight>,
+    pub(super) reach: Reach,
+    /// The server has taken nothing of this.
+    pub(super) refused: Option<Flight>,
+    pub(super) tries: u32,
+    pub(super) failure: Option<Failure>,
+    /// What of the output no request brings yet, and may be asked for with the input alone.
+    pub(super) unasked: Option<Range<u64>>,
+}
+
+/// What a request has taken along.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flight {
+    pub(super) parcel: u64,
+    pub(super) bytes: usize,
+    /// The end was told.
+    pub(super) ends: bool,
+    /// More was there than room for it.
+    pub(super) cut: bool,
+}
+
+/// How many segments may be on their way. Those behind the first name a place alone: the server may have
+/// the continuation of it, which it has just made. Where it has not, as replicas that answer in turn have not,
+/// or where it consumes no whole packets, there is one at a time.
+#[derive(Debug)]
+pub(super) struct Reach {
+    segments: usize,
+    /// So many are to be consumed before there are more.
+    wait: u32,
+    /// That much, when next something was in vain.
+    patience: u32,
+}
+
+impl Default for Reach {
+    fn default() -> Self {
+        Reach { segments: 1, wait: 0, patience: 0 }
+    }
+}
+
+impl Reach {
+    pub(super) fn grow(&mut self) {
+        if self.wait > 0 {
+            self.wait -= 1;
+            return;
+        }
+        self.segments = (self.segments + 1).min(MOST_AHEAD);
+        self.patience /= 2;
+    }
+
+    pub(super) fn shrink(&mut self) {
+        if self.segments <= 2 {
+            self.patience = (2 * self.patience + 1).min(63);
+        }
+        self.segments = (self.segments / 2).max(1);
+        self.wait = self.patience;
+    }
+}
+
+impl Input {
+    pub(super) fn new(place: Place) -> Input {
+        Input {
+            place,
+            continuation: first_place(&place).into(),
+            buffer: BytesMut::new(),
+            ends: false,
+            closed: false,
+            flights: VecDeque::new(),
+            reach: Reach::default(),
+            refused: None,
+            tries: 0,
+            failure: None,
+            unasked: None,
+        }
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        let more = match (self.flights.back(), self.refused) {
+            (None, Some(before)) => self.buffer.len() > before.bytes || self.ends && !before.ends,
+            (None, None) => !self.buffer.is_empty() || self.ends,
+            (Some(last), _) => {
+                let left = self.buffer.len() - self.sent();
+                let worth = left >= WORTHWHILE || self.ends;
+                last.cut && worth && self.flights.len() < self.reach.segments
+            }
+        };
+        more && !self.closed && self.failure.is_none()
+    }
+
+    /// Bytes that are on their way.
+    pub(super) fn sent(&self) -> usize {
+        self.flights.iter().map(|flight| flight.bytes).sum()
+    }
+
+    /// The server has read `taken` bytes more, and said so in answer to `parcel`; false if that is no news.
+    pub(super) fn advance(&mut self, taken: usize, parcel: Option<u64>) -> bool {
+        let (mut left, mut done) = (taken, None);
+        while let Some(&first) = self.flights.front().filter(|first| first.bytes <= left) {
+            left -= first.bytes;
+            self.flights.pop_front();
+            self.reach.grow();
+            done = Some(first);
+        }
+        if taken == 0 && done.is_none() {
+            // It takes nothing of the first, or this was said of what was before it.
+            let Some(&first) = self.flights.front().filter(|first| Some(first.parcel) == parcel)
+            else {
+                return false;
+            };
+            self.refused = Some(first);
+            self.flights.clear();
+            // It will not take more of the same.
+            if first.cut {
+                self.failure = Some(Failure::Stalled);
+            }
+            return true;
+        }
+        self.refused = None;
+        if left > 0 && self.flights.pop_front().is_some() {
+            // What is behind was said for another place.
+            self.flights.clear();
+            self.reach.shrink();
+        }
+        self.closed |= done.is_some_and(|flight| flight.ends);
+        true
+    }
+}

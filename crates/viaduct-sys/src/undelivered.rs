@@ -1,0 +1,101 @@
+//! What a UDP socket hears of its datagrams that did not arrive, beside those that come.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
+
+use rustix::net::{AddressFamily, sockopt};
+
+use crate::os;
+
+/// A datagram that did not arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Undelivered {
+    /// Where it was to go.
+    pub to: SocketAddr,
+    /// What was said of it: type and code of ICMP, or of ICMPv6 where `to` is of IPv6.
+    pub why: [u8; 2],
+}
+
+/// Has a socket keep what is said of datagrams that did not arrive.
+///
+/// # Errors
+/// It is no socket of IP.
+pub fn hear_errors(socket: impl AsFd) -> io::Result<()> {
+    let fd = socket.as_fd();
+    os::setsockopt(fd, libc::SOL_IP, libc::IP_RECVERR, &1)?;
+    match sockopt::socket_domain(fd)? == AddressFamily::INET6 {
+        true => os::setsockopt(fd, libc::SOL_IPV6, libc::IPV6_RECVERR, &1),
+        false => Ok(()),
+    }
+}
+
+/// What such a socket was told, if it was.
+pub fn take_error(socket: BorrowedFd<'_>) -> Option<Undelivered> {
+    // SAFETY: all zeros is an address and a message.
+    let (mut name, mut message): (libc::sockaddr_in6, libc::msghdr) =
+        unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+    let mut control = [0u64; 16];
+    message.msg_name = (&raw mut name).cast();
+    message.msg_namelen = size_of::<libc::sockaddr_in6>() as _;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&control) as _;
+    let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
+    // SAFETY: the kernel writes to the address and the control bytes, which live through the call and
+    // are as long as the message says.
+    let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
+    if got < 0 {
+        return None;
+    }
+    // SAFETY: the message is as the kernel has just written it.
+    let head = unsafe { libc::CMSG_FIRSTHDR(&raw const message).as_ref() }?;
+    let errors = [(libc::SOL_IP, libc::IP_RECVERR), (libc::SOL_IPV6, libc::IPV6_RECVERR)];
+    if !errors.contains(&(head.cmsg_level, head.cmsg_type)) {
+        return None;
+    }
+    // SAFETY: such a header is followed by this, which may stand anywhere.
+    let error: libc::sock_extended_err =
+        unsafe { libc::CMSG_DATA(head).cast::<libc::sock_extended_err>().read_unaligned() };
+    let port = u16::from_be(name.sin6_port);
+    let ip = match i32::from(name.sin6_family) {
+        // The address stands where the other has its flow.
+        libc::AF_INET => Ipv4Addr::from(u32::from_be(name.sin6_flowinfo)).into(),
+        _ => IpAddr::from(name.sin6_addr.s6_addr).to_canonical(),
+    };
+    let icmp = [libc::SO_EE_ORIGIN_ICMP, libc::SO_EE_ORIGIN_ICMP6];
+    let is_icmp = error.ee_origin == icmp[usize::from(ip.is_ipv6())];
+    is_icmp.then_some(Undelivered { to: (ip, port).into(), why: [error.ee_type, error.ee_code] })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    #[test]
+    fn a_socket_hears_that_nobody_is_there() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        hear_errors(&socket).unwrap();
+        assert_eq!(take_error(socket.as_fd()), None);
+        let closed = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        socket.send_to(b"x", closed).unwrap();
+        assert_eq!(take_error(socket.as_fd()), Some(Undelivered { to: closed, why: [3, 3] }));
+    }
+
+    #[test]
+    fn one_of_ipv6_hears_it_of_both_families() {
+        let socket = UdpSocket::bind("[::]:0").unwrap();
+        hear_errors(&socket).unwrap();
+        for (from, why) in [("[::1]:0", [1, 4]), ("127.0.0.1:0", [3, 3])] {
+            let closed = UdpSocket::bind(from).unwrap().local_addr().unwrap();
+            let to = match closed.ip() {
+                IpAddr::V4(ip) => SocketAddr::new(ip.to_ipv6_mapped().into(), closed.port()),
+                IpAddr::V6(_) => closed,
+            };
+            socket.send_to(b"x", to).unwrap();
+            assert_eq!(take_error(socket.as_fd()), Some(Undelivered { to: closed, why }));
+        }
+    }
+}

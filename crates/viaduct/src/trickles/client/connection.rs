@@ -1,0 +1,161 @@
+//! A connection's two ways out: a port of TCP's format, a socket of UDP; and which of them it takes.
+
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::os::fd::{AsFd as _, BorrowedFd};
+
+use viaduct_proto::trickles::packet::{Format, Numbers, Opening, Role, TooLong, udp};
+use viaduct_sys::mmsg::Outbox;
+use viaduct_sys::tcp::TcpOptions;
+use viaduct_sys::udp::UdpBatch;
+use viaduct_sys::undelivered::hear_errors;
+
+use super::super::SEND_BUFFER;
+use super::super::door::{Door, now};
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) remote: SocketAddr,
+    pub(super) opening: Opening,
+    pub(super) tcp: Option<(Numbers, Held)>,
+    pub(super) udp: Option<Datagrams>,
+    /// Whether the far kernel's TCP has said no.
+    pub(super) reset: bool,
+    /// The last request, until the server is heard: where its way is refused it goes by another.
+    unheard: Vec<u8>,
+}
+
+/// A port that the kernel gives to nobody else: bound, and neither listening nor connected.
+#[derive(Debug)]
+pub(super) struct Held(TcpStream);
+
+/// A socket, and what leaves by it.
+#[derive(Debug)]
+pub(super) struct Datagrams {
+    pub(super) socket: UdpBatch,
+    queue: Outbox,
+    count: u8,
+}
+
+impl Connection {
+    pub(super) fn new(
+        remote: SocketAddr,
+        opening: Opening,
+        tcp: Option<(Numbers, Held)>,
+        udp: Option<Datagrams>,
+    ) -> Connection {
+        Connection { remote, opening, tcp, udp, reset: false, unheard: Vec::new() }
+    }
+
+    /// Bytes of the longest message in packets of `mtu` bytes, whichever way it goes.
+    pub(super) fn room(&self, mtu: usize) -> usize {
+        let tcp = self.tcp.iter().map(|(numbers, _)| numbers.room(mtu));
+        let udp = self.udp.iter().map(|_| mtu.saturating_sub(udp::overhead(self.remote.is_ipv4())));
+        tcp.chain(udp).min().unwrap_or(0)
+    }
+
+    /// Sends a request with the next flush.
+    pub(super) fn send(
+        &mut self,
+        message: &[u8],
+        expected: u32,
+        door: &mut Door,
+        packet: &mut Vec<u8>,
+    ) -> Result<(), TooLong> {
+        let ip = self.remote.ip();
+        let mtu = door.mtu(ip);
+        match (self.opening.next(now()), &mut self.tcp, &mut self.udp) {
+            (Format::Tcp, Some((numbers, _)), _) => {
+                numbers.request(message, expected, mtu, packet)?;
+                door.packet(packet, ip);
+            }
+            (_, _, Some(udp)) => udp.push(message, self.remote, mtu, door, packet)?,
+            (Format::Tcp | Format::Udp, _, None) => {}
+        }
+        if self.opening.decided().is_none() {
+            self.unheard.clear();
+            self.unheard.extend_from_slice(message);
+        }
+        Ok(())
+    }
+
+    pub(super) fn flush(&mut self, door: &mut Door) {
+        if let Some(udp) = &mut self.udp {
+            door.flush_datagrams(&mut udp.queue, udp.socket.as_fd());
+        }
+    }
+
+    /// The server was heard this way.
+    pub(super) fn heard(&mut self, format: Format) {
+        self.opening.heard(format);
+        self.unheard = Vec::new();
+    }
+
+    /// This way is refused. Whether nothing is left to try; else the last request has gone by the other.
+    pub(super) fn refuse(&mut self, format: Format, door: &mut Door, packet: &mut Vec<u8>) -> bool {
+        if !self.opening.refuse(format) {
+            return true;
+        }
+        let message = std::mem::take(&mut self.unheard);
+        if format == Format::Tcp && !message.is_empty() {
+            // What is too long now is so for the transport's next request, which is told.
+            let _ = self.send(&message, 0, door, packet);
+            self.flush(door);
+        }
+        false
+    }
+}
+
+impl Datagrams {
+    /// A socket that hears of what did not arrive.
+    pub(super) fn open(remote: SocketAddr) -> std::io::Result<Datagrams> {
+        let any = if remote.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        let socket = UdpBatch::bind(any.parse().expect("an address"))?;
+        socket.set_buffers(SEND_BUFFER)?;
+        hear_errors(&socket)?;
+        Ok(Datagrams { socket, queue: Outbox::of_datagrams(), count: 0 })
+    }
+
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn push(
+        &mut self,
+        message: &[u8],
+        to: SocketAddr,
+        mtu: usize,
+        door: &mut Door,
+        packet: &mut Vec<u8>,
+    ) -> Result<(), TooLong> {
+        let room = mtu.saturating_sub(udp::overhead(to.is_ipv4()));
+        if message.len() > room {
+            return Err(TooLong { have: message.len(), room });
+        }
+        packet.clear();
+        packet.extend(udp::head(Role::Request, self.count));
+        packet.extend_from_slice(message);
+        self.count = self.count.wrapping_add(1);
+        self.queue.push(packet, to, None);
+        if self.queue.is_full() {
+            door.flush_datagrams(&mut self.queue, self.socket.as_fd());
+        }
+        Ok(())
+    }
+}
+
+/// Our address towards `remote`, with a port that nobody else gets.
+pub(super) fn hold_port(remote: SocketAddr) -> std::io::Result<(SocketAddr, Held)> {
+    let ip = source_towards(remote)?;
+    let held = Held(viaduct_sys::tcp::bound(SocketAddr::new(ip, 0), TcpOptions::default())?);
+    Ok((held.0.local_addr()?, held))
+}
+
+/// Our address towards `remote`.
+pub(super) fn source_towards(remote: SocketAddr) -> std::io::Result<IpAddr> {
+    let any: SocketAddr =
+        if remote.is_ipv4() { ([0; 4], 0).into() } else { ([0_u16; 8], 0).into() };
+    // Connecting a UDP socket asks for the route, and sends nothing.
+    let route = UdpSocket::bind(any)?;
+    route.connect(remote)?;
+    Ok(route.local_addr()?.ip())
+}

@@ -1,0 +1,143 @@
+//! What a packet or datagram means, and to which connection.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+use slab::Slab;
+use viaduct_proto::trickles::packet::icmp::{self, Report, Why};
+use viaduct_proto::trickles::packet::stats::Refusal;
+use viaduct_proto::trickles::packet::tcp::{self, Checksum, Packet};
+use viaduct_proto::trickles::packet::{Format, Role, udp};
+use viaduct_sys::mmsg::Received;
+use viaduct_sys::undelivered::{Undelivered, take_error};
+
+use super::super::door::Door;
+use super::Heard;
+use super::connection::Connection;
+
+/// ICMP's type and code where a datagram was too long.
+const TOO_BIG_V4: [u8; 2] = [3, 4];
+const TOO_BIG_V6: [u8; 2] = [2, 0];
+
+/// Who hears, and what answers.
+pub(super) struct Ears<'a> {
+    /// By local port: connections in TCP's format.
+    pub(super) ports: &'a HashMap<u16, usize>,
+    pub(super) flows: &'a mut Slab<Connection>,
+    pub(super) door: &'a mut Door,
+    /// A packet's place.
+    pub(super) packet: &'a mut Vec<u8>,
+}
+
+impl Ears<'_> {
+    /// Of a packet from the tap.
+    pub(super) fn packet<'p>(&mut self, got: &Received<'p>) -> Option<(usize, Heard<'p>)> {
+        if let Some(said) = icmp::parse(got.bytes) {
+            return self.report(&said);
+        }
+        let checksum = if got.check { Checksum::Check } else { Checksum::Trust };
+        let heard = tcp::parse(got.bytes, got.length, checksum).and_then(|packet| match packet {
+            Packet::Message(answer, message) => {
+                let (flow, to) = self.find(answer.destination.port())?;
+                let (numbers, _) = to.tcp.as_mut().ok_or(Refusal::NotOurs)?;
+                if !numbers.hear(&answer) {
+                    return Err(Refusal::NotOurs);
+                }
+                to.heard(Format::Tcp);
+                self.door.stats.received += 1;
+                Ok(Some((flow, Heard::Message(message))))
+            }
+            Packet::Plain { source, destination, ack, reset } => {
+                // With thousands of connections the tap sees what other programs' are told, too.
+                let Ok((flow, to)) = self.find(destination.port()) else { return Ok(None) };
+                let (numbers, _) = to.tcp.as_ref().ok_or(Refusal::NotOurs)?;
+                let ours = (numbers.remote(), numbers.local()) == (source, destination);
+                // A stranger does not know our number; and one who has answered is no plain TCP server.
+                if !ours || !numbers.answers_syn(ack) {
+                    return Err(Refusal::NotOurs);
+                }
+                Ok(if reset {
+                    self.refuse(flow, Format::Tcp, true)
+                } else {
+                    Some((flow, Heard::PlainTcp))
+                })
+            }
+        });
+        heard.unwrap_or_else(|why| {
+            self.door.stats.refuse(why);
+            None
+        })
+    }
+
+    /// What was said of datagrams of a connection that did not arrive; the last that matters.
+    pub(super) fn undelivered(&mut self, flow: usize) -> Option<Heard<'static>> {
+        let mut heard = None;
+        while let Some(Undelivered { to, why }) = {
+            let udp = self.flows.get(flow)?.udp.as_ref()?;
+            take_error(udp.as_fd())
+        } {
+            let said = match (to.is_ipv4(), why) {
+                (true, TOO_BIG_V4) | (false, TOO_BIG_V6) => {
+                    self.door.ask_kernel(to.ip()).then_some(Heard::Shorter)
+                }
+                (true, [3, _]) | (false, [1, _]) => {
+                    self.refuse(flow, Format::Udp, false).map(|(_, heard)| heard)
+                }
+                _ => None,
+            };
+            heard = said.or(heard);
+        }
+        heard
+    }
+
+    /// A router, or the far host, says what became of a packet in TCP's format.
+    fn report(&mut self, said: &Report) -> Option<(usize, Heard<'static>)> {
+        let flow = *self.ports.get(&said.source.port())?;
+        let to = self.flows.get(flow).filter(|to| to.remote == said.destination)?;
+        let (numbers, _) = to.tcp.as_ref()?;
+        if !numbers.has_sent(said.number) {
+            self.door.stats.refuse(Refusal::NotOurs);
+            return None;
+        }
+        match said.why {
+            Why::TooBig(mtu) => {
+                self.door.too_big(said.destination.ip(), mtu).then_some((flow, Heard::Shorter))
+            }
+            Why::Unreachable => self.refuse(flow, Format::Tcp, false),
+        }
+    }
+
+    /// A way is refused, by a reset of the far kernel's or otherwise.
+    fn refuse(
+        &mut self,
+        flow: usize,
+        format: Format,
+        reset: bool,
+    ) -> Option<(usize, Heard<'static>)> {
+        let to = self.flows.get_mut(flow)?;
+        if to.opening.decided().is_some() {
+            return None;
+        }
+        to.reset |= reset;
+        let reset = to.reset;
+        let nobody = to.refuse(format, self.door, self.packet);
+        Some((flow, if nobody { Heard::Refused { reset } } else { Heard::Turned { reset } }))
+    }
+
+    fn find(&mut self, port: u16) -> Result<(usize, &mut Connection), Refusal> {
+        let flow = *self.ports.get(&port).ok_or(Refusal::NotOurs)?;
+        Ok((flow, self.flows.get_mut(flow).ok_or(Refusal::NotOurs)?))
+    }
+}
+
+/// The message of a datagram from `remote`.
+pub(super) fn datagram<'a>(got: &Received<'a>, remote: SocketAddr) -> Result<&'a [u8], Refusal> {
+    let from = got.from.map(|from| (from.ip(), from.port()));
+    if got.length > got.bytes.len() {
+        return Err(Refusal::Cut);
+    }
+    match udp::parse(got.bytes)? {
+        (Role::Answer, _, message) if from == Some((remote.ip(), remote.port())) => Ok(message),
+        _ => Err(Refusal::NotOurs),
+    }
+}

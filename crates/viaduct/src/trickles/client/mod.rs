@@ -1,0 +1,299 @@
+//! A client's port: its connections' requests out, and answers in.
+//!
+//! | file | noun |
+//! |---|---|
+//! | here | [`ClientPort`]: all its connections |
+//! | `connection` | one: its ways out |
+//! | `hear` | what comes, and to which of them |
+//! | `settings` | how servers are reached, and what is heard of them |
+
+mod connection;
+mod hear;
+mod settings;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use slab::Slab;
+use viaduct_proto::rng::Rng;
+use viaduct_proto::trickles::packet::{Format, Numbers, Opening, Role, TooLong, Ways, mark};
+use viaduct_sys::filter::{MarkedFilter, TcpMark};
+use viaduct_sys::journal::Changes;
+
+use viaduct_sys::marked::MarkedTap;
+use viaduct_sys::mmsg::Inbox;
+use viaduct_sys::raw::Raw;
+
+use super::door::Door;
+use super::stats::PortStats;
+use super::{PortError, SEND_BUFFER, check_mtu};
+use connection::{Connection, Datagrams, hold_port, source_towards};
+use hear::Ears;
+pub use settings::{ClientSettings, Heard};
+
+/// A connection of a [`ClientPort`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Flow(pub(super) usize);
+
+/// The port. Its connections are independent of each other.
+#[derive(Debug)]
+pub struct ClientPort {
+    ways: Ways,
+    tap: Option<MarkedTap>,
+    inbox: Inbox,
+    door: Door,
+    flows: Slab<Connection>,
+    /// By local port: those in TCP's format.
+    ports: HashMap<u16, usize>,
+    rng: Rng,
+    packet: Vec<u8>,
+    _changes: Option<Changes>,
+}
+
+const ANSWERS: TcpMark = TcpMark { word: mark::WORD, byte: Role::Answer.byte() };
+
+impl ClientPort {
+    /// Opens it in the calling thread's network namespace. `seed`: random; first numbers are made of it.
+    ///
+    /// # Errors
+    /// Privilege is missing where TCP's format is wanted, or a rule cannot be set; nothing is left
+    /// changed.
+    pub fn open(settings: &ClientSettings, seed: u64) -> Result<ClientPort, PortError> {
+        check_mtu(settings.mtu)?;
+        let (mut tap, mut raw, mut changes) = (None, None, None);
+        if settings.ways != Ways::Only(Format::Udp) {
+            changes = Some(settings.keep_out(ANSWERS)?);
+            let filter = MarkedFilter { mark: ANSWERS, ports: &[], plain: true, share: None };
+            tap = Some(
+                MarkedTap::open(filter).map_err(PortError::socket("open a packet socket", true))?,
+            );
+            let opened = Raw::open().map_err(PortError::socket("open a raw socket", true))?;
+            opened.set_buffers(SEND_BUFFER).map_err(PortError::socket("size a socket", false))?;
+            raw = Some(opened);
+        }
+        Ok(ClientPort {
+            ways: settings.ways,
+            tap,
+            inbox: Inbox::new(settings.mtu.max(2048)),
+            door: Door::new(raw, settings.mtu),
+            flows: Slab::new(),
+            ports: HashMap::new(),
+            rng: Rng::from_seed(seed),
+            packet: Vec::new(),
+            _changes: changes,
+        })
+    }
+
+    /// A connection to `remote`; nothing is sent yet.
+    ///
+    /// # Errors
+    /// There is no way there, or no port is left.
+    pub fn connect(&mut self, remote: SocketAddr) -> std::io::Result<Flow> {
+        let opening = Opening::new(self.ways);
+        let tcp = match &self.tap {
+            None => None,
+            Some(_) => {
+                let (local, held) = hold_port(remote)?;
+                let first = self.rng.next_u64() as u32;
+                Some((Numbers::new(local, remote, first), held))
+            }
+        };
+        let udp = match self.ways {
+            Ways::Only(Format::Tcp) => None,
+            _ => Some(Datagrams::open(remote)?),
+        };
+        self.door.ask_kernel(remote.ip());
+        let flow = self.flows.insert(Connection::new(remote, opening, tcp, udp));
+        if let Some((numbers, _)) = &self.flows[flow].tcp {
+            self.ports.insert(numbers.local().port(), flow);
+        }
+        if let Err(error) = self.watch() {
+            self.close(Flow(flow));
+            return Err(error);
+        }
+        Ok(Flow(flow))
+    }
+
+    /// Ends it; nothing is sent.
+    pub fn close(&mut self, flow: Flow) {
+        if let Some((numbers, _)) = self.flows.try_remove(flow.0).and_then(|gone| gone.tcp) {
+            self.ports.remove(&numbers.local().port());
+            // What is seen for nothing is refused.
+            let _ = self.watch();
+        }
+    }
+
+    /// Bytes of the longest message to there now, whichever way it goes.
+    ///
+    /// # Panics
+    /// The flow was closed.
+    pub fn room(&self, flow: Flow) -> usize {
+        let to = &self.flows[flow.0];
+        to.room(self.door.mtu(to.remote.ip()))
+    }
+
+    /// Sends a request with the next [`ClientPort::flush`]. `expected`: bytes of answers that it may
+    /// bring; see [`Numbers::request`].
+    ///
+    /// # Errors
+    /// The message is longer than [`ClientPort::room`].
+    ///
+    /// # Panics
+    /// The flow was closed.
+    pub fn send(&mut self, flow: Flow, message: &[u8], expected: u32) -> Result<(), TooLong> {
+        let ClientPort { flows, door, packet, .. } = self;
+        flows[flow.0].send(message, expected, door, packet)
+    }
+
+    /// Sends what waits.
+    pub fn flush(&mut self) {
+        let flows: Vec<Flow> = self.flows.iter().map(|(flow, _)| Flow(flow)).collect();
+        flows.into_iter().for_each(|flow| self.flush_flow(flow));
+        self.door.flush();
+    }
+
+    /// Sends what waits of these connections, and what waits in TCP's format of all.
+    pub fn flush_these(&mut self, flows: impl IntoIterator<Item = Flow>) {
+        flows.into_iter().for_each(|flow| self.flush_flow(flow));
+        self.door.flush();
+    }
+
+    fn flush_flow(&mut self, flow: Flow) {
+        if let Some(to) = self.flows.get_mut(flow.0) {
+            to.flush(&mut self.door);
+        }
+    }
+
+    /// Takes one batch of what waits from each socket and calls `each` for what it is; never waits. How
+    /// many messages there were.
+    ///
+    /// # Errors
+    /// The kernel's, of a socket: an interface went down, say. The port goes on.
+    pub fn turn(&mut self, mut each: impl FnMut(Flow, Heard<'_>)) -> std::io::Result<usize> {
+        let before = self.door.stats.received;
+        self.hear_tap(&mut each)?;
+        let flows: Vec<Flow> = self.flows.iter().map(|(flow, _)| Flow(flow)).collect();
+        for flow in flows {
+            self.hear_flow(flow, &mut each)?;
+        }
+        Ok((self.door.stats.received - before) as usize)
+    }
+
+    /// Takes one batch of what came in TCP's format, of whichever connection; how many packets.
+    ///
+    /// # Errors
+    /// The kernel's; the port goes on.
+    pub fn hear_tap(&mut self, mut each: impl FnMut(Flow, Heard<'_>)) -> std::io::Result<usize> {
+        let ClientPort { tap: Some(tap), inbox, ports, flows, door, packet, .. } = self else {
+            return Ok(0);
+        };
+        let packets = inbox.receive(tap.as_fd())?;
+        let mut ears = Ears { ports, flows, door, packet };
+        for got in inbox.iter() {
+            if let Some((flow, heard)) = ears.packet(&got) {
+                each(Flow(flow), heard);
+            }
+        }
+        Ok(packets)
+    }
+
+    /// Takes one batch of what came to a connection's UDP socket; how many datagrams.
+    ///
+    /// # Errors
+    /// The kernel's; the port goes on.
+    pub fn hear_flow(
+        &mut self,
+        flow: Flow,
+        mut each: impl FnMut(Flow, Heard<'_>),
+    ) -> std::io::Result<usize> {
+        let ClientPort { inbox, ports, flows, door, packet, .. } = self;
+        let Some(to) = flows.get_mut(flow.0) else { return Ok(0) };
+        let Some(udp) = &to.udp else { return Ok(0) };
+        let datagrams = inbox.receive(udp.as_fd())?;
+        for got in inbox.iter() {
+            match hear::datagram(&got, to.remote) {
+                Ok(message) => {
+                    door.stats.received += 1;
+                    to.heard(Format::Udp);
+                    each(flow, Heard::Message(message));
+                }
+                Err(why) => door.stats.refuse(why),
+            }
+        }
+        // It was readable, and had nothing: then something is said of what was sent.
+        if datagrams == 0
+            && let Some(heard) = (Ears { ports, flows, door, packet }).undelivered(flow.0)
+        {
+            each(flow, heard);
+        }
+        Ok(datagrams)
+    }
+
+    /// The way by which the server was heard, once it was.
+    ///
+    /// # Panics
+    /// The flow was closed.
+    pub fn format(&self, flow: Flow) -> Option<Format> {
+        self.flows[flow.0].opening.decided()
+    }
+
+    /// Our address of a connection, as it is here.
+    pub fn local(&self, flow: Flow) -> Option<SocketAddr> {
+        let to = self.flows.get(flow.0)?;
+        match (to.opening.decided(), &to.tcp, &to.udp) {
+            (Some(Format::Tcp) | None, Some((numbers, _)), _) => Some(numbers.local()),
+            (_, _, Some(udp)) => {
+                let port = udp.socket.local_addr().ok()?.port();
+                Some(SocketAddr::new(source_towards(to.remote).ok()?, port))
+            }
+            _ => None,
+        }
+    }
+
+    /// Nothing has come for long: begins anew from another port, by all ways. What the transport knows of
+    /// the connection holds still.
+    ///
+    /// # Errors
+    /// As [`ClientPort::connect`]'s.
+    pub fn reopen(&mut self, flow: Flow) -> std::io::Result<()> {
+        let to = &mut self.flows[flow.0];
+        to.opening.doubt();
+        if let Some((numbers, held)) = &mut to.tcp {
+            self.ports.remove(&numbers.local().port());
+            let (local, fresh) = hold_port(to.remote)?;
+            *numbers = Numbers::new(local, to.remote, self.rng.next_u64() as u32);
+            *held = fresh;
+            self.ports.insert(local.port(), flow.0);
+        }
+        self.watch()
+    }
+
+    /// What to wait for: readable when there is something to do.
+    pub fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let udp = self.flows.iter().filter_map(|(_, to)| to.udp.as_ref());
+        self.tap.iter().map(|tap| tap.as_fd()).chain(udp.map(Datagrams::as_fd))
+    }
+
+    /// The socket of [`ClientPort::hear_tap`].
+    pub fn tap(&self) -> Option<BorrowedFd<'_>> {
+        self.tap.as_ref().map(|tap| tap.as_fd())
+    }
+
+    /// The socket of [`ClientPort::hear_flow`].
+    pub fn socket(&self, flow: Flow) -> Option<BorrowedFd<'_>> {
+        self.flows.get(flow.0)?.udp.as_ref().map(Datagrams::as_fd)
+    }
+
+    /// Its counters.
+    pub fn stats(&self) -> PortStats {
+        self.door.stats
+    }
+
+    /// The tap sees what comes to the connections' ports.
+    fn watch(&self) -> std::io::Result<()> {
+        let Some(tap) = &self.tap else { return Ok(()) };
+        let ports: Vec<u16> = self.ports.keys().copied().collect();
+        tap.set_filter(MarkedFilter { mark: ANSWERS, ports: &ports, plain: true, share: None })
+    }
+}

@@ -1,0 +1,93 @@
+//! A connection of a connector: its streams, its encryption, and when it is next looked at.
+
+use viaduct_proto::time::Instant;
+use viaduct_proto::trickles::client::LEAST_MESSAGE;
+use viaduct_proto::trickles::crypt::{self, ClientCrypt};
+use viaduct_proto::trickles::standard::MAIN;
+use viaduct_proto::trickles::stream::{Config, Stream};
+
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) stream: Stream,
+    crypt: Option<ClientCrypt>,
+    /// Somebody has heard that the server has answered.
+    pub(super) open: bool,
+    pub(super) due: Option<Instant>,
+    /// Nothing is sent before something is written, until then.
+    pub(super) held: Option<Instant>,
+}
+
+impl Held {
+    /// Opens it, with messages of at most `room` bytes on the way. `token` is random.
+    pub(super) fn open(
+        config: Config,
+        crypt: Option<ClientCrypt>,
+        room: usize,
+        token: u64,
+        now: Instant,
+    ) -> Held {
+        let [message, request] = lengths(room, crypt.is_some());
+        let (message, request) = (config.message.min(message), config.request.min(request));
+        let stream = Stream::open(Config { message, request, ..config }, token, now);
+        Held { stream, crypt, open: false, due: None, held: None }
+    }
+
+    /// The way holds messages of `room` bytes. Whether that is enough; the stream is made to fit.
+    pub(super) fn fit(&mut self, room: usize, now: Instant) -> bool {
+        let [message, request] = lengths(room, self.crypt.is_some());
+        let enough = usize::from(request) >= LEAST_MESSAGE;
+        if enough {
+            self.stream.shorten(message, request, now);
+        }
+        enough
+    }
+
+    /// The next message for the network, until None.
+    pub(super) fn poll_transmit(&mut self, now: Instant) -> Option<Vec<u8>> {
+        let stream = &self.stream;
+        self.held = self.held.filter(|&until| now < until && stream.is_flushed(MAIN));
+        if self.held.is_some() {
+            return None;
+        }
+        loop {
+            let message = self.stream.poll_transmit(now)?;
+            let Some(crypt) = &mut self.crypt else { return Some(message) };
+            if let Some(sealed) = crypt.seal(&message) {
+                return Some(sealed);
+            }
+        }
+    }
+
+    /// A message has come. Whether it may have changed anything.
+    pub(super) fn handle(&mut self, now: Instant, message: &[u8]) -> bool {
+        match &mut self.crypt {
+            None => self.stream.handle(now, message),
+            Some(crypt) => {
+                let Some(opened) = crypt.open(message) else { return false };
+                self.stream.handle(now, &opened);
+            }
+        }
+        true
+    }
+}
+
+/// Bytes of the longest message that may come, or be sent once a connection is open, and of an opening, where packets
+/// hold messages of `room` bytes.
+fn lengths(room: usize, encrypted: bool) -> [u16; 2] {
+    let taken = if encrypted { [crypt::REQUEST, crypt::OPENING] } else { [0; 2] };
+    taken.map(|taken| u16::try_from(room.saturating_sub(taken)).unwrap_or(u16::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use viaduct_proto::trickles::packet::tcp::{Kind, overhead};
+
+    use super::*;
+
+    #[test]
+    fn the_narrowest_path_of_ipv6_has_room_for_encrypted_openings() {
+        let room = 1280 - overhead(false, Kind::Syn);
+        let enough = |room| usize::from(lengths(room, true)[1]) >= LEAST_MESSAGE;
+        assert!(enough(room) && !enough(room - 1), "as it is written down");
+    }
+}

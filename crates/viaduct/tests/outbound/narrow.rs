@@ -1,0 +1,73 @@
+//! Paths that hold less than Ethernet's 1,500 bytes: down to the 1,280 that IPv6 promises, also with all encrypted.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use crate::common::random;
+use crate::encrypted::identity;
+use crate::world::World;
+use crate::{counted, curl, done, url};
+
+const LINK: &str = "rate=50M,delay=5ms,queue=300kB";
+const NARROW: &str = "link set wan0 mtu 1280";
+
+/// Routers that drop what is longer than 1,280 bytes, and say nothing.
+const SILENT: &str = "
+    table inet fw {
+        chain forward {
+            type filter hook forward priority 0;
+            meta l4proto { icmp, icmpv6 } drop
+            meta length > 1280 drop
+        }
+    }";
+
+/// Fetches a file from each of these addresses by all these ways, and sees that none takes longer than `most`.
+fn fetch_all(world: &World, ips: &[IpAddr], whats: &[&str], most: Duration) {
+    let big = random(300_000);
+    world.file("big.bin", &big);
+    let key = identity(world, "identity");
+    let file = world.dir.join("identity");
+    let words = ["--identity", file.to_str().unwrap()];
+    let _server = world.serve_with("auto", &words, || world.connect_plain().is_ok());
+    let mut fetched = 0;
+    for &ip in ips {
+        for what in whats {
+            let by = format!("+trickles:{}", what.replace("KEY", &key));
+            let start = Instant::now();
+            let got = done(curl(world, &[&by], &[&url(ip, "big.bin")])).stdout;
+            println!("{ip} {what}: {:?}", start.elapsed());
+            assert!(got == big, "{ip} {what}: {} bytes", got.len());
+            assert!(start.elapsed() < most, "{ip} {what}: {:?}", start.elapsed());
+            fetched += big.len() as u64;
+        }
+    }
+    let (bytes, tcp) = counted(world);
+    assert!(bytes >= fetched && tcp == 0, "{bytes} of {fetched}, {tcp} requests by TCP");
+}
+
+#[test]
+fn a_narrow_path_is_learnt_of_from_routers_and_all_fits_it() {
+    let Some(world) = World::new("narrow", LINK) else { return };
+    for gateway in [world.net.gateway_a(), world.net.gateway_b()] {
+        gateway.ip(&[NARROW.to_owned()]).unwrap();
+    }
+    let whats = ["way=tcp", "way=udp", "way=tcp,key=KEY", "way=udp,key=KEY"];
+    fetch_all(&world, &[world.v4(), world.v6()], &whats, Duration::from_secs(2));
+}
+
+#[test]
+fn an_interface_of_ours_that_is_narrow_is_known_without_a_loss() {
+    let Some(world) = World::new("narrow-own", LINK) else { return };
+    world.net.a1().ip(&["link set eth0 mtu 1280".to_owned()]).unwrap();
+    // What is longer is dropped, and nobody says so.
+    world.net.gateway_a().run("nft", &[SILENT]).unwrap();
+    let whats = ["way=tcp", "way=udp,key=KEY"];
+    fetch_all(&world, &[world.v4(), world.v6()], &whats, Duration::from_secs(2));
+}
+
+#[test]
+fn where_routers_say_nothing_shorter_packets_are_tried() {
+    let Some(world) = World::new("narrow-silent", LINK) else { return };
+    world.net.gateway_a().run("nft", &[SILENT]).unwrap();
+    fetch_all(&world, &[world.v6()], &["way=udp"], Duration::from_secs(6));
+}
