@@ -189,7 +189,7 @@ fn a_flow_takes_what_one_of_reno_takes() {
     for others in [4, 10] {
         for world in [EVEN, World { lag: LAG, up: UNEVEN, ..EVEN }] {
             let share = of_renos(others, world);
-            assert!((0.7..1.3).contains(&share), "among {others}, {world:?}: {share:.2}");
+            assert!((0.8..1.2).contains(&share), "among {others}, {world:?}: {share:.2}");
         }
     }
 }
@@ -200,6 +200,6 @@ fn a_flow_takes_what_one_of_reno_takes() {
 #[test]
 fn where_packets_keep_step_who_is_late_or_sends_singly_takes_more() {
     for world in [World { lag: LAG, ..EVEN }, World { burst: 4, ..EVEN }] {
-        assert!(of_renos(10, world) > 1.05, "{world:?}");
+        assert!(of_renos(10, world) > 1.2, "{world:?}");
     }
 }
