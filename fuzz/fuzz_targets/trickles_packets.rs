@@ -25,13 +25,14 @@ fuzz_target!(|input: &[u8]| {
     is_told_anything(input);
 });
 
-/// All that was read is written again, but for a SYN without a scale, which we never write.
+/// All that was read is written again, but for what a SYN may lack, or has from its own way.
 fn is_read_again(segment: &Segment, message: &[u8]) {
     let (mut packet, mtu) = (Vec::new(), usize::from(u16::MAX));
     if tcp::emit(segment, message, mtu, &mut packet).is_err() {
         return;
     }
-    let whole = Segment { scaled: true, ..*segment };
+    let largest = tcp::largest(segment.source.is_ipv4(), segment.kind, mtu);
+    let whole = Segment { scaled: true, largest, ..*segment };
     let read = tcp::parse(&packet, packet.len(), Checksum::Check);
     assert_eq!(read, Ok(Packet::Message(whole, message)));
 }

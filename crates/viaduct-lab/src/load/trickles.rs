@@ -16,7 +16,7 @@ use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::trickles::continuation::{Continuation, LOSS};
 use viaduct_proto::trickles::packet::tcp::{self, Checksum, Packet};
-use viaduct_proto::trickles::packet::{Format, Numbers, TooLong, udp};
+use viaduct_proto::trickles::packet::{Format, Numbers, Room, TooLong, udp};
 use viaduct_proto::trickles::stream::{Config, Stream};
 use viaduct_proto::trickles::wire::response::{Form, HEAD, PAYLOAD_HEAD, Response};
 use viaduct_sys::clock;
@@ -83,11 +83,14 @@ impl Way {
         }
     }
 
-    /// Bytes of the longest message that a packet holds now.
-    fn room(&self) -> usize {
+    /// Bytes of the longest messages that packets hold.
+    fn room(&self) -> Room {
         match self {
             Way::Tcp(numbers) => numbers.room(MTU),
-            Way::Udp(local, _) => MTU - udp::overhead(local.is_ipv4()),
+            Way::Udp(local, _) => {
+                let room = MTU - udp::overhead(local.is_ipv4());
+                Room { first: room, later: room }
+            }
         }
     }
 
@@ -97,7 +100,7 @@ impl Way {
         message: &[u8],
         packet: &mut Vec<u8>,
     ) -> Result<(), TooLong> {
-        let room = self.room();
+        let room = self.room().later;
         match self {
             Way::Tcp(numbers) => numbers.request(message, EXPECTED, MTU, packet),
             Way::Udp(..) if message.len() > room => Err(TooLong { have: message.len(), room }),
@@ -199,9 +202,11 @@ impl Trickles {
         self.next += 1;
         let first = self.rng.next_u64() as u32;
         let way = Way::new(self.format, address(client), self.to, first);
-        // A SYN has the least room.
-        let room = u16::try_from(way.room()).unwrap_or(u16::MAX);
-        let config = Config { message: config.message.min(room), ..config };
+        let room = way.room();
+        let [message, request] =
+            [room.later, room.first].map(|room| room.min(u16::MAX.into()) as u16);
+        let (message, request) = (config.message.min(message), config.request.min(request));
+        let config = Config { message, request, ..config };
         let stream = Stream::open(config, self.rng.next_u64(), now());
         self.clients.insert(client, Member { stream, way, due: None });
         self.touched.insert(client);

@@ -49,7 +49,7 @@ impl Door {
             let socket = self.raw.as_ref().and_then(|raw| raw.socket(is_ipv4));
             if let Some(socket) = socket.filter(|_| !queue.is_empty()) {
                 self.stats.add(queue.flush(socket));
-                learn_all(&mut self.paths, queue);
+                ask_kernel_of(&mut self.paths, queue);
             }
         }
     }
@@ -58,7 +58,7 @@ impl Door {
     pub(super) fn flush_datagrams(&mut self, queue: &mut Outbox, socket: BorrowedFd<'_>) {
         if !queue.is_empty() {
             self.stats.add(queue.flush(socket));
-            learn_all(&mut self.paths, queue);
+            ask_kernel_of(&mut self.paths, queue);
         }
     }
 
@@ -68,23 +68,33 @@ impl Door {
         self.paths.learn(now(), ip, mtu)
     }
 
+    /// Packets to and from `ip` may have so many bytes, as the far end says. Whether that is less than was known.
+    pub(super) fn learn(&mut self, ip: IpAddr, mtu: usize) -> bool {
+        learn(&mut self.paths, ip, mtu)
+    }
+
     /// What the kernel knows of the way to `ip`: its interface's MTU, or a router's word. Whether that is less
     /// than was known.
     pub(super) fn ask_kernel(&mut self, ip: IpAddr) -> bool {
-        learn(&mut self.paths, ip)
+        ask_kernel(&mut self.paths, ip)
     }
 }
 
 /// The kernel may know a way better than we do.
-fn learn(paths: &mut PathMtu, ip: IpAddr) -> bool {
-    let least = if ip.is_ipv4() { LEAST_V4 } else { LEAST_V6 };
-    mmsg::path_mtu(ip).is_ok_and(|mtu| paths.learn(now(), ip, mtu.max(least)))
+fn ask_kernel(paths: &mut PathMtu, ip: IpAddr) -> bool {
+    mmsg::path_mtu(ip).is_ok_and(|mtu| learn(paths, ip, mtu))
 }
 
-fn learn_all(paths: &mut PathMtu, queue: &Outbox) {
+fn ask_kernel_of(paths: &mut PathMtu, queue: &Outbox) {
     for &ip in queue.too_long() {
-        learn(paths, ip);
+        ask_kernel(paths, ip);
     }
+}
+
+/// Nobody is cut off by what is said of his way.
+fn learn(paths: &mut PathMtu, ip: IpAddr, mtu: usize) -> bool {
+    let least = if ip.is_ipv4() { LEAST_V4 } else { LEAST_V6 };
+    paths.learn(now(), ip, mtu.max(least))
 }
 
 pub(super) fn now() -> Instant {

@@ -21,6 +21,18 @@ const SILENT: &str = "
         }
     }";
 
+/// As on many a subscriber's line: 1,480 bytes, of which no ICMP tells, but SYNs do.
+const CLAMPED: &str = "
+    table inet fw {
+        chain forward {
+            type filter hook forward priority 0;
+            meta l4proto { icmp, icmpv6 } drop
+            meta nfproto ipv4 tcp flags & syn == syn tcp option maxseg size set 1440
+            meta nfproto ipv6 tcp flags & syn == syn tcp option maxseg size set 1420
+            meta length > 1480 drop
+        }
+    }";
+
 /// Fetches a file from each of these addresses by all these ways, and sees that none takes longer than `most`.
 fn fetch_all(world: &World, ips: &[IpAddr], whats: &[&str], most: Duration) {
     let big = random(300_000);
@@ -63,6 +75,13 @@ fn an_interface_of_ours_that_is_narrow_is_known_without_a_loss() {
     world.net.gateway_a().run("nft", &[SILENT]).unwrap();
     let whats = ["way=tcp", "way=udp,key=KEY"];
     fetch_all(&world, &[world.v4(), world.v6()], &whats, Duration::from_secs(2));
+}
+
+#[test]
+fn what_routers_make_of_syns_is_heard() {
+    let Some(world) = World::new("narrow-clamped", LINK) else { return };
+    world.net.gateway_a().run("nft", &[CLAMPED]).unwrap();
+    fetch_all(&world, &[world.v4(), world.v6()], &["way=tcp"], Duration::from_secs(1));
 }
 
 #[test]

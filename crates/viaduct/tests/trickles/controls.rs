@@ -15,7 +15,8 @@ fn segment(from: &str, seq: u32, count: u8) -> Segment {
     let mark = Mark { role: Role::Request, count, length: 0, ahead: 0 };
     let source = format!("{from}:40000").parse().unwrap();
     let destination = SocketAddr::new("10.2.0.2".parse().unwrap(), PORT);
-    Segment { source, destination, kind: Kind::Data, seq, ack: 77, scaled: true, mark }
+    let (kind, scaled, largest) = (Kind::Data, true, u16::MAX);
+    Segment { source, destination, kind, seq, ack: 77, scaled, largest, mark }
 }
 
 fn send(packets: &[Vec<u8>]) {

@@ -2,12 +2,13 @@
 
 use anyhow::Result;
 
-use super::measured::medians;
+use super::measured::by_turns;
 use super::undisturbed::undisturbed;
 use super::ways::{Load, OFFLOADED, PASSING, Stall, Way};
 use super::world::{Between, CONGESTION_CONTROL, World};
 use crate::bench::Content;
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiments::statistics::median;
 
 /// The experiment.
 pub(in crate::experiments) struct Latency;
@@ -32,25 +33,32 @@ impl Experiment for Latency {
 
     fn run(&self, run: &mut Run) -> Result<()> {
         let _undisturbed = undisturbed(run);
-        let rounds = run.choose(9, 3);
-        run.param("rounds", rounds);
+        let (companies, rounds) = run.choose((5, 3), (1, 3));
+        run.param("companies", companies);
+        run.param("rounds_of_each", rounds);
         run.congestion_control(CONGESTION_CONTROL);
-        run.steps(2 * rounds);
+        run.steps(2 * companies * rounds);
         for between in [Between::Loopback, Between::Link] {
-            measure(run, between, rounds)?;
+            measure(run, between, companies, rounds)?;
         }
         Ok(())
     }
 }
 
-fn measure(run: &mut Run, between: Between, rounds: usize) -> Result<()> {
+/// Servers are started anew for each of the `companies`: one process is a little quicker than another of the same
+/// program, for as long as it lives.
+fn measure(run: &mut Run, between: Between, companies: usize, rounds: usize) -> Result<()> {
     let world = World::build(between, run.journal())?;
-    let stalls = ALL.iter().enumerate().map(|(n, &way)| Stall::build(&world, way, n as u16));
-    let stalls = stalls.collect::<Result<Vec<_>>>()?;
     let seconds = run.choose(0.5, 0.3);
     let content = Content::Same;
     let load = Load { program: "volley", block: 1, content, seconds, warm_up: 0.1 };
-    let found = medians(run, &stalls, &load, rounds)?;
+    let mut found = vec![Vec::new(); ALL.len()];
+    for _ in 0..companies {
+        let stalls = ALL.iter().enumerate().map(|(n, &way)| Stall::build(&world, way, n as u16));
+        let stalls = stalls.collect::<Result<Vec<_>>>()?;
+        by_turns(run, &stalls, &load, rounds, &mut found)?;
+    }
+    let found: Vec<f64> = found.iter().map(|values| median(values)).collect();
     let title = format!("Volleys, {}", between.name());
     let plot = Plot::histogram(&title, ("", ""), ("volleys", "a second"));
     let series = run.series(&plot, "median");

@@ -14,7 +14,20 @@ pub(super) fn medians(
     rounds: usize,
 ) -> Result<Vec<f64>> {
     let mut found = vec![Vec::new(); stalls.len()];
-    for round in 0..rounds {
+    by_turns(run, stalls, load, rounds, &mut found)?;
+    Ok(found.iter().map(|values| median(values)).collect())
+}
+
+/// So many more measurements of each, to those that were `found` before.
+pub(super) fn by_turns(
+    run: &mut Run,
+    stalls: &[Stall<'_>],
+    load: &Load,
+    rounds: usize,
+    found: &mut [Vec<f64>],
+) -> Result<()> {
+    for _ in 0..rounds {
+        let round = found[0].len();
         run.step(&format!("{} by blocks of {}, round {}", load.program, load.block, round + 1))?;
         let mut order: Vec<usize> = (0..stalls.len()).collect();
         if !round.is_multiple_of(2) {
@@ -24,5 +37,5 @@ pub(super) fn medians(
             found[n].push(stalls[n].measure(load)?);
         }
     }
-    Ok(found.iter().map(|values| median(values)).collect())
+    Ok(())
 }

@@ -26,6 +26,11 @@ impl Want {
         self.position + self.length
     }
 
+    /// Whether `next` goes on where this ends.
+    fn is_before(&self, next: &Want) -> bool {
+        self.end() == next.position && self.user == next.user
+    }
+
     /// What of it is not in `range`.
     fn without(self, range: &Range<u64>) -> impl Iterator<Item = Want> {
         let before = self.position..self.end().min(range.start);
@@ -97,22 +102,28 @@ impl Asks {
     pub(super) fn want(&mut self, want: Want) {
         match self.wants.back_mut() {
             _ if want.length == 0 => {}
-            Some(last) if last.end() == want.position && last.user == want.user => {
-                last.length += want.length;
-            }
+            Some(last) if last.is_before(&want) => last.length += want.length,
             _ => self.wants.push_back(want),
         }
     }
 
-    /// Wants again what did not come, before all else.
+    /// Wants again what did not come, before all else. What stands together is asked for together: a packet each
+    /// for what little others had left over would be much overhead.
     pub(super) fn want_again(&mut self, want: Option<Want>) {
-        if let Some(want) = want.filter(|want| want.length > 0) {
-            let place = self.wants.iter().position(|later| later.position > want.position);
-            match place {
-                Some(place) => self.wants.insert(place, want),
-                None => self.wants.push_back(want),
-            }
+        let Some(mut want) = want.filter(|want| want.length > 0) else { return };
+        let later = self.wants.iter().position(|later| later.position > want.position);
+        let mut place = later.unwrap_or(self.wants.len());
+        if let Some(next) = self.wants.get(place).filter(|next| want.is_before(next)) {
+            want.length += next.length;
+            self.wants.remove(place);
         }
+        let before = place.checked_sub(1).and_then(|before| self.wants.get(before));
+        if let Some(before) = before.filter(|before| before.is_before(&want)) {
+            (want.position, want.length) = (before.position, before.length + want.length);
+            place -= 1;
+            self.wants.remove(place);
+        }
+        self.wants.insert(place, want);
     }
 
     /// Wants nothing of `range` any more, also if it should get lost.
@@ -251,4 +262,25 @@ pub(super) fn groups(wants: &[Want]) -> Vec<(&[u8], Vec<Ask>)> {
         }
     }
     groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_stands_together_is_wanted_together() {
+        let mut asks = Asks::default();
+        let want = |position, length, user| {
+            Some(Want { position, length, user: Bytes::from_static(user) })
+        };
+        for again in [want(0, 10, b"a"), want(20, 10, b"a"), want(30, 10, b"b"), want(10, 10, b"a")]
+        {
+            asks.want_again(again);
+        }
+        let mut budget = Budget::new(1_000);
+        let mut taken = || asks.take(25, &mut budget).map(|want| (want.position, want.length));
+        assert_eq!([taken(), taken(), taken()], [Some((0, 25)), Some((25, 5)), Some((30, 10))]);
+        assert_eq!(taken(), None);
+    }
 }

@@ -14,11 +14,14 @@ const MOST: Duration = Duration::from_secs(60);
 pub(super) struct Trips {
     smoothed: Option<Duration>,
     variation: Duration,
+    /// The shortest: that of the way, where the smoothed one has the queue's wait in it.
+    shortest: Option<Duration>,
 }
 
 impl Trips {
     /// A round trip was measured.
     pub(super) fn measure(&mut self, trip: Duration) {
+        self.shortest = Some(self.shortest.map_or(trip, |shortest| shortest.min(trip)));
         match self.smoothed {
             None => (self.smoothed, self.variation) = (Some(trip), trip / 2),
             Some(smoothed) => {
@@ -42,13 +45,14 @@ impl Trips {
     }
 
     /// Whether an answer to what was asked for at `later` says that none comes to what was asked for at `sent`: as far
-    /// apart no packets are overtaken (as RFC 8985 has it).
+    /// apart no packets are overtaken.
     pub(super) fn overtakes(&self, later: Instant, sent: Instant) -> bool {
         later > sent + self.patience()
     }
 
-    /// How long packets wait for those before them, which may have been overtaken.
+    /// How long packets wait for those before them, which may have been overtaken: as RFC 8985 has it, a quarter of
+    /// the shortest round trip.
     pub(super) fn patience(&self) -> Duration {
-        self.smoothed.map_or(LEAST / 10, |trip| trip / 4).max(Duration::from_millis(1))
+        self.shortest.map_or(LEAST / 10, |trip| trip / 4).max(Duration::from_millis(1))
     }
 }

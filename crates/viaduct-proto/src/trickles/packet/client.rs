@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use super::tcp::{self, Kind, Segment};
-use super::{Mark, Role, TooLong};
+use super::{Mark, Role, Room, TooLong};
 
 /// How far numbers may run ahead where windows are scaled, bytes: half of the window that packets
 /// state, so that nothing that arrives late falls out of it.
@@ -80,9 +80,10 @@ impl Numbers {
         self.open
     }
 
-    /// Bytes of the longest message that a packet of `mtu` bytes holds now.
-    pub fn room(&self, mtu: usize) -> usize {
-        mtu.saturating_sub(tcp::overhead(self.remote.is_ipv4(), self.kind()))
+    /// Bytes of the longest messages that packets of `mtu` bytes hold.
+    pub fn room(&self, mtu: usize) -> Room {
+        let of = |kind| mtu.saturating_sub(tcp::overhead(self.remote.is_ipv4(), kind));
+        Room { first: of(Kind::Syn), later: of(Kind::Data) }
     }
 
     /// Writes the packet of the next request, `mtu` bytes at most, in place of what is in `packet`.
@@ -98,6 +99,7 @@ impl Numbers {
         packet: &mut Vec<u8>,
     ) -> Result<(), TooLong> {
         let room = self.room(mtu);
+        let room = if self.open { room.later } else { room.first };
         if message.len() > room {
             return Err(TooLong { have: message.len(), room });
         }
@@ -108,7 +110,8 @@ impl Numbers {
         let mark = Mark { role: Role::Request, count: self.count, length: 0, ahead };
         self.count = self.count.wrapping_add(1);
         let (source, destination, kind) = (self.local, self.remote, self.kind());
-        let segment = Segment { source, destination, kind, seq, ack, scaled: true, mark };
+        let (scaled, largest) = (true, u16::MAX);
+        let segment = Segment { source, destination, kind, seq, ack, scaled, largest, mark };
         tcp::emit(&segment, message, mtu, packet)
     }
 

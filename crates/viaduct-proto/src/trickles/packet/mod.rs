@@ -55,6 +55,15 @@ pub enum Format {
     Udp,
 }
 
+/// Bytes of the longest messages that packets on a way hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Of a connection's first request, and of its answer.
+    pub first: usize,
+    /// Of all that follow.
+    pub later: usize,
+}
+
 /// A message that does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a message of {have} bytes: packets on this way hold {room}")]

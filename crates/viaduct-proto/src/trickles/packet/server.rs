@@ -119,9 +119,17 @@ impl Return {
                 let kind = if *syn { Kind::SynAck } else { Kind::Data };
                 let mark = Mark { role: Role::Answer, count, length: 0, ahead: *ahead };
                 let (source, destination) = (self.server, self.client);
-                let (seq_now, ack, scaled) = (*seq, *ack, true);
-                let segment =
-                    Segment { source, destination, kind, seq: seq_now, ack, scaled, mark };
+                let (scaled, largest) = (true, u16::MAX);
+                let segment = Segment {
+                    source,
+                    destination,
+                    kind,
+                    seq: *seq,
+                    ack: *ack,
+                    scaled,
+                    largest,
+                    mark,
+                };
                 tcp::emit(&segment, message, mtu, packet)?;
                 let taken = if *moves { message.len() as u32 } else { u32::from(*syn) };
                 *seq = seq.wrapping_add(taken);
@@ -198,7 +206,8 @@ mod tests {
             false => ["10.0.0.1:40000", "10.0.0.2:80"].map(|at| at.parse().unwrap()),
         };
         let mark = Mark { role: Role::Request, count: 1, length: 100, ahead: 5_000 };
-        Segment { source, destination, kind, seq: u32::MAX - 9, ack: 7, scaled: true, mark }
+        let (seq, ack, scaled, largest) = (u32::MAX - 9, 7, true, u16::MAX);
+        Segment { source, destination, kind, seq, ack, scaled, largest, mark }
     }
 
     fn answer(to: &mut Return, message: &[u8]) -> Segment {

@@ -28,6 +28,7 @@ const PSH: u8 = 0x08;
 /// to make it round.
 const SYN_OPTIONS: [u8; 8] = [2, 4, 0, 0, 3, 3, SCALE, 1];
 const NOP: u8 = 1;
+const LARGEST: u8 = 2;
 const WINDOW_SCALE: u8 = 3;
 
 /// What a segment is to those on the way.
@@ -76,6 +77,9 @@ pub struct Segment {
     pub ack: u32,
     /// Whether it shifts its windows: SYNs alone say so, others are taken to.
     pub scaled: bool,
+    /// Bytes of the largest segment, options included, that may go to who sends it, as far as it says: routers
+    /// on the way make less of it where the way takes less. SYNs alone say so, in others it is `u16::MAX`.
+    pub largest: u16,
     /// What its option says.
     pub mark: Mark,
 }
@@ -86,8 +90,20 @@ pub fn overhead(is_ipv4: bool, kind: Kind) -> usize {
     (if is_ipv4 { V4 } else { V6 }) + HEAD + mark::LEN + syn
 }
 
+/// What a packet says of the largest segment, if packets of `mtu` bytes are taken: [`Segment::largest`].
+pub fn largest(is_ipv4: bool, kind: Kind, mtu: usize) -> u16 {
+    let headers = HEAD + if is_ipv4 { V4 } else { V6 };
+    let segment = if kind.is_syn() { mtu.saturating_sub(headers) } else { usize::MAX };
+    u16::try_from(segment).unwrap_or(u16::MAX)
+}
+
+/// Bytes of the longest packet to who says this of the largest segment.
+pub fn mtu(is_ipv4: bool, largest: u16) -> usize {
+    usize::from(largest) + HEAD + if is_ipv4 { V4 } else { V6 }
+}
+
 /// Writes the packet of `segment` with `message` in place of what is in `packet`, of `mtu` bytes at
-/// most. The mark's length is the message's, whatever it says.
+/// most. The mark's length is the message's, and the largest segment is that of `mtu`, whatever it says.
 ///
 /// # Errors
 /// The message does not fit.
@@ -150,9 +166,8 @@ fn tcp_header(segment: &Segment, length: u16, mtu: usize, packet: &mut Vec<u8>) 
     packet.extend([0; 4]);
     packet.extend(Mark { length, ..segment.mark }.emit());
     if syn {
-        let [mut options, base] =
-            [SYN_OPTIONS, [if segment.destination.is_ipv4() { V4 } else { V6 } as u8; 8]];
-        let largest = mtu.saturating_sub(usize::from(base[0]) + HEAD).min(u16::MAX.into()) as u16;
+        let largest = largest(segment.destination.is_ipv4(), segment.kind, mtu);
+        let mut options = SYN_OPTIONS;
         options[2..4].copy_from_slice(&largest.to_be_bytes());
         packet.extend(options);
     }
@@ -230,9 +245,13 @@ pub fn parse(bytes: &[u8], length: usize, checksum: Checksum) -> Result<Packet<'
         std::cmp::Ordering::Greater => return Err(Refusal::Merged),
         std::cmp::Ordering::Less => return Err(Refusal::Cut),
     }
-    let scaled = !kind.is_syn() || has_scale(&options[mark::LEN..]);
+    let (mut scaled, mut largest) = (!kind.is_syn(), u16::MAX);
+    if kind.is_syn() {
+        (scaled, largest) = read_options(&options[mark::LEN..]);
+    }
     let (seq, ack) = (number(4), number(8));
-    Ok(Packet::Message(Segment { source, destination, kind, seq, ack, scaled, mark }, message))
+    let segment = Segment { source, destination, kind, seq, ack, scaled, largest, mark };
+    Ok(Packet::Message(segment, message))
 }
 
 /// Whether an answer may go there: a tap sees packets whose source the kernel's own TCP would not believe.
@@ -254,9 +273,18 @@ fn plain(
     }
 }
 
-/// Whether a window scale is among options: the shift itself is always [`SCALE`] here.
-fn has_scale(options: &[u8]) -> bool {
-    crate::split::option::each(options).any(|option| option[0] == WINDOW_SCALE)
+/// Of a SYN's options, whether a window scale is among them (the shift itself is always [`SCALE`] here), and
+/// the largest segment.
+fn read_options(options: &[u8]) -> (bool, u16) {
+    let (mut scaled, mut largest) = (false, u16::MAX);
+    for option in crate::split::option::each(options) {
+        match *option {
+            [LARGEST, _, high, low] => largest = u16::from_be_bytes([high, low]),
+            [WINDOW_SCALE, ..] => scaled = true,
+            _ => {}
+        }
+    }
+    (scaled, largest)
 }
 
 /// Takes the window scale out of a SYN, as some middleboxes do: for tests.

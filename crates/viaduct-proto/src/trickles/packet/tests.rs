@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::conntrack::Conntrack;
 use super::stats::Refusal;
-use super::tcp::{Checksum, Kind, Packet, Segment, emit, parse, strip_scale};
+use super::tcp::{Checksum, Kind, Packet, Segment, emit, largest, parse, strip_scale};
 use super::{Mark, Numbers, Return, Role};
 use crate::rng::Rng;
 
@@ -65,6 +65,11 @@ impl World {
         }
     }
 
+    fn room(&self) -> usize {
+        let room = self.client.room(MTU);
+        if self.client.is_open() { room.later } else { room.first }
+    }
+
     /// The server answers one of the requests that wait, by so many packets.
     fn serve(&mut self, packets: usize) {
         let at = self.late(self.requests.len());
@@ -119,7 +124,7 @@ impl World {
     fn run(&mut self, requests: usize, outstanding: usize, expected: u32) {
         for _ in 0..requests {
             let bytes = 80 + self.rng.below(1_300) as usize;
-            let bytes = bytes.min(self.client.room(MTU));
+            let bytes = bytes.min(self.room());
             self.request(bytes, expected);
             while self.requests.len() > outstanding / 2 {
                 let packets = 1 + self.rng.below(3) as usize;
@@ -250,7 +255,8 @@ fn segments() -> impl Strategy<Value = Segment> {
             Kind::Data => Role::Request,
         };
         let mark = Mark { role, count, length: 0, ahead };
-        Segment { source, destination, kind, seq, ack, scaled: true, mark }
+        let largest = largest(!v6, kind, MTU);
+        Segment { source, destination, kind, seq, ack, scaled: true, largest, mark }
     })
 }
 

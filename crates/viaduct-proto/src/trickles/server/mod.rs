@@ -70,7 +70,7 @@ impl Default for Settings {
             ssthresh: u16::MAX,
             burst_limit: 8,
             acks: Acks { delayed: true, by_request: false },
-            message: 1_400,
+            message: 1_448,
             make_up: 8,
             delta: true,
         }

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::{AsFd as _, BorrowedFd};
 
-use viaduct_proto::trickles::packet::{Format, Numbers, Opening, Role, TooLong, udp};
+use viaduct_proto::trickles::packet::{Format, Numbers, Opening, Role, Room, TooLong, udp};
 use viaduct_sys::mmsg::Outbox;
 use viaduct_sys::tcp::TcpOptions;
 use viaduct_sys::udp::UdpBatch;
@@ -46,11 +46,14 @@ impl Connection {
         Connection { remote, opening, tcp, udp, reset: false, unheard: Vec::new() }
     }
 
-    /// Bytes of the longest message in packets of `mtu` bytes, whichever way it goes.
-    pub(super) fn room(&self, mtu: usize) -> usize {
-        let tcp = self.tcp.iter().map(|(numbers, _)| numbers.room(mtu));
-        let udp = self.udp.iter().map(|_| mtu.saturating_sub(udp::overhead(self.remote.is_ipv4())));
-        tcp.chain(udp).min().unwrap_or(0)
+    /// Bytes of the longest messages in packets of `mtu` bytes, whichever way they go.
+    pub(super) fn room(&self, mtu: usize) -> Room {
+        let datagram = mtu.saturating_sub(udp::overhead(self.remote.is_ipv4()));
+        match &self.tcp {
+            // Its headers are longer.
+            Some((numbers, _)) => numbers.room(mtu),
+            None => Room { first: datagram, later: datagram },
+        }
     }
 
     /// Sends a request with the next flush.

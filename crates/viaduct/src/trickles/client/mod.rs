@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use slab::Slab;
 use viaduct_proto::rng::Rng;
-use viaduct_proto::trickles::packet::{Format, Numbers, Opening, Role, TooLong, Ways, mark};
+use viaduct_proto::trickles::packet::{Format, Numbers, Opening, Role, Room, TooLong, Ways, mark};
 use viaduct_sys::filter::{MarkedFilter, TcpMark};
 use viaduct_sys::journal::Changes;
 
@@ -124,11 +124,11 @@ impl ClientPort {
         }
     }
 
-    /// Bytes of the longest message to there now, whichever way it goes.
+    /// Bytes of the longest messages to there and from there now, whichever way they go.
     ///
     /// # Panics
     /// The flow was closed.
-    pub fn room(&self, flow: Flow) -> usize {
+    pub fn room(&self, flow: Flow) -> Room {
         let to = &self.flows[flow.0];
         to.room(self.door.mtu(to.remote.ip()))
     }

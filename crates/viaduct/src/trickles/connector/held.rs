@@ -3,6 +3,7 @@
 use viaduct_proto::time::Instant;
 use viaduct_proto::trickles::client::LEAST_MESSAGE;
 use viaduct_proto::trickles::crypt::{self, ClientCrypt};
+use viaduct_proto::trickles::packet::Room;
 use viaduct_proto::trickles::standard::MAIN;
 use viaduct_proto::trickles::stream::{Config, Stream};
 
@@ -18,11 +19,11 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Opens it, with messages of at most `room` bytes on the way. `token` is random.
+    /// Opens it, on a way that holds messages of so many bytes. `token` is random.
     pub(super) fn open(
         config: Config,
         crypt: Option<ClientCrypt>,
-        room: usize,
+        room: Room,
         token: u64,
         now: Instant,
     ) -> Held {
@@ -32,8 +33,8 @@ impl Held {
         Held { stream, crypt, open: false, due: None, held: None }
     }
 
-    /// The way holds messages of `room` bytes. Whether that is enough; the stream is made to fit.
-    pub(super) fn fit(&mut self, room: usize, now: Instant) -> bool {
+    /// The way holds messages of so many bytes. Whether that is enough; the stream is made to fit.
+    pub(super) fn fit(&mut self, room: Room, now: Instant) -> bool {
         let [message, request] = lengths(room, self.crypt.is_some());
         let enough = usize::from(request) >= LEAST_MESSAGE;
         if enough {
@@ -72,10 +73,11 @@ impl Held {
 }
 
 /// Bytes of the longest message that may come, or be sent once a connection is open, and of an opening, where packets
-/// hold messages of `room` bytes.
-fn lengths(room: usize, encrypted: bool) -> [u16; 2] {
+/// hold messages of so many bytes.
+fn lengths(room: Room, encrypted: bool) -> [u16; 2] {
     let taken = if encrypted { [crypt::REQUEST, crypt::OPENING] } else { [0; 2] };
-    taken.map(|taken| u16::try_from(room.saturating_sub(taken)).unwrap_or(u16::MAX))
+    let left = [room.later.saturating_sub(taken[0]), room.first.saturating_sub(taken[1])];
+    left.map(|left| u16::try_from(left).unwrap_or(u16::MAX))
 }
 
 #[cfg(test)]
@@ -87,7 +89,12 @@ mod tests {
     #[test]
     fn the_narrowest_path_of_ipv6_has_room_for_encrypted_openings() {
         let room = 1280 - overhead(false, Kind::Syn);
-        let enough = |room| usize::from(lengths(room, true)[1]) >= LEAST_MESSAGE;
+        let enough = |first| {
+            let later = first + overhead(false, Kind::Syn) - overhead(false, Kind::Data);
+            lengths(Room { first, later }, true)
+                .into_iter()
+                .all(|left| usize::from(left) >= LEAST_MESSAGE)
+        };
         assert!(enough(room) && !enough(room - 1), "as it is written down");
     }
 }

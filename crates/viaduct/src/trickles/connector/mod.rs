@@ -241,6 +241,8 @@ impl Connector {
                     }
                     if held.stream.is_open() && !std::mem::replace(&mut held.open, true) {
                         words.push_back((flow, Word::Open));
+                        // The first answer may say how much the way takes.
+                        shorter.push(flow);
                     }
                     touched.insert(flow);
                 }
@@ -260,7 +262,7 @@ impl Connector {
         packets
     }
 
-    /// The way of a connection has become narrower.
+    /// The way of a connection may have become narrower.
     fn shorten(&mut self, flow: Flow, now: Instant) {
         let Some(held) = self.streams.get_mut(&flow) else { return };
         if !held.fit(self.port.room(flow), now) {
