@@ -116,7 +116,9 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
     let itself = Pid::from_raw(program.cast_signed()).context("the program has no number")?;
     let itself = pidfd_open(itself, PidfdFlags::empty()).context("hold on to the program")?;
     // Whoever kills the one means the other.
-    wrapper.when_gone(move || drop(pidfd_send_signal(itself, Signal::KILL)))?;
+    wrapper.when_gone(move || {
+        let _ = pidfd_send_signal(itself, Signal::KILL);
+    })?;
     wrapper.say(&Word::Runs(program));
     wrapped::adopt_orphans()?;
     wrapped::leave_terminal().context("leave the terminal")?;

@@ -71,7 +71,7 @@ static void interrupted(char answer[256])
 	struct itimerval often = { { 0, 2000 }, { 0, 2000 } };
 	sigaction(SIGALRM, &action, NULL);
 	setitimer(ITIMER_REAL, &often, NULL);
-	for (int n = 0; n < 20; n++) {
+	for (int n = 0; n < 5; n++) {
 		int fd = tcp();
 		if (ask(fd, answer))
 			break;
