@@ -55,6 +55,29 @@ pub fn take(fd: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// All others that were left open for this process, for as long as they are kept: programs that it starts have
+/// them too. Whoever asks first has them.
+///
+/// # Errors
+/// There is no `/proc`.
+pub fn rest() -> io::Result<Vec<OwnedFd>> {
+    let mut rest = Vec::new();
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        let Some(fd) = entry?.file_name().to_str().and_then(|name| name.parse::<RawFd>().ok())
+        else {
+            continue;
+        };
+        // SAFETY: only borrowed to be looked at.
+        let Ok(flags) = fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) }) else { continue };
+        // As above: what is not close-on-exec came from outside.
+        if fd >= FIRST && !flags.contains(FdFlags::CLOEXEC) && taken().insert(fd) {
+            // SAFETY: as in `take`.
+            rest.push(unsafe { OwnedFd::from_raw_fd(fd) });
+        }
+    }
+    Ok(rest)
+}
+
 fn taken() -> std::sync::MutexGuard<'static, BTreeSet<RawFd>> {
     TAKEN.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -23,6 +23,7 @@
 //!                         seccomp (its calls, told of)   pending (its socket, by a duplicate)
 //!                         records (what stubs and masters say)
 //!   what we hold          memory (pages)   inherit (descriptors of whoever started us)
+//!                         started (what else they have set)
 //!   where and when        thread (priority, core, timer slack)            clock
 //! ```
 
@@ -58,6 +59,7 @@ pub mod seccomp;
 pub mod signals;
 pub mod splice;
 pub mod stamp;
+pub mod started;
 pub mod syn;
 pub mod sysctl;
 pub mod table;

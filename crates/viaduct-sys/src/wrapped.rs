@@ -1,13 +1,15 @@
 //! Programs that are started to be wrapped, and what becomes of them.
 #![allow(unsafe_code)]
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use rustix::process::{Pid, WaitOptions, WaitStatus, set_child_subreaper, setsid, waitpid};
+use rustix::process::{
+    Pid, WaitOptions, WaitStatus, getpid, getsid, set_child_subreaper, setsid, waitpid,
+};
 
 /// What a program does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,14 +43,27 @@ pub fn join(command: &mut Command, members: BorrowedFd<'_>) {
 /// # Errors
 /// There is no such child.
 pub fn wait(pid: u32) -> io::Result<Change> {
-    let pid = Pid::from_raw(pid.cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
     loop {
-        let waited = waitpid(Some(pid), WaitOptions::UNTRACED | WaitOptions::CONTINUED);
-        match waited {
-            Ok(Some((_, status))) => return Ok(change(status)),
-            Ok(None) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+        if let Some(change) = look(pid, WaitOptions::empty())? {
+            return Ok(change);
         }
+    }
+}
+
+/// What the child `pid` has done since it was last asked for, without waiting.
+///
+/// # Errors
+/// There is no such child.
+pub fn changed(pid: u32) -> io::Result<Option<Change>> {
+    look(pid, WaitOptions::NOHANG)
+}
+
+fn look(pid: u32, how: WaitOptions) -> io::Result<Option<Change>> {
+    let pid = Pid::from_raw(pid.cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
+    match waitpid(Some(pid), how | WaitOptions::UNTRACED | WaitOptions::CONTINUED) {
+        Ok(waited) => Ok(waited.map(|(_, status)| change(status))),
+        Err(rustix::io::Errno::INTR) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -88,14 +103,28 @@ pub fn adopt_orphans() -> io::Result<()> {
     Ok(set_child_subreaper(Pid::from_raw(1))?)
 }
 
+/// Whether this process leads its session: it is whom the kernel tells that the terminal has gone.
+pub fn leads_session() -> bool {
+    getsid(None).is_ok_and(|leader| leader == getpid())
+}
+
 /// Takes this process out of the terminal's sight: no signal of its, and none of its descriptors.
 ///
 /// # Errors
 /// It leads a process group.
 pub fn leave_terminal() -> io::Result<()> {
     setsid()?;
+    let nowhere = leave_streams()?;
+    Ok(rustix::stdio::dup2_stderr(&nowhere)?)
+}
+
+/// Leaves standard input and output to others: whoever has their other ends hears when those let go of them.
+///
+/// # Errors
+/// There is no `/dev/null`.
+pub fn leave_streams() -> io::Result<File> {
     let nowhere = OpenOptions::new().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&nowhere)?;
     rustix::stdio::dup2_stdout(&nowhere)?;
-    Ok(rustix::stdio::dup2_stderr(&nowhere)?)
+    Ok(nowhere)
 }

@@ -132,8 +132,14 @@ pub fn handlers() -> Registry {
 
 /// Runs what the command line asks for, with these handlers.
 pub fn main(registry: Registry) -> ExitCode {
-    let matches = Command::command().get_matches_from(run::unfold(std::env::args_os()));
-    let command = Command::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    // All of them wait for programs.
+    viaduct_sys::started::hear_of_children();
+    let words = run::unfold(std::env::args_os());
+    // A run ends as its program does: what failed before that has a status of its own.
+    let failed = words.get(1).filter(|word| *word == "run").map(|_| run::OUR_FAULT);
+    let read = Command::command().try_get_matches_from(words);
+    let read = read.and_then(|matches| Ok((Command::from_arg_matches(&matches)?, matches)));
+    let (command, matches) = read.unwrap_or_else(|error| refuse(&error, failed));
     let beside = match matches.subcommand() {
         Some(("proxy", options)) => proxy::check_beside_config(options),
         _ => Ok(()),
@@ -142,9 +148,20 @@ pub fn main(registry: Registry) -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             eprintln!("viaduct: {error:#}");
-            ExitCode::FAILURE
+            failed.map_or(ExitCode::FAILURE, ExitCode::from)
         }
     }
+}
+
+/// Says what is wrong with the command line, or what it asks to be told, and ends.
+fn refuse(error: &clap::Error, failed: Option<u8>) -> ! {
+    let Some(failed) = failed.filter(|_| error.use_stderr()) else { error.exit() };
+    match run::meant(error) {
+        Some(meant) => eprintln!("viaduct: {meant}"),
+        // Nobody may be there to read it.
+        None => drop(error.print()),
+    }
+    std::process::exit(failed.into());
 }
 
 fn execute(command: Command, registry: Registry) -> Result<ExitCode> {

@@ -13,7 +13,7 @@ use std::ffi::{c_int, c_long, c_uint, c_void};
 
 use libc::{mmsghdr, msghdr, sockaddr, socklen_t};
 use viaduct_proto::wrap::wire::Call;
-use viaduct_proto::wrap::{Errno, MSG_FASTOPEN, SOCKADDR, Socket, Verdict};
+use viaduct_proto::wrap::{Errno, LONGEST, MSG_FASTOPEN, SOCKADDR, Socket, Verdict};
 
 use self::deciding::{Decided, decide, is_judged, report};
 use self::naming::{getpeername, getsockname, getsockopt};
@@ -199,14 +199,15 @@ fn socket_of(fd: c_int) -> Option<Socket> {
     })
 }
 
-/// What a pointer and a length say; nothing, if it is null. No address here is longer.
+/// What a pointer and a length say; nothing, if it is null or the kernel refuses it. No address here is longer.
 ///
 /// # Safety
 /// There are so many bytes.
 unsafe fn bytes_of<'a>(at: *const c_void, length: socklen_t) -> &'a [u8] {
-    if at.is_null() {
+    let length = length as usize;
+    if at.is_null() || length > LONGEST {
         return &[];
     }
     // SAFETY: as the caller promises.
-    unsafe { std::slice::from_raw_parts(at.cast(), SOCKADDR.min(length as usize)) }
+    unsafe { std::slice::from_raw_parts(at.cast(), SOCKADDR.min(length)) }
 }

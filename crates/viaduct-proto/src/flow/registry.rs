@@ -125,7 +125,7 @@ pub struct Registry {
     known: BTreeMap<&'static str, (About, Build)>,
 }
 
-/// A handler that was asked for: `shape:rate=2M,burst=64k`, with or without a `+` before it.
+/// A handler that was asked for: `shape:in=10M,out=2M`, with or without a `+` before it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandlerSpec {
     name: String,
@@ -160,7 +160,7 @@ pub enum SpecError {
         what: String,
     },
     /// No handler and no settings.
-    #[error("{0:?} is no handler; write it like shape:rate=2M,burst=64k")]
+    #[error("{0:?} is no handler; write it like shape:in=10M,out=2M")]
     Syntax(String),
 }
 

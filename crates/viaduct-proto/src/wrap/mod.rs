@@ -29,7 +29,9 @@ pub mod wire;
 
 pub use meaning::{Datagrams, Verdict};
 pub use rules::{Fate, Line, MOST, RuleError, Rules, Transport};
-pub use socket::{Errno, MSG_FASTOPEN, SOCKADDR, Sockaddr, Socket, parse_bound, parse_sockaddr};
+pub use socket::{
+    Errno, LONGEST, MSG_FASTOPEN, SOCKADDR, Sockaddr, Socket, parse_bound, parse_sockaddr,
+};
 
 #[cfg(test)]
 mod tests;

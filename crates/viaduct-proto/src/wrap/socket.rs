@@ -24,6 +24,8 @@ const IPPROTO_MPTCP: i32 = 262;
 pub const MSG_FASTOPEN: i32 = 0x2000_0000;
 /// The longest address of a socket that matters here.
 pub const SOCKADDR: usize = 28;
+/// Bytes of the longest that the kernel takes; it refuses longer ones (`EINVAL`).
+pub const LONGEST: usize = 128;
 
 /// What a program is told, by the kernel's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +40,8 @@ impl Errno {
     pub const NOENT: Errno = Errno(2);
     /// It is elsewhere.
     pub const XDEV: Errno = Errno(18);
+    /// It makes no sense.
+    pub const INVAL: Errno = Errno(22);
     /// It speaks another language.
     pub const PROTO: Errno = Errno(71);
     /// The kernel has no such protocol.

@@ -48,6 +48,13 @@ impl Task {
         Ok(flags.ok_or(io::ErrorKind::InvalidData)? & libc::O_CLOEXEC != 0)
     }
 
+    /// Whether it is in this process's network namespace, as far as we may know.
+    pub fn is_of_this_network(&self) -> bool {
+        let network = |whose: &str| std::fs::read_link(format!("/proc/{whose}/ns/net")).ok();
+        let theirs = network(&self.pid.to_string());
+        theirs.is_none_or(|theirs| network("self").is_none_or(|ours| ours == theirs))
+    }
+
     /// Reads its memory at `from`; how many bytes there were before the first that it does not have.
     ///
     /// # Errors

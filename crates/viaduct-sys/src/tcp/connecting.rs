@@ -81,6 +81,10 @@ pub fn connect_telling(
     if let Some(from) = from {
         sockopt::set_socket_reuseaddr(&socket, true)?;
         sockopt::set_socket_reuseport(&socket, options.shared)?;
+        if from.port() == 0 {
+            // The port is chosen with the far end known, so that one serves many.
+            os::setsockopt(socket.as_fd(), libc::SOL_IP, libc::IP_BIND_ADDRESS_NO_PORT, &1)?;
+        }
         rustix::net::bind(&socket, &from)?;
     }
     if let Telling::Data(data) = telling

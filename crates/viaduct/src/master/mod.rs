@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{env, fs, io};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use viaduct_proto::flow::{HandlerSpec, Registry, offload};
 use viaduct_proto::wrap::wire::Welcome;
 use viaduct_sys::records;
@@ -31,7 +31,7 @@ use crate::proxy;
 use crate::proxy::below::Below;
 use crate::proxy::onward::Onward;
 use crate::proxy::settings::Settings;
-use crate::proxy::values::spin;
+use crate::proxy::values::{spin, wait};
 use crate::run::above::Above;
 use crate::run::carrier::Carrier;
 use crate::run::joined::Joined;
@@ -46,6 +46,7 @@ const SYSTEM: &str = "/run/viaduct";
 /// What `viaduct master` may be told.
 #[derive(Clone, Debug, clap::Args)]
 #[command(
+    override_usage = "viaduct master --name NAME [+HANDLER[:KEY=VALUE,...]]... [OPTIONS]",
     after_help = "The handlers stand before or behind the options: +NAME[:KEY=VALUE,...], or +NAME \
     -KEY=VALUE ... as in\n  viaduct master --name site +congestion\n\
     Programs join it by `viaduct run --master NAME`; `viaduct status --name NAME` shows what it sees."
@@ -71,7 +72,7 @@ pub struct MasterArgs {
     #[arg(long, value_name = "NAME")]
     master: Option<String>,
     /// How long whoever comes to a program that listens may take to say what the handlers want to hear
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "60s")]
+    #[arg(long, value_name = "TIME", value_parser = wait, default_value = "60s")]
     arrival_wait: Duration,
     /// How long it looks for what comes next before it sleeps, where that has paid of late; 0s: never
     #[arg(long, value_name = "TIME", value_parser = spin, default_value = "100us")]
@@ -147,13 +148,25 @@ pub fn network() -> io::Result<u64> {
 /// Takes the place of a master that was killed, and of none that runs.
 fn clear(door: &Path) -> Result<()> {
     if let Some(directory) = door.parent() {
-        fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
+        fs::create_dir_all(directory).map_err(|error| cannot_be(directory, &error))?;
     }
     match records::connect(&door.to_string_lossy()) {
         Ok(_) => {
             bail!("{}: a master of this name runs; give this one another name", door.display())
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(_) => fs::remove_file(door).with_context(|| door.display().to_string()),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            fs::remove_file(door).map_err(|error| cannot_be(door, &error))
+        }
+        Err(error) => Err(cannot_be(door, &error)),
     }
+}
+
+/// Why there can be no socket or directory at `path`, and what can be done.
+fn cannot_be(path: &Path, error: &io::Error) -> anyhow::Error {
+    let short = match error.kind() {
+        io::ErrorKind::InvalidFilename => " of less than 100 bytes",
+        _ => "",
+    };
+    anyhow!("{}: {error}; --run-dir names another directory{short}", path.display())
 }

@@ -25,7 +25,7 @@ use viaduct_proto::wrap::wire::{Answer, WELCOME, Welcome};
 use viaduct_sys::records;
 
 use super::remote::{Lines, Remote};
-use super::{clear, network};
+use super::{cannot_be, clear, network};
 use crate::proxy::calls::{Arrival, Call};
 use crate::run::carrier::Carrier;
 
@@ -60,7 +60,7 @@ impl Desk {
     pub fn open(door: &Path, all_users: bool) -> Result<Desk> {
         clear(door)?;
         let listener = records::listen(&door.to_string_lossy());
-        let listener = listener.with_context(|| door.display().to_string())?;
+        let listener = listener.map_err(|error| cannot_be(door, &error))?;
         let mode = if all_users { 0o666 } else { 0o600 };
         fs::set_permissions(door, fs::Permissions::from_mode(mode))?;
         Ok(Desk { listener, all_users })

@@ -12,7 +12,7 @@
 
 use std::fmt::Debug;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use mio::net::TcpStream;
 use tracing::debug;
@@ -203,7 +203,8 @@ impl Worker {
                 .ok_or(Failure::Unreachable)?
                 .map(Some)?,
         };
-        let route = route.ok_or(Failure::Denied)?;
+        let mut route = route.ok_or(Failure::Denied)?;
+        route.from = route.from.or_else(|| bound(source));
         let begun = open(route, self.options, &self.teller, &self.limits, now);
         self.flows.add(begun, source, now)
     }
@@ -249,4 +250,15 @@ impl Worker {
         self.end(key, true);
         true
     }
+}
+
+/// What a program that connects from `source` has bound its socket to, and the far end is to see. One that has
+/// not connects to the meeting as the kernel chooses. The port is taken, by the program's own socket; and a
+/// link-local address says nothing without its interface.
+fn bound(source: SocketAddr) -> Option<SocketAddr> {
+    let chosen = match source.ip().to_canonical() {
+        IpAddr::V4(ip) => ip != Ipv4Addr::LOCALHOST,
+        IpAddr::V6(ip) => ip != Ipv6Addr::LOCALHOST && !ip.is_unicast_link_local(),
+    };
+    chosen.then(|| SocketAddr::new(source.ip().to_canonical(), 0))
 }

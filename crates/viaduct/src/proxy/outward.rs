@@ -52,7 +52,7 @@ fn begin(
         (by, _) => by,
     };
     if let (Some(agreeing), Address::Ip(at)) = (&teller.agreeing, &to) {
-        return agree(agreeing, *at, (to.clone(), by, rate), options, limits, now);
+        return agree(agreeing, (*at, from), (to.clone(), by, rate), options, limits, now);
     }
     // A change of tunnels needs a restart: whatever a policy names is there.
     let outlet = by.tunnel().and_then(|name| teller.outlets.get(name));
@@ -74,7 +74,6 @@ fn begin(
     let (server, first) = (Leg::Elsewhere, Vec::new());
     let mut begun = Begun { server, middle, undecided: None, first, to: meant, by, rate };
     let Some((to, bound)) = goal else { return Ok(begun) };
-    let from = bound.or(from);
     if let Some(outlet) = outlet {
         begun.server = Leg::Session(outlet.open(to, source));
         return Ok(begun);
@@ -84,6 +83,8 @@ fn begin(
             "the handlers lead to a name, which leads through tunnels alone",
         ));
     };
+    // Handlers may lead to somebody else, whom that one does not reach.
+    let from = bound.or(from.filter(|from| from.is_ipv4() == to.is_ipv4()));
     if let Some(course) = begun.by.trickles() {
         if !teller.trickles.is_plain(course, to, now) {
             begun.server = Leg::Trickles(teller.trickles.connect(course, to, now)?);
@@ -121,7 +122,7 @@ pub(super) fn straight(
 /// agreed on with the far end.
 fn agree(
     agreeing: &Arc<Agreeing>,
-    at: SocketAddr,
+    (at, from): (SocketAddr, Option<SocketAddr>),
     (to, by, rate): (Address, Onward, Option<u64>),
     options: TcpOptions,
     limits: &Limits,
@@ -137,7 +138,7 @@ fn agree(
         return Ok(begun);
     }
     begun.undecided = Some(Undecided::new(agreeing.clone(), at, limits.chain_buffer));
-    let server = agreeing.connect(at, None, options)?;
+    let server = agreeing.connect(at, from, options)?;
     begun.server = Leg::Tcp(TcpStream::from_std(server));
     Ok(begun)
 }

@@ -75,10 +75,12 @@ impl Above {
         self.below.arrive(Arrival { stream, client, own, handlers: None, program });
     }
 
-    /// A socket of ours whose connect is in progress, and that connect.
-    fn leg(&self, v4: bool) -> io::Result<(TcpStream, Pending)> {
+    /// A socket of ours whose connect is in progress, and that connect; with the address `from`, if one is
+    /// asked for, which the master below takes over.
+    fn leg(&self, v4: bool, from: Option<SocketAddr>) -> io::Result<(TcpStream, Pending)> {
         let at = self.meeting.at(v4).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        let near = tcp::bound(SocketAddr::new(at.ip(), 0), TcpOptions::default())?;
+        let from = from.map_or(at.ip(), |from| from.ip());
+        let near = tcp::bound(SocketAddr::new(from, 0), TcpOptions::default())?;
         match Pending::begin(near.try_clone()?.into(), at)? {
             Begun::Waits(pending) => Ok((near, pending)),
             Begun::Connected => Err(io::ErrorKind::AlreadyExists.into()),
@@ -92,11 +94,8 @@ impl Below for Above {
             (Fate::Refuse, _) => Err(io::ErrorKind::PermissionDenied.into()),
             (Fate::Leave, _) => direct(to, from, None),
             (Fate::Divert, Some(rate)) => direct(to, from, Some(rate).filter(|rate| *rate > 0)),
-            (Fate::Divert, None) if from.is_some() => {
-                Err(io::Error::other("a master below chooses the address that it connects from"))
-            }
             (Fate::Divert, None) => {
-                let (near, pending) = self.leg(to.is_ipv4())?;
+                let (near, pending) = self.leg(to.is_ipv4(), from)?;
                 let (source, place) = (pending.program()?, self.meeting.place(to.is_ipv4())?);
                 let ends = Ends::of(to);
                 let (place, closed) = (Some(place), self.closed.clone());
@@ -187,7 +186,7 @@ struct Next {
 impl Program for Between {
     fn place(&mut self) -> io::Result<TcpStream> {
         let client = self.next.as_ref().ok_or(io::ErrorKind::NotConnected)?.client;
-        let (_, pending) = self.above.leg(client.is_ipv4())?;
+        let (_, pending) = self.above.leg(client.is_ipv4(), None)?;
         self.pending = Some(pending);
         self.above.meeting.place(client.is_ipv4())
     }

@@ -120,6 +120,7 @@ impl Hall {
 /// Keeps a hall, or one for datagrams, for as long as somebody is at the other end of `fd`.
 pub fn keep(fd: RawFd, datagrams: bool) -> Result<()> {
     let socket = inherit::take(fd).context("take the master's socket")?;
+    drop(inherit::rest().context("look at what is open")?);
     let entered = match datagrams {
         true => hall::enter_for_datagrams(Own::ask()).map(Some),
         false => hall::enter().map(|()| None),

@@ -1,7 +1,8 @@
 //! The master: runs the handlers of a program's flows (TESLA, 3.7), and the program.
 
-use std::ffi::OsString;
-use std::io::{self, Write as _};
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::io::{self, Read as _, Write as _};
 use std::os::fd::RawFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, ExitCode};
@@ -10,9 +11,10 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tracing_subscriber::EnvFilter;
 use viaduct_sys::wrapped::{self, Change};
-use viaduct_sys::{inherit, memory};
+use viaduct_sys::{inherit, memory, started};
 
 use super::above::Above;
 use super::agree::Begun;
@@ -23,7 +25,7 @@ use super::keep::Keep;
 use super::report::Report;
 use super::via::Interposer;
 use super::wrapper::Word;
-use super::{Plan, RunArgs, aware, transport};
+use super::{OUR_FAULT, Plan, RunArgs, aware, transport};
 use crate::proxy::below::Below;
 use crate::proxy::handle::{Beside, Handle};
 use crate::proxy::orders::{Order, ToWorker};
@@ -33,16 +35,26 @@ use crate::proxy::settings::Settings;
 const LOOK: Duration = Duration::from_millis(200);
 /// How long a report waits for what the program did last.
 const SETTLE: Duration = Duration::from_millis(20);
-/// How to end if the program is not there, or is none, or if it is Viaduct that cannot: as env(1) does.
+/// How to end if the program is not there, or is none.
 const NOT_FOUND: u8 = 127;
 const NOT_A_PROGRAM: u8 = 126;
-const OUR_FAULT: u8 = 125;
 
 /// The way to the wrapper, for as long as it is there.
 #[derive(Clone, Debug)]
 struct ToWrapper(Arc<Mutex<UnixStream>>);
 
 impl ToWrapper {
+    /// Does this when the wrapper has gone.
+    fn when_gone(&self, act: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let mut stream = self.0.lock().unwrap_or_else(PoisonError::into_inner).try_clone()?;
+        let wait = move || {
+            // It says nothing: that is its end.
+            let _ = stream.read(&mut [0]);
+            act();
+        };
+        thread::Builder::new().name("wrapper".to_owned()).spawn(wait).map(drop)
+    }
+
     /// Nobody hears it when the wrapper has gone.
     fn say(&self, word: &Word) {
         let mut stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -82,6 +94,7 @@ struct Failed(u8, String);
 fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
     let keep =
         args.keep_fd.map(inherit::take).transpose().context("take what the wrapper keeps")?;
+    let left = inherit::rest().context("look at what is open")?;
     let (carrier, flows) = carrier(args, &mut plan)?;
     if let Some(names) = &plan.names {
         names.begin()?;
@@ -99,6 +112,11 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
         Carrier::Shared(_) => None,
     };
     let program = start(&args.command, control.as_deref(), &interposer)?;
+    drop(left);
+    let itself = Pid::from_raw(program.cast_signed()).context("the program has no number")?;
+    let itself = pidfd_open(itself, PidfdFlags::empty()).context("hold on to the program")?;
+    // Whoever kills the one means the other.
+    wrapper.when_gone(move || drop(pidfd_send_signal(itself, Signal::KILL)))?;
     wrapper.say(&Word::Runs(program));
     wrapped::adopt_orphans()?;
     wrapped::leave_terminal().context("leave the terminal")?;
@@ -196,12 +214,12 @@ fn say_report(wrapper: &ToWrapper, report: &Report, via: &Interposer, flows: Opt
 fn start(command: &[OsString], control: Option<&str>, interposer: &Interposer) -> Result<u32> {
     let [program, arguments @ ..] = command else { bail!("no program is given") };
     let fresh = || {
-        let mut command = Command::new(program);
-        command.args(arguments);
+        let mut command = command_of(program, arguments, is_activated());
         match control {
             Some(control) => command.env(aware::CONTROL, control),
             None => command.env_remove(aware::CONTROL),
         };
+        started::hand_on(&mut command);
         command
     };
     interposer.start(fresh).map_err(|error| {
@@ -209,6 +227,27 @@ fn start(command: &[OsString], control: Option<&str>, interposer: &Interposer) -
         let code = if own.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_A_PROGRAM };
         Failed(code, format!("{}: {own}", program.to_string_lossy())).into()
     })
+}
+
+/// Starts the program; one that is given sockets by a service manager as itself: they are for one process, which
+/// the manager names, and it knows the wrapper.
+fn command_of(program: &OsStr, arguments: &[OsString], activated: bool) -> Command {
+    let mut command = match activated {
+        false => Command::new(program),
+        true => {
+            let mut shell = Command::new("/bin/sh");
+            shell.args(["-c", "LISTEN_PID=$$ exec \"$@\"", "sh"]).arg(program);
+            shell
+        }
+    };
+    command.args(arguments);
+    command
+}
+
+/// Whether a service manager has opened sockets for the wrapper (`sd_listen_fds(3)`).
+fn is_activated() -> bool {
+    let named = env::var("LISTEN_PID").ok().and_then(|pid| pid.parse::<u32>().ok());
+    named == Some(std::os::unix::process::parent_id())
 }
 
 /// What is logged is said by the wrapper, while it is there.

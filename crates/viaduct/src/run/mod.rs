@@ -53,17 +53,21 @@ use viaduct_proto::flow::{HandlerSpec, Offload, Registry, offload};
 use viaduct_proto::wrap::Rules;
 use viaduct_proto::wrap::wire::Welcome;
 
-pub use words::unfold;
+pub use words::{meant, unfold};
 
 use self::report::Report;
 use crate::master::usual_run_dir;
 use crate::proxy::onward::Onward;
 use crate::proxy::through::Factories;
-use crate::proxy::values::spin;
+use crate::proxy::values::{spin, wait};
+
+/// How a run ends if it is Viaduct that cannot: as env(1) does.
+pub const OUR_FAULT: u8 = 125;
 
 /// What `viaduct run` may be told.
 #[derive(Clone, Debug, clap::Args)]
 #[command(
+    override_usage = "viaduct run [+HANDLER[:KEY=VALUE,...]]... [OPTIONS] -- COMMAND [ARG...]",
     after_help = "The handlers of the chain, the program's first, stand before the options: \
     +NAME[:KEY=VALUE,...], or +NAME -KEY=VALUE ... as in\n  \
     viaduct run +compress +crypt -key=site.key -- ssh host\n\
@@ -88,10 +92,10 @@ pub struct RunArgs {
     #[arg(long)]
     no_offload: bool,
     /// How long whoever comes to a program that listens may take to say what the handlers want to hear
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "60s")]
+    #[arg(long, value_name = "TIME", value_parser = wait, default_value = "60s")]
     arrival_wait: Duration,
     /// How long datagrams between two ends may be silent before their handlers forget them
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "60s")]
+    #[arg(long, value_name = "TIME", value_parser = wait, default_value = "60s")]
     datagram_idle: Duration,
     /// How long the master looks for what comes next before it sleeps, where that has paid of late; 0s: never
     #[arg(long, value_name = "TIME", value_parser = spin, default_value = "100us")]

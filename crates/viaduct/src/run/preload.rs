@@ -132,8 +132,8 @@ fn answer(socket: OwnedFd, common: &Arc<Common>) -> Option<OwnedFd> {
             let program = beside?;
             let asks = Arc::new(socket);
             let later = asks.clone();
-            let later = wait.then(|| -> super::waiting::Answer {
-                Box::new(move |decided| {
+            let later = wait.then(|| {
+                super::waiting::Answer::new(move |decided| {
                     // The program is to hold its socket alone when it hears.
                     let errno = decided.map(drop).err().unwrap_or(Errno::NONE);
                     say(&later, &Answer::Done(errno));

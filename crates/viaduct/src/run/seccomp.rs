@@ -11,25 +11,29 @@
 //! | `carries` | those of datagrams that are carried |
 //! | `listens` | those of programs that listen |
 //! | `names` | those that ask what became of a socket |
+//! | `signalled` | signals that come while a connect waits |
 //! | `told` | what any of them was given |
 
 mod carries;
 mod listens;
 mod names;
+mod signalled;
 mod told;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::sync::Arc;
 use std::thread;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SendFlags, sockopt};
 use tracing::{debug, warn};
 use viaduct_proto::wrap::{Datagrams, Errno, Sockaddr, Socket, Verdict, parse_sockaddr, wire};
+use viaduct_sys::hall::is_of_this_network;
 use viaduct_sys::pending::{blocks, connect_for};
 use viaduct_sys::seccomp::{Listener, Notification, Reply, SeccompError, Task, Traps, calls};
 use viaduct_sys::tcp;
@@ -42,6 +46,8 @@ use super::waiting::{Answer, Common};
 const FAST: usize = 16 << 10;
 /// Bytes of a question of DNS, at most.
 const QUESTION: usize = 4096;
+/// How often it is looked whether a signal has come for who waits for a connect.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Starts `command`, and hears its calls for as long as anybody can call; but not those that carry
 /// `word`.
@@ -60,8 +66,7 @@ pub fn start(
         word,
     };
     let (child, listener) = traps.spawn(command)?;
-    let supervisor =
-        Supervisor { listener: Arc::new(listener), common: common.clone(), tasks: HashMap::new() };
+    let supervisor = Supervisor::new(listener, common.clone());
     let hear = thread::Builder::new().name("calls".to_owned()).spawn(move || supervisor.run());
     hear.map_err(SeccompError::Handover)?;
     Ok(child.id())
@@ -72,20 +77,35 @@ struct Supervisor {
     common: Arc<Common>,
     /// Threads that have called before: one whose number has passed to another does not answer.
     tasks: HashMap<u32, Arc<Task>>,
+    /// Connects that their programs wait for.
+    waiting: VecDeque<(Notification, Answer)>,
+    /// When it was looked whether signals have come for them.
+    looked: Instant,
 }
 
 /// What becomes of a call: an answer now, or one that comes later.
 type Outcome = Result<Option<Reply>, Errno>;
 
 impl Supervisor {
+    fn new(listener: Listener, common: Arc<Common>) -> Supervisor {
+        let (tasks, waiting) = (HashMap::new(), VecDeque::new());
+        Supervisor { listener: Arc::new(listener), common, tasks, waiting, looked: Instant::now() }
+    }
+
     fn run(mut self) {
         loop {
             let mut fds = [PollFd::new(&*self.listener, PollFlags::IN)];
-            match poll(&mut fds, None) {
+            let limit = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
+            let limit = (!self.waiting.is_empty()).then_some(&limit);
+            match poll(&mut fds, limit) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return warn!("calls cannot be heard of any more: {error}"),
             }
             let events = fds[0].revents();
+            if self.looked.elapsed() >= LOOK {
+                self.looked = Instant::now();
+                self.look_for_signals();
+            }
             if events.contains(PollFlags::IN) {
                 match self.listener.receive() {
                     Ok(call) => self.answer(&call),
@@ -131,7 +151,7 @@ impl Supervisor {
         }
     }
 
-    fn socket(&self, call: &Notification) -> Outcome {
+    fn socket(&mut self, call: &Notification) -> Outcome {
         let [domain, kind, protocol, ..] = call.arguments.map(|word| word as i32);
         let socket = Socket { domain, kind, protocol };
         let carries = self.common.rules.carries_of(socket);
@@ -144,6 +164,10 @@ impl Supervisor {
                     self.common.refused(wire::Call::Socket, None, errno);
                 }
                 Err(errno)
+            }
+            _ if carries && !self.task(call)?.is_of_this_network() => {
+                self.common.refused(wire::Call::Socket, None, Errno::PERM);
+                Err(Errno::PERM)
             }
             _ if carries => self.carry(call, socket.is_v6(), kind),
             _ => Ok(Some(Reply::Continue)),
@@ -174,9 +198,21 @@ impl Supervisor {
                 pace(&socket, self.common.offload)?;
                 self.leave(&socket, &sockaddr[..length])
             }
+            // The meeting is not there.
+            Verdict::Divert(_) if !is_of_this_network(&socket) => {
+                Err(self.refuse(wire::Call::Connect, &sockaddr, Errno::PERM))
+            }
             Verdict::Divert(to) => {
                 let answer = blocks(&socket).map_err(number)?.then(|| self.later(call, None));
-                Ok(told(self.common.begin(socket, to, answer)))
+                match (self.common.begin(socket, to, answer.clone()), answer) {
+                    (None, Some(answer)) => {
+                        self.waiting.push_back((*call, answer));
+                        Ok(None)
+                    }
+                    // A signal has come while it waited; it waits on.
+                    (Some(signalled::ALREADY), Some(_)) => Ok(Some(Reply::Continue)),
+                    (now, _) => Ok(told(now)),
+                }
             }
         }
     }
@@ -226,6 +262,9 @@ impl Supervisor {
                 pace(&socket, self.common.offload)?;
                 Ok(Some(Reply::Continue))
             }
+            Verdict::Divert(_) if !is_of_this_network(&socket) => {
+                Err(self.refuse(wire::Call::Send, &sockaddr, Errno::PERM))
+            }
             Verdict::Divert(to) => {
                 let mut bytes = vec![0; FAST.min(length as usize)];
                 let read = self.task(call)?.read(data, &mut bytes).map_err(number)?;
@@ -263,7 +302,7 @@ impl Supervisor {
     /// Answers a call when its flow is decided; `data` is then sent by it.
     fn later(&self, call: &Notification, data: Option<Vec<u8>>) -> Answer {
         let (listener, call) = (self.listener.clone(), *call);
-        Box::new(move |decided| {
+        Answer::new(move |decided| {
             let reply = match (decided, data) {
                 (Err(errno), _) => Reply::Failed(errno.0),
                 (Ok(_), None) => Reply::Returned(0),

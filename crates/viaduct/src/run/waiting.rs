@@ -66,9 +66,32 @@ fn uncarried(why: &anyhow::Error) -> String {
     format!("they cannot be carried ({why:#})")
 }
 
-/// How a program that waits for its connect is answered: what it is told, and its socket if it is
-/// connected.
-pub type Answer = Box<dyn FnOnce(Result<OwnedFd, Errno>) + Send>;
+/// What a program that waits for its connect is told, and its socket if it is connected.
+pub type Told = Result<OwnedFd, Errno>;
+
+/// How such a program is answered; once, by whoever takes it first. It may be taken by who sees that the program
+/// waits no more.
+#[derive(Clone)]
+pub struct Answer(Arc<Mutex<Option<Say>>>);
+
+type Say = Box<dyn FnOnce(Told) + Send>;
+
+impl Answer {
+    /// By this.
+    pub fn new(say: impl FnOnce(Told) + Send + 'static) -> Answer {
+        Answer(Arc::new(Mutex::new(Some(Box::new(say)))))
+    }
+
+    /// Whether nobody has answered.
+    pub fn is_open(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// What answers; `None` if somebody has.
+    pub fn take(&self) -> Option<Say> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
 
 impl Common {
     /// For programs whose flows `carrier` carries as is planned.

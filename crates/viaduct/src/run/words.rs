@@ -2,6 +2,8 @@
 
 use std::ffi::{OsStr, OsString};
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
 /// The words of a command line whose subcommand is `run` or `master`, with `+NAME -KEY=VALUE` as the options that
 /// they stand for; others as they are. What follows `--` is the program's.
 pub fn unfold(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
@@ -38,6 +40,22 @@ pub fn unfold(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     unfolded.extend(handler);
     unfolded.extend(rest);
     unfolded
+}
+
+/// What whoever wrote a word that is no option may have meant.
+pub fn meant(error: &clap::Error) -> Option<String> {
+    let ErrorKind::UnknownArgument = error.kind() else { return None };
+    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg) else { return None };
+    if word.starts_with("--") {
+        return None;
+    }
+    Some(if word.starts_with('-') {
+        format!("{word}: a handler's settings stand behind it, as in +crypt -key=site.key")
+    } else {
+        format!(
+            "{word}: the program and its arguments stand behind --, as in viaduct run +count -- {word}"
+        )
+    })
 }
 
 /// `-KEY=VALUE`, without its dash.

@@ -9,11 +9,11 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, poll};
-use signal_hook::consts::{SIGCHLD, SIGCONT};
+use signal_hook::consts::{SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTSTP};
 use viaduct_sys::bpf::Group;
-use viaduct_sys::inherit;
 use viaduct_sys::signals::{self, Came, HeldSignals};
 use viaduct_sys::wrapped::{self, Change};
+use viaduct_sys::{inherit, started};
 
 use super::keep::Keep;
 
@@ -68,6 +68,8 @@ pub fn run(words: Vec<OsString>) -> Result<ExitCode> {
     let signals = HeldSignals::hold().context("hold signals back")?;
     // Should the master be killed, the program becomes our child.
     wrapped::adopt_orphans()?;
+    // Other descriptors are the program's: whoever has their other ends hears when it closes them.
+    let left = inherit::rest().context("look at what is open")?;
     let (ours, theirs) = UnixStream::pair()?;
     let (_kept, keep) = Keep::pair()?;
     let mut words = words.into_iter();
@@ -77,9 +79,11 @@ pub fn run(words: Vec<OsString>) -> Result<ExitCode> {
     command.arg(format!("--keep-fd={}", keep.as_fd().as_raw_fd())).args(words);
     inherit::keep(&mut command, &[theirs.as_fd(), keep.as_fd()]);
     signals.release(&mut command);
+    started::hand_on(&mut command);
     let master = command.spawn().context("start the master")?.id();
-    drop((theirs, keep));
-    let mut wrapper = Wrapper { signals, master, program: None };
+    drop((theirs, keep, left));
+    wrapped::leave_streams().context("leave standard input and output")?;
+    let mut wrapper = Wrapper { signals, master, program: None, early: Vec::new() };
     wrapper.wait(ours)
 }
 
@@ -87,6 +91,8 @@ struct Wrapper {
     signals: HeldSignals,
     master: u32,
     program: Option<u32>,
+    /// What came before it was known whose it is.
+    early: Vec<Came>,
 }
 
 impl Wrapper {
@@ -109,27 +115,33 @@ impl Wrapper {
     }
 
     /// Waits for words of the master, meanwhile passing signals on; false if it has to look again.
-    fn wait_for(&self, master: &UnixStream) -> Result<bool> {
+    fn wait_for(&mut self, master: &UnixStream) -> Result<bool> {
         let mut both =
             [PollFd::new(master, PollFlags::IN), PollFd::new(&self.signals, PollFlags::IN)];
-        // Until it is known whose they are, signals wait.
-        let known = 1 + usize::from(self.program.is_some());
-        match poll(&mut both[..known], None) {
+        match poll(&mut both, None) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => return Ok(false),
             Err(error) => return Err(error.into()),
         }
         let [spoken, signalled] = both.map(|fd| !fd.revents().is_empty());
         if signalled {
-            self.pass_on(self.signals.read()?);
+            let came = self.signals.read()?;
+            match self.program {
+                Some(_) => self.pass_on(came),
+                // The terminal stops all that stands for the program.
+                None if came.signal == SIGTSTP && !came.sent => signals::stop(),
+                None => self.early.push(came),
+            }
         }
         Ok(spoken)
     }
 
-    /// What the terminal sends goes to the program as well; what a process sends is for the program.
+    /// What the terminal sends goes to the program as well, but for the end of the terminal, which goes to whoever
+    /// leads the session; what a process sends is for the program.
     fn pass_on(&self, Came { signal, sent }: Came) {
         let ours = signal == SIGCHLD;
-        if let (Some(program), true, false) = (self.program, sent || signal == SIGCONT, ours) {
+        let alone = signal == SIGCONT || signal == SIGHUP && wrapped::leads_session();
+        if let (Some(program), true, false) = (self.program, sent || alone, ours) {
             // It may just have gone.
             let _ = signals::send(program, signal);
         }
@@ -137,7 +149,10 @@ impl Wrapper {
 
     fn hear(&mut self, line: &str) -> Result<Option<ExitCode>> {
         match Word::parse(line) {
-            Some(Word::Runs(pid)) => self.program = Some(pid),
+            Some(Word::Runs(pid)) => {
+                self.program = Some(pid);
+                std::mem::take(&mut self.early).into_iter().for_each(|came| self.pass_on(came));
+            }
             Some(Word::Did(change)) => return Ok(end(change)),
             Some(Word::Failed(code, why)) => {
                 eprintln!("viaduct: {why}");
@@ -152,15 +167,23 @@ impl Wrapper {
     /// The master has gone: its flows are reset, and the program is ours to wait for.
     fn wait_alone(&self) -> Result<ExitCode> {
         let Some(program) = self.program else {
+            let ended = wrapped::wait(self.master).context("wait for the master")?;
+            // The terminal has ended both.
+            if let Change::Killed(signal @ (SIGINT | SIGQUIT | SIGHUP)) = ended {
+                signals::end_by(signal);
+            }
             bail!("the master ended before it could start the program");
         };
         eprintln!("viaduct: the master has ended: flows that it carried are reset");
         Group::thaw_after(self.master);
         loop {
-            let change = wrapped::wait(program).context("wait for the program")?;
-            if let Some(code) = end(change) {
-                return Ok(code);
+            while let Some(change) = wrapped::changed(program).context("wait for the program")? {
+                if let Some(code) = end(change) {
+                    return Ok(code);
+                }
             }
+            // That it has done something is a signal too.
+            self.pass_on(self.signals.read()?);
         }
     }
 }

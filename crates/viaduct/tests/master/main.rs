@@ -127,11 +127,13 @@ fn far_end() -> (SocketAddr, &'static AtomicUsize) {
     (address, count)
 }
 
-/// A Python program that connects to the address of its first argument and tells its names.
+/// A Python program that connects to the address of its first argument, from the second if there is one, and
+/// tells its names.
 const TELL: &str = "
 import socket, sys
 host, port = sys.argv[1].rsplit(':', 1)
-s = socket.create_connection((host, int(port)))
+own = (sys.argv[2], 0) if sys.argv[2:] else None
+s = socket.create_connection((host, int(port)), source_address=own)
 s.sendall(b'hello\\n')
 s.shutdown(socket.SHUT_WR)
 print(s.getpeername()[1], s.getsockname()[1], s.makefile().read())
@@ -159,6 +161,18 @@ fn programs_of_every_interposer_share_a_master() {
     master.signal("TERM");
     assert!(master.0.wait().unwrap().success());
     assert!(!place.0.join("all.master").exists() && !place.0.join("all.sock").exists());
+}
+
+#[test]
+fn the_far_end_of_stacked_masters_sees_the_address_that_a_program_has_bound() {
+    let (place, (to, _)) = (Place::new(), far_end());
+    let (_site, to) = (place.master("site", &[CHAIN]), to.to_string());
+    for above in [&[][..], &[CHAIN]] {
+        let words = [&["run", "--master", "site"], above].concat();
+        let program = ["--", "python3", "-c", TELL, &to, "127.0.0.9"];
+        let said = place.output(&[&words[..], &program].concat());
+        assert!(text(&said.stdout).contains("hello 127.0.0.9:"), "{above:?} {said:?}");
+    }
 }
 
 #[test]
@@ -204,6 +218,9 @@ fn a_name_is_one_masters_and_one_that_nobody_has_is_said_to_be() {
     let none = place.output(&["run", "--master", "none", "--", "true"]);
     assert_eq!(none.status.code(), Some(125));
     assert!(text(&none.stderr).contains("viaduct master --name none"), "{none:?}");
+    let long = place.0.join("d".repeat(120)).display().to_string();
+    let long = place.output(&["master", "--name", "two", CHAIN, "--run-dir", &long]);
+    assert!(text(&long.stderr).contains("--run-dir names another directory"), "{long:?}");
     // One that was killed leaves its sockets, and they keep nobody from its place.
     master.signal("KILL");
     drop(master);

@@ -4,10 +4,13 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod addresses;
 mod aware;
+mod interrupted;
 mod mux;
 mod nested;
 mod sockets;
+mod started;
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -75,7 +78,21 @@ fn it_ends_as_the_program_does() {
     assert_eq!(code(&["--", "true"]), Some(0));
     assert_eq!(code(&["--", "no-such-program"]), Some(127));
     assert_eq!(code(&["--", "/etc/passwd"]), Some(126));
-    assert_eq!(code(&["+nonsense", "--", "true"]), Some(1));
+    // Whoever starts it can tell its own failures from the program's.
+    for wrong in
+        [&["+nonsense", "--", "true"][..], &["--only", "x", "--", "true"], &["--nonsense"], &[]]
+    {
+        assert_eq!(code(wrong), Some(125), "{wrong:?}");
+    }
+    assert_eq!(code(&["--help"]), Some(0));
+    // What would be right stands in one line.
+    let says = |words: &[&str], right: &str| {
+        let said = text(&output(words).stderr);
+        assert!(said.lines().count() == 1 && said.contains(right), "{words:?} {said}");
+    };
+    says(&["+count", "curl", "-O"], "as in viaduct run +count -- curl");
+    says(&["-key=x", "--", "true"], "as in +crypt -key=site.key");
+    says(&["+", "--", "true"], "shape:in=10M,out=2M");
     // What a signal has ended is ended by it, as the shell sees it.
     let line = format!("{VIADUCT} run -- sh -c 'kill -TERM $$'; echo $?");
     let output = Command::new("sh").args(["-c", &line]).output().unwrap();
@@ -260,6 +277,19 @@ except ConnectionResetError: print('reset')
     let said = output(&[CHAIN, "--", "python3", "-c", program, &to]);
     assert_eq!(text(&said.stdout).trim(), "reset", "{said:?}");
     assert!(began.elapsed() < Duration::from_secs(10) && said.status.signal().is_none());
+}
+
+#[test]
+fn signals_are_the_programs_when_the_master_is_killed_too() {
+    let program = "trap 'echo got it; exit 3' TERM; kill -KILL $PPID; echo ready; while :; do sleep 0.1; done";
+    let mut command = run(&[CHAIN, "--", "sh", "-c", program]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "ready");
+    let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(said.next().unwrap().unwrap().contains("the master has ended"));
+    signal(&child, "TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(3));
 }
 
 #[test]

@@ -11,6 +11,7 @@ for kind in sys.argv[1:]:
     except OSError as e: print(kind, e.errno)
 ";
 const EPERM: &str = "1";
+const ENETUNREACH: &str = "101";
 const EPROTONOSUPPORT: &str = "93";
 
 /// What came of opening these sockets under these options.
@@ -74,6 +75,10 @@ if pid == 0:
     try:
         socket.create_connection(listener.getsockname(), 5)
         print('connected')
+    except OSError as e: print(e.errno)
+    try:
+        socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', listener.getsockname())
+        print('sent')
     except OSError as e: print(e.errno, flush=True)
     os._exit(0)
 os.waitpid(pid, 0)
@@ -84,7 +89,11 @@ print('there')
 #[test]
 fn who_enters_another_network_is_refused_and_listens_for_itself() {
     let at = far_end("127.0.0.1:0").to_string();
-    let words = [CHAIN, "--via", "cgroup", "--", "python3", "-c", ELSEWHERE, &at];
-    let output = output(&words);
-    assert_eq!(text(&output.stdout), format!("{EPERM}\nthere\n"), "{}", text(&output.stderr));
+    // A library asks from where it is, and finds nobody.
+    for (via, errno) in [("cgroup", EPERM), ("seccomp", EPERM), ("preload", ENETUNREACH)] {
+        let words = [CHAIN, "--via", via, "--", "python3", "-c", ELSEWHERE, &at];
+        let output = output(&words);
+        let said = format!("{errno}\n{EPERM}\nthere\n");
+        assert_eq!(text(&output.stdout), said, "{via} {}", text(&output.stderr));
+    }
 }

@@ -37,6 +37,8 @@ const SHAPES: [&str; 15] = [
     "udp",
     "udp-many",
 ];
+/// What breaks those who stand in between, in a program of its own.
+const TRAPS: [&str; 5] = ["closed", "anew", "put-off", "interrupted", "before-main"];
 const ENOSYS: i32 = 38;
 const ENETUNREACH: i32 = 101;
 const CAPTURED: &str = "viaduct";
@@ -58,6 +60,7 @@ fn outcomes_of(options: &[&str], nobody: Option<&Nobody>) -> Vec<(String, String
     };
     let programs = Programs {
         dynamic: theirs(&programs.dynamic),
+        traps: theirs(&programs.traps),
         static_c: theirs(&programs.static_c),
         go: programs.go.as_deref().map(theirs),
         musl: programs.musl.as_deref().map(theirs),
@@ -90,6 +93,7 @@ fn outcomes_of(options: &[&str], nobody: Option<&Nobody>) -> Vec<(String, String
     };
     let mut outcomes: Vec<_> =
         SHAPES.iter().map(|shape| ((*shape).to_owned(), run(&programs.dynamic, shape))).collect();
+    outcomes.extend(TRAPS.map(|trap| (trap.to_owned(), run(&programs.traps, trap))));
     outcomes.push(("static".to_owned(), run(&programs.static_c, "blocking")));
     match &programs.go {
         Some(go) => outcomes.push(("go".to_owned(), run(go, "blocking"))),
@@ -197,6 +201,7 @@ fn datagrams_that_handlers_cannot_carry_are_refused_or_go_direct() {
 /// The programs, compiled.
 struct Programs {
     dynamic: PathBuf,
+    traps: PathBuf,
     static_c: PathBuf,
     go: Option<PathBuf>,
     /// Dynamic, of another C library.
@@ -217,8 +222,8 @@ impl Programs {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/shapes");
         let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("shapes");
         fs::create_dir_all(&out).unwrap();
-        let names = ["shapes", "static", "go", "musl"];
-        let [dynamic, static_c, go, musl] = names.map(|name| out.join(name));
+        let names = ["shapes", "traps", "static", "go", "musl"];
+        let [dynamic, traps, static_c, go, musl] = names.map(|name| out.join(name));
         let compile = |compiler: &str, arguments: &[&OsStr]| {
             let mut command = Command::new(compiler);
             command.args(arguments).env("CGO_ENABLED", "0").env("GOFLAGS", "-trimpath");
@@ -227,13 +232,14 @@ impl Programs {
         let c = source.join("shapes.c");
         let [o, c] = [OsStr::new("-o"), c.as_os_str()];
         assert!(compile("cc", &[o, dynamic.as_os_str(), c]));
+        assert!(compile("cc", &[o, traps.as_os_str(), source.join("traps.c").as_os_str()]));
         assert!(compile("cc", &[OsStr::new("-static"), o, static_c.as_os_str(), c]));
         let of_musl = source.join("musl.c");
         let compiled = compile("musl-gcc", &[o, musl.as_os_str(), of_musl.as_os_str()]);
         let musl = compiled.then_some(musl);
         let source = source.join("shapes.go");
         let go = build_go(&go, &source).then_some(go);
-        Programs { dynamic, static_c, go, musl }
+        Programs { dynamic, traps, static_c, go, musl }
     }
 }
 

@@ -1,6 +1,6 @@
 //! What becomes of a connect, or of a datagram, by the user's rules.
 
-use std::net::Ipv6Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 
 use super::ends::MAPPED;
@@ -101,23 +101,46 @@ impl Rule {
     }
 }
 
-/// Notes the destination in the context in R6 at `at` on the stack, in `room` bytes.
+/// Notes the destination in the context in R6 at `at` on the stack, in `room` bytes. No address in particular
+/// is this host's own, as for the kernel; R2 is gone.
 pub(super) fn note(asm: &mut Asm, at: i16, room: usize, v4: bool) {
     asm.set(R2, 0);
     for n in (0..room as i16).step_by(8) {
         asm.store(Width::Double, FP, at + n, R2);
     }
+    let some = asm.label();
     if v4 {
         asm.set(R2, MAPPED.cast_signed());
         asm.store(Width::Word, FP, at + 8, R2);
         asm.load(Width::Word, R2, R6, IP4);
         asm.store(Width::Word, FP, at + 12, R2);
+        asm.if_different(R2, 0, some);
+        put(asm, at + 12, Ipv4Addr::LOCALHOST.to_bits());
     } else {
         for n in [0, 4, 8, 12] {
             asm.load(Width::Word, R2, R6, IP6 + n);
             asm.store(Width::Word, FP, at + n, R2);
         }
+        let native = asm.label();
+        for n in [0, 4, 12] {
+            asm.load(Width::Word, R2, FP, at + n);
+            asm.if_different(R2, 0, some);
+        }
+        asm.load(Width::Word, R2, FP, at + 8);
+        asm.if_equal(R2, 0, native);
+        asm.if_different(R2, MAPPED, some);
+        put(asm, at + 12, Ipv4Addr::LOCALHOST.to_bits());
+        asm.goto(some);
+        asm.place(native);
+        put(asm, at + 12, 1);
     }
+    asm.place(some);
     asm.load(Width::Word, R2, R6, PORT);
     asm.store(Width::Half, FP, at + 16, R2);
+}
+
+/// Puts a word in network order at `at` on the stack.
+fn put(asm: &mut Asm, at: i16, word: u32) {
+    asm.set(R2, word.to_be().cast_signed());
+    asm.store(Width::Word, FP, at, R2);
 }

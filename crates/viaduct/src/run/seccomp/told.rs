@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use viaduct_proto::wrap::{Errno, SOCKADDR, Socket};
+use viaduct_proto::wrap::{Errno, LONGEST, SOCKADDR, Socket};
 use viaduct_sys::seccomp::{Notification, Task};
 
 use super::{Supervisor, number};
@@ -45,7 +45,9 @@ impl Supervisor {
         size: u64,
     ) -> Result<([u8; SOCKADDR], usize), Errno> {
         let mut bytes = [0; SOCKADDR];
-        let length = SOCKADDR.min(size as u32 as usize);
+        let size =
+            Some(size as u32 as usize).filter(|&size| size <= LONGEST).ok_or(Errno::INVAL)?;
+        let length = SOCKADDR.min(size);
         let task = self.task(call)?;
         let read = task.read(at, &mut bytes[..length]).map_err(number)?;
         // What was read was its memory only if it still waits.

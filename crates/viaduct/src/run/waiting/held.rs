@@ -11,7 +11,7 @@ use viaduct_sys::pending::Pending;
 use viaduct_sys::tcp;
 
 use super::known::Known;
-use super::{Answer, Common};
+use super::{Answer, Common, Say};
 use crate::proxy::aware::Whose;
 use crate::proxy::calls::Held;
 
@@ -47,7 +47,7 @@ impl Held for Waiting {
             .program()
             .and_then(|program| tcp::connect_bound(place, program))
             .and_then(|()| pending.finish());
-        let answer = self.answer.take();
+        let answer = self.answer();
         match met {
             Ok(socket) => {
                 if let Some(answer) = answer {
@@ -66,8 +66,9 @@ impl Held for Waiting {
 
     fn refuse(&mut self, why: Failure) {
         let Some(pending) = self.pending.take() else { return };
+        let answer = self.answer();
         let mut names = self.common.names();
-        match &self.answer {
+        match &answer {
             Some(_) => names.forget(self.cookie),
             None => {
                 let refused = Some(errno(why));
@@ -75,7 +76,7 @@ impl Held for Waiting {
             }
         }
         drop(names);
-        let told = match self.answer.take() {
+        let told = match answer {
             // Its SYNs vanish: it gives up when it would have.
             None if why == Failure::TimedOut => Ok(()),
             None => pending.refuse(&self.common.closed),
@@ -88,6 +89,13 @@ impl Held for Waiting {
         if let Err(error) = told {
             debug!("tell a program: {error}");
         }
+    }
+}
+
+impl Waiting {
+    /// What answers a program that still waits.
+    fn answer(&mut self) -> Option<Say> {
+        self.answer.take()?.take()
     }
 }
 

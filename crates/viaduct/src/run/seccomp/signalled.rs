@@ -1,0 +1,44 @@
+//! A signal comes while a program waits for its connect.
+//!
+//! Who waits for an answer of ours hears no signal that does not end it. So where one has come, the kernel is to go
+//! on with the connect, which lets the signal in: the connect is in progress, and looks at no address. If the program
+//! then waits on, it does so in the kernel.
+
+use std::fs;
+
+use viaduct_proto::wrap::Errno;
+use viaduct_sys::seccomp::{Notification, Reply};
+
+use super::{Supervisor, say};
+
+/// What a connect is told that has begun before.
+pub(super) const ALREADY: Errno = Errno(114);
+/// Connects that are looked at at once.
+const MOST: usize = 64;
+
+impl Supervisor {
+    /// Lets signals in that have come.
+    pub(super) fn look_for_signals(&mut self) {
+        for _ in 0..self.waiting.len().min(MOST) {
+            let Some((call, answer)) = self.waiting.pop_front() else { return };
+            if !answer.is_open() {
+                continue;
+            }
+            if !is_signalled(&call) {
+                self.waiting.push_back((call, answer));
+            } else if answer.take().is_some() {
+                say(&self.listener, &call, Reply::Continue);
+            }
+        }
+    }
+}
+
+/// Whether a signal has come for who calls that is handled, and has not been heard.
+fn is_signalled(call: &Notification) -> bool {
+    let status = fs::read_to_string(format!("/proc/{}/status", call.thread)).unwrap_or_default();
+    let set = |name: &str| {
+        let set = status.lines().find_map(|line| line.strip_prefix(name));
+        set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
+    };
+    (set("SigPnd:") | set("ShdPnd:")) & !set("SigBlk:") & set("SigCgt:") != 0
+}

@@ -1,0 +1,68 @@
+//! A signal comes while a program waits for its connect.
+
+use std::io::{BufRead as _, BufReader};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::Stdio;
+use std::time::Duration;
+
+use super::{CHAIN, output, run, text};
+
+const VIAS: [&str; 3] = ["--via=cgroup", "--via=seccomp", "--via=preload"];
+
+/// Listens, and has no room for anybody until somebody is accepted: SYNs are dropped.
+fn full() -> (TcpListener, Vec<TcpStream>, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let at = listener.local_addr().unwrap();
+    let connect = || TcpStream::connect_timeout(&at, Duration::from_millis(200)).ok();
+    let first = std::iter::from_fn(connect).take(8).collect();
+    (listener, first, at)
+}
+
+#[test]
+fn a_handler_is_called_while_a_connect_waits() {
+    let (_listener, _first, at) = full();
+    let program = "
+import signal, socket, sys
+def alarm(*_): print('alarm', flush=True); sys.exit(9)
+signal.signal(signal.SIGALRM, alarm)
+signal.alarm(1)
+socket.socket().connect(('127.0.0.1', int(sys.argv[1])))
+";
+    for via in VIAS {
+        let said = output(&[CHAIN, via, "--", "python3", "-c", program, &at.port().to_string()]);
+        assert_eq!(
+            (text(&said.stdout).trim(), said.status.code()),
+            ("alarm", Some(9)),
+            "{via} {said:?}"
+        );
+    }
+}
+
+#[test]
+fn a_connect_that_signals_come_in_between_comes_about() {
+    let program = "
+import signal, socket, sys
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.siginterrupt(signal.SIGALRM, False)
+signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+print('begins', flush=True)
+s = socket.socket()
+s.connect(('127.0.0.1', int(sys.argv[1])))
+print('there', s.getpeername()[1], flush=True)
+";
+    for via in VIAS {
+        let (listener, _first, at) = full();
+        let port = at.port().to_string();
+        let mut command = run(&[CHAIN, via, "--", "python3", "-c", program, &port]);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "begins");
+        std::thread::sleep(Duration::from_millis(300));
+        // The next SYN finds room.
+        let come = std::thread::spawn(move || while listener.accept().is_ok() {});
+        assert_eq!(lines.next().unwrap().unwrap(), format!("there {port}"), "{via}");
+        assert!(child.wait().unwrap().success());
+        drop(come);
+    }
+}

@@ -1,0 +1,104 @@
+//! What whoever starts a program has set for it, it has under `viaduct run` too.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use super::common::within;
+use super::{CHAIN, VIADUCT, text};
+
+#[test]
+fn what_is_ignored_stays_ignored_and_what_is_closed_stays_closed() {
+    let program = ["sh", "-c", "grep SigIgn /proc/self/status; [ -e /proc/$$/fd/0 ] || exit 3"];
+    let run = |wrapper: &[&str]| {
+        let mut command = Command::new("sh");
+        command.args(["-c", "exec env --ignore-signal=PIPE,CHLD,USR1 \"$@\" <&-", "sh"]);
+        let output = command.args(wrapper).args(program).output().unwrap();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let plain = run(&[]);
+    assert_eq!(plain.0, Some(3));
+    assert_eq!(run(&[VIADUCT, "run", CHAIN, "--"]), plain);
+}
+
+#[test]
+fn what_the_program_closes_nobody_else_keeps_open() {
+    let line = "exec \"$0\" run \"$1\" -- sh -c 'exec 5>&- >&-; read line' 5>&1";
+    let mut command = Command::new("sh");
+    command.args(["-c", line, VIADUCT, CHAIN]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    let (tell, ended) = mpsc::channel();
+    thread::spawn(move || tell.send(stdout.read(&mut [0; 1]).unwrap()));
+    let heard = ended.recv_timeout(Duration::from_secs(10));
+    let runs = child.try_wait().unwrap().is_none();
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    assert_eq!((heard, runs), (Ok(0), true));
+}
+
+#[test]
+fn sockets_that_a_service_manager_has_opened_are_the_programs() {
+    let line = "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\" 3</dev/null";
+    let program = ["sh", "-c", "[ $LISTEN_PID = $$ ] && [ -e /proc/$$/fd/3 ] && exit 5", "x"];
+    let mut command = Command::new("sh");
+    command.args(["-c", line, "sh", VIADUCT, "run", CHAIN, "--"]).args(program);
+    assert_eq!(command.status().unwrap().code(), Some(5));
+}
+
+#[test]
+fn who_kills_it_kills_the_program() {
+    let mut command = Command::new(VIADUCT);
+    command.args(["run", CHAIN, "--", "sh", "-c", "echo $$; exec sleep 30"]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let program = Path::new("/proc").join(line.trim());
+    assert!(program.exists());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(within(Duration::from_secs(10), || !program.exists()));
+}
+
+/// Starts its arguments in a terminal of their own, sends what its first says when they have said something, and
+/// closes the terminal; their status as `waitpid` has it, and all that they have said.
+const TERMINAL: &str = "
+import os, pty, sys
+pid, terminal = pty.fork()
+if pid == 0: os.execvp(sys.argv[2], sys.argv[2:])
+said = b''
+def read():
+    global said
+    try: said += os.read(terminal, 999)
+    except OSError: return False
+    return True
+while b'ready' not in said and read(): pass
+os.write(terminal, sys.argv[1].encode())
+if sys.argv[1]:
+    while read(): pass
+os.close(terminal)
+print(os.waitpid(pid, 0)[1], b'told' in said)
+";
+
+#[test]
+fn the_terminals_signals_and_its_end_are_the_programs() {
+    let at = std::env::temp_dir().join(format!("viaduct-hangup-{}", std::process::id()));
+    let hangup = format!(
+        "trap 'echo > {}; exit 7' HUP; echo ready; while :; do sleep 0.1; done",
+        at.display()
+    );
+    let interrupt = "trap 'echo told; exit 9' INT; echo ready; sleep 9 & wait";
+    let told = |keys: &str, program: &str| {
+        let mut command = Command::new("timeout");
+        command.args(["--signal=KILL", "20", "python3", "-c", TERMINAL, keys]);
+        let output = command.args([VIADUCT, "run", CHAIN, "--", "sh", "-c", program]).output();
+        text(&output.unwrap().stdout)
+    };
+    assert_eq!(told("\u{3}", interrupt), format!("{} True\n", 9 << 8));
+    assert_eq!(told("\u{1c}", "echo ready; exec sleep 9"), "3 False\n");
+    assert_eq!(told("", &hangup), format!("{} False\n", 7 << 8));
+    std::fs::remove_file(at).expect("the program has heard of it");
+}
