@@ -17,7 +17,8 @@ test:             ## lints, unit and property tests, end-to-end tests in namespa
 	@scripts/need test
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --profile checked --locked -- -D warnings
-	cargo build -p viaduct-preload --profile checked --locked
+	# All at once: what a package is built with depends on who else asks for it.
+	cargo build --workspace --lib --bins --tests --profile checked --locked
 	scripts/awake cargo test --workspace --profile checked --locked
 
 matrix:           ## real programs under `viaduct run`, and TESLA's figures in their quick form

@@ -189,7 +189,9 @@ fn what_is_denied_or_has_no_option_is_reset_and_goes_nowhere() {
     );
     let reset = |to: &str| {
         let error = say(chain.client(), socket(to), b"anybody").unwrap_err();
-        let reset = matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe);
+        // Which it is depends on what the client was at when the reset came.
+        let kinds = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe, ErrorKind::NotConnected];
+        let reset = kinds.contains(&error.kind());
         assert!(reset, "{to}: {error}");
     };
     // Late, no tap has seen the option: it is heeded when the connection is accepted.

@@ -31,7 +31,7 @@ const CACHE_PATIENCE: Duration = Duration::from_millis(30);
 /// How long the sender has: more than a WAN round trip.
 const SENDER_PATIENCE: Duration = Duration::from_millis(400);
 /// Silence after which both give up.
-const SILENCE: Duration = Duration::from_secs(5);
+const SILENCE: Duration = Duration::from_secs(2);
 /// Most numbers in one query or NAK.
 const MOST: usize = 64;
 
@@ -63,7 +63,8 @@ fn send(to: &str) -> Result<()> {
     let start = Instant::now();
     let (mut next, mut heard, mut again) = (1, Instant::now(), 0);
     while next <= PACKETS || heard.elapsed() < SILENCE {
-        if next <= PACKETS && start.elapsed() >= EVERY * next {
+        // All that are due: the kernel's shortest wait may be several times longer than this.
+        while next <= PACKETS && start.elapsed() >= EVERY * next {
             socket.send(&packet(b"DATA", next))?;
             (next, heard) = (next + 1, Instant::now());
         }
@@ -130,7 +131,7 @@ impl Receiver {
     fn run(&mut self) -> Result<()> {
         let mut heard = Instant::now();
         // The first packet may take its time.
-        let patience = |r: &Self| if r.seen.sender.is_none() { 12 * SILENCE } else { SILENCE };
+        let patience = |r: &Self| if r.seen.sender.is_none() { 30 * SILENCE } else { SILENCE };
         while !self.seen.all() && heard.elapsed() < patience(self) {
             self.socket.set_read_timeout(Some(Duration::from_millis(5)))?;
             let mut bytes = [0; 2_048];

@@ -117,13 +117,15 @@ struct Fetch {
 
 /// From the first packet to the last byte of the object, which must be what is served.
 fn by_trickles(clients: &mut Trickles, content: &[u8]) -> Result<Fetch> {
+    let (waker, mut changed) = (Waker::new()?, Vec::new());
+    // What still came of the fetch before is none of this one's.
+    while clients.turn(&mut changed)? {}
     let (begin, before) = (Instant::now(), clients.counted());
     let client = clients.connect(Config::default());
     let request = get(&content.len().to_string());
     let stream = clients.stream(client).context("a connection of ours")?;
     stream.write(MAIN, &request);
     stream.shutdown(MAIN);
-    let (waker, mut changed) = (Waker::new()?, Vec::new());
     let (mut got, mut amplified) = (Vec::new(), None);
     clients.flush(&mut changed);
     let asked = clients.counted();

@@ -61,9 +61,9 @@ pub enum State {
     Failed(Failure),
 }
 
-/// The transport's settings, for messages of at most so many bytes.
-pub(super) fn transport(config: &Config, message: u16) -> client::Config {
-    let message = message.min(config.message);
+/// The transport's settings.
+pub(super) fn transport(config: &Config) -> client::Config {
+    let message = config.message;
     // The first answer is no longer than the request, so that is as long as can be.
     let request = usize::from(message.min(config.request)).max(client::LEAST_MESSAGE);
     client::Config { message, request, reserve: 0, pad: request }

@@ -45,7 +45,8 @@ pub const MAIN_RESERVE: u64 = 1 << 56;
 const AT_A_TIME: usize = 64;
 /// Least bytes that each of them is asked for.
 const LEAST_SHARE: u64 = 64 << 10;
-/// After so many restarts without an answer the connection is opened anew, with shorter messages.
+/// After so many restarts without an answer the connection is opened anew; or with shorter messages, where short
+/// answers came.
 const PATIENCE: u32 = 4;
 
 /// A connection's client. See the [module](self).
@@ -73,7 +74,7 @@ impl Stream {
     /// Opens a connection with its main stream; nothing is sent before [`Stream::poll_transmit`].
     /// `token` is random.
     pub fn open(config: Config, token: u64, now: Instant) -> Self {
-        let client = Client::open(transport(&config, config.message), token, now);
+        let client = Client::open(transport(&config), token, now);
         let mut stream = Stream {
             config,
             token,
@@ -237,8 +238,12 @@ impl Stream {
             self.changed.extend(self.outputs.keys());
         } else if !self.client.is_open() {
             self.width.doubted = true;
-        } else if self.client.attempts() >= PATIENCE || self.width.is_doubtful(&self.client) {
-            self.reopen(client::LEAST_MESSAGE as u16, now);
+        } else if self.width.is_doubtful(&self.client) {
+            let least = client::LEAST_MESSAGE as u16;
+            self.shorten(least, least, now);
+        } else if self.client.attempts() >= PATIENCE {
+            // Nothing at all came: that may have many reasons, and the first request tells a narrow way from others.
+            self.reopen(now);
         }
     }
 
@@ -248,18 +253,18 @@ impl Stream {
         let Config { message: longest, request: first, .. } = self.config;
         if message < longest || request < first.min(longest) {
             (self.config.message, self.config.request) = (message.min(longest), request.min(first));
-            self.reopen(self.config.message, now);
+            self.reopen(now);
         }
     }
 
     /// A new connection takes the place of one that is not answered: its secret may be gone, or its
     /// messages too long for the way. The application's continuations hold in the new one.
-    fn reopen(&mut self, message: u16, now: Instant) {
+    fn reopen(&mut self, now: Instant) {
         self.token = self.token.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1);
-        let transport =
-            client::Config { reserve: self.client.reserved(), ..transport(&self.config, message) };
+        let reserve = self.client.reserved();
+        let transport = client::Config { reserve, ..transport(&self.config) };
         self.client = Client::open(transport, self.token, now);
-        self.width = Width::new(message);
+        self.width = Width::new(self.config.message);
         self.inputs.forget_flight();
         self.outputs.values_mut().for_each(Output::forget_flight);
         self.heard.0 = 0;

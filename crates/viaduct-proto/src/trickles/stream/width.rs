@@ -28,9 +28,12 @@ impl Width {
         }
     }
 
-    /// A timer has run out: whether shorter messages are to be tried.
+    /// A timer has run out: whether shorter messages are to be tried. Where nothing comes at all they may be lost as
+    /// well as too long, as in a crowd.
     pub(super) fn is_doubtful(&self, client: &Client) -> bool {
-        let silent = client.stats().restarts - self.restarts >= PATIENCE.into();
+        let restarts = client.stats().restarts - self.restarts;
+        let short_came = restarts > client.attempts().into();
+        let silent = restarts >= PATIENCE.into() && short_came;
         self.long && (silent || self.doubted && client.is_due())
     }
 }
