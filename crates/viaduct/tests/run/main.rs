@@ -92,7 +92,6 @@ fn it_ends_as_the_program_does() {
     };
     says(&["+count", "curl", "-O"], "as in viaduct run +count -- curl");
     says(&["-key=x", "--", "true"], "as in +crypt -key=site.key");
-    says(&["+", "--", "true"], "shape:in=10M,out=2M");
     // What a signal has ended is ended by it, as the shell sees it.
     let line = format!("{VIADUCT} run -- sh -c 'kill -TERM $$'; echo $?");
     let output = Command::new("sh").args(["-c", &line]).output().unwrap();
