@@ -144,6 +144,8 @@ pub struct Client {
     /// Whether that was done since something came.
     probed: bool,
     heard: Instant,
+    /// The highest number that has come, but for repairs.
+    latest: u64,
     /// When what came was asked for, the latest of it.
     asked: Instant,
     stats: Stats,
@@ -175,6 +177,7 @@ impl Client {
             probe: None,
             probed: false,
             heard: now,
+            latest: 0,
             asked: now,
             stats: Stats::default(),
         };

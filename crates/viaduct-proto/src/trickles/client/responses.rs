@@ -88,6 +88,12 @@ impl Client {
         let Phase::Running(receiver) = &mut self.phase else { return false };
         let number = response.number;
         let mut new = false;
+        if matches!(response.form, Form::Fresh(_) | Form::Slim(_) | Form::Half) {
+            if number < self.latest {
+                self.trips.overtaken();
+            }
+            self.latest = self.latest.max(number);
+        }
         match response.form {
             Form::Ticket(_) => return false,
             Form::Again => {

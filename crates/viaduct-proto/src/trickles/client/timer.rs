@@ -16,6 +16,8 @@ pub(super) struct Trips {
     variation: Duration,
     /// The shortest: that of the way, where the smoothed one has the queue's wait in it.
     shortest: Option<Duration>,
+    /// Packets have overtaken each other on this way.
+    uneven: bool,
 }
 
 impl Trips {
@@ -50,9 +52,16 @@ impl Trips {
         later > sent + self.patience()
     }
 
+    /// A packet has come behind one that was sent later.
+    pub(super) fn overtaken(&mut self) {
+        self.uneven = true;
+    }
+
     /// How long packets wait for those before them, which may have been overtaken: as RFC 8985 has it, a quarter of
-    /// the shortest round trip.
+    /// the shortest round trip, and more where that was seen. Two ways may have a queue each: there it is a quarter
+    /// of what a round trip takes with those.
     pub(super) fn patience(&self) -> Duration {
-        self.shortest.map_or(LEAST / 10, |trip| trip / 4).max(Duration::from_millis(1))
+        let trip = if self.uneven { self.smoothed } else { self.shortest };
+        trip.map_or(LEAST / 10, |trip| trip / 4).max(Duration::from_millis(1))
     }
 }
