@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tracing_subscriber::EnvFilter;
 use viaduct_sys::wrapped::{self, Change};
-use viaduct_sys::{inherit, memory, started};
+use viaduct_sys::{inherit, memory, signals, started};
 
 use super::above::Above;
 use super::agree::Begun;
@@ -113,13 +113,13 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
     };
     let program = start(&args.command, control.as_deref(), &interposer)?;
     drop(left);
+    wrapper.say(&Word::Runs(program));
     let itself = Pid::from_raw(program.cast_signed()).context("the program has no number")?;
     let itself = pidfd_open(itself, PidfdFlags::empty()).context("hold on to the program")?;
     // Whoever kills the one means the other.
     wrapper.when_gone(move || {
         let _ = pidfd_send_signal(itself, Signal::KILL);
     })?;
-    wrapper.say(&Word::Runs(program));
     wrapped::adopt_orphans()?;
     wrapped::leave_terminal().context("leave the terminal")?;
     memory::let_go_of_start()?;
@@ -215,6 +215,8 @@ fn say_report(wrapper: &ToWrapper, report: &Report, via: &Interposer, flows: Opt
 
 fn start(command: &[OsString], control: Option<&str>, interposer: &Interposer) -> Result<u32> {
     let [program, arguments @ ..] = command else { bail!("no program is given") };
+    // As soon as there is a program they are its own, and this process leaves the terminal only behind it.
+    let heard = signals::ignore_terminal();
     let fresh = || {
         let mut command = command_of(program, arguments, is_activated());
         match control {
@@ -222,6 +224,7 @@ fn start(command: &[OsString], control: Option<&str>, interposer: &Interposer) -
             None => command.env_remove(aware::CONTROL),
         };
         started::hand_on(&mut command);
+        heard.by(&mut command);
         command
     };
     interposer.start(fresh).map_err(|error| {
