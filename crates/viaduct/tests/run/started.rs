@@ -24,7 +24,8 @@ fn what_is_ignored_stays_ignored_and_what_is_closed_stays_closed() {
         (output.status.code(), ignored, text(&output.stderr))
     };
     let plain = run(&[]);
-    assert_eq!((plain.0, &plain.1), (Some(3), &Ok(0x1200)));
+    // Whoever runs the tests may ignore more.
+    assert_eq!((plain.0, plain.1.clone().map(|all| all & 0x1200)), (Some(3), Ok(0x1200)));
     assert_eq!(run(&[VIADUCT, "run", CHAIN, "--"]), plain);
 }
 
