@@ -91,37 +91,6 @@ impl AsFd for HeldSignals {
     }
 }
 
-/// What a terminal sends to all that run in its foreground.
-const TERMINALS: [i32; 4] = [libc::SIGINT, libc::SIGQUIT, libc::SIGTSTP, libc::SIGHUP];
-
-/// Which of a terminal's signals this process heard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heard([bool; TERMINALS.len()]);
-
-/// Has this process ignore a terminal's signals from now on: what it starts in the terminal's sight may be meant.
-pub fn ignore_terminal() -> Heard {
-    // SAFETY: no handler is set.
-    Heard(TERMINALS.map(|signal| unsafe { libc::signal(signal, libc::SIG_IGN) } != libc::SIG_IGN))
-}
-
-impl Heard {
-    /// Has what `command` starts hear them.
-    pub fn by(self, command: &mut Command) {
-        let hear = move || {
-            for (signal, heard) in TERMINALS.into_iter().zip(self.0) {
-                // SAFETY: no handler is set.
-                if heard && unsafe { libc::signal(signal, libc::SIG_DFL) } == libc::SIG_ERR {
-                    return Err(io::Error::last_os_error());
-                }
-            }
-            Ok(())
-        };
-        // SAFETY: between fork and exec the closure makes system calls alone; it neither allocates nor takes a
-        // lock.
-        unsafe { command.pre_exec(hear) };
-    }
-}
-
 /// Sends `signal` to process `pid`.
 ///
 /// # Errors

@@ -1,8 +1,8 @@
-//! What whoever started this process has set, and the runtime of Rust changes before `main`: a program that
-//! this process stands for is to have it as it was.
+//! What whoever started this process has set, and the runtime of Rust changes before `main`, or this process for
+//! itself: a program that it stands for is to have it as it was.
 //!
 //! ```text
-//!   exec ─▶ look (before the runtime) ─▶ runtime: SIGPIPE ignored, 0 to 2 open ─▶ main
+//!   exec ─▶ look (before the runtime) ─▶ runtime: SIGPIPE ignored, 0 to 2 open ─▶ main: its own signals
 //!                     └──── hand_on(&mut command) ─▶ program: as it was
 //! ```
 #![allow(unsafe_code)]
@@ -14,11 +14,20 @@ use std::process::Command;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Bits 0 to 2: that descriptor was closed. Others: [`SIGNALS`] in their order, that was ignored.
+/// Bits 0 to 2: that descriptor was closed. Others: the bit of [`SIGNALS`], that was ignored.
 static FOUND: AtomicU32 = AtomicU32::new(0);
 const DESCRIPTORS: u32 = 3;
-/// The runtime ignores the one, and who waits for children must not ignore the other.
-const SIGNALS: [(u32, libc::c_int); 2] = [(1 << 3, libc::SIGPIPE), (1 << 4, libc::SIGCHLD)];
+/// The runtime ignores the first, who waits for children must not ignore the second, and others are a terminal's.
+const SIGNALS: [(u32, libc::c_int); 6] = [
+    (1 << 3, libc::SIGPIPE),
+    (1 << 4, libc::SIGCHLD),
+    (1 << 5, libc::SIGINT),
+    (1 << 6, libc::SIGQUIT),
+    (1 << 7, libc::SIGTSTP),
+    (1 << 8, libc::SIGHUP),
+];
+/// Of these, those that a terminal sends to all that run in its foreground.
+const TERMINALS: std::ops::Range<usize> = 2..6;
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -53,14 +62,23 @@ pub fn hear_of_children() {
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
 }
 
+/// Has this process ignore a terminal's signals from now on: what it starts in the terminal's sight is meant.
+pub fn ignore_terminal() {
+    for (_, signal) in &SIGNALS[TERMINALS] {
+        // SAFETY: no handler is set.
+        unsafe { libc::signal(*signal, libc::SIG_IGN) };
+    }
+}
+
 /// Has `command` find what this process has found. What it is to read or write at its standard descriptors
 /// must be this process's own.
 pub fn hand_on(command: &mut Command) {
     let found = FOUND.load(Ordering::Relaxed);
     let restore = move || {
         for (bit, signal) in SIGNALS {
+            let as_found = if found & bit != 0 { libc::SIG_IGN } else { libc::SIG_DFL };
             // SAFETY: no handler is set.
-            if found & bit != 0 && unsafe { libc::signal(signal, libc::SIG_IGN) } == libc::SIG_ERR {
+            if unsafe { libc::signal(signal, as_found) } == libc::SIG_ERR {
                 return Err(io::Error::last_os_error());
             }
         }

@@ -60,6 +60,8 @@ impl Errno {
     pub const CONNREFUSED: Errno = Errno(111);
     /// There is no way to the host.
     pub const HOSTUNREACH: Errno = Errno(113);
+    /// It had begun before, and goes on.
+    pub const ALREADY: Errno = Errno(114);
     /// It has begun.
     pub const INPROGRESS: Errno = Errno(115);
 }

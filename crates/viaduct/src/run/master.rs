@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tracing_subscriber::EnvFilter;
 use viaduct_sys::wrapped::{self, Change};
-use viaduct_sys::{inherit, memory, signals, started};
+use viaduct_sys::{inherit, memory, started};
 
 use super::above::Above;
 use super::agree::Begun;
@@ -216,7 +216,7 @@ fn say_report(wrapper: &ToWrapper, report: &Report, via: &Interposer, flows: Opt
 fn start(command: &[OsString], control: Option<&str>, interposer: &Interposer) -> Result<u32> {
     let [program, arguments @ ..] = command else { bail!("no program is given") };
     // As soon as there is a program they are its own, and this process leaves the terminal only behind it.
-    let heard = signals::ignore_terminal();
+    started::ignore_terminal();
     let fresh = || {
         let mut command = command_of(program, arguments, is_activated());
         match control {
@@ -224,7 +224,6 @@ fn start(command: &[OsString], control: Option<&str>, interposer: &Interposer) -
             None => command.env_remove(aware::CONTROL),
         };
         started::hand_on(&mut command);
-        heard.by(&mut command);
         command
     };
     interposer.start(fresh).map_err(|error| {

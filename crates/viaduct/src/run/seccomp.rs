@@ -210,7 +210,7 @@ impl Supervisor {
                         Ok(None)
                     }
                     // A signal has come while it waited; it waits on.
-                    (Some(signalled::ALREADY), Some(_)) => Ok(Some(Reply::Continue)),
+                    (Some(Errno::ALREADY), Some(_)) => Ok(Some(Reply::Continue)),
                     (now, _) => Ok(told(now)),
                 }
             }

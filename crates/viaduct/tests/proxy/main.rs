@@ -163,7 +163,8 @@ fn the_syn_goes_on_before_the_clients_handshake_is_done() {
         (onward.join().unwrap(), done.join().unwrap())
     });
     let ahead = acknowledged.saturating_duration_since(onward);
-    assert!(ahead > Duration::from_millis(40), "by a round trip to the client: {ahead:?}");
+    // Nearly a round trip of 50 ms; a late one would be behind.
+    assert!(ahead > Duration::from_millis(25), "by a round trip to the client: {ahead:?}");
 }
 
 /// What curl gets from a web server, through what `options` say.

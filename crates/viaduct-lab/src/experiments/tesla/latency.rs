@@ -33,27 +33,27 @@ impl Experiment for Latency {
 
     fn run(&self, run: &mut Run) -> Result<()> {
         let _undisturbed = undisturbed(run);
-        let (companies, rounds) = run.choose((5, 3), (1, 3));
-        run.param("companies", companies);
+        let (starts, rounds) = run.choose((5, 3), (1, 3));
+        run.param("starts", starts);
         run.param("rounds_of_each", rounds);
         run.congestion_control(CONGESTION_CONTROL);
-        run.steps(2 * companies * rounds);
+        run.steps(2 * starts * rounds);
         for between in [Between::Loopback, Between::Link] {
-            measure(run, between, companies, rounds)?;
+            measure(run, between, starts, rounds)?;
         }
         Ok(())
     }
 }
 
-/// Servers are started anew for each of the `companies`: one process is a little quicker than another of the same
+/// Servers are started anew so many times: one process is a little quicker than another of the same
 /// program, for as long as it lives.
-fn measure(run: &mut Run, between: Between, companies: usize, rounds: usize) -> Result<()> {
+fn measure(run: &mut Run, between: Between, starts: usize, rounds: usize) -> Result<()> {
     let world = World::build(between, run.journal())?;
     let seconds = run.choose(0.5, 0.3);
     let content = Content::Same;
     let load = Load { program: "volley", block: 1, content, seconds, warm_up: 0.1 };
     let mut found = vec![Vec::new(); ALL.len()];
-    for _ in 0..companies {
+    for _ in 0..starts {
         let stalls = ALL.iter().enumerate().map(|(n, &way)| Stall::build(&world, way, n as u16));
         let stalls = stalls.collect::<Result<Vec<_>>>()?;
         by_turns(run, &stalls, &load, rounds, &mut found)?;

@@ -45,8 +45,8 @@ pub const MAIN_RESERVE: u64 = 1 << 56;
 const AT_A_TIME: usize = 64;
 /// Least bytes that each of them is asked for.
 const LEAST_SHARE: u64 = 64 << 10;
-/// After so many restarts without an answer the connection is opened anew; or with shorter messages, where short
-/// answers came.
+/// After so many restarts without an answer the connection is opened anew; after so many with short answers alone,
+/// with shorter messages.
 const PATIENCE: u32 = 4;
 
 /// A connection's client. See the [module](self).
@@ -196,8 +196,12 @@ impl Stream {
 
     /// A message came.
     pub fn handle(&mut self, now: Instant, message: &[u8]) {
+        let before = self.client.stats().received;
         self.client.handle(now, message);
-        self.width.heard(message.len(), self.client.stats().restarts);
+        let stats = self.client.stats();
+        if stats.received > before {
+            self.width.heard(message.len(), stats.restarts);
+        }
         while let Some(arrived) = self.client.poll_arrived() {
             self.take(&arrived);
         }

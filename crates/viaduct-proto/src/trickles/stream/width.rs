@@ -11,6 +11,8 @@ pub(super) struct Width {
     long: bool,
     /// The first request was not answered as long as it was long, and nothing long has come since.
     pub(super) doubted: bool,
+    /// Something short has come, and nothing long since.
+    short: bool,
     /// Restarts up to when something long came.
     restarts: u64,
 }
@@ -18,12 +20,14 @@ pub(super) struct Width {
 impl Width {
     /// Of a connection that begins, with messages of at most so many bytes.
     pub(super) fn new(message: u16) -> Width {
-        Width { long: usize::from(message) > LEAST_MESSAGE, doubted: false, restarts: 0 }
+        let long = usize::from(message) > LEAST_MESSAGE;
+        Width { long, doubted: false, short: false, restarts: 0 }
     }
 
     /// A message of so many bytes came, after so many restarts.
     pub(super) fn heard(&mut self, bytes: usize, restarts: u64) {
-        if bytes > LEAST_MESSAGE {
+        self.short = bytes <= LEAST_MESSAGE;
+        if !self.short {
             (self.doubted, self.restarts) = (false, restarts);
         }
     }
@@ -31,9 +35,7 @@ impl Width {
     /// A timer has run out: whether shorter messages are to be tried. Where nothing comes at all they may be lost as
     /// well as too long, as in a crowd.
     pub(super) fn is_doubtful(&self, client: &Client) -> bool {
-        let restarts = client.stats().restarts - self.restarts;
-        let short_came = restarts > client.attempts().into();
-        let silent = restarts >= PATIENCE.into() && short_came;
+        let silent = client.stats().restarts - self.restarts >= PATIENCE.into() && self.short;
         self.long && (silent || self.doubted && client.is_due())
     }
 }

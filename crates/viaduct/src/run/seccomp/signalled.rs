@@ -6,13 +6,10 @@
 
 use std::fs;
 
-use viaduct_proto::wrap::Errno;
 use viaduct_sys::seccomp::{Notification, Reply};
 
 use super::{Supervisor, say};
 
-/// What a connect is told that has begun before.
-pub(super) const ALREADY: Errno = Errno(114);
 /// Connects that are looked at at once.
 const MOST: usize = 64;
 

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use slab::Slab;
 use viaduct_proto::trickles::packet::icmp::{self, Report, Why};
 use viaduct_proto::trickles::packet::stats::Refusal;
-use viaduct_proto::trickles::packet::tcp::{self, Checksum, Kind, Packet};
+use viaduct_proto::trickles::packet::tcp::{self, Checksum, Packet};
 use viaduct_proto::trickles::packet::{Format, Role, udp};
 use viaduct_sys::mmsg::Received;
 use viaduct_sys::undelivered::{Undelivered, take_error};
@@ -40,10 +40,11 @@ impl Ears<'_> {
             Packet::Message(answer, message) => {
                 let (flow, to) = self.find(answer.destination.port())?;
                 let (numbers, _) = to.tcp.as_mut().ok_or(Refusal::NotOurs)?;
-                let opens = answer.kind == Kind::SynAck && numbers.answers_syn(answer.ack);
+                let was_open = numbers.is_open();
                 if !numbers.hear(&answer) {
                     return Err(Refusal::NotOurs);
                 }
+                let opens = !was_open && numbers.is_open();
                 to.heard(Format::Tcp);
                 if opens {
                     // Routers that know of a narrow way make less of what SYNs say, as TCP would have it.
