@@ -48,7 +48,7 @@ impl World {
         let mut client = self.chain.client().netns().enter(connect).unwrap().ok()?;
         client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         listener.set_nonblocking(true).unwrap();
-        let deadline = Instant::now() + Duration::from_millis(500);
+        let deadline = Instant::now() + Duration::from_millis(1_500);
         while Instant::now() < deadline {
             if let Ok((server, _)) = listener.accept() {
                 server.set_nonblocking(false).unwrap();
