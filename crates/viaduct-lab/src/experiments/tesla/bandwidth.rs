@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::measured::medians;
 use super::undisturbed::undisturbed;
-use super::ways::{Load, OFFLOADED, PASSING, Stall, Way};
+use super::ways::{Load, OFFLOADED, PASSING, Way};
 use super::world::{Between, CONGESTION_CONTROL, World};
 use crate::bench::Content;
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
@@ -37,7 +37,7 @@ impl Experiment for Bandwidth {
 
     fn run(&self, run: &mut Run) -> Result<()> {
         let _undisturbed = undisturbed(run);
-        let rounds = run.choose(9, 3);
+        let rounds = run.choose(15, 3);
         let blocks = run.choose(&BLOCKS[..], &QUICK[..]);
         run.param("rounds", rounds);
         run.congestion_control(CONGESTION_CONTROL);
@@ -67,25 +67,20 @@ fn measure(
     rounds: usize,
 ) -> Result<Vec<Row>> {
     let world = World::build(between, run.journal())?;
-    let stalls = ways.iter().enumerate().map(|(n, &way)| Stall::build(&world, way, n as u16));
-    let stalls = stalls.collect::<Result<Vec<_>>>()?;
+    let loads: Vec<Load> = blocks.iter().map(|&block| load(block)).collect();
+    let found = medians(run, &world, ways, &loads, rounds)?;
     let plot = Plot::line(title, ("block", "bytes"), ("throughput", "MB/s")).log_x().log_y();
-    let mut rows = Vec::new();
-    for &block in blocks {
-        let load = load(run, block);
-        let found = medians(run, &stalls, &load, rounds)?;
-        for (way, rate) in ways.iter().zip(&found) {
+    for (&block, found) in blocks.iter().zip(&found) {
+        for (way, rate) in ways.iter().zip(found) {
             let series = run.series(&plot, way.name());
             run.point(series, block as f64, rate / 1e6);
         }
-        rows.push((block, found));
     }
-    Ok(rows)
+    Ok(blocks.iter().copied().zip(found).collect())
 }
 
-fn load(run: &Run, block: usize) -> Load {
-    let (seconds, warm_up) = (run.choose(0.5, 0.3), 0.2);
-    Load { program: "read", block, content: Content::Same, seconds, warm_up }
+fn load(block: usize) -> Load {
+    Load { program: "read", block, content: Content::Same, seconds: 0.3, warm_up: 0.15 }
 }
 
 /// Of a bound in the quick form, whose few short rounds run beside other tests on two cores.

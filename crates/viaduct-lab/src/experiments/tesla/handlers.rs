@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::measured::medians;
 use super::undisturbed::undisturbed;
-use super::ways::{Load, Stall, Way};
+use super::ways::{Load, Way};
 use super::world::{Between, CONGESTION_CONTROL, World};
 use crate::bench::Content;
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
@@ -53,11 +53,9 @@ impl Experiment for Handlers {
         ];
         for (n, (between, ways, content, name, least)) in cases.into_iter().enumerate() {
             let world = World::build(between, run.journal())?;
-            let stalls = ways.iter().zip(0..).map(|(&way, n)| Stall::build(&world, way, n));
-            let stalls = stalls.collect::<Result<Vec<_>>>()?;
             let (seconds, warm_up) = (run.choose(2.0, 1.0), 0.5);
             let load = Load { program: "read", block: BLOCK, content, seconds, warm_up };
-            let found = medians(run, &stalls, &load, rounds)?;
+            let found = medians(run, &world, ways, &[load], rounds)?.remove(0);
             let series = run.series(&plot, "median");
             for (m, way) in ways.iter().enumerate() {
                 let label = format!("{}, {}", way.name(), content.name());

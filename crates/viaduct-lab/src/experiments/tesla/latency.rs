@@ -2,13 +2,12 @@
 
 use anyhow::Result;
 
-use super::measured::by_turns;
+use super::measured::medians;
 use super::undisturbed::undisturbed;
-use super::ways::{Load, OFFLOADED, PASSING, Stall, Way};
+use super::ways::{Load, OFFLOADED, PASSING, Way};
 use super::world::{Between, CONGESTION_CONTROL, World};
 use crate::bench::Content;
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
-use crate::experiments::statistics::median;
 
 /// The experiment.
 pub(in crate::experiments) struct Latency;
@@ -33,32 +32,23 @@ impl Experiment for Latency {
 
     fn run(&self, run: &mut Run) -> Result<()> {
         let _undisturbed = undisturbed(run);
-        let (starts, rounds) = run.choose((5, 3), (1, 3));
-        run.param("starts", starts);
-        run.param("rounds_of_each", rounds);
+        let rounds = run.choose(15, 3);
+        run.param("rounds", rounds);
         run.congestion_control(CONGESTION_CONTROL);
-        run.steps(2 * starts * rounds);
+        run.steps(2 * rounds);
         for between in [Between::Loopback, Between::Link] {
-            measure(run, between, starts, rounds)?;
+            measure(run, between, rounds)?;
         }
         Ok(())
     }
 }
 
-/// Servers are started anew so many times: one process is a little quicker than another of the same
-/// program, for as long as it lives.
-fn measure(run: &mut Run, between: Between, starts: usize, rounds: usize) -> Result<()> {
+fn measure(run: &mut Run, between: Between, rounds: usize) -> Result<()> {
     let world = World::build(between, run.journal())?;
     let seconds = run.choose(0.5, 0.3);
     let content = Content::Same;
     let load = Load { program: "volley", block: 1, content, seconds, warm_up: 0.1 };
-    let mut found = vec![Vec::new(); ALL.len()];
-    for _ in 0..starts {
-        let stalls = ALL.iter().enumerate().map(|(n, &way)| Stall::build(&world, way, n as u16));
-        let stalls = stalls.collect::<Result<Vec<_>>>()?;
-        by_turns(run, &stalls, &load, rounds, &mut found)?;
-    }
-    let found: Vec<f64> = found.iter().map(|values| median(values)).collect();
+    let found = medians(run, &world, &ALL, &[load], rounds)?.remove(0);
     let title = format!("Volleys, {}", between.name());
     let plot = Plot::histogram(&title, ("", ""), ("volleys", "a second"));
     let series = run.series(&plot, "median");

@@ -1,41 +1,38 @@
-//! Measurements of several configurations by turns, so that what drifts with time hits none alone.
+//! Measurements of several configurations by turns, so that what drifts with time hits none alone; each time with
+//! all of them started anew: one process is up to a tenth quicker than another of the same program, for as long as
+//! it lives.
 
 use anyhow::Result;
 
-use super::ways::{Load, Stall};
+use super::ways::{Load, Stall, Way};
+use super::world::World;
 use crate::experiment::Run;
 use crate::experiments::statistics::median;
 
-/// The medians of each stall's measurements under one load, in their order.
+/// For each load the medians of each way's measurements, in their order; a step of the run for each load and round.
 pub(super) fn medians(
     run: &mut Run,
-    stalls: &[Stall<'_>],
-    load: &Load,
+    world: &World,
+    ways: &[Way],
+    loads: &[Load],
     rounds: usize,
-) -> Result<Vec<f64>> {
-    let mut found = vec![Vec::new(); stalls.len()];
-    by_turns(run, stalls, load, rounds, &mut found)?;
-    Ok(found.iter().map(|values| median(values)).collect())
-}
-
-/// So many more measurements of each, to those that were `found` before.
-pub(super) fn by_turns(
-    run: &mut Run,
-    stalls: &[Stall<'_>],
-    load: &Load,
-    rounds: usize,
-    found: &mut [Vec<f64>],
-) -> Result<()> {
-    for _ in 0..rounds {
-        let round = found[0].len();
-        run.step(&format!("{} by blocks of {}, round {}", load.program, load.block, round + 1))?;
-        let mut order: Vec<usize> = (0..stalls.len()).collect();
+) -> Result<Vec<Vec<f64>>> {
+    let mut found = vec![vec![Vec::new(); ways.len()]; loads.len()];
+    for round in 0..rounds {
+        let stalls = ways.iter().zip(0..).map(|(&way, n)| Stall::build(world, way, n));
+        let stalls = stalls.collect::<Result<Vec<_>>>()?;
+        let mut order: Vec<usize> = (0..ways.len()).collect();
         if !round.is_multiple_of(2) {
             order.reverse();
         }
-        for n in order {
-            found[n].push(stalls[n].measure(load)?);
+        for (load, found) in loads.iter().zip(&mut found) {
+            let Load { program, block, .. } = load;
+            run.step(&format!("round {}: {program} by blocks of {block}", round + 1))?;
+            for &n in &order {
+                found[n].push(stalls[n].measure(load)?);
+            }
         }
     }
-    Ok(())
+    let medians = |of_load: &Vec<Vec<f64>>| of_load.iter().map(|values| median(values)).collect();
+    Ok(found.iter().map(medians).collect())
 }
