@@ -155,7 +155,35 @@ const SCENARIOS: &[(&str, Program, Program)] = &[
             Saw::Reset(5)
         },
     ),
+    // A server that does not want the rest of a question answers so.
+    ("an answer, and a reset at once", half_heard, |s| answer_unheard(s, 200, Duration::ZERO)),
+    ("a long one, and a reset", half_heard, |s| answer_unheard(s, 200_000, WHILE)),
+    (
+        "the client's last words",
+        |s| {
+            (&s).write_all(&data(50_000, 8)).unwrap();
+            thread::sleep(WHILE);
+            reset(&s);
+            Saw::Reset(0)
+        },
+        |mut s| read(&mut s, 10_000, Duration::from_millis(5)),
+    ),
 ];
+
+/// All that was sent has come by then.
+const WHILE: Duration = Duration::from_millis(150);
+
+fn half_heard(mut stream: TcpStream) -> Saw {
+    stream.write_all(&data(3_000, 9)).unwrap();
+    read_all(&mut stream)
+}
+
+fn answer_unheard(mut stream: TcpStream, bytes: usize, pause: Duration) -> Saw {
+    stream.read_exact(&mut [0]).unwrap();
+    stream.write_all(&data(bytes, 10)).unwrap();
+    thread::sleep(pause);
+    Saw::Reset(1)
+}
 
 fn quiet(mut stream: TcpStream) -> Saw {
     stream.shutdown(Shutdown::Write).unwrap();

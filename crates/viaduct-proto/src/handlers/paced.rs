@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::early::End;
 use super::lane::Lane;
-use crate::flow::{Context, FIRST, Half, Handler, Output, Timer};
+use crate::flow::{Context, FIRST, Failure, Half, Handler, Output, Timer};
 use crate::time::Instant;
 
 /// When the bytes of one direction may go on.
@@ -31,13 +31,19 @@ pub(super) trait Pace {
     }
 }
 
+/// What the network says behind all else.
+enum Last {
+    Finished,
+    Failed(Failure),
+}
+
 /// Both directions of a flow at their pace.
 pub(super) struct Paced<P> {
     /// Bytes that may wait each way before their source is stopped.
     held: usize,
     out: Lane<End>,
     out_pace: P,
-    back: Lane<()>,
+    back: Lane<Last>,
     back_pace: P,
 }
 
@@ -63,8 +69,10 @@ impl<P: Pace> Paced<P> {
             self.back_pace.take(data.len());
             let _ = cx.upstream().avail(data);
         }
-        if self.back.pop_end(now).is_some() {
-            cx.upstream().finished();
+        match self.back.pop_end(now) {
+            Some(Last::Finished) => cx.upstream().finished(),
+            Some(Last::Failed(why)) => cx.upstream().failed(why),
+            None => {}
         }
         if let Some(may) = self.out.steer(self.held) {
             cx.upstream().may_write(may);
@@ -105,7 +113,13 @@ impl<P: Pace> Handler for Paced<P> {
     }
 
     fn finished(&mut self, cx: &mut Context<'_>, _from: Output) {
-        self.back.end(self.back_pace.ready(cx.now()), ());
+        self.back.end(self.back_pace.ready(cx.now()), Last::Finished);
+        self.release(cx);
+    }
+
+    /// What came before is told before.
+    fn failed(&mut self, cx: &mut Context<'_>, _from: Output, why: Failure) {
+        self.back.end(self.back_pace.ready(cx.now()), Last::Failed(why));
         self.release(cx);
     }
 

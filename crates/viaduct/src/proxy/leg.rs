@@ -147,6 +147,18 @@ impl Leg {
         }
     }
 
+    /// Bytes that were written, and that it has not acknowledged yet, as far as that is known.
+    pub fn unacknowledged(&self) -> u64 {
+        match self {
+            Leg::Tcp(stream) | Leg::Below(stream, _) => {
+                tcp::sending(stream).map_or(0, |sending| sending.held)
+            }
+            Leg::Session(session) => session.unacknowledged(),
+            Leg::Trickles(trickle) => trickle.unacknowledged(),
+            Leg::Elsewhere => 0,
+        }
+    }
+
     /// Ends the direction towards it, which may have gone already.
     pub fn shutdown(&mut self) -> io::Result<()> {
         let stream = match self {

@@ -22,6 +22,8 @@ const FILLS: usize = 4;
 pub struct Relay {
     /// From the client to the server, and back.
     ways: [Way; 2],
+    /// The end that broke.
+    broken: Option<End>,
     /// Handlers that are told what has passed.
     told: Option<Told>,
 }
@@ -42,6 +44,8 @@ struct Way {
     ending: bool,
     /// The source has ended.
     ended: bool,
+    /// The source broke.
+    broke: bool,
     /// The sink has been told so.
     shut: bool,
     /// The source has announced an urgent byte, once at least.
@@ -103,16 +107,35 @@ impl Relay {
         let [out, back] = &mut self.ways;
         let mut moved = Moved::default();
         if !held[End::Server as usize] {
-            moved.more |= out.drive(client, server, pipes, &mut moved.bytes[0], back.shut)?;
+            let result = out.drive(client, server, pipes, &mut moved.bytes[0], back.shut);
+            let broken = if out.broke { End::Client } else { End::Server };
+            moved.more |= result.inspect_err(|_| self.broken = Some(broken))?;
         }
         if !held[End::Client as usize] {
-            moved.more |= back.drive(server, client, pipes, &mut moved.bytes[1], out.shut)?;
+            let result = back.drive(server, client, pipes, &mut moved.bytes[1], out.shut);
+            let broken = if back.broke { End::Server } else { End::Client };
+            moved.more |= result.inspect_err(|_| self.broken = Some(broken))?;
         }
         moved.done = out.shut && back.shut;
         if let Some(Told(factories)) = &self.told {
             factories.iter().for_each(|factory| factory.relayed(false, moved.bytes));
         }
         Ok(moved)
+    }
+
+    /// Moves on what the end that broke has said before, `bytes` of it each way; how many are left.
+    pub fn last_words(
+        &mut self,
+        [client, server]: [&TcpStream; 2],
+        pipes: &mut Pipes,
+        bytes: &mut [u64; 2],
+    ) -> usize {
+        let [out, back] = &mut self.ways;
+        match self.broken {
+            Some(End::Client) => out.last_words(client, server, pipes, &mut bytes[0]),
+            Some(End::Server) => back.last_words(server, client, pipes, &mut bytes[1]),
+            None => 0,
+        }
     }
 
     /// Gives the pipes back.
@@ -164,6 +187,32 @@ impl Way {
             }
         }
         Ok(true)
+    }
+
+    /// Moves what is left of a source that broke; how many bytes still wait, as far as is known.
+    fn last_words(
+        &mut self,
+        from: &TcpStream,
+        to: &TcpStream,
+        pipes: &mut Pipes,
+        moved: &mut u64,
+    ) -> usize {
+        for _ in 0..FILLS {
+            // What comes behind an error, be it an end, is nothing that was said.
+            let more = !self.broke && !self.ended && self.fill_pipe(from, pipes).unwrap_or(false);
+            let waits = self.held();
+            match self.empty_pipe(to, pipes, moved) {
+                Ok(true) if more || waits > 0 => {}
+                Ok(false) => return self.held(),
+                Ok(true) | Err(_) => return 0,
+            }
+        }
+        // It goes on, as though nothing had been.
+        1
+    }
+
+    fn held(&self) -> usize {
+        self.pipe.as_ref().map_or(0, Pipe::held)
     }
 
     /// Whether what can be read is all that there will be.
@@ -219,7 +268,7 @@ impl Way {
             Some(pipe) => pipe,
             none => none.insert(pipes.take()?),
         };
-        match pipe.fill(from)? {
+        match pipe.fill(from).inspect_err(|_| self.broke = true)? {
             Spliced::Moved(bytes) => {
                 // Fewer bytes than pieces did not fill the pipe: they were all. What comes after
                 // them has a wake-up of its own.

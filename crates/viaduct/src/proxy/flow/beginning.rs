@@ -67,6 +67,7 @@ impl Flow {
             breaks: false,
             opened: false,
             broken: None,
+            breaking: None,
             middle: Middle::Relay(Relay::default()),
             undecided: None,
             spare: None,

@@ -7,8 +7,10 @@
 //! | `halves` | how its halves come about |
 //! | `words` | what is said before all else |
 //! | `moving` | how bytes move, and how it ends |
+//! | `breaking` | what is still said when an end broke |
 
 mod beginning;
+mod breaking;
 mod halves;
 mod moving;
 mod words;
@@ -24,6 +26,7 @@ use viaduct_proto::split::preface::Preface;
 use viaduct_proto::time::Instant;
 use viaduct_sys::tcp;
 
+use self::breaking::Breaking;
 use super::agreeing::Undecided;
 use super::leg::Leg;
 use super::onward::Onward;
@@ -88,6 +91,8 @@ pub struct Flow {
     opened: bool,
     /// Why there will be no server, if that is so.
     broken: Option<Failure>,
+    /// One of its ends broke, and the other has not yet all that it said.
+    breaking: Option<Breaking>,
     middle: Middle,
     /// What stands between its ends is agreed on with the far end.
     undecided: Option<Undecided>,
@@ -250,6 +255,8 @@ impl Flow {
     /// How far its second half has come.
     pub fn stage(&self) -> Stage {
         match &self.middle {
+            // It ends when all is said.
+            _ if self.breaking.is_some() => Stage::Open,
             // Its handlers may have gone by another connection than its own.
             Middle::Through(through) => through.stage(),
             Middle::Relay(_) if !self.connected => Stage::Opening,

@@ -41,16 +41,37 @@ impl Flow {
         full && self.has_client() && !std::mem::replace(&mut self.room_watched, true)
     }
 
-    /// When its handlers want to be called.
+    /// When it is to be driven, whatever happens.
     pub fn poll_timeout(&self) -> Option<Instant> {
+        if let Some(breaking) = &self.breaking {
+            return Some(breaking.look);
+        }
         match &self.middle {
             Middle::Relay(_) => None,
             Middle::Through(through) => through.poll_timeout(),
         }
     }
 
-    /// Moves what can move. `Err`: one of the ends broke.
+    /// Moves what can move. `Err`: one of the ends broke, and the other has what it said before.
     pub fn drive(&mut self, shared: &mut Shared, now: Instant) -> io::Result<Moved> {
+        let mut before = Moved::default();
+        if self.breaking.is_none() {
+            let error = match self.go_on(shared, now) {
+                Ok(moved) => match self.given_up() {
+                    None => return Ok(moved),
+                    Some(error) => {
+                        before = moved;
+                        error
+                    }
+                },
+                Err(error) => error,
+            };
+            self.breaks(error, now);
+        }
+        self.last_words(shared, before, now)
+    }
+
+    fn go_on(&mut self, shared: &mut Shared, now: Instant) -> io::Result<Moved> {
         let is_relay = matches!(self.middle, Middle::Relay(_));
         if is_relay && !self.connected {
             return Ok(Moved::default());

@@ -50,7 +50,8 @@ impl Through {
             // What was sent may have ended a direction, or let the other go on.
             self.act();
             self.end_directions(&mut app, &mut main)?;
-            if from_app == 0 && from_network == 0 && written == 0 {
+            let breaking = self.wires.iter().any(Wire::is_breaking);
+            if from_app == 0 && from_network == 0 && written == 0 && !breaking {
                 moved.done = (self.alone || self.app.shut) && self.wires.iter().all(Wire::is_over);
                 return Ok(moved);
             }
@@ -59,6 +60,22 @@ impl Through {
         }
         moved.more = true;
         Ok(moved)
+    }
+
+    /// Moves on what the end that broke has said before; how many bytes are left.
+    pub fn last_words(
+        &mut self,
+        [mut app, main]: [Option<&mut Leg>; 2],
+        scratch: &mut [u8],
+        now: Instant,
+    ) -> usize {
+        if let Stage::Failed(_) = self.stage {
+            // It was the network's.
+            let written = self.write_app(&mut app, now);
+            return written.map_or(0, |_| self.chain.incoming().len());
+        }
+        let _ = self.drive([None, main], [true, false], scratch, now);
+        self.wires.iter().map(|wire| self.chain.outgoing(wire.id).len()).sum()
     }
 
     pub(super) fn read_app(

@@ -20,6 +20,8 @@ pub(super) struct Wire {
     pub(super) connected: bool,
     /// How it is to end.
     pub(super) end: Option<Ending>,
+    /// It takes nothing more, for it broke; what it has said may not have been read yet.
+    broke: Option<io::Error>,
     /// It broke, or was closed: the chain knows.
     pub(super) gone: bool,
 }
@@ -35,12 +37,25 @@ pub(super) enum Ending {
 
 impl Wire {
     pub(super) fn new(id: BottomId, leg: Option<Leg>) -> Wire {
-        Wire { id, leg, side: Side::default(), connected: false, end: None, gone: false }
+        Wire {
+            id,
+            leg,
+            side: Side::default(),
+            connected: false,
+            end: None,
+            broke: None,
+            gone: false,
+        }
     }
 
     /// Whether nothing more happens on it.
     pub(super) fn is_over(&self) -> bool {
         self.gone || self.side.shut
+    }
+
+    /// Whether it broke, and what it has said is to be read.
+    pub(super) fn is_breaking(&self) -> bool {
+        self.broke.is_some() && !self.side.paused
     }
 
     /// Tells the chain what the kernel has measured of it, where there is something to measure.
@@ -76,21 +91,27 @@ impl Wire {
                 }
             }
         }
-        match self.side.read(leg, scratch) {
-            Ok(None) => 0,
-            Ok(Some(read)) => {
-                let bytes = read.len() as u64;
-                match read.is_empty() {
-                    true => chain.finished(now, self.id),
-                    false => self.side.ended |= !chain.avail(now, self.id, read),
-                }
-                bytes
-            }
-            Err(error) => {
-                self.breaks(chain, &error, now);
-                0
-            }
+        if self.broke.is_some() && self.side.paused {
+            return 0;
         }
+        let read = match (self.side.read(leg, scratch), self.broke.take()) {
+            (Ok(Some(read)), broke) if !read.is_empty() => {
+                self.broke = broke;
+                read
+            }
+            (Ok(read), None) => {
+                read.map(|_| chain.finished(now, self.id));
+                return 0;
+            }
+            // The end behind an error is none that the far end meant.
+            (Err(error), _) | (Ok(_), Some(error)) => {
+                self.breaks(chain, &error, now);
+                return 0;
+            }
+        };
+        let bytes = read.len() as u64;
+        self.side.ended |= !chain.avail(now, self.id, read);
+        bytes
     }
 
     /// Writes what waits; how many bytes that was.
@@ -100,9 +121,8 @@ impl Wire {
         chain: &mut Chain,
         now: Instant,
     ) -> usize {
-        let Some(leg) = of(&mut self.leg, main).filter(|_| !self.gone && self.connected) else {
-            return 0;
-        };
+        let takes = !self.gone && self.connected && self.broke.is_none();
+        let Some(leg) = of(&mut self.leg, main).filter(|_| takes) else { return 0 };
         let mut written = 0;
         loop {
             match self.side.write(leg, chain.outgoing(self.id)) {
@@ -112,7 +132,7 @@ impl Wire {
                     written += count;
                 }
                 Err(error) => {
-                    self.breaks(chain, &error, now);
+                    self.broke = Some(error);
                     return written;
                 }
             }

@@ -135,6 +135,12 @@ impl Trickle {
         Ok((written > 0).then_some(written))
     }
 
+    /// Bytes that were written and that its server has not consumed, as far as is known: one, or none.
+    pub fn unacknowledged(&self) -> u64 {
+        let mut port = self.port.lock();
+        port.stream(self.flow).map_or(0, |stream| u64::from(!stream.is_flushed(MAIN)))
+    }
+
     /// Writes no more.
     pub fn shutdown(&mut self) -> io::Result<()> {
         self.shut = true;

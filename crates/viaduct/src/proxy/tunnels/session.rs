@@ -107,6 +107,13 @@ impl Session {
         }
     }
 
+    /// Bytes that were written, and that the reader at the far end has not consumed.
+    pub fn unacknowledged(&self) -> u64 {
+        let peer = self.peer.lock();
+        let stats = peer.seats[self.seat].id.and_then(|id| peer.tunnel.session_stats(id));
+        stats.map_or(0, |of| of.queued + of.outstanding)
+    }
+
     /// Writes no more.
     pub fn shutdown(&mut self) -> io::Result<()> {
         self.shut = true;

@@ -1,0 +1,86 @@
+//! How a flow breaks: what the end that broke has said before still comes to the other end, which is reset behind it.
+//! So ends a server that answers and closes, with more of a request on its way: its answer is not to be lost.
+
+use std::io;
+use std::time::Duration;
+
+use viaduct_proto::time::Instant;
+
+use super::{Flow, Middle, Moved, Shared, Stage};
+use crate::proxy::leg::Leg;
+use crate::proxy::target::error_of;
+
+/// The other end is reset when it has taken nothing of it for so long.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How often is looked whether it has taken all.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// What is known of a flow that breaks.
+#[derive(Debug)]
+pub(super) struct Breaking {
+    error: io::Error,
+    /// Bytes that the other end has not taken.
+    left: u64,
+    /// When it took some.
+    since: Instant,
+    /// When to look again.
+    pub(super) look: Instant,
+}
+
+impl Flow {
+    /// It breaks from now on, for this reason.
+    pub(super) fn breaks(&mut self, error: io::Error, now: Instant) {
+        self.breaking = Some(Breaking { error, left: u64::MAX, since: now, look: now });
+    }
+
+    /// Whether its handlers have given up, though it was there.
+    pub(super) fn given_up(&self) -> Option<io::Error> {
+        match self.stage() {
+            Stage::Failed(why) if self.risen => Some(error_of(why)),
+            _ => None,
+        }
+    }
+
+    /// Moves on what the end that broke has said. `Err`: the other end has it, or takes none of it.
+    pub(super) fn last_words(
+        &mut self,
+        shared: &mut Shared,
+        mut moved: Moved,
+        now: Instant,
+    ) -> io::Result<Moved> {
+        let left = self.say_last(shared, &mut moved, now);
+        let Some(mut breaking) = self.breaking.take() else { return Ok(moved) };
+        if left < breaking.left {
+            (breaking.left, breaking.since) = (left, now);
+        }
+        if left == 0 || now.since(breaking.since) > PATIENCE {
+            return Err(breaking.error);
+        }
+        breaking.look = now + LOOK;
+        self.breaking = Some(breaking);
+        Ok(moved)
+    }
+
+    /// Bytes that are left of it, here and on their way.
+    fn say_last(&mut self, shared: &mut Shared, moved: &mut Moved, now: Instant) -> u64 {
+        let nothing_first = self.first.iter().all(Vec::is_empty);
+        if !self.connected || !nothing_first {
+            return 0;
+        }
+        let here = match (&mut self.middle, &mut self.legs) {
+            (Middle::Through(through), [client, server]) => {
+                through.last_words([client.as_mut(), server.as_mut()], &mut shared.scratch, now)
+            }
+            (Middle::Relay(relay), [Some(client), Some(server)]) => {
+                match (client.tcp(), server.tcp()) {
+                    (Some(client), Some(server)) => {
+                        relay.last_words([client, server], &mut shared.pipes, &mut moved.bytes)
+                    }
+                    _ => 0,
+                }
+            }
+            (Middle::Relay(_), _) => 0,
+        };
+        here as u64 + self.legs.iter().flatten().map(Leg::unacknowledged).sum::<u64>()
+    }
+}
