@@ -62,7 +62,7 @@ impl Worker {
                 Step::Connect { to, source } => return self.open(key, to, source, now),
                 Step::Refuse(words, why) => {
                     debug!("a client is refused: {why}");
-                    flow.say(End::Client, &words);
+                    flow.turn_away(&words);
                     match why {
                         Refusal::Unclear(_) => self.stats.refused.unclear += 1,
                         Refusal::Denied => self.stats.refused.denied += 1,
@@ -184,7 +184,7 @@ impl Worker {
         let flow = self.flows.at(key);
         flow.set_broken(why);
         let words = flow.asked().map(|asked| asked.preface.answer(Err(why))).unwrap_or_default();
-        flow.say(End::Client, &words);
+        flow.turn_away(&words);
         self.end(key, words.is_empty());
     }
 }

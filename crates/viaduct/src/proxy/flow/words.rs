@@ -4,6 +4,9 @@ use std::io::{self, IoSlice};
 
 use super::{End, Flow};
 
+/// Bytes that a client has said in vain and that are read all the same, at most.
+const MOST_UNHEARD: usize = 64 << 10;
+
 impl Flow {
     /// Reads what the client says; false if it has ended.
     pub fn listen(&mut self, most: usize) -> io::Result<bool> {
@@ -20,6 +23,17 @@ impl Flow {
             }
         }
         Ok(true)
+    }
+
+    /// Says to the client why there will be no flow. What it has said besides is read and dropped:
+    /// a connection that is closed with bytes unread is reset, and its client may not read on then.
+    pub fn turn_away(&mut self, words: &[u8]) {
+        self.say(End::Client, words);
+        let Some(client) = self.legs[0].as_mut().filter(|_| !words.is_empty()) else { return };
+        let mut chunk = [0; 4096];
+        for _ in 0..MOST_UNHEARD / chunk.len() {
+            let Ok(Some(1..)) = client.read(&mut chunk) else { return };
+        }
     }
 
     /// Says something to one end before all that follows.
