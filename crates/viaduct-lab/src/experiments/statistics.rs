@@ -10,6 +10,13 @@ pub(super) fn median(values: &[f64]) -> f64 {
     quantile(values, 0.5)
 }
 
+/// How far the median of so many values is off: its standard error, if they spread as a normal distribution does whose
+/// quartiles are theirs.
+pub(super) fn median_error(values: &[f64]) -> f64 {
+    let deviation = (quantile(values, 0.75) - quantile(values, 0.25)) / 1.349;
+    1.2533 * deviation / (values.len() as f64).sqrt()
+}
+
 /// The value that a share `q` (0 to 1) of `values` does not exceed; not a number if there are none.
 pub(super) fn quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();
@@ -28,5 +35,15 @@ mod tests {
         assert_eq!([0.0, 0.5, 0.99, 1.0].map(|q| quantile(&values, q)), [1.0, 50.0, 99.0, 100.0]);
         assert_eq!(mean(&values), 50.5);
         assert!(quantile(&[], 0.5).is_nan() && mean(&[]).is_nan());
+    }
+
+    #[test]
+    fn a_median_of_four_times_as_many_is_off_half_as_far() {
+        let values: Vec<f64> = (1..=100).map(f64::from).collect();
+        let many = values.repeat(4);
+        assert_eq!(median_error(&many), median_error(&values) / 2.0);
+        // Quartiles 50 apart are those of a normal distribution with a deviation of 37.
+        assert!((median_error(&values) - 4.65).abs() < 0.01, "{}", median_error(&values));
+        assert_eq!(median_error(&[7.0; 9]), 0.0);
     }
 }

@@ -55,7 +55,7 @@ impl Experiment for Handlers {
             let world = World::build(between, run.journal())?;
             let (seconds, warm_up) = (run.choose(2.0, 1.0), 0.5);
             let load = Load { program: "read", block: BLOCK, content, seconds, warm_up };
-            let found = medians(run, &world, ways, &[load], rounds)?.remove(0);
+            let found = medians(run, &world, ways, load, rounds)?;
             let series = run.series(&plot, "median");
             for (m, way) in ways.iter().enumerate() {
                 let label = format!("{}, {}", way.name(), content.name());

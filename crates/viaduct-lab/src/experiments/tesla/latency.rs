@@ -48,7 +48,7 @@ fn measure(run: &mut Run, between: Between, rounds: usize) -> Result<()> {
     let seconds = run.choose(0.5, 0.3);
     let content = Content::Same;
     let load = Load { program: "volley", block: 1, content, seconds, warm_up: 0.1 };
-    let found = medians(run, &world, &ALL, &[load], rounds)?.remove(0);
+    let found = medians(run, &world, &ALL, load, rounds)?;
     let title = format!("Volleys, {}", between.name());
     let plot = Plot::histogram(&title, ("", ""), ("volleys", "a second"));
     let series = run.series(&plot, "median");

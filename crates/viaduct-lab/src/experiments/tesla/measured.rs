@@ -9,14 +9,14 @@ use super::world::World;
 use crate::experiment::Run;
 use crate::experiments::statistics::median;
 
-/// For each load the medians of each way's measurements, in their order; a step of the run for each load and round.
-pub(super) fn medians(
+/// For each load each way's measurements, in their order; a step of the run for each load and round.
+pub(super) fn by_turns(
     run: &mut Run,
     world: &World,
     ways: &[Way],
     loads: &[Load],
     rounds: usize,
-) -> Result<Vec<Vec<f64>>> {
+) -> Result<Vec<Vec<Vec<f64>>>> {
     let mut found = vec![vec![Vec::new(); ways.len()]; loads.len()];
     for round in 0..rounds {
         let stalls = ways.iter().zip(0..).map(|(&way, n)| Stall::build(world, way, n));
@@ -33,6 +33,17 @@ pub(super) fn medians(
             }
         }
     }
-    let medians = |of_load: &Vec<Vec<f64>>| of_load.iter().map(|values| median(values)).collect();
-    Ok(found.iter().map(medians).collect())
+    Ok(found)
+}
+
+/// The medians of each way's measurements under one load.
+pub(super) fn medians(
+    run: &mut Run,
+    world: &World,
+    ways: &[Way],
+    load: Load,
+    rounds: usize,
+) -> Result<Vec<f64>> {
+    let found = by_turns(run, world, ways, &[load], rounds)?;
+    Ok(found[0].iter().map(|values| median(values)).collect())
 }

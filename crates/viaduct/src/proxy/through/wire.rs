@@ -99,8 +99,9 @@ impl Wire {
                 self.broke = broke;
                 read
             }
-            (Ok(read), None) => {
-                read.map(|_| chain.finished(now, self.id));
+            (Ok(None), None) => return 0,
+            (Ok(Some(_)), None) => {
+                chain.finished(now, self.id);
                 return 0;
             }
             // The end behind an error is none that the far end meant.
