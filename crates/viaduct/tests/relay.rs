@@ -5,12 +5,13 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt::set_socket_oobinline;
+use rustix::net::sockopt::{set_socket_oobinline, set_tcp_cork};
 use rustix::net::{RecvFlags, recv};
 use viaduct_lab::binary::use_binary;
 use viaduct_lab::proxies::Proxy;
 use viaduct_lab::topology::{Chain, Journal};
 use viaduct_proto::link::LinkConfig;
+use viaduct_proto::split::proxy::{Addresses, emit};
 use viaduct_sys::urgent;
 
 /// A client and a server, joined through a proxy on the path.
@@ -63,6 +64,53 @@ fn an_urgent_byte_arrives_as_one_and_holds_nothing_up() {
         assert_eq!(&byte, b"!");
         reads(&mut to, b"behind");
     }
+}
+
+#[test]
+fn an_urgent_byte_behind_where_to_go_stays_where_it_stood() {
+    use_binary(env!("CARGO_BIN_EXE_viaduct"));
+    let link: LinkConfig = "delay=2ms".parse().unwrap();
+    let chain = Chain::build(&[link.clone(), link], 1, &Journal::new()).unwrap();
+    let any = ["--allow-from", "10.0.0.0/8", "--allow-to", "10.0.0.0/8"];
+    let hop = ["--listen", "[::]:7000", "--expect", "proxy,connect"];
+    let proxy = Proxy::start(&chain.hops()[0], &[&hop[..], &any].concat()).unwrap();
+    let to = SocketAddr::new(chain.server().v4().into(), 9000);
+    let listener = chain.server().netns().enter(|| TcpListener::bind(to).unwrap()).unwrap();
+    let hop: SocketAddr = "10.1.0.2:7000".parse().unwrap();
+    let source = "10.9.9.9:1".parse().unwrap();
+    let header = emit(&Addresses { source, destination: to });
+    let request = format!("ONNECT {to} HTTP/1.1\r\n\r\n").into_bytes();
+    let dial = || {
+        let client = chain.client().netns().enter(|| TcpStream::connect(hop).unwrap()).unwrap();
+        // All that it says leaves in one segment.
+        set_tcp_cork(&client, true).unwrap();
+        client
+    };
+    let take = || {
+        let (server, _) = listener.accept().unwrap();
+        server.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        set_socket_oobinline(&server, true).unwrap();
+        server
+    };
+    let mut client = dial();
+    client.write_all(&[&header[..], b"before"].concat()).unwrap();
+    assert!(urgent::give(&client, b'!').unwrap());
+    client.write_all(b"behind").unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    let mut server = take();
+    reads(&mut server, b"before");
+    assert!(urgent::is_next(&server).unwrap());
+    reads(&mut server, b"!behind");
+    assert_eq!(server.read(&mut [0]).unwrap(), 0);
+    // In the words that say where to, it is a byte like any other.
+    let mut client = dial();
+    assert!(urgent::give(&client, b'C').unwrap());
+    client.write_all(&[&request[..], b"behind"].concat()).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    let mut server = take();
+    reads(&mut server, b"behind");
+    assert_eq!(server.read(&mut [0]).unwrap(), 0);
+    drop(proxy);
 }
 
 #[test]

@@ -207,11 +207,15 @@ impl Registry {
     }
 
     fn factory(&self, spec: &HandlerSpec) -> Result<Arc<dyn Factory>, SpecError> {
-        let Some((_, build)) = self.known.get(spec.name()) else {
+        let Some((about, build)) = self.known.get(spec.name()) else {
             let known = self.names().collect::<Vec<_>>().join(", ");
             return Err(SpecError::Unknown { name: spec.name.clone(), known });
         };
-        spec.read(build)
+        spec.read(build).map_err(|error| match (error, spec.unknown(about)) {
+            // A word that is written wrong is no word that is missing.
+            (SpecError::Value { handler, .. }, Some(key)) => SpecError::Key { handler, key },
+            (error, _) => error,
+        })
     }
 }
 
@@ -219,6 +223,12 @@ impl HandlerSpec {
     /// The name that it was asked for by.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// A setting that was given and that the handler does not have.
+    fn unknown(&self, about: &About) -> Option<String> {
+        let is_known = |key: &str| about.settings.iter().any(|setting| setting.key == key);
+        self.arguments.given.keys().find(|key| !is_known(key)).cloned()
     }
 
     /// What `build` makes of its settings.

@@ -68,25 +68,37 @@ pub fn response(result: Result<(), Failure>) -> Vec<u8> {
         Err(Failure::Unreachable) => ("502 Bad Gateway", "no way to the server is known"),
         Err(Failure::Reset) => ("502 Bad Gateway", "the way to the server broke"),
     };
+    refusal(status, why)
+}
+
+/// A response with a line that says why.
+fn refusal(head: &str, why: &str) -> Vec<u8> {
     let length = why.len() + 1;
-    let head = format!("HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {length}");
+    let head = format!("HTTP/1.1 {head}\r\nContent-Type: text/plain\r\nContent-Length: {length}");
     format!("{head}\r\n\r\n{why}\n").into()
 }
 
-/// What is told to a client whose `request` is wrong: which of its method, version and target is.
-/// Nothing, if it is no request at all.
+/// What is told to a client whose `request` is wrong: which of its length, method, version and target
+/// is. Nothing, if it is no request at all.
 pub fn objection(request: &[u8]) -> Vec<u8> {
     if !may_begin(request) {
         return Vec::new();
     }
     let line = request.split(|&b| b == b'\n').next().unwrap_or_default().trim_ascii_end();
     let version = line.rsplit(|&b| b == b' ').next().unwrap_or_default();
-    let status = match (line.starts_with(b"CONNECT "), version.starts_with(b"HTTP/1.")) {
-        (false, _) => "405 Method Not Allowed\r\nAllow: CONNECT",
-        (true, false) => "505 HTTP Version Not Supported",
-        (true, true) => "400 Bad Request",
+    let (connect, spoken) = (line.starts_with(b"CONNECT "), version.starts_with(b"HTTP/1."));
+    if head(request).is_none_or(|len| len > LONGEST) {
+        let why = format!("the head of a request may have {LONGEST} bytes");
+        return refusal("431 Request Header Fields Too Large\r\nConnection: close", &why);
+    }
+    let (status, why) = match (connect, spoken) {
+        (false, _) => ("405 Method Not Allowed\r\nAllow: CONNECT", "CONNECT is expected"),
+        (true, false) => ("505 HTTP Version Not Supported", "HTTP/1.1 is expected"),
+        (true, true) => {
+            ("400 Bad Request", "CONNECT host:port, and a colon in each header, are expected")
+        }
     };
-    format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").into()
+    refusal(&format!("{status}\r\nConnection: close"), why)
 }
 
 /// Bytes of the head, its empty line included.

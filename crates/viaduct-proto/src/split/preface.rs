@@ -344,6 +344,10 @@ mod tests {
             assert!(matches!(step, Step::Refuse(words, _) if words.is_empty()), "{said:?}");
         }
         let endless = [b"CONNECT a:1 HTTP/1.1\r\nx: ".to_vec(), vec![b'y'; LONGEST]].concat();
-        assert!(matches!(talk(Preface::new(ALL, me()), &endless).1, Step::Refuse(..)));
+        let (_, step, _) = talk(Preface::new(ALL, me()), &endless);
+        let Step::Refuse(words, Refusal::Unclear(_)) = step else { panic!("{step:?}") };
+        let words = String::from_utf8(words).unwrap();
+        assert!(words.starts_with("HTTP/1.1 431 "), "{words}");
+        assert!(words.ends_with("\r\n\r\nthe head of a request may have 8192 bytes\n"), "{words}");
     }
 }

@@ -121,6 +121,8 @@ pub(super) struct Common {
     pub(super) instance: u64,
     /// The same of the peer.
     pub(super) peer: Option<u64>,
+    /// What the peer was before that.
+    pub(super) former: Option<u64>,
     /// Whether the peer was just found to be another.
     pub(super) restarted: bool,
     /// Links of which it has just said that it holds nothing.
@@ -153,6 +155,7 @@ impl Common {
             settings,
             instance,
             peer: None,
+            former: None,
             restarted: false,
             gone: Vec::new(),
             events: VecDeque::new(),

@@ -93,16 +93,28 @@ impl Tunnel {
         let Some(mux) = self.links.get_mut(&link) else { return };
         let result = mux.handle_bytes(now, &mut self.common, lane, bytes);
         if std::mem::take(&mut self.common.restarted) {
-            let others: Vec<u32> = self.links().filter(|&other| other != link).collect();
-            others.into_iter().for_each(|other| self.fail(other, LinkError::Restarted, false));
+            self.fail_former();
         }
         for gone in std::mem::take(&mut self.common.gone) {
             self.fail(gone, LinkError::Gone, false);
             self.common.tokens.release(gone);
         }
         if let Err(error) = result {
-            self.fail(link, error, true);
+            // Of what is no more nothing is held, either.
+            let strand = error != LinkError::Restarted;
+            self.fail(link, error, strand);
         }
+    }
+
+    /// Fails the links to what the peer was before. One that has not said HELLO may well have been
+    /// made to what it is now.
+    fn fail_former(&mut self) {
+        let peer = self.common.peer;
+        let is_former =
+            |mux: &&Mux| mux.hello.is_some_and(|hello| peer.is_some_and(|p| p != hello.instance));
+        let former: Vec<u32> =
+            self.links.values().filter(is_former).map(|mux| mux.number).collect();
+        former.into_iter().for_each(|link| self.fail(link, LinkError::Restarted, false));
     }
 
     /// Nothing follows on a lane of a link, which has several.

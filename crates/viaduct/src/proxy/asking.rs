@@ -14,7 +14,7 @@ use viaduct_proto::time::Instant;
 use viaduct_sys::tcp;
 
 use super::arrivals::by_option;
-use super::flow::{End, Flow};
+use super::flow::{End, Flow, Heard};
 use super::leg::Leg;
 use super::outward::open;
 use super::policy::{holds, holds_all};
@@ -50,19 +50,25 @@ impl Worker {
 
     /// Listens to such a client.
     pub(super) fn hear(&mut self, key: usize, now: Instant) {
+        let mut past = false;
         loop {
             let flow = self.flows.at(key);
             // Who has said all that it will may have said enough.
-            let Ok(more) = flow.listen(LONGEST) else { return self.end(key, false) };
+            let Ok(heard) = flow.listen(LONGEST, past) else { return self.end(key, false) };
+            past = false;
             let Some(asked) = flow.asked().filter(|asked| !asked.begun) else { return };
             match asked.preface.handle(&mut asked.bytes) {
-                Step::Wait if more => return,
-                Step::Wait => return self.end(key, false),
+                Step::Wait => match heard {
+                    Heard::All => return,
+                    // Here it is a byte like any other.
+                    Heard::Mark => past = true,
+                    Heard::End => return self.end(key, false),
+                },
                 Step::Say(words) => flow.say(End::Client, &words),
                 Step::Connect { to, source } => return self.open(key, to, source, now),
                 Step::Refuse(words, why) => {
                     debug!("a client is refused: {why}");
-                    flow.say(End::Client, &words);
+                    flow.turn_away(&words);
                     match why {
                         Refusal::Unclear(_) => self.stats.refused.unclear += 1,
                         Refusal::Denied => self.stats.refused.denied += 1,
@@ -184,7 +190,7 @@ impl Worker {
         let flow = self.flows.at(key);
         flow.set_broken(why);
         let words = flow.asked().map(|asked| asked.preface.answer(Err(why))).unwrap_or_default();
-        flow.say(End::Client, &words);
+        flow.turn_away(&words);
         self.end(key, words.is_empty());
     }
 }

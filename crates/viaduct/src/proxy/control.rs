@@ -39,8 +39,9 @@ pub fn start(
     let control = {
         let _entered = runtime.enter();
         Control {
-            status: socket::open(&proxy.settings().socket())?,
+            // The socket last: one that nobody answers at would be left behind.
             doors: proxy.settings().metrics.map(metrics::listen).transpose()?,
+            status: socket::open(&proxy.settings().socket())?,
             metrics: Metrics::default(),
             options,
             registry,

@@ -139,7 +139,7 @@ pub struct ProxyArgs {
     #[arg(long)]
     pub(super) on_demand: bool,
     /// End after so long without a flow, for whoever starts it again: systemd, or --on-demand, where
-    /// it is 60s if not given
+    /// it is 60s if not given; 0s: never
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(super) idle_exit: Option<Duration>,
     /// How long flows may go on after SIGTERM

@@ -87,6 +87,11 @@ impl Relay {
         self.ways[end as usize].urgent = true;
     }
 
+    /// Whether `end` has announced one, once at least.
+    pub fn is_urgent(&self, end: End) -> bool {
+        self.ways[end as usize].urgent
+    }
+
     /// Whether what goes to the client waits for room there.
     pub fn client_is_full(&self) -> bool {
         !self.ways[End::Server as usize].writable

@@ -33,6 +33,7 @@ fn what_only_one_loop_can_do_is_refused_to_several() {
         String::from_utf8(output.unwrap().stderr).unwrap()
     };
     assert_eq!(check(""), "");
+    assert_eq!(check("--idle-exit 0s"), "", "it never ends so");
     for (more, what) in [
         ("--on-demand", "on-demand"),
         ("--idle-exit 9s", "idle-exit"),
@@ -60,7 +61,14 @@ fn what_makes_no_sense_or_has_no_effect_is_refused_in_one_line() {
         let said = [output.stderr, output.stdout].concat();
         (output.status.success(), String::from_utf8(said).unwrap())
     };
-    for right in [TO, PATH, &format!("{PATH} --ports 80,8000-8010"), &format!("{ASKED} socks")] {
+    for right in [
+        TO,
+        PATH,
+        &format!("{PATH} --ports 80,8000-8010"),
+        &format!("{ASKED} socks"),
+        &format!("{TO} --metrics 127.0.0.2:7000"),
+        &format!("{TO} --metrics [::1]:7000"),
+    ] {
         assert!(check(right).0, "{right}: {}", check(right).1);
     }
     let (_, said) = check(&password("me:pw\n"));
@@ -77,6 +85,8 @@ fn what_makes_no_sense_or_has_no_effect_is_refused_in_one_line() {
         (&format!("{TO} --flows 300 --early-most 151"), "more than half of flows, 150"),
         (&format!("{TO} --rate 5"), "1k at least"),
         (&format!("{TO} --connect-timeout 0s"), "a time above 0s"),
+        (&format!("{TO} --metrics 127.0.0.1:7000"), "metrics: 127.0.0.1:7000 is listen's"),
+        ("--listen [::]:7000 --to 127.0.0.1:1 --metrics 127.0.0.1:7000", "listen's, [::]:7000"),
         (&format!("{TO} --chain-buffer 0"), "4096 at least"),
         (&format!("{TO} --receive-buffer 1"), "4096 at least"),
         (&format!("{TO} --receive-buffer 4294967296"), "1073741824 at most"),
@@ -110,6 +120,20 @@ fn what_makes_no_sense_or_has_no_effect_is_refused_in_one_line() {
         let (right, said) = check(options);
         assert!(!right && said.contains(expected), "{options}: {said}");
     }
+}
+
+#[test]
+fn a_start_that_fails_leaves_nothing_behind() {
+    let scratch = Scratch::new().unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+    command.args(["proxy", "--listen", "127.0.0.77:7021", "--to", "127.0.0.1:1", "--forward"]);
+    command.args(["late", "--metrics", &taken.local_addr().unwrap().to_string(), "--run-dir"]);
+    let output = command.arg(scratch.path()).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && said.contains("metrics: cannot use"), "{said}");
+    let left: Vec<_> = std::fs::read_dir(scratch.path()).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]

@@ -116,6 +116,8 @@ fn settings_are_checked() {
     for (text, said) in [
         ("shape:rate=2M +count", None),
         ("shape", Some("a rate is missing")),
+        ("shape:rat=2M", Some("shape: it has no setting \"rat\"")),
+        ("shape:held=9", Some("a rate is missing")),
         ("shape:rate=fast", Some("shape: rate=fast: bits a second, such as 2M, is expected")),
         ("latency:delay=2h", Some("latency: delay=2h: a time up to 60s")),
         ("crypt", Some("key is missing")),

@@ -16,10 +16,15 @@ impl Mux {
     ) -> Result<(), LinkError> {
         match (frame, self.hello) {
             (Frame::Hello(hello), None) if hello.link == self.number => {
+                // It was on its way when the peer was started again.
+                if cx.former == Some(hello.instance) {
+                    return Err(LinkError::Restarted);
+                }
                 self.hello = Some(hello);
-                if cx.peer.replace(hello.instance).is_some_and(|was| was != hello.instance) {
+                let was = cx.peer.replace(hello.instance);
+                if let Some(was) = was.filter(|&was| was != hello.instance) {
                     cx.tokens.restart();
-                    cx.restarted = true;
+                    (cx.former, cx.restarted) = (Some(was), true);
                 }
                 cx.tokens.hello(hello.tokens, hello.floor);
                 cx.events.push_back(Event::LinkUp(self.number));

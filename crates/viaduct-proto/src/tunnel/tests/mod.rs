@@ -203,6 +203,42 @@ fn a_peer_that_was_started_again_is_served_anew() {
 }
 
 #[test]
+fn links_to_a_peer_that_was_started_again_outlive_those_to_what_it_was() {
+    for carrier in [Carrier::Stream, Carrier::Streams] {
+        let mut world = World::new(&small(), LINK, carrier, 3);
+        // This end has heard nothing of it yet.
+        (1..=3).for_each(|link| world.cut(link));
+        world.ends[1] = Tunnel::new(small(), 77);
+        (0..3).for_each(|_| world.dial());
+        world.run(Duration::from_millis(100));
+        assert_eq!(world.ends[0].links().collect::<Vec<_>>(), [4, 5, 6]);
+        assert_eq!(world.ends[1].stats().links, 3);
+        let down = |link| Event::LinkDown(link, LinkError::Restarted);
+        assert!((1..=3).all(|link| world.events[0].contains(&down(link))));
+        let id = world.open(0).unwrap();
+        world.write(0, id, 20_000);
+        world.settle();
+    }
+}
+
+#[test]
+fn a_hello_of_what_the_peer_was_comes_too_late() {
+    let mut world = World::new(&small(), LINK, Carrier::Stream, 1);
+    let late = world.ends[0].dial(world.now, Carrier::Stream);
+    let (mut former, mut hello) = (Tunnel::new(small(), 2), Vec::new());
+    assert!(former.accept_link(world.now, late, Carrier::Stream));
+    former.poll_transmit(world.now, &mut hello).unwrap();
+    world.cut(1);
+    world.ends[1] = Tunnel::new(small(), 77);
+    world.dial();
+    world.run(Duration::from_millis(100));
+    world.ends[0].handle_bytes(world.now, late, 0, &hello);
+    world.settle();
+    assert_eq!(world.ends[0].links().collect::<Vec<_>>(), [3]);
+    assert!(world.events[0].contains(&Event::LinkDown(late, LinkError::Restarted)));
+}
+
+#[test]
 fn a_link_that_is_left_ends_when_its_sessions_have() {
     let mut world = World::new(&small(), LINK, Carrier::Stream, 2);
     world.run(Duration::from_millis(100));

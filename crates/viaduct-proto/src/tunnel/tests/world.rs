@@ -142,7 +142,8 @@ impl World {
                     Event::LinkDown(link, why) => {
                         // GONE may have been sent on a link that was cut as well.
                         let silent = matches!(why, LinkError::Silent(_));
-                        assert!(silent || why == LinkError::Gone, "{link}: {why}");
+                        let gone = matches!(why, LinkError::Gone | LinkError::Restarted);
+                        assert!(silent || gone, "{link}: {why}");
                         assert!(!self.links.contains_key(&link), "{link}: {why}");
                     }
                     _ => {}

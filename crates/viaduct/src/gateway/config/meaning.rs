@@ -51,7 +51,9 @@ pub(super) fn of(file: File, dir: &Path) -> Result<Config, Wrong> {
     check_prefixes(&config.prefixes, &peers)?;
     config.warnings.append(&mut odd);
     if (file.split.is_some() || !config.policies.is_empty()) && !peers.iter().any(|p| p.split) {
-        return wrong("[split]", "no peer has mode = \"split\"; one at least is expected");
+        let why = "no peer has mode = \"split\"; one at least is expected, or neither [split] nor \
+                   [[policy]]; a change of that needs a restart";
+        return wrong("[split]", why);
     }
     config.split = file.split.unwrap_or_default();
     Ok(Config { peers, ..config })

@@ -16,6 +16,7 @@ impl Flow {
     /// Its second half has begun: what the client said behind that is the server's.
     pub fn set_server(&mut self, begun: Begun, now: Instant) {
         let Begun { server, middle, undecided, first, to, by, rate } = begun;
+        let urgent = self.client_is_urgent();
         (self.legs[1], self.middle, self.undecided) = (Some(server), middle, undecided);
         (self.to, self.by, self.rate) = (Some(to), by, rate);
         (self.begun, self.moved) = (now, now);
@@ -30,7 +31,19 @@ impl Flow {
             }
         }
         self.pace();
+        self.wake_client(urgent);
+    }
+
+    /// Whether the loop has said that the client sends an urgent byte. It does not say so twice.
+    fn client_is_urgent(&self) -> bool {
+        matches!(&self.middle, Middle::Relay(relay) if relay.is_urgent(End::Client))
+    }
+
+    fn wake_client(&mut self, urgent: bool) {
         self.ready(End::Client, true, true);
+        if urgent {
+            self.urgent(End::Client);
+        }
     }
 
     /// Takes over the second half of a flow without a client. Its own client awaits no answer.
@@ -76,6 +89,7 @@ impl Flow {
     fn decide(&mut self, now: Instant) -> io::Result<()> {
         let (Some(server), true) = (&self.legs[1], self.connected) else { return Ok(()) };
         let Some(undecided) = self.undecided.take() else { return Ok(()) };
+        let urgent = self.client_is_urgent();
         self.middle = undecided.decide(server, now)?;
         match &mut self.middle {
             Middle::Through(through) if through.is_guest() => {
@@ -86,7 +100,7 @@ impl Flow {
             Middle::Through(through) => through.connected(server, now),
             Middle::Relay(_) => {}
         }
-        self.ready(End::Client, true, true);
+        self.wake_client(urgent);
         self.ready(End::Server, true, true);
         Ok(())
     }

@@ -27,6 +27,7 @@ use viaduct_proto::time::Instant;
 use viaduct_sys::tcp;
 
 use self::breaking::Breaking;
+pub use self::words::Heard;
 use super::agreeing::Undecided;
 use super::leg::Leg;
 use super::onward::Onward;

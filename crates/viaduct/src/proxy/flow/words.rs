@@ -2,24 +2,58 @@
 
 use std::io::{self, IoSlice};
 
+use viaduct_sys::urgent;
+
 use super::{End, Flow};
 
+/// Bytes that a client has said in vain and that are read all the same, at most.
+const MOST_UNHEARD: usize = 64 << 10;
+
+/// How far a client was listened to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// To all that it has said.
+    All,
+    /// To an urgent byte.
+    Mark,
+    /// To its end.
+    End,
+}
+
 impl Flow {
-    /// Reads what the client says; false if it has ended.
-    pub fn listen(&mut self, most: usize) -> io::Result<bool> {
+    /// Reads what the client says, up to an urgent byte; `past` it, if it is the next.
+    pub fn listen(&mut self, most: usize, mut past: bool) -> io::Result<Heard> {
         let (Some(client), Some(asked)) = (&mut self.legs[0], &mut self.asked) else {
-            return Ok(true);
+            return Ok(Heard::All);
         };
         let mut chunk = [0; 1024];
         while asked.bytes.len() < most {
+            // It is passed on as such if it is behind all that is said to be led: a read stops there.
+            if !std::mem::take(&mut past)
+                && let Some(stream) = client.tcp()
+                && urgent::is_next(stream)?
+            {
+                return Ok(Heard::Mark);
+            }
             let room = chunk.len().min(most - asked.bytes.len());
             match client.read(&mut chunk[..room])? {
                 None => break,
-                Some(0) => return Ok(false),
+                Some(0) => return Ok(Heard::End),
                 Some(read) => asked.bytes.extend(&chunk[..read]),
             }
         }
-        Ok(true)
+        Ok(Heard::All)
+    }
+
+    /// Says to the client why there will be no flow. What it has said besides is read and dropped:
+    /// a connection that is closed with bytes unread is reset, and its client may not read on then.
+    pub fn turn_away(&mut self, words: &[u8]) {
+        self.say(End::Client, words);
+        let Some(client) = self.legs[0].as_mut().filter(|_| !words.is_empty()) else { return };
+        let mut chunk = [0; 4096];
+        for _ in 0..MOST_UNHEARD / chunk.len() {
+            let Ok(Some(1..)) = client.read(&mut chunk) else { return };
+        }
     }
 
     /// Says something to one end before all that follows.

@@ -1,6 +1,6 @@
 //! What options mean, and which make no sense.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::time::Duration;
 use std::{fs, thread};
@@ -74,6 +74,25 @@ pub(super) fn leads_on(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<()>
         }
     }
     Ok(())
+}
+
+/// Refuses metrics at an address where connections arrive: one of the two could not be had.
+pub(super) fn metrics_apart(args: &ProxyArgs) -> Result<()> {
+    let Some(metrics) = args.metrics else { return Ok(()) };
+    let takes =
+        |at: IpAddr, ip: IpAddr| at == ip || at.is_unspecified() && (at.is_ipv6() || ip.is_ipv4());
+    let meets = |at: SocketAddr| {
+        let (ours, theirs) = (metrics.ip().to_canonical(), at.ip().to_canonical());
+        at.port() == metrics.port() && (takes(ours, theirs) || takes(theirs, ours))
+    };
+    let listen = args.listen.iter().map(|&at| ("listen", at));
+    let mut places = listen.chain(args.tunnel.tunnel_listen.map(|at| ("tunnel-listen", at)));
+    match places.find(|&(_, at)| meets(at)) {
+        Some((what, at)) => {
+            bail!("metrics: {metrics} is {what}'s, {at}; another address or port is expected")
+        }
+        None => Ok(()),
+    }
 }
 
 pub(super) fn target(args: &ProxyArgs) -> Result<Target> {
@@ -171,7 +190,7 @@ pub(super) fn workers(
         ("tunnel", tunnels),
         ("accept after-connect", holds),
         ("on-demand", args.on_demand),
-        ("idle-exit", args.idle_exit.is_some()),
+        ("idle-exit", idle_exit(args).is_some()),
         ("a handler whose flows share connections", policies.share()),
     ];
     match single.iter().find(|(_, is)| *is && wanted > 1) {
@@ -188,11 +207,17 @@ pub(super) fn limits(args: &ProxyArgs) -> Result<Limits> {
         words: args.connect_timeout,
         keep_alive: Some(args.keep_alive).filter(|time| !time.is_zero()),
         idle: Some(args.idle_timeout).filter(|time| !time.is_zero()),
-        idle_exit: args.idle_exit.or(args.on_demand.then_some(IDLE_EXIT)),
+        idle_exit: idle_exit(args),
         drain: args.drain,
         spin: args.spin,
         chain_buffer: args.chain_buffer,
     })
+}
+
+/// After how long without a flow it ends; `None`: never.
+fn idle_exit(args: &ProxyArgs) -> Option<Duration> {
+    let said = args.idle_exit.or(args.on_demand.then_some(IDLE_EXIT));
+    said.filter(|time| !time.is_zero())
 }
 
 /// SYNs alone, which anybody can send, never take all flows.

@@ -32,7 +32,9 @@ use super::tunnels::settings::{TunnelName, TunnelSettings, TunnelTable};
 use super::values::LARGEST;
 use crate::text;
 pub(super) use meaning::check_congestion_control;
-use meaning::{far, has_effect, holds, intercept, leads_on, limits, target, workers};
+use meaning::{
+    far, has_effect, holds, intercept, leads_on, limits, metrics_apart, target, workers,
+};
 
 /// Descriptors that are not flows': pipes, taps, listeners, the status socket; half of all, where
 /// there are few.
@@ -210,6 +212,7 @@ impl Settings {
         text::check_name(&name).map_err(|what| anyhow!("name: {what}"))?;
         has_effect(args, policies)?;
         leads_on(args, policies)?;
+        metrics_apart(args)?;
         let target = target(args)?;
         let otherwise = Plan {
             deny: false,
