@@ -1,168 +1,44 @@
-//! The empty chain between two connections, or one whose handlers need no byte of what passes: bytes
-//! go through a pipe inside the kernel, and are never copied to user space.
+//! One direction of a relay.
 
-use std::fmt;
 use std::io;
 use std::net::Shutdown;
 
 use mio::net::TcpStream;
-use viaduct_proto::flow::{Offload, offload};
 use viaduct_sys::splice::{Pipe, Spliced};
 use viaduct_sys::urgent;
 
-use super::flow::{End, Moved};
-use super::pipes::Pipes;
-use super::through::Factories;
+use crate::proxy::pipes::Pipes;
 
 /// Pipes that one direction may fill before the other flows have their turn.
 const FILLS: usize = 4;
 
-/// Both directions.
-#[derive(Debug, Default)]
-pub struct Relay {
-    /// From the client to the server, and back.
-    ways: [Way; 2],
-    /// The end that broke.
-    broken: Option<End>,
-    /// Handlers that are told what has passed.
-    told: Option<Told>,
-}
-
-/// Handlers that need no bytes: their factories.
-struct Told(Factories);
-
 /// Bytes in one direction, from one end to the other.
 #[derive(Debug, Default)]
-struct Way {
+pub(super) struct Way {
     /// Held only while bytes are in it.
-    pipe: Option<Pipe>,
+    pub(super) pipe: Option<Pipe>,
     /// The source may have something; until a read says that it does not.
-    readable: bool,
+    pub(super) readable: bool,
     /// The sink may have room; until a write says that it does not.
-    writable: bool,
+    pub(super) writable: bool,
     /// The source has said that it ends, behind what it may have ready.
-    ending: bool,
+    pub(super) ending: bool,
     /// The source has ended.
     ended: bool,
     /// The source broke.
-    broke: bool,
+    pub(super) broke: bool,
     /// The sink has been told so.
-    shut: bool,
+    pub(super) shut: bool,
     /// The source has announced an urgent byte, once at least.
-    urgent: bool,
+    pub(super) urgent: bool,
     /// One that waits for room at the sink.
     mark: Option<u8>,
-}
-
-impl Relay {
-    /// For a chain of these; `None` if one of them needs the bytes, or the sockets set.
-    pub fn of(factories: &Factories) -> Option<Relay> {
-        if offload(factories) != Some(Offload::default()) {
-            return None;
-        }
-        factories.iter().for_each(|factory| factory.relayed(true, [0, 0]));
-        Some(Relay { told: Some(Told(factories.clone())), ..Relay::default() })
-    }
-
-    /// A control call to the handler of this name: what it does without the bytes is known to all its
-    /// flows together.
-    pub fn control(&self, to: &str) -> Option<Vec<u8>> {
-        let Told(factories) = self.told.as_ref()?;
-        factories.iter().find(|factory| factory.name() == to)?.state().map(String::into_bytes)
-    }
-
-    /// The loop says that `end` can be read or written.
-    pub fn ready(&mut self, end: End, readable: bool, writable: bool) {
-        let [out, back] = &mut self.ways;
-        let (from, to) = match end {
-            End::Client => (out, back),
-            End::Server => (back, out),
-        };
-        from.readable |= readable;
-        to.writable |= writable;
-    }
-
-    /// The loop says that `end` sends an urgent byte, or will.
-    pub fn urgent(&mut self, end: End) {
-        self.ways[end as usize].urgent = true;
-    }
-
-    /// Whether `end` has announced one, once at least.
-    pub fn is_urgent(&self, end: End) -> bool {
-        self.ways[end as usize].urgent
-    }
-
-    /// Whether what goes to the client waits for room there.
-    pub fn client_is_full(&self) -> bool {
-        !self.ways[End::Server as usize].writable
-    }
-
-    /// The source at `end` has said that it ends, behind what it may have ready.
-    pub fn ending(&mut self, end: End) {
-        self.ways[end as usize].ending = true;
-    }
-
-    /// Moves what can move; `held` says which ends take nothing yet. `Err`: an end broke.
-    pub fn drive(
-        &mut self,
-        [client, server]: [&TcpStream; 2],
-        held: [bool; 2],
-        pipes: &mut Pipes,
-    ) -> io::Result<Moved> {
-        let [out, back] = &mut self.ways;
-        let mut moved = Moved::default();
-        if !held[End::Server as usize] {
-            let result = out.drive(client, server, pipes, &mut moved.bytes[0], back.shut);
-            let broken = if out.broke { End::Client } else { End::Server };
-            moved.more |= result.inspect_err(|_| self.broken = Some(broken))?;
-        }
-        if !held[End::Client as usize] {
-            let result = back.drive(server, client, pipes, &mut moved.bytes[1], out.shut);
-            let broken = if back.broke { End::Server } else { End::Client };
-            moved.more |= result.inspect_err(|_| self.broken = Some(broken))?;
-        }
-        moved.done = out.shut && back.shut;
-        if let Some(Told(factories)) = &self.told {
-            factories.iter().for_each(|factory| factory.relayed(false, moved.bytes));
-        }
-        Ok(moved)
-    }
-
-    /// Moves on what the end that broke has said before, `bytes` of it each way; how many are left.
-    pub fn last_words(
-        &mut self,
-        [client, server]: [&TcpStream; 2],
-        pipes: &mut Pipes,
-        bytes: &mut [u64; 2],
-    ) -> usize {
-        let [out, back] = &mut self.ways;
-        match self.broken {
-            Some(End::Client) => out.last_words(client, server, pipes, &mut bytes[0]),
-            Some(End::Server) => back.last_words(server, client, pipes, &mut bytes[1]),
-            None => 0,
-        }
-    }
-
-    /// Gives the pipes back.
-    pub fn release(&mut self, pipes: &mut Pipes) {
-        for way in &mut self.ways {
-            if let Some(pipe) = way.pipe.take() {
-                pipes.give(pipe);
-            }
-        }
-    }
-}
-
-impl fmt::Debug for Told {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.0.iter().map(|factory| factory.name())).finish()
-    }
 }
 
 impl Way {
     /// Moves bytes until one side can no more; true if others are to have their turn before. `last`
     /// says that the other direction has ended, so that the end of this one closes both connections.
-    fn drive(
+    pub(super) fn drive(
         &mut self,
         from: &TcpStream,
         to: &TcpStream,
@@ -195,7 +71,7 @@ impl Way {
     }
 
     /// Moves what is left of a source that broke; how many bytes still wait, as far as is known.
-    fn last_words(
+    pub(super) fn last_words(
         &mut self,
         from: &TcpStream,
         to: &TcpStream,
