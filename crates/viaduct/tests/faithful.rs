@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hasher as _};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::set_socket_linger;
 use viaduct_lab::binary::use_binary;
@@ -15,6 +15,7 @@ use viaduct_lab::topology::{Chain, Journal, Scratch};
 use viaduct_proto::keys::SecretKey;
 use viaduct_proto::link::LinkConfig;
 use viaduct_proto::rng::Rng;
+use viaduct_sys::tcp;
 
 /// Where the server listens, and where nobody does.
 const OPEN: u16 = 9000;
@@ -156,13 +157,13 @@ const SCENARIOS: &[(&str, Program, Program)] = &[
         },
     ),
     // A server that does not want the rest of a question answers so.
-    ("an answer, and a reset at once", half_heard, |s| answer_unheard(s, 200, Duration::ZERO)),
-    ("a long one, and a reset", half_heard, |s| answer_unheard(s, 200_000, WHILE)),
+    ("an answer, and a reset at once", half_heard, |s| answer_unheard(s, 200, |_| {})),
+    ("a long one, and a reset", half_heard, |s| answer_unheard(s, 200_000, until_heard)),
     (
         "the client's last words",
         |s| {
             (&s).write_all(&data(50_000, 8)).unwrap();
-            thread::sleep(WHILE);
+            until_heard(&s);
             reset(&s);
             Saw::Reset(0)
         },
@@ -170,18 +171,24 @@ const SCENARIOS: &[(&str, Program, Program)] = &[
     ),
 ];
 
-/// All that was sent has come by then.
-const WHILE: Duration = Duration::from_millis(150);
+/// Waits until all that was sent has come: a reset would take the rest back.
+fn until_heard(stream: &TcpStream) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while tcp::sending(stream).unwrap().held > 0 {
+        assert!(Instant::now() < deadline, "it does not come");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
 
 fn half_heard(mut stream: TcpStream) -> Saw {
     stream.write_all(&data(3_000, 9)).unwrap();
     read_all(&mut stream)
 }
 
-fn answer_unheard(mut stream: TcpStream, bytes: usize, pause: Duration) -> Saw {
+fn answer_unheard(mut stream: TcpStream, bytes: usize, then: fn(&TcpStream)) -> Saw {
     stream.read_exact(&mut [0]).unwrap();
     stream.write_all(&data(bytes, 10)).unwrap();
-    thread::sleep(pause);
+    then(&stream);
     Saw::Reset(1)
 }
 
