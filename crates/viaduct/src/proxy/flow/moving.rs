@@ -54,27 +54,24 @@ impl Flow {
 
     /// Moves what can move. `Err`: one of the ends broke, and the other has what it said before.
     pub fn drive(&mut self, shared: &mut Shared, now: Instant) -> io::Result<Moved> {
-        let mut before = Moved::default();
+        let mut moved = Moved::default();
         if self.breaking.is_none() {
-            let error = match self.go_on(shared, now) {
-                Ok(moved) => match self.given_up() {
+            let error = match self.go_on(shared, &mut moved, now) {
+                Ok(()) => match self.given_up() {
                     None => return Ok(moved),
-                    Some(error) => {
-                        before = moved;
-                        error
-                    }
+                    Some(error) => error,
                 },
                 Err(error) => error,
             };
             self.breaks(error, now);
         }
-        self.last_words(shared, before, now)
+        self.last_words(shared, moved, now)
     }
 
-    fn go_on(&mut self, shared: &mut Shared, now: Instant) -> io::Result<Moved> {
+    fn go_on(&mut self, shared: &mut Shared, moved: &mut Moved, now: Instant) -> io::Result<()> {
         let is_relay = matches!(self.middle, Middle::Relay(_));
         if is_relay && !self.connected {
-            return Ok(Moved::default());
+            return Ok(());
         }
         // Handlers may be at it by other connections than the flow's own.
         let held = match self.connected {
@@ -89,33 +86,32 @@ impl Flow {
             server.shutdown()?;
             self.shuts = false;
         }
-        let mut moved = match (&mut self.middle, &mut self.legs) {
+        match (&mut self.middle, &mut self.legs) {
             // Handlers speak with the far end before there is a client.
             (Middle::Through(through), [client, server]) => {
                 // A flow without a client may still be another's second half, which this is.
                 let is_whole = client.is_some();
                 let client = client.as_mut().filter(|_| self.connected);
-                let moved =
+                *moved =
                     through.drive([client, server.as_mut()], held, &mut shared.scratch, now)?;
                 self.connected |= through.is_connected();
                 if through.leaves_main() && is_whole {
                     *server = None;
                 }
-                moved
             }
             (Middle::Relay(relay), [Some(client), Some(server)]) => {
                 let (Some(client), Some(server)) = (client.tcp(), server.tcp()) else {
                     return Err(io::Error::other("an end that cannot be spliced"));
                 };
-                relay.drive([client, server], held, &mut shared.pipes)?
+                relay.drive([client, server], held, &mut shared.pipes, moved)?;
             }
-            (Middle::Relay(_), _) => return Ok(Moved::default()),
-        };
+            (Middle::Relay(_), _) => return Ok(()),
+        }
         moved.bytes[0] += std::mem::take(&mut self.behind);
         if moved.bytes != [0, 0] {
             self.moved = now;
         }
-        Ok(moved)
+        Ok(())
     }
 
     /// Ends both ends by a reset.

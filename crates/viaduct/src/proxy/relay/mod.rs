@@ -87,9 +87,9 @@ impl Relay {
         [client, server]: [&TcpStream; 2],
         held: [bool; 2],
         pipes: &mut Pipes,
-    ) -> io::Result<Moved> {
+        moved: &mut Moved,
+    ) -> io::Result<()> {
         let [out, back] = &mut self.ways;
-        let mut moved = Moved::default();
         if !held[End::Server as usize] {
             let result = out.drive(client, server, pipes, &mut moved.bytes[0], back.shut);
             let broken = if out.broke { End::Client } else { End::Server };
@@ -101,13 +101,19 @@ impl Relay {
             moved.more |= result.inspect_err(|_| self.broken = Some(broken))?;
         }
         moved.done = out.shut && back.shut;
-        if let Some(Told(factories)) = &self.told {
-            factories.iter().for_each(|factory| factory.relayed(false, moved.bytes));
-        }
-        Ok(moved)
+        self.tell(moved.bytes);
+        Ok(())
     }
 
-    /// Moves on what the end that broke has said before, `bytes` of it each way; how many are left.
+    /// Tells handlers that so many bytes have passed each way.
+    fn tell(&self, bytes: [u64; 2]) {
+        if let Some(Told(factories)) = &self.told {
+            factories.iter().for_each(|factory| factory.relayed(false, bytes));
+        }
+    }
+
+    /// Moves on what the end that broke has said before; how many bytes are left. `bytes` passed each way since
+    /// handlers were told.
     pub fn last_words(
         &mut self,
         [client, server]: [&TcpStream; 2],
@@ -115,11 +121,13 @@ impl Relay {
         bytes: &mut [u64; 2],
     ) -> usize {
         let [out, back] = &mut self.ways;
-        match self.broken {
+        let left = match self.broken {
             Some(End::Client) => out.last_words(client, server, pipes, &mut bytes[0]),
             Some(End::Server) => back.last_words(server, client, pipes, &mut bytes[1]),
             None => 0,
-        }
+        };
+        self.tell(*bytes);
+        left
     }
 
     /// Gives the pipes back.

@@ -55,7 +55,7 @@ impl Wire {
 
     /// Whether it broke, and what it has said is to be read.
     pub(super) fn is_breaking(&self) -> bool {
-        self.broke.is_some() && !self.side.paused
+        self.broke.is_some() && !self.gone && !self.side.paused
     }
 
     /// Tells the chain what the kernel has measured of it, where there is something to measure.
