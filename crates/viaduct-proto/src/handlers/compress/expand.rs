@@ -142,6 +142,8 @@ impl Block {
             return Err(ExpandError::Zstd);
         }
         room.truncate(written);
+        // As long as what it means: many short pieces may wait for their reader.
+        room.shrink_to_fit();
         Ok((room.into(), read))
     }
 }
@@ -150,4 +152,23 @@ fn decoder() -> Option<Decoder<'static>> {
     let mut decoder = Decoder::new().ok()?;
     decoder.set_parameter(DParameter::WindowLogMax(WINDOW_LOG)).ok()?;
     Some(decoder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::squeeze::Squeeze;
+    use super::*;
+
+    #[test]
+    fn a_byte_takes_no_more_room_than_it_needs() {
+        let (mut squeeze, mut expand) = (Squeeze::new(3), Expand::default());
+        for _ in 0..100 {
+            squeeze.push(Bytes::from_static(b"x"));
+            squeeze.block().unwrap().into_iter().for_each(|piece| expand.push(piece));
+            let byte = expand.next().unwrap().unwrap();
+            assert_eq!(&byte[..], b"x");
+            let room = byte.try_into_mut().unwrap().capacity();
+            assert!(room <= 64, "{room} bytes for one");
+        }
+    }
 }

@@ -25,8 +25,10 @@ use squeeze::Squeeze;
 
 /// Bytes of the flow in one block, at most.
 const MOST_PLAIN: usize = 64 << 10;
-/// Bytes of a block on the wire, at most: what does not compress grows a little.
-const MOST_BLOCK: usize = MOST_PLAIN + (1 << 10);
+/// What does not compress grows by less than this.
+const GROWTH: usize = 1 << 10;
+/// Bytes of a block on the wire, at most.
+const MOST_BLOCK: usize = MOST_PLAIN + GROWTH;
 /// Both ends remember 2^18 bytes of each direction.
 const WINDOW_LOG: u32 = 18;
 const HEAD: usize = 4;

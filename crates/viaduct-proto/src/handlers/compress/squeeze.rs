@@ -5,7 +5,7 @@ use std::io;
 use bytes::Bytes;
 use zstd::stream::raw::{CParameter, Encoder, InBuffer, Operation as _, OutBuffer};
 
-use super::{HEAD, MOST_BLOCK, MOST_PLAIN, PLAIN, SQUEEZED, WINDOW_LOG};
+use super::{GROWTH, HEAD, MOST_PLAIN, PLAIN, SQUEEZED, WINDOW_LOG};
 use crate::flow::Buffer;
 
 /// Blocks that go plain after one that did not become smaller; twice as many each time, up to this.
@@ -51,7 +51,7 @@ impl Squeeze {
             pieces.insert(0, Bytes::from(head(PLAIN, length).to_vec()));
             return Ok(pieces);
         }
-        let block = self.squeezed(&pieces)?;
+        let block = self.squeezed(&pieces, length)?;
         let useless = block.len() - HEAD > length - length / 20;
         if length >= TELLING {
             self.plain = if useless { self.next_plain } else { 0 };
@@ -60,12 +60,13 @@ impl Squeeze {
         Ok(vec![block.into()])
     }
 
-    fn squeezed(&mut self, pieces: &[Bytes]) -> io::Result<Vec<u8>> {
+    /// As long as what it means needs: many short blocks may wait to be sent.
+    fn squeezed(&mut self, pieces: &[Bytes], length: usize) -> io::Result<Vec<u8>> {
         let encoder = match &mut self.encoder {
             Some(encoder) => encoder,
             none => none.insert(encoder(self.level)?),
         };
-        let mut block = vec![0; HEAD + MOST_BLOCK];
+        let mut block = vec![0; HEAD + length + GROWTH];
         let mut out = OutBuffer::around(&mut block[HEAD..]);
         for piece in pieces {
             let mut from = InBuffer::around(piece);
@@ -76,6 +77,7 @@ impl Squeeze {
         while encoder.flush(&mut out)? > 0 {}
         let length = out.pos();
         block.truncate(HEAD + length);
+        block.shrink_to_fit();
         block[..HEAD].copy_from_slice(&head(SQUEEZED, length));
         Ok(block)
     }
@@ -90,4 +92,21 @@ fn encoder(level: i32) -> io::Result<Encoder<'static>> {
 fn head(kind: u8, length: usize) -> [u8; HEAD] {
     let [.., a, b, c] = (length as u32).to_be_bytes();
     [kind, a, b, c]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_of_a_byte_takes_no_more_room_than_it_needs() {
+        let mut squeeze = Squeeze::new(3);
+        for _ in 0..100 {
+            squeeze.push(Bytes::from_static(b"x"));
+            for piece in squeeze.block().unwrap() {
+                let (length, room) = (piece.len(), piece.try_into_mut().unwrap().capacity());
+                assert!(room <= 2 * length + 32, "{room} bytes for {length}");
+            }
+        }
+    }
 }
