@@ -44,8 +44,8 @@ struct Share {
     /// Bits a second; `None` is no limit.
     rate: Option<u64>,
     left: usize,
-    /// Bits that are due and make no byte yet.
-    bits: u64,
+    /// What is due and makes no byte yet, in tenths of a bit: a slice's share of a small rate is less.
+    owed: u64,
     slice: Option<Instant>,
 }
 
@@ -121,14 +121,14 @@ impl Space {
 
 impl Share {
     fn new(rate: Option<u64>) -> Self {
-        Share { rate, left: 0, bits: 0, slice: None }
+        Share { rate, left: 0, owed: 0, slice: None }
     }
 
     /// The share of so many slices.
     fn add(&mut self, rate: u64, slices: u64) {
-        self.bits += rate.saturating_mul(slices) / SLICES_A_SECOND;
-        self.left = self.left.saturating_add((self.bits / 8) as usize);
-        self.bits %= 8;
+        self.owed = self.owed.saturating_add(rate.saturating_mul(slices));
+        self.left = self.left.saturating_add((self.owed / (8 * SLICES_A_SECOND)) as usize);
+        self.owed %= 8 * SLICES_A_SECOND;
     }
 }
 

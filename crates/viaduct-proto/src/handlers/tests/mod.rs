@@ -53,6 +53,16 @@ fn shape_keeps_its_rate_though_timers_are_late_and_bits_do_not_make_bytes() {
 }
 
 #[test]
+fn shape_keeps_a_rate_of_less_than_a_bit_a_slice() {
+    for rate in [5, 15] {
+        let mut world = world(&[&format!("shape:rate={rate}")]);
+        world.write(3_000);
+        world.run_until(at(800_000));
+        assert_eq!(world.sent(), 100 * rate, "{rate}");
+    }
+}
+
+#[test]
 fn latency_delays_each_byte_and_the_end() {
     let mut world = world(&["latency:delay=50ms", "latency:delay=20ms"]);
     world.write(1_000);
