@@ -7,6 +7,7 @@ mod common;
 mod addresses;
 mod aware;
 mod interrupted;
+mod moved;
 mod mux;
 mod nested;
 mod sockets;

@@ -52,7 +52,7 @@ impl Through {
             self.end_directions(&mut app, &mut main)?;
             let breaking = self.wires.iter().any(Wire::is_breaking);
             if from_app == 0 && from_network == 0 && written == 0 && !breaking {
-                moved.done = (self.alone || self.app.shut) && self.wires.iter().all(Wire::is_over);
+                moved.done = (self.alone || self.app.shut) && self.is_over();
                 return Ok(moved);
             }
             moved.bytes[0] += from_app;
@@ -60,6 +60,13 @@ impl Through {
         }
         moved.more = true;
         Ok(moved)
+    }
+
+    /// Whether nothing more goes to the network. A chain that has lost all its connections and has set a timer
+    /// waits for others: what it was given may not have arrived.
+    fn is_over(&self) -> bool {
+        let waits = self.chain.poll_timeout().is_some();
+        self.wires.iter().all(Wire::is_over) && !(waits && self.wires.iter().all(Wire::is_left))
     }
 
     /// Moves on what the end that broke has said before; how many bytes are left.

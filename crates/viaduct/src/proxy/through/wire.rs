@@ -53,6 +53,11 @@ impl Wire {
         self.gone || self.side.shut
     }
 
+    /// Whether it broke, or its handlers have left it.
+    pub(super) fn is_left(&self) -> bool {
+        self.gone || self.end == Some(Ending::Close)
+    }
+
     /// Whether it broke, and what it has said is to be read.
     pub(super) fn is_breaking(&self) -> bool {
         self.broke.is_some() && !self.gone && !self.side.paused
