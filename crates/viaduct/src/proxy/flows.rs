@@ -10,6 +10,7 @@ use viaduct_proto::time::Instant;
 
 use super::flow::{End, Flow, Moved, Shared};
 use super::leg::Leg;
+use super::through::Through;
 use super::tunnels::FIRST_TOKEN;
 
 /// The first token of flows' further connections; those of their ends are below.
@@ -111,6 +112,11 @@ impl Flows {
     pub fn drive(&mut self, key: usize, now: Instant) -> io::Result<Moved> {
         let flow = &mut self.slab[key];
         let moved = flow.drive(&mut self.shared, now)?;
+        for id in flow.through().map(Through::left).unwrap_or_default() {
+            for (wire, _) in flow.wires.extract_if(.., |(_, of)| *of == id) {
+                self.wires.try_remove(wire);
+            }
+        }
         if flow.awaits_room()
             && let [Some(client), _] = flow.legs()
         {

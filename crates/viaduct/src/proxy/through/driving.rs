@@ -53,6 +53,7 @@ impl Through {
             let breaking = self.wires.iter().any(Wire::is_breaking);
             if from_app == 0 && from_network == 0 && written == 0 && !breaking {
                 moved.done = (self.alone || self.app.shut) && self.is_over();
+                self.forget_gone();
                 return Ok(moved);
             }
             moved.bytes[0] += from_app;

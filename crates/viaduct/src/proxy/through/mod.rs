@@ -39,6 +39,8 @@ pub struct Through {
     /// How the application's end stands.
     app: Side,
     wires: Vec<Wire>,
+    /// What those were called that are no more, until the loop knows.
+    left: Vec<BottomId>,
     stage: Stage,
     /// The network has said all that it will, and the application has it.
     finished: bool,
@@ -148,9 +150,19 @@ impl Through {
     fn of(chain: Chain) -> Option<Through> {
         let wires = vec![Wire::new(chain.bottom()?, None)];
         let (app, stage) = (Side::default(), Stage::Opening);
-        let (wants, events, binds) = (Vec::new(), Vec::new(), Vec::new());
-        let [finished, alone, guest] = [false; 3];
-        Some(Through { chain, app, wires, stage, finished, wants, events, alone, guest, binds })
+        Some(Through {
+            chain,
+            app,
+            wires,
+            left: Vec::new(),
+            stage,
+            finished: false,
+            wants: Vec::new(),
+            events: Vec::new(),
+            alone: false,
+            guest: false,
+            binds: Vec::new(),
+        })
     }
 
     /// How far it has come.

@@ -57,6 +57,20 @@ impl Through {
         self.chain.connected(now, id, Err(why));
     }
 
+    /// Lets go of further connections that are gone: a flow that outlives its connections may have had very
+    /// many.
+    pub(super) fn forget_gone(&mut self) {
+        if self.wires.iter().skip(1).any(|wire| wire.gone) {
+            let gone = self.wires.extract_if(1.., |wire| wire.gone);
+            self.left.extend(gone.map(|wire| wire.id));
+        }
+    }
+
+    /// Further connections that are no more, since this was asked last.
+    pub fn left(&mut self) -> Vec<BottomId> {
+        std::mem::take(&mut self.left)
+    }
+
     /// Takes in the connections of `giver`, whose own leg is `main`; what they are called here. `None`:
     /// it does not want them.
     pub fn take(
