@@ -246,7 +246,12 @@ impl Worker {
     /// flow is over: true.
     pub(super) fn turn_down(&mut self, key: usize, error: &io::Error) -> bool {
         let Some(mut held) = self.calls.remove(&key) else { return false };
-        held.refuse(failure(error));
+        held.refuse(match failure(error) {
+            // When the kernel's time has run out here, so has the program's own. That of handlers, or of a proxy,
+            // is shorter, and no packet says so: for the program the far end is out of reach.
+            Failure::TimedOut if error.raw_os_error().is_none() => Failure::Unreachable,
+            why => why,
+        });
         self.end(key, true);
         true
     }

@@ -112,8 +112,8 @@ impl Worker {
             return self.refuse(key, failure(error));
         }
         flow.set_broken(failure(error));
-        // Without a client it waits for one, to be told.
-        if flow.has_client() {
+        // Without a client it waits for one, to be told; but for one that came to a program, and was refused.
+        if flow.has_client() || self.programs.contains_key(&key) {
             self.stats.refused.count(failure(error));
             self.end(key, true);
         }

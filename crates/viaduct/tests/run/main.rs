@@ -12,6 +12,7 @@ mod mux;
 mod nested;
 mod sockets;
 mod started;
+mod turned_away;
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -52,7 +52,8 @@ impl Through {
             self.end_directions(&mut app, &mut main)?;
             let breaking = self.wires.iter().any(Wire::is_breaking);
             if from_app == 0 && from_network == 0 && written == 0 && !breaking {
-                moved.done = (self.alone || self.app.shut) && self.is_over();
+                let nobody = self.stage == Stage::Opening && self.wires.iter().all(Wire::is_left);
+                moved.done = (self.alone || self.app.shut || nobody) && self.is_over();
                 self.forget_gone();
                 return Ok(moved);
             }
@@ -156,7 +157,9 @@ impl Through {
         app: &mut Option<&mut Leg>,
         main: &mut Option<&mut Leg>,
     ) -> io::Result<()> {
-        self.wires.iter_mut().for_each(|wire| wire.end(main));
+        // What breaks is reset soon, and must not look as if it had ended.
+        let breaks = matches!(self.stage, Stage::Failed(_));
+        self.wires.iter_mut().skip(usize::from(breaks)).for_each(|wire| wire.end(main));
         match app {
             Some(leg) if self.finished => self.app.shut(leg),
             _ => Ok(()),
