@@ -91,9 +91,11 @@ impl Shared {
         number
     }
 
-    /// The trunk that goes there, if there is one.
+    /// The trunk that goes there, if there is one with room for one more flow.
     pub(super) fn line_to(&self, to: &Address) -> Option<u64> {
-        let goes = |(_, line): &(&u64, &Line)| line.to.as_ref() == Some(to);
+        let most = self.settings.sessions as usize;
+        let has_room = |line: &Line| line.sessions.len() + line.waiting.len() < most;
+        let goes = |(_, line): &(&u64, &Line)| line.to.as_ref() == Some(to) && has_room(line);
         self.lines.iter().find(goes).map(|(number, _)| *number)
     }
 
@@ -239,5 +241,30 @@ impl fmt::Display for Line {
             stats.sent,
             stats.received
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handlers::testing::shell;
+
+    #[test]
+    fn a_trunk_that_is_full_is_not_waited_for() {
+        let settings = Settings { sessions: 2, ..Settings::default() };
+        let mut shared = Shared::new(settings, &shell().entropy);
+        let to = Address::Name("far".to_owned(), 80);
+        let first = shared.add_line(Some(to.clone()));
+        for _ in 0..2 {
+            assert_eq!(shared.line_to(&to), Some(first));
+            let branch = shared.add_branch(first, None);
+            shared.line(first).unwrap().waiting.push(branch);
+        }
+        assert_eq!(shared.line_to(&to), None);
+        let second = shared.add_line(Some(to.clone()));
+        assert_eq!(shared.line_to(&to), Some(second));
+        let left = shared.line(first).unwrap().waiting[0];
+        shared.remove_branch(left);
+        assert_eq!(shared.line_to(&to), Some(first));
     }
 }
