@@ -79,6 +79,7 @@ pub(super) enum Down {
     Write(Bytes),
     Shutdown(Half),
     Close,
+    Abort,
     MayAvail(bool),
     SetOption(SocketOption),
 }

@@ -135,6 +135,13 @@ impl Chain {
         self.ask(now, Down::Close);
     }
 
+    /// The application's end broke: what was written goes out, and then whatever tells the other end. The
+    /// connections are to be reset when that has gone.
+    pub fn abort(&mut self, now: Instant) {
+        self.core.top.closed = Closed { write: true, avail: true };
+        self.ask(now, Down::Abort);
+    }
+
     /// The flow's own address.
     pub fn getsockname(&mut self, now: Instant) -> Option<Address> {
         let first = self.core.first()?;

@@ -144,6 +144,11 @@ impl Downstream<'_> {
         self.ask(Down::Close);
     }
 
+    /// See [`Handler::abort`](super::Handler::abort).
+    pub fn abort(self) {
+        self.ask(Down::Abort);
+    }
+
     /// See [`Handler::may_avail`](super::Handler::may_avail).
     pub fn may_avail(self, may: bool) {
         self.ask(Down::MayAvail(may));

@@ -287,6 +287,7 @@ fn downstream(handler: &mut dyn Handler, cx: &mut Context<'_>, what: Down) -> bo
         Down::Accept => handler.accept(cx),
         Down::Shutdown(half) => handler.shutdown(cx, half),
         Down::Close => handler.close(cx),
+        Down::Abort => handler.abort(cx),
         Down::MayAvail(may) => handler.may_avail(cx, may),
         Down::SetOption(option) => handler.set_option(cx, option),
     }

@@ -153,6 +153,8 @@ impl Bottom {
             Down::SetOption(option) => (Some(Action::SetOption(id, option)), None),
             Down::MayAvail(may) => (Some(Action::Receive(id, may)), None),
             Down::Write(data) => self.write(data, limit),
+            // Whoever drives the chain resets it when what was written has gone.
+            Down::Abort => (None, None),
             Down::Shutdown(Half::Read) => {
                 let first = !std::mem::replace(&mut self.closed.avail, true);
                 (first.then_some(Action::Shutdown(id, Half::Read)), None)

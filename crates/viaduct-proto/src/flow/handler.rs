@@ -64,6 +64,12 @@ pub trait Handler {
         cx.output(FIRST).close();
     }
 
+    /// The application's end of the flow broke. What was written before still goes out; what follows it for the
+    /// other end is a reset, which a connection that is closed next says by itself.
+    fn abort(&mut self, cx: &mut Context<'_>) {
+        cx.output(FIRST).abort();
+    }
+
     /// Whether [`Upstream::avail`](super::Upstream::avail) may be called from now on.
     fn may_avail(&mut self, cx: &mut Context<'_>, may: bool) {
         cx.output(FIRST).may_avail(may);

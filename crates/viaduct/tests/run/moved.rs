@@ -5,6 +5,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use super::{output, run, signal, text};
 
@@ -95,5 +96,39 @@ fn what_one_end_still_says_when_the_other_has_ended_survives_a_cut() {
             signal(&server, "TERM");
             server.wait().unwrap();
         }
+    }
+}
+
+/// Says much, until it cannot.
+const TALKER: &str = "
+import socket
+s = socket.create_server(('127.0.0.1', 0))
+print(s.getsockname()[1], flush=True)
+c, at = s.accept()
+try:
+    while True: c.sendall(bytes(1_000_000))
+except OSError: print('broken', flush=True)
+s.accept()
+";
+
+#[test]
+fn an_end_that_breaks_is_not_waited_for() {
+    for chain in ["+migrate", "+stripe:within=1m"] {
+        let words = [chain, "--", "python3", "-c", TALKER];
+        let mut server = run(&words).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
+        let port = lines.next().unwrap().unwrap();
+        // It ends with much that it has not read.
+        let client = "
+import socket, sys
+s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+s.recv(1)
+";
+        let said = output(&[chain, "--", "python3", "-c", client, &port]);
+        let began = Instant::now();
+        assert_eq!(lines.next().unwrap().unwrap(), "broken", "{chain} {said:?}");
+        assert!(began.elapsed() < Duration::from_secs(5), "{chain} {:?}", began.elapsed());
+        signal(&server, "TERM");
+        server.wait().unwrap();
     }
 }

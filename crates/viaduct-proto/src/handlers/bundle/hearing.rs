@@ -104,7 +104,7 @@ impl Bundle {
         fits.then_some(()).ok_or_else(|| "more acknowledged than was sent".to_owned())
     }
 
-    /// The application has closed the flow, and the other end goes on writing.
+    /// The application has closed the flow, and the other end goes on writing; or its end broke.
     pub(super) fn reset(&mut self, cx: &mut Context<'_>) {
         for path in self.paths.iter().filter(|path| path.carries()) {
             Bundle::say(cx, path.output, &Frame::Reset);

@@ -62,6 +62,8 @@ pub(super) struct Bundle {
     /// The application has closed the flow, and reads no more; the latter by itself too.
     closed: bool,
     deaf: bool,
+    /// The application's end broke: the other end is told behind what was written.
+    aborted: bool,
     /// A closed flow that the other end does not end is broken off then.
     linger: Option<Instant>,
     /// Our own and the other end's address, as they were at first.
@@ -85,6 +87,7 @@ impl Bundle {
             tell_by: None,
             closed: false,
             deaf: false,
+            aborted: false,
             linger: None,
             names: [None, None],
             options: Vec::new(),
@@ -240,6 +243,11 @@ impl Handler for Bundle {
             true => self.end(cx, End::Close),
             false => cx.output(FIRST).close(),
         }
+    }
+
+    fn abort(&mut self, cx: &mut Context<'_>) {
+        (self.aborted, self.deaf) = (true, true);
+        self.settle(cx);
     }
 
     fn set_option(&mut self, cx: &mut Context<'_>, option: SocketOption) {

@@ -29,6 +29,9 @@ impl Bundle {
         if self.out.is_done() && self.back.has_ended() {
             return self.leave(cx, false);
         }
+        if self.aborted && !self.out.has_unsent() {
+            return self.reset(cx);
+        }
         if self.closed && self.linger.is_none() && self.out.is_done() {
             self.linger = Some(cx.now() + LINGER);
         }

@@ -151,6 +151,11 @@ impl Handler for Compress {
         cx.output(FIRST).close();
     }
 
+    fn abort(&mut self, cx: &mut Context<'_>) {
+        self.flush(cx, 0);
+        cx.output(FIRST).abort();
+    }
+
     fn avail(&mut self, cx: &mut Context<'_>, _from: Output, data: Bytes) -> bool {
         if !self.over {
             self.expand.push(data);

@@ -285,6 +285,12 @@ impl Handler for Route {
         }
     }
 
+    fn abort(&mut self, cx: &mut Context<'_>) {
+        if let Some(output) = self.at() {
+            cx.output(output).abort();
+        }
+    }
+
     fn may_avail(&mut self, cx: &mut Context<'_>, may: bool) {
         self.open = may;
         if let Some(output) = self.at() {

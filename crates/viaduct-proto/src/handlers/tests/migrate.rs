@@ -113,6 +113,21 @@ fn who_writes_to_a_closed_flow_is_told() {
 }
 
 #[test]
+fn an_end_that_breaks_is_told_behind_what_it_has_said() {
+    for chain in [&["migrate"][..], &["stripe"], &["compress", "migrate", "crypt:key=1.key"]] {
+        let mut net = Net::joined(chain);
+        exchange(&mut net);
+        net.write(0, 50_000);
+        let now = net.now;
+        net.end(0).chain.abort(now);
+        net.wait(WHILE);
+        assert_eq!(net.end(1).read.got, net.end(0).written.made, "{chain:?}");
+        assert_eq!(net.end(1).failed, [Failure::Reset], "{chain:?}");
+        assert_eq!(live(&net), 0, "{chain:?}");
+    }
+}
+
+#[test]
 fn after_the_limit_comes_the_reset_once() {
     let mut net = Net::joined(&["migrate:within=20s,freeze=true"]);
     exchange(&mut net);

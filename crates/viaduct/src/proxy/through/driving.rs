@@ -83,8 +83,27 @@ impl Through {
             let written = self.write_app(&mut app, now);
             return written.map_or(0, |_| self.chain.incoming().len());
         }
+        if !self.aborted && self.read_rest(app, scratch, now) {
+            self.aborted = true;
+            self.chain.abort(now);
+        }
         let _ = self.drive([None, main], [true, false], scratch, now);
         self.wires.iter().map(|wire| self.chain.outgoing(wire.id).len()).sum()
+    }
+
+    /// Reads what the application has said before its end broke; whether that is all.
+    fn read_rest(&mut self, app: Option<&mut Leg>, scratch: &mut [u8], now: Instant) -> bool {
+        let Some(leg) = app else { return true };
+        self.app.readable = true;
+        while self.chain.may_write() {
+            self.app.paused = false;
+            match self.app.read(leg, scratch) {
+                Ok(Some(data)) if !data.is_empty() => _ = self.chain.write(now, data),
+                // The end behind an error is none that it meant.
+                _ => return true,
+            }
+        }
+        self.app.ended
     }
 
     pub(super) fn read_app(

@@ -42,6 +42,8 @@ pub struct Through {
     /// What those were called that are no more, until the loop knows.
     left: Vec<BottomId>,
     stage: Stage,
+    /// The application's end broke, and the chain knows.
+    aborted: bool,
     /// The network has said all that it will, and the application has it.
     finished: bool,
     wants: Vec<Want>,
@@ -156,6 +158,7 @@ impl Through {
             wires,
             left: Vec::new(),
             stage,
+            aborted: false,
             finished: false,
             wants: Vec::new(),
             events: Vec::new(),
