@@ -88,7 +88,11 @@ impl Bundle {
             }
             Frame::Ping => Bundle::say(cx, on, &Frame::Pong),
             Frame::Pong => {}
-            Frame::Reset => self.fail(cx, Failure::Reset, &"the other end has broken the flow off"),
+            Frame::Reset => {
+                // What came before it is the application's.
+                while self.deliver(cx) {}
+                self.fail(cx, Failure::Reset, &"the other end has broken the flow off");
+            }
             _ => return Err("a message out of its place".to_owned()),
         }
         Ok(())
