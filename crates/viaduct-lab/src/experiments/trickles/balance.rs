@@ -39,7 +39,7 @@ const ROUNDS: (usize, f64) = (6, 2.571);
 const QUICK_ROUNDS: (usize, f64) = (3, 4.303);
 /// What all get by Trickles, of what they get by TCP: nothing that the paper speaks of, but fair shares of
 /// little are easily had.
-const LEAST: f64 = 0.75;
+const LEAST: f64 = 0.85;
 /// How often the route flips, and what is downloaded meanwhile.
 const FLIP: Duration = Duration::from_millis(100);
 const ANYCAST: usize = 30_000_000;
