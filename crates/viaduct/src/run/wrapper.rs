@@ -9,13 +9,16 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, poll};
-use signal_hook::consts::{SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTSTP};
+use signal_hook::consts::{SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTSTP, SIGTTIN, SIGTTOU};
 use viaduct_sys::bpf::Group;
 use viaduct_sys::signals::{self, Came, HeldSignals};
 use viaduct_sys::wrapped::{self, Change};
 use viaduct_sys::{inherit, started};
 
 use super::keep::Keep;
+
+/// By these a terminal stops a job.
+const STOPS: [i32; 3] = [SIGTSTP, SIGTTIN, SIGTTOU];
 
 /// What the master tells the wrapper, a line each.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,7 +132,7 @@ impl Wrapper {
             match self.program {
                 Some(_) => self.pass_on(came),
                 // The terminal stops all that stands for the program.
-                None if came.signal == SIGTSTP && !came.sent => signals::stop(),
+                None if STOPS.contains(&came.signal) && !came.sent => signals::stop(came.signal),
                 None => self.early.push(came),
             }
         }
@@ -191,7 +194,7 @@ impl Wrapper {
 /// How to end if the program has ended.
 fn end(change: Change) -> Option<ExitCode> {
     match change {
-        Change::Stopped(_) => signals::stop(),
+        Change::Stopped(signal) => signals::stop(signal),
         Change::Continued => {}
         Change::Exited(status) => return Some(ExitCode::from(status as u8)),
         Change::Killed(signal) => signals::end_by(signal),
