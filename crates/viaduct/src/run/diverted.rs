@@ -285,11 +285,8 @@ impl Hearing {
         }
         let waits = Arc::new(());
         self.known.insert(cookie, (program, Arc::downgrade(&waits)));
-        let mut held: Box<dyn Held> =
-            Box::new(Diverted { waiting, shared: self.shared.clone(), _waits: waits });
-        if let Some(report) = &self.report {
-            held = Box::new(Reported { held, to, report: report.clone() });
-        }
+        let held = Box::new(Diverted { waiting, shared: self.shared.clone(), _waits: waits });
+        let mut held = Reported::of(held, to, self.report.as_ref());
         match place(self.names.as_deref(), to) {
             Some(to) => self.carrier.call(Call { to, source: program, held }),
             None => held.refuse(Failure::Unreachable),

@@ -24,6 +24,8 @@ pub enum Fate {
     TurnedAway,
     /// It was to be handled, and its far end was not there.
     Failed(String),
+    /// It was to be handled, and nobody had answered yet when the program gave up, or ended.
+    Unanswered,
     /// The program has the connection itself, and the kernel does the handlers' work.
     Offloaded,
     /// It went by itself, as the rules say.
@@ -50,6 +52,27 @@ struct Lines {
 /// Destinations that a report names.
 const MOST: usize = 4096;
 
+impl Lines {
+    fn count(&mut self, fate: Fate, transport: &'static str, to: SocketAddr) {
+        // Who scans a network does not fill the memory.
+        let full = self.flows.len() >= MOST;
+        let to = if full { SocketAddr::new(to.ip(), 0) } else { to };
+        if !full || self.flows.contains_key(&(fate.clone(), transport, to)) {
+            *self.flows.entry((fate, transport, to)).or_default() += 1;
+        }
+    }
+
+    fn forget(&mut self, fate: Fate, transport: &'static str, to: SocketAddr) {
+        let lines =
+            [to.port(), 0].map(|port| (fate.clone(), transport, SocketAddr::new(to.ip(), port)));
+        let Some(line) = lines.iter().find(|line| self.flows.contains_key(line)) else { return };
+        let count = self.flows.remove(line).unwrap_or_default();
+        if count > 1 {
+            self.flows.insert(line.clone(), count - 1);
+        }
+    }
+}
+
 impl Report {
     /// A report of a run where `names` may stand behind addresses.
     pub fn new(names: Option<Arc<Remote>>) -> Report {
@@ -58,13 +81,14 @@ impl Report {
 
     /// One more.
     pub fn count(&self, fate: Fate, transport: &'static str, to: SocketAddr) {
+        self.lock().count(fate, transport, to);
+    }
+
+    /// A connect that was unanswered is so no more.
+    fn answered(&self, fate: Fate, to: SocketAddr) {
         let mut lines = self.lock();
-        // Who scans a network does not fill the memory.
-        let full = lines.flows.len() >= MOST;
-        let to = if full { SocketAddr::new(to.ip(), 0) } else { to };
-        if !full || lines.flows.contains_key(&(fate.clone(), transport, to)) {
-            *lines.flows.entry((fate, transport, to)).or_default() += 1;
-        }
+        lines.forget(Fate::Unanswered, "tcp", to);
+        lines.count(fate, "tcp", to);
     }
 
     /// A connection of the program's own has ended.
@@ -143,12 +167,13 @@ const CAME: &str = "came to the program and passed the handlers";
 const OFFLOADED: &str = "the kernel served for the handlers";
 
 type Is = fn(&Fate) -> bool;
-const TITLES: [(&str, Is); 7] = [
+const TITLES: [(&str, Is); 8] = [
     (HANDLED, |fate| *fate == Fate::Handled),
     (CAME, |fate| *fate == Fate::Came),
     (OFFLOADED, |fate| *fate == Fate::Offloaded),
     ("came to the program and were turned away by the handlers", |fate| *fate == Fate::TurnedAway),
     ("did not come about", |fate| matches!(fate, Fate::Failed(_))),
+    ("had no answer yet when the program gave up", |fate| *fate == Fate::Unanswered),
     ("went direct, as the rules say or as no flow", |fate| *fate == Fate::Direct),
     ("were refused", |fate| *fate == Fate::Refused),
 ];
@@ -156,12 +181,18 @@ const TITLES: [(&str, Is); 7] = [
 /// A connect of which the report hears how it ended.
 #[derive(Debug)]
 pub struct Reported {
-    /// The connect.
-    pub held: Box<dyn Held>,
-    /// Where to.
-    pub to: SocketAddr,
-    /// Who hears of it.
-    pub report: Report,
+    held: Box<dyn Held>,
+    to: SocketAddr,
+    report: Report,
+}
+
+impl Reported {
+    /// `held`, to `to`; without a report it is that alone.
+    pub fn of(held: Box<dyn Held>, to: SocketAddr, report: Option<&Report>) -> Box<dyn Held> {
+        let Some(report) = report.cloned() else { return held };
+        report.count(Fate::Unanswered, "tcp", to);
+        Box::new(Reported { held, to, report })
+    }
 }
 
 impl Held for Reported {
@@ -178,12 +209,12 @@ impl Held for Reported {
     }
 
     fn meet(&mut self, place: &TcpStream) -> io::Result<()> {
-        self.report.count(Fate::Handled, "tcp", self.to);
+        self.report.answered(Fate::Handled, self.to);
         self.held.meet(place)
     }
 
     fn refuse(&mut self, why: Failure) {
-        self.report.count(Fate::Failed(why.to_string()), "tcp", self.to);
+        self.report.answered(Fate::Failed(why.to_string()), self.to);
         self.held.refuse(why);
     }
 }
@@ -250,8 +281,10 @@ mod tests {
         let report = Report::default();
         let at = |text: &str| text.parse().unwrap();
         report.count(Fate::Handled, "tcp", at("192.0.2.1:80"));
-        report.count(Fate::Handled, "tcp", at("192.0.2.1:80"));
         report.count(Fate::Failed("refused".to_owned()), "tcp", at("[2001:db8::1]:81"));
+        report.count(Fate::Unanswered, "tcp", at("192.0.2.1:80"));
+        report.count(Fate::Unanswered, "tcp", at("192.0.2.7:80"));
+        report.answered(Fate::Handled, at("192.0.2.1:80"));
         report.count(Fate::Direct, "udp", at("192.0.2.9:53"));
         report.count(Fate::Came, "tcp at", at("192.0.2.1:22"));
         assert_eq!(
@@ -263,6 +296,8 @@ mod tests {
                 "       1  tcp at 192.0.2.1:22",
                 "1 did not come about",
                 "       1  tcp [2001:db8::1]:81 (refused)",
+                "1 had no answer yet when the program gave up",
+                "       1  tcp 192.0.2.7:80",
                 "1 went direct, as the rules say or as no flow",
                 "       1  udp 192.0.2.9:53",
                 "3 datagrams found no room and were dropped",

@@ -26,7 +26,7 @@ use super::datagrams;
 use super::fronts::Fronts;
 use super::names::{Remote, place};
 use super::report::{Fate, Report, Reported};
-use crate::proxy::calls::{Call, Held};
+use crate::proxy::calls::Call;
 
 /// What all connects need.
 #[derive(Debug)]
@@ -215,11 +215,8 @@ impl Common {
         let source = pending.program()?;
         self.names().set(cookie, Known { peer: to, own: None, refused: None });
         let pending = Some(pending);
-        let mut held: Box<dyn Held> =
-            Box::new(Waiting { pending, to, cookie, answer, common: self.clone() });
-        if let Some(report) = &self.report {
-            held = Box::new(Reported { held, to, report: report.clone() });
-        }
+        let held = Box::new(Waiting { pending, to, cookie, answer, common: self.clone() });
+        let held = Reported::of(held, to, self.report.as_ref());
         self.carrier.call(Call { to: place, source, held });
         Ok(true)
     }
