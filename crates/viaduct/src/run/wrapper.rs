@@ -9,16 +9,13 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, poll};
-use signal_hook::consts::{SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTSTP, SIGTTIN, SIGTTOU};
+use signal_hook::consts::{SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTSTP};
 use viaduct_sys::bpf::Group;
 use viaduct_sys::signals::{self, Came, HeldSignals};
 use viaduct_sys::wrapped::{self, Change};
 use viaduct_sys::{inherit, started};
 
 use super::keep::Keep;
-
-/// By these a terminal stops a job.
-const STOPS: [i32; 3] = [SIGTSTP, SIGTTIN, SIGTTOU];
 
 /// What the master tells the wrapper, a line each.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,7 +129,7 @@ impl Wrapper {
             match self.program {
                 Some(_) => self.pass_on(came),
                 // The terminal stops all that stands for the program.
-                None if STOPS.contains(&came.signal) && !came.sent => signals::stop(came.signal),
+                None if came.signal == SIGTSTP && !came.sent => signals::stop(SIGTSTP),
                 None => self.early.push(came),
             }
         }
