@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Trickles   ─▶ 10.2.200.1:80 ─ the sprayer: stateless NAT, a packet each ─┬─ 100 Mb/s ─ b1 serve
-//!   TCP, reno  ─▶ 10.2.200.1:80 ─ HAProxy: least connections ───────────────┴─ 100 Mb/s ─ b2 serve
+//!   TCP, reno  ─▶ 10.2.200.1:80 ─ NAT by connections: to whom has fewest ────┴─ 100 Mb/s ─ b2 serve
 //! ```
 //!
 //! And anycast: the route to the service flips between replicas while curl downloads.
@@ -12,17 +12,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use viaduct_sys::process::Process;
 
 use super::download::{By, Download};
+use super::least::LeastConnections;
 use super::replicas::{Replicas, SERVICE, Service};
 use super::served::{CONGESTION_CONTROL, PORT, get};
 use crate::experiment::{About, Bound, Experiment, Plot, Run, SeriesId};
 use crate::experiments::statistics::mean;
 use crate::load::{Fetched, Fetches, Trickles};
-use crate::stop;
-use crate::topology::programs::is_listening;
-use crate::topology::{Host, Scratch, Wan};
+use crate::topology::{Host, Wan};
 
 /// The experiment.
 pub(in crate::experiments) struct Balance;
@@ -41,7 +39,7 @@ const ROUNDS: (usize, f64) = (6, 2.571);
 const QUICK_ROUNDS: (usize, f64) = (3, 4.303);
 /// What all get by Trickles, of what they get by TCP: nothing that the paper speaks of, but fair shares of
 /// little are easily had.
-const LEAST: f64 = 0.75;
+const LEAST: f64 = 0.85;
 /// How often the route flips, and what is downloaded meanwhile.
 const FLIP: Duration = Duration::from_millis(100);
 const ANYCAST: usize = 30_000_000;
@@ -66,7 +64,7 @@ impl Experiment for Balance {
         run.param("link_of_each_server", LINK);
         run.param("object_bytes", OBJECT);
         run.param("rounds", rounds);
-        run.param("tcp", "HAProxy, balance leastconn");
+        run.param("tcp", "NAT, by least connections");
         run.congestion_control(CONGESTION_CONTROL);
         run.steps(connections.len() * WAYS.len() + 1);
         let cluster = Cluster::build(run, window)?;
@@ -174,7 +172,7 @@ struct Cluster {
 /// What stands before them, as long as this value lives.
 enum Balancer<'a> {
     Sprayer(&'a Cluster),
-    Haproxy { cluster: &'a Cluster, _process: Process, _scratch: Scratch },
+    Least { _nat: LeastConnections<'a> },
 }
 
 impl Cluster {
@@ -200,22 +198,7 @@ impl Cluster {
             gateway.run("nft", &[&sprayer([b1, b2])])?;
             return Ok(Balancer::Sprayer(self));
         }
-        // It is the balancer's own, who connects to the servers by theirs.
-        gateway
-            .ip(&[format!("route del {SERVICE}/32"), format!("addr add {SERVICE}/32 dev lo")])?;
-        let scratch = Scratch::new()?;
-        let file = scratch.write("haproxy", haproxy([b1, b2]))?;
-        let mut command = gateway.command("haproxy");
-        let path = std::env::var("PATH").unwrap_or_default();
-        command.env("PATH", format!("{path}:/usr/sbin:/sbin")).arg("-db").arg("-f").arg(file);
-        let process = gateway.spawn(command).context("start HAProxy (package haproxy)")?;
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while !is_listening(gateway, PORT)? {
-            stop::check()?;
-            anyhow::ensure!(Instant::now() < deadline, "HAProxy does not listen");
-            thread::sleep(Duration::from_millis(5));
-        }
-        Ok(Balancer::Haproxy { cluster: self, _process: process, _scratch: scratch })
+        Ok(Balancer::Least { _nat: LeastConnections::start(gateway, [b1, b2])? })
     }
 
     /// So many connections of each client fetch for a while.
@@ -274,14 +257,9 @@ impl Cluster {
 
 impl Drop for Balancer<'_> {
     fn drop(&mut self) {
-        let (Balancer::Sprayer(cluster) | Balancer::Haproxy { cluster, .. }) = &*self;
-        let gateway = cluster.world.net.gateway_b();
         // The world is gone soon; what cannot be undone shows in the next step.
-        if matches!(self, Balancer::Sprayer(_)) {
-            let _ = gateway.run("nft", &["delete table ip sprayer"]);
-        } else {
-            let _ = gateway.ip(&[format!("addr del {SERVICE}/32 dev lo")]);
-            let _ = cluster.world.lead_to(0);
+        if let Balancer::Sprayer(cluster) = self {
+            let _ = cluster.world.net.gateway_b().run("nft", &["delete table ip sprayer"]);
         }
     }
 }
@@ -298,24 +276,5 @@ fn sprayer(servers: [std::net::Ipv4Addr; 2]) -> String {
                 ip saddr {{ {b1}, {b2} }} tcp sport {PORT} notrack ip saddr set {SERVICE}
             }}
         }}"
-    )
-}
-
-fn haproxy(servers: [std::net::Ipv4Addr; 2]) -> String {
-    let [b1, b2] = servers;
-    format!(
-        "global
-           nbthread 1
-           maxconn 4000
-         defaults
-           mode tcp
-           timeout connect 10s
-           timeout client 1m
-           timeout server 1m
-         listen service
-           bind {SERVICE}:{PORT}
-           balance leastconn
-           server b1 {b1}:{PORT}
-           server b2 {b2}:{PORT}\n"
     )
 }

@@ -12,6 +12,7 @@
 //! |---|---|
 //! | `served` | a real `viaduct serve` |
 //! | `replicas` | several, that share their files, a secret and an address |
+//! | `least` | a NAT that gives each connection to the server that has fewest |
 //! | `download` | curl, by Trickles and by TCP, and when its bytes came |
 
 pub(super) mod aggregate;
@@ -23,6 +24,7 @@ mod download;
 pub(super) mod failover;
 pub(super) mod friendliness;
 pub(super) mod garbage;
+mod least;
 pub(super) mod memory;
 pub(super) mod object_size;
 pub(super) mod pipelined;

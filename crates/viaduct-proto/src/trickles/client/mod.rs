@@ -13,6 +13,7 @@
 
 mod asks;
 mod feed;
+mod overtaking;
 mod reassembly;
 mod receiver;
 mod requests;
@@ -138,7 +139,7 @@ pub struct Client {
     /// When an answer, or a repair, is overdue.
     overdue: Option<Instant>,
     /// When packets that wait give up those before them.
-    patience: Option<Instant>,
+    patience: Option<(u64, Instant)>,
     /// When it is time to ask once more for what may be lost, with a trickle that is held.
     probe: Option<Instant>,
     /// Whether that was done since something came.
@@ -277,12 +278,13 @@ impl Client {
 
     /// The deadline of the earliest timer, if any.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        [self.overdue, self.patience, self.probe].into_iter().flatten().min()
+        let patience = self.patience.map(|(_, until)| until);
+        [self.overdue, patience, self.probe].into_iter().flatten().min()
     }
 
     /// That deadline has passed.
     pub fn handle_timeout(&mut self, now: Instant) {
-        if self.patience.is_some_and(|patience| patience <= now) {
+        if self.patience.is_some_and(|(_, until)| until <= now) {
             self.patience = None;
             if let Phase::Running(receiver) = &mut self.phase {
                 receiver.give_up();

@@ -4,18 +4,18 @@
 //!   arrived ─▶ early ─▶ in order, or given up ─▶ ranges of the piece ─▶ Turn: continuation + proof
 //! ```
 //!
-//! A packet is given up when three behind it have arrived, or after a while. From then on it is
-//! lost for good, whatever comes: each proof holds the proofs before it (2.4).
+//! A packet is given up when three behind it have arrived ([more](super::overtaking) where packets overtake each
+//! other), or after a while. From then on it is lost for good, whatever comes: each proof holds the proofs before
+//! it (2.4).
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::overtaking::Overtaking;
 use crate::trickles::continuation::{Continuation, Delta, Mode};
 use crate::trickles::piece::Piece;
 use crate::trickles::plan::{self, Plan, Tail};
 use crate::trickles::proof::{self, Gaps, Range};
 
-/// So many packets behind it give a packet up.
-const GIVE_UP: usize = 3;
 /// A packet so far ahead of its turn is none that was asked for: windows end at 65,535. All that lies
 /// between would have to be given up, and noted.
 const REACH: u64 = 1 << 18;
@@ -58,6 +58,7 @@ pub(super) struct Receiver {
     /// All below has arrived or is lost.
     next: u64,
     early: BTreeMap<u64, Early>,
+    overtaking: Overtaking,
     ranges: Vec<Range>,
     /// The last point that has arrived.
     point: u64,
@@ -77,6 +78,7 @@ impl Receiver {
             coming: None,
             next: piece.base,
             early: BTreeMap::new(),
+            overtaking: Overtaking::default(),
             ranges: Vec::new(),
             point: piece.base - 1,
             tail: None,
@@ -124,18 +126,28 @@ impl Receiver {
         self.coming.map_or_else(|| self.piece.window(self.next - 1), |coming| coming.start.into())
     }
 
-    /// Whether packets wait for one before them.
-    pub(super) fn waits(&self) -> bool {
-        !self.early.is_empty()
+    /// The packet that others behind it wait for.
+    pub(super) fn waits_for(&self) -> Option<u64> {
+        (!self.early.is_empty()).then_some(self.next)
+    }
+
+    /// One has come that [`Receiver::arrive`] had no use for; whether it was given up too soon.
+    pub(super) fn came_late(&mut self, number: u64) -> bool {
+        self.overtaking.came(number, self.next)
     }
 
     /// Gives up the packets that others wait for.
     pub(super) fn give_up(&mut self) {
         if let Some((&first, _)) = self.early.first_key_value() {
-            self.lost.extend(self.next..first);
-            self.next = first;
+            self.skip_to(first);
             self.advance();
         }
+    }
+
+    fn skip_to(&mut self, number: u64) {
+        self.overtaking.give_up(self.next..number);
+        self.lost.extend(self.next..number);
+        self.next = number;
     }
 
     /// The next packet that was given up.
@@ -155,10 +167,10 @@ impl Receiver {
 
     fn advance(&mut self) {
         while let Some((&first, _)) = self.early.first_key_value() {
-            if first != self.next && self.early.len() < GIVE_UP {
+            if first != self.next && self.early.len() < self.overtaking.behind() {
                 return;
             }
-            self.lost.extend(self.next..first);
+            self.skip_to(first);
             if let Some(packet) = self.early.remove(&first) {
                 self.next = first + 1;
                 self.process(first, packet);
@@ -234,7 +246,7 @@ mod tests {
         for number in [1 + REACH, 1 << 40, u64::MAX] {
             assert!(!receiver.arrive(number, 0, None), "{number}");
         }
-        assert!(!receiver.waits());
+        assert_eq!(receiver.waits_for(), None);
         assert!((REACH - 3..REACH).all(|number| receiver.arrive(number, 0, None)));
         assert_eq!(receiver.lost.len() as u64, REACH - 4);
     }

@@ -132,6 +132,9 @@ impl Client {
             }
         }
         if !new {
+            if !matches!(response.form, Form::Group(_)) && receiver.came_late(number) {
+                self.trips.were_short();
+            }
             self.late(&response.payload);
             return true;
         }
@@ -171,12 +174,11 @@ impl Client {
             self.anchor = Some((turn.bytes.clone(), turn.known, turn.proof.clone()));
             self.held.push_back(turn);
         }
-        let waits = receiver.waits();
-        self.patience = match self.patience {
-            _ if !waits => None,
-            None => Some(now + self.trips.patience()),
-            already => already,
-        };
+        let waits_for = receiver.waits_for();
+        if self.patience.map(|(number, _)| number) != waits_for {
+            let until = now + self.trips.patience();
+            self.patience = waits_for.map(|number| (number, until));
+        }
         self.set_overdue();
     }
 

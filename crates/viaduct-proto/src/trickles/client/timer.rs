@@ -18,6 +18,8 @@ pub(super) struct Trips {
     shortest: Option<Duration>,
     /// Packets have overtaken each other on this way.
     uneven: bool,
+    /// So often what was waited for came after its wait.
+    short: u32,
 }
 
 impl Trips {
@@ -57,11 +59,17 @@ impl Trips {
         self.uneven = true;
     }
 
+    /// What was waited for has come after its wait.
+    pub(super) fn were_short(&mut self) {
+        self.short = self.short.saturating_add(1);
+    }
+
     /// How long packets wait for those before them, which may have been overtaken: as RFC 8985 has it, a quarter of
     /// the shortest round trip, and more where that was seen. Two ways may have a queue each: there it is a quarter
-    /// of what a round trip takes with those.
+    /// of what a round trip takes with those, and one more each time that this was too short, up to all of it.
     pub(super) fn patience(&self) -> Duration {
         let trip = if self.uneven { self.smoothed } else { self.shortest };
-        trip.map_or(LEAST / 10, |trip| trip / 4).max(Duration::from_millis(1))
+        let quarters = self.short.saturating_add(1).min(4);
+        trip.map_or(LEAST / 10, |trip| trip * quarters / 4).max(Duration::from_millis(1))
     }
 }

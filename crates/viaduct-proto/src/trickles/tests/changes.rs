@@ -138,15 +138,16 @@ fn alone() -> Settings {
 #[test]
 fn packets_may_overtake_each_other() {
     // With packets that take no time on the wire even 1 ms mixes whole windows.
-    for (jitter, most) in [(1, 0), (5, 2), (20, 8)] {
-        let mut net = Net::new(1, Settings::default());
-        net.jitter = Duration::from_millis(jitter);
-        net.finish();
-        assert!(net.restarts() <= most, "{} with {jitter} ms of jitter", net.restarts());
-        let mut other = Net::new(1, alone());
-        other.jitter = net.jitter;
-        other.finish();
-        assert!(net.now <= other.now, "to make up for what is only late does no harm");
+    for (jitter, restarts, seconds) in [(1, 0, 8), (5, 2, 8), (20, 8, 16)] {
+        // To make up for what is only late costs packets.
+        for settings in [Settings::default(), alone()] {
+            let mut net = Net::new(1, settings);
+            net.jitter = Duration::from_millis(jitter);
+            net.finish();
+            let ended =
+                format!("{:?}, {} restarts, {jitter} ms of jitter", net.now, net.restarts());
+            assert!(net.restarts() <= restarts && net.now < at(1_000 * seconds), "{ended}");
+        }
     }
 }
 
@@ -244,7 +245,11 @@ fn answers_are_the_same_with_a_cache() {
         if requests % 100 == 99 {
             cached.drop_cache();
         }
-        let Some(Reverse((due, _, up, message))) = net.flying.pop() else { panic!("it is stuck") };
+        let Some(Reverse((due, _, up, message))) = net.flying.pop() else {
+            net.now = net.client.poll_timeout().expect("it is stuck");
+            net.client.handle_timeout(net.now);
+            continue;
+        };
         net.now = due;
         if up {
             requests += 1;

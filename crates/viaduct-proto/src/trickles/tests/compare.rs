@@ -46,6 +46,16 @@ fn compare(up: &str, down: &str) -> [f64; 2] {
     ratios
 }
 
+/// Packets that come 4 ms late, six at this rate, where none is lost: what Reno's sender takes for losses.
+#[test]
+fn packets_that_overtake_each_other_are_not_taken_for_lost_for_long() {
+    let down = "rate=20M,delay=25ms,queue=250kB,reorder=30%:4ms";
+    let [packets, _] = compare("delay=25ms", down);
+    assert!(packets > 1.5, "{packets:.3} of Reno's packets");
+    let one = contest("delay=25ms", down, 0).run();
+    assert!(one.recoveries[0] < 10, "{} recoveries in twenty seconds", one.recoveries[0]);
+}
+
 /// Random and burst losses in the direction of the data.
 #[test]
 fn throughput_is_renos_where_data_are_lost() {

@@ -1,0 +1,135 @@
+//! A NAT before servers that gives each connection to the one that has fewest, as the paper had before TCP; packets
+//! of a connection go where its first went.
+//!
+//! ```text
+//!   SYN ─▶ [ held in a queue ] ─▶ who has fewest, says conntrack ─▶ [ marked ] ─▶ [ dnat by mark ] ─▶ b1 or b2
+//! ```
+
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _};
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::Result;
+use viaduct_sys::hold::{Hold, Where};
+use viaduct_sys::intercept::Way;
+use viaduct_sys::nfqueue::{SNAP, SynQueue, Verdict};
+use viaduct_sys::poll::{Waker, wait};
+use viaduct_sys::table::Table as _;
+
+use super::replicas::SERVICE;
+use super::served::PORT;
+use crate::topology::Node;
+
+/// The queue that SYNs are held in, and how many.
+const QUEUE: (u16, u32) = (71, 1024);
+/// The kernel's connections; of the thread that opens it.
+const CONNECTIONS: &str = "/proc/thread-self/net/nf_conntrack";
+/// How long the kernel remembers what is over: else each look would read thousands.
+const OVER: [&str; 2] = ["time_wait", "close"];
+
+/// The balancer, as long as this value lives.
+#[derive(Debug)]
+pub(super) struct LeastConnections<'a> {
+    gateway: &'a Node,
+    hold: Hold,
+    dealing: Arc<Dealing>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Dealing {
+    stop: AtomicBool,
+    waker: Waker,
+    servers: [Ipv4Addr; 2],
+}
+
+impl<'a> LeastConnections<'a> {
+    /// At `gateway`, before `servers`.
+    pub(super) fn start(gateway: &'a Node, servers: [Ipv4Addr; 2]) -> Result<LeastConnections<'a>> {
+        gateway.run("nft", &[&translation(servers)])?;
+        let keys = OVER.map(|state| format!("net/netfilter/nf_conntrack_tcp_timeout_{state}"));
+        gateway.set_sysctls(&keys.each_ref().map(|key| (key.as_str(), "1")))?;
+        let way = Way { from: Vec::new(), to: vec![(SERVICE.into(), 32)] };
+        let hold = Hold {
+            instance: "least".to_owned(),
+            queue: QUEUE.0,
+            whose: Where::Passing,
+            ways: vec![way],
+            ports: vec![PORT],
+        };
+        let (queue, connections) = gateway.netns().enter(|| -> Result<_> {
+            let opened = (SynQueue::open(QUEUE.0, QUEUE.1)?, File::open(CONNECTIONS)?);
+            hold.apply()?;
+            Ok(opened)
+        })??;
+        let stop = AtomicBool::new(false);
+        let dealing = Arc::new(Dealing { stop, waker: Waker::new()?, servers });
+        let run = dealing.clone();
+        // A queue that nobody reads lets SYNs pass unmarked, to no server: the fetches fail, and say so.
+        let thread = thread::spawn(move || run.run(&queue, connections).unwrap_or_default());
+        Ok(LeastConnections { gateway, hold, dealing, thread: Some(thread) })
+    }
+}
+
+impl Dealing {
+    fn run(&self, queue: &SynQueue, mut connections: File) -> io::Result<()> {
+        let mut packet = [0; SNAP];
+        // Of equals the one that was not the last.
+        let mut last = 1;
+        while !self.stop.load(Ordering::Relaxed) {
+            let Some(held) = queue.recv(&mut packet)? else {
+                wait(&[queue], &self.waker, Duration::from_secs(1));
+                continue;
+            };
+            let open = self.open(&mut connections)?;
+            last = if open[0] == open[1] { 1 - last } else { usize::from(open[1] < open[0]) };
+            // The connection is in the kernel's table when this returns.
+            queue.verdict(held.id, Verdict::Mark(1 + last as u32))?;
+        }
+        Ok(())
+    }
+
+    /// How many connections each server has that neither end has closed.
+    fn open(&self, connections: &mut File) -> io::Result<[usize; 2]> {
+        let mut text = String::new();
+        connections.rewind()?;
+        connections.read_to_string(&mut text)?;
+        let open = text.lines().filter(|line| {
+            ["SYN_SENT", "SYN_RECV", "ESTABLISHED"].iter().any(|state| line.contains(state))
+        });
+        let lines: Vec<&str> = open.collect();
+        // What answers comes from the server.
+        Ok(self.servers.map(|server| {
+            let whose = format!(" src={server} ");
+            lines.iter().filter(|line| line.contains(&whose)).count()
+        }))
+    }
+}
+
+impl Drop for LeastConnections<'_> {
+    fn drop(&mut self) {
+        self.dealing.stop.store(true, Ordering::Relaxed);
+        self.dealing.waker.wake();
+        // A panic there has been told of already; what cannot be undone shows in the next step.
+        let _ = self.thread.take().map(JoinHandle::join);
+        let _ = self.gateway.netns().enter(|| self.hold.undo());
+        let _ = self.gateway.run("nft", &["delete table ip least"]);
+    }
+}
+
+/// The rules that give a connection's packets to the server that its first is marked for.
+fn translation([b1, b2]: [Ipv4Addr; 2]) -> String {
+    format!(
+        "table ip least {{
+            chain deal {{
+                type nat hook prerouting priority dstnat; policy accept;
+                ip daddr {SERVICE} tcp dport {PORT} meta mark 1 dnat to {b1}
+                ip daddr {SERVICE} tcp dport {PORT} meta mark 2 dnat to {b2}
+            }}
+        }}"
+    )
+}

@@ -1,0 +1,92 @@
+//! How far packets overtake each other.
+//!
+//! ```text
+//!   1 2 3 5 6 7        4 is given up: three are behind it
+//!   1 2 3 5 6 7 8 4    it comes: here five behind it are no loss yet, and a wait was too short
+//! ```
+//!
+//! Two queues, or two servers among whom packets are dealt, have packets overtake each other all the time, and a
+//! window that is halved for each is never wide. So what comes after it was given up is learnt from, as the kernel's TCP
+//! does (`tcp_reordering` up to `tcp_max_reordering`; RFC 8985, 6.2, for waits).
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// So many packets behind it give a packet up, until it is known better.
+const FEW: usize = 3;
+/// And so many whatever was seen.
+const MOST: usize = 300;
+/// Packets that were given up and may come still, of which we know.
+const REMEMBERED: usize = 64;
+
+/// What was seen.
+#[derive(Debug)]
+pub(super) struct Overtaking {
+    behind: usize,
+    /// Runs that were given up lately.
+    given_up: VecDeque<Range<u64>>,
+}
+
+impl Default for Overtaking {
+    fn default() -> Self {
+        Overtaking { behind: FEW, given_up: VecDeque::new() }
+    }
+}
+
+impl Overtaking {
+    /// So many packets behind it give a packet up.
+    pub(super) fn behind(&self) -> usize {
+        self.behind
+    }
+
+    /// These were given up.
+    pub(super) fn give_up(&mut self, packets: Range<u64>) {
+        if packets.is_empty() {
+            return;
+        }
+        if self.given_up.len() == REMEMBERED {
+            self.given_up.pop_front();
+        }
+        self.given_up.push_back(packets);
+    }
+
+    /// One has come that was not waited for, when `next` was: whether it had been given up.
+    pub(super) fn came(&mut self, number: u64, next: u64) -> bool {
+        let given_up = self.given_up.iter().any(|run| run.contains(&number));
+        if given_up {
+            let behind = usize::try_from(next - number).unwrap_or(MOST).min(MOST);
+            self.behind = self.behind.max(behind);
+        }
+        given_up
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_comes_after_it_was_given_up_has_others_waited_for_longer() {
+        let mut overtaking = Overtaking::default();
+        overtaking.give_up(4..5);
+        assert!(!overtaking.came(3, 9), "it had come");
+        assert_eq!(overtaking.behind(), FEW);
+        assert!(overtaking.came(4, 9));
+        assert_eq!(overtaking.behind(), 5);
+        overtaking.give_up(10..12);
+        assert!(overtaking.came(11, 13));
+        assert_eq!(overtaking.behind(), 5, "no fewer");
+        assert!(overtaking.came(10, 1 << 40));
+        assert_eq!(overtaking.behind(), MOST);
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let mut overtaking = Overtaking::default();
+        for number in 0..1_000 {
+            overtaking.give_up(2 * number..2 * number + 1);
+        }
+        assert_eq!(overtaking.given_up.len(), REMEMBERED);
+        assert!(!overtaking.came(0, 2_000) && overtaking.came(1_998, 2_000));
+    }
+}
