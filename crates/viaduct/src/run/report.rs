@@ -62,7 +62,7 @@ impl Lines {
         }
     }
 
-    fn forget(&mut self, fate: Fate, transport: &'static str, to: SocketAddr) {
+    fn forget(&mut self, fate: &Fate, transport: &'static str, to: SocketAddr) {
         let lines =
             [to.port(), 0].map(|port| (fate.clone(), transport, SocketAddr::new(to.ip(), port)));
         let Some(line) = lines.iter().find(|line| self.flows.contains_key(line)) else { return };
@@ -87,7 +87,7 @@ impl Report {
     /// A connect that was unanswered is so no more.
     fn answered(&self, fate: Fate, to: SocketAddr) {
         let mut lines = self.lock();
-        lines.forget(Fate::Unanswered, "tcp", to);
+        lines.forget(&Fate::Unanswered, "tcp", to);
         lines.count(fate, "tcp", to);
     }
 
