@@ -1,4 +1,4 @@
-//! HeldSignals as events, with who sent them.
+//! Signals as events, with who sent them.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -10,7 +10,7 @@ use std::ptr;
 
 use crate::os;
 
-/// HeldSignals that would end, stop or wake this process, held back and read here instead.
+/// Signals that would end, stop or wake this process, held back and read here instead.
 pub struct HeldSignals {
     fd: OwnedFd,
     /// What was held back before.
@@ -118,10 +118,21 @@ pub fn end_by(signal: i32) -> ! {
     }
 }
 
-/// Stops this process as `SIGSTOP` does; returns when it is continued.
-pub fn stop() {
-    // SAFETY: no memory is involved.
-    unsafe { libc::raise(libc::SIGSTOP) };
+/// Stops this process as one that `signal` has stopped; returns when it is continued, or at once where the kernel
+/// stops nobody by it: who is left of a job that no shell controls.
+pub fn stop(signal: i32) {
+    let mut before = MaybeUninit::zeroed();
+    // SAFETY: the sets are initialised before they are read, and live through the calls.
+    unsafe {
+        libc::signal(signal, libc::SIG_DFL);
+        let mut set = MaybeUninit::zeroed();
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), signal);
+        libc::raise(signal);
+        // What is held back stops it here, and SIGSTOP already has.
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), before.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
+    }
 }
 
 fn held() -> libc::sigset_t {

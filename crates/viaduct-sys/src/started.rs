@@ -18,16 +18,19 @@ use std::sync::atomic::{AtomicU32, Ordering};
 static FOUND: AtomicU32 = AtomicU32::new(0);
 const DESCRIPTORS: u32 = 3;
 /// The runtime ignores the first, who waits for children must not ignore the second, and others are a terminal's.
-const SIGNALS: [(u32, libc::c_int); 6] = [
+const SIGNALS: [(u32, libc::c_int); 8] = [
     (1 << 3, libc::SIGPIPE),
     (1 << 4, libc::SIGCHLD),
     (1 << 5, libc::SIGINT),
     (1 << 6, libc::SIGQUIT),
     (1 << 7, libc::SIGTSTP),
     (1 << 8, libc::SIGHUP),
+    (1 << 9, libc::SIGTTIN),
+    (1 << 10, libc::SIGTTOU),
 ];
-/// Of these, those that a terminal sends to all that run in its foreground.
-const TERMINALS: std::ops::Range<usize> = 2..6;
+/// Of these, those that a terminal sends: to all that run in its foreground, and the last two to all of a job in its
+/// background of which one reads from it, or writes.
+const TERMINALS: std::ops::Range<usize> = 2..8;
 
 #[used]
 #[unsafe(link_section = ".init_array")]

@@ -3,13 +3,19 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::thread;
+use std::time::Duration;
 
 use rustix::process::{
-    Pid, WaitOptions, WaitStatus, getpid, getsid, set_child_subreaper, setsid, waitpid,
+    Pid, WaitOptions, WaitStatus, getpgid, getpgrp, getpid, getsid, set_child_subreaper, setsid,
+    waitpid,
 };
+
+use crate::os;
 
 /// What a program does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,14 +44,24 @@ pub fn join(command: &mut Command, members: BorrowedFd<'_>) {
     unsafe { command.pre_exec(join) };
 }
 
-/// Waits until the child `pid` does something.
+/// Waits until the child `pid` does something; reaps orphans that end meanwhile.
 ///
 /// # Errors
 /// There is no such child.
 pub fn wait(pid: u32) -> io::Result<Change> {
     loop {
-        if let Some(change) = look(pid, WaitOptions::empty())? {
+        if let Some(change) = changed(pid)? {
             return Ok(change);
+        }
+        match peek(libc::WEXITED | libc::WSTOPPED | libc::WCONTINUED) {
+            Ok(Some(other)) if other.as_raw_pid().cast_unsigned() != pid => {
+                if !reap_orphan(other) {
+                    thread::sleep(PAUSE);
+                }
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
     }
 }
@@ -79,20 +95,41 @@ fn change(status: WaitStatus) -> Change {
     }
 }
 
-/// Reaps whatever else has ended, without waiting.
+/// Reaps orphans that have ended, without waiting.
 pub fn reap() {
-    while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
+    let _ = reap_all();
 }
 
 /// The same; whether no child is left.
 pub fn reap_all() -> bool {
     loop {
-        match waitpid(None, WaitOptions::NOHANG) {
-            Ok(Some(_)) | Err(rustix::io::Errno::INTR) => {}
-            Ok(None) => return false,
+        match peek(libc::WEXITED | libc::WNOHANG) {
+            Ok(Some(ended)) if reap_orphan(ended) => {}
+            Ok(_) => return false,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(_) => return true,
         }
     }
+}
+
+/// Whom somebody waits for is gone after so long.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// A child of which there is something to be told, as `how` wants it; it still is afterwards.
+fn peek(how: libc::c_int) -> io::Result<Option<Pid>> {
+    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+    // SAFETY: the kernel writes one, which lives through the call.
+    os::check(unsafe { libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), how | libc::WNOWAIT) })?;
+    // SAFETY: zeroed, which is one, and then written by the kernel: of a child, as was asked for.
+    Ok(Pid::from_raw(unsafe { info.assume_init().si_pid() }))
+}
+
+/// Takes what there is to be told of `child`, if it is an orphan. Those of this process's own group it has started:
+/// whoever did so waits for them. An orphan is of another, for nobody can join that of one who leads its session.
+fn reap_orphan(child: Pid) -> bool {
+    let own = getpgid(Some(child)).is_ok_and(|of| of == getpgrp());
+    let how = WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED;
+    !own && waitpid(Some(child), how).is_ok()
 }
 
 /// Makes this process the parent of those below it that have lost theirs.

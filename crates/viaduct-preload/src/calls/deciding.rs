@@ -47,11 +47,12 @@ pub(super) fn decide(fd: c_int, flags: c_int, sockaddr: &[u8], call: Call) -> (D
         _ => rules.connect(socket, sockaddr),
     };
     let decided = match verdict {
-        Verdict::Pass => Decided::Pass,
         // Seccomp tells the master of what bears no word.
+        Verdict::Pass if state.welcome.tells => return (Decided::Pass, 0),
+        Verdict::Pass => Decided::Pass,
         Verdict::Resolve(_) => return (Decided::Pass, 0),
         Verdict::Refuse(errno) => {
-            report(state, call, Some(to), errno);
+            report(state, call, socket.is_of_datagrams(), Some(to), errno);
             Decided::Done(errno.0)
         }
         Verdict::Divert(to) => match state.welcome.offload {
@@ -88,6 +89,13 @@ fn divert(state: &State, fd: c_int, to: SocketAddr) -> c_int {
     }
 }
 
-pub(super) fn report(state: &State, call: Call, to: Option<SocketAddr>, errno: Errno) {
-    crate::ask::tell(state.name(), state.word, &Request::Refused { call, to, errno });
+pub(super) fn report(
+    state: &State,
+    call: Call,
+    datagrams: bool,
+    to: Option<SocketAddr>,
+    errno: Errno,
+) {
+    let refused = Request::Refused { call, datagrams, to, errno };
+    crate::ask::tell(state.name(), state.word, &refused);
 }

@@ -32,7 +32,7 @@ pub(crate) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_i
             state.welcome.rules.socket(Socket { domain, kind, protocol })
     {
         if errno == Errno::PERM {
-            report(state, Call::Socket, None, errno);
+            report(state, Call::Socket, false, None, errno);
         }
         return failed(errno.0);
     }

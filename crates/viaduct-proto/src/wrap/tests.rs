@@ -161,7 +161,7 @@ fn records_are_read_as_they_were_written() {
         Request::Connect { to: at("192.0.2.1:80"), wait: false },
         Request::Names { cookie: 0x1234_5678_9abc },
         Request::Error { cookie: u64::MAX },
-        Request::Refused { call: Call::Send, to: None, errno: Errno::PERM },
+        Request::Refused { call: Call::Send, datagrams: true, to: None, errno: Errno::PERM },
     ] {
         assert_eq!(Request::parse(&request.emit()), Some(request));
         assert_eq!(Request::parse(&request.emit()[1..]), None);
@@ -185,7 +185,8 @@ fn rules_arrive_as_they_were_said() {
     assert_eq!(rules.add(Fate::Leave, "tcp"), Err(RuleError::TooMany));
     let meeting = [Some(at("127.0.0.1:7")), None];
     let mut bytes = [0; WELCOME];
-    let length = Answer::Welcome(Welcome { rules, meeting, offload: Some(7) }).emit(&mut bytes);
+    let length =
+        Answer::Welcome(Welcome { rules, meeting, offload: Some(7), tells: true }).emit(&mut bytes);
     assert_eq!(length, WELCOME);
     let Some(Answer::Welcome(welcome)) = Answer::parse(&bytes) else { panic!() };
     assert_eq!((welcome.rules.lines(), welcome.meeting), (rules.lines(), meeting));
@@ -224,7 +225,7 @@ proptest! {
         let Ok(both) = one.both(&other) else { return Ok(()) };
         let Ok(above) = one.above(&other) else { return Ok(()) };
         let Ok(third_of_above) = third.both(&above) else { return Ok(()) };
-        let (mut bytes, welcome) = ([0; WELCOME], Welcome { rules: above, meeting: [None; 2], offload: None });
+        let (mut bytes, welcome) = ([0; WELCOME], Welcome { rules: above, meeting: [None; 2], offload: None, tells: false });
         let length = Answer::Welcome(welcome).emit(&mut bytes);
         let Some(Answer::Welcome(heard)) = Answer::parse(&bytes[..length]) else { panic!("it is none") };
         for ip in ["10.0.0.1", "10.1.0.1", "192.0.2.1", "2001:db8::1", "2001:db9::1"] {

@@ -10,9 +10,10 @@
 //!     ├── Error, a cookie ─────▶  ◀── Answer      what SO_ERROR is to say
 //!     └── Refused ─────────────▶                  for the report
 //!
-//!   request   magic 4 │ version 2 │ kind 1 │ call 1 │ errno 4 │ wait 4 │ cookie 8 │ address 24
+//!   request   magic 4 │ version 2 │ kind 1 │ call 1 │ errno 4 │ is 4 │ cookie 8 │ address 24
+//!             is: of Connect, whether the program waits; of Refused, whether it is of datagrams
 //!   answer    magic 4 │ version 2 │ kind 1 │ flags 1 │ errno 4 │ lines 4 │ address 24 │ address 24
-//!             │ rate 8 …   flags: 1 strict, 2 offload, 4 names, 8 carries
+//!             │ rate 8 …   flags: 1 strict, 2 offload, 4 names, 8 carries, 16 tells
 //!             … and of a Welcome all its lines, 24 each
 //!   address   IPv6 or mapped 16 │ port 2, network order │ is one 1 │ 0 │ scope 4
 //!   line      IPv6 or mapped 16 │ length 1 │ transport 1 │ fate 1 │ 0 │ first port 2 │ last port 2
@@ -32,11 +33,12 @@ pub const WELCOME: usize = ANSWER + MOST * LINE;
 pub(super) const ADDRESS: usize = 24;
 const LINE: usize = 24;
 const MAGIC: u32 = u32::from_be_bytes(*b"vdct");
-pub(super) const VERSION: u16 = 2;
+pub(super) const VERSION: u16 = 3;
 const STRICT: u8 = 1;
 const OFFLOAD: u8 = 2;
 const NAMES: u8 = 4;
 const CARRIES: u8 = 8;
+const TELLS: u8 = 16;
 
 /// What a stub asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +66,8 @@ pub enum Request {
     Refused {
         /// Which.
         call: Call,
+        /// Of datagrams, and not of a stream.
+        datagrams: bool,
         /// Where to, if it says.
         to: Option<SocketAddr>,
         /// What the program was told.
@@ -110,6 +114,8 @@ pub struct Welcome {
     /// Where the kernel can do all that is to be done to flows: they go direct, as fast as so many
     /// bytes a second, or as they can if 0.
     pub offload: Option<u64>,
+    /// Somebody wants to know what goes direct.
+    pub tells: bool,
 }
 
 impl Request {
@@ -131,10 +137,11 @@ impl Request {
                 out.put(&[0; 9]);
                 out.put(&cookie.to_ne_bytes());
             }
-            Request::Refused { call, to, errno } => {
+            Request::Refused { call, datagrams, to, errno } => {
                 out.put(&[call as u8]);
                 out.put(&errno.0.to_ne_bytes());
-                out.put(&[0; 12]);
+                out.put(&u32::from(datagrams).to_ne_bytes());
+                out.put(&[0; 8]);
                 out.address(to);
             }
         }
@@ -150,15 +157,15 @@ impl Request {
         let kind = rest.head()?;
         let call = rest.byte()?;
         let errno = Errno(rest.number()?.cast_signed());
-        let wait = rest.number()? != 0;
+        let is = rest.number()? != 0;
         let cookie = u64::from_ne_bytes(rest.take()?);
         let address = rest.address()?;
         Some(match kind {
             1 => Request::Hello,
-            2 => Request::Connect { to: address?, wait },
+            2 => Request::Connect { to: address?, wait: is },
             3 => Request::Names { cookie },
             5 => Request::Error { cookie },
-            4 => Request::Refused { call: Call::of(call)?, to: address, errno },
+            4 => Request::Refused { call: Call::of(call)?, datagrams: is, to: address, errno },
             _ => return None,
         })
     }
@@ -188,13 +195,14 @@ impl Answer {
         bytes[..ANSWER].fill(0);
         let mut out = Writer { bytes };
         match self {
-            Answer::Welcome(Welcome { rules, meeting, offload }) => {
+            Answer::Welcome(Welcome { rules, meeting, offload, tells }) => {
                 out.head(1);
                 let flags = [
                     (rules.strict, STRICT),
                     (offload.is_some(), OFFLOAD),
                     (rules.names, NAMES),
                     (rules.carries, CARRIES),
+                    (*tells, TELLS),
                 ];
                 out.put(&[flags.iter().map(|&(is, flag)| if is { flag } else { 0 }).sum()]);
                 out.put(&[0; 4]);
@@ -242,7 +250,8 @@ impl Answer {
                     rules.append(rest.line()?).ok()?;
                 }
                 let offload = (flags & OFFLOAD != 0).then_some(rate);
-                Answer::Welcome(Welcome { rules, meeting: [first, second], offload })
+                let (meeting, tells) = ([first, second], flags & TELLS != 0);
+                Answer::Welcome(Welcome { rules, meeting, offload, tells })
             }
             2 => Answer::Done(errno),
             3 => Answer::Named { peer: first, own: second },

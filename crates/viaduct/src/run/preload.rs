@@ -70,6 +70,8 @@ impl Stubs {
             }
             Err(why) => {
                 warn!("static programs can go around the library, for {why}");
+                // Nobody will say when the last of them has ended: then it is the first that counts.
+                self.common.end();
                 let mut command = fresh();
                 self.put_in(&mut command);
                 Ok(command.spawn()?.id())
@@ -117,7 +119,8 @@ fn answer(socket: OwnedFd, common: &Arc<Common>) -> Option<OwnedFd> {
         Request::Hello => {
             let meeting = [true, false].map(|v4| common.meeting.at(v4));
             let Common { rules, offload, .. } = **common;
-            say(&socket, &Answer::Welcome(Welcome { rules, meeting, offload }));
+            let tells = common.tells();
+            say(&socket, &Answer::Welcome(Welcome { rules, meeting, offload, tells }));
         }
         Request::Names { cookie } => {
             let [peer, own] = common.names_of(cookie);
@@ -127,7 +130,9 @@ fn answer(socket: OwnedFd, common: &Arc<Common>) -> Option<OwnedFd> {
             let errno = common.take_refusal(cookie).unwrap_or(Errno::NONE);
             say(&socket, &Answer::Done(errno));
         }
-        Request::Refused { call, to, errno } => common.refused(call, to, errno),
+        Request::Refused { call, datagrams, to, errno } => {
+            common.refused(call, datagrams, to, errno);
+        }
         Request::Connect { to, wait } => {
             let program = beside?;
             let asks = Arc::new(socket);

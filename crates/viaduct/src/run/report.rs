@@ -121,7 +121,12 @@ impl Report {
             let _ = match title {
                 // The bytes are those of all.
                 HANDLED | CAME => match handled.take() {
-                    Some([out, back]) => write!(line, " by {via}: {out} bytes out, {back} in"),
+                    Some([out, back]) => {
+                        let came = report.flows.keys().any(|(fate, ..)| *fate == Fate::Came);
+                        let both =
+                            if title == HANDLED && came { ", those that came too" } else { "" };
+                        write!(line, " by {via}: {out} bytes out, {back} in{both}")
+                    }
                     None => write!(line, " by {via}"),
                 },
                 OFFLOADED => {

@@ -161,12 +161,12 @@ impl Supervisor {
         match self.common.rules.socket(socket) {
             Verdict::Refuse(errno) => {
                 if errno == Errno::PERM {
-                    self.common.refused(wire::Call::Socket, None, errno);
+                    self.common.refused(wire::Call::Socket, false, None, errno);
                 }
                 Err(errno)
             }
             _ if carries && !self.task(call)?.is_of_this_network() => {
-                self.common.refused(wire::Call::Socket, None, Errno::PERM);
+                self.common.refused(wire::Call::Socket, false, None, Errno::PERM);
                 Err(Errno::PERM)
             }
             _ if carries => self.carry(call, socket.is_v6(), kind),
@@ -187,8 +187,17 @@ impl Supervisor {
             return Ok(Some(Reply::Continue));
         }
         match self.common.rules.connect(is, &sockaddr[..length]) {
-            Verdict::Pass => self.leave(&socket, &sockaddr[..length]),
-            Verdict::Refuse(errno) => Err(self.refuse(wire::Call::Connect, &sockaddr, errno)),
+            Verdict::Pass => {
+                let left = self.leave(&socket, &sockaddr[..length]);
+                if let (Ok(_) | Err(Errno::INPROGRESS), Sockaddr::Ip(to)) =
+                    (&left, parse_sockaddr(&sockaddr[..length]))
+                    && !is.is_of_datagrams()
+                {
+                    self.common.left(to);
+                }
+                left
+            }
+            Verdict::Refuse(errno) => Err(self.refuse(wire::Call::Connect, is, &sockaddr, errno)),
             Verdict::Resolve(whom) => {
                 let at = self.resolver(is, whom)?;
                 self.common.asks(cookie(&socket)?, whom);
@@ -200,7 +209,7 @@ impl Supervisor {
             }
             // The meeting is not there.
             Verdict::Divert(_) if !is_of_this_network(&socket) => {
-                Err(self.refuse(wire::Call::Connect, &sockaddr, Errno::PERM))
+                Err(self.refuse(wire::Call::Connect, is, &sockaddr, Errno::PERM))
             }
             Verdict::Divert(to) => {
                 let answer = blocks(&socket).map_err(number)?.then(|| self.later(call, None));
@@ -251,7 +260,7 @@ impl Supervisor {
         let (socket, is) = self.duplicate(call, fd)?;
         match self.common.rules.send(is, flags as i32, &sockaddr[..size]) {
             Verdict::Pass => Ok(Some(Reply::Continue)),
-            Verdict::Refuse(errno) => Err(self.refuse(wire::Call::Send, &sockaddr, errno)),
+            Verdict::Refuse(errno) => Err(self.refuse(wire::Call::Send, is, &sockaddr, errno)),
             Verdict::Resolve(whom) => {
                 let at = self.resolver(is, whom)?;
                 let mut bytes = vec![0; QUESTION.min(length as usize)];
@@ -263,7 +272,7 @@ impl Supervisor {
                 Ok(Some(Reply::Continue))
             }
             Verdict::Divert(_) if !is_of_this_network(&socket) => {
-                Err(self.refuse(wire::Call::Send, &sockaddr, Errno::PERM))
+                Err(self.refuse(wire::Call::Send, is, &sockaddr, Errno::PERM))
             }
             Verdict::Divert(to) => {
                 let mut bytes = vec![0; FAST.min(length as usize)];
@@ -292,7 +301,7 @@ impl Supervisor {
                 Verdict::Pass => {}
                 Verdict::Divert(_) | Verdict::Resolve(_) => return Err(Errno::OPNOTSUPP),
                 Verdict::Refuse(errno) => {
-                    return Err(self.refuse(wire::Call::Send, &sockaddr, errno));
+                    return Err(self.refuse(wire::Call::Send, is, &sockaddr, errno));
                 }
             }
         }
@@ -318,12 +327,12 @@ impl Supervisor {
         })
     }
 
-    fn refuse(&self, call: wire::Call, sockaddr: &[u8], errno: Errno) -> Errno {
+    fn refuse(&self, call: wire::Call, is: Socket, sockaddr: &[u8], errno: Errno) -> Errno {
         let to = match parse_sockaddr(sockaddr) {
             Sockaddr::Ip(to) => Some(to),
             _ => None,
         };
-        self.common.refused(call, to, errno);
+        self.common.refused(call, is.is_of_datagrams(), to, errno);
         errno
     }
 }

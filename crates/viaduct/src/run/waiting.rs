@@ -134,7 +134,7 @@ impl Common {
         }))
     }
 
-    /// Nobody is left who could call.
+    /// Nobody is left who could call, or that cannot be known.
     pub fn end(&self) {
         self.ended.store(true, Ordering::Release);
     }
@@ -241,13 +241,25 @@ impl Common {
         Some(errno)
     }
 
+    /// Whether somebody wants to know what goes direct.
+    pub fn tells(&self) -> bool {
+        self.report.is_some()
+    }
+
+    /// A stream of the program's own goes to there, as the rules say.
+    pub fn left(&self, to: SocketAddr) {
+        if let Some(report) = &self.report {
+            report.count(Fate::Direct, "tcp", to);
+        }
+    }
+
     /// A call was refused: it is said.
-    pub fn refused(&self, call: wire::Call, to: Option<SocketAddr>, errno: Errno) {
+    pub fn refused(&self, call: wire::Call, datagrams: bool, to: Option<SocketAddr>, errno: Errno) {
         if call == wire::Call::Socket {
             self.see_datagrams();
         }
         if let (Some(report), Some(to)) = (&self.report, to) {
-            report.count(Fate::Refused, "call", to);
+            report.count(Fate::Refused, if datagrams { "udp" } else { "tcp" }, to);
         }
         // Resolvers connect datagrams to all addresses of a name, to see which they can reach.
         if let (Some(remote), Some(to)) = (&self.remote, to)

@@ -129,7 +129,7 @@ impl Wrapper {
             match self.program {
                 Some(_) => self.pass_on(came),
                 // The terminal stops all that stands for the program.
-                None if came.signal == SIGTSTP && !came.sent => signals::stop(),
+                None if came.signal == SIGTSTP && !came.sent => signals::stop(SIGTSTP),
                 None => self.early.push(came),
             }
         }
@@ -191,7 +191,7 @@ impl Wrapper {
 /// How to end if the program has ended.
 fn end(change: Change) -> Option<ExitCode> {
     match change {
-        Change::Stopped(_) => signals::stop(),
+        Change::Stopped(signal) => signals::stop(signal),
         Change::Continued => {}
         Change::Exited(status) => return Some(ExitCode::from(status as u8)),
         Change::Killed(signal) => signals::end_by(signal),

@@ -29,11 +29,16 @@ impl Display for ProxyPage<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let status = self.status;
         let up = humantime::format_duration(Duration::from_secs(status.uptime as u64));
-        let name = self.ink.bold(format!("proxy {}", status.proxy));
         let links = status.tunnel_listen.map(|at| format!("links at {at}"));
         let listen = status.listen.iter().map(ToString::to_string).chain(links);
         let listen = listen.collect::<Vec<_>>().join(", ");
-        writeln!(f, "{name}  {listen} to {}  up {up}  viaduct {}", status.to, status.version)?;
+        // Nobody connects to a master: programs are its own.
+        let (what, way) = match listen.is_empty() {
+            true => ("master", String::new()),
+            false => ("proxy", format!("  {listen} to {}", status.to)),
+        };
+        let name = self.ink.bold(format!("{what} {}", status.proxy));
+        writeln!(f, "{name}{way}  up {up}  viaduct {}", status.version)?;
         if status.hangs {
             return writeln!(f, "{}", self.ink.paint(31, "its loop does not answer"));
         }

@@ -157,6 +157,8 @@ fn programs_of_every_interposer_share_a_master() {
         assert!(report.contains(&format!("1 passed the handlers by {via}")), "{report}");
     }
     assert!(place.status("all").contains("flows 3\\nwritten 18\\n"), "{}", place.status("all"));
+    let page = text(&place.output(&["status", "--name", "all"]).stdout);
+    assert!(page.starts_with("master all  up "), "{page}");
     // It ends when it is asked to, and leaves nothing.
     master.signal("TERM");
     assert!(master.0.wait().unwrap().success());

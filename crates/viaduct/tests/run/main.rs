@@ -191,10 +191,13 @@ fn rules_say_what_passes_and_the_report_tells() {
         (&["--refuse", &to], false, "were refused"),
         (&["--only", &to], true, "passed the handlers"),
     ];
-    for (options, succeeds, says) in cases {
-        let (succeeded, said) = report(options);
-        assert_eq!(succeeded, succeeds, "{options:?} {said}");
-        assert!(said.contains(&format!("1 {says}")) && said.contains(&to), "{options:?} {said}");
+    for via in ["--via=cgroup", "--via=seccomp", "--via=preload"] {
+        for (options, succeeds, says) in cases {
+            let (succeeded, said) = report(&[options, &[via]].concat());
+            assert_eq!(succeeded, succeeds, "{via} {options:?} {said}");
+            let lines = [format!("viaduct: 1 {says}"), format!("1  tcp {to}")];
+            assert!(lines.iter().all(|line| said.contains(line)), "{via} {options:?} {said}");
+        }
     }
     let wrong = output(&["--only", "10.0.0.0/99", "--", "true"]);
     assert!(text(&wrong.stderr).contains("--only 10.0.0.0/99"), "{wrong:?}");

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::common::within;
-use super::{CHAIN, VIADUCT, text};
+use super::{CHAIN, VIADUCT, output, text};
 
 #[test]
 fn what_is_ignored_stays_ignored_and_what_is_closed_stays_closed() {
@@ -106,4 +106,101 @@ fn the_terminals_signals_and_its_end_are_the_programs() {
     assert_eq!(told("\u{1c}", "echo ready; exec sleep 9"), "3 False\n");
     assert_eq!(told("", &hangup), format!("{} False\n", 7 << 8));
     std::fs::remove_file(at).expect("the program has heard of it");
+}
+
+/// Starts its arguments in the background of a terminal of their own, as a shell does, and has them in the
+/// foreground when they have stopped there; what has stopped them, each time, and their status.
+const JOB: &str = "
+import os, pty, signal, sys
+out = os.dup(1)
+leader, terminal = pty.fork()
+if leader == 0:
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    job = os.fork()
+    if job == 0:
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+        os.execvp(sys.argv[1], sys.argv[1:])
+    def wait():
+        status = os.waitpid(job, os.WUNTRACED)[1]
+        return os.WSTOPSIG(status) if os.WIFSTOPPED(status) else -os.WEXITSTATUS(status)
+    said = [wait()]
+    os.tcsetpgrp(0, job)
+    for then in ['stops', 'reads']:
+        os.killpg(job, signal.SIGCONT)
+        print(then, flush=True)
+        said.append(wait())
+    os.write(out, b'%r' % said)
+    os._exit(0)
+said = b''
+for then, keys in [(b'stops', b'\\x1a'), (b'reads', b'hello\\n')]:
+    while then not in said: said += os.read(terminal, 999)
+    os.write(terminal, keys)
+os.waitpid(leader, 0)
+";
+
+#[test]
+fn a_job_in_the_background_stops_by_the_signal_that_stops_its_program() {
+    // The program may read before the master has left the terminal.
+    for _ in 0..5 {
+        let mut command = Command::new("timeout");
+        command.args(["--signal=KILL", "20", "python3", "-c", JOB, VIADUCT, "run", CHAIN, "--"]);
+        let output = command.args(["sh", "-c", "read line"]).output().unwrap();
+        assert_eq!(text(&output.stdout), "[21, 20, 0]", "{output:?}");
+    }
+}
+
+#[test]
+fn a_daemon_that_the_program_leaves_behind_keeps_its_master() {
+    // It listens and connects when the program has ended, and the master has had time to end as well.
+    const PROGRAM: &str = "
+import os, socket, sys, time
+if os.fork(): os._exit(0)
+os.setsid()
+os.closerange(0, 3)
+time.sleep(4)
+l = socket.create_server(('127.0.0.1', 0))
+c = socket.create_connection(l.getsockname())
+a = l.accept()[0]
+a.sendall(b'whole')
+open(sys.argv[1], 'wb').write(c.recv(9))
+";
+    let of = |via: &'static str| {
+        thread::spawn(move || {
+            let name = format!("viaduct-daemon-{}-{via}", std::process::id());
+            let at = std::env::temp_dir().join(name);
+            let said = output(&[CHAIN, via, "--", "python3", "-c", PROGRAM, at.to_str().unwrap()]);
+            assert!(said.status.success(), "{via} {said:?}");
+            let heard = || std::fs::read(&at).is_ok_and(|heard| heard == b"whole");
+            assert!(within(Duration::from_secs(10), heard), "{via}");
+            std::fs::remove_file(&at).unwrap();
+        })
+    };
+    for of in ["--via=cgroup", "--via=seccomp", "--via=preload"].map(of) {
+        of.join().unwrap();
+    }
+}
+
+#[test]
+fn orphans_that_end_before_the_program_are_reaped() {
+    let program = "
+import os, time
+r, w = os.pipe()
+if os.fork() == 0:
+    os.setpgid(0, 0)
+    orphan = os.fork()
+    if orphan: os.write(w, b'%d' % orphan)
+    else: time.sleep(0.2)
+    os._exit(0)
+os.wait()
+orphan = '/proc/%d' % int(os.read(r, 9))
+for _ in range(100):
+    if not os.path.exists(orphan): break
+    time.sleep(0.05)
+print(os.path.exists(orphan))
+";
+    for via in ["--via=cgroup", "--via=seccomp", "--via=preload"] {
+        let said = output(&[via, "--", "python3", "-c", program]);
+        assert_eq!(text(&said.stdout), "False\n", "{via} {said:?}");
+    }
 }

@@ -55,7 +55,7 @@ impl Supervisor {
                 },
                 Err(why) if common.rules.strict => {
                     common.cannot_listen(&format!("it may not (--strict): {why:#}"));
-                    common.refused(wire::Call::Listen, Some(at), Errno::PERM);
+                    common.refused(wire::Call::Listen, false, Some(at), Errno::PERM);
                     Reply::Failed(Errno::PERM.0)
                 }
                 Err(why) => {
