@@ -19,7 +19,7 @@ test:             ## lints, unit and property tests, end-to-end tests in namespa
 	cargo clippy --workspace --all-targets --profile checked --locked -- -D warnings
 	# All at once: what a package is built with depends on who else asks for it.
 	cargo build --workspace --lib --bins --tests --profile checked --locked
-	scripts/awake cargo test --workspace --profile checked --locked
+	scripts/awake cargo test --workspace --profile checked --locked --no-fail-fast
 
 matrix:           ## real programs under `viaduct run`, and TESLA's figures in their quick form
 	@scripts/need matrix

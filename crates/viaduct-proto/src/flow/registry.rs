@@ -144,10 +144,20 @@ pub enum SpecError {
         known: String,
     },
     /// A setting that the handler does not have.
-    #[error("{handler}: it has no setting {key:?}")]
+    #[error("{handler}: it has no setting {key:?}; {known}")]
     Key {
         /// The handler.
         handler: String,
+        /// The setting.
+        key: String,
+        /// What it has.
+        known: String,
+    },
+    /// A setting that was given more than once.
+    #[error("{text:?}: {key} is given twice")]
+    Twice {
+        /// What was asked for.
+        text: String,
         /// The setting.
         key: String,
     },
@@ -211,11 +221,7 @@ impl Registry {
             let known = self.names().collect::<Vec<_>>().join(", ");
             return Err(SpecError::Unknown { name: spec.name.clone(), known });
         };
-        spec.read(build).map_err(|error| match (error, spec.unknown(about)) {
-            // A word that is written wrong is no word that is missing.
-            (SpecError::Value { handler, .. }, Some(key)) => SpecError::Key { handler, key },
-            (error, _) => error,
-        })
+        spec.read(about, build)
     }
 }
 
@@ -231,22 +237,31 @@ impl HandlerSpec {
         self.arguments.given.keys().find(|key| !is_known(key)).cloned()
     }
 
-    /// What `build` makes of its settings.
+    /// What `build` makes of the settings of the handler that `about` speaks of.
     ///
     /// # Errors
     /// `build` refuses one, or does not take it.
     pub fn read<T>(
         &self,
+        about: &About,
         build: impl FnOnce(&mut Arguments) -> Result<T, String>,
     ) -> Result<T, SpecError> {
         let HandlerSpec { name: handler, mut arguments } = self.clone();
-        match build(&mut arguments) {
-            Err(what) => Err(SpecError::Value { handler, what }),
-            Ok(made) => match arguments.given.into_keys().next() {
-                Some(key) => Err(SpecError::Key { handler, key }),
-                None => Ok(made),
-            },
+        let built = build(&mut arguments);
+        // A word that is written wrong is no word that is missing.
+        let unknown = match built {
+            Ok(_) => arguments.given.into_keys().next(),
+            Err(_) => self.unknown(about),
+        };
+        if let Some(key) = unknown {
+            let keys: Vec<_> = about.settings.iter().map(|setting| setting.key).collect();
+            let known = match keys[..] {
+                [] => "it has none".to_owned(),
+                _ => format!("there are {}", keys.join(", ")),
+            };
+            return Err(SpecError::Key { handler, key, known });
         }
+        built.map_err(|what| SpecError::Value { handler, what })
     }
 }
 
@@ -265,7 +280,7 @@ impl std::str::FromStr for HandlerSpec {
         for pair in list.split(',').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').ok_or_else(wrong)?;
             if arguments.given.insert(key.to_owned(), value.to_owned()).is_some() {
-                return Err(wrong());
+                return Err(SpecError::Twice { text: text.to_owned(), key: key.to_owned() });
             }
         }
         Ok(HandlerSpec { name: name.to_owned(), arguments })

@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(
             report.lines("cgroup", Some([5, 7]), [3, 2]),
             [
-                "2 passed the handlers by cgroup: 5 bytes out, 7 in",
+                "2 passed the handlers by cgroup: 5 bytes out, 7 in, those that came too",
                 "       2  tcp 192.0.2.1:80",
                 "1 came to the program and passed the handlers by cgroup",
                 "       1  tcp at 192.0.2.1:22",

@@ -47,7 +47,7 @@ pub fn split(chain: &[HandlerSpec]) -> Result<(&[HandlerSpec], Onward)> {
     let (handlers, onward) = match chain {
         [handlers @ .., last] if transport(last) => {
             let expected = "auto, tcp or udp";
-            let course = last.read(|given| {
+            let course = last.read(&about(), |given| {
                 let ways: Option<Ways> = given.take("way", expected, |text| text.parse().ok())?;
                 let key = given.take("key", "64 hexadecimal digits", |text| text.parse().ok())?;
                 let early =

@@ -126,7 +126,8 @@ fn settings_are_checked() {
     for (text, said) in [
         ("shape:rate=2M +count", None),
         ("shape", Some("a rate is missing")),
-        ("shape:rat=2M", Some("shape: it has no setting \"rat\"")),
+        ("shape:rat=2M", Some("shape: it has no setting \"rat\"; there are rate, ")),
+        ("shape:in=1M,in=2M", Some("\"shape:in=1M,in=2M\": in is given twice")),
         ("shape:held=9", Some("a rate is missing")),
         ("shape:rate=fast", Some("shape: rate=fast: bits a second, such as 2M, is expected")),
         ("latency:delay=2h", Some("latency: delay=2h: a time up to 60s")),
@@ -139,7 +140,7 @@ fn settings_are_checked() {
         ("stripe:from=10.0.0.1+x", Some("local addresses such as")),
         ("socks", Some("via is missing")),
         ("socks:via=[::1]:1080,user=u", Some("given together or not at all")),
-        ("count:x=1", Some("count: it has no setting \"x\"")),
+        ("count:x=1", Some("count: it has no setting \"x\"; it has none")),
         ("shapes", Some("no handler is named \"shapes\"; there are c")),
         ("shape:rate", Some("\"shape:rate\" is no handler; write it like")),
     ] {
