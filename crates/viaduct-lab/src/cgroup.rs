@@ -13,6 +13,7 @@ use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::topology::Node;
+use crate::topology::scratch::{PREFIX, left_behind};
 
 /// Microseconds after which a share of the processors is dealt out anew: short against a start.
 const PERIOD: u64 = 10_000;
@@ -110,8 +111,12 @@ impl Cgroup {
     fn enter(&mut self, controller: &'static str) -> Result<(u8, PathBuf), CgroupError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let (version, above) = find(controller).ok_or(CgroupError::Missing(controller))?;
+        for stale in left_behind(&above) {
+            // One that somebody is in stays.
+            let _ = fs::remove_dir(stale);
+        }
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = above.join(format!("viaduct-lab-{}-{number}", process::id()));
+        let path = above.join(format!("{PREFIX}{}-{number}", process::id()));
         // In version 2 both controllers share a directory.
         if let Some(shared) = self.directories.first().filter(|_| version == 2) {
             return Ok((version, shared.clone()));
@@ -140,7 +145,7 @@ impl Drop for Inside {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         for directory in &self.directories {
-            // Busy if somebody is in it still; then it stays, empty and harmless.
+            // Busy if somebody is in it still; then a later lab removes it.
             let _ = fs::remove_dir(directory);
         }
     }

@@ -31,7 +31,7 @@ mod journal;
 mod node;
 mod pair;
 pub mod programs;
-mod scratch;
+pub(crate) mod scratch;
 mod site;
 mod tun;
 mod usage;

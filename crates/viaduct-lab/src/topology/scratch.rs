@@ -6,7 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-const PREFIX: &str = "viaduct-lab-";
+/// What a lab makes for a while is called this, the lab's process id, and a number.
+pub(crate) const PREFIX: &str = "viaduct-lab-";
 
 /// A directory of our own below the system's temporary one.
 ///
@@ -20,7 +21,9 @@ impl Scratch {
     pub fn new() -> io::Result<Scratch> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let base = std::env::temp_dir();
-        sweep(&base);
+        for stale in left_behind(&base) {
+            let _ = fs::remove_dir_all(stale);
+        }
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = base.join(format!("{PREFIX}{}-{count}", std::process::id()));
         // Not create_dir_all: a directory that exists already is not ours.
@@ -62,15 +65,15 @@ impl Drop for Scratch {
     }
 }
 
-/// Removes the directories of labs that are no more.
-fn sweep(base: &Path) {
-    for entry in fs::read_dir(base).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let pid = name.to_str().and_then(|n| n.strip_prefix(PREFIX)?.split('-').next());
-        if pid.is_some_and(|pid| is_number(pid) && !Path::new("/proc").join(pid).exists()) {
-            let _ = fs::remove_dir_all(entry.path());
-        }
-    }
+/// The directories of labs that are no more.
+pub(crate) fn left_behind(base: &Path) -> Vec<PathBuf> {
+    let is_stale = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        let pid = name.and_then(|name| name.strip_prefix(PREFIX)?.split('-').next());
+        pid.is_some_and(|pid| is_number(pid) && !Path::new("/proc").join(pid).exists())
+    };
+    let entries = fs::read_dir(base).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(is_stale).collect()
 }
 
 fn is_number(text: &str) -> bool {
