@@ -167,7 +167,7 @@ fn wrapped() -> Vec<Vec<u8>> {
     let mut rules = Rules::EVERYTHING;
     rules.read(text).expect("rules");
     let mut bytes = [0; WELCOME];
-    let welcome = Welcome { rules, meeting: [Some(to), None], offload: Some(7) };
+    let welcome = Welcome { rules, meeting: [Some(to), None], offload: Some(7), tells: true };
     let welcome = Answer::Welcome(welcome).emit(&mut bytes);
     let mut seeds = vec![sockaddr[..length].to_vec(), text.into(), bytes[..welcome].to_vec()];
     let asked = [Request::Hello, Request::Connect { to, wait: true }, Request::Names { cookie: 7 }];
