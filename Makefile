@@ -1,6 +1,10 @@
 # Each target works as the first command in a fresh clone: it installs what is missing.
 .PHONY: demo test matrix bench lint fuzz build clean help
 
+# Test programs run under this: it ends those that hang. Cargo looks for it from each package's directory.
+host := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p' | tr a-z- A-Z_)
+test matrix: export CARGO_TARGET_$(host)_RUNNER := $(CURDIR)/scripts/bounded
+
 help:             ## what can be made
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
 

@@ -156,6 +156,24 @@ const SCENARIOS: &[(&str, Program, Program)] = &[
             Saw::Reset(5)
         },
     ),
+    (
+        "a reset before a word",
+        |mut s| read_all(&mut s),
+        |s| {
+            reset(&s);
+            Saw::Reset(0)
+        },
+    ),
+    (
+        "a word, and a reset",
+        |mut s| read_all(&mut s),
+        |mut s| {
+            s.write_all(b"a word").unwrap();
+            until_heard(&s);
+            reset(&s);
+            Saw::Reset(0)
+        },
+    ),
     // A server that does not want the rest of a question answers so.
     ("an answer, and a reset at once", half_heard, |s| answer_unheard(s, 200, |_| {})),
     ("a long one, and a reset", half_heard, |s| answer_unheard(s, 200_000, until_heard)),
@@ -251,8 +269,10 @@ impl World {
     /// addresses, with `{to}` for where it leads.
     fn new(start: impl FnOnce(&Chain) -> Vec<Proxy>) -> World {
         use_binary(env!("CARGO_BIN_EXE_viaduct"));
-        let link: LinkConfig = "delay=1ms".parse().unwrap();
-        let chain = Chain::build(&vec![link; 3], 1, &Journal::new()).unwrap();
+        // The client is so far away that a server's answer may be there before its handshake's end.
+        let links = ["delay=8ms", "delay=1ms", "delay=1ms"];
+        let links = links.map(|link| link.parse::<LinkConfig>().unwrap());
+        let chain = Chain::build(&links, 1, &Journal::new()).unwrap();
         // Refused there, as a router refuses that knows no way.
         for hop in chain.hops() {
             let absent = ["10.99.0.0/16", "fd99::/64"];

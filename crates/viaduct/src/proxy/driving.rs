@@ -4,6 +4,7 @@
 use std::io;
 
 use tracing::debug;
+use viaduct_proto::flow::Failure;
 use viaduct_proto::time::Instant;
 
 use super::flow::{End, Flow, Moved};
@@ -96,7 +97,7 @@ impl Worker {
         let flow = self.flows.at(key);
         debug!("flow of {} to {}: {error}", flow.source(), flow.destination());
         self.stats.reset += 1;
-        self.end(key, true);
+        self.end_or_tell(key, failure(error));
     }
 
     /// A server does not answer, or says no.
@@ -111,12 +112,24 @@ impl Worker {
         if flow.asked().is_some() {
             return self.refuse(key, failure(error));
         }
-        flow.set_broken(failure(error));
-        // Without a client it waits for one, to be told; but for one that came to a program, and was refused.
-        if flow.has_client() || self.programs.contains_key(&key) {
+        if self.end_or_tell(key, failure(error)) {
             self.stats.refused.count(failure(error));
+        }
+    }
+
+    /// Ends a flow that is broken; one whose client is still to come waits for it, to tell it, and
+    /// that is false. Those that came to a program, or that one calls for, have nobody to wait for.
+    fn end_or_tell(&mut self, key: usize, why: Failure) -> bool {
+        let flow = self.flows.at(key);
+        flow.set_broken(why);
+        let ends = flow.has_client()
+            || flow.is_coming()
+            || self.programs.contains_key(&key)
+            || self.calls.contains_key(&key);
+        if ends {
             self.end(key, true);
         }
+        ends
     }
 
     /// Ends a flow; by a reset of both connections if one of them broke. One without a client ends

@@ -137,6 +137,11 @@ impl Flow {
         self.coming = Some(client);
     }
 
+    /// Whether one is.
+    pub fn is_coming(&self) -> bool {
+        self.coming.is_some()
+    }
+
     /// Whether it has come: then it is the client. `Err`: it will not.
     pub fn check_coming(&mut self, now: Instant) -> io::Result<()> {
         if let Some(client) = &self.coming
