@@ -135,6 +135,12 @@ impl Chain {
         self.ask(now, Down::Close);
     }
 
+    /// Bytes that were written and that a reset would overtake, but for those in
+    /// [`Chain::outgoing`].
+    pub fn held(&self) -> u64 {
+        self.core.held()
+    }
+
     /// The application's end broke: what was written goes out, and then whatever tells the other end. The
     /// connections are to be reset when that has gone.
     pub fn abort(&mut self, now: Instant) {

@@ -232,6 +232,12 @@ impl Core {
         Some(done)
     }
 
+    /// What all handlers hold.
+    pub(super) fn held(&self) -> u64 {
+        let handlers = self.nodes.iter().filter_map(|node| node.handler.as_deref());
+        handlers.map(|handler| handler.held()).sum()
+    }
+
     pub(super) fn getsockname(&mut self, place: Place, now: Instant) -> Option<Address> {
         match place {
             Place::Bottom(bottom) => self.bottoms.get(bottom)?.names.0.clone(),

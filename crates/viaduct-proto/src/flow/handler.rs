@@ -65,9 +65,16 @@ pub trait Handler {
     }
 
     /// The application's end of the flow broke. What was written before still goes out; what follows it for the
-    /// other end is a reset, which a connection that is closed next says by itself.
+    /// other end is a reset, which a connection that is closed next says by itself. It is not called while
+    /// something is [held](Handler::held), unless none of that moves.
     fn abort(&mut self, cx: &mut Context<'_>) {
         cx.output(FIRST).abort();
+    }
+
+    /// Bytes that were written, and wait here for their time or for the other end's word that it has them:
+    /// a reset would overtake them.
+    fn held(&self) -> u64 {
+        0
     }
 
     /// Whether [`Upstream::avail`](super::Upstream::avail) may be called from now on.

@@ -29,6 +29,10 @@ impl<T> Slots<T> {
         self.0.get_mut(number)?.as_deref_mut()
     }
 
+    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.0.iter().flatten().map(|thing| &**thing)
+    }
+
     pub(super) fn remove(&mut self, number: usize) -> Option<T> {
         self.0.get_mut(number)?.take().map(|thing| *thing)
     }

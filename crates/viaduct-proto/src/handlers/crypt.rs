@@ -280,6 +280,10 @@ impl Handler for Crypt {
         }
     }
 
+    fn held(&self) -> u64 {
+        self.early.len()
+    }
+
     fn avail(&mut self, cx: &mut Context<'_>, _from: Output, data: Bytes) -> bool {
         let (Stage::Shaking(secure) | Stage::Up(secure)) = &mut self.stage else { return false };
         match data.try_into_mut() {

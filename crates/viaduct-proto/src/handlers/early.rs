@@ -25,6 +25,11 @@ impl Early {
         self.ends = self.ends.max(Some(end));
     }
 
+    /// How many bytes.
+    pub(super) fn len(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.len() as u64).sum()
+    }
+
     /// All of it; nothing is left.
     pub(super) fn take(&mut self) -> (Vec<Bytes>, Option<End>) {
         (std::mem::take(&mut self.pieces), self.ends.take())

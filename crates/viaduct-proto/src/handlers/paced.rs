@@ -106,6 +106,10 @@ impl<P: Pace> Handler for Paced<P> {
         self.release(cx);
     }
 
+    fn held(&self) -> u64 {
+        self.out.len() as u64
+    }
+
     fn avail(&mut self, cx: &mut Context<'_>, _from: Output, data: Bytes) -> bool {
         self.back.push(self.back_pace.ready(cx.now()), data);
         self.release(cx);

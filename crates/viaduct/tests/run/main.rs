@@ -7,6 +7,7 @@ mod common;
 mod addresses;
 mod aware;
 mod interrupted;
+mod last_words;
 mod moved;
 mod mux;
 mod nested;

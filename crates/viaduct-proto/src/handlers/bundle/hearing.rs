@@ -91,7 +91,7 @@ impl Bundle {
             Frame::Reset => {
                 // What came before it is the application's.
                 while self.deliver(cx) {}
-                self.fail(cx, Failure::Reset, &"the other end has broken the flow off");
+                self.fall(cx, Failure::Reset);
             }
             _ => return Err("a message out of its place".to_owned()),
         }

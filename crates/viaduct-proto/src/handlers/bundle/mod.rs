@@ -136,12 +136,16 @@ impl Bundle {
         cx.unplumb(output);
     }
 
-    /// The flow is over, and why.
+    /// The flow is over, and why; people are told.
     fn fail(&mut self, cx: &mut Context<'_>, why: Failure, line: &dyn std::fmt::Display) {
-        if self.over {
-            return;
+        if !self.over {
+            cx.say(line);
+            self.fall(cx, why);
         }
-        cx.say(line);
+    }
+
+    /// The flow is over, as the application hears.
+    fn fall(&mut self, cx: &mut Context<'_>, why: Failure) {
         let answered = self.session.answered;
         self.leave(cx, true);
         match answered {
@@ -248,6 +252,11 @@ impl Handler for Bundle {
     fn abort(&mut self, cx: &mut Context<'_>) {
         (self.aborted, self.deaf) = (true, true);
         self.settle(cx);
+    }
+
+    /// What is on its way on one connection, another's reset would overtake.
+    fn held(&self) -> u64 {
+        if self.over { 0 } else { self.out.costs().0 as u64 }
     }
 
     fn set_option(&mut self, cx: &mut Context<'_>, option: SocketOption) {

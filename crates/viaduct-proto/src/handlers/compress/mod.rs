@@ -47,8 +47,9 @@ struct CompressFactory {
 struct Compress {
     squeeze: Squeeze,
     expand: Expand,
-    /// The other end has written all that it will.
+    /// The other end has written all that it will; or the flow broke.
     ended: bool,
+    broke: Option<Failure>,
     /// Broken off, or ended and said so.
     over: bool,
 }
@@ -72,7 +73,7 @@ impl Factory for CompressFactory {
 
     fn make(&self) -> Box<dyn Handler + Send> {
         let (squeeze, expand) = (Squeeze::new(self.level), Expand::default());
-        Box::new(Compress { squeeze, expand, ended: false, over: false })
+        Box::new(Compress { squeeze, expand, ended: false, broke: None, over: false })
     }
 }
 
@@ -110,14 +111,24 @@ impl Compress {
         }
         let more = self.expand.is_open && delivered >= MOST_PLAIN;
         cx.set_timer(EXPAND, more.then_some(cx.now()));
-        if self.ended && !more && self.expand.is_open && !self.over {
-            match self.expand.is_between() {
-                true => {
-                    self.over = true;
-                    cx.upstream().finished();
-                }
-                false => self.refuse(cx, &"the flow ended inside a block"),
+        if !more && self.expand.is_open && !self.over {
+            self.tell_end(cx);
+        }
+    }
+
+    /// All that came has been delivered: tells what follows, if something does.
+    fn tell_end(&mut self, cx: &mut Context<'_>) {
+        match (self.broke, self.ended) {
+            (Some(why), _) => {
+                self.over = true;
+                cx.upstream().failed(why);
             }
+            (None, true) if self.expand.is_between() => {
+                self.over = true;
+                cx.upstream().finished();
+            }
+            (None, true) => self.refuse(cx, &"the flow ended inside a block"),
+            (None, false) => {}
         }
     }
 
@@ -175,8 +186,8 @@ impl Handler for Compress {
     }
 
     fn failed(&mut self, cx: &mut Context<'_>, _from: Output, why: Failure) {
-        self.over = true;
-        cx.upstream().failed(why);
+        self.broke = Some(why);
+        self.deliver(cx);
     }
 
     fn timeout(&mut self, cx: &mut Context<'_>, timer: Timer) {

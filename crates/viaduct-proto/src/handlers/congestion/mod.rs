@@ -201,6 +201,10 @@ impl Handler for Congestion {
         self.release(cx);
     }
 
+    fn held(&self) -> u64 {
+        self.lane.len() as u64
+    }
+
     fn may_write(&mut self, cx: &mut Context<'_>, _from: Output, may: bool) {
         self.lane.set_open(may);
         self.release(cx);

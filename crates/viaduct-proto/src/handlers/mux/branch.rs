@@ -109,6 +109,13 @@ impl Branch {
         }
     }
 
+    /// Bytes that the other end's program has not taken: a session's reset drops them.
+    pub(super) fn held(&self, shared: &mut Shared) -> u64 {
+        let Some((seat, Some(line))) = shared.branch(self.number) else { return 0 };
+        let stats = seat.id.and_then(|id| line.tunnel.session_stats(id));
+        self.early.len() + stats.map_or(0, |session| session.queued + session.outstanding)
+    }
+
     /// Tells the application what there is to tell.
     pub(super) fn settle(&mut self, cx: &mut Context<'_>, shared: &mut Shared) {
         if self.over {

@@ -178,6 +178,13 @@ impl Handler for Mux {
         }
     }
 
+    fn held(&self) -> u64 {
+        match &self.part {
+            Part::Branch(branch) => branch.held(&mut lock(&self.shared)),
+            Part::Trunk(_) | Part::Fresh => 0,
+        }
+    }
+
     fn may_avail(&mut self, cx: &mut Context<'_>, may: bool) {
         if let Part::Branch(branch) = &mut self.part {
             branch.may_avail(cx, &mut lock(&self.shared), may);

@@ -291,6 +291,10 @@ impl Handler for Route {
         }
     }
 
+    fn held(&self) -> u64 {
+        self.early.len()
+    }
+
     fn may_avail(&mut self, cx: &mut Context<'_>, may: bool) {
         self.open = may;
         if let Some(output) = self.at() {

@@ -144,6 +144,10 @@ impl Handler for Socks {
         }
     }
 
+    fn held(&self) -> u64 {
+        self.early.len()
+    }
+
     fn avail(&mut self, cx: &mut Context<'_>, _from: Output, data: Bytes) -> bool {
         if !self.waits() {
             return cx.upstream().avail(data);

@@ -53,12 +53,26 @@ impl Flow {
         if left < breaking.left {
             (breaking.left, breaking.since) = (left, now);
         }
-        if left == 0 || now.since(breaking.since) > PATIENCE {
+        if left == 0 {
             return Err(breaking.error);
+        }
+        if now.since(breaking.since) > PATIENCE {
+            if !self.aborts(now) {
+                return Err(breaking.error);
+            }
+            breaking.since = now;
         }
         breaking.look = now + LOOK;
         self.breaking = Some(breaking);
         Ok(moved)
+    }
+
+    /// Has its handlers tell the other end, though what they hold does not move; whether they are still to.
+    fn aborts(&mut self, now: Instant) -> bool {
+        match &mut self.middle {
+            Middle::Through(through) => through.abort(now),
+            Middle::Relay(_) => false,
+        }
     }
 
     /// Bytes that are left of it, here and on their way.
@@ -81,6 +95,6 @@ impl Flow {
             }
             (Middle::Relay(_), _) => 0,
         };
-        here as u64 + self.legs.iter().flatten().map(Leg::unacknowledged).sum::<u64>()
+        here + self.legs.iter().flatten().map(Leg::unacknowledged).sum::<u64>()
     }
 }

@@ -119,7 +119,7 @@ impl Relay {
         [client, server]: [&TcpStream; 2],
         pipes: &mut Pipes,
         bytes: &mut [u64; 2],
-    ) -> usize {
+    ) -> u64 {
         let [out, back] = &mut self.ways;
         let left = match self.broken {
             Some(End::Client) => out.last_words(client, server, pipes, &mut bytes[0]),
@@ -127,7 +127,7 @@ impl Relay {
             None => 0,
         };
         self.tell(*bytes);
-        left
+        left as u64
     }
 
     /// Gives the pipes back.

@@ -77,18 +77,29 @@ impl Through {
         [mut app, main]: [Option<&mut Leg>; 2],
         scratch: &mut [u8],
         now: Instant,
-    ) -> usize {
+    ) -> u64 {
         if let Stage::Failed(_) = self.stage {
             // It was the network's.
             let written = self.write_app(&mut app, now);
-            return written.map_or(0, |_| self.chain.incoming().len());
+            return written.map_or(0, |_| self.chain.incoming().len() as u64);
         }
-        if !self.aborted && self.read_rest(app, scratch, now) {
-            self.aborted = true;
-            self.chain.abort(now);
+        let is_read = self.aborted || self.read_rest(app, scratch, now);
+        if is_read && self.chain.held() == 0 {
+            self.abort(now);
         }
         let _ = self.drive([None, main], [true, false], scratch, now);
-        self.wires.iter().map(|wire| self.chain.outgoing(wire.id).len()).sum()
+        let outgoing = self.wires.iter().map(|wire| self.chain.outgoing(wire.id).len() as u64);
+        // Without its handlers' word for the other end it is not over.
+        outgoing.sum::<u64>() + self.chain.held() + u64::from(!self.aborted)
+    }
+
+    /// Has the handlers tell the other end, whatever waits, if that is still to be done.
+    pub fn abort(&mut self, now: Instant) -> bool {
+        let aborts = !std::mem::replace(&mut self.aborted, true);
+        if aborts {
+            self.chain.abort(now);
+        }
+        aborts
     }
 
     /// Reads what the application has said before its end broke; whether that is all.

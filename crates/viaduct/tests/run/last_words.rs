@@ -1,0 +1,70 @@
+//! What an end has said before it broke comes to the other end, through every handler; and then a reset, not an
+//! end.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::Stdio;
+
+use super::{output, run, signal, text};
+
+/// Answers part of a question, and wants no more of it: the kernel says so by a reset.
+const SERVER: &str = "
+import socket
+s = socket.create_server(('127.0.0.1', 0))
+print(s.getsockname()[1], flush=True)
+while True:
+    c, at = s.accept()
+    c.recv(10)
+    c.sendall(bytes(20_000))
+    c.close()
+";
+
+/// Reads in its own time.
+const CLIENT: &str = "
+import socket, sys, time
+for i in range(10):
+    s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+    s.sendall(bytes(50_000))
+    n, end = 0, 'end'
+    try:
+        while data := s.recv(3000):
+            n += len(data)
+            time.sleep(0.001)
+    except ConnectionResetError: end = 'reset'
+    print(n, end)
+";
+
+#[test]
+fn an_answer_comes_whole_before_the_reset_behind_it() {
+    let key = std::env::temp_dir().join(format!("viaduct-last-words-{}", std::process::id()));
+    std::fs::write(&key, format!("{:064}\n", 7)).unwrap();
+    let crypt = format!("+crypt:key={}", key.display());
+    let chains = [
+        "+count",
+        "+shape:rate=8M",
+        "+latency:delay=20ms",
+        "+congestion",
+        "+compress",
+        &crypt,
+        "+mux",
+        "+migrate",
+        "+stripe",
+        "+latency:delay=5ms +migrate",
+        "+mux +migrate",
+        &format!("+compress +mux {crypt}"),
+    ];
+    let mut lost = Vec::new();
+    for chain in chains {
+        let chain: Vec<&str> = chain.split(' ').collect();
+        let words = [&chain[..], &["--", "python3", "-c", SERVER]].concat();
+        let mut server = run(&words).stdout(Stdio::piped()).spawn().unwrap();
+        let port = BufReader::new(server.stdout.take().unwrap()).lines().next().unwrap().unwrap();
+        let said = output(&[&chain[..], &["--", "python3", "-c", CLIENT, &port]].concat());
+        if text(&said.stdout) != "20000 reset\n".repeat(10) {
+            lost.push(format!("{chain:?}: {said:?}"));
+        }
+        signal(&server, "TERM");
+        server.wait().unwrap();
+    }
+    std::fs::remove_file(key).unwrap();
+    assert!(lost.is_empty(), "{lost:#?}");
+}
