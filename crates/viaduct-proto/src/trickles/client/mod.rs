@@ -138,7 +138,7 @@ pub struct Client {
     arrived: VecDeque<Arrived>,
     /// When an answer, or a repair, is overdue.
     overdue: Option<Instant>,
-    /// When packets that wait give up those before them.
+    /// The packet that others wait for, and until when: then it is given up.
     patience: Option<(u64, Instant)>,
     /// When it is time to ask once more for what may be lost, with a trickle that is held.
     probe: Option<Instant>,

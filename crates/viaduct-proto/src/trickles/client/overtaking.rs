@@ -7,7 +7,8 @@
 //!
 //! Two queues, or two servers among whom packets are dealt, have packets overtake each other all the time, and a
 //! window that is halved for each is never wide. So what comes after it was given up is learnt from, as the kernel's TCP
-//! does (`tcp_reordering` up to `tcp_max_reordering`; RFC 8985, 6.2, for waits).
+//! does (`tcp_reordering` up to `tcp_max_reordering`; RFC 8985, 6.2, for waits). A restart forgets it, as the kernel's
+//! timeout does: the path may be another.
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -34,7 +34,7 @@ impl Supervisor {
                         |fd| Reply::Returned(fd.into()),
                     ),
                 None if common.rules.strict => {
-                    common.refused(wire::Call::Socket, false, None, Errno::PERM);
+                    common.refused(wire::Call::Socket, true, None, Errno::PERM);
                     Reply::Failed(Errno::PERM.0)
                 }
                 None => Reply::Continue,
