@@ -127,7 +127,8 @@ fn take(input: &Input, site: &mut impl Site, reply: &mut Reply) {
     let mut brought =
         Stretch { stream: place.stream, position: at, pieces: Vec::new(), ends: false };
     let mut rest = input.bytes;
-    for _ in 0..AT_ONCE {
+    let mut begun = 0;
+    while begun < AT_ONCE {
         let response = match digest.read(rest) {
             Ok((consumed, request)) => {
                 place = place.after(consumed as u64);
@@ -141,6 +142,7 @@ fn take(input: &Input, site: &mut impl Site, reply: &mut Reply) {
             }
         };
         let Some(response) = response else { break };
+        begun += 1;
         digest = Digest::default();
         let length = response.plan.len();
         let fits = length.min(region.end - at);
@@ -156,7 +158,7 @@ fn take(input: &Input, site: &mut impl Site, reply: &mut Reply) {
             return finish(place, rest, brought, reply);
         }
     }
-    if input.ends {
+    if input.ends && begun < AT_ONCE {
         // No head will be whole: nothing more is said.
         let valid = Valid { stream: place.stream, start: at, end: at, last: true, leave: 0 };
         reply.output(valid, [&[0; PRINT][..], &[REFUSED, Wrong::Malformed as u8]].concat());
@@ -340,6 +342,19 @@ mod tests {
             let expected = world.expected(text.as_bytes());
             let read = world.ask(text.as_bytes(), step);
             assert!(read == expected, "{step} at a time: {} of {}", read.len(), expected.len());
+            assert_eq!(world.client.state(MAIN), State::Finished);
+        }
+    }
+
+    #[test]
+    fn more_requests_than_begin_at_once_are_all_answered_before_the_end() {
+        for count in [AT_ONCE - 1, AT_ONCE, AT_ONCE + 1, 3 * AT_ONCE, 100] {
+            let mut world = World::new();
+            let text = "GET /none HTTP/1.1\r\n\r\n".repeat(count);
+            let expected = world.expected(text.as_bytes());
+            assert_eq!(world.client.write(MAIN, text.as_bytes()), text.len());
+            // No packet goes before the end is known.
+            assert!(world.ask(b"", 1) == expected, "{count}");
             assert_eq!(world.client.state(MAIN), State::Finished);
         }
     }
