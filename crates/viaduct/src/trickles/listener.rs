@@ -96,8 +96,10 @@ impl Listener {
         self.now = self.now.max(wall_clock());
         let Listener { port, endpoint, now, .. } = self;
         port.turn(|message, to, answers| {
+            let room = answers.room(&to);
             // Refusals are counted.
-            if let Ok(event) = endpoint.accept(*now, to, message) {
+            if let Ok(mut event) = endpoint.accept(*now, to, message) {
+                event.fit(room);
                 each(endpoint, event, &mut |to, message| send(answers, to, message));
             }
         })
@@ -118,8 +120,9 @@ impl Listener {
     }
 
     /// Answers an event; its packets leave with [`Listener::flush`].
-    pub fn send(&mut self, event: Minisocket<'_>, reply: &Reply, files: &mut dyn Files) {
+    pub fn send(&mut self, mut event: Minisocket<'_>, reply: &Reply, files: &mut dyn Files) {
         let Listener { port, endpoint, .. } = self;
+        event.fit(port.answers().room(event.to()));
         endpoint.send(event, reply, files, |to, message| send(port.answers(), to, message));
     }
 

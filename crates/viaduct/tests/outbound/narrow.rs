@@ -78,6 +78,16 @@ fn an_interface_of_ours_that_is_narrow_is_known_without_a_loss() {
 }
 
 #[test]
+fn answers_fit_a_way_back_that_is_narrow_by_itself() {
+    let Some(world) = World::new("narrow-back", LINK) else { return };
+    // Less than a client goes down to by itself, which hears nothing of it.
+    let narrow = "ip route replace $(ip route show default) mtu lock 900";
+    world.net.b1().run("sh", &["-c", narrow]).unwrap();
+    let whats = ["way=tcp", "way=udp", "way=tcp,key=KEY", "way=udp,key=KEY"];
+    fetch_all(&world, &[world.v4()], &whats, Duration::from_secs(3));
+}
+
+#[test]
 fn what_routers_make_of_syns_is_heard() {
     let Some(world) = World::new("narrow-clamped", LINK) else { return };
     world.net.gateway_a().run("nft", &[CLAMPED]).unwrap();

@@ -92,6 +92,17 @@ impl<'m> Minisocket<'m> {
         self.to.client()
     }
 
+    /// Where its answers go.
+    pub fn to(&self) -> &Return {
+        &self.to
+    }
+
+    /// Has its answers be messages of `most` bytes, if its client allows longer ones that the way does not
+    /// take. What has no room its client asks for again.
+    pub fn fit(&mut self, most: usize) {
+        self.grant.fit(most.saturating_sub(self.channel.overhead()));
+    }
+
     /// Most bytes of user continuation and data in each packet of the answer; 0 where there is no room.
     pub fn room(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
         self.grant.permits().map(|permit| permit.room)

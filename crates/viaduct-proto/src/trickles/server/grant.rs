@@ -5,7 +5,7 @@ use super::work::{Form, Item};
 use crate::trickles::bytes::{Reader, put_varint};
 use crate::trickles::continuation::Continuation;
 use crate::trickles::keys::KeyRing;
-use crate::trickles::wire::response::{self, Body, Head, Payload};
+use crate::trickles::wire::response::{self, Body, Head, Payload, continuation_len, overhead};
 
 /// Most packets that a grant from elsewhere may have.
 const MOST_ITEMS: u64 = 4_096;
@@ -30,6 +30,21 @@ impl Grant {
     pub fn connection(&self) -> u64 {
         let (Event::Open { connection } | Event::Request { connection }) = self.event;
         connection
+    }
+
+    /// Has no packet with a payload take more than `most` bytes: the way takes no more, whatever its client
+    /// has said. What has no room its client asks for again.
+    pub(in crate::trickles) fn fit(&mut self, most: usize) {
+        for item in &mut self.work {
+            let len = self.templates[item.template].len();
+            let taken = match item.form {
+                Form::Ticket | Form::Fresh => overhead(Some(len)),
+                Form::Slim => overhead(Some(continuation_len(len, true))),
+                Form::Half | Form::Again => overhead(None),
+                Form::Group { .. } => continue,
+            };
+            item.room = item.room.min(most.saturating_sub(taken));
+        }
     }
 
     /// As [`Answer::emit`](super::Answer::emit), for a server whose secrets are `ring`.

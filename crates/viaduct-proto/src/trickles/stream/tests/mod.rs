@@ -11,7 +11,7 @@ use crate::trickles::standard::{MAIN, Reason};
 use world::{Browser, Habits, Node, digest, endpoint, object, serve, way_back};
 
 const HABITS: Habits =
-    Habits { mouthful: usize::MAX, knows_length: true, longest: [usize::MAX; 2] };
+    Habits { mouthful: usize::MAX, knows_length: true, longest: [usize::MAX; 2], fits: false };
 
 fn at(seconds: f64) -> Instant {
     Instant::from_nanos((seconds * 1e9) as u64)
@@ -309,6 +309,18 @@ fn a_way_that_is_too_narrow_and_says_nothing_is_found_out_in_two_seconds() {
         let took = world.finish(MAIN, 2.5);
         assert!(world.browser().read[0] == object(100_000, 1), "{longest:?}");
         println!("{longest:?}: {took:?}");
+    }
+}
+
+#[test]
+fn answers_fit_a_way_back_of_which_the_server_knows() {
+    for back in [1_390, 1_100, 500] {
+        let habits = Habits { longest: [usize::MAX, back], fits: true, ..HABITS };
+        let mut world = World::new(Browser::new(Config::default()), habits, LINKS[0], 1);
+        world.browser().write(MAIN, b"G100000 1\n".to_vec());
+        world.finish(MAIN, 1.0);
+        assert!(world.browser().read[0] == object(100_000, 1), "{back}");
+        assert_eq!(world.browser().stream.stats().restarts, 0, "{back}: nothing was lost");
     }
 }
 

@@ -70,6 +70,8 @@ pub(super) struct Habits {
     pub(super) knows_length: bool,
     /// Bytes of the longest message that passes the way to it, and back.
     pub(super) longest: [usize; 2],
+    /// Whether it knows how long those are.
+    pub(super) fits: bool,
 }
 
 /// The application: a function of the event.
@@ -197,10 +199,13 @@ pub(super) fn way_back() -> Return {
 /// Answers all that waits.
 pub(super) fn serve(endpoint: &mut Endpoint, habits: Habits) -> Vec<Vec<u8>> {
     let mut out = Vec::new();
-    while let Some(event) = endpoint.poll_event() {
+    while let Some(mut event) = endpoint.poll_event() {
         if event.kind() == Kind::Close {
             endpoint.drop_event(event);
             continue;
+        }
+        if habits.fits {
+            event.fit(habits.longest[1]);
         }
         let reply = answer(endpoint.ring(), &event, habits);
         endpoint.send(event, &reply, &mut Objects, |_, message| out.push(message.to_vec()));
