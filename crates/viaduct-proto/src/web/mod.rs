@@ -48,6 +48,8 @@ pub enum Found {
     Nothing,
     /// Something that may not be read.
     Forbidden,
+    /// Something that cannot be read now, whatever it is.
+    Unavailable,
 }
 
 impl Found {

@@ -85,6 +85,7 @@ pub fn plan(request: &Request, found: &Found) -> Plan {
     match found {
         Found::Nothing => answer("404 Not Found").text(request.method),
         Found::Forbidden => answer("403 Forbidden").text(request.method),
+        Found::Unavailable => answer("503 Service Unavailable").text(request.method),
         Found::Directory(_) if !request.directory && !request.path.is_empty() => {
             let mut moved = answer("301 Moved Permanently");
             let encoded: Vec<_> = request.path.iter().map(|part| path::encode(part)).collect();

@@ -109,6 +109,7 @@ fn what_is_not_there_or_not_asked_well_is_answered_so() {
     let missing = plan(&request("GET /x", "Connection: close\r\n"), &Found::Nothing);
     assert_eq!((missing.status, missing.keep_alive), (404, false));
     assert_eq!(plan(&request("GET /x", ""), &Found::Forbidden).status, 403);
+    assert_eq!(plan(&request("GET /x", ""), &Found::Unavailable).status, 503);
     let wrong = |text: &str| Request::parse(text.as_bytes()).unwrap_err();
     assert_eq!(wrong("POST / HTTP/1.1\r\n\r\n"), Wrong::Method);
     assert_eq!(wrong("GET / HTTP/2.0\r\n\r\n"), Wrong::Version);

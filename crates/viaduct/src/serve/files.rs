@@ -14,6 +14,10 @@ const INDEX: &str = "index.html";
 /// The one name with a dot that is served (RFC 8615).
 const WELL_KNOWN: &str = ".well-known";
 
+/// No descriptor or memory is left to look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Starved;
+
 /// The directory that is served.
 #[derive(Debug)]
 pub struct Root {
@@ -31,17 +35,23 @@ impl Root {
     }
 
     /// What is asked for; with the file, if it is one.
-    pub fn find(&self, request: &Request) -> (Found, Option<File>) {
+    ///
+    /// # Errors
+    /// [`Starved`]: nobody knows what is there.
+    pub fn find(&self, request: &Request) -> Result<(Found, Option<File>), Starved> {
         if request.path.iter().any(|part| is_hidden(part)) {
-            return (Found::Nothing, None);
+            return Ok((Found::Nothing, None));
         }
         let path = match request.path.join("/") {
             path if path.is_empty() => ".".to_owned(),
             path => path,
         };
-        self.look(&path, request).unwrap_or_else(|error| match error {
-            Errno::ACCESS | Errno::PERM => (Found::Forbidden, None),
-            _ => (Found::Nothing, None),
+        self.look(&path, request).or_else(|error| match error {
+            Errno::MFILE | Errno::NFILE | Errno::NOMEM => Err(Starved),
+            Errno::ACCESS | Errno::PERM => Ok((Found::Forbidden, None)),
+            // The last is openat2's, of a directory that was renamed meanwhile.
+            Errno::IO | Errno::STALE | Errno::AGAIN => Ok((Found::Unavailable, None)),
+            _ => Ok((Found::Nothing, None)),
         })
     }
 
@@ -55,6 +65,7 @@ impl Root {
             FileType::Directory if !wants_directory => Ok((Found::Directory(Vec::new()), None)),
             FileType::Directory => match beneath(opened.as_fd(), INDEX).and_then(file) {
                 Ok((index @ Found::File { .. }, opened)) => Ok((index, opened)),
+                Err(starved @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(starved),
                 _ => Ok((Found::Directory(names(&opened)?), None)),
             },
             _ => Ok((Found::Forbidden, None)),
@@ -116,7 +127,7 @@ mod tests {
     fn find(root: &Root, path: &str) -> Found {
         let text = format!("GET {path} HTTP/1.1\r\n\r\n");
         let (request, _) = Request::parse(text.as_bytes()).unwrap().unwrap();
-        root.find(&request).0
+        root.find(&request).unwrap().0
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! What is answered is decided by [`viaduct_proto::web`], the same for both ways by which requests come.
 //! Over Trickles nothing is kept of a client; over TCP the kernel and a task keep what they must.
 
+mod descriptors;
 mod files;
 mod shelf;
 pub mod status;
@@ -105,6 +106,8 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             .with_context(|| format!("cannot serve {dir}: a directory is expected"))
     };
     let files = Rc::new(root()?);
+    let workers = if args.trickles == Ways::Off { 0 } else { workers(args.workers) };
+    let parts = descriptors::share_out(workers, args.max_connections);
     let trickles = match args.trickles {
         Ways::Off if args.identity.is_some() => {
             bail!("identity: only Trickles is encrypted, and --trickles off")
@@ -115,8 +118,8 @@ pub fn run(args: &ServeArgs) -> Result<()> {
                 let key = args.identity.as_deref().map(key::read).transpose()?;
                 Ok(key.map(|key| ServerCrypt::new(key, args.encrypted_only, entropy())))
             };
-            let hand = |_| Ok(Hand { crypt: crypt()?, shelf: Shelf::new(root()?) });
-            let hands = (0..workers(args.workers)).map(hand).collect::<Result<Vec<_>>>()?;
+            let hand = |_| Ok(Hand { crypt: crypt()?, shelf: Shelf::new(root()?, parts.files) });
+            let hands = (0..workers).map(hand).collect::<Result<Vec<_>>>()?;
             let terms = Terms {
                 ways,
                 port: port(args),
@@ -127,7 +130,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             Some(Service::start(&terms, hands)?)
         }
     };
-    LocalSet::new().block_on(&runtime, serve(args, files, trickles, heard))
+    LocalSet::new().block_on(&runtime, serve(args, parts.connections, files, trickles, heard))
 }
 
 /// How many threads answer Trickles.
@@ -159,11 +162,12 @@ fn port(args: &ServeArgs) -> ServerSettings {
 
 async fn serve(
     args: &ServeArgs,
+    connections: u32,
     root: Rc<Root>,
     trickles: Option<Service>,
     mut heard: Heard,
 ) -> Result<()> {
-    let places = tcp::places(args.max_connections);
+    let places = tcp::places(connections);
     let counts = Rc::new(Counts::default());
     for &address in args.listen.iter().filter(|_| !args.encrypted_only) {
         let listener = TcpListener::bind(address)

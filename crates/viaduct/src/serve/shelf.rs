@@ -10,8 +10,10 @@ use viaduct_proto::web::{Found, Request, Site};
 
 use super::files::{Root, found};
 
-/// Most files that are open.
-const MOST: usize = 256;
+/// Most files that are open, however many may be.
+pub const MOST: usize = 256;
+/// All are closed this often, so that what was removed does not fill the disk.
+const LASTS: Duration = Duration::from_secs(5);
 /// What a path leads to is looked up this often at most; whether the file itself has changed, each time.
 const HOLDS: Duration = Duration::from_millis(500);
 
@@ -19,8 +21,14 @@ const HOLDS: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub struct Shelf {
     root: Root,
+    /// Most files that are open.
+    most: usize,
     open: Vec<(File, Instant)>,
     by_path: HashMap<(Vec<String>, bool), usize>,
+    /// When all were closed.
+    closed: Instant,
+    /// Whether something was not found because nobody could look.
+    starved: bool,
     stats: ShelfStats,
 }
 
@@ -34,17 +42,29 @@ pub struct ShelfStats {
 }
 
 impl Shelf {
-    /// Nothing is open yet.
-    pub fn new(root: Root) -> Shelf {
-        Shelf { root, open: Vec::new(), by_path: HashMap::new(), stats: ShelfStats::default() }
+    /// Nothing is open yet, and no more than `most` files will be.
+    pub fn new(root: Root, most: usize) -> Shelf {
+        let (open, by_path, stats) = Default::default();
+        Shelf { root, most, open, by_path, closed: Instant::now(), starved: false, stats }
     }
 
     /// Makes room; numbers that were given before an event hold until its end.
     pub fn tidy(&mut self) {
-        if self.open.len() >= MOST {
-            self.open.clear();
-            self.by_path.clear();
+        if self.open.len() >= self.most || self.closed.elapsed() >= LASTS {
+            self.clear();
         }
+    }
+
+    /// Closes all files.
+    pub fn clear(&mut self) {
+        self.open.clear();
+        self.by_path.clear();
+        self.closed = Instant::now();
+    }
+
+    /// Whether since this was last asked something was not found because no descriptor or memory was left.
+    pub fn was_starved(&mut self) -> bool {
+        std::mem::take(&mut self.starved)
     }
 
     /// Its counters.
@@ -65,7 +85,10 @@ impl Site for Shelf {
             self.stats.hits += 1;
             return (found, at as u64);
         }
-        let (found, file) = self.root.find(request);
+        let Ok((found, file)) = self.root.find(request) else {
+            self.starved = true;
+            return (Found::Unavailable, 0);
+        };
         let Some(file) = file else { return (found, 0) };
         self.stats.misses += 1;
         let at = match self.by_path.get(&key) {

@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tracing::debug;
-use viaduct_proto::web::{Body, MAX_HEAD, Plan, Request, plan};
+use viaduct_proto::web::{Body, Found, MAX_HEAD, Plan, Request, plan};
 
 use super::files::Root;
 use super::status::TcpStatus;
@@ -103,7 +103,7 @@ async fn next(
     loop {
         match Request::parse(bytes) {
             Ok(Some((request, taken))) => {
-                let (found, file) = root.find(&request);
+                let (found, file) = root.find(&request).unwrap_or((Found::Unavailable, None));
                 return Ok(Some((plan(&request, &found), file, taken)));
             }
             Err(why) => return Ok(Some((Plan::refuse(why), None, 0))),

@@ -170,6 +170,7 @@ impl Shared {
             }
             if looked.elapsed() >= LOOK {
                 looked = Instant::now();
+                shelf.tidy();
                 if let Err(error) = listener.look() {
                     warn!("the secrets stay as they are: {error:#}");
                 }
@@ -189,7 +190,16 @@ fn turn(listener: &mut Listener, shelf: &mut Shelf) -> usize {
             return;
         }
         shelf.tidy();
-        let reply = respond(endpoint.ring(), &event, shelf);
+        let mut reply = respond(endpoint.ring(), &event, shelf);
+        if shelf.was_starved() {
+            shelf.clear();
+            reply = respond(endpoint.ring(), &event, shelf);
+        }
+        if shelf.was_starved() {
+            // To its client it is a lost packet; it asks again, when there is more.
+            endpoint.drop_event(event);
+            return;
+        }
         endpoint.send(event, &reply, shelf, out);
     });
     turn.unwrap_or_else(|error| {

@@ -205,6 +205,34 @@ fn a_plain_tcp_server_is_said_to_be_one() {
 }
 
 #[test]
+fn few_descriptors_are_enough_for_many_files_and_for_tcp_beside() {
+    let Some(world) = World::new("few", "rate=100M,delay=1ms,queue=500kB") else { return };
+    (0..100).for_each(|n| world.file(&n.to_string(), format!("file {n}").as_bytes()));
+    let server = world.serve_with_few(64);
+    let mut client = world.client(Ways::Any);
+    let flow = client.connect(world.v4());
+    let text: String = (0..100).map(|n| get(&format!("/{n}"), "")).collect();
+    assert_eq!(client.fetch(flow, &text, &[MAIN], LIMIT), End::Finished);
+    let got = String::from_utf8(client.read.remove(&MAIN).unwrap()).unwrap();
+    assert_eq!(got.matches("HTTP/1.1 200").count(), 100, "{got}");
+    assert!((0..100).all(|n| got.contains(&format!("\r\n\r\nfile {n}"))), "{got}");
+    // Whoever says nothing has a place; more than there are wait.
+    let _idle: Vec<_> = (0..5).map(|_| world.connect_plain().unwrap()).collect();
+    let mut plain = world.connect_plain().unwrap();
+    plain.write_all(get("/99", "Connection: close\r\n").as_bytes()).unwrap();
+    assert!(common::rest(&mut plain).ends_with(b"file 99"));
+    assert!(world.status()["tcp"]["requests"].as_u64() >= Some(1));
+    // What was removed is not kept on the disk.
+    let removed = || {
+        let open = std::fs::read_dir(format!("/proc/{}/fd", server.id())).unwrap();
+        let links = open.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+        links.filter(|link| link.to_string_lossy().ends_with(" (deleted)")).count()
+    };
+    (0..100).for_each(|n| std::fs::remove_file(world.dir.join(format!("site/{n}"))).unwrap());
+    assert!(common::within(Duration::from_secs(10), || removed() == 0), "{}", removed());
+}
+
+#[test]
 fn a_file_that_is_replaced_in_mid_transfer_is_not_mixed() {
     let Some(world) = World::new("replaced", "rate=20M,delay=5ms,queue=100kB") else { return };
     world.file("a", &random(5_000_000));

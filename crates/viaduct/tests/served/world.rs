@@ -70,7 +70,26 @@ impl World {
         words: &[&str],
         is_up: impl Fn() -> bool,
     ) -> Process {
-        let mut command = self.net.hosts_b()[host].command(env!("CARGO_BIN_EXE_viaduct"));
+        let command = self.net.hosts_b()[host].command(env!("CARGO_BIN_EXE_viaduct"));
+        self.start(host, command, words, is_up)
+    }
+
+    /// In b1, with so few descriptors.
+    #[allow(dead_code)] // by some tests
+    pub(crate) fn serve_with_few(&self, descriptors: u32) -> Process {
+        let mut command = self.net.b1().command("sh");
+        let limited = format!("ulimit -n {descriptors}; exec \"$0\" \"$@\"");
+        command.args(["-c", &limited, env!("CARGO_BIN_EXE_viaduct")]);
+        self.start(0, command, &[], || self.connect_plain().is_ok())
+    }
+
+    fn start(
+        &self,
+        host: usize,
+        mut command: Command,
+        words: &[&str],
+        is_up: impl Fn() -> bool,
+    ) -> Process {
         command.arg("serve").arg(self.dir.join("site")).args(["--listen", "[::]:80"]);
         command.args(words).arg("--key").arg(self.dir.join("key"));
         command.arg("--run-dir").arg(self.run_dir(host)).stderr(Stdio::null());

@@ -1,0 +1,69 @@
+//! Who may have how many descriptors: none is to be left without.
+//!
+//! ```text
+//!   may be open  =  sockets of all kinds  |  files of Trickles' threads  |  connections of TCP, two each
+//! ```
+
+use tracing::warn;
+use viaduct_sys::process::raise_descriptors;
+
+use super::shelf;
+
+/// The process's own: sockets, pipes, a journal, clients of the status socket and of the metrics.
+const OWN: u64 = 24;
+/// Each thread's own.
+const OF_THREAD: u64 = 16;
+/// Fewest files of a thread: what one request may ask for, mostly.
+const LEAST_FILES: u64 = 8;
+
+/// What each may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parts {
+    /// Files that each of Trickles' threads may have open.
+    pub files: usize,
+    /// Connections over TCP at a time.
+    pub connections: u32,
+}
+
+/// Shares out what this process may have, among so many threads and at most so many connections. Says so
+/// where it is less than was wanted.
+pub fn share_out(threads: u32, connections: u32) -> Parts {
+    let most = raise_descriptors();
+    let parts = parts(most, threads, connections);
+    if parts.connections < connections {
+        warn!(
+            "{most} descriptors are allowed, enough for {} connections over TCP at a time and not for \
+             {connections}: raise the limit (ulimit -n, LimitNOFILE=), or ask for fewer \
+             (--max-connections)",
+            parts.connections
+        );
+    }
+    parts
+}
+
+fn parts(most: u64, threads: u32, connections: u32) -> Parts {
+    let threads = u64::from(threads);
+    let left = most.saturating_sub(OWN + OF_THREAD * threads);
+    let files = (left / 4 / threads.max(1)).clamp(LEAST_FILES, shelf::MOST as u64);
+    let fit = left.saturating_sub(files * threads) / 2;
+    let fit = u32::try_from(fit).unwrap_or(u32::MAX).max(1);
+    Parts { files: files as usize, connections: connections.min(fit) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_get_what_they_want_where_there_is_enough_and_nobody_nothing() {
+        let of = |most, threads, connections| {
+            let Parts { files, connections } = parts(most, threads, connections);
+            (files, connections)
+        };
+        assert_eq!(of(1 << 20, 4, 4096), (256, 4096));
+        assert_eq!(of(1024, 1, 4096), (246, 369));
+        assert_eq!(of(1024, 0, 400), (250, 400));
+        assert_eq!(of(64, 1, 4096), (8, 8));
+        assert_eq!(of(10, 64, 4096), (8, 1));
+    }
+}
