@@ -46,7 +46,8 @@ int msk_turn(int fd);
 int msk_timeout(int fd);
 /* Sends what waits at once, and not with the next msk_turn. */
 int msk_flush(int fd);
-/* Ends it. A client's server is told. */
+/* Ends it. A client's server is told. A process that ends without that may leave a rule of nftables, which drops
+ * Trickles' own packets alone and goes with the next that is opened. */
 int msk_close(int fd);
 
 /* ---- servers (Trickles, section 3) ---- */

@@ -38,6 +38,12 @@ static int take(int fd, struct fetch *fetch, uint64_t seed) {
     return got == 0 || got == -11 /* EAGAIN */ ? 0 : -1;
 }
 
+/* A connection that is not closed leaves a rule of nftables, until the next one that is opened. */
+static int failed(int fd) {
+    msk_close(fd);
+    return 1;
+}
+
 int main(int argc, char **argv) {
     static struct fetch fetches[MOST];
     struct msk_options options = {0};
@@ -48,9 +54,13 @@ int main(int argc, char **argv) {
     options.run_dir = argv[2];
     uint64_t length = strtoull(argv[3], NULL, 10), upload = strtoull(argv[5], NULL, 10);
     int count = atoi(argv[4]), fd = msk_connect(argv[1], &options);
-    if (fd < 0 || count > MOST) {
+    if (fd < 0) {
         fprintf(stderr, "cannot connect to %s: %s\n", argv[1], strerror(-fd));
         return 1;
+    }
+    if (count < 0 || count > MOST) {
+        fprintf(stderr, "%d objects at most\n", MOST);
+        return failed(fd);
     }
     for (int n = 0; n < count; n++) {
         char line[80];
@@ -69,13 +79,13 @@ int main(int argc, char **argv) {
         int came = msk_turn(fd);
         if (came < 0) {
             fprintf(stderr, "%s\n", strerror(-came));
-            return 1;
+            return failed(fd);
         }
         left = 0;
         for (int n = 0; n < count; n++) {
             if (!fetches[n].done && take(fd, &fetches[n], (uint64_t)n) < 0) {
                 fprintf(stderr, "request %d is wrong at %lu\n", n, fetches[n].at);
-                return 1;
+                return failed(fd);
             }
             left += !fetches[n].done;
         }
@@ -83,7 +93,7 @@ int main(int argc, char **argv) {
         told += got > 0 ? (size_t)got : 0;
         if (got < 0 && got != -11 /* EAGAIN */) {
             fprintf(stderr, "the upload: %s\n", strerror(-got));
-            return 1;
+            return failed(fd);
         }
         left += told < sizeof said;
         if (came == 0 && left > 0)
@@ -91,7 +101,7 @@ int main(int argc, char **argv) {
     }
     if (memcmp(said, expected, sizeof said) != 0) {
         fprintf(stderr, "the upload has another digest\n");
-        return 1;
+        return failed(fd);
     }
     printf("%d of %lu bytes each, %lu uploaded\n", count, length, upload);
     free(bytes);
