@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use viaduct::trickles::{ClientSettings, Connector, Secrets, Word};
+use viaduct::trickles::{ClientSettings, Connector, Secrets, Word, put_back_left};
 use viaduct_proto::trickles::packet::{Format, Ways};
 use viaduct_proto::trickles::stream::{Config, Failure, State, Stream};
 
@@ -36,6 +36,7 @@ pub unsafe extern "C" fn msk_connect(to: *const c_char, options: *const Options)
     let instance =
         format!("viaduct_c_{}_{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
     let (mtu, run_dir) = (chosen.mtu, chosen.run_dir);
+    put_back_left(&run_dir);
     let settings = ClientSettings { ways, mtu, untracked: true, instance, run_dir };
     let Ok([seed, ..]) = Secrets::seeds() else { return -libc::EIO };
     match Connector::open(&settings, seed) {

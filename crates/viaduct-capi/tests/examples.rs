@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use viaduct_sys::netns::Netns;
 use viaduct_sys::process::Process;
@@ -79,10 +80,21 @@ impl World {
         server
     }
 
-    fn fetch(&self, length: &str, count: &str, upload: &str) {
+    /// The client's command.
+    fn client(&self, to: &str, what: [&str; 3]) -> Command {
         let mut client = self.netns.command(self.dir.join("client").to_str().unwrap());
-        client.arg("127.0.0.1:90").arg(&self.dir).args([length, count, upload]);
-        let done = client.output().unwrap();
+        client.arg(to).arg(&self.dir).args(what);
+        client
+    }
+
+    /// Whether rules of a client are there.
+    fn has_rules(&self) -> bool {
+        let rules = self.netns.command("nft").args(["list", "tables"]).output().unwrap();
+        String::from_utf8(rules.stdout).unwrap().contains("viaduct_c_")
+    }
+
+    fn fetch(&self, length: &str, count: &str, upload: &str) {
+        let done = self.client("127.0.0.1:90", [length, count, upload]).output().unwrap();
         let said = [done.stdout, done.stderr].map(|text| String::from_utf8(text).unwrap());
         assert!(done.status.success(), "{said:?}");
         assert_eq!(said[0].trim(), format!("{count} of {length} bytes each, {upload} uploaded"));
@@ -103,6 +115,31 @@ fn a_server_and_a_client_in_c_fetch_and_upload() {
     world.fetch("300000", "20", "50");
     // More than a megabyte in one request, of which the server keeps nothing.
     world.fetch("1000", "3", "1200000");
+}
+
+#[test]
+fn neither_a_client_that_fails_nor_one_that_is_killed_leaves_rules() {
+    let Some(world) = World::new("left") else { return };
+    let done = world.client("127.0.0.1:95", ["100", "1", "0"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&done.stderr).contains("refused") && !world.has_rules());
+
+    let _server = world.serve("127.0.0.1:90", &[], Stdio::null(), Stdio::null());
+    let mut command = world.client("127.0.0.1:90", ["1000000000", "50", "0"]);
+    let mut killed = Process::spawn({
+        command.stdout(Stdio::null());
+        command
+    })
+    .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !world.has_rules() {
+        assert!(Instant::now() < deadline, "a client sets rules");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    assert!(world.has_rules(), "a kill leaves them");
+    world.fetch("100", "1", "0");
+    assert!(!world.has_rules(), "the next client takes them away");
 }
 
 #[test]

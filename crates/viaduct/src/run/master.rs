@@ -25,11 +25,12 @@ use super::keep::Keep;
 use super::report::Report;
 use super::via::Interposer;
 use super::wrapper::Word;
-use super::{OUR_FAULT, Plan, RunArgs, aware, transport};
+use super::{OUR_FAULT, Plan, RunArgs, aware};
 use crate::proxy::below::Below;
 use crate::proxy::handle::{Beside, Handle};
 use crate::proxy::orders::{Order, ToWorker};
 use crate::proxy::settings::Settings;
+use crate::trickles::put_back_left;
 
 /// How often it is looked whether anybody is left.
 const LOOK: Duration = Duration::from_millis(200);
@@ -188,7 +189,7 @@ fn worker(args: &RunArgs, plan: &Plan, above: Option<Arc<Above>>) -> Result<Besi
     };
     let (by, run_dir) = (plan.by.clone(), args.run_dir.clone());
     if by.trickles().is_some() {
-        transport::clear(&run_dir);
+        put_back_left(&run_dir);
     }
     let mut settings =
         Settings::for_programs(name, chain, by, (args.arrival_wait, args.spin), run_dir);

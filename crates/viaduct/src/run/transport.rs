@@ -1,14 +1,8 @@
 //! What carries flows from the end of a chain to their far ends: the kernel's TCP, or the transport that the
 //! chain ends with, as in `+compress +trickles:way=udp`.
 
-use std::ffi::OsStr;
-use std::fs;
-use std::path::Path;
-
 use anyhow::{Result, anyhow, bail};
-use tracing::debug;
 use viaduct_proto::flow::{About, HandlerSpec};
-use viaduct_sys::journal::Changes;
 
 use crate::proxy::onward::Onward;
 use crate::proxy::trickles::{Course, Early, Ways};
@@ -67,25 +61,6 @@ pub fn split(chain: &[HandlerSpec]) -> Result<(&[HandlerSpec], Onward)> {
     Ok((handlers, onward))
 }
 
-/// Puts back what runs that were killed have left of their rules.
-pub fn clear(run_dir: &Path) {
-    let Ok(entries) = fs::read_dir(run_dir) else { return };
-    for path in entries.flatten().map(|entry| entry.path()) {
-        let gone = |pid: u32| !Path::new("/proc").join(pid.to_string()).exists();
-        if owner(path.file_name()).is_some_and(gone)
-            && let Err(error) = Changes::open(&path)
-        {
-            debug!("rules of a run that was killed: {error}");
-        }
-    }
-}
-
-/// The process whose journal of such rules has this name.
-fn owner(name: Option<&OsStr>) -> Option<u32> {
-    let (pid, rest) = name?.to_str()?.strip_prefix("run_")?.split_once('_')?;
-    (rest.starts_with(TRICKLES) && rest.ends_with(".json")).then(|| pid.parse().ok())?
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,13 +88,5 @@ mod tests {
             let error = split_text(text).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
-    }
-
-    #[test]
-    fn journals_say_whose_they_are() {
-        let owner = |name| owner(Some(OsStr::new(name)));
-        assert_eq!(owner("run_71_trickles_auto.json"), Some(71));
-        let others = ["run_71_trickles_auto", "run_x_trickles_auto.json", "proxy_7_trickles.json"];
-        assert_eq!(others.map(owner), [None; 3]);
     }
 }

@@ -17,6 +17,7 @@
 mod client;
 mod connector;
 mod door;
+mod left;
 mod listener;
 mod local;
 mod secrets;
@@ -25,6 +26,7 @@ mod stats;
 
 pub use client::{ClientPort, ClientSettings, Flow, Heard};
 pub use connector::{Connector, Word};
+pub use left::put_back_left;
 pub use listener::Listener;
 pub use secrets::Secrets;
 pub use server::{Answers, ServerPort, ServerSettings};

@@ -1,0 +1,57 @@
+//! What clients that were killed have left of their rules.
+//!
+//! A server's journal bears its port, and a proxy's its name, so the next start finds it by itself. Of a run, and of a
+//! C program, the journal bears the process: nobody comes again under that name, and the next of either puts back.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::Path;
+
+use tracing::debug;
+use viaduct_sys::journal::Changes;
+
+/// What names of such journals begin with, before the process and after it.
+const NAMES: [(&str, &str); 2] = [("run_", "_trickles"), ("viaduct_c_", "_")];
+
+/// Puts back what clients that are not there any more have left in `run_dir`.
+pub fn put_back_left(run_dir: &Path) {
+    let Ok(entries) = fs::read_dir(run_dir) else { return };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let gone = |pid: u32| !Path::new("/proc").join(pid.to_string()).exists();
+        if owner(path.file_name()).is_some_and(gone)
+            && let Err(error) = Changes::open(&path)
+        {
+            debug!("rules of a client that was killed: {error}");
+        }
+    }
+}
+
+/// The process whose journal of such rules has this name.
+fn owner(name: Option<&OsStr>) -> Option<u32> {
+    let name = name?.to_str()?.strip_suffix(".json")?;
+    NAMES.iter().find_map(|(before, after)| {
+        let rest = name.strip_prefix(before)?;
+        let (pid, rest) = rest.split_at(rest.find('_')?);
+        rest.starts_with(after).then(|| pid.parse().ok())?
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn journals_say_whose_they_are() {
+        let owner = |name| owner(Some(OsStr::new(name)));
+        assert_eq!(owner("run_71_trickles_auto.json"), Some(71));
+        assert_eq!(owner("viaduct_c_703_0.json"), Some(703));
+        let others = [
+            "run_71_trickles_auto",
+            "run_x_trickles_auto.json",
+            "proxy_7_trickles.json",
+            "run_71_count.json",
+            "viaduct_c_.json",
+        ];
+        assert_eq!(others.map(owner), [None; 5]);
+    }
+}
