@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
@@ -12,7 +13,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use viaduct_lab::binary::use_binary;
 use viaduct_lab::gateways::{Gateway, GatewaySpec};
-use viaduct_lab::topology::{Host, Journal, Scratch};
+use viaduct_lab::topology::{DumbbellSpec, Host, Journal, Scratch};
 use viaduct_lab::world::World;
 use viaduct_proto::keys::SecretKey;
 use viaduct_proto::rng::Rng;
@@ -116,6 +117,58 @@ fn handlers_that_are_needed_at_both_ends_stand_in_both_gateways() {
     let wan: Value = serde_json::from_str(&wan).unwrap();
     let sent = wan[0]["stats64"]["tx"]["bytes"].as_u64().unwrap();
     assert!(sent < 2_000_000, "{sent} bytes");
+}
+
+/// Chains with connections of their own; those of each go to a port of its own.
+const CHAINS: [&str; 5] = [
+    "'migrate'",
+    "'stripe:paths=3'",
+    "'mux'",
+    "'mux', 'migrate'",
+    "'migrate', 'route:node=192.0.2.9:1080'",
+];
+
+#[test]
+fn connections_that_handlers_open_stand_for_the_same_host() {
+    use_binary(env!("CARGO_BIN_EXE_viaduct"));
+    let spec = DumbbellSpec { hosts: 2, ..DumbbellSpec::default() };
+    let mut world = World::build(&spec, &Journal::new()).unwrap();
+    let mut spec = GatewaySpec::default().split();
+    for (port, chain) in (PORT..).zip(CHAINS) {
+        for (way, side) in [("from", "connect"), ("to", "accept")] {
+            let own = "['10.{own}.0.0/16', 'fd00:{own}::/48']";
+            let handlers = format!("ports = ['{port}']\nhandlers = [{chain}]");
+            writeln!(spec.tables, "[[policy]]\n{way} = {own}\nside = '{side}'\n{handlers}")
+                .unwrap();
+        }
+    }
+    world.protect(&spec).unwrap();
+    let data = vec![7; 3_000_000];
+    for (port, chain) in (PORT..).zip(CHAINS) {
+        for ip in world.b1().addresses() {
+            let to = SocketAddr::new(ip, port);
+            let listener = world.b1().netns().enter(|| TcpListener::bind(to)).unwrap().unwrap();
+            // Two of each host: they may share a connection, and no two hosts do.
+            let mut flows = Vec::new();
+            for host in world.dumbbell.hosts_a().iter().chain(world.dumbbell.hosts_a()) {
+                let client = host.netns().enter(|| TcpStream::connect(to)).unwrap().unwrap();
+                client.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+                let ours = client.local_addr().unwrap().ip();
+                let (server, peer) = listener.accept().unwrap();
+                assert_eq!(peer.ip(), ours, "{chain}");
+                flows.push((client, server));
+            }
+            if chain.contains("migrate") {
+                // What they have between the gateways is lost; its end there is the host's by name.
+                let words = ["-K", "dst", &to.to_string()];
+                let killed = world.dumbbell.gateway_a().run("ss", &words).unwrap();
+                assert!(killed.contains("ESTAB"), "{chain}: {killed}");
+            }
+            for (client, server) in flows {
+                common::there_and_back(client, server, &data);
+            }
+        }
+    }
 }
 
 #[test]
