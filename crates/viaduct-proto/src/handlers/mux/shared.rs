@@ -259,17 +259,17 @@ mod tests {
         let settings = Settings { sessions: 2, ..Settings::default() };
         let mut shared = Shared::new(settings, &shell().entropy);
         let to = Address::Name("far".to_owned(), 80);
-        let first = shared.add_line(Some(to.clone()));
+        let first = shared.add_line(Some(to.clone()), None);
         for _ in 0..2 {
-            assert_eq!(shared.line_to(&to), Some(first));
+            assert_eq!(shared.line_to(&to, None), Some(first));
             let branch = shared.add_branch(first, None);
             shared.line(first).unwrap().waiting.push(branch);
         }
-        assert_eq!(shared.line_to(&to), None);
-        let second = shared.add_line(Some(to.clone()));
-        assert_eq!(shared.line_to(&to), Some(second));
+        assert_eq!(shared.line_to(&to, None), None);
+        let second = shared.add_line(Some(to.clone()), None);
+        assert_eq!(shared.line_to(&to, None), Some(second));
         let left = shared.line(first).unwrap().waiting[0];
         shared.remove_branch(left);
-        assert_eq!(shared.line_to(&to), Some(first));
+        assert_eq!(shared.line_to(&to, None), Some(first));
     }
 }
