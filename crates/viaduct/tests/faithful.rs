@@ -270,7 +270,7 @@ impl World {
     fn new(start: impl FnOnce(&Chain) -> Vec<Proxy>) -> World {
         use_binary(env!("CARGO_BIN_EXE_viaduct"));
         // The client is so far away that a server's answer may be there before its handshake's end.
-        let links = ["delay=8ms", "delay=1ms", "delay=1ms"];
+        let links = ["delay=5ms", "delay=1ms", "delay=1ms"];
         let links = links.map(|link| link.parse::<LinkConfig>().unwrap());
         let chain = Chain::build(&links, 1, &Journal::new()).unwrap();
         // Refused there, as a router refuses that knows no way.
