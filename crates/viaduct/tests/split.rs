@@ -4,7 +4,7 @@
 mod common;
 
 use std::fmt::Write as _;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -128,13 +128,13 @@ const CHAINS: [&str; 5] = [
     "'migrate', 'route:node=192.0.2.9:1080'",
 ];
 
-#[test]
-fn connections_that_handlers_open_stand_for_the_same_host() {
+/// Gateways whose flows to each of some ports pass a chain, before two hosts a site.
+fn chained(chains: &[&str]) -> World {
     use_binary(env!("CARGO_BIN_EXE_viaduct"));
     let spec = DumbbellSpec { hosts: 2, ..DumbbellSpec::default() };
     let mut world = World::build(&spec, &Journal::new()).unwrap();
     let mut spec = GatewaySpec::default().split();
-    for (port, chain) in (PORT..).zip(CHAINS) {
+    for (port, chain) in (PORT..).zip(chains) {
         for (way, side) in [("from", "connect"), ("to", "accept")] {
             let own = "['10.{own}.0.0/16', 'fd00:{own}::/48']";
             let handlers = format!("ports = ['{port}']\nhandlers = [{chain}]");
@@ -143,6 +143,46 @@ fn connections_that_handlers_open_stand_for_the_same_host() {
         }
     }
     world.protect(&spec).unwrap();
+    world
+}
+
+#[test]
+fn what_is_said_before_a_reset_comes_through_every_chain() {
+    let others = ["'count'", "'shape:rate=20M'", "'latency:delay=5ms'", "'compress'"];
+    let chains = [&CHAINS[..], &others].concat();
+    let world = chained(&chains);
+    let mut wrong = Vec::new();
+    for (port, chain) in (PORT..).zip(chains) {
+        let to = SocketAddr::new(world.b1().addresses().next().unwrap(), port);
+        let listener = world.b1().netns().enter(|| TcpListener::bind(to)).unwrap().unwrap();
+        let mut client = world.a1().netns().enter(|| TcpStream::connect(to)).unwrap().unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        client.write_all(&[0; 50_000]).unwrap();
+        // It has not read all: the kernel says so by a reset.
+        let (mut server, _) = listener.accept().unwrap();
+        server.read_exact(&mut [0; 10]).unwrap();
+        server.write_all(&[0; 20_000]).unwrap();
+        thread::sleep(Duration::from_millis(50));
+        drop(server);
+        let (mut got, mut data) = (0, [0; 3_000]);
+        let end = loop {
+            match client.read(&mut data) {
+                Ok(0) => break None,
+                Ok(count) => got += count,
+                Err(error) => break Some(error.kind()),
+            }
+            thread::sleep(Duration::from_millis(1));
+        };
+        if (got, end) != (20_000, Some(ErrorKind::ConnectionReset)) {
+            wrong.push((chain, got, end));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
+
+#[test]
+fn connections_that_handlers_open_stand_for_the_same_host() {
+    let world = chained(&CHAINS);
     let data = vec![7; 3_000_000];
     for (port, chain) in (PORT..).zip(CHAINS) {
         for ip in world.b1().addresses() {
