@@ -22,6 +22,7 @@ mod run;
 mod serve;
 mod shell;
 mod signals;
+mod sparing;
 mod status;
 mod steer;
 mod text;

@@ -11,12 +11,11 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
-use tracing::warn;
 use viaduct_proto::agree::{Offer, Refusal, Terms, binding, chosen};
 use viaduct_proto::flow::Address;
 use viaduct_proto::time::Instant;
@@ -27,6 +26,7 @@ use super::flow::Middle;
 use super::leg::Leg;
 use super::relay::Relay;
 use super::through::{Factories, Through};
+use crate::sparing::Sparing;
 
 /// What other ends have said that is remembered; ends of one kind say one thing.
 const KNOWN: usize = 256;
@@ -42,6 +42,8 @@ pub struct Agreeing {
     known: Mutex<HashMap<Said, Result<Factories, Refusal>>>,
     /// Chains whose flows to a place share a connection.
     sharing: Mutex<HashMap<SocketAddr, Factories>>,
+    /// With whom it came to nothing, as the log hears of them.
+    disagreed: Sparing<IpAddr>,
 }
 
 /// Whether it was said to us when we connected, and what was said, if anything.
@@ -71,7 +73,8 @@ impl Agreeing {
         let offers = Offers::attach(terms.offer().emit(), ports);
         let offers = offers.context("negotiate by an option of SYNs (--prefer, --require)")?;
         let (known, sharing) = (Mutex::default(), Mutex::default());
-        Ok(Agreeing { terms, chain, both_ends, offers, known, sharing })
+        let disagreed = Sparing::new(4);
+        Ok(Agreeing { terms, chain, both_ends, offers, known, sharing, disagreed })
     }
 
     /// Begins to connect, and offers.
@@ -153,13 +156,13 @@ impl Undecided {
     pub fn decide(&self, server: &Leg, now: Instant) -> io::Result<Middle> {
         let stream = server.tcp().ok_or(io::ErrorKind::Unsupported)?;
         let chain = self.agreeing.answered(stream).map_err(|refusal| {
-            warn!("{}: {refusal}", self.to);
+            self.agreeing.disagreed.warn(self.to.ip(), format_args!("{}: {refusal}", self.to));
             io::Error::from(io::ErrorKind::PermissionDenied)
         })?;
         if let Some(relay) = Relay::of(&chain) {
             return Ok(Middle::Relay(relay));
         }
-        let through = Through::new(chain.clone(), self.limit, Address::Ip(self.to), now);
+        let through = Through::new(chain.clone(), self.limit, (self.to.into(), None), now);
         let shares = chain.iter().any(|factory| factory.shares());
         match through {
             Some((through, Some((to, _)))) if to == Address::Ip(self.to) => {

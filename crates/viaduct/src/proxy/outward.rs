@@ -65,14 +65,14 @@ fn begin(
     let meant = to.clone();
     let (goal, middle) = match (relay, handlers.unwrap_or_default()) {
         (Some(relay), _) => (Some((to, from)), Middle::Relay(relay)),
-        (None, handlers) => match Through::new(handlers, limits.chain_buffer, to, now) {
+        (None, handlers) => match Through::new(handlers, limits.chain_buffer, (to, from), now) {
             Some((through, goal)) => (goal, Middle::Through(Box::new(through))),
             None => return Err(io::Error::other("the handlers lead nowhere")),
         },
     };
     // What follows finds it a server.
     let (server, first) = (Leg::Elsewhere, Vec::new());
-    let mut begun = Begun { server, middle, undecided: None, first, to: meant, by, rate };
+    let mut begun = Begun { server, middle, undecided: None, first, to: meant, from, by, rate };
     let Some((to, bound)) = goal else { return Ok(begun) };
     if let Some(outlet) = outlet {
         begun.server = Leg::Session(outlet.open(to, source));
@@ -130,9 +130,10 @@ fn agree(
 ) -> io::Result<Begun> {
     let (server, first) = (Leg::Elsewhere, Vec::new());
     let middle = Middle::Relay(Relay::default());
-    let mut begun = Begun { server, middle, undecided: None, first, to, by, rate };
+    let mut begun = Begun { server, middle, undecided: None, first, to, from, by, rate };
     if let Some(chain) = agreeing.shared(at)
-        && let Some((through, None)) = Through::new(chain, limits.chain_buffer, at.into(), now)
+        && let Some((through, None)) =
+            Through::new(chain, limits.chain_buffer, (at.into(), None), now)
     {
         begun.middle = Middle::Through(Box::new(through));
         return Ok(begun);

@@ -70,7 +70,6 @@ impl Worker {
 
     /// Makes a flow that the handlers of flow `key` want; over `spare`, if that goes there.
     fn spawn(&mut self, key: usize, spawn: &Spawn, spare: Option<(Address, Leg)>, now: Instant) {
-        let source = self.flows.at(key).source();
         let Some(through) = self.flows.at(key).through() else { return };
         let made = through.spawned(spawn, now);
         if spawn.kin == Kin::Accepted {
@@ -89,7 +88,7 @@ impl Worker {
                     .inspect_err(|error| debug!("a connection to be shared: {error}"))
                     .ok()?,
             };
-            Some(Flow::spawned(network, through, source, now))
+            Some(Flow::spawned(network, through, self.flows.at(key), now))
         });
         let Some(new) = flow.and_then(|flow| self.flows.insert(flow)) else {
             if let Some(through) = self.flows.at(key).through() {
@@ -120,7 +119,9 @@ impl Worker {
     }
 
     fn begin_wire(&mut self, key: usize, id: BottomId, (to, from): Way) -> io::Result<Leg> {
-        let mut leg = dial(&to, from, self.options, &self.teller)?;
+        // Whoever stands for others stands for them in all connections. A program's own may begin anywhere.
+        let kept = self.flows.at(key).from(&to).filter(|_| self.target.is_transparent());
+        let mut leg = dial(&to, from.or(kept), self.options, &self.teller)?;
         self.flows.watch_wire(&mut leg, key, id)?;
         Ok(leg)
     }

@@ -1,14 +1,12 @@
 //! Handlers that are agreed on with the far end of each flow: what is said of it on the command line,
 //! and who is turned away.
 
-use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
-use tracing::{info, warn};
-use viaduct_proto::agree::{Refusal, Required, Terms, greeting};
+use tracing::info;
+use viaduct_proto::agree::{Required, Terms, greeting};
 use viaduct_proto::flow::{HandlerSpec, Registry};
 use viaduct_sys::bpf::Ports;
 use viaduct_sys::tcp;
@@ -18,6 +16,7 @@ use super::report::{Fate, Report};
 use super::via::Via;
 use crate::proxy::agreeing::Agreeing;
 use crate::proxy::through::Factories;
+use crate::sparing::Sparing;
 
 /// What may be said of it.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -139,13 +138,14 @@ pub fn via(via: Via, plan: &Plan) -> Via {
 pub struct Door {
     agreeing: Arc<Agreeing>,
     report: Option<Report>,
-    strangers: Strangers,
+    /// Clients that were turned away.
+    strangers: Sparing<IpAddr>,
 }
 
 impl Door {
     /// Who is turned away is counted in `report`.
     pub fn new(agreeing: Arc<Agreeing>, report: Option<Report>) -> Door {
-        Door { agreeing, report, strangers: Strangers::default() }
+        Door { agreeing, report, strangers: Sparing::new(1) }
     }
 
     /// The handlers for a client; `None`: it is refused, by a reset.
@@ -154,7 +154,8 @@ impl Door {
         match self.agreeing.accept(&syn) {
             Ok(handlers) => Some(handlers),
             Err(why) => {
-                self.strangers.tell(client, &why, Instant::now());
+                let line = format_args!("refused: a connection from {client}: {why}");
+                self.strangers.warn(client.ip(), line);
                 if let Some(report) = &self.report {
                     // One line for each client, whatever its port.
                     let whose = SocketAddr::new(client.ip(), 0);
@@ -165,70 +166,5 @@ impl Door {
                 None
             }
         }
-    }
-}
-
-/// How often the log is told of one and the same client that was turned away.
-const QUIET: Duration = Duration::from_secs(60);
-/// Clients that are remembered; whoever comes when there are more is told of with the next of them.
-const CLIENTS: usize = 256;
-
-/// Clients that were turned away, as the log hears of them: once in a while, with how many there were.
-#[derive(Debug, Default)]
-struct Strangers {
-    clients: HashMap<IpAddr, (Instant, u64)>,
-}
-
-impl Strangers {
-    /// One more is turned away.
-    fn tell(&mut self, client: SocketAddr, why: &Refusal, now: Instant) {
-        if let Some(times) = self.count(client.ip(), now) {
-            let before = if times > 0 { format!(" ({times} more since)") } else { String::new() };
-            warn!("refused: a connection from {client}: {why}{before}");
-        }
-    }
-
-    /// How many there have been since the log was told; `None` if it is not to be told yet.
-    fn count(&mut self, client: IpAddr, now: Instant) -> Option<u64> {
-        if self.clients.len() >= CLIENTS {
-            self.clients.retain(|_, (told, _)| now.duration_since(*told) < QUIET);
-        }
-        let full = self.clients.len() >= CLIENTS;
-        match self.clients.get_mut(&client) {
-            Some((told, times)) if now.duration_since(*told) < QUIET => {
-                *times += 1;
-                None
-            }
-            Some((told, times)) => {
-                *told = now;
-                Some(std::mem::take(times))
-            }
-            None if full => None,
-            None => {
-                self.clients.insert(client, (now, 0));
-                Some(0)
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_log_hears_of_a_client_once_in_a_while() {
-        let mut strangers = Strangers::default();
-        let [one, other] = ["192.0.2.1", "192.0.2.2"].map(|ip| ip.parse().unwrap());
-        let now = Instant::now();
-        assert_eq!(strangers.count(one, now), Some(0));
-        assert_eq!(strangers.count(one, now), None);
-        assert_eq!(strangers.count(one, now), None);
-        assert_eq!(strangers.count(other, now), Some(0));
-        assert_eq!(strangers.count(one, now + QUIET), Some(2));
-        for n in 0..2 * CLIENTS as u32 {
-            strangers.count(IpAddr::from(n.to_be_bytes()), now + QUIET);
-        }
-        assert!(strangers.clients.len() <= CLIENTS);
     }
 }

@@ -27,6 +27,7 @@ use super::fronts::Fronts;
 use super::names::{Remote, place};
 use super::report::{Fate, Report, Reported};
 use crate::proxy::calls::Call;
+use crate::sparing::Sparing;
 
 /// What all connects need.
 #[derive(Debug)]
@@ -53,6 +54,8 @@ pub struct Common {
     carrying: Carrying,
     /// What is said of datagrams, until it has been said.
     notice: Mutex<Option<String>>,
+    /// Calls that were refused, as the log hears of them.
+    refused: Sparing<String>,
 }
 
 /// Whoever carries datagrams, from the first on.
@@ -131,6 +134,7 @@ impl Common {
             complained: AtomicBool::new(false),
             carrying,
             notice,
+            refused: Sparing::new(4),
         }))
     }
 
@@ -272,10 +276,9 @@ impl Common {
         let name = |to: SocketAddr| {
             self.remote.as_ref().map_or_else(|| to.to_string(), |names| names.text(to))
         };
-        match to.map(name) {
-            Some(to) => warn!("refused: {call} to {to}: {why}"),
-            None => warn!("refused: {call}: {why}"),
-        }
+        let whither = to.map(|to| format!(" to {}", name(to))).unwrap_or_default();
+        let line = format!("refused: {call}{whither}: {why}");
+        self.refused.warn(line.clone(), line);
     }
 
     fn names(&self) -> std::sync::MutexGuard<'_, Names> {

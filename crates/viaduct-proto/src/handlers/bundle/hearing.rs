@@ -70,6 +70,7 @@ impl Bundle {
         on: Output,
         frame: Frame,
     ) -> Result<(), String> {
+        let now = cx.now();
         match frame {
             Frame::Data { at, data } => {
                 if let Some(path) = self.path(on) {
@@ -87,7 +88,11 @@ impl Bundle {
                 self.tell_by = Some(cx.now());
             }
             Frame::Ping => Bundle::say(cx, on, &Frame::Pong),
-            Frame::Pong => {}
+            Frame::Pong => {
+                if let Some(path) = self.path(on) {
+                    path.flight.hears(now);
+                }
+            }
             Frame::Reset => {
                 // What came before it is the application's.
                 while self.deliver(cx) {}

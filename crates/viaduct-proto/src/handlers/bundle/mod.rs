@@ -18,6 +18,7 @@
 //! was on a lost connection is sent again. Both ends hold at most `buffer` bytes.
 //! **Ends.** The flow is over when both ends have all of the other's, the end included.
 
+mod flight;
 mod hearing;
 mod incoming;
 mod joining;

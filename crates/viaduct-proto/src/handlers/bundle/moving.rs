@@ -1,6 +1,6 @@
 //! How bytes move, in both directions.
 
-use super::path::Stage;
+use super::path::{Path, Stage};
 use super::wire::{self, Frame};
 use super::{Bundle, TICK};
 use crate::flow::Context;
@@ -59,26 +59,45 @@ impl Bundle {
         (self.open || self.deaf) && self.back.has_next()
     }
 
-    /// Sends on connections that take bytes, those with the fewest on their way first; whether there
-    /// is more that they might take.
+    /// Sends on connections that take bytes, those first where they arrive soonest; whether there is more that
+    /// they might take.
     pub(super) fn send(&mut self, cx: &mut Context<'_>) -> bool {
         let mut sent = 0;
         while self.out.has_unsent() && sent < TURN && self.out.fits(self.session.window) {
-            let ready = self.paths.iter_mut().filter(|path| path.is_well() && path.room);
-            let Some(path) = ready.min_by_key(|path| path.flying) else { return false };
-            let Some(block) = self.out.send(path.output) else { return false };
-            path.flying += block.data.len();
+            let Some((path, is_alone)) = self.soonest() else { return false };
+            let output = self.paths[path].output;
+            let Some(block) = self.out.send(output) else { return false };
+            let (path, length) = (&mut self.paths[path], block.data.len());
+            path.flying += length;
             path.busy();
-            sent += block.data.len();
+            sent += length;
+            let asks = !is_alone && path.flight.sends(length, cx.now());
+            if asks {
+                path.flight.asks();
+            }
             let pieces = match block.is_end {
                 true => [Some(Frame::End(block.at).emit()), None],
                 false => wire::data(block.at, &block.data),
             };
             for piece in pieces.into_iter().flatten() {
-                let _ = cx.output(path.output).write(piece);
+                let _ = cx.output(output).write(piece);
+            }
+            if asks {
+                Bundle::say(cx, output, &Frame::Ping);
             }
         }
         self.out.has_unsent() && sent >= TURN
+    }
+
+    /// The connection where a block arrives soonest of those that take one, and whether there is no other.
+    fn soonest(&self) -> Option<(usize, bool)> {
+        let well = || self.paths.iter().enumerate().filter(|(_, path)| path.is_well());
+        let is_alone = well().count() == 1;
+        let quickest = well().filter_map(|(_, path)| path.flight.rate()).max().unwrap_or(1);
+        let may = |path: &Path| is_alone || path.flight.may(quickest, self.session.window);
+        let ready = well().filter(|(_, path)| path.room && may(path));
+        let (soonest, _) = ready.min_by_key(|(_, path)| path.flight.lag(quickest))?;
+        Some((soonest, is_alone))
     }
 
     /// Acknowledges what has been delivered, now or soon.

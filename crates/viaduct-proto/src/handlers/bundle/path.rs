@@ -2,6 +2,7 @@
 
 use bytes::BytesMut;
 
+use super::flight::Flight;
 use super::wire::Nonce;
 use crate::flow::Output;
 use crate::time::{Duration, Instant};
@@ -46,6 +47,8 @@ pub(super) struct Path {
     pub(super) room: bool,
     /// Bytes sent on it and not known to have arrived.
     pub(super) flying: usize,
+    /// The same of it alone, where there are others beside it.
+    pub(super) flight: Flight,
     /// It should have said something.
     pub(super) suspect: bool,
     began: Instant,
@@ -76,6 +79,7 @@ impl Path {
             inbox: BytesMut::new(),
             room: true,
             flying: 0,
+            flight: Flight::default(),
             suspect: false,
             began: now,
             heard: now,
@@ -160,6 +164,7 @@ impl Path {
             return Due::Doubt;
         }
         self.asked = Some(now);
+        self.flight.asks();
         if self.flying == 0 {
             self.quiet = (self.quiet * 2).min(LATEST);
         }

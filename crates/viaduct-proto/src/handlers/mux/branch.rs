@@ -1,5 +1,7 @@
 //! A flow on a shared connection.
 
+use std::net::IpAddr;
+
 use bytes::Bytes;
 
 use super::End;
@@ -36,10 +38,16 @@ impl Branch {
         Branch { number, trunk, early, risen, stopped, ended, closed, finished, over }
     }
 
-    /// One that connects: on the trunk that goes there, or on a new one.
-    pub(super) fn connecting(cx: &mut Context<'_>, shared: &mut Shared, to: Address) -> Branch {
-        let known = shared.line_to(&to);
-        let trunk = known.unwrap_or_else(|| shared.add_line(Some(to)));
+    /// One that connects: on the trunk that goes there, or on a new one. Who is to be seen as `from` shares one
+    /// with nobody else.
+    pub(super) fn connecting(
+        cx: &mut Context<'_>,
+        shared: &mut Shared,
+        to: Address,
+        from: Option<IpAddr>,
+    ) -> Branch {
+        let known = shared.line_to(&to, from);
+        let trunk = known.unwrap_or_else(|| shared.add_line(Some(to), from));
         let number = shared.add_branch(trunk, None);
         cx.claim(&shared.key(&Word::Branch(number)));
         if let Some(line) = shared.line(trunk) {

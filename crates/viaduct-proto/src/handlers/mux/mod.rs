@@ -20,6 +20,7 @@ mod shared;
 mod trunk;
 
 use std::fmt::Write as _;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
@@ -44,6 +45,8 @@ struct MuxFactory(Arc<Mutex<Shared>>);
 /// One chain's.
 struct Mux {
     shared: Arc<Mutex<Shared>>,
+    /// The address that its flow is to be seen as, if that matters.
+    from: Option<IpAddr>,
     part: Part,
 }
 
@@ -82,7 +85,7 @@ impl Factory for MuxFactory {
     }
 
     fn make(&self) -> Box<dyn Handler + Send> {
-        Box::new(Mux { shared: self.0.clone(), part: Part::Fresh })
+        Box::new(Mux { shared: self.0.clone(), from: None, part: Part::Fresh })
     }
 
     fn shares(&self) -> bool {
@@ -90,7 +93,7 @@ impl Factory for MuxFactory {
     }
 
     fn reaches(&self, to: &Address) -> bool {
-        lock(&self.0).line_to(to).is_some()
+        lock(&self.0).line_to(to, None).is_some()
     }
 
     fn state(&self) -> Option<String> {
@@ -105,8 +108,15 @@ impl Factory for MuxFactory {
 }
 
 impl Handler for Mux {
+    fn bind(&mut self, _cx: &mut Context<'_>, at: Address) {
+        self.from = match at {
+            Address::Ip(at) => Some(at.ip()),
+            Address::Name(..) => None,
+        };
+    }
+
     fn connect(&mut self, cx: &mut Context<'_>, to: Address) {
-        let branch = Branch::connecting(cx, &mut lock(&self.shared), to);
+        let branch = Branch::connecting(cx, &mut lock(&self.shared), to, self.from);
         self.part = Part::Branch(branch);
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 
 use crate::flow::{Address, Failure};
 use crate::keys::Entropy;
@@ -23,6 +24,8 @@ pub(super) struct Line {
     pub(super) link: Option<u32>,
     /// Where it goes; of one that was accepted, nowhere.
     pub(super) to: Option<Address>,
+    /// The address that it begins at, if that matters.
+    pub(super) from: Option<IpAddr>,
     pub(super) names: (Option<Address>, Option<Address>),
     /// Which branch each session is.
     sessions: BTreeMap<SessionId, u64>,
@@ -82,20 +85,22 @@ impl Shared {
     }
 
     /// A new trunk's number.
-    pub(super) fn add_line(&mut self, to: Option<Address>) -> u64 {
+    pub(super) fn add_line(&mut self, to: Option<Address>, from: Option<IpAddr>) -> u64 {
         let number = self.number();
         // The number is told to the other end, the secret is not.
         let tunnel = Tunnel::new(self.settings.clone(), number);
         let (sessions, waiting, names) = (BTreeMap::new(), Vec::new(), (None, None));
-        self.lines.insert(number, Line { tunnel, link: None, to, names, sessions, waiting });
+        let line = Line { tunnel, link: None, to, from, names, sessions, waiting };
+        self.lines.insert(number, line);
         number
     }
 
-    /// The trunk that goes there, if there is one with room for one more flow.
-    pub(super) fn line_to(&self, to: &Address) -> Option<u64> {
+    /// The trunk that goes there and begins at `from`, if there is one with room for one more flow.
+    pub(super) fn line_to(&self, to: &Address, from: Option<IpAddr>) -> Option<u64> {
         let most = self.settings.sessions as usize;
         let has_room = |line: &Line| line.sessions.len() + line.waiting.len() < most;
-        let goes = |(_, line): &(&u64, &Line)| line.to.as_ref() == Some(to) && has_room(line);
+        let is_it = |line: &Line| line.to.as_ref() == Some(to) && line.from == from;
+        let goes = |(_, line): &(&u64, &Line)| is_it(line) && has_room(line);
         self.lines.iter().find(goes).map(|(number, _)| *number)
     }
 
@@ -254,17 +259,17 @@ mod tests {
         let settings = Settings { sessions: 2, ..Settings::default() };
         let mut shared = Shared::new(settings, &shell().entropy);
         let to = Address::Name("far".to_owned(), 80);
-        let first = shared.add_line(Some(to.clone()));
+        let first = shared.add_line(Some(to.clone()), None);
         for _ in 0..2 {
-            assert_eq!(shared.line_to(&to), Some(first));
+            assert_eq!(shared.line_to(&to, None), Some(first));
             let branch = shared.add_branch(first, None);
             shared.line(first).unwrap().waiting.push(branch);
         }
-        assert_eq!(shared.line_to(&to), None);
-        let second = shared.add_line(Some(to.clone()));
-        assert_eq!(shared.line_to(&to), Some(second));
+        assert_eq!(shared.line_to(&to, None), None);
+        let second = shared.add_line(Some(to.clone()), None);
+        assert_eq!(shared.line_to(&to, None), Some(second));
         let left = shared.line(first).unwrap().waiting[0];
         shared.remove_branch(left);
-        assert_eq!(shared.line_to(&to), Some(first));
+        assert_eq!(shared.line_to(&to, None), Some(first));
     }
 }

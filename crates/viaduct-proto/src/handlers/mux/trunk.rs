@@ -2,7 +2,7 @@
 
 use super::TICK;
 use super::shared::{Line, Shared, Word};
-use crate::flow::{Context, FIRST, Failure, Kin, Output};
+use crate::flow::{Address, Context, FIRST, Failure, Kin, Output};
 use crate::time::{Duration, Instant};
 use crate::tunnel::Carrier;
 use crate::tunnel::wire::peek_hello;
@@ -36,15 +36,20 @@ impl Trunk {
         shared: &mut Shared,
         number: u64,
     ) -> Option<Trunk> {
-        let to = shared.line(number)?.to.clone()?;
+        let line = shared.line(number)?;
+        let (to, from) = (line.to.clone()?, line.from);
         cx.claim(&shared.key(&Word::Trunk(number)));
+        if let Some(from) = from {
+            // A port of its own: the first flow's may be used again before the trunk is gone.
+            cx.output(FIRST).bind(Address::Ip((from, 0).into()));
+        }
         cx.output(FIRST).connect(to);
         Some(Trunk::new(number, FIRST))
     }
 
     /// One that was accepted.
     pub(super) fn accepted(cx: &mut Context<'_>, shared: &mut Shared, output: Output) -> Trunk {
-        let number = shared.add_line(None);
+        let number = shared.add_line(None, None);
         cx.claim(&shared.key(&Word::Trunk(number)));
         let mut trunk = Trunk::new(number, output);
         trunk.learn_names(cx, shared);

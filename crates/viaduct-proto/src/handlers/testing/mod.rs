@@ -111,6 +111,15 @@ impl Net {
         at
     }
 
+    /// The same, from `own`.
+    pub(crate) fn connect_from(&mut self, own: Address) -> usize {
+        let at = self.begin(0);
+        self.ends[0][at].chain.bind(self.now, own);
+        self.ends[0][at].chain.connect(self.now, peer());
+        self.settle();
+        at
+    }
+
     fn begin(&mut self, host: usize) -> usize {
         let chain = Chain::new(self.factories[host].clone(), LIMIT, self.now);
         self.ends[host].push(End::new(chain, host == 0));

@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 
 /// Most bytes on their way.
 const WINDOW: usize = 20_000;
+const DEEP: usize = 4 << 20;
 
 #[derive(Debug)]
 pub(crate) enum Item {
@@ -23,13 +24,25 @@ pub(crate) enum Item {
 pub(crate) struct Wire {
     items: VecDeque<(Instant, Item)>,
     is_cut: bool,
+    /// Bytes a second, with a deep buffer before it; as many as its window allows if it has none.
+    pub(crate) rate: Option<u64>,
 }
 
 impl Wire {
     pub(crate) fn put(&mut self, at: Instant, item: Item) {
-        if !self.is_cut {
-            self.items.push_back((at, item));
+        if self.is_cut {
+            return;
         }
+        let before = self.items.back().map(|(at, _)| *at);
+        let at = match (self.rate, &item, before) {
+            (Some(rate), Item::Data(data), before) => {
+                let takes = Duration::from_micros(data.len() as u64 * 1_000_000 / rate);
+                before.map_or(at, |before| at.max(before)) + takes
+            }
+            (_, _, Some(before)) => at.max(before),
+            (..) => at,
+        };
+        self.items.push_back((at, item));
     }
 
     pub(crate) fn pop(&mut self) -> Option<Item> {
@@ -47,7 +60,8 @@ impl Wire {
     pub(crate) fn room(&self) -> usize {
         let data = |item: &Item| if let Item::Data(data) = item { data.len() } else { 0 };
         let held: usize = self.items.iter().map(|(_, item)| data(item)).sum();
-        if self.is_cut { 0 } else { WINDOW.saturating_sub(held) }
+        let window = if self.rate.is_some() { DEEP } else { WINDOW };
+        if self.is_cut { 0 } else { window.saturating_sub(held) }
     }
 
     /// Nothing passes any more, and what is on its way is lost.

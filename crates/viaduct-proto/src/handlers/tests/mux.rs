@@ -1,3 +1,5 @@
+use std::net::SocketAddr;
+
 use super::super::testing::{LIMIT, Net};
 use crate::flow::{Failure, Half};
 use crate::time::Duration;
@@ -43,6 +45,20 @@ fn flows_to_one_place_share_a_connection_and_each_has_its_own_bytes() {
         assert_eq!((far.finished, near.finished), (1, 0), "each direction ends by itself");
     }
     assert_eq!(net.connections.len(), 1);
+}
+
+#[test]
+fn flows_that_are_seen_as_others_share_a_connection_with_their_own_alone() {
+    let mut net = Net::new(&["count", "mux"], &["count", "mux"]);
+    for (own, connections) in [(1, 1), (2, 2), (1, 2), (2, 2)] {
+        let own = SocketAddr::from(([192, 0, 2, own], 4000 + net.ends[0].len() as u16));
+        let at = net.connect_from(own.into());
+        net.wait(Duration::from_millis(100));
+        assert_eq!(net.ends[0][at].answer, Some(Ok(())), "{:?}", net.said);
+        assert_eq!(net.connections.len(), connections);
+    }
+    net.connect();
+    assert_eq!(net.connections.len(), 3, "nor does whoever may be seen as anybody");
 }
 
 #[test]

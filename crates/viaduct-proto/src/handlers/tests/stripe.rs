@@ -52,3 +52,26 @@ fn what_a_lost_connection_had_goes_over_the_others() {
         assert_eq!(live(&net), 3, "another takes its place");
     }
 }
+
+#[test]
+fn a_connection_that_is_many_times_slower_holds_up_nothing() {
+    let rate = |way: usize, slow: Option<u64>| {
+        let paths = 1 + usize::from(slow.is_some());
+        let mut net = Net::joined(&[&format!("stripe:paths={paths},buffer=1M")]);
+        exchange(&mut net);
+        for (connection, rate) in net.connections.iter_mut().zip([Some(1_000_000), slow]) {
+            connection.wires.iter_mut().for_each(|wire| wire.rate = rate);
+        }
+        let got = pour(&mut net, way, 2_000);
+        net.wait(Duration::from_secs(100));
+        net.assert_whole();
+        got
+    };
+    for way in [0, 1] {
+        let alone = rate(way, None);
+        for (slow, least) in [(300_000, 120), (50_000, 97), (5_000, 90)] {
+            let got = rate(way, Some(slow));
+            assert!(got * 100 > alone * least, "{way} {slow}: {got} of {alone}");
+        }
+    }
+}

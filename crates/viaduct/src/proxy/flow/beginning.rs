@@ -41,9 +41,10 @@ impl Flow {
         flow
     }
 
-    /// One that the handlers of another want; it goes over `network`.
-    pub fn spawned(network: Leg, through: Through, source: SocketAddr, now: Instant) -> Flow {
-        let mut flow = Flow::empty(source, now);
+    /// One that the handlers of `other` want; it goes over `network`.
+    pub fn spawned(network: Leg, through: Through, other: &Flow, now: Instant) -> Flow {
+        let mut flow = Flow::empty(other.source, now);
+        (flow.to, flow.from) = (other.to.clone(), other.from);
         (flow.legs[1], flow.middle) = (Some(network), Middle::Through(Box::new(through)));
         flow.ready(End::Server, true, true);
         flow
@@ -59,6 +60,7 @@ impl Flow {
             source,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             to: None,
+            from: None,
             by: Onward::Direct,
             connected: false,
             coming: None,

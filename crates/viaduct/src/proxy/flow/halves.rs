@@ -15,10 +15,10 @@ use crate::proxy::through::Stage;
 impl Flow {
     /// Its second half has begun: what the client said behind that is the server's.
     pub fn set_server(&mut self, begun: Begun, now: Instant) {
-        let Begun { server, middle, undecided, first, to, by, rate } = begun;
+        let Begun { server, middle, undecided, first, to, from, by, rate } = begun;
         let urgent = self.client_is_urgent();
         (self.legs[1], self.middle, self.undecided) = (Some(server), middle, undecided);
-        (self.to, self.by, self.rate) = (Some(to), by, rate);
+        (self.to, self.from, self.by, self.rate) = (Some(to), from, by, rate);
         (self.begun, self.moved) = (now, now);
         self.first[1] = first;
         if let Some(asked) = &mut self.asked {
@@ -48,10 +48,10 @@ impl Flow {
 
     /// Takes over the second half of a flow without a client. Its own client awaits no answer.
     pub fn adopt(&mut self, early: Flow, now: Instant) {
-        let Flow { legs: [_, server], first: [_, first], middle, undecided, to, by, rate, .. } =
-            early;
+        let Flow { legs: [_, server], first: [_, first], middle, undecided, .. } = early;
+        let Flow { to, from, by, rate, .. } = early;
         let Some((server, to)) = server.zip(to) else { return };
-        self.set_server(Begun { server, middle, undecided, first, to, by, rate }, now);
+        self.set_server(Begun { server, middle, undecided, first, to, from, by, rate }, now);
         (self.begun, self.connected) = (early.begun, early.connected);
         self.answered();
     }

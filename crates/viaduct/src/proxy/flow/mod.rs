@@ -74,6 +74,8 @@ pub struct Flow {
     source: SocketAddr,
     /// Where its second half goes, when it was begun.
     to: Option<Address>,
+    /// The address that it begins at, if not our own.
+    from: Option<SocketAddr>,
     /// Tells it from a later flow of the same number.
     pub id: u64,
     /// How it goes on.
@@ -128,6 +130,8 @@ pub struct Begun {
     pub first: Vec<u8>,
     /// Where to.
     pub to: Address,
+    /// From where, if not from our own address.
+    pub from: Option<SocketAddr>,
     /// How it goes on.
     pub by: Onward,
     /// Bits a second each way, at most.
@@ -241,6 +245,13 @@ impl Flow {
     /// Where its second half goes, as people read it.
     pub fn destination(&self) -> String {
         self.to.as_ref().map_or_else(|| "nowhere yet".to_owned(), Address::to_string)
+    }
+
+    /// The address that one more connection to `to` begins at, if not our own: that of its first one, where that
+    /// goes there too. Its port is that one's.
+    pub fn from(&self, to: &Address) -> Option<SocketAddr> {
+        let from = self.from.filter(|_| self.to.as_ref() == Some(to))?;
+        Some(SocketAddr::new(from.ip(), 0))
     }
 
     /// How it goes on.

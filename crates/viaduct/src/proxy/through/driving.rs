@@ -2,7 +2,6 @@
 
 use std::io;
 
-use tracing::warn;
 use viaduct_proto::flow::{Action, Address, BottomId, Half};
 use viaduct_proto::time::Instant;
 
@@ -10,9 +9,12 @@ use super::wire::{Ending, Wire};
 use super::{Stage, Through, Want};
 use crate::proxy::flow::Moved;
 use crate::proxy::leg::Leg;
+use crate::sparing::Sparing;
 
 /// Times that each end is read before the other flows have their turn.
 const TURNS: usize = 16;
+/// What handlers say in the log, who may have been made to by anybody.
+static SAID: Sparing<String> = Sparing::new(4);
 
 impl Through {
     /// When it is to be driven, whatever happens: at its handlers' earliest timer, and at once if they
@@ -152,7 +154,11 @@ impl Through {
     pub(super) fn act(&mut self) {
         while let Some(action) = self.chain.poll_action() {
             match action {
-                Action::Bind(id, Address::Ip(at)) => self.binds.push((id, at)),
+                Action::Bind(id, Address::Ip(at)) => {
+                    // The last one holds.
+                    self.binds.retain(|(of, _)| *of != id);
+                    self.binds.push((id, at));
+                }
                 Action::Connect(id, to) => {
                     let bound = self.binds.iter().position(|(of, _)| *of == id);
                     let from = bound.map(|at| self.binds.swap_remove(at).1);
@@ -174,7 +180,7 @@ impl Through {
                     self.stage = Stage::Failed(why);
                 }
                 Action::Finished => self.finished = true,
-                Action::Say(line) => warn!("{line}"),
+                Action::Say(line) => SAID.warn(line.clone(), line),
                 Action::Event(event) => self.events.push(event),
                 _ => {}
             }

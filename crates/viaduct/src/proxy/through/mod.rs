@@ -91,14 +91,18 @@ pub type Goal = Option<(Address, Option<SocketAddr>)>;
 
 impl Through {
     /// A chain that is asked to go to `to`, each end of it holding `limit` bytes at most; and where
-    /// its handlers go instead. `None`: they have nowhere to go.
+    /// its handlers go instead. `None`: they have nowhere to go. Flows with another `from` share no connection.
     pub fn new(
         factories: Factories,
         limit: usize,
-        to: Address,
+        (to, from): (Address, Option<SocketAddr>),
         now: Instant,
     ) -> Option<(Through, Goal)> {
+        let shares = factories.iter().any(|factory| factory.shares());
         let mut through = Through::of(Chain::new(factories, limit, now))?;
+        if let (true, Some(from)) = (shares, from) {
+            through.chain.bind(now, from.into());
+        }
         through.chain.connect(now, to);
         through.act();
         let goal = through.goal();
