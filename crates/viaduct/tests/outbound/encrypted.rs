@@ -63,7 +63,7 @@ pub(crate) fn identity(world: &World, name: &str) -> String {
 }
 
 fn fails(world: &World, by: &str, url: &str) -> Output {
-    let output = curl(world, &[by], &["--connect-timeout", "2", url]).output().unwrap();
+    let output = curl(world, &[by], &["--connect-timeout", "4", url]).output().unwrap();
     assert!(!output.status.success() && output.stdout.is_empty(), "{by}: {output:?}");
     output
 }
@@ -89,7 +89,9 @@ fn encrypted_flows_show_nothing_and_are_refused_rather_than_sent_in_clear() {
     let said = world.status();
     assert!(said["trickles"]["decrypted"].as_u64().unwrap() > 40, "{said}");
     // Somebody else's key; no key; and what knows nothing of Trickles.
-    fails(&world, &format!("+trickles:way=tcp,key={other}"), &url);
+    let mute = fails(&world, &format!("+trickles:way=tcp,key={other}"), &url);
+    let said = String::from_utf8(mute.stderr).unwrap();
+    assert!(said.contains("does not answer: a server with another key"), "{said}");
     fails(&world, "+trickles:way=tcp", &url);
     assert!(world.connect_plain().is_err(), "nothing over TCP");
     drop(server);

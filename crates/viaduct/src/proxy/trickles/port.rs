@@ -27,6 +27,7 @@ use super::known::Known;
 use super::seat::{News, Seat, Standing};
 use super::ways::Ways;
 use crate::shell::entropy;
+use crate::sparing::Sparing;
 use crate::trickles::{ClientSettings, Connector, Flow, PortError, Word};
 
 /// Bytes of the longest packet: Ethernet's. Where less passes, the route's interface or a router says so.
@@ -41,6 +42,8 @@ const THERE: Duration = Duration::from_secs(600);
 const FIRST_WORDS: Duration = Duration::from_millis(5);
 /// Turns of the connector before the other flows have theirs.
 const TURNS: usize = 64;
+/// Servers that were to have a key and do not answer, as the log hears of them.
+static MUTE: Sparing<SocketAddr> = Sparing::new(1);
 
 /// A port that the ends of its flows share with their loop.
 #[derive(Clone, Debug)]
@@ -53,7 +56,7 @@ pub(super) struct Port {
     seats: HashMap<Flow, Seat>,
     /// Seats of which the loop is to hear.
     news: VecDeque<Flow>,
-    /// Those that are not answered yet, by when they are tried by TCP.
+    /// Those that are not answered yet, by when they are tried by TCP, or people are told.
     waiting: BTreeSet<(Instant, Flow)>,
     /// Connections whose flow has ended, and that have still to bring what was written.
     leaving: BTreeSet<Flow>,
@@ -124,10 +127,7 @@ impl Port {
             Some(key) => self.connector.connect_encrypted(to, config, key, entropy())?,
         };
         let seat = Seat::new(to, key.is_some(), now);
-        // One that may not go on by TCP waits until it is given up.
-        if !seat.encrypted {
-            self.waiting.insert((seat.until, flow));
-        }
+        self.waiting.insert((seat.until, flow));
         self.seats.insert(flow, seat);
         let early = match course.early {
             Early::Never => false,
@@ -197,8 +197,16 @@ impl Port {
         }
         while let Some(&(at, flow)) = self.waiting.first().filter(|(at, _)| *at <= now) {
             self.waiting.remove(&(at, flow));
-            if self.standing(flow) == Standing::Asking {
-                self.stand(flow, Standing::PlainTcp, now);
+            match self.seats.get(&flow) {
+                // One that may not go on by TCP waits until it is given up.
+                Some(Seat { encrypted: true, standing: Standing::Asking, to, .. }) => {
+                    let why = "a server with another key than the given one says nothing";
+                    MUTE.warn(*to, format_args!("trickles: {to} does not answer: {why}"));
+                }
+                Some(Seat { standing: Standing::Asking, .. }) => {
+                    self.stand(flow, Standing::PlainTcp, now);
+                }
+                _ => {}
             }
         }
         let over: Vec<Flow> =
