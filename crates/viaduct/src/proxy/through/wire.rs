@@ -138,7 +138,8 @@ impl Wire {
                     written += count;
                 }
                 Err(error) => {
-                    self.broke = Some(error);
+                    // What it has said since it was read last may be there, though nobody has told us so yet.
+                    (self.broke, self.side.readable) = (Some(error), true);
                     return written;
                 }
             }
