@@ -28,8 +28,9 @@ pub(in crate::experiments) struct Friendliness;
 const LINK: &str = "rate=100M,delay=1ms,queue=250kB";
 /// The way of requests and acknowledgements: not each takes the same time. Kernels in one machine answer within 20 µs, in
 /// step with what leaves the queue, and a process after 0.1 ms, when one more has left: where packets keep
-/// step, that is worth twice a flow's share to whoever is late (`docs/trickles.md`).
-const BACK: &str = "rate=100M,delay=1ms,jitter=500us,queue=250kB";
+/// step, that is worth twice a flow's share to whoever is late, and with half of this jitter a quarter of it
+/// (`docs/trickles.md`).
+const BACK: &str = "rate=100M,delay=1ms,jitter=1ms,queue=250kB";
 const FLOWS: [usize; 6] = [1, 2, 3, 5, 7, 10];
 const QUICK: [usize; 3] = [1, 4, 10];
 /// How long the background has had the link before.
