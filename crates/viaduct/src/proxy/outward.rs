@@ -40,8 +40,7 @@ fn begin(
     limits: &Limits,
     now: Instant,
 ) -> io::Result<Begun> {
-    let Route { to, from, told, carries, by, handlers, copied, rate, haul, source, accepts: _ } =
-        route;
+    let Route { to, from, told, carries, by, handlers, copied, rate, haul, source, .. } = route;
     let by = match (by, &to) {
         // It would be asked in vain.
         (Onward::Trickles(course), Address::Ip(to))
@@ -83,8 +82,12 @@ fn begin(
             "the handlers lead to a name, which leads through tunnels alone",
         ));
     };
-    // Handlers may lead to somebody else, whom that one does not reach.
-    let from = bound.or(from.filter(|from| from.is_ipv4() == to.is_ipv4()));
+    let from = if route.keeps_client && begun.to != to.into() {
+        // Handlers lead to somebody else, whom we ask for ourselves.
+        None
+    } else {
+        bound.or(from.filter(|from| from.is_ipv4() == to.is_ipv4()))
+    };
     if let Some(course) = begun.by.trickles() {
         if !teller.trickles.is_plain(course, to, now) {
             begun.server = Leg::Trickles(teller.trickles.connect(course, to, now)?);

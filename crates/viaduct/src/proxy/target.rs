@@ -53,6 +53,8 @@ pub struct Route {
     pub to: Address,
     /// With which address, if not our own.
     pub from: Option<SocketAddr>,
+    /// That is its client's, who is elsewhere: it stands towards `to`, and to nobody else.
+    pub keeps_client: bool,
     /// Who it is for.
     pub source: SocketAddr,
     /// What the hop is told, if it goes by one.
@@ -83,6 +85,11 @@ impl Target {
             (Target::Asked(ours), Target::Asked(theirs)) => ours.languages == theirs.languages,
             _ => false,
         }
+    }
+
+    /// Whether servers see clients' addresses.
+    pub fn keeps_clients(&self) -> bool {
+        matches!(self, Target::Meant { keep_client: true, .. })
     }
 
     /// Whether sockets take other hosts' addresses.
@@ -137,7 +144,8 @@ impl Target {
                 let from = keep_client.then_some(tuple.client);
                 let route = Route::by(policies, tuple.client, tuple.to, from)?;
                 // What a hop further on is told goes on with the flow, unless that is bent here.
-                Some(Route { carries: told.filter(|_| route.by.hop().is_none()), ..route })
+                let carries = told.filter(|_| route.by.hop().is_none());
+                Some(Route { carries, keeps_client: route.from.is_some(), ..route })
             }
             Target::Asked(terms) => {
                 let Addresses { source, destination } = told?;
@@ -179,6 +187,7 @@ impl Route {
         Route {
             to,
             from: None,
+            keeps_client: false,
             source: client,
             told: None,
             carries: None,

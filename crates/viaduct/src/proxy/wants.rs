@@ -18,7 +18,7 @@ use viaduct_proto::time::Instant;
 use super::flow::{End, Flow};
 use super::leg::Leg;
 use super::outward::dial;
-use super::target::failure;
+use super::target::{Target, failure};
 use super::through::Want;
 use super::worker::Worker;
 
@@ -84,9 +84,12 @@ impl Worker {
                 Some((to, None)) if spare.as_ref().is_some_and(|(there, _)| *there == to) => {
                     spare.map(|(_, leg)| leg)?
                 }
-                Some((to, from)) => dial(&to, from, self.options, &self.teller)
-                    .inspect_err(|error| debug!("a connection to be shared: {error}"))
-                    .ok()?,
+                Some((to, bound)) => {
+                    let from = begins(self.flows.at(key), &self.target, &to, bound);
+                    dial(&to, from, self.options, &self.teller)
+                        .inspect_err(|error| debug!("a connection to be shared: {error}"))
+                        .ok()?
+                }
             };
             Some(Flow::spawned(network, through, self.flows.at(key), now))
         });
@@ -118,10 +121,9 @@ impl Worker {
         self.again.push(key);
     }
 
-    fn begin_wire(&mut self, key: usize, id: BottomId, (to, from): Way) -> io::Result<Leg> {
-        // Whoever stands for others stands for them in all connections. A program's own may begin anywhere.
-        let kept = self.flows.at(key).from(&to).filter(|_| self.target.is_transparent());
-        let mut leg = dial(&to, from.or(kept), self.options, &self.teller)?;
+    fn begin_wire(&mut self, key: usize, id: BottomId, (to, bound): Way) -> io::Result<Leg> {
+        let from = begins(self.flows.at(key), &self.target, &to, bound);
+        let mut leg = dial(&to, from, self.options, &self.teller)?;
         self.flows.watch_wire(&mut leg, key, id)?;
         Ok(leg)
     }
@@ -154,5 +156,19 @@ impl Worker {
         }
         // Before any other chain's: what was claimed and what is given must agree.
         self.drive(owner, End::Client, false, false, now);
+    }
+}
+
+/// The address at which one more connection of a flow to `to` begins, if that matters. Whoever keeps clients'
+/// addresses does so towards those whom they mean, whatever handlers say, and asks others for itself.
+fn begins(
+    flow: &Flow,
+    target: &Target,
+    to: &Address,
+    bound: Option<SocketAddr>,
+) -> Option<SocketAddr> {
+    match target.keeps_clients() {
+        true => flow.from(to).map(|from| bound.unwrap_or(from)),
+        false => bound,
     }
 }

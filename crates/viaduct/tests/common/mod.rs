@@ -63,6 +63,18 @@ pub(crate) fn within(limit: Duration, happened: impl Fn() -> bool) -> bool {
     false
 }
 
+/// What comes of asking again and again, within so long at most.
+pub(crate) fn within_some<T>(limit: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
+    let deadline = Instant::now() + limit;
+    while Instant::now() < deadline {
+        if let Some(found) = ask() {
+            return Some(found);
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    None
+}
+
 /// When the first TCP packet that `is` what is looked for passes a tap.
 pub(crate) fn when_seen(tap: &mut Ring, is: impl Fn(u8) -> bool) -> Instant {
     let deadline = Instant::now() + Duration::from_secs(5);

@@ -148,7 +148,8 @@ impl Wire {
 
     /// Ends it as the chain wants it, if that is so.
     pub(super) fn end(&mut self, main: &mut Option<&mut Leg>) {
-        let (Some(end), Some(leg)) = (self.end, of(&mut self.leg, main)) else { return };
+        let leg = of(&mut self.leg, main).filter(|_| !self.gone);
+        let (Some(end), Some(leg)) = (self.end, leg) else { return };
         // One that broke meanwhile says so when it is read.
         let _ = self.side.shut(leg);
         if end == Ending::Close {
@@ -177,6 +178,7 @@ pub(super) fn name(chain: &mut Chain, id: BottomId, leg: &Leg) {
     }
 }
 
+/// The leg of a connection that is not gone: its own, or the flow's.
 fn of<'a>(own: &'a mut Option<Leg>, main: &'a mut Option<&mut Leg>) -> Option<&'a mut Leg> {
     match own {
         Some(leg) => Some(leg),

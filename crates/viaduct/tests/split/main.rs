@@ -1,10 +1,11 @@
 //! Gateways in split mode: they end the hosts' TCP connections, and go on by their own under FEC.
 #![allow(clippy::unwrap_used)] // a test may panic
 
+mod chains;
+#[path = "../common/mod.rs"]
 mod common;
 
-use std::fmt::Write as _;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use viaduct_lab::binary::use_binary;
 use viaduct_lab::gateways::{Gateway, GatewaySpec};
-use viaduct_lab::topology::{DumbbellSpec, Host, Journal, Scratch};
+use viaduct_lab::topology::{Host, Journal, Scratch};
 use viaduct_lab::world::World;
 use viaduct_proto::keys::SecretKey;
 use viaduct_proto::rng::Rng;
@@ -117,98 +118,6 @@ fn handlers_that_are_needed_at_both_ends_stand_in_both_gateways() {
     let wan: Value = serde_json::from_str(&wan).unwrap();
     let sent = wan[0]["stats64"]["tx"]["bytes"].as_u64().unwrap();
     assert!(sent < 2_000_000, "{sent} bytes");
-}
-
-/// Chains with connections of their own; those of each go to a port of its own.
-const CHAINS: [&str; 5] = [
-    "'migrate'",
-    "'stripe:paths=3'",
-    "'mux'",
-    "'mux', 'migrate'",
-    "'migrate', 'route:node=192.0.2.9:1080'",
-];
-
-/// Gateways whose flows to each of some ports pass a chain, before two hosts a site.
-fn chained(chains: &[&str]) -> World {
-    use_binary(env!("CARGO_BIN_EXE_viaduct"));
-    let spec = DumbbellSpec { hosts: 2, ..DumbbellSpec::default() };
-    let mut world = World::build(&spec, &Journal::new()).unwrap();
-    let mut spec = GatewaySpec::default().split();
-    for (port, chain) in (PORT..).zip(chains) {
-        for (way, side) in [("from", "connect"), ("to", "accept")] {
-            let own = "['10.{own}.0.0/16', 'fd00:{own}::/48']";
-            let handlers = format!("ports = ['{port}']\nhandlers = [{chain}]");
-            writeln!(spec.tables, "[[policy]]\n{way} = {own}\nside = '{side}'\n{handlers}")
-                .unwrap();
-        }
-    }
-    world.protect(&spec).unwrap();
-    world
-}
-
-#[test]
-fn what_is_said_before_a_reset_comes_through_every_chain() {
-    let others = ["'count'", "'shape:rate=20M'", "'latency:delay=5ms'", "'compress'"];
-    let chains = [&CHAINS[..], &others].concat();
-    let world = chained(&chains);
-    let mut wrong = Vec::new();
-    for (port, chain) in (PORT..).zip(chains) {
-        let to = SocketAddr::new(world.b1().addresses().next().unwrap(), port);
-        let listener = world.b1().netns().enter(|| TcpListener::bind(to)).unwrap().unwrap();
-        let mut client = world.a1().netns().enter(|| TcpStream::connect(to)).unwrap().unwrap();
-        client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        client.write_all(&[0; 50_000]).unwrap();
-        // It has not read all: the kernel says so by a reset.
-        let (mut server, _) = listener.accept().unwrap();
-        server.read_exact(&mut [0; 10]).unwrap();
-        server.write_all(&[0; 20_000]).unwrap();
-        thread::sleep(Duration::from_millis(50));
-        drop(server);
-        let (mut got, mut data) = (0, [0; 3_000]);
-        let end = loop {
-            match client.read(&mut data) {
-                Ok(0) => break None,
-                Ok(count) => got += count,
-                Err(error) => break Some(error.kind()),
-            }
-            thread::sleep(Duration::from_millis(1));
-        };
-        if (got, end) != (20_000, Some(ErrorKind::ConnectionReset)) {
-            wrong.push((chain, got, end));
-        }
-    }
-    assert!(wrong.is_empty(), "{wrong:?}");
-}
-
-#[test]
-fn connections_that_handlers_open_stand_for_the_same_host() {
-    let world = chained(&CHAINS);
-    let data = vec![7; 3_000_000];
-    for (port, chain) in (PORT..).zip(CHAINS) {
-        for ip in world.b1().addresses() {
-            let to = SocketAddr::new(ip, port);
-            let listener = world.b1().netns().enter(|| TcpListener::bind(to)).unwrap().unwrap();
-            // Two of each host: they may share a connection, and no two hosts do.
-            let mut flows = Vec::new();
-            for host in world.dumbbell.hosts_a().iter().chain(world.dumbbell.hosts_a()) {
-                let client = host.netns().enter(|| TcpStream::connect(to)).unwrap().unwrap();
-                client.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-                let ours = client.local_addr().unwrap().ip();
-                let (server, peer) = listener.accept().unwrap();
-                assert_eq!(peer.ip(), ours, "{chain}");
-                flows.push((client, server));
-            }
-            if chain.contains("migrate") {
-                // What they have between the gateways is lost; its end there is the host's by name.
-                let words = ["-K", "dst", &to.to_string()];
-                let killed = world.dumbbell.gateway_a().run("ss", &words).unwrap();
-                assert!(killed.contains("ESTAB"), "{chain}: {killed}");
-            }
-            for (client, server) in flows {
-                common::there_and_back(client, server, &data);
-            }
-        }
-    }
 }
 
 #[test]
