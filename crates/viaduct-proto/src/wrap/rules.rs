@@ -52,7 +52,7 @@ pub struct Line {
 }
 
 /// What the user has said.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
     lines: [Line; MOST],
     count: usize,

@@ -2,7 +2,7 @@
 //!
 //! The run hears its program's connects as ever, and keeps the program's side of each: what to tell it,
 //! and how to meet it. Only the flow itself is the master's. So nothing goes around the chain when the
-//! master dies: this process is there to refuse.
+//! master dies: this process is there to refuse, until one of its name runs again.
 //!
 //! ```text
 //!   interposer ── Call ──▶ Joined: keeps Held ── to, a place ──▶ master: the flow
@@ -16,22 +16,21 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::{io, thread};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use tracing::{debug, warn};
 use viaduct_proto::flow::{Address, Failure};
-use viaduct_proto::wrap::Errno;
 use viaduct_proto::wrap::shared::{Down, RECORD, Up};
-use viaduct_proto::wrap::wire::{Answer, WELCOME, Welcome};
+use viaduct_proto::wrap::wire::Welcome;
 use viaduct_sys::pending::Closed;
 use viaduct_sys::{records, tcp};
 
-use crate::master::{find, network};
+use super::road::Road;
 use crate::proxy::calls::{Arrival, Call, Held, Program};
 
 /// The way to a shared master, and the program's side of what it carries.
 #[derive(Debug)]
 pub struct Joined {
-    socket: OwnedFd,
+    road: Road,
     waits: Mutex<Waits>,
     /// What cannot be connected is connected to this: the master sees that it failed.
     closed: Closed,
@@ -42,8 +41,8 @@ struct Waits {
     next: u64,
     /// By number; the master has the other descriptor of each place.
     list: HashMap<u64, (Side, TcpStream)>,
-    /// The master has ended.
-    over: bool,
+    /// The way to the master, while one runs.
+    socket: Option<Arc<OwnedFd>>,
 }
 
 /// The program's side of a flow.
@@ -59,15 +58,15 @@ impl Joined {
     /// # Errors
     /// None of this name runs, or it wants nothing of this run.
     pub fn to(name: &str, run_dir: &Path) -> Result<(Arc<Joined>, Welcome)> {
-        let door = find(run_dir, name);
-        let at = door.to_string_lossy();
-        let socket = records::connect(&at).map_err(|error| refusal(name, &at, &error))?;
-        let welcome = greet(&socket).with_context(|| format!("the master {name} ({at})"))?;
+        let road = Road::to(name, run_dir);
+        let (socket, welcome) = road.open()?;
         let closed = Closed::open().context("reserve a port that is closed")?;
-        let joined = Arc::new(Joined { socket, waits: Mutex::default(), closed });
+        let socket = Arc::new(socket);
+        let waits = Waits { socket: Some(socket.clone()), ..Waits::default() };
+        let joined = Arc::new(Joined { road, waits: Mutex::new(waits), closed });
         let hears = joined.clone();
-        let name = name.to_owned();
-        thread::Builder::new().name("joined".to_owned()).spawn(move || hears.hear(&name))?;
+        let stay = move || hears.stay(socket, &welcome);
+        thread::Builder::new().name("joined".to_owned()).spawn(stay)?;
         Ok((joined, welcome))
     }
 
@@ -112,7 +111,7 @@ impl Joined {
     ) {
         let theirs = place.try_clone();
         let mut waits = self.waits();
-        let (Ok(theirs), false) = (theirs, waits.over) else {
+        let (Ok(theirs), Some(socket)) = (theirs, waits.socket.clone()) else {
             drop(waits);
             return side.refuse(Failure::Reset);
         };
@@ -122,7 +121,7 @@ impl Joined {
         drop(waits);
         let beside: Vec<BorrowedFd<'_>> =
             stream.into_iter().map(AsFd::as_fd).chain([theirs.as_fd()]).collect();
-        if let Err(error) = records::send_beside(&self.socket, &up(id).emit(), &beside) {
+        if let Err(error) = records::send_beside(&socket, &up(id).emit(), &beside) {
             debug!("tell the master: {error}");
             if let Some((side, _)) = self.take(id) {
                 side.refuse(Failure::Reset);
@@ -130,11 +129,31 @@ impl Joined {
         }
     }
 
+    /// Hears the master, and whoever runs in its place after it, which has `promised` the same.
+    fn stay(&self, mut socket: Arc<OwnedFd>, promised: &Welcome) {
+        let name = &self.road.name;
+        loop {
+            self.hear(&socket);
+            let left = {
+                let mut waits = self.waits();
+                waits.socket = None;
+                std::mem::take(&mut waits.list)
+            };
+            warn!(
+                "the master {name} has ended: flows that it carried are reset, new ones are refused"
+            );
+            left.into_values().for_each(|(side, _)| side.refuse(Failure::Reset));
+            socket = Arc::new(self.road.open_again(promised));
+            self.waits().socket = Some(socket.clone());
+        }
+    }
+
     /// Hears the master until it ends.
-    fn hear(&self, name: &str) {
+    fn hear(&self, socket: &OwnedFd) {
+        let name = &self.road.name;
         let mut bytes = [0; RECORD];
         loop {
-            match records::receive(&self.socket, &mut bytes) {
+            match records::receive(socket, &mut bytes) {
                 Ok((0, _)) => break,
                 Ok((length, _)) => match Down::parse(&bytes[..length]) {
                     Some(down) => self.obey(down),
@@ -144,13 +163,6 @@ impl Joined {
                 Err(error) => break warn!("the master {name} cannot be heard: {error}"),
             }
         }
-        let left = {
-            let mut waits = self.waits();
-            waits.over = true;
-            std::mem::take(&mut waits.list)
-        };
-        warn!("the master {name} has ended: flows that it carried are reset, new ones are refused");
-        left.into_values().for_each(|(side, _)| side.refuse(Failure::Reset));
     }
 
     fn obey(&self, down: Down) {
@@ -188,7 +200,8 @@ impl Joined {
         if let Some((place, program)) = begun {
             return self.say(Side::Listens(program), place, |id| Up::Another { id, of }, None);
         }
-        if let Err(error) = records::send(&self.socket, &Up::NoOther { of }.emit(), None) {
+        let Some(socket) = self.waits().socket.clone() else { return };
+        if let Err(error) = records::send(&socket, &Up::NoOther { of }.emit(), None) {
             debug!("tell the master: {error}");
         }
     }
@@ -224,39 +237,5 @@ impl Side {
         if let Side::Connects(mut held) = self {
             held.refuse(why);
         }
-    }
-}
-
-/// Says hello; the answer.
-fn greet(socket: &OwnedFd) -> Result<Welcome> {
-    let network = network().context("ask for the network namespace")?;
-    records::send(socket, &Up::Hello { network }.emit(), None)?;
-    let mut bytes = vec![0; WELCOME];
-    let (length, _) = records::receive(socket, &mut bytes)?;
-    match Answer::parse(&bytes[..length]) {
-        Some(Answer::Welcome(welcome)) => Ok(welcome),
-        Some(Answer::Done(Errno::XDEV)) => {
-            bail!(
-                "it is in another network namespace, where it could not reach what the program means"
-            )
-        }
-        Some(Answer::Done(Errno::PERM)) => bail!("only its user and root may share it"),
-        _ if length == 0 => bail!("it takes nobody any more"),
-        _ => bail!("it is of another version of viaduct: have both be the same"),
-    }
-}
-
-fn refusal(name: &str, at: &str, error: &io::Error) -> anyhow::Error {
-    use io::ErrorKind::{ConnectionRefused, NotFound, PermissionDenied};
-    match error.kind() {
-        NotFound => anyhow::anyhow!(
-            "no master is named {name}: there is no {at}; start one by `viaduct master --name {name}`"
-        ),
-        ConnectionRefused => anyhow::anyhow!(
-            "the master {name} has been killed: nobody answers at {at}; start it again by `viaduct \
-             master --name {name}`"
-        ),
-        PermissionDenied => anyhow::anyhow!("{at}: only the master's user and root may share it"),
-        _ => anyhow::anyhow!("the master {name} cannot be reached at {at}: {error}"),
     }
 }

@@ -32,6 +32,7 @@ mod names;
 mod preload;
 mod relayed;
 mod report;
+mod road;
 pub mod rules;
 mod seccomp;
 mod transport;

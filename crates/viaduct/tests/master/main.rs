@@ -4,6 +4,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod killed;
 
 use std::io::{BufRead as _, BufReader, Lines, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -228,16 +229,8 @@ fn a_name_is_one_masters_and_one_that_nobody_has_is_said_to_be() {
     drop(master);
     let killed = place.output(&["run", "--master", "one", "--", "true"]);
     assert!(text(&killed.stderr).contains("has been killed"), "{killed:?}");
-    let _another = place.master_again("one");
+    let _another = place.master_again("one", &[CHAIN]);
     assert!(place.output(&["run", "--master", "one", "--", "true"]).status.success());
-}
-
-impl Place {
-    /// A master in the place of one that was killed.
-    fn master_again(&self, name: &str) -> Master {
-        std::fs::remove_file(self.0.join(format!("{name}.sock"))).unwrap();
-        self.master(name, &[CHAIN])
-    }
 }
 
 #[test]
@@ -355,47 +348,6 @@ fn who_comes_to_a_program_passes_both_masters() {
     }
 }
 
-/// Connects to its first argument, kills its second (or its parent), and says what becomes of the
-/// connection, and of others.
-const KILL: &str = "
-import errno, os, select, signal, socket, sys
-host, port = sys.argv[1].rsplit(':', 1)
-to = (host, int(port))
-s = socket.create_connection(to)
-s.sendall(b'x\\n'); s.recv(100); s.settimeout(10)
-os.kill(int(sys.argv[2]) or os.getppid(), signal.SIGKILL)
-try: print('read', s.recv(100))
-except OSError as e: print(errno.errorcode[e.errno])
-n = socket.socket(); n.settimeout(10)
-print('fails' if n.connect_ex(to) not in (0, errno.EAGAIN) else 'went')
-n = socket.socket(); n.setblocking(False)
-e = n.connect_ex(to)
-if e == errno.EINPROGRESS:
-    e = n.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if select.select([], [n], [], 10)[1] else 0
-print('fails' if e else 'went')
-";
-
-#[test]
-fn a_master_that_is_killed_resets_its_flows_and_nothing_goes_around_it() {
-    for via in VIAS {
-        for (shared, chain) in [
-            (false, &[CHAIN][..]),
-            (true, &["--master", "gone"]),
-            (true, &["--master", "gone", "+count", CHAIN]),
-        ] {
-            let (place, (to, count)) = (Place::new(), far_end());
-            let to = to.to_string();
-            let master = shared.then(|| place.master("gone", &[CHAIN]));
-            let pid = master.as_ref().map_or(0, |master| master.0.id()).to_string();
-            let program = ["--via", via, "--", "python3", "-c", KILL, &to, &pid];
-            let said = place.output(&[&["run"], chain, &program].concat());
-            let words = text(&said.stdout);
-            assert_eq!(words, "ECONNRESET\nfails\nfails\n", "{via} shared {shared}: {said:?}");
-            assert_eq!(count.load(Ordering::Relaxed), 1, "{via} shared {shared}: somebody came");
-        }
-    }
-}
-
 /// Listens at its first argument, and answers each line with itself.
 const SERVE: &str = "
 import socket, sys
@@ -406,40 +358,6 @@ while True:
     print('client', at[1], flush=True)
     c.sendall(c.makefile().readline().encode()); c.close()
 ";
-
-#[test]
-fn programs_that_listen_are_served_by_a_shared_master_and_by_nobody_when_it_is_killed() {
-    for shared in [false, true] {
-        let place = Place::new();
-        let master = shared.then(|| place.master("serves", &["+count", CHAIN]));
-        let chain: &[&str] = if shared { &["--master", "serves"] } else { &[CHAIN] };
-        let port = free_port();
-        let at = port.to_string();
-        let words = [&["run"], chain, &["--", "python3", "-c", SERVE, &at]].concat();
-        let command = place.viaduct(&words);
-        let (mut server, mut lines) = greeted(command, port);
-        match &master {
-            Some(master) => {
-                assert!(place.status("serves").contains("flows 1\\n"));
-                master.signal("KILL");
-            }
-            // The wrapper's child: the program is the child of that.
-            None => kill_child_of(child_of(server.id())),
-        }
-        // Who comes now reaches nobody: at once, or by a reset.
-        let alone = |port| match TcpStream::connect(("127.0.0.1", port)) {
-            Err(_) => true,
-            Ok(mut stream) => {
-                let _ = stream.write_all(b"x\n");
-                !matches!(stream.read(&mut [0]), Ok(1))
-            }
-        };
-        assert!((0..5).all(|_| alone(port)), "shared {shared}");
-        signal(server.id(), "TERM");
-        server.wait().unwrap();
-        assert!(lines.next().is_none(), "the program has seen somebody");
-    }
-}
 
 /// Echoes each connection.
 const ECHO: &str = "

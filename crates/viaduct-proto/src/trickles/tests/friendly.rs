@@ -32,7 +32,11 @@ struct Bundle {
     now: Instant,
     /// How long the first takes to hear of a packet: a process that wakes up, where kernels answer at once.
     lag: Duration,
-    late: VecDeque<(Instant, Vec<u8>)>,
+    /// Up to so much is added for each packet, by the first's host and by that of all others.
+    unrest: Duration,
+    rng: Rng,
+    /// What the two hosts have not heard yet.
+    late: [VecDeque<(Instant, usize, Vec<u8>)>; 2],
     /// Each with the time at which it begins.
     ends: Vec<(Instant, End)>,
 }
@@ -42,11 +46,14 @@ impl Machine for Bundle {
         self.now = now;
         let whose = usize::from(packet[0]);
         let message = packet[HEADERS..].to_vec();
-        if whose == 0 && !self.lag.is_zero() {
-            self.late.push_back((now + self.lag, message));
-        } else {
-            self.ends[whose].1.handle_packet(now, port, message);
+        let (host, lag) = if whose == 0 { (0, self.lag) } else { (1, Duration::ZERO) };
+        let more = self.rng.below(self.unrest.as_nanos() as u64 + 1);
+        let last = self.late[host].back().map_or(now, |(due, ..)| *due);
+        let due = last.max(now + lag + Duration::from_nanos(more));
+        if due == now {
+            return self.ends[whose].1.handle_packet(now, port, message);
         }
+        self.late[host].push_back((due, whose, message));
     }
 
     fn poll_transmit(&mut self) -> Option<(Port, Vec<u8>)> {
@@ -65,16 +72,16 @@ impl Machine for Bundle {
         let due = |(begin, end): &(Instant, End)| {
             if self.now < *begin { Some(*begin) } else { end.poll_timeout() }
         };
-        let late = self.late.front().map(|(due, _)| *due);
+        let late = self.late.iter().filter_map(|host| host.front()).map(|(due, ..)| *due);
         self.ends.iter().filter_map(due).chain(late).min()
     }
 
     fn handle_timeout(&mut self, now: Instant) {
         self.now = now;
-        while self.late.front().is_some_and(|(due, _)| *due <= now)
-            && let Some((_, message)) = self.late.pop_front()
-        {
-            self.ends[0].1.handle_packet(now, 0, message);
+        for host in &mut self.late {
+            while let Some((_, whose, message)) = host.pop_front_if(|(due, ..)| *due <= now) {
+                self.ends[whose].1.handle_packet(now, 0, message);
+            }
         }
         for (begin, end) in &mut self.ends {
             if *begin <= now && end.poll_timeout().is_some_and(|due| due <= now) {
@@ -93,7 +100,13 @@ enum By {
 /// The same with acknowledgements that do not keep step.
 const UNEVEN: &str = "rate=100M,delay=1ms,jitter=500us,queue=250kB";
 /// All answer at once.
-const EVEN: World = World { up: LINK, burst: 1, lag: Duration::ZERO };
+const EVEN: World = World {
+    up: LINK,
+    burst: 1,
+    lag: Duration::ZERO,
+    renos: Duration::ZERO,
+    unrest: Duration::ZERO,
+};
 /// What the lab's server takes to wake up: about as long as a packet leaves the queue.
 const LAG: Duration = Duration::from_micros(150);
 
@@ -105,6 +118,10 @@ struct World {
     burst: u32,
     /// How long Trickles' server takes to wake up.
     lag: Duration,
+    /// The same of the sender in its place.
+    renos: Duration,
+    /// How much longer servers' hosts may take for a packet.
+    unrest: Duration,
 }
 
 /// A flow by `by`, the first, among `others` of Reno.
@@ -117,7 +134,7 @@ struct Contest {
 
 impl Contest {
     fn new(by: By, others: usize, world: World, seed: u64) -> Self {
-        let World { up, burst, lag } = world;
+        let World { up, burst, lag, renos, unrest } = world;
         let mut rng = Rng::from_seed(seed);
         let [up, down] = [up, LINK].map(|link| link.parse::<LinkConfig>().unwrap());
         let mut sim = Sim::new();
@@ -139,10 +156,13 @@ impl Contest {
             wants.push((at, receiver));
         }
         let now = Instant::ZERO;
-        let lags = [if by == By::Trickles { lag } else { Duration::ZERO }, Duration::ZERO];
-        let bundle = |ends, lag| Bundle { now, lag, late: VecDeque::new(), ends };
-        let data = sim.add(bundle(data, lags[0]));
-        let wants = sim.add(bundle(wants, lags[1]));
+        let lag = if by == By::Trickles { lag } else { renos };
+        let bundle = |ends, lag, unrest| {
+            let (rng, late) = (Rng::from_seed(seed + 2), Default::default());
+            Bundle { now, lag, unrest, rng, late, ends }
+        };
+        let data = sim.add(bundle(data, lag, unrest));
+        let wants = sim.add(bundle(wants, Duration::ZERO, Duration::ZERO));
         sim.connect((wants, 0), (data, 0), up, seed);
         sim.connect((data, 0), (wants, 0), down, seed + 1);
         Contest { sim, data, wants, begin }
@@ -201,5 +221,17 @@ fn a_flow_takes_what_one_of_reno_takes() {
 fn where_packets_keep_step_who_is_late_or_sends_singly_takes_more() {
     for world in [World { lag: LAG, ..EVEN }, World { burst: 4, ..EVEN }] {
         assert!(of_renos(10, world) > 1.2, "{world:?}");
+    }
+}
+
+/// It is the time of the answer, not the transport: one of Reno that answers as late takes as much more.
+#[test]
+fn who_answers_as_late_takes_as_much() {
+    let unrest = Duration::from_millis(1);
+    for others in [4, 10] {
+        for lag in [60, 150, 300].map(Duration::from_micros) {
+            let share = of_renos(others, World { lag, renos: lag, unrest, ..EVEN });
+            assert!((0.8..1.2).contains(&share), "among {others}, after {lag:?}: {share:.2}");
+        }
     }
 }

@@ -1,0 +1,152 @@
+//! What a master leaves that is killed, and who comes in its place.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::Stdio;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
+
+use crate::common::within_some;
+
+use super::{
+    CHAIN, Master, Place, SERVE, VIAS, child_of, far_end, free_port, greeted, kill_child_of,
+    signal, text,
+};
+
+impl Place {
+    /// A master in the place of one that was killed.
+    pub(super) fn master_again(&self, name: &str, words: &[&str]) -> Master {
+        std::fs::remove_file(self.0.join(format!("{name}.sock"))).unwrap();
+        self.master(name, words)
+    }
+}
+
+/// Connects to its first argument, kills its second (or its parent), and says what becomes of the
+/// connection, and of others.
+const KILL: &str = "
+import errno, os, select, signal, socket, sys
+host, port = sys.argv[1].rsplit(':', 1)
+to = (host, int(port))
+s = socket.create_connection(to)
+s.sendall(b'x\\n'); s.recv(100); s.settimeout(10)
+os.kill(int(sys.argv[2]) or os.getppid(), signal.SIGKILL)
+try: print('read', s.recv(100))
+except OSError as e: print(errno.errorcode[e.errno])
+n = socket.socket(); n.settimeout(10)
+print('fails' if n.connect_ex(to) not in (0, errno.EAGAIN) else 'went')
+n = socket.socket(); n.setblocking(False)
+e = n.connect_ex(to)
+if e == errno.EINPROGRESS:
+    e = n.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if select.select([], [n], [], 10)[1] else 0
+print('fails' if e else 'went')
+";
+
+#[test]
+fn a_master_that_is_killed_resets_its_flows_and_nothing_goes_around_it() {
+    for via in VIAS {
+        for (shared, chain) in [
+            (false, &[CHAIN][..]),
+            (true, &["--master", "gone"]),
+            (true, &["--master", "gone", "+count", CHAIN]),
+        ] {
+            let (place, (to, count)) = (Place::new(), far_end());
+            let to = to.to_string();
+            let master = shared.then(|| place.master("gone", &[CHAIN]));
+            let pid = master.as_ref().map_or(0, |master| master.0.id()).to_string();
+            let program = ["--via", via, "--", "python3", "-c", KILL, &to, &pid];
+            let said = place.output(&[&["run"], chain, &program].concat());
+            let words = text(&said.stdout);
+            assert_eq!(words, "ECONNRESET\nfails\nfails\n", "{via} shared {shared}: {said:?}");
+            assert_eq!(count.load(Ordering::Relaxed), 1, "{via} shared {shared}: somebody came");
+        }
+    }
+}
+
+#[test]
+fn programs_that_listen_are_served_by_a_shared_master_and_by_nobody_when_it_is_killed() {
+    for shared in [false, true] {
+        let place = Place::new();
+        let master = shared.then(|| place.master("serves", &["+count", CHAIN]));
+        let chain: &[&str] = if shared { &["--master", "serves"] } else { &[CHAIN] };
+        let port = free_port();
+        let at = port.to_string();
+        let words = [&["run"], chain, &["--", "python3", "-c", SERVE, &at]].concat();
+        let command = place.viaduct(&words);
+        let (mut server, mut lines) = greeted(command, port);
+        match &master {
+            Some(master) => {
+                assert!(place.status("serves").contains("flows 1\\n"));
+                master.signal("KILL");
+            }
+            // The wrapper's child: the program is the child of that.
+            None => kill_child_of(child_of(server.id())),
+        }
+        // Who comes now reaches nobody: at once, or by a reset.
+        let alone = |port| match TcpStream::connect(("127.0.0.1", port)) {
+            Err(_) => true,
+            Ok(mut stream) => {
+                let _ = stream.write_all(b"x\n");
+                !matches!(stream.read(&mut [0]), Ok(1))
+            }
+        };
+        assert!((0..5).all(|_| alone(port)), "shared {shared}");
+        signal(server.id(), "TERM");
+        server.wait().unwrap();
+        assert!(lines.next().is_none(), "the program has seen somebody");
+    }
+}
+
+/// For each line that it is given, a connection to its first argument, and what became of it.
+const AGAIN: &str = "
+import socket, sys
+host, port = sys.argv[1].rsplit(':', 1)
+for line in sys.stdin:
+    try:
+        s = socket.create_connection((host, int(port)), timeout=10)
+        s.sendall(b'x\\n'); s.recv(100)
+        print('went', flush=True)
+    except OSError: print('fails', flush=True)
+";
+
+#[test]
+fn programs_of_a_master_that_was_killed_are_served_by_the_one_in_its_place_if_its_rules_are_the_same()
+ {
+    for via in VIAS {
+        for own in [&[][..], &["+count", CHAIN]] {
+            let (place, (to, _)) = (Place::new(), far_end());
+            let chain = ["+count", CHAIN, "--except", "192.0.2.0/24"];
+            let killed = |master: Master| {
+                master.signal("KILL");
+                drop(master);
+            };
+            let master = place.master("again", &chain);
+            let (run, to) = (["run", "--master", "again"], to.to_string());
+            let program = ["--via", via, "--", "python3", "-c", AGAIN, &to];
+            let mut run = place.viaduct(&[&run, own, &program].concat());
+            run.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+            let mut run = run.spawn().unwrap();
+            let mut lines = BufReader::new(run.stdout.take().unwrap()).lines();
+            let mut input = run.stdin.take().unwrap();
+            let mut connects = || {
+                input.write_all(b"now\n").unwrap();
+                lines.next().unwrap().unwrap()
+            };
+            assert_eq!(connects(), "went");
+            killed(master);
+            assert_eq!(connects(), "fails", "{via} {own:?}");
+            let other = place.master_again("again", &[CHAIN]);
+            thread::sleep(Duration::from_secs(1));
+            assert_eq!(connects(), "fails", "{via} {own:?}: by other rules");
+            killed(other);
+            let _same = place.master_again("again", &chain);
+            let went =
+                within_some(Duration::from_secs(10), || (connects() == "went").then_some(()));
+            assert!(went.is_some(), "{via} {own:?}");
+            let status = place.status("again");
+            assert!(status.contains("flows 1\\n"), "{status}");
+            drop(input);
+            assert!(run.wait().unwrap().success());
+        }
+    }
+}
