@@ -116,6 +116,18 @@ fn connections_that_handlers_open_stand_for_the_same_host() {
 /// Where another node lets flows of the first host go by it: the second host of its site.
 const NODES: [&str; 2] = ["10.1.2.2:1080", "[fd00:1:0:2::2]:1080"];
 
+/// Chains that lead to those when the direct way fails, or always.
+const BY_NODES: [&str; 8] = [
+    "'route:node={}'",
+    "'migrate', 'route:node={}'",
+    "'stripe:paths=2', 'route:node={}'",
+    "'mux', 'route:node={}'",
+    "'socks:via={}'",
+    "'migrate', 'socks:via={}'",
+    "'stripe:paths=2', 'socks:via={}'",
+    "'mux', 'socks:via={}'",
+];
+
 /// Nothing arrives at the second gateway that is of the first host of the first site.
 fn cut(world: &World) {
     let cut = "add table inet cut; \
@@ -145,10 +157,7 @@ fn opened(
 
 #[test]
 fn flows_go_by_another_node_where_the_direct_way_fails() {
-    let ways = NODES.map(|node| {
-        ["'{}'", "'migrate', '{}'", "'stripe:paths=2', '{}'", "'mux', '{}'"]
-            .map(|chain| chain.replace("{}", &format!("route:node={node}")))
-    });
+    let ways = NODES.map(|node| BY_NODES.map(|chain| chain.replace("{}", node)));
     let chains: Vec<&str> = ways.as_flattened().iter().map(String::as_str).collect();
     // What the node opens for others goes on as it is.
     let world = chained(&chains, "[[policy]]\nfrom = ['10.{own}.2.2/32', 'fd00:{own}:0:2::/64']\n");
