@@ -251,6 +251,19 @@ impl ClientPort {
         }
     }
 
+    /// Whether packets of a connection's address would leave from another now: this machine has come to
+    /// another network, say. One by UDP follows of itself.
+    ///
+    /// # Panics
+    /// The flow was closed.
+    pub fn has_moved(&self, flow: Flow) -> bool {
+        let to = &self.flows[flow.0];
+        let left = |(numbers, _): &(Numbers, _)| {
+            source_towards(to.remote).is_ok_and(|ip| ip != numbers.local().ip())
+        };
+        to.opening.decided() != Some(Format::Udp) && to.tcp.as_ref().is_some_and(left)
+    }
+
     /// Nothing has come for long: begins anew from another port, by all ways. What the transport knows of
     /// the connection holds still.
     ///

@@ -31,7 +31,7 @@ pub use word::Word;
 /// Bytes of answers that a request is taken to bring, for TCP's numbers: a first window.
 const EXPECTED: u32 = 16 << 10;
 /// After so many restarts without an answer a connection comes from another port: its NAT may have
-/// forgotten it.
+/// forgotten it. One whose address is no more does so at the first.
 const PATIENCE: u32 = 3;
 /// What the port's tap is called; UDP sockets have their flows' numbers.
 const TAP: u64 = u64::MAX;
@@ -281,7 +281,9 @@ impl Connector {
                 held.stream.handle_timeout(now);
             }
             self.touched.insert(flow);
-            if held.stream.attempts() == PATIENCE && self.port.format(flow).is_some() {
+            let attempts = held.stream.attempts();
+            let was_open = attempts > 0 && self.port.format(flow).is_some();
+            if was_open && (attempts == PATIENCE || self.port.has_moved(flow)) {
                 // Where no port is left it goes on from the one that it has.
                 let _ = self.port.reopen(flow);
             }
