@@ -56,9 +56,7 @@ impl Chain {
     /// The flow is over, and this chain is dropped next. Of its actions, [`Action::Wake`] alone still
     /// counts.
     pub fn abandon(&mut self, now: Instant) {
-        for position in 0..self.core.factories.len() {
-            self.core.at(position, now, |handler, cx| handler.abandoned(cx));
-        }
+        self.core.abandoned(now);
         self.core.run(now);
     }
 

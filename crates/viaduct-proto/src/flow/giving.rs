@@ -1,8 +1,6 @@
 //! What goes from one chain to another: output flows, and words; and output flows that end before their
 //! chain does.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 
 use super::call::{Place, Up, Upper};
@@ -89,6 +87,13 @@ impl Core {
         }
     }
 
+    /// Says to all handlers that the flow is over.
+    pub(super) fn abandoned(&mut self, now: Instant) {
+        for node in 0..self.nodes.next() {
+            self.with(node, now, |handler, cx| handler.abandoned(cx));
+        }
+    }
+
     pub(super) fn give(&mut self, node: usize, output: Output, to: &[u8], said: Bytes) {
         let (to, later) = (to.to_vec(), Vec::new());
         self.actions.push_back(Action::Give(to.clone()));
@@ -110,8 +115,13 @@ impl Core {
         let Given { node: from, output, to, said, later } = giver.giving.given.take()?;
         let &(_, node) = self.giving.claims.iter().find(|(key, _)| *key == to)?;
         let place = giver.output(from, output)?;
+        // Those that were made anew since, of a config that was read again say, do the same.
+        let names = |core: &Core| core.factories.iter().map(|of| of.name()).collect::<Vec<_>>();
+        if names(self) != names(&giver) {
+            return None;
+        }
         let (above, giving) = (self.nodes.get_mut(node)?, giver.nodes.get(from)?);
-        if !Arc::ptr_eq(&self.factories, &giver.factories) || above.position != giving.position {
+        if above.position != giving.position {
             return None;
         }
         let output = Output(above.outputs.len());

@@ -38,6 +38,11 @@ pub trait Factory: Send + Sync {
         false
     }
 
+    /// Whether connections that are accepted may belong to a flow that is there: one loop must have them all.
+    fn gathers(&self) -> bool {
+        false
+    }
+
     /// Whether a flow to `to` would go over a connection of such flows that is there.
     fn reaches(&self, _to: &super::Address) -> bool {
         false

@@ -42,4 +42,8 @@ impl Factory for MigrateFactory {
     fn make(&self) -> Box<dyn Handler + Send> {
         Box::new(Bundle::new(self.0.clone()))
     }
+
+    fn gathers(&self) -> bool {
+        true
+    }
 }

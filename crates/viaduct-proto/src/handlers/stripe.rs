@@ -51,4 +51,8 @@ impl Factory for StripeFactory {
     fn make(&self) -> Box<dyn Handler + Send> {
         Box::new(Bundle::new(self.0.clone()))
     }
+
+    fn gathers(&self) -> bool {
+        true
+    }
 }

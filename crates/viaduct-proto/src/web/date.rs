@@ -28,11 +28,11 @@ pub(super) fn parse(text: &str) -> Option<u64> {
     let day = number(words.next()?, 2)?;
     let month = words.next()?;
     let month = MONTHS.iter().position(|name| *name == month)? as u64 + 1;
-    let year = number(words.next()?, 4)?;
+    let year = number(words.next()?, 4).filter(|year| *year >= 1970)?;
     let mut time = words.next()?.split(':');
     let mut next = |most| number(time.next()?, 2).filter(|value| *value <= most);
     let (hour, minute, second) = (next(23)?, next(59)?, next(60)?);
-    let whole = words.next()? == "GMT" && words.next().is_none() && year >= 1970;
+    let whole = words.next()? == "GMT" && words.next().is_none();
     let seconds = days(year, month, day)? * DAY + hour * 3600 + minute * 60 + second;
     whole.then_some(seconds)
 }
@@ -92,6 +92,7 @@ mod tests {
             "Sunday, 06-Nov-94 08:49:37 GMT",
             "Sun, 31 Feb 1994 08:49:37 GMT",
             "Sun, +6 Nov 1994 08:49:37 GMT",
+            "Thu, 06 Nov 1969 08:49:37 GMT",
             "Sün, 06",
         ] {
             assert_eq!(parse(odd), None, "{odd}");

@@ -133,8 +133,9 @@ fn file(request: &Request, found: &Found, size: u64, modified: u64) -> Plan {
         }
     };
     answer.header("Accept-Ranges", "bytes");
-    answer
-        .header("Content-Type", mime::of(request.path.last().map_or("index.html", String::as_str)));
+    // A directory that is found as a file is served by its index.
+    let name = request.path.last().filter(|_| !request.directory);
+    answer.header("Content-Type", mime::of(name.map_or("index.html", String::as_str)));
     answer.file(request.method, part)
 }
 

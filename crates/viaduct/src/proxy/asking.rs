@@ -169,6 +169,8 @@ impl Worker {
             self.end(early, true);
             return self.refuse(key, why);
         }
+        // What its handlers have claimed goes with them.
+        self.claims.values_mut().filter(|owner| **owner == early).for_each(|owner| *owner = key);
         if self.flows.hand_over(early, key, now).is_err() {
             self.refuse(key, Failure::Unreachable);
         }

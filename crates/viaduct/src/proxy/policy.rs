@@ -102,12 +102,12 @@ impl Policies {
         self.plans().any(|plan| plan.accepts)
     }
 
-    /// Whether some go over each other's connections.
+    /// Whether some have connections that may come to any loop: one that they share, or that come later.
     pub fn share(&self) -> bool {
-        self.plans()
-            .flat_map(|plan| &plan.handlers)
-            .flat_map(|all| all.iter())
-            .any(|of| of.shares())
+        self.plans().any(|plan| {
+            let mut handlers = plan.handlers.iter().flat_map(|all| all.iter());
+            handlers.any(|of| of.shares() || plan.accepts && of.gathers())
+        })
     }
 
     /// By which packets some go on by Trickles.

@@ -63,11 +63,14 @@ impl Root {
             FileType::RegularFile => Ok((Found::Nothing, None)),
             // It is told to ask with a slash.
             FileType::Directory if !wants_directory => Ok((Found::Directory(Vec::new()), None)),
-            FileType::Directory => match beneath(opened.as_fd(), INDEX).and_then(file) {
-                Ok((index @ Found::File { .. }, opened)) => Ok((index, opened)),
-                Err(starved @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(starved),
-                _ => Ok((Found::Directory(names(&opened)?), None)),
-            },
+            FileType::Directory => {
+                let index = format!("{path}/{INDEX}");
+                match beneath(self.directory.as_fd(), &index).and_then(file) {
+                    Ok((index @ Found::File { .. }, opened)) => Ok((index, opened)),
+                    Ok(_) | Err(Errno::NOENT) => Ok((Found::Directory(names(&opened)?), None)),
+                    Err(why) => Err(why),
+                }
+            }
             _ => Ok((Found::Forbidden, None)),
         }
     }
@@ -142,11 +145,14 @@ mod tests {
         fs::write(within.join("with").join(INDEX), "index").unwrap();
         symlink("../../secret", within.join("a/out")).unwrap();
         symlink("a/file.txt", within.join("inside")).unwrap();
+        fs::create_dir_all(within.join("linked")).unwrap();
+        symlink("../a/file.txt", within.join("linked").join(INDEX)).unwrap();
         let root = Root::open(&within).unwrap();
         for path in ["/a/file.txt", "/inside"] {
             assert!(matches!(find(&root, path), Found::File { size: 5, .. }), "{path}");
         }
-        assert!(matches!(find(&root, "/with/"), Found::File { .. }));
+        assert!(matches!(find(&root, "/with/"), Found::File { size: 5, .. }));
+        assert!(matches!(find(&root, "/linked/"), Found::File { size: 5, .. }));
         for path in ["/a/out", "/.hidden", "/none", "/a/file.txt/", "/a/file.txt/x"] {
             assert_eq!(find(&root, path), Found::Nothing, "{path}");
         }

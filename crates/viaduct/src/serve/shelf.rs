@@ -91,16 +91,10 @@ impl Site for Shelf {
         };
         let Some(file) = file else { return (found, 0) };
         self.stats.misses += 1;
-        let at = match self.by_path.get(&key) {
-            Some(&at) => at,
-            None => self.open.len(),
-        };
+        // One that was open before may be in use until this event ends.
+        let at = self.open.len();
         self.by_path.insert(key, at);
-        if at < self.open.len() {
-            self.open[at] = (file, now);
-        } else {
-            self.open.push((file, now));
-        }
+        self.open.push((file, now));
         (found, at as u64)
     }
 }

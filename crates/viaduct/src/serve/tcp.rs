@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use tracing::debug;
 use viaduct_proto::web::{Body, Found, MAX_HEAD, Plan, Request, plan};
 
@@ -23,6 +23,8 @@ use super::status::TcpStatus;
 const IDLE: Duration = Duration::from_secs(30);
 /// How long it may take nothing of what is sent.
 const STALLED: Duration = Duration::from_secs(60);
+/// How long what it still sends is waited for, when nothing more is said to it.
+const LINGERS: Duration = Duration::from_secs(2);
 /// Bytes of a file that are read at a time.
 const CHUNK: u64 = 128 << 10;
 
@@ -91,7 +93,13 @@ async fn converse(mut stream: TcpStream, root: &Root, counts: &Counts) -> io::Re
         }
         bytes.drain(..taken);
     }
-    stream.shutdown().await
+    stream.shutdown().await?;
+    // What is not read has the kernel reset the connection, and the last answer may be lost with it.
+    let mut rest = vec![0; MAX_HEAD];
+    let drain = async { while stream.read(&mut rest).await.is_ok_and(|bytes| bytes > 0) {} };
+    // It has had its time.
+    let _ = timeout(LINGERS, drain).await;
+    Ok(())
 }
 
 /// The answer to the next request, and how many bytes the request has; `None` at the end.
@@ -100,6 +108,7 @@ async fn next(
     bytes: &mut Vec<u8>,
     root: &Root,
 ) -> io::Result<Option<(Plan, Option<File>, usize)>> {
+    let mut until = Instant::now() + IDLE;
     loop {
         match Request::parse(bytes) {
             Ok(Some((request, taken))) => {
@@ -110,15 +119,25 @@ async fn next(
             Ok(None) => {}
         }
         bytes.reserve(MAX_HEAD);
-        if timeout(IDLE, stream.read_buf(bytes)).await?? == 0 {
+        let begins = bytes.is_empty();
+        if timeout_at(until, stream.read_buf(bytes)).await?? == 0 {
             return Ok(None);
+        }
+        if begins {
+            until = Instant::now() + IDLE;
         }
     }
 }
 
 async fn send(stream: &mut TcpStream, plan: &Plan, file: Option<&File>) -> io::Result<()> {
     match (&plan.body, file) {
-        (Body::Bytes(bytes), _) => put(stream, &[&plan.head[..], bytes].concat()).await,
+        (Body::Bytes(bytes), _) if bytes.len() as u64 <= CHUNK => {
+            put(stream, &[&plan.head[..], bytes].concat()).await
+        }
+        (Body::Bytes(bytes), _) => {
+            put(stream, &plan.head).await?;
+            put(stream, bytes).await
+        }
         (Body::File(range), Some(file)) => {
             put(stream, &plan.head).await?;
             send_file(stream, file, range.clone()).await

@@ -21,7 +21,8 @@ use viaduct_proto::trickles::packet::Return;
 use viaduct_proto::trickles::replay::Replay;
 use viaduct_proto::trickles::server::{Server, Settings};
 
-use super::{Answers, PortError, PortStats, Secrets, ServerPort, ServerSettings};
+use super::clock::Clock;
+use super::{Answers, PortError, PortStats, Secrets, ServerPort, ServerSettings, door};
 
 /// How far back a continuation may have been made; beyond it a client restarts.
 const HORIZON: Duration = Duration::from_secs(30);
@@ -34,7 +35,7 @@ pub struct Listener {
     port: ServerPort,
     endpoint: Endpoint,
     secrets: Secrets,
-    now: Instant,
+    clock: Clock,
     /// All sockets of the port.
     sockets: OwnedFd,
 }
@@ -63,7 +64,7 @@ impl Listener {
             }
             other => Err(other),
         })?;
-        let now = wall_clock();
+        let (now, clock) = (wall_clock(), Clock::new(wall_clock(), door::now()));
         let replay = Replay::new(replay, HORIZON, Secrets::seeds()?, now);
         let mut decides = Settings::default();
         if balanced {
@@ -75,7 +76,7 @@ impl Listener {
             let name = epoll::EventData::new_u64(n as u64);
             epoll::add(&sockets, socket, name, epoll::EventFlags::IN)?;
         }
-        Ok(Listener { port, endpoint: Endpoint::new(server, QUEUE), secrets, now, sockets })
+        Ok(Listener { port, endpoint: Endpoint::new(server, QUEUE), secrets, clock, sockets })
     }
 
     /// The same for clients that encrypt what they say, too; or for them alone.
@@ -93,12 +94,12 @@ impl Listener {
         &mut self,
         mut each: impl FnMut(&mut Endpoint, Minisocket<'_>, &mut dyn FnMut(&mut Return, &[u8])),
     ) -> io::Result<usize> {
-        self.now = self.now.max(wall_clock());
-        let Listener { port, endpoint, now, .. } = self;
+        let now = self.clock.go_on(wall_clock(), door::now());
+        let Listener { port, endpoint, .. } = self;
         port.turn(|message, to, answers| {
             let room = answers.room(&to);
             // Refusals are counted.
-            if let Ok(mut event) = endpoint.accept(*now, to, message) {
+            if let Ok(mut event) = endpoint.accept(now, to, message) {
                 event.fit(room);
                 each(endpoint, event, &mut |to, message| send(answers, to, message));
             }
@@ -111,11 +112,11 @@ impl Listener {
     /// # Errors
     /// As [`Listener::turn`]'s.
     pub fn fetch(&mut self) -> io::Result<usize> {
-        self.now = self.now.max(wall_clock());
-        let Listener { port, endpoint, now, .. } = self;
+        let now = self.clock.go_on(wall_clock(), door::now());
+        let Listener { port, endpoint, .. } = self;
         port.turn(|message, to, _| {
             // Refusals are counted.
-            let _ = endpoint.handle(*now, to, message);
+            let _ = endpoint.handle(now, to, message);
         })
     }
 
@@ -151,7 +152,7 @@ impl Listener {
 
     /// The time that its answers bear: replicas share the time of day. It never goes back.
     pub fn now(&self) -> Instant {
-        self.now
+        self.clock.now()
     }
 
     /// The port's counters.

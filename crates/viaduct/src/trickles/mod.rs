@@ -15,6 +15,7 @@
 //! back when the port is dropped, or at the next start.
 
 mod client;
+mod clock;
 mod connector;
 mod door;
 mod left;

@@ -21,8 +21,21 @@ type Secret = (u8, [u8; 32]);
 #[derive(Clone, Debug)]
 pub struct Secrets {
     secrets: Vec<Secret>,
-    file: Option<(PathBuf, Option<SystemTime>)>,
+    file: Option<Watched>,
 }
+
+/// A file that may change.
+#[derive(Clone, Debug)]
+struct Watched {
+    path: PathBuf,
+    /// What was read.
+    read: Stamp,
+    /// What could not be: it may have been half written, and is looked at again.
+    failed: Option<Stamp>,
+}
+
+/// When a file was written, and its length; `None`: there is none.
+type Stamp = Option<(SystemTime, u64)>;
 
 impl Secrets {
     /// Those in `file`; without one a secret that ends with the process.
@@ -34,26 +47,35 @@ impl Secrets {
             let [number, ..]: [u8; 32] = random()?;
             return Ok(Secrets { secrets: vec![(number, random()?)], file: None });
         };
-        let changed = changed(path);
+        let read = stamp(path);
         let text =
             fs::read_to_string(path).with_context(|| format!("secrets: {}", path.display()))?;
         let secrets = parse(&text).with_context(|| path.display().to_string())?;
-        Ok(Secrets { secrets, file: Some((path.to_owned(), changed)) })
+        let file = Watched { path: path.to_owned(), read, failed: None };
+        Ok(Secrets { secrets, file: Some(file) })
     }
 
     /// Reads the file again if it has changed; whether it has.
     ///
     /// # Errors
-    /// As [`Secrets::new`]'s; what was read before stays.
+    /// As [`Secrets::new`]'s, once for what stands there; what was read before stays.
     pub fn look(&mut self) -> Result<bool> {
-        let Some((path, known)) = &mut self.file else { return Ok(false) };
-        let changed = changed(path);
-        if changed == *known {
+        let Some(file) = &mut self.file else { return Ok(false) };
+        let found = stamp(&file.path);
+        if found == file.read {
             return Ok(false);
         }
-        *known = changed;
-        self.secrets = Secrets::new(Some(&path.clone()))?.secrets;
-        Ok(true)
+        match Secrets::new(Some(&file.path)) {
+            Ok(read) => {
+                *self = read;
+                Ok(true)
+            }
+            Err(_) if file.failed == Some(found) => Ok(false),
+            Err(why) => {
+                file.failed = Some(found);
+                Err(why)
+            }
+        }
     }
 
     /// As a server needs them.
@@ -87,8 +109,8 @@ fn random() -> Result<[u8; 32]> {
     Ok(bytes)
 }
 
-fn changed(path: &Path) -> Option<SystemTime> {
-    fs::metadata(path).and_then(|known| known.modified()).ok()
+fn stamp(path: &Path) -> Stamp {
+    fs::metadata(path).and_then(|known| Ok((known.modified()?, known.len()))).ok()
 }
 
 fn parse(text: &str) -> Result<Vec<Secret>> {

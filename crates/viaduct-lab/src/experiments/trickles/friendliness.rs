@@ -11,11 +11,12 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use viaduct_proto::link::LinkConfig;
 
 use super::download::By;
 use super::replicas::{Replicas, SERVICE, Service};
 use super::served::{CONGESTION_CONTROL, PORT, get};
-use crate::emulator::EmulatorConfig;
+use crate::emulator::Direction;
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
 use crate::experiments::statistics::mean;
 use crate::load::{Fetches, Trickles};
@@ -26,11 +27,16 @@ pub(in crate::experiments) struct Friendliness;
 
 /// As the paper has it: hosts that are near each other, and what a switch queues for 100 Mb/s.
 const LINK: &str = "rate=100M,delay=1ms,queue=250kB";
-/// The way of requests and acknowledgements: not each takes the same time. Kernels in one machine answer within 20 µs, in
-/// step with what leaves the queue, and a process after 0.1 ms, when one more has left: where packets keep
-/// step, that is worth twice a flow's share to whoever is late, and with half of this jitter a quarter of it
-/// (`docs/trickles.md`).
-const BACK: &str = "rate=100M,delay=1ms,jitter=1ms,queue=250kB";
+/// The way of requests and acknowledgements, on which not each takes the same time: one jitter after the other in the
+/// rounds. Kernels in one machine answer within 20 µs, in step with what leaves the queue, and a process after 0.1 ms, when
+/// one more has left. Where packets keep step that is worth twice a flow's share to whoever is late, and a quarter with
+/// half a millisecond of jitter; with a whole one late answers lose as much, for they come in bunches
+/// (`docs/trickles.md`). No path has one jitter, and none of them is the measure.
+const BACK: [&str; 3] = [
+    "rate=100M,delay=1ms,jitter=1ms,queue=250kB",
+    "rate=100M,delay=1ms,jitter=500us,queue=250kB",
+    "rate=100M,delay=1ms,jitter=750us,queue=250kB",
+];
 const FLOWS: [usize; 6] = [1, 2, 3, 5, 7, 10];
 const QUICK: [usize; 3] = [1, 4, 10];
 /// How long the background has had the link before.
@@ -58,15 +64,12 @@ impl Experiment for Friendliness {
         let (rounds, warm_up, window) = run.choose((3, 5, 25), (2, 2, 6));
         let [warm_up, window] = [warm_up, window].map(Duration::from_secs);
         run.param("link", LINK);
-        run.param("link_back", BACK);
+        run.param("links_back", BACK.join("; "));
         run.param("rounds", rounds);
         run.param("seconds_each", window.as_secs());
         run.congestion_control(CONGESTION_CONTROL);
         run.steps(flows.len() * 2 * rounds);
-        let [data, back] =
-            [LINK, BACK].map(|link| link.parse().context("a link config of this module"));
-        let config = EmulatorConfig::symmetric(data?, run.seed());
-        let wan = Wan::Emulated(Box::new(EmulatorConfig { a_to_b: back?, ..config }));
+        let wan = Wan::emulated(link(LINK)?, run.seed());
         let world = World::build(Replicas::build(2, wan, run.journal())?)?;
         let plot =
             Plot::line("Share of the foreground flow", ("background flows", ""), ("share", "%"));
@@ -74,7 +77,8 @@ impl Experiment for Friendliness {
         for &background in flows {
             let mut shares = [Vec::new(), Vec::new()];
             // In turn, so that what the machine does besides falls on both.
-            for round in 0..rounds {
+            for (round, back) in (0..rounds).zip(BACK.iter().cycle()) {
+                world.lead_back(link(back)?)?;
                 for (by, shares) in [By::Trickles, By::Tcp].into_iter().zip(&mut shares) {
                     run.step(&format!("{} among {background}, {round}", by.name()))?;
                     let seed = run.seed() + round as u64;
@@ -100,6 +104,10 @@ struct World {
     _servers: [Service; 2],
 }
 
+fn link(text: &str) -> Result<LinkConfig> {
+    text.parse().context("a link config of this module")
+}
+
 impl World {
     fn build(net: Replicas) -> Result<World> {
         net.sparse("file", FILE)?;
@@ -108,6 +116,12 @@ impl World {
         }
         let servers = [net.serve(0, &[])?, net.serve(1, &[])?];
         Ok(World { net, _servers: servers })
+    }
+
+    /// What requests and acknowledgements go over from now on.
+    fn lead_back(&self, link: LinkConfig) -> Result<()> {
+        let emulator = self.net.net.emulator().context("the link is emulated")?;
+        Ok(emulator.set(Direction::AtoB, link)?)
     }
 
     /// Bits a second of the foreground flow, and of all others.

@@ -19,7 +19,7 @@ impl Bundle {
         for (output, due) in looks.collect::<Vec<_>>() {
             match due {
                 Due::Ping => Bundle::say(cx, output, &Frame::Ping),
-                Due::Doubt => self.out.lost(output),
+                Due::Doubt => self.lost(output, cx.now()),
                 Due::Drop if self.session.secret.is_some() => self.drop_path(cx, output),
                 Due::Drop => {
                     return self.fail(cx, Failure::TimedOut, &"the other end does not answer");

@@ -133,8 +133,15 @@ impl Bundle {
     /// Gives a connection up; what was on it goes elsewhere.
     fn drop_path(&mut self, cx: &mut Context<'_>, output: Output) {
         self.paths.retain(|path| path.output != output);
-        self.out.lost(output);
+        self.lost(output, cx.now());
         cx.unplumb(output);
+    }
+
+    /// What is on its way on a connection may not arrive: what was sent goes again, and what was acknowledged is
+    /// acknowledged again.
+    fn lost(&mut self, output: Output, now: Instant) {
+        self.out.lost(output);
+        self.tell_by = Some(now);
     }
 
     /// The flow is over, and why; people are told.

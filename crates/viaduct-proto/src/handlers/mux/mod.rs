@@ -135,8 +135,12 @@ impl Handler for Mux {
 
     fn unspawned(&mut self, cx: &mut Context<'_>, word: &[u8]) {
         match (&mut self.part, shared::Word::parse(word)) {
-            (Part::Branch(branch), Some(shared::Word::Trunk(_))) => {
-                branch.fail(cx, Failure::Unreachable);
+            // Others may wait for it, too, and nobody else is to.
+            (Part::Branch(_), Some(shared::Word::Trunk(number))) => {
+                let shared = &mut lock(&self.shared);
+                for branch in shared.remove_line(number, Failure::Unreachable) {
+                    cx.wake(&shared.key(&shared::Word::Branch(branch)));
+                }
             }
             (Part::Trunk(trunk), Some(shared::Word::Branch(number))) => {
                 trunk.refuse(cx, &mut lock(&self.shared), number);

@@ -141,6 +141,29 @@ impl Trunk {
         for branch in shared.open_waiting(self.number) {
             cx.wake(&shared.key(&Word::Branch(branch)));
         }
+        self.tell(cx, shared);
+        let is_left = shared.is_idle(self.number);
+        let Some(line) = shared.line(self.number) else { return };
+        let Some(link) = line.link else { return };
+        if !line.tunnel.links().any(|there| there == link) {
+            cx.say("the other end has broken the connection's protocol");
+            return self.broke(cx, shared, Failure::Reset);
+        }
+        let more = self.send(cx, line);
+        // Who connects ends it, when all that flows said has arrived.
+        let idle = is_left && line.to.is_some() && line.tunnel.stats().open == 0;
+        let next = if more { Some(cx.now()) } else { line.tunnel.poll_timeout() };
+        self.idle = idle.then(|| self.idle.unwrap_or(cx.now()));
+        // What was sent made room.
+        self.tell(cx, shared);
+        match self.idle.map(|since| since + KEPT) {
+            Some(end) if cx.now() >= end => self.broke(cx, shared, Failure::Reset),
+            end => cx.set_timer(TICK, end.into_iter().chain(next).min()),
+        }
+    }
+
+    /// Tells the branches what has happened to their sessions, and makes those of new ones.
+    fn tell(&mut self, cx: &mut Context<'_>, shared: &mut Shared) {
         let (woken, new) = shared.listen(self.number);
         for branch in new {
             self.served = true;
@@ -149,39 +172,23 @@ impl Trunk {
         for branch in woken {
             cx.wake(&shared.key(&Word::Branch(branch)));
         }
-        let idle = shared.is_idle(self.number);
-        let Some(line) = shared.line(self.number) else { return };
-        let Some(link) = line.link else { return };
-        if !line.tunnel.links().any(|there| there == link) {
-            cx.say("the other end has broken the connection's protocol");
-            return self.broke(cx, shared, Failure::Reset);
-        }
-        self.send(cx, line);
-        // Who connects ends it.
-        let calls = line.to.is_some();
-        let next = line.tunnel.poll_timeout();
-        self.idle = (idle && calls).then(|| self.idle.unwrap_or(cx.now()));
-        match self.idle.map(|since| since + KEPT) {
-            Some(end) if cx.now() >= end => self.broke(cx, shared, Failure::Reset),
-            end => cx.set_timer(TICK, end.into_iter().chain(next).min()),
-        }
     }
 
-    /// Sends what the output takes; it says by `may_write` when it has enough.
-    fn send(&mut self, cx: &mut Context<'_>, line: &mut Line) {
+    /// Sends what the output takes; it says by `may_write` when it has enough. Whether there may be more: that shows
+    /// when this has been taken.
+    fn send(&mut self, cx: &mut Context<'_>, line: &mut Line) -> bool {
         let mut frames = Vec::new();
         while line.tunnel.poll_transmit(cx.now(), &mut frames).is_some() {
             if frames.len() >= TURN {
                 let _ = cx.output(self.output).write(std::mem::take(&mut frames).into());
-                // Whether there is room for more shows when this has been taken.
-                cx.set_timer(TICK, Some(cx.now()));
-                return;
+                return true;
             }
         }
         if !frames.is_empty() {
             // One that takes no more is lost, and says so itself.
             let _ = cx.output(self.output).write(frames.into());
         }
+        false
     }
 
     /// The connection is gone, or of no use any more: so are the flows that are on it.

@@ -153,3 +153,45 @@ fn a_place_that_cannot_be_reached_is_told_and_so_is_a_host_that_takes_no_more_fl
     assert_eq!(net.ends[0][more].answer, Some(Err(Failure::Unreachable)));
     assert!(flows(0).all(|at| net.ends[0][at].failed.is_empty()), "the others go on");
 }
+
+#[test]
+fn a_connection_that_could_not_be_begun_is_begun_for_the_next_flow() {
+    let mut net = Net::new(&["mux"], &["mux"]);
+    net.spawns = false;
+    let first = net.connect();
+    assert_eq!(net.ends[0][first].answer, Some(Err(Failure::Unreachable)));
+    net.spawns = true;
+    let second = net.connect();
+    net.wait(Duration::from_millis(100));
+    assert_eq!(net.ends[0][second].answer, Some(Ok(())), "{:?}", net.said);
+}
+
+#[test]
+fn a_connection_stays_until_all_that_its_last_flow_said_has_arrived() {
+    let mut net = Net::new(&["mux"], &["mux"]);
+    let near = net.connect();
+    net.wait(Duration::from_millis(100));
+    let [far] = [0, 1].into_iter().filter(|&at| net.ends[1][at].is_there).collect::<Vec<_>>()[..]
+    else {
+        panic!("one flow");
+    };
+    let now = net.now;
+    // The far end has nothing to say, and takes what comes later.
+    net.ends[1][far].chain.shutdown(now, Half::Write);
+    net.ends[1][far].takes = false;
+    net.wait(Duration::from_millis(100));
+    let mut said = 0;
+    while net.ends[0][near].chain.may_write() && said < 4_000_000 {
+        net.ends[0][near].write(now, 50_000);
+        said += 50_000;
+        net.wait(Duration::from_millis(20));
+    }
+    let now = net.now;
+    net.ends[0][near].chain.close(now);
+    net.wait(Duration::from_secs(3));
+    net.ends[1][far].takes = true;
+    net.wait(Duration::from_secs(5));
+    assert_eq!(net.ends[1][far].read.got, said, "{:?}", net.ends[1][far].failed);
+    net.wait(Duration::from_secs(2));
+    assert_eq!(live(&net), 0, "then it is closed");
+}

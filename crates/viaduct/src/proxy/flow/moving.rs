@@ -90,7 +90,7 @@ impl Flow {
             // Handlers speak with the far end before there is a client.
             (Middle::Through(through), [client, server]) => {
                 // A flow without a client may still be another's second half, which this is.
-                let is_whole = client.is_some();
+                let is_whole = client.is_some() || through.is_alone();
                 let client = client.as_mut().filter(|_| self.connected);
                 *moved =
                     through.drive([client, server.as_mut()], held, &mut shared.scratch, now)?;

@@ -191,7 +191,7 @@ pub(super) fn workers(
         ("accept after-connect", holds),
         ("on-demand", args.on_demand),
         ("idle-exit", idle_exit(args).is_some()),
-        ("a handler whose flows share connections", policies.share()),
+        ("handlers whose flows share or gather connections", policies.share()),
     ];
     match single.iter().find(|(_, is)| *is && wanted > 1) {
         Some((what, _)) => bail!("workers: {wanted} cannot be had with {what}, but 1 can"),

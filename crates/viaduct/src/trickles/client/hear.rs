@@ -21,8 +21,8 @@ const TOO_BIG_V6: [u8; 2] = [2, 0];
 
 /// Who hears, and what answers.
 pub(super) struct Ears<'a> {
-    /// By local port: connections in TCP's format.
-    pub(super) ports: &'a HashMap<u16, usize>,
+    /// By where they begin: connections in TCP's format.
+    pub(super) places: &'a HashMap<SocketAddr, usize>,
     pub(super) flows: &'a mut Slab<Connection>,
     pub(super) door: &'a mut Door,
     /// A packet's place.
@@ -38,7 +38,7 @@ impl Ears<'_> {
         let checksum = if got.check { Checksum::Check } else { Checksum::Trust };
         let heard = tcp::parse(got.bytes, got.length, checksum).and_then(|packet| match packet {
             Packet::Message(answer, message) => {
-                let (flow, to) = self.find(answer.destination.port())?;
+                let (flow, to) = self.find(answer.destination)?;
                 let (numbers, _) = to.tcp.as_mut().ok_or(Refusal::NotOurs)?;
                 let was_open = numbers.is_open();
                 if !numbers.hear(&answer) {
@@ -56,7 +56,7 @@ impl Ears<'_> {
             }
             Packet::Plain { source, destination, ack, reset } => {
                 // With thousands of connections the tap sees what other programs' are told, too.
-                let Ok((flow, to)) = self.find(destination.port()) else { return Ok(None) };
+                let Ok((flow, to)) = self.find(destination) else { return Ok(None) };
                 let (numbers, _) = to.tcp.as_ref().ok_or(Refusal::NotOurs)?;
                 let ours = (numbers.remote(), numbers.local()) == (source, destination);
                 // A stranger does not know our number; and one who has answered is no plain TCP server.
@@ -99,7 +99,7 @@ impl Ears<'_> {
 
     /// A router, or the far host, says what became of a packet in TCP's format.
     fn report(&mut self, said: &Report) -> Option<(usize, Heard<'static>)> {
-        let flow = *self.ports.get(&said.source.port())?;
+        let flow = *self.places.get(&said.source)?;
         let to = self.flows.get(flow).filter(|to| to.remote == said.destination)?;
         let (numbers, _) = to.tcp.as_ref()?;
         if !numbers.has_sent(said.number) {
@@ -131,8 +131,8 @@ impl Ears<'_> {
         Some((flow, if nobody { Heard::Refused { reset } } else { Heard::Turned { reset } }))
     }
 
-    fn find(&mut self, port: u16) -> Result<(usize, &mut Connection), Refusal> {
-        let flow = *self.ports.get(&port).ok_or(Refusal::NotOurs)?;
+    fn find(&mut self, place: SocketAddr) -> Result<(usize, &mut Connection), Refusal> {
+        let flow = *self.places.get(&place).ok_or(Refusal::NotOurs)?;
         Ok((flow, self.flows.get_mut(flow).ok_or(Refusal::NotOurs)?))
     }
 }

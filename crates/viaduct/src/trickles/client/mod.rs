@@ -44,8 +44,8 @@ pub struct ClientPort {
     inbox: Inbox,
     door: Door,
     flows: Slab<Connection>,
-    /// By local port: those in TCP's format.
-    ports: HashMap<u16, usize>,
+    /// By where they begin: those in TCP's format. Two addresses of a machine may have the same port.
+    places: HashMap<SocketAddr, usize>,
     rng: Rng,
     packet: Vec<u8>,
     _changes: Option<Changes>,
@@ -78,7 +78,7 @@ impl ClientPort {
             inbox: Inbox::new(settings.mtu.max(2048)),
             door: Door::new(raw, settings.mtu),
             flows: Slab::new(),
-            ports: HashMap::new(),
+            places: HashMap::new(),
             rng: Rng::from_seed(seed),
             packet: Vec::new(),
             _changes: changes,
@@ -106,7 +106,7 @@ impl ClientPort {
         self.door.ask_kernel(remote.ip());
         let flow = self.flows.insert(Connection::new(remote, opening, tcp, udp));
         if let Some((numbers, _)) = &self.flows[flow].tcp {
-            self.ports.insert(numbers.local().port(), flow);
+            self.places.insert(numbers.local(), flow);
         }
         if let Err(error) = self.watch() {
             self.close(Flow(flow));
@@ -118,7 +118,7 @@ impl ClientPort {
     /// Ends it; nothing is sent.
     pub fn close(&mut self, flow: Flow) {
         if let Some((numbers, _)) = self.flows.try_remove(flow.0).and_then(|gone| gone.tcp) {
-            self.ports.remove(&numbers.local().port());
+            self.places.remove(&numbers.local());
             // What is seen for nothing is refused.
             let _ = self.watch();
         }
@@ -185,11 +185,11 @@ impl ClientPort {
     /// # Errors
     /// The kernel's; the port goes on.
     pub fn hear_tap(&mut self, mut each: impl FnMut(Flow, Heard<'_>)) -> std::io::Result<usize> {
-        let ClientPort { tap: Some(tap), inbox, ports, flows, door, packet, .. } = self else {
+        let ClientPort { tap: Some(tap), inbox, places, flows, door, packet, .. } = self else {
             return Ok(0);
         };
         let packets = inbox.receive(tap.as_fd())?;
-        let mut ears = Ears { ports, flows, door, packet };
+        let mut ears = Ears { places, flows, door, packet };
         for got in inbox.iter() {
             if let Some((flow, heard)) = ears.packet(&got) {
                 each(Flow(flow), heard);
@@ -207,10 +207,11 @@ impl ClientPort {
         flow: Flow,
         mut each: impl FnMut(Flow, Heard<'_>),
     ) -> std::io::Result<usize> {
-        let ClientPort { inbox, ports, flows, door, packet, .. } = self;
+        let ClientPort { inbox, places, flows, door, packet, .. } = self;
         let Some(to) = flows.get_mut(flow.0) else { return Ok(0) };
         let Some(udp) = &to.udp else { return Ok(0) };
-        let datagrams = inbox.receive(udp.as_fd())?;
+        let received = inbox.receive(udp.as_fd());
+        let datagrams = received.as_ref().map_or(0, |datagrams| *datagrams);
         for got in inbox.iter() {
             match hear::datagram(&got, to.remote) {
                 Ok(message) => {
@@ -223,11 +224,12 @@ impl ClientPort {
         }
         // It was readable, and had nothing: then something is said of what was sent.
         if datagrams == 0
-            && let Some(heard) = (Ears { ports, flows, door, packet }).undelivered(flow.0)
+            && let Some(heard) = (Ears { places, flows, door, packet }).undelivered(flow.0)
         {
             each(flow, heard);
+            return Ok(1);
         }
-        Ok(datagrams)
+        received
     }
 
     /// The way by which the server was heard, once it was.
@@ -271,14 +273,15 @@ impl ClientPort {
     /// As [`ClientPort::connect`]'s.
     pub fn reopen(&mut self, flow: Flow) -> std::io::Result<()> {
         let to = &mut self.flows[flow.0];
-        to.opening.doubt();
         if let Some((numbers, held)) = &mut to.tcp {
-            self.ports.remove(&numbers.local().port());
+            // Where there is no way now, it stays as it was.
             let (local, fresh) = hold_port(to.remote)?;
+            self.places.remove(&numbers.local());
             *numbers = Numbers::new(local, to.remote, self.rng.next_u64() as u32);
             *held = fresh;
-            self.ports.insert(local.port(), flow.0);
+            self.places.insert(local, flow.0);
         }
+        to.opening.doubt();
         self.watch()
     }
 
@@ -306,7 +309,7 @@ impl ClientPort {
     /// The tap sees what comes to the connections' ports.
     fn watch(&self) -> std::io::Result<()> {
         let Some(tap) = &self.tap else { return Ok(()) };
-        let ports: Vec<u16> = self.ports.keys().copied().collect();
+        let ports: Vec<u16> = self.places.keys().map(SocketAddr::port).collect();
         tap.set_filter(MarkedFilter { mark: ANSWERS, ports: &ports, plain: true, share: None })
     }
 }

@@ -166,17 +166,23 @@ impl Connector {
         let mut events = [MaybeUninit::uninit(); SOCKETS];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let waited = epoll::wait(&self.sockets, &mut events, Some(&at_once));
-        let (heard, waited) = match waited {
+        let (mut packets, mut broken) = (0, None);
+        match waited {
             Ok((events, _)) => {
-                (events.iter().map(|event| self.hear(event.data.u64())).sum(), Ok(()))
+                for event in events {
+                    match self.hear(event.data.u64()) {
+                        Ok(heard) => packets += heard,
+                        Err(error) => broken = Some(error),
+                    }
+                }
             }
-            Err(rustix::io::Errno::INTR) => (Ok(0), Ok(())),
-            Err(error) => (Ok(0), Err(error)),
-        };
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => broken = Some(error.into()),
+        }
         self.run_timers();
         self.flush();
-        waited?;
-        heard
+        // Whoever is told of an error looks no further now, and others may have more.
+        broken.filter(|_| packets == 0).map_or(Ok(packets), Err)
     }
 
     /// Sends what the connections that were used have to send.
@@ -282,9 +288,8 @@ impl Connector {
             }
             self.touched.insert(flow);
             let attempts = held.stream.attempts();
-            let was_open = attempts > 0 && self.port.format(flow).is_some();
-            if was_open && (attempts == PATIENCE || self.port.has_moved(flow)) {
-                // Where no port is left it goes on from the one that it has.
+            if held.open && attempts > 0 && (attempts == PATIENCE || self.port.has_moved(flow)) {
+                // Where no port or no way is left it goes on from the one that it has.
                 let _ = self.port.reopen(flow);
             }
         }

@@ -1,0 +1,48 @@
+//! The time that a server judges by.
+
+use viaduct_proto::time::Instant;
+
+/// The time of day, for replicas share it. Where that is set back this goes on, at half the speed, until the other has
+/// caught up: what is judged by it must neither go back nor stand still.
+#[derive(Debug)]
+pub(super) struct Clock {
+    now: Instant,
+    /// By the clock that nobody sets, when that was.
+    at: Instant,
+}
+
+impl Clock {
+    /// It is `wall`, and by the clock that nobody sets `at`.
+    pub(super) fn new(wall: Instant, at: Instant) -> Clock {
+        Clock { now: wall, at }
+    }
+
+    /// The same later; what it says.
+    pub(super) fn go_on(&mut self, wall: Instant, at: Instant) -> Instant {
+        let passed = at.since(std::mem::replace(&mut self.at, at));
+        self.now = wall.max(self.now + passed / 2);
+        self.now
+    }
+
+    /// What it said last.
+    pub(super) fn now(&self) -> Instant {
+        self.now
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use viaduct_proto::time::Duration;
+
+    #[test]
+    fn it_is_the_time_of_day_and_goes_on_where_that_goes_back() {
+        let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
+        let mut clock = Clock::new(at(1_000), at(5));
+        assert_eq!(clock.go_on(at(1_010), at(15)), at(1_010));
+        assert_eq!(clock.go_on(at(2_000), at(16)), at(2_000), "set forward");
+        assert_eq!(clock.go_on(at(1_900), at(116)), at(2_050), "set back by 200");
+        assert_eq!(clock.go_on(at(2_100), at(316)), at(2_150));
+        assert_eq!(clock.go_on(at(2_300), at(516)), at(2_300), "it has caught up");
+    }
+}
