@@ -450,18 +450,23 @@ fn figure_4_a_users_handlers_above_a_system_wide_master() {
     let near = |via: &str, program: &[&str]| {
         let words =
             [&["run", "--master", "system", "--via", via], &chain[..], &["--"], program].concat();
-        place.viaduct(&words).stderr(Stdio::piped()).spawn().unwrap()
+        place.viaduct(&words).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let file = place.0.join("big").display().to_string();
     let got = place.0.join("got").display().to_string();
     let url = format!("http://127.0.0.1:{down}/big");
-    // Slow enough that both are there at once.
-    let curl = near("seccomp", &["curl", "-sS", "--limit-rate", "1M", "-o", &got, &url]);
+    let share = |flows: &str| {
+        let there = || place.status("system").contains(&format!("127.0.0.1: {flows} share"));
+        assert!(within(Duration::from_secs(10), there), "{flows}: {}", place.status("system"));
+    };
+    // One stays until the other is there, which is slow.
     let to = format!("TCP:127.0.0.1:{up}");
-    let socat =
-        near("preload", &["sh", "-c", "(cat \"$0\"; sleep 1) | socat -u - \"$1\"", &file, &to]);
-    let shared = || place.status("system").contains("127.0.0.1: 2 flows share");
-    assert!(within(Duration::from_secs(10), shared), "{}", place.status("system"));
+    let stays = "(cat \"$0\"; cat) | socat -u - \"$1\"";
+    let mut socat = near("preload", &["sh", "-c", stays, &file, &to]);
+    share("1 flows");
+    let curl = near("seccomp", &["curl", "-sS", "--limit-rate", "1M", "-o", &got, &url]);
+    share("2 flows");
+    drop(socat.stdin.take());
     for program in [curl, socat] {
         let ended = program.wait_with_output().unwrap();
         assert!(ended.status.success(), "{ended:?}");
