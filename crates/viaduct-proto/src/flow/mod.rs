@@ -41,7 +41,8 @@
 //! 3. **After each call** drain [`Chain::poll_action`], in order. Before sleeping look at
 //!    [`Chain::poll_timeout`]: it may be now, which is how a handler waits for a source that has more
 //!    to say at once, or for its neighbours' answer.
-//! 4. **Sessions over several connections.** One map for all chains of the same factories:
+//! 4. **Sessions over several connections.** One map for all chains of the same handlers, also where these were made
+//!    anew of the same config:
 //!
 //! ```text
 //!      Action::Claim(key)    map[key] = this chain            Action::Release(key)   remove, if it is this chain's
@@ -51,8 +52,8 @@
 //!                            it is not:           giver.unclaimed(now), and drive it on until it closes
 //! ```
 //!
-//!    The giver is gone by that; it never had an application. With several loops the map is shared,
-//!    and a giver moves to its owner's loop with its sockets: a chain is `Send`.
+//!    The giver is gone by that; it never had an application. One loop has all of them: whoever has several refuses
+//!    chains that [gather](Factory::gathers) connections where they are accepted, or [share](Factory::shares) them.
 //!    [`Action::Wake`] goes the same way, to [`Chain::wake`] of whoever has claimed its key; and
 //!    [`Action::Spawn`] asks for one more chain, [`Chain::spawned`], without an application
 //!    ([`Kin::Alone`]) or for the one that the accepted flow came for ([`Kin::Accepted`]).

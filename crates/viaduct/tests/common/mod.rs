@@ -53,14 +53,7 @@ pub(crate) fn there_and_back(mut client: TcpStream, mut server: TcpStream, bytes
 
 /// Waits until it has happened, for so long at most; whether it has.
 pub(crate) fn within(limit: Duration, happened: impl Fn() -> bool) -> bool {
-    let deadline = Instant::now() + limit;
-    while Instant::now() < deadline {
-        if happened() {
-            return true;
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-    false
+    within_some(limit, || happened().then_some(())).is_some()
 }
 
 /// What comes of asking again and again, within so long at most.
