@@ -80,7 +80,7 @@ impl Wire {
         scratch: &mut [u8],
         now: Instant,
     ) -> u64 {
-        let Some(leg) = of(&mut self.leg, main).filter(|_| !self.gone) else { return 0 };
+        let Some(leg) = of(self.gone, &mut self.leg, main) else { return 0 };
         if !self.connected {
             match leg.check_connected() {
                 Ok(false) => return 0,
@@ -127,8 +127,8 @@ impl Wire {
         chain: &mut Chain,
         now: Instant,
     ) -> usize {
-        let takes = !self.gone && self.connected && self.broke.is_none();
-        let Some(leg) = of(&mut self.leg, main).filter(|_| takes) else { return 0 };
+        let takes = self.connected && self.broke.is_none();
+        let Some(leg) = of(self.gone, &mut self.leg, main).filter(|_| takes) else { return 0 };
         let mut written = 0;
         loop {
             match self.side.write(leg, chain.outgoing(self.id)) {
@@ -148,7 +148,7 @@ impl Wire {
 
     /// Ends it as the chain wants it, if that is so.
     pub(super) fn end(&mut self, main: &mut Option<&mut Leg>) {
-        let leg = of(&mut self.leg, main).filter(|_| !self.gone);
+        let leg = of(self.gone, &mut self.leg, main);
         let (Some(end), Some(leg)) = (self.end, leg) else { return };
         // One that broke meanwhile says so when it is read.
         let _ = self.side.shut(leg);
@@ -178,9 +178,14 @@ pub(super) fn name(chain: &mut Chain, id: BottomId, leg: &Leg) {
     }
 }
 
-/// The leg of a connection that is not gone: its own, or the flow's.
-fn of<'a>(own: &'a mut Option<Leg>, main: &'a mut Option<&mut Leg>) -> Option<&'a mut Leg> {
+/// A connection's leg: its own, or the flow's that is lent. One that is gone has none, and is lent none.
+fn of<'a>(
+    is_gone: bool,
+    own: &'a mut Option<Leg>,
+    main: &'a mut Option<&mut Leg>,
+) -> Option<&'a mut Leg> {
     match own {
+        _ if is_gone => None,
         Some(leg) => Some(leg),
         None => main.as_deref_mut(),
     }
