@@ -107,8 +107,8 @@ impl Dumbbell {
                 Some(Emulator::start(ends.0, ends.1, (**config).clone())?)
             }
         };
-        a.connect_wan(Side::A)?;
-        b.connect_wan(Side::B)?;
+        a.connect_wan()?;
+        b.connect_wan()?;
         let dumbbell = Dumbbell { a, b, emulator };
         dumbbell.wait_until_connected(spec.patience)?;
         Ok(dumbbell)
@@ -154,6 +154,17 @@ impl Dumbbell {
     /// `wan0` is a plain wire.
     pub fn emulator(&self) -> Option<&Emulator> {
         self.emulator.as_ref()
+    }
+
+    /// Puts an emulated link in the place of host `n`'s wire, of side B, as long as the emulator lives.
+    ///
+    /// # Errors
+    /// If the kernel refuses the devices.
+    ///
+    /// # Panics
+    /// If there is no such host; they count from 1.
+    pub fn emulate_wire_b(&self, n: u8, link: LinkConfig) -> Result<Emulator, TopologyError> {
+        self.b.emulate_wire(n, EmulatorConfig::symmetric(link, 0))
     }
 
     /// Waits until a1 and b1 reach each other by every address that they have.

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use viaduct_sys::tun::Tun;
 
 use super::{Host, Journal, Node, TopologyError, tun};
+use crate::emulator::{Emulator, EmulatorConfig};
 
 /// Which site: decides names and addresses.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +47,9 @@ impl Side {
 /// A gateway and its hosts.
 #[derive(Debug)]
 pub(super) struct Site {
+    side: Side,
+    /// Of its wires, in bytes.
+    mtu: u32,
     pub(super) gateway: Node,
     pub(super) hosts: Vec<Host>,
 }
@@ -66,7 +70,7 @@ impl Site {
         let hosts = (1..=hosts)
             .map(|n| add_host(&gateway, side, n as u8, mtu, journal))
             .collect::<Result<_, _>>()?;
-        Ok(Site { gateway, hosts })
+        Ok(Site { side, mtu, gateway, hosts })
     }
 
     /// Lets the hosts coalesce the segments that they receive: without it, TCP at the receiver
@@ -85,9 +89,23 @@ impl Site {
         tun::open(&self.gateway, "wan0", mtu)
     }
 
+    /// Puts an emulated link in the place of host `n`'s wire.
+    pub(super) fn emulate_wire(
+        &self,
+        n: u8,
+        config: EmulatorConfig,
+    ) -> Result<Emulator, TopologyError> {
+        let host = &self.hosts[usize::from(n) - 1];
+        host.ip(&["link del eth0".into()])?;
+        let gateways = tun::open(&self.gateway, host.name(), self.mtu)?;
+        let hosts = tun::open(host, "eth0", self.mtu)?;
+        connect_host(&self.gateway, host, self.side, n)?;
+        Ok(Emulator::start(gateways, hosts, config)?)
+    }
+
     /// Gives `wan0` its addresses and the routes to the other site.
-    pub(super) fn connect_wan(&self, side: Side) -> Result<(), TopologyError> {
-        let (own, other) = (side.number(), side.other().number());
+    pub(super) fn connect_wan(&self) -> Result<(), TopologyError> {
+        let (own, other) = (self.side.number(), self.side.other().number());
         self.gateway.ip(&[
             format!("addr add 192.0.2.{own}/30 dev wan0"),
             format!("addr add 2001:db8::{own}/64 dev wan0 nodad"),
@@ -107,25 +125,30 @@ fn add_host(
     journal: &Journal,
 ) -> Result<Host, TopologyError> {
     let node = Node::new(format!("{}{n}", side.letter()), journal)?;
-    let name = node.name();
-    let (v4, v4_gateway) = (side.v4(n, 2), side.v4(n, 1));
-    let (v6, v6_gateway) = (side.v6(n, 2), side.v6(n, 1));
-    let with_v6 = mtu >= V6_LEAST_MTU;
-    node.ip(&[veth(mtu, ("eth0", 10), (name, 100 + u32::from(n)), gateway)])?;
-    let mut at_gateway =
-        vec![format!("addr add {v4_gateway}/24 dev {name}"), format!("link set {name} up")];
-    let mut at_host = vec![format!("addr add {v4}/24 dev eth0"), "link set eth0 up".into()];
-    let mut routes = vec![format!("default via {v4_gateway}")];
-    if with_v6 {
-        at_gateway.push(format!("addr add {v6_gateway}/64 dev {name} nodad"));
-        at_host.push(format!("addr add {v6}/64 dev eth0 nodad"));
-        routes.push(format!("default via {v6_gateway}"));
-    }
-    at_host.extend(routes.iter().map(|route| format!("route add {route}")));
+    let (v4, v6) = (side.v4(n, 2), (mtu >= V6_LEAST_MTU).then(|| side.v6(n, 2)));
+    let to_v6 = v6.map(|_| format!("default via {}", side.v6(n, 1)));
+    let routes = [format!("default via {}", side.v4(n, 1))].into_iter().chain(to_v6).collect();
+    let host = Host { node, v4, v6, routes };
+    let wire = veth(mtu, ("eth0", 10), (host.name(), 100 + u32::from(n)), gateway);
+    host.ip(&[wire])?;
+    connect_host(gateway, &host, side, n)?;
+    host.set_sysctls(&HOST_SYSCTLS)?;
+    Ok(host)
+}
+
+/// Gives both ends of a host's wire their addresses, and the host its routes.
+fn connect_host(gateway: &Node, host: &Host, side: Side, n: u8) -> Result<(), TopologyError> {
+    let name = host.name();
+    let at_v6 = |v6| format!("addr add {v6}/64 dev {name} nodad");
+    let mut at_gateway = vec![format!("addr add {}/24 dev {name}", side.v4(n, 1))];
+    at_gateway.extend(host.v6.map(|_| at_v6(side.v6(n, 1))));
+    at_gateway.push(format!("link set {name} up"));
+    let mut at_host = vec![format!("addr add {}/24 dev eth0", host.v4)];
+    at_host.extend(host.v6.map(|v6| format!("addr add {v6}/64 dev eth0 nodad")));
+    at_host.push("link set eth0 up".into());
+    at_host.extend(host.routes.iter().map(|route| format!("route add {route}")));
     gateway.ip(&at_gateway)?;
-    node.ip(&at_host)?;
-    node.set_sysctls(&HOST_SYSCTLS)?;
-    Ok(Host { node, v4, v6: with_v6.then_some(v6), routes })
+    host.ip(&at_host)
 }
 
 /// The command that makes a wire from here to `peer`.

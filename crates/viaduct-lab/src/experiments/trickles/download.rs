@@ -105,15 +105,24 @@ impl Download<'_> {
         };
         command.args(["-sS", "--fail", "--no-buffer", "--noproxy", "*"]);
         command.args(["--max-time", &format!("{left:.1}"), "-C", &have.to_string()]);
-        command.args(["--connect-timeout", "1"]);
+        if self.by == By::Tcp {
+            command.args(["--connect-timeout", "1"]);
+        }
         let log = self.run_dir.join(format!("curl-{}.log", self.by.name()));
-        let said = File::options().create(true).append(true).open(log)?;
+        let said = File::options().create(true).append(true).open(&log)?;
         command.arg(self.url).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(said);
         let mut process = self.host.spawn(command)?;
         match self.read(&mut process, begun, found)? {
             // A connection on which nothing comes is given up: it ends with the value.
             Read::Silent => Ok(false),
-            Read::Ended => Ok(process.wait()?.success()),
+            Read::Ended => {
+                let well = process.wait()?.success();
+                if !well && self.by == By::Trickles {
+                    let said = std::fs::read_to_string(log)?;
+                    eprintln!("a client ended after {} bytes: {}", found.bytes(), said.trim_end());
+                }
+                Ok(well)
+            }
         }
     }
 

@@ -1,9 +1,11 @@
 //! Figure 13: the share of one flow of Trickles among TCP's, and what a flow of TCP gets in its place.
 //!
 //! ```text
-//!   foreground   Trickles, or a1's TCP ─┐                            ┌─ b1 serve
-//!                                       ├─ gwa ══ 100 Mb/s ══ gwb ──┤
-//!   background   a2: 1 to 10 of reno   ─┘                            └─ b2 serve, over TCP
+//!                                                                    ┌─ b1 serve, and over TCP
+//!   foreground   Trickles, or a1's TCP ─┐                            │
+//!                                       ├─ gwa ══ 100 Mb/s ══ gwb ──┼─ b2 serve, over TCP
+//!   background   a2: 1 to 10 of reno   ─┘                            │
+//!                                                                    └─ a program ─ b3 serve, over TCP
 //! ```
 
 use std::net::SocketAddr;
@@ -13,10 +15,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use viaduct_proto::link::LinkConfig;
 
-use super::download::By;
 use super::replicas::{Replicas, SERVICE, Service};
 use super::served::{CONGESTION_CONTROL, PORT, get};
-use crate::emulator::Direction;
+use crate::emulator::{Direction, Emulator};
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
 use crate::experiments::statistics::mean;
 use crate::load::{Fetches, Trickles};
@@ -29,14 +30,19 @@ pub(in crate::experiments) struct Friendliness;
 const LINK: &str = "rate=100M,delay=1ms,queue=250kB";
 /// The way of requests and acknowledgements, on which not each takes the same time: one jitter after the other in the
 /// rounds. Kernels in one machine answer within 20 µs, in step with what leaves the queue, and a process after 0.1 ms, when
-/// one more has left. Where packets keep step that is worth twice a flow's share to whoever is late, and a quarter with
-/// half a millisecond of jitter; with a whole one late answers lose as much, for they come in bunches
-/// (`docs/trickles.md`). No path has one jitter, and none of them is the measure.
-const BACK: [&str; 3] = [
+/// one more has left. Where packets keep step that is worth twice a flow's share to whoever is late; with a whole
+/// millisecond of jitter late answers lose as much, for they come in bunches (`docs/trickles.md`). No path has one
+/// jitter, and none of them is the measure.
+const BACK: [&str; 4] = [
     "rate=100M,delay=1ms,jitter=1ms,queue=250kB",
     "rate=100M,delay=1ms,jitter=500us,queue=250kB",
     "rate=100M,delay=1ms,jitter=750us,queue=250kB",
+    EVEN,
 ];
+/// Where all keep step, so that there is no comparing with who answers sooner.
+const EVEN: &str = LINK;
+/// The program before b3: what passes it waits until that wakes up, there and back.
+const LATE: &str = "";
 const FLOWS: [usize; 6] = [1, 2, 3, 5, 7, 10];
 const QUICK: [usize; 3] = [1, 4, 10];
 /// How long the background has had the link before.
@@ -61,47 +67,96 @@ impl Experiment for Friendliness {
 
     fn run(&self, run: &mut Run) -> Result<()> {
         let flows: &[usize] = run.choose(&FLOWS, &QUICK);
-        let (rounds, warm_up, window) = run.choose((3, 5, 25), (2, 2, 6));
+        let (rounds, warm_up, window) = run.choose((4, 4, 20), (2, 2, 6));
         let [warm_up, window] = [warm_up, window].map(Duration::from_secs);
         run.param("link", LINK);
         run.param("links_back", BACK.join("; "));
         run.param("rounds", rounds);
         run.param("seconds_each", window.as_secs());
         run.congestion_control(CONGESTION_CONTROL);
-        run.steps(flows.len() * 2 * rounds);
+        run.steps(flows.len() * ARMS.len() * rounds);
         let wan = Wan::emulated(link(LINK)?, run.seed());
-        let world = World::build(Replicas::build(2, wan, run.journal())?)?;
-        let plot =
-            Plot::line("Share of the foreground flow", ("background flows", ""), ("share", "%"));
-        let all = Plot::line("All together", ("background flows", ""), ("throughput", "Mb/s"));
+        let world = World::build(Replicas::build(3, wan, run.journal())?)?;
         for &background in flows {
-            let mut shares = [Vec::new(), Vec::new()];
-            // In turn, so that what the machine does besides falls on both.
-            for (round, back) in (0..rounds).zip(BACK.iter().cycle()) {
+            let mut shares = ARMS.map(|_| Vec::new());
+            // In turn, so that what the machine does besides falls on all.
+            for (round, back) in (0..rounds).zip(BACK) {
                 world.lead_back(link(back)?)?;
-                for (by, shares) in [By::Trickles, By::Tcp].into_iter().zip(&mut shares) {
-                    run.step(&format!("{} among {background}, {round}", by.name()))?;
+                for (arm, shares) in ARMS.into_iter().zip(&mut shares) {
+                    run.step(&format!("{} among {background}, {round}", arm.name()))?;
                     let seed = run.seed() + round as u64;
-                    let (ours, others) = world.compete(by, background, (warm_up, window), seed)?;
-                    let share = ours / (ours + others);
-                    shares.push(share);
-                    let series = run.series(&plot, by.name());
-                    run.point(series, background as f64, 100.0 * share);
-                    let series = run.series(&all, by.name());
-                    run.point(series, background as f64, (ours + others) / 1e6);
+                    let rates = world.compete(arm, background, (warm_up, window), seed)?;
+                    draw(run, arm, background, back, rates);
+                    shares.push((back, rates.0 / (rates.0 + rates.1)));
                 }
             }
-            let [ours, theirs] = shares.map(|shares| mean(&shares));
-            let name = format!("share among {background}, of a TCP flow's");
-            run.check(&name, ours / theirs, Bound::Within(1.0 - APART, 1.0 + APART));
+            check(run, background, &shares);
         }
         Ok(())
     }
 }
 
+/// Bits a second of the foreground flow, and of all others.
+type Rates = (f64, f64);
+/// What the foreground flow had of both, and on which way back.
+type Share = (&'static str, f64);
+
+fn draw(run: &mut Run, arm: Arm, background: usize, back: &str, (ours, others): Rates) {
+    let title = match back {
+        EVEN => "Share of the foreground flow, where all keep step",
+        _ => "Share of the foreground flow",
+    };
+    let x = ("background flows", "");
+    let share = Plot::line(title, x, ("share", "%"));
+    let all = Plot::line("All together", x, ("throughput", "Mb/s"));
+    let together = ours + others;
+    for (plot, value) in [(share, 100.0 * ours / together), (all, together / 1e6)] {
+        let series = run.series(&plot, arm.name());
+        run.point(series, background as f64, value);
+    }
+}
+
+fn check(run: &mut Run, background: usize, [ours, theirs, as_late]: &[Vec<Share>; 3]) {
+    let all = |_: &&Share| true;
+    let uneven = |(back, _): &&Share| *back != EVEN;
+    let of = |shares: &[Share], which: fn(&&Share) -> bool| {
+        mean(&shares.iter().filter(which).map(|(_, share)| *share).collect::<Vec<_>>())
+    };
+    for (whose, ratio) in [
+        ("", of(ours, uneven) / of(theirs, uneven)),
+        (" that is answered as late", of(ours, all) / of(as_late, all)),
+    ] {
+        let name = format!("share among {background}, of a TCP flow's{whose}");
+        run.check(&name, ratio, Bound::Within(1.0 - APART, 1.0 + APART));
+    }
+}
+
+/// What the foreground flow is.
+#[derive(Clone, Copy)]
+enum Arm {
+    Trickles,
+    Tcp,
+    /// TCP whose server has a program before it, which takes as long to wake up as Trickles' server.
+    LateTcp,
+}
+
+const ARMS: [Arm; 3] = [Arm::Trickles, Arm::Tcp, Arm::LateTcp];
+
+impl Arm {
+    fn name(self) -> &'static str {
+        match self {
+            Arm::Trickles => "Trickles",
+            Arm::Tcp => "TCP",
+            Arm::LateTcp => "TCP, as late",
+        }
+    }
+}
+
 struct World {
     net: Replicas,
-    _servers: [Service; 2],
+    _servers: [Service; 3],
+    /// The program before b3.
+    _late: Emulator,
 }
 
 fn link(text: &str) -> Result<LinkConfig> {
@@ -111,11 +166,13 @@ fn link(text: &str) -> Result<LinkConfig> {
 impl World {
     fn build(net: Replicas) -> Result<World> {
         net.sparse("file", FILE)?;
+        let late = net.net.emulate_wire_b(3, link(LATE)?)?;
         for host in net.net.hosts_b() {
+            host.set_congestion_control(CONGESTION_CONTROL)?;
             host.ip(&[ONE_BY_ONE.to_owned()])?;
         }
-        let servers = [net.serve(0, &[])?, net.serve(1, &[])?];
-        Ok(World { net, _servers: servers })
+        let servers = [net.serve(0, &[])?, net.serve(1, &[])?, net.serve(2, &[])?];
+        Ok(World { net, _servers: servers, _late: late })
     }
 
     /// What requests and acknowledgements go over from now on.
@@ -124,28 +181,29 @@ impl World {
         Ok(emulator.set(Direction::AtoB, link)?)
     }
 
-    /// Bits a second of the foreground flow, and of all others.
+    /// Has them compete for a while.
     fn compete(
         &self,
-        by: By,
+        arm: Arm,
         background: usize,
         (warm_up, window): (Duration, Duration),
         seed: u64,
-    ) -> Result<(f64, f64)> {
+    ) -> Result<Rates> {
         let request = get("file");
         let foreground = Fetches { request: &request, clients: 1, warm_up, window };
         let others = Fetches { clients: background, warm_up: LEAD + warm_up, ..foreground };
-        let ([a1, a2], [_, b2]) = (self.net.net.hosts_a(), self.net.net.hosts_b()) else {
-            anyhow::bail!("two hosts a side were asked for");
+        let ([a1, a2, _], [_, b2, b3]) = (self.net.net.hosts_a(), self.net.net.hosts_b()) else {
+            anyhow::bail!("three hosts a side were asked for");
         };
-        let (to, to_others) = (SERVICE.into(), b2.v4().into());
-        let [to, to_others] = [to, to_others].map(|ip| SocketAddr::new(ip, PORT));
+        let [to, to_others, to_late] =
+            [SERVICE, b2.v4(), b3.v4()].map(|ip| SocketAddr::new(ip.into(), PORT));
         thread::scope(|scope| {
             let others = scope.spawn(|| others.by_tcp(a2, to_others));
             thread::sleep(LEAD);
-            let ours = match by {
-                By::Tcp => foreground.by_tcp(a1, to)?,
-                By::Trickles => {
+            let ours = match arm {
+                Arm::Tcp => foreground.by_tcp(a1, to)?,
+                Arm::LateTcp => foreground.by_tcp(a1, to_late)?,
+                Arm::Trickles => {
                     let mut clients = Trickles::open(self.net.net.gateway_a(), to, seed)?;
                     foreground.by_trickles(&mut clients)?
                 }
