@@ -28,7 +28,7 @@ enum msk_ways { MSK_ANY = 0, MSK_TCP = 1, MSK_UDP = 2 };
 /* All 0 is what is usual. */
 struct msk_options {
     int ways;             /* enum msk_ways */
-    uint32_t mtu;         /* of the interface; 0: 1500 */
+    uint32_t mtu;         /* of the interface, 576 to 1500; 0: 1500 */
     const char *run_dir;  /* where changed rules are noted; NULL: /run/viaduct */
     const char *key_file; /* of a server: the secrets that replicas share, as `viaduct serve --key` has
                              them; NULL: secrets that end with the process */
@@ -97,10 +97,12 @@ struct msk_ask {
 /* Fills up to `most` asks; how many there are. */
 int msk_asks(const minisock *, struct msk_ask *asks, int most);
 
-/* Input continuation: `consumed` bytes of input number `input` were read; what follows comes with `state`. */
+enum { MSK_MOST_STATE = 700 };
+/* Input continuation: `consumed` bytes of input number `input` were read; what follows comes with `state`, which has
+ * MSK_MOST_STATE bytes at most (-EMSGSIZE). */
 int msk_set_input(minisock *, int input, uint64_t consumed, const void *state, size_t length);
 /* Output continuation: `state` yields the stream's output from `start` to below `end`; nothing follows if
- * `last`. */
+ * `last`. Of `state` as above. */
 int msk_set_output(minisock *, uint32_t stream, uint64_t start, uint64_t end, int last,
                    const void *state, size_t length);
 /* All of the input was read, and no more will be. */
@@ -108,8 +110,13 @@ int msk_closed(minisock *, int input);
 enum msk_reason { MSK_REFUSED = 0, MSK_CHANGED = 1, MSK_UNKNOWN = 2, MSK_FAILED = 3 };
 /* The stream does not go on. */
 int msk_reset(minisock *, uint32_t stream, int reason);
-/* A user continuation of the application's own form in packet `packet`, sealed, in place of those above. */
-int msk_setucont(int fd, minisock *, int packet, const void *state, size_t length);
+/* Fills up to `most` numbers: bytes of continuations and data that each packet of the answer has room for, 0 where there
+ * is none. How many packets. Those with room answer one ask each, in turn. */
+int msk_rooms(const minisock *, size_t *rooms, int most);
+/* The same as msk_set_output, but in packet `packet` of the answer, which counts from 0, beside its data; then none of
+ * those above is sent. One for each packet. -EMSGSIZE: it has no room. */
+int msk_setucont(int fd, minisock *, int packet, uint32_t stream, uint64_t start, uint64_t end, int last,
+                 const void *state, size_t length);
 
 /* Sends, and uses the minisocket up. The bytes begin with the first ask; where nothing is asked for, at
  * the `start` of the first msk_set_output, or of the first input. What does not fit is asked for. */
@@ -117,7 +124,7 @@ int msk_send(int fd, minisock *, const void *data, size_t length);
 
 /* Where bytes belong. */
 struct msk_range {
-    int ask;              /* of this ask; -1: nobody has asked for them yet */
+    int ask;              /* of this ask; -1: nobody has asked for them yet, which may be of one stream alone */
     uint32_t stream;
     uint64_t position;
     int ends;             /* the stream's output ends with them */
@@ -127,7 +134,8 @@ typedef struct tiovec {
     const void *base;
     size_t length;
 } tiovec;
-/* The same, gathered. */
+/* The same, gathered; several pieces of one ask are one behind the other. -EINVAL: a range is of no ask, or of a second
+ * stream, or not behind the one before it. Nothing is sent then, which to the client is a lost packet. */
 int msk_sendv(int fd, minisock *, const tiovec *, int count);
 typedef struct fiovec {
     struct msk_range range;
@@ -168,7 +176,8 @@ int msk_connect(const char *to, const struct msk_options *options);
 int msk_request(int fd, const void *data, size_t length, uint64_t reserve);
 /* One more stream, to be written and read. */
 int msk_begin(int fd, uint64_t reserve);
-/* How many bytes were taken; -EAGAIN: none. */
+/* How many bytes were taken; -EAGAIN: none now; -EPIPE: none any more, for the server reads no more, or msk_shutdown was
+ * called; -EINVAL, here and below: there is no such stream. */
 int msk_write(int fd, int stream, const void *data, size_t length);
 /* Nothing more will be written. */
 int msk_shutdown(int fd, int stream);

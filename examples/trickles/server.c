@@ -12,7 +12,10 @@
  *
  *   server 10.0.0.1:80 /run/a key give | server 10.0.0.2:81 /run/b key take
  *
- * What it has read of an upload is in the input continuation that the client keeps: 24 bytes, however long
+ * A continuation of numbers yields PART of them; the next one comes in the packet of the last byte of those, so who
+ * has them all can ask for more.
+ *
+ * What it has read of an upload is in the input continuation that the client keeps: 32 bytes, however long
  * the upload is. Bytes that are no whole block are not consumed: they come again, with more.
  */
 #include <poll.h>
@@ -24,7 +27,7 @@
 
 #include "viaduct_trickles.h"
 
-enum { BLOCK = 64, MOST_INPUTS = 8, MOST = 64, ROOM = 65536 };
+enum { BLOCK = 64, PART = 100000, MOST_INPUTS = 8, MOST = 64, ROOM = 65536 };
 
 static volatile sig_atomic_t stopped;
 
@@ -33,9 +36,9 @@ static void stop(int signal) {
     stopped = 1;
 }
 
-/* What a continuation's state says: what is done, and two numbers. */
+/* What a continuation's state says: what is done, two numbers, and how much of the output was before it. */
 struct state {
-    uint64_t what, first, second;
+    uint64_t what, first, second, before;
 };
 enum { GET = 1, PUT = 2 };
 
@@ -53,19 +56,45 @@ static void make(uint8_t *out, uint64_t from, uint64_t length, uint64_t seed) {
 /* "get LENGTH SEED\n": the client is to ask for it. */
 static void get(minisock *msk, int n, const struct msk_input *in) {
     char line[80] = "";
-    struct state made = {GET, 0, 0};
+    struct state made = {GET, 0, 0, 0};
     memcpy(line, in->data, in->length < sizeof line ? in->length : sizeof line - 1);
     if (sscanf(line, "get %lu %lu\n", &made.first, &made.second) != 2 || made.first > in->reserve) {
         msk_reset(msk, in->stream, MSK_REFUSED);
         return;
     }
     msk_closed(msk, n);
-    msk_set_output(msk, in->stream, in->start, in->start + made.first, 1, &made, sizeof made);
+    int whole = made.first <= PART;
+    uint64_t end = in->start + (whole ? made.first : PART);
+    msk_set_output(msk, in->stream, in->start, end, whole, &made, sizeof made);
+}
+
+/* Whether an ask has the last byte of its region, and more follows. */
+static int goes_on(const struct msk_ask *ask) {
+    return !ask->last && ask->position + ask->length == ask->end;
+}
+
+/* Puts what yields the numbers behind an ask's region into the packet that answers it. */
+static int go_on(int fd, minisock *msk, const struct msk_ask *ask) {
+    struct state known;
+    size_t rooms[MOST];
+    int packets = msk_rooms(msk, rooms, MOST), packet = 0;
+    if (ask->state_length != sizeof known)
+        return 0;
+    /* Of those with room one answers each ask, in turn. */
+    for (int with_room = 0; packet < packets && packet < MOST; packet++)
+        if (rooms[packet] > 0 && with_room++ == ask->ask)
+            break;
+    memcpy(&known, ask->state, sizeof known);
+    known.before += PART;
+    uint64_t left = known.first - known.before;
+    int whole = left <= PART;
+    return msk_setucont(fd, msk, packet, ask->stream, ask->end, ask->end + (whole ? left : PART), whole,
+                        &known, sizeof known) == 0;
 }
 
 /* "put ...": whole blocks are consumed; at the end all. */
 static size_t put(minisock *msk, int n, const struct msk_input *in, uint8_t *answer) {
-    struct state known = {PUT, 0xcbf29ce484222325u, 0};
+    struct state known = {PUT, 0xcbf29ce484222325u, 0, 0};
     const uint8_t *bytes = in->data;
     size_t skip = in->position == 0 ? 4 : 0, length = in->length - skip;
     if (in->state_length == sizeof known)
@@ -94,7 +123,7 @@ static int again(const struct msk_ask *ask, uint8_t *out) {
     if (known.what == PUT)
         memcpy(out, (uint8_t *)&known.first + from, ask->length);
     else
-        make(out, from, ask->length, known.second);
+        make(out, known.before + from, ask->length, known.second);
     return 1;
 }
 
@@ -133,12 +162,19 @@ static void answer(int fd, minisock *msk) {
         const struct msk_ask *ask = &asks[n];
         if (ask->length > ROOM - used || !again(ask, bytes + used))
             continue;
+        /* In place of what inputs are answered with: beside those it is left out, and asked for again. */
+        if (goes_on(ask) && (came > 0 || !go_on(fd, msk, ask)))
+            continue;
         int ends = ask->last && ask->position + ask->length == ask->end;
         struct msk_range range = {ask->ask, ask->stream, ask->position, ends};
         pieces[count++] = (tiovec){range, bytes + used, ask->length};
         used += ask->length;
     }
-    msk_sendv(fd, msk, pieces, count);
+    /* The request's bytes are needed no more: who waits for a disk, say, keeps less meanwhile. */
+    msk_detach(fd, msk);
+    int sent = msk_sendv(fd, msk, pieces, count);
+    if (sent < 0)
+        fprintf(stderr, "an answer is wrong: %s\n", strerror(-sent));
 }
 
 /* Answers all that waits. */

@@ -133,13 +133,13 @@ pub unsafe extern "C" fn msk_request(
 ) -> c_int {
     // SAFETY: as the caller says.
     let data = unsafe { bytes(data, length) };
-    stream(fd, |stream| number(stream.request(data, reserve)))
+    connection(fd, |stream| number(stream.request(data, reserve)))
 }
 
 /// `msk_begin`
 #[unsafe(no_mangle)]
 pub extern "C" fn msk_begin(fd: c_int, reserve: u64) -> c_int {
-    stream(fd, |stream| number(stream.begin(reserve)))
+    connection(fd, |stream| number(stream.begin(reserve)))
 }
 
 /// `msk_write`
@@ -150,9 +150,10 @@ pub extern "C" fn msk_begin(fd: c_int, reserve: u64) -> c_int {
 pub unsafe extern "C" fn msk_write(fd: c_int, id: c_int, data: *const u8, length: usize) -> c_int {
     // SAFETY: as the caller says.
     let data = unsafe { bytes(data, length) };
-    stream(fd, |stream| match (stream.write(id as u32, data), stream.state(id as u32)) {
+    stream(fd, id, |stream, id| match (stream.write(id, data), stream.state(id)) {
         (_, State::Failed(why)) => failure(why),
-        (0, _) if !data.is_empty() => -libc::EAGAIN,
+        (0, _) if !data.is_empty() && stream.is_writing(id) => -libc::EAGAIN,
+        (0, _) if !data.is_empty() => -libc::EPIPE,
         (written, _) => count(written),
     })
 }
@@ -160,8 +161,8 @@ pub unsafe extern "C" fn msk_write(fd: c_int, id: c_int, data: *const u8, length
 /// `msk_shutdown`
 #[unsafe(no_mangle)]
 pub extern "C" fn msk_shutdown(fd: c_int, id: c_int) -> c_int {
-    stream(fd, |stream| {
-        stream.shutdown(id as u32);
+    stream(fd, id, |stream, id| {
+        stream.shutdown(id);
         0
     })
 }
@@ -171,9 +172,10 @@ pub extern "C" fn msk_shutdown(fd: c_int, id: c_int) -> c_int {
 pub extern "C" fn msk_forget(fd: c_int, id: c_int) -> c_int {
     table::client(fd, |client| {
         client.left.remove(&(id as u32));
-        if let Some(stream) = client.connector.stream(client.flow) {
-            stream.forget(id as u32);
-        }
+        0
+    });
+    stream(fd, id, |stream, id| {
+        stream.forget(id);
         0
     })
 }
@@ -192,6 +194,9 @@ pub unsafe extern "C" fn msk_read(fd: c_int, id: c_int, data: *mut u8, length: u
 fn read(client: &mut Client, id: u32, room: &mut [u8]) -> c_int {
     let Client { connector, flow, left, fallen } = client;
     let Some(stream) = connector.stream(*flow) else { return -libc::ENOTCONN };
+    if !stream.is_there(id) {
+        return -libc::EINVAL;
+    }
     let mut taken = 0;
     while taken < room.len() {
         let Some(mut next) = left.remove(&id).or_else(|| stream.read(id)) else { break };
@@ -210,8 +215,16 @@ fn read(client: &mut Client, id: u32, room: &mut [u8]) -> c_int {
     }
 }
 
-fn stream(fd: c_int, act: impl FnOnce(&mut Stream) -> c_int) -> c_int {
+fn connection(fd: c_int, act: impl FnOnce(&mut Stream) -> c_int) -> c_int {
     table::client(fd, |client| client.connector.stream(client.flow).map_or(-libc::ENOTCONN, act))
+}
+
+/// Of a stream that there is.
+fn stream(fd: c_int, id: c_int, act: impl FnOnce(&mut Stream, u32) -> c_int) -> c_int {
+    connection(fd, |stream| match u32::try_from(id) {
+        Ok(id) if stream.is_there(id) => act(stream, id),
+        _ => -libc::EINVAL,
+    })
 }
 
 fn number(stream: Option<u32>) -> c_int {

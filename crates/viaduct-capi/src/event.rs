@@ -14,6 +14,9 @@ use viaduct_proto::trickles::standard::{Place, Valid};
 
 use crate::convert::{count, values};
 
+/// The ask of what nobody has asked for.
+const UNASKED: c_int = -1;
+
 /// `minisock`: the right to answer an event.
 #[derive(Debug)]
 pub struct Minisock {
@@ -23,7 +26,7 @@ pub struct Minisock {
     asks: Vec<Ask>,
     /// The output continuation that was given first.
     given: Option<Valid>,
-    /// What is sent, by ask; -1 is what nobody has asked for.
+    /// What is sent, by ask.
     stretches: Vec<(c_int, Stretch)>,
 }
 
@@ -122,18 +125,26 @@ impl Minisock {
         self.reply.output(valid, state);
     }
 
-    /// Puts bytes where they belong; those of one place are one behind the other.
-    pub(crate) fn put(&mut self, range: &Range, piece: Piece) {
-        let ask = range.ask.max(-1);
+    /// Puts bytes where they belong; those of one place are one behind the other. False if they belong nowhere: to
+    /// an ask that there is not, or that is of another stream; not behind those of the same ask; or, unasked, to
+    /// a second stream.
+    #[must_use]
+    pub(crate) fn put(&mut self, range: &Range, piece: Piece) -> bool {
+        let Range { ask, stream, position, ends } = *range;
+        let asked = self.asks.iter().find(|known| known.ask == ask);
+        if ask != UNASKED && asked.is_none_or(|asked| asked.stream != stream) {
+            return false;
+        }
         let of = self.stretches.iter_mut().find(|(known, _)| *known == ask);
         if let Some((_, stretch)) = of {
+            let fits = stretch.stream == stream && stretch.position + stretch.len() == position;
             stretch.pieces.push(piece);
-            stretch.ends |= range.ends != 0;
-            return;
+            stretch.ends |= ends != 0;
+            return fits;
         }
-        let Range { stream, position, ends, .. } = *range;
         let stretch = Stretch { stream, position, pieces: vec![piece], ends: ends != 0 };
         self.stretches.push((ask, stretch));
+        true
     }
 
     /// Sends bytes that begin with the first ask, or with what was given, or with the first input's output.
@@ -150,7 +161,7 @@ impl Minisock {
                 position: ask.position,
                 ends: ends.into(),
             };
-            self.put(&range, Piece::Bytes(data.slice(from..to)));
+            let _ = self.put(&range, Piece::Bytes(data.slice(from..to)));
         }
     }
 
@@ -161,8 +172,8 @@ impl Minisock {
             (valid.stream, valid.start, valid.last && whole)
         });
         if let Some((stream, position, ends)) = given.or(of_input) {
-            let range = Range { ask: -1, stream, position, ends: ends.into() };
-            self.put(&range, Piece::Bytes(data.clone()));
+            let range = Range { ask: UNASKED, stream, position, ends: ends.into() };
+            let _ = self.put(&range, Piece::Bytes(data.clone()));
         }
     }
 
@@ -245,6 +256,18 @@ pub unsafe extern "C" fn msk_asks(msk: *const Minisock, asks: *mut Ask, most: c_
     let (msk, places) = unsafe { (&*msk, values(asks, most)) };
     places.iter_mut().zip(&msk.asks).for_each(|(place, ask)| *place = *ask);
     count(msk.asks.len())
+}
+
+/// `msk_rooms`
+///
+/// # Safety
+/// As for [`msk_kind`]; `most` numbers can be written at `rooms`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_rooms(msk: *const Minisock, rooms: *mut usize, most: c_int) -> c_int {
+    // SAFETY: as the caller says.
+    let (msk, places) = unsafe { (&*msk, values(rooms, most)) };
+    places.iter_mut().zip(msk.event.room()).for_each(|(place, room)| *place = room);
+    count(msk.event.room().len())
 }
 
 /// `msk_detach`

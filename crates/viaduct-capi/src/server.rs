@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use bytes::Bytes;
 use viaduct::trickles::{Listener, Secrets, ServerSettings};
 use viaduct_proto::trickles::api::Piece;
+use viaduct_proto::trickles::standard::wire::{MOST_STATE, emit_valid};
 use viaduct_proto::trickles::standard::{END, Reason, Valid};
 
 use crate::convert::{addresses, bytes, count, list, port_code, text, values};
@@ -130,7 +131,9 @@ pub unsafe extern "C" fn msk_sendv(
     for piece in pieces {
         // SAFETY: as the caller says.
         let data = unsafe { bytes(piece.base, piece.length) };
-        msk.put(&piece.range, Piece::Bytes(Bytes::copy_from_slice(data)));
+        if !msk.put(&piece.range, Piece::Bytes(Bytes::copy_from_slice(data))) {
+            return -libc::EINVAL;
+        }
     }
     finish(fd, *msk)
 }
@@ -150,7 +153,9 @@ pub unsafe extern "C" fn msk_sendfilev(
     let (mut msk, pieces) = unsafe { (Box::from_raw(msk), list(pieces, count)) };
     for piece in pieces {
         let Fiovec { range, file, offset, length } = *piece;
-        msk.put(&range, Piece::File { file: file as u64, offset, length });
+        if !msk.put(&range, Piece::File { file: file as u64, offset, length }) {
+            return -libc::EINVAL;
+        }
     }
     finish(fd, *msk)
 }
@@ -184,16 +189,25 @@ pub unsafe extern "C" fn msk_setucont(
     fd: c_int,
     msk: *mut Minisock,
     packet: c_int,
+    stream: u32,
+    start: u64,
+    end: u64,
+    last: c_int,
     state: *const u8,
     length: usize,
 ) -> c_int {
     // SAFETY: as the caller says.
     let (msk, state) = unsafe { (&mut *msk, bytes(state, length)) };
-    let Ok(packet) = usize::try_from(packet) else { return -libc::EINVAL };
+    let room = usize::try_from(packet).ok().and_then(|packet| msk.event.room().nth(packet));
+    let (Some(room), true) = (room, start <= end && end <= END) else { return -libc::EINVAL };
     table::server(fd, |listener| {
-        let mut sealed = Vec::new();
-        listener.endpoint().ring().seal_user(state, &mut sealed);
-        msk.reply.set_user(packet, sealed);
+        let mut note = Vec::new();
+        let valid = Valid { stream, start, end, last: last != 0, leave: 0 };
+        emit_valid(listener.endpoint().ring(), &valid, state, &mut note);
+        if state.len() > MOST_STATE || note.len() > room {
+            return -libc::EMSGSIZE;
+        }
+        msk.reply.set_user(packet as usize, note);
         0
     })
 }
@@ -215,6 +229,9 @@ pub unsafe extern "C" fn msk_set_input(
     let Some((place, length)) = msk.input(input) else { return -libc::EINVAL };
     if consumed > length {
         return -libc::EINVAL;
+    }
+    if state.len() > MOST_STATE {
+        return -libc::EMSGSIZE;
     }
     msk.reply.input(place.after(consumed), state);
     0
@@ -238,6 +255,9 @@ pub unsafe extern "C" fn msk_set_output(
     let (msk, state) = unsafe { (&mut *msk, bytes(state, length)) };
     if start > end || end > END {
         return -libc::EINVAL;
+    }
+    if state.len() > MOST_STATE {
+        return -libc::EMSGSIZE;
     }
     msk.give(Valid { stream, start, end, last: last != 0, leave: 0 }, state);
     0

@@ -87,6 +87,14 @@ impl World {
         client
     }
 
+    /// The same without any privilege: of root nothing but the name.
+    fn meek(&self, client: &Command) -> Command {
+        let mut meek = self.netns.command("setpriv");
+        meek.args(["--bounding-set", "-all", "--inh-caps", "-all", "--"]);
+        meek.arg(client.get_program()).args(client.get_args());
+        meek
+    }
+
     /// Whether rules of a client are there.
     fn has_rules(&self) -> bool {
         let rules = self.netns.command("nft").args(["list", "tables"]).output().unwrap();
@@ -94,7 +102,12 @@ impl World {
     }
 
     fn fetch(&self, length: &str, count: &str, upload: &str) {
-        let done = self.client("127.0.0.1:90", [length, count, upload]).output().unwrap();
+        let client = self.client("127.0.0.1:90", [length, count, upload]);
+        self.succeed(client, [length, count, upload]);
+    }
+
+    fn succeed(&self, mut client: Command, [length, count, upload]: [&str; 3]) {
+        let done = client.output().unwrap();
         let said = [done.stdout, done.stderr].map(|text| String::from_utf8(text).unwrap());
         assert!(done.status.success(), "{said:?}");
         assert_eq!(said[0].trim(), format!("{count} of {length} bytes each, {upload} uploaded"));
@@ -149,4 +162,15 @@ fn events_that_one_process_extracts_another_answers() {
     let events = giver.stdout.take().unwrap();
     let _taker = world.serve("127.0.0.1:91", &["take"], events.into(), Stdio::null());
     world.fetch("200000", "10", "20000");
+}
+
+#[test]
+fn a_client_without_privilege_goes_by_udp_and_its_events_may_be_given_away() {
+    let Some(world) = World::new("meek") else { return };
+    let mut giver = world.serve("127.0.0.1:90", &["give"], Stdio::null(), Stdio::piped());
+    let events = giver.stdout.take().unwrap();
+    // It does not listen at the port that it answers from.
+    let _taker = world.serve("127.0.0.1:91", &["take"], events.into(), Stdio::null());
+    let what = ["200000", "10", "20000"];
+    world.succeed(world.meek(&world.client("127.0.0.1:90", what)), what);
 }

@@ -31,6 +31,8 @@ const NOTHING: u8 = 2;
 const REFUSED: u8 = 3;
 /// Bytes that come with the promise, unasked: a first window.
 const FIRST: u64 = 14_000;
+/// Strides of the first part: who asks has proven nothing yet, and each is read and marked for the checkpoint behind it.
+const FIRST_STRIDES: usize = 16;
 const HEAD: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Type: image/jpeg\r\nConnection: close\r\n\r\n";
 
 /// The pictures, and the key of their marks. Replicas have the same.
@@ -59,8 +61,10 @@ impl Gallery {
         let mut reply = Reply::default();
         let mut speaks = false;
         for input in event.inputs(ring) {
-            speaks = true;
+            let begun = std::mem::replace(&mut speaks, true);
             match input {
+                // One at a time: what nothing is said to is sent again.
+                Ok(_) if begun => {}
                 Ok(input) => self.begin(&input, &mut reply),
                 Err(strange) => {
                     reply.reset(strange.stream, Reason::Unknown);
@@ -123,7 +127,8 @@ impl Gallery {
             Some((client.parse().ok()?, self.pictures.get(name)?))
         });
         if let Some((client, picture)) = found {
-            let checkpoints = picture.checkpoints(&self.key, client, 0, picture.first(), MOST);
+            let checkpoints =
+                picture.checkpoints(&self.key, client, 0, picture.first(), FIRST_STRIDES);
             let print = picture.print();
             let state = State { print, client, start, stride: 0, checkpoints };
             return made(&state, picture, stream, true);

@@ -34,6 +34,8 @@ pub const SKEW: Duration = Duration::from_millis(500);
 pub(super) enum Once {
     /// A packet's continuation is answered.
     Answered(u64),
+    /// The request that was answered for this packet's continuation lacked the packet before it.
+    Lacked(u64),
     /// A lost packet is sent again.
     Again(u64),
     /// A survivor is brought forth.
@@ -164,6 +166,7 @@ impl Replay {
             Once::Begun(generation) => (3, generation.into()),
             Once::Over(generation) => (4, generation.into()),
             Once::Installed(code) => (5, code),
+            Once::Lacked(number) => (6, number),
         };
         let mut hasher = HighwayHasher::new(Key(self.secret));
         hasher.append([connection, number, kind, 0].map(u64::to_le_bytes).as_flattened());

@@ -49,10 +49,10 @@ pub struct ServeArgs {
     /// Addresses to listen at
     #[arg(long, value_name = "ADDRESS", default_value = "[::]:8080")]
     listen: Vec<SocketAddr>,
-    /// Connections over TCP that are served at a time; more wait
-    #[arg(long, value_name = "N", default_value_t = 4096,
+    /// Connections over TCP that are served at a time; more wait [default: 4096]
+    #[arg(long, value_name = "N", conflicts_with = "encrypted_only",
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    max_connections: u32,
+    max_connections: Option<u32>,
     /// Serve Trickles at the same ports, by these packets
     #[arg(long, value_name = "HOW", value_enum, default_value = "auto")]
     trickles: Ways,
@@ -72,29 +72,47 @@ pub struct ServeArgs {
     /// makes up for no request that it has not seen
     #[arg(long, requires = "key")]
     balanced: bool,
-    /// Bytes that Trickles remembers answered requests in
-    #[arg(long, value_name = "BYTES", default_value_t = 16 << 20,
-          value_parser = clap::value_parser!(u32).range(1 << 16..=1 << 30))]
-    replay: u32,
+    /// Bytes that Trickles remembers answered requests in [default: 16777216]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1 << 16..=1 << 30))]
+    replay: Option<u32>,
     /// Connections of Trickles for which what was computed is kept, 120 bytes each, rounded up to a power
-    /// of two; nothing depends on it
-    #[arg(long, value_name = "CONNECTIONS", default_value_t = 0,
-          value_parser = clap::value_parser!(u32).range(..=1 << 24))]
-    cache: u32,
+    /// of two; nothing depends on it [default: 0]
+    #[arg(long, value_name = "CONNECTIONS", value_parser = clap::value_parser!(u32).range(..=1 << 24))]
+    cache: Option<u32>,
     /// Threads that answer Trickles; each client's packets come to one of them, by its port, and they share
-    /// --replay and --cache evenly. 0: one for each core
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(..=64))]
-    workers: u32,
-    /// Bytes of the longest packet that Trickles sends; less where an interface or a router says so
-    #[arg(long, value_name = "BYTES", default_value_t = 1500,
-          value_parser = clap::value_parser!(u16).range(576..))]
-    mtu: u16,
+    /// --replay and --cache evenly. 0: one for each core [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=64))]
+    workers: Option<u32>,
+    /// Bytes of the longest packet that Trickles sends, 576 to 1500; less where an interface or a router says so
+    /// [default: 1500]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(576..=1500))]
+    mtu: Option<u16>,
     /// Where Prometheus finds the metrics
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
     /// The directory of the status socket serve-PORT.sock, and of the journal of changed rules
     #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR", default_value_os_t = usual_run_dir())]
     run_dir: PathBuf,
+}
+
+/// Memory for what was answered, bytes.
+const REPLAY: u32 = 16 << 20;
+const MAX_CONNECTIONS: u32 = 4096;
+const MTU: u16 = 1500;
+
+impl ServeArgs {
+    /// Whether an option was given that says something of Trickles alone.
+    fn of_trickles(&self) -> Option<&'static str> {
+        let given = [
+            ("key", self.key.is_some()),
+            ("identity", self.identity.is_some()),
+            ("replay", self.replay.is_some()),
+            ("cache", self.cache.is_some()),
+            ("workers", self.workers.is_some()),
+            ("mtu", self.mtu.is_some()),
+        ];
+        given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
+    }
 }
 
 /// Serves until it is told to stop.
@@ -107,12 +125,14 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     };
     let files = Rc::new(root()?);
     let workers = if args.trickles == Ways::Off { 0 } else { workers(args.workers) };
-    let parts = descriptors::share_out(workers, args.max_connections);
+    let parts = descriptors::share_out(workers, args.max_connections.unwrap_or(MAX_CONNECTIONS));
     let trickles = match args.trickles {
-        Ways::Off if args.identity.is_some() => {
-            bail!("identity: only Trickles is encrypted, and --trickles off")
+        Ways::Off => {
+            if let Some(name) = args.of_trickles() {
+                bail!("{name}: this is of Trickles alone, and --trickles off");
+            }
+            None
         }
-        Ways::Off => None,
         ways => {
             let crypt = || -> Result<_> {
                 let key = args.identity.as_deref().map(key::read).transpose()?;
@@ -123,7 +143,10 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             let terms = Terms {
                 ways,
                 port: port(args),
-                memory: (args.replay as usize, args.cache as usize),
+                memory: (
+                    args.replay.unwrap_or(REPLAY) as usize,
+                    args.cache.unwrap_or_default() as usize,
+                ),
                 balanced: args.balanced,
                 secrets: Secrets::new(args.key.as_deref())?,
             };
@@ -134,9 +157,12 @@ pub fn run(args: &ServeArgs) -> Result<()> {
 }
 
 /// How many threads answer Trickles.
-fn workers(wanted: u32) -> u32 {
+fn workers(wanted: Option<u32>) -> u32 {
     let cores = || std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
-    if wanted == 0 { cores().min(64) } else { wanted }
+    match wanted {
+        Some(0) => cores().min(64),
+        wanted => wanted.unwrap_or(1),
+    }
 }
 
 /// Trickles' port, at the addresses that the kernel's TCP listens at.
@@ -153,7 +179,7 @@ fn port(args: &ServeArgs) -> ServerSettings {
         listen,
         tcp: true,
         udp: true,
-        mtu: args.mtu.into(),
+        mtu: args.mtu.unwrap_or(MTU).into(),
         untracked: true,
         run_dir: args.run_dir.clone(),
         share: None,

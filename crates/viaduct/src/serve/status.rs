@@ -99,6 +99,7 @@ impl TricklesStatus {
             ("unproven", server.unproven),
             ("inconsistent", server.inconsistent),
             ("greedy", server.greedy),
+            ("invented", server.invented),
             ("overflowed", api.overflowed),
             ("altered", crypt.altered),
             ("in clear", crypt.clear),

@@ -33,8 +33,12 @@ impl Door {
         self.paths.get(now(), ip)
     }
 
-    /// A whole IP packet, to leave with the batch.
+    /// A whole IP packet, to leave with the batch; without raw sockets it counts as refused.
     pub(super) fn packet(&mut self, packet: &[u8], to: IpAddr) {
+        if self.raw.is_none() {
+            self.stats.sent.refused += 1;
+            return;
+        }
         let queue = &mut self.packets[usize::from(to.is_ipv6())];
         queue.push(packet, SocketAddr::new(to, 0), None);
         if queue.is_full() {

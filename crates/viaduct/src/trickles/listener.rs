@@ -22,7 +22,7 @@ use viaduct_proto::trickles::replay::Replay;
 use viaduct_proto::trickles::server::{Server, Settings};
 
 use super::clock::Clock;
-use super::{Answers, PortError, PortStats, Secrets, ServerPort, ServerSettings, door};
+use super::{Answers, PortStats, Secrets, ServerPort, ServerSettings, door};
 
 /// How far back a continuation may have been made; beyond it a client restarts.
 const HORIZON: Duration = Duration::from_secs(30);
@@ -57,12 +57,12 @@ impl Listener {
         balanced: bool,
         secrets: Secrets,
     ) -> Result<Listener> {
-        let port = ServerPort::open(settings).or_else(|error| match error {
-            PortError::Socket { privilege: true, .. } | PortError::Rules(_) if least => {
-                info!(%error, "Trickles by UDP alone");
-                ServerPort::open(&ServerSettings { tcp: false, udp: true, ..settings.clone() })
+        let port = ServerPort::open(settings).or_else(|error| {
+            if !(least && error.is_privilege()) {
+                return Err(error);
             }
-            other => Err(other),
+            info!(%error, "Trickles by UDP alone");
+            ServerPort::open(&ServerSettings { tcp: false, udp: true, ..settings.clone() })
         })?;
         let (now, clock) = (wall_clock(), Clock::new(wall_clock(), door::now()));
         let replay = Replay::new(replay, HORIZON, Secrets::seeds()?, now);

@@ -65,6 +65,11 @@ pub enum PortError {
 }
 
 impl PortError {
+    /// Whether packets in TCP's format are what is not allowed.
+    fn is_privilege(&self) -> bool {
+        matches!(self, PortError::Socket { privilege: true, .. } | PortError::Rules(_))
+    }
+
     fn socket(
         what: impl Into<String>,
         privilege: bool,

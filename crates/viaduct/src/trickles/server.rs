@@ -192,14 +192,19 @@ impl Answers {
         }
     }
 
-    /// From the address that was asked, if a socket of its port is still there.
+    /// From the address that was asked: by the socket of its port; of an event that another machine has extracted,
+    /// whose port this one need not have, as a packet of our own making.
     fn datagram(&mut self, to: &Return) {
         let (from, client) = (to.server(), to.client());
         let fits = |at: &&mut Datagrams| {
             let any = at.bound.ip().is_unspecified() && at.bound.is_ipv4() == from.is_ipv4();
             at.bound.port() == from.port() && (any || at.bound.ip() == from.ip())
         };
-        let Some(at) = self.datagrams.iter_mut().find(fits) else { return };
+        let Some(at) = self.datagrams.iter_mut().find(fits) else {
+            let mut whole = Vec::new();
+            udp::emit(from, client, &self.packet, &mut whole);
+            return self.door.packet(&whole, client.ip());
+        };
         at.queue.push(&self.packet, client, Some(from.ip()));
         if at.queue.is_full() {
             self.door.flush_datagrams(&mut at.queue, at.socket.as_fd());

@@ -91,7 +91,10 @@ impl World {
         is_up: impl Fn() -> bool,
     ) -> Process {
         command.arg("serve").arg(self.dir.join("site")).args(["--listen", "[::]:80"]);
-        command.args(words).arg("--key").arg(self.dir.join("key"));
+        command.args(words);
+        if !words.contains(&"off") {
+            command.arg("--key").arg(self.dir.join("key"));
+        }
         command.arg("--run-dir").arg(self.run_dir(host)).stderr(Stdio::null());
         let server = Process::spawn(command).unwrap();
         let up = crate::common::within(Duration::from_secs(10), is_up);

@@ -30,8 +30,31 @@ pub struct Minisocket<'m> {
     to: Return,
     /// The request; empty when it was detached.
     message: Cow<'m, [u8]>,
+    /// What was in it, when it was detached.
+    kept: Option<Wants>,
     /// How the request came, and the answers go.
     channel: Channel,
+}
+
+/// What of a request shapes its answer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wants {
+    /// How many asks it has.
+    pub(super) asks: usize,
+    /// From where on it wants what its input yields, if that went with another request, too.
+    pub(super) beyond: Option<u64>,
+}
+
+impl Wants {
+    fn of(message: &[u8]) -> Wants {
+        let request = Request::parse(message);
+        let (asks, data) = request.map_or((0, &[][..]), |it| (it.groups.count(), it.data));
+        let beyond = match Segments::new(data).next() {
+            Some(Segment::Beyond(from)) => Some(from),
+            _ => None,
+        };
+        Wants { asks, beyond }
+    }
 }
 
 /// Bytes of an input stream.
@@ -69,7 +92,7 @@ pub struct Strange {
 
 impl<'m> Minisocket<'m> {
     pub(super) fn new(grant: Grant, to: Return, message: Cow<'m, [u8]>, channel: Channel) -> Self {
-        Minisocket { grant, to, message, channel }
+        Minisocket { grant, to, message, kept: None, channel }
     }
 
     /// What happened.
@@ -149,12 +172,14 @@ impl<'m> Minisocket<'m> {
     /// minisocket takes a few hundred bytes, and no place in the queue.
     #[must_use]
     pub fn detach(self) -> Minisocket<'static> {
+        let kept = Some(self.wants());
         let Minisocket { grant, to, channel, .. } = self;
-        Minisocket { grant, to, message: Cow::Borrowed(&[]), channel }
+        Minisocket { grant, to, message: Cow::Borrowed(&[]), kept, channel }
     }
 
     /// Gives the request back, as [`Minisocket::detach`].
     pub fn forget_request(&mut self) {
+        self.kept = Some(self.wants());
         self.message = Cow::Borrowed(&[]);
     }
 
@@ -166,8 +191,8 @@ impl<'m> Minisocket<'m> {
     /// The same with a copy of the request.
     #[must_use]
     pub fn into_owned(self) -> Minisocket<'static> {
-        let Minisocket { grant, to, message, channel } = self;
-        Minisocket { grant, to, message: Cow::Owned(message.into_owned()), channel }
+        let Minisocket { grant, to, message, kept, channel } = self;
+        Minisocket { grant, to, message: Cow::Owned(message.into_owned()), kept, channel }
     }
 
     /// Whether it came encrypted; then so go the answers.
@@ -179,21 +204,12 @@ impl<'m> Minisocket<'m> {
         (self.grant, self.to, self.message, self.channel)
     }
 
+    /// What its answer is shaped by.
+    pub(super) fn wants(&self) -> Wants {
+        self.kept.unwrap_or_else(|| Wants::of(&self.message))
+    }
+
     fn segments(&self) -> Segments<'_> {
         Segments::new(self.data())
     }
-}
-
-/// From where on a request wants what its input yields, if it went with another request, too.
-pub(super) fn beyond(message: &[u8]) -> Option<u64> {
-    let request = Request::parse(message).ok()?;
-    match Segments::new(request.data).next()? {
-        Segment::Beyond(from) => Some(from),
-        _ => None,
-    }
-}
-
-/// How many asks a request has.
-pub(super) fn count_asks(message: &[u8]) -> usize {
-    Request::parse(message).map_or(0, |request| request.groups.count())
 }

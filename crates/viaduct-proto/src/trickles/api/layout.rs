@@ -29,9 +29,13 @@ impl Slot {
         (self.room - self.user.len()) as u64
     }
 
-    /// Takes the bytes of `stretch` from `skip` on that fit; how many.
+    /// Takes the bytes of `stretch` from `skip` on that fit; how many. 0 if it has others: a packet has bytes of
+    /// one place.
     fn fill(&mut self, stretch: &Stretch, skip: u64) -> u64 {
         let (mut skip, mut taken) = (skip, 0);
+        if !self.pieces.is_empty() {
+            return 0;
+        }
         self.position = stretch.position + skip;
         for piece in &stretch.pieces {
             let part = piece.cut(skip, self.free() - taken);

@@ -185,12 +185,12 @@ impl Endpoint {
         files: &mut dyn Files,
         mut out: impl FnMut(&mut Return, &[u8]),
     ) {
-        let (grant, mut to, message, channel) = event.into_parts();
-        let asks = event::count_asks(&message);
+        let wants = event.wants();
+        let (grant, mut to, _, channel) = event.into_parts();
         let ring = self.server.ring();
-        let slots = match event::beyond(&message) {
-            None => layout::lay_out(ring, &grant, asks, reply),
-            Some(from) => layout::lay_out(ring, &grant, asks, &reply.beyond(from)),
+        let slots = match wants.beyond {
+            None => layout::lay_out(ring, &grant, wants.asks, reply),
+            Some(from) => layout::lay_out(ring, &grant, wants.asks, &reply.beyond(from)),
         };
         for (place, state) in reply.places() {
             self.ahead.note(ring, grant.connection(), place, state);

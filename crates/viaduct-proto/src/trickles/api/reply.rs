@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use crate::trickles::standard::wire::MOST_STATE;
 use crate::trickles::standard::{Note, Place, Reason, Valid};
 
 /// A part of what is sent.
@@ -111,6 +112,12 @@ pub struct Reply {
     pub(super) brought: Option<Stretch>,
 }
 
+fn checked(state: impl Into<Vec<u8>>) -> Vec<u8> {
+    let state = state.into();
+    assert!(state.len() <= MOST_STATE, "a state of {} bytes: {MOST_STATE} at most", state.len());
+    state
+}
+
 /// A continuation that is to be sealed.
 #[derive(Clone, Debug)]
 pub(super) enum Sealed {
@@ -141,8 +148,11 @@ impl Reply {
 
     /// Gives the client an input continuation: the stream was read up to `place`, and what is behind that
     /// is to come back with `state` (4.2).
+    ///
+    /// # Panics
+    /// The state is longer than [`MOST_STATE`]: it would never come back.
     pub fn input(&mut self, place: Place, state: impl Into<Vec<u8>>) -> &mut Self {
-        self.continuations.push(Sealed::Input(place, state.into()));
+        self.continuations.push(Sealed::Input(place, checked(state)));
         self
     }
 
@@ -155,8 +165,11 @@ impl Reply {
     }
 
     /// Gives the client an output continuation (4.3).
+    ///
+    /// # Panics
+    /// As for [`Reply::input`].
     pub fn output(&mut self, valid: Valid, state: impl Into<Vec<u8>>) -> &mut Self {
-        self.continuations.push(Sealed::Output(valid, state.into()));
+        self.continuations.push(Sealed::Output(valid, checked(state)));
         self
     }
 

@@ -64,6 +64,8 @@ impl Expected {
 /// Wants, and expected packets by number.
 #[derive(Debug, Default)]
 pub(super) struct Asks {
+    /// The last packet that was asked for.
+    furthest: u64,
     wants: VecDeque<Want>,
     fresh: BTreeMap<u64, Expected>,
     again: BTreeMap<u64, Expected>,
@@ -179,6 +181,7 @@ impl Asks {
     /// A packet is to come.
     pub(super) fn expect(&mut self, number: u64, expected: Expected) {
         self.count(&expected);
+        self.furthest = self.furthest.max(number);
         if let Some(before) = self.fresh.insert(number, expected) {
             self.release(&before);
         }
@@ -210,6 +213,16 @@ impl Asks {
     /// The lost packet came; what it was to be.
     pub(super) fn came_again(&mut self, number: u64) -> Option<Expected> {
         self.again.remove(&number).inspect(|expected| self.release(expected))
+    }
+
+    /// A generation begins, whose packets have numbers of their own.
+    pub(super) fn begin(&mut self) {
+        self.furthest = 0;
+    }
+
+    /// Whether a packet of this number may come: it, or one behind it, was asked for.
+    pub(super) fn reaches(&self, number: u64) -> bool {
+        number <= self.furthest
     }
 
     /// Nothing that was asked for will come any more.

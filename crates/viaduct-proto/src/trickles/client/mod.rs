@@ -145,6 +145,10 @@ pub struct Client {
     /// Whether that was done since something came.
     probed: bool,
     heard: Instant,
+    /// When the connection was opened.
+    opened: Instant,
+    /// When which generation was asked for.
+    begun: Vec<(u16, Instant)>,
     /// The highest number that has come, but for repairs.
     latest: u64,
     /// When what came was asked for, the latest of it.
@@ -178,6 +182,8 @@ impl Client {
             probe: None,
             probed: false,
             heard: now,
+            opened: now,
+            begun: Vec::new(),
             latest: 0,
             asked: now,
             stats: Stats::default(),

@@ -5,22 +5,36 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-/// Data of a stream that arrive in any order, maybe twice, and are read from its beginning.
+/// Shorter pieces are copied: else each would keep the whole packet that it came with.
+const SHORT: usize = 512;
+
+/// Data of a stream that arrive in any order, maybe twice, and are read from its beginning. Of each byte it keeps one.
 #[derive(Debug, Default)]
 pub struct Reassembly {
     next: u64,
+    /// By where they begin; none overlap.
     pieces: BTreeMap<u64, Bytes>,
 }
 
 impl Reassembly {
     /// Data arrived for `position`.
-    pub fn insert(&mut self, position: u64, mut data: Bytes) {
-        let known = self.next.saturating_sub(position).min(data.len() as u64);
-        let _read_already = data.split_to(known as usize);
-        let position = position + known;
-        // Of two pieces that begin together the longer holds all.
-        if data.len() > self.pieces.get(&position).map_or(0, Bytes::len) {
-            self.pieces.insert(position, data);
+    pub fn insert(&mut self, mut position: u64, mut data: Bytes) {
+        let before = self.pieces.range(..=position).next_back();
+        let before = before.map_or(0, |(start, piece)| start + piece.len() as u64);
+        skip(&mut position, &mut data, self.next.max(before));
+        while !data.is_empty() {
+            let next = self.pieces.range(position..).next();
+            let next = next.map(|(&start, piece)| (start, start + piece.len() as u64));
+            let (start, end) = next.unwrap_or((u64::MAX, u64::MAX));
+            let hole = (start - position).min(data.len() as u64);
+            let piece = data.split_to(hole as usize);
+            if !piece.is_empty() {
+                let short = piece.len() < SHORT;
+                let piece = if short { Bytes::copy_from_slice(&piece) } else { piece };
+                self.pieces.insert(position, piece);
+            }
+            position += hole;
+            skip(&mut position, &mut data, end);
         }
     }
 
@@ -32,6 +46,11 @@ impl Reassembly {
         let _read_already = data.split_to(known as usize);
         self.next += data.len() as u64;
         if data.is_empty() { self.read() } else { Some(data) }
+    }
+
+    /// How many pieces wait.
+    pub fn pieces(&self) -> usize {
+        self.pieces.len()
     }
 
     /// Where the next data to be read stand.
@@ -67,6 +86,13 @@ impl Reassembly {
     }
 }
 
+/// Leaves out what stands before `to`.
+fn skip(position: &mut u64, data: &mut Bytes, to: u64) {
+    let known = to.saturating_sub(*position).min(data.len() as u64);
+    let _known = data.split_to(known as usize);
+    *position += known;
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,5 +113,17 @@ mod tests {
             assert_eq!(stream.position(), read.len() as u64);
         }
         assert_eq!((read, stream.waiting()), (whole, 0));
+    }
+
+    #[test]
+    fn each_byte_is_kept_once_however_often_it_comes() {
+        let mut stream = Reassembly::default();
+        for start in (1..2_000).chain((1..2_000).rev()) {
+            stream.insert(start, Bytes::from(vec![start as u8; 1_400]));
+        }
+        assert_eq!((stream.waiting(), stream.is_readable()), (3_398, false));
+        stream.insert(0, Bytes::from_static(b"first"));
+        let read: usize = std::iter::from_fn(|| stream.read()).map(|data| data.len()).sum();
+        assert_eq!((read, stream.waiting()), (3_399, 0));
     }
 }

@@ -61,6 +61,10 @@ impl Client {
                 let attempt = (self.attempts + 1).min(MOST_ATTEMPTS.into()) as u8;
                 self.stats.restarts += 1;
                 self.phase = Phase::Beginning;
+                if self.attempts == 0 {
+                    self.begun.clear();
+                }
+                self.begins(self.generation.wrapping_add(attempt.into()), now);
                 let mut message = Vec::new();
                 emit_returned(self.count, attempt, &bytes, None, None, &proof, &mut message);
                 let packets = usize::from(attempt == 1) * 9 + 1;
@@ -70,6 +74,12 @@ impl Client {
         }
         self.overdue = Some(now + self.trips.wait(self.attempts));
         self.attempts += 1;
+    }
+
+    /// A generation is asked for: so its answer says how long that took, however often another was asked for since.
+    fn begins(&mut self, generation: u16, now: Instant) {
+        self.begun.retain(|(asked, _)| *asked != generation);
+        self.begun.push((generation, now));
     }
 
     fn send_open(&mut self, feed: &mut dyn Feed) {
@@ -149,6 +159,8 @@ impl Client {
         emit_returned(self.count, 0, &bytes, None, None, &proof, &mut message);
         self.phase = Phase::Beginning;
         self.heard = now;
+        self.begun.clear();
+        self.begins(self.generation, now);
         self.promise(known.piece.start.into(), CONTINUATION, message.len(), feed);
         self.emit_promised(&mut message);
         self.load(&mut message, feed);

@@ -10,13 +10,18 @@ use crate::trickles::continuation::{Continuation, Mode};
 use crate::trickles::proof::{self, Range};
 use crate::trickles::wire::{Form, MOST_ATTEMPTS, Payload, Response};
 
+/// Repairs whose nonces are kept, the latest: windows end at 65,535, and each is asked about in the next.
+const REPAIRED: usize = 1 << 17;
+
 impl Client {
     /// A response of this connection; false if it is of another generation.
     pub(super) fn take(&mut self, now: Instant, response: &Response) -> bool {
         let newer = response.generation.wrapping_sub(self.generation);
         let awaited = match self.phase {
             Phase::Opening => newer == 0,
-            Phase::Ticket | Phase::Beginning => newer <= u16::from(MOST_ATTEMPTS),
+            Phase::Ticket | Phase::Beginning => {
+                (self.awaits()..=u16::from(MOST_ATTEMPTS)).contains(&newer)
+            }
             Phase::Running(_) => (1..=u16::from(MOST_ATTEMPTS)).contains(&newer),
         };
         match response.form {
@@ -26,14 +31,21 @@ impl Client {
             Form::Fresh(bytes) if awaited && !self.is_opening() => {
                 self.begin_generation(bytes) && self.take_packet(now, response)
             }
-            _ if newer == 0 => self.take_packet(now, response),
+            _ if newer == 0 && matches!(self.phase, Phase::Running(_)) => {
+                self.take_packet(now, response)
+            }
             Form::Ticket(_) | Form::Group(_) => false,
             // Of a generation that is over the data are good still.
             _ => {
                 self.late(&response.payload);
-                newer > u16::MAX / 2
+                newer == 0 || newer > u16::MAX / 2
             }
         }
+    }
+
+    /// How much newer a generation is that was asked for: what a ticket begins is of its own.
+    fn awaits(&self) -> u16 {
+        u16::from(self.anchor.as_ref().is_some_and(|(_, known, _)| known.mode != Mode::Ticket))
     }
 
     fn is_opening(&self) -> bool {
@@ -56,6 +68,7 @@ impl Client {
         self.anchor = Some((bytes.to_vec(), known, proof));
         self.phase = Phase::Ticket;
         self.forget_flight();
+        self.trips.opened(now.since(self.opened));
         self.hear(now);
         self.overdue = None;
         let want = self.promised.pop_front();
@@ -70,8 +83,10 @@ impl Client {
         if known.mode != Mode::Begun {
             return false;
         }
-        let sent = self.heard;
+        let asked = self.begun.iter().find(|(generation, _)| *generation == known.generation);
+        let sent = asked.map_or(self.heard, |(_, sent)| *sent);
         let parcel = self.promised_parcel.take();
+        self.asks.begin();
         self.forget_flight();
         self.generation = known.generation;
         self.phase = Phase::Running(Box::new(Receiver::new(known.piece)));
@@ -88,6 +103,9 @@ impl Client {
         let Phase::Running(receiver) = &mut self.phase else { return false };
         let number = response.number;
         let mut new = false;
+        if !matches!(response.form, Form::Again) && !self.asks.reaches(number) {
+            return false;
+        }
         if matches!(response.form, Form::Fresh(_) | Form::Slim(_) | Form::Half) {
             if number < self.latest {
                 self.trips.overtaken();
@@ -100,6 +118,9 @@ impl Client {
                 let Some(expected) = self.asks.came_again(number) else { return false };
                 self.asked = self.asked.max(expected.sent);
                 self.repaired.insert(number, response.nonce);
+                if self.repaired.len() > REPAIRED {
+                    self.repaired.pop_first();
+                }
                 self.hear(now);
                 self.deliver(expected.want, expected.parcel, &response.payload);
                 self.settle(now);
@@ -118,6 +139,9 @@ impl Client {
             Form::Half => new = receiver.arrive(number, response.nonce, None),
             Form::Group(group) => {
                 for (number, nonce, bytes) in group.packets() {
+                    if !self.asks.reaches(number) {
+                        return false;
+                    }
                     let packet = bytes.and_then(|bytes| {
                         let (known, _) = Continuation::peek(&bytes).ok()?;
                         Some((bytes, known))
@@ -140,9 +164,7 @@ impl Client {
         }
         if let Some(expected) = self.asks.came(number) {
             self.asked = self.asked.max(expected.sent);
-            if self.attempts == 0 {
-                self.trips.measure(now.since(expected.sent));
-            }
+            self.trips.measure(now.since(expected.sent));
             self.deliver(expected.want, expected.parcel, &response.payload);
         } else {
             self.late(&response.payload);

@@ -4,7 +4,7 @@ use crate::time::{Duration, Instant};
 
 /// The wait before anything was measured.
 const FIRST: Duration = Duration::from_secs(1);
-/// Shortest wait, as Linux has it.
+/// Shortest wait beyond the round trip, as Linux has it.
 const LEAST: Duration = Duration::from_millis(200);
 /// Longest wait.
 const MOST: Duration = Duration::from_secs(60);
@@ -12,6 +12,8 @@ const MOST: Duration = Duration::from_secs(60);
 /// The smoothed round trip and its variation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Trips {
+    /// What the first answer took at most, since the first request.
+    first: Option<Duration>,
     smoothed: Option<Duration>,
     variation: Duration,
     /// The shortest: that of the way, where the smoothed one has the queue's wait in it.
@@ -23,6 +25,11 @@ pub(super) struct Trips {
 }
 
 impl Trips {
+    /// The first answer came: until a round trip is measured no less is waited than for that.
+    pub(super) fn opened(&mut self, trip: Duration) {
+        self.first.get_or_insert(trip);
+    }
+
     /// A round trip was measured.
     pub(super) fn measure(&mut self, trip: Duration) {
         self.shortest = Some(self.shortest.map_or(trip, |shortest| shortest.min(trip)));
@@ -37,8 +44,9 @@ impl Trips {
 
     /// How long to wait for an answer after `attempts` that had none.
     pub(super) fn wait(&self, attempts: u32) -> Duration {
-        let smoothed = self.smoothed.map(|trip| (trip + 4 * self.variation).max(LEAST));
-        smoothed.unwrap_or(FIRST).saturating_mul(1 << attempts.min(8)).min(MOST)
+        let smoothed = self.smoothed.map(|trip| trip + (4 * self.variation).max(LEAST));
+        let unmeasured = || self.first.map_or(FIRST, |trip| (trip * 5 / 4).max(FIRST));
+        smoothed.unwrap_or_else(unmeasured).saturating_mul(1 << attempts.min(8)).min(MOST)
     }
 
     /// How long to wait for the last packets of what is wanted, where a trickle is there to ask once more: as for

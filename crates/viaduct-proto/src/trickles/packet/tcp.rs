@@ -121,21 +121,28 @@ pub fn emit(
     }
     packet.clear();
     packet.reserve(headers + message.len());
-    ip_header(segment, headers + message.len(), packet);
+    let (from, to) = (segment.source.ip(), segment.destination.ip());
+    ip_header(from, to, TCP, headers + message.len(), packet);
     let at = packet.len();
     tcp_header(segment, message.len() as u16, mtu, packet);
     packet.extend_from_slice(message);
-    let (source, destination) = (segment.source.ip(), segment.destination.ip());
-    let sum = transport(source, destination, TCP, &packet[at..]);
+    let sum = transport(from, to, TCP, &packet[at..]);
     packet[at + 16..at + 18].copy_from_slice(&sum.to_be_bytes());
     Ok(())
 }
 
-fn ip_header(segment: &Segment, total: usize, packet: &mut Vec<u8>) {
-    match (segment.source.ip(), segment.destination.ip()) {
+/// Appends the header of a packet of `total` bytes, which is not to be fragmented.
+pub(super) fn ip_header(
+    from: IpAddr,
+    to: IpAddr,
+    protocol: u8,
+    total: usize,
+    packet: &mut Vec<u8>,
+) {
+    match (from, to) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
             let [high, low] = (total as u16).to_be_bytes();
-            packet.extend([0x45, 0, high, low, 0, 0, DONT_FRAGMENT, 0, HOPS, TCP, 0, 0]);
+            packet.extend([0x45, 0, high, low, 0, 0, DONT_FRAGMENT, 0, HOPS, protocol, 0, 0]);
             packet.extend(source.octets());
             packet.extend(destination.octets());
             let sum = internet_checksum(packet);
@@ -143,7 +150,7 @@ fn ip_header(segment: &Segment, total: usize, packet: &mut Vec<u8>) {
         }
         (source, destination) => {
             let [high, low] = ((total - V6) as u16).to_be_bytes();
-            packet.extend([0x60, 0, 0, 0, high, low, TCP, HOPS]);
+            packet.extend([0x60, 0, 0, 0, high, low, protocol, HOPS]);
             for ip in [source, destination] {
                 packet.extend(match ip {
                     IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),

@@ -41,6 +41,7 @@ impl Server {
         for &number in missed[..count].iter().rev() {
             self.replay.note(now, known.connection, Once::Answered(number));
             let gaps = below(gaps, number);
+            self.note_lack(now, known.connection, number, gaps);
             let plan = plan::step(known.piece, number, gaps, known.burst.into())?;
             let template = if plan.piece.base == known.piece.base { TAIL } else { MAIN };
             self.again(now, known, plan.again.numbers(), false)?;

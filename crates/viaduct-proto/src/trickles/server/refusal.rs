@@ -72,6 +72,8 @@ pub struct Stats {
     pub recoveries: u64,
     /// Requests that did not come, and were made up for by one behind them.
     pub made_up: u64,
+    /// Packets that were said to be lost, and whose slots had been answered: they were not sent again.
+    pub invented: u64,
     /// Restarts after a timeout.
     pub timeouts: u64,
     /// Restarts after a silence beyond the horizon.

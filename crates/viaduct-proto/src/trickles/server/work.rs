@@ -8,7 +8,7 @@ use super::{Refusal, Server, instant};
 use crate::time::Instant;
 use crate::trickles::continuation::{Continuation, Mode};
 use crate::trickles::piece::Piece;
-use crate::trickles::plan::Span;
+use crate::trickles::plan::{Run, Span};
 use crate::trickles::replay::Once;
 use crate::trickles::wire::request::Returned;
 use crate::trickles::wire::response::{MOST_GROUP, continuation_len, overhead};
@@ -70,6 +70,10 @@ impl Server {
         if !self.replay.note(now, connection, Once::Answered(known.number)) {
             return Err(Refusal::Replayed);
         }
+        self.note_lack(now, connection, known.number, judged.gaps.runs());
+        if judged.tail.as_ref().is_some_and(|tail| !tail.again.numbers().is_empty()) {
+            self.replay.note(now, connection, Once::Lacked(known.piece.base));
+        }
         let same = returned.continuation.first() == Some(&self.ring.newest().number());
         self.issue(now, &known, &judged, same)?;
         Ok(Event::Request { connection })
@@ -123,12 +127,32 @@ impl Server {
         let room = usize::from(known.message).saturating_sub(overhead(None));
         let room = if asked { room } else { 0 };
         for &number in numbers {
+            if self.is_invented(known.connection, number) {
+                self.stats.invented += 1;
+                continue;
+            }
             if self.replay.note(now, known.connection, Once::Again(number)) {
                 let nonce = self.nonce_keys(known)?.nonces_again(known.connection).of(number);
                 self.work.push(Item { form: Form::Again, number, nonce, template: MAIN, room });
             }
         }
         Ok(())
+    }
+
+    /// Notes that the request for packet `number` lacks the one before it.
+    pub(super) fn note_lack(&mut self, now: Instant, connection: u64, number: u64, gaps: &[Run]) {
+        if gaps.last().is_some_and(|gap| gap.last() + 1 == number) {
+            self.replay.note(now, connection, Once::Lacked(number));
+        }
+    }
+
+    /// Whether a loss is none: the packet's own continuation was answered, or that of the one behind it by a request that
+    /// had it. Its slot is used, and Reno would send nothing for it.
+    fn is_invented(&self, connection: u64, number: u64) -> bool {
+        let knows = |what| self.replay.knows(connection, what);
+        let behind = number + 1;
+        knows(Once::Answered(number))
+            || knows(Once::Answered(behind)) && !knows(Once::Lacked(behind))
     }
 
     /// Lays out packets without data that go as groups of continuations.

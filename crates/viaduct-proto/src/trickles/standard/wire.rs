@@ -36,6 +36,9 @@ const LAST: u8 = 1;
 /// Longest standard continuation, in bytes: several go with one packet.
 pub const MOST_STANDARD: usize = 768;
 
+/// Longest state of the application's in one, in bytes: what else there is takes 51 at most.
+pub const MOST_STATE: usize = 700;
+
 /// A part of a request's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Segment<'a> {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{LEAST_SHARE, Stream};
 use crate::trickles::client::{Arrived, ENDS};
-use crate::trickles::standard::{Note, Notes};
+use crate::trickles::standard::{Note, Notes, Reason};
 
 impl Stream {
     pub(super) fn take(&mut self, arrived: &Arrived) {
@@ -18,6 +18,9 @@ impl Stream {
         let window = self.config.window.max(LEAST_SHARE);
         if output.insert(arrived.position, arrived.data.clone(), window) {
             self.changed.insert(stream);
+        }
+        if output.is_crowded(window) {
+            self.reset(stream, Reason::Failed);
         }
         if arrived.flags & ENDS != 0 {
             self.end(stream, end);
@@ -45,14 +48,7 @@ impl Stream {
                     self.end(valid.stream, valid.end);
                 }
             }
-            Note::Reset { stream, reason } => {
-                let Some(output) = self.outputs.get_mut(&stream) else { return };
-                output.fail(reason.into());
-                let region = output.region();
-                self.client.unwant(region);
-                self.inputs.forget(stream);
-                self.changed.insert(stream);
-            }
+            Note::Reset { stream, reason } => self.reset(stream, reason),
             Note::Brings { from, to } => {
                 let share = self.share();
                 let stream = self.stream_at(from);
@@ -61,6 +57,16 @@ impl Stream {
                 }
             }
         }
+    }
+
+    /// The stream does not go on.
+    fn reset(&mut self, stream: u32, reason: Reason) {
+        let Some(output) = self.outputs.get_mut(&stream) else { return };
+        output.fail(reason.into());
+        let region = output.region();
+        self.client.unwant(region);
+        self.inputs.forget(stream);
+        self.changed.insert(stream);
     }
 
     /// Nothing of the stream's output is at `end` or beyond.

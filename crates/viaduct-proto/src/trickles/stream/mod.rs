@@ -128,6 +128,16 @@ impl Stream {
         self.inputs.room(stream, self.config.send_buffer)
     }
 
+    /// Whether more may be written to a stream, now or later: it was not ended, and the server reads on.
+    pub fn is_writing(&self, stream: u32) -> bool {
+        self.inputs.is_writing(stream)
+    }
+
+    /// Whether there is such a stream: it was begun, and not forgotten.
+    pub fn is_there(&self, stream: u32) -> bool {
+        self.outputs.contains_key(&stream)
+    }
+
     /// Whether all that was written has been consumed.
     pub fn is_flushed(&self, stream: u32) -> bool {
         self.inputs.is_flushed(stream)

@@ -12,6 +12,9 @@ use crate::trickles::standard::Valid;
 const MOST: usize = 64;
 /// Most answers that bring something at a time.
 const MOST_BROUGHT: usize = 64;
+/// Bytes of the window for each piece that may wait for what is before it: who sends many that are shorter is no server
+/// of ours, and each costs memory of its own.
+const LEAST_PIECE: u64 = 64;
 
 /// The output of one stream.
 #[derive(Debug)]
@@ -132,6 +135,11 @@ impl Output {
         }
         self.data.insert(position - self.region.start, data);
         self.data.is_readable()
+    }
+
+    /// Whether more pieces wait than any server of ours sends.
+    pub(super) fn is_crowded(&self, window: u64) -> bool {
+        self.data.pieces() as u64 > window / LEAST_PIECE
     }
 
     /// The output ends there; whether that is news, and can be.

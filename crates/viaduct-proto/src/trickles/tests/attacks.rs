@@ -289,3 +289,38 @@ fn a_request_makes_up_for_those_that_were_lost_before_it() {
     let late = request(0, &window[2], &ranges(&window[..3]));
     assert_eq!(refusal(&mut server, at(201), address(), &late), Refusal::Replayed);
 }
+
+#[test]
+fn a_loss_is_made_up_for_where_its_slot_was_not_used() {
+    let is_again =
+        |one: &&Vec<u8>| matches!(Response::parse(one.as_slice()).unwrap().form, Form::Again);
+    let again = |answer: &[Vec<u8>]| answer.iter().filter(is_again).count();
+    // Seven packets are lost, and the eighth says so.
+    let (mut honest, window) = begun();
+    let message = request(0, &window[7], &ranges(&window[7..8]));
+    let answer = serve(&mut honest, at(200), address(), LENGTH, &message);
+    assert_eq!((again(&answer), honest.stats().invented), (7, 0));
+    // They have come, and were answered for.
+    let (mut server, window) = begun();
+    for n in 0..7 {
+        let message = request(0, &window[n], &ranges(&window[..=n]));
+        assert_eq!(serve(&mut server, at(200), address(), LENGTH, &message).len(), 2);
+    }
+    let message = request(0, &window[7], &ranges(&window[7..8]));
+    let answer = serve(&mut server, at(201), address(), LENGTH, &message);
+    assert_eq!((again(&answer), server.stats().invented), (0, 7));
+    // Of a pair the half has no continuation: that of the other was answered, and had it.
+    let (mut server, window) = begun();
+    // Else its continuation came as a delta.
+    server.ring_mut().rotate(2, &[9; 32], 2);
+    let [pair, more] = [0, 1].map(|n| {
+        let message = request(0, &window[n], &ranges(&window[..=n]));
+        kept(&serve(&mut server, at(200), address(), LENGTH, &message))
+    });
+    let message = request(0, &pair[1], &ranges(&[&window[..], &pair].concat()));
+    assert!(!serve(&mut server, at(300), address(), LENGTH, &message).is_empty());
+    let without = [&window[..], &more[1..]].concat();
+    let message = request(0, &more[1], &ranges(&without));
+    let answer = serve(&mut server, at(400), address(), LENGTH, &message);
+    assert_eq!((again(&answer), server.stats().invented), (1, 2), "that behind them is lost");
+}

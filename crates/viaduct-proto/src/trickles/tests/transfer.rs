@@ -63,3 +63,43 @@ fn a_stream_comes_where_two_of_three_packets_are_lost() {
         assert!(fetch.done.is_some(), "seed {seed}: at {} of\n{fetch:?}", fetch.position());
     }
 }
+
+#[test]
+fn a_way_of_more_than_a_second_is_no_loss() {
+    for (delay, trips) in [("700ms", 12.0), ("1500ms", 14.0)] {
+        let text = format!("rate=20M,delay={delay},queue=1MB");
+        let (fetch, _) = fetch(300_000, &text, &text, 1, at(120.0));
+        let trip = 2.0 * delay.trim_end_matches("ms").parse::<f64>().unwrap() / 1e3;
+        let done = fetch.done.unwrap_or_else(|| panic!("{delay}: {fetch:?}"));
+        assert!(done < at(trips * trip), "{delay}: {done:?}, {:?}", fetch.client.stats());
+    }
+}
+
+#[test]
+fn a_way_that_becomes_thirty_times_as_long_is_learnt() {
+    let mut sim = Sim::new();
+    let length = 20_000_000;
+    let client = sim.add(End::Client(Box::new(Fetch::new(length, Instant::ZERO))));
+    let server = sim.add(End::server(Settings::default(), length));
+    let (near, far) = ("rate=20M,delay=10ms,queue=500kB", "rate=20M,delay=400ms,queue=500kB");
+    let up = sim.connect((client, 0), (server, 0), link(near), 1);
+    let down = sim.connect((server, 0), (client, 0), link(near), 2);
+    sim.run_until(at(3.0));
+    for direction in [up, down] {
+        sim.set_link(direction, link(far));
+    }
+    sim.run_until(at(10.0));
+    let position = |sim: &Sim<End>| {
+        let End::Client(fetch) = sim.node(client) else { panic!("no client") };
+        (fetch.position(), fetch.client.stats())
+    };
+    let (before, had) = position(&sim);
+    sim.run_until(at(18.0));
+    let (after, has) = position(&sim);
+    assert!(
+        after > before + 300_000 || after == length,
+        "{} bytes in ten round trips",
+        after - before
+    );
+    assert!(has.restarts <= had.restarts, "it keeps beginning anew: {has:?}");
+}

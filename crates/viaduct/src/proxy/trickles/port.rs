@@ -16,9 +16,8 @@ use std::time::Duration;
 
 use mio::Token;
 use ring::rand::{SecureRandom as _, SystemRandom};
-use tracing::{debug, info};
+use tracing::debug;
 use viaduct_proto::time::Instant;
-use viaduct_proto::trickles::packet;
 use viaduct_proto::trickles::standard::MAIN;
 use viaduct_proto::trickles::stream::{Config, State, Stream};
 
@@ -74,7 +73,7 @@ impl SharedPort {
         instance: String,
         run_dir: PathBuf,
     ) -> Result<SharedPort, PortError> {
-        let mut settings = ClientSettings {
+        let settings = ClientSettings {
             ways: ways.into(),
             mtu: MTU,
             // It may be this machine that translates its own addresses.
@@ -82,16 +81,8 @@ impl SharedPort {
             instance,
             run_dir,
         };
-        let opened = Connector::open(&settings, random()).or_else(|error| {
-            if ways != Ways::Auto {
-                return Err(error);
-            }
-            info!("Trickles goes by UDP alone: {:#}", anyhow::Error::new(error));
-            settings.ways = packet::Ways::from(Ways::Udp);
-            Connector::open(&settings, random())
-        });
         Ok(SharedPort(Arc::new(Mutex::new(Port {
-            connector: opened?,
+            connector: Connector::open(&settings, random())?,
             seats: HashMap::new(),
             news: VecDeque::new(),
             waiting: BTreeSet::new(),

@@ -16,6 +16,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use slab::Slab;
+use tracing::info;
 use viaduct_proto::rng::Rng;
 use viaduct_proto::trickles::packet::{Format, Numbers, Opening, Role, Room, TooLong, Ways, mark};
 use viaduct_sys::filter::{MarkedFilter, TcpMark};
@@ -53,27 +54,50 @@ pub struct ClientPort {
 
 const ANSWERS: TcpMark = TcpMark { word: mark::WORD, byte: Role::Answer.byte() };
 
+/// What TCP's format takes.
+struct OfTcp {
+    tap: MarkedTap,
+    raw: Raw,
+    changes: Changes,
+}
+
+impl OfTcp {
+    fn open(settings: &ClientSettings) -> Result<OfTcp, PortError> {
+        let changes = settings.keep_out(ANSWERS)?;
+        let filter = MarkedFilter { mark: ANSWERS, ports: &[], plain: true, share: None };
+        let tap =
+            MarkedTap::open(filter).map_err(PortError::socket("open a packet socket", true))?;
+        let raw = Raw::open().map_err(PortError::socket("open a raw socket", true))?;
+        raw.set_buffers(SEND_BUFFER).map_err(PortError::socket("size a socket", false))?;
+        Ok(OfTcp { tap, raw, changes })
+    }
+}
+
 impl ClientPort {
     /// Opens it in the calling thread's network namespace. `seed`: random; first numbers are made of it.
     ///
     /// # Errors
-    /// Privilege is missing where TCP's format is wanted, or a rule cannot be set; nothing is left
-    /// changed.
+    /// Privilege is missing where TCP's format alone is wanted, or a rule cannot be set; nothing is left
+    /// changed. Where any way is wanted it goes by UDP alone then.
     pub fn open(settings: &ClientSettings, seed: u64) -> Result<ClientPort, PortError> {
         check_mtu(settings.mtu)?;
-        let (mut tap, mut raw, mut changes) = (None, None, None);
-        if settings.ways != Ways::Only(Format::Udp) {
-            changes = Some(settings.keep_out(ANSWERS)?);
-            let filter = MarkedFilter { mark: ANSWERS, ports: &[], plain: true, share: None };
-            tap = Some(
-                MarkedTap::open(filter).map_err(PortError::socket("open a packet socket", true))?,
-            );
-            let opened = Raw::open().map_err(PortError::socket("open a raw socket", true))?;
-            opened.set_buffers(SEND_BUFFER).map_err(PortError::socket("size a socket", false))?;
-            raw = Some(opened);
-        }
+        let udp = Ways::Only(Format::Udp);
+        let (ways, own) = match settings.ways {
+            ways if ways == udp => (ways, None),
+            ways => match OfTcp::open(settings) {
+                Ok(own) => (ways, Some(own)),
+                Err(error) if ways == Ways::Any && error.is_privilege() => {
+                    info!("Trickles goes by UDP alone: {:#}", anyhow::Error::new(error));
+                    (udp, None)
+                }
+                Err(error) => return Err(error),
+            },
+        };
+        let (tap, raw, changes) = own.map_or((None, None, None), |OfTcp { tap, raw, changes }| {
+            (Some(tap), Some(raw), Some(changes))
+        });
         Ok(ClientPort {
-            ways: settings.ways,
+            ways,
             tap,
             inbox: Inbox::new(settings.mtu.max(2048)),
             door: Door::new(raw, settings.mtu),

@@ -252,6 +252,8 @@ impl Connector {
                     }
                     touched.insert(flow);
                 }
+                // Nobody is believed who says no once the server was heard.
+                Heard::PlainTcp | Heard::Turned { .. } | Heard::Refused { .. } if held.open => {}
                 Heard::PlainTcp => words.push_back((flow, Word::PlainTcp)),
                 Heard::Turned { reset } => words.push_back((flow, Word::Turned { reset })),
                 Heard::Refused { reset } => words.push_back((flow, Word::Refused { reset })),
@@ -288,7 +290,7 @@ impl Connector {
             }
             self.touched.insert(flow);
             let attempts = held.stream.attempts();
-            if held.open && attempts > 0 && (attempts == PATIENCE || self.port.has_moved(flow)) {
+            if held.open && attempts > 0 && (attempts >= PATIENCE || self.port.has_moved(flow)) {
                 // Where no port or no way is left it goes on from the one that it has.
                 let _ = self.port.reopen(flow);
             }

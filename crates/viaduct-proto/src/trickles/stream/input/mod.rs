@@ -46,8 +46,12 @@ impl Inputs {
     }
 
     pub(super) fn room(&self, stream: u32, most: usize) -> usize {
-        let input = self.streams.get(&stream).filter(|input| !input.closed && !input.ends);
+        let input = self.streams.get(&stream).filter(|input| input.is_writing());
         input.map_or(0, |input| most.saturating_sub(input.buffer.len()))
+    }
+
+    pub(super) fn is_writing(&self, stream: u32) -> bool {
+        self.streams.get(&stream).is_some_and(Input::is_writing)
     }
 
     /// Takes as much of `data` as `most` bytes of buffer have room for.

@@ -114,6 +114,10 @@ impl Input {
         more && !self.closed && self.failure.is_none()
     }
 
+    pub(super) fn is_writing(&self) -> bool {
+        !self.closed && !self.ends
+    }
+
     /// Bytes that are on their way.
     pub(super) fn sent(&self) -> usize {
         self.flights.iter().map(|flight| flight.bytes).sum()
@@ -122,7 +126,12 @@ impl Input {
     /// The server has read `taken` bytes more, and said so in answer to `parcel`; false if that is no news.
     pub(super) fn advance(&mut self, taken: usize, parcel: Option<u64>) -> bool {
         let (mut left, mut done) = (taken, None);
-        while let Some(&first) = self.flights.front().filter(|first| first.bytes <= left) {
+        // A flight that tells the end alone takes none: where it stands says nothing of it.
+        let is_done = |first: &Flight, left| match first.bytes {
+            0 => Some(first.parcel) == parcel,
+            bytes => bytes <= left,
+        };
+        while let Some(&first) = self.flights.front().filter(|first| is_done(first, left)) {
             left -= first.bytes;
             self.flights.pop_front();
             self.reach.grow();
@@ -148,7 +157,31 @@ impl Input {
             self.flights.clear();
             self.reach.shrink();
         }
-        self.closed |= done.is_some_and(|flight| flight.ends);
+        // The same bytes may have gone before, without the end.
+        self.closed |= done.is_some_and(|flight| flight.ends && Some(flight.parcel) == parcel);
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_counts_as_told_when_what_told_it_is_answered() {
+        let place = Place { stream: 0, start: 0, reserve: 9, position: 0 };
+        let mut input = Input::new(place);
+        let flight = |parcel, bytes, ends| Flight { parcel, bytes, ends, cut: false };
+        // The bytes went with parcel 1, which was given up; again with 2; then the end by itself.
+        input.flights.extend([flight(2, 100, false), flight(3, 0, true)]);
+        assert!(input.advance(100, Some(1)) && !input.closed);
+        assert!(!input.advance(0, Some(2)) && !input.closed, "that says nothing of the end");
+        assert!(input.advance(0, Some(3)) && input.closed);
+
+        let mut input = Input::new(place);
+        input.ends = true;
+        input.flights.extend([flight(2, 100, true)]);
+        assert!(input.advance(100, Some(1)) && !input.closed);
+        assert!(input.is_ready(), "the end is told by itself");
     }
 }

@@ -10,8 +10,13 @@ use crate::time::{Duration, Instant};
 use crate::trickles::standard::{MAIN, Reason};
 use world::{Browser, Habits, Node, digest, endpoint, object, serve, way_back};
 
-const HABITS: Habits =
-    Habits { mouthful: usize::MAX, knows_length: true, longest: [usize::MAX; 2], fits: false };
+const HABITS: Habits = Habits {
+    mouthful: usize::MAX,
+    knows_length: true,
+    longest: [usize::MAX; 2],
+    fits: false,
+    detaches: false,
+};
 
 fn at(seconds: f64) -> Instant {
     Instant::from_nanos((seconds * 1e9) as u64)
@@ -479,6 +484,35 @@ fn a_detached_event_is_answered_later_and_a_dropped_one_asked_again() {
     hand.take(&serve(&mut server, HABITS));
     assert_eq!(hand.read(MAIN), object(100, 7));
     assert_eq!(server.stats().dropped, 1);
+}
+
+#[test]
+fn what_is_detached_is_answered_alike() {
+    let (mut server, mut hand) = (endpoint(at(0.0)), ByHand::new());
+    let habits = Habits { detaches: true, ..HABITS };
+    let get = hand.stream.request(b"G200000 7\n", 1 << 20).unwrap();
+    let mut wanted = Vec::new();
+    let (mut both, mut said) = (0, Vec::new());
+    for round in 0..60 {
+        hand.now += Duration::from_millis(10);
+        // Uploads go along with what is asked for, and their answers come with what is.
+        if round < 40 {
+            let put = hand.stream.request(format!("U{round}").as_bytes(), 16).unwrap();
+            said.push((put, digest(round.to_string().as_bytes(), [0; 2])));
+        }
+        for request in hand.requests() {
+            server.handle(hand.now, way_back(), &request).unwrap();
+            let event = crate::trickles::wire::Request::parse(&request).unwrap();
+            both += usize::from(event.groups.count() > 0 && !event.data.is_empty());
+        }
+        hand.take(&serve(&mut server, habits));
+        wanted.extend(hand.read(get));
+    }
+    assert!(wanted == object(200_000, 7));
+    for (put, digest) in said {
+        assert_eq!(hand.read(put), digest.map(u64::to_be_bytes).concat());
+    }
+    assert!(both > 2, "asks and inputs in one: {both}");
 }
 
 #[test]

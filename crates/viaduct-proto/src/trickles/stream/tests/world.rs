@@ -72,6 +72,8 @@ pub(super) struct Habits {
     pub(super) longest: [usize; 2],
     /// Whether it knows how long those are.
     pub(super) fits: bool,
+    /// Whether it gives requests back before it answers.
+    pub(super) detaches: bool,
 }
 
 /// The application: a function of the event.
@@ -208,6 +210,9 @@ pub(super) fn serve(endpoint: &mut Endpoint, habits: Habits) -> Vec<Vec<u8>> {
             event.fit(habits.longest[1]);
         }
         let reply = answer(endpoint.ring(), &event, habits);
+        if habits.detaches {
+            event = event.detach();
+        }
         endpoint.send(event, &reply, &mut Objects, |_, message| out.push(message.to_vec()));
     }
     out
