@@ -32,6 +32,7 @@ pub mod clock;
 pub mod datagrams;
 pub mod filter;
 pub mod hall;
+pub mod here;
 pub mod hold;
 pub mod inherit;
 pub mod intercept;

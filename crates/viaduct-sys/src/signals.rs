@@ -66,6 +66,17 @@ impl HeldSignals {
         unsafe { command.pre_exec(release) };
     }
 
+    /// Whether `signal` has come and was not read. Of [`SIGTSTP`](libc::SIGTSTP) and [`SIGCONT`](libc::SIGCONT) the
+    /// later takes the earlier away.
+    pub fn holds(&self, signal: i32) -> bool {
+        let mut pending = MaybeUninit::zeroed();
+        // SAFETY: zeroed, which is a set, and then written by the call; it is read afterwards.
+        unsafe {
+            libc::sigpending(pending.as_mut_ptr());
+            libc::sigismember(pending.as_ptr(), signal) == 1
+        }
+    }
+
     /// The next one; waits for it.
     ///
     /// # Errors

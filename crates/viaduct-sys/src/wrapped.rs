@@ -1,7 +1,7 @@
 //! Programs that are started to be wrapped, and what becomes of them.
 #![allow(unsafe_code)]
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -127,9 +127,21 @@ fn peek(how: libc::c_int) -> io::Result<Option<Pid>> {
 /// Takes what there is to be told of `child`, if it is an orphan. Those of this process's own group it has started:
 /// whoever did so waits for them. An orphan is of another, for nobody can join that of one who leads its session.
 fn reap_orphan(child: Pid) -> bool {
-    let own = getpgid(Some(child)).is_ok_and(|of| of == getpgrp());
+    let own = is_beside(child.as_raw_pid().cast_unsigned());
     let how = WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED;
     !own && waitpid(Some(child), how).is_ok()
+}
+
+/// Whether `pid` has stopped, and nothing has woken it.
+pub fn is_stopped(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // Its name stands before, in brackets, and may hold any itself.
+    stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
+}
+
+/// Whether `pid` is of this process's group: what a terminal or a shell sends to that comes to both.
+pub fn is_beside(pid: u32) -> bool {
+    getpgid(Pid::from_raw(pid.cast_signed())).is_ok_and(|of| of == getpgrp())
 }
 
 /// Makes this process the parent of those below it that have lost theirs.

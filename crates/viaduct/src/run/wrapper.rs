@@ -141,10 +141,19 @@ impl Wrapper {
     fn pass_on(&self, Came { signal, sent }: Came) {
         let ours = signal == SIGCHLD;
         let alone = signal == SIGCONT || signal == SIGHUP && wrapped::leads_session();
-        if let (Some(program), true, false) = (self.program, sent || alone, ours) {
+        if let (Some(program), true, false) = (self.program, sent || alone, ours)
+            && !(signal == SIGCONT && self.is_woken(program))
+        {
             // It may just have gone.
             let _ = signals::send(program, signal);
         }
+    }
+
+    /// Whether who has woken this process has woken the program as well, as a shell wakes a whole group: to wake it
+    /// again could undo what the terminal has stopped since.
+    fn is_woken(&self, program: u32) -> bool {
+        let stopped_since = self.signals.holds(SIGTSTP);
+        wrapped::is_beside(program) && (stopped_since || !wrapped::is_stopped(program))
     }
 
     fn hear(&mut self, line: &str) -> Result<Option<ExitCode>> {

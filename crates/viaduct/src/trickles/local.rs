@@ -1,9 +1,11 @@
 //! Which addresses are this machine's: a tap sees what passes it, too.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, UdpSocket};
+use std::io;
+use std::net::IpAddr;
 
 use viaduct_proto::time::{Duration, Instant};
+use viaduct_sys::here::Here;
 
 /// How long an answer holds: an address may come to this machine, or leave it.
 const HOLDS: Duration = Duration::from_millis(100);
@@ -11,12 +13,18 @@ const HOLDS: Duration = Duration::from_millis(100);
 const MOST: usize = 1024;
 
 /// Asks the kernel, and keeps what it says for a moment.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Local {
+    here: Here,
     known: HashMap<IpAddr, (bool, Instant)>,
 }
 
 impl Local {
+    /// Of the calling thread's network namespace.
+    pub(super) fn new() -> io::Result<Local> {
+        Ok(Local { here: Here::new()?, known: HashMap::new() })
+    }
+
     /// Whether `ip` is this machine's, or led to it.
     pub(super) fn is(&mut self, now: Instant, ip: IpAddr) -> bool {
         if let Some(&(local, until)) = self.known.get(&ip)
@@ -27,8 +35,7 @@ impl Local {
         if self.known.len() >= MOST {
             self.known.clear();
         }
-        // What cannot be bound to is not ours; no packet leaves by this.
-        let local = UdpSocket::bind((ip, 0)).is_ok();
+        let local = self.here.has(ip).unwrap_or(false);
         self.known.insert(ip, (local, now + HOLDS));
         local
     }
@@ -40,7 +47,7 @@ mod tests {
 
     #[test]
     fn loopback_is_ours_and_documentation_is_not() {
-        let mut local = Local::default();
+        let mut local = Local::new().unwrap();
         for (ip, ours) in [("127.0.0.5", true), ("192.0.2.1", false), ("::1", true)] {
             let ip = ip.parse().unwrap();
             assert_eq!([local.is(Instant::ZERO, ip), local.is(Instant::ZERO, ip)], [ours; 2]);

@@ -108,7 +108,7 @@ impl ServerPort {
             listen: settings.listen.clone(),
             tap,
             inbox: Inbox::new(settings.mtu.max(2048)),
-            local: Local::default(),
+            local: Local::new().map_err(PortError::socket("ask for routes", false))?,
             answers: Answers { door, datagrams, packet: Vec::new() },
             _changes: changes,
         })
