@@ -80,6 +80,13 @@ impl World {
         server
     }
 
+    /// One that answers nothing, and whoever answers what came to it: he does not listen at its port.
+    fn serve_elsewhere(&self) -> [Process; 2] {
+        let mut giver = self.serve("127.0.0.1:90", &["give"], Stdio::null(), Stdio::piped());
+        let events = giver.stdout.take().unwrap();
+        [giver, self.serve("127.0.0.1:91", &["take"], events.into(), Stdio::null())]
+    }
+
     /// The client's command.
     fn client(&self, to: &str, what: [&str; 3]) -> Command {
         let mut client = self.netns.command(self.dir.join("client").to_str().unwrap());
@@ -158,19 +165,14 @@ fn neither_a_client_that_fails_nor_one_that_is_killed_leaves_rules() {
 #[test]
 fn events_that_one_process_extracts_another_answers() {
     let Some(world) = World::new("moved") else { return };
-    let mut giver = world.serve("127.0.0.1:90", &["give"], Stdio::null(), Stdio::piped());
-    let events = giver.stdout.take().unwrap();
-    let _taker = world.serve("127.0.0.1:91", &["take"], events.into(), Stdio::null());
+    let _servers = world.serve_elsewhere();
     world.fetch("200000", "10", "20000");
 }
 
 #[test]
 fn a_client_without_privilege_goes_by_udp_and_its_events_may_be_given_away() {
     let Some(world) = World::new("meek") else { return };
-    let mut giver = world.serve("127.0.0.1:90", &["give"], Stdio::null(), Stdio::piped());
-    let events = giver.stdout.take().unwrap();
-    // It does not listen at the port that it answers from.
-    let _taker = world.serve("127.0.0.1:91", &["take"], events.into(), Stdio::null());
+    let _servers = world.serve_elsewhere();
     let what = ["200000", "10", "20000"];
     world.succeed(world.meek(&world.client("127.0.0.1:90", what)), what);
 }
