@@ -49,6 +49,8 @@ pub struct Fetched {
     pub whole: u64,
     /// Fetches that broke.
     pub failed: u64,
+    /// How often clients of Trickles recovered from losses, from the very beginning on. TCP's servers know theirs.
+    pub recoveries: u64,
     /// The window as it was, in seconds.
     pub seconds: f64,
 }
@@ -85,8 +87,10 @@ impl Fetches<'_> {
             owner: HashMap::new(),
             changed: Vec::new(),
             waker: Waker::new()?,
+            recoveries: 0,
         };
-        self.run(&mut streams)
+        let fetched = self.run(&mut streams)?;
+        Ok(Fetched { recoveries: streams.forget_all(), ..fetched })
     }
 
     fn run(&self, by: &mut dyn By) -> io::Result<Fetched> {
@@ -221,12 +225,29 @@ struct Streams<'a> {
     owner: HashMap<u32, usize>,
     changed: Vec<u32>,
     waker: Waker,
+    /// Of those that are over.
+    recoveries: u64,
+}
+
+impl Streams<'_> {
+    /// What is not whole yet is not fetched on. How often they have recovered, those before too.
+    fn forget_all(&mut self) -> u64 {
+        let left: Vec<u32> = self.owner.keys().copied().collect();
+        left.into_iter().for_each(|connection| self.forget(connection));
+        self.recoveries
+    }
+
+    fn forget(&mut self, connection: u32) {
+        let stats = self.clients.stream(connection).map(|stream| stream.stats());
+        self.recoveries += stats.map_or(0, |stats| stats.recoveries);
+        self.clients.forget(connection);
+        self.owner.remove(&connection);
+    }
 }
 
 impl Drop for Streams<'_> {
-    /// What is not whole yet is not fetched on.
     fn drop(&mut self) {
-        self.owner.keys().for_each(|&connection| self.clients.forget(connection));
+        self.forget_all();
     }
 }
 
@@ -254,8 +275,7 @@ impl By for Streams<'_> {
                 State::Finished => Got::Whole,
                 State::Failed(_) => Got::Broken,
             };
-            self.clients.forget(connection);
-            self.owner.remove(&connection);
+            self.forget(connection);
             news.push((client, got));
         }
         // What was read makes room, and those that begin have something to say.

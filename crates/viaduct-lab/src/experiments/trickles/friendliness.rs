@@ -20,8 +20,8 @@ use super::served::{CONGESTION_CONTROL, PORT, get};
 use crate::emulator::{Direction, Emulator};
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
 use crate::experiments::statistics::mean;
-use crate::load::{Fetches, Trickles};
-use crate::topology::Wan;
+use crate::load::{Fetched, Fetches, Trickles};
+use crate::topology::{Host, Wan};
 
 /// The experiment.
 pub(in crate::experiments) struct Friendliness;
@@ -41,8 +41,9 @@ const BACK: [&str; 4] = [
 ];
 /// Where all keep step, so that there is no comparing with who answers sooner.
 const EVEN: &str = LINK;
-/// The program before b3: what passes it waits until that wakes up, there and back.
-const LATE: &str = "";
+/// The program before b3: what passes it waits until that wakes up, and for this, there and back. So an answer, and
+/// what it is an answer to, are some 0.2 ms late, as Trickles' are, and not 0.1 (`docs/trickles.md` has the times).
+const LATE: &str = "delay=40us";
 const FLOWS: [usize; 6] = [1, 2, 3, 5, 7, 10];
 const QUICK: [usize; 3] = [1, 4, 10];
 /// How long the background has had the link before.
@@ -67,7 +68,7 @@ impl Experiment for Friendliness {
 
     fn run(&self, run: &mut Run) -> Result<()> {
         let flows: &[usize] = run.choose(&FLOWS, &QUICK);
-        let (rounds, warm_up, window) = run.choose((4, 4, 20), (2, 2, 6));
+        let (rounds, warm_up, window) = run.choose((4, 4, 24), (2, 2, 6));
         let [warm_up, window] = [warm_up, window].map(Duration::from_secs);
         run.param("link", LINK);
         run.param("links_back", BACK.join("; "));
@@ -78,30 +79,50 @@ impl Experiment for Friendliness {
         let wan = Wan::emulated(link(LINK)?, run.seed());
         let world = World::build(Replicas::build(3, wan, run.journal())?)?;
         for &background in flows {
-            let mut shares = ARMS.map(|_| Vec::new());
+            let mut found = ARMS.map(|_| Vec::new());
             // In turn, so that what the machine does besides falls on all.
             for (round, back) in (0..rounds).zip(BACK) {
                 world.lead_back(link(back)?)?;
-                for (arm, shares) in ARMS.into_iter().zip(&mut shares) {
+                for (arm, found) in ARMS.into_iter().zip(&mut found) {
                     run.step(&format!("{} among {background}, {round}", arm.name()))?;
                     let seed = run.seed() + round as u64;
-                    let rates = world.compete(arm, background, (warm_up, window), seed)?;
-                    draw(run, arm, background, back, rates);
-                    shares.push((back, rates.0 / (rates.0 + rates.1)));
+                    let flow = world.compete(arm, background, (warm_up, window), seed)?;
+                    draw(run, arm, background, back, &flow);
+                    found.push((back, flow));
                 }
             }
-            check(run, background, &shares);
+            check(run, background, &found);
         }
         Ok(())
     }
 }
 
-/// Bits a second of the foreground flow, and of all others.
-type Rates = (f64, f64);
-/// What the foreground flow had of both, and on which way back.
-type Share = (&'static str, f64);
+/// What the foreground flow had.
+struct Flow {
+    /// Bits a second, and those of all others.
+    rates: (f64, f64),
+    /// From its beginning on, in bytes.
+    bytes: f64,
+    /// How often it recovered from losses, in the same time.
+    recoveries: f64,
+}
 
-fn draw(run: &mut Run, arm: Arm, background: usize, back: &str, (ours, others): Rates) {
+impl Flow {
+    fn share(&self) -> f64 {
+        self.rates.0 / (self.rates.0 + self.rates.1)
+    }
+
+    /// What it takes for the losses that it has. Reno's rate goes with the root of the bytes between two
+    /// recoveries, so that in one time and at one round trip this is the same, however many losses there are.
+    fn law(&self) -> f64 {
+        (self.bytes * self.recoveries).sqrt()
+    }
+}
+
+/// It, and on which way back.
+type Found = (&'static str, Flow);
+
+fn draw(run: &mut Run, arm: Arm, background: usize, back: &str, flow: &Flow) {
     let title = match back {
         EVEN => "Share of the foreground flow, where all keep step",
         _ => "Share of the foreground flow",
@@ -109,24 +130,31 @@ fn draw(run: &mut Run, arm: Arm, background: usize, back: &str, (ours, others): 
     let x = ("background flows", "");
     let share = Plot::line(title, x, ("share", "%"));
     let all = Plot::line("All together", x, ("throughput", "Mb/s"));
-    let together = ours + others;
-    for (plot, value) in [(share, 100.0 * ours / together), (all, together / 1e6)] {
+    let losses = Plot::line("Losses of the foreground flow", x, ("recoveries", "/MB"));
+    let together = flow.rates.0 + flow.rates.1;
+    for (plot, value) in [
+        (share, 100.0 * flow.share()),
+        (all, together / 1e6),
+        (losses, flow.recoveries / flow.bytes * 1e6),
+    ] {
         let series = run.series(&plot, arm.name());
         run.point(series, background as f64, value);
     }
 }
 
-fn check(run: &mut Run, background: usize, [ours, theirs, as_late]: &[Vec<Share>; 3]) {
-    let all = |_: &&Share| true;
-    let uneven = |(back, _): &&Share| *back != EVEN;
-    let of = |shares: &[Share], which: fn(&&Share) -> bool| {
-        mean(&shares.iter().filter(which).map(|(_, share)| *share).collect::<Vec<_>>())
+fn check(run: &mut Run, background: usize, [ours, theirs, as_late]: &[Vec<Found>; 3]) {
+    let all = |_: &&Found| true;
+    let uneven = |(back, _): &&Found| *back != EVEN;
+    let of = |found: &[Found], which: fn(&&Found) -> bool, what: fn(&Flow) -> f64| {
+        mean(&found.iter().filter(which).map(|(_, flow)| what(flow)).collect::<Vec<_>>())
     };
-    for (whose, ratio) in [
-        ("", of(ours, uneven) / of(theirs, uneven)),
-        (" that is answered as late", of(ours, all) / of(as_late, all)),
+    let ratio = |others, which, what| of(ours, which, what) / of(others, which, what);
+    for (what, whose, ratio) in [
+        ("share", "", ratio(theirs, uneven, Flow::share)),
+        ("share", " that is answered as late", ratio(as_late, all, Flow::share)),
+        ("rate at like losses", "", ratio(theirs, all, Flow::law)),
     ] {
-        let name = format!("share among {background}, of a TCP flow's{whose}");
+        let name = format!("{what} among {background}, of a TCP flow's{whose}");
         run.check(&name, ratio, Bound::Within(1.0 - APART, 1.0 + APART));
     }
 }
@@ -188,21 +216,26 @@ impl World {
         background: usize,
         (warm_up, window): (Duration, Duration),
         seed: u64,
-    ) -> Result<Rates> {
+    ) -> Result<Flow> {
         let request = get("file");
         let foreground = Fetches { request: &request, clients: 1, warm_up, window };
         let others = Fetches { clients: background, warm_up: LEAD + warm_up, ..foreground };
-        let ([a1, a2, _], [_, b2, b3]) = (self.net.net.hosts_a(), self.net.net.hosts_b()) else {
+        let ([a1, a2, _], [b1, b2, b3]) = (self.net.net.hosts_a(), self.net.net.hosts_b()) else {
             anyhow::bail!("three hosts a side were asked for");
         };
         let [to, to_others, to_late] =
             [SERVICE, b2.v4(), b3.v4()].map(|ip| SocketAddr::new(ip.into(), PORT));
+        let by_tcp = |to, server| -> Result<Fetched> {
+            let before = recoveries(server)?;
+            let fetched = foreground.by_tcp(a1, to)?;
+            Ok(Fetched { recoveries: recoveries(server)? - before, ..fetched })
+        };
         thread::scope(|scope| {
             let others = scope.spawn(|| others.by_tcp(a2, to_others));
             thread::sleep(LEAD);
             let ours = match arm {
-                Arm::Tcp => foreground.by_tcp(a1, to)?,
-                Arm::LateTcp => foreground.by_tcp(a1, to_late)?,
+                Arm::Tcp => by_tcp(to, b1)?,
+                Arm::LateTcp => by_tcp(to_late, b3)?,
                 Arm::Trickles => {
                     let mut clients = Trickles::open(self.net.net.gateway_a(), to, seed)?;
                     foreground.by_trickles(&mut clients)?
@@ -210,7 +243,22 @@ impl World {
             };
             let others = others.join().ok().context("the background's thread panicked")??;
             anyhow::ensure!(ours.failed + others.failed == 0, "a flow broke");
-            Ok((ours.mbps() * 1e6, others.mbps() * 1e6))
+            Ok(Flow {
+                rates: (ours.mbps() * 1e6, others.mbps() * 1e6),
+                bytes: ours.ever as f64,
+                recoveries: ours.recoveries as f64,
+            })
         })
     }
+}
+
+/// How often the kernel's TCP of this host has recovered from losses.
+fn recoveries(host: &Host) -> Result<u64> {
+    let read = || std::fs::read_to_string("/proc/thread-self/net/netstat");
+    let text = host.netns().enter(read)??;
+    let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
+    let (names, values) = lines.next().zip(lines.next()).context("the kernel counts no TCP")?;
+    let mut counters = names.split_whitespace().zip(values.split_whitespace());
+    let counter = counters.find(|(name, _)| *name == "TCPSackRecovery");
+    Ok(counter.context("the kernel does not count TCP's recoveries")?.1.parse()?)
 }
