@@ -49,7 +49,7 @@ pub struct Fetched {
     pub whole: u64,
     /// Fetches that broke.
     pub failed: u64,
-    /// How often clients of Trickles recovered from losses, from the very beginning on. TCP's servers know theirs.
+    /// How often clients of Trickles recovered from losses, from the very beginning on; 0 by TCP, where servers know.
     pub recoveries: u64,
     /// The window as it was, in seconds.
     pub seconds: f64,
