@@ -58,3 +58,8 @@ pub mod wire;
 
 #[cfg(test)]
 mod tests;
+
+use crate::time::Duration;
+
+/// After so long a silence a client restarts of itself, and its server takes that for no timeout.
+const SILENCE: Duration = Duration::from_secs(10);

@@ -27,7 +27,7 @@ use bytes::Bytes;
 use super::continuation::Continuation;
 use super::wire::Response;
 use super::wire::response::PAYLOAD_HEAD;
-use crate::time::{Duration, Instant};
+use crate::time::Instant;
 use asks::{Asks, Want};
 pub use feed::Feed;
 pub use reassembly::Reassembly;
@@ -41,8 +41,6 @@ const LEAST_REQUEST: usize = 160;
 /// Shortest longest message of a client: what a path of 1,280 bytes, the least of IPv6, leaves beside the headers of a
 /// SYN (80) and what encryption adds to an opening (115).
 pub const LEAST_MESSAGE: usize = 1_085;
-/// After so long a silence a client restarts of itself.
-const SILENCE: Duration = Duration::from_secs(10);
 
 /// What a client is set to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

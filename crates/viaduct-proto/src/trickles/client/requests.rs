@@ -2,8 +2,9 @@
 
 use super::asks::{Budget, Expected, Want, groups};
 use super::receiver::Turn;
-use super::{Client, Feed, LEAST_MESSAGE, LEAST_REQUEST, Phase, SILENCE};
+use super::{Client, Feed, LEAST_MESSAGE, LEAST_REQUEST, Phase};
 use crate::time::Instant;
+use crate::trickles::SILENCE;
 use crate::trickles::continuation::{CONTINUATION, Continuation, LOSS, MOST_LOSSES};
 use crate::trickles::plan::Plan;
 use crate::trickles::wire::request::{emit_groups, emit_open, emit_padding, emit_returned};

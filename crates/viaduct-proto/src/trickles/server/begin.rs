@@ -7,6 +7,7 @@ use super::cache::Derived;
 use super::work::{Form, Item, MAIN};
 use super::{APART, LEAST_AGE, LEAST_MESSAGE, Refusal, Server, Settings, instant};
 use crate::time::Instant;
+use crate::trickles::SILENCE;
 use crate::trickles::continuation::{Continuation, Losses, Mode};
 use crate::trickles::piece::Piece;
 use crate::trickles::plan::{self, MOST_BURST};
@@ -62,10 +63,11 @@ impl Server {
         if attempt > 1 && age < LEAST_AGE * (1 << (attempt - 1)) {
             return Err(Refusal::TooSoon { attempt, age });
         }
-        let piece = self.restarted(now, &known, stale, returned, &home)?;
+        let silent = attempt == 1 && age > SILENCE;
+        let piece = self.restarted(now, &known, (stale, silent), returned, &home)?;
         let generation = known.generation.wrapping_add(attempt.into());
         self.begin_generation(now, known.connection, generation, attempt.into())?;
-        if stale {
+        if stale || silent {
             self.stats.resumed += 1;
         } else {
             self.stats.timeouts += 1;
@@ -80,24 +82,30 @@ impl Server {
     }
 
     /// The piece that a restart begins: after a timeout ssthresh is half of the window before the
-    /// first loss; after a silence the window begins anew, and may grow to three quarters quickly.
+    /// first loss; after a silence, with nothing lost that is still known of, the window begins anew, and may
+    /// grow to three quarters quickly (RFC 2861).
     fn restarted(
         &self,
         now: Instant,
         known: &Continuation,
-        stale: bool,
+        (stale, silent): (bool, bool),
         returned: &Returned,
         home: &Derived,
     ) -> Result<Piece, Refusal> {
         let base = base_at(now, known.number + APART);
+        let anew = (self.settings.initial_window, known.piece.window(known.number) * 3 / 4);
         let (start, ssthresh) = if known.mode == Mode::Ticket {
             (self.settings.loss_window, u64::from(known.piece.ssthresh))
         } else if stale {
-            (self.settings.initial_window, known.piece.window(known.number) * 3 / 4)
+            anew
         } else {
-            let gaps = self.gaps(known, returned, home)?;
-            let lost = gaps.runs().first().map_or(known.number + 1, |gap| gap.first);
-            (self.settings.loss_window, known.piece.window(lost - 1) / 2)
+            match self.gaps(known, returned, home)?.runs().first() {
+                None if silent => anew,
+                gap => {
+                    let lost = gap.map_or(known.number + 1, |gap| gap.first);
+                    (self.settings.loss_window, known.piece.window(lost - 1) / 2)
+                }
+            }
         };
         let ssthresh = u16::try_from(ssthresh.max(2)).unwrap_or(u16::MAX);
         Ok(Piece { base, start, ssthresh, acks: known.piece.acks })

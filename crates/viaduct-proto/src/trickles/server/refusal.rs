@@ -76,7 +76,7 @@ pub struct Stats {
     pub invented: u64,
     /// Restarts after a timeout.
     pub timeouts: u64,
-    /// Restarts after a silence beyond the horizon.
+    /// Restarts after a silence.
     pub resumed: u64,
     /// Requests whose connection was in the cache.
     pub cache_hits: u64,

@@ -225,6 +225,22 @@ fn a_client_silent_beyond_the_horizon_resumes() {
 }
 
 #[test]
+fn a_silence_is_no_timeout_unless_something_was_lost_before() {
+    for (silence, came, packets) in [(9, vec![0], 1), (11, vec![0], 10), (11, vec![0, 2], 1)] {
+        let (mut server, window) = begun();
+        let came: Vec<Kept> =
+            came.into_iter().map(|packet: usize| window[packet].clone()).collect();
+        let message = request(1, came.last().unwrap(), &ranges(&came));
+        let late = at(0) + Duration::from_secs(silence);
+        let answer = serve(&mut server, late, address(), LENGTH, &message);
+        assert_eq!(answer.len(), packets, "after {silence} s, with {} that came", came.len());
+        // Who says it once more has lost the answer: that is a timeout.
+        let message = request(2, came.last().unwrap(), &ranges(&came));
+        assert_eq!(serve(&mut server, late, address(), LENGTH, &message).len(), 1);
+    }
+}
+
+#[test]
 fn each_replica_answers_a_request_once() {
     let (mut first, window) = begun();
     let mut second = server(Settings::default(), at(0));
