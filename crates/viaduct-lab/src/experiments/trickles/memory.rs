@@ -113,8 +113,8 @@ fn by_trickles(run: &mut Run) -> Result<()> {
 fn check(run: &mut Run, found: &[f64], idle: usize, seen: &Continuations) {
     let (first, most) = (found[0], found.iter().copied().fold(0.0, f64::max));
     run.check("most memory over that with one client", most / first, Bound::AtMost(ALIKE));
-    // Had one of them not, we would not be here.
-    run.check("silent clients that went on", idle as f64, Bound::AtLeast(idle as f64));
+    // Had one of them not, we would not be here: no check of what cannot fail.
+    run.param("silent_clients_that_went_on", idle);
     run.param("continuations_whole", seen.whole);
     run.param("continuations_deltas", seen.deltas);
     let name = "bytes of a continuation beside 12 for each loss, at most";

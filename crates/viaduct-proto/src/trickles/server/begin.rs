@@ -54,20 +54,17 @@ impl Server {
         let Some(home) = self.home(from, &known, returned) else {
             return self.moved(now, from, &known, attempt, len);
         };
-        if attempt == MOST_ATTEMPTS {
-            let ssthresh = known.piece.window(known.number) / 2;
-            let start = self.settings.loss_window;
-            return self.readmit(now, from, &known, attempt, (start, ssthresh), len);
+        let silent = attempt == 1 && age > SILENCE;
+        if attempt == MOST_ATTEMPTS || !self.replay.is_fresh(now, instant(now, known.timestamp)) {
+            return self.resumed(now, from, &known, (attempt, silent), len);
         }
-        let stale = !self.replay.is_fresh(now, instant(now, known.timestamp));
         if attempt > 1 && age < LEAST_AGE * (1 << (attempt - 1)) {
             return Err(Refusal::TooSoon { attempt, age });
         }
-        let silent = attempt == 1 && age > SILENCE;
-        let piece = self.restarted(now, &known, (stale, silent), returned, &home)?;
+        let piece = self.restarted(now, &known, silent, returned, &home)?;
         let generation = known.generation.wrapping_add(attempt.into());
         self.begin_generation(now, known.connection, generation, attempt.into())?;
-        if stale || silent {
+        if silent {
             self.stats.resumed += 1;
         } else {
             self.stats.timeouts += 1;
@@ -88,27 +85,56 @@ impl Server {
         &self,
         now: Instant,
         known: &Continuation,
-        (stale, silent): (bool, bool),
+        silent: bool,
         returned: &Returned,
         home: &Derived,
     ) -> Result<Piece, Refusal> {
         let base = base_at(now, known.number + APART);
-        let anew = (self.settings.initial_window, known.piece.window(known.number) * 3 / 4);
         let (start, ssthresh) = if known.mode == Mode::Ticket {
-            (self.settings.loss_window, u64::from(known.piece.ssthresh))
-        } else if stale {
-            anew
+            self.timed_out(known, known.number)
         } else {
             match self.gaps(known, returned, home)?.runs().first() {
-                None if silent => anew,
-                gap => {
-                    let lost = gap.map_or(known.number + 1, |gap| gap.first);
-                    (self.settings.loss_window, known.piece.window(lost - 1) / 2)
-                }
+                None if silent => self.anew(known),
+                gap => self.timed_out(known, gap.map_or(known.number, |gap| gap.first - 1)),
             }
         };
         let ssthresh = u16::try_from(ssthresh.max(2)).unwrap_or(u16::MAX);
         Ok(Piece { base, start, ssthresh, acks: known.piece.acks })
+    }
+
+    /// What came last is older than is remembered, so who asks may repeat what somebody sent long ago,
+    /// from an address that is another's now; or all other attempts were used up. It gets a ticket,
+    /// and no more bytes than it sent, until it has echoed that.
+    fn resumed(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        known: &Continuation,
+        (attempt, silent): (u8, bool),
+        len: usize,
+    ) -> Result<Event, Refusal> {
+        let first = if silent { self.anew(known) } else { self.timed_out(known, known.number) };
+        let event = self.readmit(now, from, known, attempt, first, len)?;
+        self.stats.resumed += u64::from(silent);
+        Ok(event)
+    }
+
+    /// First window and ssthresh after a silence (RFC 2861).
+    fn anew(&self, known: &Continuation) -> (u16, u64) {
+        let ssthresh = match known.mode {
+            Mode::Ticket => known.piece.ssthresh.into(),
+            _ => known.piece.window(known.number) * 3 / 4,
+        };
+        (self.settings.initial_window, ssthresh)
+    }
+
+    /// First window and ssthresh after a timeout, where all up to `reached` has come.
+    fn timed_out(&self, known: &Continuation, reached: u64) -> (u16, u64) {
+        let ssthresh = match known.mode {
+            Mode::Ticket => known.piece.ssthresh.into(),
+            _ => known.piece.window(reached) / 2,
+        };
+        (self.settings.loss_window, ssthresh)
     }
 
     /// The client comes from another address: it gets a ticket there, and no more bytes than it
