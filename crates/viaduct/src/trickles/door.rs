@@ -33,9 +33,9 @@ impl Door {
         self.paths.get(now(), ip)
     }
 
-    /// A whole IP packet, to leave with the batch; without raw sockets it counts as refused.
+    /// A whole IP packet, to leave with the batch; without a raw socket of its family it counts as refused.
     pub(super) fn packet(&mut self, packet: &[u8], to: IpAddr) {
-        if self.raw.is_none() {
+        if self.raw.as_ref().and_then(|raw| raw.socket(to.is_ipv4())).is_none() {
             self.stats.sent.refused += 1;
             return;
         }
@@ -44,6 +44,11 @@ impl Door {
         if queue.is_full() {
             self.flush();
         }
+    }
+
+    /// Whether packets wait.
+    pub(super) fn waits(&self) -> bool {
+        self.packets.iter().any(|queue| !queue.is_empty())
     }
 
     /// Sends what waits.
