@@ -7,6 +7,7 @@
  *                  while m = msk_next_event(fd)                   msk_request, msk_write, msk_read
  *                      msk_inputs, msk_asks                 msk_close(fd)
  *                      msk_set_output, ..., msk_send
+ *                  msk_flush(fd)
  *
  * Functions return 0 or more, or -errno. An fd is one to poll for reading, and to be closed by
  * msk_close alone. docs/trickles.md says what continuations, streams and regions are.
@@ -42,7 +43,8 @@ struct msk_options {
  * many packets came, or -EPROTONOSUPPORT (a plain TCP server: connect to it by connect(2)) or
  * -ECONNREFUSED. */
 int msk_turn(int fd);
-/* Milliseconds after which msk_turn is to be called although nothing came; -1: never. */
+/* Milliseconds after which msk_turn is to be called although nothing came; 0 while something waits to be sent;
+ * -1: never. */
 int msk_timeout(int fd);
 /* Sends what waits at once, and not with the next msk_turn. */
 int msk_flush(int fd);
@@ -65,7 +67,7 @@ enum msk_event { MSK_OPEN = 0, MSK_REQUEST = 1, MSK_CLOSE = 2 };
 minisock *msk_next_event(int fd);
 /* enum msk_event; nobody waits for an answer to MSK_CLOSE. */
 int msk_kind(const minisock *);
-/* The connection's number, which all its events bear. */
+/* The connection's number, which all its events bear; an MSK_OPEN that was not answered may come again with another. */
 uint64_t msk_connection(const minisock *);
 
 /* What a client sends on a stream. The bytes live as long as the minisocket, and are not detached. */
@@ -150,7 +152,7 @@ typedef struct mskdesc {
     const void *data;
     size_t length;
 } mskdesc;
-/* msk_send for each. How many were sent. */
+/* msk_send for each. How many there are, or the first error; all are used up. */
 int msk_sendbulk(int fd, const mskdesc *, int count);
 /* Does not answer; to the client it is a lost packet. */
 int msk_drop(int fd, minisock *);

@@ -90,6 +90,7 @@ fn turn(client: &mut Client) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn msk_timeout(fd: c_int) -> c_int {
     table::with(fd, |end| match end {
+        End::Server(listener) if listener.waits() => 0,
         // It looks at its secrets.
         End::Server(_) => 1_000,
         End::Client(client) => client.connector.poll_timeout().map_or(-1, |left| {
@@ -150,12 +151,19 @@ pub extern "C" fn msk_begin(fd: c_int, reserve: u64) -> c_int {
 pub unsafe extern "C" fn msk_write(fd: c_int, id: c_int, data: *const u8, length: usize) -> c_int {
     // SAFETY: as the caller says.
     let data = unsafe { bytes(data, length) };
-    stream(fd, id, |stream, id| match (stream.write(id, data), stream.state(id)) {
-        (_, State::Failed(why)) => failure(why),
-        (0, _) if !data.is_empty() && stream.is_writing(id) => -libc::EAGAIN,
-        (0, _) if !data.is_empty() => -libc::EPIPE,
-        (written, _) => count(written),
-    })
+    table::client(fd, |client| write(client, id as u32, data))
+}
+
+fn write(client: &mut Client, id: u32, data: &[u8]) -> c_int {
+    let written = client.connector.write(client.flow, id, data);
+    let Some(stream) = client.connector.look(client.flow) else { return -libc::ENOTCONN };
+    match stream.state(id) {
+        _ if !stream.is_there(id) => -libc::EINVAL,
+        State::Failed(why) => failure(why),
+        _ if written > 0 || data.is_empty() => count(written),
+        _ if stream.is_writing(id) => -libc::EAGAIN,
+        _ => -libc::EPIPE,
+    }
 }
 
 /// `msk_shutdown`
@@ -193,13 +201,9 @@ pub unsafe extern "C" fn msk_read(fd: c_int, id: c_int, data: *mut u8, length: u
 
 fn read(client: &mut Client, id: u32, room: &mut [u8]) -> c_int {
     let Client { connector, flow, left, fallen } = client;
-    let Some(stream) = connector.stream(*flow) else { return -libc::ENOTCONN };
-    if !stream.is_there(id) {
-        return -libc::EINVAL;
-    }
     let mut taken = 0;
     while taken < room.len() {
-        let Some(mut next) = left.remove(&id).or_else(|| stream.read(id)) else { break };
+        let Some(mut next) = left.remove(&id).or_else(|| connector.read(*flow, id)) else { break };
         let part = next.split_to(next.len().min(room.len() - taken));
         room[taken..taken + part.len()].copy_from_slice(&part);
         taken += part.len();
@@ -207,7 +211,9 @@ fn read(client: &mut Client, id: u32, room: &mut [u8]) -> c_int {
             left.insert(id, next);
         }
     }
+    let Some(stream) = connector.look(*flow) else { return -libc::ENOTCONN };
     match stream.state(id) {
+        _ if !stream.is_there(id) => -libc::EINVAL,
         _ if taken > 0 => count(taken),
         State::Finished => 0,
         State::Failed(why) => failure(why),

@@ -168,16 +168,17 @@ pub unsafe extern "C" fn msk_sendfilev(
 pub unsafe extern "C" fn msk_sendbulk(fd: c_int, all: *const Mskdesc, count: c_int) -> c_int {
     // SAFETY: as the caller says.
     let all = unsafe { list(all, count) };
-    let mut sent = 0;
+    let mut result = 0;
     for one in all {
         // SAFETY: as the caller says.
         let done = unsafe { msk_send(fd, one.msk, one.data, one.length) };
-        if done < 0 {
-            return done;
-        }
-        sent += 1;
+        // Those behind one that failed are sent, and used up, too.
+        result = match (result, done) {
+            (failed @ ..0, _) | (_, failed @ ..0) => failed,
+            (sent, _) => sent + 1,
+        };
     }
-    sent
+    result
 }
 
 /// `msk_setucont`

@@ -25,18 +25,19 @@ fn library() -> PathBuf {
     there.expect("the library is built with its tests")
 }
 
-/// Compiles an example into `out`; whether there is a compiler.
-fn compile(name: &str, out: &Path) -> bool {
+/// Compiles a C file of the repository into `dir`; whether there is a compiler.
+fn compile(source: &str, dir: &Path) -> bool {
     let library = library();
     let mut cc = Command::new("cc");
     cc.args(["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_POSIX_C_SOURCE=200809L", "-I"]);
-    cc.arg(root().join("include")).arg("-o").arg(out);
-    cc.arg(root().join("examples/trickles").join(format!("{name}.c")));
+    let name = Path::new(source).file_stem().unwrap();
+    cc.arg(root().join("include")).arg("-o").arg(dir.join(name));
+    cc.arg(root().join(source));
     cc.arg("-L").arg(&library).arg("-lviaduct_trickles");
     cc.arg(format!("-Wl,-rpath,{}", library.display()));
     match cc.status() {
         Ok(status) => {
-            assert!(status.success(), "{name}.c does not compile");
+            assert!(status.success(), "{source} does not compile");
             true
         }
         Err(error) => {
@@ -45,6 +46,12 @@ fn compile(name: &str, out: &Path) -> bool {
         }
     }
 }
+
+const SOURCES: [&str; 3] = [
+    "examples/trickles/server.c",
+    "examples/trickles/client.c",
+    "crates/viaduct-capi/tests/calls.c",
+];
 
 struct World {
     netns: Netns,
@@ -56,7 +63,7 @@ impl World {
     fn new(test: &str) -> Option<World> {
         let dir = std::env::temp_dir().join(format!("viaduct-capi-{test}-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
-        if !["server", "client"].into_iter().all(|name| compile(name, &dir.join(name))) {
+        if !SOURCES.into_iter().all(|source| compile(source, &dir)) {
             return None;
         }
         let Ok(netns) = Netns::new() else {
@@ -175,4 +182,18 @@ fn a_client_without_privilege_goes_by_udp_and_its_events_may_be_given_away() {
     let _servers = world.serve_elsewhere();
     let what = ["200000", "10", "20000"];
     world.succeed(world.meek(&world.client("127.0.0.1:90", what)), what);
+}
+
+#[test]
+fn every_call_does_what_the_header_says() {
+    let Some(world) = World::new("calls") else { return };
+    for (at, way) in
+        [("127.0.0.1:90", "tcp"), ("[::1]:90", "tcp"), ("127.0.0.1:90", "udp"), ("[::1]:90", "udp")]
+    {
+        let mut calls = world.netns.command(world.dir.join("calls").to_str().unwrap());
+        let done = calls.arg(at).arg(&world.dir).arg(way).output().unwrap();
+        let said = [done.stdout, done.stderr].map(|text| String::from_utf8(text).unwrap());
+        assert!(done.status.success() && said[0] == "all calls\n", "{at} {way}: {said:?}");
+    }
+    assert!(!world.has_rules());
 }

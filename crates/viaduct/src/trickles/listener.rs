@@ -127,6 +127,11 @@ impl Listener {
         endpoint.send(event, reply, files, |to, message| send(port.answers(), to, message));
     }
 
+    /// Whether answers wait for [`Listener::flush`].
+    pub fn waits(&self) -> bool {
+        self.port.waits()
+    }
+
     /// Sends what waits.
     pub fn flush(&mut self) {
         self.port.answers().flush();

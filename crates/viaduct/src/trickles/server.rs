@@ -158,6 +158,12 @@ impl ServerPort {
         self.tap.iter().map(|tap| tap.as_fd()).chain(udp)
     }
 
+    /// Whether answers wait for [`Answers::flush`].
+    pub fn waits(&self) -> bool {
+        let Answers { door, datagrams, .. } = &self.answers;
+        door.waits() || datagrams.iter().any(|at| !at.queue.is_empty())
+    }
+
     /// Its counters.
     pub fn stats(&self) -> PortStats {
         self.answers.door.stats

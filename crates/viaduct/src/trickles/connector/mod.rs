@@ -16,6 +16,7 @@ use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use bytes::Bytes;
 use rustix::event::{Timespec, epoll};
 use viaduct_proto::keys::{Entropy, PublicKey};
 use viaduct_proto::rng::Rng;
@@ -136,6 +137,23 @@ impl Connector {
     /// The same, to be looked at alone.
     pub fn look(&self, flow: Flow) -> Option<&Stream> {
         self.streams.get(&flow).map(|held| &held.stream)
+    }
+
+    /// As [`Stream::read`]; where there is nothing to read, nothing comes of it.
+    pub fn read(&mut self, flow: Flow, stream: u32) -> Option<Bytes> {
+        let data = self.streams.get_mut(&flow)?.stream.read(stream)?;
+        self.touched.insert(flow);
+        Some(data)
+    }
+
+    /// As [`Stream::write`]; where there is no room, nothing comes of it.
+    pub fn write(&mut self, flow: Flow, stream: u32, data: &[u8]) -> usize {
+        let Some(held) = self.streams.get_mut(&flow) else { return 0 };
+        let written = held.stream.write(stream, data);
+        if written > 0 {
+            self.touched.insert(flow);
+        }
+        written
     }
 
     /// Ends a connection, and tells its server so.
