@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use viaduct_proto::trickles::packet::tcp::{self, Checksum, Kind, Packet, Segment};
-use viaduct_proto::trickles::packet::{Numbers, Return, Role, icmp, udp};
+use viaduct_proto::trickles::packet::{Mark, Numbers, Return, Role, icmp, run, udp};
 
 const MTU: usize = 1500;
 /// What a client may run ahead.
@@ -19,6 +19,8 @@ fuzz_target!(|input: &[u8]| {
         assert_eq!([&udp::head(role, count)[..], message].concat(), input);
     }
     if let Ok(Packet::Message(segment, message)) = tcp::parse(input, input.len(), Checksum::Trust) {
+        let all: usize = segment.messages(message).map(<[u8]>::len).sum();
+        assert_eq!(all, message.len());
         is_read_again(&segment, message);
         is_answered(&segment);
     }
@@ -32,7 +34,8 @@ fn is_read_again(segment: &Segment, message: &[u8]) {
         return;
     }
     let largest = tcp::largest(segment.source.is_ipv4(), segment.kind, mtu);
-    let whole = Segment { scaled: true, largest, ..*segment };
+    let mark = Mark { length: message.len() as u16, ..segment.mark };
+    let whole = Segment { scaled: true, largest, mark, ..*segment };
     let read = tcp::parse(&packet, packet.len(), Checksum::Check);
     assert_eq!(read, Ok(Packet::Message(whole, message)));
 }
@@ -73,6 +76,7 @@ fn is_told_anything(input: &[u8]) {
         (answer.seq, answer.ack) =
             (base[0].wrapping_add(number(1)), base[1].wrapping_add(number(5)));
         answer.mark.length = u16::from_be_bytes([told[8], told[9]]);
-        assert_eq!(client.hear(&answer), answer.mark.role == Role::Answer);
+        let bytes = usize::from(answer.mark.length) * (1 + usize::from(told[0] >> 4));
+        assert_eq!(client.hear(&answer, bytes), answer.mark.role == Role::Answer);
     }
 }

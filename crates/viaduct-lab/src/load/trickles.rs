@@ -317,7 +317,7 @@ impl Trickles {
                 let Way::Tcp(numbers) = &mut self.clients.get_mut(&client)?.way else {
                     return None;
                 };
-                numbers.hear(&answer).then_some((client, message))?
+                numbers.hear(&answer, message.len()).then_some((client, message))?
             }
             Format::Udp => {
                 let (from, to, message) = datagrams::parse(packet)?;

@@ -15,6 +15,12 @@ pub(super) fn transport(source: IpAddr, destination: IpAddr, protocol: u8, segme
     !fold(sum + folded(segment))
 }
 
+/// The sum of the pseudo header of `length` bytes between these addresses, which stand one behind the other: what
+/// devices that sum the rest find in the field.
+pub(super) fn pseudo(addresses: &[u8], protocol: u8, length: usize) -> u16 {
+    fold(u64::from(protocol) + length as u64 + folded(addresses))
+}
+
 /// The sum of 16-bit words, small enough to be added to others.
 fn folded(bytes: &[u8]) -> u64 {
     fold(words(bytes)).into()

@@ -115,16 +115,16 @@ impl Numbers {
         tcp::emit(&segment, message, mtu, packet)
     }
 
-    /// An answer has come. Whether it is one to this connection; its message may then be looked at,
-    /// whatever its numbers, which count only where they can be right.
-    pub fn hear(&mut self, answer: &Segment) -> bool {
+    /// A packet of answers has come, with so many bytes behind its headers. Whether they are to this connection; its
+    /// messages may then be looked at, whatever its numbers, which count only where they can be right.
+    pub fn hear(&mut self, answer: &Segment, bytes: usize) -> bool {
         let ours = answer.source == self.remote && answer.destination == self.local;
         if !ours || answer.mark.role != Role::Answer {
             return false;
         }
         match answer.kind {
             Kind::SynAck => self.hear_opening(answer),
-            Kind::Data if self.open => self.hear_data(answer),
+            Kind::Data if self.open => self.hear_data(answer, bytes as u32),
             Kind::Data | Kind::Syn => {}
         }
         true
@@ -185,8 +185,8 @@ impl Numbers {
         self.reach_in = if self.scaled { WIDE } else { NARROW };
     }
 
-    fn hear_data(&mut self, answer: &Segment) {
-        let end = answer.seq.wrapping_add(answer.mark.length.into());
+    fn hear_data(&mut self, answer: &Segment, bytes: u32) {
+        let end = answer.seq.wrapping_add(bytes);
         let most = self.place.wrapping_add(BEYOND.min(self.reach_in));
         if is_after(end, self.heard) && !is_after(end, most) {
             self.heard = end;

@@ -28,6 +28,7 @@ pub mod icmp;
 pub mod mark;
 pub mod opening;
 pub mod path;
+pub mod run;
 pub mod server;
 pub mod stats;
 pub mod tcp;

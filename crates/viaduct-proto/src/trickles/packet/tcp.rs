@@ -14,7 +14,8 @@ pub const SCALE: u8 = 14;
 /// own congestion control decides who may send how much, not this.
 pub const WINDOW: u16 = u16::MAX;
 
-const TCP: u8 = 6;
+/// Its protocol number in IP's header.
+pub(super) const TCP: u8 = 6;
 const HOPS: u8 = 64;
 const DONT_FRAGMENT: u8 = 0x40;
 /// TCP's header without options, bytes.
@@ -43,7 +44,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    fn flags(self) -> u8 {
+    pub(super) fn flags(self) -> u8 {
         match self {
             Kind::Syn => 0x02,
             Kind::SynAck => 0x12,
@@ -82,6 +83,13 @@ pub struct Segment {
     pub largest: u16,
     /// What its option says.
     pub mark: Mark,
+}
+
+impl Segment {
+    /// The messages of a packet that has these headers, and `bytes` behind them: one, or those of a run.
+    pub fn messages<'a>(&self, bytes: &'a [u8]) -> std::slice::Chunks<'a, u8> {
+        bytes.chunks(usize::from(self.mark.length).max(1))
+    }
 }
 
 /// Bytes that headers take from each packet.
@@ -192,7 +200,8 @@ pub enum Checksum {
 /// What a packet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packet<'a> {
-    /// A message and the headers it came with.
+    /// A message and the headers it came with; or the messages of a run ([`super::run`]), see
+    /// [`Segment::messages`].
     Message(Segment, &'a [u8]),
     /// No mark: what a kernel's TCP says. `reset`: that it will not have it; else it is a SYN-ACK, and
     /// the server is a plain TCP server.
@@ -247,10 +256,12 @@ pub fn parse(bytes: &[u8], length: usize, checksum: Checksum) -> Result<Packet<'
         return Err(Refusal::NotOurs);
     }
     let message = &tcp[data..];
-    match message.len().cmp(&mark.length.into()) {
-        std::cmp::Ordering::Equal => {}
-        std::cmp::Ordering::Greater => return Err(Refusal::Merged),
-        std::cmp::Ordering::Less => return Err(Refusal::Cut),
+    let one = usize::from(mark.length);
+    let is_run = mark.role == Role::Answer && kind == Kind::Data && one > 0;
+    match message.len() {
+        all if all == one || (is_run && all > 0 && all % one == 0) => {}
+        all if all > one => return Err(Refusal::Merged),
+        _ => return Err(Refusal::Cut),
     }
     let (mut scaled, mut largest) = (!kind.is_syn(), u16::MAX);
     if kind.is_syn() {

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::conntrack::Conntrack;
 use super::stats::Refusal;
 use super::tcp::{Checksum, Kind, Packet, Segment, emit, largest, parse, strip_scale};
-use super::{Mark, Numbers, Return, Role};
+use super::{Mark, Numbers, Return, Role, run};
 use crate::rng::Rng;
 
 const MTU: usize = 1500;
@@ -34,11 +34,14 @@ struct World {
     /// Not yet at the server; not yet at the client.
     requests: Vec<Segment>,
     answers: Vec<Segment>,
+    /// Answers that leave together, where they do.
+    batch: Option<Vec<Vec<u8>>>,
     scaled: bool,
     rng: Rng,
     loss: f64,
     /// Answers and requests that passed, and numbers that answers took.
     passed: u64,
+    runs: u64,
     numbers: u64,
 }
 
@@ -51,7 +54,14 @@ impl World {
         let client = Numbers::new(local, remote, first);
         let track = Conntrack::new(scaled);
         let (requests, answers) = Default::default();
-        World { client, track, requests, answers, scaled, rng, loss, passed: 0, numbers: 0 }
+        let (batch, passed, runs, numbers) = (None, 0, 0, 0);
+        World { client, track, requests, answers, batch, scaled, rng, loss, passed, runs, numbers }
+    }
+
+    /// Answers of one length leave as runs.
+    fn in_runs(mut self) -> World {
+        self.batch = Some(Vec::new());
+        self
     }
 
     fn request(&mut self, bytes: usize, expected: u32) {
@@ -77,22 +87,50 @@ impl World {
         for _ in 0..packets {
             let mut packet = Vec::new();
             let bytes = 1 + self.rng.below(1_400) as usize;
+            let bytes = if self.batch.is_some() { 1_400 } else { bytes };
             to.answer(&vec![2; bytes], MTU, &mut packet).unwrap();
-            // Lost before conntrack, or behind it.
-            if self.rng.chance(self.loss / 2.0) {
-                continue;
+            match &mut self.batch {
+                Some(batch) => batch.push(packet),
+                None => self.answer(packet),
             }
-            let segment = self.through(1, &mut packet);
-            if !self.rng.chance(self.loss / 2.0) {
-                self.answers.push(segment);
+        }
+        if self.batch.as_ref().is_some_and(|batch| batch.len() > 5) {
+            self.leave();
+        }
+    }
+
+    /// What waits goes in runs, as far as it can.
+    fn leave(&mut self) {
+        let Some(mut batch) = self.batch.as_mut().map(std::mem::take) else { return };
+        while !batch.is_empty() {
+            let cut = run::cut(&batch[0]);
+            let count = 1
+                + (1..batch.len())
+                    .take_while(|&n| cut.is_some() && run::goes_on(&batch[0], n, &batch[n]))
+                    .count();
+            let mut packet = cut.map_or_else(Vec::new, |cut| run::head(&batch[0], cut, count));
+            for one in batch.drain(..count) {
+                packet.extend(&one[cut.map_or(0, |cut| cut.headers)..]);
             }
+            self.answer(packet);
+        }
+    }
+
+    fn answer(&mut self, mut packet: Vec<u8>) {
+        // Lost before conntrack, or behind it.
+        if self.rng.chance(self.loss / 2.0) {
+            return;
+        }
+        let segment = self.through(1, &mut packet);
+        if !self.rng.chance(self.loss / 2.0) {
+            self.answers.push(segment);
         }
     }
 
     fn hear(&mut self) {
         let at = self.late(self.answers.len());
         let answer = self.answers.remove(at);
-        assert!(self.client.hear(&answer));
+        assert!(self.client.hear(&answer, answer.mark.length.into()));
     }
 
     /// Which of those that wait comes next: mostly the first, and always without scaled windows, which
@@ -110,7 +148,11 @@ impl World {
             strip_scale(packet);
         }
         let segment = match parse(packet, packet.len(), Checksum::Trust) {
-            Ok(Packet::Message(segment, _)) => segment,
+            Ok(Packet::Message(mut segment, messages)) => {
+                self.runs += u64::from(messages.len() > segment.mark.length.into());
+                segment.mark.length = messages.len() as u16;
+                segment
+            }
             other => panic!("{other:?}"),
         };
         self.passed += 1;
@@ -144,6 +186,17 @@ fn strict_tracking_accepts_three_hundred_outstanding_with_losses_and_late_packet
             let mut world = World::new(seed, loss, true);
             world.run(1_500, 300, 3 * 1448);
             assert!(world.client.is_open());
+        }
+    }
+}
+
+#[test]
+fn it_accepts_runs_of_answers() {
+    for (seed, loss) in (0..40).flat_map(|seed| [0.0, 0.05, 0.4].map(|loss| (seed, loss))) {
+        for (scaled, outstanding) in [(true, 300), (false, 16)] {
+            let mut world = World::new(seed, loss, scaled).in_runs();
+            world.run(1_500, outstanding, 3 * 1448);
+            assert!(world.runs > 100, "{} {scaled}", world.runs);
         }
     }
 }
@@ -186,14 +239,14 @@ fn wrong_numbers_of_a_stranger_lead_nobody_astray() {
     let mut forged = read(&packet);
     forged.seq = forged.seq.wrapping_add(1 << 30);
     forged.ack = forged.ack.wrapping_add(1 << 30);
-    assert!(world.client.hear(&forged), "its message is looked at");
+    assert!(world.client.hear(&forged, 6), "its message is looked at");
     world.client.request(b"x", 1448, MTU, &mut packet).unwrap();
     assert_eq!(read(&packet).ack, before.ack);
     assert_eq!(read(&packet).seq, before.seq.wrapping_add(1));
     let guesses = [1 << 30, 1 << 31, u32::MAX - (1 << 30)].map(|far| before.seq.wrapping_add(far));
     assert!(guesses.into_iter().all(|guess| !world.client.has_sent(guess)));
     forged.source.set_port(81);
-    assert!(!world.client.hear(&forged));
+    assert!(!world.client.hear(&forged, 6));
 }
 
 #[test]
