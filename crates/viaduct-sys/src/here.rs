@@ -9,8 +9,9 @@ use std::os::fd::OwnedFd;
 
 use crate::netlink::{self, Message};
 
-/// Where a route's kind stands in `struct rtmsg`.
-const KIND: usize = 7;
+/// Bytes of `struct rtmsg`, and where a route's kind stands in it.
+pub(crate) const ROUTE_HEAD: usize = 12;
+pub(crate) const ROUTE_KIND: usize = 7;
 
 /// Asks the kernel for routes.
 #[derive(Debug)]
@@ -31,18 +32,25 @@ impl Here {
     /// # Errors
     /// The kernel cannot be asked. That nothing leads to `ip` is none.
     pub fn has(&self, ip: IpAddr) -> io::Result<bool> {
-        let (family, octets) = match ip {
-            IpAddr::V4(ip) => (libc::AF_INET, ip.octets().to_vec()),
-            IpAddr::V6(ip) => (libc::AF_INET6, ip.octets().to_vec()),
-        };
-        // `struct rtmsg`, and the route to all bits of the address.
-        let mut head = [0; 12];
-        head[..2].copy_from_slice(&[family as u8, 8 * octets.len() as u8]);
-        let ask = Message::of_routing(libc::RTM_GETROUTE, 0, &head).with(libc::RTA_DST, &octets);
-        netlink::send(&self.0, &ask.bytes())?;
-        Ok(netlink::heard(&self.0, |kind, route| {
-            kind == libc::RTM_NEWROUTE && route.get(KIND) == Some(&libc::RTN_LOCAL)
-        }))
+        let route = netlink::ask(&self.0, route_to(ip), libc::RTM_NEWROUTE)?;
+        Ok(route.is_some_and(|route| route.get(ROUTE_KIND) == Some(&libc::RTN_LOCAL)))
+    }
+}
+
+/// Asks by which route packets to `ip` go.
+pub(crate) fn route_to(ip: IpAddr) -> Message {
+    let (family, octets) = family(ip);
+    // `struct rtmsg`, and the route to all bits of the address.
+    let mut head = [0; ROUTE_HEAD];
+    head[..2].copy_from_slice(&[family, 8 * octets.len() as u8]);
+    Message::of_routing(libc::RTM_GETROUTE, 0, &head).with(libc::RTA_DST, &octets)
+}
+
+/// An address as netlink has it.
+pub(crate) fn family(ip: IpAddr) -> (u8, Vec<u8>) {
+    match ip {
+        IpAddr::V4(ip) => (libc::AF_INET as u8, ip.octets().to_vec()),
+        IpAddr::V6(ip) => (libc::AF_INET6 as u8, ip.octets().to_vec()),
     }
 }
 

@@ -11,6 +11,7 @@
 //!   what our SYNs say     bpf   (a TCP option)               tcp    (data)
 //!   what we send          udp   (datagrams to peers, many a call)   raw (packets)
 //!                         mmsg  (many of either a call, both ways)   undelivered (what did not arrive)
+//!                         segments (packets of TCP that are cut later)   hop (by whom they go)
 //!   what we change        journal (remembers, puts back)
 //!                           |- offload   segmentation, coalescing, checksums of an interface
 //!                           |- route     the MTU towards a prefix
@@ -34,6 +35,7 @@ pub mod filter;
 pub mod hall;
 pub mod here;
 pub mod hold;
+pub mod hop;
 pub mod inherit;
 pub mod intercept;
 pub mod interface;
@@ -57,6 +59,7 @@ pub mod route;
 pub mod route_watch;
 pub mod rules_watch;
 pub mod seccomp;
+pub mod segments;
 pub mod signals;
 pub mod splice;
 pub mod stamp;

@@ -204,6 +204,20 @@ impl Outbox {
         self.entries.len() >= BATCH
     }
 
+    /// What waits, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], SocketAddr)> {
+        self.entries.iter().map(|entry| (&self.bytes[entry.range.clone()], entry.to))
+    }
+
+    /// Forgets some of what waits, by their places in order. Not of datagrams, of which neighbours leave together.
+    pub fn forget(&mut self, gone: impl Fn(usize) -> bool) {
+        let mut place = 0..;
+        self.entries.retain(|_| !place.next().is_some_and(&gone));
+        if self.entries.is_empty() {
+            self.bytes.clear();
+        }
+    }
+
     /// Sends all, as far as the kernel takes it now, and forgets it; never waits. An error costs the
     /// message that it concerns and is counted.
     pub fn flush(&mut self, socket: BorrowedFd<'_>) -> SendReport {

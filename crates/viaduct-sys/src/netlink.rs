@@ -122,6 +122,22 @@ pub(crate) fn send(socket: impl AsFd, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
+/// Asks one thing: what is behind the head of the first answer of the type `kind`; none if the kernel says no.
+///
+/// # Errors
+/// The kernel cannot be asked.
+pub(crate) fn ask(socket: impl AsFd, message: Message, kind: u16) -> io::Result<Option<Vec<u8>>> {
+    send(&socket, &message.bytes())?;
+    let mut answer = None;
+    heard(socket, |of, said| {
+        if of == kind && answer.is_none() {
+            answer = Some(said.to_vec());
+        }
+        false
+    });
+    Ok(answer)
+}
+
 /// Reads the answers to all that was sent so far: the kernel has given them when `send` returns.
 ///
 /// # Errors
@@ -196,7 +212,7 @@ pub(crate) fn hear(protocol: c_int, groups: u32) -> io::Result<OwnedFd> {
 
 /// Reads all that such a socket has, and says whether a message, by its type and what is behind its
 /// head, `matters`.
-pub(crate) fn heard(socket: impl AsFd, matters: impl Fn(u16, &[u8]) -> bool) -> bool {
+pub(crate) fn heard(socket: impl AsFd, mut matters: impl FnMut(u16, &[u8]) -> bool) -> bool {
     let (mut heard, mut buffer) = (false, vec![0; 64 << 10]);
     loop {
         match recv(&socket, &mut buffer[..], RecvFlags::empty()) {

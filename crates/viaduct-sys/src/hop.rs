@@ -1,0 +1,160 @@
+//! By whom packets to an address leave this host: the interface, and the link's addresses at its ends.
+//!
+//! For packets that go past the kernel's routing ([`crate::segments`]). Where the kernel itself would still have to find
+//! out (a neighbour that was not heard of for a while), or would do something else than send it on (a tunnel,
+//! IPsec), there is no such hop, and packets are to go by the kernel.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::OwnedFd;
+
+use crate::here::{ROUTE_HEAD, ROUTE_KIND, family, route_to};
+use crate::netlink::{self, Message};
+
+/// Bytes of a link's address.
+const LINK: usize = 6;
+/// `struct ndmsg`: its bytes, and where a neighbour's state stands.
+const NEIGHBOUR_HEAD: usize = 12;
+const STATE: usize = 8;
+/// States of a neighbour whose address the kernel uses without a doubt, or looks after.
+const KNOWN: u16 = 0x02 | 0x08 | 0x10 | 0x80; // REACHABLE, DELAY, PROBE, PERMANENT
+const NDA_DST: u16 = 1;
+const NDA_LLADDR: u16 = 2;
+/// `struct ifinfomsg`: its bytes, and where an interface's kind stands.
+const INTERFACE_HEAD: usize = 16;
+const INTERFACE_KIND: usize = 2;
+const ARPHRD_ETHER: u16 = 1;
+const ARPHRD_LOOPBACK: u16 = 772;
+/// `linux/xfrm.h`: how many policies there are; libc has them not.
+const XFRM_MSG_GETSPDINFO: u16 = 0x25;
+const XFRM_MSG_NEWSPDINFO: u16 = 0x24;
+const XFRMA_SPD_INFO: u16 = 1;
+
+/// The next station of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hop {
+    /// The interface's number.
+    pub interface: u32,
+    /// The interface's own address, and the next host's.
+    pub own: [u8; LINK],
+    /// See `own`.
+    pub next: [u8; LINK],
+    /// Bytes of the longest packet that the interface takes.
+    pub mtu: usize,
+}
+
+/// Asks the kernel.
+#[derive(Debug)]
+pub struct Hops {
+    routes: OwnedFd,
+    /// None where the kernel knows no IPsec.
+    policies: Option<OwnedFd>,
+}
+
+impl Hops {
+    /// Of the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn new() -> io::Result<Hops> {
+        let routes = netlink::hear(libc::NETLINK_ROUTE, 0)?;
+        Ok(Hops { routes, policies: netlink::hear(libc::NETLINK_XFRM, 0).ok() })
+    }
+
+    /// The way to `ip`, over Ethernet or the loopback interface; none where the kernel has to send itself.
+    ///
+    /// # Errors
+    /// The kernel cannot be asked.
+    pub fn to(&self, ip: IpAddr) -> io::Result<Option<Hop>> {
+        if self.has_policies()? {
+            return Ok(None);
+        }
+        let route = netlink::ask(&self.routes, route_to(ip), libc::RTM_NEWROUTE)?;
+        let Some((interface, via)) = route.and_then(|route| leads_to(&route, ip)) else {
+            return Ok(None);
+        };
+        let Some((kind, own, mtu)) = self.interface(interface)? else { return Ok(None) };
+        let next = match kind {
+            ARPHRD_LOOPBACK => Some([0; LINK]),
+            ARPHRD_ETHER => self.neighbour(interface, via)?,
+            _ => None,
+        };
+        Ok(next.map(|next| Hop { interface, own, next, mtu }))
+    }
+
+    /// Whether some of what leaves may have to be encrypted.
+    fn has_policies(&self) -> io::Result<bool> {
+        let Some(socket) = &self.policies else { return Ok(false) };
+        let ask = Message::of_routing(XFRM_MSG_GETSPDINFO, 0, &[0; 4]);
+        let said = netlink::ask(socket, ask, XFRM_MSG_NEWSPDINFO)?;
+        let leaving = said.and_then(|said| word(netlink::find(said.get(4..)?, XFRMA_SPD_INFO)?, 4));
+        Ok(leaving != Some(0))
+    }
+
+    fn interface(&self, number: u32) -> io::Result<Option<(u16, [u8; LINK], usize)>> {
+        let mut head = [0; INTERFACE_HEAD];
+        head[4..8].copy_from_slice(&number.to_ne_bytes());
+        let ask = Message::of_routing(libc::RTM_GETLINK, 0, &head);
+        let said = netlink::ask(&self.routes, ask, libc::RTM_NEWLINK)?;
+        Ok(said.and_then(|said| {
+            let attributes = said.get(INTERFACE_HEAD..)?;
+            let kind = u16::from_ne_bytes(*said.get(INTERFACE_KIND..)?.first_chunk()?);
+            let own = *netlink::find(attributes, libc::IFLA_ADDRESS)?.first_chunk()?;
+            let mtu = word(netlink::find(attributes, libc::IFLA_MTU)?, 0)?;
+            Some((kind, own, mtu as usize))
+        }))
+    }
+
+    fn neighbour(&self, interface: u32, ip: IpAddr) -> io::Result<Option<[u8; LINK]>> {
+        let (family, octets) = family(ip);
+        let mut head = [0; NEIGHBOUR_HEAD];
+        head[0] = family;
+        head[4..8].copy_from_slice(&interface.to_ne_bytes());
+        let ask = Message::of_routing(libc::RTM_GETNEIGH, 0, &head).with(NDA_DST, &octets);
+        let said = netlink::ask(&self.routes, ask, libc::RTM_NEWNEIGH)?;
+        Ok(said.and_then(|said| {
+            let state = u16::from_ne_bytes(*said.get(STATE..)?.first_chunk()?);
+            let address = netlink::find(said.get(NEIGHBOUR_HEAD..)?, NDA_LLADDR)?;
+            (state & KNOWN != 0).then_some(*address.first_chunk()?)
+        }))
+    }
+}
+
+/// Through which interface a route leads, and to whom there.
+fn leads_to(route: &[u8], ip: IpAddr) -> Option<(u32, IpAddr)> {
+    let attributes = route.get(ROUTE_HEAD..)?;
+    if ![libc::RTN_UNICAST, libc::RTN_LOCAL].contains(route.get(ROUTE_KIND)?)
+        || netlink::find(attributes, libc::RTA_ENCAP).is_some()
+    {
+        return None;
+    }
+    let interface = word(netlink::find(attributes, libc::RTA_OIF)?, 0)?;
+    // A router of the other family has its family before its address.
+    let via = netlink::find(attributes, libc::RTA_VIA).and_then(|via| via.get(2..));
+    let via = netlink::find(attributes, libc::RTA_GATEWAY).or(via);
+    let via = match via.map(|via| (via.len(), via)) {
+        None => ip,
+        Some((4, via)) => Ipv4Addr::from(*via.first_chunk()?).into(),
+        Some((16, via)) => Ipv6Addr::from(*via.first_chunk()?).into(),
+        Some(_) => return None,
+    };
+    Some((interface, via))
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_a_hop_and_what_no_route_leads_to_is_none() {
+        let hops = Hops::new().unwrap();
+        for ip in ["127.0.0.5", "::1"] {
+            let hop = hops.to(ip.parse().unwrap()).unwrap().expect("a hop");
+            assert_eq!((hop.own, hop.next, hop.mtu), ([0; 6], [0; 6], 65_536), "{ip}");
+        }
+    }
+}
