@@ -75,6 +75,7 @@ pub unsafe extern "C" fn msk_listen(at: *const c_char, options: *const Options) 
         udp: chosen.ways != 1,
         mtu: chosen.mtu,
         untracked: true,
+        runs: true,
         run_dir: chosen.run_dir,
         share: None,
     };

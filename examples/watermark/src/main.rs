@@ -72,6 +72,7 @@ fn main() -> ExitCode {
                 udp: true,
                 mtu: 1500,
                 untracked: true,
+                runs: true,
                 run_dir,
                 share: None,
             };

@@ -87,6 +87,10 @@ pub struct ServeArgs {
     /// [default: 1500]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(576..=1500))]
     mtu: Option<u16>,
+    /// Have each packet of Trickles pass this machine's own output rules; else several that leave for one client
+    /// together go past them, at a third of the kernel's time
+    #[arg(long)]
+    one_by_one: bool,
     /// Where Prometheus finds the metrics
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
@@ -110,6 +114,7 @@ impl ServeArgs {
             ("cache", self.cache.is_some()),
             ("workers", self.workers.is_some()),
             ("mtu", self.mtu.is_some()),
+            ("one-by-one", self.one_by_one),
         ];
         given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
     }
@@ -181,6 +186,7 @@ fn port(args: &ServeArgs) -> ServerSettings {
         udp: true,
         mtu: args.mtu.unwrap_or(MTU).into(),
         untracked: true,
+        runs: !args.one_by_one,
         run_dir: args.run_dir.clone(),
         share: None,
     }

@@ -11,21 +11,24 @@ use viaduct_sys::clock;
 use viaduct_sys::mmsg::{self, Outbox};
 use viaduct_sys::raw::Raw;
 
+use super::runs::Runs;
 use super::stats::PortStats;
 
 /// Packets in TCP's format that wait for the end of the batch, IPv4 and IPv6, and what is known of paths.
 #[derive(Debug)]
 pub(super) struct Door {
     raw: Option<Raw>,
+    runs: Option<Runs>,
     packets: [Outbox; 2],
     paths: PathMtu,
     pub(super) stats: PortStats,
 }
 
 impl Door {
-    pub(super) fn new(raw: Option<Raw>, mtu: usize) -> Door {
+    /// With `runs` packets to one peer leave together where they can.
+    pub(super) fn new(raw: Option<Raw>, runs: Option<Runs>, mtu: usize) -> Door {
         let (packets, stats) = Default::default();
-        Door { raw, packets, paths: PathMtu::new(mtu), stats }
+        Door { raw, runs, packets, paths: PathMtu::new(mtu), stats }
     }
 
     /// Bytes of the longest packet to `ip`.
@@ -55,6 +58,9 @@ impl Door {
     pub(super) fn flush(&mut self) {
         for is_ipv4 in [true, false] {
             let queue = &mut self.packets[usize::from(!is_ipv4)];
+            if let Some(runs) = &mut self.runs {
+                self.stats.together(runs.flush(now(), queue));
+            }
             let socket = self.raw.as_ref().and_then(|raw| raw.socket(is_ipv4));
             if let Some(socket) = socket.filter(|_| !queue.is_empty()) {
                 self.stats.add(queue.flush(socket));

@@ -1,43 +1,29 @@
 //! Which addresses are this machine's: a tap sees what passes it, too.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 
-use viaduct_proto::time::{Duration, Instant};
+use viaduct_proto::time::Instant;
 use viaduct_sys::here::Here;
 
-/// How long an answer holds: an address may come to this machine, or leave it.
-const HOLDS: Duration = Duration::from_millis(100);
-/// Answers that are kept, at most.
-const MOST: usize = 1024;
+use super::recent::Recent;
 
 /// Asks the kernel, and keeps what it says for a moment.
 #[derive(Debug)]
 pub(super) struct Local {
     here: Here,
-    known: HashMap<IpAddr, (bool, Instant)>,
+    known: Recent<bool>,
 }
 
 impl Local {
     /// Of the calling thread's network namespace.
     pub(super) fn new() -> io::Result<Local> {
-        Ok(Local { here: Here::new()?, known: HashMap::new() })
+        Ok(Local { here: Here::new()?, known: Recent::new() })
     }
 
     /// Whether `ip` is this machine's, or led to it.
     pub(super) fn is(&mut self, now: Instant, ip: IpAddr) -> bool {
-        if let Some(&(local, until)) = self.known.get(&ip)
-            && now < until
-        {
-            return local;
-        }
-        if self.known.len() >= MOST {
-            self.known.clear();
-        }
-        let local = self.here.has(ip).unwrap_or(false);
-        self.known.insert(ip, (local, now + HOLDS));
-        local
+        self.known.get(now, ip, || self.here.has(ip).unwrap_or(false))
     }
 }
 

@@ -21,6 +21,8 @@ mod door;
 mod left;
 mod listener;
 mod local;
+mod recent;
+mod runs;
 mod secrets;
 mod server;
 mod stats;

@@ -18,6 +18,7 @@ use viaduct_sys::udp::UdpBatch;
 
 use super::door::{Door, now};
 use super::local::Local;
+use super::runs::Runs;
 use super::stats::PortStats;
 use super::{PortError, SEND_BUFFER, check_mtu, journal};
 
@@ -37,6 +38,8 @@ pub struct ServerSettings {
     /// Whether what is sent is left untracked by this machine's conntrack; not where it translates its
     /// own addresses.
     pub untracked: bool,
+    /// Whether packets in TCP's format to one client may leave together, past this machine's own output rules.
+    pub runs: bool,
     /// Where the journal of changed rules is kept.
     pub run_dir: PathBuf,
     /// Of several ports of one process with the same addresses, the one that this is: each has the clients of its
@@ -85,7 +88,7 @@ impl ServerPort {
         let mut ports: Vec<u16> = settings.listen.iter().map(SocketAddr::port).collect();
         ports.sort_unstable();
         ports.dedup();
-        let (mut tap, mut raw, mut changes) = (None, None, None);
+        let (mut tap, mut raw, mut runs, mut changes) = (None, None, None, None);
         if settings.tcp {
             let share = settings.share;
             let filter = MarkedFilter { mark: REQUESTS, ports: &ports, plain: false, share };
@@ -99,11 +102,15 @@ impl ServerPort {
             let opened = Raw::open().map_err(PortError::socket("open a raw socket", true))?;
             opened.set_buffers(SEND_BUFFER).map_err(PortError::socket("size a socket", false))?;
             raw = Some(opened);
+            if settings.runs {
+                let failed = PortError::socket("open a packet socket", true);
+                runs = Some(Runs::open(SEND_BUFFER).map_err(failed)?);
+            }
         }
         let udp = settings.listen.iter().filter(|_| settings.udp);
         let datagrams =
             udp.map(|&at| Datagrams::open(at, settings.share)).collect::<Result<Vec<_>, _>>()?;
-        let door = Door::new(raw, settings.mtu);
+        let door = Door::new(raw, runs, settings.mtu);
         Ok(ServerPort {
             listen: settings.listen.clone(),
             tap,

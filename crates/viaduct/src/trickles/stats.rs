@@ -14,11 +14,18 @@ pub struct PortStats {
     pub too_big: u64,
     /// What became of what was sent.
     pub sent: SendReport,
+    /// Of the packets that were sent in TCP's format, those that left together with others.
+    pub together: u64,
 }
 
 impl PortStats {
     pub(super) fn refuse(&mut self, why: Refusal) {
         self.refused.count(why);
+    }
+
+    pub(super) fn together(&mut self, packets: u64) {
+        self.together += packets;
+        self.sent.sent += packets;
     }
 
     pub(super) fn add(&mut self, report: SendReport) {

@@ -10,10 +10,10 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use viaduct::trickles::ServerPort;
+use viaduct::trickles::{ServerPort, ServerSettings};
 use viaduct_proto::trickles::packet::{Format, Ways};
 use viaduct_sys::process::Process;
-use world::{PORT, ROUTER, SERVERS, TCP, UDP, Word, World, seen_from, sh};
+use world::{Echo, PORT, ROUTER, SERVERS, TCP, UDP, Word, World, seen_from, sh};
 
 const MB: u32 = 1 << 20;
 
@@ -23,7 +23,9 @@ fn strict_conntrack_and_masquerading_pass_every_packet_beyond_four_gigabytes() {
     world.coalesce();
     let server = world.serve();
     let mut client = world.client(TCP, "client");
-    for (ip, router) in SERVERS.into_iter().zip(ROUTER) {
+    // What leaves together passes the router whole, or was cut where it left, and is joined where it arrives.
+    for ((ip, router), whole) in SERVERS.into_iter().zip(ROUTER).zip(["on", "off"]) {
+        sh(&world.server, &format!("ethtool -K eth0 tso {whole}"));
         let flow = client.connect(ip);
         let opened = client.ask_until_answered(flow);
         assert_eq!(seen_from(&opened).to_string(), router, "masqueraded");
@@ -43,11 +45,42 @@ fn strict_conntrack_and_masquerading_pass_every_packet_beyond_four_gigabytes() {
         assert_eq!(client.port().format(flow), Some(Format::Tcp));
     }
     assert_eq!([world.count("invalid"), world.count("resets")], [0, 0]);
-    assert!(world.count("marked") > 2 * (2 * 1_500 + 6_000), "in TCP's format, through the router");
+    assert!(world.count("marked") > 2 * (1_500 + 6_000), "in TCP's format, through the router");
     let stats = server.end();
     assert_eq!(stats.refused.total(), 0, "{stats:?}");
+    assert!(stats.together > 1_000, "{stats:?}");
     let stats = client.port().stats();
-    assert_eq!(stats.refused.total(), 0, "nothing was merged: {stats:?}");
+    assert_eq!(stats.refused.total(), 0, "nothing was merged that was not one: {stats:?}");
+}
+
+#[test]
+fn packets_leave_one_by_one_where_the_kernel_has_a_say_in_it() {
+    let Some(world) = World::new("singly") else { return };
+    let converse = |settings| {
+        let server = Echo::start(world.server.netns(), settings);
+        let mut client = world.client(TCP, "client");
+        for ip in SERVERS {
+            let flow = client.connect(ip);
+            client.converse(flow, 500, 100, (2, 1000), 2_000);
+        }
+        server.end().together
+    };
+    assert!(converse(world.settings()) > 0);
+    assert_eq!(converse(ServerSettings { runs: false, ..world.settings() }), 0);
+    // What may have to be encrypted: of other addresses here, so it passes.
+    let policy = "src 192.0.2.1 dst 192.0.2.2 dir out";
+    sh(&world.server, &format!("ip xfrm policy add {policy} tmpl proto esp mode transport"));
+    assert_eq!(converse(world.settings()), 0);
+    sh(&world.server, &format!("ip xfrm policy delete {policy}"));
+    assert!(converse(world.settings()) > 0);
+    // Who has not been heard of for a while is asked by the kernel.
+    for ip in ROUTER {
+        let link = sh(&world.server, &format!("ip neigh show {ip} dev eth0"));
+        let link = link.split("lladdr ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+        let stale = format!("ip neigh replace {ip} dev eth0 lladdr {link} nud stale");
+        sh(&world.server, &stale);
+    }
+    assert!(converse(world.settings()) > 0, "and then is known");
 }
 
 #[test]
@@ -201,12 +234,13 @@ fn packets_get_no_longer_than_the_path() {
 #[ignore = "not a test by itself: the process that the next one kills"]
 fn the_killed_server() {
     let Some(run_dir) = std::env::var_os("VIADUCT_TEST_RUN_DIR") else { return };
-    let settings = viaduct::trickles::ServerSettings {
+    let settings = ServerSettings {
         listen: vec![([0; 4], PORT).into()],
         tcp: true,
         udp: false,
         mtu: 1500,
         untracked: true,
+        runs: true,
         run_dir: run_dir.into(),
         share: None,
     };

@@ -125,6 +125,7 @@ impl World {
             udp: true,
             mtu: 1500,
             untracked: true,
+            runs: true,
             run_dir: self.run_dir.clone(),
             share: None,
         }

@@ -6,14 +6,14 @@ use std::net::SocketAddr;
 use slab::Slab;
 use viaduct_proto::trickles::packet::icmp::{self, Report, Why};
 use viaduct_proto::trickles::packet::stats::Refusal;
-use viaduct_proto::trickles::packet::tcp::{self, Checksum, Packet};
+use viaduct_proto::trickles::packet::tcp::{self, Checksum, Packet, Segment};
 use viaduct_proto::trickles::packet::{Format, Role, udp};
 use viaduct_sys::mmsg::Received;
 use viaduct_sys::undelivered::{Undelivered, take_error};
 
 use super::super::door::Door;
-use super::Heard;
 use super::connection::Connection;
+use super::{Flow, Heard};
 
 /// ICMP's type and code where a datagram was too long.
 const TOO_BIG_V4: [u8; 2] = [3, 4];
@@ -30,49 +30,76 @@ pub(super) struct Ears<'a> {
 }
 
 impl Ears<'_> {
-    /// Of a packet from the tap.
-    pub(super) fn packet<'p>(&mut self, got: &Received<'p>) -> Option<(usize, Heard<'p>)> {
+    /// Of a packet from the tap: what it says, to whom.
+    pub(super) fn packet<'p>(
+        &mut self,
+        got: &Received<'p>,
+        each: &mut impl FnMut(Flow, Heard<'p>),
+    ) {
+        let mut tell = |said: Option<(usize, Heard<'p>)>| {
+            if let Some((flow, heard)) = said {
+                each(Flow(flow), heard);
+            }
+        };
         if let Some(said) = icmp::parse(got.bytes) {
-            return self.report(&said);
+            return tell(self.report(&said));
         }
         let checksum = if got.check { Checksum::Check } else { Checksum::Trust };
-        let heard = tcp::parse(got.bytes, got.length, checksum).and_then(|packet| match packet {
-            Packet::Message(answer, message) => {
-                let (flow, to) = self.find(answer.destination)?;
-                let (numbers, _) = to.tcp.as_mut().ok_or(Refusal::NotOurs)?;
-                let was_open = numbers.is_open();
-                if !numbers.hear(&answer) {
-                    return Err(Refusal::NotOurs);
-                }
-                let opens = !was_open && numbers.is_open();
-                to.heard(Format::Tcp);
-                if opens {
-                    // Routers that know of a narrow way make less of what SYNs say, as TCP would have it.
-                    let ip = answer.source.ip();
-                    self.door.learn(ip, tcp::mtu(ip.is_ipv4(), answer.largest));
-                }
-                self.door.stats.received += 1;
-                Ok(Some((flow, Heard::Message(message))))
-            }
-            Packet::Plain { source, destination, ack, reset } => {
-                // With thousands of connections the tap sees what other programs' are told, too.
-                let Ok((flow, to)) = self.find(destination) else { return Ok(None) };
-                let (numbers, _) = to.tcp.as_ref().ok_or(Refusal::NotOurs)?;
-                let ours = (numbers.remote(), numbers.local()) == (source, destination);
-                // A stranger does not know our number; and one who has answered is no plain TCP server.
-                if !ours || !numbers.answers_syn(ack) {
-                    return Err(Refusal::NotOurs);
-                }
-                Ok(if reset {
-                    self.refuse(flow, Format::Tcp, true)
-                } else {
-                    Some((flow, Heard::PlainTcp))
+        let heard = match tcp::parse(got.bytes, got.length, checksum) {
+            Ok(Packet::Message(answer, messages)) => {
+                self.answered(&answer, messages.len()).map(|flow| {
+                    let each = answer.messages(messages).map(Heard::Message);
+                    each.for_each(|heard| tell(Some((flow, heard))));
                 })
             }
-        });
-        heard.unwrap_or_else(|why| {
+            Ok(Packet::Plain { source, destination, ack, reset }) => {
+                self.plain(source, destination, ack, reset).map(tell)
+            }
+            Err(why) => Err(why),
+        };
+        if let Err(why) = heard {
             self.door.stats.refuse(why);
-            None
+        }
+    }
+
+    /// A packet of a server's, with so many bytes behind its headers: to which connection.
+    fn answered(&mut self, answer: &Segment, bytes: usize) -> Result<usize, Refusal> {
+        let (flow, to) = self.find(answer.destination)?;
+        let (numbers, _) = to.tcp.as_mut().ok_or(Refusal::NotOurs)?;
+        let was_open = numbers.is_open();
+        if !numbers.hear(answer, bytes) {
+            return Err(Refusal::NotOurs);
+        }
+        let opens = !was_open && numbers.is_open();
+        to.heard(Format::Tcp);
+        if opens {
+            // Routers that know of a narrow way make less of what SYNs say, as TCP would have it.
+            let ip = answer.source.ip();
+            self.door.learn(ip, tcp::mtu(ip.is_ipv4(), answer.largest));
+        }
+        self.door.stats.received += 1;
+        Ok(flow)
+    }
+
+    /// A packet of a kernel's.
+    fn plain(
+        &mut self,
+        source: SocketAddr,
+        destination: SocketAddr,
+        ack: u32,
+        reset: bool,
+    ) -> Result<Option<(usize, Heard<'static>)>, Refusal> {
+        // With thousands of connections the tap sees what other programs' are told, too.
+        let Ok((flow, to)) = self.find(destination) else { return Ok(None) };
+        let (numbers, _) = to.tcp.as_ref().ok_or(Refusal::NotOurs)?;
+        let ours = (numbers.remote(), numbers.local()) == (source, destination);
+        // A stranger does not know our number; and one who has answered is no plain TCP server.
+        if !ours || !numbers.answers_syn(ack) {
+            return Err(Refusal::NotOurs);
+        }
+        Ok(match reset {
+            true => self.refuse(flow, Format::Tcp, true),
+            false => Some((flow, Heard::PlainTcp)),
         })
     }
 

@@ -27,6 +27,7 @@ use viaduct_sys::mmsg::Inbox;
 use viaduct_sys::raw::Raw;
 
 use super::door::Door;
+use super::runs;
 use super::stats::PortStats;
 use super::{PortError, SEND_BUFFER, check_mtu};
 use connection::{Connection, Datagrams, hold_port, source_towards};
@@ -99,8 +100,8 @@ impl ClientPort {
         Ok(ClientPort {
             ways,
             tap,
-            inbox: Inbox::new(settings.mtu.max(2048)),
-            door: Door::new(raw, settings.mtu),
+            inbox: Inbox::new((runs::MOST * settings.mtu).min(usize::from(u16::MAX))),
+            door: Door::new(raw, None, settings.mtu),
             flows: Slab::new(),
             places: HashMap::new(),
             rng: Rng::from_seed(seed),
@@ -215,9 +216,7 @@ impl ClientPort {
         let packets = inbox.receive(tap.as_fd())?;
         let mut ears = Ears { places, flows, door, packet };
         for got in inbox.iter() {
-            if let Some((flow, heard)) = ears.packet(&got) {
-                each(Flow(flow), heard);
-            }
+            ears.packet(&got, &mut each);
         }
         Ok(packets)
     }

@@ -1,0 +1,50 @@
+//! What the kernel has said of addresses, for a moment.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use viaduct_proto::time::{Duration, Instant};
+
+/// How long an answer holds: addresses, routes and neighbours come and go.
+const HOLDS: Duration = Duration::from_millis(100);
+/// Answers that are kept, at most.
+const MOST: usize = 1024;
+
+/// Answers, by address.
+#[derive(Debug)]
+pub(super) struct Recent<T>(HashMap<IpAddr, (T, Instant)>);
+
+impl<T: Copy> Recent<T> {
+    /// None yet.
+    pub(super) fn new() -> Recent<T> {
+        Recent(HashMap::new())
+    }
+
+    /// What was said of `ip`; asks where that is not known, or was too long ago.
+    pub(super) fn get(&mut self, now: Instant, ip: IpAddr, ask: impl FnOnce() -> T) -> T {
+        if let Some(&(said, until)) = self.0.get(&ip)
+            && now < until
+        {
+            return said;
+        }
+        if self.0.len() >= MOST {
+            self.0.clear();
+        }
+        let said = ask();
+        self.0.insert(ip, (said, now + HOLDS));
+        said
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_holds_for_a_moment() {
+        let (mut recent, ip) = (Recent::new(), "192.0.2.1".parse().unwrap());
+        assert_eq!(recent.get(Instant::ZERO, ip, || 1), 1);
+        assert_eq!(recent.get(Instant::ZERO + HOLDS / 2, ip, || 2), 1);
+        assert_eq!(recent.get(Instant::ZERO + HOLDS, ip, || 3), 3);
+    }
+}
