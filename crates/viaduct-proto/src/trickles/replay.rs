@@ -46,6 +46,10 @@ pub(super) enum Once {
     Over(u16),
     /// An event with this code is taken over from another server.
     Installed(u64),
+    /// The piece that begins here has ended: a loss was reported.
+    Ended(u64),
+    /// That was so by this loss.
+    EndedBy { base: u64, first: u64 },
 }
 
 /// The replay window of a server. See the [module](self).
@@ -167,6 +171,11 @@ impl Replay {
             Once::Over(generation) => (4, generation.into()),
             Once::Installed(code) => (5, code),
             Once::Lacked(number) => (6, number),
+            Once::Ended(base) => (7, base),
+            // Two numbers of a connection in one, which no client has a choice of.
+            Once::EndedBy { base, first } => {
+                (8, base.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(first))
+            }
         };
         let mut hasher = HighwayHasher::new(Key(self.secret));
         hasher.append([connection, number, kind, 0].map(u64::to_le_bytes).as_flattened());

@@ -128,6 +128,19 @@ impl Server {
         (self.settings.initial_window, ssthresh)
     }
 
+    /// First window and ssthresh at another address: half of the window, as after a loss, for who moves need not say
+    /// what was lost before.
+    fn at_another(&self, known: &Continuation) -> (u16, u64) {
+        let (start, ssthresh) = (self.settings.initial_window, known.piece.ssthresh.into());
+        match known.mode {
+            Mode::Ticket => (start.min(known.piece.start), ssthresh),
+            _ => {
+                let half = (known.piece.window(known.number) / 2).max(2);
+                (u16::try_from(half).unwrap_or(u16::MAX).min(start), half)
+            }
+        }
+    }
+
     /// First window and ssthresh after a timeout, where all up to `reached` has come.
     fn timed_out(&self, known: &Continuation, reached: u64) -> (u16, u64) {
         let ssthresh = match known.mode {
@@ -147,7 +160,7 @@ impl Server {
         attempt: u8,
         len: usize,
     ) -> Result<Event, Refusal> {
-        let first = (self.settings.initial_window, self.settings.ssthresh.into());
+        let first = self.at_another(known);
         let event = self.readmit(now, from, known, attempt, first, len)?;
         self.stats.moved += 1;
         Ok(event)

@@ -13,6 +13,7 @@
 mod answer;
 mod begin;
 mod cache;
+mod ends;
 mod grant;
 mod judge;
 mod missed;

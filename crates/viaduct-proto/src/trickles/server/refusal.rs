@@ -27,6 +27,14 @@ pub enum Refusal {
     /// Its connection has restarted since.
     #[error("the connection was restarted after generation {0}: use what it got then")]
     Superseded(u16),
+    /// It tells another story of its losses than was answered.
+    #[error(
+        "what arrived of the piece at packet {base} was told otherwise before, and answered: a loss stays one"
+    )]
+    Forked {
+        /// Where the piece begins, or the loss that was none.
+        base: u64,
+    },
     /// It does not show what it says.
     #[error(transparent)]
     Unproven(#[from] Unproven),
@@ -106,7 +114,7 @@ impl Stats {
             Refusal::Stale { .. } => &mut self.stale,
             Refusal::Replayed | Refusal::Superseded(_) => &mut self.replayed,
             Refusal::Unproven(_) | Refusal::Unrepaired => &mut self.unproven,
-            Refusal::Inconsistent(_) => &mut self.inconsistent,
+            Refusal::Inconsistent(_) | Refusal::Forked { .. } => &mut self.inconsistent,
             Refusal::TooShort { .. } | Refusal::TooSoon { .. } => &mut self.greedy,
             Refusal::Sealed => return,
         };

@@ -35,6 +35,9 @@ pub(super) enum Form {
     Group { count: u8 },
 }
 
+/// Packets that one request names and others have brought, at most; whoever follows the protocol names none.
+const MOST_KNOWN: usize = 64;
+
 /// Templates: of what makes up for the end of the piece before, and of what the request brings.
 pub(super) const TAIL: usize = 0;
 pub(super) const MAIN: usize = 1;
@@ -67,8 +70,14 @@ impl Server {
         }
         // The proof comes first: who has only overheard a continuation cannot use it up.
         let judged = self.judge(&known, returned, &home)?;
+        let end = self.ends(&known, judged.gaps.runs())?;
         if !self.replay.note(now, connection, Once::Answered(known.number)) {
             return Err(Refusal::Replayed);
+        }
+        if let Some(first) = end {
+            let base = known.piece.base;
+            self.replay.note(now, connection, Once::Ended(base));
+            self.replay.note(now, connection, Once::EndedBy { base, first });
         }
         self.note_lack(now, connection, known.number, judged.gaps.runs());
         if judged.tail.as_ref().is_some_and(|tail| !tail.again.numbers().is_empty()) {
@@ -158,8 +167,14 @@ impl Server {
     /// Lays out packets without data that go as groups of continuations.
     pub(super) fn group(&mut self, now: Instant, template: usize, span: Span) {
         let connection = self.templates[template].connection;
+        let mut known = 0;
         for number in span.numbers() {
             if !self.replay.note(now, connection, Once::Survivor(number)) {
+                // Whoever asks for a whole window again and again is not to cost it each time.
+                known += 1;
+                if known == MOST_KNOWN {
+                    return;
+                }
                 continue;
             }
             match self.work.last_mut() {

@@ -179,7 +179,13 @@ fn a_client_that_moves_gets_no_more_than_it_sends_until_it_has_echoed() {
 
     let any = [Range { first: known.piece.base, last: known.number, sum: 0 }];
     let echo = request(0, &ticket[0], &any);
-    assert_eq!(serve(&mut server, at(300), elsewhere(), LENGTH, &echo).len(), 10);
+    let begun = kept(&serve(&mut server, at(300), elsewhere(), LENGTH, &echo));
+    let piece = begun[0].known.unwrap().piece;
+    assert_eq!(
+        (begun.len(), piece.ssthresh),
+        (5, 5),
+        "as after a loss, which it need not have told"
+    );
     // What it held at its old address is over.
     let old = request(0, &window[1], &ranges(&window[..2]));
     assert_eq!(refusal(&mut server, at(300), address(), &old), Refusal::Superseded(0));
@@ -341,9 +347,19 @@ fn a_loss_is_made_up_for_where_its_slot_was_not_used() {
         let message = request(0, &window[n], &ranges(&window[..=n]));
         assert_eq!(serve(&mut server, at(200), address(), LENGTH, &message).len(), 2);
     }
+    let base = window[0].number;
+    let message = request(0, &window[7], &ranges(&window[7..8]));
+    let refused = refusal(&mut server, at(201), address(), &message);
+    assert_eq!(refused, Refusal::Forked { base });
+    // All but the first: that was lost, so it says, and now the others are, too.
+    let (mut server, window) = begun();
+    for n in 1..7 {
+        let message = request(0, &window[n], &ranges(&window[1..=n]));
+        serve(&mut server, at(200), address(), LENGTH, &message);
+    }
     let message = request(0, &window[7], &ranges(&window[7..8]));
     let answer = serve(&mut server, at(201), address(), LENGTH, &message);
-    assert_eq!((again(&answer), server.stats().invented), (0, 7));
+    assert_eq!((again(&answer), server.stats().invented), (0, 6));
     // Of a pair the half has no continuation: that of the other was answered, and had it.
     let (mut server, window) = begun();
     // Else its continuation came as a delta.
@@ -352,10 +368,30 @@ fn a_loss_is_made_up_for_where_its_slot_was_not_used() {
         let message = request(0, &window[n], &ranges(&window[..=n]));
         kept(&serve(&mut server, at(200), address(), LENGTH, &message))
     });
+    // The ninth was lost.
+    let window = [&window[..8], &window[9..]].concat();
     let message = request(0, &pair[1], &ranges(&[&window[..], &pair].concat()));
     assert!(!serve(&mut server, at(300), address(), LENGTH, &message).is_empty());
     let without = [&window[..], &more[1..]].concat();
     let message = request(0, &more[1], &ranges(&without));
     let answer = serve(&mut server, at(400), address(), LENGTH, &message);
     assert_eq!((again(&answer), server.stats().invented), (1, 2), "that behind them is lost");
+}
+
+#[test]
+fn who_tells_two_stories_of_a_piece_is_heard_with_the_first() {
+    let (mut server, window) = begun();
+    let base = window[0].number;
+    let but = |lost: &[usize], last: usize| {
+        let came = (0..=last).filter(|n| !lost.contains(n)).map(|n| window[n].clone());
+        request(0, &window[last], &ranges(&came.collect::<Vec<_>>()))
+    };
+    assert!(!serve(&mut server, at(200), address(), LENGTH, &but(&[1, 2], 5)).is_empty());
+    // It goes on as if they had come, or as if others had not, to have two windows.
+    for (lost, last, refused) in [(&[][..], 6, base), (&[2], 6, base + 2), (&[4], 6, base + 4)] {
+        let refusal = refusal(&mut server, at(201), address(), &but(lost, last));
+        assert_eq!(refusal, Refusal::Forked { base: refused });
+    }
+    assert!(!serve(&mut server, at(202), address(), LENGTH, &but(&[1, 2, 6], 7)).is_empty());
+    assert_eq!(server.stats().inconsistent, 3);
 }
