@@ -100,6 +100,7 @@ impl TricklesStatus {
             ("inconsistent", server.inconsistent),
             ("greedy", server.greedy),
             ("invented", server.invented),
+            ("unknown", api.unknown),
             ("overflowed", api.overflowed),
             ("altered", crypt.altered),
             ("in clear", crypt.clear),

@@ -65,6 +65,8 @@ pub struct Stats {
     pub extracted: u64,
     /// Events taken over.
     pub installed: u64,
+    /// Streams that were reset because none of the secrets has sealed their continuation.
+    pub unknown: u64,
     /// Events that were to be taken over: altered, too old, or taken over before.
     pub strange: u64,
 }
@@ -196,6 +198,7 @@ impl Endpoint {
             self.ahead.note(ring, grant.connection(), place, state);
         }
         self.stats.sent += 1;
+        self.stats.unknown += reply.unknown();
         for (index, slot) in slots.iter().enumerate() {
             let payload = slot.payload(files, &mut self.data);
             self.stats.packets += 1;

@@ -185,6 +185,12 @@ impl Reply {
         self
     }
 
+    /// How many streams do not go on because nobody knows their continuation.
+    pub(super) fn unknown(&self) -> u64 {
+        let is = |note: &&Note| matches!(note, Note::Reset { reason: Reason::Unknown, .. });
+        self.notes.iter().filter(is).count() as u64
+    }
+
     /// Puts `user` into the packet of permit `index`, as it is, in place of standard continuations: for
     /// applications with their own (msk_setucont). The application seals it:
     /// [`KeyRing::seal_user`](crate::trickles::keys::KeyRing::seal_user).

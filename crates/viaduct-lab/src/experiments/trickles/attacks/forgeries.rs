@@ -211,7 +211,9 @@ impl Attack<'_> {
                 answers += 1;
             }
         }
-        self.draw(run, "altered user continuations", 1, u64::from(data == 0));
+        let counted = self.since_last()?.unknown;
+        self.draw(run, "altered user continuations", 1, counted);
+        run.check("altered user continuations: counted", counted as f64, Bound::Within(1.0, 1.0));
         run.check("altered user continuations: bytes of data", data as f64, Bound::AtMost(0.0));
         run.check("altered user continuations: answers", f64::from(answers), Bound::AtLeast(1.0));
         Ok(())

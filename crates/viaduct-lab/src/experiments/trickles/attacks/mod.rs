@@ -73,6 +73,8 @@ struct Counts {
     replayed: u64,
     unproven: u64,
     greedy: u64,
+    /// User continuations that no secret has sealed.
+    unknown: u64,
 }
 
 impl Counts {
@@ -92,6 +94,7 @@ impl Counts {
             replayed: refused("replayed"),
             unproven: refused("unproven"),
             greedy: refused("greedy"),
+            unknown: refused("unknown"),
         })
     }
 
@@ -104,6 +107,7 @@ impl Counts {
             replayed: self.replayed - before.replayed,
             unproven: self.unproven - before.unproven,
             greedy: self.greedy - before.greedy,
+            unknown: self.unknown - before.unknown,
         }
     }
 }
