@@ -16,6 +16,7 @@ mod refused;
 
 use std::fs;
 use std::net::IpAddr;
+use std::os::unix::fs::FileExt as _;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -105,6 +106,13 @@ fn curl_under_a_run_goes_by_trickles_whatever_sees_its_calls() {
     let big_url = url(world.v4(), "big.bin");
     let part = done(curl(&world, &run, &["-r", "1000000-1999999", &big_url]));
     assert!(part.stdout == big[1_000_000..2_000_000]);
+    // Beyond what 32 bits can say.
+    let huge = fs::File::create(world.dir.join("site/huge")).unwrap();
+    huge.write_all_at(&big[..2_000], (1 << 32) - 1_000).unwrap();
+    huge.set_len(5 << 30).unwrap();
+    let range = format!("{}-{}", (1_u64 << 32) - 1_000, (1_u64 << 32) + 999);
+    let part = done(curl(&world, &run, &["-r", &range, &url(world.v4(), "huge")]));
+    assert!(part.stdout == big[..2_000]);
     let head = String::from_utf8(done(curl(&world, &run, &["-I", &big_url])).stdout).unwrap();
     assert!(head.starts_with("HTTP/1.1 200") && head.contains("3000000"), "{head}");
     // Several requests, one connection.
