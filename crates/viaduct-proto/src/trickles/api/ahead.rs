@@ -8,13 +8,15 @@
 //! ```
 //!
 //! Soft state of fixed size, which can be dropped at any time: a place that is not here is answered as a lost
-//! packet would be, and its client goes on with what it has been given.
+//! packet would be, and its client goes on with what it has been given. So is a place that is named a second
+//! time in a request, or with more others than a client names: a place is ten bytes, what it stands for many more,
+//! and a stranger's requests must not grow in the queue.
 
 use crate::trickles::keys::KeyRing;
 use crate::trickles::standard::wire::{
     Segments, emit_beyond, emit_close, emit_segment, named_place, sealed_place,
 };
-use crate::trickles::standard::{Place, Segment};
+use crate::trickles::standard::{MOST_SEGMENTS, Place, Segment};
 use crate::trickles::wire::Request;
 
 /// Places that are kept, at most: of each about as many bytes as its continuation has.
@@ -54,6 +56,7 @@ impl Ahead {
             return None;
         }
         let mut resolved = message[..message.len() - data.len()].to_vec();
+        let mut places = Vec::new();
         for segment in Segments::new(data) {
             let (continuation, ends, bytes) = match segment {
                 Segment::Input { continuation, ends, bytes } => (continuation, ends, bytes),
@@ -68,7 +71,15 @@ impl Ahead {
             };
             let known = match named(&segment) {
                 None => Some(continuation),
-                Some(place) => self.get(connection, &place),
+                Some(Place { stream, position, .. })
+                    if places.len() >= MOST_SEGMENTS || places.contains(&(stream, position)) =>
+                {
+                    None
+                }
+                Some(place) => {
+                    places.push((place.stream, place.position));
+                    self.get(connection, &place)
+                }
             };
             if let Some(continuation) = known {
                 emit_segment(continuation, ends, bytes, &mut resolved);
@@ -97,4 +108,47 @@ fn named(segment: &Segment<'_>) -> Option<Place> {
 fn slot(connection: u64, stream: u32, position: u64) -> usize {
     let mixed = connection ^ u64::from(stream).rotate_left(40) ^ position.rotate_left(17);
     (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48) as usize % SLOTS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trickles::standard::wire::first_place;
+    use crate::trickles::wire::request::{emit_groups, emit_open, emit_padding};
+
+    /// A request with one byte behind each of these places, which it names.
+    fn naming(places: &[Place]) -> Vec<u8> {
+        let mut message = Vec::new();
+        emit_open(0, 1, 1_400, &mut message);
+        emit_padding(0, &mut message);
+        emit_groups(std::iter::empty(), &mut message);
+        for place in places {
+            emit_segment(&first_place(place), false, b"x", &mut message);
+        }
+        message
+    }
+
+    /// How many segments there are, of how many bytes together with what is before them.
+    fn known(ahead: &Ahead, places: &[Place]) -> (usize, usize) {
+        let resolved = ahead.resolve(7, &naming(places)).unwrap();
+        (Segments::new(Request::parse(&resolved).unwrap().data).count(), resolved.len())
+    }
+
+    #[test]
+    fn a_request_grows_by_no_more_places_than_a_client_names_and_each_once() {
+        let (mut ahead, ring) = (Ahead::default(), KeyRing::new(1, &[1; 32]));
+        let at = |stream| Place { stream, start: 0, reserve: 9, position: 5 };
+        let places: Vec<Place> = (0..100).map(at).collect();
+        for place in &places {
+            ahead.note(&ring, 7, place, &[3; 700]);
+        }
+        assert_eq!(known(&ahead, &places[..MOST_SEGMENTS]).0, MOST_SEGMENTS);
+        let (count, bytes) = known(&ahead, &places);
+        assert!(count == MOST_SEGMENTS && bytes < 1_400 + MOST_SEGMENTS * 768, "{count}, {bytes}");
+        assert_eq!(known(&ahead, &[at(3); 100]).0, 1, "the same place again");
+        let elsewhere = Place { start: 1, ..at(3) };
+        assert_eq!(known(&ahead, &[at(3), elsewhere]).0, 1, "the same place by another name");
+        let unknown = Place { position: 6, ..at(1) };
+        assert_eq!(known(&ahead, &[unknown, at(1)]).0, 1);
+    }
 }

@@ -27,6 +27,9 @@ pub use wire::{Note, Notes, Segment, Segments};
 pub const MAIN: u32 = 0;
 /// Positions are below this.
 pub const END: u64 = 1 << 62;
+/// Most segments of inputs in a client's request: the first packet of its answer must hold what is said to
+/// them.
+pub const MOST_SEGMENTS: usize = 8;
 
 /// How far an input stream was read: what both sides see of an input continuation (4.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

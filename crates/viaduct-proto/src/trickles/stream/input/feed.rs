@@ -3,13 +3,11 @@
 use super::Inputs;
 use super::one::{Flight, WORTHWHILE};
 use crate::trickles::client::Feed;
-use crate::trickles::standard::Place;
 use crate::trickles::standard::wire::{
     MOST_NOTE, SEGMENT, emit_beyond, emit_close, emit_segment, first_place,
 };
+use crate::trickles::standard::{MOST_SEGMENTS, Place};
 
-/// Most segments in a request: the first packet of its answer must hold what is said to them.
-const MOST_SEGMENTS: usize = 8;
 /// Bytes of an output that are asked for with its input alone, before there is a continuation, at most.
 const EAGER: u64 = 32 << 10;
 
