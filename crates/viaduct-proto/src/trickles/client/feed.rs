@@ -7,6 +7,12 @@ pub trait Feed {
     /// Whether there is something that a request is to be sent for.
     fn is_pending(&self) -> bool;
 
+    /// Bytes that what goes next is to have room for, if a request can have them: of those beside them as little
+    /// as need be is left for asks.
+    fn needs(&self) -> usize {
+        0
+    }
+
     /// Appends what goes with the next request to `out`, `room` bytes at most. What is returned names
     /// it: [`Client::poll_settled`](super::Client::poll_settled) returns that when no answer to it can
     /// come any more, and [`Arrived::parcel`](super::Arrived::parcel) says what came in answer to it.

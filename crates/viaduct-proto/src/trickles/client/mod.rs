@@ -32,6 +32,7 @@ use asks::{Asks, Want};
 pub use feed::Feed;
 pub use reassembly::Reassembly;
 use receiver::{Receiver, Turn};
+pub(super) use requests::HEAD;
 use timer::Trips;
 
 /// The flag of a payload that says: with these data ends what they are part of.

@@ -15,8 +15,10 @@ use crate::trickles::wire::{MOST_ASKS, MOST_ATTEMPTS};
 const NOTES: usize = 192;
 /// Bytes of a first request or a restart that are left for what it takes along, if there is something.
 const PARCEL: usize = 512;
-/// Bytes of a step that are left for asks, if something is wanted.
+/// Bytes of a step that are left for asks, if something is wanted and what it takes along does not need them.
 const ASKS: usize = 512;
+/// Bytes of a first request, or of a step that names no losses, beside asks and what it takes along, at most.
+pub(in crate::trickles) const HEAD: usize = 128;
 
 /// What a step's packets are to be.
 #[derive(Debug)]
@@ -190,8 +192,8 @@ impl Client {
 
     /// Bytes for the asks of a request that has `taken` bytes already.
     fn budget(&self, taken: usize, feed: &dyn Feed) -> Budget {
-        let parcel = if feed.is_pending() { PARCEL } else { 0 };
-        Budget::new(self.longest().saturating_sub(taken + parcel))
+        let parcel = if feed.is_pending() { PARCEL.max(feed.needs()) } else { 0 };
+        Budget::new(self.longest().saturating_sub(taken.saturating_add(parcel)))
     }
 
     /// Ends a first request or a restart: padded to `least` bytes, with what is promised.
@@ -260,7 +262,9 @@ impl Client {
         feed: &mut dyn Feed,
     ) {
         let wants = self.asks.is_wanting();
-        let room = self.config.request.saturating_sub(taken + if wants { ASKS } else { 1 });
+        let left = self.config.request.saturating_sub(taken);
+        let asks = if wants { ASKS.min(left.saturating_sub(feed.needs())) } else { 0 };
+        let room = left.saturating_sub(asks.max(1));
         if feed.is_pending() {
             feed.spare(1 + self.held.len());
             layout.parcel = feed.take(room, out);

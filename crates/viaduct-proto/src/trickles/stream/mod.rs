@@ -90,6 +90,7 @@ impl Stream {
             heard: (0, now),
             width: Width::new(config.message),
         };
+        stream.inputs.within(transport(&config).request);
         stream.begin(MAIN_RESERVE);
         stream
     }
@@ -277,6 +278,7 @@ impl Stream {
         self.token = self.token.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1);
         let reserve = self.client.reserved();
         let transport = client::Config { reserve, ..transport(&self.config) };
+        self.inputs.within(transport.request);
         self.client = Client::open(transport, self.token, now);
         self.width = Width::new(self.config.message);
         self.inputs.forget_flight();

@@ -1,12 +1,10 @@
 //! What the transport's requests take along of the inputs.
 
 use super::Inputs;
-use super::one::{Flight, WORTHWHILE};
+use super::one::{Flight, Input, WORTHWHILE};
 use crate::trickles::client::Feed;
-use crate::trickles::standard::wire::{
-    MOST_NOTE, SEGMENT, emit_beyond, emit_close, emit_segment, first_place,
-};
-use crate::trickles::standard::{MOST_SEGMENTS, Place};
+use crate::trickles::standard::MOST_SEGMENTS;
+use crate::trickles::standard::wire::{MOST_NOTE, SEGMENT, emit_beyond, emit_close, emit_segment};
 
 /// Bytes of an output that are asked for with its input alone, before there is a continuation, at most.
 const EAGER: u64 = 32 << 10;
@@ -20,11 +18,26 @@ impl Inputs {
         let behind = self.ready.range(self.last.saturating_add(1)..);
         behind.chain(self.ready.range(..=self.last)).copied().take(most).collect()
     }
+
+    /// Whether what `input` has to send would be whole in a request of its own.
+    fn fits_alone(&self, input: &Input) -> bool {
+        input.next_len() <= self.whole
+    }
 }
 
 impl Feed for Inputs {
     fn is_pending(&self) -> bool {
         self.close || !self.ready.is_empty()
+    }
+
+    fn needs(&self) -> usize {
+        let next = self.in_turn().into_iter().find_map(|stream| self.streams.get(&stream));
+        match next {
+            // Of less its server has taken nothing.
+            Some(input) if input.is_refused() => self.whole,
+            Some(input) if self.fits_alone(input) => input.next_len(),
+            _ => 0,
+        }
     }
 
     fn take(&mut self, room: usize, out: &mut Vec<u8>) -> Option<u64> {
@@ -36,28 +49,31 @@ impl Feed for Inputs {
         let parcel = self.parcel;
         self.taken.clear();
         for stream in self.in_turn() {
+            let Some(input) = self.streams.get(&stream) else { continue };
+            let (first, left) = (out.len() == start, room - (out.len() - start));
+            // A part of it may be of no use to its server, and the next request has room for all of it.
+            if !first && input.next_len() > left && (input.is_refused() || self.fits_alone(input)) {
+                break;
+            }
             let Some(input) = self.streams.get_mut(&stream) else { continue };
-            let left = room - (out.len() - start);
             let sent = input.sent();
             let position = input.place.position + sent as u64;
-            let ahead = first_place(&Place { position, ..input.place });
-            let continuation =
-                if input.flights.is_empty() { &input.continuation[..] } else { &ahead };
-            let head = continuation.len() + SEGMENT;
-            let Some(most) = left.checked_sub(head) else { break };
+            let continuation = input.next_continuation();
+            let Some(most) = left.checked_sub(continuation.len() + SEGMENT) else { break };
             let waiting = &input.buffer[sent..];
             let bytes = waiting.len().min(most);
             let cut = bytes < waiting.len();
             if cut && bytes < WORTHWHILE {
                 break;
             }
+            let full = cut && first && room >= self.whole;
             let ends = input.ends && !cut;
-            emit_segment(continuation, ends, &waiting[..bytes], out);
+            emit_segment(&continuation, ends, &waiting[..bytes], out);
             // Of an input that is whole any part of the output can be made at once.
             let whole = ends && position == 0;
             let region = input.place.region();
             input.unasked = whole.then(|| region.start..region.end.min(region.start + EAGER));
-            input.flights.push_back(Flight { parcel, bytes, ends, cut });
+            input.flights.push_back(Flight { parcel, bytes, ends, cut, full });
             self.taken.push(stream);
             self.last = stream;
             self.look(stream);

@@ -15,16 +15,16 @@ use std::ops::Range;
 use bytes::{Buf as _, Bytes};
 
 use super::Failure;
+use crate::trickles::client::HEAD;
 use crate::trickles::standard::Place;
-use one::{Flight, Input, Reach};
-
-/// After so many requests with nothing said to what they took along a stream fails.
-const MOST_TRIES: u32 = 32;
+use one::{Flight, Input, MOST_TRIES, Reach};
 
 /// The input streams of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Inputs {
     streams: BTreeMap<u32, Input>,
+    /// Bytes that a request can take along, if it has nothing else to say.
+    whole: usize,
     /// Those that have something to send.
     ready: BTreeSet<u32>,
     /// The stream that was served last.
@@ -41,6 +41,11 @@ pub(super) struct Inputs {
 }
 
 impl Inputs {
+    /// Requests have `request` bytes at most from now on.
+    pub(super) fn within(&mut self, request: usize) {
+        self.whole = request.saturating_sub(HEAD);
+    }
+
     pub(super) fn begin(&mut self, place: Place) {
         self.streams.insert(place.stream, Input::new(place));
     }
@@ -111,7 +116,6 @@ impl Inputs {
         input.buffer.advance(taken as usize);
         input.place = *place;
         input.continuation = continuation;
-        input.tries = 0;
         input.unasked = None;
         self.look(place.stream);
         self.skip_done();

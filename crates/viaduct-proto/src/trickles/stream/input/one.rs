@@ -7,10 +7,12 @@ use bytes::{Bytes, BytesMut};
 
 use super::super::Failure;
 use crate::trickles::standard::Place;
-use crate::trickles::standard::wire::first_place;
+use crate::trickles::standard::wire::{SEGMENT, first_place};
 
 /// Least bytes of a stream that a further segment is made for.
 pub(super) const WORTHWHILE: usize = 64;
+/// After so many requests with nothing said to what they took along, or nothing taken of it, a stream fails.
+pub(super) const MOST_TRIES: u32 = 32;
 /// Most segments of a stream that are on their way.
 const MOST_AHEAD: usize = 64;
 
@@ -45,6 +47,8 @@ pub(super) struct Flight {
     pub(super) ends: bool,
     /// More was there than room for it.
     pub(super) cut: bool,
+    /// And there was as much room as a request can ever have.
+    pub(super) full: bool,
 }
 
 /// How many segments may be on their way. Those behind the first name a place alone: the server may have
@@ -123,6 +127,24 @@ impl Input {
         self.flights.iter().map(|flight| flight.bytes).sum()
     }
 
+    /// Whether the server has taken nothing of what it was given of this stream, which was not all.
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused.is_some_and(|before| before.cut)
+    }
+
+    /// What the next segment follows.
+    pub(super) fn next_continuation(&self) -> Bytes {
+        if self.flights.is_empty() {
+            return self.continuation.clone();
+        }
+        first_place(&self.place.after(self.sent() as u64)).into()
+    }
+
+    /// Bytes that the next segment has if it is whole, at most.
+    pub(super) fn next_len(&self) -> usize {
+        self.next_continuation().len() + SEGMENT + self.buffer.len() - self.sent()
+    }
+
     /// The server has read `taken` bytes more, and said so in answer to `parcel`; false if that is no news.
     pub(super) fn advance(&mut self, taken: usize, parcel: Option<u64>) -> bool {
         let (mut left, mut done) = (taken, None);
@@ -145,13 +167,14 @@ impl Input {
             };
             self.refused = Some(first);
             self.flights.clear();
-            // It will not take more of the same.
-            if first.cut {
+            // It goes again, with more room if a request can have that.
+            self.tries = if first.cut { self.tries + 1 } else { 0 };
+            if first.full || self.tries > MOST_TRIES {
                 self.failure = Some(Failure::Stalled);
             }
             return true;
         }
-        self.refused = None;
+        (self.refused, self.tries) = (None, 0);
         if left > 0 && self.flights.pop_front().is_some() {
             // What is behind was said for another place.
             self.flights.clear();
@@ -171,7 +194,7 @@ mod tests {
     fn an_end_counts_as_told_when_what_told_it_is_answered() {
         let place = Place { stream: 0, start: 0, reserve: 9, position: 0 };
         let mut input = Input::new(place);
-        let flight = |parcel, bytes, ends| Flight { parcel, bytes, ends, cut: false };
+        let flight = |parcel, bytes, ends| Flight { parcel, bytes, ends, cut: false, full: false };
         // The bytes went with parcel 1, which was given up; again with 2; then the end by itself.
         input.flights.extend([flight(2, 100, false), flight(3, 0, true)]);
         assert!(input.advance(100, Some(1)) && !input.closed);

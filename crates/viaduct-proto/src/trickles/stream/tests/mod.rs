@@ -1,5 +1,6 @@
 //! A client's streams and a server's events, in virtual time.
 
+mod web;
 mod world;
 
 use super::{Config, Failure, State, Stream};

@@ -1,0 +1,126 @@
+//! Many requests by HTTP on one connection: none is forgotten, and none fails for want of room.
+
+use std::fmt::Write as _;
+
+use super::world::{endpoint, way_back};
+use super::{Config, State, Stream, at};
+use crate::time::{Duration, Instant};
+use crate::trickles::api::{Endpoint, Files};
+use crate::trickles::standard::MAIN;
+use crate::web::{Found, Request, Site, respond};
+
+/// A file of that many bytes at every path.
+struct Same(u64);
+
+impl Files for Same {
+    fn read(&mut self, _file: u64, offset: u64, out: &mut [u8]) -> bool {
+        out.iter_mut().zip(offset..).for_each(|(place, at)| *place = at as u8);
+        true
+    }
+}
+
+impl Site for Same {
+    fn find(&mut self, _request: &Request) -> (Found, u64) {
+        (Found::File { size: self.0, modified: 9, nanos: 0 }, 1)
+    }
+}
+
+struct World {
+    now: Instant,
+    client: Stream,
+    server: Endpoint,
+    site: Same,
+}
+
+impl World {
+    fn new(config: Config, size: u64) -> World {
+        let now = at(1.0);
+        let (client, server) = (Stream::open(config, 7, now), endpoint(now));
+        World { now, client, server, site: Same(size) }
+    }
+
+    /// A round trip. The answers that are `lost` do not come.
+    fn turn(&mut self, mut lost: impl FnMut(usize) -> bool) {
+        self.now += Duration::from_millis(20);
+        if self.client.poll_timeout().is_some_and(|due| due <= self.now) {
+            self.client.handle_timeout(self.now);
+        }
+        let mut answers = Vec::new();
+        while let Some(request) = self.client.poll_transmit(self.now) {
+            let event = self.server.accept(self.now, way_back(), &request).unwrap();
+            let reply = respond(self.server.ring(), &event, &mut self.site);
+            self.server.send(event, &reply, &mut self.site, |_, message| {
+                answers.push(message.to_vec());
+            });
+        }
+        for (index, answer) in answers.iter().enumerate() {
+            if !lost(index) {
+                self.client.handle(self.now, answer);
+            }
+        }
+    }
+
+    /// Bytes of the next so many round trips.
+    fn read(&mut self, stream: u32, turns: usize) -> usize {
+        let mut read = 0;
+        for _ in 0..turns {
+            self.turn(|_| false);
+            while let Some(data) = self.client.read(stream) {
+                read += data.len();
+            }
+        }
+        read
+    }
+}
+
+/// A request of so many bytes, as far as its path is concerned.
+fn get(path: usize) -> String {
+    format!("GET /{} HTTP/1.1\r\n\r\n", "p".repeat(path))
+}
+
+/// Bytes of a response with a file of `size`.
+fn response(size: u64) -> usize {
+    let mut world = World::new(Config::default(), size);
+    world.client.write(MAIN, get(3).as_bytes());
+    world.read(MAIN, 100)
+}
+
+#[test]
+fn parallel_requests_of_which_one_would_be_cut_are_all_answered() {
+    for path in [150, 170, 400, 560] {
+        let mut world = World::new(Config::default(), 700);
+        let all: Vec<u32> =
+            (0..10).map(|_| world.client.request(get(path).as_bytes(), 1 << 20).unwrap()).collect();
+        let requests = |world: &World| world.client.stats().requests;
+        let mut turns = 0;
+        while all.iter().any(|&stream| world.client.state(stream) != State::Finished) {
+            turns += 1;
+            let states: Vec<State> = all.iter().map(|&at| world.client.state(at)).collect();
+            assert!(turns < 10, "{path}: {states:?}");
+            world.turn(|_| false);
+            all.iter().for_each(|&stream| while world.client.read(stream).is_some() {});
+        }
+        println!("heads of {path} bytes: {turns} turns, {} requests", requests(&world));
+    }
+}
+
+#[test]
+fn a_line_that_asks_leave_no_room_for_goes_again_without_them() {
+    let size = 200_000;
+    let length = response(size);
+    // The head is whole in a message of its own, or only its line is.
+    for (path, header) in [(480, 0), (540, 0), (480, 2_000)] {
+        let config = Config { message: 1_085, request: 1_085, ..Config::default() };
+        let mut world = World::new(config, size);
+        world.client.write(MAIN, get(3).as_bytes());
+        let mut read = world.read(MAIN, 4);
+        assert!(read > 0 && read < length, "in the middle: {read}");
+        let mut head = get(path);
+        head.truncate(head.len() - 2);
+        write!(head, "Cookie: {}\r\n\r\n", "c".repeat(header)).unwrap();
+        world.client.write(MAIN, head.as_bytes());
+        read += world.read(MAIN, 200);
+        assert_eq!(world.client.state(MAIN), State::Open, "{path}, {header}");
+        assert_eq!(read, 2 * length, "{path}, {header}");
+    }
+}
