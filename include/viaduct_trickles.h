@@ -184,7 +184,7 @@ int msk_write(int fd, int stream, const void *data, size_t length);
 /* Nothing more will be written. */
 int msk_shutdown(int fd, int stream);
 /* How many bytes came; 0: the output has ended; -EAGAIN: none are there; -ECONNRESET, -EPIPE, -EMSGSIZE (longer
- * than was reserved), -ETIMEDOUT. */
+ * than was reserved), -EPROTO (the server has given nothing to ask for the rest with), -ETIMEDOUT. */
 int msk_read(int fd, int stream, void *data, size_t length);
 /* Needs a stream no more. */
 int msk_forget(int fd, int stream);

@@ -241,6 +241,7 @@ fn failure(why: Failure) -> c_int {
     -match why {
         Failure::Reset(_) => libc::ECONNRESET,
         Failure::Stalled => libc::EPIPE,
+        Failure::Missing => libc::EPROTO,
         Failure::TooLong(_) => libc::EMSGSIZE,
         Failure::TimedOut => libc::ETIMEDOUT,
     }

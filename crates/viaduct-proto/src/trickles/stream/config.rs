@@ -45,6 +45,11 @@ pub enum Failure {
     /// More output is there than numbers were reserved for.
     #[error("the answer is longer than the {0} bytes that were reserved for it")]
     TooLong(u64),
+    /// Bytes of the output are missing that no continuation yields, and nothing more brings.
+    #[error(
+        "the next bytes of the answer cannot be asked for: the server has given nothing for it"
+    )]
+    Missing,
     /// Nothing came for too long.
     #[error("the server did not answer")]
     TimedOut,

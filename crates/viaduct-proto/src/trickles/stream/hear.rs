@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{LEAST_SHARE, Stream};
+use super::{Failure, LEAST_SHARE, Stream};
 use crate::trickles::client::{Arrived, ENDS};
 use crate::trickles::standard::{Note, Notes, Reason};
 
@@ -20,7 +20,7 @@ impl Stream {
             self.changed.insert(stream);
         }
         if output.is_crowded(window) {
-            self.reset(stream, Reason::Failed);
+            self.fail(stream, Reason::Failed.into());
         }
         if arrived.flags & ENDS != 0 {
             self.end(stream, end);
@@ -41,6 +41,10 @@ impl Stream {
             Note::Output(valid, bytes) => {
                 let Some(output) = self.outputs.get_mut(&valid.stream) else { return };
                 output.add(valid, arrived.user.slice_ref(bytes));
+                self.inputs.yielded(valid.stream, output.kept(), arrived.parcel);
+                if output.is_crowded(self.config.window.max(LEAST_SHARE)) {
+                    self.fail(valid.stream, Reason::Failed.into());
+                }
                 if usize::from(valid.leave) > self.client.reserved() {
                     self.client.reserve(valid.leave.into());
                 }
@@ -48,7 +52,7 @@ impl Stream {
                     self.end(valid.stream, valid.end);
                 }
             }
-            Note::Reset { stream, reason } => self.reset(stream, reason),
+            Note::Reset { stream, reason } => self.fail(stream, reason.into()),
             Note::Brings { from, to } => {
                 let share = self.share();
                 let stream = self.stream_at(from);
@@ -60,13 +64,23 @@ impl Stream {
     }
 
     /// The stream does not go on.
-    fn reset(&mut self, stream: u32, reason: Reason) {
+    pub(super) fn fail(&mut self, stream: u32, failure: Failure) {
         let Some(output) = self.outputs.get_mut(&stream) else { return };
-        output.fail(reason.into());
+        output.fail(failure);
         let region = output.region();
         self.client.unwant(region);
         self.inputs.forget(stream);
         self.changed.insert(stream);
+    }
+
+    /// Nothing is on its way: fails the streams that would wait for ever.
+    pub(super) fn give_up_missing(&mut self) {
+        let inputs = &self.inputs;
+        let stuck = self.outputs.iter().filter(|&(&stream, output)| {
+            inputs.failure(stream).is_none() && output.is_stuck(inputs.is_over(stream))
+        });
+        let stuck: Vec<u32> = stuck.map(|(&stream, _)| stream).collect();
+        stuck.into_iter().for_each(|stream| self.fail(stream, Failure::Missing));
     }
 
     /// Nothing of the stream's output is at `end` or beyond.

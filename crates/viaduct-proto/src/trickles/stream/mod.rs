@@ -64,6 +64,8 @@ pub struct Stream {
     changed: BTreeSet<u32>,
     /// Whether there may be something to ask for.
     stale: bool,
+    /// Whether a stream may lack what nothing brings any more.
+    unsure: bool,
     failed: Option<Failure>,
     /// Packets that had come, and when, or since when something is waited for.
     heard: (u64, Instant),
@@ -86,6 +88,7 @@ impl Stream {
             next_region: 0,
             changed: BTreeSet::new(),
             stale: true,
+            unsure: false,
             failed: None,
             heard: (0, now),
             width: Width::new(config.message),
@@ -151,8 +154,12 @@ impl Stream {
 
     /// The next bytes of a stream's output, until None.
     pub fn read(&mut self, stream: u32) -> Option<Bytes> {
-        let data = self.outputs.get_mut(&stream)?.read();
-        self.stale |= data.is_some();
+        let output = self.outputs.get_mut(&stream)?;
+        let data = output.read();
+        if data.is_some() {
+            self.stale = true;
+            self.inputs.keeps(stream, output.kept());
+        }
         data
     }
 
@@ -235,6 +242,9 @@ impl Stream {
                 output.brings(range, Some(parcel), LEAST_SHARE);
             }
         }
+        if message.is_none() && self.client.is_idle() && std::mem::take(&mut self.unsure) {
+            self.give_up_missing();
+        }
         message
     }
 
@@ -292,6 +302,7 @@ impl Stream {
         if received != self.heard.0 {
             self.heard = (received, now);
         }
+        self.stale |= self.client.is_idle();
     }
 
     fn settle(&mut self) {
@@ -321,8 +332,9 @@ impl Stream {
         if !std::mem::take(&mut self.stale) {
             return;
         }
+        self.unsure = true;
         let share = self.share();
-        let active = self.outputs.values_mut().filter(|output| output.is_active());
+        let active = self.outputs.values_mut().filter(|output| output.can_ask());
         for output in active.take(AT_A_TIME) {
             output.wants(share, &mut |range, continuation| {
                 self.client.want(range.start, range.end - range.start, continuation);

@@ -1,5 +1,6 @@
 //! What is read, and the continuations that yield it.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use bytes::Bytes;
@@ -8,8 +9,12 @@ use super::{Failure, State};
 use crate::trickles::client::Reassembly;
 use crate::trickles::standard::Valid;
 
-/// Most continuations that are kept of a stream.
-const MOST: usize = 64;
+/// Beside so many continuations of a stream no further input of it is sent: they come of it, and those that are
+/// dropped do not come again.
+pub(super) const ENOUGH: usize = 64;
+/// Most continuations that are kept of a stream: what was on its way when there were enough is far less. Who gives more
+/// is no server of ours.
+const MOST: usize = 1_024;
 /// Most answers that bring something at a time.
 const MOST_BROUGHT: usize = 64;
 /// Bytes of the window for each piece that may wait for what is before it: who sends many that are shorter is no server
@@ -22,7 +27,8 @@ pub(super) struct Output {
     region: Range<u64>,
     /// Where it ends, once that is known.
     end: Option<u64>,
-    continuations: Vec<(Valid, Bytes)>,
+    /// By where they begin.
+    continuations: BTreeMap<u64, (Valid, Bytes)>,
     /// All below is wanted, is to come, or has come.
     next: u64,
     /// What comes in answer to which parcel.
@@ -40,7 +46,7 @@ impl Output {
         Output {
             region,
             end: None,
-            continuations: Vec::new(),
+            continuations: BTreeMap::new(),
             next,
             brought: Vec::new(),
             doubtful: Vec::new(),
@@ -53,9 +59,14 @@ impl Output {
         self.region.clone()
     }
 
-    /// Whether there may be something to ask for.
+    /// Whether there may be something to ask for, now or later.
     pub(super) fn is_active(&self) -> bool {
         self.failure.is_none() && self.end.is_none_or(|end| self.position() < end)
+    }
+
+    /// Whether there is something to ask with.
+    pub(super) fn can_ask(&self) -> bool {
+        self.is_active() && !self.continuations.is_empty()
     }
 
     pub(super) fn state(&self) -> State {
@@ -70,7 +81,11 @@ impl Output {
     }
 
     pub(super) fn read(&mut self) -> Option<Bytes> {
-        self.data.read()
+        let data = self.data.read();
+        if data.is_some() {
+            self.forget_read();
+        }
+        data
     }
 
     pub(super) fn fail(&mut self, failure: Failure) {
@@ -79,25 +94,60 @@ impl Output {
 
     /// A continuation came.
     pub(super) fn add(&mut self, valid: Valid, bytes: Bytes) {
-        if valid.start < self.region.start || valid.end > self.region.end {
+        let sane = self.region.start <= valid.start && valid.end <= self.region.end;
+        let known = self.continuations.get(&valid.start);
+        let further = known.is_none_or(|(known, _)| known.end <= valid.end);
+        if !sane || !further || valid.start >= valid.end {
             return;
         }
-        self.continuations
-            .retain(|(known, _)| (known.start, known.end) != (valid.start, valid.end));
-        self.continuations.push((valid, bytes));
+        self.continuations.insert(valid.start, (valid, bytes));
+        self.forget_read();
+        if self.continuations.len() > ENOUGH {
+            self.forget_needless();
+        }
+    }
+
+    /// Forgets the continuations of what was read.
+    fn forget_read(&mut self) {
         let position = self.position();
         // Of those that yield the next byte the nearest is enough, unless another reaches further.
-        let near = self.continuations.iter().filter(|(known, _)| known.start <= position);
-        let nearest = near.map(|(known, _)| (known.start, known.end)).max();
-        self.continuations.retain(|(known, _)| {
+        let nearest = self.continuations.range(..=position).next_back();
+        let nearest = nearest.map(|(&start, (known, _))| (start, known.end));
+        self.continuations.retain(|&start, (known, _)| {
             known.end > position
-                && nearest.is_none_or(|(start, end)| known.start >= start || known.end > end)
+                && nearest.is_none_or(|(near, end)| start >= near || known.end > end)
         });
-        if self.continuations.len() > MOST {
-            let furthest =
-                (0..self.continuations.len()).max_by_key(|&at| self.continuations[at].0.start);
-            furthest.map(|at| self.continuations.swap_remove(at));
+    }
+
+    /// Forgets the furthest of those of which another yields all, at more expense.
+    fn forget_needless(&mut self) {
+        let mut reached = 0;
+        let is_needless = |valid: &Valid| {
+            let within = valid.end <= reached;
+            reached = reached.max(valid.end);
+            within
+        };
+        let all = self.continuations.values().map(|(valid, _)| *valid);
+        if let Some(needless) = all.filter(is_needless).last() {
+            self.continuations.remove(&needless.start);
         }
+    }
+
+    /// Continuations of bytes that are not read yet, if these can be read, or asked for.
+    pub(super) fn kept(&self) -> usize {
+        let next = self.continuations.first_key_value();
+        let here = next.is_some_and(|(&start, _)| start <= self.position());
+        if here || self.data.is_readable() { self.continuations.len() } else { 0 }
+    }
+
+    /// Whether bytes are missing that no continuation yields, where nothing is on its way; `over`: and no more can
+    /// be sent for them.
+    pub(super) fn is_stuck(&self, over: bool) -> bool {
+        let position = self.position();
+        let here = self.choose(position).is_some() || self.data.is_readable();
+        let told = self.next > position || self.end.is_some() || self.data.pieces() > 0;
+        let beyond = told || !self.continuations.is_empty();
+        self.state() == State::Open && !here && (over || beyond)
     }
 
     /// The answer to `parcel` brings this. What of it has not come when that is settled is asked for.
@@ -137,9 +187,9 @@ impl Output {
         self.data.is_readable()
     }
 
-    /// Whether more pieces wait than any server of ours sends.
+    /// Whether more pieces wait, or more continuations, than any server of ours sends.
     pub(super) fn is_crowded(&self, window: u64) -> bool {
-        self.data.pieces() as u64 > window / LEAST_PIECE
+        self.data.pieces() as u64 > window / LEAST_PIECE || self.continuations.len() > MOST
     }
 
     /// The output ends there; whether that is news, and can be.
@@ -187,10 +237,10 @@ impl Output {
 
     /// The continuation that yields `position` at the least expense, and how far it is the one to use.
     fn choose(&self, position: u64) -> Option<(Range<u64>, Bytes)> {
-        let holding = self.continuations.iter().filter(|(valid, _)| valid.holds(position));
-        let (valid, bytes) = holding.max_by_key(|(valid, _)| valid.start)?;
-        let nearer = self.continuations.iter().map(|(other, _)| other.start);
-        let until = nearer.filter(|&start| start > position).min().unwrap_or(valid.end);
+        let mut nearest = self.continuations.range(..=position).rev();
+        let (_, (valid, bytes)) = nearest.find(|(_, (valid, _))| valid.holds(position))?;
+        let nearer = self.continuations.range(position + 1..).next();
+        let until = nearer.map_or(valid.end, |(&start, _)| start);
         Some((position..until.min(valid.end), bytes.clone()))
     }
 

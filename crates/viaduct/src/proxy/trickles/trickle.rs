@@ -166,6 +166,8 @@ impl Drop for Trickle {
 fn error(why: Failure) -> io::Error {
     error_of(match why {
         Failure::TimedOut => flow::Failure::TimedOut,
-        Failure::Reset(_) | Failure::Stalled | Failure::TooLong(_) => flow::Failure::Reset,
+        Failure::Reset(_) | Failure::Stalled | Failure::Missing | Failure::TooLong(_) => {
+            flow::Failure::Reset
+        }
     })
 }

@@ -84,6 +84,28 @@ impl Inputs {
         self.streams.get(&stream)?.failure
     }
 
+    /// A stream's output has so many continuations of what is not read.
+    pub(super) fn keeps(&mut self, stream: u32, kept: usize) {
+        if let Some(input) = self.streams.get_mut(&stream) {
+            input.kept = kept;
+        }
+        self.look(stream);
+    }
+
+    /// One of them has just come, with an answer to `parcel`.
+    pub(super) fn yielded(&mut self, stream: u32, kept: usize, parcel: Option<u64>) {
+        if let Some(input) = self.streams.get_mut(&stream) {
+            input.yielded(parcel);
+        }
+        self.keeps(stream, kept);
+    }
+
+    /// Whether nothing more is sent of a stream, and all that was is answered.
+    pub(super) fn is_over(&self, stream: u32) -> bool {
+        let is_over = |input: &Input| input.closed || input.ends && input.flights.is_empty();
+        self.streams.get(&stream).is_none_or(is_over)
+    }
+
     pub(super) fn forget(&mut self, stream: u32) {
         self.streams.remove(&stream);
         self.ready.remove(&stream);

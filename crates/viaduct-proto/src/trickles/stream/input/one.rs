@@ -6,6 +6,7 @@ use std::ops::Range;
 use bytes::{Bytes, BytesMut};
 
 use super::super::Failure;
+use super::super::output::ENOUGH;
 use crate::trickles::standard::Place;
 use crate::trickles::standard::wire::{SEGMENT, first_place};
 
@@ -34,6 +35,12 @@ pub(super) struct Input {
     pub(super) refused: Option<Flight>,
     pub(super) tries: u32,
     pub(super) failure: Option<Failure>,
+    /// Continuations of the output that are kept.
+    pub(super) kept: usize,
+    /// How many came since something was consumed, with answers to what is on its way.
+    came: usize,
+    /// About how many come for a segment.
+    yields: usize,
     /// What of the output no request brings yet, and may be asked for with the input alone.
     pub(super) unasked: Option<Range<u64>>,
 }
@@ -101,21 +108,38 @@ impl Input {
             refused: None,
             tries: 0,
             failure: None,
+            kept: 0,
+            came: 0,
+            yields: 0,
             unasked: None,
         }
     }
 
     pub(super) fn is_ready(&self) -> bool {
         let more = match (self.flights.back(), self.refused) {
+            // What its server would give for it could not be kept.
+            (None, _) if self.kept >= ENOUGH => false,
             (None, Some(before)) => self.buffer.len() > before.bytes || self.ends && !before.ends,
             (None, None) => !self.buffer.is_empty() || self.ends,
             (Some(last), _) => {
                 let left = self.buffer.len() - self.sent();
                 let worth = left >= WORTHWHILE || self.ends;
-                last.cut && worth && self.flights.len() < self.reach.segments
+                last.cut && worth && self.has_room_ahead()
             }
         };
         more && !self.closed && self.failure.is_none()
+    }
+
+    /// Whether one segment more may be on its way.
+    fn has_room_ahead(&self) -> bool {
+        let (some, to_come) = (self.flights.len(), self.flights.len() * self.yields);
+        some < self.reach.segments && self.kept + to_come < ENOUGH
+    }
+
+    /// A continuation of the output came, with an answer to `parcel`.
+    pub(super) fn yielded(&mut self, parcel: Option<u64>) {
+        let ours = self.flights.iter().any(|flight| Some(flight.parcel) == parcel);
+        self.came += usize::from(ours);
     }
 
     pub(super) fn is_writing(&self) -> bool {
@@ -175,6 +199,7 @@ impl Input {
             return true;
         }
         (self.refused, self.tries) = (None, 0);
+        self.yields = std::mem::take(&mut self.came).max(self.yields / 2);
         if left > 0 && self.flights.pop_front().is_some() {
             // What is behind was said for another place.
             self.flights.clear();

@@ -1,5 +1,6 @@
 //! A client's streams and a server's events, in virtual time.
 
+mod lack;
 mod web;
 mod world;
 

@@ -86,6 +86,17 @@ fn response(size: u64) -> usize {
 }
 
 #[test]
+fn requests_whose_responses_nobody_reads_wait_and_none_is_forgotten() {
+    let (size, count) = (10_000, 150);
+    let mut world = World::new(Config::default(), size);
+    world.client.write(MAIN, get(3).repeat(count).as_bytes());
+    (0..100).for_each(|_| world.turn(|_| false));
+    assert!(!world.client.is_flushed(MAIN), "there is no use for more continuations");
+    assert_eq!(world.read(MAIN, 300), count * response(size));
+    assert!(world.client.is_flushed(MAIN) && world.client.state(MAIN) == State::Open);
+}
+
+#[test]
 fn parallel_requests_of_which_one_would_be_cut_are_all_answered() {
     for path in [150, 170, 400, 560] {
         let mut world = World::new(Config::default(), 700);

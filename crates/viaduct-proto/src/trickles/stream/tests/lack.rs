@@ -1,0 +1,94 @@
+//! What a server has given nothing for: the stream fails, and says why.
+
+use super::world::{endpoint, way_back};
+use super::{ByHand, Failure, State, at};
+use crate::trickles::api::{Endpoint, Input, Reply};
+use crate::trickles::standard::{MAIN, Place, Reason, Valid};
+
+/// Has `server` answer what `hand` says in this way, until nothing is said any more.
+fn answer(server: &mut Endpoint, hand: &mut ByHand, reply: impl Fn(&Input, &mut Reply)) {
+    for _ in 0..20 {
+        for request in hand.requests() {
+            server.handle(hand.now, way_back(), &request).unwrap();
+        }
+        let mut out = Vec::new();
+        while let Some(event) = server.poll_event() {
+            let mut said = Reply::default();
+            for input in event.inputs(server.ring()) {
+                reply(&input.unwrap(), &mut said);
+            }
+            server.send(event, &said, &mut (), |_, message| out.push(message.to_vec()));
+        }
+        hand.take(&out);
+    }
+}
+
+fn valid(start: u64, end: u64) -> Valid {
+    Valid { stream: MAIN, start, end, last: false, leave: 0 }
+}
+
+fn all(input: &Input) -> Place {
+    input.place.after(input.bytes.len() as u64)
+}
+
+#[test]
+fn a_stream_with_bytes_that_nothing_yields_fails_and_does_not_wait_for_ever() {
+    type Says = fn(&Input, &mut Reply);
+    let missing = State::Failed(Failure::Missing);
+    let cases: [(&str, Says, State); 4] = [
+        (
+            "a hole before what can be asked for",
+            |input, reply| {
+                reply.output(valid(50, 100), "x").input(all(input), "x");
+            },
+            missing,
+        ),
+        (
+            "no more is read, and nothing was said",
+            |input, reply| {
+                reply.closed(MAIN, all(input).position);
+            },
+            missing,
+        ),
+        (
+            "an end, and nothing before it",
+            |input, reply| {
+                let end = Valid { last: true, ..valid(50, 50) };
+                reply.output(end, "x").input(all(input), "x");
+            },
+            missing,
+        ),
+        (
+            "more may be said",
+            |input, reply| {
+                reply.input(all(input), "x");
+            },
+            State::Open,
+        ),
+    ];
+    for (name, says, state) in cases {
+        let (mut server, mut hand) = (endpoint(at(0.0)), ByHand::new());
+        hand.stream.write(MAIN, b"hello");
+        answer(&mut server, &mut hand, says);
+        assert_eq!(hand.stream.state(MAIN), state, "{name}");
+        assert!(hand.stream.is_flushed(MAIN), "{name}");
+    }
+}
+
+#[test]
+fn a_server_that_gives_continuations_without_end_is_not_gone_on_with() {
+    let (mut server, mut hand) = (endpoint(at(0.0)), ByHand::new());
+    hand.stream.write(MAIN, &[b'x'; 100_000]);
+    // Never one of the next byte: there is nothing to ask for, so more input may bring it.
+    let gives = |input: &Input, reply: &mut Reply| {
+        for part in 0..25 {
+            let start = 1_000 + 1_000 * input.place.position + 10 * part;
+            reply.output(valid(start, start + 10), "");
+        }
+        reply.input(input.place.after(1), "x");
+    };
+    for _ in 0..20 {
+        answer(&mut server, &mut hand, gives);
+    }
+    assert_eq!(hand.stream.state(MAIN), State::Failed(Failure::Reset(Reason::Failed)));
+}
