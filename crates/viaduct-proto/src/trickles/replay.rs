@@ -8,11 +8,18 @@
 //! ```
 //!
 //! What is answered enters the newest slice. A slice ends when its time is over *or when it is
-//! full*; then the oldest is emptied and becomes the newest, and the floor rises to the end of
-//! what was forgotten. So the window is never blind: who comes from below the floor is not
+//! full*; then the oldest is emptied and becomes the newest, and the floor rises to the *reach* of
+//! what was forgotten: the latest time that anything in it was noted at, or that its continuation was
+//! made at. So the window is never blind: who comes from below the floor is not
 //! answered, but has to restart, which costs a round trip and no more than slow start. Under load
 //! the horizon grows shorter, not the memory longer. And only answers enter, which need an
 //! authentic continuation each: garbage takes no place, and a client takes as much as it is served.
+//!
+//! A slice reaches beyond the clock if a replica made one of its continuations whose clock is *ahead*. To forget
+//! it before the clock has come there would either refuse what is made meanwhile, here too, or let
+//! that continuation be answered twice. So of all slices that one is forgotten which reaches least, and at most
+//! two reach beyond the clock at a time: what else is ahead is refused until it has come there. The
+//! other two are left to take turns, however fast a flood fills them.
 //!
 //! Keys are hashed with a secret of the window, so that nobody can choose a bucket. Each has two
 //! buckets of 16 fingerprints of 32 bits; a key that was never seen is taken for a seen one in
@@ -57,10 +64,15 @@ pub(super) enum Once {
 pub struct Replay {
     secret: [u64; 4],
     slices: [Vec<[u32; BUCKET]>; SLICES],
-    /// When each slice began; the one at `newest` last.
-    began: [Instant; SLICES],
+    /// The latest time at which anything in each slice was noted, or its continuation made.
+    reach: [Instant; SLICES],
     newest: usize,
-    /// Continuations made before this are refused.
+    /// When the newest began, and how much is in it.
+    began: Instant,
+    noted: usize,
+    /// When the continuation was made that is being answered.
+    made: Instant,
+    /// Continuations that were not made after this are refused.
     floor: Instant,
     slice: Duration,
     horizon: Duration,
@@ -76,8 +88,11 @@ impl Replay {
         Replay {
             secret,
             slices: std::array::from_fn(|_| touched(buckets)),
-            began: [now; SLICES],
+            reach: [Instant::ZERO; SLICES],
             newest: 0,
+            began: now,
+            noted: 0,
+            made: Instant::ZERO,
             floor: now - horizon,
             slice: horizon / SLICES as u32,
             horizon,
@@ -102,7 +117,31 @@ impl Replay {
 
     /// Whether a continuation of the time `made` may be answered at all.
     pub fn is_fresh(&self, now: Instant, made: Instant) -> bool {
-        made >= self.floor && now.since(made) <= self.horizon && made.since(now) <= SKEW
+        let ahead = made.since(now);
+        made > self.floor
+            && now.since(made) <= self.horizon
+            && (ahead == Duration::ZERO || ahead <= SKEW && self.has_place_ahead(now))
+    }
+
+    /// The same; and if so, what is noted from now on is done for this continuation.
+    pub(super) fn admit(&mut self, now: Instant, made: Instant) -> bool {
+        let fresh = self.is_fresh(now, made);
+        if fresh {
+            self.made = made;
+        }
+        fresh
+    }
+
+    /// Whether what is ahead of the clock can be noted, so that two slices reach beyond the clock at most. Where
+    /// all is calm the last one does for a moment after its end; then the newest is not to run over into a
+    /// third, for which it has room until it is half full.
+    fn has_place_ahead(&self, now: Instant) -> bool {
+        let beyond = |&slice: &usize| slice != self.newest && self.reach[slice] > now;
+        match (0..SLICES).filter(beyond).count() {
+            0 => true,
+            1 => self.noted <= self.slices[self.newest].len() * BUCKET / 2,
+            _ => false,
+        }
     }
 
     /// Whether this was done already to `connection`.
@@ -118,7 +157,7 @@ impl Replay {
 
     /// Notes that this is done to `connection`; false if it was done already.
     pub(super) fn note(&mut self, now: Instant, connection: u64, what: Once) -> bool {
-        if now.since(self.began[self.newest]) >= self.slice {
+        if now.since(self.began) >= self.slice {
             self.turn(now);
         }
         let places = self.places(connection, what);
@@ -130,6 +169,9 @@ impl Replay {
             self.turn(now);
             self.put(places);
         }
+        self.noted += 1;
+        let reach = &mut self.reach[self.newest];
+        *reach = (*reach).max(now).max(self.made);
         true
     }
 
@@ -148,17 +190,15 @@ impl Replay {
         room
     }
 
-    /// Forgets the oldest slice, which becomes the newest.
+    /// Forgets the slice that reaches least, which is the oldest if nothing in it is ahead of the clock. It
+    /// becomes the newest.
     fn turn(&mut self, now: Instant) {
-        self.newest = (self.newest + 1) % SLICES;
-        // What it held was noted before the slice behind it began, of continuations made before
-        // that, or at most the skew later.
-        let after = self.began[(self.newest + 1) % SLICES];
-        if self.slices[self.newest].iter().any(|bucket| *bucket != [0; BUCKET]) {
-            self.floor = self.floor.max(after + SKEW);
-        }
+        let behind = (1..=SLICES).map(|after| (self.newest + after) % SLICES);
+        self.newest = behind.min_by_key(|&slice| self.reach[slice]).unwrap_or(self.newest);
+        self.floor = self.floor.max(self.reach[self.newest]);
         self.slices[self.newest].fill([0; BUCKET]);
-        self.began[self.newest] = now;
+        self.reach[self.newest] = Instant::ZERO;
+        (self.began, self.noted) = (now, 0);
     }
 
     /// Two buckets and a fingerprint, which is not 0.
@@ -194,70 +234,4 @@ fn touched(buckets: usize) -> Vec<[u32; BUCKET]> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn at(millis: u64) -> Instant {
-        Instant::from_nanos(1_000_000_000_000 + millis * 1_000_000)
-    }
-
-    fn window(bytes: usize) -> Replay {
-        Replay::new(bytes, Duration::from_secs(8), [1, 2, 3, 4], at(0))
-    }
-
-    #[test]
-    fn everything_happens_once() {
-        let mut replay = window(1 << 16);
-        for number in 0..1_000 {
-            assert!(replay.note(at(number), 7, Once::Answered(number)));
-        }
-        for number in 0..1_000 {
-            assert!(!replay.note(at(1_000), 7, Once::Answered(number)));
-            assert!(replay.note(at(1_000), 8, Once::Answered(number)));
-            assert!(replay.note(at(1_000), 7, Once::Again(number)));
-        }
-    }
-
-    #[test]
-    fn what_is_forgotten_is_too_old_to_be_answered() {
-        let mut replay = window(1 << 16);
-        for tick in 0..3_000 {
-            let now = at(tick * 10);
-            assert!(replay.note(now, 1, Once::Answered(tick)));
-            // A continuation made at its tick, replayed at any later one.
-            for old in (0..tick).step_by(37) {
-                let made = at(old * 10);
-                let refused = !replay.is_fresh(now, made) || replay.knows(1, Once::Answered(old));
-                assert!(refused, "made at {made:?} is answered again at {now:?}");
-            }
-            let horizon = replay.horizon(now);
-            assert!(horizon >= Duration::from_secs(5), "only {horizon:?} at {now:?}");
-        }
-        assert_eq!(replay.turned_early(), 0);
-    }
-
-    #[test]
-    fn a_flood_shortens_the_horizon_and_neither_grows_nor_blinds() {
-        let mut replay = window(1 << 16);
-        let memory = replay.memory();
-        assert!(replay.note(at(0), 1, Once::Answered(1)));
-        // A million answers within two seconds, in memory for sixteen thousand.
-        for number in 0..1_000_000 {
-            assert!(replay.note(at(number / 500), 2, Once::Answered(number)) || number == 0);
-            let old = number.saturating_sub(5_000);
-            assert!(replay.knows(2, Once::Answered(old)), "{old} is forgotten at {number}");
-        }
-        assert_eq!(replay.memory(), memory);
-        assert!(replay.turned_early() > 10);
-        assert!(!replay.is_fresh(at(2_000), at(0)), "what the flood pushed out is refused");
-        let fill = 1_000_000 / replay.turned_early();
-        assert!(fill > 3_000, "a slice of 4,096 places is full with {fill}");
-    }
-
-    #[test]
-    fn an_idle_window_keeps_its_horizon() {
-        let mut replay = window(1 << 12);
-        assert!(replay.note(at(100_000), 1, Once::Begun(1)));
-        assert!(replay.is_fresh(at(100_000), at(93_000)));
-    }
-}
+mod tests;

@@ -55,7 +55,7 @@ impl Server {
             return self.moved(now, from, &known, attempt, len);
         };
         let silent = attempt == 1 && age > SILENCE;
-        if attempt == MOST_ATTEMPTS || !self.replay.is_fresh(now, instant(now, known.timestamp)) {
+        if attempt == MOST_ATTEMPTS || !self.replay.admit(now, instant(now, known.timestamp)) {
             return self.resumed(now, from, &known, (attempt, silent), len);
         }
         if attempt > 1 && age < LEAST_AGE * (1 << (attempt - 1)) {

@@ -195,7 +195,7 @@ impl Server {
         made: Instant,
         code: u64,
     ) -> bool {
-        self.replay.is_fresh(now, made) && self.replay.note(now, connection, Once::Installed(code))
+        self.replay.admit(now, made) && self.replay.note(now, connection, Once::Installed(code))
     }
 
     fn decide<'m>(

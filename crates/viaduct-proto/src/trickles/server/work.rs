@@ -53,7 +53,7 @@ impl Server {
     ) -> Result<Event, Refusal> {
         let known = Continuation::open(&self.ring, returned.continuation)?;
         let made = instant(now, known.timestamp);
-        if !self.replay.is_fresh(now, made) {
+        if !self.replay.admit(now, made) {
             return Err(Refusal::Stale { age: now.since(made) });
         }
         let Some(home) = self.home(from, &known, returned) else {
