@@ -102,6 +102,7 @@ impl TricklesStatus {
             ("invented", server.invented),
             ("unknown", api.unknown),
             ("overflowed", api.overflowed),
+            ("outlived", api.outlived),
             ("altered", crypt.altered),
             ("in clear", crypt.clear),
             ("busy", crypt.busy),

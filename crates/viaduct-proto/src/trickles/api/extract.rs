@@ -3,7 +3,7 @@
 //! ```text
 //!  collection   events, each with a number before it
 //!  event        number of the secret 1 | siv 16, under AES-SIV:
-//!               version 1: 2 | made 6 | where answers go, a number before it | grant | request, a
+//!               version 1: 3 | made 6 | where answers go, a number before it | grant | request, a
 //!               number before it | how it came, a number before it
 //! ```
 //!
@@ -21,14 +21,15 @@ use crate::trickles::crypt::Channel;
 use crate::trickles::packet::Return;
 use crate::trickles::server::{Grant, instant, micros};
 
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
 /// What became of a collection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Installed {
     /// Events that are in the queue now.
     pub taken: usize,
-    /// Events that are not: altered, too old, taken over before, or beyond the queue's limit.
+    /// Events that are not: altered, of a secret that is not here, too old, taken over before, or beyond the
+    /// queue's limit.
     pub refused: usize,
 }
 
@@ -64,7 +65,7 @@ impl Endpoint {
         let mut bytes = vec![VERSION];
         put_u48(&mut bytes, micros(now));
         put_counted(&mut bytes, &to.emit());
-        grant.write(self.ring(), &mut bytes);
+        grant.write(&mut bytes);
         put_counted(&mut bytes, &message);
         put_counted(&mut bytes, &channel.emit());
         put_counted(out, &self.ring().seal_event(&bytes));
@@ -104,6 +105,9 @@ impl Endpoint {
         let grant = Grant::read(self.ring(), &mut reader)?;
         let message = reader.counted()?.to_vec();
         let channel = Channel::parse(reader.counted()?)?;
+        if !channel.is_answerable(self.ring()) {
+            return None;
+        }
         let new = self.server.install(now, grant.connection(), made, code);
         new.then(|| Minisocket::new(grant, to, Cow::Owned(message), channel))
     }

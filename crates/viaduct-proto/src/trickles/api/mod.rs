@@ -59,6 +59,8 @@ pub struct Stats {
     pub bytes: u64,
     /// Events that it has dropped.
     pub dropped: u64,
+    /// Events that could not be answered: their secrets were gone by then.
+    pub outlived: u64,
     /// Requests refused as the queue was full.
     pub overflowed: u64,
     /// Events given away.
@@ -67,7 +69,7 @@ pub struct Stats {
     pub installed: u64,
     /// Streams that were reset because none of the secrets has sealed their continuation.
     pub unknown: u64,
-    /// Events that were to be taken over: altered, too old, or taken over before.
+    /// Events that were to be taken over: altered, of a secret that is not here, too old, or taken over before.
     pub strange: u64,
 }
 
@@ -177,7 +179,8 @@ impl Endpoint {
         self.queue.pop_front()
     }
 
-    /// Answers an event: each of its packets is given to `out`, which sends it where the
+    /// Answers an event, with the secret that was the newest when its request came. If that is gone by now, or
+    /// the one that it is encrypted under, it cannot be answered, which is counted. Each of its packets is given to `out`, which sends it where the
     /// [`Return`] says. What the reply has not filled leaves without data, for its continuation is what
     /// the client goes on with.
     pub fn send(
@@ -190,6 +193,10 @@ impl Endpoint {
         let wants = event.wants();
         let (grant, mut to, _, channel) = event.into_parts();
         let ring = self.server.ring();
+        if !grant.is_answerable(ring) || !channel.is_answerable(ring) {
+            self.stats.outlived += 1;
+            return;
+        }
         let slots = match wants.beyond {
             None => layout::lay_out(ring, &grant, wants.asks, reply),
             Some(from) => layout::lay_out(ring, &grant, wants.asks, &reply.beyond(from)),
@@ -201,11 +208,12 @@ impl Endpoint {
         self.stats.unknown += reply.unknown();
         for (index, slot) in slots.iter().enumerate() {
             let payload = slot.payload(files, &mut self.data);
-            self.stats.packets += 1;
-            self.stats.bytes += payload.data.len() as u64;
             self.message.clear();
-            grant.emit(ring, index, &payload, &mut self.message);
-            if channel.seal(ring, &self.message, &mut self.sealed) {
+            if grant.emit(ring, index, &payload, &mut self.message)
+                && channel.seal(ring, &self.message, &mut self.sealed)
+            {
+                self.stats.packets += 1;
+                self.stats.bytes += payload.data.len() as u64;
                 out(&mut to, &self.sealed);
             }
         }

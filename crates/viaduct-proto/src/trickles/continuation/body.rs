@@ -2,7 +2,6 @@
 
 use super::{Continuation, Losses, Mode};
 use crate::trickles::bytes::{Reader, put_u48};
-use crate::trickles::keys::Keys;
 use crate::trickles::piece::{Acks, Piece};
 use crate::trickles::plan::Run;
 
@@ -10,12 +9,12 @@ use crate::trickles::plan::Run;
 const NUMBER_AT: usize = 24;
 
 impl Continuation {
-    /// Appends it without its code.
-    pub(in crate::trickles) fn emit_body(&self, keys: &Keys, out: &mut Vec<u8>) {
+    /// Appends it without its code, which one of secret number `secret` is to be.
+    pub(in crate::trickles) fn emit_body(&self, secret: u8, out: &mut Vec<u8>) {
         let acks =
             u8::from(self.piece.acks.delayed) << 5 | u8::from(self.piece.acks.by_request) << 4;
         let offset = u32::try_from(self.number - self.piece.base).unwrap_or(u32::MAX);
-        out.extend_from_slice(&[keys.number(), (self.mode as u8) << 6 | acks | self.losses.count]);
+        out.extend_from_slice(&[secret, (self.mode as u8) << 6 | acks | self.losses.count]);
         out.extend_from_slice(&self.connection.to_be_bytes());
         out.extend_from_slice(&self.generation.to_be_bytes());
         out.extend_from_slice(&self.tag.to_be_bytes());

@@ -42,7 +42,7 @@ impl Continuation {
     /// Appends what is left of it for a client that has another of its piece. No losses wait.
     pub(in crate::trickles) fn emit_delta(&self, keys: &Keys, out: &mut Vec<u8>) {
         let start = out.len();
-        self.emit_body(keys, out);
+        self.emit_body(keys.number(), out);
         let mac = keys.transport(&out[start..]);
         out.truncate(start);
         out.push(keys.number());

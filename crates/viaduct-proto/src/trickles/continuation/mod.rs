@@ -134,7 +134,7 @@ impl Continuation {
     /// Appends it to `out`, authenticated.
     pub fn emit(&self, keys: &Keys, out: &mut Vec<u8>) {
         let start = out.len();
-        self.emit_body(keys, out);
+        self.emit_body(keys.number(), out);
         let mac = keys.transport(&out[start..]);
         out.extend_from_slice(&mac);
     }

@@ -52,6 +52,14 @@ impl Channel {
         ring.channel_key(*secret, id).is_some_and(|key| seal(&key, message, out).is_some())
     }
 
+    /// Whether `ring` has the secret that answers are under.
+    pub(in crate::trickles) fn is_answerable(&self, ring: &KeyRing) -> bool {
+        match self {
+            Channel::Clear => true,
+            Channel::Sealed { secret, .. } => ring.get(*secret).is_some(),
+        }
+    }
+
     /// The same as bytes, for an event that is given away.
     pub(in crate::trickles) fn emit(&self) -> Vec<u8> {
         match self {

@@ -77,6 +77,6 @@ impl<'s, 'm> Answer<'s, 'm> {
     /// # Panics
     /// If there is no such permit, or the payload is longer than its room.
     pub fn emit(&self, index: usize, payload: &Payload, out: &mut Vec<u8>) {
-        emit(self.ring, &self.work[index], self.templates, payload, out);
+        emit(self.ring, self.ring.newest(), &self.work[index], self.templates, payload, out);
     }
 }

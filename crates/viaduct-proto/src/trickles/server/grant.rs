@@ -4,7 +4,7 @@ use super::answer::{Event, Permit};
 use super::work::{Form, Item};
 use crate::trickles::bytes::{Reader, put_varint};
 use crate::trickles::continuation::Continuation;
-use crate::trickles::keys::KeyRing;
+use crate::trickles::keys::{KeyRing, Keys};
 use crate::trickles::wire::response::{self, Body, Head, Payload, continuation_len, overhead};
 
 /// Most packets that a grant from elsewhere may have.
@@ -16,6 +16,10 @@ const MOST_ITEMS: u64 = 4_096;
 pub struct Grant {
     /// What happened.
     pub event: Event,
+    /// Number of the secret that was the newest when it was made. Its continuations are sealed with that and no
+    /// other: they bear the address as that one hashes it, and those that leave out what the client
+    /// has are meant for who has some of this secret.
+    pub(super) secret: u8,
     pub(super) work: Vec<Item>,
     pub(super) templates: [Continuation; 2],
 }
@@ -47,28 +51,37 @@ impl Grant {
         }
     }
 
-    /// As [`Answer::emit`](super::Answer::emit), for a server whose secrets are `ring`.
+    /// Whether `ring` has the secret that its packets are to be sealed with.
+    pub(in crate::trickles) fn is_answerable(&self, ring: &KeyRing) -> bool {
+        ring.get(self.secret).is_some()
+    }
+
+    /// As [`Answer::emit`](super::Answer::emit), for a server whose secrets are `ring`. False: a secret that
+    /// the packet needs is not, or no longer, in the ring, and nothing was appended.
     ///
     /// # Panics
     /// If there is no such permit, or the payload is longer than its room.
-    pub fn emit(&self, ring: &KeyRing, index: usize, payload: &Payload, out: &mut Vec<u8>) {
-        emit(ring, &self.work[index], &self.templates, payload, out);
+    pub fn emit(&self, ring: &KeyRing, index: usize, payload: &Payload, out: &mut Vec<u8>) -> bool {
+        let item = &self.work[index];
+        ring.get(self.secret)
+            .is_some_and(|keys| emit(ring, keys, item, &self.templates, payload, out))
     }
 
     /// Appends it for another server that has the secrets:
     ///
     /// ```text
-    ///   event 1: 0 open, 1 request | templates: two continuations without their codes
+    ///   event 1: 0 open, 1 request | templates: two continuations without their codes, of
+    ///   the secret that seals its packets
     ///   packets, a number | each: form 1 | template 1 | number 8 | room, a number
     ///   form: 0 ticket, 1 fresh, 2 half, 3 again, 4 slim, above: a group of that less 4
     /// ```
     ///
     /// Nonces are not in it: they are made anew.
-    pub(in crate::trickles) fn write(&self, ring: &KeyRing, out: &mut Vec<u8>) {
+    pub(in crate::trickles) fn write(&self, out: &mut Vec<u8>) {
         out.push(u8::from(matches!(self.event, Event::Request { .. })));
         for template in &self.templates {
             let number = template.piece.base;
-            Continuation { number, ..*template }.emit_body(ring.newest(), out);
+            Continuation { number, ..*template }.emit_body(self.secret, out);
         }
         put_varint(out, self.work.len() as u64);
         for item in &self.work {
@@ -92,9 +105,11 @@ impl Grant {
         templates + 16 + self.work.len() * (2 + 8 + 10)
     }
 
-    /// Reads one that was written with the secrets of `ring`.
+    /// Reads one, which `ring` has all secrets of.
     pub(in crate::trickles) fn read(ring: &KeyRing, reader: &mut Reader) -> Option<Grant> {
         let request = reader.u8()?;
+        // What a continuation begins with.
+        let secret = ring.get(*reader.0.first()?)?.number();
         let mut template = || {
             let (template, len) = Continuation::peek_body(reader.0)?;
             reader.take(len)?;
@@ -108,7 +123,7 @@ impl Grant {
         };
         let count = reader.varint().filter(|&count| count <= MOST_ITEMS)?;
         let work = (0..count).map(|_| item(ring, reader, &templates)).collect::<Option<_>>()?;
-        Some(Grant { event, work, templates })
+        Some(Grant { event, secret, work, templates })
     }
 }
 
@@ -130,14 +145,15 @@ fn item(ring: &KeyRing, reader: &mut Reader, templates: &[Continuation; 2]) -> O
     within.then_some(Item { form, number, nonce, template, room })
 }
 
-/// Appends the message of one packet.
+/// Appends the message of one packet, sealed with `keys`. False: the ring lacks the secret of its nonces.
 pub(super) fn emit(
     ring: &KeyRing,
+    keys: &Keys,
     item: &Item,
     templates: &[Continuation; 2],
     payload: &Payload,
     out: &mut Vec<u8>,
-) {
+) -> bool {
     let template = &templates[item.template];
     let continuation = Continuation { number: item.number, ..*template };
     let head = Head {
@@ -146,9 +162,8 @@ pub(super) fn emit(
         number: item.number,
         nonce: item.nonce,
     };
-    let keys = ring.newest();
     let body = match item.form {
-        Form::Group { count } => return emit_group(ring, &continuation, head, count, out),
+        Form::Group { count } => return emit_group(ring, keys, &continuation, head, count, out),
         Form::Ticket => Body::Ticket(&continuation),
         Form::Fresh => Body::Fresh(&continuation),
         Form::Slim => Body::Slim(&continuation),
@@ -158,12 +173,21 @@ pub(super) fn emit(
     let len = payload.user.len() + payload.data.len();
     assert!(len <= item.room, "a payload of {len} bytes in a room of {}", item.room);
     response::emit(keys, head, body, payload, out);
+    true
 }
 
-fn emit_group(ring: &KeyRing, first: &Continuation, head: Head, count: u8, out: &mut Vec<u8>) {
-    let Some(keys) = ring.get(first.nonces) else { return };
-    let mut nonces = keys.nonces(first.connection);
+fn emit_group(
+    ring: &KeyRing,
+    keys: &Keys,
+    first: &Continuation,
+    head: Head,
+    count: u8,
+    out: &mut Vec<u8>,
+) -> bool {
+    let Some(of_nonces) = ring.get(first.nonces) else { return false };
+    let mut nonces = of_nonces.nonces(first.connection);
     let nonces: Vec<u64> =
         (first.number..).take(count.into()).map(|number| nonces.of(number)).collect();
-    response::emit_group(ring.newest(), head, first, &nonces, out);
+    response::emit_group(keys, head, first, &nonces, out);
+    true
 }

@@ -183,7 +183,8 @@ impl Server {
         if self.work.iter().all(|item| item.template == MAIN) {
             templates[TAIL] = templates[MAIN];
         }
-        Ok(Grant { event, work: std::mem::take(&mut self.work), templates })
+        let (secret, work) = (self.ring.newest().number(), std::mem::take(&mut self.work));
+        Ok(Grant { event, secret, work, templates })
     }
 
     /// Notes that an event with this code, which another server has given away, is taken here; false if

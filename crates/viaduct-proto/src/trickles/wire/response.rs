@@ -234,7 +234,7 @@ pub(in crate::trickles) fn emit_group(
     emit_head(GROUP, head, out);
     out.push(nonces.len() as u8);
     let start = out.len();
-    first.emit_body(keys, out);
+    first.emit_body(keys.number(), out);
     let mut body = out[start..].to_vec();
     for (number, nonce) in (first.number..).zip(nonces) {
         out.extend_from_slice(&nonce.to_be_bytes());

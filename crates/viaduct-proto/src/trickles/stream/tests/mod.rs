@@ -1,6 +1,7 @@
 //! A client's streams and a server's events, in virtual time.
 
 mod lack;
+mod rotation;
 mod web;
 mod world;
 

@@ -1,5 +1,7 @@
 //! Whole transfers, seen by somebody on the way.
 
+mod bounds;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -258,26 +260,6 @@ fn secrets_rotate_under_a_transfer_and_what_outlives_its_secret_shakes_hands_ane
     assert!(handshakes > 1, "{handshakes} handshakes");
     let unknown = State::Failed(Failure::Reset(Reason::Unknown));
     assert_eq!(client.stream.state(MAIN), unknown);
-}
-
-#[test]
-fn handshakes_have_a_bound_and_those_who_have_had_theirs_go_on() {
-    let (mut replica, mut client) = (replica(true), Client::new(&identity()));
-    let mut ready = Client::new(&identity());
-    for _ in 0..3 {
-        for request in ready.requests() {
-            let event = replica.accept(ready.now, way_back(), &request).unwrap();
-            answers(&mut replica, event).iter().for_each(|answer| ready.take(answer));
-        }
-    }
-    let opening = client.requests().remove(0);
-    let taken = (0..2_000).filter(|_| replica.accept(START, way_back(), &opening).is_ok()).count();
-    assert!((100..=201).contains(&taken), "{taken}");
-    assert!(replica.crypt().unwrap().stats().busy >= 1_799);
-    let request = ready.requests().remove(0);
-    assert!(replica.accept(ready.now, way_back(), &request).is_ok());
-    let later = START + Duration::from_secs(1);
-    assert!(replica.accept(later, way_back(), &opening).is_ok());
 }
 
 #[test]

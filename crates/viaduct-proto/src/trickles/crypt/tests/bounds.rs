@@ -1,0 +1,40 @@
+//! What strangers can take of a server's time, and what ends with its secrets.
+
+use super::{Client, START, answers, identity, replica, way_back};
+use crate::time::Duration;
+
+#[test]
+fn handshakes_have_a_bound_and_those_who_have_had_theirs_go_on() {
+    let (mut replica, mut client) = (replica(true), Client::new(&identity()));
+    let mut ready = Client::new(&identity());
+    for _ in 0..3 {
+        for request in ready.requests() {
+            let event = replica.accept(ready.now, way_back(), &request).unwrap();
+            answers(&mut replica, event).iter().for_each(|answer| ready.take(answer));
+        }
+    }
+    let opening = client.requests().remove(0);
+    let taken = (0..2_000).filter(|_| replica.accept(START, way_back(), &opening).is_ok()).count();
+    assert!((100..=201).contains(&taken), "{taken}");
+    assert!(replica.crypt().unwrap().stats().busy >= 1_799);
+    let request = ready.requests().remove(0);
+    assert!(replica.accept(ready.now, way_back(), &request).is_ok());
+    let later = START + Duration::from_secs(1);
+    assert!(replica.accept(later, way_back(), &opening).is_ok());
+}
+
+#[test]
+fn an_event_whose_key_is_gone_is_counted_and_not_answered() {
+    let (mut replica, mut client) = (replica(true), Client::new(&identity()));
+    for request in client.requests() {
+        let event = replica.accept(client.now, way_back(), &request).unwrap();
+        answers(&mut replica, event).iter().for_each(|answer| client.take(answer));
+    }
+    // The client's key is of secret 1, and what it is answered is sealed with secret 2.
+    replica.server_mut().ring_mut().rotate(2, &[2; 32], 2);
+    let request = client.requests().remove(0);
+    let event = replica.accept(client.now, way_back(), &request).unwrap();
+    replica.server_mut().ring_mut().rotate(3, &[3; 32], 2);
+    assert!(answers(&mut replica, event).is_empty());
+    assert_eq!(replica.stats().outlived, 1);
+}
