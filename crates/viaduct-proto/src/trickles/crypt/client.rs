@@ -10,7 +10,7 @@ use crate::keys::{Entropy, PublicKey};
 use crate::trickles::bytes::Reader;
 use crate::trickles::wire::request::is_open;
 
-/// Bytes that sealing adds to the first message of a connection, at most.
+/// Bytes that sealing adds to the first message of a connection: no opening is shorter.
 pub const OPENING: usize = 1 + EPHEMERAL + 2 + PADDED + TAG;
 /// Handshakes that wait, and keys that are kept.
 const MOST: usize = 4;

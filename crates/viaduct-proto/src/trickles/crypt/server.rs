@@ -1,14 +1,17 @@
 //! The server's side: a function of the message, the key pair and the secrets.
 
 use super::channel::open;
-use super::{Channel, EPHEMERAL, Form, HELLO, ID, KEY, PADDED, SECOND, SIV, TAG, kind, noise};
+use super::{
+    Channel, EPHEMERAL, Form, HELLO, ID, KEY, OPENING, PADDED, SECOND, SIV, TAG, kind, noise,
+};
 use crate::keys::{Entropy, PublicKey, SecretKey};
 use crate::time::{Duration, Instant};
 use crate::trickles::bytes::Reader;
 use crate::trickles::keys::KeyRing;
 
 /// Handshakes a second, at most, and how many may come at once: each takes about 150 microseconds of a
-/// core, and anybody can ask for one. What is beyond is not answered; its client asks again.
+/// core, and anybody can ask for one, garbage of an opening's length too. What is beyond is not answered; its
+/// client asks again.
 const RATE: u32 = 2_000;
 const AT_ONCE: u32 = 200;
 /// What one of them is apart.
@@ -73,6 +76,9 @@ impl ServerCrypt {
     ) -> Option<(Option<Vec<u8>>, Channel)> {
         let opened = match message.first() {
             Some(&kind::REQUEST) => request(ring, message),
+            // What is too short to be one takes none of the time for handshakes. Whether anything longer is one,
+            // only the exchange of keys tells, which is what takes the time.
+            Some(&kind::OPENING) if message.len() < OPENING => None,
             Some(&kind::OPENING) => {
                 if !self.has_time(now) {
                     self.stats.busy += 1;

@@ -2,6 +2,7 @@
 
 use super::{Client, START, answers, identity, replica, way_back};
 use crate::time::Duration;
+use crate::trickles::crypt::OPENING;
 
 #[test]
 fn handshakes_have_a_bound_and_those_who_have_had_theirs_go_on() {
@@ -20,6 +21,43 @@ fn handshakes_have_a_bound_and_those_who_have_had_theirs_go_on() {
     let request = ready.requests().remove(0);
     assert!(replica.accept(ready.now, way_back(), &request).is_ok());
     let later = START + Duration::from_secs(1);
+    assert!(replica.accept(later, way_back(), &opening).is_ok());
+}
+
+#[test]
+fn what_is_too_short_for_an_opening_takes_no_time_from_those_who_begin() {
+    let (mut replica, mut client) = (replica(true), Client::new(&identity()));
+    let opening = client.requests().remove(0);
+    let kind = opening[0];
+    for length in (1..OPENING).cycle().take(5_000) {
+        let garbage = [&[kind][..], &vec![0x55; length - 1]].concat();
+        assert!(replica.accept(START, way_back(), &garbage).is_err());
+    }
+    let stats = replica.crypt().unwrap().stats();
+    assert_eq!((stats.busy, stats.altered), (0, 5_000));
+    assert!(replica.accept(START, way_back(), &opening).is_ok());
+}
+
+/// Nothing but the exchange of keys tells such garbage from an opening; so it takes the time of others who
+/// begin, for as long as it comes, and of nobody else.
+#[test]
+fn garbage_of_an_openings_length_takes_the_time_for_openings_alone_and_no_longer_than_it_comes() {
+    let (mut replica, mut client) = (replica(true), Client::new(&identity()));
+    let mut ready = Client::new(&identity());
+    for request in ready.requests() {
+        let event = replica.accept(ready.now, way_back(), &request).unwrap();
+        answers(&mut replica, event).iter().for_each(|answer| ready.take(answer));
+    }
+    let opening = client.requests().remove(0);
+    let mut garbage = opening.clone();
+    garbage[1..].fill(0x55);
+    for _ in 0..1_000 {
+        assert!(replica.accept(START, way_back(), &garbage).is_err());
+    }
+    assert!(replica.accept(START, way_back(), &opening).is_err());
+    let request = ready.requests().remove(0);
+    assert!(replica.accept(ready.now, way_back(), &request).is_ok(), "it goes on");
+    let later = START + Duration::from_millis(1);
     assert!(replica.accept(later, way_back(), &opening).is_ok());
 }
 
