@@ -13,7 +13,7 @@ fn secret(number: u8) -> [u8; 32] {
     [if number == 1 { 3 } else { number }; 32]
 }
 
-/// Has `server` the secrets of these numbers, the newest last.
+/// Gives `server` the secrets of these numbers, the newest last, and no others.
 fn give(server: &mut Endpoint, numbers: &[u8]) {
     for &number in numbers {
         server.server_mut().ring_mut().rotate(number, &secret(number), numbers.len());
