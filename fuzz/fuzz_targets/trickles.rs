@@ -3,6 +3,7 @@
 //! messages are lost, doubled, delayed and altered neither panic nor mix up the stream.
 #![no_main]
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use arbitrary::Arbitrary;
@@ -15,7 +16,7 @@ use viaduct_proto::trickles::continuation::Continuation;
 use viaduct_proto::trickles::keys::KeyRing;
 use viaduct_proto::trickles::replay::Replay;
 use viaduct_proto::trickles::server::{Event, Server, Settings};
-use viaduct_proto::trickles::wire::{Payload, Request, Response};
+use viaduct_proto::trickles::wire::{Form, Payload, Request, Response};
 
 const LENGTH: u64 = 200_000;
 
@@ -76,6 +77,8 @@ struct World {
     down: Vec<Vec<u8>>,
     /// Whether a response was altered: then the data may be.
     altered: bool,
+    /// Addresses that something was sent to.
+    answered: BTreeSet<SocketAddr>,
 }
 
 fuzz_target!(|steps: Steps<Step>| {
@@ -95,6 +98,7 @@ fuzz_target!(|steps: Steps<Step>| {
         up: Vec::new(),
         down: Vec::new(),
         altered: false,
+        answered: BTreeSet::new(),
     };
     for step in steps.0 {
         world.step(step);
@@ -189,6 +193,8 @@ impl World {
             answer.seal_user(b"stream", &mut user);
         }
         let mut asks = answer.request.groups;
+        // Nobody has got anything there: it may be a victim's. A ticket is for such, whoever got one before.
+        let (mut unproven, mut sent) = (self.answered.insert(self.from), 0);
         for (index, permit) in answer.permits().enumerate() {
             let mut payload = Payload::default();
             let mut data = Vec::new();
@@ -208,10 +214,14 @@ impl World {
             payload.data = &data;
             let mut out = Vec::new();
             answer.emit(index, &payload, &mut out);
+            let response = Response::parse(&out).expect("a server's own response");
+            unproven |= matches!(response.form, Form::Ticket(_));
+            sent += out.len();
             if self.down.len() < 1_000 {
                 self.down.push(out);
             }
         }
+        assert!(!unproven || sent <= message.len(), "{sent} bytes for {}", message.len());
     }
 
     fn pump(&mut self) {
