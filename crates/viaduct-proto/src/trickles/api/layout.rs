@@ -161,9 +161,12 @@ fn within(pieces: &[Piece], most: u64) -> Vec<Piece> {
     pieces.iter().map(cut).filter(|piece| !piece.is_empty()).collect()
 }
 
-/// The notes of a reply, each by itself.
+/// The notes of a reply, each by itself: what its inputs yield comes before what says that they were consumed, so
+/// that a client that has the latter lacks nothing.
 fn notes(ring: &KeyRing, reply: &Reply) -> Vec<Vec<u8>> {
-    let continuations = reply.continuations.iter().map(|continuation| {
+    let is_output = |continuation: &&Sealed| matches!(continuation, Sealed::Output(..));
+    let (outputs, inputs): (Vec<_>, Vec<_>) = reply.continuations.iter().partition(is_output);
+    let continuations = outputs.into_iter().chain(inputs).map(|continuation| {
         let mut note = Vec::new();
         match continuation {
             Sealed::Input(place, state) => emit_place(ring, place, state, &mut note),

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
+use super::parcels::Parcels;
 use crate::time::Instant;
 use crate::trickles::wire::Ask;
 
@@ -52,9 +53,17 @@ pub(super) struct Expected {
     pub(super) want: Option<Want>,
     /// What the request took along, of which the packet is an answer.
     pub(super) parcel: Option<u64>,
+    /// Which packet of that answer it is.
+    turn: u32,
+    /// Whether all packets of that answer before it have come, once it came.
+    pub(super) in_order: bool,
 }
 
 impl Expected {
+    pub(super) fn new(sent: Instant, want: Option<Want>, parcel: Option<u64>) -> Expected {
+        Expected { sent, want, parcel, turn: 0, in_order: true }
+    }
+
     /// Whether it is to bring something that is wanted.
     fn brings(&self) -> bool {
         self.want.as_ref().is_some_and(|want| want.length > 0)
@@ -69,9 +78,7 @@ pub(super) struct Asks {
     wants: VecDeque<Want>,
     fresh: BTreeMap<u64, Expected>,
     again: BTreeMap<u64, Expected>,
-    /// Packets that are to come in answer to each parcel.
-    parcels: BTreeMap<u64, u32>,
-    settled: VecDeque<u64>,
+    parcels: Parcels,
 }
 
 /// Bytes of a request that asks may take.
@@ -179,19 +186,19 @@ impl Asks {
     }
 
     /// A packet is to come.
-    pub(super) fn expect(&mut self, number: u64, expected: Expected) {
-        self.count(&expected);
+    pub(super) fn expect(&mut self, number: u64, mut expected: Expected) {
+        expected.turn = self.parcels.expect(expected.parcel);
         self.furthest = self.furthest.max(number);
         if let Some(before) = self.fresh.insert(number, expected) {
-            self.release(&before);
+            self.parcels.is_out(before.parcel);
         }
     }
 
     /// A lost packet is to come again.
-    pub(super) fn expect_again(&mut self, number: u64, expected: Expected) {
-        self.count(&expected);
+    pub(super) fn expect_again(&mut self, number: u64, mut expected: Expected) {
+        expected.turn = self.parcels.expect(expected.parcel);
         if let Some(before) = self.again.insert(number, expected) {
-            self.release(&before);
+            self.parcels.is_out(before.parcel);
         }
     }
 
@@ -205,14 +212,24 @@ impl Asks {
         doubted
     }
 
-    /// The packet came, or will not; what it was to be.
+    /// The packet came; what it was to be.
     pub(super) fn came(&mut self, number: u64) -> Option<Expected> {
-        self.fresh.remove(&number).inspect(|expected| self.release(expected))
+        self.fresh.remove(&number).map(|expected| self.arrived(expected))
+    }
+
+    /// The packet will not come; what it was to be.
+    pub(super) fn is_lost(&mut self, number: u64) -> Option<Expected> {
+        self.fresh.remove(&number).inspect(|expected| self.parcels.is_out(expected.parcel))
     }
 
     /// The lost packet came; what it was to be.
     pub(super) fn came_again(&mut self, number: u64) -> Option<Expected> {
-        self.again.remove(&number).inspect(|expected| self.release(expected))
+        self.again.remove(&number).map(|expected| self.arrived(expected))
+    }
+
+    fn arrived(&mut self, expected: Expected) -> Expected {
+        let in_order = self.parcels.came(expected.parcel, expected.turn);
+        Expected { in_order, ..expected }
     }
 
     /// A generation begins, whose packets have numbers of their own.
@@ -230,37 +247,19 @@ impl Asks {
         let fresh = std::mem::take(&mut self.fresh);
         let again = std::mem::take(&mut self.again);
         for expected in fresh.into_values().chain(again.into_values()) {
-            self.release(&expected);
+            self.parcels.is_out(expected.parcel);
             self.want_again(expected.want);
         }
     }
 
     /// No answer to this parcel can come any more.
     pub(super) fn settle(&mut self, parcel: Option<u64>) {
-        self.settled.extend(parcel);
+        self.parcels.settle(parcel);
     }
 
     /// The next parcel that is settled.
     pub(super) fn poll_settled(&mut self) -> Option<u64> {
-        self.settled.pop_front()
-    }
-
-    fn count(&mut self, expected: &Expected) {
-        if let Some(parcel) = expected.parcel {
-            *self.parcels.entry(parcel).or_default() += 1;
-        }
-    }
-
-    fn release(&mut self, expected: &Expected) {
-        let Some(parcel) = expected.parcel else { return };
-        let left = self.parcels.get_mut(&parcel).map_or(0, |left| {
-            *left -= 1;
-            *left
-        });
-        if left == 0 {
-            self.parcels.remove(&parcel);
-            self.settle(Some(parcel));
-        }
+        self.parcels.poll_settled()
     }
 }
 

@@ -14,6 +14,7 @@
 mod asks;
 mod feed;
 mod overtaking;
+mod parcels;
 mod reassembly;
 mod receiver;
 mod requests;
@@ -71,6 +72,8 @@ pub struct Arrived {
     pub flags: u8,
     /// What the request took along that they answer; see [`Feed::take`].
     pub parcel: Option<u64>,
+    /// Whether all packets of that answer before this one have come, too.
+    pub in_order: bool,
     /// A user continuation, maybe empty.
     pub user: Bytes,
     /// The data.

@@ -283,7 +283,7 @@ impl Client {
             self.asks.expect_again(number, expected);
         }
         for number in plan.grouped.numbers() {
-            let expected = Expected { sent: layout.now, want: None, parcel: layout.parcel };
+            let expected = Expected::new(layout.now, None, layout.parcel);
             self.asks.expect(number, expected);
         }
         for number in plan.fresh.numbers() {
@@ -299,7 +299,7 @@ impl Client {
         let room = layout.room.saturating_sub(taken + notes);
         let want = self.asks.take(room, &mut layout.budget);
         layout.wants.extend(want.clone());
-        Expected { sent: layout.now, want, parcel: layout.parcel }
+        Expected::new(layout.now, want, layout.parcel)
     }
 
     fn post(&mut self, message: Vec<u8>) {

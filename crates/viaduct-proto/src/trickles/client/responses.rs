@@ -72,7 +72,8 @@ impl Client {
         self.hear(now);
         self.overdue = None;
         let want = self.promised.pop_front();
-        self.deliver(want, self.promised_parcel, &response.payload);
+        let expected = Expected::new(now, want, self.promised_parcel);
+        self.deliver(expected, &response.payload);
         self.unpromise();
         true
     }
@@ -92,7 +93,7 @@ impl Client {
         self.phase = Phase::Running(Box::new(Receiver::new(known.piece)));
         for number in (known.piece.base..).take(known.piece.start.into()) {
             let want = self.promised.pop_front();
-            self.asks.expect(number, Expected { sent, want, parcel });
+            self.asks.expect(number, Expected::new(sent, want, parcel));
         }
         self.unpromise();
         true
@@ -122,7 +123,7 @@ impl Client {
                     self.repaired.pop_first();
                 }
                 self.hear(now);
-                self.deliver(expected.want, expected.parcel, &response.payload);
+                self.deliver(expected, &response.payload);
                 self.settle(now);
                 return true;
             }
@@ -165,7 +166,7 @@ impl Client {
         if let Some(expected) = self.asks.came(number) {
             self.asked = self.asked.max(expected.sent);
             self.trips.measure(now.since(expected.sent));
-            self.deliver(expected.want, expected.parcel, &response.payload);
+            self.deliver(expected, &response.payload);
         } else {
             self.late(&response.payload);
         }
@@ -188,7 +189,7 @@ impl Client {
         self.stats.recoveries += u64::from(receiver.take_recovered());
         while let Some(number) = receiver.take_lost() {
             self.stats.lost += 1;
-            if let Some(expected) = self.asks.came(number) {
+            if let Some(expected) = self.asks.is_lost(number) {
                 self.asks.want_again(expected.want);
             }
         }
@@ -224,7 +225,8 @@ impl Client {
     }
 
     /// Hands data on; what was wanted and did not come with them is wanted again.
-    fn deliver(&mut self, want: Option<Want>, parcel: Option<u64>, payload: &Payload) {
+    fn deliver(&mut self, expected: Expected, payload: &Payload) {
+        let Expected { want, parcel, in_order, .. } = expected;
         if let Some(want) = want.filter(|want| want.length > 0) {
             let ends = payload.flags & ENDS != 0;
             let end = payload.position + payload.data.len() as u64;
@@ -235,15 +237,15 @@ impl Client {
                 self.asks.want_again(Some(Want { position: end, length: wanted - end, ..want }));
             }
         }
-        self.hand_on(parcel, payload);
+        self.hand_on(parcel, in_order, payload);
     }
 
     /// Hands data on that nobody waits for any more.
     fn late(&mut self, payload: &Payload) {
-        self.hand_on(None, payload);
+        self.hand_on(None, true, payload);
     }
 
-    fn hand_on(&mut self, parcel: Option<u64>, payload: &Payload) {
+    fn hand_on(&mut self, parcel: Option<u64>, in_order: bool, payload: &Payload) {
         if payload.data.is_empty() && payload.user.is_empty() && payload.flags == 0 {
             return;
         }
@@ -251,6 +253,7 @@ impl Client {
             position: payload.position,
             flags: payload.flags,
             parcel,
+            in_order,
             user: Bytes::copy_from_slice(payload.user),
             data: Bytes::copy_from_slice(payload.data),
         });

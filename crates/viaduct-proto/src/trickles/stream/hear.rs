@@ -29,6 +29,8 @@ impl Stream {
 
     fn hear(&mut self, note: &Note, arrived: &Arrived) {
         match *note {
+            // What this input yields may have been in a packet that has not come: it is to be sent again.
+            Note::Input(..) | Note::Closed { .. } if !arrived.in_order => {}
             Note::Input(place, bytes) => {
                 if self.inputs.consumed(&place, arrived.user.slice_ref(bytes), arrived.parcel) {
                     self.changed.insert(place.stream);

@@ -135,3 +135,21 @@ fn a_line_that_asks_leave_no_room_for_goes_again_without_them() {
         assert_eq!(read, 2 * length, "{path}, {header}");
     }
 }
+
+#[test]
+fn a_response_whose_continuation_was_lost_is_not_forgotten() {
+    // Eight of these take more than a packet's user continuation.
+    let (size, count, path) = (3_000, 24, 130);
+    let mut text = get(path).repeat(count);
+    text.truncate(text.len() - 2);
+    text.push_str("Connection: close\r\n\r\n");
+    for (lost_turn, lost) in (1..8).flat_map(|turn| (0..3).map(move |lost| (turn, lost))) {
+        let mut world = World::new(Config::default(), size);
+        world.client.write(MAIN, text.as_bytes());
+        (0..lost_turn).for_each(|_| world.turn(|_| false));
+        world.turn(|index| index == lost);
+        world.read(MAIN, 200);
+        let state = world.client.state(MAIN);
+        assert_eq!(state, State::Finished, "packet {lost} of round trip {lost_turn}");
+    }
+}
