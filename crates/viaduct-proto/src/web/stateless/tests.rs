@@ -1,0 +1,176 @@
+//! Connections to two servers that take turns, and keep nothing.
+
+use super::*;
+use crate::time::{Duration, Instant};
+use crate::trickles::api::Endpoint;
+use crate::trickles::packet::Return;
+use crate::trickles::replay::Replay;
+use crate::trickles::server::{Server, Settings};
+use crate::trickles::standard::MAIN;
+use crate::trickles::stream::{Config, Failure, State, Stream};
+
+/// One file at every path but `/none`, which may change.
+struct One {
+    size: u64,
+    modified: u64,
+}
+
+impl Files for One {
+    fn read(&mut self, _file: u64, offset: u64, out: &mut [u8]) -> bool {
+        let salt = self.modified;
+        out.iter_mut().zip(offset..).for_each(|(place, at)| *place = (at ^ at >> 8 ^ salt) as u8);
+        true
+    }
+}
+
+impl Site for One {
+    fn find(&mut self, request: &Request) -> (Found, u64) {
+        if request.path == ["none"] {
+            return (Found::Nothing, 0);
+        }
+        (Found::File { size: self.size, modified: self.modified, nanos: 0 }, 7)
+    }
+}
+
+struct World {
+    now: Instant,
+    client: Stream,
+    servers: [Endpoint; 2],
+    site: One,
+}
+
+impl World {
+    fn new() -> World {
+        let now = Instant::from_nanos(1 << 50);
+        let server = || {
+            let replay = Replay::new(1 << 16, Duration::from_secs(30), [1; 4], now);
+            let ring = KeyRing::new(1, &[1; 32]);
+            Endpoint::new(Server::new(Settings::default(), ring, replay), 100)
+        };
+        let client = Stream::open(Config::default(), 7, now);
+        let site = One { size: 100_000, modified: 9 };
+        World { now, client, servers: [server(), server()], site }
+    }
+
+    /// A round trip, with a server that changes each time.
+    fn turn(&mut self) {
+        self.now += Duration::from_millis(20);
+        let at = |text: &str| text.parse().unwrap();
+        let to = Return::of_datagram(at("192.0.2.1:4000"), at("192.0.2.2:80"));
+        let mut answers = Vec::new();
+        while let Some(request) = self.client.poll_transmit(self.now) {
+            self.servers.swap(0, 1);
+            let server = &mut self.servers[0];
+            let event = server.accept(self.now, to, &request).unwrap();
+            let reply = respond(server.ring(), &event, &mut self.site);
+            server.send(event, &reply, &mut self.site, |_, message| {
+                answers.push(message.to_vec());
+            });
+        }
+        answers.iter().for_each(|answer| self.client.handle(self.now, answer));
+    }
+
+    /// What comes for these bytes, of which `step` are written at a time.
+    fn ask(&mut self, text: &[u8], step: usize) -> Vec<u8> {
+        let mut read = Vec::new();
+        for part in text.chunks(step) {
+            assert_eq!(self.client.write(MAIN, part), part.len());
+            self.turn();
+        }
+        self.client.shutdown(MAIN);
+        for _ in 0..60 {
+            self.turn();
+            while let Some(data) = self.client.read(MAIN) {
+                read.extend_from_slice(&data);
+            }
+        }
+        read
+    }
+
+    fn expected(&mut self, text: &[u8]) -> Vec<u8> {
+        let (mut at, mut whole) = (0, Vec::new());
+        while let Ok(Some((request, taken))) = Request::parse(&text[at..]) {
+            at += taken;
+            let (found, _) = self.site.find(&request);
+            let plan = plan(&request, &found);
+            for piece in plan.pieces(0..plan.len()) {
+                match piece {
+                    Piece::Bytes(bytes) => whole.extend_from_slice(bytes),
+                    Piece::File(range) => {
+                        let start = whole.len();
+                        whole.resize(start + (range.end - range.start) as usize, 0);
+                        self.site.read(7, range.start, &mut whole[start..]);
+                    }
+                }
+            }
+        }
+        whole
+    }
+}
+
+#[test]
+fn a_connection_of_pieces_and_two_servers_is_the_plan() {
+    let cookie = format!("Cookie: {}\r\n", "c".repeat(3_000));
+    let text = format!(
+        "GET /a.txt HTTP/1.1\r\nHost: h\r\n{cookie}\r\nHEAD /b HTTP/1.1\r\n\r\n\
+         GET /c HTTP/1.1\r\nRange: bytes=500-40000\r\n\r\nGET /none HTTP/1.1\r\n\r\n\
+         GET /d HTTP/1.1\r\nConnection: close\r\n\r\n"
+    );
+    for step in [7, 1_000, 100_000] {
+        let mut world = World::new();
+        let expected = world.expected(text.as_bytes());
+        let read = world.ask(text.as_bytes(), step);
+        assert!(read == expected, "{step} at a time: {} of {}", read.len(), expected.len());
+        assert_eq!(world.client.state(MAIN), State::Finished);
+    }
+}
+
+#[test]
+fn more_requests_than_begin_at_once_are_all_answered_before_the_end() {
+    for count in [AT_ONCE - 1, AT_ONCE, AT_ONCE + 1, 3 * AT_ONCE, 100] {
+        let mut world = World::new();
+        let text = "GET /none HTTP/1.1\r\n\r\n".repeat(count);
+        let expected = world.expected(text.as_bytes());
+        assert_eq!(world.client.write(MAIN, text.as_bytes()), text.len());
+        // No packet goes before the end is known.
+        assert!(world.ask(b"", 1) == expected, "{count}");
+        assert_eq!(world.client.state(MAIN), State::Finished);
+    }
+}
+
+#[test]
+fn what_is_no_request_is_told_and_ends_the_connection() {
+    for (text, code) in [
+        ("DELETE / HTTP/1.1\r\n\r\n", "405"),
+        ("GET /../x HTTP/1.1\r\n\r\n", "400"),
+        (&format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(5_000)), "431"),
+    ] {
+        let mut world = World::new();
+        let read = String::from_utf8(world.ask(text.as_bytes(), 10_000)).unwrap();
+        assert!(read.starts_with(&format!("HTTP/1.1 {code}")), "{read}");
+        assert_eq!(world.client.state(MAIN), State::Finished);
+    }
+    let mut world = World::new();
+    assert_eq!(world.ask(b"GET / HT", 100), b"");
+    assert_eq!(world.client.state(MAIN), State::Finished);
+}
+
+#[test]
+fn a_file_that_changes_is_refused_and_not_mixed() {
+    let mut world = World::new();
+    world.client.write(MAIN, b"GET /a HTTP/1.1\r\n\r\n");
+    world.turn();
+    world.turn();
+    world.site.modified = 10;
+    let mut read = Vec::new();
+    for _ in 0..20 {
+        world.turn();
+        while let Some(data) = world.client.read(MAIN) {
+            read.extend_from_slice(&data);
+        }
+    }
+    assert_eq!(world.client.state(MAIN), State::Failed(Failure::Reset(Reason::Changed)));
+    world.site.modified = 9;
+    let expected = world.expected(b"GET /a HTTP/1.1\r\n\r\n");
+    assert!(!read.is_empty() && expected.starts_with(&read));
+}
