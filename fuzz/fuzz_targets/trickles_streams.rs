@@ -15,7 +15,7 @@ use viaduct_proto::trickles::server::{Server, Settings};
 use viaduct_proto::trickles::standard::wire::{open_place, open_valid};
 use viaduct_proto::trickles::standard::{MAIN, Notes, Segments};
 use viaduct_proto::trickles::stream::{Config, Stream};
-use viaduct_proto::web::{Digest, Found, Request, Site, respond};
+use viaduct_proto::web::{Digest, Found, Listing, Request, Site, respond};
 
 /// Bytes of each file.
 const SIZE: u64 = 30_000;
@@ -58,7 +58,7 @@ impl Files for Disk {
 impl Site for Disk {
     fn find(&mut self, request: &Request) -> (Found, u64) {
         match request.path.len() {
-            0 => (Found::Directory(vec!["a".to_owned()]), 0),
+            0 => (Found::Directory(Listing::new(&[], vec!["a".to_owned()])), 0),
             1 => (Found::File { size: SIZE, modified: 9, nanos: 0 }, 7),
             _ => (Found::Nothing, 0),
         }
@@ -112,7 +112,7 @@ impl World {
                 self.client.write(MAIN, &bytes);
             }
             Step::Ask { name, reserve } => {
-                let head = format!("GET /{name} HTTP/1.1\r\nConnection: close\r\n\r\n");
+                let head = format!("GET /{name} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
                 if self.asked.len() < 100 {
                     self.asked.extend(self.client.request(head.as_bytes(), reserve.into()));
                 }

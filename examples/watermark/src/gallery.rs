@@ -233,6 +233,6 @@ fn failure(kind: u8) -> Option<Vec<u8>> {
     };
     match plan.body {
         Body::Bytes(body) => Some([plan.head, body].concat()),
-        Body::File(_) => None,
+        Body::Page(_) | Body::File(_) => None,
     }
 }

@@ -15,6 +15,7 @@
 
 mod date;
 mod digest;
+mod listing;
 mod mime;
 mod path;
 mod plan;
@@ -26,6 +27,7 @@ mod stateless;
 mod tests;
 
 pub use digest::Digest;
+pub use listing::Listing;
 pub use plan::{Body, Piece, Plan, plan};
 pub use request::{MAX_HEAD, Method, Request, Wrong};
 pub use stateless::{Site, respond};
@@ -42,8 +44,8 @@ pub enum Found {
         /// And nanoseconds.
         nanos: u32,
     },
-    /// A directory without an index file: the names in it, directories with a slash at their end.
-    Directory(Vec<String>),
+    /// A directory without an index file: the page of it. For who asks without a slash any page will do.
+    Directory(Listing),
     /// Nothing.
     Nothing,
     /// Something that may not be read.

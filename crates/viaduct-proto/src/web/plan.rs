@@ -3,9 +3,11 @@
 use std::fmt::Write as _;
 use std::ops::Range;
 
+use bytes::Bytes;
+
 use super::range::{Asked, asked};
 use super::request::{Method, Request, Wrong};
-use super::{Found, date, mime, path};
+use super::{Found, Listing, date, mime, path};
 
 /// A response, as a description: any of its bytes can be made again.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,15 +27,17 @@ pub struct Plan {
 pub enum Body {
     /// These bytes; none for HEAD.
     Bytes(Vec<u8>),
+    /// This page.
+    Page(Listing),
     /// These of the file.
     File(Range<u64>),
 }
 
 /// A part of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Piece<'a> {
-    /// These bytes.
-    Bytes(&'a [u8]),
+pub enum Piece {
+    /// These bytes; of a page they are shared, not copied.
+    Bytes(Bytes),
     /// These of the file.
     File(Range<u64>),
 }
@@ -44,6 +48,7 @@ impl Plan {
         self.head.len() as u64
             + match &self.body {
                 Body::Bytes(bytes) => bytes.len() as u64,
+                Body::Page(listing) => listing.page().len() as u64,
                 Body::File(range) => range.end - range.start,
             }
     }
@@ -54,15 +59,17 @@ impl Plan {
     }
 
     /// The bytes of the response in `range`, as far as there are any: of the head, and of the body.
-    pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = Piece<'_>> {
+    pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = Piece> {
         let head = self.head.len() as u64;
         let of_head = cut(&range, 0..head);
         let of_body = cut(&range, head..self.len());
-        let first = of_head.map(|at| Piece::Bytes(slice(&self.head, at)));
+        let copy = |bytes: &[u8], at| Piece::Bytes(Bytes::copy_from_slice(&bytes[of(at)]));
+        let first = of_head.map(|at| copy(&self.head, at));
         let second = of_body.map(|at| {
             let at = at.start - head..at.end - head;
             match &self.body {
-                Body::Bytes(bytes) => Piece::Bytes(slice(bytes, at)),
+                Body::Bytes(bytes) => copy(bytes, at),
+                Body::Page(listing) => Piece::Bytes(listing.page().slice(of(at))),
                 Body::File(range) => Piece::File(range.start + at.start..range.start + at.end),
             }
         });
@@ -92,10 +99,10 @@ pub fn plan(request: &Request, found: &Found) -> Plan {
             moved.header("Location", &format!("/{}/", encoded.join("/")));
             moved.text(request.method)
         }
-        Found::Directory(names) => {
+        Found::Directory(listing) => {
             let mut answer = answer("200 OK");
             answer.header("Content-Type", "text/html; charset=utf-8");
-            answer.bytes(request.method, index(&request.path, names).into_bytes())
+            answer.page(request.method, listing)
         }
         Found::File { size, modified, .. } => file(request, found, *size, *modified),
     }
@@ -168,36 +175,6 @@ fn lists(list: &str, tag: &str, weak: bool) -> bool {
     list.trim() == "*" || list.split(',').any(|known| same(known.trim()))
 }
 
-/// A page that names what is in a directory.
-fn index(path: &[String], names: &[String]) -> String {
-    let title = escape(&format!("/{}", path.join("/")));
-    let mut page = format!(
-        "<!doctype html>\n<meta charset=utf-8>\n<title>{title}</title>\n<h1>{title}</h1>\n<ul>\n"
-    );
-    let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
-    names.sort_unstable();
-    if !path.is_empty() {
-        names.insert(0, "../");
-    }
-    for name in names {
-        // Writing to a string cannot fail.
-        let _ = writeln!(page, "<li><a href=\"./{}\">{}</a>", path::encode(name), escape(name));
-    }
-    page.push_str("</ul>\n");
-    page
-}
-
-fn escape(text: &str) -> String {
-    let one = |c: char| match c {
-        '<' => "&lt;".to_owned(),
-        '>' => "&gt;".to_owned(),
-        '&' => "&amp;".to_owned(),
-        '"' => "&quot;".to_owned(),
-        other => other.to_string(),
-    };
-    text.chars().map(one).collect()
-}
-
 /// A response in the making.
 struct Answer {
     status: String,
@@ -228,6 +205,15 @@ impl Answer {
         self.finish(Some(length), Body::Bytes(sent))
     }
 
+    fn page(self, method: Method, listing: &Listing) -> Plan {
+        let length = listing.page().len() as u64;
+        let sent = match method {
+            Method::Get => Body::Page(listing.clone()),
+            Method::Head => Body::Bytes(Vec::new()),
+        };
+        self.finish(Some(length), sent)
+    }
+
     fn file(self, method: Method, part: Range<u64>) -> Plan {
         let length = part.end - part.start;
         let sent = if method == Method::Get { part } else { 0..0 };
@@ -255,6 +241,6 @@ fn cut(a: &Range<u64>, b: Range<u64>) -> Option<Range<u64>> {
     (!both.is_empty()).then_some(both)
 }
 
-fn slice(bytes: &[u8], at: Range<u64>) -> &[u8] {
-    &bytes[at.start as usize..at.end as usize]
+fn of(at: Range<u64>) -> Range<usize> {
+    at.start as usize..at.end as usize
 }

@@ -10,7 +10,6 @@
 //! which has the file's size and time, and of a body that is no file; so what has changed is refused,
 //! and not mixed, also by a replica that has another copy.
 
-use bytes::Bytes;
 use ring::digest;
 
 use super::digest::{Digest, MAX_DIGEST};
@@ -104,8 +103,8 @@ impl Response {
 
     /// Bytes of it in `range`.
     fn pieces(&self, range: std::ops::Range<u64>) -> Vec<api::Piece> {
-        let piece = |piece: Piece<'_>| match piece {
-            Piece::Bytes(bytes) => api::Piece::Bytes(Bytes::copy_from_slice(bytes)),
+        let piece = |piece: Piece| match piece {
+            Piece::Bytes(bytes) => api::Piece::Bytes(bytes),
             Piece::File(part) => api::Piece::File {
                 file: self.file,
                 offset: part.start,
@@ -205,6 +204,7 @@ fn print(plan: &Plan) -> [u8; PRINT] {
     context.update(&plan.head);
     match &plan.body {
         Body::Bytes(bytes) => context.update(bytes),
+        Body::Page(listing) => context.update(listing.print()),
         Body::File(range) => context.update(&range.start.to_be_bytes()),
     }
     let mut print = [0; PRINT];

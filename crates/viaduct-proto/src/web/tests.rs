@@ -90,18 +90,24 @@ fn what_the_client_has_is_not_sent_again() {
 
 #[test]
 fn directories_have_a_page_and_a_slash() {
-    let names = Found::Directory(vec!["b<c>.txt".into(), "a b/".into()]);
-    let moved = plan(&request("GET /x%20y/z", ""), &names);
+    let names = |path: &str| {
+        let path: Vec<String> = path.split_terminator('/').map(str::to_owned).collect();
+        Found::Directory(Listing::new(&path, vec!["b<c>.txt".into(), "a b/".into()]))
+    };
+    let moved = plan(&request("GET /x%20y/z", ""), &names("x y/z"));
     assert_eq!(moved.status, 301);
     assert!(head(&moved).contains("Location: /x%20y/z/\r\n"));
-    let page = plan(&request("GET /x/", ""), &names);
-    let Body::Bytes(text) = &page.body else { panic!("{page:?}") };
-    let text = std::str::from_utf8(text).unwrap();
+    let page = plan(&request("GET /x/", ""), &names("x"));
+    let Body::Page(listing) = &page.body else { panic!("{page:?}") };
+    let text = std::str::from_utf8(listing.page()).unwrap();
     let links = "<li><a href=\"./../\">../</a>\n<li><a href=\"./a%20b/\">a b/</a>\n\
                  <li><a href=\"./b%3Cc%3E.txt\">b&lt;c&gt;.txt</a>\n";
     assert!(text.contains(links), "{text}");
     assert!(!text.contains("<c>"));
-    assert_eq!(plan(&request("GET /", ""), &names).status, 200);
+    assert!(text.contains("<h1>/x</h1>"), "{text}");
+    assert_eq!(plan(&request("GET /", ""), &names("")).status, 200);
+    let none = plan(&request("HEAD /x/", ""), &names("x"));
+    assert_eq!((&none.head, none.len()), (&page.head, page.head.len() as u64));
 }
 
 #[test]
@@ -116,11 +122,11 @@ fn what_is_not_there_or_not_asked_well_is_answered_so() {
     for malformed in [
         "GET /\r\n\r\n",
         "GET  / HTTP/1.1\r\n\r\n",
-        "GET /.. HTTP/1.1\r\n\r\n",
-        "GET / HTTP/1.1\r\nbroken\r\n\r\n",
-        "GET / HTTP/1.1\r\nContent-Length: 5\r\n\r\n",
-        "GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
-        "GET / HTTP/1.1\r\n Host: folded\r\n\r\n",
+        "GET /.. HTTP/1.1\r\nHost: x\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: x\r\nbroken\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: x\r\n Folded: x\r\n\r\n",
     ] {
         assert_eq!(wrong(malformed), Wrong::Malformed, "{malformed}");
     }
@@ -136,14 +142,18 @@ fn requests() -> impl Strategy<Value = Plan> {
     let line = prop::sample::select(vec!["GET /a.txt", "HEAD /a.txt", "GET /x/"]);
     let range = prop::sample::select(vec!["", "Range: bytes=7-700\r\n", "Range: bytes=2000-\r\n"]);
     (line, range, any::<bool>()).prop_map(|(line, range, file)| {
-        let found = if file { FILE } else { Found::Directory(vec!["a".into(); 50]) };
+        let found = if file {
+            FILE
+        } else {
+            Found::Directory(Listing::new(&["x".into()], vec!["a".into(); 50]))
+        };
         plan(&request(line, range), &found)
     })
 }
 
 /// The response's bytes in a range; the file's are as the name of each byte's place.
 fn bytes(plan: &Plan, range: std::ops::Range<u64>) -> Vec<u8> {
-    let piece = |piece: Piece<'_>| match piece {
+    let piece = |piece: Piece| match piece {
         Piece::Bytes(bytes) => bytes.to_vec(),
         Piece::File(range) => range.map(|at| (at % 251) as u8).collect(),
     };
@@ -161,7 +171,7 @@ proptest! {
     }
 
     #[test]
-    fn reading_never_panics_and_never_leads_out(bytes: Vec<u8>, text in "(GET|HEAD) /[ -~]{0,40} HTTP/1.1\r\n([A-Za-z-]{1,9}:[ -~]{0,20}\r\n){0,3}\r\n") {
+    fn reading_never_panics_and_never_leads_out(bytes: Vec<u8>, text in "(GET|HEAD) /[ -~]{0,40} HTTP/1.1\r\nHost: x\r\n([A-Za-z-]{1,9}:[ -~]{0,20}\r\n){0,3}\r\n") {
         let _ = Request::parse(&bytes);
         if let Ok(Some((request, _))) = Request::parse(text.as_bytes()) {
             prop_assert!(request.path.iter().all(|part| part != ".." && !part.contains('/')));

@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags, fstat, open, openat2};
 use rustix::io::Errno;
-use viaduct_proto::web::{Found, Request};
+use viaduct_proto::web::{Found, Listing, Request};
 
 /// What a directory is served by, if it has one.
 const INDEX: &str = "index.html";
@@ -17,6 +17,15 @@ const WELL_KNOWN: &str = ".well-known";
 /// No descriptor or memory is left to look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Starved;
+
+/// A directory as it is: another when something was added to it, removed or renamed. Two changes of one tick of the
+/// kernel's clock look alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    device: u64,
+    inode: u64,
+    changed: (i64, u64),
+}
 
 /// The directory that is served.
 #[derive(Debug)]
@@ -39,19 +48,29 @@ impl Root {
     /// # Errors
     /// [`Starved`]: nobody knows what is there.
     pub fn find(&self, request: &Request) -> Result<(Found, Option<File>), Starved> {
-        if request.path.iter().any(|part| is_hidden(part)) {
-            return Ok((Found::Nothing, None));
-        }
-        let path = match request.path.join("/") {
-            path if path.is_empty() => ".".to_owned(),
-            path => path,
-        };
+        let Some(path) = path(request) else { return Ok((Found::Nothing, None)) };
         self.look(&path, request).or_else(|error| match error {
             Errno::MFILE | Errno::NFILE | Errno::NOMEM => Err(Starved),
             Errno::ACCESS | Errno::PERM => Ok((Found::Forbidden, None)),
             // The last is openat2's, of a directory that was renamed meanwhile.
             Errno::IO | Errno::STALE | Errno::AGAIN => Ok((Found::Unavailable, None)),
             _ => Ok((Found::Nothing, None)),
+        })
+    }
+
+    /// That of the directory without an index at the request's path, if there is one.
+    pub fn stamp(&self, request: &Request) -> Option<Stamp> {
+        let path = path(request)?;
+        let opened = beneath(self.directory.as_fd(), &path).ok()?;
+        let stat = fstat(&opened)
+            .ok()
+            .filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)?;
+        let index = beneath(self.directory.as_fd(), &format!("{path}/{INDEX}"));
+        let changed = (stat.st_mtime, stat.st_mtime_nsec);
+        (index.err() == Some(Errno::NOENT)).then_some(Stamp {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            changed,
         })
     }
 
@@ -62,12 +81,17 @@ impl Root {
             FileType::RegularFile if !request.directory => file(opened),
             FileType::RegularFile => Ok((Found::Nothing, None)),
             // It is told to ask with a slash.
-            FileType::Directory if !wants_directory => Ok((Found::Directory(Vec::new()), None)),
+            FileType::Directory if !wants_directory => {
+                Ok((Found::Directory(Listing::default()), None))
+            }
             FileType::Directory => {
                 let index = format!("{path}/{INDEX}");
                 match beneath(self.directory.as_fd(), &index).and_then(file) {
                     Ok((index @ Found::File { .. }, opened)) => Ok((index, opened)),
-                    Ok(_) | Err(Errno::NOENT) => Ok((Found::Directory(names(&opened)?), None)),
+                    Ok(_) | Err(Errno::NOENT) => {
+                        let listing = Listing::new(&request.path, names(&opened)?);
+                        Ok((Found::Directory(listing), None))
+                    }
                     Err(why) => Err(why),
                 }
             }
@@ -102,6 +126,15 @@ pub(super) fn found(file: &File) -> Option<Found> {
     })
 }
 
+/// The path of what is asked for, if it may be.
+fn path(request: &Request) -> Option<String> {
+    let path = match request.path.join("/") {
+        path if path.is_empty() => ".".to_owned(),
+        path => path,
+    };
+    (!request.path.iter().any(|part| is_hidden(part))).then_some(path)
+}
+
 fn names(directory: &OwnedFd) -> Result<Vec<String>, Errno> {
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)? {
@@ -128,7 +161,7 @@ mod tests {
     use super::*;
 
     fn find(root: &Root, path: &str) -> Found {
-        let text = format!("GET {path} HTTP/1.1\r\n\r\n");
+        let text = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
         let (request, _) = Request::parse(text.as_bytes()).unwrap().unwrap();
         root.find(&request).unwrap().0
     }
@@ -156,10 +189,9 @@ mod tests {
         for path in ["/a/out", "/.hidden", "/none", "/a/file.txt/", "/a/file.txt/x"] {
             assert_eq!(find(&root, path), Found::Nothing, "{path}");
         }
-        assert_eq!(find(&root, "/with"), Found::Directory(Vec::new()));
-        let Found::Directory(mut names) = find(&root, "/a/") else { panic!("a directory") };
-        names.sort_unstable();
-        assert_eq!(names, ["b/", "file.txt", "out"]);
+        assert_eq!(find(&root, "/with"), Found::Directory(Listing::default()));
+        let names = ["b/", "file.txt", "out"].map(str::to_owned).to_vec();
+        assert_eq!(find(&root, "/a/"), Found::Directory(Listing::new(&["a".to_owned()], names)));
         assert!(matches!(find(&root, "/"), Found::Directory(_)));
         assert!(Root::open(&at.join("secret")).is_err());
         fs::remove_dir_all(&at).unwrap();

@@ -1,4 +1,4 @@
-//! Files that are open, and names of directories: soft state, which is there to save system calls, and dropped
+//! Files that are open, and pages of directories: soft state, which is there to save system calls, and dropped
 //! at will.
 
 use std::collections::HashMap;
@@ -7,9 +7,9 @@ use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
 use viaduct_proto::trickles::api::Files;
-use viaduct_proto::web::{Found, Request, Site};
+use viaduct_proto::web::{Found, Listing, Request, Site};
 
-use super::files::{Root, found};
+use super::files::{Root, Stamp, found};
 
 /// Most files that are open, however many may be.
 pub const MOST: usize = 256;
@@ -17,10 +17,10 @@ pub const MOST: usize = 256;
 const LASTS: Duration = Duration::from_secs(5);
 /// What a path leads to is looked up this often at most; whether the file itself has changed, each time.
 const HOLDS: Duration = Duration::from_millis(500);
-/// Most directories whose names are kept.
+/// Most directories whose pages are kept.
 const DIRECTORIES: usize = 64;
-/// Most bytes of their names; a single directory may have more.
-const NAMES: usize = 4 << 20;
+/// Most bytes of these; a single directory's may have more.
+const PAGES: usize = 16 << 20;
 
 /// A path, and whether a directory is meant.
 type Key = (Vec<String>, bool);
@@ -33,13 +33,21 @@ pub struct Shelf {
     most: usize,
     open: Vec<(File, Instant)>,
     by_path: HashMap<Key, usize>,
-    /// Names in directories, and when they were read.
-    names: HashMap<Key, (Vec<String>, Instant)>,
+    pages: HashMap<Key, Page>,
     /// When all were closed.
     closed: Instant,
     /// Whether something was not found because nobody could look.
     starved: bool,
     stats: ShelfStats,
+}
+
+/// A directory's page, and when it was made, and last looked at whether it holds.
+#[derive(Debug)]
+struct Page {
+    listing: Listing,
+    stamp: Option<Stamp>,
+    made: Instant,
+    seen: Instant,
 }
 
 /// What a shelf counts.
@@ -54,20 +62,28 @@ pub struct ShelfStats {
 impl Shelf {
     /// Nothing is open yet, and no more than `most` files will be.
     pub fn new(root: Root, most: usize) -> Shelf {
-        let (open, by_path, names, stats) = Default::default();
-        Shelf { root, most, open, by_path, names, closed: Instant::now(), starved: false, stats }
+        let (open, by_path, pages, stats) = Default::default();
+        Shelf { root, most, open, by_path, pages, closed: Instant::now(), starved: false, stats }
     }
 
     /// Makes room; numbers that were given before an event hold until its end.
     pub fn tidy(&mut self) {
-        if self.open.len() >= self.most || self.closed.elapsed() >= LASTS {
+        if self.closed.elapsed() >= LASTS {
             self.clear();
+        } else if self.open.len() >= self.most {
+            self.close();
         }
     }
 
-    /// Closes all files, and forgets all names.
+    /// Closes all files, and forgets all pages.
     pub fn clear(&mut self) {
-        self.names.clear();
+        self.pages.clear();
+        self.close();
+    }
+
+    /// Closes all files. Pages stay, for whoever asks for many files would have them made anew.
+    fn close(&mut self) {
+        self.pages.retain(|_, page| page.seen.elapsed() < HOLDS);
         self.open.clear();
         self.by_path.clear();
         self.closed = Instant::now();
@@ -85,10 +101,8 @@ impl Shelf {
 
     fn find_at(&mut self, request: &Request, now: Instant) -> (Found, u64) {
         let key = (request.path.clone(), request.directory);
-        if let Some((names, since)) = self.names.get(&key)
-            && now.duration_since(*since) < HOLDS
-        {
-            return (Found::Directory(names.clone()), 0);
+        if let Some(listing) = self.page(&key, request, now) {
+            return (Found::Directory(listing), 0);
         }
         if let Some(&at) = self.by_path.get(&key)
             && let Some((file, since)) = self.open.get(at)
@@ -98,12 +112,14 @@ impl Shelf {
             self.stats.hits += 1;
             return (found, at as u64);
         }
+        // Before it is read: what changes meanwhile is seen the next time.
+        let stamp = if request.directory { self.root.stamp(request) } else { None };
         let Ok((found, file)) = self.root.find(request) else {
             self.starved = true;
             return (Found::Unavailable, 0);
         };
-        if let Found::Directory(names) = &found {
-            self.keep(key, names.clone(), now);
+        if let Found::Directory(listing) = &found {
+            self.keep(key, Page { listing: listing.clone(), stamp, made: now, seen: now });
             return (found, 0);
         }
         let Some(file) = file else { return (found, 0) };
@@ -115,19 +131,27 @@ impl Shelf {
         (found, at as u64)
     }
 
-    fn keep(&mut self, key: Key, names: Vec<String>, now: Instant) {
-        self.names.retain(|_, (_, since)| now.duration_since(*since) < HOLDS);
-        let held: usize = self.names.values().map(|(names, _)| bytes(names)).sum();
-        if self.names.len() >= DIRECTORIES || held + bytes(&names) > NAMES {
-            self.names.clear();
+    /// The page that is kept of a directory, if it holds.
+    fn page(&mut self, key: &Key, request: &Request, now: Instant) -> Option<Listing> {
+        let page = self.pages.get_mut(key)?;
+        if now.duration_since(page.seen) >= HOLDS {
+            // Stamps may deceive, but not for long.
+            let lasts = now.duration_since(page.made) < LASTS;
+            let stamp = page.stamp.filter(|_| lasts)?;
+            (self.root.stamp(request)? == stamp).then_some(())?;
+            page.seen = now;
         }
-        self.names.insert(key, (names, now));
+        Some(page.listing.clone())
     }
-}
 
-/// Memory of names.
-fn bytes(names: &[String]) -> usize {
-    names.iter().map(|name| size_of::<String>() + name.len()).sum()
+    fn keep(&mut self, key: Key, page: Page) {
+        self.pages.retain(|_, kept| page.made.duration_since(kept.seen) < HOLDS);
+        let held: usize = self.pages.values().map(|page| page.listing.page().len()).sum();
+        if self.pages.len() >= DIRECTORIES || held + page.listing.page().len() > PAGES {
+            self.pages.clear();
+        }
+        self.pages.insert(key, page);
+    }
 }
 
 impl Site for Shelf {
@@ -156,30 +180,57 @@ mod tests {
         fs::write(at.join("0/old"), "").unwrap();
         let mut shelf = Shelf::new(Root::open(&at).unwrap(), 1);
         let start = Instant::now();
-        let mut names = |path: &str, after: Duration| {
-            let text = format!("GET {path} HTTP/1.1\r\n\r\n");
+        let mut page = |path: &str, after: Duration| {
+            let text = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
             let (request, _) = Request::parse(text.as_bytes()).unwrap().unwrap();
             let (found, _) = shelf.find_at(&request, start + after);
-            let Found::Directory(mut names) = found else { panic!("{found:?}") };
-            names.sort_unstable();
-            (names, shelf.names.len())
+            let Found::Directory(listing) = found else { panic!("{found:?}") };
+            (listing.page().clone(), shelf.pages.len())
         };
-        assert_eq!(names("/0/", Duration::ZERO).0, ["old"]);
-        fs::write(at.join("0/new"), "").unwrap();
+        let of = |path: &str, names: &[&str]| {
+            let names = names.iter().map(|name| (*name).to_owned()).collect();
+            Listing::new(&[path.to_owned()], names).page().clone()
+        };
+        let first = page("/0/", Duration::ZERO).0;
+        assert_eq!(first, of("0", &["old"]));
         for part in 0..100 {
-            assert_eq!(names("/0/", HOLDS * part / 100).0, ["old"], "it was read again");
+            // Also beyond half a second, for nothing has changed.
+            let again = page("/0/", 2 * HOLDS * part / 100).0;
+            assert_eq!(again.as_ptr(), first.as_ptr(), "it was made again");
         }
-        assert_eq!(names("/0/", HOLDS).0, ["new", "old"]);
+        let last = fs::metadata(at.join("0")).unwrap().modified().unwrap();
+        // The kernel's clock has ticks.
+        while fs::metadata(at.join("0")).unwrap().modified().unwrap() == last {
+            fs::write(at.join("0/new"), "").unwrap();
+            fs::rename(at.join("0/new"), at.join("0/newer")).unwrap();
+        }
+        let now = 2 * HOLDS;
+        assert_eq!(page("/0/", now * 99 / 100).0, first, "it was looked at a moment ago");
+        assert_eq!(page("/0/", now).0, of("0", &["newer", "old"]));
+        let first = page("/0/", now).0;
+        for halves in 0..10 {
+            let again = page("/0/", now + halves * HOLDS).0;
+            assert_eq!(again.as_ptr(), first.as_ptr(), "it was made again");
+        }
+        let now = now + LASTS;
+        assert_ne!(page("/0/", now).0.as_ptr(), first.as_ptr(), "it was never made again");
         for n in 1..=DIRECTORIES {
-            let (names, kept) = names(&format!("/{n}/"), HOLDS);
-            assert!(names.is_empty() && kept <= DIRECTORIES, "{names:?}, {kept}");
+            let (page, kept) = page(&format!("/{n}/"), now);
+            assert!(page == of(&n.to_string(), &[]) && kept <= DIRECTORIES, "{page:?}, {kept}");
         }
         for n in 0..10_u8 {
-            let many = vec![n.to_string().repeat(1_000); NAMES / 3_000];
-            shelf.keep((vec![n.to_string()], true), many, start + HOLDS);
-            let held: usize = shelf.names.values().map(|(names, _)| bytes(names)).sum();
-            assert!(held <= NAMES && shelf.names.len() <= 3, "{held}");
+            // A name is in its line twice.
+            let many = Listing::new(&[], vec!["x".repeat(1_000); PAGES / 6_000]);
+            let (made, seen) = (start + now, start + now);
+            let page = Page { listing: many, stamp: None, made, seen };
+            shelf.keep((vec![n.to_string()], true), page);
+            let held: usize = shelf.pages.values().map(|page| page.listing.page().len()).sum();
+            assert!(held <= PAGES && shelf.pages.len() <= 3, "{held}");
         }
+        let kept = shelf.pages.len();
+        shelf.open.push((File::open(&at).unwrap(), start));
+        shelf.tidy();
+        assert_eq!((shelf.open.len(), shelf.pages.len()), (0, kept), "files are closed, pages not");
         fs::remove_dir_all(&at).unwrap();
     }
 }

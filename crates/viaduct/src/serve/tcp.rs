@@ -131,19 +131,22 @@ async fn next(
 
 async fn send(stream: &mut TcpStream, plan: &Plan, file: Option<&File>) -> io::Result<()> {
     match (&plan.body, file) {
-        (Body::Bytes(bytes), _) if bytes.len() as u64 <= CHUNK => {
-            put(stream, &[&plan.head[..], bytes].concat()).await
-        }
-        (Body::Bytes(bytes), _) => {
-            put(stream, &plan.head).await?;
-            put(stream, bytes).await
-        }
+        (Body::Bytes(bytes), _) => send_bytes(stream, &plan.head, bytes).await,
+        (Body::Page(listing), _) => send_bytes(stream, &plan.head, listing.page()).await,
         (Body::File(range), Some(file)) => {
             put(stream, &plan.head).await?;
             send_file(stream, file, range.clone()).await
         }
         (Body::File(_), None) => Err(io::ErrorKind::NotFound.into()),
     }
+}
+
+async fn send_bytes(stream: &mut TcpStream, head: &[u8], body: &[u8]) -> io::Result<()> {
+    if body.len() as u64 <= CHUNK {
+        return put(stream, &[head, body].concat()).await;
+    }
+    put(stream, head).await?;
+    put(stream, body).await
 }
 
 async fn send_file(stream: &mut TcpStream, file: &File, range: Range<u64>) -> io::Result<()> {

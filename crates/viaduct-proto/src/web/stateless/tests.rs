@@ -8,11 +8,15 @@ use crate::trickles::replay::Replay;
 use crate::trickles::server::{Server, Settings};
 use crate::trickles::standard::MAIN;
 use crate::trickles::stream::{Config, Failure, State, Stream};
+use crate::web::Listing;
 
-/// One file at every path but `/none`, which may change.
+/// One file at every path but `/none` and `/names`, which may change.
 struct One {
     size: u64,
     modified: u64,
+    /// Looks so far.
+    looks: usize,
+    names: Listing,
 }
 
 impl Files for One {
@@ -25,8 +29,11 @@ impl Files for One {
 
 impl Site for One {
     fn find(&mut self, request: &Request) -> (Found, u64) {
-        if request.path == ["none"] {
-            return (Found::Nothing, 0);
+        self.looks += 1;
+        match request.path.first().map(String::as_str) {
+            Some("none") => return (Found::Nothing, 0),
+            Some("names") => return (Found::Directory(self.names.clone()), 0),
+            _ => {}
         }
         (Found::File { size: self.size, modified: self.modified, nanos: 0 }, 7)
     }
@@ -48,7 +55,7 @@ impl World {
             Endpoint::new(Server::new(Settings::default(), ring, replay), 100)
         };
         let client = Stream::open(Config::default(), 7, now);
-        let site = One { size: 100_000, modified: 9 };
+        let site = One { size: 100_000, modified: 9, looks: 0, names: Listing::default() };
         World { now, client, servers: [server(), server()], site }
     }
 
@@ -95,7 +102,7 @@ impl World {
             let plan = plan(&request, &found);
             for piece in plan.pieces(0..plan.len()) {
                 match piece {
-                    Piece::Bytes(bytes) => whole.extend_from_slice(bytes),
+                    Piece::Bytes(bytes) => whole.extend_from_slice(&bytes),
                     Piece::File(range) => {
                         let start = whole.len();
                         whole.resize(start + (range.end - range.start) as usize, 0);
@@ -112,9 +119,9 @@ impl World {
 fn a_connection_of_pieces_and_two_servers_is_the_plan() {
     let cookie = format!("Cookie: {}\r\n", "c".repeat(3_000));
     let text = format!(
-        "GET /a.txt HTTP/1.1\r\nHost: h\r\n{cookie}\r\nHEAD /b HTTP/1.1\r\n\r\n\
-         GET /c HTTP/1.1\r\nRange: bytes=500-40000\r\n\r\nGET /none HTTP/1.1\r\n\r\n\
-         GET /d HTTP/1.1\r\nConnection: close\r\n\r\n"
+        "GET /a.txt HTTP/1.1\r\nHost: h\r\n{cookie}\r\nHEAD /b HTTP/1.1\r\nHost: h\r\n\r\n\
+         GET /c HTTP/1.1\r\nHost: h\r\nRange: bytes=500-40000\r\n\r\nGET /none HTTP/1.1\r\nHost: h\r\n\r\n\
+         GET /d HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
     );
     for step in [7, 1_000, 100_000] {
         let mut world = World::new();
@@ -129,7 +136,7 @@ fn a_connection_of_pieces_and_two_servers_is_the_plan() {
 fn more_requests_than_begin_at_once_are_all_answered_before_the_end() {
     for count in [AT_ONCE - 1, AT_ONCE, AT_ONCE + 1, 3 * AT_ONCE, 100] {
         let mut world = World::new();
-        let text = "GET /none HTTP/1.1\r\n\r\n".repeat(count);
+        let text = "GET /none HTTP/1.1\r\nHost: h\r\n\r\n".repeat(count);
         let expected = world.expected(text.as_bytes());
         assert_eq!(world.client.write(MAIN, text.as_bytes()), text.len());
         // No packet goes before the end is known.
@@ -158,7 +165,7 @@ fn what_is_no_request_is_told_and_ends_the_connection() {
 #[test]
 fn a_file_that_changes_is_refused_and_not_mixed() {
     let mut world = World::new();
-    world.client.write(MAIN, b"GET /a HTTP/1.1\r\n\r\n");
+    world.client.write(MAIN, b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n");
     world.turn();
     world.turn();
     world.site.modified = 10;
@@ -171,6 +178,34 @@ fn a_file_that_changes_is_refused_and_not_mixed() {
     }
     assert_eq!(world.client.state(MAIN), State::Failed(Failure::Reset(Reason::Changed)));
     world.site.modified = 9;
-    let expected = world.expected(b"GET /a HTTP/1.1\r\n\r\n");
+    let expected = world.expected(b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n");
     assert!(!read.is_empty() && expected.starts_with(&read));
+}
+
+#[test]
+fn a_directory_is_redirected_to_and_its_page_comes_whole() {
+    let mut world = World::new();
+    let names = (0..5_000).map(|n| format!("file-{n}")).collect();
+    world.site.names = Listing::new(&["names".to_owned()], names);
+    let text =
+        "GET /names?q=1 HTTP/1.1\r\nHost: h\r\n\r\nGET /names/?q=1 HTTP/1.1\r\nHost: h\r\n\r\n";
+    let expected = world.expected(text.as_bytes());
+    let read = world.ask(text.as_bytes(), 1_000);
+    assert!(read == expected, "{} of {}", read.len(), expected.len());
+    assert!(read.windows(22).any(|part| part == b"Location: /names/\r\nCon"));
+}
+
+#[test]
+fn a_page_is_neither_made_nor_copied_for_an_event() {
+    let mut world = World::new();
+    world.site.names = Listing::new(&[], vec!["a".repeat(100); 1_000]);
+    let text = b"GET /names/ HTTP/1.1\r\nHost: h\r\n\r\n";
+    let (request, _) = Request::parse(text).unwrap().unwrap();
+    let first = Response::to(&request, &mut world.site);
+    let again = Response::again(&first.state, &mut world.site).unwrap();
+    for response in [first, again] {
+        let pieces = response.pieces(0..u64::MAX);
+        let [_head, api::Piece::Bytes(page)] = &pieces[..] else { panic!("{pieces:?}") };
+        assert_eq!(page.as_ptr(), world.site.names.page().as_ptr());
+    }
 }
