@@ -21,7 +21,8 @@ use crate::trickles::standard::{Place, Reason, Valid};
 
 /// Bytes of a response's print.
 const PRINT: usize = 16;
-/// Most responses that one packet's input begins.
+/// Most responses that what an event brings of all streams begins: whoever opens a connection has proven nothing,
+/// and each costs a look at the disk. Clients take along as many streams at most.
 const AT_ONCE: usize = 8;
 const REQUEST: u8 = 1;
 const REFUSED: u8 = 2;
@@ -35,31 +36,50 @@ pub trait Site: Files {
 /// The answer to an event.
 pub fn respond(ring: &KeyRing, event: &Minisocket, site: &mut impl Site) -> Reply {
     let mut reply = Reply::default();
-    for input in event.inputs(ring) {
+    read(ring, event, site, &mut reply);
+    answer(ring, event, site, &mut reply);
+    reply
+}
+
+/// What the client sends.
+fn read(ring: &KeyRing, event: &Minisocket, site: &mut impl Site, reply: &mut Reply) {
+    let inputs: Vec<_> = event.inputs(ring).collect();
+    let (mut left, mut behind) = (AT_ONCE, inputs.len());
+    for input in inputs {
+        behind -= 1;
         match input {
-            Ok(input) => take(&input, site, &mut reply),
+            // What nothing is said to comes again; said to be read to where it was, it would be given up.
+            Ok(_) if left == 0 => {}
+            // One is left for each of those behind it, as far as that goes.
+            Ok(input) => left -= take(&input, left.saturating_sub(behind).max(1), site, reply),
             Err(strange) => {
                 reply.reset(strange.stream, Reason::Unknown);
             }
         }
     }
-    // Asks of one response mostly come together.
-    let mut known: Option<(Vec<u8>, Option<Response>)> = None;
+}
+
+/// What the client asks for.
+fn answer(ring: &KeyRing, event: &Minisocket, site: &mut impl Site, reply: &mut Reply) {
+    let packets = event.room().filter(|&room| room > 0).count();
+    let mut known: Vec<(&[u8], Option<Response>)> = Vec::new();
     for asked in event.asks(ring) {
         match asked {
+            // No packet would carry it.
+            Ok(asked) if asked.index >= packets => {}
             Ok(asked) => {
-                if known.as_ref().is_none_or(|(state, _)| state != asked.state) {
-                    known = Some((asked.state.to_vec(), Response::again(asked.state, site)));
-                }
-                let response = known.as_ref().and_then(|(_, response)| response.as_ref());
-                give(&asked, response, &mut reply);
+                let at = known.iter().position(|(state, _)| *state == asked.state);
+                let at = at.unwrap_or_else(|| {
+                    known.push((asked.state, Response::again(asked.state, site)));
+                    known.len() - 1
+                });
+                give(&asked, known[at].1.as_ref(), reply);
             }
             Err(strange) => {
                 reply.reset(strange.stream, Reason::Unknown);
             }
         }
     }
-    reply
 }
 
 /// A response, and the file that its body is of.
@@ -115,11 +135,11 @@ impl Response {
     }
 }
 
-/// Reads heads, and begins the responses.
-fn take(input: &Input, site: &mut impl Site, reply: &mut Reply) {
+/// Reads `most` heads, and begins the responses; how many.
+fn take(input: &Input, most: usize, site: &mut impl Site, reply: &mut Reply) -> usize {
     let Some((mut at, mut digest)) = known(input) else {
         reply.reset(input.place.stream, Reason::Failed);
-        return;
+        return 0;
     };
     let mut place = input.place;
     let region = place.region();
@@ -127,7 +147,7 @@ fn take(input: &Input, site: &mut impl Site, reply: &mut Reply) {
         Stretch { stream: place.stream, position: at, pieces: Vec::new(), ends: false };
     let mut rest = input.bytes;
     let mut begun = 0;
-    while begun < AT_ONCE {
+    while begun < most {
         let response = match digest.read(rest) {
             Ok((consumed, request)) => {
                 place = place.after(consumed as u64);
@@ -154,18 +174,21 @@ fn take(input: &Input, site: &mut impl Site, reply: &mut Reply) {
         at = end;
         brought.ends = last;
         if ends || fits < length {
-            return finish(place, rest, brought, reply);
+            finish(place, rest, brought, reply);
+            return begun;
         }
     }
-    if input.ends && begun < AT_ONCE {
+    if input.ends && begun < most {
         // No head will be whole: nothing more is said.
         let valid = Valid { stream: place.stream, start: at, end: at, last: true, leave: 0 };
         reply.output(valid, [&[0; PRINT][..], &[REFUSED, Wrong::Malformed as u8]].concat());
         brought.ends = true;
-        return finish(place, rest, brought, reply);
+        finish(place, rest, brought, reply);
+        return begun;
     }
     let state = [&at.to_be_bytes()[..], &digest.emit()].concat();
     reply.input(place, state).bring(brought);
+    begun
 }
 
 /// Nothing more is read of the stream.

@@ -7,7 +7,9 @@ use crate::trickles::packet::Return;
 use crate::trickles::replay::Replay;
 use crate::trickles::server::{Server, Settings};
 use crate::trickles::standard::MAIN;
+use crate::trickles::standard::wire::{emit_segment, first_place};
 use crate::trickles::stream::{Config, Failure, State, Stream};
+use crate::trickles::wire::request::{emit_open, emit_padding};
 use crate::web::Listing;
 
 /// One file at every path but `/none` and `/names`, which may change.
@@ -180,6 +182,60 @@ fn a_file_that_changes_is_refused_and_not_mixed() {
     world.site.modified = 9;
     let expected = world.expected(b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n");
     assert!(!read.is_empty() && expected.starts_with(&read));
+}
+
+/// A first packet with these inputs, which nobody needs to have an address for.
+fn opening(inputs: usize, text: &str) -> Vec<u8> {
+    let mut message = Vec::new();
+    emit_open(0, 7, 1_400, &mut message);
+    emit_padding(0, &mut message);
+    message.push(0);
+    for stream in 0..inputs as u32 {
+        let start = u64::from(stream) << 20;
+        let place = Place { stream, start, reserve: 1 << 20, position: 0 };
+        emit_segment(&first_place(&place), true, text.as_bytes(), &mut message);
+    }
+    message
+}
+
+#[test]
+fn what_one_packet_has_looked_up_is_bounded() {
+    for (inputs, text) in [
+        (60, "GET / HTTP/1.0\r\n\r\n".to_owned()),
+        (6, "GET /names/ HTTP/1.0\r\nConnection: keep-alive\r\n\r\n".repeat(4)),
+        (1, "GET /x HTTP/1.0\r\nConnection: keep-alive\r\n\r\n".repeat(25)),
+    ] {
+        let mut world = World::new();
+        let at = |text: &str| text.parse().unwrap();
+        let to = Return::of_datagram(at("192.0.2.1:4000"), at("192.0.2.2:80"));
+        let message = opening(inputs, &text);
+        let server = &mut world.servers[0];
+        let event = server.accept(world.now, to, &message).unwrap();
+        respond(server.ring(), &event, &mut world.site);
+        assert!((1..=AT_ONCE).contains(&world.site.looks), "{inputs}: {}", world.site.looks);
+    }
+}
+
+#[test]
+fn streams_of_which_one_packet_has_too_many_requests_are_all_answered() {
+    let mut world = World::new();
+    let text = "GET /none HTTP/1.1\r\nHost: h\r\n\r\n".repeat(3 * AT_ONCE);
+    let expected = world.expected(text.as_bytes());
+    let streams: Vec<u32> =
+        (0..20).map(|_| world.client.request(text.as_bytes(), 1 << 20).unwrap()).collect();
+    let mut read = vec![Vec::new(); streams.len()];
+    for _ in 0..200 {
+        world.turn();
+        for (stream, read) in streams.iter().zip(&mut read) {
+            while let Some(data) = world.client.read(*stream) {
+                read.extend_from_slice(&data);
+            }
+        }
+    }
+    for (stream, read) in streams.iter().zip(&read) {
+        assert!(*read == expected, "{stream}: {} of {}", read.len(), expected.len());
+        assert_eq!(world.client.state(*stream), State::Finished);
+    }
 }
 
 #[test]
