@@ -55,7 +55,8 @@ impl Site {
 
     /// Head and body of the one response to it.
     fn get(&self, path: &str, headers: &str) -> (String, Vec<u8>) {
-        let got = self.ask(&format!("GET {path} HTTP/1.1\r\nConnection: close\r\n{headers}\r\n"));
+        let got = self
+            .ask(&format!("GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n{headers}\r\n"));
         let end = got.windows(4).position(|window| window == b"\r\n\r\n").unwrap();
         (String::from_utf8(got[..end].to_vec()).unwrap(), got[end + 4..].to_vec())
     }
@@ -81,13 +82,22 @@ fn files_parts_pages_and_errors() {
     assert!(head.starts_with("HTTP/1.1 304") && body.is_empty(), "{head}");
     let (_, page) = site.get("/sub/", "");
     assert!(String::from_utf8(page).unwrap().contains("page.html"));
-    assert!(site.get("/sub", "").0.contains("Location: /sub/"));
+    assert!(site.get("/sub?a=/.", "").0.contains("Location: /sub/?a=/.\r\n"));
+    let (head, body) = site.get("/sub/page.html?next=/.", "");
+    assert!(head.starts_with("HTTP/1.1 200 OK") && body == b"<p>page</p>", "{head}");
     assert!(site.get("/none", "").0.starts_with("HTTP/1.1 404"));
-    let refused = String::from_utf8(site.ask("DELETE / HTTP/1.1\r\n\r\n")).unwrap();
-    assert!(refused.starts_with("HTTP/1.1 405"), "{refused}");
+    for (wrong, code) in [
+        ("DELETE / HTTP/1.1\r\nHost: h\r\n\r\n", "405"),
+        ("BREW / HTTP/1.1\r\nHost: h\r\n\r\n", "501"),
+        ("GET / HTTP/1.1\r\n\r\n", "400"),
+        ("GET / HTTP/1.1\r\nHost: h\r\nHost: h\r\n\r\n", "400"),
+    ] {
+        let refused = String::from_utf8(site.ask(wrong)).unwrap();
+        assert!(refused.starts_with(&format!("HTTP/1.1 {code}")), "{wrong}{refused}");
+    }
     // Several on one connection, sent at once.
-    let twice =
-        "HEAD /big.bin HTTP/1.1\r\n\r\nGET /sub/page.html HTTP/1.1\r\nConnection: close\r\n\r\n";
+    let twice = "HEAD /big.bin HTTP/1.1\r\nHost: h\r\n\r\n\r\n\
+                 GET /sub/page.html HTTP/1.2\r\nHost: h\r\nConnection: close\r\n\r\n";
     let answers = String::from_utf8(site.ask(twice)).unwrap();
     assert!(answers.ends_with("<p>page</p>") && answers.matches("HTTP/1.1 200").count() == 2);
 }

@@ -6,12 +6,14 @@
 //!
 //! ```text
 //!   bytes of the head so far 2 | flags 1: 1 a line is being ignored, 2 the first line was read,
-//!                                         4 HEAD, 8 directory, 16 keep alive
+//!                                         4 HEAD, 8 directory, 16 keep alive,
+//!                                         32 a host is wanted, 64 it was given, 128 a query
 //!   path: parts, a number | each with a number before it
 //!   headers that are kept, 6: a number before each: its bytes and one, or 0
+//!   query, if there is one, a number before it
 //! ```
 
-use super::request::{MAX_HEAD, Method, Request, Wrong, is_ignored};
+use super::request::{Host, MAX_HEAD, Method, Request, Wrong, is_ignored};
 use crate::trickles::bytes::{Reader, put_counted, put_varint};
 
 const IGNORING: u8 = 1;
@@ -19,6 +21,9 @@ const BEGUN: u8 = 2;
 const HEAD: u8 = 4;
 const DIRECTORY: u8 = 8;
 const KEEP_ALIVE: u8 = 16;
+const HOST_WANTED: u8 = 32;
+const HOST_GIVEN: u8 = 64;
+const QUERY: u8 = 128;
 
 /// Longest line that is read, in bytes, but for one that is ignored: it must come in one packet.
 const MAX_LINE: usize = 600;
@@ -58,10 +63,12 @@ impl Digest {
             }
             let line = std::str::from_utf8(&rest[..length]).map_err(|_| Wrong::Malformed)?;
             match &mut self.request {
+                // Before the first it is nothing (RFC 9112, 2.2), but counts.
+                None if line.is_empty() => {}
                 None => self.request = Some(Request::begin(line)?),
                 Some(_) if line.is_empty() => {
                     self.count(at)?;
-                    return Ok((at, self.request.take()));
+                    return Ok((at, self.request.take().map(Request::whole).transpose()?));
                 }
                 Some(request) => request.header(line)?,
             }
@@ -97,7 +104,10 @@ impl Digest {
         };
         let kind = flag(request.method == Method::Head, HEAD)
             | flag(request.directory, DIRECTORY)
-            | flag(request.keep_alive, KEEP_ALIVE);
+            | flag(request.keep_alive, KEEP_ALIVE)
+            | flag(request.host == Host::Wanted, HOST_WANTED)
+            | flag(request.host == Host::Given, HOST_GIVEN)
+            | flag(request.query.is_some(), QUERY);
         out.push(ignoring | BEGUN | kind);
         put_varint(&mut out, request.path.len() as u64);
         request.path.iter().for_each(|part| put_counted(&mut out, part.as_bytes()));
@@ -106,6 +116,7 @@ impl Digest {
             put_varint(&mut out, value.map_or(0, |value| value.len() as u64 + 1));
             value.into_iter().for_each(|value| out.extend_from_slice(value.as_bytes()));
         }
+        request.query.iter().for_each(|query| put_counted(&mut out, query.as_bytes()));
         out
     }
 
@@ -119,8 +130,8 @@ impl Digest {
     }
 
     /// Of a request that was read whole.
-    pub(super) fn of(request: &Request) -> Digest {
-        Digest { request: Some(request.clone()), read: 0, ignoring: false }
+    pub(super) fn of(request: Request) -> Digest {
+        Digest { request: Some(request), read: 0, ignoring: false }
     }
 
     pub(super) fn into_request(self) -> Option<Request> {
@@ -142,11 +153,19 @@ fn request(reader: &mut Reader, flags: u8) -> Option<Request> {
     let method = if flags & HEAD != 0 { Method::Head } else { Method::Get };
     let (directory, keep_alive) = (flags & DIRECTORY != 0, flags & KEEP_ALIVE != 0);
     let mut request = Request::plain(method, path, directory, keep_alive);
+    request.host = match flags & (HOST_WANTED | HOST_GIVEN) {
+        0 => Host::Free,
+        HOST_WANTED => Host::Wanted,
+        _ => Host::Given,
+    };
     for value in request.slots() {
         let length = reader.varint()?;
         if let Some(length) = length.checked_sub(1) {
             *value = Some(text(reader.take(usize::try_from(length).ok()?)?)?);
         }
+    }
+    if flags & QUERY != 0 {
+        request.query = Some(text(reader.counted()?)?);
     }
     Some(request)
 }
@@ -156,7 +175,7 @@ mod tests {
     use super::*;
     use crate::rng::Rng;
 
-    const HEAD_TEXT: &str = "GET /a/b%20c/?q HTTP/1.1\r\nHost: h\r\nRange: bytes=5-9\r\nCookie: LONG\r\n\
+    const HEAD_TEXT: &str = "\r\nGET /a/b%20c?q=1 HTTP/1.1\r\nHost: h\r\nRange: bytes=5-9\r\nCookie: LONG\r\n\
         If-None-Match: \"x\"\r\nConnection: close\r\n\r\n";
 
     #[test]
@@ -188,6 +207,21 @@ mod tests {
     fn what_is_wrong_is_told_as_ever() {
         let read = |text: &str| Digest::default().read(text.as_bytes());
         assert_eq!(read("DELETE / HTTP/1.1\r\n"), Err(Wrong::Method));
+        assert_eq!(read("BREW / HTTP/1.1\r\n"), Err(Wrong::Unknown));
+        for hosts in ["", "Host: a\r\nHost: a\r\n"] {
+            for step in [1, 30, 100] {
+                let text = format!("GET / HTTP/1.1\r\n{hosts}\r\n");
+                let (mut digest, mut at, mut to) = (Digest::default(), 0, 0);
+                let wrong = loop {
+                    to = (to + step).min(text.len());
+                    let read = digest.read(&text.as_bytes()[at..to]);
+                    digest = Digest::parse(&digest.emit()).unwrap();
+                    let Ok((taken, None)) = read else { break read };
+                    at += taken;
+                };
+                assert_eq!(wrong, Err(Wrong::Malformed), "{hosts} {step}");
+            }
+        }
         assert_eq!(read("GET / HTTP/2.0\r\n"), Err(Wrong::Version));
         assert_eq!(read("GET /../x HTTP/1.1\r\n"), Err(Wrong::Malformed));
         assert_eq!(read("GET / HTTP/1.1\r\nContent-Length: 5\r\n"), Err(Wrong::Malformed));

@@ -1,9 +1,11 @@
 //! The path of a request, made safe.
 
+use std::fmt::Write as _;
+
 /// From what stands in a request line: decoded, without query, and with no step out of the directory:
 /// parts of it without empty ones and `.`; `None` where there is a `..`, a NUL or a slash in disguise.
 pub(super) fn parts(target: &str) -> Option<Vec<String>> {
-    let path = target.split(['?', '#']).next()?;
+    let (path, _) = split(target);
     let path = match path.strip_prefix('/') {
         Some(path) => path,
         // As a proxy is asked (RFC 9112, 3.2.2).
@@ -15,6 +17,12 @@ pub(super) fn parts(target: &str) -> Option<Vec<String>> {
         return None;
     }
     Some(parts.into_iter().filter(|part| !part.is_empty() && part != ".").collect())
+}
+
+/// What stands before a query, and the query.
+pub(super) fn split(target: &str) -> (&str, Option<&str>) {
+    let target = target.split_once('#').map_or(target, |(target, _)| target);
+    target.split_once('?').map_or((target, None), |(path, query)| (path, Some(query)))
 }
 
 fn absolute(target: &str) -> Option<&str> {
@@ -43,10 +51,25 @@ fn decode(part: &str) -> Option<String> {
 
 /// A name as it stands in a link.
 pub(super) fn encode(name: &str) -> String {
-    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(byte);
-    name.bytes()
-        .map(|byte| if plain(&byte) { char::from(byte).into() } else { format!("%{byte:02X}") })
-        .collect()
+    encode_but(name, |byte| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte))
+}
+
+/// A query as it was said, without what may not stand in a header.
+pub(super) fn encode_query(query: &str) -> String {
+    encode_but(query, |byte| byte.is_ascii_graphic())
+}
+
+fn encode_but(text: &str, plain: impl Fn(u8) -> bool) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if plain(byte) {
+            out.push(char::from(byte));
+        } else {
+            // Writing to a string cannot fail.
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
+    out
 }
 
 #[cfg(test)]

@@ -96,7 +96,9 @@ pub fn plan(request: &Request, found: &Found) -> Plan {
         Found::Directory(_) if !request.directory && !request.path.is_empty() => {
             let mut moved = answer("301 Moved Permanently");
             let encoded: Vec<_> = request.path.iter().map(|part| path::encode(part)).collect();
-            moved.header("Location", &format!("/{}/", encoded.join("/")));
+            let query = request.query.as_deref().map(path::encode_query);
+            let query = query.map_or_else(String::new, |query| format!("?{query}"));
+            moved.header("Location", &format!("/{}/{query}", encoded.join("/")));
             moved.text(request.method)
         }
         Found::Directory(listing) => {

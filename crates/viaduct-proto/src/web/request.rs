@@ -9,7 +9,11 @@ pub const MAX_HEAD: usize = 8192;
 const KEPT: [&str; 6] =
     ["range", "if-range", "if-none-match", "if-match", "if-modified-since", "if-unmodified-since"];
 /// Headers that mean something, beside those.
-const HEEDED: [&str; 3] = ["connection", "content-length", "transfer-encoding"];
+const HEEDED: [&str; 4] = ["connection", "content-length", "host", "transfer-encoding"];
+/// Methods that are known, and not allowed (RFC 9110, 9.3; RFC 5789).
+const NOT_ALLOWED: [&str; 7] = ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"];
+/// Longest query that is kept, in bytes: a digest has to have room for it.
+const MAX_QUERY: usize = 256;
 
 /// Whether a header means nothing here, whatever its value.
 pub(super) fn is_ignored(name: &str) -> bool {
@@ -32,7 +36,7 @@ pub enum Wrong {
     /// No HTTP.
     #[error("400 Bad Request")]
     Malformed,
-    /// Neither GET nor HEAD.
+    /// A method of HTTP's, but neither GET nor HEAD.
     #[error("405 Method Not Allowed")]
     Method,
     /// Its head does not end within [`MAX_HEAD`] bytes.
@@ -41,6 +45,21 @@ pub enum Wrong {
     /// Another major version than 1.
     #[error("505 HTTP Version Not Supported")]
     Version,
+    /// No method that anybody here knows.
+    #[error("501 Not Implemented")]
+    Unknown,
+}
+
+/// What is to be said of the host, and was, as far as a head was read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Host {
+    /// It may be said.
+    #[default]
+    Free,
+    /// It must be said yet.
+    Wanted,
+    /// It was said, and may not be again.
+    Given,
 }
 
 /// A request.
@@ -54,6 +73,9 @@ pub struct Request {
     pub directory: bool,
     /// Whether the connection goes on afterwards.
     pub keep_alive: bool,
+    pub(super) host: Host,
+    /// What a redirect to the directory of this name has to say again.
+    pub(super) query: Option<String>,
     pub(super) range: Option<String>,
     pub(super) if_range: Option<String>,
     pub(super) if_none_match: Option<String>,
@@ -70,19 +92,30 @@ impl Request {
     pub fn parse(bytes: &[u8]) -> Result<Option<(Request, usize)>, Wrong> {
         let end = b"\r\n\r\n";
         let front = &bytes[..bytes.len().min(MAX_HEAD)];
+        // Empty lines before the first are nothing (RFC 9112, 2.2), but count.
+        let empty = 2 * front.chunks_exact(2).take_while(|two| two == b"\r\n").count();
+        let front = &front[empty..];
         let Some(length) = front.windows(end.len()).position(|window| window == end) else {
             return if bytes.len() >= MAX_HEAD { Err(Wrong::TooLong) } else { Ok(None) };
         };
         let head = std::str::from_utf8(&front[..length]).map_err(|_| Wrong::Malformed)?;
         let request = Request::of(head)?;
-        Ok(Some((request, length + end.len())))
+        Ok(Some((request, empty + length + end.len())))
     }
 
     fn of(head: &str) -> Result<Request, Wrong> {
         let mut lines = head.split("\r\n");
         let mut request = Request::begin(lines.next().ok_or(Wrong::Malformed)?)?;
         lines.try_for_each(|line| request.header(line))?;
-        Ok(request)
+        request.whole()
+    }
+
+    /// At the end of its head.
+    pub(super) fn whole(mut self) -> Result<Request, Wrong> {
+        match std::mem::take(&mut self.host) {
+            Host::Wanted => Err(Wrong::Malformed),
+            Host::Free | Host::Given => Ok(self),
+        }
     }
 
     /// One without the headers that say more.
@@ -97,6 +130,8 @@ impl Request {
             path,
             directory,
             keep_alive,
+            host: Host::Free,
+            query: None,
             range: None,
             if_range: None,
             if_none_match: None,
@@ -114,21 +149,15 @@ impl Request {
         if words.next().is_some() {
             return Err(Wrong::Malformed);
         }
-        let keep_alive = match version {
-            "HTTP/1.1" => true,
-            "HTTP/1.0" => false,
-            other if other.starts_with("HTTP/") => return Err(Wrong::Version),
-            _ => return Err(Wrong::Malformed),
-        };
-        let method = match method {
-            "GET" => Method::Get,
-            "HEAD" => Method::Head,
-            _ => return Err(Wrong::Method),
-        };
-        let path = path::parts(target).ok_or(Wrong::Malformed)?;
-        let directory = target.split(['?', '#']).next().is_some_and(|path| path.ends_with('/'));
-        let directory = directory || target.ends_with("/.");
-        Ok(Request::plain(method, path, directory, keep_alive))
+        let is_first = is_first(version)?;
+        let method = method_of(method)?;
+        let parts = path::parts(target).ok_or(Wrong::Malformed)?;
+        let (path, query) = path::split(target);
+        let directory = path.ends_with('/') || path.ends_with("/.");
+        let moves = !directory && !parts.is_empty();
+        let query = query.filter(|query| moves && query.len() <= MAX_QUERY).map(str::to_owned);
+        let host = if is_first { Host::Free } else { Host::Wanted };
+        Ok(Request { host, query, ..Request::plain(method, parts, directory, !is_first) })
     }
 
     /// Takes a header in.
@@ -148,6 +177,12 @@ impl Request {
                 let said =
                     |word: &str| value.split(',').any(|w| w.trim().eq_ignore_ascii_case(word));
                 self.keep_alive = !said("close") && (self.keep_alive || said("keep-alive"));
+                Ok(())
+            }
+            // Two may name two places (RFC 9112, 3.2).
+            "host" if self.host == Host::Given => Err(Wrong::Malformed),
+            "host" => {
+                self.host = Host::Given;
                 Ok(())
             }
             // A body would be taken for the next request.
@@ -173,5 +208,26 @@ impl Request {
             &mut self.if_modified_since,
             &mut self.if_unmodified_since,
         ]
+    }
+}
+
+/// Whether a version is HTTP/1.0. Later ones of that major version are answered as 1.1 (RFC 9110, 2.5).
+fn is_first(version: &str) -> Result<bool, Wrong> {
+    match version.strip_prefix("HTTP/1.").map(str::as_bytes) {
+        Some(b"0") => Ok(true),
+        Some([b'1'..=b'9']) => Ok(false),
+        _ if version.starts_with("HTTP/") => Err(Wrong::Version),
+        _ => Err(Wrong::Malformed),
+    }
+}
+
+fn method_of(word: &str) -> Result<Method, Wrong> {
+    let of_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    match word {
+        "GET" => Ok(Method::Get),
+        "HEAD" => Ok(Method::Head),
+        known if NOT_ALLOWED.contains(&known) => Err(Wrong::Method),
+        other if other.bytes().all(of_token) => Err(Wrong::Unknown),
+        _ => Err(Wrong::Malformed),
     }
 }

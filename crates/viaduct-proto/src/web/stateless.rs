@@ -91,13 +91,18 @@ struct Response {
 }
 
 impl Response {
-    fn to(request: &Request, site: &mut impl Site) -> Response {
+    fn to(mut request: Request, site: &mut impl Site) -> Response {
+        let (found, file) = site.find(&request);
+        let plan = plan(&request, &found);
+        // Nothing but a redirect says it again.
+        if plan.status != 301 {
+            request.query = None;
+        }
         let digest = Digest::of(request).emit();
         if digest.len() > MAX_DIGEST {
             return Response::refuse(Wrong::TooLong);
         }
-        let (found, file) = site.find(request);
-        Response::new(plan(request, &found), file, &[&[REQUEST], &digest[..]].concat())
+        Response::new(plan, file, &[&[REQUEST], &digest[..]].concat())
     }
 
     fn refuse(why: Wrong) -> Response {
@@ -114,7 +119,7 @@ impl Response {
         let mut reader = Reader(state);
         let _print = reader.take(PRINT)?;
         let response = match reader.u8()? {
-            REQUEST => Response::to(&Digest::parse(reader.0)?.into_request()?, site),
+            REQUEST => Response::to(Digest::parse(reader.0)?.into_request()?, site),
             REFUSED => Response::refuse(wrong(reader.u8()?)?),
             _ => return None,
         };
@@ -152,7 +157,7 @@ fn take(input: &Input, most: usize, site: &mut impl Site, reply: &mut Reply) -> 
             Ok((consumed, request)) => {
                 place = place.after(consumed as u64);
                 rest = &rest[consumed..];
-                request.map(|request| Response::to(&request, site))
+                request.map(|request| Response::to(request, site))
             }
             Err(why) => {
                 place = place.after(rest.len() as u64);
@@ -236,7 +241,7 @@ fn print(plan: &Plan) -> [u8; PRINT] {
 }
 
 fn wrong(byte: u8) -> Option<Wrong> {
-    let all = [Wrong::Malformed, Wrong::Method, Wrong::TooLong, Wrong::Version];
+    let all = [Wrong::Malformed, Wrong::Method, Wrong::TooLong, Wrong::Version, Wrong::Unknown];
     all.into_iter().find(|&wrong| wrong as u8 == byte)
 }
 

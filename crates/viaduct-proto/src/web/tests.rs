@@ -111,6 +111,85 @@ fn directories_have_a_page_and_a_slash() {
 }
 
 #[test]
+fn the_way_to_a_directory_keeps_the_query() {
+    let to = |target: &str| {
+        let moved = plan(&request(target, ""), &Found::Directory(Listing::default()));
+        assert_eq!(moved.status, 301, "{target}");
+        let line = head(&moved).lines().find_map(|line| line.strip_prefix("Location: "));
+        line.unwrap().to_owned()
+    };
+    assert_eq!(to("GET /a%20b?x=1&y=/.?"), "/a%20b/?x=1&y=/.?");
+    assert_eq!(to("GET /a?"), "/a/?");
+    assert_eq!(to("GET /a?x#y"), "/a/?x");
+    assert_eq!(to("GET /a#y?x"), "/a/");
+    assert_eq!(to("GET /a?\nX:\u{e9}\""), "/a/?%0AX:%C3%A9\"", "nothing gets into the head");
+    assert_eq!(to(&format!("GET /a?{}", "x".repeat(2_000))), "/a/", "it has no end");
+}
+
+#[test]
+fn the_path_alone_says_whether_a_directory_is_meant() {
+    let is = |target: &str| request(&format!("GET {target}"), "").directory;
+    assert!(is("/a/") && is("/a/.") && is("/a/?x") && is("/a/.?x") && is("http://h/a/."));
+    for file in ["/page.html?next=/.", "/page.html?next=/", "/a#/.", "/a."] {
+        assert!(!is(file), "{file}");
+    }
+}
+
+#[test]
+fn one_host_is_named_unless_the_client_is_of_old() {
+    let read = |text: &str| Request::parse(text.as_bytes()).map(|read| read.unwrap().0);
+    for (text, wrong) in [
+        ("GET / HTTP/1.1\r\n\r\n", true),
+        ("GET / HTTP/1.1\r\nAccept: */*\r\n\r\n", true),
+        ("GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", true),
+        ("GET / HTTP/1.0\r\nHost: a\r\nhost: b\r\n\r\n", true),
+        ("GET / HTTP/1.1\r\nHost:\r\n\r\n", false),
+        ("GET / HTTP/1.0\r\nHost: a\r\n\r\n", false),
+        ("GET / HTTP/1.0\r\n\r\n", false),
+    ] {
+        assert_eq!(read(text).err(), wrong.then_some(Wrong::Malformed), "{text}");
+    }
+}
+
+#[test]
+fn empty_lines_before_a_request_are_skipped_and_later_versions_are_one() {
+    for before in ["", "\r\n", "\r\n\r\n\r\n"] {
+        let text = format!("{before}GET /a HTTP/1.1\r\nHost: x\r\n\r\n");
+        let (read, length) = Request::parse(text.as_bytes()).unwrap().unwrap();
+        assert_eq!((read, length), (request("GET /a", ""), text.len()));
+        assert_eq!(Request::parse(before.as_bytes()), Ok(None));
+    }
+    assert_eq!(Request::parse(&b"\r\n".repeat(MAX_HEAD / 2)), Err(Wrong::TooLong));
+    let read = |version: &str| {
+        let text = format!("GET /a HTTP/{version}\r\nHost: x\r\n\r\n");
+        Request::parse(text.as_bytes()).map(|read| read.unwrap().0)
+    };
+    assert_eq!(read("1.2"), Ok(request("GET /a", "")));
+    assert_eq!(read("1.9"), Ok(request("GET /a", "")));
+    assert!(!read("1.0").unwrap().keep_alive);
+    for other in ["2.0", "0.9", "3", "1.", "1.x", "1.10"] {
+        assert_eq!(read(other), Err(Wrong::Version), "{other}");
+    }
+}
+
+#[test]
+fn what_is_not_allowed_and_what_nobody_knows_are_told_apart() {
+    let wrong = |method: &str| {
+        Request::parse(format!("{method} / HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).unwrap_err()
+    };
+    for known in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"] {
+        assert_eq!(wrong(known), Wrong::Method, "{known}");
+    }
+    for unknown in ["BREW", "get", "M-SEARCH"] {
+        assert_eq!(wrong(unknown), Wrong::Unknown, "{unknown}");
+    }
+    assert_eq!(wrong("G(T"), Wrong::Malformed);
+    let refused = Plan::refuse(Wrong::Unknown);
+    assert_eq!((refused.status, refused.keep_alive), (501, false));
+    assert!(!head(&refused).contains("Allow:"));
+}
+
+#[test]
 fn what_is_not_there_or_not_asked_well_is_answered_so() {
     let missing = plan(&request("GET /x", "Connection: close\r\n"), &Found::Nothing);
     assert_eq!((missing.status, missing.keep_alive), (404, false));

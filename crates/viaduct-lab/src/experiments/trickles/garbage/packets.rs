@@ -134,7 +134,7 @@ fn requests_of_others(number: u8, seed: u64) -> Result<Vec<Vec<u8>>> {
     let server = Server::new(Settings::default(), KeyRing::new(number, &secret), replay);
     let mut server = Endpoint::new(server, 0);
     let mut client = Stream::open(Config::default(), seed, now);
-    client.write(MAIN, b"GET / HTTP/1.1\r\n\r\n");
+    client.write(MAIN, b"GET / HTTP/1.1\r\nHost: lab\r\n\r\n");
     client.shutdown(MAIN);
     let mut requests = Vec::new();
     for _ in 0..40 {
