@@ -138,8 +138,8 @@ fn a_line_that_asks_leave_no_room_for_goes_again_without_them() {
 
 #[test]
 fn a_response_whose_continuation_was_lost_is_not_forgotten() {
-    // Eight of these take more than a packet's user continuation.
-    let (size, count, path) = (3_000, 24, 130);
+    // The continuations of eight of these take two packets.
+    let (size, count, path) = (3_000, 40, 73);
     let mut text = get(path).repeat(count);
     text.truncate(text.len() - 2);
     text.push_str("Connection: close\r\n\r\n");
