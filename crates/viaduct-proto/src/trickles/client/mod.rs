@@ -17,6 +17,7 @@ mod overtaking;
 mod parcels;
 mod reassembly;
 mod receiver;
+mod repeat;
 mod requests;
 mod responses;
 mod timer;
@@ -33,6 +34,7 @@ use asks::{Asks, Want};
 pub use feed::Feed;
 pub use reassembly::Reassembly;
 use receiver::{Receiver, Turn};
+use repeat::Repeat;
 pub(super) use requests::HEAD;
 use timer::Trips;
 
@@ -95,6 +97,8 @@ pub struct Stats {
     pub restarts: u64,
     /// Times that the end of what was wanted did not come, and was asked for again before a restart.
     pub probes: u64,
+    /// Times that the last request was said once more before a restart.
+    pub repeats: u64,
     /// Messages that were no response, or none of this connection.
     pub refused: u64,
 }
@@ -146,6 +150,9 @@ pub struct Client {
     probe: Option<Instant>,
     /// Whether that was done since something came.
     probed: bool,
+    repeat: Repeat,
+    /// When the last request is to be said once more.
+    repeated: Option<Instant>,
     heard: Instant,
     /// When the connection was opened.
     opened: Instant,
@@ -183,6 +190,8 @@ impl Client {
             patience: None,
             probe: None,
             probed: false,
+            repeat: Repeat::default(),
+            repeated: None,
             heard: now,
             opened: now,
             begun: Vec::new(),
@@ -287,7 +296,7 @@ impl Client {
     /// The deadline of the earliest timer, if any.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let patience = self.patience.map(|(_, until)| until);
-        [self.overdue, patience, self.probe].into_iter().flatten().min()
+        [self.overdue, patience, self.probe, self.repeated].into_iter().flatten().min()
     }
 
     /// That deadline has passed.
@@ -302,6 +311,12 @@ impl Client {
         if self.probe.is_some_and(|probe| probe <= now) {
             (self.probe, self.probed) = (None, true);
             self.stats.probes += u64::from(self.asks.doubt_first());
+        }
+        if self.repeated.is_some_and(|repeated| repeated <= now) {
+            self.stats.repeats += 1;
+            let message = self.repeat.take(now);
+            self.outbox.push_back(message);
+            self.repeated = self.repeat_due();
         }
         if self.overdue.is_some_and(|overdue| overdue <= now) {
             self.overdue = None;

@@ -249,6 +249,7 @@ impl Client {
         plans().for_each(|plan| self.expect(plan, &mut layout));
         emit(&layout.wants, &mut message);
         message.extend_from_slice(&bytes);
+        self.repeat.sent(now, &message);
         self.post(message);
     }
 

@@ -165,7 +165,9 @@ impl Client {
         }
         if let Some(expected) = self.asks.came(number) {
             self.asked = self.asked.max(expected.sent);
-            self.trips.measure(now.since(expected.sent));
+            if self.repeat.is_plain(expected.sent) {
+                self.trips.measure(now.since(expected.sent));
+            }
             self.deliver(expected, &response.payload);
         } else {
             self.late(&response.payload);
@@ -181,6 +183,7 @@ impl Client {
         self.heard = now;
         self.attempts = 0;
         self.probed = false;
+        self.repeat.heard();
     }
 
     /// Takes what the receiver has decided, and sets the timers.
@@ -211,6 +214,7 @@ impl Client {
         // Something may be wanted with no trickle left to ask for it, or none without a repair.
         let answer = (!self.is_idle()).then(|| self.heard + wait);
         self.overdue = [repair, answer].into_iter().flatten().min();
+        self.repeated = self.repeat_due();
         // A trickle that is held while something is in flight: nothing else is wanted, and no packet behind
         // the last ones would show that they are lost.
         let tail = !self.held.is_empty() && !self.asks.is_wanting() && self.in_flight() > 0;
@@ -222,6 +226,12 @@ impl Client {
             // While packets come, the round trip may have grown.
             Some(if passed { self.heard } else { (sent + wait).max(self.heard + wait / 8) })
         });
+    }
+
+    /// When the last request is to be said once more: something is to come, and nothing does.
+    pub(super) fn repeat_due(&self) -> Option<Instant> {
+        let waits = self.in_flight() > 0 && self.attempts == 0;
+        waits.then(|| self.repeat.due(self.heard, self.trips.repeat()?)).flatten()
     }
 
     /// Hands data on; what was wanted and did not come with them is wanted again.
@@ -272,6 +282,8 @@ impl Client {
     pub(super) fn forget_flight(&mut self) {
         self.asks.forget_all();
         self.held.clear();
+        self.repeat.forget();
+        self.repeated = None;
         self.repaired.clear();
         self.patience = None;
         self.probe = None;

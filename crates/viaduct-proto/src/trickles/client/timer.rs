@@ -56,6 +56,11 @@ impl Trips {
         self.smoothed.map(|trip| (trip + 4 * self.variation).min(2 * trip).max(LEAST / 20))
     }
 
+    /// How long to wait before the last request is said once more (RFC 8985, 7.2); None while no round trip is known.
+    pub(super) fn repeat(&self) -> Option<Duration> {
+        self.smoothed.map(|trip| (2 * trip).max(trip + 4 * self.variation).max(LEAST / 20))
+    }
+
     /// Whether an answer to what was asked for at `later` says that none comes to what was asked for at `sent`: as far
     /// apart no packets are overtaken.
     pub(super) fn overtakes(&self, later: Instant, sent: Instant) -> bool {

@@ -267,3 +267,22 @@ fn answers_are_the_same_with_a_cache() {
     assert_eq!((plain.cache_hits, plain.cache_misses), (0, 0));
     assert!(stats.cache_hits > 10 * stats.cache_misses && stats.cache_misses > 0, "{stats:?}");
 }
+
+#[test]
+fn a_server_that_takes_over_needs_no_timeout() {
+    let mut net = Net::new(1, Settings::default());
+    net.run(at(300));
+    // It dies with all that was on the way to it, and a tenth of a second later another has its address.
+    net.flying.retain(|Reverse((.., up, _))| !up);
+    net.down = true;
+    net.run(at(400));
+    net.down = false;
+    net.servers[0] = server(Settings::default(), net.now);
+    let before = net.client.as_fetch().position();
+    net.run(at(600));
+    let came = net.client.as_fetch().position() - before;
+    assert!(came > 100_000, "{came} bytes in two tenths of a second");
+    net.finish();
+    let stats = net.client.as_fetch().client.stats();
+    assert!(stats.restarts == 0 && stats.repeats >= 1, "{stats:?}");
+}

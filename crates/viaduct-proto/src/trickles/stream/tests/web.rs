@@ -75,7 +75,7 @@ impl World {
 
 /// A request of so many bytes, as far as its path is concerned.
 fn get(path: usize) -> String {
-    format!("GET /{} HTTP/1.1\r\n\r\n", "p".repeat(path))
+    format!("GET /{} HTTP/1.1\r\nHost: h\r\n\r\n", "p".repeat(path))
 }
 
 /// Bytes of a response with a file of `size`.
