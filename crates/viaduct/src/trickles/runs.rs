@@ -146,12 +146,15 @@ mod tests {
             (1, 100, 200),
             (1, 20, 300),
             (3, 50, 7_000),
+            (3, 50, 7_050),
+            (4, 50, 0),
+            (4, 50, 50),
         ];
         let packets: Vec<_> =
             told.into_iter().map(|(port, bytes, seq)| packet(port, bytes, seq)).collect();
         let packets: Vec<&[u8]> = packets.iter().map(Vec::as_slice).collect();
-        // What is behind the short one of 2 goes by itself, as it does.
-        assert_eq!(sort(&packets), [vec![0, 2, 7], vec![3, 9]]);
+        // What is behind the short one of 2 goes by itself, as it does; 4 has two alone.
+        assert_eq!(sort(&packets), [vec![0, 2, 7], vec![3, 9, 10]]);
         let many: Vec<_> = (0..40).map(|n| packet(1, 10, n * 10)).collect();
         let many: Vec<&[u8]> = many.iter().map(Vec::as_slice).collect();
         assert_eq!(sort(&many).iter().map(Vec::len).collect::<Vec<_>>(), [16, 16, 8]);
