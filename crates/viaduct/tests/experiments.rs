@@ -211,7 +211,7 @@ fn assert_alike(outcome: &Outcome) {
 fn attacks_on_a_server_that_keeps_nothing_are_refused_and_counted() {
     let _alone = alone();
     let outcome = quick("trickles/attacks");
-    assert_eq!(outcome.checks.len(), 24);
+    assert_eq!(outcome.checks.len(), 25);
     // What the liars and the honest get in three seconds is not steady; that lies are worth little is.
     for check in outcome.checks.iter().filter(|c| !c.name.starts_with("who ")) {
         assert!(check.holds, "{}", print_table(&outcome, false));
