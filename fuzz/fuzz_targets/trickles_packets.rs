@@ -24,8 +24,22 @@ fuzz_target!(|input: &[u8]| {
         is_read_again(&segment, message);
         is_answered(&segment);
     }
+    is_cut(input);
     is_told_anything(input);
 });
+
+/// What can be cut out of a run has headers as long as it has itself, and goes on with its like.
+fn is_cut(input: &[u8]) {
+    let Some(cut) = run::cut(input) else { return };
+    assert_eq!(cut.headers + cut.message, input.len());
+    assert!(run::is_one_way(input, input));
+    for count in 1..=16 {
+        if cut.headers + count * cut.message <= usize::from(u16::MAX) {
+            assert_eq!(run::head(input, cut, count).len(), cut.headers);
+            let _ = run::goes_on(input, count, input);
+        }
+    }
+}
 
 /// All that was read is written again, but for what a SYN may lack, or has from its own way.
 fn is_read_again(segment: &Segment, message: &[u8]) {

@@ -67,7 +67,7 @@ fn trickles_packets() -> Vec<Vec<u8>> {
             packets.push(to.emit());
             to.answer(b"answer", 1500, &mut packet).expect("it fits");
             packets.push(packet.clone());
-            numbers.hear(&segment(&packet));
+            numbers.hear(&segment(&packet), 1);
         }
         packets.push([&udp::head(Role::Answer, 7)[..], b"message"].concat());
     }
