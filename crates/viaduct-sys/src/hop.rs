@@ -23,12 +23,25 @@ const NDA_LLADDR: u16 = 2;
 /// `struct ifinfomsg`: its bytes, and where an interface's kind stands.
 const INTERFACE_HEAD: usize = 16;
 const INTERFACE_KIND: usize = 2;
+/// Of `linux/rtnetlink.h`; libc has it not.
+const RTAX_MTU: u16 = 2;
 const ARPHRD_ETHER: u16 = 1;
 const ARPHRD_LOOPBACK: u16 = 772;
 /// `linux/xfrm.h`: how many policies there are; libc has them not.
 const XFRM_MSG_GETSPDINFO: u16 = 0x25;
 const XFRM_MSG_NEWSPDINFO: u16 = 0x24;
 const XFRMA_SPD_INFO: u16 = 1;
+
+/// Where a route leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// The interface's number.
+    pub interface: u32,
+    /// Who is asked to pass packets on; at the end of the way who is to have them.
+    pub via: IpAddr,
+    /// Bytes of the longest packet, as far as the route says, or a router has said.
+    pub mtu: Option<usize>,
+}
 
 /// The next station of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,18 +74,23 @@ impl Hops {
         Ok(Hops { routes, policies: netlink::hear(libc::NETLINK_XFRM, 0).ok() })
     }
 
-    /// The way to `ip`, over Ethernet or the loopback interface; none where the kernel has to send itself.
+    /// Where packets to `ip` go first; none where they do not simply go on.
     ///
     /// # Errors
     /// The kernel cannot be asked.
-    pub fn to(&self, ip: IpAddr) -> io::Result<Option<Hop>> {
+    pub fn way(&self, ip: IpAddr) -> io::Result<Option<Way>> {
+        let route = netlink::ask(&self.routes, route_to(ip), libc::RTM_NEWROUTE)?;
+        Ok(route.and_then(|route| leads_to(&route, ip)))
+    }
+
+    /// How to get there, over Ethernet or the loopback interface; none where the kernel has to send itself.
+    ///
+    /// # Errors
+    /// The kernel cannot be asked.
+    pub fn hop(&self, Way { interface, via, .. }: Way) -> io::Result<Option<Hop>> {
         if self.has_policies()? {
             return Ok(None);
         }
-        let route = netlink::ask(&self.routes, route_to(ip), libc::RTM_NEWROUTE)?;
-        let Some((interface, via)) = route.and_then(|route| leads_to(&route, ip)) else {
-            return Ok(None);
-        };
         let Some((kind, own, mtu)) = self.interface(interface)? else { return Ok(None) };
         let next = match kind {
             ARPHRD_LOOPBACK => Some([0; LINK]),
@@ -120,8 +138,7 @@ impl Hops {
     }
 }
 
-/// Through which interface a route leads, and to whom there.
-fn leads_to(route: &[u8], ip: IpAddr) -> Option<(u32, IpAddr)> {
+fn leads_to(route: &[u8], ip: IpAddr) -> Option<Way> {
     let attributes = route.get(ROUTE_HEAD..)?;
     if ![libc::RTN_UNICAST, libc::RTN_LOCAL].contains(route.get(ROUTE_KIND)?)
         || netlink::find(attributes, libc::RTA_ENCAP).is_some()
@@ -129,6 +146,9 @@ fn leads_to(route: &[u8], ip: IpAddr) -> Option<(u32, IpAddr)> {
         return None;
     }
     let interface = word(netlink::find(attributes, libc::RTA_OIF)?, 0)?;
+    let metrics = netlink::find(attributes, libc::RTA_METRICS);
+    let mtu = metrics.and_then(|all| word(netlink::find(all, RTAX_MTU)?, 0));
+    let mtu = mtu.map(|mtu| mtu as usize);
     // A router of the other family has its family before its address.
     let via = netlink::find(attributes, libc::RTA_VIA).and_then(|via| via.get(2..));
     let via = netlink::find(attributes, libc::RTA_GATEWAY).or(via);
@@ -138,7 +158,7 @@ fn leads_to(route: &[u8], ip: IpAddr) -> Option<(u32, IpAddr)> {
         Some((16, via)) => Ipv6Addr::from(*via.first_chunk()?).into(),
         Some(_) => return None,
     };
-    Some((interface, via))
+    Some(Way { interface, via, mtu })
 }
 
 fn word(bytes: &[u8], at: usize) -> Option<u32> {
@@ -153,7 +173,8 @@ mod tests {
     fn loopback_is_a_hop_and_what_no_route_leads_to_is_none() {
         let hops = Hops::new().unwrap();
         for ip in ["127.0.0.5", "::1"] {
-            let hop = hops.to(ip.parse().unwrap()).unwrap().expect("a hop");
+            let way = hops.way(ip.parse().unwrap()).unwrap().expect("a way");
+            let hop = hops.hop(way).unwrap().expect("a hop");
             assert_eq!((hop.own, hop.next, hop.mtu), ([0; 6], [0; 6], 65_536), "{ip}");
         }
     }

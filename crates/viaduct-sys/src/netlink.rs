@@ -18,6 +18,8 @@ use crate::os;
 /// Bytes of a message's head, and of netfilter's behind it.
 const HEAD: usize = 16;
 pub(crate) const NETFILTER_HEAD: usize = 4;
+/// Bytes of the answer to one question, at most.
+const ANSWER: usize = 16 << 10;
 const NLMSG_ERROR: u16 = 2;
 const NLM_F_REQUEST: u16 = 1;
 pub(crate) const NLM_F_ACK: u16 = 4;
@@ -129,7 +131,7 @@ pub(crate) fn send(socket: impl AsFd, bytes: &[u8]) -> io::Result<()> {
 pub(crate) fn ask(socket: impl AsFd, message: Message, kind: u16) -> io::Result<Option<Vec<u8>>> {
     send(&socket, &message.bytes())?;
     let mut answer = None;
-    heard(socket, |of, said| {
+    read(socket, &mut [0; ANSWER], |of, said| {
         if of == kind && answer.is_none() {
             answer = Some(said.to_vec());
         }
@@ -212,8 +214,12 @@ pub(crate) fn hear(protocol: c_int, groups: u32) -> io::Result<OwnedFd> {
 
 /// Reads all that such a socket has, and says whether a message, by its type and what is behind its
 /// head, `matters`.
-pub(crate) fn heard(socket: impl AsFd, mut matters: impl FnMut(u16, &[u8]) -> bool) -> bool {
-    let (mut heard, mut buffer) = (false, vec![0; 64 << 10]);
+pub(crate) fn heard(socket: impl AsFd, matters: impl FnMut(u16, &[u8]) -> bool) -> bool {
+    read(socket, &mut vec![0; 64 << 10], matters)
+}
+
+fn read(socket: impl AsFd, buffer: &mut [u8], mut matters: impl FnMut(u16, &[u8]) -> bool) -> bool {
+    let mut heard = false;
     loop {
         match recv(&socket, &mut buffer[..], RecvFlags::empty()) {
             Ok((len, _)) => {

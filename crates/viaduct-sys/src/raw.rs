@@ -41,6 +41,16 @@ impl Raw {
         if is_ipv4 { Some(self.v4.as_fd()) } else { self.v6.as_ref().map(|fd| fd.as_fd()) }
     }
 
+    /// Whether it sends by one interface alone, as in a VRF.
+    ///
+    /// # Errors
+    /// None are known.
+    pub fn is_bound(&self) -> io::Result<bool> {
+        let number: libc::c_int =
+            os::getsockopt(self.v4.as_fd(), libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX)?;
+        Ok(number != 0)
+    }
+
     /// Has the kernel hold so many bytes that wait to leave, or as many as it allows.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ use super::recent::Recent;
 #[derive(Debug)]
 pub(super) struct Local {
     here: Here,
-    known: Recent<bool>,
+    known: Recent<IpAddr, bool>,
 }
 
 impl Local {

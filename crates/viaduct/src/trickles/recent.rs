@@ -1,7 +1,7 @@
 //! What the kernel has said of addresses, for a moment.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::hash::Hash;
 
 use viaduct_proto::time::{Duration, Instant};
 
@@ -12,17 +12,17 @@ const MOST: usize = 1024;
 
 /// Answers, by address.
 #[derive(Debug)]
-pub(super) struct Recent<T>(HashMap<IpAddr, (T, Instant)>);
+pub(super) struct Recent<K, T>(HashMap<K, (T, Instant)>);
 
-impl<T: Copy> Recent<T> {
+impl<K: Eq + Hash, T: Copy> Recent<K, T> {
     /// None yet.
-    pub(super) fn new() -> Recent<T> {
+    pub(super) fn new() -> Recent<K, T> {
         Recent(HashMap::new())
     }
 
-    /// What was said of `ip`; asks where that is not known, or was too long ago.
-    pub(super) fn get(&mut self, now: Instant, ip: IpAddr, ask: impl FnOnce() -> T) -> T {
-        if let Some(&(said, until)) = self.0.get(&ip)
+    /// What was said of `what`; asks where that is not known, or was too long ago.
+    pub(super) fn get(&mut self, now: Instant, what: K, ask: impl FnOnce() -> T) -> T {
+        if let Some(&(said, until)) = self.0.get(&what)
             && now < until
         {
             return said;
@@ -31,7 +31,7 @@ impl<T: Copy> Recent<T> {
             self.0.clear();
         }
         let said = ask();
-        self.0.insert(ip, (said, now + HOLDS));
+        self.0.insert(what, (said, now + HOLDS));
         said
     }
 }
@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn an_answer_holds_for_a_moment() {
-        let (mut recent, ip) = (Recent::new(), "192.0.2.1".parse().unwrap());
+        let (mut recent, ip) = (Recent::new(), 7);
         assert_eq!(recent.get(Instant::ZERO, ip, || 1), 1);
         assert_eq!(recent.get(Instant::ZERO + HOLDS / 2, ip, || 2), 1);
         assert_eq!(recent.get(Instant::ZERO + HOLDS, ip, || 3), 3);

@@ -14,7 +14,7 @@ use std::net::IpAddr;
 
 use viaduct_proto::time::Instant;
 use viaduct_proto::trickles::packet::run;
-use viaduct_sys::hop::{Hop, Hops};
+use viaduct_sys::hop::{Hop, Hops, Way};
 use viaduct_sys::mmsg::Outbox;
 use viaduct_sys::segments::{Segments, Whole};
 
@@ -30,7 +30,8 @@ const LEAST: usize = 3;
 pub(super) struct Runs {
     segments: Segments,
     hops: Hops,
-    known: Recent<Option<Hop>>,
+    ways: Recent<IpAddr, Option<Way>>,
+    stations: Recent<(u32, IpAddr), Option<Hop>>,
 }
 
 impl Runs {
@@ -40,18 +41,25 @@ impl Runs {
     /// Privilege is missing.
     pub(super) fn open(buffer: usize) -> io::Result<Runs> {
         let (segments, hops) = (Segments::open(buffer)?, Hops::new()?);
-        Ok(Runs { segments, hops, known: Recent::new() })
+        Ok(Runs { segments, hops, ways: Recent::new(), stations: Recent::new() })
     }
 
     /// Sends what goes together of what waits, and takes it out. How many packets.
     pub(super) fn flush(&mut self, now: Instant, queue: &mut Outbox) -> u64 {
         let packets: Vec<_> = queue.iter().collect();
-        let mut gone = vec![false; packets.len()];
+        let (mut gone, mut over) = (vec![false; packets.len()], Vec::<usize>::new());
         for run in sort(&packets.iter().map(|(packet, _)| *packet).collect::<Vec<_>>()) {
-            let ip = packets[run[0]].1.ip();
+            let (first, to) = packets[run[0]];
+            if over.iter().any(|&other| run::is_one_way(packets[other].0, first)) {
+                continue;
+            }
             let together: Vec<&[u8]> = run.iter().map(|&at| packets[at].0).collect();
-            let sent = self.send(now, ip, &together);
-            run.into_iter().for_each(|at| gone[at] = sent);
+            if self.send(now, to.ip(), &together) {
+                run.into_iter().for_each(|at| gone[at] = true);
+            } else {
+                // What is behind it goes one by one, too.
+                over.push(run[0]);
+            }
         }
         let sent = gone.iter().filter(|gone| **gone).count() as u64;
         queue.forget(|at| gone[at]);
@@ -60,43 +68,50 @@ impl Runs {
 
     /// Whether they went. What could not go together goes one by one, and whatever that says of it counts.
     fn send(&mut self, now: Instant, to: IpAddr, packets: &[&[u8]]) -> bool {
-        let Runs { segments, hops, known } = self;
-        let hop = known.get(now, to, || hops.to(to).unwrap_or(None));
-        let (Some(hop), Some(cut)) = (hop, run::cut(packets[0])) else { return false };
-        if packets[0].len() > hop.mtu {
+        let Some((hop, mtu)) = self.hop(now, to) else { return false };
+        let Some(cut) = run::cut(packets[0]).filter(|_| packets[0].len() <= mtu) else {
             return false;
-        }
+        };
         let head = run::head(packets[0], cut, packets.len());
         let pieces: Vec<&[u8]> = packets.iter().map(|packet| &packet[cut.headers..]).collect();
         let checksum = (cut.transport, cut.checksum);
         let whole = Whole { head: &head, pieces: &pieces, checksum, segment: cut.message };
-        segments.send(&hop, &whole).is_ok()
+        self.segments.send(&hop, &whole).is_ok()
+    }
+
+    /// By whom packets to `ip` go, and how long they may be.
+    fn hop(&mut self, now: Instant, ip: IpAddr) -> Option<(Hop, usize)> {
+        let Runs { hops, ways, stations, .. } = self;
+        let way = ways.get(now, ip, || hops.way(ip).unwrap_or(None))?;
+        let station = (way.interface, way.via);
+        let hop = stations.get(now, station, || hops.hop(way).unwrap_or(None))?;
+        Some((hop, way.mtu.map_or(hop.mtu, |mtu| mtu.min(hop.mtu))))
     }
 }
 
 /// Which of these packets go together, by their places.
 fn sort(packets: &[&[u8]]) -> Vec<Vec<usize>> {
-    let (mut ways, mut runs) = (Vec::<Way>::new(), Vec::new());
+    let (mut peers, mut runs) = (Vec::<Peer>::new(), Vec::new());
     for (at, &packet) in packets.iter().enumerate() {
-        let same = |way: &&mut Way| run::is_one_way(packets[way.run[0]], packet);
-        match ways.iter_mut().find(same) {
-            None => ways.push(Way { run: vec![at], is_over: false }),
-            Some(way) => way.go_on(at, packets, &mut runs),
+        let same = |peer: &&mut Peer| run::is_one_way(packets[peer.run[0]], packet);
+        match peers.iter_mut().find(same) {
+            None => peers.push(Peer { run: vec![at], is_over: false }),
+            Some(peer) => peer.go_on(at, packets, &mut runs),
         }
     }
-    let last = ways.into_iter().map(|way| way.run);
+    let last = peers.into_iter().map(|peer| peer.run);
     runs.extend(last.filter(|run| run.len() >= LEAST));
     runs
 }
 
 /// What goes to one client.
-struct Way {
+struct Peer {
     run: Vec<usize>,
     /// What is left of it goes one by one.
     is_over: bool,
 }
 
-impl Way {
+impl Peer {
     /// One more packet. A run that is ready goes to the others.
     fn go_on(&mut self, at: usize, packets: &[&[u8]], runs: &mut Vec<Vec<usize>>) {
         let (first, count) = (packets[self.run[0]], self.run.len());
@@ -144,7 +159,7 @@ mod tests {
             (2, 100, 140),
             (2, 100, 240),
             (1, 100, 200),
-            (1, 20, 300),
+            (1, 30, 300),
             (3, 50, 7_000),
             (3, 50, 7_050),
             (4, 50, 0),
@@ -155,7 +170,7 @@ mod tests {
         let packets: Vec<&[u8]> = packets.iter().map(Vec::as_slice).collect();
         // What is behind the short one of 2 goes by itself, as it does; 4 has two alone.
         assert_eq!(sort(&packets), [vec![0, 2, 7], vec![3, 9, 10]]);
-        let many: Vec<_> = (0..40).map(|n| packet(1, 10, n * 10)).collect();
+        let many: Vec<_> = (0..40).map(|n| packet(1, 30, n * 30)).collect();
         let many: Vec<&[u8]> = many.iter().map(Vec::as_slice).collect();
         assert_eq!(sort(&many).iter().map(Vec::len).collect::<Vec<_>>(), [16, 16, 8]);
         assert_eq!(sort(&[]), Vec::<Vec<usize>>::new());

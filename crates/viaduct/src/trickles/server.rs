@@ -101,11 +101,12 @@ impl ServerPort {
             );
             let opened = Raw::open().map_err(PortError::socket("open a raw socket", true))?;
             opened.set_buffers(SEND_BUFFER).map_err(PortError::socket("size a socket", false))?;
-            raw = Some(opened);
-            if settings.runs {
+            // The way of what leaves together is asked for as that of any packet.
+            if settings.runs && !opened.is_bound().unwrap_or(true) {
                 let failed = PortError::socket("open a packet socket", true);
                 runs = Some(Runs::open(SEND_BUFFER).map_err(failed)?);
             }
+            raw = Some(opened);
         }
         let udp = settings.listen.iter().filter(|_| settings.udp);
         let datagrams =

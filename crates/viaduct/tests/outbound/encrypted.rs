@@ -103,7 +103,8 @@ fn encrypted_flows_show_nothing_and_are_refused_rather_than_sent_in_clear() {
         let watch = Watch::start(&world);
         assert!(done(curl(&world, &[&by], &[&url])).stdout == big, "{by}");
         let (_, shown) = watch.finish(&WORDS[..16]);
-        assert_eq!(shown > 100, is_clear, "{by}: {shown} packets");
+        // What leaves together is seen as one packet.
+        assert_eq!(shown > 10, is_clear, "{by}: {shown} packets");
     }
 }
 

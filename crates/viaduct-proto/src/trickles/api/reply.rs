@@ -181,7 +181,11 @@ impl Reply {
 
     /// Tells the client that the stream does not go on.
     pub fn reset(&mut self, stream: u32, reason: Reason) -> &mut Self {
-        self.notes.push(Note::Reset { stream, reason });
+        let note = Note::Reset { stream, reason };
+        // Several asks of a stream may fail alike.
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
         self
     }
 

@@ -24,11 +24,12 @@ impl Repeat {
     pub(super) fn sent(&mut self, now: Instant, message: &[u8]) {
         self.message.clear();
         self.message.extend_from_slice(message);
-        (self.sent, self.count) = (Some(now), 0);
+        self.sent = Some(now);
     }
 
-    /// Something came.
-    pub(super) fn heard(&mut self) {
+    /// A round trip was measured: until then waits stay as long as they have become (RFC 6298, 5), for
+    /// it may be the way that has.
+    pub(super) fn measured(&mut self) {
         self.count = 0;
     }
 
@@ -75,7 +76,7 @@ mod tests {
         }
         assert_eq!(repeat.due(at(3), wait), None);
         assert!(!repeat.is_plain(before) && repeat.is_plain(before + wait));
-        repeat.heard();
+        repeat.measured();
         assert_eq!(repeat.due(at(500), wait), Some(at(520)));
         repeat.forget();
         assert_eq!(repeat.due(at(500), wait), None);

@@ -167,6 +167,7 @@ impl Client {
             self.asked = self.asked.max(expected.sent);
             if self.repeat.is_plain(expected.sent) {
                 self.trips.measure(now.since(expected.sent));
+                self.repeat.measured();
             }
             self.deliver(expected, &response.payload);
         } else {
@@ -183,7 +184,6 @@ impl Client {
         self.heard = now;
         self.attempts = 0;
         self.probed = false;
-        self.repeat.heard();
     }
 
     /// Takes what the receiver has decided, and sets the timers.

@@ -19,6 +19,9 @@ const HEADERS: [usize; 2] = [20 + 20 + mark::LEN, 40 + 20 + mark::LEN];
 const ADDRESSES: [usize; 2] = [12, 8];
 /// Where the transport's protocol stands.
 const PROTOCOL: [usize; 2] = [9, 6];
+/// Bytes of the shortest message in a run: no response is shorter, and nobody is to be made to read a packet byte
+/// by byte.
+pub(super) const LEAST: usize = 23;
 /// Bytes that numbers may be moved towards those before them: what was reserved for a request and not used.
 const NEAR: u32 = 1 << 16;
 
@@ -41,7 +44,7 @@ pub fn cut(packet: &[u8]) -> Option<Cut> {
     let family = family(packet);
     let (headers, transport) = (HEADERS[family], HEADERS[family] - 20 - mark::LEN);
     let is_data = *packet.get(transport + 13)? == tcp::Kind::Data.flags();
-    let message = packet.len().checked_sub(headers).filter(|bytes| *bytes > 0)?;
+    let message = packet.len().checked_sub(headers).filter(|bytes| *bytes >= LEAST)?;
     let is_tcp = packet[PROTOCOL[family]] == tcp::TCP;
     (is_tcp && is_data).then_some(Cut { headers, message, transport, checksum: 16 })
 }
@@ -53,12 +56,11 @@ pub fn is_one_way(one: &[u8], other: &[u8]) -> bool {
     family == self::family(other) && one.get(ends.clone()) == other.get(ends)
 }
 
-/// Whether `next` may go behind a run of `count` packets, the first of which is `first`. Both can be cut, and go
-/// one way.
+/// Whether `next` may go behind a run of `count` packets, the first of which is `first`, and which goes the same way.
 pub fn goes_on(first: &[u8], count: usize, next: &[u8]) -> bool {
     let Some(Cut { headers, message, transport, .. }) = cut(first) else { return false };
     let end = number(first, transport).wrapping_add((count * message) as u32);
-    let alike = next.len() == first.len();
+    let alike = cut(next) == cut(first);
     let fits = headers + (count + 1) * message <= usize::from(u16::MAX);
     alike && fits && number(next, transport).wrapping_sub(end) < NEAR
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::checksum::transport;
 use super::mark::{self, Mark};
 use super::stats::Refusal;
-use super::{Role, TooLong};
+use super::{Role, TooLong, run};
 use crate::wire::ip::{Header, internet_checksum};
 
 /// Bits that a window is shifted by; both ends say so in their first packet.
@@ -257,7 +257,7 @@ pub fn parse(bytes: &[u8], length: usize, checksum: Checksum) -> Result<Packet<'
     }
     let message = &tcp[data..];
     let one = usize::from(mark.length);
-    let is_run = mark.role == Role::Answer && kind == Kind::Data && one > 0;
+    let is_run = mark.role == Role::Answer && kind == Kind::Data && one >= run::LEAST;
     match message.len() {
         all if all == one || (is_run && all > 0 && all % one == 0) => {}
         all if all > one => return Err(Refusal::Merged),

@@ -207,8 +207,10 @@ impl Output {
     pub(super) fn wants(&mut self, share: u64, want: &mut dyn FnMut(Range<u64>, Bytes)) {
         let end = self.end.unwrap_or(self.region.end);
         for doubtful in std::mem::take(&mut self.doubtful) {
-            let reached = self.want_of(doubtful.start..doubtful.end.min(end), want);
-            if reached < doubtful.end.min(end) {
+            // Of what was read no continuation is kept.
+            let doubtful = doubtful.start.max(self.position())..doubtful.end.min(end);
+            let reached = self.want_of(doubtful.clone(), want);
+            if reached < doubtful.end {
                 self.doubtful.push(reached..doubtful.end);
             }
         }

@@ -34,6 +34,7 @@ struct Net {
     flying: BinaryHeap<Reverse<Flying>>,
     sent: u64,
     from: SocketAddr,
+    delay: Duration,
     /// Most time by which a packet is late.
     jitter: Duration,
     /// Nothing passes.
@@ -52,6 +53,7 @@ impl Net {
             flying: BinaryHeap::new(),
             sent: 0,
             from: address(),
+            delay: DELAY,
             jitter: Duration::ZERO,
             down: false,
             rng: Rng::from_seed(5),
@@ -62,7 +64,7 @@ impl Net {
         if !self.down {
             let late = self.jitter.mul_f64(self.rng.unit());
             self.sent += 1;
-            self.flying.push(Reverse((self.now + DELAY + late, self.sent, up, message)));
+            self.flying.push(Reverse((self.now + self.delay + late, self.sent, up, message)));
         }
     }
 
@@ -285,4 +287,16 @@ fn a_server_that_takes_over_needs_no_timeout() {
     net.finish();
     let stats = net.client.as_fetch().client.stats();
     assert!(stats.restarts == 0 && stats.repeats >= 1, "{stats:?}");
+}
+
+#[test]
+fn a_way_that_becomes_longer_is_measured_and_its_requests_are_said_once() {
+    let mut net = Net::new(1, Settings::default());
+    net.delay = Duration::from_millis(2);
+    net.run(at(30));
+    // Far more than twice as long, and less than a timeout.
+    net.delay = Duration::from_millis(60);
+    net.finish();
+    let stats = net.client.as_fetch().client.stats();
+    assert!(stats.repeats < 20 && stats.restarts == 0, "{stats:?} at {:?}", net.now);
 }
