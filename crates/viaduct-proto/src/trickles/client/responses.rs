@@ -13,6 +13,9 @@ use crate::trickles::wire::{Form, MOST_ATTEMPTS, Payload, Response};
 /// Repairs whose nonces are kept, the latest: windows end at 65,535, and each is asked about in the next.
 const REPAIRED: usize = 1 << 17;
 
+/// Packets on their way that are one trickle's.
+const FEW: usize = 2;
+
 impl Client {
     /// A response of this connection; false if it is of another generation.
     pub(super) fn take(&mut self, now: Instant, response: &Response) -> bool {
@@ -230,7 +233,8 @@ impl Client {
 
     /// When the last request is to be said once more: something is to come, and nothing does.
     pub(super) fn repeat_due(&self) -> Option<Instant> {
-        let waits = self.in_flight() > 0 && self.attempts == 0;
+        // With a single trickle on its way the timeout is as good (RFC 8985, 7.2), and a crowd has no others.
+        let waits = self.in_flight() > FEW && self.attempts == 0;
         waits.then(|| self.repeat.due(self.heard, self.trips.repeat()?)).flatten()
     }
 
