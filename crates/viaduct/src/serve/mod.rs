@@ -88,7 +88,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(576..=1500))]
     mtu: Option<u16>,
     /// Have each packet of Trickles pass this machine's own output rules; else several that leave for one client
-    /// together go past them, at a third of the kernel's time
+    /// together go past them, and take the kernel less time
     #[arg(long)]
     one_by_one: bool,
     /// Where Prometheus finds the metrics

@@ -1,5 +1,5 @@
 //! Answers that leave together: of those that wait in TCP's format, neighbours to one client go as one packet, which
-//! the kernel cuts as late as it can ([`run`]). It takes a third of the kernel's time for each.
+//! the kernel cuts as late as it can ([`run`]), which takes it less time than each by itself.
 //!
 //! ```text
 //!   Outbox   A1 B1 A2 A3 b C1 B2     by clients A, B, C; b is shorter

@@ -12,7 +12,8 @@
 //! ```
 //!
 //! The running number makes neighbours differ, so that nobody who coalesces segments (GRO, LRO), which
-//! must have equal options for that, joins two packets; the length shows it if somebody does.
+//! must have equal options for that, joins two packets; the length shows it if somebody does. Packets that were cut out of
+//! one ([`super::run`]) are alike, and may be joined again: the length says where each message ends.
 
 use crate::split::option::KIND;
 
@@ -59,7 +60,7 @@ pub struct Mark {
     pub role: Role,
     /// A request's running number; an answer's number among those to its request.
     pub count: u8,
-    /// Bytes of the message.
+    /// Bytes of the message; of several, of each.
     pub length: u16,
     /// Bytes between the request's acknowledgement number and where the answers stand.
     pub ahead: u32,
