@@ -175,6 +175,11 @@ impl Asks {
         self.fresh.len() + self.again.len()
     }
 
+    /// Whether of what is to come all are packets that were lost before.
+    pub(super) fn are_repairs(&self) -> bool {
+        self.fresh.is_empty()
+    }
+
     /// When the first packet was asked for that is to bring something and has not come.
     pub(super) fn first_wanted(&self) -> Option<Instant> {
         self.fresh.values().find(|expected| expected.brings()).map(|expected| expected.sent)

@@ -153,6 +153,8 @@ pub struct Client {
     repeat: Repeat,
     /// When the last request is to be said once more.
     repeated: Option<Instant>,
+    /// Trickles wait for repairs, and nothing else is to come.
+    stuck: bool,
     heard: Instant,
     /// When the connection was opened.
     opened: Instant,
@@ -192,6 +194,7 @@ impl Client {
             probed: false,
             repeat: Repeat::default(),
             repeated: None,
+            stuck: false,
             heard: now,
             opened: now,
             begun: Vec::new(),

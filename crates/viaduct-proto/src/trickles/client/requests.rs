@@ -2,6 +2,7 @@
 
 use super::asks::{Budget, Expected, Want, groups};
 use super::receiver::Turn;
+use super::responses::FEW;
 use super::{Client, Feed, LEAST_MESSAGE, LEAST_REQUEST, Phase};
 use crate::time::Instant;
 use crate::trickles::SILENCE;
@@ -141,8 +142,16 @@ impl Client {
             self.heard = now;
         }
         if matches!(self.phase, Phase::Running(_)) {
+            self.stuck = self.is_stuck();
             self.set_overdue();
         }
+    }
+
+    /// Whether several trickles wait for repairs, and nothing else is to come: whatever came last was asked for later.
+    /// To wait as long as packets may overtake each other is enough then (RFC 8985, 6.2).
+    fn is_stuck(&self) -> bool {
+        let waits = self.held.len() > FEW && self.asks.is_wanting();
+        waits && self.asks.are_repairs() && self.attempts == 0
     }
 
     /// The nonces of all repairs that a continuation waits for, xored; None if one is missing.

@@ -13,8 +13,8 @@ use crate::trickles::wire::{Form, MOST_ATTEMPTS, Payload, Response};
 /// Repairs whose nonces are kept, the latest: windows end at 65,535, and each is asked about in the next.
 const REPAIRED: usize = 1 << 17;
 
-/// Packets on their way that are one trickle's.
-const FEW: usize = 2;
+/// Packets on their way that are one trickle's, and trickles that are few.
+pub(super) const FEW: usize = 2;
 
 impl Client {
     /// A response of this connection; false if it is of another generation.
@@ -203,6 +203,7 @@ impl Client {
             self.anchor = Some((turn.bytes.clone(), turn.known, turn.proof.clone()));
             self.held.push_back(turn);
         }
+        self.stuck = false;
         let waits_for = receiver.waits_for();
         if self.patience.map(|(number, _)| number) != waits_for {
             let until = now + self.trips.patience();
@@ -215,7 +216,8 @@ impl Client {
         let wait = self.trips.wait(self.attempts);
         let repair = self.asks.oldest_again().map(|sent| sent + wait);
         // Something may be wanted with no trickle left to ask for it, or none without a repair.
-        let answer = (!self.is_idle()).then(|| self.heard + wait);
+        let soon = self.stuck.then(|| self.trips.repeat()).flatten();
+        let answer = (!self.is_idle()).then(|| self.heard + soon.unwrap_or(wait));
         self.overdue = [repair, answer].into_iter().flatten().min();
         self.repeated = self.repeat_due();
         // A trickle that is held while something is in flight: nothing else is wanted, and no packet behind
@@ -234,7 +236,7 @@ impl Client {
     /// When the last request is to be said once more: something is to come, and nothing does.
     pub(super) fn repeat_due(&self) -> Option<Instant> {
         // With a single trickle on its way the timeout is as good (RFC 8985, 7.2), and a crowd has no others.
-        let waits = self.in_flight() > FEW && self.attempts == 0;
+        let waits = self.in_flight() > FEW && self.attempts == 0 && !self.stuck;
         waits.then(|| self.repeat.due(self.heard, self.trips.repeat()?)).flatten()
     }
 
