@@ -4,6 +4,9 @@
 use super::PATIENCE;
 use crate::trickles::client::{Client, LEAST_MESSAGE};
 
+/// So many restarts must bring something short, and nothing long: one may in a crowd, too, where most packets are lost.
+const SHORT: u32 = 3;
+
 /// What is known of it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Width {
@@ -11,31 +14,45 @@ pub(super) struct Width {
     long: bool,
     /// The first request was not answered as long as it was long, and nothing long has come since.
     pub(super) doubted: bool,
-    /// Something short has come, and nothing long since.
-    short: bool,
-    /// Restarts up to when something long came.
-    restarts: u64,
+    /// A restart is short, to see whether that is answered where long messages were not.
+    brief: bool,
+    /// So many restarts have brought something short, and nothing long has come since.
+    short: u32,
+    /// Restarts up to when something came, and up to when something long did.
+    restarts: (u64, u64),
 }
 
 impl Width {
     /// Of a connection that begins, with messages of at most so many bytes.
     pub(super) fn new(message: u16) -> Width {
         let long = usize::from(message) > LEAST_MESSAGE;
-        Width { long, doubted: false, short: false, restarts: 0 }
+        Width { long, doubted: false, brief: false, short: 0, restarts: (0, 0) }
     }
 
     /// A message of so many bytes came, after so many restarts.
     pub(super) fn heard(&mut self, bytes: usize, restarts: u64) {
-        self.short = bytes <= LEAST_MESSAGE;
-        if !self.short {
-            (self.doubted, self.restarts) = (false, restarts);
+        self.short += u32::from(self.short == 0 || restarts != self.restarts.0);
+        self.restarts.0 = restarts;
+        if bytes > LEAST_MESSAGE {
+            (self.doubted, self.brief, self.short, self.restarts.1) = (false, false, 0, restarts);
         }
+    }
+
+    /// Whether what came answers a short restart, where long messages were lost.
+    pub(super) fn is_narrow(&self) -> bool {
+        self.brief && self.short > 0
     }
 
     /// A timer has run out: whether shorter messages are to be tried. Where nothing comes at all they may be lost as
     /// well as too long, as in a crowd.
-    pub(super) fn is_doubtful(&self, client: &Client) -> bool {
-        let silent = client.stats().restarts - self.restarts >= PATIENCE.into() && self.short;
-        self.long && (silent || self.doubted && client.is_due())
+    pub(super) fn is_doubtful(&mut self, client: &mut Client) -> bool {
+        if self.doubted && client.is_due() {
+            // The next restart tells; if that is not answered either, it was no matter of length.
+            self.brief = self.long && client.attempts() == 0;
+            (self.doubted, self.short) = (self.brief, 0);
+        }
+        client.be_brief(self.brief);
+        let since = client.stats().restarts - self.restarts.1;
+        self.long && since >= PATIENCE.into() && self.short >= SHORT
     }
 }
