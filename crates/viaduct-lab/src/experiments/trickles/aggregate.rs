@@ -24,6 +24,9 @@ const ALONE: [usize; 2] = [OBJECT, 100_000_000];
 const LEAST: f64 = 0.9;
 /// From so many clients on the link is crowded: each has less than a window of two.
 const CROWD: usize = 1_000;
+/// So many times as long a crowd takes to settle, and is watched: what of its data waits for something before it comes
+/// to a tenth of what 5 s bring, and to another tenth more or less from run to run.
+const LONGER: u32 = 2;
 
 /// Trickles by packets of this format, or TCP.
 type Who = Option<Format>;
@@ -51,10 +54,13 @@ impl Experiment for Aggregate {
         run.param("link", LINK);
         run.param("object_bytes", OBJECT);
         run.param("window_s", window.as_secs_f64());
+        run.param("window_of_a_crowd_s", (LONGER * window).as_secs_f64());
         run.congestion_control(CONGESTION_CONTROL);
         run.steps(2 * counts.len() + ARMS.len() * ALONE.len());
         let request = get("file");
         for &clients in counts {
+            let longer = if clients >= CROWD { LONGER } else { 1 };
+            let (warm_up, window) = (longer * warm_up, longer * window);
             let fetches = Fetches { request: &request, clients, warm_up, window };
             let mut by = |who| {
                 let step = format!("{clients} clients of {}", name(who));
