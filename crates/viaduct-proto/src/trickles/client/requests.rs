@@ -113,6 +113,7 @@ impl Client {
         }
         self.pending = feed.is_pending();
         if !self.asks.is_wanting() && !self.pending && !feed.is_eager() {
+            self.look();
             return;
         }
         if matches!(self.phase, Phase::Ticket) {
@@ -141,17 +142,24 @@ impl Client {
         if idle && self.in_flight() > 0 {
             self.heard = now;
         }
+        self.look();
+    }
+
+    /// All that could be sent was: sets the timers for what there is to wait for.
+    fn look(&mut self) {
         if matches!(self.phase, Phase::Running(_)) {
             self.stuck = self.is_stuck();
             self.set_overdue();
         }
     }
 
-    /// Whether several trickles wait for repairs, and nothing else is to come: whatever came last was asked for later.
-    /// To wait as long as packets may overtake each other is enough then (RFC 8985, 6.2).
+    /// Whether several trickles wait for repairs, and nothing else is to come, or the last request was said again in
+    /// vain. Whatever came last was asked for later: so repairs are lost, and a wait as long as packets may overtake each
+    /// other is enough (RFC 8985, 6.2).
     fn is_stuck(&self) -> bool {
-        let waits = self.held.len() > FEW && self.asks.is_wanting();
-        waits && self.asks.are_repairs() && self.attempts == 0
+        let (wanting, only) = (self.asks.is_wanting(), self.asks.are_repairs());
+        let waits = if wanting { only || self.repeat.is_said() } else { only && self.in_flight() > 0 };
+        waits && self.held.len() > FEW && self.attempts == 0
     }
 
     /// The nonces of all repairs that a continuation waits for, xored; None if one is missing.

@@ -216,8 +216,8 @@ impl Client {
         let wait = self.trips.wait(self.attempts);
         let repair = self.asks.oldest_again().map(|sent| sent + wait);
         // Something may be wanted with no trickle left to ask for it, or none without a repair.
-        let soon = self.stuck.then(|| self.trips.repeat()).flatten();
-        let answer = (!self.is_idle()).then(|| self.heard + soon.unwrap_or(wait));
+        let answer = (!self.is_idle()).then(|| self.heard + wait);
+        let answer = self.stuck.then(|| self.repeat_time()).flatten().or(answer);
         self.overdue = [repair, answer].into_iter().flatten().min();
         self.repeated = self.repeat_due();
         // A trickle that is held while something is in flight: nothing else is wanted, and no packet behind
@@ -237,7 +237,11 @@ impl Client {
     pub(super) fn repeat_due(&self) -> Option<Instant> {
         // With a single trickle on its way the timeout is as good (RFC 8985, 7.2), and a crowd has no others.
         let waits = self.in_flight() > FEW && self.attempts == 0 && !self.stuck;
-        waits.then(|| self.repeat.due(self.heard, self.trips.repeat()?)).flatten()
+        waits.then(|| self.repeat_time()).flatten()
+    }
+
+    fn repeat_time(&self) -> Option<Instant> {
+        self.repeat.due(self.heard, self.trips.repeat()?)
     }
 
     /// Hands data on; what was wanted and did not come with them is wanted again.
