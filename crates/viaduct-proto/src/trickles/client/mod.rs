@@ -155,8 +155,6 @@ pub struct Client {
     repeated: Option<Instant>,
     /// Trickles wait for repairs, and nothing else is to come.
     stuck: bool,
-    /// Restarts are short, and so are their answers.
-    brief: bool,
     heard: Instant,
     /// When the connection was opened.
     opened: Instant,
@@ -197,7 +195,6 @@ impl Client {
             repeat: Repeat::default(),
             repeated: None,
             stuck: false,
-            brief: false,
             heard: now,
             opened: now,
             begun: Vec::new(),
@@ -212,11 +209,6 @@ impl Client {
     /// Wants `length` bytes at `position`, which the user continuation `user` yields.
     pub fn want(&mut self, position: u64, length: u64, user: Bytes) {
         self.asks.want(Want { position, length, user });
-    }
-
-    /// From now on restarts are of [`LEAST_MESSAGE`] bytes at most, and ask for no more; or not.
-    pub fn be_brief(&mut self, brief: bool) {
-        self.brief = brief;
     }
 
     /// Wants nothing of `range` any more.

@@ -97,7 +97,7 @@ impl Client {
     /// and nobody has said so.
     fn longest(&self) -> usize {
         let again = matches!(self.phase, Phase::Opening) && self.attempts > 0;
-        if again || self.brief { self.config.request.min(LEAST_MESSAGE) } else { self.config.request }
+        if again { self.config.request.min(LEAST_MESSAGE) } else { self.config.request }
     }
 
     /// Bytes of a first request, at least.
@@ -192,7 +192,6 @@ impl Client {
     fn promise(&mut self, packets: usize, continuation: usize, taken: usize, feed: &dyn Feed) {
         let message =
             self.anchor.as_ref().map_or(self.config.message, |(_, known, _)| known.message);
-        let message = if self.brief { message.min(LEAST_MESSAGE as u16) } else { message };
         let room = usize::from(message).saturating_sub(overhead(Some(continuation)));
         let room = match self.anchor {
             Some(_) => room,

@@ -225,9 +225,6 @@ impl Stream {
         }
         self.settle();
         self.listen(now);
-        if self.width.is_narrow() {
-            self.narrow(now);
-        }
     }
 
     /// The next message to send, until None.
@@ -266,18 +263,13 @@ impl Stream {
             self.changed.extend(self.outputs.keys());
         } else if !self.client.is_open() {
             self.width.doubted = true;
-        } else if self.width.is_doubtful(&mut self.client) {
-            self.narrow(now);
+        } else if self.width.is_doubtful(&self.client) {
+            let least = client::LEAST_MESSAGE as u16;
+            self.shorten(least, least, now);
         } else if self.client.attempts() >= PATIENCE {
             // Nothing at all came: that may have many reasons, and the first request tells a narrow way from others.
             self.reopen(now);
         }
-    }
-
-    /// The way is narrow, and nobody says so.
-    fn narrow(&mut self, now: Instant) {
-        let least = client::LEAST_MESSAGE as u16;
-        self.shorten(least, least, now);
     }
 
     /// The way takes messages of at most so many bytes, and first requests of at most `request`: if that is less

@@ -14,8 +14,6 @@ pub(super) struct Width {
     long: bool,
     /// The first request was not answered as long as it was long, and nothing long has come since.
     pub(super) doubted: bool,
-    /// A restart is short, to see whether that is answered where long messages were not.
-    brief: bool,
     /// So many restarts have brought something short, and nothing long has come since.
     short: u32,
     /// Restarts up to when something came, and up to when something long did.
@@ -26,7 +24,7 @@ impl Width {
     /// Of a connection that begins, with messages of at most so many bytes.
     pub(super) fn new(message: u16) -> Width {
         let long = usize::from(message) > LEAST_MESSAGE;
-        Width { long, doubted: false, brief: false, short: 0, restarts: (0, 0) }
+        Width { long, doubted: false, short: 0, restarts: (0, 0) }
     }
 
     /// A message of so many bytes came, after so many restarts.
@@ -34,25 +32,15 @@ impl Width {
         self.short += u32::from(self.short == 0 || restarts != self.restarts.0);
         self.restarts.0 = restarts;
         if bytes > LEAST_MESSAGE {
-            (self.doubted, self.brief, self.short, self.restarts.1) = (false, false, 0, restarts);
+            (self.doubted, self.short, self.restarts.1) = (false, 0, restarts);
         }
-    }
-
-    /// Whether what came answers a short restart, where long messages were lost.
-    pub(super) fn is_narrow(&self) -> bool {
-        self.brief && self.short > 0
     }
 
     /// A timer has run out: whether shorter messages are to be tried. Where nothing comes at all they may be lost as
     /// well as too long, as in a crowd.
-    pub(super) fn is_doubtful(&mut self, client: &mut Client) -> bool {
-        if self.doubted && client.is_due() {
-            // The next restart tells; if that is not answered either, it was no matter of length.
-            self.brief = self.long && client.attempts() == 0;
-            (self.doubted, self.short) = (self.brief, 0);
-        }
-        client.be_brief(self.brief);
+    pub(super) fn is_doubtful(&self, client: &Client) -> bool {
         let since = client.stats().restarts - self.restarts.1;
-        self.long && since >= PATIENCE.into() && self.short >= SHORT
+        let short = since >= PATIENCE.into() && self.short >= SHORT;
+        self.long && (short || self.doubted && client.is_due())
     }
 }

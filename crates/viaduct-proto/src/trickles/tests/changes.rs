@@ -16,6 +16,7 @@ use crate::sim::trickles::world::{End, Fetch, address, serve, server};
 use crate::time::{Duration, Instant};
 use crate::trickles::replay::Replay;
 use crate::trickles::server::{Server, Settings};
+use crate::trickles::wire::{Form, Response};
 
 const LENGTH: u64 = 3_000_000;
 const DELAY: Duration = Duration::from_millis(20);
@@ -39,6 +40,8 @@ struct Net {
     jitter: Duration,
     /// Nothing passes.
     down: bool,
+    /// No repair does.
+    unmended: bool,
     rng: Rng,
 }
 
@@ -56,6 +59,7 @@ impl Net {
             delay: DELAY,
             jitter: Duration::ZERO,
             down: false,
+            unmended: false,
             rng: Rng::from_seed(5),
         }
     }
@@ -83,7 +87,10 @@ impl Net {
             std::mem::swap(shared, server.replay_mut());
         }
         for answer in answers {
-            self.send(false, answer);
+            let is_repair = Response::parse(&answer).is_ok_and(|r| matches!(r.form, Form::Again));
+            if !(is_repair && self.unmended) {
+                self.send(false, answer);
+            }
         }
     }
 
@@ -299,4 +306,23 @@ fn a_way_that_becomes_longer_is_measured_and_its_requests_are_said_once() {
     net.finish();
     let stats = net.client.as_fetch().client.stats();
     assert!(stats.repeats < 20 && stats.restarts == 0, "{stats:?} at {:?}", net.now);
+}
+
+#[test]
+fn a_lost_repair_takes_no_timeout_where_nothing_else_is_to_come() {
+    let mut net = Net::new(1, Settings::default());
+    net.run(at(250));
+    let answers = |net: &Net| net.flying.iter().filter(|Reverse((.., up, _))| !up).count();
+    while answers(&net) < 10 {
+        net.run(net.now + Duration::from_millis(1));
+    }
+    let first = net.flying.iter().filter(|Reverse((.., up, _))| !up).map(|flying| flying.0.1).min();
+    net.flying.retain(|Reverse((_, number, ..))| Some(*number) != first);
+    net.unmended = true;
+    // A round trip until the repair is sent, one until nothing is on its way, two of waiting.
+    net.run(net.now + Duration::from_millis(200));
+    let stats = net.client.as_fetch().client.stats();
+    assert_eq!((stats.lost, stats.restarts, stats.repeats), (1, 1, 0), "{stats:?}");
+    net.unmended = false;
+    net.finish();
 }
