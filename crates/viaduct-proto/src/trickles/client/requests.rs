@@ -158,7 +158,8 @@ impl Client {
     /// other is enough (RFC 8985, 6.2).
     fn is_stuck(&self) -> bool {
         let (wanting, only) = (self.asks.is_wanting(), self.asks.are_repairs());
-        let waits = if wanting { only || self.repeat.is_said() } else { only && self.in_flight() > 0 };
+        let waits =
+            if wanting { only || self.repeat.is_said() } else { only && self.in_flight() > 0 };
         waits && self.held.len() > FEW && self.attempts == 0
     }
 
