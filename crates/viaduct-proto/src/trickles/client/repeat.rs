@@ -38,11 +38,6 @@ impl Repeat {
         self.sent = None;
     }
 
-    /// Whether it was said again since a round trip was measured.
-    pub(super) fn is_said(&self) -> bool {
-        self.count > 0
-    }
-
     /// When to say it again, if nothing has come since `heard`; `wait`: for its answer.
     pub(super) fn due(&self, heard: Instant, wait: Duration) -> Option<Instant> {
         let since = heard.max(self.sent?);

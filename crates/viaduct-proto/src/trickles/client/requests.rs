@@ -153,14 +153,11 @@ impl Client {
         }
     }
 
-    /// Whether several trickles wait for repairs, and nothing else is to come, or the last request was said again in
-    /// vain. Whatever came last was asked for later: so repairs are lost, and a wait as long as packets may overtake each
-    /// other is enough (RFC 8985, 6.2).
+    /// Whether several trickles wait for repairs, and nothing else is to come. Whatever came last was asked for later: so
+    /// repairs are lost, and a wait as long as packets may overtake each other is enough (RFC 8985, 6.2).
     fn is_stuck(&self) -> bool {
-        let (wanting, only) = (self.asks.is_wanting(), self.asks.are_repairs());
-        let waits =
-            if wanting { only || self.repeat.is_said() } else { only && self.in_flight() > 0 };
-        waits && self.held.len() > FEW && self.attempts == 0
+        let waits = self.asks.is_wanting() || self.in_flight() > 0;
+        waits && self.asks.are_repairs() && self.held.len() > FEW && self.attempts == 0
     }
 
     /// The nonces of all repairs that a continuation waits for, xored; None if one is missing.
