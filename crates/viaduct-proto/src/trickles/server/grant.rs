@@ -5,7 +5,9 @@ use super::work::{Form, Item};
 use crate::trickles::bytes::{Reader, put_varint};
 use crate::trickles::continuation::Continuation;
 use crate::trickles::keys::{KeyRing, Keys};
-use crate::trickles::wire::response::{self, Body, Head, Payload, continuation_len, overhead};
+use crate::trickles::wire::response::{
+    self, Body, Head, Payload, continuation_len, most_grouped, overhead,
+};
 
 /// Most packets that a grant from elsewhere may have.
 const MOST_ITEMS: u64 = 4_096;
@@ -36,18 +38,22 @@ impl Grant {
         connection
     }
 
-    /// Has no packet with a payload take more than `most` bytes: the way takes no more, whatever its client
-    /// has said. What has no room its client asks for again.
+    /// Has no packet take more than `most` bytes: the way takes no more, whatever its client has said. What has
+    /// no room its client asks for again; a group becomes several.
     pub(in crate::trickles) fn fit(&mut self, most: usize) {
-        for item in &mut self.work {
+        for mut item in std::mem::take(&mut self.work) {
             let len = self.templates[item.template].len();
             let taken = match item.form {
                 Form::Ticket | Form::Fresh => overhead(Some(len)),
                 Form::Slim => overhead(Some(continuation_len(len, true))),
                 Form::Half | Form::Again => overhead(None),
-                Form::Group { .. } => continue,
+                Form::Group { count } => {
+                    self.work.extend(item.split(count, most_grouped(most, len)));
+                    continue;
+                }
             };
             item.room = item.room.min(most.saturating_sub(taken));
+            self.work.push(item);
         }
     }
 

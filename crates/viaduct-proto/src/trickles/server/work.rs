@@ -11,7 +11,7 @@ use crate::trickles::piece::Piece;
 use crate::trickles::plan::{Run, Span};
 use crate::trickles::replay::Once;
 use crate::trickles::wire::request::Returned;
-use crate::trickles::wire::response::{MOST_GROUP, continuation_len, overhead};
+use crate::trickles::wire::response::{continuation_len, most_grouped, overhead};
 
 /// One packet of an answer.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +33,17 @@ pub(super) enum Form {
     Half,
     Again,
     Group { count: u8 },
+}
+
+impl Item {
+    /// A group of `count` packets as groups of at most `most`.
+    pub(super) fn split(self, count: u8, most: u8) -> impl Iterator<Item = Item> {
+        (0..count).step_by(most.into()).map(move |before| Item {
+            form: Form::Group { count: most.min(count - before) },
+            number: self.number + u64::from(before),
+            ..self
+        })
+    }
 }
 
 /// Packets that one request names and others have brought, at most; whoever follows the protocol names none.
@@ -166,7 +177,8 @@ impl Server {
 
     /// Lays out packets without data that go as groups of continuations.
     pub(super) fn group(&mut self, now: Instant, template: usize, span: Span) {
-        let connection = self.templates[template].connection;
+        let Continuation { connection, message, .. } = self.templates[template];
+        let most = most_grouped(message.into(), self.templates[template].len());
         let mut known = 0;
         for number in span.numbers() {
             if !self.replay.note(now, connection, Once::Survivor(number)) {
@@ -179,9 +191,7 @@ impl Server {
             }
             match self.work.last_mut() {
                 Some(Item { form: Form::Group { count }, number: first, template: of, .. })
-                    if *of == template
-                        && *first + u64::from(*count) == number
-                        && u64::from(*count) < MOST_GROUP =>
+                    if *of == template && *first + u64::from(*count) == number && *count < most =>
                 {
                     *count += 1;
                 }

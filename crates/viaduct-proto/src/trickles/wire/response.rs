@@ -18,7 +18,7 @@ pub const HEAD: usize = 23;
 /// Bytes of a payload before its user continuation and data, their length among them.
 pub const PAYLOAD_HEAD: usize = 8 + 1 + 2;
 /// Most packets in a group.
-pub const MOST_GROUP: u64 = 32;
+pub const MOST_GROUP: u8 = 32;
 
 /// A response, as it came.
 #[derive(Clone, Copy, Debug)]
@@ -141,7 +141,7 @@ fn group<'a>(reader: &mut Reader<'a>) -> Option<Group<'a>> {
     let group = Group { body, piece, first: number, entries: reader.0, count };
     let points = group.numbers().filter(|&n| piece.is_point(n)).count();
     let _entries = reader.take(usize::from(count) * 8 + points * MAC)?;
-    (1..=MOST_GROUP).contains(&count.into()).then_some(group)
+    (1..=MOST_GROUP).contains(&count).then_some(group)
 }
 
 impl<'a> Group<'a> {
@@ -193,6 +193,12 @@ pub(in crate::trickles) fn continuation_len(len: usize, slim: bool) -> usize {
 /// Bytes of a response of this form without its user continuation and data.
 pub(in crate::trickles) fn overhead(continuation: Option<usize>) -> usize {
     HEAD + continuation.unwrap_or(0) + PAYLOAD_HEAD
+}
+
+/// Most packets in a group whose message is of at most `message` bytes, if a continuation has `len`: at least 1.
+pub(in crate::trickles) fn most_grouped(message: usize, len: usize) -> u8 {
+    let left = message.saturating_sub(HEAD + 1 + len - MAC);
+    (left / (8 + MAC)).clamp(1, MOST_GROUP.into()) as u8
 }
 
 /// Appends a response that has a payload.
