@@ -1,6 +1,6 @@
 //! Which bytes a client wants, and which it has asked for.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use bytes::Bytes;
@@ -77,7 +77,11 @@ pub(super) struct Asks {
     furthest: u64,
     wants: VecDeque<Want>,
     fresh: BTreeMap<u64, Expected>,
+    /// Of the packets in `fresh` none before this one brings anything.
+    barren: u64,
     again: BTreeMap<u64, Expected>,
+    /// Those in `again` by when they were asked for.
+    repairs: BTreeSet<(Instant, u64)>,
     parcels: Parcels,
 }
 
@@ -181,19 +185,27 @@ impl Asks {
     }
 
     /// When the first packet was asked for that is to bring something and has not come.
-    pub(super) fn first_wanted(&self) -> Option<Instant> {
-        self.fresh.values().find(|expected| expected.brings()).map(|expected| expected.sent)
+    pub(super) fn first_wanted(&mut self) -> Option<Instant> {
+        self.first_that_brings().map(|expected| expected.sent)
+    }
+
+    /// The first packet that is to bring something. What has been passed once is not looked at again.
+    fn first_that_brings(&mut self) -> Option<&mut Expected> {
+        let first = self.fresh.range(self.barren..).find(|(_, expected)| expected.brings());
+        self.barren = first.map_or(self.furthest + 1, |(&number, _)| number);
+        self.fresh.get_mut(&self.barren)
     }
 
     /// When the lost packet that was asked for first, of those that did not come yet, was asked for.
     pub(super) fn oldest_again(&self) -> Option<Instant> {
-        self.again.values().map(|expected| expected.sent).min()
+        self.repairs.first().map(|&(sent, _)| sent)
     }
 
     /// A packet is to come.
     pub(super) fn expect(&mut self, number: u64, mut expected: Expected) {
         expected.turn = self.parcels.expect(expected.parcel);
         self.furthest = self.furthest.max(number);
+        self.barren = self.barren.min(number);
         if let Some(before) = self.fresh.insert(number, expected) {
             self.parcels.is_out(before.parcel);
         }
@@ -202,16 +214,19 @@ impl Asks {
     /// A lost packet is to come again.
     pub(super) fn expect_again(&mut self, number: u64, mut expected: Expected) {
         expected.turn = self.parcels.expect(expected.parcel);
-        if let Some(before) = self.again.insert(number, expected) {
+        self.repairs.insert((expected.sent, number));
+        if let Some(before) = self.again.insert(number, expected.clone()) {
             self.parcels.is_out(before.parcel);
+            if before.sent != expected.sent {
+                self.repairs.remove(&(before.sent, number));
+            }
         }
     }
 
     /// Wants once more what the first packet is to bring that has not come; it may come all the same. Whether
     /// there is such a packet.
     pub(super) fn doubt_first(&mut self) -> bool {
-        let first = self.fresh.values_mut().find(|expected| expected.brings());
-        let want = first.and_then(|expected| expected.want.take());
+        let want = self.first_that_brings().and_then(|expected| expected.want.take());
         let doubted = want.is_some();
         self.want_again(want);
         doubted
@@ -229,7 +244,9 @@ impl Asks {
 
     /// The lost packet came; what it was to be.
     pub(super) fn came_again(&mut self, number: u64) -> Option<Expected> {
-        self.again.remove(&number).map(|expected| self.arrived(expected))
+        let expected = self.again.remove(&number)?;
+        self.repairs.remove(&(expected.sent, number));
+        Some(self.arrived(expected))
     }
 
     fn arrived(&mut self, expected: Expected) -> Expected {
@@ -251,6 +268,7 @@ impl Asks {
     pub(super) fn forget_all(&mut self) {
         let fresh = std::mem::take(&mut self.fresh);
         let again = std::mem::take(&mut self.again);
+        self.repairs.clear();
         for expected in fresh.into_values().chain(again.into_values()) {
             self.parcels.is_out(expected.parcel);
             self.want_again(expected.want);
@@ -284,6 +302,41 @@ pub(super) fn groups(wants: &[Want]) -> Vec<(&[u8], Vec<Ask>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rng::Rng;
+    use crate::time::Duration;
+
+    /// What is kept beside the packets says what looking at each of them would.
+    #[test]
+    fn the_first_that_brings_and_the_oldest_repair_are_those_of_a_search() {
+        let mut rng = Rng::from_seed(5);
+        let (mut asks, mut now, mut next) = (Asks::default(), Instant::ZERO, 0);
+        for _ in 0..20_000 {
+            now += Duration::from_nanos(rng.below(2));
+            let number = rng.below(next + 2);
+            let want = Want { position: number, length: rng.below(2), user: Bytes::new() };
+            let expected = Expected::new(now, Some(want), None);
+            match rng.below(8) {
+                0 | 1 => asks.expect(next, expected),
+                2 => asks.expect_again(number, expected),
+                3 => drop(asks.came(number)),
+                4 => drop(asks.came_again(number)),
+                5 => asks.unwant(&(number..number + 1)),
+                6 => drop(asks.doubt_first()),
+                _ if rng.below(500) == 0 => {
+                    asks.forget_all();
+                    asks.begin();
+                    next = 0;
+                }
+                _ => {}
+            }
+            next = next.max(asks.furthest + 1);
+            let first = asks.fresh.values().find(|expected| expected.brings());
+            let first = first.map(|expected| expected.sent);
+            assert_eq!(asks.first_wanted(), first);
+            let oldest = asks.again.values().map(|expected| expected.sent).min();
+            assert_eq!(asks.oldest_again(), oldest);
+        }
+    }
 
     #[test]
     fn what_stands_together_is_wanted_together() {

@@ -158,7 +158,7 @@ pub struct Client {
     heard: Instant,
     /// When the connection was opened.
     opened: Instant,
-    /// When which generation was asked for.
+    /// When which generation was asked for, of those newer than the present one.
     begun: Vec<(u16, Instant)>,
     /// The highest number that has come, but for repairs.
     latest: u64,

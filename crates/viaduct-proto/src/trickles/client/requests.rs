@@ -65,9 +65,6 @@ impl Client {
                 let attempt = (self.attempts + 1).min(MOST_ATTEMPTS.into()) as u8;
                 self.stats.restarts += 1;
                 self.phase = Phase::Beginning;
-                if self.attempts == 0 {
-                    self.begun.clear();
-                }
                 self.begins(self.generation.wrapping_add(attempt.into()), now);
                 let mut message = Vec::new();
                 emit_returned(self.count, attempt, &bytes, None, None, &proof, &mut message);

@@ -88,7 +88,10 @@ impl Client {
             return false;
         }
         let asked = self.begun.iter().find(|(generation, _)| *generation == known.generation);
-        let sent = asked.map_or(self.heard, |(_, sent)| *sent);
+        let Some(&(_, sent)) = asked else { return false };
+        // What was asked for after it may come still, and ends it.
+        let newer = |asked: u16| asked.wrapping_sub(known.generation) as i16 > 0;
+        self.begun.retain(|&(asked, _)| newer(asked));
         let parcel = self.promised_parcel.take();
         self.asks.begin();
         self.forget_flight();

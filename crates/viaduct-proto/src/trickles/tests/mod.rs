@@ -2,6 +2,7 @@
 //! link with the same losses.
 
 mod attacks;
+mod bounds;
 mod changes;
 mod compare;
 mod crowd;
