@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use bytes::Bytes;
-use viaduct_proto::trickles::api::{Asked, Input, Minisocket, Piece, Reply, Stretch};
+use viaduct_proto::trickles::api::{Asked, Input, Kind, Minisocket, Piece, Reply, Stretch};
 use viaduct_proto::trickles::keys::KeyRing;
 use viaduct_proto::trickles::standard::wire::emit_valid;
 use viaduct_proto::trickles::standard::{Reason, Valid};
@@ -74,11 +74,15 @@ impl Gallery {
         // The ask of each packet, of those that have room.
         let with_room: Vec<usize> =
             event.room().enumerate().filter(|(_, room)| *room > 0).map(|(at, _)| at).collect();
+        // Who opens a connection has proven nothing: the next part is made for him when he asks once more.
+        let proven = event.kind() == Kind::Request;
+        let mut next = None;
         for asked in event.asks(ring) {
             match asked {
                 Ok(asked) => {
-                    let packet = with_room.get(asked.index).copied().filter(|_| !speaks);
-                    self.give(ring, &asked, packet, &mut reply);
+                    let packet = with_room.get(asked.index).copied();
+                    let packet = packet.filter(|_| proven && !speaks);
+                    self.give(ring, &asked, packet, &mut next, &mut reply);
                 }
                 Err(strange) => {
                     reply.reset(strange.stream, Reason::Unknown);
@@ -138,13 +142,27 @@ impl Gallery {
         (Valid { stream, start, end, last: true, leave: 0 }, vec![kind])
     }
 
-    /// Answers an ask, in packet `packet` if it is known in which.
-    fn give(&self, ring: &KeyRing, asked: &Asked<'_>, packet: Option<usize>, reply: &mut Reply) {
+    /// Answers an ask, in packet `packet` if that may bring the part behind: `next`, of one part for each event.
+    fn give<'m>(
+        &self,
+        ring: &KeyRing,
+        asked: &Asked<'m>,
+        packet: Option<usize>,
+        next: &mut Option<(&'m [u8], Made)>,
+        reply: &mut Reply,
+    ) {
         if needs_next(asked) {
             // Without it the end of this part is no good: it is asked for again.
-            let (Some(packet), Some((next, state))) = (packet, self.next(asked)) else { return };
+            let Some(packet) = packet else { return };
+            if next.is_none() {
+                *next = self.next(asked).map(|made| (asked.state, made));
+            }
+            let Some((of, (next, state))) = next else { return };
+            if *of != asked.state {
+                return;
+            }
             let mut note = Vec::new();
-            emit_valid(ring, &next, &state, &mut note);
+            emit_valid(ring, next, state, &mut note);
             reply.set_user(packet, note);
         }
         match self.stretch(asked) {

@@ -79,7 +79,7 @@ pub struct Asked<'m> {
     pub valid: Valid,
     /// The application's state.
     pub state: &'m [u8],
-    /// The bytes that are asked for; within what the continuation yields.
+    /// The bytes that are asked for, of those that have room; within what the continuation yields.
     pub range: Range<u64>,
 }
 
@@ -145,17 +145,19 @@ impl<'m> Minisocket<'m> {
         })
     }
 
-    /// What the client asks for, in the order of the packets that it is to come with.
+    /// What the client asks for, in the order of the packets that it is to come with: no more of each than
+    /// its packet has room for, so what it costs to answer is bounded by what is sent.
     pub fn asks<'s>(
         &'s self,
         ring: &'s KeyRing,
     ) -> impl Iterator<Item = Result<Asked<'s>, Strange>> {
         let groups = Request::parse(&self.message).map(|request| request.groups);
-        let asks = groups.unwrap_or_default().enumerate();
-        asks.filter_map(move |(index, (continuation, ask))| {
+        let asks = groups.unwrap_or_default().zip(self.room().filter(|&room| room > 0));
+        asks.enumerate().filter_map(move |(index, ((continuation, ask), room))| {
             let range = ask.position..ask.position.checked_add(ask.length.into())?;
             match open_valid(ring, continuation) {
                 Some((valid, state)) if valid.start <= range.start && range.end <= valid.end => {
+                    let range = range.start..range.end.min(range.start + room as u64);
                     Some(Ok(Asked { index, valid, state, range }))
                 }
                 _ => Some(Err(Strange { stream: claimed_stream(continuation)? })),

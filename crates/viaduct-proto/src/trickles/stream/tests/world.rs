@@ -87,7 +87,11 @@ fn answer(ring: &KeyRing, event: &Minisocket, habits: Habits) -> Reply {
             }
         }
     }
+    let rooms: Vec<u64> = event.room().map(|room| room as u64).filter(|&room| room > 0).collect();
     for asked in event.asks(ring) {
+        if let Ok(Asked { index, range, .. }) = &asked {
+            assert!(range.end - range.start <= rooms[*index]);
+        }
         match asked {
             Ok(asked) => yield_range(&asked, &mut reply),
             Err(strange) => {
