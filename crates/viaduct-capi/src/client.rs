@@ -78,9 +78,9 @@ fn turn(client: &mut Client) -> c_int {
     }
     while let Some((_, word)) = client.connector.poll_word() {
         match word {
-            Word::Open | Word::Changed(_) | Word::Turned { .. } => {}
+            Word::Open | Word::Changed(_) | Word::Turned { .. } | Word::Silent => {}
             Word::PlainTcp => client.fallen = Some(-libc::EPROTONOSUPPORT),
-            Word::Refused { .. } => client.fallen = Some(-libc::ECONNREFUSED),
+            Word::Refused { .. } | Word::Narrow => client.fallen = Some(-libc::ECONNREFUSED),
         }
     }
     client.fallen.unwrap_or(count(packets))

@@ -9,6 +9,8 @@
 //! on its way to others, is not touched. What we send is not tracked: conntrack, which never sees the
 //! answers, would take the second packet for invalid.
 
+use std::net::SocketAddr;
+
 use serde::{Deserialize, Serialize};
 
 use crate::filter::TcpMark;
@@ -21,8 +23,9 @@ pub struct KeepOut {
     pub instance: String,
     /// The mark of what arrives.
     pub mark: TcpMark,
-    /// The destination ports; none means all.
-    pub ports: Vec<u16>,
+    /// Where it arrives: ports at addresses, of which `0.0.0.0` and `[::]` are all of their family; none means
+    /// everywhere.
+    pub at: Vec<SocketAddr>,
     /// The last byte of the mark of what we send, to leave it untracked; none where this machine itself
     /// translates the addresses of what it sends.
     pub untracked: Option<u8>,
@@ -38,15 +41,15 @@ impl Table for KeepOut {
     }
 
     fn contents(&self) -> String {
-        let to = ports("dport", &self.ports);
         let arriving = self.matches(self.mark.byte);
-        let leaving = self.untracked.map_or(String::new(), |byte| {
-            format!("{}{} notrack", ports("sport", &self.ports), self.matches(byte))
-        });
+        let arriving =
+            self.places("dport", "daddr", &format!("{arriving} fib daddr type local drop"));
+        let leaving = self.untracked.map(|byte| format!("{} notrack", self.matches(byte)));
+        let leaving = leaving.map_or(String::new(), |rule| self.places("sport", "saddr", &rule));
         format!(
             "chain arriving {{
              type filter hook prerouting priority raw; policy accept;
-             {to}{arriving} fib daddr type local drop
+             {arriving}
              }}
              chain leaving {{
              type filter hook output priority raw; policy accept;
@@ -57,14 +60,25 @@ impl Table for KeepOut {
 }
 
 impl KeepOut {
+    /// `rule` for each place, a line each.
+    fn places(&self, port: &str, address: &str, rule: &str) -> String {
+        let place = |at: &SocketAddr| {
+            let (version, family) = if at.is_ipv4() { ("ipv4", "ip") } else { ("ipv6", "ip6") };
+            let whom = match at.ip() {
+                any if any.is_unspecified() => format!("meta nfproto {version}"),
+                ip => format!("{family} {address} {ip}"),
+            };
+            format!("{whom} tcp {port} {} {rule}", at.port())
+        };
+        match self.at.iter().map(place).collect::<Vec<_>>() {
+            places if places.is_empty() => rule.to_owned(),
+            places => places.join("\n"),
+        }
+    }
+
     /// The option's ExID and the byte behind it.
     fn matches(&self, byte: u8) -> String {
         let (kind, exid) = (self.mark.word >> 24, self.mark.word & 0xffff);
         format!("tcp option @{kind},16,16 {exid:#x} tcp option @{kind},32,8 {byte:#x}")
     }
-}
-
-fn ports(which: &str, ports: &[u16]) -> String {
-    let all: Vec<String> = ports.iter().map(u16::to_string).collect();
-    if all.is_empty() { String::new() } else { format!("tcp {which} {{ {} }} ", all.join(", ")) }
 }

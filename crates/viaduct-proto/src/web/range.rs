@@ -15,9 +15,12 @@ pub(super) enum Asked {
 
 /// Of a file of so many bytes.
 pub(super) fn asked(header: Option<&str>, size: u64) -> Asked {
-    let Some(spec) = header.and_then(|header| header.trim().strip_prefix("bytes=")) else {
+    let Some((unit, spec)) = header.and_then(|header| header.trim().split_once('=')) else {
         return Asked::Whole;
     };
+    if !unit.eq_ignore_ascii_case("bytes") {
+        return Asked::Whole;
+    }
     let Some((first, last)) = spec.trim().split_once('-') else { return Asked::Whole };
     let number = |text: &str| {
         let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -48,7 +51,7 @@ mod tests {
         let of = |header: &str| asked(Some(header), 1000);
         assert_eq!(asked(None, 1000), Asked::Whole);
         assert_eq!(of("bytes=0-499"), Asked::Part(0..500));
-        assert_eq!(of("bytes=500-"), Asked::Part(500..1000));
+        assert_eq!(of("Bytes=500-"), Asked::Part(500..1000));
         assert_eq!(of("bytes=-1"), Asked::Part(999..1000));
         assert_eq!(of("bytes=-5000"), Asked::Part(0..1000));
         assert_eq!(of("bytes=999-99999999999999999999999"), Asked::Part(999..1000));

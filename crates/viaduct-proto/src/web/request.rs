@@ -180,7 +180,7 @@ impl Request {
                 Ok(())
             }
             // Two may name two places (RFC 9112, 3.2).
-            "host" if self.host == Host::Given => Err(Wrong::Malformed),
+            "host" if self.host == Host::Given || !is_host(value) => Err(Wrong::Malformed),
             "host" => {
                 self.host = Host::Given;
                 Ok(())
@@ -209,6 +209,28 @@ impl Request {
             &mut self.if_unmodified_since,
         ]
     }
+}
+
+/// Whether a host may be so called, with a port or without (RFC 3986, 3.2.2): nothing may be, too. A name is not looked
+/// at closely, as files are the same for all.
+fn is_host(value: &str) -> bool {
+    let of_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=".contains(&byte);
+    let of_literal = |byte: u8| of_name(byte) || byte == b':';
+    let (host, port, of_host): (_, _, &dyn Fn(u8) -> bool) = match value.strip_prefix('[') {
+        Some(rest) => match rest.split_once(']') {
+            Some((literal, port)) => (literal, port, &of_literal),
+            None => return false,
+        },
+        None => {
+            let (name, port) = value.split_at(value.find(':').unwrap_or(value.len()));
+            (name, port, &of_name)
+        }
+    };
+    let port = match port.strip_prefix(':') {
+        Some(digits) => digits.bytes().all(|byte| byte.is_ascii_digit()),
+        None => port.is_empty(),
+    };
+    host.bytes().all(of_host) && port
 }
 
 /// Whether a version is HTTP/1.0. Later ones of that major version are answered as 1.1 (RFC 9110, 2.5).

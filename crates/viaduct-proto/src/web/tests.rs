@@ -145,6 +145,14 @@ fn one_host_is_named_unless_the_client_is_of_old() {
         ("GET / HTTP/1.0\r\nHost: a\r\nhost: b\r\n\r\n", true),
         ("GET / HTTP/1.1\r\nHost:\r\n\r\n", false),
         ("GET / HTTP/1.0\r\nHost: a\r\n\r\n", false),
+        ("GET / HTTP/1.1\r\nHost: a.example:80\r\n\r\n", false),
+        ("GET / HTTP/1.1\r\nHost: [2001:db8::1]:8080\r\n\r\n", false),
+        ("GET / HTTP/1.1\r\nHost: a b\r\n\r\n", true),
+        ("GET / HTTP/1.1\r\nHost: a:b\r\n\r\n", true),
+        ("GET / HTTP/1.1\r\nHost: 2001:db8::1\r\n\r\n", true),
+        ("GET / HTTP/1.1\r\nHost: [::1\r\n\r\n", true),
+        ("GET / HTTP/1.1\r\nHost: [::1]80\r\n\r\n", true),
+        ("GET / HTTP/1.1\r\nHost: a/@\r\n\r\n", true),
         ("GET / HTTP/1.0\r\n\r\n", false),
     ] {
         assert_eq!(read(text).err(), wrong.then_some(Wrong::Malformed), "{text}");

@@ -60,6 +60,9 @@ pub fn check_beside_config(said: &ArgMatches) -> Result<()> {
     }
 }
 
+/// What flows by Trickles may have asked for and not passed on, where nothing is said of it, bytes.
+pub(super) const TRICKLES_BUFFER: usize = 256 << 20;
+
 /// What `viaduct proxy` may be told.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ProxyArgs {
@@ -175,6 +178,10 @@ pub struct ProxyArgs {
     /// Bytes that each end of a chain of handlers holds before it stops its source
     #[arg(long, value_name = "BYTES", default_value_t = 256 << 10, value_parser = buffer)]
     pub(super) chain_buffer: usize,
+    /// Bytes that flows by Trickles have asked their servers for and not passed on yet, at most, all together; each
+    /// may have 64 KiB all the same
+    #[arg(long, value_name = "BYTES", default_value_t = TRICKLES_BUFFER, value_parser = buffer)]
+    pub(super) trickles_buffer: usize,
     /// Where Prometheus finds the metrics
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = place)]
     pub(super) metrics: Option<SocketAddr>,

@@ -43,6 +43,8 @@ pub struct Limits {
     pub spin: Duration,
     /// Bytes that each end of a chain of handlers holds before it stops its source.
     pub chain_buffer: usize,
+    /// Bytes that flows by Trickles have asked for and not taken yet, at most, all together.
+    pub trickles_buffer: usize,
 }
 
 /// What a worker is told.

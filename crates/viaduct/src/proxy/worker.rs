@@ -145,7 +145,9 @@ impl Worker {
             _ => format!("{}_{}", settings.name, doors.number),
         };
         let run_dir = settings.run_dir.clone();
-        let trickles = Trickles::new(poll.registry().try_clone()?, TRICKLES, &name, run_dir);
+        let buffer = limits.trickles_buffer / settings.workers.max(1) as usize;
+        let trickles =
+            Trickles::new(poll.registry().try_clone()?, TRICKLES, &name, run_dir, buffer);
         let shared =
             Shared { pipes: Pipes::new(settings.workers), scratch: vec![0; SCRATCH].into() };
         let mut worker = Worker {

@@ -30,6 +30,7 @@ use viaduct_proto::trickles::crypt::ServerCrypt;
 use crate::key;
 use crate::master::usual_run_dir;
 use crate::metrics::{self, Metrics, Page};
+use crate::proxy::values::place;
 use crate::shell::entropy;
 use crate::signals::{Heard, Signals};
 use crate::status::socket;
@@ -47,7 +48,7 @@ pub struct ServeArgs {
     /// that begins with a dot but .well-known
     dir: PathBuf,
     /// Addresses to listen at
-    #[arg(long, value_name = "ADDRESS", default_value = "[::]:8080")]
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:8080", value_parser = place)]
     listen: Vec<SocketAddr>,
     /// Connections over TCP that are served at a time; more wait [default: 4096]
     #[arg(long, value_name = "N", conflicts_with = "encrypted_only",
@@ -210,7 +211,7 @@ async fn serve(
         tokio::task::spawn_local(accept);
     }
     let doors = args.metrics.map(metrics::listen).transpose()?;
-    let (asked, metrics) = (status_socket(args), Metrics::default());
+    let (asked, metrics) = (StatusSocket::open(args), Metrics::default());
     let status = || ServeStatus {
         serving: args.dir.display().to_string(),
         tcp: counts.get(),
@@ -230,16 +231,36 @@ async fn serve(
     }
 }
 
-/// The status socket; a server may do without.
-fn status_socket(args: &ServeArgs) -> Option<UnixListener> {
-    let port = args.listen.first().map_or(0, SocketAddr::port);
-    let opened = socket::open(&args.run_dir.join(format!("serve-{port}.sock")));
-    opened.inspect_err(|error| warn!("there is no status: {error:#}")).ok()
+/// The status socket, which goes with the server.
+struct StatusSocket {
+    listener: UnixListener,
+    path: PathBuf,
 }
 
-async fn asker(listener: Option<&UnixListener>) -> tokio::net::UnixStream {
-    match listener {
-        Some(listener) => socket::asker(listener).await,
+impl StatusSocket {
+    /// A server may do without.
+    fn open(args: &ServeArgs) -> Option<StatusSocket> {
+        let port = args.listen.first().map_or(0, SocketAddr::port);
+        let path = args.run_dir.join(format!("serve-{port}.sock"));
+        match socket::open(&path) {
+            Ok(listener) => Some(StatusSocket { listener, path }),
+            Err(error) => {
+                warn!("there is no status: {error:#}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for StatusSocket {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+async fn asker(socket: Option<&StatusSocket>) -> tokio::net::UnixStream {
+    match socket {
+        Some(StatusSocket { listener, .. }) => socket::asker(listener).await,
         None => std::future::pending().await,
     }
 }

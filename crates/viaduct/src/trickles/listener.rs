@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use rustix::event::epoll;
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 use viaduct_proto::time::Instant;
 use viaduct_proto::trickles::api::{Endpoint, Files, Minisocket, Reply};
 use viaduct_proto::trickles::crypt::ServerCrypt;
@@ -61,7 +61,7 @@ impl Listener {
             if !(least && error.is_privilege()) {
                 return Err(error);
             }
-            info!(%error, "Trickles by UDP alone");
+            warn!(%error, "Trickles by UDP alone");
             ServerPort::open(&ServerSettings { tcp: false, udp: true, ..settings.clone() })
         })?;
         let (now, clock) = (wall_clock(), Clock::new(wall_clock(), door::now()));

@@ -92,9 +92,8 @@ impl ServerPort {
         if settings.tcp {
             let share = settings.share;
             let filter = MarkedFilter { mark: REQUESTS, ports: &ports, plain: false, share };
-            let instance = format!("trickles_{}", first.port());
             if share.is_none_or(|share| share.number == 0) {
-                changes = Some(keep_out(settings, instance, ports.clone())?);
+                changes = Some(keep_out(settings, instance(*first))?);
             }
             tap = Some(
                 MarkedTap::open(filter).map_err(PortError::socket("open a packet socket", true))?,
@@ -237,14 +236,29 @@ impl Datagrams {
     }
 }
 
-fn keep_out(
-    settings: &ServerSettings,
-    instance: String,
-    ports: Vec<u16>,
-) -> Result<Changes, PortError> {
+/// What the rules of a server at `first` are called: servers at other addresses of its port have their own.
+fn instance(first: SocketAddr) -> String {
+    let port = first.port();
+    match first.ip() {
+        any if any.is_unspecified() => format!("trickles_{port}"),
+        IpAddr::V4(ip) => format!("trickles_{port}_{:08x}", ip.to_bits()),
+        IpAddr::V6(ip) => {
+            let words = ip.to_bits();
+            let folded = (words >> 64) as u64 ^ words as u64;
+            format!("trickles_{port}_{folded:016x}")
+        }
+    }
+}
+
+fn keep_out(settings: &ServerSettings, instance: String) -> Result<Changes, PortError> {
     let mut changes = Changes::open(&journal(&settings.run_dir, &instance))?;
     let untracked = settings.untracked.then_some(Role::Answer.byte());
-    changes.keep_out(KeepOut { instance, mark: REQUESTS, ports, untracked })?;
+    changes.keep_out(KeepOut {
+        instance,
+        mark: REQUESTS,
+        at: settings.listen.clone(),
+        untracked,
+    })?;
     Ok(changes)
 }
 

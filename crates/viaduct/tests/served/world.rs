@@ -226,7 +226,7 @@ impl Client {
                 match word {
                     Word::Changed(stream) if of == flow => self.take(flow, stream),
                     Word::PlainTcp => return End::Plain,
-                    Word::Open | Word::Turned { .. } => {}
+                    Word::Open | Word::Turned { .. } | Word::Silent => {}
                     other => return End::Failed(format!("{other:?}")),
                 }
             }

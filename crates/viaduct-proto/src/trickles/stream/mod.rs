@@ -70,6 +70,8 @@ pub struct Stream {
     /// Packets that had come, and when, or since when something is waited for.
     heard: (u64, Instant),
     width: Width,
+    /// Most bytes that are asked for and not read yet, now.
+    window: u64,
 }
 
 impl Stream {
@@ -92,6 +94,7 @@ impl Stream {
             failed: None,
             heard: (0, now),
             width: Width::new(config.message),
+            window: config.window,
         };
         stream.inputs.within(transport(&config).request);
         stream.begin(MAIN_RESERVE);
@@ -161,6 +164,17 @@ impl Stream {
             self.inputs.keeps(stream, output.kept());
         }
         data
+    }
+
+    /// Bytes that are asked for and not read yet, all streams together.
+    pub fn unread(&self) -> u64 {
+        self.outputs.values().map(Output::unread).sum()
+    }
+
+    /// No more than so many are asked for from now on, up to [`Config::window`]; each stream may have 64 KiB all the
+    /// same.
+    pub fn narrow(&mut self, window: u64) {
+        self.window = window.min(self.config.window);
     }
 
     /// How a stream stands; one that is not there is finished.
@@ -324,7 +338,7 @@ impl Stream {
     /// How many bytes each stream may be asked for, and not be read.
     fn share(&self) -> u64 {
         let active = self.outputs.values().filter(|output| output.is_active()).count();
-        (self.config.window / active.clamp(1, AT_A_TIME) as u64).max(LEAST_SHARE)
+        (self.window / active.clamp(1, AT_A_TIME) as u64).max(LEAST_SHARE)
     }
 
     /// Wants what there is room for.

@@ -246,6 +246,11 @@ impl Output {
         Some((position..until.min(valid.end), bytes.clone()))
     }
 
+    /// Bytes that were asked for and not read yet.
+    pub(super) fn unread(&self) -> u64 {
+        self.next.saturating_sub(self.position())
+    }
+
     /// Where the next byte that is read stands.
     fn position(&self) -> u64 {
         self.region.start + self.data.position()

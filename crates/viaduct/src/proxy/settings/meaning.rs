@@ -211,6 +211,7 @@ pub(super) fn limits(args: &ProxyArgs) -> Result<Limits> {
         drain: args.drain,
         spin: args.spin,
         chain_buffer: args.chain_buffer,
+        trickles_buffer: args.trickles_buffer,
     })
 }
 

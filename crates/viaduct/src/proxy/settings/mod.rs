@@ -20,7 +20,7 @@ use super::agreeing::Agreeing;
 use super::below::Below;
 use super::file::{self, PolicyTable, Said};
 use super::onward::Onward;
-use super::options::{Accept, ProxyArgs, ProxyOptions};
+use super::options::{Accept, ProxyArgs, ProxyOptions, TRICKLES_BUFFER};
 use super::orders::Limits;
 use super::policy::{Plan, Policies};
 use super::target::Target;
@@ -132,6 +132,7 @@ impl Settings {
             drain: DRAIN,
             spin,
             chain_buffer: DEFAULT_LIMIT,
+            trickles_buffer: TRICKLES_BUFFER,
         };
         let settings = Settings {
             name,

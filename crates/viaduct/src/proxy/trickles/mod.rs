@@ -54,6 +54,8 @@ pub struct Trickles {
     /// What its loop is called, as rules are.
     instance: String,
     run_dir: PathBuf,
+    /// Bytes that the flows of a port may have asked for and not taken yet.
+    buffer: usize,
 }
 
 /// The ways out.
@@ -62,11 +64,18 @@ pub struct Outlets(Arc<BTreeMap<Ways, SharedPort>>);
 
 impl Trickles {
     /// Without a port. The loop is woken by `token`; rules and their journal in `run_dir` are called after
-    /// `name`, which no other loop of this network namespace has.
-    pub fn new(registry: Registry, token: Token, name: &str, run_dir: PathBuf) -> Trickles {
+    /// `name`, which no other loop of this network namespace has. The flows of a port have asked for `buffer` bytes
+    /// at most that they have not taken.
+    pub fn new(
+        registry: Registry,
+        token: Token,
+        name: &str,
+        run_dir: PathBuf,
+        buffer: usize,
+    ) -> Trickles {
         let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
         let instance = name.chars().map(plain).collect();
-        Trickles { ports: BTreeMap::new(), registry, token, instance, run_dir }
+        Trickles { ports: BTreeMap::new(), registry, token, instance, run_dir, buffer }
     }
 
     /// Opens the ports of these ways that are not open yet.
@@ -79,7 +88,7 @@ impl Trickles {
                 continue;
             }
             let instance = format!("{}_trickles_{ways}", self.instance);
-            let port = SharedPort::open(ways, instance, self.run_dir.clone());
+            let port = SharedPort::open(ways, instance, self.run_dir.clone(), self.buffer);
             let port = port.with_context(|| format!("trickles: {ways}"))?;
             let fd = port.lock().as_fd().as_raw_fd();
             self.registry.register(&mut SourceFd(&fd), self.token, Interest::READABLE)?;

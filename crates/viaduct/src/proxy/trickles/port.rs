@@ -41,8 +41,8 @@ const THERE: Duration = Duration::from_secs(600);
 const FIRST_WORDS: Duration = Duration::from_millis(5);
 /// Turns of the connector before the other flows have theirs.
 const TURNS: usize = 64;
-/// Servers that were to have a key and do not answer, as the log hears of them.
-static MUTE: Sparing<SocketAddr> = Sparing::new(1);
+/// Servers that are not reached, or no longer, as the log hears of them.
+static TROUBLE: Sparing<SocketAddr> = Sparing::new(1);
 
 /// A port that the ends of its flows share with their loop.
 #[derive(Clone, Debug)]
@@ -72,6 +72,7 @@ impl SharedPort {
         ways: Ways,
         instance: String,
         run_dir: PathBuf,
+        buffer: usize,
     ) -> Result<SharedPort, PortError> {
         let settings = ClientSettings {
             ways: ways.into(),
@@ -82,7 +83,7 @@ impl SharedPort {
             run_dir,
         };
         Ok(SharedPort(Arc::new(Mutex::new(Port {
-            connector: Connector::open(&settings, random())?,
+            connector: Connector::open(&settings, random())?.within(buffer as u64),
             seats: HashMap::new(),
             news: VecDeque::new(),
             waiting: BTreeSet::new(),
@@ -192,7 +193,7 @@ impl Port {
                 // One that may not go on by TCP waits until it is given up.
                 Some(Seat { encrypted: true, standing: Standing::Asking, to, .. }) => {
                     let why = "a server with another key than the given one says nothing";
-                    MUTE.warn(*to, format_args!("trickles: {to} does not answer: {why}"));
+                    TROUBLE.warn(*to, format_args!("trickles: {to} does not answer: {why}"));
                 }
                 Some(Seat { standing: Standing::Asking, .. }) => {
                     self.stand(flow, Standing::PlainTcp, now);
@@ -248,6 +249,21 @@ impl Port {
             Word::PlainTcp if self.is_encrypted(flow) => self.stand(flow, Standing::Refused, now),
             Word::PlainTcp => self.stand(flow, Standing::PlainTcp, now),
             Word::Turned { reset } => self.turned(flow, reset, now),
+            Word::Narrow => {
+                if let Some(Seat { to, .. }) = self.seats.get(&flow) {
+                    let why = "Trickles takes packets of 1,280 bytes where it is encrypted";
+                    TROUBLE
+                        .warn(*to, format_args!("trickles: the way to {to} is too narrow: {why}"));
+                }
+                self.hear(flow, Word::Refused { reset: false }, now);
+            }
+            Word::Silent => {
+                if let Some(Seat { to, .. }) = self.seats.get(&flow) {
+                    let why = "its connections wait for 15 minutes";
+                    TROUBLE
+                        .warn(*to, format_args!("trickles: {to} does not answer any more: {why}"));
+                }
+            }
             Word::Refused { reset } => {
                 let known = reset || self.is_encrypted(flow);
                 self.refused(flow);

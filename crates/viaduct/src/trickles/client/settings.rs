@@ -56,7 +56,7 @@ impl ClientSettings {
         let instance = self.instance.clone();
         let mut changes = Changes::open(&journal(&self.run_dir, &instance))?;
         let untracked = self.untracked.then_some(Role::Request.byte());
-        changes.keep_out(KeepOut { instance, mark, ports: Vec::new(), untracked })?;
+        changes.keep_out(KeepOut { instance, mark, at: Vec::new(), untracked })?;
         Ok(changes)
     }
 }

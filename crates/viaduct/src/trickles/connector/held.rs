@@ -16,6 +16,8 @@ pub(super) struct Held {
     pub(super) due: Option<Instant>,
     /// Nothing is sent before something is written, until then.
     pub(super) held: Option<Instant>,
+    /// Bytes that it has asked for and nobody has read yet.
+    pub(super) unread: u64,
 }
 
 impl Held {
@@ -30,7 +32,7 @@ impl Held {
         let [message, request] = lengths(room, crypt.is_some());
         let (message, request) = (config.message.min(message), config.request.min(request));
         let stream = Stream::open(Config { message, request, ..config }, token, now);
-        Held { stream, crypt, open: false, due: None, held: None }
+        Held { stream, crypt, open: false, due: None, held: None, unread: 0 }
     }
 
     /// The way holds messages of so many bytes. Whether that is enough; the stream is made to fit.

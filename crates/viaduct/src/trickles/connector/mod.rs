@@ -23,6 +23,7 @@ use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::trickles::crypt::ClientCrypt;
 use viaduct_proto::trickles::stream::{Config, Stream};
+use viaduct_sys::memory;
 
 use super::door::now;
 use super::{ClientPort, ClientSettings, Flow, Heard, PortError, PortStats};
@@ -34,6 +35,10 @@ const EXPECTED: u32 = 16 << 10;
 /// After so many restarts without an answer a connection comes from another port: its NAT may have
 /// forgotten it. One whose address is no more does so at the first.
 const PATIENCE: u32 = 3;
+/// After so many people are to know: 30 s at least.
+const SILENT: u32 = 7;
+/// Bytes of data that are worth to be given back.
+const MUCH: u64 = 32 << 20;
 /// What the port's tap is called; UDP sockets have their flows' numbers.
 const TAP: u64 = u64::MAX;
 /// Sockets that are looked at in one turn.
@@ -51,6 +56,11 @@ pub struct Connector {
     touched: BTreeSet<Flow>,
     words: VecDeque<(Flow, Word)>,
     rng: Rng,
+    /// Bytes that connections have asked for and nobody has read yet: most, and now.
+    memory: u64,
+    unread: u64,
+    /// Most of them since the allocator last gave memory back.
+    peak: u64,
 }
 
 impl Connector {
@@ -74,7 +84,18 @@ impl Connector {
             touched: BTreeSet::new(),
             words: VecDeque::new(),
             rng,
+            memory: u64::MAX,
+            unread: 0,
+            peak: 0,
         })
+    }
+
+    /// The same with at most `memory` bytes that connections have asked for and nobody has read yet, all together;
+    /// each may have 64 KiB whatever the others have. Each has an eighth of what is left, so those whose data are read
+    /// find room beside any number whose are not.
+    #[must_use]
+    pub fn within(self, memory: u64) -> Connector {
+        Connector { memory, ..self }
     }
 
     /// Connects; what is written to its streams leaves with [`Connector::flush`].
@@ -169,6 +190,9 @@ impl Connector {
     /// Ends a connection without a word.
     pub fn forget(&mut self, flow: Flow) {
         let Some(held) = self.streams.remove(&flow) else { return };
+        self.unread -= held.unread;
+        drop(held.stream);
+        self.give_back();
         held.due.map(|due| self.timers.remove(&(due, flow)));
         self.touched.remove(&flow);
         self.words.retain(|(of, _)| *of != flow);
@@ -209,16 +233,20 @@ impl Connector {
         let now = now();
         for &flow in &touched {
             let Some(held) = self.streams.get_mut(&flow) else { continue };
+            held.stream.narrow(self.memory.saturating_sub(self.unread) / 8);
             while let Some(message) = held.poll_transmit(now) {
                 let sent = self.port.send(flow, &message, EXPECTED);
                 if sent.is_err() && !held.fit(self.port.room(flow), now) {
-                    self.words.push_back((flow, Word::Refused { reset: false }));
+                    self.words.push_back((flow, Word::Narrow));
                     break;
                 }
             }
             while let Some(stream) = held.stream.poll_changed() {
                 self.words.push_back((flow, Word::Changed(stream)));
             }
+            let before = std::mem::replace(&mut held.unread, held.stream.unread());
+            self.unread = self.unread - before + held.unread;
+            self.peak = self.peak.max(self.unread);
             let due = held.held.or_else(|| held.stream.poll_timeout());
             if due != held.due {
                 held.due.map(|due| self.timers.remove(&(due, flow)));
@@ -250,6 +278,14 @@ impl Connector {
     /// The port's counters.
     pub fn stats(&self) -> PortStats {
         self.port.stats()
+    }
+
+    /// What was much, and is little now, is the kernel's again: the allocator would keep it.
+    fn give_back(&mut self) {
+        if self.peak > MUCH && self.unread < self.peak / 8 {
+            self.peak = 0;
+            memory::give_back();
+        }
     }
 
     /// Takes a batch from a socket; how many packets.
@@ -292,7 +328,7 @@ impl Connector {
     fn shorten(&mut self, flow: Flow, now: Instant) {
         let Some(held) = self.streams.get_mut(&flow) else { return };
         if !held.fit(self.port.room(flow), now) {
-            self.words.push_back((flow, Word::Refused { reset: false }));
+            self.words.push_back((flow, Word::Narrow));
         }
         self.touched.insert(flow);
     }
@@ -308,6 +344,9 @@ impl Connector {
             }
             self.touched.insert(flow);
             let attempts = held.stream.attempts();
+            if held.open && attempts == SILENT {
+                self.words.push_back((flow, Word::Silent));
+            }
             if held.open && attempts > 0 && (attempts >= PATIENCE || self.port.has_moved(flow)) {
                 // Where no port or no way is left it goes on from the one that it has.
                 let _ = self.port.reopen(flow);

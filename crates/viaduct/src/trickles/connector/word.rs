@@ -16,8 +16,12 @@ pub enum Word {
         /// See above.
         reset: bool,
     },
-    /// Nobody listens there by Trickles, or the way there is too narrow for it. `reset`: the far kernel's TCP
-    /// says so, so it would refuse any other connection, too.
+    /// Packets on the way there do not hold its first request, or any: it is as if nobody listened there.
+    Narrow,
+    /// The server has answered before, and does not any more. It may again.
+    Silent,
+    /// Nobody listens there by Trickles. `reset`: the far kernel's TCP says so, so it would refuse any other
+    /// connection, too.
     Refused {
         /// See above.
         reset: bool,
