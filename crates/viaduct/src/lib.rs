@@ -98,7 +98,7 @@ enum Command {
         #[arg(long)]
         log_json: bool,
     },
-    /// Show what a running gateway, proxy or overlay node sees
+    /// Show what a running gateway, proxy, server or overlay node sees
     Status {
         #[command(flatten)]
         which: status::Which,

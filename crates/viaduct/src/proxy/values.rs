@@ -133,7 +133,7 @@ fn wrong<E: de::Error>(text: &str, what: &str) -> E {
 }
 
 /// Says so if a file with a secret can be read by others.
-pub(super) fn warn_of_readers(option: &str, file: &Path) {
+pub fn warn_of_readers(option: &str, file: &Path) {
     let mode = fs::metadata(file).map_or(0, |meta| meta.permissions().mode());
     if mode & 0o077 != 0 {
         let (file, mode) = (file.display(), mode & 0o777);

@@ -30,6 +30,7 @@ use crate::proxy::below::Below;
 use crate::proxy::handle::{Beside, Handle};
 use crate::proxy::orders::{Order, ToWorker};
 use crate::proxy::settings::Settings;
+use crate::proxy::stats::ProxyStats;
 use crate::trickles::put_back_left;
 
 /// How often it is looked whether anybody is left.
@@ -132,7 +133,7 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
         }
         if ended && let Some(report) = &plan.report {
             let flows = flows.as_ref().map(|flows| &flows.handle);
-            say_report(wrapper, report, &interposer, flows);
+            say_report(wrapper, report, &interposer, flows, plan.by.trickles().is_some());
         }
         wrapper.say(&Word::Did(change));
         if ended {
@@ -199,19 +200,37 @@ fn worker(args: &RunArgs, plan: &Plan, above: Option<Arc<Above>>) -> Result<Besi
 }
 
 /// What became of the program's flows, as far as it is known when it ends.
-fn say_report(wrapper: &ToWrapper, report: &Report, via: &Interposer, flows: Option<&Handle>) {
+fn say_report(
+    wrapper: &ToWrapper,
+    report: &Report,
+    via: &Interposer,
+    flows: Option<&Handle>,
+    trickles: bool,
+) {
     // What it did last is still on its way here.
     thread::sleep(SETTLE);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let datagrams = via.passed();
     // Those of a shared master are not this program's alone.
-    let bytes = runtime.ok().zip(flows).map(|(runtime, flows)| {
-        let [out, back] = runtime.block_on(flows.status()).counters.bytes;
+    let counters =
+        runtime.ok().zip(flows).map(|(runtime, flows)| runtime.block_on(flows.status()).counters);
+    let bytes = counters.as_ref().map(|counters| {
+        let [out, back] = counters.bytes;
         [out + datagrams.bytes[0], back + datagrams.bytes[1]]
     });
-    for line in report.lines(via.name(), bytes, datagrams.dropped) {
+    let lines = report.lines(via.name(), bytes, datagrams.dropped);
+    for line in lines.into_iter().chain(counters.as_ref().filter(|_| trickles).map(by_trickles)) {
         wrapper.say(&Word::Say(line));
     }
+}
+
+/// How many flows went on by Trickles, and how many by TCP, which is all that their servers know.
+fn by_trickles(counters: &ProxyStats) -> String {
+    let connected = |trickles: bool| -> u64 {
+        let hops = counters.hops.iter().filter(|hop| hop.by.trickles().is_some() == trickles);
+        hops.flat_map(|hop| hop.connected).sum()
+    };
+    format!("{} went on by Trickles, {} by TCP", connected(true), connected(false))
 }
 
 fn start(command: &[OsString], control: Option<&str>, interposer: &Interposer) -> Result<u32> {

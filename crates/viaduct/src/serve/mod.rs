@@ -17,7 +17,7 @@ mod tcp;
 mod trickles;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use anyhow::{Context as _, Result, bail};
@@ -30,7 +30,7 @@ use viaduct_proto::trickles::crypt::ServerCrypt;
 use crate::key;
 use crate::master::usual_run_dir;
 use crate::metrics::{self, Metrics, Page};
-use crate::proxy::values::place;
+use crate::proxy::values::{place, warn_of_readers};
 use crate::shell::entropy;
 use crate::signals::{Heard, Signals};
 use crate::status::socket;
@@ -154,12 +154,19 @@ pub fn run(args: &ServeArgs) -> Result<()> {
                     args.cache.unwrap_or_default() as usize,
                 ),
                 balanced: args.balanced,
-                secrets: Secrets::new(args.key.as_deref())?,
+                secrets: secrets(args.key.as_deref())?,
             };
             Some(Service::start(&terms, hands)?)
         }
     };
     LocalSet::new().block_on(&runtime, serve(args, parts.connections, files, trickles, heard))
+}
+
+/// The secrets in a file, which is nobody else's to read; or one that ends with this process.
+fn secrets(file: Option<&Path>) -> Result<Secrets> {
+    let secrets = Secrets::new(file)?;
+    file.inspect(|file| warn_of_readers("key", file));
+    Ok(secrets)
 }
 
 /// How many threads answer Trickles.

@@ -29,6 +29,10 @@ impl<'a> ServePage<'a> {
             bytes(seen.bytes)
         );
         row(f, "trickles", answered)?;
+        if seen.handshakes > 0 {
+            let (handshakes, requests) = (thousands(seen.handshakes), thousands(seen.decrypted));
+            row(f, "encrypted", format!("{handshakes} handshakes, {requests} requests"))?;
+        }
         let mended = format!(
             "{} losses reported, {} timeouts, {} resumed, {} moved",
             thousands(seen.recoveries),

@@ -69,7 +69,13 @@ pub enum PortError {
 impl PortError {
     /// Whether packets in TCP's format are what is not allowed.
     fn is_privilege(&self) -> bool {
-        matches!(self, PortError::Socket { privilege: true, .. } | PortError::Rules(_))
+        match self {
+            // Whose the name is serves there already.
+            PortError::Rules(JournalError::Busy { .. } | JournalError::Claimed(_)) => false,
+            PortError::Rules(_) => true,
+            PortError::Socket { privilege, .. } => *privilege,
+            PortError::NoAddress | PortError::Mtu(_) => false,
+        }
     }
 
     fn socket(

@@ -92,9 +92,6 @@ impl ServerPort {
         if settings.tcp {
             let share = settings.share;
             let filter = MarkedFilter { mark: REQUESTS, ports: &ports, plain: false, share };
-            if share.is_none_or(|share| share.number == 0) {
-                changes = Some(keep_out(settings, instance(*first))?);
-            }
             tap = Some(
                 MarkedTap::open(filter).map_err(PortError::socket("open a packet socket", true))?,
             );
@@ -106,6 +103,10 @@ impl ServerPort {
                 runs = Some(Runs::open(SEND_BUFFER).map_err(failed)?);
             }
             raw = Some(opened);
+            // Last: who may not have the sockets is told so, and no more.
+            if share.is_none_or(|share| share.number == 0) {
+                changes = Some(keep_out(settings, instance(*first))?);
+            }
         }
         let udp = settings.listen.iter().filter(|_| settings.udp);
         let datagrams =

@@ -244,6 +244,32 @@ fn packets_get_no_longer_than_the_path() {
 }
 
 #[test]
+fn servers_at_addresses_of_their_own_share_a_port_with_each_other_and_with_plain_tcp() {
+    let Some(world) = World::new("apart") else { return };
+    let at = |ip: &str| SocketAddr::new(ip.parse().unwrap(), PORT);
+    let only = |ip| ServerSettings { listen: vec![at(ip)], ..world.settings() };
+    let first = Echo::start(world.server.netns(), only(SERVERS[0]));
+    let mut client = world.client(TCP, "client");
+    let plain = world.server.netns().enter(|| TcpListener::bind(at(SERVERS[1])).unwrap()).unwrap();
+    let flow = client.connect(SERVERS[1]);
+    client.ask(flow, 0, 1, 100, 100);
+    assert_eq!(client.listen(Duration::from_secs(2)), [Word::Plain], "no rule of another's");
+    client.port().close(flow);
+    drop(plain);
+
+    let second = Echo::start(world.server.netns(), only(SERVERS[1]));
+    for ip in SERVERS {
+        let flow = client.connect(ip);
+        client.ask_until_answered(flow);
+    }
+    first.end();
+    let flow = client.connect(SERVERS[1]);
+    client.ask_until_answered(flow);
+    second.end();
+    assert_eq!(sh(&world.server, "nft list ruleset").trim(), "");
+}
+
+#[test]
 #[ignore = "not a test by itself: the process that the next one kills"]
 fn the_killed_server() {
     let Some(run_dir) = std::env::var_os("VIADUCT_TEST_RUN_DIR") else { return };

@@ -192,7 +192,8 @@ impl Port {
             match self.seats.get(&flow) {
                 // One that may not go on by TCP waits until it is given up.
                 Some(Seat { encrypted: true, standing: Standing::Asking, to, .. }) => {
-                    let why = "a server with another key than the given one says nothing";
+                    let why =
+                        "a server with another key than the given one, or with none, says nothing";
                     TROUBLE.warn(*to, format_args!("trickles: {to} does not answer: {why}"));
                 }
                 Some(Seat { standing: Standing::Asking, .. }) => {

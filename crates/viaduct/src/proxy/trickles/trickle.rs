@@ -135,10 +135,16 @@ impl Trickle {
         Ok((written > 0).then_some(written))
     }
 
-    /// Bytes that were written and that its server has not consumed, as far as is known: one, or none.
+    /// Bytes that were written and that its server has not consumed, as far as is known, but may: one, or none.
     pub fn unacknowledged(&self) -> u64 {
         let mut port = self.port.lock();
-        port.stream(self.flow).map_or(0, |stream| u64::from(!stream.is_flushed(MAIN)))
+        if port.standing(self.flow) == Standing::Refused {
+            return 0;
+        }
+        port.stream(self.flow).map_or(0, |stream| {
+            let failed = matches!(stream.state(MAIN), State::Failed(_));
+            u64::from(!failed && !stream.is_flushed(MAIN))
+        })
     }
 
     /// Writes no more.

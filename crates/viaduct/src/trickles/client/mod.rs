@@ -64,12 +64,13 @@ struct OfTcp {
 
 impl OfTcp {
     fn open(settings: &ClientSettings) -> Result<OfTcp, PortError> {
-        let changes = settings.keep_out(ANSWERS)?;
         let filter = MarkedFilter { mark: ANSWERS, ports: &[], plain: true, share: None };
         let tap =
             MarkedTap::open(filter).map_err(PortError::socket("open a packet socket", true))?;
         let raw = Raw::open().map_err(PortError::socket("open a raw socket", true))?;
         raw.set_buffers(SEND_BUFFER).map_err(PortError::socket("size a socket", false))?;
+        // Last: who may not have the sockets is told so, and no more.
+        let changes = settings.keep_out(ANSWERS)?;
         Ok(OfTcp { tap, raw, changes })
     }
 }
