@@ -214,11 +214,7 @@ impl ServeStatus {
                 trickles.timeouts,
             ),
             ("viaduct_serve_trickles_resumed_total", "Restarts after a silence.", trickles.resumed),
-            (
-                "viaduct_serve_trickles_moved_total",
-                "Clients from another address or port.",
-                trickles.moved,
-            ),
+            ("viaduct_serve_trickles_moved_total", "Clients from elsewhere.", trickles.moved),
             (
                 "viaduct_serve_trickles_replay_turned_early_total",
                 "Parts of the replay window that were full early.",
