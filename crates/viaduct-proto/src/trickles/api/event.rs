@@ -8,7 +8,7 @@ use crate::trickles::crypt::Channel;
 use crate::trickles::keys::KeyRing;
 use crate::trickles::packet::Return;
 use crate::trickles::server::{Event, Grant};
-use crate::trickles::standard::wire::{claimed_stream, open_place, open_valid};
+use crate::trickles::standard::wire::{claimed_stream, open_place, open_valid, reseal};
 use crate::trickles::standard::{Place, Segment, Segments, Valid};
 use crate::trickles::wire::Request;
 
@@ -163,6 +163,14 @@ impl<'m> Minisocket<'m> {
                 _ => Some(Err(Strange { stream: claimed_stream(continuation)? })),
             }
         })
+    }
+
+    /// The first continuation that is asked with and that an older secret has sealed, by the newest, and which ask that
+    /// is: who has it needs the older one no more.
+    pub(super) fn renewed(&self, ring: &KeyRing) -> Option<(usize, Vec<u8>)> {
+        let groups = Request::parse(&self.message).map(|request| request.groups);
+        let mut asks = groups.unwrap_or_default().enumerate();
+        asks.find_map(|(index, (continuation, _))| Some((index, reseal(ring, continuation)?)))
     }
 
     /// What the client sends, where it does not use standard continuations.

@@ -80,8 +80,15 @@ impl Slot {
     }
 }
 
-/// The packets of an answer to a request with so many `asks`, one for each permit.
-pub(super) fn lay_out(ring: &KeyRing, grant: &Grant, asks: usize, reply: &Reply) -> Vec<Slot> {
+/// The packets of an answer to a request with so many `asks`, one for each permit. `renewed` goes with the packet of
+/// an ask, if there is room.
+pub(super) fn lay_out(
+    ring: &KeyRing,
+    grant: &Grant,
+    asks: usize,
+    reply: &Reply,
+    renewed: Option<(usize, Vec<u8>)>,
+) -> Vec<Slot> {
     let mut slots: Vec<Slot> =
         grant.permits().map(|permit| Slot { room: permit.room, ..Slot::default() }).collect();
     for (index, user) in &reply.users {
@@ -105,6 +112,14 @@ pub(super) fn lay_out(ring: &KeyRing, grant: &Grant, asks: usize, reply: &Reply)
         && notes.as_slice().is_empty()
     {
         bring(&mut slots, with_room.get(asks..).unwrap_or_default(), &with_room, stretch);
+    }
+    if let Some((index, note)) = renewed
+        && let Some(&at) = with_room.get(index)
+    {
+        let slot = &mut slots[at];
+        if slot.user.is_empty() && note.len() <= slot.room.min(MOST_USER) {
+            slot.user = note;
+        }
     }
     for (index, stretch) in &reply.asked {
         if let Some(&at) = with_room.get(*index) {

@@ -191,15 +191,16 @@ impl Endpoint {
         mut out: impl FnMut(&mut Return, &[u8]),
     ) {
         let wants = event.wants();
-        let (grant, mut to, _, channel) = event.into_parts();
         let ring = self.server.ring();
+        let renewed = event.renewed(ring);
+        let (grant, mut to, _, channel) = event.into_parts();
         if !grant.is_answerable(ring) || !channel.is_answerable(ring) {
             self.stats.outlived += 1;
             return;
         }
         let slots = match wants.beyond {
-            None => layout::lay_out(ring, &grant, wants.asks, reply),
-            Some(from) => layout::lay_out(ring, &grant, wants.asks, &reply.beyond(from)),
+            None => layout::lay_out(ring, &grant, wants.asks, reply, renewed),
+            Some(from) => layout::lay_out(ring, &grant, wants.asks, &reply.beyond(from), renewed),
         };
         for (place, state) in reply.places() {
             self.ahead.note(ring, grant.connection(), place, state);

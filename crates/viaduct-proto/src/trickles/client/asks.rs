@@ -154,6 +154,13 @@ impl Asks {
         }
     }
 
+    /// What is wanted of `before` `now` yields. What has been asked for stays, for that is not for long.
+    pub(super) fn renew(&mut self, before: &Bytes, now: &Bytes) {
+        for want in self.wants.iter_mut().filter(|want| want.user == *before) {
+            want.user = now.clone();
+        }
+    }
+
     pub(super) fn is_wanting(&self) -> bool {
         !self.wants.is_empty()
     }

@@ -211,6 +211,11 @@ impl Client {
         self.asks.want(Want { position, length, user });
     }
 
+    /// Wants by the user continuation `now` what was wanted by `before` and is not asked for yet.
+    pub fn renew(&mut self, before: &Bytes, now: &Bytes) {
+        self.asks.renew(before, now);
+    }
+
     /// Wants nothing of `range` any more.
     pub fn unwant(&mut self, range: std::ops::Range<u64>) {
         self.asks.unwant(&range);

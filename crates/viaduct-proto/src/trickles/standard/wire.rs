@@ -264,6 +264,18 @@ pub fn open_valid<'a>(ring: &KeyRing, bytes: &'a [u8]) -> Option<(Valid, &'a [u8
     Some((valid, state))
 }
 
+/// The note of an output continuation that an older secret has sealed, by the newest; None if that has sealed it, or none.
+pub fn reseal(ring: &KeyRing, bytes: &[u8]) -> Option<Vec<u8>> {
+    let mut reader = Reader(bytes);
+    valid(&mut reader)?;
+    let by = *reader.0.first()?;
+    let (valid, state) =
+        (by != ring.newest().number()).then(|| open_valid(ring, bytes)).flatten()?;
+    let mut note = Vec::new();
+    emit_valid(ring, &valid, state, &mut note);
+    Some(note)
+}
+
 /// The stream that a continuation says it is of, whoever has made it.
 pub fn claimed_stream(bytes: &[u8]) -> Option<u32> {
     let of_input = || place(&mut Reader(bytes)).map(|place| place.stream);

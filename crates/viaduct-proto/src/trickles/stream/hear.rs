@@ -42,7 +42,10 @@ impl Stream {
             }
             Note::Output(valid, bytes) => {
                 let Some(output) = self.outputs.get_mut(&valid.stream) else { return };
-                output.add(valid, arrived.user.slice_ref(bytes));
+                let bytes = arrived.user.slice_ref(bytes);
+                if let Some(before) = output.add(valid, bytes.clone()) {
+                    self.client.renew(&before, &bytes);
+                }
                 self.inputs.yielded(valid.stream, output.kept(), arrived.parcel);
                 if output.is_crowded(self.config.window.max(LEAST_SHARE)) {
                     self.fail(valid.stream, Reason::Failed.into());

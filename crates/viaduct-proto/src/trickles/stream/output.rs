@@ -92,19 +92,20 @@ impl Output {
         self.failure = Some(failure);
     }
 
-    /// A continuation came.
-    pub(super) fn add(&mut self, valid: Valid, bytes: Bytes) {
+    /// A continuation came; the one whose place it takes, if that is another.
+    pub(super) fn add(&mut self, valid: Valid, bytes: Bytes) -> Option<Bytes> {
         let sane = self.region.start <= valid.start && valid.end <= self.region.end;
         let known = self.continuations.get(&valid.start);
         let further = known.is_none_or(|(known, _)| known.end <= valid.end);
         if !sane || !further || valid.start >= valid.end {
-            return;
+            return None;
         }
-        self.continuations.insert(valid.start, (valid, bytes));
+        let before = self.continuations.insert(valid.start, (valid, bytes.clone()));
         self.forget_read();
         if self.continuations.len() > ENOUGH {
             self.forget_needless();
         }
+        before.map(|(_, before)| before).filter(|before| *before != bytes)
     }
 
     /// Forgets the continuations of what was read.

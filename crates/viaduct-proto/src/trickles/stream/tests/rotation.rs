@@ -1,10 +1,10 @@
 //! Secrets that are rotated between a request and its answer, and servers whose newest ones differ.
 
-use super::world::{Habits, endpoint, object, serve, way_back};
-use super::{ByHand, HABITS, at};
+use super::world::{Browser, Habits, Node, endpoint, object, serve, way_back};
+use super::{ByHand, HABITS, World, at};
 use crate::time::Duration;
 use crate::trickles::api::Endpoint;
-use crate::trickles::stream::State;
+use crate::trickles::stream::{Config, State};
 
 const LENGTH: u64 = 400_000;
 
@@ -98,4 +98,25 @@ fn an_event_whose_secret_is_gone_is_counted_and_not_answered() {
     assert_eq!(here.extract_events(hand.now, |_| true, &mut collection), 1);
     let done = there.install_events(hand.now, &collection);
     assert_eq!((done.taken, done.refused, there.stats().strange), (0, 1, 1));
+}
+
+#[test]
+fn a_download_outlives_the_secret_that_it_began_with() {
+    let link = "rate=20M,delay=10ms,queue=200kB";
+    let mut world = World::new(Browser::new(Config::default()), HABITS, link, 3);
+    let stream = world.browser().stream.request(b"G10000000 7\n", 1 << 30).unwrap();
+    // The second is added, and is the first one's place; with the third the first is gone.
+    for (seconds, number) in [(1.0, 2), (2.0, 3)] {
+        world.sim.run_until(at(seconds));
+        let Node::Server { endpoint, .. } = world.sim.node_mut(world.server) else { panic!() };
+        endpoint.server_mut().ring_mut().rotate(number, &secret(number), 2);
+    }
+    // The transport's own state is lost with it: a ticket, as for a client that moves, and slow start.
+    world.sim.run_until(at(5.5));
+    world.browser().pump();
+    let stats = world.browser().stream.stats();
+    assert_eq!(world.browser().stream.state(stream), State::Finished, "{stats:?}");
+    assert!(world.browser().read[stream as usize] == object(10_000_000, 7));
+    let endpoint = world.sim.node(world.server).endpoint();
+    assert_eq!((endpoint.stats().unknown, endpoint.server().stats().opened), (0, 1));
 }
