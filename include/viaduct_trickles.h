@@ -90,7 +90,7 @@ struct msk_ask {
     int ask;              /* its number, for struct msk_range */
     uint32_t stream;
     uint64_t start, end;  /* what the continuation yields */
-    uint64_t position;    /* what is asked for ... */
+    uint64_t position;    /* what is asked for, as far as its packet has room ... */
     uint64_t length;
     int last;             /* nothing follows `end` */
     const void *state;    /* what the server has given with msk_set_output */

@@ -43,7 +43,7 @@ impl Stream {
             Note::Output(valid, bytes) => {
                 let Some(output) = self.outputs.get_mut(&valid.stream) else { return };
                 let bytes = arrived.user.slice_ref(bytes);
-                if let Some(before) = output.add(valid, bytes.clone()) {
+                if let Some(before) = output.add(valid, &bytes) {
                     self.client.renew(&before, &bytes);
                 }
                 self.inputs.yielded(valid.stream, output.kept(), arrived.parcel);

@@ -93,7 +93,7 @@ impl Output {
     }
 
     /// A continuation came; the one whose place it takes, if that is another.
-    pub(super) fn add(&mut self, valid: Valid, bytes: Bytes) -> Option<Bytes> {
+    pub(super) fn add(&mut self, valid: Valid, bytes: &Bytes) -> Option<Bytes> {
         let sane = self.region.start <= valid.start && valid.end <= self.region.end;
         let known = self.continuations.get(&valid.start);
         let further = known.is_none_or(|(known, _)| known.end <= valid.end);
@@ -105,7 +105,7 @@ impl Output {
         if self.continuations.len() > ENOUGH {
             self.forget_needless();
         }
-        before.map(|(_, before)| before).filter(|before| *before != bytes)
+        before.map(|(_, before)| before).filter(|before| before != bytes)
     }
 
     /// Forgets the continuations of what was read.
