@@ -20,23 +20,45 @@ use crate::trickles::proof::{self, Gaps, Range};
 /// between would have to be given up, and noted.
 const REACH: u64 = 1 << 18;
 
-/// A continuation that may be returned, with what there is to say then.
+/// A continuation that may be returned, with what there is to say then. Whole windows are held of them where nobody
+/// reads what has come, so it is small; what follows from it is [`Turn::step`].
 #[derive(Clone, Debug)]
 pub(super) struct Turn {
     /// Its bytes.
     pub(super) bytes: Vec<u8>,
-    /// What they say.
-    pub(super) known: Continuation,
     /// The proof, on the wire.
     pub(super) proof: Vec<u8>,
     /// What the end of the piece before lacks.
     pub(super) tail: Option<Tail>,
-    /// What the server will do about that.
+    piece: Piece,
+    /// What its piece lacks.
+    gaps: Gaps,
+}
+
+/// What comes of returning a continuation.
+#[derive(Clone, Debug)]
+pub(super) struct Step {
+    /// What the continuation says.
+    pub(super) known: Continuation,
+    /// What the server will do about the end of the piece before.
     pub(super) made_up: Option<Plan>,
     /// What the server will do.
     pub(super) plan: Plan,
     /// How many losses its descendants will name, beside those that `known` names.
     pub(super) losses: usize,
+}
+
+impl Turn {
+    /// What comes of returning it; None if nothing can.
+    pub(super) fn step(&self) -> Option<Step> {
+        let (known, _) = Continuation::peek(&self.bytes).ok()?;
+        let (gaps, burst) = (self.gaps.runs(), known.burst.into());
+        let plan = plan::step(self.piece, known.number, gaps, burst).ok()?;
+        let made_up =
+            self.tail.and_then(|tail| plan::tail(self.piece, known.number, tail, burst).ok());
+        let losses = gaps.len() + usize::from(self.tail.is_some_and(|tail| tail.lost > 0));
+        Some(Step { known, made_up, plan, losses })
+    }
 }
 
 /// Of so many pieces and secrets a continuation is kept.
@@ -64,7 +86,7 @@ pub(super) struct Receiver {
     point: u64,
     tail: Option<Tail>,
     lost: VecDeque<u64>,
-    turns: VecDeque<Turn>,
+    turns: VecDeque<(Turn, Continuation)>,
     recovered: u32,
     /// A continuation of each of the last pieces and secrets, by the base and the secret's number.
     models: BTreeMap<(u64, u8), Vec<u8>>,
@@ -160,8 +182,8 @@ impl Receiver {
         std::mem::take(&mut self.recovered)
     }
 
-    /// The next continuation to return, until None.
-    pub(super) fn take_turn(&mut self) -> Option<Turn> {
+    /// The next continuation to return, and what it says, until None.
+    pub(super) fn take_turn(&mut self) -> Option<(Turn, Continuation)> {
         self.turns.pop_front()
     }
 
@@ -192,7 +214,7 @@ impl Receiver {
         if let Some((bytes, known)) = packet.continuation {
             self.point = number;
             if let Some(turn) = self.turn(bytes, known) {
-                self.turns.push_back(turn);
+                self.turns.push_back((turn, known));
             }
         }
     }
@@ -217,20 +239,18 @@ impl Receiver {
             return None;
         }
         let gaps = Gaps::between(base, &self.ranges)?;
-        let burst = known.burst.into();
-        let plan = plan::step(self.piece, known.number, gaps.runs(), burst).ok()?;
-        if plan.piece.base != base {
-            self.coming = Some(plan.piece);
+        let tail = self.tail.filter(|_| known.mode == Mode::Survivors);
+        let mut turn = Turn { bytes, proof: Vec::new(), tail, piece: self.piece, gaps };
+        let step = turn.step()?;
+        self.tail = None;
+        if step.plan.piece.base != base {
+            self.coming = Some(step.plan.piece);
         }
-        let tail = self.tail.take().filter(|_| known.mode == Mode::Survivors);
-        let made_up = tail.and_then(|tail| plan::tail(self.piece, known.number, tail, burst).ok());
-        if plan.is_nothing() && made_up.is_none() {
+        if step.plan.is_nothing() && step.made_up.is_none() {
             return None;
         }
-        let mut proof = Vec::new();
-        proof::emit(base, &self.ranges, &mut proof);
-        let losses = gaps.runs().len() + usize::from(tail.is_some_and(|tail| tail.lost > 0));
-        Some(Turn { bytes, known, proof, tail, made_up, plan, losses })
+        proof::emit(base, &self.ranges, &mut turn.proof);
+        Some(turn)
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a client sends: a first request, echoes, steps, restarts.
 
 use super::asks::{Budget, Expected, Want, groups};
-use super::receiver::Turn;
+use super::receiver::{Step, Turn};
 use super::responses::FEW;
 use super::{Client, Feed, LEAST_MESSAGE, LEAST_REQUEST, Phase};
 use crate::time::Instant;
@@ -124,15 +124,16 @@ impl Client {
         }
         let idle = self.in_flight() == 0;
         while self.asks.is_wanting() || feed.is_pending() || feed.is_eager() {
-            let Some(turn) = self.held.front() else { break };
-            let repaired = self.repairs(&turn.known);
-            let window = turn.known.piece.base + u64::from(turn.known.piece.start);
-            let owed = !turn.known.losses.runs().is_empty() && repaired.is_none();
-            if owed && turn.known.number >= window {
+            let Some(step) = self.held.front().and_then(Turn::step) else { break };
+            let known = &step.known;
+            let repaired = self.repairs(known);
+            let window = known.piece.base + u64::from(known.piece.start);
+            let owed = !known.losses.runs().is_empty() && repaired.is_none();
+            if owed && known.number >= window {
                 break;
             }
             if let Some(turn) = self.held.pop_front() {
-                self.send_turn(now, &turn, repaired, feed);
+                self.send_turn(now, &turn, &step, repaired, feed);
             }
         }
         self.pending = feed.is_pending();
@@ -233,14 +234,21 @@ impl Client {
     }
 
     /// A request that returns a continuation, and asks for as much as the server will send.
-    fn send_turn(&mut self, now: Instant, turn: &Turn, repaired: Option<u64>, feed: &mut dyn Feed) {
-        let known = &turn.known;
+    fn send_turn(
+        &mut self,
+        now: Instant,
+        turn: &Turn,
+        step: &Step,
+        repaired: Option<u64>,
+        feed: &mut dyn Feed,
+    ) {
+        let Step { known, made_up, plan, losses } = step;
         let owed = if repaired.is_some() { 0 } else { known.losses.runs().len() };
         let mut message = Vec::new();
         emit_returned(self.count, 0, &turn.bytes, turn.tail, repaired, &turn.proof, &mut message);
-        let plans = || turn.made_up.iter().chain([&turn.plan]);
-        let losses = (owed + turn.losses).min(MOST_LOSSES);
-        let slim = known.delta && losses == 0 && turn.plan.piece.base == known.piece.base;
+        let plans = || made_up.iter().chain([plan]);
+        let losses = (owed + losses).min(MOST_LOSSES);
+        let slim = known.delta && losses == 0 && plan.piece.base == known.piece.base;
         let mut layout = Layout {
             now,
             room: usize::from(known.message).saturating_sub(self.config.reserve),

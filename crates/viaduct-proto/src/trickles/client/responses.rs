@@ -202,8 +202,8 @@ impl Client {
                 self.asks.want_again(expected.want);
             }
         }
-        while let Some(turn) = receiver.take_turn() {
-            self.anchor = Some((turn.bytes.clone(), turn.known, turn.proof.clone()));
+        while let Some((turn, known)) = receiver.take_turn() {
+            self.anchor = Some((turn.bytes.clone(), known, turn.proof.clone()));
             self.held.push_back(turn);
         }
         self.stuck = false;
