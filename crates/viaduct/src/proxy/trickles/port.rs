@@ -251,8 +251,7 @@ impl Port {
             Word::PlainTcp => self.stand(flow, Standing::PlainTcp, now),
             Word::Turned { reset } => self.turned(flow, reset, now),
             Word::Narrow => {
-                // Where the server was heard its answers fit all the same.
-                if let Some(Seat { standing: Standing::Asking, to, .. }) = self.seats.get(&flow) {
+                if let Some(Seat { to, .. }) = self.seats.get(&flow) {
                     let why = "Trickles takes packets of 1,280 bytes where it is encrypted";
                     TROUBLE
                         .warn(*to, format_args!("trickles: the way to {to} is too narrow: {why}"));

@@ -1,6 +1,6 @@
 //! A connection of a connector: its streams, its encryption, and when it is next looked at.
 
-use viaduct_proto::time::Instant;
+use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::trickles::client::LEAST_MESSAGE;
 use viaduct_proto::trickles::crypt::{self, ClientCrypt};
 use viaduct_proto::trickles::packet::Room;
@@ -18,6 +18,8 @@ pub(super) struct Held {
     pub(super) held: Option<Instant>,
     /// Bytes that it has asked for and nobody has read yet.
     pub(super) unread: u64,
+    /// When something came last; None: it was told that this was long ago.
+    heard: Option<Instant>,
 }
 
 impl Held {
@@ -32,17 +34,18 @@ impl Held {
         let [message, request] = lengths(room, crypt.is_some());
         let (message, request) = (config.message.min(message), config.request.min(request));
         let stream = Stream::open(Config { message, request, ..config }, token, now);
-        Held { stream, crypt, open: false, due: None, held: None, unread: 0 }
+        Held { stream, crypt, open: false, due: None, held: None, unread: 0, heard: Some(now) }
     }
 
-    /// The way holds messages of so many bytes. Whether that is enough; the stream is made to fit.
+    /// The way holds messages of so many bytes. Whether that is enough; the stream is made to fit. To whom the server
+    /// has answered it is: what is too long now is as good as lost, and the way may be wider again.
     pub(super) fn fit(&mut self, room: Room, now: Instant) -> bool {
         let [message, request] = lengths(room, self.crypt.is_some());
         let enough = usize::from(request) >= LEAST_MESSAGE;
         if enough {
             self.stream.shorten(message, request, now);
         }
-        enough
+        enough || self.open
     }
 
     /// The next message for the network, until None.
@@ -61,8 +64,14 @@ impl Held {
         }
     }
 
+    /// Whether nothing has come for so long; said once in a silence.
+    pub(super) fn is_silent(&mut self, now: Instant, most: Duration) -> bool {
+        self.heard.take_if(|heard| now.since(*heard) >= most).is_some()
+    }
+
     /// A message has come. Whether it may have changed anything.
     pub(super) fn handle(&mut self, now: Instant, message: &[u8]) -> bool {
+        self.heard = Some(now);
         match &mut self.crypt {
             None => self.stream.handle(now, message),
             Some(crypt) => {
@@ -87,6 +96,27 @@ mod tests {
     use viaduct_proto::trickles::packet::tcp::{Kind, overhead};
 
     use super::*;
+
+    #[test]
+    fn a_way_that_becomes_narrow_is_told_of_before_the_first_answer_alone() {
+        let [wide, narrow] = [1_400, 900].map(|first| Room { first, later: first });
+        let mut held = Held::open(Config::default(), None, wide, 1, Instant::ZERO);
+        assert!(held.fit(wide, Instant::ZERO) && !held.fit(narrow, Instant::ZERO));
+        held.open = true;
+        assert!(held.fit(narrow, Instant::ZERO));
+    }
+
+    #[test]
+    fn a_silence_is_told_of_once() {
+        let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
+        let room = Room { first: 1_400, later: 1_400 };
+        let mut held = Held::open(Config::default(), None, room, 1, at(0));
+        let mut told = |now, after| held.is_silent(at(now), Duration::from_secs(after));
+        assert!(!told(9, 10) && told(10, 10) && !told(11, 10) && !told(99, 10));
+        held.handle(at(100), b"anything");
+        let mut told = |now, after| held.is_silent(at(now), Duration::from_secs(after));
+        assert!(!told(109, 10) && told(111, 10));
+    }
 
     #[test]
     fn the_narrowest_path_of_ipv6_has_room_for_encrypted_openings() {

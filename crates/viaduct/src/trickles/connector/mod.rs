@@ -35,8 +35,8 @@ const EXPECTED: u32 = 16 << 10;
 /// After so many restarts without an answer a connection comes from another port: its NAT may have
 /// forgotten it. One whose address is no more does so at the first.
 const PATIENCE: u32 = 3;
-/// After so many people are to know: 30 s at least.
-const SILENT: u32 = 7;
+/// After so long without an answer people are to know.
+const SILENT: Duration = Duration::from_secs(10);
 /// Bytes of data that are worth to be given back.
 const MUCH: u64 = 32 << 20;
 /// What the port's tap is called; UDP sockets have their flows' numbers.
@@ -344,7 +344,7 @@ impl Connector {
             }
             self.touched.insert(flow);
             let attempts = held.stream.attempts();
-            if held.open && attempts == SILENT {
+            if held.open && attempts > 0 && held.is_silent(now, SILENT) {
                 self.words.push_back((flow, Word::Silent));
             }
             if held.open && attempts > 0 && (attempts >= PATIENCE || self.port.has_moved(flow)) {

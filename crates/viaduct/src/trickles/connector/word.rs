@@ -16,7 +16,8 @@ pub enum Word {
         /// See above.
         reset: bool,
     },
-    /// Packets on the way there do not hold its first request, or any: it is as if nobody listened there.
+    /// Packets on the way there do not hold its first request: it is as if nobody listened there. Never said
+    /// once the server has answered.
     Narrow,
     /// The server has answered before, and does not any more. It may again.
     Silent,
