@@ -10,6 +10,7 @@ mod world;
 
 mod early;
 mod encrypted;
+mod lasting;
 mod moved;
 mod narrow;
 mod refused;
