@@ -2,12 +2,13 @@
 
 use std::fs::OpenOptions;
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
 use clap::Subcommand;
 use ring::rand::{SecureRandom, SystemRandom};
+use tracing::warn;
 use viaduct_proto::keys::SecretKey;
 
 /// What to do with keys.
@@ -36,6 +37,19 @@ pub fn run(command: &KeyCommand) -> Result<()> {
     };
     println!("{}", key.public());
     Ok(())
+}
+
+/// What to say of `option`'s file, if others can read its secret.
+pub fn readers(option: &str, file: &Path) -> Option<String> {
+    let mode = std::fs::metadata(file).map_or(0, |meta| meta.permissions().mode() & 0o777);
+    let file = file.display();
+    (mode & 0o077 != 0)
+        .then(|| format!("{option}: {file} has mode {mode:o}: others can read it; 600 is right"))
+}
+
+/// Says so.
+pub fn warn_of_readers(option: &str, file: &Path) {
+    readers(option, file).iter().for_each(|line| warn!("{line}"));
 }
 
 fn make(out: &Path) -> Result<SecretKey> {

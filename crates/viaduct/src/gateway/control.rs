@@ -1,14 +1,12 @@
 //! The control side of a gateway: signals, the status socket, metrics and the packet cache's desk.
 //! It carries no packets and may be slow.
 
-use std::fs;
 use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use tokio::io::AsyncWriteExt;
-use tokio::net::{TcpListener, TcpStream, UdpSocket, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 use viaduct_sys::poll::Waker;
@@ -28,15 +26,13 @@ use crate::notify::{Phase, notify};
 use crate::proxy::handle::Beside;
 use crate::proxy::keeper::Interception;
 use crate::signals::{Heard, Signals};
+use crate::status::socket;
 
 /// How often the log hears of what has changed.
 const SECOND: Duration = Duration::from_secs(1);
 
 /// How often it is looked whether the last flow of split mode has ended.
 const DRAINED: Duration = Duration::from_millis(50);
-
-/// How long a client of the status socket may take to read.
-const READ_WITHIN: Duration = Duration::from_secs(5);
 
 /// The way to the packet thread.
 #[derive(Clone, Debug)]
@@ -117,7 +113,6 @@ impl Control {
         let (runtime, heard) = signals.into_parts();
         let done = runtime.block_on(self.serve(system, gone, heard));
         notify(Phase::Stopping);
-        let _ = fs::remove_file(self.site.config.socket());
         done
     }
 
@@ -127,7 +122,7 @@ impl Control {
         gone: oneshot::Receiver<()>,
         mut heard: Heard,
     ) -> Result<()> {
-        let listener = status_socket(&self.site.config)?;
+        let (listener, _name) = socket::open(&self.site.config.socket())?;
         self.doors.metrics = bind_metrics(self.site.config.metrics).await?;
         self.doors.desk = self.open_desk(self.site.config.cache).await?;
         notify(Phase::Ready);
@@ -146,7 +141,7 @@ impl Control {
                 _ = tokio::time::sleep(DRAINED), if draining => {}
                 _ = &mut gone => bail!("the packet thread has ended; traffic goes on unprotected"),
                 _ = heard.hangup.recv() => self.reload_and_tell(system).await,
-                Ok((client, _)) = listener.accept() => show(client, &self.status().await)?,
+                client = socket::asker(&listener) => socket::show(client, &self.status().await)?,
                 client = next(self.doors.metrics.as_ref()) => {
                     self.metrics.answer(client, families::page(&self.status().await));
                 }
@@ -324,19 +319,6 @@ fn refuse_fixed(old: &Config, new: &Config) -> Result<()> {
         Some((key, _)) => bail!("[site] {key} has changed; that needs a restart"),
         None => Ok(()),
     }
-}
-
-fn status_socket(config: &Config) -> Result<UnixListener> {
-    let path = config.socket();
-    let _ = fs::remove_file(&path);
-    UnixListener::bind(&path).with_context(|| format!("status socket {}", path.display()))
-}
-
-/// Sends the status as one JSON object and closes.
-fn show(mut client: UnixStream, status: &Status) -> Result<()> {
-    let text = serde_json::to_vec(status)?;
-    tokio::spawn(tokio::time::timeout(READ_WITHIN, async move { client.write_all(&text).await }));
-    Ok(())
 }
 
 async fn bind_metrics(at: Option<SocketAddr>) -> Result<Option<TcpListener>> {

@@ -6,12 +6,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
 
-use crate::status::socket::check_free;
+use crate::status::socket;
 
 /// What a client says that wants to hear of every change.
 pub const FOLLOW: &[u8] = b"follow\n";
@@ -23,6 +23,7 @@ const MOST: usize = 1_024;
 /// The socket, and what is told.
 pub struct Desk {
     listener: UnixListener,
+    _name: socket::Name,
     line: watch::Sender<Arc<Vec<u8>>>,
     places: Arc<Semaphore>,
 }
@@ -33,15 +34,10 @@ impl Desk {
     /// # Errors
     /// Somebody answers there, or it cannot be made.
     pub fn open(path: &Path) -> Result<Desk> {
-        check_free(path)?;
-        let directory = path.parent().context("a socket is in a directory")?;
-        std::fs::create_dir_all(directory)
-            .with_context(|| format!("run_dir: {}", directory.display()))?;
-        let _ = std::fs::remove_file(path);
-        let listener = UnixListener::bind(path).with_context(|| path.display().to_string())?;
+        let (listener, name) = socket::open(path)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
         let places = Arc::new(Semaphore::new(MOST));
-        Ok(Desk { listener, line: watch::Sender::default(), places })
+        Ok(Desk { listener, _name: name, line: watch::Sender::default(), places })
     }
 
     /// This is what is known from now on.
@@ -53,11 +49,7 @@ impl Desk {
     /// Takes in clients, for ever.
     pub async fn serve(&self) {
         loop {
-            let Ok((client, _)) = self.listener.accept().await else {
-                // Out of descriptors, say: spinning would not help.
-                tokio::time::sleep(WITHIN / 20).await;
-                continue;
-            };
+            let client = socket::asker(&self.listener).await;
             // Too many: the one that comes now is let go.
             if let Ok(place) = self.places.clone().try_acquire_owned() {
                 let lines = self.line.subscribe();

@@ -51,7 +51,6 @@ pub fn run(path: &Path, config: Config, registry: &Registry) -> Result<()> {
         service.serve(&desk, heard).await
     });
     notify(Phase::Stopping);
-    let _ = std::fs::remove_file(&socket);
     done
 }
 

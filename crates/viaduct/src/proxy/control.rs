@@ -25,7 +25,8 @@ pub struct Control {
     metrics: Metrics,
 }
 
-/// Runs the control side beside the workers of `proxy`, in a thread of its own, until the process ends.
+/// Runs the control side beside the workers of `proxy`, in a thread of its own, until the process ends. The name of its
+/// status socket is the caller's, for that thread does not see the end.
 ///
 /// # Errors
 /// The status socket or the metrics' address cannot be had.
@@ -34,27 +35,20 @@ pub fn start(
     registry: Registry,
     proxy: Handle,
     signals: Signals,
-) -> Result<()> {
+) -> Result<socket::Name> {
     let (runtime, heard) = signals.into_parts();
-    let control = {
-        let _entered = runtime.enter();
-        Control {
-            // The socket last: one that nobody answers at would be left behind.
-            doors: proxy.settings().metrics.map(metrics::listen).transpose()?,
-            status: socket::open(&proxy.settings().socket())?,
-            metrics: Metrics::default(),
-            options,
-            registry,
-            proxy,
-        }
-    };
+    let entered = runtime.enter();
+    let doors = proxy.settings().metrics.map(metrics::listen).transpose()?;
+    let (status, name) = socket::open(&proxy.settings().socket())?;
+    drop(entered);
+    let control = Control { doors, status, metrics: Metrics::default(), options, registry, proxy };
     let run = move || {
         if let Err(error) = runtime.block_on(control.serve(heard)) {
             error!("the control side has ended: {error:#}");
         }
     };
     std::thread::Builder::new().name("control".to_owned()).spawn(run)?;
-    Ok(())
+    Ok(name)
 }
 
 impl Control {

@@ -55,7 +55,6 @@ pub mod values;
 mod wants;
 mod worker;
 
-use std::fs;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
@@ -90,17 +89,15 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     let _keeper = Keeper::start(changes, settings.intercept.as_ref(), &interception)?;
     let loops = Loops::new(&settings, doors, &interception)?;
     let handle = Handle::new(settings.clone(), loops.orders(), interception);
-    control::start(Some(options.clone()), registry, handle, signals)?;
+    let _status = control::start(Some(options.clone()), registry, handle, signals)?;
     if options.rehearse {
-        return Ok(fs::remove_file(settings.socket())?);
+        return Ok(());
     }
     let tunnels = settings.tunnels.as_ref().and_then(|of| of.listen).map(tracing::field::display);
     let (name, listen) = (&settings.name, &settings.listen);
     info!(name, ?listen, tunnel_listen = tunnels, to = %settings.target, "up");
     memory::let_go_of_start()?;
-    let ended = loops.run().context("the proxy stopped");
-    let _ = fs::remove_file(settings.socket());
-    ended
+    loops.run().context("the proxy stopped")
 }
 
 /// The same, with a proxy only while there is something to do.
@@ -128,12 +125,10 @@ pub fn carry(
     let loops = Loops::new(settings, opening::doors(settings)?, &interception)?;
     let handle = Handle::new(settings.clone(), loops.orders(), interception);
     open(handle.worker().context("no worker runs")?)?;
-    control::start(None, registry, handle, signals)?;
+    let _status = control::start(None, registry, handle, signals)?;
     info!(name = settings.name, "up");
     memory::let_go_of_start()?;
-    let ended = loops.run().context("the master stopped");
-    let _ = fs::remove_file(settings.socket());
-    ended
+    loops.run().context("the master stopped")
 }
 
 /// Checks what was said, says what it means, and touches nothing.

@@ -1,16 +1,12 @@
 //! Values as people write them, on the command line and in a file, and what is said of those that
 //! are none or would make no sense.
 
-use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
 use std::time::Duration;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de};
-use tracing::warn;
 
 /// The slowest rate that a flow may be held to, bits a second.
 const SLOWEST: u64 = 1_000;
@@ -130,15 +126,6 @@ pub(super) fn some_goal<'de, D: Deserializer<'de>>(
 
 fn wrong<E: de::Error>(text: &str, what: &str) -> E {
     E::custom(format!("{text:?}: {what}"))
-}
-
-/// Says so if a file with a secret can be read by others.
-pub fn warn_of_readers(option: &str, file: &Path) {
-    let mode = fs::metadata(file).map_or(0, |meta| meta.permissions().mode());
-    if mode & 0o077 != 0 {
-        let (file, mode) = (file.display(), mode & 0o777);
-        warn!("{option}: {file} has mode {mode:o}: others can read it; 600 is right");
-    }
 }
 
 #[cfg(test)]

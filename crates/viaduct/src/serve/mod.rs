@@ -30,7 +30,7 @@ use viaduct_proto::trickles::crypt::ServerCrypt;
 use crate::key;
 use crate::master::usual_run_dir;
 use crate::metrics::{self, Metrics, Page};
-use crate::proxy::values::{place, warn_of_readers};
+use crate::proxy::values::place;
 use crate::shell::entropy;
 use crate::signals::{Heard, Signals};
 use crate::status::socket;
@@ -165,7 +165,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
 /// The secrets in a file, which is nobody else's to read; or one that ends with this process.
 fn secrets(file: Option<&Path>) -> Result<Secrets> {
     let secrets = Secrets::new(file)?;
-    file.inspect(|file| warn_of_readers("key", file));
+    file.inspect(|file| key::warn_of_readers("key", file));
     Ok(secrets)
 }
 
@@ -218,7 +218,7 @@ async fn serve(
         tokio::task::spawn_local(accept);
     }
     let doors = args.metrics.map(metrics::listen).transpose()?;
-    let (asked, metrics) = (StatusSocket::open(args), Metrics::default());
+    let (asked, metrics) = (status_socket(args), Metrics::default());
     let status = || ServeStatus {
         serving: args.dir.display().to_string(),
         tcp: counts.get(),
@@ -238,36 +238,16 @@ async fn serve(
     }
 }
 
-/// The status socket, which goes with the server.
-struct StatusSocket {
-    listener: UnixListener,
-    path: PathBuf,
+/// The status socket; a server may do without.
+fn status_socket(args: &ServeArgs) -> Option<(UnixListener, socket::Name)> {
+    let port = args.listen.first().map_or(0, SocketAddr::port);
+    let opened = socket::open(&args.run_dir.join(format!("serve-{port}.sock")));
+    opened.inspect_err(|error| warn!("there is no status: {error:#}")).ok()
 }
 
-impl StatusSocket {
-    /// A server may do without.
-    fn open(args: &ServeArgs) -> Option<StatusSocket> {
-        let port = args.listen.first().map_or(0, SocketAddr::port);
-        let path = args.run_dir.join(format!("serve-{port}.sock"));
-        match socket::open(&path) {
-            Ok(listener) => Some(StatusSocket { listener, path }),
-            Err(error) => {
-                warn!("there is no status: {error:#}");
-                None
-            }
-        }
-    }
-}
-
-impl Drop for StatusSocket {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
-async fn asker(socket: Option<&StatusSocket>) -> tokio::net::UnixStream {
+async fn asker(socket: Option<&(UnixListener, socket::Name)>) -> tokio::net::UnixStream {
     match socket {
-        Some(StatusSocket { listener, .. }) => socket::asker(listener).await,
+        Some((listener, _)) => socket::asker(listener).await,
         None => std::future::pending().await,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -15,17 +15,30 @@ const READ_WITHIN: Duration = Duration::from_secs(5);
 /// When a client that could not be accepted is tried again.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
+/// The name of a status socket, which goes with this value.
+#[derive(Debug)]
+#[must_use]
+pub struct Name(PathBuf);
+
+impl Drop for Name {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
 /// Opens the status socket `path`, and makes the directory that it is in; in a runtime.
 ///
 /// # Errors
 /// A service of this name runs, or it cannot be made.
-pub fn open(path: &Path) -> Result<UnixListener> {
+pub fn open(path: &Path) -> Result<(UnixListener, Name)> {
     check_free(path)?;
     if let Some(run_dir) = path.parent() {
         fs::create_dir_all(run_dir).with_context(|| format!("run-dir: {}", run_dir.display()))?;
     }
     let _ = fs::remove_file(path);
-    UnixListener::bind(path).with_context(|| format!("status socket {}", path.display()))
+    let bound = UnixListener::bind(path);
+    let listener = bound.with_context(|| format!("status socket {}", path.display()))?;
+    Ok((listener, Name(path.to_owned())))
 }
 
 /// The next client of a status socket.

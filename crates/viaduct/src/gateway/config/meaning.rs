@@ -1,7 +1,6 @@
 //! What a config means: each value by itself, then the values against each other.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use viaduct_proto::keys::{PublicKey, SecretKey};
@@ -11,7 +10,7 @@ use super::file::{File, SiteTable};
 use super::peers::{check_prefixes, peers};
 use super::values::{is_one_host, prefixes};
 use super::wrong::{Wrong, check_name, wrong};
-use crate::text;
+use crate::{key, text};
 
 /// Least memory that a code can work with.
 const LEAST_MEMORY: usize = 4 << 20;
@@ -45,7 +44,7 @@ pub(super) fn of(file: File, dir: &Path) -> Result<Config, Wrong> {
     check_run_dir(&config)?;
     check_listener("[metrics] listen", config.metrics)?;
     check_listener("[cache] listen", config.cache)?;
-    warn_of_readers(&path, &mut config.warnings);
+    config.warnings.extend(key::readers("[site] key", &path));
     warn_of_listeners(&mut config);
     let (peers, mut odd) = peers(file.peer, &config)?;
     check_prefixes(&config.prefixes, &peers)?;
@@ -130,16 +129,6 @@ fn check_run_dir(config: &Config) -> Result<(), Wrong> {
         return wrong(place, what);
     }
     Ok(())
-}
-
-fn warn_of_readers(key: &Path, warnings: &mut Vec<String>) {
-    let mode = std::fs::metadata(key).map_or(0, |meta| meta.permissions().mode());
-    if mode & 0o077 != 0 {
-        let (path, mode) = (key.display(), mode & 0o777);
-        warnings.push(format!(
-            "[site] key: {path} has mode {mode:o}: others can read it; 600 is right"
-        ));
-    }
 }
 
 fn warn_of_listeners(config: &mut Config) {

@@ -12,12 +12,12 @@ use viaduct_proto::split::socks::Credentials;
 use viaduct_sys::intercept::{Intercept, Way};
 use viaduct_sys::tcp::LongHaul;
 
+use crate::key;
 use crate::proxy::file::PolicyTable;
 use crate::proxy::options::{Accept, Forwarding, Language, ProxyArgs};
 use crate::proxy::orders::Limits;
 use crate::proxy::policy::{Far, Policies};
 use crate::proxy::target::{Target, Terms, is_here};
-use crate::proxy::values::warn_of_readers;
 
 /// How long a proxy on demand stays without a flow, if nobody says.
 const IDLE_EXIT: Duration = Duration::from_secs(60);
@@ -127,7 +127,7 @@ pub(super) fn terms(args: &ProxyArgs) -> Result<Terms> {
 
 pub(super) fn secret(file: &Path) -> Result<Secret> {
     let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
-    warn_of_readers("password-file", file);
+    key::warn_of_readers("password-file", file);
     let pair = Some(text.trim_end_matches(['\r', '\n'])).filter(|line| !line.contains('\n'));
     let Some((name, password)) = pair.and_then(|line| line.split_once(':')) else {
         bail!("password-file: {}: one line, NAME:PASSWORD, is expected", file.display());

@@ -12,8 +12,9 @@ use serde::Deserialize;
 use viaduct_proto::keys::{PublicKey, SecretKey};
 use viaduct_proto::tunnel::Settings;
 
+use crate::key;
 use crate::proxy::settings::check_congestion_control;
-use crate::proxy::values::{goal, goal_in, place, warn_of_readers};
+use crate::proxy::values::{goal, goal_in, place};
 use crate::text;
 
 /// The tunnels of a proxy.
@@ -175,8 +176,8 @@ impl TunnelArgs {
         }
         let dials = self.dials(tables)?;
         self.check_congestion()?;
-        warn_of_readers("key", file);
-        let secret = crate::key::read(file)?;
+        key::warn_of_readers("key", file);
+        let secret = key::read(file)?;
         let mut peers = self.peer.iter().chain(dials.iter().map(|dial| &dial.peer));
         if let Some(weak) = peers.find(|peer| secret.is_weak(peer)) {
             bail!("peer: {weak} is no honest site's key");
