@@ -24,7 +24,8 @@ pub struct KeepOut {
     /// The mark of what arrives.
     pub mark: TcpMark,
     /// Where it arrives: ports at addresses, of which `0.0.0.0` and `[::]` are all of their family; none means
-    /// everywhere.
+    /// everywhere. A journal of a version that had only ports has none; to put back what it says the name is enough.
+    #[serde(default)]
     pub at: Vec<SocketAddr>,
     /// The last byte of the mark of what we send, to leave it untracked; none where this machine itself
     /// translates the addresses of what it sends.

@@ -178,8 +178,8 @@ pub struct ProxyArgs {
     /// Bytes that each end of a chain of handlers holds before it stops its source
     #[arg(long, value_name = "BYTES", default_value_t = 256 << 10, value_parser = buffer)]
     pub(super) chain_buffer: usize,
-    /// Bytes that flows by Trickles have asked their servers for and not passed on yet, at most, all together; each
-    /// may have 64 KiB all the same
+    /// Bytes that flows by Trickles have asked their servers for and not passed on yet, at most, all together, but
+    /// for each of the ways that policies name by itself; each flow may have 64 KiB all the same
     #[arg(long, value_name = "BYTES", default_value_t = TRICKLES_BUFFER, value_parser = buffer)]
     pub(super) trickles_buffer: usize,
     /// Where Prometheus finds the metrics

@@ -114,9 +114,10 @@ impl Listener {
     pub fn fetch(&mut self) -> io::Result<usize> {
         let now = self.clock.go_on(wall_clock(), door::now());
         let Listener { port, endpoint, .. } = self;
-        port.turn(|message, to, _| {
+        port.turn(|message, to, answers| {
+            let room = answers.room(&to);
             // Refusals are counted.
-            let _ = endpoint.handle(now, to, message);
+            let _ = endpoint.handle_within(now, to, message, room);
         })
     }
 

@@ -13,7 +13,7 @@ use crate::common::{random, within};
 use crate::world::World;
 use crate::{VIADUCT, counted, curl, url};
 
-/// A server looks at its secrets once a second.
+/// Within which a server has looked at its secrets again.
 const LOOKED: Duration = Duration::from_millis(1_500);
 
 #[test]

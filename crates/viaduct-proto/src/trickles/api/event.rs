@@ -8,7 +8,7 @@ use crate::trickles::crypt::Channel;
 use crate::trickles::keys::KeyRing;
 use crate::trickles::packet::Return;
 use crate::trickles::server::{Event, Grant};
-use crate::trickles::standard::wire::{claimed_stream, open_place, open_valid, reseal};
+use crate::trickles::standard::wire::{claimed_stream, open_place, open_valid, sealed_by};
 use crate::trickles::standard::{Place, Segment, Segments, Valid};
 use crate::trickles::wire::Request;
 
@@ -37,23 +37,33 @@ pub struct Minisocket<'m> {
 }
 
 /// What of a request shapes its answer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Wants {
     /// How many asks it has.
     pub(super) asks: usize,
     /// From where on it wants what its input yields, if that went with another request, too.
     pub(super) beyond: Option<u64>,
+    /// The first continuation that it asks with and that another secret than the newest says to have sealed, and which
+    /// ask that is: who has it by the newest needs the other no more.
+    pub(super) other: Option<(usize, Vec<u8>)>,
 }
 
 impl Wants {
-    fn of(message: &[u8]) -> Wants {
+    /// Of a request whose packets are laid out as in `grant`. Asks for which there is no room say nothing.
+    fn of(message: &[u8], grant: &Grant) -> Wants {
         let request = Request::parse(message);
+        let roomy = grant.permits().filter(|permit| permit.room > 0);
+        let groups = request.as_ref().map(|it| it.groups.clone()).unwrap_or_default();
+        let other = groups.zip(roomy).enumerate().find_map(|(index, ((continuation, _), _))| {
+            let by = sealed_by(continuation)?;
+            (by != grant.secret()).then(|| (index, continuation.to_vec()))
+        });
         let (asks, data) = request.map_or((0, &[][..]), |it| (it.groups.count(), it.data));
         let beyond = match Segments::new(data).next() {
             Some(Segment::Beyond(from)) => Some(from),
             _ => None,
         };
-        Wants { asks, beyond }
+        Wants { asks, beyond, other }
     }
 }
 
@@ -165,14 +175,6 @@ impl<'m> Minisocket<'m> {
         })
     }
 
-    /// The first continuation that is asked with and that an older secret has sealed, by the newest, and which ask that
-    /// is: who has it needs the older one no more.
-    pub(super) fn renewed(&self, ring: &KeyRing) -> Option<(usize, Vec<u8>)> {
-        let groups = Request::parse(&self.message).map(|request| request.groups);
-        let mut asks = groups.unwrap_or_default().enumerate();
-        asks.find_map(|(index, (continuation, _))| Some((index, reseal(ring, continuation)?)))
-    }
-
     /// What the client sends, where it does not use standard continuations.
     pub fn data(&self) -> &[u8] {
         Request::parse(&self.message).map_or(&[], |request| request.data)
@@ -216,7 +218,7 @@ impl<'m> Minisocket<'m> {
 
     /// What its answer is shaped by.
     pub(super) fn wants(&self) -> Wants {
-        self.kept.unwrap_or_else(|| Wants::of(&self.message))
+        self.kept.clone().unwrap_or_else(|| Wants::of(&self.message, &self.grant))
     }
 
     fn segments(&self) -> Segments<'_> {

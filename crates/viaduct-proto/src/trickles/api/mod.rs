@@ -39,6 +39,7 @@ use super::crypt::{Channel, ServerCrypt};
 use super::keys::KeyRing;
 use super::packet::Return;
 use super::server::{Refusal, Server};
+use super::standard::wire::reseal;
 use crate::time::Instant;
 use ahead::Ahead;
 
@@ -140,11 +141,26 @@ impl Endpoint {
     /// # Errors
     /// [`Refusal`], which is counted.
     pub fn handle(&mut self, now: Instant, to: Return, message: &[u8]) -> Result<(), Refusal> {
+        self.handle_within(now, to, message, usize::MAX)
+    }
+
+    /// The same where the way takes messages of `most` bytes: see [`Minisocket::fit`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::handle`]'s.
+    pub fn handle_within(
+        &mut self,
+        now: Instant,
+        to: Return,
+        message: &[u8],
+        most: usize,
+    ) -> Result<(), Refusal> {
         if self.queue.len() >= self.limit {
             self.stats.overflowed += 1;
             return Ok(());
         }
-        let event = self.accept(now, to, message)?.into_owned();
+        let mut event = self.accept(now, to, message)?.into_owned();
+        event.fit(most);
         self.queue.push_back(event);
         Ok(())
     }
@@ -192,7 +208,7 @@ impl Endpoint {
     ) {
         let wants = event.wants();
         let ring = self.server.ring();
-        let renewed = event.renewed(ring);
+        let renewed = wants.other.and_then(|(index, other)| Some((index, reseal(ring, &other)?)));
         let (grant, mut to, _, channel) = event.into_parts();
         if !grant.is_answerable(ring) || !channel.is_answerable(ring) {
             self.stats.outlived += 1;

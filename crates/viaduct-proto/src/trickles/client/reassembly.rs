@@ -14,6 +14,8 @@ pub struct Reassembly {
     next: u64,
     /// By where they begin; none overlap.
     pieces: BTreeMap<u64, Bytes>,
+    /// Bytes of all of them.
+    waiting: usize,
 }
 
 impl Reassembly {
@@ -31,6 +33,7 @@ impl Reassembly {
             if !piece.is_empty() {
                 let short = piece.len() < SHORT;
                 let piece = if short { Bytes::copy_from_slice(&piece) } else { piece };
+                self.waiting += piece.len();
                 self.pieces.insert(position, piece);
             }
             position += hole;
@@ -42,6 +45,7 @@ impl Reassembly {
     pub fn read(&mut self) -> Option<Bytes> {
         let entry = self.pieces.first_entry().filter(|entry| *entry.key() <= self.next)?;
         let (position, mut data) = entry.remove_entry();
+        self.waiting -= data.len();
         let known = (self.next - position).min(data.len() as u64);
         let _read_already = data.split_to(known as usize);
         self.next += data.len() as u64;
@@ -82,7 +86,7 @@ impl Reassembly {
 
     /// Bytes that wait for those before them.
     pub fn waiting(&self) -> usize {
-        self.pieces.values().map(Bytes::len).sum()
+        self.waiting
     }
 }
 

@@ -32,6 +32,11 @@ impl Grant {
         self.work.iter().map(|item| Permit { number: item.number, room: item.room })
     }
 
+    /// The number of the secret that seals its packets.
+    pub(in crate::trickles) fn secret(&self) -> u8 {
+        self.secret
+    }
+
     /// Which connection it is of.
     pub fn connection(&self) -> u64 {
         let (Event::Open { connection } | Event::Request { connection }) = self.event;

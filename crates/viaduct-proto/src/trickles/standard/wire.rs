@@ -264,13 +264,18 @@ pub fn open_valid<'a>(ring: &KeyRing, bytes: &'a [u8]) -> Option<(Valid, &'a [u8
     Some((valid, state))
 }
 
-/// The note of an output continuation that an older secret has sealed, by the newest; None if that has sealed it, or none.
-pub fn reseal(ring: &KeyRing, bytes: &[u8]) -> Option<Vec<u8>> {
+/// The number of the secret that an output continuation says it is sealed by.
+pub fn sealed_by(bytes: &[u8]) -> Option<u8> {
     let mut reader = Reader(bytes);
     valid(&mut reader)?;
-    let by = *reader.0.first()?;
-    let (valid, state) =
-        (by != ring.newest().number()).then(|| open_valid(ring, bytes)).flatten()?;
+    reader.u8()
+}
+
+/// The note of an output continuation that another secret than the newest has sealed, by the newest; None if that has
+/// sealed it, or none.
+pub fn reseal(ring: &KeyRing, bytes: &[u8]) -> Option<Vec<u8>> {
+    let other = sealed_by(bytes)? != ring.newest().number();
+    let (valid, state) = other.then(|| open_valid(ring, bytes)).flatten()?;
     let mut note = Vec::new();
     emit_valid(ring, &valid, state, &mut note);
     Some(note)

@@ -15,11 +15,11 @@ impl Stream {
         let Some(stream) = self.stream_at(arrived.position) else { return };
         let Some(output) = self.outputs.get_mut(&stream) else { return };
         let end = arrived.position + arrived.data.len() as u64;
-        let window = self.config.window.max(LEAST_SHARE);
+        let window = self.window.max(LEAST_SHARE);
         if output.insert(arrived.position, arrived.data.clone(), window) {
             self.changed.insert(stream);
         }
-        if output.is_crowded(window) {
+        if output.is_crowded(self.config.window.max(LEAST_SHARE)) {
             self.fail(stream, Reason::Failed.into());
         }
         if arrived.flags & ENDS != 0 {

@@ -32,7 +32,7 @@ use bytes::Bytes;
 
 use super::client::{self, Client};
 use super::standard::{END, MAIN, Place};
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use config::transport;
 pub use config::{Config, Failure, State};
 use input::Inputs;
@@ -166,7 +166,7 @@ impl Stream {
         data
     }
 
-    /// Bytes that are asked for and not read yet, all streams together.
+    /// Bytes that are asked for, or have come, and are not read yet, all streams together.
     pub fn unread(&self) -> u64 {
         self.outputs.values().map(Output::unread).sum()
     }
@@ -219,6 +219,11 @@ impl Stream {
     /// What the transport counts.
     pub fn stats(&self) -> client::Stats {
         self.client.stats()
+    }
+
+    /// For how long something is awaited of which nothing comes.
+    pub fn waited(&self, now: Instant) -> Duration {
+        now.since(self.heard.1)
     }
 
     /// How often the transport has begun anew since it was last answered.

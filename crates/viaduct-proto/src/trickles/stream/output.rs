@@ -175,12 +175,13 @@ impl Output {
         self.next = self.position();
     }
 
-    /// Data came; whether there is something new to read. What is beyond the window was not asked for.
+    /// Data came; whether there is something new to read. What is beyond the window, and all that was asked for when it
+    /// was wider, was not asked for.
     pub(super) fn insert(&mut self, position: u64, data: Bytes, window: u64) -> bool {
         let end = position + data.len() as u64;
         let within = position >= self.region.start
             && end <= self.region.end
-            && end <= self.position().saturating_add(window);
+            && end <= self.position().saturating_add(window).max(self.next);
         if data.is_empty() || !within || self.failure.is_some() {
             return false;
         }
@@ -247,9 +248,9 @@ impl Output {
         Some((position..until.min(valid.end), bytes.clone()))
     }
 
-    /// Bytes that were asked for and not read yet.
+    /// Bytes that were asked for and not read yet, or have come and were not.
     pub(super) fn unread(&self) -> u64 {
-        self.next.saturating_sub(self.position())
+        self.next.saturating_sub(self.position()).max(self.data.waiting() as u64)
     }
 
     /// Where the next byte that is read stands.
@@ -259,5 +260,24 @@ impl Output {
 
     fn relative(&self, range: &Range<u64>) -> Range<u64> {
         range.start - self.region.start..range.end - self.region.start
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_asked_for_is_kept_within_the_window_alone_and_counted() {
+        let mut output = Output::new(1_000..1 << 30);
+        let data = Bytes::from(vec![7; 1_000]);
+        assert!(!output.insert(101_000, data.clone(), 64 << 10));
+        assert_eq!(output.unread(), 0);
+        output.insert(3_000, data.clone(), 64 << 10);
+        assert_eq!(output.unread(), 1_000);
+        output.forget_flight();
+        assert_eq!(output.unread(), 1_000, "it is held still");
+        assert!(output.insert(1_000, data.clone(), 64 << 10));
+        assert_eq!((output.read(), output.unread()), (Some(data), 1_000));
     }
 }

@@ -310,6 +310,7 @@ impl Settings {
             ),
             ("tunnel", TunnelSettings::is_alike(&self.tunnels, &new.tunnels)),
             ("forward, early-most, early-wait", self.limits.early == new.limits.early),
+            ("trickles-buffer", self.limits.trickles_buffer == new.limits.trickles_buffer),
         ];
         match fixed.iter().find(|(_, same)| !same) {
             Some((key, _)) => bail!("{key}: has changed; that needs a restart"),

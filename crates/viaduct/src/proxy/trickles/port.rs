@@ -42,7 +42,7 @@ const FIRST_WORDS: Duration = Duration::from_millis(5);
 /// Turns of the connector before the other flows have theirs.
 const TURNS: usize = 64;
 /// Servers that are not reached, or no longer, as the log hears of them.
-static TROUBLE: Sparing<SocketAddr> = Sparing::new(1);
+static TROUBLE: Sparing<(SocketAddr, &str)> = Sparing::new(1);
 
 /// A port that the ends of its flows share with their loop.
 #[derive(Clone, Debug)]
@@ -194,7 +194,7 @@ impl Port {
                 Some(Seat { encrypted: true, standing: Standing::Asking, to, .. }) => {
                     let why =
                         "a server with another key than the given one, or with none, says nothing";
-                    TROUBLE.warn(*to, format_args!("trickles: {to} does not answer: {why}"));
+                    TROUBLE.warn((*to, why), format_args!("trickles: {to} does not answer: {why}"));
                 }
                 Some(Seat { standing: Standing::Asking, .. }) => {
                     self.stand(flow, Standing::PlainTcp, now);
@@ -251,18 +251,21 @@ impl Port {
             Word::PlainTcp => self.stand(flow, Standing::PlainTcp, now),
             Word::Turned { reset } => self.turned(flow, reset, now),
             Word::Narrow => {
-                if let Some(Seat { to, .. }) = self.seats.get(&flow) {
-                    let why = "Trickles takes packets of 1,280 bytes where it is encrypted";
-                    TROUBLE
-                        .warn(*to, format_args!("trickles: the way to {to} is too narrow: {why}"));
+                if let Some(&Seat { to, encrypted, .. }) = self.seats.get(&flow) {
+                    let why = match encrypted {
+                        true => "Trickles takes packets of 1,280 bytes where it is encrypted",
+                        false => "its flows go by TCP",
+                    };
+                    let line = format_args!("trickles: the way to {to} is too narrow: {why}");
+                    TROUBLE.warn((to, why), line);
                 }
                 self.hear(flow, Word::Refused { reset: false }, now);
             }
             Word::Silent => {
                 if let Some(Seat { to, .. }) = self.seats.get(&flow) {
                     let why = "its connections wait for 15 minutes";
-                    TROUBLE
-                        .warn(*to, format_args!("trickles: {to} does not answer any more: {why}"));
+                    let line = format_args!("trickles: {to} does not answer any more: {why}");
+                    TROUBLE.warn((*to, why), line);
                 }
             }
             Word::Refused { reset } => {

@@ -18,8 +18,8 @@ pub(super) struct Held {
     pub(super) held: Option<Instant>,
     /// Bytes that it has asked for and nobody has read yet.
     pub(super) unread: u64,
-    /// When something came last; None: it was told that this was long ago.
-    heard: Option<Instant>,
+    /// It was told that the server is silent, and is so still.
+    silent: bool,
 }
 
 impl Held {
@@ -34,7 +34,7 @@ impl Held {
         let [message, request] = lengths(room, crypt.is_some());
         let (message, request) = (config.message.min(message), config.request.min(request));
         let stream = Stream::open(Config { message, request, ..config }, token, now);
-        Held { stream, crypt, open: false, due: None, held: None, unread: 0, heard: Some(now) }
+        Held { stream, crypt, open: false, due: None, held: None, unread: 0, silent: false }
     }
 
     /// The way holds messages of so many bytes. Whether that is enough; the stream is made to fit. To whom the server
@@ -64,14 +64,14 @@ impl Held {
         }
     }
 
-    /// Whether nothing has come for so long; said once in a silence.
+    /// Whether nothing of what is awaited has come for so long; said once in a silence.
     pub(super) fn is_silent(&mut self, now: Instant, most: Duration) -> bool {
-        self.heard.take_if(|heard| now.since(*heard) >= most).is_some()
+        let silent = self.stream.waited(now) >= most;
+        !std::mem::replace(&mut self.silent, silent) && silent
     }
 
     /// A message has come. Whether it may have changed anything.
     pub(super) fn handle(&mut self, now: Instant, message: &[u8]) -> bool {
-        self.heard = Some(now);
         match &mut self.crypt {
             None => self.stream.handle(now, message),
             Some(crypt) => {
@@ -111,11 +111,10 @@ mod tests {
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
         let room = Room { first: 1_400, later: 1_400 };
         let mut held = Held::open(Config::default(), None, room, 1, at(0));
-        let mut told = |now, after| held.is_silent(at(now), Duration::from_secs(after));
-        assert!(!told(9, 10) && told(10, 10) && !told(11, 10) && !told(99, 10));
-        held.handle(at(100), b"anything");
-        let mut told = |now, after| held.is_silent(at(now), Duration::from_secs(after));
-        assert!(!told(109, 10) && told(111, 10));
+        let mut told = |now| held.is_silent(at(now), Duration::from_secs(10));
+        assert!(!told(9) && told(10) && !told(11) && !told(99));
+        held.handle(at(100), b"what is no answer");
+        assert!(!held.is_silent(at(101), Duration::from_secs(10)));
     }
 
     #[test]

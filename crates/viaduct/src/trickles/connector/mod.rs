@@ -91,8 +91,8 @@ impl Connector {
     }
 
     /// The same with at most `memory` bytes that connections have asked for and nobody has read yet, all together;
-    /// each may have 64 KiB whatever the others have. Each has an eighth of what is left, so those whose data are read
-    /// find room beside any number whose are not.
+    /// each may have 64 KiB whatever the others have. Each has an eighth of what is left: so where many are not read
+    /// the others go on, at last with those 64 KiB each.
     #[must_use]
     pub fn within(self, memory: u64) -> Connector {
         Connector { memory, ..self }
@@ -255,6 +255,7 @@ impl Connector {
             }
         }
         self.port.flush_these(touched);
+        self.give_back();
     }
 
     /// The next word of a connection, until None.

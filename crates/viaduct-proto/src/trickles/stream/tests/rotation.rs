@@ -102,8 +102,14 @@ fn an_event_whose_secret_is_gone_is_counted_and_not_answered() {
 
 #[test]
 fn a_download_outlives_the_secret_that_it_began_with() {
+    [false, true].into_iter().for_each(outlives);
+}
+
+/// Whether its server gives requests back before it answers them is nothing to it.
+fn outlives(detaches: bool) {
     let link = "rate=20M,delay=10ms,queue=200kB";
-    let mut world = World::new(Browser::new(Config::default()), HABITS, link, 3);
+    let habits = Habits { detaches, ..HABITS };
+    let mut world = World::new(Browser::new(Config::default()), habits, link, 3);
     let stream = world.browser().stream.request(b"G10000000 7\n", 1 << 30).unwrap();
     // The second is added, and is the first one's place; with the third the first is gone.
     for (seconds, number) in [(1.0, 2), (2.0, 3)] {
