@@ -53,7 +53,7 @@ impl Wants {
     fn of(message: &[u8], grant: &Grant) -> Wants {
         let request = Request::parse(message);
         let roomy = grant.permits().filter(|permit| permit.room > 0);
-        let groups = request.as_ref().map(|it| it.groups.clone()).unwrap_or_default();
+        let groups = request.as_ref().map(|it| it.groups).unwrap_or_default();
         let other = groups.zip(roomy).enumerate().find_map(|(index, ((continuation, _), _))| {
             let by = sealed_by(continuation)?;
             (by != grant.secret()).then(|| (index, continuation.to_vec()))
