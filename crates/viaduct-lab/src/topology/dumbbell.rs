@@ -164,7 +164,7 @@ impl Dumbbell {
     /// # Panics
     /// If there is no such host; they count from 1.
     pub fn emulate_wire_b(&self, n: u8, link: LinkConfig) -> Result<Emulator, TopologyError> {
-        self.b.emulate_wire(n, EmulatorConfig::symmetric(link, 0))
+        self.b.emulate_wire(n, EmulatorConfig::symmetric(link, n.into()))
     }
 
     /// Waits until a1 and b1 reach each other by every address that they have.

@@ -1,11 +1,11 @@
 //! Figure 13: the share of one flow of Trickles among TCP's, and what a flow of TCP gets in its place.
 //!
 //! ```text
-//!                                                                    ┌─ b1 serve, and over TCP
+//!                                                                    ┌─ wire ─ b1 serve, and over TCP
 //!   foreground   Trickles, or a1's TCP ─┐                            │
-//!                                       ├─ gwa ══ 100 Mb/s ══ gwb ──┼─ b2 serve, over TCP
+//!                                       ├─ gwa ══ 100 Mb/s ══ gwb ──┼─ wire ─ b2 serve, over TCP
 //!   background   a2: 1 to 10 of reno   ─┘                            │
-//!                                                                    └─ a program ─ b3 serve, over TCP
+//!                                                                    └─ wire ─ b3 serve, over TCP
 //! ```
 
 use std::net::SocketAddr;
@@ -28,19 +28,20 @@ pub(in crate::experiments) struct Friendliness;
 
 /// As the paper has it: hosts that are near each other, and what a switch queues for 100 Mb/s.
 const LINK: &str = "rate=100M,delay=1ms,queue=250kB";
-/// The way of requests and acknowledgements, one after the other in the rounds.
-const BACK: [&str; 5] = [UNEVEN, HALF_UNEVEN, UNEVEN, EVEN, UNEVEN];
-/// Kernels in one machine answer within 20 µs, in step with what leaves the queue, and a process after 0.1 ms, when
-/// one more has left. Where packets keep step that is worth twice a flow's share to whoever is late: there is no comparing
-/// with who answers sooner.
-const EVEN: &str = LINK;
-/// Where they do now and then, it is worth a fifth.
-const HALF_UNEVEN: &str = "rate=100M,delay=1ms,jitter=500us,queue=250kB";
-/// With a whole millisecond of jitter it is worth nothing, as TCP shows that is answered as late (`docs/trickles.md`).
-const UNEVEN: &str = "rate=100M,delay=1ms,jitter=1ms,queue=250kB";
-/// The program before b3: what passes it waits until that wakes up, and for this, there and back. So an answer, and
-/// what it is an answer to, are some 0.2 ms late, as Trickles' are, and not 0.1 (`docs/trickles.md` has the times).
-const LATE: &str = "delay=40us";
+/// The paper's other links, in bits a second.
+const WIRE: u64 = 1_000_000_000;
+/// How much longer a packet may take to each server, at random, one after the other in the rounds. Machines take their
+/// own time; kernels in one machine answer in step with what leaves the queue, so that a tenth of a millisecond
+/// decides whom it drops (`docs/trickles.md`). The time of a packet, 0.12 ms at 100 Mb/s, is the least that breaks
+/// such step (Floyd and Jacobson, 1992); these are 2.5, 8 and 17 of it.
+const SPREADS: [Duration; 7] = [LITTLE, SOME, MUCH, LITTLE, SOME, MUCH, NONE];
+const LITTLE: Duration = Duration::from_micros(300);
+const SOME: Duration = Duration::from_millis(1);
+const MUCH: Duration = Duration::from_millis(2);
+/// To show what comes of keeping step; nothing is judged by it.
+const NONE: Duration = Duration::ZERO;
+/// How much later the third arm is answered, to show what the time of the answer alone is worth.
+const LATE: Duration = Duration::from_micros(150);
 const FLOWS: [usize; 6] = [1, 2, 3, 5, 7, 10];
 const QUICK: [usize; 3] = [1, 4, 10];
 /// How long the background has had the link before.
@@ -65,27 +66,27 @@ impl Experiment for Friendliness {
 
     fn run(&self, run: &mut Run) -> Result<()> {
         let flows: &[usize] = run.choose(&FLOWS, &QUICK);
-        let (rounds, warm_up, window) = run.choose((5, 4, 24), (2, 2, 6));
+        let (rounds, warm_up, window) = run.choose((SPREADS.len(), 3, 17), (3, 2, 6));
         let [warm_up, window] = [warm_up, window].map(Duration::from_secs);
         run.param("link", LINK);
-        run.param("links_back", BACK.join("; "));
+        run.param("spreads", format!("{:?}", &SPREADS[..rounds]));
         run.param("rounds", rounds);
         run.param("seconds_each", window.as_secs());
         run.congestion_control(CONGESTION_CONTROL);
         run.steps(flows.len() * ARMS.len() * rounds);
-        let wan = Wan::emulated(link(LINK)?, run.seed());
+        let wan = Wan::emulated(LINK.parse()?, run.seed());
         let world = World::build(Replicas::build(3, wan, run.journal())?)?;
         for &background in flows {
             let mut found = ARMS.map(|_| Vec::new());
             // In turn, so that what the machine does besides falls on all.
-            for (round, back) in (0..rounds).zip(BACK) {
-                world.lead_back(link(back)?)?;
+            for (round, spread) in (0..rounds).zip(SPREADS) {
+                world.spread(spread)?;
                 for (arm, found) in ARMS.into_iter().zip(&mut found) {
                     run.step(&format!("{} among {background}, {round}", arm.name()))?;
                     let seed = run.seed() + round as u64;
                     let flow = world.compete(arm, background, (warm_up, window), seed)?;
-                    draw(run, arm, background, back, &flow);
-                    found.push((back, flow));
+                    draw(run, arm, background, spread, &flow);
+                    found.push((spread, flow));
                 }
             }
             check(run, background, &found);
@@ -116,44 +117,37 @@ impl Flow {
     }
 }
 
-/// It, and on which way back.
-type Found = (&'static str, Flow);
+/// It, and how much longer packets took to the servers.
+type Found = (Duration, Flow);
 
-fn draw(run: &mut Run, arm: Arm, background: usize, back: &str, flow: &Flow) {
-    let title = match back {
-        EVEN => "Share of the foreground flow, where all keep step",
-        HALF_UNEVEN => "Share of the foreground flow, where some keep step",
-        _ => "Share of the foreground flow",
-    };
+fn draw(run: &mut Run, arm: Arm, background: usize, spread: Duration, flow: &Flow) {
     let x = ("background flows", "");
-    let share = Plot::line(title, x, ("share", "%"));
-    let all = Plot::line("All together", x, ("throughput", "Mb/s"));
-    let losses = Plot::line("Losses of the foreground flow", x, ("recoveries", "/MB"));
-    let together = flow.rates.0 + flow.rates.1;
-    for (plot, value) in [
-        (share, 100.0 * flow.share()),
-        (all, together / 1e6),
-        (losses, flow.recoveries / flow.bytes * 1e6),
-    ] {
+    let mut point = |plot, value| {
         let series = run.series(&plot, arm.name());
         run.point(series, background as f64, value);
+    };
+    let share = |title: &str| Plot::line(title, x, ("share", "%"));
+    let of_spread = format!("Share, with up to {spread:?} more to each server");
+    point(share(&of_spread), 100.0 * flow.share());
+    if spread == NONE {
+        return;
     }
+    point(share("Share of the foreground flow"), 100.0 * flow.share());
+    let together = (flow.rates.0 + flow.rates.1) / 1e6;
+    point(Plot::line("All together", x, ("throughput", "Mb/s")), together);
+    let losses = flow.recoveries / flow.bytes * 1e6;
+    point(Plot::line("Losses of the foreground flow", x, ("recoveries", "/MB")), losses);
 }
 
-fn check(run: &mut Run, background: usize, [ours, theirs, as_late]: &[Vec<Found>; 3]) {
-    let all = |_: &&Found| true;
-    let uneven = |(back, _): &&Found| *back == UNEVEN;
-    let of = |found: &[Found], which: fn(&&Found) -> bool, what: fn(&Flow) -> f64| {
-        mean(&found.iter().filter(which).map(|(_, flow)| what(flow)).collect::<Vec<_>>())
+fn check(run: &mut Run, background: usize, [ours, theirs, _]: &[Vec<Found>; 3]) {
+    let of = |found: &[Found], what: fn(&Flow) -> f64| {
+        let judged = found.iter().filter(|(spread, _)| *spread != NONE);
+        mean(&judged.map(|(_, flow)| what(flow)).collect::<Vec<_>>())
     };
-    let ratio = |ours, others, which, what| of(ours, which, what) / of(others, which, what);
-    for (what, whose, ratio) in [
-        ("share", "", ratio(ours, theirs, uneven, Flow::share)),
-        ("share of TCP that is answered as late", "", ratio(as_late, theirs, uneven, Flow::share)),
-        ("share", " that is answered as late", ratio(ours, as_late, all, Flow::share)),
-        ("rate at like losses", "", ratio(ours, theirs, all, Flow::law)),
-    ] {
-        let name = format!("{what} among {background}, of a TCP flow's{whose}");
+    let ratio = |what: fn(&Flow) -> f64| of(ours, what) / of(theirs, what);
+    for (what, ratio) in [("share", ratio(Flow::share)), ("rate at like losses", ratio(Flow::law))]
+    {
+        let name = format!("{what} among {background}, of a TCP flow's");
         run.check(&name, ratio, Bound::Within(1.0 - APART, 1.0 + APART));
     }
 }
@@ -163,7 +157,7 @@ fn check(run: &mut Run, background: usize, [ours, theirs, as_late]: &[Vec<Found>
 enum Arm {
     Trickles,
     Tcp,
-    /// TCP whose server has a program before it, so that it is answered as late as Trickles is.
+    /// TCP whose server hears of everything a little later.
     LateTcp,
 }
 
@@ -174,7 +168,7 @@ impl Arm {
         match self {
             Arm::Trickles => "Trickles",
             Arm::Tcp => "TCP",
-            Arm::LateTcp => "TCP, as late",
+            Arm::LateTcp => "TCP, answered later",
         }
     }
 }
@@ -182,30 +176,36 @@ impl Arm {
 struct World {
     net: Replicas,
     _servers: [Service; 3],
-    /// The program before b3.
-    _late: Emulator,
+    /// Those of b1 to b3.
+    wires: [Emulator; 3],
 }
 
-fn link(text: &str) -> Result<LinkConfig> {
-    text.parse().context("a link config of this module")
+/// A server's.
+fn wire(spread: Duration, late: Duration) -> LinkConfig {
+    let (delay, jitter) = (spread / 2 + late, spread / 2);
+    LinkConfig { rate: Some(WIRE), delay, jitter, ..LinkConfig::default() }
 }
 
 impl World {
     fn build(net: Replicas) -> Result<World> {
         net.sparse("file", FILE)?;
-        let late = net.net.emulate_wire_b(3, link(LATE)?)?;
+        let wire = |n| net.net.emulate_wire_b(n, wire(NONE, NONE));
+        let wires = [wire(1)?, wire(2)?, wire(3)?];
+        net.lead_to(0)?;
         for host in net.net.hosts_b() {
             host.set_congestion_control(CONGESTION_CONTROL)?;
             host.ip(&[ONE_BY_ONE.to_owned()])?;
         }
         let servers = [net.serve(0, &[])?, net.serve(1, &[])?, net.serve(2, &[])?];
-        Ok(World { net, _servers: servers, _late: late })
+        Ok(World { net, _servers: servers, wires })
     }
 
-    /// What requests and acknowledgements go over from now on.
-    fn lead_back(&self, link: LinkConfig) -> Result<()> {
-        let emulator = self.net.net.emulator().context("the link is emulated")?;
-        Ok(emulator.set(Direction::AtoB, link)?)
+    /// Packets take up to so much longer to each server from now on.
+    fn spread(&self, spread: Duration) -> Result<()> {
+        for (emulator, late) in self.wires.iter().zip([NONE, NONE, LATE]) {
+            emulator.set(Direction::AtoB, wire(spread, late))?;
+        }
+        Ok(())
     }
 
     /// Has them compete for a while.
