@@ -86,7 +86,9 @@ impl Experiment for Friendliness {
                     let seed = run.seed() + round as u64;
                     let flow = world.compete(arm, background, (warm_up, window), seed)?;
                     draw(run, arm, background, spread, &flow);
-                    found.push((spread, flow));
+                    if spread != NONE {
+                        found.push(flow);
+                    }
                 }
             }
             check(run, background, &found);
@@ -117,9 +119,6 @@ impl Flow {
     }
 }
 
-/// It, and how much longer packets took to the servers.
-type Found = (Duration, Flow);
-
 fn draw(run: &mut Run, arm: Arm, background: usize, spread: Duration, flow: &Flow) {
     let x = ("background flows", "");
     let mut point = |plot, value| {
@@ -139,11 +138,8 @@ fn draw(run: &mut Run, arm: Arm, background: usize, spread: Duration, flow: &Flo
     point(Plot::line("Losses of the foreground flow", x, ("recoveries", "/MB")), losses);
 }
 
-fn check(run: &mut Run, background: usize, [ours, theirs, _]: &[Vec<Found>; 3]) {
-    let of = |found: &[Found], what: fn(&Flow) -> f64| {
-        let judged = found.iter().filter(|(spread, _)| *spread != NONE);
-        mean(&judged.map(|(_, flow)| what(flow)).collect::<Vec<_>>())
-    };
+fn check(run: &mut Run, background: usize, [ours, theirs, _]: &[Vec<Flow>; 3]) {
+    let of = |flows: &[Flow], what| mean(&flows.iter().map(what).collect::<Vec<_>>());
     let ratio = |what: fn(&Flow) -> f64| of(ours, what) / of(theirs, what);
     for (what, ratio) in [("share", ratio(Flow::share)), ("rate at like losses", ratio(Flow::law))]
     {
