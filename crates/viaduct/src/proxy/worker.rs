@@ -45,8 +45,8 @@ pub(super) const SWEEP: Duration = Duration::from_millis(500);
 /// Bytes read at once where they cannot be spliced.
 const SCRATCH: usize = 64 << 10;
 const SYNS: Token = Token(usize::MAX - 1);
-const NAMES: Token = Token(usize::MAX - 2);
-const ORDERS: Token = Token(usize::MAX - 3);
+/// The loop's one waker: for orders, and for the resolver's answers.
+const WAKER: Token = Token(usize::MAX - 2);
 const TRICKLES: Token = Token(usize::MAX - 4);
 /// Listeners' tokens end here and grow downwards; flows' grow upwards from 0, two each.
 const LISTENERS: usize = usize::MAX - 5;
@@ -104,12 +104,13 @@ impl Worker {
         let Settings { target, policies, options, limits, .. } = settings.clone();
         let poll = Poll::new()?;
         let (send, orders) = mpsc::channel();
-        let to_worker = ToWorker::new(send, Arc::new(Waker::new(poll.registry(), ORDERS)?));
+        let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
+        let to_worker = ToWorker::new(send, waker.clone());
         // Sessions of tunnels may name their servers whatever else comes here.
         let arrive = settings.tunnels.as_ref().is_some_and(|of| of.listen.is_some());
         let resolver = match target {
             Target::Fixed(_) | Target::Meant { .. } | Target::Called if !arrive => None,
-            _ => Some(Resolver::new(&Arc::new(Waker::new(poll.registry(), NAMES)?))),
+            _ => Some(Resolver::new(&waker)),
         };
         let mut teller = Teller::new(settings.tell, &policies)?;
         let (most, mut wait) = limits.early.unwrap_or_default();
@@ -263,8 +264,10 @@ impl Worker {
     fn handle(&mut self, event: &Event, now: Instant) {
         match event.token() {
             SYNS => self.see_syns(now),
-            NAMES => self.read_answers(now),
-            ORDERS => self.obey(now),
+            WAKER => {
+                self.obey(now);
+                self.read_answers(now);
+            }
             // What has come is taken when all else is done.
             TRICKLES => {}
             Token(n) if (FIRST_WIRE..FIRST_TOKEN).contains(&n) => self.drive_wire(n, event, now),
