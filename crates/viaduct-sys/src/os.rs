@@ -51,6 +51,16 @@ impl TcpInfo {
     pub(crate) fn segment(&self) -> u32 {
         self.words[2]
     }
+
+    /// Segments that were sent and not acknowledged.
+    pub(crate) fn unacknowledged(&self) -> u32 {
+        self.words[4]
+    }
+
+    /// Window or keepalive probes without an answer.
+    pub(crate) fn unanswered_probes(&self) -> u8 {
+        self.states[3]
+    }
 }
 
 // The kernel only ever adds at the end; what `libc` has of it differs from release to release.

@@ -6,12 +6,14 @@
 //! | `listening` | sockets that others come to |
 //! | `connecting` | those that go to others, and what their SYNs tell |
 //! | `sending` | how much may be sent, and how it goes |
+//! | `liveness` | detection of peers that have vanished |
 //!
 //! Here is how any of them is set up, and how a connection ends.
 #![allow(unsafe_code)]
 
 mod connecting;
 mod listening;
+mod liveness;
 mod sending;
 
 use std::io;
@@ -27,6 +29,7 @@ pub use connecting::{Telling, bound, connect, connect_bound, connect_telling};
 pub use listening::{
     adopt, await_words, check_free, listen, listen_anywhere, share_out, take_no_more,
 };
+pub use liveness::{ShutWindow, set_dead_after, set_dead_after_quiet};
 pub use sending::{LongHaul, Sending, pace, pacing_rate, sending, set_unsent_most, unsent};
 
 const TCP_SAVE_SYN: libc::c_int = 27;

@@ -1,0 +1,88 @@
+//! Detection of vanished peers: idle, with unacknowledged data, or with a shut receive window.
+//!
+//! Keepalive probes cover an idle connection and `TCP_USER_TIMEOUT` covers unacknowledged data. With a shut window the
+//! kernel's probes back off to two minutes, and `TCP_USER_TIMEOUT` ends the connection even if the peer answers all of
+//! them. [`ShutWindow::look`] therefore moves that timeout ahead while probes are answered, which also bounds the time
+//! between two probes: the kernel never sleeps beyond the timeout.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use rustix::net::sockopt;
+
+use crate::{clock, os};
+
+/// Largest keepalive time that the kernel takes, seconds.
+const MAX_KEEPALIVE: u64 = 32_767;
+
+/// Ends a connection whose peer acknowledges nothing for `after`: not its data, and when idle none of the keepalive
+/// probes that begin after half of the time. The connection then fails with `ETIMEDOUT`.
+///
+/// A live peer whose receive window stays shut for `after` is ended too, unless [`ShutWindow::look`] is called.
+/// Keepalive times are whole seconds: an idle peer of `after` below 2 s is noticed up to a second later.
+///
+/// # Errors
+/// It is no TCP socket.
+pub fn set_dead_after(stream: impl AsFd, after: Duration) -> io::Result<()> {
+    probe_idle(stream.as_fd(), after / 2, after)
+}
+
+/// The same with the first keepalive probe after `quiet`, or after half of `after` if that is sooner.
+///
+/// # Errors
+/// As [`set_dead_after`].
+pub fn set_dead_after_quiet(stream: impl AsFd, quiet: Duration, after: Duration) -> io::Result<()> {
+    probe_idle(stream.as_fd(), quiet.min(after / 2), after)
+}
+
+fn probe_idle(
+    stream: rustix::fd::BorrowedFd<'_>,
+    quiet: Duration,
+    after: Duration,
+) -> io::Result<()> {
+    let seconds = |time: Duration| Duration::from_secs(time.as_secs().clamp(1, MAX_KEEPALIVE));
+    sockopt::set_tcp_keepidle(stream, seconds(quiet))?;
+    sockopt::set_tcp_keepintvl(stream, seconds(after / 8))?;
+    // With a user timeout the kernel counts time, not probes.
+    sockopt::set_tcp_user_timeout(stream, millis(after))?;
+    Ok(sockopt::set_socket_keepalive(stream, true)?)
+}
+
+fn millis(time: Duration) -> u32 {
+    let millis = u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+    millis.clamp(1, i32::MAX.cast_unsigned())
+}
+
+/// Time for which a connection's peer has had its receive window shut.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ShutWindow {
+    /// First look that found it so, nanoseconds of the monotonic clock.
+    since: Option<u64>,
+}
+
+impl ShutWindow {
+    /// Keeps a connection with [`set_dead_after`]`(after)` open while its peer answers window probes. To be called at
+    /// intervals of at most `after / 8` as long as the connection lasts.
+    ///
+    /// # Errors
+    /// It is no TCP socket.
+    pub fn look(&mut self, stream: impl AsFd, after: Duration) -> io::Result<()> {
+        let stream = stream.as_fd();
+        let info: os::TcpInfo = os::getsockopt(stream, libc::SOL_TCP, libc::TCP_INFO)?;
+        if info.unacknowledged() > 0 || info.unsent == 0 {
+            // It is open (again).
+            return match self.since.take() {
+                Some(_) => Ok(sockopt::set_tcp_user_timeout(stream, millis(after))?),
+                None => Ok(()),
+            };
+        }
+        let now = clock::now();
+        let shut_for = Duration::from_nanos(now - *self.since.get_or_insert(now));
+        if info.unanswered_probes() > 0 {
+            return Ok(());
+        }
+        let until = after.max(shut_for + after / 2);
+        Ok(sockopt::set_tcp_user_timeout(stream, millis(until))?)
+    }
+}

@@ -1,0 +1,122 @@
+//! Peers that vanish, and peers that live and read nothing.
+#![allow(clippy::unwrap_used)] // a test may panic
+
+mod common;
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use viaduct_sys::tcp::{ShutWindow, set_dead_after};
+
+const AFTER: Duration = Duration::from_secs(2);
+/// Time within which a connection has to end: the limit, what keepalive rounds up, and a machine that is busy.
+const LATE: Duration = Duration::from_secs(10);
+
+/// Both ends of a connection of the present namespace.
+fn pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (server, _) = listener.accept().unwrap();
+    set_dead_after(&client, AFTER).unwrap();
+    client.set_nonblocking(true).unwrap();
+    (client, server)
+}
+
+/// Writes until the other end's receive window is shut and no more fits; the bytes that were taken.
+fn fill(stream: &mut TcpStream) -> usize {
+    let (mut all, mut quiet_since) = (0, Instant::now());
+    while quiet_since.elapsed() < Duration::from_millis(300) {
+        match stream.write(&[7; 65536]) {
+            Ok(taken) => (all, quiet_since) = (all + taken, Instant::now()),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                thread::sleep(Duration::from_millis(5));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    all
+}
+
+/// Lets no packet through any more.
+fn drop_everything() {
+    common::sh(
+        "nft 'table inet lost { chain o { type filter hook output priority 0; policy drop; }; }'",
+    );
+}
+
+/// Waits until the connection fails, looking at its window as a program has to.
+fn ends(stream: &TcpStream) -> Duration {
+    let (start, mut window) = (Instant::now(), ShutWindow::default());
+    while start.elapsed() < LATE {
+        window.look(stream, AFTER).unwrap();
+        match stream.take_error().unwrap() {
+            Some(error) if error.kind() == ErrorKind::TimedOut => return start.elapsed(),
+            Some(error) => panic!("{error}"),
+            None => thread::sleep(AFTER / 10),
+        }
+    }
+    panic!("the connection goes on");
+}
+
+#[test]
+fn an_idle_peer_that_vanishes_is_noticed() {
+    if common::is_root() {
+        common::in_namespace(|| {
+            let (client, _server) = pair();
+            drop_everything();
+            assert!(ends(&client) >= AFTER / 2);
+        });
+    }
+}
+
+#[test]
+fn a_peer_that_vanishes_with_unacknowledged_data_is_noticed() {
+    if common::is_root() {
+        common::in_namespace(|| {
+            let (mut client, _server) = pair();
+            drop_everything();
+            client.write_all(b"lost").unwrap();
+            ends(&client);
+        });
+    }
+}
+
+#[test]
+fn a_shut_window_lasts_until_its_peer_vanishes() {
+    if common::is_root() {
+        common::in_namespace(|| {
+            let (mut client, mut server) = pair();
+            let sent = fill(&mut client);
+            // By `TCP_USER_TIMEOUT` alone it would end.
+            let (start, mut window) = (Instant::now(), ShutWindow::default());
+            while start.elapsed() < 3 * AFTER {
+                window.look(&client, AFTER).unwrap();
+                assert!(client.take_error().unwrap().is_none(), "{:?}", start.elapsed());
+                thread::sleep(AFTER / 10);
+            }
+            // It opens, and data move again; then it is shut for good.
+            server.read_exact(&mut vec![0; sent]).unwrap();
+            fill(&mut client);
+            drop_everything();
+            ends(&client);
+        });
+    }
+}
+
+/// Guards the reason for [`ShutWindow`]: without it the kernel ends a live connection.
+#[test]
+fn the_kernel_alone_ends_a_shut_window() {
+    if common::is_root() {
+        common::in_namespace(|| {
+            let (mut client, _server) = pair();
+            fill(&mut client);
+            let start = Instant::now();
+            while client.take_error().unwrap().is_none() {
+                assert!(start.elapsed() < LATE);
+                thread::sleep(AFTER / 10);
+            }
+        });
+    }
+}
