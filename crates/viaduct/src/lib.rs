@@ -11,6 +11,7 @@
 
 #![allow(unreachable_pub, reason = "modules are private, and their insides need not repeat it")]
 
+mod access_log;
 mod gateway;
 mod key;
 mod master;

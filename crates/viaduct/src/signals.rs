@@ -18,6 +18,8 @@ pub struct Signals {
 pub struct Heard {
     /// SIGHUP: read the config again.
     pub hangup: Signal,
+    /// SIGUSR1: open log files again.
+    pub user1: Signal,
     /// SIGTERM: end.
     pub terminate: Signal,
     /// SIGINT: the same.
@@ -35,6 +37,7 @@ impl Signals {
             let _entered = runtime.enter();
             Heard {
                 hangup: signal(SignalKind::hangup())?,
+                user1: signal(SignalKind::user_defined1())?,
                 terminate: signal(SignalKind::terminate())?,
                 interrupt: signal(SignalKind::interrupt())?,
             }

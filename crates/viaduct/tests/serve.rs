@@ -6,7 +6,7 @@ mod common;
 use std::fs;
 use std::io::Write as _;
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -16,11 +16,18 @@ use viaduct_sys::process::Process;
 /// A directory, served at a port of its own namespace, which this thread is in.
 struct Site {
     dir: PathBuf,
+    /// Run directory, and logs.
+    beside: PathBuf,
     server: Process,
 }
 
 impl Site {
     fn new() -> Option<Site> {
+        Site::with("plain", &[])
+    }
+
+    /// One with further options of the server; `DIR` in them is a scratch directory beside the files.
+    fn with(name: &str, options: &[&str]) -> Option<Site> {
         let netns = match Netns::new() {
             Ok(netns) => netns,
             Err(error) => {
@@ -30,19 +37,24 @@ impl Site {
         };
         netns.join().unwrap();
         assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
-        let dir = std::env::temp_dir().join(format!("viaduct-site-{}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("viaduct-site-{name}-{}", std::process::id()));
+        let (beside, dir) = (dir.join("beside"), dir.join("site"));
+        fs::create_dir_all(&beside).unwrap();
         fs::create_dir_all(dir.join("sub")).unwrap();
         fs::write(dir.join("big.bin"), common::random(3_000_000)).unwrap();
         fs::write(dir.join("sub/page.html"), "<p>page</p>").unwrap();
         let mut command = netns.command(env!("CARGO_BIN_EXE_viaduct"));
         command.arg("serve").arg(&dir).args(["--listen", "127.0.0.1:80"]).stderr(Stdio::null());
+        command.arg("--run-dir").arg(&beside);
+        let beside_text = beside.to_str().unwrap();
+        command.args(options.iter().map(|option| option.replace("DIR", beside_text)));
         let server = Process::spawn(command).unwrap();
         let deadline = Instant::now() + Duration::from_secs(10);
         while TcpStream::connect("127.0.0.1:80").is_err() {
             assert!(Instant::now() < deadline, "the server does not come up");
             std::thread::sleep(Duration::from_millis(20));
         }
-        Some(Site { dir, server })
+        Some(Site { dir, beside, server })
     }
 
     /// All that comes back for these bytes.
@@ -65,7 +77,7 @@ impl Site {
 impl Drop for Site {
     fn drop(&mut self) {
         let _ = self.server.kill();
-        let _ = fs::remove_dir_all(&self.dir);
+        let _ = fs::remove_dir_all(self.beside.parent().unwrap());
     }
 }
 
@@ -100,4 +112,40 @@ fn files_parts_pages_and_errors() {
                  GET /sub/page.html HTTP/1.2\r\nHost: h\r\nConnection: close\r\n\r\n";
     let answers = String::from_utf8(site.ask(twice)).unwrap();
     assert!(answers.ends_with("<p>page</p>") && answers.matches("HTTP/1.1 200").count() == 2);
+}
+
+#[test]
+fn requests_are_logged_and_a_file_that_was_moved_away_is_opened_again() {
+    let Some(site) = Site::with("log", &["--access-log", "DIR/access.log"]) else { return };
+    let log = site.beside.join("access.log");
+    site.get("/sub/page.html?x=\"", "");
+    site.get("/none", "");
+    site.ask("DELETE /sub/page.html HTTP/1.1\r\nHost: h\r\n\r\n");
+    let text = wait_for_lines(&log, 3);
+    let lines: Vec<_> = text.lines().collect();
+    assert!(lines.iter().all(|line| line.starts_with("127.0.0.1 - - [")), "{text}");
+    assert!(lines[0].contains("] \"GET /sub/page.html?x=\\\" HTTP/1.1\" 200 "), "{text}");
+    assert!(lines[1].contains("] \"GET /none HTTP/1.1\" 404 "), "{text}");
+    assert!(lines[2].contains("] \"DELETE /sub/page.html HTTP/1.1\" 405 "), "{text}");
+    for signal in ["USR1", "HUP"] {
+        fs::rename(&log, site.beside.join("old.log")).unwrap();
+        let pid = site.server.id().to_string();
+        assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
+        wait_for_lines(&log, 0);
+        site.get("/sub/", "");
+        assert!(wait_for_lines(&log, 1).contains("GET /sub/ HTTP/1.1\" 200 "));
+    }
+}
+
+/// The text of a log once it is there and has so many lines.
+fn wait_for_lines(log: &Path, lines: usize) -> String {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let text = fs::read_to_string(log);
+        match text {
+            Ok(text) if text.lines().count() >= lines => return text,
+            other => assert!(Instant::now() < deadline, "{other:?}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }

@@ -141,6 +141,19 @@ impl Request {
         }
     }
 
+    /// A request line of the same meaning, for logs: path normalized and encoded, query as far as it is kept.
+    pub fn line(&self) -> String {
+        let method = match self.method {
+            Method::Get => "GET",
+            Method::Head => "HEAD",
+        };
+        let path: Vec<_> = self.path.iter().map(|part| path::encode(part)).collect();
+        let slash = if self.directory && !path.is_empty() { "/" } else { "" };
+        let query = self.query.as_deref().map(path::encode_query);
+        let query = query.map_or_else(String::new, |query| format!("?{query}"));
+        format!("{method} /{}{slash}{query} HTTP/1.1", path.join("/"))
+    }
+
     /// From the first line of a head.
     pub(super) fn begin(line: &str) -> Result<Request, Wrong> {
         let mut words = line.split(' ');

@@ -31,6 +31,17 @@ const REFUSED: u8 = 2;
 pub trait Site: Files {
     /// What stands at the request's path, and the number by which [`Files::read`] knows the file.
     fn find(&mut self, request: &Request) -> (Found, u64);
+
+    /// Whether [`Site::log`] is to be called.
+    fn has_log(&self) -> bool {
+        false
+    }
+
+    /// Takes note of a response that is begun: its request's line, its status and its length in bytes. Parts that
+    /// are made again are not told of, but a request that is sent again after a loss is.
+    fn log(&mut self, line: String, status: u16, bytes: u64) {
+        let _ = (line, status, bytes);
+    }
 }
 
 /// The answer to an event.
@@ -91,6 +102,22 @@ struct Response {
 }
 
 impl Response {
+    /// The response to a request that has just been read.
+    fn begin(request: Result<Request, Wrong>, site: &mut impl Site) -> Response {
+        let line = |request: &Result<Request, Wrong>| {
+            request.as_ref().map_or_else(|_| "-".to_owned(), Request::line)
+        };
+        let line = site.has_log().then(|| line(&request));
+        let response = match request {
+            Ok(request) => Response::to(request, site),
+            Err(why) => Response::refuse(why),
+        };
+        if let Some(line) = line {
+            site.log(line, response.plan.status, response.plan.len());
+        }
+        response
+    }
+
     fn to(mut request: Request, site: &mut impl Site) -> Response {
         let (found, file) = site.find(&request);
         let plan = plan(&request, &found);
@@ -157,12 +184,12 @@ fn take(input: &Input, most: usize, site: &mut impl Site, reply: &mut Reply) -> 
             Ok((consumed, request)) => {
                 place = place.after(consumed as u64);
                 rest = &rest[consumed..];
-                request.map(|request| Response::to(request, site))
+                request.map(|request| Response::begin(Ok(request), site))
             }
             Err(why) => {
                 place = place.after(rest.len() as u64);
                 rest = &[];
-                Some(Response::refuse(why))
+                Some(Response::begin(Err(why), site))
             }
         };
         let Some(response) = response else { break };

@@ -27,6 +27,7 @@ use tokio::task::LocalSet;
 use tracing::{info, warn};
 use viaduct_proto::trickles::crypt::ServerCrypt;
 
+use crate::access_log::{AccessLog, AccessLogArgs};
 use crate::key;
 use crate::master::usual_run_dir;
 use crate::metrics::{self, Metrics, Page};
@@ -98,6 +99,8 @@ pub struct ServeArgs {
     /// The directory of the status socket serve-PORT.sock, and of the journal of changed rules
     #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR", default_value_os_t = usual_run_dir())]
     run_dir: PathBuf,
+    #[command(flatten)]
+    access_log: AccessLogArgs,
 }
 
 /// Memory for what was answered, bytes.
@@ -130,6 +133,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             .with_context(|| format!("cannot serve {dir}: a directory is expected"))
     };
     let files = Rc::new(root()?);
+    let log = args.access_log.open()?;
     let workers = if args.trickles == Ways::Off { 0 } else { workers(args.workers) };
     let parts = descriptors::share_out(workers, args.max_connections.unwrap_or(MAX_CONNECTIONS));
     let trickles = match args.trickles {
@@ -144,7 +148,9 @@ pub fn run(args: &ServeArgs) -> Result<()> {
                 let key = args.identity.as_deref().map(key::read).transpose()?;
                 Ok(key.map(|key| ServerCrypt::new(key, args.encrypted_only, entropy())))
             };
-            let hand = |_| Ok(Hand { crypt: crypt()?, shelf: Shelf::new(root()?, parts.files) });
+            let shelf =
+                || Ok::<_, anyhow::Error>(Shelf::new(root()?, parts.files).with_log(log.clone()));
+            let hand = |_| Ok(Hand { crypt: crypt()?, shelf: shelf()? });
             let hands = (0..workers).map(hand).collect::<Result<Vec<_>>>()?;
             let terms = Terms {
                 ways,
@@ -159,7 +165,8 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             Some(Service::start(&terms, hands)?)
         }
     };
-    LocalSet::new().block_on(&runtime, serve(args, parts.connections, files, trickles, heard))
+    let serving = serve(args, parts.connections, files, trickles, heard, log);
+    LocalSet::new().block_on(&runtime, serving)
 }
 
 /// The secrets in a file, which is nobody else's to read; or one that ends with this process.
@@ -206,6 +213,7 @@ async fn serve(
     root: Rc<Root>,
     trickles: Option<Service>,
     mut heard: Heard,
+    log: AccessLog,
 ) -> Result<()> {
     let places = tcp::places(connections);
     let counts = Rc::new(Counts::default());
@@ -214,7 +222,8 @@ async fn serve(
             .await
             .with_context(|| format!("cannot listen at {address}"))?;
         info!(address = %listener.local_addr()?, dir = %args.dir.display(), "serving");
-        let accept = tcp::accept(listener, root.clone(), places.clone(), counts.clone());
+        let accept =
+            tcp::accept(listener, root.clone(), places.clone(), counts.clone(), log.clone());
         tokio::task::spawn_local(accept);
     }
     let doors = args.metrics.map(metrics::listen).transpose()?;
@@ -223,13 +232,15 @@ async fn serve(
         serving: args.dir.display().to_string(),
         tcp: counts.get(),
         trickles: trickles.as_ref().map(Service::status),
+        access_log: log.stats(),
     };
     loop {
         tokio::select! {
             _ = heard.terminate.recv() => return Ok(()),
             _ = heard.interrupt.recv() => return Ok(()),
             // The secrets are read again by themselves.
-            _ = heard.hangup.recv() => {}
+            _ = heard.hangup.recv() => log.reopen(),
+            _ = heard.user1.recv() => log.reopen(),
             client = asker(asked.as_ref()) => socket::show(client, &status())?,
             client = metrics::next(doors.as_ref()) => {
                 metrics.answer(client, Page { counters: status().exposition(), trouble: None });

@@ -3,13 +3,15 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::net::SocketAddr;
 use std::os::unix::fs::FileExt as _;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use viaduct_proto::trickles::api::Files;
 use viaduct_proto::web::{Found, Listing, Request, Site};
 
 use super::files::{Root, Stamp, found};
+use crate::access_log::{AccessLog, Entry};
 
 /// Most files that are open, however many may be.
 pub const MOST: usize = 256;
@@ -39,6 +41,11 @@ pub struct Shelf {
     /// Whether something was not found because nobody could look.
     starved: bool,
     stats: ShelfStats,
+    log: AccessLog,
+    /// Client of the present event.
+    client: Option<SocketAddr>,
+    /// Log entries of the present event.
+    begun: Vec<Entry>,
 }
 
 /// A directory's page, and when it was made, and last looked at whether it holds.
@@ -63,7 +70,26 @@ impl Shelf {
     /// Nothing is open yet, and no more than `most` files will be.
     pub fn new(root: Root, most: usize) -> Shelf {
         let (open, by_path, pages, stats) = Default::default();
-        Shelf { root, most, open, by_path, pages, closed: Instant::now(), starved: false, stats }
+        let (log, client, begun) = Default::default();
+        let closed = Instant::now();
+        let starved = false;
+        Shelf { root, most, open, by_path, pages, closed, starved, stats, log, client, begun }
+    }
+
+    /// Has responses that begin logged.
+    pub fn with_log(self, log: AccessLog) -> Shelf {
+        Shelf { log, ..self }
+    }
+
+    /// Sets the client of the event that is answered next, and forgets what an earlier attempt noted for the log.
+    pub fn set_client(&mut self, client: SocketAddr) {
+        self.client = Some(client);
+        self.begun.clear();
+    }
+
+    /// Writes what was noted for the log since the client was set.
+    pub fn write_log(&mut self) {
+        self.begun.drain(..).for_each(|entry| self.log.write(entry));
     }
 
     /// Makes room; numbers that were given before an event hold until its end.
@@ -157,6 +183,26 @@ impl Shelf {
 impl Site for Shelf {
     fn find(&mut self, request: &Request) -> (Found, u64) {
         self.find_at(request, Instant::now())
+    }
+
+    fn has_log(&self) -> bool {
+        self.log.is_on()
+    }
+
+    fn log(&mut self, line: String, status: u16, bytes: u64) {
+        let Some(client) = self.client else { return };
+        self.begun.push(Entry {
+            start: SystemTime::now(),
+            duration: None,
+            client,
+            user: None,
+            protocol: "trickles",
+            request: line,
+            status,
+            sent: bytes,
+            received: 0,
+            reason: None,
+        });
     }
 }
 

@@ -6,6 +6,7 @@ use viaduct_proto::trickles::api::Endpoint;
 use viaduct_proto::trickles::crypt::ServerCrypt;
 
 use super::shelf::ShelfStats;
+use crate::access_log::AccessLogStats;
 use crate::metrics::{Exposition, Kind};
 use crate::trickles::PortStats;
 
@@ -18,6 +19,9 @@ pub struct ServeStatus {
     pub tcp: TcpStatus,
     /// Over Trickles, if that is served.
     pub trickles: Option<TricklesStatus>,
+    /// Lines of the access log, if there is one.
+    #[serde(default)]
+    pub access_log: Option<AccessLogStats>,
 }
 
 /// Over TCP.
@@ -163,6 +167,7 @@ impl ServeStatus {
     /// For Prometheus.
     pub(super) fn exposition(&self) -> String {
         let mut out = Exposition::default();
+        self.access_log.iter().for_each(|log| log.expose(&mut out));
         let mut one = |name, kind, help: &str, value: f64| {
             out.family(name, kind, help);
             out.sample(&[], value);

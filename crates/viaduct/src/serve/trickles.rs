@@ -190,9 +190,11 @@ fn turn(listener: &mut Listener, shelf: &mut Shelf) -> usize {
             return;
         }
         shelf.tidy();
+        shelf.set_client(event.client());
         let mut reply = respond(endpoint.ring(), &event, shelf);
         if shelf.was_starved() {
             shelf.clear();
+            shelf.set_client(event.client());
             reply = respond(endpoint.ring(), &event, shelf);
         }
         if shelf.was_starved() {
@@ -201,6 +203,7 @@ fn turn(listener: &mut Listener, shelf: &mut Shelf) -> usize {
             return;
         }
         endpoint.send(event, &reply, shelf, out);
+        shelf.write_log();
     });
     turn.unwrap_or_else(|error| {
         warn!(%error, "a socket of Trickles");

@@ -19,6 +19,8 @@ struct One {
     /// Looks so far.
     looks: usize,
     names: Listing,
+    /// Responses begun: request line, status, bytes.
+    log: Vec<(String, u16, u64)>,
 }
 
 impl Files for One {
@@ -39,6 +41,14 @@ impl Site for One {
         }
         (Found::File { size: self.size, modified: self.modified, nanos: 0 }, 7)
     }
+
+    fn has_log(&self) -> bool {
+        true
+    }
+
+    fn log(&mut self, line: String, status: u16, bytes: u64) {
+        self.log.push((line, status, bytes));
+    }
 }
 
 struct World {
@@ -57,7 +67,13 @@ impl World {
             Endpoint::new(Server::new(Settings::default(), ring, replay), 100)
         };
         let client = Stream::open(Config::default(), 7, now);
-        let site = One { size: 100_000, modified: 9, looks: 0, names: Listing::default() };
+        let site = One {
+            size: 100_000,
+            modified: 9,
+            looks: 0,
+            names: Listing::default(),
+            log: Vec::new(),
+        };
         World { now, client, servers: [server(), server()], site }
     }
 
@@ -251,6 +267,10 @@ fn a_directory_is_redirected_to_and_its_page_comes_whole() {
     let read = world.ask(text.as_bytes(), 1_000);
     assert!(read == expected, "{} of {}", read.len(), expected.len());
     assert!(read.windows(26).any(|part| part == b"Location: /names/?q=1\r\nCon"));
+    let log = world.site.log.iter().map(|(line, status, _)| (line.as_str(), *status));
+    let right = [("GET /names?q=1 HTTP/1.1", 301), ("GET /names/ HTTP/1.1", 200)];
+    assert_eq!(log.collect::<Vec<_>>(), right, "once each, however many packets they take");
+    assert_eq!(world.site.log.iter().map(|entry| entry.2).sum::<u64>(), expected.len() as u64);
 }
 
 #[test]

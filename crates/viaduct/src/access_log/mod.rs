@@ -1,0 +1,171 @@
+//! Access logs: one line for each request or flow that has ended.
+//!
+//! ```text
+//!   serve, proxy, tunnel ── Entry ──▶ bounded queue ──▶ writer thread ──▶ FILE, stdout or stderr
+//!                            │ full: counted as lost          ▲ reopen (SIGHUP, SIGUSR1)
+//! ```
+//!
+//! Event loops hand over an [`Entry`] and go on: lines are formatted and written by a thread of their own, so that
+//! a slow disk delays no packet. If the thread falls behind, entries are dropped and counted.
+
+mod calendar;
+mod entry;
+mod writer;
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use anyhow::Result;
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use tracing::warn;
+
+use crate::metrics::{Exposition, Kind};
+pub use entry::{Entry, Format};
+use writer::Writer;
+
+/// Options of the access log, the same for all services.
+#[derive(Args, Clone, Debug, Default)]
+pub struct AccessLogArgs {
+    /// Log each request or flow when it has ended: to a file, which is opened again on SIGHUP and SIGUSR1 (after
+    /// logrotate has moved it away), to standard output (-), or to standard error (stderr)
+    #[arg(long, value_name = "FILE|-|stderr")]
+    pub access_log: Option<Target>,
+    /// Format of the access log [default: common]
+    #[arg(long, value_name = "FORMAT", value_enum, requires = "access_log")]
+    pub access_log_format: Option<Format>,
+}
+
+/// Destination of an access log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Standard output: `-`.
+    Stdout,
+    /// Standard error: `stderr`.
+    Stderr,
+    /// A file, appended to.
+    File(PathBuf),
+}
+
+impl FromStr for Target {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Target, Self::Err> {
+        match text {
+            "" => Err("a file, - (standard output) or stderr is expected"),
+            "-" => Ok(Target::Stdout),
+            "stderr" => Ok(Target::Stderr),
+            path => Ok(Target::File(path.into())),
+        }
+    }
+}
+
+/// Counters of an access log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AccessLogStats {
+    /// Lines written.
+    pub written: u64,
+    /// Lines lost: the queue was full, or the destination refused them.
+    pub lost: u64,
+}
+
+/// Handle of an access log; copies share it. A handle without a log ignores entries.
+#[derive(Clone, Debug, Default)]
+pub struct AccessLog(Option<Arc<Writer>>);
+
+impl AccessLogStats {
+    /// Adds its metrics.
+    pub fn expose(&self, out: &mut Exposition) {
+        for (name, help, value) in [
+            ("viaduct_access_log_lines_total", "Lines written to the access log.", self.written),
+            ("viaduct_access_log_lost_total", "Lines that could not be written.", self.lost),
+        ] {
+            out.family(name, Kind::Counter, help);
+            out.sample(&[], value);
+        }
+    }
+}
+
+impl AccessLogArgs {
+    /// Opens the log that the options ask for, and starts its thread.
+    ///
+    /// # Errors
+    /// The file cannot be opened for writing.
+    pub fn open(&self) -> Result<AccessLog> {
+        let Some(target) = &self.access_log else { return Ok(AccessLog::default()) };
+        let format = self.access_log_format.unwrap_or_default();
+        Ok(AccessLog(Some(Arc::new(Writer::start(target.clone(), format)?))))
+    }
+}
+
+impl AccessLog {
+    /// Whether entries are written. Callers may skip the work of making one.
+    pub fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Queues an entry; never blocks.
+    pub fn write(&self, entry: Entry) {
+        if let Some(writer) = &self.0 {
+            writer.queue(entry);
+        }
+    }
+
+    /// Opens the file again by its name; the log goes on in the old one if that fails.
+    pub fn reopen(&self) {
+        if let Some(writer) = &self.0 {
+            writer.reopen();
+        }
+    }
+
+    /// Counters; `None` without a log.
+    pub fn stats(&self) -> Option<AccessLogStats> {
+        self.0.as_ref().map(|writer| writer.stats())
+    }
+}
+
+/// Warns of a failed authentication, in the one form that docs/access-log.md gives a fail2ban filter for. The user's
+/// name is the client's own words: it stands last, quoted and escaped.
+#[allow(dead_code, reason = "services that authenticate clients call it")]
+pub fn authentication_failed(client: IpAddr, method: &str, user: Option<&str>) {
+    warn!("{}", failure_line(client, method, user));
+}
+
+fn failure_line(client: IpAddr, method: &str, user: Option<&str>) -> String {
+    let mut line =
+        format!("authentication failed: client {}, method {method}", client.to_canonical());
+    if let Some(user) = user {
+        // Writing to a string cannot fail.
+        let _ = write!(line, ", user \"{}\"", entry::escape(user, MAX_USER));
+    }
+    line
+}
+
+/// Longest user name in a line, in bytes.
+const MAX_USER: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_authentication_has_its_client_first_and_no_line_of_the_clients_making() {
+        let client = "::ffff:192.0.2.7".parse().unwrap();
+        let line = failure_line(client, "basic", Some("x\"\nclient 198.51.100.1"));
+        let right = r#"authentication failed: client 192.0.2.7, method basic, user "x\"\x0aclient 198.51.100.1""#;
+        assert_eq!(line, right);
+        let long = failure_line(client, "socks", Some(&"u".repeat(1000)));
+        assert!(long.len() < 150, "{long}");
+    }
+
+    #[test]
+    fn targets_are_files_but_for_two_words() {
+        assert_eq!("-".parse(), Ok(Target::Stdout));
+        assert_eq!("stderr".parse(), Ok(Target::Stderr));
+        assert_eq!("/var/log/x".parse(), Ok(Target::File("/var/log/x".into())));
+        assert!("".parse::<Target>().is_err());
+    }
+}

@@ -1,0 +1,262 @@
+//! The thread that formats entries and writes them.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use rustix::fs::OFlags;
+use tracing::{info, warn};
+
+use super::entry::{Entry, Format};
+use super::{AccessLogStats, Target};
+
+/// Entries in the queue, at most; with [`Entry::bound`] some 10 MB.
+const MAX_QUEUED: usize = 4096;
+/// Lines are collected up to so many bytes before they are written, if more are waiting.
+const MAX_BATCH: usize = 64 << 10;
+/// Time that the process waits at its end for the queue to be written.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+/// Interval of warnings about lost lines.
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Queue and thread of an access log. Dropping it writes what is queued.
+#[derive(Debug)]
+pub(super) struct Writer {
+    /// `None` once it ends.
+    queue: Option<SyncSender<Message>>,
+    state: Arc<State>,
+    /// Disconnected when the thread has ended.
+    ended: std::sync::Mutex<Receiver<()>>,
+}
+
+#[derive(Debug)]
+enum Message {
+    Entry(Box<Entry>),
+    /// Nothing but a reason to look at the flags.
+    Wake,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    reopen: AtomicBool,
+    written: AtomicU64,
+    lost: AtomicU64,
+}
+
+impl Writer {
+    /// Opens the destination and starts the thread.
+    pub(super) fn start(target: Target, format: Format) -> Result<Writer> {
+        let sink = Sink::open(&target)?;
+        let state = Arc::<State>::default();
+        let (queue, entries) = sync_channel(MAX_QUEUED);
+        let (alive, ended) = sync_channel(0);
+        let thread = Thread { target, format, sink, state: state.clone(), warned: None };
+        let run = move || {
+            thread.run(&entries);
+            drop::<SyncSender<()>>(alive);
+        };
+        std::thread::Builder::new().name("access-log".to_owned()).spawn(run)?;
+        Ok(Writer { queue: Some(queue), state, ended: ended.into() })
+    }
+
+    pub(super) fn queue(&self, entry: Entry) {
+        let entry = Message::Entry(Box::new(entry.bound()));
+        let queued = self.queue.as_ref().is_some_and(|queue| queue.try_send(entry).is_ok());
+        if !queued {
+            self.state.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn reopen(&self) {
+        self.state.reopen.store(true, Ordering::Release);
+        // If the queue is full, the thread is awake and sees the flag.
+        self.queue.iter().for_each(|queue| _ = queue.try_send(Message::Wake));
+    }
+
+    pub(super) fn stats(&self) -> AccessLogStats {
+        let State { written, lost, .. } = &*self.state;
+        AccessLogStats {
+            written: written.load(Ordering::Relaxed),
+            lost: lost.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        drop(self.queue.take());
+        let ended = self.ended.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if ended.recv_timeout(FLUSH_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
+            warn!("access log: the last lines could not be written within {FLUSH_TIMEOUT:?}");
+        }
+    }
+}
+
+struct Thread {
+    target: Target,
+    format: Format,
+    sink: Sink,
+    state: Arc<State>,
+    /// Time of the last warning, and lines lost until then.
+    warned: Option<(Instant, u64)>,
+}
+
+impl Thread {
+    fn run(mut self, entries: &Receiver<Message>) {
+        while let Ok(first) = entries.recv() {
+            let (mut batch, mut lines) = (String::new(), 0);
+            let mut next = Some(first);
+            while let Some(message) = next {
+                if let Message::Entry(entry) = message {
+                    batch.push_str(&entry.line(self.format));
+                    lines += 1;
+                }
+                next = if batch.len() < MAX_BATCH { entries.try_recv().ok() } else { None };
+            }
+            // Lines that were queued before the request for it may go to either file.
+            if self.state.reopen.swap(false, Ordering::AcqRel) {
+                self.reopen();
+            }
+            self.put(&batch, lines);
+        }
+    }
+
+    fn put(&mut self, batch: &str, lines: u64) {
+        let failed = self.sink.write_all(batch.as_bytes()).err();
+        let count = if failed.is_some() { &self.state.lost } else { &self.state.written };
+        count.fetch_add(lines, Ordering::Relaxed);
+        self.warn_of_lost(failed.as_ref());
+    }
+
+    fn warn_of_lost(&mut self, failed: Option<&io::Error>) {
+        let lost = self.state.lost.load(Ordering::Relaxed);
+        let (since, told) = self.warned.map_or((None, 0), |(at, told)| (Some(at), told));
+        if lost == told || since.is_some_and(|at| at.elapsed() < WARN_INTERVAL) {
+            return;
+        }
+        self.warned = Some((Instant::now(), lost));
+        let lines = lost - told;
+        match failed {
+            Some(error) => warn!(%error, lines, "access log: lines were lost"),
+            None => warn!(lines, "access log: lines were lost, more came than can be written"),
+        }
+    }
+
+    fn reopen(&mut self) {
+        match Sink::open(&self.target) {
+            Ok(sink) => {
+                self.sink = sink;
+                info!("access log: opened again");
+            }
+            Err(error) => warn!("access log: the old file stays in use: {error:#}"),
+        }
+    }
+}
+
+enum Sink {
+    Stdout,
+    Stderr,
+    File(File),
+}
+
+impl Sink {
+    fn open(target: &Target) -> Result<Sink> {
+        Ok(match target {
+            Target::Stdout => Sink::Stdout,
+            Target::Stderr => Sink::Stderr,
+            Target::File(path) => Sink::File(append(path).with_context(|| {
+                format!("access log: cannot open {} for writing", path.display())
+            })?),
+        })
+    }
+
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Sink::Stdout => {
+                let mut out = io::stdout().lock();
+                out.write_all(bytes)?;
+                out.flush()
+            }
+            Sink::Stderr => io::stderr().lock().write_all(bytes),
+            Sink::File(file) => file.write_all(bytes),
+        }
+    }
+}
+
+fn append(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    // A pipe without a reader is an error, and is not waited for.
+    let flags = OFlags::NONBLOCK.bits() as i32;
+    options.append(true).create(true).mode(0o640).custom_flags(flags).open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::time::SystemTime;
+
+    use super::*;
+
+    fn entry(n: u64) -> Entry {
+        Entry {
+            start: SystemTime::now(),
+            duration: None,
+            client: "192.0.2.1:1".parse().unwrap(),
+            user: None,
+            protocol: "http",
+            request: format!("GET /{n} HTTP/1.1"),
+            status: 200,
+            sent: n,
+            received: 0,
+            reason: None,
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_moved_away_is_opened_again_and_no_line_is_lost() {
+        let at = std::env::temp_dir().join(format!("viaduct-access-{}", std::process::id()));
+        fs::create_dir_all(&at).unwrap();
+        let (log, old) = (at.join("log"), at.join("log.1"));
+        let writer = Writer::start(Target::File(log.clone()), Format::Common).unwrap();
+        writer.queue(entry(1));
+        let written = |lines| {
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while writer.stats().written < lines && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        };
+        written(1);
+        fs::rename(&log, &old).unwrap();
+        writer.queue(entry(2));
+        written(2);
+        writer.reopen();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !log.exists() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        writer.queue(entry(3));
+        drop(writer);
+        let text = |path: &Path| fs::read_to_string(path).unwrap();
+        assert!(text(&old).contains("/1 ") && text(&old).contains("/2 "), "{}", text(&old));
+        assert!(text(&log).contains("/3 ") && text(&log).lines().count() == 1, "{}", text(&log));
+        fs::remove_dir_all(&at).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_counted_and_delays_nobody() {
+        let writer = Writer::start(Target::File("/dev/full".into()), Format::Json).unwrap();
+        let entries = MAX_QUEUED as u64 * 3;
+        (0..entries).for_each(|n| writer.queue(entry(n)));
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while writer.stats().lost < entries && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(writer.stats(), AccessLogStats { written: 0, lost: entries });
+    }
+}
