@@ -1,8 +1,9 @@
 # Each target works as the first command in a fresh clone: it installs what is missing.
-.PHONY: demo test matrix bench lint fuzz build clean help
+.PHONY: demo test matrix bench lint fuzz bare build clean help
 
 # Test programs run under this: it ends those that hang. Cargo looks for it from each package's directory.
-host := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p' | tr a-z- A-Z_)
+# (Where there is no toolchain yet, Debian's is installed.)
+host := $(shell (rustc -vV 2>/dev/null || echo host: $$(uname -m)-unknown-linux-gnu) | sed -n 's/^host: //p' | tr a-z- A-Z_)
 test matrix: export CARGO_TARGET_$(host)_RUNNER := $(CURDIR)/scripts/bounded
 
 help:             ## what can be made
@@ -43,6 +44,9 @@ bench:            ## absolute figures of the cores, with memcpy measured beside 
 fuzz:             ## every parser that reads the network, FUZZ_SECONDS each (default 60)
 	@scripts/need fuzz
 	scripts/fuzz $${FUZZ_SECONDS:-60}
+
+bare:             ## `make demo` as the first command in a fresh Debian 12 with make and git alone (root, half an hour)
+	scripts/bare make demo
 
 clean:
 	cargo clean
