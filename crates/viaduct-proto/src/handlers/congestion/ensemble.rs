@@ -115,7 +115,8 @@ impl Ensemble {
         self.take_level(now);
     }
 
-    /// Bytes that a flow may let go now.
+    /// Bytes that a flow may let go now: whole segments, or all that waits. A window that grows by bytes would else
+    /// be sent in packets of a few (RFC 1122, 4.2.3.4), each of which a full queue may drop as it drops a whole one.
     pub(super) fn may_send(&self, id: u64) -> usize {
         let Some(member) = self.members.get(&id) else { return usize::MAX };
         let least = FLOOR * self.path.segment - member.held() as f64;
@@ -124,7 +125,13 @@ impl Ensemble {
         }
         let own = self.level - member.sent() as f64;
         let all = self.window.bytes() - self.on_the_way();
-        own.min(all).max(least).max(0.0) as usize
+        let may = own.min(all).max(least).max(0.0);
+        let segment = self.path.segment;
+        if may >= member.waiting as f64 {
+            may as usize
+        } else {
+            ((may / segment).floor() * segment) as usize
+        }
     }
 
     /// It has let so many go.
@@ -369,6 +376,19 @@ mod tests {
     }
 
     #[test]
+    fn parts_of_segments_go_when_nothing_waits_behind_them() {
+        let mut all = Ensemble::new();
+        all.join(1);
+        let rtt = Duration::from_millis(40);
+        let of = Measure { rtt, shortest: rtt, segment: 1000, ..Measure::default() };
+        // The first window is ten segments of 1448 bytes.
+        all.report(1, of, 1 << 20, Instant::ZERO);
+        assert_eq!(all.may_send(1), 14_000);
+        all.report(1, of, 14_300, Instant::ZERO);
+        assert!(all.may_send(1) >= 14_300);
+    }
+
+    #[test]
     fn what_is_known_of_a_path_outlives_its_flows() {
         let mut all = Ensemble::new();
         all.join(1);
@@ -384,6 +404,6 @@ mod tests {
         assert_eq!((all.held, all.idle(Instant::ZERO + 2 * rtt)), (0, Some(rtt)));
         all.join(2);
         all.report(2, Measure { held: 0, acked: 0, ..of }, 50_000, Instant::ZERO + 3 * rtt);
-        assert_eq!(all.may_send(2), learnt as usize);
+        assert_eq!(all.may_send(2), (learnt / 1000.0) as usize * 1000);
     }
 }

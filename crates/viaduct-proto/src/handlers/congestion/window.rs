@@ -36,6 +36,8 @@ pub(super) struct Window {
     most: f64,
     /// When it began to grow with care, and what Reno's would be since.
     epoch: Option<(Instant, f64)>,
+    /// Time of the last acknowledgement.
+    last: Option<Instant>,
     /// Losses until then are those of the same event.
     until: Option<Instant>,
     losses: u64,
@@ -49,6 +51,7 @@ impl Window {
             threshold: f64::INFINITY,
             most: 0.0,
             epoch: None,
+            last: None,
             until: None,
             losses: 0,
         }
@@ -67,6 +70,8 @@ impl Window {
     /// So many bytes were acknowledged, and so many are on their way. A window that is not used does not
     /// grow: it has not been tried.
     pub(super) fn acked(&mut self, now: Instant, bytes: f64, on_the_way: f64, path: Path) {
+        let since = self.last.map_or(Duration::ZERO, |last| now.since(last));
+        self.last = Some(now);
         if self.bytes < self.threshold {
             let queued = path.rtt > path.shortest + QUEUED.max(path.shortest / 8);
             if queued && self.bytes >= LOW * path.segment {
@@ -77,7 +82,11 @@ impl Window {
             return;
         }
         if self.bytes > 1.25 * on_the_way + LEAST * path.segment {
-            self.epoch = None;
+            // Time in which the window is not used does not count (RFC 9438, 5.8). To begin the epoch anew
+            // would take the curve back to where it stood after the last loss, below what has grown since.
+            if let Some((began, _)) = &mut self.epoch {
+                *began += since;
+            }
             return;
         }
         let grown = self.target(now, bytes, path) - self.bytes;
@@ -164,6 +173,29 @@ mod tests {
         let back = trace.iter().position(|&bytes| bytes > 99.0).unwrap();
         assert!((40..110).contains(&back), "{back}");
         assert!(trace.windows(2).all(|pair| pair[0] <= pair[1]));
+    }
+
+    #[test]
+    fn growth_goes_on_where_it_stood_after_a_while_without_use() {
+        let mut window = Window::new(SEGMENT);
+        window.bytes = 100.0 * SEGMENT;
+        window.lost(at(0), path(40));
+        let grow = |window: &mut Window, rounds: std::ops::Range<u64>| {
+            for n in rounds {
+                let bytes = window.bytes();
+                window.acked(at(40 * n), bytes, bytes, path(40));
+            }
+            window.bytes()
+        };
+        let mut steady = window.clone();
+        grow(&mut steady, 1..60);
+        let expected = grow(&mut steady, 60..70);
+        grow(&mut window, 1..60);
+        for n in 60..70 {
+            window.acked(at(40 * n), SEGMENT, SEGMENT, path(40));
+        }
+        let found = grow(&mut window, 70..80);
+        assert!((found - expected).abs() < 0.5 * SEGMENT, "{found} and {expected}");
     }
 
     #[test]
