@@ -1,6 +1,7 @@
 //! The ends that ask, and measure.
 
 use std::io::{self, Read, Write};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -111,5 +112,9 @@ fn rate(load: &Load, mut work: impl FnMut() -> io::Result<u64>) -> io::Result<f6
         }
     };
     during(warm_up)?;
-    during(seconds)
+    let hold = Duration::from_secs_f64(load.hold);
+    thread::sleep(hold);
+    let rate = during(seconds)?;
+    thread::sleep(hold);
+    Ok(rate)
 }

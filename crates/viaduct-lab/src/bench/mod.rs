@@ -107,6 +107,9 @@ pub struct Load {
     /// For how long
     #[command(flatten)]
     time: Time,
+    /// Seconds of silence before and after what counts, in which counters may be read
+    #[arg(long, default_value_t = 0.0)]
+    hold: f64,
 }
 
 impl Program {

@@ -42,6 +42,21 @@ pub fn cpu_time(pid: u32) -> Duration {
     family(pid).into_iter().map(|pid| cpu(&Path::new("/proc").join(pid.to_string()))).sum()
 }
 
+/// How often threads of the process `pid` and its descendants were put on a processor, as long as they live:
+/// each wake-up is one such time.
+pub fn times_scheduled(pid: u32) -> u64 {
+    let tasks = family(pid).into_iter().flat_map(|pid| {
+        let dir = Path::new("/proc").join(pid.to_string()).join("task");
+        fs::read_dir(dir).into_iter().flatten().flatten()
+    });
+    let times = tasks.filter_map(|task| {
+        // Nanoseconds that it ran, nanoseconds that it waited, times that it was put on a processor.
+        let text = fs::read_to_string(task.path().join("schedstat")).ok()?;
+        text.split_whitespace().nth(2)?.parse::<u64>().ok()
+    });
+    times.sum()
+}
+
 /// Processor time that the whole machine has spent on work since it started; in ticks of 10 ms.
 pub fn machine_time() -> Duration {
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
@@ -124,6 +139,7 @@ mod tests {
         while cpu_time(shell.id()) < Duration::from_millis(50) {
             assert!(Instant::now() < deadline, "the loop of the child does not count");
         }
+        assert!(times_scheduled(shell.id()) >= 2, "both were put on a processor");
         let usage = Usage::of(shell.id());
         assert!(usage.pipes >= 1 && usage.resident > usage.anonymous, "{usage:?}");
         shell.kill().unwrap();

@@ -2,12 +2,13 @@
 
 use anyhow::Result;
 
-use super::measured::medians;
+use super::measured::{by_turns, ratios};
 use super::undisturbed::undisturbed;
-use super::ways::{Load, OFFLOADED, PASSING, Way};
+use super::ways::{Load, OFFLOADED, PASSING, Stall, Way};
 use super::world::{Between, CONGESTION_CONTROL, World};
 use crate::bench::Content;
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiments::statistics::median;
 
 /// The experiment.
 pub(in crate::experiments) struct Latency;
@@ -16,8 +17,17 @@ pub(in crate::experiments) struct Latency;
 const ALL: [Way; 6] =
     [Way::Plain, Way::TcpProxies, Way::UnixProxies, PASSING, OFFLOADED, Way::Crypt];
 const PLAIN: usize = 0;
+const UNIX: usize = 2;
 const VIADUCT: usize = 3;
 const OFFLOAD: usize = 4;
+/// Times that the ways alternate in a round.
+const TURNS: usize = 3;
+/// Microseconds that an end of two may add to a volley.
+const MAX_ADDED: f64 = 12.0;
+/// Of plain relays by UNIX-domain sockets.
+const OF_UNIX: f64 = 0.95;
+/// Wake-ups of a volley that is offloaded, over those of a plain one: the kernel does it alone.
+const MAX_WAKE_UPS: f64 = 1.1;
 
 impl Experiment for Latency {
     fn about(&self) -> About {
@@ -45,22 +55,47 @@ impl Experiment for Latency {
 
 fn measure(run: &mut Run, between: Between, rounds: usize) -> Result<()> {
     let world = World::build(between, run.journal())?;
-    let seconds = run.choose(0.5, 0.3);
-    let content = Content::Same;
-    let load = Load { program: "volley", block: 1, content, seconds, warm_up: 0.1 };
-    let found = medians(run, &world, &ALL, load, rounds)?;
+    let load =
+        Load { program: "volley", block: 1, content: Content::Same, seconds: 0.15, warm_up: 0.05 };
+    let found = by_turns(run, &world, &ALL, &[load], (rounds, TURNS))?.remove(0);
     let title = format!("Volleys, {}", between.name());
     let plot = Plot::histogram(&title, ("", ""), ("volleys", "a second"));
     let series = run.series(&plot, "median");
     for (n, way) in ALL.iter().enumerate() {
-        run.labelled_point(series, n as f64, found[n], way.name());
+        run.labelled_point(series, n as f64, median(&found[n]), way.name());
     }
-    // A quick run is short, and beside other tests: on two cores that somebody else uses as well, each
-    // of the four further wake-ups of a volley waits for its turn.
-    let (offloaded, passing) = run.choose((0.95, 0.75), (0.75, 0.3));
-    let over = |n: usize| found[n] / found[PLAIN];
-    let name = |what: &str| format!("{}: {what} over plain", between.name());
-    run.check(&name("offloaded"), over(OFFLOAD), Bound::AtLeast(offloaded));
-    run.check(&name("viaduct"), over(VIADUCT), Bound::AtLeast(passing));
+    let over = |n: usize, under: usize| median(&ratios(&found[n], &found[under]));
+    let name = |what: &str| format!("{}: {what}", between.name());
+    run.check(&name("offloaded over plain"), over(OFFLOAD, PLAIN), Bound::AtLeast(0.95));
+    run.check(&name("viaduct over plain"), over(VIADUCT, PLAIN), Bound::AtLeast(0.75));
+    run.check(&name("viaduct over UNIX proxies"), over(VIADUCT, UNIX), Bound::AtLeast(OF_UNIX));
+    let pairs = found[VIADUCT].iter().zip(&found[PLAIN]);
+    let added: Vec<f64> = pairs.map(|(ours, plain)| (1e6 / ours - 1e6 / plain) / 2.0).collect();
+    let what = name("microseconds that an end adds to a volley");
+    run.check(&what, median(&added), Bound::AtMost(MAX_ADDED));
+    costs(run, between, &world, &load)
+}
+
+/// What volleys cost, each way alone: how often threads are put on a processor, and what they do there. It is
+/// counted, and hardly depends on what the machine does besides.
+fn costs(run: &mut Run, between: Between, world: &World, load: &Load) -> Result<()> {
+    let costs = ALL.iter().zip(0..).map(|(&way, n)| Stall::build(world, way, n)?.cost(load));
+    let costs = costs.collect::<Result<Vec<_>>>()?;
+    let title = format!("Costs of a volley, {}", between.name());
+    let plot = Plot::histogram(&title, ("", ""), ("a volley", ""));
+    for (n, (way, cost)) in ALL.iter().zip(&costs).enumerate() {
+        let values = [
+            ("wake-ups", cost.scheduled),
+            ("processor time, microseconds", cost.micros),
+            ("instructions, thousands", cost.instructions / 1e3),
+        ];
+        for (what, value) in values.into_iter().filter(|(_, value)| value.is_finite()) {
+            let series = run.series(&plot, what);
+            run.labelled_point(series, n as f64, value, way.name());
+        }
+    }
+    let ratio = costs[OFFLOAD].scheduled / costs[PLAIN].scheduled;
+    let name = format!("{}: wake-ups of an offloaded volley over a plain one's", between.name());
+    run.check(&name, ratio, Bound::AtMost(MAX_WAKE_UPS));
     Ok(())
 }

@@ -9,27 +9,32 @@ use super::world::World;
 use crate::experiment::Run;
 use crate::experiments::statistics::median;
 
-/// For each load each way's measurements, in their order; a step of the run for each load and round.
+/// For each load each way's measurements, in their order: those of the same place are of the same time, and may
+/// be compared in pairs. In a round the ways alternate `turns` times, forwards and backwards. A step of the run
+/// for each load and round.
 pub(super) fn by_turns(
     run: &mut Run,
     world: &World,
     ways: &[Way],
     loads: &[Load],
-    rounds: usize,
+    (rounds, turns): (usize, usize),
 ) -> Result<Vec<Vec<Vec<f64>>>> {
     let mut found = vec![vec![Vec::new(); ways.len()]; loads.len()];
     for round in 0..rounds {
         let stalls = ways.iter().zip(0..).map(|(&way, n)| Stall::build(world, way, n));
         let stalls = stalls.collect::<Result<Vec<_>>>()?;
-        let mut order: Vec<usize> = (0..ways.len()).collect();
-        if !round.is_multiple_of(2) {
-            order.reverse();
-        }
         for (load, found) in loads.iter().zip(&mut found) {
             let Load { program, block, .. } = load;
             run.step(&format!("round {}: {program} by blocks of {block}", round + 1))?;
-            for &n in &order {
-                found[n].push(stalls[n].measure(load)?);
+            let mut order: Vec<usize> = (0..ways.len()).collect();
+            for turn in 0..turns {
+                if !(round + turn).is_multiple_of(2) {
+                    order.reverse();
+                }
+                for &n in &order {
+                    found[n].push(stalls[n].measure(load)?);
+                }
+                order.sort_unstable();
             }
         }
     }
@@ -44,6 +49,11 @@ pub(super) fn medians(
     load: Load,
     rounds: usize,
 ) -> Result<Vec<f64>> {
-    let found = by_turns(run, world, ways, &[load], rounds)?;
+    let found = by_turns(run, world, ways, &[load], (rounds, 1))?;
     Ok(found[0].iter().map(|values| median(values)).collect())
+}
+
+/// The ratios of measurements of the same time.
+pub(super) fn ratios(over: &[f64], under: &[f64]) -> Vec<f64> {
+    over.iter().zip(under).map(|(over, under)| over / under).collect()
 }

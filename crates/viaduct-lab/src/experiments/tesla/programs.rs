@@ -48,7 +48,7 @@ pub(super) fn bench_anywhere(node: &Node, under: &Under, words: &[&str]) -> Resu
 
 /// A program that runs until this value is dropped.
 pub(super) struct Server {
-    _process: Process,
+    process: Process,
     _scratch: Scratch,
 }
 
@@ -73,19 +73,44 @@ impl Server {
             }
             thread::sleep(Duration::from_millis(5));
         }
-        Ok(Server { _process: process, _scratch: scratch })
+        Ok(Server { process, _scratch: scratch })
+    }
+
+    /// Its process, of which others may descend.
+    pub(super) fn pid(&self) -> u32 {
+        self.process.id()
     }
 }
 
 /// Runs a client to its end; the number that it prints.
 pub(super) fn measure(node: &Node, command: Command, seconds: f64) -> Result<f64> {
-    let said = said(node, command, Duration::from_secs_f64(seconds) + PATIENCE)?;
+    measure_watched(node, command, seconds, |_| ())
+}
+
+/// The same, while `watch` looks at the client's process, whose number it gets; it is to be done before the
+/// client is.
+pub(super) fn measure_watched(
+    node: &Node,
+    command: Command,
+    seconds: f64,
+    watch: impl FnOnce(u32),
+) -> Result<f64> {
+    let said = said_watched(node, command, Duration::from_secs_f64(seconds) + PATIENCE, watch)?;
     let number = said.split_whitespace().next().and_then(|word| word.parse().ok());
     number.with_context(|| format!("a client says {said:?}, which is no number"))
 }
 
 /// Runs a client to its end, which must come within `limit`; what it prints.
-pub(super) fn said(node: &Node, mut command: Command, limit: Duration) -> Result<String> {
+pub(super) fn said(node: &Node, command: Command, limit: Duration) -> Result<String> {
+    said_watched(node, command, limit, |_| ())
+}
+
+fn said_watched(
+    node: &Node,
+    mut command: Command,
+    limit: Duration,
+    watch: impl FnOnce(u32),
+) -> Result<String> {
     let scratch = Scratch::new()?;
     let path = scratch.path().join("errors");
     let mut errors =
@@ -97,6 +122,7 @@ pub(super) fn said(node: &Node, mut command: Command, limit: Duration) -> Result
         let (mut stdout, mut text) = (stdout, String::new());
         stdout.read_to_string(&mut text).map(|_| text)
     });
+    watch(process.id());
     let status = process.wait_for(limit, stop::asked)?;
     let failed = status.is_none_or(|status| !status.success());
     drop(process);

@@ -9,16 +9,22 @@
 //! ```
 
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::programs::{Server, Under, bench, measure, run};
+use super::programs::{Server, Under, bench, measure_watched, run};
 use super::world::{Who, World};
 use crate::bench::Content;
 use crate::example_tunnel::random_key;
-use crate::topology::Scratch;
 use crate::topology::programs::is_listening;
+use crate::topology::{Scratch, cpu_time, times_scheduled};
+
+/// Seconds for which a client counts whose costs are looked at, and is silent before and after.
+const COUNTED: f64 = 0.5;
+const SILENT: f64 = 1.0;
 
 /// Which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,8 +67,19 @@ pub(super) struct Stall<'a> {
     under: Under,
     /// Where a client goes.
     to: String,
-    _servers: Vec<Server>,
+    servers: Vec<Server>,
     _scratch: Scratch,
+}
+
+/// Costs of a volley, or of whatever a client counts, in all processes of both ends.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cost {
+    /// Times that a thread was put on a processor.
+    pub(super) scheduled: f64,
+    /// Microseconds of processor time.
+    pub(super) micros: f64,
+    /// Instructions of the whole machine; not a number where there are no counters.
+    pub(super) instructions: f64,
 }
 
 /// What a client does.
@@ -107,7 +124,7 @@ impl<'a> Stall<'a> {
             }
         };
         let Parts { servers, scratch, .. } = parts;
-        Ok(Stall { world, under, to, _servers: servers, _scratch: scratch })
+        Ok(Stall { world, under, to, servers, _scratch: scratch })
     }
 
     /// Has a client do that once: what it counts a second.
@@ -120,15 +137,68 @@ impl<'a> Stall<'a> {
         self.measured(&run(words)?, load)
     }
 
-    fn measured(&self, under: &Under, load: &Load) -> Result<f64> {
-        let node = self.world.node(Who::Client);
-        let numbers = [load.block.to_string(), load.seconds.to_string(), load.warm_up.to_string()];
-        let [block, seconds, warm_up] = &numbers;
-        let words = [load.program, &self.to, "--block", block, "--content", load.content.name()];
-        let words = [&words[..], &["--seconds", seconds, "--warm-up", warm_up]].concat();
-        let command = bench(node, Who::Client, under, &words)?;
-        measure(node, command, load.seconds + load.warm_up).with_context(|| self.to.clone())
+    /// What each count costs: counters are read before and after a client counts, while it is silent.
+    pub(super) fn cost(&self, load: &Load) -> Result<Cost> {
+        let load = Load { seconds: COUNTED, ..*load };
+        let look = |client: u32| {
+            let pids = self.servers.iter().map(Server::pid).chain([client]);
+            let mut seen = (0, Duration::ZERO);
+            for pid in pids {
+                seen = (seen.0 + times_scheduled(pid), seen.1 + cpu_time(pid));
+            }
+            seen
+        };
+        let mut seen = None;
+        let rate = self.measured_watched(&self.under, &load, SILENT, |client| {
+            // In the middle of either silence, for a client that is up after some 0.4 s.
+            thread::sleep(Duration::from_secs_f64(0.4 + SILENT / 2.0));
+            let before = look(client);
+            let instructions = count_instructions(Duration::from_secs_f64(SILENT + COUNTED));
+            seen = Some((before, look(client), instructions));
+        })?;
+        let (before, after, instructions) = seen.context("a client was watched")?;
+        let count = rate * COUNTED;
+        Ok(Cost {
+            scheduled: (after.0 - before.0) as f64 / count,
+            micros: after.1.saturating_sub(before.1).as_secs_f64() * 1e6 / count,
+            instructions: instructions / count,
+        })
     }
+
+    fn measured(&self, under: &Under, load: &Load) -> Result<f64> {
+        self.measured_watched(under, load, 0.0, |_| ())
+    }
+
+    /// `hold`: seconds of silence before and after what counts.
+    fn measured_watched(
+        &self,
+        under: &Under,
+        load: &Load,
+        hold: f64,
+        watch: impl FnOnce(u32),
+    ) -> Result<f64> {
+        let node = self.world.node(Who::Client);
+        let numbers = [load.block as f64, load.seconds, load.warm_up, hold].map(|n| n.to_string());
+        let [block, seconds, warm_up, hold_text] = &numbers;
+        let words = [load.program, &self.to, "--block", block, "--content", load.content.name()];
+        let times = ["--seconds", seconds, "--warm-up", warm_up, "--hold", hold_text];
+        let command = bench(node, Who::Client, under, &[&words[..], &times].concat())?;
+        measure_watched(node, command, load.seconds + load.warm_up + 2.0 * hold, watch)
+            .with_context(|| self.to.clone())
+    }
+}
+
+/// Instructions of the whole machine for as long, by `perf` where it and its counters are there.
+fn count_instructions(time: Duration) -> f64 {
+    let begin = Instant::now();
+    let mut perf = Command::new("perf");
+    perf.args(["stat", "-a", "-x", ",", "-e", "instructions", "sleep"]);
+    let said = perf.arg(time.as_secs_f64().to_string()).stdin(Stdio::null()).output();
+    thread::sleep(time.saturating_sub(begin.elapsed()));
+    let text =
+        said.map(|said| String::from_utf8_lossy(&said.stderr).into_owned()).unwrap_or_default();
+    let mut counts = text.lines().filter_map(|line| line.split(',').next()?.parse().ok());
+    counts.next().unwrap_or(f64::NAN)
 }
 
 /// What stays, in the making.
