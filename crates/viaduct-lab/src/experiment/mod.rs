@@ -23,7 +23,7 @@ mod store;
 mod table;
 
 pub use machine::Machine;
-pub use outcome::{Axis, Bound, Check, Ended, Kind, Outcome, Plot, Point, Series};
+pub use outcome::{Axis, Bound, Check, Ended, Kind, Outcome, Plot, Point, Series, student_95};
 pub use run::{Run, SeriesId};
 pub use runner::{Options, perform};
 pub use store::{StoreError, load_all, save, save_as};

@@ -103,6 +103,7 @@ pub struct Plot {
     pub(super) kind: Kind,
     pub(super) x: Axis,
     pub(super) y: Axis,
+    pub(super) confidence: bool,
 }
 
 impl Plot {
@@ -113,7 +114,7 @@ impl Plot {
             unit: unit.into(),
             log: false,
         };
-        Plot { title: title.into(), kind: Kind::Line, x: axis(x), y: axis(y) }
+        Plot { title: title.into(), kind: Kind::Line, x: axis(x), y: axis(y), confidence: false }
     }
 
     /// The same with points alone.
@@ -124,6 +125,12 @@ impl Plot {
     /// The same with bars.
     pub fn histogram(title: &str, x: (&str, &str), y: (&str, &str)) -> Plot {
         Plot { kind: Kind::Histogram, ..Plot::line(title, x, y) }
+    }
+
+    /// With error bars that are 95 % confidence intervals instead of standard errors.
+    pub fn confidence(mut self) -> Plot {
+        self.confidence = true;
+        self
     }
 
     /// With a logarithmic x axis.
@@ -152,6 +159,9 @@ pub struct Series {
     pub x: Axis,
     /// What y is.
     pub y: Axis,
+    /// Whether errors of its points are half-widths of 95 % confidence intervals instead of standard errors.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub confidence: bool,
     /// In the order of measurement.
     pub points: Vec<Point>,
 }
@@ -164,7 +174,7 @@ pub struct Point {
     /// What; the mean if there are several.
     #[serde(deserialize_with = "null_is_nan")]
     pub y: f64,
-    /// The standard error of the mean, if there are several.
+    /// The standard error of the mean, if there are several, or as [`Series::confidence`] says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<f64>,
     /// Each measurement, if there are several.
@@ -186,6 +196,9 @@ impl Series {
                 }
                 point.raw.push(y);
                 (point.y, point.error) = mean_and_error(&point.raw);
+                if self.confidence {
+                    point.error = Some(student_95(&point.raw));
+                }
             }
             None => {
                 let label = label.map(str::to_owned);
@@ -202,6 +215,18 @@ fn mean_and_error(values: &[f64]) -> (f64, Option<f64>) {
     let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
     let error = (values.len() > 1).then(|| (squares / (n - 1.0) / n).sqrt());
     (mean, error)
+}
+
+/// Half-width of the 95 % confidence interval of the mean, by Student's distribution; not a number for fewer
+/// than two values.
+pub fn student_95(values: &[f64]) -> f64 {
+    /// Quantiles for 1 to 15 degrees of freedom; beyond that, an upper bound by that of 15.
+    const QUANTILES: [f64; 15] = [
+        12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+        2.145, 2.131,
+    ];
+    let degrees = values.len().saturating_sub(1).clamp(1, QUANTILES.len());
+    mean_and_error(values).1.map_or(f64::NAN, |error| error * QUANTILES[degrees - 1])
 }
 
 /// Something that must hold.
@@ -308,6 +333,14 @@ mod tests {
         assert_eq!(mean, 2.5);
         // Standard deviation sqrt(5/3), over sqrt(4).
         assert!((error.unwrap() - (5.0f64 / 3.0).sqrt() / 2.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn an_interval_of_six_is_as_wide_as_student_says() {
+        let values = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        // Standard deviation sqrt(3.5), over sqrt(6), and 2.571 for five degrees of freedom.
+        assert!((student_95(&values) - 2.571 * (3.5f64 / 6.0).sqrt()).abs() < 1e-9);
+        assert!(student_95(&[1.0]).is_nan());
     }
 
     #[test]

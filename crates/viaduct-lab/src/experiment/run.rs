@@ -92,8 +92,9 @@ impl Run {
     pub fn series(&mut self, plot: &Plot, name: &str) -> SeriesId {
         let known = |series: &Series| series.plot == plot.title && series.name == name;
         let index = self.series.iter().position(known).unwrap_or_else(|| {
-            let Plot { title, kind, x, y } = plot.clone();
-            self.series.push(Series { plot: title, name: name.into(), kind, x, y, points: vec![] });
+            let Plot { title, kind, x, y, confidence } = plot.clone();
+            let (name, points) = (name.into(), vec![]);
+            self.series.push(Series { plot: title, name, kind, x, y, confidence, points });
             self.series.len() - 1
         });
         SeriesId(index)

@@ -1,5 +1,7 @@
 //! A few numbers about many.
 
+use crate::experiment::student_95;
+
 /// The mean; not a number if there are none.
 pub(super) fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
@@ -15,6 +17,11 @@ pub(super) fn median(values: &[f64]) -> f64 {
 pub(super) fn median_error(values: &[f64]) -> f64 {
     let deviation = (quantile(values, 0.75) - quantile(values, 0.25)) / 1.349;
     1.2533 * deviation / (values.len() as f64).sqrt()
+}
+
+/// A mean with the half-width of its 95 % confidence interval, for people.
+pub(super) fn with_interval(values: &[f64]) -> String {
+    format!("{:.3} ± {:.3}", mean(values), student_95(values))
 }
 
 /// The value that a share `q` (0 to 1) of `values` does not exceed; not a number if there are none.

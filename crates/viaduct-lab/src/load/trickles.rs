@@ -1,10 +1,12 @@
 //! Clients of Trickles, thousands of them in one thread: the project's own client cores over a TUN, each
-//! with an address and a port of its own, behind which no kernel stands that would answer for them.
+//! with an address and a port of its own, behind which no kernel stands that would answer for them. The
+//! TUN is in the host of TCP's clients, which forwards, so that both take the same path.
 //!
 //! ```text
 //!   Stream, Numbers  ─┐ TCP's format, or in UDP
-//!   Stream, Numbers  ─┼─▶ trickles0 ── node ══ … ══ server
-//!   …                ─┘  10.1.128.0/17
+//!   Stream, Numbers  ─┼─▶ trickles0 ─┐
+//!   …                ─┘ 10.1.128.0/17├─ a1 ── gwa ══ … ══ server
+//!   clients of TCP ── a1's sockets ──┘
 //! ```
 
 use std::collections::{BTreeSet, HashMap};
@@ -23,10 +25,9 @@ use viaduct_sys::clock;
 use viaduct_sys::tun::Tun;
 
 use super::datagrams;
-use crate::topology::{Node, TopologyError, open_tun};
+use crate::topology::{Dumbbell, TopologyError, open_tun};
 
-/// The interface in the node, and the network behind it: a part of side A's, so that gateways of a
-/// [`Dumbbell`](crate::topology::Dumbbell) know the way.
+/// The interface in the host, and the network behind it: a part of side A's, so that side B has a route.
 const DEVICE: &str = "trickles0";
 const NETWORK: &str = "10.1.128.0/17";
 /// Ports of an address, and the first.
@@ -165,15 +166,17 @@ impl Continuations {
 }
 
 impl Trickles {
-    /// Opens their interface in `node`, which must forward; they will connect to `to`. A gateway of a
-    /// dumbbell's side A will do, or a host to which the server's machine has a route for 10.1.128.0/17.
+    /// Opens their interface in host a1 of `world`, where the kernel's clients of TCP are: both take the same
+    /// path. They will connect to `to`.
     ///
     /// # Errors
-    /// The interface cannot be made.
-    pub fn open(node: &Node, to: SocketAddr, seed: u64) -> Result<Trickles, TopologyError> {
-        let tun = open_tun(node, DEVICE, MTU as u32)?;
-        let lines = [format!("link set {DEVICE} up"), format!("route add {NETWORK} dev {DEVICE}")];
-        node.ip(&lines)?;
+    /// The interface or the route to it cannot be made.
+    pub fn open(world: &Dumbbell, to: SocketAddr, seed: u64) -> Result<Trickles, TopologyError> {
+        let (host, gateway) = (world.a1(), world.gateway_a());
+        host.set_sysctls(&[("net/ipv4/conf/all/forwarding", "1")])?;
+        gateway.ip(&[format!("route replace {NETWORK} via {}", host.v4())])?;
+        let tun = open_tun(host, DEVICE, MTU as u32)?;
+        host.ip(&[format!("link set {DEVICE} up"), format!("route add {NETWORK} dev {DEVICE}")])?;
         Ok(Trickles {
             tun,
             to,

@@ -221,7 +221,7 @@ impl Cluster {
         let fetched = match by {
             By::Tcp => fetches.by_tcp(self.client(), to)?,
             By::Trickles => {
-                let mut clients = Trickles::open(self.world.net.gateway_a(), to, seed)?;
+                let mut clients = Trickles::open(&self.world.net, to, seed)?;
                 fetches.by_trickles(&mut clients)?
             }
         };

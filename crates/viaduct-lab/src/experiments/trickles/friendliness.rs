@@ -1,54 +1,56 @@
-//! Figure 13: the share of one flow of Trickles among TCP's, and what a flow of TCP gets in its place.
+//! Figure 13: the share of one flow of Trickles among TCP's, beside that of a flow of TCP in its place.
 //!
 //! ```text
-//!                                                                    ┌─ wire ─ b1 serve, and over TCP
-//!   foreground   Trickles, or a1's TCP ─┐                            │
-//!                                       ├─ gwa ══ 100 Mb/s ══ gwb ──┼─ wire ─ b2 serve, over TCP
-//!   background   a2: 1 to 10 of reno   ─┘                            │
-//!                                                                    └─ wire ─ b3 serve, over TCP
+//!   foreground   a1: Trickles, or TCP ──┐              90 ms        ┌─ 5 to 15 ms ─ b1 serve, and over TCP
+//!                                       ├─ gwa ══ 100 Mb/s ══ gwb ──┼─ 5 to 15 ms ─ b2 serve, over TCP
+//!   background   a2: 1 to 10 of reno   ─┘    a drop-tail queue of   ├─ …
+//!                                            one product            └─ 5 to 15 ms ─ b11 serve, over TCP
 //! ```
+//!
+//! Each flow has a server and a wire of its own, whose delay is drawn anew for each round, the same for both
+//! arms: round trips of 95 to 105 ms, independent of each other. So flows do not keep step, and nothing on the
+//! path takes a random time for a packet.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use viaduct_proto::link::LinkConfig;
+use viaduct_proto::rng::Rng;
 
 use super::replicas::{Replicas, SERVICE, Service};
 use super::served::{CONGESTION_CONTROL, PORT, get};
 use crate::emulator::{Direction, Emulator};
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
-use crate::experiments::statistics::mean;
+use crate::experiments::statistics::{mean, with_interval};
 use crate::load::{Fetched, Fetches, Trickles};
-use crate::topology::{Host, Wan};
+use crate::topology::{Host, TopologyError, Wan};
 
 /// The experiment.
 pub(in crate::experiments) struct Friendliness;
 
-/// As the paper has it: hosts that are near each other, and what a switch queues for 100 Mb/s.
-const LINK: &str = "rate=100M,delay=1ms,queue=250kB";
-/// The paper's other links, in bits a second.
+/// A queue of 100 ms at 100 Mb/s: one product of bandwidth and the mean round trip.
+const LINK: &str = "rate=100M,delay=45ms,queue=1250kB";
+/// Bits a second of the paper's other links.
 const WIRE: u64 = 1_000_000_000;
-/// How much longer a packet may take to each server, at random, one after the other in the rounds. Machines take their
-/// own time; kernels in one machine answer in step with what leaves the queue, so that a tenth of a millisecond
-/// decides whom it drops (`docs/trickles.md`). The time of a packet, 0.12 ms at 100 Mb/s, is the least that breaks
-/// such step (Floyd and Jacobson, 1992); these are 2.5, 8 and 17 of it.
-const SPREADS: [Duration; 7] = [LITTLE, SOME, MUCH, LITTLE, SOME, MUCH, NONE];
-const LITTLE: Duration = Duration::from_micros(300);
-const SOME: Duration = Duration::from_millis(1);
-const MUCH: Duration = Duration::from_millis(2);
-/// To show what comes of keeping step; nothing is judged by it.
-const NONE: Duration = Duration::ZERO;
-/// How much later the third arm is answered, to show what the time of the answer alone is worth.
-const LATE: Duration = Duration::from_micros(150);
+/// Least delay of a server's wire, and its range, in microseconds: with the link's 90 ms round trips of 95 to
+/// 105 ms.
+const WIRE_DELAY: (u64, u64) = (5_000, 10_000);
+/// Numbers of background flows.
 const FLOWS: [usize; 6] = [1, 2, 3, 5, 7, 10];
-const QUICK: [usize; 3] = [1, 4, 10];
+const QUICK: [usize; 2] = [1, 10];
+const MAX_FLOWS: usize = 10;
+const ROUNDS: usize = 10;
+const QUICK_ROUNDS: usize = 2;
 /// How long the background has had the link before.
 const LEAD: Duration = Duration::from_secs(2);
 /// Has TCP send each packet as it falls due, as the paper's did: the kernel of today sends three and four at once (TSO
 /// sized by the round trip), so that at a full queue it loses more than the flow that is measured beside it.
 const ONE_BY_ONE: &str = "link set eth0 gso_max_segs 1";
+/// Room for the path and its queue, 2.5 MB, with what the kernel counts beside the data.
+const BUFFERS: [(&str, &str); 2] =
+    [("net/ipv4/tcp_rmem", "4096 131072 33554432"), ("net/ipv4/tcp_wmem", "4096 131072 33554432")];
 /// More than any flow brings.
 const FILE: u64 = 1 << 32;
 /// How far the share may be from a TCP flow's.
@@ -66,29 +68,31 @@ impl Experiment for Friendliness {
 
     fn run(&self, run: &mut Run) -> Result<()> {
         let flows: &[usize] = run.choose(&FLOWS, &QUICK);
-        let (rounds, warm_up, window) = run.choose((SPREADS.len(), 3, 17), (3, 2, 6));
+        let (rounds, warm_up, window) = run.choose((ROUNDS, 8, 25), (QUICK_ROUNDS, 2, 6));
         let [warm_up, window] = [warm_up, window].map(Duration::from_secs);
         run.param("link", LINK);
-        run.param("spreads", format!("{:?}", &SPREADS[..rounds]));
+        run.param("round_trips_ms", "95 to 105, one for each flow and round");
         run.param("rounds", rounds);
         run.param("seconds_each", window.as_secs());
+        run.param(
+            "trickles_client",
+            "client cores in the lab's process, on the host of TCP's client",
+        );
         run.congestion_control(CONGESTION_CONTROL);
         run.steps(flows.len() * ARMS.len() * rounds);
         let wan = Wan::emulated(LINK.parse()?, run.seed());
-        let world = World::build(Replicas::build(3, wan, run.journal())?)?;
+        let world = World::build(Replicas::build(1 + MAX_FLOWS, wan, run.journal())?)?;
         for &background in flows {
             let mut found = ARMS.map(|_| Vec::new());
-            // In turn, so that what the machine does besides falls on all.
-            for (round, spread) in (0..rounds).zip(SPREADS) {
-                world.spread(spread)?;
+            // In turn, so that what the machine does besides falls on both.
+            for round in 0..rounds {
+                let seed = run.seed() + round as u64;
+                world.draw_round_trips(seed)?;
                 for (arm, found) in ARMS.into_iter().zip(&mut found) {
                     run.step(&format!("{} among {background}, {round}", arm.name()))?;
-                    let seed = run.seed() + round as u64;
                     let flow = world.compete(arm, background, (warm_up, window), seed)?;
-                    draw(run, arm, background, spread, &flow);
-                    if spread != NONE {
-                        found.push(flow);
-                    }
+                    draw(run, arm, background, &flow);
+                    found.push(flow);
                 }
             }
             check(run, background, &found);
@@ -119,26 +123,20 @@ impl Flow {
     }
 }
 
-fn draw(run: &mut Run, arm: Arm, background: usize, spread: Duration, flow: &Flow) {
+fn draw(run: &mut Run, arm: Arm, background: usize, flow: &Flow) {
     let x = ("background flows", "");
-    let mut point = |plot, value| {
-        let series = run.series(&plot, arm.name());
+    let mut point = |plot: Plot, value| {
+        let series = run.series(&plot.confidence(), arm.name());
         run.point(series, background as f64, value);
     };
-    let share = |title: &str| Plot::line(title, x, ("share", "%"));
-    let of_spread = format!("Share, with up to {spread:?} more to each server");
-    point(share(&of_spread), 100.0 * flow.share());
-    if spread == NONE {
-        return;
-    }
-    point(share("Share of the foreground flow"), 100.0 * flow.share());
+    point(Plot::line("Share of the foreground flow", x, ("share", "%")), 100.0 * flow.share());
     let together = (flow.rates.0 + flow.rates.1) / 1e6;
     point(Plot::line("All together", x, ("throughput", "Mb/s")), together);
     let losses = flow.recoveries / flow.bytes * 1e6;
     point(Plot::line("Losses of the foreground flow", x, ("recoveries", "/MB")), losses);
 }
 
-fn check(run: &mut Run, background: usize, [ours, theirs, _]: &[Vec<Flow>; 3]) {
+fn check(run: &mut Run, background: usize, [ours, theirs]: &[Vec<Flow>; 2]) {
     let of = |flows: &[Flow], what| mean(&flows.iter().map(what).collect::<Vec<_>>());
     let ratio = |what: fn(&Flow) -> f64| of(ours, what) / of(theirs, what);
     for (what, ratio) in [("share", ratio(Flow::share)), ("rate at like losses", ratio(Flow::law))]
@@ -146,6 +144,11 @@ fn check(run: &mut Run, background: usize, [ours, theirs, _]: &[Vec<Flow>; 3]) {
         let name = format!("{what} among {background}, of a TCP flow's");
         run.check(&name, ratio, Bound::Within(1.0 - APART, 1.0 + APART));
     }
+    // Rounds have the same round trips in both arms, and are compared in pairs.
+    let shares: Vec<_> =
+        ours.iter().zip(theirs).map(|(ours, theirs)| ours.share() / theirs.share()).collect();
+    let name = format!("share_among_{background}_of_tcps_in_pairs_95_percent");
+    run.param(&name, with_interval(&shares));
 }
 
 /// What the foreground flow is.
@@ -153,53 +156,56 @@ fn check(run: &mut Run, background: usize, [ours, theirs, _]: &[Vec<Flow>; 3]) {
 enum Arm {
     Trickles,
     Tcp,
-    /// TCP whose server hears of everything a little later.
-    LateTcp,
 }
 
-const ARMS: [Arm; 3] = [Arm::Trickles, Arm::Tcp, Arm::LateTcp];
+const ARMS: [Arm; 2] = [Arm::Trickles, Arm::Tcp];
 
 impl Arm {
     fn name(self) -> &'static str {
         match self {
             Arm::Trickles => "Trickles",
             Arm::Tcp => "TCP",
-            Arm::LateTcp => "TCP, answered later",
         }
     }
 }
 
 struct World {
     net: Replicas,
-    _servers: [Service; 3],
-    /// Those of b1 to b3.
-    wires: [Emulator; 3],
+    _servers: Vec<Service>,
+    /// Those of b1, the foreground's, and of the others.
+    wires: Vec<Emulator>,
 }
 
-/// A server's.
-fn wire(spread: Duration, late: Duration) -> LinkConfig {
-    let (delay, jitter) = (spread / 2 + late, spread / 2);
-    LinkConfig { rate: Some(WIRE), delay, jitter, ..LinkConfig::default() }
+/// A server's, with this delay on the way to it.
+fn wire(delay: Duration) -> LinkConfig {
+    LinkConfig { rate: Some(WIRE), delay, ..LinkConfig::default() }
 }
 
 impl World {
     fn build(net: Replicas) -> Result<World> {
         net.sparse("file", FILE)?;
-        let wire = |n| net.net.emulate_wire_b(n, wire(NONE, NONE));
-        let wires = [wire(1)?, wire(2)?, wire(3)?];
+        let hosts = net.net.hosts_b().len();
+        let wire = |n| net.net.emulate_wire_b(n as u8, wire(Duration::ZERO));
+        let wires = (1..=hosts).map(wire).collect::<Result<_, _>>()?;
         net.lead_to(0)?;
+        for host in net.net.hosts_a().iter().chain(net.net.hosts_b()) {
+            host.set_sysctls(&BUFFERS)?;
+        }
         for host in net.net.hosts_b() {
             host.set_congestion_control(CONGESTION_CONTROL)?;
             host.ip(&[ONE_BY_ONE.to_owned()])?;
         }
-        let servers = [net.serve(0, &[])?, net.serve(1, &[])?, net.serve(2, &[])?];
+        let servers = (0..hosts).map(|n| net.serve(n, &[])).collect::<Result<_>>()?;
         Ok(World { net, _servers: servers, wires })
     }
 
-    /// Packets take up to so much longer to each server from now on.
-    fn spread(&self, spread: Duration) -> Result<()> {
-        for (emulator, late) in self.wires.iter().zip([NONE, NONE, LATE]) {
-            emulator.set(Direction::AtoB, wire(spread, late))?;
+    /// Gives each flow another round trip.
+    fn draw_round_trips(&self, seed: u64) -> Result<()> {
+        let mut rng = Rng::from_seed(seed);
+        let (least, range) = WIRE_DELAY;
+        for emulator in &self.wires {
+            let delay = Duration::from_micros(least + rng.below(range + 1));
+            emulator.set(Direction::AtoB, wire(delay))?;
         }
         Ok(())
     }
@@ -214,34 +220,40 @@ impl World {
     ) -> Result<Flow> {
         let request = get("file");
         let foreground = Fetches { request: &request, clients: 1, warm_up, window };
-        let others = Fetches { clients: background, warm_up: LEAD + warm_up, ..foreground };
-        let ([a1, a2, _], [b1, b2, b3]) = (self.net.net.hosts_a(), self.net.net.hosts_b()) else {
-            anyhow::bail!("three hosts a side were asked for");
-        };
-        let [to, to_others, to_late] =
-            [SERVICE, b2.v4(), b3.v4()].map(|ip| SocketAddr::new(ip.into(), PORT));
-        let by_tcp = |to, server| -> Result<(Fetched, u64)> {
-            let before = recoveries(server)?;
-            let fetched = foreground.by_tcp(a1, to)?;
-            Ok((fetched, recoveries(server)? - before))
-        };
+        let others = Fetches { warm_up: LEAD + warm_up, ..foreground };
+        let [a1, a2, ..] = self.net.net.hosts_a() else { anyhow::bail!("two clients at least") };
+        let servers = self.net.net.hosts_b();
+        let at = |ip: Ipv4Addr| SocketAddr::new(ip.into(), PORT);
+        let to = at(SERVICE);
         thread::scope(|scope| {
-            let others = scope.spawn(|| others.by_tcp(a2, to_others));
+            let others: Vec<_> = servers[1..=background]
+                .iter()
+                .map(|server| scope.spawn(move || others.by_tcp(a2, at(server.v4()))))
+                .collect();
             thread::sleep(LEAD);
             let (ours, recoveries) = match arm {
-                Arm::Tcp => by_tcp(to, b1)?,
-                Arm::LateTcp => by_tcp(to_late, b3)?,
+                Arm::Tcp => {
+                    let before = recoveries(&servers[0])?;
+                    let fetched = foreground.by_tcp(a1, to)?;
+                    (fetched, recoveries(&servers[0])? - before)
+                }
                 Arm::Trickles => {
-                    let mut clients = Trickles::open(self.net.net.gateway_a(), to, seed)?;
+                    let mut clients = Trickles::open(&self.net.net, to, seed)?;
                     let fetched = foreground.by_trickles(&mut clients)?;
                     let recoveries = fetched.recoveries;
                     (fetched, recoveries)
                 }
             };
-            let others = others.join().ok().context("the background's thread panicked")??;
-            anyhow::ensure!(ours.failed + others.failed == 0, "a flow broke");
+            let panicked = "a background flow's thread panicked";
+            let join = |flow: thread::ScopedJoinHandle<'_, Result<Fetched, TopologyError>>| {
+                anyhow::Ok(flow.join().ok().context(panicked)??)
+            };
+            let others = others.into_iter().map(join).collect::<Result<Vec<_>>>()?;
+            let failed = ours.failed + others.iter().map(|flow| flow.failed).sum::<u64>();
+            anyhow::ensure!(failed == 0, "a flow broke");
+            let rest = others.iter().map(Fetched::mbps).sum::<f64>();
             Ok(Flow {
-                rates: (ours.mbps() * 1e6, others.mbps() * 1e6),
+                rates: (ours.mbps() * 1e6, rest * 1e6),
                 bytes: ours.ever as f64,
                 recoveries: recoveries as f64,
             })

@@ -76,7 +76,7 @@ fn by_trickles(run: &mut Run) -> Result<()> {
     let downloads = run.choose(6_000, 200);
     let world = Dumbbell::build(&DumbbellSpec::default(), run.journal())?;
     let served = serve(&world, run)?;
-    let mut clients = Trickles::open(world.gateway_a(), at(world.b1()), run.seed())?;
+    let mut clients = Trickles::open(&world, at(world.b1()), run.seed())?;
     let (mut idle, mut found, before) = (Vec::new(), Vec::new(), lab_memory());
     for &count in counts {
         run.step(&format!("{count} clients"))?;
