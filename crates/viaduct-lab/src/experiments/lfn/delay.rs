@@ -1,21 +1,30 @@
 //! Slides 33 and 34: response time by document size at 40 and 300 ms, with a connection for each
-//! document and through a tunnel; and whether sessions of a tunnel hold each other up.
+//! document and through a tunnel, without and with Squid; and whether sessions of a tunnel hold each
+//! other up.
 
 use std::time::Duration;
 
 use anyhow::Result;
 
-use super::browsing::{Browsed, Browsing, Way};
+use super::browsing::{Browsed, Browsing, Way, Windows};
 use super::neighbours;
 use crate::example_tunnel::Links;
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
-use crate::topology::programs::Documents;
+use crate::topology::programs::{Connections, Documents};
 
 /// The experiment.
 pub(in crate::experiments) struct Delay;
 
 /// Milliseconds there and back.
 const RTTS: [u32; 2] = [40, 300];
+
+/// What the slides compare: Squid, Squid with large windows, and Squid over multiplexed connections.
+const SQUIDS: [Way; 2] = [
+    Way::Squid(Windows::Plain, Connections::OneEach),
+    Way::Squid(Windows::Large, Connections::OneEach),
+];
+/// Of small documents: a round trip is saved of two, as [`mux`](super::mux) has it at 300 ms.
+const MAX_OF_SQUID: f64 = 0.75;
 
 impl Experiment for Delay {
     fn about(&self) -> About {
@@ -40,13 +49,21 @@ impl Experiment for Delay {
         run.step("documents of all sizes")?;
         let duration = Duration::from_secs(seconds);
         let load = |rtt| move |&way| Browsing { way, rtt, beside: false, duration };
-        let loads: Vec<_> = RTTS.iter().flat_map(|&rtt| ways.iter().map(load(rtt))).collect();
+        let tunnels = [1, 3].map(|count| Way::SquidTunnel(Links::tcp(count)));
+        let squids: Vec<Way> =
+            run.choose([&SQUIDS[..], &tunnels], [&SQUIDS[..1], &tunnels[1..]]).concat();
+        let with_squid: &[u32] = run.choose(&RTTS, &RTTS[..1]);
+        let loads = RTTS.iter().flat_map(|&rtt| ways.iter().map(load(rtt)));
+        let loads = loads.chain(with_squid.iter().flat_map(|&rtt| squids.iter().map(load(rtt))));
+        let loads: Vec<_> = loads.collect();
         let found: Vec<_> = loads.iter().zip(Browsing::all(run, &loads)?).collect();
         let sizes = Documents::new(run.seed()).sizes();
         for (load, browsed) in &found {
             draw(run, load, browsed, sizes);
         }
-        for (load, browsed) in found.iter().filter(|(load, _)| load.rtt == 300) {
+        beside_squid(run, &found);
+        let at_300 = |load: &Browsing| load.rtt == 300 && ways.contains(&load.way);
+        for (load, browsed) in found.iter().filter(|(load, _)| at_300(load)) {
             let name = format!("300 ms, {}: median small document, RTT", load.way.name());
             let bound =
                 if load.way == Way::Plain { Bound::AtLeast(2.0) } else { Bound::AtMost(1.3) };
@@ -57,13 +74,29 @@ impl Experiment for Delay {
     }
 }
 
+/// Slide 33, and 34 in full: Squid over a tunnel beside the best Squid with a connection for each document.
+fn beside_squid(run: &mut Run, found: &[(&Browsing, Browsed)]) {
+    for rtt in RTTS {
+        let at = || found.iter().filter(move |(load, _)| load.rtt == rtt);
+        let squids = at().filter(|(load, _)| SQUIDS.contains(&load.way));
+        let best = squids.map(|(_, browsed)| browsed.small(0.5)).fold(f64::INFINITY, f64::min);
+        for (load, browsed) in at().filter(|(load, _)| matches!(load.way, Way::SquidTunnel(_))) {
+            let way = load.way.name();
+            let name = format!("{rtt} ms, Squid over {way}: median small document, over Squid's");
+            run.check(&name, browsed.small(0.5) / best, Bound::AtMost(MAX_OF_SQUID));
+        }
+    }
+}
+
 /// One plot for each RTT, both axes logarithmic as in the slides.
 fn draw(run: &mut Run, load: &Browsing, browsed: &Browsed, sizes: &[usize]) {
     let axes = (("document", "KB"), ("response time", "ms"));
     for (quantile, word) in [(0.5, "median"), (0.9, "90th percentile")] {
         let title = format!("Response time, {} ms there and back: {word}", load.rtt);
         let plot = Plot::line(&title, axes.0, axes.1).log_x().log_y();
-        let series = run.series(&plot, &load.way.name());
+        let name = load.way.name();
+        let squid = if matches!(load.way, Way::SquidTunnel(_)) { "Squid over " } else { "" };
+        let series = run.series(&plot, &format!("{squid}{name}"));
         for &kb in sizes {
             let time = browsed.quantile(quantile, |other| other == kb);
             if time.is_finite() {

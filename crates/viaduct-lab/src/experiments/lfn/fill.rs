@@ -1,5 +1,5 @@
 //! One bulk session through the tunnel fills the link, and an echo beside it hardly notices: on
-//! clean links, and at 1 % loss with FEC gateways below.
+//! clean links, and at 1 % loss with FEC gateways below, with senders held below the line and without.
 
 use std::thread;
 use std::time::Duration;
@@ -81,17 +81,24 @@ impl Experiment for Fill {
         run.congestion_control("cubic on clean paths, bbr where packets are lost");
         run.param("senders_held_where_packets_are_lost", "tbf, 130 Mb/s");
         run.param("hosts_mtu_where_packets_are_lost", LOSSY_MTU);
-        run.steps(PATHS.len() * ways.len());
+        let lossy = PATHS.iter().filter(|path| path.is_lossy()).count();
+        run.steps((PATHS.len() + lossy) * ways.len());
         for (x, path) in PATHS.iter().enumerate() {
-            for &links in &ways {
-                let name = links.map_or("plain connections".into(), Links::name);
-                run.step(&format!("{}, {name}", path.name))?;
-                let found = path.measure(run, links, seconds)?;
-                found.tell(run, (x, path), &name);
-                // One TCP link is not what a tunnel has unless told so: an echo waits for all that
-                // stops the bulk session. It is there to be compared.
-                if let Some(links) = links.filter(|&links| links != single) {
-                    found.check(run, path, links);
+            // Where packets are lost, once with senders held below the line and once as they are.
+            let holds: &[bool] = if path.is_lossy() { &[true, false] } else { &[false] };
+            for &held in holds {
+                for &links in &ways {
+                    let name = links.map_or("plain connections".into(), Links::name);
+                    let free = if path.is_lossy() && !held { ", senders not held" } else { "" };
+                    let name = format!("{name}{free}");
+                    run.step(&format!("{}, {name}", path.name))?;
+                    let found = path.measure(run, links, held, seconds)?;
+                    found.tell(run, (x, path), &name);
+                    // One TCP link is not what a tunnel has unless told so: an echo waits for all that
+                    // stops the bulk session. It is there to be compared.
+                    if links.is_some_and(|links| links != single) {
+                        found.check(run, path, &name);
+                    }
                 }
             }
         }
@@ -108,11 +115,22 @@ struct Found {
 }
 
 impl Path {
-    fn measure(&self, run: &Run, links: Option<Links>, seconds: (u64, u64)) -> Result<Found> {
+    fn is_lossy(&self) -> bool {
+        self.loss != "none"
+    }
+
+    /// `held`: senders are kept below the line.
+    fn measure(
+        &self,
+        run: &Run,
+        links: Option<Links>,
+        held: bool,
+        seconds: (u64, u64),
+    ) -> Result<Found> {
         let text =
             format!("rate={}M,delay={}ms,queue=100ms,loss={}", self.rate, self.rtt / 2, self.loss);
         let wan = Wan::emulated(link(&text), run.seed());
-        let lossy = self.loss != "none";
+        let lossy = self.is_lossy();
         let host_mtu = if lossy { LOSSY_MTU } else { 1500 };
         let spec = DumbbellSpec { hosts: 2, host_mtu, wan, ..DumbbellSpec::default() };
         let mut world = World::build(&spec, run.journal())?;
@@ -123,7 +141,7 @@ impl Path {
         for host in [near, far, world.a1(), world.b1()] {
             host.set_congestion_control(congestion(self))?;
         }
-        if lossy {
+        if held {
             // Who sends by the link: in front of a tunnel no operator holds servers.
             let sender = if links.is_some() { far } else { world.b1() };
             sender.run("tc", &SHAPED)?;
@@ -171,9 +189,8 @@ impl Found {
         }
     }
 
-    fn check(&self, run: &mut Run, path: &Path, links: Links) {
-        let name = links.name();
-        if path.loss == "none" {
+    fn check(&self, run: &mut Run, path: &Path, name: &str) {
+        if !path.is_lossy() {
             let check = format!("{}, {name}: share of the link's payload", path.name);
             return run.check(&check, self.share(path), Bound::AtLeast(0.95));
         }
