@@ -11,6 +11,9 @@ pub(in crate::experiments) struct ThroughputLoss;
 
 /// Congestion control of every flow.
 const CONGESTION: &str = "cubic";
+/// Share of a link that (8,3) leaves for data, by arithmetic: 8 packets of 1200 bytes beside 3 repairs, each a
+/// packet and 166 bytes.
+pub(super) const LEFT: f64 = 8.0 * 1200.0 / (8.0 * 1200.0 + 3.0 * 1366.0);
 
 impl Experiment for ThroughputLoss {
     fn about(&self) -> About {
@@ -40,6 +43,9 @@ impl Experiment for ThroughputLoss {
         let plain = run.series(&plot, "plain kernel");
         let protected = run.series(&plot, "with gateways, (8,3) I=(1,20,40)");
         let bound = run.series(&plot, "plain kernel, no loss: the upper bound");
+        let shares =
+            Plot::line("Share of plain without loss", ("loss", "%"), ("share", "%")).log_x();
+        let of_bound = run.series(&shares, "with gateways, (8,3) I=(1,20,40)");
         let mut results = Vec::new();
         for &loss in losses {
             let config = format!("rate=200M,delay=50ms,queue=100ms,loss={loss}");
@@ -58,6 +64,7 @@ impl Experiment for ThroughputLoss {
             results.push((loss, without, with));
             // Losses are measured from none upwards.
             run.point(bound, x, results[0].1);
+            run.point(of_bound, x, 100.0 * with / results[0].1);
         }
         checks(run, &results);
         Ok(())
@@ -71,6 +78,9 @@ fn checks(run: &mut Run, results: &[(f64, f64, f64)]) {
         let Some(&(_, without, with)) = at(loss) else { continue };
         let name = format!("at {}: protected over protected without loss", percent(loss));
         run.check(&name, with / lossless, Bound::AtLeast(least));
+        let (plain_lossless, share) = (results[0].1, "protected over plain without loss");
+        let name = format!("at {}: {share}", percent(loss));
+        run.check(&name, with / plain_lossless, Bound::AtLeast(least * LEFT));
         if loss == 0.01 {
             run.check("at 1 %: protected over plain", with / without, Bound::AtLeast(50.0));
         }
