@@ -6,8 +6,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    sockopt,
 };
 
 /// Descriptors beside a record, at most.
@@ -81,32 +82,52 @@ pub fn send_beside(socket: impl AsFd, bytes: &[u8], beside: &[BorrowedFd<'_>]) -
     Ok(())
 }
 
-/// Takes one, cut to fit `bytes`; its length, 0 if the other end has gone, and what was beside it.
+/// A record, and what is known of its descriptors.
+#[derive(Debug)]
+pub struct Received {
+    /// Its bytes; 0 if the other end has gone.
+    pub length: usize,
+    /// Descriptors that came beside it.
+    pub beside: Vec<OwnedFd>,
+    /// It was longer than the buffer, so it is not of the format that is expected.
+    pub is_cut: bool,
+    /// Descriptors beside it were lost: there were too many, or this process may open no more.
+    pub lost_descriptors: bool,
+}
+
+/// Takes one; its length, 0 if the other end has gone, and the first descriptor beside it.
+///
+/// # Errors
+/// There is none ([`io::ErrorKind::WouldBlock`]), if the socket does not block; it is longer than `bytes`
+/// ([`io::ErrorKind::InvalidData`]).
+pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+    let received = receive_beside(socket, bytes)?;
+    if received.is_cut {
+        let what = format!("a record of more than {} bytes: it is of another version", bytes.len());
+        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+    }
+    Ok((received.length, received.beside.into_iter().next()))
+}
+
+/// The same with all that was beside it, and whether that is all that was sent.
 ///
 /// # Errors
 /// There is none ([`io::ErrorKind::WouldBlock`]), if the socket does not block.
-pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
-    let (length, beside) = receive_beside(socket, bytes)?;
-    Ok((length, beside.into_iter().next()))
-}
-
-/// The same with all that was beside it.
-///
-/// # Errors
-/// As [`receive`]'s.
-pub fn receive_beside(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+pub fn receive_beside(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); SPACE];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut bytes = [IoSliceMut::new(bytes)];
     let flags = RecvFlags::CMSG_CLOEXEC;
-    let length = rustix::net::recvmsg(socket, &mut bytes, &mut control, flags)?.bytes;
+    let message = rustix::net::recvmsg(socket, &mut bytes, &mut control, flags)?;
     let mut beside = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(of) = message {
             beside.extend(of);
         }
     }
-    Ok((length, beside))
+    let is_cut = message.flags.contains(ReturnFlags::TRUNC);
+    let lost_descriptors = message.flags.contains(ReturnFlags::CTRUNC);
+    Ok(Received { length: message.bytes, beside, is_cut, lost_descriptors })
 }
 
 fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
@@ -142,7 +163,7 @@ mod tests {
         let (length, beside) = receive(&theirs, &mut bytes).unwrap();
         assert!(&bytes[..length] == b"without" && beside.is_none());
         send_beside(&ours, b"both", &[ours.as_fd(), theirs.as_fd()]).unwrap();
-        assert_eq!(receive_beside(&theirs, &mut bytes).unwrap().1.len(), 2);
+        assert_eq!(receive_beside(&theirs, &mut bytes).unwrap().beside.len(), 2);
         drop(ours);
         assert_eq!(receive(&theirs, &mut bytes).unwrap().0, 0);
     }

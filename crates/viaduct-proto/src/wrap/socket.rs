@@ -40,6 +40,8 @@ impl Errno {
     pub const NOENT: Errno = Errno(2);
     /// It is elsewhere.
     pub const XDEV: Errno = Errno(18);
+    /// There is no room for it now.
+    pub const AGAIN: Errno = Errno(11);
     /// It makes no sense.
     pub const INVAL: Errno = Errno(22);
     /// It speaks another language.

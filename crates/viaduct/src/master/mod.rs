@@ -10,6 +10,8 @@
 //! root, or everybody (`--all-users`), at a socket `NAME.master` beside its status socket. With a master below
 //! (`--master`) it sends on to that one ([`crate::run::above`]).
 
+mod outbox;
+mod quota;
 mod remote;
 mod session;
 
@@ -18,6 +20,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use std::{env, fs, io};
 
@@ -26,6 +29,7 @@ use viaduct_proto::flow::{HandlerSpec, Registry, offload};
 use viaduct_proto::wrap::wire::Welcome;
 use viaduct_sys::records;
 
+use self::quota::{Limits, Quota};
 use self::session::Desk;
 use crate::proxy;
 use crate::proxy::below::Below;
@@ -68,6 +72,16 @@ pub struct MasterArgs {
     /// process, with its user's rights and its handlers' keys
     #[arg(long)]
     all_users: bool,
+    /// Runs at once of one user, root's and this master's own apart
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
+    user_runs: usize,
+    /// Flows at once of one such user; without it a quarter of those that there are descriptors for. An eighth
+    /// of all is kept for root and this master's own user
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    user_flows: Option<usize>,
+    /// Of them, connects that wait for their far end; without it half of the flows
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    user_calls: Option<usize>,
     /// Stand above this master: it carries on what this one sends
     #[arg(long, value_name = "NAME")]
     master: Option<String>,
@@ -107,6 +121,10 @@ pub fn run(args: &MasterArgs, registry: Registry, log: impl FnOnce()) -> Result<
     let mut settings =
         Settings::for_programs(name, chain, by, (args.arrival_wait, args.spin), run_dir);
     settings.metrics = args.metrics;
+    let limits =
+        Limits::new(settings.limits.flows, args.user_runs, args.user_flows, args.user_calls);
+    let refused = Arc::<AtomicU64>::default();
+    settings.over_limit = Some(refused.clone());
     settings.below = above.clone().map(|above| above as Arc<dyn Below>);
     check_free(&settings.socket())?;
     let signals = Signals::register()?;
@@ -117,7 +135,8 @@ pub fn run(args: &MasterArgs, registry: Registry, log: impl FnOnce()) -> Result<
             None => Carrier::Own(worker),
             Some(above) => Carrier::Above(worker, above, Box::new(rules)),
         };
-        Desk::open(&door, args.all_users)?.start(welcome, carrier)
+        let quota = Quota::new(limits, refused);
+        Desk::open(&door, args.all_users)?.start(welcome, carrier, quota)
     });
     let _ = fs::remove_file(&door);
     ended.map(|()| ExitCode::SUCCESS)
@@ -143,6 +162,12 @@ pub fn usual_run_dir() -> PathBuf {
 /// The number of this process's network namespace.
 pub fn network() -> io::Result<u64> {
     fs::metadata("/proc/self/ns/net").map(|of| of.ino())
+}
+
+/// A number of what a user may have.
+fn at_least_one(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|n| *n > 0);
+    number.ok_or_else(|| "a number from 1 on is expected, such as 500".to_owned())
 }
 
 /// Takes the place of a master that was killed, and of none that runs.

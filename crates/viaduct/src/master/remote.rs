@@ -8,13 +8,15 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use viaduct_proto::flow::Failure;
 use viaduct_proto::wrap::shared::Down;
 
+use super::outbox::Outbox;
+use super::quota::Permit;
 use crate::proxy::calls::{Held, Program};
+use crate::proxy::conn::Conn;
 
 /// Arrivals that are remembered before those that are over are forgotten.
 const MOST: usize = 64;
@@ -23,42 +25,60 @@ const MOST: usize = 64;
 #[derive(Debug)]
 pub(super) struct Remote {
     id: u64,
-    place: Option<TcpStream>,
-    out: Sender<Down>,
+    place: Option<Conn<TcpStream>>,
+    out: Outbox,
     /// How there are more for its program, if that listens.
     line: Option<Arc<Line>>,
     /// The run has heard how it ends.
     told: bool,
+    /// Of a connect that waits, until it is answered.
+    call: Option<Permit>,
 }
 
 impl Remote {
     /// Flow `id`, for which `place` will be connected to the program; `out` leads to the run.
-    pub(super) fn new(id: u64, place: TcpStream, out: &Sender<Down>) -> Remote {
-        Remote { id, place: Some(place), out: out.clone(), line: None, told: false }
+    pub(super) fn new(id: u64, place: Conn<TcpStream>, out: &Outbox) -> Remote {
+        let (place, out) = (Some(place), out.clone());
+        Remote { id, place, out, line: None, told: false, call: None }
+    }
+
+    /// The same, of a connect that has this permit to wait.
+    pub(super) fn calling(mut self, call: Option<Permit>) -> Remote {
+        self.call = call;
+        self
     }
 
     /// The same, to a program that listens.
-    pub(super) fn listening(id: u64, place: TcpStream, line: Arc<Line>) -> Remote {
-        let out = line.out.clone();
-        Remote { id, place: Some(place), out, line: Some(line), told: false }
+    pub(super) fn listening(id: u64, place: Conn<TcpStream>, line: Arc<Line>) -> Remote {
+        let mut remote = Remote::new(id, place, &line.out);
+        remote.line = Some(line);
+        remote
     }
 
     fn tell(&mut self, down: Down) -> io::Result<()> {
         self.told |= !matches!(down, Down::Named { .. });
-        self.out.send(down).map_err(|_| io::ErrorKind::BrokenPipe.into())
+        self.out.say(down)
     }
 
-    fn take_place(&mut self) -> io::Result<TcpStream> {
+    fn take_place(&mut self) -> io::Result<Conn<TcpStream>> {
         self.place.take().ok_or(io::ErrorKind::NotConnected.into())
     }
 }
 
 impl Held for Remote {
+    fn is_lent(&self) -> bool {
+        self.place.as_ref().is_some_and(Conn::is_lent)
+    }
+
+    fn has_gone(&self) -> bool {
+        self.out.has_gone()
+    }
+
     fn named(&mut self, own: SocketAddr) {
         let _ = self.tell(Down::Named { id: self.id, own });
     }
 
-    fn place(&mut self) -> io::Result<TcpStream> {
+    fn place(&mut self) -> io::Result<Conn<TcpStream>> {
         self.take_place()
     }
 
@@ -72,7 +92,7 @@ impl Held for Remote {
 }
 
 impl Program for Remote {
-    fn place(&mut self) -> io::Result<TcpStream> {
+    fn place(&mut self) -> io::Result<Conn<TcpStream>> {
         self.take_place()
     }
 
@@ -98,7 +118,7 @@ impl Drop for Remote {
 pub(super) struct Line {
     /// The arrival that it came by.
     of: u64,
-    out: Sender<Down>,
+    out: Outbox,
     /// In the order in which the run was asked.
     waiting: Mutex<VecDeque<Arc<Slot>>>,
 }
@@ -109,7 +129,7 @@ pub(super) struct Lines(HashMap<u64, Weak<Line>>);
 
 impl Lines {
     /// That of arrival `of`.
-    pub(super) fn add(&mut self, of: u64, out: &Sender<Down>) -> Arc<Line> {
+    pub(super) fn add(&mut self, of: u64, out: &Outbox) -> Arc<Line> {
         if self.0.len() >= MOST && self.0.len().is_power_of_two() {
             self.0.retain(|_, line| line.strong_count() > 0);
         }
@@ -176,15 +196,14 @@ impl Another {
     fn ask(&self) -> io::Result<Arc<Slot>> {
         let slot = Arc::<Slot>::default();
         let mut waiting = self.line.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let asked = self.line.out.send(Down::Another { id: self.line.of });
-        asked.map_err(|_| io::ErrorKind::BrokenPipe)?;
+        self.line.out.say(Down::Another { id: self.line.of })?;
         waiting.push_back(slot.clone());
         Ok(slot)
     }
 }
 
 impl Program for Another {
-    fn place(&mut self) -> io::Result<TcpStream> {
+    fn place(&mut self) -> io::Result<Conn<TcpStream>> {
         let slot = match &self.slot {
             Some(slot) => slot.clone(),
             None => self.slot.insert(self.ask()?).clone(),

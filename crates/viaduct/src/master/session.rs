@@ -1,37 +1,40 @@
 //! Those who share a master: each run has a session, in which it says what its program wants.
 //!
-//! The worker never waits for a run: what it has to say goes through a thread of the session's own. A run
-//! that says what means nothing is heard no more.
+//! The worker never waits for a run: what it has to say goes through a thread of the session's own
+//! ([`super::outbox`]). A run that says what means nothing is heard no more. Guests, which are neither root
+//! nor the master's own user, have what [`super::quota`] leaves them, and their sockets are lent
+//! ([`crate::proxy::conn`]).
 
-use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{SocketType, ipproto, sockopt};
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
+use viaduct_proto::flow::Failure;
 use viaduct_proto::wrap::Errno;
 use viaduct_proto::wrap::shared::{Down, RECORD, Up};
 use viaduct_proto::wrap::wire::{Answer, WELCOME, Welcome};
-use viaduct_sys::records;
+use viaduct_sys::records::{self, Received};
+use viaduct_sys::tcp;
 
+use super::outbox::{OfRun, Outbox};
+use super::quota::{Kind, Permit, Quota};
 use super::remote::{Lines, Remote};
 use super::{cannot_be, clear, network};
 use crate::proxy::calls::{Arrival, Call};
+use crate::proxy::conn::{Conn, Lender};
 use crate::run::carrier::Carrier;
+use crate::sparing::Sparing;
 
-/// Runs at once, at most; and of one user who is neither root nor the master's.
-const SESSIONS: usize = 4096;
-const OF_A_GUEST: usize = 256;
 /// After an error of accept.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -48,9 +51,11 @@ struct Shared {
     welcome: Welcome,
     carrier: Carrier,
     network: u64,
-    /// By their user.
-    sessions: Mutex<HashMap<u32, usize>>,
+    quota: Arc<Quota>,
 }
+
+/// Why a run is not heard, once in a while for each user.
+static REFUSED: Sparing<u32> = Sparing::new(4);
 
 impl Desk {
     /// Opens it at `door`, for this user and root, or for all.
@@ -70,10 +75,9 @@ impl Desk {
     ///
     /// # Errors
     /// There is no thread for it.
-    pub fn start(self, welcome: Welcome, carrier: Carrier) -> Result<()> {
+    pub(super) fn start(self, welcome: Welcome, carrier: Carrier, quota: Arc<Quota>) -> Result<()> {
         let network = network().context("ask for the network namespace")?;
-        let sessions = Mutex::default();
-        let shared = Arc::new(Shared { welcome, carrier, network, sessions });
+        let shared = Arc::new(Shared { welcome, carrier, network, quota });
         thread::Builder::new().name("desk".to_owned()).spawn(move || self.serve(&shared))?;
         Ok(())
     }
@@ -95,91 +99,183 @@ impl Desk {
             };
             let guest = user != us && user != 0;
             if guest && !self.all_users {
-                warn!("user {user} may not share this master: only its own and root may");
+                let what = "may not share this master: only its own and root may (--all-users)";
+                REFUSED.warn(user, format_args!("user {user} {what}"));
                 answer(&socket, &Answer::Done(Errno::PERM));
                 continue;
             }
-            let most = if guest { OF_A_GUEST } else { SESSIONS };
-            if let Err(error) = begin(socket, user, most, shared) {
-                warn!("a run cannot be heard: {error}");
+            let permit = if guest { shared.quota.take(user, Kind::Run) } else { None };
+            if guest && permit.is_none() {
+                let what =
+                    "has as many runs as it may have (--user-runs), or all users together have";
+                REFUSED.warn(user, format_args!("user {user} {what}"));
+                answer(&socket, &Answer::Done(Errno::AGAIN));
+                continue;
+            }
+            if let Err(error) = begin(socket, (user, permit), shared) {
+                REFUSED.warn(user, format_args!("a run of user {user} cannot be heard: {error}"));
             }
         }
     }
 }
 
-/// Begins a session of `user`, who may have so many.
-fn begin(socket: OwnedFd, user: u32, most: usize, shared: &Arc<Shared>) -> io::Result<()> {
+/// Begins a session of `user`, a guest if there is a permit.
+fn begin(
+    socket: OwnedFd,
+    (user, permit): (u32, Option<Permit>),
+    shared: &Arc<Shared>,
+) -> io::Result<()> {
     // Its own threads wait for it.
     rustix::io::ioctl_fionbio(&socket, false)?;
-    let place = Place::of(user, most, shared)?;
+    let shared = shared.clone();
     let hear = move || {
-        hear(socket, &place.shared);
+        let permit = permit.map(Arc::new);
+        if let Some(session) = Session::greet(socket, user, permit, &shared) {
+            let why = session.hear();
+            session.out.end();
+            match why {
+                None => debug!("a run of user {user} has gone"),
+                Some(why) => REFUSED.warn(user, format_args!("a run of user {user} {why}")),
+            }
+        }
     };
     thread::Builder::new().name("run".to_owned()).spawn(hear).map(drop)
 }
 
-/// A session's place among its user's.
-struct Place {
+/// A run that is heard.
+struct Session<'a> {
+    socket: Arc<OwnedFd>,
     user: u32,
-    shared: Arc<Shared>,
+    is_guest: bool,
+    shared: &'a Shared,
+    out: Outbox,
 }
 
-impl Place {
-    fn of(user: u32, most: usize, shared: &Arc<Shared>) -> io::Result<Place> {
-        let mut sessions = shared.sessions();
-        let all: usize = sessions.values().sum();
-        let own = sessions.entry(user).or_default();
-        if *own >= most || all >= SESSIONS {
-            return Err(io::Error::other(format!(
-                "{own} runs of user {user}, and {all} in all, share this master already"
-            )));
+/// What one request of a run may hold.
+struct Granted {
+    lender: Option<Arc<dyn Lender>>,
+    call: Option<Permit>,
+}
+
+impl Session<'_> {
+    /// A session, if the run says a hello that fits; it holds `permit` while anything of it is left.
+    fn greet(
+        socket: OwnedFd,
+        user: u32,
+        permit: Option<Arc<Permit>>,
+        shared: &Shared,
+    ) -> Option<Session<'_>> {
+        let socket = Arc::new(socket);
+        if !greeted(&socket, shared) {
+            return None;
         }
-        *own += 1;
-        Ok(Place { user, shared: shared.clone() })
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut sessions = self.shared.sessions();
-        let own = sessions.get_mut(&self.user).map(|own| std::mem::replace(own, *own - 1));
-        if own == Some(1) {
-            sessions.remove(&self.user);
+        let is_guest = permit.is_some();
+        let out = Outbox::start(socket.clone(), permit).ok()?;
+        match is_guest {
+            true => debug!(user, "a run has joined"),
+            false => info!("a run has joined"),
         }
+        Some(Session { socket, user, is_guest, shared, out })
     }
-}
 
-impl Shared {
-    fn sessions(&self) -> MutexGuard<'_, HashMap<u32, usize>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Hears a run until it goes.
-fn hear(socket: OwnedFd, shared: &Shared) {
-    let socket = Arc::new(socket);
-    if !greeted(&socket, shared) {
-        return;
-    }
-    let (out, said) = channel();
-    let theirs = socket.clone();
-    if thread::Builder::new().name("to-run".to_owned()).spawn(move || tell(&theirs, &said)).is_err()
-    {
-        return;
-    }
-    info!("a run has joined");
-    let (mut bytes, mut lines) = ([0; RECORD], Lines::default());
-    loop {
-        let obeyed = match records::receive_beside(&*socket, &mut bytes) {
-            Ok((0, _)) => return info!("a run has gone"),
-            Ok((length, beside)) => {
-                obey(&bytes[..length], beside, (&out, &mut lines), &shared.carrier)
+    /// Hears the run until it goes, or why it is heard no more.
+    fn hear(&self) -> Option<String> {
+        // One byte more than a record: a longer one is not mistaken for it.
+        let (mut bytes, mut lines) = ([0; RECORD + 1], Lines::default());
+        loop {
+            let received = match records::receive_beside(&*self.socket, &mut bytes) {
+                Ok(received) if received.length == 0 => return None,
+                Ok(received) => received,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Some(format!("cannot be heard: {error}")),
+            };
+            if received.is_cut || received.length > RECORD {
+                let what = "says more than a record holds: it is of another version of viaduct";
+                return Some(what.to_owned());
             }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return warn!("a run cannot be heard: {error}"),
+            let Some(up) = Up::parse(&bytes[..received.length]) else {
+                return Some("says what means nothing: it is heard no more".to_owned());
+            };
+            if self.obey(up, received, &mut lines).is_none() {
+                return Some("says what makes no sense here: it is heard no more".to_owned());
+            }
+            if !self.out.await_room() {
+                return Some("does not read what it is told: it is left".to_owned());
+            }
+        }
+    }
+
+    /// Does what a record asks for; `None` if it makes no sense, or not with this beside it.
+    fn obey(&self, up: Up, received: Received, lines: &mut Lines) -> Option<()> {
+        let wanted = match up {
+            Up::Hello { .. } => return None,
+            Up::Call { .. } | Up::Another { .. } => 1,
+            Up::Arrival { .. } => 2,
+            Up::NoOther { .. } => 0,
         };
-        if obeyed.is_none() {
-            return warn!("a run says what means nothing: it is heard no more");
+        if received.lost_descriptors && received.beside.len() <= wanted {
+            // It is no fault of the run's: this process, or all of the machine, may open no more.
+            let what =
+                "there is no descriptor left for what runs ask for (ulimit -n, LimitNOFILE=)";
+            REFUSED.warn(self.user, what);
+            self.refuse(up, lines);
+            return Some(());
+        }
+        if received.beside.len() != wanted {
+            return None;
+        }
+        let Some(granted) = self.grant(&up) else {
+            let user = self.user;
+            let what = "has as many flows as it may have (--user-flows, --user-calls)";
+            REFUSED.warn(user, format_args!("user {user} {what}"));
+            self.refuse(up, lines);
+            return Some(());
+        };
+        let mut sockets = received.beside.into_iter().map(|fd| stream(fd, granted.lender.clone()));
+        let carrier = &self.shared.carrier;
+        match up {
+            Up::Hello { .. } => {}
+            Up::Call { id, to, source } => {
+                let remote = Remote::new(id, sockets.next()??, &self.out).calling(granted.call);
+                carrier.call(Call { to: to.into(), source, held: Box::new(remote) });
+            }
+            Up::Arrival { id, client, own } => {
+                let (stream, place) = (sockets.next()??, sockets.next()??);
+                let program = Box::new(Remote::listening(id, place, lines.add(id, &self.out)));
+                carrier.arrive(Arrival { stream, client, own, handlers: None, program });
+            }
+            Up::Another { id, of } => {
+                lines.fill(of, Some(Remote::new(id, sockets.next()??, &self.out)));
+            }
+            Up::NoOther { of } => lines.fill(of, None),
+        }
+        Some(())
+    }
+
+    /// What a guest needs for this; `None` if it has too much already. Others need nothing.
+    fn grant(&self, up: &Up) -> Option<Granted> {
+        let mut granted = Granted { lender: None, call: None };
+        if !self.is_guest || matches!(up, Up::NoOther { .. }) {
+            return Some(granted);
+        }
+        let take = |kind| self.shared.quota.take(self.user, kind);
+        if matches!(up, Up::Call { .. }) {
+            granted.call = Some(take(Kind::Call)?);
+        }
+        let permit = Arc::new(take(Kind::Flow)?);
+        granted.lender = Some(Arc::new(OfRun { out: self.out.clone(), permit }));
+        Some(granted)
+    }
+
+    /// Refuses what a record asks for.
+    fn refuse(&self, up: Up, lines: &mut Lines) {
+        match up {
+            Up::Call { id, .. } | Up::Arrival { id, .. } => {
+                // A run that has gone need not hear it.
+                let _ = self.out.say(Down::Refuse { id, why: Failure::Unreachable });
+            }
+            Up::Another { of, .. } | Up::NoOther { of } => lines.fill(of, None),
+            Up::Hello { .. } => {}
         }
     }
 }
@@ -197,50 +293,17 @@ fn greeted(socket: &OwnedFd, shared: &Shared) -> bool {
     refusal.is_none()
 }
 
-/// Does what a record asks for; `None` if it is none, or not with this beside it.
-fn obey(
-    bytes: &[u8],
-    beside: Vec<OwnedFd>,
-    (out, lines): (&Sender<Down>, &mut Lines),
-    carrier: &Carrier,
-) -> Option<()> {
-    let mut sockets = beside.into_iter().map(stream);
-    match Up::parse(bytes)? {
-        Up::Hello { .. } => None,
-        Up::Call { id, to, source } => {
-            let held = Box::new(Remote::new(id, sockets.next()??, out));
-            let call = Call { to: to.into(), source, held };
-            sockets.next().is_none().then(|| carrier.call(call))
-        }
-        Up::Arrival { id, client, own } => {
-            let (stream, place) = (sockets.next()??, sockets.next()??);
-            let program = Box::new(Remote::listening(id, place, lines.add(id, out)));
-            let arrival = Arrival { stream, client, own, handlers: None, program };
-            sockets.next().is_none().then(|| carrier.arrive(arrival))
-        }
-        Up::Another { id, of } => {
-            let remote = Remote::new(id, sockets.next()??, out);
-            sockets.next().is_none().then(|| lines.fill(of, Some(remote)))
-        }
-        Up::NoOther { of } => sockets.next().is_none().then(|| lines.fill(of, None)),
-    }
-}
-
-/// A TCP socket, which does not block.
-fn stream(fd: OwnedFd) -> Option<TcpStream> {
-    let is = sockopt::socket_type(&fd).ok()? == SocketType::STREAM
-        && sockopt::socket_protocol(&fd).ok()? == Some(ipproto::TCP);
-    rustix::io::ioctl_fionbio(&fd, true).ok().filter(|()| is)?;
-    Some(fd.into())
-}
-
-/// Tells a run what there is to tell, until nobody has more, or it has gone.
-fn tell(socket: &OwnedFd, said: &Receiver<Down>) {
-    for down in said {
-        if records::send(socket, &down.emit(), None).is_err() {
-            return;
-        }
-    }
+/// A TCP socket, which does not block and whose close does not wait; of a guest, it is lent.
+fn stream(fd: OwnedFd, lender: Option<Arc<dyn Lender>>) -> Option<Conn<TcpStream>> {
+    let socket = match lender {
+        Some(lender) => Conn::lent(fd, lender),
+        None => Conn::from(fd),
+    };
+    let is = sockopt::socket_type(&socket).ok()? == SocketType::STREAM
+        && sockopt::socket_protocol(&socket).ok()? == Some(ipproto::TCP);
+    rustix::io::ioctl_fionbio(&socket, true).ok().filter(|()| is)?;
+    tcp::end_on_close(&socket).ok()?;
+    Some(socket.map(TcpStream::from))
 }
 
 /// A run that has gone hears nothing.

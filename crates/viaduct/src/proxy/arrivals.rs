@@ -157,7 +157,7 @@ impl Worker {
         now: Instant,
     ) {
         let Some(client) = self.unwrap(client, &tuple, told, now) else { return };
-        let mut client = Leg::Tcp(client);
+        let mut client = Leg::Tcp(client.into());
         let key = match self.started(&tuple, told) {
             Some(key) => key,
             None if self.flows.is_full() => {

@@ -15,6 +15,7 @@ use viaduct_proto::time::Instant;
 use viaduct_sys::tcp::{self, TcpOptions};
 
 use super::calls::{Arrival, Program};
+use super::conn::Conn;
 use super::worker::Worker;
 
 /// A server, for a flow whose handlers let it in.
@@ -41,7 +42,7 @@ impl Worker {
         let Address::Ip(to) = route.to else { return Some(client) };
         let program = Behind { to, from: route.from, options: self.options };
         let arrival = Arrival {
-            stream: client.into(),
+            stream: std::net::TcpStream::from(client).into(),
             client: route.source,
             own: to,
             handlers: route.handlers,
@@ -53,12 +54,12 @@ impl Worker {
 }
 
 impl Program for Behind {
-    fn place(&mut self) -> io::Result<std::net::TcpStream> {
+    fn place(&mut self) -> io::Result<Conn<std::net::TcpStream>> {
         let any: IpAddr = match self.to {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
-        tcp::bound(self.from.unwrap_or((any, 0).into()), self.options)
+        tcp::bound(self.from.unwrap_or((any, 0).into()), self.options).map(Conn::from)
     }
 
     fn connect(&mut self, place: &std::net::TcpStream) -> io::Result<()> {

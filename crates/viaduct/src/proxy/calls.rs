@@ -14,12 +14,12 @@ use std::fmt::Debug;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use mio::net::TcpStream;
 use tracing::debug;
 use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::time::Instant;
 
 use super::aware::Whose;
+use super::conn::Conn;
 use super::flow::{End, Flow, Middle};
 use super::leg::Leg;
 use super::orders::Order;
@@ -27,13 +27,23 @@ use super::outward::open;
 use super::relay::Relay;
 use super::target::{Route, failure};
 use super::through::{Factories, Through};
-use super::worker::Worker;
+use super::worker::{Worker, time};
 
 /// A program's connect that waits, as its interposer holds it.
 pub trait Held: Debug + Send {
     /// Which socket of the program's it is, if it may ask.
     fn whose(&self) -> Option<Whose> {
         None
+    }
+
+    /// Whether its socket is shared with another user's process: then nothing of the flow is spliced.
+    fn is_lent(&self) -> bool {
+        false
+    }
+
+    /// Whether its program cannot be told anything any more.
+    fn has_gone(&self) -> bool {
+        false
     }
 
     /// What the program is told of its own end from now on.
@@ -43,7 +53,7 @@ pub trait Held: Debug + Send {
     ///
     /// # Errors
     /// There is none.
-    fn place(&mut self) -> io::Result<std::net::TcpStream>;
+    fn place(&mut self) -> io::Result<Conn<std::net::TcpStream>>;
 
     /// The far end is there: the program's socket becomes connected to `place`, now or soon.
     ///
@@ -72,7 +82,7 @@ pub trait Program: Debug + Send {
     ///
     /// # Errors
     /// There is none; or it is still to come ([`io::ErrorKind::WouldBlock`]).
-    fn place(&mut self) -> io::Result<std::net::TcpStream>;
+    fn place(&mut self) -> io::Result<Conn<std::net::TcpStream>>;
 
     /// Has `tell` be called when one that was to come is there, or will never be.
     fn when_there(&mut self, _tell: Box<dyn FnOnce() + Send>) {}
@@ -93,7 +103,7 @@ pub trait Program: Debug + Send {
 #[derive(Debug)]
 pub struct Arrival {
     /// It.
-    pub stream: std::net::TcpStream,
+    pub stream: Conn<std::net::TcpStream>,
     /// Whose it is.
     pub client: SocketAddr,
     /// Where it was meant to go.
@@ -123,15 +133,15 @@ impl Worker {
         };
         let handlers = handlers.as_ref().or(plan.handlers.as_ref());
         let relay = match handlers {
+            _ if server.is_lent() => None,
             None => Some(Relay::default()),
             Some(handlers) => Relay::of(handlers),
         };
-        let middle = match (relay, handlers) {
-            (Some(relay), _) => Some(Middle::Relay(relay)),
-            (None, None) => None,
-            (None, Some(handlers)) => {
-                let limit = self.limits.chain_buffer;
-                let through = Through::accepting(handlers.clone(), limit, &server, now);
+        let middle = match relay {
+            Some(relay) => Some(Middle::Relay(relay)),
+            None => {
+                let (handlers, limit) = (handlers.cloned(), self.limits.chain_buffer);
+                let through = Through::accepting(handlers.unwrap_or_default(), limit, &server, now);
                 through.map(|through| Middle::Through(Box::new(through)))
             }
         };
@@ -176,7 +186,7 @@ impl Worker {
     pub(super) fn call(&mut self, call: Call, now: Instant) {
         self.stats.accepted += 1;
         let Call { to, source, mut held } = call;
-        match self.begin_call(to, source, now) {
+        match self.begin_call(to, source, held.is_lent(), now) {
             Ok(key) => {
                 self.aware.know(key, held.whose());
                 self.calls.insert(key, held);
@@ -192,6 +202,7 @@ impl Worker {
         &mut self,
         to: Address,
         source: SocketAddr,
+        is_lent: bool,
         now: Instant,
     ) -> Result<usize, Failure> {
         if self.flows.is_full() || self.deadline.is_some() {
@@ -205,6 +216,7 @@ impl Worker {
         };
         let mut route = route.ok_or(Failure::Denied)?;
         route.from = route.from.or_else(|| bound(source));
+        route.copied |= is_lent;
         let begun = open(route, self.options, &self.teller, &self.limits, now);
         self.flows.add(begun, source, now)
     }
@@ -220,7 +232,7 @@ impl Worker {
             if place.peer_addr().is_err() {
                 return self.await_client(place, key);
             }
-            let mut client = Leg::Tcp(TcpStream::from_std(place));
+            let mut client = Leg::Tcp(place.into());
             self.flows.watch(&mut client, key, End::Client)?;
             self.flows.at(key).set_client(client, now);
             Ok(())
@@ -235,10 +247,10 @@ impl Worker {
     }
 
     /// The client of flow `key` is whoever `place` will be connected to.
-    fn await_client(&mut self, place: std::net::TcpStream, key: usize) -> io::Result<()> {
-        let mut client = Leg::Tcp(TcpStream::from_std(place));
+    fn await_client(&mut self, place: Conn<std::net::TcpStream>, key: usize) -> io::Result<()> {
+        let mut client = Leg::Tcp(place.into());
         self.flows.watch_coming(&mut client, key)?;
-        self.flows.at(key).set_coming(client);
+        self.flows.at(key).set_coming(client, time());
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 //! deadlines are looked at.
 
 use std::io;
+use std::time::Duration;
 
 use tracing::debug;
 use viaduct_proto::flow::Failure;
@@ -12,6 +13,9 @@ use super::orders::Limits;
 use super::target::{error_of, failure};
 use super::through::Stage;
 use super::worker::{SWEEP, Worker, time};
+
+/// Time that a program's socket may take to be connected to its flow: longer than the kernel tries.
+const MAX_COMING: Duration = Duration::from_secs(180);
 
 impl Worker {
     /// Does what can be done for a flow, one end of which is ready.
@@ -177,6 +181,7 @@ impl Worker {
             self.stats.refused.timed_out += 1;
             self.end(key, true);
         }
+        self.end_left(now);
         if let Some(quiet) = keep_alive {
             // Those that have seen a sweep before: most flows never do.
             let lasts = |flow: &Flow| flow.has_client() && now.since(flow.begun) > SWEEP;
@@ -188,6 +193,20 @@ impl Worker {
         let Some(idle) = idle else { return };
         for key in self.flows.pick(|flow| flow.is_connected() && quiet(flow) > Some(idle)) {
             self.stats.idle += 1;
+            self.end(key, true);
+        }
+    }
+}
+
+impl Worker {
+    /// Ends what nobody waits for any more: connects of programs whose run has gone, and flows whose
+    /// program's socket is not connected in time.
+    fn end_left(&mut self, now: Instant) {
+        let gone = self.calls.iter().filter(|(_, held)| held.has_gone());
+        let mut left: Vec<usize> = gone.map(|(key, _)| *key).collect();
+        let coming = |flow: &Flow| flow.is_coming() && now.since(flow.moved) > MAX_COMING;
+        left.extend(self.flows.pick(coming));
+        for key in left {
             self.end(key, true);
         }
     }

@@ -1,6 +1,7 @@
 //! What whoever runs a proxy's workers holds of them: to ask, to change and to end them.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -102,6 +103,9 @@ impl Handle {
                 Some(stats) => counters.add(stats),
                 None => hangs = true,
             }
+        }
+        if let Some(over_limit) = &self.settings.over_limit {
+            counters.refused.over_limit = over_limit.load(Ordering::Relaxed);
         }
         ProxyStatus {
             proxy: self.settings.name.clone(),

@@ -1,6 +1,6 @@
 //! One end of a flow: what it is read from and written to.
 
-use std::io::{self, IoSlice, Read as _, Write as _};
+use std::io::{self, IoSlice};
 use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
 
@@ -11,6 +11,7 @@ use viaduct_proto::flow::Failure;
 use viaduct_sys::tcp;
 
 use super::below::Ends;
+use super::conn::Conn;
 use super::target::error_of;
 use super::trickles::Trickle;
 use super::tunnels::Session;
@@ -22,9 +23,9 @@ const TO_READ: Interest = Interest::READABLE.add(Interest::PRIORITY);
 #[derive(Debug)]
 pub enum Leg {
     /// A connection.
-    Tcp(TcpStream),
+    Tcp(Conn<TcpStream>),
     /// One that a master below carries on.
-    Below(TcpStream, Arc<Ends>),
+    Below(Conn<TcpStream>, Arc<Ends>),
     /// A session of a tunnel.
     Session(Session),
     /// A connection of Trickles.
@@ -35,10 +36,15 @@ pub enum Leg {
 
 impl Leg {
     /// A connection between these two ends, which may have come by a master below.
-    pub fn of(stream: std::net::TcpStream, client: SocketAddr, own: SocketAddr) -> Leg {
+    pub fn of(stream: Conn<std::net::TcpStream>, client: SocketAddr, own: SocketAddr) -> Leg {
         let is = stream.peer_addr().is_ok_and(|peer| peer.ip().to_canonical() == client.ip());
-        let stream = TcpStream::from_std(stream);
+        let stream = stream.into();
         if is { Leg::Tcp(stream) } else { Leg::Below(stream, Ends::between(own, client)) }
+    }
+
+    /// Whether another user's process holds its socket too: then it is copied, and never spliced.
+    pub fn is_lent(&self) -> bool {
+        matches!(self, Leg::Tcp(stream) | Leg::Below(stream, _) if stream.is_lent())
     }
 
     /// The connection, if it is one: two of them can be spliced.
@@ -138,9 +144,7 @@ impl Leg {
     /// Writes what it can of `pieces`; `None` if it takes nothing now.
     pub fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
         match self {
-            Leg::Tcp(stream) | Leg::Below(stream, _) => {
-                unless_blocked(|| stream.write_vectored(pieces))
-            }
+            Leg::Tcp(stream) | Leg::Below(stream, _) => unless_blocked(|| stream.write(pieces)),
             Leg::Session(session) => session.write(pieces),
             Leg::Trickles(trickle) => trickle.write(pieces),
             Leg::Elsewhere => Ok(None),

@@ -19,6 +19,7 @@ pub mod aware;
 mod behind;
 pub mod below;
 pub mod calls;
+pub mod conn;
 mod control;
 mod demand;
 mod doors;

@@ -20,6 +20,9 @@ use super::worker::Worker;
 /// satellites, and a lost packet.
 const HANDSHAKES: Duration = Duration::from_millis(1_200);
 
+/// Orders that are obeyed before flows have their turn.
+const MAX_ORDERS: usize = 64;
+
 /// What keeps a proxy within bounds.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -86,6 +89,11 @@ impl ToWorker {
     /// Tells it. One that is gone drops the order, and with it the way back.
     pub fn tell(&self, order: Order) {
         let _ = self.orders.send(order);
+        self.wake();
+    }
+
+    /// Has it look for orders.
+    pub(super) fn wake(&self) {
         let _ = self.waker.wake();
     }
 }
@@ -93,7 +101,12 @@ impl ToWorker {
 impl Worker {
     /// Does what it was told.
     pub(super) fn obey(&mut self, now: Instant) {
-        while let Ok(order) = self.orders.try_recv() {
+        for n in 0.. {
+            if n == MAX_ORDERS {
+                // Flows have their turn before the rest.
+                return self.own.wake();
+            }
+            let Ok(order) = self.orders.try_recv() else { return };
             match order {
                 Order::Call(call) => self.call(*call, now),
                 Order::Arrive(arrival) => self.arrive(*arrival, now),

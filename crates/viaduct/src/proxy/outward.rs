@@ -11,6 +11,7 @@ use viaduct_proto::time::Instant;
 use viaduct_sys::tcp::{self, LongHaul, TcpOptions};
 
 use super::agreeing::{Agreeing, Undecided};
+use super::conn::Conn;
 use super::flow::{Begun, Middle};
 use super::leg::Leg;
 use super::onward::Onward;
@@ -106,7 +107,7 @@ fn begin(
     begun.first = first;
     let server = TcpStream::from_std(server);
     set_up(&server, haul.as_ref());
-    begun.server = Leg::Tcp(server);
+    begun.server = Leg::Tcp(server.into());
     Ok(begun)
 }
 
@@ -143,7 +144,7 @@ fn agree(
     }
     begun.undecided = Some(Undecided::new(agreeing.clone(), at, limits.chain_buffer));
     let server = agreeing.connect(at, from, options)?;
-    begun.server = Leg::Tcp(TcpStream::from_std(server));
+    begun.server = Leg::Tcp(Conn::from(server).into());
     Ok(begun)
 }
 
@@ -161,7 +162,7 @@ pub(super) fn dial(
             (None, Some(agreeing)) => agreeing.connect(to, from, options)?,
             (None, None) => tcp::connect(to, from, options)?,
         };
-        Ok(Leg::Tcp(TcpStream::from_std(stream)))
+        Ok(Leg::Tcp(Conn::from(stream).into()))
     };
     match to {
         Address::Ip(to) => begin(*to),

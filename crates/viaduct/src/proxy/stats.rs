@@ -80,6 +80,9 @@ pub struct Refusals {
     pub timed_out: u64,
     /// It could not be reached, or its name not be found.
     pub unreachable: u64,
+    /// Runs, flows and connects of a master's users that had as many as they may have.
+    #[serde(default)]
+    pub over_limit: u64,
 }
 
 /// How connections by one hop or tunnel, or straight to all servers, went.
@@ -135,13 +138,14 @@ impl ProxyStats {
 
 impl Refusals {
     fn add(&mut self, other: Refusals) {
-        let Refusals { denied, full, unclear, refused, timed_out, unreachable } = other;
+        let Refusals { denied, full, unclear, refused, timed_out, unreachable, over_limit } = other;
         self.denied += denied;
         self.full += full;
         self.unclear += unclear;
         self.refused += refused;
         self.timed_out += timed_out;
         self.unreachable += unreachable;
+        self.over_limit += over_limit;
     }
 
     /// Counts a client that is refused.
@@ -155,8 +159,8 @@ impl Refusals {
     }
 
     /// All of them, each with its name.
-    pub fn by_reason(&self) -> [(&'static str, u64); 6] {
-        let &Refusals { denied, full, unclear, refused, timed_out, unreachable } = self;
+    pub fn by_reason(&self) -> [(&'static str, u64); 7] {
+        let &Refusals { denied, full, unclear, refused, timed_out, unreachable, over_limit } = self;
         [
             ("denied", denied),
             ("full", full),
@@ -164,6 +168,7 @@ impl Refusals {
             ("refused", refused),
             ("timed_out", timed_out),
             ("unreachable", unreachable),
+            ("over_limit", over_limit),
         ]
     }
 }

@@ -26,6 +26,7 @@ use viaduct_sys::tcp::{self, TcpOptions};
 use super::joined::Joined;
 use crate::proxy::below::{Below, Ends};
 use crate::proxy::calls::{Arrival, Call, Held, Program};
+use crate::proxy::conn::Conn;
 use crate::proxy::leg::Leg;
 use crate::proxy::orders::{Order, ToWorker};
 use crate::proxy::through::Factories;
@@ -102,7 +103,7 @@ impl Below for Above {
                 let reach =
                     Reach { ends: Arc::downgrade(&ends), pending: Some(pending), place, closed };
                 self.below.call(Call { to: to.into(), source, held: Box::new(reach) });
-                Ok(Leg::Below(mio::net::TcpStream::from_std(near), ends))
+                Ok(Leg::Below(Conn::from(near).into(), ends))
             }
         }
     }
@@ -112,7 +113,7 @@ impl Below for Above {
 fn direct(to: SocketAddr, from: Option<SocketAddr>, rate: Option<u64>) -> io::Result<Leg> {
     let stream = tcp::connect(to, from, TcpOptions::default())?;
     rate.map_or(Ok(()), |rate| tcp::pace(&stream, rate))?;
-    Ok(Leg::Tcp(mio::net::TcpStream::from_std(stream)))
+    Ok(Leg::Tcp(Conn::from(stream).into()))
 }
 
 /// A leg of the worker's to the master below.
@@ -133,8 +134,8 @@ impl Held for Reach {
         }
     }
 
-    fn place(&mut self) -> io::Result<TcpStream> {
-        self.place.take().ok_or_else(|| io::ErrorKind::NotConnected.into())
+    fn place(&mut self) -> io::Result<Conn<TcpStream>> {
+        self.place.take().map(Conn::from).ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
     fn meet(&mut self, place: &TcpStream) -> io::Result<()> {
@@ -184,11 +185,11 @@ struct Next {
 }
 
 impl Program for Between {
-    fn place(&mut self) -> io::Result<TcpStream> {
+    fn place(&mut self) -> io::Result<Conn<TcpStream>> {
         let client = self.next.as_ref().ok_or(io::ErrorKind::NotConnected)?.client;
         let (_, pending) = self.above.leg(client.is_ipv4(), None)?;
         self.pending = Some(pending);
-        self.above.meeting.place(client.is_ipv4())
+        self.above.meeting.place(client.is_ipv4()).map(Conn::from)
     }
 
     fn another(&self) -> Option<Box<dyn Program>> {
@@ -203,7 +204,7 @@ impl Program for Between {
         let (pending, next) =
             self.pending.take().zip(self.next.take()).ok_or(io::ErrorKind::NotConnected)?;
         tcp::connect_bound(place, pending.program()?)?;
-        let stream = TcpStream::from(pending.finish()?);
+        let stream = TcpStream::from(pending.finish()?).into();
         let Next { client, own, handlers, program, worker } = next;
         worker.tell(Order::Arrive(Box::new(Arrival { stream, client, own, handlers, program })));
         Ok(())

@@ -31,6 +31,7 @@ use super::names::{Remote, place};
 use super::report::{self, Report, Reported, Visited};
 use crate::proxy::aware::Whose;
 use crate::proxy::calls::{Arrival, Call, Held, Program};
+use crate::proxy::conn::Conn;
 
 /// What all connects need.
 #[derive(Debug)]
@@ -209,7 +210,7 @@ fn take_in(
         };
         let program = Box::new(Listening { client, own, inside: inside.clone() });
         let program = Visited::of(program, own, report);
-        carrier.arrive(Arrival { stream, client, own, handlers, program });
+        carrier.arrive(Arrival { stream: stream.into(), client, own, handlers, program });
     }
 }
 
@@ -295,13 +296,13 @@ impl Hearing {
 }
 
 impl Program for Listening {
-    fn place(&mut self) -> io::Result<TcpStream> {
+    fn place(&mut self) -> io::Result<Conn<TcpStream>> {
         let loopback: IpAddr = match self.own {
             SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
             SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
         };
         let options = TcpOptions { inside: true, ..TcpOptions::default() };
-        tcp::bound((loopback, 0).into(), options)
+        tcp::bound((loopback, 0).into(), options).map(Conn::from)
     }
 
     fn connect(&mut self, place: &TcpStream) -> io::Result<()> {
@@ -323,8 +324,8 @@ impl Held for Diverted {
         self.shared.names.set_own(self.waiting.cookie, own);
     }
 
-    fn place(&mut self) -> io::Result<TcpStream> {
-        self.shared.meeting.place(self.waiting.program.is_ipv4())
+    fn place(&mut self) -> io::Result<Conn<TcpStream>> {
+        self.shared.meeting.place(self.waiting.program.is_ipv4()).map(Conn::from)
     }
 
     fn meet(&mut self, place: &TcpStream) -> io::Result<()> {

@@ -33,6 +33,7 @@ use super::carrier::Carrier;
 use super::hall::Hall;
 use super::report::{Report, Visited};
 use crate::proxy::calls::{Arrival, Program};
+use crate::proxy::conn::Conn;
 
 /// How often it is looked whether programs still listen, if nobody asks.
 const LOOK: Duration = Duration::from_millis(500);
@@ -280,6 +281,7 @@ impl Fronts {
         let here = hall::here(own, own.is_ipv6());
         let program = Box::new(Caller { hall, client, place, own: here });
         let program = Visited::of(program, own, self.report.as_ref());
+        let stream = stream.into();
         self.carrier.arrive(Arrival { stream, client, own, handlers: None, program });
         Ok(())
     }
@@ -322,10 +324,10 @@ fn canonical(at: SocketAddr) -> SocketAddr {
 }
 
 impl Program for Caller {
-    fn place(&mut self) -> io::Result<TcpStream> {
+    fn place(&mut self) -> io::Result<Conn<TcpStream>> {
         match self.place.take() {
-            Some(place) => Ok(place),
-            None => Ok(self.hall.socket(Purpose::Place, self.client)?.into()),
+            Some(place) => Ok(place.into()),
+            None => Ok(TcpStream::from(self.hall.socket(Purpose::Place, self.client)?).into()),
         }
     }
 

@@ -64,10 +64,15 @@ impl Hall {
         let keeper = command.spawn().context("start the keeper of a hall")?.id();
         drop(theirs);
         let mut answer = [0; MOST];
-        match records::receive_beside(&ours, &mut answer)? {
-            (0, _) => bail!("the keeper of a hall has ended"),
-            (1, ways) => Ok((Hall { socket: ours, asking: Mutex::default(), keeper }, ways)),
-            (length, _) => bail!("{}", String::from_utf8_lossy(&answer[..length])),
+        let received = records::receive_beside(&ours, &mut answer)?;
+        match received.length {
+            _ if received.lost_descriptors => bail!("{}", rustix::io::Errno::MFILE),
+            0 => bail!("the keeper of a hall has ended"),
+            1 => {
+                let hall = Hall { socket: ours, asking: Mutex::default(), keeper };
+                Ok((hall, received.beside))
+            }
+            length => bail!("{}", String::from_utf8_lossy(&answer[..length])),
         }
     }
 

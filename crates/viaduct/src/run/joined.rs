@@ -26,6 +26,7 @@ use viaduct_sys::{records, tcp};
 
 use super::road::Road;
 use crate::proxy::calls::{Arrival, Call, Held, Program};
+use crate::proxy::conn::Conn;
 
 /// The way to a shared master, and the program's side of what it carries.
 #[derive(Debug)]
@@ -40,7 +41,7 @@ pub struct Joined {
 struct Waits {
     next: u64,
     /// By number; the master has the other descriptor of each place.
-    list: HashMap<u64, (Side, TcpStream)>,
+    list: HashMap<u64, (Side, Conn<TcpStream>)>,
     /// The way to the master, while one runs.
     socket: Option<Arc<OwnedFd>>,
 }
@@ -105,7 +106,7 @@ impl Joined {
     fn say(
         &self,
         side: Side,
-        place: TcpStream,
+        place: Conn<TcpStream>,
         up: impl FnOnce(u64) -> Up,
         stream: Option<&TcpStream>,
     ) {
@@ -215,7 +216,7 @@ impl Joined {
         }
     }
 
-    fn take(&self, id: u64) -> Option<(Side, TcpStream)> {
+    fn take(&self, id: u64) -> Option<(Side, Conn<TcpStream>)> {
         self.waits().list.remove(&id)
     }
 

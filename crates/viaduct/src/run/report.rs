@@ -12,6 +12,7 @@ use viaduct_proto::flow::Failure;
 use super::names::Remote;
 use crate::proxy::aware::Whose;
 use crate::proxy::calls::{Held, Program};
+use crate::proxy::conn::Conn;
 
 /// What became of a flow.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -204,7 +205,7 @@ impl Held for Reported {
         self.held.named(own);
     }
 
-    fn place(&mut self) -> io::Result<TcpStream> {
+    fn place(&mut self) -> io::Result<Conn<TcpStream>> {
         self.held.place()
     }
 
@@ -243,7 +244,7 @@ impl Visited {
 }
 
 impl Program for Visited {
-    fn place(&mut self) -> io::Result<TcpStream> {
+    fn place(&mut self) -> io::Result<Conn<TcpStream>> {
         self.program.place()
     }
 

@@ -77,6 +77,9 @@ fn greet(socket: &OwnedFd) -> Result<Welcome> {
             )
         }
         Some(Answer::Done(Errno::PERM)) => bail!("only its user and root may share it"),
+        Some(Answer::Done(Errno::AGAIN)) => {
+            bail!("it has as many runs of this user as it takes (viaduct master --user-runs)")
+        }
         _ if length == 0 => bail!("it takes nobody any more"),
         _ => bail!("it is of another version of viaduct: have both be the same"),
     }

@@ -25,7 +25,11 @@ impl Flow {
     /// With a client that is still to say where it wants to go.
     pub fn asking(client: TcpStream, tuple: Tuple, preface: Preface, now: Instant) -> Flow {
         let asked = Some(Asked { preface, tuple, bytes: Vec::new(), begun: false });
-        Flow { legs: [Some(Leg::Tcp(client)), None], asked, ..Flow::empty(tuple.client, now) }
+        Flow {
+            legs: [Some(Leg::Tcp(client.into())), None],
+            asked,
+            ..Flow::empty(tuple.client, now)
+        }
     }
 
     /// With a client that has said where it wants to go.

@@ -133,8 +133,8 @@ impl Flow {
     }
 
     /// The program's connection is on its way.
-    pub fn set_coming(&mut self, client: Leg) {
-        self.coming = Some(client);
+    pub fn set_coming(&mut self, client: Leg, now: Instant) {
+        (self.coming, self.moved) = (Some(client), now);
     }
 
     /// Whether one is.

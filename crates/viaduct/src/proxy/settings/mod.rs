@@ -7,6 +7,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -79,6 +80,8 @@ pub struct Settings {
     pub run_dir: PathBuf,
     /// Where Prometheus finds the metrics.
     pub metrics: Option<SocketAddr>,
+    /// Requests of users that a master refused because of their limits.
+    pub over_limit: Option<Arc<AtomicU64>>,
 }
 
 impl Settings {
@@ -154,6 +157,7 @@ impl Settings {
             on_demand: false,
             run_dir,
             metrics: None,
+            over_limit: None,
         };
         settings.fitted()
     }
@@ -272,6 +276,7 @@ impl Settings {
             intercept: intercept(args, port)?,
             run_dir: args.run_dir.clone(),
             metrics: args.metrics,
+            over_limit: None,
         })
     }
 

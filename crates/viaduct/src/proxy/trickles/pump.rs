@@ -53,7 +53,7 @@ impl Worker {
         }
         let begun = straight(to, self.options, self.policies.far.haul(to.ip()));
         let watched = begun.and_then(|server| {
-            let mut server = Leg::Tcp(server);
+            let mut server = Leg::Tcp(server.into());
             self.flows.watch(&mut server, key, End::Server)?;
             Ok(server)
         });

@@ -14,6 +14,7 @@ use super::known::Known;
 use super::{Answer, Common, Say};
 use crate::proxy::aware::Whose;
 use crate::proxy::calls::Held;
+use crate::proxy::conn::Conn;
 
 /// A connect.
 pub(super) struct Waiting {
@@ -36,9 +37,9 @@ impl Held for Waiting {
             .set(self.cookie, Known { peer: self.to, own: Some(own), refused: None });
     }
 
-    fn place(&mut self) -> io::Result<TcpStream> {
+    fn place(&mut self) -> io::Result<Conn<TcpStream>> {
         let pending = self.pending.as_ref().ok_or(io::ErrorKind::NotConnected)?;
-        self.common.meeting.place(pending.program()?.is_ipv4())
+        self.common.meeting.place(pending.program()?.is_ipv4()).map(Conn::from)
     }
 
     fn meet(&mut self, place: &TcpStream) -> io::Result<()> {

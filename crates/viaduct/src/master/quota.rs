@@ -1,0 +1,159 @@
+//! Limits of what each user may have of a master that all users share, and their use of it.
+//!
+//! Guests are all users but root and the master's own. Each guest is limited, and all guests together are,
+//! so that root and the master's own user find room at any time.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Runs at once of all users together.
+pub(super) const MAX_RUNS: usize = 4096;
+/// One part in so many of all runs and flows is kept for root and the master's own user.
+const RESERVE: usize = 8;
+
+/// Something that a user may have a limited number of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Runs that have joined.
+    Run,
+    /// Flows, those included that wait for their far end. Each holds two descriptors of the master's.
+    Flow,
+    /// Connects that wait for their far end.
+    Call,
+}
+
+const KINDS: usize = 3;
+
+/// Limits of a guest, for each [`Kind`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// For one guest.
+    each: [usize; KINDS],
+    /// For all guests together.
+    all: [usize; KINDS],
+}
+
+impl Limits {
+    /// Limits of a master that has room for `flows` flows, where each guest may have so many runs, and so
+    /// many flows and waiting calls; without a number a quarter of all flows, and half of that.
+    pub(super) fn new(
+        flows: usize,
+        runs: usize,
+        user_flows: Option<usize>,
+        user_calls: Option<usize>,
+    ) -> Limits {
+        let rest = |all: usize| (all - all / RESERVE).max(1);
+        let user_flows = user_flows.unwrap_or(flows / 4).clamp(1, rest(flows));
+        let user_calls = user_calls.unwrap_or(user_flows / 2).clamp(1, user_flows);
+        let all = [rest(MAX_RUNS), rest(flows), rest(flows)];
+        Limits { each: [runs.min(all[0]), user_flows, user_calls], all }
+    }
+}
+
+/// Use of a master by its guests.
+#[derive(Debug)]
+pub(super) struct Quota {
+    limits: Limits,
+    used: Mutex<Used>,
+    /// Requests that were refused because of a limit.
+    refused: Arc<AtomicU64>,
+}
+
+#[derive(Debug, Default)]
+struct Used {
+    all: [usize; KINDS],
+    /// By user, guests only.
+    users: HashMap<u32, [usize; KINDS]>,
+}
+
+impl Quota {
+    /// Of a master of which no guest has anything yet; `refused` counts what is refused.
+    pub(super) fn new(limits: Limits, refused: Arc<AtomicU64>) -> Arc<Quota> {
+        Arc::new(Quota { limits, used: Mutex::default(), refused })
+    }
+
+    /// One more of `kind` for the guest `user`; `None`, which is counted, if that is too many.
+    pub(super) fn take(self: &Arc<Quota>, user: u32, kind: Kind) -> Option<Permit> {
+        let Limits { each, all } = &self.limits;
+        let n = kind as usize;
+        let mut used = self.used();
+        let own = used.users.get(&user).map_or(0, |own| own[n]);
+        if own >= each[n] || used.all[n] >= all[n] {
+            drop(used);
+            self.count_refusal();
+            return None;
+        }
+        used.all[n] += 1;
+        used.users.entry(user).or_default()[n] += 1;
+        drop(used);
+        Some(Permit { quota: self.clone(), user, kind })
+    }
+
+    /// Counts a request that is refused.
+    pub(super) fn count_refusal(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn used(&self) -> MutexGuard<'_, Used> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One of what a guest may have, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Permit {
+    quota: Arc<Quota>,
+    user: u32,
+    kind: Kind,
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let n = self.kind as usize;
+        let mut used = self.quota.used();
+        used.all[n] -= 1;
+        if let Some(own) = used.users.get_mut(&self.user) {
+            own[n] -= 1;
+            if *own == [0; KINDS] {
+                used.users.remove(&self.user);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_has_its_part_and_all_guests_leave_the_reserve() {
+        let refused = Arc::new(AtomicU64::new(0));
+        let quota = Quota::new(Limits::new(800, 2, Some(300), None), refused.clone());
+        let take = |user, kind| quota.take(user, kind);
+        let one: Vec<_> = std::iter::from_fn(|| take(1, Kind::Flow)).collect();
+        assert_eq!((one.len(), refused.load(Ordering::Relaxed)), (300, 1));
+        let calls: Vec<_> = std::iter::from_fn(|| take(1, Kind::Call)).collect();
+        assert_eq!(calls.len(), 150);
+        let others: Vec<_> = (2..9).flat_map(|user| (0..300).map(move |_| user)).collect();
+        let others: Vec<_> = others.into_iter().filter_map(|user| take(user, Kind::Flow)).collect();
+        assert_eq!(one.len() + others.len(), 700);
+        drop((one, others));
+        assert!((0..300).map(|_| take(3, Kind::Flow)).all(|permit| permit.is_some()));
+        let runs: Vec<_> = std::iter::from_fn(|| take(1, Kind::Run)).collect();
+        assert_eq!(runs.len(), 2);
+        drop((runs, calls));
+        assert!(quota.used().users.is_empty());
+    }
+
+    #[test]
+    fn limits_fit_each_other_whatever_is_asked_for() {
+        for flows in [1, 2, 7, 100_000] {
+            for asked in [None, Some(1), Some(usize::MAX)] {
+                let Limits { each, all } = Limits::new(flows, 256, asked, asked);
+                assert!(each.iter().all(|n| *n >= 1), "{flows} {asked:?}");
+                assert!(each[1] <= all[1] && each[2] <= each[1] && all[1] <= flows);
+            }
+        }
+    }
+}

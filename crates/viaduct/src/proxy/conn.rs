@@ -1,0 +1,155 @@
+//! A TCP socket of the loop, and the lender of one that another user's process holds too.
+//!
+//! Whoever shares a socket's open file description may change it at any time: a lingering close would block
+//! the loop, and so would a read once the socket blocks again. So a lent socket is closed by its lender, in
+//! another thread, and is read and written by calls that never block, whatever its flags say.
+
+use std::fmt::Debug;
+use std::io::{self, IoSlice, Read as _, Write as _};
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use mio::net::TcpStream;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
+
+/// Closes sockets that another process holds too.
+pub trait Lender: Debug + Send + Sync {
+    /// Closes `socket`, which may block, in a thread that carries nothing.
+    fn take_back(&self, socket: OwnedFd);
+}
+
+/// A socket, our own or lent.
+#[derive(Debug)]
+pub struct Conn<S: Into<OwnedFd>> {
+    /// `None` only while it is dropped or converted.
+    socket: Option<S>,
+    lender: Option<Arc<dyn Lender>>,
+}
+
+impl<S: Into<OwnedFd>> Conn<S> {
+    /// A socket that `lender` closes.
+    pub fn lent(socket: S, lender: Arc<dyn Lender>) -> Conn<S> {
+        Conn { socket: Some(socket), lender: Some(lender) }
+    }
+
+    /// Whether another user's process holds it too.
+    pub fn is_lent(&self) -> bool {
+        self.lender.is_some()
+    }
+
+    /// The same socket as another type.
+    pub fn map<T: Into<OwnedFd>>(mut self, to: impl FnOnce(S) -> T) -> Conn<T> {
+        Conn { socket: self.socket.take().map(to), lender: self.lender.take() }
+    }
+}
+
+impl<S: Into<OwnedFd>> From<S> for Conn<S> {
+    fn from(socket: S) -> Conn<S> {
+        Conn { socket: Some(socket), lender: None }
+    }
+}
+
+impl From<Conn<std::net::TcpStream>> for Conn<TcpStream> {
+    fn from(socket: Conn<std::net::TcpStream>) -> Conn<TcpStream> {
+        socket.map(TcpStream::from_std)
+    }
+}
+
+impl<S: Into<OwnedFd>> Deref for Conn<S> {
+    type Target = S;
+
+    fn deref(&self) -> &S {
+        self.socket.as_ref().expect("it is taken out by a drop or a conversion, which end it")
+    }
+}
+
+impl<S: Into<OwnedFd>> DerefMut for Conn<S> {
+    fn deref_mut(&mut self) -> &mut S {
+        self.socket.as_mut().expect("it is taken out by a drop or a conversion, which end it")
+    }
+}
+
+impl<S: Into<OwnedFd> + AsFd> AsFd for Conn<S> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        (**self).as_fd()
+    }
+}
+
+impl<S: Into<OwnedFd>> Drop for Conn<S> {
+    fn drop(&mut self) {
+        if let (Some(socket), Some(lender)) = (self.socket.take(), self.lender.take()) {
+            lender.take_back(socket.into());
+        }
+    }
+}
+
+impl Conn<TcpStream> {
+    /// Reads some of what is there.
+    pub fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if self.lender.is_none() {
+            return (**self).read(into);
+        }
+        Ok(rustix::net::recv(&**self, into, RecvFlags::DONTWAIT)?.0)
+    }
+
+    /// Writes some of `pieces`.
+    pub fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        if self.lender.is_none() {
+            return (**self).write_vectored(pieces);
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let mut none = SendAncillaryBuffer::default();
+        Ok(rustix::net::sendmsg(&**self, pieces, &mut none, flags)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::sync::mpsc::{Sender, channel};
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Back(Sender<OwnedFd>);
+
+    impl Lender for Back {
+        fn take_back(&self, socket: OwnedFd) {
+            self.0.send(socket).unwrap();
+        }
+    }
+
+    fn pair() -> [std::net::TcpStream; 2] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        [one, listener.accept().unwrap().0]
+    }
+
+    #[test]
+    fn a_lent_socket_goes_back_to_its_lender_and_our_own_is_closed() {
+        let (send, back) = channel();
+        let [one, other] = pair();
+        let lent: Conn<TcpStream> = Conn::lent(one, Arc::new(Back(send))).into();
+        assert!(lent.is_lent() && back.try_recv().is_err());
+        drop(lent);
+        assert!(back.try_recv().is_ok() && back.try_recv().is_err());
+        drop(Conn::from(other));
+    }
+
+    #[test]
+    fn a_lent_socket_that_blocks_again_blocks_neither_reads_nor_writes() {
+        let (send, _back) = channel();
+        let [one, _other] = pair();
+        one.set_nonblocking(false).unwrap();
+        let mut lent: Conn<TcpStream> = Conn::lent(one, Arc::new(Back(send))).into();
+        let blocked = |result: io::Result<usize>| {
+            result.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+        };
+        assert!(blocked(lent.read(&mut [0])));
+        while let Ok(sent) = lent.write(&[IoSlice::new(&[0; 65536])]) {
+            assert!(sent > 0);
+        }
+        assert!(blocked(lent.write(&[IoSlice::new(&[0])])));
+    }
+}
