@@ -4,6 +4,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod guests;
 mod killed;
 
 use std::io::{BufRead as _, BufReader, Lines, Read as _, Write as _};

@@ -1,0 +1,255 @@
+//! Users of a master that serves all: none stops, starves or ends the flows of another.
+
+use std::cell::Cell;
+use std::io::{self, BufRead as _, BufReader};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rustix::io::ioctl_fionbio;
+use rustix::net::{Shutdown, sockopt};
+use rustix::process::Uid;
+use viaduct_proto::wrap::shared::{Down, RECORD, Up};
+use viaduct_sys::records;
+use viaduct_sys::tcp::{self, TcpOptions};
+
+use crate::common::within;
+
+use super::{Place, far_end, text};
+
+const STRANGER: u32 = 65_534;
+const HOSTILE_CALLS: usize = 10_000;
+/// Connects that a guest may have waiting, as the test's master is told.
+const CALLS: usize = 32;
+
+/// Echoes over one connection, and makes further ones, until something comes by standard input; the longest
+/// echo in seconds, and how many connects went well and did not.
+const VICTIM: &str = "
+import select, socket, sys, time
+host, port = sys.argv[1].rsplit(':', 1)
+to = (host, int(port))
+c = socket.create_connection(to); c.settimeout(60); f = c.makefile('rb')
+most = new = failed = 0
+print('ready', flush=True)
+while not select.select([sys.stdin], [], [], 0.01)[0]:
+    began = time.monotonic(); c.sendall(b'x\\n'); assert f.readline()
+    most = max(most, time.monotonic() - began)
+    try: socket.create_connection(to, 5).close(); new += 1
+    except OSError: failed += 1
+print(most, new, failed)
+";
+
+/// A run of a stranger's that says what it likes.
+struct Hostile(OwnedFd);
+
+impl Hostile {
+    fn join(door: &Path) -> Hostile {
+        let socket = records::connect(&door.to_string_lossy()).unwrap();
+        let network = std::fs::metadata("/proc/self/ns/net").unwrap().ino();
+        records::send(&socket, &Up::Hello { network }.emit(), None).unwrap();
+        assert!(records::receive(&socket, &mut [0; 4096]).unwrap().0 > 0);
+        Hostile(socket)
+    }
+
+    fn call(&self, id: u64, to: SocketAddr, place: impl AsFd) -> io::Result<()> {
+        let up = Up::Call { id, to, source: "127.0.0.1:40000".parse().unwrap() };
+        records::send(&self.0, &up.emit(), Some(place.as_fd()))
+    }
+
+    fn hear(&self) -> Option<Down> {
+        let mut bytes = [0; RECORD];
+        let (length, _) = records::receive(&self.0, &mut bytes).ok()?;
+        Down::parse(&bytes[..length])
+    }
+}
+
+/// Does `what` in a thread that is a stranger's.
+fn as_stranger(what: impl FnOnce() + Send + 'static) {
+    let act = || {
+        rustix::thread::set_thread_res_uid(
+            Uid::from_raw(STRANGER),
+            Uid::from_raw(STRANGER),
+            Uid::from_raw(STRANGER),
+        )
+        .unwrap();
+        what();
+    };
+    thread::spawn(act).join().unwrap();
+}
+
+fn fresh() -> TcpStream {
+    tcp::bound("127.0.0.1:0".parse().unwrap(), TcpOptions::default()).unwrap()
+}
+
+/// A connection whose other end reads nothing.
+fn connected() -> [TcpStream; 2] {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    [one, listener.accept().unwrap().0]
+}
+
+/// A listener that answers nobody: its queue is full.
+fn silent() -> (TcpListener, Vec<TcpStream>) {
+    let listener = tcp::listen("127.0.0.1:0".parse().unwrap(), 0, TcpOptions::default()).unwrap();
+    let at = listener.local_addr().unwrap();
+    let fill = (0..4).map(|_| tcp::connect(at, None, TcpOptions::default()).unwrap());
+    let filled: Vec<_> = fill.collect();
+    let one = || filled.iter().filter(|stream| stream.peer_addr().is_ok()).count() >= 1;
+    assert!(within(Duration::from_secs(5), one));
+    (listener, filled)
+}
+
+/// Sockets that close slowly: they have bytes that nobody reads, and linger.
+fn lingers(door: &Path, closed: SocketAddr) {
+    let run = Hostile::join(door);
+    for id in 0..3 {
+        let [ours, theirs] = connected();
+        ioctl_fionbio(&ours, true).unwrap();
+        while rustix::io::write(&ours, &[0; 65536]).is_ok() {}
+        run.call(id, closed, &ours).unwrap();
+        // The master clears it: set again, it is seen when the socket is closed.
+        for _ in 0..200 {
+            sockopt::set_socket_linger(&ours, Some(Duration::from_secs(20))).unwrap();
+        }
+        drop(ours);
+        assert!(matches!(run.hear(), Some(Down::Refuse { .. })));
+        // It reads nothing for longer than this test.
+        std::mem::forget(theirs);
+    }
+}
+
+/// Sockets that block again when the master has them.
+fn blocks(door: &Path, far: SocketAddr) {
+    let run = Hostile::join(door);
+    for id in 0..3 {
+        let [ours, theirs] = connected();
+        let again = ours.try_clone().unwrap();
+        let stop = Arc::new(AtomicUsize::new(0));
+        let stopped = stop.clone();
+        let block = thread::spawn(move || {
+            while stopped.load(Ordering::Relaxed) == 0 {
+                ioctl_fionbio(&again, false).unwrap();
+            }
+        });
+        run.call(id, far, &ours).unwrap();
+        while !matches!(run.hear(), Some(Down::Meet { .. })) {}
+        thread::sleep(Duration::from_millis(20));
+        stop.store(1, Ordering::Relaxed);
+        block.join().unwrap();
+        std::mem::forget((ours, theirs));
+    }
+}
+
+/// More calls than a guest may have, half of them to a host that never answers; all but those that may wait
+/// are refused, and the run is heard to the end.
+fn floods(door: &Path, closed: SocketAddr, silent: SocketAddr) {
+    let run = Hostile::join(door);
+    let theirs = Hostile(run.0.try_clone().unwrap());
+    let refused = Arc::new(AtomicUsize::new(0));
+    let count = refused.clone();
+    let hear = thread::spawn(move || {
+        while let Some(down) = theirs.hear() {
+            count.fetch_add(usize::from(matches!(down, Down::Refuse { .. })), Ordering::Relaxed);
+        }
+    });
+    let place = fresh();
+    for id in 0..HOSTILE_CALLS {
+        let to = if id % 2 == 0 { closed } else { silent };
+        run.call(id as u64, to, &place).unwrap();
+    }
+    let all = || refused.load(Ordering::Relaxed) >= HOSTILE_CALLS - CALLS;
+    assert!(within(Duration::from_secs(30), all), "{refused:?} were refused");
+    rustix::net::shutdown(&run.0, Shutdown::Both).unwrap();
+    hear.join().unwrap();
+}
+
+/// A run that reads no answer is not heard for ever: its calls stay with it.
+fn reads_nothing(door: &Path, closed: SocketAddr) {
+    let run = Hostile::join(door);
+    ioctl_fionbio(&run.0, true).unwrap();
+    let place = fresh();
+    let sent = Cell::new(0);
+    // The master takes nothing more: twice in a row there is no room, a while apart.
+    let is_full = || {
+        while run.call(sent.get(), closed, &place).is_ok() {
+            sent.set(sent.get() + 1);
+        }
+        thread::sleep(Duration::from_millis(200));
+        run.call(sent.get(), closed, &place).is_err()
+    };
+    assert!(within(Duration::from_secs(20), is_full));
+    assert!(sent.get() < HOSTILE_CALLS as u64, "{sent:?} calls were taken, and no answer read");
+}
+
+#[test]
+fn hostile_calls_of_one_user_neither_stop_nor_starve_nor_end_the_flows_of_another() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("only root can be two users");
+    }
+    let (place, (to, _)) = (Place::new(), far_end());
+    let calls = CALLS.to_string();
+    let limits = ["--user-flows", "64", "--user-calls", &calls];
+    let words = [&["+count", "--no-offload", "--all-users"][..], &limits].concat();
+    let _master = place.master("guests", &words);
+    let run = ["run", "--master", "guests", "--via", "seccomp", "--", "python3", "-c", VICTIM];
+    let mut victim = std::process::Command::new("timeout");
+    victim.args(["--signal=KILL", "120", super::VIADUCT]).args(run).arg(to.to_string());
+    victim.env("VIADUCT_RUN_DIR", &place.0).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut victim = victim.spawn().unwrap();
+    let mut lines = BufReader::new(victim.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "ready");
+
+    let door: PathBuf = place.0.join("guests.master");
+    let (listener, _filled) = silent();
+    let silent = listener.local_addr().unwrap();
+    let closed = SocketAddr::from(([127, 0, 0, 1], super::free_port()));
+    as_stranger(move || {
+        lingers(&door, closed);
+        blocks(&door, to);
+        floods(&door, closed, silent);
+        reads_nothing(&door, closed);
+    });
+
+    drop(victim.stdin.take());
+    let said = lines.next().unwrap().unwrap();
+    let said: Vec<f64> = said.split(' ').map(|number| number.parse().unwrap()).collect();
+    let [longest, new, failed] = said[..] else { panic!("{said:?}") };
+    assert!(longest < 3.0 && new > 0.0 && failed == 0.0, "{said:?}");
+    assert!(victim.wait().unwrap().success());
+    let status = place.status("guests");
+    assert!(!status.contains("\"over_limit\":0") && status.contains("\"over_limit\":"), "{status}");
+    // Connects that waited end with their run.
+    let over = || {
+        let status = place.status("guests");
+        let open = status.split("\"open\":").nth(1).unwrap();
+        // What was met stays, as long as its ends do.
+        open.split(',').next().unwrap().parse::<usize>().unwrap() <= 8
+    };
+    assert!(within(Duration::from_secs(10), over), "{}", place.status("guests"));
+}
+
+#[test]
+fn a_user_has_no_more_runs_than_he_may_and_hears_why() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("only root can be two users");
+    }
+    let place = Place::new();
+    let _master = place.master("runs", &["+count", "--all-users", "--user-runs", "2"]);
+    let door = place.0.join("runs.master");
+    as_stranger(move || {
+        let _held = [Hostile::join(&door), Hostile::join(&door)];
+        let third = records::connect(&door.to_string_lossy()).unwrap();
+        let mut answer = [0; 4096];
+        let (length, _) = records::receive(&third, &mut answer).unwrap();
+        // EAGAIN, and no welcome.
+        assert!(length > 0 && answer[8..12] == 11i32.to_ne_bytes(), "{:?}", &answer[..16]);
+    });
+    let said = place.output(&["run", "--master", "runs", "--", "true"]);
+    assert!(said.status.success(), "{}", text(&said.stderr));
+}
