@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use super::Task;
 use crate::os;
 
 // `linux/seccomp.h`: _IOWR('!', 0, struct seccomp_notif) and so on.
@@ -69,6 +70,43 @@ impl Listener {
     pub fn waits(&self, call: &Notification) -> bool {
         // SAFETY: the kernel reads one number, which lives through the call.
         unsafe { libc::ioctl(self.0.as_raw_fd(), IS_VALID, &raw const call.id) == 0 }
+    }
+
+    /// Reads memory of the caller, who is `task`; how many bytes there were.
+    ///
+    /// # Errors
+    /// As [`Task::read`]; the call does not wait any more, so that another may have been read
+    /// ([`io::ErrorKind::NotFound`]).
+    pub fn read(
+        &self,
+        call: &Notification,
+        task: &Task,
+        from: u64,
+        to: &mut [u8],
+    ) -> io::Result<usize> {
+        let read = task.read(from, to);
+        self.check_waits(call)?;
+        read
+    }
+
+    /// Writes to memory of the caller, who is `task`.
+    ///
+    /// # Errors
+    /// As [`Task::write`]; the call does not wait any more ([`io::ErrorKind::NotFound`]).
+    pub fn write(&self, call: &Notification, task: &Task, to: u64, bytes: &[u8]) -> io::Result<()> {
+        self.check_waits(call)?;
+        task.write(to, bytes)
+    }
+
+    /// Checks that the call still waits, so that its thread's number is still its own.
+    ///
+    /// # Errors
+    /// It does not ([`io::ErrorKind::NotFound`]).
+    pub fn check_waits(&self, call: &Notification) -> io::Result<()> {
+        match self.waits(call) {
+            true => Ok(()),
+            false => Err(io::Error::from_raw_os_error(libc::ENOENT)),
+        }
     }
 
     /// Puts a duplicate of `from` in place of the caller's descriptor `at`, which is closed there; it is

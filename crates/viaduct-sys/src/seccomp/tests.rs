@@ -45,6 +45,30 @@ fn python(program: &str) -> Command {
 }
 
 #[test]
+fn memory_is_not_taken_for_that_of_a_caller_who_has_gone() {
+    let program = "import socket; socket.socket().connect(('127.0.0.1', 9))";
+    let (mut child, listener) = Traps::default().spawn(python(program)).unwrap();
+    let call = loop {
+        let call = listener.receive().unwrap();
+        if !is_local(&call) {
+            break call;
+        }
+        listener.reply(&call, Reply::Continue).unwrap();
+    };
+    // A thread to which the caller's number has passed: this process.
+    let other = Task::open(std::process::id()).unwrap();
+    let (ours, mut bytes) = ([7u8; 4], [0; 4]);
+    let at = ours.as_ptr() as u64;
+    assert_eq!(listener.read(&call, &other, at, &mut bytes).unwrap(), 4);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let gone = |error: std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
+    assert!(listener.read(&call, &other, at, &mut bytes).is_err_and(gone));
+    assert!(listener.write(&call, &other, at, &[8; 4]).is_err_and(gone));
+    assert_eq!(std::hint::black_box(&ours), &[7; 4]);
+}
+
+#[test]
 fn a_connect_is_told_with_its_address_and_its_socket() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

@@ -264,7 +264,8 @@ impl Supervisor {
             Verdict::Resolve(whom) => {
                 let at = self.resolver(is, whom)?;
                 let mut bytes = vec![0; QUESTION.min(length as usize)];
-                let read = self.task(call)?.read(data, &mut bytes).map_err(number)?;
+                let task = self.task(call)?;
+                let read = self.listener.read(call, &task, data, &mut bytes).map_err(number)?;
                 ask(&socket, &bytes[..read], &at).map(|sent| Some(Reply::Returned(sent)))
             }
             Verdict::Divert(_) if self.common.offload.is_some() => {
@@ -276,7 +277,8 @@ impl Supervisor {
             }
             Verdict::Divert(to) => {
                 let mut bytes = vec![0; FAST.min(length as usize)];
-                let read = self.task(call)?.read(data, &mut bytes).map_err(number)?;
+                let task = self.task(call)?;
+                let read = self.listener.read(call, &task, data, &mut bytes).map_err(number)?;
                 bytes.truncate(read);
                 // Without a cookie a connect that does not wait takes no data either.
                 let waits = blocks(&socket).map_err(number)?;

@@ -106,6 +106,7 @@ fn put(
 ) -> io::Result<()> {
     let fd = call.arguments[0] as i32;
     let cloexec = task.closes_on_exec(fd)?;
+    listener.check_waits(call)?;
     watches::move_over(task, call.thread, fd, front.as_fd(), behind.as_fd())?;
     listener.put(call, behind.as_fd(), fd, cloexec)
 }

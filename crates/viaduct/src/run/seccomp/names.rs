@@ -20,10 +20,11 @@ impl Supervisor {
         let (bytes, length) = is.sockaddr(name);
         let task = self.task(call)?;
         let mut room = [0; 4];
-        task.read(size, &mut room).map_err(number)?;
+        self.listener.read(call, &task, size, &mut room).map_err(number)?;
         let room = u32::from_ne_bytes(room) as usize;
-        task.write(at, &bytes[..length.min(room)]).map_err(number)?;
-        task.write(size, &(length as u32).to_ne_bytes()).map_err(number)?;
+        self.listener.write(call, &task, at, &bytes[..length.min(room)]).map_err(number)?;
+        let length = (length as u32).to_ne_bytes();
+        self.listener.write(call, &task, size, &length).map_err(number)?;
         Ok(Some(Reply::Returned(0)))
     }
 
@@ -36,10 +37,12 @@ impl Supervisor {
         };
         let mut room = [0; 4];
         let task = self.task(call)?;
-        task.read(size, &mut room).map_err(number)?;
+        self.listener.read(call, &task, size, &mut room).map_err(number)?;
         let length = (u32::from_ne_bytes(room) as usize).min(4);
-        task.write(at, &errno.0.to_ne_bytes()[..length]).map_err(number)?;
-        task.write(size, &(length as u32).to_ne_bytes()).map_err(number)?;
+        let told = errno.0.to_ne_bytes();
+        self.listener.write(call, &task, at, &told[..length]).map_err(number)?;
+        let length = (length as u32).to_ne_bytes();
+        self.listener.write(call, &task, size, &length).map_err(number)?;
         // The kernel's own is over with it.
         let _ = sockopt::socket_error(&socket);
         Ok(Some(Reply::Returned(0)))

@@ -26,11 +26,11 @@ impl Supervisor {
     ) -> Result<(Span, Span), Errno> {
         let mut bytes = [0; MSGHDR];
         let task = self.task(call)?;
-        task.read(header, &mut bytes).map_err(number)?;
+        self.listener.read(call, &task, header, &mut bytes).map_err(number)?;
         let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|n| bytes[at + n]));
         let name = (word(0), word(8) & 0xffff_ffff);
         let mut piece = [0; 16];
-        if word(24) == 0 || task.read(word(16), &mut piece).is_err() {
+        if word(24) == 0 || self.listener.read(call, &task, word(16), &mut piece).is_err() {
             return Ok((name, (0, 0)));
         }
         let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|n| piece[at + n]));
@@ -49,11 +49,7 @@ impl Supervisor {
             Some(size as u32 as usize).filter(|&size| size <= LONGEST).ok_or(Errno::INVAL)?;
         let length = SOCKADDR.min(size);
         let task = self.task(call)?;
-        let read = task.read(at, &mut bytes[..length]).map_err(number)?;
-        // What was read was its memory only if it still waits.
-        if !self.listener.waits(call) {
-            return Err(Errno::NOENT);
-        }
+        let read = self.listener.read(call, &task, at, &mut bytes[..length]).map_err(number)?;
         Ok((bytes, read))
     }
 
@@ -71,6 +67,8 @@ impl Supervisor {
             }
             other => other,
         };
+        // A descriptor of another thread, to which the number has passed, is none of the caller's.
+        self.listener.check_waits(call).map_err(number)?;
         let socket = socket.map_err(number)?;
         let is = socket_of(&socket).map_err(number)?;
         Ok((socket, is))
