@@ -39,6 +39,17 @@ pub enum JournalError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// Another user could have written the journal.
+    #[error(
+        "{} is not believed, for {why}: delete it and see to offloads, routes and nftables yourself, \
+         or name another run directory", path.display()
+    )]
+    Untrusted {
+        /// The journal.
+        path: PathBuf,
+        /// What lets others write it.
+        why: &'static str,
+    },
     /// The journal is something else.
     #[error(
         "{} is no journal of changes; delete it and see to offloads, routes and nftables yourself, \

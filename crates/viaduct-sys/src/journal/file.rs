@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::JournalError;
 use super::change::Change;
 use super::owner::Owner;
+use super::trust;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Journal {
@@ -21,13 +22,15 @@ pub(super) struct Journal {
 }
 
 pub(super) fn read(path: &Path) -> Result<Option<Journal>, JournalError> {
-    match fs::read(path) {
-        Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(JournalError::File { action: "read", path: path.to_owned(), source }),
-        Ok(bytes) => serde_json::from_slice(&bytes)
-            .map(Some)
-            .map_err(|source| JournalError::Corrupt { path: path.to_owned(), source }),
-    }
+    let Some(bytes) = trust::read(path)? else { return Ok(None) };
+    parse(&bytes)
+        .map(Some)
+        .map_err(|source| JournalError::Corrupt { path: path.to_owned(), source })
+}
+
+/// The journal that `bytes` are.
+pub(super) fn parse(bytes: &[u8]) -> serde_json::Result<Journal> {
+    serde_json::from_slice(bytes)
 }
 
 /// The file holds the old bytes or the new ones, whenever the power fails.

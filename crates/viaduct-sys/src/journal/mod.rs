@@ -18,12 +18,14 @@
 //! | `change` | one change: how it is made, undone, looked for |
 //! | `file` | what is written down, so that a failing of the power leaves the old or the new |
 //! | `owner` | whose it is, and who still runs |
+//! | `trust` | whether another user could have written it |
 //! | `error` | what may go wrong |
 
 mod change;
 mod error;
 mod file;
 mod owner;
+mod trust;
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -42,6 +44,11 @@ use crate::offload::OffloadState;
 use crate::route::RouteMtu;
 use crate::sysctl::Sysctl;
 use crate::table::Table as _;
+
+/// Number of changes that a journal of these bytes tells of; `None` if they are no journal. For fuzzing.
+pub fn count(bytes: &[u8]) -> Option<usize> {
+    file::parse(bytes).ok().map(|journal| journal.changes.len() + journal.disputed.len())
+}
 
 /// The changes that this process has made. Dropping it puts all of them back.
 #[derive(Debug)]

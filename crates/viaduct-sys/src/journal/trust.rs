@@ -1,0 +1,134 @@
+//! Trust in a journal: what it says is undone with all rights of this process, so no other user may have
+//! written it.
+
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+use super::JournalError;
+
+/// Bytes of a journal, at most: some thousands of changes.
+const MAX_BYTES: u64 = 16 << 20;
+/// Modes: others than the owner may write; a directory where each may only delete what is theirs.
+const WRITABLE: u32 = 0o022;
+const STICKY: u32 = 0o1000;
+
+/// Reads the journal at `path`; `None` if there is none.
+///
+/// # Errors
+/// Another user could have written it, or it cannot be read.
+pub(super) fn read(path: &Path) -> Result<Option<Vec<u8>>, JournalError> {
+    let failed = |source| JournalError::File { action: "read", path: path.to_owned(), source };
+    let untrusted = |why| JournalError::Untrusted { path: path.to_owned(), why };
+    if let Some(directory) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        match fs::metadata(directory) {
+            Ok(found) => check_directory(&found, own()).map_err(untrusted)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    // Neither a link nor a pipe that another user has put there is opened.
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = match File::options().read(true).custom_flags(flags).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
+            return Err(untrusted("it is a symbolic link"));
+        }
+        Err(error) => return Err(failed(error)),
+    };
+    check_file(&file.metadata().map_err(failed)?, own()).map_err(untrusted)?;
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    match u64::try_from(bytes.len()) {
+        Ok(0..=MAX_BYTES) => Ok(Some(bytes)),
+        _ => Err(untrusted("it is larger than any journal")),
+    }
+}
+
+fn own() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+fn check_directory(found: &Metadata, own: u32) -> Result<(), &'static str> {
+    if ![own, 0].contains(&found.uid()) {
+        return Err("its directory belongs to another user");
+    }
+    match found.mode() & (WRITABLE | STICKY) {
+        0 | STICKY.. => Ok(()),
+        _ => Err("other users may write to its directory (chmod go-w)"),
+    }
+}
+
+fn check_file(found: &Metadata, own: u32) -> Result<(), &'static str> {
+    if !found.is_file() {
+        return Err("it is no regular file");
+    }
+    if ![own, 0].contains(&found.uid()) {
+        return Err("it belongs to another user");
+    }
+    if found.mode() & WRITABLE != 0 {
+        return Err("other users may write to it (chmod go-w)");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+
+    fn refusal(path: &Path) -> String {
+        read(path).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn only_what_no_other_user_could_write_is_read() {
+        let place = std::env::temp_dir().join(format!("viaduct-trust-{}", std::process::id()));
+        fs::create_dir_all(&place).unwrap();
+        let mode = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        let path = place.join("journal");
+        mode(&place, 0o755);
+        assert!(read(&path).unwrap().is_none());
+        fs::write(&path, "{}").unwrap();
+        mode(&path, 0o644);
+        assert_eq!(read(&path).unwrap().as_deref(), Some(&b"{}"[..]));
+        mode(&path, 0o666);
+        assert!(refusal(&path).contains("other users may write to it"));
+        mode(&path, 0o600);
+        symlink(&path, place.join("link")).unwrap();
+        assert!(refusal(&place.join("link")).contains("symbolic link"));
+        assert!(refusal(&place.join(".")).contains("no regular file"));
+        mode(&place, 0o777);
+        assert!(refusal(&path).contains("may write to its directory"));
+        // As in /tmp: the file is still the owner's alone.
+        mode(&place, 0o1777);
+        assert!(read(&path).unwrap().is_some());
+        fs::remove_dir_all(&place).unwrap();
+    }
+
+    #[test]
+    fn another_users_file_and_directory_are_not_believed() {
+        let found = fs::metadata(std::env::current_exe().unwrap()).unwrap();
+        if found.uid() != 0 {
+            let stranger = found.uid() + 1;
+            assert!(check_file(&found, stranger).is_err());
+        }
+        let place = std::env::temp_dir().join(format!("viaduct-trust-of-{}", std::process::id()));
+        fs::create_dir_all(&place).unwrap();
+        let path = place.join("journal");
+        fs::write(&path, "{}").unwrap();
+        if rustix::process::geteuid().is_root() {
+            let other = Some(65_534);
+            std::os::unix::fs::chown(&path, other, None).unwrap();
+            assert!(refusal(&path).contains("it belongs to another user"));
+            std::os::unix::fs::chown(&place, other, None).unwrap();
+            assert!(refusal(&path).contains("its directory belongs"));
+        }
+        fs::remove_dir_all(&place).unwrap();
+    }
+}
