@@ -130,10 +130,27 @@ pub fn die_with_parent(command: &mut Command) {
 /// # Returns
 /// How many that is.
 pub fn raise_descriptors() -> u64 {
-    let limit = getrlimit(Resource::Nofile);
+    let limit = found_descriptors();
+    let limit = Rlimit { maximum: getrlimit(Resource::Nofile).maximum, ..limit };
     // Up to the hard limit everybody may.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// Allows this process, and what it starts, at least `least` descriptors, where it may raise its hard limit.
+pub fn lift_descriptors(least: u64) {
+    let found = found_descriptors();
+    if found.maximum.is_some_and(|most| most < least) {
+        let lifted = Rlimit { current: Some(least), maximum: Some(least) };
+        // Without privilege the limit stays.
+        let _ = setrlimit(Resource::Nofile, lifted);
+    }
+}
+
+/// The limit of descriptors that this process was started with, as of the first call.
+pub(crate) fn found_descriptors() -> Rlimit {
+    static FOUND: OnceLock<Rlimit> = OnceLock::new();
+    *FOUND.get_or_init(|| getrlimit(Resource::Nofile))
 }
 
 fn pid_of(child: &Child) -> Pid {

@@ -14,6 +14,10 @@ use std::process::Command;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use rustix::process::{Resource, setrlimit};
+
+use crate::process::found_descriptors;
+
 /// Bits 0 to 2: that descriptor was closed. Others: the bit of [`SIGNALS`], that was ignored.
 static FOUND: AtomicU32 = AtomicU32::new(0);
 const DESCRIPTORS: u32 = 3;
@@ -77,7 +81,10 @@ pub fn ignore_terminal() {
 /// must be this process's own.
 pub fn hand_on(command: &mut Command) {
     let found = FOUND.load(Ordering::Relaxed);
+    let limit = found_descriptors();
     let restore = move || {
+        // Its limit is its own, whatever was raised for this process.
+        setrlimit(Resource::Nofile, limit)?;
         for (bit, signal) in SIGNALS {
             let as_found = if found & bit != 0 { libc::SIG_IGN } else { libc::SIG_DFL };
             // SAFETY: no handler is set.

@@ -58,6 +58,9 @@ pub enum Failure {
     /// A rule forbids it.
     #[error("denied")]
     Denied,
+    /// There is no room for one more flow, or no descriptor is left.
+    #[error("no room for more")]
+    Full,
 }
 
 /// A setting of the socket at the bottom.

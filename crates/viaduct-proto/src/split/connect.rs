@@ -66,6 +66,7 @@ pub fn response(result: Result<(), Failure>) -> Vec<u8> {
         Err(Failure::TimedOut) => ("504 Gateway Timeout", "the server does not answer"),
         Err(Failure::Refused) => ("502 Bad Gateway", "the server refuses the connection"),
         Err(Failure::Unreachable) => ("502 Bad Gateway", "no way to the server is known"),
+        Err(Failure::Full) => ("503 Service Unavailable", "there is no room for more flows"),
         Err(Failure::Reset) => ("502 Bad Gateway", "the way to the server broke"),
     };
     refusal(status, why)

@@ -166,7 +166,7 @@ pub fn reply(result: Result<(), Failure>) -> [u8; 10] {
         Err(Failure::Unreachable) => 4,
         Err(Failure::Refused) => 5,
         Err(Failure::TimedOut) => 6,
-        Err(Failure::Reset) => 1,
+        Err(Failure::Reset | Failure::Full) => 1,
     };
     [VERSION, code, 0, IPV4, 0, 0, 0, 0, 0, 0]
 }

@@ -102,8 +102,14 @@ pub enum Down {
     },
 }
 
-const FAILURES: [Failure; 5] =
-    [Failure::Refused, Failure::Unreachable, Failure::TimedOut, Failure::Reset, Failure::Denied];
+const FAILURES: [Failure; 6] = [
+    Failure::Refused,
+    Failure::Unreachable,
+    Failure::TimedOut,
+    Failure::Reset,
+    Failure::Denied,
+    Failure::Full,
+];
 
 impl Up {
     /// Its bytes.
@@ -211,7 +217,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_said_is_heard(id: u64, of: u64, one in address(), other in address(), why in 0..5usize) {
+        fn what_is_said_is_heard(id: u64, of: u64, one in address(), other in address(), why in 0..6usize) {
             let ups = [
                 Up::Hello { network: id },
                 Up::Call { id, to: one, source: other },

@@ -28,6 +28,10 @@ use super::relay::Relay;
 use super::target::{Route, failure};
 use super::through::{Factories, Through};
 use super::worker::{Worker, time};
+use crate::sparing::Sparing;
+
+/// Flows that were refused because there was no room.
+static FULL: Sparing<()> = Sparing::new(1);
 
 /// A program's connect that waits, as its interposer holds it.
 pub trait Held: Debug + Send {
@@ -128,7 +132,7 @@ impl Worker {
         let plan = self.policies.plan(client.ip(), own);
         let why = match (plan.deny, self.flows.is_full() || self.deadline.is_some()) {
             (true, _) => Some(Failure::Denied),
-            (_, true) => Some(Failure::Unreachable),
+            (_, true) => Some(self.full()),
             _ => None,
         };
         let handlers = handlers.as_ref().or(plan.handlers.as_ref());
@@ -182,6 +186,16 @@ impl Worker {
         }
     }
 
+    /// Why no more flows are taken: it ends, or there is no room, which the log is told.
+    fn full(&self) -> Failure {
+        if self.deadline.is_some() {
+            return Failure::Unreachable;
+        }
+        let what = "flows are all that descriptors are left for: raise the limit (ulimit -n, LimitNOFILE=)";
+        FULL.warn((), format_args!("{} {what}", self.flows.most));
+        Failure::Full
+    }
+
     /// Begins what a program asks for.
     pub(super) fn call(&mut self, call: Call, now: Instant) {
         self.stats.accepted += 1;
@@ -206,7 +220,7 @@ impl Worker {
         now: Instant,
     ) -> Result<usize, Failure> {
         if self.flows.is_full() || self.deadline.is_some() {
-            return Err(Failure::Unreachable);
+            return Err(self.full());
         }
         let route = match to {
             Address::Ip(to) => Route::by(&self.policies, source, to, None),

@@ -147,7 +147,7 @@ impl Worker {
 fn words_for(failure: Failure) -> Verdict {
     match failure {
         Failure::Refused | Failure::Reset | Failure::Denied => Verdict::Mark(REFUSED),
-        Failure::Unreachable => Verdict::Mark(UNREACHABLE),
+        Failure::Unreachable | Failure::Full => Verdict::Mark(UNREACHABLE),
         Failure::TimedOut => Verdict::Drop,
     }
 }

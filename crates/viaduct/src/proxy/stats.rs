@@ -154,6 +154,7 @@ impl Refusals {
             Failure::Denied => self.denied += 1,
             Failure::Refused | Failure::Reset => self.refused += 1,
             Failure::TimedOut => self.timed_out += 1,
+            Failure::Full => self.full += 1,
             _ => self.unreachable += 1,
         }
     }

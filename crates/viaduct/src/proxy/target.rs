@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::{fmt, io};
 
 use ipnet::IpNet;
+use rustix::io::Errno;
 use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::preface::{Languages, Secret};
@@ -264,6 +265,11 @@ pub fn is_here(to: SocketAddr) -> bool {
 
 /// What an error of a connection means to whoever asked for it.
 pub fn failure(error: &io::Error) -> Failure {
+    if let Some(number) = error.raw_os_error()
+        && [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error).contains(&number)
+    {
+        return Failure::Full;
+    }
     match error.kind() {
         io::ErrorKind::ConnectionRefused => Failure::Refused,
         io::ErrorKind::TimedOut => Failure::TimedOut,
@@ -281,6 +287,7 @@ pub fn error_of(failure: Failure) -> io::Error {
         Failure::Reset => io::ErrorKind::ConnectionReset,
         Failure::Denied => io::ErrorKind::PermissionDenied,
         Failure::Unreachable => io::ErrorKind::HostUnreachable,
+        Failure::Full => return Errno::MFILE.into(),
     };
     kind.into()
 }

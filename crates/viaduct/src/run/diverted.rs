@@ -339,7 +339,8 @@ impl Held for Diverted {
         let packet = match why {
             // Its SYNs vanish: it gives up when it would have.
             Failure::TimedOut => return,
-            Failure::Unreachable => asked.unreachable(),
+            // No packet says that there is no room.
+            Failure::Unreachable | Failure::Full => asked.unreachable(),
             Failure::Refused | Failure::Reset | Failure::Denied => asked.refused(),
         };
         if let Err(error) = self.shared.raw.send(&packet, program.ip()) {

@@ -100,6 +100,8 @@ impl Hall {
         let errno = answer[..length].first_chunk().copied().map(i32::from_ne_bytes);
         match (errno, beside) {
             (Some(0), Some(socket)) => Ok(socket),
+            // It was sent, and there was no room for it here.
+            (Some(0), None) => Err(rustix::io::Errno::MFILE.into()),
             (Some(errno), _) => Err(io::Error::from_raw_os_error(errno)),
             (None, _) => Err(io::ErrorKind::BrokenPipe.into()),
         }

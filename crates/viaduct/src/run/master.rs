@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tracing_subscriber::EnvFilter;
 use viaduct_sys::wrapped::{self, Change};
-use viaduct_sys::{inherit, memory, started};
+use viaduct_sys::{inherit, memory, process, started};
 
 use super::above::Above;
 use super::agree::Begun;
@@ -93,7 +93,11 @@ pub fn run(fd: RawFd, args: &RunArgs, plan: Plan) -> Result<ExitCode> {
 #[error("{1}")]
 struct Failed(u8, String);
 
+/// Descriptors that a run is to have for its flows, whatever limit its program was started with.
+const LEAST_DESCRIPTORS: u64 = 1 << 16;
+
 fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
+    process::lift_descriptors(LEAST_DESCRIPTORS);
     let keep =
         args.keep_fd.map(inherit::take).transpose().context("take what the wrapper keeps")?;
     let left = inherit::rest().context("look at what is open")?;

@@ -98,7 +98,8 @@ pub(super) fn reason_of(why: Failure) -> u8 {
     match why {
         Failure::Reset => 0,
         Failure::Refused => 1,
-        Failure::Unreachable => 2,
+        // An end of an earlier version knows no other word for it.
+        Failure::Unreachable | Failure::Full => 2,
         Failure::TimedOut => 3,
         Failure::Denied => 4,
     }

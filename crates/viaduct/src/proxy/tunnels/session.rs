@@ -159,7 +159,7 @@ fn error(why: Failure) -> io::Error {
         Failure::Refused => io::ErrorKind::ConnectionRefused,
         Failure::TimedOut => io::ErrorKind::TimedOut,
         Failure::Reset => io::ErrorKind::ConnectionReset,
-        Failure::Unreachable => io::ErrorKind::HostUnreachable,
+        Failure::Unreachable | Failure::Full => io::ErrorKind::HostUnreachable,
         Failure::Denied => io::ErrorKind::PermissionDenied,
     };
     kind.into()

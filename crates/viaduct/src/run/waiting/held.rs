@@ -121,5 +121,6 @@ fn errno(why: Failure) -> Errno {
         Failure::TimedOut => Errno::TIMEDOUT,
         Failure::Reset => Errno::CONNRESET,
         Failure::Denied => Errno::PERM,
+        Failure::Full => Errno::MFILE,
     }
 }

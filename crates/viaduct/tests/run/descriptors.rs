@@ -1,0 +1,48 @@
+//! Programs with few descriptors: their limit is their own, and what does not fit is said.
+
+use std::process::Command;
+
+use super::{CHAIN, VIADUCT, far_end, text};
+use crate::common::Nobody;
+
+/// Opens 45 connections to the address of its first argument, and keeps them: how many there are, its own
+/// limit of descriptors, and why others failed.
+const OPENS: &str = "
+import errno, resource, socket, sys
+host, port = sys.argv[1].rsplit(':', 1)
+kept, why = [], set()
+for _ in range(45):
+    try: kept.append(socket.create_connection((host, int(port)), 10))
+    except OSError as e: why.add(errno.errorcode[e.errno])
+print(len(kept), resource.getrlimit(resource.RLIMIT_NOFILE), *sorted(why))
+";
+
+#[test]
+fn a_programs_limit_of_descriptors_limits_neither_its_flows_nor_changes() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("only root can raise limits");
+    }
+    let far = far_end("127.0.0.1:0").to_string();
+    for via in ["cgroup", "seccomp", "preload"] {
+        let line = "ulimit -n 64; exec \"$@\"";
+        let mut command = Command::new("timeout");
+        command.args(["--signal=KILL", "60", "sh", "-c", line, "sh", VIADUCT, "run"]);
+        command.args(["--via", via, CHAIN, "--", "python3", "-c", OPENS, &far]);
+        let said = command.output().unwrap();
+        assert_eq!(text(&said.stdout), "45 (64, 64)\n", "{via}: {said:?}");
+    }
+}
+
+#[test]
+fn a_run_that_may_open_no_more_says_so_to_program_and_user() {
+    let (nobody, far) = (Nobody::new("few"), far_end("127.0.0.1:0").to_string());
+    for via in ["seccomp", "preload"] {
+        let mut command = nobody.command("timeout");
+        command.args(["--signal=KILL", "60", "sh", "-c", "ulimit -n 64; exec \"$@\"", "sh"]);
+        command.arg(nobody.viaduct()).args(["run", "--via", via, CHAIN, "--"]);
+        let said = command.args(["python3", "-c", OPENS, &far]).output().unwrap();
+        let words = text(&said.stdout);
+        assert!(words.ends_with(" (64, 64) EMFILE\n"), "{via}: {said:?}");
+        assert!(text(&said.stderr).contains("raise the limit (ulimit -n"), "{via}: {said:?}");
+    }
+}
