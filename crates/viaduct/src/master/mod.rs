@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
-use std::{env, fs, io};
+use std::{fs, io};
 
 use anyhow::{Result, anyhow, bail};
 use viaduct_proto::flow::{HandlerSpec, Registry, offload};
@@ -40,12 +40,10 @@ use crate::run::above::Above;
 use crate::run::carrier::Carrier;
 use crate::run::joined::Joined;
 use crate::run::rules::RuleArgs;
+use crate::run_dir::{SYSTEM, usual_run_dir};
 use crate::signals::Signals;
 use crate::status::socket::check_free;
 use crate::text;
-
-/// Where root's services have their sockets.
-const SYSTEM: &str = "/run/viaduct";
 
 /// What `viaduct master` may be told.
 #[derive(Clone, Debug, clap::Args)]
@@ -151,12 +149,6 @@ pub fn door(run_dir: &Path, name: &str) -> PathBuf {
 pub fn find(run_dir: &Path, name: &str) -> PathBuf {
     let (own, system) = (door(run_dir, name), door(Path::new(SYSTEM), name));
     if !own.exists() && system.exists() { system } else { own }
-}
-
-/// Where services of this user have their sockets, unless they are told otherwise.
-pub fn usual_run_dir() -> PathBuf {
-    let own = env::var_os("XDG_RUNTIME_DIR").filter(|_| !rustix::process::geteuid().is_root());
-    own.map_or_else(|| SYSTEM.into(), |dir| Path::new(&dir).join("viaduct"))
 }
 
 /// The number of this process's network namespace.

@@ -80,7 +80,7 @@ struct PeerTable {
 }
 
 fn default_run_dir() -> PathBuf {
-    "/run/viaduct".into()
+    crate::run_dir::usual_run_dir()
 }
 
 impl Config {

@@ -1,11 +1,13 @@
 //! What a proxy listens at: its listeners, and what shows it SYNs. Opened here, or by whoever
 //! started it: a service manager, or the parent of `--on-demand`.
 
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
+use tracing::warn;
 use viaduct_sys::filter::{Share, SynFilter};
 use viaduct_sys::inherit;
 use viaduct_sys::nfqueue::SynQueue;
@@ -44,6 +46,8 @@ pub struct Wanted<'a> {
     pub filter: SynFilter<'a>,
     /// The queue that they are held in, and how many at once; `None`: none is, a copy is looked at.
     pub held: Option<(u16, u32)>,
+    /// Whether none need be seen where this process may not.
+    pub may_be_late: bool,
 }
 
 /// A descriptor that a parent left open, as in `tap=5`.
@@ -159,11 +163,19 @@ impl Syns {
                 })?;
                 Ok(Syns::Queue(queue))
             }
-            Some(Wanted { filter, .. }) => {
-                let tap = SynTap::open(filter)
-                    .context("watch for SYNs, which takes root or CAP_NET_RAW (--forward late)")?;
-                Ok(Syns::Tap(tap))
-            }
+            Some(Wanted { filter, may_be_late, .. }) => match SynTap::open(filter) {
+                Ok(tap) => Ok(Syns::Tap(tap)),
+                Err(error) if may_be_late && error.kind() == ErrorKind::PermissionDenied => {
+                    if filter.share.is_none_or(|share| share.number == 0) {
+                        let what = "flows are forwarded late, which costs them a round trip";
+                        warn!("cannot watch for SYNs without root or CAP_NET_RAW: {what}");
+                    }
+                    Ok(Syns::Unseen)
+                }
+                Err(error) => {
+                    Err(error).context("cannot watch for SYNs: run as root, or add --forward late")
+                }
+            },
         }
     }
 }

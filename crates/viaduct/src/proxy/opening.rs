@@ -40,7 +40,7 @@ pub fn doors(settings: &Settings) -> Result<Vec<Doors>> {
     let filter = SynFilter { sources, destinations, ports, share: None };
     let seen = settings.limits.early.is_some() && settings.target.is_in_the_syn();
     let held = settings.holds.then_some((queue(settings), most_held(settings)));
-    let wanted = seen.then_some(Wanted { filter, held });
+    let wanted = seen.then_some(Wanted { filter, held, may_be_late: settings.may_be_late });
     Doors::open_for(settings.workers, &settings.listen, wanted, settings.options)
 }
 

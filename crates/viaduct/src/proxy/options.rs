@@ -18,6 +18,7 @@ use super::tell::Tell;
 use super::trickles::Ways;
 use super::tunnels::settings::TunnelArgs;
 use super::values::{buffer, count, goal, place, ports, prefix, rate, spin, time, wait};
+use crate::run_dir::usual_run_dir;
 
 /// Options in a file, or on the command line.
 #[derive(Clone, Debug, clap::Args)]
@@ -116,9 +117,9 @@ pub struct ProxyArgs {
     /// Keep the client's address towards the server; the way back must lead through this machine
     #[arg(long)]
     pub(super) keep_client: bool,
-    /// When to begin the second half
-    #[arg(long, value_enum, default_value_t = Forwarding::Early)]
-    pub(super) forward: Forwarding,
+    /// When to begin the second half; without it early, or late where this may not watch for SYNs
+    #[arg(long, value_enum)]
+    pub(super) forward: Option<Forwarding>,
     /// When a client is let in
     #[arg(long, value_enum, default_value_t = Accept::Early)]
     pub(super) accept: Accept,
@@ -189,7 +190,7 @@ pub struct ProxyArgs {
     #[arg(long, value_name = "NAME")]
     pub(super) name: Option<String>,
     /// Where the status socket and the journal of changes to this machine are kept
-    #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR", default_value = "/run/viaduct")]
+    #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR", default_value_os_t = usual_run_dir())]
     pub(super) run_dir: PathBuf,
 }
 

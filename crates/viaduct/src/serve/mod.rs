@@ -29,9 +29,9 @@ use viaduct_proto::trickles::crypt::ServerCrypt;
 
 use crate::access_log::{AccessLog, AccessLogArgs};
 use crate::key;
-use crate::master::usual_run_dir;
 use crate::metrics::{self, Metrics, Page};
 use crate::proxy::values::place;
+use crate::run_dir::usual_run_dir;
 use crate::shell::entropy;
 use crate::signals::{Heard, Signals};
 use crate::status::socket;

@@ -21,7 +21,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use crate::master::usual_run_dir;
+use crate::run_dir::usual_run_dir;
 use page::Ink;
 use source::Source;
 

@@ -5,6 +5,7 @@
 mod common;
 mod options;
 mod rules;
+mod unprivileged;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};

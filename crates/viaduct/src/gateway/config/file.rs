@@ -114,7 +114,7 @@ fn default_memory() -> Bytes {
 }
 
 fn default_run_dir() -> PathBuf {
-    PathBuf::from("/run/viaduct")
+    crate::run_dir::usual_run_dir()
 }
 
 fn default_rekey() -> Span {

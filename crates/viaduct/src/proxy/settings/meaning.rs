@@ -169,7 +169,7 @@ pub(super) fn holds(args: &ProxyArgs, target: &Target) -> Result<bool> {
         (Accept::Early, _) => Ok(false),
         // Clients that ask behind the handshake are told in their own language.
         _ if !target.is_in_the_syn() => Ok(false),
-        (Accept::AfterConnect, Forwarding::Late) => {
+        (Accept::AfterConnect, Some(Forwarding::Late)) => {
             bail!("accept: after-connect needs forward early: the SYN begins the connection")
         }
         _ => Ok(true),
@@ -202,7 +202,8 @@ pub(super) fn workers(
 pub(super) fn limits(args: &ProxyArgs) -> Result<Limits> {
     Ok(Limits {
         flows: args.flows,
-        early: (args.forward == Forwarding::Early).then_some((early_most(args)?, args.early_wait)),
+        early: (args.forward != Some(Forwarding::Late))
+            .then_some((early_most(args)?, args.early_wait)),
         connect: args.connect_timeout,
         words: args.connect_timeout,
         keep_alive: Some(args.keep_alive).filter(|time| !time.is_zero()),

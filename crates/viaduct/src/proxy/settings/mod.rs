@@ -74,6 +74,8 @@ pub struct Settings {
     pub intercept: Option<Intercept>,
     /// Whether the kernel is to hold SYNs until their server has answered.
     pub holds: bool,
+    /// Whether flows are forwarded late where this process may not watch for SYNs.
+    pub may_be_late: bool,
     /// Whether a proxy is to run only while there is something to do.
     pub on_demand: bool,
     /// Directory of the status socket and the journal.
@@ -154,6 +156,7 @@ impl Settings {
             tunnels: None,
             intercept: None,
             holds: false,
+            may_be_late: false,
             on_demand: false,
             run_dir,
             metrics: None,
@@ -263,6 +266,7 @@ impl Settings {
                 of
             }),
             holds,
+            may_be_late: args.forward.is_none() && !holds && !args.on_demand,
             on_demand: args.on_demand,
             name,
             listen: args.listen.clone(),

@@ -1,0 +1,75 @@
+//! Directory of a service's sockets and journal, where none is named.
+//!
+//! | user | directory |
+//! |---|---|
+//! | root | `/run/viaduct` |
+//! | others | `$XDG_RUNTIME_DIR/viaduct`; without that variable, `viaduct-UID` in `/tmp` |
+
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::{env, fs, io};
+
+/// Directory of the system's services.
+pub const SYSTEM: &str = "/run/viaduct";
+/// Parent of private directories: all users may write there, and delete nothing of another's.
+const SHARED: &str = "/tmp";
+
+/// The directory of this user's services, unless they are told another.
+///
+/// A directory below `/tmp` is made here, because any user might make one of that name. One that another
+/// user has made is never used: the system's directory is named instead, which then cannot be written.
+pub fn usual_run_dir() -> PathBuf {
+    let user = rustix::process::geteuid();
+    if user.is_root() {
+        return SYSTEM.into();
+    }
+    if let Some(own) = env::var_os("XDG_RUNTIME_DIR").filter(|dir| Path::new(dir).is_absolute()) {
+        return Path::new(&own).join("viaduct");
+    }
+    let private = Path::new(SHARED).join(format!("viaduct-{}", user.as_raw()));
+    match own(&private, user.as_raw()) {
+        Ok(()) => private,
+        Err(_) => SYSTEM.into(),
+    }
+}
+
+/// Makes `directory` if there is none.
+///
+/// # Errors
+/// It is not a directory of `user` that others cannot enter.
+fn own(directory: &Path, user: u32) -> io::Result<()> {
+    match fs::DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    // Not of what a link leads to.
+    let found = fs::symlink_metadata(directory)?;
+    let is_private = found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0;
+    if is_private { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_directory_that_others_may_enter_or_have_made_is_not_used() {
+        let place = env::temp_dir().join(format!("viaduct-run-dir-{}", std::process::id()));
+        fs::create_dir_all(&place).unwrap();
+        let user = rustix::process::geteuid().as_raw();
+        let private = place.join("private");
+        own(&private, user).unwrap();
+        own(&private, user).unwrap();
+        assert_eq!(fs::metadata(&private).unwrap().mode() & 0o777, 0o700);
+        assert!(own(&private, user + 1).is_err());
+        symlink(&private, place.join("link")).unwrap();
+        assert!(own(&place.join("link"), user).is_err());
+        fs::write(place.join("file"), "").unwrap();
+        assert!(own(&place.join("file"), user).is_err());
+        fs::set_permissions(&private, fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(own(&private, user).is_err());
+        fs::remove_dir_all(&place).unwrap();
+    }
+}

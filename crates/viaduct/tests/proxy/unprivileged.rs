@@ -1,0 +1,50 @@
+//! A proxy of a user without any right: it forwards late, says so, and keeps its socket where it may.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::net::{TcpListener, TcpStream};
+use std::process::Stdio;
+use std::thread;
+
+use crate::common::{Nobody, there_and_back};
+
+#[test]
+fn without_privilege_flows_are_forwarded_late_and_the_log_says_so() {
+    let nobody = Nobody::new("late");
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let (listen, to) = (format!("127.0.0.1:{port}"), server.local_addr().unwrap().to_string());
+    let proxy = |more: &[&str]| {
+        let mut command = nobody.command("timeout");
+        command.args(["--signal=KILL", "60"]).arg(nobody.viaduct());
+        command.args(["proxy", "--listen", &listen, "--to", &to]).args(more);
+        command.env_remove("VIADUCT_RUN_DIR").env("XDG_RUNTIME_DIR", nobody.at(""));
+        command.stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let is_root = rustix::process::geteuid().is_root();
+    let mut running = proxy(&[]);
+    let mut log = BufReader::new(running.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let mut said = Vec::new();
+    while !said.last().is_some_and(|line: &String| line.contains(" up ")) {
+        said.push(log.next().expect("it comes up"));
+    }
+    let warns = said.iter().any(|line| line.contains("forwarded late"));
+    assert!(warns || !is_root, "{said:?}");
+    let client = thread::spawn(move || TcpStream::connect(("127.0.0.1", port)).unwrap());
+    let (far, _) = server.accept().unwrap();
+    there_and_back(client.join().unwrap(), far, b"through it");
+    let socket = nobody.at("viaduct").join(format!("proxy-{port}.sock"));
+    assert!(socket.exists(), "{socket:?}");
+    let kill = std::process::Command::new("kill").arg(running.id().to_string()).status();
+    assert!(kill.unwrap().success());
+    running.wait().unwrap();
+
+    if !is_root {
+        return;
+    }
+    // One who asks for it is told what it takes.
+    let mut asked = proxy(&["--forward", "early"]);
+    let mut said = String::new();
+    asked.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(!asked.wait().unwrap().success());
+    assert!(said.contains("cannot watch for SYNs: run as root, or add --forward late"), "{said}");
+}
