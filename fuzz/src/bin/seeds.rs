@@ -17,9 +17,11 @@ use viaduct_proto::rng::Rng;
 use viaduct_proto::split::proxy::Addresses;
 use viaduct_proto::split::{option, proxy};
 use viaduct_proto::trickles::packet::{Numbers, Return, Role, tcp, udp};
+use viaduct_proto::wire::datagram;
 use viaduct_proto::wire::ip::Hop;
+use viaduct_proto::wrap::shared::{Down, Up};
 use viaduct_proto::wrap::wire::{Answer, Request, WELCOME, Welcome};
-use viaduct_proto::wrap::{Rules, Socket};
+use viaduct_proto::wrap::{Rules, SECRET, Secret, Socket};
 
 const LINKS: [&str; 6] = [
     "rate=200M,delay=50ms,jitter=500us,queue=100ms/256kB",
@@ -29,6 +31,8 @@ const LINKS: [&str; 6] = [
     "loss=trace:1000:3:500:1:once",
     "",
 ];
+
+const JOURNAL: &str = r#"{"owner":{"pid":1,"started":2,"boot":"b","namespace":"net:[3]"},"changes":[]}"#;
 
 fn main() -> io::Result<()> {
     let Some(corpus) = env::args_os().nth(1).map(PathBuf::from) else {
@@ -44,6 +48,9 @@ fn main() -> io::Result<()> {
     write(&corpus, "wire", &[messages, datagrams(&packets)].concat())?;
     write(&corpus, "split", &hops())?;
     write(&corpus, "wrap", &wrapped())?;
+    write(&corpus, "shared", &shared())?;
+    write(&corpus, "datagram", &udp_packets())?;
+    write(&corpus, "journal", &[JOURNAL.as_bytes().to_vec()])?;
     write(&corpus, "agree", &offers())?;
     write(&corpus, "names", &questions())?;
     write(&corpus, "trickles_packets", &trickles_packets())?;
@@ -52,6 +59,32 @@ fn main() -> io::Result<()> {
         write(&corpus, target, &noise(target))?;
     }
     Ok(())
+}
+
+/// Records of runs and of the master that they share, and one behind a secret.
+fn shared() -> Vec<Vec<u8>> {
+    let (to, source) = ("10.0.0.1:80".parse().expect("one"), "[fd00::1]:9".parse().expect("one"));
+    let ups = [
+        Up::Hello { network: 1 },
+        Up::Call { id: 1, to, source },
+        Up::Arrival { id: 2, client: to, own: source },
+        Up::Another { id: 3, of: 2 },
+        Up::NoOther { of: 2 },
+    ];
+    let downs = [Down::Named { id: 1, own: to }, Down::Meet { id: 1 }, Down::Gone { id: 2 }];
+    let ups = ups.iter().map(|up| up.emit().to_vec());
+    let downs = downs.iter().map(|down| down.emit().to_vec());
+    let secret = Secret::new([7; SECRET]);
+    ups.chain(downs).chain([secret.bytes().to_vec(), secret.digits().into_bytes()]).collect()
+}
+
+/// Packets with a datagram, by IPv4 and IPv6.
+fn udp_packets() -> Vec<Vec<u8>> {
+    let ends = [("10.0.0.1:53", "10.0.0.2:4000"), ("[fd00::1]:53", "[fd00::2]:4000")];
+    let packet = |(a, b): (&str, &str)| {
+        datagram::emit(a.parse().expect("one"), b.parse().expect("one"), b"question")
+    };
+    ends.into_iter().filter_map(packet).collect()
 }
 
 /// A SYN, its answer, a request and its answer; a datagram.

@@ -1,0 +1,20 @@
+//! Packets with a UDP datagram: parts lie within the packet, and what is emitted is read again.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use viaduct_proto::wire::datagram::{Datagram, emit, undelivered};
+
+fuzz_target!(|input: &[u8]| {
+    let parsed = Datagram::parse(input);
+    let Some((datagram, payload)) = Datagram::split(input) else { return };
+    assert_eq!(parsed.as_ref().map(|of| (of.source, of.destination)), Some((datagram.source, datagram.destination)));
+    assert!(payload.len() <= input.len());
+    let (source, destination) = (datagram.source, datagram.destination);
+    if let Some(packet) = emit(source, destination, payload) {
+        let (again, same) = Datagram::split(&packet).expect("it was written");
+        assert_eq!((again.source, again.destination, same), (source, destination, payload));
+    }
+    if source.is_ipv4() == destination.is_ipv4() {
+        assert!(!undelivered(source, destination, [3, 3]).is_empty());
+    }
+});

@@ -1,0 +1,9 @@
+//! The journal of changes to a machine: whatever the bytes, it is read or refused.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use viaduct_sys::journal;
+
+fuzz_target!(|input: &[u8]| {
+    let _ = journal::count(input);
+});
