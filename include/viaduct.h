@@ -44,21 +44,33 @@ static inline int viaduct_ask_(int flow, const void *words, size_t length)
         struct cmsghdr header;
         char room[CMSG_SPACE(sizeof(int))];
     } beside;
-    struct iovec bytes;
+    struct iovec pieces[2];
     struct msghdr message;
+    unsigned char secret[16];
     const char *name = getenv("VIADUCT_CONTROL");
+    const char *digits = name == NULL ? NULL : strchr(name, ';');
+    size_t long_is, n;
     int desk, why;
 
     errno = 0;
-    if (name == NULL || name[0] != '@' || strlen(name) >= sizeof(at.sun_path))
+    if (digits == NULL || name[0] != '@' || (size_t)(digits - name) >= sizeof(at.sun_path))
         return -1;
+    long_is = (size_t)(digits - name);
+    if (strlen(++digits) != 2 * sizeof(secret))
+        return -1;
+    for (n = 0; n < 2 * sizeof(secret); n++) {
+        const char *all = "0123456789abcdef", *digit = strchr(all, digits[n]);
+        if (digit == NULL)
+            return -1;
+        secret[n / 2] = (unsigned char)((n % 2 ? secret[n / 2] << 4 : 0) | (digit - all));
+    }
     desk = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (desk < 0)
         return -1;
     memset(&at, 0, sizeof(at));
     at.sun_family = AF_UNIX;
-    memcpy(at.sun_path + 1, name + 1, strlen(name) - 1);
-    if (connect(desk, (struct sockaddr *)&at, offsetof(struct sockaddr_un, sun_path) + strlen(name)) < 0) {
+    memcpy(at.sun_path + 1, name + 1, long_is - 1);
+    if (connect(desk, (struct sockaddr *)&at, offsetof(struct sockaddr_un, sun_path) + long_is) < 0) {
         why = errno == ECONNREFUSED ? 0 : errno;
         close(desk);
         errno = why;
@@ -69,11 +81,13 @@ static inline int viaduct_ask_(int flow, const void *words, size_t length)
     beside.header.cmsg_type = SCM_RIGHTS;
     beside.header.cmsg_len = CMSG_LEN(sizeof(int));
     memcpy(CMSG_DATA(&beside.header), &flow, sizeof(int));
-    bytes.iov_base = (void *)words;
-    bytes.iov_len = length;
+    pieces[0].iov_base = secret;
+    pieces[0].iov_len = sizeof(secret);
+    pieces[1].iov_base = (void *)words;
+    pieces[1].iov_len = length;
     memset(&message, 0, sizeof(message));
-    message.msg_iov = &bytes;
-    message.msg_iovlen = 1;
+    message.msg_iov = pieces;
+    message.msg_iovlen = 2;
     message.msg_control = &beside;
     message.msg_controllen = sizeof(beside.room);
     if (sendmsg(desk, &message, MSG_NOSIGNAL) < 0) {

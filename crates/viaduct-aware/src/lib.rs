@@ -23,10 +23,11 @@ use std::env;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use viaduct_proto::wrap::Secret;
 use viaduct_proto::wrap::aware::{Ask, MOST, YES};
 use viaduct_sys::records;
 
-/// Where the desk of whoever wraps this program is.
+/// Where the run that wraps this program listens, and its secret: `@NAME;SECRET`.
 const CONTROL: &str = "VIADUCT_CONTROL";
 
 /// Whether this program is wrapped; it may yet have flows that pass no handler.
@@ -88,14 +89,17 @@ impl AsFd for Events {
 
 /// Says `ask` at the desk; `None` if there is none.
 fn ask(flow: impl AsFd, ask: Ask<'_>) -> io::Result<Option<OwnedFd>> {
-    let Some(name) = env::var(CONTROL).ok() else { return Ok(None) };
+    let Some(control) = env::var(CONTROL).ok() else { return Ok(None) };
+    let Some((name, secret)) = control.split_once(';') else { return Ok(None) };
+    let Some(secret) = Secret::parse(secret.as_bytes()) else { return Ok(None) };
     let words = ask.emit().ok_or(ErrorKind::ArgumentListTooLong)?;
-    let desk = match records::connect(&name) {
+    let desk = match records::connect(name) {
         Ok(desk) => desk,
         // Whoever wrapped the program has gone, or it has entered another network namespace.
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(None),
         Err(error) => return Err(error),
     };
+    let words = [secret.bytes(), &words[..]].concat();
     records::send(&desk, &words, Some(flow.as_fd()))?;
     Ok(Some(desk))
 }

@@ -2,20 +2,20 @@
 
 use std::ffi::c_int;
 
-use viaduct_proto::wrap::wire::{Answer, REQUEST, Request, WELCOME};
+use viaduct_proto::wrap::wire::{Answer, Request, WELCOME};
 
 use crate::raw;
+use crate::state::State;
 
 /// Asks; `beside` goes with the question. The error is the program's: a signal, its own time limit, or
 /// a master that has gone.
 pub(crate) fn ask(
-    name: &[u8],
-    word: u64,
+    state: &State,
     request: &Request,
     beside: Option<c_int>,
 ) -> Result<Answer, c_int> {
-    let socket = Socket::connect(name, word)?;
-    socket.send(&request.emit(), beside)?;
+    let socket = Socket::connect(state.name(), state.word)?;
+    socket.send([state.secret.bytes(), &request.emit()], beside)?;
     let mut bytes = [0; WELCOME];
     if let Some(limit) = beside.and_then(send_limit) {
         socket.limit(&limit);
@@ -25,9 +25,10 @@ pub(crate) fn ask(
 }
 
 /// Says something that has no answer.
-pub(crate) fn tell(name: &[u8], word: u64, request: &Request) {
+pub(crate) fn tell(state: &State, request: &Request) {
     // The master may have gone: then nobody makes a report.
-    let _ = Socket::connect(name, word).and_then(|socket| socket.send(&request.emit(), None));
+    let _ = Socket::connect(state.name(), state.word)
+        .and_then(|socket| socket.send([state.secret.bytes(), &request.emit()], None));
 }
 
 /// How long the program's calls on this socket may wait, if it has said so.
@@ -63,7 +64,7 @@ impl Socket {
         Ok(socket)
     }
 
-    fn send(&self, bytes: &[u8; REQUEST], beside: Option<c_int>) -> Result<(), c_int> {
+    fn send(&self, pieces: [&[u8]; 2], beside: Option<c_int>) -> Result<(), c_int> {
         #[repr(C)]
         struct Control {
             head: libc::cmsghdr,
@@ -75,12 +76,14 @@ impl Socket {
         control.head.cmsg_len = (size_of::<libc::cmsghdr>() + size_of::<c_int>()) as _;
         control.head.cmsg_level = libc::SOL_SOCKET;
         control.head.cmsg_type = libc::SCM_RIGHTS;
-        let mut piece =
-            libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: REQUEST };
+        let mut pieces = pieces.map(|bytes| libc::iovec {
+            iov_base: bytes.as_ptr().cast_mut().cast(),
+            iov_len: bytes.len(),
+        });
         // SAFETY: all zeros is a `msghdr`.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_iov = &raw mut piece;
-        message.msg_iovlen = 1;
+        message.msg_iov = pieces.as_mut_ptr();
+        message.msg_iovlen = pieces.len() as _;
         if let Some(fd) = beside {
             control.fd = fd;
             message.msg_control = (&raw mut control).cast();

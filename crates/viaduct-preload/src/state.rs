@@ -4,8 +4,8 @@ use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use viaduct_proto::wrap::Rules;
 use viaduct_proto::wrap::wire::{Answer, Request, Welcome};
+use viaduct_proto::wrap::{Rules, SECRET, Secret};
 
 use crate::ask;
 
@@ -20,6 +20,8 @@ pub(crate) struct State {
     pub(crate) welcome: Welcome,
     /// Lets a call pass that seccomp would tell of.
     pub(crate) word: u64,
+    /// Has the master hear what this program asks.
+    pub(crate) secret: Secret,
     /// Where the master listens.
     name: Text,
     /// Entries of the environment that put us into what this program starts.
@@ -51,6 +53,7 @@ static STAGE: AtomicU8 = AtomicU8::new(UNBORN);
 static STATE: Cell = Cell(UnsafeCell::new(State {
     welcome: Welcome { rules: Rules::EVERYTHING, meeting: [None; 2], offload: None, tells: false },
     word: 0,
+    secret: Secret::new([0; SECRET]),
     name: NOTHING,
     entries: [NOTHING; 2],
 }));
@@ -105,20 +108,23 @@ impl State {
     fn begin(&mut self) -> u8 {
         let Some(wrap) = find(own_environment(), WRAP) else { return ALONE };
         let value = wrap.strip_prefix(WRAP).unwrap_or_default();
-        let Some(at) = value.iter().position(|&byte| byte == b';') else { return DEAF };
-        let word = std::str::from_utf8(&value[at + 1..]).ok();
-        let Some(word) = word.and_then(|word| u64::from_str_radix(word, 16).ok()) else {
+        let mut parts = value.split(|&byte| byte == b';');
+        let (Some(name), Some(word), Some(secret), None) =
+            (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
             return DEAF;
         };
-        self.word = word;
+        let word = std::str::from_utf8(word).ok();
+        let word = word.and_then(|word| u64::from_str_radix(word, 16).ok());
+        let (Some(word), Some(secret)) = (word, Secret::parse(secret)) else { return DEAF };
+        (self.word, self.secret) = (word, secret);
         let preload = find(own_environment(), PRELOAD).unwrap_or_default();
-        let known = self.name.set(&value[..at])
-            && self.entries[0].set(preload)
-            && self.entries[1].set(wrap);
+        let known =
+            self.name.set(name) && self.entries[0].set(preload) && self.entries[1].set(wrap);
         if !known {
             return DEAF;
         }
-        match ask::ask(self.name(), self.word, &Request::Hello, None) {
+        match ask::ask(self, &Request::Hello, None) {
             Ok(Answer::Welcome(welcome)) => {
                 self.welcome = welcome;
                 READY

@@ -16,6 +16,8 @@ pub(crate) unsafe trait Plain: Copy {}
 unsafe impl Plain for c_int {}
 // SAFETY: as above.
 unsafe impl Plain for u64 {}
+// SAFETY: three integers.
+unsafe impl Plain for libc::ucred {}
 // SAFETY: seven integers.
 unsafe impl Plain for libc::tpacket_req3 {}
 // SAFETY: three integers.

@@ -8,8 +8,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-    sockopt,
 };
+
+use crate::os;
 
 /// Descriptors beside a record, at most.
 const MOST: usize = 4;
@@ -38,15 +39,25 @@ pub fn listen(name: &str) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The next who has come to `listener`, not blocking, and the number of their user.
+/// User and process that have connected a socket, as they were then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Effective user.
+    pub user: u32,
+    /// Process, as this one numbers it; 0 if it is outside of this one's PID namespace.
+    pub process: u32,
+}
+
+/// The next connection to `listener`, not blocking, and its peer.
 ///
 /// # Errors
 /// Nobody has come ([`io::ErrorKind::WouldBlock`]), or no descriptor is left.
-pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, u32)> {
+pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, Peer)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::accept_with(listener, flags)?;
-    let user = sockopt::socket_peercred(&socket)?.uid.as_raw();
-    Ok((socket, user))
+    // Not by rustix, for which no process has the number 0.
+    let of: libc::ucred = os::getsockopt(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED)?;
+    Ok((socket, Peer { user: of.uid, process: of.pid.cast_unsigned() }))
 }
 
 /// Connects to `name`.
@@ -150,8 +161,9 @@ mod tests {
         let name = format!("@viaduct-records-{}", std::process::id());
         let listener = listen(&name).unwrap();
         let ours = connect(&name).unwrap();
-        let (theirs, user) = accept(&listener).unwrap();
-        assert_eq!(user, rustix::process::getuid().as_raw());
+        let (theirs, peer) = accept(&listener).unwrap();
+        let user = rustix::process::getuid().as_raw();
+        assert_eq!(peer, Peer { user, process: std::process::id() });
         let (one, other) = pair().unwrap();
         send(&ours, b"with", Some(one.as_fd())).unwrap();
         send(&ours, b"without", None).unwrap();

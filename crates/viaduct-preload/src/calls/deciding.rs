@@ -82,7 +82,7 @@ fn divert(state: &State, fd: c_int, to: SocketAddr) -> c_int {
     let flags =
         unsafe { raw::call(libc::SYS_fcntl, [fd as usize, libc::F_GETFL as usize, 0, 0, 0, 0]) };
     let wait = flags & libc::O_NONBLOCK as isize == 0;
-    match crate::ask::ask(state.name(), state.word, &Request::Connect { to, wait }, Some(fd)) {
+    match crate::ask::ask(state, &Request::Connect { to, wait }, Some(fd)) {
         Ok(Answer::Done(errno)) => errno.0,
         Ok(_) => libc::ENETUNREACH,
         Err(errno) => errno,
@@ -97,5 +97,5 @@ pub(super) fn report(
     errno: Errno,
 ) {
     let refused = Request::Refused { call, datagrams, to, errno };
-    crate::ask::tell(state.name(), state.word, &refused);
+    crate::ask::tell(state, &refused);
 }

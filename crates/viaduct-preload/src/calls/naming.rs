@@ -81,7 +81,7 @@ fn refusal(fd: c_int) -> Option<c_int> {
         return None;
     }
     let cookie = raw::option(fd, libc::SOL_SOCKET, libc::SO_COOKIE)?;
-    match crate::ask::ask(state.name(), state.word, &Request::Error { cookie }, None) {
+    match crate::ask::ask(state, &Request::Error { cookie }, None) {
         Ok(Answer::Done(errno)) if errno != Errno::NONE => Some(errno.0),
         _ => None,
     }
@@ -126,7 +126,7 @@ fn flow_name(call: c_long, fd: c_int) -> Option<([u8; SOCKADDR], usize)> {
         return None;
     }
     let cookie = raw::option(fd, libc::SOL_SOCKET, libc::SO_COOKIE)?;
-    match crate::ask::ask(state.name(), state.word, &Request::Names { cookie }, None) {
+    match crate::ask::ask(state, &Request::Names { cookie }, None) {
         Ok(Answer::Named { peer, own }) => {
             let name = if call == libc::SYS_getpeername { peer } else { own };
             Some(socket_of(fd)?.sockaddr(name?))

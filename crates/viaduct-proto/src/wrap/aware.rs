@@ -2,7 +2,8 @@
 //! (3.6).
 //!
 //! A program asks by one record (`SOCK_SEQPACKET`) on a connection of its own, the flow's descriptor
-//! beside it:
+//! beside it, behind the run's secret ([`super::Secret`]), which `VIADUCT_CONTROL` names with the socket as
+//! `@NAME;SECRET`:
 //!
 //! ```text
 //!   0        1        2        3                  3 + n            at most 4096

@@ -17,18 +17,20 @@
 //!
 //! `socket` knows the kernel's numbers, `rules` what the user has said, `meaning` joins them; `wire` is
 //! what stubs and masters say to each other, `shared` what runs and the masters that they share do, and
-//! `aware` what programs say that know of handlers.
+//! `aware` what programs say that know of handlers; `secret` precedes what a run's own programs say.
 
 pub mod aware;
 mod meaning;
 mod pattern;
 mod rules;
+mod secret;
 pub mod shared;
 mod socket;
 pub mod wire;
 
 pub use meaning::{Datagrams, Verdict};
 pub use rules::{Fate, Line, MOST, RuleError, Rules, Transport};
+pub use secret::{SECRET, Secret};
 pub use socket::{
     Errno, LONGEST, MSG_FASTOPEN, SOCKADDR, Sockaddr, Socket, parse_bound, parse_sockaddr,
 };

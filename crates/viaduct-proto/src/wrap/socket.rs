@@ -40,6 +40,10 @@ impl Errno {
     pub const NOENT: Errno = Errno(2);
     /// It is elsewhere.
     pub const XDEV: Errno = Errno(18);
+    /// The machine, or what stands for it, may open no more files.
+    pub const NFILE: Errno = Errno(23);
+    /// This process may open no more files.
+    pub const MFILE: Errno = Errno(24);
     /// There is no room for it now.
     pub const AGAIN: Errno = Errno(11);
     /// It makes no sense.

@@ -10,7 +10,8 @@
 //!     ├── Error, a cookie ─────▶  ◀── Answer      what SO_ERROR is to say
 //!     └── Refused ─────────────▶                  for the report
 //!
-//!   request   magic 4 │ version 2 │ kind 1 │ call 1 │ errno 4 │ is 4 │ cookie 8 │ address 24
+//!   request   behind the run's secret (`Secret`):
+//!             magic 4 │ version 2 │ kind 1 │ call 1 │ errno 4 │ is 4 │ cookie 8 │ address 24
 //!             is: of Connect, whether the program waits; of Refused, whether it is of datagrams
 //!   answer    magic 4 │ version 2 │ kind 1 │ flags 1 │ errno 4 │ lines 4 │ address 24 │ address 24
 //!             │ rate 8 …   flags: 1 strict, 2 offload, 4 names, 8 carries, 16 tells

@@ -20,7 +20,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{SocketType, ipproto, sockopt};
 use tracing::{debug, info};
 use viaduct_proto::flow::Failure;
-use viaduct_proto::wrap::Errno;
+use viaduct_proto::wrap::{Errno, Fate, Transport};
 use viaduct_proto::wrap::shared::{Down, RECORD, Up};
 use viaduct_proto::wrap::wire::{Answer, WELCOME, Welcome};
 use viaduct_sys::records::{self, Received};
@@ -86,7 +86,7 @@ impl Desk {
         let us = rustix::process::geteuid().as_raw();
         loop {
             let (socket, user) = match records::accept(&self.listener) {
-                Ok(accepted) => accepted,
+                Ok((socket, peer)) => (socket, peer.user),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let _ = poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], None);
                     continue;
@@ -223,6 +223,14 @@ impl Session<'_> {
         }
         if received.beside.len() != wanted {
             return None;
+        }
+        if let Up::Call { id, to, .. } = up
+            && self.is_guest
+            && self.shared.welcome.rules.fate(Transport::Tcp, to) != Fate::Divert
+        {
+            // A run that keeps the rules leaves it to its program, or refuses it.
+            let _ = self.out.say(Down::Refuse { id, why: Failure::Denied });
+            return Some(());
         }
         let Some(granted) = self.grant(&up) else {
             let user = self.user;

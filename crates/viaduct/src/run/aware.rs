@@ -11,36 +11,38 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use rustix::net::sockopt;
 use tracing::debug;
 use viaduct_proto::wrap::aware::{Ask, MOST, NO, YES};
+use viaduct_proto::wrap::{SECRET, Secret};
 use viaduct_sys::records;
 
-use super::desk;
+use super::{admission, desk};
 use crate::proxy::aware::{Asked, What, Whose};
 use crate::proxy::orders::{Order, ToWorker};
 
 /// Where programs find the desk.
 pub const CONTROL: &str = "VIADUCT_CONTROL";
 
-/// Opens the desk for the flows that `worker` carries: its name, for [`CONTROL`].
+/// Opens the desk for the flows that `worker` carries: its name and secret, for [`CONTROL`].
 pub fn start(worker: ToWorker) -> Result<String> {
     let mut random = [0; 8];
     SystemRandom::new().fill(&mut random).ok().context("the kernel has no random bytes")?;
     let name = format!("@viaduct-control-{:x}", u64::from_ne_bytes(random));
     let listener = records::listen(&name).context("listen for programs' requests")?;
-    let serve = move || desk::serve(&listener, |socket| hear(socket, &worker));
+    let secret = admission::secret()?;
+    let serve = move || desk::serve(&listener, |socket| hear(socket, &secret, &worker));
     thread::Builder::new().name("control".to_owned()).spawn(serve)?;
-    Ok(name)
+    Ok(format!("{name};{}", secret.digits()))
 }
 
 /// Has one answered; it is given back if it has asked nothing yet.
-fn hear(socket: OwnedFd, worker: &ToWorker) -> Option<OwnedFd> {
-    let mut bytes = [0; MOST];
+fn hear(socket: OwnedFd, secret: &Secret, worker: &ToWorker) -> Option<OwnedFd> {
+    let mut bytes = [0; SECRET + MOST];
     let (length, beside) = match records::receive(&socket, &mut bytes) {
         Ok(received) => received,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Some(socket),
         Err(_) => return None,
     };
-    let ask = Ask::parse(&bytes[..length])?;
-    let whose = whose(&beside?);
+    let ask = Ask::parse(secret.open(&bytes[..length])?)?;
+    let whose = whose(&beside.filter(admission::is_tcp)?);
     let what = match ask {
         Ask::Watch => What::Watch(socket),
         Ask::Control { to, request } => {

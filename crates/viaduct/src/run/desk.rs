@@ -1,4 +1,4 @@
-//! A desk: where processes of this user ask one thing each, by records.
+//! A desk: where processes of this run ask one thing each, by records.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,6 +10,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use tracing::{debug, warn};
 use viaduct_sys::records;
 
+use super::admission::admits;
+
 /// Who has come and asked nothing yet, at most; of more, the first has to go.
 const WAITING: usize = 4096;
 /// After an error of accept.
@@ -19,12 +21,11 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// has asked nothing yet.
 pub fn serve(listener: &OwnedFd, mut answer: impl FnMut(OwnedFd) -> Option<OwnedFd>) {
     let mut asking: VecDeque<OwnedFd> = VecDeque::new();
-    let user = rustix::process::getuid().as_raw();
     loop {
         loop {
             match records::accept(listener) {
-                // Nobody else's programs are wrapped here.
-                Ok((socket, of)) if of == user || of == 0 || user == 0 => asking.push_back(socket),
+                Ok((socket, peer)) if admits(peer) => asking.push_back(socket),
+                // Its close tells it: no other user's programs are wrapped here.
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => {

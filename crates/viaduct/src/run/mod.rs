@@ -14,6 +14,7 @@
 //! shared master's ([`crate::master`]); with handlers of its own it runs those, above that master (`above`).
 
 pub mod above;
+mod admission;
 mod agree;
 mod aware;
 mod carried;
@@ -57,10 +58,10 @@ use viaduct_proto::wrap::wire::Welcome;
 pub use words::{meant, unfold};
 
 use self::report::Report;
-use crate::master::usual_run_dir;
 use crate::proxy::onward::Onward;
 use crate::proxy::through::Factories;
 use crate::proxy::values::{spin, wait};
+use crate::run_dir::usual_run_dir;
 
 /// How a run ends if it is Viaduct that cannot: as env(1) does.
 pub const OUR_FAULT: u8 = 125;

@@ -22,17 +22,18 @@ use std::thread;
 use anyhow::{Context, Result, bail};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use tracing::{debug, warn};
-use viaduct_proto::wrap::Errno;
 use viaduct_proto::wrap::wire::{Answer, REQUEST, Request, WELCOME, Welcome};
+use viaduct_proto::wrap::{Errno, SECRET, Secret};
 use viaduct_sys::records;
 use viaduct_sys::seccomp::SeccompError;
 
 use super::waiting::Common;
-use super::{desk, seccomp};
+use super::{admission, desk, seccomp};
 
 /// The library's file: one for programs of glibc and of musl, whose loaders both take it.
 const LIBRARY: &str = "libviaduct_preload.so";
-/// Where the library finds its master and its word, `NAME;WORD` in hexadecimal digits.
+/// Where the library finds its master, its word and the run's secret: `NAME;WORD;SECRET`, in hexadecimal
+/// digits.
 const WRAP: &str = "VIADUCT_WRAP";
 
 /// Where the libraries of programs ask.
@@ -42,6 +43,7 @@ pub struct Stubs {
     library: PathBuf,
     name: String,
     word: u64,
+    secret: Secret,
 }
 
 /// Begins to listen for the libraries of programs.
@@ -52,10 +54,10 @@ pub fn start(common: Arc<Common>) -> Result<Stubs> {
     let random = u128::from_ne_bytes(random);
     let name = format!("@viaduct-{:x}", random >> 64);
     let listener = records::listen(&name).context("listen for programs")?;
-    let asked = common.clone();
-    let serve = move || desk::serve(&listener, |socket| answer(socket, &asked));
+    let (asked, secret) = (common.clone(), admission::secret()?);
+    let serve = move || desk::serve(&listener, |socket| answer(socket, &secret, &asked));
     thread::Builder::new().name("stubs".to_owned()).spawn(serve)?;
-    Ok(Stubs { common, library, name, word: random as u64 })
+    Ok(Stubs { common, library, name, word: random as u64, secret })
 }
 
 impl Stubs {
@@ -90,7 +92,8 @@ impl Stubs {
             preload.push(":");
             preload.push(others);
         }
-        command.env("LD_PRELOAD", preload).env(WRAP, format!("{};{:x}", self.name, self.word));
+        let wrap = format!("{};{:x};{}", self.name, self.word, self.secret.digits());
+        command.env("LD_PRELOAD", preload).env(WRAP, wrap);
     }
 }
 
@@ -108,14 +111,14 @@ fn find() -> Result<PathBuf> {
 }
 
 /// Answers one that asks; it is given back if it has asked nothing yet.
-fn answer(socket: OwnedFd, common: &Arc<Common>) -> Option<OwnedFd> {
-    let mut bytes = [0; REQUEST];
+fn answer(socket: OwnedFd, secret: &Secret, common: &Arc<Common>) -> Option<OwnedFd> {
+    let mut bytes = [0; SECRET + REQUEST];
     let (length, beside) = match records::receive(&socket, &mut bytes) {
         Ok(received) => received,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Some(socket),
         Err(_) => return None,
     };
-    match Request::parse(&bytes[..length])? {
+    match Request::parse(secret.open(&bytes[..length])?)? {
         Request::Hello => {
             let meeting = [true, false].map(|v4| common.meeting.at(v4));
             let Common { rules, offload, .. } = **common;
@@ -134,8 +137,16 @@ fn answer(socket: OwnedFd, common: &Arc<Common>) -> Option<OwnedFd> {
             common.refused(call, datagrams, to, errno);
         }
         Request::Connect { to, wait } => {
-            let program = beside?;
             let asks = Arc::new(socket);
+            // Without a descriptor this process may have had no room for it.
+            let Some(program) = beside else {
+                say(&asks, &Answer::Done(Errno::NFILE));
+                return None;
+            };
+            if !admission::is_tcp(&program) {
+                say(&asks, &Answer::Done(Errno::PROTONOSUPPORT));
+                return None;
+            }
             let later = asks.clone();
             let later = wait.then(|| {
                 super::waiting::Answer::new(move |decided| {

@@ -15,6 +15,7 @@ use std::time::Duration;
 use rustix::io::ioctl_fionbio;
 use rustix::net::{Shutdown, sockopt};
 use rustix::process::Uid;
+use viaduct_proto::flow::Failure;
 use viaduct_proto::wrap::shared::{Down, RECORD, Up};
 use viaduct_sys::records;
 use viaduct_sys::tcp::{self, TcpOptions};
@@ -234,6 +235,24 @@ fn counter(place: &Place, name: &str) -> usize {
     let after = status.split(&format!("\"{name}\":")).nth(1).unwrap().trim_start();
     let digits = after.split(|c: char| !c.is_ascii_digit()).next().unwrap();
     digits.parse().unwrap()
+}
+
+#[test]
+fn what_the_master_refuses_no_run_of_a_guest_reaches() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("only root can be two users");
+    }
+    let (place, (to, count)) = (Place::new(), far_end());
+    let refused = to.to_string();
+    let words = ["+count", "--no-offload", "--all-users", "--refuse", &refused];
+    let _master = place.master("rules", &words);
+    let door = place.0.join("rules.master");
+    as_stranger(move || {
+        let run = Hostile::join(&door);
+        run.call(1, to, fresh()).unwrap();
+        assert!(matches!(run.hear(), Some(Down::Refuse { id: 1, why: Failure::Denied })));
+    });
+    assert_eq!(count.load(Ordering::Relaxed), 0, "somebody came");
 }
 
 #[test]

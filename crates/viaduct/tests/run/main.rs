@@ -6,6 +6,7 @@ mod common;
 
 mod addresses;
 mod aware;
+mod descriptors;
 mod interrupted;
 mod last_words;
 mod moved;
@@ -13,6 +14,7 @@ mod mux;
 mod nested;
 mod sockets;
 mod started;
+mod strangers;
 mod turned_away;
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};

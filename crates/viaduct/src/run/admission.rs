@@ -1,0 +1,89 @@
+//! Admission of a run's own programs to its abstract sockets, which any local user can connect to.
+//!
+//! A request is heard if it begins with the run's secret and comes from the run's user, from root, or, where
+//! root started programs that have other users since, from a process of the run.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+
+use anyhow::{Context, Result};
+use ring::rand::{SecureRandom as _, SystemRandom};
+use rustix::net::{SocketType, ipproto, sockopt};
+use viaduct_proto::wrap::Secret;
+use viaduct_sys::records::Peer;
+
+/// Generations of processes that are looked through.
+const MAX_DEPTH: usize = 4096;
+
+/// A secret for a new run.
+pub fn secret() -> Result<Secret> {
+    let mut bytes = [0; 16];
+    SystemRandom::new().fill(&mut bytes).ok().context("the kernel has no random bytes")?;
+    Ok(Secret::new(bytes))
+}
+
+/// Whether `peer` may ask this run anything.
+pub fn admits(peer: Peer) -> bool {
+    let own = rustix::process::getuid().as_raw();
+    peer.user == own || peer.user == 0 || own == 0 && is_of_this_run(peer.process)
+}
+
+/// Whether a socket that was handed over is of TCP: type and protocol, as the kernel says.
+pub fn is_tcp(socket: &OwnedFd) -> bool {
+    sockopt::socket_type(socket) == Ok(SocketType::STREAM)
+        && sockopt::socket_protocol(socket) == Ok(Some(ipproto::TCP))
+}
+
+/// Whether `process` descends from this one, which adopts the run's orphans.
+fn is_of_this_run(mut process: u32) -> bool {
+    let own = std::process::id();
+    for _ in 0..MAX_DEPTH {
+        match parent_of(process) {
+            Some(parent) if parent == own => return true,
+            Some(parent) if parent > 1 => process = parent,
+            _ => return false,
+        }
+    }
+    false
+}
+
+fn parent_of(process: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn descendants_are_of_the_run_and_others_are_not() {
+        let mut child = Command::new("sh");
+        child.args(["-c", "cat & echo $!; wait"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = child.spawn().unwrap();
+        let mut line = String::new();
+        let mut out = std::io::BufReader::new(child.stdout.take().unwrap());
+        std::io::BufRead::read_line(&mut out, &mut line).unwrap();
+        assert!(is_of_this_run(child.id()));
+        assert!(is_of_this_run(line.trim().parse().unwrap()));
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(!is_of_this_run(1) && !is_of_this_run(0));
+        assert!(!is_of_this_run(std::os::unix::process::parent_id()));
+        let user = rustix::process::getuid().as_raw();
+        assert!(admits(Peer { user, process: 1 }));
+        assert!(!admits(Peer { user: 65_533, process: 1 }));
+    }
+
+    #[test]
+    fn only_sockets_of_tcp_are_taken() {
+        use rustix::net::{AddressFamily, socket};
+        let of = |kind, protocol| socket(AddressFamily::INET, kind, protocol).unwrap();
+        assert!(is_tcp(&of(SocketType::STREAM, None)));
+        assert!(!is_tcp(&of(SocketType::DGRAM, None)));
+        let unix = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        assert!(!is_tcp(&unix));
+    }
+}
