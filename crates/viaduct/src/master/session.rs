@@ -20,9 +20,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{SocketType, ipproto, sockopt};
 use tracing::{debug, info};
 use viaduct_proto::flow::Failure;
-use viaduct_proto::wrap::{Errno, Fate, Transport};
 use viaduct_proto::wrap::shared::{Down, RECORD, Up};
 use viaduct_proto::wrap::wire::{Answer, WELCOME, Welcome};
+use viaduct_proto::wrap::{Errno, Fate, Transport};
 use viaduct_sys::records::{self, Received};
 use viaduct_sys::tcp;
 

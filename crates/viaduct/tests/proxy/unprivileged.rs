@@ -10,6 +10,8 @@ use crate::common::{Nobody, there_and_back};
 #[test]
 fn without_privilege_flows_are_forwarded_late_and_the_log_says_so() {
     let nobody = Nobody::new("late");
+    std::fs::create_dir(nobody.at("user")).unwrap();
+    nobody.give(&nobody.at("user"));
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let (listen, to) = (format!("127.0.0.1:{port}"), server.local_addr().unwrap().to_string());
@@ -17,7 +19,7 @@ fn without_privilege_flows_are_forwarded_late_and_the_log_says_so() {
         let mut command = nobody.command("timeout");
         command.args(["--signal=KILL", "60"]).arg(nobody.viaduct());
         command.args(["proxy", "--listen", &listen, "--to", &to]).args(more);
-        command.env_remove("VIADUCT_RUN_DIR").env("XDG_RUNTIME_DIR", nobody.at(""));
+        command.env_remove("VIADUCT_RUN_DIR").env("XDG_RUNTIME_DIR", nobody.at("user"));
         command.stderr(Stdio::piped()).spawn().unwrap()
     };
     let is_root = rustix::process::geteuid().is_root();
@@ -32,7 +34,7 @@ fn without_privilege_flows_are_forwarded_late_and_the_log_says_so() {
     let client = thread::spawn(move || TcpStream::connect(("127.0.0.1", port)).unwrap());
     let (far, _) = server.accept().unwrap();
     there_and_back(client.join().unwrap(), far, b"through it");
-    let socket = nobody.at("viaduct").join(format!("proxy-{port}.sock"));
+    let socket = nobody.at("user/viaduct").join(format!("proxy-{port}.sock"));
     assert!(socket.exists(), "{socket:?}");
     let kill = std::process::Command::new("kill").arg(running.id().to_string()).status();
     assert!(kill.unwrap().success());

@@ -19,8 +19,10 @@ print(len(kept), resource.getrlimit(resource.RLIMIT_NOFILE), *sorted(why))
 
 #[test]
 fn a_programs_limit_of_descriptors_limits_neither_its_flows_nor_changes() {
-    if !rustix::process::geteuid().is_root() {
-        return eprintln!("only root can raise limits");
+    // In a container root may lack CAP_SYS_RESOURCE.
+    let raise = Command::new("sh").args(["-c", "ulimit -n 64; ulimit -n 128"]).status().unwrap();
+    if !raise.success() {
+        return eprintln!("nobody may raise limits here");
     }
     let far = far_end("127.0.0.1:0").to_string();
     for via in ["cgroup", "seccomp", "preload"] {

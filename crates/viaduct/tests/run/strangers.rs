@@ -139,7 +139,7 @@ fn a_program_of_roots_run_that_becomes_another_user_is_served() {
     }
     let far = far_end("127.0.0.1:0").to_string();
     let program = "
-import os, socket, sys
+import encodings.idna, os, socket, sys
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 host, port = sys.argv[1].rsplit(':', 1)
 s = socket.create_connection((host, int(port)), 10)
