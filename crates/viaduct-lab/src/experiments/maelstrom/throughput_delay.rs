@@ -1,6 +1,6 @@
 //! Figure 9b: throughput of TCP against the link's delay.
 
-use super::throughput_loss::LEFT;
+use super::throughput_loss::OF_PLAIN;
 use super::{link, percent};
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
 use crate::gateways::GatewaySpec;
@@ -56,7 +56,7 @@ impl Experiment for ThroughputDelay {
         for (delay, of_lossless, of_plain, of_plain_lossless) in kept {
             if delay <= 100 {
                 let name = format!("{delay} ms, 1 %: protected over plain without loss");
-                run.check(&name, of_plain_lossless, Bound::AtLeast(0.9 * LEFT));
+                run.check(&name, of_plain_lossless, Bound::AtLeast(OF_PLAIN));
                 let name = format!("{delay} ms, 1 %: protected over protected without loss");
                 run.check(&name, of_lossless, Bound::AtLeast(0.9));
             }

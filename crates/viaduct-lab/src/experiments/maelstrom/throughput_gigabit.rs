@@ -3,6 +3,7 @@
 
 use anyhow::{Context, Result};
 
+use super::throughput_loss::OF_PLAIN;
 use super::{link, percent};
 use crate::experiment::{About, Bound, Experiment, Plot, Run};
 use crate::gateways::GatewaySpec;
@@ -16,9 +17,6 @@ pub(in crate::experiments) struct ThroughputGigabit;
 const CONGESTION: &str = "cubic";
 /// One way in ms, where it is the loss that varies.
 const DELAY: u32 = 50;
-/// Share of the link that (8,3) leaves for data, by arithmetic: 8 packets of 1334 bytes, as the lowered MTU has
-/// them, beside 3 repairs, each a packet and 166 bytes.
-const LEFT: f64 = 8.0 * 1334.0 / (8.0 * 1334.0 + 3.0 * 1500.0);
 
 impl Experiment for ThroughputGigabit {
     fn about(&self) -> About {
@@ -103,7 +101,7 @@ fn by_delay(run: &mut Run, flows: &Iperf, delays: &[u32], at_50: &[(f64, f64, f6
             let name = format!("{delay} ms, 1 %: protected over protected without loss");
             run.check(&name, lossy.1 / lossless.1, Bound::AtLeast(0.9));
             let name = format!("{delay} ms, 1 %: protected over plain without loss");
-            run.check(&name, lossy.1 / lossless.0, Bound::AtLeast(0.9 * LEFT));
+            run.check(&name, lossy.1 / lossless.0, Bound::AtLeast(OF_PLAIN));
         }
     }
     Ok(())
@@ -135,7 +133,7 @@ fn checks(run: &mut Run, results: &[(f64, f64, f64)]) {
     };
     let of_plain_lossless = with / plain_lossless;
     let name = "at 1 %: protected over plain without loss";
-    run.check(name, of_plain_lossless, Bound::AtLeast(0.9 * LEFT));
+    run.check(name, of_plain_lossless, Bound::AtLeast(OF_PLAIN));
     run.check(
         "at 1 %: protected over protected without loss",
         with / lossless,
