@@ -96,6 +96,22 @@ impl Drop for World {
     }
 }
 
+/// Waits until `is`.
+fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !is() {
+        assert!(Instant::now() < deadline, "{what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A proxy's status, as people read it.
+fn shown(proxy: &Proxy) -> String {
+    let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+    status.args(["status", "--run-dir"]).arg(proxy.directory());
+    String::from_utf8(status.output().unwrap().stdout).unwrap()
+}
+
 const CARRIERS: [&str; 2] = ["--carrier tcp", "--carrier quic"];
 
 #[test]
@@ -162,6 +178,9 @@ fn resets_and_refusals_are_resets_at_the_other_end() {
         ends_by_reset(world.connect(ip), "nobody listens");
         let outside = "10.3.0.1".parse().unwrap();
         ends_by_reset(world.connect(outside), "a server that is not allowed");
+        let denial = format!("does not let flows leave to {outside}:{PORT}");
+        assert!(world.near.log().contains(&denial), "{}", world.near.log());
+        assert!(shown(&world.near).contains("denied"), "{}", shown(&world.near));
         let listener = world.listen(ip);
         let (client, server) = world.pair(&listener);
         reset(server);
@@ -270,8 +289,8 @@ fn only_those_with_the_right_keys_have_a_tunnel() {
     let connect = || TcpStream::connect("10.2.0.2:7100").unwrap();
     let mut stranger = near.netns().enter(connect).unwrap();
     stranger.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-    stranger.write_all(&[0, 96]).unwrap();
-    stranger.write_all(&[7; 96]).unwrap();
+    stranger.write_all(&[0, 97]).unwrap();
+    stranger.write_all(&[7; 97]).unwrap();
     assert_eq!(stranger.read(&mut [0; 10]).unwrap_or(0), 0, "it is closed without a word");
     let listener = world.listen(world.addresses()[0]);
     let (mut client, mut server) = world.pair(&listener);
@@ -287,11 +306,9 @@ fn a_site_that_is_not_known_is_told_what_may_be_wrong() {
         let second = "--listen 127.0.0.1:7001 --to 10.3.0.2:9000 --tunnel 10.3.0.1:7100";
         let second = format!("{second} {carrier}");
         let second = proxy(world.chain.server(), &second, &world.keys, [3, 2]);
-        let deadline = Instant::now() + Duration::from_secs(5);
-        while !second.log().contains("does it know this site's public key") {
-            assert!(Instant::now() < deadline, "{carrier}: {}", second.log());
-            thread::sleep(Duration::from_millis(20));
-        }
+        let reason = "the far end does not know this site's public key";
+        until(&format!("{carrier}: {}", second.log()), || second.log().contains(reason));
+        until("status", || shown(&second).contains(&format!("down: 10.3.0.1:7100: {reason}")));
         let log = world.far.log();
         assert!(!log.contains("ERROR") && !log.contains("10.3.0.2"), "{carrier}: {log}");
     }
@@ -427,11 +444,6 @@ fn a_tunnel_shows_its_links_sessions_and_buffers() {
     let listener = world.listen(ip);
     let (mut client, _server) = world.pair(&listener);
     client.write_all(&random(100_000)).unwrap();
-    let shown = |proxy: &Proxy| {
-        let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
-        status.args(["status", "--run-dir"]).arg(proxy.directory());
-        String::from_utf8(status.output().unwrap().stdout).unwrap()
-    };
     // How long it took is told by where it went: into the tunnel, and out of it.
     let [near, far] = ["onwards   tunnel: 1 connected", "onwards   direct: 1 connected"];
     for (proxy, onwards) in [(&world.near, near), (&world.far, far)] {
@@ -459,5 +471,108 @@ fn a_far_end_that_ends_says_so_at_once() {
             assert!(ended.elapsed() < Duration::from_secs(2), "{carrier}");
             thread::sleep(Duration::from_millis(10));
         }
+    }
+}
+
+/// Descriptors that a process has open.
+fn descriptors(pid: u32) -> u64 {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count() as u64
+}
+
+#[test]
+fn a_far_end_without_descriptors_accepts_links_again_by_itself() {
+    use rustix::process::{Resource, Rlimit, prlimit};
+    let world = World::new("delay=1ms", "--carrier tcp");
+    let pid = world.far.process().id();
+    let far = Pid::from_raw(pid.cast_signed()).unwrap();
+    let hop = &world.chain.hops()[0];
+    let knock = || TcpStream::connect("10.2.0.2:7100").unwrap();
+    let before = descriptors(pid);
+    let limit = Rlimit { current: Some(before + 8), maximum: Some(before + 1_000) };
+    prlimit(Some(far), Resource::Nofile, limit).unwrap();
+    let strangers: Vec<_> = (0..24).map(|_| hop.netns().enter(knock).unwrap()).collect();
+    let failed = "links wait to be accepted";
+    until("nothing is said", || world.far.log().contains(failed));
+    // This one waits to be accepted, too.
+    let listener = world.listen(world.addresses()[0]);
+    let near = format!(
+        "--listen 127.0.0.1:7001 --to {} --tunnel 10.3.0.1:7100 --links 1",
+        listener.local_addr().unwrap()
+    );
+    let _near = proxy(world.chain.server(), &near, &world.keys, [1, 2]);
+    let connect = || TcpStream::connect("127.0.0.1:7001").unwrap();
+    let mut client = world.chain.server().netns().enter(connect).unwrap();
+    prlimit(Some(far), Resource::Nofile, Rlimit { current: Some(before + 500), ..limit }).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    client.write_all(b"served").unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(rest(&mut server), b"served");
+    assert_eq!(world.far.log().matches(failed).count(), 1, "{}", world.far.log());
+    drop(strangers);
+}
+
+#[test]
+fn ones_own_key_is_no_peer() {
+    use_binary(env!("CARGO_BIN_EXE_viaduct"));
+    let keys = Scratch::new().unwrap();
+    let secret = SecretKey::from_bytes([5; 32]);
+    let file = keys.write("own.key", secret.to_text()).unwrap();
+    let mut check = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+    check.args(["proxy", "--check", "--listen", "127.0.0.1:1", "--to", "127.0.0.1:2"]);
+    check.args(["--tunnel", "127.0.0.1:3", "--peer", &secret.public().to_string()]);
+    let output = check.arg("--key").arg(file).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && said.contains("is this site's own key"), "{said}");
+}
+
+#[test]
+fn a_vanished_peer_is_noticed_and_a_live_one_that_does_not_read_is_kept() {
+    for carrier in CARRIERS {
+        let world = World::new("delay=2ms", &format!("{carrier} --dead-after 2s"));
+        let listener = world.listen(world.addresses()[0]);
+        let idle = world.pair(&listener);
+        let mut shut = world.pair(&listener);
+        // As much as goes, which the client does not read; and both ends live.
+        shut.1.set_nonblocking(true).unwrap();
+        let fill = |server: &mut TcpStream| {
+            while server.write(&[0; 65_536]).is_ok_and(|count| count > 0) {}
+        };
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(3) {
+            fill(&mut shut.1);
+            thread::sleep(Duration::from_millis(50));
+        }
+        assert!(!world.far.log().contains("is gone"), "{carrier}: {}", world.far.log());
+        let mut some = vec![0; 1 << 20];
+        shut.0.read_exact(&mut some).unwrap();
+        let mut pair = world.pair(&listener);
+        // The path is cut, without a word to either end.
+        let cut = "add table inet cut; \
+                   add chain inet cut forward { type filter hook prerouting priority -400; }; \
+                   add rule inet cut forward tcp dport 7100 drop; \
+                   add rule inet cut forward tcp sport 7100 drop; \
+                   add rule inet cut forward udp dport 7100 drop; \
+                   add rule inet cut forward udp sport 7100 drop";
+        for hop in world.chain.hops() {
+            hop.run("nft", &[cut]).unwrap();
+        }
+        let gone = Instant::now();
+        pair.0.write_all(b"never acknowledged").unwrap();
+        for (what, stream) in [("idle", idle), ("unacknowledged", pair), ("shut", shut)] {
+            for mut end in [stream.0, stream.1] {
+                end.set_nonblocking(false).unwrap();
+                end.set_read_timeout(Some(Duration::from_secs(8))).unwrap();
+                let mut sink = vec![0; 1 << 20];
+                let ended = loop {
+                    match end.read(&mut sink) {
+                        Ok(0) => break None,
+                        Ok(_) => {}
+                        Err(error) => break Some(error.kind()),
+                    }
+                };
+                assert_eq!(ended, Some(ErrorKind::ConnectionReset), "{carrier} {what}");
+            }
+        }
+        assert!(gone.elapsed() < Duration::from_secs(8), "{carrier}: {:?}", gone.elapsed());
     }
 }

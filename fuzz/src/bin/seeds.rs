@@ -55,7 +55,7 @@ fn main() -> io::Result<()> {
     write(&corpus, "names", &questions())?;
     write(&corpus, "trickles_packets", &trickles_packets())?;
     // These read sequences of operations: any bytes are some.
-    for target in ["decoders", "codes", "messages", "plane", "query", "tunnel", "sessions", "handlers", "trickles", "trickles_streams", "trickles_crypt"] {
+    for target in ["decoders", "codes", "messages", "plane", "query", "tunnel", "sessions", "handlers", "mux", "trickles", "trickles_streams", "trickles_crypt"] {
         write(&corpus, target, &noise(target))?;
     }
     Ok(())

@@ -23,7 +23,7 @@ use crate::flow::{
 };
 use crate::keys::{Entropy, PublicKey, SecretKey};
 use crate::time::Duration;
-use crate::tunnel::record::Secure;
+use crate::tunnel::record::{RecordError, Secure};
 
 /// Longer than this no handshake takes.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -156,7 +156,14 @@ impl Crypt {
         if matches!(was, Stage::Over) {
             return;
         }
-        cx.say(why);
+        let peer = cx.output(FIRST).getpeername();
+        match (peer, &was) {
+            // Whose connection it was, for whoever watches the log.
+            (Some(peer), Stage::Shaking(_)) if !self.dials => {
+                cx.say(format_args!("{peer} is refused: {why}"));
+            }
+            _ => cx.say(why),
+        }
         cx.unplumb(FIRST);
         match was {
             Stage::Shaking(_) if self.dials => cx.upstream().connected(Err(failure)),
@@ -189,6 +196,10 @@ impl Crypt {
                 Err(error) => {
                     let shaking = matches!(self.stage, Stage::Shaking(_));
                     let failure = if shaking { Failure::Denied } else { Failure::Reset };
+                    if shaking && matches!(error, RecordError::Length(_)) {
+                        let why = format!("it does not speak crypt: {error}");
+                        return self.refuse(cx, failure, &why);
+                    }
                     if shaking && !self.keys.binding.is_empty() {
                         let why = format!("{error}; or what both agreed on was altered on its way");
                         return self.refuse(cx, failure, &why);

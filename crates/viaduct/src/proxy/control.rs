@@ -100,7 +100,7 @@ impl Control {
         let trouble = match (status.hangs, status.missing) {
             (true, _) => Some("the proxy's loop does not answer".to_owned()),
             (_, true) => Some(passed_by.to_owned()),
-            _ => None,
+            _ => status.counters.trouble(),
         };
         Page { counters: families::encode(&status), trouble }
     }

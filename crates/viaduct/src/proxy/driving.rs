@@ -108,7 +108,7 @@ impl Worker {
     fn unanswered(&mut self, key: usize, error: &io::Error) {
         let flow = self.flows.at(key);
         debug!("connect to {} for {}: {error}", flow.destination(), flow.source());
-        self.stats.hop(flow.by()).failed += 1;
+        self.stats.hop(flow.by()).failed(&error.to_string());
         if self.turn_away(key, error) || self.turn_down(key, error) {
             return self.stats.refused.count(failure(error));
         }

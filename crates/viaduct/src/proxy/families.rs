@@ -91,6 +91,11 @@ fn of(tunnel: &TunnelCounters) -> Vec<(&str, &str)> {
 }
 
 fn tunnels(page: &mut Exposition, own: Labels<'_>, counters: &ProxyStats) {
+    if counters.strangers_dropped > 0 {
+        let help = "Links let go for others before their ends had shown a key.";
+        page.family("viaduct_tunnel_strangers_dropped_total", Kind::Counter, help);
+        page.sample(own, counters.strangers_dropped);
+    }
     if counters.tunnels.is_empty() {
         return;
     }
@@ -99,6 +104,15 @@ fn tunnels(page: &mut Exposition, own: Labels<'_>, counters: &ProxyStats) {
         for tunnel in &counters.tunnels {
             page.sample(&[own, &of(tunnel)].concat(), value(&tunnel.all));
         }
+    }
+    page.family("viaduct_tunnel_denied_total", Kind::Counter, "Sessions that the far end denied.");
+    for tunnel in &counters.tunnels {
+        page.sample(&[own, &of(tunnel)].concat(), tunnel.denied);
+    }
+    let help = "1 while a tunnel that is dialled has no link up.";
+    page.family("viaduct_tunnel_down", Kind::Gauge, help);
+    for tunnel in &counters.tunnels {
+        page.sample(&[own, &of(tunnel)].concat(), u8::from(tunnel.down.is_some()));
     }
     page.family("viaduct_tunnel_rtt_seconds", Kind::Gauge, "Round trip of each link.");
     for tunnel in &counters.tunnels {

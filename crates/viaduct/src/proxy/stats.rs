@@ -44,6 +44,9 @@ pub struct ProxyStats {
     /// Its tunnels.
     #[serde(default)]
     pub tunnels: Vec<TunnelCounters>,
+    /// Links that were let go for others before their ends had shown a key.
+    #[serde(default)]
+    pub strangers_dropped: u64,
 }
 
 /// A tunnel to one peer.
@@ -54,6 +57,14 @@ pub struct TunnelCounters {
     /// What the tunnel is called; empty without a name.
     #[serde(default)]
     pub name: String,
+    /// Why it is down, and since when; `None` if a link is up, or none was tried yet, and at far ends.
+    #[serde(default)]
+    pub down: Option<String>,
+    /// Sessions that the far end did not let leave, and where the last one was to go.
+    #[serde(default)]
+    pub denied: u64,
+    #[serde(default)]
+    pub denied_last: Option<String>,
     /// All of it.
     pub all: TunnelStats,
     /// Each of its links.
@@ -96,9 +107,32 @@ pub struct Hop {
     pub micros: u64,
     /// Connections that did not come about.
     pub failed: u64,
+    /// Those of them since the last that did, and why the last one did not.
+    #[serde(default)]
+    pub in_a_row: u64,
+    #[serde(default)]
+    pub reason: Option<String>,
+}
+
+/// Connections by a hop that fail in a row until it counts as down.
+const HOP_DOWN: u64 = 3;
+
+impl TunnelCounters {
+    /// Its state in a line, if it is not as it should be.
+    pub fn trouble(&self) -> Option<String> {
+        let name = if self.name.is_empty() { "" } else { " " };
+        let down = self.down.as_ref()?;
+        Some(format!("tunnel{name}{} is down: {down}", self.name))
+    }
 }
 
 impl ProxyStats {
+    /// A tunnel that is down, and why. Hops are not probed: of one that failed nothing new is heard without flows,
+    /// and a health check would keep those away for ever.
+    pub fn trouble(&self) -> Option<String> {
+        self.tunnels.iter().find_map(TunnelCounters::trouble)
+    }
+
     /// The counters of those that go on `by` this.
     pub fn hop(&mut self, by: &Onward) -> &mut Hop {
         let known = self.hops.iter().position(|hop| hop.by == *by);
@@ -133,6 +167,7 @@ impl ProxyStats {
             self.hop(&hop.by).add(hop);
         }
         self.tunnels.extend(other.tunnels);
+        self.strangers_dropped += other.strangers_dropped;
     }
 }
 
@@ -179,6 +214,34 @@ impl Hop {
         self.connected.iter_mut().zip(other.connected).for_each(|(sum, part)| *sum += part);
         self.micros = self.micros.saturating_add(other.micros);
         self.failed += other.failed;
+        // Loops take turns: a hop that serves one of them is up.
+        let both = self.attempts() > 0 && other.attempts() > 0;
+        if self.reason.is_none() || (both && other.reason.is_none()) {
+            self.reason.clone_from(&other.reason);
+        }
+        self.in_a_row = match both {
+            true => self.in_a_row.min(other.in_a_row),
+            false => self.in_a_row.max(other.in_a_row),
+        };
+    }
+
+    fn attempts(&self) -> u64 {
+        self.connected.iter().sum::<u64>() + self.failed
+    }
+
+    /// Counts a connection that did not come about.
+    pub fn failed(&mut self, why: &str) {
+        self.failed += 1;
+        self.in_a_row += 1;
+        self.reason = Some(why.to_owned());
+    }
+
+    /// Why a hop is down: the last connections by it have all failed. Of servers that fail nothing
+    /// follows, and a tunnel knows itself.
+    pub fn down(&self) -> Option<String> {
+        let reason = self.reason.as_ref()?;
+        let is_down = self.by.hop().is_some() && self.in_a_row >= HOP_DOWN;
+        is_down.then(|| format!("the last {} connections failed: {reason}", self.in_a_row))
     }
 
     /// Counts a connection that took this long.
@@ -187,6 +250,7 @@ impl Hop {
         let bucket = CONNECT_BOUNDS.partition_point(|&bound| bound < micros);
         self.connected[bucket] += 1;
         self.micros = self.micros.saturating_add(micros);
+        (self.in_a_row, self.reason) = (0, None);
     }
 }
 
@@ -211,6 +275,28 @@ mod tests {
         assert_eq!((sum.early.matched, sum.hops.len()), (12, 2));
         assert_eq!((sum.hop(&hop(1)).failed, sum.hop(&hop(1)).connected[0]), (14, 1));
         assert_eq!(sum.hop(&hop(2)).connected[0], 1);
+    }
+
+    #[test]
+    fn a_hop_is_down_when_its_last_connections_failed_and_up_at_the_first_that_does_not() {
+        let by = Onward::Hop(([10, 0, 0, 1], 1).into());
+        let mut stats = ProxyStats::default();
+        for n in 0..5 {
+            assert_eq!(stats.hop(&by).down().is_some(), n >= HOP_DOWN, "{n}");
+            stats.hop(&by).failed("refused");
+            stats.hop(&Onward::Direct).failed("refused");
+        }
+        let down = stats.hop(&by).down().unwrap();
+        assert_eq!(down, "the last 5 connections failed: refused");
+        assert_eq!(stats.hop(&Onward::Direct).down(), None);
+        // Another loop's connection came about.
+        let mut other = ProxyStats::default();
+        other.hop(&by).took(Duration::from_micros(1));
+        let mut sum = stats.clone();
+        sum.add(other);
+        assert_eq!(sum.hop(&by).down(), None);
+        stats.hop(&by).took(Duration::from_micros(1));
+        assert_eq!(stats.hop(&by).down(), None);
     }
 
     #[test]

@@ -137,6 +137,9 @@ impl ProxyPage<'_> {
                 self.ink.alarm(hop.failed),
             );
             row(f, "onwards", what)?;
+            if let Some(down) = hop.down() {
+                row(f, "", self.ink.paint(31, format!("down: {down}")))?;
+            }
         }
         Ok(())
     }
@@ -158,7 +161,11 @@ impl ProxyPage<'_> {
 
     fn tunnel(&self, f: &mut Formatter<'_>, tunnel: &TunnelCounters) -> fmt::Result {
         let all = &tunnel.all;
-        let up = if all.links > 0 { self.ink.green("up") } else { self.ink.paint(31, "down") };
+        let up = match (&tunnel.down, all.links) {
+            (Some(why), _) => self.ink.paint(31, format!("down: {why}")),
+            (None, 0) => self.ink.paint(31, "down"),
+            _ => self.ink.green("up"),
+        };
         let title = match tunnel.name.is_empty() {
             true => format!("tunnel to {}", tunnel.peer),
             false => format!("tunnel {} to {}", tunnel.name, tunnel.peer),
@@ -173,6 +180,13 @@ impl ProxyPage<'_> {
             thousands(all.reset),
         );
         row(f, "sessions", what)?;
+        if let Some(last) = &tunnel.denied_last {
+            let what = format!(
+                "{} sessions by the far end, whose allow-to does not have where they go; the last to {last}",
+                thousands(tunnel.denied),
+            );
+            row(f, "denied", self.ink.paint(31, what))?;
+        }
         let what = format!(
             "{} of {} left to send; {} of {} filled here",
             bytes(all.tokens_left),

@@ -15,7 +15,12 @@ pub(super) struct Dialogue {
     stage: Stage,
     /// `None`: SOCKS cannot say it.
     request: Option<Vec<u8>>,
+    /// Whether it asks for a relay of datagrams.
+    associates: bool,
 }
+
+/// The reply "command not supported".
+const UNSUPPORTED: u8 = 7;
 
 /// What is waited for.
 enum Stage {
@@ -42,11 +47,13 @@ impl Dialogue {
     /// With what is said first.
     pub(super) fn begin(proxy: Arc<Proxy>, request: Option<Vec<u8>>) -> (Dialogue, Vec<u8>) {
         let greeting = socks_client::greeting(proxy.user.is_some());
-        (Dialogue { proxy, stage: Stage::Choice, request }, greeting)
+        let associates = request.as_deref() == Some(&socks_client::associate()[..]);
+        (Dialogue { proxy, stage: Stage::Choice, request, associates }, greeting)
     }
 
     /// Takes the next message from the front of `inbox`, if it is there whole.
     pub(super) fn hear(&mut self, inbox: &mut BytesMut) -> Result<Heard, Refusal> {
+        let code = inbox.get(1).copied();
         let said = match self.stage {
             Stage::Choice => take(inbox, socks_client::choice)?.map(|method| self.greeted(method)),
             Stage::Verdict => take(inbox, socks_client::verdict)?.map(|right| match right {
@@ -55,6 +62,9 @@ impl Dialogue {
             }),
             Stage::Reply => take(inbox, socks_client::reply)?.map(|result| match result {
                 Ok(at) => Ok(Heard::Agreed(at)),
+                Err(why) if code == Some(UNSUPPORTED) && self.associates => {
+                    Err(Refusal(why, "the proxy has no UDP ASSOCIATE".to_owned()))
+                }
                 Err(why) => Err(Refusal(why, format!("the proxy says: {why}"))),
             }),
         };

@@ -36,7 +36,10 @@ fn crypt_knows_its_peers() {
     assert!(said[1].contains("without our key"), "{said:?}");
     // The accepting end does not know the other.
     let (mut net, said) = refused(&format!("crypt:key=1.key,peer={two}"), "crypt:key=2.key");
-    assert_eq!(said[0], format!("crypt: the key {one} is none of the peers'"));
+    assert_eq!(
+        said[0],
+        format!("crypt: 192.0.2.1:40000 is refused: the key {one} is none of the peers'")
+    );
     assert_eq!(net.end(0).failed, [Failure::Reset]);
     // It has no crypt, and says nothing.
     let (mut net, said) = refused_by_plain("crypt:key=1.key");

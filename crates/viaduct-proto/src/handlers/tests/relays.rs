@@ -254,3 +254,12 @@ proptest! {
         prop_assert!(relays.is_empty());
     }
 }
+
+#[test]
+fn a_proxy_that_knows_no_udp_is_said_to_know_none() {
+    let mut words = factories(&["socks:via=192.0.2.1:1080"], &shell())[0].relay().unwrap();
+    words.begin();
+    assert!(words.hear(&[5, 0]).is_ok(), "it asks");
+    let answer = [5, 7, 0, 1, 0, 0, 0, 0, 0, 0];
+    assert_eq!(words.hear(&answer).err().unwrap(), "the proxy has no UDP ASSOCIATE");
+}

@@ -2,15 +2,26 @@
 //! the sites' keys, then numbered records under AES-GCM.
 //!
 //! ```text
-//!  dialler                                                    listener
-//!    length 2 | e, es, s, ss  (96 bytes)   ──▶   knows the dialler's key: one of its peers, or none
-//!    length 2 ◀── e, ee, se  (48 bytes)
+//!  dialler                                                          listener
+//!    length 2 | e, es, s, ss, version            (97 bytes)  ──▶    one of its peers, or none
+//!    length 2 | e, ee, se, version, verdict      (50 bytes)  ◀──
+//!    length 2 | tag 16                                       ──▶    confirmation: the dialler is up
 //!    length 2 | sealed | tag 16   ◀─▶   records of 1 to 16384 bytes each
 //! ```
 //!
-//! The pattern is Noise IK: the dialler knows whom it dials, and is known after its first message,
-//! which nobody else can read. A record's number, counted from 0 in each direction, is its nonce;
-//! its length is authenticated with it. The key of a direction is replaced by one derived from it
+//! The pattern is Noise IK. Its first message alone does not authenticate the dialler: whoever has
+//! the listener's secret key can compute `ss` for any dialler (key compromise impersonation), and
+//! whoever has recorded the message can send it again. Only the dialler's own secret key gives the
+//! `se` of the second message, so the listener takes nothing for the dialler's before the
+//! confirmation, an empty record under the keys that follow from it. The dialler needs none: nobody
+//! but the listener can compute the second message, which answers a fresh key.
+//!
+//! A listener that does not want the dialler says so in the second message, which only the holder
+//! of the dialler's key can read. The two messages keep these lengths in all versions to come, so
+//! that a refusal for the version is understood.
+//!
+//! A record's number, counted from 0 in each direction, is its nonce; its length is authenticated
+//! with it. The confirmation is record 0. The key of a direction is replaced by one derived from it
 //! every 2^20 records, far before AES-GCM wants it.
 //!
 //! A flow of the handler `crypt` is made private in the same way, with another pattern ([`FLOW`]).
@@ -20,6 +31,7 @@
 //! is.
 
 mod direction;
+mod refusal;
 #[cfg(test)]
 mod tests;
 
@@ -27,7 +39,9 @@ use bytes::{Buf, BytesMut};
 use snow::{Builder, HandshakeState};
 
 use crate::keys::{Entropy, PublicKey, Resolver, SecretKey};
+use crate::tunnel::wire::VERSION;
 use direction::Direction;
+pub use refusal::Refusal;
 
 /// Most bytes in one record of a tunnel.
 pub const MOST_RECORD: usize = 16_384;
@@ -46,6 +60,8 @@ pub(crate) struct Manner {
     prologue: &'static [u8],
     /// Bytes of each message of the handshake, the dialler's first.
     messages: &'static [usize],
+    /// Whether the messages bear a version and a verdict, and a confirmation follows them.
+    confirms: bool,
     /// Bytes in one record.
     least: usize,
     most: usize,
@@ -54,8 +70,9 @@ pub(crate) struct Manner {
 /// A tunnel's links: the dialler knows whom it dials.
 pub(crate) const LINK: Manner = Manner {
     pattern: "Noise_IK_25519_ChaChaPoly_BLAKE2s",
-    prologue: b"viaduct tunnel 1",
-    messages: &[32 + 48 + 16, 32 + 16],
+    prologue: b"viaduct tunnel 2",
+    messages: &[32 + 48 + 16 + 1, 32 + 16 + 2],
+    confirms: true,
     least: 1,
     most: MOST_RECORD,
 };
@@ -66,6 +83,7 @@ pub(crate) const FLOW: Manner = Manner {
     pattern: "Noise_XX_25519_ChaChaPoly_BLAKE2s",
     prologue: b"viaduct crypt 1",
     messages: &[32, 32 + 48 + 16, 48 + 16],
+    confirms: false,
     least: 0,
     most: u16::MAX as usize - TAG,
 };
@@ -82,6 +100,12 @@ pub enum RecordError {
     /// The other end is none of the peers.
     #[error("the key {0} is none of the peers'")]
     Unknown(PublicKey),
+    /// The other end speaks another version of the format.
+    #[error("version {0} of the tunnel; {VERSION} is expected")]
+    Version(u8),
+    /// The other end has refused this one.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
 }
 
 /// A stream's handshake, and then its records. Bytes in, bytes out.
@@ -108,10 +132,14 @@ struct Shaking {
     peers: Vec<PublicKey>,
     /// Messages said and heard.
     done: usize,
+    /// Why the dialler is refused.
+    refuses: Option<RecordError>,
 }
 
 struct Up {
     peer: Option<PublicKey>,
+    /// Whether the other end has shown that it has the keys.
+    confirmed: bool,
     seal: Direction,
     open: Direction,
 }
@@ -185,19 +213,19 @@ impl Secure {
         peers: Vec<PublicKey>,
         bare: bool,
     ) -> Secure {
-        let state = State::Shaking(Box::new(Shaking { noise, peers, done: 0 }));
+        let state = State::Shaking(Box::new(Shaking { noise, peers, done: 0, refuses: None }));
         Secure { manner, state, bare, inbox: BytesMut::new() }
     }
 
-    /// Whether records can be sealed.
+    /// Whether the other end has shown that it has its key, and records can be sealed.
     pub fn is_up(&self) -> bool {
-        matches!(self.state, State::Up(_))
+        matches!(&self.state, State::Up(up) if up.confirmed)
     }
 
     /// Who is at the other end, once that is known.
     pub fn peer(&self) -> Option<PublicKey> {
         match &self.state {
-            State::Up(up) => up.peer,
+            State::Up(up) if up.confirmed => up.peer,
             _ => None,
         }
     }
@@ -250,6 +278,17 @@ impl Secure {
             let whole = self.inbox.len() >= LENGTH + length;
             match &mut self.state {
                 State::Failed(error) => return Err(*error),
+                State::Up(up) if !up.confirmed => {
+                    if length != TAG {
+                        return Err(RecordError::Length(length));
+                    }
+                    if !whole {
+                        break;
+                    }
+                    up.open.open(head, &mut self.inbox[LENGTH..LENGTH + length])?;
+                    self.inbox.advance(LENGTH + length);
+                    up.confirmed = true;
+                }
                 State::Up(_) if self.bare => break,
                 State::Up(up) => {
                     let (least, most) = (self.manner.least + TAG, self.manner.most + TAG);
@@ -269,7 +308,7 @@ impl Secure {
                     if !whole {
                         break;
                     }
-                    shaking.hear(&self.inbox[LENGTH..LENGTH + length])?;
+                    shaking.hear(self.manner, &self.inbox[LENGTH..LENGTH + length])?;
                     self.inbox.advance(LENGTH + length);
                     self.shake(out)?;
                 }
@@ -286,17 +325,28 @@ impl Secure {
     fn shake(&mut self, out: &mut Vec<u8>) -> Result<(), RecordError> {
         let State::Shaking(shaking) = &mut self.state else { return Ok(()) };
         if !shaking.noise.is_handshake_finished() && shaking.noise.is_my_turn() {
-            shaking.say(self.manner.messages[shaking.done], out)?;
+            shaking.say(self.manner, out)?;
+        }
+        if let Some(error) = shaking.refuses {
+            return Err(error);
         }
         if shaking.noise.is_handshake_finished() {
-            self.state = State::Up(Box::new(Up::new(&mut shaking.noise)));
+            let mut up = Up::new(&mut shaking.noise);
+            let dials = shaking.noise.is_initiator();
+            up.confirmed = dials || !self.manner.confirms;
+            if dials && self.manner.confirms {
+                up.seal.seal(&[], out);
+            }
+            self.state = State::Up(Box::new(up));
         }
         Ok(())
     }
 
     /// Appends records of `plain` to `out`; nothing while the handshake is not done.
     pub fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) {
-        if let State::Up(up) = &mut self.state {
+        if let State::Up(up) = &mut self.state
+            && up.confirmed
+        {
             if self.bare {
                 return out.extend_from_slice(plain);
             }
@@ -317,25 +367,45 @@ impl Secure {
 }
 
 impl Shaking {
-    /// Appends the next message, which has `length` bytes.
-    fn say(&mut self, length: usize, out: &mut Vec<u8>) -> Result<(), RecordError> {
+    /// Appends the next message.
+    fn say(&mut self, manner: &Manner, out: &mut Vec<u8>) -> Result<(), RecordError> {
+        let refusal = self.refuses.map(|error| match error {
+            RecordError::Version(_) => Refusal::Version(VERSION),
+            _ => Refusal::UnknownKey,
+        });
+        let said = [VERSION, refusal::verdict(refusal)];
+        let payload = match (manner.confirms, self.noise.is_initiator()) {
+            (false, _) => &said[..0],
+            (true, true) => &said[..1],
+            (true, false) => &said[..],
+        };
         // The library wants room for a tag even where there is none.
         let mut message = [0; LONGEST];
-        let said = self.noise.write_message(&[], &mut message);
-        let written = said.map_err(|_| RecordError::Forged)?;
-        debug_assert_eq!(written, length);
-        out.extend((length as u16).to_be_bytes());
+        let written = self.noise.write_message(payload, &mut message);
+        let written = written.map_err(|_| RecordError::Forged)?;
+        debug_assert_eq!(written, manner.messages[self.done]);
+        out.extend((written as u16).to_be_bytes());
         out.extend_from_slice(&message[..written]);
         self.done += 1;
         Ok(())
     }
 
-    fn hear(&mut self, message: &[u8]) -> Result<(), RecordError> {
-        self.noise.read_message(message, &mut []).map_err(|_| RecordError::Forged)?;
+    fn hear(&mut self, manner: &Manner, message: &[u8]) -> Result<(), RecordError> {
+        let mut payload = [0; LONGEST];
+        let read = self.noise.read_message(message, &mut payload);
+        let payload = &payload[..read.map_err(|_| RecordError::Forged)?];
         self.done += 1;
-        match remote(&self.noise) {
-            Some(key) if !self.peers.contains(&key) => Err(RecordError::Unknown(key)),
-            _ => Ok(()),
+        let unknown = remote(&self.noise).filter(|key| !self.peers.contains(key));
+        let unknown = unknown.map(RecordError::Unknown);
+        match (manner.confirms, payload) {
+            // A dialler is told what is wrong with it.
+            (true, &[version]) => {
+                let other = (version != VERSION).then_some(RecordError::Version(version));
+                self.refuses = unknown.or(other);
+                Ok(())
+            }
+            (true, &[version, verdict]) => Ok(refusal::check(version, verdict)?),
+            _ => unknown.map_or(Ok(()), Err),
         }
     }
 }
@@ -345,7 +415,7 @@ impl Up {
         let peer = remote(noise);
         let (first, second) = noise.dangerously_get_raw_split();
         let (seal, open) = if noise.is_initiator() { (first, second) } else { (second, first) };
-        Up { peer, seal: Direction::new(seal), open: Direction::new(open) }
+        Up { peer, confirmed: false, seal: Direction::new(seal), open: Direction::new(open) }
     }
 }
 

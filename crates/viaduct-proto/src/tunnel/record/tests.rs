@@ -30,9 +30,10 @@ fn give(to: &mut Secure, bytes: &[u8]) -> Result<(Vec<u8>, Vec<u8>), RecordError
 fn up() -> (Secure, Secure) {
     let (mut a, mut b, first) = ends(1, 2, &[9, 1]);
     let (answer, _) = give(&mut b, &first).unwrap();
-    assert_eq!(b.peer(), Some(secret(1).public()));
-    give(&mut a, &answer).unwrap();
+    let (confirmation, _) = give(&mut a, &answer).unwrap();
     assert!(a.is_up());
+    give(&mut b, &confirmation).unwrap();
+    assert_eq!(b.peer(), Some(secret(1).public()));
     (a, b)
 }
 
@@ -59,9 +60,13 @@ fn inside_a_channel_only_the_handshake_is_done_and_only_in_that_channel() {
         let mut b = Secure::listen_in(theirs, &secret(2), peers, entropy(2));
         let answer = give(&mut b, &first);
         assert_eq!(answer.is_ok(), fits);
-        let Ok((mut answer, _)) = answer else { continue };
-        b.seal(b"plain", &mut answer);
-        assert_eq!(give(&mut a, &answer).unwrap().1, b"plain");
+        let Ok((answer, _)) = answer else { continue };
+        let (mut said, _) = give(&mut a, &answer).unwrap();
+        a.seal(b"plain", &mut said);
+        assert_eq!(give(&mut b, &said).unwrap().1, b"plain");
+        let mut back = Vec::new();
+        b.seal(b"and back", &mut back);
+        assert_eq!(give(&mut a, &back).unwrap().1, b"and back");
         assert_eq!(give(&mut a, b"and more").unwrap().1, b"and more");
     }
 }
@@ -101,4 +106,61 @@ fn a_stranger_an_impostor_and_a_changed_record_are_refused() {
         assert!(opened.is_err() || opened == Ok(Vec::new()), "bit {bit}");
     }
     assert_eq!(give(&mut b, b""), Err(RecordError::Forged), "nothing comes after a failure");
+}
+
+/// The holder of the far end's secret key can make a first message that bears any dialler's key, and
+/// anybody can send one again; no more than that can be done without the dialler's own.
+#[test]
+fn a_first_message_alone_does_not_make_a_peer() {
+    for binding in [&b""[..], b"this"] {
+        let mut first = Vec::new();
+        let (own, peer) = (secret(1), secret(2).public());
+        let mut a = Secure::dial_in(binding, &own, &peer, entropy(1), &mut first).unwrap();
+        let listen =
+            || Secure::listen_in(binding, &secret(2), vec![secret(1).public()], entropy(2));
+        let mut hello = Vec::new();
+        let fields =
+            crate::tunnel::wire::Hello { instance: 7, link: 1, tokens: 0, floor: 0, sessions: 1 };
+        crate::tunnel::wire::Frame::Hello(fields).emit(0, &mut hello);
+        let record = [&[0, 16][..], &[0; 16]].concat();
+        for follows in [hello, record] {
+            let mut b = listen();
+            assert_eq!(give(&mut b, &first).unwrap().1, b"");
+            assert!(!b.is_up() && b.peer().is_none());
+            assert!(give(&mut b, &follows).is_err(), "{follows:?}");
+            assert!(!b.is_up() && b.peer().is_none());
+        }
+        let mut b = listen();
+        let (answer, _) = give(&mut b, &first).unwrap();
+        let (confirmation, _) = give(&mut a, &answer).unwrap();
+        give(&mut b, &confirmation).unwrap();
+        assert!(b.is_up() && b.peer() == Some(secret(1).public()));
+    }
+}
+
+#[test]
+fn a_dialler_hears_why_it_is_refused() {
+    let (mut a, mut b, first) = ends(3, 2, &[1]);
+    let mut answer = Vec::new();
+    b.inbox().extend_from_slice(&first);
+    let refused = b.open(&mut answer, |_| panic!("nothing is to be read"));
+    assert_eq!(refused, Err(RecordError::Unknown(secret(3).public())));
+    assert_eq!(give(&mut a, &answer), Err(RecordError::Refused(Refusal::UnknownKey)));
+    assert!(!a.is_up());
+
+    let (_, mut b, _) = ends(1, 2, &[1]);
+    let mut noise = builder(&LINK, LINK.prologue, &secret(1), entropy(1))
+        .remote_public_key(secret(2).public().as_bytes())
+        .and_then(Builder::build_initiator)
+        .unwrap();
+    let mut message = [0; LONGEST];
+    let length = noise.write_message(&[VERSION + 1], &mut message).unwrap();
+    b.inbox().extend_from_slice(&(length as u16).to_be_bytes());
+    b.inbox().extend_from_slice(&message[..length]);
+    let mut answer = Vec::new();
+    assert_eq!(b.open(&mut answer, |_| {}), Err(RecordError::Version(VERSION + 1)));
+    let mut said = [0; LONGEST];
+    let length = noise.read_message(&answer[LENGTH..], &mut said).unwrap();
+    let [version, verdict] = said[..length] else { panic!("{length} bytes") };
+    assert_eq!(refusal::check(version, verdict), Err(Refusal::Version(VERSION)));
 }

@@ -100,3 +100,18 @@ fn nobody_acknowledges_more_than_was_sent_and_old_grants_do_not_count() {
     tokens.hello(50, 0);
     assert_eq!(tokens.total(), 300_000);
 }
+
+#[test]
+fn a_hello_with_another_floor_counts_what_is_spent_anew() {
+    for (first, second) in [(8_192, 0), (0, 8_192), (4_096, 4_096)] {
+        let mut tokens = Tokens::default();
+        tokens.hello(100_000, first);
+        let account = tokens.open();
+        tokens.spend(account, 10_000);
+        tokens.hello(100_000, second);
+        tokens.check();
+        tokens.free(account, 10_000).unwrap();
+        tokens.check();
+        assert_eq!(tokens.remaining(), 100_000);
+    }
+}

@@ -4,7 +4,7 @@
 //!  frame     kind 1 | session 4 | length of the body 2 | body
 //!
 //!  of the link (session 0)
-//!   1 HELLO    version 1 | instance 8 | link 4 | tokens 8 | floor 4 | sessions 4
+//!   1 HELLO    version 1, which is 2 | instance 8 | link 4 | tokens 8 | floor 4 | sessions 4
 //!   2 GRANT    tokens 8
 //!   3 GONE     link 4
 //!   4 PING     anything 8
@@ -36,7 +36,7 @@ pub(super) use emit::emit_data_head;
 pub use parse::{Parser, peek_hello};
 
 /// Version of the whole format; a peer of another version is refused.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Bytes before a frame's body.
 pub const HEAD: usize = 7;
 /// Most bytes of a session in one frame.

@@ -60,6 +60,6 @@ fn what_is_no_frame_is_refused_with_its_reason() {
     frames()[0].1.emit(0, &mut hello);
     assert_eq!(peek_hello(&hello[..20]), Ok(None));
     assert_eq!(peek_hello(&hello).unwrap().unwrap().link, 3);
-    hello[HEAD] = 2;
-    assert_eq!(peek_hello(&hello), Err(Malformed::Version(2)));
+    hello[HEAD] = VERSION + 1;
+    assert_eq!(peek_hello(&hello), Err(Malformed::Version(VERSION + 1)));
 }

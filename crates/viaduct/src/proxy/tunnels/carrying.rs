@@ -70,6 +70,11 @@ impl Tunnels {
     fn settle(&mut self, peer: &SharedPeer, now: Instant) {
         loop {
             let (down, over) = peer.lock().settle();
+            if std::mem::take(&mut peer.lock().has_risen)
+                && let Some(near) = self.nears.iter_mut().find(|near| near.peer.is(peer))
+            {
+                near.is_up(now);
+            }
             if down.is_empty() && over.is_empty() {
                 return;
             }

@@ -10,11 +10,12 @@ use quinn_proto::ConnectionError;
 use tracing::{debug, info, warn};
 use viaduct_proto::keys::PublicKey;
 use viaduct_proto::time::Instant;
+use viaduct_proto::tunnel::record::RecordError;
 use viaduct_proto::tunnel::wire::{Hello, peek_hello};
 
 use super::super::onward::Onward;
 use super::dial::Slot;
-use super::link::{Link, Place, Wire};
+use super::link::{Link, Place, Wire, record_error};
 use super::near::Near;
 use super::peer::SharedPeer;
 use super::quic::Arrived;
@@ -22,9 +23,16 @@ use super::settings::{CarrierKind, Dial};
 use super::strangers::{self, Source};
 use super::stream::Stream;
 use super::{LINKS, Tunnels, new_peer};
+use crate::sparing::Sparing;
 
-/// How long a link may take until it is up.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time for the handshake and HELLO.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Links accepted before others have their turn.
+const MAX_ACCEPTS: usize = 64;
+/// Time until links are accepted again after that failed, for want of descriptors, say.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// The log hears once a minute that links cannot be accepted.
+static ACCEPT_FAILURES: Sparing<()> = Sparing::new(1);
 
 impl Tunnels {
     pub(super) fn dial(&mut self, slot: Place, now: Instant) {
@@ -54,22 +62,38 @@ impl Tunnels {
         &mut self.nears[near].slots[slot]
     }
 
+    /// Takes links that wait at the listener, a bounded number of them. The listener's readiness is told
+    /// once: what is left, and a failure, are come back to by a timer.
     pub(super) fn accept(&mut self, now: Instant) {
+        self.accept_at = None;
+        let mut left = MAX_ACCEPTS;
         while let Some(listener) = &self.listener {
+            if left == 0 {
+                self.accept_at = Some(now);
+                return;
+            }
+            left -= 1;
             let (stream, from) = match listener.accept() {
                 Ok(accepted) => accepted,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) => return warn!("accept a link: {error}"),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(error) => {
+                    ACCEPT_FAILURES.warn((), format_args!("links wait to be accepted: {error}"));
+                    self.accept_at = Some(now + ACCEPT_RETRY);
+                    return;
+                }
             };
             let stream = Stream::accepted(stream, &self.settings, self.entropy.clone());
             self.admit(Wire::Stream(stream.into()), from, now);
         }
     }
 
-    /// Takes a link that somebody has dialled; one that has waited too long may go for it.
+    /// Takes a link that was dialled; those that have waited longest may go for it.
     fn admit(&mut self, wire: Wire, from: SocketAddr, now: Instant) -> Option<usize> {
-        let waiting = self.strangers(matches!(wire, Wire::Quic(_)));
-        if let Some(key) = strangers::in_the_way(&waiting, from.ip().into()) {
+        let quic = matches!(wire, Wire::Quic(_));
+        let places = if quic { strangers::QUIC } else { strangers::TCP };
+        if let Some(key) = strangers::in_the_way(&self.strangers(quic), from.ip().into(), places) {
+            self.strangers_dropped += 1;
             self.close(key, &io::Error::other("others wait to show whose they are"), now);
         }
         self.add(wire, from, None, now)
@@ -83,9 +107,15 @@ impl Tunnels {
         waiting.into_iter().map(|(key, link)| (key, link.remote.ip().into())).collect()
     }
 
+    /// Links whose ends have not shown a key.
+    #[cfg(test)]
+    pub(super) fn strangers_held(&self) -> usize {
+        self.links.iter().filter(|(_, link)| link.is_stranger()).count()
+    }
+
     /// Reads datagrams.
     pub(super) fn receive(&mut self, now: Instant) {
-        let crowded = strangers::is_crowded(self.strangers(true).len());
+        let crowded = strangers::is_crowded(self.strangers(true).len(), strangers::QUIC);
         let Some(endpoint) = &mut self.endpoint else { return };
         endpoint.readable = true;
         let mut driven = BTreeSet::new();
@@ -121,7 +151,7 @@ impl Tunnels {
             (Wire::Quic(quic), Some(endpoint)) => endpoint.insert(quic, key),
             (Wire::Quic(_), None) => return None,
         }
-        entry.insert(Link { wire, remote, slot, place: None, deadline: now + PATIENCE });
+        entry.insert(Link { wire, remote, slot, place: None, deadline: now + HANDSHAKE_TIMEOUT });
         Some(key)
     }
 
@@ -136,7 +166,6 @@ impl Tunnels {
             Some((near, _)) => {
                 let peer = self.nears[near].peer.clone();
                 let number = peer.lock().tunnel.dial(now, carrier);
-                self.nears[near].is_up();
                 (peer, number)
             }
             None => {
@@ -150,6 +179,7 @@ impl Tunnels {
             }
         };
         let link = &mut self.links[key];
+        link.trust(self.settings.core.sessions);
         let early = std::mem::take(link.early());
         peer.lock().keys.insert(number, key);
         peer.lock().tunnel.handle_bytes(now, number, 0, &early);
@@ -172,7 +202,7 @@ impl Tunnels {
     /// Closes a link; its slot dials again.
     pub(super) fn close(&mut self, key: usize, why: &io::Error, now: Instant) {
         let Some(mut link) = self.links.try_remove(key) else { return };
-        link.close(self.endpoint.as_mut(), &self.registry, now);
+        link.close(why, self.endpoint.as_mut(), &self.registry, now);
         let (up, remote) = (link.place.is_some(), link.remote);
         match (link.is_stranger(), up) {
             // Anybody can have as many of these as they like.
@@ -181,15 +211,12 @@ impl Tunnels {
                 let name = link.slot.map(|(near, _)| self.nears[near].name());
                 let name = name.unwrap_or(Onward::Tunnel(String::new()));
                 info!("a link of the {name} with {remote} is gone: {why}");
+                if let Some((near, _)) = link.slot {
+                    self.nears[near].broke(&why.to_string(), now);
+                }
             }
             (_, false) => {
-                let why = match is_the_peers(why) {
-                    true => format!(
-                        "{remote} has closed it ({why}); does it know this site's public key, and \
-                         is its own given here?"
-                    ),
-                    false => format!("{remote}: {why}"),
-                };
+                let why = reason(remote, why);
                 link.slot.into_iter().for_each(|(near, _)| self.nears[near].complain(&why, now));
             }
         }
@@ -201,6 +228,19 @@ impl Tunnels {
         if let Some(slot) = link.slot {
             self.slot(slot).failed(up, now);
         }
+    }
+}
+
+/// Why a link did not come up.
+fn reason(remote: SocketAddr, why: &io::Error) -> String {
+    match record_error(why) {
+        Some(RecordError::Refused(refusal)) => format!("{remote}: {refusal}"),
+        Some(_) => format!("{remote} is not the far end of this key: {why}"),
+        None if is_the_peers(why) => format!(
+            "{remote} has closed it ({why}): its key is not the one that is given as peer here, or it \
+             speaks another version of the tunnel"
+        ),
+        None => format!("{remote}: {why}"),
     }
 }
 

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use mio::Registry;
 use viaduct_proto::keys::{Entropy, PublicKey};
 use viaduct_proto::time::Instant;
+use viaduct_proto::tunnel::record::{RecordError, Refusal};
 use viaduct_proto::tunnel::{Carrier, Lane};
 
 use super::peer::SharedPeer;
@@ -71,6 +72,13 @@ impl Link {
         match &self.wire {
             Wire::Stream(stream) => stream.peer(),
             Wire::Quic(quic) => quic.peer(),
+        }
+    }
+
+    /// Lifts what bounds a link whose other end was not known yet.
+    pub(super) fn trust(&mut self, sessions: u32) {
+        if let Wire::Quic(quic) = &mut self.wire {
+            quic.trust(sessions);
         }
     }
 
@@ -167,20 +175,38 @@ impl Link {
         deadline.into_iter().chain(carrier).min()
     }
 
-    /// Has done with it.
+    /// Closes it for this reason, which the other end is told where the handshake has a word for it.
     pub(super) fn close(
         &mut self,
+        why: &io::Error,
         endpoint: Option<&mut Endpoint>,
         registry: &Registry,
         now: Instant,
     ) {
         match (&mut self.wire, endpoint) {
-            (Wire::Stream(stream), _) => drop(registry.deregister(stream.source())),
+            (Wire::Stream(stream), _) => {
+                // The handshake's last message may say that the dialler is refused.
+                let _ = stream.flush(now);
+                let _ = registry.deregister(stream.source());
+            }
             (Wire::Quic(quic), Some(endpoint)) => {
-                quic.close(endpoint, now);
+                quic.close(refusal_code(why), endpoint, now);
                 endpoint.remove(quic);
             }
             (Wire::Quic(_), None) => {}
         }
     }
+}
+
+/// The code with which a QUIC connection is closed: the refusal's, or 0.
+fn refusal_code(why: &io::Error) -> u8 {
+    match record_error(why) {
+        Some(RecordError::Unknown(_)) => Refusal::UnknownKey.code(),
+        _ => 0,
+    }
+}
+
+/// The handshake's error, if that is what ended a link.
+pub(super) fn record_error(why: &io::Error) -> Option<RecordError> {
+    why.get_ref().and_then(|inner| inner.downcast_ref()).copied()
 }

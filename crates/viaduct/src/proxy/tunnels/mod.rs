@@ -79,7 +79,11 @@ pub struct Tunnels {
     settings: TunnelSettings,
     registry: Registry,
     listener: Option<TcpListener>,
+    /// When links are accepted again, after a turn's worth or a failure.
+    accept_at: Option<Instant>,
     endpoint: Option<Endpoint>,
+    /// Links that were let go for others before their ends had shown a key.
+    strangers_dropped: u64,
     entropy: Entropy,
     links: Slab<Link>,
     /// Where flows enter.
@@ -111,7 +115,9 @@ impl Tunnels {
             nears,
             registry,
             listener,
+            accept_at: None,
             endpoint,
+            strangers_dropped: 0,
             entropy: entropy(),
             links: Slab::new(),
             far: Vec::new(),
@@ -131,7 +137,13 @@ impl Tunnels {
 
     /// What each has counted.
     pub fn counters(&self) -> Vec<super::stats::TunnelCounters> {
-        self.peers().map(|peer| peer.lock().counters()).collect()
+        let nears = self.nears.iter().map(Near::counters);
+        nears.chain(self.far.iter().map(|peer| peer.lock().counters())).collect()
+    }
+
+    /// Links that were let go for others before their ends had shown a key.
+    pub fn strangers_dropped(&self) -> u64 {
+        self.strangers_dropped
     }
 
     /// Whether all that was said in sessions has arrived, and none is left.
@@ -210,11 +222,14 @@ impl Tunnels {
         let Tunnels { endpoint, links, nears, .. } = self;
         let slots = nears.iter().flat_map(|near| &near.slots).filter_map(Slot::poll_timeout);
         let links = links.iter_mut().filter_map(|(_, link)| link.poll_timeout(endpoint.as_ref()));
-        slots.chain(links).chain(tunnels).min()
+        slots.chain(links).chain(tunnels).chain(self.accept_at).min()
     }
 
     /// Does what is due by now.
     pub fn handle_timeout(&mut self, now: Instant) {
+        if self.accept_at.is_some_and(|at| at <= now) {
+            self.accept(now);
+        }
         for peer in self.peers() {
             let tunnel = &mut peer.lock().tunnel;
             if tunnel.poll_timeout().is_some_and(|at| at <= now) {
@@ -248,8 +263,9 @@ impl Drop for Tunnels {
     /// Whoever is at the other end of a link hears at once that this one has gone, also by QUIC.
     fn drop(&mut self) {
         let now = Instant::from_nanos(clock::now());
+        let why = io::Error::other("the process ends");
         for mut link in self.links.drain() {
-            link.close(self.endpoint.as_mut(), &self.registry, now);
+            link.close(&why, self.endpoint.as_mut(), &self.registry, now);
         }
     }
 }

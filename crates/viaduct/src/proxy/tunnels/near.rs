@@ -7,8 +7,10 @@ use slab::Slab;
 use tracing::{debug, info, warn};
 use viaduct_proto::flow::Address;
 use viaduct_proto::time::Instant;
+use viaduct_sys::clock;
 
 use super::super::onward::Onward;
+use super::super::stats::TunnelCounters;
 use super::dial::Slot;
 use super::link::Link;
 use super::new_peer;
@@ -25,6 +27,10 @@ pub(super) struct Near {
     pub(super) slots: Vec<Slot>,
     /// When the log hears again that no link comes up; `None`: at once, as a warning.
     complain: Option<Instant>,
+    /// Why the last link did not come up, or broke.
+    reason: Option<String>,
+    /// When a link was up last.
+    last_up: Option<Instant>,
 }
 
 /// How often the log hears that no link of a tunnel comes up.
@@ -51,12 +57,39 @@ impl Near {
         let settings = TunnelSettings { peers: vec![dial.peer], ..settings.clone() };
         let slots = (0..dial.links).map(|_| Slot::new(now)).collect();
         let peer = new_peer(&settings, dial.peer, &dial.name, None);
-        Near { dial: dial.clone(), settings, peer, slots, complain: None }
+        Near {
+            dial: dial.clone(),
+            settings,
+            peer,
+            slots,
+            complain: None,
+            reason: None,
+            last_up: None,
+        }
     }
 
-    /// A link has come up.
-    pub(super) fn is_up(&mut self) {
-        self.complain = None;
+    /// The far end has answered on a link.
+    pub(super) fn is_up(&mut self, now: Instant) {
+        (self.complain, self.reason, self.last_up) = (None, None, Some(now));
+    }
+
+    /// A link that was up broke, for this reason.
+    pub(super) fn broke(&mut self, why: &str, now: Instant) {
+        (self.reason, self.last_up) = (Some(why.to_owned()), Some(now));
+    }
+
+    /// What its tunnel has counted, and why it is down if it is.
+    pub(super) fn counters(&self) -> TunnelCounters {
+        let mut counters = self.peer.lock().counters();
+        let up = counters.links.iter().any(|link| link.up);
+        counters.down = self.reason.as_ref().filter(|_| !up).map(|reason| match self.last_up {
+            None => format!("{reason}; it has not been up yet"),
+            Some(at) => {
+                let age = Instant::from_nanos(clock::now()).since(at).as_secs();
+                format!("{reason}; last up {age} s ago")
+            }
+        });
+        counters
     }
 
     /// What people call its tunnel.
@@ -66,6 +99,7 @@ impl Near {
 
     /// A link did not come up, for this reason: at first a warning, then seldom a line.
     pub(super) fn complain(&mut self, why: &str, now: Instant) {
+        self.reason = Some(why.to_owned());
         let what = format!("a link of the {} did not come up: {why}", self.name());
         match self.complain {
             Some(at) if now < at => return debug!("{what}"),

@@ -15,6 +15,10 @@ use viaduct_proto::tunnel::{Event, LinkError, SessionId, Tunnel};
 use super::session::Session;
 use super::stream::Took;
 use crate::proxy::stats::{MOST_SESSIONS, TunnelCounters};
+use crate::sparing::Sparing;
+
+/// What far ends deny is told of by the peer's key.
+static DENIALS: Sparing<PublicKey> = Sparing::new(3);
 
 /// A session that a peer has opened.
 #[derive(Debug)]
@@ -34,6 +38,11 @@ pub(super) struct SharedPeer(Arc<Mutex<Peer>>);
 impl SharedPeer {
     pub(super) fn new(peer: Peer) -> SharedPeer {
         SharedPeer(Arc::new(Mutex::new(peer)))
+    }
+
+    /// Whether both are the same tunnel.
+    pub(super) fn is(&self, other: &SharedPeer) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Peer> {
@@ -60,6 +69,11 @@ pub(super) struct Peer {
     pub(super) ready: VecDeque<(Token, Took)>,
     /// Sessions that the peer has opened.
     pub(super) arrivals: VecDeque<(usize, Address, Option<SocketAddr>)>,
+    /// Whether the peer has answered on a link since this was taken.
+    pub(super) has_risen: bool,
+    /// Sessions that the peer has denied, and where the last one was to go.
+    denied: u64,
+    denied_last: Option<Address>,
 }
 
 /// A session, as its end sees it.
@@ -68,6 +82,8 @@ pub(super) struct Seat {
     pub(super) id: Option<SessionId>,
     /// Where it is to go, while it waits for a link.
     goes: Option<(Address, SocketAddr)>,
+    /// Where it was to go, if it was opened here.
+    to: Option<Address>,
     /// By which the loop knows the end.
     pub(super) token: Option<Token>,
     /// The peer has accepted it.
@@ -90,6 +106,9 @@ impl Peer {
             waiting: VecDeque::new(),
             ready: VecDeque::new(),
             arrivals: VecDeque::new(),
+            has_risen: false,
+            denied: 0,
+            denied_last: None,
         }
     }
 
@@ -107,6 +126,9 @@ impl Peer {
         TunnelCounters {
             peer: self.key.to_string(),
             name: self.name.clone(),
+            down: None,
+            denied: self.denied,
+            denied_last: self.denied_last.as_ref().map(ToString::to_string),
             all: self.tunnel.stats(),
             links: self.tunnel.links().filter_map(|link| self.tunnel.link_stats(link)).collect(),
             sessions,
@@ -140,8 +162,8 @@ impl Peer {
         while let Some(&number) = self.waiting.front() {
             let seat = &mut self.seats[number];
             let Some((to, source)) = seat.goes.clone() else { return };
-            let Some(id) = self.tunnel.open(to, Some(source)) else { return };
-            (seat.id, seat.goes) = (Some(id), None);
+            let Some(id) = self.tunnel.open(to.clone(), Some(source)) else { return };
+            (seat.id, seat.goes, seat.to) = (Some(id), None, Some(to));
             self.by_id.insert(id, number);
             self.waiting.pop_front();
             self.tell(number, Took { readable: true, writable: true });
@@ -164,11 +186,15 @@ impl Peer {
                 Event::Writable(id) => self.change(id, false, true, |_| {}),
                 Event::Finished(id) => self.change(id, true, false, |seat| seat.finished = true),
                 Event::Reset(id, why) => {
+                    if why == Failure::Denied {
+                        self.denied(id);
+                    }
                     self.change(id, true, true, |seat| seat.broken = Some(why));
                 }
                 Event::LinkUp(link) => {
                     let name = Some(&self.name[..]).filter(|name| !name.is_empty());
                     info!(link, name, peer = %self.key, "a link of the tunnel is up");
+                    self.has_risen = true;
                     self.open_waiting();
                 }
                 Event::LinkDown(link, why) => {
@@ -178,6 +204,23 @@ impl Peer {
         }
         let over = self.keys.iter().filter(|(link, _)| self.tunnel.is_over(**link));
         (down, over.map(|(_, key)| *key).collect())
+    }
+
+    /// Notes that the far end does not let a session leave.
+    fn denied(&mut self, id: SessionId) {
+        let seat = self.by_id.get(&id).and_then(|&number| self.seats.get(number));
+        let Some(to) = seat.and_then(|seat| seat.to.clone()) else { return };
+        let name = if self.name.is_empty() { "" } else { " " };
+        DENIALS.warn(
+            self.key,
+            format_args!(
+                "the far end of the tunnel{name}{} does not let flows leave to {to}: its allow-to does not \
+                 have that address",
+                self.name
+            ),
+        );
+        self.denied += 1;
+        self.denied_last = Some(to);
     }
 
     fn change(

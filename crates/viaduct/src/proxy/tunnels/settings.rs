@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use clap::ValueEnum;
@@ -182,6 +183,18 @@ impl TunnelArgs {
         if let Some(weak) = peers.find(|peer| secret.is_weak(peer)) {
             bail!("peer: {weak} is no honest site's key");
         }
+        if self
+            .peer
+            .iter()
+            .chain(dials.iter().map(|dial| &dial.peer))
+            .any(|&it| it == secret.public())
+        {
+            bail!(
+                "peer: {} is this site's own key, of {}; give the public key of the tunnel's other end",
+                secret.public(),
+                file.display()
+            );
+        }
         let core = Settings { limit: self.tunnel_buffer, ..Settings::default() };
         Ok(Some(TunnelSettings {
             secret,
@@ -256,6 +269,17 @@ impl fmt::Display for TunnelSettings {
 }
 
 impl TunnelSettings {
+    /// The same with links given up after so long without a word at most, if that is not 0.
+    pub fn dead_after(mut self, after: Duration) -> TunnelSettings {
+        let core = &mut self.core;
+        if !after.is_zero() {
+            core.silence = core.silence.min(after);
+            // Several pings may be lost on the way.
+            core.ping = core.ping.min(core.silence / 4);
+        }
+        self
+    }
+
     /// Whether a running proxy can take up `new` instead: only the number of links may differ.
     pub fn is_alike(old: &Option<TunnelSettings>, new: &Option<TunnelSettings>) -> bool {
         match (old, new) {
@@ -266,7 +290,7 @@ impl TunnelSettings {
                     && old.dials.iter().map(Dial::end).eq(new.dials.iter().map(Dial::end))
                     && (&old.secret, old.waits) == (&new.secret, new.waits)
                     && old.allow_to == new.allow_to
-                    && old.core.limit == new.core.limit
+                    && (old.core.limit, old.core.silence) == (new.core.limit, new.core.silence)
             }
             _ => false,
         }

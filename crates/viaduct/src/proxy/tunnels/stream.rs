@@ -17,6 +17,8 @@ use super::settings::TunnelSettings;
 const SOCKET: usize = 64 << 20;
 /// Reads before others have their turn.
 const READS: usize = 4;
+/// Bytes read at once of a dialler that has not shown its key.
+const UNTRUSTED_READ: usize = 4 << 10;
 /// What waits in front of the path lasts as long as it took to come back with more, of late; between
 /// these.
 const SHORTEST_AHEAD: Duration = Duration::from_millis(2);
@@ -182,7 +184,8 @@ impl Stream {
             if !self.readable {
                 break;
             }
-            let read = match self.stream.read(scratch) {
+            let most = if self.is_up() { scratch.len() } else { UNTRUSTED_READ.min(scratch.len()) };
+            let read = match self.stream.read(&mut scratch[..most]) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(read) => read,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {

@@ -5,13 +5,13 @@ use std::io;
 
 use bytes::Bytes;
 use quinn_proto::{
-    Connection, ConnectionEvent, ConnectionHandle, Dir, Event, ReadError, ReadableError,
-    StreamEvent, StreamId, VarInt,
+    Connection, ConnectionError, ConnectionEvent, ConnectionHandle, Dir, Event, ReadError,
+    ReadableError, StreamEvent, StreamId, VarInt,
 };
 use viaduct_proto::keys::{Entropy, PublicKey};
 use viaduct_proto::time::Instant;
 use viaduct_proto::tunnel::Lane;
-use viaduct_proto::tunnel::record::Secure;
+use viaduct_proto::tunnel::record::{RecordError, Refusal, Secure};
 
 use super::congestion::{Pacer, quantum};
 use super::lanes::{Lanes, lane_of};
@@ -29,7 +29,7 @@ const AHEAD: (usize, usize) = (8 << 10, 32 << 10);
 #[derive(Debug)]
 pub(in crate::proxy::tunnels) struct QuicLink {
     handle: ConnectionHandle,
-    connection: Connection,
+    pub(super) connection: Connection,
     dialled: bool,
     secure: Option<Secure>,
     lanes: Lanes,
@@ -80,6 +80,14 @@ impl QuicLink {
         self.secure.as_ref().and_then(Secure::peer)
     }
 
+    /// Lifts the limits of a connection whose other end was not known yet: as many streams as there
+    /// may be sessions, besides the first, and as many bytes as the tunnel's tokens allow.
+    pub(in crate::proxy::tunnels) fn trust(&mut self, sessions: u32) {
+        let streams = VarInt::from_u32(sessions.saturating_add(1));
+        self.connection.set_max_concurrent_streams(Dir::Bi, streams);
+        self.connection.set_receive_window(VarInt::MAX);
+    }
+
     /// A datagram's part that is for this connection.
     pub(in crate::proxy::tunnels) fn handle_event(&mut self, event: ConnectionEvent) {
         self.connection.handle_event(event);
@@ -120,7 +128,7 @@ impl QuicLink {
         while let Some(event) = self.connection.poll() {
             match event {
                 Event::Connected => self.greet(settings, entropy)?,
-                Event::ConnectionLost { reason } => return Err(io::Error::other(reason)),
+                Event::ConnectionLost { reason } => return Err(lost(reason)),
                 Event::Stream(StreamEvent::Readable { id }) => drop(self.readable.insert(id)),
                 Event::Stream(StreamEvent::Opened { dir: Dir::Bi }) => {
                     while let Some(id) = self.connection.streams().accept(Dir::Bi) {
@@ -134,7 +142,7 @@ impl QuicLink {
     }
 
     /// Tells the endpoint what it has to know.
-    fn tell(&mut self, endpoint: &mut Endpoint) {
+    pub(super) fn tell(&mut self, endpoint: &mut Endpoint) {
         while let Some(event) = self.connection.poll_endpoint_events() {
             self.drained |= event.is_drained();
             if let Some(event) = endpoint.inner.handle_event(self.handle, event) {
@@ -298,10 +306,15 @@ impl QuicLink {
         self.lanes.len() < self.ahead()
     }
 
-    /// Says that it is over.
-    pub(in crate::proxy::tunnels) fn close(&mut self, endpoint: &mut Endpoint, now: Instant) {
+    /// Ends the connection, with this code.
+    pub(in crate::proxy::tunnels) fn close(
+        &mut self,
+        code: u8,
+        endpoint: &mut Endpoint,
+        now: Instant,
+    ) {
         let theirs = endpoint.clock.theirs(now);
-        self.connection.close(theirs, VarInt::from_u32(0), Bytes::new());
+        self.connection.close(theirs, VarInt::from_u32(code.into()), Bytes::new());
         // Nor does the pacer hold this back.
         self.pacer = Pacer::default();
         let _ = self.flush(endpoint, now);
@@ -311,5 +324,17 @@ impl QuicLink {
             let drained = quinn_proto::EndpointEvent::drained();
             let _ = endpoint.inner.handle_event(self.handle, drained);
         }
+    }
+}
+
+/// Why a connection is lost: the far end's refusal, if it has closed it with one.
+fn lost(reason: ConnectionError) -> io::Error {
+    let code = match &reason {
+        ConnectionError::ApplicationClosed(close) => close.error_code.into_inner(),
+        _ => 0,
+    };
+    match u8::try_from(code).ok().and_then(Refusal::from_code) {
+        Some(refusal) => io::Error::other(RecordError::Refused(refusal)),
+        None => io::Error::other(reason),
     }
 }

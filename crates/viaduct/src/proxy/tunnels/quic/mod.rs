@@ -21,6 +21,8 @@ mod congestion;
 mod identity;
 mod lanes;
 mod link;
+#[cfg(test)]
+mod tests;
 mod tls;
 
 use std::collections::HashMap;
@@ -66,8 +68,14 @@ const PACKETS: u32 = u32::MAX >> 1;
 /// Packets that the peer acknowledges together, and the time for which it may wait for them.
 const ACKNOWLEDGED: u32 = 20;
 const ACKNOWLEDGE: Duration = Duration::from_millis(2);
-/// How often a silent connection is probed; it also tells the peer of a new address.
+/// Interval of probes on an idle connection, which also tell the peer of a new address. At least four are
+/// lost before the connection is given up.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
+/// Bytes that the other end may send in all streams before it has shown its key: the handshake, HELLO and
+/// the frames that follow it at once.
+const UNTRUSTED_WINDOW: u32 = 8 << 10;
+/// Bytes of TLS's handshake that may wait for others that come before them.
+const CRYPTO_BUFFER: usize = 4 << 10;
 
 /// The socket, and what is needed to make connections.
 #[derive(Debug)]
@@ -106,12 +114,12 @@ impl Endpoint {
         let socket = UdpBatch::bind(at)?;
         socket.set_buffers(SOCKET)?;
         socket.stamp()?;
-        let transport = Arc::new(transport(settings)?);
         let mut client = ClientConfig::new(Arc::new(tls::client()?));
-        client.transport_config(transport.clone());
+        client.transport_config(Arc::new(transport(settings, 0)?));
         let server = settings.listen.map(|_| -> anyhow::Result<_> {
             let mut server = ServerConfig::with_crypto(Arc::new(tls::server()?));
-            server.transport_config(transport);
+            // One stream, the dialler's first.
+            server.transport_config(Arc::new(transport(settings, 1)?));
             Ok(Arc::new(server))
         });
         let config = Arc::new(identity::config(&settings.secret, settings.listen));
@@ -234,20 +242,24 @@ impl Endpoint {
     }
 }
 
-fn transport(settings: &TunnelSettings) -> anyhow::Result<TransportConfig> {
+/// Limits of a connection whose other end has not shown its key, and may open so many streams;
+/// [`QuicLink::trust`] lifts them.
+fn transport(settings: &TunnelSettings, streams: u32) -> anyhow::Result<TransportConfig> {
     let core = &settings.core;
-    // The tunnel's tokens bound what is on its way and what is held; QUIC's own credit never does.
+    // From then on the tunnel's tokens bound what is on its way and what is held; QUIC's own credit never
+    // does. A stream's cannot be raised later, and the connection's bounds all of them together.
     let most = core.limit + u64::from(core.floor) * u64::from(core.sessions);
     let most = VarInt::from_u64(2 * most).unwrap_or(VarInt::MAX);
     let mut transport = TransportConfig::default();
     transport
-        .max_concurrent_bidi_streams(VarInt::from_u32(core.sessions + 1))
+        .max_concurrent_bidi_streams(VarInt::from_u32(streams))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .stream_receive_window(most)
-        .receive_window(VarInt::MAX)
+        .receive_window(VarInt::from_u32(UNTRUSTED_WINDOW))
+        .crypto_buffer_size(CRYPTO_BUFFER)
         .send_window(most.into_inner())
         .max_idle_timeout(Some(core.silence.try_into()?))
-        .keep_alive_interval(Some(KEEP_ALIVE))
+        .keep_alive_interval(Some(KEEP_ALIVE.min(core.silence / 4)))
         .datagram_receive_buffer_size(None)
         .packet_threshold(PACKETS)
         .time_threshold(LATE)

@@ -21,8 +21,8 @@ use rustls::sign::{CertifiedKey, public_key_to_spki};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, DigitallySignedStruct, Error, ServerConfig, SignatureScheme};
 
-/// What the protocol inside calls itself.
-const PROTOCOL: &[u8] = b"viaduct-tunnel-1";
+/// Name of the protocol inside (ALPN), with its version.
+const PROTOCOL: &[u8] = b"viaduct-tunnel-2";
 
 /// TLS of the end that is dialled, with a key of its own.
 pub(super) fn server() -> Result<QuicServerConfig, Error> {

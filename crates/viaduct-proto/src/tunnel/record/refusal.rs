@@ -1,0 +1,56 @@
+//! The verdict of the end that is dialled, in the second message of a link's handshake.
+
+const WELCOME: u8 = 0;
+const UNKNOWN_KEY: u8 = 1;
+const OTHER_VERSION: u8 = 2;
+
+/// Why the far end refuses a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The dialler's key is none of its peers'.
+    #[error(
+        "the far end does not know this site's public key: it needs a peer with that key, as \
+         `viaduct key show` prints it here"
+    )]
+    UnknownKey,
+    /// It speaks this version of the format alone.
+    #[error(
+        "the far end speaks version {0} of the tunnel, and this one speaks {ours}: update the older",
+        ours = crate::tunnel::wire::VERSION
+    )]
+    Version(u8),
+    /// It has given a reason that this version does not know.
+    #[error("the far end refuses the link, for a reason ({0}) that is not known here")]
+    Other(u8),
+}
+
+/// The verdict about a dialler that is refused for this reason, or welcome.
+pub(super) fn verdict(refusal: Option<Refusal>) -> u8 {
+    refusal.map_or(WELCOME, Refusal::code)
+}
+
+/// Reads the verdict of a far end of `version`.
+pub(super) fn check(version: u8, verdict: u8) -> Result<(), Refusal> {
+    match verdict {
+        WELCOME => Ok(()),
+        UNKNOWN_KEY => Err(Refusal::UnknownKey),
+        OTHER_VERSION => Err(Refusal::Version(version)),
+        other => Err(Refusal::Other(other)),
+    }
+}
+
+impl Refusal {
+    /// Reads the code with which a QUIC connection was closed; `None` if it is no refusal.
+    pub fn from_code(code: u8) -> Option<Refusal> {
+        (code == UNKNOWN_KEY).then_some(Refusal::UnknownKey)
+    }
+
+    /// Its number in the handshake, with which a QUIC connection is closed as well.
+    pub fn code(self) -> u8 {
+        match self {
+            Refusal::UnknownKey => UNKNOWN_KEY,
+            Refusal::Version(_) => OTHER_VERSION,
+            Refusal::Other(code) => code,
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! The accepting end of a connection that `mux` shares, whose other end sends frames and bytes of any
+//! kind: what waits for applications is bounded, every flow ends once, and its chains never wake each
+//! other for ever.
+#![no_main]
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex};
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use viaduct_fuzz::{Bytes, Steps};
+use viaduct_proto::flow::{Action, Address, BottomId, Chain, Failure, Half, HandlerSpec};
+use viaduct_proto::handlers::{Shell, registry};
+use viaduct_proto::rng::Rng;
+use viaduct_proto::time::{Duration, Instant};
+use viaduct_proto::tunnel::wire::{Frame, Hello, Opening};
+
+const LIMIT: usize = 4_096;
+/// Bytes that may wait beyond the limit: what one call brings.
+const SLACK: usize = 192 << 10;
+/// Chains at once; the shell says of further ones that they cannot be made.
+const MAX_CHAINS: usize = 12;
+/// Actions that one step may lead to.
+const MAX_ACTIONS: usize = 100_000;
+
+#[derive(Arbitrary, Debug)]
+struct Input {
+    /// Whether the other end begins as it should.
+    greeted: bool,
+    steps: Steps<Step>,
+}
+
+#[derive(Arbitrary, Debug)]
+enum Step {
+    Raw { bytes: Bytes },
+    Frame { session: u8, frame: Kind },
+    Write { chain: u8, count: u16 },
+    Takes { chain: u8, takes: bool },
+    Shutdown { chain: u8 },
+    Close { chain: u8 },
+    Finish,
+    Fail,
+    Wait { millis: u16 },
+}
+
+#[derive(Arbitrary, Debug)]
+enum Kind {
+    Hello { instance: u8, tokens: u32, floor: u16, sessions: u8 },
+    Grant { tokens: u64 },
+    Gone { link: u8 },
+    Ping { any: u64 },
+    Leave,
+    Syn { opens: bool },
+    Data { count: u16 },
+    Fin,
+    FinAck,
+    Rst,
+    Ack { freed: u16 },
+}
+
+fn framed(kind: &Kind) -> Frame<'static> {
+    const BYTES: [u8; 16_384] = [9; 16_384];
+    match *kind {
+        Kind::Hello { instance, tokens, floor, sessions } => Frame::Hello(Hello {
+            instance: u64::from(instance),
+            link: 1,
+            tokens: u64::from(tokens),
+            floor: u32::from(floor),
+            sessions: u32::from(sessions),
+        }),
+        Kind::Grant { tokens } => Frame::Grant(tokens),
+        Kind::Gone { link } => Frame::Gone(u32::from(link % 4)),
+        Kind::Ping { any } => Frame::Ping(any),
+        Kind::Leave => Frame::Leave,
+        Kind::Syn { opens } => Frame::Syn(opens.then(|| {
+            let to = Address::Name("host.example".into(), 80);
+            Box::new(Opening { to, source: "[::1]:9".parse().ok() })
+        })),
+        Kind::Data { count } => Frame::Data(&BYTES[..usize::from(count % 16_384) + 1]),
+        Kind::Fin => Frame::Fin,
+        Kind::FinAck => Frame::FinAck,
+        Kind::Rst => Frame::Rst(Failure::Denied),
+        Kind::Ack { freed } => Frame::Ack(u32::from(freed)),
+    }
+}
+
+/// A chain, and what was said of it.
+struct End {
+    chain: Chain,
+    takes: bool,
+    finished: usize,
+    failed: usize,
+}
+
+impl End {
+    fn new(chain: Chain) -> End {
+        End { chain, takes: true, finished: 0, failed: 0 }
+    }
+}
+
+/// The chains of one loop: the first holds the connection.
+struct World {
+    now: Instant,
+    ends: Vec<End>,
+    bottom: BottomId,
+    claims: HashMap<Vec<u8>, usize>,
+}
+
+impl World {
+    fn new() -> World {
+        let rng = Mutex::new(Rng::from_seed(1));
+        let shell = Shell {
+            files: Arc::new(|_| Err("there is none".to_owned())),
+            entropy: Arc::new(move |out: &mut [u8]| rng.lock().expect("one thread").fill(out)),
+            overlays: Arc::new(|_| Arc::new(|| None)),
+        };
+        let spec = "mux:buffer=64k,silence=30s".parse::<HandlerSpec>().expect("a handler");
+        let factories = registry(&shell).chain(&[spec]).expect("a chain");
+        let mut chain = Chain::new(factories, LIMIT, Instant::ZERO);
+        chain.accepted(Instant::ZERO);
+        let bottom = chain.bottom().expect("a new chain has one connection");
+        World { now: Instant::ZERO, ends: vec![End::new(chain)], bottom, claims: HashMap::new() }
+    }
+
+    fn end(&mut self, chain: u8) -> &mut End {
+        let count = self.ends.len();
+        &mut self.ends[usize::from(chain) % count]
+    }
+
+    fn hear(&mut self, bytes: Vec<u8>) {
+        self.ends[0].chain.avail(self.now, self.bottom, bytes.into());
+    }
+
+    /// Does what the chains want done, until none wants anything.
+    fn act(&mut self) {
+        let now = self.now;
+        let mut left = MAX_ACTIONS;
+        let mut turns: VecDeque<usize> = (0..self.ends.len()).collect();
+        while let Some(key) = turns.pop_front() {
+            while let Some(action) = self.ends[key].chain.poll_action() {
+                left = left.checked_sub(1).expect("the chains come to rest");
+                match action {
+                    Action::Claim(name) => drop(self.claims.insert(name, key)),
+                    Action::Release(name) => drop(self.claims.remove(&name)),
+                    Action::Wake(name) => {
+                        if let Some(&other) = self.claims.get(&name) {
+                            self.ends[other].chain.wake(&name, now);
+                            turns.push_back(other);
+                        }
+                    }
+                    Action::Spawn(spawn) if self.ends.len() < MAX_CHAINS => {
+                        let chain = Chain::spawned(&self.ends[key].chain, &spawn, now);
+                        turns.push_front(self.ends.len());
+                        self.ends.push(End::new(chain));
+                    }
+                    Action::Spawn(spawn) => self.ends[key].chain.unspawned(&spawn, now),
+                    Action::Give(_) => self.ends[key].chain.unclaimed(now),
+                    Action::Connect(bottom, _) => {
+                        self.ends[key].chain.connected(now, bottom, Err(Failure::Refused));
+                    }
+                    Action::Send(bottom) => {
+                        let count = self.ends[key].chain.outgoing(bottom).len();
+                        self.ends[key].chain.sent(now, bottom, count);
+                    }
+                    Action::Finished => self.ends[key].finished += 1,
+                    Action::Failed(_) => self.ends[key].failed += 1,
+                    _ => {}
+                }
+            }
+            let end = &mut self.ends[key];
+            let waits = end.chain.incoming().len();
+            assert!(waits <= LIMIT + SLACK, "{waits} bytes wait");
+            assert!(end.finished <= 1 && end.failed <= 1);
+            if end.takes && waits > 0 {
+                end.chain.consumed(now, waits);
+                turns.push_back(key);
+            }
+        }
+    }
+}
+
+fuzz_target!(|input: Input| {
+    let mut world = World::new();
+    world.act();
+    if input.greeted {
+        let hello = Hello { instance: 2, link: 1, tokens: 100_000, floor: 50, sessions: 8 };
+        let mut bytes = Vec::new();
+        Frame::Hello(hello).emit(0, &mut bytes);
+        world.hear(bytes);
+        world.act();
+    }
+    for step in input.steps.0 {
+        let now = world.now;
+        match step {
+            Step::Raw { bytes } => world.hear(bytes.0),
+            Step::Frame { session, frame } => {
+                let session = match frame {
+                    Kind::Hello { .. } | Kind::Grant { .. } | Kind::Gone { .. } => 0,
+                    Kind::Ping { .. } | Kind::Leave => 0,
+                    _ => u32::from(session % 16) + 1,
+                };
+                let mut bytes = Vec::new();
+                framed(&frame).emit(session, &mut bytes);
+                world.hear(bytes);
+            }
+            Step::Write { chain, count } => {
+                let chain = &mut world.end(chain).chain;
+                if chain.may_write() {
+                    chain.write(now, vec![7; usize::from(count)].into());
+                }
+            }
+            Step::Takes { chain, takes } => world.end(chain).takes = takes,
+            Step::Shutdown { chain } => world.end(chain).chain.shutdown(now, Half::Write),
+            Step::Close { chain } => world.end(chain).chain.close(now),
+            Step::Finish => {
+                let bottom = world.bottom;
+                world.ends[0].chain.finished(now, bottom);
+            }
+            Step::Fail => {
+                let bottom = world.bottom;
+                world.ends[0].chain.failed(now, bottom, Failure::Reset);
+            }
+            Step::Wait { millis } => world.now += Duration::from_millis(millis.into()),
+        }
+        world.act();
+        let now = world.now;
+        world.ends.iter_mut().for_each(|end| end.chain.handle_timeout(now));
+        world.act();
+    }
+});
