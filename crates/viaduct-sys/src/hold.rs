@@ -10,7 +10,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::intercept::{SYN, Way, matches};
+use crate::intercept::{NOT_OWN, SYN, Way, matches};
 use crate::nfqueue;
 use crate::table::{NftError, Table};
 
@@ -51,7 +51,7 @@ impl Table for Hold {
 
     fn chains(&self) -> Vec<(&'static str, usize)> {
         let (_, ways) = matches(&self.ways, &self.ports);
-        vec![("hold", 1), ("syns", ways.len()), ("answers", 2)]
+        vec![("hold", 1), ("syns", usize::from(self.is_passing()) + ways.len()), ("answers", 2)]
     }
 
     fn contents(&self) -> String {
@@ -72,6 +72,10 @@ impl Table for Hold {
 }
 
 impl Hold {
+    fn is_passing(&self) -> bool {
+        self.whose == Where::Passing
+    }
+
     /// With `queue` as the rule that leads to the queue.
     fn leading(&self, queue: &str) -> String {
         let (hook, first, second) = match self.whose {
@@ -83,6 +87,7 @@ impl Hold {
             format!("chain {name} {{\ntype filter hook {hook} priority {priority}; policy accept;")
         };
         let mut lines = vec![sets, format!("chain hold {{\n{queue}\n}}"), chain("syns", first)];
+        lines.extend(self.is_passing().then(|| NOT_OWN.to_owned()));
         lines.extend(rules.iter().map(|(_, way)| format!("{way}{SYN} goto hold")));
         lines.extend(["}".to_owned(), chain("answers", second)]);
         lines.push(format!("meta mark {REFUSED:#x} meta l4proto tcp reject with tcp reset"));

@@ -7,6 +7,9 @@
 //!   listener on port 7000, whose accepted socket is 10.2.0.9:80 ◀── local ── table ◀──┘
 //! ```
 //!
+//! Connections to addresses of this machine end here and do not pass: they are left alone whatever the prefixes, and so
+//! are the machine's own services and the firewall rules about them.
+//!
 //! Only connections whose SYN was seen are handed over: those that were there before pass on as they
 //! did. Their SYNs are remembered for some seconds ([`REMEMBERED`]), because a handshake that the
 //! kernel does without memory (SYN cookies, in a flood) shows no socket until it is done.
@@ -29,6 +32,9 @@ use crate::tool;
 const FAMILIES: [(&str, &str, bool); 2] = [("ip", "ipv4_addr", true), ("ip6", "ipv6_addr", false)];
 /// A SYN that begins a connection.
 pub(crate) const SYN: &str = "tcp flags & (fin | syn | rst | ack) == syn";
+/// Leaves packets to addresses of this machine alone, whatever it has when they come: they end here and pass through
+/// nothing, and its own listeners and firewall rules are for them.
+pub(crate) const NOT_OWN: &str = "fib daddr type local return";
 /// Anything else.
 const NO_SYN: &str = "tcp flags & (fin | syn | rst | ack) != syn";
 /// Marks and routing tables of ours: this, and the port.
@@ -102,7 +108,7 @@ impl Intercept {
         let mark = self.mark();
         // Packets of connections that are ours already, with whatever address.
         let ours = format!("meta l4proto tcp socket transparent 1 meta mark set {mark} accept");
-        let mut rules = vec![ours];
+        let mut rules = vec![ours, NOT_OWN.to_owned()];
         for (family, matches) in matches(&self.ways, &self.ports).1 {
             // All of it: a client may have the same port to another server, from before.
             let tuple = format!("{family} saddr . tcp sport . {family} daddr . tcp dport");

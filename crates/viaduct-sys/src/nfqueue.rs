@@ -193,7 +193,10 @@ impl SynQueue {
     }
 
     /// The same of several, in their order.
-    pub(crate) fn verdicts(&self, of: &[(u32, Verdict)]) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// As [`SynQueue::verdict`].
+    pub fn verdicts(&self, of: &[(u32, Verdict)]) -> io::Result<()> {
         let messages = of.iter().flat_map(|&(id, verdict)| self.message(id, verdict));
         netlink::send(&self.socket, &messages.collect::<Vec<u8>>())
     }

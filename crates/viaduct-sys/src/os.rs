@@ -152,6 +152,11 @@ pub(crate) fn unacknowledged(fd: BorrowedFd<'_>) -> io::Result<usize> {
     queued(fd, libc::TIOCOUTQ)
 }
 
+/// Bytes of a stream that have come and were not read. They stay when it is reset.
+pub(crate) fn unread(fd: BorrowedFd<'_>) -> io::Result<usize> {
+    queued(fd, libc::FIONREAD)
+}
+
 fn queued(fd: BorrowedFd<'_>, question: libc::Ioctl) -> io::Result<usize> {
     let mut bytes: c_int = 0;
     // SAFETY: the kernel writes one integer, which lives through the call.

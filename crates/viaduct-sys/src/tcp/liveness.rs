@@ -16,6 +16,9 @@ use crate::{clock, os};
 /// Largest keepalive time that the kernel takes, seconds.
 const MAX_KEEPALIVE: u64 = 32_767;
 
+/// Interval of looks that is allowed however short the limit is: half a second, and some delay.
+const MIN_INTERVAL: Duration = Duration::from_millis(600);
+
 /// Ends a connection whose peer acknowledges nothing for `after`: not its data, and when idle none of the keepalive
 /// probes that begin after half of the time. The connection then fails with `ETIMEDOUT`.
 ///
@@ -25,28 +28,35 @@ const MAX_KEEPALIVE: u64 = 32_767;
 /// # Errors
 /// It is no TCP socket.
 pub fn set_dead_after(stream: impl AsFd, after: Duration) -> io::Result<()> {
-    probe_idle(stream.as_fd(), after / 2, after)
+    set_dead_after_quiet(stream, Some(after / 2), after)
 }
 
-/// The same with the first keepalive probe after `quiet`, or after half of `after` if that is sooner.
+/// The same with the first keepalive probe after `quiet`, or after half of `after` if that is sooner; without probes of an
+/// idle peer if there is no `quiet`.
 ///
 /// # Errors
 /// As [`set_dead_after`].
-pub fn set_dead_after_quiet(stream: impl AsFd, quiet: Duration, after: Duration) -> io::Result<()> {
-    probe_idle(stream.as_fd(), quiet.min(after / 2), after)
-}
-
-fn probe_idle(
-    stream: rustix::fd::BorrowedFd<'_>,
-    quiet: Duration,
+pub fn set_dead_after_quiet(
+    stream: impl AsFd,
+    quiet: Option<Duration>,
     after: Duration,
 ) -> io::Result<()> {
-    let seconds = |time: Duration| Duration::from_secs(time.as_secs().clamp(1, MAX_KEEPALIVE));
-    sockopt::set_tcp_keepidle(stream, seconds(quiet))?;
-    sockopt::set_tcp_keepintvl(stream, seconds(after / 8))?;
-    // With a user timeout the kernel counts time, not probes.
+    let stream = stream.as_fd();
     sockopt::set_tcp_user_timeout(stream, millis(after))?;
+    let Some(quiet) = quiet else { return Ok(()) };
+    let seconds = |time: Duration| Duration::from_secs(time.as_secs().clamp(1, MAX_KEEPALIVE));
+    sockopt::set_tcp_keepidle(stream, seconds(quiet.min(after / 2)))?;
+    // With a user timeout the kernel counts time, not probes.
+    sockopt::set_tcp_keepintvl(stream, seconds(after / 8))?;
     Ok(sockopt::set_socket_keepalive(stream, true)?)
+}
+
+/// Whether a limit such as [`set_dead_after`]'s has been set, by this process or for a program.
+///
+/// # Errors
+/// It is no TCP socket.
+pub fn has_dead_after(stream: impl AsFd) -> io::Result<bool> {
+    Ok(sockopt::tcp_user_timeout(stream)? != 0)
 }
 
 fn millis(time: Duration) -> u32 {
@@ -63,7 +73,7 @@ pub struct ShutWindow {
 
 impl ShutWindow {
     /// Keeps a connection with [`set_dead_after`]`(after)` open while its peer answers window probes. To be called at
-    /// intervals of at most `after / 8` as long as the connection lasts.
+    /// intervals of at most `after / 8`, or half a second if that is more, as long as the connection lasts.
     ///
     /// # Errors
     /// It is no TCP socket.
@@ -82,7 +92,9 @@ impl ShutWindow {
         if info.unanswered_probes() > 0 {
             return Ok(());
         }
-        let until = after.max(shut_for + after / 2);
+        // The window may have been shut for one interval when that was seen, and the next look is one later.
+        let interval = (after / 8).max(MIN_INTERVAL);
+        let until = after.max(shut_for + after / 4 + 2 * interval);
         Ok(sockopt::set_tcp_user_timeout(stream, millis(until))?)
     }
 }

@@ -29,7 +29,7 @@ pub use connecting::{Telling, bound, connect, connect_bound, connect_telling};
 pub use listening::{
     adopt, await_words, check_free, listen, listen_anywhere, share_out, take_no_more,
 };
-pub use liveness::{ShutWindow, set_dead_after, set_dead_after_quiet};
+pub use liveness::{ShutWindow, has_dead_after, set_dead_after, set_dead_after_quiet};
 pub use sending::{LongHaul, Sending, pace, pacing_rate, sending, set_unsent_most, unsent};
 
 const TCP_SAVE_SYN: libc::c_int = 27;
@@ -108,6 +108,14 @@ pub fn keep_alive(stream: impl AsFd, quiet: Duration) -> io::Result<()> {
     sockopt::set_tcp_keepintvl(socket, quiet.min(Duration::from_secs(75)))?;
     sockopt::set_tcp_keepcnt(socket, PROBES)?;
     Ok(sockopt::set_socket_keepalive(socket, true)?)
+}
+
+/// Bytes that have come and were not read; those of a connection that was reset too, which can still be read.
+///
+/// # Errors
+/// None are known.
+pub fn unread(stream: impl AsFd) -> io::Result<usize> {
+    os::unread(stream.as_fd())
 }
 
 fn socket(address: SocketAddr, options: TcpOptions) -> io::Result<rustix::fd::OwnedFd> {
