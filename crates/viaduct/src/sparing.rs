@@ -44,6 +44,11 @@ impl<K: Eq + Hash> Sparing<K> {
         }
     }
 
+    /// Whether the log is to hear of `key` once more; counts it.
+    pub fn is_due(&self, key: K) -> bool {
+        self.count(key, Instant::now()).is_some()
+    }
+
     /// How many there have been since the log was told; `None` if it is not to be told yet.
     fn count(&self, key: K, now: Instant) -> Option<u64> {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);

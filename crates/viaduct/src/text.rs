@@ -34,23 +34,38 @@ pub fn place(text: &str, at: usize) -> String {
     }
 }
 
-/// What the parser says, in the words of a config.
-pub fn plain(message: &str) -> String {
+/// The parser's message about byte `at` of `text`, in the words of a config.
+pub fn plain(text: &str, at: usize, message: &str) -> String {
     let message = message.replace('\n', " ");
     if let Some(key) = message.strip_prefix("missing field ") {
         return format!("{key} is missing");
     }
     match &message[..] {
         "invalid type: map, expected a sequence" => {
-            "a table with two brackets is expected: [[peer]]".to_owned()
+            let table = table(text, at).unwrap_or("[peer]");
+            format!("a table with two brackets is expected: [{table}]")
         }
         _ if message.ends_with(", expected a sequence") => {
-            "a list is expected, such as [\"10.1.0.0/16\"]".to_owned()
+            let place = place(text, at);
+            let key = place.split(": ").nth(1).unwrap_or_default();
+            format!("a list is expected, such as {}", example(key))
         }
         _ if message.ends_with(", expected a string") => "text in quotes is expected".to_owned(),
         _ => {
             message.replace("unknown field", "unknown key").replace(", expected literal string", "")
         }
+    }
+}
+
+/// A list that is right for `key`.
+fn example(key: &str) -> &'static str {
+    match key {
+        "ports" => "[\"22\", \"8000-8080\"]",
+        "handlers" => "[\"count\", \"shape:rate=2M\"]",
+        "peer" => "[\"KEY\"]",
+        "endpoints" => "[\"192.0.2.1:7700\"]",
+        "interleave" => "[1, 19, 41]",
+        _ => "[\"10.1.0.0/16\"]",
     }
 }
 

@@ -237,8 +237,8 @@ fn on_demand_what_keeps_a_proxy_from_starting_is_said_at_the_start() {
         Proxy::start(world.hop(), &[&options, more].concat())
     };
     // No address of this machine.
-    let error = start(&["--metrics", "192.0.2.1:9100"]).unwrap_err().to_string();
-    assert!(error.contains("192.0.2.1:9100") && error.contains("cannot start"), "{error}");
+    let error = start(&["--metrics", "192.0.2.1:9747"]).unwrap_err().to_string();
+    assert!(error.contains("192.0.2.1:9747") && error.contains("cannot start"), "{error}");
     let key = SecretKey::from_bytes([1; 32]).to_text();
     let keys = Scratch::new().unwrap();
     let key = keys.write("key", key).unwrap().display().to_string();

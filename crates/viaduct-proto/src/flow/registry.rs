@@ -23,6 +23,11 @@ pub trait Factory: Send + Sync {
         None
     }
 
+    /// Bits a second that its handlers let pass towards the network and from it; `None` where there is no limit.
+    fn rates(&self) -> [Option<u64>; 2] {
+        [None; 2]
+    }
+
     /// The kernel moves a flow from one socket to another, and does this handler's work while it does:
     /// no handler is made for it. `begins` says that the flow is new; the bytes have passed since this
     /// was called last, those that the application wrote and those that it is to read.

@@ -83,6 +83,10 @@ impl Factory for ShapeFactory {
         Box::new(Paced::new(Share::new(self.out), Share::new(self.back), 1))
     }
 
+    fn rates(&self) -> [Option<u64>; 2] {
+        [self.out, self.back]
+    }
+
     /// The kernel paces what goes out, and nothing that comes in.
     fn offload(&self) -> Option<Offload> {
         self.back.is_none().then_some(Offload { rate: self.out })

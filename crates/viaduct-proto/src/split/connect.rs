@@ -13,9 +13,14 @@ pub const LONGEST: usize = 8 << 10;
 const METHODS: [&[u8]; 8] =
     [b"CONNECT ", b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH "];
 
-/// The answer to a request without the right name and password.
-pub const PASSWORD_WANTED: &[u8] = b"HTTP/1.1 407 Proxy Authentication Required\r\n\
-    Proxy-Authenticate: Basic realm=\"viaduct\"\r\nContent-Length: 0\r\n\r\n";
+/// The answer to a request without the right name and password. The client may send another one with them over the same
+/// connection (RFC 9112, 9.3), unless this `closes` it.
+pub fn password_wanted(closes: bool) -> Vec<u8> {
+    let close = if closes { "Connection: close\r\n" } else { "" };
+    let head =
+        "HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Basic realm=\"viaduct\"";
+    format!("{head}\r\n{close}Content-Length: 0\r\n\r\n").into()
+}
 
 /// A request to connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +29,17 @@ pub struct Request {
     pub to: Address,
     /// What `Proxy-Authorization` said, if it was there.
     pub authorization: Option<Vec<u8>>,
+    /// Whether the connection can bear another request after this one (RFC 9112, 9.3).
+    pub persists: bool,
+}
+
+impl Request {
+    /// The token of its `Proxy-Authorization`, if that is of the scheme Basic. Schemes are words in any case (RFC 9110,
+    /// 11.1), and blanks separate them from their tokens.
+    pub fn basic(&self) -> Option<&[u8]> {
+        let (scheme, token) = split_once(self.authorization.as_deref()?, b' ')?;
+        scheme.eq_ignore_ascii_case(b"Basic").then(|| token.trim_ascii())
+    }
 }
 
 /// The request at the start of `bytes`, to the end of its head.
@@ -39,9 +55,9 @@ pub fn parse(bytes: &[u8]) -> Parsed<Request> {
         return Parsed::Wrong("an HTTP head that is too long");
     }
     let mut lines = bytes[..len].split(|&b| b == b'\n').map(<[u8]>::trim_ascii_end);
-    let Some(target) = lines.next().and_then(target) else {
-        return Parsed::Wrong("no HTTP CONNECT");
-    };
+    let Some(line) = lines.next() else { return Parsed::Wrong("no HTTP CONNECT") };
+    let Some(target) = target(line) else { return Parsed::Wrong("no HTTP CONNECT") };
+    let mut persists = !line.ends_with(b" HTTP/1.0");
     let Some(to) = authority(target) else {
         return Parsed::Wrong("an HTTP CONNECT without host and port");
     };
@@ -53,8 +69,16 @@ pub fn parse(bytes: &[u8]) -> Parsed<Request> {
         if name.eq_ignore_ascii_case(b"Proxy-Authorization") {
             authorization = Some(value.trim_ascii().to_vec());
         }
+        if name.eq_ignore_ascii_case(b"Connection")
+            || name.eq_ignore_ascii_case(b"Proxy-Connection")
+        {
+            let says = |word: &[u8]| {
+                value.split(|&b| b == b',').any(|one| one.trim_ascii().eq_ignore_ascii_case(word))
+            };
+            persists = !says(b"close") && (persists || says(b"keep-alive"));
+        }
     }
-    Parsed::Whole(Request { to, authorization }, len)
+    Parsed::Whole(Request { to, authorization, persists }, len)
 }
 
 /// The answer: a whole response, after which either the flow or nothing follows. One that says no has a
@@ -72,10 +96,12 @@ pub fn response(result: Result<(), Failure>) -> Vec<u8> {
     refusal(status, why)
 }
 
-/// A response with a line that says why.
+/// A response with a line that says why, behind which the connection is closed.
 fn refusal(head: &str, why: &str) -> Vec<u8> {
     let length = why.len() + 1;
-    let head = format!("HTTP/1.1 {head}\r\nContent-Type: text/plain\r\nContent-Length: {length}");
+    let head = format!(
+        "HTTP/1.1 {head}\r\nConnection: close\r\nContent-Type: text/plain\r\nContent-Length: {length}"
+    );
     format!("{head}\r\n\r\n{why}\n").into()
 }
 
@@ -90,7 +116,7 @@ pub fn objection(request: &[u8]) -> Vec<u8> {
     let (connect, spoken) = (line.starts_with(b"CONNECT "), version.starts_with(b"HTTP/1."));
     if head(request).is_none_or(|len| len > LONGEST) {
         let why = format!("the head of a request may have {LONGEST} bytes");
-        return refusal("431 Request Header Fields Too Large\r\nConnection: close", &why);
+        return refusal("431 Request Header Fields Too Large", &why);
     }
     let (status, why) = match (connect, spoken) {
         (false, _) => ("405 Method Not Allowed\r\nAllow: CONNECT", "CONNECT is expected"),
@@ -99,7 +125,7 @@ pub fn objection(request: &[u8]) -> Vec<u8> {
             ("400 Bad Request", "CONNECT host:port, and a colon in each header, are expected")
         }
     };
-    refusal(&format!("{status}\r\nConnection: close"), why)
+    refusal(status, why)
 }
 
 /// Bytes of the head, its empty line included.

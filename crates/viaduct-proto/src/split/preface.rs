@@ -2,7 +2,8 @@
 //! speaks and the hop understands.
 //!
 //! ```text
-//!   bytes ──▶ Preface ──┬─▶ more bytes are needed, or something is to be said first
+//!   bytes ──▶ Preface ──┬─▶ more bytes are needed, or something is to be said first, such as that a
+//!                       │   password is wanted
 //!                       ├─▶ connect there; then the answer, and what came behind is the flow's
 //!                       └─▶ no: the last words, and the end
 //! ```
@@ -11,12 +12,16 @@ use std::net::SocketAddr;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 
+use super::proxy::Addresses;
 use super::socks::{Credentials, Method};
 use super::{Parsed, connect, proxy, socks};
 use crate::flow::{Address, Failure};
 
-/// Longest preface, bytes; an HTTP head is the longest.
+/// Most bytes of a preface that are held at once; an HTTP head is the longest part of one.
 pub const LONGEST: usize = connect::LONGEST;
+
+/// Requests without the right password that a connection may make; then it is closed.
+const MAX_ATTEMPTS: u8 = 3;
 
 /// What a hop understands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,6 +54,8 @@ pub enum Step {
     Wait,
     /// Say this, and go on.
     Say(Vec<u8>),
+    /// Say this, and go on: the password was wrong, and the client may try again.
+    Deny(Vec<u8>),
     /// Connect there.
     Connect {
         /// Where to.
@@ -80,6 +87,10 @@ pub struct Preface {
     languages: Languages,
     secret: Secret,
     state: State,
+    /// Requests without the right password.
+    attempts: u8,
+    /// The user that it has said to be, right or wrong.
+    user: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +98,8 @@ enum State {
     First,
     SocksPassword,
     SocksRequest,
+    /// So many bytes of a PROXY header are left, and its addresses.
+    ProxyRest(usize, Option<Addresses>),
     Done(Language),
 }
 
@@ -100,13 +113,14 @@ enum Language {
 impl Preface {
     /// Of a client that may speak one of `languages`.
     pub fn new(languages: Languages, secret: Secret) -> Preface {
-        Preface { languages, secret, state: State::First }
+        Preface { languages, secret, state: State::First, attempts: 0, user: None }
     }
 
     /// Takes what it understands from the front of `bytes`. Call it again after [`Step::Say`], and
     /// when more bytes have come.
     pub fn handle(&mut self, bytes: &mut Vec<u8>) -> Step {
         let step = match (self.state, bytes.first()) {
+            (State::ProxyRest(rest, addresses), _) => self.proxy_rest(bytes, rest, addresses),
             (_, None) => Step::Wait,
             (State::First, Some(5)) if self.languages.socks => self.greet(bytes),
             (State::First, Some(b'A'..=b'Z')) if self.languages.connect => self.connect(bytes),
@@ -131,6 +145,23 @@ impl Preface {
         }
     }
 
+    /// The user that the client has said to be, whether it knows the password or not.
+    pub fn user(&self) -> Option<&str> {
+        self.user.as_deref()
+    }
+
+    /// Name of the protocol that the client speaks, once that is known.
+    pub fn protocol(&self) -> Option<&'static str> {
+        match self.state {
+            State::First => self.user.is_some().then_some("http"),
+            State::SocksPassword | State::SocksRequest | State::Done(Language::Socks) => {
+                Some("socks5")
+            }
+            State::ProxyRest(..) | State::Done(Language::Proxy) => Some("proxy"),
+            State::Done(Language::Connect) => Some("http"),
+        }
+    }
+
     fn greet(&mut self, bytes: &mut Vec<u8>) -> Step {
         let method = if self.secret.0.is_some() { Method::Password } else { Method::None };
         let after = match method {
@@ -149,10 +180,13 @@ impl Preface {
 
     fn password(&mut self, bytes: &mut Vec<u8>) -> Step {
         match take(bytes, socks::credentials) {
-            Ok(given) if self.knows(&given) => {
-                self.say(socks::verdict(true).to_vec(), State::SocksRequest)
+            Ok(given) => {
+                self.user = Some(String::from_utf8_lossy(&given.name).into_owned());
+                match self.knows(&given) {
+                    true => self.say(socks::verdict(true).to_vec(), State::SocksRequest),
+                    false => Step::Refuse(socks::verdict(false).to_vec(), Refusal::Denied),
+                }
             }
-            Ok(_) => Step::Refuse(socks::verdict(false).to_vec(), Refusal::Denied),
             Err(step) => step,
         }
     }
@@ -166,24 +200,56 @@ impl Preface {
     }
 
     fn connect(&mut self, bytes: &mut Vec<u8>) -> Step {
-        match take(bytes, connect::parse) {
-            Ok(request) if self.may(request.authorization.as_deref()) => {
-                self.go(Language::Connect, request.to, None)
-            }
-            Ok(_) => Step::Refuse(connect::PASSWORD_WANTED.to_vec(), Refusal::Denied),
-            Err(Step::Refuse(_, why)) => Step::Refuse(connect::objection(bytes), why),
-            Err(step) => step,
+        let request = match take(bytes, connect::parse) {
+            Ok(request) => request,
+            Err(Step::Refuse(_, why)) => return Step::Refuse(connect::objection(bytes), why),
+            Err(step) => return step,
+        };
+        if self.secret.0.is_some()
+            && let Some(token) = request.basic()
+        {
+            let pair = BASE64_STANDARD.decode(token).unwrap_or_default();
+            let name = pair.split(|&byte| byte == b':').next().unwrap_or_default();
+            self.user = Some(String::from_utf8_lossy(name).into_owned());
+        }
+        if self.may(&request) {
+            return self.go(Language::Connect, request.to, None);
+        }
+        self.attempts += 1;
+        let closes = !request.persists || self.attempts >= MAX_ATTEMPTS;
+        let words = connect::password_wanted(closes);
+        match (closes, request.authorization) {
+            (true, _) => Step::Refuse(words, Refusal::Denied),
+            // It has only asked whether a password is wanted.
+            (false, None) => Step::Say(words),
+            (false, Some(_)) => Step::Deny(words),
         }
     }
 
     fn proxy(&mut self, bytes: &mut Vec<u8>) -> Step {
-        match take(bytes, proxy::parse) {
-            // PROXY has no passwords: who may speak it is told by address.
-            Ok(Some(addresses)) => {
-                self.go(Language::Proxy, addresses.destination.into(), Some(addresses.source))
-            }
-            Ok(None) => Step::Refuse(Vec::new(), Refusal::HealthCheck),
+        match take(bytes, proxy::start) {
+            Ok(start) => self.proxy_rest(bytes, start.rest, start.addresses),
             Err(step) => step,
+        }
+    }
+
+    /// Drops what is left of a PROXY header. PROXY has no passwords: the right to speak it goes by address.
+    fn proxy_rest(
+        &mut self,
+        bytes: &mut Vec<u8>,
+        rest: usize,
+        addresses: Option<Addresses>,
+    ) -> Step {
+        let dropped = bytes.drain(..rest.min(bytes.len())).len();
+        if dropped < rest {
+            self.state = State::ProxyRest(rest - dropped, addresses);
+            return Step::Wait;
+        }
+        match addresses {
+            Some(Addresses { source, destination }) => {
+                self.go(Language::Proxy, destination.into(), Some(source))
+            }
+            None => Step::Refuse(Vec::new(), Refusal::HealthCheck),
         }
     }
 
@@ -203,11 +269,11 @@ impl Preface {
         })
     }
 
-    fn may(&self, authorization: Option<&[u8]>) -> bool {
+    fn may(&self, request: &connect::Request) -> bool {
         let Some(right) = &self.secret.0 else { return true };
         let pair = [&right.name[..], b":", &right.password].concat();
-        let right = format!("Basic {}", BASE64_STANDARD.encode(pair));
-        authorization.is_some_and(|given| same(right.as_bytes(), given))
+        let right = BASE64_STANDARD.encode(pair);
+        request.basic().is_some_and(|given| same(right.as_bytes(), given))
     }
 }
 
@@ -251,7 +317,7 @@ mod tests {
             loop {
                 match preface.handle(&mut bytes) {
                     Step::Wait => break,
-                    Step::Say(words) => answers.extend(words),
+                    Step::Say(words) | Step::Deny(words) => answers.extend(words),
                     end => {
                         let answer = preface.answer(Ok(()));
                         return (answers, end, answer);
@@ -278,7 +344,7 @@ mod tests {
         assert!(answer.starts_with(b"HTTP/1.1 200 "));
         let source = "10.0.0.9:1".parse().unwrap();
         let destination: SocketAddr = "10.0.0.1:80".parse().unwrap();
-        let header = proxy::emit(&proxy::Addresses { source, destination });
+        let header = proxy::emit(&Addresses { source, destination });
         let (_, step, answer) = talk(Preface::new(ALL, Secret::default()), &header);
         assert_eq!(step, Step::Connect { to: destination.into(), source: Some(source) });
         assert!(answer.is_empty());
@@ -300,8 +366,75 @@ mod tests {
             let said = format!("CONNECT 10.0.0.1:80 HTTP/1.1\r\n{header}\r\n");
             talk(Preface::new(ALL, me()), said.as_bytes()).1
         };
-        assert_eq!(http("Proxy-Authorization: Basic bWU6cHc=\r\n"), there("10.0.0.1:80"));
-        assert!(matches!(http(""), Step::Refuse(words, _) if words.starts_with(b"HTTP/1.1 407")));
+        for scheme in ["Basic ", "basic ", "BASIC   ", "bAsIc  "] {
+            let header = format!("Proxy-Authorization: {scheme}bWU6cHc= \t\r\n");
+            assert_eq!(http(&header), there("10.0.0.1:80"), "{scheme}");
+        }
+        assert_eq!(http(""), Step::Wait, "the connection may bear another request");
+    }
+
+    #[test]
+    fn a_client_may_authenticate_on_the_connection_that_was_told_407() {
+        let request = |headers: &str| format!("CONNECT 10.0.0.1:80 HTTP/1.1\r\n{headers}\r\n");
+        let right = request("Proxy-Authorization: basic bWU6cHc=\r\n");
+        let wrong = request("Proxy-Authorization: Basic bWU6cHg=\r\n");
+        let talk = |said: &[&str]| {
+            let (answers, step, _) = talk(Preface::new(ALL, me()), said.concat().as_bytes());
+            (String::from_utf8(answers).unwrap(), step)
+        };
+        for first in [request(""), request("Authorization: Basic bWU6cHc=\r\n"), wrong.clone()] {
+            let (answers, step) = talk(&[&first, &right]);
+            assert_eq!(step, there("10.0.0.1:80"), "{first}");
+            assert!(
+                answers.starts_with("HTTP/1.1 407 ") && !answers.contains("close"),
+                "{answers}"
+            );
+            assert!(answers.contains("\r\nContent-Length: 0\r\n"), "{answers}");
+        }
+        // Its end is announced, be it asked for by the client or not.
+        let old = request("").replace("1.1", "1.0");
+        let closing = request("Connection: x, Close\r\n");
+        for said in [&[&wrong, &wrong, &wrong, &right][..], &[&old, &right], &[&closing, &right]] {
+            let said: Vec<&str> = said.iter().map(|one| one.as_str()).collect();
+            let Step::Refuse(words, Refusal::Denied) = talk(&said).1 else { panic!("{said:?}") };
+            let words = String::from_utf8(words).unwrap();
+            assert!(
+                words.contains("407") && words.contains("\r\nConnection: close\r\n"),
+                "{words}"
+            );
+        }
+        let kept = request("Proxy-Connection: Keep-Alive\r\n").replace("1.1", "1.0");
+        assert_eq!(talk(&[&kept, &right]).1, there("10.0.0.1:80"));
+    }
+
+    #[test]
+    fn extensions_of_a_proxy_header_are_dropped_and_never_held() {
+        let source = "10.0.0.9:1".parse().unwrap();
+        let destination: SocketAddr = "10.0.0.1:80".parse().unwrap();
+        let there = Step::Connect { to: destination.into(), source: Some(source) };
+        let header = |extensions: usize| {
+            let mut header = proxy::emit(&Addresses { source, destination });
+            let length = u16::try_from(12 + extensions).unwrap();
+            header[14..16].copy_from_slice(&length.to_be_bytes());
+            [header, vec![4; extensions]].concat()
+        };
+        for extensions in [0, 1, 520, 4_000, 65_535 - 12] {
+            let (mut preface, mut bytes) = (Preface::new(ALL, Secret::default()), Vec::new());
+            let said = [&header(extensions)[..], b"data"].concat();
+            let mut steps = said.chunks(1_000).map(|piece| {
+                bytes.extend(piece);
+                let step = preface.handle(&mut bytes);
+                assert!(bytes.len() <= 64 || step != Step::Wait, "{} are held", bytes.len());
+                step
+            });
+            assert_eq!(steps.find(|step| *step != Step::Wait), Some(there.clone()), "{extensions}");
+            drop(steps);
+            assert!(b"data".starts_with(&bytes[..]), "{extensions}");
+        }
+        let mut local = header(700);
+        local[12] = 0x20;
+        let (.., step, _) = talk(Preface::new(ALL, Secret::default()), &local);
+        assert_eq!(step, Step::Refuse(Vec::new(), Refusal::HealthCheck));
     }
 
     #[test]

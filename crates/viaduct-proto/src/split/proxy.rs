@@ -6,8 +6,11 @@
 //!      12   version 2 in the high half; command in the low: 0 local, 1 proxy
 //!      13   family in the high half (1 IPv4, 2 IPv6), protocol in the low (1 stream)
 //!  14, 15   length of what follows
-//!     16..  source, destination, source port, destination port; then extensions, skipped here
+//!     16..  source, destination, source port, destination port; then extensions (TLVs), skipped here
 //! ```
+//!
+//! Extensions may fill 64 KiB: cloud balancers send certificates in them. A stream's are therefore dropped as they come
+//! ([`start`]); of a SYN's data the header is taken whole ([`parse`]).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -15,8 +18,8 @@ use super::Parsed;
 
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 const HEAD: usize = 16;
-/// Longest header that is taken: addresses, and extensions as far as they make sense.
-pub const LONGEST: usize = 536;
+/// Longest header that its length field can name.
+pub const MAX_HEADER: usize = HEAD + u16::MAX as usize;
 
 const LOCAL: u8 = 0x20;
 const PROXY: u8 = 0x21;
@@ -53,38 +56,62 @@ pub fn emit(addresses: &Addresses) -> Vec<u8> {
     bytes
 }
 
-/// The header at the start of `bytes`; `None` inside it for a connection of the proxy's own (a
-/// health check), which goes nowhere.
-pub fn parse(bytes: &[u8]) -> Parsed<Option<Addresses>> {
+/// The part of a header that matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// Addresses of the flow; `None` for a connection of the proxy's own (a health check), which goes nowhere.
+    pub addresses: Option<Addresses>,
+    /// Bytes of the header that follow, which mean nothing here.
+    pub rest: usize,
+}
+
+/// The beginning of the header at the start of `bytes`, up to its addresses.
+pub fn start(bytes: &[u8]) -> Parsed<Start> {
     let known = bytes.len().min(SIGNATURE.len());
     if bytes[..known] != SIGNATURE[..known] {
         return Parsed::Wrong("no PROXY protocol version 2");
     }
     let Some(head) = bytes.get(..HEAD) else { return Parsed::Short };
     let (command, family) = (head[12], head[13]);
-    let len = HEAD + usize::from(u16::from_be_bytes([head[14], head[15]]));
-    if len > LONGEST {
-        return Parsed::Wrong("a PROXY header that is too long");
-    }
-    let Some(body) = bytes.get(HEAD..len) else { return Parsed::Short };
-    match (command, family) {
-        (LOCAL, _) => Parsed::Whole(None, len),
-        (PROXY, TCP4) if body.len() >= 12 => {
+    let whole = usize::from(u16::from_be_bytes([head[14], head[15]]));
+    let needed = match (command, family) {
+        (LOCAL, _) => 0,
+        (PROXY, TCP4) => 12,
+        (PROXY, TCP6) => 36,
+        (PROXY, _) => return Parsed::Wrong("a PROXY header of another protocol than TCP"),
+        _ => return Parsed::Wrong("another version or command of the PROXY protocol"),
+    };
+    let Some(rest) = whole.checked_sub(needed) else {
+        return Parsed::Wrong("a PROXY header without room for its addresses");
+    };
+    let Some(body) = bytes.get(HEAD..HEAD + needed) else { return Parsed::Short };
+    let addresses = match needed {
+        0 => None,
+        12 => {
             let ip =
                 |at: usize| Ipv4Addr::from([body[at], body[at + 1], body[at + 2], body[at + 3]]);
-            Parsed::Whole(Some(addresses(ip(0).into(), ip(4).into(), &body[8..12])), len)
+            Some(addresses(ip(0).into(), ip(4).into(), &body[8..12]))
         }
-        (PROXY, TCP6) if body.len() >= 36 => {
+        _ => {
             let ip = |at: usize| {
                 let mut octets = [0; 16];
                 octets.copy_from_slice(&body[at..at + 16]);
                 IpAddr::from(Ipv6Addr::from(octets)).to_canonical()
             };
-            Parsed::Whole(Some(addresses(ip(0), ip(16), &body[32..36])), len)
+            Some(addresses(ip(0), ip(16), &body[32..36]))
         }
-        (PROXY, TCP4 | TCP6) => Parsed::Wrong("a PROXY header without room for its addresses"),
-        (PROXY, _) => Parsed::Wrong("a PROXY header of another protocol than TCP"),
-        _ => Parsed::Wrong("another version or command of the PROXY protocol"),
+    };
+    Parsed::Whole(Start { addresses, rest }, HEAD + needed)
+}
+
+/// The header at the start of `bytes`, with its extensions; `None` inside it for a connection of the proxy's own.
+pub fn parse(bytes: &[u8]) -> Parsed<Option<Addresses>> {
+    match start(bytes) {
+        Parsed::Whole(start, len) if bytes.len() - len >= start.rest => {
+            Parsed::Whole(start.addresses, len + start.rest)
+        }
+        Parsed::Whole(..) | Parsed::Short => Parsed::Short,
+        Parsed::Wrong(why) => Parsed::Wrong(why),
     }
 }
 

@@ -36,11 +36,12 @@ pub fn credentials(of: &Credentials) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// The server's answer to a password: whether it is right.
+/// The server's answer to a password: whether it is right. Some servers begin it with the version of SOCKS instead of
+/// the password protocol's (RFC 1929), and other clients take that too.
 pub fn verdict(bytes: &[u8]) -> Parsed<bool> {
     match *bytes {
-        [] | [PASSWORD_VERSION] => Parsed::Short,
-        [PASSWORD_VERSION, code, ..] => Parsed::Whole(code == 0, 2),
+        [] | [PASSWORD_VERSION | VERSION] => Parsed::Short,
+        [PASSWORD_VERSION | VERSION, code, ..] => Parsed::Whole(code == 0, 2),
         _ => Parsed::Wrong("another version of SOCKS passwords"),
     }
 }
@@ -122,6 +123,10 @@ mod tests {
             assert_eq!(reply(&socks::reply(result)), Parsed::Whole(result.map(|()| nowhere), 10));
         }
         assert_eq!(verdict(&socks::verdict(false)), Parsed::Whole(false, 2));
+        assert_eq!(verdict(&[VERSION]), Parsed::Short);
+        assert_eq!(verdict(&[VERSION, 0, VERSION]), Parsed::Whole(true, 2));
+        assert_eq!(verdict(&[VERSION, 1]), Parsed::Whole(false, 2));
+        assert!(matches!(verdict(&[2, 0]), Parsed::Wrong(_)));
         assert_eq!(choice(&socks::choice(None)), Parsed::Whole(None, 2));
     }
 

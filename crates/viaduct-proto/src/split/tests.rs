@@ -121,7 +121,6 @@ fn a_proxy_header_may_be_local_or_extended_and_must_be_right() {
         header(0x21, 0x21, &[0; 35]),
         header(0x21, 0x12, &[0; 12]),
         header(0x11, 0x11, &[0; 12]),
-        header(0x21, 0x11, &[0; 600]),
         b"PROXY TCP4 1.2.3.4 5.6.7.8 9 10\r\n".to_vec(),
     ] {
         assert!(matches!(proxy::parse(&wrong), Parsed::Wrong(_)), "{wrong:?}");
@@ -160,7 +159,9 @@ fn socks_is_spoken() {
 fn connect_is_spoken() {
     let whole = |text: &str, to: Address, authorization: Option<&str>| {
         let authorization = authorization.map(|text| text.as_bytes().to_vec());
-        is_cut_anywhere(text.as_bytes(), connect::parse, connect::Request { to, authorization });
+        let persists = !text.contains("HTTP/1.0");
+        let request = connect::Request { to, authorization, persists };
+        is_cut_anywhere(text.as_bytes(), connect::parse, request);
     };
     let host = Address::Name("example.org".into(), 443);
     whole("CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n\r\n", host.clone(), None);

@@ -28,7 +28,7 @@ pub use entry::{Entry, Format};
 use writer::Writer;
 
 /// Options of the access log, the same for all services.
-#[derive(Args, Clone, Debug, Default)]
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessLogArgs {
     /// Log each request or flow when it has ended: to a file, which is opened again on SIGHUP and SIGUSR1 (after
     /// logrotate has moved it away), to standard output (-), or to standard error (stderr)
@@ -129,7 +129,6 @@ impl AccessLog {
 
 /// Warns of a failed authentication, in the one form that docs/access-log.md gives a fail2ban filter for. The user's
 /// name is the client's own words: it stands last, quoted and escaped.
-#[allow(dead_code, reason = "services that authenticate clients call it")]
 pub fn authentication_failed(client: IpAddr, method: &str, user: Option<&str>) {
     warn!("{}", failure_line(client, method, user));
 }

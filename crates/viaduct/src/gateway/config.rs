@@ -102,7 +102,7 @@ impl Config {
             {
                 place += &format!("{table}: ");
             }
-            fail(&place, text::plain(e.message()))
+            fail(&place, text::plain(&text, at, e.message()))
         })?;
         meaning::of(file, path.parent().unwrap_or(Path::new("."))).map_err(|(place, what)| {
             fail(&if place.is_empty() { place } else { format!("{place}: ") }, what)

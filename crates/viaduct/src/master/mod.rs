@@ -35,7 +35,7 @@ use crate::proxy;
 use crate::proxy::below::Below;
 use crate::proxy::onward::Onward;
 use crate::proxy::settings::Settings;
-use crate::proxy::values::{spin, wait};
+use crate::proxy::values::{dead_after, spin, wait};
 use crate::run::above::Above;
 use crate::run::carrier::Carrier;
 use crate::run::joined::Joined;
@@ -86,6 +86,10 @@ pub struct MasterArgs {
     /// How long whoever comes to a program that listens may take to say what the handlers want to hear
     #[arg(long, value_name = "TIME", value_parser = wait, default_value = "60s")]
     arrival_wait: Duration,
+    /// How long a far end may leave data, probes and questions whether it is there without an answer before its flow
+    /// ends; 0s: as long as the kernel waits
+    #[arg(long, value_name = "TIME", value_parser = dead_after, default_value = "60s")]
+    dead_after: Duration,
     /// How long it looks for what comes next before it sleeps, where that has paid of late; 0s: never
     #[arg(long, value_name = "TIME", value_parser = spin, default_value = "100us")]
     spin: Duration,
@@ -116,8 +120,13 @@ pub fn run(args: &MasterArgs, registry: Registry, log: impl FnOnce()) -> Result<
     };
     let (name, run_dir) = (args.name.clone(), args.run_dir.clone());
     let by = Onward::Direct;
-    let mut settings =
-        Settings::for_programs(name, chain, by, (args.arrival_wait, args.spin), run_dir);
+    let mut settings = Settings::for_programs(
+        name,
+        chain,
+        by,
+        (args.arrival_wait, args.spin, args.dead_after),
+        run_dir,
+    );
     settings.metrics = args.metrics;
     let limits =
         Limits::new(settings.limits.flows, args.user_runs, args.user_flows, args.user_calls);

@@ -94,7 +94,7 @@ impl Config {
         let file: File = toml::from_str(&text).map_err(|error| {
             let at = error.span().map_or(0, |span| span.start);
             let place = text::place(&text, at);
-            anyhow!("{}: {place}{}", path.display(), text::plain(error.message()))
+            anyhow!("{}: {place}{}", path.display(), text::plain(&text, at, error.message()))
         })?;
         let directory = path.parent().unwrap_or(Path::new("."));
         meaning(file, directory, registry).with_context(|| path.display().to_string())

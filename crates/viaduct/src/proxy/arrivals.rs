@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use mio::net::TcpStream;
 use tracing::{debug, warn};
-use viaduct_proto::flow::Failure;
+use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::proxy::Addresses;
 use viaduct_proto::split::syn::Syn;
@@ -18,7 +18,7 @@ use super::flows::Flows;
 use super::leg::Leg;
 use super::outward::{open, set_up};
 use super::target::{Route, Target, failure};
-use super::worker::Worker;
+use super::worker::{MAX_READS, Turn, Worker};
 
 /// Connections accepted before they are looked at.
 const AT_ONCE: usize = 64;
@@ -33,15 +33,16 @@ pub struct Started {
 }
 
 impl Worker {
-    /// Begins the connections of the SYNs that have come.
+    /// Begins the connections of the SYNs that have come, as many as have their turn.
     pub(super) fn see_syns(&mut self, now: Instant) {
-        self.read_syns(now);
-        self.read_held(now);
+        let mut turn = Turn::begin();
+        self.read_syns(&mut turn, now);
+        self.read_held(&mut turn, now);
     }
 
-    fn read_syns(&mut self, now: Instant) {
+    fn read_syns(&mut self, turn: &mut Turn, now: Instant) {
         let mut packet = [0; SNAP];
-        loop {
+        while turn.goes_on() {
             let Some(tap) = &self.tap else { return };
             let syn = match tap.recv(&mut packet) {
                 Ok(Some(packet)) => Syn::parse(packet),
@@ -53,6 +54,7 @@ impl Worker {
                 let _ = self.begin_early(&syn, now);
             }
         }
+        self.unread.syns = true;
     }
 
     /// Begins what a SYN asks for; `Ok(None)` if it has been begun, too many wait, or the client is
@@ -87,9 +89,9 @@ impl Worker {
         begun
     }
 
-    /// Takes in the connections that wait at a listener.
+    /// Takes in connections that wait at a listener, as many as have their turn.
     pub(super) fn accept(&mut self, listener: usize, now: Instant) {
-        loop {
+        for _ in 0..MAX_READS / AT_ONCE {
             let mut all_taken = false;
             let mut clients = Vec::with_capacity(AT_ONCE);
             while clients.len() < AT_ONCE && !all_taken {
@@ -106,8 +108,10 @@ impl Worker {
                     }
                 }
             }
-            // Their SYNs are in the tap by now: they came before their handshakes were done.
-            self.see_syns(now);
+            // Their SYNs are in the tap by now: they came before their handshakes were done. In a flood that is too
+            // much to read, they may be found only later: then such a client's connection goes on anew. Of SYNs that
+            // were held nothing is to be read: their clients come after the verdicts.
+            self.read_syns(&mut Turn::begin(), now);
             let at = self.met_at(listener);
             for (client, peer) in clients {
                 if let Ok(to) = at.map_or_else(|| client.local_addr(), Ok) {
@@ -118,6 +122,7 @@ impl Worker {
                 return;
             }
         }
+        self.unread.listeners.insert(listener);
     }
 
     /// Says so once: what keeps one out keeps many.
@@ -158,24 +163,31 @@ impl Worker {
     ) {
         let Some(client) = self.unwrap(client, &tuple, told, now) else { return };
         let mut client = Leg::Tcp(client.into());
+        let to = told.map_or(tuple.to, |told| told.destination);
         let key = match self.started(&tuple, told) {
             Some(key) => key,
             None if self.flows.is_full() => {
                 self.stats.refused.full += 1;
+                self.log_refused(tuple.client, to, Failure::Unreachable, now);
                 return client.reset(Failure::Denied);
             }
             None => match self.begin(&client, &tuple, told, now) {
                 Ok(key) => key,
                 Err(why) => {
                     self.stats.refused.count(why);
+                    self.log_refused(tuple.client, to, why, now);
                     return client.reset(why);
                 }
             },
         };
         if let Some(why) = self.flows.at(key).broken() {
             self.stats.refused.count(why);
+            self.log_refused(tuple.client, to, why, now);
             client.reset(why);
             return self.end(key, true);
+        }
+        if self.access_log.is_on() {
+            self.flows.at(key).account.wants("tcp", &Address::Ip(to), None);
         }
         if let Err(error) = self.flows.watch(&mut client, key, End::Client) {
             warn!("register a client: {error}");

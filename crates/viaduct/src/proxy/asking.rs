@@ -1,7 +1,7 @@
 //! Clients that say where they want to go, by PROXY, SOCKS5 or HTTP CONNECT: what is heard from them
 //! until their flow begins.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use mio::net::TcpStream;
@@ -19,7 +19,15 @@ use super::leg::Leg;
 use super::outward::open;
 use super::policy::{holds, holds_all};
 use super::target::{Route, Target, Terms, failure};
-use super::worker::Worker;
+use super::worker::{MAX_READS, Worker};
+use crate::access_log::authentication_failed;
+use crate::sparing::Sparing;
+
+/// Addresses of a name that are tried, one after the other.
+const MAX_ADDRESSES: usize = 8;
+
+/// Failed authentication, by client: each attempt is told of until there are many.
+static PASSWORDS: Sparing<IpAddr> = Sparing::new(10);
 
 impl Worker {
     /// Takes a client in whose SYN says where it wants to go, or that is to say it.
@@ -65,18 +73,44 @@ impl Worker {
                     Heard::End => return self.end(key, false),
                 },
                 Step::Say(words) => flow.say(End::Client, &words),
-                Step::Connect { to, source } => return self.open(key, to, source, now),
+                Step::Deny(words) => {
+                    flow.say(End::Client, &words);
+                    self.denied_password(key);
+                }
+                Step::Connect { to, source } => {
+                    if self.access_log.is_on() {
+                        let (protocol, user) = (asked.preface.protocol(), asked.preface.user());
+                        let user = user.map(str::to_owned);
+                        flow.account.wants(protocol.unwrap_or("tcp"), &to, user);
+                    }
+                    return self.open(key, to, source, now);
+                }
                 Step::Refuse(words, why) => {
-                    debug!("a client is refused: {why}");
+                    debug!("{} is refused: {why}", flow.source());
                     flow.turn_away(&words);
+                    flow.account.refuse(why);
                     match why {
                         Refusal::Unclear(_) => self.stats.refused.unclear += 1,
-                        Refusal::Denied => self.stats.refused.denied += 1,
+                        Refusal::Denied => self.denied_password(key),
                         Refusal::HealthCheck => {}
                     }
                     return self.end(key, false);
                 }
             }
+        }
+    }
+
+    /// The client of flow `key` does not know the password. Logs its address, for programs that bar such clients.
+    fn denied_password(&mut self, key: usize) {
+        self.stats.refused.denied += 1;
+        let flow = self.flows.at(key);
+        flow.account.refuse(Refusal::Denied);
+        let client = flow.source().ip();
+        let Some(asked) = flow.asked() else { return };
+        if PASSWORDS.is_due(client) {
+            let method =
+                if asked.preface.protocol() == Some("socks5") { "socks5" } else { "basic" };
+            authentication_failed(client, method, asked.preface.user());
         }
     }
 
@@ -90,6 +124,9 @@ impl Worker {
     ) {
         let flow = self.flows.at(key);
         flow.set_source(source);
+        if self.access_log.is_on() && !flow.account.has_destination() {
+            flow.account.wants("tunnel", &to, None);
+        }
         match to {
             Address::Ip(at) => self.go(key, at, now),
             Address::Name(name, port) => self.go_by_name(key, name, port, now),
@@ -115,18 +152,34 @@ impl Worker {
 
     /// Names that were looked up.
     pub(super) fn read_answers(&mut self, now: Instant) {
-        while let Some(((key, id), found)) = self.resolver.as_ref().and_then(|r| r.answer()) {
+        for _ in 0..MAX_READS {
+            let answer = self.resolver.as_ref().and_then(|r| r.answer());
+            let Some(((key, id), found)) = answer else { return };
             // Its client may have gone meanwhile.
             if self.flows.get(key).is_none_or(|flow| flow.id != id) {
                 continue;
             }
             let allowed = self.allowed(key);
-            let may = found.iter().find(|at| holds(allowed, at.ip()));
-            match may.or(found.first()) {
-                Some(&at) => self.go(key, at, now),
+            let mut may = found.iter().copied().filter(|at| holds(allowed, at.ip()));
+            let first = may.next();
+            let others = may.take(MAX_ADDRESSES - 1).collect();
+            self.flows.at(key).set_others(others);
+            match first.or(found.first().copied()) {
+                Some(at) => self.go(key, at, now),
                 None => self.refuse(key, Failure::Unreachable),
             }
         }
+        self.unread.names = true;
+    }
+
+    /// Goes on with the next address of the name that the client of flow `key` has said, if there is one (RFC 1123,
+    /// 2.3); the one before does not answer, or says no.
+    pub(super) fn try_next_address(&mut self, key: usize, now: Instant) -> bool {
+        let next = self.flows.get(key).and_then(Flow::next_address);
+        if let Some(at) = next {
+            self.go(key, at, now);
+        }
+        next.is_some()
     }
 
     fn go(&mut self, key: usize, to: SocketAddr, now: Instant) {
@@ -154,6 +207,7 @@ impl Worker {
         route.copied = matches!(self.flows.at(key).legs(), [Some(Leg::Session(_)), _]);
         let mut begun = match open(route, self.options, &self.teller, &self.limits, now) {
             Ok(begun) => begun,
+            Err(_) if self.try_next_address(key, now) => return,
             Err(error) => return self.refuse(key, failure(&error)),
         };
         if self.flows.watch(&mut begun.server, key, End::Server).is_err() {

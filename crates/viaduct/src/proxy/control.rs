@@ -57,7 +57,11 @@ impl Control {
         let mut stopping = false;
         loop {
             tokio::select! {
-                _ = heard.hangup.recv() => self.reload(),
+                _ = heard.hangup.recv() => {
+                    self.proxy.reopen_log();
+                    self.reload();
+                }
+                _ = heard.user1.recv() => self.proxy.reopen_log(),
                 _ = heard.terminate.recv() => self.stop(&mut stopping),
                 _ = heard.interrupt.recv() => self.stop(&mut stopping),
                 client = socket::asker(&self.status) => {

@@ -15,7 +15,7 @@ use viaduct_sys::syn::SynTap;
 use viaduct_sys::tcp::{self, TcpOptions};
 
 /// Connections that the kernel holds ready to be accepted.
-const BACKLOG: u32 = 4096;
+pub(super) const BACKLOG: u32 = 4096;
 
 /// How SYNs are seen.
 #[derive(Debug)]

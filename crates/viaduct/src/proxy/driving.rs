@@ -16,6 +16,9 @@ use super::worker::{SWEEP, Worker, time};
 
 /// Time that a program's socket may take to be connected to its flow: longer than the kernel tries.
 const MAX_COMING: Duration = Duration::from_secs(180);
+/// Flows whose ends are looked for in one sweep, at most: so many, or this part of all.
+const MIN_LOOKS: usize = 1024;
+const LOOKS_EACH: usize = 4;
 
 impl Worker {
     /// Does what can be done for a flow, one end of which is ready.
@@ -59,6 +62,9 @@ impl Worker {
     fn moved(&mut self, key: usize, moved: Moved, now: Instant) {
         for (sum, bytes) in self.stats.bytes.iter_mut().zip(moved.bytes) {
             *sum += bytes;
+        }
+        if let Some(flow) = self.flows.get(key) {
+            flow.account.add(moved.bytes);
         }
         self.fulfil(key, now);
         let Some(flow) = self.flows.get(key) else { return };
@@ -109,6 +115,9 @@ impl Worker {
         let flow = self.flows.at(key);
         debug!("connect to {} for {}: {error}", flow.destination(), flow.source());
         self.stats.hop(flow.by()).failed(&error.to_string());
+        if self.try_next_address(key, time()) {
+            return;
+        }
         if self.turn_away(key, error) || self.turn_down(key, error) {
             return self.stats.refused.count(failure(error));
         }
@@ -153,6 +162,7 @@ impl Worker {
         if let Some(resolver) = &self.resolver {
             resolver.forget((key, flow.id));
         }
+        self.log_end(&flow, time());
         match reset {
             true => flow.reset(),
             false => flow.end_well(),
@@ -165,7 +175,7 @@ impl Worker {
         while let Some((_, started)) = self.early.poll_expired(now) {
             self.end(started.key, true);
         }
-        let Limits { connect, words, keep_alive, idle, .. } = self.limits;
+        let Limits { connect, words, idle, .. } = self.limits;
         let quiet = |flow: &Flow| flow.has_client().then(|| now.since(flow.moved));
         let unanswered = |flow: &Flow| !flow.is_connected() && quiet(flow) > Some(connect);
         for key in self.flows.pick(unanswered) {
@@ -182,17 +192,11 @@ impl Worker {
             self.end(key, true);
         }
         self.end_left(now);
-        if let Some(quiet) = keep_alive {
-            // Those that have seen a sweep before: most flows never do.
-            let lasts = |flow: &Flow| flow.has_client() && now.since(flow.begun) > SWEEP;
-            let lasting = |flow: &Flow| flow.is_connected() && !flow.is_probed() && lasts(flow);
-            for key in self.flows.pick(lasting) {
-                self.flows.at(key).keep_alive(quiet);
-            }
-        }
+        self.look_for_ends(now);
         let Some(idle) = idle else { return };
         for key in self.flows.pick(|flow| flow.is_connected() && quiet(flow) > Some(idle)) {
             self.stats.idle += 1;
+            self.flows.at(key).account.idle();
             self.end(key, true);
         }
     }
@@ -208,6 +212,26 @@ impl Worker {
         left.extend(self.flows.pick(coming));
         for key in left {
             self.end(key, true);
+        }
+    }
+
+    /// Looks whether ends of flows are still there, of flows that have seen a sweep before: most never do. What is
+    /// left of many flows is looked at in the next sweep.
+    fn look_for_ends(&mut self, now: Instant) {
+        let silence = self.limits.silence;
+        if silence.is_unlimited() {
+            return;
+        }
+        let lasts = |flow: &Flow| flow.has_client() && now.since(flow.begun) > SWEEP;
+        let due = |flow: &Flow| match (flow.looked, silence.interval()) {
+            (None, _) => true,
+            (Some(at), Some(interval)) => now.since(at) >= interval,
+            (Some(_), None) => false,
+        };
+        let mut keys = self.flows.pick(|flow| flow.is_connected() && lasts(flow) && due(flow));
+        keys.truncate(MIN_LOOKS.max(self.flows.len() / LOOKS_EACH));
+        for key in keys {
+            self.flows.at(key).look_for_ends(silence, now);
         }
     }
 }

@@ -49,6 +49,7 @@ pub fn encode(status: &ProxyStatus) -> String {
     bytes_and_refusals(&mut page, own, counters);
     connects(&mut page, own, counters);
     tunnels(&mut page, own, counters);
+    status.access_log.iter().for_each(|log| log.expose(&mut page));
     page.finish()
 }
 

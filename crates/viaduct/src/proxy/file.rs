@@ -125,7 +125,7 @@ pub fn parse(text: &str) -> Result<Said, String> {
             return "the table [proxy] is missing".to_owned();
         }
         let at = error.span().map_or(0, |span| span.start);
-        text::place(text, at) + &text::plain(error.message())
+        text::place(text, at) + &text::plain(text, at, error.message())
     })?;
     let args = options(&file.proxy).map_err(|what| format!("[proxy] {what}"))?;
     Ok(Said { args, policies: file.policy, tunnels: file.tunnel })
@@ -288,8 +288,8 @@ mod tests {
         assert_eq!(
             words,
             [
-                "from any to any port 22 port 8000-8080: by 10.9.0.1:7000 +count +shape, \
-                 at most 9M bit/s",
+                "from any to any port 22 port 8000-8080: by 10.9.0.1:7000 +count +shape \
+                 (2M bit/s), at most 9M bit/s",
                 "from any to any: straight on, at most 1k bit/s",
                 "from any to any: denied",
             ]
@@ -359,6 +359,16 @@ mod tests {
             (&format!("{HEAD}[[policy]]\nports = ['9-1']\n"), "a port or a range"),
             (&format!("{HEAD}[[policy]]\nhandlers = ['shap:rate=2M']\n"), "no handler is named"),
             (&format!("{HEAD}[[policy]]\nto = ['10.2.0.0/33']\n"), "line 5: to: "),
+            (
+                &format!("{HEAD}[[policy]]\nports = '22'\n"),
+                "line 5: ports: a list is expected, such as [\"22\", ",
+            ),
+            (
+                &format!("{HEAD}[[policy]]\nhandlers = 'count'\n"),
+                "handlers: a list is expected, such as [\"count\", ",
+            ),
+            (&format!("{HEAD}[[policy]]\nfrom = '::/0'\n"), "such as [\"10.1.0.0/16\"]"),
+            (&format!("{HEAD}[policy]\nports = ['22']\n"), "two brackets is expected: [[policy]]"),
         ];
         for (text, expected) in wrong {
             let error = load(text).unwrap_err();

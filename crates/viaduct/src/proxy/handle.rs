@@ -15,6 +15,7 @@ use super::orders::{Order, ToWorker};
 use super::settings::Settings;
 use super::snapshot::ProxyStatus;
 use super::stats::ProxyStats;
+use crate::access_log::AccessLog;
 
 /// How long one may take to say what it sees; more, and it hangs.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
@@ -25,6 +26,7 @@ pub struct Handle {
     settings: Settings,
     workers: Vec<ToWorker>,
     interception: Arc<Interception>,
+    access_log: AccessLog,
     started: Instant,
 }
 
@@ -43,7 +45,18 @@ impl Handle {
         workers: Vec<ToWorker>,
         interception: Arc<Interception>,
     ) -> Handle {
-        Handle { settings, workers, interception, started: Instant::now() }
+        let access_log = AccessLog::default();
+        Handle { settings, workers, interception, access_log, started: Instant::now() }
+    }
+
+    /// The same with the access log that they write.
+    pub fn with_access_log(self, access_log: AccessLog) -> Handle {
+        Handle { access_log, ..self }
+    }
+
+    /// Opens the access log's file again.
+    pub fn reopen_log(&self) {
+        self.access_log.reopen();
     }
 
     /// The way to its first worker, which is the only one beside something else.
@@ -119,6 +132,7 @@ impl Handle {
             restored: self.interception.restored(),
             missing: self.interception.is_missing(),
             handlers: self.settings.policies.state(),
+            access_log: self.access_log.stats(),
             counters,
         }
     }

@@ -21,7 +21,10 @@ use viaduct_sys::hold::{REFUSED, UNREACHABLE};
 use viaduct_sys::nfqueue::{SNAP, SynQueue, Verdict};
 
 use super::target::failure;
-use super::worker::Worker;
+use super::worker::{Turn, Worker};
+
+/// Verdicts given in a turn: with each the kernel's TCP answers a SYN in this thread.
+const MAX_VERDICTS: usize = 64;
 
 /// The SYNs that are held.
 #[derive(Debug)]
@@ -59,24 +62,44 @@ impl AsFd for Holding {
 }
 
 impl Worker {
-    /// Begins the connections of the SYNs that are held.
-    pub(super) fn read_held(&mut self, now: Instant) {
+    /// Begins the connections of the SYNs that are held, as many as have their turn.
+    pub(super) fn read_held(&mut self, turn: &mut Turn, now: Instant) {
+        let mut verdicts = Vec::new();
+        let is_all = self.read_some_held(turn, &mut verdicts, now);
+        let Some(holding) = &self.holding else { return };
+        if !verdicts.is_empty()
+            && let Err(error) = holding.queue.verdicts(&verdicts)
+        {
+            warn!("SYNs stay held: {error}");
+        }
+        self.unread.syns |= !is_all;
+    }
+
+    /// Whether that is all that is held; what becomes of those that no server is asked for.
+    fn read_some_held(
+        &mut self,
+        turn: &mut Turn,
+        verdicts: &mut Vec<(u32, Verdict)>,
+        now: Instant,
+    ) -> bool {
         let mut buffer = [0; SNAP];
-        loop {
-            let Some(holding) = &self.holding else { return };
+        while turn.goes_on() && verdicts.len() < MAX_VERDICTS {
+            let Some(holding) = &self.holding else { return true };
             let (id, syn) = match holding.queue.recv(&mut buffer) {
                 Ok(Some(held)) => (held.id, Syn::parse(held.packet)),
-                Ok(None) => return,
-                Err(error) => return warn!("held SYNs cannot be read: {error}"),
+                Ok(None) => return true,
+                Err(error) => {
+                    warn!("held SYNs cannot be read: {error}");
+                    return true;
+                }
             };
             let verdict = match syn {
                 Some(syn) => self.hold(id, syn, now),
                 None => Some(Verdict::Pass),
             };
-            if let (Some(verdict), Some(holding)) = (verdict, &self.holding) {
-                holding.tell(id, verdict);
-            }
+            verdicts.extend(verdict.map(|verdict| (id, verdict)));
         }
+        self.holding.is_none()
     }
 
     /// What becomes of a SYN; `None` if that is for its server to say.

@@ -123,6 +123,8 @@ impl Leg {
         };
         match stream.peer_addr() {
             Ok(_) => Ok(true),
+            // It was, and was reset already: what it has said before is read first, and then the reset.
+            Err(_) if tcp::unread(stream).is_ok_and(|bytes| bytes > 0) => Ok(true),
             // Either it failed, or this is a wake-up without a cause.
             Err(error) if error.kind() == io::ErrorKind::NotConnected => {
                 stream.take_error()?.map_or(Ok(false), Err)

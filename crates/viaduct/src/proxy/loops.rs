@@ -12,11 +12,13 @@ use super::keeper::Interception;
 use super::orders::{Order, ToWorker};
 use super::settings::Settings;
 use super::worker::Worker;
+use crate::access_log::AccessLog;
 
 /// The loops, before they run.
 pub struct Loops {
     workers: Vec<Worker>,
     orders: Vec<ToWorker>,
+    access_log: AccessLog,
 }
 
 impl Loops {
@@ -29,10 +31,16 @@ impl Loops {
         doors: Vec<Doors>,
         interception: &Arc<Interception>,
     ) -> Result<Loops> {
-        let part = settings.part();
-        let begun = doors.into_iter().map(|doors| Worker::new(&part, doors, interception.clone()));
+        let (part, access_log) = (settings.part(), settings.access_log.open()?);
+        let begin = |doors| Worker::new(&part, doors, interception.clone(), access_log.clone());
+        let begun = doors.into_iter().map(begin);
         let (workers, orders) = begun.collect::<Result<Vec<_>>>()?.into_iter().unzip();
-        Ok(Loops { workers, orders })
+        Ok(Loops { workers, orders, access_log })
+    }
+
+    /// Their access log.
+    pub fn access_log(&self) -> AccessLog {
+        self.access_log.clone()
     }
 
     /// The ways to tell them what to do.

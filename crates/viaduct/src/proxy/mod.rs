@@ -12,6 +12,7 @@
 //!                             └──▶ control: signals, status socket, metrics, another thread
 //! ```
 
+mod account;
 pub mod agreeing;
 mod arrivals;
 mod asking;
@@ -32,6 +33,7 @@ pub mod handle;
 mod holding;
 pub mod keeper;
 pub mod leg;
+pub mod liveness;
 mod loops;
 pub mod onward;
 mod opening;
@@ -90,6 +92,7 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     let _keeper = Keeper::start(changes, settings.intercept.as_ref(), &interception)?;
     let loops = Loops::new(&settings, doors, &interception)?;
     let handle = Handle::new(settings.clone(), loops.orders(), interception);
+    let handle = handle.with_access_log(loops.access_log());
     let _status = control::start(Some(options.clone()), registry, handle, signals)?;
     if options.rehearse {
         return Ok(());
@@ -136,6 +139,7 @@ pub fn carry(
 pub fn check(options: &ProxyOptions, registry: &Registry) -> Result<()> {
     let settings = Settings::load(options, registry)?;
     print!("{settings}");
+    settings.warnings().iter().for_each(|warning| println!("warning: {warning}"));
     println!("ok");
     Ok(())
 }

@@ -17,7 +17,10 @@ use super::doors::Door;
 use super::tell::Tell;
 use super::trickles::Ways;
 use super::tunnels::settings::TunnelArgs;
-use super::values::{buffer, count, goal, place, ports, prefix, rate, spin, time, wait};
+use super::values::{
+    buffer, count, dead_after, goal, place, ports, prefix, rate, spin, time, wait,
+};
+use crate::access_log::AccessLogArgs;
 use crate::run_dir::usual_run_dir;
 
 /// Options in a file, or on the command line.
@@ -136,9 +139,13 @@ pub struct ProxyArgs {
     /// How long a flow may say nothing; 0s: for ever
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = time)]
     pub(super) idle_timeout: Duration,
-    /// How long an end may say nothing before it is asked whether it is there; 0s: never
+    /// How long an end may say nothing before it is asked whether it is there, at most half of --dead-after; 0s: never
     #[arg(long, value_name = "TIME", default_value = "2m", value_parser = time)]
     pub(super) keep_alive: Duration,
+    /// How long an end may leave data, probes and questions whether it is there without an answer before its flow ends;
+    /// 0s: as long as the kernel waits
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = dead_after)]
+    pub(super) dead_after: Duration,
     /// Only listen; start the proxy itself when a SYN comes, and again after it has ended
     #[arg(long)]
     pub(super) on_demand: bool,
@@ -186,6 +193,8 @@ pub struct ProxyArgs {
     /// Where Prometheus finds the metrics
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = place)]
     pub(super) metrics: Option<SocketAddr>,
+    #[command(flatten)]
+    pub(super) access_log: AccessLogArgs,
     /// What its status socket is called; proxy-PORT if not given
     #[arg(long, value_name = "NAME")]
     pub(super) name: Option<String>,

@@ -11,10 +11,12 @@ use viaduct_sys::tcp;
 
 use super::aware::{Asked, Listens};
 use super::calls::{Arrival, Call};
+use super::doors::BACKLOG;
+use super::liveness::Silence;
 use super::settings::Settings;
 use super::stats::ProxyStats;
 use super::tunnels::Tunnels;
-use super::worker::Worker;
+use super::worker::{MAX_READS, Worker};
 
 /// How long those who have begun a handshake are still let in by a proxy that ends: a round trip over
 /// satellites, and a lost packet.
@@ -34,8 +36,8 @@ pub struct Limits {
     pub connect: Duration,
     /// How long whoever comes through handlers may take to say what they want to hear.
     pub words: Duration,
-    /// How long an end may say nothing before it is probed.
-    pub keep_alive: Option<Duration>,
+    /// How long an end may be silent.
+    pub silence: Silence,
     /// How long a flow may say nothing.
     pub idle: Option<Duration>,
     /// How long it stays without a flow before it ends; for ever if `None`.
@@ -89,11 +91,6 @@ impl ToWorker {
     /// Tells it. One that is gone drops the order, and with it the way back.
     pub fn tell(&self, order: Order) {
         let _ = self.orders.send(order);
-        self.wake();
-    }
-
-    /// Has it look for orders.
-    pub(super) fn wake(&self) {
         let _ = self.waker.wake();
     }
 }
@@ -101,11 +98,7 @@ impl ToWorker {
 impl Worker {
     /// Does what it was told.
     pub(super) fn obey(&mut self, now: Instant) {
-        for n in 0.. {
-            if n == MAX_ORDERS {
-                // Flows have their turn before the rest.
-                return self.own.wake();
-            }
+        for _ in 0..MAX_ORDERS {
             let Ok(order) = self.orders.try_recv() else { return };
             match order {
                 Order::Call(call) => self.call(*call, now),
@@ -136,6 +129,7 @@ impl Worker {
                 Order::Stop => self.deadline = Some(now),
             }
         }
+        self.unread.orders = true;
     }
 
     /// Takes no new flows. Who has begun a handshake is still let in.
@@ -154,7 +148,17 @@ impl Worker {
     /// Closes the listeners, when those who had begun a handshake have been let in.
     pub(super) fn close_doors(&mut self, now: Instant) {
         if self.doors_close.is_some_and(|at| now >= at) {
-            (0..self.listeners.len()).for_each(|n| self.accept(n, now));
+            for n in 0..self.listeners.len() {
+                // No listener holds more.
+                for _ in 0..BACKLOG as usize / MAX_READS {
+                    self.unread.listeners.remove(&n);
+                    self.accept(n, now);
+                    if !self.unread.listeners.contains(&n) {
+                        break;
+                    }
+                }
+            }
+            self.unread.listeners.clear();
             self.listeners.clear();
             (self.tap, self.doors_close) = (None, None);
             // Whoever has not come by now never will.

@@ -118,6 +118,14 @@ impl Policies {
             .map(|by| by.ways)
     }
 
+    /// Policies that never decide, and the earlier ones that fit all their flows, by number from 1.
+    pub fn shadowed(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.list.iter().enumerate().filter_map(|(n, policy)| {
+            let earlier = self.list[..n].iter().position(|earlier| earlier.covers(policy))?;
+            Some((n + 1, earlier + 1))
+        })
+    }
+
     fn plans(&self) -> impl Iterator<Item = &Plan> {
         self.list.iter().map(|policy| &policy.plan).chain([&self.otherwise])
     }
@@ -126,6 +134,27 @@ impl Policies {
 impl Policy {
     fn fits(&self, client: IpAddr, to: SocketAddr) -> bool {
         self.may_fit(client, to.port()) && (self.to.is_empty() || holds(&self.to, to.ip()))
+    }
+
+    /// Whether it fits all flows that `other` fits.
+    fn covers(&self, other: &Policy) -> bool {
+        let nets = |ours: &[IpNet], theirs: &[IpNet]| match (ours, theirs) {
+            ([], _) => true,
+            (ours, []) => holds_all(ours),
+            (ours, theirs) => theirs.iter().all(|net| ours.iter().any(|own| own.contains(net))),
+        };
+        let within = |range: &RangeInclusive<u16>| {
+            let holds = |own: &RangeInclusive<u16>| {
+                own.contains(range.start()) && own.contains(range.end())
+            };
+            self.ports.iter().any(holds)
+        };
+        let ports = match (&self.ports[..], &other.ports[..]) {
+            ([], _) => true,
+            (_, []) => within(&(1..=u16::MAX)),
+            (_, theirs) => theirs.iter().all(within),
+        };
+        nets(&self.from, &other.from) && nets(&self.to, &other.to) && ports
     }
 
     /// Whether it fits some server with this port.
@@ -165,6 +194,14 @@ impl fmt::Display for Plan {
         }
         for handler in self.handlers.iter().flat_map(|all| all.iter()) {
             write!(f, " +{}", handler.name())?;
+            match handler.rates() {
+                [None, None] => {}
+                [Some(out), Some(back)] if out == back => write!(f, " ({} bit/s)", in_units(out))?,
+                rates => {
+                    let text = rates.map(|rate| rate.map_or("any".to_owned(), in_units));
+                    write!(f, " (out {}, in {} bit/s)", text[0], text[1])?;
+                }
+            }
         }
         if self.accepts {
             f.write_str(" from who has them too")?;
@@ -223,6 +260,25 @@ mod tests {
         };
         assert_eq!(unseen("10.1.8.1", 25), Some(true), "the port says it");
         assert_eq!(unseen("10.1.8.1", 80), None, "it depends on the address");
+    }
+
+    #[test]
+    fn a_policy_that_an_earlier_one_covers_never_decides() {
+        let policy = |from: &[&str], to: &[&str], ports: &[RangeInclusive<u16>]| {
+            let nets = |list: &[&str]| list.iter().map(|net| net.parse().unwrap()).collect();
+            Policy { from: nets(from), to: nets(to), ports: ports.to_vec(), ..Policy::default() }
+        };
+        let list = vec![
+            policy(&[], &["10.2.0.0/16"], &[80..=80, 8000..=8100]),
+            policy(&["10.1.0.0/16"], &["10.2.7.0/24"], &[8080..=8090]), // shadowed
+            policy(&[], &["10.2.7.0/24"], &[]),
+            policy(&[], &["10.0.0.0/8"], &[80..=80]),
+            policy(&[], &["0.0.0.0/0", "::/0"], &[25..=25]),
+            policy(&["fd00::/8"], &[], &[25..=25]), // shadowed
+            policy(&[], &["10.2.7.0/25", "10.2.7.128/25"], &[22..=22]), // shadowed
+        ];
+        let policies = Policies { list, ..Policies::default() };
+        assert_eq!(policies.shadowed().collect::<Vec<_>>(), [(2, 1), (6, 5), (7, 3)]);
     }
 
     #[test]

@@ -130,8 +130,7 @@ impl Shared {
         while !desk.closed {
             if let Some(Question { asker, source, name, port }) = desk.take() {
                 drop(desk);
-                let found = (&name[..], port).to_socket_addrs();
-                let all = found.map(Iterator::collect).unwrap_or_default();
+                let all = look_up(&name, port);
                 // Whoever is gone needs no answer.
                 let _ = self.answers.send((asker, all)).map(|()| self.waker.wake());
                 desk = self.desk();
@@ -149,6 +148,18 @@ impl Shared {
         }
         desk.threads -= 1;
     }
+}
+
+/// The addresses of `name`. A dot at its end says that nothing is to be added to it, which resolvers of the domain name
+/// system know; `/etc/hosts` and rules about `localhost` have names without it.
+fn look_up(name: &str, port: u16) -> Vec<SocketAddr> {
+    let ask =
+        |name: &str| (name, port).to_socket_addrs().map(Iterator::collect).unwrap_or_default();
+    let bare = name.strip_suffix('.').unwrap_or(name);
+    let is_local =
+        bare.eq_ignore_ascii_case("localhost") || bare.to_ascii_lowercase().ends_with(".localhost");
+    let found: Vec<_> = if is_local { Vec::new() } else { ask(name) };
+    if found.is_empty() && (is_local || bare != name) { ask(bare) } else { found }
 }
 
 impl Desk {
@@ -229,6 +240,15 @@ mod tests {
         assert!(desk.lacks_threads());
         desk.threads = THREADS;
         assert!(!desk.lacks_threads());
+    }
+
+    #[test]
+    fn a_dot_at_the_end_of_a_name_is_no_part_of_it() {
+        let plain = look_up("localhost", 80);
+        assert!(!plain.is_empty());
+        for name in ["localhost.", "LOCALHOST", "LocalHost."] {
+            assert_eq!(look_up(name, 80), plain, "{name}");
+        }
     }
 
     #[test]

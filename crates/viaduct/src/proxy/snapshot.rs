@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use super::stats::ProxyStats;
+use crate::access_log::AccessLogStats;
 
 /// The status.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -35,6 +36,9 @@ pub struct ProxyStatus {
     /// What its handlers have come to, each its name and some lines.
     #[serde(default)]
     pub handlers: Vec<(String, String)>,
+    /// Lines of its access log, if it has one.
+    #[serde(default)]
+    pub access_log: Option<AccessLogStats>,
     /// What it has counted.
     pub counters: ProxyStats,
 }

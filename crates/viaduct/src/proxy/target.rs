@@ -1,6 +1,6 @@
 //! Where a flow goes, and by which hop.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 use std::{fmt, io};
 
 use ipnet::IpNet;
@@ -10,6 +10,7 @@ use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::preface::{Languages, Secret};
 use viaduct_proto::split::proxy::Addresses;
 use viaduct_proto::split::syn::Syn;
+use viaduct_sys::here::Here;
 use viaduct_sys::tcp::LongHaul;
 
 use super::onward::Onward;
@@ -25,8 +26,6 @@ pub enum Target {
     Meant {
         /// With the client's address.
         keep_client: bool,
-        /// The ports that the proxy listens on itself.
-        own: Vec<u16>,
     },
     /// Each to where its client says.
     Asked(Terms),
@@ -137,10 +136,9 @@ impl Target {
             // Nothing passes this machine from itself to itself: it would be our own connection,
             // and so would the one that it asks for.
             Target::Meant { .. } if tuple.client.ip() == tuple.to.ip() => None,
-            // Nobody meant to go to our own listener: with the client's address that would come back.
-            Target::Meant { own, .. } if own.contains(&tuple.to.port()) && is_here(tuple.to) => {
-                None
-            }
+            // What goes to this machine does not pass it. Its SYNs are seen all the same, and clients may come to
+            // our own listener: with the client's address its second half would come back.
+            Target::Meant { .. } if is_here(tuple.to) => None,
             Target::Meant { keep_client, .. } => {
                 let from = keep_client.then_some(tuple.client);
                 let route = Route::by(policies, tuple.client, tuple.to, from)?;
@@ -250,17 +248,13 @@ impl fmt::Display for Target {
 
 /// Whether this is an address of this machine's: what goes there comes from there.
 pub fn is_here(to: SocketAddr) -> bool {
-    if to.ip().to_canonical().is_loopback() {
-        return true;
+    thread_local! {
+        /// One a thread: answers must not meet another thread's questions.
+        static HERE: Option<Here> = Here::new().ok();
     }
-    let any: IpAddr =
-        if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    // Nothing is sent: the kernel looks the way up.
-    let from = UdpSocket::bind((any, 0)).and_then(|socket| {
-        socket.connect(to)?;
-        socket.local_addr()
-    });
-    from.is_ok_and(|from| from.ip() == to.ip())
+    let ip = to.ip().to_canonical();
+    let has = |here: &Here| here.has(ip).unwrap_or(false);
+    ip.is_loopback() || HERE.with(|here| here.as_ref().is_some_and(has))
 }
 
 /// What an error of a connection means to whoever asked for it.

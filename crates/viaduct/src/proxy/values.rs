@@ -16,6 +16,9 @@ pub(super) const LARGEST: usize = 1 << 30;
 /// The longest time, in days: a hundred years. What is longer can be said by 0s, where there is an end
 /// to be had at all.
 const LONGEST: u64 = 36_500;
+/// Limits of the kernel's timer, which counts milliseconds, and of its keepalive probes, which count seconds.
+const DEAD_AFTER: RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_secs(24 * 24 * 3600);
 /// The longest that a loop may look for what comes next: a sleep costs a small part of that.
 const LONGEST_SPIN: Duration = Duration::from_millis(1);
 
@@ -72,6 +75,12 @@ pub fn time(text: &str) -> Result<Duration, String> {
         return Err(format!("a time is expected, {LONGEST} days at most"));
     }
     Ok(time)
+}
+
+/// Time without an answer after which an end is given up; none is for ever.
+pub fn dead_after(text: &str) -> Result<Duration, String> {
+    let time = time(text).ok().filter(|time| time.is_zero() || DEAD_AFTER.contains(time));
+    time.ok_or_else(|| "a time of 1s to 24d is expected, or 0s for the kernel's".to_owned())
 }
 
 /// How long a loop may look before it sleeps.

@@ -1,6 +1,6 @@
 //! The loop that drives all flows of a proxy, in one thread.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, mpsc};
@@ -37,6 +37,7 @@ use super::target::Target;
 use super::tell::Teller;
 use super::trickles::Trickles;
 use super::tunnels::{FIRST_TOKEN, Tunnels};
+use crate::access_log::AccessLog;
 
 /// Events taken from the kernel at once.
 const EVENTS: usize = 1024;
@@ -44,12 +45,57 @@ const EVENTS: usize = 1024;
 pub(super) const SWEEP: Duration = Duration::from_millis(500);
 /// Bytes read at once where they cannot be spliced.
 const SCRATCH: usize = 64 << 10;
+/// Things taken from one source in a turn: SYNs, connections, orders, names. What is left waits until the flows have had
+/// their turn, so that a flood does not stop them.
+pub(super) const MAX_READS: usize = 256;
+/// Time in a turn for SYNs, whose verdicts may take the kernel long.
+const SYN_TURN: Duration = Duration::from_millis(1);
+/// Flows driven in a turn because their time has come.
+const MAX_ALARMS: usize = 4096;
 const SYNS: Token = Token(usize::MAX - 1);
 /// The loop's one waker: for orders, and for the resolver's answers.
 const WAKER: Token = Token(usize::MAX - 2);
 const TRICKLES: Token = Token(usize::MAX - 4);
 /// Listeners' tokens end here and grow downwards; flows' grow upwards from 0, two each.
 const LISTENERS: usize = usize::MAX - 5;
+
+/// Sources that have more than was taken from them in their turn.
+#[derive(Debug, Default)]
+pub(super) struct Unread {
+    pub(super) syns: bool,
+    pub(super) orders: bool,
+    pub(super) names: bool,
+    /// By number.
+    pub(super) listeners: BTreeSet<usize>,
+    /// Flows whose time has come were left.
+    alarms: bool,
+}
+
+impl Unread {
+    fn is_empty(&self) -> bool {
+        !(self.syns || self.orders || self.names || self.alarms) && self.listeners.is_empty()
+    }
+}
+
+/// What may be read in one turn.
+pub(super) struct Turn {
+    left: usize,
+    until: Instant,
+}
+
+impl Turn {
+    /// From now on.
+    pub(super) fn begin() -> Turn {
+        Turn { left: MAX_READS, until: time() + SYN_TURN }
+    }
+
+    /// Whether one more may be read.
+    pub(super) fn goes_on(&mut self) -> bool {
+        let goes_on = self.left > 0 && (self.left % 8 != 0 || time() < self.until);
+        self.left = self.left.saturating_sub(1);
+        goes_on
+    }
+}
 
 /// The loop's state.
 pub struct Worker {
@@ -81,9 +127,11 @@ pub struct Worker {
     /// What leads clients here, if not their own will.
     pub(super) interception: Arc<Interception>,
     pub(super) stats: ProxyStats,
+    pub(super) access_log: AccessLog,
     pub(super) orders: mpsc::Receiver<Order>,
     /// The way here, for whoever has something to say later.
     pub(super) own: ToWorker,
+    pub(super) unread: Unread,
     /// The log knows that clients cannot be accepted.
     pub(super) complained: bool,
     /// When it had a flow last.
@@ -100,6 +148,7 @@ impl Worker {
         settings: &Settings,
         doors: Doors,
         interception: Arc<Interception>,
+        access_log: AccessLog,
     ) -> Result<(Worker, ToWorker)> {
         let Settings { target, policies, options, limits, .. } = settings.clone();
         let poll = Poll::new()?;
@@ -173,8 +222,10 @@ impl Worker {
             limits,
             interception,
             stats: ProxyStats::default(),
+            access_log,
             orders,
             own: to_worker.clone(),
+            unread: Unread::default(),
             complained: false,
             busy: time(),
             deadline: None,
@@ -199,16 +250,16 @@ impl Worker {
                 _ => {}
             }
             // A turn may take milliseconds, and paths are measured to less: each step has its own time.
+            let unread = std::mem::take(&mut self.unread);
             for event in &events {
                 self.handle(event, time());
             }
+            self.read_on(unread);
             for key in std::mem::take(&mut self.again) {
                 self.drive(key, End::Client, false, false, time());
             }
             let now = time();
-            while let Some(key) = self.flows.poll_alarm(now) {
-                self.drive(key, End::Client, false, false, now);
-            }
+            self.wake_due(now);
             self.trickle(now);
             self.pump();
             let now = time();
@@ -227,6 +278,31 @@ impl Worker {
         }
     }
 
+    /// Takes more from sources that had more than they were allowed before.
+    fn read_on(&mut self, unread: Unread) {
+        if unread.syns {
+            self.see_syns(time());
+        }
+        for listener in unread.listeners {
+            self.accept(listener, time());
+        }
+        if unread.orders {
+            self.obey(time());
+        }
+        if unread.names {
+            self.read_answers(time());
+        }
+    }
+
+    /// Drives flows whose time has come.
+    fn wake_due(&mut self, now: Instant) {
+        for _ in 0..MAX_ALARMS {
+            let Some(key) = self.flows.poll_alarm(now) else { return };
+            self.drive(key, End::Client, false, false, now);
+        }
+        self.unread.alarms = true;
+    }
+
     /// Whether it has been without a flow for so long that it shall end.
     fn is_idle(&mut self, now: Instant) -> bool {
         if !self.flows.is_empty() {
@@ -237,7 +313,10 @@ impl Worker {
 
     /// How long the loop may sleep.
     fn wait(&mut self) -> Duration {
-        if !self.again.is_empty() || self.tunnels.as_ref().is_some_and(Tunnels::is_busy) {
+        if !self.unread.is_empty()
+            || !self.again.is_empty()
+            || self.tunnels.as_ref().is_some_and(Tunnels::is_busy)
+        {
             return Duration::ZERO;
         }
         let now = time();

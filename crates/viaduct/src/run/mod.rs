@@ -60,7 +60,7 @@ pub use words::{meant, unfold};
 use self::report::Report;
 use crate::proxy::onward::Onward;
 use crate::proxy::through::Factories;
-use crate::proxy::values::{spin, wait};
+use crate::proxy::values::{dead_after, spin, wait};
 use crate::run_dir::usual_run_dir;
 
 /// How a run ends if it is Viaduct that cannot: as env(1) does.
@@ -96,6 +96,10 @@ pub struct RunArgs {
     /// How long whoever comes to a program that listens may take to say what the handlers want to hear
     #[arg(long, value_name = "TIME", value_parser = wait, default_value = "60s")]
     arrival_wait: Duration,
+    /// How long a far end may leave data, probes and questions whether it is there without an answer before its flow
+    /// ends; 0s: as long as the kernel waits
+    #[arg(long, value_name = "TIME", value_parser = dead_after, default_value = "60s")]
+    dead_after: Duration,
     /// How long datagrams between two ends may be silent before their handlers forget them
     #[arg(long, value_name = "TIME", value_parser = wait, default_value = "60s")]
     datagram_idle: Duration,

@@ -3,9 +3,15 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod flood;
+mod names;
 mod options;
+mod own;
+mod passwords;
+mod resets;
 mod rules;
 mod unprivileged;
+mod vanished;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -167,3 +167,33 @@ fn a_tunnel_with_a_congestion_control_that_is_not_there_is_refused() {
     let said = check(&format!("nosuch {near} --carrier quic"));
     assert!(said.contains("QUIC has cubic, bbr and reno"), "{said}");
 }
+
+#[test]
+fn a_check_says_what_is_intercepted_and_warns_of_what_has_no_effect() {
+    let scratch = Scratch::new().unwrap();
+    let config = "[proxy]\nlisten = '[::]:7000'\nintercept = ['10.2.0.0/16']\n\
+                  ports = ['80', '8000-8002']\nkeep-client = true\nhandler = 'shape:out=2M'\n\
+                  [[policy]]\nto = ['10.2.7.0/24']\nrate = '8M'\n\
+                  [[policy]]\nto = ['10.2.7.9']\nports = ['80']\naction = 'deny'\n";
+    let file = scratch.write("proxy.toml", config).unwrap().display().to_string();
+    let check = |forwards: u8| {
+        let script =
+            format!("echo {forwards} > /proc/sys/net/ipv4/ip_forward && exec \"$0\" \"$@\"");
+        let mut command = Command::new("unshare");
+        command.args(["--net", "sh", "-c", &script, env!("CARGO_BIN_EXE_viaduct")]);
+        let output = command.args(["proxy", "--check", "--config", &file]).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let said = check(0);
+    for part in [
+        "intercepts connections through this machine to 10.2.0.0/16, port 80, 8000-8002;",
+        "keeps the clients' addresses",
+        "+shape (out 2M, in any bit/s), at most 8M bit/s",
+        "warning: net.ipv4.ip_forward is 0: ",
+        "warning: policy 2 never decides: policy 1 fits all its flows",
+    ] {
+        assert!(said.contains(part), "{part:?} is not in {said}");
+    }
+    assert!(!check(1).contains("ip_forward"));
+}

@@ -137,7 +137,7 @@ fn who_connects_to_the_listener_itself_is_refused_at_once() {
 }
 
 /// What a proxy says of itself.
-fn status(proxy: &Proxy) -> Value {
+pub(super) fn status(proxy: &Proxy) -> Value {
     let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
     status.args(["status", "--json", "--run-dir"]).arg(proxy.directory());
     serde_json::from_slice(&status.output().unwrap().stdout).unwrap()

@@ -68,3 +68,61 @@ fn an_answer_comes_whole_before_the_reset_behind_it() {
     std::fs::remove_file(key).unwrap();
     assert!(lost.is_empty(), "{lost:#?}");
 }
+
+/// Clients that say something and reset at once, and a server that says how many were heard whole.
+const HASTY: &str = "
+import socket, struct, sys, threading
+def serve(l, n):
+    whole = 0
+    for i in range(n):
+        c, at = l.accept()
+        c.settimeout(10)
+        got, how = 0, 'end'
+        try:
+            while data := c.recv(4096): got += len(data)
+        except ConnectionResetError: how = 'reset'
+        except OSError as error: how = repr(error)
+        whole += got == 100 and how == 'reset'
+    print(whole, flush=True)
+def ask(port, n):
+    for i in range(n):
+        s = socket.create_connection(('127.0.0.1', port))
+        s.sendall(bytes(100))
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+        s.close()
+if len(sys.argv) > 2: ask(int(sys.argv[2]), int(sys.argv[1]))
+else:
+    l = socket.create_server(('127.0.0.1', 0), backlog=100)
+    if sys.argv[1][0] == '+':
+        t = threading.Thread(target=ask, args=(l.getsockname()[1], int(sys.argv[1])))
+        t.start()
+    else: print(l.getsockname()[1], flush=True)
+    serve(l, int(sys.argv[1]))
+";
+
+#[test]
+fn what_a_client_says_before_it_resets_at_once_is_heard() {
+    const CONNECTIONS: &str = "40";
+    let mut lost = Vec::new();
+    for via in ["cgroup", "seccomp", "preload"] {
+        let chain = ["+count", "--no-offload", "--via", via, "--", "python3", "-c", HASTY];
+        // The server outside, and then in the same run.
+        let mut server = std::process::Command::new("python3");
+        let mut server =
+            server.args(["-c", HASTY, CONNECTIONS]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(server.stdout.take().unwrap()).lines();
+        let port = said.next().unwrap().unwrap();
+        let client = output(&[&chain[..], &[CONNECTIONS, &port]].concat());
+        let heard = said.next().map(Result::unwrap);
+        if heard.as_deref() != Some(CONNECTIONS) {
+            lost.push(format!("{via}, the server outside: {heard:?}, {client:?}"));
+        }
+        let _ = server.kill();
+        server.wait().unwrap();
+        let both = output(&[&chain[..], &["+40"]].concat());
+        if text(&both.stdout).trim() != CONNECTIONS {
+            lost.push(format!("{via}, both in one run: {both:?}"));
+        }
+    }
+    assert!(lost.is_empty(), "{lost:#?}");
+}

@@ -224,10 +224,10 @@ fn what_is_odd_is_warned_of() {
     fs::set_permissions(dir.0.join("site.key"), fs::Permissions::from_mode(0o644)).unwrap();
     let text = good()
         + "[peer.fec]\ninterleave = [1, 20, 40]\n\
-           [metrics]\nlisten = \"0.0.0.0:9464\"\n[cache]\nlisten = \"192.0.2.1:7401\"\n";
+           [metrics]\nlisten = \"0.0.0.0:9747\"\n[cache]\nlisten = \"192.0.2.1:7401\"\n";
     let warnings = dir.load(&text).unwrap().warnings;
     for part in
-        ["mode 644", "[metrics] listen: 0.0.0.0:9464", "[cache] listen: 192.0.2.1", "20 and 40"]
+        ["mode 644", "[metrics] listen: 0.0.0.0:9747", "[cache] listen: 192.0.2.1", "20 and 40"]
     {
         let count = warnings.iter().filter(|w| w.contains(part)).count();
         assert_eq!(count, 1, "{part:?} once in {warnings:#?}");

@@ -1,5 +1,6 @@
 //! How a flow begins.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,7 +10,9 @@ use viaduct_proto::split::preface::Preface;
 use viaduct_proto::time::Instant;
 
 use super::{Asked, Begun, End, Flow, Middle};
+use crate::proxy::account::Account;
 use crate::proxy::leg::Leg;
+use crate::proxy::liveness::Liveness;
 use crate::proxy::onward::Onward;
 use crate::proxy::relay::Relay;
 use crate::proxy::through::Through;
@@ -65,6 +68,7 @@ impl Flow {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             to: None,
             from: None,
+            others: VecDeque::new(),
             by: Onward::Direct,
             connected: false,
             coming: None,
@@ -73,6 +77,7 @@ impl Flow {
             breaks: false,
             opened: false,
             broken: None,
+            broken_end: None,
             breaking: None,
             middle: Middle::Relay(Relay::default()),
             undecided: None,
@@ -80,7 +85,9 @@ impl Flow {
             rate: None,
             behind: 0,
             room_watched: false,
-            probed: false,
+            liveness: [Liveness::New; 2],
+            looked: None,
+            account: Account::new(now),
             begun: now,
             moved: now,
             alarm: None,

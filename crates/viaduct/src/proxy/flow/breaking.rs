@@ -1,12 +1,13 @@
 //! How a flow breaks: what the end that broke has said before still comes to the other end, which is reset behind it.
-//! So ends a server that answers and closes, with more of a request on its way: its answer is not to be lost.
+//! So ends a server that answers and closes, with more of a request on its way: its answer is not to be lost. Bytes for
+//! the end that broke are nothing to wait for: without any for the other the reset goes on at once.
 
 use std::io;
 use std::time::Duration;
 
 use viaduct_proto::time::Instant;
 
-use super::{Flow, Middle, Moved, Shared, Stage};
+use super::{End, Flow, Middle, Moved, Shared, Stage};
 use crate::proxy::leg::Leg;
 use crate::proxy::target::error_of;
 
@@ -19,6 +20,8 @@ const LOOK: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 pub(super) struct Breaking {
     error: io::Error,
+    /// The end that broke, as far as is known.
+    end: Option<End>,
     /// Bytes that the other end has not taken.
     left: u64,
     /// When it took some.
@@ -30,7 +33,20 @@ pub(super) struct Breaking {
 impl Flow {
     /// It breaks from now on, for this reason.
     pub(super) fn breaks(&mut self, error: io::Error, now: Instant) {
-        self.breaking = Some(Breaking { error, left: u64::MAX, since: now, look: now });
+        let end = match &mut self.middle {
+            // It may have broken before there was anything to move.
+            Middle::Relay(relay) => {
+                if let Some(end) = self.broken_end {
+                    relay.set_broken(end);
+                }
+                relay.broken()
+            }
+            Middle::Through(through) => self.broken_end.or(Some(match through.stage() {
+                Stage::Failed(_) => End::Server,
+                Stage::Opening | Stage::Open => End::Client,
+            })),
+        };
+        self.breaking = Some(Breaking { error, end, left: u64::MAX, since: now, look: now });
     }
 
     /// Whether its handlers have given up, though it was there.
@@ -77,9 +93,22 @@ impl Flow {
 
     /// Bytes that are left of it, here and on their way.
     fn say_last(&mut self, shared: &mut Shared, moved: &mut Moved, now: Instant) -> u64 {
-        let nothing_first = self.first.iter().all(Vec::is_empty);
-        if !self.connected || !nothing_first {
+        if !self.connected {
             return 0;
+        }
+        let broken = self.breaking.as_ref().and_then(|breaking| breaking.end);
+        // What goes to the other end before all else comes first now, too.
+        let living: &[End] = match broken {
+            Some(End::Client) => &[End::Server],
+            Some(End::Server) => &[End::Client],
+            None => &[End::Client, End::Server],
+        };
+        for &end in living {
+            match self.say_first(end) {
+                Ok(true) => {}
+                Ok(false) => return self.first[end as usize].len() as u64,
+                Err(_) => return 0,
+            }
         }
         let here = match (&mut self.middle, &mut self.legs) {
             (Middle::Through(through), [client, server]) => {
@@ -95,6 +124,7 @@ impl Flow {
             }
             (Middle::Relay(_), _) => 0,
         };
-        here + self.legs.iter().flatten().map(Leg::unacknowledged).sum::<u64>()
+        let to = living.iter().filter_map(|&end| self.legs[end as usize].as_ref());
+        here + to.map(Leg::unacknowledged).sum::<u64>()
     }
 }

@@ -1,6 +1,8 @@
 //! How the halves of a flow come about: its server's, and its client's where that comes later.
 
+use std::collections::VecDeque;
 use std::io;
+use std::net::SocketAddr;
 
 use tracing::warn;
 use viaduct_proto::time::Instant;
@@ -8,6 +10,7 @@ use viaduct_sys::tcp;
 
 use super::{Begun, End, Flow, Middle};
 use crate::proxy::leg::Leg;
+use crate::proxy::liveness::Liveness;
 use crate::proxy::onward::Onward;
 use crate::proxy::target::failure;
 use crate::proxy::through::Stage;
@@ -18,6 +21,7 @@ impl Flow {
         let Begun { server, middle, undecided, first, to, from, by, rate } = begun;
         let urgent = self.client_is_urgent();
         (self.legs[1], self.middle, self.undecided) = (Some(server), middle, undecided);
+        self.liveness[1] = Liveness::New;
         (self.to, self.from, self.by, self.rate) = (Some(to), from, by, rate);
         (self.begun, self.moved) = (now, now);
         self.first[1] = first;
@@ -32,6 +36,25 @@ impl Flow {
         }
         self.pace();
         self.wake_client(urgent);
+    }
+
+    /// Addresses to go to where the first does not answer.
+    pub fn set_others(&mut self, others: VecDeque<SocketAddr>) {
+        self.others = others;
+    }
+
+    /// The next of them, where it may still go there: its server has not answered, and nothing that its client has said
+    /// went elsewhere.
+    pub fn next_address(&mut self) -> Option<SocketAddr> {
+        let stays = matches!((&self.middle, &self.by), (Middle::Relay(_), Onward::Direct));
+        let next = self.others.pop_front().filter(|_| stays && !self.connected)?;
+        self.legs[1] = None;
+        let said = std::mem::take(&mut self.first[1]);
+        if let Some(asked) = &mut self.asked {
+            (asked.begun, self.behind) = (false, 0);
+            drop(asked.bytes.splice(..0, said));
+        }
+        Some(next)
     }
 
     /// Whether the loop has said that the client sends an urgent byte. It does not say so twice.
@@ -76,6 +99,7 @@ impl Flow {
     /// Its server is to be reached by `server`, over the kernel's TCP; what it has not heard, though it was
     /// said, is said there first.
     pub fn go_plain(&mut self, server: Leg) {
+        self.liveness[1] = Liveness::New;
         if let Some(Leg::Trickles(trickle)) = self.legs[1].replace(server) {
             let (mut said, shuts) = trickle.into_said();
             said.append(&mut self.first[1]);

@@ -15,11 +15,10 @@ mod halves;
 mod moving;
 mod words;
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use mio::net::TcpStream;
-use tracing::warn;
 use viaduct_proto::flow::{Address, BottomId, Failure};
 use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::preface::Preface;
@@ -28,8 +27,10 @@ use viaduct_sys::tcp;
 
 use self::breaking::Breaking;
 pub use self::words::Heard;
+use super::account::Account;
 use super::agreeing::Undecided;
 use super::leg::Leg;
+use super::liveness::{Liveness, Silence};
 use super::onward::Onward;
 use super::pipes::Pipes;
 use super::relay::Relay;
@@ -78,6 +79,8 @@ pub struct Flow {
     from: Option<SocketAddr>,
     /// Tells it from a later flow of the same number.
     pub id: u64,
+    /// Further addresses of the name that its client has said.
+    others: VecDeque<SocketAddr>,
     /// How it goes on.
     by: Onward,
     connected: bool,
@@ -94,6 +97,8 @@ pub struct Flow {
     opened: bool,
     /// Why there will be no server, if that is so.
     broken: Option<Failure>,
+    /// The end that broke, where what stands between does not know.
+    broken_end: Option<End>,
     /// One of its ends broke, and the other has not yet all that it said.
     breaking: Option<Breaking>,
     middle: Middle,
@@ -107,8 +112,12 @@ pub struct Flow {
     behind: u64,
     /// Whether the loop is told when the client has room.
     room_watched: bool,
-    /// Whether the kernel probes its ends when they are quiet.
-    probed: bool,
+    /// What is known of the peers of its two ends.
+    liveness: [Liveness; 2],
+    /// When its ends were last looked for.
+    pub looked: Option<Instant>,
+    /// For the access log.
+    pub account: Account,
     /// When its second half was begun.
     pub begun: Instant,
     /// When it last moved, or began.
@@ -196,24 +205,22 @@ impl Flow {
         }
     }
 
-    /// Has the kernel probe ends of which nothing is heard for so long; for flows that last.
-    pub fn keep_alive(&mut self, quiet: Duration) {
-        self.probed = true;
-        for stream in self.legs.iter().flatten().filter_map(Leg::tcp) {
-            if let Err(error) = tcp::keep_alive(stream, quiet) {
-                warn!("probe a quiet flow: {error}");
+    /// Looks whether its ends are still there; for flows that last.
+    pub fn look_for_ends(&mut self, silence: Silence, now: Instant) {
+        self.looked = Some(now);
+        for (leg, liveness) in self.legs.iter().zip(&mut self.liveness) {
+            if let Some(stream) = leg.as_ref().and_then(Leg::tcp) {
+                liveness.look(stream, silence);
             }
+        }
+        if let Middle::Through(through) = &mut self.middle {
+            through.look_for_ends(silence);
         }
     }
 
     /// A connection to where it goes that it has no use for.
     pub fn spare(&mut self) -> Option<(Address, Leg)> {
         self.to.clone().zip(self.spare.take())
-    }
-
-    /// Whether its ends are probed.
-    pub fn is_probed(&self) -> bool {
-        self.probed
     }
 
     /// Whether the server has answered.

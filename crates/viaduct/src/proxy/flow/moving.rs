@@ -73,9 +73,15 @@ impl Flow {
         if is_relay && !self.connected {
             return Ok(());
         }
+        // It broke while it said where it wants to go, which may have been enough.
+        if self.broken_end == Some(End::Client) && self.connected {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
         // Handlers may be at it by other connections than the flow's own.
         let held = match self.connected {
-            true => [!self.say_first(End::Client)?, !self.say_first(End::Server)?],
+            true => {
+                [!self.say_first_or_break(End::Client)?, !self.say_first_or_break(End::Server)?]
+            }
             false => [true; 2],
         };
         if self.shuts
@@ -83,7 +89,7 @@ impl Flow {
             && let Some(server) = &mut self.legs[1]
             && server.check_connected()?
         {
-            server.shutdown()?;
+            server.shutdown().inspect_err(|_| self.broken_end = Some(End::Server))?;
             self.shuts = false;
         }
         match (&mut self.middle, &mut self.legs) {

@@ -36,10 +36,16 @@ impl Flow {
                 return Ok(Heard::Mark);
             }
             let room = chunk.len().min(most - asked.bytes.len());
-            match client.read(&mut chunk[..room])? {
-                None => break,
-                Some(0) => return Ok(Heard::End),
-                Some(read) => asked.bytes.extend(&chunk[..read]),
+            match client.read(&mut chunk[..room]) {
+                Ok(None) => break,
+                Ok(Some(0)) => return Ok(Heard::End),
+                Ok(Some(read)) => asked.bytes.extend(&chunk[..read]),
+                // What it has said before it broke may be enough.
+                Err(_) if !asked.bytes.is_empty() => {
+                    self.broken_end = Some(End::Client);
+                    return Ok(Heard::End);
+                }
+                Err(error) => return Err(error),
             }
         }
         Ok(Heard::All)
@@ -63,6 +69,11 @@ impl Flow {
         if to == End::Client {
             let _ = self.say_first(to);
         }
+    }
+
+    /// [Says](Flow::say_first) it; an end that breaks meanwhile is known to have.
+    pub(super) fn say_first_or_break(&mut self, to: End) -> io::Result<bool> {
+        self.say_first(to).inspect_err(|_| self.broken_end = Some(to))
     }
 
     /// Writes what goes to an end before all else; false if some of it must wait.

@@ -112,6 +112,16 @@ impl Relay {
         }
     }
 
+    /// The end that broke, if one did.
+    pub fn broken(&self) -> Option<End> {
+        self.broken
+    }
+
+    /// `end` broke before its bytes were moved from here.
+    pub fn set_broken(&mut self, end: End) {
+        self.broken = Some(end);
+    }
+
     /// Moves on what the end that broke has said before; how many bytes are left. `bytes` passed each way since
     /// handlers were told.
     pub fn last_words(

@@ -14,6 +14,7 @@ use viaduct_sys::tcp::LongHaul;
 
 use crate::key;
 use crate::proxy::file::PolicyTable;
+use crate::proxy::liveness::Silence;
 use crate::proxy::options::{Accept, Forwarding, Language, ProxyArgs};
 use crate::proxy::orders::Limits;
 use crate::proxy::policy::{Far, Policies};
@@ -101,10 +102,7 @@ pub(super) fn target(args: &ProxyArgs) -> Result<Target> {
         None if !args.expect.is_empty() => Ok(Target::Asked(terms(args)?)),
         // Sessions say where to, and nobody else.
         None if args.intercept.is_empty() => Ok(Target::Asked(terms(args)?)),
-        None => {
-            let own = args.listen.iter().map(SocketAddr::port).collect();
-            Ok(Target::Meant { keep_client: args.keep_client, own })
-        }
+        None => Ok(Target::Meant { keep_client: args.keep_client }),
     }
 }
 
@@ -206,7 +204,10 @@ pub(super) fn limits(args: &ProxyArgs) -> Result<Limits> {
             .then_some((early_most(args)?, args.early_wait)),
         connect: args.connect_timeout,
         words: args.connect_timeout,
-        keep_alive: Some(args.keep_alive).filter(|time| !time.is_zero()),
+        silence: Silence {
+            keep_alive: Some(args.keep_alive).filter(|time| !time.is_zero()),
+            dead_after: Some(args.dead_after).filter(|time| !time.is_zero()),
+        },
         idle: Some(args.idle_timeout).filter(|time| !time.is_zero()),
         idle_exit: idle_exit(args),
         drain: args.drain,

@@ -2,6 +2,7 @@
 //! checked before anything is touched.
 
 mod meaning;
+mod remarks;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -20,6 +21,7 @@ use viaduct_sys::tcp::TcpOptions;
 use super::agreeing::Agreeing;
 use super::below::Below;
 use super::file::{self, PolicyTable, Said};
+use super::liveness::Silence;
 use super::onward::Onward;
 use super::options::{Accept, ProxyArgs, ProxyOptions, TRICKLES_BUFFER};
 use super::orders::Limits;
@@ -31,6 +33,7 @@ use super::told::path_of;
 use super::trickles::Course;
 use super::tunnels::settings::{TunnelName, TunnelSettings, TunnelTable};
 use super::values::LARGEST;
+use crate::access_log::AccessLogArgs;
 use crate::text;
 pub(super) use meaning::check_congestion_control;
 use meaning::{
@@ -84,6 +87,8 @@ pub struct Settings {
     pub metrics: Option<SocketAddr>,
     /// Requests of users that a master refused because of their limits.
     pub over_limit: Option<Arc<AtomicU64>>,
+    /// Where flows are logged.
+    pub access_log: AccessLogArgs,
 }
 
 impl Settings {
@@ -116,14 +121,16 @@ impl Settings {
     }
 
     /// For wrapped programs: flows pass `handlers`, go on `by` this, and end as theirs would; who comes to one
-    /// has `words` to say what handlers want to hear; the loop looks for more for `spin` before it sleeps.
+    /// has `words` to say what handlers want to hear; the loop looks for more for `spin` before it sleeps; an end that
+    /// acknowledges nothing for `dead_after` is given up, unless that is 0.
     pub fn for_programs(
         name: String,
         handlers: Factories,
         by: Onward,
-        (words, spin): (Duration, Duration),
+        (words, spin, dead_after): (Duration, Duration, Duration),
         run_dir: PathBuf,
     ) -> Settings {
+        let dead_after = Some(dead_after).filter(|time| !time.is_zero());
         let handlers = Some(handlers).filter(|list| !list.is_empty());
         let limits = Limits {
             flows: usize::MAX,
@@ -131,7 +138,7 @@ impl Settings {
             // The kernel gives up when it would have for the program.
             connect: Duration::MAX,
             words,
-            keep_alive: None,
+            silence: Silence { keep_alive: dead_after, dead_after },
             idle: None,
             idle_exit: None,
             drain: DRAIN,
@@ -161,6 +168,7 @@ impl Settings {
             run_dir,
             metrics: None,
             over_limit: None,
+            access_log: AccessLogArgs::default(),
         };
         settings.fitted()
     }
@@ -281,6 +289,7 @@ impl Settings {
             run_dir: args.run_dir.clone(),
             metrics: args.metrics,
             over_limit: None,
+            access_log: args.access_log.clone(),
         })
     }
 
@@ -312,6 +321,7 @@ impl Settings {
             ("tell", self.tell == new.tell),
             ("run-dir", self.run_dir == new.run_dir),
             ("metrics", self.metrics == new.metrics),
+            ("access-log, access-log-format", self.access_log == new.access_log),
             ("accept, on-demand", (self.holds, self.on_demand) == (new.holds, new.on_demand)),
             (
                 "flows, workers",
@@ -335,6 +345,7 @@ impl fmt::Display for Settings {
             true => writeln!(f, "proxy {}:", self.name)?,
             false => writeln!(f, "proxy {}: {} to {}", self.name, listen.join(", "), self.target)?,
         }
+        self.write_interception(f)?;
         self.tunnels.iter().try_for_each(|tunnels| write!(f, "{tunnels}"))?;
         for (n, policy) in self.policies.list.iter().enumerate() {
             writeln!(f, "  policy {}: {policy}", n + 1)?;

@@ -8,6 +8,7 @@ use viaduct_sys::tcp;
 
 use super::side::Side;
 use crate::proxy::leg::Leg;
+use crate::proxy::liveness::Liveness;
 use crate::proxy::target::failure;
 
 /// A connection. The first one's leg is the flow's own, and is lent for each turn; further ones have
@@ -24,6 +25,8 @@ pub(super) struct Wire {
     broke: Option<io::Error>,
     /// It broke, or was closed: the chain knows.
     pub(super) gone: bool,
+    /// What is known of its peer, if it has a leg of its own.
+    pub(super) liveness: Liveness,
 }
 
 /// How a connection is ended.
@@ -45,6 +48,7 @@ impl Wire {
             end: None,
             broke: None,
             gone: false,
+            liveness: Liveness::New,
         }
     }
 

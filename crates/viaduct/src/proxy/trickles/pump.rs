@@ -16,6 +16,8 @@ use crate::proxy::worker::Worker;
 
 /// Times that the ports are driven before the other flows have their turn.
 const ROUNDS: usize = 8;
+/// Ends that are driven in each of them.
+const MAX_NEWS: usize = 4096;
 
 impl Worker {
     /// Opens the ports that policies name.
@@ -30,7 +32,8 @@ impl Worker {
         for _ in 0..ROUNDS {
             self.trickles.turn(now);
             let mut moved = false;
-            while let Some((Token(token), news)) = self.trickles.poll_news() {
+            for _ in 0..MAX_NEWS {
+                let Some((Token(token), news)) = self.trickles.poll_news() else { break };
                 let end = if token % 2 == 0 { End::Client } else { End::Server };
                 match news {
                     News::Ready => self.drive(token / 2, end, true, true, now),

@@ -11,6 +11,8 @@ use crate::proxy::worker::{Worker, time};
 
 /// Times that the tunnels are driven before the other flows have their turn.
 const ROUNDS: usize = 8;
+/// Ends that are driven in each of them.
+const MAX_READY: usize = 4096;
 
 impl Worker {
     /// Moves all that can move through tunnels.
@@ -27,7 +29,9 @@ impl Worker {
                 self.take_in(arrival, now);
                 moved = true;
             }
-            while let Some((token, what)) = self.tunnels.as_mut().and_then(|of| of.poll_ready()) {
+            for _ in 0..MAX_READY {
+                let ready = self.tunnels.as_mut().and_then(|of| of.poll_ready());
+                let Some((token, what)) = ready else { break };
                 self.drive_session(token, what, now);
                 moved = true;
             }

@@ -1,0 +1,30 @@
+//! Names of hosts as clients say them.
+
+use super::*;
+
+#[test]
+fn each_address_of_a_name_is_tried_and_a_dot_at_its_end_is_no_part_of_it() {
+    let chain = chain("delay=1ms");
+    let router = &chain.hops()[0];
+    let files = [("/etc/hosts", "127.0.0.1 localhost\n::1 localhost\n")];
+    let words = "--listen 10.1.0.2:7001 --expect connect --allow-from 10.1.0.1/32 \
+                 --allow-to 127.0.0.0/8,::1/128";
+    let words: Vec<&str> = words.split_whitespace().collect();
+    let _proxy = Proxy::with_files(router, &files, &words).unwrap();
+    // Nothing listens at ::1, which comes first.
+    let listen = || TcpListener::bind(("127.0.0.1", PORT)).unwrap();
+    let listener = router.netns().enter(listen).unwrap();
+    let connect = || TcpStream::connect("10.1.0.2:7001").unwrap();
+    for name in ["localhost", "LOCALHOST."] {
+        let mut client = chain.client().netns().enter(connect).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let words = format!("CONNECT {name}:{PORT} HTTP/1.1\r\n\r\nthere");
+        client.write_all(words.as_bytes()).unwrap();
+        let mut head = [0; 13];
+        client.read_exact(&mut head).unwrap();
+        assert_eq!(&head, b"HTTP/1.1 200 ", "{name}");
+        let mut got = [0; 5];
+        listener.accept().unwrap().0.read_exact(&mut got).unwrap();
+        assert_eq!(&got, b"there", "what it said before went to the address that answers");
+    }
+}

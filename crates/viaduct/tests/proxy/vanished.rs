@@ -1,0 +1,57 @@
+//! Ends that vanish, which no packet tells of.
+
+use super::*;
+
+const DEAD_AFTER: Duration = Duration::from_secs(3);
+
+/// Writes until no more is taken, since nothing is read; the bytes that were.
+fn fill(stream: &mut TcpStream) -> usize {
+    stream.set_nonblocking(true).unwrap();
+    let (mut all, mut moved) = (0, Instant::now());
+    while moved.elapsed() < Duration::from_millis(300) {
+        match stream.write(&[1; 65536]) {
+            Ok(taken) => (all, moved) = (all + taken, Instant::now()),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                thread::sleep(Duration::from_millis(5));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    stream.set_nonblocking(false).unwrap();
+    all
+}
+
+#[test]
+fn a_vanished_end_is_noticed_and_a_live_one_with_a_shut_window_lasts() {
+    let chain = chain("delay=1ms");
+    let path = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0", "--dead-after", "3s"];
+    let proxy = Proxy::start(&chain.hops()[0], &path).unwrap();
+    let world = World { proxy, chain };
+    let ip = world.addresses()[0];
+    let listener = world.listen(ip);
+    let flow = || (world.connect(ip).unwrap(), listener.accept().unwrap().0);
+    let (mut idle, mut unacknowledged, mut shut) = (flow(), flow(), flow());
+    for (client, server) in [&mut idle, &mut unacknowledged] {
+        echo(client, server);
+    }
+    let sent = fill(&mut shut.0);
+    // The kernel's own limit would end it, though its peer answers.
+    thread::sleep(2 * DEAD_AFTER);
+    shut.1.read_exact(&mut vec![0; sent]).unwrap();
+    fill(&mut shut.0);
+    echo(&mut idle.0, &mut idle.1);
+
+    let vanish = "add table inet lost; \
+                  add chain inet lost i { type filter hook input priority 0; policy drop; }; \
+                  add chain inet lost o { type filter hook output priority 0; policy drop; }";
+    world.chain.server().run("nft", &[vanish]).unwrap();
+    unacknowledged.0.write_all(b"lost").unwrap();
+    let gone = Instant::now();
+    for (what, (client, _)) in
+        [("idle", &mut idle), ("data", &mut unacknowledged), ("shut", &mut shut)]
+    {
+        let error = client.read(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{what}: {:?}", gone.elapsed());
+        assert!(gone.elapsed() < 6 * DEAD_AFTER, "{what}: {:?}", gone.elapsed());
+    }
+}
