@@ -24,7 +24,7 @@ use super::target::failure;
 use super::worker::{Turn, Worker};
 
 /// Verdicts given in a turn: with each the kernel's TCP answers a SYN in this thread.
-const MAX_VERDICTS: usize = 64;
+const MAX_VERDICTS: usize = 32;
 
 /// The SYNs that are held.
 #[derive(Debug)]
