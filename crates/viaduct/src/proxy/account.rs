@@ -138,5 +138,6 @@ fn status(why: Failure) -> u16 {
         Failure::Denied => 403,
         Failure::TimedOut => 504,
         Failure::Refused | Failure::Unreachable | Failure::Reset => 502,
+        Failure::Full => 503,
     }
 }

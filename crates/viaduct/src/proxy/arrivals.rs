@@ -168,7 +168,7 @@ impl Worker {
             Some(key) => key,
             None if self.flows.is_full() => {
                 self.stats.refused.full += 1;
-                self.log_refused(tuple.client, to, Failure::Unreachable, now);
+                self.log_refused(tuple.client, to, Failure::Full, now);
                 return client.reset(Failure::Denied);
             }
             None => match self.begin(&client, &tuple, told, now) {
