@@ -271,7 +271,7 @@ impl Settings {
             },
             tunnels: tunnels.map(|mut of| {
                 (of.waits, of.core.queue) = (waits, of.core.queue.min(args.chain_buffer));
-                of
+                of.dead_after(args.dead_after)
             }),
             holds,
             may_be_late: args.forward.is_none() && !holds && !args.on_demand,

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use clap::ValueEnum;
@@ -268,6 +269,17 @@ impl fmt::Display for TunnelSettings {
 }
 
 impl TunnelSettings {
+    /// The same with links given up after so long without a word at most, if that is not 0.
+    pub fn dead_after(mut self, after: Duration) -> TunnelSettings {
+        let core = &mut self.core;
+        if !after.is_zero() {
+            core.silence = core.silence.min(after);
+            // Several pings may be lost on the way.
+            core.ping = core.ping.min(core.silence / 4);
+        }
+        self
+    }
+
     /// Whether a running proxy can take up `new` instead: only the number of links may differ.
     pub fn is_alike(old: &Option<TunnelSettings>, new: &Option<TunnelSettings>) -> bool {
         match (old, new) {
