@@ -146,11 +146,12 @@ impl<'a> Groups<'a> {
     fn read(reader: &mut Reader<'a>) -> Option<Self> {
         let groups = reader.varint()?;
         let bytes = reader.0;
-        let mut total = 0;
+        let mut total: u64 = 0;
         for _ in 0..groups {
             let user = reader.counted()?;
             let asks = reader.varint()?;
-            total += asks;
+            // A stranger's number may be any.
+            total = total.saturating_add(asks);
             if user.len() > MOST_USER || asks == 0 || total > MOST_ASKS as u64 {
                 return None;
             }
@@ -245,6 +246,24 @@ mod tests {
     use crate::trickles::continuation::tests::sample;
     use crate::trickles::keys::KeyRing;
     use crate::trickles::proof::{self, Range};
+
+    #[test]
+    fn more_asks_than_there_can_be_are_no_request() {
+        for counts in [&[u64::MAX][..], &[1, u64::MAX], &[1, u64::MAX - 1], &[MOST_ASKS as u64, 1]]
+        {
+            let mut message = Vec::new();
+            emit_open(0, 7, 1_400, &mut message);
+            emit_padding(0, &mut message);
+            put_varint(&mut message, counts.len() as u64);
+            for &asks in counts {
+                put_counted(&mut message, b"user");
+                put_varint(&mut message, asks);
+                // As many as fit a packet.
+                (0..asks.min(100)).for_each(|_| message.extend_from_slice(&[0, 0]));
+            }
+            assert!(Request::parse(&message).is_err(), "{counts:?}");
+        }
+    }
 
     #[test]
     fn a_request_comes_back() {
