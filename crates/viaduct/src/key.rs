@@ -1,4 +1,4 @@
-//! `viaduct key`: a site's key pair.
+//! `viaduct key`: key pairs, and the secrets of `viaduct serve --key`.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write as _};
@@ -21,6 +21,15 @@ pub enum KeyCommand {
         #[arg(long, value_name = "FILE", default_value = "site.key")]
         out: PathBuf,
     },
+    /// Make a secret for `viaduct serve --key`, in a file that only you can read, shared by replicas
+    Serve {
+        /// The file to write, an existing one is left alone; -: standard output, to add a secret to a file
+        #[arg(long, value_name = "FILE", default_value = "serve.key")]
+        out: PathBuf,
+        /// The secret's number, 0 to 255, another one than those in use
+        #[arg(long, value_name = "N", default_value_t = 1)]
+        number: u8,
+    },
     /// Print the public key of a secret key's file
     Show {
         /// The file
@@ -34,6 +43,7 @@ pub fn run(command: &KeyCommand) -> Result<()> {
     let key = match command {
         KeyCommand::New { out } => make(out)?,
         KeyCommand::Show { file } => read(file)?,
+        KeyCommand::Serve { out, number } => return make_secret(out, *number),
     };
     println!("{}", key.public());
     Ok(())
@@ -53,18 +63,42 @@ pub fn warn_of_readers(option: &str, file: &Path) {
 }
 
 fn make(out: &Path) -> Result<SecretKey> {
-    let mut bytes = [0; 32];
-    SystemRandom::new().fill(&mut bytes).ok().context("the kernel gave no random bytes")?;
-    let key = SecretKey::from_bytes(bytes);
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(out)
-        .map_err(|error| refused(out, error))?;
+    let key = SecretKey::from_bytes(random()?);
+    let mut file = create(out).map_err(|error| refused(out, error))?;
     writeln!(file, "{}", key.to_text())?;
     file.sync_all()?;
     Ok(key)
+}
+
+/// A line as `viaduct serve --key` reads it: number, and 64 hexadecimal digits.
+fn make_secret(out: &Path, number: u8) -> Result<()> {
+    let digits: String = random()?.iter().map(|byte| format!("{byte:02x}")).collect();
+    let line = format!("{number} {digits}");
+    if out == Path::new("-") {
+        println!("{line}");
+        return Ok(());
+    }
+    let mut file = create(out).map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => anyhow!(
+            "{0} exists already, and is left alone: `viaduct key serve --number N --out - >> {0}` adds a secret, \
+             `--out FILE` makes another file",
+            out.display()
+        ),
+        _ => refused(out, error),
+    })?;
+    writeln!(file, "{line}")?;
+    Ok(file.sync_all()?)
+}
+
+fn random() -> Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    SystemRandom::new().fill(&mut bytes).ok().context("the kernel gave no random bytes")?;
+    Ok(bytes)
+}
+
+/// Creates a file that its owner alone can read.
+fn create(out: &Path) -> io::Result<std::fs::File> {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(out)
 }
 
 fn refused(out: &Path, error: io::Error) -> anyhow::Error {
@@ -85,4 +119,25 @@ fn refused(out: &Path, error: io::Error) -> anyhow::Error {
 pub fn read(file: &Path) -> Result<SecretKey> {
     let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
     text.parse().with_context(|| file.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trickles::Secrets;
+
+    #[test]
+    fn a_secret_that_is_made_is_one_that_a_server_reads_and_nobody_else() {
+        let at = std::env::temp_dir().join(format!("viaduct-key-{}", std::process::id()));
+        std::fs::create_dir_all(&at).unwrap();
+        let file = at.join("serve.key");
+        make_secret(&file, 7).unwrap();
+        assert_eq!(Secrets::new(Some(&file)).unwrap().numbers(), [7]);
+        assert_eq!(readers("key", &file), None);
+        let text = std::fs::read_to_string(&file).unwrap();
+        let again = make_secret(&file, 8).unwrap_err().to_string();
+        assert!(again.contains("exists already") && again.contains("--number N"), "{again}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), text, "it is left alone");
+        std::fs::remove_dir_all(&at).unwrap();
+    }
 }
