@@ -269,6 +269,7 @@ impl Hearing {
             (Heard::Refused(passing), Some(report)) => {
                 report.count(report::Fate::Refused, transport(passing), passing.to);
             }
+            (Heard::OffloadBegun(to), Some(report)) => report.offload_begun(to),
             (Heard::Offloaded(to, out, back), Some(report)) => report.offloaded(to, out, back),
             (_, None) => {}
         }

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, ExitCode};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -37,6 +37,8 @@ use crate::trickles::put_back_left;
 const LOOK: Duration = Duration::from_millis(200);
 /// How long a report waits for what the program did last.
 const SETTLE: Duration = Duration::from_millis(20);
+/// Time that a report waits for the ends of connections that the program has closed, or left to others.
+const MAX_CLOSING: Duration = Duration::from_secs(1);
 /// How to end if the program is not there, or is none.
 const NOT_FOUND: u8 = 127;
 const NOT_A_PROGRAM: u8 = 126;
@@ -218,6 +220,10 @@ fn say_report(
 ) {
     // What it did last is still on its way here.
     thread::sleep(SETTLE);
+    let until = Instant::now() + MAX_CLOSING;
+    while report.awaits_offloaded() && Instant::now() < until {
+        thread::sleep(SETTLE);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let datagrams = via.passed();
     // Those of a shared master are not this program's alone.

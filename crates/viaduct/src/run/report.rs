@@ -48,6 +48,8 @@ struct Lines {
     flows: BTreeMap<(Fate, &'static str, SocketAddr), u64>,
     /// Bytes out and in, of connections that the kernel has served.
     offloaded: [u64; 2],
+    /// Such connections that have not ended.
+    open: u64,
 }
 
 /// Destinations that a report names.
@@ -92,10 +94,26 @@ impl Report {
         lines.count(fate, "tcp", to);
     }
 
+    /// A connection begins that is the program's own.
+    pub fn offload_begun(&self, to: SocketAddr) {
+        let mut lines = self.lock();
+        lines.count(Fate::Offloaded, "tcp", to);
+        lines.open += 1;
+    }
+
+    /// Whether connections of the program's own have not ended: their bytes are not known yet.
+    pub fn awaits_offloaded(&self) -> bool {
+        self.lock().open > 0
+    }
+
     /// A connection of the program's own has ended.
     pub fn offloaded(&self, to: SocketAddr, out: u64, back: u64) {
-        self.count(Fate::Offloaded, "tcp", to);
         let mut lines = self.lock();
+        match lines.open.checked_sub(1) {
+            Some(open) => lines.open = open,
+            // Its beginning found no room among the events.
+            None => lines.count(Fate::Offloaded, "tcp", to),
+        }
         lines.offloaded[0] += out;
         lines.offloaded[1] += back;
     }
@@ -132,7 +150,11 @@ impl Report {
                 },
                 OFFLOADED => {
                     let [out, back] = report.offloaded;
-                    write!(line, ": {out} bytes out, {back} in")
+                    let open = match report.open {
+                        0 => String::new(),
+                        open => format!("; {open} not closed yet, their bytes are not known"),
+                    };
+                    write!(line, ": {out} bytes out, {back} in{open}")
                 }
                 _ => Ok(()),
             };
@@ -309,5 +331,17 @@ mod tests {
         assert_eq!(report.lines("cgroup", None, [0; 2]), ["no flows; cgroup watched"]);
         report.offloaded(at("192.0.2.1:80"), 1, 2);
         assert!(report.lines("cgroup", None, [0; 2])[0].ends_with("1 bytes out, 2 in"));
+        // Over a long path a connection ends after its program.
+        report.offload_begun(at("192.0.2.1:80"));
+        assert!(report.awaits_offloaded());
+        let line = &report.lines("cgroup", None, [0; 2])[0];
+        assert!(line.starts_with("2 the kernel served") && line.contains("1 not closed"), "{line}");
+        report.offloaded(at("192.0.2.1:80"), 4, 5);
+        assert!(!report.awaits_offloaded());
+        let line = &report.lines("cgroup", None, [0; 2])[0];
+        assert!(
+            line.starts_with("2 the kernel served") && line.ends_with("5 bytes out, 7 in"),
+            "{line}"
+        );
     }
 }

@@ -216,6 +216,27 @@ fn a_chain_that_the_kernel_can_do_leaves_the_program_its_socket() {
 }
 
 #[test]
+fn a_flow_that_the_kernel_serves_is_reported_also_if_it_ends_after_its_program() {
+    // Nobody reads: what was written is on its way when the program has ended, as over a long path.
+    let far = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = far.local_addr().unwrap().to_string();
+    let program = "
+import socket, sys
+host, port = sys.argv[1].rsplit(':', 1)
+s = socket.create_connection((host, int(port)))
+s.setblocking(False)
+try:
+    while True: s.send(b'x' * 65536)
+except BlockingIOError: pass
+";
+    let said = output(&["+count", "--report", "--", "python3", "-c", program, &to]);
+    assert!(said.status.success());
+    let report = text(&said.stderr);
+    assert!(report.contains("1 the kernel served for the handlers"), "{report}");
+    assert!(report.contains("1 not closed yet") && report.contains(&to), "{report}");
+}
+
+#[test]
 fn a_server_and_a_client_under_crypt_understand_each_other_and_nobody_else_does() {
     let keys = std::env::temp_dir().join(format!("viaduct-run-{}", std::process::id()));
     std::fs::create_dir_all(&keys).unwrap();

@@ -61,6 +61,7 @@ enum Kind {
     LeftDatagram = 3,
     RefusedDatagram = 4,
     Offloaded = 5,
+    OffloadBegun = 6,
 }
 
 /// Which connects are ours, and where they wait.
@@ -137,7 +138,10 @@ pub enum Heard {
     Left(Passing),
     /// It was refused.
     Refused(Passing),
-    /// A connection that was the program's own has ended: where to, bytes sent, bytes received.
+    /// A connection begins that is the program's own: where to.
+    OffloadBegun(SocketAddr),
+    /// A connection that was the program's own has ended: where to, bytes sent, bytes received. Over a long path that is
+    /// after the program has closed it.
     Offloaded(SocketAddr, u64, u64),
 }
 
@@ -284,6 +288,7 @@ fn read(event: &[u8; EVENT]) -> Option<Heard> {
         _ if kind == Kind::RefusedStream as u32 => Heard::Refused(stream),
         _ if kind == Kind::LeftDatagram as u32 => Heard::Left(datagram),
         _ if kind == Kind::RefusedDatagram as u32 => Heard::Refused(datagram),
+        _ if kind == Kind::OffloadBegun as u32 => Heard::OffloadBegun(to),
         // The kernel counts a SYN, and an end, for a byte each.
         _ if kind == Kind::Offloaded as u32 => {
             Heard::Offloaded(to, double(32).saturating_sub(2), double(40).saturating_sub(1))

@@ -247,6 +247,9 @@ fn tell_offloaded(asm: &mut Asm, events: &Events<EVENT>, offload: Offload, done:
         asm.set(R5, 4);
         asm.call(Helper::SetOption);
     }
+    asm.clear(SAID, EVENT as i16);
+    asm.copy_memory((FP, SAID + 8), (R8, 0), END);
+    send(asm, events, SAID, Kind::OffloadBegun);
     asm.goto(done);
     asm.place(changes);
     asm.load(Width::Word, R2, R6, NEW_STATE);
