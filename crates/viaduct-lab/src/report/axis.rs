@@ -24,9 +24,12 @@ impl Scale {
         let bars = series.iter().any(|series| series.kind == Kind::Histogram);
         let points = || series.iter().flat_map(|series| &series.points);
         let mut x = Scale::new(first.x.log, points().map(|p| p.x).collect(), false)?;
+        // A share ends at the whole, whatever its error bars say.
+        let is_share = first.y.unit == "%" && points().all(|p| p.y <= 100.0);
+        let most = if is_share { 100.0 } else { f64::INFINITY };
         let ends = points().flat_map(|p| {
             let error = p.error.unwrap_or(0.0);
-            [p.y - error, p.y, p.y + error]
+            [p.y - error, p.y, (p.y + error).min(most)]
         });
         // What is a quantity begins at nothing; its bars must.
         let y = Scale::new(first.y.log, ends.collect(), true)?;
@@ -81,6 +84,11 @@ impl Scale {
     /// The first place on the axis.
     pub(super) fn least(&self) -> f64 {
         self.range.0
+    }
+
+    /// The last place on the axis.
+    pub(super) fn most(&self) -> f64 {
+        self.range.1
     }
 
     /// What to write at a tick.
@@ -148,12 +156,30 @@ fn log_ticks(least: f64, most: f64) -> ((f64, f64), Vec<f64>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiment::Point;
 
     #[test]
     fn linear_ticks_are_round_and_enclose() {
         let ((least, most), ticks) = linear_ticks(0.0, 93.0);
         assert_eq!((least, most), (0.0, 100.0));
         assert_eq!(ticks, [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]);
+    }
+
+    #[test]
+    fn a_share_ends_at_the_whole() {
+        let plot = crate::experiment::Plot::line("", ("loss", "%"), ("recovered", "%"));
+        let point = |y, error| Point { x: 1.0, y, error, raw: vec![], label: None };
+        let series = |y, error| Series {
+            plot: String::new(),
+            name: String::new(),
+            kind: Kind::Line,
+            x: plot.x.clone(),
+            y: plot.y.clone(),
+            points: vec![point(y, error)],
+        };
+        let most = |y, error| Scale::both(&[&series(y, error)]).unwrap().1.most();
+        assert_eq!(most(99.9, Some(3.0)), 100.0);
+        assert!(most(130.0, None) >= 130.0, "what is no share goes on");
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! One self-contained HTML page of all results.
 
 mod axis;
+mod before_after;
 mod page;
 mod plot;
+mod words;
 
 use std::path::{Path, PathBuf};
 

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::experiment::{About, Check, Ended, Outcome, Point, Series, number};
 use crate::{demo, experiments};
 
-use super::plot;
+use super::{before_after, plot, words};
 
 const STYLE: &str = include_str!("page.css");
 
@@ -97,6 +97,7 @@ fn section(outcome: &Outcome) -> anyhow::Result<String> {
         verdict(outcome),
         escape(&outcome.experiment)
     );
+    out += &before_after::table(outcome);
     if let Ended::Failed(why) = &outcome.ended {
         let _ = writeln!(out, "<p class=\"failed\">It could not go on: {}</p>", escape(why));
     }
@@ -159,7 +160,7 @@ fn plots(outcome: &Outcome) -> anyhow::Result<String> {
         }
         let _ = writeln!(
             out,
-            "<figure><figcaption>{}</figcaption>\n{}{svg}\n{}</figure>",
+            "<figure><figcaption>{}</figcaption>\n{}<div class=\"scroll\">{svg}</div>\n{}</figure>",
             escape(title),
             legend(&series),
             numbers(&series)
@@ -186,7 +187,7 @@ fn legend(series: &[&Series]) -> String {
 fn numbers(series: &[&Series]) -> String {
     let (x, y) = (&series[0].x, &series[0].y);
     let mut out = format!(
-        "<details><summary>Numbers</summary><table><thead><tr><th>Series</th>\
+        "<details><summary>Numbers</summary><div class=\"scroll\"><table><thead><tr><th>Series</th>\
          <th class=\"n\">{}</th><th class=\"n\">{}</th></tr></thead><tbody>",
         escape(&if x.label.is_empty() { "x".into() } else { x.to_string() }),
         escape(&y.to_string())
@@ -202,7 +203,7 @@ fn numbers(series: &[&Series]) -> String {
             );
         }
     }
-    out + "</tbody></table></details>\n"
+    out + "</tbody></table></div></details>\n"
 }
 
 fn value_of(point: &Point) -> String {
@@ -217,24 +218,21 @@ fn facts(outcome: &Outcome) -> String {
     let machine = &outcome.machine;
     let mut rows: Vec<(String, String)> = Vec::new();
     if !outcome.congestion_control.is_empty() {
-        rows.push(("congestion control".into(), outcome.congestion_control.join(", ")));
+        rows.push(("Congestion control".into(), outcome.congestion_control.join(", ")));
     }
-    let plain = |value: &serde_json::Value| match value {
-        serde_json::Value::String(text) => text.clone(),
-        other => other.to_string(),
-    };
-    rows.extend(outcome.params.iter().map(|(k, v)| (k.replace('_', " "), plain(v))));
-    rows.push(("seed".into(), outcome.seed.to_string()));
-    rows.push(("repeats".into(), outcome.repeats.to_string()));
+    let params = outcome.params.iter().filter(|(key, _)| !before_after::shows(key));
+    rows.extend(params.map(|(key, value)| (words::name(key), words::value(value))));
+    rows.push(("Seed".into(), outcome.seed.to_string()));
+    rows.push(("Repeats".into(), outcome.repeats.to_string()));
     let cores = if machine.cores == 1 { "core" } else { "cores" };
     rows.push((
-        "machine".into(),
+        "Machine".into(),
         format!(
             "{}, {} {cores}, {} GiB, Linux {}",
             machine.cpu, machine.cores, machine.memory_gib, machine.kernel
         ),
     ));
-    rows.push(("measured".into(), format!("{}, in {} s", machine.date, outcome.seconds)));
+    rows.push(("Measured".into(), format!("{}, in {} s", machine.date, outcome.seconds)));
     let row = |(k, v): &(String, String)| format!("<dt>{}</dt><dd>{}</dd>", escape(k), escape(v));
     format!(
         "<dl>{}</dl>\n<pre><code>{}</code></pre>\n",
@@ -254,7 +252,8 @@ fn colour_rules() -> String {
     (0..plot::COLOURS).map(rule).collect()
 }
 
-fn escape(text: &str) -> String {
+/// Text as HTML.
+pub(super) fn escape(text: &str) -> String {
     let escaped = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     escaped.replace('"', "&quot;")
 }

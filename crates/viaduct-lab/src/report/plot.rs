@@ -101,7 +101,7 @@ struct Placed {
 fn place(point: &crate::experiment::Point, x: &Scale, y: &Scale) -> Option<Placed> {
     let error = point.error.filter(|error| *error > 0.0);
     let ends = |e: f64| (y.place(point.y - e).unwrap_or(y.least()), y.place(point.y + e));
-    let error = error.map(ends).and_then(|(low, high)| Some((low, high?)));
+    let error = error.map(ends).and_then(|(low, high)| Some((low, high?.min(y.most()))));
     Some(Placed { x: x.place(point.x)?, y: y.place(point.y)?, error })
 }
 
