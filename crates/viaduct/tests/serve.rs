@@ -3,9 +3,13 @@
 
 mod common;
 
+use std::ffi::OsStr;
 use std::fs;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -43,8 +47,15 @@ impl Site {
         fs::create_dir_all(dir.join("sub")).unwrap();
         fs::write(dir.join("big.bin"), common::random(3_000_000)).unwrap();
         fs::write(dir.join("sub/page.html"), "<p>page</p>").unwrap();
-        let mut command = netns.command(env!("CARGO_BIN_EXE_viaduct"));
-        command.arg("serve").arg(&dir).args(["--listen", "127.0.0.1:80"]).stderr(Stdio::null());
+        let mut command = netns.command("setpriv");
+        // What root may not read it does not read, as other users.
+        command.args(["--bounding-set", "-dac_override,-dac_read_search"]);
+        command
+            .arg(env!("CARGO_BIN_EXE_viaduct"))
+            .arg("serve")
+            .arg(&dir)
+            .args(["--listen", "127.0.0.1:80"])
+            .stderr(Stdio::null());
         command.arg("--run-dir").arg(&beside);
         let beside_text = beside.to_str().unwrap();
         command.args(options.iter().map(|option| option.replace("DIR", beside_text)));
@@ -55,6 +66,34 @@ impl Site {
             std::thread::sleep(Duration::from_millis(20));
         }
         Some(Site { dir, beside, server })
+    }
+
+    /// What the status socket says.
+    fn status(&self) -> serde_json::Value {
+        let mut socket = UnixStream::connect(self.beside.join("serve-80.sock")).unwrap();
+        let mut text = String::new();
+        socket.read_to_string(&mut text).unwrap();
+        serde_json::from_str(&text).unwrap()
+    }
+
+    /// A number of the status, of TCP.
+    fn tcp(&self, name: &str) -> u64 {
+        self.status()["tcp"][name].as_u64().unwrap()
+    }
+
+    /// A connection on which this was said, and nothing read.
+    fn say(&self, request: &str) -> TcpStream {
+        let mut stream = TcpStream::connect("127.0.0.1:80").unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        stream
+    }
+
+    /// Resident memory of the server, bytes.
+    fn memory(&self) -> u64 {
+        let text = fs::read_to_string(format!("/proc/{}/status", self.server.id())).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.split_whitespace().next().unwrap().parse::<u64>().unwrap() << 10
     }
 
     /// All that comes back for these bytes.
@@ -148,4 +187,144 @@ fn wait_for_lines(log: &Path, lines: usize) -> String {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Waits until `is` is true.
+fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !is() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+const GET_MANY: &str = "GET /many/ HTTP/1.1\r\nHost: h\r\n\r\n";
+
+#[test]
+fn listings_of_a_large_directory_take_bounded_memory_and_stop_nobody() {
+    let Some(site) = Site::with("many", &["--max-per-source", "300", "--trickles", "off"]) else {
+        return;
+    };
+    fs::create_dir(site.dir.join("many")).unwrap();
+    for n in 0..11_000 {
+        fs::write(site.dir.join(format!("many/a-file-of-some-name-{n:06}.txt")), "").unwrap();
+    }
+    let (_, page) = site.get("/many/", "");
+    let page = String::from_utf8(page).unwrap();
+    assert!(page.contains("more names than are listed: 10000 are shown"));
+    assert_eq!(page.matches("<li>").count(), 10_001, "with the directory above");
+    let before = site.memory();
+    // Who lists and reads nothing holds no page of its own.
+    let mut stalled = Vec::new();
+    for n in 0..250 {
+        let mut stream = site.say("");
+        // The kernel takes less for it than a page.
+        rustix::net::sockopt::set_socket_recv_buffer_size(&stream, 4096).unwrap();
+        stream.write_all(GET_MANY.as_bytes()).unwrap();
+        stalled.push(stream);
+        if n % 50 == 0 {
+            let added = site.dir.join(format!("many/added-{n}"));
+            fs::write(added, "").unwrap();
+            std::thread::sleep(Duration::from_millis(520));
+        }
+    }
+    until("all are being answered", || site.tcp("requests") >= 251);
+    let grown = site.memory().saturating_sub(before);
+    assert!(grown < 60 << 20, "{} MB more", grown >> 20);
+    assert!(site.tcp("page_bytes") < 33 << 20);
+    assert!(site.get("/sub/page.html", "").0.starts_with("HTTP/1.1 200"));
+    // A source has its places, and no more.
+    while site.tcp("open") < 300 {
+        stalled.push(site.say(""));
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let mut refused = TcpStream::connect("127.0.0.1:80").unwrap();
+    assert_eq!(common::rest(&mut refused), b"");
+    assert!(site.tcp("crowded") >= 1);
+    drop(stalled);
+    until("places are given back", || site.tcp("open") == 0);
+    assert!(site.get("/sub/page.html", "").0.starts_with("HTTP/1.1 200"));
+}
+
+#[test]
+fn directory_pages_have_a_bound_together() {
+    let Some(site) = Site::with("room", &["--page-memory", "65536", "--trickles", "off"]) else {
+        return;
+    };
+    for directory in ["one", "two"] {
+        fs::create_dir(site.dir.join(directory)).unwrap();
+        for n in 0..3_000 {
+            let name = format!("{directory}/a-file-of-some-long-name-{n:0>200}");
+            fs::write(site.dir.join(name), "").unwrap();
+        }
+    }
+    // More than the kernel takes for a client that reads nothing.
+    let request = "GET /one/ HTTP/1.1\r\nHost: h\r\n\r\n".repeat(20);
+    let stalled = site.say(&request);
+    until("it is being sent", || site.tcp("page_bytes") > 1 << 20);
+    until("the second page is refused", || site.get("/two/", "").0.starts_with("HTTP/1.1 503"));
+    assert!(site.get("/one/", "").0.starts_with("HTTP/1.1 200"), "there is one of it");
+    assert!(site.tcp("pages_refused") >= 1);
+    drop(stalled);
+    until("it is made when there is room", || site.get("/two/", "").0.starts_with("HTTP/1.1 200"));
+}
+
+#[test]
+fn names_are_bytes_and_what_may_be_entered_and_not_read_has_its_index() {
+    let Some(site) = Site::with("names", &["--trickles", "off"]) else { return };
+    fs::write(site.dir.join(OsStr::from_bytes(b"caf\xe9.txt")), "latin").unwrap();
+    for (name, code) in [("...x", "200"), (".hidden", "404")] {
+        fs::write(site.dir.join(name), "").unwrap();
+        let (head, _) = site.get(&format!("/{name}"), "");
+        assert!(head.starts_with(&format!("HTTP/1.1 {code}")), "{name}: {head}");
+    }
+    let (head, body) = site.get("/caf%E9.txt", "");
+    assert!(head.contains("200 OK") && head.contains("text/plain"), "{head}");
+    assert_eq!(body, b"latin");
+    let (_, page) = site.get("/", "");
+    assert!(String::from_utf8(page).unwrap().contains("href=\"./caf%E9.txt\""));
+    for name in ["closed", "closed-empty"] {
+        fs::create_dir(site.dir.join(name)).unwrap();
+    }
+    fs::write(site.dir.join("closed/index.html"), "index").unwrap();
+    for name in ["closed", "closed-empty"] {
+        fs::set_permissions(site.dir.join(name), fs::Permissions::from_mode(0o111)).unwrap();
+    }
+    let (head, body) = site.get("/closed/", "");
+    assert!(head.contains("200 OK") && body == b"index", "{head}");
+    assert!(site.get("/closed/index.html", "").0.contains("200 OK"));
+    assert!(site.get("/closed-empty/", "").0.contains("403 Forbidden"));
+    fs::create_dir(site.dir.join("socket")).unwrap();
+    let _socket = UnixListener::bind(site.dir.join("socket/index.html")).unwrap();
+    fs::create_dir(site.dir.join("pipe")).unwrap();
+    let made = Command::new("mkfifo").arg(site.dir.join("pipe/index.html")).status().unwrap();
+    assert!(made.success());
+    for path in ["/socket/", "/pipe/"] {
+        let (head, page) = site.get(path, "");
+        assert!(head.contains("200 OK") && page.starts_with(b"<!doctype html>"), "{path}: {head}");
+    }
+}
+
+#[test]
+fn vanished_clients_are_noticed_and_a_live_one_with_a_shut_window_lasts() {
+    let Some(site) = Site::with("dead", &["--dead-after", "3s", "--trickles", "off"]) else {
+        return;
+    };
+    let status = site.status();
+    assert_eq!(status["name"], "serve-80");
+    assert_eq!(status["version"], env!("CARGO_PKG_VERSION"));
+    assert!(status["uptime"].as_f64().unwrap() > 0.0);
+    fs::write(site.dir.join("huge.bin"), vec![7; 30_000_000]).unwrap();
+    let mut idle = site.say("HEAD /sub/page.html HTTP/1.1\r\nHost: h\r\n\r\n");
+    let mut shut = site.say("GET /huge.bin HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
+    until("both are there", || site.tcp("open") == 2 && site.tcp("requests") == 2);
+    std::thread::sleep(Duration::from_secs(5));
+    assert_eq!(site.tcp("open"), 2, "a live client was ended");
+    let mut first = vec![0; 20_000_000];
+    shut.read_exact(&mut first).unwrap();
+    let rules = "add table inet vanish; add chain inet vanish in { type filter hook input priority 0; policy drop; }";
+    assert!(Command::new("nft").arg(rules).status().unwrap().success());
+    until("both are noticed", || site.tcp("open") == 0);
+    idle.set_nonblocking(true).unwrap();
+    let _ = idle.read(&mut [0; 1]);
 }

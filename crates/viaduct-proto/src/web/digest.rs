@@ -5,7 +5,7 @@
 //! is, however long it is; of others that is left to come again with what follows.
 //!
 //! ```text
-//!   bytes of the head so far 2 | flags 1: 1 a line is being ignored, 2 the first line was read,
+//!   bytes of the head so far 2, highest bit: Connection: close was said | flags 1: 1 a line is being ignored, 2 the first line was read,
 //!                                         4 HEAD, 8 directory, 16 keep alive,
 //!                                         32 a host is wanted, 64 it was given, 128 a query
 //!   path: parts, a number | each with a number before it
@@ -16,6 +16,8 @@
 use super::request::{Host, MAX_HEAD, Method, Request, Wrong, is_ignored};
 use crate::trickles::bytes::{Reader, put_counted, put_varint};
 
+/// In the number of bytes, which is at most [`MAX_HEAD`].
+const CLOSES: u16 = 1 << 15;
 const IGNORING: u8 = 1;
 const BEGUN: u8 = 2;
 const HEAD: u8 = 4;
@@ -95,7 +97,8 @@ impl Digest {
 
     /// Its bytes.
     pub fn emit(&self) -> Vec<u8> {
-        let mut out = self.read.to_be_bytes().to_vec();
+        let closes = self.request.as_ref().is_some_and(|request| request.closes);
+        let mut out = (self.read | if closes { CLOSES } else { 0 }).to_be_bytes().to_vec();
         let flag = |is: bool, flag: u8| if is { flag } else { 0 };
         let ignoring = flag(self.ignoring, IGNORING);
         let Some(mut request) = self.request.clone() else {
@@ -110,7 +113,7 @@ impl Digest {
             | flag(request.query.is_some(), QUERY);
         out.push(ignoring | BEGUN | kind);
         put_varint(&mut out, request.path.len() as u64);
-        request.path.iter().for_each(|part| put_counted(&mut out, part.as_bytes()));
+        request.path.iter().for_each(|part| put_counted(&mut out, part));
         for value in request.slots() {
             let value = value.as_ref();
             put_varint(&mut out, value.map_or(0, |value| value.len() as u64 + 1));
@@ -124,8 +127,14 @@ impl Digest {
     pub fn parse(bytes: &[u8]) -> Option<Digest> {
         let mut reader = Reader(bytes);
         let (read, flags) = (reader.u16()?, reader.u8()?);
+        let (read, closes) = (read & !CLOSES, read & CLOSES != 0);
         let ignoring = flags & IGNORING != 0;
-        let request = if flags & BEGUN != 0 { Some(request(&mut reader, flags)?) } else { None };
+        let mut request =
+            if flags & BEGUN != 0 { Some(request(&mut reader, flags)?) } else { None };
+        request.iter_mut().for_each(|request| request.closes = closes);
+        if closes && request.is_none() {
+            return None;
+        }
         reader.0.is_empty().then_some(Digest { request, read, ignoring })
     }
 
@@ -142,10 +151,11 @@ impl Digest {
 fn request(reader: &mut Reader, flags: u8) -> Option<Request> {
     let parts = reader.varint().filter(|&parts| parts <= MAX_DIGEST as u64)?;
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).ok();
-    let path = (0..parts).map(|_| text(reader.counted()?)).collect::<Option<Vec<_>>>()?;
+    let path = (0..parts).map(|_| Some(reader.counted()?.to_vec())).collect::<Option<Vec<_>>>()?;
     // The path is one that a request line may have.
-    let odd = |part: &String| {
-        part.is_empty() || part == "." || part == ".." || part.contains(['/', '\0'])
+    let odd = |part: &Vec<u8>| {
+        let bad = part.iter().any(|byte| b"/\0".contains(byte));
+        part.is_empty() || part == b"." || part == b".." || bad
     };
     if path.iter().any(odd) {
         return None;
@@ -175,13 +185,14 @@ mod tests {
     use super::*;
     use crate::rng::Rng;
 
-    const HEAD_TEXT: &str = "\r\nGET /a/b%20c?q=1 HTTP/1.1\r\nHost: h\r\nRange: bytes=5-9\r\nCookie: LONG\r\n\
-        If-None-Match: \"x\"\r\nConnection: close\r\n\r\n";
+    const HEAD_TEXT: &str = "\r\nGET /a/b%20c%e9?q=1 HTTP/1.1\r\nHost: h\r\nRange: bytes=5-9\r\nCookie: LONG\r\n\
+        If-None-Match: \"x\"\r\nConnection: close\r\nConnection: keep-alive\r\n\r\n";
 
     #[test]
     fn a_head_in_pieces_is_the_head() {
         let text = HEAD_TEXT.replace("LONG", &"c=1; ".repeat(900));
         let (whole, length) = Request::parse(text.as_bytes()).unwrap().unwrap();
+        assert!(!whole.keep_alive, "who closes has said so, whatever follows");
         let bytes = [text.as_bytes(), b"GET /next"].concat();
         let mut rng = Rng::from_seed(1);
         for _ in 0..300 {

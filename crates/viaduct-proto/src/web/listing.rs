@@ -16,10 +16,11 @@ pub struct Listing {
 }
 
 impl Listing {
-    /// Of the directory at `path`, which has these names; those of directories have a slash at their end.
-    pub fn new(path: &[String], mut names: Vec<String>) -> Listing {
+    /// Of the directory at `path`, which has these names; those of directories have a slash at their end. If there are
+    /// `more` names than these, the page says so.
+    pub fn new(path: &[Vec<u8>], mut names: Vec<Vec<u8>>, more: bool) -> Listing {
         names.sort_unstable();
-        let page = Bytes::from(page(path, &names));
+        let page = Bytes::from(page(path, &names, more));
         let mut print = [0; 32];
         print.copy_from_slice(digest::digest(&digest::SHA256, &page).as_ref());
         Listing { page, print }
@@ -36,13 +37,23 @@ impl Listing {
     }
 }
 
-fn page(path: &[String], names: &[String]) -> String {
-    let title = escape(&format!("/{}", path.join("/")));
+fn page(path: &[Vec<u8>], names: &[Vec<u8>], more: bool) -> String {
+    let title = format!("/{}", escape(&path.join(&b'/')));
     let mut page = format!(
-        "<!doctype html>\n<meta charset=utf-8>\n<title>{title}</title>\n<h1>{title}</h1>\n<ul>\n"
+        "<!doctype html>\n<meta charset=utf-8>\n<title>{title}</title>\n<h1>{title}</h1>\n"
     );
-    let up = (!path.is_empty()).then_some("../");
-    for name in up.into_iter().chain(names.iter().map(String::as_str)) {
+    if more {
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            page,
+            "<p>This directory has more names than are listed: {} are shown, in no certain choice. \
+             All of them can be fetched.</p>",
+            names.len()
+        );
+    }
+    page.push_str("<ul>\n");
+    let up = (!path.is_empty()).then_some(&b"../"[..]);
+    for name in up.into_iter().chain(names.iter().map(Vec::as_slice)) {
         // Writing to a string cannot fail.
         let _ = writeln!(page, "<li><a href=\"./{}\">{}</a>", path::encode(name), escape(name));
     }
@@ -50,7 +61,9 @@ fn page(path: &[String], names: &[String]) -> String {
     page
 }
 
-fn escape(text: &str) -> String {
+/// Text for people: bytes that are no UTF-8 are shown as U+FFFD.
+fn escape(name: &[u8]) -> String {
+    let text = String::from_utf8_lossy(name);
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

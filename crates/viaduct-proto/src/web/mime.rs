@@ -40,8 +40,9 @@ const TYPES: [(&str, &str); 34] = [
 const UNKNOWN: &str = "application/octet-stream";
 
 /// The type of a file of this name.
-pub(super) fn of(name: &str) -> &'static str {
-    let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
-    let found = TYPES.iter().find(|(known, _)| known.eq_ignore_ascii_case(ending));
+pub(super) fn of(name: &[u8]) -> &'static str {
+    let dot = name.iter().rposition(|&byte| byte == b'.');
+    let ending = dot.map_or(&[][..], |dot| &name[dot + 1..]);
+    let found = TYPES.iter().find(|(known, _)| known.as_bytes().eq_ignore_ascii_case(ending));
     found.map_or(UNKNOWN, |(_, kind)| kind)
 }

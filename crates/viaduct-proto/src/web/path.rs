@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 /// From what stands in a request line: decoded, without query, and with no step out of the directory:
 /// parts of it without empty ones and `.`; `None` where there is a `..`, a NUL or a slash in disguise.
-pub(super) fn parts(target: &str) -> Option<Vec<String>> {
+/// Names of files are bytes, and need not be UTF-8 (RFC 3986, 2.5).
+pub(super) fn parts(target: &str) -> Option<Vec<Vec<u8>>> {
     let (path, _) = split(target);
     let path = match path.strip_prefix('/') {
         Some(path) => path,
@@ -12,11 +13,11 @@ pub(super) fn parts(target: &str) -> Option<Vec<String>> {
         None => absolute(path)?,
     };
     let parts = path.split('/').map(decode).collect::<Option<Vec<_>>>()?;
-    let odd = |part: &String| part == ".." || part.contains(['/', '\0']);
+    let odd = |part: &Vec<u8>| part == b".." || part.iter().any(|byte| b"/\0".contains(byte));
     if parts.iter().any(odd) {
         return None;
     }
-    Some(parts.into_iter().filter(|part| !part.is_empty() && part != ".").collect())
+    Some(parts.into_iter().filter(|part| !part.is_empty() && part != b".").collect())
 }
 
 /// What stands before a query, and the query.
@@ -30,7 +31,7 @@ fn absolute(target: &str) -> Option<&str> {
     scheme.eq_ignore_ascii_case("http").then(|| rest.split_once('/').map_or("", |(_, path)| path))
 }
 
-fn decode(part: &str) -> Option<String> {
+fn decode(part: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(part.len());
     let mut rest = part.as_bytes();
     while let [first, others @ ..] = rest {
@@ -46,22 +47,22 @@ fn decode(part: &str) -> Option<String> {
         };
         bytes.push(byte);
     }
-    String::from_utf8(bytes).ok()
+    Some(bytes)
 }
 
 /// A name as it stands in a link.
-pub(super) fn encode(name: &str) -> String {
+pub(super) fn encode(name: &[u8]) -> String {
     encode_but(name, |byte| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte))
 }
 
 /// A query as it was said, without what may not stand in a header.
 pub(super) fn encode_query(query: &str) -> String {
-    encode_but(query, |byte| byte.is_ascii_graphic())
+    encode_but(query.as_bytes(), |byte| byte.is_ascii_graphic())
 }
 
-fn encode_but(text: &str, plain: impl Fn(u8) -> bool) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
+fn encode_but(bytes: &[u8], plain: impl Fn(u8) -> bool) -> String {
+    let mut out = String::with_capacity(bytes.len());
+    for &byte in bytes {
         if plain(byte) {
             out.push(char::from(byte));
         } else {
@@ -80,19 +81,21 @@ mod tests {
 
     #[test]
     fn nothing_leads_out_of_the_directory() {
-        let parts = |target| parts(target).map(|parts| parts.join("|"));
+        let parts = |target| parts(target).map(|parts| parts.join(&b'|'));
         assert_eq!(parts("/a//b/./c%20d.txt?x=/../"), Some("a|b|c d.txt".into()));
-        assert_eq!(parts("/"), Some(String::new()));
+        assert_eq!(parts("/"), Some(Vec::new()));
         assert_eq!(parts("http://host:80/a/b"), Some("a|b".into()));
-        for odd in ["/../etc", "/a/%2e%2e/b", "/a%2fb", "/%00", "/%", "/%zz", "/%ff", "a", "*"] {
+        assert_eq!(parts("/caf%e9/%FF%fe"), Some(b"caf\xe9|\xff\xfe".to_vec()));
+        for odd in ["/../etc", "/a/%2e%2e/b", "/a%2fb", "/%00", "/%", "/%zz", "a", "*"] {
             assert_eq!(parts(odd), None, "{odd}");
         }
     }
 
     proptest! {
         #[test]
-        fn a_link_leads_where_it_says(name in "[^/\0]{1,20}") {
-            prop_assume!(name != "." && name != "..");
+        fn a_link_leads_where_it_says(mut name in prop::collection::vec(1_u8.., 1..20)) {
+            name.retain(|&byte| byte != b'/');
+            prop_assume!(!name.is_empty() && name != b"." && name != b"..");
             prop_assert_eq!(parts(&format!("/{}", encode(&name))), Some(vec![name]));
         }
     }

@@ -144,7 +144,7 @@ fn file(request: &Request, found: &Found, size: u64, modified: u64) -> Plan {
     answer.header("Accept-Ranges", "bytes");
     // A directory that is found as a file is served by its index.
     let name = request.path.last().filter(|_| !request.directory);
-    answer.header("Content-Type", mime::of(name.map_or("index.html", String::as_str)));
+    answer.header("Content-Type", mime::of(name.map_or(b"index.html", Vec::as_slice)));
     answer.file(request.method, part)
 }
 

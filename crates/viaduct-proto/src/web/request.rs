@@ -67,12 +67,14 @@ pub(super) enum Host {
 pub struct Request {
     /// GET or HEAD.
     pub method: Method,
-    /// The path below the directory, part by part; none of them leads out of it.
-    pub path: Vec<String>,
+    /// The path below the directory, part by part, in bytes as file systems have them; none of them leads out of it.
+    pub path: Vec<Vec<u8>>,
     /// Whether the path ends with a slash: it means a directory.
     pub directory: bool,
     /// Whether the connection goes on afterwards.
     pub keep_alive: bool,
+    /// Whether `Connection: close` was said, which wins over `keep-alive` (RFC 9112, 9.3).
+    pub(super) closes: bool,
     pub(super) host: Host,
     /// What a redirect to the directory of this name has to say again.
     pub(super) query: Option<String>,
@@ -112,6 +114,8 @@ impl Request {
 
     /// At the end of its head.
     pub(super) fn whole(mut self) -> Result<Request, Wrong> {
+        // What was said for the rest of the head alone.
+        self.closes = false;
         match std::mem::take(&mut self.host) {
             Host::Wanted => Err(Wrong::Malformed),
             Host::Free | Host::Given => Ok(self),
@@ -121,7 +125,7 @@ impl Request {
     /// One without the headers that say more.
     pub(super) fn plain(
         method: Method,
-        path: Vec<String>,
+        path: Vec<Vec<u8>>,
         directory: bool,
         keep_alive: bool,
     ) -> Request {
@@ -130,6 +134,7 @@ impl Request {
             path,
             directory,
             keep_alive,
+            closes: false,
             host: Host::Free,
             query: None,
             range: None,
@@ -189,7 +194,8 @@ impl Request {
             "connection" => {
                 let said =
                     |word: &str| value.split(',').any(|w| w.trim().eq_ignore_ascii_case(word));
-                self.keep_alive = !said("close") && (self.keep_alive || said("keep-alive"));
+                self.closes |= said("close");
+                self.keep_alive = !self.closes && (self.keep_alive || said("keep-alive"));
                 Ok(())
             }
             // Two may name two places (RFC 9112, 3.2).

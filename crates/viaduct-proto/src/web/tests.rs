@@ -91,8 +91,10 @@ fn what_the_client_has_is_not_sent_again() {
 #[test]
 fn directories_have_a_page_and_a_slash() {
     let names = |path: &str| {
-        let path: Vec<String> = path.split_terminator('/').map(str::to_owned).collect();
-        Found::Directory(Listing::new(&path, vec!["b<c>.txt".into(), "a b/".into()]))
+        let path: Vec<_> =
+            path.split_terminator('/').map(|part| part.as_bytes().to_vec()).collect();
+        let names = vec![b"b<c>.txt".to_vec(), b"a b/".to_vec(), b"caf\xe9".to_vec()];
+        Found::Directory(Listing::new(&path, names, false))
     };
     let moved = plan(&request("GET /x%20y/z", ""), &names("x y/z"));
     assert_eq!(moved.status, 301);
@@ -101,10 +103,14 @@ fn directories_have_a_page_and_a_slash() {
     let Body::Page(listing) = &page.body else { panic!("{page:?}") };
     let text = std::str::from_utf8(listing.page()).unwrap();
     let links = "<li><a href=\"./../\">../</a>\n<li><a href=\"./a%20b/\">a b/</a>\n\
-                 <li><a href=\"./b%3Cc%3E.txt\">b&lt;c&gt;.txt</a>\n";
+                 <li><a href=\"./b%3Cc%3E.txt\">b&lt;c&gt;.txt</a>\n\
+                 <li><a href=\"./caf%E9\">caf\u{fffd}</a>\n";
     assert!(text.contains(links), "{text}");
     assert!(!text.contains("<c>"));
-    assert!(text.contains("<h1>/x</h1>"), "{text}");
+    assert!(text.contains("<h1>/x</h1>") && !text.contains("more names"), "{text}");
+    let few = Listing::new(&[], vec![b"a".to_vec(), b"b".to_vec()], true);
+    let text = std::str::from_utf8(few.page()).unwrap();
+    assert!(text.contains("more names than are listed: 2 are shown"), "{text}");
     assert_eq!(plan(&request("GET /", ""), &names("")).status, 200);
     let none = plan(&request("HEAD /x/", ""), &names("x"));
     assert_eq!((&none.head, none.len()), (&page.head, page.head.len() as u64));
@@ -223,6 +229,8 @@ fn what_is_not_there_or_not_asked_well_is_answered_so() {
     assert!(head(&refused).contains("Allow: GET, HEAD\r\n"));
     assert_eq!(Request::parse(b"GET / HTTP/1.1\r\nHost: x\r\n"), Ok(None));
     assert!(!request("GET /", "Connection: Close\r\n").keep_alive);
+    let both = "Connection: close\r\nConnection: keep-alive\r\n";
+    assert!(!request("GET /", both).keep_alive, "close wins (RFC 9112, 9.3)");
 }
 
 fn requests() -> impl Strategy<Value = Plan> {
@@ -232,7 +240,7 @@ fn requests() -> impl Strategy<Value = Plan> {
         let found = if file {
             FILE
         } else {
-            Found::Directory(Listing::new(&["x".into()], vec!["a".into(); 50]))
+            Found::Directory(Listing::new(&[b"x".to_vec()], vec![b"a".to_vec(); 50], false))
         };
         plan(&request(line, range), &found)
     })
@@ -261,7 +269,7 @@ proptest! {
     fn reading_never_panics_and_never_leads_out(bytes: Vec<u8>, text in "(GET|HEAD) /[ -~]{0,40} HTTP/1.1\r\nHost: x\r\n([A-Za-z-]{1,9}:[ -~]{0,20}\r\n){0,3}\r\n") {
         let _ = Request::parse(&bytes);
         if let Ok(Some((request, _))) = Request::parse(text.as_bytes()) {
-            prop_assert!(request.path.iter().all(|part| part != ".." && !part.contains('/')));
+            prop_assert!(request.path.iter().all(|part| part != b".." && !part.contains(&b'/')));
             let _ = plan(&request, &FILE);
         }
     }

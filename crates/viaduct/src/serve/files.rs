@@ -1,11 +1,13 @@
 //! What stands at a path below a directory, and in no case outside it.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags, fstat, open, openat2};
+use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, open, openat2};
 use rustix::io::Errno;
 use viaduct_proto::web::{Found, Listing, Request};
 
@@ -13,6 +15,8 @@ use viaduct_proto::web::{Found, Listing, Request};
 const INDEX: &str = "index.html";
 /// The one name with a dot that is served (RFC 8615).
 const WELL_KNOWN: &str = ".well-known";
+/// Mean length of listed names, in bytes, above which fewer are listed.
+const MEAN_NAME: usize = 128;
 
 /// No descriptor or memory is left to look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +24,7 @@ pub struct Starved;
 
 /// A directory as it is: another when something was added to it, removed or renamed. Two changes of one tick of the
 /// kernel's clock look alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamp {
     device: u64,
     inode: u64,
@@ -31,16 +35,27 @@ pub struct Stamp {
 #[derive(Debug)]
 pub struct Root {
     directory: OwnedFd,
+    /// Names in the page of a directory, at most.
+    max_listed: usize,
+}
+
+/// Outcome of a look at a path.
+#[derive(Debug)]
+pub enum Looked {
+    /// A file with its descriptor, or anything else but a directory's page.
+    Found(Found, Option<File>),
+    /// A directory without an index: its page has to be made.
+    Directory(Stamp),
 }
 
 impl Root {
-    /// That at `path`.
+    /// The directory at `path`; it need not be readable if nothing asks for its page.
     ///
     /// # Errors
-    /// It is none, or may not be read.
-    pub fn open(path: &Path) -> io::Result<Root> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Root { directory: open(path, flags, Mode::empty())? })
+    /// There is no directory.
+    pub fn open(path: &Path, max_listed: usize) -> io::Result<Root> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Root { directory: open(path, flags, Mode::empty())?, max_listed })
     }
 
     /// What is asked for; with the file, if it is one.
@@ -48,72 +63,125 @@ impl Root {
     /// # Errors
     /// [`Starved`]: nobody knows what is there.
     pub fn find(&self, request: &Request) -> Result<(Found, Option<File>), Starved> {
-        let Some(path) = path(request) else { return Ok((Found::Nothing, None)) };
-        self.look(&path, request).or_else(|error| match error {
-            Errno::MFILE | Errno::NFILE | Errno::NOMEM => Err(Starved),
-            Errno::ACCESS | Errno::PERM => Ok((Found::Forbidden, None)),
-            // The last is openat2's, of a directory that was renamed meanwhile.
-            Errno::IO | Errno::STALE | Errno::AGAIN => Ok((Found::Unavailable, None)),
-            _ => Ok((Found::Nothing, None)),
-        })
+        match self.look(request)? {
+            Looked::Found(found, file) => Ok((found, file)),
+            Looked::Directory(_) => {
+                let listed = self.list(request)?;
+                Ok((listed.map_or_else(|found| found, Found::Directory), None))
+            }
+        }
+    }
+
+    /// The same without a directory's page, which takes much longer than the rest.
+    ///
+    /// # Errors
+    /// As [`Root::find`].
+    pub fn look(&self, request: &Request) -> Result<Looked, Starved> {
+        let Some(path) = path(request) else { return Ok(Looked::Found(Found::Nothing, None)) };
+        self.inspect(&path, request).or_else(|error| Ok(Looked::Found(refusal(error)?, None)))
+    }
+
+    /// The page of a directory, or what is answered instead.
+    ///
+    /// # Errors
+    /// As [`Root::find`].
+    pub fn list(&self, request: &Request) -> Result<Result<Listing, Found>, Starved> {
+        let Some(path) = path(request) else { return Ok(Err(Found::Nothing)) };
+        let listed = beneath(self.directory.as_fd(), &path, OFlags::RDONLY | OFlags::DIRECTORY)
+            .and_then(|opened| names(&opened, self.max_listed));
+        match listed {
+            Ok((names, more)) => Ok(Ok(Listing::new(&request.path, names, more))),
+            Err(error) => Ok(Err(refusal(error)?)),
+        }
     }
 
     /// That of the directory without an index at the request's path, if there is one.
     pub fn stamp(&self, request: &Request) -> Option<Stamp> {
-        let path = path(request)?;
-        let opened = beneath(self.directory.as_fd(), &path).ok()?;
-        let stat = fstat(&opened)
-            .ok()
-            .filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)?;
-        let index = beneath(self.directory.as_fd(), &format!("{path}/{INDEX}"));
-        let changed = (stat.st_mtime, stat.st_mtime_nsec);
-        (index.err() == Some(Errno::NOENT)).then_some(Stamp {
-            device: stat.st_dev,
-            inode: stat.st_ino,
-            changed,
-        })
+        match self.look(request) {
+            Ok(Looked::Directory(stamp)) => Some(stamp),
+            _ => None,
+        }
     }
 
-    fn look(&self, path: &str, request: &Request) -> Result<(Found, Option<File>), Errno> {
-        let opened = beneath(self.directory.as_fd(), path)?;
+    fn inspect(&self, path: &[u8], request: &Request) -> Result<Looked, Errno> {
+        let stat = self.stat(path)?;
         let wants_directory = request.directory || request.path.is_empty();
-        match FileType::from_raw_mode(fstat(&opened)?.st_mode) {
-            FileType::RegularFile if !request.directory => file(opened),
-            FileType::RegularFile => Ok((Found::Nothing, None)),
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile if !request.directory => self.file(path),
+            FileType::RegularFile => Ok(Looked::Found(Found::Nothing, None)),
             // It is told to ask with a slash.
             FileType::Directory if !wants_directory => {
-                Ok((Found::Directory(Listing::default()), None))
+                Ok(Looked::Found(Found::Directory(Listing::default()), None))
             }
             FileType::Directory => {
-                let index = format!("{path}/{INDEX}");
-                match beneath(self.directory.as_fd(), &index).and_then(file) {
-                    Ok((index @ Found::File { .. }, opened)) => Ok((index, opened)),
-                    Ok(_) | Err(Errno::NOENT) => {
-                        let listing = Listing::new(&request.path, names(&opened)?);
-                        Ok((Found::Directory(listing), None))
-                    }
-                    Err(why) => Err(why),
-                }
+                Ok(self.index(path)?.unwrap_or_else(|| Looked::Directory(Stamp::of(&stat))))
             }
-            _ => Ok((Found::Forbidden, None)),
+            _ => Ok(Looked::Found(Found::Forbidden, None)),
         }
+    }
+
+    /// The index file of the directory at `path`. What is no regular file (a pipe, a socket, a directory, a link that leads
+    /// nowhere or out) is none.
+    fn index(&self, path: &[u8]) -> Result<Option<Looked>, Errno> {
+        let index = [path, b"/", INDEX.as_bytes()].concat();
+        match self.stat(&index) {
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => {
+                self.file(&index).map(Some)
+            }
+            Err(error) if is_trouble(error) => Err(error),
+            Ok(_) | Err(_) => Ok(None),
+        }
+    }
+
+    /// Takes no right to read, waits for no pipe, and wakes no device.
+    fn stat(&self, path: &[u8]) -> Result<Stat, Errno> {
+        fstat(beneath(self.directory.as_fd(), path, OFlags::PATH)?)
+    }
+
+    fn file(&self, path: &[u8]) -> Result<Looked, Errno> {
+        let opened = beneath(self.directory.as_fd(), path, OFlags::RDONLY)?;
+        // It may be another one by now.
+        if FileType::from_raw_mode(fstat(&opened)?.st_mode) != FileType::RegularFile {
+            return Ok(Looked::Found(Found::Forbidden, None));
+        }
+        let file = opened.into();
+        Ok(Looked::Found(found(&file).ok_or(Errno::IO)?, Some(file)))
+    }
+}
+
+impl Stamp {
+    fn of(stat: &Stat) -> Stamp {
+        let changed = (stat.st_mtime, stat.st_mtime_nsec);
+        Stamp { device: stat.st_dev, inode: stat.st_ino, changed }
+    }
+}
+
+/// Whether an error says nothing of whether there is something.
+fn is_trouble(error: Errno) -> bool {
+    !matches!(refusal(error), Ok(Found::Nothing))
+}
+
+fn refusal(error: Errno) -> Result<Found, Starved> {
+    match error {
+        Errno::MFILE | Errno::NFILE | Errno::NOMEM => Err(Starved),
+        Errno::ACCESS | Errno::PERM => Ok(Found::Forbidden),
+        // The last is openat2's, of a directory that was renamed meanwhile.
+        Errno::IO | Errno::STALE | Errno::AGAIN => Ok(Found::Unavailable),
+        _ => Ok(Found::Nothing),
     }
 }
 
 /// Opens without leaving the directory, whatever links say; a pipe is not waited for.
-fn beneath(directory: BorrowedFd<'_>, path: &str) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+fn beneath(directory: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+    // With O_PATH the kernel allows no other flags but these.
+    let more = if flags.contains(OFlags::PATH) {
+        OFlags::empty()
+    } else {
+        OFlags::NONBLOCK | OFlags::NOCTTY
+    };
     let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-    openat2(directory, path, flags, Mode::empty(), within)
-}
-
-fn file(opened: OwnedFd) -> Result<(Found, Option<File>), Errno> {
-    let stat = fstat(&opened)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Ok((Found::Forbidden, None));
-    }
-    let file = opened.into();
-    Ok((found(&file).ok_or(Errno::IO)?, Some(file)))
+    let flags = flags | more | OFlags::CLOEXEC;
+    openat2(directory, OsStr::from_bytes(path), flags, Mode::empty(), within)
 }
 
 /// What an open file is now.
@@ -127,30 +195,40 @@ pub(super) fn found(file: &File) -> Option<Found> {
 }
 
 /// The path of what is asked for, if it may be.
-fn path(request: &Request) -> Option<String> {
-    let path = match request.path.join("/") {
-        path if path.is_empty() => ".".to_owned(),
+fn path(request: &Request) -> Option<Vec<u8>> {
+    let path = match request.path.join(&b'/') {
+        path if path.is_empty() => b".".to_vec(),
         path => path,
     };
     (!request.path.iter().any(|part| is_hidden(part))).then_some(path)
 }
 
-fn names(directory: &OwnedFd) -> Result<Vec<String>, Errno> {
-    let mut names = Vec::new();
+/// Names in a directory, at most `most` and of bounded length together, and whether there are more. No more of it is read
+/// then: how long that takes must not depend on its size.
+fn names(directory: &OwnedFd, most: usize) -> Result<(Vec<Vec<u8>>, bool), Errno> {
+    let (mut names, mut bytes) = (Vec::new(), 0);
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
-        // What is no text cannot be asked for by a link of ours.
-        let Ok(name) = entry.file_name().to_str() else { continue };
-        if !name.starts_with('.') {
-            let slash = if entry.file_type() == FileType::Directory { "/" } else { "" };
-            names.push(format!("{name}{slash}"));
+        let name = entry.file_name().to_bytes();
+        if [&b"."[..], b"..", WELL_KNOWN.as_bytes()].contains(&name) || is_hidden(name) {
+            continue;
         }
+        bytes += name.len();
+        if names.len() >= most || bytes > most.saturating_mul(MEAN_NAME) {
+            return Ok((names, true));
+        }
+        let mut name = name.to_vec();
+        if entry.file_type() == FileType::Directory {
+            name.push(b'/');
+        }
+        names.push(name);
     }
-    Ok(names)
+    Ok((names, false))
 }
 
-fn is_hidden(part: &str) -> bool {
-    part.starts_with('.') && part != WELL_KNOWN
+/// Whether a name is one that people hide: one dot, and what is no dot. Several dots are no such habit.
+fn is_hidden(part: &[u8]) -> bool {
+    part.starts_with(b".") && !part.starts_with(b"..") && part != WELL_KNOWN.as_bytes()
 }
 
 #[cfg(test)]
@@ -180,7 +258,7 @@ mod tests {
         symlink("a/file.txt", within.join("inside")).unwrap();
         fs::create_dir_all(within.join("linked")).unwrap();
         symlink("../a/file.txt", within.join("linked").join(INDEX)).unwrap();
-        let root = Root::open(&within).unwrap();
+        let root = Root::open(&within, 100).unwrap();
         for path in ["/a/file.txt", "/inside"] {
             assert!(matches!(find(&root, path), Found::File { size: 5, .. }), "{path}");
         }
@@ -190,10 +268,53 @@ mod tests {
             assert_eq!(find(&root, path), Found::Nothing, "{path}");
         }
         assert_eq!(find(&root, "/with"), Found::Directory(Listing::default()));
-        let names = ["b/", "file.txt", "out"].map(str::to_owned).to_vec();
-        assert_eq!(find(&root, "/a/"), Found::Directory(Listing::new(&["a".to_owned()], names)));
+        let names = ["b/", "file.txt", "out"].map(|name| name.as_bytes().to_vec()).to_vec();
+        let listing = Listing::new(&[b"a".to_vec()], names, false);
+        assert_eq!(find(&root, "/a/"), Found::Directory(listing));
         assert!(matches!(find(&root, "/"), Found::Directory(_)));
-        assert!(Root::open(&at.join("secret")).is_err());
+        assert!(Root::open(&at.join("secret"), 100).is_err());
+        fs::remove_dir_all(&at).unwrap();
+    }
+
+    #[test]
+    fn names_are_bytes_and_few_of_many_are_listed() {
+        let at = std::env::temp_dir().join(format!("viaduct-names-{}", std::process::id()));
+        fs::create_dir_all(&at).unwrap();
+        fs::write(at.join(OsStr::from_bytes(b"caf\xe9")), "123").unwrap();
+        let root = |most| Root::open(&at, most).unwrap();
+        assert!(matches!(find(&root(2), "/caf%e9"), Found::File { size: 3, .. }));
+        let page = |most| match find(&root(most), "/") {
+            Found::Directory(listing) => String::from_utf8(listing.page().to_vec()).unwrap(),
+            other => panic!("{other:?}"),
+        };
+        assert!(page(1).contains("\"./caf%E9\"") && !page(1).contains("more names"));
+        (0..9).for_each(|n| fs::write(at.join(n.to_string()), "").unwrap());
+        let few = page(4);
+        assert!(few.contains("more names") && few.matches("<li>").count() == 4, "{few}");
+        (0..20).for_each(|n| fs::write(at.join(format!("{n:0>250}")), "").unwrap());
+        assert!(page(25).matches("<li>").count() < 20, "long names count for more");
+        fs::remove_dir_all(&at).unwrap();
+    }
+
+    #[test]
+    fn an_index_that_is_no_regular_file_is_none() {
+        let at = std::env::temp_dir().join(format!("viaduct-index-{}", std::process::id()));
+        for name in ["fifo", "socket", "directory", "nowhere", "out"] {
+            fs::create_dir_all(at.join(name)).unwrap();
+        }
+        let index = |name: &str| at.join(name).join(INDEX);
+        let cwd = rustix::fs::CWD;
+        rustix::fs::mknodat(cwd, index("fifo"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(index("socket")).unwrap();
+        fs::create_dir(index("directory")).unwrap();
+        symlink("none", index("nowhere")).unwrap();
+        symlink("/etc/passwd", index("out")).unwrap();
+        let root = Root::open(&at, 100).unwrap();
+        for name in ["fifo", "socket", "directory", "nowhere", "out"] {
+            let found = find(&root, &format!("/{name}/"));
+            assert!(matches!(found, Found::Directory(_)), "{name}: {found:?}");
+        }
+        assert_eq!(find(&root, "/fifo/index.html"), Found::Forbidden);
         fs::remove_dir_all(&at).unwrap();
     }
 }

@@ -9,9 +9,14 @@
 //! What is answered is decided by [`viaduct_proto::web`], the same for both ways by which requests come.
 //! Over Trickles nothing is kept of a client; over TCP the kernel and a task keep what they must.
 
+mod connection;
 mod descriptors;
+mod disk;
 mod files;
+mod outgoing;
+mod pages;
 mod shelf;
+mod sources;
 pub mod status;
 mod tcp;
 mod trickles;
@@ -19,6 +24,8 @@ mod trickles;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
@@ -27,26 +34,28 @@ use tokio::task::LocalSet;
 use tracing::{info, warn};
 use viaduct_proto::trickles::crypt::ServerCrypt;
 
-use crate::access_log::{AccessLog, AccessLogArgs};
+use crate::access_log::AccessLogArgs;
 use crate::key;
 use crate::metrics::{self, Metrics, Page};
-use crate::proxy::values::place;
+use crate::proxy::values::{place, wait};
 use crate::run_dir::usual_run_dir;
 use crate::shell::entropy;
 use crate::signals::{Heard, Signals};
 use crate::status::socket;
 use crate::trickles::{Secrets, ServerSettings};
+use disk::Disk;
 use files::Root;
+use outgoing::Limits;
 use shelf::Shelf;
 use status::ServeStatus;
-use tcp::Counts;
+use tcp::Shared;
 use trickles::{Hand, Service, Terms, Ways};
 
 /// What the command line says.
 #[derive(Args, Debug)]
 pub struct ServeArgs {
     /// The directory whose files are served; nothing outside it, also by symbolic links, and no name
-    /// that begins with a dot but .well-known
+    /// that begins with one dot but .well-known
     dir: PathBuf,
     /// Addresses to listen at
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:8080", value_parser = place)]
@@ -55,6 +64,27 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", conflicts_with = "encrypted_only",
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_connections: Option<u32>,
+    /// Connections over TCP from one source (an IPv4 address, an IPv6 /64); more are closed [default: 1024]
+    #[arg(long, value_name = "N", conflicts_with = "encrypted_only",
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    max_per_source: Option<u32>,
+    /// Bytes a second that a client over TCP has to take of a response, on average over a minute, or its
+    /// connection ends; 0: it may take as long as it lives [default: 1024]
+    #[arg(long, value_name = "BYTES", conflicts_with = "encrypted_only",
+          value_parser = clap::value_parser!(u32).range(..=1 << 30))]
+    min_rate: Option<u32>,
+    /// Time after which a client over TCP that acknowledges nothing, or is idle and answers no probes, is taken for
+    /// vanished [default: 60s]
+    #[arg(long, value_name = "TIME", conflicts_with = "encrypted_only", value_parser = wait)]
+    dead_after: Option<Duration>,
+    /// Names that the page of a directory has at most; it says if there are more [default: 10000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    max_listed: Option<u32>,
+    /// Bytes of directory pages over TCP, those that are being sent included; what is beyond is answered by 503
+    /// [default: 33554432]
+    #[arg(long, value_name = "BYTES", conflicts_with = "encrypted_only",
+          value_parser = clap::value_parser!(u32).range(1 << 16..=1 << 30))]
+    page_memory: Option<u32>,
     /// Serve Trickles at the same ports, by these packets
     #[arg(long, value_name = "HOW", value_enum, default_value = "auto")]
     trickles: Ways,
@@ -106,6 +136,13 @@ pub struct ServeArgs {
 /// Memory for what was answered, bytes.
 const REPLAY: u32 = 16 << 20;
 const MAX_CONNECTIONS: u32 = 4096;
+const MAX_PER_SOURCE: u32 = 1024;
+/// Bytes a second.
+const MIN_RATE: u32 = 1024;
+const DEAD_AFTER: Duration = Duration::from_secs(60);
+const MAX_LISTED: u32 = 10_000;
+/// Memory for pages, bytes.
+const PAGE_MEMORY: u32 = 32 << 20;
 const MTU: u16 = 1500;
 
 impl ServeArgs {
@@ -129,10 +166,11 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let (runtime, heard) = Signals::register()?.into_parts();
     let root = || {
         let dir = args.dir.display();
-        Root::open(&args.dir)
+        let most = args.max_listed.unwrap_or(MAX_LISTED);
+        Root::open(&args.dir, most as usize)
             .with_context(|| format!("cannot serve {dir}: a directory is expected"))
     };
-    let files = Rc::new(root()?);
+    let files = Arc::new(root()?);
     let log = args.access_log.open()?;
     let workers = if args.trickles == Ways::Off { 0 } else { workers(args.workers) };
     let parts = descriptors::share_out(workers, args.max_connections.unwrap_or(MAX_CONNECTIONS));
@@ -165,7 +203,10 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             Some(Service::start(&terms, hands)?)
         }
     };
-    let serving = serve(args, parts.connections, files, trickles, heard, log);
+    let disk = Disk::new(files, args.page_memory.unwrap_or(PAGE_MEMORY) as usize);
+    let per_source = args.max_per_source.unwrap_or(MAX_PER_SOURCE);
+    let shared = Shared::new(disk, log, limits(args), parts.connections, per_source);
+    let serving = serve(args, Rc::new(shared), trickles, heard);
     LocalSet::new().block_on(&runtime, serving)
 }
 
@@ -207,30 +248,37 @@ fn port(args: &ServeArgs) -> ServerSettings {
     }
 }
 
+/// Limits of a connection over TCP.
+fn limits(args: &ServeArgs) -> Limits {
+    Limits {
+        min_rate: args.min_rate.unwrap_or(MIN_RATE).into(),
+        dead_after: args.dead_after.unwrap_or(DEAD_AFTER),
+    }
+}
+
 async fn serve(
     args: &ServeArgs,
-    connections: u32,
-    root: Rc<Root>,
+    shared: Rc<Shared>,
     trickles: Option<Service>,
     mut heard: Heard,
-    log: AccessLog,
 ) -> Result<()> {
-    let places = tcp::places(connections);
-    let counts = Rc::new(Counts::default());
+    let start = Instant::now();
+    let log = &shared.log;
     for &address in args.listen.iter().filter(|_| !args.encrypted_only) {
         let listener = TcpListener::bind(address)
             .await
             .with_context(|| format!("cannot listen at {address}"))?;
         info!(address = %listener.local_addr()?, dir = %args.dir.display(), "serving");
-        let accept =
-            tcp::accept(listener, root.clone(), places.clone(), counts.clone(), log.clone());
-        tokio::task::spawn_local(accept);
+        tokio::task::spawn_local(tcp::accept(listener, shared.clone()));
     }
     let doors = args.metrics.map(metrics::listen).transpose()?;
     let (asked, metrics) = (status_socket(args), Metrics::default());
     let status = || ServeStatus {
         serving: args.dir.display().to_string(),
-        tcp: counts.get(),
+        name: name(args),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        uptime: start.elapsed().as_secs_f64(),
+        tcp: shared.status(),
         trickles: trickles.as_ref().map(Service::status),
         access_log: log.stats(),
     };
@@ -251,9 +299,14 @@ async fn serve(
 
 /// The status socket; a server may do without.
 fn status_socket(args: &ServeArgs) -> Option<(UnixListener, socket::Name)> {
-    let port = args.listen.first().map_or(0, SocketAddr::port);
-    let opened = socket::open(&args.run_dir.join(format!("serve-{port}.sock")));
+    let opened = socket::open(&args.run_dir.join(format!("{}.sock", name(args))));
     opened.inspect_err(|error| warn!("there is no status: {error:#}")).ok()
+}
+
+/// Name of the status socket.
+fn name(args: &ServeArgs) -> String {
+    let port = args.listen.first().map_or(0, SocketAddr::port);
+    format!("serve-{port}")
 }
 
 async fn asker(socket: Option<&(UnixListener, socket::Name)>) -> tokio::net::UnixStream {

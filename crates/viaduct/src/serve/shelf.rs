@@ -25,7 +25,7 @@ const DIRECTORIES: usize = 64;
 const PAGES: usize = 16 << 20;
 
 /// A path, and whether a directory is meant.
-type Key = (Vec<String>, bool);
+type Key = (Vec<Vec<u8>>, bool);
 
 /// The files of a directory, as Trickles' answers need them.
 #[derive(Debug)]
@@ -224,7 +224,7 @@ mod tests {
         let at = std::env::temp_dir().join(format!("viaduct-shelf-{}", std::process::id()));
         (0..=DIRECTORIES).for_each(|n| fs::create_dir_all(at.join(n.to_string())).unwrap());
         fs::write(at.join("0/old"), "").unwrap();
-        let mut shelf = Shelf::new(Root::open(&at).unwrap(), 1);
+        let mut shelf = Shelf::new(Root::open(&at, 10).unwrap(), 1);
         let start = Instant::now();
         let mut page = |path: &str, after: Duration| {
             let text = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
@@ -234,8 +234,8 @@ mod tests {
             (listing.page().clone(), shelf.pages.len())
         };
         let of = |path: &str, names: &[&str]| {
-            let names = names.iter().map(|name| (*name).to_owned()).collect();
-            Listing::new(&[path.to_owned()], names).page().clone()
+            let names = names.iter().map(|name| name.as_bytes().to_vec()).collect();
+            Listing::new(&[path.as_bytes().to_vec()], names, false).page().clone()
         };
         let first = page("/0/", Duration::ZERO).0;
         assert_eq!(first, of("0", &["old"]));
@@ -266,10 +266,10 @@ mod tests {
         }
         for n in 0..10_u8 {
             // A name is in its line twice.
-            let many = Listing::new(&[], vec!["x".repeat(1_000); PAGES / 6_000]);
+            let many = Listing::new(&[], vec![b"x".repeat(1_000); PAGES / 6_000], false);
             let (made, seen) = (start + now, start + now);
             let page = Page { listing: many, stamp: None, made, seen };
-            shelf.keep((vec![n.to_string()], true), page);
+            shelf.keep((vec![vec![n]], true), page);
             let held: usize = shelf.pages.values().map(|page| page.listing.page().len()).sum();
             assert!(held <= PAGES && shelf.pages.len() <= 3, "{held}");
         }

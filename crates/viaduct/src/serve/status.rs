@@ -15,6 +15,15 @@ use crate::trickles::PortStats;
 pub struct ServeStatus {
     /// What is served.
     pub serving: String,
+    /// Name of the status socket, `serve-PORT`.
+    #[serde(default)]
+    pub name: String,
+    /// Version of the program.
+    #[serde(default)]
+    pub version: String,
+    /// Seconds since it began.
+    #[serde(default)]
+    pub uptime: f64,
     /// Connections over TCP, so far and now.
     pub tcp: TcpStatus,
     /// Over Trickles, if that is served.
@@ -33,6 +42,18 @@ pub struct TcpStatus {
     pub open: u64,
     /// Requests so far.
     pub requests: u64,
+    /// Connections closed because their source had all that it may have.
+    #[serde(default)]
+    pub crowded: u64,
+    /// Connections ended because their client took less than `--min-rate`.
+    #[serde(default)]
+    pub slow: u64,
+    /// Bytes of directory pages in memory.
+    #[serde(default)]
+    pub page_bytes: u64,
+    /// Requests for directory pages refused because those in memory took all that they may.
+    #[serde(default)]
+    pub pages_refused: u64,
 }
 
 /// Over Trickles.
@@ -163,30 +184,67 @@ impl TricklesStatus {
     }
 }
 
+impl TcpStatus {
+    /// Adds its metrics.
+    fn expose(&self, out: &mut Exposition) {
+        for (name, kind, help, value) in [
+            (
+                "viaduct_serve_tcp_connections_total",
+                Kind::Counter,
+                "Connections over TCP.",
+                self.connections,
+            ),
+            ("viaduct_serve_tcp_open", Kind::Gauge, "Connections over TCP now.", self.open),
+            (
+                "viaduct_serve_tcp_requests_total",
+                Kind::Counter,
+                "Requests over TCP.",
+                self.requests,
+            ),
+            (
+                "viaduct_serve_page_bytes",
+                Kind::Gauge,
+                "Bytes of directory pages in memory.",
+                self.page_bytes,
+            ),
+        ] {
+            out.family(name, kind, help);
+            out.sample(&[], value);
+        }
+        for (name, help, value) in [
+            (
+                "viaduct_serve_tcp_crowded_total",
+                "Connections closed, their source had too many.",
+                self.crowded,
+            ),
+            (
+                "viaduct_serve_tcp_slow_total",
+                "Connections ended, their client was too slow.",
+                self.slow,
+            ),
+            (
+                "viaduct_serve_pages_refused_total",
+                "Directory pages refused for want of memory.",
+                self.pages_refused,
+            ),
+        ] {
+            out.family(name, Kind::Counter, help);
+            out.sample(&[], value);
+        }
+    }
+}
+
 impl ServeStatus {
     /// For Prometheus.
     pub(super) fn exposition(&self) -> String {
         let mut out = Exposition::default();
         self.access_log.iter().for_each(|log| log.expose(&mut out));
+        self.tcp.expose(&mut out);
+        let Some(trickles) = &self.trickles else { return out.finish() };
         let mut one = |name, kind, help: &str, value: f64| {
             out.family(name, kind, help);
             out.sample(&[], value);
         };
-        let TcpStatus { connections, open, requests } = self.tcp;
-        one(
-            "viaduct_serve_tcp_connections_total",
-            Kind::Counter,
-            "Connections over TCP.",
-            connections as f64,
-        );
-        one("viaduct_serve_tcp_open", Kind::Gauge, "Connections over TCP now.", open as f64);
-        one(
-            "viaduct_serve_tcp_requests_total",
-            Kind::Counter,
-            "Requests over TCP.",
-            requests as f64,
-        );
-        let Some(trickles) = &self.trickles else { return out.finish() };
         for (name, help, value) in [
             ("viaduct_serve_trickles_messages_total", "Messages that came.", trickles.messages),
             (

@@ -1,10 +1,12 @@
 //! The page that people read of a server of files.
 
 use std::fmt::{self, Display, Formatter};
+use std::time::Duration;
 
 use super::page::{Ink, row};
 use super::words::{bytes, thousands};
-use crate::serve::status::{ServeStatus, TricklesStatus};
+use crate::access_log::AccessLogStats;
+use crate::serve::status::{ServeStatus, TcpStatus, TricklesStatus};
 
 /// What a server says, for people.
 #[derive(Debug)]
@@ -59,7 +61,10 @@ impl<'a> ServePage<'a> {
 impl Display for ServePage<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let status = self.status;
-        writeln!(f, "{}", self.ink.bold(format!("serving {}", status.serving)))?;
+        let up = humantime::format_duration(Duration::from_secs(status.uptime as u64));
+        let (name, version) = (&status.name, &status.version);
+        let title = self.ink.bold(format!("serving {}", status.serving));
+        writeln!(f, "{title}  ({name}, version {version}, up {up})")?;
         let tcp = format!(
             "{} connections, {} now; {} requests",
             thousands(status.tcp.connections),
@@ -67,6 +72,19 @@ impl Display for ServePage<'_> {
             thousands(status.tcp.requests)
         );
         row(f, "tcp", tcp)?;
+        let TcpStatus { crowded, slow, page_bytes, pages_refused, .. } = status.tcp;
+        let limited = format!(
+            "{} connections beyond a source's places, {} ended for their slowness, {} pages refused",
+            self.ink.alarm(crowded),
+            self.ink.alarm(slow),
+            self.ink.alarm(pages_refused)
+        );
+        row(f, "limits", limited)?;
+        row(f, "pages", format!("{} in memory", bytes(page_bytes)))?;
+        if let Some(AccessLogStats { written, lost }) = status.access_log {
+            let (written, lost) = (thousands(written), self.ink.alarm(lost));
+            row(f, "access log", format!("{written} lines written, {lost} lost"))?;
+        }
         status.trickles.iter().try_for_each(|seen| self.trickles(f, seen))
     }
 }

@@ -34,9 +34,9 @@ impl Files for One {
 impl Site for One {
     fn find(&mut self, request: &Request) -> (Found, u64) {
         self.looks += 1;
-        match request.path.first().map(String::as_str) {
-            Some("none") => return (Found::Nothing, 0),
-            Some("names") => return (Found::Directory(self.names.clone()), 0),
+        match request.path.first().map(Vec::as_slice) {
+            Some(b"none") => return (Found::Nothing, 0),
+            Some(b"names") => return (Found::Directory(self.names.clone()), 0),
             _ => {}
         }
         (Found::File { size: self.size, modified: self.modified, nanos: 0 }, 7)
@@ -259,8 +259,8 @@ fn streams_of_which_one_packet_has_too_many_requests_are_all_answered() {
 #[test]
 fn a_directory_is_redirected_to_and_its_page_comes_whole() {
     let mut world = World::new();
-    let names = (0..5_000).map(|n| format!("file-{n}")).collect();
-    world.site.names = Listing::new(&["names".to_owned()], names);
+    let names = (0..5_000).map(|n| format!("file-{n}").into_bytes()).collect();
+    world.site.names = Listing::new(&[b"names".to_vec()], names, false);
     let text =
         "GET /names?q=1 HTTP/1.1\r\nHost: h\r\n\r\nGET /names/?q=1 HTTP/1.1\r\nHost: h\r\n\r\n";
     let expected = world.expected(text.as_bytes());
@@ -276,7 +276,7 @@ fn a_directory_is_redirected_to_and_its_page_comes_whole() {
 #[test]
 fn a_page_is_neither_made_nor_copied_for_an_event() {
     let mut world = World::new();
-    world.site.names = Listing::new(&[], vec!["a".repeat(100); 1_000]);
+    world.site.names = Listing::new(&[], vec![b"a".repeat(100); 1_000], false);
     let text = b"GET /names/ HTTP/1.1\r\nHost: h\r\n\r\n";
     let (request, _) = Request::parse(text).unwrap().unwrap();
     let first = Response::to(request, &mut world.site);

@@ -1,0 +1,200 @@
+//! One connection over TCP: heads in, responses out.
+
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout};
+use viaduct_proto::web::{Body, MAX_HEAD, Plan, Request, plan};
+
+use super::disk::Answer;
+use super::outgoing::Outgoing;
+use super::tcp::Shared;
+use crate::access_log::Entry;
+
+/// Time for a head, and of silence between two requests.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time for which a client's bytes are read on after the last response: what is not read has the kernel reset the
+/// connection, and the response may be lost with it.
+const LINGER: Duration = Duration::from_secs(2);
+/// Interval at which a connection that lingers is looked at.
+const LINGER_LOOK: Duration = Duration::from_millis(200);
+/// Bytes of a body that are sent together with its head.
+const MAX_TOGETHER: usize = 64 << 10;
+
+/// A request that was read, or what is answered to bytes that are none.
+enum Asked {
+    Request(Request, usize),
+    Refused(Plan),
+}
+
+/// Answers one request after the other until the client or a response ends the connection.
+///
+/// # Errors
+/// The connection failed, or its client was too slow.
+pub async fn converse(stream: &TcpStream, client: SocketAddr, shared: &Shared) -> io::Result<()> {
+    let mut out = Outgoing::new(stream, shared.limits)?;
+    answer_all(stream, &mut out, client, shared).await?;
+    rustix::net::shutdown(stream, rustix::net::Shutdown::Write)?;
+    linger(stream, &mut out).await
+}
+
+async fn answer_all(
+    stream: &TcpStream,
+    out: &mut Outgoing<'_>,
+    client: SocketAddr,
+    shared: &Shared,
+) -> io::Result<()> {
+    let mut bytes = Vec::new();
+    while let Some(asked) = next(stream, &mut bytes, out).await? {
+        let start = (SystemTime::now(), Instant::now());
+        let (plan, answer, taken) = match asked {
+            Asked::Request(request, taken) => {
+                let answer = shared.disk.find(&request).await;
+                (plan(&request, &answer.found), Some(answer), taken)
+            }
+            Asked::Refused(plan) => (plan, None, bytes.len()),
+        };
+        shared.counts.add(|count| count.requests += 1);
+        let before = out.written();
+        out.begin();
+        let done = send(out, &plan, answer.as_ref(), shared).await;
+        if shared.log.is_on() {
+            let reason = done.as_ref().err().map(ToString::to_string);
+            let sent = out.written() - before;
+            shared.log.write(entry(client, &bytes[..taken], start, plan.status, sent, reason));
+        }
+        done?;
+        if !plan.keep_alive {
+            break;
+        }
+        bytes.drain(..taken);
+        if bytes.is_empty() {
+            // An idle connection holds no memory.
+            bytes = Vec::new();
+        }
+    }
+    Ok(())
+}
+
+fn entry(
+    client: SocketAddr,
+    request: &[u8],
+    start: (SystemTime, Instant),
+    status: u16,
+    sent: u64,
+    reason: Option<String>,
+) -> Entry {
+    let line = request.split(|&byte| byte == b'\r').find(|line| !line.trim_ascii().is_empty());
+    let line = line.map_or(&b"-"[..], <[u8]>::trim_ascii);
+    Entry {
+        start: start.0,
+        duration: Some(start.1.elapsed()),
+        client,
+        user: None,
+        protocol: "http",
+        request: String::from_utf8_lossy(line).into_owned(),
+        status,
+        sent,
+        received: request.len() as u64,
+        reason,
+    }
+}
+
+/// Reads the next request; `None` at the end.
+async fn next(
+    stream: &TcpStream,
+    bytes: &mut Vec<u8>,
+    out: &mut Outgoing<'_>,
+) -> io::Result<Option<Asked>> {
+    let mut until = Instant::now() + IDLE_TIMEOUT;
+    loop {
+        match Request::parse(bytes) {
+            Ok(Some((request, taken))) => return Ok(Some(Asked::Request(request, taken))),
+            Err(why) => return Ok(Some(Asked::Refused(Plan::refuse(why)))),
+            Ok(None) => {}
+        }
+        let begins = bytes.is_empty();
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        match timeout(left.min(out.look_interval()), stream.readable()).await {
+            Ok(ready) => ready?,
+            Err(_) => {
+                // As long as it is taking the last response it is not idle.
+                if begins && out.unacknowledged() > 0 {
+                    out.look()?;
+                    until = Instant::now() + IDLE_TIMEOUT;
+                }
+                continue;
+            }
+        }
+        bytes.reserve(MAX_HEAD);
+        match stream.try_read_buf(bytes) {
+            Ok(0) => return Ok(None),
+            Ok(_) if begins => until = Instant::now() + IDLE_TIMEOUT,
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+async fn send(
+    out: &mut Outgoing<'_>,
+    plan: &Plan,
+    answer: Option<&Answer>,
+    shared: &Shared,
+) -> io::Result<()> {
+    let file: Option<&Arc<File>> = answer.and_then(|answer| answer.file.as_ref());
+    let body: &[u8] = match (&plan.body, file) {
+        (Body::Bytes(bytes), _) => bytes,
+        (Body::Page(listing), _) => listing.page(),
+        (Body::File(range), Some(file)) => {
+            out.write(&plan.head).await?;
+            return out.write_file(&shared.disk, file, range.clone()).await;
+        }
+        (Body::File(_), None) => return Err(io::ErrorKind::NotFound.into()),
+    };
+    if body.len() <= MAX_TOGETHER {
+        return out.write(&[&plan.head, body].concat()).await;
+    }
+    out.write(&plan.head).await?;
+    out.write(body).await
+}
+
+/// Waits, after the last response, until the client has all of it: a socket that is closed before keeps what it has to
+/// send without a bound of time that is ours.
+async fn linger(stream: &TcpStream, out: &mut Outgoing<'_>) -> io::Result<()> {
+    out.begin();
+    let until = Instant::now() + LINGER;
+    let mut rest = [0; 1024];
+    let mut reads = true;
+    loop {
+        let now = Instant::now();
+        let left = until.saturating_duration_since(now);
+        if out.unacknowledged() == 0 && (left.is_zero() || !reads) {
+            return Ok(());
+        }
+        out.look()?;
+        if let Some(error) = stream.take_error()? {
+            return Err(error);
+        }
+        if !reads || left.is_zero() {
+            tokio::time::sleep(LINGER_LOOK).await;
+            continue;
+        }
+        let Ok(ready) = timeout(left.min(LINGER_LOOK), stream.readable()).await else { continue };
+        ready?;
+        match stream.try_read(&mut rest) {
+            Ok(0) => reads = false,
+            Ok(_) => tokio::task::yield_now().await,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+}

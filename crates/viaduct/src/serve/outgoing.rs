@@ -1,0 +1,209 @@
+//! What a connection sends, and the rate at which its client has to take it.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout};
+use viaduct_sys::tcp::{self, ShutWindow};
+
+use super::disk::{CHUNK, Disk};
+
+/// A client has to take [`Limits::min_rate`] on average over this time.
+const RATE_PERIOD: Duration = Duration::from_secs(60);
+/// Interval at which a connection that waits for its client is looked at.
+const MAX_LOOK_INTERVAL: Duration = Duration::from_secs(5);
+const MIN_LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Limits of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes a second that a client has to take of what is sent; 0: none.
+    pub min_rate: u64,
+    /// Time after which a peer that acknowledges nothing is taken for vanished.
+    pub dead_after: Duration,
+}
+
+/// The sending half of a connection.
+#[derive(Debug)]
+pub struct Outgoing<'a> {
+    stream: &'a TcpStream,
+    limits: Limits,
+    /// Bytes written so far.
+    written: u64,
+    shut: ShutWindow,
+    looked: Instant,
+    /// Beginning of the present period of [`RATE_PERIOD`], and bytes acknowledged until then.
+    period: (Instant, u64),
+}
+
+impl<'a> Outgoing<'a> {
+    /// Sets the socket up.
+    ///
+    /// # Errors
+    /// The connection is gone.
+    pub fn new(stream: &'a TcpStream, limits: Limits) -> io::Result<Outgoing<'a>> {
+        stream.set_nodelay(true)?;
+        tcp::set_dead_after(stream, limits.dead_after)?;
+        let now = Instant::now();
+        let (written, shut) = (0, ShutWindow::default());
+        Ok(Outgoing { stream, limits, written, shut, looked: now, period: (now, 0) })
+    }
+
+    /// Bytes written so far.
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Bytes that the client has not acknowledged.
+    pub fn unacknowledged(&self) -> u64 {
+        tcp::sending(self.stream).map_or(0, |sending| sending.held)
+    }
+
+    /// Interval of [`Outgoing::look`] while something is unacknowledged.
+    pub fn look_interval(&self) -> Duration {
+        (self.limits.dead_after / 8).clamp(MIN_LOOK_INTERVAL, MAX_LOOK_INTERVAL)
+    }
+
+    /// Begins a response: the client's rate counts from now.
+    pub fn begin(&mut self) {
+        let now = Instant::now();
+        self.period = (now, self.written.saturating_sub(self.unacknowledged()));
+        self.looked = now;
+    }
+
+    /// Writes all of `bytes`.
+    ///
+    /// # Errors
+    /// The connection failed, or its client is too slow (`TimedOut`).
+    pub async fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            self.ready().await?;
+            let chunk = &bytes[..bytes.len().min(CHUNK)];
+            match self.stream.try_write(chunk) {
+                Ok(taken) => {
+                    bytes = &bytes[taken..];
+                    self.written += taken as u64;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a part of a file.
+    ///
+    /// # Errors
+    /// As [`Outgoing::write`], and those of the file.
+    pub async fn write_file(
+        &mut self,
+        disk: &Disk,
+        file: &Arc<File>,
+        range: Range<u64>,
+    ) -> io::Result<()> {
+        let mut at = range.start;
+        while at < range.end {
+            // First room, then bytes: a connection that waits holds none.
+            self.ready().await?;
+            let most = usize::try_from(range.end - at).unwrap_or(CHUNK);
+            match disk.pass(file, at, most, |bytes| self.stream.try_write(bytes)).await {
+                Ok(taken) => {
+                    at += taken as u64;
+                    self.written += taken as u64;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until something can be written, and lets other connections have their turn.
+    async fn ready(&mut self) -> io::Result<()> {
+        tokio::task::yield_now().await;
+        loop {
+            if let Ok(ready) = timeout(self.look_interval(), self.stream.writable()).await {
+                ready?;
+                return self.look();
+            }
+            self.look()?;
+        }
+    }
+
+    /// Looks after a client that has something to take.
+    ///
+    /// # Errors
+    /// `TimedOut`: it has taken too little.
+    pub fn look(&mut self) -> io::Result<()> {
+        let now = Instant::now();
+        if now.duration_since(self.looked) < self.look_interval() {
+            return Ok(());
+        }
+        self.looked = now;
+        self.shut.look(self.stream, self.limits.dead_after)?;
+        let (since, before) = self.period;
+        let time = now.duration_since(since);
+        if time < RATE_PERIOD {
+            return Ok(());
+        }
+        let acknowledged = self.written.saturating_sub(self.unacknowledged());
+        self.period = (now, acknowledged);
+        let least = self.limits.min_rate.saturating_mul(time.as_secs());
+        // A FIN counts as a byte that was not written.
+        if acknowledged.saturating_sub(before) < least {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, TOO_SLOW));
+        }
+        Ok(())
+    }
+}
+
+/// Reason of an end by [`Limits::min_rate`].
+const TOO_SLOW: &str = "the client takes less than --min-rate";
+
+/// Whether a connection ended for that reason.
+pub fn is_too_slow(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::TimedOut
+        && error.get_ref().is_some_and(|inner| inner.to_string() == TOO_SLOW)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// A connection whose client never reads; virtual time passes while nothing can be written.
+    async fn stalled(min_rate: u64) -> (TcpStream, TcpStream, Limits) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (server, _) = listener.accept().await.unwrap();
+        (client, server, Limits { min_rate, dead_after: Duration::from_secs(3600) })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_takes_less_than_the_least_rate_is_ended() {
+        let (_client, server, limits) = stalled(1_000).await;
+        let mut out = Outgoing::new(&server, limits).unwrap();
+        out.begin();
+        let start = Instant::now();
+        let bytes = vec![0; 64 << 20];
+        let error = out.write(&bytes).await.unwrap_err();
+        assert!(is_too_slow(&error), "{error}");
+        assert!(out.written() > 0 && start.elapsed() >= RATE_PERIOD);
+        let other = io::Error::from(io::ErrorKind::TimedOut);
+        assert!(!is_too_slow(&other));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_least_rate_a_live_client_lasts() {
+        let (_client, server, limits) = stalled(0).await;
+        let mut out = Outgoing::new(&server, limits).unwrap();
+        out.begin();
+        let bytes = vec![0; 64 << 20];
+        assert!(timeout(20 * RATE_PERIOD, out.write(&bytes)).await.is_err());
+    }
+}
