@@ -156,7 +156,7 @@ fn log_ticks(least: f64, most: f64) -> ((f64, f64), Vec<f64>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::Point;
+    use crate::experiment::{Axis, Point};
 
     #[test]
     fn linear_ticks_are_round_and_enclose() {
@@ -167,14 +167,15 @@ mod tests {
 
     #[test]
     fn a_share_ends_at_the_whole() {
-        let plot = crate::experiment::Plot::line("", ("loss", "%"), ("recovered", "%"));
+        let axis = |label: &str| Axis { label: label.into(), unit: "%".into(), log: false };
         let point = |y, error| Point { x: 1.0, y, error, raw: vec![], label: None };
         let series = |y, error| Series {
             plot: String::new(),
             name: String::new(),
             kind: Kind::Line,
-            x: plot.x.clone(),
-            y: plot.y.clone(),
+            x: axis("loss"),
+            y: axis("recovered"),
+            confidence: false,
             points: vec![point(y, error)],
         };
         let most = |y, error| Scale::both(&[&series(y, error)]).unwrap().1.most();
