@@ -33,26 +33,33 @@ pub fn hear_errors(socket: impl AsFd) -> io::Result<()> {
 
 /// What such a socket was told, if it was.
 pub fn take_error(socket: BorrowedFd<'_>) -> Option<Undelivered> {
+    take_error_of(socket, &mut []).map(|(error, _)| error)
+}
+
+/// The same, and as much of what the datagram carried as was sent back and `carried` has room for: its length.
+pub fn take_error_of(socket: BorrowedFd<'_>, carried: &mut [u8]) -> Option<(Undelivered, usize)> {
     // SAFETY: all zeros is an address and a message.
     let (mut name, mut message): (libc::sockaddr_in6, libc::msghdr) =
         unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
-    let mut control = [0u64; 16];
+    let mut control = [0u64; 32];
     message.msg_name = (&raw mut name).cast();
     message.msg_namelen = size_of::<libc::sockaddr_in6>() as _;
+    let mut piece = libc::iovec { iov_base: carried.as_mut_ptr().cast(), iov_len: carried.len() };
+    (message.msg_iov, message.msg_iovlen) = (&raw mut piece, 1);
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = size_of_val(&control) as _;
     let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
-    // SAFETY: the kernel writes to the address and the control bytes, which live through the call and
-    // are as long as the message says.
+    // SAFETY: the kernel writes to the address, the control bytes and `carried`, which live through the call
+    // and are as long as the message says.
     let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
-    if got < 0 {
-        return None;
-    }
-    // SAFETY: the message is as the kernel has just written it.
-    let head = unsafe { libc::CMSG_FIRSTHDR(&raw const message).as_ref() }?;
+    let got = usize::try_from(got).ok()?;
     let errors = [(libc::SOL_IP, libc::IP_RECVERR), (libc::SOL_IPV6, libc::IPV6_RECVERR)];
-    if !errors.contains(&(head.cmsg_level, head.cmsg_type)) {
-        return None;
+    // SAFETY: the message is as the kernel has just written it.
+    let mut head = unsafe { libc::CMSG_FIRSTHDR(&raw const message).as_ref() }?;
+    // Others may stand before it, such as the hop limit of what was said.
+    while !errors.contains(&(head.cmsg_level, head.cmsg_type)) {
+        // SAFETY: as above.
+        head = unsafe { libc::CMSG_NXTHDR(&raw const message, head).as_ref() }?;
     }
     // SAFETY: such a header is followed by this, which may stand anywhere.
     let error: libc::sock_extended_err =
@@ -65,7 +72,8 @@ pub fn take_error(socket: BorrowedFd<'_>) -> Option<Undelivered> {
     };
     let icmp = [libc::SO_EE_ORIGIN_ICMP, libc::SO_EE_ORIGIN_ICMP6];
     let is_icmp = error.ee_origin == icmp[usize::from(ip.is_ipv6())];
-    is_icmp.then_some(Undelivered { to: (ip, port).into(), why: [error.ee_type, error.ee_code] })
+    let why = [error.ee_type, error.ee_code];
+    is_icmp.then_some((Undelivered { to: (ip, port).into(), why }, got))
 }
 
 #[cfg(test)]
@@ -82,12 +90,22 @@ mod tests {
         let closed = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         socket.send_to(b"x", closed).unwrap();
         assert_eq!(take_error(socket.as_fd()), Some(Undelivered { to: closed, why: [3, 3] }));
+        for (sent, length) in [(&b"payload"[..], 7), (&[1; 99], 9)] {
+            // An error that waits is told by the next call.
+            let _ = sockopt::socket_error(&socket);
+            socket.send_to(sent, closed).unwrap();
+            let mut carried = [0; 9];
+            let told = take_error_of(socket.as_fd(), &mut carried);
+            assert_eq!(told, Some((Undelivered { to: closed, why: [3, 3] }, length)));
+            assert_eq!(carried[..length], sent[..length]);
+        }
     }
 
     #[test]
     fn one_of_ipv6_hears_it_of_both_families() {
         let socket = UdpSocket::bind("[::]:0").unwrap();
         hear_errors(&socket).unwrap();
+        crate::hop_fields::hear_hop_fields(&socket).unwrap();
         for (from, why) in [("[::1]:0", [1, 4]), ("127.0.0.1:0", [3, 3])] {
             let closed = UdpSocket::bind(from).unwrap().local_addr().unwrap();
             let to = match closed.ip() {

@@ -31,24 +31,34 @@ pub(super) fn is_judged(flags: c_int) -> bool {
 
 /// Asks the rules, and the master if they say so; and the word that lets the call pass.
 pub(super) fn decide(fd: c_int, flags: c_int, sockaddr: &[u8], call: Call) -> (Decided, u64) {
-    let Sockaddr::Ip(to) = parse_sockaddr(sockaddr) else {
-        return (Decided::Pass, if let Wrapped::By(state) = state() { state.word } else { 0 });
-    };
     let state = match state() {
         Wrapped::No => return (Decided::Pass, 0),
+        Wrapped::Deaf if leads_nowhere(sockaddr) => return (Decided::Pass, 0),
         Wrapped::Deaf => return (Decided::Done(libc::ENETUNREACH), 0),
+        Wrapped::By(state) if sockaddr.is_empty() => return (Decided::Pass, state.word),
         Wrapped::By(state) => state,
     };
     // The kernel says what is wrong with what is no socket.
     let Some(socket) = socket_of(fd) else { return (Decided::Pass, state.word) };
     let rules = &state.welcome.rules;
+    if !socket.is_of_ip() {
+        // The master knows which sockets lead to daemons that act for programs.
+        let judged = call == Call::Connect && (rules.names || rules.strict);
+        return (Decided::Pass, if judged { 0 } else { state.word });
+    }
+    let (sent, length) = socket.as_sent(sockaddr);
+    let read = if call == Call::Send { &sent[..length] } else { sockaddr };
+    let Sockaddr::Ip(to) = parse_sockaddr(read) else { return (Decided::Pass, state.word) };
     let verdict = match call {
         Call::Send => rules.send(socket, flags, sockaddr),
         _ => rules.connect(socket, sockaddr),
     };
     let decided = match verdict {
-        // Seccomp tells the master of what bears no word.
-        Verdict::Pass if state.welcome.tells => return (Decided::Pass, 0),
+        // Seccomp tells the master of what bears no word. Of datagrams that are carried it knows whether
+        // there is a route, and where nothing may go around it, it connects for the program.
+        Verdict::Pass if state.welcome.tells || rules.strict || rules.carries_of(socket) => {
+            return (Decided::Pass, 0);
+        }
         Verdict::Pass => Decided::Pass,
         Verdict::Resolve(_) => return (Decided::Pass, 0),
         Verdict::Refuse(errno) => {
@@ -58,12 +68,22 @@ pub(super) fn decide(fd: c_int, flags: c_int, sockaddr: &[u8], call: Call) -> (D
         Verdict::Divert(to) => match state.welcome.offload {
             Some(rate) => {
                 pace(fd, rate);
+                if rules.strict {
+                    return (Decided::Pass, 0);
+                }
                 Decided::Pass
             }
             None => Decided::Done(divert(state, fd, to)),
         },
     };
     (decided, state.word)
+}
+
+/// Whether these bytes are an address of no family of IP.
+fn leads_nowhere(sockaddr: &[u8]) -> bool {
+    let family = sockaddr.first_chunk().copied().map(u16::from_ne_bytes);
+    let leads = [libc::AF_UNSPEC, libc::AF_INET, libc::AF_INET6];
+    family.is_none_or(|family| !leads.contains(&family.into()))
 }
 
 /// Has the kernel send at most so many bytes a second; 0 leaves it as it is.

@@ -15,6 +15,8 @@ const V6_LEN: usize = 40;
 /// bytes: hop-by-hop options, routing, destination options.
 const EXTENSIONS: [u8; 3] = [0, 43, 60];
 const FRAGMENT: u8 = 44;
+/// Bytes that an error message quotes of a datagram's payload, so that it fits into 576 bytes (RFC 1812, 4.3.2.3).
+pub const MAX_QUOTED: usize = 512;
 
 /// Between whom it travels, and how much it carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,11 +72,19 @@ pub fn emit(source: SocketAddr, destination: SocketAddr, payload: &[u8]) -> Opti
 }
 
 /// The packet that says of a datagram, sent by `source`, that it did not arrive: ICMP's type and code, or
-/// ICMPv6's.
-pub fn undelivered(source: SocketAddr, destination: SocketAddr, why: [u8; 2]) -> Vec<u8> {
+/// ICMPv6's, and the first of what it carried, at most [`MAX_QUOTED`] bytes.
+pub fn undelivered(
+    source: SocketAddr,
+    destination: SocketAddr,
+    why: [u8; 2],
+    carried: &[u8],
+) -> Vec<u8> {
+    let carried = &carried[..carried.len().min(MAX_QUOTED)];
     // Its headers tell whose it was.
     let mut udp = ports(source, destination);
-    udp.extend([0, UDP_LEN as u8, 0, 0]);
+    udp.extend(((UDP_LEN + carried.len()) as u16).to_be_bytes());
+    udp.extend([0, 0]);
+    udp.extend(carried);
     let (from, to) = (destination.ip(), source.ip());
     let sent = packet(to, from, UDP, &udp);
     let mut message = vec![why[0], why[1], 0, 0, 0, 0, 0, 0];
@@ -143,15 +153,16 @@ mod tests {
     fn who_has_sent_it_is_told_that_it_did_not_arrive() {
         let [source, destination] =
             ["127.0.0.1:9", "192.0.2.1:53"].map(|at| at.parse::<SocketAddr>().unwrap());
-        let packet = undelivered(source, destination, [3, 3]);
+        let packet = undelivered(source, destination, [3, 3], b"asked");
         assert_eq!(packet[12..20], [192, 0, 2, 1, 127, 0, 0, 1]);
         assert_eq!((packet[9], &packet[20..22]), (ICMP, &[3, 3][..]));
         assert_eq!(internet_checksum(&packet[20..]), 0);
-        let parsed = Datagram { source, destination, bytes: 0 };
-        assert_eq!(Datagram::parse(&packet[28..]), Some(parsed));
+        let parsed = Datagram { source, destination, bytes: 5 };
+        assert_eq!(Datagram::split(&packet[28..]), Some((parsed, &b"asked"[..])));
+        assert!(undelivered(source, destination, [3, 3], &[0; 9_999]).len() <= 576);
         let [source, destination] =
             ["[::1]:9", "[2001:db8::1]:53"].map(|at| at.parse::<SocketAddr>().unwrap());
-        let packet = undelivered(source, destination, [1, 4]);
+        let packet = undelivered(source, destination, [1, 4], &[]);
         assert_eq!((packet[6], &packet[40..42]), (ICMPV6, &[1, 4][..]));
         assert_eq!(pseudo(destination.ip(), source.ip(), ICMPV6, &packet[40..]), 0);
         let parsed = Datagram { source, destination, bytes: 0 };

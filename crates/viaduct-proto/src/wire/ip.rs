@@ -113,6 +113,15 @@ fn check_lengths(have: usize, header: usize, least: usize, total: usize) -> Resu
     Ok(())
 }
 
+/// What routers change in a packet, of which the front is at hand; `None` if it is no packet of IP.
+pub fn hop(packet: &[u8]) -> Option<Hop> {
+    match packet.first()? >> 4 {
+        4 => Some(Hop { ttl: *packet.get(8)?, tos: packet[1] }),
+        6 => Some(Hop { ttl: *packet.get(7)?, tos: packet[0] << 4 | packet[1] >> 4 }),
+        _ => None,
+    }
+}
+
 /// Zeroes what routers change in a parsed packet, and returns what it was.
 ///
 /// # Panics
@@ -213,6 +222,7 @@ mod tests {
         fn normalising_forgets_only_what_it_returns(tos: u8, ttl: u8, version in prop::bool::ANY) {
             let mut packet = if version { valid_v4() } else { v6_packet() };
             restore(&mut packet, Hop { ttl, tos });
+            prop_assert_eq!(super::hop(&packet), Some(Hop { ttl, tos }));
             let before = packet.clone();
             let hop = normalise(&mut packet);
             prop_assert_eq!(hop, Hop { ttl, tos });

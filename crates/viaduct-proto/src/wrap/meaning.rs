@@ -83,7 +83,10 @@ impl Rules {
         match socket.carries() {
             // Without the flag the kernel ignores the address, or has one already.
             Carries::Tcp if flags & MSG_FASTOPEN == 0 => Verdict::Pass,
-            _ => self.connect(socket, sockaddr),
+            _ => {
+                let (sockaddr, length) = socket.as_sent(sockaddr);
+                self.connect(socket, &sockaddr[..length])
+            }
         }
     }
 

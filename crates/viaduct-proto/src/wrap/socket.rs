@@ -12,6 +12,7 @@ const AF_ALG: i32 = 38;
 const AF_SMC: i32 = 43;
 const SOCK_STREAM: i32 = 1;
 const SOCK_DGRAM: i32 = 2;
+const SOCK_RAW: i32 = 3;
 /// The kind of a socket beside its flags, such as `SOCK_CLOEXEC`.
 const SOCK_KIND: i32 = 0xf;
 const IPPROTO_TCP: i32 = 6;
@@ -38,6 +39,8 @@ impl Errno {
     pub const PERM: Errno = Errno(1);
     /// There is no such thing.
     pub const NOENT: Errno = Errno(2);
+    /// Its memory is not there.
+    pub const FAULT: Errno = Errno(14);
     /// It is elsewhere.
     pub const XDEV: Errno = Errno(18);
     /// The machine, or what stands for it, may open no more files.
@@ -50,6 +53,8 @@ impl Errno {
     pub const INVAL: Errno = Errno(22);
     /// It speaks another language.
     pub const PROTO: Errno = Errno(71);
+    /// It is longer than a datagram can be.
+    pub const MSGSIZE: Errno = Errno(90);
     /// The kernel has no such protocol.
     pub const PROTONOSUPPORT: Errno = Errno(93);
     /// It cannot be asked for that.
@@ -64,6 +69,8 @@ impl Errno {
     pub const TIMEDOUT: Errno = Errno(110);
     /// Nobody listens there.
     pub const CONNREFUSED: Errno = Errno(111);
+    /// It is connected already.
+    pub const ISCONN: Errno = Errno(106);
     /// There is no way to the host.
     pub const HOSTUNREACH: Errno = Errno(113);
     /// It had begun before, and goes on.
@@ -191,6 +198,26 @@ pub fn parse_bound(bytes: &[u8]) -> Sockaddr {
 }
 
 impl Socket {
+    /// The `sockaddr` of a send by this socket, with the family by which the kernel reads it.
+    ///
+    /// Datagram sockets of IPv4 take `AF_UNSPEC` for `AF_INET`, and raw ones of IPv6 for `AF_INET6`. To
+    /// others it is no address.
+    pub fn as_sent(self, sockaddr: &[u8]) -> ([u8; SOCKADDR], usize) {
+        let mut bytes = [0; SOCKADDR];
+        let length = sockaddr.len().min(SOCKADDR);
+        bytes[..length].copy_from_slice(&sockaddr[..length]);
+        let unspecified = length >= 2 && bytes[..2] == AF_UNSPEC.to_ne_bytes();
+        let reads = match self.domain {
+            AF_INET => self.kind & SOCK_KIND != SOCK_STREAM,
+            AF_INET6 => self.kind & SOCK_KIND == SOCK_RAW,
+            _ => false,
+        };
+        if unspecified && reads {
+            bytes[..2].copy_from_slice(&(self.domain as u16).to_ne_bytes());
+        }
+        (bytes, length)
+    }
+
     /// `address` as this socket's program is told it, and how many bytes that takes.
     pub fn sockaddr(self, address: SocketAddr) -> ([u8; SOCKADDR], usize) {
         let mut bytes = [0; SOCKADDR];

@@ -243,3 +243,36 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn an_address_without_a_family_is_judged_where_the_kernel_reads_one() {
+    let rules = rules(&[(Fate::Refuse, "192.0.2.1"), (Fate::Refuse, "2001:db8::1")]);
+    let of = |domain, kind| Socket { domain, kind, protocol: 0 };
+    let refused = Verdict::Refuse(Errno::PERM);
+    for (socket, to, sent) in [
+        (UDP, "192.0.2.1:53", refused),
+        (UDP, "192.0.2.2:53", Verdict::Pass),
+        (of(2, 3), "192.0.2.1:0", refused),
+        (of(10, 3), "[2001:db8::1]:0", refused),
+        // They have none then, and go where the socket is connected to.
+        (of(10, 2), "[2001:db8::1]:53", Verdict::Pass),
+        (TCP, "192.0.2.1:80", Verdict::Pass),
+    ] {
+        let (mut bytes, length) = socket.sockaddr(at(to));
+        bytes[..2].fill(0);
+        assert_eq!(rules.send(socket, 0, &bytes[..length]), sent, "{socket:?} {to}");
+        // It has the socket forget where it is connected to.
+        assert_eq!(rules.connect(socket, &bytes[..length]), Verdict::Pass, "{socket:?} {to}");
+    }
+}
+
+#[test]
+fn rules_of_ipv4_hold_for_addresses_that_are_mapped() {
+    let rules = rules(&[(Fate::Refuse, "10.0.0.0/8"), (Fate::Leave, "192.0.2.0/24")]);
+    for socket in [TCP, TCP6] {
+        assert_eq!(connect(&rules, socket, "10.1.2.3:80"), Verdict::Refuse(Errno::PERM));
+        assert_eq!(connect(&rules, socket, "192.0.2.9:80"), Verdict::Pass);
+        let other = "198.51.100.1:80";
+        assert_eq!(connect(&rules, socket, other), Verdict::Divert(at(other)));
+    }
+}

@@ -13,17 +13,19 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
+use super::gone::Gone;
+use super::lookup::Lookup;
 use super::routes::ComesIn;
 use super::way::{INSIDE, Way};
 use super::{HallError, LOOPBACK, enter_network, routes, set_up};
 use crate::interface::Interface;
 use crate::offload::OffloadState;
-use crate::os;
+use crate::{os, tool};
 
 /// Any table but the kernel's own.
 const TABLE: u8 = 100;
@@ -40,44 +42,15 @@ const NO_LINK_LOCAL: &str = "/proc/sys/net/ipv6/conf/datagrams/addr_gen_mode";
 const IPV6: &str = "/proc/sys/net/ipv6";
 /// What comes in has this mark.
 const MARK: libc::c_int = 7;
-
-/// The addresses that this host's datagrams come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Own {
-    /// The loopback's where it has no other.
-    pub v4: Ipv4Addr,
-    /// `None` where no datagram of IPv6 leaves this host.
-    pub v6: Option<Ipv6Addr>,
-}
-
-impl Own {
-    /// Those of the network namespace that this thread is in.
-    pub fn ask() -> Own {
-        let ask = |from: IpAddr, to: IpAddr| -> io::Result<IpAddr> {
-            let socket = UdpSocket::bind((from, 0))?;
-            // Nothing is sent.
-            socket.connect((to, 9))?;
-            Ok(socket.local_addr()?.ip())
-        };
-        let v4 = ask(Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into());
-        let far = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
-        let v6 = ask(Ipv6Addr::UNSPECIFIED.into(), far.into());
-        let v4 = if let Ok(IpAddr::V4(own)) = v4 { own } else { Ipv4Addr::LOCALHOST };
-        let v6 = if let Ok(IpAddr::V6(own)) = v6 { Some(own) } else { None };
-        Own { v4, v6: v6.filter(|own| !own.is_loopback()) }
-    }
-
-    /// The address of a socket that is bound to `at`, towards `peer`.
-    pub fn towards(&self, at: IpAddr, peer: IpAddr) -> IpAddr {
-        match peer {
-            _ if !at.is_unspecified() => at,
-            IpAddr::V4(peer) if peer.is_loopback() => Ipv4Addr::LOCALHOST.into(),
-            IpAddr::V4(_) => self.v4.into(),
-            IpAddr::V6(peer) if peer.is_loopback() => Ipv6Addr::LOCALHOST.into(),
-            IpAddr::V6(_) => self.v6.unwrap_or(Ipv6Addr::LOCALHOST).into(),
-        }
+/// The kernel sends what goes to 0.0.0.0 to 127.0.0.1 by the loopback interface, whatever the routes are: the
+/// mark has it look again, and find the way out.
+const UNSPECIFIED: &str = "table ip viaduct {
+    chain unspecified {
+        type route hook output priority mangle;
+        oifname lo ip daddr 127.0.0.0/8 meta mark set 1
     }
 }
+";
 
 /// The ways out of a hall.
 #[derive(Debug)]
@@ -86,57 +59,56 @@ pub struct Ways {
     pub out: Way,
     /// What comes in of IPv6, and what leaves to `::1`; `None` where there is no IPv6.
     pub v6: Option<Loop>,
+    /// Which sockets are gone; `None` where the kernel does not tell.
+    pub gone: Option<Gone>,
+    /// Looks sockets up; `None` where it cannot be asked.
+    pub lookup: Option<Lookup>,
 }
 
-/// Moves this process, which has one thread, into such a hall; `own` is what its sockets' datagrams come
-/// from.
+/// Moves this process, which has one thread, into such a hall, which has routes to the loopback alone: others are
+/// made after the host's ([`super::Own::apply`]).
 ///
 /// # Errors
 /// The kernel gives this user no network namespace, or no interface in there.
-pub fn enter_for_datagrams(own: Own) -> Result<Ways, HallError> {
+pub fn enter_for_datagrams() -> Result<Ways, HallError> {
     enter_network()?;
-    set_up_for(own, Way::make().map_err(|why| set_up("a way out", why))?)
+    set_up_for(Way::make().map_err(|why| set_up("a way out", why))?)
 }
 
 /// Has everything leave by `out`, and come in by it.
-pub(super) fn set_up_for(own: Own, out: Way) -> Result<Ways, HallError> {
+pub(super) fn set_up_for(out: Way) -> Result<Ways, HallError> {
     // It has nothing to say of its own; where there is no IPv6 it cannot.
     let _ = std::fs::write(NO_LINK_LOCAL, "1");
     for (key, value) in SETTINGS {
         let path = format!("/proc/sys/net/ipv4/{key}");
         std::fs::write(&path, value).map_err(|error| set_up(&path, error))?;
     }
-    route_v4(own.v4).map_err(|error| set_up("routes", error))?;
+    route_v4().map_err(|error| set_up("routes", error))?;
+    // Without nft what goes to 0.0.0.0 does not leave.
+    let _ = tool::run("nft", &["-f", "-"], UNSPECIFIED);
+    let (gone, lookup) = (Gone::hear().ok(), Lookup::open().ok());
     if !std::path::Path::new(IPV6).exists() {
-        return Ok(Ways { out, v6: None });
+        return Ok(Ways { out, v6: None, gone, lookup });
     }
     let lo = Interface::new(LOOPBACK).and_then(|lo| lo.set_up());
     lo.map_err(|error| set_up("the loopback interface", error))?;
     // What it would cut later we would see whole.
     let _ = OffloadState::read(LOOPBACK).and_then(|state| state.switch_off());
-    route_v6(own.v6).map_err(|error| set_up("routes of IPv6", error))?;
+    route_v6().map_err(|error| set_up("routes of IPv6", error))?;
     let v6 = Loop::open().map_err(|error| set_up("a packet socket", error))?;
-    Ok(Ways { out, v6: Some(v6) })
+    Ok(Ways { out, v6: Some(v6), gone, lookup })
 }
 
-fn route_v4(own: Ipv4Addr) -> io::Result<()> {
+fn route_v4() -> io::Result<()> {
     let loopback = Ipv4Addr::LOCALHOST;
     routes::add_address(INSIDE, loopback.into())?;
-    if own != loopback {
-        routes::add_address(INSIDE, own.into())?;
-    }
     routes::be_everywhere(libc::AF_INET, INSIDE, TABLE)?;
-    routes::leave_by(INSIDE, (Ipv4Addr::UNSPECIFIED.into(), 0), Some(own.into()))?;
     let local = (Ipv4Addr::new(127, 0, 0, 0).into(), 8);
     routes::leave_by(INSIDE, local, Some(loopback.into()))?;
     routes::go_out_and_come_in(&ComesIn::By(INSIDE), TABLE)
 }
 
-fn route_v6(own: Option<Ipv6Addr>) -> io::Result<()> {
-    if let Some(own) = own {
-        routes::add_address(INSIDE, own.into())?;
-        routes::leave_by(INSIDE, (Ipv6Addr::UNSPECIFIED.into(), 0), Some(own.into()))?;
-    }
+fn route_v6() -> io::Result<()> {
     routes::leave_by(LOOPBACK, (Ipv6Addr::LOCALHOST.into(), 128), None)?;
     routes::be_everywhere(libc::AF_INET6, LOOPBACK, TABLE)?;
     routes::go_out_and_come_in(&ComesIn::Marked(MARK.cast_unsigned()), TABLE)

@@ -14,6 +14,9 @@
 #![allow(unsafe_code)]
 
 mod datagrams;
+mod gone;
+mod lookup;
+mod own;
 mod routes;
 mod way;
 
@@ -25,7 +28,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
-pub use datagrams::{Loop, Own, Ways, datagram_socket, enter_for_datagrams, udp_ports};
+pub use datagrams::{Loop, Ways, datagram_socket, enter_for_datagrams, udp_ports};
+pub use gone::Gone;
+pub use lookup::Lookup;
+pub use own::{Near, Own, OwnWatch};
 pub use way::Way;
 
 use crate::interface::Interface;

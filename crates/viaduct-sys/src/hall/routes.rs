@@ -32,9 +32,25 @@ pub(super) fn leave_by(
     (to, length): (IpAddr, u8),
     own: Option<IpAddr>,
 ) -> io::Result<()> {
+    let flags = FLAGS | netlink::NLM_F_REPLACE;
+    prefix(libc::RTM_NEWROUTE, flags, interface, (to, length), own)
+}
+
+/// Has nothing leave to a prefix any more.
+pub(super) fn leave_no_more(interface: &str, to: (IpAddr, u8)) -> io::Result<()> {
+    prefix(libc::RTM_DELROUTE, netlink::NLM_F_ACK, interface, to, None)
+}
+
+fn prefix(
+    kind: u16,
+    flags: u16,
+    interface: &str,
+    (to, length): (IpAddr, u8),
+    own: Option<IpAddr>,
+) -> io::Result<()> {
     let head =
         route(family(to), length, libc::RT_TABLE_MAIN, libc::RT_SCOPE_LINK, libc::RTN_UNICAST);
-    let mut message = Message::of_routing(libc::RTM_NEWROUTE, FLAGS, &head)
+    let mut message = Message::of_routing(kind, flags, &head)
         .with(libc::RTA_OIF, &index(interface)?.to_ne_bytes());
     if let Some(own) = own {
         message = message.with(PREFERRED_SOURCE, &octets(own));

@@ -177,14 +177,17 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::hall::datagrams::{Own, datagram_socket, set_up_for};
+    use crate::hall::datagrams::{datagram_socket, set_up_for};
+    use crate::hall::own::Own;
 
     /// In a namespace of its own.
     fn leaves_and_comes_in(make: fn() -> Result<Way, String>) {
         let own = Ipv4Addr::new(198, 51, 100, 7);
         let hall = move || {
             crate::hall::enter_network().unwrap();
-            let ways = set_up_for(Own { v4: own, v6: None }, make().unwrap()).unwrap();
+            let ways = set_up_for(make().unwrap()).unwrap();
+            let all = Own::parse(&format!("0.0.0.0/0={own}")).unwrap();
+            all.apply(&Own::default()).unwrap();
             (ways.out, [(); 2].map(|()| UdpSocket::from(datagram_socket(false).unwrap())))
         };
         let (way, sockets) = std::thread::spawn(hall).join().unwrap();

@@ -5,16 +5,11 @@ use std::process::Command;
 
 use libc::{SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO};
 
-use super::filter::{ARCH, LOCAL, NR, argument, machine};
+use super::abi::{self, LOCAL};
+use super::filter::{ARCH, NR, argument};
 use super::set_filter;
 use crate::filter::BpfInsn;
 use crate::filter::asm::{Asm, Test};
-
-/// Numbers of socket(2) on another machine whose programs run here.
-#[cfg(target_arch = "x86_64")]
-const OTHER_SOCKET: u32 = 359;
-#[cfg(target_arch = "aarch64")]
-const OTHER_SOCKET: u32 = 281;
 
 /// Has `command`, and all that it starts, open no sockets but those of IP and those that lead nowhere:
 /// it may not (`EPERM`). Nobody has to answer for that, and it stays when this process ends. Sockets
@@ -28,17 +23,20 @@ pub fn keep_to_known_families(command: &mut Command) {
 
 fn filter() -> Vec<BpfInsn> {
     let mut asm = Asm::default();
-    let [native, socket, allow] = [(); 3].map(|()| asm.label());
+    let [native, socket, socketcall, allow] = [(); 4].map(|()| asm.label());
     asm.load_word(ARCH);
-    asm.jump_if(Test::Equal(machine::NATIVE), native);
-    asm.jump_unless(Test::Equal(machine::OTHER.0), allow);
+    asm.jump_if(Test::Equal(abi::NATIVE), native);
+    asm.jump_unless(Test::Equal(abi::OTHER), allow);
     asm.load_word(NR);
-    asm.branch(Test::Equal(OTHER_SOCKET), socket, allow);
+    if let Some(nr) = abi::SOCKETCALL {
+        asm.jump_if(Test::Equal(nr), socketcall);
+    }
+    asm.branch(Test::Equal(abi::SOCKET.other), socket, allow);
 
     asm.place(native);
     asm.load_word(NR);
-    asm.and(!machine::X32.unwrap_or(0));
-    asm.jump_unless(Test::Equal(libc::SYS_socket as u32), allow);
+    asm.and(!abi::X32.unwrap_or(0));
+    asm.jump_unless(Test::Equal(abi::SOCKET.native as u32), allow);
 
     asm.place(socket);
     asm.load_word(argument(0).0);
@@ -46,6 +44,12 @@ fn filter() -> Vec<BpfInsn> {
         asm.jump_if(Test::Equal(family.cast_unsigned()), allow);
     }
     asm.keep(SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned());
+
+    // The family stands in memory: a C library that is told that there is no such call has socket(2).
+    asm.place(socketcall);
+    asm.load_word(argument(0).0);
+    asm.jump_unless(Test::Equal(abi::SYS_SOCKET), allow);
+    asm.keep(SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned());
     asm.place(allow);
     asm.keep(SECCOMP_RET_ALLOW);
     asm.finish()

@@ -12,6 +12,7 @@ use libc::{
 };
 
 use super::Traps;
+use super::abi::{self, LOCAL};
 use crate::filter::BpfInsn;
 use crate::filter::asm::{Asm, Label, Test};
 
@@ -24,33 +25,11 @@ pub(super) const fn argument(n: u32) -> (u32, u32) {
     (16 + 8 * n, 20 + 8 * n)
 }
 
-#[cfg(target_arch = "x86_64")]
-pub(super) mod machine {
-    pub(in crate::seccomp) const NATIVE: u32 = 0xc000_003e;
-    /// i386, and its numbers of: socketcall, connect, listen, sendto, sendmsg, sendmmsg,
-    /// io_uring_setup.
-    pub(in crate::seccomp) const OTHER: (u32, &[u32]) =
-        (0x4000_0003, &[102, 362, 363, 369, 370, 345, 425]);
-    /// Calls of x32 have this bit.
-    pub(in crate::seccomp) const X32: Option<u32> = Some(0x4000_0000);
-}
-
-#[cfg(target_arch = "aarch64")]
-pub(super) mod machine {
-    pub(in crate::seccomp) const NATIVE: u32 = 0xc000_00b7;
-    /// ARM's EABI, and its numbers of: connect, listen, sendto, sendmsg, sendmmsg, io_uring_setup.
-    pub(in crate::seccomp) const OTHER: (u32, &[u32]) =
-        (0x4000_0028, &[283, 284, 290, 296, 374, 425]);
-    pub(in crate::seccomp) const X32: Option<u32> = None;
-}
-
 const MSG_FASTOPEN: u32 = 0x2000_0000;
 const SOCK_KIND: u32 = 0xf;
 const IPPROTO_SMC: u32 = 256;
 const IPPROTO_MPTCP: u32 = 262;
 const AF_SMC: u32 = 43;
-/// Families that lead nowhere.
-pub(super) const LOCAL: [libc::c_int; 3] = [libc::AF_UNIX, libc::AF_NETLINK, libc::AF_ALG];
 
 /// A filter that leaves all calls alone.
 pub(super) fn nothing() -> Vec<BpfInsn> {
@@ -72,22 +51,29 @@ impl Traps {
         let [allow, tell, absent, native, other, kill] = [(); 6].map(|()| asm.label());
         let ends = Ends { allow, tell, absent };
         asm.load_word(ARCH);
-        asm.jump_if(Test::Equal(machine::NATIVE), native);
-        asm.branch(Test::Equal(machine::OTHER.0), other, kill);
+        asm.jump_if(Test::Equal(abi::NATIVE), native);
+        asm.branch(Test::Equal(abi::OTHER), other, kill);
 
         asm.place(native);
         asm.load_word(NR);
-        if let Some(bit) = machine::X32 {
+        if let Some(bit) = abi::X32 {
             asm.jump_if(Test::AtLeast(bit), absent);
         }
         self.native(&mut asm, &ends);
 
         asm.place(other);
         asm.load_word(NR);
-        for &nr in machine::OTHER.1 {
+        abi::jump_if_other(&mut asm, &abi::CALLS, absent);
+        if let Some(nr) = abi::SOCKETCALL {
             asm.jump_if(Test::Equal(nr), absent);
         }
-        asm.goto(allow);
+        // One of IP would be opened unseen, and its calls could be native ones.
+        asm.jump_unless(Test::Equal(abi::SOCKET.other), allow);
+        asm.load_word(argument(0).0);
+        for family in LOCAL {
+            asm.jump_if(Test::Equal(family.cast_unsigned()), allow);
+        }
+        asm.goto(absent);
 
         for (label, action) in [
             (allow, SECCOMP_RET_ALLOW),

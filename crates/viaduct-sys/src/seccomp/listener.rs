@@ -41,6 +41,12 @@ pub enum Reply {
     Continue,
 }
 
+impl Reply {
+    /// A signal has come: the kernel has it handled, and begins the call anew if its handler says so
+    /// (`ERESTARTSYS`).
+    pub const INTERRUPTED: Reply = Reply::Failed(512);
+}
+
 impl Listener {
     /// Who wakes whom is told to the scheduler where the kernel can be (6.6 and later).
     pub(super) fn new(fd: OwnedFd) -> Listener {

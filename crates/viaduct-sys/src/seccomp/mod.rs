@@ -17,8 +17,10 @@
 //! Who answers must live as long as the program: without them its calls fail with `ENOSYS`.
 #![allow(unsafe_code)]
 
+mod abi;
 mod families;
 mod filter;
+mod landlock;
 mod listener;
 mod task;
 
@@ -48,6 +50,9 @@ pub struct Traps {
     pub names: bool,
     /// `bind`, `listen` and `accept`.
     pub listeners: bool,
+    /// The program may connect no TCP socket by itself, where the kernel can see to that: whoever hears its calls
+    /// connects for it.
+    pub confined: bool,
     /// Calls that carry this behind their arguments are not told of: whoever makes them has asked
     /// already. It guards against oversight, not against programs that want to be unseen.
     pub word: Option<u64>,
@@ -101,7 +106,7 @@ impl Traps {
         let (ours, theirs) = records::pair().map_err(SeccompError::Handover)?;
         // SAFETY: between fork and exec the closure makes system calls only; it neither allocates nor
         // takes a lock.
-        unsafe { command.pre_exec(move || hand_over(&program, &theirs)) };
+        unsafe { command.pre_exec(move || hand_over(&program, self.confined, &theirs)) };
         // The child waits for its parent before exec, and spawn for the child's exec.
         let (spawned, taken) = thread::scope(|scope| {
             let taker = scope.spawn(|| take_over(&ours));
@@ -132,8 +137,11 @@ pub fn is_heard() -> bool {
 }
 
 /// In the child: puts the filter on, and says the listener's number, or below 0 why there is none.
-fn hand_over(program: &[BpfInsn], parent: &OwnedFd) -> io::Result<()> {
+fn hand_over(program: &[BpfInsn], confined: bool, parent: &OwnedFd) -> io::Result<()> {
     let installed = install(program);
+    if confined {
+        landlock::keep_from_connecting();
+    }
     let said = match &installed {
         Ok(listener) => listener.as_raw_fd(),
         Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),

@@ -13,7 +13,7 @@
 
 mod outside;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,15 +24,18 @@ use anyhow::Result;
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
+use rustix::net::sockopt;
 use tracing::{debug, warn};
 use viaduct_proto::flow::datagrams::{Ends, Passage, Taken, Way};
 use viaduct_proto::time::{Duration, Instant};
-use viaduct_proto::wire::datagram::{Datagram, emit, undelivered};
+use viaduct_proto::wire::datagram::{Datagram, MAX_QUOTED, emit, undelivered};
+use viaduct_proto::wire::ip::{self, Hop};
 use viaduct_proto::wrap::{Fate, Rules, Transport};
 use viaduct_sys::clock;
-use viaduct_sys::hall::{self, Loop, Own};
+use viaduct_sys::hall::{self, Gone, Lookup, Loop, Own, OwnWatch, Ways};
+use viaduct_sys::hop_fields::{self, HopFields};
 use viaduct_sys::thread::set_timer_slack;
-use viaduct_sys::undelivered::take_error;
+use viaduct_sys::undelivered::take_error_of;
 
 use self::outside::{All, Outside};
 use super::Plan;
@@ -58,6 +61,12 @@ const DNS: u16 = 53;
 const OUT: u64 = u64::MAX;
 const LOOP: u64 = u64::MAX - 1;
 const RELAYED: u64 = u64::MAX - 2;
+const GONE: u64 = u64::MAX - 3;
+const ROUTES: u64 = u64::MAX - 4;
+/// How often it is asked where datagrams can go, while routes change.
+const ROUTES_PAUSE: Duration = Duration::from_millis(100);
+/// Hop limit of what a program sends without asking for another, in the hall.
+const HOPS: u8 = 64;
 
 /// Whoever carries them.
 #[derive(Debug)]
@@ -65,8 +74,10 @@ pub struct Carried {
     hall: Hall,
     out: hall::Way,
     v6: Option<Loop>,
+    gone: Option<Gone>,
+    lookup: Option<Lookup>,
     epoll: OwnedFd,
-    own: Own,
+    watch: Option<OwnWatch>,
     state: Mutex<State>,
 }
 
@@ -84,6 +95,11 @@ struct State {
     /// Those that found no room, and those that came without the relay.
     lost: [u64; 2],
     looked: Instant,
+    /// Where datagrams can go.
+    own: Arc<Own>,
+    /// When that was asked, and whether it may have changed since.
+    asked: Instant,
+    changed: bool,
 }
 
 /// A datagram that waits for its time.
@@ -91,6 +107,8 @@ struct Held {
     way: Way,
     ends: Ends,
     bytes: Vec<u8>,
+    /// Its hop limit and traffic class, where they are not the usual ones.
+    fields: HopFields,
 }
 
 impl Carried {
@@ -100,15 +118,27 @@ impl Carried {
     /// They cannot: why.
     pub fn start(plan: &Plan) -> Result<Arc<Carried>> {
         let passage = datagrams::passage(plan).map_err(anyhow::Error::msg)?;
-        let (hall, out, v6) = Hall::open_for_datagrams()?;
+        let (hall, Ways { out, v6, gone, lookup }) = Hall::open_for_datagrams()?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &out, epoll::EventData::new_u64(OUT), epoll::EventFlags::IN)?;
         if let Some(v6) = &v6 {
             epoll::add(&epoll, v6, epoll::EventData::new_u64(LOOP), epoll::EventFlags::IN)?;
         }
+        if let Some(gone) = &gone {
+            epoll::add(&epoll, gone, epoll::EventData::new_u64(GONE), epoll::EventFlags::IN)?;
+        }
         let relayed = Relayed::new(plan)?;
         if let Some(relayed) = &relayed {
             epoll::add(&epoll, relayed, epoll::EventData::new_u64(RELAYED), epoll::EventFlags::IN)?;
+        }
+        // Not where there is no netlink; routes that come later are missing then.
+        let watch = OwnWatch::new().ok();
+        if let Some(watch) = &watch {
+            epoll::add(&epoll, watch, epoll::EventData::new_u64(ROUTES), epoll::EventFlags::IN)?;
+        }
+        let own = Own::ask(relayed.is_some() || plan.names.is_some());
+        if let Err(error) = hall.reach(&own) {
+            debug!("routes of a hall: {error}");
         }
         let state = Mutex::new(State {
             passage,
@@ -121,8 +151,11 @@ impl Carried {
             next: 0,
             lost: [0; 2],
             looked: now(),
+            own: Arc::new(own),
+            asked: now(),
+            changed: false,
         });
-        let carried = Arc::new(Carried { hall, out, v6, epoll, own: Own::ask(), state });
+        let carried = Arc::new(Carried { hall, out, v6, gone, lookup, epoll, watch, state });
         let carries = carried.clone();
         let carry = move || {
             if let Err(error) = set_timer_slack(SLACK) {
@@ -150,8 +183,14 @@ impl Carried {
     /// What the program is to be told: its address is taken, or another host's.
     pub fn bind(&self, socket: &OwnedFd, v6: bool, at: SocketAddr) -> io::Result<()> {
         let mut state = self.state();
-        self.sweep(&mut state);
-        let outside = Outside::like(socket, v6, at)?;
+        let outside = match Outside::like(socket, v6, at) {
+            // By one of ours, perhaps, whose program has closed its own.
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                self.sweep(&mut state);
+                Outside::like(socket, v6, at)?
+            }
+            made => made?,
+        };
         let mut inside = SocketAddr::new(at.ip(), outside.port()?);
         if let (IpAddr::V4(ip), true) = (at.ip(), v6) {
             inside.set_ip(ip.to_ipv6_mapped().into());
@@ -159,6 +198,25 @@ impl Carried {
         rustix::net::bind(socket, &inside)?;
         let port = inside.port();
         self.open(&mut state, outside, port)
+    }
+
+    /// Whether this host has a route for what `socket`, a program's, sends to `to`.
+    ///
+    /// # Errors
+    /// What the kernel says to a socket that is not in the hall.
+    pub fn probe(&self, socket: &OwnedFd, to: SocketAddr) -> io::Result<()> {
+        let own: SocketAddr = rustix::net::getsockname(socket)?.try_into()?;
+        let own = SocketAddr::new(own.ip().to_canonical(), own.port());
+        let from = {
+            let state = self.state();
+            let asks = state.names.is_some() && to.port() == DNS;
+            let diverted = state.rules.fate(Transport::Udp, to) == Fate::Divert;
+            if asks || diverted && state.relayed.is_some() {
+                return Ok(());
+            }
+            state.outside.find(own).and_then(Outside::address)
+        };
+        outside::probe(from, to, sockopt::socket_broadcast(socket)?)
     }
 
     /// What handlers have let on so far.
@@ -190,8 +248,14 @@ impl Carried {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
+            // Before what is sent to sockets that are gone.
+            if events.iter().any(|event| event.data.u64() == GONE) {
+                self.see_gone();
+            }
             for event in &events {
                 match event.data.u64() {
+                    GONE => {}
+                    ROUTES => self.see_routes(),
                     OUT => self.take_out(|packet| self.out.read(packet), &mut packet),
                     LOOP => {
                         let Some(v6) = &self.v6 else { continue };
@@ -219,14 +283,19 @@ impl Carried {
         if let Some(relayed) = &mut state.relayed {
             relayed.handle_timeout(now);
             for (ends, bytes) in relayed.left() {
-                self.let_on(&mut state, &Held { way: Way::Out, ends, bytes });
+                let fields = HopFields::default();
+                self.let_on(&mut state, &Held { way: Way::Out, ends, bytes, fields });
             }
         }
         if now.since(state.looked) >= LOOK {
             self.sweep(&mut state);
         }
+        if state.changed && now.since(state.asked) >= ROUTES_PAUSE {
+            self.ask_routes(&mut state);
+        }
+        let look = if state.changed { ROUTES_PAUSE } else { LOOK };
         // Relays are given up when it is looked next.
-        state.passage.poll_timeout().map_or(LOOK, |at| at.since(now).min(LOOK))
+        state.passage.poll_timeout().map_or(look, |at| at.since(now).min(look))
     }
 
     /// What programs have sent.
@@ -240,7 +309,8 @@ impl Carried {
                 continue;
             }
             let ends = Ends { own, peer };
-            self.take(Held { way: Way::Out, ends, bytes: carried.to_vec() });
+            let fields = fields_of(&packet[..length]);
+            self.take(Held { way: Way::Out, ends, bytes: carried.to_vec(), fields });
         }
     }
 
@@ -250,10 +320,13 @@ impl Carried {
         if let Some(relayed) = &mut state.relayed {
             relayed.receive(now(), |ends, bytes| come.push((ends, bytes.to_vec())));
         }
+        let fields = HopFields::default();
         for (ends, bytes) in come {
             // Nobody else's but those whom the program reaches by them.
             match state.rules.fate(Transport::Udp, ends.peer) {
-                Fate::Divert => self.hold(&mut state, Held { way: Way::Back, ends, bytes }),
+                Fate::Divert => {
+                    self.hold(&mut state, Held { way: Way::Back, ends, bytes, fields });
+                }
                 Fate::Leave | Fate::Refuse => state.lost[1] += 1,
             }
         }
@@ -261,14 +334,19 @@ impl Carried {
 
     /// What has come to one of ours.
     fn take_back(&self, number: u64, packet: &mut [u8]) {
-        let Some(outside) = self.state().outside.get(number) else { return };
-        let Outside { socket, at, port, .. } = outside;
-        let own = |peer: IpAddr| SocketAddr::new(self.own.towards(at.of(peer), peer), port);
-        while let Some(error) = take_error(socket.as_fd()) {
-            self.write(&undelivered(own(error.to.ip()), error.to, error.why));
+        let (outside, from) = {
+            let state = self.state();
+            (state.outside.get(number), state.own.clone())
+        };
+        let Some(Outside { socket, at, port, .. }) = outside else { return };
+        let own = |peer: IpAddr| SocketAddr::new(from.towards(at.of(peer), peer), port);
+        let mut quoted = [0; MAX_QUOTED];
+        while let Some((error, length)) = take_error_of(socket.as_fd(), &mut quoted) {
+            let carried = &quoted[..length];
+            self.write(&undelivered(own(error.to.ip()), error.to, error.why, carried));
         }
         for _ in 0..TURN {
-            let (length, peer) = match socket.recv_from(packet) {
+            let (length, peer, fields) = match hop_fields::receive_from(socket.as_fd(), packet) {
                 Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 // What was said of a datagram that did not arrive.
@@ -276,7 +354,7 @@ impl Carried {
             };
             let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
             let ends = Ends { own: own(peer.ip()), peer };
-            self.take(Held { way: Way::Back, ends, bytes: packet[..length].to_vec() });
+            self.take(Held { way: Way::Back, ends, bytes: packet[..length].to_vec(), fields });
         }
     }
 
@@ -314,7 +392,7 @@ impl Carried {
         }
         let id = state.next;
         state.next = id.wrapping_add(1);
-        let Held { way, ends, ref bytes } = held;
+        let Held { way, ends, ref bytes, .. } = held;
         match state.passage.handle_datagram(now(), ends, way, bytes.len(), id) {
             Taken::Waits { begins } => {
                 if let (Some(report), true) = (&state.report, begins) {
@@ -330,12 +408,17 @@ impl Carried {
         let Ends { own, peer } = held.ends;
         match held.way {
             Way::Back => {
-                if let Some(packet) = emit(peer, own, &held.bytes) {
+                if let Some(mut packet) = emit(peer, own, &held.bytes) {
+                    let HopFields { limit, class } = held.fields;
+                    ip::restore(
+                        &mut packet,
+                        Hop { ttl: limit.unwrap_or(HOPS), tos: class.unwrap_or(0) },
+                    );
                     self.write(&packet);
                 }
             }
             Way::Out => {
-                if let Err(error) = self.send(state, own, peer, &held.bytes) {
+                if let Err(error) = self.send(state, own, peer, held) {
                     debug!("a datagram to {peer}: {error}");
                 }
             }
@@ -347,7 +430,7 @@ impl Carried {
         state: &mut State,
         own: SocketAddr,
         peer: SocketAddr,
-        bytes: &[u8],
+        Held { bytes, fields, .. }: &Held,
     ) -> io::Result<()> {
         if state.outside.find(own).is_none() {
             // The program has not bound it, so that another port will do.
@@ -359,9 +442,16 @@ impl Carried {
             let outside = at(own.port()).or_else(|_| at(0))?;
             self.open(state, outside, own.port())?;
         }
+        // To one of ours whose program has just closed its own: the kernel is to say so.
+        let ours = peer.ip().is_loopback() || state.own.has(peer.ip());
+        if let (true, true, Some(lookup)) = (ours, state.outside.has(peer.port()), &self.lookup)
+            && !lookup.finds(own, peer)?
+        {
+            self.sweep(state);
+        }
         let Some(outside) = state.outside.find(own) else { return Ok(()) };
         // What is said of an earlier one is said first, once.
-        outside.send(bytes, peer).or_else(|_| outside.send(bytes, peer))
+        outside.send(bytes, peer, *fields).or_else(|_| outside.send(bytes, peer, *fields))
     }
 
     /// Keeps a socket of ours for a program's at `port`.
@@ -373,6 +463,32 @@ impl Carried {
         Ok(())
     }
 
+    /// Routes or addresses have changed.
+    fn see_routes(&self) {
+        if self.watch.as_ref().is_some_and(OwnWatch::changed) {
+            self.state().changed = true;
+        }
+    }
+
+    /// Has the hall's routes be those of this host.
+    fn ask_routes(&self, state: &mut State) {
+        (state.asked, state.changed) = (now(), false);
+        let own = Own::ask(state.relayed.is_some() || state.names.is_some());
+        if own != *state.own {
+            if let Err(error) = self.hall.reach(&own) {
+                debug!("routes of a hall: {error}");
+            }
+            state.own = Arc::new(own);
+        }
+    }
+
+    /// Programs have closed sockets: ours are closed too, so that whoever sends there hears it from the kernel.
+    fn see_gone(&self) {
+        if self.gone.as_ref().is_some_and(Gone::any) {
+            self.sweep(&mut self.state());
+        }
+    }
+
     /// Closes ours of those that programs have closed.
     fn sweep(&self, state: &mut State) {
         let now = now();
@@ -381,11 +497,9 @@ impl Carried {
             return;
         }
         let Ok(ports) = self.hall.udp_ports() else { return };
-        let waiting = &state.waiting;
-        let waits = |port| {
-            waiting.values().any(|held| held.way == Way::Out && held.ends.own.port() == port)
-        };
-        let stays = |port| ports.contains(&port) || waits(port);
+        let out = state.waiting.values().filter(|held| held.way == Way::Out);
+        let waits: HashSet<u16> = out.map(|held| held.ends.own.port()).collect();
+        let stays = |port| ports.contains(&port) || waits.contains(&port);
         state.outside.retain(stays);
         if let Some(relayed) = &mut state.relayed {
             relayed.retain(now, |own| stays(own.port()));
@@ -412,6 +526,13 @@ impl std::fmt::Debug for State {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("State").field("pairs", &self.passage.pairs()).finish_non_exhaustive()
     }
+}
+
+/// What a program has asked for, by an option of its socket or beside a datagram.
+fn fields_of(packet: &[u8]) -> HopFields {
+    let Some(hop) = ip::hop(packet) else { return HopFields::default() };
+    let other = |value: u8, usual: u8| (value != usual).then_some(value);
+    HopFields { limit: other(hop.ttl, HOPS).filter(|&limit| limit > 0), class: other(hop.tos, 0) }
 }
 
 fn now() -> Instant {

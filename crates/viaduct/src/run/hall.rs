@@ -15,11 +15,22 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
-use viaduct_sys::hall::{self, Loop, Own, Purpose, Way as Out};
+use viaduct_sys::hall::{self, Gone, Lookup, Loop, Own, Purpose, Way, Ways};
 use viaduct_sys::{inherit, memory, records};
 
-/// Bytes of a question, and of an answer that is a sentence, at most.
+/// Bytes of an answer that is a sentence, at most.
 const MOST: usize = 512;
+/// Bytes of a question: one that says where datagrams can go has many words.
+const MAX_QUESTION: usize = 32 << 10;
+
+/// Begins the keeper's first answer; a byte for each descriptor beside it follows. Any other is a sentence that says
+/// why there is no hall.
+const READY: u8 = b'!';
+/// The way out, the loopback interface of IPv6, notice of sockets that are gone, and what looks them up.
+const OUT: u8 = b'o';
+const V6: u8 = b'6';
+const GONE: u8 = b'g';
+const LOOKUP: u8 = b'l';
 
 /// The way to it.
 #[derive(Debug)]
@@ -43,14 +54,24 @@ impl Hall {
     ///
     /// # Errors
     /// As [`Hall::open`]'s; or there can be no way out.
-    pub fn open_for_datagrams() -> Result<(Hall, Out, Option<Loop>)> {
-        let (hall, ways) = Hall::start(true)?;
-        let mut ways = ways.into_iter();
-        let out = ways.next().context("the keeper of a hall gave no way out")?;
-        Ok((hall, Out::of(out), ways.next().map(Loop::of)))
+    pub fn open_for_datagrams() -> Result<(Hall, Ways)> {
+        let (hall, given) = Hall::start(true)?;
+        let (mut out, mut v6, mut gone, mut lookup) = (None, None, None, None);
+        for (which, fd) in given {
+            match which {
+                OUT => out = Some(Way::of(fd)),
+                V6 => v6 = Some(Loop::of(fd)),
+                GONE => gone = Some(Gone::of(fd)),
+                LOOKUP => lookup = Some(Lookup::of(fd)),
+                _ => {}
+            }
+        }
+        let out = out.context("the keeper of a hall gave no way out")?;
+        Ok((hall, Ways { out, v6, gone, lookup }))
     }
 
-    fn start(datagrams: bool) -> Result<(Hall, Vec<OwnedFd>)> {
+    /// What the keeper gives, and what each is.
+    fn start(datagrams: bool) -> Result<(Hall, Vec<(u8, OwnedFd)>)> {
         let (ours, theirs) = records::pair()?;
         let mut command = Command::new("/proc/self/exe");
         command.args(["run", &format!("--hall-fd={}", theirs.as_raw_fd())]);
@@ -68,9 +89,9 @@ impl Hall {
         match received.length {
             _ if received.lost_descriptors => bail!("{}", rustix::io::Errno::MFILE),
             0 => bail!("the keeper of a hall has ended"),
-            1 => {
-                let hall = Hall { socket: ours, asking: Mutex::default(), keeper };
-                Ok((hall, received.beside))
+            length if answer[0] == READY => {
+                let given = answer[1..length].iter().copied().zip(received.beside).collect();
+                Ok((Hall { socket: ours, asking: Mutex::default(), keeper }, given))
             }
             length => bail!("{}", String::from_utf8_lossy(&answer[..length])),
         }
@@ -92,16 +113,28 @@ impl Hall {
         self.ask(DATAGRAMS[usize::from(v6)])
     }
 
+    /// Has datagrams in there leave to where this host's can go.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn reach(&self, own: &Own) -> io::Result<()> {
+        let question = [REACH, own.text().as_bytes()].concat();
+        self.put(&question).map(drop)
+    }
+
     fn ask(&self, question: &str) -> io::Result<OwnedFd> {
+        // Where none came it was sent, and there was no room for it here.
+        self.put(question.as_bytes())?.ok_or(rustix::io::Errno::MFILE.into())
+    }
+
+    fn put(&self, question: &[u8]) -> io::Result<Option<OwnedFd>> {
         let _one_at_a_time = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
-        records::send(&self.socket, question.as_bytes(), None)?;
+        records::send(&self.socket, question, None)?;
         let mut answer = [0; MOST];
         let (length, beside) = records::receive(&self.socket, &mut answer)?;
         let errno = answer[..length].first_chunk().copied().map(i32::from_ne_bytes);
         match (errno, beside) {
-            (Some(0), Some(socket)) => Ok(socket),
-            // It was sent, and there was no room for it here.
-            (Some(0), None) => Err(rustix::io::Errno::MFILE.into()),
+            (Some(0), socket) => Ok(socket),
             (Some(errno), _) => Err(io::Error::from_raw_os_error(errno)),
             (None, _) => Err(io::ErrorKind::BrokenPipe.into()),
         }
@@ -129,21 +162,25 @@ pub fn keep(fd: RawFd, datagrams: bool) -> Result<()> {
     let socket = inherit::take(fd).context("take the master's socket")?;
     drop(inherit::rest().context("look at what is open")?);
     let entered = match datagrams {
-        true => hall::enter_for_datagrams(Own::ask()).map(Some),
+        true => hall::enter_for_datagrams().map(Some),
         false => hall::enter().map(|()| None),
     };
     match &entered {
-        Ok(None) => records::send(&socket, b"!", None)?,
+        Ok(None) => records::send(&socket, &[READY], None)?,
         Ok(Some(ways)) => {
-            let v6 = ways.v6.as_ref().map(AsFd::as_fd);
-            let ways: Vec<_> = [Some(ways.out.as_fd()), v6].into_iter().flatten().collect();
-            records::send_beside(&socket, b"!", &ways)?;
+            let v6 = ways.v6.as_ref().map(|v6| (V6, v6.as_fd()));
+            let gone = ways.gone.as_ref().map(|gone| (GONE, gone.as_fd()));
+            let lookup = ways.lookup.as_ref().map(|lookup| (LOOKUP, lookup.as_fd()));
+            let given = [Some((OUT, ways.out.as_fd())), v6, gone, lookup].into_iter().flatten();
+            let (kinds, fds): (Vec<u8>, Vec<_>) = given.unzip();
+            records::send_beside(&socket, &[&[READY], &kinds[..]].concat(), &fds)?;
         }
         Err(error) => return Ok(records::send(&socket, error.to_string().as_bytes(), None)?),
     }
     // Where it cannot be, more memory is held.
     let _ = memory::let_go_of_start();
-    let mut question = [0; MOST];
+    let mut question = [0; MAX_QUESTION];
+    let mut reached = Own::default();
     loop {
         let length = match records::receive(&socket, &mut question) {
             Ok((0, _)) => return Ok(()),
@@ -151,6 +188,15 @@ pub fn keep(fd: RawFd, datagrams: bool) -> Result<()> {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(error.into()),
         };
+        if let Some(own) = question[..length].strip_prefix(REACH) {
+            let own = str::from_utf8(own).ok().and_then(Own::parse);
+            let done = own.ok_or(io::ErrorKind::InvalidInput.into()).and_then(|own| {
+                let before = std::mem::replace(&mut reached, own);
+                reached.apply(&before)
+            });
+            records::send(&socket, &number(&done).to_ne_bytes(), None)?;
+            continue;
+        }
         let made = match parse(&question[..length]) {
             Some((purpose, at)) => hall::socket(purpose, at),
             None => match DATAGRAMS.iter().position(|of| question[..length] == *of.as_bytes()) {
@@ -158,15 +204,18 @@ pub fn keep(fd: RawFd, datagrams: bool) -> Result<()> {
                 None => Err(io::ErrorKind::InvalidInput.into()),
             },
         };
-        let errno = match &made {
-            Ok(_) => 0,
-            Err(error) => error.raw_os_error().unwrap_or(rustix::io::Errno::INVAL.raw_os_error()),
-        };
         let beside = made.as_ref().ok().map(AsFd::as_fd);
-        records::send(&socket, &errno.to_ne_bytes(), beside)?;
+        records::send(&socket, &number(&made).to_ne_bytes(), beside)?;
     }
 }
 
+fn number<T>(done: &io::Result<T>) -> i32 {
+    let invalid = rustix::io::Errno::INVAL.raw_os_error();
+    done.as_ref().err().map_or(0, |error| error.raw_os_error().unwrap_or(invalid))
+}
+
+/// Begins what says where datagrams can go.
+const REACH: &[u8] = b"reach ";
 /// Ask for a socket of UDP, of IPv4 and of IPv6.
 const DATAGRAMS: [&str; 2] = ["datagrams4", "datagrams6"];
 

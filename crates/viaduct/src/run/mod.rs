@@ -19,6 +19,7 @@ mod agree;
 mod aware;
 mod carried;
 pub mod carrier;
+mod daemons;
 mod datagrams;
 mod desk;
 mod diverted;

@@ -3,9 +3,8 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::{fs, thread};
+use std::thread;
 
 use anyhow::{Context, Result, bail};
 use tracing::{debug, warn};
@@ -13,6 +12,7 @@ use viaduct_proto::flow::Address;
 use viaduct_proto::names::{Book, Pool};
 use viaduct_proto::wrap::{Fate, Rules, Transport};
 
+use super::daemons;
 use crate::proxy::through::Factories;
 
 /// Who looks names up.
@@ -154,9 +154,7 @@ impl Remote {
     /// # Errors
     /// Somebody would be, and nothing may go around the chain.
     pub fn check_daemons(&self) -> Result<()> {
-        let Some(path) = others().find(|path| UnixStream::connect(path).is_ok()) else {
-            return Ok(());
-        };
+        let Some(path) = daemons::resolver_in_use() else { return Ok(()) };
         let what = format!(
             "names are asked of the daemon at {path}, around this run: stop it, or take --via seccomp, \
              or say --names local"
@@ -167,27 +165,6 @@ impl Remote {
         warn!("{what}");
         Ok(())
     }
-}
-
-/// Where daemons would be asked for names.
-const DAEMONS: [&str; 3] =
-    ["/run/nscd/socket", "/var/run/nscd/socket", "/run/systemd/resolve/io.systemd.Resolve"];
-
-/// Whether `path`, or what is known of it, is where a daemon would be asked for names.
-pub fn is_daemon(path: &[u8]) -> bool {
-    match path.iter().position(|&byte| byte == 0) {
-        Some(end) => DAEMONS.iter().any(|daemon| daemon.as_bytes() == &path[..end]),
-        // It goes on.
-        None => path.len() > 20 && DAEMONS.iter().any(|of| of.as_bytes().starts_with(path)),
-    }
-}
-
-/// Those that this machine's programs ask.
-fn others() -> impl Iterator<Item = &'static str> {
-    let text = fs::read_to_string("/etc/nsswitch.conf").unwrap_or_default();
-    let mut hosts = text.lines().filter(|line| line.trim_start().starts_with("hosts:"));
-    let resolved = hosts.any(|line| line.split_whitespace().any(|word| word == "resolve"));
-    DAEMONS.into_iter().filter(move |path| resolved || !path.contains("systemd"))
 }
 
 /// At one port of both families.

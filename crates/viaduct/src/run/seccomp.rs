@@ -9,14 +9,18 @@
 //! |---|---|
 //! | here | those that open a socket, connect it, or send with an address |
 //! | `carries` | those of datagrams that are carried |
+//! | `completes` | connects that go direct, and that their programs wait for |
 //! | `listens` | those of programs that listen |
 //! | `names` | those that ask what became of a socket |
+//! | `sends` | sends that go direct |
 //! | `signalled` | signals that come while a connect waits |
 //! | `told` | what any of them was given |
 
 mod carries;
+mod completes;
 mod listens;
 mod names;
+mod sends;
 mod signalled;
 mod told;
 
@@ -24,6 +28,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::thread;
@@ -32,18 +37,24 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SendFlags, sockopt};
 use tracing::{debug, warn};
-use viaduct_proto::wrap::{Datagrams, Errno, Sockaddr, Socket, Verdict, parse_sockaddr, wire};
+use viaduct_proto::wrap::{
+    Datagrams, Errno, MSG_FASTOPEN, Sockaddr, Socket, Verdict, parse_sockaddr, wire,
+};
 use viaduct_sys::hall::is_of_this_network;
 use viaduct_sys::pending::{blocks, connect_for};
 use viaduct_sys::seccomp::{Listener, Notification, Reply, SeccompError, Task, Traps, calls};
+use viaduct_sys::send_for::Message;
 use viaduct_sys::tcp;
 
-use self::told::MSGHDR;
-use super::names::is_daemon;
+use self::sends::Sending;
+use self::told::{Header, MSGHDR, Span};
+use super::daemons::{self, Kind};
 use super::waiting::{Answer, Common};
 
 /// Bytes that a send which opens a stream fast takes at once: as many as a fresh socket has room for.
 const FAST: usize = 16 << 10;
+/// Bytes of the datagrams that one call sends, about: those that follow are sent by another.
+const MAX_BYTES: usize = 1 << 20;
 /// Bytes of a question of DNS, at most.
 const QUESTION: usize = 4096;
 /// How often it is looked whether a signal has come for who waits for a connect.
@@ -61,6 +72,7 @@ pub fn start(
         sends: rules.datagrams() == Datagrams::Judged,
         datagrams: rules.datagrams() == Datagrams::Refused || common.has_notice() || rules.carries,
         families: rules.strict,
+        confined: rules.strict,
         names: true,
         listeners: common.fronts.is_some() || rules.carries,
         word,
@@ -81,6 +93,22 @@ struct Supervisor {
     waiting: VecDeque<(Notification, Answer)>,
     /// When it was looked whether signals have come for them.
     looked: Instant,
+}
+
+/// What a send says: its bytes, or the header of its message.
+#[derive(Clone, Copy, Debug)]
+enum Said {
+    Plain(Span),
+    Header(Header),
+}
+
+impl Said {
+    fn first(self) -> Span {
+        match self {
+            Said::Plain(data) => data,
+            Said::Header(header) => header.first,
+        }
+    }
 }
 
 /// What becomes of a call: an answer now, or one that comes later.
@@ -136,12 +164,12 @@ impl Supervisor {
             calls::ACCEPT | calls::ACCEPT4 => self.accept(call),
             calls::SENDTO => {
                 let [fd, data, length, flags, at, size] = call.arguments;
-                self.send(call, fd, flags, (at, size), (data, length))
+                self.send(call, fd, flags, (at, size), Said::Plain((data, length)))
             }
             calls::SENDMSG => {
                 let [fd, header, flags, ..] = call.arguments;
-                let (name, data) = self.message(call, header)?;
-                self.send(call, fd, flags, name, data)
+                let header = self.message(call, header)?;
+                self.send(call, fd, flags, header.name, Said::Header(header))
             }
             calls::SENDMMSG => self.sends(call),
             calls::GETPEERNAME => self.name(call, 0),
@@ -179,16 +207,14 @@ impl Supervisor {
         let (sockaddr, length) = self.sockaddr(call, at, size)?;
         let (socket, is) = self.duplicate(call, fd)?;
         if !is.is_of_ip() {
-            // Who would be asked for names is not there: the program asks by datagrams then.
-            if self.common.remote.is_some() && is_daemon(sockaddr.get(2..).unwrap_or_default()) {
-                return Err(Errno::CONNREFUSED);
-            }
+            self.see_daemons(call, is, (at, size))?;
             // A path is looked up where the program is; no such socket leads out of this host.
             return Ok(Some(Reply::Continue));
         }
         match self.common.rules.connect(is, &sockaddr[..length]) {
             Verdict::Pass => {
-                let left = self.leave(&socket, &sockaddr[..length]);
+                self.probe(&socket, is, &sockaddr[..length])?;
+                let left = self.leave(call, &socket, &sockaddr[..length]);
                 if let (Ok(_) | Err(Errno::INPROGRESS), Sockaddr::Ip(to)) =
                     (&left, parse_sockaddr(&sockaddr[..length]))
                     && !is.is_of_datagrams()
@@ -201,11 +227,11 @@ impl Supervisor {
             Verdict::Resolve(whom) => {
                 let at = self.resolver(is, whom)?;
                 self.common.asks(cookie(&socket)?, whom);
-                self.leave(&socket, &at)
+                self.leave(call, &socket, &at)
             }
             Verdict::Divert(_) if self.common.offload.is_some() => {
                 pace(&socket, self.common.offload)?;
-                self.leave(&socket, &sockaddr[..length])
+                self.leave(call, &socket, &sockaddr[..length])
             }
             // The meeting is not there.
             Verdict::Divert(_) if !is_of_this_network(&socket) => {
@@ -226,6 +252,30 @@ impl Supervisor {
         }
     }
 
+    /// Refuses the sockets of daemons that would act for the program around its chain.
+    fn see_daemons(
+        &mut self,
+        call: &Notification,
+        is: Socket,
+        (at, size): Span,
+    ) -> Result<(), Errno> {
+        let (names, strict) = (self.common.remote.is_some(), self.common.rules.strict);
+        if is.domain != i32::from(AddressFamily::UNIX.as_raw()) || !names && !strict {
+            return Ok(());
+        }
+        let path = self.path(call, at, size)?;
+        let base = PathBuf::from(format!("/proc/{}", call.thread));
+        // The program asks by datagrams then.
+        if names && daemons::is_of(Kind::Resolver, &path, &base) {
+            return Err(Errno::CONNREFUSED);
+        }
+        if strict && daemons::is_of(Kind::Launcher, &path, &base) {
+            self.common.refused_daemon(&path);
+            return Err(Errno::CONNREFUSED);
+        }
+        Ok(())
+    }
+
     /// Where this process answers a question to `whom`, as the socket is told it.
     fn resolver(&self, is: Socket, whom: SocketAddr) -> Result<Vec<u8>, Errno> {
         let [v4, v6] = self.common.remote.as_ref().map(|of| of.at()).unwrap_or_default();
@@ -234,12 +284,14 @@ impl Supervisor {
         Ok(bytes[..length].to_vec())
     }
 
-    /// Connects as the program would have. If it is to wait, the kernel lets it: a connect in progress
-    /// looks at no address.
-    fn leave(&self, socket: &OwnedFd, sockaddr: &[u8]) -> Outcome {
+    /// Connects as the program would have.
+    fn leave(&self, call: &Notification, socket: &OwnedFd, sockaddr: &[u8]) -> Outcome {
         match connect_for(socket, sockaddr).map_err(number) {
             Ok(()) => Ok(Some(Reply::Returned(0))),
-            Err(Errno::INPROGRESS) if blocks(socket).map_err(number)? => Ok(Some(Reply::Continue)),
+            // The second is said to a connect that was interrupted, and begins anew.
+            Err(Errno::INPROGRESS | Errno::ALREADY) if blocks(socket).map_err(number)? => {
+                self.complete(call, socket, sockaddr)
+            }
             Err(errno) => Err(errno),
         }
     }
@@ -250,16 +302,32 @@ impl Supervisor {
         call: &Notification,
         fd: u64,
         flags: u64,
-        (at, size): (u64, u64),
-        (data, length): (u64, u64),
+        (at, size): Span,
+        said: Said,
     ) -> Outcome {
         if at == 0 {
             return Ok(Some(Reply::Continue));
         }
         let (sockaddr, size) = self.sockaddr(call, at, size)?;
         let (socket, is) = self.duplicate(call, fd)?;
+        let (sockaddr, size) = is.as_sent(&sockaddr[..size]);
+        let (data, length) = said.first();
         match self.common.rules.send(is, flags as i32, &sockaddr[..size]) {
-            Verdict::Pass => Ok(Some(Reply::Continue)),
+            Verdict::Pass if !self.is_sent_here(&socket, is) => Ok(Some(Reply::Continue)),
+            Verdict::Pass if flags as i32 & MSG_FASTOPEN != 0 && !is.is_of_datagrams() => {
+                // The kernel would read the address anew; programs can do without.
+                let strict = self.common.rules.strict;
+                if strict { Err(Errno::OPNOTSUPP) } else { Ok(Some(Reply::Continue)) }
+            }
+            Verdict::Pass => {
+                let message = match said {
+                    Said::Plain(data) => self.copy_plain(call, data)?,
+                    Said::Header(header) => self.copy(call, &header)?,
+                };
+                let messages = vec![Message { sockaddr: sockaddr[..size].to_vec(), ..message }];
+                let sending = Sending { socket, flags: flags as i32, messages, lengths: None };
+                self.send_all(call, sending)
+            }
             Verdict::Refuse(errno) => Err(self.refuse(wire::Call::Send, is, &sockaddr, errno)),
             Verdict::Resolve(whom) => {
                 let at = self.resolver(is, whom)?;
@@ -291,23 +359,48 @@ impl Supervisor {
     /// Many at once: of datagrams each is judged; to open a stream so, kernels may be told not to.
     fn sends(&mut self, call: &Notification) -> Outcome {
         let [fd, headers, count, flags, ..] = call.arguments;
-        let (_, is) = self.duplicate(call, fd)?;
+        let (socket, is) = self.duplicate(call, fd)?;
+        let here = self.is_sent_here(&socket, is);
+        let (mut messages, mut lengths, mut bytes) = (Vec::new(), Vec::new(), 0);
         for n in 0..count.min(1024) {
             // A `struct mmsghdr` is a header and a length.
-            let (name, _) = self.message(call, headers + n * (MSGHDR as u64 + 8))?;
+            let at = headers + n * (MSGHDR as u64 + 8);
+            let header = self.message(call, at)?;
+            let (name, mut to) = (header.name, Vec::new());
+            if name.0 != 0 {
+                let (sockaddr, size) = self.sockaddr(call, name.0, name.1)?;
+                let (sockaddr, size) = is.as_sent(&sockaddr[..size]);
+                to.extend(&sockaddr[..size]);
+            }
+            if here && bytes < MAX_BYTES {
+                let message = self.copy(call, &header)?;
+                bytes += message.data.len();
+                messages.push(Message { sockaddr: to.clone(), ..message });
+                lengths.push(at + MSGHDR as u64);
+            }
             if name.0 == 0 {
                 continue;
             }
-            let (sockaddr, size) = self.sockaddr(call, name.0, name.1)?;
-            match self.common.rules.send(is, flags as i32, &sockaddr[..size]) {
+            let sockaddr = &to;
+            match self.common.rules.send(is, flags as i32, sockaddr) {
                 Verdict::Pass => {}
                 Verdict::Divert(_) | Verdict::Resolve(_) => return Err(Errno::OPNOTSUPP),
                 Verdict::Refuse(errno) => {
-                    return Err(self.refuse(wire::Call::Send, is, &sockaddr, errno));
+                    return Err(self.refuse(wire::Call::Send, is, sockaddr, errno));
                 }
             }
         }
-        Ok(Some(Reply::Continue))
+        if messages.is_empty() {
+            return Ok(Some(Reply::Continue));
+        }
+        let lengths = Some(lengths);
+        self.send_all(call, Sending { socket, flags: flags as i32, messages, lengths })
+    }
+
+    /// Whether sends of this socket that go direct are done here. Those of sockets in the hall lead nowhere else,
+    /// and what is not of IP does not leave this host.
+    fn is_sent_here(&self, socket: &OwnedFd, is: Socket) -> bool {
+        is.is_of_ip() && is_of_this_network(socket)
     }
 
     /// Answers a call when its flow is decided; `data` is then sent by it.

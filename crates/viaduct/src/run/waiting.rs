@@ -281,6 +281,15 @@ impl Common {
         self.refused.warn(line.clone(), line);
     }
 
+    /// A program was kept from the socket of a daemon that starts programs.
+    pub fn refused_daemon(&self, path: &[u8]) {
+        let path = path.split(|&byte| byte == 0).next().unwrap_or_default();
+        let path = String::from_utf8_lossy(path).into_owned();
+        let line =
+            format!("refused: connect to {path}: what it starts is outside of this run (--strict)");
+        self.refused.warn(path, line);
+    }
+
     fn names(&self) -> std::sync::MutexGuard<'_, Names> {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }

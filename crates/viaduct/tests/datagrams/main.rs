@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod relayed;
+mod unprivileged;
 mod world;
 
 use std::io::{BufRead as _, BufReader};

@@ -7,6 +7,7 @@ mod common;
 mod addresses;
 mod aware;
 mod descriptors;
+mod escapes;
 mod interrupted;
 mod last_words;
 mod moved;

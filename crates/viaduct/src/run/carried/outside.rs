@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use viaduct_sys::hop_fields::{self, HopFields, hear_hop_fields};
 use viaduct_sys::undelivered::hear_errors;
 
 /// One of ours.
@@ -78,9 +79,15 @@ impl Outside {
         // Whether the program may is asked in the hall.
         socket.set_broadcast(true)?;
         hear_errors(&socket)?;
+        hear_hop_fields(&socket)?;
         let port = socket.local_addr()?.port();
         let at = Bound { ip: at.ip(), both };
         Ok(Outside { socket: Arc::new(socket), at, port })
+    }
+
+    /// The address that the program has bound its own to, if that is one.
+    pub fn address(&self) -> Option<IpAddr> {
+        Some(self.at.ip).filter(|ip| !ip.is_unspecified())
     }
 
     /// The port that it has outside.
@@ -95,15 +102,31 @@ impl Outside {
     ///
     /// # Errors
     /// What the kernel says, of this one or of an earlier one.
-    pub fn send(&self, bytes: &[u8], peer: SocketAddr) -> io::Result<()> {
+    pub fn send(&self, bytes: &[u8], peer: SocketAddr, fields: HopFields) -> io::Result<()> {
         let to = match peer.ip() {
             IpAddr::V4(ip) if self.at.both => {
                 SocketAddr::new(ip.to_ipv6_mapped().into(), peer.port())
             }
             _ => peer,
         };
-        self.socket.send_to(bytes, to).map(drop)
+        match fields == HopFields::default() {
+            true => self.socket.send_to(bytes, to).map(drop),
+            false => hop_fields::send_to(self.socket.as_fd(), bytes, to, fields),
+        }
     }
+}
+
+/// Connects a socket of UDP from `from`, if that is given, to `to`; nothing is sent.
+///
+/// # Errors
+/// There is no route, or the like.
+pub fn probe(from: Option<IpAddr>, to: SocketAddr, broadcasts: bool) -> io::Result<()> {
+    let socket = open(to.is_ipv6())?;
+    sockopt::set_socket_broadcast(&socket, broadcasts)?;
+    if let Some(from) = from.filter(|from| from.is_ipv4() == to.is_ipv4()) {
+        rustix::net::bind(&socket, &SocketAddr::new(from, 0))?;
+    }
+    Ok(rustix::net::connect(&socket, &to)?)
 }
 
 fn open(v6: bool) -> io::Result<OwnedFd> {
@@ -145,6 +168,11 @@ impl All {
         let all = numbers.iter().filter_map(|number| self.list.get(number));
         let kin = |of: &Outside| (of.at.ip == own.ip(), of.at.ip.is_ipv4() == own.is_ipv4());
         all.filter(|of| of.at.takes(own.ip())).max_by_key(|of| kin(of))
+    }
+
+    /// Whether a program's socket has this port.
+    pub fn has(&self, port: u16) -> bool {
+        self.ports.contains_key(&port)
     }
 
     /// Keeps those whose ports `stay`.

@@ -1,15 +1,16 @@
 //! A program opens a socket of UDP: it gets one in the hall whose datagrams are carried
 //! ([`crate::run::carried`]).
 
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::thread;
 
 use rustix::fs::{OFlags, fcntl_setfl};
-use viaduct_proto::wrap::{Errno, Sockaddr, parse_bound, wire};
+use viaduct_proto::wrap::{Errno, Sockaddr, Socket, parse_bound, parse_sockaddr, wire};
 use viaduct_sys::hall;
-use viaduct_sys::seccomp::{Notification, Reply};
+use viaduct_sys::seccomp::{Listener, Notification, Reply};
 
 use super::{Outcome, Supervisor, number, say};
+use crate::run::carried::Carried;
 
 /// Flags of a socket's kind.
 const CLOEXEC: i32 = OFlags::CLOEXEC.bits().cast_signed();
@@ -18,21 +19,13 @@ const NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
 impl Supervisor {
     /// `socket` of UDP. To open the hall takes a moment, so that is done beside.
     pub(super) fn carry(&self, call: &Notification, v6: bool, kind: i32) -> Outcome {
+        if let Some(carried) = self.common.carried() {
+            return Ok(Some(open(carried, &self.listener, call, v6, kind)));
+        }
         let (listener, common, call) = (self.listener.clone(), self.common.clone(), *call);
         let carry = move || {
             let reply = match common.carry() {
-                Some(carried) => carried
-                    .socket(v6)
-                    .and_then(|socket| {
-                        if kind & NONBLOCK != 0 {
-                            fcntl_setfl(&socket, OFlags::NONBLOCK)?;
-                        }
-                        listener.give(&call, socket.as_fd(), kind & CLOEXEC != 0)
-                    })
-                    .map_or_else(
-                        |error| Reply::Failed(number(error).0),
-                        |fd| Reply::Returned(fd.into()),
-                    ),
+                Some(carried) => open(carried, &listener, &call, v6, kind),
                 None if common.rules.strict => {
                     common.refused(wire::Call::Socket, true, None, Errno::PERM);
                     Reply::Failed(Errno::PERM.0)
@@ -56,7 +49,12 @@ impl Supervisor {
             return Ok(Some(Reply::Continue));
         }
         let (address, length) = self.sockaddr(call, at, size)?;
+        let (address, length) = is.as_sent(&address[..length]);
         let address = &address[..length];
+        let family = address.first_chunk().copied().map(u16::from_ne_bytes);
+        if family.map(i32::from) != Some(is.domain) {
+            return Ok(Some(Reply::Continue));
+        }
         // The kernel says what is wrong with another.
         let Sockaddr::Ip(at) = parse_bound(address) else { return Ok(Some(Reply::Continue)) };
         if at.is_ipv6() && !is.is_v6() {
@@ -65,4 +63,28 @@ impl Supervisor {
         carried.bind(&socket, is.is_v6(), at).map_err(number)?;
         Ok(Some(Reply::Returned(0)))
     }
+
+    /// `connect` of a socket in the hall, from where every address can be reached: whether this host has a route
+    /// is asked outside.
+    pub(super) fn probe(&self, socket: &OwnedFd, is: Socket, address: &[u8]) -> Result<(), Errno> {
+        let (Some(carried), Sockaddr::Ip(to)) = (self.common.carried(), parse_sockaddr(address))
+        else {
+            return Ok(());
+        };
+        if !self.common.rules.carries_of(is) || hall::is_of_this_network(socket) {
+            return Ok(());
+        }
+        carried.probe(socket, to).map_err(number)
+    }
+}
+
+/// Gives the caller a socket in the hall.
+fn open(carried: &Carried, listener: &Listener, call: &Notification, v6: bool, kind: i32) -> Reply {
+    let given = carried.socket(v6).and_then(|socket| {
+        if kind & NONBLOCK != 0 {
+            fcntl_setfl(&socket, OFlags::NONBLOCK)?;
+        }
+        listener.give(call, socket.as_fd(), kind & CLOEXEC != 0)
+    });
+    given.map_or_else(|error| Reply::Failed(number(error).0), |fd| Reply::Returned(fd.into()))
 }

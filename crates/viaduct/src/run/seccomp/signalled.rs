@@ -1,8 +1,8 @@
 //! A signal comes while a program waits for its connect.
 //!
-//! Who waits for an answer of ours hears no signal that does not end it. So where one has come, the kernel is to go
-//! on with the connect, which lets the signal in: the connect is in progress, and looks at no address. If the program
-//! then waits on, it does so in the kernel.
+//! Who waits for an answer of ours hears no signal that does not end it. So where one has come the call ends as one
+//! of the kernel's does that is interrupted: the signal is handled, and the connect, which is in progress, fails or
+//! begins anew, as its handler says.
 
 use std::fs;
 
@@ -24,14 +24,14 @@ impl Supervisor {
             if !is_signalled(&call) {
                 self.waiting.push_back((call, answer));
             } else if answer.take().is_some() {
-                say(&self.listener, &call, Reply::Continue);
+                say(&self.listener, &call, Reply::INTERRUPTED);
             }
         }
     }
 }
 
 /// Whether a signal has come for who calls that is handled, and has not been heard.
-fn is_signalled(call: &Notification) -> bool {
+pub(super) fn is_signalled(call: &Notification) -> bool {
     let status = fs::read_to_string(format!("/proc/{}/status", call.thread)).unwrap_or_default();
     let set = |name: &str| {
         let set = status.lines().find_map(|line| line.strip_prefix(name));

@@ -17,24 +17,34 @@ pub(super) const MSGHDR: usize = 56;
 /// Where something stands in a program's memory, and its length.
 pub(super) type Span = (u64, u64);
 
+/// What a `struct msghdr` says.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Header {
+    /// The address that it goes to.
+    pub(super) name: Span,
+    /// Where its pieces are, and how many.
+    pub(super) pieces: (u64, u64),
+    /// Its control messages.
+    pub(super) control: Span,
+    /// The first piece.
+    pub(super) first: Span,
+}
+
 impl Supervisor {
-    /// Where a message goes, and the first of what it says.
-    pub(super) fn message(
-        &mut self,
-        call: &Notification,
-        header: u64,
-    ) -> Result<(Span, Span), Errno> {
+    /// What a message says of itself.
+    pub(super) fn message(&mut self, call: &Notification, header: u64) -> Result<Header, Errno> {
         let mut bytes = [0; MSGHDR];
         let task = self.task(call)?;
         self.listener.read(call, &task, header, &mut bytes).map_err(number)?;
         let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|n| bytes[at + n]));
         let name = (word(0), word(8) & 0xffff_ffff);
+        let (pieces, control) = ((word(16), word(24)), (word(32), word(40)));
         let mut piece = [0; 16];
-        if word(24) == 0 || self.listener.read(call, &task, word(16), &mut piece).is_err() {
-            return Ok((name, (0, 0)));
+        if pieces.1 == 0 || self.listener.read(call, &task, pieces.0, &mut piece).is_err() {
+            return Ok(Header { name, pieces, control, first: (0, 0) });
         }
         let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|n| piece[at + n]));
-        Ok((name, (word(0), word(8))))
+        Ok(Header { name, pieces, control, first: (word(0), word(8)) })
     }
 
     /// The address that a call was given, as far as it matters.
@@ -51,6 +61,20 @@ impl Supervisor {
         let task = self.task(call)?;
         let read = self.listener.read(call, &task, at, &mut bytes[..length]).map_err(number)?;
         Ok((bytes, read))
+    }
+
+    /// The path of a `sockaddr_un` that a call was given.
+    pub(super) fn path(
+        &mut self,
+        call: &Notification,
+        at: u64,
+        size: u64,
+    ) -> Result<Vec<u8>, Errno> {
+        let mut bytes = vec![0; (size as usize).min(LONGEST)];
+        let task = self.task(call)?;
+        let read = self.listener.read(call, &task, at, &mut bytes).map_err(number)?;
+        bytes.truncate(read);
+        Ok(bytes.split_off(bytes.len().min(2)))
     }
 
     pub(super) fn duplicate(

@@ -1,0 +1,72 @@
+//! Notice of a hall's UDP sockets that have been closed (`sock_diag(7)`).
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use crate::netlink;
+
+/// `SKNLGRP_INET_UDP_DESTROY` and `SKNLGRP_INET6_UDP_DESTROY`, a bit each.
+const GROUPS: u32 = 1 << 1 | 1 << 3;
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+
+/// Hears of UDP sockets that are gone, with the last descriptor of each.
+#[derive(Debug)]
+pub struct Gone(OwnedFd);
+
+impl Gone {
+    /// Of the calling thread's network namespace, from now on.
+    ///
+    /// # Errors
+    /// The kernel does not tell of them.
+    pub(super) fn hear() -> io::Result<Gone> {
+        netlink::hear(libc::NETLINK_SOCK_DIAG, GROUPS).map(Gone)
+    }
+
+    /// One that another process has opened.
+    pub fn of(socket: OwnedFd) -> Gone {
+        Gone(socket)
+    }
+
+    /// Whether any has gone since it was last asked.
+    pub fn any(&self) -> bool {
+        netlink::heard(&self.0, |kind, _| kind == SOCK_DIAG_BY_FAMILY)
+    }
+}
+
+impl AsFd for Gone {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+    use crate::netns::Netns;
+
+    #[test]
+    fn sockets_are_told_of_when_their_last_descriptor_is_closed() {
+        let told = || {
+            crate::interface::Interface::new("lo").unwrap().set_up().unwrap();
+            let gone = Gone::hear().unwrap();
+            let waits = |milliseconds: i64| {
+                let mut fds = [PollFd::new(&gone, PollFlags::IN)];
+                let limit = Timespec { tv_sec: 0, tv_nsec: milliseconds * 1_000_000 };
+                poll(&mut fds, Some(&limit)).unwrap() > 0
+            };
+            for at in ["127.0.0.1:0", "[::1]:0"] {
+                let socket = UdpSocket::bind(at).unwrap();
+                let other = socket.try_clone().unwrap();
+                drop(socket);
+                assert!(!waits(20) && !gone.any());
+                drop(other);
+                assert!(waits(999) && gone.any() && !gone.any());
+            }
+        };
+        Netns::new().unwrap().enter(told).unwrap();
+    }
+}

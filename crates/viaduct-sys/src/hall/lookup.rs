@@ -1,0 +1,87 @@
+//! Whether a hall has a socket for a datagram, asked of the kernel (`sock_diag(7)`).
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use crate::netlink::{self, Message};
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+/// `INET_DIAG_NOCOOKIE`: any socket.
+const ANY: [u8; 8] = [0xff; 8];
+
+/// Looks UDP sockets of a hall up.
+#[derive(Debug)]
+pub struct Lookup(OwnedFd);
+
+impl Lookup {
+    /// In the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// No socket is left.
+    pub(super) fn open() -> io::Result<Lookup> {
+        netlink::hear(libc::NETLINK_SOCK_DIAG, 0).map(Lookup)
+    }
+
+    /// One that another process has opened.
+    pub fn of(socket: OwnedFd) -> Lookup {
+        Lookup(socket)
+    }
+
+    /// Whether a socket receives what is sent from one address to another, both of one family.
+    ///
+    /// # Errors
+    /// The kernel cannot be asked.
+    pub fn finds(&self, from: SocketAddr, to: SocketAddr) -> io::Result<bool> {
+        let family = if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+        // `struct inet_diag_req_v2`: family, protocol, what to tell, padding, states; then the two ends, as a
+        // datagram has them, an interface and a cookie.
+        let mut head = vec![family as u8, libc::IPPROTO_UDP as u8, 0, 0];
+        head.extend(u32::MAX.to_ne_bytes());
+        head.extend(from.port().to_be_bytes());
+        head.extend(to.port().to_be_bytes());
+        for end in [from, to] {
+            let mut address = match end.ip() {
+                IpAddr::V4(ip) => ip.octets().to_vec(),
+                IpAddr::V6(ip) => ip.octets().to_vec(),
+            };
+            address.resize(16, 0);
+            head.extend(address);
+        }
+        head.extend(0u32.to_ne_bytes());
+        head.extend(ANY);
+        let question = Message::of_routing(SOCK_DIAG_BY_FAMILY, 0, &head);
+        Ok(netlink::ask(&self.0, question, SOCK_DIAG_BY_FAMILY)?.is_some())
+    }
+}
+
+impl AsFd for Lookup {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    #[test]
+    fn sockets_are_found_by_what_they_receive() {
+        let lookup = Lookup::open().unwrap();
+        for (at, from, to) in [
+            ("127.0.0.1:0", "127.0.0.1:9", "127.0.0.1"),
+            ("0.0.0.0:0", "192.0.2.1:9", "127.0.0.1"),
+            ("[::1]:0", "[::1]:9", "::1"),
+            ("[::]:0", "192.0.2.1:9", "127.0.0.1"),
+        ] {
+            let socket = UdpSocket::bind(at).unwrap();
+            let to = SocketAddr::new(to.parse().unwrap(), socket.local_addr().unwrap().port());
+            let finds = || lookup.finds(from.parse().unwrap(), to).unwrap();
+            assert!(finds(), "{at}");
+            drop(socket);
+            assert!(!finds(), "{at}");
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! What keeps a program from connecting by itself, whatever it does while a call of its is judged.
+//!
+//! A call that is left to the kernel reads its descriptor and its memory anew, and another thread may have changed
+//! both. So where nothing may go around the chain the program may connect no TCP socket at all (`landlock(7)`,
+//! Linux 6.7): its connects are made by whoever hears its calls, who is not confined, on duplicates of its sockets.
+
+use std::io;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+
+/// `LANDLOCK_CREATE_RULESET_VERSION`, and the first version that knows of connects.
+const VERSION: libc::c_long = 1;
+const OF_CONNECTS: libc::c_long = 4;
+/// `LANDLOCK_ACCESS_NET_CONNECT_TCP`.
+const CONNECT_TCP: u64 = 2;
+
+/// `struct landlock_ruleset_attr` as of that version.
+#[repr(C)]
+struct Ruleset {
+    files: u64,
+    network: u64,
+}
+
+/// Keeps this thread, and all that it starts, from connecting TCP sockets. Without the right to administer it takes
+/// `no_new_privs`. It neither allocates nor takes a lock. Where the kernel cannot do it, nothing happens.
+pub(super) fn keep_from_connecting() {
+    let _ = confine();
+}
+
+fn confine() -> io::Result<()> {
+    let nothing = std::ptr::null::<Ruleset>();
+    // SAFETY: asked for its version, the kernel reads nothing.
+    let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, nothing, 0, VERSION) };
+    if version < OF_CONNECTS {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    let of = Ruleset { files: 0, network: CONNECT_TCP };
+    let size = size_of::<Ruleset>();
+    // SAFETY: the kernel reads `size` bytes of the ruleset, which lives through the call.
+    let fd = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, &raw const of, size, 0) };
+    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
+    // SAFETY: the kernel has just opened it for us.
+    let ruleset = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: it takes numbers alone.
+    match unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

@@ -1,0 +1,180 @@
+//! UNIX sockets of daemons that act for programs, outside of a run's process tree and so around its chain.
+//!
+//! | kind | what they do | refused |
+//! |---|---|---|
+//! | [`Kind::Resolver`] | look names up | where names are looked up at the far end |
+//! | [`Kind::Launcher`] | start programs, or ask others to | under `--strict` |
+//!
+//! Only interposers that are told of calls can refuse them: `seccomp`, and `preload` above it.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// What a daemon does for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It looks names up.
+    Resolver,
+    /// It starts programs, or reaches daemons that do.
+    Launcher,
+}
+
+/// Sockets of daemons that look names up, and the word of `hosts:` in nsswitch.conf that leads to them;
+/// an empty one where the C library asks without it.
+const RESOLVERS: [(&str, &str); 5] = [
+    ("/run/nscd/socket", ""),
+    ("/run/systemd/resolve/io.systemd.Resolve", "resolve"),
+    ("/run/avahi-daemon/socket", "mdns"),
+    ("/var/lib/sss/pipes/nss", "sss"),
+    ("/run/nslcd/socket", "ldap"),
+];
+/// The system bus leads to both: systemd-resolved, and systemd itself.
+const SYSTEM_BUS: &str = "/run/dbus/system_bus_socket";
+const LAUNCHERS: [&str; 8] = [
+    "/run/systemd/private",
+    "/run/docker.sock",
+    "/run/podman/podman.sock",
+    "/run/containerd/containerd.sock",
+    "/run/crio/crio.sock",
+    "/run/libvirt/libvirt-sock",
+    "/run/snapd.socket",
+    "/var/lib/incus/unix.socket",
+];
+/// The same below a user's own directory of `/run/user`.
+const USER_LAUNCHERS: [&str; 3] = ["systemd/private", "docker.sock", "podman/podman.sock"];
+
+/// Whether a daemon of this kind is asked at `path`, the `sun_path` of a program's `connect`.
+/// `base` is where the program's own root and working directory are found: `/proc/TID`.
+pub fn is_of(kind: Kind, path: &[u8], base: &Path) -> bool {
+    let path = path.split(|&byte| byte == 0).next().unwrap_or_default();
+    if path.is_empty() {
+        // None of them has an abstract name.
+        return false;
+    }
+    let path = Path::new(OsStr::from_bytes(path));
+    let plain = plain(path);
+    if kind == Kind::Launcher && is_of_user(&plain) {
+        return true;
+    }
+    let id = |path: &Path| fs::metadata(path).ok().map(|of| (of.dev(), of.ino()));
+    let seen = match path.strip_prefix("/") {
+        Ok(below) => base.join("root").join(below),
+        Err(_) => base.join("cwd").join(path),
+    };
+    let seen = id(&seen);
+    paths(kind)
+        .into_iter()
+        .any(|known| plain == Path::new(known) || seen.is_some() && seen == id(Path::new(known)))
+}
+
+/// The first socket at which this machine's programs ask a daemon for names, if it lives.
+pub fn resolver_in_use() -> Option<&'static str> {
+    let text = fs::read_to_string("/etc/nsswitch.conf").unwrap_or_default();
+    let hosts: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.trim_start().strip_prefix("hosts:"))
+        .flat_map(str::split_whitespace)
+        .collect();
+    let asked =
+        |service: &str| service.is_empty() || hosts.iter().any(|word| word.starts_with(service));
+    let mut used = RESOLVERS.into_iter().filter(|(_, service)| asked(service));
+    used.find(|(path, _)| is_alive(path)).map(|(path, _)| path)
+}
+
+fn paths(kind: Kind) -> Vec<&'static str> {
+    let mut paths = match kind {
+        Kind::Resolver => RESOLVERS.map(|(path, _)| path).to_vec(),
+        Kind::Launcher => LAUNCHERS.to_vec(),
+    };
+    paths.push(SYSTEM_BUS);
+    paths
+}
+
+/// Without `.`, `..` and repeated slashes; `/var/run` is `/run`.
+fn plain(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => drop(plain.pop()),
+            Component::CurDir => {}
+            part => plain.push(part),
+        }
+    }
+    match plain.strip_prefix("/var/run") {
+        Ok(below) => Path::new("/run").join(below),
+        Err(_) => plain,
+    }
+}
+
+fn is_of_user(path: &Path) -> bool {
+    let Ok(below) = path.strip_prefix("/run/user") else { return false };
+    let mut parts = below.components();
+    parts.next().is_some() && USER_LAUNCHERS.iter().any(|of| parts.as_path() == Path::new(of))
+}
+
+/// Whether some socket is bound at `path`, without asking it anything: a connect of another type fails, and
+/// the error says why.
+fn is_alive(path: &str) -> bool {
+    let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
+    let Ok(socket) = rustix::net::socket_with(family, SocketType::DGRAM, flags, None) else {
+        return false;
+    };
+    let Ok(at) = SocketAddrUnix::new(path) else { return false };
+    matches!(rustix::net::connect(&socket, &at), Ok(()) | Err(Errno::PROTOTYPE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is(kind: Kind, path: &str) -> bool {
+        is_of(kind, path.as_bytes(), Path::new("/proc/self"))
+    }
+
+    #[test]
+    fn resolvers_and_launchers_are_known_by_any_spelling() {
+        for path in [
+            "/run/avahi-daemon/socket",
+            "/var/run/nscd/socket",
+            "//run/./nslcd/../nslcd/socket",
+            "/var/lib/sss/pipes/nss",
+            "/run/dbus/system_bus_socket\0rest",
+        ] {
+            assert!(is(Kind::Resolver, path), "{path}");
+        }
+        for path in [
+            "/var/run/docker.sock",
+            "/run/user/1000/podman/podman.sock",
+            "/run/systemd/private",
+            "/var/run/dbus/system_bus_socket",
+        ] {
+            assert!(is(Kind::Launcher, path), "{path}");
+        }
+        for path in
+            ["/run/user/1000/bus", "/tmp/.X11-unix/X0", "/run/docker.socket", "\0docker", ""]
+        {
+            assert!(!is(Kind::Launcher, path) && !is(Kind::Resolver, path), "{path}");
+        }
+        assert!(!is(Kind::Launcher, "/run/nscd/socket"));
+    }
+
+    #[test]
+    fn a_socket_is_seen_to_live_without_being_asked() {
+        let path = std::env::temp_dir().join(format!("viaduct-alive-{}", std::process::id()));
+        let text = path.to_str().unwrap();
+        assert!(!is_alive(text));
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        assert!(is_alive(text));
+        assert!(listener.accept().is_err(), "nobody has come");
+        drop(listener);
+        assert!(!is_alive(text));
+        fs::remove_file(path).unwrap();
+    }
+}

@@ -1,0 +1,154 @@
+//! Sends of datagrams that go direct: they are done here, on a duplicate of the socket and with copies of what was
+//! judged. Were the kernel to go on with the call, it would read address and descriptor anew.
+
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+use std::thread;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use viaduct_proto::wrap::Errno;
+use viaduct_sys::pending::blocks;
+use viaduct_sys::seccomp::{Listener, Notification, Reply, Task};
+use viaduct_sys::send_for::{Message, send_for};
+
+use super::told::Header;
+use super::{Outcome, Supervisor, number, say};
+
+/// Bytes of a datagram, at most.
+const MAX_DATA: usize = 65_535;
+/// Bytes of control messages, at most.
+const MAX_CONTROL: usize = 4096;
+/// Pieces of a message, at most, as the kernel has it.
+const MAX_PIECES: u64 = 1024;
+/// Bytes of a `struct iovec`.
+const IOVEC: u64 = 16;
+/// `MSG_DONTWAIT`.
+const DONTWAIT: i32 = 0x40;
+/// How often it is looked whether a caller still waits.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
+/// What is sent for a call, and by which socket.
+pub(super) struct Sending {
+    pub(super) socket: OwnedFd,
+    pub(super) flags: i32,
+    pub(super) messages: Vec<Message>,
+    /// Where the number of bytes that each has sent is written, for `sendmmsg`.
+    pub(super) lengths: Option<Vec<u64>>,
+}
+
+impl Supervisor {
+    /// Reads what the message of a header carries.
+    pub(super) fn copy(&mut self, call: &Notification, header: &Header) -> Result<Message, Errno> {
+        let task = self.task(call)?;
+        let (pieces, count) = header.pieces;
+        if count > MAX_PIECES {
+            return Err(Errno::MSGSIZE);
+        }
+        let mut data = Vec::new();
+        for n in 0..count {
+            let mut piece = [0; IOVEC as usize];
+            read_all(&task, pieces + n * IOVEC, &mut piece)?;
+            let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|n| piece[at + n]));
+            read_more(&task, (word(0), word(8)), &mut data)?;
+        }
+        let (at, length) = header.control;
+        let mut control = vec![0; usize::try_from(length).unwrap_or(usize::MAX).min(MAX_CONTROL)];
+        if at == 0 {
+            control.clear();
+        }
+        read_all(&task, at, &mut control)?;
+        self.listener.check_waits(call).map_err(number)?;
+        Ok(Message { sockaddr: Vec::new(), data, control })
+    }
+
+    /// The same of a `sendto`.
+    pub(super) fn copy_plain(
+        &mut self,
+        call: &Notification,
+        data: (u64, u64),
+    ) -> Result<Message, Errno> {
+        let mut message = Message::default();
+        read_more(&*self.task(call)?, data, &mut message.data)?;
+        self.listener.check_waits(call).map_err(number)?;
+        Ok(message)
+    }
+
+    /// Sends all, and waits beside where the program would.
+    pub(super) fn send_all(&mut self, call: &Notification, mut sending: Sending) -> Outcome {
+        let task = self.task(call)?;
+        if let Some(reply) = sending.go_on(&self.listener, &task, call) {
+            return Ok(Some(reply));
+        }
+        if sending.flags & DONTWAIT != 0 || !blocks(&sending.socket).map_err(number)? {
+            return Err(Errno::AGAIN);
+        }
+        let (listener, call) = (self.listener.clone(), *call);
+        let wait = move || {
+            if let Some(reply) = sending.wait(&listener, &task, &call) {
+                say(&listener, &call, reply);
+            }
+        };
+        let begun = thread::Builder::new().name("sends".to_owned()).spawn(wait);
+        begun.map(|_| None).map_err(number)
+    }
+}
+
+impl Sending {
+    /// Sends what can be sent at once; the answer, unless nothing could be.
+    fn go_on(&mut self, listener: &Listener, task: &Task, call: &Notification) -> Option<Reply> {
+        let mut sent = 0;
+        for (n, message) in self.messages.iter().enumerate() {
+            let bytes = match send_for(&self.socket, message, self.flags) {
+                Ok(bytes) => bytes,
+                Err(error) if n == 0 && error.kind() == io::ErrorKind::WouldBlock => return None,
+                Err(error) if n == 0 => return Some(Reply::Failed(number(error).0)),
+                Err(_) => break,
+            };
+            let Some(lengths) = &self.lengths else { return Some(Reply::Returned(bytes as i64)) };
+            let length = (bytes as u32).to_ne_bytes();
+            if let Err(error) = listener.write(call, task, lengths[n], &length) {
+                return Some(Reply::Failed(number(error).0));
+            }
+            sent += 1;
+        }
+        Some(Reply::Returned(sent))
+    }
+
+    /// Waits until there is room; `None` if the caller has gone.
+    fn wait(
+        &mut self,
+        listener: &Arc<Listener>,
+        task: &Task,
+        call: &Notification,
+    ) -> Option<Reply> {
+        loop {
+            let mut fds = [PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::OUT)];
+            let _ = poll(&mut fds, Some(&LOOK));
+            if !listener.waits(call) {
+                return None;
+            }
+            if let Some(reply) = self.go_on(listener, task, call) {
+                return Some(reply);
+            }
+        }
+    }
+}
+
+/// Adds what stands at a place to `data`; a datagram that gets too long is the kernel's to refuse.
+fn read_more(task: &Task, (at, length): (u64, u64), data: &mut Vec<u8>) -> Result<(), Errno> {
+    let old = data.len();
+    let room = (MAX_DATA + 1).saturating_sub(old);
+    data.resize(old + usize::try_from(length).unwrap_or(usize::MAX).min(room), 0);
+    read_all(task, at, &mut data[old..])
+}
+
+fn read_all(task: &Task, at: u64, to: &mut [u8]) -> Result<(), Errno> {
+    if to.is_empty() {
+        return Ok(());
+    }
+    match task.read(at, to).map_err(number)? {
+        read if read == to.len() => Ok(()),
+        _ => Err(Errno::FAULT),
+    }
+}
