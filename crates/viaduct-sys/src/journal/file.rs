@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
@@ -33,13 +34,36 @@ pub(super) fn parse(bytes: &[u8]) -> serde_json::Result<Journal> {
     serde_json::from_slice(bytes)
 }
 
-/// The file holds the old bytes or the new ones, whenever the power fails.
-pub(super) fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+/// Numbers the temporary files of this process.
+static COUNT: AtomicU64 = AtomicU64::new(0);
+
+/// Ending of temporary files.
+const TEMPORARY: &str = ".new";
+
+/// Removes temporary files beside `path` that processes which are gone have left. Call it with the
+/// directory locked and no other owner alive.
+pub(super) fn remove_temporary(path: &Path) {
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { return };
+    let Ok(entries) = fs::read_dir(directory) else { return };
+    let name = name.as_encoded_bytes();
+    for entry in entries.flatten() {
+        let other = entry.file_name();
+        let other = other.as_encoded_bytes();
+        if other.len() > name.len() && other.starts_with(name) && other.ends_with(b".new") {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// The file holds the old bytes or the new ones, whenever the power fails. No two writers share a
+/// temporary file.
+pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let directory = directory.unwrap_or(Path::new("."));
     fs::create_dir_all(directory)?;
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let mut new = path.as_os_str().to_owned();
-    new.push(".new");
+    new.push(format!(".{}-{number}{TEMPORARY}", std::process::id()));
     if let Err(error) = write_and_rename(Path::new(&new), path, bytes) {
         let _ = fs::remove_file(&new);
         return Err(error);

@@ -33,9 +33,11 @@ use std::{fs, io};
 
 use self::change::{Change, undo_all, undo_unclaimed};
 pub use self::error::JournalError;
-use self::file::{Journal, read, replace_file};
+pub use self::file::replace_file;
+use self::file::{Journal, read, remove_temporary};
 use self::owner::{Owner, claim, eventually};
 use crate::claim::Claim;
+use crate::dir_lock::DirLock;
 use crate::hold::Hold;
 use crate::intercept::Intercept;
 use crate::keep_out::KeepOut;
@@ -71,6 +73,8 @@ impl Changes {
     pub fn open(path: &Path) -> Result<Changes, JournalError> {
         let failed = |source| JournalError::File { action: "read", path: path.to_owned(), source };
         let owner = Owner::this_process().map_err(failed)?;
+        // Of two that start at the same instant the second one reads that the first has it.
+        let _lock = DirLock::around(path).map_err(failed)?;
         let (mut changes, mut disputed) = (Vec::new(), Vec::new());
         let (mut warnings, mut took_over) = (Vec::new(), false);
         if let Some(left) = read(path)? {
@@ -84,6 +88,7 @@ impl Changes {
                 took_over = disputed.len() < count;
             }
         }
+        remove_temporary(path);
         // Not earlier: dropping it deletes the journal, which until here may be another's.
         let journal = Journal { owner, changes, disputed };
         let claims = Vec::new();
@@ -305,8 +310,33 @@ impl Drop for Changes {
 #[cfg(test)]
 mod tests {
     use std::process;
+    use std::sync::Barrier;
 
     use super::*;
+
+    #[test]
+    fn of_several_that_open_it_at_once_one_has_it_and_the_others_are_told() {
+        let directory = std::env::temp_dir().join(format!("viaduct-at-once-{}", process::id()));
+        let path = directory.join("a.changes.json");
+        for _ in 0..4 {
+            let barrier = Barrier::new(3);
+            let opened: Vec<_> = std::thread::scope(|scope| {
+                let open = || {
+                    barrier.wait();
+                    Changes::open(&path)
+                };
+                let threads: Vec<_> = (0..3).map(|_| scope.spawn(open)).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            assert_eq!(opened.iter().filter(|one| one.is_ok()).count(), 1, "{opened:?}");
+            let busy = |one: &Result<Changes, JournalError>| {
+                matches!(one, Ok(_) | Err(JournalError::Busy { .. }))
+            };
+            assert!(opened.iter().all(busy), "{opened:?}");
+            assert!(path.exists(), "the owner's journal is there");
+        }
+        fs::remove_dir(&directory).unwrap();
+    }
 
     #[test]
     fn what_another_process_has_made_its_own_stays_in_the_journal() {

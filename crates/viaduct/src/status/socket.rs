@@ -1,6 +1,7 @@
 //! The socket that a service says its status by, and its name's only owner.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,6 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::UnixListener;
+use viaduct_sys::dir_lock::DirLock;
 
 /// How long a client of the status socket may take to read.
 const READ_WITHIN: Duration = Duration::from_secs(5);
@@ -18,12 +20,23 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 /// The name of a status socket, which goes with this value.
 #[derive(Debug)]
 #[must_use]
-pub struct Name(PathBuf);
+pub struct Name {
+    path: PathBuf,
+    /// Device and inode: another service may have taken the name since.
+    file: Option<(u64, u64)>,
+}
 
 impl Drop for Name {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
+        let _lock = DirLock::around(&self.path);
+        if self.file.is_some() && file_of(&self.path) == self.file {
+            let _ = fs::remove_file(&self.path);
+        }
     }
+}
+
+fn file_of(path: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(path).ok().map(|of| (of.dev(), of.ino()))
 }
 
 /// Opens the status socket `path`, and makes the directory that it is in; in a runtime.
@@ -31,14 +44,13 @@ impl Drop for Name {
 /// # Errors
 /// A service of this name runs, or it cannot be made.
 pub fn open(path: &Path) -> Result<(UnixListener, Name)> {
+    // Of two that start at the same instant one finds the other's socket.
+    let _lock = DirLock::around(path).with_context(|| format!("run-dir of {}", path.display()))?;
     check_free(path)?;
-    if let Some(run_dir) = path.parent() {
-        fs::create_dir_all(run_dir).with_context(|| format!("run-dir: {}", run_dir.display()))?;
-    }
     let _ = fs::remove_file(path);
     let bound = UnixListener::bind(path);
     let listener = bound.with_context(|| format!("status socket {}", path.display()))?;
-    Ok((listener, Name(path.to_owned())))
+    Ok((listener, Name { file: file_of(path), path: path.to_owned() }))
 }
 
 /// The next client of a status socket.
