@@ -8,7 +8,7 @@
 //!   [BpfInsn]   --- attach ---> a socket: the ring, or a UDP socket
 //!
 //!   the program of a tap:
-//!     tagged for a VLAN, or for another host                        -> no
+//!     tagged for a VLAN (not by 0, a priority alone), or for another host -> no
 //!     leaves:   source is local and destination a peer's            -> yes
 //!     arrives:  source is a peer's and destination local            -> yes
 //!     arrives:  unfragmented UDP to one of our addresses and ports  -> yes
@@ -32,7 +32,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use libc::{
     ETH_P_IP, ETH_P_IPV6, IPPROTO_UDP, PACKET_OTHERHOST, PACKET_OUTGOING, SKF_AD_PKTTYPE,
-    SKF_AD_PROTOCOL, SKF_AD_VLAN_TAG_PRESENT,
+    SKF_AD_PROTOCOL, SKF_AD_VLAN_TAG, SKF_AD_VLAN_TAG_PRESENT,
 };
 
 use crate::os;
@@ -42,8 +42,10 @@ use prefix::PrefixSet;
 pub use share::{Share, listener_of};
 pub use syn::{SynFilter, no_syns};
 
+/// Bits of a VLAN tag that name the VLAN.
+const VLAN_ID: u32 = 0x0fff;
 /// Instructions that the kernel takes at most.
-pub const MAX_INSNS: usize = 4096;
+const MAX_INSNS: usize = 4096;
 
 /// Bytes of an accepted packet that are kept: more than any has.
 const WHOLE: u32 = 0x4_0000;
@@ -127,8 +129,14 @@ impl TapFilter {
     fn assemble(&self, local: &PrefixSet, peers: &PrefixSet) -> Vec<BpfInsn> {
         let mut asm = Asm::default();
         let [v4, v6, yes, no] = [(); 4].map(|()| asm.label());
+        let untagged = asm.label();
         asm.load_meta(SKF_AD_VLAN_TAG_PRESENT);
+        asm.jump_if(Test::Equal(0), untagged);
+        // VLAN 0 is none: the tag has a priority alone (IEEE 802.1Q), and the interface takes it.
+        asm.load_meta(SKF_AD_VLAN_TAG);
+        asm.and(VLAN_ID);
         asm.jump_unless(Test::Equal(0), no);
+        asm.place(untagged);
         asm.load_meta(SKF_AD_PROTOCOL);
         asm.jump_if(Test::Equal(ETH_P_IP as u32), v4);
         asm.branch(Test::Equal(ETH_P_IPV6 as u32), v6, no);

@@ -9,7 +9,7 @@ use super::*;
 /// A packet as the kernel's filter sees it.
 struct Packet {
     kind: u8,
-    vlan: bool,
+    vlan: Option<u16>,
     bytes: Vec<u8>,
 }
 
@@ -17,7 +17,8 @@ impl Packet {
     fn meta(&self, which: i32) -> u32 {
         match which {
             SKF_AD_PKTTYPE => self.kind.into(),
-            SKF_AD_VLAN_TAG_PRESENT => self.vlan.into(),
+            SKF_AD_VLAN_TAG_PRESENT => self.vlan.is_some().into(),
+            SKF_AD_VLAN_TAG => self.vlan.unwrap_or(0).into(),
             SKF_AD_PROTOCOL => match self.bytes[0] >> 4 {
                 4 => ETH_P_IP as u32,
                 6 => ETH_P_IPV6 as u32,
@@ -119,7 +120,7 @@ fn build(kind: u8, source: IpAddr, destination: IpAddr) -> Packet {
         }
         _ => panic!("one family a packet"),
     }
-    Packet { kind, vlan: false, bytes }
+    Packet { kind, vlan: None, bytes }
 }
 
 fn sites() -> TapFilter {
@@ -187,7 +188,9 @@ fn datagrams_to_us_need_our_address_port_and_protocol() {
     assert!(!accepts(&filter, &change(23, 1)), "another port");
     assert!(!accepts(&filter, &change(19, 2)), "another address");
     assert!(!accepts(&filter, &Packet { kind: PACKET_OUTGOING, ..good() }));
-    assert!(!accepts(&filter, &Packet { vlan: true, ..good() }));
+    assert!(!accepts(&filter, &Packet { vlan: Some(7), ..good() }));
+    let priority = Packet { vlan: Some(0x6000), ..good() };
+    assert!(accepts(&filter, &priority), "a priority is no VLAN");
     let mut arp = good();
     arp.bytes[0] = 0;
     assert!(!accepts(&filter, &arp));
@@ -310,7 +313,7 @@ fn segment(to: SocketAddr, flags: u8) -> Packet {
         }
     }
     ip.extend(tcp);
-    Packet { kind: PACKET_HOST, vlan: false, bytes: ip }
+    Packet { kind: PACKET_HOST, vlan: None, bytes: ip }
 }
 
 #[test]
@@ -368,7 +371,7 @@ fn icmp(v4: bool, said: [u8; 2]) -> Packet {
     let quoted = [ip(6), vec![0x0f, 0xa0, 0, 80, 0, 0, 0, 1]].concat();
     let head = [said[0], said[1], 0, 0, 0, 0, 0, 0];
     let bytes = [&ip(if v4 { 1 } else { 58 })[..], &head, &quoted].concat();
-    Packet { kind: PACKET_HOST, vlan: false, bytes }
+    Packet { kind: PACKET_HOST, vlan: None, bytes }
 }
 
 #[test]

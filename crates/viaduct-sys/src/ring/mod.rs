@@ -21,7 +21,8 @@
 //!   packet that is forwarded. At 3 Gb/s on two cores, forwarding kept up with V3 and fell some
 //!   per cent short with V2. The price is [`RETIRE`] at low rates.
 //! - VLAN: packets that carry a tag belong to another interface (`eth0.7`, not `eth0`) but are
-//!   shown here too, with the tag taken off. [`crate::filter::TapFilter`] refuses them.
+//!   shown here too, with the tag taken off. [`crate::filter::TapFilter`] refuses them, but for those
+//!   with VLAN 0, which have a priority and no VLAN.
 #![allow(unsafe_code)]
 
 mod frame;
