@@ -23,6 +23,10 @@ fuzz_target!(|bytes: &[u8]| {
             emit_report(&report, &mut again);
             assert_eq!(again[4..], bytes[4..], "but for reserved bytes");
         }
+        Some(Message::Terms(terms)) => {
+            terms.emit(&mut again);
+            assert!(matches!(Message::parse(&again), Some(Message::Terms(same)) if same == terms));
+        }
         None => {}
     }
 });

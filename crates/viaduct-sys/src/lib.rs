@@ -31,6 +31,7 @@
 pub mod bpf;
 pub mod clock;
 pub mod datagrams;
+pub mod dir_lock;
 pub mod filter;
 pub mod hall;
 pub mod here;
@@ -78,6 +79,9 @@ pub mod undelivered;
 pub mod urgent;
 pub mod watches;
 pub mod wrapped;
+
+#[cfg(any(test, fuzzing))]
+pub mod fuzzed;
 
 mod claim;
 mod netlink;

@@ -220,7 +220,7 @@ impl AsFd for SynQueue {
 }
 
 /// The packet in what was read: one message.
-fn held(bytes: &[u8]) -> Option<Held<'_>> {
+pub(crate) fn held(bytes: &[u8]) -> Option<Held<'_>> {
     let (kind, message) = netlink::messages(bytes).next()?;
     if kind != SUBSYSTEM << 8 | PACKET {
         return None;

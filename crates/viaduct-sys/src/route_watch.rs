@@ -36,29 +36,29 @@ impl RouteWatch {
     /// count.
     pub fn changed(&self) -> bool {
         netlink::heard(&self.socket, |kind, message| {
-            matches!(kind, RTM_NEWROUTE | RTM_DELROUTE) && self.is_theirs(message)
+            matches!(kind, RTM_NEWROUTE | RTM_DELROUTE) && is_theirs(&self.prefixes, message)
         })
     }
+}
 
-    /// Whether a route is to one of the prefixes, and not ours.
-    fn is_theirs(&self, message: &[u8]) -> bool {
-        let Some((route, attributes)) = message.split_at_checked(ROUTE_HEAD) else { return false };
-        let (family, length, table, protocol) = (route[0], route[1], route[4], route[5]);
-        if table != MAIN_TABLE || protocol.to_string() == PROTOCOL {
-            return false;
-        }
-        let v4 = i32::from(family) == libc::AF_INET;
-        let to = netlink::find(attributes, RTA_DST);
-        self.prefixes.iter().filter(|(ip, _)| ip.is_ipv4() == v4).any(|&(ip, own)| {
-            let shared = usize::from(own.min(length));
-            match (ip, to) {
-                _ if shared == 0 => true,
-                (IpAddr::V4(ip), Some(to)) => same_bits(&ip.octets(), to, shared),
-                (IpAddr::V6(ip), Some(to)) => same_bits(&ip.octets(), to, shared),
-                (_, None) => false,
-            }
-        })
+/// Whether a message's route is to one of `prefixes`, and not ours.
+pub(crate) fn is_theirs(prefixes: &[(IpAddr, u8)], message: &[u8]) -> bool {
+    let Some((route, attributes)) = message.split_at_checked(ROUTE_HEAD) else { return false };
+    let (family, length, table, protocol) = (route[0], route[1], route[4], route[5]);
+    if table != MAIN_TABLE || protocol.to_string() == PROTOCOL {
+        return false;
     }
+    let v4 = i32::from(family) == libc::AF_INET;
+    let to = netlink::find(attributes, RTA_DST);
+    prefixes.iter().filter(|(ip, _)| ip.is_ipv4() == v4).any(|&(ip, own)| {
+        let shared = usize::from(own.min(length));
+        match (ip, to) {
+            _ if shared == 0 => true,
+            (IpAddr::V4(ip), Some(to)) => same_bits(&ip.octets(), to, shared),
+            (IpAddr::V6(ip), Some(to)) => same_bits(&ip.octets(), to, shared),
+            (_, None) => false,
+        }
+    })
 }
 
 /// Whether two addresses begin with the same `bits`.

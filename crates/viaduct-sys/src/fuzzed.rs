@@ -1,0 +1,69 @@
+//! Parsers of what the kernel sends, for the fuzz targets and the properties below.
+
+use std::net::IpAddr;
+
+use crate::{netlink, nfqueue, route_watch};
+
+/// Reads `bytes` as messages of netlink with attributes; how many bytes were attributes' values.
+pub fn netlink(bytes: &[u8]) -> usize {
+    let all = netlink::messages(bytes).map(|(_, message)| {
+        let behind = message.get(netlink::NETFILTER_HEAD..).unwrap_or_default();
+        (0..4).filter_map(|kind| netlink::find(behind, kind)).map(<[u8]>::len).max().unwrap_or(0)
+    });
+    all.sum()
+}
+
+/// The packet in a message of a queue.
+pub fn nfqueue(bytes: &[u8]) -> Option<&[u8]> {
+    nfqueue::held(bytes).map(|held| held.packet)
+}
+
+/// Whether a message tells of a route to one of two prefixes.
+pub fn route(bytes: &[u8]) -> bool {
+    let prefixes: [(IpAddr, u8); 2] =
+        [([10, 2, 0, 0].into(), 16), ([0xfd00, 2, 0, 0, 0, 0, 0, 0].into(), 48)];
+    netlink::messages(bytes).any(|(_, message)| route_watch::is_theirs(&prefixes, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers that look random, and are the same each time.
+    fn noise(seed: u64) -> impl Iterator<Item = u8> {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        std::iter::repeat_with(move || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u8
+        })
+    }
+
+    /// A message of `kind` with one attribute whose length says `says`.
+    fn message(kind: u16, says: u16, seed: u64) -> Vec<u8> {
+        let mut bytes = vec![0; 16 + 12];
+        bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
+        bytes.extend(says.to_ne_bytes());
+        bytes.extend(noise(seed).take(60));
+        let len = bytes.len() as u32;
+        bytes[..4].copy_from_slice(&len.to_ne_bytes());
+        bytes
+    }
+
+    #[test]
+    fn whatever_is_read_ends_and_lies_within_the_bytes() {
+        for seed in 0..20_000 {
+            let kind = [24, 3 << 8, 2, 0][seed as usize % 4];
+            let mut bytes = message(kind, (seed % 80) as u16, seed);
+            if seed.is_multiple_of(3) {
+                let at = seed as usize % bytes.len();
+                bytes[at] = noise(seed).next().unwrap_or(0);
+            }
+            bytes.truncate(bytes.len() - (seed as usize / 7) % 40);
+            assert!(netlink(&bytes) <= bytes.len());
+            assert!(nfqueue(&bytes).is_none_or(|packet| packet.len() <= bytes.len()));
+            route(&bytes);
+        }
+    }
+}
