@@ -1,21 +1,20 @@
 //! The handshake between two sites: Noise KK over Curve25519, ChaCha20-Poly1305 and BLAKE2s, one
 //! round trip, fresh keys for each session.
 //!
-//! Both sites know each other's public key from their config. Every handshake message carries a
-//! MAC under a key that only the two can derive, so that a stranger's flood costs one HMAC a
-//! datagram and never a curve operation; the initiation's clock, which must rise, keeps old
-//! initiations out.
+//! Both sites know each other's public key from their config. An initiation begins with a hint that
+//! only the two can derive, so that one look-up finds its peer; every handshake message carries a MAC
+//! under a key of the two sites and its direction. So a stranger's datagram costs a look-up, one that
+//! repeats an overheard hint costs one HMAC, and neither ever costs a curve operation; what a site has
+//! sent itself fails like any forgery when it is sent back. The initiation's clock, which must rise,
+//! keeps old initiations out.
 
 use ring::hmac;
 use snow::{Builder, HandshakeState};
 
-use super::wire::{Datagram, INITIATION_HEAD, RESPONSE_HEAD};
-use crate::keys::{Entropy, PublicKey, Resolver, SecretKey};
+use super::wire::{Datagram, Hint, INITIATION_HEAD, MAC, NOISE, RESPONSE_HEAD};
+use crate::keys::{Entropy, PublicKey, Resolver, SecretKey, Shared};
 
 const PATTERN: &str = "Noise_KK_25519_ChaChaPoly_BLAKE2s";
-const MAC: usize = 32;
-/// Ephemeral key and tag: both of KK's messages with an empty payload.
-const NOISE: usize = 32 + 16;
 
 /// The keys that a handshake gave: to send with, to receive with.
 pub(super) struct Keys {
@@ -27,7 +26,14 @@ pub(super) struct Keys {
 pub(super) struct Identities {
     secret: SecretKey,
     peer: PublicKey,
-    mac: hmac::Key,
+    /// Authenticates what is sent to the peer.
+    mac_out: hmac::Key,
+    /// Authenticates what comes from it.
+    mac_in: hmac::Key,
+    /// Names this site to the peer.
+    hint_out: Hint,
+    /// Names the peer here.
+    hint_in: Hint,
     entropy: Entropy,
 }
 
@@ -35,8 +41,39 @@ pub(super) struct Identities {
 pub(super) struct Initiation(HandshakeState);
 
 impl Identities {
-    pub(super) fn new(secret: SecretKey, peer: PublicKey, mac: [u8; 32], entropy: Entropy) -> Self {
-        Identities { secret, peer, mac: hmac::Key::new(hmac::HMAC_SHA256, &mac), entropy }
+    pub(super) fn new(
+        secret: SecretKey,
+        peer: PublicKey,
+        shared: &Shared,
+        entropy: Entropy,
+    ) -> Self {
+        let own = secret.public();
+        let derive = |purpose: &[u8], from: &PublicKey, to: &PublicKey| {
+            shared.derive(&[purpose, from.as_bytes(), to.as_bytes()].concat())
+        };
+        let mac = |from, to| {
+            hmac::Key::new(hmac::HMAC_SHA256, &derive(b"viaduct handshake mac", from, to))
+        };
+        let hint = |from, to| {
+            let key = derive(b"viaduct handshake hint", from, to);
+            let mut hint = Hint::default();
+            hint.copy_from_slice(&key[..8]);
+            hint
+        };
+        Identities {
+            mac_out: mac(&own, &peer),
+            mac_in: mac(&peer, &own),
+            hint_out: hint(&own, &peer),
+            hint_in: hint(&peer, &own),
+            secret,
+            peer,
+            entropy,
+        }
+    }
+
+    /// The hint that the peer's initiations begin with.
+    pub(super) fn hint(&self) -> Hint {
+        self.hint_in
     }
 
     /// Random bits for a session's index.
@@ -54,16 +91,16 @@ impl Identities {
         out: &mut Vec<u8>,
     ) -> Option<Initiation> {
         let start = out.len();
-        Datagram::Initiation { sender, unix_nanos }.emit(out);
+        Datagram::Initiation { hint: self.hint_out, sender, unix_nanos }.emit(out);
         let mut noise = self.noise(&out[start..]).build_initiator().ok()?;
         self.write(&mut noise, start, out)?;
         Some(Initiation(noise))
     }
 
-    /// Whether `datagram` has a MAC that only the peer, or we, can have made.
+    /// Whether `datagram` has a MAC that only the peer can have made, and made for this site.
     pub(super) fn authentic(&self, datagram: &[u8]) -> bool {
         let Some((message, mac)) = datagram.split_last_chunk::<MAC>() else { return false };
-        hmac::verify(&self.mac, message, mac).is_ok()
+        hmac::verify(&self.mac_in, message, mac).is_ok()
     }
 
     /// Answers an authentic initiation: the response goes to `out`.
@@ -98,7 +135,7 @@ impl Identities {
         let mut message = [0; NOISE];
         let written = noise.write_message(&[], &mut message).ok()?;
         out.extend_from_slice(&message[..written]);
-        let mac = hmac::sign(&self.mac, &out[start..]);
+        let mac = hmac::sign(&self.mac_out, &out[start..]);
         out.extend_from_slice(mac.as_ref());
         Some(())
     }

@@ -20,6 +20,7 @@
 mod announce;
 pub mod cache;
 mod handshake;
+pub mod health;
 mod held;
 pub mod identity;
 mod ledger;
@@ -34,13 +35,15 @@ mod session;
 mod sites;
 pub mod stats;
 mod store;
+mod syns;
+pub mod terms;
 #[cfg(test)]
 mod tests;
 pub mod wire;
 
 pub use announce::names_per_repair;
 pub use outbox::Outbox;
-pub use peer::{Local, PeerConfig, PeerError, overhead};
+pub use peer::{Local, MIN_MEMORY, PeerConfig, PeerError, PeerFacts, least_memory, overhead};
 pub use plane::{MOST_PEERS, PeersError, Plane, PlaneStats};
-pub use session::WeakKey;
+pub use session::{Clocks, WeakKey};
 pub use sites::Sites;

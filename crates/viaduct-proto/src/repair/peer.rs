@@ -1,17 +1,19 @@
 //! One peer site: a conductor over the session, the sender and the receiver.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use super::announce::{names_per_repair, span};
 use super::identity::IdentityKey;
 use super::outbox::Outbox;
-use super::receiver::Receiver;
+use super::receiver::{Receiver, memory_for_store};
 use super::seal::SEAL_OVERHEAD;
 use super::sender::{Channel, Plan, Sender};
-use super::session::{Received, Session, SessionConfig, WeakKey};
+use super::session::{Clocks, Received, Session, SessionConfig, WeakKey};
 use super::sites::Sites;
 use super::stats::{LossReport, PeerStats};
-use super::wire::{self, ANNOUNCEMENT, Message, REPAIR_HEAD, Report};
+use super::terms::{Listed, Terms};
+use super::wire::{self, ANNOUNCEMENT, Hint, Message, REPAIR_HEAD, Report};
 use crate::fec::Code;
 use crate::keys::{Entropy, PublicKey, SecretKey};
 use crate::time::{Duration, Instant};
@@ -53,6 +55,15 @@ pub fn overhead(code: &Code, ipv6: bool) -> usize {
     outer + SEAL_OVERHEAD + REPAIR_HEAD + ANNOUNCEMENT * names_per_repair(code)
 }
 
+/// Bytes of [`PeerConfig::memory`] from which on a code can recover at all: as many packets as one of
+/// its repairs reaches back over have to be kept.
+pub fn least_memory(code: &Code, longest: usize) -> usize {
+    memory_for_store((span(code) + 64) * longest.max(576)).max(MIN_MEMORY)
+}
+
+/// Least memory of a peer for which nothing is encoded.
+pub const MIN_MEMORY: usize = 256 << 10;
+
 /// Why a peer cannot be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PeerError {
@@ -64,6 +75,30 @@ pub enum PeerError {
     Code(#[from] crate::fec::Error),
 }
 
+/// What is known of a peer beside its counters.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PeerFacts {
+    /// Where it is sent to.
+    pub endpoint: Option<SocketAddr>,
+    /// For how long it has said nothing authentic; `None` if it never has.
+    pub silence: Option<Duration>,
+    /// How long ago the last handshake was completed.
+    pub handshake: Option<Duration>,
+    /// What it has said of its config.
+    pub terms: Option<Arc<Terms>>,
+    /// What of that does not fit this config.
+    pub disagreement: Option<String>,
+    /// Version of the protocol that came from its endpoint and that this program does not speak.
+    pub other_version: Option<u8>,
+    /// The MSS that the path lowers SYNs to, for IPv4 and IPv6.
+    pub lowered_mss: [Option<u16>; 2],
+}
+
+/// Reports between two that are accompanied by terms, but for the first ones of a session.
+const TERMS_EVERY: u32 = 10;
+/// Reports of a new session that terms go with: some may be lost.
+const TERMS_FIRST: u32 = 3;
+
 pub(super) struct Peer {
     config: PeerConfig,
     slot: u16,
@@ -73,10 +108,18 @@ pub(super) struct Peer {
     receiver: Receiver,
     endpoint: Option<SocketAddr>,
     reported: LossReport,
+    /// Reports sent in the present session.
+    reports: u32,
+    /// What this gateway says to it of the config, and what it has said of its own.
+    own_terms: Terms,
+    terms: Option<Arc<Terms>>,
+    disagreement: Option<String>,
     next_report: Instant,
     next_tick: Instant,
     /// Datagrams to the peer's endpoint.
     pub(super) transmits: Outbox,
+    /// Answers to initiations, each to where its initiation came from.
+    pub(super) answers: Vec<(SocketAddr, Vec<u8>)>,
 }
 
 /// What is the same for all peers of a gateway.
@@ -98,8 +141,7 @@ impl Peer {
         now: Instant,
     ) -> Result<Self, PeerError> {
         let shared = local.secret.shared(&config.key).ok_or(PeerError::Key(WeakKey))?;
-        let mac = shared.derive(b"viaduct handshake mac");
-        let session = Session::new(&session_config(local, &config, slot), mac, now);
+        let session = Session::new(&session_config(local, &config, slot), &shared, now);
         let identity = IdentityKey::new(&shared.derive(b"viaduct identity"));
         // Numbers rise from run to run, so that what a peer remembers of the last run is old.
         let first = (local.unix_nanos_at_zero.saturating_add(now.as_nanos()) / 1_000).max(1);
@@ -111,9 +153,14 @@ impl Peer {
             session,
             endpoint: config.endpoint,
             reported: LossReport::default(),
+            reports: 0,
+            own_terms: own_terms(&config),
+            terms: None,
+            disagreement: None,
             next_report: now + REPORT_EVERY,
             next_tick: now + TICK,
             transmits: Outbox::new(),
+            answers: Vec::new(),
             slot,
             config,
         })
@@ -140,6 +187,23 @@ impl Peer {
             session: self.session.stats(),
             reported: self.reported,
         }
+    }
+
+    pub(super) fn facts(&self, now: Instant) -> PeerFacts {
+        PeerFacts {
+            endpoint: self.endpoint,
+            silence: self.session.silence(now),
+            handshake: self.session.handshake(now),
+            disagreement: self.disagreement.clone(),
+            terms: self.terms.clone(),
+            other_version: None,
+            lowered_mss: self.receiver.lowered_mss(),
+        }
+    }
+
+    fn compare_terms(&mut self) {
+        let own = &self.own_terms;
+        self.disagreement = self.terms.as_deref().and_then(|terms| own.disagreement(terms));
     }
 
     pub(super) fn memory(&self) -> usize {
@@ -170,7 +234,11 @@ impl Peer {
         if config.memory != self.config.memory {
             self.receiver.resize(config.memory);
         }
+        self.own_terms = own_terms(&config);
         self.config = config;
+        self.compare_terms();
+        // The peer hears of it with the next report.
+        self.reports = 0;
         Ok(())
     }
 
@@ -212,25 +280,39 @@ impl Peer {
         self.receiver.miss();
     }
 
-    /// Whether a handshake message comes from this peer.
-    pub(super) fn authentic(&self, datagram: &[u8]) -> bool {
-        self.session.authentic(datagram)
+    /// The hint that its initiations begin with.
+    pub(super) fn hint(&self) -> Hint {
+        self.session.hint()
     }
 
+    pub(super) fn clocks(&self) -> (PublicKey, Clocks) {
+        (self.config.key, self.session.clocks())
+    }
+
+    pub(super) fn remember(&mut self, clocks: Clocks) {
+        self.session.remember(clocks);
+    }
+
+    /// Takes a datagram. Only a message under a session's keys says where the peer is: an initiation is
+    /// answered where it came from, and moves nothing.
     pub(super) fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &mut [u8]) {
         let before = self.session.current();
-        let received =
-            self.transmits.push_with(|answer| self.session.handle(now, datagram, answer));
-        if received == Received::Nothing {
-            return;
+        let mut answer = Vec::new();
+        match self.session.handle(now, datagram, &mut answer) {
+            Received::Nothing => return,
+            Received::Handshake => {}
+            Received::Message(message) => {
+                self.endpoint = Some(from);
+                self.handle_message(now, message);
+            }
         }
-        self.endpoint = Some(from);
-        if let Received::Message(message) = received {
-            self.handle_message(now, message);
+        if !answer.is_empty() {
+            self.answers.push((from, answer));
         }
         if self.session.current() != before {
             // The first message under new keys lets the responder use them, and both learn where the
             // other's numbers stand.
+            self.reports = 0;
             self.report(now);
         }
     }
@@ -242,6 +324,10 @@ impl Peer {
                 self.receiver.handle_repair(now, repair, list);
             }
             Some(Message::Report(report)) => self.take_report(report),
+            Some(Message::Terms(terms)) => {
+                self.terms = Some(Arc::new(*terms));
+                self.compare_terms();
+            }
             None => self.receiver.malformed(),
         }
     }
@@ -261,12 +347,20 @@ impl Peer {
         let report = Report { loss: self.receiver.stats().link, next };
         let session = &mut self.session;
         self.transmits.push_with(|out| session.seal(out, |m| wire::emit_report(&report, m)));
+        if session.up() {
+            if self.reports < TERMS_FIRST || self.reports.is_multiple_of(TERMS_EVERY) {
+                let (terms, session) = (&self.own_terms, &mut self.session);
+                self.transmits.push_with(|out| session.seal(out, |m| terms.emit(m)));
+            }
+            self.reports = self.reports.saturating_add(1);
+        }
         self.next_report = now + REPORT_EVERY;
     }
 
     pub(super) fn poll_timeout(&self) -> Instant {
+        // Without an endpoint there is nowhere to send an initiation, so that no deadline is due.
         let timers = [
-            self.session.poll_timeout(),
+            self.endpoint.and_then(|_| self.session.poll_timeout()),
             self.sender.as_ref().and_then(Sender::poll_timeout),
             self.receiver.poll_timeout(),
             Some(self.next_tick),
@@ -290,6 +384,16 @@ impl Peer {
         if now >= self.next_report {
             self.report(now);
         }
+    }
+}
+
+fn own_terms(config: &PeerConfig) -> Terms {
+    let Sites { local, remote } = &config.sites;
+    Terms {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        code: config.code.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string),
+        own: Listed::new(local),
+        peer: Listed::new(remote),
     }
 }
 

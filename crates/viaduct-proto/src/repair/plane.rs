@@ -4,14 +4,19 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use super::outbox::Outbox;
-use super::peer::{Local, Peer, PeerConfig, PeerError};
+use super::peer::{Local, Peer, PeerConfig, PeerError, PeerFacts};
+use super::session::Clocks;
 use super::stats::PeerStats;
-use super::wire::Datagram;
+use super::wire::{Datagram, Hint};
+use crate::keys::PublicKey;
 use crate::time::Instant;
 use crate::wire::ip::Header;
 
 /// Most peers of one gateway: their slots fit a session index.
 pub const MOST_PEERS: usize = 1 << 12;
+
+/// Sources of datagrams of other versions that are remembered, at most.
+const MAX_OTHERS: usize = 16;
 
 /// The entry type of the packet plane. See the drawing in the module above.
 pub struct Plane {
@@ -19,6 +24,12 @@ pub struct Plane {
     peers: Vec<Peer>,
     /// Which peer a session index belongs to, by its slot.
     slots: HashMap<u16, usize>,
+    /// Which peer an initiation comes from.
+    hints: HashMap<Hint, usize>,
+    /// Clocks of peers, as earlier runs remembered them.
+    remembered: HashMap<PublicKey, Clocks>,
+    /// Sources of datagrams of other protocol versions, the latest first.
+    others: Vec<(SocketAddr, u8)>,
     inject: Outbox,
     stats: PlaneStats,
 }
@@ -52,6 +63,9 @@ impl Plane {
             local,
             peers: vec![],
             slots: HashMap::new(),
+            hints: HashMap::new(),
+            remembered: HashMap::new(),
+            others: Vec::new(),
             inject: Outbox::new(),
             stats: PlaneStats::default(),
         };
@@ -74,6 +88,7 @@ impl Plane {
                 .map_err(|error| PeersError::Peer(config.name.clone(), error))?;
             fresh.push(peer);
         }
+        self.remembered = self.clocks();
         // All of them can be. Those that stay take the place of their new selves.
         for (new, config) in fresh.iter_mut().zip(peers) {
             let old = self.peers.iter_mut().find(|old| old.stays(&config));
@@ -85,7 +100,34 @@ impl Plane {
         }
         self.peers = fresh;
         self.slots = self.peers.iter().enumerate().map(|(at, peer)| (peer.slot(), at)).collect();
+        self.hints = self.peers.iter().enumerate().map(|(at, peer)| (peer.hint(), at)).collect();
+        self.recall();
         Ok(())
+    }
+
+    /// Clocks of the peers, and of those that were peers, to be kept over a restart.
+    pub fn clocks(&self) -> HashMap<PublicKey, Clocks> {
+        let mut clocks = self.remembered.clone();
+        for (key, of) in self.peers.iter().map(Peer::clocks) {
+            let before = clocks.entry(key).or_default();
+            *before = before.max(of);
+        }
+        clocks.retain(|_, of| *of != Clocks::default());
+        clocks
+    }
+
+    /// Takes over the clocks that an earlier run has kept.
+    pub fn remember(&mut self, clocks: HashMap<PublicKey, Clocks>) {
+        self.remembered = clocks;
+        self.recall();
+    }
+
+    fn recall(&mut self) {
+        for peer in &mut self.peers {
+            if let Some(clocks) = self.remembered.get(&peer.config().key) {
+                peer.remember(*clocks);
+            }
+        }
     }
 
     /// Takes a copy of a packet that leaves on the WAN. Its bytes are spoilt.
@@ -123,10 +165,17 @@ impl Plane {
             Some(Datagram::Transport { receiver, .. } | Datagram::Response { receiver, .. }) => {
                 self.slots.get(&(receiver as u16)).map(|&at| &mut self.peers[at])
             }
-            Some(Datagram::Initiation { .. }) => {
-                self.peers.iter_mut().find(|peer| peer.authentic(datagram))
+            Some(Datagram::Initiation { hint, .. }) => {
+                self.hints.get(&hint).map(|&at| &mut self.peers[at])
             }
-            None => None,
+            None => {
+                if let Some(version) = Datagram::other_version(datagram) {
+                    self.others.retain(|(source, _)| *source != from);
+                    self.others.truncate(MAX_OTHERS - 1);
+                    self.others.insert(0, (from, version));
+                }
+                None
+            }
         };
         match peer {
             Some(peer) => peer.handle_datagram(now, from, datagram),
@@ -137,14 +186,20 @@ impl Plane {
     /// Datagrams to send, each peer's with its endpoint; clear them with
     /// [`Plane::clear_transmits`] once they are sent.
     pub fn transmits(&self) -> impl Iterator<Item = (SocketAddr, &[u8])> {
-        self.peers.iter().filter_map(|peer| Some((peer.endpoint()?, &peer.transmits))).flat_map(
-            |(endpoint, transmits)| transmits.iter().map(move |datagram| (endpoint, datagram)),
-        )
+        let answers = self.peers.iter().flat_map(|peer| &peer.answers);
+        let answers = answers.map(|(to, answer)| (*to, &answer[..]));
+        let others = self.peers.iter().filter_map(|peer| Some((peer.endpoint()?, &peer.transmits)));
+        answers.chain(others.flat_map(|(endpoint, transmits)| {
+            transmits.iter().map(move |datagram| (endpoint, datagram))
+        }))
     }
 
     /// Forgets the datagrams to send.
     pub fn clear_transmits(&mut self) {
-        self.peers.iter_mut().for_each(|peer| peer.transmits.clear());
+        for peer in &mut self.peers {
+            peer.transmits.clear();
+            peer.answers.clear();
+        }
     }
 
     /// Recovered packets, to be sent on as if they had just arrived; clear them when done.
@@ -173,6 +228,16 @@ impl Plane {
     /// Counters of each peer, in the order of the config.
     pub fn stats(&self) -> Vec<(String, PeerStats)> {
         self.peers.iter().map(|peer| (peer.config().name.clone(), peer.stats())).collect()
+    }
+
+    /// What is known of each peer beside its counters, in the order of the config.
+    pub fn facts(&self, now: Instant) -> Vec<PeerFacts> {
+        let version = |facts: &PeerFacts| {
+            let from = self.others.iter().find(|(from, _)| Some(*from) == facts.endpoint);
+            from.map(|(_, version)| *version)
+        };
+        let facts = self.peers.iter().map(|peer| peer.facts(now));
+        facts.map(|facts| PeerFacts { other_version: version(&facts), ..facts }).collect()
     }
 
     /// Counters of what belongs to no peer.

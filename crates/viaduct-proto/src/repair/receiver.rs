@@ -16,6 +16,7 @@ use super::outbox::Outbox;
 use super::sites::Sites;
 use super::stats::ReceiverStats;
 use super::store::Store;
+use super::syns::{Fate, Syns};
 use super::wire::Announcements;
 use crate::fec::{AnyDecoder, Decoder, Recovered, Repair, Row, Seq, Sources, Verdict};
 use crate::time::Instant;
@@ -30,6 +31,7 @@ pub(super) struct Receiver {
     decoder: AnyDecoder,
     missing: Missing,
     held: Held,
+    syns: Syns,
     blind: Blind,
     recovered: Recovered,
     stats: ReceiverStats,
@@ -77,6 +79,7 @@ impl Receiver {
             decoder: AnyDecoder::new(decoder_share(memory)),
             missing: Missing::new(numbers / 2),
             held: Held::default(),
+            syns: Syns::default(),
             blind: Blind::Untold,
             recovered: Recovered::new(),
             stats: ReceiverStats::default(),
@@ -99,6 +102,11 @@ impl Receiver {
             uncovered: settled.uncovered,
             ..self.stats
         }
+    }
+
+    /// The MSS that the path lowers SYNs to, for IPv4 and IPv6.
+    pub(super) fn lowered_mss(&self) -> [Option<u16>; 2] {
+        self.syns.lowered()
     }
 
     pub(super) fn memory(&self) -> usize {
@@ -140,11 +148,22 @@ impl Receiver {
         self.stats.bytes += packet.len() as u64;
         ip::normalise(packet);
         let identity = self.key.name(packet);
+        self.syns.arrived(&self.key, identity, packet);
+        let as_sent = self.syns.as_sent(packet);
+        if !as_sent.is_empty() {
+            self.stats.altered += 1;
+            as_sent.iter().for_each(|sent| self.keep(now, self.key.name(sent), sent));
+        }
         if let Overtaken::InTime(seq) = self.held.arrived(now, identity) {
             // It is in the store already.
             self.stats.late += 1;
             return self.settle(seq, State::Arrived);
         }
+        self.keep(now, identity, packet);
+    }
+
+    /// Stores a packet that has arrived; one that a repair found missing comes late.
+    fn keep(&mut self, now: Instant, identity: Identity, packet: &[u8]) {
         let late = self.missing.take(identity);
         self.known.store.insert(now, identity, packet, late.is_some());
         if let Some(seq) = late {
@@ -233,6 +252,7 @@ impl Receiver {
         (row.identity, row.hop) = (identity, hop);
         row.state = State::Missing;
         if self.known.store.claim(identity) {
+            self.syns.unaltered(identity);
             self.settle(seq, State::Arrived);
         } else if self.known.store.get(identity).is_some() {
             // One of several byte-identical packets was lost: another is its copy.
@@ -332,10 +352,25 @@ impl Receiver {
                 return;
             }
         }
+        let fate = self.syns.judge(&self.key, packet);
+        match fate {
+            Fate::Lost | Fate::Lower(..) => {}
+            Fate::Altered => {
+                self.stats.altered += 1;
+                return self.settle(seq, State::Arrived);
+            }
+            Fate::Withheld => {
+                self.stats.withheld += 1;
+                return self.settle(seq, State::Missing);
+            }
+        }
         inject.push_with(|out| {
             let start = out.len();
             out.extend_from_slice(packet);
             ip::restore(&mut out[start..], hop);
+            if let Fate::Lower(syn, most) = fate {
+                syn.lower(&mut out[start..], most);
+            }
         });
         self.stats.recovered += 1;
         self.stats.record_latency(due.map_or_else(Default::default, |due| now.since(due)));
@@ -353,6 +388,11 @@ impl Receiver {
 /// Of the memory of a peer, the part for packets that arrived.
 fn store_share(memory: usize) -> usize {
     memory / 8 * 5
+}
+
+/// Memory of a peer whose part for packets is `store` bytes.
+pub(super) fn memory_for_store(store: usize) -> usize {
+    store.div_ceil(5) * 8
 }
 
 /// Of the memory of a peer, the part for repairs that wait.

@@ -10,12 +10,16 @@
 //!
 //! Either side may start. A responder seals with new keys only once the peer has proved, by using
 //! them, that it has them: a replayed or half-done handshake never silences a working session.
+//!
+//! Initiations are told apart by their sender's clock, which rises: the latest of either direction is
+//! kept over a restart ([`Clocks`]), so that an initiation that was recorded before is refused after
+//! it, and a clock that was set back does not shut a site out.
 
 use super::handshake::{Identities, Initiation, Keys};
 use super::seal::{Opener, Refusal, Sealer};
 use super::stats::SessionStats;
-use super::wire::Datagram;
-use crate::keys::{Entropy, PublicKey, SecretKey};
+use super::wire::{Datagram, Hint};
+use crate::keys::{Entropy, PublicKey, SecretKey, Shared};
 use crate::time::{Duration, Instant};
 
 /// How often an unanswered initiation is sent again.
@@ -49,12 +53,30 @@ pub(super) struct SessionConfig {
 #[error("the peer's public key is no key of an honest site (a point of small order)")]
 pub struct WeakKey;
 
+/// Times of initiations, in nanoseconds since 1970: what has to outlive a restart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Clocks {
+    /// Of the peer's latest that was answered; older ones are refused.
+    pub heard: u64,
+    /// Of the latest that was sent to it; the next one is later.
+    pub sent: u64,
+}
+
+impl Clocks {
+    /// The later of each.
+    #[must_use]
+    pub fn max(self, other: Clocks) -> Clocks {
+        Clocks { heard: self.heard.max(other.heard), sent: self.sent.max(other.sent) }
+    }
+}
+
 /// What a datagram turned out to be.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Received<'a> {
     /// A message of the peer's.
     Message(&'a [u8]),
-    /// A step of a handshake that was valid, so that its sender's address is the peer's.
+    /// A step of a handshake that was valid. It says nothing of where the peer is: handshake messages
+    /// can be repeated from elsewhere.
     Handshake,
     /// Nothing to act on; counted.
     Nothing,
@@ -72,9 +94,12 @@ pub(super) struct Session {
     pending: Option<(u32, Initiation)>,
     next_try: Option<Instant>,
     last_heard: Instant,
+    /// Whether the peer has ever been heard.
+    is_known: bool,
+    last_handshake: Option<Instant>,
     /// Whether the peer has not been heard for so long that it must be gone.
     silent: bool,
-    latest_initiation: u64,
+    clocks: Clocks,
     allowance: (u32, Instant),
     stats: SessionStats,
 }
@@ -90,10 +115,10 @@ struct Live {
 
 impl Session {
     /// With the keys' common secret, and the first handshake due at once.
-    pub(super) fn new(config: &SessionConfig, mac: [u8; 32], now: Instant) -> Self {
+    pub(super) fn new(config: &SessionConfig, shared: &Shared, now: Instant) -> Self {
         let SessionConfig { secret, peer, entropy, .. } = config.clone();
         Session {
-            identities: Identities::new(secret, peer, mac, entropy),
+            identities: Identities::new(secret, peer, shared, entropy),
             rekey_after: config.rekey_after,
             unix_nanos_at_zero: config.unix_nanos_at_zero,
             slot: config.slot,
@@ -106,8 +131,10 @@ impl Session {
             pending: None,
             next_try: Some(now),
             last_heard: now,
+            is_known: false,
+            last_handshake: None,
             silent: false,
-            latest_initiation: 0,
+            clocks: Clocks::default(),
             allowance: (LIMIT, now),
             stats: SessionStats::default(),
         }
@@ -115,6 +142,30 @@ impl Session {
 
     pub(super) fn stats(&self) -> SessionStats {
         self.stats
+    }
+
+    /// The hint that the peer's initiations begin with.
+    pub(super) fn hint(&self) -> Hint {
+        self.identities.hint()
+    }
+
+    pub(super) fn clocks(&self) -> Clocks {
+        self.clocks
+    }
+
+    /// Takes over what an earlier run has remembered.
+    pub(super) fn remember(&mut self, clocks: Clocks) {
+        self.clocks = self.clocks.max(clocks);
+    }
+
+    /// For how long the peer has said nothing authentic; `None` if it never has.
+    pub(super) fn silence(&self, now: Instant) -> Option<Duration> {
+        self.is_known.then(|| now.since(self.last_heard))
+    }
+
+    /// How long ago the last handshake was completed.
+    pub(super) fn handshake(&self, now: Instant) -> Option<Duration> {
+        self.last_handshake.map(|at| now.since(at))
     }
 
     /// Whether messages can be sealed.
@@ -149,7 +200,7 @@ impl Session {
             Some(Datagram::Transport { receiver, counter }) => {
                 self.open(now, receiver, counter, datagram)
             }
-            Some(Datagram::Initiation { sender, unix_nanos }) => {
+            Some(Datagram::Initiation { sender, unix_nanos, .. }) => {
                 self.respond(now, sender, unix_nanos, datagram, out)
             }
             Some(Datagram::Response { sender, receiver }) => {
@@ -160,11 +211,6 @@ impl Session {
                 Received::Nothing
             }
         }
-    }
-
-    /// Whether an initiation or a response comes from this peer.
-    pub(super) fn authentic(&self, datagram: &[u8]) -> bool {
-        self.identities.authentic(datagram)
     }
 
     fn open<'a>(
@@ -180,8 +226,10 @@ impl Session {
         };
         match self.live[at].opener.open(counter, datagram) {
             Ok(message) => {
-                self.live[at].confirmed = true;
-                self.last_heard = now;
+                if !std::mem::replace(&mut self.live[at].confirmed, true) {
+                    self.last_handshake = Some(now);
+                }
+                (self.last_heard, self.is_known) = (now, true);
                 self.schedule(now);
                 Received::Message(message)
             }
@@ -208,7 +256,7 @@ impl Session {
             self.stats.forged += 1;
             return Received::Nothing;
         }
-        if unix_nanos <= self.latest_initiation {
+        if unix_nanos <= self.clocks.heard {
             self.stats.replayed += 1;
             return Received::Nothing;
         }
@@ -223,7 +271,7 @@ impl Session {
             self.stats.forged += 1;
             return Received::Nothing;
         };
-        self.latest_initiation = unix_nanos;
+        self.clocks.heard = unix_nanos;
         self.adopt(now, index, sender, &keys, false);
         Received::Handshake
     }
@@ -235,19 +283,22 @@ impl Session {
         receiver: u32,
         datagram: &mut [u8],
     ) -> Received<'a> {
+        // The index first: it costs nothing, and few of a stranger's name the one that waits.
+        if self.pending.as_ref().is_none_or(|(index, _)| *index != receiver) {
+            self.stats.unknown += 1;
+            return Received::Nothing;
+        }
         if !self.identities.authentic(datagram) {
             self.stats.forged += 1;
             return Received::Nothing;
         }
-        let Some((_, initiation)) = self.pending.take_if(|(index, _)| *index == receiver) else {
-            self.stats.unknown += 1;
-            return Received::Nothing;
-        };
+        let Some((_, initiation)) = self.pending.take() else { return Received::Nothing };
         let Some(keys) = initiation.finish(datagram) else {
             self.stats.forged += 1;
             return Received::Nothing;
         };
-        self.last_heard = now;
+        (self.last_heard, self.is_known) = (now, true);
+        self.last_handshake = Some(now);
         self.adopt(now, receiver, sender, &keys, true);
         self.schedule(now);
         Received::Handshake
@@ -298,7 +349,9 @@ impl Session {
             return;
         }
         let (index, start) = (self.new_index(), out.len());
-        let unix_nanos = self.unix_nanos_at_zero.saturating_add(now.as_nanos());
+        let clock = self.unix_nanos_at_zero.saturating_add(now.as_nanos());
+        let unix_nanos = clock.max(self.clocks.sent.saturating_add(1));
+        self.clocks.sent = unix_nanos;
         self.pending = self.identities.initiate(index, unix_nanos, out).map(|i| (index, i));
         if self.pending.is_none() {
             out.truncate(start);

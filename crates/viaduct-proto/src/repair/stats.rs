@@ -83,6 +83,10 @@ pub struct ReceiverStats {
     pub garbled: u64,
     /// Recoveries whose addresses lie outside the two sites; never injected.
     pub foreign: u64,
+    /// Recoveries of packets that had arrived, altered by the path; never injected.
+    pub altered: u64,
+    /// Recovered SYNs that were not injected, since it is not known yet whether the path lowers their MSS.
+    pub withheld: u64,
     /// Repairs refused: malformed, or of an impossible equation.
     pub malformed: u64,
     /// The link as seen from here.

@@ -207,7 +207,15 @@ fn every_code_masks_two_percent() {
         let mut world = World::new(&code);
         let missing = world.stream(3_000, |rng, _| rng.chance(0.02), 0.02);
         let stats = world.b_stats().receiver;
-        assert!(missing <= 2 && stats.garbled == 0, "{code:?}: {missing} of {}", stats.link.lost);
+        // Where a repair names a share of its packets alone, one may be lost with the repair that names
+        // it, and be rebuilt before another does: that is refused until it has a name.
+        let names_all = names_per_repair(&code) <= 16;
+        let garbled = stats.garbled;
+        assert!(
+            missing <= 2 && (garbled == 0 || !names_all),
+            "{code:?}: {missing} of {}, garbled {garbled}",
+            stats.link.lost
+        );
         assert_eq!(missing as u64, stats.unrecoverable, "{code:?}");
     }
 }
@@ -291,6 +299,193 @@ fn nothing_hostile_opens_or_leads_to_an_injection() {
     assert_eq!(before.receiver.repairs, after.receiver.repairs);
     assert!(after.session.replayed > 0 && after.session.forged > 0);
     assert_eq!(world.stream(500, |_, i| i % 50 == 9, 0.0), 0, "recovery goes on");
+}
+
+/// The initiation that A sends when its session has become too old.
+fn overhear_initiation(world: &mut World) -> Vec<u8> {
+    world.overheard.clear();
+    world.run(Duration::from_secs(200), |_, _| false);
+    let is_initiation = |datagram: &&Vec<u8>| datagram[0] == 1;
+    world.overheard.iter().rev().find(is_initiation).expect("sessions are replaced").clone()
+}
+
+#[test]
+fn what_a_gateway_sent_itself_costs_its_peer_no_handshake() {
+    let mut world = World::new(&layered());
+    let own = overhear_initiation(&mut world);
+    let before = world.a_stats().session;
+    for _ in 0..1_000 {
+        world.a.handle_datagram(world.now, endpoint(2), &mut own.clone());
+    }
+    let after = world.a_stats().session;
+    assert_eq!((after.limited, after.handshakes), (before.limited, before.handshakes));
+    assert!(world.a.transmits().next().is_none(), "and is not answered");
+    let fresh = Plane::new(local(2), vec![config(2, 1, layered())], world.now);
+    world.b = fresh.unwrap();
+    world.run(Duration::from_millis(50), |_, _| false);
+    assert!(world.b_stats().up, "whose handshakes are answered in the same second");
+}
+
+#[test]
+fn initiations_of_strangers_concern_no_peer() {
+    let mut world = World::new(&layered());
+    let own = overhear_initiation(&mut world);
+    let (before, strays) = (world.b_stats().session, world.b.plane_stats().stray);
+    let mut noise = own.clone();
+    world.rng.fill(&mut noise[4..]);
+    for wrong in [noise, [own.clone(), vec![0]].concat(), own[..own.len() - 1].to_vec()] {
+        world.b.handle_datagram(world.now, endpoint(9), &mut wrong.clone());
+    }
+    assert_eq!(world.b_stats().session, before);
+    assert_eq!(world.b.plane_stats().stray, strays + 3);
+}
+
+#[test]
+fn a_recorded_initiation_is_refused_after_a_restart() {
+    let mut world = World::new(&layered());
+    let recorded = overhear_initiation(&mut world);
+    let clocks = world.b.clocks();
+    world.b = Plane::new(local(2), vec![config(2, 1, layered())], world.now).unwrap();
+    world.b.remember(clocks);
+    world.b.handle_datagram(world.now, endpoint(9), &mut recorded.clone());
+    let session = world.b_stats().session;
+    assert_eq!((session.replayed, session.limited, session.handshakes), (1, 0, 0));
+    world.run(Duration::from_secs(1), |_, _| false);
+    assert!(world.b_stats().up, "the peer's own are taken");
+}
+
+#[test]
+fn a_clock_that_was_set_back_shuts_nobody_out() {
+    let mut world = World::new(&layered());
+    let clocks = world.a.clocks();
+    let mut back = local(1);
+    back.unix_nanos_at_zero /= 2;
+    world.a = Plane::new(back, vec![config(1, 2, layered())], world.now).unwrap();
+    world.a.remember(clocks);
+    world.a.handle_timeout(world.now);
+    world.exchange(&mut |_, _| false);
+    let answered = world.b_stats().session;
+    assert_eq!(answered.replayed, 0, "its next initiation is later than its last one");
+    assert!(world.a_stats().up);
+}
+
+#[test]
+fn a_handshake_message_moves_no_endpoint() {
+    let mut world = World::new(&layered());
+    world.run(Duration::from_secs(110), |_, _| false);
+    // The next initiation is overtaken by its own copy from elsewhere.
+    let mut initiation = loop {
+        let at = world.a.poll_timeout().unwrap();
+        world.now = world.now.max(at);
+        world.a.handle_timeout(world.now);
+        let sent: Vec<Vec<u8>> = world.a.transmits().map(|(_, d)| d.to_vec()).collect();
+        world.a.clear_transmits();
+        if let Some(initiation) = sent.into_iter().find(|datagram| datagram[0] == 1) {
+            break initiation;
+        }
+    };
+    world.b.handle_datagram(world.now, endpoint(9), &mut initiation);
+    let to: Vec<SocketAddr> = world.b.transmits().map(|(to, _)| to).collect();
+    assert_eq!(to, [endpoint(9)], "the answer goes where the question came from");
+    world.b.clear_transmits();
+    world.b.handle_timeout(world.now + Duration::from_secs(2));
+    assert!(world.b.transmits().all(|(to, _)| to == endpoint(1)), "and all else where it went");
+}
+
+#[test]
+fn prefixes_that_disagree_are_told_in_both_directions() {
+    let mut world = World::new(&layered());
+    let facts = |plane: &Plane, now| plane.facts(now).remove(0);
+    world.run(Duration::from_secs(2), |_, _| false);
+    assert_eq!(facts(&world.a, world.now).disagreement, None);
+    let terms = facts(&world.a, world.now).terms.expect("the peer has told");
+    assert!(terms.code.contains("(8,3)") || terms.code.contains("layered"), "{}", terms.code);
+    let mut narrow = config(2, 1, layered());
+    narrow.sites.local = vec!["10.2.0.0/24".parse().unwrap()];
+    world.b.change(vec![narrow], world.now).unwrap();
+    world.run(Duration::from_secs(2), |_, _| false);
+    for plane in [&world.a, &world.b] {
+        let said = facts(plane, world.now).disagreement.unwrap();
+        assert!(said.contains("prefixes disagree") && said.contains("10.2.0.0/24"), "{said}");
+    }
+}
+
+#[test]
+fn a_syn_that_the_path_alters_is_neither_lost_nor_injected() {
+    let mut world = World::new(&layered());
+    let syn = |port: u16, mss: u16| {
+        let mut packet = vec![0; 44];
+        packet[20..22].copy_from_slice(&port.to_be_bytes());
+        packet[32..34].copy_from_slice(&[0x60, 2]);
+        packet[40..44].copy_from_slice(&[2, 4, (mss >> 8) as u8, mss as u8]);
+        udp_header(&mut packet);
+        packet[9] = 6;
+        ip::restore(&mut packet, ip::Hop { ttl: 63, tos: 0 });
+        packet
+    };
+    for port in 0..200 {
+        let sent = syn(port, 1460);
+        world.send(&sent, true);
+        if port % 10 != 7 {
+            world.arrive(&syn(port, 1000));
+        }
+        for _ in 0..4 {
+            let other = world.packet();
+            world.send(&other, false);
+        }
+        // Not in step with the interleaves, where the first ones would hide each other.
+        world.run(Duration::from_millis(if port < 5 { 50 } else { 2 }), |_, _| false);
+    }
+    world.run(Duration::from_secs(3), |_, _| false);
+    for port in 0..200 {
+        assert!(!world.delivered.contains_key(&syn(port, 1460)), "{port}");
+    }
+    let stats = world.b_stats().receiver;
+    assert_eq!((stats.recovered, stats.link.lost), (20, 20), "{stats:?}");
+    assert!(stats.altered >= 175, "{stats:?}");
+    assert_eq!(world.b.facts(world.now)[0].lowered_mss, [Some(1000), None]);
+}
+
+/// The state of A's site at B after some seconds in which each packet becomes what `path` makes of it.
+fn state_behind(path: impl Fn(&mut Vec<u8>) -> bool) -> health::State {
+    let mut world = World::new(&layered());
+    let mut health = health::Health::default();
+    let mut state = health::State::Up;
+    for second in 0..6 {
+        for _ in 0..100 {
+            let packet = world.packet();
+            world.send(&packet, true);
+            let mut arrives = packet.clone();
+            if path(&mut arrives) {
+                world.arrive(&arrives);
+            }
+            world.run(Duration::from_millis(1), |_, _| false);
+        }
+        world.run(Duration::from_millis(900), |_, _| false);
+        let (stats, facts) = (world.b_stats(), world.b.facts(world.now).remove(0));
+        state = health.look(world.now, &stats, &facts, None);
+        assert!(second < 3 || stats.up, "the session stands");
+    }
+    state
+}
+
+#[test]
+fn the_state_says_what_a_path_does_to_all_packets() {
+    assert_eq!(state_behind(|_| true), health::State::Up);
+    let nat = state_behind(|packet| {
+        packet[12..16].copy_from_slice(&[192, 0, 2, 1]);
+        ip::restore(packet, ip::Hop { ttl: 60, tos: 0 });
+        true
+    });
+    let said = nat.to_string();
+    assert!(said.contains("every packet") && said.contains("NAT"), "{said}");
+    let altered = state_behind(|packet| {
+        packet[27] ^= 1;
+        true
+    });
+    assert!(altered.reason().is_some_and(|why| why.contains("alter")), "{altered}");
+    let one_way = state_behind(|_| false);
+    assert!(one_way.reason().is_some_and(|why| why.contains("another way")), "{one_way}");
 }
 
 #[test]

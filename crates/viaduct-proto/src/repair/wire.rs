@@ -3,34 +3,45 @@
 //! A datagram between gateways is one of
 //!
 //! ```text
-//!  initiation   kind=1 version 0 0 | sender index 4 | unix time ns 8 | Noise message | mac 16
-//!  response     kind=2 version 0 0 | sender index 4 | receiver index 4 | Noise message | mac 16
+//!  initiation   kind=1 version 0 0 | hint 8 | sender index 4 | unix time ns 8 | Noise 48 | mac 32
+//!  response     kind=2 version 0 0 | sender index 4 | receiver index 4 | Noise 48 | mac 32
 //!  transport    kind=3 version 0 0 | receiver index 4 | counter 8 | sealed message | tag 16
 //! ```
+//!
+//! The hint names the initiator to the responder: a value that only the two can derive, one for each
+//! direction, so that the peer is found without trying the keys of all.
 //!
 //! and a sealed message is one of
 //!
 //! ```text
 //!  repair   kind=1 family row 2 | first 8 | stride 2 | count | announced n | length code 2
 //!           | n x (position, identity 8, ttl, tos) | body
+//!  terms    kind=3: see `terms`
 //!  report   kind=2 0 0 0 | highest 8 | covered 8 | lost 8 | recovered 8 | bursts 12 x 8
 //! ```
 
 use super::identity::Identity;
 use super::stats::{LOSS_BUCKETS, LossReport};
+use super::terms::{TERMS, Terms};
 use crate::fec::{Cover, Repair, Row, Seq};
 use crate::wire::ip::Hop;
 
 /// Version of the whole format; a datagram of another version is refused.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Bytes before the sealed message of a transport datagram; they are authenticated with it.
 pub const TRANSPORT_HEAD: usize = 16;
-/// Bytes of an authentication tag, and of a handshake's MAC.
+/// Bytes of an authentication tag.
 pub const TAG: usize = 16;
+/// Bytes of a handshake's MAC.
+pub const MAC: usize = 32;
+/// Bytes of a handshake's Noise message: ephemeral key and tag, both of KK's with an empty payload.
+pub const NOISE: usize = 32 + 16;
 /// Bytes of a handshake initiation before its Noise message.
-pub const INITIATION_HEAD: usize = 16;
+pub const INITIATION_HEAD: usize = 24;
 /// Bytes of a handshake response before its Noise message.
 pub const RESPONSE_HEAD: usize = 12;
+/// Names an initiator to its responder.
+pub type Hint = [u8; 8];
 /// Bytes of a repair before its announcements.
 pub const REPAIR_HEAD: usize = 18;
 /// Bytes of one announcement.
@@ -49,6 +60,8 @@ const WINDOW: u8 = 2;
 pub enum Datagram {
     /// First message of a handshake.
     Initiation {
+        /// Names the sender, see [`Hint`].
+        hint: Hint,
         /// The sender's index of the session to be.
         sender: u32,
         /// The sender's wall clock, nanoseconds since 1970.
@@ -71,22 +84,24 @@ pub enum Datagram {
 }
 
 impl Datagram {
-    /// Reads a datagram's head; `None` if it is of no known kind or version, or too short.
+    /// Reads a datagram's head; `None` if it is of no known kind or version, too short, or a handshake
+    /// message of another length than those have.
     pub fn parse(bytes: &[u8]) -> Option<Datagram> {
         let (kind, version) = (*bytes.first()?, *bytes.get(1)?);
         if version != VERSION || bytes.get(2..4)? != [0, 0] {
             return None;
         }
-        let least = |head: usize| bytes.len() >= head + TAG;
+        let handshake = |head: usize| bytes.len() == head + NOISE + MAC;
         match kind {
-            1 if least(INITIATION_HEAD) => Some(Datagram::Initiation {
-                sender: u32_at(bytes, 4)?,
-                unix_nanos: u64_at(bytes, 8)?,
+            1 if handshake(INITIATION_HEAD) => Some(Datagram::Initiation {
+                hint: *bytes.get(4..)?.first_chunk()?,
+                sender: u32_at(bytes, 12)?,
+                unix_nanos: u64_at(bytes, 16)?,
             }),
-            2 if least(RESPONSE_HEAD) => {
+            2 if handshake(RESPONSE_HEAD) => {
                 Some(Datagram::Response { sender: u32_at(bytes, 4)?, receiver: u32_at(bytes, 8)? })
             }
-            3 if least(TRANSPORT_HEAD) => Some(Datagram::Transport {
+            3 if bytes.len() >= TRANSPORT_HEAD + TAG => Some(Datagram::Transport {
                 receiver: u32_at(bytes, 4)?,
                 counter: u64_at(bytes, 8)?,
             }),
@@ -94,11 +109,20 @@ impl Datagram {
         }
     }
 
+    /// The protocol version that `bytes` name, if they begin as a datagram of another version does.
+    pub fn other_version(bytes: &[u8]) -> Option<u8> {
+        match *bytes {
+            [1..=3, version, 0, 0, ..] if version != VERSION => Some(version),
+            _ => None,
+        }
+    }
+
     /// Appends the head to `out`.
     pub fn emit(self, out: &mut Vec<u8>) {
         match self {
-            Datagram::Initiation { sender, unix_nanos } => {
+            Datagram::Initiation { hint, sender, unix_nanos } => {
                 out.extend([1, VERSION, 0, 0]);
+                out.extend(hint);
                 out.extend(sender.to_be_bytes());
                 out.extend(unix_nanos.to_be_bytes());
             }
@@ -134,6 +158,8 @@ pub enum Message<'a> {
     Repair(Repair<'a>, Announcements<'a>),
     /// What the other side lost and recovered of what we sent.
     Report(Report),
+    /// What it says of its config.
+    Terms(Box<Terms>),
 }
 
 /// What a site tells its peer every second, and when a session begins.
@@ -151,6 +177,7 @@ impl<'a> Message<'a> {
         match *bytes.first()? {
             REPAIR => parse_repair(bytes),
             REPORT => parse_report(bytes).map(Message::Report),
+            TERMS => Terms::parse(bytes).map(|terms| Message::Terms(Box::new(terms))),
             _ => None,
         }
     }
@@ -261,7 +288,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().copied().map(u32::from_be_bytes)
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+pub(super) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..)?.first_chunk().copied().map(u64::from_be_bytes)
 }
 
@@ -273,17 +300,26 @@ mod tests {
     #[test]
     fn heads_round_trip() {
         for head in [
-            Datagram::Initiation { sender: 7, unix_nanos: 1 << 60 },
+            Datagram::Initiation { hint: [3; 8], sender: 7, unix_nanos: 1 << 60 },
             Datagram::Response { sender: 8, receiver: 9 },
             Datagram::Transport { receiver: 10, counter: 11 },
         ] {
             let mut bytes = Vec::new();
             head.emit(&mut bytes);
             assert_eq!(Datagram::parse(&bytes), None, "no room for a tag");
-            bytes.extend([0; TAG]);
+            let is_transport = matches!(head, Datagram::Transport { .. });
+            bytes.extend(vec![0; if is_transport { TAG } else { NOISE + MAC }]);
             assert_eq!(Datagram::parse(&bytes), Some(head));
+            bytes.push(0);
+            assert_eq!(
+                Datagram::parse(&bytes).is_some(),
+                is_transport,
+                "one length of a handshake"
+            );
+            bytes.pop();
             bytes[1] += 1;
             assert_eq!(Datagram::parse(&bytes), None, "another version");
+            assert_eq!(Datagram::other_version(&bytes), Some(VERSION + 1));
         }
     }
 

@@ -3,3 +3,4 @@
 pub mod datagram;
 pub mod ip;
 pub mod refusal;
+pub mod tcp_syn;

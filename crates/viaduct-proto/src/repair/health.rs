@@ -1,0 +1,309 @@
+//! How a peer does, judged by what is achieved: not by whether a session stands, but by whether losses
+//! are seen and recovered.
+//!
+//! ```text
+//!   counters, once a second ─▶ what they rose by in the last half minute ─▶ State
+//!                                up │ up, nothing recovered: … │ degraded: … │ down: …
+//! ```
+
+use std::collections::VecDeque;
+use std::fmt::{self, Display, Formatter};
+
+use serde::{Deserialize, Serialize};
+
+use super::peer::PeerFacts;
+use super::stats::{LossReport, PeerStats};
+use super::wire::VERSION;
+use crate::time::{Duration, Instant};
+
+/// How far back is looked.
+const WINDOW: Duration = Duration::from_secs(30);
+/// Packets whose fate is known from which on a share says something.
+const ENOUGH: u64 = 20;
+/// Lost packets from which on it says something that none was recovered.
+const SOME_LOST: u64 = 5;
+/// Per cent of loss from which on it is no loss: what is announced is not what arrives.
+const ALL_LOST: u64 = 95;
+
+/// How a peer does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "state", content = "reason")]
+pub enum State {
+    /// Losses are recovered, or there are none.
+    Up,
+    /// The session stands, and protects nothing.
+    Useless(String),
+    /// Something is wrong, and part of what is lost is recovered.
+    Degraded(String),
+    /// There is no session. What is the reason, and when the last one was.
+    Down(String),
+}
+
+impl State {
+    /// Whether nothing is wrong.
+    pub fn is_up(&self) -> bool {
+        matches!(self, State::Up)
+    }
+
+    /// Its name, without the reason.
+    pub fn name(&self) -> &'static str {
+        match self {
+            State::Up => "up",
+            State::Useless(_) => "up, nothing recovered",
+            State::Degraded(_) => "degraded",
+            State::Down(_) => "down",
+        }
+    }
+
+    /// What is wrong.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            State::Up => None,
+            State::Useless(reason) | State::Degraded(reason) | State::Down(reason) => Some(reason),
+        }
+    }
+}
+
+impl Display for State {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        self.reason().map_or(Ok(()), |reason| write!(f, ": {reason}"))
+    }
+}
+
+/// One peer's counters over the last half minute.
+#[derive(Clone, Debug, Default)]
+pub struct Health {
+    seen: VecDeque<(Instant, PeerStats)>,
+}
+
+/// What counters have risen by.
+struct Rise {
+    into: LossReport,
+    out: LossReport,
+    arrived: u64,
+    sent: u64,
+    unprotected: u64,
+    foreign: u64,
+    repairs: u64,
+}
+
+impl Health {
+    /// Takes the counters of this second. `trouble` is what is wrong with the WAN itself.
+    pub fn look(
+        &mut self,
+        now: Instant,
+        stats: &PeerStats,
+        facts: &PeerFacts,
+        trouble: Option<&str>,
+    ) -> State {
+        while self.seen.front().is_some_and(|(at, _)| now.since(*at) > WINDOW) {
+            self.seen.pop_front();
+        }
+        let rise = Rise::between(self.seen.front().map(|(_, stats)| stats), stats);
+        self.seen.push_back((now, *stats));
+        if let Some(trouble) = trouble {
+            return State::Down(with_last(trouble, facts));
+        }
+        if !stats.up {
+            self.seen.clear();
+            return State::Down(with_last(&silence(facts), facts));
+        }
+        rise.judge(stats, facts)
+    }
+}
+
+impl Rise {
+    fn between(before: Option<&PeerStats>, now: &PeerStats) -> Rise {
+        let before = before.copied().unwrap_or(*now);
+        let loss = |now: &LossReport, then: &LossReport| LossReport {
+            covered: now.covered.saturating_sub(then.covered),
+            lost: now.lost.saturating_sub(then.lost),
+            recovered: now.recovered.saturating_sub(then.recovered),
+            ..LossReport::default()
+        };
+        let (got, had) = (&now.receiver, &before.receiver);
+        Rise {
+            into: loss(&got.link, &had.link),
+            out: loss(&now.reported, &before.reported),
+            arrived: got.packets.saturating_sub(had.packets),
+            sent: now.sender.packets.saturating_sub(before.sender.packets),
+            unprotected: now.sender.unprotected.saturating_sub(before.sender.unprotected),
+            foreign: got.foreign.saturating_sub(had.foreign),
+            repairs: got.repairs.saturating_sub(had.repairs),
+        }
+    }
+
+    fn judge(&self, stats: &PeerStats, facts: &PeerFacts) -> State {
+        let Rise { into, out, .. } = self;
+        let useless = |loss: &LossReport| loss.lost >= SOME_LOST && loss.recovered == 0;
+        let is_useless = useless(into) || useless(out);
+        let wrong = |reason: String| match is_useless {
+            true => State::Useless(reason),
+            false => State::Degraded(reason),
+        };
+        if let Some(disagreement) = &facts.disagreement {
+            return wrong(disagreement.clone());
+        }
+        if self.foreign > 0 {
+            return wrong(format!(
+                "{} recoveries were between addresses of other sites: have both configs the same \
+                 prefixes?",
+                self.foreign
+            ));
+        }
+        if all_lost(into) {
+            return wrong(match self.arrived {
+                0 => "every packet of the peer's site counts as lost, and none arrives here with its \
+                      addresses: is there NAT on the WAN, or another way?"
+                    .to_owned(),
+                _ => "every packet of the peer's site counts as lost, though some arrive: does \
+                      something on the way alter them?"
+                    .to_owned(),
+            });
+        }
+        if all_lost(out) {
+            return wrong(
+                "the peer counts every packet from here as lost: is there NAT on the WAN, or another \
+                 way there?"
+                    .to_owned(),
+            );
+        }
+        if is_useless {
+            let (loss, whose) =
+                if useless(into) { (into, "of the peer's site") } else { (out, "from here") };
+            return State::Useless(format!(
+                "{} packets {whose} were lost in the last half minute, too many at a time for the code",
+                loss.lost
+            ));
+        }
+        if let Some((loss, whose)) = [(into, "of the peer's site"), (out, "from here")]
+            .into_iter()
+            .find(|(loss, _)| poor(loss))
+        {
+            let share = loss.recovered * 100 / loss.lost.max(1);
+            return State::Degraded(format!(
+                "{share} % of the lost packets {whose} are recovered: {} of {}",
+                loss.recovered, loss.lost
+            ));
+        }
+        if self.sent >= ENOUGH && self.unprotected * 2 > self.sent && stats.sender.protected > 0 {
+            return State::Degraded(format!(
+                "{} of {} packets left unprotected: longer than fits beside repairs",
+                self.unprotected, self.sent
+            ));
+        }
+        let encodes = facts.terms.as_ref().is_some_and(|terms| terms.code != "none");
+        if self.arrived >= 10 * ENOUGH && self.repairs == 0 && encodes {
+            return State::Degraded(
+                "packets of the peer's site arrive, and no repairs of them".to_owned(),
+            );
+        }
+        State::Up
+    }
+}
+
+fn all_lost(loss: &LossReport) -> bool {
+    loss.covered >= ENOUGH && loss.lost * 100 >= loss.covered * ALL_LOST
+}
+
+/// Whether less than half of what was lost is recovered.
+fn poor(loss: &LossReport) -> bool {
+    loss.lost >= ENOUGH && loss.recovered * 2 < loss.lost
+}
+
+fn silence(facts: &PeerFacts) -> String {
+    match (facts.other_version, facts.endpoint, facts.silence) {
+        (Some(version), ..) => format!(
+            "it speaks version {version} of the protocol and this gateway {VERSION}: both need the \
+             same program"
+        ),
+        (_, _, Some(_)) => "it does not answer any more".to_owned(),
+        (_, Some(at), None) => format!("no answer from {at}"),
+        (_, None, None) => "it has not called".to_owned(),
+    }
+}
+
+fn with_last(reason: &str, facts: &PeerFacts) -> String {
+    match facts.handshake {
+        Some(age) => format!("{reason}, last handshake {} s ago", age.as_secs()),
+        None => format!("{reason}, no handshake yet"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A peer that loses and recovers so many packets each second.
+    fn run(each: impl Fn(&mut PeerStats), facts: &PeerFacts) -> State {
+        let (mut health, mut stats, mut now) =
+            (Health::default(), PeerStats { up: true, ..PeerStats::default() }, Instant::ZERO);
+        let mut state = State::Up;
+        for _ in 0..20 {
+            state = health.look(now, &stats, facts, None);
+            each(&mut stats);
+            now += Duration::from_secs(1);
+        }
+        state
+    }
+
+    fn link(loss: &mut LossReport, covered: u64, lost: u64, recovered: u64) {
+        (loss.covered, loss.lost, loss.recovered) =
+            (loss.covered + covered, loss.lost + lost, loss.recovered + recovered);
+    }
+
+    #[test]
+    fn a_peer_is_up_where_losses_are_recovered_or_there_are_none() {
+        let facts = PeerFacts::default();
+        assert_eq!(run(|stats| link(&mut stats.receiver.link, 100, 0, 0), &facts), State::Up);
+        assert_eq!(run(|stats| link(&mut stats.receiver.link, 100, 9, 8), &facts), State::Up);
+        assert_eq!(run(|_| (), &facts), State::Up);
+    }
+
+    #[test]
+    fn a_session_that_recovers_nothing_says_why() {
+        let facts = PeerFacts::default();
+        let nat = run(|stats| link(&mut stats.receiver.link, 100, 100, 0), &facts);
+        assert!(matches!(&nat, State::Useless(why) if why.contains("NAT")), "{nat}");
+        let altered = |stats: &mut PeerStats| {
+            link(&mut stats.receiver.link, 100, 100, 3);
+            stats.receiver.packets += 100;
+        };
+        let altered = run(altered, &facts);
+        assert!(matches!(&altered, State::Degraded(why) if why.contains("alter")), "{altered}");
+        let there = run(|stats| link(&mut stats.reported, 100, 99, 0), &facts);
+        assert!(there.to_string().starts_with("up, nothing recovered: the peer counts"), "{there}");
+        let bursts = run(|stats| link(&mut stats.receiver.link, 100, 30, 0), &facts);
+        assert!(matches!(&bursts, State::Useless(why) if why.contains("too many")), "{bursts}");
+        let some = run(|stats| link(&mut stats.receiver.link, 100, 30, 9), &facts);
+        assert!(some.to_string().starts_with("degraded: 30 % of the lost"), "{some}");
+        let foreign = run(|stats| stats.receiver.foreign += 1, &facts);
+        assert!(matches!(&foreign, State::Degraded(why) if why.contains("prefixes")), "{foreign}");
+    }
+
+    #[test]
+    fn prefixes_that_disagree_are_the_reason() {
+        let disagreement = Some("prefixes disagree: x".to_owned());
+        let facts = PeerFacts { disagreement, ..PeerFacts::default() };
+        assert_eq!(run(|_| (), &facts).to_string(), "degraded: prefixes disagree: x");
+    }
+
+    #[test]
+    fn a_peer_that_is_down_says_since_when_and_why() {
+        let look = |facts: &PeerFacts, trouble| {
+            Health::default().look(Instant::ZERO, &PeerStats::default(), facts, trouble).to_string()
+        };
+        let never =
+            PeerFacts { endpoint: Some(([192, 0, 2, 1], 7400).into()), ..Default::default() };
+        assert_eq!(look(&never, None), "down: no answer from 192.0.2.1:7400, no handshake yet");
+        let heard = PeerFacts { handshake: Some(Duration::from_secs(90)), ..never.clone() };
+        assert_eq!(
+            look(&heard, Some("wan0 is down")),
+            "down: wan0 is down, last handshake 90 s ago"
+        );
+        let old = PeerFacts { other_version: Some(1), ..never };
+        assert!(look(&old, None).contains("speaks version 1"));
+        assert!(look(&PeerFacts::default(), None).contains("it has not called"));
+    }
+}

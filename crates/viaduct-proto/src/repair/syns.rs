@@ -1,0 +1,195 @@
+//! SYNs whose MSS the path lowers: what arrived altered was not lost.
+//!
+//! Providers of PPPoE and mobile networks lower the MSS in SYNs that pass them. The far gateway then
+//! sees a SYN that was never announced, and misses the one that was. Injecting that would give a host
+//! the MSS whose lowering keeps its connections alive. So the receiver remembers the SYNs of the last
+//! moments by what names their connection, and learns from pairs what the path does:
+//!
+//! ```text
+//!   SYN arrives ──── its MSS is what the path lowers to ───────▶ also stored as it was sent
+//!   recovered SYN ──┬─ the same with another MSS has arrived ──▶ not lost; the path lowers to that
+//!                   ├─ nothing is known of the path yet ───────▶ not injected: TCP sends it again
+//!                   └─ else ─────────▶ injected, its MSS lowered as the path would have
+//! ```
+
+use std::collections::VecDeque;
+
+use super::identity::{Identity, IdentityKey};
+use crate::wire::tcp_syn::TcpSyn;
+
+/// SYNs that are remembered, at most.
+const MAX_RECENT: usize = 128;
+/// Values of the MSS before it was lowered that are remembered, at most.
+const MAX_ORIGINALS: usize = 2;
+
+/// What a path does to the MSS of SYNs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Path {
+    #[default]
+    Unknown,
+    Keeps,
+    Lowers(u16),
+}
+
+/// What is to become of a recovered packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It was lost: inject it as it is.
+    Lost,
+    /// It was lost: inject it with its MSS lowered so far.
+    Lower(TcpSyn, u16),
+    /// It has arrived, altered.
+    Altered,
+    /// It may be lost, but must not be injected.
+    Withheld,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Arrived {
+    connection: Identity,
+    identity: Identity,
+    mss: Option<u16>,
+    ipv6: bool,
+}
+
+/// SYNs that arrived of late, and what was learnt of them.
+#[derive(Debug, Default)]
+pub(super) struct Syns {
+    recent: VecDeque<Arrived>,
+    /// For IPv4 and IPv6.
+    paths: [Path; 2],
+    /// What hosts ask for, where the path lowers it; the latest first.
+    originals: [Vec<u16>; 2],
+}
+
+impl Syns {
+    /// A packet has arrived; nothing happens unless it is a SYN.
+    pub(super) fn arrived(&mut self, key: &IdentityKey, identity: Identity, packet: &[u8]) {
+        let Some(syn) = TcpSyn::parse(packet) else { return };
+        if self.recent.len() == MAX_RECENT {
+            self.recent.pop_front();
+        }
+        let connection = key.name(&syn.coarse(packet));
+        let (mss, ipv6) = (syn.mss(packet), syn.is_ipv6());
+        self.recent.push_back(Arrived { connection, identity, mss, ipv6 });
+    }
+
+    /// As what a SYN that has arrived may have been sent, before the path lowered its MSS.
+    pub(super) fn as_sent(&self, packet: &[u8]) -> Vec<Vec<u8>> {
+        if self.originals.iter().all(Vec::is_empty) {
+            return Vec::new();
+        }
+        let Some(syn) = TcpSyn::parse(packet) else { return Vec::new() };
+        let at = usize::from(syn.is_ipv6());
+        if syn.mss(packet).is_none_or(|mss| self.paths[at] != Path::Lowers(mss)) {
+            return Vec::new();
+        }
+        let originals = self.originals[at].iter().map(|original| {
+            let mut sent = packet.to_vec();
+            syn.set_mss(&mut sent, *original);
+            sent
+        });
+        originals.collect()
+    }
+
+    /// The packet of this name was announced, and has arrived as it was sent.
+    pub(super) fn unaltered(&mut self, identity: Identity) {
+        if self.paths == [Path::Keeps; 2] || self.recent.is_empty() {
+            return;
+        }
+        let Some(syn) = self.recent.iter().rev().find(|syn| syn.identity == identity) else {
+            return;
+        };
+        let path = &mut self.paths[usize::from(syn.ipv6)];
+        let more = |most: u16| syn.mss.is_some_and(|mss| mss > most);
+        if matches!(path, Path::Unknown) || matches!(*path, Path::Lowers(most) if more(most)) {
+            *path = Path::Keeps;
+        }
+    }
+
+    /// What is to become of a packet that was not seen and has been rebuilt.
+    pub(super) fn judge(&mut self, key: &IdentityKey, packet: &[u8]) -> Fate {
+        let Some(syn) = TcpSyn::parse(packet) else { return Fate::Lost };
+        let (connection, mss) = (key.name(&syn.coarse(packet)), syn.mss(packet));
+        let path = &mut self.paths[usize::from(syn.is_ipv6())];
+        let mut twins = self.recent.iter().rev().filter(|one| one.connection == connection);
+        if let Some(twin) = twins.find(|one| one.mss != mss) {
+            if let (Some(most), Some(mss)) = (twin.mss, mss)
+                && most < mss
+            {
+                *path = Path::Lowers(most);
+                let originals = &mut self.originals[usize::from(syn.is_ipv6())];
+                originals.retain(|original| *original != mss);
+                originals.insert(0, mss);
+                originals.truncate(MAX_ORIGINALS);
+            }
+            return Fate::Altered;
+        }
+        match *path {
+            Path::Unknown if mss.is_some() => Fate::Withheld,
+            Path::Lowers(most) => Fate::Lower(syn, most),
+            Path::Unknown | Path::Keeps => Fate::Lost,
+        }
+    }
+
+    /// The MSS that the path lowers SYNs to, for IPv4 and IPv6.
+    pub(super) fn lowered(&self) -> [Option<u16>; 2] {
+        self.paths.map(|path| match path {
+            Path::Lowers(most) => Some(most),
+            Path::Unknown | Path::Keeps => None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn syn(port: u16, mss: u16) -> Vec<u8> {
+        let mut packet = vec![0x45, 0, 0, 44, 1, 2, 0x40, 0, 64, 6, 0, 0, 10, 1, 0, 1, 10, 2, 0, 1];
+        packet.extend([0, 0, 0, 80, 1, 2, 3, 4, 0, 0, 0, 0, 0x60, 2, 0xff, 0xff, 0, 0, 0, 0, 2, 4]);
+        packet.extend(mss.to_be_bytes());
+        packet[20..22].copy_from_slice(&port.to_be_bytes());
+        packet
+    }
+
+    /// As `syn(port, 1000)` after its MSS was changed, so that its checksum follows.
+    fn syn_with_sum(port: u16, mss: u16) -> Vec<u8> {
+        let mut packet = syn(port, 1000);
+        TcpSyn::parse(&packet).unwrap().set_mss(&mut packet, mss);
+        packet
+    }
+
+    #[test]
+    fn a_path_that_lowers_is_learnt_from_what_arrives_altered() {
+        let (key, mut syns) = (IdentityKey::new(&[1; 32]), Syns::default());
+        let arrive = |syns: &mut Syns, packet: &[u8]| {
+            let identity = key.name(packet);
+            syns.arrived(&key, identity, packet);
+            identity
+        };
+        assert_eq!(syns.judge(&key, &syn(1, 1460)), Fate::Withheld, "nothing is known yet");
+        arrive(&mut syns, &syn(2, 1000));
+        assert_eq!(syns.judge(&key, &syn(2, 1460)), Fate::Altered);
+        assert_eq!(syns.lowered(), [Some(1000), None]);
+        let lost = syn(3, 1460);
+        let Fate::Lower(of, most) = syns.judge(&key, &lost) else { panic!("it was lost") };
+        assert_eq!((of, most), (TcpSyn::parse(&lost).unwrap(), 1000));
+        assert_eq!(syns.as_sent(&syn(5, 1000)), [syn_with_sum(5, 1460)]);
+        assert!(syns.as_sent(&syn(5, 900)).is_empty(), "its own MSS is lower");
+        let whole = arrive(&mut syns, &syn(4, 1460));
+        syns.unaltered(whole);
+        assert_eq!(syns.lowered(), [None, None], "the path has changed");
+        assert_eq!(syns.judge(&key, &lost), Fate::Lost);
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let (key, mut syns) = (IdentityKey::new(&[1; 32]), Syns::default());
+        for port in 0..1_000 {
+            let packet = syn(port, 1460);
+            syns.arrived(&key, key.name(&packet), &packet);
+        }
+        assert_eq!(syns.recent.len(), MAX_RECENT);
+    }
+}

@@ -1,0 +1,182 @@
+//! SYNs of TCP: which connection they open, and the MSS that they ask for. Routers on a path lower
+//! that (MSS clamping), and so change the packet.
+
+use super::ip::internet_checksum;
+
+const TCP: u8 = 6;
+const TCP_MIN: usize = 20;
+const SYN: u8 = 0x02;
+/// Option kinds: end of the list, padding, maximum segment size.
+const END: u8 = 0;
+const PADDING: u8 = 1;
+const MSS: u8 = 2;
+const MSS_LEN: u8 = 4;
+
+/// Where things stand in a packet that holds a SYN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpSyn {
+    ipv6: bool,
+    /// The TCP header.
+    tcp: usize,
+    /// The value of the MSS option.
+    mss: Option<usize>,
+}
+
+/// What names a SYN whatever becomes of its options: addresses, ports, sequence number and flags.
+pub type Coarse = [u8; 32 + 4 + 4 + 1];
+
+impl TcpSyn {
+    /// Reads a whole IP packet; `None` if it is no SYN, or one in fragments.
+    pub fn parse(packet: &[u8]) -> Option<TcpSyn> {
+        let (ipv6, tcp, protocol) = match packet.first()? >> 4 {
+            4 => {
+                let fragment = u16::from_be_bytes([*packet.get(6)?, *packet.get(7)?]) & 0x3fff;
+                let header = usize::from(packet[0] & 15) * 4;
+                (false, header, (fragment == 0).then_some(*packet.get(9)?)?)
+            }
+            6 => (true, 40, *packet.get(6)?),
+            _ => return None,
+        };
+        let header = packet.get(tcp..)?;
+        if protocol != TCP || header.len() < TCP_MIN || header[13] & SYN == 0 {
+            return None;
+        }
+        let options = header.get(TCP_MIN..usize::from(header[12] >> 4) * 4)?;
+        let mss = mss_at(options).map(|at| tcp + TCP_MIN + at);
+        Some(TcpSyn { ipv6, tcp, mss })
+    }
+
+    /// Whether it is one of IPv6.
+    pub fn is_ipv6(&self) -> bool {
+        self.ipv6
+    }
+
+    /// The MSS that it asks for.
+    pub fn mss(&self, packet: &[u8]) -> Option<u16> {
+        let at = self.mss?;
+        Some(u16::from_be_bytes([*packet.get(at)?, *packet.get(at + 1)?]))
+    }
+
+    /// What names it, see [`Coarse`].
+    pub fn coarse(&self, packet: &[u8]) -> Coarse {
+        let mut coarse = [0; size_of::<Coarse>()];
+        let addresses = if self.ipv6 { &packet[8..40] } else { &packet[12..20] };
+        coarse[..addresses.len()].copy_from_slice(addresses);
+        coarse[32..40].copy_from_slice(&packet[self.tcp..self.tcp + 8]);
+        coarse[40] = packet[self.tcp + 13];
+        coarse
+    }
+
+    /// Lowers the MSS to `most`, and mends the checksum.
+    pub fn lower(&self, packet: &mut [u8], most: u16) {
+        if self.mss(packet).is_some_and(|mss| mss > most) {
+            self.set_mss(packet, most);
+        }
+    }
+
+    /// Changes the MSS, if there is one, and mends the checksum (RFC 1624).
+    pub fn set_mss(&self, packet: &mut [u8], mss: u16) {
+        let Some(at) = self.mss.filter(|at| at + 2 <= packet.len()) else { return };
+        // The value may begin at an odd place: the words that it lies in, counted from TCP's header.
+        let first = at - (at - self.tcp) % 2;
+        let words = first..(first + 4).min(packet.len());
+        let before = internet_checksum(&packet[words.clone()]);
+        packet[at..at + 2].copy_from_slice(&mss.to_be_bytes());
+        let after = internet_checksum(&packet[words]);
+        let place = self.tcp + 16;
+        let sum = u16::from_be_bytes([packet[place], packet[place + 1]]);
+        // The functions give complements: ~old + new, added to the complement of the sum.
+        let folded = u32::from(!sum) + u32::from(before) + u32::from(!after);
+        let folded = (folded & 0xffff) + (folded >> 16);
+        let folded = (folded & 0xffff) + (folded >> 16);
+        packet[place..place + 2].copy_from_slice(&(!(folded as u16)).to_be_bytes());
+    }
+}
+
+/// Where among the options the value of the MSS stands.
+fn mss_at(options: &[u8]) -> Option<usize> {
+    let mut at = 0;
+    loop {
+        match *options.get(at)? {
+            END => return None,
+            PADDING => at += 1,
+            kind => {
+                let len = *options.get(at + 1)?;
+                if kind == MSS && len == MSS_LEN {
+                    return options.get(at + 2..at + 4).map(|_| at + 2);
+                }
+                at += usize::from(len).max(2);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn syn(options: &[u8]) -> Vec<u8> {
+        let mut packet = vec![0x45, 0, 0, 0, 1, 2, 0x40, 0, 64, 6, 0, 0, 10, 1, 0, 1, 10, 2, 0, 1];
+        packet.extend([0x30, 0x39, 0, 80, 1, 2, 3, 4, 0, 0, 0, 0, 0, SYN, 0xff, 0xff, 0, 0, 0, 0]);
+        packet.extend(options);
+        packet[32] = (((TCP_MIN + options.len()) / 4) as u8) << 4;
+        let len = packet.len() as u16;
+        packet[2..4].copy_from_slice(&len.to_be_bytes());
+        let sum = sum(&packet);
+        packet[36..38].copy_from_slice(&sum.to_be_bytes());
+        packet
+    }
+
+    /// The checksum that the TCP part should have, its field counted as it is.
+    fn sum(packet: &[u8]) -> u16 {
+        let len = (packet.len() - 20) as u16;
+        let pseudo = [&packet[12..20], &[0, 6], &len.to_be_bytes()].concat();
+        internet_checksum(&[&pseudo, &packet[20..]].concat())
+    }
+
+    #[test]
+    fn the_mss_is_found_and_lowered_wherever_it_stands() {
+        for options in [
+            &[2, 4, 5, 180][..],
+            &[1, 2, 4, 5, 180, 1, 1, 0],
+            &[1, 1, 4, 2, 1, 2, 4, 5, 180, 3, 3, 7],
+        ] {
+            let mut packet = syn(options);
+            let found = TcpSyn::parse(&packet).unwrap();
+            assert_eq!((found.mss(&packet), sum(&packet)), (Some(1460), 0));
+            let before = packet.clone();
+            found.lower(&mut packet, 2000);
+            assert_eq!(packet, before, "never raised");
+            found.lower(&mut packet, 1000);
+            assert_eq!((found.mss(&packet), sum(&packet)), (Some(1000), 0), "{options:?}");
+            assert_eq!(found.coarse(&packet), found.coarse(&before));
+        }
+    }
+
+    #[test]
+    fn what_is_no_syn_or_has_no_mss_is_told_apart() {
+        let mut packet = syn(&[1, 1, 1, 1]);
+        assert_eq!(TcpSyn::parse(&packet).unwrap().mss(&packet), None);
+        packet[33] = 0x10;
+        assert_eq!(TcpSyn::parse(&packet), None, "no SYN");
+        packet[33] = SYN;
+        packet[6] = 0x20;
+        assert_eq!(TcpSyn::parse(&packet), None, "a fragment");
+    }
+
+    proptest! {
+        #[test]
+        fn parsing_never_panics(mut packet in prop::collection::vec(any::<u8>(), 0..90), v6: bool) {
+            if packet.len() > 33 {
+                packet[0] = if v6 { 0x60 } else { 0x45 };
+                packet[if v6 { 6 } else { 9 }] = TCP;
+            }
+            if let Some(syn) = TcpSyn::parse(&packet) {
+                syn.coarse(&packet);
+                syn.lower(&mut packet, 500);
+                prop_assert!(syn.mss(&packet).is_none_or(|mss| mss <= 500));
+            }
+        }
+    }
+}
