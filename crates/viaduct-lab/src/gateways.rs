@@ -79,6 +79,9 @@ pub struct Gateway {
 /// What a gateway says of itself.
 #[derive(Clone, Debug, Deserialize)]
 pub struct GatewayStatus {
+    /// Each peer's name, state and reason.
+    #[serde(default)]
+    pub peers: Vec<PeerState>,
     /// Per peer, the length that packets are kept below so that repairs fit.
     pub kept_below: Vec<Option<usize>>,
     /// What keeps repairs from fitting the WAN, if anything does.
@@ -91,6 +94,15 @@ struct Counters {
     peers: Vec<(String, PeerStats)>,
     shell: ShellCounters,
     memory: usize,
+}
+
+/// How a gateway finds a peer.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct PeerState {
+    /// `up`, `degraded`, and so on.
+    pub state: String,
+    /// Why it is not `up`.
+    pub reason: Option<String>,
 }
 
 /// Counters of the shell around a gateway's packet plane.

@@ -85,6 +85,14 @@ impl Interface {
         Ok(c_int::from(self.flags()?) & libc::IFF_UP != 0)
     }
 
+    /// Whether it is operational: up, with a carrier.
+    ///
+    /// # Errors
+    /// There is no such interface.
+    pub fn is_running(&self) -> Result<bool, InterfaceError> {
+        Ok(c_int::from(self.flags()?) & libc::IFF_RUNNING != 0)
+    }
+
     /// Whether it leads back to this machine.
     ///
     /// # Errors

@@ -109,6 +109,11 @@ impl RouteMtu {
         Ok(RouteMtu { entries: higher.map(|route| target.entry(route, mtu)).collect() })
     }
 
+    /// Whether nothing has to change.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     /// Puts our routes in place.
     ///
     /// # Errors

@@ -2,6 +2,8 @@
 //! anything is changed on the machine: one that comes while it starts is heeded once it has, and what
 //! was changed is put back.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -26,6 +28,17 @@ pub struct Heard {
     pub interrupt: Signal,
 }
 
+/// Why a pause has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pause {
+    /// The time is over.
+    Over,
+    /// SIGHUP.
+    Reload,
+    /// SIGTERM or SIGINT.
+    End,
+}
+
 impl Signals {
     /// From now on none of them ends the process by itself.
     ///
@@ -43,6 +56,19 @@ impl Signals {
             }
         };
         Ok(Signals { runtime, heard })
+    }
+
+    /// Waits for `time`, or for the next signal.
+    pub fn pause(&mut self, time: Duration) -> Pause {
+        let heard = &mut self.heard;
+        self.runtime.block_on(async {
+            tokio::select! {
+                _ = heard.terminate.recv() => Pause::End,
+                _ = heard.interrupt.recv() => Pause::End,
+                _ = heard.hangup.recv() => Pause::Reload,
+                () = tokio::time::sleep(time) => Pause::Over,
+            }
+        })
     }
 
     /// Both, for the control side.

@@ -318,6 +318,40 @@ fn a_peer_that_ends_is_down_and_the_log_says_so() {
     gateways.b.stop().unwrap();
     eventually(&gateways.a, "down", || !gateways.a.status().unwrap().peer().up);
     eventually(&gateways.a, "said", || gateways.a.log().contains("does not answer"));
+    let down = gateways.a.status().unwrap().peers[0].clone();
+    assert_eq!(down.state, "down");
+    let reason = down.reason.unwrap();
+    assert!(reason.contains("does not answer any more, last handshake"), "{reason}");
     gateways.b.start().unwrap();
     gateways.wait_until_up().unwrap();
+    let up = || gateways.a.status().unwrap().peers[0].state == "up";
+    eventually(&gateways.a, "up again", up);
+    // Where the interface itself is down, that is what is said.
+    let node = world.dumbbell.gateway_a().clone();
+    node.run("ip", &["link", "set", "wan0", "down"]).unwrap();
+    let gateway = &world.gateways().unwrap().a;
+    let why = || gateway.status().unwrap().peers[0].reason.clone().unwrap_or_default();
+    eventually(gateway, "the WAN", || why().starts_with("wan0 is down"));
+}
+
+#[test]
+fn a_route_that_is_not_there_at_the_start_is_waited_for() {
+    let mut world = world((1500, 1500), "rate=100M,delay=1ms");
+    let node = world.dumbbell.gateway_a().clone();
+    let gateways = world.protect(&GatewaySpec::default()).unwrap();
+    gateways.a.stop().unwrap();
+    let six = "fd00:2::/48";
+    node.run("ip", &["-6", "route", "flush", six]).unwrap();
+    gateways.a.start().unwrap();
+    gateways.a.wait_until_up().unwrap();
+    let gateway = &gateways.a;
+    eventually(gateway, "what it waits for", || gateway.log().contains("no route to peer"));
+    let room = |family: &str, route: &str| {
+        node.run("ip", &[family, "route", "show", route]).unwrap().contains("mtu lock")
+    };
+    assert!(room("-4", "10.2.0.0/16"), "the other route has its room");
+    let trouble = || gateway.status().unwrap().trouble.unwrap_or_default();
+    assert!(trouble().contains("no route to peer"), "{}", trouble());
+    node.run("ip", &["-6", "route", "add", six, "via", "2001:db8::2"]).unwrap();
+    eventually(gateway, "the room", || room("-6", six) && trouble().is_empty());
 }

@@ -62,8 +62,10 @@ pub struct Peer {
     pub name: String,
     /// Its public key.
     pub key: PublicKey,
-    /// Where its gateway listens.
+    /// Where its gateway listens; of a name, what it was last resolved to.
     pub endpoint: Option<SocketAddr>,
+    /// Host and port that the endpoint is resolved from.
+    pub endpoint_name: Option<(String, u16)>,
     /// Its addresses.
     pub prefixes: Vec<IpNet>,
     /// Whether TCP connections to and from it are split.
@@ -112,6 +114,14 @@ impl Config {
     /// The control socket.
     pub fn socket(&self) -> PathBuf {
         self.run_dir.join(format!("{}.sock", self.name))
+    }
+
+    /// The clocks of handshakes, kept over a restart where the service manager gives a directory for
+    /// that (`StateDirectory=` of systemd).
+    pub fn clocks(&self) -> Option<PathBuf> {
+        let directories = std::env::var_os("STATE_DIRECTORY")?;
+        let first = std::env::split_paths(&directories).next()?;
+        Some(first.join(format!("{}.clocks", self.name)))
     }
 
     /// The journal of changes to the system.

@@ -2,7 +2,7 @@
 //! It carries no packets and may be slow.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -12,9 +12,12 @@ use tracing::{error, info, warn};
 use viaduct_sys::poll::Waker;
 
 use super::Source;
+use super::clocks::ClockFile;
 use super::config::Config;
-use super::desk::{Desk, SharedStats};
+use super::desk::{Desk, Prefixes, SharedStats};
+use super::endpoints::Endpoints;
 use super::families;
+use super::peers::PeerStates;
 use super::site::Site;
 use super::snapshot::{Published, Status};
 use super::system::System;
@@ -64,8 +67,15 @@ pub struct Control {
     published: Arc<Published>,
     started: Instant,
     cache: SharedStats,
+    /// This site's, for the packet cache.
+    prefixes: Prefixes,
     metrics: Metrics,
     wan: WanWatch,
+    /// Whether routes were lowered since it was last looked whether they are in force.
+    unverified: bool,
+    peers: PeerStates,
+    clocks: Option<ClockFile>,
+    endpoints: Endpoints,
     /// What becomes of our rules in nftables and policy routing.
     rules: Arc<Interception>,
     doors: Doors,
@@ -89,7 +99,12 @@ impl Control {
     ) -> Result<Self> {
         Ok(Control {
             wan: WanWatch::new(&site)?,
+            unverified: true,
+            peers: PeerStates::default(),
+            clocks: site.config.clocks().map(ClockFile::new),
+            endpoints: Endpoints::default(),
             cache: SharedStats::default(),
+            prefixes: Arc::new(Mutex::new(site.config.prefixes.clone())),
             metrics: Metrics::default(),
             started: Instant::now(),
             rules: flows.as_ref().map(|of| of.handle.interception().clone()).unwrap_or_default(),
@@ -126,13 +141,14 @@ impl Control {
         self.doors.metrics = bind_metrics(self.site.config.metrics).await?;
         self.doors.desk = self.open_desk(self.site.config.cache).await?;
         notify(Phase::Ready);
+        self.endpoints.watch(&self.site.config);
         let (mut watch, mut second) = (Watch::default(), tokio::time::interval(SECOND));
         tokio::pin!(gone);
         let mut draining = false;
         while !self.is_drained(draining) {
             tokio::select! {
                 _ = second.tick() => {
-                    watch.look(&self.site.config, &self.published.get());
+                    self.look(&mut watch);
                     self.follow(system).await;
                     system.keep(&self.rules);
                 }
@@ -141,6 +157,7 @@ impl Control {
                 _ = tokio::time::sleep(DRAINED), if draining => {}
                 _ = &mut gone => bail!("the packet thread has ended; traffic goes on unprotected"),
                 _ = heard.hangup.recv() => self.reload_and_tell(system).await,
+                () = self.endpoints.changed() => self.readdress().await,
                 client = socket::asker(&listener) => socket::show(client, &self.status().await)?,
                 client = next(self.doors.metrics.as_ref()) => {
                     self.metrics.answer(client, families::page(&self.status().await));
@@ -148,7 +165,38 @@ impl Control {
             }
         }
         info!("stopping");
+        if let Some(clocks) = &mut self.clocks {
+            clocks.write(&self.published.details().clocks);
+        }
         self.flows.take().map_or(Ok(()), Beside::end)
+    }
+
+    /// Gives the packet thread the addresses that endpoints have now.
+    async fn readdress(&mut self) {
+        self.endpoints.fill(&mut self.site.config);
+        if let Err(error) = self.hand_over(&self.site).await {
+            warn!("an endpoint's new address is not in use: {error:#}");
+        }
+    }
+
+    /// Has the packet thread take what `site` says.
+    async fn hand_over(&self, site: &Site) -> Result<()> {
+        let (outgoing, incoming) = site.filters()?;
+        let (reply, answer) = oneshot::channel();
+        self.worker.tell(Command::Reload { peers: site.peers(), outgoing, incoming, reply });
+        answer.await.context("the packet thread is gone")?
+    }
+
+    /// Judges the peers, tells the log, and keeps what a restart needs. Once a second.
+    fn look(&mut self, watch: &mut Watch) {
+        let (seen, details) = (self.published.get(), self.published.details());
+        let trouble = self.wan.down();
+        let now = viaduct_proto::time::Instant::from_nanos(viaduct_sys::clock::now());
+        self.peers.look(now, &seen, &details, trouble.as_deref());
+        watch.look(&self.site.config, &seen);
+        if let Some(clocks) = &mut self.clocks {
+            clocks.keep(&details.clocks);
+        }
     }
 
     /// Lets the flows of split mode end, and takes no new ones; true if there is nothing to wait for,
@@ -180,6 +228,7 @@ impl Control {
             trouble: self.trouble(),
             ..Status::new(&self.site, &self.published)
         }
+        .with_peers(&self.published.details(), self.peers.get())
     }
 
     fn trouble(&self) -> Option<String> {
@@ -206,13 +255,25 @@ impl Control {
     /// routes may take a while to come back) each second anew.
     async fn follow(&mut self, system: &mut System) {
         if !self.wan.is_stale(self.published.get().shell.wan_falls) {
+            if std::mem::take(&mut self.unverified) && !system.is_in_force(&self.site) {
+                self.wan.set_stale();
+            }
+            if system.retry(&self.site) {
+                info!("repairs have their room now");
+                if let Err(error) = self.wan.settled(&self.site) {
+                    warn!("{error:#}");
+                }
+            }
+            self.tell_waits(system);
             return;
         }
         let done = match Site::new(self.site.config.clone()) {
-            Ok(site) => self.take(site, system).await,
+            Ok(site) => self.take(site, system, System::follow).await,
             Err(error) => Err(error),
         };
+        self.tell_waits(system);
         match done {
+            Ok(()) if system.waits().is_some() => {}
             Ok(()) if system.has_room() => {
                 info!(
                     mtu = self.site.wan_mtu,
@@ -229,6 +290,15 @@ impl Control {
         }
     }
 
+    /// Has the status and the log say what the room waits for.
+    fn tell_waits(&mut self, system: &System) {
+        if let Some(waits) = system.waits()
+            && self.wan.failed(waits.clone())
+        {
+            warn!("{waits}; tried again each second");
+        }
+    }
+
     /// Reads the config again; all of it takes effect, or none.
     async fn reload(&mut self, system: &mut System) -> Result<()> {
         let (site, flows) = self.source.load()?;
@@ -242,30 +312,38 @@ impl Control {
             }
         });
         fixed.with_context(|| self.source.path.display().to_string())?;
-        self.take(site, system).await?;
+        self.take(site, system, System::change).await?;
+        self.endpoints.watch(&self.site.config);
         match (&mut self.flows, flows) {
             (Some(running), Some(new)) => running.handle.reload(new),
             _ => Ok(()),
         }
     }
 
-    /// Does from now on what `site` says; all of it, or none.
-    async fn take(&mut self, site: Site, system: &mut System) -> Result<()> {
+    /// Does from now on what `site` says; all of it, or none. `change` makes the room for repairs.
+    async fn take(
+        &mut self,
+        mut site: Site,
+        system: &mut System,
+        change: fn(&mut System, &Site) -> Result<()>,
+    ) -> Result<()> {
+        self.endpoints.fill(&mut site.config);
         let doors = self.other_doors(&site.config).await?;
-        let (outgoing, incoming) = site.filters()?;
-        system.change(&site)?;
-        let (reply, answer) = oneshot::channel();
-        self.worker.tell(Command::Reload { peers: site.peers(), outgoing, incoming, reply });
-        let done = answer.await.context("the packet thread is gone")?;
-        if let Err(error) = done {
-            system.change(&self.site)?;
+        change(system, &site)?;
+        if let Err(error) = self.hand_over(&site).await {
+            change(system, &self.site)?;
             return Err(error);
         }
+        self.prefixes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone_from(&site.config.prefixes);
         let known = self.site.warnings();
         for warning in site.warnings().iter().filter(|w| !known.contains(w)) {
             warn!("{warning}");
         }
         self.wan.settled(&site)?;
+        self.unverified = true;
         self.site = site;
         let (metrics, desk) = doors;
         if let Some(metrics) = metrics {
@@ -299,7 +377,7 @@ impl Control {
         let socket = UdpSocket::bind(at)
             .await
             .with_context(|| format!("[cache] listen: cannot use {at}"))?;
-        let prefixes = self.site.config.prefixes.clone();
+        let prefixes = self.prefixes.clone();
         Ok(Some(Desk::open(socket, prefixes, self.worker.clone(), self.cache.clone())))
     }
 }
@@ -309,7 +387,6 @@ fn refuse_fixed(old: &Config, new: &Config) -> Result<()> {
     let fixed = [
         ("name", new.name == old.name),
         ("key", new.secret == old.secret),
-        ("prefixes", new.prefixes == old.prefixes),
         ("wan", new.wan == old.wan),
         ("listen", new.listen == old.listen),
         ("memory", new.memory == old.memory),

@@ -32,6 +32,9 @@ const LONGEST_QUERY: usize = 4_096;
 /// Counters, shared with the status page.
 pub type SharedStats = Arc<Mutex<CacheStats>>;
 
+/// The site's prefixes, which a reload may change.
+pub type Prefixes = Arc<Mutex<Vec<IpNet>>>;
+
 /// Answers queries until it is dropped.
 #[derive(Debug)]
 pub struct Desk(JoinHandle<()>);
@@ -40,7 +43,7 @@ impl Desk {
     /// Serves hosts of `prefixes` at `socket`.
     pub fn open(
         socket: UdpSocket,
-        prefixes: Vec<IpNet>,
+        prefixes: Prefixes,
         worker: ToWorker,
         stats: SharedStats,
     ) -> Self {
@@ -50,7 +53,8 @@ impl Desk {
             // An error here is an ICMP message about an asker that has gone.
             loop {
                 let Ok((len, asker)) = socket.recv_from(&mut datagram).await else { continue };
-                let query = admit(&prefixes, asker, &datagram[..len], &mut budget, &stats);
+                let own = prefixes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                let query = admit(&own, asker, &datagram[..len], &mut budget, &stats);
                 let Some(query) = query else { continue };
                 let Some(found) = look_up(query, &worker).await else { return };
                 budget.spend(found.looked);
@@ -176,7 +180,8 @@ mod tests {
         let (send, commands) = mpsc::channel();
         let worker = ToWorker::new(send, Arc::new(Waker::new().unwrap()));
         let stats = SharedStats::default();
-        let _desk = Desk::open(socket, vec!["127.0.0.0/8".parse().unwrap()], worker, stats.clone());
+        let prefixes = Arc::new(Mutex::new(vec!["127.0.0.0/8".parse().unwrap()]));
+        let _desk = Desk::open(socket, prefixes, worker, stats.clone());
         let answering = std::thread::spawn(move || match commands.recv().unwrap() {
             Command::Cache(query, reply) => {
                 reply.send(Found { resent: query.wanted.len(), looked: 7 }).unwrap();

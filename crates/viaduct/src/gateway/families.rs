@@ -56,6 +56,12 @@ const PEER_COUNTERS: &[PeerCounter] = &[
     ("viaduct_foreign_recoveries_total", "Recoveries between addresses of other sites.", |p| {
         p.receiver.foreign
     }),
+    ("viaduct_altered_packets_total", "Packets that arrived, altered by the path.", |p| {
+        p.receiver.altered
+    }),
+    ("viaduct_withheld_recoveries_total", "SYNs not injected: their path is not known.", |p| {
+        p.receiver.withheld
+    }),
     ("viaduct_malformed_repairs_total", "Repairs refused as malformed.", |p| p.receiver.malformed),
     ("viaduct_handshakes_total", "Handshakes completed, re-keying included.", |p| {
         p.session.handshakes
@@ -115,9 +121,14 @@ const HANGS_AFTER: f64 = 2.0;
 /// What a gateway says of itself to whoever watches it.
 pub fn page(status: &Status) -> Page {
     let hangs = status.age >= HANGS_AFTER;
-    let what = || format!("the packet thread has not reported for {:.1} s", status.age);
+    let what = format!("the packet thread has not reported for {:.1} s", status.age);
+    let troubles: Vec<String> =
+        hangs.then_some(what).into_iter().chain(status.troubles()).collect();
     let split = status.split.as_ref().map(crate::proxy::families::encode).unwrap_or_default();
-    Page { counters: encode(status) + &split, trouble: hangs.then(what) }
+    Page {
+        counters: encode(status) + &split,
+        trouble: (!troubles.is_empty()).then(|| troubles.join("\n")),
+    }
 }
 
 /// The whole page.
@@ -150,8 +161,20 @@ fn site(status: &Status, page: &mut Exposition) {
     page.sample(&[], status.counters.memory + 2 * status.tap_memory);
     page.family("viaduct_memory_limit_bytes", Kind::Gauge, "Bound of that memory.");
     page.sample(&[], status.memory_limit);
-    page.family("viaduct_trouble", Kind::Gauge, "1 while repairs do not fit the WAN.");
-    page.sample(&[], u8::from(status.trouble.is_some()));
+    page.family(
+        "viaduct_trouble",
+        Kind::Gauge,
+        "1 while something is wrong with the gateway or a peer.",
+    );
+    page.sample(&[], u8::from(!status.troubles().is_empty()));
+    page.family(
+        "viaduct_peer_trouble",
+        Kind::Gauge,
+        "1 while a peer is not `up`; status says why.",
+    );
+    for peer in &status.peers {
+        page.sample(&[("peer", &peer.name)], u8::from(peer.reason.is_some()));
+    }
     let shell = &status.counters.shell;
     page.family("viaduct_tap_drops_total", Kind::Counter, "Packets that found the tap full.");
     page.sample(&[("direction", "out")], shell.tap_drops_out);

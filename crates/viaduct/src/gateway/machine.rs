@@ -8,7 +8,8 @@ use std::os::unix::net::UnixStream;
 use anyhow::{Context, Result, bail, ensure};
 use ipnet::IpNet;
 use viaduct_sys::interface::Interface;
-use viaduct_sys::route::RouteMtu;
+use viaduct_sys::route::{RouteError, RouteMtu};
+use viaduct_sys::tool;
 
 use super::config::Config;
 
@@ -31,6 +32,63 @@ pub fn wan_mtu(config: &Config) -> Result<usize> {
     Ok(usize::try_from(mtu)?)
 }
 
+/// What of the machine is not there yet and may come: the interface, or an address to listen on.
+pub fn not_ready(config: &Config) -> Option<String> {
+    let wan = Interface::new(&config.wan).ok()?;
+    if wan.mtu().is_err() {
+        let there = interfaces();
+        return Some(format!("[site] wan: no interface {:?} here; there are {there}", config.wan));
+    }
+    for (key, at) in listeners(config) {
+        let bound = UdpSocket::bind(SocketAddr::new(at.ip(), 0));
+        if bound.is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable) {
+            return Some(format!("{key}: {at} is none of this machine's addresses"));
+        }
+    }
+    None
+}
+
+/// The addresses that the config listens on, with their keys.
+fn listeners(config: &Config) -> impl Iterator<Item = (&'static str, SocketAddr)> {
+    let all = [
+        ("[site] listen", Some(config.listen)),
+        ("[metrics] listen", config.metrics),
+        ("[cache] listen", config.cache),
+    ];
+    all.into_iter().filter_map(|(key, at)| Some((key, at?)))
+}
+
+/// The VLAN's interface on the configured one through which a peer's packets leave, if that is so:
+/// the configured one is a trunk then.
+pub fn vlan_of_trunk(config: &Config) -> Option<String> {
+    let prefixes = config.peers.iter().flat_map(|peer| &peer.prefixes);
+    prefixes.take(ROUTES_LOOKED_AT).find_map(|net| {
+        let error = RouteMtu::plan(pair(net), &config.wan, 65_535).err()?;
+        let RouteError::Elsewhere { route, .. } = error else { return None };
+        let mut words = route.split_whitespace().skip_while(|word| *word != "dev");
+        let dev = words.nth(1)?.to_owned();
+        let shown = tool::run("ip", &["-o", "-d", "link", "show", "dev", &dev], "").ok()?;
+        let above = format!("{dev}@{}:", config.wan);
+        (shown.contains(&above) && shown.contains(" vlan ")).then_some(dev)
+    })
+}
+
+/// That something translates addresses of what leaves, if rules of nftables say so: packets to the
+/// peers must be exempt, or their gateways see none of them.
+pub fn masquerades(config: &Config) -> Option<String> {
+    let rules = tool::run("nft", &["list", "ruleset"], "").ok()?;
+    let translates = |line: &&str| {
+        let line = line.to_ascii_lowercase();
+        let other = line.contains("oif") && !line.contains(&format!("\"{}\"", config.wan));
+        (line.contains("masquerade") || line.contains("snat")) && !other
+    };
+    let rule = rules.lines().find(translates)?.trim();
+    Some(format!(
+        "a rule of nftables translates addresses ({rule}): packets to the peers' prefixes must be \
+         exempt, or nothing of them is protected"
+    ))
+}
+
 /// The names of all interfaces but loopback.
 fn interfaces() -> String {
     let table = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
@@ -41,13 +99,7 @@ fn interfaces() -> String {
 
 /// Each address that the config listens on must be one of this machine's.
 pub fn check_addresses(config: &Config) -> Result<()> {
-    let listeners = [
-        ("[site] listen", Some(config.listen)),
-        ("[metrics] listen", config.metrics),
-        ("[cache] listen", config.cache),
-    ];
-    for (key, at) in listeners {
-        let Some(at) = at else { continue };
+    for (key, at) in listeners(config) {
         UdpSocket::bind(SocketAddr::new(at.ip(), 0)).with_context(|| {
             format!("{key}: {at}: one of this machine's own addresses is expected")
         })?;

@@ -9,11 +9,14 @@
 //! Everything in `site.toml` is checked before anything is touched; what was touched is put back
 //! at the end, and after a kill -9 by the next start.
 
+mod clocks;
 pub mod config;
 mod control;
 mod desk;
+mod endpoints;
 mod families;
 mod machine;
+mod peers;
 mod site;
 pub mod snapshot;
 mod split;
@@ -24,7 +27,7 @@ mod worker;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow};
 use ipnet::IpNet;
@@ -41,6 +44,7 @@ use viaduct_sys::ring::{Ring, RingConfig};
 use viaduct_sys::tun::Tun;
 use viaduct_sys::udp::UdpBatch;
 
+use clocks::ClockFile;
 use config::Config;
 use control::{Control, ToWorker};
 use site::Site;
@@ -48,20 +52,26 @@ use snapshot::Published;
 use system::System;
 use worker::Worker;
 
+use crate::notify::{Phase, notify};
 use crate::proxy::handle::Beside;
 use crate::proxy::settings::Settings;
-use crate::signals::Signals;
+use crate::signals::{Pause, Signals};
 use crate::status::socket::check_free;
+
+/// How often it is looked whether the machine has what the config names.
+const WAIT_EVERY: Duration = Duration::from_secs(1);
 
 /// Runs a gateway until a signal ends it.
 pub fn run(path: &Path, registry: Registry) -> Result<()> {
-    let (site, split) = load(path, &registry)?;
+    machine::check_rights()?;
+    let mut signals = Signals::register()?;
+    let Some((site, split)) = wait_for_machine(path, &registry, &mut signals)? else {
+        return Ok(());
+    };
     for warning in site.warnings() {
         warn!("{warning}");
     }
-    machine::check_rights()?;
     check_free(&site.config.socket())?;
-    let signals = Signals::register()?;
     let (mut system, tun) = System::prepare(&site)?;
     let flows = split.map(Beside::start).transpose()?;
     if let Some(intercept) = flows.as_ref().and_then(|f| f.handle.settings().intercept.clone()) {
@@ -93,13 +103,50 @@ pub fn run(path: &Path, registry: Registry) -> Result<()> {
     done
 }
 
+/// Reads the config, and waits until the machine has what it names: at boot the interface or its
+/// address may come later. `None` if a signal ends it first.
+fn wait_for_machine(
+    path: &Path,
+    registry: &Registry,
+    signals: &mut Signals,
+) -> Result<Option<(Site, Option<Settings>)>> {
+    let mut told = None;
+    loop {
+        let config = Config::load(path)?;
+        let Some(missing) = machine::not_ready(&config) else {
+            if told.is_some() {
+                info!("the machine has what the config names");
+            }
+            return meaning(config, path, registry).map(Some);
+        };
+        // The service manager would give up a start that takes long.
+        if told.is_none() {
+            notify(Phase::Ready);
+        }
+        if told.as_ref() != Some(&missing) {
+            warn!("waiting: {missing}");
+        }
+        told = Some(missing);
+        if signals.pause(WAIT_EVERY) == Pause::End {
+            info!("stopping");
+            notify(Phase::Stopping);
+            return Ok(None);
+        }
+    }
+}
+
 /// What the config at `path` means on this machine, for packets and for flows.
 fn load(path: &Path, registry: &Registry) -> Result<(Site, Option<Settings>)> {
+    meaning(Config::load(path)?, path, registry)
+}
+
+/// What `config`, read from `path`, means on this machine.
+fn meaning(config: Config, path: &Path, registry: &Registry) -> Result<(Site, Option<Settings>)> {
     let mean = |config: Config| -> Result<_> {
         let flows = split::settings(&config, registry)?;
         Ok((Site::new(config)?, flows))
     };
-    mean(Config::load(path)?).with_context(|| path.display().to_string())
+    mean(config).with_context(|| path.display().to_string())
 }
 
 /// Where the config comes from, and the handlers that it may name.
@@ -131,8 +178,12 @@ fn build_worker(
     let in_tap = Ring::open_filtered(&config.wan, ring, &incoming)?;
     in_tap.ignore_outgoing().context("point a tap at what arrives")?;
     let now = Instant::from_nanos(clock::now());
+    let mut plane = Plane::new(local(config), site.peers(), now)?;
+    if let Some(path) = config.clocks() {
+        plane.remember(ClockFile::read(&path));
+    }
     Ok(Worker {
-        plane: Plane::new(local(config), site.peers(), now)?,
+        plane,
         out_tap: Ring::open_filtered(&config.wan, ring, &outgoing)?,
         in_tap,
         udp,
@@ -157,7 +208,15 @@ fn local(config: &Config) -> Local {
 
 /// Checks a config against this machine, says what it means, and touches nothing.
 pub fn check(path: &Path, registry: &Registry) -> Result<()> {
-    let (site, flows) = load(path, registry)?;
+    let config = Config::load(path)?;
+    if let Some(missing) = machine::not_ready(&config) {
+        split::settings(&config, registry).with_context(|| path.display().to_string())?;
+        println!("site {}: public key {}", config.name, config.secret.public());
+        println!("warning: {missing}; the gateway waits for it");
+        println!("ok, with a warning");
+        return Ok(());
+    }
+    let (site, flows) = meaning(config, path, registry)?;
     let config = &site.config;
     println!("site {}: public key {}", config.name, config.secret.public());
     println!("  hosts {}; wan {} (MTU {})", list(&config.prefixes), config.wan, site.wan_mtu);
@@ -168,7 +227,11 @@ pub fn check(path: &Path, registry: &Registry) -> Result<()> {
             Some(longest) => format!("packets kept to {longest} bytes (route MTU, MSS)"),
             None => "no packet is touched".to_owned(),
         };
-        let endpoint = peer.endpoint.map_or("that calls first".to_owned(), |at| format!("at {at}"));
+        let endpoint = match (&peer.endpoint, &peer.endpoint_name) {
+            (Some(at), _) => format!("at {at}"),
+            (None, Some((host, port))) => format!("at {host}:{port}"),
+            (None, None) => "that calls first".to_owned(),
+        };
         println!("peer {} {endpoint}: public key {}", peer.name, peer.key);
         println!("  hosts {}; {code}; {room}", list(&peer.prefixes));
     }
@@ -178,10 +241,10 @@ pub fn check(path: &Path, registry: &Registry) -> Result<()> {
     for (what, listen) in [("metrics", config.metrics), ("cache", config.cache)] {
         println!("{what}: {}", listen.map_or("off".to_owned(), |at| at.to_string()));
     }
-    system::plan(&site).with_context(|| path.display().to_string())?;
+    let routes = system::plan(&site).with_context(|| path.display().to_string())?;
     let in_the_way = [machine::check_rights(), machine::check_run_dir(config)];
     let in_the_way = in_the_way.into_iter().filter_map(Result::err).map(|e| format!("{e:#}"));
-    let warnings = [site.warnings(), machine::taken(config), in_the_way.collect()].concat();
+    let warnings = [site.warnings(), routes, machine::taken(config), in_the_way.collect()].concat();
     for warning in &warnings {
         println!("warning: {warning}");
     }

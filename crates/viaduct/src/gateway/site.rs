@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use anyhow::{Result, bail};
 use ipnet::IpNet;
-use viaduct_proto::repair::{PeerConfig, Sites, overhead};
+use viaduct_proto::repair::{MIN_MEMORY, PeerConfig, Sites, least_memory, overhead};
 use viaduct_sys::filter::{BpfInsn, TapFilter};
 
 use super::config::{Config, Peer};
@@ -12,6 +12,9 @@ use super::machine::{self, pair};
 
 /// Least MTU that leaves hosts something to send: IPv6 asks for 1280.
 const LEAST_MTU: usize = 1280;
+
+/// Most bytes of one tap.
+const MAX_RING: usize = 256 << 20;
 
 /// Load what a packet socket knows of a packet: its type (see `linux/filter.h`).
 const LOAD_PACKET_TYPE: BpfInsn = BpfInsn { code: 0x20, jt: 0, jf: 0, k: 0xffff_f004 };
@@ -51,7 +54,10 @@ impl Site {
     pub fn warnings(&self) -> Vec<String> {
         let off = machine::forwarding_off(&self.config.prefixes);
         let elsewhere = machine::routed_elsewhere(&self.config);
-        self.config.warnings.iter().cloned().chain(off).chain(elsewhere).collect()
+        let memory = self.too_little_memory();
+        let config = self.config.warnings.iter().cloned();
+        let nat = machine::masquerades(&self.config);
+        config.chain(off).chain(elsewhere).chain(memory).chain(nat).collect()
     }
 
     /// The key of the config that an address comes from, as errors name it.
@@ -61,6 +67,13 @@ impl Site {
             Some(peer) => format!("peer {:?}: prefixes", peer.name),
             None => "[site] prefixes".to_owned(),
         }
+    }
+
+    /// That there is no route to the peer that has an address, for messages.
+    pub fn to_peer(&self, ip: IpAddr) -> String {
+        let has = |peer: &&Peer| peer.prefixes.iter().any(|net| net.contains(&ip));
+        let name = self.config.peers.iter().find(has).map_or("?", |peer| &peer.name);
+        format!("no route to peer {name}")
     }
 
     /// Longest packet towards `peer` whose repair still fits the WAN unfragmented.
@@ -89,17 +102,54 @@ impl Site {
 
     /// Memory of each of the two taps, in bytes.
     pub fn ring_bytes(&self) -> usize {
-        (self.config.memory / 6).clamp(512 << 10, 256 << 20)
+        (self.config.memory / 6).clamp(512 << 10, MAX_RING)
+    }
+
+    /// Bytes that the peers' packets and repairs may take together.
+    fn packet_memory(&self) -> usize {
+        self.config.memory.saturating_sub(2 * self.ring_bytes())
+    }
+
+    /// Bytes that each peer's code needs to recover at all; the peer's own code is taken to be like
+    /// that towards it.
+    fn needs(&self) -> Vec<usize> {
+        let need = |peer: &Peer| {
+            peer.code.as_ref().map_or(MIN_MEMORY, |code| least_memory(code, self.longest(peer)))
+        };
+        self.config.peers.iter().map(need).collect()
+    }
+
+    /// Memory of each peer: in proportion to what its code needs.
+    fn shares(&self) -> Vec<usize> {
+        let (needs, memory) = (self.needs(), self.packet_memory());
+        let all: usize = needs.iter().sum::<usize>().max(1);
+        let share = |need: usize| (need as u128 * memory as u128 / all as u128) as usize;
+        needs.into_iter().map(share).collect()
+    }
+
+    /// That the configured memory is too little for the codes, if it is.
+    fn too_little_memory(&self) -> Option<String> {
+        let (needed, there) = (self.needs().iter().sum::<usize>(), self.packet_memory());
+        // The taps take a third of all, up to a bound.
+        let all = (needed * 3).div_ceil(2).min(needed + 2 * MAX_RING).div_ceil(1 << 20);
+        (needed > there).then(|| {
+            format!(
+                "[site] memory: {} MiB are too little for {} peers with these codes, which recover \
+                 nothing then; {all}MiB at least are expected",
+                self.config.memory >> 20,
+                self.config.peers.len()
+            )
+        })
     }
 
     /// The peers, for the packet plane.
     pub fn peers(&self) -> Vec<PeerConfig> {
-        let packets = self.config.memory.saturating_sub(2 * self.ring_bytes());
-        let share = packets / self.config.peers.len().max(1);
+        let shares = self.shares();
         self.config
             .peers
             .iter()
-            .map(|peer| PeerConfig {
+            .zip(shares)
+            .map(|(peer, share)| PeerConfig {
                 name: peer.name.clone(),
                 key: peer.key,
                 endpoint: peer.endpoint,
@@ -134,3 +184,7 @@ fn one_way(outgoing: bool, program: &[BpfInsn]) -> Vec<BpfInsn> {
     let test = BpfInsn { code: 0x15, jt, jf, k: OUTGOING };
     [&[LOAD_PACKET_TYPE, test, refuse], program].concat()
 }
+
+#[cfg(test)]
+#[path = "site_tests.rs"]
+mod tests;

@@ -1,11 +1,14 @@
 //! What the worker shows of itself: counters, copied out by value a few times a second.
 
+use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use viaduct_proto::keys::PublicKey;
+use viaduct_proto::repair::health::State;
 use viaduct_proto::repair::stats::PeerStats;
-use viaduct_proto::repair::{Plane, PlaneStats};
+use viaduct_proto::repair::{Clocks, PeerFacts, Plane, PlaneStats};
 use viaduct_sys::udp::SendReport;
 
 use super::config::Peer;
@@ -59,13 +62,22 @@ pub struct Snapshot {
     pub memory: usize,
 }
 
-/// The latest snapshot, for whoever asks, and when it was made.
+/// What is known of the peers beside their counters, once a second.
+#[derive(Clone, Debug, Default)]
+pub struct Details {
+    /// Of each peer, in the order of the config.
+    pub facts: Vec<PeerFacts>,
+    /// Clocks of initiations, to be kept over a restart.
+    pub clocks: HashMap<PublicKey, Clocks>,
+}
+
+/// The latest snapshot and when it was made, and the latest details.
 #[derive(Debug)]
-pub struct Published(Mutex<(Snapshot, Instant)>);
+pub struct Published(Mutex<(Snapshot, Instant)>, Mutex<Details>);
 
 impl Default for Published {
     fn default() -> Self {
-        Published(Mutex::new((Snapshot::default(), Instant::now())))
+        Published(Mutex::new((Snapshot::default(), Instant::now())), Mutex::default())
     }
 }
 
@@ -79,6 +91,17 @@ impl Published {
             memory: plane.memory(),
         };
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (snapshot, Instant::now());
+    }
+
+    /// Replaces the details.
+    pub fn publish_details(&self, plane: &Plane, now: viaduct_proto::time::Instant) {
+        let details = Details { facts: plane.facts(now), clocks: plane.clocks() };
+        *self.1.lock().unwrap_or_else(PoisonError::into_inner) = details;
+    }
+
+    /// A copy of the details.
+    pub fn details(&self) -> Details {
+        self.1.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// A copy of it.
@@ -105,6 +128,41 @@ pub struct CacheStats {
     pub malformed: u64,
     /// Queries beyond what is served in a second.
     pub limited: u64,
+}
+
+/// A peer, as status and metrics tell of it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct PeerStatus {
+    /// Its name.
+    pub name: String,
+    /// `up`, `up, nothing recovered`, `degraded` or `down`.
+    pub state: String,
+    /// Why it is not `up`.
+    pub reason: Option<String>,
+    /// Where datagrams to it are sent.
+    pub endpoint: Option<String>,
+    /// How what leaves for it is encoded; `none` where nothing is.
+    pub code: String,
+    /// The length that packets towards it are kept below so that repairs fit.
+    pub kept_below: Option<usize>,
+    /// Version of its program.
+    pub version: Option<String>,
+    /// How it encodes what it sends here.
+    pub peer_code: Option<String>,
+    /// How long ago the last handshake was completed, in seconds.
+    pub last_handshake: Option<f64>,
+    /// The MSS that the path lowers SYNs to, for IPv4 and IPv6.
+    pub lowered_mss: [Option<u16>; 2],
+    /// Its counters.
+    pub counters: PeerStats,
+}
+
+impl PeerStatus {
+    /// What is wrong with it, if something is.
+    pub fn trouble(&self) -> Option<String> {
+        let reason = self.reason.as_ref()?;
+        Some(format!("peer {}: {}: {reason}", self.name, self.state))
+    }
 }
 
 /// What `viaduct status` is told.
@@ -139,7 +197,11 @@ pub struct Status {
     /// What the proxy of split mode says, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split: Option<ProxyStatus>,
-    /// The counters.
+    /// Each peer, in the order of the config.
+    #[serde(default)]
+    pub peers: Vec<PeerStatus>,
+    /// The counters. Its `peers` are pairs of name and counters, as in earlier versions; the objects
+    /// of `peers` above have the same and more.
     pub counters: Snapshot,
 }
 
@@ -161,5 +223,41 @@ impl Status {
             counters: published.get(),
             ..Status::default()
         }
+    }
+
+    /// With what is known of the peers, whose states are `states`.
+    #[must_use]
+    pub fn with_peers(mut self, details: &Details, states: &[(String, State)]) -> Status {
+        let peers = self.counters.peers.iter().enumerate();
+        self.peers = peers
+            .map(|(at, (name, counters))| {
+                let state = states.iter().find(|(of, _)| of == name).map(|(_, state)| state);
+                let facts = details.facts.get(at).cloned().unwrap_or_default();
+                let terms = facts.terms.as_deref();
+                PeerStatus {
+                    name: name.clone(),
+                    state: state.map_or("down", State::name).to_owned(),
+                    reason: match state {
+                        Some(state) => state.reason().map(str::to_owned),
+                        None => Some("it has just been added".to_owned()),
+                    },
+                    endpoint: facts.endpoint.map(|at| at.to_string()),
+                    code: self.codes.get(at).cloned().unwrap_or_default(),
+                    kept_below: self.kept_below.get(at).copied().flatten(),
+                    version: terms.map(|terms| terms.version.clone()),
+                    peer_code: terms.map(|terms| terms.code.clone()),
+                    last_handshake: facts.handshake.map(|age| age.as_secs_f64()),
+                    lowered_mss: facts.lowered_mss,
+                    counters: *counters,
+                }
+            })
+            .collect();
+        self
+    }
+
+    /// All that is wrong, one line each.
+    pub fn troubles(&self) -> Vec<String> {
+        let peers = self.peers.iter().filter_map(PeerStatus::trouble);
+        self.trouble.iter().cloned().chain(peers).collect()
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use tracing::{info, warn};
 use viaduct_sys::intercept::Intercept;
 use viaduct_sys::journal::Changes;
@@ -26,15 +26,21 @@ pub struct System {
     mark: usize,
     /// Not all of the room is in force.
     incomplete: bool,
+    /// Routes that cannot be lowered yet, each with what it waits for.
+    waiting: Vec<(Lowered, String)>,
     /// Hears of rules that somebody takes away; a kernel without nftables has none.
     rules: Option<RulesWatch>,
 }
 
+/// A prefix, and the longest packet towards it.
+type Lowered = ((IpAddr, u8), u32);
+/// Waiting routes that are tried in a second, at most: each takes some milliseconds.
+const MAX_TRIES: usize = 16;
+
 /// What keeps packets short towards peers whose repairs would not fit otherwise.
 #[derive(Debug, Default)]
 struct Room {
-    /// Prefix, and the longest packet towards it.
-    routes: Vec<((IpAddr, u8), u32)>,
+    routes: Vec<Lowered>,
     clamps: Vec<MssClamp>,
 }
 
@@ -61,9 +67,10 @@ impl System {
             room: Room::default(),
             mark,
             incomplete: false,
+            waiting: Vec::new(),
             rules: RulesWatch::new().ok(),
         };
-        system.change(site)?;
+        system.follow(site)?;
         Ok((system, tun))
     }
 
@@ -81,7 +88,66 @@ impl System {
             return Err(error);
         }
         (self.room, self.incomplete) = (room, false);
+        self.waiting.clear();
         Ok(())
+    }
+
+    /// As [`System::change`], but where a peer's route is not there its part waits
+    /// ([`System::waits`]) and the others' is made.
+    pub fn follow(&mut self, site: &Site) -> Result<()> {
+        let room = Room::new(site)?;
+        self.changes.repeat(self.mark)?;
+        self.changes.restore_since(self.mark)?;
+        for clamp in &room.clamps {
+            self.changes.mss_clamp(clamp.clone())?;
+        }
+        self.waiting = room.routes.iter().map(|&route| (route, String::new())).collect();
+        (self.room, self.incomplete) = (room, false);
+        self.try_routes(site, usize::MAX);
+        for clamp in &self.room.clamps {
+            let longest = clamp.max_packet;
+            info!(longest, "packets are kept short, so that repairs fit the WAN");
+        }
+        Ok(())
+    }
+
+    /// Whether the routes that were lowered still are: somebody may have changed one before it was
+    /// watched.
+    pub fn is_in_force(&self, site: &Site) -> bool {
+        let waits = |route: &Lowered| self.waiting.iter().any(|(waiting, _)| waiting == route);
+        let lowered = |&((ip, length), longest): &Lowered| {
+            let plan = RouteMtu::plan((ip, length), &site.config.wan, longest);
+            plan.ok().is_none_or(|plan| plan.is_empty())
+        };
+        self.room.routes.iter().filter(|route| !waits(route)).all(lowered)
+    }
+
+    /// Tries anew what waits; whether that was the last of it.
+    pub fn retry(&mut self, site: &Site) -> bool {
+        let waited = !self.waiting.is_empty();
+        self.try_routes(site, MAX_TRIES);
+        waited && self.waiting.is_empty()
+    }
+
+    fn try_routes(&mut self, site: &Site, most: usize) {
+        let mut waiting = std::mem::take(&mut self.waiting);
+        // Those that were not tried come first the next time.
+        let later = waiting.split_off(waiting.len().min(most));
+        self.waiting = later;
+        for (route, _) in waiting {
+            let ((ip, length), longest) = route;
+            if let Err(error) = self.changes.route_mtu((ip, length), &site.config.wan, longest) {
+                self.waiting.push((route, format!("{}: {error}", site.to_peer(ip))));
+            }
+        }
+    }
+
+    /// What the room for repairs waits for, if it waits.
+    pub fn waits(&self) -> Option<String> {
+        let (_, first) = self.waiting.iter().find(|(_, why)| !why.is_empty())?;
+        let more = self.waiting.len() - 1;
+        let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };
+        Some(format!("repairs have no room: {first}{more}"))
     }
 
     /// Has the kernel hand over the flows of split mode, to somebody who listens already.
@@ -90,7 +156,7 @@ impl System {
         self.changes.restore_since(self.mark)?;
         self.changes.intercept(intercept)?;
         self.mark = self.changes.mark();
-        self.room.make(site, &mut self.changes)
+        self.follow(site)
     }
 
     /// Has new flows of split mode pass by; those that have begun still find here.
@@ -163,12 +229,25 @@ impl Room {
     }
 }
 
-/// What would keep the room that `site` needs from being made; changes nothing.
-pub fn plan(site: &Site) -> Result<()> {
+/// What would keep the room that `site` needs from being made, one line each; changes nothing.
+///
+/// # Errors
+/// A route leads to a VLAN of the configured interface: that is a trunk, whose packets are tagged.
+pub fn plan(site: &Site) -> Result<Vec<String>> {
+    let mut warnings = Vec::new();
     for ((ip, length), longest) in Room::new(site)?.routes {
-        RouteMtu::plan((ip, length), &site.config.wan, longest).with_context(|| site.named(ip))?;
+        if let Err(error) = RouteMtu::plan((ip, length), &site.config.wan, longest) {
+            warnings.push(format!("{}: {error}; the gateway waits for it", site.to_peer(ip)));
+        }
     }
-    Ok(())
+    if let Some(vlan) = super::machine::vlan_of_trunk(&site.config) {
+        bail!(
+            "[site] wan: {:?} is a trunk: packets to peers leave tagged, by its VLAN {vlan:?}, which is \
+             expected here",
+            site.config.wan
+        );
+    }
+    Ok(warnings)
 }
 
 fn table_name(site: &str) -> String {

@@ -41,6 +41,19 @@ impl WanWatch {
         self.stale && self.interface.is_up().unwrap_or(false)
     }
 
+    /// What is wrong with the interface itself, if it carries nothing.
+    pub fn down(&self) -> Option<String> {
+        let name = self.interface.name();
+        match (self.interface.mtu(), self.interface.is_up()) {
+            (Err(_), _) => Some(format!("{name} is gone")),
+            (Ok(_), Ok(false)) => Some(format!("{name} is down")),
+            (Ok(_), Ok(true)) if !self.interface.is_running().unwrap_or(true) => {
+                Some(format!("{name} has no carrier"))
+            }
+            (Ok(_), _) => None,
+        }
+    }
+
     /// The room that was in force is not any more: it must be made again.
     pub fn set_stale(&mut self) {
         self.stale = true;

@@ -1,9 +1,9 @@
-//! What an operator should find in the log without asking: peers that come and go, and datagrams
-//! that no peer's key opens.
+//! What an operator should find in the log without asking: what may be the reason where a peer has never
+//! answered, and datagrams that no peer's key opens.
 
 use std::time::{Duration, Instant};
 
-use tracing::{info, warn};
+use tracing::warn;
 
 use super::config::Config;
 use super::snapshot::Snapshot;
@@ -35,13 +35,6 @@ impl Watch {
     /// Logs what has changed since the last look. Call it once a second.
     pub fn look(&mut self, config: &Config, now: &Snapshot) {
         let peers = || now.peers.iter().map(|(name, stats)| (name, stats.up));
-        for (peer, up) in peers() {
-            match (self.up.contains(peer), up) {
-                (false, true) => info!(peer, "the peer answers: packets for it are protected"),
-                (true, false) => warn!(peer, "the peer does not answer: nothing is repaired"),
-                _ => {}
-            }
-        }
         if self.began.elapsed() >= PATIENCE {
             for (peer, _) in peers().filter(|(_, up)| !up) {
                 self.complain_once(config, peer);

@@ -44,6 +44,8 @@ const BUSY: usize = 2;
 const STALE: Duration = Duration::from_millis(50);
 /// How often counters are published and drops are read.
 const PUBLISH: Duration = Duration::from_millis(100);
+/// How often what is known of the peers beside their counters is published.
+const PUBLISH_DETAILS: Duration = Duration::from_millis(500);
 /// Longest sleep without anything to do.
 const IDLE: Duration = Duration::from_millis(100);
 
@@ -106,7 +108,7 @@ impl Worker {
         // Forwarding comes first: a copy can wait in its ring.
         let _ = thread::set_batch();
         let mut shell = Shell::default();
-        let mut publish_at = now();
+        let (mut publish_at, mut details_at) = (now(), now());
         loop {
             let read = self.read_taps(&mut shell);
             let now = now();
@@ -118,6 +120,10 @@ impl Worker {
                 self.count_drops(&mut shell);
                 self.published.publish(&self.plane, shell);
                 publish_at = now + PUBLISH;
+                if now >= details_at {
+                    self.published.publish_details(&self.plane, now);
+                    details_at = now + PUBLISH_DETAILS;
+                }
                 self.look_after_interfaces(&mut shell)?;
             }
             while let Ok(command) = self.commands.try_recv() {

@@ -64,7 +64,7 @@ fn bytes_and_refusals(page: &mut Exposition, own: Labels<'_>, counters: &ProxySt
         "Clients that were refused, and why.",
     );
     for (why, count) in counters.refused.by_reason() {
-        page.sample(&[own, &[("why", why)]].concat(), count);
+        page.sample(&[own, &[("reason", why)]].concat(), count);
     }
 }
 

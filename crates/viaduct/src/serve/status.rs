@@ -320,7 +320,7 @@ impl ServeStatus {
         );
         out.family("viaduct_serve_trickles_refused_total", Kind::Counter, "Requests refused.");
         for (why, count) in &trickles.refused {
-            out.sample(&[("why", why)], count);
+            out.sample(&[("reason", why)], count);
         }
         out.finish()
     }

@@ -9,7 +9,7 @@ use viaduct_proto::fec::{Code, layered, reed_solomon, window};
 
 use crate::proxy::file::PolicyTable;
 
-use super::values::{Address, Bytes, Count, PacketSize, Prefix, Span};
+use super::values::{Address, Bytes, Count, Endpoint, PacketSize, Prefix, Span};
 
 /// What the user wrote.
 #[derive(Clone, Debug, Deserialize)]
@@ -61,7 +61,7 @@ pub(super) struct CacheTable {
 pub(super) struct PeerTable {
     pub(super) name: String,
     pub(super) key: String,
-    pub(super) endpoint: Option<Address>,
+    pub(super) endpoint: Option<Endpoint>,
     pub(super) prefixes: Vec<Prefix>,
     #[serde(default)]
     pub(super) mode: Mode,

@@ -9,7 +9,7 @@ use viaduct_proto::keys::PublicKey;
 use viaduct_proto::repair::MOST_PEERS;
 
 use super::file::{DEFAULT_FLUSH, Mode, PeerTable};
-use super::values::{is_one_host, prefixes};
+use super::values::{Endpoint, is_one_host, prefixes};
 use super::wrong::{Wrong, check_name, wrong};
 use super::{Config, Peer};
 
@@ -55,7 +55,11 @@ fn peer(table: PeerTable, site: &Config, odd: &mut Vec<String>) -> Result<Peer, 
     if table.rekey_after.0 < LEAST_REKEY {
         return wrong(place("rekey_after"), "is below 10s, the least");
     }
-    let endpoint = table.endpoint.map(|at| at.0);
+    let (endpoint, endpoint_name) = match table.endpoint {
+        None => (None, None),
+        Some(Endpoint::At(at)) => (Some(at), None),
+        Some(Endpoint::Named(host, port)) => (None, Some((host, port))),
+    };
     check_endpoint(endpoint, site.listen).or_else(|what| wrong(place("endpoint"), what))?;
     let key = peer_key(&table.key, site).or_else(|what| wrong(place("key"), what))?;
     let code = table.fec.code().or_else(|what| wrong(place("fec"), what))?;
@@ -67,6 +71,7 @@ fn peer(table: PeerTable, site: &Config, odd: &mut Vec<String>) -> Result<Peer, 
     Ok(Peer {
         key,
         endpoint,
+        endpoint_name,
         prefixes: prefixes(&table.prefixes),
         split: table.mode == Mode::Split,
         code,

@@ -22,6 +22,13 @@ pub(super) struct Bytes(pub(super) usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Address(pub(super) SocketAddr);
 
+/// Where a peer listens: an address, or the name of a host, and a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Endpoint {
+    At(SocketAddr),
+    Named(String, u16),
+}
+
 /// A range of addresses: `"10.1.0.0/16"`, `"fd00:1::/48"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Prefix(pub(super) IpNet);
@@ -57,9 +64,35 @@ impl<'de> Deserialize<'de> for Address {
             from,
             parse,
             "numeric address with a port; write it like \"192.0.2.1:7400\" or \
-             \"[2001:db8::1]:7400\" (names of hosts are not looked up)",
+             \"[2001:db8::1]:7400\"",
         )
     }
+}
+
+impl<'de> Deserialize<'de> for Endpoint {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        parsed(
+            from,
+            endpoint,
+            "address or host name with a port; write it like \"192.0.2.1:7400\", \
+             \"[2001:db8::1]:7400\" or \"oslo.example:7400\"",
+        )
+    }
+}
+
+/// An address or a name, with a port.
+fn endpoint(text: &str) -> Option<Endpoint> {
+    if let Ok(at) = text.parse() {
+        return Some(Endpoint::At(at));
+    }
+    let (host, port) = text.rsplit_once(':')?;
+    let port = port.parse().ok().filter(|port| *port != 0)?;
+    let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    // What has no letter is a mistyped address.
+    let is_name = host.chars().all(fine) && host.chars().any(|c| c.is_ascii_alphabetic());
+    let labels = || host.trim_end_matches('.').split('.');
+    let is_name = is_name && host.len() <= 253 && labels().all(|l| (1..=63).contains(&l.len()));
+    is_name.then(|| Endpoint::Named(host.to_owned(), port))
 }
 
 impl<'de> Deserialize<'de> for Prefix {
@@ -133,6 +166,19 @@ mod tests {
         assert_eq!(parse_bytes("1 GiB"), Some(1 << 30));
         assert_eq!(parse_bytes("100"), None);
         assert_eq!(parse_bytes("99999999999GiB"), None);
+    }
+
+    #[test]
+    fn endpoints_are_addresses_or_names() {
+        let named = |host: &str| Some(Endpoint::Named(host.to_owned(), 7400));
+        assert_eq!(endpoint("oslo.example:7400"), named("oslo.example"));
+        assert_eq!(endpoint("oslo.example.:7400"), named("oslo.example."));
+        assert_eq!(endpoint("192.0.2.1:7400"), Some(Endpoint::At(([192, 0, 2, 1], 7400).into())));
+        for wrong in
+            ["oslo.example", "oslo:0", "a b:7400", "300.0.2.1:7400", "a..b:1", ":7400", "::1:7"]
+        {
+            assert_eq!(endpoint(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

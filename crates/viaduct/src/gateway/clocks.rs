@@ -1,0 +1,102 @@
+//! The clocks of handshakes, kept over a restart in `<site>.clocks` of the service's state directory: an
+//! initiation that was recorded before it is refused after it. One line a peer: its public key, and the times of the latest
+//! initiations heard and sent, in nanoseconds since 1970.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tracing::warn;
+use viaduct_proto::keys::PublicKey;
+use viaduct_proto::repair::{Clocks, MOST_PEERS};
+use viaduct_sys::journal::replace_file;
+
+/// Seconds between two writes for clocks of what was sent alone: those rise with each attempt.
+const SENT_EVERY: u32 = 60;
+/// Bytes of the file, at most.
+const MAX_FILE: u64 = MOST_PEERS as u64 * 2 * 128;
+
+/// The file, and what it holds.
+#[derive(Debug)]
+pub struct ClockFile {
+    path: PathBuf,
+    written: HashMap<PublicKey, Clocks>,
+    /// Looks since the last write.
+    looks: u32,
+    is_failing: bool,
+}
+
+impl ClockFile {
+    /// At `path`, which is read later and may not be there.
+    pub fn new(path: PathBuf) -> ClockFile {
+        ClockFile { path, written: HashMap::new(), looks: 0, is_failing: false }
+    }
+
+    /// Reads `path`. Lines that are none are left out.
+    pub fn read(path: &Path) -> HashMap<PublicKey, Clocks> {
+        let is_small = fs::metadata(path).is_ok_and(|of| of.is_file() && of.len() <= MAX_FILE);
+        let text =
+            if is_small { fs::read_to_string(path).unwrap_or_default() } else { String::new() };
+        text.lines().filter_map(line).collect()
+    }
+
+    /// Writes `clocks` if they have risen. Call it once a second.
+    pub fn keep(&mut self, clocks: &HashMap<PublicKey, Clocks>) {
+        self.looks += 1;
+        let heard = |key: &PublicKey, of: &Clocks| {
+            self.written.get(key).is_none_or(|written| written.heard != of.heard)
+        };
+        let is_due = clocks.iter().any(|(key, of)| heard(key, of)) || self.looks >= SENT_EVERY;
+        if is_due && *clocks != self.written {
+            self.write(clocks);
+        }
+    }
+
+    /// Writes `clocks` whatever has become of them; at the end.
+    pub fn write(&mut self, clocks: &HashMap<PublicKey, Clocks>) {
+        let mut text = String::new();
+        for (key, of) in clocks {
+            let _ = writeln!(text, "{key} {} {}", of.heard, of.sent);
+        }
+        let done = replace_file(&self.path, text.as_bytes());
+        if let Err(error) = &done
+            && !self.is_failing
+        {
+            warn!("{}: cannot be written: {error}", self.path.display());
+        }
+        self.is_failing = done.is_err();
+        (self.written, self.looks) = (clocks.clone(), 0);
+    }
+}
+
+fn line(text: &str) -> Option<(PublicKey, Clocks)> {
+    let mut words = text.split_whitespace();
+    let key = words.next()?.parse().ok()?;
+    let (heard, sent) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    Some((key, Clocks { heard, sent }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use viaduct_proto::keys::SecretKey;
+
+    #[test]
+    fn clocks_come_back_and_what_is_none_is_left_out() {
+        let directory = std::env::temp_dir().join(format!("viaduct-clocks-{}", std::process::id()));
+        let path = directory.join("a.clocks");
+        assert!(ClockFile::read(&path).is_empty(), "there is no file yet");
+        let clocks = HashMap::from([(
+            SecretKey::from_bytes([3; 32]).public(),
+            Clocks { heard: 1_700_000_000_000_000_000, sent: 7 },
+        )]);
+        let mut file = ClockFile::new(path.clone());
+        file.keep(&clocks);
+        assert_eq!(ClockFile::read(&path), clocks);
+        let noise = fs::read_to_string(&path).unwrap() + "nonsense\n\nab 1 2\n";
+        fs::write(&path, noise).unwrap();
+        assert_eq!(ClockFile::read(&path), clocks);
+        fs::remove_dir_all(&directory).unwrap();
+    }
+}

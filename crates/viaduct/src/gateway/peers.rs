@@ -1,0 +1,112 @@
+//! The states of the peers, judged once a second, and what the log hears of them.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use tracing::{info, warn};
+use viaduct_proto::repair::health::{Health, State};
+use viaduct_proto::time::Instant as Now;
+
+use super::snapshot::{Details, Snapshot};
+
+/// How long a peer may take to answer at first before the log warns of it.
+const FIRST_ANSWER: Duration = Duration::from_secs(5);
+
+/// The peers' states.
+#[derive(Debug)]
+pub struct PeerStates {
+    began: Instant,
+    health: HashMap<String, Health>,
+    states: Vec<(String, State)>,
+    /// What the log has heard last, of each peer.
+    told: HashMap<String, String>,
+}
+
+impl Default for PeerStates {
+    fn default() -> Self {
+        PeerStates {
+            began: Instant::now(),
+            health: HashMap::new(),
+            states: Vec::new(),
+            told: HashMap::new(),
+        }
+    }
+}
+
+impl PeerStates {
+    /// Each peer's state, as last judged.
+    pub fn get(&self) -> &[(String, State)] {
+        &self.states
+    }
+
+    /// Judges anew, and logs what has changed. `trouble` is what is wrong with the WAN itself.
+    pub fn look(&mut self, now: Now, seen: &Snapshot, details: &Details, trouble: Option<&str>) {
+        let nothing = Default::default();
+        self.health.retain(|name, _| seen.peers.iter().any(|(peer, _)| peer == name));
+        self.states.clear();
+        for (at, (name, stats)) in seen.peers.iter().enumerate() {
+            let facts = details.facts.get(at).unwrap_or(&nothing);
+            let health = self.health.entry(name.clone()).or_default();
+            let state = health.look(now, stats, facts, trouble);
+            self.states.push((name.clone(), state));
+        }
+        self.tell();
+    }
+
+    fn tell(&mut self) {
+        let is_early = self.began.elapsed() < FIRST_ANSWER;
+        for (peer, state) in &self.states {
+            let before = self.told.get(peer);
+            let kind = kind(state);
+            if before == Some(&kind) || (is_early && before.is_none() && !state.is_up()) {
+                continue;
+            }
+            match state {
+                State::Up if before.is_none() => {
+                    info!(peer, "session up: packets for the peer are protected");
+                }
+                State::Up => info!(peer, "up again: packets for the peer are protected"),
+                _ => warn!(peer, "{state}"),
+            }
+            self.told.insert(peer.clone(), kind);
+        }
+        self.told.retain(|name, _| self.states.iter().any(|(peer, _)| peer == name));
+    }
+}
+
+/// A state without its numbers, which rise all the time.
+fn kind(state: &State) -> String {
+    let text = state.to_string();
+    let text = text.split(", last handshake").next().unwrap_or_default();
+    text.chars().filter(|c| !c.is_ascii_digit()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use viaduct_proto::repair::stats::PeerStats;
+
+    #[test]
+    fn a_state_is_judged_for_each_peer_and_forgotten_with_it() {
+        let mut states = PeerStates::default();
+        let peer = |name: &str, up| (name.to_owned(), PeerStats { up, ..PeerStats::default() });
+        let seen =
+            Snapshot { peers: vec![peer("a", true), peer("b", false)], ..Default::default() };
+        states.look(Now::ZERO, &seen, &Details::default(), None);
+        let names: Vec<_> =
+            states.get().iter().map(|(name, state)| (&name[..], state.name())).collect();
+        assert_eq!(names, [("a", "up"), ("b", "down")]);
+        states.look(Now::ZERO, &seen, &Details::default(), Some("wan0 is down"));
+        assert!(states.get()[0].1.to_string().starts_with("down: wan0 is down"));
+        let seen = Snapshot { peers: vec![peer("a", true)], ..Default::default() };
+        states.look(Now::ZERO, &seen, &Details::default(), None);
+        assert_eq!((states.get().len(), states.health.len()), (1, 1));
+    }
+
+    #[test]
+    fn numbers_make_no_news() {
+        let down = |age| State::Down(format!("it does not answer, last handshake {age} s ago"));
+        assert_eq!(kind(&down(3)), kind(&down(90)));
+        assert_ne!(kind(&down(3)), kind(&State::Up));
+    }
+}

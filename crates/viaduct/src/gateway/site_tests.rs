@@ -1,0 +1,66 @@
+use std::path::PathBuf;
+use std::time::Duration;
+
+use viaduct_proto::fec::Code;
+use viaduct_proto::fec::layered::Parameters;
+use viaduct_proto::keys::SecretKey;
+
+use super::*;
+
+fn site(codes: &[Option<Code>]) -> Site {
+    let peer = |(n, code): (usize, &Option<Code>)| Peer {
+        name: format!("p{n}"),
+        key: SecretKey::from_bytes([n as u8 + 1; 32]).public(),
+        endpoint: None,
+        endpoint_name: None,
+        prefixes: vec![format!("10.{}.0.0/16", n + 1).parse().unwrap()],
+        split: false,
+        code: code.clone(),
+        flush_after: Duration::from_millis(8),
+        rekey_after: Duration::from_secs(120),
+    };
+    let config = Config {
+        name: "a".to_owned(),
+        secret: SecretKey::from_bytes([200; 32]),
+        prefixes: vec!["10.0.0.0/16".parse().unwrap()],
+        wan: "wan0".to_owned(),
+        listen: ([192, 0, 2, 1], 7400).into(),
+        host_mtu: None,
+        memory: 48 << 20,
+        run_dir: PathBuf::from("/run/viaduct"),
+        metrics: None,
+        cache: None,
+        split: toml::Table::new(),
+        policies: Vec::new(),
+        peers: codes.iter().enumerate().map(peer).collect(),
+        warnings: Vec::new(),
+    };
+    Site { config, wan_mtu: 1500 }
+}
+
+fn layered(longest: u16) -> Option<Code> {
+    let interleaves = vec![1, 19, longest];
+    Some(Code::Layered(Parameters { r: 8, interleaves, delay_xors: false }))
+}
+
+#[test]
+fn memory_is_shared_by_what_codes_need() {
+    let site = site(&[layered(41), layered(82), None]);
+    let shares = site.shares();
+    assert!(shares[1] > shares[0] * 3 / 2 && shares[2] < shares[0] / 2, "{shares:?}");
+    assert!(shares.iter().sum::<usize>() <= site.packet_memory());
+    assert!(shares.iter().zip(site.needs()).all(|(share, need)| *share >= need), "{shares:?}");
+    assert_eq!(site.too_little_memory(), None);
+}
+
+#[test]
+fn too_many_peers_for_the_memory_are_warned_of() {
+    let many = |count: usize| site(&vec![layered(41); count]);
+    assert_eq!(many(30).too_little_memory(), None);
+    let said = many(43).too_little_memory().unwrap();
+    assert!(said.contains("48 MiB are too little for 43 peers"), "{said}");
+    let mut enough = many(43);
+    let asked = said.split("; ").nth(1).unwrap().split("MiB").next().unwrap();
+    enough.config.memory = asked.parse::<usize>().unwrap() << 20;
+    assert_eq!(enough.too_little_memory(), None, "what it asks for is enough");
+}
