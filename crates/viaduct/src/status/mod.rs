@@ -6,6 +6,7 @@
 //!                                                                └─▶ top: each second, with rates
 //! ```
 
+mod keys;
 mod overlay_page;
 mod page;
 mod proxy_page;
@@ -14,6 +15,7 @@ pub mod socket;
 mod source;
 mod terminal;
 mod top;
+mod view;
 mod words;
 
 use std::io::{IsTerminal as _, Write as _};

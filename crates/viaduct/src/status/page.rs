@@ -7,7 +7,7 @@ use viaduct_proto::repair::stats::{LATENCY_BOUNDS, LossReport, PeerStats};
 
 use super::proxy_page::ProxyPage;
 use super::words::{bytes, lengths, micros, percent, quantile, thousands};
-use crate::gateway::snapshot::Status;
+use crate::gateway::snapshot::{PeerStatus, Status};
 
 /// Longest bar of the burst histogram, in characters.
 const BAR: u64 = 30;
@@ -70,7 +70,7 @@ impl Display for Page<'_> {
         self.machine(f)?;
         for (i, (name, stats)) in status.counters.peers.iter().enumerate() {
             let code = status.codes.get(i).map_or("", String::as_str);
-            self.head(f, name, code, stats, status.kept_below.get(i).copied().flatten())?;
+            self.head(f, name, code, stats, i)?;
             self.now(f, name, stats)?;
             self.sent(f, stats)?;
             self.received(f, stats)?;
@@ -132,17 +132,73 @@ impl Page<'_> {
         name: &str,
         code: &str,
         stats: &PeerStats,
-        kept: Option<usize>,
+        at: usize,
     ) -> fmt::Result {
-        let up = if stats.up { self.ink.green("up") } else { self.ink.paint(31, "down") };
+        let peer = self.status.peers.get(at);
+        let up = self.state(peer, stats);
         writeln!(f, "\n{}  {up}  {code}", self.ink.bold(format!("peer {name}")))?;
-        let altered = match kept {
+        if let Some(lowered) = peer.and_then(|peer| peer.lowered_mss.into_iter().flatten().min()) {
+            let what = format!(
+                "the path lowers the MSS of SYNs to {lowered}: {} arrived so, and are not lost",
+                thousands(stats.receiver.altered)
+            );
+            row(f, "path", what)?;
+        }
+        let altered = match self.status.kept_below.get(at).copied().flatten() {
             Some(most) => format!(
                 "route MTU {most} and TCP's MSS lowered, so that repairs fit; nothing else is altered"
             ),
             None => "no packet is altered".to_owned(),
         };
         row(f, "packets", altered)
+    }
+
+    /// A peer's state, with its reason.
+    fn state(&self, peer: Option<&PeerStatus>, stats: &PeerStats) -> String {
+        match peer.map(|peer| (&peer.state, &peer.reason)) {
+            Some((state, Some(reason))) => self.ink.paint(31, format!("{state}: {reason}")),
+            _ if stats.up => self.ink.green("up"),
+            _ => self.ink.paint(31, "down"),
+        }
+    }
+
+    /// One line a peer, and how many lines of it are the header.
+    pub fn brief(&self) -> (String, usize) {
+        let status = self.status;
+        let up = humantime::format_duration(Duration::from_secs(status.uptime as u64));
+        let mut lines = vec![format!("site {}  wan {}  up {up}", status.site, status.wan)];
+        lines.extend(status.trouble.iter().map(|trouble| self.ink.paint(31, trouble)));
+        lines.push(self.ink.bold(format!(
+            "{:<16} {:>9} {:>9} {:>8} {:>8} {:>9}  state",
+            "peer", "out Mb/s", "in Mb/s", "lost out", "lost in", "recovered"
+        )));
+        let header = lines.len();
+        for (at, (name, stats)) in status.counters.peers.iter().enumerate() {
+            let old = self.before.and_then(|before| {
+                let mut peers = before.counters.peers.iter();
+                Some((peers.find(|(of, _)| of == name)?.1, status.uptime - before.uptime))
+            });
+            let (old, seconds) = old.unwrap_or((*stats, 1.0));
+            let rate = |now: u64, then: u64| now.saturating_sub(then) as f64 * 8.0 / 1e6 / seconds;
+            let share = |now: &LossReport, then: &LossReport| {
+                percent(
+                    now.lost.saturating_sub(then.lost),
+                    now.covered.saturating_sub(then.covered),
+                )
+            };
+            let (got, had) = (&stats.receiver, &old.receiver);
+            let name: String = name.chars().take(16).collect();
+            lines.push(format!(
+                "{name:<16} {:>9.1} {:>9.1} {:>8} {:>8} {:>9}  {}",
+                rate(stats.sender.bytes, old.sender.bytes),
+                rate(got.bytes, had.bytes),
+                share(&stats.reported, &old.reported),
+                share(&got.link, &had.link),
+                thousands(got.recovered.saturating_sub(had.recovered)),
+                self.state(status.peers.get(at), stats),
+            ));
+        }
+        (lines.join("\n") + "\n", header)
     }
 
     /// What happened since the page before.

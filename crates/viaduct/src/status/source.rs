@@ -55,6 +55,17 @@ impl Seen {
             (Seen::Gateway(now), _) => Page::new(now, None, ink).to_string(),
         }
     }
+
+    /// One line a peer, for a gateway; all of it for others. The number says how many lines at the
+    /// begin are its header.
+    pub fn brief(&self, before: Option<&Seen>, ink: Ink) -> (String, usize) {
+        let Seen::Gateway(now) = self else { return (self.page(before, ink), 1) };
+        let before = match before {
+            Some(Seen::Gateway(then)) => Some(&**then),
+            _ => None,
+        };
+        Page::new(now, before, ink).brief()
+    }
 }
 
 /// A status socket.

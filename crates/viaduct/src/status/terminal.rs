@@ -6,6 +6,8 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
+use super::keys::Key;
+
 /// The other screen, no cursor.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
@@ -32,15 +34,13 @@ impl Terminal {
 
     /// Draws `page`, as much of it as fits.
     pub fn draw(&self, page: &str) -> io::Result<()> {
-        let rows =
-            rustix::termios::tcgetwinsize(io::stdout()).map_or(24, |size| size.ws_row.max(2));
-        let lines = page.lines().take(usize::from(rows) - 1);
+        let lines = page.lines().take(rows() - 1);
         let body: String = lines.flat_map(|line| [line, WIPE_LINE]).collect();
         write(&format!("{HOME}{body}{WIPE_BELOW}"))
     }
 
     /// Waits for a key at most so long.
-    pub fn key(&self, at_most: Duration) -> io::Result<Option<u8>> {
+    pub(super) fn key(&self, at_most: Duration) -> io::Result<Option<Key>> {
         let timeout = Timespec {
             tv_sec: i64::try_from(at_most.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: at_most.subsec_nanos().into(),
@@ -50,9 +50,10 @@ impl Terminal {
         if matches!(poll(&mut fds, Some(&timeout)), Ok(0) | Err(rustix::io::Errno::INTR)) {
             return Ok(None);
         }
-        let mut key = [0];
-        // The end of the input is the end of the wish to look.
-        Ok(Some(if rustix::io::read(&stdin, &mut key)? == 0 { b'q' } else { key[0] }))
+        // An arrow is several bytes, which come together.
+        let mut bytes = [0; 16];
+        let read = rustix::io::read(&stdin, &mut bytes)?;
+        Ok(Some(Key::parse(&bytes[..read])))
     }
 }
 
@@ -61,6 +62,11 @@ impl Drop for Terminal {
         let _ = write(LEAVE);
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.before);
     }
+}
+
+/// Lines of the terminal, two at least.
+pub(super) fn rows() -> usize {
+    rustix::termios::tcgetwinsize(io::stdout()).map_or(24, |size| size.ws_row.max(2)).into()
 }
 
 fn write(text: &str) -> io::Result<()> {

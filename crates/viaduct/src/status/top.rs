@@ -6,43 +6,42 @@ use anyhow::Result;
 
 use super::page::Ink;
 use super::source::{Seen, Source};
-use super::terminal::Terminal;
+use super::terminal::{Terminal, rows};
+use super::view::View;
 
 const EVERY: Duration = Duration::from_secs(1);
-const CTRL_C: u8 = 3;
-const ESCAPE: u8 = 27;
 
 /// Draws until a key ends it. One that is restarted meanwhile is shown again when it
 /// answers.
 pub fn run(source: &Source, ink: Ink) -> Result<()> {
     let mut before: Option<Seen> = Some(source.read()?);
+    let mut now: Option<Seen> = None;
     let terminal = Terminal::take()?;
+    let mut view = View::default();
     loop {
-        let page = match source.read() {
-            Ok(now) => {
-                let page = now.page(before.as_ref(), ink);
-                before = Some(now);
-                page
+        let trouble = match source.read() {
+            Ok(read) => {
+                before = now.replace(read).or(before);
+                None
             }
             Err(error) => {
-                before = None;
-                format!("{error:#}\n")
+                (before, now) = (None, None);
+                Some(format!("{error:#}\n"))
             }
         };
-        terminal.draw(&format!("{page}\nq quits\n"))?;
-        if wait(&terminal)? {
-            return Ok(());
+        let until = Instant::now() + EVERY;
+        while let Some(left) = until.checked_duration_since(Instant::now()) {
+            let (page, header) = match &now {
+                Some(now) if view.details() => (now.page(before.as_ref(), ink), 1),
+                Some(now) => now.brief(before.as_ref(), ink),
+                None => (trouble.clone().unwrap_or_default(), 0),
+            };
+            terminal.draw(&view.show(&page, header, rows() - 1))?;
+            if let Some(key) = terminal.key(left)?
+                && view.press(key, rows())
+            {
+                return Ok(());
+            }
         }
     }
-}
-
-/// Waits for the next second; whether a key wants the end.
-fn wait(terminal: &Terminal) -> Result<bool> {
-    let until = Instant::now() + EVERY;
-    while let Some(left) = until.checked_duration_since(Instant::now()) {
-        if matches!(terminal.key(left)?, Some(b'q' | b'Q' | CTRL_C | ESCAPE)) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }
