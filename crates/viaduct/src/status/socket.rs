@@ -28,7 +28,7 @@ pub struct Name {
 
 impl Drop for Name {
     fn drop(&mut self) {
-        let _lock = DirLock::around(&self.path);
+        let _lock = self.path.parent().map(DirLock::take);
         if self.file.is_some() && file_of(&self.path) == self.file {
             let _ = fs::remove_file(&self.path);
         }
