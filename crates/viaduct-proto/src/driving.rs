@@ -86,7 +86,7 @@ struct Gateways {
 }
 
 impl Gateways {
-    fn new(endpoints: [bool; 2], code: Option<Code>, loss: f64) -> Gateways {
+    fn new(endpoints: [bool; 2], code: Option<&Code>, loss: f64) -> Gateways {
         let site = |n: u8| vec![format!("10.{n}.0.0/16").parse().unwrap()];
         let secret = |n: u8| SecretKey::from_bytes([n; 32]);
         let plane = |me: u8, peer: u8| {
@@ -100,7 +100,7 @@ impl Gateways {
                 key: secret(peer).public(),
                 endpoint: endpoints[usize::from(me)].then(|| at(peer, 7400)),
                 sites: Sites { local: site(me), remote: site(peer) },
-                code: code.clone(),
+                code: code.cloned(),
                 flush_after: Duration::from_millis(8),
                 rekey_after: Duration::from_secs(10),
                 longest: 1_300,
@@ -526,7 +526,7 @@ proptest! {
             Some(Code::ReedSolomon(reed_solomon::Parameters { r: 8, c: 3, interleave: 2 })),
             Some(Code::Window(window::Parameters { window: 60, packets: 4, repairs: 1 })),
         ];
-        hold(&mut Gateways::new(endpoints, codes[code].clone(), loss), seed)?;
+        hold(&mut Gateways::new(endpoints, codes[code].as_ref(), loss), seed)?;
     }
 
     #[test]

@@ -128,6 +128,7 @@ impl Gallery {
         let wanted = request.as_ref().ok().filter(|request| request.method == Method::Get);
         let found = wanted.and_then(|request| {
             let [client, name] = &request.path[..] else { return None };
+            let (client, name) = (str::from_utf8(client).ok()?, str::from_utf8(name).ok()?);
             Some((client.parse().ok()?, self.pictures.get(name)?))
         });
         if let Some((client, picture)) = found {

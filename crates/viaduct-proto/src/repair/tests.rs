@@ -343,11 +343,11 @@ fn initiations_of_strangers_concern_no_peer() {
 #[test]
 fn a_recorded_initiation_is_refused_after_a_restart() {
     let mut world = World::new(&layered());
-    let recorded = overhear_initiation(&mut world);
+    let mut recorded = overhear_initiation(&mut world);
     let clocks = world.b.clocks();
     world.b = Plane::new(local(2), vec![config(2, 1, layered())], world.now).unwrap();
     world.b.remember(clocks);
-    world.b.handle_datagram(world.now, endpoint(9), &mut recorded.clone());
+    world.b.handle_datagram(world.now, endpoint(9), &mut recorded);
     let session = world.b_stats().session;
     assert_eq!((session.replayed, session.limited, session.handshakes), (1, 0, 0));
     world.run(Duration::from_secs(1), |_, _| false);

@@ -222,7 +222,7 @@ mod tests {
         fn normalising_forgets_only_what_it_returns(tos: u8, ttl: u8, version in prop::bool::ANY) {
             let mut packet = if version { valid_v4() } else { v6_packet() };
             restore(&mut packet, Hop { ttl, tos });
-            prop_assert_eq!(super::hop(&packet), Some(Hop { ttl, tos }));
+            prop_assert_eq!(hop(&packet), Some(Hop { ttl, tos }));
             let before = packet.clone();
             let hop = normalise(&mut packet);
             prop_assert_eq!(hop, Hop { ttl, tos });

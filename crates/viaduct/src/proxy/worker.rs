@@ -91,7 +91,7 @@ impl Turn {
 
     /// Whether one more may be read.
     pub(super) fn goes_on(&mut self) -> bool {
-        let goes_on = self.left > 0 && (self.left % 8 != 0 || time() < self.until);
+        let goes_on = self.left > 0 && (!self.left.is_multiple_of(8) || time() < self.until);
         self.left = self.left.saturating_sub(1);
         goes_on
     }
