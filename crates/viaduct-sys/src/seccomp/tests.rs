@@ -1,3 +1,4 @@
+use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::process::Stdio;
 use std::thread;
@@ -62,7 +63,7 @@ fn memory_is_not_taken_for_that_of_a_caller_who_has_gone() {
     assert_eq!(listener.read(&call, &other, at, &mut bytes).unwrap(), 4);
     child.kill().unwrap();
     child.wait().unwrap();
-    let gone = |error: io::Error| error.kind() == io::ErrorKind::NotFound;
+    let gone = |error: io::Error| error.kind() == ErrorKind::NotFound;
     assert!(listener.read(&call, &other, at, &mut bytes).is_err_and(gone));
     assert!(listener.write(&call, &other, at, &[8; 4]).is_err_and(gone));
     assert_eq!(std::hint::black_box(&ours), &[7; 4]);

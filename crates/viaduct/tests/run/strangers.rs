@@ -88,7 +88,7 @@ fn a_stranger_reaches_no_chain_of_roots_though_he_finds_its_sockets() {
     let hello = Request::Hello.emit();
     let watch = Ask::Watch.emit().unwrap();
     let count = Ask::Control { to: "latency", request: b"?" }.emit().unwrap();
-    let (name, other) = (library.clone(), control.clone());
+    let (name, other) = (library.clone(), control);
     as_user(STRANGER, move || {
         let tcp = socket(SocketType::STREAM);
         // Without the secret, with a wrong one, and with the right one, which he cannot know.
