@@ -58,6 +58,10 @@ mod tests {
                 let limit = Timespec { tv_sec: 0, tv_nsec: milliseconds * 1_000_000 };
                 poll(&mut fds, Some(&limit)).unwrap() > 0
             };
+            // Of the socket by which the interface was set up.
+            while waits(50) {
+                gone.any();
+            }
             for at in ["127.0.0.1:0", "[::1]:0"] {
                 let socket = UdpSocket::bind(at).unwrap();
                 let other = socket.try_clone().unwrap();

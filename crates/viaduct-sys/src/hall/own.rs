@@ -44,7 +44,8 @@ impl Own {
     pub fn ask(everywhere: bool) -> Own {
         let mut near: Vec<Near> = Vec::new();
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
-        let (v4, v6) = (read("/proc/net/route"), read("/proc/net/ipv6_route"));
+        let (v4, v6) =
+            (read("/proc/thread-self/net/route"), read("/proc/thread-self/net/ipv6_route"));
         let routes = v4.lines().skip(1).filter_map(route_v4).chain(v6.lines().filter_map(route_v6));
         for to in addresses().into_iter().map(whole).chain(routes).take(MAX_PREFIXES) {
             let known = near.iter().any(|near| near.to == to);
