@@ -209,7 +209,12 @@ fn every_code_masks_two_percent() {
         let stats = world.b_stats().receiver;
         // Where a repair names a share of its packets alone, one may be lost with the repair that names
         // it, and be rebuilt before another does: that is refused until it has a name.
-        let names_all = names_per_repair(&code) <= 16;
+        let covered = match &code {
+            Code::Layered(layered) => usize::from(layered.r),
+            Code::ReedSolomon(block) => usize::from(block.r),
+            Code::Window(window) => usize::from(window.window),
+        };
+        let names_all = names_per_repair(&code) == covered;
         let garbled = stats.garbled;
         assert!(
             missing <= 2 && (garbled == 0 || !names_all),

@@ -122,7 +122,7 @@ fn a_relay_is_agreed_on_whichever_way_the_proxy_cuts_what_it_says() {
 #[test]
 fn a_proxy_that_has_no_relay_says_why() {
     for (said, words) in [
-        (&[5, 0, 5, 7, 0, 1, 0, 0, 0, 0, 0, 0][..], "unreachable"),
+        (&[5, 0, 5, 7, 0, 1, 0, 0, 0, 0, 0, 0][..], "no UDP ASSOCIATE"),
         (&[5, 0, 5, 2, 0, 1, 0, 0, 0, 0, 0, 0], "denied"),
         (&[5, 255], "another way"),
         (b"HTTP/1.1 400 Bad", "no SOCKS5"),
