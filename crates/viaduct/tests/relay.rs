@@ -141,7 +141,8 @@ fn an_urgent_byte_before_the_end_is_not_taken_for_the_end() {
 
 #[test]
 fn the_other_end_hears_of_one_that_is_gone_without_a_word() {
-    let World { client, mut server, _proxy, chain } = World::new(&["--keep-alive", "1s", "--dead-after", "4s"]);
+    let World { client, mut server, _proxy, chain } =
+        World::new(&["--keep-alive", "1s", "--dead-after", "4s"]);
     chain.client().ip(&["link set eth0 down".into()]).unwrap();
     let begun = Instant::now();
     let error = server.read(&mut [0]).unwrap_err();
