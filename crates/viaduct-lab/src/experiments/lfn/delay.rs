@@ -18,7 +18,7 @@ pub(in crate::experiments) struct Delay;
 /// Milliseconds there and back.
 const RTTS: [u32; 2] = [40, 300];
 
-/// What the slides compare: Squid, Squid with large windows, and Squid over multiplexed connections.
+/// Ways that the slides compare: Squid, Squid with large windows, and Squid over multiplexed connections.
 const SQUIDS: [Way; 2] = [
     Way::Squid(Windows::Plain, Connections::OneEach),
     Way::Squid(Windows::Large, Connections::OneEach),

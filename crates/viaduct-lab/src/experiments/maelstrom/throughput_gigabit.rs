@@ -15,7 +15,7 @@ pub(in crate::experiments) struct ThroughputGigabit;
 
 /// Congestion control of every flow.
 const CONGESTION: &str = "cubic";
-/// One way in ms, where it is the loss that varies.
+/// One-way delay in ms where the loss varies.
 const DELAY: u32 = 50;
 
 impl Experiment for ThroughputGigabit {

@@ -76,7 +76,7 @@ fn measure(run: &mut Run, between: Between, rounds: usize) -> Result<()> {
     costs(run, between, &world, &load)
 }
 
-/// What volleys cost, each way alone: how often threads are put on a processor, and what they do there. It is
+/// Cost of volleys, each way alone: how often threads are put on a processor, and what they do there. It is
 /// counted, and hardly depends on what the machine does besides.
 fn costs(run: &mut Run, between: Between, world: &World, load: &Load) -> Result<()> {
     let costs = ALL.iter().zip(0..).map(|(&way, n)| Stall::build(world, way, n)?.cost(load));

@@ -76,7 +76,7 @@ impl Server {
         Ok(Server { process, _scratch: scratch })
     }
 
-    /// Its process, of which others may descend.
+    /// Process of the server; others may descend from it.
     pub(super) fn pid(&self) -> u32 {
         self.process.id()
     }

@@ -137,7 +137,7 @@ impl<'a> Stall<'a> {
         self.measured(&run(words)?, load)
     }
 
-    /// What each count costs: counters are read before and after a client counts, while it is silent.
+    /// Cost of each count: counters are read before and after a client counts, while it is silent.
     pub(super) fn cost(&self, load: &Load) -> Result<Cost> {
         let load = Load { seconds: COUNTED, ..*load };
         let look = |client: u32| {
