@@ -102,7 +102,7 @@ impl Worker {
             let Ok(order) = self.orders.try_recv() else { return };
             match order {
                 Order::Call(call) => self.call(*call, now),
-                Order::Arrive(arrival) => self.arrive(*arrival, now),
+                Order::Arrive(arrival) => self.unread.arrivals.push(*arrival),
                 Order::Reach(key, id) => {
                     if self.flows.get(key).is_some_and(|flow| flow.id == id) {
                         self.reach(key);

@@ -20,7 +20,7 @@ use viaduct_sys::tcp::TcpOptions;
 
 use super::arrivals::Started;
 use super::aware::Aware;
-use super::calls::{Held, Program};
+use super::calls::{Arrival, Held, Program};
 use super::doors::{Doors, Syns};
 use super::flow::{End, Shared};
 use super::flows::{FIRST_WIRE, Flows};
@@ -67,13 +67,18 @@ pub(super) struct Unread {
     pub(super) names: bool,
     /// By number.
     pub(super) listeners: BTreeSet<usize>,
+    /// Connections to programs. One may be of another flow here, whose program is told first that it is connected:
+    /// the kernel has told of that before, which is read by now.
+    pub(super) arrivals: Vec<Arrival>,
     /// Flows whose time has come were left.
     alarms: bool,
 }
 
 impl Unread {
     fn is_empty(&self) -> bool {
-        !(self.syns || self.orders || self.names || self.alarms) && self.listeners.is_empty()
+        !(self.syns || self.orders || self.names || self.alarms)
+            && self.listeners.is_empty()
+            && self.arrivals.is_empty()
     }
 }
 
@@ -280,6 +285,9 @@ impl Worker {
 
     /// Takes more from sources that had more than they were allowed before.
     fn read_on(&mut self, unread: Unread) {
+        for arrival in unread.arrivals {
+            self.arrive(arrival, time());
+        }
         if unread.syns {
             self.see_syns(time());
         }
