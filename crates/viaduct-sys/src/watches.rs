@@ -9,12 +9,16 @@
 //!                                               thread: 7 = one file,   epoll_ctl(DEL, 7)
 //!                                                       7 = the other,  epoll_ctl(ADD, 7, events, data)
 //! ```
+//!
+//! A thread's descriptors are looked through for epoll instances once, and again when one may have been made since.
 #![allow(unsafe_code)]
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
@@ -28,32 +32,92 @@ struct Watch {
     data: u64,
 }
 
+/// How many epoll instances the programs have made, or may just be making.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Made(u64, Option<Instant>);
+
+/// How long a call that makes one may take from when it was told of.
+const MAKING: Duration = Duration::from_millis(100);
+
+impl Made {
+    /// One more is being made.
+    pub fn one_more(&mut self) {
+        *self = Made(self.0 + 1, Some(Instant::now()));
+    }
+
+    /// Whether the last one is there by now.
+    fn is_done(self) -> bool {
+        self.1.is_none_or(|at| at.elapsed() > MAKING)
+    }
+}
+
+/// The epoll instances of a thread, as far as they are known: their numbers, when so many had been made.
+#[derive(Debug, Default)]
+pub(crate) struct Epolls(Mutex<Option<(u64, Vec<i32>)>>);
+
+impl Epolls {
+    /// Those of `thread`.
+    fn of(&self, thread: u32, made: Made) -> io::Result<Vec<i32>> {
+        let is_epoll = |number: &i32| {
+            let path = format!("/proc/{thread}/fd/{number}");
+            fs::read_link(path).is_ok_and(|to| to.as_os_str() == "anon_inode:[eventpoll]")
+        };
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((count, numbers)) = &*known
+            && *count == made.0
+            && numbers.iter().all(is_epoll)
+        {
+            return Ok(numbers.clone());
+        }
+        let open = fs::read_dir(format!("/proc/{thread}/fd"))?.flatten();
+        let open = open.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let numbers: Vec<i32> = open.filter(is_epoll).collect();
+        *known = made.is_done().then(|| (made.0, numbers.clone()));
+        Ok(numbers)
+    }
+}
+
 /// Moves what watches descriptor `fd` of `thread`, which `task` is, from the file of `one` to that of
-/// `other`.
+/// `other`. Its epoll instances are among those that were `made`, or it had them before.
 ///
 /// # Errors
 /// The thread has gone, or no descriptor is left.
 pub fn move_over(
-    task: &Task,
-    thread: u32,
+    (task, thread): (&Task, u32),
+    made: Made,
     fd: i32,
-    one: BorrowedFd<'_>,
-    other: BorrowedFd<'_>,
+    [one, other]: [BorrowedFd<'_>; 2],
 ) -> io::Result<()> {
     let inode = rustix::fs::fstat(one)?.st_ino;
-    for entry in fs::read_dir(format!("/proc/{thread}/fd"))?.flatten() {
-        let is_epoll =
-            fs::read_link(entry.path()).is_ok_and(|to| to.as_os_str() == "anon_inode:[eventpoll]");
-        let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
-        let (true, Some(number)) = (is_epoll, number) else { continue };
+    for number in task.epolls.of(thread, made)? {
+        if !may_watch((thread, number), fd, one) {
+            continue;
+        }
         let info = fs::read_to_string(format!("/proc/{thread}/fdinfo/{number}"))?;
         let Some(watch) = info.lines().find_map(|line| parse(line, fd, inode)) else { continue };
         let epoll = task.duplicate(number)?;
-        let (one, other) = (one.try_clone_to_owned()?, other.try_clone_to_owned()?);
-        let moved = thread::spawn(move || replace(&epoll, fd, [&one, &other], watch));
-        moved.join().map_err(|_| io::Error::from(io::ErrorKind::Other))??;
+        // What the thread closes is closed in its own table alone.
+        let replace = || replace(epoll.as_fd(), fd, [one, other], watch);
+        let moved = thread::scope(|scope| scope.spawn(replace).join());
+        moved.map_err(|_| io::Error::from(io::ErrorKind::Other))??;
     }
     Ok(())
+}
+
+/// Whether an epoll instance, a thread's of this number, watches descriptor `fd`, which is the file of `one`; also if
+/// the kernel does not say (`CONFIG_KCMP`). What an instance tells of itself is as long as it watches many.
+fn may_watch((thread, number): (u32, i32), fd: i32, one: BorrowedFd<'_>) -> bool {
+    const KCMP_EPOLL_TFD: libc::c_int = 7;
+    // `struct kcmp_epoll_slot`.
+    let slot = [number, fd, 0];
+    let file = one.as_raw_fd();
+    let (own, at) = (std::process::id(), slot.as_ptr());
+    // SAFETY: the kernel reads the slot, which lives through the call.
+    match unsafe { libc::syscall(libc::SYS_kcmp, own, thread, KCMP_EPOLL_TFD, file, at) } {
+        0 => true,
+        -1 => io::Error::last_os_error().raw_os_error() != Some(libc::ENOENT),
+        _ => false,
+    }
 }
 
 /// A line such as `tfd: 7 events: 19 data: 7  pos:0 ino:2a sdev:8`, if it is about this file.
@@ -73,7 +137,12 @@ fn parse(line: &str, fd: i32, inode: u64) -> Option<Watch> {
 }
 
 /// In a thread that does nothing else.
-fn replace(epoll: &OwnedFd, fd: i32, [one, other]: [&OwnedFd; 2], watch: Watch) -> io::Result<()> {
+fn replace(
+    epoll: BorrowedFd<'_>,
+    fd: i32,
+    [one, other]: [BorrowedFd<'_>; 2],
+    watch: Watch,
+) -> io::Result<()> {
     // SAFETY: the flag is FILES alone: this thread has a copy of the table from now on, and ends when
     // this function does; others' descriptors stay theirs.
     unsafe { unshare_unsafe(UnshareFlags::FILES)? };
@@ -91,7 +160,7 @@ fn replace(epoll: &OwnedFd, fd: i32, [one, other]: [&OwnedFd; 2], watch: Watch) 
     Ok(())
 }
 
-fn above(file: &OwnedFd, fd: i32) -> io::Result<OwnedFd> {
+fn above(file: BorrowedFd<'_>, fd: i32) -> io::Result<OwnedFd> {
     // SAFETY: it takes numbers alone.
     let copy = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, fd + 1) };
     os::check(copy.min(0))?;
@@ -102,7 +171,7 @@ fn above(file: &OwnedFd, fd: i32) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
-    use std::os::fd::AsFd as _;
+    use std::os::unix::fs::MetadataExt as _;
 
     use rustix::event::epoll;
 
@@ -126,7 +195,7 @@ mod tests {
         epoll::add(&epoll, &one, data, epoll::EventFlags::IN).unwrap();
         let own = std::process::id();
         let task = Task::open(own).unwrap();
-        move_over(&task, own, number, one.as_fd(), other.as_fd()).unwrap();
+        move_over((&task, own), Made::default(), number, [one.as_fd(), other.as_fd()]).unwrap();
         at_one.write_all(b"x").unwrap();
         let mut events = Vec::with_capacity(4);
         let soon = rustix::event::Timespec::default();
@@ -139,6 +208,14 @@ mod tests {
         assert_eq!(ready(), [0u64; 0]);
         at_other.write_all(b"x").unwrap();
         assert_eq!(ready(), [77]);
+        // Nobody else keeps either open: a pipe has two ends here.
+        let ends = |file: &io::PipeReader| {
+            let inode = rustix::fs::fstat(file).unwrap().st_ino;
+            let open = fs::read_dir("/proc/self/fd").unwrap().flatten();
+            let open = open.filter_map(|entry| fs::metadata(entry.path()).ok());
+            open.filter(|at| at.ino() == inode).count()
+        };
+        assert_eq!([&one, &other].map(ends), [2, 2]);
         // The number is the other's now, as the program sees it.
         let mut one = one;
         io::Read::read_exact(&mut one, &mut [0; 1]).unwrap();

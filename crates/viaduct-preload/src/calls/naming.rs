@@ -50,7 +50,12 @@ pub(crate) unsafe extern "C" fn getsockopt(
     value: *mut c_void,
     length: *mut socklen_t,
 ) -> c_int {
-    let word = if let Wrapped::By(state) = state() { state.word } else { 0 };
+    // The kernel does not know whether the program lets others share an address that it listens at.
+    let shares = matches!(option, libc::SO_REUSEADDR | libc::SO_REUSEPORT);
+    let word = match state() {
+        Wrapped::By(state) if !(level == libc::SOL_SOCKET && shares) => state.word,
+        _ => 0,
+    };
     let at = [value as usize, length as usize];
     let arguments = [fd as usize, level as usize, option as usize, at[0], at[1], word as usize];
     // SAFETY: as the caller promises.

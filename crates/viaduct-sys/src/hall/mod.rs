@@ -15,12 +15,13 @@
 
 mod datagrams;
 mod gone;
+mod links;
+mod listeners;
 mod lookup;
 mod own;
 mod routes;
 mod way;
 
-use std::collections::BTreeSet;
 use std::io;
 use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -30,6 +31,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
 pub use datagrams::{Loop, Ways, datagram_socket, enter_for_datagrams, udp_ports};
 pub use gone::Gone;
+pub use links::link;
+pub use listeners::{Listener, Listeners};
 pub use lookup::Lookup;
 pub use own::{Near, Own, OwnWatch};
 pub use way::Way;
@@ -67,11 +70,12 @@ pub enum HallError {
     SetUp(String),
 }
 
-/// Moves this process, which has one thread, into a hall of its own. Its sockets from then on are there.
+/// Moves this process, which has one thread, into a hall of its own. Its sockets from then on are there; those that
+/// listen.
 ///
 /// # Errors
 /// The kernel gives this user no network namespace.
-pub fn enter() -> Result<(), HallError> {
+pub fn enter() -> Result<Listeners, HallError> {
     enter_network()?;
     let lo = Interface::new(LOOPBACK).and_then(|lo| lo.set_up());
     lo.map_err(|error| set_up("the loopback interface", error))?;
@@ -81,7 +85,7 @@ pub fn enter() -> Result<(), HallError> {
     let _ = routes::be_everywhere(libc::AF_INET6, LOOPBACK, libc::RT_TABLE_LOCAL);
     // Where it may not be written, a client's port is free again after a minute.
     let _ = std::fs::write(NO_WAITING.0, NO_WAITING.1);
-    Ok(())
+    Listeners::open().map_err(|error| set_up("notice of closed sockets", error))
 }
 
 fn enter_network() -> Result<(), HallError> {
@@ -129,7 +133,7 @@ pub fn socket(purpose: Purpose, at: SocketAddr) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// `at` as a socket of this family is told it in the hall, whose one interface all links are.
+/// `at` as a socket of this family is told it in the hall; one that is link-local with its link.
 pub fn here(at: SocketAddr, v6: bool) -> SocketAddr {
     match at {
         SocketAddr::V4(v4) if v6 => {
@@ -141,7 +145,7 @@ pub fn here(at: SocketAddr, v6: bool) -> SocketAddr {
             SocketAddr::new(ip.into(), v4.port())
         }
         SocketAddr::V6(v6) => {
-            let scope = u32::from(v6.ip().is_unicast_link_local());
+            let scope = if v6.ip().is_unicast_link_local() { v6.scope_id() } else { 0 };
             SocketAddrV6::new(*v6.ip(), v6.port(), 0, scope).into()
         }
         at => at,
@@ -210,31 +214,6 @@ fn set_option(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int, val
     unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, at, length) };
 }
 
-/// The inodes of sockets that listen in the hall that process `pid` is in.
-///
-/// # Errors
-/// It has ended.
-pub fn listening(pid: u32) -> io::Result<BTreeSet<u64>> {
-    let mut found = BTreeSet::new();
-    for table in ["tcp", "tcp6"] {
-        let text = match std::fs::read_to_string(format!("/proc/{pid}/net/{table}")) {
-            Ok(text) => text,
-            // Without IPv6.
-            Err(error) if table == "tcp6" && error.kind() == io::ErrorKind::NotFound => continue,
-            Err(error) => return Err(error),
-        };
-        // Those that listen come first.
-        let lines = text.lines().skip(1).map(|line| line.split_whitespace());
-        let listening = lines.map_while(|mut fields| {
-            let is = fields.nth(3)? == "0A";
-            let inode: u64 = fields.nth(5)?.parse().ok()?;
-            is.then_some(inode)
-        });
-        found.extend(listening);
-    }
-    Ok(found)
-}
-
 /// The number by which the tables know a socket.
 ///
 /// # Errors
@@ -292,12 +271,20 @@ mod tests {
             ("203.0.113.7:4321", "192.0.2.1:80", "0.0.0.0:80"),
             ("203.0.113.7:80", "192.0.2.1:80", "192.0.2.1:80"),
             ("[2001:db8::7]:4321", "[2001:db8:1::1]:80", "[::]:80"),
+            ("[fe80::7%1]:4321", "[fe80::1%1]:80", "[::]:80"),
             ("[fe80::7%9]:4321", "[fe80::1%9]:80", "[::]:80"),
+            ("[fe80::7%9]:4321", "[fe80::1%9]:80", "[fe80::1%9]:80"),
+            ("[fe80::7%11]:80", "[fe80::1%11]:80", "[::]:80"),
             ("203.0.113.7:4321", "127.0.0.1:80", "[::]:80"),
         ] {
             let [client, own, at] = [client, own, at].map(|of| of.parse::<SocketAddr>().unwrap());
             let purpose = Purpose::Listener { v6: at.is_ipv6(), alone: false };
             let (listener, place) = in_a_hall(|| {
+                if let SocketAddr::V6(v6) = own
+                    && v6.scope_id() > 1
+                {
+                    [v6.scope_id(), 90].into_iter().for_each(|number| link(number).unwrap());
+                }
                 let place = || socket(Purpose::Place, client).unwrap();
                 (socket(purpose, at).unwrap(), [place(), place()])
             });
@@ -309,7 +296,11 @@ mod tests {
                 tcp::connect_bound(&place, here(own, own.is_ipv6())).unwrap();
                 let (mut stream, from) = listener.accept().unwrap();
                 let local = stream.local_addr().unwrap();
-                let canonical = |at: SocketAddr| (at.ip().to_canonical(), at.port());
+                let scope = |at: SocketAddr| match at {
+                    SocketAddr::V6(v6) => v6.scope_id(),
+                    SocketAddr::V4(_) => 0,
+                };
+                let canonical = |at: SocketAddr| (at.ip().to_canonical(), at.port(), scope(at));
                 assert_eq!(canonical(from), canonical(client));
                 assert_eq!(canonical(local), canonical(own));
                 place.write_all(b"there").unwrap();
@@ -317,22 +308,6 @@ mod tests {
                 stream.read_exact(&mut words).unwrap();
             }
         }
-    }
-
-    #[test]
-    fn who_listens_is_known_until_it_is_closed() {
-        let listener = in_a_hall(|| {
-            let purpose = Purpose::Listener { v6: false, alone: false };
-            let listener = socket(purpose, "192.0.2.1:80".parse().unwrap()).unwrap();
-            listen(&listener, 8).unwrap();
-            let inode = inode(&listener).unwrap();
-            let pid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
-            assert_eq!(listening(pid).unwrap(), BTreeSet::from([inode]));
-            stop_listening(&listener).unwrap();
-            assert!(listening(pid).unwrap().is_empty());
-            listener
-        });
-        drop(listener);
     }
 
     #[test]

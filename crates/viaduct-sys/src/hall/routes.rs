@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use crate::netlink::{self, Message};
 
@@ -24,6 +24,15 @@ pub(super) fn be_everywhere(family: libc::c_int, interface: &str, table: u8) -> 
     let index = index(interface)?;
     say(Message::of_routing(libc::RTM_NEWROUTE, FLAGS, &head)
         .with(libc::RTA_OIF, &index.to_ne_bytes()))
+}
+
+/// Has all addresses of a prefix of IPv6 be this host's own on `interface`, beside others.
+pub(super) fn be_here(interface: &str, (to, length): (Ipv6Addr, u8)) -> io::Result<()> {
+    let table = libc::RT_TABLE_LOCAL;
+    let head = route(libc::AF_INET6, length, table, libc::RT_SCOPE_HOST, libc::RTN_LOCAL);
+    say(Message::of_routing(libc::RTM_NEWROUTE, FLAGS | netlink::NLM_F_APPEND, &head)
+        .with(DESTINATION, &to.octets())
+        .with(libc::RTA_OIF, &index(interface)?.to_ne_bytes()))
 }
 
 /// Has what goes to a prefix leave by `interface`, from the address `own` where none was chosen.

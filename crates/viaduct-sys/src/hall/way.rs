@@ -33,11 +33,11 @@ const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
 const HEAD: usize = 14;
 
 const IFLA_ADDRESS: u16 = 1;
-const IFLA_IFNAME: u16 = 3;
-const IFLA_LINKINFO: u16 = 18;
-const INFO_KIND: u16 = 1;
-const INFO_DATA: u16 = 2;
-const VETH_PEER: u16 = 1;
+pub(super) const IFLA_IFNAME: u16 = 3;
+pub(super) const IFLA_LINKINFO: u16 = 18;
+pub(super) const INFO_KIND: u16 = 1;
+pub(super) const INFO_DATA: u16 = 2;
+pub(super) const VETH_PEER: u16 = 1;
 /// It has nothing to say of its own.
 const QUIET: &str = "/proc/sys/net/ipv6/conf/outside/disable_ipv6";
 

@@ -101,6 +101,9 @@ impl Traps {
             for nr in [libc::SYS_bind, libc::SYS_listen, libc::SYS_accept, libc::SYS_accept4] {
                 asm.jump_if(number(nr), ends.tell);
             }
+            #[cfg(target_arch = "x86_64")]
+            asm.jump_if(number(libc::SYS_epoll_create), ends.tell);
+            asm.jump_if(number(libc::SYS_epoll_create1), ends.tell);
         }
         if self.names {
             asm.jump_if(number(libc::SYS_getpeername), short);
@@ -113,10 +116,15 @@ impl Traps {
         self.without_word(asm, ends, 3);
 
         asm.place(option);
-        for (n, wanted) in [(1, libc::SOL_SOCKET), (2, libc::SO_ERROR)] {
-            asm.load_word(argument(n).0);
-            asm.jump_unless(Test::Equal(wanted.cast_unsigned()), ends.allow);
+        asm.load_word(argument(1).0);
+        asm.jump_unless(Test::Equal(libc::SOL_SOCKET.cast_unsigned()), ends.allow);
+        asm.load_word(argument(2).0);
+        if self.listeners {
+            for name in [libc::SO_REUSEADDR, libc::SO_REUSEPORT] {
+                asm.jump_if(Test::Equal(name.cast_unsigned()), ends.tell);
+            }
         }
+        asm.jump_unless(Test::Equal(libc::SO_ERROR.cast_unsigned()), ends.allow);
         self.without_word(asm, ends, 5);
 
         asm.place(socket);

@@ -48,7 +48,8 @@ pub struct Traps {
     pub families: bool,
     /// `getpeername` and `getsockname`, and `getsockopt` of a socket's error.
     pub names: bool,
-    /// `bind`, `listen` and `accept`.
+    /// `bind`, `listen` and `accept`, `epoll_create`, and with `names` `getsockopt` of whether an address may be
+    /// shared, even with the word.
     pub listeners: bool,
     /// The program may connect no TCP socket by itself, where the kernel can see to that: whoever hears its calls
     /// connects for it.
@@ -74,6 +75,11 @@ pub mod calls {
     pub const GETPEERNAME: i64 = libc::SYS_getpeername;
     pub const GETSOCKOPT: i64 = libc::SYS_getsockopt;
     pub const GETSOCKNAME: i64 = libc::SYS_getsockname;
+    pub const EPOLL_CREATE1: i64 = libc::SYS_epoll_create1;
+    #[cfg(target_arch = "x86_64")]
+    pub const EPOLL_CREATE: i64 = libc::SYS_epoll_create;
+    #[cfg(not(target_arch = "x86_64"))]
+    pub const EPOLL_CREATE: i64 = libc::SYS_epoll_create1;
 }
 
 /// Why a program was not started.

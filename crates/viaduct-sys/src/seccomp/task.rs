@@ -5,6 +5,8 @@ use std::os::fd::OwnedFd;
 
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
+use crate::watches::Epolls;
+
 /// A thread, not its process (`PIDFD_THREAD`, 6.9 and later).
 const THREAD: PidfdFlags = PidfdFlags::from_bits_retain(0o200);
 
@@ -13,6 +15,8 @@ const THREAD: PidfdFlags = PidfdFlags::from_bits_retain(0o200);
 pub struct Task {
     pid: Pid,
     fd: OwnedFd,
+    /// Its epoll instances.
+    pub(crate) epolls: Epolls,
 }
 
 impl Task {
@@ -25,7 +29,7 @@ impl Task {
         let pid = pid.ok_or(io::ErrorKind::NotFound)?;
         let fd = pidfd_open(pid, THREAD)
             .or_else(|_| pidfd_open(process_of(pid), PidfdFlags::empty()))?;
-        Ok(Task { pid, fd })
+        Ok(Task { pid, fd, epolls: Epolls::default() })
     }
 
     /// A duplicate of its descriptor `fd`.

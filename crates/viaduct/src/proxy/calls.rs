@@ -91,6 +91,9 @@ pub trait Program: Debug + Send {
     /// Has `tell` be called when one that was to come is there, or will never be.
     fn when_there(&mut self, _tell: Box<dyn FnOnce() + Send>) {}
 
+    /// The handlers wait for the client's own words, before it can be connected to.
+    fn waits(&mut self) {}
+
     /// The same program, for one more flow of this client's; `None`: it takes one alone.
     fn another(&self) -> Option<Box<dyn Program>> {
         None
@@ -159,6 +162,9 @@ impl Worker {
         self.aware.know(key, Some(Whose::Ends(client, own)));
         self.programs.insert(key, program);
         self.drive(key, End::Server, true, true, now);
+        if let Some(program) = self.programs.get_mut(&key) {
+            program.waits();
+        }
     }
 
     /// The handlers of flow `key` let it in: if it is a program's, that is connected to.

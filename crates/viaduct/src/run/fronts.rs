@@ -8,11 +8,14 @@
 //! ```
 //!
 //! So all that can go wrong with an address is the program's own error, and whom it accepts is who the
-//! kernel says. A front lives while somebody listens behind it.
+//! kernel says. A front lives while somebody listens behind it, of which the kernel tells; and it is taken from only
+//! while the listener behind it has room, so that clients wait as they would before the program's own.
 
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -25,7 +28,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 use tracing::{debug, warn};
 use viaduct_proto::wrap::Socket;
-use viaduct_sys::hall::{self, Purpose};
+use viaduct_sys::hall::{self, Listeners, Purpose};
 use viaduct_sys::seccomp::socket_of_somebody;
 use viaduct_sys::tcp;
 
@@ -35,25 +38,50 @@ use super::report::{Report, Visited};
 use crate::proxy::calls::{Arrival, Program};
 use crate::proxy::conn::Conn;
 
-/// How often it is looked whether programs still listen, if nobody asks.
+/// How often it is looked whether programs still listen: one that has shut its socket down has not closed it.
 const LOOK: Duration = Duration::from_millis(500);
 /// After an error of accept.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Connections that are taken from one front before others have their turn.
 const TURN: usize = 64;
+/// How soon it is looked whether there is room again behind a front; twice as long each time, up to the second.
+const ROOM: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(64)];
+/// What events bear that are of no front.
+const WOKEN: u64 = 0;
+const CLOSED: u64 = u64::MAX;
 
 /// All of a run's.
 #[derive(Debug)]
 pub struct Fronts {
-    hall: Mutex<Option<Arc<Hall>>>,
-    /// Whoever takes one away closes it: its port is free then.
-    list: Mutex<Vec<Front>>,
+    hall: Mutex<Option<Opened>>,
+    list: Mutex<List>,
     /// Tells of those where somebody has come, by their cookies.
     epoll: OwnedFd,
-    /// Tells of the first, by 0.
     wake: OwnedFd,
+    /// A program takes connections while some wait for room.
+    drains: AtomicBool,
     carrier: Carrier,
     report: Option<Report>,
+}
+
+/// The hall, and what tells of listeners there.
+#[derive(Clone, Debug)]
+struct Opened {
+    hall: Arc<Hall>,
+    listeners: Arc<Listeners>,
+}
+
+/// All fronts. One that is taken away is closed: its port is free then.
+#[derive(Debug, Default)]
+struct List {
+    /// By their cookies.
+    fronts: HashMap<u64, Front>,
+    /// Whose front a listener in the hall is behind, by its cookie.
+    behind: HashMap<u64, u64>,
+    /// Those at each port.
+    ports: HashMap<u16, Vec<u64>>,
+    /// Those that are not taken from, for want of room.
+    full: Vec<u64>,
 }
 
 /// A port that programs listen at.
@@ -62,10 +90,18 @@ struct Front {
     listener: TcpListener,
     /// As the program knew its socket.
     cookie: u64,
+    port: u16,
+    is: Socket,
     backlog: i32,
     /// Whether the program's calls on it wait.
     flags: OFlags,
     behind: Vec<Behind>,
+    /// It is in the list of those that are full.
+    is_full: bool,
+    /// Connections that may be taken before it is asked again how many wait behind it.
+    room: usize,
+    /// Held by those that were taken, until they wait behind it, or for their clients' words.
+    taken: Arc<()>,
 }
 
 /// A program's listener behind it.
@@ -82,7 +118,75 @@ struct Caller {
     client: SocketAddr,
     place: Option<TcpStream>,
     own: SocketAddr,
+    /// It takes a place among those that wait.
+    taken: Option<Arc<()>>,
 }
+
+impl List {
+    fn add(&mut self, front: Front) {
+        self.behind.extend(front.behind.iter().map(|behind| (behind.cookie, front.cookie)));
+        self.ports.entry(front.port).or_default().push(front.cookie);
+        self.fronts.insert(front.cookie, front);
+    }
+
+    /// One more listens behind a front.
+    fn add_behind(&mut self, front: u64, behind: Behind) {
+        self.behind.insert(behind.cookie, front);
+        if let Some(front) = self.fronts.get_mut(&front) {
+            front.behind.push(behind);
+        }
+    }
+
+    /// A listener in the hall has gone, and with the last behind it the front.
+    fn remove_behind(&mut self, cookie: u64) {
+        let Some(of) = self.behind.remove(&cookie) else { return };
+        let Some(front) = self.fronts.get_mut(&of) else { return };
+        front.behind.retain(|behind| behind.cookie != cookie);
+        if !front.behind.is_empty() {
+            return;
+        }
+        let port = front.port;
+        self.fronts.remove(&of);
+        if let Some(others) = self.ports.get_mut(&port) {
+            others.retain(|cookie| *cookie != of);
+            if others.is_empty() {
+                self.ports.remove(&port);
+            }
+        }
+    }
+
+    /// Looks which of those at `port`, or at any if it is 0, still listen.
+    fn sweep(&mut self, listeners: &Listeners, port: u16) -> io::Result<()> {
+        let mut listening = HashSet::new();
+        for v6 in [false, true] {
+            listening.extend(listeners.at(port, v6)?.iter().map(|of| of.cookie));
+        }
+        let ours =
+            |front: &u64| port == 0 || self.fronts.get(front).is_some_and(|of| of.port == port);
+        let behind =
+            self.behind.iter().filter(|(cookie, of)| !listening.contains(cookie) && ours(of));
+        for cookie in behind.map(|(cookie, _)| *cookie).collect::<Vec<_>>() {
+            self.remove_behind(cookie);
+        }
+        Ok(())
+    }
+}
+
+impl Front {
+    /// How many more have room behind it.
+    fn look_for_room(&mut self, listeners: &Listeners) {
+        // Until nobody listens there, somebody may.
+        let there = listeners.at(self.port, self.is.is_v6()).unwrap_or_default();
+        let ours = there.iter().filter(|of| self.behind.iter().any(|it| it.cookie == of.cookie));
+        let room =
+            ours.map(|of| (of.backlog + 1).saturating_sub(of.waiting) as usize).sum::<usize>();
+        // One is the front's own.
+        self.room = room.saturating_sub(Arc::strong_count(&self.taken) - 1);
+    }
+}
+
+/// Who has come, from where, and the place that is taken.
+type Accepted = (TcpStream, SocketAddr, Arc<()>);
 
 /// What a program is given whose socket listens.
 #[derive(Debug)]
@@ -101,9 +205,9 @@ impl Fronts {
     pub fn new(carrier: Carrier, report: Option<Report>) -> io::Result<Arc<Fronts>> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &wake, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-        let (hall, list) = (Mutex::default(), Mutex::default());
-        let fronts = Arc::new(Fronts { hall, list, epoll, wake, carrier, report });
+        epoll::add(&epoll, &wake, epoll::EventData::new_u64(WOKEN), epoll::EventFlags::IN)?;
+        let (hall, list, drains) = (Mutex::default(), Mutex::default(), AtomicBool::new(false));
+        let fronts = Arc::new(Fronts { hall, list, epoll, wake, drains, carrier, report });
         let all = fronts.clone();
         thread::Builder::new().name("arrivals".to_owned()).spawn(move || all.take_in())?;
         Ok(fronts)
@@ -113,22 +217,32 @@ impl Fronts {
     ///
     /// # Errors
     /// This user cannot have one: why.
-    pub fn open_hall(&self) -> Result<Arc<Hall>> {
+    pub fn open_hall(&self) -> Result<()> {
         let mut hall = self.hall.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(hall) = &*hall {
-            return Ok(hall.clone());
+        if hall.is_none() {
+            let (opened, listeners) = Hall::open()?;
+            let data = epoll::EventData::new_u64(CLOSED);
+            epoll::add(&self.epoll, &listeners, data, epoll::EventFlags::IN)?;
+            *hall = Some(Opened { hall: Arc::new(opened), listeners: Arc::new(listeners) });
         }
-        let opened = Arc::new(Hall::open()?);
-        *hall = Some(opened.clone());
-        Ok(opened)
+        Ok(())
+    }
+
+    /// Whether there is one.
+    pub fn has_hall(&self) -> bool {
+        self.opened().is_some()
+    }
+
+    fn opened(&self) -> Option<Opened> {
+        self.hall.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Has `socket`, a duplicate of a program's TCP socket, listen behind a front.
     ///
     /// # Errors
-    /// What the program is to be told: its address is taken.
+    /// What the program is to be told: its address is taken; or there is no hall.
     pub fn listen(&self, socket: OwnedFd, is: Socket, backlog: i32) -> io::Result<Listens> {
-        let hall = self.open_hall().map_err(io::Error::other)?;
+        let hall = self.opened().ok_or(io::ErrorKind::NotConnected)?.hall;
         let cookie = sockopt::socket_cookie(&socket)?;
         if let Some(listens) = self.listen_again(&hall, cookie, is, Some(backlog))? {
             return Ok(listens);
@@ -149,20 +263,40 @@ impl Fronts {
         let listener = TcpListener::from(socket);
         listener.set_nonblocking(true)?;
         let own = listener.try_clone()?.into();
+        let port = listener.local_addr()?.port();
         let data = epoll::EventData::new_u64(cookie);
         epoll::add(&self.epoll, &listener, data, epoll::EventFlags::IN)?;
-        let known = vec![Behind::of(&behind)?];
-        self.list().push(Front { listener, cookie, backlog, flags, behind: known });
-        // It cannot be full.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        // Not yet known: it is asked first.
+        let (behind_it, room, taken) = (vec![Behind::of(&behind)?], 0, Arc::default());
+        let front = Front {
+            listener,
+            cookie,
+            port,
+            is,
+            backlog,
+            flags,
+            behind: behind_it,
+            is_full: false,
+            room,
+            taken,
+        };
+        let mut list = self.list();
+        list.add(front);
+        // Others are looked at already.
+        if list.fronts.len() == 1 {
+            self.wake();
+        }
         Ok(Listens::Behind(behind, own))
     }
 
     /// What is to be put in the place of a socket that a program accepts from, which it may have from
     /// before somebody had it listen; `None` if nothing is.
     pub fn accept(&self, cookie: u64, is: Socket) -> io::Result<Option<Listens>> {
-        let hall = self.hall.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        hall.map_or(Ok(None), |hall| self.listen_again(&hall, cookie, is, None))
+        if !self.list().full.is_empty() && !self.drains.swap(true, Ordering::AcqRel) {
+            self.wake();
+        }
+        let opened = self.opened();
+        opened.map_or(Ok(None), |opened| self.listen_again(&opened.hall, cookie, is, None))
     }
 
     /// A socket that was the front's, or is behind it.
@@ -173,61 +307,119 @@ impl Fronts {
         is: Socket,
         backlog: Option<i32>,
     ) -> io::Result<Option<Listens>> {
-        for front in &mut *self.list() {
-            if front.cookie == cookie {
-                let own = front.listener.try_clone()?.into();
-                // All who have the socket have one queue.
-                let theirs = front.behind.iter().find_map(|of| socket_of_somebody(of.inode));
-                if let Some(behind) = theirs {
-                    return Ok(Some(Listens::Behind(behind, own)));
-                }
-                let backlog = backlog.unwrap_or(front.backlog);
-                let more = listen_behind(hall, &front.listener, is, backlog, front.flags)?;
-                front.behind.push(Behind::of(&more)?);
-                return Ok(Some(Listens::Behind(more, own)));
+        let mut list = self.list();
+        if let Some(front) = list.fronts.get(&cookie) {
+            let own = front.listener.try_clone()?.into();
+            // All who have the socket have one queue.
+            let theirs = front.behind.iter().find_map(|of| socket_of_somebody(of.inode));
+            if let Some(behind) = theirs {
+                return Ok(Some(Listens::Behind(behind, own)));
             }
-            if front.behind.iter().any(|behind| behind.cookie == cookie) {
-                return Ok(Some(Listens::Already));
-            }
+            let backlog = backlog.unwrap_or(front.backlog);
+            let more = listen_behind(hall, &front.listener, is, backlog, front.flags)?;
+            list.add_behind(cookie, Behind::of(&more)?);
+            return Ok(Some(Listens::Behind(more, own)));
         }
-        Ok(None)
+        let Some(of) = list.behind.get(&cookie).copied() else { return Ok(None) };
+        if let (Some(backlog), Some(front)) = (backlog, list.fronts.get_mut(&of)) {
+            front.backlog = backlog;
+            hall::listen(&front.listener, backlog)?;
+        }
+        Ok(Some(Listens::Already))
+    }
+
+    /// A program wants to bind a socket to `port`: what nobody listens at any more is free.
+    pub fn release(&self, port: u16) {
+        let Some(Opened { listeners, .. }) = self.opened() else { return };
+        let mut list = self.list();
+        if list.ports.contains_key(&port)
+            && let Err(error) = list.sweep(&listeners, port)
+        {
+            debug!("listeners in the hall: {error}");
+        }
     }
 
     /// Takes the fronts away behind which nobody listens any more.
     pub fn sweep(&self) {
+        let Some(Opened { listeners, .. }) = self.opened() else { return };
         let mut list = self.list();
-        let hall = self.hall.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let (Some(hall), false) = (hall, list.is_empty()) else { return };
-        // If the keeper has ended, so has the hall.
-        let listening = hall.listening().unwrap_or_default();
-        list.retain_mut(|front| {
-            front.behind.retain(|behind| listening.contains(&behind.inode));
-            !front.behind.is_empty()
-        });
+        if !list.fronts.is_empty()
+            && let Err(error) = list.sweep(&listeners, 0)
+        {
+            debug!("listeners in the hall: {error}");
+        }
+    }
+
+    /// Listeners in the hall have been closed.
+    fn see_closed(&self) {
+        let Some(Opened { listeners, .. }) = self.opened() else { return };
+        match listeners.closed() {
+            Some(cookies) => {
+                let mut list = self.list();
+                cookies.into_iter().for_each(|cookie| list.remove_behind(cookie));
+            }
+            None => self.sweep(),
+        }
     }
 
     /// Whether no program listens.
     pub fn is_empty(&self) -> bool {
-        self.list().is_empty()
+        self.list().fronts.is_empty()
+    }
+
+    /// Whether the program of whoever listens at `port` lets others share its address (`SO_REUSEADDR`), or the port
+    /// (`SO_REUSEPORT`): its socket in the hall does in any case.
+    pub fn shares(&self, port: u16, whole_port: bool) -> Option<bool> {
+        let list = self.list();
+        let front = list.fronts.get(list.ports.get(&port)?.first()?)?;
+        match whole_port {
+            true => sockopt::socket_reuseport(&front.listener).ok(),
+            false => sockopt::socket_reuseaddr(&front.listener).ok(),
+        }
+    }
+
+    fn wake(&self) {
+        // It cannot be full.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
     /// Takes connections to programs in for as long as the process runs.
     fn take_in(&self) {
         let (mut looked, mut events) = (Instant::now(), Vec::with_capacity(64));
-        let look = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
+        let [soonest, latest] = ROOM;
+        let mut pause = soonest;
         loop {
             events.clear();
-            let limit = (!self.is_empty()).then_some(&look);
+            let (is_empty, is_full) = {
+                let list = self.list();
+                (list.fronts.is_empty(), !list.full.is_empty())
+            };
+            let limit = if is_full { pause } else { LOOK };
+            let limit = Timespec { tv_sec: 0, tv_nsec: limit.subsec_nanos().into() };
+            let limit = (!is_empty).then_some(&limit);
             if let Err(error) = epoll::wait(&self.epoll, spare_capacity(&mut events), limit)
                 && error != Errno::INTR
             {
                 return warn!("connections to programs cannot be heard of any more: {error}");
             }
+            // What was closed takes nobody any more.
+            if events.iter().any(|event| event.data.u64() == CLOSED) {
+                self.see_closed();
+            }
             for event in &events {
                 match event.data.u64() {
-                    0 => drop(rustix::io::read(&self.wake, &mut [0; 8])),
+                    CLOSED => {}
+                    WOKEN => drop(rustix::io::read(&self.wake, &mut [0; 8])),
                     cookie => self.take_from(cookie),
                 }
+            }
+            if is_full {
+                let drains = self.drains.swap(false, Ordering::AcqRel);
+                pause = if drains { soonest } else { (2 * pause).min(latest) };
+                let full = std::mem::take(&mut self.list().full);
+                full.into_iter().for_each(|cookie| self.take_from(cookie));
+            } else {
+                pause = soonest;
             }
             if looked.elapsed() >= LOOK {
                 self.sweep();
@@ -238,8 +430,8 @@ impl Fronts {
 
     fn take_from(&self, cookie: u64) {
         let (come, error) = self.accept_from(cookie);
-        for (stream, client) in come {
-            if let Err(error) = self.take(stream, client) {
+        for (stream, client, taken) in come {
+            if let Err(error) = self.take(stream, client, taken) {
                 debug!("a connection to a program: {error}");
             }
         }
@@ -250,43 +442,66 @@ impl Fronts {
         }
     }
 
-    /// Who has come to a front, and what kept others from being known.
-    fn accept_from(&self, cookie: u64) -> (Vec<(TcpStream, SocketAddr)>, Option<io::Error>) {
-        let list = self.list();
+    /// Who has come to a front, and what kept others from being known. One that there is no room behind is not heard
+    /// of for a while.
+    fn accept_from(&self, cookie: u64) -> (Vec<Accepted>, Option<io::Error>) {
         let mut come = Vec::new();
-        let Some(front) = list.iter().find(|front| front.cookie == cookie) else {
-            return (come, None);
-        };
-        while come.len() < TURN {
+        let Some(Opened { listeners, .. }) = self.opened() else { return (come, None) };
+        let mut list = self.list();
+        let Some(front) = list.fronts.get_mut(&cookie) else { return (come, None) };
+        let is_full = loop {
+            if come.len() == TURN {
+                break false;
+            }
+            if front.room == 0 {
+                front.look_for_room(&listeners);
+            }
+            if front.room == 0 {
+                break true;
+            }
             match front.listener.accept() {
-                Ok(accepted) => come.push(accepted),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Ok((stream, client)) => {
+                    front.room -= 1;
+                    come.push((stream, client, front.taken.clone()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break false,
                 Err(error) => return (come, Some(error)),
             }
+        };
+        let wanted = if is_full { epoll::EventFlags::empty() } else { epoll::EventFlags::IN };
+        let data = epoll::EventData::new_u64(cookie);
+        if front.is_full != is_full {
+            front.is_full = is_full;
+            if let Err(error) = epoll::modify(&self.epoll, &front.listener, data, wanted) {
+                return (come, Some(error.into()));
+            }
+        }
+        if is_full {
+            list.full.push(cookie);
         }
         (come, None)
     }
 
-    fn take(&self, stream: TcpStream, client: SocketAddr) -> io::Result<()> {
+    fn take(&self, stream: TcpStream, client: SocketAddr, taken: Arc<()>) -> io::Result<()> {
         // Unless it is taken in whole, whoever has come is to hear of it.
         tcp::reset_on_close(&stream)?;
         let own = canonical(stream.local_addr()?);
         let client = canonical(client);
-        let hall = self.open_hall().map_err(io::Error::other)?;
+        let hall = self.opened().ok_or(io::ErrorKind::NotConnected)?.hall;
         let place = Some(hall.socket(Purpose::Place, client)?.into());
         stream.set_nonblocking(true)?;
         sockopt::set_socket_oobinline(&stream, true)?;
         sockopt::set_tcp_nodelay(&stream, true)?;
         tcp::end_on_close(&stream)?;
-        let here = hall::here(own, own.is_ipv6());
-        let program = Box::new(Caller { hall, client, place, own: here });
+        let here = hall::here(hall.linked(own), own.is_ipv6());
+        let program = Box::new(Caller { hall, client, place, own: here, taken: Some(taken) });
         let program = Visited::of(program, own, self.report.as_ref());
         let stream = stream.into();
         self.carrier.arrive(Arrival { stream, client, own, handlers: None, program });
         Ok(())
     }
 
-    fn list(&self) -> MutexGuard<'_, Vec<Front>> {
+    fn list(&self) -> MutexGuard<'_, List> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -315,8 +530,8 @@ fn listen_behind(
     Ok(behind)
 }
 
-/// Addresses of IPv4 as such, whichever socket they came to.
-fn canonical(at: SocketAddr) -> SocketAddr {
+/// Addresses of IPv4 as such, whichever socket they came to; others with their interface.
+pub(super) fn canonical(at: SocketAddr) -> SocketAddr {
     match at.ip().to_canonical() {
         ip @ std::net::IpAddr::V4(_) => SocketAddr::new(ip, at.port()),
         std::net::IpAddr::V6(_) => at,
@@ -334,7 +549,12 @@ impl Program for Caller {
     /// The client's port is one flow's; further ones have others.
     fn another(&self) -> Option<Box<dyn Program>> {
         let client = SocketAddr::new(self.client.ip(), 0);
-        Some(Box::new(Caller { hall: self.hall.clone(), client, place: None, own: self.own }))
+        let (hall, place, taken) = (self.hall.clone(), None, None);
+        Some(Box::new(Caller { hall, client, place, own: self.own, taken }))
+    }
+
+    fn waits(&mut self) {
+        self.taken = None;
     }
 
     fn connect(&mut self, place: &TcpStream) -> io::Result<()> {

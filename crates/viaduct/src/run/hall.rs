@@ -6,16 +6,16 @@
 //!          ◀───────────── an error's number, a socket ─────┘
 //! ```
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
-use viaduct_sys::hall::{self, Gone, Lookup, Loop, Own, Purpose, Way, Ways};
+use viaduct_sys::hall::{self, Gone, Listeners, Lookup, Loop, Own, Purpose, Way, Ways};
 use viaduct_sys::{inherit, memory, records};
 
 /// Bytes of an answer that is a sentence, at most.
@@ -31,6 +31,9 @@ const OUT: u8 = b'o';
 const V6: u8 = b'6';
 const GONE: u8 = b'g';
 const LOOKUP: u8 = b'l';
+/// Notice of listeners that are closed, and what finds those that are there.
+const CLOSED: u8 = b'c';
+const FIND: u8 = b'f';
 
 /// The way to it.
 #[derive(Debug)]
@@ -38,15 +41,28 @@ pub struct Hall {
     socket: OwnedFd,
     asking: Mutex<()>,
     keeper: u32,
+    /// Links of the host's that were asked for, and whether there is one of the same number in there.
+    links: Mutex<HashMap<u32, bool>>,
 }
 
 impl Hall {
-    /// Opens one; it is gone when this is.
+    /// Opens one, and what tells of listeners there; it is gone when this is.
     ///
     /// # Errors
     /// The kernel gives this user no network namespace: why.
-    pub fn open() -> Result<Hall> {
-        Hall::start(false).map(|(hall, _)| hall)
+    pub fn open() -> Result<(Hall, Listeners)> {
+        let (hall, given) = Hall::start(false)?;
+        let (mut closed, mut find) = (None, None);
+        for (which, fd) in given {
+            match which {
+                CLOSED => closed = Some(fd),
+                FIND => find = Some(fd),
+                _ => {}
+            }
+        }
+        let (closed, find) =
+            closed.zip(find).context("the keeper of a hall tells of no sockets")?;
+        Ok((hall, Listeners::of([closed, find])))
     }
 
     /// Opens one for datagrams; what leaves it and comes in passes its way out, and its loopback interface where
@@ -91,7 +107,8 @@ impl Hall {
             0 => bail!("the keeper of a hall has ended"),
             length if answer[0] == READY => {
                 let given = answer[1..length].iter().copied().zip(received.beside).collect();
-                Ok((Hall { socket: ours, asking: Mutex::default(), keeper }, given))
+                let (asking, links) = (Mutex::default(), Mutex::default());
+                Ok((Hall { socket: ours, asking, keeper, links }, given))
             }
             length => bail!("{}", String::from_utf8_lossy(&answer[..length])),
         }
@@ -102,7 +119,20 @@ impl Hall {
     /// # Errors
     /// What the kernel says.
     pub fn socket(&self, purpose: Purpose, at: SocketAddr) -> io::Result<OwnedFd> {
-        self.ask(&format!("{} {at}", words(purpose)))
+        self.ask(&format!("{} {}", words(purpose), self.linked(at)))
+    }
+
+    /// `at` with a link of the hall's: one of the same number, or where there can be none the loopback interface.
+    pub fn linked(&self, at: SocketAddr) -> SocketAddr {
+        let SocketAddr::V6(v6) = at else { return at };
+        if !v6.ip().is_unicast_link_local() {
+            return at;
+        }
+        let scope = v6.scope_id();
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        let link = || self.put(format!("{LINK}{scope}").as_bytes()).is_ok();
+        let is_there = *links.entry(scope).or_insert_with(link);
+        SocketAddrV6::new(*v6.ip(), v6.port(), 0, if is_there { scope } else { 1 }).into()
     }
 
     /// A socket of UDP in there, of IPv6 or of IPv4, which blocks.
@@ -140,14 +170,6 @@ impl Hall {
         }
     }
 
-    /// The inodes of those that listen in there.
-    ///
-    /// # Errors
-    /// The keeper has ended.
-    pub fn listening(&self) -> io::Result<BTreeSet<u64>> {
-        hall::listening(self.keeper)
-    }
-
     /// The ports of those of UDP.
     ///
     /// # Errors
@@ -162,17 +184,22 @@ pub fn keep(fd: RawFd, datagrams: bool) -> Result<()> {
     let socket = inherit::take(fd).context("take the master's socket")?;
     drop(inherit::rest().context("look at what is open")?);
     let entered = match datagrams {
-        true => hall::enter_for_datagrams().map(Some),
-        false => hall::enter().map(|()| None),
+        true => hall::enter_for_datagrams().map(|ways| (Some(ways), None)),
+        false => hall::enter().map(|listeners| (None, Some(listeners))),
     };
     match &entered {
-        Ok(None) => records::send(&socket, &[READY], None)?,
-        Ok(Some(ways)) => {
-            let v6 = ways.v6.as_ref().map(|v6| (V6, v6.as_fd()));
-            let gone = ways.gone.as_ref().map(|gone| (GONE, gone.as_fd()));
-            let lookup = ways.lookup.as_ref().map(|lookup| (LOOKUP, lookup.as_fd()));
-            let given = [Some((OUT, ways.out.as_fd())), v6, gone, lookup].into_iter().flatten();
-            let (kinds, fds): (Vec<u8>, Vec<_>) = given.unzip();
+        Ok((ways, listeners)) => {
+            let mut given = Vec::new();
+            if let Some(listeners) = listeners {
+                given.extend([CLOSED, FIND].into_iter().zip(listeners.parts()));
+            }
+            if let Some(Ways { out, v6, gone, lookup }) = ways {
+                given.push((OUT, out.as_fd()));
+                given.extend(v6.as_ref().map(|v6| (V6, v6.as_fd())));
+                given.extend(gone.as_ref().map(|gone| (GONE, gone.as_fd())));
+                given.extend(lookup.as_ref().map(|lookup| (LOOKUP, lookup.as_fd())));
+            }
+            let (kinds, fds): (Vec<u8>, Vec<_>) = given.into_iter().unzip();
             records::send_beside(&socket, &[&[READY], &kinds[..]].concat(), &fds)?;
         }
         Err(error) => return Ok(records::send(&socket, error.to_string().as_bytes(), None)?),
@@ -194,7 +221,13 @@ pub fn keep(fd: RawFd, datagrams: bool) -> Result<()> {
                 let before = std::mem::replace(&mut reached, own);
                 reached.apply(&before)
             });
-            records::send(&socket, &number(&done).to_ne_bytes(), None)?;
+            records::send(&socket, &number_of(&done).to_ne_bytes(), None)?;
+            continue;
+        }
+        if let Some(number) = question[..length].strip_prefix(LINK.as_bytes()) {
+            let number = str::from_utf8(number).ok().and_then(|number| number.parse().ok());
+            let done = number.ok_or(io::ErrorKind::InvalidInput.into()).and_then(hall::link);
+            records::send(&socket, &number_of(&done).to_ne_bytes(), None)?;
             continue;
         }
         let made = match parse(&question[..length]) {
@@ -205,17 +238,19 @@ pub fn keep(fd: RawFd, datagrams: bool) -> Result<()> {
             },
         };
         let beside = made.as_ref().ok().map(AsFd::as_fd);
-        records::send(&socket, &number(&made).to_ne_bytes(), beside)?;
+        records::send(&socket, &number_of(&made).to_ne_bytes(), beside)?;
     }
 }
 
-fn number<T>(done: &io::Result<T>) -> i32 {
+fn number_of<T>(done: &io::Result<T>) -> i32 {
     let invalid = rustix::io::Errno::INVAL.raw_os_error();
     done.as_ref().err().map_or(0, |error| error.raw_os_error().unwrap_or(invalid))
 }
 
 /// Begins what says where datagrams can go.
 const REACH: &[u8] = b"reach ";
+/// Begins what asks for a link of a number.
+const LINK: &str = "link ";
 /// Ask for a socket of UDP, of IPv4 and of IPv6.
 const DATAGRAMS: [&str; 2] = ["datagrams4", "datagrams6"];
 

@@ -90,6 +90,8 @@ impl Joined {
     /// Has it take in a connection to a program.
     pub fn arrive(&self, arrival: Arrival) {
         let Arrival { stream, client, own, mut program, .. } = arrival;
+        // How long its handlers take is not known here.
+        program.waits();
         match program.place() {
             Ok(place) => {
                 let up = |id| Up::Arrival { id, client, own };

@@ -274,6 +274,10 @@ impl Program for Visited {
         self.program.when_there(tell);
     }
 
+    fn waits(&mut self) {
+        self.program.waits();
+    }
+
     fn another(&self) -> Option<Box<dyn Program>> {
         let another = self.program.another()?;
         self.let_in.store(true, Ordering::Relaxed);

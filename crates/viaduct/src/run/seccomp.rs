@@ -45,6 +45,7 @@ use viaduct_sys::pending::{blocks, connect_for};
 use viaduct_sys::seccomp::{Listener, Notification, Reply, SeccompError, Task, Traps, calls};
 use viaduct_sys::send_for::Message;
 use viaduct_sys::tcp;
+use viaduct_sys::watches::Made;
 
 use self::sends::Sending;
 use self::told::{Header, MSGHDR, Span};
@@ -57,6 +58,8 @@ const FAST: usize = 16 << 10;
 const MAX_BYTES: usize = 1 << 20;
 /// Bytes of a question of DNS, at most.
 const QUESTION: usize = 4096;
+/// The option that asks for a socket's error.
+const SO_ERROR: i32 = 4;
 /// How often it is looked whether a signal has come for who waits for a connect.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -93,6 +96,8 @@ struct Supervisor {
     waiting: VecDeque<(Notification, Answer)>,
     /// When it was looked whether signals have come for them.
     looked: Instant,
+    /// Epoll instances.
+    made: Made,
 }
 
 /// What a send says: its bytes, or the header of its message.
@@ -117,7 +122,8 @@ type Outcome = Result<Option<Reply>, Errno>;
 impl Supervisor {
     fn new(listener: Listener, common: Arc<Common>) -> Supervisor {
         let (tasks, waiting) = (HashMap::new(), VecDeque::new());
-        Supervisor { listener: Arc::new(listener), common, tasks, waiting, looked: Instant::now() }
+        let (listener, looked, made) = (Arc::new(listener), Instant::now(), Made::default());
+        Supervisor { listener, common, tasks, waiting, looked, made }
     }
 
     fn run(mut self) {
@@ -174,7 +180,12 @@ impl Supervisor {
             calls::SENDMMSG => self.sends(call),
             calls::GETPEERNAME => self.name(call, 0),
             calls::GETSOCKNAME => self.name(call, 1),
-            calls::GETSOCKOPT => self.error(call),
+            calls::GETSOCKOPT if call.arguments[2] as i32 == SO_ERROR => self.error(call),
+            calls::GETSOCKOPT => self.shares(call),
+            calls::EPOLL_CREATE1 | calls::EPOLL_CREATE => {
+                self.made.one_more();
+                Ok(Some(Reply::Continue))
+            }
             _ => Ok(Some(Reply::Continue)),
         }
     }

@@ -79,6 +79,9 @@ def watched_from_before_it_listens():
     serve(connection)
     thread.join()
     epoll.unregister(s)
+    port = s.getsockname()[1]
+    s.close()
+    say('its port is free then:', fails(lambda: bound(port, socket.SO_REUSEADDR)))
 
 
 def several_at_one_port():
@@ -161,6 +164,71 @@ def options_are_inherited():
     thread.join()
 
 
+def sharing_is_as_it_was_set():
+    for options in [], [socket.SO_REUSEADDR], [socket.SO_REUSEPORT]:
+        s = bound(0, *options)
+        s.listen()
+        thread = beside(s.getsockname()[1])
+        connection, _ = s.accept()
+        say('shares:', *(of.getsockopt(socket.SOL_SOCKET, option) for of in (s, connection)
+                         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT)))
+        serve(connection)
+        thread.join()
+
+
+def nobody_is_accepted_whose_connect_goes_on():
+    s = bound()
+    s.listen()
+    early = 0
+    for _ in range(100):
+        c = socket.socket()
+        c.setblocking(False)
+        c.connect_ex(s.getsockname())
+        connection, _ = s.accept()
+        early += fails(c.getpeername) != 'worked'
+        connection.close()
+        c.close()
+    say('accepted while the client still connects:', early)
+
+
+def a_listener_that_is_closed_refuses():
+    s = bound()
+    s.listen()
+    at = s.getsockname()
+    s.close()
+    time.sleep(0.2)
+    say('after it is closed:', fails(lambda: socket.create_connection(at, timeout=9)))
+
+
+def no_more_are_let_in_than_may_wait():
+    s = bound()
+    s.listen(2)
+    clients = []
+    for _ in range(50):
+        c = socket.socket()
+        c.setblocking(False)
+        c.connect_ex(s.getsockname())
+        clients.append(c)
+    time.sleep(0.5)
+    let_in = sum(fails(c.getpeername) == 'worked' for c in clients)
+    # One more than the backlog, by the kernel, and as many before the chain.
+    say('three are let in:', 3 <= let_in <= 7)
+    for c in clients:
+        c.close()
+    s.settimeout(9)
+    for _ in range(3):
+        s.accept()[0].close()
+    thread = beside(s.getsockname()[1])
+    while True:
+        connection, _ = s.accept()
+        connection.setblocking(True)
+        said = connection.recv(10)
+        if said:
+            connection.sendall(said)
+            break
+    thread.join()
+
+
 addresses_are_the_kernels_to_give()
 watched_from_before_it_listens()
 several_at_one_port()
@@ -170,4 +238,8 @@ signals_interrupt()
 of_ipv6(alone=False)
 of_ipv6(alone=True)
 options_are_inherited()
+sharing_is_as_it_was_set()
+nobody_is_accepted_whose_connect_goes_on()
+a_listener_that_is_closed_refuses()
+no_more_are_let_in_than_may_wait()
 say('done')

@@ -17,6 +17,22 @@ use common::{Nobody, build_go, within};
 
 const CHAIN: &str = "+latency:delay=1ms";
 const LISTENS: &str = include_str!("listens.py");
+/// Listens at so many ports, and says how long each half has taken, in microseconds.
+const MANY: &str = "
+import resource, socket, sys, time
+limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+kept, took = [], []
+for _ in range(2):
+    began = time.monotonic()
+    for _ in range(int(sys.argv[1]) // 2):
+        s = socket.socket()
+        s.bind(('127.0.0.1', 0))
+        s.listen()
+        kept.append(s)
+    took.append(int(1e6 * (time.monotonic() - began)))
+print(*took)
+";
 /// A server of asyncio's; each answers with the port that its client has come from.
 const ASYNCIO: &str = "
 import asyncio, sys
@@ -56,6 +72,100 @@ fn a_program_that_listens_notices_nothing() {
         let words = [CHAIN, "--via", via, "--", "python3", "-c", LISTENS];
         let wrapped = run(&nobody, &words).output().unwrap();
         assert_eq!(text(&wrapped.stdout), text(&plain.stdout), "{via}: {wrapped:?}");
+    }
+}
+
+#[test]
+fn by_cgroup_nobody_is_accepted_early_and_a_closed_listener_refuses() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("not root: nothing to see");
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+    command.args(["run", CHAIN, "--via", "cgroup", "--", "python3", "-c", LISTENS]);
+    let wrapped = command.output().unwrap();
+    let said = text(&wrapped.stdout);
+    assert!(said.ends_with("done\n"), "{wrapped:?}");
+    for line in ["accepted while the client still connects: 0", "after it is closed: ECONNREFUSED"]
+    {
+        assert!(said.contains(line), "{wrapped:?}");
+    }
+}
+
+/// Has a link of its own with the address `fe80::aa`, a client that comes to two ports there, and a server at both: as
+/// the words that follow say.
+const LINK_LOCAL: &str = r#"
+ip link set lo up; ip link add name v0 index 55 type veth peer name v1
+ip link set v0 up; ip link set v1 up
+ip addr add fe80::aa/64 dev v0 nodad
+python3 -c "$CLIENT" & "$@" python3 -c "$SERVER"; wait
+"#;
+const LINK_LOCAL_CLIENT: &str = "
+import socket, time
+for port in 7001, 7002:
+    for _ in range(500):
+        c = socket.socket(socket.AF_INET6)
+        try:
+            c.connect(('fe80::aa', port, 0, 55))
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.02)
+    c.sendall(b'hello')
+    print(c.recv(9), c.getpeername() == ('fe80::aa', port, 0, 55))
+";
+const LINK_LOCAL_SERVER: &str = "
+import socket
+for port, host in (7001, '::'), (7002, 'fe80::aa'):
+    s = socket.socket(socket.AF_INET6)
+    s.bind((host, port, 0, 55 if port == 7002 else 0))
+    s.listen()
+    print(s.getsockname())
+    s.settimeout(20)
+    c, at = s.accept()
+    print(at[0], at[3], c.getsockname(), at == c.getpeername(), flush=True)
+    c.sendall(c.recv(9))
+    c.close()
+";
+
+#[test]
+fn clients_at_link_local_addresses_come_by_their_interface() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("not root: nothing to see");
+    }
+    let said = |words: &[&str]| {
+        let mut command = Command::new("timeout");
+        command.args(["40", "unshare", "-n", "sh", "-c", LINK_LOCAL, "sh"]).args(words);
+        command.env("CLIENT", LINK_LOCAL_CLIENT).env("SERVER", LINK_LOCAL_SERVER);
+        let output = command.output().unwrap();
+        let mut lines: Vec<String> = text(&output.stdout).lines().map(str::to_owned).collect();
+        lines.sort();
+        (lines, text(&output.stderr))
+    };
+    let plain = said(&["env"]);
+    assert_eq!(plain.0.len(), 6, "{plain:?}");
+    for via in ["cgroup", "seccomp", "preload"] {
+        let viaduct = env!("CARGO_BIN_EXE_viaduct");
+        let wrapped = said(&[viaduct, "run", CHAIN, "--via", via, "--"]);
+        assert_eq!(wrapped.0, plain.0, "{via}: {}", wrapped.1);
+    }
+}
+
+#[test]
+fn to_bind_and_listen_takes_less_than_a_millisecond_however_many_do() {
+    const MANY_SOCKETS: u64 = 2000;
+    let nobody = Nobody::new("many");
+    for via in ["seccomp", "preload"] {
+        let count = MANY_SOCKETS.to_string();
+        let words = [CHAIN, "--via", via, "--", "python3", "-c", MANY, &count];
+        let mut slowest = Vec::new();
+        let is_quick = (0..3).any(|_| {
+            let said = run(&nobody, &words).output().unwrap();
+            let words = text(&said.stdout);
+            let halves: Vec<u64> = words.split_whitespace().map(|of| of.parse().unwrap()).collect();
+            let [first, second] = halves[..] else { panic!("{via}: {said:?}") };
+            slowest.push((first, second));
+            first + second < 1000 * MANY_SOCKETS && second < 3 * first
+        });
+        assert!(is_quick, "{via}: {slowest:?} microseconds");
     }
 }
 

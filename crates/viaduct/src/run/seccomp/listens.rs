@@ -8,9 +8,9 @@ use std::thread;
 
 use rustix::net::sockopt;
 use tracing::debug;
-use viaduct_proto::wrap::{Errno, Socket, Verdict, wire};
+use viaduct_proto::wrap::{Errno, Sockaddr, Socket, Verdict, parse_bound, wire};
 use viaduct_sys::seccomp::{Listener, Notification, Reply, Task};
-use viaduct_sys::watches;
+use viaduct_sys::watches::{self, Made};
 
 use super::{Outcome, Supervisor, number, say};
 use crate::run::fronts::{Fronts, Listens};
@@ -18,8 +18,13 @@ use crate::run::fronts::{Fronts, Listens};
 impl Supervisor {
     /// `bind`: what is not listened at any more is free.
     pub(super) fn bind(&mut self, call: &Notification) -> Outcome {
-        if let Some(fronts) = &self.common.fronts {
-            fronts.sweep();
+        let [_, at, size, ..] = call.arguments;
+        if let Some(fronts) = self.common.fronts.clone()
+            && !fronts.is_empty()
+            && let Ok((address, length)) = self.sockaddr(call, at, size)
+            && let Sockaddr::Ip(at) = parse_bound(&address[..length])
+        {
+            fronts.release(at.port());
         }
         self.bind_carried(call)
     }
@@ -41,12 +46,13 @@ impl Supervisor {
         }
         let task = self.task(call)?;
         let (listener, common, call) = (self.listener.clone(), self.common.clone(), *call);
+        let (made, has_hall) = (self.made, fronts.has_hall());
         let listen = move || {
             let reply = match fronts.open_hall() {
                 Ok(_) => match fronts.listen(socket, is, backlog) {
                     Ok(Listens::Already) => Reply::Continue,
                     Ok(Listens::Behind(behind, front)) => {
-                        match put(&listener, &task, &call, [&front, &behind]) {
+                        match put(&listener, (&task, made), &call, [&front, &behind]) {
                             Ok(()) => Reply::Returned(0),
                             Err(error) => Reply::Failed(number(error).0),
                         }
@@ -65,6 +71,10 @@ impl Supervisor {
             };
             say(&listener, &call, reply);
         };
+        if has_hall {
+            listen();
+            return Ok(None);
+        }
         let begun = thread::Builder::new().name("listen".to_owned()).spawn(listen);
         begun.map(|_| None).map_err(number)
     }
@@ -91,7 +101,7 @@ impl Supervisor {
         let Ok(cookie) = sockopt::socket_cookie(socket) else { return Ok(()) };
         if let Some(Listens::Behind(behind, front)) = fronts.accept(cookie, is)? {
             let task = self.task(call).map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
-            put(&self.listener, &task, call, [&front, &behind])?;
+            put(&self.listener, (&task, self.made), call, [&front, &behind])?;
         }
         Ok(())
     }
@@ -100,13 +110,13 @@ impl Supervisor {
 /// Puts what stands behind a front in its place, with whatever watches it.
 fn put(
     listener: &Listener,
-    task: &Task,
+    (task, made): (&Task, Made),
     call: &Notification,
     [front, behind]: [&OwnedFd; 2],
 ) -> io::Result<()> {
     let fd = call.arguments[0] as i32;
     let cloexec = task.closes_on_exec(fd)?;
     listener.check_waits(call)?;
-    watches::move_over(task, call.thread, fd, front.as_fd(), behind.as_fd())?;
+    watches::move_over((task, call.thread), made, fd, [front.as_fd(), behind.as_fd()])?;
     listener.put(call, behind.as_fd(), fd, cloexec)
 }

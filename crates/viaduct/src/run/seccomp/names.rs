@@ -1,9 +1,16 @@
 //! Calls that ask what a socket's names are, and what has become of it.
 
+use std::net::SocketAddr;
+
 use rustix::net::sockopt;
+use viaduct_proto::wrap::Errno;
+use viaduct_sys::hall::is_of_this_network;
 use viaduct_sys::seccomp::{Notification, Reply};
 
 use super::{Outcome, Supervisor, cookie, number};
+
+/// An option of `SOL_SOCKET`.
+const SO_REUSEPORT: u64 = 15;
 
 impl Supervisor {
     /// `getpeername` (0) and `getsockname` (1).
@@ -30,21 +37,41 @@ impl Supervisor {
 
     /// `getsockopt` of `SO_ERROR`.
     pub(super) fn error(&mut self, call: &Notification) -> Outcome {
-        let [fd, _, _, at, size, _] = call.arguments;
-        let (socket, _) = self.duplicate(call, fd)?;
+        let (socket, _) = self.duplicate(call, call.arguments[0])?;
         let Some(errno) = self.common.take_refusal(cookie(&socket)?) else {
             return Ok(Some(Reply::Continue));
         };
+        self.tell(call, errno.0)?;
+        // The kernel's own is over with it.
+        let _ = sockopt::socket_error(&socket);
+        Ok(Some(Reply::Returned(0)))
+    }
+
+    /// `getsockopt` of `SO_REUSEADDR` and `SO_REUSEPORT`: as the program has set it, and not as the hall needs it.
+    pub(super) fn shares(&mut self, call: &Notification) -> Outcome {
+        let fronts = self.common.fronts.clone().filter(|fronts| !fronts.is_empty());
+        let Some(fronts) = fronts else { return Ok(Some(Reply::Continue)) };
+        let [fd, _, name, ..] = call.arguments;
+        let (socket, is) = self.duplicate(call, fd)?;
+        if !is.is_of_ip() || is.is_of_datagrams() || is_of_this_network(&socket) {
+            return Ok(Some(Reply::Continue));
+        }
+        let own = rustix::net::getsockname(&socket).ok().and_then(|at| at.try_into().ok());
+        let shares = own.and_then(|at: SocketAddr| fronts.shares(at.port(), name == SO_REUSEPORT));
+        let Some(shares) = shares else { return Ok(Some(Reply::Continue)) };
+        self.tell(call, i32::from(shares))?;
+        Ok(Some(Reply::Returned(0)))
+    }
+
+    /// Gives an option's value to whoever asks for it.
+    fn tell(&mut self, call: &Notification, value: i32) -> Result<(), Errno> {
+        let [_, _, _, at, size, _] = call.arguments;
         let mut room = [0; 4];
         let task = self.task(call)?;
         self.listener.read(call, &task, size, &mut room).map_err(number)?;
         let length = (u32::from_ne_bytes(room) as usize).min(4);
-        let told = errno.0.to_ne_bytes();
-        self.listener.write(call, &task, at, &told[..length]).map_err(number)?;
+        self.listener.write(call, &task, at, &value.to_ne_bytes()[..length]).map_err(number)?;
         let length = (length as u32).to_ne_bytes();
-        self.listener.write(call, &task, size, &length).map_err(number)?;
-        // The kernel's own is over with it.
-        let _ = sockopt::socket_error(&socket);
-        Ok(Some(Reply::Returned(0)))
+        self.listener.write(call, &task, size, &length).map_err(number)
     }
 }

@@ -1,0 +1,47 @@
+//! Links of a hall for link-local addresses, whose number is part of them: one of the same number as the host's, with
+//! nothing behind it.
+
+use std::io;
+use std::net::Ipv6Addr;
+
+use super::routes;
+use super::way::{IFLA_IFNAME, IFLA_LINKINFO, INFO_DATA, INFO_KIND, VETH_PEER};
+use crate::interface::Interface;
+use crate::netlink::{Attributes, Message, NLM_F_ACK, NLM_F_CREATE};
+
+/// Added to a link's number for that of its other end, so that it is none of the host's.
+const OTHER_END: u32 = 1 << 30;
+const LINK_LOCAL: (Ipv6Addr, u8) = (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
+
+/// Has the calling thread's network namespace have a link of this number, where every link-local address is its own.
+///
+/// # Errors
+/// The kernel has no pairs of interfaces, or no IPv6.
+pub fn link(number: u32) -> io::Result<()> {
+    let (name, other) = (format!("link{number}"), format!("other{number}"));
+    // `struct ifinfomsg`: family, type, number; flags, and which of them are meant.
+    let head = |number: u32| {
+        let mut head = vec![0; 4];
+        head.extend(number.to_ne_bytes());
+        head.resize(16, 0);
+        head
+    };
+    let word = |name: &str| [name.as_bytes(), b"\0"].concat();
+    let peer = Attributes::behind(&head(number | OTHER_END)).with(IFLA_IFNAME, &word(&other));
+    let info = Attributes::default()
+        .with(INFO_KIND, b"veth")
+        .nest(INFO_DATA, &Attributes::default().nest(VETH_PEER, &peer));
+    let flags = NLM_F_ACK | NLM_F_CREATE;
+    routes::say(
+        Message::of_routing(libc::RTM_NEWLINK, flags, &head(number))
+            .with(IFLA_IFNAME, &word(&name))
+            .nest(IFLA_LINKINFO, &info),
+    )?;
+    // Neither has anything to say of its own.
+    for name in [&name, &other] {
+        let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/addr_gen_mode"), "1");
+        let raised = Interface::new(name).and_then(|interface| interface.set_up());
+        raised.map_err(|error| io::Error::other(error.to_string()))?;
+    }
+    routes::be_here(&name, LINK_LOCAL)
+}
