@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -26,6 +26,7 @@ use super::Plan;
 use super::agree::Door;
 use super::carrier::Carrier;
 use super::datagrams::{self, Fares, Holder};
+use super::fronts::canonical;
 use super::keep::Keep;
 use super::names::{Remote, place};
 use super::report::{self, Report, Reported, Visited};
@@ -199,7 +200,6 @@ fn take_in(
         if Some(own) == here || stream.set_nonblocking(true).is_err() {
             continue;
         }
-        let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
         let (client, own) = (canonical(client), canonical(own));
         let handlers = match &mut door {
             None => None,
@@ -298,12 +298,16 @@ impl Hearing {
 
 impl Program for Listening {
     fn place(&mut self) -> io::Result<Conn<TcpStream>> {
-        let loopback: IpAddr = match self.own {
-            SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-            SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        let from = match self.own {
+            SocketAddr::V4(_) => (Ipv4Addr::LOCALHOST, 0).into(),
+            // By its interface, which the program hears of.
+            SocketAddr::V6(own) if own.ip().is_unicast_link_local() => {
+                SocketAddrV6::new(*own.ip(), 0, 0, own.scope_id()).into()
+            }
+            SocketAddr::V6(_) => (Ipv6Addr::LOCALHOST, 0).into(),
         };
         let options = TcpOptions { inside: true, ..TcpOptions::default() };
-        tcp::bound((loopback, 0).into(), options).map(Conn::from)
+        tcp::bound(from, options).map(Conn::from)
     }
 
     fn connect(&mut self, place: &TcpStream) -> io::Result<()> {

@@ -33,10 +33,13 @@ const LOCAL_IP6: i16 = 44;
 const LOCAL_PORT: i16 = 60;
 const REMOTE_IP4: i16 = 16;
 const REMOTE_IP6: i16 = 20;
-/// `127.0.0.1`, and the words of `::1`, as they stand in memory. Nobody else can say that he is there:
-/// the kernel drops what claims it and comes from elsewhere.
+/// `127.0.0.1`, and the words of `::1`, as they stand in memory: the kernel drops what claims to come from there and
+/// comes from elsewhere.
 const LOOPBACK4: u32 = u32::from_ne_bytes([127, 0, 0, 1]);
 const LOOPBACK6: [u32; 4] = [0, 0, 0, u32::from_ne_bytes([0, 0, 0, 1])];
+/// `fe80::/10`: its first word, and the bits of that.
+const LINK_LOCAL: [u32; 2] =
+    [u32::from_ne_bytes([0xfe, 0x80, 0, 0]), u32::from_ne_bytes([0xff, 0xc0, 0, 0])];
 const TCP: u32 = libc::IPPROTO_TCP as u32;
 
 /// A field of `struct bpf_sock_ops`.
@@ -181,7 +184,8 @@ fn key(asm: &mut Asm, ip: Reg, port: Reg) {
 /// Chooses the socket that a SYN goes to.
 fn look_up(ports: &Ports, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn> {
     let mut asm = Asm::default();
-    let [v6, named, from_v6, from_us, elsewhere, gone, done] = [(); 7].map(|()| asm.label());
+    let [v6, named, from_v6, from_here, from_us] = [(); 5].map(|()| asm.label());
+    let [elsewhere, gone, done] = [(); 3].map(|()| asm.label());
     asm.copy(R6, R1);
     asm.load(Width::Word, R2, R6, LOOKUP_PROTOCOL);
     asm.if_different(R2, TCP, done);
@@ -207,7 +211,20 @@ fn look_up(ports: &Ports, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn> 
     asm.place(from_v6);
     for (n, word) in LOOPBACK6.into_iter().enumerate() {
         asm.load(Width::Word, R2, R6, REMOTE_IP6 + 4 * n as i16);
-        asm.if_different(R2, word, elsewhere);
+        asm.if_different(R2, word, from_here);
+    }
+    asm.goto(from_us);
+    // A link-local address is reached from itself: the program is told of the interface that way. Others who claim
+    // to be there, and guess the port, do not hear what they are answered.
+    asm.place(from_here);
+    let [first, bits] = LINK_LOCAL;
+    asm.load(Width::Word, R2, R6, LOCAL_IP6);
+    asm.and(R2, bits);
+    asm.if_different(R2, first, elsewhere);
+    for at in [0, 4, 8, 12] {
+        asm.load(Width::Word, R2, R6, LOCAL_IP6 + at);
+        asm.load(Width::Word, R3, R6, REMOTE_IP6 + at);
+        asm.if_registers_differ(R2, R3, elsewhere);
     }
     asm.place(from_us);
     asm.load(Width::Half, R2, R6, REMOTE_PORT);
