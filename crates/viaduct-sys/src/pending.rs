@@ -39,6 +39,10 @@ const TCP_FASTOPEN_CONNECT: libc::c_int = 30;
 pub struct Pending {
     socket: OwnedFd,
     at: SocketAddr,
+    /// The program has bound it to its port.
+    is_bound: bool,
+    /// It may be shared, for as long as it waits.
+    is_shared: bool,
 }
 
 impl Pending {
@@ -49,13 +53,35 @@ impl Pending {
     /// connected (`EISCONN`), or bound to what does not reach the meeting.
     pub fn begin(socket: OwnedFd, at: SocketAddr) -> io::Result<Begun> {
         let at = within(&socket, at)?;
+        let own: SocketAddr = rustix::net::getsockname(&socket)?.try_into()?;
+        let is_bound = own.port() != 0;
         // Data in the SYN would be lost at the meeting.
         let _ = os::setsockopt(socket.as_fd(), libc::SOL_TCP, TCP_FASTOPEN_CONNECT, &0);
         match as_ours(&socket, || rustix::net::connect(&socket, &at))? {
             Ok(()) => Ok(Begun::Connected),
-            Err(Errno::INPROGRESS) => Ok(Begun::Waits(Pending { socket, at })),
+            Err(Errno::INPROGRESS) => {
+                // The real connection is to have its port.
+                let is_shared = is_bound && !sockopt::socket_reuseaddr(&socket)?;
+                if is_shared {
+                    sockopt::set_socket_reuseaddr(&socket, true)?;
+                }
+                Ok(Begun::Waits(Pending { socket, at, is_bound, is_shared }))
+            }
             Err(errno) => Err(errno.into()),
         }
+    }
+
+    /// Whether the program has bound its socket to a port.
+    pub fn is_bound(&self) -> bool {
+        self.is_bound
+    }
+
+    /// Has the socket share its address as the program has set it.
+    fn share_no_more(&self) -> io::Result<()> {
+        if self.is_shared {
+            sockopt::set_socket_reuseaddr(&self.socket, false)?;
+        }
+        Ok(())
     }
 
     /// The program's end of it.
@@ -72,6 +98,7 @@ impl Pending {
     /// # Errors
     /// It is not: somebody else has the same two addresses, or the program has disconnected it.
     pub fn finish(self) -> io::Result<OwnedFd> {
+        self.share_no_more()?;
         let timeout = Timespec { tv_sec: 0, tv_nsec: CROSSING.subsec_nanos().into() };
         loop {
             // A second connect says it, as it does to programs.
@@ -93,6 +120,7 @@ impl Pending {
     /// # Errors
     /// The program has done something else with its socket meanwhile.
     pub fn refuse(self, closed: &Closed) -> io::Result<()> {
+        self.share_no_more()?;
         // For a moment it is reset; the error of that stays until it is refused, lest it seem connected.
         rustix::net::connect_unspec(&self.socket)?;
         let at = within(&self.socket, closed.at(self.at.ip().to_canonical().is_ipv4())?)?;
@@ -107,6 +135,7 @@ impl Pending {
     /// # Errors
     /// None are known.
     pub fn forget(self) -> io::Result<()> {
+        self.share_no_more()?;
         rustix::net::connect_unspec(&self.socket)?;
         // The disconnect itself leaves an error behind.
         Ok(sockopt::socket_error(&self.socket)?.or(Ok::<(), Errno>(()))?)

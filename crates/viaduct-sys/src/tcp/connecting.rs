@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{SendFlags, sockopt};
@@ -12,6 +12,9 @@ use crate::bpf::{OPTION, Offers, SynOption};
 use crate::os;
 
 const TCP_FASTOPEN_NO_COOKIE: libc::c_int = 34;
+const TCP_REPAIR: libc::c_int = 19;
+/// Without a probe.
+const TCP_REPAIR_OFF: libc::c_int = -1;
 const MSG_FASTOPEN: SendFlags = SendFlags::from_bits_retain(0x2000_0000);
 
 /// What the SYN says beside its addresses.
@@ -67,7 +70,8 @@ pub fn connect_bound(socket: &TcpStream, to: SocketAddr) -> io::Result<()> {
 }
 
 /// The same with a SYN that tells something; and how many bytes of the data are said by that. Where
-/// Fast Open is switched off (`net.ipv4.tcp_fastopen`) none are.
+/// Fast Open is switched off (`net.ipv4.tcp_fastopen`) none are. If the port of `from` is taken, another is, unless the
+/// address is another host's.
 ///
 /// # Errors
 /// As [`connect`]'s, and [`SynOption::set`]'s.
@@ -77,15 +81,53 @@ pub fn connect_telling(
     options: TcpOptions,
     telling: Telling<'_>,
 ) -> io::Result<(TcpStream, usize)> {
+    let begun = begin(to, from, options, telling);
+    let is_taken = |error: &io::Error| {
+        let errno = Errno::from_io_error(error);
+        matches!(errno, Some(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL | Errno::ACCESS))
+    };
+    match (begun, from) {
+        (Err(error), Some(at)) if at.port() != 0 && !options.transparent && is_taken(&error) => {
+            let from = (!at.ip().is_unspecified()).then(|| SocketAddr::new(at.ip(), 0));
+            begin(to, from, options, telling)
+        }
+        (begun, _) => begun,
+    }
+}
+
+/// Binds `socket` to `from` though another socket may be bound there, which is not shared: in repair mode the kernel
+/// does not look, which takes CAP_NET_ADMIN. Without it the other has to be one that may be shared.
+fn bind_beside(socket: &OwnedFd, from: SocketAddr) -> io::Result<()> {
+    let repairs = |on: libc::c_int| os::setsockopt(socket.as_fd(), libc::SOL_TCP, TCP_REPAIR, &on);
+    let is_repaired = repairs(1).is_ok();
+    let bound = rustix::net::bind(socket, &from);
+    if is_repaired {
+        repairs(TCP_REPAIR_OFF)?;
+        // The mode's end has taken it away.
+        sockopt::set_socket_reuseaddr(socket, true)?;
+    }
+    Ok(bound?)
+}
+
+fn begin(
+    to: SocketAddr,
+    from: Option<SocketAddr>,
+    options: TcpOptions,
+    telling: Telling<'_>,
+) -> io::Result<(TcpStream, usize)> {
     let socket = socket(to, options)?;
     if let Some(from) = from {
         sockopt::set_socket_reuseaddr(&socket, true)?;
         sockopt::set_socket_reuseport(&socket, options.shared)?;
-        if from.port() == 0 {
+        if from.port() != 0 && !options.transparent {
+            bind_beside(&socket, from)?;
+        } else if from.port() == 0 {
             // The port is chosen with the far end known, so that one serves many.
             os::setsockopt(socket.as_fd(), libc::SOL_IP, libc::IP_BIND_ADDRESS_NO_PORT, &1)?;
+            rustix::net::bind(&socket, &from)?;
+        } else {
+            rustix::net::bind(&socket, &from)?;
         }
-        rustix::net::bind(&socket, &from)?;
     }
     if let Telling::Data(data) = telling
         && os::setsockopt(socket.as_fd(), libc::SOL_TCP, TCP_FASTOPEN_NO_COOKIE, &1).is_ok()
@@ -111,5 +153,38 @@ pub fn connect_telling(
             }
             Err(error.into())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use super::*;
+
+    #[test]
+    fn a_port_that_is_taken_is_shared_if_it_may_be_and_is_another_if_not() {
+        let options = TcpOptions::default();
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = server.local_addr().unwrap();
+        let taken = socket(to, options).unwrap();
+        rustix::net::bind(&taken, &SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))).unwrap();
+        let port = SocketAddr::try_from(rustix::net::getsockname(&taken).unwrap()).unwrap().port();
+        let come = |from: SocketAddr| {
+            let stream = connect(to, Some(from), options).unwrap();
+            (stream, server.accept().unwrap())
+        };
+        let from = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+        sockopt::set_socket_reuseaddr(&taken, true).unwrap();
+        let one = come(from);
+        assert_eq!(one.1.1.port(), port);
+        sockopt::set_socket_reuseaddr(&taken, false).unwrap();
+        // The same two ends are connected.
+        assert_ne!(come(from).1.1.port(), port);
+        let elsewhere = TcpListener::bind("127.0.0.2:0").unwrap();
+        let to = elsewhere.local_addr().unwrap();
+        let _stream = connect(to, Some(from), options).unwrap();
+        let is_same = elsewhere.accept().unwrap().1.port() == port;
+        assert_eq!(is_same, rustix::process::geteuid().is_root(), "it takes a right");
     }
 }

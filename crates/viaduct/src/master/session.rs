@@ -245,7 +245,9 @@ impl Session<'_> {
             Up::Hello { .. } => {}
             Up::Call { id, to, source } => {
                 let remote = Remote::new(id, sockets.next()??, &self.out).calling(granted.call);
-                carrier.call(Call { to: to.into(), source, held: Box::new(remote) });
+                // Its port is another user's, maybe.
+                let is_bound = false;
+                carrier.call(Call { to: to.into(), source, is_bound, held: Box::new(remote) });
             }
             Up::Arrival { id, client, own } => {
                 let (stream, place) = (sockets.next()??, sockets.next()??);

@@ -76,6 +76,8 @@ pub struct Call {
     pub to: Address,
     /// Who it is for.
     pub source: SocketAddr,
+    /// Whether the program has chosen the port of that, which the far end is to see.
+    pub is_bound: bool,
     /// The program's end.
     pub held: Box<dyn Held>,
 }
@@ -205,8 +207,8 @@ impl Worker {
     /// Begins what a program asks for.
     pub(super) fn call(&mut self, call: Call, now: Instant) {
         self.stats.accepted += 1;
-        let Call { to, source, mut held } = call;
-        match self.begin_call(to, source, held.is_lent(), now) {
+        let Call { to, source, is_bound, mut held } = call;
+        match self.begin_call(to, (source, is_bound), held.is_lent(), now) {
             Ok(key) => {
                 self.aware.know(key, held.whose());
                 self.calls.insert(key, held);
@@ -221,7 +223,7 @@ impl Worker {
     fn begin_call(
         &mut self,
         to: Address,
-        source: SocketAddr,
+        (source, is_bound): (SocketAddr, bool),
         is_lent: bool,
         now: Instant,
     ) -> Result<usize, Failure> {
@@ -235,7 +237,7 @@ impl Worker {
                 .map(Some)?,
         };
         let mut route = route.ok_or(Failure::Denied)?;
-        route.from = route.from.or_else(|| bound(source));
+        route.from = route.from.or_else(|| bound(source, is_bound));
         route.copied |= is_lent;
         let begun = open(route, self.options, &self.teller, &self.limits, now);
         self.flows.add(begun, source, now)
@@ -289,13 +291,17 @@ impl Worker {
     }
 }
 
-/// What a program that connects from `source` has bound its socket to, and the far end is to see. One that has
-/// not connects to the meeting as the kernel chooses. The port is taken, by the program's own socket; and a
-/// link-local address says nothing without its interface.
-fn bound(source: SocketAddr) -> Option<SocketAddr> {
-    let chosen = match source.ip().to_canonical() {
-        IpAddr::V4(ip) => ip != Ipv4Addr::LOCALHOST,
-        IpAddr::V6(ip) => ip != Ipv6Addr::LOCALHOST && !ip.is_unicast_link_local(),
+/// What a program that connects from `source` has bound its socket to, and the far end is to see; its port, if that
+/// `is_bound`. One that has chosen no address connects to the meeting as the kernel chooses. A link-local address says
+/// nothing without its interface.
+fn bound(source: SocketAddr, is_bound: bool) -> Option<SocketAddr> {
+    let (ip, port) = (source.ip().to_canonical(), if is_bound { source.port() } else { 0 });
+    let (chosen, any): (bool, IpAddr) = match ip {
+        IpAddr::V4(ip) => (ip != Ipv4Addr::LOCALHOST, Ipv4Addr::UNSPECIFIED.into()),
+        IpAddr::V6(ip) => {
+            let chosen = ip != Ipv6Addr::LOCALHOST && !ip.is_unicast_link_local();
+            (chosen, Ipv6Addr::UNSPECIFIED.into())
+        }
     };
-    chosen.then(|| SocketAddr::new(source.ip().to_canonical(), 0))
+    (chosen || is_bound).then(|| SocketAddr::new(if chosen { ip } else { any }, port))
 }

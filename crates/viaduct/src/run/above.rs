@@ -102,7 +102,8 @@ impl Below for Above {
                 let (place, closed) = (Some(place), self.closed.clone());
                 let reach =
                     Reach { ends: Arc::downgrade(&ends), pending: Some(pending), place, closed };
-                self.below.call(Call { to: to.into(), source, held: Box::new(reach) });
+                let is_bound = false;
+                self.below.call(Call { to: to.into(), source, is_bound, held: Box::new(reach) });
                 Ok(Leg::Below(Conn::from(near).into(), ends))
             }
         }

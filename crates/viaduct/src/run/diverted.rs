@@ -280,7 +280,7 @@ impl Hearing {
     }
 
     fn call(&mut self, waiting: Waiting) {
-        let Waiting { cookie, to, program, .. } = waiting;
+        let Waiting { cookie, to, program, is_bound, .. } = waiting;
         let before = self.known.get(&cookie).filter(|(at, _)| *at == program);
         if before.is_some_and(|(_, waits)| waits.strong_count() > 0) {
             return;
@@ -290,7 +290,7 @@ impl Hearing {
         let held = Box::new(Diverted { waiting, shared: self.shared.clone(), _waits: waits });
         let mut held = Reported::of(held, to, self.report.as_ref());
         match place(self.names.as_deref(), to) {
-            Some(to) => self.carrier.call(Call { to, source: program, held }),
+            Some(to) => self.carrier.call(Call { to, source: program, is_bound, held }),
             None => held.refuse(Failure::Unreachable),
         }
     }

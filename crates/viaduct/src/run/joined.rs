@@ -73,7 +73,7 @@ impl Joined {
 
     /// Has the master begin what a program asks for.
     pub fn call(&self, call: Call) {
-        let Call { to, source, mut held } = call;
+        let Call { to, source, mut held, .. } = call;
         let Address::Ip(to) = to else { return held.refuse(Failure::Unreachable) };
         match held.place() {
             Ok(place) => {

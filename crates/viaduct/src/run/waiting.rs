@@ -216,12 +216,12 @@ impl Common {
         let at = self.meeting.at(to.is_ipv4()).ok_or(io::ErrorKind::AddrNotAvailable)?;
         let Begun::Waits(pending) = Pending::begin(socket, at)? else { return Ok(false) };
         let cookie = sockopt::socket_cookie(&pending)?;
-        let source = pending.program()?;
+        let (source, is_bound) = (pending.program()?, pending.is_bound());
         self.names().set(cookie, Known { peer: to, own: None, refused: None });
         let pending = Some(pending);
         let held = Box::new(Waiting { pending, to, cookie, answer, common: self.clone() });
         let held = Reported::of(held, to, self.report.as_ref());
-        self.carrier.call(Call { to: place, source, held });
+        self.carrier.call(Call { to: place, source, is_bound, held });
         Ok(true)
     }
 

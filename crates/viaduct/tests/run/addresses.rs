@@ -4,13 +4,14 @@ use super::{CHAIN, far_end, output, text};
 
 const VIAS: [&str; 3] = ["--via=cgroup", "--via=seccomp", "--via=preload"];
 
-/// Connects from the first argument, unless it is empty, to the second: what the far end has seen, beside the
-/// program's own name.
+/// Connects from the first argument, an address or a port, unless it is empty, to the second: what the far end has
+/// seen, beside the program's own name.
 const CONNECT: &str = "
 import socket, sys
 own, to, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
 s = socket.socket(socket.AF_INET6 if ':' in to else socket.AF_INET)
-if own: s.bind((own, 0))
+if own.isdigit(): s.bind(('', int(own)))
+elif own: s.bind((own, 0))
 s.connect((to, port))
 s.sendall(b'hello\\n')
 s.shutdown(socket.SHUT_WR)
@@ -48,6 +49,59 @@ fn the_far_end_sees_the_address_that_a_program_has_bound() {
         let (said, report) = connect(&[via], "127.0.0.9", "127.0.0.1", port);
         let (own, seen) = said.trim().split_once(' ').unwrap_or_else(|| panic!("{via} {report}"));
         assert!(own == seen && own.starts_with("127.0.0.9:"), "{via} {said}");
+    }
+}
+
+/// Whether what the far end has seen is the port that a program has bound, and its socket says so.
+fn is_kept(said: &str, port: u16) -> bool {
+    said.split_whitespace().filter(|at| at.ends_with(&format!(":{port}"))).count() == 2
+}
+
+#[test]
+fn the_far_end_sees_the_port_that_a_program_has_bound() {
+    let nobody = super::common::Nobody::new("ports");
+    for (to, at) in [("127.0.0.1", "127.0.0.1:0"), ("::1", "[::1]:0")] {
+        let far_end = far_end(at).port();
+        for via in VIAS {
+            // One that is free.
+            let port = std::net::TcpListener::bind(at).unwrap().local_addr().unwrap().port();
+            let (said, report) = connect(&[via], &port.to_string(), to, far_end);
+            assert!(is_kept(&said, port), "{via} {to} {port}: {said} {report}");
+        }
+        for via in &VIAS[1..] {
+            let port = std::net::TcpListener::bind(at).unwrap().local_addr().unwrap().port();
+            let mut command = nobody.command(nobody.viaduct());
+            command.args(["run", CHAIN, via, "--", "python3", "-c", CONNECT]);
+            command.args([&port.to_string(), to, &far_end.to_string()]);
+            let said = command.output().unwrap();
+            assert!(is_kept(&text(&said.stdout), port), "nobody {via} {to} {port}: {said:?}");
+        }
+    }
+}
+
+#[test]
+fn a_bound_port_is_shared_as_the_program_says_and_can_be_had_again() {
+    let program = "
+import socket, sys
+to = ('127.0.0.1', int(sys.argv[1]))
+def connect(port, shares):
+    s = socket.socket()
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, shares)
+    s.bind(('', port))
+    port = s.getsockname()[1]
+    s.connect(to)
+    s.sendall(b'hello\\n')
+    s.shutdown(socket.SHUT_WR)
+    said = s.makefile().read().split()
+    print(said[0], s.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) == shares)
+    return port
+connect(0, 0)
+connect(connect(0, 1), 1)
+";
+    let far_end = far_end("127.0.0.1:0").port().to_string();
+    for via in VIAS {
+        let said = output(&[CHAIN, via, "--", "python3", "-c", program, &far_end]);
+        assert_eq!(text(&said.stdout), "hello True\n".repeat(3), "{via} {said:?}");
     }
 }
 

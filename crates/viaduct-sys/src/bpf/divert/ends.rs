@@ -1,10 +1,12 @@
 //! The ends of a connection, as maps and events hold them: each an IPv6 address (IPv4 ones among them)
-//! and a port in network order.
+//! and a port in network order. Where a connect was meant to go, the port that its program has bound stands behind.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-/// Bytes of one end; the last six are empty.
+/// Bytes of one end; the last four are empty.
 pub(super) const END: i16 = 24;
+/// Where in an end the port stands that the program has bound its socket to, in this machine's order; 0 if it has not.
+pub(super) const BOUND: i16 = 18;
 /// Bytes of both: the other end, the own one.
 pub(super) const ENDS: usize = 2 * END as usize;
 

@@ -30,7 +30,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use self::ends::{END, ENDS};
+use self::ends::{BOUND, END, ENDS};
 pub use self::judge::{Fate, Rule, Rules};
 use self::names::Asked;
 pub use self::names::Resolver;
@@ -163,6 +163,8 @@ pub struct Waiting {
     pub to: SocketAddr,
     /// The program's end of it.
     pub program: SocketAddr,
+    /// Whether the program has chosen its port.
+    pub is_bound: bool,
     /// The SYN's sequence number.
     pub syn: u32,
 }
@@ -282,7 +284,9 @@ fn read(event: &[u8; EVENT]) -> Option<Heard> {
             let mut program = ends::read(&event[32..56]);
             // Ports of our own are told in this machine's order.
             program.set_port(word(52) as u16);
-            Heard::Waits(Waiting { cookie: double(0), to, program, syn: word(56) })
+            let at = 8 + BOUND as usize;
+            let is_bound = event[at..at + 2] != [0; 2];
+            Heard::Waits(Waiting { cookie: double(0), to, program, is_bound, syn: word(56) })
         }
         _ if kind == Kind::LeftStream as u32 => Heard::Left(stream),
         _ if kind == Kind::RefusedStream as u32 => Heard::Refused(stream),

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::ends::{END, ENDS, MAPPED};
+use super::ends::{BOUND, END, ENDS, MAPPED};
 use super::judge::{Fate, Fates, IP4, IP6, PORT, note};
 use super::serve::Serve;
 use super::{Diversion, EVENT, KIND, Kind, Offload, Ours, datagrams};
@@ -18,8 +18,9 @@ use crate::tcp::INSIDE;
 // More fields of `struct bpf_sock_addr`.
 const PROTOCOL: i16 = 36;
 const SOCKET: i16 = 64;
-/// A field of `struct bpf_sock`.
+// Fields of `struct bpf_sock`.
 const MARK: i16 = 16;
+const SOURCE_PORT: i16 = 44;
 // More fields of `struct bpf_sock_ops`.
 const NEW_STATE: i16 = 8;
 const STATE: i16 = 88;
@@ -57,6 +58,9 @@ pub(super) fn connect(ours: &Ours<'_>, v4: bool) -> Vec<Insn> {
     asm.load(Width::Double, R2, R6, SOCKET);
     asm.load(Width::Word, R2, R2, MARK);
     asm.if_equal(R2, INSIDE.cast_unsigned(), done);
+    asm.load(Width::Double, R2, R6, SOCKET);
+    asm.load(Width::Word, R2, R2, SOURCE_PORT);
+    asm.store(Width::Half, FP, NOTE + BOUND, R2);
     let fates = Fates { divert, leave, refuse };
     diversion.streams.judge(&mut asm, NOTE, fates);
     if diversion.streams.lead_to(Fate::Divert) {
