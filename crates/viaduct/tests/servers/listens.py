@@ -67,6 +67,7 @@ def addresses_are_the_kernels_to_give():
 
 def watched_from_before_it_listens():
     s, epoll = socket.socket(), select.epoll()
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     s.setblocking(False)
     epoll.register(s, select.EPOLLIN | select.EPOLLET)
     epoll.poll(0)

@@ -149,21 +149,23 @@ fn clients_at_link_local_addresses_come_by_their_interface() {
     }
 }
 
+/// On an idle machine each takes less than a millisecond, unoptimised; where each looked at all others, 40.
 #[test]
-fn to_bind_and_listen_takes_less_than_a_millisecond_however_many_do() {
-    const MANY_SOCKETS: u64 = 2000;
+fn to_bind_and_listen_takes_a_millisecond_or_two_however_many_do() {
+    const COUNT: u64 = 1000;
+    const MAX_EACH: u64 = 2000;
     let nobody = Nobody::new("many");
     for via in ["seccomp", "preload"] {
-        let count = MANY_SOCKETS.to_string();
+        let count = COUNT.to_string();
         let words = [CHAIN, "--via", via, "--", "python3", "-c", MANY, &count];
         let mut slowest = Vec::new();
-        let is_quick = (0..3).any(|_| {
+        let is_quick = (0..5).any(|_| {
             let said = run(&nobody, &words).output().unwrap();
             let words = text(&said.stdout);
             let halves: Vec<u64> = words.split_whitespace().map(|of| of.parse().unwrap()).collect();
             let [first, second] = halves[..] else { panic!("{via}: {said:?}") };
             slowest.push((first, second));
-            first + second < 1000 * MANY_SOCKETS && second < 3 * first
+            first + second < MAX_EACH * COUNT && second < 3 * first
         });
         assert!(is_quick, "{via}: {slowest:?} microseconds");
     }
