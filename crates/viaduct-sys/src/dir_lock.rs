@@ -1,29 +1,51 @@
-//! An exclusive lock on a directory, for short work on the files in it: it needs no lock file, and the
-//! kernel releases it however the process ends.
+//! An exclusive lock on a directory, for short work on the files in it. It is a lock on a file there that
+//! this user alone may open: on the directory itself any reader of it could hold one, and keep services
+//! from starting and ending. The kernel releases it however the process ends; the file stays.
 
-use std::fs::File;
-use std::io;
-use std::path::Path;
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
+
+/// Begins the name of the file; the user's number follows, since other users could not open it.
+const PREFIX: &str = ".lock-";
+/// Time after which another holder is reported.
+const HOLD_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time between two attempts.
+const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The lock; dropping it releases it.
 #[derive(Debug)]
 pub struct DirLock {
-    _directory: File,
+    _file: File,
 }
 
 impl DirLock {
-    /// Waits until no other holder has `directory`, which must exist.
+    /// Waits until no other holder has `directory`, which must exist; for 5 seconds at most.
     ///
     /// # Errors
-    /// The directory cannot be opened, or its file system knows no locks.
+    /// `TimedOut` if another process holds it for longer, or the file cannot be made.
     pub fn take(directory: &Path) -> io::Result<DirLock> {
-        let file = File::open(directory)?;
+        let path = file_in(directory);
+        let mut open = OpenOptions::new();
+        open.write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let file = open.open(&path)?;
+        let until = Instant::now() + HOLD_TIMEOUT;
         loop {
-            match flock(&file, FlockOperation::LockExclusive) {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
+                    thread::sleep(RETRY_INTERVAL);
+                }
+                Err(rustix::io::Errno::WOULDBLOCK) => {
+                    let held = format!("{} is locked by another process", path.display());
+                    return Err(io::Error::new(ErrorKind::TimedOut, held));
+                }
                 Err(rustix::io::Errno::INTR) => {}
-                done => return done.map(|()| DirLock { _directory: file }).map_err(Into::into),
+                done => return done.map(|()| DirLock { _file: file }).map_err(Into::into),
             }
         }
     }
@@ -40,6 +62,10 @@ impl DirLock {
     }
 }
 
+fn file_in(directory: &Path) -> PathBuf {
+    directory.join(format!("{PREFIX}{}", rustix::process::geteuid().as_raw()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -49,18 +75,31 @@ mod tests {
     fn one_holder_at_a_time() {
         let path = std::env::temp_dir().join(format!("viaduct-lock-{}/file", std::process::id()));
         let inside = AtomicU32::new(0);
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..50 {
                         let _lock = DirLock::around(&path).unwrap();
                         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
-                        std::thread::yield_now();
+                        thread::yield_now();
                         inside.fetch_sub(1, Ordering::SeqCst);
                     }
                 });
             }
         });
-        std::fs::remove_dir(path.parent().unwrap()).unwrap();
+        std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_lock_on_the_directory_itself_keeps_nobody_out_and_the_file_is_ours_alone() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let path = std::env::temp_dir().join(format!("viaduct-locked-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        let of_a_reader = File::open(&path).unwrap();
+        flock(&of_a_reader, FlockOperation::LockExclusive).unwrap();
+        drop(DirLock::take(&path).unwrap());
+        let mode = std::fs::metadata(file_in(&path)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        std::fs::remove_dir_all(path).unwrap();
     }
 }
