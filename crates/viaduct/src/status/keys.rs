@@ -20,26 +20,59 @@ pub(super) enum Key {
 }
 
 const CTRL_C: u8 = 3;
-const ESCAPE: u8 = 27;
+pub(super) const ESCAPE: u8 = 27;
 
 impl Key {
-    /// The key that sent `bytes`, which one read brought; none of them is the end of the input. An
-    /// escape alone ends; with more behind it, it is the beginning of another key.
-    pub(super) fn parse(bytes: &[u8]) -> Key {
-        match bytes {
-            [] | [b'q' | b'Q' | CTRL_C, ..] | [ESCAPE] => Key::Quit,
-            [ESCAPE, b'[' | b'O', b'A', ..] | [b'k', ..] => Key::Up,
-            [ESCAPE, b'[' | b'O', b'B', ..] | [b'j' | b'\r' | b'\n', ..] => Key::Down,
-            [ESCAPE, b'[', b'5', b'~', ..] | [b'b', ..] => Key::PageUp,
-            [ESCAPE, b'[', b'6', b'~', ..] | [b' ' | b'f', ..] => Key::PageDown,
-            [ESCAPE, b'[' | b'O', b'H', ..] | [ESCAPE, b'[', b'1', b'~', ..] | [b'g', ..] => {
-                Key::Home
-            }
-            [ESCAPE, b'[' | b'O', b'F', ..] | [ESCAPE, b'[', b'4', b'~', ..] | [b'G', ..] => {
-                Key::End
-            }
-            [b'?' | b'h', ..] => Key::Help,
-            [b'd', ..] => Key::Details,
+    /// The keys that sent `bytes`; none of them is the end of the input, which quits.
+    pub(super) fn parse_all(bytes: &[u8]) -> Vec<Key> {
+        if bytes.is_empty() {
+            return vec![Key::Quit];
+        }
+        let mut rest = bytes;
+        let next = || {
+            let (key, after) = Key::parse(rest)?;
+            rest = after;
+            Some(key)
+        };
+        std::iter::from_fn(next).collect()
+    }
+
+    /// The first key of `bytes`, and the bytes behind it. An escape alone quits; with more behind it, it
+    /// is the beginning of another key.
+    fn parse(bytes: &[u8]) -> Option<(Key, &[u8])> {
+        let (&first, rest) = bytes.split_first()?;
+        if first != ESCAPE {
+            return Some((Key::of_letter(first), rest));
+        }
+        let Some((b'[' | b'O', sequence)) = rest.split_first() else {
+            return Some((Key::Quit, rest));
+        };
+        // Parameters, and then the byte that ends it (ECMA-48, 5.4).
+        let end = sequence.iter().position(|byte| (0x40..=0x7e).contains(byte));
+        let (sequence, rest) = sequence.split_at(end.map_or(sequence.len(), |end| end + 1));
+        let key = match sequence {
+            b"A" => Key::Up,
+            b"B" => Key::Down,
+            b"5~" => Key::PageUp,
+            b"6~" => Key::PageDown,
+            b"H" | b"1~" => Key::Home,
+            b"F" | b"4~" => Key::End,
+            _ => Key::Other,
+        };
+        Some((key, rest))
+    }
+
+    fn of_letter(letter: u8) -> Key {
+        match letter {
+            b'q' | b'Q' | CTRL_C => Key::Quit,
+            b'k' => Key::Up,
+            b'j' | b'\r' | b'\n' => Key::Down,
+            b'b' => Key::PageUp,
+            b' ' | b'f' => Key::PageDown,
+            b'g' => Key::Home,
+            b'G' => Key::End,
+            b'?' | b'h' => Key::Help,
+            b'd' => Key::Details,
             _ => Key::Other,
         }
     }
@@ -65,7 +98,8 @@ mod tests {
             (b"?", Key::Help),
             (b"x", Key::Other),
         ] {
-            assert_eq!(Key::parse(bytes), key, "{bytes:?}");
+            assert_eq!(Key::parse_all(bytes), [key], "{bytes:?}");
         }
+        assert_eq!(Key::parse_all(b"j\x1b[Aq"), [Key::Down, Key::Up, Key::Quit]);
     }
 }

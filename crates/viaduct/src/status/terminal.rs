@@ -6,15 +6,17 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
-use super::keys::Key;
+use super::keys::{ESCAPE, Key};
 
-/// The other screen, no cursor.
-const ENTER: &str = "\x1b[?1049h\x1b[?25l";
-const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+/// The other screen, no cursor, and lines that are cut at the edge instead of wrapped: a line is a row.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
+const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 /// To the corner; the rest of each line, and of the screen, is wiped as it is drawn.
 const HOME: &str = "\x1b[H";
 const WIPE_LINE: &str = "\x1b[K\r\n";
 const WIPE_BELOW: &str = "\x1b[J";
+/// Time after an escape in which the rest of a key's bytes may come.
+const ESCAPE_WAIT: Duration = Duration::from_millis(50);
 
 /// The terminal, in use.
 pub struct Terminal {
@@ -39,21 +41,29 @@ impl Terminal {
         write(&format!("{HOME}{body}{WIPE_BELOW}"))
     }
 
-    /// Waits for a key at most so long.
-    pub(super) fn key(&self, at_most: Duration) -> io::Result<Option<Key>> {
+    /// Waits for keys at most so long; none if none came.
+    pub(super) fn keys(&self, at_most: Duration) -> io::Result<Vec<Key>> {
+        if !self.is_readable(at_most) {
+            return Ok(Vec::new());
+        }
+        let mut bytes = [0; 64];
+        let mut read = rustix::io::read(io::stdin(), &mut bytes)?;
+        // An arrow is several bytes, which a slow line may bring apart.
+        if bytes[..read].ends_with(&[ESCAPE]) && read < bytes.len() && self.is_readable(ESCAPE_WAIT)
+        {
+            read += rustix::io::read(io::stdin(), &mut bytes[read..])?;
+        }
+        Ok(Key::parse_all(&bytes[..read]))
+    }
+
+    fn is_readable(&self, at_most: Duration) -> bool {
         let timeout = Timespec {
             tv_sec: i64::try_from(at_most.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: at_most.subsec_nanos().into(),
         };
         let stdin = io::stdin();
         let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
-        if matches!(poll(&mut fds, Some(&timeout)), Ok(0) | Err(rustix::io::Errno::INTR)) {
-            return Ok(None);
-        }
-        // An arrow is several bytes, which come together.
-        let mut bytes = [0; 16];
-        let read = rustix::io::read(&stdin, &mut bytes)?;
-        Ok(Some(Key::parse(&bytes[..read])))
+        !matches!(poll(&mut fds, Some(&timeout)), Ok(0) | Err(rustix::io::Errno::INTR))
     }
 }
 

@@ -37,9 +37,7 @@ pub fn run(source: &Source, ink: Ink) -> Result<()> {
                 None => (trouble.clone().unwrap_or_default(), 0),
             };
             terminal.draw(&view.show(&page, header, rows() - 1))?;
-            if let Some(key) = terminal.key(left)?
-                && view.press(key, rows())
-            {
+            if terminal.keys(left)?.into_iter().any(|key| view.press(key, rows())) {
                 return Ok(());
             }
         }
