@@ -51,8 +51,6 @@ pub(super) struct Size {
     patience: Duration,
     /// How long messages are sent.
     messages: Duration,
-    /// Bits a second that the link carries.
-    link_rate: f64,
 }
 
 impl Size {
@@ -65,7 +63,6 @@ impl Size {
             file: 4_000_000,
             patience: seconds(60),
             messages: seconds(12),
-            link_rate: args.rate as f64,
         };
         let quick = Size {
             cubic: (3, 3),
@@ -116,8 +113,8 @@ impl Program {
         way: Way,
     ) -> Result<Figure, TopologyError> {
         let figure = match self {
-            Program::Cubic => iperf(run, world, ("cubic", size.cubic), size.link_rate, way),
-            Program::Bbr => iperf(run, world, ("bbr", size.bbr), size.link_rate, way),
+            Program::Cubic => iperf(run, world, ("cubic", size.cubic), way),
+            Program::Bbr => iperf(run, world, ("bbr", size.bbr), way),
             Program::Download => download(run, world, server, size, way),
             Program::Messages => messages(run, world, size, way),
         };
@@ -143,29 +140,15 @@ fn iperf(
     run: &mut Run,
     world: &World,
     (congestion, (seconds, warm_up)): (&str, (u32, u32)),
-    link_rate: f64,
     way: Way,
 ) -> Result<Figure, TopologyError> {
     let report = Iperf::tcp(congestion, seconds, warm_up).run(world.a1(), world.b1())?;
     let plot = Plot::line("Throughput of iperf3", ("time", "s"), ("throughput", "Mb/s"));
     let series = run.series(&plot, &format!("{congestion}, {}", way.name()));
-    for (second, rate) in left_by(&report.intervals, link_rate) {
+    for &(second, rate) in &report.arrived {
         run.point(series, second.round() + 1.0, rate / 1e6);
     }
-    Ok(Figure::Throughput(report.received.min(link_rate)))
-}
-
-/// Rates at which data can have left, from those at which the sender handed them to its kernel, second by second: what
-/// the socket's buffer takes at once is beyond the link's rate, and leaves in the seconds that follow.
-fn left_by(handed: &[(f64, f64)], link_rate: f64) -> Vec<(f64, f64)> {
-    let mut waiting = 0.0;
-    let leaves = |&(second, rate): &(f64, f64)| {
-        let all: f64 = waiting + rate;
-        let left = all.min(link_rate);
-        waiting = all - left;
-        (second, left)
-    };
-    handed.iter().map(leaves).collect()
+    Ok(Figure::Throughput(report.arrival_rate))
 }
 
 fn download(
@@ -217,15 +200,6 @@ fn percentile(sorted: &[Duration], share: f64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_a_buffer_takes_at_once_leaves_at_the_links_rate() {
-        let handed = [(0.0, 277.0), (1.0, 150.0), (2.0, 180.0), (3.0, 0.0), (4.0, 10.0)];
-        let left = left_by(&handed, 200.0);
-        let rates: Vec<f64> = left.iter().map(|(_, rate)| *rate).collect();
-        assert_eq!(rates, [200.0, 200.0, 200.0, 7.0, 10.0]);
-        assert_eq!(left_by(&[(0.0, 50.0)], 200.0), [(0.0, 50.0)]);
-    }
 
     #[test]
     fn a_percentile_is_the_least_that_so_many_do_not_exceed() {

@@ -80,7 +80,9 @@ fn price(outcome: &Outcome) -> String {
     };
     let mut out = String::new();
     if let (Some(lost), Some(rebuilt)) = (sum("packets_lost"), sum("packets_rebuilt")) {
-        let share = if lost > 0.0 { (rebuilt / lost * 100.0).min(100.0) } else { 100.0 };
+        // Counted at two places at two moments: a few of the last may count as rebuilt and not yet as lost.
+        let rebuilt = rebuilt.min(lost);
+        let share = if lost > 0.0 { rebuilt / lost * 100.0 } else { 100.0 };
         let _ = write!(
             out,
             "<p class=\"source\">Of {} packets that the link lost, {} ({} %) were rebuilt.",

@@ -53,8 +53,10 @@ pub struct IperfReport {
     pub received: f64,
     /// What was sent.
     pub sent: f64,
-    /// What was sent in each second that counts: (seconds from the start, bits a second).
-    pub intervals: Vec<(f64, f64)>,
+    /// What the server received in each second that counts: (seconds from the start, bits a second).
+    pub arrived: Vec<(f64, f64)>,
+    /// Their mean: never more than the link's rate, as what the sender hands to its socket's buffer can be.
+    pub arrival_rate: f64,
     /// TCP segments that were sent again.
     pub retransmits: u64,
     /// The congestion control that was really used; `udp` for UDP.
@@ -94,7 +96,7 @@ impl Iperf {
     /// congestion control than asked for, or on Ctrl-C.
     pub fn run(&self, from: &Host, to: &Host) -> Result<IperfReport, TopologyError> {
         let mut server = to.command("iperf3");
-        server.args(["--server", "--one-off", "--port", &self.port.to_string()]);
+        server.args(["--server", "--one-off", "--json", "--port", &self.port.to_string()]);
         let _server = serve(to, server, self.port)?;
         let mut client = from.command("iperf3");
         client.args(self.client_args(self.address(to)?));
@@ -119,7 +121,8 @@ impl Iperf {
     }
 
     fn client_args(&self, to: IpAddr) -> Vec<String> {
-        let mut args = vec!["--json".into(), "--client".into(), to.to_string()];
+        let mut args =
+            vec!["--json".into(), "--get-server-output".into(), "--client".into(), to.to_string()];
         let mut add = |name: &str, value: String| args.extend([name.to_owned(), value]);
         add("--port", self.port.to_string());
         add("--time", self.seconds.to_string());
@@ -152,6 +155,7 @@ impl Iperf {
 struct Json {
     error: Option<String>,
     intervals: Vec<JsonInterval>,
+    server_output_json: Option<Box<Json>>,
     end: JsonEnd,
 }
 
@@ -174,6 +178,7 @@ struct JsonEnd {
 #[serde(default)]
 struct JsonSum {
     start: f64,
+    end: f64,
     bits_per_second: f64,
     retransmits: u64,
     packets: u64,
@@ -187,24 +192,31 @@ fn parse(text: &str) -> Result<IperfReport, String> {
     if let Some(error) = json.error {
         return Err(format!("failed: {error}"));
     }
-    let counted = json.intervals.iter().filter(|interval| !interval.sum.omitted);
-    let intervals = counted.map(|i| (i.sum.start, i.sum.bits_per_second)).collect();
+    let server = json.server_output_json.map(|server| server.intervals).unwrap_or_default();
+    let counted = server.iter().filter(|interval| !interval.sum.omitted);
+    let counted: Vec<&JsonSum> = counted.map(|interval| &interval.sum).collect();
+    let bits: f64 = counted.iter().map(|sum| sum.bits_per_second * (sum.end - sum.start)).sum();
+    let seconds: f64 = counted.iter().map(|sum| sum.end - sum.start).sum();
+    let arrival_rate = if seconds > 0.0 { bits / seconds } else { 0.0 };
+    let arrived = counted.iter().map(|sum| (sum.start, sum.bits_per_second)).collect();
     let end = json.end;
     let Some(udp) = end.sum else {
         return Ok(IperfReport {
             received: end.sum_received.bits_per_second,
             sent: end.sum_sent.bits_per_second,
-            intervals,
+            arrived,
+            arrival_rate,
             retransmits: end.sum_sent.retransmits,
             congestion: end.sender_tcp_congestion.unwrap_or_default(),
             ..IperfReport::default()
         });
     };
-    let arrived = 1.0 - udp.lost_packets as f64 / udp.packets.max(1) as f64;
+    let share = 1.0 - udp.lost_packets as f64 / udp.packets.max(1) as f64;
     Ok(IperfReport {
-        received: udp.bits_per_second * arrived,
+        received: udp.bits_per_second * share,
         sent: udp.bits_per_second,
-        intervals,
+        arrived,
+        arrival_rate,
         congestion: "udp".into(),
         packets: udp.packets,
         lost_packets: udp.lost_packets,
@@ -230,7 +242,7 @@ mod tests {
             let report = iperf.run(world.a1(), world.b1()).unwrap();
             assert_eq!(report.congestion, congestion);
             assert!(report.received > 1e8, "{report:?}");
-            assert!(!report.intervals.is_empty());
+            assert!(!report.arrived.is_empty());
         }
     }
 
