@@ -58,6 +58,7 @@ pub fn parse(bytes: &[u8]) -> Parsed<Request> {
     let Some(line) = lines.next() else { return Parsed::Wrong("no HTTP CONNECT") };
     let Some(target) = target(line) else { return Parsed::Wrong("no HTTP CONNECT") };
     let mut persists = !line.ends_with(b" HTTP/1.0");
+    let mut closes = false;
     let Some(to) = authority(target) else {
         return Parsed::Wrong("an HTTP CONNECT without host and port");
     };
@@ -75,10 +76,12 @@ pub fn parse(bytes: &[u8]) -> Parsed<Request> {
             let says = |word: &[u8]| {
                 value.split(|&b| b == b',').any(|one| one.trim_ascii().eq_ignore_ascii_case(word))
             };
-            persists = !says(b"close") && (persists || says(b"keep-alive"));
+            closes |= says(b"close");
+            persists |= says(b"keep-alive");
         }
     }
-    Parsed::Whole(Request { to, authorization, persists }, len)
+    // RFC 9112, 9.3: `close` wins.
+    Parsed::Whole(Request { to, authorization, persists: persists && !closes }, len)
 }
 
 /// The answer: a whole response, after which either the flow or nothing follows. One that says no has a

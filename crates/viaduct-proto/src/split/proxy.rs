@@ -18,8 +18,6 @@ use super::Parsed;
 
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 const HEAD: usize = 16;
-/// Longest header that its length field can name.
-pub const MAX_HEADER: usize = HEAD + u16::MAX as usize;
 
 const LOCAL: u8 = 0x20;
 const PROXY: u8 = 0x21;
