@@ -301,10 +301,11 @@ fn repairs_that_have_no_room_are_told_of_until_they_have() {
     assert_eq!(gateway.log().matches("WARN the WAN has changed").count(), 1, "{}", gateway.log());
     node.run("ip", &["link", "set", "wan0", "mtu", "1500"]).unwrap();
     eventually(gateway, "room again", || trouble().is_empty());
-    // A reload that fails half-way leaves what can be had, and comes back for the rest.
+    // A reload takes effect where a peer's route is not there, and waits for that route.
     node.run("ip", &["-6", "route", "flush", six]).unwrap();
     gateway.signal(Signal::HUP).unwrap();
-    eventually(gateway, "the error", || gateway.log().contains("no route to fd00:2::/48"));
+    eventually(gateway, "the reload", || gateway.log().contains("INFO reloaded"));
+    eventually(gateway, "what waits", || trouble().contains("no route to peer"));
     eventually(gateway, "IPv4's room", || room("10.2.0.0/16"));
     assert!(node.run("nft", &["list", "ruleset"]).unwrap().contains("maxseg"));
     node.run("ip", &["-6", "route", "add", six, "via", "2001:db8::2"]).unwrap();

@@ -1,4 +1,4 @@
-//! How a peer does, judged by what is achieved: not by whether a session stands, but by whether losses
+//! Health of a peer, judged by what is achieved: not by whether a session stands, but by whether losses
 //! are seen and recovered.
 //!
 //! ```text
@@ -16,14 +16,14 @@ use super::stats::{LossReport, PeerStats};
 use super::wire::VERSION;
 use crate::time::{Duration, Instant};
 
-/// How far back is looked.
+/// Observation window.
 const WINDOW: Duration = Duration::from_secs(30);
-/// Packets whose fate is known from which on a share says something.
-const ENOUGH: u64 = 20;
-/// Lost packets from which on it says something that none was recovered.
-const SOME_LOST: u64 = 5;
-/// Per cent of loss from which on it is no loss: what is announced is not what arrives.
-const ALL_LOST: u64 = 95;
+/// Packets needed before a share of them is judged.
+const MIN_SAMPLE: u64 = 20;
+/// Losses needed before it is reported that none was recovered.
+const MIN_LOST: u64 = 5;
+/// Per cent of loss from which on the path is misconfigured: what is announced is not what arrives.
+const TOTAL_LOSS_PERCENT: u64 = 95;
 
 /// How a peer does.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,7 +77,7 @@ pub struct Health {
     seen: VecDeque<(Instant, PeerStats)>,
 }
 
-/// What counters have risen by.
+/// Counter increments within the window.
 struct Rise {
     into: LossReport,
     out: LossReport,
@@ -109,7 +109,7 @@ impl Health {
             self.seen.clear();
             return State::Down(with_last(&silence(facts), facts));
         }
-        rise.judge(stats, facts)
+        rise.judge(facts)
     }
 }
 
@@ -134,9 +134,9 @@ impl Rise {
         }
     }
 
-    fn judge(&self, stats: &PeerStats, facts: &PeerFacts) -> State {
+    fn judge(&self, facts: &PeerFacts) -> State {
         let Rise { into, out, .. } = self;
-        let useless = |loss: &LossReport| loss.lost >= SOME_LOST && loss.recovered == 0;
+        let useless = |loss: &LossReport| loss.lost >= MIN_LOST && loss.recovered == 0;
         let is_useless = useless(into) || useless(out);
         let wrong = |reason: String| match is_useless {
             true => State::Useless(reason),
@@ -187,14 +187,20 @@ impl Rise {
                 loss.recovered, loss.lost
             ));
         }
-        if self.sent >= ENOUGH && self.unprotected * 2 > self.sent && stats.sender.protected > 0 {
+        if self.sent >= MIN_SAMPLE && self.unprotected * 2 > self.sent {
             return State::Degraded(format!(
                 "{} of {} packets left unprotected: longer than fits beside repairs",
                 self.unprotected, self.sent
             ));
         }
-        let encodes = facts.terms.as_ref().is_some_and(|terms| terms.code != "none");
-        if self.arrived >= 10 * ENOUGH && self.repairs == 0 && encodes {
+        let code = facts.terms.as_ref().map(|terms| &terms.code[..]);
+        if self.sent >= MIN_SAMPLE && self.arrived >= MIN_SAMPLE && code == Some("none") {
+            return State::Degraded(
+                "the peer's code is none: what is lost on the way here is not recovered".to_owned(),
+            );
+        }
+        let encodes = code.is_some_and(|code| code != "none");
+        if self.arrived >= 10 * MIN_SAMPLE && self.repairs == 0 && encodes {
             return State::Degraded(
                 "packets of the peer's site arrive, and no repairs of them".to_owned(),
             );
@@ -204,30 +210,37 @@ impl Rise {
 }
 
 fn all_lost(loss: &LossReport) -> bool {
-    loss.covered >= ENOUGH && loss.lost * 100 >= loss.covered * ALL_LOST
+    loss.covered >= MIN_SAMPLE && loss.lost * 100 >= loss.covered * TOTAL_LOSS_PERCENT
 }
 
 /// Whether less than half of what was lost is recovered.
 fn poor(loss: &LossReport) -> bool {
-    loss.lost >= ENOUGH && loss.recovered * 2 < loss.lost
+    loss.lost >= MIN_SAMPLE && loss.recovered * 2 < loss.lost
 }
 
 fn silence(facts: &PeerFacts) -> String {
-    match (facts.other_version, facts.endpoint, facts.silence) {
-        (Some(version), ..) => format!(
-            "it speaks version {version} of the protocol and this gateway {VERSION}: both need the \
-             same program"
+    if let Some(unresolved) = &facts.unresolved {
+        return unresolved.clone();
+    }
+    if let Some(version) = facts.other_version {
+        return format!(
+            "datagrams of version {version} of the protocol come from its address, and this gateway \
+             speaks {VERSION}: both need the same program"
+        );
+    }
+    match (facts.endpoint, facts.silence) {
+        (_, Some(_)) => "it does not answer any more".to_owned(),
+        (Some(at), None) => format!(
+            "no answer from {at}: does its gateway run, and do firewalls let UDP through, both ways?"
         ),
-        (_, _, Some(_)) => "it does not answer any more".to_owned(),
-        (_, Some(at), None) => format!("no answer from {at}"),
-        (_, None, None) => "it has not called".to_owned(),
+        (None, None) => "it has not called: does its config have this site's endpoint?".to_owned(),
     }
 }
 
 fn with_last(reason: &str, facts: &PeerFacts) -> String {
     match facts.handshake {
         Some(age) => format!("{reason}, last handshake {} s ago", age.as_secs()),
-        None => format!("{reason}, no handshake yet"),
+        None => reason.to_owned(),
     }
 }
 
@@ -296,14 +309,21 @@ mod tests {
         };
         let never =
             PeerFacts { endpoint: Some(([192, 0, 2, 1], 7400).into()), ..Default::default() };
-        assert_eq!(look(&never, None), "down: no answer from 192.0.2.1:7400, no handshake yet");
+        assert_eq!(
+            look(&never, None),
+            "down: no answer from 192.0.2.1:7400: does its gateway run, and do firewalls let UDP through, both \
+             ways?"
+        );
         let heard = PeerFacts { handshake: Some(Duration::from_secs(90)), ..never.clone() };
         assert_eq!(
             look(&heard, Some("wan0 is down")),
             "down: wan0 is down, last handshake 90 s ago"
         );
         let old = PeerFacts { other_version: Some(1), ..never };
-        assert!(look(&old, None).contains("speaks version 1"));
+        assert!(look(&old, None).contains("of version 1"));
+        let unresolved = Some("oslo.example is not resolved: no such host".to_owned());
+        let unresolved = PeerFacts { unresolved, ..PeerFacts::default() };
+        assert!(look(&unresolved, None).starts_with("down: oslo.example is not resolved"));
         assert!(look(&PeerFacts::default(), None).contains("it has not called"));
     }
 }

@@ -75,20 +75,23 @@ pub enum PeerError {
     Code(#[from] crate::fec::Error),
 }
 
-/// What is known of a peer beside its counters.
+/// Peer state other than counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerFacts {
-    /// Where it is sent to.
+    /// Current endpoint.
     pub endpoint: Option<SocketAddr>,
-    /// For how long it has said nothing authentic; `None` if it never has.
+    /// Why its host name has no address; filled in by the shell, which resolves names.
+    pub unresolved: Option<String>,
+    /// Time since the last authentic message; `None` before the first.
     pub silence: Option<Duration>,
-    /// How long ago the last handshake was completed.
+    /// Age of the last handshake.
     pub handshake: Option<Duration>,
-    /// What it has said of its config.
+    /// Terms last received.
     pub terms: Option<Arc<Terms>>,
-    /// What of that does not fit this config.
+    /// Mismatch between the peer's terms and this config.
     pub disagreement: Option<String>,
-    /// Version of the protocol that came from its endpoint and that this program does not speak.
+    /// Version, not this program's, of datagrams that came from its endpoint within the last minute. Their
+    /// source may be forged.
     pub other_version: Option<u8>,
     /// The MSS that the path lowers SYNs to, for IPv4 and IPv6.
     pub lowered_mss: [Option<u16>; 2],
@@ -192,6 +195,7 @@ impl Peer {
     pub(super) fn facts(&self, now: Instant) -> PeerFacts {
         PeerFacts {
             endpoint: self.endpoint,
+            unresolved: None,
             silence: self.session.silence(now),
             handshake: self.session.handshake(now),
             disagreement: self.disagreement.clone(),

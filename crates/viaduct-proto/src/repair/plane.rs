@@ -9,7 +9,7 @@ use super::session::Clocks;
 use super::stats::PeerStats;
 use super::wire::{Datagram, Hint};
 use crate::keys::PublicKey;
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use crate::wire::ip::Header;
 
 /// Most peers of one gateway: their slots fit a session index.
@@ -17,6 +17,8 @@ pub const MOST_PEERS: usize = 1 << 12;
 
 /// Sources of datagrams of other versions that are remembered, at most.
 const MAX_OTHERS: usize = 16;
+/// Time for which they are: one that is answered has long been heard of again.
+const OTHERS_TTL: Duration = Duration::from_secs(60);
 
 /// The entry type of the packet plane. See the drawing in the module above.
 pub struct Plane {
@@ -29,7 +31,7 @@ pub struct Plane {
     /// Clocks of peers, as earlier runs remembered them.
     remembered: HashMap<PublicKey, Clocks>,
     /// Sources of datagrams of other protocol versions, the latest first.
-    others: Vec<(SocketAddr, u8)>,
+    others: Vec<(SocketAddr, u8, Instant)>,
     inject: Outbox,
     stats: PlaneStats,
 }
@@ -170,9 +172,9 @@ impl Plane {
             }
             None => {
                 if let Some(version) = Datagram::other_version(datagram) {
-                    self.others.retain(|(source, _)| *source != from);
+                    self.others.retain(|(source, ..)| *source != from);
                     self.others.truncate(MAX_OTHERS - 1);
-                    self.others.insert(0, (from, version));
+                    self.others.insert(0, (from, version, now));
                 }
                 None
             }
@@ -230,14 +232,18 @@ impl Plane {
         self.peers.iter().map(|peer| (peer.config().name.clone(), peer.stats())).collect()
     }
 
-    /// What is known of each peer beside its counters, in the order of the config.
-    pub fn facts(&self, now: Instant) -> Vec<PeerFacts> {
-        let version = |facts: &PeerFacts| {
-            let from = self.others.iter().find(|(from, _)| Some(*from) == facts.endpoint);
-            from.map(|(_, version)| *version)
+    /// Facts of each peer by its name.
+    pub fn facts(&self, now: Instant) -> HashMap<String, PeerFacts> {
+        let version = |endpoint: Option<SocketAddr>| {
+            let mut recent = self.others.iter().filter(|(.., at)| now.since(*at) < OTHERS_TTL);
+            let from = recent.find(|(from, ..)| Some(*from) == endpoint);
+            from.map(|(_, version, _)| *version)
         };
-        let facts = self.peers.iter().map(|peer| peer.facts(now));
-        facts.map(|facts| PeerFacts { other_version: version(&facts), ..facts }).collect()
+        let facts = |peer: &Peer| {
+            let facts = peer.facts(now);
+            PeerFacts { other_version: version(facts.endpoint), ..facts }
+        };
+        self.peers.iter().map(|peer| (peer.config().name.clone(), facts(peer))).collect()
     }
 
     /// Counters of what belongs to no peer.

@@ -83,7 +83,8 @@ pub struct ReceiverStats {
     pub garbled: u64,
     /// Recoveries whose addresses lie outside the two sites; never injected.
     pub foreign: u64,
-    /// Recoveries of packets that had arrived, altered by the path; never injected.
+    /// SYNs that the path altered: those that arrived with an MSS that it lowers to, and recoveries of
+    /// others that had arrived, which are never injected.
     pub altered: u64,
     /// Recovered SYNs that were not injected, since it is not known yet whether the path lowers their MSS.
     pub withheld: u64,

@@ -400,7 +400,7 @@ fn a_handshake_message_moves_no_endpoint() {
 #[test]
 fn prefixes_that_disagree_are_told_in_both_directions() {
     let mut world = World::new(&layered());
-    let facts = |plane: &Plane, now| plane.facts(now).remove(0);
+    let facts = |plane: &Plane, now| plane.facts(now).into_values().next().unwrap();
     world.run(Duration::from_secs(2), |_, _| false);
     assert_eq!(facts(&world.a, world.now).disagreement, None);
     let terms = facts(&world.a, world.now).terms.expect("the peer has told");
@@ -448,7 +448,10 @@ fn a_syn_that_the_path_alters_is_neither_lost_nor_injected() {
     let stats = world.b_stats().receiver;
     assert_eq!((stats.recovered, stats.link.lost), (20, 20), "{stats:?}");
     assert!(stats.altered >= 175, "{stats:?}");
-    assert_eq!(world.b.facts(world.now)[0].lowered_mss, [Some(1000), None]);
+    assert_eq!(
+        world.b.facts(world.now).into_values().next().unwrap().lowered_mss,
+        [Some(1000), None]
+    );
 }
 
 /// The state of A's site at B after some seconds in which each packet becomes what `path` makes of it.
@@ -467,7 +470,8 @@ fn state_behind(path: impl Fn(&mut Vec<u8>) -> bool) -> health::State {
             world.run(Duration::from_millis(1), |_, _| false);
         }
         world.run(Duration::from_millis(900), |_, _| false);
-        let (stats, facts) = (world.b_stats(), world.b.facts(world.now).remove(0));
+        let (stats, facts) =
+            (world.b_stats(), world.b.facts(world.now).into_values().next().unwrap());
         state = health.look(world.now, &stats, &facts, None);
         assert!(second < 3 || stats.up, "the session stands");
     }

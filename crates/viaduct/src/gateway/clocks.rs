@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use tracing::warn;
 use viaduct_proto::keys::PublicKey;
@@ -14,6 +15,9 @@ use viaduct_sys::journal::replace_file;
 
 /// Seconds between two writes for clocks of what was sent alone: those rise with each attempt.
 const SENT_EVERY: u32 = 60;
+/// Added to a clock of what was sent that lies ahead of the machine's, which was set back then: more than it
+/// can have risen by since it was written.
+const SENT_MARGIN: u64 = 2 * SENT_EVERY as u64 * 1_000_000_000;
 /// Bytes of the file, at most.
 const MAX_FILE: u64 = MOST_PEERS as u64 * 2 * 128;
 
@@ -38,7 +42,8 @@ impl ClockFile {
         let is_small = fs::metadata(path).is_ok_and(|of| of.is_file() && of.len() <= MAX_FILE);
         let text =
             if is_small { fs::read_to_string(path).unwrap_or_default() } else { String::new() };
-        text.lines().filter_map(line).collect()
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        text.lines().filter_map(|text| line(text, now)).collect()
     }
 
     /// Writes `clocks` if they have risen. Call it once a second.
@@ -53,8 +58,12 @@ impl ClockFile {
         }
     }
 
-    /// Writes `clocks` whatever has become of them; at the end.
+    /// Writes `clocks`, if there are any: at the end, even if few have risen.
     pub fn write(&mut self, clocks: &HashMap<PublicKey, Clocks>) {
+        // The packet thread has not told any yet.
+        if clocks.is_empty() && self.written.is_empty() {
+            return;
+        }
         let mut text = String::new();
         for (key, of) in clocks {
             let _ = writeln!(text, "{key} {} {}", of.heard, of.sent);
@@ -66,15 +75,19 @@ impl ClockFile {
             warn!("{}: cannot be written: {error}", self.path.display());
         }
         self.is_failing = done.is_err();
-        (self.written, self.looks) = (clocks.clone(), 0);
+        self.looks = 0;
+        if done.is_ok() {
+            self.written.clone_from(clocks);
+        }
     }
 }
 
-fn line(text: &str) -> Option<(PublicKey, Clocks)> {
+fn line(text: &str, now: u128) -> Option<(PublicKey, Clocks)> {
     let mut words = text.split_whitespace();
     let key = words.next()?.parse().ok()?;
-    let (heard, sent) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-    Some((key, Clocks { heard, sent }))
+    let (heard, sent): (u64, u64) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    let margin = if u128::from(sent) > now { SENT_MARGIN } else { 0 };
+    Some((key, Clocks { heard, sent: sent.saturating_add(margin) }))
 }
 
 #[cfg(test)]
@@ -98,5 +111,12 @@ mod tests {
         fs::write(&path, noise).unwrap();
         assert_eq!(ClockFile::read(&path), clocks);
         fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn a_clock_ahead_of_the_machines_gets_a_margin() {
+        let key = SecretKey::from_bytes([3; 32]).public();
+        let sent = |now| line(&format!("{key} 1 500"), now).unwrap().1.sent;
+        assert_eq!((sent(501), sent(499)), (500, 500 + SENT_MARGIN));
     }
 }

@@ -18,6 +18,7 @@ use viaduct_proto::keys::{PublicKey, SecretKey};
 use crate::proxy::file::PolicyTable;
 use crate::text;
 use file::File;
+pub use peers::check_endpoint;
 
 /// Bytes of a config, at most.
 const LONGEST: u64 = 1 << 20;

@@ -19,7 +19,7 @@ use super::endpoints::Endpoints;
 use super::families;
 use super::peers::PeerStates;
 use super::site::Site;
-use super::snapshot::{Published, Status};
+use super::snapshot::{Details, Published, Status};
 use super::system::System;
 use super::wan::WanWatch;
 use super::watch::Watch;
@@ -76,6 +76,8 @@ pub struct Control {
     peers: PeerStates,
     clocks: Option<ClockFile>,
     endpoints: Endpoints,
+    /// Warnings about the config and the machine that were logged.
+    warnings: Vec<String>,
     /// What becomes of our rules in nftables and policy routing.
     rules: Arc<Interception>,
     doors: Doors,
@@ -103,6 +105,7 @@ impl Control {
             peers: PeerStates::default(),
             clocks: site.config.clocks().map(ClockFile::new),
             endpoints: Endpoints::default(),
+            warnings: site.warnings(),
             cache: SharedStats::default(),
             prefixes: Arc::new(Mutex::new(site.config.prefixes.clone())),
             metrics: Metrics::default(),
@@ -189,11 +192,11 @@ impl Control {
 
     /// Judges the peers, tells the log, and keeps what a restart needs. Once a second.
     fn look(&mut self, watch: &mut Watch) {
-        let (seen, details) = (self.published.get(), self.published.details());
+        let (seen, details) = (self.published.get(), self.details());
         let trouble = self.wan.down();
         let now = viaduct_proto::time::Instant::from_nanos(viaduct_sys::clock::now());
         self.peers.look(now, &seen, &details, trouble.as_deref());
-        watch.look(&self.site.config, &seen);
+        watch.look(&seen);
         if let Some(clocks) = &mut self.clocks {
             clocks.keep(&details.clocks);
         }
@@ -228,7 +231,18 @@ impl Control {
             trouble: self.trouble(),
             ..Status::new(&self.site, &self.published)
         }
-        .with_peers(&self.published.details(), self.peers.get())
+        .with_peers(&self.details(), self.peers.get())
+    }
+
+    /// What the packet thread has told of the peers, and which names of theirs are not resolved.
+    fn details(&self) -> Details {
+        let mut details = self.published.details();
+        for peer in &self.site.config.peers {
+            if let Some(facts) = details.facts.get_mut(&peer.name) {
+                facts.unresolved = self.endpoints.unresolved(peer);
+            }
+        }
+        details
     }
 
     fn trouble(&self) -> Option<String> {
@@ -268,7 +282,7 @@ impl Control {
             return;
         }
         let done = match Site::new(self.site.config.clone()) {
-            Ok(site) => self.take(site, system, System::follow).await,
+            Ok(site) => self.take(site, system).await,
             Err(error) => Err(error),
         };
         self.tell_waits(system);
@@ -312,7 +326,7 @@ impl Control {
             }
         });
         fixed.with_context(|| self.source.path.display().to_string())?;
-        self.take(site, system, System::change).await?;
+        self.take(site, system).await?;
         self.endpoints.watch(&self.site.config);
         match (&mut self.flows, flows) {
             (Some(running), Some(new)) => running.handle.reload(new),
@@ -320,28 +334,24 @@ impl Control {
         }
     }
 
-    /// Does from now on what `site` says; all of it, or none. `change` makes the room for repairs.
-    async fn take(
-        &mut self,
-        mut site: Site,
-        system: &mut System,
-        change: fn(&mut System, &Site) -> Result<()>,
-    ) -> Result<()> {
+    /// Does from now on what `site` says; all of it, or none.
+    async fn take(&mut self, mut site: Site, system: &mut System) -> Result<()> {
         self.endpoints.fill(&mut site.config);
         let doors = self.other_doors(&site.config).await?;
-        change(system, &site)?;
+        system.follow(&site)?;
         if let Err(error) = self.hand_over(&site).await {
-            change(system, &self.site)?;
+            system.follow(&self.site)?;
             return Err(error);
         }
         self.prefixes
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone_from(&site.config.prefixes);
-        let known = self.site.warnings();
-        for warning in site.warnings().iter().filter(|w| !known.contains(w)) {
+        let warnings = site.warnings();
+        for warning in warnings.iter().filter(|warning| !self.warnings.contains(warning)) {
             warn!("{warning}");
         }
+        self.warnings = warnings;
         self.wan.settled(&site)?;
         self.unverified = true;
         self.site = site;

@@ -9,7 +9,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
-use super::config::Config;
+use super::config::{Config, Peer, check_endpoint};
 
 /// Time between two look-ups of a name.
 const RESOLVE_EVERY: Duration = Duration::from_secs(30);
@@ -18,20 +18,25 @@ const RETRY_EVERY: Duration = Duration::from_secs(3);
 
 /// A host and a port.
 type Name = (String, u16);
+/// What a look-up came to: the addresses that can be sent to, one at least, or why there is none.
+type Answer = (Name, Result<Vec<SocketAddr>, String>);
 
 /// Look-ups of the names of a config.
 #[derive(Debug)]
 pub struct Endpoints {
-    sender: UnboundedSender<(Name, SocketAddr)>,
-    answers: UnboundedReceiver<(Name, SocketAddr)>,
+    sender: UnboundedSender<Answer>,
+    answers: UnboundedReceiver<Answer>,
     known: HashMap<Name, SocketAddr>,
+    /// Why a name has no address at present.
+    failures: HashMap<Name, String>,
     tasks: HashMap<Name, JoinHandle<()>>,
 }
 
 impl Default for Endpoints {
     fn default() -> Self {
         let (sender, answers) = unbounded_channel();
-        Endpoints { sender, answers, known: HashMap::new(), tasks: HashMap::new() }
+        let (known, failures, tasks) = Default::default();
+        Endpoints { sender, answers, known, failures, tasks }
     }
 }
 
@@ -48,6 +53,7 @@ impl Endpoints {
             stays
         });
         self.known.retain(|name, _| names.contains(&name));
+        self.failures.retain(|name, _| names.contains(&name));
         let listen = config.listen;
         for name in names {
             let (sender, of) = (self.sender.clone(), name.clone());
@@ -68,12 +74,44 @@ impl Endpoints {
 
     /// Waits until a name has another address.
     pub async fn changed(&mut self) {
-        while let Some((name, at)) = self.answers.recv().await {
-            if self.tasks.contains_key(&name) && self.known.insert(name.clone(), at) != Some(at) {
+        while let Some((name, found)) = self.answers.recv().await {
+            if self.tasks.contains_key(&name)
+                && let Some(at) = self.take(&name, found)
+            {
                 info!(host = name.0, %at, "the endpoint has this address");
                 return;
             }
         }
+    }
+
+    /// The address of `name` if it is another one than before: one that is still among its addresses stays,
+    /// in whatever order a name server lists them.
+    fn take(&mut self, name: &Name, found: Result<Vec<SocketAddr>, String>) -> Option<SocketAddr> {
+        match found {
+            Ok(all) => {
+                self.failures.remove(name);
+                let known = self.known.get(name);
+                let first = *all.first()?;
+                if known.is_some_and(|known| all.contains(known)) {
+                    return None;
+                }
+                self.known.insert(name.clone(), first);
+                Some(first)
+            }
+            Err(reason) => {
+                if self.failures.insert(name.clone(), reason.clone()).is_none() {
+                    warn!(host = name.0, "the endpoint is not resolved: {reason}");
+                }
+                None
+            }
+        }
+    }
+
+    /// Why the name of a peer of `config` has no address, if none is known.
+    pub fn unresolved(&self, peer: &Peer) -> Option<String> {
+        let name = peer.endpoint_name.as_ref().filter(|name| !self.known.contains_key(name))?;
+        let reason = self.failures.get(name).map_or("no answer yet", String::as_str);
+        Some(format!("{} is not resolved: {reason}", name.0))
     }
 }
 
@@ -83,37 +121,35 @@ impl Drop for Endpoints {
     }
 }
 
-async fn resolve(name: Name, listen: SocketAddr, sender: UnboundedSender<(Name, SocketAddr)>) {
-    let mut is_failing = false;
+async fn resolve(name: Name, listen: SocketAddr, sender: UnboundedSender<Answer>) {
     loop {
         let found = match lookup_host((name.0.as_str(), name.1)).await {
-            Ok(all) => choose(all, listen)
-                .ok_or("it has no address of the family of [site] listen".to_owned()),
+            Ok(all) => usable(all, listen),
             Err(error) => Err(error.to_string()),
         };
-        let wait = match found {
-            Ok(at) => {
-                is_failing = false;
-                if sender.send((name.clone(), at)).is_err() {
-                    return;
-                }
-                RESOLVE_EVERY
-            }
-            Err(reason) => {
-                if !std::mem::replace(&mut is_failing, true) {
-                    warn!(host = name.0, "the endpoint is not resolved: {reason}");
-                }
-                RETRY_EVERY
-            }
-        };
+        let wait = if found.is_ok() { RESOLVE_EVERY } else { RETRY_EVERY };
+        if sender.send((name.clone(), found)).is_err() {
+            return;
+        }
         tokio::time::sleep(wait).await;
     }
 }
 
-/// The first address that a socket at `listen` can send to.
-fn choose(all: impl Iterator<Item = SocketAddr>, listen: SocketAddr) -> Option<SocketAddr> {
-    let both = listen.is_ipv6() && listen.ip().is_unspecified();
-    all.into_iter().find(|at| both || at.is_ipv4() == listen.is_ipv4())
+/// The addresses that a socket at `listen` can send to, one at least.
+fn usable(
+    all: impl Iterator<Item = SocketAddr>,
+    listen: SocketAddr,
+) -> Result<Vec<SocketAddr>, String> {
+    let mut unfit = "it has no address".to_owned();
+    let fits = |at: &SocketAddr| match check_endpoint(Some(*at), listen) {
+        Ok(()) => true,
+        Err(why) => {
+            unfit = format!("it {why}");
+            false
+        }
+    };
+    let all: Vec<SocketAddr> = all.filter(fits).collect();
+    if all.is_empty() { Err(unfit) } else { Ok(all) }
 }
 
 #[cfg(test)]
@@ -121,14 +157,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_address_is_of_the_family_that_can_be_sent_to() {
+    fn the_addresses_are_those_that_can_be_sent_to() {
         let (four, six): (SocketAddr, SocketAddr) =
             ("192.0.2.1:1".parse().unwrap(), "[2001:db8::1]:1".parse().unwrap());
-        let chosen = |listen: &str| choose([six, four].into_iter(), listen.parse().unwrap());
-        assert_eq!(chosen("192.0.2.9:7400"), Some(four));
-        assert_eq!(chosen("[2001:db8::9]:7400"), Some(six));
-        assert_eq!(chosen("[::]:7400"), Some(six));
-        assert_eq!(choose([six].into_iter(), "192.0.2.9:7400".parse().unwrap()), None);
+        let usable_at = |all: &[SocketAddr], listen: &str| {
+            usable(all.iter().copied(), listen.parse().unwrap())
+        };
+        assert_eq!(usable_at(&[six, four], "192.0.2.9:7400"), Ok(vec![four]));
+        assert_eq!(usable_at(&[six, four], "[2001:db8::9]:7400"), Ok(vec![six]));
+        assert_eq!(usable_at(&[six, four], "[::]:7400"), Ok(vec![six, four]));
+        assert!(usable_at(&[six], "192.0.2.9:7400").unwrap_err().contains("is IPv6"));
+        assert!(usable_at(&[four], "192.0.2.1:1").is_err(), "this site's own");
+        assert!(usable_at(&["224.0.0.1:1".parse().unwrap()], "192.0.2.9:1").is_err());
+    }
+
+    #[test]
+    fn an_address_stays_while_the_name_has_it_in_whatever_order() {
+        let mut endpoints = Endpoints::default();
+        let name = ("oslo.example".to_owned(), 7400);
+        let [a, b]: [SocketAddr; 2] = [([192, 0, 2, 1], 1).into(), ([192, 0, 2, 2], 1).into()];
+        assert_eq!(endpoints.take(&name, Ok(vec![a, b])), Some(a));
+        assert_eq!(endpoints.take(&name, Ok(vec![b, a])), None);
+        assert_eq!(endpoints.take(&name, Err("no server".to_owned())), None);
+        assert_eq!(endpoints.take(&name, Ok(vec![b])), Some(b));
+        assert_eq!(endpoints.known.get(&name), Some(&b));
     }
 
     #[tokio::test]

@@ -56,7 +56,7 @@ const PEER_COUNTERS: &[PeerCounter] = &[
     ("viaduct_foreign_recoveries_total", "Recoveries between addresses of other sites.", |p| {
         p.receiver.foreign
     }),
-    ("viaduct_altered_packets_total", "Packets that arrived, altered by the path.", |p| {
+    ("viaduct_altered_packets_total", "SYNs that arrived with an MSS lowered by the path.", |p| {
         p.receiver.altered
     }),
     ("viaduct_withheld_recoveries_total", "SYNs not injected: their path is not known.", |p| {

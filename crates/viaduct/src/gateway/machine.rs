@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, Result, bail, ensure};
 use ipnet::IpNet;
+use serde_json::Value;
 use viaduct_sys::interface::Interface;
 use viaduct_sys::route::{RouteError, RouteMtu};
 use viaduct_sys::tool;
@@ -32,7 +33,7 @@ pub fn wan_mtu(config: &Config) -> Result<usize> {
     Ok(usize::try_from(mtu)?)
 }
 
-/// What of the machine is not there yet and may come: the interface, or an address to listen on.
+/// Missing prerequisite that may still come: the interface, or an address to listen on.
 pub fn not_ready(config: &Config) -> Option<String> {
     let wan = Interface::new(&config.wan).ok()?;
     if wan.mtu().is_err() {
@@ -73,20 +74,56 @@ pub fn vlan_of_trunk(config: &Config) -> Option<String> {
     })
 }
 
-/// That something translates addresses of what leaves, if rules of nftables say so: packets to the
-/// peers must be exempt, or their gateways see none of them.
+/// Warning if a rule of nftables may translate the addresses of packets to the peers: these must be exempt,
+/// or their gateways see none of them.
 pub fn masquerades(config: &Config) -> Option<String> {
-    let rules = tool::run("nft", &["list", "ruleset"], "").ok()?;
-    let translates = |line: &&str| {
-        let line = line.to_ascii_lowercase();
-        let other = line.contains("oif") && !line.contains(&format!("\"{}\"", config.wan));
-        (line.contains("masquerade") || line.contains("snat")) && !other
-    };
-    let rule = rules.lines().find(translates)?.trim();
+    let listed = tool::run("nft", &["-j", "list", "ruleset"], "").ok()?;
+    let peers: Vec<IpNet> = config.peers.iter().flat_map(|peer| peer.prefixes.clone()).collect();
+    let (chain, kind) = translation(&serde_json::from_str(&listed).ok()?, &config.wan, &peers)?;
     Some(format!(
-        "a rule of nftables translates addresses ({rule}): packets to the peers' prefixes must be \
-         exempt, or nothing of them is protected"
+        "a rule of nftables may translate addresses of packets to the peers ({kind} in {chain}), of which \
+         nothing is protected then: is there a rule that exempts the peers' prefixes?"
     ))
+}
+
+/// The chain and kind of the first rule that translates source addresses of what leaves by `wan`, in a chain
+/// that names none of the `peers`' prefixes.
+fn translation(ruleset: &Value, wan: &str, peers: &[IpNet]) -> Option<(String, &'static str)> {
+    let rules = || ruleset["nftables"].as_array().into_iter().flatten().map(|of| &of["rule"]);
+    let chain = |rule: &Value| {
+        [&rule["family"], &rule["table"], &rule["chain"]]
+            .map(|part| part.as_str().unwrap_or_default().to_owned())
+            .join(" ")
+    };
+    let exempts = |rule: &Value| {
+        let text = rule["expr"].to_string();
+        peers.iter().any(|net| text.contains(&format!("{:?}", net.addr().to_string())))
+    };
+    rules().find_map(|rule| {
+        let parts = rule["expr"].as_array()?;
+        let is = |kind: &&str| parts.iter().any(|part| part.get(kind).is_some());
+        let kind = ["masquerade", "snat"].into_iter().find(is)?;
+        let leaves = parts.iter().all(|part| may_match(&part["match"], wan));
+        let exempt = rules().filter(|of| chain(of) == chain(rule)).any(exempts);
+        (leaves && !exempt).then(|| (chain(rule), kind))
+    })
+}
+
+/// Whether what leaves by `wan` may fit a match; one on anything but the output interface may.
+fn may_match(one: &Value, wan: &str) -> bool {
+    let key = one["left"]["meta"]["key"].as_str();
+    if !matches!(key, Some("oif" | "oifname")) {
+        return true;
+    }
+    let right = &one["right"];
+    let set = right["set"].as_array().map_or(std::slice::from_ref(right), Vec::as_slice);
+    let names = |one: &Value| match one.as_str() {
+        Some(name) => name.strip_suffix('*').map_or(name == wan, |start| wan.starts_with(start)),
+        // A named set, say.
+        None => true,
+    };
+    let has = set.iter().any(names);
+    if one["op"] == "!=" { !has } else { has }
 }
 
 /// The names of all interfaces but loopback.
@@ -189,3 +226,7 @@ pub fn check_rights() -> Result<()> {
         None => Ok(()),
     }
 }
+
+#[cfg(test)]
+#[path = "machine_tests.rs"]
+mod tests;

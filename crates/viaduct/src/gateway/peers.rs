@@ -9,28 +9,17 @@ use viaduct_proto::time::Instant as Now;
 
 use super::snapshot::{Details, Snapshot};
 
-/// How long a peer may take to answer at first before the log warns of it.
+/// Grace period before a silent peer is logged.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
 
 /// The peers' states.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct PeerStates {
-    began: Instant,
-    health: HashMap<String, Health>,
+    /// Each peer's, and when it was first judged.
+    health: HashMap<String, (Instant, Health)>,
     states: Vec<(String, State)>,
-    /// What the log has heard last, of each peer.
+    /// Last logged state by peer.
     told: HashMap<String, String>,
-}
-
-impl Default for PeerStates {
-    fn default() -> Self {
-        PeerStates {
-            began: Instant::now(),
-            health: HashMap::new(),
-            states: Vec::new(),
-            told: HashMap::new(),
-        }
-    }
 }
 
 impl PeerStates {
@@ -44,9 +33,10 @@ impl PeerStates {
         let nothing = Default::default();
         self.health.retain(|name, _| seen.peers.iter().any(|(peer, _)| peer == name));
         self.states.clear();
-        for (at, (name, stats)) in seen.peers.iter().enumerate() {
-            let facts = details.facts.get(at).unwrap_or(&nothing);
-            let health = self.health.entry(name.clone()).or_default();
+        for (name, stats) in &seen.peers {
+            let facts = details.facts.get(name).unwrap_or(&nothing);
+            let first = || (Instant::now(), Health::default());
+            let (_, health) = self.health.entry(name.clone()).or_insert_with(first);
             let state = health.look(now, stats, facts, trouble);
             self.states.push((name.clone(), state));
         }
@@ -54,8 +44,9 @@ impl PeerStates {
     }
 
     fn tell(&mut self) {
-        let is_early = self.began.elapsed() < FIRST_ANSWER;
         for (peer, state) in &self.states {
+            let first = self.health.get(peer);
+            let is_early = first.is_some_and(|(since, _)| since.elapsed() < FIRST_ANSWER);
             let before = self.told.get(peer);
             let kind = kind(state);
             if before == Some(&kind) || (is_early && before.is_none() && !state.is_up()) {

@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 
 use anyhow::{Result, bail};
-use ipnet::IpNet;
 use viaduct_proto::repair::{MIN_MEMORY, PeerConfig, Sites, least_memory, overhead};
 use viaduct_sys::filter::{BpfInsn, TapFilter};
 
@@ -60,16 +59,7 @@ impl Site {
         config.chain(off).chain(elsewhere).chain(memory).chain(nat).collect()
     }
 
-    /// The key of the config that an address comes from, as errors name it.
-    pub fn named(&self, ip: IpAddr) -> String {
-        let has = |prefixes: &[IpNet]| prefixes.iter().any(|net| net.contains(&ip));
-        match self.config.peers.iter().find(|peer| has(&peer.prefixes)) {
-            Some(peer) => format!("peer {:?}: prefixes", peer.name),
-            None => "[site] prefixes".to_owned(),
-        }
-    }
-
-    /// That there is no route to the peer that has an address, for messages.
+    /// Message "no route to peer" for the peer that has an address.
     pub fn to_peer(&self, ip: IpAddr) -> String {
         let has = |peer: &&Peer| peer.prefixes.iter().any(|net| net.contains(&ip));
         let name = self.config.peers.iter().find(has).map_or("?", |peer| &peer.name);
@@ -127,7 +117,7 @@ impl Site {
         needs.into_iter().map(share).collect()
     }
 
-    /// That the configured memory is too little for the codes, if it is.
+    /// Warning if `memory` is below what the codes need.
     fn too_little_memory(&self) -> Option<String> {
         let (needed, there) = (self.needs().iter().sum::<usize>(), self.packet_memory());
         // The taps take a third of all, up to a bound.

@@ -65,8 +65,8 @@ pub struct Snapshot {
 /// What is known of the peers beside their counters, once a second.
 #[derive(Clone, Debug, Default)]
 pub struct Details {
-    /// Of each peer, in the order of the config.
-    pub facts: Vec<PeerFacts>,
+    /// Of each peer by its name.
+    pub facts: HashMap<String, PeerFacts>,
     /// Clocks of initiations, to be kept over a restart.
     pub clocks: HashMap<PublicKey, Clocks>,
 }
@@ -232,7 +232,7 @@ impl Status {
         self.peers = peers
             .map(|(at, (name, counters))| {
                 let state = states.iter().find(|(of, _)| of == name).map(|(_, state)| state);
-                let facts = details.facts.get(at).cloned().unwrap_or_default();
+                let facts = details.facts.get(name).cloned().unwrap_or_default();
                 let terms = facts.terms.as_deref();
                 PeerStatus {
                     name: name.clone(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context as _, Result, bail};
 use tracing::{info, warn};
 use viaduct_sys::intercept::Intercept;
 use viaduct_sys::journal::Changes;
@@ -74,36 +74,27 @@ impl System {
         Ok((system, tun))
     }
 
-    /// Makes the room that `site` asks for instead of the one in force; on an error that stays, as
-    /// far as it can still be made ([`System::is_complete`]). What somebody else has undone
-    /// meanwhile is made again.
-    pub fn change(&mut self, site: &Site) -> Result<()> {
-        let room = Room::new(site)?;
-        self.changes.repeat(self.mark)?;
-        self.changes.restore_since(self.mark)?;
-        if let Err(error) = room.make(site, &mut self.changes) {
-            let back = self.changes.restore_since(self.mark).map_err(anyhow::Error::from);
-            let again = self.room.make(site, &mut self.changes);
-            self.incomplete = back.and(again).is_err();
-            return Err(error);
-        }
-        (self.room, self.incomplete) = (room, false);
-        self.waiting.clear();
-        Ok(())
-    }
-
-    /// As [`System::change`], but where a peer's route is not there its part waits
-    /// ([`System::waits`]) and the others' is made.
+    /// Makes the room that `site` asks for instead of the one in force. What somebody else has undone
+    /// meanwhile is made again. Where a peer's route is not there its part waits ([`System::waits`]).
+    ///
+    /// # Errors
+    /// A rule cannot be made: the room before stays, as far as it can still be made
+    /// ([`System::is_complete`]).
     pub fn follow(&mut self, site: &Site) -> Result<()> {
         let room = Room::new(site)?;
         self.changes.repeat(self.mark)?;
         self.changes.restore_since(self.mark)?;
-        for clamp in &room.clamps {
-            self.changes.mss_clamp(clamp.clone())?;
+        let made = room.make_clamps(&mut self.changes);
+        if made.is_err() {
+            let back = self.changes.restore_since(self.mark).map_err(anyhow::Error::from);
+            let again = back.and_then(|()| self.room.make_clamps(&mut self.changes));
+            self.incomplete = again.is_err();
+        } else {
+            (self.room, self.incomplete) = (room, false);
         }
-        self.waiting = room.routes.iter().map(|&route| (route, String::new())).collect();
-        (self.room, self.incomplete) = (room, false);
+        self.waiting = self.room.routes.iter().map(|&route| (route, String::new())).collect();
         self.try_routes(site, usize::MAX);
+        made?;
         for clamp in &self.room.clamps {
             let longest = clamp.max_packet;
             info!(longest, "packets are kept short, so that repairs fit the WAN");
@@ -111,8 +102,8 @@ impl System {
         Ok(())
     }
 
-    /// Whether the routes that were lowered still are: somebody may have changed one before it was
-    /// watched.
+    /// Whether all lowered routes are still in force: another program may have changed one before it
+    /// was watched.
     pub fn is_in_force(&self, site: &Site) -> bool {
         let waits = |route: &Lowered| self.waiting.iter().any(|(waiting, _)| waiting == route);
         let lowered = |&((ip, length), longest): &Lowered| {
@@ -144,7 +135,8 @@ impl System {
 
     /// What the room for repairs waits for, if it waits.
     pub fn waits(&self) -> Option<String> {
-        let (_, first) = self.waiting.iter().find(|(_, why)| !why.is_empty())?;
+        // The least: which of them is tried next is no news.
+        let first = self.waiting.iter().map(|(_, why)| why).filter(|why| !why.is_empty()).min()?;
         let more = self.waiting.len() - 1;
         let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };
         Some(format!("repairs have no room: {first}{more}"))
@@ -164,7 +156,7 @@ impl System {
         Ok(self.changes.pass_by()?)
     }
 
-    /// Puts back rules that somebody else has taken away. Call it once a second.
+    /// Restores rules that another program removed. Call it once a second.
     pub fn keep(&self, interception: &Interception) {
         if interception.is_missing() || self.rules.as_ref().is_some_and(RulesWatch::lost) {
             interception.keep(&self.changes);
@@ -211,21 +203,8 @@ impl Room {
         Ok(room)
     }
 
-    /// All of it that can be made; the first error, if there was one.
-    fn make(&self, site: &Site, changes: &mut Changes) -> Result<()> {
-        let mut done = Ok(());
-        for &((ip, length), longest) in &self.routes {
-            let made = changes.route_mtu((ip, length), &site.config.wan, longest);
-            done = done.and(made.with_context(|| site.named(ip)));
-        }
-        for clamp in &self.clamps {
-            done = done.and(changes.mss_clamp(clamp.clone()).map_err(Into::into));
-        }
-        for clamp in self.clamps.iter().filter(|_| done.is_ok()) {
-            let longest = clamp.max_packet;
-            info!(longest, "packets are kept short, so that repairs fit the WAN");
-        }
-        done
+    fn make_clamps(&self, changes: &mut Changes) -> Result<()> {
+        self.clamps.iter().try_for_each(|clamp| Ok(changes.mss_clamp(clamp.clone())?))
     }
 }
 

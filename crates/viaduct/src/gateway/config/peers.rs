@@ -81,7 +81,11 @@ fn peer(table: PeerTable, site: &Config, odd: &mut Vec<String>) -> Result<Peer, 
     })
 }
 
-fn check_endpoint(endpoint: Option<SocketAddr>, listen: SocketAddr) -> Result<(), String> {
+/// Checks that `endpoint` is one machine's, another's than `listen`, and can be sent to from there.
+///
+/// # Errors
+/// What it is instead, for behind the name of the key.
+pub fn check_endpoint(endpoint: Option<SocketAddr>, listen: SocketAddr) -> Result<(), String> {
     let Some(at) = endpoint else { return Ok(()) };
     if at.port() == 0 || !is_one_host(at.ip()) {
         let what = "the address and port of one machine are expected, such as 192.0.2.2:7400";

@@ -1,0 +1,43 @@
+//! Rules of nftables that translate addresses, as `nft -j list ruleset` says them.
+
+use serde_json::json;
+
+use super::*;
+
+const PEER: &str = "10.2.0.0/16";
+
+fn chain_of(rules: &[Value]) -> Option<String> {
+    let rules: Vec<Value> = rules
+        .iter()
+        .map(
+            |expr| json!({"rule": {"family": "ip", "table": "nat", "chain": "post", "expr": expr}}),
+        )
+        .collect();
+    let found = translation(&json!({ "nftables": rules }), "wan0", &[PEER.parse().unwrap()]);
+    found.map(|(chain, kind)| format!("{chain}: {kind}"))
+}
+
+fn out(op: &str, name: &Value) -> Value {
+    json!({"match": {"op": op, "left": {"meta": {"key": "oifname"}}, "right": name}})
+}
+
+#[test]
+fn what_may_translate_packets_to_peers_is_named_and_nothing_else() {
+    let masquerade = json!({"masquerade": null});
+    let warned = Some("ip nat post: masquerade".to_owned());
+    assert_eq!(chain_of(&[json!([masquerade])]), warned);
+    assert_eq!(chain_of(&[json!([out("==", &json!("wan0")), masquerade])]), warned);
+    assert_eq!(chain_of(&[json!([out("==", &json!("wan*")), masquerade])]), warned);
+    assert_eq!(chain_of(&[json!([out("!=", &json!("docker0")), masquerade])]), warned);
+    assert_eq!(chain_of(&[json!([out("==", &json!({"set": ["a", "wan0"]})), masquerade])]), warned);
+    assert_eq!(chain_of(&[json!([out("==", &json!("docker0")), masquerade])]), None);
+    assert_eq!(chain_of(&[json!([out("!=", &json!("wan0")), masquerade])]), None);
+    // A comment, or a chain's name, is no rule.
+    assert_eq!(chain_of(&[json!([{"jump": {"target": "masquerade"}}])]), None);
+    let exempt = json!([
+        {"match": {"op": "==", "left": {"payload": {"protocol": "ip", "field": "daddr"}},
+            "right": {"prefix": {"addr": "10.2.0.0", "len": 16}}}},
+        {"return": null}
+    ]);
+    assert_eq!(chain_of(&[exempt, json!([masquerade])]), None);
+}
