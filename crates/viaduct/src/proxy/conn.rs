@@ -2,15 +2,19 @@
 //!
 //! Whoever shares a socket's open file description may change it at any time: a lingering close would block
 //! the loop, and so would a read once the socket blocks again. So a lent socket is closed by its lender, in
-//! another thread, and is read and written by calls that never block, whatever its flags say.
+//! another thread, and is read and written by calls that never block, whatever its flags say. The kernel reports
+//! events of a descriptor until the last copy of its file is closed, so a lent socket is deregistered before.
 
 use std::fmt::Debug;
 use std::io::{self, IoSlice, Read as _, Write as _};
 use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use mio::event::Source as _;
 use mio::net::TcpStream;
+use mio::unix::SourceFd;
+use mio::{Interest, Registry, Token};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
 /// Closes sockets that another process holds too.
@@ -25,12 +29,14 @@ pub struct Conn<S: Into<OwnedFd>> {
     /// `None` only while it is dropped or converted.
     socket: Option<S>,
     lender: Option<Arc<dyn Lender>>,
+    /// Of a lent socket: where it is registered.
+    registry: Option<Arc<Registry>>,
 }
 
 impl<S: Into<OwnedFd>> Conn<S> {
     /// A socket that `lender` closes.
     pub fn lent(socket: S, lender: Arc<dyn Lender>) -> Conn<S> {
-        Conn { socket: Some(socket), lender: Some(lender) }
+        Conn { socket: Some(socket), lender: Some(lender), registry: None }
     }
 
     /// Whether another user's process holds it too.
@@ -40,13 +46,17 @@ impl<S: Into<OwnedFd>> Conn<S> {
 
     /// The same socket as another type.
     pub fn map<T: Into<OwnedFd>>(mut self, to: impl FnOnce(S) -> T) -> Conn<T> {
-        Conn { socket: self.socket.take().map(to), lender: self.lender.take() }
+        Conn {
+            socket: self.socket.take().map(to),
+            lender: self.lender.take(),
+            registry: self.registry.take(),
+        }
     }
 }
 
 impl<S: Into<OwnedFd>> From<S> for Conn<S> {
     fn from(socket: S) -> Conn<S> {
-        Conn { socket: Some(socket), lender: None }
+        Conn { socket: Some(socket), lender: None, registry: None }
     }
 }
 
@@ -79,12 +89,35 @@ impl<S: Into<OwnedFd> + AsFd> AsFd for Conn<S> {
 impl<S: Into<OwnedFd>> Drop for Conn<S> {
     fn drop(&mut self) {
         if let (Some(socket), Some(lender)) = (self.socket.take(), self.lender.take()) {
-            lender.take_back(socket.into());
+            let socket = socket.into();
+            if let Some(registry) = self.registry.take() {
+                // The registry forgets it in any case when its last copy is closed.
+                let _ = registry.deregister(&mut SourceFd(&socket.as_raw_fd()));
+            }
+            lender.take_back(socket);
         }
     }
 }
 
 impl Conn<TcpStream> {
+    /// Registers it for events under `token`.
+    pub fn register(
+        &mut self,
+        registry: &Arc<Registry>,
+        token: Token,
+        interest: Interest,
+    ) -> io::Result<()> {
+        (**self).register(registry, token, interest)?;
+        self.registry = self.lender.as_ref().map(|_| registry.clone());
+        Ok(())
+    }
+
+    /// Removes its registration.
+    pub fn deregister(&mut self, registry: &Registry) -> io::Result<()> {
+        self.registry = None;
+        (**self).deregister(registry)
+    }
+
     /// Reads some of what is there.
     pub fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if self.lender.is_none() {
@@ -135,6 +168,26 @@ mod tests {
         drop(lent);
         assert!(back.try_recv().is_ok() && back.try_recv().is_err());
         drop(Conn::from(other));
+    }
+
+    #[test]
+    fn a_lent_socket_is_registered_no_more_when_it_goes_back_though_it_stays_open() {
+        let poll = mio::Poll::new().unwrap();
+        let registry = Arc::new(poll.registry().try_clone().unwrap());
+        let registrations = || {
+            let info = format!("/proc/self/fdinfo/{}", poll.as_raw_fd());
+            std::fs::read_to_string(info).unwrap().matches("tfd:").count()
+        };
+        let (send, back) = channel();
+        let [one, _other] = pair();
+        let _copy = one.try_clone().unwrap();
+        one.set_nonblocking(true).unwrap();
+        let mut lent: Conn<TcpStream> = Conn::lent(one, Arc::new(Back(send))).into();
+        lent.register(&registry, Token(1), Interest::READABLE).unwrap();
+        assert_eq!(registrations(), 1);
+        drop(lent);
+        assert_eq!(registrations(), 0);
+        drop(back.try_recv().unwrap());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::sync::Arc;
 
 use mio::{Registry, Token};
 use slab::Slab;
@@ -22,7 +23,7 @@ pub struct Flows {
     slab: Slab<Flow>,
     /// Further connections: the flow of each, and what it is called there.
     wires: Slab<(usize, BottomId)>,
-    registry: Registry,
+    registry: Arc<Registry>,
     /// Flows at once, at most.
     pub most: usize,
     /// What they share.
@@ -37,7 +38,7 @@ impl Flows {
         Flows {
             slab: Slab::new(),
             wires: Slab::new(),
-            registry,
+            registry: Arc::new(registry),
             most,
             shared,
             alarms: BTreeSet::new(),
@@ -132,7 +133,7 @@ impl Flows {
         Some((to, leg))
     }
 
-    /// Takes a flow out. Its ends are watched no more once they are closed.
+    /// Takes a flow out. Its ends are registered until they are closed or, if lent, given back ([`super::conn`]).
     pub fn remove(&mut self, key: usize) -> Option<Flow> {
         let flow = self.take_out(key)?;
         for &(wire, _) in &flow.wires {
@@ -205,7 +206,7 @@ impl Flows {
 }
 
 /// A client is taken to have room until it says that it has none; a server says when it is there.
-fn watch(registry: &Registry, leg: &mut Leg, key: usize, end: End) -> io::Result<()> {
+fn watch(registry: &Arc<Registry>, leg: &mut Leg, key: usize, end: End) -> io::Result<()> {
     let token = token(key, end);
     match end {
         End::Client => leg.register_to_read(registry, token),

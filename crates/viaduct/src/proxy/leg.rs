@@ -4,7 +4,7 @@ use std::io::{self, IoSlice};
 use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
 
-use mio::event::Source;
+use mio::event::Source as _;
 use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
 use viaduct_proto::flow::Failure;
@@ -66,7 +66,7 @@ impl Leg {
     }
 
     /// Has the loop told, by `token`, when it can be read or written.
-    pub fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
+    pub fn register(&mut self, registry: &Arc<Registry>, token: Token) -> io::Result<()> {
         match self {
             Leg::Tcp(stream) | Leg::Below(stream, _) => {
                 stream.register(registry, token, TO_READ | Interest::WRITABLE)
@@ -84,7 +84,7 @@ impl Leg {
     }
 
     /// The same for reading alone, of an end that takes what it is given until it has said no.
-    pub fn register_to_read(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
+    pub fn register_to_read(&mut self, registry: &Arc<Registry>, token: Token) -> io::Result<()> {
         match self {
             Leg::Tcp(stream) | Leg::Below(stream, _) => stream.register(registry, token, TO_READ),
             Leg::Session(_) | Leg::Trickles(_) | Leg::Elsewhere => self.register(registry, token),
@@ -92,7 +92,7 @@ impl Leg {
     }
 
     /// Has the loop told of room as well, or by another token than before.
-    pub fn reregister(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
+    pub fn reregister(&mut self, registry: &Arc<Registry>, token: Token) -> io::Result<()> {
         match self {
             Leg::Tcp(stream) | Leg::Below(stream, _) => {
                 stream.reregister(registry, token, TO_READ | Interest::WRITABLE)
@@ -102,7 +102,7 @@ impl Leg {
     }
 
     /// Has the loop told of it no more.
-    pub fn deregister(&mut self, registry: &Registry) -> io::Result<()> {
+    pub fn deregister(&mut self, registry: &Arc<Registry>) -> io::Result<()> {
         match self {
             Leg::Tcp(stream) | Leg::Below(stream, _) => stream.deregister(registry),
             Leg::Session(_) | Leg::Trickles(_) | Leg::Elsewhere => Ok(()),

@@ -229,6 +229,43 @@ fn hostile_calls_of_one_user_neither_stop_nor_starve_nor_end_the_flows_of_anothe
     assert!(within(Duration::from_secs(10), over), "{}", place.status("guests"));
 }
 
+#[test]
+fn a_guest_that_keeps_its_sockets_leaves_no_registration_in_the_masters_poll() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("only root can be two users");
+    }
+    const FLOWS: usize = 20;
+    let (place, (to, _)) = (Place::new(), far_end());
+    let master = place.master("kept", &["+count", "--no-offload", "--all-users"]);
+    let registrations = || registrations(master.0.id());
+    let before = registrations();
+    let door = place.0.join("kept.master");
+    let (send, kept) = std::sync::mpsc::channel();
+    as_stranger(move || {
+        let run = Hostile::join(&door);
+        for id in 0..FLOWS {
+            let [ours, theirs] = connected();
+            run.call(id as u64, to, &ours).unwrap();
+            while !matches!(run.hear(), Some(Down::Meet { .. })) {}
+            send.send((ours, theirs)).unwrap();
+        }
+        std::mem::forget(run);
+    });
+    let kept: Vec<[TcpStream; 2]> = kept.iter().map(|(ours, theirs)| [ours, theirs]).collect();
+    assert_eq!(kept.len(), FLOWS);
+    assert!(registrations() >= before + FLOWS);
+    kept.iter().for_each(|[_, theirs]| theirs.shutdown(std::net::Shutdown::Write).unwrap());
+    let gone = || registrations() == before;
+    assert!(within(Duration::from_secs(10), gone), "{} and {before}", registrations());
+}
+
+/// Descriptors that the event polls of process `id` watch.
+fn registrations(id: u32) -> usize {
+    let infos = std::fs::read_dir(format!("/proc/{id}/fdinfo")).unwrap();
+    let texts = infos.map(|info| std::fs::read_to_string(info.unwrap().path()).unwrap_or_default());
+    texts.map(|text| text.matches("tfd:").count()).sum()
+}
+
 /// A counter of the master `guests`.
 fn counter(place: &Place, name: &str) -> usize {
     let status = place.status("guests");
