@@ -14,7 +14,7 @@
 //!       ◀── Another ────────────────            one more flow of his, for the same program
 //!       ── Another, a place; NoOther ─▶
 //!
-//!   record    magic 4 │ version 2 │ kind 1 │ why 1 │ id 8 │ of 8 │ address 24 │ address 24
+//!   record    magic 4 │ version 2 │ kind 1 │ why, or lent 1 │ id 8 │ of 8 │ address 24 │ address 24
 //! ```
 
 use std::net::SocketAddr;
@@ -42,6 +42,8 @@ pub enum Up {
         to: SocketAddr,
         /// The program's end.
         source: SocketAddr,
+        /// A process of another user than the sender's may hold the socket too.
+        lent: bool,
     },
     /// A connection to a program: beside it, the connection, and a socket that will be connected to the
     /// program.
@@ -52,6 +54,8 @@ pub enum Up {
         client: SocketAddr,
         /// Where it was meant to go.
         own: SocketAddr,
+        /// A process of another user than the sender's may hold the sockets too.
+        lent: bool,
     },
     /// One more flow of an arrival's client for its program: beside it, a socket that will be connected to
     /// the program.
@@ -116,8 +120,12 @@ impl Up {
     pub fn emit(&self) -> [u8; RECORD] {
         match *self {
             Up::Hello { network } => record(1, 0, [network, 0], [None; 2]),
-            Up::Call { id, to, source } => record(2, 0, [id, 0], [Some(to), Some(source)]),
-            Up::Arrival { id, client, own } => record(3, 0, [id, 0], [Some(client), Some(own)]),
+            Up::Call { id, to, source, lent } => {
+                record(2, lent.into(), [id, 0], [Some(to), Some(source)])
+            }
+            Up::Arrival { id, client, own, lent } => {
+                record(3, lent.into(), [id, 0], [Some(client), Some(own)])
+            }
             Up::Another { id, of } => record(4, 0, [id, of], [None; 2]),
             Up::NoOther { of } => record(5, 0, [0, of], [None; 2]),
         }
@@ -125,11 +133,12 @@ impl Up {
 
     /// What `bytes` are, if they are one.
     pub fn parse(bytes: &[u8]) -> Option<Up> {
-        let (kind, _, [id, of], addresses) = parts(bytes)?;
+        let (kind, lent, [id, of], addresses) = parts(bytes)?;
+        let lent = lent != 0;
         Some(match (kind, addresses) {
             (1, [None, None]) => Up::Hello { network: id },
-            (2, [Some(to), Some(source)]) => Up::Call { id, to, source },
-            (3, [Some(client), Some(own)]) => Up::Arrival { id, client, own },
+            (2, [Some(to), Some(source)]) => Up::Call { id, to, source, lent },
+            (3, [Some(client), Some(own)]) => Up::Arrival { id, client, own, lent },
             (4, [None, None]) => Up::Another { id, of },
             (5, [None, None]) => Up::NoOther { of },
             _ => return None,
@@ -217,11 +226,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_said_is_heard(id: u64, of: u64, one in address(), other in address(), why in 0..6usize) {
+        fn what_is_said_is_heard(id: u64, of: u64, one in address(), other in address(), why in 0..6usize, lent: bool) {
             let ups = [
                 Up::Hello { network: id },
-                Up::Call { id, to: one, source: other },
-                Up::Arrival { id, client: one, own: other },
+                Up::Call { id, to: one, source: other, lent },
+                Up::Arrival { id, client: one, own: other, lent },
                 Up::Another { id, of },
                 Up::NoOther { of },
             ];

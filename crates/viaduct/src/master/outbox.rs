@@ -35,9 +35,9 @@ pub(super) struct Outbox {
 
 #[derive(Debug)]
 enum Item {
-    Say(Down),
-    /// The permit is given back when it is closed.
-    Close(OwnedFd, Arc<Permit>),
+    Message(Down),
+    /// A guest's permit is given back when it is closed.
+    Close(OwnedFd, Option<Arc<Permit>>),
 }
 
 #[derive(Debug)]
@@ -77,13 +77,13 @@ impl Outbox {
     ///
     /// # Errors
     /// It has gone.
-    pub(super) fn say(&self, down: Down) -> io::Result<()> {
+    pub(super) fn send(&self, down: Down) -> io::Result<()> {
         let mut progress = self.state.progress();
         if progress.has_gone {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         progress.unread += 1;
-        self.items.send(Item::Say(down)).map_err(|_| io::ErrorKind::BrokenPipe.into())
+        self.items.send(Item::Message(down)).map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 
     /// Waits while too much is unread. False if the run has gone, or reads nothing for a long time.
@@ -119,7 +119,7 @@ impl State {
     fn work(&self, items: &Receiver<Item>) {
         for item in items {
             match item {
-                Item::Say(down) => {
+                Item::Message(down) => {
                     let has_gone = self.progress().has_gone
                         || records::send(&self.socket, &down.emit(), None).is_err();
                     let mut progress = self.progress();
@@ -143,12 +143,13 @@ impl State {
 
 /// The lender of one flow's sockets.
 #[derive(Debug)]
-pub(super) struct OfRun {
+pub(super) struct RunLender {
     pub(super) out: Outbox,
-    pub(super) permit: Arc<Permit>,
+    /// Of a guest.
+    pub(super) permit: Option<Arc<Permit>>,
 }
 
-impl Lender for OfRun {
+impl Lender for RunLender {
     fn take_back(&self, socket: OwnedFd) {
         let _ = self.out.items.send(Item::Close(socket, self.permit.clone()));
     }

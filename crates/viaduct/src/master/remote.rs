@@ -57,7 +57,7 @@ impl Remote {
 
     fn tell(&mut self, down: Down) -> io::Result<()> {
         self.told |= !matches!(down, Down::Named { .. });
-        self.out.say(down)
+        self.out.send(down)
     }
 
     fn take_place(&mut self) -> io::Result<Conn<TcpStream>> {
@@ -196,7 +196,7 @@ impl Another {
     fn ask(&self) -> io::Result<Arc<Slot>> {
         let slot = Arc::<Slot>::default();
         let mut waiting = self.line.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        self.line.out.say(Down::Another { id: self.line.of })?;
+        self.line.out.send(Down::Another { id: self.line.of })?;
         waiting.push_back(slot.clone());
         Ok(slot)
     }

@@ -3,7 +3,7 @@
 //! The worker never waits for a run: what it has to say goes through a thread of the session's own
 //! ([`super::outbox`]). A run that says what means nothing is heard no more. Guests, which are neither root
 //! nor the master's own user, have what [`super::quota`] leaves them, and their sockets are lent
-//! ([`crate::proxy::conn`]).
+//! ([`crate::proxy::conn`]). So are sockets that a master above passes on from guests of its own.
 
 use std::fs;
 use std::io;
@@ -26,7 +26,7 @@ use viaduct_proto::wrap::{Errno, Fate, Transport};
 use viaduct_sys::records::{self, Received};
 use viaduct_sys::tcp;
 
-use super::outbox::{OfRun, Outbox};
+use super::outbox::{Outbox, RunLender};
 use super::quota::{Kind, Permit, Quota};
 use super::remote::{Lines, Remote};
 use super::{cannot_be, clear, network};
@@ -194,13 +194,13 @@ impl Session<'_> {
                 return Some(what.to_owned());
             }
             let Some(up) = Up::parse(&bytes[..received.length]) else {
-                return Some("says what means nothing: it is heard no more".to_owned());
+                return Some("sent an invalid record; session closed".to_owned());
             };
             if self.obey(up, received, &mut lines).is_none() {
-                return Some("says what makes no sense here: it is heard no more".to_owned());
+                return Some("sent an invalid record; session closed".to_owned());
             }
             if !self.out.await_room() {
-                return Some("does not read what it is told: it is left".to_owned());
+                return Some("does not read its socket; disconnected".to_owned());
             }
         }
     }
@@ -229,7 +229,7 @@ impl Session<'_> {
             && self.shared.welcome.rules.fate(Transport::Tcp, to) != Fate::Divert
         {
             // A run that keeps the rules leaves it to its program, or refuses it.
-            let _ = self.out.say(Down::Refuse { id, why: Failure::Denied });
+            let _ = self.out.send(Down::Refuse { id, why: Failure::Denied });
             return Some(());
         }
         let Some(granted) = self.grant(&up) else {
@@ -243,13 +243,13 @@ impl Session<'_> {
         let carrier = &self.shared.carrier;
         match up {
             Up::Hello { .. } => {}
-            Up::Call { id, to, source } => {
+            Up::Call { id, to, source, .. } => {
                 let remote = Remote::new(id, sockets.next()??, &self.out).calling(granted.call);
                 // Its port is another user's, maybe.
                 let is_bound = false;
                 carrier.call(Call { to: to.into(), source, is_bound, held: Box::new(remote) });
             }
-            Up::Arrival { id, client, own } => {
+            Up::Arrival { id, client, own, .. } => {
                 let (stream, place) = (sockets.next()??, sockets.next()??);
                 let program = Box::new(Remote::listening(id, place, lines.add(id, &self.out)));
                 carrier.arrive(Arrival { stream, client, own, handlers: None, program });
@@ -262,10 +262,18 @@ impl Session<'_> {
         Some(())
     }
 
-    /// What a guest needs for this; `None` if it has too much already. Others need nothing.
+    /// Permits that a guest needs for this, and the lender of sockets that others may hold; `None` if the guest has
+    /// too much already.
     fn grant(&self, up: &Up) -> Option<Granted> {
         let mut granted = Granted { lender: None, call: None };
-        if !self.is_guest || matches!(up, Up::NoOther { .. }) {
+        let lender = |permit| Arc::new(RunLender { out: self.out.clone(), permit });
+        if !self.is_guest {
+            if let Up::Call { lent: true, .. } | Up::Arrival { lent: true, .. } = up {
+                granted.lender = Some(lender(None));
+            }
+            return Some(granted);
+        }
+        if matches!(up, Up::NoOther { .. }) {
             return Some(granted);
         }
         let take = |kind| self.shared.quota.take(self.user, kind);
@@ -273,7 +281,7 @@ impl Session<'_> {
             granted.call = Some(take(Kind::Call)?);
         }
         let permit = Arc::new(take(Kind::Flow)?);
-        granted.lender = Some(Arc::new(OfRun { out: self.out.clone(), permit }));
+        granted.lender = Some(lender(Some(permit)));
         Some(granted)
     }
 
@@ -282,7 +290,7 @@ impl Session<'_> {
         match up {
             Up::Call { id, .. } | Up::Arrival { id, .. } => {
                 // A run that has gone need not hear it.
-                let _ = self.out.say(Down::Refuse { id, why: Failure::Unreachable });
+                let _ = self.out.send(Down::Refuse { id, why: Failure::Unreachable });
             }
             Up::Another { of, .. } | Up::NoOther { of } => lines.fill(of, None),
             Up::Hello { .. } => {}
@@ -303,7 +311,7 @@ fn greeted(socket: &OwnedFd, shared: &Shared) -> bool {
     refusal.is_none()
 }
 
-/// A TCP socket, which does not block and whose close does not wait; of a guest, it is lent.
+/// A TCP socket, which does not block and whose close does not wait; with a lender, it is lent.
 fn stream(fd: OwnedFd, lender: Option<Arc<dyn Lender>>) -> Option<Conn<TcpStream>> {
     let socket = match lender {
         Some(lender) => Conn::lent(fd, lender),

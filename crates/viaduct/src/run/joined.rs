@@ -77,7 +77,8 @@ impl Joined {
         let Address::Ip(to) = to else { return held.refuse(Failure::Unreachable) };
         match held.place() {
             Ok(place) => {
-                let up = |id| Up::Call { id, to, source };
+                let lent = place.is_lent();
+                let up = |id| Up::Call { id, to, source, lent };
                 self.say(Side::Connects(held), place, up, None);
             }
             Err(error) => {
@@ -94,7 +95,8 @@ impl Joined {
         program.waits();
         match program.place() {
             Ok(place) => {
-                let up = |id| Up::Arrival { id, client, own };
+                let lent = stream.is_lent() || place.is_lent();
+                let up = |id| Up::Arrival { id, client, own, lent };
                 self.say(Side::Listens(program), place, up, Some(&stream));
             }
             Err(error) => {

@@ -1,12 +1,12 @@
 //! Users of a master that serves all: none stops, starves or ends the flows of another.
 
 use std::cell::Cell;
-use std::io::{self, BufRead as _, BufReader};
+use std::io::{self, BufRead as _, BufReader, Lines};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Child, ChildStdout, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -22,7 +22,7 @@ use viaduct_sys::tcp::{self, TcpOptions};
 
 use crate::common::within;
 
-use super::{Place, far_end, text};
+use super::{CHAIN, Place, far_end, text};
 
 const STRANGER: u32 = 65_534;
 const HOSTILE_CALLS: usize = 10_000;
@@ -46,6 +46,32 @@ while not select.select([sys.stdin], [], [], 0.01)[0]:
 print(most, new, failed)
 ";
 
+/// A run of root's that does as [`VICTIM`] says.
+struct Victim(Child, Lines<BufReader<ChildStdout>>);
+
+impl Victim {
+    fn start(place: &Place, master: &str, to: SocketAddr) -> Victim {
+        let run = ["run", "--master", master, "--via", "seccomp", "--", "python3", "-c", VICTIM];
+        let mut command = std::process::Command::new("timeout");
+        command.args(["--signal=KILL", "120", super::VIADUCT]).args(run).arg(to.to_string());
+        command.env("VIADUCT_RUN_DIR", &place.0).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "ready");
+        Victim(child, lines)
+    }
+
+    /// Ends it: each echo came in time, and each connect.
+    fn end_unharmed(mut self) {
+        drop(self.0.stdin.take());
+        let said = self.1.next().unwrap().unwrap();
+        let said: Vec<f64> = said.split(' ').map(|number| number.parse().unwrap()).collect();
+        let [longest, new, failed] = said[..] else { panic!("{said:?}") };
+        assert!(longest < 3.0 && new > 0.0 && failed == 0.0, "{said:?}");
+        assert!(self.0.wait().unwrap().success());
+    }
+}
+
 /// A run of a stranger's that says what it likes.
 struct Hostile(OwnedFd);
 
@@ -59,7 +85,8 @@ impl Hostile {
     }
 
     fn call(&self, id: u64, to: SocketAddr, place: impl AsFd) -> io::Result<()> {
-        let up = Up::Call { id, to, source: "127.0.0.1:40000".parse().unwrap() };
+        let source = "127.0.0.1:40000".parse().unwrap();
+        let up = Up::Call { id, to, source, lent: false };
         records::send(&self.0, &up.emit(), Some(place.as_fd()))
     }
 
@@ -198,14 +225,7 @@ fn hostile_calls_of_one_user_neither_stop_nor_starve_nor_end_the_flows_of_anothe
     let limits = ["--user-flows", "64", "--user-calls", &calls];
     let words = [&["+count", "--no-offload", "--all-users"][..], &limits].concat();
     let _master = place.master("guests", &words);
-    let run = ["run", "--master", "guests", "--via", "seccomp", "--", "python3", "-c", VICTIM];
-    let mut victim = std::process::Command::new("timeout");
-    victim.args(["--signal=KILL", "120", super::VIADUCT]).args(run).arg(to.to_string());
-    victim.env("VIADUCT_RUN_DIR", &place.0).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut victim = victim.spawn().unwrap();
-    let mut lines = BufReader::new(victim.stdout.take().unwrap()).lines();
-    assert_eq!(lines.next().unwrap().unwrap(), "ready");
-
+    let victim = Victim::start(&place, "guests", to);
     let door: PathBuf = place.0.join("guests.master");
     let (listener, _filled) = silent();
     let silent = listener.local_addr().unwrap();
@@ -217,12 +237,7 @@ fn hostile_calls_of_one_user_neither_stop_nor_starve_nor_end_the_flows_of_anothe
         reads_nothing(&door, closed);
     });
 
-    drop(victim.stdin.take());
-    let said = lines.next().unwrap().unwrap();
-    let said: Vec<f64> = said.split(' ').map(|number| number.parse().unwrap()).collect();
-    let [longest, new, failed] = said[..] else { panic!("{said:?}") };
-    assert!(longest < 3.0 && new > 0.0 && failed == 0.0, "{said:?}");
-    assert!(victim.wait().unwrap().success());
+    victim.end_unharmed();
     assert!(counter(&place, "over_limit") > 0, "{}", place.status("guests"));
     // Connects that waited end with their run; what was met stays as long as its ends do.
     let over = || counter(&place, "open") <= 8;
@@ -264,6 +279,28 @@ fn registrations(id: u32) -> usize {
     let infos = std::fs::read_dir(format!("/proc/{id}/fdinfo")).unwrap();
     let texts = infos.map(|info| std::fs::read_to_string(info.unwrap().path()).unwrap_or_default());
     texts.map(|text| text.matches("tfd:").count()).sum()
+}
+
+#[test]
+fn a_guests_sockets_that_an_upper_master_passes_on_stop_nobody_at_the_lower_one() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("only root can be two users");
+    }
+    let (place, (to, _)) = (Place::new(), far_end());
+    let closed = SocketAddr::from(([127, 0, 0, 1], super::free_port()));
+    let own = ["+count", CHAIN, "--no-offload"];
+    let _lower = place.master("lower", &own);
+    // What its own rules except goes to the lower master as it is.
+    let (except, closed_too) = (to.to_string(), closed.to_string());
+    let above = ["--master", "lower", "--all-users", "--except", &except, "--except", &closed_too];
+    let _upper = place.master("upper", &[&own[..], &above].concat());
+    let victim = Victim::start(&place, "lower", to);
+    let door = place.0.join("upper.master");
+    as_stranger(move || {
+        lingers(&door, closed);
+        blocks(&door, to);
+    });
+    victim.end_unharmed();
 }
 
 /// A counter of the master `guests`.
