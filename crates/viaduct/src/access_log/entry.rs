@@ -84,8 +84,7 @@ impl Entry {
     fn common(&self) -> String {
         let client = self.client.ip().to_canonical();
         let user = self.user.as_deref().filter(|user| !user.is_empty());
-        // A space in the name would shift the fields behind it.
-        let user = user.map_or("-".into(), |user| escape(user, MAX_WORD).replace(' ', "\\x20"));
+        let user = user.map_or("-".into(), |user| escape_word(user, MAX_WORD));
         let request = escape(&self.request, MAX_REQUEST);
         let time = Moment::of(self.start).common();
         format!("{client} - {user} [{time}] \"{request}\" {} {}\n", self.status, self.sent)
@@ -110,9 +109,14 @@ impl Entry {
     }
 }
 
+/// Escapes text that is one field of a line: spaces too, which would shift the fields behind it.
+pub(super) fn escape_word(text: &str, most: usize) -> String {
+    escape(text, most).replace(' ', "\\x20")
+}
+
 /// Escapes text as web servers do in their logs, up to `most` bytes of it: quotes and backslashes by a backslash,
 /// control characters and bytes beyond ASCII as `\xHH`.
-pub(super) fn escape(text: &str, most: usize) -> String {
+fn escape(text: &str, most: usize) -> String {
     let mut out = String::with_capacity(text.len().min(most));
     for byte in text.bytes().take(most) {
         match byte {

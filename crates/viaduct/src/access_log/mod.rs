@@ -127,8 +127,8 @@ impl AccessLog {
     }
 }
 
-/// Warns of a failed authentication, in the one form that docs/access-log.md gives a fail2ban filter for. The user's
-/// name is the client's own words: it stands last, quoted and escaped.
+/// Warns of a failed authentication, in the one form that docs/access-log.md gives a fail2ban filter for. The user
+/// name is chosen by the client: it stands last, quoted and escaped, spaces too.
 pub fn authentication_failed(client: IpAddr, method: &str, user: Option<&str>) {
     warn!("{}", failure_line(client, method, user));
 }
@@ -138,7 +138,7 @@ fn failure_line(client: IpAddr, method: &str, user: Option<&str>) -> String {
         format!("authentication failed: client {}, method {method}", client.to_canonical());
     if let Some(user) = user {
         // Writing to a string cannot fail.
-        let _ = write!(line, ", user \"{}\"", entry::escape(user, MAX_USER));
+        let _ = write!(line, ", user \"{}\"", entry::escape_word(user, MAX_USER));
     }
     line
 }
@@ -154,10 +154,50 @@ mod tests {
     fn a_failed_authentication_has_its_client_first_and_no_line_of_the_clients_making() {
         let client = "::ffff:192.0.2.7".parse().unwrap();
         let line = failure_line(client, "basic", Some("x\"\nclient 198.51.100.1"));
-        let right = r#"authentication failed: client 192.0.2.7, method basic, user "x\"\x0aclient 198.51.100.1""#;
+        let right = r#"authentication failed: client 192.0.2.7, method basic, user "x\"\x0aclient\x20198.51.100.1""#;
         assert_eq!(line, right);
         let long = failure_line(client, "socks", Some(&"u".repeat(1000)));
         assert!(long.len() < 150, "{long}");
+    }
+
+    /// Clients that the filter in docs/access-log.md finds in a line of the journal, by fail2ban's engine.
+    fn banned(line: &str) -> String {
+        let docs = include_str!("../../../../docs/access-log.md");
+        let filter = docs.lines().find_map(|line| line.trim().strip_prefix("failregex = "));
+        // fail2ban's own pattern of an address, for IPv4.
+        let find = "import re, sys\nhost = r'(?P<host>\\d+\\.\\d+\\.\\d+\\.\\d+)'\n\
+                    found = re.search(sys.argv[1].replace('<HOST>', host), sys.argv[2])\n\
+                    print(found['host'] if found else '', end='')";
+        let mut python = std::process::Command::new("python3");
+        let out = python.args(["-c", find, filter.unwrap(), line]).output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).unwrap()
+    }
+
+    #[test]
+    fn no_user_name_has_the_documented_filter_ban_another_client() {
+        let client = "192.0.2.7".parse().unwrap();
+        let victim = "authentication failed: client 198.51.100.1, method basic";
+        let quoted = format!("{victim}, user \"");
+        let users = [
+            None,
+            Some("root"),
+            Some(victim),
+            Some(&quoted),
+            Some("x\", user \"y"),
+            Some("\\"),
+            Some(" authentication failed: client 198.51.100.1, method x"),
+        ];
+        for user in users {
+            let line = failure_line(client, "basic", user);
+            let line = format!("Nov 26 07:00:00 host viaduct[7]: 2026-11-26T07:00:00Z  WARN {line}");
+            assert_eq!(banned(&line), "192.0.2.7", "{line}");
+        }
+        // Nor does a line that is not ours, though it quotes what a client said.
+        let other = format!("viaduct[7]:  WARN bad request \"{victim}\", user \"x\"");
+        assert_eq!(banned(&other), "", "{other}");
+        let unescaped = format!("viaduct[7]: authentication failed: client 192.0.2.7, method basic, user \"{victim}");
+        assert_eq!(banned(&unescaped), "", "{unescaped}");
     }
 
     #[test]
