@@ -191,7 +191,7 @@ impl Worker {
             self.stats.refused.timed_out += 1;
             self.end(key, true);
         }
-        self.end_left(now);
+        self.end_abandoned(now);
         self.look_for_ends(now);
         let Some(idle) = idle else { return };
         for key in self.flows.pick(|flow| flow.is_connected() && quiet(flow) > Some(idle)) {
@@ -205,7 +205,7 @@ impl Worker {
 impl Worker {
     /// Ends what nobody waits for any more: connects of programs whose run has gone, and flows whose
     /// program's socket is not connected in time.
-    fn end_left(&mut self, now: Instant) {
+    fn end_abandoned(&mut self, now: Instant) {
         let gone = self.calls.iter().filter(|(_, held)| held.has_gone());
         let mut left: Vec<usize> = gone.map(|(key, _)| *key).collect();
         let coming = |flow: &Flow| flow.is_coming() && now.since(flow.moved) > MAX_COMING;
@@ -228,12 +228,22 @@ impl Worker {
             (Some(at), Some(interval)) => now.since(at) >= interval,
             (Some(_), None) => false,
         };
-        let mut keys = self.flows.pick(|flow| flow.is_connected() && lasts(flow) && due(flow));
-        keys.truncate(MIN_LOOKS.max(self.flows.len() / LOOKS_EACH));
-        for key in keys {
+        let keys = self.flows.pick(|flow| flow.is_connected() && lasts(flow) && due(flow));
+        let due = keys.into_iter().map(|key| (self.flows.at(key).looked, key)).collect();
+        for key in first_to_look_at(due, MIN_LOOKS.max(self.flows.len() / LOOKS_EACH)) {
             self.flows.at(key).look_for_ends(silence, now);
         }
     }
+}
+
+/// At most `most` of the flows that are due, by when they were looked at: those that never were first, then those
+/// whose last look is the longest ago.
+fn first_to_look_at(mut due: Vec<(Option<Instant>, usize)>, most: usize) -> Vec<usize> {
+    if due.len() > most {
+        due.select_nth_unstable(most);
+        due.truncate(most);
+    }
+    due.into_iter().map(|(_, key)| key).collect()
 }
 
 /// Tells a client that asked that its server is there.
@@ -242,5 +252,28 @@ fn answer(flow: &mut Flow) {
         let words = asked.preface.answer(Ok(()));
         flow.say(End::Client, &words);
         flow.answered();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_flows_with_a_short_limit_each_is_looked_at_in_time() {
+        const FLOWS: usize = 5_000;
+        let limit = Duration::from_secs(3);
+        let start = Instant::from_nanos(0);
+        let mut looked = vec![None; FLOWS];
+        for n in 1..=20 {
+            let now = start + n * SWEEP;
+            // All are due at each sweep, which is longer than an eighth of the limit.
+            let due = looked.iter().copied().zip(0..).collect();
+            for key in first_to_look_at(due, MIN_LOOKS.max(FLOWS / LOOKS_EACH)) {
+                looked[key] = Some(now);
+            }
+            let late = looked.iter().filter(|at| now.since(at.unwrap_or(start)) >= limit).count();
+            assert_eq!(late, 0, "flows were not looked at for {limit:?} in sweep {n}");
+        }
     }
 }
