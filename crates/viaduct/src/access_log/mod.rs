@@ -121,6 +121,13 @@ impl AccessLog {
         }
     }
 
+    /// Waits at the end of the process until what is queued is written; for 2 s at most.
+    pub fn flush(&self) {
+        if let Some(writer) = &self.0 {
+            writer.flush();
+        }
+    }
+
     /// Counters; `None` without a log.
     pub fn stats(&self) -> Option<AccessLogStats> {
         self.0.as_ref().map(|writer| writer.stats())

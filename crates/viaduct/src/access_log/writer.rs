@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
@@ -22,17 +22,16 @@ const MAX_QUEUED: usize = 4096;
 const MAX_BATCH: usize = 64 << 10;
 /// Time that the process waits at its end for the queue to be written.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+/// Interval of attempts to ask for that while the queue is full.
+const FLUSH_RETRY: Duration = Duration::from_millis(5);
 /// Interval of warnings about lost lines.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Queue and thread of an access log. Dropping it writes what is queued.
+/// Queue and thread of an access log.
 #[derive(Debug)]
 pub(super) struct Writer {
-    /// `None` once it ends.
-    queue: Option<SyncSender<Message>>,
+    queue: SyncSender<Message>,
     state: Arc<State>,
-    /// Disconnected when the thread has ended.
-    ended: std::sync::Mutex<Receiver<()>>,
 }
 
 #[derive(Debug)]
@@ -40,6 +39,8 @@ enum Message {
     Entry(Box<Entry>),
     /// Nothing but a reason to look at the flags.
     Wake,
+    /// Dropped when all that was queued before is written.
+    Flush(SyncSender<()>),
 }
 
 #[derive(Debug, Default)]
@@ -55,20 +56,15 @@ impl Writer {
         let sink = Sink::open(&target)?;
         let state = Arc::<State>::default();
         let (queue, entries) = sync_channel(MAX_QUEUED);
-        let (alive, ended) = sync_channel(0);
         let thread = Thread { target, format, sink, state: state.clone(), warned: None };
-        let run = move || {
-            thread.run(&entries);
-            drop::<SyncSender<()>>(alive);
-        };
+        let run = move || thread.run(&entries);
         std::thread::Builder::new().name("access-log".to_owned()).spawn(run)?;
-        Ok(Writer { queue: Some(queue), state, ended: ended.into() })
+        Ok(Writer { queue, state })
     }
 
     pub(super) fn queue(&self, entry: Entry) {
         let entry = Message::Entry(Box::new(entry.bound()));
-        let queued = self.queue.as_ref().is_some_and(|queue| queue.try_send(entry).is_ok());
-        if !queued {
+        if self.queue.try_send(entry).is_err() {
             self.state.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -76,7 +72,25 @@ impl Writer {
     pub(super) fn reopen(&self) {
         self.state.reopen.store(true, Ordering::Release);
         // If the queue is full, the thread is awake and sees the flag.
-        self.queue.iter().for_each(|queue| _ = queue.try_send(Message::Wake));
+        let _ = self.queue.try_send(Message::Wake);
+    }
+
+    /// Waits until what is queued is written, [`FLUSH_TIMEOUT`] at most.
+    pub(super) fn flush(&self) {
+        let deadline = Instant::now() + FLUSH_TIMEOUT;
+        let (flushed, written) = sync_channel(0);
+        let mut request = Message::Flush(flushed);
+        let is_sent = loop {
+            match self.queue.try_send(request) {
+                Err(TrySendError::Full(again)) if Instant::now() < deadline => request = again,
+                sent => break !matches!(sent, Err(TrySendError::Full(_))),
+            }
+            std::thread::sleep(FLUSH_RETRY);
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        if !is_sent || written.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
+            warn!("access log: the last lines could not be written within {FLUSH_TIMEOUT:?}");
+        }
     }
 
     pub(super) fn stats(&self) -> AccessLogStats {
@@ -84,16 +98,6 @@ impl Writer {
         AccessLogStats {
             written: written.load(Ordering::Relaxed),
             lost: lost.load(Ordering::Relaxed),
-        }
-    }
-}
-
-impl Drop for Writer {
-    fn drop(&mut self) {
-        drop(self.queue.take());
-        let ended = self.ended.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if ended.recv_timeout(FLUSH_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
-            warn!("access log: the last lines could not be written within {FLUSH_TIMEOUT:?}");
         }
     }
 }
@@ -110,12 +114,16 @@ struct Thread {
 impl Thread {
     fn run(mut self, entries: &Receiver<Message>) {
         while let Ok(first) = entries.recv() {
-            let (mut batch, mut lines) = (String::new(), 0);
+            let (mut batch, mut lines, mut flushes) = (String::new(), 0, Vec::new());
             let mut next = Some(first);
             while let Some(message) = next {
-                if let Message::Entry(entry) = message {
-                    batch.push_str(&entry.line(self.format));
-                    lines += 1;
+                match message {
+                    Message::Entry(entry) => {
+                        batch.push_str(&entry.line(self.format));
+                        lines += 1;
+                    }
+                    Message::Wake => {}
+                    Message::Flush(flushed) => flushes.push(flushed),
                 }
                 next = if batch.len() < MAX_BATCH { entries.try_recv().ok() } else { None };
             }
@@ -124,6 +132,7 @@ impl Thread {
                 self.reopen();
             }
             self.put(&batch, lines);
+            drop(flushes);
         }
     }
 
@@ -152,7 +161,7 @@ impl Thread {
         match Sink::open(&self.target) {
             Ok(sink) => {
                 self.sink = sink;
-                info!("access log: opened again");
+                info!("access log reopened");
             }
             Err(error) => warn!("access log: the old file stays in use: {error:#}"),
         }
@@ -241,7 +250,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(2));
         }
         writer.queue(entry(3));
-        drop(writer);
+        writer.flush();
         let text = |path: &Path| fs::read_to_string(path).unwrap();
         assert!(text(&old).contains("/1 ") && text(&old).contains("/2 "), "{}", text(&old));
         assert!(text(&log).contains("/3 ") && text(&log).lines().count() == 1, "{}", text(&log));

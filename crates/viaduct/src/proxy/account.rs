@@ -62,6 +62,11 @@ impl Account {
         self.ended = Some((status, why.to_string()));
     }
 
+    /// The proxy ends before the flow does.
+    fn cut(&mut self, is_connected: bool) {
+        self.ended = Some((if is_connected { 200 } else { 503 }, "the proxy stopped".to_owned()));
+    }
+
     /// Nothing has moved for too long.
     pub fn idle(&mut self) {
         self.ended = Some((200, "idle".to_owned()));
@@ -78,25 +83,42 @@ impl Worker {
         let (status, reason) = match (&flow.account.ended, flow.broken()) {
             (Some((status, reason)), _) => (*status, Some(reason.clone())),
             (None, Some(why)) if opened => (200, Some(why.to_string())),
-            (None, Some(why)) => (status(why), Some(why.to_string())),
+            (None, Some(why)) => {
+                let (status, reason) = outcome(why);
+                (status, Some(reason))
+            }
             (None, None) if opened => (200, None),
             (None, None) => (CLIENT_LEFT, Some("the client left".to_owned())),
         };
         self.log(flow.source(), &flow.account, (status, reason), now);
     }
 
+    /// Logs flows that the end of the proxy cuts.
+    pub(super) fn log_cut(&mut self, now: Instant) {
+        if !self.access_log.is_on() {
+            return;
+        }
+        for key in self.flows.pick(Flow::has_client) {
+            let Some(mut flow) = self.flows.remove(key) else { continue };
+            flow.account.cut(flow.is_connected());
+            self.log_end(&flow, now);
+        }
+    }
+
     /// Logs a client that is refused without a flow.
     pub(super) fn log_refused(
         &self,
         client: SocketAddr,
-        to: SocketAddr,
-        why: Failure,
+        to: Option<SocketAddr>,
+        (status, reason): (u16, String),
         now: Instant,
     ) {
         if self.access_log.is_on() {
             let mut account = Account::new(now);
-            account.wants("tcp", &Address::Ip(to), None);
-            self.log(client, &account, (status(why), Some(why.to_string())), now);
+            if let Some(to) = to {
+                account.wants("tcp", &Address::Ip(to), None);
+            }
+            self.log(client, &account, (status, Some(reason)), now);
         }
     }
 
@@ -130,6 +152,11 @@ impl Worker {
             reason,
         });
     }
+}
+
+/// Status and reason of a flow that failed before it was open.
+pub(super) fn outcome(why: Failure) -> (u16, String) {
+    (status(why), why.to_string())
 }
 
 /// The status of HTTP that stands for a failure, as clients of CONNECT are told it.

@@ -13,6 +13,7 @@ use viaduct_proto::time::Instant;
 use viaduct_sys::syn::SNAP;
 use viaduct_sys::tcp;
 
+use super::account::outcome;
 use super::flow::{Begun, End, Flow};
 use super::flows::Flows;
 use super::leg::Leg;
@@ -163,26 +164,26 @@ impl Worker {
     ) {
         let Some(client) = self.unwrap(client, &tuple, told, now) else { return };
         let mut client = Leg::Tcp(client.into());
-        let to = told.map_or(tuple.to, |told| told.destination);
+        let to = self.target.destination(&tuple, told);
         let key = match self.started(&tuple, told) {
             Some(key) => key,
             None if self.flows.is_full() => {
                 self.stats.refused.full += 1;
-                self.log_refused(tuple.client, to, Failure::Full, now);
+                self.log_refused(tuple.client, Some(to), outcome(Failure::Full), now);
                 return client.reset(Failure::Denied);
             }
             None => match self.begin(&client, &tuple, told, now) {
                 Ok(key) => key,
                 Err(why) => {
                     self.stats.refused.count(why);
-                    self.log_refused(tuple.client, to, why, now);
+                    self.log_refused(tuple.client, Some(to), outcome(why), now);
                     return client.reset(why);
                 }
             },
         };
         if let Some(why) = self.flows.at(key).broken() {
             self.stats.refused.count(why);
-            self.log_refused(tuple.client, to, why, now);
+            self.log_refused(tuple.client, Some(to), outcome(why), now);
             client.reset(why);
             return self.end(key, true);
         }

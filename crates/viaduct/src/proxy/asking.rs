@@ -13,6 +13,7 @@ use viaduct_proto::split::proxy::Addresses;
 use viaduct_proto::time::Instant;
 use viaduct_sys::tcp;
 
+use super::account::outcome;
 use super::arrivals::by_option;
 use super::flow::{End, Flow, Heard};
 use super::leg::Leg;
@@ -35,6 +36,7 @@ impl Worker {
         if !terms.may_ask(tuple.client.ip()) {
             debug!("{} may not ask", tuple.client);
             self.stats.refused.denied += 1;
+            self.log_refused(tuple.client, None, (403, "not in allow-from".to_owned()), now);
             let _ = tcp::reset_on_close(&client);
             return;
         }
@@ -46,13 +48,17 @@ impl Worker {
         if !terms.languages.have_prefaces() {
             debug!("the SYN of {} has no option", tuple.client);
             self.stats.refused.unclear += 1;
+            self.log_refused(tuple.client, None, (400, "its SYN has no option".to_owned()), now);
             let _ = tcp::reset_on_close(&client);
             return;
         }
         let preface = Preface::new(terms.languages, terms.secret.clone());
         match self.flows.insert(Flow::asking(client, tuple, preface, now)) {
             Some(key) => self.hear(key, now),
-            None => self.stats.refused.full += 1,
+            None => {
+                self.stats.refused.full += 1;
+                self.log_refused(tuple.client, None, outcome(Failure::Full), now);
+            }
         }
     }
 

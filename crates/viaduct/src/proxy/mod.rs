@@ -92,7 +92,8 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     let _keeper = Keeper::start(changes, settings.intercept.as_ref(), &interception)?;
     let loops = Loops::new(&settings, doors, &interception)?;
     let handle = Handle::new(settings.clone(), loops.orders(), interception);
-    let handle = handle.with_access_log(loops.access_log());
+    let access_log = loops.access_log();
+    let handle = handle.with_access_log(access_log.clone());
     let _status = control::start(Some(options.clone()), registry, handle, signals)?;
     if options.rehearse {
         return Ok(());
@@ -101,7 +102,9 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     let (name, listen) = (&settings.name, &settings.listen);
     info!(name, ?listen, tunnel_listen = tunnels, to = %settings.target, "up");
     memory::let_go_of_start()?;
-    loops.run().context("the proxy stopped")
+    let ended = loops.run();
+    access_log.flush();
+    ended.context("the proxy stopped")
 }
 
 /// The same, with a proxy only while there is something to do.

@@ -87,6 +87,14 @@ impl Target {
         }
     }
 
+    /// Where the flow that `tuple` names goes in the end, or the one that was `told` of.
+    pub fn destination(&self, tuple: &Tuple, told: Option<Addresses>) -> SocketAddr {
+        match self {
+            Target::Fixed(to) => *to,
+            _ => told.map_or(tuple.to, |told| told.destination),
+        }
+    }
+
     /// Whether servers see clients' addresses.
     pub fn keeps_clients(&self) -> bool {
         matches!(self, Target::Meant { keep_client: true, .. })

@@ -242,6 +242,12 @@ impl Worker {
 
     /// Runs until it is told to end.
     pub fn run(mut self) -> Result<()> {
+        let ended = self.turn_until_over();
+        self.log_cut(time());
+        ended
+    }
+
+    fn turn_until_over(&mut self) -> Result<()> {
         let mut events = Events::with_capacity(EVENTS);
         let (mut sweep_at, mut spin) = (time() + SWEEP, Spin::default());
         loop {

@@ -205,9 +205,11 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     };
     let disk = Disk::new(files, args.page_memory.unwrap_or(PAGE_MEMORY) as usize);
     let per_source = args.max_per_source.unwrap_or(MAX_PER_SOURCE);
-    let shared = Shared::new(disk, log, limits(args), parts.connections, per_source);
+    let shared = Shared::new(disk, log.clone(), limits(args), parts.connections, per_source);
     let serving = serve(args, Rc::new(shared), trickles, heard);
-    LocalSet::new().block_on(&runtime, serving)
+    let ended = LocalSet::new().block_on(&runtime, serving);
+    log.flush();
+    ended
 }
 
 /// The secrets in a file, which is nobody else's to read; or one that ends with this process.

@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod flood;
+mod logged;
 mod names;
 mod options;
 mod own;
