@@ -22,8 +22,6 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 const LINGER: Duration = Duration::from_secs(2);
 /// Interval at which a connection that lingers is looked at.
 const LINGER_LOOK: Duration = Duration::from_millis(200);
-/// Bytes of a body that are sent together with its head.
-const MAX_TOGETHER: usize = 64 << 10;
 
 /// A request that was read, or what is answered to bytes that are none.
 enum Asked {
@@ -160,11 +158,7 @@ async fn send(
         }
         (Body::File(_), None) => return Err(io::ErrorKind::NotFound.into()),
     };
-    if body.len() <= MAX_TOGETHER {
-        return out.write(&[&plan.head, body].concat()).await;
-    }
-    out.write(&plan.head).await?;
-    out.write(body).await
+    out.write_both(&plan.head, body).await
 }
 
 /// Waits, after the last response, until the client has all of it: a socket that is closed before keeps what it has to

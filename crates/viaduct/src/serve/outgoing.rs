@@ -1,7 +1,7 @@
 //! What a connection sends, and the rate at which its client has to take it.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -93,6 +93,23 @@ impl<'a> Outgoing<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Writes a head and its body, together as far as there is room. Neither is copied: a client that takes
+    /// nothing costs no memory of its own.
+    ///
+    /// # Errors
+    /// As [`Outgoing::write`].
+    pub async fn write_both(&mut self, head: &[u8], body: &[u8]) -> io::Result<()> {
+        self.ready().await?;
+        let first = [IoSlice::new(head), IoSlice::new(&body[..body.len().min(CHUNK)])];
+        let taken = match self.stream.try_write_vectored(&first) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+            taken => taken?,
+        };
+        self.written += taken as u64;
+        self.write(head.get(taken..).unwrap_or_default()).await?;
+        self.write(&body[taken.saturating_sub(head.len())..]).await
     }
 
     /// Writes a part of a file.
