@@ -24,6 +24,7 @@ mod run_dir;
 mod serve;
 mod shell;
 mod signals;
+mod source;
 mod sparing;
 mod status;
 mod steer;

@@ -10,7 +10,7 @@ use tracing::warn;
 
 /// For so long the log has heard enough of one and the same.
 const QUIET: Duration = Duration::from_secs(60);
-/// Keys that are remembered; whatever comes when there are more is not told of.
+/// Keys that are remembered; further ones share one allowance.
 const KEYS: usize = 256;
 
 /// What the log was told, by what makes two lines the same.
@@ -18,7 +18,14 @@ const KEYS: usize = 256;
 pub struct Sparing<K> {
     /// So many times at once.
     most: u64,
-    told: Mutex<Option<HashMap<K, Told>>>,
+    told: Mutex<Log<K>>,
+}
+
+#[derive(Debug)]
+struct Log<K> {
+    keys: Option<HashMap<K, Told>>,
+    /// Of all keys beyond [`KEYS`].
+    others: Option<Told>,
 }
 
 #[derive(Debug)]
@@ -32,7 +39,7 @@ struct Told {
 impl<K: Eq + Hash> Sparing<K> {
     /// The log hears of the same `most` times at once.
     pub const fn new(most: u64) -> Sparing<K> {
-        Sparing { most, told: Mutex::new(None) }
+        Sparing { most, told: Mutex::new(Log { keys: None, others: None }) }
     }
 
     /// Has the log hear `line` of `key`, unless it has heard enough.
@@ -44,39 +51,41 @@ impl<K: Eq + Hash> Sparing<K> {
         }
     }
 
-    /// Whether the log is to hear of `key` once more; counts it.
-    pub fn is_due(&self, key: K) -> bool {
+    /// Counts one more of `key`; whether it is to be logged.
+    pub fn admit(&self, key: K) -> bool {
         self.count(key, Instant::now()).is_some()
     }
 
     /// How many there have been since the log was told; `None` if it is not to be told yet.
     fn count(&self, key: K, now: Instant) -> Option<u64> {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let told = told.get_or_insert_default();
-        if told.len() >= KEYS {
-            told.retain(|_, told| now.duration_since(told.since) < QUIET);
+        let mut log = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let Log { keys, others } = &mut *log;
+        let keys = keys.get_or_insert_default();
+        if keys.len() >= KEYS {
+            keys.retain(|_, told| now.duration_since(told.since) < QUIET);
         }
-        let full = told.len() >= KEYS;
-        match told.get_mut(&key) {
-            Some(told) if now.duration_since(told.since) >= QUIET => {
-                let more = told.more;
-                *told = Told { since: now, lines: 1, more: 0 };
-                Some(more)
-            }
-            Some(told) if told.lines < self.most => {
-                told.lines += 1;
-                Some(0)
-            }
-            Some(told) => {
-                told.more += 1;
-                None
-            }
-            None if full => None,
-            None => {
-                told.insert(key, Told { since: now, lines: 1, more: 0 });
-                Some(0)
-            }
+        let new = Told { since: now, lines: 0, more: 0 };
+        let told = match keys.len() >= KEYS && !keys.contains_key(&key) {
+            true => others.get_or_insert(new),
+            false => keys.entry(key).or_insert(new),
+        };
+        told.count(self.most, now)
+    }
+}
+
+impl Told {
+    fn count(&mut self, most: u64, now: Instant) -> Option<u64> {
+        if now.duration_since(self.since) >= QUIET {
+            let more = self.more;
+            *self = Told { since: now, lines: 1, more: 0 };
+            return Some(more);
         }
+        if self.lines < most {
+            self.lines += 1;
+            return Some(0);
+        }
+        self.more += 1;
+        None
     }
 }
 
@@ -93,9 +102,18 @@ mod tests {
         assert_eq!(sparing.count(2, now), Some(0));
         assert_eq!(sparing.count(1, now + QUIET), Some(3));
         assert_eq!(sparing.count(1, now + QUIET), Some(0));
-        for n in 0..2 * KEYS {
-            sparing.count(n, now + QUIET);
-        }
-        assert!(sparing.told.lock().unwrap().as_ref().unwrap().len() <= KEYS);
+        let heard = (0..2 * KEYS).filter(|n| sparing.count(*n, now + QUIET).is_some()).count();
+        assert!(sparing.told.lock().unwrap().keys.as_ref().unwrap().len() <= KEYS);
+        assert_eq!(heard, KEYS + 1, "keys beyond those that are remembered share an allowance");
+    }
+
+    #[test]
+    fn one_that_has_very_many_keys_hides_nothing_of_others_for_ever() {
+        let sparing = Sparing::new(1);
+        let now = Instant::now();
+        (0..KEYS + 5).for_each(|n| _ = sparing.count(n, now));
+        assert_eq!(sparing.count(usize::MAX, now), None);
+        (0..KEYS).for_each(|n| _ = sparing.count(n, now + QUIET));
+        assert_eq!(sparing.count(usize::MAX, now + QUIET), Some(5));
     }
 }

@@ -1,7 +1,7 @@
 //! Clients that say where they want to go, by PROXY, SOCKS5 or HTTP CONNECT: what is heard from them
 //! until their flow begins.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use ipnet::IpNet;
 use mio::net::TcpStream;
@@ -22,13 +22,14 @@ use super::policy::{holds, holds_all};
 use super::target::{Route, Target, Terms, failure};
 use super::worker::{MAX_READS, Worker};
 use crate::access_log::authentication_failed;
+use crate::source::Source;
 use crate::sparing::Sparing;
 
 /// Addresses of a name that are tried, one after the other.
 const MAX_ADDRESSES: usize = 8;
 
-/// Failed authentication, by client: each attempt is told of until there are many.
-static PASSWORDS: Sparing<IpAddr> = Sparing::new(10);
+/// Failed authentication, by source: each attempt is logged until there are many.
+static PASSWORDS: Sparing<Source> = Sparing::new(10);
 
 impl Worker {
     /// Takes a client in whose SYN says where it wants to go, or that is to say it.
@@ -113,7 +114,7 @@ impl Worker {
         flow.account.refuse(Refusal::Denied);
         let client = flow.source().ip();
         let Some(asked) = flow.asked() else { return };
-        if PASSWORDS.is_due(client) {
+        if PASSWORDS.admit(client.into()) {
             let method =
                 if asked.preface.protocol() == Some("socks5") { "socks5" } else { "basic" };
             authentication_failed(client, method, asked.preface.user());

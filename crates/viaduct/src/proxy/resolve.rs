@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use mio::Waker;
 
-use super::tunnels::strangers::Source;
+use crate::source::Source;
 
 /// Look-ups at once, and of them those of one source.
 const THREADS: usize = 32;

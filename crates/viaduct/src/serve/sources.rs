@@ -5,18 +5,20 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::rc::Rc;
 
+use crate::source::Source;
+
 /// Counter of connections by source.
 #[derive(Clone, Debug)]
 pub struct Sources {
-    open: Rc<RefCell<HashMap<IpAddr, u32>>>,
+    open: Rc<RefCell<HashMap<Source, u32>>>,
     most: u32,
 }
 
 /// A source's place, given back when dropped.
 #[derive(Debug)]
 pub struct Place {
-    source: IpAddr,
-    open: Rc<RefCell<HashMap<IpAddr, u32>>>,
+    source: Source,
+    open: Rc<RefCell<HashMap<Source, u32>>>,
 }
 
 impl Sources {
@@ -27,7 +29,7 @@ impl Sources {
 
     /// A place for a client, if its source has one left.
     pub fn place(&self, client: IpAddr) -> Option<Place> {
-        let source = source(client);
+        let source = Source::from(client);
         let mut open = self.open.borrow_mut();
         let count = open.entry(source).or_default();
         if *count >= self.most {
@@ -47,14 +49,6 @@ impl Drop for Place {
                 open.remove(&self.source);
             }
         }
-    }
-}
-
-/// An IPv4 address, or the network of an IPv6 address: a host has a /64 to itself.
-fn source(client: IpAddr) -> IpAddr {
-    match client.to_canonical() {
-        IpAddr::V6(address) => IpAddr::V6((u128::from(address) >> 64 << 64).into()),
-        v4 => v4,
     }
 }
 

@@ -20,9 +20,10 @@ use super::near::Near;
 use super::peer::SharedPeer;
 use super::quic::Arrived;
 use super::settings::{CarrierKind, Dial};
-use super::strangers::{self, Source};
+use super::strangers;
 use super::stream::Stream;
 use super::{LINKS, Tunnels, new_peer};
+use crate::source::Source;
 use crate::sparing::Sparing;
 
 /// Time for the handshake and HELLO.

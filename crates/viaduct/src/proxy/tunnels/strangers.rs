@@ -1,7 +1,11 @@
 //! Links that have arrived and have not shown yet whose they are: how many may wait, and which is let
-//! go for one more. Nobody who only knocks keeps a peer out: a full house parts with its oldest.
+//! go for one more. Nobody who only knocks keeps a peer out: where all places are taken, the source with
+//! the most of them loses its oldest link.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+use crate::source::Source;
 
 /// Bytes that the links of one source may hold before their ends have shown a key, by each carrier.
 const MAX_SOURCE_BYTES: usize = 2 << 20;
@@ -32,32 +36,24 @@ impl Places {
     }
 }
 
-/// Where a link comes from: an IPv4 address, or a /64 of IPv6, which one host may have all of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::proxy) struct Source(IpAddr);
-
-impl From<IpAddr> for Source {
-    fn from(address: IpAddr) -> Source {
-        Source(match address.to_canonical() {
-            IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
-            v4 => v4,
-        })
-    }
-}
-
-/// Which of `waiting`, from the oldest to the newest, is let go so that one from `new` may wait; none
+/// The link of `waiting`, from the oldest to the newest, that is closed so that one from `new` may wait; `None`
 /// if there is room.
 pub(super) fn in_the_way(
     waiting: &[(usize, Source)],
     new: Source,
     places: Places,
 ) -> Option<usize> {
-    let own = waiting.iter().filter(|(_, source)| *source == new);
-    let oldest = match own.clone().count() >= places.each {
-        true => own.clone().next(),
-        false => waiting.first().filter(|_| waiting.len() >= places.all),
+    let mut links: HashMap<Source, usize> = HashMap::new();
+    for (_, source) in waiting {
+        *links.entry(*source).or_default() += 1;
+    }
+    let loser = match links.get(&new).is_some_and(|own| *own >= places.each) {
+        true => new,
+        false if waiting.len() < places.all => return None,
+        // Of several, that of the oldest link.
+        false => waiting.iter().min_by_key(|(_, source)| Reverse(links[source]))?.1,
     };
-    oldest.map(|(key, _)| *key)
+    waiting.iter().find(|(_, source)| *source == loser).map(|(key, _)| *key)
 }
 
 /// Whether whoever dials over UDP is to show first that it is where it says.
@@ -70,16 +66,7 @@ mod tests {
     use super::*;
 
     fn source(text: &str) -> Source {
-        text.parse::<IpAddr>().unwrap().into()
-    }
-
-    #[test]
-    fn a_source_is_an_address_or_a_network_of_ipv6() {
-        assert_eq!(source("fd00:1::1"), source("fd00:1::ffff:2"));
-        assert_ne!(source("fd00:1::1"), source("fd00:1:0:1::1"));
-        assert_ne!(source("10.0.0.1"), source("10.0.0.2"));
-        assert_ne!(source("::ffff:10.0.0.1"), source("::ffff:10.0.0.2"));
-        assert_eq!(source("::ffff:10.0.0.1"), source("10.0.0.1"));
+        text.parse::<std::net::IpAddr>().unwrap().into()
     }
 
     #[test]
@@ -98,5 +85,15 @@ mod tests {
         assert_eq!(in_the_way(&waiting[1..], source("10.9.9.9"), QUIC), None);
         assert_eq!(in_the_way(&waiting, source("10.9.9.9"), QUIC), Some(1000));
         assert_eq!(in_the_way(&waiting, waiting[5].1, QUIC), Some(1000));
+    }
+
+    #[test]
+    fn where_all_places_are_taken_the_source_with_the_most_loses_one() {
+        let (peer, bad) = (source("10.0.0.1"), source("10.9.9.9"));
+        let others = (2..QUIC.all).map(|n| source(&format!("10.0.{}.{}", n / 256, n % 256)));
+        let mut waiting: Vec<_> = (0..).zip([peer].into_iter().chain(others)).collect();
+        waiting.truncate(QUIC.all - QUIC.each);
+        waiting.extend((1000..1000 + QUIC.each).map(|key| (key, bad)));
+        assert_eq!(in_the_way(&waiting, source("10.8.8.8"), QUIC), Some(1000));
     }
 }
