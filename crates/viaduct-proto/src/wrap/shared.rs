@@ -14,7 +14,7 @@
 //!       ◀── Another ────────────────            one more flow of his, for the same program
 //!       ── Another, a place; NoOther ─▶
 //!
-//!   record    magic 4 │ version 2 │ kind 1 │ why, or lent 1 │ id 8 │ of 8 │ address 24 │ address 24
+//!   record    magic 4 │ version 2 │ kind 1 │ why, or lent 1 │ id 8 │ of, or is_bound 8 │ address 24 │ address 24
 //! ```
 
 use std::net::SocketAddr;
@@ -44,6 +44,8 @@ pub enum Up {
         source: SocketAddr,
         /// A process of another user than the sender's may hold the socket too.
         lent: bool,
+        /// Whether the program has chosen the port of that.
+        is_bound: bool,
     },
     /// A connection to a program: beside it, the connection, and a socket that will be connected to the
     /// program.
@@ -120,8 +122,8 @@ impl Up {
     pub fn emit(&self) -> [u8; RECORD] {
         match *self {
             Up::Hello { network } => record(1, 0, [network, 0], [None; 2]),
-            Up::Call { id, to, source, lent } => {
-                record(2, lent.into(), [id, 0], [Some(to), Some(source)])
+            Up::Call { id, to, source, lent, is_bound } => {
+                record(2, lent.into(), [id, is_bound.into()], [Some(to), Some(source)])
             }
             Up::Arrival { id, client, own, lent } => {
                 record(3, lent.into(), [id, 0], [Some(client), Some(own)])
@@ -137,7 +139,9 @@ impl Up {
         let lent = lent != 0;
         Some(match (kind, addresses) {
             (1, [None, None]) => Up::Hello { network: id },
-            (2, [Some(to), Some(source)]) => Up::Call { id, to, source, lent },
+            (2, [Some(to), Some(source)]) if of <= 1 => {
+                Up::Call { id, to, source, lent, is_bound: of == 1 }
+            }
             (3, [Some(client), Some(own)]) => Up::Arrival { id, client, own, lent },
             (4, [None, None]) => Up::Another { id, of },
             (5, [None, None]) => Up::NoOther { of },
@@ -229,7 +233,7 @@ mod tests {
         fn what_is_said_is_heard(id: u64, of: u64, one in address(), other in address(), why in 0..6usize, lent: bool) {
             let ups = [
                 Up::Hello { network: id },
-                Up::Call { id, to: one, source: other, lent },
+                Up::Call { id, to: one, source: other, lent, is_bound: of.is_multiple_of(2) },
                 Up::Arrival { id, client: one, own: other, lent },
                 Up::Another { id, of },
                 Up::NoOther { of },

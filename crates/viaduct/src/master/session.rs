@@ -243,10 +243,10 @@ impl Session<'_> {
         let carrier = &self.shared.carrier;
         match up {
             Up::Hello { .. } => {}
-            Up::Call { id, to, source, .. } => {
+            Up::Call { id, to, source, is_bound, .. } => {
                 let remote = Remote::new(id, sockets.next()??, &self.out).calling(granted.call);
-                // Its port is another user's, maybe.
-                let is_bound = false;
+                // Another user cannot be believed, and this process may have rights that he has not.
+                let is_bound = is_bound && !self.is_guest;
                 carrier.call(Call { to: to.into(), source, is_bound, held: Box::new(remote) });
             }
             Up::Arrival { id, client, own, .. } => {
