@@ -70,7 +70,6 @@ impl Size {
             file: 1_000_000,
             patience: seconds(15),
             messages: seconds(2),
-            ..whole
         };
         if args.quick { quick } else { whole }
     }

@@ -49,7 +49,7 @@ fn row(outcome: &Outcome, key: &str, words: &str) -> Option<String> {
     };
     let cell = |figure: Option<(f64, &str, bool)>| {
         figure.map_or("not finished".to_owned(), |(value, unit, _)| {
-            format!("{} {unit}", number(value))
+            format!("{} {unit}", digits(value))
         })
     };
     let (plain, ours) = (figure("plain"), figure("viaduct"));
@@ -59,7 +59,7 @@ fn row(outcome: &Outcome, key: &str, words: &str) -> Option<String> {
     let factor = match (plain, ours) {
         (Some((plain, _, more)), Some((ours, ..))) if plain > 0.0 && ours > 0.0 => {
             let factor = if more { ours / plain } else { plain / ours };
-            format!("{} times", number(factor))
+            format!("x {}", digits(factor))
         }
         _ => "-".to_owned(),
     };
@@ -88,8 +88,15 @@ fn price(outcome: &Outcome) -> String {
             "<p class=\"source\">Of {} packets that the link lost, {} ({} %) were rebuilt.",
             number(lost),
             number(rebuilt),
-            number(share)
+            share.round()
         );
+        if let Some(drops) = sum("queue_drops").filter(|drops| *drops > 0.0) {
+            let _ = write!(
+                out,
+                " Senders overfilled the link, whose queue dropped {} packets, repairs among them.",
+                number(drops)
+            );
+        }
         if let Some(price) = param(outcome, "cubic_repair_bytes_per_data_byte") {
             let _ =
                 write!(out, " Price: {} bytes of repairs for each byte of data.", number(price));
@@ -97,6 +104,13 @@ fn price(outcome: &Outcome) -> String {
         out += "</p>";
     }
     out
+}
+
+/// A value to three digits: more say nothing of one short run.
+fn digits(value: f64) -> String {
+    let decimals = if value < 10.0 { 2 } else { u32::from(value < 100.0) };
+    let scale = f64::from(10_u32.pow(decimals));
+    number((value * scale).round() / scale)
 }
 
 fn param(outcome: &Outcome, key: &str) -> Option<f64> {
@@ -137,9 +151,7 @@ mod tests {
             "cubic_packets_lost": 100, "cubic_packets_rebuilt": 99,
         });
         let table = table(&outcome(&params));
-        for part in
-            ["0.7 Mb/s", "<b>140 Mb/s</b>", "200 times", "not finished", "3 times", "99 (99 %)"]
-        {
+        for part in ["0.7 Mb/s", "<b>140 Mb/s</b>", "x 200", "not finished", "x 3", "99 (99 %)"] {
             assert!(table.contains(part), "{part} in {table}");
         }
         let params = params.as_object().unwrap();
