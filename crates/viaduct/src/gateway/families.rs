@@ -170,7 +170,7 @@ fn site(status: &Status, page: &mut Exposition) {
     page.family(
         "viaduct_peer_trouble",
         Kind::Gauge,
-        "1 while a peer is not `up`; status says why.",
+        "1 while a peer is not `up`; its reason is in the status.",
     );
     for peer in &status.peers {
         page.sample(&[("peer", &peer.name)], u8::from(peer.reason.is_some()));
