@@ -32,8 +32,8 @@ const STEPS: usize = 120;
 
 /// A machine, as a shell drives it.
 trait Driven {
-    /// Does something to it that its surroundings may do.
-    fn stir(&mut self, now: Instant, rng: &mut Rng);
+    /// Applies a random event from its surroundings.
+    fn perturb(&mut self, now: Instant, rng: &mut Rng);
     /// Takes all that it wants done.
     fn drain(&mut self, now: Instant);
     fn poll_timeout(&self) -> Option<Instant>;
@@ -41,11 +41,11 @@ trait Driven {
 }
 
 /// Drives `machine` for a while, now and then late.
-fn hold(machine: &mut dyn Driven, seed: u64) -> Result<(), TestCaseError> {
+fn assert_no_spin(machine: &mut dyn Driven, seed: u64) -> Result<(), TestCaseError> {
     let (mut now, mut rng) = (Instant::ZERO, Rng::from_seed(seed));
     for _ in 0..STEPS {
         if rng.chance(0.6) {
-            machine.stir(now, &mut rng);
+            machine.perturb(now, &mut rng);
             machine.drain(now);
         }
         let late = Duration::from_micros(rng.below(3) * rng.below(2_000_000));
@@ -113,7 +113,7 @@ impl Gateways {
 }
 
 impl Driven for Gateways {
-    fn stir(&mut self, now: Instant, rng: &mut Rng) {
+    fn perturb(&mut self, now: Instant, rng: &mut Rng) {
         for _ in 0..rng.below(20) {
             let mut packet = vec![0x45, 0, 0, 100];
             packet.resize(100, rng.next_u64() as u8);
@@ -164,7 +164,7 @@ struct Tunnels {
 }
 
 impl Driven for Tunnels {
-    fn stir(&mut self, now: Instant, rng: &mut Rng) {
+    fn perturb(&mut self, now: Instant, rng: &mut Rng) {
         match rng.below(6) {
             0 => {
                 let carrier = [Carrier::Stream, Carrier::Streams][rng.below(2) as usize];
@@ -248,7 +248,7 @@ impl Nodes {
 }
 
 impl Driven for Nodes {
-    fn stir(&mut self, now: Instant, rng: &mut Rng) {
+    fn perturb(&mut self, now: Instant, rng: &mut Rng) {
         self.1 = if rng.chance(0.3) { rng.unit() } else { self.1 };
         let noise = some_bytes(rng, 100);
         self.0[0].handle_datagram(now, &noise);
@@ -279,7 +279,7 @@ impl Driven for Nodes {
 struct SomeRelays(Relays, Vec<u64>);
 
 impl Driven for SomeRelays {
-    fn stir(&mut self, now: Instant, rng: &mut Rng) {
+    fn perturb(&mut self, now: Instant, rng: &mut Rng) {
         let ends = Ends { own: at(1, rng.below(5) as u16 + 1), peer: at(2, 53) };
         self.0.handle_out(now, ends, &Address::Ip(at(2, 53)), &some_bytes(rng, 50));
         if let Some(number) = self.1.pop() {
@@ -308,10 +308,10 @@ impl Driven for SomeRelays {
     }
 }
 
-struct APassage(Passage);
+struct DrivenPassage(Passage);
 
-impl Driven for APassage {
-    fn stir(&mut self, now: Instant, rng: &mut Rng) {
+impl Driven for DrivenPassage {
+    fn perturb(&mut self, now: Instant, rng: &mut Rng) {
         let ends = Ends { own: at(1, rng.below(5) as u16 + 1), peer: at(2, 53) };
         let way = [Way::Out, Way::Back][rng.below(2) as usize];
         self.0.handle_datagram(now, ends, way, rng.below(1_000) as usize, 0);
@@ -333,7 +333,7 @@ impl Driven for APassage {
 struct SomeSyns(Early<()>);
 
 impl Driven for SomeSyns {
-    fn stir(&mut self, now: Instant, rng: &mut Rng) {
+    fn perturb(&mut self, now: Instant, rng: &mut Rng) {
         let tuple = Tuple { client: at(1, rng.below(20) as u16), to: at(2, 80) };
         match rng.below(4) {
             0 => drop(self.0.handle_accept(&tuple)),
@@ -353,10 +353,10 @@ impl Driven for SomeSyns {
     fn handle_timeout(&mut self, _: Instant) {}
 }
 
-struct ALink(Link<()>);
+struct DrivenLink(Link<()>);
 
-impl Driven for ALink {
-    fn stir(&mut self, now: Instant, rng: &mut Rng) {
+impl Driven for DrivenLink {
+    fn perturb(&mut self, now: Instant, rng: &mut Rng) {
         for _ in 0..rng.below(10) {
             let _ = self.0.push(now, (), rng.below(1_500) as usize + 1);
         }
@@ -374,20 +374,20 @@ impl Driven for ALink {
 }
 
 /// A chain of handlers whose network says whatever it likes.
-struct AChain {
+struct DrivenChain {
     chain: Chain,
     takes: bool,
 }
 
-impl AChain {
-    fn new(handler: &str) -> AChain {
+impl DrivenChain {
+    fn new(handler: &str) -> DrivenChain {
         let factories: Arc<[Arc<dyn Factory>]> = factories(&[handler], &shell());
-        AChain { chain: Chain::new(factories, 4_096, Instant::ZERO), takes: true }
+        DrivenChain { chain: Chain::new(factories, 4_096, Instant::ZERO), takes: true }
     }
 }
 
-impl Driven for AChain {
-    fn stir(&mut self, now: Instant, rng: &mut Rng) {
+impl Driven for DrivenChain {
+    fn perturb(&mut self, now: Instant, rng: &mut Rng) {
         let chain = &mut self.chain;
         let bottom = chain.bottom();
         match (rng.below(9), bottom) {
@@ -445,10 +445,10 @@ impl Driven for AChain {
 
 /// A client of Trickles whose server says nothing, or noise. (The simulator holds one with a server to
 /// the contract.)
-struct AClient(Client);
+struct DrivenClient(Client);
 
-impl Driven for AClient {
-    fn stir(&mut self, now: Instant, rng: &mut Rng) {
+impl Driven for DrivenClient {
+    fn perturb(&mut self, now: Instant, rng: &mut Rng) {
         self.0.want(rng.below(1 << 20), rng.below(9_000) + 1, Bytes::new());
         self.0.handle(now, &some_bytes(rng, 200));
     }
@@ -468,10 +468,10 @@ impl Driven for AClient {
     }
 }
 
-struct AStream(Stream);
+struct DrivenStream(Stream);
 
-impl Driven for AStream {
-    fn stir(&mut self, now: Instant, rng: &mut Rng) {
+impl Driven for DrivenStream {
+    fn perturb(&mut self, now: Instant, rng: &mut Rng) {
         self.0.write(0, &some_bytes(rng, 3_000));
         self.0.request(&some_bytes(rng, 100), 1_000);
         self.0.handle(now, &some_bytes(rng, 200));
@@ -526,18 +526,18 @@ proptest! {
             Some(Code::ReedSolomon(reed_solomon::Parameters { r: 8, c: 3, interleave: 2 })),
             Some(Code::Window(window::Parameters { window: 60, packets: 4, repairs: 1 })),
         ];
-        hold(&mut Gateways::new(endpoints, codes[code].as_ref(), loss), seed)?;
+        assert_no_spin(&mut Gateways::new(endpoints, codes[code].as_ref(), loss), seed)?;
     }
 
     #[test]
     fn tunnels_rest(seed: u64) {
         let ends = [1, 2].map(|instance| Tunnel::new(Settings::default(), instance));
-        hold(&mut Tunnels { ends, sessions: Vec::new(), lossy: false }, seed)?;
+        assert_no_spin(&mut Tunnels { ends, sessions: Vec::new(), lossy: false }, seed)?;
     }
 
     #[test]
     fn nodes_rest(seed: u64) {
-        hold(&mut Nodes::new(), seed)?;
+        assert_no_spin(&mut Nodes::new(), seed)?;
     }
 
     #[test]
@@ -550,31 +550,31 @@ proptest! {
             leave: seed.is_multiple_of(2),
         };
         let words = factories(&["socks:via=192.0.2.1:1080"], &shell())[0].relay().unwrap();
-        hold(&mut SomeRelays(Relays::new(words, relays), Vec::new()), seed)?;
+        assert_no_spin(&mut SomeRelays(Relays::new(words, relays), Vec::new()), seed)?;
         let bounds = datagrams::Bounds { pairs: 3, idle: Duration::from_secs(2) };
         let chain = factories(&["latency:delay=30ms", "shape:rate=1M"], &shell());
-        hold(&mut APassage(Passage::new(chain, bounds).unwrap()), seed)?;
+        assert_no_spin(&mut DrivenPassage(Passage::new(chain, bounds).unwrap()), seed)?;
     }
 
     #[test]
     fn tables_and_links_rest(seed: u64) {
-        hold(&mut SomeSyns(Early::new(10, Duration::from_secs(1))), seed)?;
+        assert_no_spin(&mut SomeSyns(Early::new(10, Duration::from_secs(1))), seed)?;
         for link in ["rate=1M,delay=5ms", "delay=9ms,jitter=5ms,reorder=20%:3ms", "loss=5%"] {
             let config = link.parse().unwrap();
-            hold(&mut ALink(Link::new(config, seed, Instant::ZERO)), seed)?;
+            assert_no_spin(&mut DrivenLink(Link::new(config, seed, Instant::ZERO)), seed)?;
         }
     }
 
     #[test]
     fn chains_rest(seed: u64, handler in 0..HANDLERS.len()) {
-        hold(&mut AChain::new(HANDLERS[handler]), seed)?;
+        assert_no_spin(&mut DrivenChain::new(HANDLERS[handler]), seed)?;
     }
 
     #[test]
     fn trickles_rest(seed: u64) {
         let config = client::Config::default();
-        hold(&mut AClient(Client::open(config, seed, Instant::ZERO)), seed)?;
+        assert_no_spin(&mut DrivenClient(Client::open(config, seed, Instant::ZERO)), seed)?;
         let config = stream::Config::default();
-        hold(&mut AStream(Stream::open(config, seed, Instant::ZERO)), seed)?;
+        assert_no_spin(&mut DrivenStream(Stream::open(config, seed, Instant::ZERO)), seed)?;
     }
 }

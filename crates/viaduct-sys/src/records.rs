@@ -51,7 +51,7 @@ pub struct Peer {
 /// The next connection to `listener`, not blocking, and its peer.
 ///
 /// # Errors
-/// Nobody has come ([`io::ErrorKind::WouldBlock`]), or no descriptor is left.
+/// No connection is pending ([`io::ErrorKind::WouldBlock`]), or no descriptor is left.
 pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, Peer)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::accept_with(listener, flags)?;
@@ -106,7 +106,7 @@ pub struct Received {
     pub lost_descriptors: bool,
 }
 
-/// Takes one; its length, 0 if the other end has gone, and the first descriptor beside it.
+/// Receives a record; its length, 0 if the other end has gone, and the first descriptor beside it.
 ///
 /// # Errors
 /// There is none ([`io::ErrorKind::WouldBlock`]), if the socket does not block; it is longer than `bytes`

@@ -158,7 +158,7 @@ impl Session {
         self.clocks = self.clocks.max(clocks);
     }
 
-    /// For how long the peer has said nothing authentic; `None` if it never has.
+    /// Time since the last authentic message; `None` before the first.
     pub(super) fn silence(&self, now: Instant) -> Option<Duration> {
         self.is_known.then(|| now.since(self.last_heard))
     }

@@ -22,7 +22,7 @@ const MAX_RECENT: usize = 128;
 /// Values of the MSS before it was lowered that are remembered, at most.
 const MAX_ORIGINALS: usize = 2;
 
-/// What a path does to the MSS of SYNs.
+/// MSS handling of the path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Path {
     #[default]
@@ -31,16 +31,16 @@ enum Path {
     Lowers(u16),
 }
 
-/// What is to become of a recovered packet.
+/// Disposition of a recovered packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It was lost: inject it as it is.
+    /// Lost: inject it as it is.
     Lost,
-    /// It was lost: inject it with its MSS lowered so far.
+    /// Lost: inject it with its MSS lowered so far.
     Lower(TcpSyn, u16),
-    /// It has arrived, altered.
+    /// Arrived, altered.
     Altered,
-    /// It may be lost, but must not be injected.
+    /// Possibly lost, and not to be injected.
     Withheld,
 }
 
@@ -58,7 +58,7 @@ pub(super) struct Syns {
     recent: VecDeque<Arrived>,
     /// For IPv4 and IPv6.
     paths: [Path; 2],
-    /// What hosts ask for, where the path lowers it; the latest first.
+    /// Original MSS values, the latest first.
     originals: [Vec<u16>; 2],
 }
 
@@ -74,7 +74,7 @@ impl Syns {
         self.recent.push_back(Arrived { connection, identity, mss, ipv6 });
     }
 
-    /// As what a SYN that has arrived may have been sent, before the path lowered its MSS.
+    /// Candidate original forms of a SYN whose MSS the path may have lowered.
     pub(super) fn as_sent(&self, packet: &[u8]) -> Vec<Vec<u8>> {
         if self.originals.iter().all(Vec::is_empty) {
             return Vec::new();

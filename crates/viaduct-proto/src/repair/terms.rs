@@ -52,16 +52,16 @@ impl Listed {
     }
 }
 
-/// What a gateway says of its config.
+/// Terms announced by a gateway.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
     /// Version of its program.
     pub version: String,
-    /// How it encodes what leaves for this site.
+    /// Code towards the receiver.
     pub code: String,
     /// Its own site's prefixes.
     pub own: Listed,
-    /// What it takes for this site's.
+    /// Prefixes that it holds to be the receiver's.
     pub peer: Listed,
 }
 
@@ -93,7 +93,7 @@ impl Terms {
         }
     }
 
-    /// What of the peer's terms does not fit these, if something does not.
+    /// First mismatch with the peer's terms; `None` if they agree.
     pub fn disagreement(&self, peer: &Terms) -> Option<String> {
         if peer.own.digest != self.peer.digest {
             return Some(format!(

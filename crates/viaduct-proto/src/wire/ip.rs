@@ -113,7 +113,7 @@ fn check_lengths(have: usize, header: usize, least: usize, total: usize) -> Resu
     Ok(())
 }
 
-/// What routers change in a packet, of which the front is at hand; `None` if it is no packet of IP.
+/// Mutable fields of a packet, from its first bytes; `None` if it is no packet of IP.
 pub fn hop(packet: &[u8]) -> Option<Hop> {
     match packet.first()? >> 4 {
         4 => Some(Hop { ttl: *packet.get(8)?, tos: packet[1] }),

@@ -12,7 +12,7 @@ const PADDING: u8 = 1;
 const MSS: u8 = 2;
 const MSS_LEN: u8 = 4;
 
-/// Where things stand in a packet that holds a SYN.
+/// Offsets within a packet that holds a SYN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpSyn {
     ipv6: bool,
@@ -22,7 +22,7 @@ pub struct TcpSyn {
     mss: Option<usize>,
 }
 
-/// What names a SYN whatever becomes of its options: addresses, ports, sequence number and flags.
+/// Key of a SYN that is independent of its options: addresses, ports, sequence number and flags.
 pub type Coarse = [u8; 32 + 4 + 4 + 1];
 
 impl TcpSyn {

@@ -22,7 +22,7 @@ impl Gone {
         netlink::hear(libc::NETLINK_SOCK_DIAG, GROUPS).map(Gone)
     }
 
-    /// One that another process has opened.
+    /// Wraps a socket that another process has opened.
     pub fn of(socket: OwnedFd) -> Gone {
         Gone(socket)
     }

@@ -23,7 +23,7 @@ impl Lookup {
         netlink::hear(libc::NETLINK_SOCK_DIAG, 0).map(Lookup)
     }
 
-    /// One that another process has opened.
+    /// Wraps a socket that another process has opened.
     pub fn of(socket: OwnedFd) -> Lookup {
         Lookup(socket)
     }

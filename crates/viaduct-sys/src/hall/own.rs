@@ -34,7 +34,7 @@ pub struct Near {
     pub own: IpAddr,
 }
 
-/// Where datagrams can go beside the loopback.
+/// Prefixes that datagrams reach beside the loopback, with source addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Own(pub Vec<Near>);
 
@@ -85,7 +85,7 @@ impl Own {
         }
         let fitting = self.0.iter().filter(|near| holds(near.to, peer));
         let best = fitting.max_by_key(|near| near.to.1);
-        // One who has come by a route that was not found.
+        // A peer that came by a route which was not found.
         let any = || self.0.iter().find(|near| near.own.is_ipv4() == peer.is_ipv4());
         best.or_else(any).map_or_else(loopback, |near| near.own)
     }

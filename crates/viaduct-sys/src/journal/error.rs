@@ -47,7 +47,7 @@ pub enum JournalError {
     Untrusted {
         /// The journal.
         path: PathBuf,
-        /// What lets others write it.
+        /// Reason why it is not trusted.
         why: &'static str,
     },
     /// The journal is something else.

@@ -64,7 +64,7 @@ pub(super) use machine::{CALLS, NATIVE, OTHER, SOCKET, SOCKETCALL, X32};
 
 /// The operation of socketcall(2) that opens a socket.
 pub(super) const SYS_SOCKET: u32 = 1;
-/// Families that lead nowhere.
+/// Address families that stay on this machine.
 pub(super) const LOCAL: [libc::c_int; 3] = [libc::AF_UNIX, libc::AF_NETLINK, libc::AF_ALG];
 
 /// Goes on to `to` if the loaded word is the number of one of the other machine's `calls`.

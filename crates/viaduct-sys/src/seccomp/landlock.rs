@@ -1,8 +1,8 @@
-//! What keeps a program from connecting by itself, whatever it does while a call of its is judged.
+//! Landlock rule against direct TCP connects of a program, whatever it does while a call of its is judged.
 //!
 //! A call that is left to the kernel reads its descriptor and its memory anew, and another thread may have changed
 //! both. So where nothing may go around the chain the program may connect no TCP socket at all (`landlock(7)`,
-//! Linux 6.7): its connects are made by whoever hears its calls, who is not confined, on duplicates of its sockets.
+//! Linux 6.7): its connects are made by the supervisor, which is not confined, on duplicates of its sockets.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};

@@ -197,13 +197,16 @@ mod tests {
         ];
         for user in users {
             let line = failure_line(client, "basic", user);
-            let line = format!("Nov 26 07:00:00 host viaduct[7]: 2026-11-26T07:00:00Z  WARN {line}");
+            let line =
+                format!("Nov 26 07:00:00 host viaduct[7]: 2026-11-26T07:00:00Z  WARN {line}");
             assert_eq!(banned(&line), "192.0.2.7", "{line}");
         }
         // Nor does a line that is not ours, though it quotes what a client said.
         let other = format!("viaduct[7]:  WARN bad request \"{victim}\", user \"x\"");
         assert_eq!(banned(&other), "", "{other}");
-        let unescaped = format!("viaduct[7]: authentication failed: client 192.0.2.7, method basic, user \"{victim}");
+        let unescaped = format!(
+            "viaduct[7]: authentication failed: client 192.0.2.7, method basic, user \"{victim}"
+        );
         assert_eq!(banned(&unescaped), "", "{unescaped}");
     }
 

@@ -160,9 +160,8 @@ mod tests {
     fn the_addresses_are_those_that_can_be_sent_to() {
         let (four, six): (SocketAddr, SocketAddr) =
             ("192.0.2.1:1".parse().unwrap(), "[2001:db8::1]:1".parse().unwrap());
-        let usable_at = |all: &[SocketAddr], listen: &str| {
-            usable(all.iter().copied(), listen.parse().unwrap())
-        };
+        let usable_at =
+            |all: &[SocketAddr], listen: &str| usable(all.iter().copied(), listen.parse().unwrap());
         assert_eq!(usable_at(&[six, four], "192.0.2.9:7400"), Ok(vec![four]));
         assert_eq!(usable_at(&[six, four], "[2001:db8::9]:7400"), Ok(vec![six]));
         assert_eq!(usable_at(&[six, four], "[::]:7400"), Ok(vec![six, four]));

@@ -58,7 +58,7 @@ use crate::proxy::settings::Settings;
 use crate::signals::{Pause, Signals};
 use crate::status::socket::check_free;
 
-/// How often it is looked whether the machine has what the config names.
+/// Poll interval for missing prerequisites.
 const WAIT_EVERY: Duration = Duration::from_secs(1);
 
 /// Runs a gateway until a signal ends it.
