@@ -7,6 +7,9 @@ use viaduct_proto::wrap::wire::{Answer, Request, WELCOME};
 use crate::raw;
 use crate::state::State;
 
+/// Seconds by which an answer may be late.
+const SLACK: i64 = 10;
+
 /// Asks; `beside` goes with the question. The error is the program's: a signal, its own time limit, or
 /// a master that has gone.
 pub(crate) fn ask(
@@ -17,11 +20,17 @@ pub(crate) fn ask(
     let socket = Socket::connect(state.name(), state.word)?;
     socket.send([state.secret.bytes(), &request.emit()], beside)?;
     let mut bytes = [0; WELCOME];
-    if let Some(limit) = beside.and_then(send_limit) {
-        socket.limit(&limit);
+    if let Some([seconds, micros]) = beside.and_then(send_limit) {
+        // The master keeps the limit. With one of its own the call is interrupted by signals, as the program's would be.
+        socket.limit(&[seconds.saturating_add(SLACK), micros]);
     }
     let length = socket.receive(&mut bytes)?;
     Answer::parse(&bytes[..length]).ok_or(libc::ENETUNREACH)
+}
+
+/// Whether a question failed because this process may open no more files.
+pub(crate) fn is_full(errno: c_int) -> bool {
+    matches!(errno, libc::EMFILE | libc::ENFILE)
 }
 
 /// Says something that has no answer.

@@ -50,6 +50,20 @@ pub(crate) fn option<T: Copy + Default>(fd: c_int, level: c_int, name: c_int) ->
     (result == 0).then_some(value)
 }
 
+/// Whether the first and the last of these bytes can be read, as the kernel says: it reads a set of signals there before it
+/// refuses what is to be done with it.
+pub(crate) fn is_readable(at: *const u8, length: usize) -> bool {
+    const SET: usize = 8;
+    let readable = |at: usize| {
+        // SAFETY: the kernel checks the address, and changes nothing.
+        let result = unsafe { call(libc::SYS_rt_sigprocmask, [usize::MAX, at, 0, SET, 0, 0]) };
+        result != -(libc::EFAULT as isize)
+    };
+    let at = at as usize;
+    let last = at.saturating_add(length.saturating_sub(1));
+    readable(at & !(SET - 1)) && readable(last & !(SET - 1))
+}
+
 /// Closes a descriptor.
 pub(crate) fn close(fd: c_int) {
     // SAFETY: it is ours alone, and not used again.

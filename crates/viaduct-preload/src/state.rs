@@ -51,7 +51,13 @@ unsafe impl Sync for Cell {}
 const NOTHING: Text = Text { bytes: [0; ROOM], length: 0 };
 static STAGE: AtomicU8 = AtomicU8::new(UNBORN);
 static STATE: Cell = Cell(UnsafeCell::new(State {
-    welcome: Welcome { rules: Rules::EVERYTHING, meeting: [None; 2], offload: None, tells: false },
+    welcome: Welcome {
+        rules: Rules::EVERYTHING,
+        meeting: [None; 2],
+        offload: None,
+        tells: false,
+        heard: false,
+    },
     word: 0,
     secret: Secret::new([0; SECRET]),
     name: NOTHING,

@@ -4,7 +4,8 @@
 //! ```text
 //!   Pending::begin     the program's socket connects to the meeting: for the kernel it is in progress
 //!        │
-//!        ├─▶ finish    Meeting::meet has been called: it is connected, a blocking connect may return
+//!        ├─▶ finish    Meeting::meet has been called: a blocking connect returns
+//!        ├─▶ crossed   the same where no connect waits: the program's next connect is told 0, as by the kernel
 //!        ├─▶ refuse    the program learns it as from a far end that is not there: EPOLLERR, SO_ERROR
 //!        └─▶ forget    a blocking connect is answered with the exact error: the socket is as it was
 //! ```
@@ -93,7 +94,20 @@ impl Pending {
         Ok(SocketAddr::new(own.ip().to_canonical(), own.port()))
     }
 
-    /// Sees that the program's socket is connected, when the meeting has met it; the duplicate.
+    /// Waits until the program's socket is connected, when the meeting has met it. The program has still to hear of
+    /// it: by its next connect, which succeeds once.
+    ///
+    /// # Errors
+    /// It is not connected: another socket has the same two addresses, or the program has disconnected it.
+    pub fn crossed(self) -> io::Result<()> {
+        self.share_no_more()?;
+        let timeout = Timespec { tv_sec: 0, tv_nsec: CROSSING.subsec_nanos().into() };
+        poll(&mut [PollFd::new(&self.socket, PollFlags::OUT)], Some(&timeout))?;
+        rustix::net::getpeername(&self.socket)?;
+        Ok(())
+    }
+
+    /// Completes a connect that its program waits for, when the meeting has met its socket; the duplicate.
     ///
     /// # Errors
     /// It is not: somebody else has the same two addresses, or the program has disconnected it.
@@ -121,11 +135,20 @@ impl Pending {
     /// The program has done something else with its socket meanwhile.
     pub fn refuse(self, closed: &Closed) -> io::Result<()> {
         self.share_no_more()?;
-        // For a moment it is reset; the error of that stays until it is refused, lest it seem connected.
-        rustix::net::connect_unspec(&self.socket)?;
         let at = within(&self.socket, closed.at(self.at.ip().to_canonical().is_ipv4())?)?;
-        match as_ours(&self.socket, || rustix::net::connect(&self.socket, &at))? {
-            Err(Errno::INPROGRESS) | Ok(()) => Ok(()),
+        // In between it is reset, which a program that polls may see: so the two calls follow each other at once.
+        let refuse = || {
+            rustix::net::connect_unspec(&self.socket)?;
+            rustix::net::connect(&self.socket, &at)
+        };
+        match as_ours(&self.socket, refuse)? {
+            Err(Errno::INPROGRESS) => {
+                let timeout = Timespec { tv_sec: 0, tv_nsec: CROSSING.subsec_nanos().into() };
+                let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
+                poll(&mut fds, Some(&timeout))?;
+                Ok(())
+            }
+            Ok(()) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
     }
@@ -332,8 +355,29 @@ mod tests {
         let pending = begin(ours, at);
         assert_eq!(again().unwrap_err().raw_os_error(), Some(libc::EALREADY));
         let _met = meeting.meet(pending.program().unwrap()).unwrap();
+        pending.crossed().unwrap();
         assert!(matches!(again().unwrap(), Begun::Connected));
         assert_eq!(again().unwrap_err().raw_os_error(), Some(libc::EISCONN));
+    }
+
+    #[test]
+    fn one_that_waited_is_not_told_twice() {
+        let meeting = Meeting::open().unwrap();
+        let at = meeting.at(true).unwrap();
+        let (socket, ours) = program(AddressFamily::INET, SocketFlags::empty());
+        let pending = begin(ours, at);
+        let _met = meeting.meet(pending.program().unwrap()).unwrap();
         pending.finish().unwrap();
+        let again = Pending::begin(socket.try_clone().unwrap(), at);
+        assert_eq!(again.unwrap_err().raw_os_error(), Some(libc::EISCONN));
+    }
+
+    #[test]
+    fn one_that_was_disconnected_has_not_crossed() {
+        let meeting = Meeting::open().unwrap();
+        let (socket, ours) = program(AddressFamily::INET, SocketFlags::NONBLOCK);
+        let pending = begin(ours, meeting.at(true).unwrap());
+        rustix::net::connect_unspec(&socket).unwrap();
+        assert!(pending.crossed().is_err());
     }
 }

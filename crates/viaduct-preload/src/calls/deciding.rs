@@ -48,7 +48,14 @@ pub(super) fn decide(fd: c_int, flags: c_int, sockaddr: &[u8], call: Call) -> (D
     }
     let (sent, length) = socket.as_sent(sockaddr);
     let read = if call == Call::Send { &sent[..length] } else { sockaddr };
-    let Sockaddr::Ip(to) = parse_sockaddr(read) else { return (Decided::Pass, state.word) };
+    let to = match parse_sockaddr(read) {
+        Sockaddr::Ip(to) => to,
+        // The master hears that a connect in progress is given up.
+        Sockaddr::None if call == Call::Connect => return (Decided::Pass, 0),
+        // Landlock would refuse it before the kernel says what is wrong with it.
+        Sockaddr::Other if call == Call::Connect && rules.strict => return (Decided::Pass, 0),
+        Sockaddr::None | Sockaddr::Other => return (Decided::Pass, state.word),
+    };
     let verdict = match call {
         Call::Send => rules.send(socket, flags, sockaddr),
         _ => rules.connect(socket, sockaddr),
@@ -73,7 +80,10 @@ pub(super) fn decide(fd: c_int, flags: c_int, sockaddr: &[u8], call: Call) -> (D
                 }
                 Decided::Pass
             }
-            None => Decided::Done(divert(state, fd, to)),
+            None => match divert(state, fd, to) {
+                Some(errno) => Decided::Done(errno),
+                None => return (Decided::Pass, 0),
+            },
         },
     };
     (decided, state.word)
@@ -96,16 +106,20 @@ fn pace(fd: c_int, rate: u64) {
     }
 }
 
-/// Has the master make a flow of it; what the program is told.
-fn divert(state: &State, fd: c_int, to: SocketAddr) -> c_int {
+/// Has the master make a flow of it; what the program is told, or `None` if seccomp is to hear of the call.
+fn divert(state: &State, fd: c_int, to: SocketAddr) -> Option<c_int> {
     // SAFETY: it takes no pointers.
     let flags =
         unsafe { raw::call(libc::SYS_fcntl, [fd as usize, libc::F_GETFL as usize, 0, 0, 0, 0]) };
     let wait = flags & libc::O_NONBLOCK as isize == 0;
     match crate::ask::ask(state, &Request::Connect { to, wait }, Some(fd)) {
-        Ok(Answer::Done(errno)) => errno.0,
-        Ok(_) => libc::ENETUNREACH,
-        Err(errno) => errno,
+        // What is in progress is no flow of the master's, or no more.
+        Ok(Answer::Done(Errno::ALREADY)) if wait && state.welcome.heard => None,
+        Ok(Answer::Done(errno)) => Some(errno.0),
+        Ok(_) => Some(libc::ENETUNREACH),
+        // A question takes a descriptor; the program's own call takes none.
+        Err(errno) if crate::ask::is_full(errno) && state.welcome.heard => None,
+        Err(errno) => Some(errno),
     }
 }
 

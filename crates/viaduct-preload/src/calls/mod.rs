@@ -51,8 +51,10 @@ pub(crate) unsafe extern "C" fn connect(
     address: *const sockaddr,
     length: socklen_t,
 ) -> c_int {
-    // SAFETY: as the caller promises.
-    let bytes = unsafe { bytes_of(address.cast(), length) };
+    // The kernel says what is wrong with an address that cannot be read.
+    let length_read = if raw::is_readable(address.cast(), length as usize) { length } else { 0 };
+    // SAFETY: as the caller promises, and as far as it can be read.
+    let bytes = unsafe { bytes_of(address.cast(), length_read) };
     let word = match decide(fd, 0, bytes, Call::Connect) {
         (Decided::Done(0), _) => return 0,
         (Decided::Done(errno), _) => return failed(errno),

@@ -4,11 +4,11 @@ use std::ffi::{c_int, c_long, c_void};
 
 use libc::{sockaddr, socklen_t};
 use viaduct_proto::wrap::wire::{Answer, Request};
-use viaduct_proto::wrap::{Errno, SOCKADDR, Sockaddr, parse_sockaddr};
+use viaduct_proto::wrap::{Errno, SOCKADDR, Sockaddr, Socket, parse_sockaddr};
 
 use super::socket_of;
 use crate::raw::{self, returned};
-use crate::state::{Wrapped, state};
+use crate::state::{State, Wrapped, state};
 
 /// `getpeername(2)`.
 ///
@@ -56,39 +56,60 @@ pub(crate) unsafe extern "C" fn getsockopt(
         Wrapped::By(state) if !(level == libc::SOL_SOCKET && shares) => state.word,
         _ => 0,
     };
+    let is_error = (level, option) == (libc::SOL_SOCKET, libc::SO_ERROR);
+    // The master answers when the kernel knows of it too.
+    let refusal = if is_error { refusal(fd) } else { Refusal::None };
+    let word = if matches!(refusal, Refusal::Unasked) { 0 } else { word };
     let at = [value as usize, length as usize];
     let arguments = [fd as usize, level as usize, option as usize, at[0], at[1], word as usize];
     // SAFETY: as the caller promises.
     let result = unsafe { raw::call(libc::SYS_getsockopt, arguments) };
     if result == 0
-        && (level, option) == (libc::SOL_SOCKET, libc::SO_ERROR)
-        && let Some(errno) = refusal(fd)
+        && let Refusal::Because(errno) = refusal
     {
         // SAFETY: the kernel has just written there, as far as there was room.
         unsafe {
             let room = size_of::<c_int>().min(*length as usize);
-            std::ptr::copy_nonoverlapping((&raw const errno).cast::<u8>(), value.cast(), room);
+            let mut own = [0u8; size_of::<c_int>()];
+            std::ptr::copy_nonoverlapping(value.cast(), own.as_mut_ptr(), room);
+            // If the program has had the kernel's by another call, it has had this one.
+            if own != [0; size_of::<c_int>()] {
+                std::ptr::copy_nonoverlapping((&raw const errno).cast::<u8>(), value.cast(), room);
+            }
         }
     }
     returned(result) as c_int
 }
 
+/// What the master says of a connect that has failed.
+enum Refusal {
+    /// Nothing: the kernel knows.
+    None,
+    /// Why it has.
+    Because(c_int),
+    /// It cannot be asked, without a descriptor. A call without the word seccomp tells it of.
+    Unasked,
+}
+
 /// Why a flow of this socket has not come about, if it has not.
-fn refusal(fd: c_int) -> Option<c_int> {
-    let Wrapped::By(state) = state() else { return None };
+fn refusal(fd: c_int) -> Refusal {
+    let Wrapped::By(state) = state() else { return Refusal::None };
     let mut bytes = [0u8; SOCKADDR];
     let mut length = SOCKADDR as socklen_t;
     let [at, size] = [bytes.as_mut_ptr() as usize, (&raw mut length) as usize];
     let arguments = [fd as usize, at, size, state.word as usize, 0, 0];
     // SAFETY: the kernel writes at most `length` bytes, which live through the call.
     let connected = unsafe { raw::call(libc::SYS_getpeername, arguments) } == 0;
-    if connected || !socket_of(fd)?.is_of_ip() {
-        return None;
+    if connected || !socket_of(fd).is_some_and(Socket::is_of_ip) {
+        return Refusal::None;
     }
-    let cookie = raw::option(fd, libc::SOL_SOCKET, libc::SO_COOKIE)?;
+    let Some(cookie) = raw::option(fd, libc::SOL_SOCKET, libc::SO_COOKIE) else {
+        return Refusal::None;
+    };
     match crate::ask::ask(state, &Request::Error { cookie }, None) {
-        Ok(Answer::Done(errno)) if errno != Errno::NONE => Some(errno.0),
-        _ => None,
+        Ok(Answer::Done(errno)) if errno != Errno::NONE => Refusal::Because(errno.0),
+        Err(errno) if crate::ask::is_full(errno) => Refusal::Unasked,
+        _ => Refusal::None,
     }
 }
 
@@ -97,8 +118,13 @@ fn refusal(fd: c_int) -> Option<c_int> {
 /// # Safety
 /// `address` points to as many bytes as `length` says, which is given back.
 unsafe fn name(call: c_long, fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
-    let word = if let Wrapped::By(state) = state() { state.word } else { 0 };
-    if let Some((bytes, size)) = flow_name(call, fd)
+    let mut word = if let Wrapped::By(state) = state() { state.word } else { 0 };
+    let flow = flow_name(call, fd);
+    if flow.is_err() {
+        // Without the word seccomp tells of it, and the master answers.
+        word = 0;
+    }
+    if let Ok(Some((bytes, size))) = flow
         && !address.is_null()
         && !length.is_null()
     {
@@ -115,8 +141,21 @@ unsafe fn name(call: c_long, fd: c_int, address: *mut sockaddr, length: *mut soc
     returned(unsafe { raw::call(call, arguments) }) as c_int
 }
 
-/// The name of a socket whose flow is the master's.
-fn flow_name(call: c_long, fd: c_int) -> Option<([u8; SOCKADDR], usize)> {
+/// The name of a socket whose flow is the master's; an error if this process has no descriptor left to ask for it.
+fn flow_name(call: c_long, fd: c_int) -> Result<Option<([u8; SOCKADDR], usize)>, c_int> {
+    let Some((state, socket, cookie)) = flow_of(fd) else { return Ok(None) };
+    match crate::ask::ask(state, &Request::Names { cookie }, None) {
+        Ok(Answer::Named { peer, own }) => {
+            let name = if call == libc::SYS_getpeername { peer } else { own };
+            Ok(name.map(|name| socket.sockaddr(name)))
+        }
+        Err(errno) if crate::ask::is_full(errno) => Err(errno),
+        _ => Ok(None),
+    }
+}
+
+/// The master of a socket's flow, the socket and its cookie.
+fn flow_of(fd: c_int) -> Option<(&'static State, Socket, u64)> {
     let Wrapped::By(state) = state() else { return None };
     let mut bytes = [0u8; SOCKADDR];
     let mut length = SOCKADDR as socklen_t;
@@ -130,12 +169,5 @@ fn flow_name(call: c_long, fd: c_int) -> Option<([u8; SOCKADDR], usize)> {
     if !state.welcome.meeting.contains(&Some(peer)) {
         return None;
     }
-    let cookie = raw::option(fd, libc::SOL_SOCKET, libc::SO_COOKIE)?;
-    match crate::ask::ask(state, &Request::Names { cookie }, None) {
-        Ok(Answer::Named { peer, own }) => {
-            let name = if call == libc::SYS_getpeername { peer } else { own };
-            Some(socket_of(fd)?.sockaddr(name?))
-        }
-        _ => None,
-    }
+    Some((state, socket_of(fd)?, raw::option(fd, libc::SOL_SOCKET, libc::SO_COOKIE)?))
 }

@@ -47,6 +47,10 @@ impl Errno {
     pub const NFILE: Errno = Errno(23);
     /// This process may open no more files.
     pub const MFILE: Errno = Errno(24);
+    /// A signal came.
+    pub const INTR: Errno = Errno(4);
+    /// No file has this number.
+    pub const BADF: Errno = Errno(9);
     /// There is no room for it now.
     pub const AGAIN: Errno = Errno(11);
     /// It makes no sense.
@@ -63,6 +67,8 @@ impl Errno {
     pub const AFNOSUPPORT: Errno = Errno(97);
     /// There is no way there.
     pub const NETUNREACH: Errno = Errno(101);
+    /// It was given up on this side.
+    pub const CONNABORTED: Errno = Errno(103);
     /// The far end broke it off.
     pub const CONNRESET: Errno = Errno(104);
     /// Nothing was heard in time.
@@ -139,6 +145,12 @@ impl Socket {
     /// Whether its family is IPv6, so that IPv4 addresses stand mapped in what it is told.
     pub fn is_v6(self) -> bool {
         self.domain == AF_INET6
+    }
+
+    /// Whether `sockaddr` is of its family: the kernel refuses others.
+    pub(super) fn is_told(self, sockaddr: &[u8]) -> bool {
+        let family = sockaddr.first_chunk().copied().map(u16::from_ne_bytes);
+        family.map(i32::from) == Some(self.domain)
     }
 
     /// What a program is told that has asked for a family or protocol that it can do without.

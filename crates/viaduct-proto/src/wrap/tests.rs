@@ -186,7 +186,8 @@ fn rules_arrive_as_they_were_said() {
     let meeting = [Some(at("127.0.0.1:7")), None];
     let mut bytes = [0; WELCOME];
     let length =
-        Answer::Welcome(Welcome { rules, meeting, offload: Some(7), tells: true }).emit(&mut bytes);
+        Answer::Welcome(Welcome { rules, meeting, offload: Some(7), tells: true, heard: true })
+            .emit(&mut bytes);
     assert_eq!(length, WELCOME);
     let Some(Answer::Welcome(welcome)) = Answer::parse(&bytes) else { panic!() };
     assert_eq!((welcome.rules.lines(), welcome.meeting), (rules.lines(), meeting));
@@ -225,7 +226,7 @@ proptest! {
         let Ok(both) = one.both(&other) else { return Ok(()) };
         let Ok(above) = one.above(&other) else { return Ok(()) };
         let Ok(third_of_above) = third.both(&above) else { return Ok(()) };
-        let (mut bytes, welcome) = ([0; WELCOME], Welcome { rules: above, meeting: [None; 2], offload: None, tells: false });
+        let (mut bytes, welcome) = ([0; WELCOME], Welcome { rules: above, meeting: [None; 2], offload: None, tells: false, heard: false });
         let length = Answer::Welcome(welcome).emit(&mut bytes);
         let Some(Answer::Welcome(heard)) = Answer::parse(&bytes[..length]) else { panic!("it is none") };
         for ip in ["10.0.0.1", "10.1.0.1", "192.0.2.1", "2001:db8::1", "2001:db9::1"] {

@@ -14,7 +14,7 @@
 //!             magic 4 │ version 2 │ kind 1 │ call 1 │ errno 4 │ is 4 │ cookie 8 │ address 24
 //!             is: of Connect, whether the program waits; of Refused, whether it is of datagrams
 //!   answer    magic 4 │ version 2 │ kind 1 │ flags 1 │ errno 4 │ lines 4 │ address 24 │ address 24
-//!             │ rate 8 …   flags: 1 strict, 2 offload, 4 names, 8 carries, 16 tells
+//!             │ rate 8 …   flags: 1 strict, 2 offload, 4 names, 8 carries, 16 tells, 32 heard
 //!             … and of a Welcome all its lines, 24 each
 //!   address   IPv6 or mapped 16 │ port 2, network order │ is one 1 │ 0 │ scope 4
 //!   line      IPv6 or mapped 16 │ length 1 │ transport 1 │ fate 1 │ 0 │ first port 2 │ last port 2
@@ -34,12 +34,13 @@ pub const WELCOME: usize = ANSWER + MOST * LINE;
 pub(super) const ADDRESS: usize = 24;
 const LINE: usize = 24;
 const MAGIC: u32 = u32::from_be_bytes(*b"vdct");
-pub(super) const VERSION: u16 = 3;
+pub(super) const VERSION: u16 = 4;
 const STRICT: u8 = 1;
 const OFFLOAD: u8 = 2;
 const NAMES: u8 = 4;
 const CARRIES: u8 = 8;
 const TELLS: u8 = 16;
+const HEARD: u8 = 32;
 
 /// What a stub asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,6 +118,8 @@ pub struct Welcome {
     pub offload: Option<u64>,
     /// Somebody wants to know what goes direct.
     pub tells: bool,
+    /// Seccomp tells of calls without the word.
+    pub heard: bool,
 }
 
 impl Request {
@@ -196,7 +199,7 @@ impl Answer {
         bytes[..ANSWER].fill(0);
         let mut out = Writer { bytes };
         match self {
-            Answer::Welcome(Welcome { rules, meeting, offload, tells }) => {
+            Answer::Welcome(Welcome { rules, meeting, offload, tells, heard }) => {
                 out.head(1);
                 let flags = [
                     (rules.strict, STRICT),
@@ -204,6 +207,7 @@ impl Answer {
                     (rules.names, NAMES),
                     (rules.carries, CARRIES),
                     (*tells, TELLS),
+                    (*heard, HEARD),
                 ];
                 out.put(&[flags.iter().map(|&(is, flag)| if is { flag } else { 0 }).sum()]);
                 out.put(&[0; 4]);
@@ -252,7 +256,8 @@ impl Answer {
                 }
                 let offload = (flags & OFFLOAD != 0).then_some(rate);
                 let (meeting, tells) = ([first, second], flags & TELLS != 0);
-                Answer::Welcome(Welcome { rules, meeting, offload, tells })
+                let heard = flags & HEARD != 0;
+                Answer::Welcome(Welcome { rules, meeting, offload, tells, heard })
             }
             2 => Answer::Done(errno),
             3 => Answer::Named { peer: first, own: second },

@@ -43,8 +43,10 @@ pub enum Reply {
 
 impl Reply {
     /// A signal has come: the kernel has it handled, and begins the call anew if its handler says so
-    /// (`ERESTARTSYS`).
-    pub const INTERRUPTED: Reply = Reply::Failed(512);
+    /// (`ERESTARTSYS`), unless the call's time is limited (`EINTR`).
+    pub fn interrupted(is_limited: bool) -> Reply {
+        Reply::Failed(if is_limited { libc::EINTR } else { 512 })
+    }
 }
 
 impl Listener {

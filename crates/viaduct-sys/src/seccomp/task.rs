@@ -38,6 +38,9 @@ impl Task {
     /// It has none of this number, or we may not: it is another user's, or does not let itself be
     /// looked at (`PR_SET_DUMPABLE`).
     pub fn duplicate(&self, fd: i32) -> io::Result<OwnedFd> {
+        if fd < 0 {
+            return Err(io::Error::from_raw_os_error(libc::EBADF));
+        }
         Ok(pidfd_getfd(&self.fd, fd, PidfdGetfdFlags::empty())?)
     }
 

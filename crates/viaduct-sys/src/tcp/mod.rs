@@ -79,6 +79,12 @@ pub fn saved_syn(stream: impl AsFd) -> io::Result<Vec<u8>> {
     Ok(syn)
 }
 
+/// Whether a socket listens or is connected, so that it cannot connect (again).
+pub fn is_in_use(socket: impl AsFd) -> bool {
+    let socket = socket.as_fd();
+    sockopt::socket_acceptconn(socket).unwrap_or(false) || rustix::net::getpeername(socket).is_ok()
+}
+
 /// Has the stream end by a reset when it is closed.
 ///
 /// # Errors

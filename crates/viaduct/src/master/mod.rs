@@ -110,7 +110,7 @@ pub fn run(args: &MasterArgs, registry: Registry, log: impl FnOnce()) -> Result<
     let below = args.master.as_ref().map(|name| Joined::to(name, &args.run_dir)).transpose()?;
     let offload = if args.no_offload || below.is_some() { None } else { offload(&chain) };
     let offload = offload.map(|of| of.rate.map_or(0, |bits| (bits / 8).max(1)));
-    let mut welcome = Welcome { rules, meeting: [None; 2], offload, tells: false };
+    let mut welcome = Welcome { rules, meeting: [None; 2], offload, tells: false, heard: false };
     let above = match below {
         None => None,
         Some((joined, said)) => {

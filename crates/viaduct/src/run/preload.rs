@@ -27,8 +27,9 @@ use viaduct_proto::wrap::{Errno, SECRET, Secret};
 use viaduct_sys::records;
 use viaduct_sys::seccomp::SeccompError;
 
+use super::seccomp::{self, send_timeout};
 use super::waiting::Common;
-use super::{admission, desk, seccomp};
+use super::{admission, desk};
 
 /// The library's file: one for programs of glibc and of musl, whose loaders both take it.
 const LIBRARY: &str = "libviaduct_preload.so";
@@ -72,6 +73,7 @@ impl Stubs {
             }
             Err(why) => {
                 warn!("static programs can go around the library, for {why}");
+                self.common.not_heard();
                 // Nobody will say when the last of them has ended: then it is the first that counts.
                 self.common.end();
                 let mut command = fresh();
@@ -122,8 +124,8 @@ fn answer(socket: OwnedFd, secret: &Secret, common: &Arc<Common>) -> Option<Owne
         Request::Hello => {
             let meeting = [true, false].map(|v4| common.meeting.at(v4));
             let Common { rules, offload, .. } = **common;
-            let tells = common.tells();
-            say(&socket, &Answer::Welcome(Welcome { rules, meeting, offload, tells }));
+            let (tells, heard) = (common.tells(), common.is_heard());
+            say(&socket, &Answer::Welcome(Welcome { rules, meeting, offload, tells, heard }));
         }
         Request::Names { cookie } => {
             let [peer, own] = common.names_of(cookie);
@@ -149,11 +151,13 @@ fn answer(socket: OwnedFd, secret: &Secret, common: &Arc<Common>) -> Option<Owne
             }
             let later = asks.clone();
             let later = wait.then(|| {
-                super::waiting::Answer::new(move |decided| {
+                let waits = later.clone();
+                let answer = super::waiting::Answer::new(send_timeout(&program), move |decided| {
                     // The program is to hold its socket alone when it hears.
                     let errno = decided.map(drop).err().unwrap_or(Errno::NONE);
                     say(&later, &Answer::Done(errno));
-                })
+                });
+                answer.while_open(waits)
             });
             if let Some(errno) = common.begin(program, to, later) {
                 say(&asks, &Answer::Done(errno));

@@ -35,6 +35,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::Timeout;
 use rustix::net::{AddressFamily, SendFlags, sockopt};
 use tracing::{debug, warn};
 use viaduct_proto::wrap::{
@@ -215,8 +216,8 @@ impl Supervisor {
 
     fn connect(&mut self, call: &Notification) -> Outcome {
         let [fd, at, size, ..] = call.arguments;
-        let (sockaddr, length) = self.sockaddr(call, at, size)?;
         let (socket, is) = self.duplicate(call, fd)?;
+        let (sockaddr, length) = self.sockaddr(call, at, size)?;
         if !is.is_of_ip() {
             self.see_daemons(call, is, (at, size))?;
             // A path is looked up where the program is; no such socket leads out of this host.
@@ -225,6 +226,9 @@ impl Supervisor {
         match self.common.rules.connect(is, &sockaddr[..length]) {
             Verdict::Pass => {
                 self.probe(&socket, is, &sockaddr[..length])?;
+                if parse_sockaddr(&sockaddr[..length]) == Sockaddr::None {
+                    self.common.disconnected(cookie(&socket)?);
+                }
                 let left = self.leave(call, &socket, &sockaddr[..length]);
                 if let (Ok(_) | Err(Errno::INPROGRESS), Sockaddr::Ip(to)) =
                     (&left, parse_sockaddr(&sockaddr[..length]))
@@ -244,22 +248,42 @@ impl Supervisor {
                 pace(&socket, self.common.offload)?;
                 self.leave(call, &socket, &sockaddr[..length])
             }
-            // The meeting is not there.
             Verdict::Divert(_) if !is_of_this_network(&socket) => {
+                // In the hall are programs' listeners, and what they accept. Elsewhere the meeting is not there.
+                if tcp::is_in_use(&socket) {
+                    return Err(Errno::ISCONN);
+                }
                 Err(self.refuse(wire::Call::Connect, is, &sockaddr, Errno::PERM))
             }
-            Verdict::Divert(to) => {
-                let answer = blocks(&socket).map_err(number)?.then(|| self.later(call, None));
-                match (self.common.begin(socket, to, answer.clone()), answer) {
-                    (None, Some(answer)) => {
-                        self.waiting.push_back((*call, answer));
-                        Ok(None)
-                    }
-                    // A signal has come while it waited; it waits on.
-                    (Some(Errno::ALREADY), Some(_)) => Ok(Some(Reply::Continue)),
-                    (now, _) => Ok(told(now)),
-                }
+            Verdict::Divert(to) => self.divert(call, socket, is, to),
+        }
+    }
+
+    /// Has a connect become a flow to `to`.
+    fn divert(
+        &mut self,
+        call: &Notification,
+        socket: OwnedFd,
+        is: Socket,
+        to: SocketAddr,
+    ) -> Outcome {
+        if !blocks(&socket).map_err(number)? {
+            return Ok(told(self.common.begin(socket, to, None)));
+        }
+        let answer = self.later(call, &socket, None);
+        let ours = socket.try_clone().map_err(number)?;
+        match self.common.begin(socket, to, Some(answer.clone())) {
+            None => {
+                self.waiting.push_back((*call, answer));
+                Ok(None)
             }
+            // What is in progress is no flow of ours, or no more.
+            Some(Errno::ALREADY) => {
+                let at = self.common.meeting.at(to.is_ipv4()).ok_or(Errno::NETUNREACH)?;
+                let (sockaddr, length) = is.sockaddr(at);
+                self.complete(call, &ours, &sockaddr[..length])
+            }
+            now => Ok(told(now)),
         }
     }
 
@@ -361,7 +385,7 @@ impl Supervisor {
                 bytes.truncate(read);
                 // Without a cookie a connect that does not wait takes no data either.
                 let waits = blocks(&socket).map_err(number)?;
-                let answer = waits.then(|| self.later(call, Some(bytes)));
+                let answer = waits.then(|| self.later(call, &socket, Some(bytes)));
                 Ok(told(self.common.begin(socket, to, answer)))
             }
         }
@@ -414,10 +438,10 @@ impl Supervisor {
         is.is_of_ip() && is_of_this_network(socket)
     }
 
-    /// Answers a call when its flow is decided; `data` is then sent by it.
-    fn later(&self, call: &Notification, data: Option<Vec<u8>>) -> Answer {
+    /// Answers a call on `socket` when its flow is decided; `data` is then sent by it.
+    fn later(&self, call: &Notification, socket: &OwnedFd, data: Option<Vec<u8>>) -> Answer {
         let (listener, call) = (self.listener.clone(), *call);
-        Answer::new(move |decided| {
+        Answer::new(send_timeout(socket), move |decided| {
             let reply = match (decided, data) {
                 (Err(errno), _) => Reply::Failed(errno.0),
                 (Ok(_), None) => Reply::Returned(0),
@@ -449,6 +473,11 @@ fn pace(socket: &OwnedFd, rate: Option<u64>) -> Result<(), Errno> {
         None | Some(0) => Ok(()),
         Some(rate) => tcp::pace(socket, rate).map_err(number),
     }
+}
+
+/// Time that a program allows for its calls on a socket (`SO_SNDTIMEO`).
+pub(super) fn send_timeout(socket: &OwnedFd) -> Option<Duration> {
+    sockopt::socket_timeout(socket, Timeout::Send).ok().flatten()
 }
 
 fn cookie(socket: &OwnedFd) -> Result<u64, Errno> {

@@ -1,5 +1,7 @@
 //! Connects that interposers without privilege hold: by a duplicate of the program's socket.
 
+mod answer;
+mod deadlines;
 mod held;
 mod known;
 
@@ -8,6 +10,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use rustix::net::sockopt;
@@ -17,6 +20,8 @@ use viaduct_proto::wrap::{Errno, Rules, Socket};
 use viaduct_sys::meeting::Meeting;
 use viaduct_sys::pending::{Begun, Closed, Pending};
 
+pub use self::answer::Answer;
+use self::deadlines::Deadlines;
 use self::held::Waiting;
 use self::known::{Known, Names};
 use super::Plan;
@@ -38,6 +43,7 @@ pub struct Common {
     pub meeting: Meeting,
     closed: Closed,
     names: Mutex<Names>,
+    deadlines: Deadlines,
     carrier: Carrier,
     report: Option<Report>,
     /// Where names are looked up at the far end.
@@ -49,6 +55,8 @@ pub struct Common {
     pub fronts: Option<Arc<Fronts>>,
     /// Nobody is left who could call.
     ended: AtomicBool,
+    /// Seccomp cannot tell of calls.
+    unheard: AtomicBool,
     /// Why programs cannot listen has been said.
     complained: AtomicBool,
     carrying: Carrying,
@@ -67,33 +75,6 @@ struct Carrying {
 
 fn uncarried(why: &anyhow::Error) -> String {
     format!("they cannot be carried ({why:#})")
-}
-
-/// What a program that waits for its connect is told, and its socket if it is connected.
-pub type Told = Result<OwnedFd, Errno>;
-
-/// How such a program is answered; once, by whoever takes it first. It may be taken by who sees that the program
-/// waits no more.
-#[derive(Clone)]
-pub struct Answer(Arc<Mutex<Option<Say>>>);
-
-type Say = Box<dyn FnOnce(Told) + Send>;
-
-impl Answer {
-    /// By this.
-    pub fn new(say: impl FnOnce(Told) + Send + 'static) -> Answer {
-        Answer(Arc::new(Mutex::new(Some(Box::new(say)))))
-    }
-
-    /// Whether nobody has answered.
-    pub fn is_open(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
-    }
-
-    /// What answers; `None` if somebody has.
-    pub fn take(&self) -> Option<Say> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
 }
 
 impl Common {
@@ -125,12 +106,14 @@ impl Common {
             meeting,
             closed,
             names,
+            deadlines: Deadlines::default(),
             carrier,
             report,
             remote,
             offload,
             fronts,
             ended: AtomicBool::new(false),
+            unheard: AtomicBool::new(false),
             complained: AtomicBool::new(false),
             carrying,
             notice,
@@ -146,6 +129,16 @@ impl Common {
     /// Whether [`Common::end`] was called: the kernel knows it better than who waits for children.
     pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
+    }
+
+    /// Seccomp will not tell of calls: nothing stands below a library.
+    pub fn not_heard(&self) {
+        self.unheard.store(true, Ordering::Release);
+    }
+
+    /// Whether seccomp tells of calls that a library does not see.
+    pub fn is_heard(&self) -> bool {
+        !self.unheard.load(Ordering::Acquire)
     }
 
     /// A program wants to listen, and cannot be wrapped: the user hears once what becomes of it, and why.
@@ -202,27 +195,67 @@ impl Common {
         }
     }
 
-    /// Whether it has begun; if not, it is connected already.
+    /// Whether it has begun, or goes on; if not, it is connected already.
     fn try_begin(
         self: &Arc<Common>,
         socket: OwnedFd,
         to: SocketAddr,
         answer: Option<Answer>,
     ) -> io::Result<bool> {
-        if let Some(errno) = self.take_refusal(sockopt::socket_cookie(&socket)?) {
-            return Err(io::Error::from_raw_os_error(errno.0));
-        }
         let place = place(self.remote.as_deref(), to).ok_or(io::ErrorKind::HostUnreachable)?;
         let at = self.meeting.at(to.is_ipv4()).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        let Begun::Waits(pending) = Pending::begin(socket, at)? else { return Ok(false) };
-        let cookie = sockopt::socket_cookie(&pending)?;
+        let cookie = sockopt::socket_cookie(&socket)?;
+        let mut names = self.names();
+        let pending = match Pending::begin(socket, at) {
+            Ok(Begun::Waits(pending)) => pending,
+            Ok(Begun::Connected) => return Ok(false),
+            Err(error) => {
+                return match (error.raw_os_error().map(Errno), answer) {
+                    (Some(Errno::ALREADY), Some(answer)) => {
+                        let attempt = names.present(cookie).ok_or(error)?;
+                        self.limit(&answer, Errno::ALREADY)?;
+                        attempt.answers.push(answer);
+                        Ok(true)
+                    }
+                    (Some(Errno::CONNREFUSED), _) => {
+                        // In the kernel other refusals are this one.
+                        let errno = names.take_refusal(cookie).unwrap_or(Errno::CONNREFUSED);
+                        Err(io::Error::from_raw_os_error(errno.0))
+                    }
+                    _ => Err(error),
+                };
+            }
+        };
         let (source, is_bound) = (pending.program()?, pending.is_bound());
-        self.names().set(cookie, Known { peer: to, own: None, refused: None });
+        if let Some(answer) = &answer {
+            self.limit(answer, Errno::INPROGRESS)?;
+        }
+        names.set(cookie, Known { peer: to, own: None, refused: None });
+        let attempt = names.attempt(cookie, answer);
+        drop(names);
         let pending = Some(pending);
-        let held = Box::new(Waiting { pending, to, cookie, answer, common: self.clone() });
+        let held = Box::new(Waiting { pending, to, cookie, attempt, common: self.clone() });
         let held = Reported::of(held, to, self.report.as_ref());
         self.carrier.call(Call { to: place, source, is_bound, held });
         Ok(true)
+    }
+
+    /// Has a call that its program limits be answered with `errno` at its end.
+    fn limit(&self, answer: &Answer, errno: Errno) -> io::Result<()> {
+        let Some(limit) = answer.limit else { return Ok(()) };
+        self.deadlines.add(Instant::now() + limit, answer.clone(), errno)
+    }
+
+    /// The program has disconnected a socket: a connect in progress is over, and its outcome not the program's.
+    pub fn disconnected(&self, cookie: u64) {
+        let mut names = self.names();
+        let attempt = names.end(cookie);
+        names.forget(cookie);
+        drop(names);
+        let answers = attempt.into_iter().flat_map(|attempt| attempt.answers);
+        for say in answers.filter_map(|answer| answer.take()) {
+            say(Err(Errno::CONNABORTED));
+        }
     }
 
     /// What the program of a socket is to be told of its far end and its own, where that is not what
@@ -239,10 +272,7 @@ impl Common {
     /// Why the connect of a socket has failed, if its program has not yet asked: the kernel cannot be
     /// made to say all of them, and says another for a moment.
     pub fn take_refusal(&self, cookie: u64) -> Option<Errno> {
-        let mut names = self.names();
-        let errno = names.known.get_mut(&cookie)?.refused.take()?;
-        names.known.remove(&cookie);
-        Some(errno)
+        self.names().take_refusal(cookie)
     }
 
     /// Whether somebody wants to know what goes direct.

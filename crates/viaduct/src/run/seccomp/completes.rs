@@ -7,13 +7,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt::{self, Timeout};
 use viaduct_proto::wrap::Errno;
 use viaduct_sys::pending::connect_for;
 use viaduct_sys::seccomp::{Notification, Reply};
 
 use super::signalled::is_signalled;
-use super::{Outcome, Supervisor, number, say};
+use super::{Outcome, Supervisor, number, say, send_timeout};
 
 /// How often it is looked whether a signal has come.
 const LOOK: Duration = Duration::from_millis(50);
@@ -27,7 +26,7 @@ impl Supervisor {
         sockaddr: &[u8],
     ) -> Outcome {
         let socket = socket.try_clone().map_err(number)?;
-        let limit = sockopt::socket_timeout(&socket, Timeout::Send).ok().flatten();
+        let limit = send_timeout(&socket);
         let until = limit.map(|limit| Instant::now() + limit);
         let (listener, call, sockaddr) = (self.listener.clone(), *call, sockaddr.to_vec());
         let wait = move || {
@@ -48,7 +47,7 @@ impl Supervisor {
                     break Reply::Failed(Errno::INPROGRESS.0);
                 }
                 if is_signalled(&call) {
-                    break Reply::INTERRUPTED;
+                    break Reply::interrupted(limit.is_some());
                 }
                 if !listener.waits(&call) {
                     return;

@@ -41,9 +41,9 @@ impl Supervisor {
         let Some(errno) = self.common.take_refusal(cookie(&socket)?) else {
             return Ok(Some(Reply::Continue));
         };
-        self.tell(call, errno.0)?;
-        // The kernel's own is over with it.
-        let _ = sockopt::socket_error(&socket);
+        // The kernel's own is over with it, if the program has not had it by another call.
+        let own = sockopt::socket_error(&socket).map_err(|errno| number(errno.into()))?;
+        self.tell(call, own.map_or(errno.0, |()| 0))?;
         Ok(Some(Reply::Returned(0)))
     }
 

@@ -24,7 +24,7 @@ impl Supervisor {
             if !is_signalled(&call) {
                 self.waiting.push_back((call, answer));
             } else if answer.take().is_some() {
-                say(&self.listener, &call, Reply::INTERRUPTED);
+                say(&self.listener, &call, Reply::interrupted(answer.limit.is_some()));
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use tracing::debug;
@@ -10,8 +11,9 @@ use viaduct_proto::wrap::Errno;
 use viaduct_sys::pending::Pending;
 use viaduct_sys::tcp;
 
-use super::known::Known;
-use super::{Answer, Common, Say};
+use super::answer::Say;
+use super::known::{Attempt, Known};
+use super::{Answer, Common};
 use crate::proxy::aware::Whose;
 use crate::proxy::calls::Held;
 use crate::proxy::conn::Conn;
@@ -21,8 +23,8 @@ pub(super) struct Waiting {
     pub(super) pending: Option<Pending>,
     pub(super) to: SocketAddr,
     pub(super) cookie: u64,
-    /// `None` if the program does not wait, but looks at its socket.
-    pub(super) answer: Option<Answer>,
+    /// Which of its socket's connects.
+    pub(super) attempt: u64,
     pub(super) common: Arc<Common>,
 }
 
@@ -44,22 +46,24 @@ impl Held for Waiting {
 
     fn meet(&mut self, place: &TcpStream) -> io::Result<()> {
         let pending = self.pending.take().ok_or(io::ErrorKind::NotConnected)?;
-        let met = pending
-            .program()
-            .and_then(|program| tcp::connect_bound(place, program))
-            .and_then(|()| pending.finish());
-        let answer = self.answer();
+        let crossing = pending.program().and_then(|program| tcp::connect_bound(place, program));
+        // A call that is heard from now on finds it connected.
+        let mut names = self.common.names();
+        let attempt = names.end_of(self.cookie, self.attempt).ok_or(io::ErrorKind::NotConnected)?;
+        let waiting = attempt.waiting();
+        if waiting.is_empty() {
+            return crossing.and_then(|()| pending.crossed());
+        }
+        let met = crossing.and_then(|()| pending.finish());
+        drop(names);
         match met {
             Ok(socket) => {
-                if let Some(answer) = answer {
-                    answer(Ok(socket));
-                }
+                tell_connected(waiting, socket);
                 Ok(())
             }
             Err(error) => {
-                if let Some(answer) = answer {
-                    answer(Err(Errno(error.raw_os_error().unwrap_or(Errno::CONNRESET.0))));
-                }
+                let errno = Errno(error.raw_os_error().unwrap_or(Errno::CONNRESET.0));
+                waiting.into_iter().for_each(|say| say(Err(errno)));
                 Err(error)
             }
         }
@@ -67,41 +71,52 @@ impl Held for Waiting {
 
     fn refuse(&mut self, why: Failure) {
         let Some(pending) = self.pending.take() else { return };
-        let answer = self.answer();
         let mut names = self.common.names();
-        match &answer {
-            Some(_) => names.forget(self.cookie),
-            None => {
-                let refused = Some(errno(why));
-                names.set(self.cookie, Known { peer: self.to, own: None, refused });
+        // Its program has given it up, and may have begun another with the same socket.
+        let Some(attempt) = names.end_of(self.cookie, self.attempt) else { return };
+        let waiting = attempt.waiting();
+        let told = if waiting.is_empty() {
+            // The kernel says that one by itself.
+            let refused = Some(errno(why)).filter(|errno| *errno != Errno::CONNREFUSED);
+            names.set(self.cookie, Known { peer: self.to, own: None, refused });
+            match why {
+                // Its SYNs vanish: it gives up when it would have.
+                Failure::TimedOut => Ok(()),
+                _ => pending.refuse(&self.common.closed),
             }
-        }
-        drop(names);
-        let told = match answer {
-            // Its SYNs vanish: it gives up when it would have.
-            None if why == Failure::TimedOut => Ok(()),
-            None => pending.refuse(&self.common.closed),
-            Some(answer) => {
-                let forgotten = pending.forget();
-                answer(Err(errno(why)));
-                forgotten
-            }
+        } else {
+            names.forget(self.cookie);
+            pending.forget()
         };
+        drop(names);
+        waiting.into_iter().for_each(|say| say(Err(errno(why))));
         if let Err(error) = told {
             debug!("tell a program: {error}");
         }
     }
 }
 
-impl Waiting {
-    /// What answers a program that still waits.
-    fn answer(&mut self) -> Option<Say> {
-        self.answer.take()?.take()
+impl Attempt {
+    /// Ways to answer the calls that still wait for it.
+    fn waiting(self) -> Vec<Say> {
+        self.answers.iter().filter_map(Answer::take).collect()
+    }
+}
+
+/// Tells calls that wait that `socket`, their program's, is connected.
+fn tell_connected(mut waiting: Vec<Say>, socket: OwnedFd) {
+    let last = waiting.pop();
+    for say in waiting {
+        let copy = socket.try_clone().map_err(|_| Errno::MFILE);
+        say(copy);
+    }
+    if let Some(say) = last {
+        say(Ok(socket));
     }
 }
 
 impl Drop for Waiting {
-    /// Nobody carries it any more.
+    /// It is not carried any more.
     fn drop(&mut self) {
         self.refuse(Failure::Reset);
     }

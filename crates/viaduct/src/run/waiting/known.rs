@@ -1,14 +1,16 @@
-//! What is known of sockets whose connects were heard.
+//! State of sockets whose connects were heard.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 
 use viaduct_proto::wrap::Errno;
 
+use super::Answer;
+
 /// Sockets whose names are remembered; of more, the oldest are forgotten.
 const SOCKETS: usize = 65_536;
 
-/// What is known of a socket.
+/// Names of a socket.
 #[derive(Debug)]
 pub(super) struct Known {
     /// Where it was meant to go.
@@ -19,12 +21,24 @@ pub(super) struct Known {
     pub(super) refused: Option<Errno>,
 }
 
+/// A connect in progress.
+#[derive(Debug, Default)]
+pub(super) struct Attempt {
+    /// Distinguishes it from earlier connects of the same socket, which their program has given up.
+    number: u64,
+    /// Calls of the program that wait for it.
+    pub(super) answers: Vec<Answer>,
+}
+
 /// Sockets by cookie.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     pub(super) known: HashMap<u64, Known>,
     /// In the order in which they came.
     order: VecDeque<u64>,
+    attempts: HashMap<u64, Attempt>,
+    /// Number of the next attempt.
+    next: u64,
 }
 
 impl Names {
@@ -42,5 +56,37 @@ impl Names {
     /// Its place in the order stays: it is soon over.
     pub(super) fn forget(&mut self, cookie: u64) {
         self.known.remove(&cookie);
+    }
+
+    /// Why a socket's connect has failed, once.
+    pub(super) fn take_refusal(&mut self, cookie: u64) -> Option<Errno> {
+        let errno = self.known.get_mut(&cookie)?.refused.take()?;
+        self.forget(cookie);
+        Some(errno)
+    }
+
+    /// Begins an attempt of this socket, in place of an earlier one: its number.
+    pub(super) fn attempt(&mut self, cookie: u64, answer: Option<Answer>) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        let answers = answer.into_iter().collect();
+        self.attempts.insert(cookie, Attempt { number, answers });
+        number
+    }
+
+    /// The present attempt of this socket.
+    pub(super) fn present(&mut self, cookie: u64) -> Option<&mut Attempt> {
+        self.attempts.get_mut(&cookie)
+    }
+
+    /// Ends the present attempt of this socket.
+    pub(super) fn end(&mut self, cookie: u64) -> Option<Attempt> {
+        self.attempts.remove(&cookie)
+    }
+
+    /// Ends attempt `number` of this socket; `None` if it is not the present one.
+    pub(super) fn end_of(&mut self, cookie: u64, number: u64) -> Option<Attempt> {
+        self.attempts.get(&cookie).filter(|attempt| attempt.number == number)?;
+        self.end(cookie)
     }
 }

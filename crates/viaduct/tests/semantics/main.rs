@@ -1,0 +1,11 @@
+//! A wrapped program is told what the plain kernel would tell it, call by call.
+#![allow(clippy::unwrap_used)] // a test may panic
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod orders;
+
+const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
+/// A chain that the kernel cannot do: bytes pass the master.
+const CHAIN: &str = "+latency:delay=1ms";
