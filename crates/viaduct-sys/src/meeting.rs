@@ -17,7 +17,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 
-use crate::tcp::{self, TcpOptions};
+use crate::tcp::{self, MIRRORED, Mirrored, TcpOptions};
 
 /// Its ports, one for each family.
 #[derive(Debug)]
@@ -43,6 +43,7 @@ const OPTIONS: TcpOptions = TcpOptions {
     save_syn: false,
     shared: true,
     inside: true,
+    mirrored: Mirrored([None; MIRRORED]),
 };
 
 impl Meeting {

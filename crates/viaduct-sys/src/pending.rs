@@ -184,6 +184,17 @@ pub fn connect_for(socket: &OwnedFd, sockaddr: &[u8]) -> io::Result<()> {
     })?
 }
 
+/// Sets a socket option for a program, on a duplicate of its socket.
+///
+/// # Errors
+/// What the kernel says.
+pub fn set_option_for(socket: &OwnedFd, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
+    let length = value.len() as libc::socklen_t;
+    let at = value.as_ptr().cast();
+    // SAFETY: the kernel reads `length` bytes of `value`, which lives through the call.
+    os::check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, at, length) })
+}
+
 /// Whether calls on this descriptor wait for what they ask for.
 ///
 /// # Errors

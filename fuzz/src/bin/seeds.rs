@@ -66,7 +66,7 @@ fn shared() -> Vec<Vec<u8>> {
     let (to, source) = ("10.0.0.1:80".parse().expect("one"), "[fd00::1]:9".parse().expect("one"));
     let ups = [
         Up::Hello { network: 1 },
-        Up::Call { id: 1, to, source, lent: false, is_bound: true },
+        Up::Call { id: 1, to, source, lent: false, is_bound: true, options: [Some(1); 11] },
         Up::Arrival { id: 2, client: to, own: source, lent: true },
         Up::Another { id: 3, of: 2 },
         Up::NoOther { of: 2 },

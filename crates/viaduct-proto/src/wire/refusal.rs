@@ -11,6 +11,14 @@ const RST_ACK: u8 = 0x14;
 const V4_UNREACHABLE: [u8; 2] = [3, 1];
 /// ICMPv6: destination unreachable, address.
 const V6_UNREACHABLE: [u8; 2] = [1, 3];
+/// ICMP: destination unreachable, network.
+const V4_NO_ROUTE: [u8; 2] = [3, 0];
+/// ICMPv6: destination unreachable, no route.
+const V6_NO_ROUTE: [u8; 2] = [1, 0];
+/// ICMP: destination unreachable, administratively prohibited, which Linux takes for an unreachable host.
+const V4_PROHIBITED: [u8; 2] = [3, 13];
+/// ICMPv6: destination unreachable, administratively prohibited.
+const V6_PROHIBITED: [u8; 2] = [1, 1];
 
 /// A SYN that is answered: from whom, to whom, its sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,14 +46,27 @@ impl Asked {
 
     /// The packet of a host that knows no way (RFC 792, RFC 4443).
     pub fn unreachable(&self) -> Vec<u8> {
+        self.message(V4_UNREACHABLE, V6_UNREACHABLE)
+    }
+
+    /// The packet of a router that has no route to the network.
+    pub fn without_route(&self) -> Vec<u8> {
+        self.message(V4_NO_ROUTE, V6_NO_ROUTE)
+    }
+
+    /// The packet of a router that may not pass it on.
+    pub fn prohibited(&self) -> Vec<u8> {
+        self.message(V4_PROHIBITED, V6_PROHIBITED)
+    }
+
+    fn message(&self, v4: [u8; 2], v6: [u8; 2]) -> Vec<u8> {
         let (from, to) = (self.to.ip(), self.from.ip());
         // As much of the SYN as tells whose it is.
         let mut syn = ports(self.from, self.to);
         syn.extend(self.number.to_be_bytes());
         syn.extend([0, 0, 0, 0, 5 << 4, 2, 0, 0, 0, 0, 0, 0]);
         let syn = packet(to, from, TCP, &syn);
-        let ([kind, code], protocol) =
-            if to.is_ipv4() { (V4_UNREACHABLE, 1) } else { (V6_UNREACHABLE, 58) };
+        let ([kind, code], protocol) = if to.is_ipv4() { (v4, 1) } else { (v6, 58) };
         let mut message = vec![kind, code, 0, 0, 0, 0, 0, 0];
         message.extend(syn);
         let sum = match to.is_ipv4() {

@@ -14,7 +14,8 @@
 //!       ◀── Another ────────────────            one more flow of his, for the same program
 //!       ── Another, a place; NoOther ─▶
 //!
-//!   record    magic 4 │ version 2 │ kind 1 │ why, or lent 1 │ id 8 │ of, or is_bound 8 │ address 24 │ address 24
+//!   record    magic 4 │ version 2 │ kind 1 │ why, or lent 1 │ id 8 │ of, or is_bound 8 │ address 24 │ address 24 │ options
+//!   options   which 4, a bit each │ values 4 each
 //! ```
 
 use std::net::SocketAddr;
@@ -23,7 +24,9 @@ use super::wire::{ADDRESS, Reader, VERSION, Writer};
 use crate::flow::Failure;
 
 /// Bytes of a record.
-pub const RECORD: usize = 24 + 2 * ADDRESS;
+pub const RECORD: usize = 24 + 2 * ADDRESS + 4 + 4 * OPTIONS;
+/// Socket options that a record may have.
+pub const OPTIONS: usize = 11;
 const MAGIC: u32 = u32::from_be_bytes(*b"vdms");
 
 /// What a run says. It gives each flow a number, and none twice.
@@ -46,6 +49,8 @@ pub enum Up {
         lent: bool,
         /// Whether the program has chosen the port of that.
         is_bound: bool,
+        /// Values of socket options that the program has set, in an order of both ends.
+        options: [Option<i32>; OPTIONS],
     },
     /// A connection to a program: beside it, the connection, and a socket that will be connected to the
     /// program.
@@ -122,8 +127,11 @@ impl Up {
     pub fn emit(&self) -> [u8; RECORD] {
         match *self {
             Up::Hello { network } => record(1, 0, [network, 0], [None; 2]),
-            Up::Call { id, to, source, lent, is_bound } => {
-                record(2, lent.into(), [id, is_bound.into()], [Some(to), Some(source)])
+            Up::Call { id, to, source, lent, is_bound, options } => {
+                let ids = [id, is_bound.into()];
+                let mut bytes = record(2, lent.into(), ids, [Some(to), Some(source)]);
+                put_options(&mut bytes, &options);
+                bytes
             }
             Up::Arrival { id, client, own, lent } => {
                 record(3, lent.into(), [id, 0], [Some(client), Some(own)])
@@ -140,7 +148,8 @@ impl Up {
         Some(match (kind, addresses) {
             (1, [None, None]) => Up::Hello { network: id },
             (2, [Some(to), Some(source)]) if of <= 1 => {
-                Up::Call { id, to, source, lent, is_bound: of == 1 }
+                let (is_bound, options) = (of == 1, options_of(bytes));
+                Up::Call { id, to, source, lent, is_bound, options }
             }
             (3, [Some(client), Some(own)]) => Up::Arrival { id, client, own, lent },
             (4, [None, None]) => Up::Another { id, of },
@@ -201,6 +210,23 @@ fn record(kind: u8, why: u8, ids: [u64; 2], addresses: [Option<SocketAddr>; 2]) 
     bytes
 }
 
+/// Where options stand in a record.
+const AT: usize = RECORD - 4 * (OPTIONS + 1);
+
+fn put_options(bytes: &mut [u8; RECORD], options: &[Option<i32>; OPTIONS]) {
+    let which = options.iter().rev().fold(0u32, |bits, of| bits << 1 | u32::from(of.is_some()));
+    let words = [which.cast_signed()].into_iter().chain(options.map(Option::unwrap_or_default));
+    for (to, word) in bytes[AT..].as_chunks_mut::<4>().0.iter_mut().zip(words) {
+        *to = word.to_ne_bytes();
+    }
+}
+
+fn options_of(bytes: &[u8]) -> [Option<i32>; OPTIONS] {
+    let words = bytes[AT..].as_chunks::<4>().0;
+    let which = u32::from_ne_bytes(words[0]);
+    std::array::from_fn(|n| (which >> n & 1 == 1).then(|| i32::from_ne_bytes(words[n + 1])))
+}
+
 type Parts = (u8, u8, [u64; 2], [Option<SocketAddr>; 2]);
 
 /// Of a record of this version.
@@ -210,7 +236,7 @@ fn parts(bytes: &[u8]) -> Option<Parts> {
     let (kind, why) = (rest.byte()?, rest.byte()?);
     let ids = [u64::from_ne_bytes(rest.take()?), u64::from_ne_bytes(rest.take()?)];
     let addresses = [rest.address()?, rest.address()?];
-    (ours && rest.bytes.is_empty()).then_some((kind, why, ids, addresses))
+    (ours && rest.bytes.len() == RECORD - AT).then_some((kind, why, ids, addresses))
 }
 
 #[cfg(test)]
@@ -230,10 +256,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_said_is_heard(id: u64, of: u64, one in address(), other in address(), why in 0..6usize, lent: bool) {
+        fn what_is_said_is_heard(id: u64, of: u64, one in address(), other in address(), why in 0..6usize, lent: bool, options: [Option<i32>; OPTIONS]) {
             let ups = [
                 Up::Hello { network: id },
-                Up::Call { id, to: one, source: other, lent, is_bound: of.is_multiple_of(2) },
+                Up::Call { id, to: one, source: other, lent, is_bound: of.is_multiple_of(2), options },
                 Up::Arrival { id, client: one, own: other, lent },
                 Up::Another { id, of },
                 Up::NoOther { of },

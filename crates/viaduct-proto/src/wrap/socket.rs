@@ -39,6 +39,8 @@ impl Errno {
     pub const PERM: Errno = Errno(1);
     /// There is no such thing.
     pub const NOENT: Errno = Errno(2);
+    /// It is forbidden.
+    pub const ACCES: Errno = Errno(13);
     /// Its memory is not there.
     pub const FAULT: Errno = Errno(14);
     /// It is elsewhere.
@@ -134,6 +136,11 @@ impl Socket {
     /// Whether its family is one of IP's.
     pub fn is_of_ip(self) -> bool {
         matches!(self.domain, AF_INET | AF_INET6)
+    }
+
+    /// Whether it carries a stream of TCP.
+    pub fn is_tcp(self) -> bool {
+        self.carries() == Carries::Tcp
     }
 
     /// Whether it carries datagrams of UDP.

@@ -83,6 +83,7 @@ const IF_BELOW_WORD: u8 = 0xa6;
 const IF_EQUAL: u8 = 0x15;
 const IF_DIFFERENT: u8 = 0x55;
 const IF_DIFFERENT_REGISTER: u8 = 0x5d;
+const IF_ABOVE_REGISTER: u8 = 0x2d;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
 /// In the source register of a double load: the number is a map's descriptor.
@@ -218,6 +219,11 @@ impl Asm {
     /// Goes to `label` if two registers differ, all 64 bits.
     pub(super) fn if_registers_differ(&mut self, a: Reg, b: Reg, label: Label) {
         self.jump(IF_DIFFERENT_REGISTER, a, b, 0, label);
+    }
+
+    /// Goes to `label` if one register is more than another, all 64 bits.
+    pub(super) fn if_register_above(&mut self, a: Reg, b: Reg, label: Label) {
+        self.jump(IF_ABOVE_REGISTER, a, b, 0, label);
     }
 
     /// R0 = what the kernel answers.

@@ -45,6 +45,7 @@ pub(super) enum Hook {
     Received6,
     SocketLookup,
     SocketCreate,
+    SetOption,
 }
 
 impl Hook {
@@ -53,6 +54,7 @@ impl Hook {
             Hook::SockOps => 13,
             Hook::SocketLookup => 30,
             Hook::SocketCreate => 9,
+            Hook::SetOption => 25,
             _ => 18,
         }
     }
@@ -61,6 +63,7 @@ impl Hook {
         match self {
             Hook::SockOps => 3,
             Hook::SocketCreate => 2,
+            Hook::SetOption => 22,
             Hook::Connect4 => 10,
             Hook::Connect6 => 11,
             Hook::Message4 => 14,

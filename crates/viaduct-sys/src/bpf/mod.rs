@@ -30,8 +30,8 @@ use std::io;
 
 pub use cgroup::{Freezer, Group};
 pub use divert::{
-    Carry, Diversion, Divert, Fate, Heard, Inside, Names, Offload, Passing, Ports, Resolver, Rule,
-    Rules, Waiting,
+    Carry, Diversion, Divert, Fate, Heard, Inside, Names, Offload, Optioned, Passing, Ports,
+    Resolver, Rule, Rules, Waiting,
 };
 pub use offers::Offers;
 pub use option::{OPTION, SynOption};

@@ -15,6 +15,7 @@ use super::Traps;
 use super::abi::{self, LOCAL};
 use crate::filter::BpfInsn;
 use crate::filter::asm::{Asm, Label, Test};
+use crate::tcp::MIRRORED_OPTIONS;
 
 // Fields of `struct seccomp_data`.
 pub(super) const NR: u32 = 0;
@@ -89,7 +90,7 @@ impl Traps {
 
     fn native(&self, asm: &mut Asm, ends: &Ends) {
         let number = |nr: libc::c_long| Test::Equal(nr as u32);
-        let [socket, sendto, sendmsg, sendmmsg, option] = [(); 5].map(|()| asm.label());
+        let [socket, sendto, sendmsg, sendmmsg, option, set] = [(); 6].map(|()| asm.label());
         let short = asm.label();
         asm.jump_if(number(libc::SYS_connect), short);
         asm.jump_if(number(libc::SYS_socket), socket);
@@ -109,6 +110,7 @@ impl Traps {
             asm.jump_if(number(libc::SYS_getpeername), short);
             asm.jump_if(number(libc::SYS_getsockname), short);
             asm.jump_if(number(libc::SYS_getsockopt), option);
+            asm.jump_if(number(libc::SYS_setsockopt), set);
         }
         asm.goto(ends.allow);
 
@@ -126,6 +128,18 @@ impl Traps {
         }
         asm.jump_unless(Test::Equal(libc::SO_ERROR.cast_unsigned()), ends.allow);
         self.without_word(asm, ends, 5);
+
+        asm.place(set);
+        for (level, name) in MIRRORED_OPTIONS {
+            let other = asm.label();
+            for (n, wanted) in [(1, level), (2, name)] {
+                asm.load_word(argument(n).0);
+                asm.jump_unless(Test::Equal(wanted.cast_unsigned()), other);
+            }
+            asm.goto(ends.tell);
+            asm.place(other);
+        }
+        asm.goto(ends.allow);
 
         asm.place(socket);
         self.socket(asm, ends);

@@ -46,7 +46,8 @@ pub struct Traps {
     pub datagrams: bool,
     /// Opening sockets of families that may leave this host in ways of their own.
     pub families: bool,
-    /// `getpeername` and `getsockname`, and `getsockopt` of a socket's error.
+    /// `getpeername` and `getsockname`, `getsockopt` of a socket's error, and `setsockopt` of what is
+    /// [mirrored](crate::tcp::Mirrored).
     pub names: bool,
     /// `bind`, `listen` and `accept`, `epoll_create`, and with `names` `getsockopt` of whether an address may be
     /// shared, even with the word.
@@ -74,6 +75,7 @@ pub mod calls {
     pub const SENDMMSG: i64 = libc::SYS_sendmmsg;
     pub const GETPEERNAME: i64 = libc::SYS_getpeername;
     pub const GETSOCKOPT: i64 = libc::SYS_getsockopt;
+    pub const SETSOCKOPT: i64 = libc::SYS_setsockopt;
     pub const GETSOCKNAME: i64 = libc::SYS_getsockname;
     pub const EPOLL_CREATE1: i64 = libc::SYS_epoll_create1;
     #[cfg(target_arch = "x86_64")]

@@ -7,6 +7,7 @@
 //! | `connecting` | those that go to others, and what their SYNs tell |
 //! | `sending` | how much may be sent, and how it goes |
 //! | `liveness` | detection of peers that have vanished |
+//! | `mirrored` | options that a program sets on its own end |
 //!
 //! Here is how any of them is set up, and how a connection ends.
 #![allow(unsafe_code)]
@@ -14,6 +15,7 @@
 mod connecting;
 mod listening;
 mod liveness;
+mod mirrored;
 mod sending;
 
 use std::io;
@@ -30,6 +32,8 @@ pub use listening::{
     adopt, await_words, check_free, listen, listen_anywhere, share_out, take_no_more,
 };
 pub use liveness::{ShutWindow, has_dead_after, set_dead_after, set_dead_after_quiet};
+pub(crate) use mirrored::MIRRORED_OPTIONS;
+pub use mirrored::{MIRRORED, Mirrored};
 pub use sending::{LongHaul, Sending, pace, pacing_rate, sending, set_unsent_most, unsent};
 
 const TCP_SAVE_SYN: libc::c_int = 27;
@@ -54,6 +58,8 @@ pub struct TcpOptions {
     /// It is between a wrapped program and us, and no flow of ours: who wraps us lets it be. That takes
     /// CAP_NET_ADMIN; without it nobody can wrap us by a cgroup either.
     pub inside: bool,
+    /// What a program has set on the end that it sees.
+    pub mirrored: Mirrored,
 }
 
 /// The mark of sockets that are [inside](TcpOptions::inside).
@@ -144,6 +150,7 @@ fn apply(socket: BorrowedFd<'_>, v4: bool, options: TcpOptions) -> io::Result<()
         // Without the right there is nobody to tell.
         let _ = os::setsockopt(socket, libc::SOL_SOCKET, libc::SO_MARK, &INSIDE);
     }
+    options.mirrored.apply(socket);
     if options.save_syn {
         os::setsockopt(socket, libc::SOL_TCP, TCP_SAVE_SYN, &1)?;
     }

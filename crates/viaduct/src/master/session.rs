@@ -24,7 +24,7 @@ use viaduct_proto::wrap::shared::{Down, RECORD, Up};
 use viaduct_proto::wrap::wire::{Answer, WELCOME, Welcome};
 use viaduct_proto::wrap::{Errno, Fate, Transport};
 use viaduct_sys::records::{self, Received};
-use viaduct_sys::tcp;
+use viaduct_sys::tcp::{self, Mirrored};
 
 use super::outbox::{Outbox, RunLender};
 use super::quota::{Kind, Permit, Quota};
@@ -243,11 +243,15 @@ impl Session<'_> {
         let carrier = &self.shared.carrier;
         match up {
             Up::Hello { .. } => {}
-            Up::Call { id, to, source, is_bound, .. } => {
+            Up::Call { id, to, source, lent, is_bound, options } => {
                 let remote = Remote::new(id, sockets.next()??, &self.out).calling(granted.call);
+                let said = Mirrored(options);
+                // A guest says what it likes; what takes a right is not done for it.
+                let mirrored = if self.is_guest || lent { said.unprivileged() } else { said };
                 // Another user cannot be believed, and this process may have rights that he has not.
                 let is_bound = is_bound && !self.is_guest;
-                carrier.call(Call { to: to.into(), source, is_bound, held: Box::new(remote) });
+                let (to, held) = (to.into(), Box::new(remote));
+                carrier.call(Call { to, source, is_bound, mirrored, held });
             }
             Up::Arrival { id, client, own, .. } => {
                 let (stream, place) = (sockets.next()??, sockets.next()??);

@@ -20,7 +20,7 @@ use super::flow::Middle;
 use super::worker::Worker;
 
 /// Which flow a program means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Whose {
     /// That of its socket with this cookie.
     Cookie(u64),
@@ -57,6 +57,7 @@ pub trait Listens: fmt::Debug + Send {
 #[derive(Debug, Default)]
 pub struct Aware {
     whose: HashMap<usize, Whose>,
+    flows: HashMap<Whose, usize>,
     watchers: HashMap<usize, Vec<OwnedFd>>,
     listens: Option<Box<dyn Listens>>,
 }
@@ -66,12 +67,17 @@ impl Aware {
     pub fn know(&mut self, key: usize, whose: Option<Whose>) {
         if let Some(whose) = whose {
             self.whose.insert(key, whose);
+            self.flows.insert(whose, key);
         }
     }
 
     /// It is over, or part of another.
     pub fn forget(&mut self, key: usize, flow: Option<u64>) {
-        self.whose.remove(&key);
+        if let Some(whose) = self.whose.remove(&key)
+            && self.flows.get(&whose) == Some(&key)
+        {
+            self.flows.remove(&whose);
+        }
         self.watchers.remove(&key);
         if let (Some(listens), Some(flow)) = (&mut self.listens, flow) {
             listens.over(flow);
@@ -83,9 +89,9 @@ impl Aware {
         self.listens = Some(listens);
     }
 
-    fn find(&self, any: &[Whose]) -> Option<usize> {
-        let flow = |(key, whose): (&usize, &Whose)| any.contains(whose).then_some(*key);
-        self.whose.iter().find_map(flow)
+    /// The flow that is any of these.
+    pub fn find(&self, any: &[Whose]) -> Option<usize> {
+        any.iter().find_map(|whose| self.flows.get(whose).copied())
     }
 
     fn tell(&mut self, key: usize, flow: u64, said: &[u8]) {

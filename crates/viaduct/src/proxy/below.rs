@@ -12,16 +12,22 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
 use viaduct_proto::flow::Failure;
+use viaduct_sys::tcp::Mirrored;
 
 use super::leg::Leg;
 
 /// Who carries what a worker sends on.
 pub trait Below: Debug + Send + Sync {
-    /// Begins to connect to `to`, from the address `from` if it is given.
+    /// Begins to connect to `to`, from the address `from` if it is given, with what a program has set on its own end.
     ///
     /// # Errors
     /// It cannot even begin.
-    fn connect(&self, to: SocketAddr, from: Option<SocketAddr>) -> io::Result<Leg>;
+    fn connect(
+        &self,
+        to: SocketAddr,
+        from: Option<SocketAddr>,
+        mirrored: Mirrored,
+    ) -> io::Result<Leg>;
 }
 
 /// What is to be known of a leg to a master below, as far as that one has said it.

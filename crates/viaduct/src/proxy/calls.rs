@@ -17,6 +17,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use tracing::debug;
 use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::time::Instant;
+use viaduct_sys::tcp::{Mirrored, TcpOptions};
 
 use super::aware::Whose;
 use super::conn::Conn;
@@ -32,6 +33,10 @@ use crate::sparing::Sparing;
 
 /// Flows that were refused because there was no room.
 static FULL: Sparing<()> = Sparing::new(1);
+
+/// Errors of connects that say more than a failure: no route, one that is prohibited, one that is a black hole or a source
+/// that does not fit.
+const EXACT: [i32; 3] = [101, 13, 22];
 
 /// A program's connect that waits, as its interposer holds it.
 pub trait Held: Debug + Send {
@@ -67,6 +72,11 @@ pub trait Held: Debug + Send {
 
     /// The far end is not there, as the program is told.
     fn refuse(&mut self, why: Failure);
+
+    /// The same, where the kernel has refused to connect at all: its error number.
+    fn refuse_as(&mut self, why: Failure, _errno: i32) {
+        self.refuse(why);
+    }
 }
 
 /// A connect.
@@ -78,6 +88,8 @@ pub struct Call {
     pub source: SocketAddr,
     /// Whether the program has chosen the port of that, which the far end is to see.
     pub is_bound: bool,
+    /// Options that the program has set on its socket.
+    pub mirrored: Mirrored,
     /// The program's end.
     pub held: Box<dyn Held>,
 }
@@ -207,15 +219,18 @@ impl Worker {
     /// Begins what a program asks for.
     pub(super) fn call(&mut self, call: Call, now: Instant) {
         self.stats.accepted += 1;
-        let Call { to, source, is_bound, mut held } = call;
-        match self.begin_call(to, (source, is_bound), held.is_lent(), now) {
+        let Call { to, source, is_bound, mirrored, mut held } = call;
+        match self.begin_call(to, (source, is_bound), mirrored, held.is_lent(), now) {
             Ok(key) => {
                 self.aware.know(key, held.whose());
                 self.calls.insert(key, held);
             }
-            Err(why) => {
+            Err((why, errno)) => {
                 self.stats.refused.count(why);
-                held.refuse(why);
+                match errno.filter(|errno| EXACT.contains(errno)) {
+                    Some(errno) => held.refuse_as(why, errno),
+                    None => held.refuse(why),
+                }
             }
         }
     }
@@ -224,23 +239,36 @@ impl Worker {
         &mut self,
         to: Address,
         (source, is_bound): (SocketAddr, bool),
+        mirrored: Mirrored,
         is_lent: bool,
         now: Instant,
-    ) -> Result<usize, Failure> {
+    ) -> Result<usize, (Failure, Option<i32>)> {
         if self.flows.is_full() || self.deadline.is_some() {
-            return Err(self.full());
+            return Err((self.full(), None));
         }
         let route = match to {
             Address::Ip(to) => Route::by(&self.policies, source, to, None),
             Address::Name(name, port) => Route::by_name(&self.policies, source, &name, port)
-                .ok_or(Failure::Unreachable)?
-                .map(Some)?,
+                .ok_or((Failure::Unreachable, None))?
+                .map(Some)
+                .map_err(|why| (why, None))?,
         };
-        let mut route = route.ok_or(Failure::Denied)?;
+        let mut route = route.ok_or((Failure::Denied, None))?;
         route.from = route.from.or_else(|| bound(source, is_bound));
         route.copied |= is_lent;
-        let begun = open(route, self.options, &self.teller, &self.limits, now);
-        self.flows.add(begun, source, now)
+        let options = TcpOptions { mirrored, ..self.options };
+        let begun = open(route, options, &self.teller, &self.limits, now);
+        let errno = begun.as_ref().err().and_then(io::Error::raw_os_error);
+        let key = self.flows.add(begun, source, now).map_err(|why| (why, errno))?;
+        self.flows.at(key).mirrored = mirrored;
+        Ok(key)
+    }
+
+    /// A program has set options on its socket.
+    pub(super) fn mirror(&mut self, whose: Whose, mirrored: Mirrored) {
+        if let Some(key) = self.aware.find(&[whose]) {
+            self.flows.at(key).mirror(mirrored);
+        }
     }
 
     /// The far end of flow `key` has answered: if a program waits for it, that is its client now.

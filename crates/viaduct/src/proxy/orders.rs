@@ -7,9 +7,9 @@ use mio::Waker;
 use tokio::sync::oneshot;
 use tracing::{debug, error, info};
 use viaduct_proto::time::Instant;
-use viaduct_sys::tcp;
+use viaduct_sys::tcp::{self, Mirrored};
 
-use super::aware::{Asked, Listens};
+use super::aware::{Asked, Listens, Whose};
 use super::calls::{Arrival, Call};
 use super::doors::BACKLOG;
 use super::liveness::Silence;
@@ -61,6 +61,8 @@ pub enum Order {
     Call(Box<Call>),
     /// Take in a connection to a wrapped program.
     Arrive(Box<Arrival>),
+    /// A wrapped program has set options on the socket of a flow.
+    Mirror(Whose, Box<Mirrored>),
     /// What this flow waited for to reach its program is there, if it is still this one.
     Reach(usize, u64),
     /// Ask the handlers of a wrapped program's flow.
@@ -103,6 +105,7 @@ impl Worker {
             match order {
                 Order::Call(call) => self.call(*call, now),
                 Order::Arrive(arrival) => self.unread.arrivals.push(*arrival),
+                Order::Mirror(whose, mirrored) => self.mirror(whose, *mirrored),
                 Order::Reach(key, id) => {
                     if self.flows.get(key).is_some_and(|flow| flow.id == id) {
                         self.reach(key);

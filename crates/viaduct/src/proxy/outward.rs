@@ -97,7 +97,7 @@ fn begin(
         begun.by = Onward::Direct;
     }
     if let Some(below) = &teller.below {
-        begun.server = below.connect(to, from)?;
+        begun.server = below.connect(to, from, options.mirrored)?;
         return Ok(begun);
     }
     let (server, first) = match carries {
@@ -158,7 +158,7 @@ pub(super) fn dial(
 ) -> io::Result<Leg> {
     let begin = |to| {
         let stream = match (&teller.below, &teller.agreeing) {
-            (Some(below), _) => return below.connect(to, from),
+            (Some(below), _) => return below.connect(to, from, options.mirrored),
             (None, Some(agreeing)) => agreeing.connect(to, from, options)?,
             (None, None) => tcp::connect(to, from, options)?,
         };

@@ -14,6 +14,7 @@ use std::net::SocketAddr;
 use tracing::debug;
 use viaduct_proto::flow::{Address, BottomId, Failure, Kin, Spawn};
 use viaduct_proto::time::Instant;
+use viaduct_sys::tcp::TcpOptions;
 
 use super::flow::{End, Flow};
 use super::leg::Leg;
@@ -86,7 +87,9 @@ impl Worker {
                 }
                 Some((to, bound)) => {
                     let from = begins(self.flows.at(key), &self.target, &to, bound);
-                    dial(&to, from, self.options, &self.teller)
+                    let mirrored = self.flows.at(key).mirrored;
+                    let options = TcpOptions { mirrored, ..self.options };
+                    dial(&to, from, options, &self.teller)
                         .inspect_err(|error| debug!("a connection to be shared: {error}"))
                         .ok()?
                 }
@@ -123,7 +126,8 @@ impl Worker {
 
     fn begin_wire(&mut self, key: usize, id: BottomId, (to, bound): Way) -> io::Result<Leg> {
         let from = begins(self.flows.at(key), &self.target, &to, bound);
-        let mut leg = dial(&to, from, self.options, &self.teller)?;
+        let options = TcpOptions { mirrored: self.flows.at(key).mirrored, ..self.options };
+        let mut leg = dial(&to, from, options, &self.teller)?;
         self.flows.watch_wire(&mut leg, key, id)?;
         Ok(leg)
     }

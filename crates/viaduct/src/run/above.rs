@@ -21,7 +21,7 @@ use viaduct_proto::wrap::wire::Welcome;
 use viaduct_proto::wrap::{Fate, Rules, Transport};
 use viaduct_sys::meeting::Meeting;
 use viaduct_sys::pending::{Begun, Closed, Pending};
-use viaduct_sys::tcp::{self, TcpOptions};
+use viaduct_sys::tcp::{self, Mirrored, TcpOptions};
 
 use super::joined::Joined;
 use crate::proxy::below::{Below, Ends};
@@ -90,11 +90,18 @@ impl Above {
 }
 
 impl Below for Above {
-    fn connect(&self, to: SocketAddr, from: Option<SocketAddr>) -> io::Result<Leg> {
+    fn connect(
+        &self,
+        to: SocketAddr,
+        from: Option<SocketAddr>,
+        mirrored: Mirrored,
+    ) -> io::Result<Leg> {
         match (self.theirs.fate(Transport::Tcp, to), self.offload) {
             (Fate::Refuse, _) => Err(io::ErrorKind::PermissionDenied.into()),
-            (Fate::Leave, _) => direct(to, from, None),
-            (Fate::Divert, Some(rate)) => direct(to, from, Some(rate).filter(|rate| *rate > 0)),
+            (Fate::Leave, _) => direct(to, from, mirrored, None),
+            (Fate::Divert, Some(rate)) => {
+                direct(to, from, mirrored, Some(rate).filter(|rate| *rate > 0))
+            }
             (Fate::Divert, None) => {
                 let (near, pending) = self.leg(to.is_ipv4(), from)?;
                 let (source, place) = (pending.program()?, self.meeting.place(to.is_ipv4())?);
@@ -102,8 +109,8 @@ impl Below for Above {
                 let (place, closed) = (Some(place), self.closed.clone());
                 let reach =
                     Reach { ends: Arc::downgrade(&ends), pending: Some(pending), place, closed };
-                let is_bound = false;
-                self.below.call(Call { to: to.into(), source, is_bound, held: Box::new(reach) });
+                let (is_bound, held) = (false, Box::new(reach));
+                self.below.call(Call { to: to.into(), source, is_bound, mirrored, held });
                 Ok(Leg::Below(Conn::from(near).into(), ends))
             }
         }
@@ -111,8 +118,13 @@ impl Below for Above {
 }
 
 /// As if no master were below; at most at this rate, in bytes a second.
-fn direct(to: SocketAddr, from: Option<SocketAddr>, rate: Option<u64>) -> io::Result<Leg> {
-    let stream = tcp::connect(to, from, TcpOptions::default())?;
+fn direct(
+    to: SocketAddr,
+    from: Option<SocketAddr>,
+    mirrored: Mirrored,
+    rate: Option<u64>,
+) -> io::Result<Leg> {
+    let stream = tcp::connect(to, from, TcpOptions { mirrored, ..TcpOptions::default() })?;
     rate.map_or(Ok(()), |rate| tcp::pace(&stream, rate))?;
     Ok(Leg::Tcp(Conn::from(stream).into()))
 }

@@ -57,12 +57,15 @@ fn hear(socket: OwnedFd, secret: &Secret, worker: &ToWorker) -> Option<OwnedFd> 
 /// What a program's socket may be known by.
 fn whose(socket: &OwnedFd) -> Vec<Whose> {
     let cookie = sockopt::socket_cookie(socket).ok().map(Whose::Cookie);
+    [cookie, ends_of(socket)].into_iter().flatten().collect()
+}
+
+/// The flow of a program's socket that has come to it.
+pub(super) fn ends_of(socket: &OwnedFd) -> Option<Whose> {
     let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
-    let peer = rustix::net::getpeername(socket).ok().flatten();
-    let peer = peer.and_then(|at| SocketAddr::try_from(at).ok());
-    let own = rustix::net::getsockname(socket).ok().and_then(|at| SocketAddr::try_from(at).ok());
-    let ends = peer.zip(own).map(|(peer, own)| Whose::Ends(canonical(peer), canonical(own)));
-    [cookie, ends].into_iter().flatten().collect()
+    let peer = SocketAddr::try_from(rustix::net::getpeername(socket).ok()??).ok()?;
+    let own = SocketAddr::try_from(rustix::net::getsockname(socket).ok()?).ok()?;
+    Some(Whose::Ends(canonical(peer), canonical(own)))
 }
 
 fn say(socket: &OwnedFd, answer: Option<Vec<u8>>) {

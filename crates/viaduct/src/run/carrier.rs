@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use viaduct_proto::wrap::Rules;
+use viaduct_sys::tcp::Mirrored;
 
 use super::above::Above;
 use super::joined::Joined;
+use crate::proxy::aware::Whose;
 use crate::proxy::calls::{Arrival, Call};
 use crate::proxy::orders::{Order, ToWorker};
 
@@ -27,6 +29,14 @@ impl Carrier {
             Carrier::Own(worker) => worker.tell(Order::Call(Box::new(call))),
             Carrier::Shared(master) => master.call(call),
             Carrier::Above(worker, above, rules) => above.call(call, rules, worker),
+        }
+    }
+
+    /// Has the connections of a program's flow have what it has set on its socket. A shared master, which does not know
+    /// whose sockets its flows are, hears of that with the connect alone.
+    pub fn mirror(&self, whose: Whose, mirrored: Mirrored) {
+        if let Carrier::Own(worker) | Carrier::Above(worker, ..) = self {
+            worker.tell(Order::Mirror(whose, Box::new(mirrored)));
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use rustix::event::{PollFd, PollFlags, poll};
 use tracing::{debug, warn};
 use viaduct_proto::flow::Failure;
 use viaduct_proto::wire::refusal::Asked;
-use viaduct_proto::wrap::{self, Line, Transport};
+use viaduct_proto::wrap::{self, Errno, Line, Transport};
 use viaduct_sys::bpf::{
-    Carry, Diversion, Divert, Fate, Group, Heard, Inside, Names, Offload, Passing, Ports, Resolver,
-    Rule, Rules, Waiting,
+    Carry, Diversion, Divert, Fate, Group, Heard, Inside, Names, Offload, Optioned, Passing, Ports,
+    Resolver, Rule, Rules, Waiting,
 };
 use viaduct_sys::meeting::Meeting;
 use viaduct_sys::raw::Raw;
-use viaduct_sys::tcp::{self, TcpOptions};
+use viaduct_sys::tcp::{self, Mirrored, TcpOptions};
 
 use super::Plan;
 use super::agree::Door;
@@ -57,6 +57,7 @@ struct Listening {
     client: SocketAddr,
     own: SocketAddr,
     inside: Inside,
+    came: Arc<Mutex<Ends>>,
 }
 
 /// Connections to programs that the kernel holds ready.
@@ -103,19 +104,22 @@ pub fn start(
         let held = held.iter().map(AsFd::as_fd);
         keep.fill(&places.chain(divert.look_up()).chain(held).collect::<Vec<_>>())?;
     }
+    let came = Arc::<Mutex<Ends>>::default();
     for listener in [Some(v4), v6].into_iter().flatten() {
         let Some(inside) = divert.inside() else { continue };
         let carrier = carrier.clone();
         let door = agreeing.map(|(agreeing, _)| Door::new(agreeing.clone(), plan.report.clone()));
         let report = plan.report.clone();
-        let take = move || take_in(&listener, &inside, (&carrier, report.as_ref()), door);
+        let came = came.clone();
+        let take = move || take_in(&listener, (&inside, &came), (&carrier, report.as_ref()), door);
         thread::Builder::new().name("arrivals".to_owned()).spawn(take)?;
     }
     let raw = Raw::open().context("open raw sockets")?;
     let shared = Arc::new(Shared { meeting, names: divert.names(), raw });
     let (rules, report, names) = (plan.rules, plan.report.clone(), plan.names.clone());
-    let known = HashMap::new();
-    let mut hearing = Hearing { divert, shared, carrier, rules, report, names, why, known };
+    let (known, begun) = (HashMap::new(), Ends::default());
+    let mut hearing =
+        Hearing { divert, shared, carrier, rules, report, names, why, known, begun, came };
     let hear = move || {
         if let Err(error) = hearing.run() {
             warn!("connects cannot be heard of any more: {error}");
@@ -181,7 +185,7 @@ fn listener(at: IpAddr, save_syn: bool) -> io::Result<TcpListener> {
 /// Takes connections to programs in for as long as the process runs.
 fn take_in(
     listener: &TcpListener,
-    inside: &Inside,
+    (inside, came): (&Inside, &Arc<Mutex<Ends>>),
     (carrier, report): (&Carrier, Option<&Report>),
     mut door: Option<Door>,
 ) {
@@ -208,7 +212,8 @@ fn take_in(
                 None => continue,
             },
         };
-        let program = Box::new(Listening { client, own, inside: inside.clone() });
+        let program =
+            Box::new(Listening { client, own, inside: inside.clone(), came: came.clone() });
         let program = Visited::of(program, own, report);
         carrier.arrive(Arrival { stream: stream.into(), client, own, handlers, program });
     }
@@ -226,6 +231,41 @@ struct Hearing {
     why: Option<String>,
     /// Connects that wait: a SYN is told of each time it is sent.
     known: HashMap<u64, (SocketAddr, Weak<()>)>,
+    /// Connects, by the program's ends.
+    begun: Ends,
+    /// Connections to programs, by our ends.
+    came: Arc<Mutex<Ends>>,
+}
+
+/// Flows of connections by one of their ends, whose port is no other connection's at the same time; and what their programs
+/// have set.
+#[derive(Debug, Default)]
+struct Ends(HashMap<SocketAddr, (Whose, Mirrored)>);
+
+/// Ends that are known before all are forgotten: programs have more ports by many addresses alone.
+const ENDS: usize = 1 << 17;
+
+impl Ends {
+    fn set(&mut self, at: SocketAddr, whose: Whose, mirrored: Mirrored) {
+        if self.0.len() >= ENDS {
+            self.0.clear();
+        }
+        self.0.insert(at, (whose, mirrored));
+    }
+
+    fn at(&mut self, at: SocketAddr) -> Option<(Whose, &mut Mirrored)> {
+        self.0.get_mut(&at).map(|(whose, mirrored)| (*whose, mirrored))
+    }
+}
+
+/// Our end of a connection to a program at this address.
+fn our_end(program: SocketAddr, port: u16) -> SocketAddr {
+    let ip: IpAddr = match program {
+        SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        SocketAddr::V6(at) if at.ip().is_unicast_link_local() => (*at.ip()).into(),
+        SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    (ip, port).into()
 }
 
 /// Connects that are known before those that wait no more are forgotten.
@@ -261,6 +301,7 @@ impl Hearing {
         let transport = |passing: Passing| if passing.datagrams { "udp" } else { "tcp" };
         match (heard, &self.report) {
             (Heard::Waits(waiting), _) => self.call(waiting),
+            (Heard::Option(option), _) => self.mirror(option),
             // Resolvers connect datagrams to all addresses of a name, to see which they can reach.
             (Heard::Refused(passing), _) if self.is_placeholder(passing) => {}
             (Heard::Left(passing), Some(report)) => {
@@ -275,22 +316,38 @@ impl Hearing {
         }
     }
 
+    /// A program has set an option on a connection: that of a connect, or one that has come to it.
+    fn mirror(&mut self, option: Optioned) {
+        let Optioned { program, peer, which, value } = option;
+        let at = self.shared.meeting.at(program.is_ipv4());
+        let mut came = self.came.lock().unwrap_or_else(PoisonError::into_inner);
+        let flow = match at.is_some_and(|at| at.port() == peer) {
+            true => self.begun.at(program),
+            false => came.at(our_end(program, peer)),
+        };
+        if let Some((whose, mirrored)) = flow {
+            mirrored.0[which] = Some(value);
+            self.carrier.mirror(whose, *mirrored);
+        }
+    }
+
     fn is_placeholder(&self, passing: Passing) -> bool {
         passing.datagrams && self.names.as_ref().is_some_and(|names| names.holds(passing.to))
     }
 
     fn call(&mut self, waiting: Waiting) {
-        let Waiting { cookie, to, program, is_bound, .. } = waiting;
+        let Waiting { cookie, to, program, is_bound, mirrored, .. } = waiting;
         let before = self.known.get(&cookie).filter(|(at, _)| *at == program);
         if before.is_some_and(|(_, waits)| waits.strong_count() > 0) {
             return;
         }
         let waits = Arc::new(());
         self.known.insert(cookie, (program, Arc::downgrade(&waits)));
+        self.begun.set(program, Whose::Cookie(cookie), mirrored);
         let held = Box::new(Diverted { waiting, shared: self.shared.clone(), _waits: waits });
         let mut held = Reported::of(held, to, self.report.as_ref());
         match place(self.names.as_deref(), to) {
-            Some(to) => self.carrier.call(Call { to, source: program, is_bound, held }),
+            Some(to) => self.carrier.call(Call { to, source: program, is_bound, mirrored, held }),
             None => held.refuse(Failure::Unreachable),
         }
     }
@@ -311,7 +368,12 @@ impl Program for Listening {
     }
 
     fn connect(&mut self, place: &TcpStream) -> io::Result<()> {
-        self.inside.note(place.local_addr()?.port(), self.client, self.own)?;
+        let ours = place.local_addr()?;
+        self.inside.note(ours.port(), self.client, self.own)?;
+        let whose = Whose::Ends(self.client, self.own);
+        let mut came = self.came.lock().unwrap_or_else(PoisonError::into_inner);
+        came.set(our_end(self.own, ours.port()), whose, Mirrored::default());
+        drop(came);
         tcp::connect_bound(place, self.own)
     }
 
@@ -338,10 +400,17 @@ impl Held for Diverted {
     }
 
     fn refuse(&mut self, why: Failure) {
+        self.refuse_as(why, 0);
+    }
+
+    fn refuse_as(&mut self, why: Failure, errno: i32) {
         let Waiting { program, syn, .. } = self.waiting;
         let Some(to) = self.shared.meeting.at(program.is_ipv4()) else { return };
         let asked = Asked { from: program, to, number: syn };
         let packet = match why {
+            _ if errno == Errno::NETUNREACH.0 => asked.without_route(),
+            // Of IPv4 no packet says so.
+            _ if errno == Errno::ACCES.0 && program.is_ipv6() => asked.prohibited(),
             // Its SYNs vanish: it gives up when it would have.
             Failure::TimedOut => return,
             // No packet says that there is no room.

@@ -73,12 +73,13 @@ impl Joined {
 
     /// Has the master begin what a program asks for.
     pub fn call(&self, call: Call) {
-        let Call { to, source, is_bound, mut held } = call;
+        let Call { to, source, is_bound, mirrored, mut held } = call;
         let Address::Ip(to) = to else { return held.refuse(Failure::Unreachable) };
         match held.place() {
             Ok(place) => {
                 let lent = place.is_lent();
-                let up = |id| Up::Call { id, to, source, lent, is_bound };
+                let options = mirrored.0;
+                let up = |id| Up::Call { id, to, source, lent, is_bound, options };
                 self.say(Side::Connects(held), place, up, None);
             }
             Err(error) => {

@@ -240,6 +240,11 @@ impl Held for Reported {
         self.report.answered(Fate::Failed(why.to_string()), self.to);
         self.held.refuse(why);
     }
+
+    fn refuse_as(&mut self, why: Failure, errno: i32) {
+        self.report.answered(Fate::Failed(why.to_string()), self.to);
+        self.held.refuse_as(why, errno);
+    }
 }
 
 /// A program that listens, of which the report hears who has come.

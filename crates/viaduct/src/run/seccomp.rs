@@ -11,6 +11,7 @@
 //! | `carries` | those of datagrams that are carried |
 //! | `completes` | connects that go direct, and that their programs wait for |
 //! | `listens` | those of programs that listen |
+//! | `mirrors` | those that set options of sockets |
 //! | `names` | those that ask what became of a socket |
 //! | `sends` | sends that go direct |
 //! | `signalled` | signals that come while a connect waits |
@@ -19,6 +20,7 @@
 mod carries;
 mod completes;
 mod listens;
+mod mirrors;
 mod names;
 mod sends;
 mod signalled;
@@ -187,6 +189,7 @@ impl Supervisor {
                 self.made.one_more();
                 Ok(Some(Reply::Continue))
             }
+            calls::SETSOCKOPT => self.mirror(call),
             _ => Ok(Some(Reply::Continue)),
         }
     }

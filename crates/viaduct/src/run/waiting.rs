@@ -4,6 +4,7 @@ mod answer;
 mod deadlines;
 mod held;
 mod known;
+mod options;
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,11 +15,12 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use rustix::net::sockopt;
-use tracing::warn;
+use tracing::{debug, warn};
 use viaduct_proto::wrap::wire;
 use viaduct_proto::wrap::{Errno, Rules, Socket};
 use viaduct_sys::meeting::Meeting;
 use viaduct_sys::pending::{Begun, Closed, Pending};
+use viaduct_sys::tcp::Mirrored;
 
 pub use self::answer::Answer;
 use self::deadlines::Deadlines;
@@ -31,6 +33,7 @@ use super::datagrams;
 use super::fronts::Fronts;
 use super::names::{Remote, place};
 use super::report::{Fate, Report, Reported};
+use crate::proxy::aware::Whose;
 use crate::proxy::calls::Call;
 use crate::sparing::Sparing;
 
@@ -232,12 +235,37 @@ impl Common {
         }
         names.set(cookie, Known { peer: to, own: None, refused: None });
         let attempt = names.attempt(cookie, answer);
+        let mirrored = names.mirrored.get(cookie);
         drop(names);
         let pending = Some(pending);
         let held = Box::new(Waiting { pending, to, cookie, attempt, common: self.clone() });
         let held = Reported::of(held, to, self.report.as_ref());
-        self.carrier.call(Call { to: place, source, is_bound, held });
+        self.carrier.call(Call { to: place, source, is_bound, mirrored, held });
         Ok(true)
+    }
+
+    /// Whether options that a program sets on such a socket are mirrored: not where its connections are its own.
+    pub fn mirrors_of(&self, is: Socket) -> bool {
+        self.offload.is_none() && is.is_tcp()
+    }
+
+    /// A program has set an option on a socket, which `read` takes from there. If it is connected, `whose` is its flow.
+    pub fn mirror(
+        &self,
+        cookie: u64,
+        whose: Option<Whose>,
+        read: impl FnOnce(&mut Mirrored) -> io::Result<()>,
+    ) {
+        let mut names = self.names();
+        let mirrored = names.mirrored.of(cookie);
+        if let Err(error) = read(mirrored) {
+            return debug!("an option of a socket: {error}");
+        }
+        let mirrored = *mirrored;
+        drop(names);
+        if let Some(whose) = whose {
+            self.carrier.mirror(whose, mirrored);
+        }
     }
 
     /// Has a call that its program limits be answered with `errno` at its end.

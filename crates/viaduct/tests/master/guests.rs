@@ -86,7 +86,8 @@ impl Hostile {
 
     fn call(&self, id: u64, to: SocketAddr, place: impl AsFd) -> io::Result<()> {
         let source = "127.0.0.1:40000".parse().unwrap();
-        let up = Up::Call { id, to, source, lent: false, is_bound: false };
+        let (lent, is_bound) = (false, false);
+        let up = Up::Call { id, to, source, lent, is_bound, options: [None; 11] };
         records::send(&self.0, &up.emit(), Some(place.as_fd()))
     }
 

@@ -4,6 +4,8 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod errors;
+mod options;
 mod orders;
 
 const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");

@@ -1,5 +1,6 @@
 //! Sockets that would lead around the programs here, or nowhere.
 
+use super::options::Options;
 use crate::bpf::asm::{Asm, Helper, Insn, Label, R1, R2, R6, R7, Width};
 
 // Fields of `struct bpf_sock`.
@@ -12,11 +13,15 @@ const IPPROTO_SMC: u32 = 256;
 /// them take TCP.
 const OTHER_TCP: [u32; 2] = [libc::IPPROTO_MPTCP as u32, IPPROTO_SMC];
 
+// On the stack.
+const KEY: i16 = -8;
+
 /// Judges a socket of IP that is to be opened.
-pub(super) fn program(strict: bool) -> Vec<Insn> {
+pub(super) fn program(strict: bool, options: &Options) -> Vec<Insn> {
     let mut asm = Asm::default();
     let [absent, refuse, done] = [(); 3].map(|()| asm.label());
     asm.copy(R6, R1);
+    options.forget(&mut asm, R6, KEY);
     asm.load(Width::Word, R7, R6, PROTOCOL);
     for protocol in OTHER_TCP {
         asm.if_equal(R7, protocol, absent);

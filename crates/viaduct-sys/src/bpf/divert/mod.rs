@@ -16,6 +16,7 @@
 //! | `datagrams` | those for datagrams |
 //! | `names` | questions of DNS |
 //! | `serve` | connections to programs that listen |
+//! | `options` | socket options that programs set |
 //! | `ends` | how ends of connections are written |
 
 mod create;
@@ -23,6 +24,7 @@ mod datagrams;
 mod ends;
 mod judge;
 mod names;
+mod options;
 mod programs;
 mod serve;
 
@@ -34,12 +36,14 @@ use self::ends::{BOUND, END, ENDS};
 pub use self::judge::{Fate, Rule, Rules};
 use self::names::Asked;
 pub use self::names::Resolver;
+use self::options::Options;
 use self::serve::Serve;
 pub use self::serve::{Inside, Ports};
 use super::BpfError;
 use super::events::Events;
 use super::kernel::{Hook, Map, attach};
 use crate::netns;
+use crate::tcp::{MIRRORED, Mirrored};
 
 /// Connections that are remembered, so that programs are told whom they meant.
 const SOCKETS: u32 = 65_536;
@@ -49,8 +53,10 @@ const RING: usize = 256 << 10;
 const MOST: usize = 256;
 
 // An event: the cookie, the destination, then what the kind says.
-const EVENT: usize = 64;
+const EVENT: usize = 80;
 const KIND: usize = 60;
+/// Where the socket of a connect that waits stands, by its address in the kernel, or the value of an option.
+const VALUE: i16 = 64;
 
 /// What an event is about, in its last word.
 #[derive(Clone, Copy)]
@@ -62,6 +68,7 @@ enum Kind {
     RefusedDatagram = 4,
     Offloaded = 5,
     OffloadBegun = 6,
+    Option = 7,
 }
 
 /// Which connects are ours, and where they wait.
@@ -138,6 +145,8 @@ pub enum Heard {
     Left(Passing),
     /// It was refused.
     Refused(Passing),
+    /// An option of a connection was set.
+    Option(Optioned),
     /// A connection begins that is the program's own: where to.
     OffloadBegun(SocketAddr),
     /// A connection that was the program's own has ended: where to, bytes sent, bytes received. Over a long path that is
@@ -167,6 +176,21 @@ pub struct Waiting {
     pub is_bound: bool,
     /// The SYN's sequence number.
     pub syn: u32,
+    /// What the program has set on the socket.
+    pub mirrored: Mirrored,
+}
+
+/// An option that a program sets on a connection; the kernel may refuse it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Optioned {
+    /// The program's end.
+    pub program: SocketAddr,
+    /// The other end's port.
+    pub peer: u16,
+    /// Which of [`MIRRORED`].
+    pub which: usize,
+    /// Its value.
+    pub value: i32,
 }
 
 /// What wrapped programs are told of the ends of their connections.
@@ -179,6 +203,9 @@ pub struct Divert {
     map: Arc<Map<ENDS>>,
     events: Events<EVENT>,
     serve: Option<Serve>,
+    options: Options,
+    /// Programs set some.
+    have_options: bool,
 }
 
 impl Divert {
@@ -199,7 +226,9 @@ impl Divert {
         let serve = Serve::new(diversion.listeners, &diversion.ports)?;
         let netns = netns::cookie().map_err(BpfError::Socket)?;
         // Names first, and those who tell us: nobody may be sent away without them.
-        let tell = programs::tell(&map, &events, serve.as_ref(), diversion.offload, netns);
+        let options = Options::new()?;
+        let tell =
+            programs::tell(&map, &events, &options, serve.as_ref(), diversion.offload, netns);
         let asked = diversion.resolver.map(Asked::new).transpose()?;
         let ours = Ours { map: &map, events: &events, diversion, asked: asked.as_ref(), netns };
         let connect = |v4| programs::connect(&ours, v4);
@@ -218,23 +247,34 @@ impl Divert {
         let judges = [
             (Hook::Message4, message(true)),
             (Hook::Message6, message(false)),
-            (Hook::SocketCreate, create::program(diversion.strict)),
+            (Hook::SocketCreate, create::program(diversion.strict, &options)),
             (Hook::Connect4, connect(true)),
             (Hook::Connect6, connect(false)),
         ];
+        if diversion.offload.is_none() {
+            attach(Hook::SetOption, &options.program(&events), directory)?;
+        }
         let notes = notes.iter().filter(|_| diversion.takes_notes());
         for (hook, program) in notes.chain(&judges) {
             attach(*hook, program, directory)?;
         }
-        Ok(Divert { map, events, serve })
+        Ok(Divert { map, events, serve, options, have_options: false })
     }
 
     /// What this process is told next, if there is something.
     pub fn poll(&mut self) -> Option<Heard> {
         loop {
-            if let Some(heard) = read(&self.events.poll()?) {
-                return Some(heard);
+            let event = self.events.poll()?;
+            let Some(mut heard) = read(&event) else { continue };
+            if let Heard::Waits(waiting) = &mut heard {
+                let [socket, rights] = [64, 72].map(|at| double(&event, at));
+                let rights = [rights as u32, (rights >> 32) as u32];
+                if self.have_options || rights != [0; 2] {
+                    waiting.mirrored = self.options.get(socket, rights);
+                }
             }
+            self.have_options |= matches!(heard, Heard::Option(_));
+            return Some(heard);
         }
     }
 
@@ -272,9 +312,13 @@ impl AsFd for Divert {
     }
 }
 
+fn double(event: &[u8; EVENT], at: usize) -> u64 {
+    u64::from_ne_bytes(event[at..at + 8].try_into().expect("eight"))
+}
+
 fn read(event: &[u8; EVENT]) -> Option<Heard> {
     let word = |at: usize| u32::from_ne_bytes(event[at..at + 4].try_into().expect("four"));
-    let double = |at: usize| u64::from_ne_bytes(event[at..at + 8].try_into().expect("eight"));
+    let double = |at: usize| double(event, at);
     let to = ends::read(&event[8..32]);
     let stream = Passing { to, datagrams: false };
     let datagram = Passing { to, datagrams: true };
@@ -286,7 +330,14 @@ fn read(event: &[u8; EVENT]) -> Option<Heard> {
             program.set_port(word(52) as u16);
             let at = 8 + BOUND as usize;
             let is_bound = event[at..at + 2] != [0; 2];
-            Heard::Waits(Waiting { cookie: double(0), to, program, is_bound, syn: word(56) })
+            let (cookie, syn, mirrored) = (double(0), word(56), Mirrored::default());
+            Heard::Waits(Waiting { cookie, to, program, is_bound, syn, mirrored })
+        }
+        _ if kind == Kind::Option as u32 => {
+            let mut program = ends::read(&event[32..56]);
+            program.set_port(word(52) as u16);
+            let (which, value) = (word(68) as usize % MIRRORED, word(64).cast_signed());
+            Heard::Option(Optioned { program, peer: to.port(), which, value })
         }
         _ if kind == Kind::LeftStream as u32 => Heard::Left(stream),
         _ if kind == Kind::RefusedStream as u32 => Heard::Refused(stream),

@@ -4,8 +4,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::ends::{BOUND, END, ENDS, MAPPED};
 use super::judge::{Fate, Fates, IP4, IP6, PORT, note};
+use super::options::Options;
 use super::serve::Serve;
-use super::{Diversion, EVENT, KIND, Kind, Offload, Ours, datagrams};
+use super::{Diversion, EVENT, KIND, Kind, Offload, Ours, VALUE, datagrams};
 use crate::bpf::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R4, R5, R6, R7, R8, Width};
 use crate::bpf::events::Events;
 use crate::bpf::kernel::Map;
@@ -20,6 +21,7 @@ const PROTOCOL: i16 = 36;
 const SOCKET: i16 = 64;
 // Fields of `struct bpf_sock`.
 const MARK: i16 = 16;
+const PRIORITY: i16 = 20;
 const SOURCE_PORT: i16 = 44;
 // More fields of `struct bpf_sock_ops`.
 const NEW_STATE: i16 = 8;
@@ -166,7 +168,7 @@ pub(super) fn tell_of_note(asm: &mut Asm, events: &Events<EVENT>, kind: Kind) {
     send(asm, events, BESIDE, kind);
 }
 
-fn send(asm: &mut Asm, events: &Events<EVENT>, at: i16, kind: Kind) {
+pub(super) fn send(asm: &mut Asm, events: &Events<EVENT>, at: i16, kind: Kind) {
     asm.set(R2, kind as i32);
     asm.store(Width::Word, FP, at + KIND as i16, R2);
     asm.set_map(R1, events);
@@ -180,6 +182,7 @@ fn send(asm: &mut Asm, events: &Events<EVENT>, at: i16, kind: Kind) {
 pub(super) fn tell(
     map: &Map<ENDS>,
     events: &Events<EVENT>,
+    options: &Options,
     serve: Option<&Serve>,
     offload: Option<Offload>,
     netns: u64,
@@ -218,6 +221,7 @@ pub(super) fn tell(
     asm.look_for(map, SAID, known);
     if let (Some(serve), None) = (serve, offload) {
         asm.if_different(R7, ACCEPTED, done);
+        forget_options(&mut asm, options);
         serve.accepts(&mut asm, map, SAID, done);
         asm.set_flags(R6, FLAGS, |asm| asm.and(R2, !WANTS_STATES));
     }
@@ -231,6 +235,15 @@ pub(super) fn tell(
     asm.place(done);
     asm.exit(1);
     asm.finish().expect("short")
+}
+
+/// Forgets what was set on a socket that was where this one is, which was accepted.
+fn forget_options(asm: &mut Asm, options: &Options) {
+    let none = asm.label();
+    asm.load(Width::Double, R2, R6, sock_ops::SOCKET);
+    asm.if_nothing(R2, none);
+    options.forget(asm, R2, NUMBER);
+    asm.place(none);
 }
 
 /// Of a connection that is the program's own, known by R8: what the kernel does for it, and its end.
@@ -303,6 +316,18 @@ fn tell_diverted(asm: &mut Asm, events: &Events<EVENT>, done: Label) {
     asm.store(Width::Word, FP, SAID + 52, R2);
     asm.load(Width::Word, R2, R6, FIRST_UNACKNOWLEDGED);
     asm.store(Width::Word, FP, SAID + 56, R2);
+    let [socket, said] = [(); 2].map(|()| asm.label());
+    asm.load(Width::Double, R3, R6, sock_ops::SOCKET);
+    asm.if_something(R3, socket);
+    asm.clear(SAID + VALUE, 16);
+    asm.goto(said);
+    asm.place(socket);
+    asm.store(Width::Double, FP, SAID + VALUE, R3);
+    asm.load(Width::Word, R2, R3, MARK);
+    asm.store(Width::Word, FP, SAID + VALUE + 8, R2);
+    asm.load(Width::Word, R2, R3, PRIORITY);
+    asm.store(Width::Word, FP, SAID + VALUE + 12, R2);
+    asm.place(said);
     send(asm, events, SAID, Kind::Waits);
 }
 

@@ -8,6 +8,7 @@ use mio::net::TcpStream;
 use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::preface::Preface;
 use viaduct_proto::time::Instant;
+use viaduct_sys::tcp::Mirrored;
 
 use super::{Asked, Begun, End, Flow, Middle};
 use crate::proxy::account::Account;
@@ -85,6 +86,7 @@ impl Flow {
             rate: None,
             behind: 0,
             room_watched: false,
+            mirrored: Mirrored::default(),
             liveness: [Liveness::New; 2],
             looked: None,
             account: Account::new(now),

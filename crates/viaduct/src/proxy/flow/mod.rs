@@ -23,7 +23,7 @@ use viaduct_proto::flow::{Address, BottomId, Failure};
 use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::preface::Preface;
 use viaduct_proto::time::Instant;
-use viaduct_sys::tcp;
+use viaduct_sys::tcp::{self, Mirrored};
 
 use self::breaking::Breaking;
 pub use self::words::Heard;
@@ -112,6 +112,8 @@ pub struct Flow {
     behind: u64,
     /// Whether the loop is told when the client has room.
     room_watched: bool,
+    /// What its program has set on its own end.
+    pub mirrored: Mirrored,
     /// What is known of the peers of its two ends.
     liveness: [Liveness; 2],
     /// When its ends were last looked for.
@@ -208,13 +210,30 @@ impl Flow {
     /// Looks whether its ends are still there; for flows that last.
     pub fn look_for_ends(&mut self, silence: Silence, now: Instant) {
         self.looked = Some(now);
-        for (leg, liveness) in self.legs.iter().zip(&mut self.liveness) {
-            if let Some(stream) = leg.as_ref().and_then(Leg::tcp) {
+        // The program has said itself when its far end is given up.
+        let decided = self.mirrored.decides_liveness();
+        for (end, (leg, liveness)) in self.legs.iter().zip(&mut self.liveness).enumerate() {
+            if let Some(stream) = leg.as_ref().and_then(Leg::tcp)
+                && !(decided && end == End::Server as usize)
+            {
                 liveness.look(stream, silence);
             }
         }
-        if let Middle::Through(through) = &mut self.middle {
+        if let Middle::Through(through) = &mut self.middle
+            && !decided
+        {
             through.look_for_ends(silence);
+        }
+    }
+
+    /// Has its connections to the network have what its program has set on its own end.
+    pub fn mirror(&mut self, mirrored: Mirrored) {
+        self.mirrored = mirrored;
+        if let Some(stream) = self.legs[End::Server as usize].as_ref().and_then(Leg::tcp) {
+            mirrored.apply_later(stream);
+        }
+        if let Middle::Through(through) = &mut self.middle {
+            through.mirror(mirrored);
         }
     }
 

@@ -16,7 +16,7 @@ use tracing::warn;
 use viaduct_proto::flow::{DEFAULT_LIMIT, Registry};
 use viaduct_sys::intercept::Intercept;
 use viaduct_sys::process::raise_descriptors;
-use viaduct_sys::tcp::TcpOptions;
+use viaduct_sys::tcp::{Mirrored, TcpOptions};
 
 use super::agreeing::Agreeing;
 use super::below::Below;
@@ -268,6 +268,7 @@ impl Settings {
                 receive_buffer: args.receive_buffer,
                 shared: false,
                 inside: false,
+                mirrored: Mirrored::default(),
             },
             tunnels: tunnels.map(|mut of| {
                 (of.waits, of.core.queue) = (waits, of.core.queue.min(args.chain_buffer));

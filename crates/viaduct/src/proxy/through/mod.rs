@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use viaduct_proto::flow::{Address, BottomId, Chain, Factory, Failure, Spawn};
 use viaduct_proto::time::Instant;
+use viaduct_sys::tcp::Mirrored;
 
 use self::side::Side;
 use self::wire::{Ending, Wire, name};
@@ -216,6 +217,15 @@ impl Through {
         for wire in self.wires.iter_mut().filter(|wire| wire.connected && !wire.gone) {
             if let Some(stream) = wire.leg.as_ref().and_then(Leg::tcp) {
                 wire.liveness.look(stream, silence);
+            }
+        }
+    }
+
+    /// Has its further connections have what its program has set on its own end.
+    pub fn mirror(&self, mirrored: Mirrored) {
+        for wire in self.wires.iter().filter(|wire| !wire.gone) {
+            if let Some(stream) = wire.leg.as_ref().and_then(Leg::tcp) {
+                mirrored.apply_later(stream);
             }
         }
     }

@@ -70,6 +70,17 @@ impl Held for Waiting {
     }
 
     fn refuse(&mut self, why: Failure) {
+        self.give_up(why, errno(why));
+    }
+
+    fn refuse_as(&mut self, why: Failure, errno: i32) {
+        self.give_up(why, Errno(errno));
+    }
+}
+
+impl Waiting {
+    /// Has the program told `errno`.
+    fn give_up(&mut self, why: Failure, errno: Errno) {
         let Some(pending) = self.pending.take() else { return };
         let mut names = self.common.names();
         // Its program has given it up, and may have begun another with the same socket.
@@ -77,7 +88,7 @@ impl Held for Waiting {
         let waiting = attempt.waiting();
         let told = if waiting.is_empty() {
             // The kernel says that one by itself.
-            let refused = Some(errno(why)).filter(|errno| *errno != Errno::CONNREFUSED);
+            let refused = Some(errno).filter(|errno| *errno != Errno::CONNREFUSED);
             names.set(self.cookie, Known { peer: self.to, own: None, refused });
             match why {
                 // Its SYNs vanish: it gives up when it would have.
@@ -89,7 +100,7 @@ impl Held for Waiting {
             pending.forget()
         };
         drop(names);
-        waiting.into_iter().for_each(|say| say(Err(errno(why))));
+        waiting.into_iter().for_each(|say| say(Err(errno)));
         if let Err(error) = told {
             debug!("tell a program: {error}");
         }

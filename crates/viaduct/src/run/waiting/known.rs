@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use viaduct_proto::wrap::Errno;
 
 use super::Answer;
+use super::options::Options;
 
 /// Sockets whose names are remembered; of more, the oldest are forgotten.
 const SOCKETS: usize = 65_536;
@@ -37,6 +38,8 @@ pub(super) struct Names {
     /// In the order in which they came.
     order: VecDeque<u64>,
     attempts: HashMap<u64, Attempt>,
+    /// What programs have set on their sockets.
+    pub(super) mirrored: Options,
     /// Number of the next attempt.
     next: u64,
 }

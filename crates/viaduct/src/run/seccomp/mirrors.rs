@@ -1,0 +1,63 @@
+//! Socket options that are to hold for the connection that stands for a program's own.
+//!
+//! They are set here, on a duplicate of the socket, so that their value is known when the program goes on. What takes a
+//! right is left to the kernel unless the program has it.
+
+use std::fs;
+
+use viaduct_proto::wrap::Errno;
+use viaduct_sys::hall::is_of_this_network;
+use viaduct_sys::pending::set_option_for;
+use viaduct_sys::seccomp::{Notification, Reply};
+use viaduct_sys::tcp::Mirrored;
+
+use super::{Outcome, Supervisor, cookie, number};
+use crate::proxy::aware::Whose;
+use crate::run::aware::ends_of;
+
+/// Bytes of a value that are read.
+const MAX_VALUE: usize = 16;
+/// `CAP_NET_ADMIN`, by which a program may set marks and all priorities.
+const NET_ADMIN: u64 = 1 << 12;
+
+impl Supervisor {
+    /// `setsockopt` of an option that is mirrored.
+    pub(super) fn mirror(&mut self, call: &Notification) -> Outcome {
+        let [fd, level, name, at, size, _] = call.arguments;
+        let (level, name) = (level as i32, name as i32);
+        let (socket, is) = self.duplicate(call, fd)?;
+        let size = usize::try_from(size as i32).ok().filter(|size| (1..=MAX_VALUE).contains(size));
+        let (Some(size), true) = (size, self.common.mirrors_of(is)) else {
+            return Ok(Some(Reply::Continue));
+        };
+        if Mirrored::is_privileged(level, name) && !may_configure_network(call.thread) {
+            return Ok(Some(Reply::Continue));
+        }
+        let mut value = [0; MAX_VALUE];
+        let task = self.task(call)?;
+        let read = self.listener.read(call, &task, at, &mut value[..size]).map_err(number)?;
+        if read < size {
+            return Err(Errno::FAULT);
+        }
+        set_option_for(&socket, level, name, &value[..size]).map_err(number)?;
+        let cookie = cookie(&socket)?;
+        let whose = if is_of_this_network(&socket) {
+            Some(Whose::Cookie(cookie))
+        } else {
+            // What a program has accepted is in the hall.
+            ends_of(&socket)
+        };
+        self.common.mirror(cookie, whose, |mirrored| mirrored.read(&socket, level, name));
+        Ok(Some(Reply::Returned(0)))
+    }
+}
+
+/// Whether a thread may configure this network: its right is that of this process's user namespace.
+fn may_configure_network(thread: u32) -> bool {
+    let users = |whose: &str| fs::read_link(format!("/proc/{whose}/ns/user")).ok();
+    let status = fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+    let rights = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let rights = rights.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0);
+    let ours = users("self");
+    rights & NET_ADMIN != 0 && ours.is_some() && users(&thread.to_string()) == ours
+}

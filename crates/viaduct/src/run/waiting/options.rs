@@ -1,0 +1,38 @@
+//! Options that programs have set on their sockets.
+
+use std::collections::{HashMap, VecDeque};
+
+use viaduct_sys::tcp::Mirrored;
+
+/// Sockets whose options are remembered; of more, the oldest are forgotten.
+const MAX_SOCKETS: usize = 65_536;
+
+/// Options of sockets, by a number that each has.
+#[derive(Debug, Default)]
+pub struct Options {
+    known: HashMap<u64, Mirrored>,
+    /// In the order in which they came.
+    order: VecDeque<u64>,
+}
+
+impl Options {
+    /// Those of a socket, to be changed.
+    pub fn of(&mut self, socket: u64) -> &mut Mirrored {
+        if !self.known.contains_key(&socket) {
+            self.order.push_back(socket);
+            if self.order.len() > MAX_SOCKETS {
+                let oldest = self.order.pop_front();
+                oldest.map(|oldest| self.known.remove(&oldest));
+            }
+        }
+        self.known.entry(socket).or_default()
+    }
+
+    /// Those of a socket.
+    pub fn get(&self, socket: u64) -> Mirrored {
+        if self.known.is_empty() {
+            return Mirrored::default();
+        }
+        self.known.get(&socket).copied().unwrap_or_default()
+    }
+}
