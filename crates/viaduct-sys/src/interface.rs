@@ -207,9 +207,39 @@ impl Request {
 
 const _: () = assert!(size_of::<Request>() == size_of::<libc::ifreq>());
 
+/// Index of the only interface that has link-local addresses of IPv6; `None` if there are several, or none.
+pub fn only_link() -> Option<u32> {
+    let text = std::fs::read_to_string("/proc/thread-self/net/if_inet6").ok()?;
+    only_link_in(&text)
+}
+
+/// The same, of lines of address, index, prefix length, scope, flags (in hexadecimal digits) and name.
+fn only_link_in(text: &str) -> Option<u32> {
+    const LINK: &str = "20";
+    let link = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let index = u32::from_str_radix(fields.get(1)?, 16).ok()?;
+        (*fields.get(3)? == LINK).then_some(index)
+    };
+    let mut links = text.lines().filter_map(link);
+    let first = links.next()?;
+    links.all(|other| other == first).then_some(first)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_only_link_is_known_if_it_is_the_only_one() {
+        let lo = "00000000000000000000000000000001 01 80 10 80       lo\n";
+        let eth = "fe800000000000000000000000000001 0a 40 20 80     eth0\n";
+        let more = "fe800000000000000000000000000002 0a 40 20 80     eth0\n";
+        let other = "fe800000000000000000000000000003 0b 40 20 80     eth1\n";
+        assert_eq!(only_link_in(lo), None);
+        assert_eq!(only_link_in(&[lo, eth, more].concat()), Some(10));
+        assert_eq!(only_link_in(&[eth, other].concat()), None);
+    }
 
     #[test]
     fn names_are_checked_before_the_kernel_sees_them() {

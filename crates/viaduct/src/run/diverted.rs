@@ -18,6 +18,7 @@ use viaduct_sys::bpf::{
     Carry, Diversion, Divert, Fate, Group, Heard, Inside, Names, Offload, Optioned, Passing, Ports,
     Resolver, Rule, Rules, Waiting,
 };
+use viaduct_sys::interface;
 use viaduct_sys::meeting::Meeting;
 use viaduct_sys::raw::Raw;
 use viaduct_sys::tcp::{self, Mirrored, TcpOptions};
@@ -337,6 +338,7 @@ impl Hearing {
 
     fn call(&mut self, waiting: Waiting) {
         let Waiting { cookie, to, program, is_bound, mirrored, .. } = waiting;
+        let to = on_a_link(to);
         let before = self.known.get(&cookie).filter(|(at, _)| *at == program);
         if before.is_some_and(|(_, waits)| waits.strong_count() > 0) {
             return;
@@ -350,6 +352,18 @@ impl Hearing {
             Some(to) => self.carrier.call(Call { to, source: program, is_bound, mirrored, held }),
             None => held.refuse(Failure::Unreachable),
         }
+    }
+}
+
+/// A link-local address on the interface that the program has bound its socket to, or else on the only one that has such
+/// addresses: a scope that is said with the address is not seen.
+fn on_a_link(to: SocketAddr) -> SocketAddr {
+    match to {
+        SocketAddr::V6(mut at) if at.ip().is_unicast_link_local() && at.scope_id() == 0 => {
+            at.set_scope_id(interface::only_link().unwrap_or(0));
+            at.into()
+        }
+        to => to,
     }
 }
 

@@ -35,7 +35,8 @@ fn said(run: &[&str]) -> Vec<String> {
 
 fn as_the_kernel(via: &str, but: &[&str]) {
     let (plain, wrapped) = (said(&[]), said(&[VIADUCT, "run", CHAIN, via, "--"]));
-    let differ: Vec<_> = plain.iter().zip(&wrapped).filter(|(plain, wrapped)| plain != wrapped).collect();
+    let differ: Vec<_> =
+        plain.iter().zip(&wrapped).filter(|(plain, wrapped)| plain != wrapped).collect();
     let told: Vec<&str> = differ.iter().map(|(_, wrapped)| wrapped.as_str()).collect();
     assert!(plain.len() == wrapped.len() && told == but, "{via}: {differ:#?}");
 }

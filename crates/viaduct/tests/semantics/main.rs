@@ -5,6 +5,7 @@
 mod common;
 
 mod errors;
+mod links;
 mod options;
 mod orders;
 

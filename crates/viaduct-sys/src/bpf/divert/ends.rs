@@ -1,12 +1,15 @@
 //! The ends of a connection, as maps and events hold them: each an IPv6 address (IPv4 ones among them)
-//! and a port in network order. Where a connect was meant to go, the port that its program has bound stands behind.
+//! and a port in network order. Where a connect was meant to go, the port that its program
+//! has bound, and the interface, stand behind.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
-/// Bytes of one end; the last four are empty.
+/// Bytes of one end.
 pub(super) const END: i16 = 24;
 /// Where in an end the port stands that the program has bound its socket to, in this machine's order; 0 if it has not.
 pub(super) const BOUND: i16 = 18;
+/// Where the interface stands that the program has bound its socket to, in this machine's order.
+pub(super) const INTERFACE: i16 = 20;
 /// Bytes of both: the other end, the own one.
 pub(super) const ENDS: usize = 2 * END as usize;
 
@@ -38,4 +41,16 @@ pub(super) fn read(bytes: &[u8]) -> SocketAddr {
     let ip: [u8; 16] = bytes[..16].try_into().expect("sixteen");
     let port = u16::from_be_bytes([bytes[16], bytes[17]]);
     SocketAddr::new(Ipv6Addr::from(ip).to_canonical(), port)
+}
+
+/// The end that a connect was meant to go to.
+pub(super) fn read_meant(bytes: &[u8]) -> SocketAddr {
+    let interface = bytes[INTERFACE as usize..][..4].try_into().expect("four");
+    match read(bytes) {
+        // Without its interface it says nothing.
+        SocketAddr::V6(at) if at.ip().is_unicast_link_local() => {
+            SocketAddrV6::new(*at.ip(), at.port(), 0, u32::from_ne_bytes(interface)).into()
+        }
+        at => at,
+    }
 }

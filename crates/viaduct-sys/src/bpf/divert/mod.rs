@@ -319,7 +319,7 @@ fn double(event: &[u8; EVENT], at: usize) -> u64 {
 fn read(event: &[u8; EVENT]) -> Option<Heard> {
     let word = |at: usize| u32::from_ne_bytes(event[at..at + 4].try_into().expect("four"));
     let double = |at: usize| double(event, at);
-    let to = ends::read(&event[8..32]);
+    let to = ends::read_meant(&event[8..32]);
     let stream = Passing { to, datagrams: false };
     let datagram = Passing { to, datagrams: true };
     let kind = word(KIND);

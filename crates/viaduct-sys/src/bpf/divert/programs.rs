@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::ends::{BOUND, END, ENDS, MAPPED};
+use super::ends::{BOUND, END, ENDS, INTERFACE, MAPPED};
 use super::judge::{Fate, Fates, IP4, IP6, PORT, note};
 use super::options::Options;
 use super::serve::Serve;
@@ -20,6 +20,7 @@ use crate::tcp::INSIDE;
 const PROTOCOL: i16 = 36;
 const SOCKET: i16 = 64;
 // Fields of `struct bpf_sock`.
+const BOUND_INTERFACE: i16 = 0;
 const MARK: i16 = 16;
 const PRIORITY: i16 = 20;
 const SOURCE_PORT: i16 = 44;
@@ -63,6 +64,9 @@ pub(super) fn connect(ours: &Ours<'_>, v4: bool) -> Vec<Insn> {
     asm.load(Width::Double, R2, R6, SOCKET);
     asm.load(Width::Word, R2, R2, SOURCE_PORT);
     asm.store(Width::Half, FP, NOTE + BOUND, R2);
+    asm.load(Width::Double, R2, R6, SOCKET);
+    asm.load(Width::Word, R2, R2, BOUND_INTERFACE);
+    asm.store(Width::Word, FP, NOTE + INTERFACE, R2);
     let fates = Fates { divert, leave, refuse };
     diversion.streams.judge(&mut asm, NOTE, fates);
     if diversion.streams.lead_to(Fate::Divert) {
