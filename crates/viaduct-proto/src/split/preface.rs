@@ -76,6 +76,9 @@ pub enum Refusal {
     /// It does not know the password.
     #[error("its password is wrong")]
     Denied,
+    /// It gives no password.
+    #[error("it gives no password")]
+    Unauthenticated,
     /// It wanted nothing but to see whether somebody is there.
     #[error("it is a health check")]
     HealthCheck,
@@ -219,7 +222,8 @@ impl Preface {
         let closes = !request.persists || self.attempts >= MAX_ATTEMPTS;
         let words = connect::password_wanted(closes);
         match (closes, request.authorization) {
-            (true, _) => Step::Refuse(words, Refusal::Denied),
+            (true, None) => Step::Refuse(words, Refusal::Unauthenticated),
+            (true, Some(_)) => Step::Refuse(words, Refusal::Denied),
             // It has only asked whether a password is wanted.
             (false, None) => Step::Say(words),
             (false, Some(_)) => Step::Deny(words),
@@ -394,9 +398,15 @@ mod tests {
         // Its end is announced, be it asked for by the client or not.
         let old = request("").replace("1.1", "1.0");
         let closing = request("Connection: x, Close\r\n");
-        for said in [&[&wrong, &wrong, &wrong, &right][..], &[&old, &right], &[&closing, &right]] {
+        for (said, right) in [
+            (&[&wrong, &wrong, &wrong, &right][..], Refusal::Denied),
+            // One that gives no password has failed to authenticate by none.
+            (&[&old, &right], Refusal::Unauthenticated),
+            (&[&closing, &right], Refusal::Unauthenticated),
+        ] {
             let said: Vec<&str> = said.iter().map(|one| one.as_str()).collect();
-            let Step::Refuse(words, Refusal::Denied) = talk(&said).1 else { panic!("{said:?}") };
+            let Step::Refuse(words, why) = talk(&said).1 else { panic!("{said:?}") };
+            assert_eq!(why, right, "{said:?}");
             let words = String::from_utf8(words).unwrap();
             assert!(
                 words.contains("407") && words.contains("\r\nConnection: close\r\n"),

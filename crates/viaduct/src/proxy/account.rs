@@ -56,7 +56,7 @@ impl Account {
     pub fn refuse(&mut self, why: Refusal) {
         let status = match why {
             Refusal::Unclear(_) => 400,
-            Refusal::Denied => 407,
+            Refusal::Denied | Refusal::Unauthenticated => 407,
             Refusal::HealthCheck => 200,
         };
         self.ended = Some((status, why.to_string()));

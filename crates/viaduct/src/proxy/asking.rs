@@ -99,7 +99,8 @@ impl Worker {
                     match why {
                         Refusal::Unclear(_) => self.stats.refused.unclear += 1,
                         Refusal::Denied => self.denied_password(key),
-                        Refusal::HealthCheck => {}
+                        // It may have only asked whether a password is wanted.
+                        Refusal::Unauthenticated | Refusal::HealthCheck => {}
                     }
                     return self.end(key, false);
                 }
