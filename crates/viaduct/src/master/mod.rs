@@ -27,6 +27,7 @@ use std::{fs, io};
 use anyhow::{Result, anyhow, bail};
 use viaduct_proto::flow::{HandlerSpec, Registry, offload};
 use viaduct_proto::wrap::wire::Welcome;
+use viaduct_sys::process::raise_descriptors;
 use viaduct_sys::records;
 
 use self::quota::{Limits, Quota};
@@ -128,8 +129,10 @@ pub fn run(args: &MasterArgs, registry: Registry, log: impl FnOnce()) -> Result<
         run_dir,
     );
     settings.metrics = args.metrics;
-    let limits =
-        Limits::new(settings.limits.flows, args.user_runs, args.user_flows, args.user_calls);
+    let max_runs = quota::max_runs(raise_descriptors());
+    settings.leave_descriptors(max_runs);
+    let (flows, user_flows) = (settings.limits.flows, args.user_flows);
+    let limits = Limits::new(flows, max_runs, args.user_runs, user_flows, args.user_calls);
     let refused = Arc::<AtomicU64>::default();
     settings.over_limit = Some(refused.clone());
     settings.below = above.clone().map(|above| above as Arc<dyn Below>);

@@ -7,8 +7,10 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Runs at once of all users together.
-pub(super) const MAX_RUNS: usize = 4096;
+/// Runs at once of all users together, if there are descriptors for them.
+const MAX_RUNS: usize = 4096;
+/// One part in so many of all descriptors is for the sockets of runs.
+const RUNS_SHARE: usize = 8;
 /// One part in so many of all runs and flows is kept for root and the master's own user.
 const RESERVE: usize = 8;
 
@@ -34,11 +36,17 @@ pub(super) struct Limits {
     all: [usize; KINDS],
 }
 
+/// Runs of a master that may open so many descriptors. Each takes one; the rest is for flows.
+pub(super) fn max_runs(descriptors: u64) -> usize {
+    usize::try_from(descriptors).map_or(MAX_RUNS, |all| (all / RUNS_SHARE).clamp(1, MAX_RUNS))
+}
+
 impl Limits {
-    /// Limits of a master that has room for `flows` flows, where each guest may have so many runs, and so
-    /// many flows and waiting calls; without a number a quarter of all flows, and half of that.
+    /// Limits of a master that has room for `flows` flows and `all_runs` runs, where each guest may have so many runs,
+    /// and so many flows and waiting calls; without a number a quarter of all flows, and half of that.
     pub(super) fn new(
         flows: usize,
+        all_runs: usize,
         runs: usize,
         user_flows: Option<usize>,
         user_calls: Option<usize>,
@@ -46,7 +54,7 @@ impl Limits {
         let rest = |all: usize| (all - all / RESERVE).max(1);
         let user_flows = user_flows.unwrap_or(flows / 4).clamp(1, rest(flows));
         let user_calls = user_calls.unwrap_or(user_flows / 2).clamp(1, user_flows);
-        let all = [rest(MAX_RUNS), rest(flows), rest(flows)];
+        let all = [rest(all_runs), rest(flows), rest(flows)];
         Limits { each: [runs.min(all[0]), user_flows, user_calls], all }
     }
 }
@@ -125,11 +133,13 @@ impl Drop for Permit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proxy::onward::Onward;
+    use crate::proxy::settings::Settings;
 
     #[test]
     fn a_guest_has_its_part_and_all_guests_leave_the_reserve() {
         let refused = Arc::new(AtomicU64::new(0));
-        let quota = Quota::new(Limits::new(800, 2, Some(300), None), refused.clone());
+        let quota = Quota::new(Limits::new(800, MAX_RUNS, 2, Some(300), None), refused.clone());
         let take = |user, kind| quota.take(user, kind);
         let one: Vec<_> = std::iter::from_fn(|| take(1, Kind::Flow)).collect();
         assert_eq!((one.len(), refused.load(Ordering::Relaxed)), (300, 1));
@@ -150,10 +160,24 @@ mod tests {
     fn limits_fit_each_other_whatever_is_asked_for() {
         for flows in [1, 2, 7, 100_000] {
             for asked in [None, Some(1), Some(usize::MAX)] {
-                let Limits { each, all } = Limits::new(flows, 256, asked, asked);
+                let Limits { each, all } = Limits::new(flows, MAX_RUNS, 256, asked, asked);
                 assert!(each.iter().all(|n| *n >= 1), "{flows} {asked:?}");
                 assert!(each[1] <= all[1] && each[2] <= each[1] && all[1] <= flows);
             }
         }
+    }
+
+    #[test]
+    fn runs_and_flows_fit_the_descriptors_together() {
+        assert_eq!([1024, 1 << 20].map(max_runs), [128, MAX_RUNS]);
+        let mut settings = settings();
+        let before = settings.limits.flows;
+        settings.leave_descriptors(max_runs(1024));
+        assert_eq!(settings.limits.flows, before - 64, "two descriptors are a flow's");
+    }
+
+    fn settings() -> Settings {
+        let (name, chain, times) = ("m".to_owned(), Arc::new([]), Default::default());
+        Settings::for_programs(name, chain, Onward::Direct, times, "/nowhere".into())
     }
 }

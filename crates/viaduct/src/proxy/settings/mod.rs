@@ -43,6 +43,8 @@ use meaning::{
 /// Descriptors that are not flows': pipes, taps, listeners, the status socket; half of all, where
 /// there are few.
 const SPARE_DESCRIPTORS: u64 = 256;
+/// Descriptors of a flow over TCP.
+const DESCRIPTORS_EACH: u64 = 2;
 
 /// How long flows of programs that have ended may go on: as long as the kernel keeps connections whose
 /// program has gone.
@@ -177,7 +179,7 @@ impl Settings {
     pub fn fitted(mut self) -> Settings {
         let most = raise_descriptors();
         // By Trickles both formats are held ready.
-        let each = 2 + u64::from(self.policies.trickles().next().is_some());
+        let each = DESCRIPTORS_EACH + u64::from(self.policies.trickles().next().is_some());
         let fit = (most - SPARE_DESCRIPTORS.min(most / 2)) / each;
         let (fit, wanted) = (usize::try_from(fit).unwrap_or(usize::MAX), self.limits.flows);
         if wanted == usize::MAX {
@@ -191,6 +193,12 @@ impl Settings {
             self.limits.early = self.limits.early.map(|(most, wait)| (most.min(fit / 2), wait));
         }
         self
+    }
+
+    /// Leaves so many descriptors to others than flows.
+    pub fn leave_descriptors(&mut self, descriptors: usize) {
+        let flows = descriptors.div_ceil(DESCRIPTORS_EACH as usize);
+        self.limits.flows = self.limits.flows.saturating_sub(flows).max(1);
     }
 
     /// What a table of options and tables of policies say.
