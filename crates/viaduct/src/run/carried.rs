@@ -65,6 +65,8 @@ const GONE: u64 = u64::MAX - 3;
 const ROUTES: u64 = u64::MAX - 4;
 /// How often it is asked where datagrams can go, while routes change.
 const ROUTES_PAUSE: Duration = Duration::from_millis(100);
+/// The same, in times of what asking takes: a host may have very many routes.
+const ROUTES_BACKOFF: u32 = 10;
 /// Hop limit of what a program sends without asking for another, in the hall.
 const HOPS: u8 = 64;
 
@@ -97,8 +99,8 @@ struct State {
     looked: Instant,
     /// Where datagrams can go.
     own: Arc<Own>,
-    /// When that was asked, and whether it may have changed since.
-    asked: Instant,
+    /// When that may be asked again, and whether it may have changed.
+    ask_at: Instant,
     changed: bool,
 }
 
@@ -152,7 +154,7 @@ impl Carried {
             lost: [0; 2],
             looked: now(),
             own: Arc::new(own),
-            asked: now(),
+            ask_at: now(),
             changed: false,
         });
         let carried = Arc::new(Carried { hall, out, v6, gone, lookup, epoll, watch, state });
@@ -238,6 +240,7 @@ impl Carried {
     fn run(&self) -> io::Result<()> {
         let (mut events, mut packet) = (Vec::with_capacity(64), vec![0; PACKET]);
         loop {
+            self.refresh_routes();
             let wait = self.turn();
             let wait = Timespec {
                 tv_sec: wait.as_secs().cast_signed(),
@@ -290,10 +293,7 @@ impl Carried {
         if now.since(state.looked) >= LOOK {
             self.sweep(&mut state);
         }
-        if state.changed && now.since(state.asked) >= ROUTES_PAUSE {
-            self.ask_routes(&mut state);
-        }
-        let look = if state.changed { ROUTES_PAUSE } else { LOOK };
+        let look = if state.changed { state.ask_at.since(now).min(LOOK) } else { LOOK };
         // Relays are given up when it is looked next.
         state.passage.poll_timeout().map_or(look, |at| at.since(now).min(look))
     }
@@ -470,14 +470,25 @@ impl Carried {
         }
     }
 
-    /// Has the hall's routes be those of this host.
-    fn ask_routes(&self, state: &mut State) {
-        (state.asked, state.changed) = (now(), false);
-        let own = Own::ask(state.relayed.is_some() || state.names.is_some());
-        if own != *state.own {
-            if let Err(error) = self.hall.reach(&own) {
-                debug!("routes of a hall: {error}");
-            }
+    /// Has the hall's routes be those of this host, if they may have changed. All of them are read, which the
+    /// datagrams of programs do not wait for.
+    fn refresh_routes(&self) {
+        let mut state = self.state();
+        let begun = now();
+        if !state.changed || begun < state.ask_at {
+            return;
+        }
+        state.changed = false;
+        let (known, all) = (state.own.clone(), state.relayed.is_some() || state.names.is_some());
+        drop(state);
+        let own = Own::ask(all);
+        let is_new = own != *known;
+        if is_new && let Err(error) = self.hall.reach(&own) {
+            debug!("routes of a hall: {error}");
+        }
+        let (now, mut state) = (now(), self.state());
+        state.ask_at = now + ROUTES_PAUSE.max(ROUTES_BACKOFF * now.since(begun));
+        if is_new {
             state.own = Arc::new(own);
         }
     }
