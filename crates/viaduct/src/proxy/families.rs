@@ -92,10 +92,10 @@ fn of(tunnel: &TunnelCounters) -> Vec<(&str, &str)> {
 }
 
 fn tunnels(page: &mut Exposition, own: Labels<'_>, counters: &ProxyStats) {
-    if counters.strangers_dropped > 0 {
+    if let Some(dropped) = counters.strangers_dropped {
         let help = "Links let go for others before their ends had shown a key.";
         page.family("viaduct_tunnel_strangers_dropped_total", Kind::Counter, help);
-        page.sample(own, counters.strangers_dropped);
+        page.sample(own, dropped);
     }
     if counters.tunnels.is_empty() {
         return;

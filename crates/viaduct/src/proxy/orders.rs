@@ -182,7 +182,7 @@ impl Worker {
     fn stats(&self) -> ProxyStats {
         let (open, waiting) = (self.flows.len() as u64, self.early.len() as u64);
         let tunnels = self.tunnels.as_ref().map(Tunnels::counters).unwrap_or_default();
-        let strangers_dropped = self.tunnels.as_ref().map_or(0, Tunnels::strangers_dropped);
+        let strangers_dropped = self.tunnels.as_ref().map(Tunnels::strangers_dropped);
         let early = self.early.stats();
         ProxyStats { open, waiting, early, tunnels, strangers_dropped, ..self.stats.clone() }
     }

@@ -44,9 +44,9 @@ pub struct ProxyStats {
     /// Its tunnels.
     #[serde(default)]
     pub tunnels: Vec<TunnelCounters>,
-    /// Links that were let go for others before their ends had shown a key.
+    /// Links that were let go for others before their ends had shown a key; `None` without tunnels.
     #[serde(default)]
-    pub strangers_dropped: u64,
+    pub strangers_dropped: Option<u64>,
 }
 
 /// A tunnel to one peer.
@@ -167,7 +167,8 @@ impl ProxyStats {
             self.hop(&hop.by).add(hop);
         }
         self.tunnels.extend(other.tunnels);
-        self.strangers_dropped += other.strangers_dropped;
+        let dropped = [self.strangers_dropped, other.strangers_dropped];
+        self.strangers_dropped = dropped.into_iter().flatten().reduce(|sum, part| sum + part);
     }
 }
 
