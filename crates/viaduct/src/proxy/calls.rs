@@ -171,7 +171,8 @@ impl Worker {
             return server.reset(Failure::Denied);
         };
         let Some(key) = self.flows.insert(Flow::accepted(server, middle, client, now)) else {
-            return;
+            // The program hears that nobody carries it as it is dropped.
+            return self.stats.refused.count(Failure::Unreachable);
         };
         self.aware.know(key, Some(Whose::Ends(client, own)));
         self.programs.insert(key, program);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use mio::{Registry, Token};
 use slab::Slab;
+use tracing::warn;
 use viaduct_proto::flow::{Address, BottomId};
 use viaduct_proto::time::Instant;
 
@@ -70,17 +71,22 @@ impl Flows {
         &mut self.slab[key]
     }
 
-    /// Takes in a flow and watches its ends; `None` if there are too many.
+    /// Takes in a flow and registers its ends; `None` if there are too many, or that fails: then it is reset.
     pub fn insert(&mut self, mut flow: Flow) -> Option<usize> {
         if self.is_full() {
             return None;
         }
         let entry = self.slab.vacant_entry();
         let key = entry.key();
-        for (leg, end) in flow.legs().into_iter().zip([End::Client, End::Server]) {
-            if let Some(leg) = leg {
-                watch(&self.registry, leg, key, end).ok()?;
-            }
+        let watch = |(leg, end)| match leg {
+            Some(leg) => watch(&self.registry, leg, key, end),
+            None => Ok(()),
+        };
+        let watched = flow.legs().into_iter().zip([End::Client, End::Server]).try_for_each(watch);
+        if let Err(error) = watched {
+            warn!("register a flow: {error}");
+            flow.reset();
+            return None;
         }
         entry.insert(flow);
         // Handlers may want to be called before any end is ready.
