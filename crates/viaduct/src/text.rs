@@ -24,14 +24,21 @@ pub fn read(path: &Path, most: u64) -> Result<String, String> {
 
 /// The line of `text` that byte `at` is in, and the key that is set there.
 pub fn place(text: &str, at: usize) -> String {
-    let before = text.get(..at).unwrap_or(text);
-    let start = before.rfind('\n').map_or(0, |newline| newline + 1);
-    let number = before.matches('\n').count() + 1;
-    // Where the key itself is wrong, the message names it.
-    match before[start..].split_once('=') {
-        Some((key, _)) => format!("line {number}: {}: ", key.trim()),
+    let number = before(text, at).matches('\n').count() + 1;
+    match key(text, at) {
+        Some(key) => format!("line {number}: {key}: "),
         None => format!("line {number}: "),
     }
+}
+
+/// The key whose value byte `at` of `text` is in; `None` if the key itself is wrong, which the message names.
+fn key(text: &str, at: usize) -> Option<&str> {
+    let line = before(text, at).rsplit('\n').next()?;
+    line.split_once('=').map(|(key, _)| key.trim())
+}
+
+fn before(text: &str, at: usize) -> &str {
+    text.get(..at).unwrap_or(text)
 }
 
 /// The parser's message about byte `at` of `text`, in the words of a config.
@@ -46,9 +53,7 @@ pub fn plain(text: &str, at: usize, message: &str) -> String {
             format!("a table with two brackets is expected: [{table}]")
         }
         _ if message.ends_with(", expected a sequence") => {
-            let place = place(text, at);
-            let key = place.split(": ").nth(1).unwrap_or_default();
-            format!("a list is expected, such as {}", example(key))
+            format!("a list is expected, such as {}", example(key(text, at).unwrap_or_default()))
         }
         _ if message.ends_with(", expected a string") => "text in quotes is expected".to_owned(),
         _ => {
