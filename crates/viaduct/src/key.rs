@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
 use clap::Subcommand;
-use ring::rand::{SecureRandom, SystemRandom};
 use tracing::warn;
 use viaduct_proto::keys::SecretKey;
+
+use crate::random::random;
 
 /// What to do with keys.
 #[derive(Debug, Subcommand)]
@@ -72,7 +73,7 @@ fn make(out: &Path) -> Result<SecretKey> {
 
 /// A line as `viaduct serve --key` reads it: number, and 64 hexadecimal digits.
 fn make_secret(out: &Path, number: u8) -> Result<()> {
-    let digits: String = random()?.iter().map(|byte| format!("{byte:02x}")).collect();
+    let digits: String = random::<32>()?.iter().map(|byte| format!("{byte:02x}")).collect();
     let line = format!("{number} {digits}");
     if out == Path::new("-") {
         println!("{line}");
@@ -88,12 +89,6 @@ fn make_secret(out: &Path, number: u8) -> Result<()> {
     })?;
     writeln!(file, "{line}")?;
     Ok(file.sync_all()?)
-}
-
-fn random() -> Result<[u8; 32]> {
-    let mut bytes = [0; 32];
-    SystemRandom::new().fill(&mut bytes).ok().context("the kernel gave no random bytes")?;
-    Ok(bytes)
 }
 
 /// Creates a file that its owner alone can read.

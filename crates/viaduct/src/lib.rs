@@ -20,6 +20,7 @@ mod notify;
 mod overlay;
 mod proxy;
 mod run;
+mod random;
 mod run_dir;
 mod serve;
 mod shell;

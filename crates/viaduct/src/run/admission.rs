@@ -6,20 +6,19 @@
 use std::fs;
 use std::os::fd::OwnedFd;
 
-use anyhow::{Context, Result};
-use ring::rand::{SecureRandom as _, SystemRandom};
+use anyhow::Result;
 use rustix::net::{SocketType, ipproto, sockopt};
 use viaduct_proto::wrap::Secret;
 use viaduct_sys::records::Peer;
+
+use crate::random::random;
 
 /// Generations of processes that are looked through.
 const MAX_DEPTH: usize = 4096;
 
 /// A secret for a new run.
 pub fn secret() -> Result<Secret> {
-    let mut bytes = [0; 16];
-    SystemRandom::new().fill(&mut bytes).ok().context("the kernel has no random bytes")?;
-    Ok(Secret::new(bytes))
+    Ok(Secret::new(random()?))
 }
 
 /// Whether `peer` may ask this run anything.

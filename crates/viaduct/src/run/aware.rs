@@ -7,7 +7,6 @@ use std::os::fd::OwnedFd;
 use std::thread;
 
 use anyhow::{Context, Result};
-use ring::rand::{SecureRandom as _, SystemRandom};
 use rustix::net::sockopt;
 use tracing::debug;
 use viaduct_proto::wrap::aware::{Ask, MOST, NO, YES};
@@ -17,15 +16,14 @@ use viaduct_sys::records;
 use super::{admission, desk};
 use crate::proxy::aware::{Asked, What, Whose};
 use crate::proxy::orders::{Order, ToWorker};
+use crate::random::random;
 
 /// Where programs find the desk.
 pub const CONTROL: &str = "VIADUCT_CONTROL";
 
 /// Opens the desk for the flows that `worker` carries: its name and secret, for [`CONTROL`].
 pub fn start(worker: ToWorker) -> Result<String> {
-    let mut random = [0; 8];
-    SystemRandom::new().fill(&mut random).ok().context("the kernel has no random bytes")?;
-    let name = format!("@viaduct-control-{:x}", u64::from_ne_bytes(random));
+    let name = format!("@viaduct-control-{:x}", u64::from_ne_bytes(random()?));
     let listener = records::listen(&name).context("listen for programs' requests")?;
     let secret = admission::secret()?;
     let serve = move || desk::serve(&listener, |socket| hear(socket, &secret, &worker));

@@ -20,7 +20,6 @@ use std::sync::Arc;
 use std::thread;
 
 use anyhow::{Context, Result, bail};
-use ring::rand::{SecureRandom as _, SystemRandom};
 use tracing::{debug, warn};
 use viaduct_proto::wrap::wire::{Answer, REQUEST, Request, WELCOME, Welcome};
 use viaduct_proto::wrap::{Errno, SECRET, Secret};
@@ -30,6 +29,7 @@ use viaduct_sys::seccomp::SeccompError;
 use super::seccomp::{self, send_timeout};
 use super::waiting::Common;
 use super::{admission, desk};
+use crate::random::random;
 
 /// The library's file: one for programs of glibc and of musl, whose loaders both take it.
 const LIBRARY: &str = "libviaduct_preload.so";
@@ -50,9 +50,7 @@ pub struct Stubs {
 /// Begins to listen for the libraries of programs.
 pub fn start(common: Arc<Common>) -> Result<Stubs> {
     let library = find()?;
-    let mut random = [0; 16];
-    SystemRandom::new().fill(&mut random).ok().context("the kernel has no random bytes")?;
-    let random = u128::from_ne_bytes(random);
+    let random = u128::from_ne_bytes(random()?);
     let name = format!("@viaduct-{:x}", random >> 64);
     let listener = records::listen(&name).context("listen for programs")?;
     let (asked, secret) = (common.clone(), admission::secret()?);

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, ensure};
-use ring::rand::{SecureRandom as _, SystemRandom};
 use viaduct_proto::trickles::keys::KeyRing;
+
+use crate::random::random;
 
 /// Most secrets in a file.
 const MOST: usize = 16;
@@ -97,16 +98,10 @@ impl Secrets {
     /// # Errors
     /// The kernel has no random bytes.
     pub fn seeds() -> Result<[u64; 4]> {
-        let random = random()?;
+        let random = random::<32>()?;
         let words = random.as_chunks().0;
         Ok(std::array::from_fn(|n| u64::from_ne_bytes(words[n])))
     }
-}
-
-fn random() -> Result<[u8; 32]> {
-    let mut bytes = [0; 32];
-    SystemRandom::new().fill(&mut bytes).ok().context("the kernel gave no random bytes")?;
-    Ok(bytes)
 }
 
 fn stamp(path: &Path) -> Stamp {
