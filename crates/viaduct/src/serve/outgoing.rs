@@ -172,19 +172,20 @@ impl<'a> Outgoing<'a> {
         let least = self.limits.min_rate.saturating_mul(time.as_secs());
         // A FIN counts as a byte that was not written.
         if acknowledged.saturating_sub(before) < least {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, TOO_SLOW));
+            return Err(io::Error::new(io::ErrorKind::TimedOut, TooSlow));
         }
         Ok(())
     }
 }
 
 /// Reason of an end by [`Limits::min_rate`].
-const TOO_SLOW: &str = "the client takes less than --min-rate";
+#[derive(Debug, thiserror::Error)]
+#[error("the client takes less than --min-rate")]
+struct TooSlow;
 
 /// Whether a connection ended for that reason.
 pub fn is_too_slow(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::TimedOut
-        && error.get_ref().is_some_and(|inner| inner.to_string() == TOO_SLOW)
+    error.get_ref().is_some_and(|inner| inner.is::<TooSlow>())
 }
 
 #[cfg(test)]
