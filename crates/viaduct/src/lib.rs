@@ -12,6 +12,7 @@
 #![allow(unreachable_pub, reason = "modules are private, and their insides need not repeat it")]
 
 mod access_log;
+mod dead_after;
 mod gateway;
 mod key;
 mod master;
@@ -19,8 +20,8 @@ mod metrics;
 mod notify;
 mod overlay;
 mod proxy;
-mod run;
 mod random;
+mod run;
 mod run_dir;
 mod serve;
 mod shell;

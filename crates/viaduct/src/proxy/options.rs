@@ -17,10 +17,9 @@ use super::doors::Door;
 use super::tell::Tell;
 use super::trickles::Ways;
 use super::tunnels::settings::TunnelArgs;
-use super::values::{
-    buffer, count, dead_after, goal, place, ports, prefix, rate, spin, time, wait,
-};
+use super::values::{buffer, count, goal, place, ports, prefix, rate, spin, time, wait};
 use crate::access_log::AccessLogArgs;
+use crate::dead_after::DeadAfter;
 use crate::run_dir::usual_run_dir;
 
 /// Options in a file, or on the command line.
@@ -142,10 +141,8 @@ pub struct ProxyArgs {
     /// How long an end may say nothing before it is asked whether it is there, at most half of --dead-after; 0s: never
     #[arg(long, value_name = "TIME", default_value = "2m", value_parser = time)]
     pub(super) keep_alive: Duration,
-    /// How long an end may leave data, probes and questions whether it is there without an answer before its flow ends;
-    /// 0s: as long as the kernel waits
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = dead_after)]
-    pub(super) dead_after: Duration,
+    #[command(flatten)]
+    pub(super) dead_after: DeadAfter,
     /// Only listen; start the proxy itself when a SYN comes, and again after it has ended
     #[arg(long)]
     pub(super) on_demand: bool,

@@ -25,7 +25,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
@@ -35,9 +35,10 @@ use tracing::{info, warn};
 use viaduct_proto::trickles::crypt::ServerCrypt;
 
 use crate::access_log::AccessLogArgs;
+use crate::dead_after::DeadAfter;
 use crate::key;
 use crate::metrics::{self, Metrics, Page};
-use crate::proxy::values::{place, wait};
+use crate::proxy::values::place;
 use crate::run_dir::usual_run_dir;
 use crate::shell::entropy;
 use crate::signals::{Heard, Signals};
@@ -69,19 +70,16 @@ pub struct ServeArgs {
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_per_source: Option<u32>,
     /// Bytes a second that a client over TCP has to take of a response, on average over a minute, or its
-    /// connection ends; 0: it may take as long as it lives [default: 1024]
+    /// connection ends; 0: no limit [default: 1024]
     #[arg(long, value_name = "BYTES", conflicts_with = "encrypted_only",
           value_parser = clap::value_parser!(u32).range(..=1 << 30))]
     min_rate: Option<u32>,
-    /// Time after which a client over TCP that acknowledges nothing, or is idle and answers no probes, is taken for
-    /// vanished [default: 60s]
-    #[arg(long, value_name = "TIME", conflicts_with = "encrypted_only", value_parser = wait)]
-    dead_after: Option<Duration>,
+    #[command(flatten)]
+    dead_after: DeadAfter,
     /// Names that the page of a directory has at most; it says if there are more [default: 10000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_listed: Option<u32>,
-    /// Bytes of directory pages over TCP, those that are being sent included; what is beyond is answered by 503
-    /// [default: 33554432]
+    /// Memory for directory pages, including those being sent; requests beyond it get 503 [default: 33554432]
     #[arg(long, value_name = "BYTES", conflicts_with = "encrypted_only",
           value_parser = clap::value_parser!(u32).range(1 << 16..=1 << 30))]
     page_memory: Option<u32>,
@@ -98,7 +96,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     identity: Option<PathBuf>,
     /// Serve nobody in clear: Trickles encrypted alone, and nothing over TCP
-    #[arg(long, requires = "identity")]
+    #[arg(long, requires = "identity", conflicts_with = "dead_after")]
     encrypted_only: bool,
     /// Packets of one connection are dealt among several servers: each answers for itself alone, and
     /// makes up for no request that it has not seen
@@ -139,7 +137,6 @@ const MAX_CONNECTIONS: u32 = 4096;
 const MAX_PER_SOURCE: u32 = 1024;
 /// Bytes a second.
 const MIN_RATE: u32 = 1024;
-const DEAD_AFTER: Duration = Duration::from_secs(60);
 const MAX_LISTED: u32 = 10_000;
 /// Memory for pages, bytes.
 const PAGE_MEMORY: u32 = 32 << 20;
@@ -254,7 +251,7 @@ fn port(args: &ServeArgs) -> ServerSettings {
 fn limits(args: &ServeArgs) -> Limits {
     Limits {
         min_rate: args.min_rate.unwrap_or(MIN_RATE).into(),
-        dead_after: args.dead_after.unwrap_or(DEAD_AFTER),
+        dead_after: args.dead_after.limit(),
     }
 }
 

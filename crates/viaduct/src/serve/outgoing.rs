@@ -23,8 +23,8 @@ const MIN_LOOK_INTERVAL: Duration = Duration::from_millis(20);
 pub struct Limits {
     /// Bytes a second that a client has to take of what is sent; 0: none.
     pub min_rate: u64,
-    /// Time after which a peer that acknowledges nothing is taken for vanished.
-    pub dead_after: Duration,
+    /// Time after which a peer that acknowledges nothing is taken for vanished; `None`: the kernel's.
+    pub dead_after: Option<Duration>,
 }
 
 /// The sending half of a connection.
@@ -47,7 +47,7 @@ impl<'a> Outgoing<'a> {
     /// The connection is gone.
     pub fn new(stream: &'a TcpStream, limits: Limits) -> io::Result<Outgoing<'a>> {
         stream.set_nodelay(true)?;
-        tcp::set_dead_after(stream, limits.dead_after)?;
+        limits.dead_after.map_or(Ok(()), |after| tcp::set_dead_after(stream, after))?;
         let now = Instant::now();
         let (written, shut) = (0, ShutWindow::default());
         Ok(Outgoing { stream, limits, written, shut, looked: now, period: (now, 0) })
@@ -65,7 +65,8 @@ impl<'a> Outgoing<'a> {
 
     /// Interval of [`Outgoing::look`] while something is unacknowledged.
     pub fn look_interval(&self) -> Duration {
-        (self.limits.dead_after / 8).clamp(MIN_LOOK_INTERVAL, MAX_LOOK_INTERVAL)
+        let interval = self.limits.dead_after.map_or(MAX_LOOK_INTERVAL, |after| after / 8);
+        interval.clamp(MIN_LOOK_INTERVAL, MAX_LOOK_INTERVAL)
     }
 
     /// Begins a response: the client's rate counts from now.
@@ -161,7 +162,9 @@ impl<'a> Outgoing<'a> {
             return Ok(());
         }
         self.looked = now;
-        self.shut.look(self.stream, self.limits.dead_after)?;
+        if let Some(after) = self.limits.dead_after {
+            self.shut.look(self.stream, after)?;
+        }
         let (since, before) = self.period;
         let time = now.duration_since(since);
         if time < RATE_PERIOD {
@@ -199,7 +202,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (server, _) = listener.accept().await.unwrap();
-        (client, server, Limits { min_rate, dead_after: Duration::from_secs(3600) })
+        (client, server, Limits { min_rate, dead_after: Some(Duration::from_secs(3600)) })
     }
 
     #[tokio::test(start_paused = true)]

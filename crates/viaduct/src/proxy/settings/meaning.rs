@@ -206,7 +206,7 @@ pub(super) fn limits(args: &ProxyArgs) -> Result<Limits> {
         words: args.connect_timeout,
         silence: Silence {
             keep_alive: Some(args.keep_alive).filter(|time| !time.is_zero()),
-            dead_after: Some(args.dead_after).filter(|time| !time.is_zero()),
+            dead_after: args.dead_after.limit(),
         },
         idle: Some(args.idle_timeout).filter(|time| !time.is_zero()),
         idle_exit: idle_exit(args),

@@ -280,7 +280,7 @@ impl Settings {
             },
             tunnels: tunnels.map(|mut of| {
                 (of.waits, of.core.queue) = (waits, of.core.queue.min(args.chain_buffer));
-                of.dead_after(args.dead_after)
+                of.dead_after(args.dead_after.limit())
             }),
             holds,
             may_be_late: args.forward.is_none() && !holds && !args.on_demand,

@@ -270,9 +270,9 @@ impl fmt::Display for TunnelSettings {
 
 impl TunnelSettings {
     /// The same with links given up after so long without a word at most, if that is not 0.
-    pub fn dead_after(mut self, after: Duration) -> TunnelSettings {
+    pub fn dead_after(mut self, after: Option<Duration>) -> TunnelSettings {
         let core = &mut self.core;
-        if !after.is_zero() {
+        if let Some(after) = after {
             core.silence = core.silence.min(after);
             // Several pings may be lost on the way.
             core.ping = core.ping.min(core.silence / 4);
