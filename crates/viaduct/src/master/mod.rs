@@ -71,7 +71,7 @@ pub struct MasterArgs {
     /// process, with its user's rights and its handlers' keys
     #[arg(long)]
     all_users: bool,
-    /// Runs at once of one user, root's and this master's own apart
+    /// Concurrent runs per user, except root and the master's own
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
     user_runs: usize,
     /// Flows at once of one such user; without it a quarter of those that there are descriptors for. An eighth

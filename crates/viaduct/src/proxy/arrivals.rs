@@ -19,7 +19,7 @@ use super::flows::Flows;
 use super::leg::Leg;
 use super::outward::{open, set_up};
 use super::target::{Route, Target, failure};
-use super::worker::{MAX_READS, Turn, Worker};
+use super::worker::{Budget, MAX_READS, Worker};
 
 /// Connections accepted before they are looked at.
 const AT_ONCE: usize = 64;
@@ -36,14 +36,14 @@ pub struct Started {
 impl Worker {
     /// Begins the connections of the SYNs that have come, as many as have their turn.
     pub(super) fn see_syns(&mut self, now: Instant) {
-        let mut turn = Turn::begin();
-        self.read_syns(&mut turn, now);
-        self.read_held(&mut turn, now);
+        let mut budget = Budget::begin();
+        self.read_syns(&mut budget, now);
+        self.read_held(&mut budget, now);
     }
 
-    fn read_syns(&mut self, turn: &mut Turn, now: Instant) {
+    fn read_syns(&mut self, budget: &mut Budget, now: Instant) {
         let mut packet = [0; SNAP];
-        while turn.goes_on() {
+        while budget.take() {
             let Some(tap) = &self.tap else { return };
             let syn = match tap.recv(&mut packet) {
                 Ok(Some(packet)) => Syn::parse(packet),
@@ -112,7 +112,7 @@ impl Worker {
             // Their SYNs are in the tap by now: they came before their handshakes were done. In a flood that is too
             // much to read, they may be found only later: then such a client's connection goes on anew. Of SYNs that
             // were held nothing is to be read: their clients come after the verdicts.
-            self.read_syns(&mut Turn::begin(), now);
+            self.read_syns(&mut Budget::begin(), now);
             let at = self.met_at(listener);
             for (client, peer) in clients {
                 if let Ok(to) = at.map_or_else(|| client.local_addr(), Ok) {

@@ -212,8 +212,8 @@ impl Worker {
         if self.deadline.is_some() {
             return Failure::Unreachable;
         }
-        let what = "flows are all that descriptors are left for: raise the limit (ulimit -n, LimitNOFILE=)";
-        FULL.warn((), format_args!("{} {what}", self.flows.most));
+        let what = "reached (descriptors): raise ulimit -n or LimitNOFILE=";
+        FULL.warn((), format_args!("flow limit of {} {what}", self.flows.most));
         Failure::Full
     }
 

@@ -21,7 +21,7 @@ use viaduct_sys::hold::{REFUSED, UNREACHABLE};
 use viaduct_sys::nfqueue::{SNAP, SynQueue, Verdict};
 
 use super::target::failure;
-use super::worker::{Turn, Worker};
+use super::worker::{Budget, Worker};
 
 /// Verdicts given in a turn: with each the kernel's TCP answers a SYN in this thread.
 const MAX_VERDICTS: usize = 32;
@@ -63,9 +63,9 @@ impl AsFd for Holding {
 
 impl Worker {
     /// Begins the connections of the SYNs that are held, as many as have their turn.
-    pub(super) fn read_held(&mut self, turn: &mut Turn, now: Instant) {
+    pub(super) fn read_held(&mut self, budget: &mut Budget, now: Instant) {
         let mut verdicts = Vec::new();
-        let is_all = self.read_some_held(turn, &mut verdicts, now);
+        let is_all = self.read_some_held(budget, &mut verdicts, now);
         let Some(holding) = &self.holding else { return };
         if !verdicts.is_empty()
             && let Err(error) = holding.queue.verdicts(&verdicts)
@@ -78,12 +78,12 @@ impl Worker {
     /// Whether that is all that is held; what becomes of those that no server is asked for.
     fn read_some_held(
         &mut self,
-        turn: &mut Turn,
+        budget: &mut Budget,
         verdicts: &mut Vec<(u32, Verdict)>,
         now: Instant,
     ) -> bool {
         let mut buffer = [0; SNAP];
-        while turn.goes_on() && verdicts.len() < MAX_VERDICTS {
+        while budget.take() && verdicts.len() < MAX_VERDICTS {
             let Some(holding) = &self.holding else { return true };
             let (id, syn) = match holding.queue.recv(&mut buffer) {
                 Ok(Some(held)) => (held.id, Syn::parse(held.packet)),

@@ -13,14 +13,14 @@ const LOOKS: u32 = 8;
 
 /// How long an end may be silent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Silence {
+pub struct DeadPeerLimits {
     /// Time without a byte before an idle end is probed; `None`: never.
     pub keep_alive: Option<Duration>,
     /// Time without an acknowledgement before an end is given up; `None`: the kernel's.
     pub dead_after: Option<Duration>,
 }
 
-impl Silence {
+impl DeadPeerLimits {
     /// Time between two looks at a connection; `None`: one look is enough.
     pub fn interval(&self) -> Option<Duration> {
         self.dead_after.map(|after| after / LOOKS)
@@ -39,24 +39,24 @@ pub enum Liveness {
     #[default]
     New,
     /// The kernel tells of it by itself, or a program has set limits of its own.
-    Left,
+    Unmanaged,
     /// It has our limit.
     Limited(ShutWindow),
 }
 
 impl Liveness {
     /// Sets the limits at the first look, and at later ones lets a peer last that answers though its window is shut.
-    pub fn look(&mut self, stream: impl AsFd, silence: Silence) {
+    pub fn look(&mut self, stream: impl AsFd, silence: DeadPeerLimits) {
         if let Err(error) = self.try_look(stream, silence) {
             // It has broken meanwhile, and its flow hears of that.
             debug!("look whether an end is there: {error}");
         }
     }
 
-    fn try_look(&mut self, stream: impl AsFd, silence: Silence) -> io::Result<()> {
+    fn try_look(&mut self, stream: impl AsFd, silence: DeadPeerLimits) -> io::Result<()> {
         match (&mut *self, silence.dead_after) {
             (Liveness::New, after) => {
-                *self = Liveness::Left;
+                *self = Liveness::Unmanaged;
                 match after {
                     Some(_) if tcp::has_dead_after(&stream)? => {}
                     Some(after) => {
@@ -72,7 +72,7 @@ impl Liveness {
                 Ok(())
             }
             (Liveness::Limited(window), Some(after)) => window.look(stream, after),
-            (Liveness::Limited(_) | Liveness::Left, _) => Ok(()),
+            (Liveness::Limited(_) | Liveness::Unmanaged, _) => Ok(()),
         }
     }
 }

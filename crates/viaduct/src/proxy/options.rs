@@ -119,7 +119,8 @@ pub struct ProxyArgs {
     /// Keep the client's address towards the server; the way back must lead through this machine
     #[arg(long)]
     pub(super) keep_client: bool,
-    /// When to begin the second half; without it early, or late where this may not watch for SYNs
+    /// When to connect to the server: early (on the SYN) or late (after the client's handshake) [default: early;
+    /// late without CAP_NET_RAW]
     #[arg(long, value_enum)]
     pub(super) forward: Option<Forwarding>,
     /// When a client is let in
@@ -138,7 +139,7 @@ pub struct ProxyArgs {
     /// How long a flow may say nothing; 0s: for ever
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = time)]
     pub(super) idle_timeout: Duration,
-    /// How long an end may say nothing before it is asked whether it is there, at most half of --dead-after; 0s: never
+    /// Idle time before keepalive probes, at most half of --dead-after; 0s: never
     #[arg(long, value_name = "TIME", default_value = "2m", value_parser = time)]
     pub(super) keep_alive: Duration,
     #[command(flatten)]

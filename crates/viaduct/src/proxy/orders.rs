@@ -12,7 +12,7 @@ use viaduct_sys::tcp::{self, Mirrored};
 use super::aware::{Asked, Listens, Whose};
 use super::calls::{Arrival, Call};
 use super::doors::BACKLOG;
-use super::liveness::Silence;
+use super::liveness::DeadPeerLimits;
 use super::settings::Settings;
 use super::stats::ProxyStats;
 use super::tunnels::Tunnels;
@@ -37,7 +37,7 @@ pub struct Limits {
     /// How long whoever comes through handlers may take to say what they want to hear.
     pub words: Duration,
     /// How long an end may be silent.
-    pub silence: Silence,
+    pub silence: DeadPeerLimits,
     /// How long a flow may say nothing.
     pub idle: Option<Duration>,
     /// How long it stays without a flow before it ends; for ever if `None`.

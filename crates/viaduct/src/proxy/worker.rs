@@ -61,7 +61,7 @@ const LISTENERS: usize = usize::MAX - 5;
 
 /// Sources that have more than was taken from them in their turn.
 #[derive(Debug, Default)]
-pub(super) struct Unread {
+pub(super) struct Backlog {
     pub(super) syns: bool,
     pub(super) orders: bool,
     pub(super) names: bool,
@@ -74,7 +74,7 @@ pub(super) struct Unread {
     alarms: bool,
 }
 
-impl Unread {
+impl Backlog {
     fn is_empty(&self) -> bool {
         !(self.syns || self.orders || self.names || self.alarms)
             && self.listeners.is_empty()
@@ -82,23 +82,23 @@ impl Unread {
     }
 }
 
-/// What may be read in one turn.
-pub(super) struct Turn {
+/// Bound of what is read in one turn.
+pub(super) struct Budget {
     left: usize,
     until: Instant,
 }
 
-impl Turn {
+impl Budget {
     /// From now on.
-    pub(super) fn begin() -> Turn {
-        Turn { left: MAX_READS, until: time() + SYN_TURN }
+    pub(super) fn begin() -> Budget {
+        Budget { left: MAX_READS, until: time() + SYN_TURN }
     }
 
-    /// Whether one more may be read.
-    pub(super) fn goes_on(&mut self) -> bool {
-        let goes_on = self.left > 0 && (!self.left.is_multiple_of(8) || time() < self.until);
+    /// Takes one read from it; false if none is left.
+    pub(super) fn take(&mut self) -> bool {
+        let is_left = self.left > 0 && (!self.left.is_multiple_of(8) || time() < self.until);
         self.left = self.left.saturating_sub(1);
-        goes_on
+        is_left
     }
 }
 
@@ -136,7 +136,7 @@ pub struct Worker {
     pub(super) orders: mpsc::Receiver<Order>,
     /// The way here, for whoever has something to say later.
     pub(super) own: ToWorker,
-    pub(super) unread: Unread,
+    pub(super) unread: Backlog,
     /// The log knows that clients cannot be accepted.
     pub(super) complained: bool,
     /// When it had a flow last.
@@ -230,7 +230,7 @@ impl Worker {
             access_log,
             orders,
             own: to_worker.clone(),
-            unread: Unread::default(),
+            unread: Backlog::default(),
             complained: false,
             busy: time(),
             deadline: None,
@@ -290,7 +290,7 @@ impl Worker {
     }
 
     /// Takes more from sources that had more than they were allowed before.
-    fn read_on(&mut self, unread: Unread) {
+    fn read_on(&mut self, unread: Backlog) {
         for arrival in unread.arrivals {
             self.arrive(arrival, time());
         }

@@ -30,7 +30,7 @@ pub use self::words::Heard;
 use super::account::Account;
 use super::agreeing::Undecided;
 use super::leg::Leg;
-use super::liveness::{Liveness, Silence};
+use super::liveness::{DeadPeerLimits, Liveness};
 use super::onward::Onward;
 use super::pipes::Pipes;
 use super::relay::Relay;
@@ -208,7 +208,7 @@ impl Flow {
     }
 
     /// Looks whether its ends are still there; for flows that last.
-    pub fn look_for_ends(&mut self, silence: Silence, now: Instant) {
+    pub fn look_for_ends(&mut self, silence: DeadPeerLimits, now: Instant) {
         self.looked = Some(now);
         // The program has said itself when its far end is given up.
         let decided = self.mirrored.decides_liveness();

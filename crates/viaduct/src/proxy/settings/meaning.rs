@@ -14,7 +14,7 @@ use viaduct_sys::tcp::LongHaul;
 
 use crate::key;
 use crate::proxy::file::PolicyTable;
-use crate::proxy::liveness::Silence;
+use crate::proxy::liveness::DeadPeerLimits;
 use crate::proxy::options::{Accept, Forwarding, Language, ProxyArgs};
 use crate::proxy::orders::Limits;
 use crate::proxy::policy::{Far, Policies};
@@ -204,7 +204,7 @@ pub(super) fn limits(args: &ProxyArgs) -> Result<Limits> {
             .then_some((early_most(args)?, args.early_wait)),
         connect: args.connect_timeout,
         words: args.connect_timeout,
-        silence: Silence {
+        silence: DeadPeerLimits {
             keep_alive: Some(args.keep_alive).filter(|time| !time.is_zero()),
             dead_after: args.dead_after.limit(),
         },

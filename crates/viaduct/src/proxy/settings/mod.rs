@@ -21,7 +21,7 @@ use viaduct_sys::tcp::{Mirrored, TcpOptions};
 use super::agreeing::Agreeing;
 use super::below::Below;
 use super::file::{self, PolicyTable, Said};
-use super::liveness::Silence;
+use super::liveness::DeadPeerLimits;
 use super::onward::Onward;
 use super::options::{Accept, ProxyArgs, ProxyOptions, TRICKLES_BUFFER};
 use super::orders::Limits;
@@ -140,7 +140,7 @@ impl Settings {
             // The kernel gives up when it would have for the program.
             connect: Duration::MAX,
             words,
-            silence: Silence { keep_alive: dead_after, dead_after },
+            silence: DeadPeerLimits { keep_alive: dead_after, dead_after },
             idle: None,
             idle_exit: None,
             drain: DRAIN,

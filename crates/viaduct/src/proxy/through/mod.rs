@@ -29,7 +29,7 @@ use self::side::Side;
 use self::wire::{Ending, Wire, name};
 use super::flow::End;
 use super::leg::Leg;
-use super::liveness::Silence;
+use super::liveness::DeadPeerLimits;
 
 /// The handlers of a chain, the client's first; none at all is an empty chain.
 pub type Factories = Arc<[Arc<dyn Factory>]>;
@@ -213,7 +213,7 @@ impl Through {
     }
 
     /// Looks whether the peers of its further connections are still there.
-    pub fn look_for_ends(&mut self, silence: Silence) {
+    pub fn look_for_ends(&mut self, silence: DeadPeerLimits) {
         for wire in self.wires.iter_mut().filter(|wire| wire.connected && !wire.gone) {
             if let Some(stream) = wire.leg.as_ref().and_then(Leg::tcp) {
                 wire.liveness.look(stream, silence);

@@ -71,9 +71,10 @@ impl Tunnels {
         loop {
             let (down, over) = peer.lock().settle();
             if std::mem::take(&mut peer.lock().has_risen)
-                && let Some(near) = self.nears.iter_mut().find(|near| near.peer.is(peer))
+                && let Some(near) =
+                    self.nears.iter_mut().find(|near| near.peer.is_same_tunnel(peer))
             {
-                near.is_up(now);
+                near.mark_up(now);
             }
             if down.is_empty() && over.is_empty() {
                 return;

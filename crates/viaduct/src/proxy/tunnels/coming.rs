@@ -213,7 +213,7 @@ impl Tunnels {
                 let name = name.unwrap_or(Onward::Tunnel(String::new()));
                 info!("a link of the {name} with {remote} is gone: {why}");
                 if let Some((near, _)) = link.slot {
-                    self.nears[near].broke(&why.to_string(), now);
+                    self.nears[near].mark_broken(&why.to_string(), now);
                 }
             }
             (_, false) => {

@@ -69,12 +69,12 @@ impl Near {
     }
 
     /// The far end has answered on a link.
-    pub(super) fn is_up(&mut self, now: Instant) {
+    pub(super) fn mark_up(&mut self, now: Instant) {
         (self.complain, self.reason, self.last_up) = (None, None, Some(now));
     }
 
     /// A link that was up broke, for this reason.
-    pub(super) fn broke(&mut self, why: &str, now: Instant) {
+    pub(super) fn mark_broken(&mut self, why: &str, now: Instant) {
         (self.reason, self.last_up) = (Some(why.to_owned()), Some(now));
     }
 

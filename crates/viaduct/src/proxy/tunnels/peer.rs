@@ -41,7 +41,7 @@ impl SharedPeer {
     }
 
     /// Whether both are the same tunnel.
-    pub(super) fn is(&self, other: &SharedPeer) -> bool {
+    pub(super) fn is_same_tunnel(&self, other: &SharedPeer) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
