@@ -12,6 +12,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use viaduct_sys::netns::Netns;
@@ -238,6 +240,64 @@ fn listings_of_a_large_directory_take_bounded_memory_and_stop_nobody() {
         stalled.push(site.say(""));
         std::thread::sleep(Duration::from_millis(2));
     }
+/// Names of the directory beside whose listings a small file is to come in time.
+const NAMES: usize = 100_000;
+
+#[test]
+fn a_small_file_comes_in_time_beside_listings_of_a_very_large_directory() {
+    let Some(site) = Site::with("names-100k", &["--trickles", "off"]) else { return };
+    let many = site.dir.join("many");
+    fs::create_dir(&many).unwrap();
+    // In memory: what a disk takes for so many is not what is tested.
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(&many).status().unwrap();
+    let _mount = mounted.success().then(|| Mount(many.clone()));
+    (0..NAMES).for_each(|n| drop(fs::File::create(many.join(format!("name-{n:06}"))).unwrap()));
+    let stop = Arc::new(AtomicBool::new(false));
+    let list = |n: usize| {
+        let (stop, many) = (stop.clone(), many.clone());
+        std::thread::spawn(move || {
+            let mut pages = 0;
+            while !stop.load(Ordering::Relaxed) {
+                // It changes: no page is the one before.
+                fs::write(many.join(format!("changes-{n}")), pages.to_string()).unwrap();
+                let mut stream = TcpStream::connect("127.0.0.1:80").unwrap();
+                stream.write_all(GET_MANY.replace("\r\n\r\n", CLOSE).as_bytes()).unwrap();
+                pages += usize::from(common::rest(&mut stream).starts_with(b"HTTP/1.1 200"));
+            }
+            pages
+        })
+    };
+    let clients: Vec<_> = (0..8).map(list).collect();
+    let (begun, mut times) = (Instant::now(), Vec::new());
+    let mut memory = 0;
+    while begun.elapsed() < Duration::from_secs(5) {
+        let one = Instant::now();
+        assert!(site.get("/sub/page.html", "").0.starts_with("HTTP/1.1 200"));
+        times.push(one.elapsed());
+        memory = memory.max(site.memory());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    stop.store(true, Ordering::Relaxed);
+    let pages: Vec<usize> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+    assert!(pages.iter().all(|pages| *pages > 0), "{pages:?}");
+    times.sort_unstable();
+    let slow = times[times.len() * 99 / 100];
+    assert!(slow < Duration::from_millis(50), "{slow:?} at p99 of {}", times.len());
+    assert!(memory < 200 << 20, "{} MB", memory >> 20);
+}
+
+/// Ends a head and asks for no further response.
+const CLOSE: &str = "\r\nConnection: close\r\n\r\n";
+
+/// A file system that was mounted there, until this is dropped.
+struct Mount(PathBuf);
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
     let mut refused = TcpStream::connect("127.0.0.1:80").unwrap();
     assert_eq!(common::rest(&mut refused), b"");
     assert!(site.tcp("crowded") >= 1);

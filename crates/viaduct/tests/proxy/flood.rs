@@ -31,8 +31,9 @@ fn an_open_flow_goes_on_while_syns_are_held_in_a_flood() {
             times.push(one.elapsed());
         }
         times.sort_unstable();
-        // Where SYNs were read until there were none an echo took seconds.
-        let slow = times[times.len() * 9 / 10];
-        assert!(slow < Duration::from_millis(250), "{more:?}: {slow:?} of {}", times.len());
+        // The aim is 10 ms on an idle machine. This bound holds on two cores with eight programs that never sleep
+        // beside (110 ms were seen); where SYNs were read until there were none an echo took seconds.
+        let slow = times[times.len() * 99 / 100];
+        assert!(slow < Duration::from_millis(200), "{more:?}: {slow:?} of {}", times.len());
     }
 }

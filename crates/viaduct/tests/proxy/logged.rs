@@ -12,7 +12,9 @@ fn logging(chain: &Chain, scratch: &Scratch, words: &str) -> Proxy {
 
 fn lines(scratch: &Scratch) -> Vec<Value> {
     let text = std::fs::read_to_string(scratch.path().join("access.log")).unwrap_or_default();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    // The last one may be written just now.
+    let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+    whole.map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 /// A connection from the client to the hop's port.

@@ -52,6 +52,7 @@ fn a_vanished_end_is_noticed_and_a_live_one_with_a_shut_window_lasts() {
     {
         let error = client.read(&mut [0]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{what}: {:?}", gone.elapsed());
-        assert!(gone.elapsed() < 6 * DEAD_AFTER, "{what}: {:?}", gone.elapsed());
+        let limit = 2 * DEAD_AFTER + Duration::from_secs(1);
+        assert!(gone.elapsed() < limit, "{what}: {:?}", gone.elapsed());
     }
 }
