@@ -17,7 +17,7 @@ use viaduct_proto::keys::SecretKey;
 use viaduct_proto::link::LinkConfig;
 use viaduct_sys::ring::{Ring, RingConfig};
 
-use common::when_seen;
+use common::{until, when_seen};
 
 const PORT: u16 = 9000;
 /// Where a proxy is spoken to.
@@ -166,14 +166,6 @@ fn children(parent: &mut Proxy) -> Vec<Pid> {
     let all = std::fs::read_dir(tasks).unwrap().flatten().filter_map(|task| of(task).ok());
     let words = all.collect::<Vec<_>>().join(" ");
     words.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
-}
-
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}: not in time");
-        thread::sleep(Duration::from_millis(10));
-    }
 }
 
 #[test]

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use common::until;
 use viaduct_sys::netns::Netns;
 use viaduct_sys::process::Process;
 
@@ -191,15 +192,6 @@ fn wait_for_lines(log: &Path, lines: usize) -> String {
     }
 }
 
-/// Waits until `is` is true.
-fn until(what: &str, mut is: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !is() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 const GET_MANY: &str = "GET /many/ HTTP/1.1\r\nHost: h\r\n\r\n";
 
 #[test]
@@ -240,6 +232,14 @@ fn listings_of_a_large_directory_take_bounded_memory_and_stop_nobody() {
         stalled.push(site.say(""));
         std::thread::sleep(Duration::from_millis(2));
     }
+    let mut refused = TcpStream::connect("127.0.0.1:80").unwrap();
+    assert_eq!(common::rest(&mut refused), b"");
+    assert!(site.tcp("crowded") >= 1);
+    drop(stalled);
+    until("places are given back", || site.tcp("open") == 0);
+    assert!(site.get("/sub/page.html", "").0.starts_with("HTTP/1.1 200"));
+}
+
 /// Names of the directory beside whose listings a small file is to come in time.
 const NAMES: usize = 100_000;
 
@@ -296,14 +296,6 @@ impl Drop for Mount {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
     }
-}
-
-    let mut refused = TcpStream::connect("127.0.0.1:80").unwrap();
-    assert_eq!(common::rest(&mut refused), b"");
-    assert!(site.tcp("crowded") >= 1);
-    drop(stalled);
-    until("places are given back", || site.tcp("open") == 0);
-    assert!(site.get("/sub/page.html", "").0.starts_with("HTTP/1.1 200"));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 #![allow(dead_code)] // none of them needs all
 
 use std::fs;
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::Uid;
 use viaduct_proto::rng::Rng;
 use viaduct_sys::ring::Ring;
 
@@ -56,6 +57,12 @@ pub(crate) fn within(limit: Duration, happened: impl Fn() -> bool) -> bool {
     within_some(limit, || happened().then_some(())).is_some()
 }
 
+/// Waits until `is`, for a while at most.
+pub(crate) fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let happened = within_some(Duration::from_secs(20), || is().then_some(()));
+    assert!(happened.is_some(), "{what}: not in time");
+}
+
 /// What comes of asking again and again, within so long at most.
 pub(crate) fn within_some<T>(limit: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + limit;
@@ -66,6 +73,33 @@ pub(crate) fn within_some<T>(limit: Duration, mut ask: impl FnMut() -> Option<T>
         thread::sleep(Duration::from_millis(20));
     }
     None
+}
+
+/// Fills all buffers on the way from `stream`, whose other end reads nothing; the bytes that were taken.
+pub(crate) fn fill(stream: &mut TcpStream) -> usize {
+    stream.set_nonblocking(true).unwrap();
+    let (mut all, mut moved) = (0, Instant::now());
+    while moved.elapsed() < Duration::from_millis(300) {
+        match stream.write(&[1; 65536]) {
+            Ok(taken) => (all, moved) = (all + taken, Instant::now()),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                thread::sleep(Duration::from_millis(5));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    stream.set_nonblocking(false).unwrap();
+    all
+}
+
+/// Does `what` in a thread that is another user's.
+pub(crate) fn as_user(user: u32, what: impl FnOnce() + Send + 'static) {
+    let act = move || {
+        let user = Uid::from_raw(user);
+        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+        what();
+    };
+    thread::spawn(act).join().unwrap();
 }
 
 /// When the first TCP packet that `is` what is looked for passes a tap.

@@ -14,13 +14,12 @@ use std::time::Duration;
 
 use rustix::io::ioctl_fionbio;
 use rustix::net::{Shutdown, sockopt};
-use rustix::process::Uid;
 use viaduct_proto::flow::Failure;
 use viaduct_proto::wrap::shared::{Down, RECORD, Up};
 use viaduct_sys::records;
 use viaduct_sys::tcp::{self, TcpOptions};
 
-use crate::common::within;
+use crate::common::{as_user, within};
 
 use super::{CHAIN, Place, far_end, text};
 
@@ -96,20 +95,6 @@ impl Hostile {
         let (length, _) = records::receive(&self.0, &mut bytes).ok()?;
         Down::parse(&bytes[..length])
     }
-}
-
-/// Does `what` in a thread that is a stranger's.
-fn as_stranger(what: impl FnOnce() + Send + 'static) {
-    let act = || {
-        rustix::thread::set_thread_res_uid(
-            Uid::from_raw(STRANGER),
-            Uid::from_raw(STRANGER),
-            Uid::from_raw(STRANGER),
-        )
-        .unwrap();
-        what();
-    };
-    thread::spawn(act).join().unwrap();
 }
 
 fn fresh() -> TcpStream {
@@ -231,7 +216,7 @@ fn hostile_calls_of_one_user_neither_stop_nor_starve_nor_end_the_flows_of_anothe
     let (listener, _filled) = silent();
     let silent = listener.local_addr().unwrap();
     let closed = SocketAddr::from(([127, 0, 0, 1], super::free_port()));
-    as_stranger(move || {
+    as_user(STRANGER, move || {
         lingers(&door, closed);
         blocks(&door, to);
         floods(&door, closed, silent);
@@ -257,7 +242,7 @@ fn a_guest_that_keeps_its_sockets_leaves_no_registration_in_the_masters_poll() {
     let before = registrations();
     let door = place.0.join("kept.master");
     let (send, kept) = std::sync::mpsc::channel();
-    as_stranger(move || {
+    as_user(STRANGER, move || {
         let run = Hostile::join(&door);
         for id in 0..FLOWS {
             let [ours, theirs] = connected();
@@ -297,7 +282,7 @@ fn a_guests_sockets_that_an_upper_master_passes_on_stop_nobody_at_the_lower_one(
     let _upper = place.master("upper", &[&own[..], &above].concat());
     let victim = Victim::start(&place, "lower", to);
     let door = place.0.join("upper.master");
-    as_stranger(move || {
+    as_user(STRANGER, move || {
         lingers(&door, closed);
         blocks(&door, to);
     });
@@ -322,7 +307,7 @@ fn what_the_master_refuses_no_run_of_a_guest_reaches() {
     let words = ["+count", "--no-offload", "--all-users", "--refuse", &refused];
     let _master = place.master("rules", &words);
     let door = place.0.join("rules.master");
-    as_stranger(move || {
+    as_user(STRANGER, move || {
         let run = Hostile::join(&door);
         run.call(1, to, fresh()).unwrap();
         assert!(matches!(run.hear(), Some(Down::Refuse { id: 1, why: Failure::Denied })));
@@ -338,7 +323,7 @@ fn a_user_has_no_more_runs_than_he_may_and_hears_why() {
     let place = Place::new();
     let _master = place.master("runs", &["+count", "--all-users", "--user-runs", "2"]);
     let door = place.0.join("runs.master");
-    as_stranger(move || {
+    as_user(STRANGER, move || {
         let _held = [Hostile::join(&door), Hostile::join(&door)];
         let third = records::connect(&door.to_string_lossy()).unwrap();
         let mut answer = [0; 4096];

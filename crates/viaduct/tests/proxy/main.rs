@@ -30,7 +30,7 @@ use viaduct_proto::keys::SecretKey;
 use viaduct_proto::link::LinkConfig;
 use viaduct_sys::ring::{Ring, RingConfig};
 
-use common::{random, rest, when_seen};
+use common::{fill, random, rest, when_seen};
 
 const PORT: u16 = 9000;
 

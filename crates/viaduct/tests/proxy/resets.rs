@@ -7,22 +7,6 @@ fn reset(stream: TcpStream) {
     drop(stream);
 }
 
-/// Fills all buffers on the way from `from`, whose other end reads nothing.
-fn fill(from: &mut TcpStream) {
-    from.set_nonblocking(true).unwrap();
-    let mut moved = Instant::now();
-    while moved.elapsed() < Duration::from_millis(300) {
-        match from.write(&[1; 65536]) {
-            Ok(_) => moved = Instant::now(),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                thread::sleep(Duration::from_millis(5));
-            }
-            Err(error) => panic!("{error}"),
-        }
-    }
-    from.set_nonblocking(false).unwrap();
-}
-
 /// How long it takes until the other end of a flow hears of a reset by `dying`, to which all buffers are full.
 fn takes(mut living: TcpStream, dying: TcpStream) -> Duration {
     fill(&mut living);

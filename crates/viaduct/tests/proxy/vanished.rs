@@ -4,23 +4,6 @@ use super::*;
 
 const DEAD_AFTER: Duration = Duration::from_secs(3);
 
-/// Writes until no more is taken, since nothing is read; the bytes that were.
-fn fill(stream: &mut TcpStream) -> usize {
-    stream.set_nonblocking(true).unwrap();
-    let (mut all, mut moved) = (0, Instant::now());
-    while moved.elapsed() < Duration::from_millis(300) {
-        match stream.write(&[1; 65536]) {
-            Ok(taken) => (all, moved) = (all + taken, Instant::now()),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                thread::sleep(Duration::from_millis(5));
-            }
-            Err(error) => panic!("{error}"),
-        }
-    }
-    stream.set_nonblocking(false).unwrap();
-    all
-}
-
 #[test]
 fn a_vanished_end_is_noticed_and_a_live_one_with_a_shut_window_lasts() {
     let chain = chain("delay=1ms");

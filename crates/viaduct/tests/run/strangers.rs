@@ -4,15 +4,14 @@ use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Stdio};
-use std::thread;
 
 use rustix::net::{AddressFamily, SocketType};
-use rustix::process::Uid;
 use viaduct_proto::wrap::aware::{Ask, MOST};
 use viaduct_proto::wrap::wire::{ANSWER, Answer, Request, WELCOME};
 use viaduct_proto::wrap::{SECRET, Secret};
 use viaduct_sys::records;
 
+use super::common::as_user;
 use super::{CHAIN, VIADUCT, far_end, output, text};
 
 const STRANGER: u32 = 65_534;
@@ -48,15 +47,6 @@ impl Drop for Run {
         drop(self.child.stdin.take());
         let _ = self.child.wait();
     }
-}
-
-fn as_user(user: u32, what: impl FnOnce() + Send + 'static) {
-    let act = move || {
-        let user = Uid::from_raw(user);
-        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
-        what();
-    };
-    thread::spawn(act).join().unwrap();
 }
 
 fn socket(kind: SocketType) -> OwnedFd {
