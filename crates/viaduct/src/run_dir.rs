@@ -9,6 +9,28 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
+/// Option of a service's directory.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct RunDir {
+    /// Directory of sockets and journals [default: /run/viaduct; without root's rights $XDG_RUNTIME_DIR/viaduct, or
+    /// /tmp/viaduct-UID]
+    #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR")]
+    run_dir: Option<PathBuf>,
+}
+
+impl RunDir {
+    /// The directory; the usual one, which may be made by this, if none was named.
+    pub fn path(&self) -> PathBuf {
+        self.run_dir.clone().unwrap_or_else(usual_run_dir)
+    }
+}
+
+impl From<&Path> for RunDir {
+    fn from(path: &Path) -> RunDir {
+        RunDir { run_dir: Some(path.to_owned()) }
+    }
+}
+
 /// Directory of the system's services.
 pub const SYSTEM: &str = "/run/viaduct";
 /// Parent of private directories: all users may write there, and delete nothing of another's.

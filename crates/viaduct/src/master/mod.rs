@@ -41,7 +41,7 @@ use crate::run::above::Above;
 use crate::run::carrier::Carrier;
 use crate::run::joined::Joined;
 use crate::run::rules::RuleArgs;
-use crate::run_dir::{SYSTEM, usual_run_dir};
+use crate::run_dir::{RunDir, SYSTEM};
 use crate::signals::Signals;
 use crate::status::socket::check_free;
 use crate::text;
@@ -97,9 +97,8 @@ pub struct MasterArgs {
     /// Where Prometheus finds the metrics
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
-    /// The directory of its sockets
-    #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR", default_value_os_t = usual_run_dir())]
-    run_dir: PathBuf,
+    #[command(flatten)]
+    run_dir: RunDir,
 }
 
 /// Runs until a signal ends it; `log` begins the log, if it is this process that carries flows.
@@ -108,7 +107,8 @@ pub fn run(args: &MasterArgs, registry: Registry, log: impl FnOnce()) -> Result<
     let chain = registry.chain(&args.handlers).map_err(|what| anyhow!(what))?;
     let rules = args.rules.load(registry.guards(&args.handlers))?;
     log();
-    let below = args.master.as_ref().map(|name| Joined::to(name, &args.run_dir)).transpose()?;
+    let below =
+        args.master.as_ref().map(|name| Joined::to(name, &args.run_dir.path())).transpose()?;
     let offload = if args.no_offload || below.is_some() { None } else { offload(&chain) };
     let offload = offload.map(|of| of.rate.map_or(0, |bits| (bits / 8).max(1)));
     let mut welcome = Welcome { rules, meeting: [None; 2], offload, tells: false, heard: false };
@@ -119,7 +119,7 @@ pub fn run(args: &MasterArgs, registry: Registry, log: impl FnOnce()) -> Result<
             Some(Arc::new(Above::new(joined, &said)?))
         }
     };
-    let (name, run_dir) = (args.name.clone(), args.run_dir.clone());
+    let (name, run_dir) = (args.name.clone(), args.run_dir.path());
     let by = Onward::Direct;
     let mut settings = Settings::for_programs(
         name,
@@ -138,7 +138,7 @@ pub fn run(args: &MasterArgs, registry: Registry, log: impl FnOnce()) -> Result<
     settings.below = above.clone().map(|above| above as Arc<dyn Below>);
     check_free(&settings.socket())?;
     let signals = Signals::register()?;
-    let door = door(&args.run_dir, &args.name);
+    let door = door(&args.run_dir.path(), &args.name);
     let ended = proxy::carry(&settings, registry, signals, |worker| {
         let worker = worker.clone();
         let carrier = match above {

@@ -20,7 +20,7 @@ use super::tunnels::settings::TunnelArgs;
 use super::values::{buffer, count, goal, place, ports, prefix, rate, spin, time, wait};
 use crate::access_log::AccessLogArgs;
 use crate::dead_after::DeadAfter;
-use crate::run_dir::usual_run_dir;
+use crate::run_dir::RunDir;
 
 /// Options in a file, or on the command line.
 #[derive(Clone, Debug, clap::Args)]
@@ -196,9 +196,8 @@ pub struct ProxyArgs {
     /// What its status socket is called; proxy-PORT if not given
     #[arg(long, value_name = "NAME")]
     pub(super) name: Option<String>,
-    /// Where the status socket and the journal of changes to this machine are kept
-    #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR", default_value_os_t = usual_run_dir())]
-    pub(super) run_dir: PathBuf,
+    #[command(flatten)]
+    pub(super) run_dir: RunDir,
 }
 
 /// How a client says where it wants to go.

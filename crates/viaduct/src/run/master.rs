@@ -165,7 +165,7 @@ fn carrier(args: &RunArgs, plan: &mut Plan) -> Result<(Carrier, Option<Beside>)>
         let flows = worker(args, plan, None)?;
         return Ok((Carrier::Own(order(&flows)?), Some(flows)));
     };
-    let (joined, welcome) = Joined::to(name, &args.run_dir)?;
+    let (joined, welcome) = Joined::to(name, &args.run_dir.path())?;
     if args.handlers.is_empty() {
         if plan.agree.is_some() {
             bail!("--prefer and --require: it is the master that carries flows: not with --master");
@@ -194,7 +194,7 @@ fn worker(args: &RunArgs, plan: &Plan, above: Option<Arc<Above>>) -> Result<Besi
         Some(Begun::Offering(agreeing)) => (plan.chain.clone(), Some(agreeing)),
         Some(Begun::Greeting(chain)) => (chain, None),
     };
-    let (by, run_dir) = (plan.by.clone(), args.run_dir.clone());
+    let (by, run_dir) = (plan.by.clone(), args.run_dir.path());
     if by.trickles().is_some() {
         put_back_left(&run_dir);
     }

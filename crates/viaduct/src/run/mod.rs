@@ -46,7 +46,6 @@ mod wrapper;
 use std::env;
 use std::ffi::OsString;
 use std::os::fd::RawFd;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,7 +61,7 @@ use self::report::Report;
 use crate::proxy::onward::Onward;
 use crate::proxy::through::Factories;
 use crate::proxy::values::{dead_after, spin, wait};
-use crate::run_dir::usual_run_dir;
+use crate::run_dir::RunDir;
 
 /// How a run ends if it is Viaduct that cannot: as env(1) does.
 pub const OUR_FAULT: u8 = 125;
@@ -120,9 +119,8 @@ pub struct RunArgs {
     /// above it
     #[arg(long, value_name = "NAME")]
     master: Option<String>,
-    /// The directory of masters' sockets
-    #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR", default_value_os_t = usual_run_dir())]
-    run_dir: PathBuf,
+    #[command(flatten)]
+    run_dir: RunDir,
     /// The socket to the wrapper, in its master
     #[arg(long, hide = true)]
     master_fd: Option<RawFd>,

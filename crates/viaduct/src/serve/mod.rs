@@ -39,7 +39,7 @@ use crate::dead_after::DeadAfter;
 use crate::key;
 use crate::metrics::{self, Metrics, Page};
 use crate::proxy::values::place;
-use crate::run_dir::usual_run_dir;
+use crate::run_dir::RunDir;
 use crate::shell::entropy;
 use crate::signals::{Heard, Signals};
 use crate::status::socket;
@@ -124,9 +124,8 @@ pub struct ServeArgs {
     /// Where Prometheus finds the metrics
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
-    /// The directory of the status socket serve-PORT.sock, and of the journal of changed rules
-    #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR", default_value_os_t = usual_run_dir())]
-    run_dir: PathBuf,
+    #[command(flatten)]
+    run_dir: RunDir,
     #[command(flatten)]
     access_log: AccessLogArgs,
 }
@@ -242,7 +241,7 @@ fn port(args: &ServeArgs) -> ServerSettings {
         mtu: args.mtu.unwrap_or(MTU).into(),
         untracked: true,
         runs: !args.one_by_one,
-        run_dir: args.run_dir.clone(),
+        run_dir: args.run_dir.path(),
         share: None,
     }
 }
@@ -298,7 +297,7 @@ async fn serve(
 
 /// The status socket; a server may do without.
 fn status_socket(args: &ServeArgs) -> Option<(UnixListener, socket::Name)> {
-    let opened = socket::open(&args.run_dir.join(format!("{}.sock", name(args))));
+    let opened = socket::open(&args.run_dir.path().join(format!("{}.sock", name(args))));
     opened.inspect_err(|error| warn!("there is no status: {error:#}")).ok()
 }
 

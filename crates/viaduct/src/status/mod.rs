@@ -23,7 +23,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use crate::run_dir::usual_run_dir;
+use crate::run_dir::RunDir;
 use page::Ink;
 use source::Source;
 
@@ -36,9 +36,8 @@ pub struct Which {
     /// Its name: a gateway's site, proxy-PORT, serve-PORT, overlay-NAME; not needed where only one runs
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// The directory of its socket, `run_dir` of its config
-    #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR", default_value_os_t = usual_run_dir())]
-    pub run_dir: PathBuf,
+    #[command(flatten)]
+    pub run_dir: RunDir,
 }
 
 /// `viaduct status`.

@@ -82,9 +82,9 @@ impl Source {
             return Ok(Source(path.clone()));
         }
         if let Some(name) = &which.name {
-            return Ok(Source(which.run_dir.join(format!("{name}.sock"))));
+            return Ok(Source(which.run_dir.path().join(format!("{name}.sock"))));
         }
-        let dir = &which.run_dir;
+        let dir = &which.run_dir.path();
         let mut sockets = sockets(dir)?;
         if sockets.len() > 1 {
             // A gateway that was killed leaves its socket behind.
@@ -152,7 +152,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     fn which(run_dir: &Path, name: Option<&str>) -> Which {
-        Which { socket: None, name: name.map(str::to_owned), run_dir: run_dir.to_owned() }
+        Which { socket: None, name: name.map(str::to_owned), run_dir: run_dir.into() }
     }
 
     fn error(which: &Which) -> String {

@@ -295,7 +295,7 @@ impl Settings {
             limits: limits(args)?,
             workers,
             intercept: intercept(args, port)?,
-            run_dir: args.run_dir.clone(),
+            run_dir: args.run_dir.path(),
             metrics: args.metrics,
             over_limit: None,
             access_log: args.access_log.clone(),
