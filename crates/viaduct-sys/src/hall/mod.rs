@@ -224,11 +224,19 @@ pub fn inode(socket: impl AsFd) -> io::Result<u64> {
 
 /// Whether a socket is of the calling thread's network namespace, as far as the kernel says (5.14).
 pub fn is_of_this_network(socket: impl AsFd) -> bool {
-    let theirs = os::getsockopt::<u64>(socket.as_fd(), libc::SOL_SOCKET, netns::NETNS_COOKIE);
-    match (theirs, netns::cookie()) {
+    match (network(socket), netns::cookie()) {
         (Ok(theirs), Ok(ours)) => theirs == ours,
         _ => true,
     }
+}
+
+/// Whether two sockets are of one network namespace, as far as the kernel says (5.14).
+pub fn are_of_one_network(one: impl AsFd, other: impl AsFd) -> bool {
+    matches!((network(one), network(other)), (Ok(one), Ok(other)) if one == other)
+}
+
+fn network(socket: impl AsFd) -> io::Result<u64> {
+    os::getsockopt(socket.as_fd(), libc::SOL_SOCKET, netns::NETNS_COOKIE)
 }
 
 /// Has a listener take nobody any more.

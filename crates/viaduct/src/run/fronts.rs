@@ -25,7 +25,7 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
-use rustix::net::sockopt;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use tracing::{debug, warn};
 use viaduct_proto::wrap::Socket;
 use viaduct_sys::hall::{self, Listeners, Purpose};
@@ -242,16 +242,24 @@ impl Fronts {
     /// # Errors
     /// What the program is to be told: its address is taken; or there is no hall.
     pub fn listen(&self, socket: OwnedFd, is: Socket, backlog: i32) -> io::Result<Listens> {
-        let hall = self.opened().ok_or(io::ErrorKind::NotConnected)?.hall;
+        let Opened { hall, listeners } = self.opened().ok_or(io::ErrorKind::NotConnected)?;
         let cookie = sockopt::socket_cookie(&socket)?;
         if let Some(listens) = self.listen_again(&hall, cookie, is, Some(backlog))? {
             return Ok(listens);
         }
+        let flags = fcntl_getfl(&socket)?;
         if !hall::is_of_this_network(&socket) {
+            let front = match hall::are_of_one_network(&listeners, &socket) {
+                // It was behind one, and has been shut down.
+                true => Some(front_of(&socket, is, backlog)?),
+                false => None,
+            };
             hall::listen(&socket, backlog)?;
+            if let Some(front) = front {
+                self.add(front, is, backlog, flags, &socket)?;
+            }
             return Ok(Listens::Already);
         }
-        let flags = fcntl_getfl(&socket)?;
         hall::listen(&socket, backlog)?;
         let behind = match listen_behind(&hall, &socket, is, backlog, flags) {
             Ok(behind) => behind,
@@ -260,33 +268,38 @@ impl Fronts {
                 return Err(error);
             }
         };
-        let listener = TcpListener::from(socket);
+        let own = socket.try_clone()?;
+        self.add(socket, is, backlog, flags, &behind)?;
+        Ok(Listens::Behind(behind, own))
+    }
+
+    /// Takes connections at `front`, which listens, for `behind`.
+    fn add(
+        &self,
+        front: OwnedFd,
+        is: Socket,
+        backlog: i32,
+        flags: OFlags,
+        behind: &OwnedFd,
+    ) -> io::Result<()> {
+        let cookie = sockopt::socket_cookie(&front)?;
+        let listener = TcpListener::from(front);
         listener.set_nonblocking(true)?;
-        let own = listener.try_clone()?.into();
         let port = listener.local_addr()?.port();
         let data = epoll::EventData::new_u64(cookie);
         epoll::add(&self.epoll, &listener, data, epoll::EventFlags::IN)?;
         // Not yet known: it is asked first.
-        let (behind_it, room, taken) = (vec![Behind::of(&behind)?], 0, Arc::default());
-        let front = Front {
-            listener,
-            cookie,
-            port,
-            is,
-            backlog,
-            flags,
-            behind: behind_it,
-            is_full: false,
-            room,
-            taken,
-        };
+        let (behind, room, taken) = (vec![Behind::of(behind)?], 0, Arc::default());
+        let is_full = false;
+        let front =
+            Front { listener, cookie, port, is, backlog, flags, behind, is_full, room, taken };
         let mut list = self.list();
         list.add(front);
         // Others are looked at already.
         if list.fronts.len() == 1 {
             self.wake();
         }
-        Ok(Listens::Behind(behind, own))
+        Ok(())
     }
 
     /// What is to be put in the place of a socket that a program accepts from, which it may have from
@@ -528,6 +541,20 @@ fn listen_behind(
     hall::set_up_like(behind.as_fd(), front, flags)?;
     hall::listen(&behind, backlog)?;
     Ok(behind)
+}
+
+/// A front at the address of `behind`, a socket in the hall.
+fn front_of(behind: &OwnedFd, is: Socket, backlog: i32) -> io::Result<OwnedFd> {
+    let at: SocketAddr = rustix::net::getsockname(behind)?.try_into()?;
+    let family = if is.is_v6() { AddressFamily::INET6 } else { AddressFamily::INET };
+    let front = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    if is.is_v6() {
+        sockopt::set_ipv6_v6only(&front, sockopt::ipv6_v6only(behind)?)?;
+    }
+    sockopt::set_socket_reuseaddr(&front, true)?;
+    rustix::net::bind(&front, &at)?;
+    hall::listen(&front, backlog)?;
+    Ok(front)
 }
 
 /// Addresses of IPv4 as such, whichever socket they came to; others with their interface.
