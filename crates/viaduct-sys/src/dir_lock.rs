@@ -1,10 +1,10 @@
 //! An exclusive lock on a directory, for short work on the files in it. It is a lock on a file there that
 //! this user alone may open: on the directory itself any reader of it could hold one, and keep services
-//! from starting and ending. The kernel releases it however the process ends; the file stays.
+//! from starting and ending. The kernel releases it however the process ends; the file goes with the lock.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,6 +21,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 /// The lock; dropping it releases it.
 #[derive(Debug)]
 pub struct DirLock {
+    path: PathBuf,
     _file: File,
 }
 
@@ -33,9 +34,9 @@ impl DirLock {
         let path = file_in(directory);
         let mut open = OpenOptions::new();
         open.write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        let file = open.open(&path)?;
         let until = Instant::now() + HOLD_TIMEOUT;
         loop {
+            let file = open.open(&path)?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
                     thread::sleep(RETRY_INTERVAL);
@@ -45,7 +46,12 @@ impl DirLock {
                     return Err(io::Error::new(ErrorKind::TimedOut, held));
                 }
                 Err(rustix::io::Errno::INTR) => {}
-                done => return done.map(|()| DirLock { _file: file }).map_err(Into::into),
+                Err(errno) => return Err(errno.into()),
+                // Its holder before may have removed the file that was opened here.
+                Ok(()) if inode(&path) == Some(file.metadata()?.ino()) => {
+                    return Ok(DirLock { path, _file: file });
+                }
+                Ok(()) => {}
             }
         }
     }
@@ -60,6 +66,17 @@ impl DirLock {
         std::fs::create_dir_all(directory)?;
         DirLock::take(directory)
     }
+}
+
+impl Drop for DirLock {
+    fn drop(&mut self) {
+        // While it is held: whoever has opened the file meanwhile sees that it is gone, and makes another.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn inode(path: &Path) -> Option<u64> {
+    std::fs::symlink_metadata(path).ok().map(|of| of.ino())
 }
 
 fn file_in(directory: &Path) -> PathBuf {
@@ -87,7 +104,7 @@ mod tests {
                 });
             }
         });
-        std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::remove_dir(path.parent().unwrap()).unwrap();
     }
 
     #[test]
@@ -97,9 +114,10 @@ mod tests {
         std::fs::create_dir_all(&path).unwrap();
         let of_a_reader = File::open(&path).unwrap();
         flock(&of_a_reader, FlockOperation::LockExclusive).unwrap();
-        drop(DirLock::take(&path).unwrap());
+        let lock = DirLock::take(&path).unwrap();
         let mode = std::fs::metadata(file_in(&path)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        std::fs::remove_dir_all(path).unwrap();
+        drop(lock);
+        std::fs::remove_dir(path).unwrap();
     }
 }
