@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_uint};
 use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 /// Kernel ABI types that are plain numbers: any bytes are a value and there is no padding.
 ///
@@ -57,6 +58,11 @@ impl TcpInfo {
     /// Segments that were sent and not acknowledged.
     pub(crate) fn unacknowledged(&self) -> u32 {
         self.words[4]
+    }
+
+    /// Time since data was last sent; probes of a shut window are none.
+    pub(crate) fn last_sent(&self) -> Duration {
+        Duration::from_millis(self.words[9].into())
     }
 
     /// Window or keepalive probes without an answer.

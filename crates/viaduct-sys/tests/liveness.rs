@@ -105,6 +105,30 @@ fn a_shut_window_lasts_until_its_peer_vanishes() {
     }
 }
 
+#[test]
+fn a_shut_window_that_is_looked_at_late_lasts() {
+    if common::is_root() {
+        common::in_namespace(|| {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let _server = listener.accept().unwrap();
+            client.set_nonblocking(true).unwrap();
+            fill(&mut client);
+            thread::sleep(AFTER * 3 / 2);
+            set_dead_after(&client, AFTER).unwrap();
+            let (start, mut window) = (Instant::now(), ShutWindow::default());
+            while start.elapsed() < 3 * AFTER {
+                window.look(&client, AFTER).unwrap();
+                assert!(client.take_error().unwrap().is_none(), "{:?}", start.elapsed());
+                // As rare as is allowed.
+                thread::sleep(Duration::from_millis(500));
+            }
+            drop_everything();
+            ends(&client);
+        });
+    }
+}
+
 /// Guards the reason for [`ShutWindow`]: without it the kernel ends a live connection.
 #[test]
 fn the_kernel_alone_ends_a_shut_window() {

@@ -67,8 +67,10 @@ fn millis(time: Duration) -> u32 {
 /// Time for which a connection's peer has had its receive window shut.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ShutWindow {
-    /// First look that found it so, nanoseconds of the monotonic clock.
+    /// Time when it was shut or before, nanoseconds of the monotonic clock; `None` while it is open.
     since: Option<u64>,
+    /// Last look that found it open.
+    open: Option<u64>,
 }
 
 impl ShutWindow {
@@ -80,19 +82,23 @@ impl ShutWindow {
     pub fn look(&mut self, stream: impl AsFd, after: Duration) -> io::Result<()> {
         let stream = stream.as_fd();
         let info: os::TcpInfo = os::getsockopt(stream, libc::SOL_TCP, libc::TCP_INFO)?;
+        let now = clock::now();
         if info.unacknowledged() > 0 || info.unsent == 0 {
             // It is open (again).
+            self.open = Some(now);
             return match self.since.take() {
                 Some(_) => Ok(sockopt::set_tcp_user_timeout(stream, millis(after))?),
                 None => Ok(()),
             };
         }
-        let now = clock::now();
-        let shut_for = Duration::from_nanos(now - *self.since.get_or_insert(now));
+        // The kernel counts from when it was shut, so a look that finds it so must not think that it was later.
+        let last_sent = now.saturating_sub(info.last_sent().as_nanos() as u64);
+        let before = self.open.map_or(last_sent, |open| open.max(last_sent));
+        let shut_for = Duration::from_nanos(now - *self.since.get_or_insert(before));
         if info.unanswered_probes() > 0 {
             return Ok(());
         }
-        // The window may have been shut for one interval when that was seen, and the next look is one later.
+        // The next look is one interval later, and a probe has its answer by then.
         let interval = (after / 8).max(MIN_INTERVAL);
         let until = after.max(shut_for + after / 4 + 2 * interval);
         Ok(sockopt::set_tcp_user_timeout(stream, millis(until))?)

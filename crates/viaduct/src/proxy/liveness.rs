@@ -61,7 +61,10 @@ impl Liveness {
                     Some(_) if tcp::has_dead_after(&stream)? => {}
                     Some(after) => {
                         tcp::set_dead_after_quiet(&stream, silence.keep_alive, after)?;
-                        *self = Liveness::Limited(ShutWindow::default());
+                        let mut window = ShutWindow::default();
+                        // It may have been shut for longer than the limit.
+                        window.look(&stream, after)?;
+                        *self = Liveness::Limited(window);
                     }
                     None => {
                         if let Some(quiet) = silence.keep_alive {

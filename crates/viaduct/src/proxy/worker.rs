@@ -251,7 +251,7 @@ impl Worker {
         let mut events = Events::with_capacity(EVENTS);
         let (mut sweep_at, mut spin) = (time() + SWEEP, Spin::default());
         loop {
-            let wait = self.wait();
+            let wait = self.wait().min(sweep_at.since(time()));
             // Without flows there is nobody who might answer at once.
             let look = if self.flows.is_empty() { Duration::ZERO } else { self.limits.spin };
             match spin.poll(&mut self.poll, &mut events, wait, look) {
@@ -337,7 +337,7 @@ impl Worker {
         let tunnels = self.tunnels.as_mut().and_then(Tunnels::poll_timeout);
         let next = self.flows.poll_timeout().into_iter().chain(tunnels).min();
         let next = next.map(|at| at.since(now));
-        next.into_iter().chain(self.trickles.poll_timeout(now)).min().unwrap_or(SWEEP).min(SWEEP)
+        next.into_iter().chain(self.trickles.poll_timeout(now)).min().unwrap_or(SWEEP)
     }
 
     /// A further connection of a flow is ready.
