@@ -37,6 +37,11 @@ pub(crate) fn rest(stream: &mut TcpStream) -> Vec<u8> {
     data
 }
 
+/// Rules by which a machine vanishes: no packet tells of it.
+pub(crate) const VANISH: &str = "add table inet lost; \
+    add chain inet lost i { type filter hook input priority 0; policy drop; }; \
+    add chain inet lost o { type filter hook output priority 0; policy drop; }";
+
 /// Sends `bytes` to their end through `client`, has `server` send back what came, and sees that all of
 /// it is there.
 pub(crate) fn there_and_back(mut client: TcpStream, mut server: TcpStream, bytes: &[u8]) {

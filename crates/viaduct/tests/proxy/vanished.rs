@@ -1,6 +1,7 @@
 //! Ends that vanish, which no packet tells of.
 
 use super::*;
+use crate::common::VANISH;
 
 const DEAD_AFTER: Duration = Duration::from_secs(3);
 
@@ -24,10 +25,7 @@ fn a_vanished_end_is_noticed_and_a_live_one_with_a_shut_window_lasts() {
     fill(&mut shut.0);
     echo(&mut idle.0, &mut idle.1);
 
-    let vanish = "add table inet lost; \
-                  add chain inet lost i { type filter hook input priority 0; policy drop; }; \
-                  add chain inet lost o { type filter hook output priority 0; policy drop; }";
-    world.chain.server().run("nft", &[vanish]).unwrap();
+    world.chain.server().run("nft", &[VANISH]).unwrap();
     unacknowledged.0.write_all(b"lost").unwrap();
     let gone = Instant::now();
     for (what, (client, _)) in

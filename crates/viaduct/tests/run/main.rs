@@ -17,6 +17,7 @@ mod sockets;
 mod started;
 mod strangers;
 mod turned_away;
+mod vanished;
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};

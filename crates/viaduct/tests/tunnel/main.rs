@@ -2,7 +2,9 @@
 //! of it.
 #![allow(clippy::unwrap_used)] // a test may panic
 
+#[path = "../common/mod.rs"]
 mod common;
+mod vanished;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -17,7 +19,7 @@ use viaduct_lab::topology::{Chain, Journal, Node, Scratch};
 use viaduct_proto::keys::SecretKey;
 use viaduct_proto::link::LinkConfig;
 
-use common::{random, rest};
+use common::{random, rest, until};
 
 const PORT: u16 = 9000;
 const FAR: &str = "--tunnel-listen [::]:7100 --allow-to 10.3.0.2/32,fd00:3::2/128";
@@ -93,15 +95,6 @@ impl Drop for World {
         if thread::panicking() {
             eprintln!("near end:\n{}\nfar end:\n{}", self.near.log(), self.far.log());
         }
-    }
-}
-
-/// Waits until `is`.
-fn until(what: &str, mut is: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while !is() {
-        assert!(Instant::now() < deadline, "{what}");
-        thread::sleep(Duration::from_millis(20));
     }
 }
 
