@@ -102,6 +102,22 @@ impl AsFd for HeldSignals {
     }
 }
 
+/// Has what `command` starts ignore these signals until it handles them, which would end it otherwise.
+pub fn ignore_at_start(command: &mut Command, signals: &'static [i32]) {
+    let ignore = move || {
+        for &signal in signals {
+            // SAFETY: no handler is set.
+            if unsafe { libc::signal(signal, libc::SIG_IGN) } == libc::SIG_ERR {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec the closure makes system calls alone; it neither allocates nor takes a
+    // lock.
+    unsafe { command.pre_exec(ignore) };
+}
+
 /// Sends `signal` to process `pid`.
 ///
 /// # Errors

@@ -241,6 +241,26 @@ fn on_demand_what_keeps_a_proxy_from_starting_is_said_at_the_start() {
 }
 
 #[test]
+fn on_demand_the_access_log_is_opened_again() {
+    let world = World::new("delay=1ms");
+    let listener = world.listen(world.server().ip());
+    let scratch = Scratch::new().unwrap();
+    let log = scratch.path().join("access.log");
+    let mut parent = world.on_path(&["--on-demand", "--access-log", log.to_str().unwrap()]);
+    echo(&mut world.connect(world.server()).unwrap(), &listener);
+    let before = children(&mut parent);
+    for again in [Signal::USR1, Signal::HUP] {
+        until("logged", || std::fs::read_to_string(&log).is_ok_and(|text| !text.is_empty()));
+        std::fs::rename(&log, scratch.path().join("old")).unwrap();
+        signal(&mut parent, again);
+        until("opened again", || log.exists());
+        echo(&mut world.connect(world.server()).unwrap(), &listener);
+    }
+    until("logged", || std::fs::read_to_string(&log).is_ok_and(|text| text.contains(" 200 1")));
+    assert_eq!(children(&mut parent), before, "the same proxy");
+}
+
+#[test]
 fn on_demand_sigterm_lets_flows_end() {
     let world = World::new("delay=1ms");
     let listener = world.listen(world.server().ip());

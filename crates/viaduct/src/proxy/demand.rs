@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::low_level::pipe;
 use tracing::{error, info, warn};
 use viaduct_sys::process::{Process, die_with_parent};
-use viaduct_sys::{inherit, memory};
+use viaduct_sys::{inherit, memory, signals};
 
 use super::doors::{Doors, Syns};
 use super::keeper::Interception;
@@ -53,6 +53,8 @@ pub struct SignalPipes {
     end: UnixStream,
     /// Readable when one asks for the config to be read again.
     again: UnixStream,
+    /// Readable when one asks for log files to be opened again.
+    reopen: UnixStream,
 }
 
 /// What ended a wait.
@@ -72,23 +74,32 @@ impl SignalPipes {
         let (end, ends) = UnixStream::pair()?;
         pipe::register(SIGTERM, ends.try_clone()?)?;
         pipe::register(SIGINT, ends)?;
-        let (again, hangs_up) = UnixStream::pair()?;
-        pipe::register(SIGHUP, hangs_up)?;
-        // Any number of them is one.
-        again.set_nonblocking(true)?;
-        Ok(SignalPipes { end, again })
+        let told_of = |signal| -> Result<UnixStream> {
+            let (read, write) = UnixStream::pair()?;
+            pipe::register(signal, write)?;
+            // Any number of them is one.
+            read.set_nonblocking(true)?;
+            Ok(read)
+        };
+        Ok(SignalPipes { end, again: told_of(SIGHUP)?, reopen: told_of(SIGUSR1)? })
     }
 
     fn is_end(&self) -> bool {
         wait(&[&self.end], Some(Duration::ZERO)) == Woken::Work
     }
 
-    fn is_again(&mut self) -> bool {
-        let mut bytes = [0; 64];
-        let asked = self.again.read(&mut bytes).is_ok();
-        while self.again.read(&mut bytes).is_ok() {}
-        asked
+    /// Whether one has come that the proxy is to hear of.
+    fn is_for_proxy(&self) -> bool {
+        wait(&[&self.again, &self.reopen], Some(Duration::ZERO)) == Woken::Work
     }
+}
+
+/// Whether a signal has come by this pipe, since this was asked last.
+fn has_come(mut pipe: &UnixStream) -> bool {
+    let mut bytes = [0; 64];
+    let came = pipe.read(&mut bytes).is_ok();
+    while pipe.read(&mut bytes).is_ok() {}
+    came
 }
 
 impl Demand {
@@ -158,12 +169,12 @@ impl Demand {
             let all: Vec<&dyn AsFd> = open.iter().map(|fd| fd as &dyn AsFd).collect();
             match self.look(&all, None) {
                 Some(woken) => return woken,
-                None => self.read_again(None),
+                None => self.heed(None),
             }
         }
     }
 
-    /// Waits for `work`; the proxy that runs, if there is one, hears of a reload.
+    /// Waits for `work`; the proxy that runs, if there is one, hears of a reload, and that logs are to be opened again.
     fn wait_or_signal(
         &mut self,
         work: &[&OwnedFd],
@@ -174,28 +185,34 @@ impl Demand {
         loop {
             match self.look(&work, at_most) {
                 Some(woken) => return woken,
-                None => self.read_again(proxy),
+                None => self.heed(proxy),
             }
         }
     }
 
-    /// Waits for something; `None` if it may be that the config is to be read again.
+    /// Waits for something; `None` if it is a signal that the proxy is to hear of.
     fn look(&self, work: &[&dyn AsFd], at_most: Option<Duration>) -> Option<Woken> {
-        let calls: [&dyn AsFd; 2] = [&self.signals.end, &self.signals.again];
+        let SignalPipes { end, again, reopen } = &self.signals;
+        let calls: [&dyn AsFd; 3] = [end, again, reopen];
         match wait(&[&calls, work].concat(), at_most) {
             Woken::Work if self.signals.is_end() => Some(Woken::Signal),
-            Woken::Work if wait(&[&self.signals.again], Some(Duration::ZERO)) == Woken::Work => {
-                None
-            }
+            Woken::Work if self.signals.is_for_proxy() => None,
             woken => Some(woken),
         }
     }
 
-    /// Reads the config again, if that was asked for: proxies are told what was found right.
-    fn read_again(&mut self, proxy: Option<Pid>) {
-        if !self.signals.is_again() {
-            return;
+    /// Does what signals have asked for. Log files are the proxy's own: one that starts later opens them anew.
+    fn heed(&mut self, proxy: Option<Pid>) {
+        if has_come(&self.signals.reopen) {
+            proxy.map(|pid| kill_process(pid, Signal::USR1));
         }
+        if has_come(&self.signals.again) {
+            self.read_again(proxy);
+        }
+    }
+
+    /// Reads the config again: proxies are told what was found right.
+    fn read_again(&mut self, proxy: Option<Pid>) {
         notify(Phase::Reloading);
         match self.told.read_again() {
             Ok(()) => {
@@ -203,7 +220,11 @@ impl Demand {
                 // One that has just ended reads it when it starts.
                 proxy.map(|pid| kill_process(pid, Signal::HUP));
             }
-            Err(error) => error!("nothing has changed: {error:#}"),
+            Err(error) => {
+                error!("nothing has changed: {error:#}");
+                // SIGHUP opens logs again, too.
+                proxy.map(|pid| kill_process(pid, Signal::USR1));
+            }
         }
         notify(Phase::Ready);
     }
@@ -219,6 +240,8 @@ impl Demand {
         // The manager hears of us.
         command.env_remove("NOTIFY_SOCKET");
         inherit::keep(&mut command, &open);
+        // It reads the config and opens logs after it has begun to hear them.
+        signals::ignore_at_start(&mut command, &[SIGHUP, SIGUSR1]);
         die_with_parent(&mut command);
         let proxy = Process::spawn(command).context("start a proxy")?;
         Ok(proxy)
@@ -227,8 +250,7 @@ impl Demand {
     /// Closes the doors and has the proxy end its flows; a second signal ends it at once.
     fn drain(self, mut proxy: Process, pid: Pid, ended: &OwnedFd) -> Result<()> {
         notify(Phase::Stopping);
-        let Demand { doors, signals: SignalPipes { mut end, again: _again }, interception, .. } =
-            self;
+        let Demand { doors, signals: SignalPipes { mut end, .. }, interception, .. } = self;
         // Before nobody answers them here.
         interception.pass_by();
         drop(doors);

@@ -79,13 +79,15 @@ use crate::status::socket::check_free;
 
 /// Runs until a signal ends it.
 pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
+    // The parent of proxies on demand says by a signal that it has changed the config.
+    let early = (!options.doors.is_empty()).then(Signals::register).transpose()?;
     let (settings, text) = Settings::read(options, &registry)?;
     check_free(&settings.socket())?;
     if settings.on_demand && options.doors.is_empty() {
         let told = Told::new(options.clone(), registry, settings.clone(), text.as_deref())?;
         return run_on_demand(&settings, told);
     }
-    let signals = Signals::register()?;
+    let signals = early.map_or_else(Signals::register, Ok)?;
     // What was changed on the machine is put back when this ends.
     let (doors, changes) = opening::open(&settings, &options.doors)?;
     let interception = Arc::<Interception>::default();
