@@ -11,12 +11,13 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::until;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use viaduct_sys::netns::Netns;
 use viaduct_sys::process::Process;
 
@@ -58,7 +59,7 @@ impl Site {
             .arg("serve")
             .arg(&dir)
             .args(["--listen", "127.0.0.1:80"])
-            .stderr(Stdio::null());
+            .stderr(fs::File::create(beside.join("log")).unwrap());
         command.arg("--run-dir").arg(&beside);
         let beside_text = beside.to_str().unwrap();
         command.args(options.iter().map(|option| option.replace("DIR", beside_text)));
@@ -69,6 +70,11 @@ impl Site {
             std::thread::sleep(Duration::from_millis(20));
         }
         Some(Site { dir, beside, server })
+    }
+
+    /// The server's own log.
+    fn log(&self) -> String {
+        fs::read_to_string(self.beside.join("log")).unwrap()
     }
 
     /// What the status socket says.
@@ -355,6 +361,24 @@ fn names_are_bytes_and_what_may_be_entered_and_not_read_has_its_index() {
         let (head, page) = site.get(path, "");
         assert!(head.contains("200 OK") && page.starts_with(b"<!doctype html>"), "{path}: {head}");
     }
+}
+
+#[test]
+fn a_server_without_descriptors_says_so_once_and_accepts_again_by_itself() {
+    let Some(site) = Site::with("descriptors", &["--trickles", "off"]) else { return };
+    let server = Pid::from_raw(site.server.id().cast_signed()).unwrap();
+    let open = fs::read_dir(format!("/proc/{}/fd", site.server.id())).unwrap().count() as u64;
+    let limit = Rlimit { current: Some(open + 2), maximum: Some(open + 1000) };
+    prlimit(Some(server), Resource::Nofile, limit).unwrap();
+    let clients: Vec<_> = (0..8).map(|_| TcpStream::connect("127.0.0.1:80").unwrap()).collect();
+    let failed = "connections wait to be accepted";
+    until("nothing is said", || site.log().contains(failed));
+    // More attempts than one.
+    std::thread::sleep(Duration::from_millis(300));
+    prlimit(Some(server), Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    assert!(site.get("/sub/page.html", "").0.contains("200 OK"));
+    assert_eq!(site.log().matches(failed).count(), 1, "{}", site.log());
+    drop(clients);
 }
 
 #[test]

@@ -11,6 +11,7 @@
 //! memory is small: a head, and no bytes of a file or page of its own.
 
 use std::cell::Cell;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -26,9 +27,12 @@ use super::outgoing::{Limits, is_too_slow};
 use super::sources::Sources;
 use super::status::TcpStatus;
 use crate::access_log::AccessLog;
+use crate::sparing::Sparing;
 
 /// Pause before the next attempt when a connection could not be accepted.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
+/// The log hears once a minute that connections cannot be accepted.
+static ACCEPT_FAILURES: Sparing<()> = Sparing::new(1);
 
 /// Counters of connections.
 #[derive(Debug, Default)]
@@ -96,9 +100,10 @@ pub async fn accept(listener: TcpListener, shared: Rc<Shared>) {
         let Ok(place) = shared.places.clone().acquire_owned().await else { return };
         let (stream, client) = match listener.accept().await {
             Ok(accepted) => accepted,
+            Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
             Err(error) => {
                 // No descriptor is left, say: those that end give some back.
-                debug!(%error, "cannot accept");
+                ACCEPT_FAILURES.warn((), format_args!("connections wait to be accepted: {error}"));
                 tokio::time::sleep(ACCEPT_RETRY).await;
                 continue;
             }
