@@ -30,6 +30,7 @@ mod driving;
 pub mod fec;
 pub mod flow;
 pub mod handlers;
+pub mod health;
 pub mod keys;
 pub mod link;
 pub mod names;

@@ -7,13 +7,11 @@
 //! ```
 
 use std::collections::VecDeque;
-use std::fmt::{self, Display, Formatter};
-
-use serde::{Deserialize, Serialize};
 
 use super::peer::PeerFacts;
 use super::stats::{LossReport, PeerStats};
 use super::wire::VERSION;
+use crate::health::State;
 use crate::time::{Duration, Instant};
 
 /// Observation window.
@@ -24,52 +22,6 @@ const MIN_SAMPLE: u64 = 20;
 const MIN_LOST: u64 = 5;
 /// Per cent of loss from which on the path is misconfigured: what is announced is not what arrives.
 const TOTAL_LOSS_PERCENT: u64 = 95;
-
-/// How a peer does.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "state", content = "reason")]
-pub enum State {
-    /// Losses are recovered, or there are none.
-    Up,
-    /// The session stands, and protects nothing.
-    Useless(String),
-    /// Something is wrong, and part of what is lost is recovered.
-    Degraded(String),
-    /// There is no session. What is the reason, and when the last one was.
-    Down(String),
-}
-
-impl State {
-    /// Whether nothing is wrong.
-    pub fn is_up(&self) -> bool {
-        matches!(self, State::Up)
-    }
-
-    /// Its name, without the reason.
-    pub fn name(&self) -> &'static str {
-        match self {
-            State::Up => "up",
-            State::Useless(_) => "up, nothing recovered",
-            State::Degraded(_) => "degraded",
-            State::Down(_) => "down",
-        }
-    }
-
-    /// What is wrong.
-    pub fn reason(&self) -> Option<&str> {
-        match self {
-            State::Up => None,
-            State::Useless(reason) | State::Degraded(reason) | State::Down(reason) => Some(reason),
-        }
-    }
-}
-
-impl Display for State {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())?;
-        self.reason().map_or(Ok(()), |reason| write!(f, ": {reason}"))
-    }
-}
 
 /// One peer's counters over the last half minute.
 #[derive(Clone, Debug, Default)]

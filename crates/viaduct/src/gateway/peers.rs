@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
-use viaduct_proto::repair::health::{Health, State};
+use viaduct_proto::health::State;
+use viaduct_proto::repair::health::Health;
 use viaduct_proto::time::Instant as Now;
 
 use super::snapshot::{Details, Snapshot};

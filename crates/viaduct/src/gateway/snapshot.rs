@@ -5,8 +5,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use viaduct_proto::health::State;
 use viaduct_proto::keys::PublicKey;
-use viaduct_proto::repair::health::State;
 use viaduct_proto::repair::stats::PeerStats;
 use viaduct_proto::repair::{Clocks, PeerFacts, Plane, PlaneStats};
 use viaduct_sys::udp::SendReport;

@@ -1,0 +1,52 @@
+//! State of a peer, of a gateway or of an overlay: judged by what is achieved, and said in one form,
+//! `up`, `degraded: REASON`, `down: REASON, last answer AGE`.
+
+use std::fmt::{self, Display, Formatter};
+
+use serde::{Deserialize, Serialize};
+
+/// State of a peer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "state", content = "reason")]
+pub enum State {
+    /// It does what it is there for.
+    Up,
+    /// The session stands, and protects nothing.
+    Useless(String),
+    /// Something is wrong, and part of it works.
+    Degraded(String),
+    /// It does not answer: the reason, and when it last did.
+    Down(String),
+}
+
+impl State {
+    /// Whether nothing is wrong.
+    pub fn is_up(&self) -> bool {
+        matches!(self, State::Up)
+    }
+
+    /// Its name, without the reason.
+    pub fn name(&self) -> &'static str {
+        match self {
+            State::Up => "up",
+            State::Useless(_) => "up, nothing recovered",
+            State::Degraded(_) => "degraded",
+            State::Down(_) => "down",
+        }
+    }
+
+    /// What is wrong.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            State::Up => None,
+            State::Useless(reason) | State::Degraded(reason) | State::Down(reason) => Some(reason),
+        }
+    }
+}
+
+impl Display for State {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        self.reason().map_or(Ok(()), |reason| write!(f, ": {reason}"))
+    }
+}

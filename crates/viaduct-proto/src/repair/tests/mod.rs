@@ -1,0 +1,190 @@
+//! Two gateways, a link between them that loses what the test says, and a virtual clock.
+
+mod change;
+mod handshake;
+mod recovery;
+mod state;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use super::*;
+use crate::fec::layered::Parameters;
+use crate::fec::{Code, reed_solomon, window};
+use crate::keys::{Entropy, SecretKey};
+use crate::rng::Rng;
+use crate::time::{Duration, Instant};
+use crate::wire::ip;
+
+const MTU: usize = 1_200;
+
+struct World {
+    now: Instant,
+    a: Plane,
+    b: Plane,
+    rng: Rng,
+    /// What reached hosts at B, by its bytes, and how often.
+    delivered: HashMap<Vec<u8>, usize>,
+    /// Datagrams from A to B, as an eavesdropper has them.
+    overheard: Vec<Vec<u8>>,
+    next: u32,
+}
+
+fn endpoint(n: u8) -> SocketAddr {
+    SocketAddr::from(([192, 0, 2, n], 7400))
+}
+
+fn secret(n: u8) -> SecretKey {
+    SecretKey::from_bytes([n; 32])
+}
+
+fn local(n: u8) -> Local {
+    let rng = Mutex::new(Rng::from_seed(u64::from(n)));
+    let entropy: Entropy = Arc::new(move |out: &mut [u8]| rng.lock().unwrap().fill(out));
+    Local { secret: secret(n), entropy, unix_nanos_at_zero: 1_700_000_000_000_000_000 }
+}
+
+fn layered() -> Code {
+    Code::Layered(Parameters { r: 8, interleaves: vec![1, 19, 41], delay_xors: false })
+}
+
+fn config(me: u8, peer: u8, code: Code) -> PeerConfig {
+    let site = |n: u8| {
+        vec![format!("10.{n}.0.0/16").parse().unwrap(), format!("fd00:{n}::/32").parse().unwrap()]
+    };
+    PeerConfig {
+        name: format!("site-{peer}"),
+        key: secret(peer).public(),
+        endpoint: Some(endpoint(peer)),
+        sites: Sites { local: site(me), remote: site(peer) },
+        code: Some(code),
+        flush_after: Duration::from_millis(8),
+        rekey_after: Duration::from_secs(120),
+        longest: MTU,
+        memory: 8 << 20,
+    }
+}
+
+impl World {
+    fn new(code: &Code) -> World {
+        let plane = |me, peer| {
+            Plane::new(local(me), vec![config(me, peer, code.clone())], Instant::ZERO).unwrap()
+        };
+        let mut world = World {
+            now: Instant::ZERO,
+            a: plane(1, 2),
+            b: plane(2, 1),
+            rng: Rng::from_seed(42),
+            delivered: HashMap::new(),
+            overheard: Vec::new(),
+            next: 0,
+        };
+        world.run(Duration::from_millis(50), |_, _| false);
+        assert!(world.a_stats().up && world.b_stats().up, "the handshake is done");
+        world
+    }
+
+    fn a_stats(&self) -> stats::PeerStats {
+        self.a.stats()[0].1
+    }
+
+    fn b_stats(&self) -> stats::PeerStats {
+        self.b.stats()[0].1
+    }
+
+    /// A UDP packet from a host of A to one of B that is like no other.
+    fn packet(&mut self) -> Vec<u8> {
+        self.next += 1;
+        let len = 60 + self.rng.below((MTU - 60) as u64 + 1) as usize;
+        let mut packet = vec![0; len];
+        self.rng.fill(&mut packet[28..]);
+        packet[28..32].copy_from_slice(&self.next.to_be_bytes());
+        udp_header(&mut packet);
+        packet
+    }
+
+    /// Sends `packet` from A's hosts; the link loses it if `lost`.
+    fn send(&mut self, packet: &[u8], lost: bool) {
+        self.a.handle_outgoing(self.now, &mut packet.to_vec());
+        if !lost {
+            self.arrive(packet);
+        }
+    }
+
+    fn arrive(&mut self, packet: &[u8]) {
+        *self.delivered.entry(packet.to_vec()).or_default() += 1;
+        self.b.handle_incoming(self.now, &mut packet.to_vec());
+    }
+
+    /// Carries the gateways' datagrams; those from A for which `lose` says so are lost.
+    fn exchange(&mut self, lose: &mut impl FnMut(&mut Rng, &[u8]) -> bool) {
+        loop {
+            let from_a: Vec<Vec<u8>> = self.a.transmits().map(|(_, d)| d.to_vec()).collect();
+            let from_b: Vec<Vec<u8>> = self.b.transmits().map(|(_, d)| d.to_vec()).collect();
+            self.a.clear_transmits();
+            self.b.clear_transmits();
+            if from_a.is_empty() && from_b.is_empty() {
+                break;
+            }
+            for mut datagram in from_a {
+                self.overheard.push(datagram.clone());
+                if !lose(&mut self.rng, &datagram) {
+                    self.b.handle_datagram(self.now, endpoint(1), &mut datagram);
+                }
+            }
+            for mut datagram in from_b {
+                self.a.handle_datagram(self.now, endpoint(2), &mut datagram);
+            }
+        }
+        for packet in self.b.injections().iter() {
+            *self.delivered.entry(packet.to_vec()).or_default() += 1;
+        }
+        self.b.injections().clear();
+    }
+
+    fn run(&mut self, time: Duration, mut lose: impl FnMut(&mut Rng, &[u8]) -> bool) {
+        let end = self.now + time;
+        loop {
+            self.exchange(&mut lose);
+            let next = [self.a.poll_timeout(), self.b.poll_timeout()].into_iter().flatten().min();
+            match next.filter(|&at| at <= end) {
+                Some(at) => self.now = self.now.max(at),
+                None => break,
+            }
+            self.a.handle_timeout(self.now);
+            self.b.handle_timeout(self.now);
+        }
+        self.now = end;
+    }
+
+    /// Sends `count` packets, one a millisecond; returns those that never arrived.
+    fn stream(
+        &mut self,
+        count: usize,
+        mut lost: impl FnMut(&mut Rng, usize) -> bool,
+        repair_loss: f64,
+    ) -> usize {
+        let mut sent = Vec::new();
+        for i in 0..count {
+            let packet = self.packet();
+            let drop = lost(&mut self.rng, i);
+            self.send(&packet, drop);
+            sent.push(packet);
+            self.run(Duration::from_millis(1), |rng, _| rng.chance(repair_loss));
+        }
+        self.run(Duration::from_secs(3), |_, _| false);
+        assert!(sent.iter().all(|p| self.delivered.get(p).is_none_or(|&n| n == 1)), "no repeats");
+        sent.iter().filter(|p| !self.delivered.contains_key(*p)).count()
+    }
+}
+
+fn udp_header(packet: &mut [u8]) {
+    let len = packet.len();
+    packet[0] = 0x45;
+    packet[2..4].copy_from_slice(&(len as u16).to_be_bytes());
+    packet[9] = 17;
+    packet[12..16].copy_from_slice(&[10, 1, 0, 1]);
+    packet[16..20].copy_from_slice(&[10, 2, 0, 1]);
+    ip::restore(packet, ip::Hop { ttl: 63, tos: 0x2e });
+}
