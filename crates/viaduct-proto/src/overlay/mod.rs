@@ -26,6 +26,7 @@
 //! their numbers. So nothing that is played again changes anything.
 
 mod choice;
+mod health;
 mod node;
 mod prober;
 mod seal;

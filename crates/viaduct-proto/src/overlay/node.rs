@@ -7,11 +7,13 @@ use ipnet::IpNet;
 
 use super::MOST_PEERS;
 use super::choice::{Choice, Policy, Score};
-use super::prober::{Prober, State, Timing};
+use super::health::judge;
+use super::prober::{Prober, State as PathState, Timing};
 use super::seal::{Keys, Window};
 use super::stats::Stats;
 use super::table::{Place, Seen, Table, Way};
 use super::wire::{Id, Kind, Message, Path};
+use crate::health::State;
 use crate::keys::{Entropy, PublicKey, SecretKey};
 use crate::time::Instant;
 
@@ -67,6 +69,8 @@ struct Known {
     prober: Prober,
     /// The number of the next message to it.
     number: u64,
+    /// When its last probe came.
+    called: Option<Instant>,
     /// Its incarnation that has answered us, and what came of it.
     boot: Option<u64>,
     window: Window,
@@ -167,6 +171,7 @@ impl Node {
             return;
         }
         self.stats.answers += 1;
+        peer.called = Some(now);
         // Whoever has not answered us since it started may be an old message.
         if known {
             peer.tell(message.number, message.paths);
@@ -232,7 +237,7 @@ impl Node {
     }
 
     fn send(&mut self, to: usize, kind: Kind, nonce: u64) {
-        let paths = self.peers.iter().filter(|peer| peer.prober.state() != State::New);
+        let paths = self.peers.iter().filter(|peer| peer.prober.state() != PathState::New);
         let paths = paths.map(Known::path).collect();
         let peer = &mut self.peers[to];
         let number = peer.number;
@@ -285,12 +290,21 @@ impl Node {
         self.stats
     }
 
-    /// All that it knows.
+    /// How each of the peers does, in their order.
+    pub fn states(&self, now: Instant) -> Vec<State> {
+        let by = |peer: &Known| match peer.ways.first() {
+            Some(Way::By(n)) => self.peers.get(*n).map(|node| node.peer.name.as_str()),
+            _ => None,
+        };
+        self.peers.iter().map(|peer| judge(now, &peer.prober, peer.called, by(peer))).collect()
+    }
+
+    /// All that it knows, but for the peers' states.
     pub fn table(&self) -> Table {
         let number = |id: Id| self.peers.iter().position(|peer| peer.id == id);
         let others = |peer: &Known| {
             let told = peer.told.1.iter();
-            told.filter_map(|path| Some((number(path.to)?, seen(path, State::Up)))).collect()
+            told.filter_map(|path| Some((number(path.to)?, seen(path, PathState::Up)))).collect()
         };
         let place = |peer: &Known| Place {
             name: peer.peer.name.clone(),
@@ -306,6 +320,7 @@ impl Node {
             version: self.version,
             serves: self.config.serves.clone(),
             nodes: self.peers.iter().map(place).collect(),
+            states: Vec::new(),
             stats: self.stats,
         }
     }
@@ -319,6 +334,7 @@ impl Known {
             keys,
             prober,
             number: 0,
+            called: None,
             boot: None,
             window: Window::default(),
             told: (0, Vec::new()),
@@ -336,7 +352,7 @@ impl Known {
 
     /// The path to it.
     fn path(&self) -> Path {
-        let is_up = self.prober.state() == State::Up;
+        let is_up = self.prober.state() == PathState::Up;
         let rtt = self.prober.rtt().filter(|_| is_up);
         Path { to: self.id, rtt, loss: self.prober.loss() }
     }
@@ -347,8 +363,8 @@ fn score(path: &Path) -> Option<Score> {
     Some(Score { rtt: path.rtt?, loss: path.loss })
 }
 
-fn seen(path: &Path, state: State) -> Seen {
-    let up = (state != State::New).then_some(path.rtt.is_some());
+fn seen(path: &Path, state: PathState) -> Seen {
+    let up = (state != PathState::New).then_some(path.rtt.is_some());
     let rtt_ms = path.rtt.map_or(0.0, |rtt| rtt.as_secs_f64() * 1e3);
     Seen { up, rtt_ms, loss: path.loss }
 }

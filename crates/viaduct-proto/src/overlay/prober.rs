@@ -70,6 +70,7 @@ pub(super) struct Prober {
     back: u32,
     up_since: Instant,
     rtt: Option<Duration>,
+    last_answer: Option<Instant>,
     results: VecDeque<bool>,
 }
 
@@ -87,6 +88,7 @@ impl Prober {
             back: timing.back,
             up_since: now,
             rtt: None,
+            last_answer: None,
             results: VecDeque::new(),
         }
     }
@@ -104,6 +106,21 @@ impl Prober {
     pub(super) fn loss(&self) -> f64 {
         let lost = self.results.iter().filter(|answered| !**answered).count();
         lost as f64 / self.results.len().max(1) as f64
+    }
+
+    /// How many probes that is.
+    pub(super) fn counted(&self) -> usize {
+        self.results.len()
+    }
+
+    /// Time between probes on which none is lost.
+    pub(super) fn interval(&self) -> Duration {
+        self.timing.interval
+    }
+
+    /// When the last answer came.
+    pub(super) fn last_answer(&self) -> Option<Instant> {
+        self.last_answer
     }
 
     /// When something is to be done.
@@ -164,6 +181,7 @@ impl Prober {
             self.count(true);
         }
         self.measure(now - sent);
+        self.last_answer = Some(now);
         self.misses = 0;
         self.hits += 1;
         let rises = match self.state {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::choice::Policy;
 use super::stats::Stats;
 use crate::flow::Address;
+use crate::health::State;
 
 /// A way to a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -60,11 +61,20 @@ pub struct Table {
     pub serves: Vec<IpNet>,
     /// The others.
     pub nodes: Vec<Place>,
+    /// How each of them does, in their order.
+    #[serde(default)]
+    pub states: Vec<State>,
     /// What it has counted.
     pub stats: Stats,
 }
 
 impl Table {
+    /// What is wrong with nodes, one line each.
+    pub fn troubles(&self) -> Vec<String> {
+        let all = self.nodes.iter().zip(&self.states).filter(|(_, state)| !state.is_up());
+        all.map(|(node, state)| format!("peer {}: {state}", node.name)).collect()
+    }
+
     /// The ways to `to`, the best first; by nodes alone to a name, which is looked up there.
     pub fn ways(&self, to: &Address) -> Vec<Way> {
         let Address::Ip(at) = to else { return self.by_nodes().collect() };

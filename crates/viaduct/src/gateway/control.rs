@@ -159,7 +159,11 @@ impl Control {
                 _ = heard.interrupt.recv() => if self.drain(&mut draining, system) { break },
                 _ = tokio::time::sleep(DRAINED), if draining => {}
                 _ = &mut gone => bail!("the packet thread has ended; traffic goes on unprotected"),
-                _ = heard.hangup.recv() => self.reload_and_tell(system).await,
+                _ = heard.hangup.recv() => {
+                    self.reopen_log();
+                    self.reload_and_tell(system).await;
+                }
+                _ = heard.user1.recv() => self.reopen_log(),
                 () = self.endpoints.changed() => self.readdress().await,
                 client = socket::asker(&listener) => socket::show(client, &self.status().await)?,
                 client = next(self.doors.metrics.as_ref()) => {
@@ -200,6 +204,11 @@ impl Control {
         if let Some(clocks) = &mut self.clocks {
             clocks.keep(&details.clocks);
         }
+    }
+
+    /// Opens the access log of split mode again.
+    fn reopen_log(&self) {
+        self.flows.iter().for_each(|flows| flows.handle.reopen_log());
     }
 
     /// Lets the flows of split mode end, and takes no new ones; true if there is nothing to wait for,

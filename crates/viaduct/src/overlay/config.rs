@@ -21,7 +21,7 @@ use crate::{key, text};
 /// Bytes of a config, at most.
 const LONGEST: u64 = 1 << 20;
 /// What follows from the rest of the config, and what a node's proxy does not have.
-const FOLLOWS: [&str; 6] = ["expect", "name", "run-dir", "to", "intercept", "on-demand"];
+const FOLLOWS: [&str; 7] = ["expect", "name", "run-dir", "to", "intercept", "on-demand", "metrics"];
 /// Probes may be no more frequent, and no rarer.
 const INTERVALS: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(50)..=Duration::from_secs(600);
@@ -36,6 +36,8 @@ pub struct Config {
     pub endpoints: Vec<SocketAddr>,
     /// The proxy of those that may go by this node.
     pub socks: Option<Settings>,
+    /// Where metrics and `/healthz` are served.
+    pub metrics: Option<SocketAddr>,
     /// Directory of the status socket.
     pub run_dir: PathBuf,
 }
@@ -65,6 +67,7 @@ struct NodeTable {
     timeout: Option<Duration>,
     lost: Option<u32>,
     back: Option<u32>,
+    metrics: Option<SocketAddr>,
     #[serde(default = "default_run_dir")]
     run_dir: PathBuf,
 }
@@ -141,6 +144,7 @@ fn meaning(file: File, directory: &Path, registry: &Registry) -> Result<Config> 
         listen: node.listen,
         endpoints: peer.iter().map(|peer| peer.endpoint).collect(),
         socks,
+        metrics: node.metrics,
         run_dir: node.run_dir,
     })
 }

@@ -2,11 +2,13 @@
 //!
 //! ```text
 //!   UDP ◀── probes, answers ──▶ proto::overlay::Node ── table ──▶ status socket ──▶ +route, status
+//!                                                  └── metrics, /healthz
 //!   SOCKS5 ── clients that the config allows ──▶ a proxy beside it ──▶ where they ask to go
 //! ```
 
 mod config;
 mod desk;
+mod families;
 mod follow;
 mod service;
 

@@ -4,15 +4,17 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use tokio::net::UdpSocket;
+use tokio::net::{TcpListener, UdpSocket};
 use tracing::{debug, error, info};
 use viaduct_proto::flow::Registry;
-use viaduct_proto::overlay::Node;
+use viaduct_proto::overlay::{Node, Table};
 use viaduct_proto::time::Instant;
 use viaduct_sys::clock;
 
 use super::config::Config;
 use super::desk::Desk;
+use super::families;
+use crate::metrics::{self, Metrics, Page};
 use crate::notify::{Phase, notify};
 use crate::proxy::handle::Beside;
 use crate::shell::entropy;
@@ -46,19 +48,26 @@ pub fn run(path: &Path, config: Config, registry: &Registry) -> Result<()> {
         let desk = Desk::open(&socket)?;
         let listen = config.listen;
         let udp = UdpSocket::bind(listen).await.with_context(|| format!("listen: {listen}"))?;
+        let doors = config.metrics.map(metrics::listen).transpose()?;
         let flows = config.socks.clone().map(Beside::start).transpose().context("[socks]")?;
         let service = Service { path, registry, config, node, socket: udp, flows, told: 0 };
-        service.serve(&desk, heard).await
+        service.serve(&desk, doors, heard).await
     });
     notify(Phase::Stopping);
     done
 }
 
 impl Service<'_> {
-    async fn serve(mut self, desk: &Desk, mut heard: Heard) -> Result<()> {
+    async fn serve(
+        mut self,
+        desk: &Desk,
+        doors: Option<TcpListener>,
+        mut heard: Heard,
+    ) -> Result<()> {
         info!("overlay {}: probes at {}", self.config.node.name, self.config.listen);
         let mut second = tokio::time::interval(SECOND);
         let mut buffer = [0; LONGEST];
+        let metrics = Metrics::default();
         self.tell(desk)?;
         notify(Phase::Ready);
         let mut draining = false;
@@ -72,7 +81,16 @@ impl Service<'_> {
                 },
                 _ = second.tick() => self.tell(desk)?,
                 () = desk.serve() => {}
-                _ = heard.hangup.recv() => self.reload_and_say(),
+                client = metrics::next(doors.as_ref()) => {
+                    let table = self.table();
+                    let trouble = Some(table.troubles().join("\n")).filter(|all| !all.is_empty());
+                    metrics.answer(client, Page { counters: families::encode(&table), trouble });
+                }
+                _ = heard.hangup.recv() => {
+                    self.reopen_log();
+                    self.reload_and_say();
+                }
+                _ = heard.user1.recv() => self.reopen_log(),
                 _ = heard.terminate.recv() => if self.ends(&mut draining) { break },
                 _ = heard.interrupt.recv() => if self.ends(&mut draining) { break },
                 () = tokio::time::sleep(DRAINED), if draining => {}
@@ -106,8 +124,17 @@ impl Service<'_> {
 
     fn tell(&mut self, desk: &Desk) -> Result<()> {
         self.told = self.node.version();
-        desk.publish(serde_json::to_vec(&self.node.table())?);
+        desk.publish(serde_json::to_vec(&self.table())?);
         Ok(())
+    }
+
+    fn table(&self) -> Table {
+        Table { states: self.node.states(now()), ..self.node.table() }
+    }
+
+    /// Opens the access log of flows that go by this node again.
+    fn reopen_log(&self) {
+        self.flows.iter().for_each(|flows| flows.handle.reopen_log());
     }
 
     fn reload_and_say(&mut self) {
@@ -128,6 +155,7 @@ impl Service<'_> {
         };
         same("listen", new.listen == self.config.listen)?;
         same("name, run_dir", new.socket() == self.config.socket())?;
+        same("metrics", new.metrics == self.config.metrics)?;
         same("[socks]", new.socks.is_some() == self.flows.is_some())?;
         new.try_node().with_context(|| self.path.display().to_string())?;
         if let (Some(flows), Some(socks)) = (&mut self.flows, &new.socks) {

@@ -146,10 +146,11 @@ impl Beside {
     pub fn start(settings: Settings) -> Result<Beside> {
         let interception = Arc::default();
         let loops = Loops::new(&settings, opening::doors(&settings)?, &interception)?;
-        let orders = loops.orders();
+        let (orders, log) = (loops.orders(), loops.access_log());
         let thread = thread::Builder::new().name("flows".to_owned()).spawn(|| loops.run());
         let thread = thread.context("start the thread of flows")?;
-        Ok(Beside { handle: Handle::new(settings, orders, interception), thread })
+        let handle = Handle::new(settings, orders, interception).with_access_log(log);
+        Ok(Beside { handle, thread })
     }
 
     /// Whether it has ended.

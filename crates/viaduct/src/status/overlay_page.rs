@@ -46,9 +46,12 @@ impl Display for OverlayPage<'_> {
         let table = self.table;
         let policy = format!("{:?}", table.policy).to_lowercase();
         writeln!(f, "{}  best by {policy}", self.ink.bold(format!("overlay {}", table.overlay)))?;
-        for place in &table.nodes {
+        for (n, place) in table.nodes.iter().enumerate() {
             let path = self.seen(&place.path);
             row(f, &place.name, format!("{}; {path}", self.way(place)))?;
+            if let Some(state) = table.states.get(n).filter(|state| !state.is_up()) {
+                row(f, "", self.ink.paint(31, state))?;
+            }
             for (other, seen) in &place.others {
                 row(f, "", format!("  to {}: {}", self.name(*other), self.seen(seen)))?;
             }

@@ -4,8 +4,8 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
@@ -22,6 +22,8 @@ struct Overlay {
     ports: Vec<u16>,
     keys: Vec<String>,
     socks: u16,
+    /// Of node a.
+    metrics: u16,
     nodes: Vec<Option<Child>>,
 }
 
@@ -34,14 +36,15 @@ impl Overlay {
         fs::create_dir_all(&dir).unwrap();
         let free = |_| UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let ports: Vec<u16> = (0..4).map(free).collect();
-        let socks = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let (socks, metrics) = (free(), free());
         let key = |name: &&str| {
             let file = dir.join(format!("{name}.key"));
             let made = Command::new(VIADUCT).args(["key", "new", "--out"]).arg(&file).output();
             text(&made.unwrap().stdout).trim().to_owned()
         };
         let keys = NAMES.iter().map(key).collect();
-        let mut overlay = Overlay { dir, ports, keys, socks, nodes: Vec::new() };
+        let mut overlay = Overlay { dir, ports, keys, socks, metrics, nodes: Vec::new() };
         for n in 0..3 {
             overlay.configure(n, false);
             let node = overlay.spawn(n);
@@ -59,6 +62,9 @@ impl Overlay {
              serves = []\nrun_dir = \"{run_dir}\"\ninterval = \"200ms\"\ntimeout = \"150ms\"\n",
             ports[n]
         );
+        if name == "a" {
+            writeln!(config, "metrics = \"127.0.0.1:{}\"", self.metrics).unwrap();
+        }
         if name == "c" {
             let allow = "allow-from = [\"127.0.0.0/8\"]\nallow-to = [\"127.0.7.0/24\"]";
             writeln!(config, "[socks]\nlisten = \"127.0.0.1:{socks}\"\n{allow}").unwrap();
@@ -114,6 +120,15 @@ impl Overlay {
             thread::sleep(Duration::from_millis(50));
         }
         began.elapsed()
+    }
+
+    /// What node a answers over HTTP.
+    fn http(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.metrics)).unwrap();
+        stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
     }
 
     fn socket(&self) -> PathBuf {
@@ -201,6 +216,31 @@ fn flows_go_by_another_node_while_the_direct_path_is_down_and_directly_when_it_i
     assert!(goes_directly(&tell(&route, to)));
     // Nor is a node needed that is not there.
     assert!(goes_directly(&tell("+route:overlay=/nowhere.sock", to)));
+}
+
+#[test]
+fn states_are_what_probes_achieve() {
+    let mut overlay = Overlay::start("states");
+    // Each has the wrong address of the other, and so neither's probes arrive.
+    overlay.wait_for(0, "degraded: the direct path is down, no answer yet; flows go by c");
+    let health = overlay.http("/healthz");
+    assert!(health.starts_with("HTTP/1.1 503") && health.contains("peer b: degraded"), "{health}");
+    let metrics = overlay.http("/metrics");
+    for line in ["viaduct_trouble 1", "{peer=\"b\"} 1", "viaduct_peer_trouble{peer=\"c\"} 0"] {
+        assert!(metrics.contains(line), "{metrics}");
+    }
+    // Now b's probes arrive at a, and a's still go elsewhere.
+    overlay.signal(2, "KILL");
+    overlay.nodes[2].take().unwrap().wait().unwrap();
+    overlay.configure(1, true);
+    overlay.signal(1, "HUP");
+    overlay.wait_for(0, "down: its probes arrive, and it does not answer ours");
+    overlay.wait_for(0, "down: it does not answer any more, last answer ");
+    overlay.configure(0, true);
+    overlay.signal(0, "HUP");
+    overlay.wait_for(0, "  b         directly; ");
+    let health = overlay.http("/healthz");
+    assert!(!health.contains("peer b") && health.contains("peer c: down: it does not"), "{health}");
 }
 
 #[test]

@@ -138,6 +138,7 @@ fn fixed(nodes: &[SocketAddr]) -> Tables {
         version: 0,
         serves: Vec::new(),
         nodes: nodes.iter().enumerate().map(place).collect(),
+        states: Vec::new(),
         stats: Stats::default(),
     });
     Arc::new(move || Some(table.clone()))

@@ -38,6 +38,7 @@ fn table(version: u64, direct: Seen, ways: &[Way]) -> Table {
         version,
         serves: vec!["10.1.0.0/16".parse().unwrap()],
         nodes: vec![place("b", 2, direct, ways, &[1]), place("c", 3, UP, &[Way::Direct], &[0])],
+        states: Vec::new(),
         stats: Stats::default(),
     }
 }

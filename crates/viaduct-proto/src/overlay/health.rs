@@ -1,0 +1,99 @@
+//! Health of a peer, judged by what probes of the path to it achieve.
+
+use super::prober::{Prober, State as Path};
+use crate::health::State;
+use crate::time::Instant;
+
+/// Probes needed before the share that was lost is judged.
+const MIN_SAMPLE: usize = 20;
+/// Share of lost probes from which on a path is degraded.
+const MAX_LOSS: f64 = 0.1;
+/// Intervals of probes within which a peer that is there has probed us.
+const CALLS_WITHIN: u32 = 4;
+
+/// The state of the peer that `prober` probes. Its own last probe came at `called`; `by` is the node by which flows go
+/// to it, if they do not go directly.
+pub(super) fn judge(
+    now: Instant,
+    prober: &Prober,
+    called: Option<Instant>,
+    by: Option<&str>,
+) -> State {
+    if prober.state() == Path::Up {
+        let (lost, of) = (prober.loss(), prober.counted());
+        return match of >= MIN_SAMPLE && lost >= MAX_LOSS {
+            true => {
+                State::Degraded(format!("{:.0} % of the last {of} probes were lost", lost * 100.0))
+            }
+            false => State::Up,
+        };
+    }
+    let last = match prober.last_answer() {
+        Some(at) => format!("last answer {} s ago", now.since(at).as_secs()),
+        None => "no answer yet".to_owned(),
+    };
+    if let Some(node) = by {
+        return State::Degraded(format!("the direct path is down, {last}; flows go by {node}"));
+    }
+    // One that has gone has probed us last when it has answered last.
+    let since = prober.last_answer().map_or(Instant::ZERO, |at| at + 2 * prober.interval());
+    let calls =
+        called.is_some_and(|at| at > since && now.since(at) < CALLS_WITHIN * prober.interval());
+    let reason = match (calls, prober.last_answer()) {
+        (true, _) => {
+            "its probes arrive, and it does not answer ours: is its endpoint here right, and its firewall open?"
+        }
+        (_, Some(_)) => "it does not answer any more",
+        (_, None) => "nothing is heard of it",
+    };
+    State::Down(format!("{reason}, {last}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::prober::Timing;
+    use super::*;
+    use crate::time::Duration;
+
+    const STEP: Duration = Duration::from_millis(250);
+
+    /// The state after so many steps, in which each probe has the answer that `answers` says.
+    fn run(
+        steps: u64,
+        answers: impl Fn(u64) -> bool,
+    ) -> impl Fn(Option<Instant>, Option<&str>) -> String {
+        let mut now = Instant::ZERO;
+        let mut prober = Prober::new(Timing::default(), now);
+        for step in 0..steps {
+            prober.look(now);
+            if prober.probes(now, step, 0.5) && answers(step) {
+                prober.answered(now, step);
+            }
+            now += STEP;
+        }
+        move |called, by| judge(now, &prober, called, by).to_string()
+    }
+
+    #[test]
+    fn a_state_is_what_probes_achieve() {
+        let state = run(100, |_| true);
+        assert_eq!(state(None, None), "up");
+        assert_eq!(state(None, Some("c")), "up", "another way is only shorter");
+        let lossy = run(400, |step| step % 3 != 0);
+        assert!(lossy(None, None).starts_with("degraded: "), "{}", lossy(None, None));
+        assert!(lossy(None, None).contains(" % of the last 100 probes were lost"));
+    }
+
+    #[test]
+    fn a_path_that_is_down_says_why_and_since_when() {
+        let never = run(40, |_| false);
+        assert_eq!(never(None, None), "down: nothing is heard of it, no answer yet");
+        let gone = run(80, |step| step < 40);
+        assert_eq!(gone(None, None), "down: it does not answer any more, last answer 10 s ago");
+        let by = "degraded: the direct path is down, last answer 10 s ago; flows go by c";
+        assert_eq!(gone(None, Some("c")), by);
+        let just = Instant::ZERO + 39 * STEP;
+        assert!(never(Some(just), None).starts_with("down: its probes arrive"));
+        assert!(gone(Some(just), None).starts_with("down: it does not answer any more"));
+    }
+}
