@@ -21,7 +21,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
 use std::{fs, io};
 
 use anyhow::{Result, anyhow, bail};
@@ -35,8 +34,7 @@ use self::session::Desk;
 use crate::proxy;
 use crate::proxy::below::Below;
 use crate::proxy::onward::Onward;
-use crate::proxy::settings::Settings;
-use crate::proxy::values::{dead_after, spin, wait};
+use crate::proxy::settings::{ProgramTimes, Settings};
 use crate::run::above::Above;
 use crate::run::carrier::Carrier;
 use crate::run::joined::Joined;
@@ -84,16 +82,8 @@ pub struct MasterArgs {
     /// Stand above this master: it carries on what this one sends
     #[arg(long, value_name = "NAME")]
     master: Option<String>,
-    /// How long whoever comes to a program that listens may take to say what the handlers want to hear
-    #[arg(long, value_name = "TIME", value_parser = wait, default_value = "60s")]
-    arrival_wait: Duration,
-    /// How long a far end may leave data, probes and questions whether it is there without an answer before its flow
-    /// ends; 0s: as long as the kernel waits
-    #[arg(long, value_name = "TIME", value_parser = dead_after, default_value = "60s")]
-    dead_after: Duration,
-    /// How long it looks for what comes next before it sleeps, where that has paid of late; 0s: never
-    #[arg(long, value_name = "TIME", value_parser = spin, default_value = "100us")]
-    spin: Duration,
+    #[command(flatten)]
+    times: ProgramTimes,
     /// Where Prometheus finds the metrics
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
@@ -121,13 +111,7 @@ pub fn run(args: &MasterArgs, registry: Registry, log: impl FnOnce()) -> Result<
     };
     let (name, run_dir) = (args.name.clone(), args.run_dir.path());
     let by = Onward::Direct;
-    let mut settings = Settings::for_programs(
-        name,
-        chain,
-        by,
-        (args.arrival_wait, args.spin, args.dead_after),
-        run_dir,
-    );
+    let mut settings = Settings::for_programs(name, chain, by, args.times, run_dir);
     settings.metrics = args.metrics;
     let max_runs = quota::max_runs(raise_descriptors());
     settings.leave_descriptors(max_runs);

@@ -198,13 +198,7 @@ fn worker(args: &RunArgs, plan: &Plan, above: Option<Arc<Above>>) -> Result<Besi
     if by.trickles().is_some() {
         put_back_left(&run_dir);
     }
-    let mut settings = Settings::for_programs(
-        name,
-        chain,
-        by,
-        (args.arrival_wait, args.spin, args.dead_after),
-        run_dir,
-    );
+    let mut settings = Settings::for_programs(name, chain, by, args.times, run_dir);
     settings.agreeing = agreeing;
     settings.below = above.map(|above| above as Arc<dyn Below>);
     Beside::start(settings)

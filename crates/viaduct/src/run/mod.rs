@@ -59,8 +59,9 @@ pub use words::{meant, unfold};
 
 use self::report::Report;
 use crate::proxy::onward::Onward;
+use crate::proxy::settings::ProgramTimes;
 use crate::proxy::through::Factories;
-use crate::proxy::values::{dead_after, spin, wait};
+use crate::proxy::values::wait;
 use crate::run_dir::RunDir;
 
 /// How a run ends if it is Viaduct that cannot: as env(1) does.
@@ -93,19 +94,11 @@ pub struct RunArgs {
     /// own socket
     #[arg(long)]
     no_offload: bool,
-    /// How long whoever comes to a program that listens may take to say what the handlers want to hear
-    #[arg(long, value_name = "TIME", value_parser = wait, default_value = "60s")]
-    arrival_wait: Duration,
-    /// How long a far end may leave data, probes and questions whether it is there without an answer before its flow
-    /// ends; 0s: as long as the kernel waits
-    #[arg(long, value_name = "TIME", value_parser = dead_after, default_value = "60s")]
-    dead_after: Duration,
+    #[command(flatten)]
+    times: ProgramTimes,
     /// How long datagrams between two ends may be silent before their handlers forget them
     #[arg(long, value_name = "TIME", value_parser = wait, default_value = "60s")]
     datagram_idle: Duration,
-    /// How long the master looks for what comes next before it sleeps, where that has paid of late; 0s: never
-    #[arg(long, value_name = "TIME", value_parser = spin, default_value = "100us")]
-    spin: Duration,
     /// Say at the end, on standard error, what became of the program's flows
     #[arg(long)]
     report: bool,

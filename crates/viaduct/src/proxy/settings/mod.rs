@@ -2,6 +2,7 @@
 //! checked before anything is touched.
 
 mod meaning;
+mod programs;
 mod remarks;
 
 use std::fmt;
@@ -9,11 +10,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use tracing::warn;
-use viaduct_proto::flow::{DEFAULT_LIMIT, Registry};
+use viaduct_proto::flow::Registry;
 use viaduct_sys::intercept::Intercept;
 use viaduct_sys::process::raise_descriptors;
 use viaduct_sys::tcp::{Mirrored, TcpOptions};
@@ -21,14 +21,12 @@ use viaduct_sys::tcp::{Mirrored, TcpOptions};
 use super::agreeing::Agreeing;
 use super::below::Below;
 use super::file::{self, PolicyTable, Said};
-use super::liveness::DeadPeerLimits;
 use super::onward::Onward;
-use super::options::{Accept, ProxyArgs, ProxyOptions, TRICKLES_BUFFER};
+use super::options::{Accept, ProxyArgs, ProxyOptions};
 use super::orders::Limits;
 use super::policy::{Plan, Policies};
 use super::target::Target;
 use super::tell::Tell;
-use super::through::Factories;
 use super::told::path_of;
 use super::trickles::Course;
 use super::tunnels::settings::{TunnelName, TunnelSettings, TunnelTable};
@@ -39,16 +37,13 @@ pub(super) use meaning::check_congestion_control;
 use meaning::{
     far, has_effect, holds, intercept, leads_on, limits, metrics_apart, target, workers,
 };
+pub use programs::ProgramTimes;
 
 /// Descriptors that are not flows': pipes, taps, listeners, the status socket; half of all, where
 /// there are few.
 const SPARE_DESCRIPTORS: u64 = 256;
 /// Descriptors of a flow over TCP.
 const DESCRIPTORS_EACH: u64 = 2;
-
-/// How long flows of programs that have ended may go on: as long as the kernel keeps connections whose
-/// program has gone.
-const DRAIN: Duration = Duration::from_secs(60);
 
 /// All that a proxy is to do.
 #[derive(Clone, Debug)]
@@ -120,59 +115,6 @@ impl Settings {
             Ok((settings.fitted(), Some(text)))
         };
         read().with_context(|| path.display().to_string())
-    }
-
-    /// For wrapped programs: flows pass `handlers`, go on `by` this, and end as theirs would; who comes to one
-    /// has `words` to say what handlers want to hear; the loop looks for more for `spin` before it sleeps; an end that
-    /// acknowledges nothing for `dead_after` is given up, unless that is 0.
-    pub fn for_programs(
-        name: String,
-        handlers: Factories,
-        by: Onward,
-        (words, spin, dead_after): (Duration, Duration, Duration),
-        run_dir: PathBuf,
-    ) -> Settings {
-        let dead_after = Some(dead_after).filter(|time| !time.is_zero());
-        let handlers = Some(handlers).filter(|list| !list.is_empty());
-        let limits = Limits {
-            flows: usize::MAX,
-            early: None,
-            // The kernel gives up when it would have for the program.
-            connect: Duration::MAX,
-            words,
-            silence: DeadPeerLimits { keep_alive: dead_after, dead_after },
-            idle: None,
-            idle_exit: None,
-            drain: DRAIN,
-            spin,
-            chain_buffer: DEFAULT_LIMIT,
-            trickles_buffer: TRICKLES_BUFFER,
-        };
-        let settings = Settings {
-            name,
-            listen: Vec::new(),
-            target: Target::Called,
-            policies: Policies {
-                otherwise: Plan { by, handlers, ..Plan::default() },
-                ..Policies::default()
-            },
-            tell: None,
-            agreeing: None,
-            below: None,
-            options: TcpOptions::default(),
-            limits,
-            workers: 1,
-            tunnels: None,
-            intercept: None,
-            holds: false,
-            may_be_late: false,
-            on_demand: false,
-            run_dir,
-            metrics: None,
-            over_limit: None,
-            access_log: AccessLogArgs::default(),
-        };
-        settings.fitted()
     }
 
     /// With no more flows than there may be descriptors for: clients that none is left for would hang.

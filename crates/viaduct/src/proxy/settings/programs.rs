@@ -1,0 +1,91 @@
+//! The settings of a worker that carries flows of wrapped programs.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use viaduct_proto::flow::DEFAULT_LIMIT;
+use viaduct_sys::tcp::TcpOptions;
+
+use super::Settings;
+use crate::access_log::AccessLogArgs;
+use crate::proxy::liveness::DeadPeerLimits;
+use crate::proxy::onward::Onward;
+use crate::proxy::options::TRICKLES_BUFFER;
+use crate::proxy::orders::Limits;
+use crate::proxy::policy::{Plan, Policies};
+use crate::proxy::target::Target;
+use crate::proxy::through::Factories;
+use crate::proxy::values::{dead_after, spin, wait};
+
+/// How long flows of programs that have ended may go on: as long as the kernel keeps connections whose
+/// program has gone.
+const DRAIN: Duration = Duration::from_secs(60);
+
+/// Times that `viaduct run` and `viaduct master` may be told.
+#[derive(Clone, Copy, Debug, clap::Args)]
+#[cfg_attr(test, derive(Default))]
+pub struct ProgramTimes {
+    /// How long whoever comes to a program that listens may take to say what the handlers want to hear
+    #[arg(long, value_name = "TIME", value_parser = wait, default_value = "60s")]
+    arrival_wait: Duration,
+    /// How long a far end may leave data, probes and questions whether it is there without an answer before its flow
+    /// ends; 0s: as long as the kernel waits
+    #[arg(long, value_name = "TIME", value_parser = dead_after, default_value = "60s")]
+    dead_after: Duration,
+    /// How long the master looks for what comes next before it sleeps, where that has paid of late; 0s: never
+    #[arg(long, value_name = "TIME", value_parser = spin, default_value = "100us")]
+    spin: Duration,
+}
+
+impl Settings {
+    /// For wrapped programs: flows pass `handlers`, go on `by` this, and end as theirs would.
+    pub fn for_programs(
+        name: String,
+        handlers: Factories,
+        by: Onward,
+        times: ProgramTimes,
+        run_dir: PathBuf,
+    ) -> Settings {
+        let dead_after = Some(times.dead_after).filter(|time| !time.is_zero());
+        let handlers = Some(handlers).filter(|list| !list.is_empty());
+        let limits = Limits {
+            flows: usize::MAX,
+            early: None,
+            // The kernel gives up when it would have for the program.
+            connect: Duration::MAX,
+            words: times.arrival_wait,
+            silence: DeadPeerLimits { keep_alive: dead_after, dead_after },
+            idle: None,
+            idle_exit: None,
+            drain: DRAIN,
+            spin: times.spin,
+            chain_buffer: DEFAULT_LIMIT,
+            trickles_buffer: TRICKLES_BUFFER,
+        };
+        let settings = Settings {
+            name,
+            listen: Vec::new(),
+            target: Target::Called,
+            policies: Policies {
+                otherwise: Plan { by, handlers, ..Plan::default() },
+                ..Policies::default()
+            },
+            tell: None,
+            agreeing: None,
+            below: None,
+            options: TcpOptions::default(),
+            limits,
+            workers: 1,
+            tunnels: None,
+            intercept: None,
+            holds: false,
+            may_be_late: false,
+            on_demand: false,
+            run_dir,
+            metrics: None,
+            over_limit: None,
+            access_log: AccessLogArgs::default(),
+        };
+        settings.fitted()
+    }
+}
