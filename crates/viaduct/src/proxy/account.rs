@@ -24,6 +24,7 @@ pub struct Account {
     protocol: &'static str,
     /// Destination in the client's words, if it is logged.
     to: Option<String>,
+    /// Name that the client has authenticated as; at the far end of a tunnel, public key of the near end.
     user: Option<String>,
     /// Status and cause of an end that is not the ends' own.
     ended: Option<(u16, String)>,
@@ -40,11 +41,6 @@ impl Account {
         (self.protocol, self.to, self.user) = (protocol, Some(to.to_string()), user);
         // It may have known no password before.
         self.ended = None;
-    }
-
-    /// Whether it is known where the client wants to go.
-    pub fn has_destination(&self) -> bool {
-        self.to.is_some()
     }
 
     /// So many bytes have passed each way.

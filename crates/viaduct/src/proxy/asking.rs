@@ -130,11 +130,7 @@ impl Worker {
         source: Option<SocketAddr>,
         now: Instant,
     ) {
-        let flow = self.flows.at(key);
-        flow.set_source(source);
-        if self.access_log.is_on() && !flow.account.has_destination() {
-            flow.account.wants("tunnel", &to, None);
-        }
+        self.flows.at(key).set_source(source);
         match to {
             Address::Ip(at) => self.go(key, at, now),
             Address::Name(name, port) => self.go_by_name(key, name, port, now),

@@ -2,6 +2,7 @@
 //! of it.
 #![allow(clippy::unwrap_used)] // a test may panic
 
+mod access_log;
 #[path = "../common/mod.rs"]
 mod common;
 mod vanished;

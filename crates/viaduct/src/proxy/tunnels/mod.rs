@@ -207,12 +207,9 @@ impl Tunnels {
     /// The next session that a peer has opened.
     pub fn poll_arrival(&mut self) -> Option<Arrival> {
         self.far.iter().find_map(|peer| {
-            let arrival = peer.lock().arrivals.pop_front()?;
-            Some(Arrival {
-                session: Session::arrived(peer, arrival.0),
-                to: arrival.1,
-                source: arrival.2,
-            })
+            let (seat, to, source) = peer.lock().arrivals.pop_front()?;
+            let key = peer.lock().key;
+            Some(Arrival { session: Session::arrived(peer, seat), to, source, peer: key })
         })
     }
 

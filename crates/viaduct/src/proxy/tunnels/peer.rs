@@ -29,6 +29,8 @@ pub struct Arrival {
     pub to: Address,
     /// Who it is for.
     pub source: Option<SocketAddr>,
+    /// The peer.
+    pub peer: PublicKey,
 }
 
 /// The tunnel, as its ends and links share it: all in one thread, so that nobody ever waits.
@@ -53,7 +55,7 @@ impl SharedPeer {
 /// The tunnel.
 #[derive(Debug)]
 pub(super) struct Peer {
-    key: PublicKey,
+    pub(super) key: PublicKey,
     /// What its tunnel is called; empty without a name.
     name: String,
     /// The instance of a peer that dials; one that is dialled may come back as another.

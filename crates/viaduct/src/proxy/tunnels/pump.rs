@@ -2,6 +2,7 @@
 //! that arrive.
 
 use mio::Token;
+use viaduct_proto::flow::Failure;
 use viaduct_proto::time::Instant;
 
 use super::{Arrival, Took};
@@ -48,13 +49,20 @@ impl Worker {
 
     /// Takes in a session that a peer has opened.
     fn take_in(&mut self, arrival: Arrival, now: Instant) {
-        let Arrival { session, to, source } = arrival;
-        let unknown = ([0, 0, 0, 0], 0).into();
-        let flow = Flow::waiting(Leg::Session(session), source.unwrap_or(unknown), now);
+        let Arrival { session, to, source, peer } = arrival;
+        let client = source.unwrap_or_else(|| ([0, 0, 0, 0], 0).into());
+        let mut flow = Flow::waiting(Leg::Session(session), client, now);
+        if self.access_log.is_on() {
+            flow.account.wants("tunnel", &to, Some(peer.to_string()));
+        }
         self.stats.accepted += 1;
-        match self.flows.insert(flow) {
-            Some(key) => self.open(key, to, source, now),
-            None => self.stats.refused.full += 1,
+        if self.flows.is_full() {
+            self.stats.refused.full += 1;
+            flow.set_broken(Failure::Full);
+            return self.log_end(&flow, now);
+        }
+        if let Some(key) = self.flows.insert(flow) {
+            self.open(key, to, source, now);
         }
     }
 }
