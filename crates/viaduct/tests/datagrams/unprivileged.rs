@@ -1,10 +1,10 @@
 //! Datagrams by `seccomp` and `preload`, whose sockets are in a namespace of their own: what the kernel says and does
 //! for a plain program it says and does for a wrapped one.
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd as _;
-use std::process::Stdio;
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,16 +15,45 @@ use super::world::{command, far_end, global_address, output, run, text, world};
 
 const VIAS: [&str; 2] = ["--via=seccomp", "--via=preload"];
 
-/// What a Python program says, run plainly and by each interposer.
-fn said(program: &str, words: &[&str]) -> [String; 3] {
-    let plain = command("python3", &[&["-c", program], words].concat());
-    let wrapped = VIAS.map(|via| {
+/// What a Python program says plainly; by each interposer it has to say the same.
+fn says_the_same(program: &str, words: &[&str]) -> String {
+    let plain = text(&command("python3", &[&["-c", program], words].concat()).stdout);
+    for via in VIAS {
         let output = output(&[&[DELAY, via, "--", "python3", "-c", program], words].concat());
         assert!(output.status.success(), "{via} {output:?}");
-        text(&output.stdout)
-    });
-    let [seccomp, preload] = wrapped;
-    [text(&plain.stdout), seccomp, preload]
+        assert_eq!(text(&output.stdout), plain, "{via}");
+    }
+    plain
+}
+
+/// A Python program by one interposer that hears lines and answers them.
+struct Talk {
+    child: Child,
+    input: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Talk {
+    fn begin(via: &str, program: &str) -> Talk {
+        let mut command = run(&[DELAY, via, "--", "python3", "-c", program]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Talk { input: child.stdin.take().unwrap(), lines, child }
+    }
+
+    fn say(&mut self, line: &str) {
+        writeln!(self.input, "{line}").unwrap();
+    }
+
+    fn hear(&mut self) -> String {
+        self.lines.next().unwrap().unwrap()
+    }
+
+    fn end(self) {
+        let Talk { mut child, input, .. } = self;
+        drop(input);
+        assert!(child.wait().unwrap().success());
+    }
 }
 
 #[test]
@@ -45,9 +74,8 @@ for family, any, port in (socket.AF_INET, '0.0.0.0', sys.argv[1]), (socket.AF_IN
         data, peer = s.recvfrom(99)
         print(data.split()[0], peer[0])
 ";
-    let [plain, seccomp, preload] = said(program, &[&port, &six]);
+    let plain = says_the_same(program, &[&port, &six]);
     assert_eq!(plain.lines().count(), 6, "{plain}");
-    assert_eq!((&seccomp, &preload), (&plain, &plain));
 }
 
 #[test]
@@ -67,20 +95,14 @@ for _ in range(3):
     sys.stdin.readline()
 ";
     for via in VIAS {
-        let mut child = run(&[DELAY, via, "--", "python3", "-c", program])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut input = child.stdin.take().unwrap();
+        let mut talk = Talk::begin(via, program);
         for _ in 0..3 {
-            let port: u16 = lines.next().unwrap().unwrap().parse().unwrap();
+            let port: u16 = talk.hear().parse().unwrap();
             let near = UdpSocket::bind("127.0.0.1:0").unwrap();
             near.connect(("127.0.0.1", port)).unwrap();
             near.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
             near.send(b"x").unwrap();
-            assert_eq!(lines.next().unwrap().unwrap(), "closed");
+            assert_eq!(talk.hear(), "closed");
             // Sockets are looked through once a second besides, which three in a row do not meet.
             let began = Instant::now();
             let refused = || {
@@ -92,9 +114,9 @@ for _ in range(3):
             while !refused() {
                 assert!(began.elapsed() < Duration::from_millis(400), "{via}: nobody says so");
             }
-            input.write_all(b"\n").unwrap();
+            talk.say("");
         }
-        assert!(child.wait().unwrap().success());
+        talk.end();
     }
 }
 
@@ -123,9 +145,8 @@ for family in socket.AF_INET, socket.AF_INET6:
         result = libc.bind(s.fileno(), four.ljust(28, b'\\0'), length)
         print('IPv4 bound', result, ctypes.get_errno() if result else 0)
 ";
-    let [plain, seccomp, preload] = said(program, &[]);
+    let plain = says_the_same(program, &[]);
     assert!(plain.contains("no route ENETUNREACH"), "{plain}");
-    assert_eq!((&seccomp, &preload), (&plain, &plain));
 }
 
 #[test]
@@ -141,18 +162,12 @@ for line in sys.stdin:
     except OSError as e: print(e.errno, flush=True)
 ";
     for via in VIAS {
-        let mut child = run(&[DELAY, via, "--", "python3", "-c", program])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut input = child.stdin.take().unwrap();
+        let mut talk = Talk::begin(via, program);
         let mut becomes = |to: &str, expected: &str| {
             let began = Instant::now();
             loop {
-                writeln!(input, "{to}").unwrap();
-                let said = lines.next().unwrap().unwrap();
+                talk.say(to);
+                let said = talk.hear();
                 if said == expected {
                     return;
                 }
@@ -172,8 +187,7 @@ for line in sys.stdin:
         becomes("203.0.113.9", "sent");
         assert!(command("ip", &["link", "del", "d0"]).status.success());
         becomes("203.0.113.9", "101");
-        drop(input);
-        assert!(child.wait().unwrap().success());
+        talk.end();
     }
 }
 
@@ -224,9 +238,8 @@ s.setsockopt(V6, socket.IPV6_UNICAST_HOPS, 9); s.setsockopt(V6, socket.IPV6_TCLA
 s.setsockopt(V6, socket.IPV6_RECVHOPLIMIT, 1); s.setsockopt(V6, socket.IPV6_RECVTCLASS, 1)
 ask(s, six)
 ";
-    let [plain, seccomp, preload] = said(program, &[&four, &six]);
+    let plain = says_the_same(program, &[&four, &six]);
     assert!(plain.contains("b'5 40'") && plain.contains(", 33)"), "{plain}");
-    assert_eq!((&seccomp, &preload), (&plain, &plain));
 }
 
 #[test]
@@ -247,9 +260,8 @@ for family, host, option in (socket.AF_INET, '127.0.0.1', (0, 11)), (socket.AF_I
     data, _, flags, to = s.recvmsg(99, 999, 0x2000)
     print(data, to[0], to[1] == at[1])
 ";
-    let [plain, seccomp, preload] = said(program, &[]);
+    let plain = says_the_same(program, &[]);
     assert!(plain.starts_with("111\nb'this' 127.0.0.1 True\n111\nb'this' ::1 True"), "{plain}");
-    assert_eq!((&seccomp, &preload), (&plain, &plain));
 }
 
 #[test]
