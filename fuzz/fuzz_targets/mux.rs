@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex};
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
+use viaduct_fuzz::frames::{FrameKind, emitted, greeting};
 use viaduct_fuzz::{Bytes, Steps};
 use viaduct_proto::flow::{Action, Address, BottomId, Chain, Failure, Half, HandlerSpec};
 use viaduct_proto::handlers::{Shell, registry};
 use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
-use viaduct_proto::tunnel::wire::{Frame, Hello, Opening};
 
 const LIMIT: usize = 4_096;
 /// Bytes that may wait beyond the limit: what one call brings.
@@ -33,7 +33,7 @@ struct Input {
 #[derive(Arbitrary, Debug)]
 enum Step {
     Raw { bytes: Bytes },
-    Frame { session: u8, frame: Kind },
+    Frame { session: u8, frame: FrameKind },
     Write { chain: u8, count: u16 },
     Takes { chain: u8, takes: bool },
     Shutdown { chain: u8 },
@@ -41,47 +41,6 @@ enum Step {
     Finish,
     Fail,
     Wait { millis: u16 },
-}
-
-#[derive(Arbitrary, Debug)]
-enum Kind {
-    Hello { instance: u8, tokens: u32, floor: u16, sessions: u8 },
-    Grant { tokens: u64 },
-    Gone { link: u8 },
-    Ping { any: u64 },
-    Leave,
-    Syn { opens: bool },
-    Data { count: u16 },
-    Fin,
-    FinAck,
-    Rst,
-    Ack { freed: u16 },
-}
-
-fn framed(kind: &Kind) -> Frame<'static> {
-    const BYTES: [u8; 16_384] = [9; 16_384];
-    match *kind {
-        Kind::Hello { instance, tokens, floor, sessions } => Frame::Hello(Hello {
-            instance: u64::from(instance),
-            link: 1,
-            tokens: u64::from(tokens),
-            floor: u32::from(floor),
-            sessions: u32::from(sessions),
-        }),
-        Kind::Grant { tokens } => Frame::Grant(tokens),
-        Kind::Gone { link } => Frame::Gone(u32::from(link % 4)),
-        Kind::Ping { any } => Frame::Ping(any),
-        Kind::Leave => Frame::Leave,
-        Kind::Syn { opens } => Frame::Syn(opens.then(|| {
-            let to = Address::Name("host.example".into(), 80);
-            Box::new(Opening { to, source: "[::1]:9".parse().ok() })
-        })),
-        Kind::Data { count } => Frame::Data(&BYTES[..usize::from(count % 16_384) + 1]),
-        Kind::Fin => Frame::Fin,
-        Kind::FinAck => Frame::FinAck,
-        Kind::Rst => Frame::Rst(Failure::Denied),
-        Kind::Ack { freed } => Frame::Ack(u32::from(freed)),
-    }
 }
 
 /// A chain, and what was said of it.
@@ -183,10 +142,7 @@ fuzz_target!(|input: Input| {
     let mut world = World::new();
     world.act();
     if input.greeted {
-        let hello = Hello { instance: 2, link: 1, tokens: 100_000, floor: 50, sessions: 8 };
-        let mut bytes = Vec::new();
-        Frame::Hello(hello).emit(0, &mut bytes);
-        world.hear(bytes);
+        world.hear(greeting(100_000));
         world.act();
     }
     for step in input.steps.0 {
@@ -194,14 +150,7 @@ fuzz_target!(|input: Input| {
         match step {
             Step::Raw { bytes } => world.hear(bytes.0),
             Step::Frame { session, frame } => {
-                let session = match frame {
-                    Kind::Hello { .. } | Kind::Grant { .. } | Kind::Gone { .. } => 0,
-                    Kind::Ping { .. } | Kind::Leave => 0,
-                    _ => u32::from(session % 16) + 1,
-                };
-                let mut bytes = Vec::new();
-                framed(&frame).emit(session, &mut bytes);
-                world.hear(bytes);
+                world.hear(emitted(frame.session(session), &frame.framed(0)));
             }
             Step::Write { chain, count } => {
                 let chain = &mut world.end(chain).chain;

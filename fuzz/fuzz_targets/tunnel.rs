@@ -7,12 +7,13 @@ use std::sync::{Arc, LazyLock};
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
+use viaduct_fuzz::frames::{FrameKind, emitted, greeting};
 use viaduct_fuzz::{Bytes, Steps};
 use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::keys::{Entropy, SecretKey};
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::tunnel::record::Secure;
-use viaduct_proto::tunnel::wire::{Frame, Hello, Opening, Parser};
+use viaduct_proto::tunnel::wire::{Frame, Parser};
 use viaduct_proto::tunnel::{Carrier, Event, Settings, Tunnel};
 
 #[derive(Arbitrary, Debug)]
@@ -34,7 +35,7 @@ enum Step {
     Frame {
         link: bool,
         session: u8,
-        frame: Kind,
+        frame: FrameKind,
     },
     /// This end opens a session and writes.
     Open {
@@ -53,42 +54,6 @@ enum Step {
     },
 }
 
-#[derive(Arbitrary, Debug)]
-enum Kind {
-    Hello {
-        instance: u8,
-        tokens: u32,
-        floor: u16,
-        sessions: u8,
-    },
-    Grant {
-        tokens: u64,
-    },
-    Gone {
-        link: u8,
-    },
-    Ping {
-        any: u64,
-    },
-    /// The right answer, or another.
-    Pong {
-        right: bool,
-    },
-    Leave,
-    Syn {
-        opens: bool,
-    },
-    Data {
-        count: u16,
-    },
-    Fin,
-    FinAck,
-    Rst,
-    Ack {
-        freed: u16,
-    },
-}
-
 fn settings() -> Settings {
     let (initial, limit, floor) = (20_000, 60_000, 100);
     Settings { initial, limit, floor, sessions: 8, queue: 4_000, ..Settings::default() }
@@ -100,8 +65,7 @@ fuzz_target!(|input: Input| {
     let mut now = Instant::from_nanos(1_000_000);
     let links = [tunnel.dial(now, carrier), tunnel.dial(now, carrier)];
     if input.greeted {
-        let hello = Hello { instance: 2, link: 1, tokens: 10_000, floor: 50, sessions: 8 };
-        feed(&mut tunnel, now, links[0], 0, &emitted(0, &Frame::Hello(hello)));
+        feed(&mut tunnel, now, links[0], 0, &greeting(10_000));
     }
     let (mut sessions, mut pinged) = (Vec::new(), 0);
     for step in &input.steps.0 {
@@ -112,12 +76,8 @@ fuzz_target!(|input: Input| {
                 feed(&mut tunnel, now, links[0], u32::from(*lane), &bytes.0);
             }
             Step::Frame { link, session, frame } => {
-                let session = match frame {
-                    Kind::Hello { .. } | Kind::Grant { .. } | Kind::Gone { .. } => 0,
-                    Kind::Ping { .. } | Kind::Pong { .. } | Kind::Leave => 0,
-                    _ => u32::from(session % 16) + 1,
-                };
-                let bytes = emitted(session, &framed(frame, pinged));
+                let session = frame.session(*session);
+                let bytes = emitted(session, &frame.framed(pinged));
                 let lane = if input.streams { session } else { 0 };
                 feed(&mut tunnel, now, links[usize::from(*link)], lane, &bytes);
             }
@@ -171,39 +131,6 @@ fn feed(tunnel: &mut Tunnel, now: Instant, link: u32, lane: u32, bytes: &[u8]) {
     let (first, second) = bytes.split_at(bytes.len() / 2);
     tunnel.handle_bytes(now, link, lane, first);
     tunnel.handle_bytes(now, link, lane, second);
-}
-
-fn framed(kind: &Kind, pinged: u64) -> Frame<'static> {
-    const BYTES: [u8; 16_384] = [9; 16_384];
-    match *kind {
-        Kind::Hello { instance, tokens, floor, sessions } => Frame::Hello(Hello {
-            instance: u64::from(instance),
-            link: 1,
-            tokens: u64::from(tokens),
-            floor: u32::from(floor),
-            sessions: u32::from(sessions),
-        }),
-        Kind::Grant { tokens } => Frame::Grant(tokens),
-        Kind::Gone { link } => Frame::Gone(u32::from(link % 4)),
-        Kind::Ping { any } => Frame::Ping(any),
-        Kind::Pong { right } => Frame::Pong(if right { pinged } else { pinged / 2 }),
-        Kind::Leave => Frame::Leave,
-        Kind::Syn { opens } => Frame::Syn(opens.then(|| {
-            let to = Address::Name("host.example".into(), 80);
-            Box::new(Opening { to, source: "[::1]:9".parse().ok() })
-        })),
-        Kind::Data { count } => Frame::Data(&BYTES[..usize::from(count % 16_384) + 1]),
-        Kind::Fin => Frame::Fin,
-        Kind::FinAck => Frame::FinAck,
-        Kind::Rst => Frame::Rst(Failure::Denied),
-        Kind::Ack { freed } => Frame::Ack(u32::from(freed)),
-    }
-}
-
-fn emitted(session: u32, frame: &Frame<'_>) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    frame.emit(session, &mut bytes);
-    bytes
 }
 
 /// What a stream says, data put together, up to its first error.

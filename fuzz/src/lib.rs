@@ -1,6 +1,8 @@
 //! What the targets share: how operations are read from the fuzzer's bytes, two gateways that know
 //! each other, and packets between their sites.
 
+pub mod frames;
+
 use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock, Mutex};
 

@@ -1,0 +1,93 @@
+//! Frames of a tunnel, which `mux` speaks too, as a fuzzer's other end says them.
+
+use arbitrary::Arbitrary;
+use viaduct_proto::flow::{Address, Failure};
+use viaduct_proto::tunnel::wire::{Frame, Hello, Opening};
+
+/// A frame that can be read.
+#[derive(Arbitrary, Debug)]
+pub enum FrameKind {
+    Hello {
+        instance: u8,
+        tokens: u32,
+        floor: u16,
+        sessions: u8,
+    },
+    Grant {
+        tokens: u64,
+    },
+    Gone {
+        link: u8,
+    },
+    Ping {
+        any: u64,
+    },
+    /// The right answer, or another.
+    Pong {
+        right: bool,
+    },
+    Leave,
+    Syn {
+        opens: bool,
+    },
+    Data {
+        count: u16,
+    },
+    Fin,
+    FinAck,
+    Rst,
+    Ack {
+        freed: u16,
+    },
+}
+
+impl FrameKind {
+    /// The session that it is of: this one, or 0 where it is the link's.
+    pub fn session(&self, session: u8) -> u32 {
+        match self {
+            FrameKind::Hello { .. } | FrameKind::Grant { .. } | FrameKind::Gone { .. } => 0,
+            FrameKind::Ping { .. } | FrameKind::Pong { .. } | FrameKind::Leave => 0,
+            _ => u32::from(session % 16) + 1,
+        }
+    }
+
+    /// The frame; a right Pong answers `pinged`.
+    pub fn framed(&self, pinged: u64) -> Frame<'static> {
+        const BYTES: [u8; 16_384] = [9; 16_384];
+        match *self {
+            FrameKind::Hello { instance, tokens, floor, sessions } => Frame::Hello(Hello {
+                instance: u64::from(instance),
+                link: 1,
+                tokens: u64::from(tokens),
+                floor: u32::from(floor),
+                sessions: u32::from(sessions),
+            }),
+            FrameKind::Grant { tokens } => Frame::Grant(tokens),
+            FrameKind::Gone { link } => Frame::Gone(u32::from(link % 4)),
+            FrameKind::Ping { any } => Frame::Ping(any),
+            FrameKind::Pong { right } => Frame::Pong(if right { pinged } else { pinged / 2 }),
+            FrameKind::Leave => Frame::Leave,
+            FrameKind::Syn { opens } => Frame::Syn(opens.then(|| {
+                let to = Address::Name("host.example".into(), 80);
+                Box::new(Opening { to, source: "[::1]:9".parse().ok() })
+            })),
+            FrameKind::Data { count } => Frame::Data(&BYTES[..usize::from(count % 16_384) + 1]),
+            FrameKind::Fin => Frame::Fin,
+            FrameKind::FinAck => Frame::FinAck,
+            FrameKind::Rst => Frame::Rst(Failure::Denied),
+            FrameKind::Ack { freed } => Frame::Ack(u32::from(freed)),
+        }
+    }
+}
+
+/// What the other end says first, with so many tokens.
+pub fn greeting(tokens: u64) -> Vec<u8> {
+    emitted(0, &Frame::Hello(Hello { instance: 2, link: 1, tokens, floor: 50, sessions: 8 }))
+}
+
+/// The bytes of a frame.
+pub fn emitted(session: u32, frame: &Frame<'_>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    frame.emit(session, &mut bytes);
+    bytes
+}
