@@ -13,6 +13,8 @@ const SLOWEST: u64 = 1_000;
 /// The smallest buffer, bytes, and the largest that the kernel can be asked for.
 const SMALLEST: usize = 4 << 10;
 pub(super) const LARGEST: usize = 1 << 30;
+/// The least that a limit of memory may be, bytes.
+const SMALLEST_MEMORY: usize = 64 << 10;
 /// The longest time, in days: a hundred years. What is longer can be said by 0s, where there is an end
 /// to be had at all.
 const LONGEST: u64 = 36_500;
@@ -100,6 +102,17 @@ pub fn wait(text: &str) -> Result<Duration, String> {
 /// How many, at least one.
 pub fn count(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&n| n > 0).ok_or("a number from 1 is expected".to_owned())
+}
+
+/// Bytes of memory, as a number of them or with K, M or G, which are powers of 1024.
+pub fn memory(text: &str) -> Result<usize, String> {
+    let units = [("K", 10), ("M", 20), ("G", 30)];
+    let upper = text.to_ascii_uppercase();
+    let unit = units.iter().find_map(|(unit, bits)| Some((upper.strip_suffix(unit)?, *bits)));
+    let (number, bits) = unit.unwrap_or((&upper, 0));
+    let bytes = number.parse::<usize>().ok().and_then(|number| number.checked_mul(1 << bits));
+    let bytes = bytes.filter(|bytes| (SMALLEST_MEMORY..=LARGEST).contains(bytes));
+    bytes.ok_or_else(|| "bytes are expected, such as 2M; 64K at least and 1G at most".to_owned())
 }
 
 /// Bytes of a buffer.

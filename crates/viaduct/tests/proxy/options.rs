@@ -103,6 +103,8 @@ fn what_makes_no_sense_or_has_no_effect_is_refused_in_one_line() {
         ("--config x --keep-client", "keep-client: --config has all options"),
         ("--config x --links 3", "links: --config has all options"),
         (&format!("{TO} --tunnel-buffer 0"), "65536"),
+        (&format!("{TO} --stranger-memory 1M"), "stranger-memory: it is a tunnel's"),
+        (&format!("{TO} --stranger-memory 2T"), "such as 2M"),
         (&format!("{TO} --ports 80"), "ports: they are intercept's"),
         (&format!("{TO} --keep-client"), "keep-client: it is intercept's"),
         (&format!("{TO} --links 3"), "links: the end that dials"),

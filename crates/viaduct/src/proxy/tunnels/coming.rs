@@ -92,7 +92,7 @@ impl Tunnels {
     /// Takes a link that was dialled; those that have waited longest may go for it.
     fn admit(&mut self, wire: Wire, from: SocketAddr, now: Instant) -> Option<usize> {
         let quic = matches!(wire, Wire::Quic(_));
-        let places = if quic { strangers::QUIC } else { strangers::TCP };
+        let places = self.settings.stranger_memory.places(quic);
         if let Some(key) = strangers::in_the_way(&self.strangers(quic), from.ip().into(), places) {
             self.strangers_dropped += 1;
             self.close(key, &io::Error::other("others wait to show whose they are"), now);
@@ -116,7 +116,8 @@ impl Tunnels {
 
     /// Reads datagrams.
     pub(super) fn receive(&mut self, now: Instant) {
-        let crowded = strangers::is_crowded(self.strangers(true).len(), strangers::QUIC);
+        let places = self.settings.stranger_memory.places(true);
+        let crowded = strangers::is_crowded(self.strangers(true).len(), places);
         let Some(endpoint) = &mut self.endpoint else { return };
         endpoint.readable = true;
         let mut driven = BTreeSet::new();

@@ -15,7 +15,8 @@ use viaduct_proto::tunnel::Settings;
 
 use crate::key;
 use crate::proxy::settings::check_congestion_control;
-use crate::proxy::values::{goal, goal_in, place};
+use crate::proxy::tunnels::strangers::StrangerMemory;
+use crate::proxy::values::{goal, goal_in, memory, place};
 use crate::text;
 
 /// The tunnels of a proxy.
@@ -37,12 +38,17 @@ pub struct TunnelSettings {
     pub waits: bool,
     /// Servers that sessions may leave to.
     pub allow_to: Vec<IpNet>,
+    /// What links may hold whose other ends have not shown a key.
+    pub stranger_memory: StrangerMemory,
     /// Buffers and times.
     pub core: Settings,
 }
 
 /// The buffer of a tunnel, if nobody says.
 const TUNNEL_BUFFER: u64 = 64 << 20;
+/// Memory for links of one source whose other ends have not shown a key, and of all, if nobody says.
+const SOURCE_MEMORY: usize = 2 << 20;
+const STRANGER_MEMORY: usize = 8 << 20;
 /// What QUIC links may have.
 const QUIC_CONGESTION: [&str; 3] = ["cubic", "bbr", "reno"];
 
@@ -139,6 +145,13 @@ pub struct TunnelArgs {
     #[arg(long, value_name = "BYTES", default_value_t = TUNNEL_BUFFER,
           value_parser = clap::value_parser!(u64).range(64 << 10..=1 << 40))]
     pub tunnel_buffer: u64,
+    /// Memory that links of one address (a /64 of IPv6) may hold where tunnels arrive until their other ends have
+    /// shown a known key, by each carrier; one more link, and the oldest is let go [default: 2M]
+    #[arg(long, value_name = "BYTES", value_parser = memory)]
+    pub stranger_memory_per_source: Option<usize>,
+    /// The same of all addresses [default: 8M]
+    #[arg(long, value_name = "BYTES", value_parser = memory)]
+    pub stranger_memory: Option<usize>,
 }
 
 impl TunnelArgs {
@@ -163,11 +176,16 @@ impl TunnelArgs {
                 ("link-congestion", self.link_congestion.is_some()),
                 ("carrier", self.carrier != CarrierKind::Tcp),
                 ("tunnel-buffer", self.tunnel_buffer != TUNNEL_BUFFER),
+                ("stranger-memory", self.stranger_memory.is_some()),
             ];
             return match idle.iter().find(|(_, is)| *is) {
                 Some((what, _)) => bail!("{what}: it is a tunnel's; give tunnel or tunnel-listen"),
                 None => Ok(None),
             };
+        }
+        let memory = self.stranger_memory.or(self.stranger_memory_per_source);
+        if self.tunnel_listen.is_none() && memory.is_some() {
+            bail!("stranger-memory: it is the far end's; give tunnel-listen");
         }
         let Some(file) = &self.key else {
             bail!("key: tunnels need the file of this site's secret key");
@@ -205,6 +223,10 @@ impl TunnelArgs {
             congestion: self.link_congestion.clone(),
             waits: false,
             allow_to: allow_to.to_vec(),
+            stranger_memory: StrangerMemory {
+                source: self.stranger_memory_per_source.unwrap_or(SOURCE_MEMORY),
+                all: self.stranger_memory.unwrap_or(STRANGER_MEMORY),
+            },
             core,
         }))
     }
@@ -289,7 +311,7 @@ impl TunnelSettings {
                     == (new.listen, new.carrier, &new.congestion, &new.peers)
                     && old.dials.iter().map(Dial::end).eq(new.dials.iter().map(Dial::end))
                     && (&old.secret, old.waits) == (&new.secret, new.waits)
-                    && old.allow_to == new.allow_to
+                    && (&old.allow_to, old.stranger_memory) == (&new.allow_to, new.stranger_memory)
                     && (old.core.limit, old.core.silence) == (new.core.limit, new.core.silence)
             }
             _ => false,

@@ -7,10 +7,6 @@ use std::collections::HashMap;
 
 use crate::source::Source;
 
-/// Bytes that the links of one source may hold before their ends have shown a key, by each carrier.
-const MAX_SOURCE_BYTES: usize = 2 << 20;
-/// Bytes of all such links of a carrier.
-const MAX_BYTES: usize = 8 << 20;
 /// At most as many links of one source as one tunnel may have.
 const MAX_SOURCE_LINKS: usize = 64;
 
@@ -21,18 +17,27 @@ pub(super) struct Places {
     all: usize,
 }
 
-/// Over TCP: a socket, the handshake, and one read.
-pub(super) const TCP: Places = Places::of(16 << 10);
+/// Bytes of a link over TCP: a socket, the handshake, and one read.
+const TCP: usize = 16 << 10;
 /// Over QUIC: a connection with its TLS, what its windows and buffers can hold, and the datagrams in
 /// which that came.
-pub(super) const QUIC: Places = Places::of(64 << 10);
+const QUIC: usize = 64 << 10;
 
-impl Places {
-    /// For links that hold so many bytes each, at most.
-    const fn of(bytes: usize) -> Places {
-        let each = MAX_SOURCE_BYTES / bytes;
-        let each = if each < MAX_SOURCE_LINKS { each } else { MAX_SOURCE_LINKS };
-        Places { each, all: MAX_BYTES / bytes }
+/// Bytes that links may hold before their ends have shown a key, by each carrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StrangerMemory {
+    /// Those of one source.
+    pub source: usize,
+    /// All.
+    pub all: usize,
+}
+
+impl StrangerMemory {
+    /// For how many links that is enough.
+    pub(super) fn places(self, quic: bool) -> Places {
+        let link = if quic { QUIC } else { TCP };
+        let each = (self.source / link).clamp(1, MAX_SOURCE_LINKS);
+        Places { each, all: (self.all / link).max(1) }
     }
 }
 
@@ -65,35 +70,48 @@ pub(super) fn is_crowded(waiting: usize, places: Places) -> bool {
 mod tests {
     use super::*;
 
+    const MEMORY: StrangerMemory = StrangerMemory { source: 2 << 20, all: 8 << 20 };
+
+    #[test]
+    fn memory_is_shared_out_to_links() {
+        let [tcp, quic] = [false, true].map(|quic| MEMORY.places(quic));
+        assert_eq!((tcp.each, tcp.all, quic.each, quic.all), (64, 512, 32, 128));
+        let least = StrangerMemory { source: 64 << 10, all: 64 << 10 }.places(true);
+        assert_eq!((least.each, least.all), (1, 1));
+    }
+
     fn source(text: &str) -> Source {
         text.parse::<std::net::IpAddr>().unwrap().into()
     }
 
     #[test]
     fn whoever_has_too_many_loses_the_oldest_and_nobody_else_does() {
+        let quic = MEMORY.places(true);
         let bad = source("10.0.0.9");
         let mut waiting = vec![(7, source("10.0.0.1"))];
-        waiting.extend((100..100 + QUIC.each).map(|key| (key, bad)));
-        assert_eq!(in_the_way(&waiting, bad, QUIC), Some(100));
-        assert_eq!(in_the_way(&waiting, source("10.0.0.1"), QUIC), None);
+        waiting.extend((100..100 + quic.each).map(|key| (key, bad)));
+        assert_eq!(in_the_way(&waiting, bad, quic), Some(100));
+        assert_eq!(in_the_way(&waiting, source("10.0.0.1"), quic), None);
     }
 
     #[test]
     fn where_all_places_are_taken_the_oldest_goes() {
-        let sources = (0..QUIC.all).map(|n| source(&format!("10.0.{}.{}", n / 256, n % 256)));
+        let quic = MEMORY.places(true);
+        let sources = (0..quic.all).map(|n| source(&format!("10.0.{}.{}", n / 256, n % 256)));
         let waiting: Vec<_> = (1000..).zip(sources).collect();
-        assert_eq!(in_the_way(&waiting[1..], source("10.9.9.9"), QUIC), None);
-        assert_eq!(in_the_way(&waiting, source("10.9.9.9"), QUIC), Some(1000));
-        assert_eq!(in_the_way(&waiting, waiting[5].1, QUIC), Some(1000));
+        assert_eq!(in_the_way(&waiting[1..], source("10.9.9.9"), quic), None);
+        assert_eq!(in_the_way(&waiting, source("10.9.9.9"), quic), Some(1000));
+        assert_eq!(in_the_way(&waiting, waiting[5].1, quic), Some(1000));
     }
 
     #[test]
     fn where_all_places_are_taken_the_source_with_the_most_loses_one() {
+        let quic = MEMORY.places(true);
         let (peer, bad) = (source("10.0.0.1"), source("10.9.9.9"));
-        let others = (2..QUIC.all).map(|n| source(&format!("10.0.{}.{}", n / 256, n % 256)));
+        let others = (2..quic.all).map(|n| source(&format!("10.0.{}.{}", n / 256, n % 256)));
         let mut waiting: Vec<_> = (0..).zip([peer].into_iter().chain(others)).collect();
-        waiting.truncate(QUIC.all - QUIC.each);
-        waiting.extend((1000..1000 + QUIC.each).map(|key| (key, bad)));
-        assert_eq!(in_the_way(&waiting, source("10.8.8.8"), QUIC), Some(1000));
+        waiting.truncate(quic.all - quic.each);
+        waiting.extend((1000..1000 + quic.each).map(|key| (key, bad)));
+        assert_eq!(in_the_way(&waiting, source("10.8.8.8"), quic), Some(1000));
     }
 }

@@ -12,6 +12,7 @@ use viaduct_proto::tunnel::Settings;
 use super::*;
 use crate::proxy::tunnels::Tunnels;
 use crate::proxy::tunnels::settings::{CarrierKind, Dial};
+use crate::proxy::tunnels::strangers::StrangerMemory;
 
 fn settings(listen: Option<SocketAddr>, dials: Vec<Dial>) -> TunnelSettings {
     TunnelSettings {
@@ -23,6 +24,7 @@ fn settings(listen: Option<SocketAddr>, dials: Vec<Dial>) -> TunnelSettings {
         congestion: None,
         waits: false,
         allow_to: Vec::new(),
+        stranger_memory: StrangerMemory { source: 2 << 20, all: 8 << 20 },
         core: Settings::default(),
     }
 }
