@@ -60,7 +60,10 @@ mod tests {
     #[test]
     fn descendants_are_of_the_run_and_others_are_not() {
         let mut child = Command::new("sh");
-        child.args(["-c", "cat & echo $!; wait"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        child
+            .args(["-c", "exec 3<&0; cat <&3 & echo $!; wait"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         let mut child = child.spawn().unwrap();
         let mut line = String::new();
         let mut out = std::io::BufReader::new(child.stdout.take().unwrap());
