@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "state", content = "reason")]
 pub enum State {
-    /// It does what it is there for.
+    /// Works, as far as is seen.
     Up,
-    /// The session stands, and protects nothing.
+    /// Session that protects nothing.
     Useless(String),
-    /// Something is wrong, and part of it works.
+    /// Works in part.
     Degraded(String),
-    /// It does not answer: the reason, and when it last did.
+    /// No answer: the reason, and the age of the last one.
     Down(String),
 }
 
@@ -25,7 +25,7 @@ impl State {
         matches!(self, State::Up)
     }
 
-    /// Its name, without the reason.
+    /// Name without the reason.
     pub fn name(&self) -> &'static str {
         match self {
             State::Up => "up",
@@ -35,7 +35,7 @@ impl State {
         }
     }
 
-    /// What is wrong.
+    /// Reason; `None` for [`State::Up`].
     pub fn reason(&self) -> Option<&str> {
         match self {
             State::Up => None,

@@ -81,13 +81,13 @@ pub(crate) unsafe extern "C" fn getsockopt(
     returned(result) as c_int
 }
 
-/// What the master says of a connect that has failed.
+/// Answer of the master about a connect that has failed.
 enum Refusal {
     /// Nothing: the kernel knows.
     None,
     /// Why it has.
     Because(c_int),
-    /// It cannot be asked, without a descriptor. A call without the word seccomp tells it of.
+    /// No answer, for want of a descriptor: a call without the library's mark is left to seccomp.
     Unasked,
 }
 

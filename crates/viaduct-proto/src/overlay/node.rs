@@ -290,7 +290,7 @@ impl Node {
         self.stats
     }
 
-    /// How each of the peers does, in their order.
+    /// State of each peer, in their order.
     pub fn states(&self, now: Instant) -> Vec<State> {
         let by = |peer: &Known| match peer.ways.first() {
             Some(Way::By(n)) => self.peers.get(*n).map(|node| node.peer.name.as_str()),

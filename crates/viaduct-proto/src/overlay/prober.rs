@@ -108,7 +108,7 @@ impl Prober {
         lost as f64 / self.results.len().max(1) as f64
     }
 
-    /// How many probes that is.
+    /// Number of those probes.
     pub(super) fn counted(&self) -> usize {
         self.results.len()
     }
