@@ -123,6 +123,7 @@ pub fn run(args: &MasterArgs, registry: Registry, log: impl FnOnce()) -> Result<
     check_free(&settings.socket())?;
     let signals = Signals::register()?;
     let door = door(&args.run_dir.path(), &args.name);
+    let mut door_name = None;
     let ended = proxy::carry(&settings, registry, signals, |worker| {
         let worker = worker.clone();
         let carrier = match above {
@@ -130,9 +131,11 @@ pub fn run(args: &MasterArgs, registry: Registry, log: impl FnOnce()) -> Result<
             Some(above) => Carrier::Above(worker, above, Box::new(rules)),
         };
         let quota = Quota::new(limits, refused);
-        Desk::open(&door, args.all_users)?.start(welcome, carrier, quota)
+        let (desk, name) = Desk::open(&door, args.all_users)?;
+        door_name = Some(name);
+        desk.start(welcome, carrier, quota)
     });
-    let _ = fs::remove_file(&door);
+    drop(door_name);
     ended.map(|()| ExitCode::SUCCESS)
 }
 
@@ -160,9 +163,6 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 
 /// Takes the place of a master that was killed, and of none that runs.
 fn clear(door: &Path) -> Result<()> {
-    if let Some(directory) = door.parent() {
-        fs::create_dir_all(directory).map_err(|error| cannot_be(directory, &error))?;
-    }
     match records::connect(&door.to_string_lossy()) {
         Ok(_) => {
             bail!("{}: a master of this name runs; give this one another name", door.display())

@@ -23,6 +23,7 @@ use viaduct_proto::flow::Failure;
 use viaduct_proto::wrap::shared::{Down, RECORD, Up};
 use viaduct_proto::wrap::wire::{Answer, WELCOME, Welcome};
 use viaduct_proto::wrap::{Errno, Fate, Transport};
+use viaduct_sys::dir_lock::DirLock;
 use viaduct_sys::records::{self, Received};
 use viaduct_sys::tcp::{self, Mirrored};
 
@@ -34,6 +35,7 @@ use crate::proxy::calls::{Arrival, Call};
 use crate::proxy::conn::{Conn, Lender};
 use crate::run::carrier::Carrier;
 use crate::sparing::Sparing;
+use crate::status::socket::Name;
 
 /// After an error of accept.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -58,17 +60,19 @@ struct Shared {
 static REFUSED: Sparing<u32> = Sparing::new(4);
 
 impl Desk {
-    /// Opens it at `door`, for this user and root, or for all.
+    /// Opens it at `door`, for this user and root, or for all, and its name.
     ///
     /// # Errors
     /// Another master has it.
-    pub fn open(door: &Path, all_users: bool) -> Result<Desk> {
+    pub fn open(door: &Path, all_users: bool) -> Result<(Desk, Name)> {
+        // Of two that start at the same instant one finds the other's socket.
+        let _lock = DirLock::around(door).map_err(|error| cannot_be(door, &error))?;
         clear(door)?;
         let listener = records::listen(&door.to_string_lossy());
         let listener = listener.map_err(|error| cannot_be(door, &error))?;
         let mode = if all_users { 0o666 } else { 0o600 };
         fs::set_permissions(door, fs::Permissions::from_mode(mode))?;
-        Ok(Desk { listener, all_users })
+        Ok((Desk { listener, all_users }, Name::of(door)))
     }
 
     /// Serves for as long as the process runs.

@@ -17,13 +17,20 @@ const READ_WITHIN: Duration = Duration::from_secs(5);
 /// When a client that could not be accepted is tried again.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// The name of a status socket, which goes with this value.
+/// The name of a service's socket, which goes with this value.
 #[derive(Debug)]
 #[must_use]
 pub struct Name {
     path: PathBuf,
     /// Device and inode: another service may have taken the name since.
     file: Option<(u64, u64)>,
+}
+
+impl Name {
+    /// Of the socket that this process has just bound to `path`.
+    pub fn of(path: &Path) -> Name {
+        Name { file: file_of(path), path: path.to_owned() }
+    }
 }
 
 impl Drop for Name {
@@ -50,7 +57,7 @@ pub fn open(path: &Path) -> Result<(UnixListener, Name)> {
     let _ = fs::remove_file(path);
     let bound = UnixListener::bind(path);
     let listener = bound.with_context(|| format!("status socket {}", path.display()))?;
-    Ok((listener, Name { file: file_of(path), path: path.to_owned() }))
+    Ok((listener, Name::of(path)))
 }
 
 /// The next client of a status socket.
