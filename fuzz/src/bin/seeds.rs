@@ -32,7 +32,8 @@ const LINKS: [&str; 6] = [
     "",
 ];
 
-const JOURNAL: &str = r#"{"owner":{"pid":1,"started":2,"boot":"b","namespace":"net:[3]"},"changes":[]}"#;
+const JOURNAL: &str =
+    r#"{"owner":{"pid":1,"started":2,"boot":"b","namespace":"net:[3]"},"changes":[]}"#;
 
 fn main() -> io::Result<()> {
     let Some(corpus) = env::args_os().nth(1).map(PathBuf::from) else {
@@ -55,7 +56,20 @@ fn main() -> io::Result<()> {
     write(&corpus, "names", &questions())?;
     write(&corpus, "trickles_packets", &trickles_packets())?;
     // These read sequences of operations: any bytes are some.
-    for target in ["decoders", "codes", "messages", "plane", "query", "tunnel", "sessions", "handlers", "mux", "trickles", "trickles_streams", "trickles_crypt"] {
+    for target in [
+        "decoders",
+        "codes",
+        "messages",
+        "plane",
+        "query",
+        "tunnel",
+        "sessions",
+        "handlers",
+        "mux",
+        "trickles",
+        "trickles_streams",
+        "trickles_crypt",
+    ] {
         write(&corpus, target, &noise(target))?;
     }
     Ok(())
@@ -200,7 +214,8 @@ fn wrapped() -> Vec<Vec<u8>> {
     let mut rules = Rules::EVERYTHING;
     rules.read(text).expect("rules");
     let mut bytes = [0; WELCOME];
-    let welcome = Welcome { rules, meeting: [Some(to), None], offload: Some(7), tells: true };
+    let welcome =
+        Welcome { rules, meeting: [Some(to), None], offload: Some(7), tells: true, heard: true };
     let welcome = Answer::Welcome(welcome).emit(&mut bytes);
     let mut seeds = vec![sockaddr[..length].to_vec(), text.into(), bytes[..welcome].to_vec()];
     let asked = [Request::Hello, Request::Connect { to, wait: true }, Request::Names { cookie: 7 }];
