@@ -249,14 +249,15 @@ impl Fronts {
         }
         let flags = fcntl_getfl(&socket)?;
         if !hall::is_of_this_network(&socket) {
-            let front = match hall::are_of_one_network(&listeners, &socket) {
-                // It was behind one, and has been shut down.
-                true => Some(front_of(&socket, is, backlog)?),
-                false => None,
-            };
             hall::listen(&socket, backlog)?;
-            if let Some(front) = front {
-                self.add(front, is, backlog, flags, &socket)?;
+            if hall::are_of_one_network(&listeners, &socket) {
+                // It was behind a front, and has been shut down.
+                let front = front_of(&socket, is, backlog)
+                    .and_then(|front| self.add(front, is, backlog, flags, &socket));
+                if let Err(error) = front {
+                    hall::stop_listening(&socket)?;
+                    return Err(error);
+                }
             }
             return Ok(Listens::Already);
         }
