@@ -100,7 +100,9 @@ ip addr add fe80::aa/64 dev v0 nodad
 python3 -c "$CLIENT" & "$@" python3 -c "$SERVER"; wait
 "#;
 const LINK_LOCAL_CLIENT: &str = "
-import socket, time
+import os, socket, time
+# One write a line: client and server share their output.
+say = lambda *words: os.write(1, (' '.join(map(str, words)) + '\\n').encode())
 for port in 7001, 7002:
     for _ in range(500):
         c = socket.socket(socket.AF_INET6)
@@ -110,18 +112,20 @@ for port in 7001, 7002:
         except ConnectionRefusedError:
             time.sleep(0.02)
     c.sendall(b'hello')
-    print(c.recv(9), c.getpeername() == ('fe80::aa', port, 0, 55))
+    say(c.recv(9), c.getpeername() == ('fe80::aa', port, 0, 55))
 ";
 const LINK_LOCAL_SERVER: &str = "
-import socket
+import os, socket
+# One write a line: client and server share their output.
+say = lambda *words: os.write(1, (' '.join(map(str, words)) + '\\n').encode())
 for port, host in (7001, '::'), (7002, 'fe80::aa'):
     s = socket.socket(socket.AF_INET6)
     s.bind((host, port, 0, 55 if port == 7002 else 0))
     s.listen()
-    print(s.getsockname())
+    say(s.getsockname())
     s.settimeout(20)
     c, at = s.accept()
-    print(at[0], at[3], c.getsockname(), at == c.getpeername(), flush=True)
+    say(at[0], at[3], c.getsockname(), at == c.getpeername())
     c.sendall(c.recv(9))
     c.close()
 ";
