@@ -10,7 +10,7 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use viaduct_fuzz::frames::{FrameKind, emitted, greeting};
 use viaduct_fuzz::{Bytes, Steps};
-use viaduct_proto::flow::{Action, Address, BottomId, Chain, Failure, Half, HandlerSpec};
+use viaduct_proto::flow::{Action, BottomId, Chain, Failure, Half, HandlerSpec};
 use viaduct_proto::handlers::{Shell, registry};
 use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};

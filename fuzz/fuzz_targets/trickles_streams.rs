@@ -58,7 +58,7 @@ impl Files for Disk {
 impl Site for Disk {
     fn find(&mut self, request: &Request) -> (Found, u64) {
         match request.path.len() {
-            0 => (Found::Directory(Listing::new(&[], vec!["a".to_owned()])), 0),
+            0 => (Found::Directory(Listing::new(&[], vec![b"a".to_vec()], false)), 0),
             1 => (Found::File { size: SIZE, modified: 9, nanos: 0 }, 7),
             _ => (Found::Nothing, 0),
         }
