@@ -91,10 +91,12 @@ impl ShutWindow {
                 None => Ok(()),
             };
         }
-        // The kernel counts from when it was shut, so a look that finds it so must not think that it was later.
+        // The kernel counts from when the window was shut: after the last data were sent and, if none had been sent
+        // for long, after the last look that found it open.
         let last_sent = now.saturating_sub(info.last_sent().as_nanos() as u64);
-        let before = self.open.map_or(last_sent, |open| open.max(last_sent));
-        let shut_for = Duration::from_nanos(now - *self.since.get_or_insert(before));
+        let since = last_sent.max(self.since.or(self.open).unwrap_or_default());
+        self.since = Some(since);
+        let shut_for = Duration::from_nanos(now - since);
         if info.unanswered_probes() > 0 {
             return Ok(());
         }
