@@ -61,7 +61,7 @@ pub struct Table {
     pub serves: Vec<IpNet>,
     /// The others.
     pub nodes: Vec<Place>,
-    /// How each of them does, in their order.
+    /// State of each of them, in their order.
     #[serde(default)]
     pub states: Vec<State>,
     /// What it has counted.
@@ -69,7 +69,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// What is wrong with nodes, one line each.
+    /// Troubles of nodes, one line each.
     pub fn troubles(&self) -> Vec<String> {
         let all = self.nodes.iter().zip(&self.states).filter(|(_, state)| !state.is_up());
         all.map(|(node, state)| format!("peer {}: {state}", node.name)).collect()

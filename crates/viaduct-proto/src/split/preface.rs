@@ -76,7 +76,7 @@ pub enum Refusal {
     /// It does not know the password.
     #[error("its password is wrong")]
     Denied,
-    /// It gives no password.
+    /// No password was given.
     #[error("it gives no password")]
     Unauthenticated,
     /// It wanted nothing but to see whether somebody is there.

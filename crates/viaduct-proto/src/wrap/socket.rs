@@ -39,7 +39,7 @@ impl Errno {
     pub const PERM: Errno = Errno(1);
     /// There is no such thing.
     pub const NOENT: Errno = Errno(2);
-    /// It is forbidden.
+    /// Forbidden.
     pub const ACCES: Errno = Errno(13);
     /// Its memory is not there.
     pub const FAULT: Errno = Errno(14);
@@ -69,7 +69,7 @@ impl Errno {
     pub const AFNOSUPPORT: Errno = Errno(97);
     /// There is no way there.
     pub const NETUNREACH: Errno = Errno(101);
-    /// It was given up on this side.
+    /// Given up on this side.
     pub const CONNABORTED: Errno = Errno(103);
     /// The far end broke it off.
     pub const CONNRESET: Errno = Errno(104);

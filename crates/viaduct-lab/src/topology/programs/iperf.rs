@@ -53,7 +53,7 @@ pub struct IperfReport {
     pub received: f64,
     /// What was sent.
     pub sent: f64,
-    /// What the server received in each second that counts: (seconds from the start, bits a second).
+    /// Rate of arrival at the server in each second that counts: (seconds from the start, bits a second).
     pub arrived: Vec<(f64, f64)>,
     /// Their mean: never more than the link's rate, as what the sender hands to its socket's buffer can be.
     pub arrival_rate: f64,

@@ -24,7 +24,7 @@ struct World {
     a: Plane,
     b: Plane,
     rng: Rng,
-    /// What reached hosts at B, by its bytes, and how often.
+    /// Packets that reached hosts at B, by their bytes, and how often.
     delivered: HashMap<Vec<u8>, usize>,
     /// Datagrams from A to B, as an eavesdropper has them.
     overheard: Vec<Vec<u8>>,

@@ -1,4 +1,4 @@
-//! What is lost comes back, once, and within bounds.
+//! Lost packets come back, once, and within bounds.
 
 use super::*;
 

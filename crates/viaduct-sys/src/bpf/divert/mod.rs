@@ -176,7 +176,7 @@ pub struct Waiting {
     pub is_bound: bool,
     /// The SYN's sequence number.
     pub syn: u32,
-    /// What the program has set on the socket.
+    /// Options that the program has set on the socket.
     pub mirrored: Mirrored,
 }
 
