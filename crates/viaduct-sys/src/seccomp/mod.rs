@@ -110,11 +110,7 @@ impl Traps {
     /// # Errors
     /// The program cannot be started, or not like this.
     pub fn spawn(self, mut command: Command) -> Result<(Child, Listener), SeccompError> {
-        let program = self.filter();
-        let (ours, theirs) = records::pair().map_err(SeccompError::Handover)?;
-        // SAFETY: between fork and exec the closure makes system calls only; it neither allocates nor
-        // takes a lock.
-        unsafe { command.pre_exec(move || hand_over(&program, self.confined, &theirs)) };
+        let ours = self.put_on(&mut command).map_err(SeccompError::Handover)?;
         // The child waits for its parent before exec, and spawn for the child's exec.
         let (spawned, taken) = thread::scope(|scope| {
             let taker = scope.spawn(|| take_over(&ours));
@@ -133,6 +129,24 @@ impl Traps {
             (Err(_), Err(error @ (SeccompError::Nested | SeccompError::Missing(_)))) => Err(error),
             (Err(error), _) => Err(SeccompError::Spawn(error)),
         }
+    }
+
+    /// Has `command` put the filter on before its exec and wait there for its parent, who is to take the listener
+    /// by the socket returned. It does not start if that is closed instead.
+    fn put_on(self, command: &mut Command) -> io::Result<OwnedFd> {
+        let program = self.filter();
+        let (ours, theirs) = records::pair()?;
+        let number = ours.as_raw_fd();
+        let hand_over = move || {
+            // SAFETY: this is the child's copy, which has no owner there. As long as it is open the child waits
+            // on, although its parent has been killed.
+            unsafe { libc::close(number) };
+            hand_over(&program, self.confined, &theirs)
+        };
+        // SAFETY: between fork and exec the closure makes system calls only; it neither allocates nor
+        // takes a lock.
+        unsafe { command.pre_exec(hand_over) };
+        Ok(ours)
     }
 }
 
@@ -157,7 +171,9 @@ fn hand_over(program: &[BpfInsn], confined: bool, parent: &OwnedFd) -> io::Resul
     // Not a send: that may be told of.
     let said = (u64::from(std::process::id()) << 32) | u64::from(said.cast_unsigned());
     rustix::io::write(parent, &said.to_ne_bytes())?;
-    rustix::io::read(parent, &mut [0; 1])?;
+    if rustix::io::read(parent, &mut [0; 1])? == 0 {
+        return Err(io::Error::from_raw_os_error(libc::ECANCELED));
+    }
     installed.map(drop)
 }
 

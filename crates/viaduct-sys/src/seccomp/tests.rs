@@ -46,6 +46,16 @@ fn python(program: &str) -> Command {
 }
 
 #[test]
+fn a_child_whose_parent_is_killed_at_the_handover_does_not_wait() {
+    let mut command = Command::new("true");
+    let ours = Traps::default().put_on(&mut command).unwrap();
+    let killed = thread::spawn(move || rustix::io::read(&ours, &mut [0; 8]).unwrap());
+    let error = command.spawn().expect_err("nobody took the listener");
+    assert_eq!(error.raw_os_error(), Some(libc::ECANCELED));
+    assert_eq!(killed.join().unwrap(), 8);
+}
+
+#[test]
 fn memory_is_not_taken_for_that_of_a_caller_who_has_gone() {
     let program = "import socket; socket.socket().connect(('127.0.0.1', 9))";
     let (mut child, listener) = Traps::default().spawn(python(program)).unwrap();
