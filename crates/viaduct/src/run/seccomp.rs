@@ -18,10 +18,10 @@
 //! | `told` | what any of them was given |
 
 mod carries;
-mod completes;
 mod listens;
 mod mirrors;
 mod names;
+mod retries;
 mod sends;
 mod signalled;
 mod told;

@@ -2,10 +2,10 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use super::{CHAIN, output, run, text};
+use super::{CHAIN, VIADUCT, output, run, text};
 
 const VIAS: [&str; 3] = ["--via=cgroup", "--via=seccomp", "--via=preload"];
 
@@ -65,5 +65,50 @@ print('there', s.getpeername()[1], flush=True)
         assert_eq!(lines.next().unwrap().unwrap(), format!("there {port}"), "{via}");
         assert!(child.wait().unwrap().success());
         drop(come);
+    }
+}
+
+#[test]
+fn a_send_that_blocks_heeds_its_time_limit_and_signals() {
+    // Datagrams to a neighbour that does not answer are kept for 3 s, and so is their room. These rules have sends
+    // with an address judged, and made by the master.
+    let program = "
+import signal, socket, struct, time
+def full(s):
+    begun = time.monotonic()
+    while True:
+        s.sendto(b'x' * 500, ('192.0.2.9', 9))
+        if time.monotonic() - begun > 2.5: return 'not full'
+def timed(s):
+    begun = time.monotonic()
+    try: what = full(s)
+    except OSError as error: what = type(error).__name__
+    print(what, 0.2 < time.monotonic() - begun < 1.5, flush=True)
+def opened():
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    return s
+limited = opened()
+limited.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack('ll', 0, 400000))
+timed(limited)
+def alarm(*_): raise InterruptedError
+signal.signal(signal.SIGALRM, alarm)
+signal.setitimer(signal.ITIMER_REAL, 0.4)
+timed(opened())
+";
+    let network = "ip link add v0 type veth peer v1 && ip link set v1 up && ip link set v0 up
+        ip addr add 192.0.2.1/24 dev v0 && ip link set lo up && exec \"$@\"";
+    let said = |words: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["-n", "sh", "-c", network, "sh", "timeout", "--signal=KILL", "20"]);
+        let said = command.args(words).args(["python3", "-c", program]).output().unwrap();
+        (text(&said.stdout), text(&said.stderr))
+    };
+    let kernel = said(&[]);
+    assert_eq!(kernel.0, "BlockingIOError True\nInterruptedError True\n", "{kernel:?}");
+    for via in VIAS {
+        let rules = ["--only", "tcp", "--refuse", "udp:53"];
+        let through = said(&[&[VIADUCT, "run", CHAIN, via], &rules[..], &["--"]].concat());
+        assert_eq!(through.0, kernel.0, "{via} {through:?}");
     }
 }

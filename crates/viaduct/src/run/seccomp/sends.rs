@@ -2,18 +2,15 @@
 //! judged. Were the kernel to go on with the call, it would read address and descriptor anew.
 
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::Arc;
-use std::thread;
+use std::os::fd::OwnedFd;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use viaduct_proto::wrap::Errno;
 use viaduct_sys::pending::blocks;
 use viaduct_sys::seccomp::{Listener, Notification, Reply, Task};
 use viaduct_sys::send_for::{Message, send_for};
 
 use super::told::Header;
-use super::{Outcome, Supervisor, number, say};
+use super::{Outcome, Supervisor, number};
 
 /// Bytes of a datagram, at most.
 const MAX_DATA: usize = 65_535;
@@ -25,8 +22,6 @@ const MAX_PIECES: u64 = 1024;
 const IOVEC: u64 = 16;
 /// `MSG_DONTWAIT`.
 const DONTWAIT: i32 = 0x40;
-/// How often it is looked whether a caller still waits.
-const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// What is sent for a call, and by which socket.
 pub(super) struct Sending {
@@ -74,32 +69,36 @@ impl Supervisor {
         Ok(message)
     }
 
-    /// Sends all, and waits beside where the program would.
-    pub(super) fn send_all(&mut self, call: &Notification, mut sending: Sending) -> Outcome {
+    /// Sends all, as soon as there is room; at once or not at all if the call does not block.
+    pub(super) fn send_all(&mut self, call: &Notification, sending: Sending) -> Outcome {
         let task = self.task(call)?;
-        if let Some(reply) = sending.go_on(&self.listener, &task, call) {
+        let Sending { socket, .. } = &sending;
+        if let Some(reply) = sending.attempt(socket, &self.listener, &task, call) {
             return Ok(Some(reply));
         }
-        if sending.flags & DONTWAIT != 0 || !blocks(&sending.socket).map_err(number)? {
+        if sending.flags & DONTWAIT != 0 || !blocks(socket).map_err(number)? {
             return Err(Errno::AGAIN);
         }
-        let (listener, call) = (self.listener.clone(), *call);
-        let wait = move || {
-            if let Some(reply) = sending.wait(&listener, &task, &call) {
-                say(&listener, &call, reply);
-            }
-        };
-        let begun = thread::Builder::new().name("sends".to_owned()).spawn(wait);
-        begun.map(|_| None).map_err(number)
+        let own = socket.try_clone().map_err(number)?;
+        let (listener, told) = (self.listener.clone(), *call);
+        self.retry(call, own, Errno::AGAIN, move |socket| {
+            sending.attempt(socket, &listener, &task, &told)
+        })
     }
 }
 
 impl Sending {
     /// Sends what can be sent at once; the answer, unless nothing could be.
-    fn go_on(&mut self, listener: &Listener, task: &Task, call: &Notification) -> Option<Reply> {
+    fn attempt(
+        &self,
+        socket: &OwnedFd,
+        listener: &Listener,
+        task: &Task,
+        call: &Notification,
+    ) -> Option<Reply> {
         let mut sent = 0;
         for (n, message) in self.messages.iter().enumerate() {
-            let bytes = match send_for(&self.socket, message, self.flags) {
+            let bytes = match send_for(socket, message, self.flags) {
                 Ok(bytes) => bytes,
                 Err(error) if n == 0 && error.kind() == io::ErrorKind::WouldBlock => return None,
                 Err(error) if n == 0 => return Some(Reply::Failed(number(error).0)),
@@ -113,25 +112,6 @@ impl Sending {
             sent += 1;
         }
         Some(Reply::Returned(sent))
-    }
-
-    /// Waits until there is room; `None` if the caller has gone.
-    fn wait(
-        &mut self,
-        listener: &Arc<Listener>,
-        task: &Task,
-        call: &Notification,
-    ) -> Option<Reply> {
-        loop {
-            let mut fds = [PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::OUT)];
-            let _ = poll(&mut fds, Some(&LOOK));
-            if !listener.waits(call) {
-                return None;
-            }
-            if let Some(reply) = self.go_on(listener, task, call) {
-                return Some(reply);
-            }
-        }
     }
 }
 

@@ -1,0 +1,86 @@
+//! A call that would block in the kernel, made here on a duplicate of its socket: the kernel would look at
+//! descriptor and address anew.
+//!
+//! It ends as the kernel's would: when it has succeeded or failed, after the time that its program allows
+//! (`SO_SNDTIMEO`), or by a signal.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use viaduct_proto::wrap::Errno;
+use viaduct_sys::pending::connect_for;
+use viaduct_sys::seccomp::{Notification, Reply};
+
+use super::signalled::is_signalled;
+use super::{Outcome, Supervisor, number, say, send_timeout};
+
+/// Interval at which a blocked call is checked for signals and for its caller's end.
+const LOOK: Duration = Duration::from_millis(50);
+
+impl Supervisor {
+    /// Makes `call` by `attempt` in a thread, each time that `socket` can be written to, until there is an answer;
+    /// `expired` is what it fails with at its time limit.
+    pub(super) fn retry(
+        &self,
+        call: &Notification,
+        socket: OwnedFd,
+        expired: Errno,
+        mut attempt: impl FnMut(&OwnedFd) -> Option<Reply> + Send + 'static,
+    ) -> Outcome {
+        let limit = send_timeout(&socket);
+        let until = limit.map(|limit| Instant::now() + limit);
+        let (listener, call) = (self.listener.clone(), *call);
+        let wait = move || {
+            let reply = loop {
+                let now = Instant::now();
+                let left =
+                    until.map_or(LOOK, |until| until.saturating_duration_since(now).min(LOOK));
+                if is_writable(&socket, left)
+                    && let Some(reply) = attempt(&socket)
+                {
+                    break reply;
+                }
+                if until.is_some_and(|until| until <= Instant::now()) {
+                    break Reply::Failed(expired.0);
+                }
+                if is_signalled(&call) {
+                    break Reply::interrupted(limit.is_some());
+                }
+                if !listener.waits(&call) {
+                    return;
+                }
+            };
+            // The program is to hold its socket alone when it hears.
+            drop((attempt, socket));
+            say(&listener, &call, reply);
+        };
+        let begun = thread::Builder::new().name("retries".to_owned()).spawn(wait);
+        begun.map(|_| None).map_err(number)
+    }
+
+    /// Completes the connect of `socket` to `sockaddr`, which is in progress.
+    pub(super) fn complete(
+        &self,
+        call: &Notification,
+        socket: &OwnedFd,
+        sockaddr: &[u8],
+    ) -> Outcome {
+        let (socket, sockaddr) = (socket.try_clone().map_err(number)?, sockaddr.to_vec());
+        self.retry(call, socket, Errno::INPROGRESS, move |socket| {
+            match connect_for(socket, &sockaddr).map_err(number) {
+                Ok(()) | Err(Errno::ISCONN) => Some(Reply::Returned(0)),
+                Err(Errno::ALREADY) => None,
+                Err(errno) => Some(Reply::Failed(errno.0)),
+            }
+        })
+    }
+}
+
+/// Whether a socket can be written to, or has failed, within this time.
+fn is_writable(socket: &OwnedFd, within: Duration) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::OUT)];
+    let limit = Timespec { tv_sec: 0, tv_nsec: within.subsec_nanos().into() };
+    poll(&mut fds, Some(&limit)).is_ok_and(|ready| ready > 0)
+}
