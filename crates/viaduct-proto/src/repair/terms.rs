@@ -47,7 +47,8 @@ impl Listed {
 
     fn text(&self) -> String {
         let all: Vec<String> = self.first.iter().map(ToString::to_string).collect();
-        let more = if all.len() == MAX_LISTED { ", ..." } else { "" };
+        let is_whole = Listed::new(&self.first).digest == self.digest;
+        let more = if is_whole { "" } else { ", ..." };
         if all.is_empty() { "none".to_owned() } else { all.join(", ") + more }
     }
 }
