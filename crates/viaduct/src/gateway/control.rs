@@ -20,6 +20,7 @@ use super::families;
 use super::peers::PeerStates;
 use super::site::Site;
 use super::snapshot::{Details, Published, Status};
+use super::split;
 use super::system::System;
 use super::wan::WanWatch;
 use super::watch::Watch;
@@ -328,6 +329,11 @@ impl Control {
         let fixed = refuse_fixed(&self.site.config, &site.config).and_then(|()| {
             match (&self.flows, &flows) {
                 (None, None) => Ok(()),
+                (Some(_), Some(_))
+                    if split::prefixes(&self.site.config) != split::prefixes(&site.config) =>
+                {
+                    bail!("prefixes: a change needs a restart, as connections are split by them")
+                }
                 (Some(old), Some(new)) => {
                     old.handle.settings().check_change(new).context("[split]")
                 }

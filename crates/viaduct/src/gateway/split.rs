@@ -41,13 +41,7 @@ const FOLLOWS: [&str; 9] = [
 /// # Errors
 /// `[split]` or a `[[policy]]` is wrong.
 pub fn settings(config: &Config, registry: &Registry) -> Result<Option<Settings>> {
-    let peers: Vec<IpNet> = config
-        .peers
-        .iter()
-        .filter(|peer| peer.split)
-        .flat_map(|peer| &peer.prefixes)
-        .copied()
-        .collect();
+    let (own, peers) = prefixes(config);
     if peers.is_empty() {
         return Ok(None);
     }
@@ -60,13 +54,19 @@ pub fn settings(config: &Config, registry: &Registry) -> Result<Option<Settings>
     if settings.holds || settings.on_demand || settings.limits.idle_exit.is_some() {
         bail!("[split] accept, on-demand, idle-exit: they are for `viaduct proxy` alone");
     }
-    let (ours, theirs) = (pairs(&config.prefixes), pairs(&peers));
+    let (ours, theirs) = (pairs(own), pairs(&peers));
     let there = Way { from: ours.clone(), to: theirs.clone() };
     let back = Way { from: theirs, to: ours };
     if let Some(intercept) = &mut settings.intercept {
         *intercept = Intercept { ways: vec![there, back], ..intercept.clone() };
     }
     Ok(Some(settings.fitted()))
+}
+
+/// The prefixes between which connections are split: the site's, and those of peers in split mode.
+pub fn prefixes(config: &Config) -> (&[IpNet], Vec<IpNet>) {
+    let peers = config.peers.iter().filter(|peer| peer.split);
+    (&config.prefixes, peers.flat_map(|peer| peer.prefixes.iter().copied()).collect())
 }
 
 /// `[split]` with what follows from the rest of the config.
