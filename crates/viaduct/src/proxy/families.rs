@@ -144,4 +144,10 @@ fn connects(page: &mut Exposition, own: Labels<'_>, counters: &ProxyStats) {
     for hop in &counters.hops {
         page.sample(&[own, &[("hop", &hop.by.to_string())]].concat(), hop.failed);
     }
+    let help = "0 while the last connections by this hop, three or more, have all failed.";
+    page.family("viaduct_proxy_hop_up", Kind::Gauge, help);
+    for hop in counters.hops.iter().filter(|hop| hop.by.hop().is_some()) {
+        let up = u8::from(hop.down().is_none());
+        page.sample(&[own, &[("hop", &hop.by.to_string())]].concat(), up);
+    }
 }
