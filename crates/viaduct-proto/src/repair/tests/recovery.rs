@@ -33,11 +33,11 @@ fn every_code_masks_two_percent() {
             Code::Window(window) => usize::from(window.window),
         };
         let names_all = names_per_repair(&code) == covered;
-        let garbled = stats.garbled;
+        let (garbled, lost) = (stats.garbled, stats.link.lost);
+        let allowed = if names_all { 0 } else { lost / 4 };
         assert!(
-            missing <= 2 && (garbled == 0 || !names_all),
-            "{code:?}: {missing} of {}, garbled {garbled}",
-            stats.link.lost
+            missing <= 2 && garbled <= allowed,
+            "{code:?}: {missing} of {lost}, garbled {garbled}"
         );
         assert_eq!(missing as u64, stats.unrecoverable, "{code:?}");
     }
