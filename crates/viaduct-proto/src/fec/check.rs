@@ -23,11 +23,11 @@ pub enum Error {
         /// Repairs for a block.
         c: u8,
     },
-    /// A window of 0 packets.
-    #[error("window = 0: a repair must cover at least 1 packet; the window goes from 1 to 255")]
+    /// A window of 0 packets, or of more than a repair can cover.
+    #[error("window: a repair covers at least 1 packet and at most 2048")]
     NoWindow,
     /// Repairs after every 0 packets.
-    #[error("a repair after every 0 packets; `packets` goes from 1 to 255")]
+    #[error("a repair after every 0 packets; `packets` is 1 or more")]
     NoRate,
 }
 
@@ -78,7 +78,7 @@ pub enum Warning {
     )]
     WindowLeavesGaps {
         /// Packets in the window.
-        window: u8,
+        window: u16,
         /// Packets between two repairs.
         gap: u32,
     },

@@ -1,38 +1,53 @@
 //! The coefficients of every kind of equation: encoder and decoder ask the same function.
 
-use super::Row;
 use super::kernel::gf::{inverse, mul};
+use super::{Cover, Draw, MAX_COVER, Row, Seq};
 
-/// The coefficient of the packet at `position` (from 0) of a repair's cover.
+/// The coefficient of the packet at `position` (from 0) of a repair's cover; 0 if the packet is not in the repair.
 ///
 /// Reed-Solomon rows are those of a Cauchy matrix, 1 / (x + y) with y the position and x counted
 /// down from 255 by row, each column divided by its entry in row 0. Row 0 so is all ones, and any
 /// square part of the matrix can be inverted, which makes any r of r + c packets enough. A block
 /// that was flushed early just has fewer columns.
 ///
-/// Window rows are drawn from the seed; no coefficient is 0.
+/// Window rows are drawn from the seed and the packet's number.
 #[inline]
-pub fn coefficient(row: Row, position: usize) -> u8 {
+pub fn coefficient(row: Row, cover: Cover, position: u16) -> u8 {
     match row {
         Row::Xor { .. } => 1,
-        Row::ReedSolomon { row } => {
-            let y = position as u8;
-            mul(255 ^ y, inverse((255 - row) ^ y))
+        Row::ReedSolomon { row } => reed_solomon(row, position as u8),
+        Row::Window(draw) => {
+            let is_dense = cover.count - position <= draw.dense;
+            draw.of(cover.first + u64::from(position), is_dense)
         }
-        Row::Window { seed } => {
-            let mixed = mix(u64::from(seed) << 16 | position as u64);
-            // The upper 32 bits, scaled to 0 to 254.
-            1 + (((mixed >> 32) * 255) >> 32) as u8
+    }
+}
+
+/// The coefficient of the packet at position `y` of a block in parity row `row`.
+pub(super) fn reed_solomon(row: u8, y: u8) -> u8 {
+    mul(255 ^ y, inverse((255 - row) ^ y))
+}
+
+impl Draw {
+    /// The coefficient of packet `seq`; 0 if it is not in the sum.
+    #[inline]
+    pub(super) fn of(self, seq: Seq, is_dense: bool) -> u8 {
+        let mixed = mix(seq ^ u64::from(self.seed) << 48);
+        if !is_dense && mixed as u8 >= self.density {
+            return 0;
         }
+        // The upper 32 bits, scaled to 0 to 254.
+        1 + (((mixed >> 32) * 255) >> 32) as u8
     }
 }
 
 /// Whether a repair of this row can cover `count` packets: a Reed-Solomon row and column must not
 /// share a point of the field, so r + c is at most 256.
-pub(super) fn row_covers(row: Row, count: u8) -> bool {
+pub(super) fn row_covers(row: Row, count: u16) -> bool {
     match row {
-        Row::ReedSolomon { row } => u16::from(row) + u16::from(count) <= 255,
-        Row::Xor { .. } | Row::Window { .. } => true,
+        Row::Xor { .. } => count <= 255,
+        Row::ReedSolomon { row } => u16::from(row) + count <= 255,
+        Row::Window(draw) => count <= MAX_COVER && draw.dense > 0,
     }
 }
 
@@ -48,8 +63,8 @@ fn mix(x: u64) -> u64 {
 mod tests {
     use super::*;
 
-    fn reed_solomon(row: u8, position: usize) -> u8 {
-        coefficient(Row::ReedSolomon { row }, position)
+    fn cover(count: u16) -> Cover {
+        Cover { first: 1 << 50, stride: 1, count }
     }
 
     #[test]
@@ -71,14 +86,25 @@ mod tests {
     }
 
     #[test]
-    fn window_coefficients_are_never_zero_and_take_every_other_value() {
+    fn window_coefficients_take_every_value_and_leave_out_a_share_of_the_old() {
         let mut seen = [0u32; 256];
-        for seed in 0..1000 {
+        for seed in 0..1_000 {
+            let draw = Draw { seed, dense: 155, density: 64 };
             for position in 0..255 {
-                seen[usize::from(coefficient(Row::Window { seed }, position))] += 1;
+                let coefficient = coefficient(Row::Window(draw), cover(255), position);
+                assert!(position < 100 || coefficient != 0);
+                seen[usize::from(coefficient)] += 1;
             }
         }
-        assert_eq!(seen[0], 0);
-        assert!(seen[1..].iter().all(|n| (800..1200).contains(n)), "{seen:?}");
+        assert!((74_000..76_000).contains(&seen[0]), "three quarters of 100 each: {}", seen[0]);
+        assert!(seen[1..].iter().all(|n| (550..900).contains(n)), "{seen:?}");
+    }
+
+    #[test]
+    fn a_packet_is_in_a_share_of_the_repairs_and_two_repairs_are_not_alike() {
+        let draw = |seed| Draw { seed, dense: 1, density: 64 };
+        let together =
+            (0..4_096).filter(|&seq| draw(1).of(seq, false) != 0 && draw(2).of(seq, false) != 0);
+        assert!((200..320).contains(&together.count()), "a sixteenth");
     }
 }

@@ -56,9 +56,12 @@ pub struct Cover {
     pub first: Seq,
     /// Distance between neighbours; 1 or more.
     pub stride: u16,
-    /// How many are covered; 1 to 255.
-    pub count: u8,
+    /// How many are covered; 1 to [`MAX_COVER`], of layers and blocks at most 255.
+    pub count: u16,
 }
+
+/// Packets that a repair covers, at most: what bounds the state of a decoder.
+pub const MAX_COVER: u16 = 2_048;
 
 impl Cover {
     /// The numbers covered, ascending.
@@ -87,11 +90,19 @@ pub enum Row {
         /// Parity row, from 0. Row 0 is the exclusive or.
         row: u8,
     },
-    /// Random coefficients of a sliding window, drawn from `seed`.
-    Window {
-        /// Seed of this equation.
-        seed: u16,
-    },
+    /// Random coefficients of a sliding window.
+    Window(Draw),
+}
+
+/// Coefficients of a window's repair. Each of the newest packets has one, of the older ones a share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Draw {
+    /// Seed of this equation.
+    pub seed: u16,
+    /// Newest packets, each of which is in it.
+    pub dense: u16,
+    /// Share of the older packets that are in it, in 256ths.
+    pub density: u8,
 }
 
 /// One repair: an equation and its right-hand side.

@@ -1,7 +1,7 @@
 //! A running combination of packets: the bytes of a bin, a parity or an equation.
 
 use super::buffer::Buffer;
-use super::{Repair, Seq, kernel};
+use super::{MAX_COVER, Repair, Seq, kernel};
 
 /// A combination of packets under some coefficients, and of their lengths beside it. As long as
 /// the longest packet in it; shorter ones count as padded with zeros.
@@ -108,7 +108,7 @@ pub(super) fn plausible(repair: &Repair<'_>) -> bool {
     let cover = repair.cover;
     let span = u64::from(cover.stride) * u64::from(cover.count.saturating_sub(1));
     let first: Seq = cover.first;
-    cover.count > 0
+    (1..=MAX_COVER).contains(&cover.count)
         && cover.stride > 0
         && first > 0
         && first.checked_add(span).is_some_and(|last| last < Seq::MAX)

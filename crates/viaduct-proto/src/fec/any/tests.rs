@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::fec::Cover;
 use crate::fec::testing::{Owned, Receiver, flush, packet, push};
+use crate::fec::{Cover, Draw};
 use crate::rng::Rng;
 
 fn codes() -> [Code; 4] {
@@ -67,15 +67,16 @@ fn the_code_may_change_at_any_packet() {
 fn what_one_decoder_recovers_unlocks_the_other() {
     use crate::fec::{coefficient, sum::Sum};
     let packets = [b"a".to_vec(), b"bb".to_vec(), b"ccc".to_vec(), b"d".to_vec()];
-    let repair = |row, first: Seq, count: u8| {
-        let mut sum = Sum::default();
-        for n in 0..usize::from(count) {
-            sum.add_packet(&packets[first as usize - 1 + n], coefficient(row, n));
+    let repair = |row, first: Seq, count: u16| {
+        let (mut sum, cover) = (Sum::default(), Cover { first, stride: 1, count });
+        for n in 0..count {
+            let packet = &packets[first as usize - 1 + usize::from(n)];
+            sum.add_packet(packet, coefficient(row, cover, n));
         }
-        let cover = Cover { first, stride: 1, count };
         Owned { cover, row, len_code: sum.len_code, body: sum.bytes().to_vec() }
     };
-    let (xor, window) = (Row::Xor { layer: 0 }, Row::Window { seed: 3 });
+    let (xor, window) =
+        (Row::Xor { layer: 0 }, Row::Window(Draw { seed: 3, dense: 9, density: 0 }));
     let mut receiver = Receiver::new(AnyDecoder::new(10_000));
     receiver.repair(&repair(xor, 1, 2));
     receiver.repair(&repair(window, 2, 2));
@@ -89,12 +90,16 @@ fn garbage() -> impl Strategy<Value = Owned> {
     let cover = (
         prop_oneof![0u64..60, any::<u64>(), Just(u64::MAX - 300)],
         prop_oneof![0u16..4, any::<u16>()],
-        any::<u8>(),
+        prop_oneof![0u16..300, any::<u16>()],
     );
     let row = prop_oneof![
         any::<u8>().prop_map(|layer| Row::Xor { layer }),
         any::<u8>().prop_map(|row| Row::ReedSolomon { row }),
-        any::<u16>().prop_map(|seed| Row::Window { seed }),
+        any::<(u16, u16, u8)>().prop_map(|(seed, dense, density)| Row::Window(Draw {
+            seed,
+            dense,
+            density
+        })),
     ];
     let code = prop_oneof![any::<[u8; 2]>(), any::<u8>().prop_map(|low| [0, low & 63])];
     (cover, row, code, prop::collection::vec(any::<u8>(), 0..80)).prop_map(

@@ -50,7 +50,7 @@ impl Bin {
     /// Fires the repair and starts again, to fire at `target` packets.
     pub(super) fn fire(&mut self, layer: u8, stride: u16, target: u8, fire: &mut Fire<'_>) {
         fire(Repair {
-            cover: Cover { first: self.first, stride, count: self.size },
+            cover: Cover { first: self.first, stride, count: u16::from(self.size) },
             row: Row::Xor { layer },
             len_code: self.sum.len_code,
             body: self.sum.bytes(),

@@ -139,7 +139,7 @@ impl Twin {
             cover: crate::fec::Cover {
                 first: members[0],
                 stride: self.parameters.interleaves[layer],
-                count: members.len() as u8,
+                count: members.len() as u16,
             },
             row: Row::Xor { layer: layer as u8 },
             len_code: packets().fold(0, |sum, p| sum ^ p.len() as u16).to_be_bytes(),

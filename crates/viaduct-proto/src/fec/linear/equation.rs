@@ -19,13 +19,17 @@ impl Equation {
     /// What `repair` says of the packets that `sources` does not have; `None` if one that it has is
     /// longer than the repair, which then is garbled.
     pub(super) fn of(repair: &Repair<'_>, sources: &dyn Sources) -> Option<Self> {
-        let covered = || repair.cover.seqs().zip(0..);
+        let covered = || {
+            let all = repair.cover.seqs().zip(0..);
+            let terms = all.map(|(seq, at)| (seq, coefficient(repair.row, repair.cover, at)));
+            terms.filter(|&(_, coefficient)| coefficient != 0)
+        };
         let mut terms = Vec::new();
-        for (seq, position) in covered() {
+        for (seq, coefficient) in covered() {
             match sources.get(seq) {
                 Some(packet) if packet.len() > repair.body.len() => return None,
                 Some(_) => {}
-                None => terms.push((seq, coefficient(repair.row, position))),
+                None => terms.push((seq, coefficient)),
             }
         }
         if terms.is_empty() {
@@ -33,9 +37,9 @@ impl Equation {
         }
         let mut sum = Sum::of(repair);
         let mut batch = Batch::into_sum(&mut sum);
-        for (seq, position) in covered() {
+        for (seq, coefficient) in covered() {
             if let Some(packet) = sources.get(seq) {
-                batch.add(packet, coefficient(repair.row, position));
+                batch.add(packet, coefficient);
             }
         }
         batch.finish();

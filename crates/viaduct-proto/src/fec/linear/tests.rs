@@ -4,20 +4,20 @@ use super::*;
 use crate::fec::coefficient::coefficient;
 use crate::fec::sum::Sum;
 use crate::fec::testing::{Owned, Receiver};
-use crate::fec::{Cover, Row};
+use crate::fec::{Cover, Draw, Row};
 use crate::rng::Rng;
 
 /// A repair of `row` over packets, of which `sent[0]` is packet 1.
 fn repair(row: Row, cover: Cover, sent: &[Vec<u8>]) -> Owned {
     let mut sum = Sum::default();
-    for (position, seq) in cover.seqs().enumerate() {
-        sum.add_packet(&sent[seq as usize - 1], coefficient(row, position));
+    for (position, seq) in (0..).zip(cover.seqs()) {
+        sum.add_packet(&sent[seq as usize - 1], coefficient(row, cover, position));
     }
     Owned { cover, row, len_code: sum.len_code, body: sum.bytes().to_vec() }
 }
 
-fn window(seed: u16, first: Seq, count: u8) -> (Row, Cover) {
-    (Row::Window { seed }, Cover { first, stride: 1, count })
+fn window(seed: u16, first: Seq, count: u16) -> (Row, Cover) {
+    (Row::Window(Draw { seed, dense: count, density: 0 }), Cover { first, stride: 1, count })
 }
 
 fn packets(count: usize) -> Vec<Vec<u8>> {
@@ -157,7 +157,7 @@ proptest! {
             let first = 1 + rng.below(total as u64);
             let stride = 1 + rng.below(3) as u16;
             let most = (total as u64 - first) / u64::from(stride) + 1;
-            let cover = Cover { first, stride, count: 1 + rng.below(most) as u8 };
+            let cover = Cover { first, stride, count: 1 + rng.below(most) as u16 };
             let row = match kind {
                 0 => {
                     if receiver.store.0.contains_key(&first) { continue }
@@ -169,13 +169,13 @@ proptest! {
                 }
                 1 => Some(Row::Xor { layer: 0 }),
                 2 => Some(Row::ReedSolomon { row: number as u8 % 200 }),
-                _ => Some(Row::Window { seed: number }),
+                _ => Some(Row::Window(Draw { seed: number, dense: 1 + number % 7, density: 100 })),
             };
             if let Some(row) = row {
                 receiver.repair(&repair(row, cover, &sent));
                 let mut equation = vec![0; total];
-                for (position, seq) in cover.seqs().enumerate() {
-                    equation[seq as usize - 1] = coefficient(row, position);
+                for (position, seq) in (0..).zip(cover.seqs()) {
+                    equation[seq as usize - 1] = coefficient(row, cover, position);
                 }
                 rows.push(equation);
             }

@@ -1,13 +1,13 @@
 use super::*;
-use crate::fec::Cover;
 use crate::fec::testing::{Owned, Receiver};
+use crate::fec::{Cover, Draw};
 
 /// The exclusive or of `packets`, which have these numbers.
 fn repair(first: Seq, stride: u16, packets: &[&[u8]]) -> Owned {
     let mut sum = Sum::default();
     packets.iter().for_each(|packet| sum.add_packet(packet, 1));
     Owned {
-        cover: Cover { first, stride, count: packets.len() as u8 },
+        cover: Cover { first, stride, count: packets.len() as u16 },
         row: Row::Xor { layer: 0 },
         len_code: sum.len_code,
         body: sum.bytes().to_vec(),
@@ -98,7 +98,10 @@ fn impossible_repairs_are_refused() {
     assert_eq!(with(|r| r.cover.first = Seq::MAX), Verdict::Refused);
     assert_eq!(with(|r| r.body = vec![0; 70_000]), Verdict::Refused, "no packet is that long");
     assert_eq!(with(|r| r.body = vec![0; 20_000]), Verdict::Refused, "beyond the bound");
-    assert_eq!(with(|r| r.row = Row::Window { seed: 1 }), Verdict::Refused);
+    assert_eq!(
+        with(|r| r.row = Row::Window(Draw { seed: 1, dense: 1, density: 0 })),
+        Verdict::Refused
+    );
 }
 
 #[test]

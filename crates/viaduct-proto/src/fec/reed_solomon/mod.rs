@@ -15,7 +15,7 @@
 
 use std::fmt;
 
-use super::coefficient::coefficient;
+use super::coefficient;
 use super::sum::Sum;
 use super::{Cover, Error, Fire, Repair, Row, Seq, Warning, kernel};
 
@@ -79,9 +79,7 @@ impl Encoder {
     pub fn new(parameters: Parameters, first_seq: Seq) -> Result<Self, Error> {
         parameters.check()?;
         let Parameters { r, c, interleave } = parameters;
-        let rows = |position| {
-            (0..c).map(move |row| coefficient(Row::ReedSolomon { row }, usize::from(position)))
-        };
+        let rows = |position| (0..c).map(move |row| coefficient::reed_solomon(row, position));
         Ok(Encoder {
             parameters,
             blocks: (0..interleave).map(|_| Block::new(c)).collect(),
@@ -210,7 +208,7 @@ impl Block {
         if self.waiting > 0 {
             self.combine(None, matrix);
         }
-        let cover = Cover { first: self.first, stride, count: self.size };
+        let cover = Cover { first: self.first, stride, count: u16::from(self.size) };
         for (row, parity) in (0..=u8::MAX).zip(&mut self.parities) {
             let row = Row::ReedSolomon { row };
             fire(Repair { cover, row, len_code: parity.len_code, body: parity.bytes() });

@@ -1,37 +1,50 @@
-//! A sliding window code: every few packets a repair goes out that is a random combination of the
-//! last W packets.
+//! A sliding window code: every few packets a repair leaves that is a random combination of the last W packets.
 //!
 //! A single loss is repaired by the next repair. A burst of b packets needs b repairs, whichever;
 //! they keep coming as the window slides on, so recovery takes time in proportion to the burst and
 //! nothing waits for a block to end.
 //!
+//! The repairs that a packet will be in are known when it is pushed: those that leave before the window has passed
+//! it. Each has its sum, to which the packet is added while it is in the processor's cache. The next repairs to leave
+//! take every packet, so that a single loss comes back with the first of them; later ones take a share, which is
+//! enough for what bursts have left and costs a fraction.
+//!
 //! ```text
-//!   packet      1 2 3 4 5 6 7 8 9 …          W = 6, a repair after every 2 packets
-//!   repair 1    └─┘
-//!   repair 2    └─────┘
-//!   repair 3    └─────────┘
-//!   repair 4        └─────────┘
+//!   packet      1 2 3 4 5 6 7 8 9 …          W = 6, a repair after every 2 packets: three sums at any time
+//!   repair 1    ██                           █ every packet, ░ a share
+//!   repair 2    ████
+//!   repair 3    ░░████
+//!   repair 4        ░░████
+//!   repair 5            ░░███
 //! ```
 //!
 //! The decoder is [`Linear`](super::linear::Linear).
 
+mod history;
+
+use std::collections::VecDeque;
 use std::fmt;
 
-use super::coefficient::coefficient;
-use super::sum::{Batch, Sum};
-use super::{Cover, Error, Fire, Repair, Row, Seq, Warning};
+use super::sum::{MAX_PACKET, Sum};
+use super::{Cover, Draw, Error, Fire, MAX_COVER, Repair, Row, Seq, Warning, kernel};
+use history::History;
 
 /// The parameters of a sliding window code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Parameters {
-    /// W, the packets that a repair covers: 1 to 255. A burst of b packets is recovered if b
+    /// W, the packets that a repair covers: 1 to [`MAX_COVER`]. A burst of b packets is recovered if b
     /// repairs come before the window has passed it.
-    pub window: u8,
+    pub window: u16,
     /// This many repairs …
-    pub repairs: u8,
-    /// … for this many packets, evenly spread: 1 to 255.
-    pub packets: u8,
+    pub repairs: u16,
+    /// … for this many packets, evenly spread: 1 or more.
+    pub packets: u16,
 }
+
+/// Sums that a packet is added to on average, beyond those that take every packet.
+const MAX_SHARED: u32 = 14;
+/// Share of the sums with a share of the packets that one is added to, in 256ths, where they are few.
+const DENSITY: u32 = 64;
 
 impl Parameters {
     /// Repair bytes for each data byte: `repairs / packets`.
@@ -42,11 +55,11 @@ impl Parameters {
     /// Refuses what cannot work, and warns of packets that no repair would cover.
     ///
     /// # Errors
-    /// If any of the three is 0.
+    /// If any of the three is 0, or the window is too long.
     pub fn check(&self) -> Result<Vec<Warning>, Error> {
         let Parameters { window, repairs, packets } = *self;
         match () {
-            _ if window == 0 => return Err(Error::NoWindow),
+            _ if window == 0 || window > MAX_COVER => return Err(Error::NoWindow),
             _ if repairs == 0 => return Err(Error::NoRepairs),
             _ if packets == 0 => return Err(Error::NoRate),
             _ => {}
@@ -57,6 +70,23 @@ impl Parameters {
             warnings.push(Warning::WindowLeavesGaps { window, gap });
         }
         Ok(warnings)
+    }
+
+    /// Repairs, the next to leave first, that take every packet: those of two gaps.
+    fn dense(&self) -> usize {
+        1 + usize::from(self.repairs.div_ceil(self.packets))
+    }
+
+    /// Repairs that are summed up at any time.
+    fn ahead(&self) -> usize {
+        let wanted = u32::from(self.window) * u32::from(self.repairs);
+        (wanted.div_ceil(u32::from(self.packets)) as usize).max(self.dense())
+    }
+
+    /// Share of the packets that other repairs take, in 256ths.
+    fn density(&self) -> u8 {
+        let others = (self.ahead() - self.dense()).max(1) as u32;
+        (256 * MAX_SHARED / others).min(DENSITY) as u8
     }
 }
 
@@ -70,16 +100,28 @@ impl fmt::Display for Parameters {
 #[derive(Debug)]
 pub struct Encoder {
     parameters: Parameters,
-    /// Packet `seq` is at `seq % window`.
-    ring: Vec<Vec<u8>>,
-    /// How many packets the ring holds.
-    held: u8,
+    /// Repairs that are summed up, the next to leave first.
+    ahead: VecDeque<Open>,
+    /// Sums of repairs that have left.
+    spare: Vec<Sum>,
+    /// The packets of the window.
+    history: History,
     next: Seq,
     /// Repairs owed, in units of 1 / `packets`.
-    owed: u16,
-    /// Whether a packet has come since the last flush.
-    fresh: bool,
+    owed: u32,
+    /// Packets since the last flush.
+    fresh: u16,
     seed: u16,
+}
+
+/// A repair that is summed up.
+#[derive(Debug)]
+struct Open {
+    seed: u16,
+    density: u8,
+    first: Seq,
+    /// It takes every packet from here on.
+    dense: Seq,
     sum: Sum,
 }
 
@@ -90,51 +132,158 @@ impl Encoder {
     /// As [`Parameters::check`].
     pub fn new(parameters: Parameters, first_seq: Seq) -> Result<Self, Error> {
         parameters.check()?;
-        Ok(Encoder {
+        let mut encoder = Encoder {
             parameters,
-            ring: vec![Vec::new(); usize::from(parameters.window)],
-            held: 0,
+            ahead: VecDeque::new(),
+            spare: Vec::new(),
+            history: History::new(parameters.window),
             next: first_seq,
             owed: 0,
-            fresh: false,
+            fresh: 0,
             seed: 0,
-            sum: Sum::default(),
-        })
+        };
+        encoder.open();
+        Ok(encoder)
     }
 
-    fn slot(&self, seq: Seq) -> usize {
-        (seq % u64::from(self.parameters.window)) as usize
+    /// Changes the parameters from the next packet on.
+    ///
+    /// # Errors
+    /// As [`Parameters::check`].
+    pub fn change(&mut self, parameters: Parameters) -> Result<(), Error> {
+        parameters.check()?;
+        let owed = u64::from(self.owed) * u64::from(parameters.packets);
+        self.owed = (owed / u64::from(self.parameters.packets)) as u32;
+        self.parameters = parameters;
+        self.history.resize(parameters.window);
+        let left = self.ahead.drain(parameters.ahead().min(self.ahead.len())..);
+        self.spare.extend(left.map(|open| open.sum));
+        self.open();
+        Ok(())
     }
 
-    /// Fires one repair over all that the ring holds.
-    fn fire(&mut self, fire: &mut Fire<'_>) {
-        let cover = Cover { first: self.next - u64::from(self.held), stride: 1, count: self.held };
-        let row = Row::Window { seed: self.seed };
-        self.seed = self.seed.wrapping_add(1);
-        let (oldest, newest) = self.ring.split_at(self.slot(cover.first));
-        self.sum.clear();
-        let mut batch = Batch::into_sum(&mut self.sum);
-        let packets = newest.iter().chain(oldest).take(usize::from(self.held));
-        for (position, packet) in packets.enumerate() {
-            batch.add(packet, coefficient(row, position));
+    /// Its parameters.
+    pub fn parameters(&self) -> Parameters {
+        self.parameters
+    }
+
+    /// Fires up to `count` repairs, each of all packets from `first` to `last` that are in the window.
+    pub fn combine(&mut self, first: Seq, last: Seq, count: usize, fire: &mut Fire<'_>) {
+        let first = first.max(self.next - u64::from(self.history.len()));
+        let last = last.min(self.next.wrapping_sub(1));
+        let Some(span) = last.checked_sub(first) else { return };
+        // The window has no more.
+        let length = span as u16 + 1;
+        let cover = Cover { first, stride: 1, count: length };
+        let back = (self.next - first) as u16;
+        let mut left = count;
+        while left > 0 {
+            let together = left.min(kernel::GROUP);
+            left -= together;
+            let draws: [Draw; kernel::GROUP] = std::array::from_fn(|_| {
+                self.seed = self.seed.wrapping_add(1);
+                Draw { seed: self.seed, dense: length, density: 0 }
+            });
+            let draws = &draws[..together];
+            let mut sums: [Sum; kernel::GROUP] =
+                std::array::from_fn(|_| self.spare.pop().unwrap_or_default());
+            self.history.combine(back, length, first, draws, &mut sums[..together]);
+            for (&draw, sum) in draws.iter().zip(&sums) {
+                fire(Repair {
+                    cover,
+                    row: Row::Window(draw),
+                    len_code: sum.len_code,
+                    body: sum.bytes(),
+                });
+            }
+            self.spare.extend(sums);
         }
-        batch.finish();
-        fire(Repair { cover, row, len_code: self.sum.len_code, body: self.sum.bytes() });
+    }
+
+    /// Opens as many sums as there are to be, and has the next ones take every packet.
+    fn open(&mut self) {
+        let Encoder { parameters, next, .. } = *self;
+        while self.ahead.len() < parameters.ahead() {
+            let mut sum = self.spare.pop().unwrap_or_default();
+            sum.clear();
+            self.seed = self.seed.wrapping_add(1);
+            let (seed, density) = (self.seed, parameters.density());
+            self.ahead.push_back(Open { seed, density, first: next, dense: Seq::MAX, sum });
+        }
+        for open in self.ahead.iter_mut().take(parameters.dense()) {
+            open.dense = open.dense.min(next);
+        }
+    }
+
+    /// Fires the next repair.
+    fn fire(&mut self, fire: &mut Fire<'_>) {
+        let Some(open) = self.ahead.pop_front() else { return };
+        let count = (self.next - open.first) as u16;
+        let dense = (self.next - open.dense.max(open.first)) as u16;
+        if dense > 0 {
+            let cover = Cover { first: open.first, stride: 1, count };
+            let row = Row::Window(Draw { seed: open.seed, dense, density: open.density });
+            fire(Repair { cover, row, len_code: open.sum.len_code, body: open.sum.bytes() });
+        }
+        self.spare.push(open.sum);
+        self.open();
+    }
+
+    /// Adds the packet, which is the newest, to the sums that it is to be in.
+    fn add(&mut self, packet: &[u8]) {
+        let mut together = Together::default();
+        for open in &mut self.ahead {
+            let draw = Draw { seed: open.seed, dense: 0, density: open.density };
+            match draw.of(self.next, open.dense <= self.next) {
+                0 => {}
+                coefficient => together.add(&mut open.sum, coefficient, packet),
+            }
+        }
+        together.finish(packet);
+    }
+}
+
+/// Sums that the kernel adds one packet to together.
+#[derive(Default)]
+struct Together<'a> {
+    sums: [&'a mut [u8]; kernel::GROUP],
+    coefficients: [u8; kernel::GROUP],
+    count: usize,
+}
+
+impl<'a> Together<'a> {
+    fn add(&mut self, sum: &'a mut Sum, coefficient: u8, packet: &[u8]) {
+        sum.buffer.grow(packet.len());
+        sum.add_len(packet.len(), coefficient);
+        self.sums[self.count] = sum.buffer.lines();
+        self.coefficients[self.count] = coefficient;
+        self.count += 1;
+        if self.count == kernel::GROUP {
+            self.finish(packet);
+        }
+    }
+
+    fn finish(&mut self, packet: &[u8]) {
+        let count = std::mem::take(&mut self.count);
+        kernel::mul_add_many(&mut self.sums[..count], &[packet], &self.coefficients[..count]);
     }
 }
 
 impl super::Encoder for Encoder {
     fn push(&mut self, packet: &[u8], fire: &mut Fire<'_>) {
-        let Parameters { window, repairs, packets } = self.parameters;
-        let slot = self.slot(self.next);
-        self.ring[slot].clear();
-        self.ring[slot].extend_from_slice(packet);
-        self.held = window.min(self.held.saturating_add(1));
+        let Parameters { repairs, packets, .. } = self.parameters;
+        debug_assert!(packet.len() <= MAX_PACKET);
+        self.history.push(packet);
+        self.add(packet);
         self.next += 1;
-        self.owed += u16::from(repairs);
-        self.fresh = true;
-        while self.owed >= u16::from(packets) {
-            self.owed -= u16::from(packets);
+        self.owed += u32::from(repairs);
+        self.fresh = self.fresh.saturating_add(1);
+        while self.owed >= u32::from(packets) {
+            self.owed -= u32::from(packets);
+            self.fire(fire);
+        }
+        if self.ahead.front().is_some_and(|open| self.next - open.first >= u64::from(MAX_COVER)) {
+            self.owed = 0;
             self.fire(fire);
         }
     }
@@ -142,9 +291,12 @@ impl super::Encoder for Encoder {
     /// Fires as many repairs as `packets` are given, so that a burst that takes the last packets
     /// is covered as one of each layer would be.
     fn flush(&mut self, _stage: usize, fire: &mut Fire<'_>) {
-        if std::mem::take(&mut self.fresh) {
+        let fresh = std::mem::take(&mut self.fresh);
+        if fresh > 0 {
             self.owed = 0;
-            (0..self.parameters.repairs).for_each(|_| self.fire(fire));
+            let last = self.next - 1;
+            let first = self.next - u64::from(self.history.len());
+            self.combine(first, last, usize::from(self.parameters.repairs), fire);
         }
     }
 
@@ -157,7 +309,9 @@ impl super::Encoder for Encoder {
     }
 
     fn memory(&self) -> usize {
-        self.ring.iter().map(Vec::capacity).sum::<usize>() + self.sum.buffer.memory()
+        let ahead = self.ahead.iter().map(|open| open.sum.buffer.memory()).sum::<usize>();
+        let spare = self.spare.iter().map(|sum| sum.buffer.memory()).sum::<usize>();
+        self.history.memory() + ahead + spare
     }
 }
 
