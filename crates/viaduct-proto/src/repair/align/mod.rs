@@ -1,0 +1,208 @@
+//! Matching of packet numbers to arrivals by short tags.
+//!
+//! A peer names its packets by tags of two bytes, in the order in which they left. Alone a tag says little: one
+//! packet in 65,536 has the same. Together with the order it is enough. Tags are compared with the packets that have
+//! arrived as two texts are compared: what agrees in order is matched, a tag without its packet is missing, and an
+//! arrival without its tag was skipped. Only these two, which are few, are then matched out of order.
+//!
+//! ```text
+//!   tags       41  07  c3  9e  55  12          c3 is missing
+//!   arrivals   41  07  9e  55  [e0]  12        e0 was skipped: no packet of the peer's, or one that is named later
+//! ```
+
+use std::collections::VecDeque;
+
+use crate::fec::Seq;
+
+/// The low bits of a packet's identity.
+pub type Tag = u16;
+/// Number of an arrival, from 0.
+pub type Arrival = u64;
+
+/// Arrivals that are remembered without a match, in order, at most.
+const MAX_AHEAD: usize = 4_096;
+/// Arrivals that were skipped, and numbers that are missing, that are matched out of order, at most.
+const MAX_ASIDE: usize = 256;
+/// Arrivals by which a packet may be out of order. Tags of packets further apart agree by chance.
+const MAX_REORDERING: u64 = 256;
+/// How far a tag is searched for among the arrivals that come next.
+const REACH: usize = 512;
+/// Tags, or arrivals, that have to agree one after the other where one of them was passed over.
+const AGREE: usize = 2;
+
+/// Arrivals without a number, and numbers without an arrival.
+#[derive(Debug, Default)]
+pub struct Aligner {
+    /// Arrivals from `next` on, none of which has a number.
+    ahead: VecDeque<Tag>,
+    /// The first of them.
+    next: Arrival,
+    /// Arrivals before that have no number, oldest first.
+    skipped: VecDeque<(Tag, Arrival)>,
+    /// Numbers that have no arrival, oldest first.
+    missing: VecDeque<Absent>,
+}
+
+/// A number that has no arrival.
+#[derive(Clone, Copy, Debug)]
+struct Absent {
+    tag: Tag,
+    seq: Seq,
+    /// The next arrival when it was named.
+    at: Arrival,
+}
+
+impl Absent {
+    /// Whether it may be this arrival.
+    fn is(&self, tag: Tag, arrival: Arrival) -> bool {
+        self.tag == tag && self.at.abs_diff(arrival) <= MAX_REORDERING
+    }
+}
+
+/// Result of naming a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Named {
+    /// It is this arrival.
+    Arrived(Arrival),
+    /// It has not arrived.
+    Missing,
+}
+
+impl Aligner {
+    /// Notes the next arrival. Its number if it was missing, which a packet that arrives late is.
+    pub fn arrive(&mut self, tag: Tag) -> Option<Seq> {
+        // Those in order come first: this one is out of order if what is named later has arrived.
+        if self.ahead.is_empty()
+            && let Some(at) = self.missing.iter().position(|of| of.is(tag, self.next))
+        {
+            self.next += 1;
+            return self.missing.remove(at).map(|of| of.seq);
+        }
+        if self.ahead.len() == MAX_AHEAD {
+            self.skip(1);
+        }
+        self.ahead.push_back(tag);
+        None
+    }
+
+    /// Number of the next arrival.
+    pub fn next_arrival(&self) -> Arrival {
+        self.next + self.ahead.len() as u64
+    }
+
+    /// Names the numbers from `first` on, which were not named before; what each is goes to `named`. Numbers that
+    /// were missing and are found among what was skipped meanwhile go there, too.
+    pub fn name(&mut self, first: Seq, tags: &[Tag], named: &mut Vec<(Seq, Named)>) {
+        let mut at = 0;
+        while at < tags.len() {
+            let seq = first + at as u64;
+            match self.step(&tags[at..]) {
+                Step::Match => {
+                    self.ahead.pop_front();
+                    named.push((seq, Named::Arrived(self.next)));
+                    self.next += 1;
+                    at += 1;
+                }
+                Step::Skip(count) => self.skip(count),
+                Step::Miss(count) => {
+                    for (seq, &tag) in (seq..).zip(&tags[at..at + count]) {
+                        named.push((seq, self.aside(tag, seq)));
+                    }
+                    at += count;
+                }
+            }
+        }
+        self.settle(named);
+    }
+
+    /// Forgets numbers below `seq` that are missing.
+    pub fn forget_below(&mut self, seq: Seq) {
+        self.missing.retain(|of| of.seq >= seq);
+    }
+
+    /// Forgets all numbers and arrivals.
+    pub fn clear(&mut self) {
+        self.next = self.next_arrival();
+        self.ahead.clear();
+        self.skipped.clear();
+        self.missing.clear();
+    }
+
+    /// How the comparison goes on at the first of `tags`.
+    fn step(&self, tags: &[Tag]) -> Step {
+        if self.ahead.front() == Some(&tags[0]) {
+            return Step::Match;
+        }
+        // The least that can be passed over so that both agree again.
+        let most = REACH.min(self.ahead.len()) + tags.len();
+        for passed in 1..most {
+            let least = (passed + 1).saturating_sub(self.ahead.len().min(REACH));
+            for missing in least..=passed.min(tags.len() - 1) {
+                let skipped = passed - missing;
+                if self.agree(&tags[missing..], skipped) {
+                    return if skipped > 0 { Step::Skip(skipped) } else { Step::Miss(missing) };
+                }
+            }
+        }
+        Step::Miss(tags.len())
+    }
+
+    /// Whether tags and arrivals agree from here on, as far as either goes.
+    fn agree(&self, tags: &[Tag], from: usize) -> bool {
+        let mut both = tags.iter().zip(self.ahead.range(from..)).take(AGREE);
+        both.len() > 0 && both.all(|(tag, arrived)| tag == arrived)
+    }
+
+    /// Passes over the next arrivals.
+    fn skip(&mut self, count: usize) {
+        for tag in self.ahead.drain(..count) {
+            self.skipped.push_back((tag, self.next));
+            self.next += 1;
+        }
+        let many = self.skipped.len().saturating_sub(MAX_ASIDE);
+        self.skipped.drain(..many);
+    }
+
+    /// A number that has no arrival in order: one that was skipped, or missing.
+    fn aside(&mut self, tag: Tag, seq: Seq) -> Named {
+        let absent = Absent { tag, seq, at: self.next };
+        let found = self.skipped.iter().position(|&(of, arrival)| absent.is(of, arrival));
+        if let Some((_, arrival)) = found.and_then(|at| self.skipped.remove(at)) {
+            return Named::Arrived(arrival);
+        }
+        if self.missing.len() == MAX_ASIDE {
+            self.missing.pop_front();
+        }
+        self.missing.push_back(absent);
+        Named::Missing
+    }
+
+    /// Matches what is missing with what was skipped.
+    fn settle(&mut self, named: &mut Vec<(Seq, Named)>) {
+        if self.missing.is_empty() || self.skipped.is_empty() {
+            return;
+        }
+        let Aligner { missing, skipped, .. } = self;
+        missing.retain(|absent| {
+            let found = skipped.iter().position(|&(tag, arrival)| absent.is(tag, arrival));
+            let found = found.and_then(|at| skipped.remove(at));
+            if let Some((_, arrival)) = found {
+                named.push((absent.seq, Named::Arrived(arrival)));
+            }
+            found.is_none()
+        });
+    }
+}
+
+/// What the comparison does next.
+enum Step {
+    /// The first of both agree.
+    Match,
+    /// So many arrivals have no tag.
+    Skip(usize),
+    /// So many tags have no arrival.
+    Miss(usize),
+}
+
+#[cfg(test)]
+mod tests;

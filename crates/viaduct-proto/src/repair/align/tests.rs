@@ -1,0 +1,94 @@
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::rng::Rng;
+
+#[test]
+fn what_agrees_is_matched_and_the_rest_is_missing_or_skipped() {
+    let mut aligner = Aligner::default();
+    for tag in [0x41, 0x07, 0x9e, 0x55, 0xe0, 0x12] {
+        assert_eq!(aligner.arrive(tag), None);
+    }
+    let mut named = Vec::new();
+    aligner.name(10, &[0x41, 0x07, 0xc3, 0x9e, 0x55, 0x12], &mut named);
+    let arrived = |seq, arrival| (seq, Named::Arrived(arrival));
+    let expected =
+        [arrived(10, 0), arrived(11, 1), (12, Named::Missing), arrived(13, 2), arrived(14, 3), arrived(15, 5)];
+    assert_eq!(named, expected);
+    assert_eq!(aligner.arrive(0xc3), Some(12), "late");
+    named.clear();
+    aligner.name(16, &[0xe0], &mut named);
+    assert_eq!(named, [arrived(16, 4)], "it was named later than it arrived");
+}
+
+#[test]
+fn names_that_come_before_their_packets_wait_for_them() {
+    let (mut aligner, mut named) = (Aligner::default(), Vec::new());
+    aligner.name(1, &[7, 8, 9], &mut named);
+    assert!(named.iter().all(|(_, of)| *of == Named::Missing));
+    assert_eq!([7, 8, 9].map(|tag| aligner.arrive(tag)), [Some(1), Some(2), Some(3)]);
+}
+
+#[test]
+fn state_is_bounded() {
+    let (mut aligner, mut rng) = (Aligner::default(), Rng::from_seed(1));
+    for seq in 0..20_000 {
+        aligner.arrive(rng.next_u64() as Tag);
+        if rng.chance(0.3) {
+            let tags: Vec<_> = (0..64).map(|_| rng.next_u64() as Tag).collect();
+            aligner.name(seq * 64, &tags, &mut Vec::new());
+        }
+        assert!(aligner.ahead.len() <= MAX_AHEAD);
+        assert!(aligner.skipped.len() <= MAX_ASIDE && aligner.missing.len() <= MAX_ASIDE);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// The twin knows which packet each arrival is.
+    #[test]
+    fn nearly_all_is_told_apart(seed: u64, loss in 0.0..0.2f64, late in 0.0..0.05f64, foreign in 0.0..0.02f64) {
+        let mut rng = Rng::from_seed(seed);
+        let (mut tags, mut sent) = (Vec::new(), Vec::new());
+        for seq in 1..=4_000u64 {
+            let tag = rng.next_u64() as Tag;
+            tags.push(tag);
+            let place = 10 * seq + if rng.chance(late) { 10 * rng.below(20) + 5 } else { 0 };
+            if !rng.chance(loss) {
+                sent.push((place, tag, Some(seq)));
+            }
+            if rng.chance(foreign) {
+                sent.push((10 * seq + 1, rng.next_u64() as Tag, None));
+            }
+        }
+        sent.sort_unstable();
+        let (mut aligner, mut truth, mut said) = (Aligner::default(), HashMap::new(), HashMap::new());
+        let (mut sent, mut named) = (sent.into_iter().peekable(), Vec::new());
+        for (n, tags) in tags.chunks(33).enumerate() {
+            let first = 1 + 33 * n as u64;
+            // Names come after most of their packets.
+            let now = 10 * (first + 33 + rng.below(20));
+            while let Some((_, tag, seq)) = sent.next_if(|&(place, ..)| place < now) {
+                let arrival = aligner.next_arrival();
+                if let Some(seq) = seq {
+                    truth.insert(seq, arrival);
+                }
+                if let Some(seq) = aligner.arrive(tag) {
+                    said.insert(seq, arrival);
+                }
+            }
+            aligner.name(first, tags, &mut named);
+            for (seq, of) in named.drain(..) {
+                match of {
+                    Named::Arrived(arrival) => drop(said.insert(seq, arrival)),
+                    Named::Missing => {}
+                }
+            }
+        }
+        let wrong = (1..=3_900u64).filter(|seq| truth.get(seq) != said.get(seq)).count();
+        prop_assert!(wrong <= 4, "{wrong} wrong at loss {loss}, late {late}, foreign {foreign}");
+    }
+}

@@ -1,0 +1,129 @@
+//! Lengths of bursts, and how often they come.
+
+use std::collections::VecDeque;
+
+use super::overhead::Rates;
+use crate::time::{Duration, Instant};
+
+/// Longest burst of each bucket but the last.
+const BOUNDS: [u64; BUCKETS - 1] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256];
+/// Buckets of lengths.
+pub const BUCKETS: usize = 16;
+/// What a burst of the last bucket counts as.
+const LONGEST: u64 = 512;
+
+/// Bursts that tell a rate to a seventh.
+const ENOUGH: u64 = 50;
+/// Shortest time that a rate is told of, and longest.
+const SHORT: Duration = Duration::from_secs(1);
+const LONG: Duration = Duration::from_secs(10);
+/// Counts that are remembered, at most: ten seconds of four a round trip of 20 ms.
+const MAX_COUNTS: usize = 2_048;
+
+/// Bucket of a burst's length.
+pub fn bucket(length: u64) -> usize {
+    BOUNDS.partition_point(|&bound| bound < length)
+}
+
+/// Length that a bucket's bursts count as: the longest.
+pub fn length(bucket: usize) -> f64 {
+    BOUNDS.get(bucket).copied().unwrap_or(LONGEST) as f64
+}
+
+/// Totals since a receiver began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Packets whose fate is known.
+    pub packets: u64,
+    /// Bursts, by bucket of their length.
+    pub bursts: [u64; BUCKETS],
+}
+
+impl Counts {
+    fn since(&self, before: &Counts) -> Counts {
+        Counts {
+            packets: self.packets.saturating_sub(before.packets),
+            bursts: std::array::from_fn(|n| self.bursts[n].saturating_sub(before.bursts[n])),
+        }
+    }
+
+    fn all(&self) -> u64 {
+        self.bursts.iter().sum()
+    }
+
+    fn rates(&self) -> Rates {
+        self.bursts.map(|bursts| bursts as f64 / self.packets.max(1) as f64)
+    }
+}
+
+/// Counts of the last seconds.
+#[derive(Debug, Default)]
+pub struct Bursts {
+    counts: VecDeque<(Instant, Counts)>,
+}
+
+impl Bursts {
+    /// Adds the newest totals. If they have fallen, the receiver has begun anew.
+    pub fn add(&mut self, now: Instant, counts: Counts) {
+        if self.counts.back().is_some_and(|(_, last)| counts.packets < last.packets) {
+            self.counts.clear();
+        }
+        // One that is older than the longest time is kept, for what has happened since.
+        while self.counts.get(1).is_some_and(|&(at, _)| now.since(at) > LONG)
+            || self.counts.len() == MAX_COUNTS
+        {
+            self.counts.pop_front();
+        }
+        self.counts.push_back((now, counts));
+    }
+
+    /// Bursts a packet: of a second, or as long as it takes to see enough, and of ten seconds, whichever is more.
+    pub fn rates(&self) -> Rates {
+        let Some(&(now, newest)) = self.counts.back() else { return [0.0; BUCKETS] };
+        let mut rates = [0.0; BUCKETS];
+        for enough in [true, false] {
+            let before = self.counts.iter().rev().find(|(at, counts)| {
+                let many = newest.since(counts).all() >= ENOUGH;
+                now.since(*at) >= if enough && many { SHORT } else { LONG }
+            });
+            let before = before.or(self.counts.front()).map_or(newest, |&(_, counts)| counts);
+            let of = newest.since(&before);
+            let sum: fn(&Rates) -> f64 = super::overhead::loss;
+            if sum(&of.rates()) > sum(&rates) {
+                rates = of.rates();
+            }
+        }
+        rates
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_fall_into_their_buckets() {
+        let of = |lengths: &[u64]| lengths.iter().map(|&n| bucket(n)).collect::<Vec<_>>();
+        assert_eq!(of(&[1, 2, 5, 8, 30, 256, 257, u64::MAX]), [0, 1, 4, 5, 9, 14, 15, 15]);
+        assert!((0..BUCKETS).all(|n| bucket(length(n) as u64) == n));
+    }
+
+    #[test]
+    fn an_onset_is_seen_within_a_second_and_an_end_after_ten() {
+        let (mut bursts, mut counts) = (Bursts::default(), Counts::default());
+        let mut second = |n: u64, each: u64| {
+            for tick in 0..40 {
+                counts.packets += 400;
+                counts.bursts[0] += each;
+                bursts.add(Instant::ZERO + Duration::from_millis(1_000 * n + 25 * tick), counts);
+            }
+            bursts.rates()[0]
+        };
+        (0..20).for_each(|n| assert_eq!(second(n, 0), 0.0));
+        assert!((second(20, 4) - 0.01).abs() < 0.001);
+        assert!((second(21, 4) - 0.01).abs() < 0.001);
+        let after: Vec<_> = (22..40).map(|n| second(n, 0)).collect();
+        assert!(after[8] > 0.0 && after[17] == 0.0, "{after:?}");
+        assert!(after.is_sorted_by(|a, b| a >= b), "{after:?}");
+    }
+}

@@ -1,0 +1,98 @@
+//! The least overhead that a link's bursts ask for.
+//!
+//! Repairs come at a steady rate, o for each packet, and bursts of b lost packets ask for b of them. What is owed
+//! behaves as a queue: it grows by b with each burst and shrinks by o with each packet. A packet is late if what is
+//! owed when it is lost takes more than n packets to be paid, where n is what passes while its flow can wait. By
+//! Cramér and Lundberg the share of bursts for which that is so falls as exp(-n I(o)), with
+//!
+//! ```text
+//!   I(o) = max over t of  t o - sum over b of r[b] (exp(t b) - 1)        r[b]: bursts of length b a packet
+//! ```
+
+use super::bursts::{BUCKETS, length};
+
+/// Halvings of an interval: beyond what a double tells apart.
+const HALVINGS: u32 = 60;
+/// Most that exp is asked for.
+const MAX_EXPONENT: f64 = 500.0;
+
+/// Bursts a packet, by bucket of their length.
+pub type Rates = [f64; BUCKETS];
+
+/// Share of packets that is lost.
+pub fn loss(rates: &Rates) -> f64 {
+    (0..BUCKETS).map(|n| rates[n] * length(n)).sum()
+}
+
+/// The exponent I(o), at least 0.
+pub fn exponent(rates: &Rates, overhead: f64) -> f64 {
+    let slope = |t: f64| {
+        let drift = |n: usize| rates[n] * length(n) * (t * length(n)).min(MAX_EXPONENT).exp();
+        overhead - (0..BUCKETS).map(drift).sum::<f64>()
+    };
+    if slope(0.0) <= 0.0 {
+        return 0.0;
+    }
+    // Beyond, the longest burst's term alone has overtaken.
+    let (mut low, mut high) = (0.0, MAX_EXPONENT);
+    for _ in 0..HALVINGS {
+        let t = f64::midpoint(low, high);
+        if slope(t) > 0.0 { low = t } else { high = t }
+    }
+    let moment = |n: usize| rates[n] * ((low * length(n)).min(MAX_EXPONENT).exp() - 1.0);
+    (low * overhead - (0..BUCKETS).map(moment).sum::<f64>()).max(0.0)
+}
+
+/// Repairs for each packet such that of `events` bursts a second no more than `target` are late by more than
+/// `packets`; `None` if even `most` is not enough. Repairs are lost as packets are.
+pub fn least(rates: &Rates, packets: f64, events: f64, target: f64, most: f64) -> Option<f64> {
+    if events <= target {
+        return Some(0.0);
+    }
+    let needed = (events / target).ln();
+    let arrive = 1.0 - loss(rates).min(0.9);
+    let enough = |overhead: f64| packets * exponent(rates, overhead * arrive) >= needed;
+    if !enough(most) {
+        return None;
+    }
+    let (mut low, mut high) = (0.0, most);
+    for _ in 0..HALVINGS {
+        let overhead = f64::midpoint(low, high);
+        if enough(overhead) { high = overhead } else { low = overhead }
+    }
+    Some(high)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::repair::control::bursts::bucket;
+
+    /// 1 % of 16,700 packets a second, in bursts of this length, and what is needed where a flow waits for so long.
+    fn needed(burst: u64, seconds: f64) -> f64 {
+        let (mut rates, pace) = ([0.0; BUCKETS], 16_700.0);
+        let at = bucket(burst);
+        rates[at] = 0.01 / length(at);
+        least(&rates, pace * seconds, pace * rates[at], 0.03, 1.0).unwrap()
+    }
+
+    #[test]
+    fn longer_bursts_and_less_time_ask_for_more() {
+        // What the rule gives at 25 ms, of exact lengths.
+        for (burst, low, high) in [(1, 0.033, 0.040), (8, 0.085, 0.105), (30, 0.17, 0.215)] {
+            let overhead = needed(burst, 0.025);
+            assert!((low..high).contains(&overhead), "bursts of {burst}: {overhead}");
+        }
+        assert!(needed(8, 0.025) > needed(8, 0.1) && needed(8, 0.1) > needed(1, 0.1));
+        assert!(needed(1, 10.0) < 0.0125, "with time enough hardly more than is lost");
+    }
+
+    #[test]
+    fn what_is_rare_needs_nothing_and_what_is_too_much_cannot_be() {
+        let mut rates = [0.0; BUCKETS];
+        assert_eq!(least(&rates, 100.0, 0.0, 0.03, 1.0), Some(0.0));
+        rates[0] = 0.4;
+        assert_eq!(least(&rates, 100.0, 4_000.0, 0.03, 0.3), None);
+        assert_eq!(exponent(&rates, 0.3), 0.0);
+    }
+}
