@@ -78,6 +78,7 @@ pub fn peer(side: usize, code: Option<Code>) -> PeerConfig {
         flush_after: Duration::from_millis(8),
         rekey_after: Duration::from_secs(20),
         longest: MTU,
+        mtu: MTU + 300,
         memory: MEMORY,
     }
 }

@@ -63,6 +63,7 @@ impl Gateway {
             flush_after: Duration::from_millis(8),
             rekey_after: Duration::from_secs(3600),
             longest: LEN,
+            mtu: LEN + 300,
             memory: MEMORY,
         };
         let plane = Plane::new(local, vec![peer], Instant::ZERO).expect("a code that works");

@@ -104,6 +104,7 @@ impl Gateways {
                 flush_after: Duration::from_millis(8),
                 rekey_after: Duration::from_secs(10),
                 longest: 1_300,
+                mtu: 1_500,
                 memory: 1 << 20,
             };
             Plane::new(local, vec![config], Instant::ZERO).unwrap()

@@ -17,13 +17,20 @@
 //! 2^-64, whatever they are, if whoever chose them knows nothing of the key; names travel sealed,
 //! so that nobody else learns anything of it.
 
-use std::hash::Hasher;
-
 use highway::{HighwayHash, HighwayHasher, Key};
+
+use super::align::Tag;
 
 /// A packet's name between two sites.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Identity(pub u64);
+
+impl Identity {
+    /// What a packet is called in short, where its order tells the rest.
+    pub fn tag(self) -> Tag {
+        self.0 as Tag
+    }
+}
 
 /// Bytes that NH takes at once.
 const BLOCK: usize = 1024;
@@ -68,24 +75,6 @@ impl IdentityKey {
             hasher.append(&sums);
         }
         Identity(hasher.finalize64())
-    }
-}
-
-/// Names are uniform already: hashing them again would be waste.
-#[derive(Default)]
-pub(super) struct NameHasher(u64);
-
-impl Hasher for NameHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(byte);
-        }
-    }
-    fn write_u64(&mut self, name: u64) {
-        self.0 = name;
     }
 }
 

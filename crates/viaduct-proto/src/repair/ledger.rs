@@ -3,6 +3,7 @@
 //! The ledger covers the last [`Ledger::capacity`] numbers. Rows leave it when they have settled,
 //! and are then counted once: lost or not, recovered or not, and in bursts of which length.
 
+use super::align::Tag;
 use super::identity::Identity;
 use super::stats::{LossReport, burst_bucket};
 use crate::fec::Seq;
@@ -15,7 +16,7 @@ pub(super) const SETTLE: Duration = Duration::from_secs(1);
 /// The state of one number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum State {
-    /// No repair that arrived has named it.
+    /// Nothing that arrived has named it.
     #[default]
     Unnamed,
     /// It arrived by itself.
@@ -29,7 +30,11 @@ pub(super) enum State {
 /// One number.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Row {
+    /// Its identity, once the packet is here.
     pub(super) identity: Identity,
+    /// The identity's tag, once it is named.
+    pub(super) tag: Tag,
+    /// Mutable fields of a packet that was recovered.
     pub(super) hop: Hop,
     pub(super) state: State,
 }
@@ -89,6 +94,11 @@ impl Ledger {
     /// Lowest number that has not settled.
     pub(super) fn floor(&self) -> Seq {
         self.floor
+    }
+
+    /// One above the highest number named.
+    pub(super) fn next(&self) -> Seq {
+        self.next
     }
 
     pub(super) fn settled(&self) -> Settled {

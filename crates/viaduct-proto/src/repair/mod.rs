@@ -17,19 +17,23 @@
 //! `Session` (keys), a `Sender` (names, code, framing) and a `Receiver` (store, ledger, decoder).
 //! The paper's sections 4.1, 4.5, 4.6 and 4.7 describe what this room does.
 
-mod announce;
+pub mod align;
+mod bundle;
 pub mod cache;
+pub mod control;
 mod handshake;
 pub mod health;
 mod held;
 pub mod identity;
 mod ledger;
-mod missing;
 mod outbox;
 mod peer;
 mod plane;
+mod prefix;
 mod receiver;
+pub mod report;
 mod seal;
+pub mod section;
 mod sender;
 mod session;
 mod sites;
@@ -41,7 +45,6 @@ pub mod terms;
 mod tests;
 pub mod wire;
 
-pub use announce::names_per_repair;
 pub use outbox::Outbox;
 pub use peer::{Local, MIN_MEMORY, PeerConfig, PeerError, PeerFacts, least_memory, overhead};
 pub use plane::{MOST_PEERS, PeersError, Plane, PlaneStats};

@@ -3,17 +3,19 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::announce::{names_per_repair, span};
+use super::bundle::Channel;
 use super::identity::IdentityKey;
 use super::outbox::Outbox;
 use super::receiver::{Receiver, memory_for_store};
 use super::seal::SEAL_OVERHEAD;
-use super::sender::{Channel, Plan, Sender};
+use super::report::{REPORT, Report};
+use super::section::{self, NAMES_OVERHEAD, PREFIX, REPAIR_HEAD, SECTION_HEAD, Section};
+use super::sender::{Plan, Sender};
 use super::session::{Clocks, Received, Session, SessionConfig, WeakKey};
 use super::sites::Sites;
 use super::stats::{LossReport, PeerStats};
-use super::terms::{Listed, Terms};
-use super::wire::{self, ANNOUNCEMENT, Hint, Message, REPAIR_HEAD, Report};
+use super::terms::{Listed, TERMS, Terms};
+use super::wire::Hint;
 use crate::fec::Code;
 use crate::keys::{Entropy, PublicKey, SecretKey};
 use crate::time::{Duration, Instant};
@@ -44,6 +46,8 @@ pub struct PeerConfig {
     pub rekey_after: Duration,
     /// Longest packet that is encoded, in bytes.
     pub longest: usize,
+    /// MTU of the path between the gateways.
+    pub mtu: usize,
     /// Bytes of memory for received packets and waiting repairs.
     pub memory: usize,
 }
@@ -52,7 +56,26 @@ pub struct PeerConfig {
 /// included.
 pub fn overhead(code: &Code, ipv6: bool) -> usize {
     let outer = OUTER_V4 + if ipv6 { 20 } else { 0 };
-    outer + SEAL_OVERHEAD + REPAIR_HEAD + ANNOUNCEMENT * names_per_repair(code)
+    let names = 2 * NAMES_OVERHEAD + 5 * names_per_repair(code);
+    outer + SEAL_OVERHEAD + SECTION_HEAD + REPAIR_HEAD + PREFIX + names
+}
+
+/// Packets that a repair of `code` may be the first to name.
+fn names_per_repair(code: &Code) -> usize {
+    (1.0 / code.overhead()).ceil().min(64.0) as usize
+}
+
+/// How many packets back a repair of `code` may reach.
+fn span(code: &Code) -> usize {
+    match code {
+        Code::Layered(layered) => {
+            let longest = layered.interleaves.iter().copied().max().unwrap_or(1);
+            // A delayed repair leaves one interleave later.
+            (usize::from(layered.r) + 1) * usize::from(longest)
+        }
+        Code::ReedSolomon(block) => usize::from(block.r) * usize::from(block.interleave),
+        Code::Window(code) => usize::from(code.window),
+    }
 }
 
 /// Bytes of [`PeerConfig::memory`] from which on a code can recover at all: as many packets as one of
@@ -228,7 +251,8 @@ impl Peer {
         let old = &self.config;
         let recode = config.code != old.code
             || config.flush_after != old.flush_after
-            || config.longest != old.longest;
+            || config.longest != old.longest
+            || config.mtu != old.mtu;
         if recode {
             self.change_code(&config)?;
         }
@@ -323,17 +347,28 @@ impl Peer {
 
     /// Takes a message that opened.
     pub(super) fn handle_message(&mut self, now: Instant, message: &[u8]) {
-        match Message::parse(message) {
-            Some(Message::Repair(repair, list)) => {
-                self.receiver.handle_repair(now, repair, list);
+        for section in section::sections(message) {
+            match section {
+                Some(Section::Repair(repair, part)) => self.receiver.handle_repair(now, repair, part),
+                Some(Section::Names(names)) => self.receiver.handle_names(now, &names),
+                Some(Section::Need(_)) => {}
+                Some(Section::Other(kind, body)) if self.handle_other(kind, body).is_some() => {}
+                Some(Section::Other(..)) | None => self.receiver.malformed(),
             }
-            Some(Message::Report(report)) => self.take_report(report),
-            Some(Message::Terms(terms)) => {
-                self.terms = Some(Arc::new(*terms));
+        }
+    }
+
+    /// Takes a section that is neither repair nor names; `None` if it is malformed.
+    fn handle_other(&mut self, kind: u8, body: &[u8]) -> Option<()> {
+        match kind {
+            REPORT => self.take_report(Report::parse(body)?),
+            TERMS => {
+                self.terms = Some(Arc::new(Terms::parse(body)?));
                 self.compare_terms();
             }
-            None => self.receiver.malformed(),
+            _ => return None,
         }
+        Some(())
     }
 
     fn take_report(&mut self, report: Report) {
@@ -350,11 +385,11 @@ impl Peer {
         let next = self.sender.as_ref().map_or(0, Sender::next_seq);
         let report = Report { loss: self.receiver.stats().link, next };
         let session = &mut self.session;
-        self.transmits.push_with(|out| session.seal(out, |m| wire::emit_report(&report, m)));
+        self.transmits.push_with(|out| session.seal(out, |m| section::emit(REPORT, m, |body| report.emit(body))));
         if session.up() {
             if self.reports < TERMS_FIRST || self.reports.is_multiple_of(TERMS_EVERY) {
                 let (terms, session) = (&self.own_terms, &mut self.session);
-                self.transmits.push_with(|out| session.seal(out, |m| terms.emit(m)));
+                self.transmits.push_with(|out| session.seal(out, |m| section::emit(TERMS, m, |body| terms.emit(body))));
             }
             self.reports = self.reports.saturating_add(1);
         }
@@ -416,9 +451,8 @@ fn plan(config: &PeerConfig, first: u64) -> Result<Option<Plan>, PeerError> {
     let Some(code) = &config.code else { return Ok(None) };
     Ok(Some(Plan {
         encoder: code.build_encoder(first)?,
-        names_per_repair: names_per_repair(code),
         flush_after: config.flush_after,
         longest: config.longest,
-        span: span(code),
+        mtu: config.mtu,
     }))
 }

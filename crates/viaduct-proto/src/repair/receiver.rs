@@ -1,40 +1,103 @@
-//! The receiving side from one peer: remembers what arrived, learns from repairs what should have,
-//! and makes what is missing.
+//! The receiving side from one peer: remembers what arrived, learns from names what should have, and makes of repairs
+//! what is missing.
 //!
 //! ```text
-//!   packet ──▶ name ──▶ store ◀── claim ── announcement ◀── repair ─▶ decoder
-//!                │                   │ none left                        │
-//!                └── was missing? ◀──┴──▶ ledger: missing               ▼
-//!                                                  name right? ──▶ store, hold, inject
+//!   packet ─▶ identity ─▶ store           names ─┐
+//!                 └──────── tag ──▶ aligner ◀────┘
+//!                                      │ arrived, missing
+//!                                   ledger ──▶ decoder ◀── repair (one of packets not named yet waits)
+//!                                                 ▼
+//!                                       identity right? ──▶ store, hold, inject
 //! ```
 
+use std::collections::VecDeque;
+
+use super::align::{Aligner, Arrival, Named};
 use super::held::{Held, Overtaken, Waiting};
 use super::identity::{Identity, IdentityKey};
 use super::ledger::{Ledger, State};
-use super::missing::Missing;
 use super::outbox::Outbox;
+use super::prefix;
+use super::section::{Names, PREFIX, Part, expand};
 use super::sites::Sites;
 use super::stats::ReceiverStats;
 use super::store::Store;
 use super::syns::{Fate, Syns};
-use super::wire::Announcements;
-use crate::fec::{AnyDecoder, Decoder, Recovered, Repair, Row, Seq, Sources, Verdict};
+use crate::fec::{AnyDecoder, Cover, Decoder, Recovered, Repair, Row, Seq, Sources, Verdict};
 use crate::time::Instant;
-use crate::wire::ip::{self, Header};
+use crate::wire::ip::{self, Header, Hop};
 
 /// How far back the arrival of a neighbour is looked for, to tell when a packet was due.
 const NEIGHBOURS: u64 = 512;
+
+/// Arrivals whose identities are remembered until they are named.
+const MAX_ARRIVALS: usize = 8_192;
+/// Repairs that wait for names, or for their other part, at most.
+const MAX_PENDING: usize = 32;
 
 pub(super) struct Receiver {
     key: IdentityKey,
     known: Known,
     decoder: AnyDecoder,
-    missing: Missing,
+    aligner: Aligner,
+    arrivals: Arrivals,
+    pending: VecDeque<Pending>,
+    /// Mutable fields of the peer's packets, as they left and as they arrive.
+    hops: Hops,
+    named: Vec<(Seq, Named)>,
     held: Held,
     syns: Syns,
     blind: Blind,
     recovered: Recovered,
     stats: ReceiverStats,
+}
+
+/// Identities and mutable fields of the last arrivals.
+#[derive(Default)]
+struct Arrivals {
+    last: VecDeque<(Identity, Hop)>,
+    /// Number of the first of them.
+    first: Arrival,
+}
+
+impl Arrivals {
+    fn push(&mut self, identity: Identity, hop: Hop) {
+        if self.last.len() == MAX_ARRIVALS {
+            self.last.pop_front();
+            self.first += 1;
+        }
+        self.last.push_back((identity, hop));
+    }
+
+    fn get(&self, arrival: Arrival) -> Option<(Identity, Hop)> {
+        self.last.get(usize::try_from(arrival.checked_sub(self.first)?).ok()?).copied()
+    }
+}
+
+/// How the path changes TTLs, and the fields that are taken where they cannot be known.
+#[derive(Clone, Copy, Debug, Default)]
+struct Hops {
+    /// Of IPv4 and IPv6 alike: routers crossed.
+    crossed: u8,
+    last: Hop,
+}
+
+impl Hops {
+    /// A packet arrived with the fields `arrived` and had left with `sent`.
+    fn learn(&mut self, arrived: Option<(Identity, Hop)>, sent: Hop) {
+        if let Some((_, arrived)) = arrived {
+            self.crossed = sent.ttl.wrapping_sub(arrived.ttl);
+        }
+    }
+}
+
+/// A repair that waits.
+struct Pending {
+    cover: Cover,
+    row: Row,
+    len_code: [u8; 2],
+    body: Vec<u8>,
+    part: Part,
 }
 
 /// What the decoder may build on.
@@ -77,7 +140,11 @@ impl Receiver {
             key,
             known: Known { store: Store::new(store_share(memory)), ledger: Ledger::new(numbers) },
             decoder: AnyDecoder::new(decoder_share(memory)),
-            missing: Missing::new(numbers / 2),
+            aligner: Aligner::default(),
+            arrivals: Arrivals::default(),
+            pending: VecDeque::new(),
+            hops: Hops::default(),
+            named: Vec::new(),
             held: Held::default(),
             syns: Syns::default(),
             blind: Blind::Untold,
@@ -90,7 +157,7 @@ impl Receiver {
     pub(super) fn resize(&mut self, memory: usize) {
         self.known.store = Store::new(store_share(memory));
         self.decoder = AnyDecoder::new(decoder_share(memory));
-        self.missing.clear();
+        self.aligner.clear();
         self.miss();
     }
 
@@ -113,7 +180,7 @@ impl Receiver {
         self.known.store.memory()
             + self.known.ledger.memory()
             + self.decoder.memory()
-            + self.missing.memory()
+            + self.arrivals.last.capacity() * size_of::<(Identity, Hop)>()
     }
 
     /// The packets of the last moments, newest first, as they were on the WAN but for what
@@ -146,59 +213,144 @@ impl Receiver {
     pub(super) fn handle_packet(&mut self, now: Instant, packet: &mut [u8]) {
         self.stats.packets += 1;
         self.stats.bytes += packet.len() as u64;
-        ip::normalise(packet);
+        let hop = ip::normalise(packet);
         let identity = self.key.name(packet);
         self.syns.arrived(&self.key, identity, packet);
         let as_sent = self.syns.as_sent(packet);
         if !as_sent.is_empty() {
             self.stats.altered += 1;
-            as_sent.iter().for_each(|sent| self.keep(now, self.key.name(sent), sent));
+            as_sent.iter().for_each(|sent| self.keep(now, self.key.name(sent), hop, sent));
         }
         if let Overtaken::InTime(seq) = self.held.arrived(now, identity) {
             // It is in the store already.
             self.stats.late += 1;
             return self.settle(seq, State::Arrived);
         }
-        self.keep(now, identity, packet);
+        self.keep(now, identity, hop, packet);
     }
 
-    /// Stores a packet that has arrived; one that a repair found missing comes late.
-    fn keep(&mut self, now: Instant, identity: Identity, packet: &[u8]) {
-        let late = self.missing.take(identity);
-        self.known.store.insert(now, identity, packet, late.is_some());
-        if let Some(seq) = late {
+    /// Stores a packet that has arrived; one that was missing comes late.
+    fn keep(&mut self, now: Instant, identity: Identity, hop: Hop, packet: &[u8]) {
+        let arrival = self.aligner.next_arrival();
+        self.arrivals.push(identity, hop);
+        self.known.store.insert(now, identity, prefix::emit(identity, hop), packet);
+        if let Some(seq) = self.aligner.arrive(identity.tag()) {
             self.stats.late += 1;
-            self.settle(seq, State::Arrived);
+            self.arrived(seq, arrival);
             self.decoder.known(seq, &self.known, &mut self.recovered);
             self.deliver(now);
         }
     }
 
-    /// Takes a repair that the peer made.
-    pub(super) fn handle_repair(
-        &mut self,
-        now: Instant,
-        repair: Repair<'_>,
-        announcements: Announcements<'_>,
-    ) {
-        self.stats.repairs += 1;
-        let cover = repair.cover;
-        if self.in_the_dark(&repair) || !self.known.ledger.reach(cover.first, cover.last()) {
-            self.stats.useless += 1;
+    /// Takes names of the peer's packets.
+    pub(super) fn handle_names(&mut self, now: Instant, names: &Names<'_>) {
+        let last = names.first + names.tags().len() as u64 - 1;
+        if self.in_the_dark(names.first, last) || !self.known.ledger.reach(names.first, last) {
             return;
         }
-        for announcement in announcements.iter() {
-            let seq = cover.first + u64::from(announcement.position) * u64::from(cover.stride);
-            let arrived = self.announce(now, seq, announcement.identity, announcement.hop);
-            // A repair that names all that it covers leaves no other waiting for a name.
-            if arrived && !matches!(repair.row, Row::Xor { .. }) {
-                self.decoder.known(seq, &self.known, &mut self.recovered);
+        let mut fresh = Vec::with_capacity(names.tags().len());
+        let mut begin = names.first;
+        for (seq, tag) in (names.first..).zip(names.tags()) {
+            let row = self.known.ledger.row_mut(seq).filter(|row| row.state == State::Unnamed);
+            match row {
+                Some(row) => {
+                    row.tag = tag;
+                    fresh.push(tag);
+                }
+                None if fresh.is_empty() => begin = seq + 1,
+                // Repeated names overlap with what is known at either end.
+                None => break,
             }
         }
-        if cover.seqs().all(|seq| self.known.has(seq)) {
+        if fresh.is_empty() {
+            return;
+        }
+        let mut named = std::mem::take(&mut self.named);
+        self.aligner.name(begin, &fresh, &mut named);
+        for (seq, of) in named.drain(..) {
+            match of {
+                Named::Missing => self.settle(seq, State::Missing),
+                Named::Arrived(arrival) => {
+                    if let Some(times) = names.times().filter(|_| seq == names.first) {
+                        self.hops.learn(self.arrivals.get(arrival), Hop { ttl: times.ttl, tos: times.tos });
+                    }
+                    self.arrived(seq, arrival);
+                }
+            }
+        }
+        self.named = named;
+        self.release_pending(now);
+    }
+
+    /// Packet `seq` is this arrival.
+    fn arrived(&mut self, seq: Seq, arrival: Arrival) {
+        let found = self.arrivals.get(arrival);
+        let Some(row) = self.known.ledger.row_mut(seq) else { return };
+        if matches!(row.state, State::Recovered) {
+            return;
+        }
+        row.state = State::Arrived;
+        if let Some((identity, hop)) = found {
+            row.identity = identity;
+            let sent = Hop { ttl: hop.ttl.wrapping_add(self.hops.crossed), ..hop };
+            self.hops.last = sent;
+            self.known.store.amend(identity, prefix::emit(identity, sent));
+            self.syns.unaltered(identity);
+        }
+    }
+
+    /// Takes a repair, or a part of one, that the peer made. Its first number has the low 32 bits alone.
+    pub(super) fn handle_repair(&mut self, now: Instant, repair: Repair<'_>, part: Part) {
+        let near = self.known.ledger.next();
+        let cover = Cover { first: expand(repair.cover.first as u32, near), ..repair.cover };
+        let Repair { row, len_code, body, .. } = repair;
+        let other = match part {
+            Part::Whole => None,
+            _ => {
+                let is_other = |of: &Pending| {
+                    of.cover == cover && of.row == row && of.part != part && of.part != Part::Whole
+                };
+                let at = self.pending.iter().position(is_other);
+                let Some(other) = at.and_then(|at| self.pending.remove(at)) else {
+                    return self.wait(Pending { cover, row, len_code, body: body.to_vec(), part });
+                };
+                let (head, tail) = if part == Part::Head { (body, &other.body[..]) } else { (&other.body[..], body) };
+                Some([head, tail].concat())
+            }
+        };
+        let body = other.as_deref().unwrap_or(body);
+        if cover.last() >= self.known.ledger.next() {
+            return self.wait(Pending { cover, row, len_code, body: body.to_vec(), part: Part::Whole });
+        }
+        self.decode(now, Repair { cover, row, len_code, body });
+    }
+
+    fn wait(&mut self, pending: Pending) {
+        if self.pending.len() == MAX_PENDING {
+            self.pending.pop_front();
+        }
+        self.pending.push_back(pending);
+    }
+
+    /// Decodes the repairs whose packets are named now.
+    fn release_pending(&mut self, now: Instant) {
+        let next = self.known.ledger.next();
+        let is_ready = |of: &Pending| of.part == Part::Whole && of.cover.last() < next;
+        while let Some(at) = self.pending.iter().position(is_ready)
+            && let Some(Pending { cover, row, len_code, body, .. }) = self.pending.remove(at)
+        {
+            self.decode(now, Repair { cover, row, len_code, body: &body });
+        }
+    }
+
+    fn decode(&mut self, now: Instant, repair: Repair<'_>) {
+        self.stats.repairs += 1;
+        let cover = repair.cover;
+        let is_dark = self.in_the_dark(cover.first, cover.last());
+        if is_dark || cover.first < self.known.ledger.floor() || cover.seqs().all(|seq| self.known.has(seq)) {
             // By far the most repairs: the decoder would look up every packet to find the same.
             self.stats.useless += 1;
-            return self.deliver(now);
+            return;
         }
         match self.decoder.repair(repair, &self.known, &mut self.recovered) {
             Verdict::Useless => self.stats.useless += 1,
@@ -224,45 +376,22 @@ impl Receiver {
         self.held.tick(now);
         let floor = self.known.ledger.floor();
         self.decoder.forget_below(floor);
-        self.missing.forget_settled(&self.known.ledger);
+        self.aligner.forget_below(floor);
     }
 
-    fn in_the_dark(&mut self, repair: &Repair<'_>) -> bool {
+    fn in_the_dark(&mut self, first: Seq, last: Seq) -> bool {
         if let Blind::Now = self.blind {
-            self.blind = Blind::UpTo(repair.cover.last());
+            self.blind = Blind::UpTo(last);
         }
         match self.blind {
             Blind::UpTo(seq) if seq < self.known.ledger.floor() => {
                 self.blind = Blind::No;
                 false
             }
-            Blind::UpTo(seq) => repair.cover.first <= seq,
+            Blind::UpTo(seq) => first <= seq,
             Blind::Untold => true,
             Blind::No | Blind::Now => false,
         }
-    }
-
-    /// Learns that packet `seq` was sent under the name `identity`; true if it is news and the
-    /// packet is here.
-    fn announce(&mut self, now: Instant, seq: Seq, identity: Identity, hop: ip::Hop) -> bool {
-        let Some(row) = self.known.ledger.row_mut(seq) else { return false };
-        if row.state != State::Unnamed {
-            return false;
-        }
-        (row.identity, row.hop) = (identity, hop);
-        row.state = State::Missing;
-        if self.known.store.claim(identity) {
-            self.syns.unaltered(identity);
-            self.settle(seq, State::Arrived);
-        } else if self.known.store.get(identity).is_some() {
-            // One of several byte-identical packets was lost: another is its copy.
-            self.stats.copies += 1;
-            self.hold(now, seq);
-        } else {
-            self.missing.insert(identity, seq, &self.known.ledger);
-            return false;
-        }
-        true
     }
 
     fn settle(&mut self, seq: Seq, state: State) {
@@ -277,47 +406,37 @@ impl Receiver {
             return;
         }
         let mut batch = std::mem::take(&mut self.recovered);
-        let mut twins = Vec::new();
-        for (seq, packet) in batch.iter() {
-            self.accept(now, seq, packet, &mut twins);
+        for (seq, symbol) in batch.iter() {
+            self.accept(now, seq, symbol);
         }
         batch.clear();
         self.recovered = batch;
-        // Byte-identical packets that were lost too are known now, and may unlock more.
-        for seq in twins {
-            self.decoder.known(seq, &self.known, &mut self.recovered);
-        }
-        self.deliver(now);
     }
 
-    fn accept(&mut self, now: Instant, seq: Seq, packet: &[u8], twins: &mut Vec<Seq>) {
-        let identity = self.key.name(packet);
+    fn accept(&mut self, now: Instant, seq: Seq, symbol: &[u8]) {
         let Some(row) = self.known.ledger.row_mut(seq) else { return };
-        match row.state {
-            State::Missing if row.identity == identity => {}
-            State::Missing => {
-                self.stats.garbled += 1;
-                return;
-            }
-            // Never named: it can be checked only against what arrived.
-            State::Unnamed if self.known.store.claim(identity) => {
-                (row.identity, row.state) = (identity, State::Arrived);
-                return;
-            }
-            State::Unnamed => {
-                self.stats.garbled += 1;
-                return;
-            }
-            State::Arrived | State::Recovered => return,
+        if row.is_here() {
+            return;
         }
-        self.known.store.insert(now, identity, packet, true);
-        while let Some(twin) = self.missing.take(identity) {
-            if twin != seq {
-                self.stats.copies += 1;
-                twins.push(twin);
-            }
-            self.hold(now, twin);
+        let right = prefix::parse(symbol).filter(|&(identity, _, packet)| {
+            (row.state == State::Unnamed || row.tag == identity.tag()) && self.key.name(packet) == identity
+        });
+        let Some((identity, hop, packet)) = right else {
+            self.stats.garbled += 1;
+            return;
+        };
+        let arrivals = &self.arrivals;
+        let is = |arrival| arrivals.get(arrival).is_some_and(|(of, _)| of == identity);
+        if self.aligner.find(seq, identity.tag(), is) {
+            // Its name was lost, or it was taken for missing.
+            (row.identity, row.state) = (identity, State::Arrived);
+            return;
         }
+        row.identity = identity;
+        row.hop = hop.unwrap_or(self.hops.last);
+        let sent = prefix::emit(identity, row.hop);
+        self.known.store.insert(now, identity, sent, packet);
+        self.hold(now, seq);
     }
 
     /// Packet `seq` is here after all, its bytes in the store; it is injected if it does not come
@@ -340,7 +459,7 @@ impl Receiver {
         let Waiting { seq, identity, due, .. } = waiting;
         // Without a row or its bytes: it waited while the peer started anew, or memory changed.
         let Some(hop) = self.known.ledger.row(seq).map(|row| row.hop) else { return };
-        let Some(packet) = self.known.store.get(identity) else { return };
+        let Some(packet) = self.known.store.get(identity).and_then(|of| of.get(PREFIX..)) else { return };
         match Header::parse(packet) {
             Ok(header) if header.total_len == packet.len() && sites.arrives(&header) => {}
             Ok(_) => {

@@ -1,21 +1,30 @@
-//! The sending side towards one peer: names each packet, feeds the code, and frames what it fires.
+//! The sending side towards one peer: numbers and names each packet, feeds the code, and frames what it fires.
 
-use super::announce::positions;
-use super::identity::{Identity, IdentityKey};
-use super::outbox::Outbox;
-use super::session::Session;
+use std::collections::VecDeque;
+
+use super::align::Tag;
+use super::bundle::{Bundle, Channel};
+use super::control::queue::micros;
+use super::identity::IdentityKey;
+use super::prefix;
+use super::section::{self, GAP, MAX_NAMES, NAMES_OVERHEAD, Name, Part, REPAIR_HEAD, SECTION_HEAD};
 use super::stats::SenderStats;
-use super::wire::{self, Announcement};
 use crate::fec::{Encoder, Repair, Seq};
 use crate::time::{Duration, Instant};
-use crate::wire::ip::{self, Hop};
+use crate::wire::ip;
+
+/// Packets that are named together where no repair leaves before.
+const MANIFEST: usize = 64;
+/// Time after which they are named though they are fewer.
+const MANIFEST_DELAY: Duration = Duration::from_millis(5);
 
 pub(super) struct Sender {
     encoder: Box<dyn Encoder>,
-    names_per_repair: usize,
     flush_after: Duration,
     longest: usize,
     names: Names,
+    bundle: Bundle,
+    symbol: Vec<u8>,
     /// When the last packet came, and which flush stage is next.
     idle: Option<(Instant, usize)>,
     stats: SenderStats,
@@ -24,29 +33,22 @@ pub(super) struct Sender {
 /// How a sender encodes.
 pub(super) struct Plan {
     pub(super) encoder: Box<dyn Encoder>,
-    pub(super) names_per_repair: usize,
     pub(super) flush_after: Duration,
     /// Longest packet that is encoded, in bytes.
     pub(super) longest: usize,
-    /// How far back a repair may reach, in packets.
-    pub(super) span: usize,
-}
-
-/// What a repair goes out through: the session, the queue, and the bytes of the outer headers.
-pub(super) struct Channel<'a> {
-    pub(super) session: &'a mut Session,
-    pub(super) outbox: &'a mut Outbox,
-    pub(super) headers: usize,
+    /// MTU of the path to the peer's gateway.
+    pub(super) mtu: usize,
 }
 
 impl Sender {
     pub(super) fn new(plan: Plan) -> Self {
         Sender {
-            names: Names::new(plan.span),
+            names: Names::new(plan.encoder.next_seq()),
             encoder: plan.encoder,
-            names_per_repair: plan.names_per_repair,
             flush_after: plan.flush_after,
             longest: plan.longest,
+            bundle: Bundle::new(plan.mtu),
+            symbol: Vec::new(),
             idle: None,
             stats: SenderStats::default(),
         }
@@ -61,7 +63,7 @@ impl Sender {
     }
 
     pub(super) fn memory(&self) -> usize {
-        self.encoder.memory() + self.names.ring.len() * size_of::<(Identity, Hop)>()
+        self.encoder.memory() + self.names.memory()
     }
 
     /// Changes the code: what the old one holds leaves at once.
@@ -69,6 +71,7 @@ impl Sender {
         for stage in 0..self.encoder.stages() {
             self.flush(stage, channel);
         }
+        self.name(channel);
         let stats = self.stats;
         *self = Sender { stats, ..Sender::new(plan) };
     }
@@ -94,84 +97,147 @@ impl Sender {
             return;
         }
         let hop = ip::normalise(packet);
-        self.names.record(self.encoder.next_seq(), key.name(packet), hop);
+        let identity = key.name(packet);
+        let name = Name { tag: identity.tag(), sent: micros(now), ttl: hop.ttl, tos: hop.tos };
+        if self.names.is_full_before(&name) {
+            self.name(channel);
+        }
+        self.names.record(now, name);
         self.stats.protected += 1;
-        let Sender { encoder, names, names_per_repair, stats, .. } = self;
-        encoder.push(packet, &mut frame(names, *names_per_repair, stats, channel));
+        self.symbol.clear();
+        self.symbol.extend(prefix::emit(identity, hop));
+        self.symbol.extend_from_slice(packet);
+        let Sender { encoder, names, bundle, stats, symbol, .. } = self;
+        encoder.push(symbol, &mut frame(names, bundle, stats, channel));
+        self.stats.repair_bytes += self.bundle.send(channel) as u64;
         self.idle = Some((now, 0));
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.idle.map(|(since, stage)| since + self.flush_after * (stage as u32 + 1))
+        let flush = self.idle.map(|(since, stage)| since + self.flush_after * (stage as u32 + 1));
+        [flush, self.names.due()].into_iter().flatten().min()
     }
 
-    /// Fires the bins that idle traffic left unfilled, one stage at a time.
+    /// Fires the bins that idle traffic left unfilled, one stage at a time, and names what is not named.
     pub(super) fn handle_timeout(&mut self, now: Instant, channel: &mut Channel<'_>) {
         while let Some((since, stage)) = self.idle
-            && self.poll_timeout().is_some_and(|due| due <= now)
+            && since + self.flush_after * (stage as u32 + 1) <= now
         {
             self.flush(stage, channel);
             let more = stage + 1 < self.encoder.stages();
             self.idle = more.then_some((since, stage + 1));
         }
+        if self.names.due().is_some_and(|due| due <= now) {
+            self.name(channel);
+        }
     }
 
     fn flush(&mut self, stage: usize, channel: &mut Channel<'_>) {
         let before = self.stats.repairs;
-        let Sender { encoder, names, names_per_repair, stats, .. } = self;
-        encoder.flush(stage, &mut frame(names, *names_per_repair, stats, channel));
+        let Sender { encoder, names, bundle, stats, .. } = self;
+        encoder.flush(stage, &mut frame(names, bundle, stats, channel));
+        self.stats.repair_bytes += self.bundle.send(channel) as u64;
         self.stats.flushed += self.stats.repairs - before;
+    }
+
+    /// Sends a manifest.
+    fn name(&mut self, channel: &mut Channel<'_>) {
+        let mut bytes = self.names.leave(&mut self.bundle, channel, false);
+        bytes += self.bundle.send(channel);
+        self.stats.manifests += u64::from(bytes > 0);
+        self.stats.repair_bytes += bytes as u64;
     }
 }
 
-/// Seals each repair that the code fires into a datagram of its own.
+/// Frames the repairs that the code fires. One that does not fit a datagram leaves as two.
 fn frame<'a, 'b>(
-    names: &'a Names,
-    most: usize,
+    names: &'a mut Names,
+    bundle: &'a mut Bundle,
     stats: &'a mut SenderStats,
     channel: &'a mut Channel<'b>,
 ) -> impl FnMut(Repair<'_>) + use<'a, 'b> {
     move |repair| {
-        let before = channel.outbox.bytes();
-        let Channel { session, outbox, headers } = channel;
-        let sealed = outbox.push_with(|out| {
-            session.seal(out, |message| {
-                let listed = positions(repair.row, repair.cover, most)
-                    .map(|position| names.announcement(&repair, position));
-                wire::emit_repair(&repair, listed, message);
-            })
-        });
-        if sealed {
-            stats.repairs += 1;
-            stats.repair_bytes += (outbox.bytes() - before + *headers) as u64;
+        if !channel.session.up() {
+            return;
         }
+        stats.repairs += 1;
+        // Names first: without them the repair's newest packets are unknown.
+        let mut bytes = names.leave(bundle, channel, true);
+        let head = SECTION_HEAD + REPAIR_HEAD;
+        let room = bundle.room(channel).saturating_sub(head);
+        if repair.body.len() <= room {
+            bytes += bundle.add(channel, head + repair.body.len(), |out| {
+                section::emit_repair(&repair, Part::Whole, out);
+            });
+        } else {
+            let (first, rest) = repair.body.split_at(room);
+            let part = |body| Repair { body, ..repair };
+            bytes += bundle.add(channel, head + rest.len(), |out| {
+                section::emit_repair(&part(rest), Part::Tail, out);
+            });
+            bytes += bundle.add(channel, head + first.len(), |out| {
+                section::emit_repair(&part(first), Part::Head, out);
+            });
+        }
+        stats.repair_bytes += bytes as u64;
     }
 }
 
-/// The names of the last packets, by number.
+/// Names that have not left, and those that left last, which are repeated once.
 struct Names {
-    ring: Box<[(Identity, Hop)]>,
+    /// Number of the first that has not left.
+    first: Seq,
+    fresh: Vec<Name>,
+    before: VecDeque<Name>,
+    since: Option<Instant>,
 }
 
 impl Names {
-    fn new(span: usize) -> Self {
-        let len = span.next_power_of_two().max(64);
-        Names { ring: vec![(Identity(0), Hop::default()); len].into_boxed_slice() }
+    fn new(first: Seq) -> Self {
+        Names { first, fresh: Vec::new(), before: VecDeque::new(), since: None }
     }
 
-    fn place(&self, seq: Seq) -> usize {
-        (seq & (self.ring.len() as u64 - 1)) as usize
+    fn memory(&self) -> usize {
+        (self.fresh.capacity() + self.before.capacity()) * size_of::<Name>()
     }
 
-    fn record(&mut self, seq: Seq, identity: Identity, hop: Hop) {
-        let place = self.place(seq);
-        self.ring[place] = (identity, hop);
+    /// Whether those that have not left have to leave before another: they are many, or its gap to them is long.
+    fn is_full_before(&self, name: &Name) -> bool {
+        let longest = GAP.as_micros() as u32 * u32::from(u8::MAX);
+        let apart = |last: &Name| name.sent.wrapping_sub(last.sent) > longest;
+        self.fresh.len() >= MANIFEST || self.fresh.last().is_some_and(apart)
     }
 
-    fn announcement(&self, repair: &Repair<'_>, position: u8) -> Announcement {
-        let cover = repair.cover;
-        let seq = cover.first + u64::from(position) * u64::from(cover.stride);
-        let (identity, hop) = self.ring[self.place(seq)];
-        Announcement { position, identity, hop }
+    fn record(&mut self, now: Instant, name: Name) {
+        self.since.get_or_insert(now);
+        self.fresh.push(name);
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.since.map(|since| since + MANIFEST_DELAY)
+    }
+
+    /// Adds names to the bundle, those that left last again if they are to be repeated; bytes that left for want of
+    /// room.
+    fn leave(&mut self, bundle: &mut Bundle, channel: &mut Channel<'_>, repeats: bool) -> usize {
+        if self.fresh.is_empty() {
+            return 0;
+        }
+        let mut bytes = 0;
+        let before = self.before.make_contiguous();
+        if repeats && !before.is_empty() {
+            let first = self.first - before.len() as u64;
+            let len = NAMES_OVERHEAD + size_of::<Tag>() * before.len();
+            bytes += bundle.add(channel, len, |out| section::emit_names(first, before, false, out));
+        }
+        let len = NAMES_OVERHEAD + 3 * self.fresh.len();
+        let (first, fresh) = (self.first, &self.fresh);
+        bytes += bundle.add(channel, len, |out| section::emit_names(first, fresh, true, out));
+        self.first += self.fresh.len() as u64;
+        self.before.clear();
+        let many = self.fresh.len().saturating_sub(MAX_NAMES / 2);
+        self.before.extend(self.fresh.drain(..).skip(many));
+        self.since = None;
+        bytes
     }
 }

@@ -56,6 +56,8 @@ pub struct SenderStats {
     pub repair_bytes: u64,
     /// Repairs among them that the idle timer fired before they were full.
     pub flushed: u64,
+    /// Datagrams with names alone.
+    pub manifests: u64,
 }
 
 /// The receiving side of one peer.
@@ -71,8 +73,6 @@ pub struct ReceiverStats {
     pub useless: u64,
     /// Packets recovered and injected.
     pub recovered: u64,
-    /// Of them, copies of a byte-identical packet that did arrive.
-    pub copies: u64,
     /// Lost packets whose time ran out.
     pub unrecoverable: u64,
     /// Packets that no repair named before their time ran out.

@@ -2,9 +2,8 @@
 //! cache of section 4.5.
 //!
 //! Packets lie back to back in one ring of bytes; the oldest make room for the newest, so that
-//! memory is bounded by bytes whatever their sizes. Byte-identical packets (duplicate ACKs,
-//! repeated datagrams) share a name; for each name the store counts how many copies arrived and
-//! how many of them an announcement has claimed.
+//! memory is bounded by bytes whatever their sizes. Each has its prefix before it, as it is coded. Byte-identical
+//! packets (duplicate ACKs, repeated datagrams) share a name, by which the newest of them is found.
 //!
 //! Names are found by chains from newer to older, one a bucket. A chain ends where its next packet
 //! has left, so that nothing need be unlinked when a packet leaves.
@@ -19,6 +18,7 @@
 use std::collections::VecDeque;
 
 use super::identity::Identity;
+use super::section::PREFIX;
 use crate::time::Instant;
 
 /// A packet in the store.
@@ -30,10 +30,6 @@ struct Slot {
     at: Instant,
     /// Number of the next older packet of the same bucket; it may have left.
     older: u64,
-    /// Copies of the packet in the store, counted in the newest of them and 0 in the others.
-    copies: u32,
-    /// How many of the copies no announcement has claimed; counted in the newest as well.
-    unclaimed: u32,
 }
 
 /// A bounded ring of packets, found by name.
@@ -65,47 +61,44 @@ impl Store {
         }
     }
 
-    /// Adds a packet that arrived (`claimed` if its announcement came first). Longer ones than the
-    /// whole store are left out.
+    /// Adds a packet and its prefix. Longer ones than the whole store are left out.
     pub(super) fn insert(
         &mut self,
         now: Instant,
         identity: Identity,
+        prefix: [u8; PREFIX],
         packet: &[u8],
-        claimed: bool,
     ) {
-        if packet.len() > self.arena.len() || self.most == 0 {
+        let len = PREFIX + packet.len();
+        if len > self.arena.len() || self.most == 0 {
             return;
         }
-        let start = self.make_room(packet.len());
-        self.arena[start..start + packet.len()].copy_from_slice(packet);
-        self.write = start + packet.len();
+        let start = self.make_room(len);
+        let (head, body) = self.arena[start..start + len].split_at_mut(PREFIX);
+        head.copy_from_slice(&prefix);
+        body.copy_from_slice(packet);
+        self.write = start + len;
         let bucket = self.bucket(identity);
-        let (mut older, mut copies, mut unclaimed) = (self.buckets[bucket], 1, u32::from(!claimed));
-        if let Some(index) = self.find(identity) {
-            let before = &mut self.slots[index];
-            copies += std::mem::take(&mut before.copies);
-            unclaimed += before.unclaimed;
-            if older == self.oldest + index as u64 {
-                // Many copies of one packet must not make a chain long.
-                older = before.older;
-            }
+        let mut older = self.buckets[bucket];
+        if let Some(index) = self.find(identity)
+            && older == self.oldest + index as u64
+        {
+            // Many copies of one packet must not make a chain long.
+            older = self.slots[index].older;
         }
         self.buckets[bucket] = self.oldest + self.slots.len() as u64;
-        let len = packet.len();
-        self.slots.push_back(Slot { identity, start, len, at: now, older, copies, unclaimed });
+        self.slots.push_back(Slot { identity, start, len, at: now, older });
     }
 
-    /// Claims one copy of `identity` for an announcement; false if none is left.
-    pub(super) fn claim(&mut self, identity: Identity) -> bool {
-        let Some(index) = self.find(identity) else { return false };
-        let unclaimed = &mut self.slots[index].unclaimed;
-        let any = *unclaimed > 0;
-        *unclaimed -= u32::from(any);
-        any
+    /// Changes the prefix of the packet of that name.
+    pub(super) fn amend(&mut self, identity: Identity, prefix: [u8; PREFIX]) {
+        if let Some(index) = self.find(identity) {
+            let start = self.slots[index].start;
+            self.arena[start..start + PREFIX].copy_from_slice(&prefix);
+        }
     }
 
-    /// The packet of that name, claimed or not.
+    /// The packet of that name, with its prefix.
     pub(super) fn get(&self, identity: Identity) -> Option<&[u8]> {
         self.find(identity).map(|index| self.bytes(&self.slots[index]))
     }
@@ -115,9 +108,9 @@ impl Store {
         self.find(identity).map(|index| self.slots[index].at)
     }
 
-    /// All packets, newest first.
+    /// All packets without their prefixes, newest first.
     pub(super) fn newest_first(&self) -> impl Iterator<Item = (Identity, &[u8])> {
-        self.slots.iter().rev().map(|slot| (slot.identity, self.bytes(slot)))
+        self.slots.iter().rev().map(|slot| (slot.identity, &self.bytes(slot)[PREFIX..]))
     }
 
     /// Bytes held.
@@ -169,16 +162,8 @@ impl Store {
     }
 
     fn evict(&mut self) {
-        let Some(slot) = self.slots.pop_front() else { return };
+        self.slots.pop_front();
         self.oldest += 1;
-        if slot.copies > 0 {
-            return; // the only copy: with it, the name is gone
-        }
-        if let Some(index) = self.find(slot.identity) {
-            let newest = &mut self.slots[index];
-            newest.copies -= 1;
-            newest.unclaimed = newest.unclaimed.min(newest.copies);
-        }
     }
 }
 
@@ -190,20 +175,20 @@ mod tests {
     const NOW: Instant = Instant::ZERO;
 
     #[test]
-    fn copies_are_claimed_one_by_one() {
+    fn the_newest_copy_is_found_and_amended() {
         let mut store = Store::new(10_000);
         let twin = Identity(5);
-        store.insert(NOW, twin, b"ack", false);
-        store.insert(NOW, twin, b"ack", false);
-        assert!(store.claim(twin) && store.claim(twin));
-        assert!(!store.claim(twin), "only two arrived");
-        assert_eq!(store.get(twin), Some(&b"ack"[..]));
+        store.insert(NOW, twin, [1; PREFIX], b"ack");
+        store.insert(NOW, twin, [2; PREFIX], b"ack");
+        assert_eq!(store.get(twin), Some(&[&[2; PREFIX][..], b"ack"].concat()[..]));
+        store.amend(twin, [3; PREFIX]);
+        assert_eq!(store.get(twin).unwrap()[..PREFIX], [3; PREFIX]);
     }
 
     #[test]
     fn a_packet_beyond_the_store_is_left_out() {
         let mut store = Store::new(1_000);
-        store.insert(NOW, Identity(1), &[0; 1_001], false);
+        store.insert(NOW, Identity(1), [0; PREFIX], &[0; 1_001]);
         assert_eq!(store.get(Identity(1)), None);
     }
 
@@ -219,14 +204,14 @@ mod tests {
                 // A name stands for its bytes.
                 let packet = vec![name as u8; (len + name as usize * 7) % 300 + 1];
                 let name = Identity(name << 32 | packet.len() as u64);
-                store.insert(Instant::from_nanos(i as u64), name, &packet, false);
+                store.insert(Instant::from_nanos(i as u64), name, [9; PREFIX], &packet);
                 all.push((name, packet));
                 let kept: Vec<_> = store.newest_first().collect();
                 prop_assert!(!kept.is_empty());
                 for (kept, made) in kept.iter().zip(all.iter().rev()) {
                     prop_assert_eq!(kept.0, made.0);
                     prop_assert_eq!(kept.1, &made.1[..]);
-                    prop_assert_eq!(store.get(made.0), Some(&made.1[..]));
+                    prop_assert_eq!(&store.get(made.0).unwrap()[PREFIX..], &made.1[..]);
                 }
                 let oldest = all.len() - kept.len();
                 for (name, _) in &all[..oldest] {
@@ -234,10 +219,6 @@ mod tests {
                     prop_assert_eq!(store.get(*name).is_some(), alive);
                 }
             }
-            let kept: Vec<_> = store.newest_first().map(|(name, _)| name).collect();
-            let claimed: Vec<_> = kept.iter().filter(|&&name| store.claim(name)).collect();
-            prop_assert_eq!(claimed.len(), kept.len(), "each copy that is left, once");
-            prop_assert!(!kept.iter().any(|&name| store.claim(name)));
         }
     }
 }

@@ -2,8 +2,8 @@
 //! not fit are named instead of protecting nothing.
 //!
 //! ```text
-//!  terms   kind=3 0 0 0 | own digest 8 | peer's digest 8 | version len 1, text | code len 1, text
-//!          | own count 1, n x (address bytes 1, length 1, address 16) | peer's count 1, the same
+//!  own digest 8 | peer's digest 8 | version len 1, text | code len 1, text
+//!  | own count 1, n x (address bytes 1, length 1, address 16) | peer's count 1, the same
 //! ```
 //!
 //! The digests cover all prefixes; the lists, for people to read, the first [`MAX_LISTED`].
@@ -16,8 +16,8 @@ use ipnet::IpNet;
 
 use super::wire::u64_at;
 
-/// Kind of the message.
-pub(super) const TERMS: u8 = 3;
+/// Kind of the section.
+pub(super) const TERMS: u8 = 5;
 /// Prefixes of one site that are listed, at most.
 pub const MAX_LISTED: usize = 12;
 /// Bytes of a text, at most.
@@ -69,8 +69,8 @@ pub struct Terms {
 impl Terms {
     /// Reads an opened message; `None` if it is malformed.
     pub fn parse(bytes: &[u8]) -> Option<Terms> {
-        let (own, peer) = (u64_at(bytes, 4)?, u64_at(bytes, 12)?);
-        let mut rest = bytes.get(20..)?;
+        let (own, peer) = (u64_at(bytes, 0)?, u64_at(bytes, 8)?);
+        let mut rest = bytes.get(16..)?;
         let (version, code) = (take_text(&mut rest)?, take_text(&mut rest)?);
         let own = Listed { digest: own, first: take_list(&mut rest)? };
         let peer = Listed { digest: peer, first: take_list(&mut rest)? };
@@ -79,7 +79,6 @@ impl Terms {
 
     /// Appends the message to `out`.
     pub fn emit(&self, out: &mut Vec<u8>) {
-        out.extend([TERMS, 0, 0, 0]);
         out.extend(self.own.digest.to_be_bytes());
         out.extend(self.peer.digest.to_be_bytes());
         for text in [&self.version, &self.code] {
@@ -195,7 +194,7 @@ mod tests {
     proptest! {
         #[test]
         fn parsing_never_panics(bytes: Vec<u8>) {
-            let _ = Terms::parse(&[vec![TERMS, 0, 0, 0], bytes].concat());
+            let _ = Terms::parse(&bytes);
         }
     }
 }

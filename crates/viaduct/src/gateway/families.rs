@@ -38,9 +38,6 @@ const PEER_COUNTERS: &[PeerCounter] = &[
     ("viaduct_recovered_packets_total", "Packets recovered and injected.", |p| {
         p.receiver.recovered
     }),
-    ("viaduct_recovered_copies_total", "Recoveries of byte-identical copies.", |p| {
-        p.receiver.copies
-    }),
     ("viaduct_unrecoverable_packets_total", "Lost packets whose time ran out.", |p| {
         p.receiver.unrecoverable
     }),

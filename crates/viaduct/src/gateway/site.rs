@@ -148,6 +148,7 @@ impl Site {
                 flush_after: peer.flush_after,
                 rekey_after: peer.rekey_after,
                 longest: self.longest(peer),
+                mtu: self.wan_mtu,
                 memory: share,
             })
             .collect()

@@ -84,7 +84,7 @@ pub(super) fn send(
     thread::sleep(SETTLE);
     let ((a, b), (a_before, b_before)) = (counters(world)?, before);
     let drops = take_drops(world)?;
-    let receiver = |stats: PeerStats| stats.receiver.recovered - stats.receiver.copies;
+    let receiver = |stats: PeerStats| stats.receiver.recovered;
     let recovered = receiver(b) - receiver(b_before);
     let repairs_sent = a.sender.repairs - a_before.sender.repairs;
     let repairs_seen = b.receiver.repairs - b_before.receiver.repairs;

@@ -115,6 +115,19 @@ impl Aligner {
         self.settle(named);
     }
 
+    /// A number that has no arrival is here after all: `is` says which arrival it may be, whose tag it has. Whether one
+    /// without a number is.
+    pub fn find(&mut self, seq: Seq, tag: Tag, is: impl Fn(Arrival) -> bool) -> bool {
+        self.missing.retain(|of| of.seq != seq);
+        let skipped = self.skipped.iter().position(|&(of, arrival)| of == tag && is(arrival));
+        if let Some(at) = skipped {
+            self.skipped.remove(at);
+            return true;
+        }
+        let mut ahead = (self.next..).zip(&self.ahead);
+        ahead.any(|(arrival, of)| *of == tag && is(arrival))
+    }
+
     /// Forgets numbers below `seq` that are missing.
     pub fn forget_below(&mut self, seq: Seq) {
         self.missing.retain(|of| of.seq >= seq);

@@ -1,4 +1,213 @@
 //! The controller of repairs: how many a link's losses ask for.
+//!
+//! The peer reports what was lost by chance, in bursts of which lengths, and what a full queue dropped. Losses by
+//! chance ask for repairs ([`overhead`]), such that hardly a burst is late for the flows that wait for it; those by
+//! congestion ask for none, as repairs would fill the queue further. The rate rises at once, and falls slowly: what a
+//! link has done within ten seconds it may do again.
+//!
+//! ```text
+//!   report ─▶ bursts a packet ─▶ least overhead × trim ─▶ up at once, down by a fifth a second ─▶ encoder
+//!                 ▲ of 1 s or 10 s              ▲
+//!                                 lateness of what was repaired
+//! ```
 
 pub mod bursts;
 pub mod overhead;
+pub mod queue;
+
+use std::fmt;
+
+use crate::fec::{MAX_COVER, window};
+use crate::time::{Duration, Instant};
+use bursts::{Bursts, Counts};
+
+/// Loss events a second that flows may see: a cubic flow keeps its link at fewer than one in half a minute.
+const TARGET: f64 = 0.03;
+/// Overhead that is kept until a link has been clean for long: a new loss is then repaired at once.
+const LEAST: f64 = 0.005;
+/// Time without a loss after which a link is clean.
+const CLEAN: Duration = Duration::from_secs(60);
+/// Share by which the overhead falls a second.
+const FALL: f64 = 0.8;
+/// Bounds of the correction by outcomes.
+const TRIM: [f64; 2] = [0.75, 1.5];
+/// A step up after a second with loss events that flows see, and one down after [`CALM`] without.
+const TRIM_STEPS: [f64; 2] = [1.1, 0.97];
+/// Time without such an event after which less may do.
+const CALM: Duration = Duration::from_secs(30);
+/// Unit of an encoder's rate: repairs for so many packets.
+const PACKETS: u16 = 4_096;
+/// Least packets a second that are reckoned with.
+const MIN_PACE: f64 = 50.0;
+
+/// Bounds set by the operator.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// Repairs for each packet, at most.
+    pub max_overhead: f64,
+}
+
+/// What a peer reports of the way to it. Counters are totals since its receiver began.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Report {
+    /// Losses by chance.
+    pub random: Counts,
+    /// Packets lost by congestion.
+    pub congested: u64,
+    /// Losses by chance that flows have seen: not repaired, or too late for them.
+    pub visible: u64,
+    /// Whether the queue is nearly full now.
+    pub queue_full: bool,
+}
+
+/// State of the way to a peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Regime {
+    /// Nothing was reported yet.
+    #[default]
+    Unknown,
+    /// Nothing was lost by chance for a minute: no repairs.
+    Clean,
+    /// Losses are repaired.
+    Repairing,
+    /// They ask for more repairs than there may be.
+    Bounded,
+    /// A queue is full: no more repairs than before.
+    Congested,
+}
+
+impl fmt::Display for Regime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Regime::Unknown => "nothing is known of the link yet",
+            Regime::Clean => "clean: no packet was lost by chance for 60 s",
+            Regime::Repairing => "repairing what is lost by chance",
+            Regime::Bounded => "losses ask for more repairs than max_overhead allows",
+            Regime::Congested => "congested: the link's queue is full",
+        })
+    }
+}
+
+/// Chooses the rate of repairs towards one peer.
+#[derive(Debug)]
+pub struct Controller {
+    limits: Limits,
+    bursts: Bursts,
+    last: Option<(Instant, Report)>,
+    /// When the last loss by chance was reported, and the last that flows have seen.
+    lost: Option<Instant>,
+    seen: Option<Instant>,
+    /// When [`Controller::trim`] was last changed.
+    trimmed: Instant,
+    overhead: f64,
+    trim: f64,
+    regime: Regime,
+}
+
+/// What is known of the traffic to a peer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Traffic {
+    /// Packets a second.
+    pub pace: f64,
+    /// Time for which its flows can wait for a packet.
+    pub wait: Duration,
+}
+
+impl Controller {
+    /// A controller that knows nothing of the link.
+    pub fn new(now: Instant, limits: Limits) -> Self {
+        Controller {
+            limits,
+            bursts: Bursts::default(),
+            last: None,
+            lost: None,
+            seen: None,
+            trimmed: now,
+            overhead: 0.0,
+            trim: 1.0,
+            regime: Regime::Unknown,
+        }
+    }
+
+    /// Changes the bounds.
+    pub fn change(&mut self, limits: Limits) {
+        self.limits = limits;
+        self.overhead = self.overhead.min(limits.max_overhead);
+    }
+
+    /// State of the link.
+    pub fn regime(&self) -> Regime {
+        self.regime
+    }
+
+    /// Repairs for each packet.
+    pub fn overhead(&self) -> f64 {
+        self.overhead
+    }
+
+    /// Takes a report.
+    pub fn handle_report(&mut self, now: Instant, report: Report, traffic: Traffic) {
+        let before = self.last.replace((now, report));
+        self.bursts.add(now, report.random);
+        let (at, old) = before.unwrap_or((now, report));
+        if report.random.bursts != old.random.bursts {
+            self.lost = Some(now);
+        }
+        self.correct(now, report.visible > old.visible);
+        let pace = traffic.pace.max(MIN_PACE);
+        let rates = self.bursts.rates();
+        let events = pace * rates.iter().sum::<f64>();
+        let packets = pace * traffic.wait.as_secs_f64();
+        let most = self.limits.max_overhead;
+        let least = overhead::least(&rates, packets, events, TARGET, most / self.trim);
+        let wanted = self.floor(now).max(least.map_or(most, |least| least * self.trim)).min(most);
+        self.regime = match least {
+            _ if report.queue_full => Regime::Congested,
+            None => Regime::Bounded,
+            Some(_) if wanted == 0.0 => Regime::Clean,
+            Some(_) => Regime::Repairing,
+        };
+        let fallen = self.overhead * FALL.powf(now.since(at).as_secs_f64());
+        let risen = if report.queue_full { wanted.min(self.overhead) } else { wanted };
+        self.overhead = risen.max(fallen);
+        if self.overhead < LEAST {
+            self.overhead = if wanted > 0.0 { LEAST.min(most) } else { 0.0 };
+        }
+    }
+
+    /// Parameters of an encoder; `None` where no repairs are to leave.
+    pub fn parameters(&self, traffic: Traffic) -> Option<window::Parameters> {
+        if self.overhead <= 0.0 {
+            return None;
+        }
+        let repairs = (self.overhead * f64::from(PACKETS)).ceil();
+        let reach = 1.2 * traffic.pace.max(MIN_PACE) * traffic.wait.as_secs_f64();
+        let window = reach.max(3.0 / self.overhead).clamp(16.0, f64::from(MAX_COVER));
+        Some(window::Parameters { window: window as u16, repairs: repairs as u16, packets: PACKETS })
+    }
+
+    /// What is kept until the link is clean.
+    fn floor(&self, now: Instant) -> f64 {
+        let lossy = self.lost.is_some_and(|at| now.since(at) < CLEAN);
+        if lossy { LEAST } else { 0.0 }
+    }
+
+    /// Asks for more where flows see losses, and slowly for less where they see none.
+    fn correct(&mut self, now: Instant, is_seen: bool) {
+        if is_seen {
+            self.seen = Some(now);
+        }
+        let since = now.since(self.trimmed);
+        let calm = self.seen.is_none_or(|at| now.since(at) >= CALM);
+        let step = match () {
+            _ if is_seen && since >= Duration::from_secs(1) => TRIM_STEPS[0],
+            _ if calm && since >= CALM => TRIM_STEPS[1],
+            _ => return,
+        };
+        self.trim = (self.trim * step).clamp(TRIM[0], TRIM[1]);
+        self.trimmed = now;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -62,6 +62,7 @@ fn config(me: u8, peer: u8, code: Code) -> PeerConfig {
         flush_after: Duration::from_millis(8),
         rekey_after: Duration::from_secs(120),
         longest: MTU,
+        mtu: 1_500,
         memory: 8 << 20,
     }
 }

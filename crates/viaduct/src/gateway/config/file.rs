@@ -141,9 +141,9 @@ impl FecTable {
                 },
             }))),
             "window" => Ok(Some(Code::Window(window::Parameters {
-                window: self.window.map_or(240, |w| w.0),
-                packets: self.r.map_or(10, |r| r.0),
-                repairs: self.c.map_or(3, |c| c.0),
+                window: self.window.map_or(240, |w| w.0.into()),
+                packets: self.r.map_or(10, |r| r.0.into()),
+                repairs: self.c.map_or(3, |c| c.0.into()),
             }))),
             other => Err(format!(
                 "code {other:?} is unknown; one of layered, reed-solomon, window, none is expected"

@@ -1,0 +1,205 @@
+//! The queue of the link, as one-way delays show it.
+//!
+//! A packet's one-way delay less the least of the last half minute is what it waited in queues. A loss beside packets
+//! that waited nearly as long as any is a full queue's, and no repair may hide it from its sender.
+//!
+//! ```text
+//!   delay   ┌ peak ─────────/|────────/|── full from here: 0.8 of it
+//!           │             /  |      /  |
+//!           └ least ────/────|────/────|──────▶ time
+//! ```
+//!
+//! The least delay may be stale: a path that has become longer looks like a queue that never empties. Queues grow
+//! packet by packet, though, and paths change at once; a step that stays is taken for the path's.
+
+use std::collections::VecDeque;
+
+use crate::time::{Duration, Instant};
+
+/// Time for which the least delay and the peak are remembered.
+const MEMORY: Duration = Duration::from_secs(30);
+/// Parts that it is remembered in.
+const PARTS: u32 = 30;
+/// Share of the peak from which on a queue is full.
+const FULL: f64 = 0.8;
+/// Shorter queues are noise.
+const MIN_PEAK: Micros = 5_000;
+/// Least step of a path's delay that is told from noise.
+const MIN_STEP: Micros = 5_000;
+/// Packets further apart may have had a queue grow between them.
+const NEIGHBOURS: Duration = Duration::from_millis(2);
+/// Time for which delays have to stay above a step.
+const STAYS: Duration = Duration::from_millis(500);
+
+/// A delay in microseconds, or a difference of two.
+pub type Micros = i64;
+
+/// Delays of the packets that arrive from one peer.
+#[derive(Debug, Default)]
+pub struct Queue {
+    /// Clocks' difference at the first packet: delays count from there.
+    base: Option<u32>,
+    least: Extremes,
+    peak: Extremes,
+    last: Option<(Instant, Micros)>,
+    step: Option<Step>,
+    waits: Micros,
+}
+
+/// A step upwards that may be the path's.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    since: Instant,
+    /// Delay before, and the least since.
+    before: Micros,
+    least: Micros,
+}
+
+impl Queue {
+    /// Takes an arrival: when it was sent, in microseconds of the peer's clock, and when it came. What it waited in
+    /// queues.
+    pub fn arrive(&mut self, now: Instant, sent: u32) -> Micros {
+        let difference = micros(now).wrapping_sub(sent);
+        let base = *self.base.get_or_insert(difference);
+        let delay = Micros::from(difference.wrapping_sub(base).cast_signed());
+        self.look_for_step(now, delay);
+        self.last = Some((now, delay));
+        let least = self.least.add(now, delay, Micros::min);
+        self.waits = delay - least;
+        self.peak.add(now, self.waits, Micros::max);
+        self.waits
+    }
+
+    /// What the newest arrival waited.
+    pub fn waits(&self) -> Micros {
+        self.waits
+    }
+
+    /// Whether a packet that waited so long was in a queue that is nearly full.
+    pub fn is_full(&self, waits: Micros) -> bool {
+        let peak = self.peak.value(Micros::max).unwrap_or(0);
+        peak >= MIN_PEAK && waits as f64 >= FULL * peak as f64
+    }
+
+    fn look_for_step(&mut self, now: Instant, delay: Micros) {
+        if let Some(step) = &mut self.step {
+            step.least = step.least.min(delay);
+            let height = step.least - step.before;
+            if height < MIN_STEP {
+                self.step = None;
+            } else if now.since(step.since) >= STAYS {
+                // What was remembered is of another path.
+                self.least = Extremes::default();
+                self.peak = Extremes::default();
+                self.step = None;
+            }
+        } else if let Some((at, before)) = self.last
+            && now.since(at) <= NEIGHBOURS
+            && delay - before >= MIN_STEP
+        {
+            self.step = Some(Step { since: now, before, least: delay });
+        }
+    }
+}
+
+/// Microseconds of this clock, low 32 bits.
+pub fn micros(now: Instant) -> u32 {
+    (now.as_nanos() / 1_000) as u32
+}
+
+/// The least or the greatest of the last half minute, a second each.
+#[derive(Debug, Default)]
+struct Extremes {
+    parts: VecDeque<(Instant, Micros)>,
+}
+
+impl Extremes {
+    /// Adds a value; the extreme, which `pick` picks of two.
+    fn add(&mut self, now: Instant, value: Micros, pick: fn(Micros, Micros) -> Micros) -> Micros {
+        match self.parts.back_mut() {
+            Some((since, extreme)) if now.since(*since) < MEMORY / PARTS => *extreme = pick(*extreme, value),
+            _ => self.parts.push_back((now, value)),
+        }
+        while self.parts.front().is_some_and(|&(since, _)| now.since(since) > MEMORY) {
+            self.parts.pop_front();
+        }
+        self.value(pick).unwrap_or(value)
+    }
+
+    fn value(&self, pick: fn(Micros, Micros) -> Micros) -> Option<Micros> {
+        self.parts.iter().map(|&(_, value)| value).reduce(pick)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A path whose clock is off, and its queue.
+    struct World {
+        queue: Queue,
+        now: Instant,
+    }
+
+    impl World {
+        fn new() -> World {
+            World { queue: Queue::default(), now: Instant::ZERO + Duration::from_secs(1) }
+        }
+
+        /// Packets for so long, each after this many microseconds, of these delays by the time passed.
+        fn run(&mut self, millis: u64, delay: impl Fn(f64) -> f64) -> Vec<bool> {
+            let begun = self.now;
+            let mut full = Vec::new();
+            while self.now.since(begun) < Duration::from_millis(millis) {
+                self.now += Duration::from_micros(100);
+                let delay = delay(self.now.since(begun).as_secs_f64()) as u32;
+                let sent = micros(self.now).wrapping_sub(delay).wrapping_add(3_000_000_000);
+                let waits = self.queue.arrive(self.now, sent);
+                full.push(self.queue.is_full(waits));
+            }
+            full
+        }
+    }
+
+    #[test]
+    fn the_top_of_a_saw_is_full_and_the_rest_is_not() {
+        let mut world = World::new();
+        let saw = |at: f64| 50_000.0 + 100_000.0 * (0.3 + 0.7 * (at / 5.0).fract());
+        // It fills packet by packet.
+        world.run(1_000, |at| 50_000.0 + 30_000.0 * at);
+        world.run(10_000, saw);
+        let full = world.run(10_000, saw);
+        let share = full.iter().filter(|full| **full).count() as f64 / full.len() as f64;
+        assert!((0.25..0.33).contains(&share), "{share}");
+        assert!(!world.run(1_000, |_| 60_000.0).contains(&true));
+    }
+
+    #[test]
+    fn jitter_of_an_idle_link_is_no_queue() {
+        let mut world = World::new();
+        let full = world.run(20_000, |at| 50_000.0 + 2_000.0 * (at * 997.0).sin().abs());
+        assert!(!full.contains(&true));
+    }
+
+    #[test]
+    fn a_longer_path_is_no_full_queue_but_one_that_fills_is() {
+        let mut world = World::new();
+        world.run(5_000, |_| 50_000.0);
+        world.run(600, |_| 80_000.0);
+        assert!(!world.run(10_000, |_| 80_000.0).contains(&true), "the path's");
+        let mut world = World::new();
+        world.run(5_000, |_| 50_000.0);
+        world.run(1_000, |at| 50_000.0 + 100_000.0 * at);
+        assert!(!world.run(10_000, |_| 150_000.0).contains(&false), "a tenth too much fills it in a second");
+    }
+
+    #[test]
+    fn the_peers_clock_may_wrap_and_drift() {
+        let mut world = World::new();
+        for _ in 0..20 {
+            // 100 parts in a million, 3 ms in half a minute.
+            let full = world.run(30_000, |at| 1e9 + 100.0 * at);
+            assert!(!full.contains(&true));
+        }
+    }
+}

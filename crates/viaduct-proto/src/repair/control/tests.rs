@@ -1,0 +1,99 @@
+use super::*;
+
+const TRAFFIC: Traffic = Traffic { pace: 20_000.0, wait: Duration::from_millis(25) };
+const TICK: Duration = Duration::from_millis(25);
+
+/// A controller, and a receiver's totals.
+struct World {
+    controller: Controller,
+    now: Instant,
+    report: Report,
+}
+
+impl World {
+    fn new() -> World {
+        let now = Instant::ZERO;
+        let controller = Controller::new(now, Limits { max_overhead: 0.25 });
+        World { controller, now, report: Report::default() }
+    }
+
+    /// Lets seconds pass in which so many bursts of a length come in each tick.
+    fn run(&mut self, seconds: u64, bursts: u64, length: u64) -> f64 {
+        for _ in 0..seconds * 40 {
+            self.now += TICK;
+            self.report.random.packets += 500;
+            self.report.random.bursts[bursts::bucket(length)] += bursts;
+            self.controller.handle_report(self.now, self.report, TRAFFIC);
+        }
+        self.controller.overhead()
+    }
+}
+
+#[test]
+fn a_clean_link_pays_nothing_and_an_onset_is_answered_at_once() {
+    let mut world = World::new();
+    assert_eq!(world.controller.regime(), Regime::Unknown);
+    assert_eq!(world.run(100, 0, 1), 0.0);
+    assert_eq!(world.controller.parameters(TRAFFIC), None);
+    assert_eq!(world.controller.regime(), Regime::Clean);
+    let overhead = world.run(1, 5, 1);
+    assert!((0.025..0.05).contains(&overhead), "1 % single: {overhead}");
+    assert_eq!(world.controller.regime(), Regime::Repairing);
+    let parameters = world.controller.parameters(TRAFFIC).unwrap();
+    assert!((parameters.overhead() - overhead).abs() < 0.001 && parameters.window == 600, "{parameters}");
+}
+
+#[test]
+fn after_the_last_loss_the_overhead_falls_and_ends_after_a_minute() {
+    let mut world = World::new();
+    let steady = world.run(30, 5, 1);
+    assert!(world.run(5, 0, 1) <= steady);
+    assert!(world.run(25, 0, 1) < 0.006);
+    assert!(world.run(25, 0, 1) > 0.0, "another loss is answered at once");
+    assert_eq!(world.run(10, 0, 1), 0.0);
+}
+
+#[test]
+fn bursts_ask_for_more_and_no_more_is_given_than_allowed() {
+    let mut world = World::new();
+    let single = world.run(20, 16, 1);
+    let mut world = World::new();
+    let bursts = world.run(20, 2, 8);
+    assert!(bursts > 1.5 * single, "{bursts} against {single}");
+    assert_eq!(world.run(20, 3, 64), 0.25);
+    assert_eq!(world.controller.regime(), Regime::Bounded);
+}
+
+#[test]
+fn a_full_queue_gets_no_more_repairs_than_before() {
+    let mut world = World::new();
+    let before = world.run(20, 2, 1);
+    world.report.queue_full = true;
+    assert!(world.run(5, 10, 1) <= before);
+    assert_eq!(world.controller.regime(), Regime::Congested);
+    world.report.queue_full = false;
+    assert!(world.run(1, 10, 1) > before);
+}
+
+#[test]
+fn losses_that_flows_see_raise_it_within_bounds_and_calm_lowers_it() {
+    let mut world = World::new();
+    let plain = world.run(20, 5, 1);
+    for _ in 0..20 {
+        world.report.visible += 1;
+        world.run(1, 5, 1);
+    }
+    let raised = world.controller.overhead();
+    assert!((1.4..1.6).contains(&(raised / plain)), "{raised} of {plain}");
+    let calm = world.run(2_000, 5, 1);
+    assert!((0.7..0.8).contains(&(calm / plain)), "{calm} of {plain}");
+}
+
+#[test]
+fn a_receiver_that_begins_anew_is_no_onset() {
+    let mut world = World::new();
+    let before = world.run(20, 5, 1);
+    world.report.random = Counts::default();
+    let after = world.run(2, 5, 1);
+    assert!((after / before - 1.0).abs() < 0.2, "{after}, {before} before");
+}

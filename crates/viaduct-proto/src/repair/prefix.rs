@@ -1,0 +1,51 @@
+//! What stands before each packet in a symbol: its identity, and the fields that routers change.
+//!
+//! ```text
+//!   identity 8 | ttl | tos | check | packet, normalised
+//! ```
+//!
+//! A packet that was rebuilt is right if its bytes have the identity before them. Its TTL and TOS are as the sender's
+//! gateway saw them if their check is right; of packets that arrived they are reckoned back, and one error there
+//! spoils those of what is rebuilt with them.
+
+use super::identity::Identity;
+use super::section::PREFIX;
+use crate::wire::ip::Hop;
+
+/// The prefix of a packet.
+pub(super) fn emit(identity: Identity, hop: Hop) -> [u8; PREFIX] {
+    let mut prefix = [0; PREFIX];
+    prefix[..8].copy_from_slice(&identity.0.to_be_bytes());
+    [prefix[8], prefix[9], prefix[10]] = [hop.ttl, hop.tos, check(identity, hop)];
+    prefix
+}
+
+/// A symbol's identity, its mutable fields if they check, and its packet.
+pub(super) fn parse(symbol: &[u8]) -> Option<(Identity, Option<Hop>, &[u8])> {
+    let (prefix, packet) = symbol.split_first_chunk::<PREFIX>()?;
+    let &[ref identity @ .., ttl, tos, told]: &[u8; PREFIX] = prefix;
+    let (identity, hop) = (Identity(u64::from_be_bytes(*identity)), Hop { ttl, tos });
+    Some((identity, (check(identity, hop) == told).then_some(hop), packet))
+}
+
+/// Not linear, as combinations of errors would check then.
+fn check(identity: Identity, hop: Hop) -> u8 {
+    let mixed = identity.0 ^ u64::from(u16::from_be_bytes([hop.ttl, hop.tos])).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed.wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 56) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_round_trips_and_errors_show() {
+        let (identity, hop) = (Identity(0x0123_4567_89ab_cdef), Hop { ttl: 63, tos: 0x2e });
+        let symbol = [&emit(identity, hop)[..], b"packet"].concat();
+        assert_eq!(parse(&symbol), Some((identity, Some(hop), &b"packet"[..])));
+        let unnoticed = (0..=255u8).flat_map(|ttl| (0..=255u8).map(move |tos| Hop { ttl, tos }));
+        let unnoticed = unnoticed.filter(|&other| other != hop && check(identity, other) == check(identity, hop));
+        assert!((150..400).contains(&unnoticed.count()), "one in 256");
+        assert_eq!(parse(&symbol[..PREFIX - 1]), None);
+    }
+}
