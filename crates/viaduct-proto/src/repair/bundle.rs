@@ -53,7 +53,8 @@ impl Bundle {
         let before = channel.outbox.bytes();
         let Channel { session, outbox, headers } = channel;
         let sections = &self.bytes;
-        let sealed = outbox.push_with(|out| session.seal(out, |message| message.extend_from_slice(sections)));
+        let sealed = outbox
+            .push_with(|out| session.seal(out, |message| message.extend_from_slice(sections)));
         self.bytes.clear();
         if sealed { outbox.bytes() - before + *headers } else { 0 }
     }

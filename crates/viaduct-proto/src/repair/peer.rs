@@ -7,8 +7,8 @@ use super::bundle::Channel;
 use super::identity::IdentityKey;
 use super::outbox::Outbox;
 use super::receiver::{Receiver, memory_for_store};
-use super::seal::SEAL_OVERHEAD;
 use super::report::{REPORT, Report};
+use super::seal::SEAL_OVERHEAD;
 use super::section::{self, NAMES_OVERHEAD, PREFIX, REPAIR_HEAD, SECTION_HEAD, Section};
 use super::sender::{Plan, Sender};
 use super::session::{Clocks, Received, Session, SessionConfig, WeakKey};
@@ -349,7 +349,9 @@ impl Peer {
     pub(super) fn handle_message(&mut self, now: Instant, message: &[u8]) {
         for section in section::sections(message) {
             match section {
-                Some(Section::Repair(repair, part)) => self.receiver.handle_repair(now, repair, part),
+                Some(Section::Repair(repair, part)) => {
+                    self.receiver.handle_repair(now, repair, part)
+                }
                 Some(Section::Names(names)) => self.receiver.handle_names(now, &names),
                 Some(Section::Need(_)) => {}
                 Some(Section::Other(kind, body)) if self.handle_other(kind, body).is_some() => {}
@@ -385,11 +387,15 @@ impl Peer {
         let next = self.sender.as_ref().map_or(0, Sender::next_seq);
         let report = Report { loss: self.receiver.stats().link, next };
         let session = &mut self.session;
-        self.transmits.push_with(|out| session.seal(out, |m| section::emit(REPORT, m, |body| report.emit(body))));
+        self.transmits.push_with(|out| {
+            session.seal(out, |m| section::emit(REPORT, m, |body| report.emit(body)))
+        });
         if session.up() {
             if self.reports < TERMS_FIRST || self.reports.is_multiple_of(TERMS_EVERY) {
                 let (terms, session) = (&self.own_terms, &mut self.session);
-                self.transmits.push_with(|out| session.seal(out, |m| section::emit(TERMS, m, |body| terms.emit(body))));
+                self.transmits.push_with(|out| {
+                    session.seal(out, |m| section::emit(TERMS, m, |body| terms.emit(body)))
+                });
             }
             self.reports = self.reports.saturating_add(1);
         }

@@ -30,7 +30,8 @@ pub(super) fn parse(symbol: &[u8]) -> Option<(Identity, Option<Hop>, &[u8])> {
 
 /// Not linear, as combinations of errors would check then.
 fn check(identity: Identity, hop: Hop) -> u8 {
-    let mixed = identity.0 ^ u64::from(u16::from_be_bytes([hop.ttl, hop.tos])).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = identity.0
+        ^ u64::from(u16::from_be_bytes([hop.ttl, hop.tos])).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed.wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 56) as u8
 }
 
@@ -44,7 +45,8 @@ mod tests {
         let symbol = [&emit(identity, hop)[..], b"packet"].concat();
         assert_eq!(parse(&symbol), Some((identity, Some(hop), &b"packet"[..])));
         let unnoticed = (0..=255u8).flat_map(|ttl| (0..=255u8).map(move |tos| Hop { ttl, tos }));
-        let unnoticed = unnoticed.filter(|&other| other != hop && check(identity, other) == check(identity, hop));
+        let unnoticed = unnoticed
+            .filter(|&other| other != hop && check(identity, other) == check(identity, hop));
         assert!((150..400).contains(&unnoticed.count()), "one in 256");
         assert_eq!(parse(&symbol[..PREFIX - 1]), None);
     }

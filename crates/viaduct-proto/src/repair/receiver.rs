@@ -272,7 +272,10 @@ impl Receiver {
                 Named::Missing => self.settle(seq, State::Missing),
                 Named::Arrived(arrival) => {
                     if let Some(times) = names.times().filter(|_| seq == names.first) {
-                        self.hops.learn(self.arrivals.get(arrival), Hop { ttl: times.ttl, tos: times.tos });
+                        self.hops.learn(
+                            self.arrivals.get(arrival),
+                            Hop { ttl: times.ttl, tos: times.tos },
+                        );
                     }
                     self.arrived(seq, arrival);
                 }
@@ -314,13 +317,23 @@ impl Receiver {
                 let Some(other) = at.and_then(|at| self.pending.remove(at)) else {
                     return self.wait(Pending { cover, row, len_code, body: body.to_vec(), part });
                 };
-                let (head, tail) = if part == Part::Head { (body, &other.body[..]) } else { (&other.body[..], body) };
+                let (head, tail) = if part == Part::Head {
+                    (body, &other.body[..])
+                } else {
+                    (&other.body[..], body)
+                };
                 Some([head, tail].concat())
             }
         };
         let body = other.as_deref().unwrap_or(body);
         if cover.last() >= self.known.ledger.next() {
-            return self.wait(Pending { cover, row, len_code, body: body.to_vec(), part: Part::Whole });
+            return self.wait(Pending {
+                cover,
+                row,
+                len_code,
+                body: body.to_vec(),
+                part: Part::Whole,
+            });
         }
         self.decode(now, Repair { cover, row, len_code, body });
     }
@@ -347,7 +360,10 @@ impl Receiver {
         self.stats.repairs += 1;
         let cover = repair.cover;
         let is_dark = self.in_the_dark(cover.first, cover.last());
-        if is_dark || cover.first < self.known.ledger.floor() || cover.seqs().all(|seq| self.known.has(seq)) {
+        if is_dark
+            || cover.first < self.known.ledger.floor()
+            || cover.seqs().all(|seq| self.known.has(seq))
+        {
             // By far the most repairs: the decoder would look up every packet to find the same.
             self.stats.useless += 1;
             return;
@@ -419,7 +435,8 @@ impl Receiver {
             return;
         }
         let right = prefix::parse(symbol).filter(|&(identity, _, packet)| {
-            (row.state == State::Unnamed || row.tag == identity.tag()) && self.key.name(packet) == identity
+            (row.state == State::Unnamed || row.tag == identity.tag())
+                && self.key.name(packet) == identity
         });
         let Some((identity, hop, packet)) = right else {
             self.stats.garbled += 1;
@@ -459,7 +476,9 @@ impl Receiver {
         let Waiting { seq, identity, due, .. } = waiting;
         // Without a row or its bytes: it waited while the peer started anew, or memory changed.
         let Some(hop) = self.known.ledger.row(seq).map(|row| row.hop) else { return };
-        let Some(packet) = self.known.store.get(identity).and_then(|of| of.get(PREFIX..)) else { return };
+        let Some(packet) = self.known.store.get(identity).and_then(|of| of.get(PREFIX..)) else {
+            return;
+        };
         match Header::parse(packet) {
             Ok(header) if header.total_len == packet.len() && sites.arrives(&header) => {}
             Ok(_) => {

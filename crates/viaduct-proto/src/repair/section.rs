@@ -202,7 +202,9 @@ fn parse_names(body: &[u8]) -> Option<Names<'_>> {
     let tags = tags.as_chunks().0;
     let times = match timed {
         None if gaps.is_empty() => None,
-        Some(Some((sent, ttl, tos))) if gaps.len() == count - 1 => Some(Times { sent, ttl, tos, gaps }),
+        Some(Some((sent, ttl, tos))) if gaps.len() == count - 1 => {
+            Some(Times { sent, ttl, tos, gaps })
+        }
         _ => return None,
     };
     Some(Names { first, tags, times })
@@ -216,7 +218,8 @@ fn take_times_head(rest: &mut &[u8]) -> Option<(u32, u8, u8)> {
 
 fn parse_need(body: &[u8]) -> Option<Need> {
     let &[ref first @ .., p0, p1, repairs]: &[u8; 11] = body.try_into().ok()?;
-    let need = Need { first: Seq::from_be_bytes(*first), packets: u16::from_be_bytes([p0, p1]), repairs };
+    let need =
+        Need { first: Seq::from_be_bytes(*first), packets: u16::from_be_bytes([p0, p1]), repairs };
     let fits = (1..=MAX_COVER).contains(&need.packets) && repairs > 0;
     (fits && need.first > 0 && need.first.checked_add(MAX_COVER.into()).is_some()).then_some(need)
 }
@@ -337,7 +340,9 @@ mod tests {
         for cut in 1..out.len() {
             let read = read(&out[..cut]);
             let whole = read.iter().filter(|section| section.is_some()).count();
-            assert!(read.len() <= whole + 1 && read[..whole].iter().flatten().eq(&expected[..whole]));
+            assert!(
+                read.len() <= whole + 1 && read[..whole].iter().flatten().eq(&expected[..whole])
+            );
         }
     }
 
@@ -356,7 +361,8 @@ mod tests {
     fn rows() -> impl Strategy<Value = (Row, u16)> {
         prop_oneof![
             (any::<u8>(), 1..=u16::MAX).prop_map(|(layer, stride)| (Row::Xor { layer }, stride)),
-            (any::<u8>(), 1..=u16::MAX).prop_map(|(row, stride)| (Row::ReedSolomon { row }, stride)),
+            (any::<u8>(), 1..=u16::MAX)
+                .prop_map(|(row, stride)| (Row::ReedSolomon { row }, stride)),
             any::<(u16, u16, u8)>()
                 .prop_map(|(seed, dense, density)| (Row::Window(Draw { seed, dense, density }), 1)),
         ]

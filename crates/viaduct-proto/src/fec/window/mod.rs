@@ -112,6 +112,8 @@ pub struct Encoder {
     /// Packets since the last flush.
     fresh: u16,
     seed: u16,
+    /// No repairs leave by themselves.
+    is_paused: bool,
 }
 
 /// A repair that is summed up.
@@ -141,9 +143,17 @@ impl Encoder {
             owed: 0,
             fresh: 0,
             seed: 0,
+            is_paused: false,
         };
         encoder.open();
         Ok(encoder)
+    }
+
+    /// Has no repairs leave by themselves from the next packet on, until the parameters are changed.
+    pub fn pause(&mut self) {
+        self.is_paused = true;
+        self.owed = 0;
+        self.spare.extend(self.ahead.drain(..).map(|open| open.sum));
     }
 
     /// Changes the parameters from the next packet on.
@@ -154,7 +164,7 @@ impl Encoder {
         parameters.check()?;
         let owed = u64::from(self.owed) * u64::from(parameters.packets);
         self.owed = (owed / u64::from(self.parameters.packets)) as u32;
-        self.parameters = parameters;
+        (self.parameters, self.is_paused) = (parameters, false);
         self.history.resize(parameters.window);
         let left = self.ahead.drain(parameters.ahead().min(self.ahead.len())..);
         self.spare.extend(left.map(|open| open.sum));
@@ -274,10 +284,14 @@ impl super::Encoder for Encoder {
         let Parameters { repairs, packets, .. } = self.parameters;
         debug_assert!(packet.len() <= MAX_PACKET);
         self.history.push(packet);
+        self.fresh = self.fresh.saturating_add(1);
+        if self.is_paused {
+            self.next += 1;
+            return;
+        }
         self.add(packet);
         self.next += 1;
         self.owed += u32::from(repairs);
-        self.fresh = self.fresh.saturating_add(1);
         while self.owed >= u32::from(packets) {
             self.owed -= u32::from(packets);
             self.fire(fire);

@@ -189,7 +189,9 @@ fn parameters_may_change_at_any_packet() {
         } else {
             receiver.packet(seq, &packet)
         }
-        push(&mut encoder, &packet).iter().for_each(|repair| drop(receiver.repair(repair)));
+        push(&mut encoder, &packet).iter().for_each(|repair| {
+            receiver.repair(repair);
+        });
         sent.push(packet);
         receiver.decoder.forget_below(seq.saturating_sub(2_048));
     }
@@ -212,9 +214,27 @@ fn asked_for_combinations_repair_what_has_left_the_sums() {
     let mut fired = Vec::new();
     encoder.combine(90, 120, 7, &mut |repair| fired.push(Owned::of(repair)));
     assert!(fired.iter().all(|repair| repair.seqs() == (90..=120).collect::<Vec<_>>()));
-    fired.iter().for_each(|repair| drop(receiver.repair(repair)));
+    fired.iter().for_each(|repair| {
+        receiver.repair(repair);
+    });
     assert_eq!(receiver.recovered.len(), 7);
     receiver.check(&sent);
     encoder.combine(1, 9_999, 1, &mut |repair| assert_eq!(repair.cover.count, 300));
     encoder.combine(301, 400, 1, &mut |_| panic!("nothing is there"));
+}
+
+#[test]
+fn a_pause_ends_with_a_change() {
+    let mut encoder = encoder(20, 1, 2);
+    let two = |encoder: &mut Encoder| (0..2).map(|_| push(encoder, b"x").len()).sum::<usize>();
+    assert_eq!(two(&mut encoder), 1);
+    encoder.pause();
+    assert_eq!((0..50).map(|_| two(&mut encoder)).sum::<usize>(), 0);
+    let mut fired = 0;
+    encoder.combine(90, 95, 3, &mut |_| fired += 1);
+    assert_eq!(fired, 3, "what is asked for leaves");
+    encoder.change(Parameters { window: 20, repairs: 1, packets: 2 }).unwrap();
+    let covers: Vec<_> =
+        push(&mut encoder, b"x").into_iter().chain(push(&mut encoder, b"y")).collect();
+    assert_eq!(covers.iter().map(Owned::seqs).collect::<Vec<_>>(), [vec![103, 104]]);
 }

@@ -14,8 +14,14 @@ fn what_agrees_is_matched_and_the_rest_is_missing_or_skipped() {
     let mut named = Vec::new();
     aligner.name(10, &[0x41, 0x07, 0xc3, 0x9e, 0x55, 0x12], &mut named);
     let arrived = |seq, arrival| (seq, Named::Arrived(arrival));
-    let expected =
-        [arrived(10, 0), arrived(11, 1), (12, Named::Missing), arrived(13, 2), arrived(14, 3), arrived(15, 5)];
+    let expected = [
+        arrived(10, 0),
+        arrived(11, 1),
+        (12, Named::Missing),
+        arrived(13, 2),
+        arrived(14, 3),
+        arrived(15, 5),
+    ];
     assert_eq!(named, expected);
     assert_eq!(aligner.arrive(0xc3), Some(12), "late");
     named.clear();
@@ -50,7 +56,9 @@ proptest! {
 
     /// The twin knows which packet each arrival is.
     #[test]
-    fn nearly_all_is_told_apart(seed: u64, loss in 0.0..0.2f64, late in 0.0..0.05f64, foreign in 0.0..0.02f64) {
+    fn nearly_all_is_told_apart(
+        seed: u64, loss in 0.0..0.2f64, late in 0.0..0.05f64, foreign in 0.0..0.02f64, unnamed in 0.0..0.05f64,
+    ) {
         let mut rng = Rng::from_seed(seed);
         let (mut tags, mut sent) = (Vec::new(), Vec::new());
         for seq in 1..=4_000u64 {
@@ -67,6 +75,7 @@ proptest! {
         sent.sort_unstable();
         let (mut aligner, mut truth, mut said) = (Aligner::default(), HashMap::new(), HashMap::new());
         let (mut sent, mut named) = (sent.into_iter().peekable(), Vec::new());
+        let (all, mut repeats) = (tags.clone(), false);
         for (n, tags) in tags.chunks(33).enumerate() {
             let first = 1 + 33 * n as u64;
             // Names come after most of their packets.
@@ -80,7 +89,14 @@ proptest! {
                     said.insert(seq, arrival);
                 }
             }
-            aligner.name(first, tags, &mut named);
+            // Names that are lost are repeated once, before the next ones.
+            if std::mem::replace(&mut repeats, rng.chance(unnamed)) {
+                let before = first - 33;
+                aligner.name(before, &all[before as usize - 1..first as usize - 1], &mut named);
+            }
+            if !repeats {
+                aligner.name(first, tags, &mut named);
+            }
             for (seq, of) in named.drain(..) {
                 match of {
                     Named::Arrived(arrival) => drop(said.insert(seq, arrival)),

@@ -12,6 +12,7 @@
 //! ```
 
 pub mod bursts;
+pub mod losses;
 pub mod overhead;
 pub mod queue;
 
@@ -183,7 +184,11 @@ impl Controller {
         let repairs = (self.overhead * f64::from(PACKETS)).ceil();
         let reach = 1.2 * traffic.pace.max(MIN_PACE) * traffic.wait.as_secs_f64();
         let window = reach.max(3.0 / self.overhead).clamp(16.0, f64::from(MAX_COVER));
-        Some(window::Parameters { window: window as u16, repairs: repairs as u16, packets: PACKETS })
+        Some(window::Parameters {
+            window: window as u16,
+            repairs: repairs as u16,
+            packets: PACKETS,
+        })
     }
 
     /// What is kept until the link is clean.

@@ -117,7 +117,9 @@ impl Extremes {
     /// Adds a value; the extreme, which `pick` picks of two.
     fn add(&mut self, now: Instant, value: Micros, pick: fn(Micros, Micros) -> Micros) -> Micros {
         match self.parts.back_mut() {
-            Some((since, extreme)) if now.since(*since) < MEMORY / PARTS => *extreme = pick(*extreme, value),
+            Some((since, extreme)) if now.since(*since) < MEMORY / PARTS => {
+                *extreme = pick(*extreme, value)
+            }
             _ => self.parts.push_back((now, value)),
         }
         while self.parts.front().is_some_and(|&(since, _)| now.since(since) > MEMORY) {
@@ -190,7 +192,10 @@ mod tests {
         let mut world = World::new();
         world.run(5_000, |_| 50_000.0);
         world.run(1_000, |at| 50_000.0 + 100_000.0 * at);
-        assert!(!world.run(10_000, |_| 150_000.0).contains(&false), "a tenth too much fills it in a second");
+        assert!(
+            !world.run(10_000, |_| 150_000.0).contains(&false),
+            "a tenth too much fills it in a second"
+        );
     }
 
     #[test]

@@ -40,7 +40,10 @@ fn a_clean_link_pays_nothing_and_an_onset_is_answered_at_once() {
     assert!((0.025..0.05).contains(&overhead), "1 % single: {overhead}");
     assert_eq!(world.controller.regime(), Regime::Repairing);
     let parameters = world.controller.parameters(TRAFFIC).unwrap();
-    assert!((parameters.overhead() - overhead).abs() < 0.001 && parameters.window == 600, "{parameters}");
+    assert!(
+        (parameters.overhead() - overhead).abs() < 0.001 && parameters.window == 600,
+        "{parameters}"
+    );
 }
 
 #[test]
