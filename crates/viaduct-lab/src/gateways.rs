@@ -42,7 +42,9 @@ impl GatewaySpec {
 
     /// Layers (r, c = I.len()) with interleaves I, as the paper writes them.
     pub fn layered(r: u8, interleaves: &[u16], delay_xors: bool) -> Self {
-        Self::fec(&format!("r = {r}\ninterleave = {interleaves:?}\ndelay_xors = {delay_xors}\n"))
+        Self::fec(&format!(
+            "code = \"layered\"\nr = {r}\ninterleave = {interleaves:?}\ndelay_xors = {delay_xors}\n"
+        ))
     }
 
     /// With TCP connections split at both gateways.

@@ -23,7 +23,7 @@ use criterion::{
 };
 use viaduct_proto::fec::{Code, kernel, layered};
 use viaduct_proto::keys::{Entropy, SecretKey};
-use viaduct_proto::repair::{Local, PeerConfig, Plane, Sites};
+use viaduct_proto::repair::{Coding, Local, PeerConfig, Plane, Sites};
 use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::wire::ip::{self, Hop};
@@ -59,7 +59,7 @@ impl Gateway {
             key: secret(3 - number).public(),
             endpoint: Some(([192, 0, 2, 3 - number], 7400).into()),
             sites: Sites { local: site(number), remote: site(3 - number) },
-            code: Some(Code::Layered(layered::Parameters::new(8, &[1, 20, 40]))),
+            coding: Some(Coding::Fixed(Code::Layered(layered::Parameters::new(8, &[1, 20, 40])))),
             flush_after: Duration::from_millis(8),
             rekey_after: Duration::from_secs(3600),
             longest: LEN,

@@ -17,7 +17,7 @@ use crate::handlers::testing::{factories, shell};
 use crate::keys::{Entropy, SecretKey};
 use crate::link::Link;
 use crate::overlay::{Config, Node, Peer, Policy, Timing};
-use crate::repair::{Local, PeerConfig, Plane, Sites};
+use crate::repair::{Coding, Local, PeerConfig, Plane, Sites};
 use crate::rng::Rng;
 use crate::split::early::{Early, Tuple};
 use crate::time::{Duration, Instant};
@@ -100,7 +100,7 @@ impl Gateways {
                 key: secret(peer).public(),
                 endpoint: endpoints[usize::from(me)].then(|| at(peer, 7400)),
                 sites: Sites { local: site(me), remote: site(peer) },
-                code: code.cloned(),
+                coding: code.cloned().map(Coding::Fixed),
                 flush_after: Duration::from_millis(8),
                 rekey_after: Duration::from_secs(10),
                 longest: 1_300,

@@ -50,21 +50,14 @@ impl DemoArgs {
         LinkConfig { rate, delay, queue, loss, ..LinkConfig::default() }
     }
 
-    /// The gateways' code: the default of `site.toml` where packets are lost one by one; longer
-    /// interleaves and delayed XORs where they are lost in bursts.
+    /// The gateways: as they come.
     pub(super) fn gateways(&self) -> GatewaySpec {
-        match self.burst {
-            1 => GatewaySpec::layered(8, &[1, 19, 41], false),
-            _ => GatewaySpec::layered(10, &[1, 61, 127], true),
-        }
+        GatewaySpec::default()
     }
 
-    /// The same in the paper's words.
+    /// How they encode.
     pub(super) fn code(&self) -> &'static str {
-        match self.burst {
-            1 => "layers (8,3) I=(1,19,41)",
-            _ => "layers (10,3) I=(1,61,127), delayed XORs",
-        }
+        "auto"
     }
 
     /// Whether the link is the one that the demo promises something about.

@@ -22,6 +22,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &maelstrom::throughput_delay::ThroughputDelay,
     &maelstrom::throughput_gigabit::ThroughputGigabit,
     &maelstrom::throughput_burst::ThroughputBurst,
+    &maelstrom::adaptive::Adaptive,
     &maelstrom::latency_loss::LatencyLoss,
     &maelstrom::latency_delay::LatencyDelay,
     &maelstrom::delivery_trace::DeliveryTrace,

@@ -82,6 +82,11 @@ impl AnyDecoder {
         AnyDecoder { peeling, linear, fresh: Recovered::new() }
     }
 
+    /// Equations of windows and blocks that wait for more.
+    pub fn equations(&self) -> usize {
+        self.linear.equations()
+    }
+
     /// How many repairs were given up for lack of memory.
     pub fn evicted(&self) -> u64 {
         self.peeling.evicted() + self.linear.evicted()

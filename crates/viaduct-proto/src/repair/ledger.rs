@@ -25,6 +25,8 @@ pub(super) enum State {
     Missing,
     /// It was lost and has been recovered.
     Recovered,
+    /// It was lost and has been recovered, but its hosts do not get it.
+    Withheld,
 }
 
 /// One number.
@@ -36,13 +38,15 @@ pub(super) struct Row {
     pub(super) tag: Tag,
     /// Mutable fields of a packet that was recovered.
     pub(super) hop: Hop,
+    /// Whether a full queue has dropped it.
+    pub(super) congested: bool,
     pub(super) state: State,
 }
 
 impl Row {
     /// Whether the packet has arrived or was recovered.
     pub(super) fn is_here(&self) -> bool {
-        matches!(self.state, State::Arrived | State::Recovered)
+        matches!(self.state, State::Arrived | State::Recovered | State::Withheld)
     }
 }
 
@@ -177,7 +181,7 @@ impl Ledger {
         match state {
             State::Unnamed => self.settled.uncovered += 1,
             State::Arrived => link.covered += 1,
-            State::Missing => {
+            State::Missing | State::Withheld => {
                 link.covered += 1;
                 link.lost += 1;
                 self.settled.unrecoverable += 1;
@@ -189,7 +193,7 @@ impl Ledger {
             }
         }
         match state {
-            State::Missing | State::Recovered => self.run += 1,
+            State::Missing | State::Recovered | State::Withheld => self.run += 1,
             State::Arrived | State::Unnamed => self.flush_run(),
         }
     }

@@ -18,8 +18,11 @@
 //! The paper's sections 4.1, 4.5, 4.6 and 4.7 describe what this room does.
 
 pub mod align;
+mod auto;
 mod bundle;
 pub mod cache;
+mod coding;
+mod congestion;
 pub mod control;
 mod handshake;
 pub mod health;
@@ -27,11 +30,13 @@ mod held;
 pub mod identity;
 mod ledger;
 mod outbox;
+mod patience;
 mod peer;
 mod plane;
 mod prefix;
 mod receiver;
 pub mod report;
+mod requests;
 mod seal;
 pub mod section;
 mod sender;
@@ -45,6 +50,7 @@ pub mod terms;
 mod tests;
 pub mod wire;
 
+pub use coding::Coding;
 pub use outbox::Outbox;
 pub use peer::{Local, MIN_MEMORY, PeerConfig, PeerError, PeerFacts, least_memory, overhead};
 pub use plane::{MOST_PEERS, PeersError, Plane, PlaneStats};

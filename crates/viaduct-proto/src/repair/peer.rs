@@ -3,25 +3,38 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use super::auto::Auto;
 use super::bundle::Channel;
+use super::coding::Coding;
+use super::control;
+use super::control::queue::micros;
 use super::identity::IdentityKey;
 use super::outbox::Outbox;
 use super::receiver::{Receiver, memory_for_store};
 use super::report::{REPORT, Report};
+use super::requests::Times;
 use super::seal::SEAL_OVERHEAD;
-use super::section::{self, NAMES_OVERHEAD, PREFIX, REPAIR_HEAD, SECTION_HEAD, Section};
-use super::sender::{Plan, Sender};
+use super::section::{self, Need, PREFIX, REPAIR_HEAD, SECTION_HEAD, Section};
+use super::sender::{Coder, Plan, Sender};
 use super::session::{Clocks, Received, Session, SessionConfig, WeakKey};
 use super::sites::Sites;
 use super::stats::{LossReport, PeerStats};
 use super::terms::{Listed, TERMS, Terms};
 use super::wire::Hint;
-use crate::fec::Code;
 use crate::keys::{Entropy, PublicKey, SecretKey};
 use crate::time::{Duration, Instant};
 
 /// How often the peer is told of its losses; it also keeps the session alive.
 const REPORT_EVERY: Duration = Duration::from_secs(1);
+/// Least time between two reports while packets are missing, and packets that have to come between them unless
+/// [`REPORT_SPARSE`] passes.
+const REPORT_SOON: Duration = Duration::from_millis(10);
+const REPORT_PACKETS: u64 = 64;
+const REPORT_SPARSE: Duration = Duration::from_millis(250);
+/// Round-trip time that is reckoned with until it is measured.
+const USUAL_RTT: Duration = Duration::from_millis(100);
+/// Weight of the newest round-trip time.
+const RTT_WEIGHT: u32 = 8;
 /// How often the receiver keeps house.
 const TICK: Duration = Duration::from_millis(100);
 /// Headers of IPv4 and UDP; IPv6 has 20 bytes more.
@@ -39,7 +52,7 @@ pub struct PeerConfig {
     /// The addresses at both ends.
     pub sites: Sites,
     /// How what leaves for it is encoded; `None` protects nothing in that direction.
-    pub code: Option<Code>,
+    pub coding: Option<Coding>,
     /// After how long without a packet unfilled bins fire.
     pub flush_after: Duration,
     /// Age at which session keys are replaced.
@@ -52,36 +65,15 @@ pub struct PeerConfig {
     pub memory: usize,
 }
 
-/// Bytes by which a repair exceeds the longest packet that it covers, headers of IP and UDP
-/// included.
-pub fn overhead(code: &Code, ipv6: bool) -> usize {
-    let outer = OUTER_V4 + if ipv6 { 20 } else { 0 };
-    let names = 2 * NAMES_OVERHEAD + 5 * names_per_repair(code);
-    outer + SEAL_OVERHEAD + SECTION_HEAD + REPAIR_HEAD + PREFIX + names
-}
-
-/// Packets that a repair of `code` may be the first to name.
-fn names_per_repair(code: &Code) -> usize {
-    (1.0 / code.overhead()).ceil().min(64.0) as usize
-}
-
-/// How many packets back a repair of `code` may reach.
-fn span(code: &Code) -> usize {
-    match code {
-        Code::Layered(layered) => {
-            let longest = layered.interleaves.iter().copied().max().unwrap_or(1);
-            // A delayed repair leaves one interleave later.
-            (usize::from(layered.r) + 1) * usize::from(longest)
-        }
-        Code::ReedSolomon(block) => usize::from(block.r) * usize::from(block.interleave),
-        Code::Window(code) => usize::from(code.window),
-    }
+/// Bytes by which a repair exceeds the longest packet that it covers, headers of IP and UDP included.
+pub fn overhead(ipv6: bool) -> usize {
+    OUTER_V4 + if ipv6 { 20 } else { 0 } + SEAL_OVERHEAD + SECTION_HEAD + REPAIR_HEAD + PREFIX
 }
 
 /// Bytes of [`PeerConfig::memory`] from which on a code can recover at all: as many packets as one of
 /// its repairs reaches back over have to be kept.
-pub fn least_memory(code: &Code, longest: usize) -> usize {
-    memory_for_store((span(code) + 64) * longest.max(576)).max(MIN_MEMORY)
+pub fn least_memory(coding: &Coding, longest: usize) -> usize {
+    memory_for_store((coding.span() + 64) * longest.max(576)).max(MIN_MEMORY)
 }
 
 /// Least memory of a peer for which nothing is encoded.
@@ -99,7 +91,7 @@ pub enum PeerError {
 }
 
 /// Peer state other than counters.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct PeerFacts {
     /// Current endpoint.
     pub endpoint: Option<SocketAddr>,
@@ -118,6 +110,8 @@ pub struct PeerFacts {
     pub other_version: Option<u8>,
     /// The MSS that the path lowers SYNs to, for IPv4 and IPv6.
     pub lowered_mss: [Option<u16>; 2],
+    /// What is known of the way to it, where the code follows the losses.
+    pub control: Option<control::State>,
 }
 
 /// Reports between two that are accompanied by terms, but for the first ones of a session.
@@ -134,6 +128,11 @@ pub(super) struct Peer {
     receiver: Receiver,
     endpoint: Option<SocketAddr>,
     reported: LossReport,
+    rtt: Option<Duration>,
+    /// Stamp of the peer's newest report, and when it came.
+    stamp: Option<(u32, Instant)>,
+    /// What the last report told, and when it left.
+    told: (Instant, control::Report),
     /// Reports sent in the present session.
     reports: u32,
     /// What this gateway says to it of the config, and what it has said of its own.
@@ -171,7 +170,7 @@ impl Peer {
         let identity = IdentityKey::new(&shared.derive(b"viaduct identity"));
         // Numbers rise from run to run, so that what a peer remembers of the last run is old.
         let first = (local.unix_nanos_at_zero.saturating_add(now.as_nanos()) / 1_000).max(1);
-        let plan = plan(&config, first)?;
+        let plan = plan(now, &config, first)?;
         Ok(Peer {
             sender: plan.map(Sender::new),
             receiver: Receiver::new(identity.clone(), config.memory),
@@ -179,6 +178,9 @@ impl Peer {
             session,
             endpoint: config.endpoint,
             reported: LossReport::default(),
+            rtt: None,
+            stamp: None,
+            told: (now, control::Report::default()),
             reports: 0,
             own_terms: own_terms(&config),
             terms: None,
@@ -225,6 +227,7 @@ impl Peer {
             terms: self.terms.clone(),
             other_version: None,
             lowered_mss: self.receiver.lowered_mss(),
+            control: self.sender.as_ref().and_then(Sender::control),
         }
     }
 
@@ -247,14 +250,14 @@ impl Peer {
     }
 
     /// Takes over settings that need no new session.
-    pub(super) fn change(&mut self, config: PeerConfig) -> Result<(), PeerError> {
+    pub(super) fn change(&mut self, now: Instant, config: PeerConfig) -> Result<(), PeerError> {
         let old = &self.config;
-        let recode = config.code != old.code
+        let recode = config.coding != old.coding
             || config.flush_after != old.flush_after
             || config.longest != old.longest
             || config.mtu != old.mtu;
         if recode {
-            self.change_code(&config)?;
+            self.change_code(now, &config)?;
         }
         if config.endpoint != self.config.endpoint {
             self.endpoint = config.endpoint;
@@ -270,9 +273,9 @@ impl Peer {
         Ok(())
     }
 
-    fn change_code(&mut self, config: &PeerConfig) -> Result<(), PeerError> {
+    fn change_code(&mut self, now: Instant, config: &PeerConfig) -> Result<(), PeerError> {
         let next = self.sender.as_ref().map(Sender::next_seq);
-        let plan = plan(config, next.unwrap_or(self.reported.highest + 1))?;
+        let plan = plan(now, config, next.unwrap_or(self.reported.highest + 1))?;
         match (plan, self.sending()) {
             (Some(plan), Some((sender, mut channel, _))) => sender.change(plan, &mut channel),
             (plan, _) => self.sender = plan.map(Sender::new),
@@ -295,6 +298,9 @@ impl Peer {
     }
 
     pub(super) fn handle_incoming(&mut self, now: Instant, packet: &mut [u8]) {
+        if let Some(sender) = &mut self.sender {
+            sender.overhear(now, packet);
+        }
         self.receiver.handle_packet(now, packet);
     }
 
@@ -353,17 +359,18 @@ impl Peer {
                     self.receiver.handle_repair(now, repair, part)
                 }
                 Some(Section::Names(names)) => self.receiver.handle_names(now, &names),
-                Some(Section::Need(_)) => {}
-                Some(Section::Other(kind, body)) if self.handle_other(kind, body).is_some() => {}
+                Some(Section::Need(need)) => self.answer(need),
+                Some(Section::Other(kind, body))
+                    if self.handle_other(now, kind, body).is_some() => {}
                 Some(Section::Other(..)) | None => self.receiver.malformed(),
             }
         }
     }
 
     /// Takes a section that is neither repair nor names; `None` if it is malformed.
-    fn handle_other(&mut self, kind: u8, body: &[u8]) -> Option<()> {
+    fn handle_other(&mut self, now: Instant, kind: u8, body: &[u8]) -> Option<()> {
         match kind {
-            REPORT => self.take_report(Report::parse(body)?),
+            REPORT => self.take_report(now, Report::parse(body)?),
             TERMS => {
                 self.terms = Some(Arc::new(Terms::parse(body)?));
                 self.compare_terms();
@@ -373,9 +380,39 @@ impl Peer {
         Some(())
     }
 
-    fn take_report(&mut self, report: Report) {
+    fn take_report(&mut self, now: Instant, report: Report) {
         self.receiver.told(report.next);
         self.reported = report.loss;
+        self.stamp = Some((report.stamp, now));
+        if let Some(newest) = report.rtt(now) {
+            let smooth = |rtt: Duration| (rtt * (RTT_WEIGHT - 1) + newest) / RTT_WEIGHT;
+            self.rtt = Some(self.rtt.map_or(newest, smooth));
+        }
+        self.receiver.set_times(Times { wait: report.wait(), rtt: self.rtt.unwrap_or(USUAL_RTT) });
+        if let Some(sender) = &mut self.sender {
+            sender.handle_report(now, report.path, self.rtt);
+        }
+    }
+
+    fn answer(&mut self, need: Need) {
+        if let Some((sender, mut channel, _)) = self.sending() {
+            sender.answer(need, &mut channel);
+        }
+    }
+
+    /// When the next report leaves: soon where the last one is not true any more.
+    fn report_due(&self) -> Instant {
+        let (at, told) = self.told;
+        let path = self.receiver.path();
+        let is_old = path.random.bursts != told.random.bursts
+            || path.congested != told.congested
+            || path.visible != told.visible;
+        if !is_old {
+            return self.next_report;
+        }
+        let many = path.random.packets - told.random.packets >= REPORT_PACKETS;
+        let soon = (self.rtt.unwrap_or(USUAL_RTT) / 4).max(REPORT_SOON);
+        self.next_report.min(at + if many { soon } else { soon.max(REPORT_SPARSE) })
     }
 
     #[cfg(fuzzing)]
@@ -385,7 +422,17 @@ impl Peer {
 
     fn report(&mut self, now: Instant) {
         let next = self.sender.as_ref().map_or(0, Sender::next_seq);
-        let report = Report { loss: self.receiver.stats().link, next };
+        let wait = self.sender.as_ref().and_then(Sender::wait).unwrap_or(USUAL_RTT / 4);
+        let held = |at| u32::try_from(now.since(at).as_micros()).unwrap_or(u32::MAX);
+        let report = Report {
+            next,
+            stamp: micros(now),
+            echo: self.stamp.map(|(stamp, at)| (stamp, held(at))),
+            wait: u32::try_from(wait.as_micros()).unwrap_or(u32::MAX),
+            loss: self.receiver.stats().link,
+            path: self.receiver.path(),
+        };
+        self.told = (now, report.path);
         let session = &mut self.session;
         self.transmits.push_with(|out| {
             session.seal(out, |m| section::emit(REPORT, m, |body| report.emit(body)))
@@ -410,7 +457,7 @@ impl Peer {
             self.receiver.poll_timeout(),
             Some(self.next_tick),
         ];
-        timers.into_iter().flatten().fold(self.next_report, Instant::min)
+        timers.into_iter().flatten().fold(self.report_due(), Instant::min)
     }
 
     pub(super) fn handle_timeout(&mut self, now: Instant, inject: &mut Outbox) {
@@ -426,7 +473,12 @@ impl Peer {
             self.receiver.tick(now);
             self.next_tick = now + TICK;
         }
-        if now >= self.next_report {
+        if let Some(need) = self.receiver.handle_timeout(now) {
+            let session = &mut self.session;
+            self.transmits
+                .push_with(|out| session.seal(out, |message| section::emit_need(need, message)));
+        }
+        if now >= self.report_due() {
             self.report(now);
         }
     }
@@ -436,7 +488,7 @@ fn own_terms(config: &PeerConfig) -> Terms {
     let Sites { local, remote } = &config.sites;
     Terms {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        code: config.code.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string),
+        code: config.coding.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string),
         own: Listed::new(local),
         peer: Listed::new(remote),
     }
@@ -453,10 +505,15 @@ fn session_config(local: &Local, config: &PeerConfig, slot: u16) -> SessionConfi
     }
 }
 
-fn plan(config: &PeerConfig, first: u64) -> Result<Option<Plan>, PeerError> {
-    let Some(code) = &config.code else { return Ok(None) };
+fn plan(now: Instant, config: &PeerConfig, first: u64) -> Result<Option<Plan>, PeerError> {
+    let Some(coding) = &config.coding else { return Ok(None) };
+    let coder = match coding {
+        Coding::Auto(limits) => Coder::Auto(Box::new(Auto::new(now, *limits, first)?)),
+        Coding::Fixed(code) => Coder::Fixed(code.build_encoder(first)?),
+        Coding::Observe => Coder::Observe(first),
+    };
     Ok(Some(Plan {
-        encoder: code.build_encoder(first)?,
+        coder,
         flush_after: config.flush_after,
         longest: config.longest,
         mtu: config.mtu,

@@ -95,7 +95,7 @@ impl Plane {
         for (new, config) in fresh.iter_mut().zip(peers) {
             let old = self.peers.iter_mut().find(|old| old.stays(&config));
             if let Some(old) = old
-                && old.change(config).is_ok()
+                && old.change(now, config).is_ok()
             {
                 std::mem::swap(old, new);
             }

@@ -13,18 +13,22 @@
 use std::collections::VecDeque;
 
 use super::align::{Aligner, Arrival, Named};
+use super::congestion::{Congestion, Signal};
+use super::control;
+use super::control::path::Path;
 use super::held::{Held, Overtaken, Waiting};
 use super::identity::{Identity, IdentityKey};
-use super::ledger::{Ledger, State};
+use super::ledger::{Ledger, Row, State};
 use super::outbox::Outbox;
 use super::prefix;
-use super::section::{Names, PREFIX, Part, expand};
+use super::requests::{Requests, Times};
+use super::section::{Names, Need, PREFIX, Part, expand};
 use super::sites::Sites;
 use super::stats::ReceiverStats;
 use super::store::Store;
 use super::syns::{Fate, Syns};
-use crate::fec::{AnyDecoder, Cover, Decoder, Recovered, Repair, Row, Seq, Sources, Verdict};
-use crate::time::Instant;
+use crate::fec::{self, AnyDecoder, Cover, Decoder, Recovered, Repair, Seq, Sources, Verdict};
+use crate::time::{Duration, Instant};
 use crate::wire::ip::{self, Header, Hop};
 
 /// How far back the arrival of a neighbour is looked for, to tell when a packet was due.
@@ -32,6 +36,9 @@ const NEIGHBOURS: u64 = 512;
 
 /// Arrivals whose identities are remembered until they are named.
 const MAX_ARRIVALS: usize = 8_192;
+/// Times that are reckoned with until the peer tells of its own.
+const USUAL_WAIT: Duration = Duration::from_millis(25);
+const USUAL_RTT: Duration = Duration::from_millis(100);
 /// Repairs that wait for names, or for their other part, at most.
 const MAX_PENDING: usize = 32;
 
@@ -45,6 +52,12 @@ pub(super) struct Receiver {
     /// Mutable fields of the peer's packets, as they left and as they arrive.
     hops: Hops,
     named: Vec<(Seq, Named)>,
+    /// Send times of what is named.
+    sent: Vec<u32>,
+    path: Path,
+    requests: Requests,
+    congestion: Congestion,
+    times: Times,
     held: Held,
     syns: Syns,
     blind: Blind,
@@ -52,24 +65,32 @@ pub(super) struct Receiver {
     stats: ReceiverStats,
 }
 
-/// Identities and mutable fields of the last arrivals.
+/// A packet that has arrived.
+#[derive(Clone, Copy, Debug)]
+struct Came {
+    at: Instant,
+    identity: Identity,
+    hop: Hop,
+}
+
+/// The last arrivals.
 #[derive(Default)]
 struct Arrivals {
-    last: VecDeque<(Identity, Hop)>,
+    last: VecDeque<Came>,
     /// Number of the first of them.
     first: Arrival,
 }
 
 impl Arrivals {
-    fn push(&mut self, identity: Identity, hop: Hop) {
+    fn push(&mut self, came: Came) {
         if self.last.len() == MAX_ARRIVALS {
             self.last.pop_front();
             self.first += 1;
         }
-        self.last.push_back((identity, hop));
+        self.last.push_back(came);
     }
 
-    fn get(&self, arrival: Arrival) -> Option<(Identity, Hop)> {
+    fn get(&self, arrival: Arrival) -> Option<Came> {
         self.last.get(usize::try_from(arrival.checked_sub(self.first)?).ok()?).copied()
     }
 }
@@ -84,9 +105,9 @@ struct Hops {
 
 impl Hops {
     /// A packet arrived with the fields `arrived` and had left with `sent`.
-    fn learn(&mut self, arrived: Option<(Identity, Hop)>, sent: Hop) {
-        if let Some((_, arrived)) = arrived {
-            self.crossed = sent.ttl.wrapping_sub(arrived.ttl);
+    fn learn(&mut self, arrived: Option<Came>, sent: Hop) {
+        if let Some(Came { hop, .. }) = arrived {
+            self.crossed = sent.ttl.wrapping_sub(hop.ttl);
         }
     }
 }
@@ -94,7 +115,7 @@ impl Hops {
 /// A repair that waits.
 struct Pending {
     cover: Cover,
-    row: Row,
+    row: fec::Row,
     len_code: [u8; 2],
     body: Vec<u8>,
     part: Part,
@@ -145,6 +166,11 @@ impl Receiver {
             pending: VecDeque::new(),
             hops: Hops::default(),
             named: Vec::new(),
+            sent: Vec::new(),
+            path: Path::default(),
+            requests: Requests::default(),
+            congestion: Congestion::default(),
+            times: Times { wait: USUAL_WAIT, rtt: USUAL_RTT },
             held: Held::default(),
             syns: Syns::default(),
             blind: Blind::Untold,
@@ -163,10 +189,14 @@ impl Receiver {
 
     pub(super) fn stats(&self) -> ReceiverStats {
         let settled = self.known.ledger.settled();
+        let path = self.path.report();
         ReceiverStats {
             link: settled.link,
             unrecoverable: settled.unrecoverable,
             uncovered: settled.uncovered,
+            asked: self.requests.asked(),
+            random: path.random.bursts.iter().sum(),
+            congested: path.congested,
             ..self.stats
         }
     }
@@ -180,7 +210,7 @@ impl Receiver {
         self.known.store.memory()
             + self.known.ledger.memory()
             + self.decoder.memory()
-            + self.arrivals.last.capacity() * size_of::<(Identity, Hop)>()
+            + self.arrivals.last.capacity() * size_of::<Came>()
     }
 
     /// The packets of the last moments, newest first, as they were on the WAN but for what
@@ -232,11 +262,12 @@ impl Receiver {
     /// Stores a packet that has arrived; one that was missing comes late.
     fn keep(&mut self, now: Instant, identity: Identity, hop: Hop, packet: &[u8]) {
         let arrival = self.aligner.next_arrival();
-        self.arrivals.push(identity, hop);
+        self.arrivals.push(Came { at: now, identity, hop });
         self.known.store.insert(now, identity, prefix::emit(identity, hop), packet);
         if let Some(seq) = self.aligner.arrive(identity.tag()) {
             self.stats.late += 1;
-            self.arrived(seq, arrival);
+            self.path.arrived(seq);
+            self.arrived(now, seq, arrival);
             self.decoder.known(seq, &self.known, &mut self.recovered);
             self.deliver(now);
         }
@@ -267,6 +298,7 @@ impl Receiver {
         }
         let mut named = std::mem::take(&mut self.named);
         self.aligner.name(begin, &fresh, &mut named);
+        self.measure(now, names, &named);
         for (seq, of) in named.drain(..) {
             match of {
                 Named::Missing => self.settle(seq, State::Missing),
@@ -277,23 +309,57 @@ impl Receiver {
                             Hop { ttl: times.ttl, tos: times.tos },
                         );
                     }
-                    self.arrived(seq, arrival);
+                    let row = self.known.ledger.row(seq);
+                    let is_late = row.is_some_and(|row| row.state == State::Missing);
+                    self.arrived(now, seq, arrival);
+                    if is_late {
+                        self.stats.late += 1;
+                        self.decoder.known(seq, &self.known, &mut self.recovered);
+                    }
                 }
             }
         }
+        self.deliver(now);
         self.named = named;
         self.release_pending(now);
     }
 
+    /// Learns from names what the path does.
+    fn measure(&mut self, now: Instant, names: &Names<'_>, named: &[(Seq, Named)]) {
+        self.sent.clear();
+        if let Some(times) = names.times() {
+            self.sent.extend(times.sent());
+        }
+        let Receiver { path, sent, arrivals, requests, known, .. } = self;
+        let came = |arrival| arrivals.get(arrival).map(|came| came.at);
+        path.named(now, (names.first, sent), named, came, |seq, congested| {
+            if let Some(row) = known.ledger.row_mut(seq) {
+                row.congested = congested;
+            }
+            if !congested {
+                requests.missing(now, seq);
+            }
+        });
+    }
+
+    /// Packet `seq` is here; one that came back too late its flow has seen missing.
+    fn here(&mut self, now: Instant, seq: Seq) {
+        let missed = self.requests.here(now, seq);
+        if missed.is_some_and(|time| time > self.times.wait) {
+            self.path.visible(now, self.times.wait);
+        }
+    }
+
     /// Packet `seq` is this arrival.
-    fn arrived(&mut self, seq: Seq, arrival: Arrival) {
+    fn arrived(&mut self, now: Instant, seq: Seq, arrival: Arrival) {
+        self.here(now, seq);
         let found = self.arrivals.get(arrival);
         let Some(row) = self.known.ledger.row_mut(seq) else { return };
-        if matches!(row.state, State::Recovered) {
+        if matches!(row.state, State::Recovered | State::Withheld) {
             return;
         }
         row.state = State::Arrived;
-        if let Some((identity, hop)) = found {
+        if let Some(Came { identity, hop, .. }) = found {
             row.identity = identity;
             let sent = Hop { ttl: hop.ttl.wrapping_add(self.hops.crossed), ..hop };
             self.hops.last = sent;
@@ -381,9 +447,26 @@ impl Receiver {
         self.stats.malformed += 1;
     }
 
-    /// When a recovery has waited long enough.
+    /// When a recovery has waited long enough, or something is to be counted or asked for.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.held.poll_timeout()
+        let timers = [self.held.poll_timeout(), self.path.due(), self.requests.due(self.times)];
+        timers.into_iter().flatten().min()
+    }
+
+    /// Counts what was missing for long enough; what the peer is to be asked for.
+    pub(super) fn handle_timeout(&mut self, now: Instant) -> Option<Need> {
+        self.path.settle(now);
+        self.requests.ask(now, self.times, self.decoder.equations())
+    }
+
+    /// The path from the peer.
+    pub(super) fn path(&self) -> control::Report {
+        self.path.report()
+    }
+
+    /// Takes over what is known of times.
+    pub(super) fn set_times(&mut self, times: Times) {
+        self.times = times;
     }
 
     /// Housekeeping, a few times a second.
@@ -391,6 +474,9 @@ impl Receiver {
         self.known.ledger.tick(now);
         self.held.tick(now);
         let floor = self.known.ledger.floor();
+        if self.requests.expire(now, floor) > 0 {
+            self.path.visible(now, self.times.wait);
+        }
         self.decoder.forget_below(floor);
         self.aligner.forget_below(floor);
     }
@@ -443,10 +529,11 @@ impl Receiver {
             return;
         };
         let arrivals = &self.arrivals;
-        let is = |arrival| arrivals.get(arrival).is_some_and(|(of, _)| of == identity);
+        let is = |arrival| arrivals.get(arrival).is_some_and(|of| of.identity == identity);
         if self.aligner.find(seq, identity.tag(), is) {
             // Its name was lost, or it was taken for missing.
             (row.identity, row.state) = (identity, State::Arrived);
+            self.here(now, seq);
             return;
         }
         row.identity = identity;
@@ -463,6 +550,7 @@ impl Receiver {
         let Some(row) = self.known.ledger.row_mut(seq) else { return };
         row.state = State::Recovered;
         self.held.push(now, seq, row.identity, due);
+        self.here(now, seq);
     }
 
     /// Injects what has waited long enough.
@@ -475,12 +563,12 @@ impl Receiver {
     fn inject(&mut self, now: Instant, waiting: Waiting, sites: &Sites, inject: &mut Outbox) {
         let Waiting { seq, identity, due, .. } = waiting;
         // Without a row or its bytes: it waited while the peer started anew, or memory changed.
-        let Some(hop) = self.known.ledger.row(seq).map(|row| row.hop) else { return };
+        let Some(&Row { mut hop, congested, .. }) = self.known.ledger.row(seq) else { return };
         let Some(packet) = self.known.store.get(identity).and_then(|of| of.get(PREFIX..)) else {
             return;
         };
-        match Header::parse(packet) {
-            Ok(header) if header.total_len == packet.len() && sites.arrives(&header) => {}
+        let header = match Header::parse(packet) {
+            Ok(header) if header.total_len == packet.len() && sites.arrives(&header) => header,
             Ok(_) => {
                 self.stats.foreign += 1;
                 return;
@@ -488,6 +576,19 @@ impl Receiver {
             Err(_) => {
                 self.stats.garbled += 1;
                 return;
+            }
+        };
+        if congested {
+            match self.congestion.judge(now, self.times.rtt, (&header, packet, hop.tos)) {
+                Signal::None => {}
+                Signal::Mark(tos) => {
+                    hop.tos = tos;
+                    self.stats.marked += 1;
+                }
+                Signal::Withhold => {
+                    self.stats.left_lost += 1;
+                    return self.settle(seq, State::Withheld);
+                }
             }
         }
         let fate = self.syns.judge(&self.key, packet);

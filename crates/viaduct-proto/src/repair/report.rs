@@ -1,52 +1,110 @@
-//! What a site tells its peer every second, and when a session begins.
+//! What a site tells its peer of the way from it: when a session begins, every second, and more often while packets
+//! are missing.
 //!
 //! ```text
-//!   next 8 | highest 8 | covered 8 | lost 8 | recovered 8 | bursts 12 x 8
+//!   next 8 | flags | stamp 4 | echo 4 | held 4 | wait 4
+//!   | highest 8 | covered 8 | lost 8 | recovered 8 | bursts 12 x 8
+//!   | known 8 | congested 8 | visible 8 | bursts by chance 16 x 8
 //! ```
+//!
+//! Times are in microseconds.
 
+use super::control;
+use super::control::bursts::{BUCKETS, Counts};
+use super::control::queue::micros;
 use super::stats::{LOSS_BUCKETS, LossReport};
 use crate::fec::Seq;
+use crate::time::{Duration, Instant};
 
 /// Kind of the section.
 pub const REPORT: u8 = 4;
-const LEN: usize = 8 * (5 + LOSS_BUCKETS);
+const LEN: usize = 8 + 1 + 4 * 4 + 8 * (4 + LOSS_BUCKETS + 3 + BUCKETS);
+
+const WITH_ECHO: u8 = 1;
+const QUEUE_FULL: u8 = 2;
 
 /// A report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// What it lost of the peer's packets.
-    pub loss: LossReport,
     /// The number of its own next packet: those from here on leave after this report.
     pub next: Seq,
+    /// When it left.
+    pub stamp: u32,
+    /// Stamp of the newest report from the peer, and for how long it is here.
+    pub echo: Option<(u32, u32)>,
+    /// Time for which flows can wait for a packet that it sends.
+    pub wait: u32,
+    /// What it lost of the peer's packets.
+    pub loss: LossReport,
+    /// The path from the peer.
+    pub path: control::Report,
 }
 
 impl Report {
     /// Reads a section's body; `None` if it is malformed.
     pub fn parse(body: &[u8]) -> Option<Report> {
-        let numbers = body.as_chunks::<8>().0;
-        let (&[next, highest, covered, lost, recovered], bursts) = numbers.split_first_chunk()?;
-        let number = u64::from_be_bytes;
+        let mut rest = body;
+        let next = u64::from_be_bytes(take(&mut rest)?);
+        let [flags] = take(&mut rest)?;
+        if body.len() != LEN || flags > WITH_ECHO | QUEUE_FULL {
+            return None;
+        }
+        let mut short = || take(&mut rest).map(u32::from_be_bytes);
+        let (stamp, echo, held, wait) = (short()?, short()?, short()?, short()?);
+        let mut long = || take(&mut rest).map(u64::from_be_bytes);
         let mut loss = LossReport {
-            highest: number(highest),
-            covered: number(covered),
-            lost: number(lost),
-            recovered: number(recovered),
+            highest: long()?,
+            covered: long()?,
+            lost: long()?,
+            recovered: long()?,
             bursts: [0; LOSS_BUCKETS],
         };
-        for (bucket, &told) in loss.bursts.iter_mut().zip(bursts) {
-            *bucket = number(told);
+        for bucket in &mut loss.bursts {
+            *bucket = long()?;
         }
-        (body.len() == LEN).then_some(Report { loss, next: number(next) })
+        let (packets, congested, visible) = (long()?, long()?, long()?);
+        let mut random = Counts { packets, bursts: [0; BUCKETS] };
+        for bucket in &mut random.bursts {
+            *bucket = long()?;
+        }
+        let queue_full = flags & QUEUE_FULL != 0;
+        let echo = (flags & WITH_ECHO != 0).then_some((echo, held));
+        let path = control::Report { random, congested, visible, queue_full };
+        Some(Report { next, stamp, echo, wait, loss, path })
     }
 
     /// Appends the body to `out`.
     pub fn emit(&self, out: &mut Vec<u8>) {
-        let Report { loss, next } = self;
-        for number in [*next, loss.highest, loss.covered, loss.lost, loss.recovered] {
-            out.extend(number.to_be_bytes());
-        }
-        loss.bursts.iter().for_each(|bucket| out.extend(bucket.to_be_bytes()));
+        let Report { next, stamp, echo, wait, loss, path } = self;
+        out.extend(next.to_be_bytes());
+        let flag = |is: bool, flag: u8| if is { flag } else { 0 };
+        out.push(flag(echo.is_some(), WITH_ECHO) | flag(path.queue_full, QUEUE_FULL));
+        let (echo, held) = echo.unwrap_or_default();
+        out.extend([*stamp, echo, held, *wait].iter().flat_map(|number| number.to_be_bytes()));
+        let first = [loss.highest, loss.covered, loss.lost, loss.recovered];
+        let second = [path.random.packets, path.congested, path.visible];
+        let numbers = first.iter().chain(&loss.bursts).chain(&second).chain(&path.random.bursts);
+        numbers.for_each(|number| out.extend(number.to_be_bytes()));
     }
+
+    /// Round-trip time, where this arrives `now`; `None` if it is no answer yet, or not to what was sent lately.
+    pub fn rtt(&self, now: Instant) -> Option<Duration> {
+        const LONGEST: u32 = 5_000_000;
+        let (echo, held) = self.echo?;
+        let passed = micros(now).wrapping_sub(echo).checked_sub(held)?;
+        (passed <= LONGEST).then(|| Duration::from_micros(passed.into()))
+    }
+
+    /// Time for which flows can wait for a packet that the peer sends.
+    pub fn wait(&self) -> Duration {
+        Duration::from_micros(self.wait.into())
+    }
+}
+
+fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
+    let (first, after) = rest.split_first_chunk::<N>()?;
+    *rest = after;
+    Some(*first)
 }
 
 #[cfg(test)]
@@ -55,14 +113,34 @@ mod tests {
 
     #[test]
     fn a_report_round_trips_and_has_one_length() {
-        let bursts = std::array::from_fn(|n| n as u64);
-        let loss = LossReport { highest: 9, covered: 8, lost: 3, recovered: 2, bursts };
-        let report = Report { loss, next: 1 << 50 };
-        let mut bytes = Vec::new();
-        report.emit(&mut bytes);
-        assert_eq!((bytes.len(), Report::parse(&bytes)), (LEN, Some(report)));
-        bytes.push(0);
-        assert_eq!(Report::parse(&bytes), None);
-        assert_eq!(Report::parse(&bytes[..30]), None);
+        let loss = LossReport {
+            highest: 9,
+            covered: 8,
+            lost: 3,
+            recovered: 2,
+            bursts: std::array::from_fn(|n| n as u64),
+        };
+        let random = Counts { packets: 77, bursts: std::array::from_fn(|n| 3 * n as u64) };
+        let path = control::Report { random, congested: 5, visible: 6, queue_full: true };
+        let report = Report { next: 1 << 50, stamp: 1, echo: Some((2, 3)), wait: 4, loss, path };
+        for report in [report, Report { echo: None, ..report }] {
+            let mut bytes = Vec::new();
+            report.emit(&mut bytes);
+            assert_eq!((bytes.len(), Report::parse(&bytes)), (LEN, Some(report)));
+            bytes.push(0);
+            assert_eq!(Report::parse(&bytes), None);
+            assert_eq!(Report::parse(&bytes[..30]), None);
+        }
+    }
+
+    #[test]
+    fn a_round_trip_is_what_has_passed_less_what_the_peer_has_held() {
+        let now = Instant::ZERO + Duration::from_millis(500);
+        let of = |echo| Report { echo, ..Report::default() }.rtt(now);
+        assert_eq!(of(Some((300_000, 150_000))), Some(Duration::from_millis(50)));
+        assert_eq!(
+            (of(None), of(Some((300_000, 250_000))), of(Some((600_000, 0)))),
+            (None, None, None)
+        );
     }
 }

@@ -3,15 +3,19 @@
 use std::collections::VecDeque;
 
 use super::align::Tag;
+use super::auto::Auto;
 use super::bundle::{Bundle, Channel};
+use super::control;
 use super::control::queue::micros;
 use super::identity::IdentityKey;
 use super::prefix;
-use super::section::{self, GAP, MAX_NAMES, NAMES_OVERHEAD, Name, Part, REPAIR_HEAD, SECTION_HEAD};
+use super::section::{
+    self, GAP, MAX_NAMES, NAMES_OVERHEAD, Name, Need, PREFIX, Part, REPAIR_HEAD, SECTION_HEAD,
+};
 use super::stats::SenderStats;
-use crate::fec::{Encoder, Repair, Seq};
+use crate::fec::{Encoder, Fire, Repair, Seq};
 use crate::time::{Duration, Instant};
-use crate::wire::ip;
+use crate::wire::{ip, tcp_sack};
 
 /// Packets that are named together where no repair leaves before.
 const MANIFEST: usize = 64;
@@ -19,7 +23,7 @@ const MANIFEST: usize = 64;
 const MANIFEST_DELAY: Duration = Duration::from_millis(5);
 
 pub(super) struct Sender {
-    encoder: Box<dyn Encoder>,
+    coder: Coder,
     flush_after: Duration,
     longest: usize,
     names: Names,
@@ -30,9 +34,64 @@ pub(super) struct Sender {
     stats: SenderStats,
 }
 
+/// What makes repairs.
+pub(super) enum Coder {
+    /// A code of fixed parameters.
+    Fixed(Box<dyn Encoder>),
+    /// A code that follows the losses.
+    Auto(Box<Auto>),
+    /// Nothing does; the number of the next packet.
+    Observe(Seq),
+}
+
+impl Coder {
+    fn push(&mut self, now: Instant, symbol: &[u8], fire: &mut Fire<'_>) {
+        match self {
+            Coder::Fixed(encoder) => encoder.push(symbol, fire),
+            Coder::Auto(auto) => {
+                let is_tcp = symbol.get(PREFIX..).is_some_and(tcp_sack::is_tcp);
+                auto.push(now, symbol, is_tcp, fire);
+            }
+            Coder::Observe(next) => *next += 1,
+        }
+    }
+
+    fn flush(&mut self, stage: usize, fire: &mut Fire<'_>) {
+        match self {
+            Coder::Fixed(encoder) => encoder.flush(stage, fire),
+            Coder::Auto(auto) => auto.flush(fire),
+            Coder::Observe(_) => {}
+        }
+    }
+
+    fn stages(&self) -> usize {
+        match self {
+            Coder::Fixed(encoder) => encoder.stages(),
+            Coder::Auto(_) => 1,
+            Coder::Observe(_) => 0,
+        }
+    }
+
+    fn next_seq(&self) -> Seq {
+        match self {
+            Coder::Fixed(encoder) => encoder.next_seq(),
+            Coder::Auto(auto) => auto.next_seq(),
+            Coder::Observe(next) => *next,
+        }
+    }
+
+    fn memory(&self) -> usize {
+        match self {
+            Coder::Fixed(encoder) => encoder.memory(),
+            Coder::Auto(auto) => auto.memory(),
+            Coder::Observe(_) => 0,
+        }
+    }
+}
+
 /// How a sender encodes.
 pub(super) struct Plan {
-    pub(super) encoder: Box<dyn Encoder>,
+    pub(super) coder: Coder,
     pub(super) flush_after: Duration,
     /// Longest packet that is encoded, in bytes.
     pub(super) longest: usize,
@@ -43,8 +102,8 @@ pub(super) struct Plan {
 impl Sender {
     pub(super) fn new(plan: Plan) -> Self {
         Sender {
-            names: Names::new(plan.encoder.next_seq()),
-            encoder: plan.encoder,
+            names: Names::new(plan.coder.next_seq()),
+            coder: plan.coder,
             flush_after: plan.flush_after,
             longest: plan.longest,
             bundle: Bundle::new(plan.mtu),
@@ -59,16 +118,63 @@ impl Sender {
     }
 
     pub(super) fn next_seq(&self) -> Seq {
-        self.encoder.next_seq()
+        self.coder.next_seq()
+    }
+
+    /// Time for which flows can wait for a packet, as far as that is known.
+    pub(super) fn wait(&self) -> Option<Duration> {
+        match &self.coder {
+            Coder::Auto(auto) => Some(auto.wait()),
+            Coder::Fixed(_) | Coder::Observe(_) => None,
+        }
+    }
+
+    /// Takes a packet that comes from the peer's site: it may acknowledge what came twice.
+    pub(super) fn overhear(&mut self, now: Instant, packet: &[u8]) {
+        if let Coder::Auto(auto) = &mut self.coder
+            && auto.is_lossy()
+            && tcp_sack::is_dsack(packet)
+        {
+            auto.handle_dsack(now);
+        }
+    }
+
+    /// What is known of the way to the peer and how it is answered.
+    pub(super) fn control(&self) -> Option<control::State> {
+        match &self.coder {
+            Coder::Auto(auto) => Some(auto.state()),
+            Coder::Fixed(_) | Coder::Observe(_) => None,
+        }
+    }
+
+    /// Takes what the peer has told of the way to it.
+    pub(super) fn handle_report(
+        &mut self,
+        now: Instant,
+        report: control::Report,
+        rtt: Option<Duration>,
+    ) {
+        if let Coder::Auto(auto) = &mut self.coder {
+            auto.handle_report(now, report, rtt);
+        }
+    }
+
+    /// Sends repairs that the peer asks for.
+    pub(super) fn answer(&mut self, need: Need, channel: &mut Channel<'_>) {
+        let Sender { coder: Coder::Auto(auto), names, bundle, stats, .. } = self else { return };
+        let before = stats.repairs;
+        auto.answer(need, &mut frame(names, bundle, stats, channel));
+        self.stats.repair_bytes += self.bundle.send(channel) as u64;
+        self.stats.answered += self.stats.repairs - before;
     }
 
     pub(super) fn memory(&self) -> usize {
-        self.encoder.memory() + self.names.memory()
+        self.coder.memory() + self.names.memory()
     }
 
     /// Changes the code: what the old one holds leaves at once.
     pub(super) fn change(&mut self, plan: Plan, channel: &mut Channel<'_>) {
-        for stage in 0..self.encoder.stages() {
+        for stage in 0..self.coder.stages() {
             self.flush(stage, channel);
         }
         self.name(channel);
@@ -107,10 +213,10 @@ impl Sender {
         self.symbol.clear();
         self.symbol.extend(prefix::emit(identity, hop));
         self.symbol.extend_from_slice(packet);
-        let Sender { encoder, names, bundle, stats, symbol, .. } = self;
-        encoder.push(symbol, &mut frame(names, bundle, stats, channel));
+        let Sender { coder, names, bundle, stats, symbol, .. } = self;
+        coder.push(now, symbol, &mut frame(names, bundle, stats, channel));
         self.stats.repair_bytes += self.bundle.send(channel) as u64;
-        self.idle = Some((now, 0));
+        self.idle = (self.coder.stages() > 0).then_some((now, 0));
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
@@ -124,7 +230,7 @@ impl Sender {
             && since + self.flush_after * (stage as u32 + 1) <= now
         {
             self.flush(stage, channel);
-            let more = stage + 1 < self.encoder.stages();
+            let more = stage + 1 < self.coder.stages();
             self.idle = more.then_some((since, stage + 1));
         }
         if self.names.due().is_some_and(|due| due <= now) {
@@ -134,15 +240,17 @@ impl Sender {
 
     fn flush(&mut self, stage: usize, channel: &mut Channel<'_>) {
         let before = self.stats.repairs;
-        let Sender { encoder, names, bundle, stats, .. } = self;
-        encoder.flush(stage, &mut frame(names, bundle, stats, channel));
+        let Sender { coder, names, bundle, stats, .. } = self;
+        coder.flush(stage, &mut frame(names, bundle, stats, channel));
         self.stats.repair_bytes += self.bundle.send(channel) as u64;
         self.stats.flushed += self.stats.repairs - before;
     }
 
     /// Sends a manifest.
     fn name(&mut self, channel: &mut Channel<'_>) {
-        let mut bytes = self.names.leave(&mut self.bundle, channel, false);
+        // A manifest that is lost hides what else is: where packets are lost, the next one repeats it.
+        let repeats = matches!(&self.coder, Coder::Auto(auto) if auto.is_lossy());
+        let mut bytes = self.names.leave(&mut self.bundle, channel, repeats);
         bytes += self.bundle.send(channel);
         self.stats.manifests += u64::from(bytes > 0);
         self.stats.repair_bytes += bytes as u64;

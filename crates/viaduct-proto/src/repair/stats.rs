@@ -13,8 +13,8 @@ pub const LOSS_BUCKETS: usize = 12;
 pub const LATENCY_BUCKETS: usize = LATENCY_BOUNDS.len() + 1;
 
 /// Upper bounds of the recovery-latency buckets, in microseconds.
-pub const LATENCY_BOUNDS: [u64; 12] = [
-    500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000,
+pub const LATENCY_BOUNDS: [u64; 13] = [
+    500, 1_000, 2_000, 5_000, 10_000, 15_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000,
     2_000_000,
 ];
 
@@ -56,6 +56,8 @@ pub struct SenderStats {
     pub repair_bytes: u64,
     /// Repairs among them that the idle timer fired before they were full.
     pub flushed: u64,
+    /// Repairs among them that the peer asked for.
+    pub answered: u64,
     /// Datagrams with names alone.
     pub manifests: u64,
 }
@@ -92,6 +94,16 @@ pub struct ReceiverStats {
     pub malformed: u64,
     /// The link as seen from here.
     pub link: LossReport,
+    /// Packets that the peer was asked for.
+    pub asked: u64,
+    /// Bursts of packets lost by chance.
+    pub random: u64,
+    /// Packets that a full queue has dropped.
+    pub congested: u64,
+    /// Recoveries of such packets that were injected with a mark of congestion.
+    pub marked: u64,
+    /// Recoveries of such packets that were not injected, so that their senders slow down.
+    pub left_lost: u64,
     /// Time from when a packet should have arrived to its recovery ([`LATENCY_BOUNDS`]).
     pub latency: [u64; LATENCY_BUCKETS],
     /// Sum of those times, in microseconds.

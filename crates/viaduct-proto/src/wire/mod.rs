@@ -3,4 +3,5 @@
 pub mod datagram;
 pub mod ip;
 pub mod refusal;
+pub mod tcp_sack;
 pub mod tcp_syn;

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use viaduct_proto::fec::Code;
 use viaduct_proto::keys::{PublicKey, SecretKey};
+use viaduct_proto::repair::Coding;
 
 use crate::proxy::file::PolicyTable;
 use crate::text;
@@ -72,7 +72,9 @@ pub struct Peer {
     /// Whether TCP connections to and from it are split.
     pub split: bool,
     /// How what leaves for it is encoded.
-    pub code: Option<Code>,
+    pub coding: Option<Coding>,
+    /// Whether packets are kept so short that a repair of them fits one datagram.
+    pub lower_mtu: bool,
     /// Idle time after which unfilled bins fire.
     pub flush_after: Duration,
     /// Age at which session keys are replaced.

@@ -59,6 +59,23 @@ const PEER_COUNTERS: &[PeerCounter] = &[
     ("viaduct_withheld_recoveries_total", "SYNs not injected: their path is not known.", |p| {
         p.receiver.withheld
     }),
+    ("viaduct_repairs_answered_total", "Repairs sent that the peer asked for.", |p| {
+        p.sender.answered
+    }),
+    ("viaduct_manifests_sent_total", "Datagrams sent with names alone.", |p| p.sender.manifests),
+    ("viaduct_asked_packets_total", "Packets that the peer was asked for.", |p| p.receiver.asked),
+    ("viaduct_random_bursts_total", "Bursts of packets lost by chance.", |p| p.receiver.random),
+    ("viaduct_congested_packets_total", "Packets that a full queue has dropped.", |p| {
+        p.receiver.congested
+    }),
+    (
+        "viaduct_marked_recoveries_total",
+        "Of them, those injected with a mark of congestion.",
+        |p| p.receiver.marked,
+    ),
+    ("viaduct_congested_recoveries_total", "Of them, those left lost to slow senders down.", |p| {
+        p.receiver.left_lost
+    }),
     ("viaduct_malformed_repairs_total", "Repairs refused as malformed.", |p| p.receiver.malformed),
     ("viaduct_handshakes_total", "Handshakes completed, re-keying included.", |p| {
         p.session.handshakes

@@ -222,7 +222,7 @@ pub fn check(path: &Path, registry: &Registry) -> Result<()> {
     println!("  hosts {}; wan {} (MTU {})", list(&config.prefixes), config.wan, site.wan_mtu);
     println!("  repairs arrive at UDP {}", config.listen);
     for peer in &config.peers {
-        let code = peer.code.as_ref().map_or("no repairs".to_owned(), ToString::to_string);
+        let code = peer.coding.as_ref().map_or("no repairs".to_owned(), ToString::to_string);
         let room = match site.clamp(peer) {
             Some(longest) => format!("packets kept to {longest} bytes (route MTU, MSS)"),
             None => "no packet is touched".to_owned(),

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 use viaduct_proto::health::State;
+use viaduct_proto::repair::control::{self, Regime};
 use viaduct_proto::repair::health::Health;
 use viaduct_proto::time::Instant as Now;
 
@@ -21,6 +22,8 @@ pub struct PeerStates {
     states: Vec<(String, State)>,
     /// Last logged state by peer.
     told: HashMap<String, String>,
+    /// Last logged regime of repairs by peer.
+    regimes: HashMap<String, Regime>,
 }
 
 impl PeerStates {
@@ -40,8 +43,21 @@ impl PeerStates {
             let (_, health) = self.health.entry(name.clone()).or_insert_with(first);
             let state = health.look(now, stats, facts, trouble);
             self.states.push((name.clone(), state));
+            if let Some(control) = facts.control {
+                self.tell_regime(name, &control);
+            }
         }
+        self.regimes.retain(|name, _| seen.peers.iter().any(|(peer, _)| peer == name));
         self.tell();
+    }
+
+    /// Logs a change of how repairs follow the losses, and why.
+    fn tell_regime(&mut self, peer: &str, control: &control::State) {
+        let before = self.regimes.insert(peer.to_owned(), control.regime);
+        if before.unwrap_or_default() != control.regime {
+            let overhead = format!("{:.1} %", 100.0 * control.overhead);
+            info!(peer, overhead, "repairs: {}", control.regime);
+        }
     }
 
     fn tell(&mut self) {

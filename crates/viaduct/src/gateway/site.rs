@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use anyhow::{Result, bail};
-use viaduct_proto::repair::{MIN_MEMORY, PeerConfig, Sites, least_memory, overhead};
+use viaduct_proto::repair::{Coding, MIN_MEMORY, PeerConfig, Sites, least_memory, overhead};
 use viaduct_sys::filter::{BpfInsn, TapFilter};
 
 use super::config::{Config, Peer};
@@ -38,10 +38,9 @@ impl Site {
             let fits = site.longest(peer);
             if fits < LEAST_MTU && site.config.host_mtu.is_none_or(|mtu| fits < mtu) {
                 bail!(
-                    "peer {:?}: the WAN's MTU of {wan_mtu} leaves packets of {fits} bytes beside the \
-                     repairs of {}; a smaller r or c, or a larger MTU, is expected",
+                    "peer {:?}: the WAN's MTU of {wan_mtu} leaves packets of {fits} bytes beside repairs; \
+                     a larger MTU, or lower_mtu = false, is expected",
                     peer.name,
-                    peer.code.as_ref().map_or_else(String::new, ToString::to_string),
                 );
             }
         }
@@ -66,12 +65,14 @@ impl Site {
         format!("no route to peer {name}")
     }
 
-    /// Longest packet towards `peer` whose repair still fits the WAN unfragmented.
+    /// Longest packet towards `peer`: that of the hosts, or one whose repair still fits a datagram.
     pub fn longest(&self, peer: &Peer) -> usize {
         let ipv6 = peer.endpoint.unwrap_or(self.config.listen).is_ipv6();
-        let room = match &peer.code {
-            Some(code) => self.wan_mtu.saturating_sub(overhead(code, ipv6)),
-            None => self.wan_mtu,
+        let room = match &peer.coding {
+            Some(Coding::Auto(_) | Coding::Fixed(_)) if peer.lower_mtu => {
+                self.wan_mtu.saturating_sub(overhead(ipv6))
+            }
+            _ => self.wan_mtu,
         };
         self.config.host_mtu.map_or(room, |mtu| mtu.min(room))
     }
@@ -104,7 +105,8 @@ impl Site {
     /// that towards it.
     fn needs(&self) -> Vec<usize> {
         let need = |peer: &Peer| {
-            peer.code.as_ref().map_or(MIN_MEMORY, |code| least_memory(code, self.longest(peer)))
+            let coding = peer.coding.as_ref();
+            coding.map_or(MIN_MEMORY, |coding| least_memory(coding, self.longest(peer)))
         };
         self.config.peers.iter().map(need).collect()
     }
@@ -144,7 +146,7 @@ impl Site {
                 key: peer.key,
                 endpoint: peer.endpoint,
                 sites: Sites { local: self.config.prefixes.clone(), remote: peer.prefixes.clone() },
-                code: peer.code.clone(),
+                coding: peer.coding.clone(),
                 flush_after: peer.flush_after,
                 rekey_after: peer.rekey_after,
                 longest: self.longest(peer),

@@ -15,7 +15,8 @@ fn site(codes: &[Option<Code>]) -> Site {
         endpoint_name: None,
         prefixes: vec![format!("10.{}.0.0/16", n + 1).parse().unwrap()],
         split: false,
-        code: code.clone(),
+        coding: code.clone().map(Coding::Fixed),
+        lower_mtu: false,
         flush_after: Duration::from_millis(8),
         rekey_after: Duration::from_secs(120),
     };

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use viaduct_proto::health::State;
 use viaduct_proto::keys::PublicKey;
 use viaduct_proto::repair::stats::PeerStats;
-use viaduct_proto::repair::{Clocks, PeerFacts, Plane, PlaneStats};
+use viaduct_proto::repair::{Clocks, PeerFacts, Plane, PlaneStats, control};
 use viaduct_sys::udp::SendReport;
 
 use super::config::Peer;
@@ -153,8 +153,52 @@ pub struct PeerStatus {
     pub last_handshake: Option<f64>,
     /// The MSS that the path lowers SYNs to, for IPv4 and IPv6.
     pub lowered_mss: [Option<u16>; 2],
+    /// The way to it, where the code follows what it loses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<LinkStatus>,
     /// Its counters.
     pub counters: PeerStats,
+}
+
+/// The way to a peer, as the peer reports it, and how it is answered.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct LinkStatus {
+    /// How it is, in words.
+    pub regime: String,
+    /// Repairs for each packet.
+    pub overhead: f64,
+    /// Packets a second.
+    pub pace: f64,
+    /// Time for which flows can wait for a packet, in milliseconds.
+    pub wait_ms: f64,
+    /// Round-trip time between the gateways, in milliseconds.
+    pub rtt_ms: Option<f64>,
+    /// Packets whose fate is known, since the peer's gateway began.
+    pub packets: u64,
+    /// Bursts of packets that were lost by chance.
+    pub bursts: u64,
+    /// Packets that a full queue has dropped.
+    pub congested: u64,
+    /// Losses by chance that flows have seen.
+    pub visible: u64,
+}
+
+impl LinkStatus {
+    fn new(state: &control::State) -> LinkStatus {
+        let millis = |time: Duration| time.as_secs_f64() * 1e3;
+        let report = state.report;
+        LinkStatus {
+            regime: state.regime.to_string(),
+            overhead: state.overhead,
+            pace: state.pace,
+            wait_ms: millis(state.wait),
+            rtt_ms: state.rtt.map(millis),
+            packets: report.random.packets,
+            bursts: report.random.bursts.iter().sum(),
+            congested: report.congested,
+            visible: report.visible,
+        }
+    }
 }
 
 impl PeerStatus {
@@ -209,7 +253,8 @@ impl Status {
     /// Of this site now; what only the control side knows is left at zero.
     pub fn new(site: &Site, published: &Published) -> Status {
         let peers = &site.config.peers;
-        let code = |peer: &Peer| peer.code.as_ref().map_or("none".to_owned(), ToString::to_string);
+        let code =
+            |peer: &Peer| peer.coding.as_ref().map_or("none".to_owned(), ToString::to_string);
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             site: site.config.name.clone(),
@@ -248,6 +293,7 @@ impl Status {
                     peer_code: terms.map(|terms| terms.code.clone()),
                     last_handshake: facts.handshake.map(|age| age.as_secs_f64()),
                     lowered_mss: facts.lowered_mss,
+                    link: facts.control.as_ref().map(LinkStatus::new),
                     counters: *counters,
                 }
             })

@@ -137,6 +137,24 @@ impl Page<'_> {
         let peer = self.status.peers.get(at);
         let up = self.state(peer, stats);
         writeln!(f, "\n{}  {up}  {code}", self.ink.bold(format!("peer {name}")))?;
+        if let Some(link) = peer.and_then(|peer| peer.link.as_ref()) {
+            let rtt = link.rtt_ms.map_or("not known yet".to_owned(), |rtt| format!("{rtt:.1} ms"));
+            let what = format!(
+                "{}; {:.1} repairs for 100 packets, round trip {rtt}, flows wait {:.0} ms",
+                link.regime,
+                100.0 * link.overhead,
+                link.wait_ms,
+            );
+            row(f, "auto", what)?;
+            let what = format!(
+                "of {} packets out: {} bursts lost by chance, {} seen by flows; {} packets by full queues",
+                thousands(link.packets),
+                thousands(link.bursts),
+                thousands(link.visible),
+                thousands(link.congested),
+            );
+            row(f, "losses", what)?;
+        }
         if let Some(lowered) = peer.and_then(|peer| peer.lowered_mss.into_iter().flatten().min()) {
             let what = format!(
                 "the path lowers the MSS of SYNs to {lowered}: {} arrived so, and are not lost",

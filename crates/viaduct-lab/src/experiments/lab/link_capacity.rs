@@ -70,7 +70,7 @@ const LINK: &str = "rate=1.2G,delay=50ms,queue=50ms";
 const MODES: [(&str, Option<&str>); 3] = [
     ("no gateways", None),
     ("gateways, no code", Some("code = \"none\"")),
-    ("gateways, (8,3) I=(1,20,40)", Some("r = 8\ninterleave = [1, 20, 40]")),
+    ("gateways, (8,3) I=(1,20,40)", Some("code = \"layered\"\nr = 8\ninterleave = [1, 20, 40]")),
 ];
 
 struct Carried {

@@ -28,7 +28,11 @@ const LOSSES: [(&str, &str); 3] =
 
 /// A window of 240 packets.
 fn window(repairs: u8, packets: u8) -> Code {
-    Code::Window(window::Parameters { window: 240, repairs, packets })
+    Code::Window(window::Parameters {
+        window: 240,
+        repairs: repairs.into(),
+        packets: packets.into(),
+    })
 }
 
 fn candidates() -> Vec<Code> {

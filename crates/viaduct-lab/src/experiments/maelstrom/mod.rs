@@ -1,5 +1,6 @@
 //! Maelstrom's figures: what FEC gateways do for unmodified programs on a lossy link.
 
+pub(super) mod adaptive;
 pub(super) mod burst;
 pub(super) mod coprime;
 pub(super) mod delivery_trace;

@@ -20,15 +20,19 @@ struct Candidate {
 }
 
 const CANDIDATES: [Candidate; 6] = [
-    Candidate { name: "(8,3) I=(1,20,40)", fec: "r = 8\ninterleave = [1, 20, 40]", held: false },
+    Candidate {
+        name: "(8,3) I=(1,20,40)",
+        fec: "code = \"layered\"\nr = 8\ninterleave = [1, 20, 40]",
+        held: false,
+    },
     Candidate {
         name: "(10,3) I=(1,61,127) delayed",
-        fec: "r = 10\ninterleave = [1, 61, 127]\ndelay_xors = true",
+        fec: "code = \"layered\"\nr = 10\ninterleave = [1, 61, 127]\ndelay_xors = true",
         held: false,
     },
     Candidate {
         name: "(10,3) I=(1,61,127)",
-        fec: "r = 10\ninterleave = [1, 61, 127]",
+        fec: "code = \"layered\"\nr = 10\ninterleave = [1, 61, 127]",
         held: false,
     },
     Candidate {

@@ -39,6 +39,11 @@ impl Linear {
         Linear { equations: BTreeMap::new(), memory: 0, bound, evicted: 0, oldest: Seq::MAX }
     }
 
+    /// Equations held.
+    pub fn equations(&self) -> usize {
+        self.equations.len()
+    }
+
     /// How many equations were given up for lack of memory.
     pub fn evicted(&self) -> u64 {
         self.evicted

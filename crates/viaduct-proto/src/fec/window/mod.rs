@@ -104,8 +104,9 @@ pub struct Encoder {
     ahead: VecDeque<Open>,
     /// Sums of repairs that have left.
     spare: Vec<Sum>,
-    /// The packets of the window.
+    /// The packets of the window, and older ones that may be asked for.
     history: History,
+    kept: u16,
     next: Seq,
     /// Repairs owed, in units of 1 / `packets`.
     owed: u32,
@@ -139,6 +140,7 @@ impl Encoder {
             ahead: VecDeque::new(),
             spare: Vec::new(),
             history: History::new(parameters.window),
+            kept: 0,
             next: first_seq,
             owed: 0,
             fresh: 0,
@@ -165,11 +167,22 @@ impl Encoder {
         let owed = u64::from(self.owed) * u64::from(parameters.packets);
         self.owed = (owed / u64::from(self.parameters.packets)) as u32;
         (self.parameters, self.is_paused) = (parameters, false);
-        self.history.resize(parameters.window);
+        self.history.resize(parameters.window.max(self.kept));
         let left = self.ahead.drain(parameters.ahead().min(self.ahead.len())..);
         self.spare.extend(left.map(|open| open.sum));
         self.open();
         Ok(())
+    }
+
+    /// Keeps so many packets, also beyond the window, for [`Encoder::combine`].
+    pub fn keep(&mut self, packets: u16) {
+        self.kept = packets;
+        self.history.resize(self.parameters.window.max(packets));
+    }
+
+    /// Whether no repairs leave by themselves.
+    pub fn is_paused(&self) -> bool {
+        self.is_paused
     }
 
     /// Its parameters.
@@ -177,12 +190,12 @@ impl Encoder {
         self.parameters
     }
 
-    /// Fires up to `count` repairs, each of all packets from `first` to `last` that are in the window.
+    /// Fires up to `count` repairs, each of all packets from `first` to `last` that are kept; of more than
+    /// [`MAX_COVER`], the oldest.
     pub fn combine(&mut self, first: Seq, last: Seq, count: usize, fire: &mut Fire<'_>) {
         let first = first.max(self.next - u64::from(self.history.len()));
-        let last = last.min(self.next.wrapping_sub(1));
+        let last = last.min(self.next.wrapping_sub(1)).min(first + u64::from(MAX_COVER - 1));
         let Some(span) = last.checked_sub(first) else { return };
-        // The window has no more.
         let length = span as u16 + 1;
         let cover = Cover { first, stride: 1, count: length };
         let back = (self.next - first) as u16;
@@ -309,7 +322,7 @@ impl super::Encoder for Encoder {
         if fresh > 0 {
             self.owed = 0;
             let last = self.next - 1;
-            let first = self.next - u64::from(self.history.len());
+            let first = self.next - u64::from(self.history.len().min(self.parameters.window));
             self.combine(first, last, usize::from(self.parameters.repairs), fire);
         }
     }

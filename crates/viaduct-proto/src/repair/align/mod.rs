@@ -3,7 +3,8 @@
 //! A peer names its packets by tags of two bytes, in the order in which they left. Alone a tag says little: one
 //! packet in 65,536 has the same. Together with the order it is enough. Tags are compared with the packets that have
 //! arrived as two texts are compared: what agrees in order is matched, a tag without its packet is missing, and an
-//! arrival without its tag was skipped. Only these two, which are few, are then matched out of order.
+//! arrival without its tag was skipped. Only these two, which are few, are then matched out of order. What was skipped
+//! because its names are lost is not: it is many, and some tag of it agrees with a missing one by chance.
 //!
 //! ```text
 //!   tags       41  07  c3  9e  55  12          c3 is missing
@@ -39,8 +40,16 @@ pub struct Aligner {
     next: Arrival,
     /// Arrivals before that have no number, oldest first.
     skipped: VecDeque<(Tag, Arrival)>,
+    /// Those of them whose numbers were never named.
+    unnamed: VecDeque<(Tag, Arrival)>,
+    /// Numbers that were never named, as many as arrivals may be skipped for.
+    gap: u64,
+    /// The number after the last that was named.
+    expected: Option<Seq>,
     /// Numbers that have no arrival, oldest first.
     missing: VecDeque<Absent>,
+    /// The last of them that were named after the last number that has an arrival: the next arrival may be one.
+    tail: usize,
 }
 
 /// A number that has no arrival.
@@ -69,14 +78,15 @@ pub enum Named {
 }
 
 impl Aligner {
-    /// Notes the next arrival. Its number if it was missing, which a packet that arrives late is.
+    /// Notes the next arrival. Its number if its name has come before it.
     pub fn arrive(&mut self, tag: Tag) -> Option<Seq> {
-        // Those in order come first: this one is out of order if what is named later has arrived.
+        let tail = self.missing.len() - self.tail;
         if self.ahead.is_empty()
-            && let Some(at) = self.missing.iter().position(|of| of.is(tag, self.next))
+            && let Some(at) = self.missing.range(tail..).position(|of| of.is(tag, self.next))
         {
             self.next += 1;
-            return self.missing.remove(at).map(|of| of.seq);
+            self.tail -= at + 1;
+            return self.missing.remove(tail + at).map(|of| of.seq);
         }
         if self.ahead.len() == MAX_AHEAD {
             self.skip(1);
@@ -93,12 +103,16 @@ impl Aligner {
     /// Names the numbers from `first` on, which were not named before; what each is goes to `named`. Numbers that
     /// were missing and are found among what was skipped meanwhile go there, too.
     pub fn name(&mut self, first: Seq, tags: &[Tag], named: &mut Vec<(Seq, Named)>) {
+        let gap = self.expected.map_or(0, |expected| first.saturating_sub(expected));
+        self.gap = if gap > 0 { gap } else { self.gap };
+        self.expected = self.expected.max(Some(first + tags.len() as u64));
         let mut at = 0;
         while at < tags.len() {
             let seq = first + at as u64;
             match self.step(&tags[at..]) {
                 Step::Match => {
                     self.ahead.pop_front();
+                    (self.tail, self.gap) = (0, 0);
                     named.push((seq, Named::Arrived(self.next)));
                     self.next += 1;
                     at += 1;
@@ -119,10 +133,12 @@ impl Aligner {
     /// without a number is.
     pub fn find(&mut self, seq: Seq, tag: Tag, is: impl Fn(Arrival) -> bool) -> bool {
         self.missing.retain(|of| of.seq != seq);
-        let skipped = self.skipped.iter().position(|&(of, arrival)| of == tag && is(arrival));
-        if let Some(at) = skipped {
-            self.skipped.remove(at);
-            return true;
+        self.tail = self.tail.min(self.missing.len());
+        for aside in [&mut self.skipped, &mut self.unnamed] {
+            let found = aside.iter().position(|&(of, arrival)| of == tag && is(arrival));
+            if found.is_some_and(|at| aside.remove(at).is_some()) {
+                return true;
+            }
         }
         let mut ahead = (self.next..).zip(&self.ahead);
         ahead.any(|(arrival, of)| *of == tag && is(arrival))
@@ -131,6 +147,7 @@ impl Aligner {
     /// Forgets numbers below `seq` that are missing.
     pub fn forget_below(&mut self, seq: Seq) {
         self.missing.retain(|of| of.seq >= seq);
+        self.tail = self.tail.min(self.missing.len());
     }
 
     /// Forgets all numbers and arrivals.
@@ -138,7 +155,9 @@ impl Aligner {
         self.next = self.next_arrival();
         self.ahead.clear();
         self.skipped.clear();
+        self.unnamed.clear();
         self.missing.clear();
+        (self.gap, self.expected, self.tail) = (0, None, 0);
     }
 
     /// How the comparison goes on at the first of `tags`.
@@ -169,11 +188,14 @@ impl Aligner {
     /// Passes over the next arrivals.
     fn skip(&mut self, count: usize) {
         for tag in self.ahead.drain(..count) {
-            self.skipped.push_back((tag, self.next));
+            let aside = if self.gap > 0 { &mut self.unnamed } else { &mut self.skipped };
+            self.gap = self.gap.saturating_sub(1);
+            aside.push_back((tag, self.next));
             self.next += 1;
+            if aside.len() > MAX_ASIDE {
+                aside.pop_front();
+            }
         }
-        let many = self.skipped.len().saturating_sub(MAX_ASIDE);
-        self.skipped.drain(..many);
     }
 
     /// A number that has no arrival in order: one that was skipped, or missing.
@@ -187,6 +209,7 @@ impl Aligner {
             self.missing.pop_front();
         }
         self.missing.push_back(absent);
+        self.tail = (self.tail + 1).min(self.missing.len());
         Named::Missing
     }
 
@@ -195,7 +218,7 @@ impl Aligner {
         if self.missing.is_empty() || self.skipped.is_empty() {
             return;
         }
-        let Aligner { missing, skipped, .. } = self;
+        let Aligner { missing, skipped, tail, .. } = self;
         missing.retain(|absent| {
             let found = skipped.iter().position(|&(tag, arrival)| absent.is(tag, arrival));
             let found = found.and_then(|at| skipped.remove(at));
@@ -204,6 +227,7 @@ impl Aligner {
             }
             found.is_none()
         });
+        *tail = (*tail).min(missing.len());
     }
 }
 

@@ -23,10 +23,15 @@ fn what_agrees_is_matched_and_the_rest_is_missing_or_skipped() {
         arrived(15, 5),
     ];
     assert_eq!(named, expected);
-    assert_eq!(aligner.arrive(0xc3), Some(12), "late");
+    assert_eq!(aligner.arrive(0xc3), None, "late, or the next: that the next names tell");
     named.clear();
-    aligner.name(16, &[0xe0], &mut named);
-    assert_eq!(named, [arrived(16, 4)], "it was named later than it arrived");
+    aligner.name(16, &[0xe0, 0x77], &mut named);
+    let expected = [arrived(16, 4), (17, Named::Missing)];
+    assert_eq!(named, expected, "the first was named later than it arrived");
+    named.clear();
+    assert_eq!(aligner.arrive(0x88), None);
+    aligner.name(18, &[0x88], &mut named);
+    assert_eq!(named, [arrived(18, 7), arrived(12, 6)]);
 }
 
 #[test]

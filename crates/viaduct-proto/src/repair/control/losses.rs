@@ -10,7 +10,7 @@ use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
 /// Time in which a packet may be late.
-const LATE: Duration = Duration::from_millis(4);
+const LATE: Duration = Duration::from_millis(8);
 /// Packets that wait to be counted, at most; the oldest are counted at once.
 const MAX_WAITING: usize = 4_096;
 
@@ -99,13 +99,13 @@ mod tests {
         for seq in [10, 20, 21, 22, 30] {
             losses.missing(at(0), seq, false);
         }
-        losses.settle(at(3));
+        losses.settle(at(7));
         assert_eq!(losses.random().bursts, [0; 16], "they may be late");
-        losses.settle(at(4));
+        losses.settle(at(8));
         let bursts = losses.random().bursts;
         assert_eq!((bursts[0], bursts[1], bursts[2]), (2, 0, 1));
         losses.missing(at(5), 31, false);
-        losses.settle(at(9));
+        losses.settle(at(13));
         assert_eq!(losses.random().bursts[..2], [1, 1], "the last has grown");
     }
 
@@ -114,7 +114,7 @@ mod tests {
         let mut losses = Losses::default();
         (1..=4).for_each(|seq| losses.missing(at(0), seq, seq == 3));
         losses.arrived(2);
-        assert_eq!(losses.due(), Some(at(4)));
+        assert_eq!(losses.due(), Some(at(8)));
         losses.settle(at(100));
         assert_eq!((losses.random().bursts[0], losses.congested(), losses.due()), (2, 1, None));
     }

@@ -14,6 +14,7 @@
 pub mod bursts;
 pub mod losses;
 pub mod overhead;
+pub mod path;
 pub mod queue;
 
 use std::fmt;
@@ -36,6 +37,8 @@ const TRIM: [f64; 2] = [0.75, 1.5];
 const TRIM_STEPS: [f64; 2] = [1.1, 0.97];
 /// Time without such an event after which less may do.
 const CALM: Duration = Duration::from_secs(30);
+/// Time after which repairs have brought back what was lost before they began, as far as they could.
+const SETTLES: Duration = Duration::from_secs(2);
 /// Unit of an encoder's rate: repairs for so many packets.
 const PACKETS: u16 = 4_096;
 /// Least packets a second that are reckoned with.
@@ -49,7 +52,7 @@ pub struct Limits {
 }
 
 /// What a peer reports of the way to it. Counters are totals since its receiver began.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Losses by chance.
     pub random: Counts,
@@ -89,6 +92,23 @@ impl fmt::Display for Regime {
     }
 }
 
+/// What is known of the way to a peer, and how it is answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct State {
+    /// State of the link.
+    pub regime: Regime,
+    /// Repairs for each packet.
+    pub overhead: f64,
+    /// Packets a second.
+    pub pace: f64,
+    /// Time for which flows can wait for a packet.
+    pub wait: Duration,
+    /// Round-trip time, if it is known.
+    pub rtt: Option<Duration>,
+    /// What the peer reported last.
+    pub report: Report,
+}
+
 /// Chooses the rate of repairs towards one peer.
 #[derive(Debug)]
 pub struct Controller {
@@ -102,6 +122,8 @@ pub struct Controller {
     trimmed: Instant,
     overhead: f64,
     trim: f64,
+    /// When repairs began.
+    begun: Option<Instant>,
     regime: Regime,
 }
 
@@ -126,6 +148,7 @@ impl Controller {
             trimmed: now,
             overhead: 0.0,
             trim: 1.0,
+            begun: None,
             regime: Regime::Unknown,
         }
     }
@@ -134,6 +157,11 @@ impl Controller {
     pub fn change(&mut self, limits: Limits) {
         self.limits = limits;
         self.overhead = self.overhead.min(limits.max_overhead);
+    }
+
+    /// What the peer reported last.
+    pub fn report(&self) -> Report {
+        self.last.map(|(_, report)| report).unwrap_or_default()
     }
 
     /// State of the link.
@@ -154,7 +182,9 @@ impl Controller {
         if report.random.bursts != old.random.bursts {
             self.lost = Some(now);
         }
-        self.correct(now, report.visible > old.visible);
+        // What was lost before repairs had begun asks for no more of them.
+        let has_begun = self.begun.is_some_and(|at| now.since(at) >= SETTLES);
+        self.correct(now, has_begun && report.visible > old.visible);
         let pace = traffic.pace.max(MIN_PACE);
         let rates = self.bursts.rates();
         let events = pace * rates.iter().sum::<f64>();
@@ -170,6 +200,9 @@ impl Controller {
         };
         let fallen = self.overhead * FALL.powf(now.since(at).as_secs_f64());
         let risen = if report.queue_full { wanted.min(self.overhead) } else { wanted };
+        if self.overhead <= 0.0 && risen > 0.0 {
+            self.begun = Some(now);
+        }
         self.overhead = risen.max(fallen);
         if self.overhead < LEAST {
             self.overhead = if wanted > 0.0 { LEAST.min(most) } else { 0.0 };
@@ -182,13 +215,18 @@ impl Controller {
             return None;
         }
         let repairs = (self.overhead * f64::from(PACKETS)).ceil();
-        let reach = 1.2 * traffic.pace.max(MIN_PACE) * traffic.wait.as_secs_f64();
-        let window = reach.max(3.0 / self.overhead).clamp(16.0, f64::from(MAX_COVER));
+        let window = f64::from(self.reach(traffic)).max(3.0 / self.overhead);
         Some(window::Parameters {
-            window: window as u16,
+            window: window.min(f64::from(MAX_COVER)) as u16,
             repairs: repairs as u16,
             packets: PACKETS,
         })
+    }
+
+    /// Packets that pass while flows can wait, and some more.
+    pub fn reach(&self, traffic: Traffic) -> u16 {
+        let reach = 1.2 * traffic.pace.max(MIN_PACE) * traffic.wait.as_secs_f64();
+        reach.clamp(16.0, f64::from(MAX_COVER)) as u16
     }
 
     /// What is kept until the link is clean.

@@ -1,9 +1,11 @@
 //! Two gateways, a link between them that loses what the test says, and a virtual clock.
 
+mod auto;
 mod change;
 mod handshake;
 mod recovery;
 mod state;
+mod wan;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -50,6 +52,10 @@ fn layered() -> Code {
 }
 
 fn config(me: u8, peer: u8, code: Code) -> PeerConfig {
+    config_of(me, peer, Coding::Fixed(code))
+}
+
+fn config_of(me: u8, peer: u8, coding: Coding) -> PeerConfig {
     let site = |n: u8| {
         vec![format!("10.{n}.0.0/16").parse().unwrap(), format!("fd00:{n}::/32").parse().unwrap()]
     };
@@ -58,7 +64,7 @@ fn config(me: u8, peer: u8, code: Code) -> PeerConfig {
         key: secret(peer).public(),
         endpoint: Some(endpoint(peer)),
         sites: Sites { local: site(me), remote: site(peer) },
-        code: Some(code),
+        coding: Some(coding),
         flush_after: Duration::from_millis(8),
         rekey_after: Duration::from_secs(120),
         longest: MTU,
@@ -69,8 +75,13 @@ fn config(me: u8, peer: u8, code: Code) -> PeerConfig {
 
 impl World {
     fn new(code: &Code) -> World {
+        World::of(&Coding::Fixed(code.clone()))
+    }
+
+    fn of(coding: &Coding) -> World {
         let plane = |me, peer| {
-            Plane::new(local(me), vec![config(me, peer, code.clone())], Instant::ZERO).unwrap()
+            let config = config_of(me, peer, coding.clone());
+            Plane::new(local(me), vec![config], Instant::ZERO).unwrap()
         };
         let mut world = World {
             now: Instant::ZERO,

@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use viaduct_proto::fec::{Code, layered, reed_solomon, window};
+use viaduct_proto::repair::Coding;
+use viaduct_proto::repair::control::Limits;
 
 use crate::proxy::file::PolicyTable;
 
-use super::values::{Address, Bytes, Count, Endpoint, PacketSize, Prefix, Span};
+use super::values::{Address, Bytes, Count, Endpoint, PacketSize, Prefix, Share, Span};
 
 /// What the user wrote.
 #[derive(Clone, Debug, Deserialize)]
@@ -93,6 +95,9 @@ pub(super) struct FecTable {
     pub(super) delay_xors: Option<bool>,
     pub(super) window: Option<Count>,
     pub(super) flush_after: Option<Span>,
+    pub(super) max_overhead: Option<Share>,
+    #[serde(default)]
+    pub(super) lower_mtu: bool,
 }
 
 /// `interleave = [1, 19, 41]` for layers, `interleave = 20` for blocks.
@@ -109,6 +114,9 @@ pub(super) enum Interleave {
 /// UDPspeeder's users know this number; it is below what a person hears or sees.
 pub(super) const DEFAULT_FLUSH: Duration = Duration::from_millis(8);
 
+/// Repairs for each packet, at most: what a burst of 30 in 100 packets asks for.
+const DEFAULT_MAX_OVERHEAD: f64 = 0.3;
+
 fn default_memory() -> Bytes {
     Bytes(48 << 20)
 }
@@ -122,14 +130,24 @@ fn default_rekey() -> Span {
 }
 
 impl FecTable {
-    /// The code that the table describes, unchecked; layers (8,3) I=(1,19,41) if it is empty.
-    pub(super) fn code(&self) -> Result<Option<Code>, String> {
-        let name = self.code.as_deref().unwrap_or("layered");
+    /// The coding that the table describes, unchecked; `auto` if it is empty.
+    pub(super) fn coding(&self) -> Result<Option<Coding>, String> {
+        let name = self.code.as_deref().unwrap_or("auto");
         self.refuse_strangers(name)?;
+        Ok(Some(match name {
+            "none" => return Ok(None),
+            "auto" => Coding::Auto(Limits {
+                max_overhead: self.max_overhead.map_or(DEFAULT_MAX_OVERHEAD, |share| share.0),
+            }),
+            "observe" => Coding::Observe,
+            _ => Coding::Fixed(self.code(name)?),
+        }))
+    }
+
+    fn code(&self, name: &str) -> Result<Code, String> {
         match name {
-            "none" => Ok(None),
-            "layered" => self.layered().map(Some),
-            "reed-solomon" => Ok(Some(Code::ReedSolomon(reed_solomon::Parameters {
+            "layered" => self.layered(),
+            "reed-solomon" => Ok(Code::ReedSolomon(reed_solomon::Parameters {
                 r: self.r.map_or(8, |r| r.0),
                 c: self.c.map_or(3, |c| c.0),
                 interleave: match self.interleave {
@@ -139,14 +157,15 @@ impl FecTable {
                         return Err("interleave is a list; reed-solomon has one number".to_owned());
                     }
                 },
-            }))),
-            "window" => Ok(Some(Code::Window(window::Parameters {
+            })),
+            "window" => Ok(Code::Window(window::Parameters {
                 window: self.window.map_or(240, |w| w.0.into()),
                 packets: self.r.map_or(10, |r| r.0.into()),
                 repairs: self.c.map_or(3, |c| c.0.into()),
-            }))),
+            })),
             other => Err(format!(
-                "code {other:?} is unknown; one of layered, reed-solomon, window, none is expected"
+                "code {other:?} is unknown; one of auto, observe, layered, reed-solomon, window, none is \
+                 expected"
             )),
         }
     }
@@ -180,6 +199,7 @@ impl FecTable {
             ("interleave", self.interleave.is_some(), &["layered", "reed-solomon"]),
             ("delay_xors", self.delay_xors.is_some(), &["layered"]),
             ("window", self.window.is_some(), &["window"]),
+            ("max_overhead", self.max_overhead.is_some(), &["auto"]),
         ];
         for (key, given, fits) in keys {
             if given && !fits.contains(&code) {

@@ -4,9 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use viaduct_proto::fec::Code;
 use viaduct_proto::keys::PublicKey;
-use viaduct_proto::repair::MOST_PEERS;
+use viaduct_proto::repair::{Coding, MOST_PEERS};
 
 use super::file::{DEFAULT_FLUSH, Mode, PeerTable};
 use super::values::{Endpoint, is_one_host, prefixes};
@@ -62,11 +61,12 @@ fn peer(table: PeerTable, site: &Config, odd: &mut Vec<String>) -> Result<Peer, 
     };
     check_endpoint(endpoint, site.listen).or_else(|what| wrong(place("endpoint"), what))?;
     let key = peer_key(&table.key, site).or_else(|what| wrong(place("key"), what))?;
-    let code = table.fec.code().or_else(|what| wrong(place("fec"), what))?;
-    match code.as_ref().map(Code::check) {
-        Some(Ok(warnings)) => odd.extend(warnings.iter().map(|w| format!("{}: {w}", place("fec")))),
-        Some(Err(error)) => return wrong(place("fec"), error),
-        None => {}
+    let coding = table.fec.coding().or_else(|what| wrong(place("fec"), what))?;
+    if let Some(Coding::Fixed(code)) = &coding {
+        match code.check() {
+            Ok(warnings) => odd.extend(warnings.iter().map(|w| format!("{}: {w}", place("fec")))),
+            Err(error) => return wrong(place("fec"), error),
+        }
     }
     Ok(Peer {
         key,
@@ -74,7 +74,8 @@ fn peer(table: PeerTable, site: &Config, odd: &mut Vec<String>) -> Result<Peer, 
         endpoint_name,
         prefixes: prefixes(&table.prefixes),
         split: table.mode == Mode::Split,
-        code,
+        coding,
+        lower_mtu: table.fec.lower_mtu,
         flush_after: table.fec.flush_after.map_or(DEFAULT_FLUSH, |span| span.0),
         rekey_after: table.rekey_after.0,
         name: table.name,

@@ -75,7 +75,7 @@ fn a_right_config_is_taken_without_a_warning() {
     assert_eq!(config.warnings, Vec::<String>::new());
     assert_eq!((config.memory, config.peers.len()), (48 << 20, 1));
     assert!(
-        matches!(&config.peers[0].code, Some(Code::Layered(p)) if p.interleaves == [1, 19, 41])
+        matches!(config.peers[0].coding, Some(Coding::Auto(limits)) if limits.max_overhead == 0.3)
     );
     assert_eq!(config.peers[0].rekey_after, Duration::from_secs(120));
 }
@@ -203,15 +203,23 @@ fn codes_are_checked() {
     for (fec, part) in [
         (
             "code = \"turbo\"",
-            "code \"turbo\" is unknown; one of layered, reed-solomon, window, none",
+            "code \"turbo\" is unknown; one of auto, observe, layered, reed-solomon, window, none",
         ),
-        ("c = 2", "interleave is missing"),
-        ("c = 2; interleave = [1, 2, 3]", "c is 2 but interleave lists 3 numbers"),
-        ("interleave = [0]; c = 1", "interleaves go from 1 to 65535"),
+        ("code = \"layered\"; c = 2", "interleave is missing"),
+        (
+            "code = \"layered\"; c = 2; interleave = [1, 2, 3]",
+            "c is 2 but interleave lists 3 numbers",
+        ),
+        ("code = \"layered\"; interleave = [0]; c = 1", "interleaves go from 1 to 65535"),
         ("code = \"reed-solomon\"; interleave = [1]", "reed-solomon has one number"),
         ("code = \"reed-solomon\"; r = 250; c = 20", "above 256"),
         ("code = \"none\"; r = 8", "r has no meaning for code \"none\""),
-        ("window = 8", "window has no meaning for code \"layered\"; it belongs to window"),
+        ("window = 8", "window has no meaning for code \"auto\"; it belongs to window"),
+        (
+            "code = \"window\"; max_overhead = 0.2",
+            "max_overhead has no meaning for code \"window\"",
+        ),
+        ("max_overhead = 1.5", "is 1.5; a share above 0"),
     ] {
         let error = fails(fec);
         assert!(error.contains("peer \"b\": fec: ") && error.contains(part), "{fec}: {error}");
@@ -223,7 +231,7 @@ fn what_is_odd_is_warned_of() {
     let dir = Dir::new();
     fs::set_permissions(dir.0.join("site.key"), fs::Permissions::from_mode(0o644)).unwrap();
     let text = good()
-        + "[peer.fec]\ninterleave = [1, 20, 40]\n\
+        + "[peer.fec]\ncode = \"layered\"\ninterleave = [1, 20, 40]\n\
            [metrics]\nlisten = \"0.0.0.0:9747\"\n[cache]\nlisten = \"192.0.2.1:7401\"\n";
     let warnings = dir.load(&text).unwrap().warnings;
     for part in

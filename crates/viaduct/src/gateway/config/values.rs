@@ -37,6 +37,10 @@ pub(super) struct Prefix(pub(super) IpNet);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Count(pub(super) u8);
 
+/// A share, above 0 and at most 1: `0.3`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Share(pub(super) f64);
+
 /// Bytes of a packet, from 576 to 9000.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PacketSize(pub(super) usize);
@@ -48,6 +52,16 @@ impl<'de> Deserialize<'de> for Span {
             (span <= LONGEST).then_some(Span(span))
         };
         parsed(from, parse, "time up to a day; write it like \"8ms\" or \"2m\"")
+    }
+}
+
+impl<'de> Deserialize<'de> for Share {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let share = f64::deserialize(from)?;
+        if share > 0.0 && share <= 1.0 {
+            return Ok(Share(share));
+        }
+        Err(de::Error::custom(format!("is {share}; a share above 0, and 1 at most, is expected")))
     }
 }
 

@@ -1,0 +1,46 @@
+//! How packets towards a peer are encoded.
+
+use std::fmt;
+
+use super::control::Limits;
+use crate::fec::{Code, MAX_COVER};
+
+/// How packets towards a peer are encoded.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Coding {
+    /// As many repairs as the measured losses ask for.
+    Auto(Limits),
+    /// A code of fixed parameters.
+    Fixed(Code),
+    /// Names alone, by which the peer measures the link.
+    Observe,
+}
+
+impl Coding {
+    /// How many packets back a repair may reach.
+    pub fn span(&self) -> usize {
+        match self {
+            Coding::Auto(_) => usize::from(MAX_COVER),
+            Coding::Observe => 0,
+            Coding::Fixed(Code::Layered(layered)) => {
+                let longest = layered.interleaves.iter().copied().max().unwrap_or(1);
+                // A delayed repair leaves one interleave later.
+                (usize::from(layered.r) + 1) * usize::from(longest)
+            }
+            Coding::Fixed(Code::ReedSolomon(block)) => {
+                usize::from(block.r) * usize::from(block.interleave)
+            }
+            Coding::Fixed(Code::Window(code)) => usize::from(code.window),
+        }
+    }
+}
+
+impl fmt::Display for Coding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Coding::Auto(limits) => write!(f, "auto, {:.0} % at most", 100.0 * limits.max_overhead),
+            Coding::Fixed(code) => code.fmt(f),
+            Coding::Observe => f.write_str("observe"),
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! What becomes of packets that a full queue has dropped, once they are recovered.
+//!
+//! A drop is how a queue tells senders to slow down (RFC 9265: repairs must not hide it). A flow that understands ECN
+//! gets its packet, marked; of any other, one packet a round trip stays lost, the oldest, and the rest come back.
+
+use std::collections::HashMap;
+use std::hash::Hasher as _;
+use std::net::IpAddr;
+
+use highway::{HighwayHasher, Key};
+
+use crate::time::{Duration, Instant};
+use crate::wire::ip::Header;
+
+/// Flows that are remembered, at most.
+const MAX_FLOWS: usize = 4_096;
+/// ECN: the two low bits of the traffic class, and its values.
+const ECN: u8 = 3;
+const NOT_ECT: u8 = 0;
+const CE: u8 = 3;
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+
+/// What becomes of a recovered packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Signal {
+    /// It is injected with this traffic class.
+    Mark(u8),
+    /// It stays lost.
+    Withhold,
+    /// It is injected as it is: its flow has been told.
+    None,
+}
+
+/// Flows that were told of congestion.
+#[derive(Debug, Default)]
+pub(super) struct Congestion {
+    told: HashMap<u64, Instant>,
+}
+
+impl Congestion {
+    /// Judges a packet that a full queue has dropped, of this traffic class.
+    pub(super) fn judge(
+        &mut self,
+        now: Instant,
+        rtt: Duration,
+        (header, packet, tos): (&Header, &[u8], u8),
+    ) -> Signal {
+        if tos & ECN != NOT_ECT {
+            return Signal::Mark(tos | CE);
+        }
+        if self.told.len() >= MAX_FLOWS {
+            self.told.retain(|_, at| now.since(*at) < rtt);
+        }
+        if self.told.len() >= MAX_FLOWS {
+            return Signal::Withhold;
+        }
+        let told = self.told.entry(flow(header, packet)).or_insert(Instant::ZERO);
+        if *told != Instant::ZERO && now.since(*told) < rtt {
+            return Signal::None;
+        }
+        *told = now;
+        Signal::Withhold
+    }
+}
+
+/// A flow's addresses, protocol, and ports where they stand behind the first header.
+fn flow(header: &Header, packet: &[u8]) -> u64 {
+    let mut hasher = HighwayHasher::new(Key([0x666c_6f77; 4]));
+    for ip in [header.source, header.destination] {
+        match ip {
+            IpAddr::V4(ip) => hasher.write(&ip.octets()),
+            IpAddr::V6(ip) => hasher.write(&ip.octets()),
+        }
+    }
+    hasher.write(&[header.protocol]);
+    if matches!(header.protocol, TCP | UDP)
+        && let Some(ports) = packet.get(header.header_len..header.header_len + 4)
+    {
+        hasher.write(ports);
+    }
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RTT: Duration = Duration::from_millis(100);
+
+    fn packet(port: u16) -> Vec<u8> {
+        let mut packet = vec![0; 40];
+        (packet[0], packet[3], packet[9]) = (0x45, 40, TCP);
+        packet[20..22].copy_from_slice(&port.to_be_bytes());
+        packet
+    }
+
+    fn judge(congestion: &mut Congestion, millis: u64, port: u16, tos: u8) -> Signal {
+        let (packet, at) = (packet(port), Instant::ZERO + Duration::from_millis(millis));
+        congestion.judge(at, RTT, (&Header::parse(&packet).unwrap(), &packet, tos))
+    }
+
+    #[test]
+    fn each_flow_loses_one_packet_a_round_trip() {
+        let mut congestion = Congestion::default();
+        let mut of = |millis, port| judge(&mut congestion, millis, port, 0);
+        assert_eq!(
+            [of(1, 7), of(2, 7), of(3, 8)],
+            [Signal::Withhold, Signal::None, Signal::Withhold]
+        );
+        assert_eq!([of(100, 7), of(101, 7)], [Signal::None, Signal::Withhold]);
+    }
+
+    #[test]
+    fn flows_that_understand_marks_get_them() {
+        let mut congestion = Congestion::default();
+        assert_eq!(judge(&mut congestion, 1, 7, 0xb9), Signal::Mark(0xbb));
+        assert_eq!(judge(&mut congestion, 1, 7, 2), Signal::Mark(3));
+    }
+
+    #[test]
+    fn the_flows_that_are_remembered_have_a_bound() {
+        let mut congestion = Congestion::default();
+        for n in 0..10_000 {
+            judge(&mut congestion, 1, n, 0);
+        }
+        assert_eq!(congestion.told.len(), MAX_FLOWS);
+        judge(&mut congestion, 200, 7, 0);
+        assert_eq!(congestion.told.len(), 1);
+    }
+}

@@ -1,0 +1,98 @@
+//! The path from a peer, as its names and what has arrived tell of it.
+//!
+//! ```text
+//!   names with send times ──┬─▶ delays ─▶ queue ──┐ full beside a loss?
+//!   arrivals, in order ─────┘                     ▼
+//!                           └──── missing ─────▶ losses: by chance, by congestion
+//! ```
+
+use super::Report;
+use super::losses::Losses;
+use super::queue::{Micros, Queue};
+use crate::fec::Seq;
+use crate::repair::align::Named;
+use crate::time::{Duration, Instant};
+
+/// What is known of the path.
+#[derive(Debug, Default)]
+pub struct Path {
+    queue: Queue,
+    losses: Losses,
+    /// Loss events that flows have seen, and the last one.
+    visible: u64,
+    seen: Option<Instant>,
+    /// What packets named just now have waited in queues.
+    waits: Vec<Option<Micros>>,
+}
+
+impl Path {
+    /// Packets from `first` on were named, at the times `sent`: `named` says what has become of each, and of earlier
+    /// ones; `arrived` when it came. Calls `missing` for each that is missing, with whether a full queue dropped it.
+    pub fn named(
+        &mut self,
+        now: Instant,
+        (first, sent): (Seq, &[u32]),
+        named: &[(Seq, Named)],
+        arrived: impl Fn(u64) -> Option<Instant>,
+        mut missing: impl FnMut(Seq, bool),
+    ) {
+        self.waits.clear();
+        for &(seq, of) in named {
+            let sent = seq.checked_sub(first).and_then(|at| sent.get(at as usize));
+            let waits = match (of, sent) {
+                (Named::Arrived(arrival), Some(&sent)) => {
+                    arrived(arrival).map(|at| self.queue.arrive(at, sent))
+                }
+                _ => None,
+            };
+            self.waits.push(waits);
+        }
+        self.losses.known(named.len() as u64);
+        let mut before = self.queue.waits();
+        for (at, &(seq, of)) in named.iter().enumerate() {
+            match of {
+                Named::Arrived(_) => self.losses.arrived(seq),
+                Named::Missing => {
+                    let after = self.waits[at..].iter().find_map(|waits| *waits);
+                    let is_congested = self.queue.is_full(before.max(after.unwrap_or(before)));
+                    self.losses.missing(now, seq, is_congested);
+                    missing(seq, is_congested);
+                }
+            }
+            before = self.waits[at].unwrap_or(before);
+        }
+    }
+
+    /// A packet that was missing has arrived by itself.
+    pub fn arrived(&mut self, seq: Seq) {
+        self.losses.arrived(seq);
+    }
+
+    /// A packet lost by chance came back too late for its flow, or did not. Those within `wait` are one event.
+    pub fn visible(&mut self, now: Instant, wait: Duration) {
+        if self.seen.is_none_or(|at| now.since(at) > wait) {
+            self.visible += 1;
+            self.seen = Some(now);
+        }
+    }
+
+    /// Counts what was missing for long enough.
+    pub fn settle(&mut self, now: Instant) {
+        self.losses.settle(now);
+    }
+
+    /// When there is something to count.
+    pub fn due(&self) -> Option<Instant> {
+        self.losses.due()
+    }
+
+    /// What the peer is told.
+    pub fn report(&self) -> Report {
+        Report {
+            random: self.losses.random(),
+            congested: self.losses.congested(),
+            visible: self.visible,
+            queue_full: self.queue.is_full(self.queue.waits()),
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Requests for repairs of what those that come by themselves have not brought back.
+//!
+//! A packet that is still missing after the time for which flows can wait is asked for: the peer answers with
+//! combinations of the packets asked for, any of which serves for any packet. Each packet is asked for once a round
+//! trip until it is here, or too old.
+
+use std::collections::BTreeMap;
+
+use super::section::Need;
+use crate::fec::{MAX_COVER, Seq};
+use crate::time::{Duration, Instant};
+
+/// Missing packets that are remembered, at most; those that are missing beyond are not asked for.
+const MAX_MISSING: usize = 2_048;
+/// Age from which on a packet is of no use.
+const MAX_AGE: Duration = Duration::from_secs(1);
+
+/// What is missing.
+#[derive(Debug, Default)]
+pub(super) struct Requests {
+    missing: BTreeMap<Seq, Missing>,
+    asked: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Missing {
+    since: Instant,
+    asked: Option<Instant>,
+}
+
+/// Times that requests are made by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
+    /// For which flows can wait for a packet.
+    pub(super) wait: Duration,
+    pub(super) rtt: Duration,
+}
+
+impl Requests {
+    /// Packet `seq` is missing, and not by congestion.
+    pub(super) fn missing(&mut self, now: Instant, seq: Seq) {
+        if self.missing.len() < MAX_MISSING {
+            self.missing.insert(seq, Missing { since: now, asked: None });
+        }
+    }
+
+    /// Packet `seq` is here; how long it was missing.
+    pub(super) fn here(&mut self, now: Instant, seq: Seq) -> Option<Duration> {
+        self.missing.remove(&seq).map(|missing| now.since(missing.since))
+    }
+
+    /// Packets asked for.
+    pub(super) fn asked(&self) -> u64 {
+        self.asked
+    }
+
+    /// Forgets what is too old, or forgotten by the decoder; how many packets.
+    pub(super) fn expire(&mut self, now: Instant, floor: Seq) -> usize {
+        let before = self.missing.len();
+        self.missing.retain(|&seq, missing| seq >= floor && now.since(missing.since) < MAX_AGE);
+        before - self.missing.len()
+    }
+
+    /// When there may be something to ask for.
+    pub(super) fn due(&self, times: Times) -> Option<Instant> {
+        self.missing.values().map(|missing| missing.due(times)).min()
+    }
+
+    /// What to ask for, where `held` equations wait for more.
+    pub(super) fn ask(&mut self, now: Instant, times: Times, held: usize) -> Option<Need> {
+        let mut due = self.missing.iter_mut().filter(|(_, missing)| missing.due(times) <= now);
+        let (&first, oldest) = due.next()?;
+        oldest.asked = Some(now);
+        let (mut last, mut count) = (first, 1_usize);
+        for (&seq, missing) in due.take_while(|(seq, _)| **seq - first < u64::from(MAX_COVER)) {
+            (last, count) = (seq, count + 1);
+            missing.asked = Some(now);
+        }
+        self.asked += count as u64;
+        let repairs = count.saturating_sub(held).clamp(1, usize::from(u8::MAX)) as u8;
+        Some(Need { first, packets: (last - first + 1) as u16, repairs })
+    }
+}
+
+impl Missing {
+    fn due(&self, times: Times) -> Instant {
+        match self.asked {
+            Some(asked) => asked + times.rtt + times.wait,
+            None => self.since + times.wait,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMES: Times = Times { wait: Duration::from_millis(25), rtt: Duration::from_millis(100) };
+
+    fn at(millis: u64) -> Instant {
+        Instant::ZERO + Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn what_is_missing_is_asked_for_once_a_round_trip_until_it_is_here() {
+        let mut requests = Requests::default();
+        [100, 107, 110].iter().for_each(|&seq| requests.missing(at(0), seq));
+        requests.missing(at(20), 300);
+        assert_eq!((requests.due(TIMES), requests.ask(at(24), TIMES, 0)), (Some(at(25)), None));
+        let need = requests.ask(at(25), TIMES, 1);
+        assert_eq!(need, Some(Need { first: 100, packets: 11, repairs: 2 }));
+        assert_eq!(requests.ask(at(30), TIMES, 1), None);
+        assert_eq!(requests.here(at(50), 107), Some(Duration::from_millis(50)));
+        let need = requests.ask(at(150), TIMES, 0);
+        assert_eq!(need, Some(Need { first: 100, packets: 201, repairs: 3 }));
+        assert_eq!(requests.expire(at(1_000), 0), 2);
+        assert_eq!(requests.expire(at(1_000), 301), 1);
+        assert_eq!(requests.due(TIMES), None);
+    }
+
+    #[test]
+    fn a_range_is_no_longer_than_a_repair_covers() {
+        let mut requests = Requests::default();
+        (0..300).for_each(|n| requests.missing(at(0), 1 + 10 * n));
+        let need = requests.ask(at(25), TIMES, 0).unwrap();
+        assert!(need.packets <= MAX_COVER && need.repairs == 205, "{need:?}");
+        let rest = requests.ask(at(25), TIMES, 0).unwrap();
+        assert_eq!((rest.first, rest.repairs), (2_051, 95));
+    }
+}

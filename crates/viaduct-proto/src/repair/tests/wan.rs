@@ -1,0 +1,157 @@
+//! Two gateways with the default code on a long link, and a steady stream of packets between their sites.
+
+use super::*;
+use crate::link::{Link, LinkConfig};
+use control::{Limits, Regime};
+
+/// What crosses the link.
+enum Item {
+    /// A host's packet.
+    Packet(Vec<u8>),
+    /// A gateway's datagram.
+    Datagram(Vec<u8>),
+}
+
+struct Wan {
+    now: Instant,
+    planes: [Plane; 2],
+    /// From A to B, and back.
+    links: [Link<Item>; 2],
+    next: u32,
+    due: Instant,
+    /// Packets that B's hosts got from its gateway.
+    injected: usize,
+}
+
+/// What has happened in a while.
+#[derive(Debug)]
+struct Seen {
+    /// Bytes of repairs and names for each byte.
+    bytes: f64,
+    /// Of the lost packets, those recovered, within 15 ms, and within 50 ms.
+    recovered: f64,
+    quick: f64,
+    soon: f64,
+    control: control::State,
+}
+
+fn link(text: &str) -> LinkConfig {
+    text.parse().unwrap()
+}
+
+impl Wan {
+    fn new(text: &str) -> Wan {
+        let coding = Coding::Auto(Limits { max_overhead: 0.3 });
+        let plane = |me, peer| {
+            let config = PeerConfig { memory: 32 << 20, ..config_of(me, peer, coding.clone()) };
+            Plane::new(local(me), vec![config], Instant::ZERO).unwrap()
+        };
+        let back = link("rate=200M,delay=50ms,queue=100ms");
+        let links = [Link::new(link(text), 7, Instant::ZERO), Link::new(back, 8, Instant::ZERO)];
+        let planes = [plane(1, 2), plane(2, 1)];
+        let now = Instant::ZERO;
+        let mut wan = Wan { now, planes, links, next: 0, due: now, injected: 0 };
+        wan.run(Duration::from_secs(1), 1.0);
+        wan
+    }
+
+    fn stats(&self) -> [stats::PeerStats; 2] {
+        [0, 1].map(|n| self.planes[n].stats()[0].1)
+    }
+
+    /// So many packets a second of 1,200 bytes for a while.
+    fn run(&mut self, time: Duration, pace: f64) -> Seen {
+        let (before, end) = (self.stats(), self.now + time);
+        self.due = self.now;
+        while self.now < end {
+            self.drain();
+            let timers = [self.planes[0].poll_timeout(), self.planes[1].poll_timeout()];
+            let links = [self.links[0].poll_timeout(), self.links[1].poll_timeout()];
+            let timers = timers.into_iter().chain(links).flatten();
+            self.now = self.now.max(timers.fold(self.due.min(end), Instant::min));
+            if self.due <= self.now {
+                self.due += Duration::from_secs_f64(1.0 / pace);
+                self.send();
+            }
+            for plane in &mut self.planes {
+                plane.handle_timeout(self.now);
+            }
+        }
+        self.seen(&before)
+    }
+
+    fn seen(&self, [a0, b0]: &[stats::PeerStats; 2]) -> Seen {
+        let [a, b] = self.stats();
+        let (a, b, b0) = (a.sender, b.receiver, b0.receiver);
+        let lost = (b.link.lost - b0.link.lost).max(1) as f64;
+        let within = |bound: u64| {
+            let buckets = stats::LATENCY_BOUNDS.iter().filter(|of| **of <= bound).count();
+            (0..buckets).map(|n| b.latency[n] - b0.latency[n]).sum::<u64>() as f64 / lost
+        };
+        let bytes = (a.repair_bytes - a0.sender.repair_bytes) as f64;
+        Seen {
+            bytes: bytes / (a.bytes - a0.sender.bytes).max(1) as f64,
+            recovered: (b.link.recovered - b0.link.recovered) as f64 / lost,
+            quick: within(15_000),
+            soon: within(50_000),
+            control: self.planes[0].facts(self.now)["site-2"].control.unwrap(),
+        }
+    }
+
+    fn send(&mut self) {
+        self.next += 1;
+        let mut packet = vec![0; MTU];
+        packet[28..32].copy_from_slice(&self.next.to_be_bytes());
+        udp_header(&mut packet);
+        self.planes[0].handle_outgoing(self.now, &mut packet.clone());
+        let _ = self.links[0].push(self.now, Item::Packet(packet), MTU);
+    }
+
+    fn drain(&mut self) {
+        loop {
+            let mut is_idle = true;
+            for n in [0, 1] {
+                let sent: Vec<_> = self.planes[n].transmits().map(|(_, of)| of.to_vec()).collect();
+                self.planes[n].clear_transmits();
+                for datagram in sent {
+                    let len = datagram.len() + 28;
+                    let _ = self.links[n].push(self.now, Item::Datagram(datagram), len);
+                }
+                while let Some(delivery) = self.links[n].poll(self.now) {
+                    is_idle = false;
+                    match delivery.item {
+                        Item::Packet(mut packet) => {
+                            self.planes[1].handle_incoming(self.now, &mut packet);
+                        }
+                        Item::Datagram(mut datagram) => {
+                            let from = endpoint(n as u8 + 1);
+                            self.planes[1 - n].handle_datagram(self.now, from, &mut datagram);
+                        }
+                    }
+                }
+            }
+            if is_idle {
+                break;
+            }
+        }
+        self.injected += self.planes[1].injections().len();
+        self.planes[1].injections().clear();
+    }
+}
+
+const BULK: f64 = 16_700.0;
+
+#[test]
+fn bulk_at_several_losses() {
+    for loss in ["1%", "2%", "5%", "1%x8", "1%x30"] {
+        let mut wan = Wan::new("rate=200M,delay=50ms,queue=100ms");
+        wan.run(Duration::from_secs(3), BULK);
+        wan.links[0]
+            .set_config(wan.now, link(&format!("rate=200M,delay=50ms,queue=100ms,loss={loss}")));
+        let onset = wan.run(Duration::from_secs(2), BULK);
+        wan.run(Duration::from_secs(10), BULK);
+        let steady = wan.run(Duration::from_secs(10), BULK);
+        println!("{loss}: onset {onset:?}\n   steady {steady:?}\n {:?}", wan.stats()[1].receiver);
+        assert_ne!(steady.control.regime, Regime::Unknown);
+    }
+}

@@ -1,0 +1,121 @@
+//! Acknowledgements of TCP that say that a segment came twice (D-SACK, RFC 2883): its sender has sent again what was
+//! not lost.
+
+const TCP: u8 = 6;
+const TCP_MIN: usize = 20;
+const ACK: u8 = 0x10;
+/// Option kinds: end of the list, padding, selective acknowledgement.
+const END: u8 = 0;
+const PADDING: u8 = 1;
+const SACK: u8 = 5;
+/// Bytes of a block's two numbers.
+const BLOCK: usize = 8;
+
+/// Whether a whole IP packet is such an acknowledgement; not one in fragments, or with extension headers.
+pub fn is_dsack(packet: &[u8]) -> bool {
+    segment(packet).and_then(first_block_is_old) == Some(true)
+}
+
+/// Whether a whole IP packet is a segment of TCP.
+pub fn is_tcp(packet: &[u8]) -> bool {
+    segment(packet).is_some()
+}
+
+fn segment(packet: &[u8]) -> Option<&[u8]> {
+    let (start, protocol) = match packet.first()? >> 4 {
+        4 => {
+            let fragment = u16::from_be_bytes([*packet.get(6)?, *packet.get(7)?]) & 0x3fff;
+            (usize::from(packet[0] & 15) * 4, (fragment == 0).then_some(*packet.get(9)?)?)
+        }
+        6 => (40, *packet.get(6)?),
+        _ => return None,
+    };
+    (protocol == TCP).then(|| packet.get(start..)).flatten()
+}
+
+/// Whether the first block of a segment's SACK option lies below what is acknowledged, or within the second.
+fn first_block_is_old(segment: &[u8]) -> Option<bool> {
+    let header = segment.get(..usize::from(*segment.get(12)? >> 4) * 4)?;
+    if header.len() <= TCP_MIN || header[13] & ACK == 0 {
+        return None;
+    }
+    let number = |bytes: &[u8]| Some(u32::from_be_bytes(*bytes.first_chunk()?));
+    let acknowledged = number(&header[8..])?;
+    let blocks = sack(&header[TCP_MIN..])?;
+    let edges = |block: &[u8]| Some((number(block)?, number(block.get(4..)?)?));
+    let is_below = |a: u32, b: u32| a.wrapping_sub(b).cast_signed() < 0;
+    let (left, right) = edges(blocks)?;
+    if is_below(left, acknowledged) {
+        return Some(true);
+    }
+    let (from, to) = edges(blocks.get(BLOCK..)?)?;
+    Some(!is_below(left, from) && !is_below(to, right))
+}
+
+/// The blocks of a SACK option.
+fn sack(mut options: &[u8]) -> Option<&[u8]> {
+    loop {
+        match *options.first()? {
+            END => return None,
+            PADDING => options = &options[1..],
+            kind => {
+                let length = usize::from(*options.get(1)?).max(2);
+                let (option, rest) = options.split_at_checked(length)?;
+                if kind == SACK {
+                    return option.get(2..);
+                }
+                options = rest;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// An acknowledgement of byte 1,000 with these blocks, behind a timestamp.
+    fn acknowledgement(blocks: &[(u32, u32)], ipv6: bool) -> Vec<u8> {
+        let mut options = vec![1, 1, 8, 10, 0, 0, 0, 0, 0, 0, 0, 0];
+        if !blocks.is_empty() {
+            options.extend([1, 1, SACK, 2 + 8 * blocks.len() as u8]);
+            let edges = blocks.iter().flat_map(|&(left, right)| [left, right]);
+            options.extend(edges.flat_map(u32::to_be_bytes));
+        }
+        let mut packet = vec![0; if ipv6 { 40 } else { 20 }];
+        (packet[0], packet[if ipv6 { 6 } else { 9 }]) = (if ipv6 { 0x60 } else { 0x45 }, TCP);
+        let mut segment = vec![0; TCP_MIN];
+        segment[8..12].copy_from_slice(&1_000u32.to_be_bytes());
+        segment[12] = ((TCP_MIN + options.len()) as u8 / 4) << 4;
+        segment[13] = ACK;
+        packet.extend(segment);
+        packet.extend(options);
+        packet
+    }
+
+    #[test]
+    fn a_block_below_what_is_acknowledged_or_within_the_next_came_twice() {
+        for ipv6 in [false, true] {
+            let is = |blocks: &[(u32, u32)]| is_dsack(&acknowledgement(blocks, ipv6));
+            assert!(is(&[(500, 900)]) && is(&[(500, 900), (2_000, 3_000)]));
+            assert!(is(&[(2_100, 2_200), (2_000, 3_000)]) && is(&[(2_000, 3_000), (2_000, 3_000)]));
+            assert!(!is(&[]) && !is(&[(2_000, 3_000)]) && !is(&[(2_000, 3_000), (4_000, 5_000)]));
+        }
+        let mut fragment = acknowledgement(&[(500, 900)], false);
+        fragment[6] = 0x20;
+        assert!(!is_dsack(&fragment) && !is_tcp(&fragment));
+    }
+
+    proptest! {
+        #[test]
+        fn reading_never_panics(bytes: Vec<u8>, at in 0..100usize) {
+            is_dsack(&bytes);
+            let mut packet = acknowledgement(&[(500, 900)], false);
+            let cut = at.min(packet.len());
+            packet.truncate(cut);
+            packet.extend(bytes);
+            is_dsack(&packet);
+        }
+    }
+}
