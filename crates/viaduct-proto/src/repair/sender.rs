@@ -21,6 +21,9 @@ use crate::wire::{ip, tcp_sack};
 const MANIFEST: usize = 64;
 /// Time after which they are named though they are fewer.
 const MANIFEST_DELAY: Duration = Duration::from_millis(5);
+/// Longest time that a manifest waits for after its last packet: right behind one it would meet a full queue that has no
+/// room since that packet, and be dropped far more often than packets are.
+const MANIFEST_JITTER: u32 = 500;
 
 pub(super) struct Sender {
     coder: Coder,
@@ -297,12 +300,13 @@ struct Names {
     first: Seq,
     fresh: Vec<Name>,
     before: VecDeque<Name>,
-    since: Option<Instant>,
+    /// When they leave.
+    due: Option<Instant>,
 }
 
 impl Names {
     fn new(first: Seq) -> Self {
-        Names { first, fresh: Vec::new(), before: VecDeque::new(), since: None }
+        Names { first, fresh: Vec::new(), before: VecDeque::new(), due: None }
     }
 
     fn memory(&self) -> usize {
@@ -313,16 +317,21 @@ impl Names {
     fn is_full_before(&self, name: &Name) -> bool {
         let longest = GAP.as_micros() as u32 * u32::from(u8::MAX);
         let apart = |last: &Name| name.sent.wrapping_sub(last.sent) > longest;
-        self.fresh.len() >= MANIFEST || self.fresh.last().is_some_and(apart)
+        self.fresh.len() >= MAX_NAMES || self.fresh.last().is_some_and(apart)
     }
 
     fn record(&mut self, now: Instant, name: Name) {
-        self.since.get_or_insert(now);
+        let due = *self.due.get_or_insert(now + MANIFEST_DELAY);
+        if self.fresh.len() + 1 == MANIFEST {
+            // As random as names are.
+            let jitter = u32::from(name.tag) % MANIFEST_JITTER;
+            self.due = Some(due.min(now + Duration::from_micros(jitter.into())));
+        }
         self.fresh.push(name);
     }
 
     fn due(&self) -> Option<Instant> {
-        self.since.map(|since| since + MANIFEST_DELAY)
+        self.due
     }
 
     /// Adds names to the bundle, those that left last again if they are to be repeated; bytes that left for want of
@@ -345,7 +354,7 @@ impl Names {
         self.before.clear();
         let many = self.fresh.len().saturating_sub(MAX_NAMES / 2);
         self.before.extend(self.fresh.drain(..).skip(many));
-        self.since = None;
+        self.due = None;
         bytes
     }
 }

@@ -11,7 +11,7 @@
 //!   arrivals   41  07  9e  55  [e0]  12        e0 was skipped: no packet of the peer's, or one that is named later
 //! ```
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use crate::fec::Seq;
 
@@ -176,7 +176,21 @@ impl Aligner {
                 }
             }
         }
-        Step::Miss(tags.len())
+        self.far_step(tags).unwrap_or(Step::Miss(tags.len()))
+    }
+
+    /// The same where several manifests were lost, so that many arrivals have no name.
+    fn far_step(&self, tags: &[Tag]) -> Option<Step> {
+        if self.ahead.len() <= REACH {
+            return None;
+        }
+        let followers = self.ahead.iter().skip(1);
+        let pairs = self.ahead.iter().zip(followers).enumerate().skip(REACH - AGREE);
+        let at: HashMap<_, _> = pairs.map(|(at, (a, b))| ((*a, *b), at)).collect();
+        let here = |missing: usize| at.get(&(tags[missing], *tags.get(missing + 1)?));
+        let found = (0..tags.len()).filter_map(|missing| Some((missing, *here(missing)?)));
+        let (_, skipped) = found.min_by_key(|(missing, skipped)| missing + skipped)?;
+        Some(Step::Skip(skipped))
     }
 
     /// Whether tags and arrivals agree from here on, as far as either goes.

@@ -43,6 +43,20 @@ fn names_that_come_before_their_packets_wait_for_them() {
 }
 
 #[test]
+fn many_manifests_in_a_row_may_be_lost() {
+    let (mut aligner, mut rng, mut named) = (Aligner::default(), Rng::from_seed(1), Vec::new());
+    let tags: Vec<_> = (0..3_000).map(|_| rng.next_u64() as Tag).collect();
+    for (_, &tag) in tags.iter().enumerate().filter(|(n, _)| n % 50 != 7) {
+        aligner.arrive(tag);
+    }
+    aligner.name(1, &tags[..64], &mut named);
+    named.clear();
+    aligner.name(2_801, &tags[2_800..2_864], &mut named);
+    let missing: Vec<_> = named.iter().filter(|(_, of)| *of == Named::Missing).collect();
+    assert_eq!(missing, [&(2_808, Named::Missing), &(2_858, Named::Missing)]);
+}
+
+#[test]
 fn state_is_bounded() {
     let (mut aligner, mut rng) = (Aligner::default(), Rng::from_seed(1));
     for seq in 0..20_000 {

@@ -26,8 +26,8 @@ const FULL: f64 = 0.8;
 const MIN_PEAK: Micros = 5_000;
 /// Least step of a path's delay that is told from noise.
 const MIN_STEP: Micros = 5_000;
-/// Packets further apart may have had a queue grow between them.
-const NEIGHBOURS: Duration = Duration::from_millis(2);
+/// Packets that left further apart may have had a queue grow between them.
+const NEIGHBOURS: Micros = 2_000;
 /// Time for which delays have to stay above a step.
 const STAYS: Duration = Duration::from_millis(500);
 
@@ -41,7 +41,8 @@ pub struct Queue {
     base: Option<u32>,
     least: Extremes,
     peak: Extremes,
-    last: Option<(Instant, Micros)>,
+    /// When the last packet was sent, and its delay.
+    last: Option<(u32, Micros)>,
     step: Option<Step>,
     waits: Micros,
 }
@@ -62,8 +63,8 @@ impl Queue {
         let difference = micros(now).wrapping_sub(sent);
         let base = *self.base.get_or_insert(difference);
         let delay = Micros::from(difference.wrapping_sub(base).cast_signed());
-        self.look_for_step(now, delay);
-        self.last = Some((now, delay));
+        self.look_for_step(now, sent, delay);
+        self.last = Some((sent, delay));
         let least = self.least.add(now, delay, Micros::min);
         self.waits = delay - least;
         self.peak.add(now, self.waits, Micros::max);
@@ -81,7 +82,7 @@ impl Queue {
         peak >= MIN_PEAK && waits as f64 >= FULL * peak as f64
     }
 
-    fn look_for_step(&mut self, now: Instant, delay: Micros) {
+    fn look_for_step(&mut self, now: Instant, sent: u32, delay: Micros) {
         if let Some(step) = &mut self.step {
             step.least = step.least.min(delay);
             let height = step.least - step.before;
@@ -94,7 +95,7 @@ impl Queue {
                 self.step = None;
             }
         } else if let Some((at, before)) = self.last
-            && now.since(at) <= NEIGHBOURS
+            && Micros::from(sent.wrapping_sub(at).cast_signed()) <= NEIGHBOURS
             && delay - before >= MIN_STEP
         {
             self.step = Some(Step { since: now, before, least: delay });

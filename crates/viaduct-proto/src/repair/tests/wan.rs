@@ -139,19 +139,77 @@ impl Wan {
     }
 }
 
+/// Packets a second that fill 0.8 of the link.
 const BULK: f64 = 16_700.0;
+const CLEAN: &str = "rate=200M,delay=50ms,queue=100ms";
+
+/// What is seen in ten seconds of bulk at this loss, once it has lasted for a while.
+fn steady(loss: &str) -> Seen {
+    let mut wan = Wan::new(CLEAN);
+    wan.run(Duration::from_secs(2), BULK);
+    wan.links[0].set_config(wan.now, link(&format!("{CLEAN},loss={loss}")));
+    wan.run(Duration::from_secs(8), BULK);
+    wan.run(Duration::from_secs(10), BULK)
+}
 
 #[test]
-fn bulk_at_several_losses() {
-    for loss in ["1%", "2%", "5%", "1%x8", "1%x30"] {
-        let mut wan = Wan::new("rate=200M,delay=50ms,queue=100ms");
-        wan.run(Duration::from_secs(3), BULK);
-        wan.links[0]
-            .set_config(wan.now, link(&format!("rate=200M,delay=50ms,queue=100ms,loss={loss}")));
-        let onset = wan.run(Duration::from_secs(2), BULK);
-        wan.run(Duration::from_secs(10), BULK);
-        let steady = wan.run(Duration::from_secs(10), BULK);
-        println!("{loss}: onset {onset:?}\n   steady {steady:?}\n {:?}", wan.stats()[1].receiver);
-        assert_ne!(steady.control.regime, Regime::Unknown);
+fn a_clean_link_costs_less_than_a_hundredth() {
+    let seen = steady("0");
+    assert!(seen.bytes < 0.004 && seen.control.regime == Regime::Clean, "{seen:?}");
+}
+
+#[test]
+fn single_losses_come_back_within_15_ms_at_little_cost() {
+    let seen = steady("1%");
+    assert!(seen.recovered > 0.999 && seen.quick > 0.985 && seen.bytes < 0.05, "{seen:?}");
+    let seen = steady("5%");
+    assert!(seen.recovered > 0.999 && seen.quick > 0.985 && seen.bytes < 0.16, "{seen:?}");
+}
+
+#[test]
+fn bursts_come_back_while_flows_can_wait() {
+    let seen = steady("1%x8");
+    assert!(seen.recovered > 0.99 && seen.soon > 0.9 && seen.bytes < 0.13, "{seen:?}");
+    let seen = steady("1%x30");
+    assert!(seen.recovered > 0.95 && seen.soon > 0.85 && seen.bytes < 0.17, "{seen:?}");
+}
+
+#[test]
+fn a_full_queue_gets_no_repairs() {
+    let mut wan = Wan::new(CLEAN);
+    wan.run(Duration::from_secs(1), BULK);
+    // A tenth more than the link carries.
+    let pace = 22_900.0;
+    wan.run(Duration::from_secs(2), pace);
+    let before = wan.stats();
+    let dropped = wan.links[0].stats().queue_dropped;
+    let seen = wan.run(Duration::from_secs(10), pace);
+    let after = wan.stats();
+    let dropped = wan.links[0].stats().queue_dropped - dropped;
+    let [before, after] = [&before, &after].map(|stats| stats[1].receiver);
+    let congested = after.congested - before.congested;
+    println!(
+        "A {:?}\n B {:?}\n link {:?}",
+        wan.stats()[0],
+        wan.stats()[1].session,
+        wan.links[0].stats()
+    );
+    assert!(seen.bytes < 0.005, "{seen:?}");
+    assert!(congested as f64 > 0.95 * dropped as f64, "{congested} of {dropped}: {after:?}");
+}
+
+#[test]
+fn a_longer_path_is_taken_for_no_queue() {
+    let mut wan = Wan::new(&format!("{CLEAN},loss=1%"));
+    wan.run(Duration::from_secs(5), BULK);
+    wan.links[0].set_config(wan.now, link("rate=200M,delay=80ms,queue=100ms,loss=1%"));
+    wan.run(Duration::from_secs(2), BULK);
+    let before = wan.stats()[1].receiver;
+    for _ in 0..5 {
+        let seen = wan.run(Duration::from_secs(1), BULK);
+        println!("{:?} {:?}", seen, wan.planes[1].stats()[0].1.receiver);
     }
+    let seen = wan.run(Duration::from_secs(5), BULK);
+    let congested = wan.stats()[1].receiver.congested - before.congested;
+    assert!(seen.recovered > 0.999 && seen.bytes < 0.06 && congested == 0, "{congested} {seen:?}");
 }
