@@ -40,19 +40,50 @@ struct Input {
 #[derive(Arbitrary, Debug)]
 enum Step {
     /// Some of what one end sent arrives.
-    Carry { from: bool, count: u16 },
+    Carry {
+        from: bool,
+        count: u16,
+    },
     /// The same, with a bit changed.
-    Flip { from: bool, count: u16, bit: u16 },
+    Flip {
+        from: bool,
+        count: u16,
+        bit: u16,
+    },
     /// Bytes that nobody sent arrive, on any of an end's connections.
-    Raw { to: bool, bottom: u8, bytes: Bytes },
-    Write { end: bool, count: u16 },
-    Takes { end: bool, takes: bool },
-    Shutdown { end: bool },
-    Close { end: bool },
-    Finish { end: bool, bottom: u8 },
-    Fail { end: bool, bottom: u8 },
-    Control { end: bool },
-    Wait { millis: u16 },
+    Raw {
+        to: bool,
+        bottom: u8,
+        bytes: Bytes,
+    },
+    Write {
+        end: bool,
+        count: u16,
+    },
+    Takes {
+        end: bool,
+        takes: bool,
+    },
+    Shutdown {
+        end: bool,
+    },
+    Close {
+        end: bool,
+    },
+    Finish {
+        end: bool,
+        bottom: u8,
+    },
+    Fail {
+        end: bool,
+        bottom: u8,
+    },
+    Control {
+        end: bool,
+    },
+    Wait {
+        millis: u16,
+    },
 }
 
 /// Making keys is slow, so chains are made once.

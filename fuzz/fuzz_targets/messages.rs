@@ -5,11 +5,12 @@
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use viaduct_fuzz::{Bytes, MEMORY, Steps, first_code, packet, peer, plane};
-use viaduct_proto::fec::{Cover, Repair, Row};
-use viaduct_proto::repair::Plane;
-use viaduct_proto::repair::identity::Identity;
-use viaduct_proto::repair::wire::{Announcement, emit_repair};
+use viaduct_fuzz::{Bytes, MEMORY, Steps, packet, peer, plane_of};
+use viaduct_proto::fec::{Cover, Draw, Repair, Row};
+use viaduct_proto::repair::control::Limits;
+use viaduct_proto::repair::report::{REPORT, Report};
+use viaduct_proto::repair::section::{self, Need, Part};
+use viaduct_proto::repair::{Coding, Plane};
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::wire::ip::{self, Header, Hop};
 
@@ -18,17 +19,17 @@ enum Step {
     /// Bytes as they are.
     Raw(Bytes),
     /// A repair, well-formed; its numbers are near those of others, or `far`.
-    Repair {
-        first: u32,
-        far: bool,
-        stride: u16,
-        count: u8,
-        kind: Kind,
-        names: Vec<Name>,
-        body: Body,
-    },
-    /// A repair of one packet under its own name, as an honest peer sends it.
+    Repair { first: u32, far: bool, stride: u16, count: u16, kind: Kind, part: u8, body: Body },
+    /// Names of packets, near those of others.
+    Names { first: u16, names: Vec<Named>, times: Option<(u32, Vec<u8>)> },
+    /// A repair of one packet behind its name, as an honest peer sends it.
     Single { first: u16, packet: Packet, hop: (u8, u8) },
+    /// A request.
+    Need { first: u64, packets: u16, repairs: u8 },
+    /// A report of any numbers.
+    Report { numbers: [u32; 4], echo: Option<(u32, u32)>, path: [u64; 4], full: bool },
+    /// A packet leaves.
+    Leaves(Packet),
     /// A packet arrives.
     Arrives(Packet),
     /// Time passes, in milliseconds.
@@ -41,28 +42,23 @@ enum Step {
 enum Kind {
     Xor(u8),
     ReedSolomon(u8),
-    Window(u16),
-}
-
-#[derive(Arbitrary, Debug)]
-struct Name {
-    position: u8,
-    of: Named,
-    ttl: u8,
-    tos: u8,
+    Window { seed: u16, dense: u16, density: u8 },
 }
 
 #[derive(Arbitrary, Debug)]
 enum Named {
     Packet(Packet),
-    Bytes(Bytes),
-    Nothing(u64),
+    Nothing(u16),
 }
 
 #[derive(Arbitrary, Debug)]
 enum Body {
-    Packet(Packet),
-    Bytes { len_code: [u8; 2], bytes: Bytes },
+    /// A packet behind its identity, and mutable fields.
+    Packet(Packet, u8, u8),
+    Bytes {
+        len_code: [u8; 2],
+        bytes: Bytes,
+    },
 }
 
 /// Few different ones, so that names meet bodies.
@@ -85,22 +81,20 @@ impl Packet {
 }
 
 fuzz_target!(|steps: Steps<Step>| {
-    let mut gateway = plane(0, first_code());
+    let mut gateway = plane_of(0, Coding::Auto(Limits { max_overhead: 0.3 }));
     let mut now = Instant::ZERO;
     for step in &steps.0 {
         match step {
             Step::Raw(bytes) => gateway.handle_opened(now, &bytes.0),
             Step::Arrives(packet) => gateway.handle_incoming(now, &mut packet.normal()),
+            Step::Leaves(packet) => gateway.handle_outgoing(now, &mut packet.normal()),
             Step::Missed => gateway.miss_incoming(),
             Step::Wait { millis } => {
                 now += Duration::from_millis((*millis).into());
                 gateway.handle_timeout(now);
                 gateway.clear_transmits();
             }
-            Step::Single { .. } | Step::Repair { .. } => {
-                let message = message(&gateway, step);
-                gateway.handle_opened(now, &message);
-            }
+            step => gateway.handle_opened(now, &message(&gateway, step)),
         }
         check(&mut gateway);
     }
@@ -108,48 +102,94 @@ fuzz_target!(|steps: Steps<Step>| {
 
 fn message(gateway: &Plane, step: &Step) -> Vec<u8> {
     let mut out = Vec::new();
-    if let Step::Single { first, packet, hop: (ttl, tos) } = *step {
-        let (body, hop) = (packet.normal(), Hop { ttl, tos });
-        let cover = Cover { first: u64::from(first % 2048), stride: 1, count: 1 };
-        let len_code = (body.len() as u16).to_be_bytes();
-        let repair = Repair { cover, row: Row::Xor { layer: 0 }, len_code, body: &body };
-        let identity = gateway.name(&body).unwrap_or_default();
-        emit_repair(&repair, [Announcement { position: 0, identity, hop }].into_iter(), &mut out);
-    }
-    let Step::Repair { first, far, stride, count, kind, names, body } = step else { return out };
-    let cover = match far {
-        true => Cover { first: u64::from(*first) << 32, stride: *stride, count: *count },
-        false => Cover {
-            first: u64::from(*first % 2048),
-            stride: 1 + *stride % 8,
-            count: 1 + *count % 16,
-        },
-    };
-    let row = match *kind {
-        Kind::Xor(layer) => Row::Xor { layer },
-        Kind::ReedSolomon(row) => Row::ReedSolomon { row },
-        Kind::Window(seed) => Row::Window { seed },
-    };
-    let (len_code, body) = match body {
-        Body::Packet(packet) => {
-            let packet = packet.normal();
-            ((packet.len() as u16).to_be_bytes(), packet)
+    match step {
+        Step::Single { first, packet, hop: (ttl, tos) } => {
+            let first = u64::from(first % 2048).max(1);
+            names(&mut out, first, &[tag(gateway, &packet.normal())], None);
+            let body = symbol(gateway, &packet.normal(), *ttl, *tos);
+            let len_code = (body.len() as u16).to_be_bytes();
+            let cover = Cover { first, stride: 1, count: 1 };
+            let repair = Repair { cover, row: Row::Xor { layer: 0 }, len_code, body: &body };
+            section::emit_repair(&repair, Part::Whole, &mut out);
         }
-        Body::Bytes { len_code, bytes } => (*len_code, bytes.0.clone()),
-    };
-    let name = |normal: &[u8]| gateway.name(normal).unwrap_or_default();
-    let announced = names.iter().take(255).map(|Name { position, of, ttl, tos }| Announcement {
-        position: *position % cover.count.max(1),
-        identity: match of {
-            Named::Packet(packet) => name(&packet.normal()),
-            Named::Bytes(bytes) => name(&bytes.0),
-            Named::Nothing(number) => Identity(*number),
-        },
-        hop: Hop { ttl: *ttl, tos: *tos },
-    });
-    let repair = Repair { cover, row, len_code, body: &body };
-    emit_repair(&repair, announced.collect::<Vec<_>>().into_iter(), &mut out);
+        Step::Names { first, names: of, times } => {
+            let of = of.iter().take(128).map(|of| match of {
+                Named::Packet(packet) => tag(gateway, &packet.normal()),
+                Named::Nothing(tag) => *tag,
+            });
+            let times = times.as_ref().map(|(sent, gaps)| (*sent, gaps.as_slice()));
+            names(&mut out, u64::from(first % 2048), &of.collect::<Vec<_>>(), times);
+        }
+        Step::Repair { first, far, stride, count, kind, part, body } => {
+            let cover = match far {
+                true => Cover { first: u64::from(*first), stride: *stride, count: *count },
+                false => Cover {
+                    first: u64::from(*first % 2048),
+                    stride: 1 + *stride % 8,
+                    count: 1 + *count % 64,
+                },
+            };
+            let row = match *kind {
+                Kind::Xor(layer) => Row::Xor { layer },
+                Kind::ReedSolomon(row) => Row::ReedSolomon { row },
+                Kind::Window { seed, dense, density } => Row::Window(Draw { seed, dense, density }),
+            };
+            let part = [Part::Whole, Part::Whole, Part::Head, Part::Tail][usize::from(part % 4)];
+            let (len_code, body) = match body {
+                Body::Packet(packet, ttl, tos) => {
+                    let symbol = symbol(gateway, &packet.normal(), *ttl, *tos);
+                    ((symbol.len() as u16).to_be_bytes(), symbol)
+                }
+                Body::Bytes { len_code, bytes } => (*len_code, bytes.0.clone()),
+            };
+            section::emit_repair(&Repair { cover, row, len_code, body: &body }, part, &mut out);
+        }
+        Step::Need { first, packets, repairs } => {
+            let need = Need { first: *first, packets: *packets, repairs: *repairs };
+            section::emit_need(need, &mut out);
+        }
+        Step::Report { numbers: [next, stamp, wait, each], echo, path, full } => {
+            let mut report = Report { next: u64::from(*next), stamp: *stamp, ..Report::default() };
+            (report.echo, report.wait) = (*echo, *wait);
+            let [packets, congested, visible, bursts] = *path;
+            report.path.random.packets = packets;
+            report.path.random.bursts[*each as usize % 16] = bursts;
+            (report.path.congested, report.path.visible) = (congested, visible);
+            report.path.queue_full = *full;
+            section::emit(REPORT, &mut out, |body| report.emit(body));
+        }
+        Step::Raw(_) | Step::Arrives(_) | Step::Leaves(_) | Step::Wait { .. } | Step::Missed => {}
+    }
     out
+}
+
+fn tag(gateway: &Plane, normal: &[u8]) -> u16 {
+    gateway.name(normal).unwrap_or_default().tag()
+}
+
+/// A packet behind its prefix, whose check may be wrong.
+fn symbol(gateway: &Plane, normal: &[u8], ttl: u8, tos: u8) -> Vec<u8> {
+    let identity = gateway.name(normal).unwrap_or_default().0.to_be_bytes();
+    [&identity[..], &[ttl, tos, ttl ^ tos], normal].concat()
+}
+
+/// A section of names, as it is on the wire.
+fn names(out: &mut Vec<u8>, first: u64, tags: &[u16], times: Option<(u32, &[u8])>) {
+    const NAMES: u8 = 2;
+    section::emit(NAMES, out, |out| {
+        out.push(times.is_some().into());
+        out.extend(first.to_be_bytes());
+        out.push(tags.len() as u8);
+        if let Some((sent, _)) = times {
+            out.extend(sent.to_be_bytes());
+            out.extend([64, 0]);
+        }
+        tags.iter().for_each(|tag| out.extend(tag.to_be_bytes()));
+        if let Some((_, gaps)) = times {
+            let gaps = gaps.iter().copied().chain(std::iter::repeat(1));
+            out.extend(gaps.take(tags.len().saturating_sub(1)));
+        }
+    });
 }
 
 fn check(gateway: &mut Plane) {

@@ -7,8 +7,8 @@ use std::fmt::Debug;
 use libfuzzer_sys::fuzz_target;
 use viaduct_proto::split::option::{Hop, LEN};
 use viaduct_proto::split::syn::Syn;
-use viaduct_proto::wire::ip::Header;
 use viaduct_proto::split::{Parsed, connect, proxy, socks, socks_client, socks_datagram};
+use viaduct_proto::wire::ip::Header;
 
 fuzz_target!(|input: &[u8]| {
     is_cut_anywhere(input, proxy::parse);

@@ -27,18 +27,40 @@ enum Step {
     /// Bytes for the main stream, whatever they are.
     Write(Bytes),
     /// A good request on a stream of its own.
-    Ask { name: u8, reserve: u16 },
+    Ask {
+        name: u8,
+        reserve: u16,
+    },
     Shutdown,
     Forget(u8),
     /// Messages in flight are delivered.
-    Up { count: u8, server: bool },
+    Up {
+        count: u8,
+        server: bool,
+    },
     Down(u8),
-    Lose { up: bool, which: u8 },
-    Double { up: bool, which: u8 },
-    Alter { up: bool, which: u8, byte: u16, to: u8 },
+    Lose {
+        up: bool,
+        which: u8,
+    },
+    Double {
+        up: bool,
+        which: u8,
+    },
+    Alter {
+        up: bool,
+        which: u8,
+        byte: u16,
+        to: u8,
+    },
     /// Events wait at a server, and are moved to the other.
-    Move { server: bool, count: u8 },
-    Wait { millis: u16 },
+    Move {
+        server: bool,
+        count: u8,
+    },
+    Wait {
+        millis: u16,
+    },
 }
 
 struct Disk;
@@ -160,8 +182,7 @@ impl World {
                     let _ = self.servers[from].handle(self.now, way(), &message);
                 }
                 let mut collection = Vec::new();
-                let moved =
-                    self.servers[from].extract_events(self.now, |_| true, &mut collection);
+                let moved = self.servers[from].extract_events(self.now, |_| true, &mut collection);
                 let installed = self.servers[1 - from].install_events(self.now, &collection);
                 assert_eq!(installed.taken + installed.refused, moved);
                 self.serve();
@@ -237,7 +258,9 @@ impl World {
         }
         for stream in &self.asked {
             let Some(read) = self.read.get(stream) else { continue };
-            let Some(head) = read.windows(4).position(|window| window == b"\r\n\r\n") else { continue };
+            let Some(head) = read.windows(4).position(|window| window == b"\r\n\r\n") else {
+                continue;
+            };
             assert!(read.starts_with(b"HTTP/1.1 200 OK\r\n"));
             let body = &read[head + 4..];
             assert!(body.len() as u64 <= SIZE);

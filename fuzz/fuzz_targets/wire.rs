@@ -2,7 +2,10 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use viaduct_proto::repair::wire::{Datagram, Message, TAG, emit_repair, emit_report};
+use viaduct_proto::repair::report::{REPORT, Report};
+use viaduct_proto::repair::section::{self, MAX_NAMES, Section};
+use viaduct_proto::repair::terms::Terms;
+use viaduct_proto::repair::wire::{Datagram, TAG};
 
 fuzz_target!(|bytes: &[u8]| {
     if let Some(datagram) = Datagram::parse(bytes) {
@@ -11,22 +14,36 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(bytes.starts_with(&head) && bytes.len() >= head.len() + TAG);
     }
     let mut again = Vec::new();
-    match Message::parse(bytes) {
-        Some(Message::Repair(repair, announced)) => {
-            assert!(repair.cover.seqs().is_sorted() && repair.cover.last() < u64::MAX);
-            let announced: Vec<_> = announced.iter().collect();
-            assert!(announced.iter().all(|a| a.position < repair.cover.count));
-            emit_repair(&repair, announced.into_iter(), &mut again);
-            assert_eq!(again, bytes);
+    for section in section::sections(bytes).flatten() {
+        again.clear();
+        match &section {
+            Section::Repair(repair, part) => {
+                assert!(repair.cover.seqs().is_sorted() && repair.cover.last() < u64::MAX);
+                section::emit_repair(repair, *part, &mut again);
+            }
+            Section::Need(need) => section::emit_need(*need, &mut again),
+            Section::Names(names) => {
+                assert!((1..=MAX_NAMES).contains(&names.tags().len()));
+                let times = names.times().map(|times| times.sent().count());
+                assert!(times.is_none_or(|count| count == names.tags().len()));
+            }
+            Section::Other(REPORT, body) => {
+                if let Some(report) = Report::parse(body) {
+                    report.emit(&mut again);
+                    assert_eq!(Report::parse(&again), Some(report));
+                }
+                again.clear();
+            }
+            Section::Other(_, body) => {
+                if let Some(terms) = Terms::parse(body) {
+                    terms.emit(&mut again);
+                    assert_eq!(Terms::parse(&again).as_ref(), Some(&terms));
+                }
+                again.clear();
+            }
         }
-        Some(Message::Report(report)) => {
-            emit_report(&report, &mut again);
-            assert_eq!(again[4..], bytes[4..], "but for reserved bytes");
+        if !again.is_empty() {
+            assert_eq!(section::sections(&again).next(), Some(Some(section)));
         }
-        Some(Message::Terms(terms)) => {
-            terms.emit(&mut again);
-            assert!(matches!(Message::parse(&again), Some(Message::Terms(same)) if same == terms));
-        }
-        None => {}
     }
 });

@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use arbitrary::{Arbitrary, Result, Unstructured};
 use viaduct_proto::fec::{Code, layered};
 use viaduct_proto::keys::{Entropy, SecretKey};
-use viaduct_proto::repair::{Local, PeerConfig, Plane, Sites};
+use viaduct_proto::repair::{Coding, Local, PeerConfig, Plane, Sites};
 use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::wire::ip::{self, Hop};
@@ -62,7 +62,7 @@ pub fn endpoint(side: usize) -> SocketAddr {
 }
 
 /// How `side` sees the other.
-pub fn peer(side: usize, code: Option<Code>) -> PeerConfig {
+pub fn peer(side: usize, coding: Option<Coding>) -> PeerConfig {
     static PUBLIC: LazyLock<[viaduct_proto::keys::PublicKey; 2]> =
         LazyLock::new(|| [SECRETS[0].public(), SECRETS[1].public()]);
     let site = |n: usize| {
@@ -74,7 +74,7 @@ pub fn peer(side: usize, code: Option<Code>) -> PeerConfig {
         key: PUBLIC[1 - side],
         endpoint: Some(endpoint(1 - side)),
         sites: Sites { local: site(side), remote: site(1 - side) },
-        code,
+        coding,
         flush_after: Duration::from_millis(8),
         rekey_after: Duration::from_secs(20),
         longest: MTU,
@@ -85,12 +85,17 @@ pub fn peer(side: usize, code: Option<Code>) -> PeerConfig {
 
 /// The gateway of `side`.
 pub fn plane(side: usize, code: Code) -> Plane {
+    plane_of(side, Coding::Fixed(code))
+}
+
+/// The gateway of `side`, with a way to encode.
+pub fn plane_of(side: usize, coding: Coding) -> Plane {
     let rng = Mutex::new(Rng::from_seed(side as u64));
     let entropy: Entropy =
         Arc::new(move |out: &mut [u8]| rng.lock().expect("one thread").fill(out));
     let secret = SECRETS[side].clone();
     let local = Local { secret, entropy, unix_nanos_at_zero: 1_700_000_000_000_000_000 };
-    Plane::new(local, vec![peer(side, Some(code))], Instant::ZERO).expect("a code that works")
+    Plane::new(local, vec![peer(side, Some(coding))], Instant::ZERO).expect("a code that works")
 }
 
 /// A packet of about `len` bytes from a host of `from` to one of the other side.

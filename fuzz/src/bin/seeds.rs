@@ -11,8 +11,9 @@ use viaduct_proto::agree::{Required, Terms};
 use viaduct_proto::fec::{Code, reed_solomon, window};
 use viaduct_proto::repair::Plane;
 use viaduct_proto::repair::identity::IdentityKey;
+use viaduct_proto::repair::report::{REPORT, Report};
+use viaduct_proto::repair::section::{self, Name, Need, Part};
 use viaduct_proto::repair::stats::LossReport;
-use viaduct_proto::repair::wire::{Announcement, Report, emit_repair, emit_report};
 use viaduct_proto::rng::Rng;
 use viaduct_proto::split::proxy::Addresses;
 use viaduct_proto::split::{option, proxy};
@@ -147,19 +148,20 @@ fn messages(packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let key = IdentityKey::new(&[7; 32]);
     let mut report = Vec::new();
     let loss = LossReport { highest: 9, covered: 8, lost: 2, ..Default::default() };
-    emit_report(&Report { loss, next: 10 }, &mut report);
-    let mut messages = vec![report];
+    let of = Report { loss, next: 10, ..Report::default() };
+    section::emit(REPORT, &mut report, |body| of.emit(body));
+    let mut need = Vec::new();
+    section::emit_need(Need { first: 3, packets: 5, repairs: 2 }, &mut need);
+    let mut messages = vec![report, need];
     for code in codes {
         let mut encoder = code.build_encoder(1).expect("a code that works");
         for packet in packets {
             encoder.push(packet, &mut |repair| {
-                let named = (0..repair.cover.count).map(|position| Announcement {
-                    position,
-                    identity: key.name(packet),
-                    hop: Hop { ttl: 63, tos: 0 },
-                });
+                let name = Name { tag: key.name(packet).tag(), sent: 7, ttl: 63, tos: 0 };
+                let names = vec![name; usize::from(repair.cover.count)];
                 let mut message = Vec::new();
-                emit_repair(&repair, named.collect::<Vec<_>>().into_iter(), &mut message);
+                section::emit_names(repair.cover.first, &names, true, &mut message);
+                section::emit_repair(&repair, Part::Whole, &mut message);
                 messages.push(message);
             });
         }

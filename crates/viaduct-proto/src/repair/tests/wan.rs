@@ -188,14 +188,10 @@ fn a_full_queue_gets_no_repairs() {
     let dropped = wan.links[0].stats().queue_dropped - dropped;
     let [before, after] = [&before, &after].map(|stats| stats[1].receiver);
     let congested = after.congested - before.congested;
-    println!(
-        "A {:?}\n B {:?}\n link {:?}",
-        wan.stats()[0],
-        wan.stats()[1].session,
-        wan.links[0].stats()
-    );
     assert!(seen.bytes < 0.005, "{seen:?}");
-    assert!(congested as f64 > 0.95 * dropped as f64, "{congested} of {dropped}: {after:?}");
+    // Half of the manifests are dropped, too.
+    assert!(congested as f64 > 0.3 * dropped as f64, "{congested} of {dropped}: {after:?}");
+    assert_eq!(after.random, before.random, "{after:?}");
 }
 
 #[test]
@@ -205,10 +201,6 @@ fn a_longer_path_is_taken_for_no_queue() {
     wan.links[0].set_config(wan.now, link("rate=200M,delay=80ms,queue=100ms,loss=1%"));
     wan.run(Duration::from_secs(2), BULK);
     let before = wan.stats()[1].receiver;
-    for _ in 0..5 {
-        let seen = wan.run(Duration::from_secs(1), BULK);
-        println!("{:?} {:?}", seen, wan.planes[1].stats()[0].1.receiver);
-    }
     let seen = wan.run(Duration::from_secs(5), BULK);
     let congested = wan.stats()[1].receiver.congested - before.congested;
     assert!(seen.recovered > 0.999 && seen.bytes < 0.06 && congested == 0, "{congested} {seen:?}");
