@@ -8,11 +8,12 @@
 use crate::time::{Duration, Instant};
 
 /// Least and greatest share.
-const SHARES: [f64; 2] = [0.25, 1.0];
+const SHARES: [f64; 2] = [0.25, 0.75];
 /// Steps down and up.
 const STEPS: [f64; 2] = [0.8, 1.15];
-/// Bursts of losses of which so many are seen as losses by senders are too many.
-const TOO_MANY: f64 = 0.25;
+/// Times a second that senders do not wait: more are too many. Each costs a window that is cut and, a round trip later,
+/// put back.
+const TOO_MANY: f64 = 0.5;
 /// Bursts that tell, and the time in which so many, or fewer after the greater one, have to have come.
 const ENOUGH: u64 = 10;
 const TIMES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
@@ -61,10 +62,9 @@ impl Patience {
             return;
         }
         if many > 0 {
-            // All bursts of one round trip are one to a sender, too.
-            let seen = self.hasty as f64 / (many.min(10 * passed.as_secs()) as f64).max(1.0);
+            let hasty = self.hasty as f64 / passed.as_secs_f64();
             let is_tcp = 2 * self.tcp > self.all;
-            let step = if is_tcp && seen <= TOO_MANY { STEPS[1] } else { STEPS[0] };
+            let step = if is_tcp && hasty <= TOO_MANY { STEPS[1] } else { STEPS[0] };
             self.share = (self.share * step).clamp(SHARES[0], SHARES[1]);
         }
         let share = self.share;
@@ -103,10 +103,10 @@ mod tests {
     #[test]
     fn it_grows_where_senders_wait_and_shrinks_where_they_do_not() {
         let mut patience = Patience::new(Instant::ZERO);
-        assert_eq!(run(&mut patience, 0, 20, 100, 0, true), 1.0);
-        assert!(run(&mut patience, 20, 3, 100, 5, true) < 0.6);
+        assert_eq!(run(&mut patience, 0, 20, 100, 0, true), SHARES[1]);
+        assert!(run(&mut patience, 20, 3, 100, 5, true) < 0.5);
         assert_eq!(run(&mut patience, 23, 20, 100, 5, true), 0.25);
-        assert!(run(&mut patience, 43, 20, 100, 1, true) > 0.9);
+        assert!(run(&mut patience, 43, 20, 100, 0, true) > 0.7);
         assert_eq!(run(&mut patience, 63, 20, 100, 0, false), 0.25, "flows that say nothing");
     }
 

@@ -27,6 +27,9 @@ use bursts::{Bursts, Counts};
 const TARGET: f64 = 0.03;
 /// Overhead that is kept until a link has been clean for long: a new loss is then repaired at once.
 const LEAST: f64 = 0.005;
+/// Overhead until the fate of so many packets is known: flows begin with few packets, of which each loss costs much.
+const PRIOR: f64 = 0.03;
+const PRIOR_PACKETS: u64 = 4_096;
 /// Time without a loss after which a link is clean.
 const CLEAN: Duration = Duration::from_secs(60);
 /// Share by which the overhead falls a second.
@@ -67,7 +70,7 @@ pub struct Report {
 /// State of the way to a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Regime {
-    /// Nothing was reported yet.
+    /// Little was reported yet.
     #[default]
     Unknown,
     /// Nothing was lost by chance for a minute: no repairs.
@@ -83,7 +86,7 @@ pub enum Regime {
 impl fmt::Display for Regime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Regime::Unknown => "nothing is known of the link yet",
+            Regime::Unknown => "little is known of the link yet",
             Regime::Clean => "clean: no packet was lost by chance for 60 s",
             Regime::Repairing => "repairing what is lost by chance",
             Regime::Bounded => "losses ask for more repairs than max_overhead allows",
@@ -191,14 +194,19 @@ impl Controller {
         let packets = pace * traffic.wait.as_secs_f64();
         let most = self.limits.max_overhead;
         let least = overhead::least(&rates, packets, events, TARGET, most / self.trim);
-        let wanted = self.floor(now).max(least.map_or(most, |least| least * self.trim)).min(most);
+        let is_unknown = report.random.packets < PRIOR_PACKETS;
+        let floor = if is_unknown { PRIOR } else { self.floor(now) };
+        let wanted = floor.max(least.map_or(most, |least| least * self.trim)).min(most);
         self.regime = match least {
             _ if report.queue_full => Regime::Congested,
             None => Regime::Bounded,
+            Some(_) if is_unknown => Regime::Unknown,
             Some(_) if wanted == 0.0 => Regime::Clean,
             Some(_) => Regime::Repairing,
         };
-        let fallen = self.overhead * FALL.powf(now.since(at).as_secs_f64());
+        // What was kept for losses that have never come ends at once.
+        let fall = if self.lost.is_some() { FALL.powf(now.since(at).as_secs_f64()) } else { 0.0 };
+        let fallen = self.overhead * fall;
         let risen = if report.queue_full { wanted.min(self.overhead) } else { wanted };
         if self.overhead <= 0.0 && risen > 0.0 {
             self.begun = Some(now);
