@@ -48,6 +48,16 @@ pub struct PeerConfig {
     pub memory: usize,
 }
 
+impl PeerConfig {
+    /// Whether its code can work, without building what it needs.
+    pub(super) fn check(&self) -> Result<(), PeerError> {
+        if let Some(code) = &self.code {
+            code.check()?;
+        }
+        Ok(())
+    }
+}
+
 /// Bytes by which a repair exceeds the longest packet that it covers, headers of IP and UDP
 /// included.
 pub fn overhead(code: &Code, ipv6: bool) -> usize {
