@@ -86,7 +86,7 @@ struct Far {
 }
 
 impl Far {
-    /// One that listens at a free port; and where.
+    /// A far end that listens at a free port, and its address.
     fn new() -> (Far, SocketAddr) {
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = free.local_addr().unwrap();
