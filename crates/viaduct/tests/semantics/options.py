@@ -45,11 +45,12 @@ except OSError:
     sys.exit()
 if when in ('after', 'listen'):
     options(s, v6)
-    # By cgroup they follow a moment later.
-    time.sleep(0.3)
+    time.sleep(PAUSE)
 s.sendall(b'said')
 sys.stdin.readline()
 '''
+# By cgroup what is set on a connection follows a moment later.
+PROGRAM = PROGRAM.replace('PAUSE', '0.3' if VIA == '--via=cgroup' else '0')
 
 
 def start(host, port, when):

@@ -88,12 +88,17 @@ struct Far {
 impl Far {
     /// A far end that listens at a free port, and its address.
     fn new() -> (Far, SocketAddr) {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let at = free.local_addr().unwrap();
-        drop(free);
         let poll = Poll::new().unwrap();
-        let registry = poll.registry().try_clone().unwrap();
-        let tunnels = Tunnels::new(settings(Some(at), Vec::new()), registry, time()).unwrap();
+        // A port that is free may be another test's a moment later.
+        let listen = |_| {
+            let free = TcpListener::bind("127.0.0.1:0").unwrap();
+            let at = free.local_addr().unwrap();
+            drop(free);
+            let registry = poll.registry().try_clone().unwrap();
+            let tunnels = Tunnels::new(settings(Some(at), Vec::new()), registry, time());
+            Some((tunnels.ok()?, at))
+        };
+        let (tunnels, at) = (0..100).find_map(listen).expect("a port is free");
         (Far { tunnels, _poll: poll }, at)
     }
 
