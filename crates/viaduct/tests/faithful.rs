@@ -2,6 +2,9 @@
 //! each scenario runs over a direct connection first, and then each other way.
 #![allow(clippy::unwrap_used)] // a test may panic
 
+#[path = "common/mod.rs"]
+mod common;
+
 use std::hash::{DefaultHasher, Hasher as _};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -286,7 +289,9 @@ impl World {
     /// Runs a scenario in one family.
     fn run(&self, v6: bool, (client, server): (Program, Program)) -> Outcome {
         let ip = self.chain.server().addresses().find(|ip| ip.is_ipv6() == v6).unwrap();
-        let listen = || TcpListener::bind(SocketAddr::new(ip, OPEN)).unwrap();
+        // The last listener may live on for a moment in a process that another test forks.
+        let bind = || TcpListener::bind(SocketAddr::new(ip, OPEN)).ok();
+        let listen = || common::within_some(Duration::from_secs(5), bind).unwrap();
         let listener = self.chain.server().netns().enter(listen).unwrap();
         let server = thread::spawn(move || server(patient(listener.accept().unwrap().0)));
         let stream = self.connect(v6, ip, OPEN).expect("there is a flow");

@@ -1,6 +1,9 @@
 //! Real gateways in a lab's world: what hosts see, and what stays when a gateway goes.
 #![allow(clippy::unwrap_used)] // a test may panic
 
+#[path = "common/mod.rs"]
+mod common;
+
 use std::collections::BTreeSet;
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -70,6 +73,11 @@ fn with_equal_mtus_packets_are_kept_short_and_repairs_whole() {
     let mut world = world((1500, 1500), "rate=200M,delay=20ms,queue=50ms,loss=1%");
     let flow = Iperf::tcp("cubic", 4, 2);
     let plain = flow.run(world.a1(), world.b1()).unwrap().received;
+    // Its last segments, which may be sent again, are as long as the WAN's MTU.
+    let connected = ["-Htn", "state", "connected", "exclude", "time-wait"];
+    let ended = |host: &Node| host.run("ss", &connected).unwrap().trim().is_empty();
+    let ended = || ended(world.a1()) && ended(world.b1());
+    assert!(common::within(Duration::from_secs(20), ended), "the plain flow has not ended");
     world.protect(&GatewaySpec::layered(8, &[1, 19, 41], false)).unwrap();
     let protected = flow.run(world.a1(), world.b1()).unwrap().received;
     let status = world.gateways().unwrap().a.status().unwrap();

@@ -65,6 +65,16 @@ pub struct PeerConfig {
     pub memory: usize,
 }
 
+impl PeerConfig {
+    /// Whether its code can work, without building what it needs.
+    pub(super) fn check(&self) -> Result<(), PeerError> {
+        if let Some(Coding::Fixed(code)) = &self.coding {
+            code.check()?;
+        }
+        Ok(())
+    }
+}
+
 /// Bytes by which a repair exceeds the longest packet that it covers, headers of IP and UDP included.
 pub fn overhead(ipv6: bool) -> usize {
     OUTER_V4 + if ipv6 { 20 } else { 0 } + SEAL_OVERHEAD + SECTION_HEAD + REPAIR_HEAD + PREFIX

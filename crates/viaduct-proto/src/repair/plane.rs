@@ -1,6 +1,6 @@
 //! The packet plane of one gateway: all its peers, and which of them a packet belongs to.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 
 use super::outbox::Outbox;
@@ -82,25 +82,30 @@ impl Plane {
             return Err(PeersError::TooMany(peers.len()));
         }
         let mut free = (0..=u16::MAX).filter(|slot| !self.slots.contains_key(slot));
-        let mut fresh = Vec::new();
-        for config in &peers {
-            let stays = self.peers.iter().any(|old| old.stays(config));
-            let slot = if stays { 0 } else { free.next().unwrap_or_default() };
-            let peer = Peer::new(&self.local, config.clone(), slot, now)
-                .map_err(|error| PeersError::Peer(config.name.clone(), error))?;
-            fresh.push(peer);
+        let (mut next, mut taken) = (Vec::new(), HashSet::new());
+        for config in peers {
+            let refused = |error| PeersError::Peer(config.name.clone(), error);
+            let stays = self.peers.iter().position(|old| old.stays(&config));
+            let stays = stays.filter(|at| taken.insert(*at));
+            let fresh = match stays {
+                Some(_) => config.check().map(|()| None).map_err(refused)?,
+                None => {
+                    let slot = free.next().unwrap_or_default();
+                    Some(Peer::new(&self.local, config.clone(), slot, now).map_err(refused)?)
+                }
+            };
+            next.push((config, stays, fresh));
         }
         self.remembered = self.clocks();
-        // All of them can be. Those that stay take the place of their new selves.
-        for (new, config) in fresh.iter_mut().zip(peers) {
-            let old = self.peers.iter_mut().find(|old| old.stays(&config));
-            if let Some(old) = old
-                && old.change(now, config).is_ok()
-            {
-                std::mem::swap(old, new);
-            }
-        }
-        self.peers = fresh;
+        // All of them can be.
+        let mut old: Vec<_> = std::mem::take(&mut self.peers).into_iter().map(Some).collect();
+        let peer = |(config, stays, fresh): (_, Option<usize>, _)| {
+            let Some(mut peer) = stays.and_then(|at| old[at].take()) else { return fresh };
+            let changed = peer.change(now, config);
+            debug_assert!(changed.is_ok(), "it was checked: {changed:?}");
+            Some(peer)
+        };
+        self.peers = next.into_iter().filter_map(peer).collect();
         self.slots = self.peers.iter().enumerate().map(|(at, peer)| (peer.slot(), at)).collect();
         self.hints = self.peers.iter().enumerate().map(|(at, peer)| (peer.hint(), at)).collect();
         self.recall();

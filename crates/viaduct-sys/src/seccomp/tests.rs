@@ -50,7 +50,7 @@ fn a_child_whose_parent_is_killed_at_the_handover_does_not_wait() {
     let mut command = Command::new("true");
     let ours = Traps::default().put_on(&mut command).unwrap();
     let killed = thread::spawn(move || rustix::io::read(&ours, &mut [0; 8]).unwrap());
-    let error = command.spawn().expect_err("nobody took the listener");
+    let error = command.spawn().expect_err("the listener was not taken");
     assert_eq!(error.raw_os_error(), Some(libc::ECANCELED));
     assert_eq!(killed.join().unwrap(), 8);
 }

@@ -19,10 +19,11 @@ use super::flows::Flows;
 use super::leg::Leg;
 use super::outward::{open, set_up};
 use super::target::{Route, Target, failure};
-use super::worker::{Budget, MAX_READS, Worker};
+use super::worker::{Budget, Worker};
 
-/// Connections accepted before they are looked at.
-const AT_ONCE: usize = 64;
+/// Connections accepted from one listener in a turn. Those before them have their server connected, and its answer
+/// passed on, meanwhile: of a crowd each waits for those that came before, and not for all.
+pub(super) const MAX_ACCEPTS: usize = 16;
 
 /// What a SYN has started.
 #[derive(Clone, Copy, Debug)]
@@ -92,38 +93,35 @@ impl Worker {
 
     /// Takes in connections that wait at a listener, as many as have their turn.
     pub(super) fn accept(&mut self, listener: usize, now: Instant) {
-        for _ in 0..MAX_READS / AT_ONCE {
-            let mut all_taken = false;
-            let mut clients = Vec::with_capacity(AT_ONCE);
-            while clients.len() < AT_ONCE && !all_taken {
-                let Some(listener) = self.listeners.get(listener) else { return };
-                match listener.accept() {
-                    Ok((client, peer)) => clients.push((client, canonical(peer))),
-                    Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-                    Err(error) => {
-                        all_taken = true;
-                        // Without a descriptor, say; the next sweep asks again.
-                        if error.kind() != io::ErrorKind::WouldBlock {
-                            self.cannot_accept(&error);
-                        }
+        let mut all_taken = false;
+        let mut clients = Vec::with_capacity(MAX_ACCEPTS);
+        while clients.len() < MAX_ACCEPTS && !all_taken {
+            let Some(listener) = self.listeners.get(listener) else { return };
+            match listener.accept() {
+                Ok((client, peer)) => clients.push((client, canonical(peer))),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    all_taken = true;
+                    // Without a descriptor, say; the next sweep asks again.
+                    if error.kind() != io::ErrorKind::WouldBlock {
+                        self.cannot_accept(&error);
                     }
                 }
             }
-            // Their SYNs are in the tap by now: they came before their handshakes were done. In a flood that is too
-            // much to read, they may be found only later: then such a client's connection goes on anew. Of SYNs that
-            // were held nothing is to be read: their clients come after the verdicts.
-            self.read_syns(&mut Budget::begin(), now);
-            let at = self.met_at(listener);
-            for (client, peer) in clients {
-                if let Ok(to) = at.map_or_else(|| client.local_addr(), Ok) {
-                    self.admit(client, Tuple { client: peer, to: canonical(to) }, now);
-                }
-            }
-            if all_taken {
-                return;
+        }
+        // Their SYNs are in the tap by now: they came before their handshakes were done. In a flood that is too
+        // much to read, they may be found only later: then such a client's connection goes on anew. Of SYNs that
+        // were held nothing is to be read: their clients come after the verdicts.
+        self.read_syns(&mut Budget::begin(), now);
+        let at = self.met_at(listener);
+        for (client, peer) in clients {
+            if let Ok(to) = at.map_or_else(|| client.local_addr(), Ok) {
+                self.admit(client, Tuple { client: peer, to: canonical(to) }, now);
             }
         }
-        self.unread.listeners.insert(listener);
+        if !all_taken {
+            self.unread.listeners.insert(listener);
+        }
     }
 
     /// Says so once: what keeps one out keeps many.

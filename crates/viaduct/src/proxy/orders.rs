@@ -9,6 +9,7 @@ use tracing::{debug, error, info};
 use viaduct_proto::time::Instant;
 use viaduct_sys::tcp::{self, Mirrored};
 
+use super::arrivals::MAX_ACCEPTS;
 use super::aware::{Asked, Listens, Whose};
 use super::calls::{Arrival, Call};
 use super::doors::BACKLOG;
@@ -16,7 +17,7 @@ use super::liveness::DeadPeerLimits;
 use super::settings::Settings;
 use super::stats::ProxyStats;
 use super::tunnels::Tunnels;
-use super::worker::{MAX_READS, Worker};
+use super::worker::Worker;
 
 /// How long those who have begun a handshake are still let in by a proxy that ends: a round trip over
 /// satellites, and a lost packet.
@@ -153,7 +154,7 @@ impl Worker {
         if self.doors_close.is_some_and(|at| now >= at) {
             for n in 0..self.listeners.len() {
                 // No listener holds more.
-                for _ in 0..BACKLOG as usize / MAX_READS {
+                for _ in 0..BACKLOG as usize / MAX_ACCEPTS {
                     self.unread.listeners.remove(&n);
                     self.accept(n, now);
                     if !self.unread.listeners.contains(&n) {

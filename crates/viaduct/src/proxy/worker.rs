@@ -45,7 +45,7 @@ const EVENTS: usize = 1024;
 pub(super) const SWEEP: Duration = Duration::from_millis(500);
 /// Bytes read at once where they cannot be spliced.
 const SCRATCH: usize = 64 << 10;
-/// Things taken from one source in a turn: SYNs, connections, orders, names. What is left waits until the flows have had
+/// Things taken from one source in a turn: SYNs, orders, names. What is left waits until the flows have had
 /// their turn, so that a flood does not stop them.
 pub(super) const MAX_READS: usize = 256;
 /// Time in a turn for SYNs, whose verdicts may take the kernel long.

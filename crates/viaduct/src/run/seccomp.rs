@@ -9,10 +9,10 @@
 //! |---|---|
 //! | here | those that open a socket, connect it, or send with an address |
 //! | `carries` | those of datagrams that are carried |
-//! | `completes` | connects that go direct, and that their programs wait for |
 //! | `listens` | those of programs that listen |
 //! | `mirrors` | those that set options of sockets |
 //! | `names` | those that ask what became of a socket |
+//! | `retries` | connects and sends that go direct, and that their programs wait for |
 //! | `sends` | sends that go direct |
 //! | `signalled` | signals that come while a connect waits |
 //! | `told` | what any of them was given |

@@ -3,10 +3,11 @@
 
 use std::fs;
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Ipv6Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,22 @@ pub(crate) fn build_go(program: &Path, source: &Path) -> bool {
     go.args(["build", "-o"]).args([program, source]).env("CGO_ENABLED", "0");
     go.env("GOCACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("go-cache"));
     go.status().is_ok_and(|status| status.success())
+}
+
+/// A port of TCP and UDP that nothing is bound to, another one with each call. It lies below those that the
+/// kernel assigns: tests beside this one, and connections, do not take it before it is used.
+pub(crate) fn free_port() -> u16 {
+    const RANGE: std::ops::Range<u16> = 10_000..32_000;
+    static CALLS: AtomicU16 = AtomicU16::new(0);
+    let first = std::process::id().wrapping_mul(2_654_435_761) >> 16;
+    loop {
+        let call = u32::from(CALLS.fetch_add(1, Ordering::Relaxed));
+        let port = RANGE.start + ((first + call) % RANGE.len() as u32) as u16;
+        let at = (Ipv6Addr::UNSPECIFIED, port);
+        if TcpListener::bind(at).is_ok() && UdpSocket::bind(at).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// Reads to the end of `stream`; what came.

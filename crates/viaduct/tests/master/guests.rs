@@ -19,7 +19,7 @@ use viaduct_proto::wrap::shared::{Down, RECORD, Up};
 use viaduct_sys::records;
 use viaduct_sys::tcp::{self, TcpOptions};
 
-use crate::common::{as_user, within};
+use crate::common::{as_user, free_port, within};
 
 use super::{CHAIN, Place, far_end, text};
 
@@ -215,7 +215,7 @@ fn hostile_calls_of_one_user_neither_stop_nor_starve_nor_end_the_flows_of_anothe
     let door: PathBuf = place.0.join("guests.master");
     let (listener, _filled) = silent();
     let silent = listener.local_addr().unwrap();
-    let closed = SocketAddr::from(([127, 0, 0, 1], super::free_port()));
+    let closed = SocketAddr::from(([127, 0, 0, 1], free_port()));
     as_user(STRANGER, move || {
         lingers(&door, closed);
         blocks(&door, to);
@@ -273,7 +273,7 @@ fn a_guests_sockets_that_an_upper_master_passes_on_stop_nobody_at_the_lower_one(
         return eprintln!("only root can be two users");
     }
     let (place, (to, _)) = (Place::new(), far_end());
-    let closed = SocketAddr::from(([127, 0, 0, 1], super::free_port()));
+    let closed = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let own = ["+count", CHAIN, "--no-offload"];
     let _lower = place.master("lower", &own);
     // What its own rules except goes to the lower master as it is.

@@ -7,11 +7,10 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-use crate::common::within_some;
+use crate::common::{free_port, within_some};
 
 use super::{
-    CHAIN, Master, Place, SERVE, VIAS, child_of, far_end, free_port, greeted, kill_child_of,
-    signal, text,
+    CHAIN, Master, Place, SERVE, VIAS, child_of, far_end, greeted, kill_child_of, signal, text,
 };
 
 impl Place {

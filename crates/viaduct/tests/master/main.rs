@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Nobody, within};
+use common::{Nobody, free_port, within};
 
 const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
 const CHAIN: &str = "+latency:delay=1ms";
@@ -485,10 +485,6 @@ fn figure_4_a_users_handlers_above_a_system_wide_master() {
     for server in &servers {
         server.signal("TERM");
     }
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// Whether somebody listens at a port of IPv4, without a connection to it.

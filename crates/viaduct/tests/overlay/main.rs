@@ -2,14 +2,19 @@
 //! another directly.
 #![allow(clippy::unwrap_used)] // a test may panic
 
+#[path = "../common/mod.rs"]
+mod common;
+
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use common::free_port;
 
 const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
 /// Where the far end is: behind node b.
@@ -34,10 +39,8 @@ impl Overlay {
         let dir =
             std::env::temp_dir().join(format!("viaduct-overlay-{name}-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
-        let free = |_| UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let ports: Vec<u16> = (0..4).map(free).collect();
-        let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let (socks, metrics) = (free(), free());
+        let ports: Vec<u16> = (0..4).map(|_| free_port()).collect();
+        let (socks, metrics) = (free_port(), free_port());
         let key = |name: &&str| {
             let file = dir.join(format!("{name}.key"));
             let made = Command::new(VIADUCT).args(["key", "new", "--out"]).arg(&file).output();
@@ -250,7 +253,7 @@ fn without_an_overlay_nodes_are_tried_where_the_direct_way_does_not_answer() {
     let node = format!("+route:node=127.0.0.1:1+127.0.0.1:{},wait=100ms", overlay.socks);
     assert!(goes_directly(&tell(&node, far_end())));
     // Nobody is there: refused is final, and quick.
-    let closed = TcpListener::bind((BEHIND_B, 0)).unwrap().local_addr().unwrap();
+    let closed = SocketAddr::new(BEHIND_B.parse().unwrap(), free_port());
     let refused = tell(&node, closed);
     assert!(text(&refused.stderr).contains("ConnectionRefusedError"), "{refused:?}");
     // Where the node does not let one go, one does not get.

@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::Stdio;
 use std::thread;
 
-use crate::common::{Nobody, there_and_back};
+use crate::common::{Nobody, free_port, there_and_back};
 
 #[test]
 fn without_privilege_flows_are_forwarded_late_and_the_log_says_so() {
@@ -13,7 +13,7 @@ fn without_privilege_flows_are_forwarded_late_and_the_log_says_so() {
     std::fs::create_dir(nobody.at("user")).unwrap();
     nobody.give(&nobody.at("user"));
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let (listen, to) = (format!("127.0.0.1:{port}"), server.local_addr().unwrap().to_string());
     let proxy = |more: &[&str]| {
         let mut command = nobody.command("timeout");

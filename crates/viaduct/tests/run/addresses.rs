@@ -1,5 +1,6 @@
 //! Addresses that programs connect to and from, as the kernel and the far end see them.
 
+use super::common::free_port;
 use super::{CHAIN, far_end, output, text};
 
 const VIAS: [&str; 3] = ["--via=cgroup", "--via=seccomp", "--via=preload"];
@@ -63,13 +64,12 @@ fn the_far_end_sees_the_port_that_a_program_has_bound() {
     for (to, at) in [("127.0.0.1", "127.0.0.1:0"), ("::1", "[::1]:0")] {
         let far_end = far_end(at).port();
         for via in VIAS {
-            // One that is free.
-            let port = std::net::TcpListener::bind(at).unwrap().local_addr().unwrap().port();
+            let port = free_port();
             let (said, report) = connect(&[via], &port.to_string(), to, far_end);
             assert!(is_kept(&said, port), "{via} {to} {port}: {said} {report}");
         }
         for via in &VIAS[1..] {
-            let port = std::net::TcpListener::bind(at).unwrap().local_addr().unwrap().port();
+            let port = free_port();
             let mut command = nobody.command(nobody.viaduct());
             command.args(["run", CHAIN, via, "--", "python3", "-c", CONNECT]);
             command.args([&port.to_string(), to, &far_end.to_string()]);
@@ -88,19 +88,18 @@ def connect(port, shares):
     s = socket.socket()
     s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, shares)
     s.bind(('', port))
-    port = s.getsockname()[1]
     s.connect(to)
     s.sendall(b'hello\\n')
     s.shutdown(socket.SHUT_WR)
     said = s.makefile().read().split()
     print(said[0], s.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) == shares)
-    return port
 connect(0, 0)
-connect(connect(0, 1), 1)
+for _ in range(2): connect(int(sys.argv[2]), 1)
 ";
     let far_end = far_end("127.0.0.1:0").port().to_string();
     for via in VIAS {
-        let said = output(&[CHAIN, via, "--", "python3", "-c", program, &far_end]);
+        let port = free_port().to_string();
+        let said = output(&[CHAIN, via, "--", "python3", "-c", program, &far_end, &port]);
         assert_eq!(text(&said.stdout), "hello True\n".repeat(3), "{via} {said:?}");
     }
 }

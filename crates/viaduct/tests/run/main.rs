@@ -26,7 +26,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::within;
+use common::{free_port, within};
 
 const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
 /// A chain that the kernel cannot do: bytes pass the master.
@@ -157,7 +157,7 @@ fn names_are_those_that_the_far_end_sees() {
 
 #[test]
 fn a_far_end_that_is_not_there_is_told_as_it_would_be() {
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let closed = SocketAddr::from(([127, 0, 0, 1], free_port()));
     for (to, errno) in [(closed.to_string(), "ECONNREFUSED"), ("[100::1]:9".into(), "unreachable")]
     {
         for blocking in ["True", "False"] {
@@ -249,7 +249,7 @@ fn a_server_and_a_client_under_crypt_understand_each_other_and_nobody_else_does(
         format!("+crypt:key={path}")
     };
     let (ours, theirs) = (key("ours"), key("theirs"));
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let server = "
 import socket, sys
 s = socket.create_server(('127.0.0.1', int(sys.argv[1])))

@@ -15,7 +15,7 @@ MARKED = '198.51.100.1'
 
 # PROGRAM HOST PORT WHEN: connects and sets options before or after; or PORT alone: listens, and sets them on what it accepts.
 PROGRAM = '''
-import socket, sys
+import socket, sys, time
 def options(s, v6):
     s.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     s.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 77)
@@ -43,10 +43,14 @@ try:
     if when != 'listen': s.connect((host, int(port)))
 except OSError:
     sys.exit()
-if when in ('after', 'listen'): options(s, v6)
+if when in ('after', 'listen'):
+    options(s, v6)
+    time.sleep(PAUSE)
 s.sendall(b'said')
 sys.stdin.readline()
 '''
+# By cgroup what is set on a connection follows a moment later.
+PROGRAM = PROGRAM.replace('PAUSE', '0.3' if VIA == '--via=cgroup' else '0')
 
 
 def start(host, port, when):

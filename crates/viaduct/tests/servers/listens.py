@@ -1,7 +1,9 @@
 """Listens in all the ways that programs do, and says what came of each: the same under viaduct run."""
-import errno, os, select, signal, socket, threading, time
+import errno, os, select, signal, socket, sys, threading, time
 
 HOST = '127.0.0.1'
+# Bound, closed and then expected to be free: none that the kernel would give to another program meanwhile.
+PORTS = [int(port) for port in sys.argv[1:]]
 
 
 def say(*words):
@@ -45,8 +47,8 @@ def fails(act):
 
 
 def addresses_are_the_kernels_to_give():
-    s = bound()
-    port = s.getsockname()[1]
+    port = PORTS[0]
+    s = bound(port)
     s.listen()
     say('bind to a port that is listened at:', fails(lambda: socket.socket().bind((HOST, port))))
     s.close()
@@ -71,7 +73,7 @@ def watched_from_before_it_listens():
     s.setblocking(False)
     epoll.register(s, select.EPOLLIN | select.EPOLLET)
     epoll.poll(0)
-    s.bind((HOST, 0))
+    s.bind((HOST, PORTS[1]))
     s.listen()
     thread = beside(s.getsockname()[1])
     say('epoll:', [fd == s.fileno() for fd, _ in epoll.poll(9)])
@@ -193,7 +195,7 @@ def nobody_is_accepted_whose_connect_goes_on():
 
 
 def a_listener_that_is_closed_refuses():
-    s = bound()
+    s = bound(PORTS[2])
     s.listen()
     at = s.getsockname()
     s.close()

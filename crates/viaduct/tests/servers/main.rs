@@ -7,13 +7,13 @@ mod common;
 
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use common::{Nobody, build_go, within};
+use common::{Nobody, build_go, free_port, within};
 
 const CHAIN: &str = "+latency:delay=1ms";
 const LISTENS: &str = include_str!("listens.py");
@@ -48,12 +48,13 @@ async def main():
 asyncio.run(main())
 ";
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The ports that [`LISTENS`] closes and binds again.
+fn ports() -> [String; 3] {
+    std::array::from_fn(|_| free_port().to_string())
 }
 
 /// `viaduct run` with these words, by nobody; it is ended after a while.
@@ -66,11 +67,11 @@ fn run(nobody: &Nobody, words: &[&str]) -> Command {
 #[test]
 fn a_program_that_listens_notices_nothing() {
     let nobody = Nobody::new("listens");
-    let plain = Command::new("python3").args(["-c", LISTENS]).output().unwrap();
+    let plain = Command::new("python3").args(["-c", LISTENS]).args(ports()).output().unwrap();
     assert!(text(&plain.stdout).ends_with("done\n"), "{plain:?}");
     for via in ["seccomp", "preload", "auto"] {
         let words = [CHAIN, "--via", via, "--", "python3", "-c", LISTENS];
-        let wrapped = run(&nobody, &words).output().unwrap();
+        let wrapped = run(&nobody, &words).args(ports()).output().unwrap();
         assert_eq!(text(&wrapped.stdout), text(&plain.stdout), "{via}: {wrapped:?}");
     }
 }
@@ -82,7 +83,7 @@ fn by_cgroup_nobody_is_accepted_early_and_a_closed_listener_refuses() {
     }
     let mut command = Command::new(env!("CARGO_BIN_EXE_viaduct"));
     command.args(["run", CHAIN, "--via", "cgroup", "--", "python3", "-c", LISTENS]);
-    let wrapped = command.output().unwrap();
+    let wrapped = command.args(ports()).output().unwrap();
     let said = text(&wrapped.stdout);
     assert!(said.ends_with("done\n"), "{wrapped:?}");
     for line in ["accepted while the client still connects: 0", "after it is closed: ECONNREFUSED"]

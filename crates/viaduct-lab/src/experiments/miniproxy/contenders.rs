@@ -56,7 +56,9 @@ impl Stall {
         let (pid, process): (u32, Box<dyn Any>) = match contender {
             Contender::Viaduct => {
                 let (listen, to) = (address.to_string(), server.address().to_string());
-                let mut proxy = Proxy::start_on(node, last, &["--listen", &listen, "--to", &to])?;
+                // Beside those that are measured some of the crowd before may be left.
+                let options = ["--listen", &listen, "--to", &to, "--flows", "9500"];
+                let mut proxy = Proxy::start_on(node, last, &options)?;
                 (proxy.process().id(), Box::new(proxy))
             }
             Contender::Other(software) => {

@@ -24,7 +24,7 @@ pub(super) const PORT: u16 = 80;
 /// Of all TCP connections beside Trickles: what Trickles is to be like.
 pub(super) const CONGESTION_CONTROL: &str = "reno";
 /// Connections over TCP at a time, at most: more than any experiment makes.
-const MOST_CONNECTIONS: &str = "15000";
+const MAX_CONNECTIONS: &str = "15000";
 /// What `tc` is told of a link of 1 Gb/s: 8 ms of queue.
 const GIGABIT: &str = "qdisc replace dev wan0 root tbf rate 1gbit burst 128k limit 1000000";
 /// How long it may take to listen.
@@ -136,7 +136,9 @@ pub(super) fn spawn(
     let log = File::create(&path)?;
     let mut command = node.command(&binary()?.display().to_string());
     command.arg("serve").arg(scratch.path().join("site"));
-    command.args(["--listen", &format!("[::]:{PORT}"), "--max-connections", MOST_CONNECTIONS]);
+    command.args(["--listen", &format!("[::]:{PORT}"), "--max-connections", MAX_CONNECTIONS]);
+    // All clients share a host.
+    command.args(["--max-per-source", MAX_CONNECTIONS]);
     command.arg("--key").arg(scratch.path().join("key"));
     command.arg("--run-dir").arg(scratch.path().join(run_dir)).args(options);
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);

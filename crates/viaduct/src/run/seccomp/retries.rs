@@ -1,7 +1,7 @@
 //! A call that would block in the kernel, made here on a duplicate of its socket: the kernel would look at
 //! descriptor and address anew.
 //!
-//! It ends as the kernel's would: when it has succeeded or failed, after the time that its program allows
+//! The call ends as in the kernel: when it has succeeded or failed, after the time that its program allows
 //! (`SO_SNDTIMEO`), or by a signal.
 
 use std::os::fd::{AsFd as _, OwnedFd};

@@ -1,7 +1,9 @@
 //! Limits of connections whose ends have not shown a key: a stranger's, which does all that QUIC lets
 //! it do.
 
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::TcpListener;
+use std::process::{Command, Stdio};
 use std::thread;
 
 use mio::Poll;
@@ -29,12 +31,10 @@ fn settings(listen: Option<SocketAddr>, dials: Vec<Dial>) -> TunnelSettings {
     }
 }
 
-/// A far end, and a stranger's socket with its connections.
-struct World {
-    far: Tunnels,
-    _poll: Poll,
+/// A stranger's socket with its connections.
+struct Stranger {
     at: SocketAddr,
-    stranger: Endpoint,
+    endpoint: Endpoint,
     links: Vec<QuicLink>,
     /// Whether it writes.
     writes: bool,
@@ -42,37 +42,29 @@ struct World {
     streams: usize,
 }
 
-impl World {
-    fn new(writes: bool) -> World {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let at = free.local_addr().unwrap();
-        drop(free);
-        let poll = Poll::new().unwrap();
-        let registry = poll.registry().try_clone().unwrap();
-        let far = Tunnels::new(settings(Some(at), Vec::new()), registry, time()).unwrap();
+impl Stranger {
+    fn new(at: SocketAddr, writes: bool) -> Stranger {
         let peer = SecretKey::from_bytes([2; 32]).public();
         let dial = Dial { name: "".into(), to: at, peer, links: 1 };
-        let stranger = Endpoint::new(&settings(None, vec![dial]), time()).unwrap();
-        World { far, _poll: poll, at, stranger, links: Vec::new(), writes, written: 0, streams: 0 }
+        let endpoint = Endpoint::new(&settings(None, vec![dial]), time()).unwrap();
+        Stranger { at, endpoint, links: Vec::new(), writes, written: 0, streams: 0 }
     }
 
     fn dial(&mut self) {
-        let link = self.stranger.dial(self.at, time()).unwrap();
-        self.stranger.insert(&link, self.links.len());
+        let link = self.endpoint.dial(self.at, time()).unwrap();
+        self.endpoint.insert(&link, self.links.len());
         self.links.push(link);
     }
 
-    /// Lets both ends do what they can, and the stranger write what it may.
+    /// Does what it can, and writes what it may.
     fn turn(&mut self) {
-        self.far.receive(time());
-        self.far.handle_timeout(time());
-        for arrived in self.stranger.receive(false) {
+        for arrived in self.endpoint.receive(false) {
             if let Arrived::For(key, event) = arrived {
                 self.links[key].handle_event(*event);
             }
         }
         for link in &mut self.links {
-            link.run(&mut self.stranger);
+            link.run(&mut self.endpoint);
             while link.connection.streams().open(Dir::Bi).is_some() {
                 self.streams += 1;
             }
@@ -81,10 +73,46 @@ impl World {
                 let id = StreamId::new(Side::Client, Dir::Bi, index);
                 self.written += fill(link.connection.send_stream(id));
             }
-            link.flush(&mut self.stranger, time()).unwrap();
+            link.flush(&mut self.endpoint, time()).unwrap();
         }
         thread::yield_now();
     }
+}
+
+/// A far end.
+struct Far {
+    tunnels: Tunnels,
+    _poll: Poll,
+}
+
+impl Far {
+    /// A far end that listens at a free port, and its address.
+    fn new() -> (Far, SocketAddr) {
+        let poll = Poll::new().unwrap();
+        // A port that is free may be another test's a moment later.
+        let listen = |_| {
+            let free = TcpListener::bind("127.0.0.1:0").unwrap();
+            let at = free.local_addr().unwrap();
+            drop(free);
+            let registry = poll.registry().try_clone().unwrap();
+            let tunnels = Tunnels::new(settings(Some(at), Vec::new()), registry, time());
+            Some((tunnels.ok()?, at))
+        };
+        let (tunnels, at) = (0..100).find_map(listen).expect("a port is free");
+        (Far { tunnels, _poll: poll }, at)
+    }
+
+    /// Does what it can.
+    fn turn(&mut self) {
+        self.tunnels.receive(time());
+        self.tunnels.handle_timeout(time());
+    }
+}
+
+/// A far end, and a stranger.
+fn world(writes: bool) -> (Far, Stranger) {
+    let (far, at) = Far::new();
+    (far, Stranger::new(at, writes))
 }
 
 impl QuicLink {
@@ -114,28 +142,86 @@ fn fill(mut stream: SendStream<'_>) -> usize {
 
 #[test]
 fn a_stranger_has_one_stream_and_a_few_kilobytes() {
-    let mut world = World::new(true);
-    world.dial();
-    while world.streams == 0 {
-        world.turn();
+    let (mut far, mut stranger) = world(true);
+    stranger.dial();
+    while stranger.streams == 0 {
+        far.turn();
+        stranger.turn();
     }
     for _ in 0..100 {
-        world.turn();
-        assert!(world.written <= UNTRUSTED_WINDOW as usize, "{} bytes", world.written);
-        assert!(world.streams <= 1, "{} streams", world.streams);
+        far.turn();
+        stranger.turn();
+        assert!(stranger.written <= UNTRUSTED_WINDOW as usize, "{} bytes", stranger.written);
+        assert!(stranger.streams <= 1, "{} streams", stranger.streams);
     }
 }
 
 #[test]
 fn a_stranger_has_a_bounded_number_of_connections_however_often_it_dials() {
-    let mut world = World::new(false);
+    let (mut far, mut stranger) = world(false);
     for _ in 0..100 {
-        world.dial();
-        let before = world.streams;
-        while world.streams == before {
-            world.turn();
+        stranger.dial();
+        let before = stranger.streams;
+        while stranger.streams == before {
+            far.turn();
+            stranger.turn();
         }
-        assert!(world.far.strangers_held() <= 32, "{}", world.far.strangers_held());
+        let held = far.tunnels.strangers_held();
+        assert!(held <= 32, "{held}");
     }
-    assert!(world.far.strangers_dropped() > 0);
+    assert!(far.tunnels.strangers_dropped() > 0);
+}
+
+/// The far end of the next test, in a process of its own: it says where it listens, and ends with its input.
+#[test]
+#[ignore = "it is started by the test of the memory that a stranger takes"]
+fn far_end_in_a_process() {
+    let (mut far, at) = Far::new();
+    eprintln!("at {at}");
+    let ended = thread::spawn(|| io::stdin().read(&mut [0]));
+    while !ended.is_finished() {
+        far.turn();
+        thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// The private memory of a process, in bytes.
+fn private_memory(pid: u32) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    let kilobytes: usize = line.trim().trim_end_matches(" kB").parse().unwrap();
+    kilobytes << 10
+}
+
+#[test]
+fn a_stranger_makes_a_far_end_hold_two_megabytes_at_most() {
+    let name = module_path!().split_once("::").unwrap().1;
+    let mut far = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", &format!("{name}::far_end_in_a_process"), "--ignored", "--nocapture"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(far.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let at = lines.find_map(|line| line.strip_prefix("at ")?.parse().ok()).unwrap();
+    // A first one, so that what the far end makes once is not counted.
+    let mut stranger = Stranger::new(at, true);
+    stranger.dial();
+    while stranger.streams == 0 {
+        stranger.turn();
+    }
+    let before = private_memory(far.id());
+    let (until, mut most) = (time() + Duration::from_secs(3), 0);
+    while time() < until {
+        if stranger.links.len() < 200 {
+            stranger.dial();
+        }
+        stranger.turn();
+        most = most.max(private_memory(far.id()).saturating_sub(before));
+    }
+    assert!(stranger.streams > 30, "{} streams", stranger.streams);
+    assert!(most <= 2 << 20, "{most} bytes");
+    drop(far.stdin.take());
+    assert!(far.wait().unwrap().success());
 }
