@@ -98,9 +98,28 @@ struct Counters {
     memory: usize,
 }
 
+/// What a code would have done on a link that is observed.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Trial {
+    /// Its name.
+    pub code: String,
+    /// Packets that were lost by chance.
+    pub lost: u64,
+    /// Share of them that would have come back.
+    pub recovered: f64,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct LinkState {
+    #[serde(default)]
+    trials: Vec<Trial>,
+}
+
 /// How a gateway finds a peer.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct PeerState {
+    #[serde(default)]
+    link: Option<LinkState>,
     /// `up`, `degraded`, and so on.
     pub state: String,
     /// Why it is not `up`.
@@ -126,6 +145,11 @@ impl GatewayStatus {
     /// The counters of the one peer.
     pub fn peer(&self) -> PeerStats {
         self.counters.peers.first().map(|(_, stats)| *stats).unwrap_or_default()
+    }
+
+    /// What the code of this name would have done towards the one peer.
+    pub fn trial(&self, code: &str) -> Option<&Trial> {
+        self.peers.first()?.link.as_ref()?.trials.iter().find(|trial| trial.code == code)
     }
 
     /// The counters of the shell.

@@ -18,6 +18,7 @@ mod key;
 mod master;
 mod metrics;
 mod notify;
+mod observe;
 mod overlay;
 mod proxy;
 mod random;
@@ -116,6 +117,11 @@ enum Command {
         #[command(flatten)]
         which: status::Which,
     },
+    /// Say what a link has lost, from captures of its traffic, and what repairs would have done
+    Observe {
+        #[command(flatten)]
+        args: observe::ObserveArgs,
+    },
     /// Make and show keys
     #[command(subcommand)]
     Key(key::KeyCommand),
@@ -202,6 +208,7 @@ fn execute(command: Command, registry: Registry) -> Result<ExitCode> {
         }
         Command::Status { which, json } => status::status(&which, json)?,
         Command::Top { which } => status::top(&which)?,
+        Command::Observe { args } => observe::run(&args)?,
         Command::Key(command) => key::run(&command)?,
         #[cfg(feature = "lab")]
         Command::Demo(args) => return viaduct_lab::demo::execute(&args),

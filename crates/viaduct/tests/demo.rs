@@ -52,7 +52,8 @@ fn four_programs_cross_a_bad_link_and_viaduct_wins_back_what_loss_takes() {
     let factor = figure("cubic_viaduct_mbps") / figure("cubic_plain_mbps");
     assert!(factor >= 20.0, "{factor}: {said}");
     assert!(figure("cubic_packets_rebuilt") > 0.0);
-    assert!((0.375..1.0).contains(&figure("cubic_repair_bytes_per_data_byte")), "(8,3) and heads");
+    let repairs = figure("cubic_repair_bytes_per_data_byte");
+    assert!((0.005..0.2).contains(&repairs), "as the losses ask for, not {repairs}");
     assert_eq!(result["congestion_control"], serde_json::json!(["cubic", "bbr"]));
     assert_eq!(result["command"], "viaduct demo --quick");
 

@@ -12,7 +12,7 @@ use viaduct_proto::fec::{Code, reed_solomon, window};
 use viaduct_proto::repair::Plane;
 use viaduct_proto::repair::identity::IdentityKey;
 use viaduct_proto::repair::report::{REPORT, Report};
-use viaduct_proto::repair::section::{self, Name, Need, Part};
+use viaduct_proto::repair::section::{self, Manner, Name, Need, Part};
 use viaduct_proto::repair::stats::LossReport;
 use viaduct_proto::rng::Rng;
 use viaduct_proto::split::proxy::Addresses;
@@ -152,15 +152,20 @@ fn messages(packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
     section::emit(REPORT, &mut report, |body| of.emit(body));
     let mut need = Vec::new();
     section::emit_need(Need { first: 3, packets: 5, repairs: 2 }, &mut need);
-    let mut messages = vec![report, need];
+    let mut copies = Vec::new();
+    let all = packets.iter().map(Vec::as_slice);
+    section::emit_copies(9, Hop { ttl: 63, tos: 0 }, all, &mut copies);
+    let mut messages = vec![report, need, copies];
     for code in codes {
         let mut encoder = code.build_encoder(1).expect("a code that works");
         for packet in packets {
             encoder.push(packet, &mut |repair| {
-                let name = Name { tag: key.name(packet).tag(), sent: 7, ttl: 63, tos: 0 };
+                let tag = key.name(packet).tag();
+                let name = Name { tag, sent: 7, ttl: 63, tos: 0, is_bare: false };
                 let names = vec![name; usize::from(repair.cover.count)];
                 let mut message = Vec::new();
-                section::emit_names(repair.cover.first, &names, true, &mut message);
+                let manner = Manner { acks: true, is_observed: false };
+                section::emit_names(repair.cover.first, &names, true, manner, &mut message);
                 section::emit_repair(&repair, Part::Whole, &mut message);
                 messages.push(message);
             });

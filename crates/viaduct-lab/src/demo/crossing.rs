@@ -4,17 +4,19 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use anyhow::Context as _;
+
 use super::ABOUT;
-use super::findings::{Figure, Findings, Program, Seen, Way};
+use super::findings::{Figure, Findings, Phase, Program, Seen, Way};
 use super::programs::Size;
 use super::settings::{DemoArgs, rounded};
+use crate::emulator::Direction;
 use crate::experiment::{About, Bound, Experiment, Run};
 use crate::gateways::Gateways;
 use crate::topology::programs::WebServer;
 use crate::world::World;
 
-/// MTU everywhere, as in nearly every network: the gateways lower the MSS a little, so that their
-/// repairs are never fragmented.
+/// MTU everywhere, as in nearly every network.
 const MTU: u32 = 1500;
 
 /// The demo's experiment.
@@ -39,19 +41,40 @@ impl Crossing {
         with(&mut self.findings.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// All programs, one after another.
+    /// All programs, one after another, over each link.
     fn cross(&self, run: &mut Run, world: &mut World, web: &WebServer) -> anyhow::Result<()> {
+        for phase in [Phase::Asked].into_iter().chain(Phase::OTHERS) {
+            let emulator = world.emulator().context("the link is an emulated one")?;
+            for direction in [Direction::AtoB, Direction::BtoA] {
+                emulator.set(direction, self.args.link_of(phase))?;
+            }
+            self.cross_one(run, world, web, phase)?;
+        }
+        Ok(())
+    }
+
+    fn cross_one(
+        &self,
+        run: &mut Run,
+        world: &mut World,
+        web: &WebServer,
+        phase: Phase,
+    ) -> anyhow::Result<()> {
         let size = Size::new(&self.args);
         let way = if world.gateways().is_some() { Way::Viaduct } else { Way::Plain };
         let mut before = Seen { overfilled: queue_drops(world)?, ..Seen::default() };
-        for program in Program::ALL {
-            run.step(&format!("{}: {}", way.name(), program.name(&size)))?;
-            let figure = program.measure(run, world, web, &size, way)?;
-            self.note(|findings| findings.add(program, way, figure));
+        if let Some(gateways) = world.gateways() {
+            before = Seen { overfilled: before.overfilled, ..seen_by(gateways)? };
+        }
+        for &program in phase.programs() {
+            let link = phase.name().map_or(String::new(), |name| format!(" ({name})"));
+            run.step(&format!("{}: {}{link}", way.name(), program.name(&size)))?;
+            let figure = program.measure(run, world, web, &size, (phase, way))?;
+            self.note(|findings| findings.add(phase, program, way, figure));
             if let Some(gateways) = world.gateways() {
                 let seen = seen_by(gateways)?;
                 let seen = Seen { overfilled: queue_drops(world)?, ..seen };
-                self.note(|findings| findings.add_seen(program, seen - before));
+                self.note(|findings| findings.add_seen(phase, program, seen - before));
                 before = seen;
             }
         }
@@ -92,7 +115,8 @@ impl Experiment for Crossing {
 
     fn run(&self, run: &mut Run) -> anyhow::Result<()> {
         self.params(run);
-        run.steps(2 * Program::ALL.len());
+        let others = Phase::OTHERS.iter().map(|phase| phase.programs().len()).sum::<usize>();
+        run.steps(2 * (Program::ALL.len() + others));
         let mut world = World::new((MTU, MTU), &self.args.link(), run.seed(), run.journal())?;
         // A web server cannot be told its congestion control; its host can.
         world.b1().set_congestion_control("cubic")?;
@@ -111,32 +135,43 @@ impl Crossing {
     /// The table's figures and what the gateways saw, for the JSON.
     fn figures(&self, run: &mut Run) {
         let findings = self.findings();
-        for (program, seen) in findings.seen() {
-            let key = format!("{program:?}").to_lowercase();
-            run.param(&format!("{key}_repair_bytes_per_data_byte"), rounded(seen.overhead()));
-            run.param(&format!("{key}_packets_lost"), seen.lost);
-            run.param(&format!("{key}_packets_rebuilt"), seen.recovered);
-            run.param(&format!("{key}_queue_drops"), seen.overfilled);
-        }
-        for program in Program::ALL {
-            for way in [Way::Plain, Way::Viaduct] {
-                let key = format!("{program:?}_{way:?}").to_lowercase();
-                match findings.figure(program, way) {
-                    Some(Figure::Throughput(rate)) => {
-                        run.param(&format!("{key}_mbps"), rounded(rate / 1e6));
+        for phase in [Phase::Asked].into_iter().chain(Phase::OTHERS) {
+            let prefix =
+                phase.name().map_or(String::new(), |_| format!("{phase:?}_").to_lowercase());
+            for (program, seen) in findings.seen(phase) {
+                let key = prefix.clone() + &format!("{program:?}").to_lowercase();
+                run.param(&format!("{key}_repair_bytes_per_data_byte"), rounded(seen.overhead()));
+                run.param(&format!("{key}_packets_lost"), seen.lost);
+                run.param(&format!("{key}_packets_rebuilt"), seen.recovered);
+                run.param(&format!("{key}_queue_drops"), seen.overfilled);
+            }
+            for &program in phase.programs() {
+                for way in [Way::Plain, Way::Viaduct] {
+                    let key = prefix.clone() + &format!("{program:?}_{way:?}").to_lowercase();
+                    if let Some(figure) = findings.figure_of(phase, program, way) {
+                        note(run, &key, figure);
                     }
-                    Some(Figure::Took(time)) => {
-                        run.param(&format!("{key}_seconds"), rounded(time.as_secs_f64()));
-                    }
-                    Some(Figure::Delays { median, p99 }) => {
-                        let ms = |time: &Duration| rounded(time.as_secs_f64() * 1e3);
-                        run.param(&format!("{key}_median_ms"), ms(median));
-                        run.param(&format!("{key}_p99_ms"), ms(p99));
-                    }
-                    Some(Figure::GaveUp(_) | Figure::None(_)) | None => {}
                 }
             }
         }
+    }
+}
+
+/// Notes a figure for the JSON.
+fn note(run: &mut Run, key: &str, figure: &Figure) {
+    match figure {
+        Figure::Throughput(rate) => run.param(&format!("{key}_mbps"), rounded(rate / 1e6)),
+        Figure::Pair(first, second) => {
+            run.param(&format!("{key}_mbps"), rounded((first + second) / 1e6));
+            run.param(&format!("{key}_second_mbps"), rounded(second / 1e6));
+        }
+        Figure::Took(time) => run.param(&format!("{key}_seconds"), rounded(time.as_secs_f64())),
+        Figure::Delays { median, p99 } => {
+            let ms = |time: &Duration| rounded(time.as_secs_f64() * 1e3);
+            run.param(&format!("{key}_median_ms"), ms(median));
+            run.param(&format!("{key}_p99_ms"), ms(p99));
+        }
+        Figure::GaveUp(_) | Figure::None(_) => {}
     }
 }
 

@@ -14,12 +14,41 @@ pub(super) enum Program {
     Download,
     /// Small messages at a steady pace.
     Messages,
+    /// Two of iperf3 at once, with Linux's usual congestion control.
+    Pair,
 }
 
 impl Program {
-    /// All of them.
+    /// Those that cross the link that was asked for.
     pub(super) const ALL: [Program; 4] =
         [Program::Cubic, Program::Bbr, Program::Download, Program::Messages];
+}
+
+/// What the link is like while programs cross it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// As it was asked for; all programs cross it.
+    Asked,
+    /// It loses nothing.
+    Clean,
+    /// It loses packets in long bursts.
+    Bursts,
+    /// It loses nothing, and two flows fill its queue, one of which is never protected.
+    Shared,
+}
+
+impl Phase {
+    /// Those beside the one that was asked for.
+    pub(super) const OTHERS: [Phase; 3] = [Phase::Clean, Phase::Bursts, Phase::Shared];
+
+    /// Programs that cross it.
+    pub(super) fn programs(self) -> &'static [Program] {
+        match self {
+            Phase::Asked => &Program::ALL,
+            Phase::Clean | Phase::Bursts => &[Program::Cubic, Program::Bbr],
+            Phase::Shared => &[Program::Pair],
+        }
+    }
 }
 
 /// The two ways across.
@@ -36,6 +65,8 @@ pub(super) enum Way {
 pub(super) enum Figure {
     /// Bits of payload a second.
     Throughput(f64),
+    /// Bits of payload a second of two flows.
+    Pair(f64, f64),
     /// How long the download took.
     Took(Duration),
     /// The download was given up after so long.
@@ -51,6 +82,7 @@ impl Figure {
     fn merit(&self) -> Option<f64> {
         match self {
             Figure::Throughput(rate) => Some(*rate),
+            Figure::Pair(first, second) => Some(first + second),
             Figure::Took(time) | Figure::GaveUp(time) => Some(1.0 / time.as_secs_f64()),
             Figure::Delays { p99, .. } => Some(1.0 / p99.as_secs_f64()),
             Figure::None(_) => None,
@@ -112,8 +144,8 @@ impl Seen {
 /// All that was found so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Findings {
-    figures: Vec<(Program, Way, Figure)>,
-    seen: Vec<(Program, Seen)>,
+    figures: Vec<(Phase, Program, Way, Figure)>,
+    seen: Vec<(Phase, Program, Seen)>,
 }
 
 impl Findings {
@@ -123,24 +155,32 @@ impl Findings {
     }
 
     /// Notes what `program` got.
-    pub(super) fn add(&mut self, program: Program, way: Way, figure: Figure) {
-        self.figures.push((program, way, figure));
+    pub(super) fn add(&mut self, phase: Phase, program: Program, way: Way, figure: Figure) {
+        self.figures.push((phase, program, way, figure));
+    }
+
+    /// What `program` got on the link that was asked for, if it has run.
+    pub(super) fn figure(&self, program: Program, way: Way) -> Option<&Figure> {
+        self.figure_of(Phase::Asked, program, way)
     }
 
     /// What `program` got, if it has run.
-    pub(super) fn figure(&self, program: Program, way: Way) -> Option<&Figure> {
-        let this = |entry: &&(Program, Way, Figure)| (entry.0, entry.1) == (program, way);
-        self.figures.iter().find(this).map(|entry| &entry.2)
+    pub(super) fn figure_of(&self, phase: Phase, program: Program, way: Way) -> Option<&Figure> {
+        let this = |entry: &&(Phase, Program, Way, Figure)| {
+            (entry.0, entry.1, entry.2) == (phase, program, way)
+        };
+        self.figures.iter().find(this).map(|(.., figure)| figure)
     }
 
     /// Notes what the gateways saw while `program` ran.
-    pub(super) fn add_seen(&mut self, program: Program, seen: Seen) {
-        self.seen.push((program, seen));
+    pub(super) fn add_seen(&mut self, phase: Phase, program: Program, seen: Seen) {
+        self.seen.push((phase, program, seen));
     }
 
     /// What the gateways saw while each program ran.
-    pub(super) fn seen(&self) -> &[(Program, Seen)] {
-        &self.seen
+    pub(super) fn seen(&self, phase: Phase) -> impl Iterator<Item = (Program, Seen)> + Clone {
+        let these = self.seen.iter().filter(move |(of, ..)| *of == phase);
+        these.map(|&(_, program, seen)| (program, seen))
     }
 
     /// How many times better `program` fared with Viaduct.
@@ -160,12 +200,12 @@ mod tests {
         let mut findings = Findings::default();
         assert_eq!(findings.factor(Program::Cubic), None);
         let second = Duration::from_secs(1);
-        findings.add(Program::Cubic, Way::Plain, Figure::Throughput(1e6));
-        findings.add(Program::Cubic, Way::Viaduct, Figure::Throughput(1e8));
-        findings.add(Program::Download, Way::Plain, Figure::GaveUp(60 * second));
-        findings.add(Program::Download, Way::Viaduct, Figure::Took(2 * second));
-        findings.add(Program::Bbr, Way::Plain, Figure::None("not installed".into()));
-        findings.add(Program::Bbr, Way::Viaduct, Figure::Throughput(1e8));
+        findings.add(Phase::Asked, Program::Cubic, Way::Plain, Figure::Throughput(1e6));
+        findings.add(Phase::Asked, Program::Cubic, Way::Viaduct, Figure::Throughput(1e8));
+        findings.add(Phase::Asked, Program::Download, Way::Plain, Figure::GaveUp(60 * second));
+        findings.add(Phase::Asked, Program::Download, Way::Viaduct, Figure::Took(2 * second));
+        findings.add(Phase::Asked, Program::Bbr, Way::Plain, Figure::None("not installed".into()));
+        findings.add(Phase::Asked, Program::Bbr, Way::Viaduct, Figure::Throughput(1e8));
         assert_eq!(findings.factor(Program::Cubic), Some(100.0));
         assert_eq!(findings.factor(Program::Download), Some(30.0));
         assert_eq!(findings.factor(Program::Bbr), None);
@@ -174,8 +214,8 @@ mod tests {
     #[test]
     fn a_figure_of_nothing_gives_no_factor() {
         let mut findings = Findings::default();
-        findings.add(Program::Cubic, Way::Plain, Figure::Throughput(0.0));
-        findings.add(Program::Cubic, Way::Viaduct, Figure::Throughput(1.0));
+        findings.add(Phase::Asked, Program::Cubic, Way::Plain, Figure::Throughput(0.0));
+        findings.add(Phase::Asked, Program::Cubic, Way::Viaduct, Figure::Throughput(1.0));
         assert_eq!(findings.factor(Program::Cubic), None);
     }
 }

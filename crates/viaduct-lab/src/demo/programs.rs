@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::ensure;
 
-use super::findings::{Figure, Program, Way};
+use super::findings::{Figure, Phase, Program, Way};
 use super::settings::DemoArgs;
 use crate::experiment::{Plot, Run};
 use crate::topology::TopologyError;
@@ -45,6 +45,7 @@ pub(super) struct Size {
     /// Seconds of each iperf3 that count, and seconds before them that do not.
     cubic: (u32, u32),
     bbr: (u32, u32),
+    pair: (u32, u32),
     /// Bytes to download.
     pub(super) file: usize,
     /// How long a download may take.
@@ -60,6 +61,7 @@ impl Size {
         let whole = Size {
             cubic: (15, 5),
             bbr: (10, 5),
+            pair: (20, 10),
             file: 4_000_000,
             patience: seconds(60),
             messages: seconds(12),
@@ -67,6 +69,7 @@ impl Size {
         let quick = Size {
             cubic: (3, 3),
             bbr: (2, 1),
+            pair: (3, 3),
             file: 1_000_000,
             patience: seconds(15),
             messages: seconds(2),
@@ -74,6 +77,9 @@ impl Size {
         if args.quick { quick } else { whole }
     }
 }
+
+/// Port of the flow that the gateways leave alone.
+pub(super) const LEFT_ALONE: u16 = 5_301;
 
 /// Messages a second, and bytes of each.
 pub(super) const MESSAGES: (f64, usize) = (50.0, 200);
@@ -86,6 +92,7 @@ impl Program {
             Program::Bbr => "iperf3 (TCP bbr)".into(),
             Program::Download => format!("curl, {} MB (TCP cubic)", size.file as f64 / 1e6),
             Program::Messages => "50 messages/s: median / p99 delay".into(),
+            Program::Pair => "two of iperf3 (TCP cubic)".into(),
         }
     }
 
@@ -96,6 +103,7 @@ impl Program {
             Program::Bbr => "bbr",
             Program::Download => "curl",
             Program::Messages => "messages",
+            Program::Pair => "two",
         }
     }
 
@@ -109,11 +117,12 @@ impl Program {
         world: &World,
         server: &WebServer,
         size: &Size,
-        way: Way,
+        (phase, way): (Phase, Way),
     ) -> Result<Figure, TopologyError> {
         let figure = match self {
-            Program::Cubic => iperf(run, world, ("cubic", size.cubic), way),
-            Program::Bbr => iperf(run, world, ("bbr", size.bbr), way),
+            Program::Cubic => iperf(run, world, ("cubic", size.cubic), (phase, way)),
+            Program::Bbr => iperf(run, world, ("bbr", size.bbr), (phase, way)),
+            Program::Pair => pair(world, size.pair),
             Program::Download => download(run, world, server, size, way),
             Program::Messages => messages(run, world, size, way),
         };
@@ -139,15 +148,32 @@ fn iperf(
     run: &mut Run,
     world: &World,
     (congestion, (seconds, warm_up)): (&str, (u32, u32)),
-    way: Way,
+    (phase, way): (Phase, Way),
 ) -> Result<Figure, TopologyError> {
     let report = Iperf::tcp(congestion, seconds, warm_up).run(world.a1(), world.b1())?;
-    let plot = Plot::line("Throughput of iperf3", ("time", "s"), ("throughput", "Mb/s"));
+    let title = match phase {
+        Phase::Asked | Phase::Shared => "Throughput of iperf3",
+        Phase::Clean => "Throughput of iperf3 where nothing is lost",
+        Phase::Bursts => "Throughput of iperf3 where packets are lost 30 in a row",
+    };
+    let plot = Plot::line(title, ("time", "s"), ("throughput", "Mb/s"));
     let series = run.series(&plot, &format!("{congestion}, {}", way.name()));
     for &(second, rate) in &report.arrived {
         run.point(series, second.round() + 1.0, rate / 1e6);
     }
     Ok(Figure::Throughput(report.arrival_rate))
+}
+
+/// Two flows, the second of which the gateways leave alone.
+fn pair(world: &World, (seconds, warm_up): (u32, u32)) -> Result<Figure, TopologyError> {
+    let flow = |port| Iperf { port, ..Iperf::tcp("cubic", seconds, warm_up) };
+    let run = |port| flow(port).run(world.a1(), world.b1());
+    let (first, second) = std::thread::scope(|scope| {
+        let second = scope.spawn(|| run(LEFT_ALONE));
+        (run(LEFT_ALONE - 1), second.join())
+    });
+    let second = second.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    Ok(Figure::Pair(first?.arrival_rate, second.arrival_rate))
 }
 
 fn download(

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
-use super::findings::{Figure, Findings, Program, Seen, Way};
+use super::findings::{Figure, Findings, Phase, Program, Seen, Way};
 use super::programs::Size;
 use super::settings::{DemoArgs, rounded};
 use crate::experiment::{Ended, Outcome, number};
@@ -21,13 +21,14 @@ pub(super) fn introduction(args: &DemoArgs) -> String {
     let width = wire.chars().count();
     let loss = format!("{loss:^width$}");
     let loss = loss.trim_end();
-    let time = if args.quick { "40 seconds" } else { "two and a half minutes" };
+    let time = if args.quick { "a minute and a half" } else { "five minutes" };
     let sites = format!("  site A{:>1$}", "site B", width - 8);
     format!(
         "\n{sites}\n{wire}\n{loss}\n\n\
          Four unmodified programs cross this link: first with the kernel alone, then with a\n\
          Viaduct gateway at each site, which sends repairs beside the packets and rebuilds what\n\
-         the link lost. It takes about {time}; Ctrl-C ends it.\n\n"
+         the link lost. Then the link loses nothing, loses long bursts, and is shared, to show\n\
+         what that costs. It takes about {time}; Ctrl-C ends it.\n\n"
     )
 }
 
@@ -51,8 +52,29 @@ pub(super) fn table(args: &DemoArgs, findings: &Findings, colours: bool) -> Stri
             }
         }
     }
+    out += &others(findings, &size, colours);
     out += &lesson(findings);
     out + &price(findings, args.code())
+}
+
+/// The table of the other links.
+fn others(findings: &Findings, size: &Size, colours: bool) -> String {
+    let mut rows = vec![["the link ...", "plain", "with Viaduct", "repairs"].map(str::to_owned)];
+    for phase in Phase::OTHERS {
+        for &program in phase.programs() {
+            let cell = |way| findings.figure_of(phase, program, way).map_or("-".into(), text);
+            let mut seen = findings.seen(phase).filter(|(of, _)| *of == program);
+            let repairs = seen
+                .next()
+                .map_or("-".into(), |(_, seen)| format!("{} %", short(100.0 * seen.overhead())));
+            let name = format!("{}: {}", phase.name().unwrap_or_default(), program.name(size));
+            rows.push([name, cell(Way::Plain), cell(Way::Viaduct), repairs]);
+        }
+    }
+    if rows.iter().skip(1).all(|row| row[1] == "-") {
+        return String::new();
+    }
+    aligned(&rows, colours) + "\n"
 }
 
 /// How it ended and where the report is.
@@ -92,13 +114,13 @@ fn lesson(findings: &Findings) -> String {
         .map_or(String::new(), |d| format!(", a download {d}"));
     let bbr = match findings.factor(Program::Bbr) {
         Some(factor) if factor < 1.0 => {
-            "bbr does not slow down for loss: it only pays for the repairs, and gets less.\n"
+            "bbr does not slow down for loss: repairs win it nothing.\n"
         }
         _ => "",
     };
-    let cubics = findings.seen().iter().find(|(program, _)| *program == Program::Cubic);
+    let cubics = findings.seen(Phase::Asked).find(|(program, _)| *program == Program::Cubic);
     // Where a sender overfills the link most is lost there, and says nothing of the link's own loss.
-    let mostly = |seen: &&(Program, Seen)| seen.1.recovered * 2 >= seen.1.lost;
+    let mostly = |seen: &(Program, Seen)| seen.1.recovered * 2 >= seen.1.lost;
     let saw = cubics.filter(mostly).map_or(String::new(), |(_, seen)| {
         format!(": of {} lost packets {} were", seen.lost, seen.recovered)
     });
@@ -111,8 +133,8 @@ fn lesson(findings: &Findings) -> String {
 }
 
 fn price(findings: &Findings, code: &str) -> String {
-    let seen = findings.seen();
-    let Some(all) = seen.iter().map(|(_, seen)| *seen).reduce(|a, b| a + b) else {
+    let seen = findings.seen(Phase::Asked);
+    let Some(all) = seen.clone().map(|(_, seen)| seen).reduce(|a, b| a + b) else {
         return String::new();
     };
     let mut out = format!(
@@ -123,7 +145,7 @@ fn price(findings: &Findings, code: &str) -> String {
     for (program, seen) in seen {
         let Seen { lost, recovered, overfilled, .. } = seen;
         let _ = write!(out, "  {:9} {lost:6} {recovered:6}", program.word());
-        if overfilled * 10 > *lost {
+        if overfilled * 10 > lost {
             let _ = write!(out, "   (its sender overfilled the link, which dropped {overfilled},");
             let _ = write!(out, " repairs too)");
         }
@@ -135,10 +157,23 @@ fn price(findings: &Findings, code: &str) -> String {
 fn text(figure: &Figure) -> String {
     match figure {
         Figure::Throughput(bits) => rate(*bits),
+        Figure::Pair(first, second) => format!("{} + {}", short(first / 1e6), rate(*second)),
         Figure::Took(time) => format!("{:.1} s", time.as_secs_f64()),
         Figure::GaveUp(after) => format!("over {:.0} s", after.as_secs_f64()),
         Figure::Delays { median, p99 } => format!("{} / {} ms", millis(*median), millis(*p99)),
         Figure::None(_) => "failed".into(),
+    }
+}
+
+impl Phase {
+    /// In a few words, of those beside the one that was asked for.
+    pub(super) fn name(self) -> Option<&'static str> {
+        match self {
+            Phase::Asked => None,
+            Phase::Clean => Some("loses nothing"),
+            Phase::Bursts => Some("loses 1 %, 30 in a row"),
+            Phase::Shared => Some("is shared, the second flow not protected"),
+        }
     }
 }
 
@@ -183,8 +218,8 @@ mod tests {
 
     fn findings(plain: f64, ours: f64) -> Findings {
         let mut findings = Findings::default();
-        findings.add(Program::Cubic, Way::Plain, Figure::Throughput(plain));
-        findings.add(Program::Cubic, Way::Viaduct, Figure::Throughput(ours));
+        findings.add(Phase::Asked, Program::Cubic, Way::Plain, Figure::Throughput(plain));
+        findings.add(Phase::Asked, Program::Cubic, Way::Viaduct, Figure::Throughput(ours));
         findings
     }
 
@@ -207,7 +242,12 @@ mod tests {
     #[test]
     fn what_did_not_run_is_a_dash_or_a_reason() {
         let mut partial = Findings::default();
-        partial.add(Program::Bbr, Way::Plain, Figure::None("bbr is not there".into()));
+        partial.add(
+            Phase::Asked,
+            Program::Bbr,
+            Way::Plain,
+            Figure::None("bbr is not there".into()),
+        );
         let said = table(&args("").unwrap(), &partial, false);
         assert!(said.contains("iperf3 (TCP bbr), plain kernel: bbr is not there"), "{said}");
         assert_eq!(said.matches("failed").count(), 1);

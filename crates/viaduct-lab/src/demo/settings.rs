@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use viaduct_proto::link::{LinkConfig, Loss};
 
+use super::findings::Phase;
+use super::programs::LEFT_ALONE;
 use crate::gateways::GatewaySpec;
 
 /// What `viaduct demo` may be told; it needs nothing.
@@ -23,7 +25,7 @@ pub struct DemoArgs {
     /// Bits a second that the link carries, 1M to 1G
     #[arg(long, value_name = "RATE", default_value = "200M", value_parser = rate)]
     pub rate: u64,
-    /// Be short: half a minute instead of two and a half
+    /// Be short: one minute and a half instead of five
     #[arg(long)]
     pub quick: bool,
     /// Write the result to this file as well
@@ -50,9 +52,22 @@ impl DemoArgs {
         LinkConfig { rate, delay, queue, loss, ..LinkConfig::default() }
     }
 
-    /// The gateways: as they come.
+    /// The link while another kind of it is shown.
+    pub(super) fn link_of(&self, phase: Phase) -> LinkConfig {
+        let loss = match phase {
+            Phase::Asked => return self.link(),
+            Phase::Clean | Phase::Shared => Loss::None,
+            Phase::Bursts => Loss::Bursts { rate: 0.01, length: 30 },
+        };
+        LinkConfig { loss, ..self.link() }
+    }
+
+    /// The gateways: as they come, but for one flow that they leave alone.
     pub(super) fn gateways(&self) -> GatewaySpec {
-        GatewaySpec::default()
+        let class = format!(
+            "\n[[peer.class]]\nname = \"beside\"\nports = [{LEFT_ALONE}]\nrepairs = \"none\"\n"
+        );
+        GatewaySpec::fec(&class)
     }
 
     /// How they encode.

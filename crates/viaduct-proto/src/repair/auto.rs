@@ -3,11 +3,17 @@
 //! The controller sets the rate of the repairs that leave by themselves. Beside them there are those that the peer
 //! asks for, of packets that it misses: they come a round trip late, and mend what the others did not.
 
-use super::control::{Controller, Limits, Report, State, Traffic};
+use super::allowance::Allowance;
+use super::classes::{Classifier, Repairs, Treatment};
+use super::coding::Settings;
+use super::control::{Controller, Limits, Regime, Report, State, Traffic};
+use super::copies::{Copies, Waiting};
 use super::patience::Patience;
 use super::section::Need;
 use crate::fec::{Encoder as _, Error, Fire, MAX_COVER, Seq, window};
 use crate::time::{Duration, Instant};
+use crate::wire::ip::Hop;
+use crate::wire::{tcp_sack, transport};
 
 /// Round-trip time that is reckoned with until it is measured.
 const USUAL_RTT: Duration = Duration::from_millis(100);
@@ -18,6 +24,8 @@ const MAX_BUDGET: f64 = 512.0;
 /// Packets that are kept for requests, at least and at most.
 const MIN_KEPT: f64 = 256.0;
 const MAX_KEPT: f64 = 8_192.0;
+/// Repairs of the last packets before a pause, where losses come in bursts.
+const FLUSHES: usize = 3;
 /// Share of the rate by which another one differs that is worth a change.
 const WORTH: f64 = 0.05;
 
@@ -28,11 +36,30 @@ pub(super) struct Auto {
     pace: Pace,
     rtt: Option<Duration>,
     patience: Patience,
-    /// Packets since the last repair.
+    classifier: Classifier,
+    copies: Copies,
+    /// Packets since the last repair, and whether traffic has paused since.
     bare: u16,
+    has_paused: bool,
     /// Repairs that the peer may ask for.
     budget: f64,
+    allowance: Allowance,
     limits: Limits,
+}
+
+/// A packet on its way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Leaving<'a> {
+    /// Its mutable fields as it left.
+    pub(super) hop: Hop,
+    /// It, normalised.
+    pub(super) packet: &'a [u8],
+    /// It with its prefix; empty if it is in no repair.
+    pub(super) symbol: &'a [u8],
+    /// How it is protected.
+    pub(super) repairs: Repairs,
+    /// Repairs for it, at most.
+    pub(super) most: f64,
 }
 
 impl Auto {
@@ -40,7 +67,8 @@ impl Auto {
     ///
     /// # Errors
     /// None that the parameters chosen here cause.
-    pub(super) fn new(now: Instant, limits: Limits, first: Seq) -> Result<Self, Error> {
+    pub(super) fn new(now: Instant, settings: &Settings, first: Seq) -> Result<Self, Error> {
+        let limits = settings.limits;
         let mut encoder = window::Encoder::new(SILENT, first)?;
         encoder.pause();
         encoder.keep(MAX_COVER);
@@ -50,8 +78,12 @@ impl Auto {
             pace: Pace::default(),
             rtt: None,
             patience: Patience::new(now),
+            classifier: Classifier::new(settings.classes.clone(), settings.acks),
+            copies: Copies::new(now),
             bare: 0,
+            has_paused: false,
             budget: MAX_BUDGET / 4.0,
+            allowance: Allowance::new(now, limits.max_rate),
             limits,
         })
     }
@@ -61,15 +93,25 @@ impl Auto {
     }
 
     pub(super) fn memory(&self) -> usize {
-        self.encoder.memory()
+        self.encoder.memory() + self.copies.memory() + self.classifier.memory()
     }
 
-    pub(super) fn state(&self) -> State {
+    /// Judges a normalised packet that leaves, whose mutable fields were `hop`.
+    pub(super) fn judge(&mut self, now: Instant, packet: &[u8], hop: Hop) -> Treatment {
+        self.classifier.judge(now, packet, hop, self.rtt.unwrap_or(USUAL_RTT))
+    }
+
+    /// Whether acknowledgements without data are named.
+    pub(super) fn acks(&self) -> bool {
+        self.classifier.acks()
+    }
+
+    pub(super) fn state(&self, now: Instant) -> State {
         State {
             regime: self.controller.regime(),
             overhead: self.controller.overhead(),
             pace: self.pace.value(),
-            wait: self.wait(),
+            wait: self.wait(now),
             rtt: self.rtt,
             report: self.controller.report(),
         }
@@ -81,50 +123,116 @@ impl Auto {
     }
 
     /// Time for which flows can wait for a packet.
-    pub(super) fn wait(&self) -> Duration {
+    pub(super) fn wait(&self, now: Instant) -> Duration {
         let rtt = self.rtt.unwrap_or(USUAL_RTT);
-        rtt.mul_f64(self.patience.share).clamp(WAIT[0], WAIT[1])
+        let wait = rtt.mul_f64(self.patience.share).clamp(WAIT[0], WAIT[1]);
+        self.classifier.wait(now, wait)
     }
 
-    fn traffic(&self) -> Traffic {
-        Traffic { pace: self.pace.value(), wait: self.wait() }
+    fn traffic(&self, now: Instant) -> Traffic {
+        Traffic { pace: self.pace.value(), wait: self.wait(now) }
     }
 
-    /// An acknowledgement says that a segment of TCP came twice.
-    pub(super) fn handle_dsack(&mut self, now: Instant) {
-        self.patience.handle_dsack(now, self.rtt.unwrap_or(USUAL_RTT));
+    /// Takes a packet that comes from the peer's site: it may acknowledge, also what came twice.
+    pub(super) fn overhear(&mut self, now: Instant, packet: &[u8]) {
+        let rtt = self.rtt.unwrap_or(USUAL_RTT);
+        let is_dsack = self.is_lossy() && tcp_sack::is_dsack(packet);
+        if is_dsack {
+            self.patience.handle_dsack(now, rtt);
+        }
+        self.classifier.overhear(now, packet, is_dsack, rtt);
     }
 
-    /// Takes the next packet, which is of TCP if `is_tcp`.
-    pub(super) fn push(&mut self, now: Instant, symbol: &[u8], is_tcp: bool, fire: &mut Fire<'_>) {
-        self.pace.count(now);
-        self.patience.count(is_tcp);
-        self.budget = (self.budget + self.limits.max_overhead).min(MAX_BUDGET);
-        self.bare = self.bare.saturating_add(1);
-        let (bare, budget) = (&mut self.bare, &mut self.budget);
-        self.encoder.push(symbol, &mut |repair| {
+    /// Takes the next packet.
+    pub(super) fn push(&mut self, now: Instant, of: Leaving<'_>, fire: &mut Fire<'_>) {
+        let most = match of.repairs {
+            Repairs::Window => of.most,
+            Repairs::Copies | Repairs::None => 0.0,
+        };
+        if most > 0.0 {
+            // The window's rate is for those that ask for its repairs; others ride along.
+            self.pace.count(now);
+            let protocol = transport::payload(of.packet).map(|(protocol, _)| protocol);
+            self.patience.count(protocol == Some(transport::TCP));
+            let before = if self.has_paused { 0 } else { self.bare };
+            (self.bare, self.has_paused) = (before.saturating_add(1), false);
+        }
+        self.copies.count(of.packet.len(), self.limits.max_overhead);
+        let is_full = self.controller.regime() == Regime::Congested;
+        if of.repairs == Repairs::Copies && self.is_lossy() && !is_full {
+            self.copies.push(now, self.next_seq(), of.hop, of.packet);
+        }
+        if of.repairs != Repairs::None {
+            let share = if most > 0.0 { most } else { 1.0 };
+            self.budget = (self.budget + self.limits.max_overhead.min(share)).min(MAX_BUDGET);
+        }
+        let most = (most * f64::from(self.encoder.parameters().packets)).ceil() as u16;
+        let Auto { encoder, bare, budget, allowance, .. } = self;
+        encoder.push_at_most(of.symbol, most, &mut |repair| {
             *bare = 0;
             *budget = (*budget - 1.0).max(0.0);
-            fire(repair);
+            if allowance.take(now, repair.body.len()) {
+                fire(repair);
+            }
         });
     }
 
+    /// When the next copy leaves.
+    pub(super) fn copies_due(&self) -> Option<Instant> {
+        self.copies.due()
+    }
+
+    /// Whether losses come in bursts.
+    pub(super) fn is_bursty(&self) -> bool {
+        self.controller.is_bursty()
+    }
+
+    /// Calls `send` with the copies that leave now, in groups that fit `room` bytes.
+    pub(super) fn copy(&mut self, now: Instant, room: usize, mut send: impl FnMut(&[Waiting])) {
+        let Auto { copies, allowance, controller, .. } = self;
+        copies.leave(now, controller.is_bursty(), room, |group| {
+            if allowance.take(now, group.iter().map(|of| of.packet.len()).sum()) {
+                send(group);
+            }
+        });
+    }
+
+    /// Fires a repair of one packet alone.
+    pub(super) fn repeat(&mut self, seq: Seq, fire: &mut Fire<'_>) {
+        self.encoder.combine(seq, seq, 1, fire);
+    }
+
+    /// How often [`Auto::flush`] is of use: once, or more often where losses come in bursts.
+    pub(super) fn stages(&self) -> usize {
+        if self.is_bursty() { FLUSHES } else { 1 }
+    }
+
     /// Repairs the last packets, after which there were none for a while.
-    pub(super) fn flush(&mut self, fire: &mut Fire<'_>) {
-        let bare = std::mem::take(&mut self.bare);
-        if bare == 0 || self.controller.overhead() <= 0.0 || self.budget < 1.0 {
+    pub(super) fn flush(&mut self, now: Instant, fire: &mut Fire<'_>) {
+        self.has_paused = true;
+        if self.bare == 0 || self.controller.overhead() <= 0.0 || self.budget < 1.0 {
             return;
         }
         self.budget -= 1.0;
-        let last = self.next_seq().saturating_sub(1);
-        self.encoder.combine(self.next_seq().saturating_sub(u64::from(bare)), last, 1, fire);
+        let (next, bare) = (self.next_seq(), u64::from(self.bare));
+        self.combine(now, next.saturating_sub(bare), next.saturating_sub(1), 1, fire);
+    }
+
+    /// Fires `count` repairs of the packets from `first` to `last`, as far as the rate allows.
+    fn combine(&mut self, now: Instant, first: Seq, last: Seq, count: usize, fire: &mut Fire<'_>) {
+        let Auto { encoder, allowance, .. } = self;
+        encoder.combine(first, last, count, &mut |repair| {
+            if allowance.take(now, repair.body.len()) {
+                fire(repair);
+            }
+        });
     }
 
     /// Takes a report, and sets the rate.
     pub(super) fn handle_report(&mut self, now: Instant, report: Report, rtt: Option<Duration>) {
         self.rtt = rtt.or(self.rtt);
         self.patience.learn(now, report.random.bursts.iter().sum());
-        let traffic = self.traffic();
+        let traffic = self.traffic(now);
         self.controller.handle_report(now, report, traffic);
         // Packets may be asked for twice, each time a round trip and a wait after they have left.
         let time = 2 * (2 * traffic.wait + self.rtt.unwrap_or(USUAL_RTT));
@@ -150,11 +258,11 @@ impl Auto {
     }
 
     /// Answers a request, as far as the budget goes.
-    pub(super) fn answer(&mut self, need: Need, fire: &mut Fire<'_>) {
+    pub(super) fn answer(&mut self, now: Instant, need: Need, fire: &mut Fire<'_>) {
         let count = usize::from(need.repairs).min(self.budget as usize);
         self.budget -= count as f64;
         let last = need.first.saturating_add(u64::from(need.packets)).saturating_sub(1);
-        self.encoder.combine(need.first, last, count, fire);
+        self.combine(now, need.first, last, count, fire);
     }
 }
 
@@ -163,7 +271,7 @@ const SILENT: window::Parameters = window::Parameters { window: 16, repairs: 1, 
 
 /// Packets a second.
 #[derive(Debug, Default)]
-struct Pace {
+pub(super) struct Pace {
     since: Option<Instant>,
     count: u32,
     value: f64,
@@ -175,7 +283,7 @@ impl Pace {
     /// Weight of the newest count.
     const WEIGHT: f64 = 0.3;
 
-    fn count(&mut self, now: Instant) {
+    pub(super) fn count(&mut self, now: Instant) {
         self.count += 1;
         let since = *self.since.get_or_insert(now);
         let passed = now.since(since);
@@ -187,7 +295,7 @@ impl Pace {
         (self.since, self.count) = (Some(now), 0);
     }
 
-    fn value(&self) -> f64 {
+    pub(super) fn value(&self) -> f64 {
         self.value
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::classes::Class;
 use super::control::Limits;
 use crate::fec::{Code, MAX_COVER};
 
@@ -9,11 +10,29 @@ use crate::fec::{Code, MAX_COVER};
 #[derive(Clone, Debug, PartialEq)]
 pub enum Coding {
     /// As many repairs as the measured losses ask for.
-    Auto(Limits),
+    Auto(Settings),
     /// A code of fixed parameters.
     Fixed(Code),
     /// Names alone, by which the peer measures the link.
     Observe,
+}
+
+/// What an operator says of repairs that follow the losses.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Bounds.
+    pub limits: Limits,
+    /// Packets that are protected in another way than the built-in classes have it; the first that
+    /// matches decides.
+    pub classes: Vec<Class>,
+    /// Whether acknowledgements without data are protected, too.
+    pub acks: bool,
+}
+
+impl From<Limits> for Settings {
+    fn from(limits: Limits) -> Self {
+        Settings { limits, classes: Vec::new(), acks: false }
+    }
 }
 
 impl Coding {
@@ -38,7 +57,9 @@ impl Coding {
 impl fmt::Display for Coding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Coding::Auto(limits) => write!(f, "auto, {:.0} % at most", 100.0 * limits.max_overhead),
+            Coding::Auto(Settings { limits, .. }) => {
+                write!(f, "auto, {:.0} % at most", 100.0 * limits.max_overhead)
+            }
             Coding::Fixed(code) => code.fmt(f),
             Coding::Observe => f.write_str("observe"),
         }

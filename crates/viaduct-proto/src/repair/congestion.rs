@@ -4,11 +4,8 @@
 //! gets its packet, marked; of any other, one packet a round trip stays lost, the oldest, and the rest come back.
 
 use std::collections::HashMap;
-use std::hash::Hasher as _;
-use std::net::IpAddr;
 
-use highway::{HighwayHasher, Key};
-
+use super::flow::Flow;
 use crate::time::{Duration, Instant};
 use crate::wire::ip::Header;
 
@@ -18,8 +15,6 @@ const MAX_FLOWS: usize = 4_096;
 const ECN: u8 = 3;
 const NOT_ECT: u8 = 0;
 const CE: u8 = 3;
-const TCP: u8 = 6;
-const UDP: u8 = 17;
 
 /// What becomes of a recovered packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +30,7 @@ pub(super) enum Signal {
 /// Flows that were told of congestion.
 #[derive(Debug, Default)]
 pub(super) struct Congestion {
-    told: HashMap<u64, Instant>,
+    told: HashMap<Flow, Instant>,
 }
 
 impl Congestion {
@@ -55,7 +50,7 @@ impl Congestion {
         if self.told.len() >= MAX_FLOWS {
             return Signal::Withhold;
         }
-        let told = self.told.entry(flow(header, packet)).or_insert(Instant::ZERO);
+        let told = self.told.entry(Flow::of(header, packet)).or_insert(Instant::ZERO);
         if *told != Instant::ZERO && now.since(*told) < rtt {
             return Signal::None;
         }
@@ -64,27 +59,10 @@ impl Congestion {
     }
 }
 
-/// A flow's addresses, protocol, and ports where they stand behind the first header.
-fn flow(header: &Header, packet: &[u8]) -> u64 {
-    let mut hasher = HighwayHasher::new(Key([0x666c_6f77; 4]));
-    for ip in [header.source, header.destination] {
-        match ip {
-            IpAddr::V4(ip) => hasher.write(&ip.octets()),
-            IpAddr::V6(ip) => hasher.write(&ip.octets()),
-        }
-    }
-    hasher.write(&[header.protocol]);
-    if matches!(header.protocol, TCP | UDP)
-        && let Some(ports) = packet.get(header.header_len..header.header_len + 4)
-    {
-        hasher.write(ports);
-    }
-    hasher.finish()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::transport::TCP;
 
     const RTT: Duration = Duration::from_millis(100);
 

@@ -36,10 +36,14 @@ pub(super) struct Row {
     pub(super) identity: Identity,
     /// The identity's tag, once it is named.
     pub(super) tag: Tag,
+    /// When it left, in microseconds of the peer's clock, if that was told.
+    pub(super) sent: Option<u32>,
     /// Mutable fields of a packet that was recovered.
     pub(super) hop: Hop,
     /// Whether a full queue has dropped it.
     pub(super) congested: bool,
+    /// Whether it is in no repair.
+    pub(super) is_bare: bool,
     pub(super) state: State,
 }
 

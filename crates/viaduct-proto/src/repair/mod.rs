@@ -18,22 +18,29 @@
 //! The paper's sections 4.1, 4.5, 4.6 and 4.7 describe what this room does.
 
 pub mod align;
+mod allowance;
 mod auto;
 mod bundle;
 pub mod cache;
+mod classes;
 mod coding;
 mod congestion;
 pub mod control;
+mod copies;
+mod flow;
+mod flows;
 mod handshake;
 pub mod health;
 mod held;
 pub mod identity;
 mod ledger;
+mod observed;
 mod outbox;
 mod patience;
 mod peer;
 mod plane;
 mod prefix;
+mod reaction;
 mod receiver;
 pub mod report;
 mod requests;
@@ -41,6 +48,7 @@ mod seal;
 pub mod section;
 mod sender;
 mod session;
+pub mod shadow;
 mod sites;
 pub mod stats;
 mod store;
@@ -50,7 +58,8 @@ pub mod terms;
 mod tests;
 pub mod wire;
 
-pub use coding::Coding;
+pub use classes::{Class, Match, Repairs};
+pub use coding::{Coding, Settings};
 pub use outbox::Outbox;
 pub use peer::{Local, MIN_MEMORY, PeerConfig, PeerError, PeerFacts, least_memory, overhead};
 pub use plane::{MOST_PEERS, PeersError, Plane, PlaneStats};

@@ -11,12 +11,13 @@ use super::control::queue::micros;
 use super::identity::IdentityKey;
 use super::outbox::Outbox;
 use super::receiver::{Receiver, memory_for_store};
-use super::report::{REPORT, Report};
+use super::report::{REPORT, Report, TRIALS, emit_trials, parse_trials};
 use super::requests::Times;
 use super::seal::SEAL_OVERHEAD;
 use super::section::{self, Need, PREFIX, REPAIR_HEAD, SECTION_HEAD, Section};
-use super::sender::{Coder, Plan, Sender};
+use super::sender::{Coder, Observer, Plan, Sender};
 use super::session::{Clocks, Received, Session, SessionConfig, WeakKey};
+use super::shadow::{Outcome, TRIED};
 use super::sites::Sites;
 use super::stats::{LossReport, PeerStats};
 use super::terms::{Listed, TERMS, Terms};
@@ -122,6 +123,8 @@ pub struct PeerFacts {
     pub lowered_mss: [Option<u16>; 2],
     /// What is known of the way to it, where the code follows the losses.
     pub control: Option<control::State>,
+    /// What codes would have done, where it is observed.
+    pub trials: Option<[Outcome; TRIED.len()]>,
 }
 
 /// Reports between two that are accompanied by terms, but for the first ones of a session.
@@ -149,6 +152,8 @@ pub(super) struct Peer {
     own_terms: Terms,
     terms: Option<Arc<Terms>>,
     disagreement: Option<String>,
+    /// What the peer says that codes would have done.
+    trials: Option<[Outcome; TRIED.len()]>,
     next_report: Instant,
     next_tick: Instant,
     /// Datagrams to the peer's endpoint.
@@ -195,6 +200,7 @@ impl Peer {
             own_terms: own_terms(&config),
             terms: None,
             disagreement: None,
+            trials: None,
             next_report: now + REPORT_EVERY,
             next_tick: now + TICK,
             transmits: Outbox::new(),
@@ -237,7 +243,8 @@ impl Peer {
             terms: self.terms.clone(),
             other_version: None,
             lowered_mss: self.receiver.lowered_mss(),
-            control: self.sender.as_ref().and_then(Sender::control),
+            control: self.sender.as_ref().and_then(|sender| sender.control(now)),
+            trials: self.trials.filter(|_| self.config.coding == Some(Coding::Observe)),
         }
     }
 
@@ -287,7 +294,7 @@ impl Peer {
         let next = self.sender.as_ref().map(Sender::next_seq);
         let plan = plan(now, config, next.unwrap_or(self.reported.highest + 1))?;
         match (plan, self.sending()) {
-            (Some(plan), Some((sender, mut channel, _))) => sender.change(plan, &mut channel),
+            (Some(plan), Some((sender, mut channel, _))) => sender.change(now, plan, &mut channel),
             (plan, _) => self.sender = plan.map(Sender::new),
         }
         Ok(())
@@ -369,7 +376,8 @@ impl Peer {
                     self.receiver.handle_repair(now, repair, part)
                 }
                 Some(Section::Names(names)) => self.receiver.handle_names(now, &names),
-                Some(Section::Need(need)) => self.answer(need),
+                Some(Section::Need(need)) => self.answer(now, need),
+                Some(Section::Copies(copies)) => self.receiver.handle_copies(now, &copies),
                 Some(Section::Other(kind, body))
                     if self.handle_other(now, kind, body).is_some() => {}
                 Some(Section::Other(..)) | None => self.receiver.malformed(),
@@ -385,6 +393,7 @@ impl Peer {
                 self.terms = Some(Arc::new(Terms::parse(body)?));
                 self.compare_terms();
             }
+            TRIALS => self.trials = Some(parse_trials(body)?),
             _ => return None,
         }
         Some(())
@@ -404,9 +413,9 @@ impl Peer {
         }
     }
 
-    fn answer(&mut self, need: Need) {
+    fn answer(&mut self, now: Instant, need: Need) {
         if let Some((sender, mut channel, _)) = self.sending() {
-            sender.answer(need, &mut channel);
+            sender.answer(now, need, &mut channel);
         }
     }
 
@@ -432,7 +441,8 @@ impl Peer {
 
     fn report(&mut self, now: Instant) {
         let next = self.sender.as_ref().map_or(0, Sender::next_seq);
-        let wait = self.sender.as_ref().and_then(Sender::wait).unwrap_or(USUAL_RTT / 4);
+        let wait = self.sender.as_ref().and_then(|sender| sender.wait(now));
+        let wait = wait.unwrap_or(USUAL_RTT / 4);
         let held = |at| u32::try_from(now.since(at).as_micros()).unwrap_or(u32::MAX);
         let report = Report {
             next,
@@ -443,9 +453,14 @@ impl Peer {
             path: self.receiver.path(),
         };
         self.told = (now, report.path);
-        let session = &mut self.session;
+        let (session, trials) = (&mut self.session, self.receiver.trials());
         self.transmits.push_with(|out| {
-            session.seal(out, |m| section::emit(REPORT, m, |body| report.emit(body)))
+            session.seal(out, |message| {
+                section::emit(REPORT, message, |body| report.emit(body));
+                if let Some(trials) = &trials {
+                    section::emit(TRIALS, message, |body| emit_trials(trials, body));
+                }
+            })
         });
         if session.up() {
             if self.reports < TERMS_FIRST || self.reports.is_multiple_of(TERMS_EVERY) {
@@ -518,9 +533,9 @@ fn session_config(local: &Local, config: &PeerConfig, slot: u16) -> SessionConfi
 fn plan(now: Instant, config: &PeerConfig, first: u64) -> Result<Option<Plan>, PeerError> {
     let Some(coding) = &config.coding else { return Ok(None) };
     let coder = match coding {
-        Coding::Auto(limits) => Coder::Auto(Box::new(Auto::new(now, *limits, first)?)),
+        Coding::Auto(settings) => Coder::Auto(Box::new(Auto::new(now, settings, first)?)),
         Coding::Fixed(code) => Coder::Fixed(code.build_encoder(first)?),
-        Coding::Observe => Coder::Observe(first),
+        Coding::Observe => Coder::Observe(Observer::new(first)),
     };
     Ok(Some(Plan {
         coder,

@@ -19,10 +19,12 @@ use super::control::path::Path;
 use super::held::{Held, Overtaken, Waiting};
 use super::identity::{Identity, IdentityKey};
 use super::ledger::{Ledger, Row, State};
+use super::observed::Observed;
 use super::outbox::Outbox;
 use super::prefix;
 use super::requests::{Requests, Times};
-use super::section::{Names, Need, PREFIX, Part, expand};
+use super::section::{Copies, Names, Need, PREFIX, Part, expand};
+use super::shadow::{Fate as Tried, Outcome, TRIED};
 use super::sites::Sites;
 use super::stats::ReceiverStats;
 use super::store::Store;
@@ -30,6 +32,7 @@ use super::syns::{Fate, Syns};
 use crate::fec::{self, AnyDecoder, Cover, Decoder, Recovered, Repair, Seq, Sources, Verdict};
 use crate::time::{Duration, Instant};
 use crate::wire::ip::{self, Header, Hop};
+use crate::wire::transport::Segment;
 
 /// How far back the arrival of a neighbour is looked for, to tell when a packet was due.
 const NEIGHBOURS: u64 = 512;
@@ -48,6 +51,10 @@ pub(super) struct Receiver {
     decoder: AnyDecoder,
     aligner: Aligner,
     arrivals: Arrivals,
+    /// Whether the peer names acknowledgements without data.
+    acks: bool,
+    /// Number of the peer's next packet, as it told last.
+    told: Seq,
     pending: VecDeque<Pending>,
     /// Mutable fields of the peer's packets, as they left and as they arrive.
     hops: Hops,
@@ -55,6 +62,8 @@ pub(super) struct Receiver {
     /// Send times of what is named.
     sent: Vec<u32>,
     path: Path,
+    /// What becomes of packets for which no repairs are made.
+    observed: Option<Box<Observed>>,
     requests: Requests,
     congestion: Congestion,
     times: Times,
@@ -140,16 +149,20 @@ enum Blind {
 }
 
 impl Known {
-    /// Whether packet `seq` has arrived or was recovered, though it may be forgotten by now.
+    /// Whether packet `seq` has arrived or was recovered, though it may be forgotten by now, or is in
+    /// no repair.
     fn has(&self, seq: Seq) -> bool {
-        self.ledger.row(seq).is_some_and(|row| row.is_here())
+        self.ledger.row(seq).is_some_and(|row| row.is_here() || row.is_bare)
     }
 }
 
 impl Sources for Known {
     fn get(&self, seq: Seq) -> Option<&[u8]> {
-        let row = self.ledger.row(seq).filter(|row| row.is_here())?;
-        self.store.get(row.identity)
+        let row = self.ledger.row(seq)?;
+        if row.is_bare {
+            return Some(&[]);
+        }
+        if row.is_here() { self.store.get(row.identity) } else { None }
     }
 }
 
@@ -163,11 +176,14 @@ impl Receiver {
             decoder: AnyDecoder::new(decoder_share(memory)),
             aligner: Aligner::default(),
             arrivals: Arrivals::default(),
+            acks: false,
+            told: 0,
             pending: VecDeque::new(),
             hops: Hops::default(),
             named: Vec::new(),
             sent: Vec::new(),
             path: Path::default(),
+            observed: None,
             requests: Requests::default(),
             congestion: Congestion::default(),
             times: Times { wait: USUAL_WAIT, rtt: USUAL_RTT },
@@ -211,6 +227,7 @@ impl Receiver {
             + self.known.ledger.memory()
             + self.decoder.memory()
             + self.arrivals.last.capacity() * size_of::<Came>()
+            + self.observed.as_ref().map_or(0, |observed| observed.memory())
     }
 
     /// The packets of the last moments, newest first, as they were on the WAN but for what
@@ -230,6 +247,7 @@ impl Receiver {
     /// The peer's packets from `next` on left only now. What it numbered before, a receiver that has
     /// just begun did not see.
     pub(super) fn told(&mut self, next: Seq) {
+        self.told = next;
         match (&self.blind, next.checked_sub(1)) {
             (Blind::Untold, None) => self.blind = Blind::No,
             (Blind::Untold, Some(last)) => self.blind = Blind::UpTo(last),
@@ -244,6 +262,9 @@ impl Receiver {
         self.stats.packets += 1;
         self.stats.bytes += packet.len() as u64;
         let hop = ip::normalise(packet);
+        if !self.acks && Segment::parse(packet).is_some_and(|segment| segment.is_bare_ack()) {
+            return;
+        }
         let identity = self.key.name(packet);
         self.syns.arrived(&self.key, identity, packet);
         let as_sent = self.syns.as_sent(packet);
@@ -267,30 +288,48 @@ impl Receiver {
         if let Some(seq) = self.aligner.arrive(identity.tag()) {
             self.stats.late += 1;
             self.path.arrived(seq);
+            if let Some(observed) = &mut self.observed {
+                observed.arrived(seq);
+            }
             self.arrived(now, seq, arrival);
             self.decoder.known(seq, &self.known, &mut self.recovered);
             self.deliver(now);
         }
     }
 
+    /// A number near those of the next packets.
+    fn near(&self) -> Seq {
+        /// Numbers that differ by more are of another run.
+        const RUN: u64 = 1 << 30;
+        let next = self.known.ledger.next();
+        if next == 0 || next.abs_diff(self.told) > RUN { self.told } else { next }
+    }
+
     /// Takes names of the peer's packets.
     pub(super) fn handle_names(&mut self, now: Instant, names: &Names<'_>) {
-        let last = names.first + names.tags().len() as u64 - 1;
-        if self.in_the_dark(names.first, last) || !self.known.ledger.reach(names.first, last) {
+        self.acks = names.manner.acks;
+        self.observe(names.manner.is_observed);
+        let first = expand(names.first as u32, self.near());
+        let Some(last) = first.checked_add(names.tags().len() as u64 - 1) else { return };
+        if first == 0 || self.in_the_dark(first, last) || !self.known.ledger.reach(first, last) {
             return;
         }
         let mut fresh = Vec::with_capacity(names.tags().len());
-        let mut begin = names.first;
-        for (seq, tag) in (names.first..).zip(names.tags()) {
+        let mut begin = first;
+        for (seq, (tag, is_bare)) in (first..).zip(names.tags().zip(names.bare())) {
             let row = self.known.ledger.row_mut(seq).filter(|row| row.state == State::Unnamed);
             match row {
                 Some(row) => {
-                    row.tag = tag;
+                    (row.tag, row.is_bare) = (tag, is_bare);
                     fresh.push(tag);
                 }
                 None if fresh.is_empty() => begin = seq + 1,
                 // Repeated names overlap with what is known at either end.
                 None => break,
+            }
+            if is_bare {
+                // A repair that came before its name may wait for it.
+                self.decoder.known(seq, &self.known, &mut self.recovered);
             }
         }
         if fresh.is_empty() {
@@ -298,12 +337,12 @@ impl Receiver {
         }
         let mut named = std::mem::take(&mut self.named);
         self.aligner.name(begin, &fresh, &mut named);
-        self.measure(now, names, &named);
+        self.measure(now, (first, names), &named);
         for (seq, of) in named.drain(..) {
             match of {
                 Named::Missing => self.settle(seq, State::Missing),
                 Named::Arrived(arrival) => {
-                    if let Some(times) = names.times().filter(|_| seq == names.first) {
+                    if let Some(times) = names.times().filter(|_| seq == first) {
                         self.hops.learn(
                             self.arrivals.get(arrival),
                             Hop { ttl: times.ttl, tos: times.tos },
@@ -324,22 +363,54 @@ impl Receiver {
         self.release_pending(now);
     }
 
+    /// Begins to try codes on what is lost, or ends it.
+    fn observe(&mut self, is_observed: bool) {
+        if !is_observed {
+            self.observed = None;
+        } else if self.observed.is_none() {
+            self.observed = Some(Box::new(Observed::new(self.times.rtt)));
+        }
+    }
+
+    /// What codes would have done for a peer that observes.
+    pub(super) fn trials(&self) -> Option<[Outcome; TRIED.len()]> {
+        self.observed.as_ref().map(|observed| observed.outcomes())
+    }
+
     /// Learns from names what the path does.
-    fn measure(&mut self, now: Instant, names: &Names<'_>, named: &[(Seq, Named)]) {
+    fn measure(&mut self, now: Instant, (first, names): (Seq, &Names<'_>), named: &[(Seq, Named)]) {
         self.sent.clear();
         if let Some(times) = names.times() {
             self.sent.extend(times.sent());
         }
-        let Receiver { path, sent, arrivals, requests, known, .. } = self;
-        let came = |arrival| arrivals.get(arrival).map(|came| came.at);
-        path.named(now, (names.first, sent), named, came, |seq, congested| {
-            if let Some(row) = known.ledger.row_mut(seq) {
-                row.congested = congested;
+        for (seq, sent) in (first..).zip(&self.sent) {
+            if let Some(row) = self.known.ledger.row_mut(seq) {
+                row.sent = Some(*sent);
             }
-            if !congested {
+        }
+        let Receiver { path, sent, arrivals, requests, known, observed, .. } = self;
+        let came = |arrival| arrivals.get(arrival).map(|came| came.at);
+        path.named(now, (first, sent), named, came, |seq, congested| {
+            let Some(row) = known.ledger.row_mut(seq) else { return };
+            row.congested = congested;
+            if !congested && !row.is_bare && observed.is_none() {
                 requests.missing(now, seq);
             }
         });
+        let Some(observed) = observed else { return };
+        for &(seq, of) in named {
+            let sent = seq.checked_sub(first).and_then(|at| sent.get(at as usize));
+            let is_congested = || known.ledger.row(seq).is_some_and(|row| row.congested);
+            match (of, sent) {
+                (Named::Arrived(_), Some(&sent)) => observed.named(now, seq, sent, Tried::Arrived),
+                (Named::Arrived(_), None) => observed.arrived(seq),
+                (Named::Missing, Some(&sent)) => {
+                    let fate = if is_congested() { Tried::Congested } else { Tried::Lost };
+                    observed.named(now, seq, sent, fate);
+                }
+                (Named::Missing, None) => {}
+            }
+        }
     }
 
     /// Packet `seq` is here; one that came back too late its flow has seen missing.
@@ -370,8 +441,8 @@ impl Receiver {
 
     /// Takes a repair, or a part of one, that the peer made. Its first number has the low 32 bits alone.
     pub(super) fn handle_repair(&mut self, now: Instant, repair: Repair<'_>, part: Part) {
-        let near = self.known.ledger.next();
-        let cover = Cover { first: expand(repair.cover.first as u32, near), ..repair.cover };
+        let first = expand(repair.cover.first as u32, self.near());
+        let cover = Cover { first, ..repair.cover };
         let Repair { row, len_code, body, .. } = repair;
         let other = match part {
             Part::Whole => None,
@@ -402,6 +473,24 @@ impl Receiver {
             });
         }
         self.decode(now, Repair { cover, row, len_code, body });
+    }
+
+    /// Takes copies of packets, each of which may be here. Those that are not named yet come too soon:
+    /// names leave with the first copies.
+    pub(super) fn handle_copies(&mut self, now: Instant, copies: &Copies<'_>) {
+        let first = expand(copies.first as u32, self.near());
+        for (seq, packet) in (first..).zip(copies.packets().flatten()) {
+            self.stats.copies += 1;
+            let is_missing =
+                self.known.ledger.row(seq).is_some_and(|row| row.state == State::Missing);
+            if !is_missing || self.in_the_dark(seq, seq) {
+                self.stats.useless_copies += 1;
+                continue;
+            }
+            self.accept(now, seq, self.key.name(packet), Some(copies.hop), packet);
+            self.decoder.known(seq, &self.known, &mut self.recovered);
+            self.deliver(now);
+        }
     }
 
     fn wait(&mut self, pending: Pending) {
@@ -473,6 +562,9 @@ impl Receiver {
     pub(super) fn tick(&mut self, now: Instant) {
         self.known.ledger.tick(now);
         self.held.tick(now);
+        if let Some(observed) = &mut self.observed {
+            observed.settle(now);
+        }
         let floor = self.known.ledger.floor();
         if self.requests.expire(now, floor) > 0 {
             self.path.visible(now, self.times.wait);
@@ -509,25 +601,36 @@ impl Receiver {
         }
         let mut batch = std::mem::take(&mut self.recovered);
         for (seq, symbol) in batch.iter() {
-            self.accept(now, seq, symbol);
+            match prefix::parse(symbol) {
+                Some((identity, hop, packet)) if self.key.name(packet) == identity => {
+                    self.accept(now, seq, identity, hop, packet);
+                }
+                // It is in no repair, and counts as empty.
+                _ if symbol.is_empty() => {}
+                _ => self.stats.garbled += 1,
+            }
         }
         batch.clear();
         self.recovered = batch;
     }
 
-    fn accept(&mut self, now: Instant, seq: Seq, symbol: &[u8]) {
+    /// Takes packet `seq`, which was recovered and whose identity is right.
+    fn accept(
+        &mut self,
+        now: Instant,
+        seq: Seq,
+        identity: Identity,
+        hop: Option<Hop>,
+        packet: &[u8],
+    ) {
         let Some(row) = self.known.ledger.row_mut(seq) else { return };
         if row.is_here() {
             return;
         }
-        let right = prefix::parse(symbol).filter(|&(identity, _, packet)| {
-            (row.state == State::Unnamed || row.tag == identity.tag())
-                && self.key.name(packet) == identity
-        });
-        let Some((identity, hop, packet)) = right else {
+        if row.state != State::Unnamed && row.tag != identity.tag() {
             self.stats.garbled += 1;
             return;
-        };
+        }
         let arrivals = &self.arrivals;
         let is = |arrival| arrivals.get(arrival).is_some_and(|of| of.identity == identity);
         if self.aligner.find(seq, identity.tag(), is) {
@@ -615,12 +718,20 @@ impl Receiver {
         self.stats.record_latency(due.map_or_else(Default::default, |due| now.since(due)));
     }
 
-    /// When packet `seq` should have arrived, by its nearest neighbour that did.
+    /// When packet `seq` should have arrived, by its nearest neighbour that did, and how long before
+    /// it that one left.
     fn due(&self, seq: Seq) -> Option<Instant> {
+        let sent = self.known.ledger.row(seq)?.sent;
         let before = (1..NEIGHBOURS).map_while(|back| seq.checked_sub(back));
-        before
-            .filter_map(|seq| self.known.ledger.row(seq).filter(|row| row.state == State::Arrived))
-            .find_map(|row| self.known.store.arrival(row.identity))
+        let arrived = before
+            .filter_map(|seq| self.known.ledger.row(seq).filter(|row| row.state == State::Arrived));
+        let arrival = |row: &Row| {
+            let apart = sent.zip(row.sent).map_or(0, |(sent, before)| sent.wrapping_sub(before));
+            // Send times of neighbours that are out of order differ by less than nothing.
+            let apart = Duration::from_micros(apart.cast_signed().max(0).cast_unsigned().into());
+            Some(self.known.store.arrival(row.identity)? + apart)
+        };
+        arrived.map(arrival).find_map(|at| at)
     }
 }
 

@@ -7,17 +7,24 @@
 //!   | known 8 | congested 8 | visible 8 | bursts by chance 16 x 8
 //! ```
 //!
-//! Times are in microseconds.
+//! Times are in microseconds. To a peer that observes, what codes would have done goes with it:
+//!
+//! ```text
+//!   for each code, as in [`TRIED`]: packets 8 | lost 8 | recovered 8 | in time 8 | repairs 8
+//! ```
 
 use super::control;
 use super::control::bursts::{BUCKETS, Counts};
 use super::control::queue::micros;
+use super::shadow::{Outcome, TRIED};
 use super::stats::{LOSS_BUCKETS, LossReport};
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
 /// Kind of the section.
 pub const REPORT: u8 = 4;
+/// Kind of the section of what codes would have done.
+pub const TRIALS: u8 = 7;
 const LEN: usize = 8 + 1 + 4 * 4 + 8 * (4 + LOSS_BUCKETS + 3 + BUCKETS);
 
 const WITH_ECHO: u8 = 1;
@@ -101,6 +108,26 @@ impl Report {
     }
 }
 
+/// Reads what codes would have done; `None` if it is malformed.
+pub fn parse_trials(body: &[u8]) -> Option<[Outcome; TRIED.len()]> {
+    let mut rest = body;
+    let mut outcomes = [Outcome::default(); TRIED.len()];
+    for Outcome { packets, lost, recovered, in_time, repairs } in &mut outcomes {
+        for number in [packets, lost, recovered, in_time, repairs] {
+            *number = u64::from_be_bytes(take(&mut rest)?);
+        }
+    }
+    rest.is_empty().then_some(outcomes)
+}
+
+/// Appends what codes would have done.
+pub fn emit_trials(outcomes: &[Outcome; TRIED.len()], out: &mut Vec<u8>) {
+    for Outcome { packets, lost, recovered, in_time, repairs } in outcomes {
+        let numbers = [packets, lost, recovered, in_time, repairs];
+        numbers.iter().for_each(|number| out.extend(number.to_be_bytes()));
+    }
+}
+
 fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
     let (first, after) = rest.split_first_chunk::<N>()?;
     *rest = after;
@@ -131,6 +158,17 @@ mod tests {
             assert_eq!(Report::parse(&bytes), None);
             assert_eq!(Report::parse(&bytes[..30]), None);
         }
+    }
+
+    #[test]
+    fn what_codes_would_have_done_round_trips() {
+        let of = |n| Outcome { packets: n, lost: 2, recovered: 3, in_time: 4, repairs: 5 };
+        let (outcomes, mut bytes) = ([of(1), of(2), of(3), of(4)], Vec::new());
+        emit_trials(&outcomes, &mut bytes);
+        assert_eq!(parse_trials(&bytes), Some(outcomes));
+        assert_eq!(parse_trials(&bytes[1..]), None);
+        bytes.push(0);
+        assert_eq!(parse_trials(&bytes), None);
     }
 
     #[test]

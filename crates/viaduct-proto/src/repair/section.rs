@@ -6,29 +6,34 @@
 //!  section  kind | length of what follows 2 | body
 //!
 //!  repair   kind=1 | family | parameter | first 4 | stride or dense 2 | count 2 | seed 2 | length code 2 | symbol
-//!  names    kind=2 | flags | first 8 | count | (sent 4 | ttl | tos) | count x tag 2 | ((count - 1) x gap)
+//!  names    kind=2 | flags | first 4 | count | (sent 4 | ttl | tos) | count x tag 2 | ((count - 1) x gap)
+//!           | (count bits, in whole bytes)
 //!  need     kind=3 | first 8 | packets 2 | repairs
 //!  report   kind=4: see [`super::report`]
 //!  terms    kind=5: see [`super::terms`]
+//!  tried    kind=7: see [`super::report`]
+//!  copies   kind=6 | first 4 | ttl | tos | n x (length 2 | packet, normalised)
 //! ```
 //!
 //! | field | meaning |
 //! |---|---|
 //! | family | 0 exclusive or, 1 Reed-Solomon, 2 window; plus 0x40 for the head of a symbol in two datagrams, 0x80 for its tail |
 //! | parameter | layer, parity row, or density of the window in 256ths |
-//! | first | the lowest number covered; of a repair the low 32 bits, the others are those of the nearest number known |
+//! | first | the lowest number; where it has four bytes, its low 32 bits: the others are those of the nearest number known |
 //! | stride or dense | distance of the numbers covered; of a window the newest packets that are all in it |
 //! | symbol | combination of packets, each with its [`PREFIX`] before it |
-//! | flags | 1: with send times. Names without are repeated |
+//! | flags | 1: with send times; names without are repeated. 2: acknowledgements without data are named, too. 4: with bits. 8: no repairs are made |
 //! | sent | send time of the first packet, microseconds of the sender's clock, low 32 bits |
 //! | ttl, tos | of the first packet, as it left |
 //! | tag | low 16 bits of a packet's identity |
 //! | gap | time since the packet before, in units of 8 microseconds |
+//! | bits | one for each packet, the lowest of a byte first: whether it is in no repair, where it counts as empty |
 //! | packets, repairs | numbers from `first` on that are asked for, and how many repairs of them |
 
 use super::align::Tag;
 use crate::fec::{Cover, Draw, MAX_COVER, Repair, Row, Seq};
 use crate::time::Duration;
+use crate::wire::ip::Hop;
 
 /// Bytes of a section's head.
 pub const SECTION_HEAD: usize = 3;
@@ -44,6 +49,7 @@ pub const GAP: Duration = Duration::from_micros(8);
 const REPAIR: u8 = 1;
 const NAMES: u8 = 2;
 const NEED: u8 = 3;
+const COPIES: u8 = 6;
 
 const XOR: u8 = 0;
 const REED_SOLOMON: u8 = 1;
@@ -53,10 +59,18 @@ const HEAD: u8 = 0x40;
 const TAIL: u8 = 0x80;
 
 const WITH_TIMES: u8 = 1;
+const WITH_ACKS: u8 = 2;
+const WITH_BARE: u8 = 4;
+const OBSERVED: u8 = 8;
 /// Bytes of a section of names beside their tags and gaps, at most.
-pub const NAMES_OVERHEAD: usize = SECTION_HEAD + NAMES_HEAD + TIMES_HEAD;
+pub const NAMES_OVERHEAD: usize = SECTION_HEAD + NAMES_HEAD + TIMES_HEAD + MAX_NAMES / 8;
+/// Bytes of a section of copies beside them.
+pub const COPIES_OVERHEAD: usize = SECTION_HEAD + COPIES_HEAD;
+/// Bytes of each copy beside its packet.
+pub const COPY_OVERHEAD: usize = 2;
 
-const NAMES_HEAD: usize = 10;
+const NAMES_HEAD: usize = 6;
+const COPIES_HEAD: usize = 6;
 const TIMES_HEAD: usize = 6;
 
 /// Which bytes of its symbol a repair carries.
@@ -79,6 +93,8 @@ pub enum Section<'a> {
     Names(Names<'a>),
     /// A request for repairs.
     Need(Need),
+    /// Copies of consecutive packets.
+    Copies(Copies<'a>),
     /// Of another kind: its number, and its body.
     Other(u8, &'a [u8]),
 }
@@ -86,10 +102,57 @@ pub enum Section<'a> {
 /// Names of consecutive packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Names<'a> {
-    /// Number of the first.
+    /// Number of the first, its low 32 bits.
     pub first: Seq,
+    /// How the sender's packets are named.
+    pub manner: Manner,
     tags: &'a [[u8; 2]],
     times: Option<Times<'a>>,
+    bare: &'a [u8],
+}
+
+/// How packets are named.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Manner {
+    /// Acknowledgements without data are named, too.
+    pub acks: bool,
+    /// No repairs are made: the link is observed.
+    pub is_observed: bool,
+}
+
+/// Consecutive packets again, after the first ones may have been lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Copies<'a> {
+    /// Number of the first, its low 32 bits.
+    pub first: Seq,
+    /// Mutable fields of all, as they left.
+    pub hop: Hop,
+    packets: &'a [u8],
+}
+
+impl<'a> Copies<'a> {
+    /// The packets, normalised; `None` where they are malformed, which those that were parsed are
+    /// not.
+    pub fn packets(&self) -> impl Iterator<Item = Option<&'a [u8]>> + use<'a> {
+        let mut rest = self.packets;
+        std::iter::from_fn(move || {
+            if rest.is_empty() {
+                return None;
+            }
+            let packet = take_packet(&mut rest);
+            if packet.is_none() {
+                rest = &[];
+            }
+            Some(packet)
+        })
+    }
+}
+
+fn take_packet<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let (length, behind) = rest.split_first_chunk::<COPY_OVERHEAD>()?;
+    let (packet, behind) = behind.split_at_checked(usize::from(u16::from_be_bytes(*length)))?;
+    *rest = behind;
+    (!packet.is_empty()).then_some(packet)
 }
 
 /// When packets left, and how.
@@ -119,6 +182,12 @@ impl<'a> Names<'a> {
     /// The tags, in order.
     pub fn tags(&self) -> impl ExactSizeIterator<Item = Tag> + Clone + use<'a> {
         self.tags.iter().map(|tag| Tag::from_be_bytes(*tag))
+    }
+
+    /// Whether each packet is in no repair.
+    pub fn bare(&self) -> impl Iterator<Item = bool> + Clone + use<'a> {
+        let bits = self.bare;
+        (0..self.tags.len()).map(|n| bits.get(n / 8).is_some_and(|byte| byte >> (n % 8) & 1 == 1))
     }
 
     /// Send times; `None` if these names are repeated.
@@ -161,6 +230,7 @@ fn take<'a>(message: &mut &'a [u8]) -> Option<Section<'a>> {
         REPAIR => parse_repair(body),
         NAMES => parse_names(body).map(Section::Names),
         NEED => parse_need(body).map(Section::Need),
+        COPIES => parse_copies(body).map(Section::Copies),
         other => Some(Section::Other(other, body)),
     }
 }
@@ -192,22 +262,26 @@ fn parse_repair(body: &[u8]) -> Option<Section<'_>> {
 fn parse_names(body: &[u8]) -> Option<Names<'_>> {
     let (head, mut rest) = body.split_first_chunk::<NAMES_HEAD>()?;
     let &[flags, ref first @ .., count] = head;
-    let (first, count) = (Seq::from_be_bytes(*first), usize::from(count));
-    let last = first.checked_add(count as u64)?;
-    if flags > WITH_TIMES || first == 0 || count == 0 || count > MAX_NAMES || last == Seq::MAX {
+    let (first, count) = (Seq::from(u32::from_be_bytes(*first)), usize::from(count));
+    if flags > WITH_TIMES | WITH_ACKS | WITH_BARE | OBSERVED || count == 0 || count > MAX_NAMES {
         return None;
     }
-    let timed = (flags == WITH_TIMES).then(|| take_times_head(&mut rest));
-    let (tags, gaps) = rest.split_at_checked(2 * count)?;
+    let has = |flag: u8| flags & flag != 0;
+    let timed = if has(WITH_TIMES) { Some(take_times_head(&mut rest)?) } else { None };
+    let (tags, rest) = rest.split_at_checked(2 * count)?;
+    let (gaps, rest) = rest.split_at_checked(if timed.is_some() { count - 1 } else { 0 })?;
+    let bits = if has(WITH_BARE) { count.div_ceil(8) } else { 0 };
+    let times = timed.map(|(sent, ttl, tos)| Times { sent, ttl, tos, gaps });
     let tags = tags.as_chunks().0;
-    let times = match timed {
-        None if gaps.is_empty() => None,
-        Some(Some((sent, ttl, tos))) if gaps.len() == count - 1 => {
-            Some(Times { sent, ttl, tos, gaps })
-        }
-        _ => return None,
-    };
-    Some(Names { first, tags, times })
+    let manner = Manner { acks: has(WITH_ACKS), is_observed: has(OBSERVED) };
+    (rest.len() == bits).then_some(Names { first, manner, tags, times, bare: rest })
+}
+
+fn parse_copies(body: &[u8]) -> Option<Copies<'_>> {
+    let (&[ref first @ .., ttl, tos], packets) = body.split_first_chunk::<COPIES_HEAD>()?;
+    let copies =
+        Copies { first: u32::from_be_bytes(*first).into(), hop: Hop { ttl, tos }, packets };
+    copies.packets().all(|packet| packet.is_some()).then_some(copies)
 }
 
 fn take_times_head(rest: &mut &[u8]) -> Option<(u32, u8, u8)> {
@@ -266,16 +340,22 @@ pub struct Name {
     pub ttl: u8,
     /// Its TOS or traffic class.
     pub tos: u8,
+    /// Whether it is in no repair.
+    pub is_bare: bool,
 }
 
-/// Appends names of the packets from `first` on, at most [`MAX_NAMES`], with their send times or without. Those have
-/// to be at most 255 [`GAP`]s apart.
-pub fn emit_names(first: Seq, names: &[Name], with_times: bool, out: &mut Vec<u8>) {
+/// Appends names of the packets from `first` on, at most [`MAX_NAMES`], with their send times or
+/// without. Those have to be at most 255 [`GAP`]s apart.
+pub fn emit_names(first: Seq, names: &[Name], with_times: bool, manner: Manner, out: &mut Vec<u8>) {
     let names = &names[..names.len().min(MAX_NAMES)];
     let Some(begin) = names.first() else { return };
+    let with_bare = names.iter().any(|name| name.is_bare);
+    let flag = |is: bool, flag: u8| if is { flag } else { 0 };
+    let flags = flag(with_times, WITH_TIMES) | flag(with_bare, WITH_BARE);
+    let flags = flags | flag(manner.acks, WITH_ACKS) | flag(manner.is_observed, OBSERVED);
     emit(NAMES, out, |out| {
-        out.push(if with_times { WITH_TIMES } else { 0 });
-        out.extend(first.to_be_bytes());
+        out.push(flags);
+        out.extend((first as u32).to_be_bytes());
         out.push(names.len() as u8);
         if with_times {
             out.extend(begin.sent.to_be_bytes());
@@ -292,6 +372,29 @@ pub fn emit_names(first: Seq, names: &[Name], with_times: bool, out: &mut Vec<u8
                 at = at.wrapping_add(unit * u32::from(gap));
                 out.push(gap);
             }
+        }
+        if with_bare {
+            let bits = |names: &[Name]| {
+                names.iter().rev().fold(0, |bits, name| bits << 1 | u8::from(name.is_bare))
+            };
+            out.extend(names.chunks(8).map(bits));
+        }
+    });
+}
+
+/// Appends copies of the packets from `first` on, which are normalised and left with `hop`.
+pub fn emit_copies<'a>(
+    first: Seq,
+    hop: Hop,
+    packets: impl Iterator<Item = &'a [u8]>,
+    out: &mut Vec<u8>,
+) {
+    emit(COPIES, out, |out| {
+        out.extend((first as u32).to_be_bytes());
+        out.extend([hop.ttl, hop.tos]);
+        for packet in packets {
+            out.extend(u16::try_from(packet.len()).unwrap_or(0).to_be_bytes());
+            out.extend_from_slice(packet);
         }
     });
 }
@@ -351,7 +454,7 @@ mod tests {
         let sent = |n: u32| (u32::MAX - 500).wrapping_add(13 * n);
         let names: Vec<_> = (0..100).map(|n| Name { sent: sent(n), ..Name::default() }).collect();
         let mut out = Vec::new();
-        emit_names(7, &names, true, &mut out);
+        emit_names(7, &names, true, Manner::default(), &mut out);
         let [Some(Section::Names(read))] = &read(&out)[..] else { panic!("one section") };
         for (name, sent) in names.iter().zip(read.times().unwrap().sent()) {
             assert!(name.sent.wrapping_sub(sent) < 8, "{} and {sent}", name.sent);
@@ -384,19 +487,49 @@ mod tests {
         }
 
         #[test]
-        fn names_round_trip(first in 1..u64::MAX / 2, tags in prop::collection::vec(any::<u16>(), 1..=MAX_NAMES), timed: bool) {
-            let names: Vec<_> = tags.iter().map(|&tag| Name { tag, sent: 3, ttl: 64, tos: 8 }).collect();
+        fn names_round_trip(
+            first: u32, tags in prop::collection::vec(any::<(u16, bool)>(), 1..=MAX_NAMES),
+            timed: bool, acks: bool, is_observed: bool,
+        ) {
+            let manner = Manner { acks, is_observed };
+            let name = |&(tag, is_bare)| Name { tag, sent: 3, ttl: 64, tos: 8, is_bare };
+            let names: Vec<_> = tags.iter().map(name).collect();
             let mut out = Vec::new();
-            emit_names(first, &names, timed, &mut out);
+            emit_names(first.into(), &names, timed, manner, &mut out);
+            prop_assert!(out.len() <= NAMES_OVERHEAD + 3 * names.len());
             let sections = read(&out);
-            let [Some(Section::Names(names))] = &sections[..] else { return Err(TestCaseError::fail("one section")) };
-            prop_assert_eq!((names.first, names.tags().collect::<Vec<_>>()), (first, tags.clone()));
-            prop_assert_eq!(names.times().map(|of| (of.sent, of.ttl, of.tos)), timed.then_some((3, 64, 8)));
+            let [Some(Section::Names(names))] = &sections[..] else {
+                return Err(TestCaseError::fail("one section"));
+            };
+            prop_assert_eq!((names.first, names.manner), (first.into(), manner));
+            let read: Vec<_> = names.tags().zip(names.bare()).collect();
+            prop_assert_eq!(read, tags.clone());
+            let head = names.times().map(|of| (of.sent, of.ttl, of.tos));
+            prop_assert_eq!(head, timed.then_some((3, 64, 8)));
             prop_assert_eq!(names.times().map_or(tags.len(), |of| of.sent().count()), tags.len());
         }
 
         #[test]
-        fn parsing_never_panics(mut bytes: Vec<u8>, kind in 0..5u8, length in 0..80u16) {
+        fn copies_round_trip(
+            first: u32, ttl: u8, tos: u8,
+            packets in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..50), 1..5),
+        ) {
+            let mut out = Vec::new();
+            let packets: Vec<&[u8]> = packets.iter().map(Vec::as_slice).collect();
+            emit_copies(first.into(), Hop { ttl, tos }, packets.iter().copied(), &mut out);
+            let each = packets.iter().map(|packet| COPY_OVERHEAD + packet.len());
+            prop_assert_eq!(out.len(), COPIES_OVERHEAD + each.sum::<usize>());
+            let sections = read(&out);
+            let [Some(Section::Copies(copies))] = &sections[..] else {
+                return Err(TestCaseError::fail("one section"));
+            };
+            prop_assert_eq!((copies.first, copies.hop), (first.into(), Hop { ttl, tos }));
+            let read: Option<Vec<_>> = copies.packets().collect();
+            prop_assert_eq!(read, Some(packets));
+        }
+
+        #[test]
+        fn parsing_never_panics(mut bytes: Vec<u8>, kind in 0..8u8, length in 0..80u16) {
             if let Some(head) = bytes.first_chunk_mut::<3>() {
                 *head = [kind, 0, length as u8];
             }

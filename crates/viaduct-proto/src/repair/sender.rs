@@ -3,24 +3,29 @@
 use std::collections::VecDeque;
 
 use super::align::Tag;
-use super::auto::Auto;
+use super::auto::{Auto, Leaving, Pace};
 use super::bundle::{Bundle, Channel};
-use super::control;
+use super::classes::{Repairs, Treatment};
 use super::control::queue::micros;
+use super::control::{self, Regime};
 use super::identity::IdentityKey;
 use super::prefix;
 use super::section::{
-    self, GAP, MAX_NAMES, NAMES_OVERHEAD, Name, Need, PREFIX, Part, REPAIR_HEAD, SECTION_HEAD,
+    self, COPIES_OVERHEAD, COPY_OVERHEAD, GAP, MAX_NAMES, Manner, NAMES_OVERHEAD, Name, Need, Part,
+    REPAIR_HEAD, SECTION_HEAD,
 };
 use super::stats::SenderStats;
 use crate::fec::{Encoder, Fire, Repair, Seq};
 use crate::time::{Duration, Instant};
-use crate::wire::{ip, tcp_sack};
+use crate::wire::ip::{self, Hop};
+use crate::wire::transport::Segment;
 
 /// Packets that are named together where no repair leaves before.
 const MANIFEST: usize = 64;
-/// Time after which they are named though they are fewer.
+/// Time after which they are named though they are fewer: at least, and as a part of the time for
+/// which flows can wait.
 const MANIFEST_DELAY: Duration = Duration::from_millis(5);
+const MANIFEST_PART: u32 = 8;
 /// Longest time that a manifest waits for after its last packet: right behind one it would meet a full queue that has no
 /// room since that packet, and be dropped far more often than packets are.
 const MANIFEST_JITTER: u32 = 500;
@@ -43,26 +48,72 @@ pub(super) enum Coder {
     Fixed(Box<dyn Encoder>),
     /// A code that follows the losses.
     Auto(Box<Auto>),
-    /// Nothing does; the number of the next packet.
-    Observe(Seq),
+    /// Nothing does.
+    Observe(Observer),
+}
+
+/// What is known of a link for which no repairs are made.
+pub(super) struct Observer {
+    next: Seq,
+    pace: Pace,
+    rtt: Option<Duration>,
+    report: control::Report,
+}
+
+impl Observer {
+    /// For packets from number `first` on.
+    pub(super) fn new(first: Seq) -> Self {
+        let (pace, report) = (Pace::default(), control::Report::default());
+        Observer { next: first, pace, rtt: None, report }
+    }
+
+    fn state(&self) -> control::State {
+        control::State {
+            regime: Regime::Observed,
+            pace: self.pace.value(),
+            rtt: self.rtt,
+            report: self.report,
+            ..control::State::default()
+        }
+    }
 }
 
 impl Coder {
-    fn push(&mut self, now: Instant, symbol: &[u8], fire: &mut Fire<'_>) {
+    /// Judges a normalised packet that leaves, whose mutable fields were `hop`.
+    fn judge(&mut self, now: Instant, packet: &[u8], hop: Hop) -> Treatment {
         match self {
-            Coder::Fixed(encoder) => encoder.push(symbol, fire),
-            Coder::Auto(auto) => {
-                let is_tcp = symbol.get(PREFIX..).is_some_and(tcp_sack::is_tcp);
-                auto.push(now, symbol, is_tcp, fire);
+            Coder::Auto(auto) => auto.judge(now, packet, hop),
+            Coder::Observe(_) if Segment::parse(packet).is_some_and(|of| of.is_bare_ack()) => {
+                Treatment::Unnamed
             }
-            Coder::Observe(next) => *next += 1,
+            Coder::Fixed(_) | Coder::Observe(_) => Treatment::Named(Repairs::Window, f64::INFINITY),
         }
     }
 
-    fn flush(&mut self, stage: usize, fire: &mut Fire<'_>) {
+    /// How packets are named.
+    fn manner(&self) -> Manner {
+        match self {
+            Coder::Fixed(_) => Manner { acks: true, is_observed: false },
+            Coder::Auto(auto) => Manner { acks: auto.acks(), is_observed: false },
+            Coder::Observe(_) => Manner { acks: false, is_observed: true },
+        }
+    }
+
+    fn push(&mut self, now: Instant, of: Leaving<'_>, fire: &mut Fire<'_>) {
+        match self {
+            Coder::Fixed(encoder) => encoder.push(of.symbol, fire),
+            Coder::Auto(auto) => auto.push(now, of, fire),
+            Coder::Observe(observer) => {
+                observer.next += 1;
+                observer.pace.count(now);
+            }
+        }
+    }
+
+    fn flush(&mut self, now: Instant, stage: usize, fire: &mut Fire<'_>) {
         match self {
             Coder::Fixed(encoder) => encoder.flush(stage, fire),
-            Coder::Auto(auto) => auto.flush(fire),
+            Coder::Auto(auto) => auto.flush(now, fire),
             Coder::Observe(_) => {}
         }
     }
@@ -70,7 +121,7 @@ impl Coder {
     fn stages(&self) -> usize {
         match self {
             Coder::Fixed(encoder) => encoder.stages(),
-            Coder::Auto(_) => 1,
+            Coder::Auto(auto) => auto.stages(),
             Coder::Observe(_) => 0,
         }
     }
@@ -79,7 +130,15 @@ impl Coder {
         match self {
             Coder::Fixed(encoder) => encoder.next_seq(),
             Coder::Auto(auto) => auto.next_seq(),
-            Coder::Observe(next) => *next,
+            Coder::Observe(observer) => observer.next,
+        }
+    }
+
+    /// When the next copy leaves.
+    fn copies_due(&self) -> Option<Instant> {
+        match self {
+            Coder::Auto(auto) => auto.copies_due(),
+            Coder::Fixed(_) | Coder::Observe(_) => None,
         }
     }
 
@@ -105,7 +164,7 @@ pub(super) struct Plan {
 impl Sender {
     pub(super) fn new(plan: Plan) -> Self {
         Sender {
-            names: Names::new(plan.coder.next_seq()),
+            names: Names::new(plan.coder.next_seq(), plan.coder.manner()),
             coder: plan.coder,
             flush_after: plan.flush_after,
             longest: plan.longest,
@@ -125,28 +184,26 @@ impl Sender {
     }
 
     /// Time for which flows can wait for a packet, as far as that is known.
-    pub(super) fn wait(&self) -> Option<Duration> {
+    pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
         match &self.coder {
-            Coder::Auto(auto) => Some(auto.wait()),
+            Coder::Auto(auto) => Some(auto.wait(now)),
             Coder::Fixed(_) | Coder::Observe(_) => None,
         }
     }
 
     /// Takes a packet that comes from the peer's site: it may acknowledge what came twice.
     pub(super) fn overhear(&mut self, now: Instant, packet: &[u8]) {
-        if let Coder::Auto(auto) = &mut self.coder
-            && auto.is_lossy()
-            && tcp_sack::is_dsack(packet)
-        {
-            auto.handle_dsack(now);
+        if let Coder::Auto(auto) = &mut self.coder {
+            auto.overhear(now, packet);
         }
     }
 
     /// What is known of the way to the peer and how it is answered.
-    pub(super) fn control(&self) -> Option<control::State> {
+    pub(super) fn control(&self, now: Instant) -> Option<control::State> {
         match &self.coder {
-            Coder::Auto(auto) => Some(auto.state()),
-            Coder::Fixed(_) | Coder::Observe(_) => None,
+            Coder::Auto(auto) => Some(auto.state(now)),
+            Coder::Observe(observer) => Some(observer.state()),
+            Coder::Fixed(_) => None,
         }
     }
 
@@ -157,16 +214,18 @@ impl Sender {
         report: control::Report,
         rtt: Option<Duration>,
     ) {
-        if let Coder::Auto(auto) = &mut self.coder {
-            auto.handle_report(now, report, rtt);
+        match &mut self.coder {
+            Coder::Auto(auto) => auto.handle_report(now, report, rtt),
+            Coder::Observe(observer) => (observer.report, observer.rtt) = (report, rtt),
+            Coder::Fixed(_) => {}
         }
     }
 
     /// Sends repairs that the peer asks for.
-    pub(super) fn answer(&mut self, need: Need, channel: &mut Channel<'_>) {
+    pub(super) fn answer(&mut self, now: Instant, need: Need, channel: &mut Channel<'_>) {
         let Sender { coder: Coder::Auto(auto), names, bundle, stats, .. } = self else { return };
         let before = stats.repairs;
-        auto.answer(need, &mut frame(names, bundle, stats, channel));
+        auto.answer(now, need, &mut frame(names, bundle, stats, channel));
         self.stats.repair_bytes += self.bundle.send(channel) as u64;
         self.stats.answered += self.stats.repairs - before;
     }
@@ -176,9 +235,9 @@ impl Sender {
     }
 
     /// Changes the code: what the old one holds leaves at once.
-    pub(super) fn change(&mut self, plan: Plan, channel: &mut Channel<'_>) {
+    pub(super) fn change(&mut self, now: Instant, plan: Plan, channel: &mut Channel<'_>) {
         for stage in 0..self.coder.stages() {
-            self.flush(stage, channel);
+            self.flush(now, stage, channel);
         }
         self.name(channel);
         let stats = self.stats;
@@ -206,25 +265,36 @@ impl Sender {
             return;
         }
         let hop = ip::normalise(packet);
-        let identity = key.name(packet);
-        let name = Name { tag: identity.tag(), sent: micros(now), ttl: hop.ttl, tos: hop.tos };
+        let Treatment::Named(repairs, most) = self.coder.judge(now, packet, hop) else {
+            self.stats.acks += 1;
+            return;
+        };
+        let (identity, is_bare) = (key.name(packet), repairs == Repairs::None);
+        let (tag, sent) = (identity.tag(), micros(now));
+        let name = Name { tag, sent, ttl: hop.ttl, tos: hop.tos, is_bare };
         if self.names.is_full_before(&name) {
             self.name(channel);
         }
-        self.names.record(now, name);
-        self.stats.protected += 1;
+        let wait = self.wait(now).filter(|_| self.names.fresh.is_empty());
+        self.names.record(now, name, wait.unwrap_or_default());
         self.symbol.clear();
-        self.symbol.extend(prefix::emit(identity, hop));
-        self.symbol.extend_from_slice(packet);
+        if is_bare {
+            self.stats.left_alone += 1;
+        } else {
+            self.stats.protected += 1;
+            self.symbol.extend(prefix::emit(identity, hop));
+            self.symbol.extend_from_slice(packet);
+        }
         let Sender { coder, names, bundle, stats, symbol, .. } = self;
-        coder.push(now, symbol, &mut frame(names, bundle, stats, channel));
+        let leaving = Leaving { hop, packet, symbol, repairs, most };
+        coder.push(now, leaving, &mut frame(names, bundle, stats, channel));
         self.stats.repair_bytes += self.bundle.send(channel) as u64;
         self.idle = (self.coder.stages() > 0).then_some((now, 0));
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let flush = self.idle.map(|(since, stage)| since + self.flush_after * (stage as u32 + 1));
-        [flush, self.names.due()].into_iter().flatten().min()
+        [flush, self.names.due(), self.coder.copies_due()].into_iter().flatten().min()
     }
 
     /// Fires the bins that idle traffic left unfilled, one stage at a time, and names what is not named.
@@ -232,19 +302,48 @@ impl Sender {
         while let Some((since, stage)) = self.idle
             && since + self.flush_after * (stage as u32 + 1) <= now
         {
-            self.flush(stage, channel);
+            self.flush(now, stage, channel);
             let more = stage + 1 < self.coder.stages();
             self.idle = more.then_some((since, stage + 1));
+        }
+        if self.coder.copies_due().is_some_and(|due| due <= now) {
+            self.copy(now, channel);
         }
         if self.names.due().is_some_and(|due| due <= now) {
             self.name(channel);
         }
     }
 
-    fn flush(&mut self, stage: usize, channel: &mut Channel<'_>) {
+    /// Sends the copies that are due, with names of theirs that have not left.
+    fn copy(&mut self, now: Instant, channel: &mut Channel<'_>) {
+        let Sender { coder: Coder::Auto(auto), names, bundle, stats, .. } = self else { return };
+        let mut bytes = names.leave(bundle, channel, auto.is_bursty());
+        let (room, mut long) = (bundle.room(channel), Vec::new());
+        auto.copy(now, room, |group| {
+            let each = group.iter().map(|of| COPY_OVERHEAD + of.packet.len()).sum::<usize>();
+            if COPIES_OVERHEAD + each > room {
+                long.push(group[0].seq);
+                return;
+            }
+            stats.copies += group.len() as u64;
+            bytes += bundle.add(channel, COPIES_OVERHEAD + each, |out| {
+                let packets = group.iter().map(|of| &of.packet[..]);
+                section::emit_copies(group[0].seq, group[0].hop, packets, out);
+            });
+        });
+        // A packet as long as the path allows has no room in a datagram: its copy is a repair, which
+        // may leave as two.
+        for seq in long {
+            auto.repeat(seq, &mut frame(names, bundle, stats, channel));
+        }
+        bytes += bundle.send(channel);
+        stats.repair_bytes += bytes as u64;
+    }
+
+    fn flush(&mut self, now: Instant, stage: usize, channel: &mut Channel<'_>) {
         let before = self.stats.repairs;
         let Sender { coder, names, bundle, stats, .. } = self;
-        coder.flush(stage, &mut frame(names, bundle, stats, channel));
+        coder.flush(now, stage, &mut frame(names, bundle, stats, channel));
         self.stats.repair_bytes += self.bundle.send(channel) as u64;
         self.stats.flushed += self.stats.repairs - before;
     }
@@ -298,6 +397,7 @@ fn frame<'a, 'b>(
 struct Names {
     /// Number of the first that has not left.
     first: Seq,
+    manner: Manner,
     fresh: Vec<Name>,
     before: VecDeque<Name>,
     /// When they leave.
@@ -305,8 +405,8 @@ struct Names {
 }
 
 impl Names {
-    fn new(first: Seq) -> Self {
-        Names { first, fresh: Vec::new(), before: VecDeque::new(), due: None }
+    fn new(first: Seq, manner: Manner) -> Self {
+        Names { first, manner, fresh: Vec::new(), before: VecDeque::new(), due: None }
     }
 
     fn memory(&self) -> usize {
@@ -320,8 +420,9 @@ impl Names {
         self.fresh.len() >= MAX_NAMES || self.fresh.last().is_some_and(apart)
     }
 
-    fn record(&mut self, now: Instant, name: Name) {
-        let due = *self.due.get_or_insert(now + MANIFEST_DELAY);
+    /// Notes a packet; `wait` is the time for which flows can wait, if it is the first.
+    fn record(&mut self, now: Instant, name: Name, wait: Duration) {
+        let due = *self.due.get_or_insert(now + MANIFEST_DELAY.max(wait / MANIFEST_PART));
         if self.fresh.len() + 1 == MANIFEST {
             // As random as names are.
             let jitter = u32::from(name.tag) % MANIFEST_JITTER;
@@ -340,16 +441,20 @@ impl Names {
         if self.fresh.is_empty() {
             return 0;
         }
-        let mut bytes = 0;
+        let (mut bytes, manner) = (0, self.manner);
         let before = self.before.make_contiguous();
         if repeats && !before.is_empty() {
             let first = self.first - before.len() as u64;
             let len = NAMES_OVERHEAD + size_of::<Tag>() * before.len();
-            bytes += bundle.add(channel, len, |out| section::emit_names(first, before, false, out));
+            bytes += bundle.add(channel, len, |out| {
+                section::emit_names(first, before, false, manner, out);
+            });
         }
         let len = NAMES_OVERHEAD + 3 * self.fresh.len();
         let (first, fresh) = (self.first, &self.fresh);
-        bytes += bundle.add(channel, len, |out| section::emit_names(first, fresh, true, out));
+        bytes += bundle.add(channel, len, |out| {
+            section::emit_names(first, fresh, true, manner, out);
+        });
         self.first += self.fresh.len() as u64;
         self.before.clear();
         let many = self.fresh.len().saturating_sub(MAX_NAMES / 2);

@@ -60,6 +60,15 @@ pub struct SenderStats {
     pub answered: u64,
     /// Datagrams with names alone.
     pub manifests: u64,
+    /// Copies of packets sent.
+    #[serde(default)]
+    pub copies: u64,
+    /// Packets that were named and are in no repair, as their class has it.
+    #[serde(default)]
+    pub left_alone: u64,
+    /// Acknowledgements without data, of which the peer does not hear.
+    #[serde(default)]
+    pub acks: u64,
 }
 
 /// The receiving side of one peer.
@@ -94,6 +103,12 @@ pub struct ReceiverStats {
     pub malformed: u64,
     /// The link as seen from here.
     pub link: LossReport,
+    /// Copies of packets.
+    #[serde(default)]
+    pub copies: u64,
+    /// Of them, those of packets that were here.
+    #[serde(default)]
+    pub useless_copies: u64,
     /// Packets that the peer was asked for.
     pub asked: u64,
     /// Bursts of packets lost by chance.

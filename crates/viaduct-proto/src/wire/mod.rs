@@ -5,3 +5,4 @@ pub mod ip;
 pub mod refusal;
 pub mod tcp_sack;
 pub mod tcp_syn;
+pub mod transport;

@@ -1,7 +1,8 @@
 //! Acknowledgements of TCP that say that a segment came twice (D-SACK, RFC 2883): its sender has sent again what was
 //! not lost.
 
-const TCP: u8 = 6;
+use super::transport;
+
 const TCP_MIN: usize = 20;
 const ACK: u8 = 0x10;
 /// Option kinds: end of the list, padding, selective acknowledgement.
@@ -22,15 +23,7 @@ pub fn is_tcp(packet: &[u8]) -> bool {
 }
 
 fn segment(packet: &[u8]) -> Option<&[u8]> {
-    let (start, protocol) = match packet.first()? >> 4 {
-        4 => {
-            let fragment = u16::from_be_bytes([*packet.get(6)?, *packet.get(7)?]) & 0x3fff;
-            (usize::from(packet[0] & 15) * 4, (fragment == 0).then_some(*packet.get(9)?)?)
-        }
-        6 => (40, *packet.get(6)?),
-        _ => return None,
-    };
-    (protocol == TCP).then(|| packet.get(start..)).flatten()
+    transport::payload(packet).filter(|&(protocol, _)| protocol == transport::TCP).map(|(_, of)| of)
 }
 
 /// Whether the first block of a segment's SACK option lies below what is acknowledged, or within the second.
@@ -73,6 +66,7 @@ fn sack(mut options: &[u8]) -> Option<&[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::transport::TCP;
     use proptest::prelude::*;
 
     /// An acknowledgement of byte 1,000 with these blocks, behind a timestamp.

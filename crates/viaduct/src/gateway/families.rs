@@ -63,6 +63,17 @@ const PEER_COUNTERS: &[PeerCounter] = &[
         p.sender.answered
     }),
     ("viaduct_manifests_sent_total", "Datagrams sent with names alone.", |p| p.sender.manifests),
+    ("viaduct_copies_sent_total", "Copies of packets sent.", |p| p.sender.copies),
+    ("viaduct_copies_received_total", "Copies of packets received.", |p| p.receiver.copies),
+    ("viaduct_copies_useless_total", "Copies of packets that were here.", |p| {
+        p.receiver.useless_copies
+    }),
+    ("viaduct_unrepaired_packets_total", "Packets that no repair is made of, by class.", |p| {
+        p.sender.left_alone
+    }),
+    ("viaduct_unnamed_acks_total", "Acknowledgements without data, not protected.", |p| {
+        p.sender.acks
+    }),
     ("viaduct_asked_packets_total", "Packets that the peer was asked for.", |p| p.receiver.asked),
     ("viaduct_random_bursts_total", "Bursts of packets lost by chance.", |p| p.receiver.random),
     ("viaduct_congested_packets_total", "Packets that a full queue has dropped.", |p| {

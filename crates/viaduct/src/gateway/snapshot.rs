@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use viaduct_proto::health::State;
 use viaduct_proto::keys::PublicKey;
+use viaduct_proto::repair::shadow::{Outcome, TRIED};
 use viaduct_proto::repair::stats::PeerStats;
 use viaduct_proto::repair::{Clocks, PeerFacts, Plane, PlaneStats, control};
 use viaduct_sys::udp::SendReport;
@@ -181,10 +182,43 @@ pub struct LinkStatus {
     pub congested: u64,
     /// Losses by chance that flows have seen.
     pub visible: u64,
+    /// What codes would have done, where the link is observed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub trials: Vec<TrialStatus>,
+}
+
+/// What a code would have done.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TrialStatus {
+    /// Its name in a config.
+    pub code: String,
+    /// Packets that were lost by chance.
+    pub lost: u64,
+    /// Share of them that would have come back.
+    pub recovered: f64,
+    /// Share of them that would have come back within a quarter of a round trip.
+    pub in_time: f64,
+    /// Repairs for each packet.
+    pub overhead: f64,
+}
+
+impl TrialStatus {
+    /// Of each code that was tried.
+    pub fn all(outcomes: &[Outcome; TRIED.len()]) -> Vec<TrialStatus> {
+        let share = |part: u64, of: u64| part as f64 / of.max(1) as f64;
+        let trial = |(code, of): (&&str, &Outcome)| TrialStatus {
+            code: (*code).to_owned(),
+            lost: of.lost,
+            recovered: share(of.recovered, of.lost),
+            in_time: share(of.in_time, of.lost),
+            overhead: share(of.repairs, of.packets),
+        };
+        TRIED.iter().zip(outcomes).map(trial).collect()
+    }
 }
 
 impl LinkStatus {
-    fn new(state: &control::State) -> LinkStatus {
+    fn new(state: &control::State, trials: Option<&[Outcome; TRIED.len()]>) -> LinkStatus {
         let millis = |time: Duration| time.as_secs_f64() * 1e3;
         let report = state.report;
         LinkStatus {
@@ -197,6 +231,7 @@ impl LinkStatus {
             bursts: report.random.bursts.iter().sum(),
             congested: report.congested,
             visible: report.visible,
+            trials: trials.map(TrialStatus::all).unwrap_or_default(),
         }
     }
 }
@@ -293,7 +328,10 @@ impl Status {
                     peer_code: terms.map(|terms| terms.code.clone()),
                     last_handshake: facts.handshake.map(|age| age.as_secs_f64()),
                     lowered_mss: facts.lowered_mss,
-                    link: facts.control.as_ref().map(LinkStatus::new),
+                    link: facts
+                        .control
+                        .as_ref()
+                        .map(|of| LinkStatus::new(of, facts.trials.as_ref())),
                     counters: *counters,
                 }
             })

@@ -16,7 +16,7 @@ mod source;
 mod terminal;
 mod top;
 mod view;
-mod words;
+pub mod words;
 
 use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;

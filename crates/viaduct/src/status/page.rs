@@ -6,7 +6,7 @@ use std::time::Duration;
 use viaduct_proto::repair::stats::{LATENCY_BOUNDS, LossReport, PeerStats};
 
 use super::proxy_page::ProxyPage;
-use super::words::{bytes, lengths, micros, percent, quantile, thousands};
+use super::words::{self, bytes, lengths, micros, percent, quantile, thousands};
 use crate::gateway::snapshot::{PeerStatus, Status};
 
 /// Longest bar of the burst histogram, in characters.
@@ -154,6 +154,9 @@ impl Page<'_> {
                 thousands(link.congested),
             );
             row(f, "losses", what)?;
+            for trial in &link.trials {
+                row(f, "would have", words::trial(trial))?;
+            }
         }
         if let Some(lowered) = peer.and_then(|peer| peer.lowered_mss.into_iter().flatten().min()) {
             let what = format!(

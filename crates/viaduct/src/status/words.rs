@@ -2,8 +2,10 @@
 
 use viaduct_proto::repair::stats::LOSS_BUCKETS;
 
+use crate::gateway::snapshot::TrialStatus;
+
 /// `1,234,567`.
-pub(super) fn thousands(number: u64) -> String {
+pub fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (i, digit) in digits.chars().enumerate() {
@@ -24,12 +26,24 @@ pub(super) fn bytes(number: u64) -> String {
 }
 
 /// A share, with as many digits as tell 99.99 % from all.
-pub(super) fn percent(part: u64, whole: u64) -> String {
+pub fn percent(part: u64, whole: u64) -> String {
     if whole == 0 {
         return "-".to_owned();
     }
     let share = part as f64 / whole as f64 * 100.0;
     format!("{share:.2} %")
+}
+
+/// What a code would have done.
+pub fn trial(trial: &TrialStatus) -> String {
+    let TrialStatus { code, recovered, in_time, overhead, .. } = trial;
+    let percent = |share: f64| format!("{:.2} %", 100.0 * share);
+    format!(
+        "{code:<12} recovered {}, in time {}, by {} more packets",
+        percent(*recovered),
+        percent(*in_time),
+        percent(*overhead)
+    )
 }
 
 /// The lengths that bucket `bucket` of the burst histogram counts.

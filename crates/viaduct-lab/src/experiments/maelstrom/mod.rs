@@ -2,15 +2,21 @@
 
 pub(super) mod adaptive;
 pub(super) mod burst;
+pub(super) mod classes;
 pub(super) mod coprime;
 pub(super) mod delivery_trace;
+pub(super) mod fair;
 pub(super) mod forwarding;
 pub(super) mod interleaves;
 pub(super) mod latency_delay;
 pub(super) mod latency_loss;
+pub(super) mod observe;
+pub(super) mod onset;
+pub(super) mod peers;
 mod real_stream;
 pub(super) mod recovery;
 mod simulated;
+pub(super) mod split;
 mod stream;
 pub(super) mod throughput_burst;
 pub(super) mod throughput_delay;

@@ -95,11 +95,24 @@ impl Iperf {
     /// If iperf3 is missing or fails, takes half a minute longer than it should, used another
     /// congestion control than asked for, or on Ctrl-C.
     pub fn run(&self, from: &Host, to: &Host) -> Result<IperfReport, TopologyError> {
+        self.run_by(from, to, self.address(to)?)
+    }
+
+    /// The same, where the client connects to `address`, from which something carries on.
+    ///
+    /// # Errors
+    /// As [`Iperf::run`].
+    pub fn run_by(
+        &self,
+        from: &Host,
+        to: &Host,
+        address: IpAddr,
+    ) -> Result<IperfReport, TopologyError> {
         let mut server = to.command("iperf3");
         server.args(["--server", "--one-off", "--json", "--port", &self.port.to_string()]);
         let _server = serve(to, server, self.port)?;
         let mut client = from.command("iperf3");
-        client.args(self.client_args(self.address(to)?));
+        client.args(self.client_args(address));
         let limit = Duration::from_secs(u64::from(self.seconds + self.omit) + 30);
         let said = run(from, client, limit)?;
         let wrong = |what| answer(from, format!("iperf3 {what}"));

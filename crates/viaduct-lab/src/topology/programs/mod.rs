@@ -7,6 +7,7 @@
 //!                  or a library of Documents            <- Requests, as Polygraph makes them
 //!   Squid          squid, one of a pair of caches
 //!   Ping           ping                                  -> PingReport
+//!   PeerTunnel     sing-box, kcptun                     around the link, by a protocol of theirs
 //!   Relay          HAProxy, nginx stream, Varnish      between a client and a server
 //!   Capture        ours: the segments of a connection      -> Vec<Segment>
 //!   sessions       ours: bytes without end, fetches, echoes, by one port
@@ -17,6 +18,7 @@ mod capture;
 mod documents;
 mod iperf;
 mod messages;
+mod peers;
 mod ping;
 mod relays;
 mod requests;
@@ -28,6 +30,7 @@ pub use capture::{Capture, Segment};
 pub use documents::Documents;
 pub use iperf::{Iperf, IperfReport, Load};
 pub use messages::{Carrier, Message, TimedMessages};
+pub use peers::{Peer, PeerTunnel};
 pub use ping::{Ping, PingReport};
 pub use relays::{Relay, Software};
 pub use requests::{Request, Requests};

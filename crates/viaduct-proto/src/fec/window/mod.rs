@@ -292,8 +292,10 @@ impl<'a> Together<'a> {
     }
 }
 
-impl super::Encoder for Encoder {
-    fn push(&mut self, packet: &[u8], fire: &mut Fire<'_>) {
+impl Encoder {
+    /// As [`push`](super::Encoder::push), where this packet asks for so many repairs at most, in
+    /// units of 1 / `packets`. One that is empty is in no repair.
+    pub fn push_at_most(&mut self, packet: &[u8], most: u16, fire: &mut Fire<'_>) {
         let Parameters { repairs, packets, .. } = self.parameters;
         debug_assert!(packet.len() <= MAX_PACKET);
         self.history.push(packet);
@@ -302,9 +304,11 @@ impl super::Encoder for Encoder {
             self.next += 1;
             return;
         }
-        self.add(packet);
+        if !packet.is_empty() {
+            self.add(packet);
+        }
         self.next += 1;
-        self.owed += u32::from(repairs);
+        self.owed += u32::from(repairs.min(most));
         while self.owed >= u32::from(packets) {
             self.owed -= u32::from(packets);
             self.fire(fire);
@@ -313,6 +317,12 @@ impl super::Encoder for Encoder {
             self.owed = 0;
             self.fire(fire);
         }
+    }
+}
+
+impl super::Encoder for Encoder {
+    fn push(&mut self, packet: &[u8], fire: &mut Fire<'_>) {
+        self.push_at_most(packet, u16::MAX, fire);
     }
 
     /// Fires as many repairs as `packets` are given, so that a burst that takes the last packets

@@ -52,6 +52,8 @@ const MIN_PACE: f64 = 50.0;
 pub struct Limits {
     /// Repairs for each packet, at most.
     pub max_overhead: f64,
+    /// Bytes of repairs and copies a second, at most.
+    pub max_rate: Option<f64>,
 }
 
 /// What a peer reports of the way to it. Counters are totals since its receiver began.
@@ -81,6 +83,8 @@ pub enum Regime {
     Bounded,
     /// A queue is full: no more repairs than before.
     Congested,
+    /// No repairs are made.
+    Observed,
 }
 
 impl fmt::Display for Regime {
@@ -91,6 +95,7 @@ impl fmt::Display for Regime {
             Regime::Repairing => "repairing what is lost by chance",
             Regime::Bounded => "losses ask for more repairs than max_overhead allows",
             Regime::Congested => "congested: the link's queue is full",
+            Regime::Observed => "observed: nothing is repaired",
         })
     }
 }
@@ -175,6 +180,14 @@ impl Controller {
     /// Repairs for each packet.
     pub fn overhead(&self) -> f64 {
         self.overhead
+    }
+
+    /// Whether one in ten bursts of the last seconds, or more, took three packets or more: losses
+    /// that have nothing to do with each other hardly do.
+    pub fn is_bursty(&self) -> bool {
+        let rates = self.bursts.rates();
+        let long = rates[2..].iter().sum::<f64>();
+        long > 0.0 && long >= 0.1 * rates.iter().sum::<f64>()
     }
 
     /// Takes a report.

@@ -13,7 +13,7 @@ struct World {
 impl World {
     fn new() -> World {
         let now = Instant::ZERO;
-        let controller = Controller::new(now, Limits { max_overhead: 0.25 });
+        let controller = Controller::new(now, Limits { max_overhead: 0.25, max_rate: None });
         World { controller, now, report: Report::default() }
     }
 

@@ -4,7 +4,7 @@ use super::*;
 use control::{Limits, Regime};
 
 fn world() -> World {
-    World::of(&Coding::Auto(Limits { max_overhead: 0.25 }))
+    World::of(&Coding::Auto(Limits { max_overhead: 0.25, max_rate: None }.into()))
 }
 
 impl World {

@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use viaduct_proto::fec::{Code, layered, reed_solomon, window};
-use viaduct_proto::repair::Coding;
 use viaduct_proto::repair::control::Limits;
+use viaduct_proto::repair::{Coding, Settings};
 
 use crate::proxy::file::PolicyTable;
 
-use super::values::{Address, Bytes, Count, Endpoint, PacketSize, Prefix, Share, Span};
+use super::values::{
+    Address, Bytes, Count, Dscp, Endpoint, PacketSize, Ports, Prefix, Protocol, Rate, Share, Span,
+};
 
 /// What the user wrote.
 #[derive(Clone, Debug, Deserialize)]
@@ -69,6 +71,8 @@ pub(super) struct PeerTable {
     pub(super) mode: Mode,
     #[serde(default)]
     pub(super) fec: FecTable,
+    #[serde(default)]
+    pub(super) class: Vec<ClassTable>,
     #[serde(default = "default_rekey")]
     pub(super) rekey_after: Span,
 }
@@ -96,8 +100,38 @@ pub(super) struct FecTable {
     pub(super) window: Option<Count>,
     pub(super) flush_after: Option<Span>,
     pub(super) max_overhead: Option<Share>,
+    pub(super) max_rate: Option<Rate>,
+    pub(super) acks: Option<bool>,
     #[serde(default)]
     pub(super) lower_mtu: bool,
+}
+
+/// A `[[peer.class]]` table: which packets, and how they are protected. Conditions that are not
+/// there hold of all packets.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a table [[peer.class]]")]
+pub(super) struct ClassTable {
+    pub(super) name: String,
+    #[serde(default)]
+    pub(super) dscp: Vec<Dscp>,
+    #[serde(default)]
+    pub(super) prefixes: Vec<Prefix>,
+    #[serde(default)]
+    pub(super) ports: Vec<Ports>,
+    #[serde(default)]
+    pub(super) protocols: Vec<Protocol>,
+    pub(super) repairs: RepairsKey,
+    pub(super) deadline: Option<Span>,
+    pub(super) max_overhead: Option<Share>,
+}
+
+/// How packets of a class are protected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum RepairsKey {
+    Window,
+    Copies,
+    None,
 }
 
 /// `interleave = [1, 19, 41]` for layers, `interleave = 20` for blocks.
@@ -136,8 +170,13 @@ impl FecTable {
         self.refuse_strangers(name)?;
         Ok(Some(match name {
             "none" => return Ok(None),
-            "auto" => Coding::Auto(Limits {
-                max_overhead: self.max_overhead.map_or(DEFAULT_MAX_OVERHEAD, |share| share.0),
+            "auto" => Coding::Auto(Settings {
+                limits: Limits {
+                    max_overhead: self.max_overhead.map_or(DEFAULT_MAX_OVERHEAD, |share| share.0),
+                    max_rate: self.max_rate.map(|rate| rate.0 as f64 / 8.0),
+                },
+                classes: Vec::new(),
+                acks: self.acks.unwrap_or(false),
             }),
             "observe" => Coding::Observe,
             _ => Coding::Fixed(self.code(name)?),
@@ -200,6 +239,8 @@ impl FecTable {
             ("delay_xors", self.delay_xors.is_some(), &["layered"]),
             ("window", self.window.is_some(), &["window"]),
             ("max_overhead", self.max_overhead.is_some(), &["auto"]),
+            ("max_rate", self.max_rate.is_some(), &["auto"]),
+            ("acks", self.acks.is_some(), &["auto"]),
         ];
         for (key, given, fits) in keys {
             if given && !fits.contains(&code) {

@@ -5,15 +5,19 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use viaduct_proto::keys::PublicKey;
-use viaduct_proto::repair::{Coding, MOST_PEERS};
+use viaduct_proto::repair::{Class, Coding, MOST_PEERS, Match, Repairs};
 
-use super::file::{DEFAULT_FLUSH, Mode, PeerTable};
+use super::file::{DEFAULT_FLUSH, Mode, PeerTable, RepairsKey};
 use super::values::{Endpoint, is_one_host, prefixes};
 use super::wrong::{Wrong, check_name, wrong};
 use super::{Config, Peer};
 
 /// Least age at which session keys are replaced.
 const LEAST_REKEY: Duration = Duration::from_secs(10);
+/// Classes of one peer, at most.
+const MAX_CLASSES: usize = 32;
+/// Least deadline of a class.
+const LEAST_DEADLINE: Duration = Duration::from_millis(5);
 
 /// The peers of `site`, and what is odd about them.
 pub(super) fn peers(
@@ -42,7 +46,7 @@ pub(super) fn peers(
     Ok((peers, odd))
 }
 
-fn peer(table: PeerTable, site: &Config, odd: &mut Vec<String>) -> Result<Peer, Wrong> {
+fn peer(mut table: PeerTable, site: &Config, odd: &mut Vec<String>) -> Result<Peer, Wrong> {
     check_name("[[peer]] name", &table.name)?;
     let place = |key: &str| format!("peer {:?}: {key}", table.name);
     if table.name == site.name {
@@ -54,14 +58,19 @@ fn peer(table: PeerTable, site: &Config, odd: &mut Vec<String>) -> Result<Peer, 
     if table.rekey_after.0 < LEAST_REKEY {
         return wrong(place("rekey_after"), "is below 10s, the least");
     }
-    let (endpoint, endpoint_name) = match table.endpoint {
+    let (endpoint, endpoint_name) = match table.endpoint.take() {
         None => (None, None),
         Some(Endpoint::At(at)) => (Some(at), None),
         Some(Endpoint::Named(host, port)) => (None, Some((host, port))),
     };
     check_endpoint(endpoint, site.listen).or_else(|what| wrong(place("endpoint"), what))?;
     let key = peer_key(&table.key, site).or_else(|what| wrong(place("key"), what))?;
-    let coding = table.fec.coding().or_else(|what| wrong(place("fec"), what))?;
+    let mut coding = table.fec.coding().or_else(|what| wrong(place("fec"), what))?;
+    match &mut coding {
+        Some(Coding::Auto(settings)) => settings.classes = classes(&table)?,
+        _ if table.class.is_empty() => {}
+        _ => return wrong(place("class"), "has a meaning for code \"auto\" alone"),
+    }
     if let Some(Coding::Fixed(code)) = &coding {
         match code.check() {
             Ok(warnings) => odd.extend(warnings.iter().map(|w| format!("{}: {w}", place("fec")))),
@@ -80,6 +89,56 @@ fn peer(table: PeerTable, site: &Config, odd: &mut Vec<String>) -> Result<Peer, 
         rekey_after: table.rekey_after.0,
         name: table.name,
     })
+}
+
+/// The classes of a peer, in order.
+fn classes(table: &PeerTable) -> Result<Vec<Class>, Wrong> {
+    let mut classes: Vec<Class> = Vec::new();
+    if table.class.len() > MAX_CLASSES {
+        let what = format!("has {} tables; at most {MAX_CLASSES} are", table.class.len());
+        return wrong(
+            format!("peer {:?}: class", table.name),
+            what + " looked through for a packet",
+        );
+    }
+    for class in &table.class {
+        check_name("[[peer.class]] name", &class.name)?;
+        let place = |key: &str| format!("peer {:?}: class {:?}: {key}", table.name, class.name);
+        if classes.iter().any(|other| other.name == class.name) {
+            return wrong(place("name"), "is another class's too; each needs its own");
+        }
+        let is_window = class.repairs == RepairsKey::Window;
+        for (key, given) in
+            [("deadline", class.deadline.is_some()), ("max_overhead", class.max_overhead.is_some())]
+        {
+            if given && !is_window {
+                return wrong(place(key), "has a meaning for repairs = \"window\" alone");
+            }
+        }
+        if class.deadline.is_some_and(|span| span.0 < LEAST_DEADLINE) {
+            return wrong(
+                place("deadline"),
+                "is below 5ms, the least; repairs = \"copies\" is sooner",
+            );
+        }
+        classes.push(Class {
+            name: class.name.clone(),
+            matches: Match {
+                dscp: class.dscp.iter().map(|dscp| dscp.0).collect(),
+                prefixes: prefixes(&class.prefixes),
+                ports: class.ports.iter().map(|ports| ports.0.clone()).collect(),
+                protocols: class.protocols.iter().map(|protocol| protocol.0).collect(),
+            },
+            repairs: match class.repairs {
+                RepairsKey::Window => Repairs::Window,
+                RepairsKey::Copies => Repairs::Copies,
+                RepairsKey::None => Repairs::None,
+            },
+            deadline: class.deadline.map(|span| span.0),
+            max_overhead: class.max_overhead.map(|share| share.0),
+        });
+    }
+    Ok(classes)
 }
 
 /// Checks that `endpoint` is one machine's, another's than `listen`, and can be sent to from there.

@@ -75,7 +75,7 @@ fn a_right_config_is_taken_without_a_warning() {
     assert_eq!(config.warnings, Vec::<String>::new());
     assert_eq!((config.memory, config.peers.len()), (48 << 20, 1));
     assert!(
-        matches!(config.peers[0].coding, Some(Coding::Auto(limits)) if limits.max_overhead == 0.3)
+        matches!(&config.peers[0].coding, Some(Coding::Auto(of)) if of.limits.max_overhead == 0.3)
     );
     assert_eq!(config.peers[0].rekey_after, Duration::from_secs(120));
 }
@@ -114,6 +114,48 @@ fn values_of_another_kind_are_refused_with_line_and_key() {
     assert!(fails("r = 300").contains("line 13: r: is 300; a whole number from 1 to 255"));
     assert!(fails("c = \"2\"").contains("line 13: c: is \"2\"; a whole number from 1 to 255"));
     assert!(Dir::new().load("[site\n").unwrap_err().to_string().contains("line 1: "));
+}
+
+#[test]
+fn classes_say_which_packets_are_protected_how() {
+    let with = |lines: &str| Dir::new().load(&format!("{}{lines}", good()));
+    let config = with(
+        "[peer.fec]\nmax_rate = '8M'\nacks = true\n[[peer.class]]\nname = 'voice'\n\
+         dscp = ['ef', 44, 'af41']\nprotocols = ['udp', 50]\nports = [5060, '10000-20000']\n\
+         prefixes = ['10.2.3.0/24']\nrepairs = 'copies'\n[[peer.class]]\nname = 'backup'\n\
+         ports = [873]\nrepairs = 'window'\ndeadline = '200ms'\nmax_overhead = 0.05\n",
+    )
+    .unwrap();
+    let Some(Coding::Auto(of)) = &config.peers[0].coding else { panic!("auto") };
+    assert_eq!((of.limits.max_rate, of.acks), (Some(1e6), true));
+    let [voice, backup] = &of.classes[..] else { panic!("two: {:?}", of.classes) };
+    assert_eq!(
+        (&voice.matches.dscp[..], &voice.matches.protocols[..]),
+        (&[46, 44, 34][..], &[17, 50][..])
+    );
+    assert_eq!(voice.matches.ports, [5_060..=5_060, 10_000..=20_000]);
+    assert_eq!(backup.deadline, Some(Duration::from_millis(200)));
+    let fails = |lines: &str| {
+        let lines = format!("[[peer.class]]\nname = 'x'\n{lines}\n");
+        with(&lines).unwrap_err().to_string()
+    };
+    let repairs = "repairs = 'window'\n";
+    for (line, part) in [
+        ("dscp = ['af9']", "\"af9\" is no code point; write it like 46"),
+        ("dscp = [64]", "64 is no code point"),
+        ("ports = ['9-1']", "a port or a range such as 8000-8080"),
+        ("protocols = ['tpc']", "\"tpc\" is no protocol"),
+        ("deadline = '1ms'", "class \"x\": deadline: is below 5ms"),
+    ] {
+        let error = fails(&format!("{repairs}{line}"));
+        assert!(error.contains(part), "{part:?} is expected in: {error}");
+    }
+    let error = fails("repairs = 'copies'\nmax_overhead = 0.1");
+    assert!(error.contains("for repairs = \"window\" alone"), "{error}");
+    let twice = with(&"[[peer.class]]\nname = 'x'\nrepairs = 'none'\n".repeat(2)).unwrap_err();
+    assert!(twice.to_string().contains("is another class's too"), "{twice}");
+    let fixed = with("[peer.fec]\ncode = 'window'\n[[peer.class]]\nname = 'x'\nrepairs = 'none'\n");
+    assert!(fixed.unwrap_err().to_string().contains("for code \"auto\" alone"));
 }
 
 #[test]

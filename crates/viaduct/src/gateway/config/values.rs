@@ -41,6 +41,22 @@ pub(super) struct Count(pub(super) u8);
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Share(pub(super) f64);
 
+/// Bits a second: `"20M"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rate(pub(super) u64);
+
+/// A differentiated services code point: `46`, or `"ef"`, `"cs1"`, `"af41"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Dscp(pub(super) u8);
+
+/// A port, or a range of them: `443`, `"8000-8080"`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Ports(pub(super) RangeInclusive<u16>);
+
+/// A protocol: `"tcp"`, `"udp"`, `"icmp"`, `"icmp6"`, `"esp"`, `"gre"`, or its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Protocol(pub(super) u8);
+
 /// Bytes of a packet, from 576 to 9000.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PacketSize(pub(super) usize);
@@ -63,6 +79,77 @@ impl<'de> Deserialize<'de> for Share {
         }
         Err(de::Error::custom(format!("is {share}; a share above 0, and 1 at most, is expected")))
     }
+}
+
+impl<'de> Deserialize<'de> for Rate {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let parse = |text: &str| crate::proxy::values::rate(text).ok().map(Rate);
+        parsed(from, parse, "rate in bits a second; write it like \"500k\" or \"20M\"")
+    }
+}
+
+impl<'de> Deserialize<'de> for Dscp {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let wanted = "code point; write it like 46, \"ef\", \"cs1\" or \"af41\"";
+        named_or_number(from, dscp, 0..=63, wanted).map(Dscp)
+    }
+}
+
+/// Code points by their names (RFC 2474, 2597, 3246, 5865, 8622).
+fn dscp(name: &str) -> Option<u8> {
+    match name.to_ascii_lowercase().as_bytes() {
+        b"ef" => Some(46),
+        b"va" => Some(44),
+        b"le" => Some(1),
+        b"be" | b"df" => Some(0),
+        [b'c', b's', class @ b'0'..=b'7'] => Some((class - b'0') * 8),
+        [b'a', b'f', class @ b'1'..=b'4', drop @ b'1'..=b'3'] => {
+            Some((class - b'0') * 8 + (drop - b'0') * 2)
+        }
+        _ => None,
+    }
+}
+
+impl<'de> Deserialize<'de> for Protocol {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let named = |name: &str| match &name.to_ascii_lowercase()[..] {
+            "tcp" => Some(6),
+            "udp" => Some(17),
+            "icmp" => Some(1),
+            "icmp6" | "ipv6-icmp" => Some(58),
+            "esp" => Some(50),
+            "gre" => Some(47),
+            "sctp" => Some(132),
+            _ => None,
+        };
+        let wanted = "protocol; write it like \"tcp\", \"udp\" or 47";
+        named_or_number(from, named, 0..=255, wanted).map(Protocol)
+    }
+}
+
+impl<'de> Deserialize<'de> for Ports {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let value = toml::Value::deserialize(from)?;
+        let text = value.as_integer().map(|n| n.to_string());
+        let text = text.or_else(|| value.as_str().map(str::to_owned)).unwrap_or_default();
+        let ports = crate::proxy::values::ports(&text);
+        ports.map(Ports).map_err(|what| de::Error::custom(format!("is {value}; {what}")))
+    }
+}
+
+/// A name that `named` knows, or a number within `range`.
+fn named_or_number<'de, D: Deserializer<'de>>(
+    from: D,
+    named: impl Fn(&str) -> Option<u8>,
+    range: RangeInclusive<i64>,
+    wanted: &str,
+) -> Result<u8, D::Error> {
+    let value = toml::Value::deserialize(from)?;
+    let number = value.as_integer().filter(|number| range.contains(number));
+    let number = number.and_then(|number| u8::try_from(number).ok());
+    number
+        .or_else(|| value.as_str().and_then(named))
+        .ok_or_else(|| de::Error::custom(format!("{value} is no {wanted}")))
 }
 
 impl<'de> Deserialize<'de> for Bytes {

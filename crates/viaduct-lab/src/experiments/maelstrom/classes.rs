@@ -1,0 +1,159 @@
+//! Messages that wait for nothing, beside bulk and alone.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+use super::super::statistics::median;
+use super::link;
+use super::simulated::quantile;
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::gateways::GatewaySpec;
+use crate::topology::programs::{Carrier, Iperf, Message, TimedMessages};
+use crate::world::World;
+
+/// The experiment.
+pub(in crate::experiments) struct Classes;
+
+/// Losses, and whether a quick run has them.
+const CASES: [(&str, &str, bool); 3] = [
+    ("1 % single", "1%", true),
+    ("1 %, bursts of 8", "1%x8", false),
+    ("1 %, bursts of 30", "1%x30", true),
+];
+/// One way, in milliseconds, and what the 99th of 100 deliveries may take beyond it; a message waits
+/// in the queue of the flow beside it, too, whose length is bounded so that this tells little.
+const ONE_WAY: f64 = 50.0;
+const BEYOND: f64 = 10.0;
+const QUEUE: f64 = 5.0;
+/// Bytes of headers of a datagram.
+const HEADERS: usize = 28;
+
+/// A stream of messages, and what it is called.
+struct Stream {
+    name: &'static str,
+    /// Bytes of a packet, and packets a second.
+    length: usize,
+    pace: f64,
+    /// Whether a bulk flow runs beside it.
+    beside: bool,
+}
+
+const STREAMS: [Stream; 3] = [
+    Stream { name: "50 a second beside bulk", length: 84, pace: 50.0, beside: true },
+    Stream { name: "5 Mb/s beside bulk", length: 200, pace: 3_125.0, beside: true },
+    Stream { name: "50 a second alone", length: 84, pace: 50.0, beside: false },
+];
+
+/// Streams of packets of 84 bytes: a second, their class, and bytes a byte at most.
+const COSTS: [(f64, &str, f64); 3] = [
+    (50.0, "repairs = \"copies\"", 2.2),
+    (5_000.0, "repairs = \"copies\"", 1.2),
+    (5_000.0, "repairs = \"window\"\ndeadline = \"100ms\"", 0.15),
+];
+
+impl Experiment for Classes {
+    fn about(&self) -> About {
+        About {
+            name: "maelstrom/classes",
+            title: "Messages under loss, beside bulk and alone, and what small packets cost",
+            figure: "beyond Maelstrom, whose code is one for all packets",
+            finding: "Low overhead and low delay part ways by class of traffic.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let seconds = run.choose(60, 15);
+        let rounds = run.choose(5, 1);
+        let quick = run.quick();
+        run.param("link", "200 Mb/s, 50 ms one way, queue 5 ms");
+        run.param("mtu", "hosts 1200, WAN 1500");
+        run.param("code", "auto");
+        run.param("beside", "iperf3, one cubic flow held to 150 Mb/s");
+        run.param("seconds", seconds);
+        run.param("rounds", rounds);
+        run.congestion_control("cubic");
+        let cases: Vec<_> = CASES.iter().filter(|(.., in_quick)| !quick || *in_quick).collect();
+        run.steps(rounds * (cases.len() * STREAMS.len() + COSTS.len()));
+        for (x, (case, loss, _)) in cases.iter().enumerate() {
+            for stream in &STREAMS {
+                let mut late = Vec::new();
+                for round in 0..rounds {
+                    run.step(&format!("{case}, {}", stream.name))?;
+                    let mut world = world(run, loss, round)?;
+                    world.protect(&GatewaySpec::default())?;
+                    let messages = send(&world, stream, seconds)?;
+                    late.push(quantile(&latencies(&messages), 0.99));
+                }
+                let p99 = median(&late);
+                let plot = Plot::histogram("99 of 100 messages within", ("loss", ""), ("", "ms"));
+                let series = run.series(&plot, stream.name);
+                run.labelled_point(series, x as f64, p99, case);
+                let bound = ONE_WAY + BEYOND + if stream.beside { QUEUE } else { 0.0 };
+                run.check(&format!("{case}: {}, p99, ms", stream.name), p99, Bound::AtMost(bound));
+            }
+        }
+        for (pace, repairs, most) in COSTS {
+            let mut bytes = Vec::new();
+            for round in 0..rounds {
+                run.step(&format!("{pace} packets a second, {repairs}"))?;
+                let mut world = world(run, "1%", round)?;
+                let class =
+                    format!("max_overhead = 1.0\n[[peer.class]]\nname = \"all\"\n{repairs}\n");
+                world.protect(&GatewaySpec::fec(&class))?;
+                let stream = Stream { name: "small", length: 84, pace, beside: false };
+                send(&world, &stream, seconds)?;
+                let gateways = world.gateways().context("they were just started")?;
+                let sender = gateways.a.status()?.peer().sender;
+                bytes.push(sender.repair_bytes as f64 / sender.bytes.max(1) as f64);
+            }
+            let kind = repairs.replace('\n', ", ").replace('"', "");
+            let name = format!("{pace} packets of 84 bytes a second, {kind}: bytes a byte");
+            run.check(&name, median(&bytes), Bound::AtMost(most));
+        }
+        Ok(())
+    }
+}
+
+fn world(run: &Run, loss: &str, round: usize) -> Result<World> {
+    let config = format!("rate=200M,delay=50ms,queue=5ms,loss={loss}");
+    World::new((1200, 1500), &link(&config), run.seed() + round as u64, run.journal())
+}
+
+/// Sends the stream, and bulk beside it if that is so.
+fn send(world: &World, stream: &Stream, seconds: u32) -> Result<Vec<Message>> {
+    let size = stream.length - HEADERS;
+    let messages = TimedMessages {
+        carrier: Carrier::Udp,
+        size,
+        bits_per_second: stream.pace * 8.0 * size as f64,
+        duration: Duration::from_secs(seconds.into()),
+        patience: Duration::from_secs(2),
+        port: 6_000,
+    };
+    thread::scope(|scope| {
+        let beside = stream.beside.then(|| {
+            let bulk = Iperf::tcp("cubic", seconds + 3, 0).paced(150_000_000, 16_384);
+            scope.spawn(move || bulk.run(world.a1(), world.b1()))
+        });
+        if beside.is_some() {
+            thread::sleep(Duration::from_secs(3));
+        }
+        let sent = messages.run(world.a1(), world.b1())?;
+        if let Some(beside) = beside {
+            beside.join().ok().context("iperf3's thread panicked")??;
+        }
+        Ok(sent)
+    })
+}
+
+/// Delivery times in milliseconds, ascending; of what never arrived without end.
+fn latencies(messages: &[Message]) -> Vec<f64> {
+    let of = |message: &Message| {
+        message.latency.map_or(f64::INFINITY, |latency| latency.as_secs_f64() * 1e3)
+    };
+    let mut all: Vec<f64> = messages.iter().map(of).collect();
+    all.sort_by(f64::total_cmp);
+    all
+}

@@ -1,0 +1,150 @@
+//! Loss that begins and ends: how soon it is repaired, and how long repairs outlast it.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+
+use super::super::statistics::median;
+use super::link;
+use crate::emulator::Direction;
+use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::gateways::GatewaySpec;
+use crate::stop;
+use crate::topology::programs::Iperf;
+use crate::world::World;
+
+/// The experiment.
+pub(in crate::experiments) struct Onset;
+
+const CLEAN: &str = "rate=200M,delay=50ms,queue=100ms";
+/// Of the steady rate under loss, what the first ten seconds have at least.
+const FIRST: f64 = 0.85;
+/// Bytes of repairs and names a byte, 70 s after the last loss, at most.
+const AFTER: f64 = 0.005;
+/// Seconds that are compared with the steady ones.
+const SOON: u64 = 10;
+
+/// Seconds of each part.
+#[derive(Clone, Copy)]
+struct Parts {
+    /// Before the loss.
+    clean: u64,
+    /// With it.
+    lossy: u64,
+    /// After it, until bytes are counted; and for which they are.
+    after: u64,
+    counted: u64,
+}
+
+impl Parts {
+    fn all(self) -> u64 {
+        self.clean + self.lossy + self.after + self.counted
+    }
+}
+
+/// What one flow did.
+struct Flow {
+    /// Seconds and Mb/s.
+    arrived: Vec<(f64, f64)>,
+    /// Bytes of repairs a byte after the loss.
+    after: f64,
+}
+
+impl Experiment for Onset {
+    fn about(&self) -> About {
+        About {
+            name: "maelstrom/onset",
+            title: "Loss that begins while a flow runs, and ends",
+            figure: "beyond Maelstrom, whose codes are fixed",
+            finding: "A fixed code costs the same with and without loss.",
+        }
+    }
+
+    fn run(&self, run: &mut Run) -> Result<()> {
+        let full = Parts { clean: 20, lossy: 60, after: 70, counted: 20 };
+        let parts = run.choose(full, Parts { clean: 10, lossy: 20, after: 0, counted: 5 });
+        let rounds = run.choose(5, 1);
+        run.param("link", "200 Mb/s, 50 ms one way, queue 100 ms; 1 % single for a while");
+        run.param("mtu", "hosts 1200, WAN 1500");
+        run.param("code", "auto");
+        run.param("seconds_clean", parts.clean);
+        run.param("seconds_lossy", parts.lossy);
+        run.param("rounds", rounds);
+        run.congestion_control("cubic");
+        run.steps(rounds);
+        let mut flows = Vec::new();
+        for round in 0..rounds {
+            run.step(&format!("{} s of one flow", parts.all()))?;
+            let mut world =
+                World::new((1200, 1500), &link(CLEAN), run.seed() + round as u64, run.journal())?;
+            world.protect(&GatewaySpec::default())?;
+            flows.push(flow(&mut world, parts)?);
+        }
+        draw(run, &flows[0], parts);
+        let rate = |flow: &Flow, from: u64, to: u64| {
+            let within = |(at, _): &&(f64, f64)| (from as f64..to as f64).contains(at);
+            let rates: Vec<f64> = flow.arrived.iter().filter(within).map(|(_, of)| *of).collect();
+            rates.iter().sum::<f64>() / rates.len().max(1) as f64
+        };
+        let steady = (parts.clean + parts.lossy / 2, parts.clean + parts.lossy);
+        let share = |flow: &Flow| {
+            rate(flow, parts.clean, parts.clean + SOON) / rate(flow, steady.0, steady.1)
+        };
+        let shares = flows.iter().map(share).collect::<Vec<_>>();
+        run.check(
+            "first 10 s of loss over the steady rate",
+            median(&shares),
+            Bound::AtLeast(FIRST),
+        );
+        if parts.after > 0 {
+            let after = flows.iter().map(|flow| flow.after).collect::<Vec<_>>();
+            let name = "bytes of repairs a byte, 70 s after the loss";
+            run.check(name, median(&after), Bound::AtMost(AFTER));
+        }
+        Ok(())
+    }
+}
+
+/// One flow over a link that begins to lose packets, and ceases to.
+fn flow(world: &mut World, parts: Parts) -> Result<Flow> {
+    let (a1, b1) = (world.a1().clone(), world.b1().clone());
+    let iperf = Iperf::tcp("cubic", parts.all() as u32, 0);
+    let begun = Instant::now();
+    let flow = thread::spawn(move || iperf.run(&a1, &b1));
+    let lossy = format!("{CLEAN},loss=1%");
+    let wait = |until: u64| -> Result<()> {
+        while begun.elapsed() < Duration::from_secs(until) {
+            stop::check()?;
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    };
+    for (until, config) in [(parts.clean, &lossy[..]), (parts.clean + parts.lossy, CLEAN)] {
+        wait(until)?;
+        let emulator = world.emulator().context("the link is an emulated one")?;
+        emulator.set(Direction::AtoB, link(config))?;
+        emulator.set(Direction::BtoA, link(config))?;
+    }
+    wait(parts.clean + parts.lossy + parts.after)?;
+    let gateways = world.gateways().context("they were just started")?;
+    let before = gateways.a.status()?.peer().sender;
+    wait(parts.all() - 1)?;
+    let after = gateways.a.status()?.peer().sender;
+    let report = flow.join().ok().context("iperf3's thread panicked")??;
+    let bytes = after.repair_bytes - before.repair_bytes;
+    Ok(Flow {
+        arrived: report.arrived.iter().map(|(at, rate)| (*at, rate / 1e6)).collect(),
+        after: bytes as f64 / (after.bytes - before.bytes).max(1) as f64,
+    })
+}
+
+fn draw(run: &mut Run, flow: &Flow, parts: Parts) {
+    let title =
+        format!("One flow; 1 % is lost from {} s to {} s", parts.clean, parts.clean + parts.lossy);
+    let plot = Plot::line(&title, ("time", "s"), ("throughput", "Mb/s"));
+    let series = run.series(&plot, "with gateways");
+    for (at, rate) in &flow.arrived {
+        run.point(series, *at, *rate);
+    }
+}

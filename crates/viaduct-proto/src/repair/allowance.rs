@@ -1,0 +1,53 @@
+//! Bytes of repairs that may leave in a second, paced.
+
+use crate::time::{Duration, Instant};
+
+/// Time whose share of the rate may leave at once.
+const BURST: Duration = Duration::from_millis(20);
+/// Bytes that may leave at once at any rate: a repair of the longest packets.
+const MIN_BURST: f64 = 3_000.0;
+
+/// What may leave.
+#[derive(Debug)]
+pub(super) struct Allowance {
+    /// Bytes a second; `None` for no bound.
+    rate: Option<f64>,
+    tokens: f64,
+    filled: Instant,
+}
+
+impl Allowance {
+    pub(super) fn new(now: Instant, rate: Option<f64>) -> Self {
+        Allowance { rate, tokens: 0.0, filled: now }
+    }
+
+    /// Whether so many bytes may leave now; they are counted then.
+    pub(super) fn take(&mut self, now: Instant, bytes: usize) -> bool {
+        let Some(rate) = self.rate else { return true };
+        let passed = now.since(std::mem::replace(&mut self.filled, now));
+        let most = (rate * BURST.as_secs_f64()).max(MIN_BURST);
+        self.tokens = (self.tokens + rate * passed.as_secs_f64()).min(most);
+        let fits = self.tokens >= bytes as f64;
+        if fits {
+            self.tokens -= bytes as f64;
+        }
+        fits
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_leaves_than_the_rate_and_a_burst() {
+        let mut of = Allowance::new(Instant::ZERO, Some(125_000.0));
+        let at = |millis| Instant::ZERO + Duration::from_millis(millis);
+        let second = (0..1_000).filter(|&n| of.take(at(n), 1_250)).count();
+        assert!((90..=100).contains(&second), "{second}");
+        let burst = (0..100).filter(|_| of.take(at(60_000), 1_000)).count();
+        assert_eq!(burst, 3);
+        let mut unbounded = Allowance::new(Instant::ZERO, None);
+        assert!((0..100).all(|_| unbounded.take(at(0), 1 << 20)));
+    }
+}

@@ -1,0 +1,262 @@
+//! Classes of packets, and how those of each are protected.
+//!
+//! ```text
+//!   acknowledgement without data ─────────────────▶ not even named, unless the operator says so
+//!   the first class of the operator's that matches ─▶ as it says
+//!   DSCP of expedited forwarding and above ────────┐
+//!   flow that is sparse, or of few small packets ──┴▶ copies
+//!   sender of TCP that losses do not slow down ────▶ names alone
+//!   all others ────────────────────────────────────▶ window
+//! ```
+//!
+//! The window serves throughput: a lost packet comes back when repairs have made up for its burst.
+//! Copies serve those that wait: one leaves a moment after its packet, and a second one where
+//! losses come in bursts.
+
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+
+use ipnet::IpNet;
+
+use super::flow::Flow;
+use super::flows::{Flows, Kind, Sending};
+use crate::time::{Duration, Instant};
+use crate::wire::ip::{Header, Hop};
+use crate::wire::transport::Segment;
+
+/// Least DSCP of packets that wait for nothing: expedited forwarding, voice, network control.
+const EXPEDITED: u8 = 44;
+
+/// How packets are protected while the link loses some.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Repairs {
+    /// By the window, whose rate follows the losses.
+    #[default]
+    Window,
+    /// By copies of each, and by the window.
+    Copies,
+    /// Not at all; their losses are still measured.
+    None,
+}
+
+/// Packets of one kind, and what becomes of them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Class {
+    /// Name, for people.
+    pub name: String,
+    /// Which packets belong to it.
+    pub matches: Match,
+    /// How they are protected.
+    pub repairs: Repairs,
+    /// Time for which its flows can wait for a packet; `None` for what is measured.
+    pub deadline: Option<Duration>,
+    /// Repairs for each of its packets, at most.
+    pub max_overhead: Option<f64>,
+}
+
+/// Conditions on a packet, all of which have to hold; an empty one always does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Match {
+    /// Differentiated services code points.
+    pub dscp: Vec<u8>,
+    /// Addresses of either end.
+    pub prefixes: Vec<IpNet>,
+    /// Ports of either end, of TCP and UDP.
+    pub ports: Vec<RangeInclusive<u16>>,
+    /// Protocol numbers.
+    pub protocols: Vec<u8>,
+}
+
+impl Match {
+    fn has(&self, flow: &Flow, dscp: u8) -> bool {
+        let has_ip = |ip: IpAddr| self.prefixes.iter().any(|net| net.contains(&ip));
+        let has_port = |port: u16| self.ports.iter().any(|range| range.contains(&port));
+        (self.dscp.is_empty() || self.dscp.contains(&dscp))
+            && (self.protocols.is_empty() || self.protocols.contains(&flow.protocol))
+            && (self.prefixes.is_empty() || has_ip(flow.source.0) || has_ip(flow.destination.0))
+            && (self.ports.is_empty() || has_port(flow.source.1) || has_port(flow.destination.1))
+    }
+}
+
+/// What becomes of one packet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Treatment {
+    /// The peer does not hear of it.
+    Unnamed,
+    /// It is named, and protected so, with so many repairs for it at most.
+    Named(Repairs, f64),
+}
+
+/// Judges packets.
+#[derive(Debug, Default)]
+pub(super) struct Classifier {
+    classes: Vec<Class>,
+    /// Whether acknowledgements without data are as other packets.
+    acks: bool,
+    flows: Flows,
+    /// Least deadline of the classes of recent packets, and when the last of them left.
+    deadline: Option<(Duration, Instant)>,
+    /// When the last packet without one left.
+    undeclared: Option<Instant>,
+}
+
+/// Time for which a packet's deadline binds after it.
+const BINDS: Duration = Duration::from_secs(2);
+
+impl Classifier {
+    pub(super) fn new(classes: Vec<Class>, acks: bool) -> Self {
+        Classifier { classes, acks, ..Classifier::default() }
+    }
+
+    /// Whether acknowledgements without data are as other packets.
+    pub(super) fn acks(&self) -> bool {
+        self.acks
+    }
+
+    /// Judges a normalised packet that leaves, whose mutable fields were `hop`, over a path of this
+    /// round-trip time.
+    pub(super) fn judge(
+        &mut self,
+        now: Instant,
+        packet: &[u8],
+        hop: Hop,
+        rtt: Duration,
+    ) -> Treatment {
+        let segment = Segment::parse(packet);
+        if !self.acks && segment.is_some_and(|segment| segment.is_bare_ack()) {
+            return Treatment::Unnamed;
+        }
+        let Ok(header) = Header::parse(packet) else { return Treatment::Unnamed };
+        let (flow, dscp) = (Flow::of(&header, packet), hop.tos >> 2);
+        if let Some(class) = self.classes.iter().find(|class| class.matches.has(&flow, dscp)) {
+            if let Some(deadline) = class.deadline {
+                let bound = self.deadline.filter(|&(_, at)| now.since(at) < BINDS);
+                let least = bound.map_or(deadline, |(least, _)| least.min(deadline));
+                self.deadline = Some((least, now));
+            } else if class.repairs == Repairs::Window {
+                self.undeclared = Some(now);
+            }
+            let most = class.max_overhead.unwrap_or(f64::INFINITY);
+            return Treatment::Named(class.repairs, most);
+        }
+        let sending = Sending { flow, len: packet.len(), segment: segment.as_ref() };
+        let repairs = match self.flows.count(now, sending, rtt) {
+            Kind::Light => Repairs::Copies,
+            _ if dscp >= EXPEDITED => Repairs::Copies,
+            Kind::Bulk => {
+                self.undeclared = Some(now);
+                Repairs::Window
+            }
+            Kind::Insensitive => Repairs::None,
+        };
+        Treatment::Named(repairs, f64::INFINITY)
+    }
+
+    /// A packet comes from the peer's site: it may tell a sender what has arrived.
+    pub(super) fn overhear(&mut self, now: Instant, packet: &[u8], is_dsack: bool, rtt: Duration) {
+        if let Some(segment) = Segment::parse(packet)
+            && let Ok(header) = Header::parse(packet)
+        {
+            let flow = Flow::of(&header, packet).back();
+            self.flows.hear(now, &flow, &segment, is_dsack, rtt);
+        }
+    }
+
+    /// Time for which the flows of recent packets can wait, where those that no deadline was set for
+    /// can wait for `usual`.
+    pub(super) fn wait(&self, now: Instant, usual: Duration) -> Duration {
+        let binds = |at: Instant| now.since(at) < BINDS;
+        let declared = self.deadline.filter(|&(_, at)| binds(at)).map(|(deadline, _)| deadline);
+        match declared {
+            Some(deadline) if self.undeclared.is_some_and(binds) => deadline.min(usual),
+            Some(deadline) => deadline,
+            None => usual,
+        }
+    }
+
+    /// Bytes of memory held.
+    pub(super) fn memory(&self) -> usize {
+        self.flows.memory()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::transport::{TCP, UDP};
+
+    /// A packet of `len` bytes to this port, with flags if it is of TCP.
+    fn packet(protocol: u8, port: u16, len: usize) -> Vec<u8> {
+        let mut packet = vec![0; len];
+        packet[0] = 0x45;
+        packet[2..4].copy_from_slice(&(len as u16).to_be_bytes());
+        (packet[9], packet[32], packet[33]) = (protocol, 0x50, 0x10);
+        packet[16..20].copy_from_slice(&[10, 2, 0, 1]);
+        packet[22..24].copy_from_slice(&port.to_be_bytes());
+        packet
+    }
+
+    fn judge(of: &mut Classifier, millis: u64, packet: &[u8], tos: u8) -> Treatment {
+        let at = Instant::ZERO + Duration::from_millis(millis);
+        of.judge(at, packet, Hop { ttl: 64, tos }, Duration::from_millis(100))
+    }
+
+    fn named(repairs: Repairs) -> Treatment {
+        Treatment::Named(repairs, f64::INFINITY)
+    }
+
+    #[test]
+    fn sparse_flows_get_copies_and_bulk_the_window() {
+        let mut of = Classifier::default();
+        let full = packet(TCP, 80, 1_200);
+        let first = judge(&mut of, 0, &full, 0);
+        let later: Vec<_> = (1..100).map(|n| judge(&mut of, n, &full, 0)).collect();
+        assert_eq!((first, later[98]), (named(Repairs::Copies), named(Repairs::Window)));
+        assert_eq!(judge(&mut of, 100, &packet(UDP, 53, 80), 0), named(Repairs::Copies));
+        assert_eq!(judge(&mut of, 100, &full, 46 << 2), named(Repairs::Copies));
+        assert_eq!(judge(&mut of, 10_000, &full, 0), named(Repairs::Copies), "it was idle");
+    }
+
+    #[test]
+    fn acknowledgements_are_left_alone_unless_they_are_asked_for() {
+        let ack = packet(TCP, 80, 40);
+        let mut of = Classifier::new(Vec::new(), true);
+        assert_eq!(judge(&mut Classifier::default(), 0, &ack, 0), Treatment::Unnamed);
+        assert_eq!(judge(&mut of, 0, &ack, 0), named(Repairs::Copies));
+    }
+
+    #[test]
+    fn the_first_class_that_matches_decides() {
+        let class = |name: &str, matches, repairs| Class {
+            name: name.to_owned(),
+            matches,
+            repairs,
+            ..Class::default()
+        };
+        let backup = Match { ports: vec![873..=873], ..Match::default() };
+        let lab = Match {
+            prefixes: vec!["10.2.0.0/24".parse().unwrap()],
+            protocols: vec![UDP],
+            ..Match::default()
+        };
+        let slow = Class {
+            deadline: Some(Duration::from_millis(30)),
+            max_overhead: Some(0.1),
+            ..class("slow", Match { dscp: vec![8], ..Match::default() }, Repairs::Window)
+        };
+        let classes =
+            [class("backup", backup, Repairs::None), class("lab", lab, Repairs::Window), slow];
+        let mut of = Classifier::new(classes.to_vec(), false);
+        assert_eq!(judge(&mut of, 0, &packet(TCP, 873, 900), 0), named(Repairs::None));
+        assert_eq!(judge(&mut of, 0, &packet(UDP, 53, 90), 0), named(Repairs::Window));
+        assert_eq!(judge(&mut of, 0, &packet(TCP, 53, 90), 0), named(Repairs::Copies));
+        let at = |millis| Instant::ZERO + Duration::from_millis(millis);
+        let (usual, set) = (Duration::from_millis(25), Duration::from_millis(30));
+        assert_eq!(of.wait(at(0), usual), usual);
+        let slow = judge(&mut of, 100, &packet(TCP, 80, 900), 8 << 2);
+        assert_eq!(slow, Treatment::Named(Repairs::Window, 0.1));
+        assert_eq!(of.wait(at(101), usual), usual, "others cannot wait for longer");
+        judge(&mut of, 4_000, &packet(TCP, 80, 900), 8 << 2);
+        assert_eq!((of.wait(at(4_001), usual), of.wait(at(9_000), usual)), (set, usual));
+    }
+}

@@ -1,0 +1,213 @@
+//! Copies of packets that wait until the burst of losses that may have taken them has passed.
+
+use std::collections::VecDeque;
+
+use super::section::{COPIES_OVERHEAD, COPY_OVERHEAD};
+use crate::fec::Seq;
+use crate::time::{Duration, Instant};
+use crate::wire::ip::Hop;
+
+/// Times after its packet at which copies leave: one, and the others where losses come in bursts.
+/// The first two are sooner than a person notices, and later than a burst on most links lasts; the
+/// last ones come before a sender's time-out, where a burst is long as little else is sent.
+const AFTER: [Duration; 4] = [
+    Duration::from_millis(5),
+    Duration::from_millis(9),
+    Duration::from_millis(20),
+    Duration::from_millis(45),
+];
+/// Time by which one leaves before, to share a datagram.
+const SLACK: Duration = Duration::from_millis(2);
+/// Packets that wait, at most; beyond, no more are copied.
+const MAX_WAITING: usize = 1_024;
+/// Bytes of copies that may leave a second however little else does, 2 Mb/s, and at once.
+const MIN_RATE: f64 = 250_000.0;
+const MAX_TOKENS: f64 = 125_000.0;
+/// Bytes that are left for first copies.
+const RESERVE: f64 = 62_500.0;
+
+/// The packets that wait.
+#[derive(Debug)]
+pub(super) struct Copies {
+    /// By how many copies of them have left; each oldest first.
+    waiting: [VecDeque<Waiting>; AFTER.len()],
+    /// Buffers of packets that have left.
+    spare: Vec<Vec<u8>>,
+    /// Bytes of copies that may leave.
+    tokens: f64,
+    filled: Instant,
+}
+
+/// A packet that waits.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    since: Instant,
+    pub(super) seq: Seq,
+    pub(super) hop: Hop,
+    pub(super) packet: Vec<u8>,
+}
+
+impl Copies {
+    pub(super) fn new(now: Instant) -> Self {
+        Copies {
+            waiting: [const { VecDeque::new() }; AFTER.len()],
+            spare: Vec::new(),
+            tokens: MAX_TOKENS,
+            filled: now,
+        }
+    }
+
+    /// Counts a packet of `len` bytes that has left, of which copies may take this share.
+    pub(super) fn count(&mut self, len: usize, share: f64) {
+        self.tokens = (self.tokens + share * len as f64).min(MAX_TOKENS);
+    }
+
+    /// Has copies of a normalised packet leave.
+    pub(super) fn push(&mut self, now: Instant, seq: Seq, hop: Hop, packet: &[u8]) {
+        if self.waiting.iter().map(VecDeque::len).sum::<usize>() >= MAX_WAITING {
+            return;
+        }
+        let mut bytes = self.spare.pop().unwrap_or_default();
+        bytes.extend_from_slice(packet);
+        self.waiting[0].push_back(Waiting { since: now, seq, hop, packet: bytes });
+    }
+
+    /// When the next one leaves.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let due = |(queue, after): (&VecDeque<Waiting>, Duration)| {
+            queue.front().map(|waiting| waiting.since + after)
+        };
+        self.waiting.iter().zip(AFTER).filter_map(due).min()
+    }
+
+    /// Calls `send` with the copies that leave now, in groups of consecutive packets of the same
+    /// mutable fields that fit `room` bytes. There is more than one where losses come in bursts.
+    pub(super) fn leave(
+        &mut self,
+        now: Instant,
+        in_bursts: bool,
+        room: usize,
+        mut send: impl FnMut(&[Waiting]),
+    ) {
+        let passed = now.since(std::mem::replace(&mut self.filled, now));
+        self.tokens = (self.tokens + MIN_RATE * passed.as_secs_f64()).min(MAX_TOKENS);
+        for at in (0..AFTER.len()).rev() {
+            let mut leaving = Vec::new();
+            take(&mut self.waiting[at], now, AFTER[at], &mut leaving);
+            let reserve = if at == 0 { 0.0 } else { RESERVE };
+            let tokens = &mut self.tokens;
+            leaving.retain(|waiting| {
+                let len = waiting.packet.len() as f64;
+                let fits = *tokens >= reserve + len;
+                *tokens -= if fits { len } else { 0.0 };
+                fits
+            });
+            let mut rest = &leaving[..];
+            while !rest.is_empty() {
+                let (group, behind) = rest.split_at(group(rest, room));
+                send(group);
+                rest = behind;
+            }
+            for mut waiting in leaving {
+                if in_bursts && at + 1 < AFTER.len() {
+                    self.waiting[at + 1].push_back(waiting);
+                } else {
+                    waiting.packet.clear();
+                    self.spare.push(waiting.packet);
+                }
+            }
+        }
+    }
+
+    /// Bytes of memory held.
+    pub(super) fn memory(&self) -> usize {
+        let waiting = self.waiting.iter().flatten().map(|of| of.packet.capacity());
+        waiting.chain(self.spare.iter().map(Vec::capacity)).sum()
+    }
+}
+
+/// Moves those that are due `after` their packets, and those that are soon where one is.
+fn take(queue: &mut VecDeque<Waiting>, now: Instant, after: Duration, leaving: &mut Vec<Waiting>) {
+    if queue.front().is_some_and(|of| of.since + after <= now) {
+        let many = queue.partition_point(|of| of.since + (after - SLACK) <= now);
+        leaving.extend(queue.drain(..many));
+    }
+}
+
+/// How many of the first ones can share a section.
+fn group(waiting: &[Waiting], room: usize) -> usize {
+    let (mut many, mut bytes) = (1, COPIES_OVERHEAD + COPY_OVERHEAD + waiting[0].packet.len());
+    for pair in waiting.windows(2) {
+        bytes += COPY_OVERHEAD + pair[1].packet.len();
+        if pair[0].seq + 1 != pair[1].seq || pair[0].hop != pair[1].hop || bytes > room {
+            break;
+        }
+        many += 1;
+    }
+    many
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: u64) -> Instant {
+        Instant::ZERO + Duration::from_millis(millis)
+    }
+
+    fn left(copies: &mut Copies, millis: u64, in_bursts: bool) -> Vec<Vec<Seq>> {
+        let mut left = Vec::new();
+        copies.leave(at(millis), in_bursts, 1_000, |group| {
+            left.push(group.iter().map(|of| of.seq).collect());
+        });
+        left
+    }
+
+    fn push(copies: &mut Copies, millis: u64, seq: Seq) {
+        copies.push(at(millis), seq, Hop::default(), &[0; 300]);
+    }
+
+    #[test]
+    fn one_copy_leaves_and_in_bursts_more() {
+        let mut copies = Copies::new(at(0));
+        push(&mut copies, 0, 7);
+        assert!(left(&mut copies, 4, true).is_empty());
+        assert_eq!((copies.due(), left(&mut copies, 5, true)), (Some(at(5)), vec![vec![7]]));
+        push(&mut copies, 6, 8);
+        assert_eq!(copies.due(), Some(at(9)));
+        assert_eq!(left(&mut copies, 9, false), [[7]]);
+        assert_eq!(left(&mut copies, 11, false), [[8]]);
+        assert_eq!((copies.due(), left(&mut copies, 50, true)), (None, vec![]));
+        push(&mut copies, 100, 9);
+        let times = (100..200).filter(|at| !left(&mut copies, *at, true).is_empty());
+        assert_eq!(times.collect::<Vec<_>>(), [105, 109, 120, 145]);
+    }
+
+    #[test]
+    fn consecutive_ones_share_a_section_as_far_as_there_is_room() {
+        let mut copies = Copies::new(at(0));
+        (1..=4).for_each(|seq| push(&mut copies, seq / 3, seq));
+        push(&mut copies, 2, 9);
+        push(&mut copies, 3, 10);
+        assert_eq!(left(&mut copies, 5, false), [vec![1, 2, 3], vec![4], vec![9]]);
+    }
+
+    #[test]
+    fn copies_are_bounded_by_rate_and_share() {
+        let mut copies = Copies::new(at(0));
+        let mut run = |share: f64| {
+            let mut count = 0;
+            for n in 0..10_000 {
+                copies.count(1_000, share);
+                copies.push(at(n), n + 1, Hop::default(), &[0; 1_000]);
+                copies.leave(at(n), false, 1_000, |group| count += group.len());
+            }
+            (copies.tokens, copies.filled) = (0.0, at(0));
+            copies.waiting[0].clear();
+            count
+        };
+        assert!((2_500..2_700).contains(&run(0.0)), "250 kB a second");
+        assert!((4_400..4_600).contains(&run(0.2)));
+        assert!(copies.memory() < 200_000);
+    }
+}

@@ -1,0 +1,31 @@
+//! Which flow a packet belongs to.
+
+use std::net::IpAddr;
+
+use crate::wire::ip::Header;
+use crate::wire::transport;
+
+/// Addresses, protocol, and ports where a packet shows them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Flow {
+    pub(super) protocol: u8,
+    pub(super) source: (IpAddr, u16),
+    pub(super) destination: (IpAddr, u16),
+}
+
+impl Flow {
+    /// The flow of a packet.
+    pub(super) fn of(header: &Header, packet: &[u8]) -> Flow {
+        let [source, destination] = transport::ports(packet).unwrap_or_default();
+        Flow {
+            protocol: header.protocol,
+            source: (header.source, source),
+            destination: (header.destination, destination),
+        }
+    }
+
+    /// The flow of the packets that come back.
+    pub(super) fn back(self) -> Flow {
+        Flow { source: self.destination, destination: self.source, ..self }
+    }
+}

@@ -1,0 +1,183 @@
+//! What each flow sends, as far as that decides how it is protected.
+
+use std::collections::HashMap;
+
+use super::flow::Flow;
+use super::reaction::Reaction;
+use crate::time::{Duration, Instant};
+use crate::wire::transport::Segment;
+
+/// Flows that are remembered, at most. Beyond, new ones count as bulk.
+const MAX_FLOWS: usize = 4_096;
+/// Time after which an idle flow may be forgotten.
+const IDLE: Duration = Duration::from_secs(2);
+/// Bytes a second below which a flow is light: 200 kb/s.
+const LIGHT: f64 = 25_000.0;
+/// The same of flows whose packets are small, such as voice, games or telemetry: 8 Mb/s.
+const LIGHT_SMALL: f64 = 1_000_000.0;
+/// Bytes of a small packet, on average, and the weight of the newest.
+const SMALL: f64 = 256.0;
+const WEIGHT: f64 = 0.0625;
+/// Seconds at that rate that a flow may send at once, and that it has to have in hand to be light
+/// again: as much as it was silent for while its sender waited for a time-out.
+const MAX_CREDIT: f64 = 1.0;
+const AGAIN: f64 = 0.2;
+
+/// The flows of the last seconds.
+#[derive(Debug, Default)]
+pub(super) struct Flows {
+    rates: HashMap<Flow, Rate>,
+    swept: Option<Instant>,
+}
+
+/// What a flow has sent.
+#[derive(Debug)]
+struct Rate {
+    last: Instant,
+    /// Seconds for which it may send at the rate of a light flow.
+    credit: f64,
+    /// Bytes of its packets, on average.
+    mean: f64,
+    is_light: bool,
+    /// How its sender reacts to losses, of TCP.
+    reaction: Option<Box<Reaction>>,
+}
+
+impl Rate {
+    fn new(now: Instant, len: usize) -> Self {
+        let mean = len as f64;
+        Rate { last: now, credit: MAX_CREDIT, mean, is_light: true, reaction: None }
+    }
+
+    /// Counts a packet; whether its flow is light.
+    fn count(&mut self, now: Instant, len: usize) -> bool {
+        let len = len as f64;
+        self.mean += WEIGHT * (len - self.mean);
+        let rate = if self.mean <= SMALL { LIGHT_SMALL } else { LIGHT };
+        let passed = now.since(std::mem::replace(&mut self.last, now)).as_secs_f64();
+        self.credit = (self.credit + passed).min(MAX_CREDIT);
+        self.is_light = self.credit >= if self.is_light { len / rate } else { AGAIN };
+        self.credit = (self.credit - len / rate).max(0.0);
+        self.is_light
+    }
+}
+
+/// What kind of flow a packet belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// It sends little.
+    Light,
+    /// It sends much, and slows down when packets are lost, or that is not known.
+    Bulk,
+    /// It sends much, and does not slow down.
+    Insensitive,
+}
+
+/// A packet that leaves.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sending<'a> {
+    pub(super) flow: Flow,
+    pub(super) len: usize,
+    /// What it is of TCP.
+    pub(super) segment: Option<&'a Segment>,
+}
+
+impl Flows {
+    /// Counts a packet, over a path of this round-trip time; what its flow is.
+    pub(super) fn count(&mut self, now: Instant, of: Sending<'_>, rtt: Duration) -> Kind {
+        let Sending { flow, len, segment } = of;
+        if self.rates.len() >= MAX_FLOWS && !self.rates.contains_key(&flow) {
+            // Looking for idle ones costs time: not for each packet.
+            if self.swept.is_some_and(|at| now.since(at) < IDLE / 2) {
+                return Kind::Bulk;
+            }
+            self.swept = Some(now);
+            self.rates.retain(|_, rate| now.since(rate.last) < IDLE);
+            if self.rates.len() >= MAX_FLOWS {
+                return Kind::Bulk;
+            }
+        }
+        let rate = self.rates.entry(flow).or_insert_with(|| Rate::new(now, len));
+        let is_light = rate.count(now, len);
+        if is_light && rate.reaction.is_none() {
+            return Kind::Light;
+        }
+        let Some(segment) = segment else { return Kind::Bulk };
+        let reaction = || Box::new(Reaction::new(now, segment));
+        let reaction = rate.reaction.get_or_insert_with(reaction);
+        reaction.sends(now, segment, rtt);
+        match reaction.is_left_alone() {
+            _ if is_light => Kind::Light,
+            true => Kind::Insensitive,
+            false => Kind::Bulk,
+        }
+    }
+
+    /// A packet of TCP comes back to the sender of `flow`.
+    pub(super) fn hear(
+        &mut self,
+        now: Instant,
+        flow: &Flow,
+        segment: &Segment,
+        is_dsack: bool,
+        rtt: Duration,
+    ) {
+        let reaction = self.rates.get_mut(flow).and_then(|rate| rate.reaction.as_mut());
+        if let Some(reaction) = reaction {
+            reaction.hears(now, segment, is_dsack, rtt);
+        }
+    }
+
+    /// Bytes of memory held.
+    pub(super) fn memory(&self) -> usize {
+        let reactions = self.rates.values().filter(|rate| rate.reaction.is_some()).count();
+        self.rates.capacity() * size_of::<(Flow, Rate)>() + reactions * size_of::<Reaction>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::IpAddr;
+
+    fn flow(port: u16) -> Flow {
+        let ip = IpAddr::from([10, 0, 0, 1]);
+        Flow { protocol: 17, source: (ip, port), destination: (ip, 1) }
+    }
+
+    fn is_light(flows: &mut Flows, at: Instant, port: u16, len: usize) -> bool {
+        let sending = Sending { flow: flow(port), len, segment: None };
+        flows.count(at, sending, Duration::from_millis(100)) == Kind::Light
+    }
+
+    /// So many packets a second of so many bytes, for three seconds; what the last one is.
+    fn stream(flows: &mut Flows, begun: u64, pace: u64, len: usize) -> bool {
+        let at = |n: u64| Instant::ZERO + Duration::from_micros(begun + n * 1_000_000 / pace);
+        (0..3 * pace).map(|n| is_light(flows, at(n), 7, len)).last().unwrap()
+    }
+
+    #[test]
+    fn rates_and_sizes_tell_light_flows() {
+        let mut flows = Flows::default();
+        assert!(stream(&mut flows, 0, 50, 400), "160 kb/s");
+        assert!(!stream(&mut flows, 10_000_000, 100, 400), "320 kb/s");
+        assert!(stream(&mut flows, 20_000_000, 5_000, 84), "3.4 Mb/s of small packets");
+        assert!(!stream(&mut flows, 30_000_000, 20_000, 84), "13 Mb/s of them");
+        assert!(stream(&mut flows, 40_000_000, 1, 1_500), "it is sparse again");
+        assert!(!stream(&mut flows, 50_000_000, 1_000, 1_200), "bulk");
+        let at = |millis| Instant::ZERO + Duration::from_millis(millis);
+        assert!(!is_light(&mut flows, at(53_100), 7, 1_200), "after 100 ms");
+        assert!(is_light(&mut flows, at(53_400), 7, 1_200), "after a time-out");
+    }
+
+    #[test]
+    fn the_flows_that_are_remembered_have_a_bound() {
+        let mut flows = Flows::default();
+        let fits = |flows: &mut Flows, at, ports: std::ops::Range<u16>| {
+            ports.filter(|&port| is_light(flows, at, port, 100)).count()
+        };
+        assert_eq!(fits(&mut flows, Instant::ZERO, 0..10_000), MAX_FLOWS);
+        let later = Instant::ZERO + Duration::from_secs(5);
+        assert_eq!(fits(&mut flows, later, 0..10_000), MAX_FLOWS);
+    }
+}

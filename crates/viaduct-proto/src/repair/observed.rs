@@ -1,0 +1,96 @@
+//! The fates of packets from a peer that observes, for the codes that are tried on them.
+
+use std::collections::VecDeque;
+
+use super::shadow::{Fate, Outcome, Shadows, TRIED};
+use crate::fec::Seq;
+use crate::time::{Duration, Instant};
+
+/// Time in which a packet may be late; its fate is known then.
+const SETTLES: Duration = Duration::from_millis(500);
+/// Packets whose fates wait, at most: the oldest are taken for settled.
+const MAX_WAITING: usize = 1 << 16;
+/// Packets that are tried at once, at most: on a faster link a part of each moment is.
+const MAX_STEPS: usize = 1 << 13;
+
+/// What is known of the packets.
+pub(super) struct Observed {
+    /// Oldest first: number, when it was named, when it left, and what became of it.
+    fates: VecDeque<(Seq, Instant, Instant, Fate)>,
+    shadows: Shadows,
+    /// Send time of the newest packet, on the peer's clock and on one that does not wrap.
+    clock: Option<(u32, Instant)>,
+}
+
+impl Observed {
+    /// Over a path of this round-trip time.
+    pub(super) fn new(rtt: Duration) -> Self {
+        Observed { fates: VecDeque::new(), shadows: Shadows::new(rtt), clock: None }
+    }
+
+    /// The next packet was named, which left at `sent`, in microseconds of the peer's clock.
+    pub(super) fn named(&mut self, now: Instant, seq: Seq, sent: u32, fate: Fate) {
+        let (last, at) = self.clock.unwrap_or((sent, Instant::ZERO));
+        let passed = sent.wrapping_sub(last).cast_signed().max(0).cast_unsigned();
+        let at = at + Duration::from_micros(passed.into());
+        self.clock = Some((sent, at));
+        if self.fates.len() == MAX_WAITING {
+            self.fates.pop_front();
+        }
+        self.fates.push_back((seq, now, at, fate));
+    }
+
+    /// Packet `seq`, which was missing, is here.
+    pub(super) fn arrived(&mut self, seq: Seq) {
+        let at = self.fates.partition_point(|&(of, ..)| of < seq);
+        if let Some((of, .., fate)) = self.fates.get_mut(at)
+            && *of == seq
+        {
+            *fate = Fate::Arrived;
+        }
+    }
+
+    /// Tries the codes on what is settled.
+    pub(super) fn settle(&mut self, now: Instant) {
+        let settled = self.fates.partition_point(|&(_, named, ..)| now.since(named) >= SETTLES);
+        for (.., at, fate) in self.fates.drain(..settled).take(MAX_STEPS) {
+            self.shadows.step(at, fate);
+        }
+    }
+
+    /// What each code would have done.
+    pub(super) fn outcomes(&self) -> [Outcome; TRIED.len()] {
+        self.shadows.outcomes()
+    }
+
+    /// Bytes of memory held.
+    pub(super) fn memory(&self) -> usize {
+        self.fates.capacity() * size_of::<(Seq, Instant, Instant, Fate)>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_late_was_not_lost_and_clocks_may_wrap() {
+        let mut observed = Observed::new(Duration::from_millis(100));
+        let at = |millis| Instant::ZERO + Duration::from_millis(millis);
+        for n in 0..100u32 {
+            let fate = if n % 10 == 0 { Fate::Lost } else { Fate::Arrived };
+            observed.named(
+                at(n.into()),
+                n.into(),
+                (u32::MAX - 50_000).wrapping_add(1_000 * n),
+                fate,
+            );
+        }
+        observed.arrived(20);
+        observed.arrived(1_000);
+        observed.settle(at(400));
+        assert_eq!(observed.outcomes()[0].packets, 0);
+        observed.settle(at(700));
+        assert_eq!((observed.outcomes()[1].packets, observed.outcomes()[1].lost), (100, 9));
+    }
+}

@@ -1,0 +1,276 @@
+//! How a sender of TCP reacts to losses.
+//!
+//! Repairs serve senders that slow down when a packet is lost. One that does not, such as BBR, only
+//! loses the capacity that they take. What is in flight tells the two apart: after a loss it falls
+//! by a third, or it does not. As long as repairs hide all losses nothing shows; but BBR lets the
+//! path drain every few seconds, with no loss before, and is then left alone for a moment, until a
+//! few losses have told.
+//!
+//! ```text
+//!   in flight  ──────────┐    ┌─────────────     drained, and at once as before: left alone
+//!                        └────┘        ×    ×    lost, and not less in flight: left alone from now on
+//! ```
+
+use crate::time::{Duration, Instant};
+use crate::wire::transport::Segment;
+
+/// Share of what was in flight before a loss below which a sender has slowed down.
+const SLOWED: f64 = 0.9;
+/// Round trips after a loss at which that is judged.
+const JUDGED: u32 = 3;
+/// Losses in a row after which it has not slowed down, so that it is left alone.
+const ENOUGH: u32 = 3;
+/// Least bytes in flight of a sender that is judged.
+const MIN_FLIGHT: f64 = 65_536.0;
+/// Share of what is in flight otherwise, and bytes, below which the path is drained.
+const DRAINED: f64 = 0.125;
+const DRAINED_BYTES: f64 = 12_000.0;
+/// Time for which it has to be.
+const DRAINS: Duration = Duration::from_millis(150);
+/// Round trips before, without a segment that was sent again.
+const QUIET: u32 = 4;
+/// Time within which losses have to tell; without any, all is as before.
+const TRIAL: Duration = Duration::from_secs(10);
+/// Time until the next trial of a sender that has slowed down; doubled each time.
+const BACKOFF: Duration = Duration::from_secs(60);
+const MAX_BACKOFF: Duration = Duration::from_secs(3_600);
+
+/// What is known of one sender.
+#[derive(Debug)]
+pub(super) struct Reaction {
+    /// Numbers after the last byte that was sent, and that was acknowledged.
+    sent: u32,
+    acknowledged: u32,
+    /// Since when what is in flight is averaged, its sum, and how often it was looked at.
+    since: Instant,
+    sum: f64,
+    looks: f64,
+    /// The mean of the last round trip, and of many.
+    last: f64,
+    steady: f64,
+    /// When a loss showed, and what was in flight before.
+    lost: Option<(Instant, f64)>,
+    /// When a segment was last sent again.
+    again: Option<Instant>,
+    /// Since when the path is drained.
+    drained: Option<Instant>,
+    /// Losses in a row without effect.
+    calm: u32,
+    trial: Option<Instant>,
+    next_trial: Instant,
+    backoff: Duration,
+}
+
+impl Reaction {
+    pub(super) fn new(now: Instant, first: &Segment) -> Self {
+        Reaction {
+            sent: first.sequence,
+            acknowledged: first.sequence,
+            since: now,
+            sum: 0.0,
+            looks: 0.0,
+            last: 0.0,
+            steady: 0.0,
+            lost: None,
+            again: None,
+            drained: None,
+            calm: 0,
+            trial: None,
+            next_trial: now,
+            backoff: BACKOFF,
+        }
+    }
+
+    /// Whether repairs are of no use to it, or that is being found out.
+    pub(super) fn is_left_alone(&self) -> bool {
+        self.calm >= ENOUGH || self.trial.is_some()
+    }
+
+    /// It sends a segment.
+    pub(super) fn sends(&mut self, now: Instant, segment: &Segment, rtt: Duration) {
+        let end = segment.sequence.wrapping_add(segment.data);
+        if end.wrapping_sub(self.sent).cast_signed() > 0 {
+            self.sent = end;
+        } else if segment.data > 0 {
+            self.again = Some(now);
+            if self.lost.is_none() && self.last >= MIN_FLIGHT {
+                self.lost = Some((now, self.last));
+            }
+        }
+        self.look(now, rtt);
+    }
+
+    /// It is told what has arrived; `is_dsack` if that a segment came twice. What is undone since
+    /// nothing was lost tells nothing.
+    pub(super) fn hears(&mut self, now: Instant, segment: &Segment, is_dsack: bool, rtt: Duration) {
+        if segment.acknowledgement.wrapping_sub(self.acknowledged).cast_signed() > 0 {
+            self.acknowledged = segment.acknowledgement;
+        }
+        if is_dsack {
+            self.lost = None;
+        }
+        self.look(now, rtt);
+    }
+
+    fn look(&mut self, now: Instant, rtt: Duration) {
+        let flight = self.sent.wrapping_sub(self.acknowledged).cast_signed().max(0);
+        let flight = f64::from(flight);
+        self.sum += flight;
+        self.looks += 1.0;
+        if now.since(self.since) >= rtt {
+            self.last = self.sum / self.looks;
+            let weight = if self.steady > 0.0 { 0.1 } else { 1.0 };
+            self.steady += weight * (self.last - self.steady);
+            (self.since, self.sum, self.looks) = (now, 0.0, 0.0);
+        }
+        self.judge(now, rtt);
+        self.look_for_drain(now, flight, rtt);
+        if self.trial.is_some_and(|since| now.since(since) > TRIAL) {
+            self.trial = None;
+        }
+    }
+
+    fn judge(&mut self, now: Instant, rtt: Duration) {
+        let Some((at, before)) = self.lost.filter(|(at, _)| now.since(*at) >= rtt * JUDGED) else {
+            return;
+        };
+        debug_assert!(at <= now);
+        self.lost = None;
+        if self.last >= SLOWED * before {
+            self.calm += 1;
+            if self.calm >= ENOUGH {
+                self.trial = None;
+            }
+            return;
+        }
+        if self.is_left_alone() {
+            self.next_trial = now + self.backoff;
+            self.backoff = (self.backoff * 2).min(MAX_BACKOFF);
+        }
+        (self.calm, self.trial) = (0, None);
+    }
+
+    /// Begins a trial where the path was drained, with no loss before, and is as full again. One that
+    /// is empty was not drained: there was nothing to send.
+    fn look_for_drain(&mut self, now: Instant, flight: f64, rtt: Duration) {
+        if self.steady < MIN_FLIGHT || flight <= 0.0 {
+            self.drained = None;
+        } else if flight <= (DRAINED * self.steady).max(DRAINED_BYTES) {
+            self.drained.get_or_insert(now);
+        } else if flight >= self.steady / 2.0
+            && let Some(since) = self.drained.take()
+        {
+            let was_quiet = self.again.is_none_or(|at| at + rtt * QUIET < since);
+            let long = now.since(since);
+            if (DRAINS..DRAINS + rtt * 6).contains(&long) && was_quiet && now >= self.next_trial {
+                self.trial = Some(now);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RTT: Duration = Duration::from_millis(100);
+    const MSS: u32 = 1_000;
+
+    /// A sender that keeps so many bytes in flight, and the clock.
+    struct Sender {
+        reaction: Reaction,
+        now: Instant,
+        next: u32,
+        acknowledged: u32,
+    }
+
+    fn segment(sequence: u32, acknowledgement: u32, data: u32) -> Segment {
+        Segment::test(sequence, acknowledgement, data)
+    }
+
+    impl Sender {
+        fn new() -> Sender {
+            let reaction = Reaction::new(Instant::ZERO, &segment(0, 0, 0));
+            Sender { reaction, now: Instant::ZERO, next: 0, acknowledged: 0 }
+        }
+
+        /// Keeps `flight` bytes in flight for a while: what is more is acknowledged, then more sent.
+        fn run(&mut self, millis: u64, flight: u32) {
+            for _ in 0..millis {
+                self.now += Duration::from_millis(1);
+                let outstanding = self.next - self.acknowledged;
+                // A hundredth of what is in flight comes back in a millisecond.
+                self.acknowledged += (outstanding / 100).max(outstanding.min(MSS));
+                let ack = segment(0, self.acknowledged, 0);
+                self.reaction.hears(self.now, &ack, false, RTT);
+                while self.next - self.acknowledged + MSS <= flight {
+                    self.reaction.sends(self.now, &segment(self.next, 0, MSS), RTT);
+                    self.next += MSS;
+                }
+            }
+        }
+
+        fn lose(&mut self) {
+            let again = segment(self.acknowledged, 0, MSS);
+            self.reaction.sends(self.now, &again, RTT);
+        }
+    }
+
+    #[test]
+    fn a_sender_that_does_not_slow_down_is_left_alone() {
+        let mut sender = Sender::new();
+        sender.run(1_000, 400_000);
+        for n in 0..3 {
+            assert!(!sender.reaction.is_left_alone(), "{n}");
+            sender.lose();
+            sender.run(1_000, 400_000);
+        }
+        assert!(sender.reaction.is_left_alone());
+        sender.lose();
+        sender.run(1_000, 280_000);
+        assert!(!sender.reaction.is_left_alone(), "it slows down now");
+    }
+
+    #[test]
+    fn one_that_slows_down_is_protected() {
+        let mut sender = Sender::new();
+        sender.run(1_000, 400_000);
+        for flight in [280_000, 196_000, 137_000, 96_000] {
+            sender.lose();
+            sender.run(1_000, flight);
+            assert!(!sender.reaction.is_left_alone());
+        }
+    }
+
+    #[test]
+    fn one_that_drains_the_path_is_tried() {
+        let mut sender = Sender::new();
+        sender.run(2_000, 400_000);
+        sender.run(500, 4_000);
+        sender.run(200, 400_000);
+        assert!(sender.reaction.is_left_alone());
+        sender.lose();
+        sender.run(1_000, 280_000);
+        assert!(!sender.reaction.is_left_alone(), "it slows down");
+        sender.run(500, 4_000);
+        sender.run(200, 280_000);
+        assert!(!sender.reaction.is_left_alone(), "not again so soon");
+    }
+
+    #[test]
+    fn a_timeout_and_a_loss_that_was_none_tell_nothing() {
+        let mut sender = Sender::new();
+        sender.run(2_000, 400_000);
+        sender.lose();
+        sender.run(500, 4_000);
+        sender.run(200, 400_000);
+        assert!(!sender.reaction.is_left_alone());
+        for _ in 0..5 {
+            sender.lose();
+            let dsack = segment(0, sender.acknowledged, 0);
+            sender.reaction.hears(sender.now, &dsack, true, RTT);
+            sender.run(1_000, 400_000);
+        }
+        assert!(!sender.reaction.is_left_alone());
+    }
+}

@@ -1,0 +1,82 @@
+//! `viaduct observe`: what captures of traffic say of a link, and what codes would have done.
+//!
+//! ```text
+//!   FILE FILE ─▶ capture ─▶ packet ─▶ pair  ─┐
+//!   FILE      ─▶ capture ─▶ packet ─▶ alone ─┴▶ fates ─▶ finding ─▶ table, JSON
+//! ```
+
+mod alone;
+mod capture;
+mod finding;
+mod packet;
+mod pair;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, bail, ensure};
+use ipnet::IpNet;
+
+use finding::{Findings, Path};
+
+/// Options of `viaduct observe`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ObserveArgs {
+    /// A capture (pcap or pcapng), or one of each end of the link, this end's first
+    #[arg(required = true, num_args = 1..=2, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Addresses at this end, where hop limits do not tell which packets left from here
+    #[arg(long, value_name = "PREFIX", value_parser = crate::proxy::values::prefix)]
+    near: Vec<IpNet>,
+    /// Round-trip time of the link; without it, what the captures show
+    #[arg(long, value_name = "TIME", value_parser = crate::proxy::values::wait)]
+    rtt: Option<Duration>,
+    /// Print all of it as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Round-trip time that is reckoned with where nothing shows it.
+const USUAL_RTT: Duration = Duration::from_millis(100);
+
+/// Reads the captures and prints what they show.
+///
+/// # Errors
+/// If a file is no capture, or there is nothing to compare.
+pub fn run(args: &ObserveArgs) -> Result<()> {
+    let mut captures = Vec::new();
+    for file in &args.files {
+        captures.push(capture::read(file)?);
+    }
+    let (paths, seen_rtt) = match &captures[..] {
+        [one] => alone::paths(&one.packets),
+        [near, far] => {
+            let pair = pair::Pair::new(&near.packets, &far.packets, &args.near);
+            ensure!(
+                pair.matched() > 0,
+                "no packet of {} is in {}: captures of the same traffic at both ends of a link are \
+                 expected",
+                args.files[0].display(),
+                args.files[1].display()
+            );
+            pair.paths()?
+        }
+        _ => bail!("one capture or two are expected"),
+    };
+    let rtt = args.rtt.or(seen_rtt).unwrap_or(USUAL_RTT);
+    let paths: Vec<Path> = paths.into_iter().filter(|path| !path.fates.is_empty()).collect();
+    ensure!(
+        !paths.is_empty(),
+        "nothing to judge: of one capture, data of TCP is; of two, all packets that both could see"
+    );
+    let findings = Findings::new(&paths, rtt, args.files.len() == 2);
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&findings)?);
+    } else {
+        for (file, capture) in args.files.iter().zip(&captures) {
+            println!("{}: {}", file.display(), capture.summary());
+        }
+        print!("{findings}");
+    }
+    Ok(())
+}

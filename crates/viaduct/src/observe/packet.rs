@@ -1,0 +1,221 @@
+//! What is kept of a captured packet.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use viaduct_proto::wire::ip::{self, Header};
+use viaduct_proto::wire::transport::{self, Segment, UDP};
+
+/// Bytes of a payload that tell it from others.
+const TELLING: usize = 64;
+const TCP_CHECKSUM: std::ops::Range<usize> = 16..18;
+const UDP_CHECKSUM: std::ops::Range<usize> = 6..8;
+
+/// Two ends, and the ports that a packet went between; in one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ends {
+    pub source: (IpAddr, u16),
+    pub destination: (IpAddr, u16),
+}
+
+impl Ends {
+    /// The other direction.
+    pub fn back(self) -> Ends {
+        Ends { source: self.destination, destination: self.source }
+    }
+}
+
+/// A captured packet.
+#[derive(Clone, Debug)]
+pub struct Packet {
+    /// When it was captured, since 1970.
+    pub at: Duration,
+    pub ends: Ends,
+    pub ttl: u8,
+    /// What tells it from others but for its data, if it is a segment of TCP that has some.
+    pub key: u64,
+    /// Its data, if it is such a segment.
+    pub data: Option<Data>,
+    /// The MSS that a SYN announces.
+    pub mss: Option<u16>,
+}
+
+/// Data of TCP.
+#[derive(Clone, Copy, Debug)]
+pub struct Data {
+    pub sequence: u32,
+    pub length: u32,
+}
+
+impl Packet {
+    /// Of the first bytes of an IP packet; `None` if that is none, or they are too few. Segments of
+    /// TCP that a host hands to its interface to be cut up say their whole length, or 0.
+    pub fn parse(at: Duration, bytes: &[u8], length: usize) -> Option<Packet> {
+        // Those that were cut short when captured, or are 0 bytes long by their header, are
+        // completed: only headers are looked at.
+        let mut whole = bytes.to_vec();
+        let declared = declared_length(bytes)?;
+        let total = if declared == 0 { length } else { declared };
+        set_length(&mut whole, total.min(usize::from(u16::MAX)));
+        whole.resize(total.max(bytes.len().min(total)), 0);
+        let header = Header::parse(&whole).ok()?;
+        let hop = ip::hop(&whole)?;
+        let whole = &whole[..header.total_len];
+        let payload = bytes.get(header.header_len..)?;
+        let ports = transport::ports(whole).unwrap_or_default();
+        let ends =
+            Ends { source: (header.source, ports[0]), destination: (header.destination, ports[1]) };
+        let segment = Segment::parse(whole);
+        let mut hasher = DefaultHasher::new();
+        (ends, header.protocol).hash(&mut hasher);
+        match &segment {
+            Some(of) if of.data > 0 => stamp(payload).hash(&mut hasher),
+            Some(_) => hash_without(payload, TCP_CHECKSUM, header_of_tcp(payload), &mut hasher),
+            None => {
+                // Of fragments, and of all that has no numbers of its own.
+                bytes.get(4..8).filter(|_| bytes[0] >> 4 == 4).hash(&mut hasher);
+                let skipped = if header.protocol == UDP { UDP_CHECKSUM } else { 0..0 };
+                hash_without(payload, skipped, TELLING, &mut hasher);
+                header.total_len.hash(&mut hasher);
+            }
+        }
+        let data = segment.filter(|of| of.data > 0);
+        let data = data.map(|of| Data { sequence: of.sequence, length: of.data });
+        Some(Packet {
+            at,
+            ends,
+            ttl: hop.ttl,
+            key: hasher.finish(),
+            data,
+            mss: mss(payload).filter(|_| segment.is_some_and(|of| of.is_syn())),
+        })
+    }
+
+    /// What tells each of the packets that it becomes on a link whose segments have `mss` bytes.
+    pub fn keys(&self, mss: u32) -> impl Iterator<Item = u64> {
+        let Data { sequence, length } = self.data.unwrap_or(Data { sequence: 0, length: 0 });
+        let (mss, key) = (mss.max(1), self.key);
+        let pieces = length.div_ceil(mss).max(1);
+        let is_data = self.data.is_some();
+        (0..pieces).map(move |n| {
+            if !is_data {
+                return key;
+            }
+            let mut hasher = DefaultHasher::new();
+            (key, sequence.wrapping_add(n * mss)).hash(&mut hasher);
+            hasher.finish()
+        })
+    }
+}
+
+/// Length by the IP header.
+fn declared_length(bytes: &[u8]) -> Option<usize> {
+    match bytes.first()? >> 4 {
+        4 => Some(usize::from(u16::from_be_bytes([*bytes.get(2)?, *bytes.get(3)?]))),
+        6 => match u16::from_be_bytes([*bytes.get(4)?, *bytes.get(5)?]) {
+            0 => Some(0),
+            payload => Some(40 + usize::from(payload)),
+        },
+        _ => None,
+    }
+}
+
+fn set_length(bytes: &mut [u8], total: usize) {
+    let (at, length) = if bytes[0] >> 4 == 4 { (2, total) } else { (4, total.saturating_sub(40)) };
+    if let Some(field) = bytes.get_mut(at..at + 2) {
+        field.copy_from_slice(&(length as u16).to_be_bytes());
+    }
+}
+
+fn hash_without(
+    bytes: &[u8],
+    skipped: std::ops::Range<usize>,
+    most: usize,
+    hasher: &mut DefaultHasher,
+) {
+    let bytes = &bytes[..bytes.len().min(most)];
+    let first = &bytes[..skipped.start.min(bytes.len())];
+    let second = bytes.get(skipped.end..).unwrap_or_default();
+    (first, second).hash(hasher);
+}
+
+fn header_of_tcp(segment: &[u8]) -> usize {
+    segment.get(12).map_or(0, |offset| usize::from(offset >> 4) * 4)
+}
+
+/// The options of a segment: kind, and what follows the length.
+fn options(segment: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
+    let mut rest = segment.get(20..header_of_tcp(segment)).unwrap_or_default();
+    std::iter::from_fn(move || {
+        loop {
+            match *rest.first()? {
+                0 => return None,
+                1 => rest = &rest[1..],
+                kind => {
+                    let length = usize::from(*rest.get(1)?).max(2);
+                    let (option, behind) = rest.split_at_checked(length)?;
+                    rest = behind;
+                    return Some((kind, &option[2..]));
+                }
+            }
+        }
+    })
+}
+
+/// Timestamp of the sender: what tells a segment from itself sent again.
+fn stamp(segment: &[u8]) -> Option<u32> {
+    let (_, body) = options(segment).find(|(kind, _)| *kind == 8)?;
+    Some(u32::from_be_bytes(*body.first_chunk()?))
+}
+
+fn mss(segment: &[u8]) -> Option<u16> {
+    let (_, body) = options(segment).find(|(kind, _)| *kind == 2)?;
+    Some(u16::from_be_bytes(*body.first_chunk()?))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A segment from host 1 to host 2 of `data` bytes from `sequence` on, or back.
+    pub(in crate::observe) fn segment(
+        millis: u64,
+        back: bool,
+        sequence: u32,
+        data: usize,
+        ttl: u8,
+    ) -> Packet {
+        let mut bytes = vec![0; 52 + data];
+        (bytes[0], bytes[8], bytes[9]) = (0x45, ttl, 6);
+        set_length(&mut bytes, 52 + data);
+        let (from, to) =
+            if back { ([10, 2, 0, 1], [10, 1, 0, 1]) } else { ([10, 1, 0, 1], [10, 2, 0, 1]) };
+        bytes[12..16].copy_from_slice(&from);
+        bytes[16..20].copy_from_slice(&to);
+        bytes[20..24].copy_from_slice(&if back { [0, 80, 0, 9] } else { [0, 9, 0, 80] });
+        bytes[24..28].copy_from_slice(&sequence.to_be_bytes());
+        (bytes[32], bytes[33]) = (0x80, 0x10);
+        bytes[40..44].copy_from_slice(&[1, 1, 8, 10]);
+        bytes[44..48].copy_from_slice(&(millis as u32).to_be_bytes());
+        let at = Duration::from_millis(millis);
+        Packet::parse(at, &bytes[..bytes.len().min(96)], bytes.len()).unwrap()
+    }
+
+    #[test]
+    fn what_an_interface_cuts_up_is_the_same_as_its_pieces() {
+        let whole = segment(5, false, 1_000, 3_000, 64);
+        let pieces = [0, 1, 2].map(|n| segment(5, false, 1_000 + 1_000 * n, 1_000, 62));
+        let of: Vec<u64> = pieces.iter().flat_map(|piece| piece.keys(1_000)).collect();
+        assert_eq!(whole.keys(1_000).collect::<Vec<_>>(), of);
+        let again = segment(9, false, 1_000, 1_000, 64);
+        assert_ne!(again.keys(1_000).next(), Some(of[0]), "sent again it has another timestamp");
+    }
+
+    #[test]
+    fn checksums_and_hop_limits_tell_nothing() {
+        let ack = |ttl| segment(7, true, 50, 0, ttl).key;
+        assert_eq!(ack(64), ack(60));
+        assert_ne!(ack(64), segment(8, true, 50, 0, 64).key);
+    }
+}

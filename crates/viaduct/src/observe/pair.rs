@@ -1,0 +1,239 @@
+//! Captures of both ends of a link: what left at one and did not come at the other.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use ipnet::IpNet;
+use viaduct_proto::repair::align::Named;
+use viaduct_proto::repair::control;
+use viaduct_proto::repair::shadow::Fate;
+use viaduct_proto::time::Instant;
+
+use super::finding::Path;
+use super::packet::{Ends, Packet};
+
+/// MSS of flows whose SYNs were not captured.
+const USUAL_MSS: u32 = 1_460;
+/// Bytes of timestamps in each segment of a flow that has them.
+const STAMPS: u32 = 12;
+/// Packets that are judged together, as a manifest names them.
+const TOGETHER: usize = 64;
+/// Room before the first packet on the clock that is reckoned with, so that clocks may differ.
+const BEFORE: Duration = Duration::from_secs(1);
+
+/// Two captures, compared.
+pub struct Pair {
+    /// For each piece of a packet of one end, in order: when it left, and when it came to the other.
+    pieces: Vec<Piece>,
+    from_near: HashSet<IpAddr>,
+    is_told: bool,
+    matched: usize,
+}
+
+/// A packet as it crosses the link.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    source: IpAddr,
+    near: Option<Duration>,
+    far: Option<Duration>,
+}
+
+impl Pair {
+    /// Compares; `prefixes` says which addresses are at the near end where hop limits do not.
+    pub fn new(near: &[Packet], far: &[Packet], prefixes: &[IpNet]) -> Pair {
+        let sizes = sizes(near.iter().chain(far));
+        let mss = |packet: &Packet| sizes.get(&packet.ends).copied().unwrap_or(USUAL_MSS);
+        let mut open: HashMap<u64, VecDeque<(Duration, u8)>> = HashMap::new();
+        for packet in far {
+            for key in packet.keys(mss(packet)) {
+                open.entry(key).or_default().push_back((packet.at, packet.ttl));
+            }
+        }
+        let (mut pieces, mut votes) = (Vec::new(), HashMap::<IpAddr, i64>::new());
+        let mut matched = 0;
+        for packet in near {
+            let source = packet.ends.source.0;
+            for key in packet.keys(mss(packet)) {
+                let twin = open.get_mut(&key).and_then(VecDeque::pop_front);
+                if let Some((_, ttl)) = twin {
+                    matched += 1;
+                    *votes.entry(source).or_default() += i64::from(packet.ttl) - i64::from(ttl);
+                }
+                let far = twin.map(|(at, _)| at);
+                pieces.push(Piece { source, near: Some(packet.at), far });
+            }
+        }
+        // What is left came from the far end and was lost on its way here.
+        for packet in far {
+            for key in packet.keys(mss(packet)) {
+                let Some(left) = open.get_mut(&key) else { continue };
+                if left.front().is_some_and(|(at, _)| *at == packet.at) {
+                    left.pop_front();
+                    let source = packet.ends.source.0;
+                    pieces.push(Piece { source, near: None, far: Some(packet.at) });
+                }
+            }
+        }
+        let is_told = !prefixes.is_empty() || votes.values().any(|vote| *vote != 0);
+        let sources = pieces.iter().map(|piece| piece.source).collect::<HashSet<_>>();
+        let from_near = sources.into_iter().filter(|ip| {
+            if prefixes.is_empty() {
+                votes.get(ip).is_some_and(|vote| *vote > 0)
+            } else {
+                prefixes.iter().any(|net| net.contains(ip))
+            }
+        });
+        let from_near = from_near.collect();
+        Pair { pieces, from_near, is_told, matched }
+    }
+
+    /// Packets that are in both captures.
+    pub fn matched(&self) -> usize {
+        self.matched
+    }
+
+    /// The two ways, and the round-trip time of the link.
+    ///
+    /// # Errors
+    /// If nothing tells which packets left at which end.
+    pub fn paths(&self) -> Result<(Vec<Path>, Option<Duration>)> {
+        ensure!(
+            self.is_told,
+            "hop limits do not tell which packets left at this end: say its addresses, such as \
+             --near 10.1.0.0/16"
+        );
+        let (out, there) = self.path(true);
+        let (back, here) = self.path(false);
+        // The clocks' difference is in both, with opposite signs.
+        let rtt = there.zip(here).map(|(there, here)| there + here);
+        let rtt = rtt.and_then(|nanos| u64::try_from(nanos).ok()).map(Duration::from_nanos);
+        Ok((vec![out, back], rtt))
+    }
+
+    /// One way, and its least delay in nanoseconds by clocks that differ.
+    fn path(&self, from_near: bool) -> (Path, Option<i128>) {
+        let of = |piece: &Piece| {
+            let (sent, came) =
+                if from_near { (piece.near, piece.far) } else { (piece.far, piece.near) };
+            (self.from_near.contains(&piece.source) == from_near).then_some((sent?, came))
+        };
+        let mut crossed: Vec<_> = self.pieces.iter().filter_map(of).collect();
+        crossed.sort_by_key(|(sent, _)| *sent);
+        // Before the first and after the last that came, the other capture did not run.
+        let first = crossed.iter().position(|(_, came)| came.is_some()).unwrap_or(crossed.len());
+        let last = crossed.iter().rposition(|(_, came)| came.is_some()).map_or(0, |at| at + 1);
+        let crossed = crossed.get(first..last).unwrap_or_default();
+        let delay = |(sent, came): &(Duration, Option<Duration>)| {
+            came.map(|came| came.as_nanos().cast_signed() - sent.as_nanos().cast_signed())
+        };
+        let least = crossed.iter().filter_map(delay).min();
+        let name = if from_near { "this end to the other" } else { "the other end to this one" };
+        (Path { name: name.to_owned(), fates: fates(crossed) }, least)
+    }
+}
+
+/// What became of packets: those that are missing are judged by what their neighbours waited.
+fn fates(crossed: &[(Duration, Option<Duration>)]) -> Vec<(Instant, Fate)> {
+    let Some(&(begun, _)) = crossed.first() else { return Vec::new() };
+    let arrived = crossed.iter().filter_map(|(_, came)| *came).min().unwrap_or(begun);
+    let at = |time: Duration, since: Duration| {
+        Instant::ZERO + BEFORE + time.checked_sub(since).unwrap_or_default()
+    };
+    let (mut path, mut fates) = (control::path::Path::default(), Vec::new());
+    for (first, chunk) in (1..).step_by(TOGETHER).zip(crossed.chunks(TOGETHER)) {
+        let micros =
+            |(sent, _): &(Duration, _)| at(*sent, begun).since(Instant::ZERO).as_micros() as u32;
+        let sent: Vec<u32> = chunk.iter().map(micros).collect();
+        let named: Vec<_> = (first..)
+            .zip(chunk)
+            .map(|(seq, (_, came))| match came {
+                Some(_) => (seq, Named::Arrived(seq)),
+                None => (seq, Named::Missing),
+            })
+            .collect();
+        let came = |arrival: u64| {
+            let index = usize::try_from(arrival - first).ok()?;
+            Some(at(chunk.get(index)?.1?, arrived))
+        };
+        let mut congested = HashSet::new();
+        let now = chunk.last().map_or(begun, |(sent, _)| *sent);
+        path.named(at(now, begun), (first, &sent), &named, came, |seq, is_congested| {
+            if is_congested {
+                congested.insert(seq);
+            }
+        });
+        fates.extend(named.iter().zip(chunk).map(|((seq, named), (sent, _))| {
+            let fate = match named {
+                Named::Arrived(_) => Fate::Arrived,
+                Named::Missing if congested.contains(seq) => Fate::Congested,
+                Named::Missing => Fate::Lost,
+            };
+            (at(*sent, begun), fate)
+        }));
+    }
+    fates
+}
+
+/// Bytes of data in a segment of each flow on the link: interfaces cut up larger ones, and put
+/// smaller ones together.
+fn sizes<'a>(packets: impl Iterator<Item = &'a Packet>) -> HashMap<Ends, u32> {
+    let (mut announced, mut largest) = (HashMap::<Ends, u32>::new(), HashMap::<Ends, u32>::new());
+    for packet in packets {
+        if let Some(mss) = packet.mss {
+            // Both ends of a connection keep to the lesser.
+            for ends in [packet.ends, packet.ends.back()] {
+                let of = announced.entry(ends).or_insert(u32::MAX);
+                *of = u32::from(mss).min(*of);
+            }
+        }
+        if let Some(data) = packet.data {
+            let of = largest.entry(packet.ends).or_default();
+            *of = data.length.max(*of);
+        }
+    }
+    let size = |(ends, largest): (Ends, u32)| match announced.get(&ends) {
+        Some(mss) => (ends, mss.saturating_sub(STAMPS).max(1)),
+        None => (ends, largest.min(USUAL_MSS - STAMPS)),
+    };
+    largest.into_iter().map(size).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::packet::tests::segment;
+    use super::*;
+
+    #[test]
+    fn what_left_and_did_not_come_was_lost_either_way() {
+        let sent = |n: u64, back: bool| segment(10 * n, back, 1_000 * n as u32, 1_000, 64);
+        let came = |n: u64, back: bool| Packet {
+            // The other clock is an hour ahead, and the link 50 ms long.
+            at: Duration::from_millis(10 * n + 50),
+            ttl: 62,
+            ..sent(n, back)
+        };
+        let hour = Duration::from_secs(3_600);
+        let ahead = |packet: Packet| Packet { at: packet.at + hour, ..packet };
+        let mut near: Vec<Packet> = (0..100).map(|n| sent(n, false)).collect();
+        near.extend((0..100).filter(|n| n % 10 != 5).map(|n| came(n, true)));
+        let mut far: Vec<Packet> = (0..100).map(|n| ahead(sent(n, true))).collect();
+        far.extend((0..100).filter(|n| n % 20 != 7).map(|n| ahead(came(n, false))));
+        let pair = Pair::new(&near, &far, &[]);
+        let (paths, rtt) = pair.paths().unwrap();
+        let lost = |path: &Path| path.fates.iter().filter(|(_, of)| *of == Fate::Lost).count();
+        assert_eq!((lost(&paths[0]), lost(&paths[1])), (5, 10));
+        assert_eq!(rtt, Some(Duration::from_millis(100)));
+    }
+
+    #[test]
+    fn where_hop_limits_are_equal_the_near_end_has_to_be_named() {
+        let packets: Vec<Packet> = (0..9).map(|n| segment(n, false, n as u32, 9, 64)).collect();
+        let pair = Pair::new(&packets, &packets, &[]);
+        assert!(pair.paths().unwrap_err().to_string().contains("--near"));
+        let near = ["10.1.0.0/16".parse().unwrap()];
+        let (paths, _) = Pair::new(&packets, &packets, &near).paths().unwrap();
+        assert_eq!((paths[0].fates.len(), paths[1].fates.len()), (9, 0));
+    }
+}
