@@ -10,7 +10,7 @@ use super::control;
 use super::control::queue::micros;
 use super::identity::IdentityKey;
 use super::outbox::Outbox;
-use super::receiver::{Receiver, memory_for_store};
+use super::receiver::{Receiver, TICK, memory_for_store};
 use super::report::{REPORT, Report, TRIALS, emit_trials, parse_trials};
 use super::requests::Times;
 use super::seal::SEAL_OVERHEAD;
@@ -36,8 +36,6 @@ const REPORT_SPARSE: Duration = Duration::from_millis(250);
 const USUAL_RTT: Duration = Duration::from_millis(100);
 /// Weight of the newest round-trip time.
 const RTT_WEIGHT: u32 = 8;
-/// How often the receiver keeps house.
-const TICK: Duration = Duration::from_millis(100);
 /// Headers of IPv4 and UDP; IPv6 has 20 bytes more.
 const OUTER_V4: usize = 28;
 

@@ -42,6 +42,8 @@ const MAX_ARRIVALS: usize = 8_192;
 /// Times that are reckoned with until the peer tells of its own.
 const USUAL_WAIT: Duration = Duration::from_millis(25);
 const USUAL_RTT: Duration = Duration::from_millis(100);
+/// How often the receiver keeps house.
+pub(super) const TICK: Duration = Duration::from_millis(100);
 /// Repairs that wait for names, or for their other part, at most.
 const MAX_PENDING: usize = 32;
 
@@ -65,6 +67,7 @@ pub(super) struct Receiver {
     /// What becomes of packets for which no repairs are made.
     observed: Option<Box<Observed>>,
     requests: Requests,
+    coming: Coming,
     congestion: Congestion,
     times: Times,
     held: Held,
@@ -118,6 +121,32 @@ impl Hops {
         if let Some(Came { hop, .. }) = arrived {
             self.crossed = sent.ttl.wrapping_sub(hop.ttl);
         }
+    }
+}
+
+/// How many repairs come.
+#[derive(Debug, Default)]
+struct Coming {
+    /// A second, on average.
+    pace: f64,
+    /// Those of all time when that was last reckoned.
+    before: u64,
+}
+
+impl Coming {
+    /// Weight of the newest count.
+    const WEIGHT: f64 = 0.3;
+
+    /// Reckons anew, a tick after the last time.
+    fn tick(&mut self, repairs: u64) {
+        let newest = (repairs - self.before) as f64 / TICK.as_secs_f64();
+        self.before = repairs;
+        self.pace += Coming::WEIGHT * (newest - self.pace);
+    }
+
+    /// Those that come in such a time.
+    fn within(&self, time: Duration) -> usize {
+        (self.pace * time.as_secs_f64()) as usize
     }
 }
 
@@ -185,6 +214,7 @@ impl Receiver {
             path: Path::default(),
             observed: None,
             requests: Requests::default(),
+            coming: Coming::default(),
             congestion: Congestion::default(),
             times: Times { wait: USUAL_WAIT, rtt: USUAL_RTT },
             held: Held::default(),
@@ -538,14 +568,21 @@ impl Receiver {
 
     /// When a recovery has waited long enough, or something is to be counted or asked for.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        let timers = [self.held.poll_timeout(), self.path.due(), self.requests.due(self.times)];
+        let requests = self.requests.due(self.times, self.coming());
+        let timers = [self.held.poll_timeout(), self.path.due(), requests];
         timers.into_iter().flatten().min()
     }
 
     /// Counts what was missing for long enough; what the peer is to be asked for.
     pub(super) fn handle_timeout(&mut self, now: Instant) -> Option<Need> {
         self.path.settle(now);
-        self.requests.ask(now, self.times, self.decoder.equations())
+        let early = self.requests.ask_early(now, self.coming());
+        early.or_else(|| self.requests.ask(now, self.times, self.decoder.equations()))
+    }
+
+    /// Equations that are held, and that come while flows can wait.
+    fn coming(&self) -> usize {
+        self.decoder.equations() + self.coming.within(self.times.wait)
     }
 
     /// The path from the peer.
@@ -562,6 +599,7 @@ impl Receiver {
     pub(super) fn tick(&mut self, now: Instant) {
         self.known.ledger.tick(now);
         self.held.tick(now);
+        self.coming.tick(self.stats.repairs);
         if let Some(observed) = &mut self.observed {
             observed.settle(now);
         }

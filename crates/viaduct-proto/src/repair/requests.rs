@@ -12,6 +12,10 @@ use crate::time::{Duration, Instant};
 
 /// Missing packets that are remembered, at most; those that are missing beyond are not asked for.
 const MAX_MISSING: usize = 2_048;
+/// Packets beyond what repairs on their way may bring back that are asked for at once.
+const EXCESS: usize = 4;
+/// Time in which a packet may be late.
+const LATE: Duration = Duration::from_millis(4);
 /// Age from which on a packet is of no use.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
@@ -19,6 +23,8 @@ const MAX_AGE: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     missing: BTreeMap<Seq, Missing>,
+    /// Of them, those that were never asked for.
+    fresh: usize,
     asked: u64,
 }
 
@@ -39,14 +45,18 @@ pub(super) struct Times {
 impl Requests {
     /// Packet `seq` is missing, and not by congestion.
     pub(super) fn missing(&mut self, now: Instant, seq: Seq) {
-        if self.missing.len() < MAX_MISSING {
-            self.missing.insert(seq, Missing { since: now, asked: None });
+        if self.missing.len() < MAX_MISSING
+            && self.missing.insert(seq, Missing { since: now, asked: None }).is_none()
+        {
+            self.fresh += 1;
         }
     }
 
     /// Packet `seq` is here; how long it was missing.
     pub(super) fn here(&mut self, now: Instant, seq: Seq) -> Option<Duration> {
-        self.missing.remove(&seq).map(|missing| now.since(missing.since))
+        let missing = self.missing.remove(&seq)?;
+        self.fresh -= usize::from(missing.asked.is_none());
+        Some(now.since(missing.since))
     }
 
     /// Packets asked for.
@@ -58,24 +68,50 @@ impl Requests {
     pub(super) fn expire(&mut self, now: Instant, floor: Seq) -> usize {
         let before = self.missing.len();
         self.missing.retain(|&seq, missing| seq >= floor && now.since(missing.since) < MAX_AGE);
+        self.fresh = self.missing.values().filter(|missing| missing.asked.is_none()).count();
         before - self.missing.len()
     }
 
-    /// When there may be something to ask for.
-    pub(super) fn due(&self, times: Times) -> Option<Instant> {
-        self.missing.values().map(|missing| missing.due(times)).min()
+    /// When there may be something to ask for, where so many equations are held or on their way.
+    pub(super) fn due(&self, times: Times, coming: usize) -> Option<Instant> {
+        let usual = self.missing.values().map(|missing| missing.due(times)).min();
+        // The newest of a burst may just be late.
+        let newest = self.missing.last_key_value().map(|(_, missing)| missing.since + LATE);
+        let early = newest.filter(|_| self.fresh > coming + EXCESS);
+        [usual, early].into_iter().flatten().min()
+    }
+
+    /// What to ask for before its time, as what is on its way is surely not enough.
+    pub(super) fn ask_early(&mut self, now: Instant, coming: usize) -> Option<Need> {
+        let excess = self.fresh.checked_sub(coming).filter(|excess| *excess > EXCESS)?;
+        if self.missing.last_key_value().is_some_and(|(_, newest)| newest.since + LATE > now) {
+            return None;
+        }
+        let mut fresh = self.missing.iter_mut().filter(|(_, missing)| missing.asked.is_none());
+        let (&first, oldest) = fresh.next()?;
+        oldest.asked = Some(now);
+        let (mut last, mut count) = (first, 1_usize);
+        for (&seq, missing) in fresh.take_while(|(seq, _)| **seq - first < u64::from(MAX_COVER)) {
+            (last, count) = (seq, count + 1);
+            missing.asked = Some(now);
+        }
+        self.fresh -= count;
+        self.asked += count as u64;
+        let repairs = excess.min(count).min(usize::from(u8::MAX)) as u8;
+        Some(Need { first, packets: (last - first + 1) as u16, repairs })
     }
 
     /// What to ask for, where `held` equations wait for more.
     pub(super) fn ask(&mut self, now: Instant, times: Times, held: usize) -> Option<Need> {
         let mut due = self.missing.iter_mut().filter(|(_, missing)| missing.due(times) <= now);
         let (&first, oldest) = due.next()?;
-        oldest.asked = Some(now);
+        let mut fresh = usize::from(oldest.asked.replace(now).is_none());
         let (mut last, mut count) = (first, 1_usize);
         for (&seq, missing) in due.take_while(|(seq, _)| **seq - first < u64::from(MAX_COVER)) {
             (last, count) = (seq, count + 1);
-            missing.asked = Some(now);
+            fresh += usize::from(missing.asked.replace(now).is_none());
         }
+        self.fresh -= fresh;
         self.asked += count as u64;
         let repairs = count.saturating_sub(held).clamp(1, usize::from(u8::MAX)) as u8;
         Some(Need { first, packets: (last - first + 1) as u16, repairs })
@@ -106,7 +142,7 @@ mod tests {
         let mut requests = Requests::default();
         [100, 107, 110].iter().for_each(|&seq| requests.missing(at(0), seq));
         requests.missing(at(20), 300);
-        assert_eq!((requests.due(TIMES), requests.ask(at(24), TIMES, 0)), (Some(at(25)), None));
+        assert_eq!((requests.due(TIMES, 9), requests.ask(at(24), TIMES, 0)), (Some(at(25)), None));
         let need = requests.ask(at(25), TIMES, 1);
         assert_eq!(need, Some(Need { first: 100, packets: 11, repairs: 2 }));
         assert_eq!(requests.ask(at(30), TIMES, 1), None);
@@ -115,7 +151,7 @@ mod tests {
         assert_eq!(need, Some(Need { first: 100, packets: 201, repairs: 3 }));
         assert_eq!(requests.expire(at(1_000), 0), 2);
         assert_eq!(requests.expire(at(1_000), 301), 1);
-        assert_eq!(requests.due(TIMES), None);
+        assert_eq!(requests.due(TIMES, 0), None);
     }
 
     #[test]
@@ -126,5 +162,18 @@ mod tests {
         assert!(need.packets <= MAX_COVER && need.repairs == 205, "{need:?}");
         let rest = requests.ask(at(25), TIMES, 0).unwrap();
         assert_eq!((rest.first, rest.repairs), (2_051, 95));
+    }
+
+    #[test]
+    fn what_is_surely_too_much_for_what_is_coming_is_asked_for_at_once() {
+        let mut requests = Requests::default();
+        (0..30).for_each(|n| requests.missing(at(n / 10), 100 + n));
+        assert_eq!((requests.due(TIMES, 26), requests.due(TIMES, 10)), (Some(at(25)), Some(at(6))));
+        assert_eq!((requests.ask_early(at(5), 10), requests.ask_early(at(6), 26)), (None, None));
+        let need = requests.ask_early(at(6), 10);
+        assert_eq!(need, Some(Need { first: 100, packets: 30, repairs: 20 }));
+        assert_eq!((requests.ask_early(at(7), 0), requests.ask(at(30), TIMES, 0)), (None, None));
+        let need = requests.ask(at(131), TIMES, 5).unwrap();
+        assert_eq!((need.packets, need.repairs), (30, 25));
     }
 }

@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, VecDeque};
 use super::auto::{Auto, Leaving};
 use super::classes::Repairs;
 use super::control::losses::Losses;
+use super::control::queue::Verdict;
 use super::control::{Limits, Report};
 use super::requests::{Requests, Times};
 use super::section::Need;
@@ -319,10 +320,10 @@ impl Feedback {
         match fate {
             Fate::Arrived => {}
             Fate::Lost => {
-                self.losses.missing(now, seq, false);
+                self.losses.missing(now, seq, Verdict::Chance);
                 self.requests.missing(now, seq);
             }
-            Fate::Congested => self.losses.missing(now, seq, true),
+            Fate::Congested => self.losses.missing(now, seq, Verdict::Congestion),
         }
         self.losses.settle(now);
         if now >= self.next_report {
@@ -333,6 +334,10 @@ impl Feedback {
             self.requests.expire(now, 0);
         }
         // The answer is back a whole round trip after the request.
+        let state = self.auto.state(now);
+        let coming = (state.overhead * state.pace * state.wait.as_secs_f64()) as usize;
+        let early = self.requests.ask_early(now, coming);
+        self.needs.extend(early.map(|need| (now + self.rtt, need)));
         while let Some(need) = self.requests.ask(now, self.times(now), 0) {
             self.needs.push_back((now + self.rtt, need));
         }

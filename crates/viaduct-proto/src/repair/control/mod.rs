@@ -23,8 +23,13 @@ use crate::fec::{MAX_COVER, window};
 use crate::time::{Duration, Instant};
 use bursts::{Bursts, Counts};
 
-/// Loss events a second that flows may see: a cubic flow keeps its link at fewer than one in half a minute.
+/// Single losses a second that may be late: a cubic flow keeps its link at fewer than one in half a
+/// minute. Of longer bursts more may be, up to this many times: what comes late, but whole, is undone
+/// by senders that have sent it again, and repairs that are asked for make it whole.
 const TARGET: f64 = 0.03;
+const MAX_LATER: f64 = 10.0;
+/// Share of the repairs that there may be which leave without being asked for.
+const FORWARD: f64 = 0.5;
 /// Overhead that is kept until a link has been clean for long: a new loss is then repaired at once.
 const LEAST: f64 = 0.005;
 /// Overhead until the fate of so many packets is known: flows begin with few packets, of which each loss costs much.
@@ -36,8 +41,11 @@ const CLEAN: Duration = Duration::from_secs(60);
 const FALL: f64 = 0.8;
 /// Bounds of the correction by outcomes.
 const TRIM: [f64; 2] = [0.75, 1.5];
-/// A step up after a second with loss events that flows see, and one down after [`CALM`] without.
+/// A step up after [`LOOK`] with more loss events that flows see than [`TOO_MANY`] times as many as
+/// may be, and one down after [`CALM`] without any.
 const TRIM_STEPS: [f64; 2] = [1.1, 0.97];
+const LOOK: Duration = Duration::from_secs(5);
+const TOO_MANY: f64 = 3.0;
 /// Time without such an event after which less may do.
 const CALM: Duration = Duration::from_secs(30);
 /// Time after which repairs have brought back what was lost before they began, as far as they could.
@@ -126,8 +134,9 @@ pub struct Controller {
     /// When the last loss by chance was reported, and the last that flows have seen.
     lost: Option<Instant>,
     seen: Option<Instant>,
-    /// When [`Controller::trim`] was last changed.
+    /// When [`Controller::trim`] was last looked at, and the losses that flows had seen then.
     trimmed: Instant,
+    visible: u64,
     overhead: f64,
     trim: f64,
     /// When repairs began.
@@ -154,6 +163,7 @@ impl Controller {
             lost: None,
             seen: None,
             trimmed: now,
+            visible: 0,
             overhead: 0.0,
             trim: 1.0,
             begun: None,
@@ -198,15 +208,15 @@ impl Controller {
         if report.random.bursts != old.random.bursts {
             self.lost = Some(now);
         }
-        // What was lost before repairs had begun asks for no more of them.
-        let has_begun = self.begun.is_some_and(|at| now.since(at) >= SETTLES);
-        self.correct(now, has_begun && report.visible > old.visible);
         let pace = traffic.pace.max(MIN_PACE);
         let rates = self.bursts.rates();
-        let events = pace * rates.iter().sum::<f64>();
-        let packets = pace * traffic.wait.as_secs_f64();
-        let most = self.limits.max_overhead;
-        let least = overhead::least(&rates, packets, events, TARGET, most / self.trim);
+        let bursts = rates.iter().sum::<f64>();
+        let mean = if bursts > 0.0 { overhead::loss(&rates) / bursts } else { 1.0 };
+        let target = TARGET * mean.clamp(1.0, MAX_LATER);
+        self.correct(now, &report, &old, target);
+        let (events, packets) = (pace * bursts, pace * traffic.wait.as_secs_f64());
+        let most = FORWARD * self.limits.max_overhead;
+        let least = overhead::least(&rates, packets, events, target, most / self.trim);
         let is_unknown = report.random.packets < PRIOR_PACKETS;
         let floor = if is_unknown { PRIOR } else { self.floor(now) };
         let wanted = floor.max(least.map_or(most, |least| least * self.trim)).min(most);
@@ -256,20 +266,31 @@ impl Controller {
         if lossy { LEAST } else { 0.0 }
     }
 
-    /// Asks for more where flows see losses, and slowly for less where they see none.
-    fn correct(&mut self, now: Instant, is_seen: bool) {
-        if is_seen {
+    /// Asks for more where flows see losses more often than may be, and slowly for less where they see
+    /// none.
+    fn correct(&mut self, now: Instant, report: &Report, old: &Report, target: f64) {
+        if report.visible > old.visible {
             self.seen = Some(now);
         }
+        // What was lost before repairs had begun asks for no more of them.
+        if self.begun.is_none_or(|at| now.since(at) < SETTLES) {
+            (self.visible, self.trimmed) = (report.visible, now);
+            return;
+        }
         let since = now.since(self.trimmed);
+        if since < LOOK {
+            return;
+        }
+        let seen = report.visible.saturating_sub(self.visible) as f64 / since.as_secs_f64();
         let calm = self.seen.is_none_or(|at| now.since(at) >= CALM);
         let step = match () {
-            _ if is_seen && since >= Duration::from_secs(1) => TRIM_STEPS[0],
-            _ if calm && since >= CALM => TRIM_STEPS[1],
+            _ if seen > TOO_MANY * target => TRIM_STEPS[0],
+            _ if seen > 0.0 || !calm => 1.0,
+            _ if since >= CALM => TRIM_STEPS[1],
             _ => return,
         };
         self.trim = (self.trim * step).clamp(TRIM[0], TRIM[1]);
-        self.trimmed = now;
+        (self.visible, self.trimmed) = (report.visible, now);
     }
 }
 

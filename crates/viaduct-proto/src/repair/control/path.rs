@@ -8,7 +8,7 @@
 
 use super::Report;
 use super::losses::Losses;
-use super::queue::{Micros, Queue};
+use super::queue::{Micros, Queue, Verdict};
 use crate::fec::Seq;
 use crate::repair::align::Named;
 use crate::time::{Duration, Instant};
@@ -49,14 +49,21 @@ impl Path {
         }
         self.losses.known(named.len() as u64);
         let mut before = self.queue.waits();
+        // The number of the last that is missing, and why it is.
+        let mut run = None;
         for (at, &(seq, of)) in named.iter().enumerate() {
             match of {
                 Named::Arrived(_) => self.losses.arrived(seq),
                 Named::Missing => {
                     let after = self.waits[at..].iter().find_map(|waits| *waits);
-                    let is_congested = self.queue.is_full(before.max(after.unwrap_or(before)));
-                    self.losses.missing(now, seq, is_congested);
-                    missing(seq, is_congested);
+                    let waits = before.max(after.unwrap_or(before));
+                    let verdict = match run {
+                        Some((last, verdict)) if last + 1 == seq => verdict,
+                        _ => self.queue.lose(waits),
+                    };
+                    run = Some((seq, verdict));
+                    self.losses.missing(now, seq, verdict);
+                    missing(seq, verdict == Verdict::Congestion);
                 }
             }
             before = self.waits[at].unwrap_or(before);
@@ -92,7 +99,7 @@ impl Path {
             random: self.losses.random(),
             congested: self.losses.congested(),
             visible: self.visible,
-            queue_full: self.queue.is_full(self.queue.waits()),
+            queue_full: self.queue.is_full(),
         }
     }
 }

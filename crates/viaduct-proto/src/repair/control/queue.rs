@@ -1,13 +1,18 @@
 //! The queue of the link, as one-way delays show it.
 //!
-//! A packet's one-way delay less the least of the last half minute is what it waited in queues. A loss beside packets
-//! that waited nearly as long as any is a full queue's, and no repair may hide it from its sender.
+//! A packet's one-way delay less the least of the last half minute is what it waited in queues. A
+//! loss beside packets that waited nearly as long as any is a full queue's, and no repair may hide it
+//! from its sender.
 //!
 //! ```text
-//!   delay   ┌ peak ─────────/|────────/|── full from here: 0.8 of it
+//!   delay   ┌ peak ─────────/|────────/|── high from here: 0.8 of it
 //!           │             /  |      /  |
 //!           └ least ────/────|────/────|──────▶ time
 //! ```
+//!
+//! A peak need not be a full queue, though: any flow that sends in bursts has one. So packets are
+//! counted that waited for long and those that did not, and losses beside either. Where the former
+//! are not much more often lost, it is by chance.
 //!
 //! The least delay may be stale: a path that has become longer looks like a queue that never empties. Queues grow
 //! packet by packet, though, and paths change at once; a step that stays is taken for the path's.
@@ -22,6 +27,16 @@ const MEMORY: Duration = Duration::from_secs(30);
 const PARTS: u32 = 30;
 /// Share of the peak from which on a queue is full.
 const FULL: f64 = 0.8;
+/// Losses beside packets that waited for long, for each loss beside others, from which on a queue is
+/// full; and how many of them there have to be.
+const OFTEN: f64 = 3.0;
+const ENOUGH: f64 = 2.0;
+/// Packets that count as having waited little, with one loss, before any are known.
+const PRIOR: f64 = 50.0;
+/// Time after which half of what was counted is forgotten.
+const HALF_LIFE: Duration = Duration::from_secs(15);
+/// Growth of the peak with which what waited for long has not.
+const GROWN: f64 = 1.1;
 /// Shorter queues are noise.
 const MIN_PEAK: Micros = 5_000;
 /// Least step of a path's delay that is told from noise.
@@ -45,6 +60,29 @@ pub struct Queue {
     last: Option<(u32, Micros)>,
     step: Option<Step>,
     waits: Micros,
+    long: Fates,
+    short: Fates,
+    /// The peak by which they are told apart, and when they were last halved.
+    bound: Micros,
+    halved: Option<Instant>,
+}
+
+/// Why a packet was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// By chance.
+    Chance,
+    /// In what may be a full queue; the next losses will tell.
+    Doubtful,
+    /// In a full queue.
+    Congestion,
+}
+
+/// Packets, and losses beside them; several in a row are one.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fates {
+    packets: f64,
+    losses: f64,
 }
 
 /// A step upwards that may be the path's.
@@ -67,7 +105,8 @@ impl Queue {
         self.last = Some((sent, delay));
         let least = self.least.add(now, delay, Micros::min);
         self.waits = delay - least;
-        self.peak.add(now, self.waits, Micros::max);
+        let peak = self.peak.add(now, self.waits, Micros::max);
+        self.count(now, peak);
         self.waits
     }
 
@@ -76,10 +115,56 @@ impl Queue {
         self.waits
     }
 
-    /// Whether a packet that waited so long was in a queue that is nearly full.
-    pub fn is_full(&self, waits: Micros) -> bool {
+    /// Whether the queue is full now.
+    pub fn is_full(&self) -> bool {
+        self.is_long(self.waits) && self.is_told()
+    }
+
+    /// Judges a loss, or several in a row, beside packets that waited so long.
+    pub fn lose(&mut self, waits: Micros) -> Verdict {
+        let is_long = self.is_long(waits);
+        let fates = if is_long { &mut self.long } else { &mut self.short };
+        fates.losses += 1.0;
+        match () {
+            _ if !is_long || self.short.losses >= ENOUGH && !self.is_told() => Verdict::Chance,
+            _ if self.is_told() => Verdict::Congestion,
+            _ => Verdict::Doubtful,
+        }
+    }
+
+    /// Whether a packet waited nearly as long as any.
+    fn is_long(&self, waits: Micros) -> bool {
         let peak = self.peak.value(Micros::max).unwrap_or(0);
         peak >= MIN_PEAK && waits as f64 >= FULL * peak as f64
+    }
+
+    /// Whether packets that waited for long are lost more often than others.
+    fn is_told(&self) -> bool {
+        let short = (self.short.losses + 1.0) / (self.short.packets + PRIOR);
+        let long = self.long.losses / (self.long.packets + 1.0);
+        self.long.losses >= ENOUGH && long >= OFTEN * short
+    }
+
+    fn count(&mut self, now: Instant, peak: Micros) {
+        if peak as f64 > GROWN * self.bound as f64 {
+            // What waited for long has not, by what is known now.
+            self.short.packets += self.long.packets;
+            self.short.losses += self.long.losses;
+            self.long = Fates::default();
+            self.bound = peak;
+        } else if peak < self.bound / 2 {
+            self.bound = peak;
+        }
+        let halved = *self.halved.get_or_insert(now);
+        if now.since(halved) >= HALF_LIFE {
+            for fates in [&mut self.long, &mut self.short] {
+                (fates.packets, fates.losses) = (fates.packets / 2.0, fates.losses / 2.0);
+            }
+            self.halved = Some(now);
+        }
+        let is_long = self.is_long(self.waits);
+        let fates = if is_long { &mut self.long } else { &mut self.short };
+        fates.packets += 1.0;
     }
 
     fn look_for_step(&mut self, now: Instant, sent: u32, delay: Micros) {
@@ -92,6 +177,7 @@ impl Queue {
                 // What was remembered is of another path.
                 self.least = Extremes::default();
                 self.peak = Extremes::default();
+                (self.long, self.short, self.bound) = Default::default();
                 self.step = None;
             }
         } else if let Some((at, before)) = self.last
@@ -158,7 +244,7 @@ mod tests {
                 let delay = delay(self.now.since(begun).as_secs_f64()) as u32;
                 let sent = micros(self.now).wrapping_sub(delay).wrapping_add(3_000_000_000);
                 let waits = self.queue.arrive(self.now, sent);
-                full.push(self.queue.is_full(waits));
+                full.push(self.queue.is_long(waits));
             }
             full
         }
@@ -207,5 +293,42 @@ mod tests {
             let full = world.run(30_000, |at| 1e9 + 100.0 * at);
             assert!(!full.contains(&true));
         }
+    }
+
+    /// Packets whose delays are a saw, for a while, of which those are lost that `lost` says, by what
+    /// they would wait as a share of the peak; how many losses were taken for a full queue's, of all.
+    fn judge(seconds: u64, mut lost: impl FnMut(u64, f64) -> bool) -> (usize, usize) {
+        let (mut world, mut told, mut all, mut n) = (World::new(), 0, 0, 0);
+        let (mut before, mut verdict) = (false, Verdict::Chance);
+        for at in 0..seconds * 10_000 {
+            let height = 0.2 + 0.8 * (at as f64 / 20_000.0).fract();
+            world.now += Duration::from_micros(100);
+            n += 1;
+            let now = lost(n, height);
+            if now {
+                all += 1;
+                if !before {
+                    verdict = world.queue.lose(world.queue.waits());
+                }
+                told += usize::from(verdict == Verdict::Congestion);
+            } else {
+                let sent = micros(world.now).wrapping_sub(50_000 + (40_000.0 * height) as u32);
+                world.queue.arrive(world.now, sent);
+            }
+            before = now;
+        }
+        (told, all)
+    }
+
+    #[test]
+    fn losses_at_the_peak_are_a_full_queues_unless_they_come_elsewhere_too() {
+        let (told, all) = judge(60, |n, height| height > 0.98 && n % 7 == 0);
+        assert!(told * 50 > all * 49, "{told} of {all}");
+        let (told, all) = judge(60, |n, _| n % 101 == 0);
+        assert!(told * 1_000 < all, "{told} of {all}");
+        let (told, all) = judge(60, |n, _| n % 3_000 < 30);
+        assert!(told * 100 < all, "{told} of {all}");
+        let (told, all) = judge(60, |n, height| n % 101 == 0 || height > 0.98 && n % 2 == 0);
+        assert!(told * 10 > all * 5, "{told} of {all}");
     }
 }

@@ -63,7 +63,7 @@ fn bursts_ask_for_more_and_no_more_is_given_than_allowed() {
     let mut world = World::new();
     let bursts = world.run(20, 2, 8);
     assert!(bursts > 1.5 * single, "{bursts} against {single}");
-    assert_eq!(world.run(20, 3, 64), 0.25);
+    assert_eq!(world.run(20, 3, 64), 0.125, "the rest is for what is asked for");
     assert_eq!(world.controller.regime(), Regime::Bounded);
 }
 
@@ -87,7 +87,7 @@ fn losses_that_flows_see_raise_it_within_bounds_and_calm_lowers_it() {
         world.run(1, 5, 1);
     }
     let raised = world.controller.overhead();
-    assert!((1.4..1.6).contains(&(raised / plain)), "{raised} of {plain}");
+    assert!((1.2..1.6).contains(&(raised / plain)), "{raised} of {plain}");
     let calm = world.run(2_000, 5, 1);
     assert!((0.7..0.8).contains(&(calm / plain)), "{calm} of {plain}");
 }
