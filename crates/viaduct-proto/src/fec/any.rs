@@ -82,9 +82,10 @@ impl AnyDecoder {
         AnyDecoder { peeling, linear, fresh: Recovered::new() }
     }
 
-    /// Equations of windows and blocks that wait for more.
-    pub fn equations(&self) -> usize {
-        self.linear.equations()
+    /// Equations of windows and blocks that wait for more, all of whose packets are from `first` to
+    /// `last`.
+    pub fn equations_within(&self, first: Seq, last: Seq) -> usize {
+        self.linear.equations_within(first, last)
     }
 
     /// How many repairs were given up for lack of memory.

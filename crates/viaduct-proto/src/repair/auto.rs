@@ -22,7 +22,7 @@ const WAIT: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(20
 /// Repairs that the peer may ask for beyond what packets have left for, at most.
 const MAX_BUDGET: f64 = 512.0;
 /// Packets that are kept for requests, at least and at most.
-const MIN_KEPT: f64 = 256.0;
+const MIN_KEPT: f64 = 2_048.0;
 const MAX_KEPT: f64 = 8_192.0;
 /// Repairs of the last packets before a pause, where losses come in bursts.
 const FLUSHES: usize = 3;

@@ -22,6 +22,7 @@ use super::flow::Flow;
 use super::flows::{Flows, Kind, Sending};
 use crate::time::{Duration, Instant};
 use crate::wire::ip::{Header, Hop};
+use crate::wire::tcp_sack;
 use crate::wire::transport::Segment;
 
 /// Least DSCP of packets that wait for nothing: expedited forwarding, voice, network control.
@@ -122,10 +123,10 @@ impl Classifier {
         hop: Hop,
         rtt: Duration,
     ) -> Treatment {
-        let segment = Segment::parse(packet);
-        if !self.acks && segment.is_some_and(|segment| segment.is_bare_ack()) {
+        if !self.acks && tcp_sack::is_plain_ack(packet) {
             return Treatment::Unnamed;
         }
+        let segment = Segment::parse(packet);
         let Ok(header) = Header::parse(packet) else { return Treatment::Unnamed };
         let (flow, dscp) = (Flow::of(&header, packet), hop.tos >> 2);
         if let Some(class) = self.classes.iter().find(|class| class.matches.has(&flow, dscp)) {

@@ -32,7 +32,7 @@ use super::syns::{Fate, Syns};
 use crate::fec::{self, AnyDecoder, Cover, Decoder, Recovered, Repair, Seq, Sources, Verdict};
 use crate::time::{Duration, Instant};
 use crate::wire::ip::{self, Header, Hop};
-use crate::wire::transport::Segment;
+use crate::wire::tcp_sack;
 
 /// How far back the arrival of a neighbour is looked for, to tell when a packet was due.
 const NEIGHBOURS: u64 = 512;
@@ -292,7 +292,7 @@ impl Receiver {
         self.stats.packets += 1;
         self.stats.bytes += packet.len() as u64;
         let hop = ip::normalise(packet);
-        if !self.acks && Segment::parse(packet).is_some_and(|segment| segment.is_bare_ack()) {
+        if !self.acks && tcp_sack::is_plain_ack(packet) {
             return;
         }
         let identity = self.key.name(packet);
@@ -577,12 +577,15 @@ impl Receiver {
     pub(super) fn handle_timeout(&mut self, now: Instant) -> Option<Need> {
         self.path.settle(now);
         let early = self.requests.ask_early(now, self.coming());
-        early.or_else(|| self.requests.ask(now, self.times, self.decoder.equations()))
+        let Receiver { requests, decoder, times, .. } = self;
+        let held = |first, last| decoder.equations_within(first, last);
+        early.or_else(|| requests.ask(now, *times, held))
     }
 
-    /// Equations that are held, and that come while flows can wait.
+    /// Equations that are held of what was never asked for, and that come while flows can wait.
     fn coming(&self) -> usize {
-        self.decoder.equations() + self.coming.within(self.times.wait)
+        let held = |(first, last)| self.decoder.equations_within(first, last);
+        self.requests.fresh().map_or(0, held) + self.coming.within(self.times.wait)
     }
 
     /// The path from the peer.

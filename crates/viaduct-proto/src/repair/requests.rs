@@ -42,6 +42,14 @@ pub(super) struct Times {
     pub(super) rtt: Duration,
 }
 
+impl Times {
+    /// After which a packet is asked for: what is asked for comes a round trip later, and a sender
+    /// that sends it again undoes that only if it is here before.
+    fn ask(&self) -> Duration {
+        self.wait.min(self.rtt / 4)
+    }
+}
+
 impl Requests {
     /// Packet `seq` is missing, and not by congestion.
     pub(super) fn missing(&mut self, now: Instant, seq: Seq) {
@@ -101,8 +109,23 @@ impl Requests {
         Some(Need { first, packets: (last - first + 1) as u16, repairs })
     }
 
-    /// What to ask for, where `held` equations wait for more.
-    pub(super) fn ask(&mut self, now: Instant, times: Times, held: usize) -> Option<Need> {
+    /// The packets that were never asked for, the first and the last, where they are many.
+    pub(super) fn fresh(&self) -> Option<(Seq, Seq)> {
+        if self.fresh <= EXCESS {
+            return None;
+        }
+        let mut fresh = self.missing.iter().filter(|(_, missing)| missing.asked.is_none());
+        let (first, _) = fresh.next()?;
+        Some((*first, *fresh.next_back().map_or(first, |(last, _)| last)))
+    }
+
+    /// What to ask for, where so many equations of the packets from one to another are `held`.
+    pub(super) fn ask(
+        &mut self,
+        now: Instant,
+        times: Times,
+        held: impl Fn(Seq, Seq) -> usize,
+    ) -> Option<Need> {
         let mut due = self.missing.iter_mut().filter(|(_, missing)| missing.due(times) <= now);
         let (&first, oldest) = due.next()?;
         let mut fresh = usize::from(oldest.asked.replace(now).is_none());
@@ -113,7 +136,7 @@ impl Requests {
         }
         self.fresh -= fresh;
         self.asked += count as u64;
-        let repairs = count.saturating_sub(held).clamp(1, usize::from(u8::MAX)) as u8;
+        let repairs = count.saturating_sub(held(first, last)).clamp(1, usize::from(u8::MAX)) as u8;
         Some(Need { first, packets: (last - first + 1) as u16, repairs })
     }
 }
@@ -121,8 +144,8 @@ impl Requests {
 impl Missing {
     fn due(&self, times: Times) -> Instant {
         match self.asked {
-            Some(asked) => asked + times.rtt + times.wait,
-            None => self.since + times.wait,
+            Some(asked) => asked + times.rtt + times.ask(),
+            None => self.since + times.ask(),
         }
     }
 }
@@ -142,12 +165,15 @@ mod tests {
         let mut requests = Requests::default();
         [100, 107, 110].iter().for_each(|&seq| requests.missing(at(0), seq));
         requests.missing(at(20), 300);
-        assert_eq!((requests.due(TIMES, 9), requests.ask(at(24), TIMES, 0)), (Some(at(25)), None));
-        let need = requests.ask(at(25), TIMES, 1);
+        assert_eq!(
+            (requests.due(TIMES, 9), requests.ask(at(24), TIMES, |_, _| 0)),
+            (Some(at(25)), None)
+        );
+        let need = requests.ask(at(25), TIMES, |_, _| 1);
         assert_eq!(need, Some(Need { first: 100, packets: 11, repairs: 2 }));
-        assert_eq!(requests.ask(at(30), TIMES, 1), None);
+        assert_eq!(requests.ask(at(30), TIMES, |_, _| 1), None);
         assert_eq!(requests.here(at(50), 107), Some(Duration::from_millis(50)));
-        let need = requests.ask(at(150), TIMES, 0);
+        let need = requests.ask(at(150), TIMES, |_, _| 0);
         assert_eq!(need, Some(Need { first: 100, packets: 201, repairs: 3 }));
         assert_eq!(requests.expire(at(1_000), 0), 2);
         assert_eq!(requests.expire(at(1_000), 301), 1);
@@ -158,9 +184,9 @@ mod tests {
     fn a_range_is_no_longer_than_a_repair_covers() {
         let mut requests = Requests::default();
         (0..300).for_each(|n| requests.missing(at(0), 1 + 10 * n));
-        let need = requests.ask(at(25), TIMES, 0).unwrap();
+        let need = requests.ask(at(25), TIMES, |_, _| 0).unwrap();
         assert!(need.packets <= MAX_COVER && need.repairs == 205, "{need:?}");
-        let rest = requests.ask(at(25), TIMES, 0).unwrap();
+        let rest = requests.ask(at(25), TIMES, |_, _| 0).unwrap();
         assert_eq!((rest.first, rest.repairs), (2_051, 95));
     }
 
@@ -172,8 +198,11 @@ mod tests {
         assert_eq!((requests.ask_early(at(5), 10), requests.ask_early(at(6), 26)), (None, None));
         let need = requests.ask_early(at(6), 10);
         assert_eq!(need, Some(Need { first: 100, packets: 30, repairs: 20 }));
-        assert_eq!((requests.ask_early(at(7), 0), requests.ask(at(30), TIMES, 0)), (None, None));
-        let need = requests.ask(at(131), TIMES, 5).unwrap();
+        assert_eq!(
+            (requests.ask_early(at(7), 0), requests.ask(at(30), TIMES, |_, _| 0)),
+            (None, None)
+        );
+        let need = requests.ask(at(131), TIMES, |_, _| 5).unwrap();
         assert_eq!((need.packets, need.repairs), (30, 25));
     }
 }

@@ -18,7 +18,7 @@ use super::stats::SenderStats;
 use crate::fec::{Encoder, Fire, Repair, Seq};
 use crate::time::{Duration, Instant};
 use crate::wire::ip::{self, Hop};
-use crate::wire::transport::Segment;
+use crate::wire::tcp_sack;
 
 /// Packets that are named together where no repair leaves before.
 const MANIFEST: usize = 64;
@@ -83,9 +83,7 @@ impl Coder {
     fn judge(&mut self, now: Instant, packet: &[u8], hop: Hop) -> Treatment {
         match self {
             Coder::Auto(auto) => auto.judge(now, packet, hop),
-            Coder::Observe(_) if Segment::parse(packet).is_some_and(|of| of.is_bare_ack()) => {
-                Treatment::Unnamed
-            }
+            Coder::Observe(_) if tcp_sack::is_plain_ack(packet) => Treatment::Unnamed,
             Coder::Fixed(_) | Coder::Observe(_) => Treatment::Named(Repairs::Window, f64::INFINITY),
         }
     }

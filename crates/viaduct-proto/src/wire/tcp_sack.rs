@@ -1,7 +1,7 @@
 //! Acknowledgements of TCP that say that a segment came twice (D-SACK, RFC 2883): its sender has sent again what was
 //! not lost.
 
-use super::transport;
+use super::transport::{self, Segment};
 
 const TCP_MIN: usize = 20;
 const ACK: u8 = 0x10;
@@ -17,9 +17,10 @@ pub fn is_dsack(packet: &[u8]) -> bool {
     segment(packet).and_then(first_block_is_old) == Some(true)
 }
 
-/// Whether a whole IP packet is a segment of TCP.
-pub fn is_tcp(packet: &[u8]) -> bool {
-    segment(packet).is_some()
+/// Whether a whole IP packet is an acknowledgement and nothing else, whose loss the next one makes up
+/// for: one that says that a segment came twice says so once.
+pub fn is_plain_ack(packet: &[u8]) -> bool {
+    Segment::parse(packet).is_some_and(|segment| segment.is_bare_ack()) && !is_dsack(packet)
 }
 
 fn segment(packet: &[u8]) -> Option<&[u8]> {
@@ -89,6 +90,13 @@ mod tests {
     }
 
     #[test]
+    fn acknowledgements_that_say_what_the_next_one_does_not_are_not_plain() {
+        let of = |blocks: &[(u32, u32)]| is_plain_ack(&acknowledgement(blocks, false));
+        assert!(of(&[]) && of(&[(2_000, 3_000)]));
+        assert!(!of(&[(500, 900)]) && !of(&[(2_100, 2_200), (2_000, 3_000)]));
+    }
+
+    #[test]
     fn a_block_below_what_is_acknowledged_or_within_the_next_came_twice() {
         for ipv6 in [false, true] {
             let is = |blocks: &[(u32, u32)]| is_dsack(&acknowledgement(blocks, ipv6));
@@ -98,7 +106,7 @@ mod tests {
         }
         let mut fragment = acknowledgement(&[(500, 900)], false);
         fragment[6] = 0x20;
-        assert!(!is_dsack(&fragment) && !is_tcp(&fragment));
+        assert!(!is_dsack(&fragment));
     }
 
     proptest! {

@@ -44,6 +44,13 @@ impl Linear {
         self.equations.len()
     }
 
+    /// Equations held all of whose packets are from `first` to `last`.
+    pub fn equations_within(&self, first: Seq, last: Seq) -> usize {
+        // A pivot is the lowest packet of its equation.
+        let begin = self.equations.range(first..).take_while(|(pivot, _)| **pivot <= last);
+        begin.filter(|(_, equation)| equation.last() <= last).count()
+    }
+
     /// How many equations were given up for lack of memory.
     pub fn evicted(&self) -> u64 {
         self.evicted

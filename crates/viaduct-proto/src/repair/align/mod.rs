@@ -30,6 +30,8 @@ const MAX_REORDERING: u64 = 256;
 const REACH: usize = 512;
 /// Tags, or arrivals, that have to agree one after the other where one of them was passed over.
 const AGREE: usize = 2;
+/// Arrivals that are passed over for one that agrees alone, at most.
+const FEW: usize = 2;
 
 /// Arrivals without a number, and numbers without an arrival.
 #[derive(Debug, Default)]
@@ -193,10 +195,12 @@ impl Aligner {
         Some(Step::Skip(skipped))
     }
 
-    /// Whether tags and arrivals agree from here on, as far as either goes.
+    /// Whether tags and arrivals agree from here on. Where either ends, one that agrees is enough if
+    /// few were passed over: of many, one does by chance.
     fn agree(&self, tags: &[Tag], from: usize) -> bool {
         let mut both = tags.iter().zip(self.ahead.range(from..)).take(AGREE);
-        both.len() > 0 && both.all(|(tag, arrived)| tag == arrived)
+        let enough = if from <= FEW { 1 } else { AGREE };
+        both.len() >= enough && both.all(|(tag, arrived)| tag == arrived)
     }
 
     /// Passes over the next arrivals.

@@ -28,6 +28,13 @@ use bursts::{Bursts, Counts};
 /// by senders that have sent it again, and repairs that are asked for make it whole.
 const TARGET: f64 = 0.03;
 const MAX_LATER: f64 = 10.0;
+/// Share of the losses that may come back later than this, where no more repairs than so many for each
+/// packet bring the others back.
+const QUICK: Duration = Duration::from_millis(15);
+const QUICK_LATE: f64 = 0.01;
+const QUICK_MOST: f64 = 0.034;
+/// What that takes beyond what is reckoned: older packets are not in each repair.
+const QUICK_MORE: f64 = 1.2;
 /// Share of the repairs that there may be which leave without being asked for.
 const FORWARD: f64 = 0.5;
 /// Overhead that is kept until a link has been clean for long: a new loss is then repaired at once.
@@ -217,9 +224,15 @@ impl Controller {
         let (events, packets) = (pace * bursts, pace * traffic.wait.as_secs_f64());
         let most = FORWARD * self.limits.max_overhead;
         let least = overhead::least(&rates, packets, events, target, most / self.trim);
+        // Most of them sooner than flows can wait, where that is cheap.
+        let soon = pace * QUICK.as_secs_f64();
+        let quick = QUICK_MOST.min(most);
+        let quick = overhead::least(&rates, soon, events, QUICK_LATE * events, quick)
+            .map_or(0.0, |least| quick.min(QUICK_MORE * least));
         let is_unknown = report.random.packets < PRIOR_PACKETS;
         let floor = if is_unknown { PRIOR } else { self.floor(now) };
-        let wanted = floor.max(least.map_or(most, |least| least * self.trim)).min(most);
+        let wanted = floor.max(quick);
+        let wanted = wanted.max(least.map_or(most, |least| least * self.trim)).min(most);
         self.regime = match least {
             _ if report.queue_full => Regime::Congested,
             None => Regime::Bounded,

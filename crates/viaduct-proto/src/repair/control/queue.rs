@@ -27,9 +27,12 @@ const MEMORY: Duration = Duration::from_secs(30);
 const PARTS: u32 = 30;
 /// Share of the peak from which on a queue is full.
 const FULL: f64 = 0.8;
-/// Losses beside packets that waited for long, for each loss beside others, from which on a queue is
-/// full; and how many of them there have to be.
-const OFTEN: f64 = 3.0;
+/// Times as often as beside others that losses come beside packets that waited for long, from which
+/// on a queue is full; standard errors of their number that they have to be above that, and more.
+const OFTEN: f64 = 2.0;
+const SURE: f64 = 3.0;
+const MORE: f64 = 2.0;
+/// Losses beside packets that did not wait for long after which others are known to come by chance.
 const ENOUGH: f64 = 2.0;
 /// Packets that count as having waited little, with one loss, before any are known.
 const PRIOR: f64 = 50.0;
@@ -141,8 +144,8 @@ impl Queue {
     /// Whether packets that waited for long are lost more often than others.
     fn is_told(&self) -> bool {
         let short = (self.short.losses + 1.0) / (self.short.packets + PRIOR);
-        let long = self.long.losses / (self.long.packets + 1.0);
-        self.long.losses >= ENOUGH && long >= OFTEN * short
+        let by_chance = OFTEN * short * self.long.packets;
+        self.long.losses >= by_chance + SURE * by_chance.sqrt() + MORE
     }
 
     fn count(&mut self, now: Instant, peak: Micros) {
