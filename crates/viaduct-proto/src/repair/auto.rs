@@ -21,6 +21,8 @@ const USUAL_RTT: Duration = Duration::from_millis(100);
 const WAIT: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(200)];
 /// Repairs that the peer may ask for beyond what packets have left for, at most.
 const MAX_BUDGET: f64 = 512.0;
+/// What names that are asked for cost, in repairs.
+const NAMES_COST: f64 = 0.25;
 /// Packets that are kept for requests, at least and at most.
 const MIN_KEPT: f64 = 2_048.0;
 const MAX_KEPT: f64 = 8_192.0;
@@ -255,6 +257,13 @@ impl Auto {
             }
         };
         debug_assert!(set.is_ok(), "{set:?}");
+    }
+
+    /// Whether names may be sent again: they cost a part of a repair.
+    pub(super) fn may_name(&mut self) -> bool {
+        let may = self.budget >= NAMES_COST;
+        self.budget -= if may { NAMES_COST } else { 0.0 };
+        may
     }
 
     /// Answers a request, as far as the budget goes.

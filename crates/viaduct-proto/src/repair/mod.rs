@@ -56,6 +56,7 @@ mod syns;
 pub mod terms;
 #[cfg(test)]
 mod tests;
+mod unnamed;
 pub mod wire;
 
 pub use classes::{Class, Match, Repairs};

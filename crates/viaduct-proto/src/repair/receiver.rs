@@ -29,6 +29,7 @@ use super::sites::Sites;
 use super::stats::ReceiverStats;
 use super::store::Store;
 use super::syns::{Fate, Syns};
+use super::unnamed::Unnamed;
 use crate::fec::{self, AnyDecoder, Cover, Decoder, Recovered, Repair, Seq, Sources, Verdict};
 use crate::time::{Duration, Instant};
 use crate::wire::ip::{self, Header, Hop};
@@ -44,6 +45,8 @@ const USUAL_WAIT: Duration = Duration::from_millis(25);
 const USUAL_RTT: Duration = Duration::from_millis(100);
 /// How often the receiver keeps house.
 pub(super) const TICK: Duration = Duration::from_millis(100);
+/// Numbers by which a copy may be ahead of what is named.
+const MAX_AHEAD: u64 = 1_024;
 /// Repairs that wait for names, or for their other part, at most.
 const MAX_PENDING: usize = 32;
 
@@ -67,6 +70,7 @@ pub(super) struct Receiver {
     /// What becomes of packets for which no repairs are made.
     observed: Option<Box<Observed>>,
     requests: Requests,
+    unnamed: Unnamed,
     coming: Coming,
     congestion: Congestion,
     times: Times,
@@ -214,6 +218,7 @@ impl Receiver {
             path: Path::default(),
             observed: None,
             requests: Requests::default(),
+            unnamed: Unnamed::default(),
             coming: Coming::default(),
             congestion: Congestion::default(),
             times: Times { wait: USUAL_WAIT, rtt: USUAL_RTT },
@@ -341,32 +346,38 @@ impl Receiver {
         self.observe(names.manner.is_observed);
         let first = expand(names.first as u32, self.near());
         let Some(last) = first.checked_add(names.tags().len() as u64 - 1) else { return };
+        let next = self.known.ledger.next();
         if first == 0 || self.in_the_dark(first, last) || !self.known.ledger.reach(first, last) {
             return;
         }
-        let mut fresh = Vec::with_capacity(names.tags().len());
-        let mut begin = first;
+        if next > 0 && (1..self.known.ledger.capacity()).contains(&first.saturating_sub(next)) {
+            self.unnamed.passed(now, next, first - 1);
+        }
+        // Repeated names overlap with what is known at either end, and copies are known before their
+        // names.
+        let (mut tags, mut runs) = (Vec::with_capacity(names.tags().len()), Vec::new());
         for (seq, (tag, is_bare)) in (first..).zip(names.tags().zip(names.bare())) {
             let row = self.known.ledger.row_mut(seq).filter(|row| row.state == State::Unnamed);
-            match row {
-                Some(row) => {
-                    (row.tag, row.is_bare) = (tag, is_bare);
-                    fresh.push(tag);
-                }
-                None if fresh.is_empty() => begin = seq + 1,
-                // Repeated names overlap with what is known at either end.
-                None => break,
+            let Some(row) = row else { continue };
+            (row.tag, row.is_bare) = (tag, is_bare);
+            match runs.last_mut() {
+                Some((begin, from)) if *begin + (tags.len() - *from) as u64 == seq => {}
+                _ => runs.push((seq, tags.len())),
             }
+            tags.push(tag);
             if is_bare {
                 // A repair that came before its name may wait for it.
                 self.decoder.known(seq, &self.known, &mut self.recovered);
             }
         }
-        if fresh.is_empty() {
+        if tags.is_empty() {
             return;
         }
         let mut named = std::mem::take(&mut self.named);
-        self.aligner.name(begin, &fresh, &mut named);
+        for (n, (begin, from)) in runs.iter().enumerate() {
+            let to = runs.get(n + 1).map_or(tags.len(), |(_, from)| *from);
+            self.aligner.name(*begin, &tags[*from..to], &mut named);
+        }
         self.measure(now, (first, names), &named);
         for (seq, of) in named.drain(..) {
             match of {
@@ -505,17 +516,24 @@ impl Receiver {
         self.decode(now, Repair { cover, row, len_code, body });
     }
 
-    /// Takes copies of packets, each of which may be here. Those that are not named yet come too soon:
-    /// names leave with the first copies.
+    /// Takes copies of packets, each of which may be here, and may not be named yet.
     pub(super) fn handle_copies(&mut self, now: Instant, copies: &Copies<'_>) {
         let first = expand(copies.first as u32, self.near());
         for (seq, packet) in (first..).zip(copies.packets().flatten()) {
             self.stats.copies += 1;
-            let is_missing =
-                self.known.ledger.row(seq).is_some_and(|row| row.state == State::Missing);
-            if !is_missing || self.in_the_dark(seq, seq) {
+            let next = self.known.ledger.next();
+            let is_far = seq >= next.saturating_add(MAX_AHEAD);
+            if self.in_the_dark(seq, seq)
+                || next == 0
+                || is_far
+                || self.known.ledger.row(seq).is_some_and(|row| row.is_here())
+                || !self.known.ledger.reach(seq, seq)
+            {
                 self.stats.useless_copies += 1;
                 continue;
+            }
+            if seq > next {
+                self.unnamed.passed(now, next, seq - 1);
             }
             self.accept(now, seq, self.key.name(packet), Some(copies.hop), packet);
             self.decoder.known(seq, &self.known, &mut self.recovered);
@@ -569,17 +587,22 @@ impl Receiver {
     /// When a recovery has waited long enough, or something is to be counted or asked for.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let requests = self.requests.due(self.times, self.coming());
-        let timers = [self.held.poll_timeout(), self.path.due(), requests];
+        let unnamed = self.unnamed.due(self.times.rtt);
+        let timers = [self.held.poll_timeout(), self.path.due(), requests, unnamed];
         timers.into_iter().flatten().min()
     }
 
     /// Counts what was missing for long enough; what the peer is to be asked for.
     pub(super) fn handle_timeout(&mut self, now: Instant) -> Option<Need> {
         self.path.settle(now);
-        let early = self.requests.ask_early(now, self.coming());
-        let Receiver { requests, decoder, times, .. } = self;
+        let coming = self.coming();
+        let Receiver { requests, decoder, times, unnamed, known, .. } = self;
+        let is_named = |seq| known.ledger.row(seq).is_none_or(|row| row.state != State::Unnamed);
         let held = |first, last| decoder.equations_within(first, last);
-        early.or_else(|| requests.ask(now, *times, held))
+        let names = unnamed.ask(now, times.rtt, is_named);
+        names
+            .or_else(|| requests.ask_early(now, coming))
+            .or_else(|| requests.ask(now, *times, held))
     }
 
     /// Equations that are held of what was never asked for, and that come while flows can wait.
@@ -674,6 +697,7 @@ impl Receiver {
         }
         let arrivals = &self.arrivals;
         let is = |arrival| arrivals.get(arrival).is_some_and(|of| of.identity == identity);
+        row.tag = identity.tag();
         if self.aligner.find(seq, identity.tag(), is) {
             // Its name was lost, or it was taken for missing.
             (row.identity, row.state) = (identity, State::Arrived);

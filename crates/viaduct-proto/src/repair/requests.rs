@@ -46,7 +46,7 @@ impl Times {
     /// After which a packet is asked for: what is asked for comes a round trip later, and a sender
     /// that sends it again undoes that only if it is here before.
     fn ask(&self) -> Duration {
-        self.wait.min(self.rtt / 4)
+        self.wait.min(self.rtt / 4).max(LATE)
     }
 }
 

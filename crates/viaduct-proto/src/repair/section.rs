@@ -28,7 +28,7 @@
 //! | tag | low 16 bits of a packet's identity |
 //! | gap | time since the packet before, in units of 8 microseconds |
 //! | bits | one for each packet, the lowest of a byte first: whether it is in no repair, where it counts as empty |
-//! | packets, repairs | numbers from `first` on that are asked for, and how many repairs of them |
+//! | packets, repairs | numbers from `first` on that are asked for, and how many repairs of them; 0 for their names |
 
 use super::align::Tag;
 use crate::fec::{Cover, Draw, MAX_COVER, Repair, Row, Seq};
@@ -174,7 +174,7 @@ pub struct Need {
     pub first: Seq,
     /// Numbers from there on.
     pub packets: u16,
-    /// Repairs of them.
+    /// Repairs of them; 0 for their names.
     pub repairs: u8,
 }
 
@@ -294,7 +294,8 @@ fn parse_need(body: &[u8]) -> Option<Need> {
     let &[ref first @ .., p0, p1, repairs]: &[u8; 11] = body.try_into().ok()?;
     let need =
         Need { first: Seq::from_be_bytes(*first), packets: u16::from_be_bytes([p0, p1]), repairs };
-    let fits = (1..=MAX_COVER).contains(&need.packets) && repairs > 0;
+    let most = if repairs > 0 { MAX_COVER } else { MAX_NAMES as u16 };
+    let fits = (1..=most).contains(&need.packets);
     (fits && need.first > 0 && need.first.checked_add(MAX_COVER.into()).is_some()).then_some(need)
 }
 

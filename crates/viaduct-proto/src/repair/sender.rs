@@ -26,6 +26,8 @@ const MANIFEST: usize = 64;
 /// which flows can wait.
 const MANIFEST_DELAY: Duration = Duration::from_millis(5);
 const MANIFEST_PART: u32 = 8;
+/// Names that are kept for requests.
+const MAX_PAST: usize = 4_096;
 /// Longest time that a manifest waits for after its last packet: right behind one it would meet a full queue that has no
 /// room since that packet, and be dropped far more often than packets are.
 const MANIFEST_JITTER: u32 = 500;
@@ -223,6 +225,13 @@ impl Sender {
     pub(super) fn answer(&mut self, now: Instant, need: Need, channel: &mut Channel<'_>) {
         let Sender { coder: Coder::Auto(auto), names, bundle, stats, .. } = self else { return };
         let before = stats.repairs;
+        if need.repairs == 0 {
+            if auto.may_name() {
+                let bytes = names.again(need, bundle, channel) + bundle.send(channel);
+                stats.repair_bytes += bytes as u64;
+            }
+            return;
+        }
         auto.answer(now, need, &mut frame(names, bundle, stats, channel));
         self.stats.repair_bytes += self.bundle.send(channel) as u64;
         self.stats.answered += self.stats.repairs - before;
@@ -398,17 +407,21 @@ struct Names {
     manner: Manner,
     fresh: Vec<Name>,
     before: VecDeque<Name>,
+    /// All that have left, at most [`MAX_PAST`].
+    past: VecDeque<Name>,
     /// When they leave.
     due: Option<Instant>,
 }
 
 impl Names {
     fn new(first: Seq, manner: Manner) -> Self {
-        Names { first, manner, fresh: Vec::new(), before: VecDeque::new(), due: None }
+        let (before, past) = (VecDeque::new(), VecDeque::new());
+        Names { first, manner, fresh: Vec::new(), before, past, due: None }
     }
 
     fn memory(&self) -> usize {
-        (self.fresh.capacity() + self.before.capacity()) * size_of::<Name>()
+        let names = self.fresh.capacity() + self.before.capacity() + self.past.capacity();
+        names * size_of::<Name>()
     }
 
     /// Whether those that have not left have to leave before another: they are many, or its gap to them is long.
@@ -433,6 +446,20 @@ impl Names {
         self.due
     }
 
+    /// Adds names that are asked for to the bundle; bytes that left for want of room.
+    fn again(&mut self, need: Need, bundle: &mut Bundle, channel: &mut Channel<'_>) -> usize {
+        let oldest = self.first - self.past.len() as u64;
+        let from = need.first.max(oldest);
+        let to = self.first.min(need.first.saturating_add(need.packets.into()));
+        if from >= to {
+            return 0;
+        }
+        let past = self.past.make_contiguous();
+        let names = &past[(from - oldest) as usize..(to - oldest) as usize];
+        let len = NAMES_OVERHEAD + size_of::<Tag>() * names.len();
+        bundle.add(channel, len, |out| section::emit_names(from, names, false, self.manner, out))
+    }
+
     /// Adds names to the bundle, those that left last again if they are to be repeated; bytes that left for want of
     /// room.
     fn leave(&mut self, bundle: &mut Bundle, channel: &mut Channel<'_>, repeats: bool) -> usize {
@@ -454,6 +481,8 @@ impl Names {
             section::emit_names(first, fresh, true, manner, out);
         });
         self.first += self.fresh.len() as u64;
+        self.past.extend(&self.fresh);
+        self.past.drain(..self.past.len().saturating_sub(MAX_PAST));
         self.before.clear();
         let many = self.fresh.len().saturating_sub(MAX_NAMES / 2);
         self.before.extend(self.fresh.drain(..).skip(many));

@@ -105,13 +105,16 @@ impl Aligner {
     /// Names the numbers from `first` on, which were not named before; what each is goes to `named`. Numbers that
     /// were missing and are found among what was skipped meanwhile go there, too.
     pub fn name(&mut self, first: Seq, tags: &[Tag], named: &mut Vec<(Seq, Named)>) {
+        if self.expected.is_some_and(|expected| first + tags.len() as u64 <= expected) {
+            return self.name_late(first, tags, named);
+        }
         let gap = self.expected.map_or(0, |expected| first.saturating_sub(expected));
         self.gap = if gap > 0 { gap } else { self.gap };
         self.expected = self.expected.max(Some(first + tags.len() as u64));
         let mut at = 0;
         while at < tags.len() {
             let seq = first + at as u64;
-            match self.step(&tags[at..]) {
+            match self.step(&tags[at..], tags.len() < AGREE) {
                 Step::Match => {
                     self.ahead.pop_front();
                     (self.tail, self.gap) = (0, 0);
@@ -129,6 +132,34 @@ impl Aligner {
             }
         }
         self.settle(named);
+    }
+
+    /// Names numbers that were passed over, as their names were lost: they are among the arrivals that
+    /// were skipped for them, in the same order.
+    fn name_late(&mut self, first: Seq, tags: &[Tag], named: &mut Vec<(Seq, Named)>) {
+        let ahead = self.unnamed.iter().map(|(tag, _)| *tag).collect();
+        let mut late = Aligner { ahead, ..Aligner::default() };
+        let (mut found, mut taken) = (Vec::new(), vec![false; self.unnamed.len()]);
+        late.name(first, tags, &mut found);
+        for (seq, of) in found {
+            if let Named::Arrived(at) = of
+                && let Some((_, arrival)) = self.unnamed.get(at as usize)
+            {
+                taken[at as usize] = true;
+                named.push((seq, Named::Arrived(*arrival)));
+                continue;
+            }
+            let tag = tags[(seq - first) as usize];
+            if self.missing.len() == MAX_ASIDE {
+                self.missing.pop_front();
+                self.tail = self.tail.min(self.missing.len());
+            }
+            let at = self.missing.len() - self.tail;
+            self.missing.insert(at, Absent { tag, seq, at: self.next });
+            named.push((seq, Named::Missing));
+        }
+        let mut taken = taken.into_iter();
+        self.unnamed.retain(|_| taken.next() == Some(false));
     }
 
     /// A number that has no arrival is here after all: `is` says which arrival it may be, whose tag it has. Whether one
@@ -162,8 +193,8 @@ impl Aligner {
         (self.gap, self.expected, self.tail) = (0, None, 0);
     }
 
-    /// How the comparison goes on at the first of `tags`.
-    fn step(&self, tags: &[Tag]) -> Step {
+    /// How the comparison goes on at the first of `tags`; `is_lone` if there were never more.
+    fn step(&self, tags: &[Tag], is_lone: bool) -> Step {
         if self.ahead.front() == Some(&tags[0]) {
             return Step::Match;
         }
@@ -173,7 +204,7 @@ impl Aligner {
             let least = (passed + 1).saturating_sub(self.ahead.len().min(REACH));
             for missing in least..=passed.min(tags.len() - 1) {
                 let skipped = passed - missing;
-                if self.agree(&tags[missing..], skipped) {
+                if self.agree(&tags[missing..], skipped, is_lone) {
                     return if skipped > 0 { Step::Skip(skipped) } else { Step::Miss(missing) };
                 }
             }
@@ -196,10 +227,10 @@ impl Aligner {
     }
 
     /// Whether tags and arrivals agree from here on. Where either ends, one that agrees is enough if
-    /// few were passed over: of many, one does by chance.
-    fn agree(&self, tags: &[Tag], from: usize) -> bool {
+    /// few were passed over, or there is no other: of many, one does by chance.
+    fn agree(&self, tags: &[Tag], from: usize, is_lone: bool) -> bool {
         let mut both = tags.iter().zip(self.ahead.range(from..)).take(AGREE);
-        let enough = if from <= FEW { 1 } else { AGREE };
+        let enough = if from <= FEW || is_lone { 1 } else { AGREE };
         both.len() >= enough && both.all(|(tag, arrived)| tag == arrived)
     }
 

@@ -57,6 +57,24 @@ fn many_manifests_in_a_row_may_be_lost() {
 }
 
 #[test]
+fn names_that_were_lost_may_come_late() {
+    let (mut aligner, mut rng, mut named) = (Aligner::default(), Rng::from_seed(2), Vec::new());
+    let tags: Vec<_> = (0..300).map(|_| rng.next_u64() as Tag).collect();
+    let is_lost = |n: usize| n % 50 == 7 || (150..160).contains(&n);
+    tags.iter().enumerate().filter(|(n, _)| !is_lost(*n)).for_each(|(_, &tag)| {
+        aligner.arrive(tag);
+    });
+    aligner.name(1, &tags[..100], &mut named);
+    aligner.name(201, &tags[200..], &mut named);
+    named.clear();
+    aligner.name(101, &tags[100..200], &mut named);
+    let missing = named.iter().filter(|(_, of)| *of == Named::Missing).map(|(seq, _)| *seq - 1);
+    let expected = (100..200).filter(|n| is_lost(*n)).map(|n| n as u64);
+    assert_eq!(missing.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+    assert_eq!(named.len(), 100);
+}
+
+#[test]
 fn state_is_bounded() {
     let (mut aligner, mut rng) = (Aligner::default(), Rng::from_seed(1));
     for seq in 0..20_000 {
