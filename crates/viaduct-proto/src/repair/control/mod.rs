@@ -6,7 +6,7 @@
 //! link has done within ten seconds it may do again.
 //!
 //! ```text
-//!   report ─▶ bursts a packet ─▶ least overhead × trim ─▶ up at once, down by a fifth a second ─▶ encoder
+//!   report ─▶ bursts a packet ─▶ least overhead × trim ─▶ up at once, down by half a second ─▶ encoder
 //!                 ▲ of 1 s or 10 s              ▲
 //!                                 lateness of what was repaired
 //! ```
@@ -32,7 +32,7 @@ const MAX_LATER: f64 = 10.0;
 /// packet bring the others back.
 const QUICK: Duration = Duration::from_millis(15);
 const QUICK_LATE: f64 = 0.01;
-const QUICK_MOST: f64 = 0.034;
+const QUICK_MOST: f64 = 0.033;
 /// What that takes beyond what is reckoned: older packets are not in each repair.
 const QUICK_MORE: f64 = 1.2;
 /// Share of the repairs that there may be which leave without being asked for.
@@ -45,7 +45,7 @@ const PRIOR_PACKETS: u64 = 4_096;
 /// Time without a loss after which a link is clean.
 const CLEAN: Duration = Duration::from_secs(60);
 /// Share by which the overhead falls a second.
-const FALL: f64 = 0.8;
+const FALL: f64 = 0.5;
 /// Bounds of the correction by outcomes.
 const TRIM: [f64; 2] = [0.75, 1.5];
 /// A step up after [`LOOK`] with more loss events that flows see than [`TOO_MANY`] times as many as
