@@ -6,7 +6,7 @@
 use super::allowance::Allowance;
 use super::classes::{Classifier, Repairs, Treatment};
 use super::coding::Settings;
-use super::control::{Controller, Limits, Regime, Report, State, Traffic};
+use super::control::{Controller, Limits, Report, State, Traffic};
 use super::copies::{Copies, Waiting};
 use super::patience::Patience;
 use super::section::Need;
@@ -160,8 +160,7 @@ impl Auto {
             (self.bare, self.has_paused) = (before.saturating_add(1), false);
         }
         self.copies.count(of.packet.len(), self.limits.max_overhead);
-        let is_full = self.controller.regime() == Regime::Congested;
-        if of.repairs == Repairs::Copies && self.is_lossy() && !is_full {
+        if of.repairs == Repairs::Copies && self.is_lossy() {
             self.copies.push(now, self.next_seq(), of.hop, of.packet);
         }
         if of.repairs != Repairs::None {

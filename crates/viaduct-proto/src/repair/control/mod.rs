@@ -80,7 +80,7 @@ pub struct Report {
     pub congested: u64,
     /// Losses by chance that flows have seen: not repaired, or too late for them.
     pub visible: u64,
-    /// Whether the queue is nearly full now.
+    /// Whether the queue is long now, so that it may be full.
     pub queue_full: bool,
 }
 
@@ -96,7 +96,7 @@ pub enum Regime {
     Repairing,
     /// They ask for more repairs than there may be.
     Bounded,
-    /// A queue is full: no more repairs than before.
+    /// A queue is long: no more repairs than before.
     Congested,
     /// No repairs are made.
     Observed,
@@ -109,7 +109,7 @@ impl fmt::Display for Regime {
             Regime::Clean => "clean: no packet was lost by chance for 60 s",
             Regime::Repairing => "repairing what is lost by chance",
             Regime::Bounded => "losses ask for more repairs than max_overhead allows",
-            Regime::Congested => "congested: the link's queue is full",
+            Regime::Congested => "congested: the link's queue is long, repairs do not rise",
             Regime::Observed => "observed: nothing is repaired",
         })
     }
@@ -146,6 +146,8 @@ pub struct Controller {
     visible: u64,
     overhead: f64,
     trim: f64,
+    /// The overhead when the queue became long.
+    frozen: Option<f64>,
     /// When repairs began.
     begun: Option<Instant>,
     regime: Regime,
@@ -173,6 +175,7 @@ impl Controller {
             visible: 0,
             overhead: 0.0,
             trim: 1.0,
+            frozen: None,
             begun: None,
             regime: Regime::Unknown,
         }
@@ -243,7 +246,10 @@ impl Controller {
         // What was kept for losses that have never come ends at once.
         let fall = if self.lost.is_some() { FALL.powf(now.since(at).as_secs_f64()) } else { 0.0 };
         let fallen = self.overhead * fall;
-        let risen = if report.queue_full { wanted.min(self.overhead) } else { wanted };
+        // What is lost now may be for repairs: there are to be no more of them.
+        let frozen = self.frozen.unwrap_or(self.overhead);
+        self.frozen = report.queue_full.then_some(frozen);
+        let risen = self.frozen.map_or(wanted, |frozen| wanted.min(frozen));
         if self.overhead <= 0.0 && risen > 0.0 {
             self.begun = Some(now);
         }

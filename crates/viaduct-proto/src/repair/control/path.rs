@@ -99,7 +99,7 @@ impl Path {
             random: self.losses.random(),
             congested: self.losses.congested(),
             visible: self.visible,
-            queue_full: self.queue.is_full(),
+            queue_full: self.queue.is_standing(),
         }
     }
 }

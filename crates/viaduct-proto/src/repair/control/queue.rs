@@ -40,6 +40,8 @@ const PRIOR: f64 = 50.0;
 const HALF_LIFE: Duration = Duration::from_secs(15);
 /// Growth of the peak with which what waited for long has not.
 const GROWN: f64 = 1.1;
+/// Least wait in a queue that is long.
+const STANDING: Micros = 20_000;
 /// Shorter queues are noise.
 const MIN_PEAK: Micros = 5_000;
 /// Least step of a path's delay that is told from noise.
@@ -118,9 +120,9 @@ impl Queue {
         self.waits
     }
 
-    /// Whether the queue is full now.
-    pub fn is_full(&self) -> bool {
-        self.is_long(self.waits) && self.is_told()
+    /// Whether the queue is long now, nearly as long as it ever is: it may be full.
+    pub fn is_standing(&self) -> bool {
+        self.waits >= STANDING && self.is_long(self.waits)
     }
 
     /// Judges a loss, or several in a row, beside packets that waited so long.
