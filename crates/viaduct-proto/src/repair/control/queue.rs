@@ -30,12 +30,13 @@ const FULL: f64 = 0.8;
 /// Times as often as beside others that losses come beside packets that waited for long, from which
 /// on a queue is full; standard errors of their number that they have to be above that, and more.
 const OFTEN: f64 = 2.0;
-const SURE: f64 = 3.0;
-const MORE: f64 = 2.0;
+const SURE: f64 = 2.0;
+const MORE: f64 = 1.5;
 /// Losses beside packets that did not wait for long after which others are known to come by chance.
 const ENOUGH: f64 = 2.0;
-/// Packets that count as having waited little, with one loss, before any are known.
+/// Packets that count as having waited little, and losses beside them, before any are known.
 const PRIOR: f64 = 50.0;
+const PRIOR_LOSSES: f64 = 0.2;
 /// Time after which half of what was counted is forgotten.
 const HALF_LIFE: Duration = Duration::from_secs(15);
 /// Growth of the peak with which what waited for long has not.
@@ -145,7 +146,7 @@ impl Queue {
 
     /// Whether packets that waited for long are lost more often than others.
     fn is_told(&self) -> bool {
-        let short = (self.short.losses + 1.0) / (self.short.packets + PRIOR);
+        let short = (self.short.losses + PRIOR_LOSSES) / (self.short.packets + PRIOR);
         let by_chance = OFTEN * short * self.long.packets;
         self.long.losses >= by_chance + SURE * by_chance.sqrt() + MORE
     }

@@ -242,6 +242,7 @@ fn codes_are_checked() {
     };
     assert!(fails("r = 0").contains("line 13: r: is 0; a whole number from 1 to 255"));
     assert!(fails("code = \"window\"; window = 0").contains("line 14: window: is 0; a whole"));
+    assert!(fails("max_overhead = 1.5").contains("max_overhead: is 1.5; a share above 0"));
     for (fec, part) in [
         (
             "code = \"turbo\"",
@@ -261,7 +262,6 @@ fn codes_are_checked() {
             "code = \"window\"; max_overhead = 0.2",
             "max_overhead has no meaning for code \"window\"",
         ),
-        ("max_overhead = 1.5", "is 1.5; a share above 0"),
     ] {
         let error = fails(fec);
         assert!(error.contains("peer \"b\": fec: ") && error.contains(part), "{fec}: {error}");
