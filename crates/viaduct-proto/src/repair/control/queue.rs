@@ -153,9 +153,9 @@ impl Queue {
 
     fn count(&mut self, now: Instant, peak: Micros) {
         if peak as f64 > GROWN * self.bound as f64 {
-            // What waited for long has not, by what is known now.
+            // What waited for long has not, by what is known now. Losses beside it tell nothing: the
+            // queue may have been about to be full.
             self.short.packets += self.long.packets;
-            self.short.losses += self.long.losses;
             self.long = Fates::default();
             self.bound = peak;
         } else if peak < self.bound / 2 {
