@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use super::bursts::{Counts, bucket};
-use super::queue::Verdict;
+use super::histogram::Verdict;
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 

@@ -12,7 +12,9 @@
 //! ```
 
 pub mod bursts;
+pub mod histogram;
 pub mod losses;
+pub mod offered;
 pub mod overhead;
 pub mod path;
 pub mod queue;
@@ -38,7 +40,7 @@ const QUICK_MORE: f64 = 1.2;
 /// Share of the repairs that there may be which leave without being asked for.
 const FORWARD: f64 = 0.5;
 /// Overhead that is kept until a link has been clean for long: a new loss is then repaired at once.
-const LEAST: f64 = 0.005;
+const LEAST: f64 = 0.0025;
 /// Overhead until the fate of so many packets is known: flows begin with few packets, of which each loss costs much.
 const PRIOR: f64 = 0.03;
 const PRIOR_PACKETS: u64 = 4_096;

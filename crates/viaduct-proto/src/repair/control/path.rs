@@ -3,12 +3,15 @@
 //! ```text
 //!   names with send times ──┬─▶ delays ─▶ queue ──┐ full beside a loss?
 //!   arrivals, in order ─────┘                     ▼
-//!                           └──── missing ─────▶ losses: by chance, by congestion
+//!            │              └──── missing ─────▶ losses: by chance, by congestion
+//!            └─────────────▶ offered load ─────────┘ high?
 //! ```
 
 use super::Report;
+use super::histogram::Verdict;
 use super::losses::Losses;
-use super::queue::{Micros, Queue, Verdict};
+use super::offered::Offered;
+use super::queue::{Micros, Queue};
 use crate::fec::Seq;
 use crate::repair::align::Named;
 use crate::time::{Duration, Instant};
@@ -17,6 +20,7 @@ use crate::time::{Duration, Instant};
 #[derive(Debug, Default)]
 pub struct Path {
     queue: Queue,
+    offered: Offered,
     losses: Losses,
     /// Loss events that flows have seen, and the last one.
     visible: u64,
@@ -52,14 +56,23 @@ impl Path {
         // The number of the last that is missing, and why it is.
         let mut run = None;
         for (at, &(seq, of)) in named.iter().enumerate() {
+            let sent = seq.checked_sub(first).and_then(|at| sent.get(at as usize));
+            if let Some(&sent) = sent {
+                self.offered.send(sent);
+            }
             match of {
-                Named::Arrived(_) => self.losses.arrived(seq),
+                Named::Arrived(_) => {
+                    self.losses.arrived(seq);
+                    if sent.is_some() {
+                        self.offered.arrive(now);
+                    }
+                }
                 Named::Missing => {
                     let after = self.waits[at..].iter().find_map(|waits| *waits);
                     let waits = before.max(after.unwrap_or(before));
                     let verdict = match run {
                         Some((last, verdict)) if last + 1 == seq => verdict,
-                        _ => self.queue.lose(waits),
+                        _ => self.judge(now, waits),
                     };
                     run = Some((seq, verdict));
                     self.losses.missing(now, seq, verdict);
@@ -68,6 +81,12 @@ impl Path {
             }
             before = self.waits[at].unwrap_or(before);
         }
+    }
+
+    /// Why packets in a row were lost, beside which others waited so long.
+    fn judge(&mut self, now: Instant, waits: Micros) -> Verdict {
+        let verdict = self.queue.lose(now, waits);
+        if self.offered.lose() { Verdict::Congestion } else { verdict }
     }
 
     /// A packet that was missing has arrived by itself.

@@ -1,0 +1,186 @@
+//! Packets and losses by a quantity such as the queueing delay, and whether losses come where it is
+//! high.
+//!
+//! Losses by chance come anywhere, in proportion to the packets there; drops of a full queue come where
+//! the delay is about as long as it gets. So of n losses, k of them at high values, with a share p of
+//! the packets, chance explains k or more with probability at most exp(-n D(k/n || p)) (Chernoff), where
+//! D is the relative entropy of two coins.
+//!
+//! ```text
+//!   packets  ▁▂▃▅▇▇▆▅▅▆▇│▇▅      losses by chance  ▁ ▁ ▂ ▂ ▁│▁      of a full queue           │▂█
+//!            0     high ┴▶ delay                            ┴                                 ┴
+//! ```
+
+use crate::time::{Duration, Instant};
+
+/// Bins of an octave, those of all values, and the binary logarithm of the end of the first.
+const PER_OCTAVE: u32 = 16;
+const BINS: usize = 1 + (14 * PER_OCTAVE) as usize;
+const FIRST_BITS: u32 = 10;
+/// Share of the packets whose value is above the peak: a receiver that was not run for a moment takes
+/// a few for late.
+const ABOVE_PEAK: f64 = 0.01;
+/// Share of the peak from which on a value is high.
+const HIGH: f64 = 0.8;
+/// Times as often as at low values that losses may come at high ones by chance.
+const OFTEN: f64 = 2.0;
+/// Packets at high and at low values each that are reckoned with before there are many.
+const FEW: f64 = 10.0;
+/// Negative logarithm of the probability of chance from which on a full queue is certain, and of a
+/// full queue from which on chance is.
+const CERTAIN: f64 = 6.9;
+const LIKELY: f64 = 1.0;
+
+/// Why a packet was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// By chance.
+    Chance,
+    /// In what may be a full queue; the next losses will tell.
+    Doubtful,
+    /// In a full queue.
+    Congestion,
+}
+
+/// Packets and losses by a quantity.
+#[derive(Debug)]
+pub struct Histogram {
+    bins: [Bin; BINS],
+    half_life: Duration,
+    halved: Option<Instant>,
+    /// Packets at low values that are reckoned with, as a share of those at high ones.
+    prior: f64,
+}
+
+/// What came at about one value.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bin {
+    packets: f64,
+    /// Several in a row are one.
+    losses: f64,
+}
+
+impl Histogram {
+    /// One of which half is forgotten after so long. Where all values are high, losses say that they
+    /// are too high once they outweigh `prior`: packets at low ones, as a share of those at high ones.
+    pub fn new(half_life: Duration, prior: f64) -> Self {
+        Histogram { bins: [Bin::default(); BINS], half_life, halved: None, prior }
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        *self = Histogram::new(self.half_life, self.prior);
+    }
+
+    /// Counts a packet.
+    pub fn arrive(&mut self, now: Instant, value: i64) {
+        let halved = *self.halved.get_or_insert(now);
+        if now.since(halved) >= self.half_life {
+            for bin in &mut self.bins {
+                (bin.packets, bin.losses) = (bin.packets / 2.0, bin.losses / 2.0);
+            }
+            self.halved = Some(now);
+        }
+        self.bins[bin(value)].packets += 1.0;
+    }
+
+    /// Value above which hardly a packet of the last moments was.
+    pub fn peak(&self) -> i64 {
+        let all = self.bins.iter().map(|bin| bin.packets).sum::<f64>();
+        let mut above = ABOVE_PEAK * all;
+        let peak = self.bins.iter().rposition(|bin| {
+            above -= bin.packets;
+            above < 0.0
+        });
+        peak.map_or(0, lower)
+    }
+
+    /// Whether a value is nearly as high as any, where the peak is `peak`.
+    pub fn is_high(value: i64, peak: i64) -> bool {
+        bin(value) >= bin((HIGH * peak as f64) as i64)
+    }
+
+    /// Counts a loss, or several in a row, beside packets of this value, where the peak is `peak`.
+    pub fn lose(&mut self, value: i64, peak: i64) -> Verdict {
+        self.bins[bin(value)].losses += 1.0;
+        if !Histogram::is_high(value, peak) {
+            return Verdict::Chance;
+        }
+        let high = bin((HIGH * peak as f64) as i64);
+        let sum = |bins: &[Bin]| {
+            bins.iter().fold((0.0, 0.0), |(packets, losses), bin| {
+                (packets + bin.packets, losses + bin.losses)
+            })
+        };
+        let ((few, elsewhere), (many, here)) = (sum(&self.bins[..high]), sum(&self.bins[high..]));
+        let (many, few) = (OFTEN * many + FEW, few.max(self.prior * many) + FEW);
+        let by_chance = many / (many + few);
+        let (all, share) = (here + elsewhere, here / (here + elsewhere));
+        let improbable = all * divergence(share, by_chance);
+        match share > by_chance {
+            true if improbable >= CERTAIN => Verdict::Congestion,
+            false if improbable >= LIKELY => Verdict::Chance,
+            _ => Verdict::Doubtful,
+        }
+    }
+}
+
+/// Relative entropy of a coin that shows heads in a share `a` of throws from one that does in `p`.
+fn divergence(a: f64, p: f64) -> f64 {
+    let term = |a: f64, p: f64| if a > 0.0 { a * (a / p).ln() } else { 0.0 };
+    term(a, p) + term(1.0 - a, 1.0 - p)
+}
+
+/// Bin of a value.
+fn bin(value: i64) -> usize {
+    let value = u64::try_from(value).unwrap_or(0);
+    let Some(octave) = value.checked_ilog2().and_then(|bits| bits.checked_sub(FIRST_BITS)) else {
+        return 0;
+    };
+    let part = (value >> (FIRST_BITS + octave - PER_OCTAVE.ilog2())) as u32 % PER_OCTAVE;
+    ((1 + octave * PER_OCTAVE + part) as usize).min(BINS - 1)
+}
+
+/// Least value of a bin.
+fn lower(bin: usize) -> i64 {
+    let Some(at) = bin.checked_sub(1) else { return 0 };
+    let (octave, part) = (at as u32 / PER_OCTAVE, at as u32 % PER_OCTAVE);
+    i64::from(PER_OCTAVE + part) << (octave + FIRST_BITS - PER_OCTAVE.ilog2())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_value_falls_into_the_bin_that_it_is_above_the_least_of() {
+        for value in (0..20_000_000).step_by(37) {
+            let at = bin(value);
+            assert!(lower(at) <= value, "{value}");
+            assert!(at + 1 == BINS || value < lower(at + 1), "{value}");
+        }
+        assert_eq!((bin(-1), bin(i64::MAX)), (0, BINS - 1));
+    }
+
+    #[test]
+    fn the_peak_is_what_packets_have_and_not_what_a_few_have() {
+        let mut histogram = Histogram::new(Duration::from_secs(10), 0.0);
+        let at = Instant::ZERO;
+        (0..1_000).for_each(|n| histogram.arrive(at, n * 50));
+        (0..5).for_each(|_| histogram.arrive(at, 90_000));
+        let peak = histogram.peak();
+        assert!((44_000..50_000).contains(&peak), "{peak}");
+        let later = |n: u64| at + Duration::from_millis(n);
+        (0..500).for_each(|n| histogram.arrive(later(n), 10_000));
+        assert!(histogram.peak() > 40_000, "half is forgotten at a time");
+        (500..100_000).for_each(|n| histogram.arrive(later(n), 10_000));
+        assert_eq!(histogram.peak(), lower(bin(10_000)));
+    }
+
+    #[test]
+    fn a_coin_diverges_the_more_the_farther_it_is_off() {
+        assert!(divergence(0.3, 0.3).abs() < 1e-12);
+        assert!((divergence(1.0, 0.25) - 4f64.ln()).abs() < 1e-12);
+        assert!((divergence(0.0, 0.25) - (4.0f64 / 3.0).ln()).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,91 @@
+//! The offered load: how fast packets leave the peer, by their send times.
+//!
+//! A policer, or a queue that is next to none, drops what exceeds its rate, and no delay tells of it.
+//! Losses come where the load is high, then.
+
+use super::histogram::{Histogram, Verdict};
+use crate::time::{Duration, Instant};
+
+/// Time over which packets are counted, in microseconds.
+const SPAN: f64 = 100_000.0;
+/// Time after which half of the loads is forgotten: losses that begin at a steady load come at no other.
+const HALF_LIFE: Duration = Duration::from_secs(2);
+/// Units of a packet a second: 16 packets a second are the least that are told apart.
+const UNITS: f64 = 64.0;
+
+/// Offered load of the packets from one peer.
+#[derive(Debug)]
+pub struct Offered {
+    /// When the last packet left, in microseconds of the peer's clock.
+    last: Option<u32>,
+    /// Packets of the last moments, each of which counts less the older it is.
+    packets: f64,
+    load: Histogram,
+}
+
+impl Default for Offered {
+    fn default() -> Self {
+        Offered { last: None, packets: 0.0, load: Histogram::new(HALF_LIFE, 0.0) }
+    }
+}
+
+impl Offered {
+    /// Takes the send time of the next packet.
+    pub fn send(&mut self, sent: u32) {
+        let last = self.last.replace(sent).unwrap_or(sent);
+        // Neighbours that are out of order left at about the same time.
+        let apart = sent.wrapping_sub(last).cast_signed().max(0);
+        self.packets = 1.0 + self.packets * (-f64::from(apart) / SPAN).exp();
+    }
+
+    /// Counts that packet as arrived.
+    pub fn arrive(&mut self, now: Instant) {
+        self.load.arrive(now, self.value());
+    }
+
+    /// Counts that packet, or several from it on, as lost; whether that is for the load.
+    pub fn lose(&mut self) -> bool {
+        let peak = self.load.peak();
+        self.load.lose(self.value(), peak) == Verdict::Congestion
+    }
+
+    /// The load, in parts of a packet a second.
+    fn value(&self) -> i64 {
+        (UNITS * self.packets * 1e6 / SPAN) as i64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Packets of a minute, whose load is a saw between 3,000 and 10,000 a second, of which those are
+    /// lost that `lost` says, by the load; how many losses were taken for the load's, of all.
+    fn judge(mut lost: impl FnMut(u64, f64) -> bool) -> (usize, usize) {
+        let (mut offered, mut at) = (Offered::default(), 0.0_f64);
+        let (mut told, mut all, mut n) = (0, 0, 0);
+        while at < 60e6 {
+            let pace = 3_000.0 + 7_000.0 * (at / 5e6).fract();
+            at += 1e6 / pace;
+            n += 1;
+            offered.send(4_000_000_000u32.wrapping_add(at as u32));
+            if lost(n, pace) {
+                all += 1;
+                told += usize::from(offered.lose());
+            } else {
+                offered.arrive(Instant::ZERO + Duration::from_micros(at as u64));
+            }
+        }
+        (told, all)
+    }
+
+    #[test]
+    fn a_policers_drops_come_with_the_load_and_others_do_not() {
+        let (told, all) = judge(|n, pace| pace > 9_000.0 && n % 10 == 0);
+        assert!(told * 10 > all * 9, "{told} of {all}");
+        for every in [10, 101, 997] {
+            let (told, all) = judge(|n, _| n % every == 0);
+            assert!(told * 1_000 < all.max(1_000), "{told} of {all}");
+        }
+    }
+}
