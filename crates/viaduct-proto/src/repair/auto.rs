@@ -290,6 +290,8 @@ impl Pace {
     const SPAN: Duration = Duration::from_millis(100);
     /// Weight of the newest count.
     const WEIGHT: f64 = 0.3;
+    /// Growth at which the newest count alone tells.
+    const GROWS: f64 = 1.5;
 
     pub(super) fn count(&mut self, now: Instant) {
         self.count += 1;
@@ -299,7 +301,8 @@ impl Pace {
             return;
         }
         let newest = f64::from(self.count) / passed.as_secs_f64();
-        self.value += Pace::WEIGHT * (newest - self.value);
+        // A flow that begins doubles its rate in a round trip.
+        self.value += if newest > Pace::GROWS * self.value { 1.0 } else { Pace::WEIGHT } * (newest - self.value);
         (self.since, self.count) = (Some(now), 0);
     }
 

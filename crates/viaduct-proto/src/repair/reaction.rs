@@ -18,8 +18,10 @@ use crate::wire::transport::Segment;
 const SLOWED: f64 = 0.9;
 /// Round trips after a loss at which that is judged.
 const JUDGED: u32 = 3;
-/// Losses in a row after which it has not slowed down, so that it is left alone.
+/// Losses more after which it has not slowed down than such after which it has, so that it is left
+/// alone, and at most; of the latter each counts as two.
 const ENOUGH: u32 = 3;
+const MAX_CALM: u32 = 6;
 /// Least bytes in flight of a sender that is judged.
 const MIN_FLIGHT: f64 = 65_536.0;
 /// Share of what is in flight otherwise, and bytes, below which the path is drained.
@@ -54,8 +56,9 @@ pub(super) struct Reaction {
     again: Option<Instant>,
     /// Since when the path is drained.
     drained: Option<Instant>,
-    /// Losses in a row without effect.
+    /// Losses without effect, more than others.
     calm: u32,
+    is_insensitive: bool,
     trial: Option<Instant>,
     next_trial: Instant,
     backoff: Duration,
@@ -75,6 +78,7 @@ impl Reaction {
             again: None,
             drained: None,
             calm: 0,
+            is_insensitive: false,
             trial: None,
             next_trial: now,
             backoff: BACKOFF,
@@ -83,7 +87,7 @@ impl Reaction {
 
     /// Whether repairs are of no use to it, or that is being found out.
     pub(super) fn is_left_alone(&self) -> bool {
-        self.calm >= ENOUGH || self.trial.is_some()
+        self.is_insensitive || self.trial.is_some()
     }
 
     /// It sends a segment.
@@ -137,17 +141,18 @@ impl Reaction {
         debug_assert!(at <= now);
         self.lost = None;
         if self.last >= SLOWED * before {
-            self.calm += 1;
+            self.calm = (self.calm + 1).min(MAX_CALM);
             if self.calm >= ENOUGH {
-                self.trial = None;
+                (self.is_insensitive, self.trial) = (true, None);
             }
             return;
         }
-        if self.is_left_alone() {
+        self.calm = self.calm.saturating_sub(2);
+        if self.trial.take().is_some() || self.is_insensitive && self.calm == 0 {
+            self.is_insensitive = false;
             self.next_trial = now + self.backoff;
             self.backoff = (self.backoff * 2).min(MAX_BACKOFF);
         }
-        (self.calm, self.trial) = (0, None);
     }
 
     /// Begins a trial where the path was drained, with no loss before, and is as full again. One that
@@ -226,8 +231,11 @@ mod tests {
             sender.run(1_000, 400_000);
         }
         assert!(sender.reaction.is_left_alone());
-        sender.lose();
-        sender.run(1_000, 280_000);
+        for flight in [280_000, 196_000] {
+            assert!(sender.reaction.is_left_alone());
+            sender.lose();
+            sender.run(1_000, flight);
+        }
         assert!(!sender.reaction.is_left_alone(), "it slows down now");
     }
 

@@ -38,6 +38,8 @@ use crate::wire::tcp_sack;
 /// How far back the arrival of a neighbour is looked for, to tell when a packet was due.
 const NEIGHBOURS: u64 = 512;
 
+/// Numbers around lost names within which a full queue dropped all that is missing.
+const NEAR: u64 = 128;
 /// Arrivals whose identities are remembered until they are named.
 const MAX_ARRIVALS: usize = 8_192;
 /// Times that are reckoned with until the peer tells of its own.
@@ -430,6 +432,23 @@ impl Receiver {
             }
         }
         let Receiver { path, sent, arrivals, requests, known, observed, .. } = self;
+        let end = first + names.tags().len() as u64;
+        if sent.is_empty() && end < known.ledger.next() {
+            // Names that were asked for.
+            let mut near = first.saturating_sub(NEAR)..end + NEAR;
+            let congested =
+                near.any(|seq| known.ledger.row(seq).is_some_and(|row| row.congested));
+            path.named_late(now, named, congested);
+            let missing = named.iter().filter(|(_, of)| *of == Named::Missing);
+            for &(seq, _) in missing {
+                let Some(row) = known.ledger.row_mut(seq) else { continue };
+                row.congested = congested;
+                if !congested && !row.is_bare && observed.is_none() {
+                    requests.missing(now, seq);
+                }
+            }
+            return;
+        }
         let came = |arrival| arrivals.get(arrival).map(|came| came.at);
         path.named(now, (first, sent), named, came, |seq, congested| {
             let Some(row) = known.ledger.row_mut(seq) else { return };

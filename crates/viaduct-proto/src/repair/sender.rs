@@ -20,8 +20,9 @@ use crate::time::{Duration, Instant};
 use crate::wire::ip::{self, Hop};
 use crate::wire::tcp_sack;
 
-/// Packets that are named together where no repair leaves before.
+/// Packets that are named together where no repair leaves before, and where none does at all.
 const MANIFEST: usize = 64;
+const CLEAN_MANIFEST: usize = 112;
 /// Time after which they are named though they are fewer: at least, and as a part of the time for
 /// which flows can wait.
 const MANIFEST_DELAY: Duration = Duration::from_millis(5);
@@ -132,6 +133,11 @@ impl Coder {
             Coder::Auto(auto) => auto.next_seq(),
             Coder::Observe(observer) => observer.next,
         }
+    }
+
+    /// Whether packets are being lost, as far as that is known.
+    fn is_lossy(&self) -> bool {
+        matches!(self, Coder::Auto(auto) if auto.is_lossy())
     }
 
     /// When the next copy leaves.
@@ -283,7 +289,8 @@ impl Sender {
             self.name(channel);
         }
         let wait = self.wait(now).filter(|_| self.names.fresh.is_empty());
-        self.names.record(now, name, wait.unwrap_or_default());
+        let many = if self.coder.is_lossy() { MANIFEST } else { CLEAN_MANIFEST };
+        self.names.record(now, name, many, wait.unwrap_or_default());
         self.symbol.clear();
         if is_bare {
             self.stats.left_alone += 1;
@@ -358,7 +365,7 @@ impl Sender {
     /// Sends a manifest.
     fn name(&mut self, channel: &mut Channel<'_>) {
         // A manifest that is lost hides what else is: where packets are lost, the next one repeats it.
-        let repeats = matches!(&self.coder, Coder::Auto(auto) if auto.is_lossy());
+        let repeats = self.coder.is_lossy();
         let mut bytes = self.names.leave(&mut self.bundle, channel, repeats);
         bytes += self.bundle.send(channel);
         self.stats.manifests += u64::from(bytes > 0);
@@ -431,10 +438,11 @@ impl Names {
         self.fresh.len() >= MAX_NAMES || self.fresh.last().is_some_and(apart)
     }
 
-    /// Notes a packet; `wait` is the time for which flows can wait, if it is the first.
-    fn record(&mut self, now: Instant, name: Name, wait: Duration) {
+    /// Notes a packet, of which so `many` are named together; `wait` is the time for which flows can wait,
+    /// if it is the first.
+    fn record(&mut self, now: Instant, name: Name, many: usize, wait: Duration) {
         let due = *self.due.get_or_insert(now + MANIFEST_DELAY.max(wait / MANIFEST_PART));
-        if self.fresh.len() + 1 == MANIFEST {
+        if self.fresh.len() + 1 >= many {
             // As random as names are.
             let jitter = u32::from(name.tag) % MANIFEST_JITTER;
             self.due = Some(due.min(now + Duration::from_micros(jitter.into())));

@@ -28,8 +28,10 @@ const MAX_ASIDE: usize = 256;
 const MAX_REORDERING: u64 = 256;
 /// How far a tag is searched for among the arrivals that come next.
 const REACH: usize = 512;
-/// Tags, or arrivals, that have to agree one after the other where one of them was passed over.
+/// Tags, or arrivals, that have to agree one after the other where one of them was passed over, and tags
+/// between the two that may be missing: a full queue drops every other packet.
 const AGREE: usize = 2;
+const GAPS: usize = 8;
 /// Arrivals that are passed over for one that agrees alone, at most.
 const FEW: usize = 2;
 
@@ -220,18 +222,28 @@ impl Aligner {
         let followers = self.ahead.iter().skip(1);
         let pairs = self.ahead.iter().zip(followers).enumerate().skip(REACH - AGREE);
         let at: HashMap<_, _> = pairs.map(|(at, (a, b))| ((*a, *b), at)).collect();
-        let here = |missing: usize| at.get(&(tags[missing], *tags.get(missing + 1)?));
+        let here = |missing: usize| {
+            let (tag, rest) = tags[missing..].split_first()?;
+            rest.iter().take(GAPS + 1).find_map(|next| at.get(&(*tag, *next)))
+        };
         let found = (0..tags.len()).filter_map(|missing| Some((missing, *here(missing)?)));
         let (_, skipped) = found.min_by_key(|(missing, skipped)| missing + skipped)?;
         Some(Step::Skip(skipped))
     }
 
-    /// Whether tags and arrivals agree from here on. Where either ends, one that agrees is enough if
-    /// few were passed over, or there is no other: of many, one does by chance.
+    /// Whether tags and arrivals agree from here on, but for some that are missing. Where either ends,
+    /// one that agrees is enough if few were passed over, or there is no other: of many, one does by
+    /// chance.
     fn agree(&self, tags: &[Tag], from: usize, is_lone: bool) -> bool {
-        let mut both = tags.iter().zip(self.ahead.range(from..)).take(AGREE);
-        let enough = if from <= FEW || is_lone { 1 } else { AGREE };
-        both.len() >= enough && both.all(|(tag, arrived)| tag == arrived)
+        let mut arrived = self.ahead.range(from..);
+        let Some((tag, rest)) = tags.split_first() else { return false };
+        if arrived.next() != Some(tag) {
+            return false;
+        }
+        let next = arrived.next().filter(|_| !rest.is_empty());
+        let is_near = from <= FEW || is_lone;
+        let follows = |next: &Tag| rest.iter().take(GAPS + 1).any(|tag| tag == next);
+        next.map_or(is_near, |next| follows(next) || is_near && rest.len() <= GAPS)
     }
 
     /// Passes over the next arrivals.

@@ -75,6 +75,32 @@ fn names_that_were_lost_may_come_late() {
 }
 
 #[test]
+fn a_full_queue_drops_every_other_packet_and_names_too() {
+    let (mut aligner, mut rng, mut named) = (Aligner::default(), Rng::from_seed(3), Vec::new());
+    let tags: Vec<_> = (0..6_400).map(|_| rng.next_u64() as Tag).collect();
+    let is_lost = |n: u64| n >= 640 && n % 2 == 1;
+    let (mut wrong, mut late) = (0, Vec::new());
+    for (n, names) in tags.chunks(64).enumerate() {
+        let first = 64 * n as u64;
+        for (seq, &tag) in (first..).zip(names).filter(|(seq, _)| !is_lost(*seq)) {
+            assert_eq!(aligner.arrive(tag), None, "{seq}");
+        }
+        if n > 10 && n % 2 == 1 {
+            late.push((first, names));
+        } else {
+            aligner.name(first, names, &mut named);
+        }
+        // Those that were lost are asked for, and come a round trip later.
+        if n % 8 == 0 {
+            late.drain(..).for_each(|(first, names)| aligner.name(first, names, &mut named));
+        }
+        let is_wrong = |(seq, of): &(u64, Named)| (*of == Named::Missing) != is_lost(*seq);
+        wrong += named.drain(..).filter(is_wrong).count();
+    }
+    assert!(wrong <= 20, "{wrong}");
+}
+
+#[test]
 fn state_is_bounded() {
     let (mut aligner, mut rng) = (Aligner::default(), Rng::from_seed(1));
     for seq in 0..20_000 {

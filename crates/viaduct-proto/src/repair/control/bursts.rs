@@ -14,6 +14,9 @@ const LONGEST: u64 = 512;
 
 /// Bursts that tell a rate to a seventh.
 const ENOUGH: u64 = 50;
+/// Bursts of about one length that tell of a rate: of a single long one nothing would follow but that
+/// many repairs leave in vain.
+const RECURS: u64 = 3;
 /// Shortest time that a rate is told of, and longest.
 const SHORT: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(10);
@@ -52,7 +55,13 @@ impl Counts {
     }
 
     fn rates(&self) -> Rates {
-        self.bursts.map(|bursts| bursts as f64 / self.packets.max(1) as f64)
+        let rate = |at: usize| {
+            // Neighbouring lengths are alike.
+            let alike = &self.bursts[at.saturating_sub(1)..(at + 2).min(BUCKETS)];
+            let recurs = alike.iter().sum::<u64>() >= RECURS;
+            if recurs { self.bursts[at] as f64 / self.packets.max(1) as f64 } else { 0.0 }
+        };
+        std::array::from_fn(rate)
     }
 }
 
@@ -75,6 +84,12 @@ impl Bursts {
             self.counts.pop_front();
         }
         self.counts.push_back((now, counts));
+    }
+
+    /// Whether as many were seen in the last ten seconds as tell a rate.
+    pub fn is_enough(&self) -> bool {
+        let ends = self.counts.front().zip(self.counts.back());
+        ends.is_some_and(|((_, first), (_, last))| last.since(first).all() >= ENOUGH)
     }
 
     /// Bursts a packet: of a second, or as long as it takes to see enough, and of ten seconds, whichever is more.

@@ -14,21 +14,21 @@
 use crate::time::{Duration, Instant};
 
 /// Bins of an octave, those of all values, and the binary logarithm of the end of the first.
-const PER_OCTAVE: u32 = 16;
+const PER_OCTAVE: u32 = 32;
 const BINS: usize = 1 + (14 * PER_OCTAVE) as usize;
 const FIRST_BITS: u32 = 10;
 /// Share of the packets whose value is above the peak: a receiver that was not run for a moment takes
 /// a few for late.
-const ABOVE_PEAK: f64 = 0.01;
+const ABOVE_PEAK: f32 = 0.01;
 /// Share of the peak from which on a value is high.
 const HIGH: f64 = 0.8;
 /// Times as often as at low values that losses may come at high ones by chance.
 const OFTEN: f64 = 2.0;
 /// Packets at high and at low values each that are reckoned with before there are many.
 const FEW: f64 = 10.0;
-/// Negative logarithm of the probability of chance from which on a full queue is certain, and of a
-/// full queue from which on chance is.
-const CERTAIN: f64 = 6.9;
+/// Negative logarithm of the probability of chance from which on a full queue is certain, where any of
+/// some ten bins may be where high values begin, and of a full queue from which on chance is likely.
+const CERTAIN: f64 = 9.0;
 const LIKELY: f64 = 1.0;
 
 /// Why a packet was lost.
@@ -55,9 +55,9 @@ pub struct Histogram {
 /// What came at about one value.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bin {
-    packets: f64,
+    packets: f32,
     /// Several in a row are one.
-    losses: f64,
+    losses: f32,
 }
 
 impl Histogram {
@@ -86,7 +86,7 @@ impl Histogram {
 
     /// Value above which hardly a packet of the last moments was.
     pub fn peak(&self) -> i64 {
-        let all = self.bins.iter().map(|bin| bin.packets).sum::<f64>();
+        let all = self.bins.iter().map(|bin| bin.packets).sum::<f32>();
         let mut above = ABOVE_PEAK * all;
         let peak = self.bins.iter().rposition(|bin| {
             above -= bin.packets;
@@ -102,26 +102,32 @@ impl Histogram {
 
     /// Counts a loss, or several in a row, beside packets of this value, where the peak is `peak`.
     pub fn lose(&mut self, value: i64, peak: i64) -> Verdict {
-        self.bins[bin(value)].losses += 1.0;
-        if !Histogram::is_high(value, peak) {
-            return Verdict::Chance;
-        }
-        let high = bin((HIGH * peak as f64) as i64);
+        let (at, high) = (bin(value), bin((HIGH * peak as f64) as i64));
+        self.bins[at].losses += 1.0;
         let sum = |bins: &[Bin]| {
             bins.iter().fold((0.0, 0.0), |(packets, losses), bin| {
-                (packets + bin.packets, losses + bin.losses)
+                (packets + f64::from(bin.packets), losses + f64::from(bin.losses))
             })
         };
-        let ((few, elsewhere), (many, here)) = (sum(&self.bins[..high]), sum(&self.bins[high..]));
-        let (many, few) = (OFTEN * many + FEW, few.max(self.prior * many) + FEW);
-        let by_chance = many / (many + few);
-        let (all, share) = (here + elsewhere, here / (here + elsewhere));
-        let improbable = all * divergence(share, by_chance);
-        match share > by_chance {
-            true if improbable >= CERTAIN => Verdict::Congestion,
-            false if improbable >= LIKELY => Verdict::Chance,
-            _ => Verdict::Doubtful,
+        let (all, losses) = sum(&self.bins);
+        let (mut packets, mut above) = sum(&self.bins[high..]);
+        let mut verdict = Verdict::Chance;
+        // A full queue's losses come where the delay is the very longest.
+        for from in high..=at {
+            let (many, few) = (OFTEN * packets + FEW, (all - packets).max(self.prior * packets) + FEW);
+            let by_chance = many / (many + few);
+            let improbable = losses * divergence(above / losses, by_chance);
+            let is_often = above > by_chance * losses;
+            if is_often && improbable >= CERTAIN {
+                return Verdict::Congestion;
+            }
+            if from == high && (is_often || improbable < LIKELY) {
+                verdict = Verdict::Doubtful;
+            }
+            packets -= f64::from(self.bins[from].packets);
+            above -= f64::from(self.bins[from].losses);
         }
+        verdict
     }
 }
 
@@ -169,7 +175,7 @@ mod tests {
         (0..1_000).for_each(|n| histogram.arrive(at, n * 50));
         (0..5).for_each(|_| histogram.arrive(at, 90_000));
         let peak = histogram.peak();
-        assert!((44_000..50_000).contains(&peak), "{peak}");
+        assert!((47_000..50_000).contains(&peak), "{peak}");
         let later = |n: u64| at + Duration::from_millis(n);
         (0..500).for_each(|n| histogram.arrive(later(n), 10_000));
         assert!(histogram.peak() > 40_000, "half is forgotten at a time");

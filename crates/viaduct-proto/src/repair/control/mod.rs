@@ -34,11 +34,13 @@ const MAX_LATER: f64 = 10.0;
 /// packet bring the others back.
 const QUICK: Duration = Duration::from_millis(15);
 const QUICK_LATE: f64 = 0.01;
-const QUICK_MOST: f64 = 0.033;
+const QUICK_MOST: f64 = 0.029;
 /// What that takes beyond what is reckoned: older packets are not in each repair.
 const QUICK_MORE: f64 = 1.2;
 /// Share of the repairs that there may be which leave without being asked for.
 const FORWARD: f64 = 0.5;
+/// Bursts within that time that are told from none.
+const RECURS: usize = 3;
 /// Overhead that is kept until a link has been clean for long: a new loss is then repaired at once.
 const LEAST: f64 = 0.0025;
 /// Overhead until the fate of so many packets is known: flows begin with few packets, of which each loss costs much.
@@ -140,8 +142,8 @@ pub struct Controller {
     limits: Limits,
     bursts: Bursts,
     last: Option<(Instant, Report)>,
-    /// When the last loss by chance was reported, and the last that flows have seen.
-    lost: Option<Instant>,
+    /// When the last bursts by chance were reported, newest first, and the last that flows have seen.
+    lost: [Option<Instant>; RECURS],
     seen: Option<Instant>,
     /// When [`Controller::trim`] was last looked at, and the losses that flows had seen then.
     trimmed: Instant,
@@ -171,7 +173,7 @@ impl Controller {
             limits,
             bursts: Bursts::default(),
             last: None,
-            lost: None,
+            lost: [None; RECURS],
             seen: None,
             trimmed: now,
             visible: 0,
@@ -217,9 +219,10 @@ impl Controller {
         let before = self.last.replace((now, report));
         self.bursts.add(now, report.random);
         let (at, old) = before.unwrap_or((now, report));
-        if report.random.bursts != old.random.bursts {
-            self.lost = Some(now);
-        }
+        let count = |report: &Report| report.random.bursts.iter().sum::<u64>();
+        let new = count(&report).saturating_sub(count(&old)).min(RECURS as u64) as usize;
+        self.lost.rotate_right(new);
+        self.lost[..new].fill(Some(now));
         let pace = traffic.pace.max(MIN_PACE);
         let rates = self.bursts.rates();
         let bursts = rates.iter().sum::<f64>();
@@ -245,8 +248,9 @@ impl Controller {
             Some(_) if wanted == 0.0 => Regime::Clean,
             Some(_) => Regime::Repairing,
         };
-        // What was kept for losses that have never come ends at once.
-        let fall = if self.lost.is_some() { FALL.powf(now.since(at).as_secs_f64()) } else { 0.0 };
+        // What few losses have told, or was kept for some that have never come, ends at once.
+        let is_known = self.lost[0].is_some() && self.bursts.is_enough();
+        let fall = if is_known { FALL.powf(now.since(at).as_secs_f64()) } else { 0.0 };
         let fallen = self.overhead * fall;
         // What is lost now may be for repairs: there are to be no more of them.
         let frozen = self.frozen.unwrap_or(self.overhead);
@@ -281,9 +285,9 @@ impl Controller {
         reach.clamp(16.0, f64::from(MAX_COVER)) as u16
     }
 
-    /// What is kept until the link is clean.
+    /// What is kept until the link is clean: hardly any packet is lost.
     fn floor(&self, now: Instant) -> f64 {
-        let lossy = self.lost.is_some_and(|at| now.since(at) < CLEAN);
+        let lossy = self.lost[RECURS - 1].is_some_and(|at| now.since(at) < CLEAN);
         if lossy { LEAST } else { 0.0 }
     }
 

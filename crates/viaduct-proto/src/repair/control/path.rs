@@ -25,6 +25,8 @@ pub struct Path {
     /// Loss events that flows have seen, and the last one.
     visible: u64,
     seen: Option<Instant>,
+    /// Number of the last packet that was missing, and why.
+    run: Option<(Seq, Verdict)>,
     /// What packets named just now have waited in queues.
     waits: Vec<Option<Micros>>,
 }
@@ -53,8 +55,6 @@ impl Path {
         }
         self.losses.known(named.len() as u64);
         let mut before = self.queue.waits();
-        // The number of the last that is missing, and why it is.
-        let mut run = None;
         for (at, &(seq, of)) in named.iter().enumerate() {
             let sent = seq.checked_sub(first).and_then(|at| sent.get(at as usize));
             if let Some(&sent) = sent {
@@ -70,16 +70,29 @@ impl Path {
                 Named::Missing => {
                     let after = self.waits[at..].iter().find_map(|waits| *waits);
                     let waits = before.max(after.unwrap_or(before));
-                    let verdict = match run {
+                    let verdict = match self.run {
                         Some((last, verdict)) if last + 1 == seq => verdict,
                         _ => self.judge(now, waits),
                     };
-                    run = Some((seq, verdict));
+                    self.run = Some((seq, verdict));
                     self.losses.missing(now, seq, verdict);
                     missing(seq, verdict == Verdict::Congestion);
                 }
             }
             before = self.waits[at].unwrap_or(before);
+        }
+    }
+
+    /// Packets were named a while after they had left, as their names were lost: `named` says what has
+    /// become of each. Those that are missing were lost in a full queue if their neighbours were.
+    pub fn named_late(&mut self, now: Instant, named: &[(Seq, Named)], congested: bool) {
+        self.losses.known(named.len() as u64);
+        for &(seq, of) in named {
+            match of {
+                Named::Arrived(_) => self.losses.arrived(seq),
+                Named::Missing if congested => self.losses.missing(now, seq, Verdict::Congestion),
+                Named::Missing => self.losses.missing(now, seq, Verdict::Chance),
+            }
         }
     }
 
