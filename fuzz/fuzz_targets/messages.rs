@@ -86,8 +86,8 @@ fuzz_target!(|steps: Steps<Step>| {
     for step in &steps.0 {
         match step {
             Step::Raw(bytes) => gateway.handle_opened(now, &bytes.0),
-            Step::Arrives(packet) => gateway.handle_incoming(now, &mut packet.normal()),
-            Step::Leaves(packet) => gateway.handle_outgoing(now, &mut packet.normal()),
+            Step::Arrives(packet) => gateway.handle_incoming(now, now, &mut packet.normal()),
+            Step::Leaves(packet) => gateway.handle_outgoing(now, now, &mut packet.normal()),
             Step::Missed => gateway.miss_incoming(),
             Step::Wait { millis } => {
                 now += Duration::from_millis((*millis).into());

@@ -142,7 +142,7 @@ impl World {
             Step::Late { index } => {
                 if let Some(index) = usize::from(index).checked_rem(self.held.len()) {
                     let (from, mut packet) = self.held.swap_remove(index);
-                    self.planes[1 - from].handle_incoming(self.now, &mut packet);
+                    self.planes[1 - from].handle_incoming(self.now, self.now, &mut packet);
                 }
             }
             Step::Seen { by, leaves, ref bytes } => self.seen(by.into(), leaves, &bytes.0),
@@ -173,10 +173,10 @@ impl World {
     }
 
     fn send(&mut self, from: usize, packet: Vec<u8>, fate: &Fate) {
-        self.planes[from].handle_outgoing(self.now, &mut packet.clone());
+        self.planes[from].handle_outgoing(self.now, self.now, &mut packet.clone());
         match fate {
             Fate::Arrives => {
-                self.planes[1 - from].handle_incoming(self.now, &mut packet.clone());
+                self.planes[1 - from].handle_incoming(self.now, self.now, &mut packet.clone());
             }
             Fate::Lost => {}
             Fate::Held => self.held.push((from, packet.clone())),
@@ -198,10 +198,10 @@ impl World {
 
     fn seen(&mut self, by: usize, leaves: bool, bytes: &[u8]) {
         if !leaves {
-            self.planes[by].handle_incoming(self.now, &mut bytes.to_vec());
+            self.planes[by].handle_incoming(self.now, self.now, &mut bytes.to_vec());
             return;
         }
-        self.planes[by].handle_outgoing(self.now, &mut bytes.to_vec());
+        self.planes[by].handle_outgoing(self.now, self.now, &mut bytes.to_vec());
         if let Ok(header) = Header::parse(bytes) {
             self.sent[by].insert(normal(&bytes[..header.total_len]));
         }

@@ -154,7 +154,7 @@ fn encode(c: &mut Criterion<ThreadTime>) {
     group.bench_function("encode (8,3)", |b| {
         b.iter(|| {
             for (i, packet) in sources.iter_mut().enumerate() {
-                a.plane.handle_outgoing(a.now, packet);
+                a.plane.handle_outgoing(a.now, a.now, packet);
                 a.now += GAP;
                 if i % 32 == 31 {
                     black_box(
@@ -178,7 +178,7 @@ type Arrival = (Option<Vec<u8>>, Vec<Vec<u8>>);
 fn arrivals(a: &mut Gateway, rng: &mut Rng) -> Vec<Arrival> {
     let packets = packets(&mut Rng::from_seed(a.now.as_nanos()), BATCH);
     let send = |packet: Vec<u8>| {
-        a.plane.handle_outgoing(a.now, &mut packet.clone());
+        a.plane.handle_outgoing(a.now, a.now, &mut packet.clone());
         a.now += GAP;
         a.wake();
         let lost = rng.chance(0.01);
@@ -198,7 +198,7 @@ fn decode(c: &mut Criterion<ThreadTime>) {
                 for (packet, datagrams) in arrivals {
                     b.now += GAP;
                     if let Some(packet) = packet {
-                        b.plane.handle_incoming(b.now, packet);
+                        b.plane.handle_incoming(b.now, b.now, packet);
                     }
                     b.hear(datagrams);
                 }

@@ -120,9 +120,9 @@ impl Driven for Gateways {
             packet.resize(100, rng.next_u64() as u8);
             packet[9] = 17;
             packet[12..20].copy_from_slice(&[10, 0, 0, 1, 10, 1, 0, rng.next_u64() as u8]);
-            self.planes[0].handle_outgoing(now, &mut packet.clone());
+            self.planes[0].handle_outgoing(now, now, &mut packet.clone());
             if !rng.chance(0.2) {
-                self.planes[1].handle_incoming(now, &mut packet);
+                self.planes[1].handle_incoming(now, now, &mut packet);
             }
         }
         let mut noise = some_bytes(rng, 200);

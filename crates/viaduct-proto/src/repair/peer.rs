@@ -306,17 +306,17 @@ impl Peer {
         self.sender.as_mut().map(|sender| (sender, channel, &self.identity))
     }
 
-    pub(super) fn handle_outgoing(&mut self, now: Instant, packet: &mut [u8]) {
+    pub(super) fn handle_outgoing(&mut self, now: Instant, left: Instant, packet: &mut [u8]) {
         if let Some((sender, mut channel, key)) = self.sending() {
-            sender.handle(now, key, packet, &mut channel);
+            sender.handle((now, left), key, packet, &mut channel);
         }
     }
 
-    pub(super) fn handle_incoming(&mut self, now: Instant, packet: &mut [u8]) {
+    pub(super) fn handle_incoming(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {
         if let Some(sender) = &mut self.sender {
             sender.overhear(now, packet);
         }
-        self.receiver.handle_packet(now, packet);
+        self.receiver.handle_packet(now, came, packet);
     }
 
     pub(super) fn miss_outgoing(&mut self, missed: u64) {

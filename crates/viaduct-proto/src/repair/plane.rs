@@ -137,18 +137,19 @@ impl Plane {
         }
     }
 
-    /// Takes a copy of a packet that leaves on the WAN. Its bytes are spoilt.
-    pub fn handle_outgoing(&mut self, now: Instant, packet: &mut [u8]) {
+    /// Takes a copy of a packet that left on the WAN at `left`, a moment ago or now. Its bytes are spoilt.
+    pub fn handle_outgoing(&mut self, now: Instant, left: Instant, packet: &mut [u8]) {
         match route(&mut self.peers, packet, |peer, header| peer.config().sites.leaves(header)) {
-            Some((peer, packet)) => peer.handle_outgoing(now, packet),
+            Some((peer, packet)) => peer.handle_outgoing(now, left, packet),
             None => self.stats.ignored += 1,
         }
     }
 
-    /// Takes a copy of a packet that arrived from the WAN. Its bytes are spoilt.
-    pub fn handle_incoming(&mut self, now: Instant, packet: &mut [u8]) {
+    /// Takes a copy of a packet that came from the WAN at `came`, a moment ago or now. Its bytes are
+    /// spoilt.
+    pub fn handle_incoming(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {
         match route(&mut self.peers, packet, |peer, header| peer.config().sites.arrives(header)) {
-            Some((peer, packet)) => peer.handle_incoming(now, packet),
+            Some((peer, packet)) => peer.handle_incoming(now, came, packet),
             None => self.stats.ignored += 1,
         }
     }

@@ -294,8 +294,8 @@ impl Receiver {
         }
     }
 
-    /// Takes a copy of a packet that arrived from the peer's site. Its bytes are spoilt.
-    pub(super) fn handle_packet(&mut self, now: Instant, packet: &mut [u8]) {
+    /// Takes a copy of a packet that came from the peer's site a moment ago. Its bytes are spoilt.
+    pub(super) fn handle_packet(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {
         self.stats.packets += 1;
         self.stats.bytes += packet.len() as u64;
         let hop = ip::normalise(packet);
@@ -307,21 +307,27 @@ impl Receiver {
         let as_sent = self.syns.as_sent(packet);
         if !as_sent.is_empty() {
             self.stats.altered += 1;
-            as_sent.iter().for_each(|sent| self.keep(now, self.key.name(sent), hop, sent));
+            as_sent.iter().for_each(|sent| self.keep((now, came), self.key.name(sent), hop, sent));
         }
         if let Overtaken::InTime(seq) = self.held.arrived(now, identity) {
             // It is in the store already.
             self.stats.late += 1;
             return self.settle(seq, State::Arrived);
         }
-        self.keep(now, identity, hop, packet);
+        self.keep((now, came), identity, hop, packet);
     }
 
     /// Stores a packet that has arrived; one that was missing comes late.
-    fn keep(&mut self, now: Instant, identity: Identity, hop: Hop, packet: &[u8]) {
+    fn keep(
+        &mut self,
+        (now, came): (Instant, Instant),
+        identity: Identity,
+        hop: Hop,
+        packet: &[u8],
+    ) {
         let arrival = self.aligner.next_arrival();
-        self.arrivals.push(Came { at: now, identity, hop });
-        self.known.store.insert(now, identity, prefix::emit(identity, hop), packet);
+        self.arrivals.push(Came { at: came, identity, hop });
+        self.known.store.insert(came, identity, prefix::emit(identity, hop), packet);
         if let Some(seq) = self.aligner.arrive(identity.tag()) {
             self.stats.late += 1;
             self.path.arrived(seq);

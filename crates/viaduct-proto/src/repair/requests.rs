@@ -14,6 +14,8 @@ use crate::time::{Duration, Instant};
 const MAX_MISSING: usize = 2_048;
 /// Packets beyond what repairs on their way may bring back that are asked for at once.
 const EXCESS: usize = 4;
+/// Repairs of which one more is asked for.
+const RESERVE: usize = 10;
 /// Time in which a packet may be late.
 const LATE: Duration = Duration::from_millis(4);
 /// Age from which on a packet is of no use.
@@ -105,7 +107,7 @@ impl Requests {
         }
         self.fresh -= count;
         self.asked += count as u64;
-        let repairs = excess.min(count).min(usize::from(u8::MAX)) as u8;
+        let repairs = with_reserve(excess.min(count));
         Some(Need { first, packets: (last - first + 1) as u16, repairs })
     }
 
@@ -136,9 +138,16 @@ impl Requests {
         }
         self.fresh -= fresh;
         self.asked += count as u64;
-        let repairs = count.saturating_sub(held(first, last)).clamp(1, usize::from(u8::MAX)) as u8;
+        let repairs = with_reserve(count.saturating_sub(held(first, last)).max(1));
         Some(Need { first, packets: (last - first + 1) as u16, repairs })
     }
+}
+
+/// So many repairs, and some for those that will be lost: one too few of many costs all of them another
+/// round trip.
+fn with_reserve(repairs: usize) -> u8 {
+    let reserve = if repairs > 2 { repairs.div_ceil(RESERVE) } else { 0 };
+    (repairs + reserve).min(usize::from(u8::MAX)) as u8
 }
 
 impl Missing {
@@ -174,7 +183,7 @@ mod tests {
         assert_eq!(requests.ask(at(30), TIMES, |_, _| 1), None);
         assert_eq!(requests.here(at(50), 107), Some(Duration::from_millis(50)));
         let need = requests.ask(at(150), TIMES, |_, _| 0);
-        assert_eq!(need, Some(Need { first: 100, packets: 201, repairs: 3 }));
+        assert_eq!(need, Some(Need { first: 100, packets: 201, repairs: 4 }));
         assert_eq!(requests.expire(at(1_000), 0), 2);
         assert_eq!(requests.expire(at(1_000), 301), 1);
         assert_eq!(requests.due(TIMES, 0), None);
@@ -185,9 +194,9 @@ mod tests {
         let mut requests = Requests::default();
         (0..300).for_each(|n| requests.missing(at(0), 1 + 10 * n));
         let need = requests.ask(at(25), TIMES, |_, _| 0).unwrap();
-        assert!(need.packets <= MAX_COVER && need.repairs == 205, "{need:?}");
+        assert!(need.packets <= MAX_COVER && need.repairs == 226, "{need:?}");
         let rest = requests.ask(at(25), TIMES, |_, _| 0).unwrap();
-        assert_eq!((rest.first, rest.repairs), (2_051, 95));
+        assert_eq!((rest.first, rest.repairs), (2_051, 105));
     }
 
     #[test]
@@ -197,12 +206,12 @@ mod tests {
         assert_eq!((requests.due(TIMES, 26), requests.due(TIMES, 10)), (Some(at(25)), Some(at(6))));
         assert_eq!((requests.ask_early(at(5), 10), requests.ask_early(at(6), 26)), (None, None));
         let need = requests.ask_early(at(6), 10);
-        assert_eq!(need, Some(Need { first: 100, packets: 30, repairs: 20 }));
+        assert_eq!(need, Some(Need { first: 100, packets: 30, repairs: 22 }));
         assert_eq!(
             (requests.ask_early(at(7), 0), requests.ask(at(30), TIMES, |_, _| 0)),
             (None, None)
         );
         let need = requests.ask(at(131), TIMES, |_, _| 5).unwrap();
-        assert_eq!((need.packets, need.repairs), (30, 25));
+        assert_eq!((need.packets, need.repairs), (30, 28));
     }
 }

@@ -263,10 +263,10 @@ impl Sender {
         self.stats.unprotected += missed;
     }
 
-    /// Takes a copy of a packet that leaves for the peer's site. Its bytes are spoilt.
+    /// Takes a copy of a packet that left for the peer's site a moment ago. Its bytes are spoilt.
     pub(super) fn handle(
         &mut self,
-        now: Instant,
+        (now, left): (Instant, Instant),
         key: &IdentityKey,
         packet: &mut [u8],
         channel: &mut Channel<'_>,
@@ -283,7 +283,7 @@ impl Sender {
             return;
         };
         let (identity, is_bare) = (key.name(packet), repairs == Repairs::None);
-        let (tag, sent) = (identity.tag(), micros(now));
+        let (tag, sent) = (identity.tag(), micros(left));
         let name = Name { tag, sent, ttl: hop.ttl, tos: hop.tos, is_bare };
         if self.names.is_full_before(&name) {
             self.name(channel);

@@ -42,6 +42,8 @@ const BUSY: usize = 2;
 /// Age at which a copy is let go: its repairs would come too late for the packets, and cost the
 /// processor that forwards the next ones.
 const STALE: Duration = Duration::from_millis(50);
+/// Age of a copy that is believed, at most: the wall clock may have been set.
+const MAX_AGE: Duration = Duration::from_secs(1);
 /// How often counters are published and drops are read.
 const PUBLISH: Duration = Duration::from_millis(100);
 /// How often what is known of the peers beside their counters is published.
@@ -150,8 +152,10 @@ impl Worker {
     }
 
     fn read_taps(&mut self, shell: &mut Shell) -> usize {
-        let now = now();
-        let fresh = wall_clock().saturating_sub(STALE);
+        let (now, wall) = (now(), wall_clock());
+        let fresh = wall.saturating_sub(STALE);
+        // Delays are the path's alone: this thread may not have been run for a while.
+        let crossed = |frame: &Frame<'_>| now - wall.saturating_sub(frame.stamp()).min(MAX_AGE);
         let mut read = 0;
         while read < BATCH
             && let Some(mut frame) = self.out_tap.next()
@@ -161,7 +165,7 @@ impl Worker {
                 continue;
             }
             if frame.stamp() >= fresh && whole(&frame, shell) {
-                self.plane.handle_outgoing(now, &mut frame);
+                self.plane.handle_outgoing(now, crossed(&frame), &mut frame);
             } else {
                 self.plane.miss_outgoing(1);
             }
@@ -174,7 +178,7 @@ impl Worker {
             }
             match datagram(&mut frame, self.listen) {
                 Some((from, payload)) => self.plane.handle_datagram(now, from, payload),
-                None => self.plane.handle_incoming(now, &mut frame),
+                None => self.plane.handle_incoming(now, crossed(&frame), &mut frame),
             }
         }
         read

@@ -47,7 +47,7 @@ impl Path {
             let sent = seq.checked_sub(first).and_then(|at| sent.get(at as usize));
             let waits = match (of, sent) {
                 (Named::Arrived(arrival), Some(&sent)) => {
-                    arrived(arrival).map(|at| self.queue.arrive(at, sent))
+                    arrived(arrival).map(|at| self.queue.arrive(at, seq, sent))
                 }
                 _ => None,
             };

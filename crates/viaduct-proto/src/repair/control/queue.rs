@@ -20,6 +20,7 @@
 use std::collections::VecDeque;
 
 use super::histogram::{Histogram, Verdict};
+use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
 /// Time for which the least delay is remembered, and where a queue has been full since, which hides it.
@@ -37,7 +38,7 @@ const STANDING: Micros = 20_000;
 const MIN_PEAK: Micros = 5_000;
 /// Least step of a path's delay that is told from noise.
 const MIN_STEP: Micros = 5_000;
-/// Packets that left further apart may have had a queue grow between them.
+/// Packets that left further apart, or with others between them, may have had a queue grow meanwhile.
 const NEIGHBOURS: Micros = 2_000;
 /// Time for which delays have to stay above a step.
 const STAYS: Duration = Duration::from_millis(500);
@@ -51,8 +52,8 @@ pub struct Queue {
     /// Clocks' difference at the first packet: delays count from there.
     base: Option<u32>,
     least: Least,
-    /// When the last packet was sent, and its delay.
-    last: Option<(u32, Micros)>,
+    /// The last packet, when it was sent, and its delay.
+    last: Option<(Seq, u32, Micros)>,
     step: Option<Step>,
     waits: Micros,
     delays: Histogram,
@@ -84,14 +85,14 @@ struct Step {
 }
 
 impl Queue {
-    /// Takes an arrival: when it was sent, in microseconds of the peer's clock, and when it came. What it waited in
-    /// queues.
-    pub fn arrive(&mut self, now: Instant, sent: u32) -> Micros {
+    /// Takes packet `seq`, which was sent at `sent`, in microseconds of the peer's clock, and has arrived now.
+    /// What it waited in queues.
+    pub fn arrive(&mut self, now: Instant, seq: Seq, sent: u32) -> Micros {
         let difference = micros(now).wrapping_sub(sent);
         let base = *self.base.get_or_insert(difference);
         let delay = Micros::from(difference.wrapping_sub(base).cast_signed());
-        self.look_for_step(now, sent, delay);
-        self.last = Some((sent, delay));
+        self.look_for_step(now, (seq, sent, delay));
+        self.last = Some((seq, sent, delay));
         let is_full = self.full.is_some_and(|at| now.since(at) < MEMORY);
         self.waits = delay - self.least.add(now, delay, if is_full { LONG_MEMORY } else { MEMORY });
         self.delays.arrive(now, self.waits);
@@ -127,7 +128,7 @@ impl Queue {
         peak >= MIN_PEAK && Histogram::is_high(waits, peak)
     }
 
-    fn look_for_step(&mut self, now: Instant, sent: u32, delay: Micros) {
+    fn look_for_step(&mut self, now: Instant, (seq, sent, delay): (Seq, u32, Micros)) {
         if let Some(step) = &mut self.step {
             step.least = step.least.min(delay);
             let height = step.least - step.before;
@@ -139,7 +140,8 @@ impl Queue {
                 self.delays.clear();
                 self.step = None;
             }
-        } else if let Some((at, before)) = self.last
+        } else if let Some((last, at, before)) = self.last
+            && last + 1 == seq
             && Micros::from(sent.wrapping_sub(at).cast_signed()) <= NEIGHBOURS
             && delay - before >= MIN_STEP
         {
@@ -181,11 +183,12 @@ mod tests {
     struct World {
         queue: Queue,
         now: Instant,
+        seq: Seq,
     }
 
     impl World {
         fn new() -> World {
-            World { queue: Queue::default(), now: Instant::ZERO + Duration::from_secs(1) }
+            World { queue: Queue::default(), now: Instant::ZERO + Duration::from_secs(1), seq: 0 }
         }
 
         /// Packets for so long, each after this many microseconds, of these delays by the time passed.
@@ -196,7 +199,8 @@ mod tests {
                 self.now += Duration::from_micros(100);
                 let delay = delay(self.now.since(begun).as_secs_f64()) as u32;
                 let sent = micros(self.now).wrapping_sub(delay).wrapping_add(3_000_000_000);
-                let waits = self.queue.arrive(self.now, sent);
+                self.seq += 1;
+                let waits = self.queue.arrive(self.now, self.seq, sent);
                 full.push(self.queue.is_long(waits));
             }
             full
@@ -261,6 +265,7 @@ mod tests {
         for at in 0..seconds * 10_000 {
             let height = height(at as f64 / 10_000.0);
             world.now += Duration::from_micros(100);
+            world.seq += 1;
             let now = lost(at, height);
             if now {
                 all += 1;
@@ -270,7 +275,7 @@ mod tests {
                 told += usize::from(verdict == Verdict::Congestion);
             } else {
                 let sent = micros(world.now).wrapping_sub(50_000 + (40_000.0 * height) as u32);
-                world.queue.arrive(world.now, sent);
+                world.queue.arrive(world.now, world.seq, sent);
             }
             before = now;
         }

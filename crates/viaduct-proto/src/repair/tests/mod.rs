@@ -118,7 +118,7 @@ impl World {
 
     /// Sends `packet` from A's hosts; the link loses it if `lost`.
     fn send(&mut self, packet: &[u8], lost: bool) {
-        self.a.handle_outgoing(self.now, &mut packet.to_vec());
+        self.a.handle_outgoing(self.now, self.now, &mut packet.to_vec());
         if !lost {
             self.arrive(packet);
         }
@@ -126,7 +126,7 @@ impl World {
 
     fn arrive(&mut self, packet: &[u8]) {
         *self.delivered.entry(packet.to_vec()).or_default() += 1;
-        self.b.handle_incoming(self.now, &mut packet.to_vec());
+        self.b.handle_incoming(self.now, self.now, &mut packet.to_vec());
     }
 
     /// Carries the gateways' datagrams; those from A for which `lose` says so are lost.

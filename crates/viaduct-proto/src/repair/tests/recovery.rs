@@ -69,7 +69,7 @@ fn packets_that_come_a_little_late_are_delivered_once() {
     let packets: Vec<_> = (0..64).map(|_| world.packet()).collect();
     for (i, packet) in packets.iter().enumerate() {
         // Two packets of one recipe are late together, so that neither can be recovered.
-        world.a.handle_outgoing(world.now, &mut packet.clone());
+        world.a.handle_outgoing(world.now, world.now, &mut packet.clone());
         match i {
             10 | 11 => {}
             16 => {
@@ -95,10 +95,10 @@ fn what_was_missed_by_ourselves_is_not_taken_for_lost() {
     world.stream(100, |_, _| false, 0.0);
     for i in 0..200 {
         let packet = world.packet();
-        world.a.handle_outgoing(world.now, &mut packet.clone());
+        world.a.handle_outgoing(world.now, world.now, &mut packet.clone());
         // The hosts got it; the gateway's tap did not.
         if !(50..80).contains(&i) {
-            world.b.handle_incoming(world.now, &mut packet.clone());
+            world.b.handle_incoming(world.now, world.now, &mut packet.clone());
         } else {
             world.b.miss_incoming();
         }

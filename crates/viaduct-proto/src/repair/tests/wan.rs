@@ -111,7 +111,7 @@ impl Wan {
         let mut packet = vec![0; self.len];
         packet[28..32].copy_from_slice(&self.next.to_be_bytes());
         udp_header(&mut packet);
-        self.planes[0].handle_outgoing(self.now, &mut packet.clone());
+        self.planes[0].handle_outgoing(self.now, self.now, &mut packet.clone());
         let _ = self.links[0].push(self.now, Item::Packet(packet), self.len);
     }
 
@@ -129,7 +129,7 @@ impl Wan {
                     is_idle = false;
                     match delivery.item {
                         Item::Packet(mut packet) => {
-                            self.planes[1].handle_incoming(self.now, &mut packet);
+                            self.planes[1].handle_incoming(self.now, self.now, &mut packet);
                         }
                         Item::Datagram(mut datagram) => {
                             let from = endpoint(n as u8 + 1);
