@@ -10,7 +10,7 @@ use super::control::{Controller, Limits, Report, State, Traffic};
 use super::copies::{Copies, Waiting};
 use super::patience::Patience;
 use super::section::Need;
-use crate::fec::{Encoder as _, Error, Fire, MAX_COVER, Seq, window};
+use crate::fec::{Encoder as _, Error, Fire, Seq, window};
 use crate::time::{Duration, Instant};
 use crate::wire::ip::Hop;
 use crate::wire::{tcp_sack, transport};
@@ -24,7 +24,7 @@ const MAX_BUDGET: f64 = 512.0;
 /// What names that are asked for cost, in repairs.
 const NAMES_COST: f64 = 0.25;
 /// Packets that are kept for requests, at least and at most.
-const MIN_KEPT: f64 = 2_048.0;
+const MIN_KEPT: f64 = 4_096.0;
 const MAX_KEPT: f64 = 8_192.0;
 /// Repairs of the last packets before a pause, where losses come in bursts.
 const FLUSHES: usize = 3;
@@ -73,7 +73,7 @@ impl Auto {
         let limits = settings.limits;
         let mut encoder = window::Encoder::new(SILENT, first)?;
         encoder.pause();
-        encoder.keep(MAX_COVER);
+        encoder.keep(MIN_KEPT as u16);
         Ok(Auto {
             encoder,
             controller: Controller::new(now, limits),
@@ -153,7 +153,10 @@ impl Auto {
         };
         if most > 0.0 {
             // The window's rate is for those that ask for its repairs; others ride along.
-            self.pace.count(now);
+            if self.pace.count(now) && !self.encoder.is_paused() {
+                // A flow that begins is twice as fast before the peer's next report.
+                self.set(now);
+            }
             let protocol = transport::payload(of.packet).map(|(protocol, _)| protocol);
             self.patience.count(protocol == Some(transport::TCP));
             let before = if self.has_paused { 0 } else { self.bare };
@@ -235,6 +238,12 @@ impl Auto {
         self.patience.learn(now, report.random.bursts.iter().sum());
         let traffic = self.traffic(now);
         self.controller.handle_report(now, report, traffic);
+        self.set(now);
+    }
+
+    /// Sets what the encoder keeps, and its rate.
+    fn set(&mut self, now: Instant) {
+        let traffic = self.traffic(now);
         // Packets may be asked for twice, each time a round trip and a wait after they have left.
         let time = 2 * (2 * traffic.wait + self.rtt.unwrap_or(USUAL_RTT));
         let kept = traffic.pace * time.as_secs_f64();
@@ -293,17 +302,20 @@ impl Pace {
     /// Growth at which the newest count alone tells.
     const GROWS: f64 = 1.5;
 
-    pub(super) fn count(&mut self, now: Instant) {
+    /// Counts a packet; whether the pace has become another.
+    pub(super) fn count(&mut self, now: Instant) -> bool {
         self.count += 1;
         let since = *self.since.get_or_insert(now);
         let passed = now.since(since);
         if passed < Pace::SPAN {
-            return;
+            return false;
         }
         let newest = f64::from(self.count) / passed.as_secs_f64();
         // A flow that begins doubles its rate in a round trip.
-        self.value += if newest > Pace::GROWS * self.value { 1.0 } else { Pace::WEIGHT } * (newest - self.value);
+        let weight = if newest > Pace::GROWS * self.value { 1.0 } else { Pace::WEIGHT };
+        self.value += weight * (newest - self.value);
         (self.since, self.count) = (Some(now), 0);
+        true
     }
 
     pub(super) fn value(&self) -> f64 {

@@ -22,6 +22,9 @@ const JUDGED: u32 = 3;
 /// alone, and at most; of the latter each counts as two.
 const ENOUGH: u32 = 3;
 const MAX_CALM: u32 = 6;
+/// Growth of what is in flight in a round trip of a sender that is in slow start: a loss leaves it as it
+/// was, or ends it.
+const STARTS: f64 = 1.2;
 /// Least bytes in flight of a sender that is judged.
 const MIN_FLIGHT: f64 = 65_536.0;
 /// Share of what is in flight otherwise, and bytes, below which the path is drained.
@@ -47,8 +50,9 @@ pub(super) struct Reaction {
     since: Instant,
     sum: f64,
     looks: f64,
-    /// The mean of the last round trip, and of many.
+    /// The mean of the last round trip, of the one before, and of many.
     last: f64,
+    before: f64,
     steady: f64,
     /// When a loss showed, and what was in flight before.
     lost: Option<(Instant, f64)>,
@@ -73,6 +77,7 @@ impl Reaction {
             sum: 0.0,
             looks: 0.0,
             last: 0.0,
+            before: 0.0,
             steady: 0.0,
             lost: None,
             again: None,
@@ -97,7 +102,8 @@ impl Reaction {
             self.sent = end;
         } else if segment.data > 0 {
             self.again = Some(now);
-            if self.lost.is_none() && self.last >= MIN_FLIGHT {
+            let is_steady = self.last >= MIN_FLIGHT && self.last < STARTS * self.before;
+            if self.lost.is_none() && is_steady {
                 self.lost = Some((now, self.last));
             }
         }
@@ -122,7 +128,7 @@ impl Reaction {
         self.sum += flight;
         self.looks += 1.0;
         if now.since(self.since) >= rtt {
-            self.last = self.sum / self.looks;
+            self.before = std::mem::replace(&mut self.last, self.sum / self.looks);
             let weight = if self.steady > 0.0 { 0.1 } else { 1.0 };
             self.steady += weight * (self.last - self.steady);
             (self.since, self.sum, self.looks) = (now, 0.0, 0.0);
@@ -240,6 +246,16 @@ mod tests {
     }
 
     #[test]
+    fn one_that_begins_is_not_judged() {
+        let mut sender = Sender::new();
+        for n in 0..8 {
+            sender.run(100, 70_000 << n);
+            sender.lose();
+            assert!(!sender.reaction.is_left_alone(), "{n}");
+        }
+    }
+
+    #[test]
     fn one_that_slows_down_is_protected() {
         let mut sender = Sender::new();
         sender.run(1_000, 400_000);
@@ -257,6 +273,7 @@ mod tests {
         sender.run(500, 4_000);
         sender.run(200, 400_000);
         assert!(sender.reaction.is_left_alone());
+        sender.run(300, 400_000);
         sender.lose();
         sender.run(1_000, 280_000);
         assert!(!sender.reaction.is_left_alone(), "it slows down");

@@ -135,8 +135,12 @@ impl Hops {
 struct Coming {
     /// A second, on average.
     pace: f64,
-    /// Those of all time when that was last reckoned.
-    before: u64,
+    /// The same of packets.
+    packets: f64,
+    /// Packets that the newest repair covered.
+    cover: u16,
+    /// Repairs and packets of all time when that was last reckoned.
+    before: (u64, u64),
 }
 
 impl Coming {
@@ -144,15 +148,17 @@ impl Coming {
     const WEIGHT: f64 = 0.3;
 
     /// Reckons anew, a tick after the last time.
-    fn tick(&mut self, repairs: u64) {
-        let newest = (repairs - self.before) as f64 / TICK.as_secs_f64();
-        self.before = repairs;
-        self.pace += Coming::WEIGHT * (newest - self.pace);
+    fn tick(&mut self, repairs: u64, packets: u64) {
+        let newest = |of: u64, before: u64| (of - before) as f64 / TICK.as_secs_f64();
+        self.pace += Coming::WEIGHT * (newest(repairs, self.before.0) - self.pace);
+        self.packets += Coming::WEIGHT * (newest(packets, self.before.1) - self.packets);
+        self.before = (repairs, packets);
     }
 
-    /// Those that come in such a time.
+    /// Those that come in such a time, of what is lost now.
     fn within(&self, time: Duration) -> usize {
-        (self.pace * time.as_secs_f64()) as usize
+        let covered = f64::from(self.cover) / self.packets.max(1.0);
+        (self.pace * time.as_secs_f64().min(covered)) as usize
     }
 }
 
@@ -442,8 +448,7 @@ impl Receiver {
         if sent.is_empty() && end < known.ledger.next() {
             // Names that were asked for.
             let mut near = first.saturating_sub(NEAR)..end + NEAR;
-            let congested =
-                near.any(|seq| known.ledger.row(seq).is_some_and(|row| row.congested));
+            let congested = near.any(|seq| known.ledger.row(seq).is_some_and(|row| row.congested));
             path.named_late(now, named, congested);
             let missing = named.iter().filter(|(_, of)| *of == Named::Missing);
             for &(seq, _) in missing {
@@ -587,6 +592,9 @@ impl Receiver {
     fn decode(&mut self, now: Instant, repair: Repair<'_>) {
         self.stats.repairs += 1;
         let cover = repair.cover;
+        if cover.last() + NEAR >= self.known.ledger.next() {
+            self.coming.cover = cover.count;
+        }
         let is_dark = self.in_the_dark(cover.first, cover.last());
         if is_dark
             || cover.first < self.known.ledger.floor()
@@ -650,7 +658,7 @@ impl Receiver {
     pub(super) fn tick(&mut self, now: Instant) {
         self.known.ledger.tick(now);
         self.held.tick(now);
-        self.coming.tick(self.stats.repairs);
+        self.coming.tick(self.stats.repairs, self.stats.packets);
         if let Some(observed) = &mut self.observed {
             observed.settle(now);
         }

@@ -13,8 +13,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::auto::{Auto, Leaving};
 use super::classes::Repairs;
-use super::control::losses::Losses;
 use super::control::histogram::Verdict;
+use super::control::losses::Losses;
 use super::control::{Limits, Report};
 use super::requests::{Requests, Times};
 use super::section::Need;

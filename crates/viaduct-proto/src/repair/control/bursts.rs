@@ -124,6 +124,19 @@ mod tests {
     }
 
     #[test]
+    fn one_long_burst_tells_no_rate() {
+        let (mut bursts, mut counts) = (Bursts::default(), Counts::default());
+        bursts.add(Instant::ZERO, counts);
+        counts.packets = 10_000;
+        counts.bursts[bucket(60)] = 2;
+        bursts.add(Instant::ZERO + Duration::from_secs(1), counts);
+        assert_eq!(bursts.rates(), [0.0; BUCKETS]);
+        counts.bursts[bucket(40)] = 1;
+        bursts.add(Instant::ZERO + Duration::from_secs(2), counts);
+        assert!(bursts.rates()[bucket(60)] > 0.0);
+    }
+
+    #[test]
     fn an_onset_is_seen_within_a_second_and_an_end_after_ten() {
         let (mut bursts, mut counts) = (Bursts::default(), Counts::default());
         let mut second = |n: u64, each: u64| {

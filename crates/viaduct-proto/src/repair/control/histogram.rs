@@ -114,7 +114,8 @@ impl Histogram {
         let mut verdict = Verdict::Chance;
         // A full queue's losses come where the delay is the very longest.
         for from in high..=at {
-            let (many, few) = (OFTEN * packets + FEW, (all - packets).max(self.prior * packets) + FEW);
+            let (many, few) =
+                (OFTEN * packets + FEW, (all - packets).max(self.prior * packets) + FEW);
             let by_chance = many / (many + few);
             let improbable = losses * divergence(above / losses, by_chance);
             let is_often = above > by_chance * losses;

@@ -61,6 +61,10 @@ const TOO_MANY: f64 = 3.0;
 const CALM: Duration = Duration::from_secs(30);
 /// Time after which repairs have brought back what was lost before they began, as far as they could.
 const SETTLES: Duration = Duration::from_secs(2);
+/// Time after which a queue that still drops packets halves the overhead again, and after which one
+/// that does not is not full any more.
+const YIELDS: Duration = Duration::from_millis(100);
+const RECOVERS: Duration = Duration::from_millis(500);
 /// Unit of an encoder's rate: repairs for so many packets.
 const PACKETS: u16 = 4_096;
 /// Least packets a second that are reckoned with.
@@ -136,6 +140,16 @@ pub struct State {
     pub report: Report,
 }
 
+/// What a full queue leaves to repairs.
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    /// Share of the overhead.
+    share: f64,
+    /// When it was last halved, and when a packet was last dropped.
+    halved: Instant,
+    dropped: Instant,
+}
+
 /// Chooses the rate of repairs towards one peer.
 #[derive(Debug)]
 pub struct Controller {
@@ -148,10 +162,14 @@ pub struct Controller {
     /// When [`Controller::trim`] was last looked at, and the losses that flows had seen then.
     trimmed: Instant,
     visible: u64,
+    /// Overhead that losses ask for, and what there is room for.
+    asked: f64,
     overhead: f64,
     trim: f64,
     /// The overhead when the queue became long.
     frozen: Option<f64>,
+    /// What a queue that is full leaves.
+    room: Option<Room>,
     /// When repairs began.
     begun: Option<Instant>,
     regime: Regime,
@@ -177,9 +195,11 @@ impl Controller {
             seen: None,
             trimmed: now,
             visible: 0,
+            asked: 0.0,
             overhead: 0.0,
             trim: 1.0,
             frozen: None,
+            room: None,
             begun: None,
             regime: Regime::Unknown,
         }
@@ -251,18 +271,28 @@ impl Controller {
         // What few losses have told, or was kept for some that have never come, ends at once.
         let is_known = self.lost[0].is_some() && self.bursts.is_enough();
         let fall = if is_known { FALL.powf(now.since(at).as_secs_f64()) } else { 0.0 };
-        let fallen = self.overhead * fall;
+        let fallen = self.asked * fall;
+        // A full queue drops packets: for repairs, perhaps. There are to be fewer as long as it does.
+        if report.congested > old.congested {
+            let room = self.room.unwrap_or(Room { share: 1.0, halved: at, dropped: now });
+            let is_due = now.since(room.halved) >= YIELDS || self.room.is_none();
+            let (share, halved) =
+                if is_due { (room.share / 2.0, now) } else { (room.share, room.halved) };
+            self.room = Some(Room { share, halved, dropped: now });
+        }
+        self.room = self.room.filter(|room| now.since(room.dropped) < RECOVERS);
         // What is lost now may be for repairs: there are to be no more of them.
-        let frozen = self.frozen.unwrap_or(self.overhead);
+        let frozen = self.frozen.unwrap_or(self.asked);
         self.frozen = report.queue_full.then_some(frozen);
         let risen = self.frozen.map_or(wanted, |frozen| wanted.min(frozen));
-        if self.overhead <= 0.0 && risen > 0.0 {
+        if self.asked <= 0.0 && risen > 0.0 {
             self.begun = Some(now);
         }
-        self.overhead = risen.max(fallen);
-        if self.overhead < LEAST {
-            self.overhead = if wanted > 0.0 { LEAST.min(most) } else { 0.0 };
+        self.asked = risen.max(fallen);
+        if self.asked < LEAST {
+            self.asked = if wanted > 0.0 { LEAST.min(most) } else { 0.0 };
         }
+        self.overhead = self.asked * self.room.map_or(1.0, |room| room.share);
     }
 
     /// Parameters of an encoder; `None` where no repairs are to leave.

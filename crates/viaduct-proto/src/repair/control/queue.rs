@@ -165,7 +165,9 @@ impl Least {
     /// Adds a value; the least.
     fn add(&mut self, now: Instant, value: Micros, memory: Duration) -> Micros {
         match self.parts.back_mut() {
-            Some((since, least)) if now.since(*since) < MEMORY / PARTS => *least = value.min(*least),
+            Some((since, least)) if now.since(*since) < MEMORY / PARTS => {
+                *least = value.min(*least)
+            }
             _ => self.parts.push_back((now, value)),
         }
         while self.parts.front().is_some_and(|&(since, _)| now.since(since) > memory) {
@@ -309,7 +311,8 @@ mod tests {
         let (told, _) = judge(&mut World::new(), 2, grows, |n, _| n % 101 == 0);
         assert_eq!(told, 0);
         let fills = |at: f64| (at / 2.0).powi(4).min(0.5);
-        let (told, all) = judge(&mut World::new(), 2, fills, |n, height| height == 0.5 && n % 2 == 0);
+        let (told, all) =
+            judge(&mut World::new(), 2, fills, |n, height| height == 0.5 && n % 2 == 0);
         assert!(told + 15 >= all, "{told} of {all}");
         // A sender that exceeds its link, for minutes.
         let mut world = World::new();

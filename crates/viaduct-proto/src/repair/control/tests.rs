@@ -79,6 +79,21 @@ fn a_full_queue_gets_no_more_repairs_than_before() {
 }
 
 #[test]
+fn while_a_queue_drops_packets_repairs_yield_and_then_come_back() {
+    let mut world = World::new();
+    let before = world.run(20, 5, 1);
+    for _ in 0..40 {
+        world.report.congested += 10;
+        world.run(0, 5, 1);
+        world.now += TICK;
+        world.controller.handle_report(world.now, world.report, TRAFFIC);
+    }
+    let during = world.controller.overhead();
+    assert!(during < 0.05 * before, "{during} of {before}");
+    assert!(world.run(1, 5, 1) > 0.9 * before);
+}
+
+#[test]
 fn losses_that_flows_see_raise_it_within_bounds_and_calm_lowers_it() {
     let mut world = World::new();
     let plain = world.run(20, 5, 1);
