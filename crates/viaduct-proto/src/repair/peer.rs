@@ -371,7 +371,7 @@ impl Peer {
         for section in section::sections(message) {
             match section {
                 Some(Section::Repair(repair, part)) => {
-                    self.receiver.handle_repair(now, repair, part)
+                    self.receiver.handle_repair(now, repair, part);
                 }
                 Some(Section::Names(names)) => self.receiver.handle_names(now, &names),
                 Some(Section::Need(need)) => self.answer(now, need),

@@ -504,7 +504,7 @@ mod tests {
             };
             prop_assert_eq!((names.first, names.manner), (first.into(), manner));
             let read: Vec<_> = names.tags().zip(names.bare()).collect();
-            prop_assert_eq!(read, tags.clone());
+            prop_assert_eq!(&read, &tags);
             let head = names.times().map(|of| (of.sent, of.ttl, of.tos));
             prop_assert_eq!(head, timed.then_some((3, 64, 8)));
             prop_assert_eq!(names.times().map_or(tags.len(), |of| of.sent().count()), tags.len());

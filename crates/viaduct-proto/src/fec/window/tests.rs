@@ -185,9 +185,9 @@ fn parameters_may_change_at_any_packet() {
         let packet = packet(&mut rng, 40);
         // Single losses, far apart: whatever the parameters, the next repair has them.
         if seq % 97 == 0 {
-            lost += 1
+            lost += 1;
         } else {
-            receiver.packet(seq, &packet)
+            receiver.packet(seq, &packet);
         }
         push(&mut encoder, &packet).iter().for_each(|repair| {
             receiver.repair(repair);

@@ -166,7 +166,7 @@ impl Least {
     fn add(&mut self, now: Instant, value: Micros, memory: Duration) -> Micros {
         match self.parts.back_mut() {
             Some((since, least)) if now.since(*since) < MEMORY / PARTS => {
-                *least = value.min(*least)
+                *least = value.min(*least);
             }
             _ => self.parts.push_back((now, value)),
         }
@@ -290,16 +290,16 @@ mod tests {
 
     #[test]
     fn losses_at_the_peak_are_a_full_queues_unless_they_come_elsewhere_too() {
-        let full = |n: u64, height: f64| height > 0.98 && n % 7 == 0;
+        let full = |n: u64, height: f64| height > 0.98 && n.is_multiple_of(7);
         let (told, all) = judge(&mut World::new(), 60, saw, full);
         assert!(told * 50 > all * 49, "{told} of {all}");
         for every in [20, 101, 1_009] {
-            let (told, all) = judge(&mut World::new(), 60, saw, |n, _| n % every == 0);
+            let (told, all) = judge(&mut World::new(), 60, saw, |n, _| n.is_multiple_of(every));
             assert!(told * 1_000 < all, "{told} of {all}");
         }
         let (told, all) = judge(&mut World::new(), 60, saw, |n, _| n % 3_000 < 30);
         assert!(told * 100 < all, "{told} of {all}");
-        let both = |n: u64, height: f64| n % 101 == 0 || full(n, height);
+        let both = |n: u64, height: f64| n.is_multiple_of(101) || full(n, height);
         let (told, all) = judge(&mut World::new(), 60, saw, both);
         assert!(told * 100 > all * 15, "{told} of {all}");
     }
@@ -308,23 +308,23 @@ mod tests {
     fn a_queue_that_grows_is_not_full_and_one_that_stays_is() {
         // As a slow start fills it.
         let grows = |at: f64| (at / 2.0).powi(4);
-        let (told, _) = judge(&mut World::new(), 2, grows, |n, _| n % 101 == 0);
+        let (told, _) = judge(&mut World::new(), 2, grows, |n, _| n.is_multiple_of(101));
         assert_eq!(told, 0);
         let fills = |at: f64| (at / 2.0).powi(4).min(0.5);
         let (told, all) =
-            judge(&mut World::new(), 2, fills, |n, height| height == 0.5 && n % 2 == 0);
+            judge(&mut World::new(), 2, fills, |n, height| height == 0.5 && n.is_multiple_of(2));
         assert!(told + 15 >= all, "{told} of {all}");
         // A sender that exceeds its link, for minutes.
         let mut world = World::new();
         judge(&mut world, 1, |at| at, |_, _| false);
-        let (told, all) = judge(&mut world, 240, |_| 1.0, |n, _| n % 11 == 0);
+        let (told, all) = judge(&mut world, 240, |_| 1.0, |n, _| n.is_multiple_of(11));
         assert!(told + 100 >= all, "{told} of {all}");
     }
 
     #[test]
     fn drops_of_a_flow_that_stays_near_the_peak_are_told() {
         let cubic = |at: f64| 1.0 - 0.6 * (1.0 - (at / 6.0).fract()).powi(3);
-        let drops = |n: u64, height: f64| height > 0.999 && n % 20 == 0;
+        let drops = |n: u64, height: f64| height > 0.999 && n.is_multiple_of(20);
         let mut world = World::new();
         judge(&mut world, 60, cubic, drops);
         let (told, all) = judge(&mut world, 60, cubic, drops);
