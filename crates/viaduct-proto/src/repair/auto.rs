@@ -274,9 +274,10 @@ impl Auto {
         may
     }
 
-    /// Answers a request, as far as the budget goes.
+    /// Answers a request, as far as the budget goes and the link has room.
     pub(super) fn answer(&mut self, now: Instant, need: Need, fire: &mut Fire<'_>) {
-        let count = usize::from(need.repairs).min(self.budget as usize);
+        let wanted = f64::from(need.repairs) * self.controller.room();
+        let count = (wanted as usize).min(self.budget as usize);
         self.budget -= count as f64;
         let last = need.first.saturating_add(u64::from(need.packets)).saturating_sub(1);
         self.combine(now, need.first, last, count, fire);

@@ -39,7 +39,7 @@ use crate::wire::tcp_sack;
 const NEIGHBOURS: u64 = 512;
 
 /// Numbers around lost names within which a full queue dropped all that is missing.
-const NEAR: u64 = 128;
+const NEAR: u64 = 1_024;
 /// Arrivals whose identities are remembered until they are named.
 const MAX_ARRIVALS: usize = 8_192;
 /// Times that are reckoned with until the peer tells of its own.
@@ -592,7 +592,7 @@ impl Receiver {
     fn decode(&mut self, now: Instant, repair: Repair<'_>) {
         self.stats.repairs += 1;
         let cover = repair.cover;
-        if cover.last() + NEAR >= self.known.ledger.next() {
+        if cover.last() + NEIGHBOURS >= self.known.ledger.next() {
             self.coming.cover = cover.count;
         }
         let is_dark = self.in_the_dark(cover.first, cover.last());

@@ -226,6 +226,11 @@ impl Controller {
         self.overhead
     }
 
+    /// Share of the repairs that a queue leaves room for, which is 1 unless it drops packets.
+    pub fn room(&self) -> f64 {
+        self.room.map_or(1.0, |room| room.share)
+    }
+
     /// Whether one in ten bursts of the last seconds, or more, took three packets or more: losses
     /// that have nothing to do with each other hardly do.
     pub fn is_bursty(&self) -> bool {
@@ -292,7 +297,7 @@ impl Controller {
         if self.asked < LEAST {
             self.asked = if wanted > 0.0 { LEAST.min(most) } else { 0.0 };
         }
-        self.overhead = self.asked * self.room.map_or(1.0, |room| room.share);
+        self.overhead = self.asked * self.room();
     }
 
     /// Parameters of an encoder; `None` where no repairs are to leave.
