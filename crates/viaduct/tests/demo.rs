@@ -40,7 +40,7 @@ fn four_programs_cross_a_bad_link_and_viaduct_wins_back_what_loss_takes() {
     let output = command.arg("--json").arg(&json).output().unwrap();
     let said = said(&output);
     assert!(output.status.success(), "{said}");
-    assert!(started.elapsed() < Duration::from_secs(90), "twice what it promises: {said}");
+    assert!(started.elapsed() < Duration::from_secs(180), "twice what it promises: {said}");
     for program in ["iperf3 (TCP cubic)", "iperf3 (TCP bbr)", "curl, 1 MB", "50 messages/s"] {
         let row = said.lines().find(|line| line.trim_start().starts_with(program)).unwrap();
         assert!(row.contains("x ") && !row.contains("failed"), "{said}");
@@ -83,7 +83,7 @@ fn interrupted(mut demo: Child, step: &str) -> Output {
 #[test]
 fn ctrl_c_ends_it_soon_and_keeps_what_there_is() {
     let (mut command, dir) = demo("demo-ctrl-c", &["--quick"]);
-    let output = interrupted(command.spawn().unwrap(), "[1/8] plain kernel: iperf3 (TCP cubic)");
+    let output = interrupted(command.spawn().unwrap(), "[1/18] plain kernel: iperf3 (TCP cubic)");
     assert!(said(&output).contains("Stopped"), "{}", said(&output));
     let result = fs::read(dir.join("report/demo.json")).unwrap();
     let result: serde_json::Value = serde_json::from_slice(&result).unwrap();
@@ -109,7 +109,7 @@ fn without_root_it_runs_as_well_or_says_what_forbids_it() {
     let demo = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     if allowed {
         // The web server has served by then, and the gateways are up.
-        interrupted(demo, "[5/8] with Viaduct: iperf3 (TCP cubic)");
+        interrupted(demo, "[10/18] with Viaduct: iperf3 (TCP cubic)");
     } else {
         let text = said(&demo.wait_with_output().unwrap());
         assert!(text.contains("user namespace") || text.contains("/dev/net/tun"), "{text}");

@@ -9,6 +9,7 @@ use super::coding::Settings;
 use super::control::{Controller, Limits, Report, State, Traffic};
 use super::copies::{Copies, Waiting};
 use super::patience::Patience;
+use super::requests::MAX_WORK;
 use super::section::Need;
 use crate::fec::{Encoder as _, Error, Fire, Seq, window};
 use crate::time::{Duration, Instant};
@@ -277,7 +278,8 @@ impl Auto {
     /// Answers a request, as far as the budget goes and the link has room.
     pub(super) fn answer(&mut self, now: Instant, need: Need, fire: &mut Fire<'_>) {
         let wanted = f64::from(need.repairs) * self.controller.room();
-        let count = (wanted as usize).min(self.budget as usize);
+        let most = MAX_WORK / usize::from(need.packets).max(1);
+        let count = (wanted as usize).min(self.budget as usize).min(most);
         self.budget -= count as f64;
         let last = need.first.saturating_add(u64::from(need.packets)).saturating_sub(1);
         self.combine(now, need.first, last, count, fire);

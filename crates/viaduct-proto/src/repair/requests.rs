@@ -14,6 +14,9 @@ use crate::time::{Duration, Instant};
 const MAX_MISSING: usize = 2_048;
 /// Packets beyond what repairs on their way may bring back that are asked for at once.
 const EXCESS: usize = 4;
+/// Repairs that one request asks for, times the packets that each covers, at most: the peer makes them at
+/// once, and everything else waits.
+pub(super) const MAX_WORK: usize = 1 << 16;
 /// Repairs of which one more is asked for.
 const RESERVE: usize = 10;
 /// Time in which a packet may be late.
@@ -102,6 +105,9 @@ impl Requests {
         oldest.asked = Some(now);
         let (mut last, mut count) = (first, 1_usize);
         for (&seq, missing) in fresh.take_while(|(seq, _)| **seq - first < u64::from(MAX_COVER)) {
+            if is_too_much(first, seq, count + 1) {
+                break;
+            }
             (last, count) = (seq, count + 1);
             missing.asked = Some(now);
         }
@@ -133,6 +139,9 @@ impl Requests {
         let mut fresh = usize::from(oldest.asked.replace(now).is_none());
         let (mut last, mut count) = (first, 1_usize);
         for (&seq, missing) in due.take_while(|(seq, _)| **seq - first < u64::from(MAX_COVER)) {
+            if is_too_much(first, seq, count + 1) {
+                break;
+            }
             (last, count) = (seq, count + 1);
             fresh += usize::from(missing.asked.replace(now).is_none());
         }
@@ -141,6 +150,11 @@ impl Requests {
         let repairs = with_reserve(count.saturating_sub(held(first, last)).max(1));
         Some(Need { first, packets: (last - first + 1) as u16, repairs })
     }
+}
+
+/// Whether a repair for each of `count` packets from one to another is more than the peer makes at once.
+fn is_too_much(first: Seq, last: Seq, count: usize) -> bool {
+    (last - first + 1) as usize * count > MAX_WORK
 }
 
 /// So many repairs, and some for those that will be lost: one too few of many costs all of them another
@@ -192,11 +206,25 @@ mod tests {
     #[test]
     fn a_range_is_no_longer_than_a_repair_covers() {
         let mut requests = Requests::default();
-        (0..300).for_each(|n| requests.missing(at(0), 1 + 10 * n));
+        (0..30).for_each(|n| requests.missing(at(0), 1 + 100 * n));
         let need = requests.ask(at(25), TIMES, |_, _| 0).unwrap();
-        assert!(need.packets <= MAX_COVER && need.repairs == 226, "{need:?}");
+        assert_eq!((need.packets, need.repairs), (2_001, 24), "{MAX_COVER} at most");
         let rest = requests.ask(at(25), TIMES, |_, _| 0).unwrap();
-        assert_eq!((rest.first, rest.repairs), (2_051, 105));
+        assert_eq!((rest.first, rest.repairs), (2_101, 10));
+    }
+
+    #[test]
+    fn many_are_asked_for_in_several_requests() {
+        let mut requests = Requests::default();
+        (0..300).for_each(|n| requests.missing(at(0), 1 + 10 * n));
+        let mut next = 1;
+        while let Some(need) = requests.ask(at(25), TIMES, |_, _| 0) {
+            assert_eq!(need.first, next);
+            let packets = usize::from(need.packets).div_ceil(10);
+            assert!(usize::from(need.packets) * packets <= MAX_WORK, "{need:?}");
+            next += 10 * packets as u64;
+        }
+        assert_eq!(next, 3_001);
     }
 
     #[test]
