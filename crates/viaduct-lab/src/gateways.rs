@@ -131,6 +131,8 @@ pub struct PeerState {
 pub struct ShellCounters {
     /// Outgoing packets that found the tap full.
     pub tap_drops_out: u64,
+    /// Outgoing packets whose copies were looked at too late.
+    pub tap_late_out: u64,
     /// Incoming packets that found the tap full.
     pub tap_drops_in: u64,
     /// Copies longer than the tap keeps.

@@ -204,6 +204,12 @@ fn site(status: &Status, page: &mut Exposition) {
     page.family("viaduct_tap_drops_total", Kind::Counter, "Packets that found the tap full.");
     page.sample(&[("direction", "out")], shell.tap_drops_out);
     page.sample(&[("direction", "in")], shell.tap_drops_in);
+    page.family(
+        "viaduct_tap_late_total",
+        Kind::Counter,
+        "Outgoing packets whose copies were looked at too late to be protected.",
+    );
+    page.sample(&[], shell.tap_late_out);
     let cache = &status.cache;
     page.family("viaduct_cache_refused_total", Kind::Counter, "Queries that were not looked up.");
     page.sample(&[("reason", "stranger")], cache.strangers);

@@ -21,6 +21,9 @@ use crate::proxy::snapshot::ProxyStatus;
 pub struct Shell {
     /// Outgoing packets that found the tap full: forwarded, not protected.
     pub tap_drops_out: u64,
+    /// Outgoing packets whose copies were looked at too late: forwarded, not protected.
+    #[serde(default)]
+    pub tap_late_out: u64,
     /// Incoming packets that found the tap full: forwarded, not seen.
     pub tap_drops_in: u64,
     /// Copies longer than the tap keeps.

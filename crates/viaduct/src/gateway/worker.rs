@@ -164,7 +164,9 @@ impl Worker {
             if repair(&mut frame, self.listen) {
                 continue;
             }
-            if frame.stamp() >= fresh && whole(&frame, shell) {
+            let is_late = frame.stamp() < fresh;
+            shell.tap_late_out += u64::from(is_late);
+            if !is_late && whole(&frame, shell) {
                 self.plane.handle_outgoing(now, crossed(&frame), &mut frame);
             } else {
                 self.plane.miss_outgoing(1);

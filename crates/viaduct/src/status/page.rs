@@ -95,7 +95,7 @@ impl Page<'_> {
         )?;
         let drops = format!(
             "missed {} out, {} in; cut short {}, without checksum {}",
-            self.ink.alarm(shell.tap_drops_out),
+            self.ink.alarm(shell.tap_drops_out + shell.tap_late_out),
             self.ink.alarm(shell.tap_drops_in),
             self.ink.alarm(shell.truncated),
             self.ink.alarm(shell.unfinished),
