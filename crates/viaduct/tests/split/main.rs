@@ -162,7 +162,7 @@ fn rules_that_a_firewalls_reload_takes_away_are_put_back() {
     let mut world = world("rate=100M,delay=2ms");
     let ip = world.b1().addresses().next().unwrap();
     let listener = listen(world.b1(), ip);
-    world.protect(&GatewaySpec::default().split()).unwrap();
+    world.protect(&GatewaySpec::fec("lower_mtu = true\n").split()).unwrap();
     let rules = |world: &World| world.dumbbell.gateway_a().run("nft", &["-s", "list", "ruleset"]);
     let before = rules(&world).unwrap();
     assert!(before.contains("tproxy") && before.contains("maxseg"), "{before}");
