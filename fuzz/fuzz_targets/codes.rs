@@ -21,7 +21,7 @@ struct Input {
 enum Parameters {
     Layered { r: u8, interleaves: [u8; 3], delay_xors: bool },
     ReedSolomon { r: u8, c: u8, interleave: u8 },
-    Window { window: u8, repairs: u8, packets: u8 },
+    Window { window: u16, repairs: u16, packets: u16 },
 }
 
 #[derive(Arbitrary, Debug)]

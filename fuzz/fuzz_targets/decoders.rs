@@ -9,7 +9,9 @@ use libfuzzer_sys::fuzz_target;
 use viaduct_fuzz::{Bytes, Steps};
 use viaduct_proto::fec::linear::Linear;
 use viaduct_proto::fec::peeling::Peeling;
-use viaduct_proto::fec::{AnyDecoder, Cover, Decoder, Recovered, Repair, Row, Seq, Sources};
+use viaduct_proto::fec::{
+    AnyDecoder, Cover, Decoder, Draw, MAX_COVER, Recovered, Repair, Row, Seq, Sources,
+};
 
 #[derive(Arbitrary, Debug)]
 struct Input {
@@ -29,11 +31,11 @@ enum Which {
 #[derive(Arbitrary, Debug)]
 enum Step {
     /// Numbers close together, so that repairs meet.
-    Near { first: u8, stride: u8, count: u8, kind: Kind, len_code: [u8; 2], body: Bytes },
+    Near { first: u8, stride: u8, count: u16, kind: Kind, len_code: [u8; 2], body: Bytes },
     /// Any numbers.
-    Far { first: u64, stride: u16, count: u8, kind: Kind, len_code: [u8; 2], body: Bytes },
+    Far { first: u64, stride: u16, count: u16, kind: Kind, len_code: [u8; 2], body: Bytes },
     /// A repair of one byte again and again, as long as a packet can be and longer.
-    Long { first: u8, count: u8, kind: Kind, byte: u8, len: u32 },
+    Long { first: u8, count: u16, kind: Kind, byte: u8, len: u32 },
     /// A packet arrives.
     Arrives { seq: u8, packet: Bytes },
     /// The caller has no room for a packet any more.
@@ -46,7 +48,7 @@ enum Step {
 enum Kind {
     Xor(u8),
     ReedSolomon(u8),
-    Window(u16),
+    Window { seed: u16, dense: u16, density: u8 },
 }
 
 impl Kind {
@@ -54,7 +56,7 @@ impl Kind {
         match self {
             Kind::Xor(layer) => Row::Xor { layer },
             Kind::ReedSolomon(row) => Row::ReedSolomon { row },
-            Kind::Window(seed) => Row::Window { seed },
+            Kind::Window { seed, dense, density } => Row::Window(Draw { seed, dense, density }),
         }
     }
 }
@@ -89,7 +91,8 @@ fuzz_target!(|input: Input| {
 
 fn take(step: &Step, decoder: &mut dyn Decoder, store: &mut Store, recovered: &mut Recovered) {
     let mut repair = |first, stride, count, kind: Kind, len_code, body: &[u8]| {
-        let cover = Cover { first, stride, count };
+        // As many as the parser lets through.
+        let cover = Cover { first, stride, count: count % (MAX_COVER + 1) };
         let repair = Repair { cover, row: kind.row(), len_code, body };
         decoder.repair(repair, store, recovered);
     };

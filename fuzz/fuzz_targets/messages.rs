@@ -81,7 +81,8 @@ impl Packet {
 }
 
 fuzz_target!(|steps: Steps<Step>| {
-    let mut gateway = plane_of(0, Coding::Auto(Limits { max_overhead: 0.3 }));
+    let mut gateway =
+        plane_of(0, Coding::Auto(Limits { max_overhead: 0.3, max_rate: None }.into()));
     let mut now = Instant::ZERO;
     for step in &steps.0 {
         match step {

@@ -77,7 +77,9 @@ impl Parameters {
     /// Some of them are refused; then nothing must change.
     fn coding(&self) -> Coding {
         Coding::Fixed(match *self {
-            Parameters::Auto => return Coding::Auto(Limits { max_overhead: 0.3 }),
+            Parameters::Auto => {
+                return Coding::Auto(Limits { max_overhead: 0.3, max_rate: None }.into());
+            }
             Parameters::Observe => return Coding::Observe,
             Parameters::Layered { r, interleaves, delay_xors } => {
                 let interleaves = interleaves.map(|i| u16::from(i % 64)).to_vec();

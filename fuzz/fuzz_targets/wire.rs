@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use viaduct_proto::repair::report::{REPORT, Report};
+use viaduct_proto::repair::report::{self, REPORT, Report, TRIALS};
 use viaduct_proto::repair::section::{self, MAX_NAMES, Section};
 use viaduct_proto::repair::terms::Terms;
 use viaduct_proto::repair::wire::{Datagram, TAG};
@@ -26,6 +26,18 @@ fuzz_target!(|bytes: &[u8]| {
                 assert!((1..=MAX_NAMES).contains(&names.tags().len()));
                 let times = names.times().map(|times| times.sent().count());
                 assert!(times.is_none_or(|count| count == names.tags().len()));
+            }
+            Section::Copies(copies) => {
+                let packets: Vec<_> = copies.packets().map(|packet| packet.unwrap()).collect();
+                let packets = packets.into_iter();
+                section::emit_copies(copies.first, copies.hop, packets, &mut again);
+            }
+            Section::Other(TRIALS, body) => {
+                if let Some(trials) = report::parse_trials(body) {
+                    report::emit_trials(&trials, &mut again);
+                    assert_eq!(again, *body);
+                }
+                again.clear();
             }
             Section::Other(REPORT, body) => {
                 if let Some(report) = Report::parse(body) {

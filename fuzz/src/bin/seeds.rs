@@ -182,7 +182,9 @@ fn datagrams(packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
         let now = planes.iter().filter_map(Plane::poll_timeout).min().unwrap_or_default();
         planes.iter_mut().for_each(|plane| plane.handle_timeout(now));
         if round == 6 {
-            packets.iter().for_each(|packet| planes[0].handle_outgoing(now, now, &mut packet.clone()));
+            packets
+                .iter()
+                .for_each(|packet| planes[0].handle_outgoing(now, now, &mut packet.clone()));
         }
         said.extend(settle(&mut planes, now).into_iter().map(|(_, datagram)| datagram));
     }
