@@ -52,7 +52,7 @@ pub struct Histogram {
     prior: f64,
 }
 
-/// What came at about one value.
+/// Packets and losses at about one value.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bin {
     packets: f32,
@@ -61,7 +61,7 @@ struct Bin {
 }
 
 impl Histogram {
-    /// One of which half is forgotten after so long. Where all values are high, losses say that they
+    /// A histogram of which half is forgotten after so long. Where all values are high, losses say that they
     /// are too high once they outweigh `prior`: packets at low ones, as a share of those at high ones.
     pub fn new(half_life: Duration, prior: f64) -> Self {
         Histogram { bins: [Bin::default(); BINS], half_life, halved: None, prior }

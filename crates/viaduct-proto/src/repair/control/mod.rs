@@ -140,7 +140,7 @@ pub struct State {
     pub report: Report,
 }
 
-/// What a full queue leaves to repairs.
+/// Room that a full queue leaves to repairs.
 #[derive(Clone, Copy, Debug)]
 struct Room {
     /// Share of the overhead.
@@ -168,7 +168,7 @@ pub struct Controller {
     trim: f64,
     /// The overhead when the queue became long.
     frozen: Option<f64>,
-    /// What a queue that is full leaves.
+    /// Room that a full queue leaves.
     room: Option<Room>,
     /// When repairs began.
     begun: Option<Instant>,
@@ -320,7 +320,7 @@ impl Controller {
         reach.clamp(16.0, f64::from(MAX_COVER)) as u16
     }
 
-    /// What is kept until the link is clean: hardly any packet is lost.
+    /// Least overhead until the link is clean: hardly any packet is lost.
     fn floor(&self, now: Instant) -> f64 {
         let lossy = self.lost[RECURS - 1].is_some_and(|at| now.since(at) < CLEAN);
         if lossy { LEAST } else { 0.0 }

@@ -86,7 +86,7 @@ struct Step {
 
 impl Queue {
     /// Takes packet `seq`, which was sent at `sent`, in microseconds of the peer's clock, and has arrived now.
-    /// What it waited in queues.
+    /// The time that it waited in queues.
     pub fn arrive(&mut self, now: Instant, seq: Seq, sent: u32) -> Micros {
         let difference = micros(now).wrapping_sub(sent);
         let base = *self.base.get_or_insert(difference);
