@@ -71,7 +71,7 @@ impl Path {
                     let after = self.waits[at..].iter().find_map(|waits| *waits);
                     let waits = before.max(after.unwrap_or(before));
                     let verdict = match self.run {
-                        Some((last, verdict)) if last + 1 == seq => verdict,
+                        Some((last, verdict)) if seq.checked_sub(1) == Some(last) => verdict,
                         _ => self.judge(now, waits),
                     };
                     self.run = Some((seq, verdict));

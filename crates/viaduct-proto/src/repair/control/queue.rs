@@ -141,7 +141,7 @@ impl Queue {
                 self.step = None;
             }
         } else if let Some((last, at, before)) = self.last
-            && last + 1 == seq
+            && seq.checked_sub(1) == Some(last)
             && Micros::from(sent.wrapping_sub(at).cast_signed()) <= NEIGHBOURS
             && delay - before >= MIN_STEP
         {
