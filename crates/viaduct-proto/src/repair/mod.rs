@@ -24,6 +24,7 @@ mod bundle;
 pub mod cache;
 mod classes;
 mod coding;
+mod coming;
 mod congestion;
 pub mod control;
 mod copies;

@@ -13,6 +13,7 @@
 use std::collections::VecDeque;
 
 use super::align::{Aligner, Arrival, Named};
+use super::coming::Coming;
 use super::congestion::{Congestion, Signal};
 use super::control;
 use super::control::path::Path;
@@ -127,38 +128,6 @@ impl Hops {
         if let Some(Came { hop, .. }) = arrived {
             self.crossed = sent.ttl.wrapping_sub(hop.ttl);
         }
-    }
-}
-
-/// How many repairs come.
-#[derive(Debug, Default)]
-struct Coming {
-    /// A second, on average.
-    pace: f64,
-    /// The same of packets.
-    packets: f64,
-    /// Packets that the newest repair covered.
-    cover: u16,
-    /// Repairs and packets of all time when that was last reckoned.
-    before: (u64, u64),
-}
-
-impl Coming {
-    /// Weight of the newest count.
-    const WEIGHT: f64 = 0.3;
-
-    /// Reckons anew, a tick after the last time.
-    fn tick(&mut self, repairs: u64, packets: u64) {
-        let newest = |of: u64, before: u64| (of - before) as f64 / TICK.as_secs_f64();
-        self.pace += Coming::WEIGHT * (newest(repairs, self.before.0) - self.pace);
-        self.packets += Coming::WEIGHT * (newest(packets, self.before.1) - self.packets);
-        self.before = (repairs, packets);
-    }
-
-    /// Those that come in such a time, of what is lost now.
-    fn within(&self, time: Duration) -> usize {
-        let covered = f64::from(self.cover) / self.packets.max(1.0);
-        (self.pace * time.as_secs_f64().min(covered)) as usize
     }
 }
 
@@ -444,10 +413,10 @@ impl Receiver {
             }
         }
         let Receiver { path, sent, arrivals, requests, known, observed, .. } = self;
-        let end = first + names.tags().len() as u64;
+        let end = first.saturating_add(names.tags().len() as u64);
         if sent.is_empty() && end < known.ledger.next() {
             // Names that were asked for.
-            let mut near = first.saturating_sub(NEAR)..end + NEAR;
+            let mut near = first.saturating_sub(NEAR)..end.saturating_add(NEAR);
             let congested = near.any(|seq| known.ledger.row(seq).is_some_and(|row| row.congested));
             path.named_late(now, named, congested);
             let missing = named.iter().filter(|(_, of)| *of == Named::Missing);
@@ -592,7 +561,7 @@ impl Receiver {
     fn decode(&mut self, now: Instant, repair: Repair<'_>) {
         self.stats.repairs += 1;
         let cover = repair.cover;
-        if cover.last() + NEIGHBOURS >= self.known.ledger.next() {
+        if cover.last().saturating_add(NEIGHBOURS) >= self.known.ledger.next() {
             self.coming.cover = cover.count;
         }
         let is_dark = self.in_the_dark(cover.first, cover.last());
