@@ -43,6 +43,7 @@ mod plane;
 mod prefix;
 mod reaction;
 mod receiver;
+mod recent;
 pub mod report;
 mod requests;
 mod seal;

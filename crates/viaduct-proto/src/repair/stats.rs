@@ -119,6 +119,9 @@ pub struct ReceiverStats {
     pub marked: u64,
     /// Recoveries of such packets that were not injected, so that their senders slow down.
     pub left_lost: u64,
+    /// Recoveries that were injected with a newer timestamp of TCP: their hosts would refuse them.
+    #[serde(default)]
+    pub renewed: u64,
     /// Time from when a packet should have arrived to its recovery ([`LATENCY_BOUNDS`]).
     pub latency: [u64; LATENCY_BUCKETS],
     /// Sum of those times, in microseconds.

@@ -3,6 +3,8 @@
 pub mod datagram;
 pub mod ip;
 pub mod refusal;
+mod tcp_option;
 pub mod tcp_sack;
 pub mod tcp_syn;
+pub mod tcp_timestamp;
 pub mod transport;

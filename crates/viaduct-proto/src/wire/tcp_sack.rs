@@ -1,13 +1,12 @@
 //! Acknowledgements of TCP that say that a segment came twice (D-SACK, RFC 2883): its sender has sent again what was
 //! not lost.
 
+use super::tcp_option;
 use super::transport::{self, Segment};
 
 const TCP_MIN: usize = 20;
 const ACK: u8 = 0x10;
-/// Option kinds: end of the list, padding, selective acknowledgement.
-const END: u8 = 0;
-const PADDING: u8 = 1;
+/// Option kind: selective acknowledgement.
 const SACK: u8 = 5;
 /// Bytes of a block's two numbers.
 const BLOCK: usize = 8;
@@ -35,7 +34,8 @@ fn first_block_is_old(segment: &[u8]) -> Option<bool> {
     }
     let number = |bytes: &[u8]| Some(u32::from_be_bytes(*bytes.first_chunk()?));
     let acknowledged = number(&header[8..])?;
-    let blocks = sack(&header[TCP_MIN..])?;
+    let options = &header[TCP_MIN..];
+    let blocks = options.get(tcp_option::find(options, SACK)?)?;
     let edges = |block: &[u8]| Some((number(block)?, number(block.get(4..)?)?));
     let is_below = |a: u32, b: u32| a.wrapping_sub(b).cast_signed() < 0;
     let (left, right) = edges(blocks)?;
@@ -44,24 +44,6 @@ fn first_block_is_old(segment: &[u8]) -> Option<bool> {
     }
     let (from, to) = edges(blocks.get(BLOCK..)?)?;
     Some(!is_below(left, from) && !is_below(to, right))
-}
-
-/// The blocks of a SACK option.
-fn sack(mut options: &[u8]) -> Option<&[u8]> {
-    loop {
-        match *options.first()? {
-            END => return None,
-            PADDING => options = &options[1..],
-            kind => {
-                let length = usize::from(*options.get(1)?).max(2);
-                let (option, rest) = options.split_at_checked(length)?;
-                if kind == SACK {
-                    return option.get(2..);
-                }
-                options = rest;
-            }
-        }
-    }
 }
 
 #[cfg(test)]

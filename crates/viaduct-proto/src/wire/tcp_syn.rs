@@ -1,16 +1,14 @@
 //! SYNs of TCP: which connection they open, and the MSS that they ask for. Routers on a path lower
 //! that (MSS clamping), and so change the packet.
 
-use super::ip::internet_checksum;
+use super::tcp_option;
 
 const TCP: u8 = 6;
 const TCP_MIN: usize = 20;
 const SYN: u8 = 0x02;
-/// Option kinds: end of the list, padding, maximum segment size.
-const END: u8 = 0;
-const PADDING: u8 = 1;
+/// Option kind: maximum segment size, and the bytes of its value.
 const MSS: u8 = 2;
-const MSS_LEN: u8 = 4;
+const MSS_BYTES: usize = 2;
 
 /// Offsets within a packet that holds a SYN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +40,8 @@ impl TcpSyn {
             return None;
         }
         let options = header.get(TCP_MIN..usize::from(header[12] >> 4) * 4)?;
-        let mss = mss_at(options).map(|at| tcp + TCP_MIN + at);
+        let mss = tcp_option::find(options, MSS).filter(|value| value.len() == MSS_BYTES);
+        let mss = mss.map(|value| tcp + TCP_MIN + value.start);
         Some(TcpSyn { ipv6, tcp, mss })
     }
 
@@ -77,43 +76,14 @@ impl TcpSyn {
     /// Changes the MSS, if there is one, and mends the checksum (RFC 1624).
     pub fn set_mss(&self, packet: &mut [u8], mss: u16) {
         let Some(at) = self.mss.filter(|at| at + 2 <= packet.len()) else { return };
-        // The value may begin at an odd place: the words that it lies in, counted from TCP's header.
-        let first = at - (at - self.tcp) % 2;
-        let words = first..(first + 4).min(packet.len());
-        let before = internet_checksum(&packet[words.clone()]);
-        packet[at..at + 2].copy_from_slice(&mss.to_be_bytes());
-        let after = internet_checksum(&packet[words]);
-        let place = self.tcp + 16;
-        let sum = u16::from_be_bytes([packet[place], packet[place + 1]]);
-        // The functions give complements: ~old + new, added to the complement of the sum.
-        let folded = u32::from(!sum) + u32::from(before) + u32::from(!after);
-        let folded = (folded & 0xffff) + (folded >> 16);
-        let folded = (folded & 0xffff) + (folded >> 16);
-        packet[place..place + 2].copy_from_slice(&(!(folded as u16)).to_be_bytes());
-    }
-}
-
-/// Where among the options the value of the MSS stands.
-fn mss_at(options: &[u8]) -> Option<usize> {
-    let mut at = 0;
-    loop {
-        match *options.get(at)? {
-            END => return None,
-            PADDING => at += 1,
-            kind => {
-                let len = *options.get(at + 1)?;
-                if kind == MSS && len == MSS_LEN {
-                    return options.get(at + 2..at + 4).map(|_| at + 2);
-                }
-                at += usize::from(len).max(2);
-            }
-        }
+        tcp_option::set(packet, self.tcp, at, &mss.to_be_bytes());
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::ip::internet_checksum;
     use proptest::prelude::*;
 
     fn syn(options: &[u8]) -> Vec<u8> {

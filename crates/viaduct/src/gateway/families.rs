@@ -87,6 +87,11 @@ const PEER_COUNTERS: &[PeerCounter] = &[
     ("viaduct_congested_recoveries_total", "Of them, those left lost to slow senders down.", |p| {
         p.receiver.left_lost
     }),
+    (
+        "viaduct_renewed_recoveries_total",
+        "Recoveries with a new TCP timestamp: their hosts would refuse the old one.",
+        |p| p.receiver.renewed,
+    ),
     ("viaduct_malformed_repairs_total", "Repairs refused as malformed.", |p| p.receiver.malformed),
     ("viaduct_handshakes_total", "Handshakes completed, re-keying included.", |p| {
         p.session.handshakes

@@ -1,0 +1,101 @@
+//! Timestamps that hosts have seen last, so that they take recovered packets.
+//!
+//! A packet that is lost twice is sent again by its host, with a new timestamp. Once that has arrived, a host of TCP
+//! refuses all older packets ([`tcp_timestamp`]): those that were lost about then, and are recovered a moment later. To
+//! their senders they are lost for good, and each round of them slows a sender down again. A recovered packet that would
+//! be refused gets the timestamp that its host has seen last, which is the one that the host goes on to echo.
+
+use std::collections::HashMap;
+
+use super::flow::Flow;
+use crate::time::{Duration, Instant};
+use crate::wire::ip::Header;
+use crate::wire::tcp_timestamp;
+
+/// Flows that are remembered, at most.
+const MAX_FLOWS: usize = 4_096;
+/// Time after the last recovery until which they are followed, and after which one is forgotten.
+const FOLLOWED: Duration = Duration::from_secs(10);
+
+/// What hosts have seen last.
+#[derive(Debug, Default)]
+pub(super) struct Recent {
+    /// By the flow of what they receive.
+    flows: HashMap<Flow, (Instant, u32)>,
+    /// Until when they are followed: where nothing is recovered they need not be.
+    until: Option<Instant>,
+}
+
+impl Recent {
+    /// Takes a packet that leaves a host.
+    pub(super) fn leaves(&mut self, now: Instant, packet: &[u8]) {
+        if self.until.is_none_or(|until| now > until) {
+            self.flows.clear();
+            return;
+        }
+        let Some(echo) = tcp_timestamp::echo(packet) else { return };
+        let Ok(header) = Header::parse(packet) else { return };
+        if self.flows.len() >= MAX_FLOWS {
+            self.flows.retain(|_, (at, _)| now.since(*at) < FOLLOWED);
+        }
+        let flow = Flow::of(&header, packet).back();
+        if self.flows.len() < MAX_FLOWS || self.flows.contains_key(&flow) {
+            self.flows.insert(flow, (now, echo));
+        }
+    }
+
+    /// Changes a packet that is recovered and goes to a host, if the host would refuse it. Whether it would.
+    pub(super) fn renew(&mut self, now: Instant, packet: &mut [u8]) -> bool {
+        self.until = Some(now + FOLLOWED);
+        let Ok(header) = Header::parse(packet) else { return false };
+        let last = self.flows.get(&Flow::of(&header, packet));
+        last.is_some_and(|&(_, last)| tcp_timestamp::renew(packet, last))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::tcp_timestamp::tests::stamped;
+
+    fn at(seconds: u64) -> Instant {
+        Instant::ZERO + Duration::from_secs(seconds)
+    }
+
+    /// A segment from one port to another.
+    fn packet(from: u16, to: u16, stamps: (u32, u32)) -> Vec<u8> {
+        let mut packet = stamped(stamps.0, stamps.1);
+        let len = packet.len() as u16;
+        packet[2..4].copy_from_slice(&len.to_be_bytes());
+        packet[20..22].copy_from_slice(&from.to_be_bytes());
+        packet[22..24].copy_from_slice(&to.to_be_bytes());
+        packet
+    }
+
+    #[test]
+    fn what_its_host_would_refuse_gets_the_timestamp_that_it_has_seen_last() {
+        let mut recent = Recent::default();
+        let renewed = |recent: &mut Recent, from, to, stamp| {
+            let mut packet = packet(from, to, (stamp, 0));
+            (recent.renew(at(1), &mut packet), packet[44..48].to_vec())
+        };
+        recent.leaves(at(1), &packet(80, 7, (0, 9)));
+        assert_eq!(renewed(&mut recent, 7, 80, 5), (false, vec![0, 0, 0, 5]), "not followed yet");
+        recent.leaves(at(1), &packet(80, 7, (0, 9)));
+        assert_eq!(renewed(&mut recent, 7, 80, 5), (true, vec![0, 0, 0, 9]));
+        assert_eq!(renewed(&mut recent, 7, 80, 10), (false, vec![0, 0, 0, 10]));
+        assert_eq!(renewed(&mut recent, 8, 80, 5), (false, vec![0, 0, 0, 5]), "another flow's");
+        recent.leaves(at(12), &packet(80, 7, (0, 9)));
+        assert_eq!(renewed(&mut recent, 7, 80, 5), (false, vec![0, 0, 0, 5]), "long ago");
+    }
+
+    #[test]
+    fn the_flows_that_are_remembered_have_a_bound() {
+        let mut recent = Recent::default();
+        recent.renew(at(1), &mut packet(1, 80, (1, 0)));
+        for port in 0..10_000 {
+            recent.leaves(at(1), &packet(80, port, (0, 9)));
+        }
+        assert_eq!(recent.flows.len(), MAX_FLOWS);
+    }
+}

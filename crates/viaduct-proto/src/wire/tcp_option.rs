@@ -1,0 +1,87 @@
+//! Options of TCP's header: where they stand, and how they are changed.
+
+use std::ops::Range;
+
+use super::ip::internet_checksum;
+
+/// Option kinds: end of the list, padding.
+const END: u8 = 0;
+const PADDING: u8 = 1;
+/// Bytes of an option before its value.
+const HEAD: usize = 2;
+/// Where the checksum stands in TCP's header.
+const CHECKSUM: usize = 16;
+
+/// Where among the options the value of the first of this kind stands.
+pub(super) fn find(options: &[u8], kind: u8) -> Option<Range<usize>> {
+    let mut at = 0;
+    loop {
+        match *options.get(at)? {
+            END => return None,
+            PADDING => at += 1,
+            of => {
+                let end = at + usize::from(*options.get(at + 1)?).max(HEAD);
+                if of == kind {
+                    return (end <= options.len()).then_some(at + HEAD..end);
+                }
+                at = end;
+            }
+        }
+    }
+}
+
+/// Changes bytes of a packet from `at` on, which are in the TCP header that begins at `tcp`, and mends the checksum
+/// (RFC 1624).
+pub(super) fn set(packet: &mut [u8], tcp: usize, at: usize, value: &[u8]) {
+    // They may begin or end at an odd place: the words that they lie in, counted from TCP's header.
+    let first = at - (at - tcp) % 2;
+    let end = at + value.len() + (at + value.len() - tcp) % 2;
+    let words = first..end.min(packet.len());
+    let before = internet_checksum(&packet[words.clone()]);
+    packet[at..at + value.len()].copy_from_slice(value);
+    let after = internet_checksum(&packet[words]);
+    let place = tcp + CHECKSUM;
+    let sum = u16::from_be_bytes([packet[place], packet[place + 1]]);
+    // The functions give complements: ~old + new, added to the complement of the sum.
+    let folded = u32::from(!sum) + u32::from(before) + u32::from(!after);
+    let folded = (folded & 0xffff) + (folded >> 16);
+    let folded = (folded & 0xffff) + (folded >> 16);
+    packet[place..place + 2].copy_from_slice(&(!(folded as u16)).to_be_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn an_option_is_found_behind_others_and_one_that_is_cut_off_is_not() {
+        let options = [1, 2, 4, 5, 6, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2];
+        assert_eq!((find(&options, 2), find(&options, 8)), (Some(3..5), Some(8..16)));
+        assert_eq!((find(&options, 5), find(&options[..15], 8)), (None, None));
+        assert_eq!(find(&[0, 2, 4, 5, 6], 2), None);
+    }
+
+    proptest! {
+        #[test]
+        fn finding_never_panics(options: Vec<u8>, kind: u8) {
+            if let Some(range) = find(&options, kind) {
+                prop_assert!(range.end <= options.len());
+            }
+        }
+
+        #[test]
+        fn what_was_a_right_checksum_stays_one(
+            mut packet in prop::collection::vec(any::<u8>(), 44..80),
+            odd: bool, at in 20..36usize, value: [u8; 4],
+        ) {
+            let tcp = usize::from(odd);
+            packet[tcp + CHECKSUM..tcp + CHECKSUM + 2].fill(0);
+            let sum = internet_checksum(&packet[tcp..]);
+            packet[tcp + CHECKSUM..tcp + CHECKSUM + 2].copy_from_slice(&sum.to_be_bytes());
+            set(&mut packet, tcp, tcp + at, &value);
+            prop_assert_eq!(&packet[tcp + at..tcp + at + 4], &value);
+            prop_assert_eq!(internet_checksum(&packet[tcp..]), 0);
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Timestamps of TCP (RFC 7323): what a host has seen last, as its segments echo it, and what it would refuse.
+//!
+//! A host refuses a segment whose timestamp is older than the one that it has seen last (PAWS, section 5). It takes that
+//! for a segment of long ago, whose numbers have wrapped since; but one that comes a few milliseconds late, after
+//! another that was sent again, looks the same.
+
+use super::tcp_option;
+use super::transport;
+
+const TCP_MIN: usize = 20;
+const SYN: u8 = 2;
+const RST: u8 = 4;
+const ACK: u8 = 0x10;
+/// Option kinds: timestamps, and signatures of what else the header holds (RFC 2385, RFC 5925).
+const TIMESTAMPS: u8 = 8;
+const SIGNATURES: [u8; 2] = [19, 29];
+/// Bytes of a timestamp, and of an option's value, which is two of them.
+const STAMP: usize = 4;
+const VALUE: usize = 2 * STAMP;
+
+/// The timestamp that a whole IP packet echoes, which its host has seen last.
+pub fn echo(packet: &[u8]) -> Option<u32> {
+    let (_, at) = stamps(packet)?;
+    number(packet.get(at + STAMP..)?)
+}
+
+/// Gives a whole IP packet the timestamp that its host has seen last, if its own is older, and mends the checksum:
+/// the host refuses older ones. One that is signed stays as it is. Whether it is changed.
+pub fn renew(packet: &mut [u8], last: u32) -> bool {
+    let Some((tcp, at)) = stamps(packet) else { return false };
+    let is_older = number(&packet[at..]).is_some_and(|of| of.wrapping_sub(last).cast_signed() < 0);
+    if is_older {
+        tcp_option::set(packet, tcp, at, &last.to_be_bytes());
+    }
+    is_older
+}
+
+/// Where the TCP header begins, and the timestamps of a segment of an open connection that is not signed.
+fn stamps(packet: &[u8]) -> Option<(usize, usize)> {
+    let (protocol, segment) = transport::payload(packet)?;
+    let header = segment.get(..usize::from(*segment.get(12)? >> 4) * 4)?;
+    if protocol != transport::TCP || header.len() <= TCP_MIN {
+        return None;
+    }
+    if header[13] & (SYN | RST | ACK) != ACK {
+        return None;
+    }
+    let options = &header[TCP_MIN..];
+    if SIGNATURES.iter().any(|kind| tcp_option::find(options, *kind).is_some()) {
+        return None;
+    }
+    let value = tcp_option::find(options, TIMESTAMPS).filter(|value| value.len() == VALUE)?;
+    let tcp = packet.len() - segment.len();
+    Some((tcp, tcp + TCP_MIN + value.start))
+}
+
+fn number(bytes: &[u8]) -> Option<u32> {
+    bytes.first_chunk().map(|of| u32::from_be_bytes(*of))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::wire::ip::internet_checksum;
+    use proptest::prelude::*;
+
+    /// A segment of IPv4 with these flags, options, and a right checksum over its header.
+    fn segment(flags: u8, options: &[u8]) -> Vec<u8> {
+        let mut packet = vec![0; 40 + options.len()];
+        (packet[0], packet[9]) = (0x45, transport::TCP);
+        packet[32] = (((TCP_MIN + options.len()) / 4) as u8) << 4;
+        packet[33] = flags;
+        packet[40..].copy_from_slice(options);
+        let sum = internet_checksum(&packet[20..]);
+        packet[36..38].copy_from_slice(&sum.to_be_bytes());
+        packet
+    }
+
+    /// A segment of an open connection with these timestamps.
+    pub(crate) fn stamped(stamp: u32, echo: u32) -> Vec<u8> {
+        let stamps = [stamp.to_be_bytes(), echo.to_be_bytes()].concat();
+        segment(ACK, &[&[1, 1, TIMESTAMPS, 10][..], &stamps].concat())
+    }
+
+    #[test]
+    fn an_older_timestamp_becomes_the_last_and_no_other_does() {
+        for (stamp, last) in [(7, 9), (u32::MAX, 3), (0x7fff_ffff, 0x8000_0001)] {
+            let mut packet = stamped(stamp, 5);
+            assert_eq!((echo(&packet), renew(&mut packet, last)), (Some(5), true));
+            assert_eq!(packet, stamped(last, 5), "its checksum, too");
+        }
+        for (stamp, last) in [(9, 9), (9, 7), (3, u32::MAX)] {
+            let mut packet = stamped(stamp, 5);
+            assert!(!renew(&mut packet, last) && packet == stamped(stamp, 5));
+        }
+    }
+
+    #[test]
+    fn what_opens_ends_or_is_signed_stays_as_it_is() {
+        let stamps = [1, 1, TIMESTAMPS, 10, 0, 0, 0, 7, 0, 0, 0, 5];
+        let signature = [&[1, 1, 19, 18][..], &[0; 16]].concat();
+        let signed = [&stamps[..], &signature].concat();
+        let cut = [1, 1, TIMESTAMPS, 6, 0, 0, 0, 7];
+        for mut packet in [
+            segment(ACK | SYN, &stamps),
+            segment(ACK | RST, &stamps),
+            segment(ACK, &signed),
+            segment(ACK, &cut),
+            segment(ACK, &[]),
+        ] {
+            assert!(echo(&packet).is_none() && !renew(&mut packet, 9));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn reading_and_changing_never_panic(bytes: Vec<u8>, at in 0..60usize, last: u32) {
+            let mut packet = stamped(7, 5);
+            packet.truncate(at);
+            packet.extend(bytes);
+            let len = packet.len();
+            echo(&packet);
+            renew(&mut packet, last);
+            prop_assert_eq!(packet.len(), len);
+        }
+    }
+}
