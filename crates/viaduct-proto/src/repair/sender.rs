@@ -27,8 +27,16 @@ const CLEAN_MANIFEST: usize = 112;
 /// which flows can wait.
 const MANIFEST_DELAY: Duration = Duration::from_millis(5);
 const MANIFEST_PART: u32 = 8;
-/// Names that are kept for requests.
+/// Names that are kept for requests, and to be sent again.
 const MAX_PAST: usize = 4_096;
+/// Packets after which names are sent again, where packets are lost, and the time in which at most as many pass: a
+/// burst of losses takes datagrams that leave together.
+const APART: f64 = 64.0;
+pub(super) const APART_TIME: Duration = Duration::from_millis(10);
+/// Packets that are named again together, at most.
+const MAX_AGAIN: u64 = 64;
+/// Mean bytes of packets below which they are named again once at most: of each of their bytes a name is much.
+const SMALL: usize = 256;
 /// Longest time that a manifest waits for after its last packet: right behind one it would meet a full queue that has no
 /// room since that packet, and be dropped far more often than packets are.
 const MANIFEST_JITTER: u32 = 500;
@@ -140,6 +148,14 @@ impl Coder {
         matches!(self, Coder::Auto(auto) if auto.is_lossy())
     }
 
+    /// After how many packets their names are sent again, beside a repair. Without names, all of a repair's packets
+    /// are unknown to its decoder until they are asked for.
+    fn again(&self) -> Again {
+        let Coder::Auto(auto) = self else { return [Some(0), None] };
+        let apart = (auto.pace() * APART_TIME.as_secs_f64()).clamp(1.0, APART) as u64;
+        if auto.is_bursty() { [Some(apart), Some(2 * apart)] } else { [Some(0), Some(apart)] }
+    }
+
     /// When the next copy leaves.
     fn copies_due(&self) -> Option<Instant> {
         match self {
@@ -229,6 +245,7 @@ impl Sender {
 
     /// Sends repairs that the peer asks for.
     pub(super) fn answer(&mut self, now: Instant, need: Need, channel: &mut Channel<'_>) {
+        let again = self.coder.again();
         let Sender { coder: Coder::Auto(auto), names, bundle, stats, .. } = self else { return };
         let before = stats.repairs;
         if need.repairs == 0 {
@@ -238,7 +255,7 @@ impl Sender {
             }
             return;
         }
-        auto.answer(now, need, &mut frame(names, bundle, stats, channel));
+        auto.answer(now, need, &mut frame((names, again), bundle, stats, channel));
         self.stats.repair_bytes += self.bundle.send(channel) as u64;
         self.stats.answered += self.stats.repairs - before;
     }
@@ -290,7 +307,7 @@ impl Sender {
         }
         let wait = self.wait(now).filter(|_| self.names.fresh.is_empty());
         let many = if self.coder.is_lossy() { MANIFEST } else { CLEAN_MANIFEST };
-        self.names.record(now, name, many, wait.unwrap_or_default());
+        self.names.record(now, (name, packet.len()), many, wait.unwrap_or_default());
         self.symbol.clear();
         if is_bare {
             self.stats.left_alone += 1;
@@ -299,9 +316,10 @@ impl Sender {
             self.symbol.extend(prefix::emit(identity, hop));
             self.symbol.extend_from_slice(packet);
         }
+        let again = self.coder.again();
         let Sender { coder, names, bundle, stats, symbol, .. } = self;
         let leaving = Leaving { hop, packet, symbol, repairs, most };
-        coder.push(now, leaving, &mut frame(names, bundle, stats, channel));
+        coder.push(now, leaving, &mut frame((names, again), bundle, stats, channel));
         self.stats.repair_bytes += self.bundle.send(channel) as u64;
         self.idle = (self.coder.stages() > 0).then_some((now, 0));
     }
@@ -330,8 +348,9 @@ impl Sender {
 
     /// Sends the copies that are due, with names of theirs that have not left.
     fn copy(&mut self, now: Instant, channel: &mut Channel<'_>) {
+        let again = self.coder.again();
         let Sender { coder: Coder::Auto(auto), names, bundle, stats, .. } = self else { return };
-        let mut bytes = names.leave(bundle, channel, auto.is_bursty());
+        let mut bytes = names.leave(bundle, channel, if auto.is_bursty() { again } else { NEVER });
         let (room, mut long) = (bundle.room(channel), Vec::new());
         auto.copy(now, room, |group| {
             let each = group.iter().map(|of| COPY_OVERHEAD + of.packet.len()).sum::<usize>();
@@ -348,25 +367,25 @@ impl Sender {
         // A packet as long as the path allows has no room in a datagram: its copy is a repair, which
         // may leave as two.
         for seq in long {
-            auto.repeat(seq, &mut frame(names, bundle, stats, channel));
+            auto.repeat(seq, &mut frame((names, again), bundle, stats, channel));
         }
         bytes += bundle.send(channel);
         stats.repair_bytes += bytes as u64;
     }
 
     fn flush(&mut self, now: Instant, stage: usize, channel: &mut Channel<'_>) {
-        let before = self.stats.repairs;
+        let (before, again) = (self.stats.repairs, self.coder.again());
         let Sender { coder, names, bundle, stats, .. } = self;
-        coder.flush(now, stage, &mut frame(names, bundle, stats, channel));
+        coder.flush(now, stage, &mut frame((names, again), bundle, stats, channel));
         self.stats.repair_bytes += self.bundle.send(channel) as u64;
         self.stats.flushed += self.stats.repairs - before;
     }
 
     /// Sends a manifest.
     fn name(&mut self, channel: &mut Channel<'_>) {
-        // A manifest that is lost hides what else is: where packets are lost, the next one repeats it.
-        let repeats = self.coder.is_lossy();
-        let mut bytes = self.names.leave(&mut self.bundle, channel, repeats);
+        // A manifest that is lost hides what else is: where packets are lost, its names are sent again.
+        let again = if self.coder.is_lossy() { self.coder.again() } else { NEVER };
+        let mut bytes = self.names.leave(&mut self.bundle, channel, again);
         bytes += self.bundle.send(channel);
         self.stats.manifests += u64::from(bytes > 0);
         self.stats.repair_bytes += bytes as u64;
@@ -375,7 +394,7 @@ impl Sender {
 
 /// Frames the repairs that the code fires. One that does not fit a datagram leaves as two.
 fn frame<'a, 'b>(
-    names: &'a mut Names,
+    (names, again): (&'a mut Names, Again),
     bundle: &'a mut Bundle,
     stats: &'a mut SenderStats,
     channel: &'a mut Channel<'b>,
@@ -386,7 +405,7 @@ fn frame<'a, 'b>(
         }
         stats.repairs += 1;
         // Names first: without them the repair's newest packets are unknown.
-        let mut bytes = names.leave(bundle, channel, true);
+        let mut bytes = names.leave(bundle, channel, again);
         let head = SECTION_HEAD + REPAIR_HEAD;
         let room = bundle.room(channel).saturating_sub(head);
         if repair.body.len() <= room {
@@ -407,27 +426,35 @@ fn frame<'a, 'b>(
     }
 }
 
-/// Names that have not left, and those that left last, which are repeated once.
+/// After how many packets names are sent again, in ascending order.
+type Again = [Option<u64>; 2];
+
+const NEVER: Again = [None; 2];
+
+/// Names that have not left, and those that have, which may be sent again.
 struct Names {
     /// Number of the first that has not left.
     first: Seq,
     manner: Manner,
     fresh: Vec<Name>,
-    before: VecDeque<Name>,
-    /// All that have left, at most [`MAX_PAST`].
+    /// Bytes of their packets.
+    bytes: usize,
+    /// The last that have left, at most [`MAX_PAST`].
     past: VecDeque<Name>,
+    /// Number after the last that was sent again, the first time and the second.
+    repeated: [Seq; 2],
     /// When they leave.
     due: Option<Instant>,
 }
 
 impl Names {
     fn new(first: Seq, manner: Manner) -> Self {
-        let (before, past) = (VecDeque::new(), VecDeque::new());
-        Names { first, manner, fresh: Vec::new(), before, past, due: None }
+        let (fresh, past, repeated) = (Vec::new(), VecDeque::new(), [first; 2]);
+        Names { first, manner, fresh, bytes: 0, past, repeated, due: None }
     }
 
     fn memory(&self) -> usize {
-        let names = self.fresh.capacity() + self.before.capacity() + self.past.capacity();
+        let names = self.fresh.capacity() + self.past.capacity();
         names * size_of::<Name>()
     }
 
@@ -438,9 +465,10 @@ impl Names {
         self.fresh.len() >= MAX_NAMES || self.fresh.last().is_some_and(apart)
     }
 
-    /// Notes a packet, of which so `many` are named together; `wait` is the time for which flows can wait,
-    /// if it is the first.
-    fn record(&mut self, now: Instant, name: Name, many: usize, wait: Duration) {
+    /// Notes a packet of so many `bytes`, of which so `many` are named together; `wait` is the time for which flows can
+    /// wait, if it is the first.
+    fn record(&mut self, now: Instant, (name, bytes): (Name, usize), many: usize, wait: Duration) {
+        self.bytes += bytes;
         let due = *self.due.get_or_insert(now + MANIFEST_DELAY.max(wait / MANIFEST_PART));
         if self.fresh.len() + 1 >= many {
             // As random as names are.
@@ -456,44 +484,48 @@ impl Names {
 
     /// Adds names that are asked for to the bundle; bytes that left for want of room.
     fn again(&mut self, need: Need, bundle: &mut Bundle, channel: &mut Channel<'_>) -> usize {
+        self.repeat(need.first, need.first.saturating_add(need.packets.into()), bundle, channel)
+    }
+
+    /// Adds the names from one number to before another, as far as they have left and are kept; bytes that left for
+    /// want of room.
+    fn repeat(&self, from: Seq, to: Seq, bundle: &mut Bundle, channel: &mut Channel<'_>) -> usize {
         let oldest = self.first - self.past.len() as u64;
-        let from = need.first.max(oldest);
-        let to = self.first.min(need.first.saturating_add(need.packets.into()));
+        let (from, to) = (from.max(oldest), to.min(self.first));
         if from >= to {
             return 0;
         }
-        let past = self.past.make_contiguous();
-        let names = &past[(from - oldest) as usize..(to - oldest) as usize];
+        let range = (from - oldest) as usize..(to - oldest) as usize;
+        let names: Vec<Name> = self.past.range(range).copied().collect();
         let len = NAMES_OVERHEAD + size_of::<Tag>() * names.len();
-        bundle.add(channel, len, |out| section::emit_names(from, names, false, self.manner, out))
+        bundle.add(channel, len, |out| section::emit_names(from, &names, false, self.manner, out))
     }
 
-    /// Adds names to the bundle, those that left last again if they are to be repeated; bytes that left for want of
-    /// room.
-    fn leave(&mut self, bundle: &mut Bundle, channel: &mut Channel<'_>, repeats: bool) -> usize {
+    /// Adds names to the bundle, and earlier ones `again`; bytes that left for want of room.
+    fn leave(&mut self, bundle: &mut Bundle, channel: &mut Channel<'_>, again: Again) -> usize {
         if self.fresh.is_empty() {
             return 0;
         }
-        let (mut bytes, manner) = (0, self.manner);
-        let before = self.before.make_contiguous();
-        if repeats && !before.is_empty() {
-            let first = self.first - before.len() as u64;
-            let len = NAMES_OVERHEAD + size_of::<Tag>() * before.len();
-            bytes += bundle.add(channel, len, |out| {
-                section::emit_names(first, before, false, manner, out);
-            });
+        let mut bytes = 0;
+        let is_small = std::mem::take(&mut self.bytes) < SMALL * self.fresh.len();
+        let times = if is_small { 1 } else { again.len() };
+        for (n, apart) in again.into_iter().take(times).enumerate() {
+            let Some(apart) = apart else { continue };
+            let to = self.first.saturating_sub(apart);
+            let from = self.repeated[n].max(to.saturating_sub(MAX_AGAIN));
+            if from < to {
+                bytes += self.repeat(from, to, bundle, channel);
+                self.repeated[n] = to;
+            }
         }
         let len = NAMES_OVERHEAD + 3 * self.fresh.len();
-        let (first, fresh) = (self.first, &self.fresh);
+        let (first, fresh, manner) = (self.first, &self.fresh, self.manner);
         bytes += bundle.add(channel, len, |out| {
             section::emit_names(first, fresh, true, manner, out);
         });
         self.first += self.fresh.len() as u64;
-        self.past.extend(&self.fresh);
+        self.past.extend(self.fresh.drain(..));
         self.past.drain(..self.past.len().saturating_sub(MAX_PAST));
-        self.before.clear();
-        let many = self.fresh.len().saturating_sub(MAX_NAMES / 2);
-        self.before.extend(self.fresh.drain(..).skip(many));
         self.due = None;
         bytes
     }

@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 
 use super::section::{MAX_NAMES, Need};
+use super::sender::APART_TIME;
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
-/// Time in which names may be repeated by themselves.
-const REPEATED: Duration = Duration::from_millis(5);
+/// Time in which names may be sent again by themselves.
+const REPEATED: Duration = APART_TIME;
 /// Age from which on they are of no use.
 const MAX_AGE: Duration = Duration::from_secs(1);
 /// Ranges that are remembered, at most.
@@ -79,13 +80,13 @@ mod tests {
         let rtt = Duration::from_millis(100);
         let mut unnamed = Unnamed::default();
         unnamed.passed(at(0), 11, 210);
-        assert_eq!((unnamed.due(rtt), unnamed.ask(at(4), rtt, |_| false)), (Some(at(5)), None));
-        let first = unnamed.ask(at(5), rtt, |_| false);
+        assert_eq!((unnamed.due(rtt), unnamed.ask(at(9), rtt, |_| false)), (Some(at(10)), None));
+        let first = unnamed.ask(at(10), rtt, |_| false);
         assert_eq!(first, Some(Need { first: 11, packets: 128, repairs: 0 }));
-        let second = unnamed.ask(at(5), rtt, |_| false);
+        let second = unnamed.ask(at(10), rtt, |_| false);
         assert_eq!(second, Some(Need { first: 139, packets: 72, repairs: 0 }));
-        assert_eq!(unnamed.ask(at(5), rtt, |_| false), None);
-        let again = unnamed.ask(at(155), rtt, |seq| seq < 139).unwrap();
+        assert_eq!(unnamed.ask(at(10), rtt, |_| false), None);
+        let again = unnamed.ask(at(160), rtt, |seq| seq < 139).unwrap();
         assert_eq!(again.first, 139, "the others are named");
         assert_eq!((unnamed.ask(at(1_000), rtt, |_| false), unnamed.due(rtt)), (None, None));
     }
