@@ -125,6 +125,11 @@ impl Auto {
         self.controller.overhead() > 0.0
     }
 
+    /// Packets a second.
+    pub(super) fn pace(&self) -> f64 {
+        self.pace.value()
+    }
+
     /// Time for which flows can wait for a packet.
     pub(super) fn wait(&self, now: Instant) -> Duration {
         let rtt = self.rtt.unwrap_or(USUAL_RTT);
@@ -238,6 +243,9 @@ impl Auto {
         self.rtt = rtt.or(self.rtt);
         self.patience.learn(now, report.random.bursts.iter().sum());
         let traffic = self.traffic(now);
+        if report.congested > self.controller.report().congested {
+            self.encoder.restart();
+        }
         self.controller.handle_report(now, report, traffic);
         self.set(now);
     }

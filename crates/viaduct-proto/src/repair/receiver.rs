@@ -23,6 +23,7 @@ use super::ledger::{Ledger, Row, State};
 use super::observed::Observed;
 use super::outbox::Outbox;
 use super::prefix;
+use super::recent::Recent;
 use super::requests::{Requests, Times};
 use super::section::{Copies, Names, Need, PREFIX, Part, expand};
 use super::shadow::{Fate as Tried, Outcome, TRIED};
@@ -78,6 +79,7 @@ pub(super) struct Receiver {
     congestion: Congestion,
     times: Times,
     held: Held,
+    recent: Recent,
     syns: Syns,
     blind: Blind,
     recovered: Recovered,
@@ -200,6 +202,7 @@ impl Receiver {
             congestion: Congestion::default(),
             times: Times { wait: USUAL_WAIT, rtt: USUAL_RTT },
             held: Held::default(),
+            recent: Recent::default(),
             syns: Syns::default(),
             blind: Blind::Untold,
             recovered: Recovered::new(),
@@ -267,6 +270,11 @@ impl Receiver {
             (&Blind::UpTo(seq), Some(last)) if last < seq => self.blind = Blind::UpTo(last),
             _ => {}
         }
+    }
+
+    /// Takes a copy of a packet that leaves for the peer's site: it tells what its host has seen last.
+    pub(super) fn handle_outgoing(&mut self, now: Instant, packet: &[u8]) {
+        self.recent.leaves(now, packet);
     }
 
     /// Takes a copy of a packet that came from the peer's site a moment ago. Its bytes are spoilt.
@@ -601,10 +609,12 @@ impl Receiver {
         let Receiver { requests, decoder, times, unnamed, known, .. } = self;
         let is_named = |seq| known.ledger.row(seq).is_none_or(|row| row.state != State::Unnamed);
         let held = |first, last| decoder.equations_within(first, last);
+        let is_given_up =
+            |seq| known.ledger.row(seq).is_some_and(|row| row.congested && !row.is_here());
         let names = unnamed.ask(now, times.rtt, is_named);
         names
             .or_else(|| requests.ask_early(now, coming))
-            .or_else(|| requests.ask(now, *times, held))
+            .or_else(|| requests.ask(now, *times, held, is_given_up))
     }
 
     /// Equations that are held of what was never asked for, and that come while flows can wait.
@@ -773,10 +783,12 @@ impl Receiver {
                 return self.settle(seq, State::Missing);
             }
         }
+        let Receiver { recent, stats, .. } = self;
         inject.push_with(|out| {
             let start = out.len();
             out.extend_from_slice(packet);
             ip::restore(&mut out[start..], hop);
+            stats.renewed += u64::from(recent.renew(now, &mut out[start..]));
             if let Fate::Lower(syn, most) = fate {
                 syn.lower(&mut out[start..], most);
             }

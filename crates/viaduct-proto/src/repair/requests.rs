@@ -127,19 +127,21 @@ impl Requests {
         Some((*first, *fresh.next_back().map_or(first, |(last, _)| last)))
     }
 
-    /// What to ask for, where so many equations of the packets from one to another are `held`.
+    /// What to ask for, where so many equations of the packets from one to another are `held`. No range has a packet
+    /// that `is_given_up`: it is not asked for, and without it no repair of the range would be of use.
     pub(super) fn ask(
         &mut self,
         now: Instant,
         times: Times,
         held: impl Fn(Seq, Seq) -> usize,
+        is_given_up: impl Fn(Seq) -> bool,
     ) -> Option<Need> {
         let mut due = self.missing.iter_mut().filter(|(_, missing)| missing.due(times) <= now);
         let (&first, oldest) = due.next()?;
         let mut fresh = usize::from(oldest.asked.replace(now).is_none());
         let (mut last, mut count) = (first, 1_usize);
         for (&seq, missing) in due.take_while(|(seq, _)| **seq - first < u64::from(MAX_COVER)) {
-            if is_too_much(first, seq, count + 1) {
+            if is_too_much(first, seq, count + 1) || (last + 1..seq).any(&is_given_up) {
                 break;
             }
             (last, count) = (seq, count + 1);
@@ -189,14 +191,14 @@ mod tests {
         [100, 107, 110].iter().for_each(|&seq| requests.missing(at(0), seq));
         requests.missing(at(20), 300);
         assert_eq!(
-            (requests.due(TIMES, 9), requests.ask(at(24), TIMES, |_, _| 0)),
+            (requests.due(TIMES, 9), requests.ask(at(24), TIMES, |_, _| 0, |_| false)),
             (Some(at(25)), None)
         );
-        let need = requests.ask(at(25), TIMES, |_, _| 1);
+        let need = requests.ask(at(25), TIMES, |_, _| 1, |_| false);
         assert_eq!(need, Some(Need { first: 100, packets: 11, repairs: 2 }));
-        assert_eq!(requests.ask(at(30), TIMES, |_, _| 1), None);
+        assert_eq!(requests.ask(at(30), TIMES, |_, _| 1, |_| false), None);
         assert_eq!(requests.here(at(50), 107), Some(Duration::from_millis(50)));
-        let need = requests.ask(at(150), TIMES, |_, _| 0);
+        let need = requests.ask(at(150), TIMES, |_, _| 0, |_| false);
         assert_eq!(need, Some(Need { first: 100, packets: 201, repairs: 4 }));
         assert_eq!(requests.expire(at(1_000), 0), 2);
         assert_eq!(requests.expire(at(1_000), 301), 1);
@@ -207,9 +209,9 @@ mod tests {
     fn a_range_is_no_longer_than_a_repair_covers() {
         let mut requests = Requests::default();
         (0..30).for_each(|n| requests.missing(at(0), 1 + 100 * n));
-        let need = requests.ask(at(25), TIMES, |_, _| 0).unwrap();
+        let need = requests.ask(at(25), TIMES, |_, _| 0, |_| false).unwrap();
         assert_eq!((need.packets, need.repairs), (2_001, 24), "{MAX_COVER} at most");
-        let rest = requests.ask(at(25), TIMES, |_, _| 0).unwrap();
+        let rest = requests.ask(at(25), TIMES, |_, _| 0, |_| false).unwrap();
         assert_eq!((rest.first, rest.repairs), (2_101, 10));
     }
 
@@ -218,13 +220,23 @@ mod tests {
         let mut requests = Requests::default();
         (0..300).for_each(|n| requests.missing(at(0), 1 + 10 * n));
         let mut next = 1;
-        while let Some(need) = requests.ask(at(25), TIMES, |_, _| 0) {
+        while let Some(need) = requests.ask(at(25), TIMES, |_, _| 0, |_| false) {
             assert_eq!(need.first, next);
             let packets = usize::from(need.packets).div_ceil(10);
             assert!(usize::from(need.packets) * packets <= MAX_WORK, "{need:?}");
             next += 10 * packets as u64;
         }
         assert_eq!(next, 3_001);
+    }
+
+    #[test]
+    fn no_range_has_a_packet_that_is_given_up() {
+        let mut requests = Requests::default();
+        [100, 107, 110].iter().for_each(|&seq| requests.missing(at(0), seq));
+        let mut next = || requests.ask(at(25), TIMES, |_, _| 0, |seq| seq == 105);
+        assert_eq!(next(), Some(Need { first: 100, packets: 1, repairs: 1 }));
+        assert_eq!(next(), Some(Need { first: 107, packets: 4, repairs: 2 }));
+        assert_eq!(next(), None);
     }
 
     #[test]
@@ -236,10 +248,10 @@ mod tests {
         let need = requests.ask_early(at(6), 10);
         assert_eq!(need, Some(Need { first: 100, packets: 30, repairs: 22 }));
         assert_eq!(
-            (requests.ask_early(at(7), 0), requests.ask(at(30), TIMES, |_, _| 0)),
+            (requests.ask_early(at(7), 0), requests.ask(at(30), TIMES, |_, _| 0, |_| false)),
             (None, None)
         );
-        let need = requests.ask(at(131), TIMES, |_, _| 5).unwrap();
+        let need = requests.ask(at(131), TIMES, |_, _| 5, |_| false).unwrap();
         assert_eq!((need.packets, need.repairs), (30, 28));
     }
 }

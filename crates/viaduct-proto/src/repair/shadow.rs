@@ -338,7 +338,7 @@ impl Feedback {
         let coming = (state.overhead * state.pace * state.wait.as_secs_f64()) as usize;
         let early = self.requests.ask_early(now, coming);
         self.needs.extend(early.map(|need| (now + self.rtt, need)));
-        while let Some(need) = self.requests.ask(now, self.times(now), |_, _| 0) {
+        while let Some(need) = self.requests.ask(now, self.times(now), |_, _| 0, |_| false) {
             self.needs.push_back((now + self.rtt, need));
         }
         while self.reports.front().is_some_and(|(due, _)| *due <= now)

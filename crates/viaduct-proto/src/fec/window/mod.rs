@@ -113,6 +113,8 @@ pub struct Encoder {
     /// Packets since the last flush.
     fresh: u16,
     seed: u16,
+    /// The next packet when [`Encoder::restart`] was last called.
+    restarted: Seq,
     /// No repairs leave by themselves.
     is_paused: bool,
 }
@@ -145,6 +147,7 @@ impl Encoder {
             owed: 0,
             fresh: 0,
             seed: 0,
+            restarted: first_seq,
             is_paused: false,
         };
         encoder.open();
@@ -156,6 +159,17 @@ impl Encoder {
         self.is_paused = true;
         self.owed = 0;
         self.spare.extend(self.ahead.drain(..).map(|open| open.sum));
+    }
+
+    /// Has repairs cover packets that were pushed after the last call, and none before: what was lost there is not to
+    /// come back by them, and as long as they covered it, what is lost after it would wait for it.
+    pub fn restart(&mut self) {
+        let first = std::mem::replace(&mut self.restarted, self.next);
+        let old = self.ahead.partition_point(|open| open.first < first);
+        self.spare.extend(self.ahead.drain(..old).map(|open| open.sum));
+        if !self.is_paused {
+            self.open();
+        }
     }
 
     /// Changes the parameters from the next packet on.

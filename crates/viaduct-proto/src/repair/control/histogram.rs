@@ -23,7 +23,11 @@ const ABOVE_PEAK: f32 = 0.01;
 /// Share of the peak from which on a value is high.
 const HIGH: f64 = 0.8;
 /// Times as often as at low values that losses may come at high ones by chance.
-const OFTEN: f64 = 2.0;
+const OFTEN: f64 = 1.1;
+/// Bins to either side of a loss's in which losses have to be more than chance explains, by how many standard
+/// deviations: drops of a full queue do not make those that come at somewhat shorter delays its own.
+const BESIDE: usize = 1;
+const MORE: f64 = 2.0;
 /// Packets at high and at low values each that are reckoned with before there are many.
 const FEW: f64 = 10.0;
 /// Negative logarithm of the probability of chance from which on a full queue is certain, where any of
@@ -120,7 +124,10 @@ impl Histogram {
             let improbable = losses * divergence(above / losses, by_chance);
             let is_often = above > by_chance * losses;
             if is_often && improbable >= CERTAIN {
-                return Verdict::Congestion;
+                let beside =
+                    sum(&self.bins[at.saturating_sub(BESIDE)..(at + BESIDE + 1).min(BINS)]);
+                let elsewhere = sum(&self.bins[..high]);
+                return Histogram::judge(beside, elsewhere);
             }
             if from == high && (is_often || improbable < LIKELY) {
                 verdict = Verdict::Doubtful;
@@ -129,6 +136,15 @@ impl Histogram {
             above -= f64::from(self.bins[from].losses);
         }
         verdict
+    }
+}
+
+impl Histogram {
+    /// Whether losses are more than elsewhere, of packets and losses each.
+    fn judge(beside: (f64, f64), elsewhere: (f64, f64)) -> Verdict {
+        let by_chance = beside.0 * elsewhere.1 / elsewhere.0.max(1.0);
+        let is_more = beside.1 > by_chance + MORE * by_chance.sqrt();
+        if is_more { Verdict::Congestion } else { Verdict::Chance }
     }
 }
 

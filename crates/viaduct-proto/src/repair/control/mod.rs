@@ -61,9 +61,11 @@ const TOO_MANY: f64 = 3.0;
 const CALM: Duration = Duration::from_secs(30);
 /// Time after which repairs have brought back what was lost before they began, as far as they could.
 const SETTLES: Duration = Duration::from_secs(2);
-/// Time after which a queue that still drops packets halves the overhead again, and after which one
-/// that does not is not full any more.
-const YIELDS: Duration = Duration::from_millis(100);
+/// Time for which a queue has to drop packets before the overhead is halved: what flows that slow down cause ends
+/// before, and losses by chance are then to be repaired as ever, or they would slow down again. Time after which it is
+/// halved once more, and after which a queue that drops none is not full any more.
+const PERSISTS: Duration = Duration::from_millis(600);
+const YIELDS: Duration = Duration::from_millis(50);
 const RECOVERS: Duration = Duration::from_millis(500);
 /// Unit of an encoder's rate: repairs for so many packets.
 const PACKETS: u16 = 4_096;
@@ -145,8 +147,8 @@ pub struct State {
 struct Room {
     /// Share of the overhead.
     share: f64,
-    /// When it was last halved, and when a packet was last dropped.
-    halved: Instant,
+    /// When it is halved next, and when a packet was last dropped.
+    due: Instant,
     dropped: Instant,
 }
 
@@ -279,11 +281,12 @@ impl Controller {
         let fallen = self.asked * fall;
         // A full queue drops packets: for repairs, perhaps. There are to be fewer as long as it does.
         if report.congested > old.congested {
-            let room = self.room.unwrap_or(Room { share: 1.0, halved: at, dropped: now });
-            let is_due = now.since(room.halved) >= YIELDS || self.room.is_none();
-            let (share, halved) =
-                if is_due { (room.share / 2.0, now) } else { (room.share, room.halved) };
-            self.room = Some(Room { share, halved, dropped: now });
+            let begun = Room { share: 1.0, due: now + PERSISTS, dropped: now };
+            let mut room = Room { dropped: now, ..self.room.unwrap_or(begun) };
+            if now >= room.due {
+                (room.share, room.due) = (room.share / 2.0, now + YIELDS);
+            }
+            self.room = Some(room);
         }
         self.room = self.room.filter(|room| now.since(room.dropped) < RECOVERS);
         // What is lost now may be for repairs: there are to be no more of them.

@@ -305,6 +305,16 @@ mod tests {
     }
 
     #[test]
+    fn losses_below_the_peak_are_not_the_full_queues() {
+        let mut world = World::new();
+        let at_random = |n: u64| n.is_multiple_of(101);
+        let full = |n: u64, height: f64| height > 0.98 && n.is_multiple_of(5);
+        judge(&mut world, 60, saw, |n, height| at_random(n) || full(n, height));
+        let (told, all) = judge(&mut world, 60, |at| saw(at) * 0.93, |n, _| at_random(n));
+        assert!(told * 50 < all, "{told} of {all}");
+    }
+
+    #[test]
     fn a_queue_that_grows_is_not_full_and_one_that_stays_is() {
         // As a slow start fills it.
         let grows = |at: f64| (at / 2.0).powi(4);

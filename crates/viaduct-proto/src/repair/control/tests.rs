@@ -82,14 +82,19 @@ fn a_full_queue_gets_no_more_repairs_than_before() {
 fn while_a_queue_drops_packets_repairs_yield_and_then_come_back() {
     let mut world = World::new();
     let before = world.run(20, 5, 1);
-    for _ in 0..40 {
-        world.report.congested += 10;
-        world.run(0, 5, 1);
-        world.now += TICK;
-        world.controller.handle_report(world.now, world.report, TRAFFIC);
-    }
-    let during = world.controller.overhead();
-    assert!(during < 0.05 * before, "{during} of {before}");
+    let mut drop = |world: &mut World, times| {
+        for _ in 0..times {
+            world.report.congested += 10;
+            world.now += TICK;
+            world.controller.handle_report(world.now, world.report, TRAFFIC);
+        }
+        world.controller.overhead()
+    };
+    let times = |millis| (millis / TICK.as_millis()) as usize;
+    let soon = drop(&mut world, times(500));
+    assert!(soon > 0.9 * before, "{soon} of {before}: flows that cause it slow down");
+    let later = drop(&mut world, times(800));
+    assert!(later < 0.05 * before, "{later} of {before}");
     assert!(world.run(1, 5, 1) > 0.9 * before);
 }
 
