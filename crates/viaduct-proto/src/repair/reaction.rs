@@ -54,8 +54,8 @@ pub(super) struct Reaction {
     last: f64,
     before: f64,
     steady: f64,
-    /// When a loss showed, and what was in flight before.
-    lost: Option<(Instant, f64)>,
+    /// A loss that showed.
+    lost: Option<Loss>,
     /// When a segment was last sent again.
     again: Option<Instant>,
     /// Since when the path is drained.
@@ -66,6 +66,17 @@ pub(super) struct Reaction {
     trial: Option<Instant>,
     next_trial: Instant,
     backoff: Duration,
+}
+
+/// A loss that showed, and what came of it.
+#[derive(Clone, Copy, Debug)]
+struct Loss {
+    at: Instant,
+    /// Bytes in flight in the round trip before, and the least of those since.
+    before: f64,
+    least: f64,
+    /// Whether it was none: what has slowed down then does not any more.
+    is_undone: bool,
 }
 
 impl Reaction {
@@ -104,20 +115,20 @@ impl Reaction {
             self.again = Some(now);
             let is_steady = self.last >= MIN_FLIGHT && self.last < STARTS * self.before;
             if self.lost.is_none() && is_steady {
-                self.lost = Some((now, self.last));
+                let (before, least) = (self.last, f64::INFINITY);
+                self.lost = Some(Loss { at: now, before, least, is_undone: false });
             }
         }
         self.look(now, rtt);
     }
 
-    /// It is told what has arrived; `is_dsack` if that a segment came twice. What is undone since
-    /// nothing was lost tells nothing.
+    /// It is told what has arrived; `is_dsack` if that a segment came twice.
     pub(super) fn hears(&mut self, now: Instant, segment: &Segment, is_dsack: bool, rtt: Duration) {
         if segment.acknowledgement.wrapping_sub(self.acknowledged).cast_signed() > 0 {
             self.acknowledged = segment.acknowledgement;
         }
-        if is_dsack {
-            self.lost = None;
+        if let Some(lost) = self.lost.as_mut().filter(|_| is_dsack) {
+            lost.is_undone = true;
         }
         self.look(now, rtt);
     }
@@ -132,6 +143,9 @@ impl Reaction {
             let weight = if self.steady > 0.0 { 0.1 } else { 1.0 };
             self.steady += weight * (self.last - self.steady);
             (self.since, self.sum, self.looks) = (now, 0.0, 0.0);
+            if let Some(lost) = &mut self.lost {
+                lost.least = lost.least.min(self.last);
+            }
         }
         self.judge(now, rtt);
         self.look_for_drain(now, flight, rtt);
@@ -141,16 +155,17 @@ impl Reaction {
     }
 
     fn judge(&mut self, now: Instant, rtt: Duration) {
-        let Some((at, before)) = self.lost.filter(|(at, _)| now.since(*at) >= rtt * JUDGED) else {
+        let Some(lost) = self.lost.take_if(|lost| now.since(lost.at) >= rtt * JUDGED) else {
             return;
         };
-        debug_assert!(at <= now);
-        self.lost = None;
-        if self.last >= SLOWED * before {
+        if lost.least >= SLOWED * lost.before {
             self.calm = (self.calm + 1).min(MAX_CALM);
             if self.calm >= ENOUGH {
                 (self.is_insensitive, self.trial) = (true, None);
             }
+            return;
+        }
+        if lost.is_undone {
             return;
         }
         self.calm = self.calm.saturating_sub(2);
@@ -283,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_and_a_loss_that_was_none_tell_nothing() {
+    fn a_timeout_and_a_loss_that_was_none_do_not_make_it_be_left_alone() {
         let mut sender = Sender::new();
         sender.run(2_000, 400_000);
         sender.lose();
@@ -293,9 +308,17 @@ mod tests {
         for _ in 0..5 {
             sender.lose();
             let dsack = segment(0, sender.acknowledged, 0);
+            sender.run(200, 300_000);
             sender.reaction.hears(sender.now, &dsack, true, RTT);
             sender.run(1_000, 400_000);
         }
         assert!(!sender.reaction.is_left_alone());
+        for _ in 0..3 {
+            sender.lose();
+            let dsack = segment(0, sender.acknowledged, 0);
+            sender.reaction.hears(sender.now, &dsack, true, RTT);
+            sender.run(1_000, 400_000);
+        }
+        assert!(sender.reaction.is_left_alone(), "it has not slowed down before");
     }
 }

@@ -84,14 +84,16 @@ impl Path {
     }
 
     /// Packets were named a while after they had left, as their names were lost: `named` says what has
-    /// become of each. Those that are missing were lost in a full queue if their neighbours were.
+    /// become of each. Those that are missing were lost in a full queue if their neighbours were, and may have been if one was full
+    /// lately: so were their names.
     pub fn named_late(&mut self, now: Instant, named: &[(Seq, Named)], congested: bool) {
         self.losses.known(named.len() as u64);
+        let verdict = if self.queue.was_full(now) { Verdict::Doubtful } else { Verdict::Chance };
         for &(seq, of) in named {
             match of {
                 Named::Arrived(_) => self.losses.arrived(seq),
                 Named::Missing if congested => self.losses.missing(now, seq, Verdict::Congestion),
-                Named::Missing => self.losses.missing(now, seq, Verdict::Chance),
+                Named::Missing => self.losses.missing(now, seq, verdict),
             }
         }
     }

@@ -93,8 +93,8 @@ impl Queue {
         let delay = Micros::from(difference.wrapping_sub(base).cast_signed());
         self.look_for_step(now, (seq, sent, delay));
         self.last = Some((seq, sent, delay));
-        let is_full = self.full.is_some_and(|at| now.since(at) < MEMORY);
-        self.waits = delay - self.least.add(now, delay, if is_full { LONG_MEMORY } else { MEMORY });
+        let memory = if self.was_full(now) { LONG_MEMORY } else { MEMORY };
+        self.waits = delay - self.least.add(now, delay, memory);
         self.delays.arrive(now, self.waits);
         self.waits
     }
@@ -102,6 +102,11 @@ impl Queue {
     /// What the newest arrival waited.
     pub fn waits(&self) -> Micros {
         self.waits
+    }
+
+    /// Whether a loss was a full queue's lately.
+    pub fn was_full(&self, now: Instant) -> bool {
+        self.full.is_some_and(|at| now.since(at) < MEMORY)
     }
 
     /// Whether the queue is long now, nearly as long as it ever is: it may be full.
