@@ -144,11 +144,11 @@ impl Auto {
     /// Takes a packet that comes from the peer's site: it may acknowledge, also what came twice.
     pub(super) fn overhear(&mut self, now: Instant, packet: &[u8]) {
         let rtt = self.rtt.unwrap_or(USUAL_RTT);
-        let is_dsack = self.is_lossy() && tcp_sack::is_dsack(packet);
-        if is_dsack {
+        let twice = if self.is_lossy() { tcp_sack::dsack(packet) } else { None };
+        if twice.is_some() {
             self.patience.handle_dsack(now, rtt);
         }
-        self.classifier.overhear(now, packet, is_dsack, rtt);
+        self.classifier.overhear(now, packet, twice, rtt);
     }
 
     /// Takes the next packet.

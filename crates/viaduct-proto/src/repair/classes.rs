@@ -154,12 +154,18 @@ impl Classifier {
     }
 
     /// A packet comes from the peer's site: it may tell a sender what has arrived.
-    pub(super) fn overhear(&mut self, now: Instant, packet: &[u8], is_dsack: bool, rtt: Duration) {
+    pub(super) fn overhear(
+        &mut self,
+        now: Instant,
+        packet: &[u8],
+        twice: Option<(u32, u32)>,
+        rtt: Duration,
+    ) {
         if let Some(segment) = Segment::parse(packet)
             && let Ok(header) = Header::parse(packet)
         {
             let flow = Flow::of(&header, packet).back();
-            self.flows.hear(now, &flow, &segment, is_dsack, rtt);
+            self.flows.hear(now, &flow, &segment, twice, rtt);
         }
     }
 

@@ -119,12 +119,12 @@ impl Flows {
         now: Instant,
         flow: &Flow,
         segment: &Segment,
-        is_dsack: bool,
+        twice: Option<(u32, u32)>,
         rtt: Duration,
     ) {
         let reaction = self.rates.get_mut(flow).and_then(|rate| rate.reaction.as_mut());
         if let Some(reaction) = reaction {
-            reaction.hears(now, segment, is_dsack, rtt);
+            reaction.hears(now, segment, twice, rtt);
         }
     }
 

@@ -68,15 +68,14 @@ pub(super) struct Reaction {
     backoff: Duration,
 }
 
-/// A loss that showed, and what came of it.
+/// A loss that showed.
 #[derive(Clone, Copy, Debug)]
 struct Loss {
     at: Instant,
-    /// Bytes in flight in the round trip before, and the least of those since.
+    /// Number of the first segment that was sent again.
+    sequence: u32,
+    /// Bytes in flight in the round trip before.
     before: f64,
-    least: f64,
-    /// Whether it was none: what has slowed down then does not any more.
-    is_undone: bool,
 }
 
 impl Reaction {
@@ -115,21 +114,29 @@ impl Reaction {
             self.again = Some(now);
             let is_steady = self.last >= MIN_FLIGHT && self.last < STARTS * self.before;
             if self.lost.is_none() && is_steady {
-                let (before, least) = (self.last, f64::INFINITY);
-                self.lost = Some(Loss { at: now, before, least, is_undone: false });
+                self.lost = Some(Loss { at: now, sequence: segment.sequence, before: self.last });
             }
         }
         self.look(now, rtt);
     }
 
-    /// It is told what has arrived; `is_dsack` if that a segment came twice.
-    pub(super) fn hears(&mut self, now: Instant, segment: &Segment, is_dsack: bool, rtt: Duration) {
+    /// It is told what has arrived, and what came twice. A segment that was sent again and came twice was not lost, and
+    /// what its sender did then it may have undone.
+    pub(super) fn hears(
+        &mut self,
+        now: Instant,
+        segment: &Segment,
+        twice: Option<(u32, u32)>,
+        rtt: Duration,
+    ) {
         if segment.acknowledgement.wrapping_sub(self.acknowledged).cast_signed() > 0 {
             self.acknowledged = segment.acknowledgement;
         }
-        if let Some(lost) = self.lost.as_mut().filter(|_| is_dsack) {
-            lost.is_undone = true;
-        }
+        self.lost = self.lost.filter(|lost| {
+            twice.is_none_or(|(left, right)| {
+                lost.sequence.wrapping_sub(left) >= right.wrapping_sub(left)
+            })
+        });
         self.look(now, rtt);
     }
 
@@ -143,9 +150,6 @@ impl Reaction {
             let weight = if self.steady > 0.0 { 0.1 } else { 1.0 };
             self.steady += weight * (self.last - self.steady);
             (self.since, self.sum, self.looks) = (now, 0.0, 0.0);
-            if let Some(lost) = &mut self.lost {
-                lost.least = lost.least.min(self.last);
-            }
         }
         self.judge(now, rtt);
         self.look_for_drain(now, flight, rtt);
@@ -158,14 +162,11 @@ impl Reaction {
         let Some(lost) = self.lost.take_if(|lost| now.since(lost.at) >= rtt * JUDGED) else {
             return;
         };
-        if lost.least >= SLOWED * lost.before {
+        if self.last >= SLOWED * lost.before {
             self.calm = (self.calm + 1).min(MAX_CALM);
             if self.calm >= ENOUGH {
                 (self.is_insensitive, self.trial) = (true, None);
             }
-            return;
-        }
-        if lost.is_undone {
             return;
         }
         self.calm = self.calm.saturating_sub(2);
@@ -228,7 +229,7 @@ mod tests {
                 // A hundredth of what is in flight comes back in a millisecond.
                 self.acknowledged += (outstanding / 100).max(outstanding.min(MSS));
                 let ack = segment(0, self.acknowledged, 0);
-                self.reaction.hears(self.now, &ack, false, RTT);
+                self.reaction.hears(self.now, &ack, None, RTT);
                 while self.next - self.acknowledged + MSS <= flight {
                     self.reaction.sends(self.now, &segment(self.next, 0, MSS), RTT);
                     self.next += MSS;
@@ -306,19 +307,19 @@ mod tests {
         sender.run(200, 400_000);
         assert!(!sender.reaction.is_left_alone());
         for _ in 0..5 {
+            let lost = sender.acknowledged;
             sender.lose();
-            let dsack = segment(0, sender.acknowledged, 0);
-            sender.run(200, 300_000);
-            sender.reaction.hears(sender.now, &dsack, true, RTT);
+            let ack = segment(0, sender.acknowledged, 0);
+            sender.reaction.hears(sender.now, &ack, Some((lost, lost + MSS)), RTT);
             sender.run(1_000, 400_000);
         }
         assert!(!sender.reaction.is_left_alone());
         for _ in 0..3 {
             sender.lose();
-            let dsack = segment(0, sender.acknowledged, 0);
-            sender.reaction.hears(sender.now, &dsack, true, RTT);
+            let (ack, other) = (segment(0, sender.acknowledged, 0), sender.acknowledged + MSS);
+            sender.reaction.hears(sender.now, &ack, Some((other, other + MSS)), RTT);
             sender.run(1_000, 400_000);
         }
-        assert!(sender.reaction.is_left_alone(), "it has not slowed down before");
+        assert!(sender.reaction.is_left_alone(), "another came twice");
     }
 }

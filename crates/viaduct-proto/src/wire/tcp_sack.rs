@@ -11,23 +11,24 @@ const SACK: u8 = 5;
 /// Bytes of a block's two numbers.
 const BLOCK: usize = 8;
 
-/// Whether a whole IP packet is such an acknowledgement; not one in fragments, or with extension headers.
-pub fn is_dsack(packet: &[u8]) -> bool {
-    segment(packet).and_then(first_block_is_old) == Some(true)
+/// The numbers that came twice, from the first to before the other, if a whole IP packet is such an acknowledgement;
+/// not one in fragments, or with extension headers.
+pub fn dsack(packet: &[u8]) -> Option<(u32, u32)> {
+    segment(packet).and_then(old_block)
 }
 
 /// Whether a whole IP packet is an acknowledgement and nothing else, whose loss the next one makes up
 /// for: one that says that a segment came twice says so once.
 pub fn is_plain_ack(packet: &[u8]) -> bool {
-    Segment::parse(packet).is_some_and(|segment| segment.is_bare_ack()) && !is_dsack(packet)
+    Segment::parse(packet).is_some_and(|segment| segment.is_bare_ack()) && dsack(packet).is_none()
 }
 
 fn segment(packet: &[u8]) -> Option<&[u8]> {
     transport::payload(packet).filter(|&(protocol, _)| protocol == transport::TCP).map(|(_, of)| of)
 }
 
-/// Whether the first block of a segment's SACK option lies below what is acknowledged, or within the second.
-fn first_block_is_old(segment: &[u8]) -> Option<bool> {
+/// The first block of a segment's SACK option, if it lies below what is acknowledged, or within the second.
+fn old_block(segment: &[u8]) -> Option<(u32, u32)> {
     let header = segment.get(..usize::from(*segment.get(12)? >> 4) * 4)?;
     if header.len() <= TCP_MIN || header[13] & ACK == 0 {
         return None;
@@ -40,10 +41,10 @@ fn first_block_is_old(segment: &[u8]) -> Option<bool> {
     let is_below = |a: u32, b: u32| a.wrapping_sub(b).cast_signed() < 0;
     let (left, right) = edges(blocks)?;
     if is_below(left, acknowledged) {
-        return Some(true);
+        return Some((left, right));
     }
     let (from, to) = edges(blocks.get(BLOCK..)?)?;
-    Some(!is_below(left, from) && !is_below(to, right))
+    (!is_below(left, from) && !is_below(to, right)).then_some((left, right))
 }
 
 #[cfg(test)]
@@ -81,25 +82,28 @@ mod tests {
     #[test]
     fn a_block_below_what_is_acknowledged_or_within_the_next_came_twice() {
         for ipv6 in [false, true] {
-            let is = |blocks: &[(u32, u32)]| is_dsack(&acknowledgement(blocks, ipv6));
+            let is = |blocks: &[(u32, u32)]| {
+                dsack(&acknowledgement(blocks, ipv6)) == blocks.first().copied()
+            };
             assert!(is(&[(500, 900)]) && is(&[(500, 900), (2_000, 3_000)]));
             assert!(is(&[(2_100, 2_200), (2_000, 3_000)]) && is(&[(2_000, 3_000), (2_000, 3_000)]));
-            assert!(!is(&[]) && !is(&[(2_000, 3_000)]) && !is(&[(2_000, 3_000), (4_000, 5_000)]));
+            assert!(!is(&[(2_000, 3_000)]) && !is(&[(2_000, 3_000), (4_000, 5_000)]));
+            assert_eq!(dsack(&acknowledgement(&[], ipv6)), None);
         }
         let mut fragment = acknowledgement(&[(500, 900)], false);
         fragment[6] = 0x20;
-        assert!(!is_dsack(&fragment));
+        assert_eq!(dsack(&fragment), None);
     }
 
     proptest! {
         #[test]
         fn reading_never_panics(bytes: Vec<u8>, at in 0..100usize) {
-            is_dsack(&bytes);
+            dsack(&bytes);
             let mut packet = acknowledgement(&[(500, 900)], false);
             let cut = at.min(packet.len());
             packet.truncate(cut);
             packet.extend(bytes);
-            is_dsack(&packet);
+            dsack(&packet);
         }
     }
 }
