@@ -22,8 +22,6 @@ const FIRST_BITS: u32 = 10;
 const ABOVE_PEAK: f32 = 0.01;
 /// Share of the peak from which on a value is high.
 const HIGH: f64 = 0.8;
-/// Times as often as at low values that losses may come at high ones by chance.
-const OFTEN: f64 = 1.1;
 /// Bins to either side of a loss's in which losses have to be more than chance explains, by how many standard
 /// deviations: drops of a full queue do not make those that come at somewhat shorter delays its own.
 const BESIDE: usize = 1;
@@ -54,6 +52,8 @@ pub struct Histogram {
     halved: Option<Instant>,
     /// Packets at low values that are reckoned with, as a share of those at high ones.
     prior: f64,
+    /// Times as often as at low values that losses may come at high ones by chance.
+    often: f64,
 }
 
 /// Packets and losses at about one value.
@@ -67,13 +67,14 @@ struct Bin {
 impl Histogram {
     /// A histogram of which half is forgotten after so long. Where all values are high, losses say that they
     /// are too high once they outweigh `prior`: packets at low ones, as a share of those at high ones.
-    pub fn new(half_life: Duration, prior: f64) -> Self {
-        Histogram { bins: [Bin::default(); BINS], half_life, halved: None, prior }
+    /// By chance they may come `often` times as often at high values as at low ones.
+    pub fn new(half_life: Duration, prior: f64, often: f64) -> Self {
+        Histogram { bins: [Bin::default(); BINS], half_life, halved: None, prior, often }
     }
 
     /// Forgets all.
     pub fn clear(&mut self) {
-        *self = Histogram::new(self.half_life, self.prior);
+        *self = Histogram::new(self.half_life, self.prior, self.often);
     }
 
     /// Counts a packet.
@@ -119,7 +120,7 @@ impl Histogram {
         // A full queue's losses come where the delay is the very longest.
         for from in high..=at {
             let (many, few) =
-                (OFTEN * packets + FEW, (all - packets).max(self.prior * packets) + FEW);
+                (self.often * packets + FEW, (all - packets).max(self.prior * packets) + FEW);
             let by_chance = many / (many + few);
             let improbable = losses * divergence(above / losses, by_chance);
             let is_often = above > by_chance * losses;
@@ -187,7 +188,7 @@ mod tests {
 
     #[test]
     fn the_peak_is_what_packets_have_and_not_what_a_few_have() {
-        let mut histogram = Histogram::new(Duration::from_secs(10), 0.0);
+        let mut histogram = Histogram::new(Duration::from_secs(10), 0.0, 2.0);
         let at = Instant::ZERO;
         (0..1_000).for_each(|n| histogram.arrive(at, n * 50));
         (0..5).for_each(|_| histogram.arrive(at, 90_000));

@@ -64,7 +64,7 @@ const SETTLES: Duration = Duration::from_secs(2);
 /// Time for which a queue has to drop packets before the overhead is halved: what flows that slow down cause ends
 /// before, and losses by chance are then to be repaired as ever, or they would slow down again. Time after which it is
 /// halved once more, and after which a queue that drops none is not full any more.
-const PERSISTS: Duration = Duration::from_millis(600);
+const PERSISTS: Duration = Duration::from_millis(1_200);
 const YIELDS: Duration = Duration::from_millis(50);
 const RECOVERS: Duration = Duration::from_millis(500);
 /// Unit of an encoder's rate: repairs for so many packets.

@@ -10,6 +10,8 @@ use crate::time::{Duration, Instant};
 const SPAN: f64 = 100_000.0;
 /// Time after which half of the loads is forgotten: losses that begin at a steady load come at no other.
 const HALF_LIFE: Duration = Duration::from_secs(2);
+/// Times as often as at low loads that losses may come at high ones by chance: loads hardly differ for long.
+const OFTEN: f64 = 2.0;
 /// Units of a packet a second: 16 packets a second are the least that are told apart.
 const UNITS: f64 = 64.0;
 
@@ -25,7 +27,7 @@ pub struct Offered {
 
 impl Default for Offered {
     fn default() -> Self {
-        Offered { last: None, packets: 0.0, load: Histogram::new(HALF_LIFE, 0.0) }
+        Offered { last: None, packets: 0.0, load: Histogram::new(HALF_LIFE, 0.0, OFTEN) }
     }
 }
 

@@ -32,6 +32,9 @@ const PARTS: u32 = 30;
 const HALF_LIFE: Duration = Duration::from_secs(8);
 /// A queue that stays as long as it ever is, and at which packets are lost, is full.
 const PRIOR: f64 = 0.25;
+/// Times as often as at short delays that losses may come at long ones by chance: a flow that fills a queue slowly
+/// overfills it by few packets.
+const OFTEN: f64 = 1.2;
 /// Least wait in a queue that is long.
 const STANDING: Micros = 20_000;
 /// Shorter queues are noise.
@@ -70,7 +73,7 @@ impl Default for Queue {
             step: None,
             waits: 0,
             full: None,
-            delays: Histogram::new(HALF_LIFE, PRIOR),
+            delays: Histogram::new(HALF_LIFE, PRIOR, OFTEN),
         }
     }
 }
