@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use super::{answer, run, serve};
 use crate::topology::{Host, TopologyError};
@@ -195,9 +195,17 @@ struct JsonSum {
     bits_per_second: f64,
     retransmits: u64,
     packets: u64,
+    #[serde(deserialize_with = "lost")]
     lost_packets: u64,
     jitter_ms: f64,
     omitted: bool,
+}
+
+/// A count of lost packets. Packets that come late, after they were counted as lost, may make it less than none, which
+/// iperf3 writes as if it had no sign.
+fn lost<'de, D: Deserializer<'de>>(number: D) -> Result<u64, D::Error> {
+    let count = f64::deserialize(number)?;
+    Ok(if (0.0..i64::MAX as f64).contains(&count) { count as u64 } else { 0 })
 }
 
 fn parse(text: &str) -> Result<IperfReport, String> {
@@ -245,6 +253,16 @@ mod tests {
 
     fn world() -> Dumbbell {
         Dumbbell::build(&DumbbellSpec::default(), &Journal::new()).unwrap()
+    }
+
+    #[test]
+    fn fewer_lost_than_none_are_none() {
+        let report = |lost: &str| {
+            let sum =
+                format!("{{\"bits_per_second\": 1e6, \"packets\": 9, \"lost_packets\": {lost}}}");
+            parse(&format!("{{\"end\": {{\"sum\": {sum}}}}}")).unwrap().lost_packets
+        };
+        assert_eq!([report("3"), report("1.8446744073709552e+19"), report("-1")], [3, 0, 0]);
     }
 
     #[test]
