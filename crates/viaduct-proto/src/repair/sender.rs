@@ -151,7 +151,7 @@ impl Coder {
     /// After how many packets their names are sent again, beside a repair. Without names, all of a repair's packets
     /// are unknown to its decoder until they are asked for.
     fn again(&self) -> Again {
-        let Coder::Auto(auto) = self else { return [Some(0), None] };
+        let Coder::Auto(auto) = self else { return ONCE };
         let apart = (auto.pace() * APART_TIME.as_secs_f64()).clamp(1.0, APART) as u64;
         if auto.is_bursty() { [Some(apart), Some(2 * apart)] } else { [Some(0), Some(apart)] }
     }
@@ -241,21 +241,21 @@ impl Sender {
             Coder::Observe(observer) => (observer.report, observer.rtt) = (report, rtt),
             Coder::Fixed(_) => {}
         }
+        self.names.again = self.coder.again();
     }
 
     /// Sends repairs that the peer asks for.
     pub(super) fn answer(&mut self, now: Instant, need: Need, channel: &mut Channel<'_>) {
-        let again = self.coder.again();
         let Sender { coder: Coder::Auto(auto), names, bundle, stats, .. } = self else { return };
         let before = stats.repairs;
         if need.repairs == 0 {
             if auto.may_name() {
-                let bytes = names.again(need, bundle, channel) + bundle.send(channel);
+                let bytes = names.answer(need, bundle, channel) + bundle.send(channel);
                 stats.repair_bytes += bytes as u64;
             }
             return;
         }
-        auto.answer(now, need, &mut frame((names, again), bundle, stats, channel));
+        auto.answer(now, need, &mut frame(names, bundle, stats, channel));
         self.stats.repair_bytes += self.bundle.send(channel) as u64;
         self.stats.answered += self.stats.repairs - before;
     }
@@ -316,10 +316,9 @@ impl Sender {
             self.symbol.extend(prefix::emit(identity, hop));
             self.symbol.extend_from_slice(packet);
         }
-        let again = self.coder.again();
         let Sender { coder, names, bundle, stats, symbol, .. } = self;
         let leaving = Leaving { hop, packet, symbol, repairs, most };
-        coder.push(now, leaving, &mut frame((names, again), bundle, stats, channel));
+        coder.push(now, leaving, &mut frame(names, bundle, stats, channel));
         self.stats.repair_bytes += self.bundle.send(channel) as u64;
         self.idle = (self.coder.stages() > 0).then_some((now, 0));
     }
@@ -348,9 +347,8 @@ impl Sender {
 
     /// Sends the copies that are due, with names of theirs that have not left.
     fn copy(&mut self, now: Instant, channel: &mut Channel<'_>) {
-        let again = self.coder.again();
         let Sender { coder: Coder::Auto(auto), names, bundle, stats, .. } = self else { return };
-        let mut bytes = names.leave(bundle, channel, if auto.is_bursty() { again } else { NEVER });
+        let mut bytes = names.leave(bundle, channel, auto.is_bursty());
         let (room, mut long) = (bundle.room(channel), Vec::new());
         auto.copy(now, room, |group| {
             let each = group.iter().map(|of| COPY_OVERHEAD + of.packet.len()).sum::<usize>();
@@ -367,16 +365,16 @@ impl Sender {
         // A packet as long as the path allows has no room in a datagram: its copy is a repair, which
         // may leave as two.
         for seq in long {
-            auto.repeat(seq, &mut frame((names, again), bundle, stats, channel));
+            auto.repeat(seq, &mut frame(names, bundle, stats, channel));
         }
         bytes += bundle.send(channel);
         stats.repair_bytes += bytes as u64;
     }
 
     fn flush(&mut self, now: Instant, stage: usize, channel: &mut Channel<'_>) {
-        let (before, again) = (self.stats.repairs, self.coder.again());
+        let before = self.stats.repairs;
         let Sender { coder, names, bundle, stats, .. } = self;
-        coder.flush(now, stage, &mut frame((names, again), bundle, stats, channel));
+        coder.flush(now, stage, &mut frame(names, bundle, stats, channel));
         self.stats.repair_bytes += self.bundle.send(channel) as u64;
         self.stats.flushed += self.stats.repairs - before;
     }
@@ -384,8 +382,8 @@ impl Sender {
     /// Sends a manifest.
     fn name(&mut self, channel: &mut Channel<'_>) {
         // A manifest that is lost hides what else is: where packets are lost, its names are sent again.
-        let again = if self.coder.is_lossy() { self.coder.again() } else { NEVER };
-        let mut bytes = self.names.leave(&mut self.bundle, channel, again);
+        let is_lossy = self.coder.is_lossy();
+        let mut bytes = self.names.leave(&mut self.bundle, channel, is_lossy);
         bytes += self.bundle.send(channel);
         self.stats.manifests += u64::from(bytes > 0);
         self.stats.repair_bytes += bytes as u64;
@@ -394,7 +392,7 @@ impl Sender {
 
 /// Frames the repairs that the code fires. One that does not fit a datagram leaves as two.
 fn frame<'a, 'b>(
-    (names, again): (&'a mut Names, Again),
+    names: &'a mut Names,
     bundle: &'a mut Bundle,
     stats: &'a mut SenderStats,
     channel: &'a mut Channel<'b>,
@@ -405,7 +403,7 @@ fn frame<'a, 'b>(
         }
         stats.repairs += 1;
         // Names first: without them the repair's newest packets are unknown.
-        let mut bytes = names.leave(bundle, channel, again);
+        let mut bytes = names.leave(bundle, channel, true);
         let head = SECTION_HEAD + REPAIR_HEAD;
         let room = bundle.room(channel).saturating_sub(head);
         if repair.body.len() <= room {
@@ -429,7 +427,8 @@ fn frame<'a, 'b>(
 /// After how many packets names are sent again, in ascending order.
 type Again = [Option<u64>; 2];
 
-const NEVER: Again = [None; 2];
+/// With the next ones.
+const ONCE: Again = [Some(0), None];
 
 /// Names that have not left, and those that have, which may be sent again.
 struct Names {
@@ -441,7 +440,8 @@ struct Names {
     bytes: usize,
     /// The last that have left, at most [`MAX_PAST`].
     past: VecDeque<Name>,
-    /// Number after the last that was sent again, the first time and the second.
+    /// When they are sent again, and the number after the last that was, the first time and the second.
+    again: Again,
     repeated: [Seq; 2],
     /// When they leave.
     due: Option<Instant>,
@@ -450,7 +450,7 @@ struct Names {
 impl Names {
     fn new(first: Seq, manner: Manner) -> Self {
         let (fresh, past, repeated) = (Vec::new(), VecDeque::new(), [first; 2]);
-        Names { first, manner, fresh, bytes: 0, past, repeated, due: None }
+        Names { first, manner, fresh, bytes: 0, past, again: ONCE, repeated, due: None }
     }
 
     fn memory(&self) -> usize {
@@ -483,7 +483,7 @@ impl Names {
     }
 
     /// Adds names that are asked for to the bundle; bytes that left for want of room.
-    fn again(&mut self, need: Need, bundle: &mut Bundle, channel: &mut Channel<'_>) -> usize {
+    fn answer(&mut self, need: Need, bundle: &mut Bundle, channel: &mut Channel<'_>) -> usize {
         self.repeat(need.first, need.first.saturating_add(need.packets.into()), bundle, channel)
     }
 
@@ -501,15 +501,22 @@ impl Names {
         bundle.add(channel, len, |out| section::emit_names(from, &names, false, self.manner, out))
     }
 
-    /// Adds names to the bundle, and earlier ones `again`; bytes that left for want of room.
-    fn leave(&mut self, bundle: &mut Bundle, channel: &mut Channel<'_>, again: Again) -> usize {
+    /// Adds names to the bundle, and earlier ones if it is time that they are sent again; bytes that left for want of
+    /// room.
+    fn leave(&mut self, bundle: &mut Bundle, channel: &mut Channel<'_>, repeats: bool) -> usize {
         if self.fresh.is_empty() {
             return 0;
         }
         let mut bytes = 0;
         let is_small = std::mem::take(&mut self.bytes) < SMALL * self.fresh.len();
-        let times = if is_small { 1 } else { again.len() };
-        for (n, apart) in again.into_iter().take(times).enumerate() {
+        let times = if !repeats {
+            0
+        } else if is_small {
+            1
+        } else {
+            self.again.len()
+        };
+        for (n, apart) in self.again.into_iter().take(times).enumerate() {
             let Some(apart) = apart else { continue };
             let to = self.first.saturating_sub(apart);
             let from = self.repeated[n].max(to.saturating_sub(MAX_AGAIN));

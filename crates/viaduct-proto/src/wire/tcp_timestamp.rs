@@ -14,6 +14,9 @@ const ACK: u8 = 0x10;
 /// Option kinds: timestamps, and signatures of what else the header holds (RFC 2385, RFC 5925).
 const TIMESTAMPS: u8 = 8;
 const SIGNATURES: [u8; 2] = [19, 29];
+/// Ticks by which a timestamp is made newer, at most: of the usual clock, 4 s. Who forges what a host has seen must not
+/// make it refuse true segments for longer.
+const MAX_AGE: u32 = 4_096;
 /// Bytes of a timestamp, and of an option's value, which is two of them.
 const STAMP: usize = 4;
 const VALUE: usize = 2 * STAMP;
@@ -24,11 +27,12 @@ pub fn echo(packet: &[u8]) -> Option<u32> {
     number(packet.get(at + STAMP..)?)
 }
 
-/// Gives a whole IP packet the timestamp that its host has seen last, if its own is older, and mends the checksum:
-/// the host refuses older ones. One that is signed stays as it is. Whether it is changed.
+/// Gives a whole IP packet the timestamp that its host has seen last, if its own is a little older, and mends the
+/// checksum: the host refuses older ones. One that is signed stays as it is. Whether it is changed.
 pub fn renew(packet: &mut [u8], last: u32) -> bool {
     let Some((tcp, at)) = stamps(packet) else { return false };
-    let is_older = number(&packet[at..]).is_some_and(|of| of.wrapping_sub(last).cast_signed() < 0);
+    let age = number(&packet[at..]).map(|of| last.wrapping_sub(of));
+    let is_older = age.is_some_and(|age| (1..=MAX_AGE).contains(&age));
     if is_older {
         tcp_option::set(packet, tcp, at, &last.to_be_bytes());
     }
@@ -84,12 +88,12 @@ pub(crate) mod tests {
 
     #[test]
     fn an_older_timestamp_becomes_the_last_and_no_other_does() {
-        for (stamp, last) in [(7, 9), (u32::MAX, 3), (0x7fff_ffff, 0x8000_0001)] {
+        for (stamp, last) in [(7, 9), (u32::MAX, 3), (0x7fff_ffff, 0x8000_0fff)] {
             let mut packet = stamped(stamp, 5);
             assert_eq!((echo(&packet), renew(&mut packet, last)), (Some(5), true));
             assert_eq!(packet, stamped(last, 5), "its checksum, too");
         }
-        for (stamp, last) in [(9, 9), (9, 7), (3, u32::MAX)] {
+        for (stamp, last) in [(9, 9), (9, 7), (3, u32::MAX), (7, 8 + MAX_AGE)] {
             let mut packet = stamped(stamp, 5);
             assert!(!renew(&mut packet, last) && packet == stamped(stamp, 5));
         }

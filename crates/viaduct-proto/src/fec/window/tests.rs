@@ -238,3 +238,23 @@ fn a_pause_ends_with_a_change() {
         push(&mut encoder, b"x").into_iter().chain(push(&mut encoder, b"y")).collect();
     assert_eq!(covers.iter().map(Owned::seqs).collect::<Vec<_>>(), [vec![103, 104]]);
 }
+
+#[test]
+fn after_a_restart_repairs_cover_nothing_from_before_the_last_one() {
+    let mut encoder = encoder(40, 1, 4);
+    let mut next = 0;
+    let mut run = |encoder: &mut Encoder, packets: u8| -> Vec<Seq> {
+        let seqs = (0..packets).flat_map(|_| {
+            next += 1;
+            push(encoder, &[next]).iter().flat_map(Owned::seqs).collect::<Vec<_>>()
+        });
+        seqs.collect()
+    };
+    run(&mut encoder, 40);
+    encoder.restart();
+    assert!(run(&mut encoder, 10).iter().any(|seq| *seq <= 40), "until the next one");
+    encoder.restart();
+    let covered = run(&mut encoder, 40);
+    assert_eq!(covered.iter().min(), Some(&41), "what is lost meanwhile comes back");
+    assert_eq!(covered.iter().max(), Some(&90));
+}
