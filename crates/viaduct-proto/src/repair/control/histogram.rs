@@ -11,6 +11,8 @@
 //!            0     high ┴▶ delay                            ┴                                 ┴
 //! ```
 
+use std::ops::Range;
+
 use crate::time::{Duration, Instant};
 
 /// Bins of an octave, those of all values, and the binary logarithm of the end of the first.
@@ -105,15 +107,16 @@ impl Histogram {
         bin(value) >= bin((HIGH * peak as f64) as i64)
     }
 
+    /// Losses of a packet, several in a row being one, at about this value.
+    pub fn loss(&self, value: i64) -> f64 {
+        let (packets, losses) = sum(&self.bins[beside(bin(value))]);
+        losses / packets.max(1.0)
+    }
+
     /// Counts a loss, or several in a row, beside packets of this value, where the peak is `peak`.
     pub fn lose(&mut self, value: i64, peak: i64) -> Verdict {
         let (at, high) = (bin(value), bin((HIGH * peak as f64) as i64));
         self.bins[at].losses += 1.0;
-        let sum = |bins: &[Bin]| {
-            bins.iter().fold((0.0, 0.0), |(packets, losses), bin| {
-                (packets + f64::from(bin.packets), losses + f64::from(bin.losses))
-            })
-        };
         let (all, losses) = sum(&self.bins);
         let (mut packets, mut above) = sum(&self.bins[high..]);
         let mut verdict = Verdict::Chance;
@@ -125,10 +128,7 @@ impl Histogram {
             let improbable = losses * divergence(above / losses, by_chance);
             let is_often = above > by_chance * losses;
             if is_often && improbable >= CERTAIN {
-                let beside =
-                    sum(&self.bins[at.saturating_sub(BESIDE)..(at + BESIDE + 1).min(BINS)]);
-                let elsewhere = sum(&self.bins[..high]);
-                return Histogram::judge(beside, elsewhere);
+                return compare(sum(&self.bins[beside(at)]), sum(&self.bins[..high]));
             }
             if from == high && (is_often || improbable < LIKELY) {
                 verdict = Verdict::Doubtful;
@@ -140,13 +140,23 @@ impl Histogram {
     }
 }
 
-impl Histogram {
-    /// Whether losses are more than elsewhere, of packets and losses each.
-    fn judge(beside: (f64, f64), elsewhere: (f64, f64)) -> Verdict {
-        let by_chance = beside.0 * elsewhere.1 / elsewhere.0.max(1.0);
-        let is_more = beside.1 > by_chance + MORE * by_chance.sqrt();
-        if is_more { Verdict::Congestion } else { Verdict::Chance }
-    }
+/// Whether losses are more than elsewhere, by packets and losses of each.
+fn compare(beside: (f64, f64), elsewhere: (f64, f64)) -> Verdict {
+    let by_chance = beside.0 * elsewhere.1 / elsewhere.0.max(1.0);
+    let is_more = beside.1 > by_chance + MORE * by_chance.sqrt();
+    if is_more { Verdict::Congestion } else { Verdict::Chance }
+}
+
+/// Packets and losses of some bins.
+fn sum(bins: &[Bin]) -> (f64, f64) {
+    bins.iter().fold((0.0, 0.0), |(packets, losses), bin| {
+        (packets + f64::from(bin.packets), losses + f64::from(bin.losses))
+    })
+}
+
+/// A bin, and those beside it.
+fn beside(bin: usize) -> Range<usize> {
+    bin.saturating_sub(BESIDE)..(bin + BESIDE + 1).min(BINS)
 }
 
 /// Relative entropy of a coin that shows heads in a share `a` of throws from one that does in `p`.

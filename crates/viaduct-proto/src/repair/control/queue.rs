@@ -35,6 +35,9 @@ const PRIOR: f64 = 0.25;
 /// Times as often as at short delays that losses may come at long ones by chance: a flow that fills a queue slowly
 /// overfills it by few packets.
 const OFTEN: f64 = 1.2;
+/// Losses of a packet from which on a queue was surely full: its delay then is as long as it gets, though no packet may
+/// wait that long for a while.
+const FULL: f64 = 0.1;
 /// Least wait in a queue that is long.
 const STANDING: Micros = 20_000;
 /// Shorter queues are noise.
@@ -62,6 +65,8 @@ pub struct Queue {
     delays: Histogram,
     /// When a loss was last a full queue's.
     full: Option<Instant>,
+    /// Peak when a queue was last full for sure.
+    longest: Option<(Instant, Micros)>,
 }
 
 impl Default for Queue {
@@ -73,6 +78,7 @@ impl Default for Queue {
             step: None,
             waits: 0,
             full: None,
+            longest: None,
             delays: Histogram::new(HALF_LIFE, PRIOR, OFTEN),
         }
     }
@@ -97,6 +103,7 @@ impl Queue {
         self.look_for_step(now, (seq, sent, delay));
         self.last = Some((seq, sent, delay));
         let memory = if self.was_full(now) { LONG_MEMORY } else { MEMORY };
+        self.longest = self.longest.filter(|(at, _)| now.since(*at) < MEMORY);
         self.waits = delay - self.least.add(now, delay, memory);
         self.delays.arrive(now, self.waits);
         self.waits
@@ -119,20 +126,30 @@ impl Queue {
 
     /// Judges a loss, or several in a row, beside packets that waited so long.
     pub fn lose(&mut self, now: Instant, waits: Micros) -> Verdict {
-        let peak = self.delays.peak();
+        // A link that has become faster has a queue that is full at a shorter delay.
+        let is_heavy = self.delays.loss(waits) >= FULL;
+        let peak = if is_heavy { self.delays.peak() } else { self.peak() };
         let verdict = self.delays.lose(waits, peak);
         if peak < MIN_PEAK {
             return Verdict::Chance;
         }
         if verdict == Verdict::Congestion {
             self.full = Some(now);
+            if is_heavy {
+                self.longest = Some((now, peak));
+            }
         }
         verdict
     }
 
+    /// About the longest that packets have waited lately, and when the queue was full.
+    fn peak(&self) -> Micros {
+        self.delays.peak().max(self.longest.map_or(0, |(_, peak)| peak))
+    }
+
     /// Whether a packet waited nearly as long as any.
     fn is_long(&self, waits: Micros) -> bool {
-        let peak = self.delays.peak();
+        let peak = self.peak();
         peak >= MIN_PEAK && Histogram::is_high(waits, peak)
     }
 
@@ -146,7 +163,7 @@ impl Queue {
                 // What was remembered is of another path.
                 self.least = Least::default();
                 self.delays.clear();
-                self.step = None;
+                (self.step, self.longest) = (None, None);
             }
         } else if let Some((last, at, before)) = self.last
             && seq.checked_sub(1) == Some(last)
@@ -319,6 +336,16 @@ mod tests {
         let full = |n: u64, height: f64| height > 0.98 && n.is_multiple_of(5);
         judge(&mut world, 60, saw, |n, height| at_random(n) || full(n, height));
         let (told, all) = judge(&mut world, 60, |at| saw(at) * 0.93, |n, _| at_random(n));
+        assert!(told * 50 < all, "{told} of {all}");
+    }
+
+    #[test]
+    fn losses_that_begin_beside_a_queue_that_was_longer_when_it_was_full_are_not_its() {
+        let mut world = World::new();
+        let fills = |at: f64| (at / 2.0).powi(4).min(1.0);
+        judge(&mut world, 3, fills, |n, height| height == 1.0 && n.is_multiple_of(2));
+        judge(&mut world, 15, |_| 0.5, |_, _| false);
+        let (told, all) = judge(&mut world, 10, |_| 0.5, |n, _| n.is_multiple_of(101));
         assert!(told * 50 < all, "{told} of {all}");
     }
 
