@@ -33,6 +33,8 @@ pub(super) struct RealOutcome {
     pub(super) never: u64,
     /// Repairs that the link swallowed.
     pub(super) repairs_lost: u64,
+    /// Manifests that it did, about: no side counts those that are lost, so as large a share of them as of packets.
+    pub(super) manifests_lost: u64,
     /// Packets of any kind that the link dropped, by its own record.
     pub(super) dropped: u64,
     /// Bursts in that record.
@@ -54,7 +56,8 @@ impl RealOutcome {
 
     /// Losses as hosts and gateways count them over those in the link's record.
     pub(super) fn accounted(&self) -> f64 {
-        (self.lost() + self.repairs_lost) as f64 / self.dropped.max(1) as f64
+        let counted = self.lost() + self.repairs_lost + self.manifests_lost;
+        counted as f64 / self.dropped.max(1) as f64
     }
 }
 
@@ -88,10 +91,14 @@ pub(super) fn send(
     let recovered = receiver(b) - receiver(b_before);
     let repairs_sent = a.sender.repairs - a_before.sender.repairs;
     let repairs_seen = b.receiver.repairs - b_before.receiver.repairs;
+    let never = messages.iter().filter(|m| m.latency.is_none()).count() as u64;
+    let manifests = a.sender.manifests - a_before.sender.manifests;
+    let share = (recovered + never) as f64 / messages.len().max(1) as f64;
     Ok(RealOutcome {
         recovered,
-        never: messages.iter().filter(|m| m.latency.is_none()).count() as u64,
+        never,
         repairs_lost: repairs_sent.saturating_sub(repairs_seen),
+        manifests_lost: (manifests as f64 * share) as u64,
         dropped: drops.0,
         bursts: drops.1,
         latency_ms: late_ms(&messages, link.delay) / recovered.max(1) as f64,
