@@ -3,7 +3,7 @@
 use super::receiver::TICK;
 use crate::time::Duration;
 
-/// How many repairs come.
+/// Repairs on their way.
 #[derive(Debug, Default)]
 pub(super) struct Coming {
     /// A second, on average.

@@ -120,8 +120,8 @@ impl Reaction {
         self.look(now, rtt);
     }
 
-    /// It is told what has arrived, and what came twice. A segment that was sent again and came twice was not lost, and
-    /// what its sender did then it may have undone.
+    /// Takes an acknowledgement, and the numbers that it says came twice. A segment that was sent again and came twice was
+    /// not lost, and what its sender did then it may have undone.
     pub(super) fn hears(
         &mut self,
         now: Instant,

@@ -17,7 +17,7 @@ const MAX_FLOWS: usize = 4_096;
 /// Time after the last recovery until which they are followed, and after which one is forgotten.
 const FOLLOWED: Duration = Duration::from_secs(10);
 
-/// What hosts have seen last.
+/// Timestamps that hosts have seen last.
 #[derive(Debug, Default)]
 pub(super) struct Recent {
     /// By the flow of what they receive.

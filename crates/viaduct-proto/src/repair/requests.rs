@@ -127,7 +127,7 @@ impl Requests {
         Some((*first, *fresh.next_back().map_or(first, |(last, _)| last)))
     }
 
-    /// What to ask for, where so many equations of the packets from one to another are `held`. No range has a packet
+    /// The next request, where so many equations of the packets from one to another are `held`. No range has a packet
     /// that `is_given_up`: it is not asked for, and without it no repair of the range would be of use.
     pub(super) fn ask(
         &mut self,
