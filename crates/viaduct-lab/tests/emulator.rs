@@ -181,7 +181,8 @@ fn the_rate_holds_and_the_queue_overflows_by_the_model() {
     let rate = arrived.len() as f64 * 12_000.0 / 1.02;
     assert!((rate / 40e6 - 1.0).abs() < 0.02, "{rate}");
     assert_eq!(stats.a_to_b.queue_dropped + stats.a_to_b.delivered, 5000);
-    let full = quantile(&delays(&arrived), 0.9);
+    // It fills within 40 ms; a thread that runs late makes single packets late.
+    let full = quantile(&delays(&arrived), 0.5);
     assert!((0.0245..0.0265).contains(&full), "{full}");
 }
 

@@ -256,5 +256,5 @@ fn after_a_restart_repairs_cover_nothing_from_before_the_last_one() {
     encoder.restart();
     let covered = run(&mut encoder, 40);
     assert_eq!(covered.iter().min(), Some(&41), "what is lost meanwhile comes back");
-    assert_eq!(covered.iter().max(), Some(&90));
+    assert_eq!(covered.iter().max(), Some(&88), "one leaves after every 4 packets");
 }
