@@ -42,7 +42,7 @@ pub struct Parameters {
 }
 
 /// Sums that a packet is added to on average, beyond those that take every packet.
-const MAX_SHARED: u32 = 14;
+const MAX_SHARED: u32 = 13;
 /// Share of the sums with a share of the packets that one is added to, in 256ths, where they are few.
 const DENSITY: u32 = 64;
 
@@ -72,15 +72,23 @@ impl Parameters {
         Ok(warnings)
     }
 
-    /// Repairs, the next to leave first, that take every packet: those of two gaps.
+    /// Repairs, the next to leave first, that take every packet: those of three gaps, as far as the window reaches. Single
+    /// losses that do not come back with the first of them do so with the next two, hardly later than if all took every
+    /// packet.
     fn dense(&self) -> usize {
-        1 + usize::from(self.repairs.div_ceil(self.packets))
+        let gap = usize::from(self.repairs.div_ceil(self.packets));
+        (2 + gap).min(self.wanted().max(1 + gap))
+    }
+
+    /// Repairs that leave while the window passes a packet.
+    fn wanted(&self) -> usize {
+        let wanted = u32::from(self.window) * u32::from(self.repairs);
+        wanted.div_ceil(u32::from(self.packets)) as usize
     }
 
     /// Repairs that are summed up at any time.
     fn ahead(&self) -> usize {
-        let wanted = u32::from(self.window) * u32::from(self.repairs);
-        (wanted.div_ceil(u32::from(self.packets)) as usize).max(self.dense())
+        self.wanted().max(self.dense())
     }
 
     /// Share of the packets that other repairs take, in 256ths.
