@@ -45,7 +45,7 @@ use map::{HEADROOM, Map};
 /// Bytes of a block: so small that it fills within a fraction of a millisecond under load, and
 /// that a reader that is held up at a low rate, when the timer hands over blocks with one packet,
 /// has many of them left; so large that it holds several packets.
-const BLOCK: (usize, usize) = (32 << 10, 128 << 10);
+const BLOCK: (usize, usize) = (8 << 10, 128 << 10);
 /// Packets of the longest kind that a block should hold.
 const PACKETS: usize = 4;
 /// How long a packet waits in a block that does not fill: one to two of these, on kernels before
@@ -63,7 +63,7 @@ pub struct RingConfig {
 }
 
 impl RingConfig {
-    /// Bytes of one block: 32 KiB for packets of 1500, 64 KiB for 9000.
+    /// Bytes of one block: 8 KiB for packets of 1500, 64 KiB for 9000.
     pub fn block_bytes(&self) -> usize {
         let wanted = PACKETS * (self.max_packet + HEADROOM);
         wanted.next_power_of_two().clamp(BLOCK.0, BLOCK.1)
