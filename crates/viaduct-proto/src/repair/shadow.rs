@@ -316,7 +316,7 @@ impl Feedback {
 
     /// Learns of packet `seq`; answers to requests leave with it.
     fn step(&mut self, now: Instant, seq: Seq, fate: Fate, leaving: &mut Vec<Owned>) {
-        self.losses.known(1);
+        self.losses.known(now, 1);
         match fate {
             Fate::Arrived => {}
             Fate::Lost => {

@@ -1,8 +1,9 @@
 //! Losses as a receiver counts them: by chance or by congestion, in bursts.
 //!
-//! A packet that is missing may just be late. It counts as lost when it has not come for a moment;
-//! until then it waits here. So does one for longer of which it is not known whether a full queue has
-//! dropped it: the next losses tell. Consecutive numbers that were lost by chance are one burst.
+//! A packet that is missing may just be late. It counts as lost when it has not come for a moment; until then it waits
+//! here, for longer if it is not known whether a full queue has dropped it: the next losses tell. What is known of later
+//! packets waits behind it, or losses would seem to be fewer, and then more. Consecutive numbers that were lost by chance
+//! are one burst.
 
 use std::collections::VecDeque;
 
@@ -21,10 +22,14 @@ const MAX_WAITING: usize = 4_096;
 /// What was lost.
 #[derive(Debug, Default)]
 pub struct Losses {
-    /// Missing numbers, oldest first: since when, and why.
+    /// Missing numbers, in the order in which that was seen: since when, and why.
     waiting: VecDeque<(Seq, Instant, Verdict)>,
-    /// Those that are in doubt.
-    doubtful: VecDeque<(Seq, Instant)>,
+    /// The highest number that was ever among them.
+    highest: Seq,
+    /// Packets whose fate became known since the first of them, and when.
+    known: VecDeque<(Instant, u64)>,
+    /// Those that were in doubt until a full queue was seen, to be taken notice of.
+    condemned: Vec<Seq>,
     /// The burst that was counted last: its newest number, and its length.
     run: Option<(Seq, u64)>,
     counts: Counts,
@@ -33,8 +38,14 @@ pub struct Losses {
 
 impl Losses {
     /// Packets whose fate is known have become more.
-    pub fn known(&mut self, packets: u64) {
-        self.counts.packets += packets;
+    pub fn known(&mut self, now: Instant, packets: u64) {
+        if self.waiting.is_empty() {
+            self.counts.packets += packets;
+        } else if let Some((_, last)) = self.known.back_mut().filter(|(at, _)| *at == now) {
+            *last += packets;
+        } else {
+            self.known.push_back((now, packets));
+        }
     }
 
     /// Packet `seq` is missing. If that is a full queue's, so were those in doubt.
@@ -43,36 +54,44 @@ impl Losses {
             self.count_first();
         }
         self.waiting.push_back((seq, now, verdict));
+        self.highest = self.highest.max(seq);
         if verdict == Verdict::Congestion {
-            self.congested += self.doubtful.drain(..).len() as u64;
-            for (.., of) in &mut self.waiting {
-                *of = if *of == Verdict::Doubtful { verdict } else { *of };
+            for (seq, _, of) in &mut self.waiting {
+                if *of == Verdict::Doubtful {
+                    *of = verdict;
+                    self.condemned.push(*seq);
+                }
             }
         }
     }
 
-    /// Packet `seq`, which was missing, has arrived.
+    /// Takes those that were in doubt, and have turned out to be a full queue's.
+    pub fn condemned(&mut self) -> impl Iterator<Item = Seq> {
+        self.condemned.drain(..)
+    }
+
+    /// Packet `seq`, which may have been missing, has arrived.
     pub fn arrived(&mut self, seq: Seq) {
-        self.waiting.retain(|&(of, ..)| of != seq);
-        self.doubtful.retain(|&(of, _)| of != seq);
+        if seq <= self.highest {
+            self.waiting.retain(|&(of, ..)| of != seq);
+        }
     }
 
     /// Counts what has been missing for long enough.
     pub fn settle(&mut self, now: Instant) {
-        while self.waiting.front().is_some_and(|&(_, since, _)| now.since(since) >= LATE) {
+        while self.due().is_some_and(|due| due <= now) {
             self.count_first();
         }
-        while self.doubtful.front().is_some_and(|&(_, since)| now.since(since) >= DOUBT) {
-            let Some((seq, _)) = self.doubtful.pop_front() else { break };
-            self.count(seq);
+        let since = self.waiting.front().map(|&(_, since, _)| since);
+        while self.known.front().is_some_and(|&(at, _)| since.is_none_or(|since| at < since)) {
+            self.counts.packets += self.known.pop_front().map_or(0, |(_, packets)| packets);
         }
     }
 
     /// When there is something to count.
     pub fn due(&self) -> Option<Instant> {
-        let waiting = self.waiting.front().map(|&(_, since, _)| since + LATE);
-        let doubtful = self.doubtful.front().map(|&(_, since)| since + DOUBT);
-        [waiting, doubtful].into_iter().flatten().min()
+        let &(_, since, verdict) = self.waiting.front()?;
+        Some(since + if verdict == Verdict::Doubtful { DOUBT } else { LATE })
     }
 
     /// Losses by chance, the last burst included though it may not have ended.
@@ -85,14 +104,12 @@ impl Losses {
         self.congested
     }
 
+    /// Counts the first that waits. One that is in doubt to the last was lost by chance.
     fn count_first(&mut self) {
-        let Some((seq, since, verdict)) = self.waiting.pop_front() else { return };
-        match verdict {
-            Verdict::Chance => self.count(seq),
-            Verdict::Doubtful if self.doubtful.len() < MAX_WAITING => {
-                self.doubtful.push_back((seq, since));
-            }
-            Verdict::Doubtful | Verdict::Congestion => self.congested += 1,
+        match self.waiting.pop_front() {
+            Some((seq, _, Verdict::Chance | Verdict::Doubtful)) => self.count(seq),
+            Some((.., Verdict::Congestion)) => self.congested += 1,
+            None => {}
         }
     }
 
@@ -153,11 +170,30 @@ mod tests {
         losses.settle(at(100));
         assert_eq!((losses.random().bursts[0], losses.due()), (0, Some(at(1_000))));
         losses.missing(at(200), 9, Verdict::Congestion);
+        assert_eq!(losses.condemned().collect::<Vec<_>>(), [1]);
         losses.settle(at(2_000));
         assert_eq!((losses.random().bursts[0], losses.congested()), (0, 2));
+        assert_eq!(losses.condemned().next(), None);
         losses.missing(at(3_000), 20, Verdict::Doubtful);
         losses.settle(at(3_500));
         losses.settle(at(4_000));
         assert_eq!((losses.random().bursts[0], losses.congested(), losses.due()), (1, 2, None));
+    }
+    #[test]
+    fn what_is_known_after_a_loss_in_doubt_counts_with_it() {
+        let mut losses = Losses::default();
+        losses.known(at(0), 100);
+        losses.missing(at(1), 1, Verdict::Doubtful);
+        for n in 2..=900 {
+            losses.known(at(n), 1);
+            if n % 100 == 0 {
+                losses.missing(at(n), n, Verdict::Chance);
+            }
+        }
+        losses.settle(at(1_000));
+        assert_eq!((losses.random().packets, losses.random().bursts[0]), (100, 0));
+        losses.settle(at(1_001));
+        assert_eq!((losses.random().packets, losses.random().bursts[0]), (999, 10));
+        assert_eq!(losses.due(), None);
     }
 }

@@ -53,7 +53,7 @@ impl Path {
             };
             self.waits.push(waits);
         }
-        self.losses.known(named.len() as u64);
+        self.losses.known(now, named.len() as u64);
         let mut before = self.queue.waits();
         for (at, &(seq, of)) in named.iter().enumerate() {
             let sent = seq.checked_sub(first).and_then(|at| sent.get(at as usize));
@@ -87,7 +87,7 @@ impl Path {
     /// become of each. Those that are missing were lost in a full queue if their neighbours were, and may have been if one was full
     /// lately: so were their names.
     pub fn named_late(&mut self, now: Instant, named: &[(Seq, Named)], congested: bool) {
-        self.losses.known(named.len() as u64);
+        self.losses.known(now, named.len() as u64);
         let verdict = if self.queue.was_full(now) { Verdict::Doubtful } else { Verdict::Chance };
         for &(seq, of) in named {
             match of {
@@ -96,6 +96,11 @@ impl Path {
                 Named::Missing => self.losses.missing(now, seq, verdict),
             }
         }
+    }
+
+    /// Takes the numbers of packets of which it was not known why they were missing, and is now: a full queue dropped them.
+    pub fn condemned(&mut self) -> impl Iterator<Item = Seq> {
+        self.losses.condemned()
     }
 
     /// Why packets in a row were lost, beside which others waited so long.
