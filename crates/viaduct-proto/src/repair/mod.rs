@@ -35,6 +35,7 @@ pub mod health;
 mod held;
 pub mod identity;
 mod ledger;
+mod names;
 mod observed;
 mod outbox;
 mod patience;

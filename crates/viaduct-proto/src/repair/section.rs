@@ -6,8 +6,8 @@
 //!  section  kind | length of what follows 2 | body
 //!
 //!  repair   kind=1 | family | parameter | first 4 | stride or dense 2 | count 2 | seed 2 | length code 2 | symbol
-//!  names    kind=2 | flags | first 4 | count | (sent 4 | ttl | tos) | count x tag 2 | ((count - 1) x gap)
-//!           | (count bits, in whole bytes)
+//!  names    kind=2 | flags | first 4 | count | (sent 4 | ttl | tos) | (apart 2) | count x tag 2
+//!           | ((count - 1) x gap) | (count bits, in whole bytes)
 //!  need     kind=3 | first 8 | packets 2 | repairs
 //!  report   kind=4: see [`super::report`]
 //!  terms    kind=5: see [`super::terms`]
@@ -22,13 +22,16 @@
 //! | first | the lowest number; where it has four bytes, its low 32 bits: the others are those of the nearest number known |
 //! | stride or dense | distance of the numbers covered; of a window the newest packets that are all in it |
 //! | symbol | combination of packets, each with its [`PREFIX`] before it |
-//! | flags | 1: with send times; names without are repeated. 2: acknowledgements without data are named, too. 4: with bits. 8: no repairs are made |
+//! | flags | 1: with send times; names without are repeated. 2: acknowledgements without data are named, too. 4: with bits. 8: no repairs are made. 16: each tag and bit is the exclusive or of two packets' |
 //! | sent | send time of the first packet, microseconds of the sender's clock, low 32 bits |
 //! | ttl, tos | of the first packet, as it left |
+//! | apart | of two packets whose tags are combined, the distance of their numbers; `first` is the later one's |
 //! | tag | low 16 bits of a packet's identity |
 //! | gap | time since the packet before, in units of 8 microseconds |
 //! | bits | one for each packet, the lowest of a byte first: whether it is in no repair, where it counts as empty |
 //! | packets, repairs | numbers from `first` on that are asked for, and how many repairs of them; 0 for their names |
+
+use std::num::NonZeroU16;
 
 use super::align::Tag;
 use crate::fec::{Cover, Draw, MAX_COVER, Repair, Row, Seq};
@@ -62,8 +65,7 @@ const WITH_TIMES: u8 = 1;
 const WITH_ACKS: u8 = 2;
 const WITH_BARE: u8 = 4;
 const OBSERVED: u8 = 8;
-/// Bytes of a section of names beside their tags and gaps, at most.
-pub const NAMES_OVERHEAD: usize = SECTION_HEAD + NAMES_HEAD + TIMES_HEAD + MAX_NAMES / 8;
+const COMBINED: u8 = 16;
 /// Bytes of a section of copies beside them.
 pub const COPIES_OVERHEAD: usize = SECTION_HEAD + COPIES_HEAD;
 /// Bytes of each copy beside its packet.
@@ -72,6 +74,7 @@ pub const COPY_OVERHEAD: usize = 2;
 const NAMES_HEAD: usize = 6;
 const COPIES_HEAD: usize = 6;
 const TIMES_HEAD: usize = 6;
+const COMBINED_HEAD: usize = 2;
 
 /// Which bytes of its symbol a repair carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -106,6 +109,8 @@ pub struct Names<'a> {
     pub first: Seq,
     /// How the sender's packets are named.
     pub manner: Manner,
+    /// How far before each packet the one is whose tag and bit are combined with its own; 0 if none is.
+    pub apart: u16,
     tags: &'a [[u8; 2]],
     times: Option<Times<'a>>,
     bare: &'a [u8],
@@ -263,18 +268,23 @@ fn parse_names(body: &[u8]) -> Option<Names<'_>> {
     let (head, mut rest) = body.split_first_chunk::<NAMES_HEAD>()?;
     let &[flags, ref first @ .., count] = head;
     let (first, count) = (Seq::from(u32::from_be_bytes(*first)), usize::from(count));
-    if flags > WITH_TIMES | WITH_ACKS | WITH_BARE | OBSERVED || count == 0 || count > MAX_NAMES {
+    const KNOWN: u8 = WITH_TIMES | WITH_ACKS | WITH_BARE | OBSERVED | COMBINED;
+    if flags > KNOWN || count == 0 || count > MAX_NAMES {
         return None;
     }
     let has = |flag: u8| flags & flag != 0;
+    if has(WITH_TIMES) && has(COMBINED) {
+        return None;
+    }
     let timed = if has(WITH_TIMES) { Some(take_times_head(&mut rest)?) } else { None };
+    let apart = if has(COMBINED) { take_apart(&mut rest)?.get() } else { 0 };
     let (tags, rest) = rest.split_at_checked(2 * count)?;
     let (gaps, rest) = rest.split_at_checked(if timed.is_some() { count - 1 } else { 0 })?;
     let bits = if has(WITH_BARE) { count.div_ceil(8) } else { 0 };
     let times = timed.map(|(sent, ttl, tos)| Times { sent, ttl, tos, gaps });
     let tags = tags.as_chunks().0;
     let manner = Manner { acks: has(WITH_ACKS), is_observed: has(OBSERVED) };
-    (rest.len() == bits).then_some(Names { first, manner, tags, times, bare: rest })
+    (rest.len() == bits).then_some(Names { first, manner, apart, tags, times, bare: rest })
 }
 
 fn parse_copies(body: &[u8]) -> Option<Copies<'_>> {
@@ -288,6 +298,12 @@ fn take_times_head(rest: &mut &[u8]) -> Option<(u32, u8, u8)> {
     let (&[s0, s1, s2, s3, ttl, tos], behind) = rest.split_first_chunk::<TIMES_HEAD>()?;
     *rest = behind;
     Some((u32::from_be_bytes([s0, s1, s2, s3]), ttl, tos))
+}
+
+fn take_apart(rest: &mut &[u8]) -> Option<NonZeroU16> {
+    let (&apart, behind) = rest.split_first_chunk()?;
+    *rest = behind;
+    NonZeroU16::new(u16::from_be_bytes(apart))
 }
 
 fn parse_need(body: &[u8]) -> Option<Need> {
@@ -345,25 +361,65 @@ pub struct Name {
     pub is_bare: bool,
 }
 
-/// Appends names of the packets from `first` on, at most [`MAX_NAMES`], with their send times or
-/// without. Those have to be at most 255 [`GAP`]s apart.
-pub fn emit_names(first: Seq, names: &[Name], with_times: bool, manner: Manner, out: &mut Vec<u8>) {
+impl Name {
+    /// Tag and bit of two packets, combined: either follows from the other.
+    pub fn combine(self, other: Name) -> Name {
+        let (tag, is_bare) = (self.tag ^ other.tag, self.is_bare ^ other.is_bare);
+        Name { tag, is_bare, ..self }
+    }
+}
+
+/// What is said of packets beside their tags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// When they left; at most 255 [`GAP`]s apart.
+    Timed,
+    /// Nothing.
+    Again,
+    /// The names are combined with those of the packets so far before.
+    Combined(NonZeroU16),
+}
+
+/// Bytes of a section of these names, at most [`MAX_NAMES`].
+pub fn names_len(names: &[Name], form: Form) -> usize {
+    let each = names.len() * size_of::<Tag>();
+    let beside = match form {
+        Form::Timed => TIMES_HEAD + names.len().saturating_sub(1),
+        Form::Again => 0,
+        Form::Combined(_) => COMBINED_HEAD,
+    };
+    let with_bare = names.iter().any(|name| name.is_bare);
+    let bits = if with_bare { names.len().div_ceil(8) } else { 0 };
+    SECTION_HEAD + NAMES_HEAD + beside + each + bits
+}
+
+/// Appends names of the packets from `first` on, at most [`MAX_NAMES`].
+pub fn emit_names(first: Seq, names: &[Name], form: Form, manner: Manner, out: &mut Vec<u8>) {
     let names = &names[..names.len().min(MAX_NAMES)];
     let Some(begin) = names.first() else { return };
     let with_bare = names.iter().any(|name| name.is_bare);
+    let form_flag = match form {
+        Form::Timed => WITH_TIMES,
+        Form::Again => 0,
+        Form::Combined(_) => COMBINED,
+    };
     let flag = |is: bool, flag: u8| if is { flag } else { 0 };
-    let flags = flag(with_times, WITH_TIMES) | flag(with_bare, WITH_BARE);
+    let flags = form_flag | flag(with_bare, WITH_BARE);
     let flags = flags | flag(manner.acks, WITH_ACKS) | flag(manner.is_observed, OBSERVED);
     emit(NAMES, out, |out| {
         out.push(flags);
         out.extend((first as u32).to_be_bytes());
         out.push(names.len() as u8);
-        if with_times {
-            out.extend(begin.sent.to_be_bytes());
-            out.extend([begin.ttl, begin.tos]);
+        match form {
+            Form::Timed => {
+                out.extend(begin.sent.to_be_bytes());
+                out.extend([begin.ttl, begin.tos]);
+            }
+            Form::Again => {}
+            Form::Combined(apart) => out.extend(apart.get().to_be_bytes()),
         }
         names.iter().for_each(|name| out.extend(name.tag.to_be_bytes()));
-        if with_times {
+        if form == Form::Timed {
             let unit = GAP.as_micros() as u32;
             // Each gap from where the rounded ones before it have come, so that errors do not add up.
             let mut at = begin.sent;
@@ -455,7 +511,7 @@ mod tests {
         let sent = |n: u32| (u32::MAX - 500).wrapping_add(13 * n);
         let names: Vec<_> = (0..100).map(|n| Name { sent: sent(n), ..Name::default() }).collect();
         let mut out = Vec::new();
-        emit_names(7, &names, true, Manner::default(), &mut out);
+        emit_names(7, &names, Form::Timed, Manner::default(), &mut out);
         let [Some(Section::Names(read))] = &read(&out)[..] else { panic!("one section") };
         for (name, sent) in names.iter().zip(read.times().unwrap().sent()) {
             assert!(name.sent.wrapping_sub(sent) < 8, "{} and {sent}", name.sent);
@@ -490,14 +546,19 @@ mod tests {
         #[test]
         fn names_round_trip(
             first: u32, tags in prop::collection::vec(any::<(u16, bool)>(), 1..=MAX_NAMES),
-            timed: bool, acks: bool, is_observed: bool,
+            form in prop_oneof![
+                Just(Form::Timed),
+                Just(Form::Again),
+                any::<NonZeroU16>().prop_map(Form::Combined),
+            ],
+            acks: bool, is_observed: bool,
         ) {
             let manner = Manner { acks, is_observed };
             let name = |&(tag, is_bare)| Name { tag, sent: 3, ttl: 64, tos: 8, is_bare };
             let names: Vec<_> = tags.iter().map(name).collect();
             let mut out = Vec::new();
-            emit_names(first.into(), &names, timed, manner, &mut out);
-            prop_assert!(out.len() <= NAMES_OVERHEAD + 3 * names.len());
+            emit_names(first.into(), &names, form, manner, &mut out);
+            prop_assert_eq!(out.len(), names_len(&names, form));
             let sections = read(&out);
             let [Some(Section::Names(names))] = &sections[..] else {
                 return Err(TestCaseError::fail("one section"));
@@ -505,8 +566,10 @@ mod tests {
             prop_assert_eq!((names.first, names.manner), (first.into(), manner));
             let read: Vec<_> = names.tags().zip(names.bare()).collect();
             prop_assert_eq!(&read, &tags);
+            let apart = if let Form::Combined(apart) = form { apart.get() } else { 0 };
+            prop_assert_eq!(names.apart, apart);
             let head = names.times().map(|of| (of.sent, of.ttl, of.tos));
-            prop_assert_eq!(head, timed.then_some((3, 64, 8)));
+            prop_assert_eq!(head, (form == Form::Timed).then_some((3, 64, 8)));
             prop_assert_eq!(names.times().map_or(tags.len(), |of| of.sent().count()), tags.len());
         }
 

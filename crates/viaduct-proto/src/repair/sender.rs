@@ -1,45 +1,21 @@
 //! The sending side towards one peer: numbers and names each packet, feeds the code, and frames what it fires.
 
-use std::collections::VecDeque;
-
-use super::align::Tag;
 use super::auto::{Auto, Leaving, Pace};
 use super::bundle::{Bundle, Channel};
 use super::classes::{Repairs, Treatment};
 use super::control::queue::micros;
 use super::control::{self, Regime};
 use super::identity::IdentityKey;
+use super::names::Names;
 use super::prefix;
 use super::section::{
-    self, COPIES_OVERHEAD, COPY_OVERHEAD, GAP, MAX_NAMES, Manner, NAMES_OVERHEAD, Name, Need, Part,
-    REPAIR_HEAD, SECTION_HEAD,
+    self, COPIES_OVERHEAD, COPY_OVERHEAD, Manner, Name, Need, Part, REPAIR_HEAD, SECTION_HEAD,
 };
 use super::stats::SenderStats;
 use crate::fec::{Encoder, Fire, Repair, Seq};
 use crate::time::{Duration, Instant};
 use crate::wire::ip::{self, Hop};
 use crate::wire::tcp_sack;
-
-/// Packets that are named together where no repair leaves before, and where none does at all.
-const MANIFEST: usize = 64;
-const CLEAN_MANIFEST: usize = 112;
-/// Time after which they are named though they are fewer: at least, and as a part of the time for
-/// which flows can wait.
-const MANIFEST_DELAY: Duration = Duration::from_millis(5);
-const MANIFEST_PART: u32 = 8;
-/// Names that are kept for requests, and to be sent again.
-const MAX_PAST: usize = 4_096;
-/// Packets after which names are sent again, where packets are lost, and the time in which at most as many pass: a
-/// burst of losses takes datagrams that leave together.
-const APART: f64 = 64.0;
-pub(super) const APART_TIME: Duration = Duration::from_millis(10);
-/// Packets that are named again together, at most.
-const MAX_AGAIN: u64 = 64;
-/// Mean bytes of packets below which they are named again once at most: of each of their bytes a name is much.
-const SMALL: usize = 256;
-/// Longest time that a manifest waits for after its last packet: right behind one it would meet a full queue that has no
-/// room since that packet, and be dropped far more often than packets are.
-const MANIFEST_JITTER: u32 = 500;
 
 pub(super) struct Sender {
     coder: Coder,
@@ -148,12 +124,12 @@ impl Coder {
         matches!(self, Coder::Auto(auto) if auto.is_lossy())
     }
 
-    /// After how many packets their names are sent again, beside a repair. Without names, all of a repair's packets
-    /// are unknown to its decoder until they are asked for.
-    fn again(&self) -> Again {
-        let Coder::Auto(auto) = self else { return ONCE };
-        let apart = (auto.pace() * APART_TIME.as_secs_f64()).clamp(1.0, APART) as u64;
-        if auto.is_bursty() { [Some(apart), Some(2 * apart)] } else { [Some(0), Some(apart)] }
+    /// Packets a second, where they are counted.
+    fn pace(&self) -> Option<f64> {
+        match self {
+            Coder::Auto(auto) => Some(auto.pace()),
+            Coder::Fixed(_) | Coder::Observe(_) => None,
+        }
     }
 
     /// When the next copy leaves.
@@ -241,7 +217,9 @@ impl Sender {
             Coder::Observe(observer) => (observer.report, observer.rtt) = (report, rtt),
             Coder::Fixed(_) => {}
         }
-        self.names.again = self.coder.again();
+        if let Some(pace) = self.coder.pace() {
+            self.names.spread(pace);
+        }
     }
 
     /// Sends repairs that the peer asks for.
@@ -305,9 +283,8 @@ impl Sender {
         if self.names.is_full_before(&name) {
             self.name(channel);
         }
-        let wait = self.wait(now).filter(|_| self.names.fresh.is_empty());
-        let many = if self.coder.is_lossy() { MANIFEST } else { CLEAN_MANIFEST };
-        self.names.record(now, (name, packet.len()), many, wait.unwrap_or_default());
+        let wait = self.wait(now).filter(|_| self.names.is_empty());
+        self.names.record(now, name, self.coder.is_lossy(), wait.unwrap_or_default());
         self.symbol.clear();
         if is_bare {
             self.stats.left_alone += 1;
@@ -421,119 +398,5 @@ fn frame<'a, 'b>(
             });
         }
         stats.repair_bytes += bytes as u64;
-    }
-}
-
-/// After how many packets names are sent again, in ascending order.
-type Again = [Option<u64>; 2];
-
-/// With the next ones.
-const ONCE: Again = [Some(0), None];
-
-/// Names that have not left, and those that have, which may be sent again.
-struct Names {
-    /// Number of the first that has not left.
-    first: Seq,
-    manner: Manner,
-    fresh: Vec<Name>,
-    /// Bytes of their packets.
-    bytes: usize,
-    /// The last that have left, at most [`MAX_PAST`].
-    past: VecDeque<Name>,
-    /// When they are sent again, and the number after the last that was, the first time and the second.
-    again: Again,
-    repeated: [Seq; 2],
-    /// When they leave.
-    due: Option<Instant>,
-}
-
-impl Names {
-    fn new(first: Seq, manner: Manner) -> Self {
-        let (fresh, past, repeated) = (Vec::new(), VecDeque::new(), [first; 2]);
-        Names { first, manner, fresh, bytes: 0, past, again: ONCE, repeated, due: None }
-    }
-
-    fn memory(&self) -> usize {
-        let names = self.fresh.capacity() + self.past.capacity();
-        names * size_of::<Name>()
-    }
-
-    /// Whether those that have not left have to leave before another: they are many, or its gap to them is long.
-    fn is_full_before(&self, name: &Name) -> bool {
-        let longest = GAP.as_micros() as u32 * u32::from(u8::MAX);
-        let apart = |last: &Name| name.sent.wrapping_sub(last.sent) > longest;
-        self.fresh.len() >= MAX_NAMES || self.fresh.last().is_some_and(apart)
-    }
-
-    /// Notes a packet of so many `bytes`, of which so `many` are named together; `wait` is the time for which flows can
-    /// wait, if it is the first.
-    fn record(&mut self, now: Instant, (name, bytes): (Name, usize), many: usize, wait: Duration) {
-        self.bytes += bytes;
-        let due = *self.due.get_or_insert(now + MANIFEST_DELAY.max(wait / MANIFEST_PART));
-        if self.fresh.len() + 1 >= many {
-            // As random as names are.
-            let jitter = u32::from(name.tag) % MANIFEST_JITTER;
-            self.due = Some(due.min(now + Duration::from_micros(jitter.into())));
-        }
-        self.fresh.push(name);
-    }
-
-    fn due(&self) -> Option<Instant> {
-        self.due
-    }
-
-    /// Adds names that are asked for to the bundle; bytes that left for want of room.
-    fn answer(&mut self, need: Need, bundle: &mut Bundle, channel: &mut Channel<'_>) -> usize {
-        self.repeat(need.first, need.first.saturating_add(need.packets.into()), bundle, channel)
-    }
-
-    /// Adds the names from one number to before another, as far as they have left and are kept; bytes that left for
-    /// want of room.
-    fn repeat(&self, from: Seq, to: Seq, bundle: &mut Bundle, channel: &mut Channel<'_>) -> usize {
-        let oldest = self.first - self.past.len() as u64;
-        let (from, to) = (from.max(oldest), to.min(self.first));
-        if from >= to {
-            return 0;
-        }
-        let range = (from - oldest) as usize..(to - oldest) as usize;
-        let names: Vec<Name> = self.past.range(range).copied().collect();
-        let len = NAMES_OVERHEAD + size_of::<Tag>() * names.len();
-        bundle.add(channel, len, |out| section::emit_names(from, &names, false, self.manner, out))
-    }
-
-    /// Adds names to the bundle, and earlier ones if it is time that they are sent again; bytes that left for want of
-    /// room.
-    fn leave(&mut self, bundle: &mut Bundle, channel: &mut Channel<'_>, repeats: bool) -> usize {
-        if self.fresh.is_empty() {
-            return 0;
-        }
-        let mut bytes = 0;
-        let is_small = std::mem::take(&mut self.bytes) < SMALL * self.fresh.len();
-        let times = if !repeats {
-            0
-        } else if is_small {
-            1
-        } else {
-            self.again.len()
-        };
-        for (n, apart) in self.again.into_iter().take(times).enumerate() {
-            let Some(apart) = apart else { continue };
-            let to = self.first.saturating_sub(apart);
-            let from = self.repeated[n].max(to.saturating_sub(MAX_AGAIN));
-            if from < to {
-                bytes += self.repeat(from, to, bundle, channel);
-                self.repeated[n] = to;
-            }
-        }
-        let len = NAMES_OVERHEAD + 3 * self.fresh.len();
-        let (first, fresh, manner) = (self.first, &self.fresh, self.manner);
-        bytes += bundle.add(channel, len, |out| {
-            section::emit_names(first, fresh, true, manner, out);
-        });
-        self.first += self.fresh.len() as u64;
-        self.past.extend(self.fresh.drain(..));
-        self.past.drain(..self.past.len().saturating_sub(MAX_PAST));
-        self.due = None;
-        bytes
     }
 }

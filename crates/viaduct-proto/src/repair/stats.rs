@@ -122,7 +122,7 @@ pub struct ReceiverStats {
     /// Recoveries that were injected with a newer timestamp of TCP: their hosts would refuse them.
     #[serde(default)]
     pub renewed: u64,
-    /// Time from when a packet should have arrived to its recovery ([`LATENCY_BOUNDS`]).
+    /// Time from when a packet should have arrived to its recovery ([`LATENCY_BOUNDS`]), of packets lost by chance.
     pub latency: [u64; LATENCY_BUCKETS],
     /// Sum of those times, in microseconds.
     pub latency_sum: u64,

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
+use super::names::APART_TIME;
 use super::section::{MAX_NAMES, Need};
-use super::sender::APART_TIME;
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 

@@ -293,7 +293,7 @@ fn links(status: &Status, page: &mut Exposition) {
 
 fn latency(status: &Status, page: &mut Exposition) {
     let bounds: Vec<f64> = LATENCY_BOUNDS.iter().map(|&micros| micros as f64 / 1e6).collect();
-    let help = "Time from when a packet should have arrived to its recovery.";
+    let help = "Time from when a packet lost by chance should have arrived to its recovery.";
     page.family("viaduct_recovery_latency_seconds", Kind::Histogram, help);
     for (peer, stats) in &status.counters.peers {
         let (counts, sum) = (&stats.receiver.latency, stats.receiver.latency_sum as f64 / 1e6);

@@ -34,7 +34,7 @@ const MAX_LATER: f64 = 10.0;
 /// packet bring the others back.
 const QUICK: Duration = Duration::from_millis(15);
 const QUICK_LATE: f64 = 0.01;
-const QUICK_MOST: f64 = 0.028;
+const QUICK_MOST: f64 = 0.031;
 /// What that takes beyond what is reckoned: older packets are not in each repair.
 const QUICK_MORE: f64 = 1.2;
 /// Share of the repairs that there may be which leave without being asked for.

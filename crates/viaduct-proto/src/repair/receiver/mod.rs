@@ -10,6 +10,8 @@
 //!                                       identity right? ──▶ store, hold, inject
 //! ```
 
+mod names;
+
 use std::collections::VecDeque;
 
 use super::align::{Aligner, Arrival, Named};
@@ -25,8 +27,7 @@ use super::outbox::Outbox;
 use super::prefix;
 use super::recent::Recent;
 use super::requests::{Requests, Times};
-use super::section::{Copies, Names, Need, PREFIX, Part, expand};
-use super::shadow::{Fate as Tried, Outcome, TRIED};
+use super::section::{Copies, Need, PREFIX, Part, expand};
 use super::sites::Sites;
 use super::stats::ReceiverStats;
 use super::store::Store;
@@ -40,8 +41,6 @@ use crate::wire::tcp_sack;
 /// How far back the arrival of a neighbour is looked for, to tell when a packet was due.
 const NEIGHBOURS: u64 = 512;
 
-/// Numbers around lost names within which a full queue dropped all that is missing.
-const NEAR: u64 = 1_024;
 /// Arrivals whose identities are remembered until they are named.
 const MAX_ARRIVALS: usize = 8_192;
 /// Times that are reckoned with until the peer tells of its own.
@@ -329,136 +328,6 @@ impl Receiver {
         const RUN: u64 = 1 << 30;
         let next = self.known.ledger.next();
         if next == 0 || next.abs_diff(self.told) > RUN { self.told } else { next }
-    }
-
-    /// Takes names of the peer's packets.
-    pub(super) fn handle_names(&mut self, now: Instant, names: &Names<'_>) {
-        self.acks = names.manner.acks;
-        self.observe(names.manner.is_observed);
-        let first = expand(names.first as u32, self.near());
-        let Some(last) = first.checked_add(names.tags().len() as u64 - 1) else { return };
-        let next = self.known.ledger.next();
-        if first == 0 || self.in_the_dark(first, last) || !self.known.ledger.reach(first, last) {
-            return;
-        }
-        if next > 0 && (1..self.known.ledger.capacity()).contains(&first.saturating_sub(next)) {
-            self.unnamed.passed(now, next, first - 1);
-        }
-        // Repeated names overlap with what is known at either end, and copies are known before their
-        // names.
-        let (mut tags, mut runs) = (Vec::with_capacity(names.tags().len()), Vec::new());
-        for (seq, (tag, is_bare)) in (first..).zip(names.tags().zip(names.bare())) {
-            let row = self.known.ledger.row_mut(seq).filter(|row| row.state == State::Unnamed);
-            let Some(row) = row else { continue };
-            (row.tag, row.is_bare) = (tag, is_bare);
-            match runs.last_mut() {
-                Some((begin, from)) if *begin + (tags.len() - *from) as u64 == seq => {}
-                _ => runs.push((seq, tags.len())),
-            }
-            tags.push(tag);
-            if is_bare {
-                // A repair that came before its name may wait for it.
-                self.decoder.known(seq, &self.known, &mut self.recovered);
-            }
-        }
-        if tags.is_empty() {
-            return;
-        }
-        let mut named = std::mem::take(&mut self.named);
-        for (n, (begin, from)) in runs.iter().enumerate() {
-            let to = runs.get(n + 1).map_or(tags.len(), |(_, from)| *from);
-            self.aligner.name(*begin, &tags[*from..to], &mut named);
-        }
-        self.measure(now, (first, names), &named);
-        for (seq, of) in named.drain(..) {
-            match of {
-                Named::Missing => self.settle(seq, State::Missing),
-                Named::Arrived(arrival) => {
-                    if let Some(times) = names.times().filter(|_| seq == first) {
-                        self.hops.learn(
-                            self.arrivals.get(arrival),
-                            Hop { ttl: times.ttl, tos: times.tos },
-                        );
-                    }
-                    let row = self.known.ledger.row(seq);
-                    let is_late = row.is_some_and(|row| row.state == State::Missing);
-                    self.arrived(now, seq, arrival);
-                    if is_late {
-                        self.stats.late += 1;
-                        self.decoder.known(seq, &self.known, &mut self.recovered);
-                    }
-                }
-            }
-        }
-        self.deliver(now);
-        self.named = named;
-        self.release_pending(now);
-    }
-
-    /// Begins to try codes on what is lost, or ends it.
-    fn observe(&mut self, is_observed: bool) {
-        if !is_observed {
-            self.observed = None;
-        } else if self.observed.is_none() {
-            self.observed = Some(Box::new(Observed::new(self.times.rtt)));
-        }
-    }
-
-    /// What codes would have done for a peer that observes.
-    pub(super) fn trials(&self) -> Option<[Outcome; TRIED.len()]> {
-        self.observed.as_ref().map(|observed| observed.outcomes())
-    }
-
-    /// Learns from names what the path does.
-    fn measure(&mut self, now: Instant, (first, names): (Seq, &Names<'_>), named: &[(Seq, Named)]) {
-        self.sent.clear();
-        if let Some(times) = names.times() {
-            self.sent.extend(times.sent());
-        }
-        for (seq, sent) in (first..).zip(&self.sent) {
-            if let Some(row) = self.known.ledger.row_mut(seq) {
-                row.sent = Some(*sent);
-            }
-        }
-        let Receiver { path, sent, arrivals, requests, known, observed, .. } = self;
-        let end = first.saturating_add(names.tags().len() as u64);
-        if sent.is_empty() && end < known.ledger.next() {
-            // Names that were asked for.
-            let mut near = first.saturating_sub(NEAR)..end.saturating_add(NEAR);
-            let congested = near.any(|seq| known.ledger.row(seq).is_some_and(|row| row.congested));
-            path.named_late(now, named, congested);
-            let missing = named.iter().filter(|(_, of)| *of == Named::Missing);
-            for &(seq, _) in missing {
-                let Some(row) = known.ledger.row_mut(seq) else { continue };
-                row.congested = congested;
-                if !congested && !row.is_bare && observed.is_none() {
-                    requests.missing(now, seq);
-                }
-            }
-            return;
-        }
-        let came = |arrival| arrivals.get(arrival).map(|came| came.at);
-        path.named(now, (first, sent), named, came, |seq, congested| {
-            let Some(row) = known.ledger.row_mut(seq) else { return };
-            row.congested = congested;
-            if !congested && !row.is_bare && observed.is_none() {
-                requests.missing(now, seq);
-            }
-        });
-        let Some(observed) = observed else { return };
-        for &(seq, of) in named {
-            let sent = seq.checked_sub(first).and_then(|at| sent.get(at as usize));
-            let is_congested = || known.ledger.row(seq).is_some_and(|row| row.congested);
-            match (of, sent) {
-                (Named::Arrived(_), Some(&sent)) => observed.named(now, seq, sent, Tried::Arrived),
-                (Named::Arrived(_), None) => observed.arrived(seq),
-                (Named::Missing, Some(&sent)) => {
-                    let fate = if is_congested() { Tried::Congested } else { Tried::Lost };
-                    observed.named(now, seq, sent, fate);
-                }
-                (Named::Missing, None) => {}
-            }
-        }
     }
 
     /// Packet `seq` is here; one that came back too late its flow has seen missing.
@@ -794,7 +663,10 @@ impl Receiver {
             }
         });
         self.stats.recovered += 1;
-        self.stats.record_latency(due.map_or_else(Default::default, |due| now.since(due)));
+        // What a full queue dropped is not hurried: its flows are to slow down.
+        if !congested {
+            self.stats.record_latency(due.map_or_else(Default::default, |due| now.since(due)));
+        }
     }
 
     /// When packet `seq` should have arrived, by its nearest neighbour that did, and how long before
