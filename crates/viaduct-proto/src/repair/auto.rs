@@ -144,11 +144,11 @@ impl Auto {
     /// Takes a packet that comes from the peer's site: it may acknowledge, also what came twice.
     pub(super) fn overhear(&mut self, now: Instant, packet: &[u8]) {
         let rtt = self.rtt.unwrap_or(USUAL_RTT);
-        let twice = if self.is_lossy() { tcp_sack::dsack(packet) } else { None };
-        if twice.is_some() {
+        let Some(acknowledged) = tcp_sack::acknowledged(packet) else { return };
+        if acknowledged.twice.is_some() && self.is_lossy() {
             self.patience.handle_dsack(now, rtt);
         }
-        self.classifier.overhear(now, packet, twice, rtt);
+        self.classifier.overhear(now, packet, acknowledged, rtt);
     }
 
     /// Takes the next packet.

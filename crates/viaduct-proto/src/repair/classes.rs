@@ -22,7 +22,7 @@ use super::flow::Flow;
 use super::flows::{Flows, Kind, Sending};
 use crate::time::{Duration, Instant};
 use crate::wire::ip::{Header, Hop};
-use crate::wire::tcp_sack;
+use crate::wire::tcp_sack::{self, Acknowledged};
 use crate::wire::transport::Segment;
 
 /// Least DSCP of packets that wait for nothing: expedited forwarding, voice, network control.
@@ -158,14 +158,12 @@ impl Classifier {
         &mut self,
         now: Instant,
         packet: &[u8],
-        twice: Option<(u32, u32)>,
+        acknowledged: Acknowledged,
         rtt: Duration,
     ) {
-        if let Some(segment) = Segment::parse(packet)
-            && let Ok(header) = Header::parse(packet)
-        {
+        if let Ok(header) = Header::parse(packet) {
             let flow = Flow::of(&header, packet).back();
-            self.flows.hear(now, &flow, &segment, twice, rtt);
+            self.flows.hear(now, &flow, acknowledged, rtt);
         }
     }
 

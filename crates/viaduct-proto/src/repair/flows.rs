@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use super::flow::Flow;
 use super::reaction::Reaction;
 use crate::time::{Duration, Instant};
+use crate::wire::tcp_sack::Acknowledged;
 use crate::wire::transport::Segment;
 
 /// Flows that are remembered, at most. Beyond, new ones count as bulk.
@@ -118,13 +119,12 @@ impl Flows {
         &mut self,
         now: Instant,
         flow: &Flow,
-        segment: &Segment,
-        twice: Option<(u32, u32)>,
+        acknowledged: Acknowledged,
         rtt: Duration,
     ) {
         let reaction = self.rates.get_mut(flow).and_then(|rate| rate.reaction.as_mut());
         if let Some(reaction) = reaction {
-            reaction.hears(now, segment, twice, rtt);
+            reaction.hears(now, acknowledged, rtt);
         }
     }
 

@@ -12,6 +12,7 @@
 //! ```
 
 use crate::time::{Duration, Instant};
+use crate::wire::tcp_sack::Acknowledged;
 use crate::wire::transport::Segment;
 
 /// Share of what was in flight before a loss below which a sender has slowed down.
@@ -43,7 +44,8 @@ const MAX_BACKOFF: Duration = Duration::from_secs(3_600);
 /// What is known of one sender.
 #[derive(Debug)]
 pub(super) struct Reaction {
-    /// Numbers after the last byte that was sent, and that was acknowledged.
+    /// Numbers after the last byte that was sent, and that has arrived, perhaps behind others that have not: until those
+    /// are sent again and acknowledged, a round trip passes or two, in which a sender has less in flight than it seems.
     sent: u32,
     acknowledged: u32,
     /// Since when what is in flight is averaged, its sum, and how often it was looked at.
@@ -120,17 +122,16 @@ impl Reaction {
         self.look(now, rtt);
     }
 
-    /// Takes an acknowledgement, and the numbers that it says came twice. A segment that was sent again and came twice was
+    /// Takes an acknowledgement. A segment that was sent again and came twice was
     /// not lost, and what its sender did then it may have undone.
     pub(super) fn hears(
         &mut self,
         now: Instant,
-        segment: &Segment,
-        twice: Option<(u32, u32)>,
+        Acknowledged { highest, twice }: Acknowledged,
         rtt: Duration,
     ) {
-        if segment.acknowledgement.wrapping_sub(self.acknowledged).cast_signed() > 0 {
-            self.acknowledged = segment.acknowledgement;
+        if highest.wrapping_sub(self.acknowledged).cast_signed() > 0 {
+            self.acknowledged = highest;
         }
         self.lost = self.lost.filter(|lost| {
             twice.is_none_or(|(left, right)| {
@@ -215,6 +216,11 @@ mod tests {
         Segment::test(sequence, acknowledgement, data)
     }
 
+    /// All to before this number is acknowledged, and a segment has come twice.
+    fn all(highest: u32, twice: Option<u32>) -> Acknowledged {
+        Acknowledged { highest, twice: twice.map(|left| (left, left + MSS)) }
+    }
+
     impl Sender {
         fn new() -> Sender {
             let reaction = Reaction::new(Instant::ZERO, &segment(0, 0, 0));
@@ -228,8 +234,7 @@ mod tests {
                 let outstanding = self.next - self.acknowledged;
                 // A hundredth of what is in flight comes back in a millisecond.
                 self.acknowledged += (outstanding / 100).max(outstanding.min(MSS));
-                let ack = segment(0, self.acknowledged, 0);
-                self.reaction.hears(self.now, &ack, None, RTT);
+                self.reaction.hears(self.now, all(self.acknowledged, None), RTT);
                 while self.next - self.acknowledged + MSS <= flight {
                     self.reaction.sends(self.now, &segment(self.next, 0, MSS), RTT);
                     self.next += MSS;
@@ -309,15 +314,15 @@ mod tests {
         for _ in 0..5 {
             let lost = sender.acknowledged;
             sender.lose();
-            let ack = segment(0, sender.acknowledged, 0);
-            sender.reaction.hears(sender.now, &ack, Some((lost, lost + MSS)), RTT);
+            let twice = all(sender.acknowledged, Some(lost));
+            sender.reaction.hears(sender.now, twice, RTT);
             sender.run(1_000, 400_000);
         }
         assert!(!sender.reaction.is_left_alone());
         for _ in 0..3 {
             sender.lose();
-            let (ack, other) = (segment(0, sender.acknowledged, 0), sender.acknowledged + MSS);
-            sender.reaction.hears(sender.now, &ack, Some((other, other + MSS)), RTT);
+            let other = all(sender.acknowledged, Some(sender.acknowledged + MSS));
+            sender.reaction.hears(sender.now, other, RTT);
             sender.run(1_000, 400_000);
         }
         assert!(sender.reaction.is_left_alone(), "another came twice");

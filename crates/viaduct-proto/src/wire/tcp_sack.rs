@@ -1,5 +1,5 @@
-//! Acknowledgements of TCP that say that a segment came twice (D-SACK, RFC 2883): its sender has sent again what was
-//! not lost.
+//! What acknowledgements of TCP say of segments: which is the highest that has arrived (SACK, RFC 2018), and which has
+//! come twice (D-SACK, RFC 2883), so that its sender has sent again what was not lost.
 
 use super::tcp_option;
 use super::transport::{self, Segment};
@@ -11,40 +11,60 @@ const SACK: u8 = 5;
 /// Bytes of a block's two numbers.
 const BLOCK: usize = 8;
 
-/// The numbers that came twice, from the first to before the other, if a whole IP packet is such an acknowledgement;
-/// not one in fragments, or with extension headers.
-pub fn dsack(packet: &[u8]) -> Option<(u32, u32)> {
-    segment(packet).and_then(old_block)
+/// What an acknowledgement says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Acknowledged {
+    /// Number after the highest byte that has arrived, perhaps behind others that have not.
+    pub highest: u32,
+    /// The numbers that came twice, from the first to before the other.
+    pub twice: Option<(u32, u32)>,
+}
+
+/// Reads a whole IP packet; `None` if it acknowledges nothing, is a fragment, or has extension headers.
+pub fn acknowledged(packet: &[u8]) -> Option<Acknowledged> {
+    let header = header(packet)?;
+    let acknowledged = number(&header[8..])?;
+    let options = &header[TCP_MIN..];
+    let blocks = tcp_option::find(options, SACK).map_or(&[][..], |at| &options[at]);
+    let mut blocks = blocks.chunks_exact(BLOCK).filter_map(edges);
+    let (first, second) = (blocks.next(), blocks.next());
+    let is_old = first.is_some_and(|first| is_old(first, second, acknowledged));
+    let highest = |highest, (_, right)| if is_below(highest, right) { right } else { highest };
+    let highest = first.into_iter().chain(second).chain(blocks).fold(acknowledged, highest);
+    Some(Acknowledged { highest, twice: first.filter(|_| is_old) })
 }
 
 /// Whether a whole IP packet is an acknowledgement and nothing else, whose loss the next one makes up
 /// for: one that says that a segment came twice says so once.
 pub fn is_plain_ack(packet: &[u8]) -> bool {
-    Segment::parse(packet).is_some_and(|segment| segment.is_bare_ack()) && dsack(packet).is_none()
+    Segment::parse(packet).is_some_and(|segment| segment.is_bare_ack())
+        && acknowledged(packet).is_none_or(|of| of.twice.is_none())
 }
 
-fn segment(packet: &[u8]) -> Option<&[u8]> {
-    transport::payload(packet).filter(|&(protocol, _)| protocol == transport::TCP).map(|(_, of)| of)
-}
-
-/// The first block of a segment's SACK option, if it lies below what is acknowledged, or within the second.
-fn old_block(segment: &[u8]) -> Option<(u32, u32)> {
+/// The header of a segment that acknowledges something.
+fn header(packet: &[u8]) -> Option<&[u8]> {
+    let (protocol, segment) = transport::payload(packet)?;
     let header = segment.get(..usize::from(*segment.get(12)? >> 4) * 4)?;
-    if header.len() <= TCP_MIN || header[13] & ACK == 0 {
-        return None;
-    }
-    let number = |bytes: &[u8]| Some(u32::from_be_bytes(*bytes.first_chunk()?));
-    let acknowledged = number(&header[8..])?;
-    let options = &header[TCP_MIN..];
-    let blocks = options.get(tcp_option::find(options, SACK)?)?;
-    let edges = |block: &[u8]| Some((number(block)?, number(block.get(4..)?)?));
-    let is_below = |a: u32, b: u32| a.wrapping_sub(b).cast_signed() < 0;
-    let (left, right) = edges(blocks)?;
-    if is_below(left, acknowledged) {
-        return Some((left, right));
-    }
-    let (from, to) = edges(blocks.get(BLOCK..)?)?;
-    (!is_below(left, from) && !is_below(to, right)).then_some((left, right))
+    let is = protocol == transport::TCP && header.len() >= TCP_MIN && header[13] & ACK != 0;
+    is.then_some(header)
+}
+
+fn number(bytes: &[u8]) -> Option<u32> {
+    Some(u32::from_be_bytes(*bytes.first_chunk()?))
+}
+
+fn edges(block: &[u8]) -> Option<(u32, u32)> {
+    Some((number(block)?, number(block.get(4..)?)?))
+}
+
+fn is_below(a: u32, b: u32) -> bool {
+    a.wrapping_sub(b).cast_signed() < 0
+}
+
+/// Whether the first block lies below what is acknowledged, or within the second.
+fn is_old((left, right): (u32, u32), second: Option<(u32, u32)>, acknowledged: u32) -> bool {
+    is_below(left, acknowledged)
+        || second.is_some_and(|(from, to)| !is_below(left, from) && !is_below(to, right))
 }
 
 #[cfg(test)]
@@ -83,27 +103,32 @@ mod tests {
     fn a_block_below_what_is_acknowledged_or_within_the_next_came_twice() {
         for ipv6 in [false, true] {
             let is = |blocks: &[(u32, u32)]| {
-                dsack(&acknowledgement(blocks, ipv6)) == blocks.first().copied()
+                let twice = acknowledged(&acknowledgement(blocks, ipv6)).unwrap().twice;
+                twice.is_some() && twice == blocks.first().copied()
             };
             assert!(is(&[(500, 900)]) && is(&[(500, 900), (2_000, 3_000)]));
             assert!(is(&[(2_100, 2_200), (2_000, 3_000)]) && is(&[(2_000, 3_000), (2_000, 3_000)]));
             assert!(!is(&[(2_000, 3_000)]) && !is(&[(2_000, 3_000), (4_000, 5_000)]));
-            assert_eq!(dsack(&acknowledgement(&[], ipv6)), None);
+            let highest = |blocks: &[(u32, u32)]| {
+                acknowledged(&acknowledgement(blocks, ipv6)).unwrap().highest
+            };
+            assert_eq!((highest(&[]), highest(&[(500, 900)])), (1_000, 1_000));
+            assert_eq!(highest(&[(4_000, 5_000), (2_000, 3_000)]), 5_000);
         }
         let mut fragment = acknowledgement(&[(500, 900)], false);
         fragment[6] = 0x20;
-        assert_eq!(dsack(&fragment), None);
+        assert_eq!(acknowledged(&fragment), None);
     }
 
     proptest! {
         #[test]
         fn reading_never_panics(bytes: Vec<u8>, at in 0..100usize) {
-            dsack(&bytes);
+            acknowledged(&bytes);
             let mut packet = acknowledgement(&[(500, 900)], false);
             let cut = at.min(packet.len());
             packet.truncate(cut);
             packet.extend(bytes);
-            dsack(&packet);
+            acknowledged(&packet);
         }
     }
 }
