@@ -32,8 +32,10 @@ const MANIFEST_JITTER: u32 = 500;
 /// Names that are kept for requests, and to be told again.
 const MAX_PAST: usize = 4_096;
 /// Distance of packets whose names are combined: twice as many as are named together, so that of two datagrams that are
-/// lost one after the other each can be told from packets that are known. Where packets are few, those of this time.
+/// lost one after the other each can be told from packets that are known. Where packets are few, those of this time,
+/// but more than a burst takes.
 const APART: NonZeroU16 = NonZeroU16::new(2 * MANIFEST as u16).unwrap();
+const MIN_APART: NonZeroU16 = NonZeroU16::new(MANIFEST as u16 / 2).unwrap();
 pub(super) const APART_TIME: Duration = Duration::from_millis(10);
 /// Packets that are named again together, at most.
 const MAX_AGAIN: u64 = MANIFEST as u64;
@@ -74,7 +76,8 @@ impl Names {
     /// Takes notice of how many packets leave a second.
     pub(super) fn spread(&mut self, pace: f64) {
         let packets = (pace * APART_TIME.as_secs_f64()) as u16;
-        self.apart = NonZeroU16::new(packets).map_or(NonZeroU16::MIN, |apart| apart.min(APART));
+        self.apart =
+            NonZeroU16::new(packets).map_or(MIN_APART, |apart| apart.clamp(MIN_APART, APART));
     }
 
     /// Whether those that have not left have to leave before another: they are many, or its gap to them is long.

@@ -29,6 +29,7 @@ const LEN: usize = 8 + 1 + 4 * 4 + 8 * (4 + LOSS_BUCKETS + 3 + BUCKETS);
 
 const WITH_ECHO: u8 = 1;
 const QUEUE_FULL: u8 = 2;
+const IN_DOUBT: u8 = 4;
 
 /// A report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,7 +54,7 @@ impl Report {
         let mut rest = body;
         let next = u64::from_be_bytes(take(&mut rest)?);
         let [flags] = take(&mut rest)?;
-        if body.len() != LEN || flags > WITH_ECHO | QUEUE_FULL {
+        if body.len() != LEN || flags > WITH_ECHO | QUEUE_FULL | IN_DOUBT {
             return None;
         }
         let mut short = || take(&mut rest).map(u32::from_be_bytes);
@@ -74,9 +75,9 @@ impl Report {
         for bucket in &mut random.bursts {
             *bucket = long()?;
         }
-        let queue_full = flags & QUEUE_FULL != 0;
+        let (queue_full, in_doubt) = (flags & QUEUE_FULL != 0, flags & IN_DOUBT != 0);
         let echo = (flags & WITH_ECHO != 0).then_some((echo, held));
-        let path = control::Report { random, congested, visible, queue_full };
+        let path = control::Report { random, congested, visible, queue_full, in_doubt };
         Some(Report { next, stamp, echo, wait, loss, path })
     }
 
@@ -85,7 +86,8 @@ impl Report {
         let Report { next, stamp, echo, wait, loss, path } = self;
         out.extend(next.to_be_bytes());
         let flag = |is: bool, flag: u8| if is { flag } else { 0 };
-        out.push(flag(echo.is_some(), WITH_ECHO) | flag(path.queue_full, QUEUE_FULL));
+        let flags = flag(echo.is_some(), WITH_ECHO) | flag(path.queue_full, QUEUE_FULL);
+        out.push(flags | flag(path.in_doubt, IN_DOUBT));
         let (echo, held) = echo.unwrap_or_default();
         out.extend([*stamp, echo, held, *wait].iter().flat_map(|number| number.to_be_bytes()));
         let first = [loss.highest, loss.covered, loss.lost, loss.recovered];
@@ -148,7 +150,8 @@ mod tests {
             bursts: std::array::from_fn(|n| n as u64),
         };
         let random = Counts { packets: 77, bursts: std::array::from_fn(|n| 3 * n as u64) };
-        let path = control::Report { random, congested: 5, visible: 6, queue_full: true };
+        let path =
+            control::Report { random, congested: 5, visible: 6, queue_full: true, in_doubt: true };
         let report = Report { next: 1 << 50, stamp: 1, echo: Some((2, 3)), wait: 4, loss, path };
         for report in [report, Report { echo: None, ..report }] {
             let mut bytes = Vec::new();

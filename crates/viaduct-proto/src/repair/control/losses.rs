@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 
+use super::RECURS;
 use super::bursts::{Counts, bucket};
 use super::histogram::Verdict;
 use crate::fec::Seq;
@@ -92,6 +93,11 @@ impl Losses {
     pub fn due(&self) -> Option<Instant> {
         let &(_, since, verdict) = self.waiting.front()?;
         Some(since + if verdict == Verdict::Doubtful { DOUBT } else { LATE })
+    }
+
+    /// Whether several are in doubt.
+    pub fn in_doubt(&self) -> bool {
+        self.waiting.iter().filter(|&&(.., of)| of == Verdict::Doubtful).count() >= RECURS
     }
 
     /// Losses by chance, the last burst included though it may not have ended.

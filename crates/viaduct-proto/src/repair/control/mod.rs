@@ -43,9 +43,15 @@ const FORWARD: f64 = 0.5;
 const RECURS: usize = 3;
 /// Overhead that is kept until a link has been clean for long: a new loss is then repaired at once.
 const LEAST: f64 = 0.0025;
-/// Overhead until the fate of so many packets is known: flows begin with few packets, of which each loss costs much.
+/// Overhead while it is not known why packets are lost.
 const PRIOR: f64 = 0.03;
-const PRIOR_PACKETS: u64 = 4_096;
+/// Overhead while it is not known how many are: until the fate of so many packets is known, and after a time without
+/// losses. Flows have not learnt to wait then, and each loss that they see costs much.
+const FIRST: f64 = 0.08;
+const FIRST_PACKETS: u64 = 4_096;
+/// Time after whose end a loss is the first of others, perhaps, and in which those tell how many there are.
+const QUIET: Duration = Duration::from_secs(10);
+const ONSET: Duration = Duration::from_secs(1);
 /// Time without a loss after which a link is clean.
 const CLEAN: Duration = Duration::from_secs(60);
 /// Share by which the overhead falls a second.
@@ -92,6 +98,8 @@ pub struct Report {
     pub visible: u64,
     /// Whether the queue is long now, so that it may be full.
     pub queue_full: bool,
+    /// Whether it is not known of several losses why they were, as they came beside a long queue.
+    pub in_doubt: bool,
 }
 
 /// State of the way to a peer.
@@ -152,6 +160,13 @@ struct Room {
     dropped: Instant,
 }
 
+/// The first losses after a time without.
+#[derive(Clone, Copy, Debug)]
+struct Onset {
+    since: Instant,
+    bursts: u64,
+}
+
 /// Chooses the rate of repairs towards one peer.
 #[derive(Debug)]
 pub struct Controller {
@@ -161,6 +176,7 @@ pub struct Controller {
     /// When the last bursts by chance were reported, newest first, and the last that flows have seen.
     lost: [Option<Instant>; RECURS],
     seen: Option<Instant>,
+    onset: Option<Onset>,
     /// When [`Controller::trim`] was last looked at, and the losses that flows had seen then.
     trimmed: Instant,
     visible: u64,
@@ -195,6 +211,7 @@ impl Controller {
             last: None,
             lost: [None; RECURS],
             seen: None,
+            onset: None,
             trimmed: now,
             visible: 0,
             asked: 0.0,
@@ -247,7 +264,14 @@ impl Controller {
         self.bursts.add(now, report.random);
         let (at, old) = before.unwrap_or((now, report));
         let count = |report: &Report| report.random.bursts.iter().sum::<u64>();
-        let new = count(&report).saturating_sub(count(&old)).min(RECURS as u64) as usize;
+        let new = count(&report).saturating_sub(count(&old));
+        let is_unknown = report.random.packets < FIRST_PACKETS;
+        if new > 0 && !is_unknown && self.lost[0].is_none_or(|at| now.since(at) >= QUIET) {
+            self.onset = Some(Onset { since: now, bursts: 0 });
+        }
+        self.onset = self.onset.filter(|onset| now.since(onset.since) < ONSET);
+        self.onset.iter_mut().for_each(|onset| onset.bursts += new);
+        let new = new.min(RECURS as u64) as usize;
         self.lost.rotate_right(new);
         self.lost[..new].fill(Some(now));
         let pace = traffic.pace.max(MIN_PACE);
@@ -264,8 +288,8 @@ impl Controller {
         let quick = QUICK_MOST.min(most);
         let quick = overhead::least(&rates, soon, events, QUICK_LATE * events, quick)
             .map_or(0.0, |least| quick.min(QUICK_MORE * least));
-        let is_unknown = report.random.packets < PRIOR_PACKETS;
-        let floor = if is_unknown { PRIOR } else { self.floor(now) };
+        let is_onset = self.onset.is_some_and(|onset| onset.bursts >= RECURS as u64);
+        let floor = if is_unknown || is_onset { FIRST } else { self.floor(now) };
         let wanted = floor.max(quick);
         let wanted = wanted.max(least.map_or(most, |least| least * self.trim)).min(most);
         self.regime = match least {
@@ -276,7 +300,8 @@ impl Controller {
             Some(_) => Regime::Repairing,
         };
         // What few losses have told, or was kept for some that have never come, ends at once.
-        let is_known = self.lost[0].is_some() && self.bursts.is_enough();
+        let was_known = old.random.packets >= FIRST_PACKETS;
+        let is_known = was_known && self.lost[0].is_some() && self.bursts.is_enough();
         let fall = if is_known { FALL.powf(now.since(at).as_secs_f64()) } else { 0.0 };
         let fallen = self.asked * fall;
         // A full queue drops packets: for repairs, perhaps. There are to be fewer as long as it does.
@@ -289,10 +314,10 @@ impl Controller {
             self.room = Some(room);
         }
         self.room = self.room.filter(|room| now.since(room.dropped) < RECOVERS);
-        // What is lost now may be for repairs: there are to be no more of them.
+        // What is lost now may be for repairs: there are to be no more of them, or hardly more.
         let frozen = self.frozen.unwrap_or(self.asked);
         self.frozen = report.queue_full.then_some(frozen);
-        let risen = self.frozen.map_or(wanted, |frozen| wanted.min(frozen));
+        let risen = self.frozen.map_or(wanted, |frozen| wanted.min(frozen.max(PRIOR)));
         if self.asked <= 0.0 && risen > 0.0 {
             self.begun = Some(now);
         }
@@ -300,7 +325,9 @@ impl Controller {
         if self.asked < LEAST {
             self.asked = if wanted > 0.0 { LEAST.min(most) } else { 0.0 };
         }
-        self.overhead = self.asked * self.room();
+        // If they were lost by chance, flows would slow down before that is known; if not, it is known soon.
+        let doubted = if report.in_doubt { PRIOR.min(most) } else { 0.0 };
+        self.overhead = self.asked.max(doubted) * self.room();
     }
 
     /// Parameters of an encoder; `None` where no repairs are to leave.

@@ -139,6 +139,7 @@ impl Path {
             congested: self.losses.congested(),
             visible: self.visible,
             queue_full: self.queue.is_standing(),
+            in_doubt: self.losses.in_doubt(),
         }
     }
 }

@@ -36,7 +36,7 @@ fn a_clean_link_pays_nothing_and_an_onset_is_answered_at_once() {
     assert_eq!(world.run(100, 0, 1), 0.0);
     assert_eq!(world.controller.parameters(TRAFFIC), None);
     assert_eq!(world.controller.regime(), Regime::Clean);
-    let overhead = world.run(1, 5, 1);
+    let overhead = world.run(5, 5, 1);
     assert!((0.025..0.05).contains(&overhead), "1 % single: {overhead}");
     assert_eq!(world.controller.regime(), Regime::Repairing);
     let parameters = world.controller.parameters(TRAFFIC).unwrap();
@@ -68,14 +68,47 @@ fn bursts_ask_for_more_and_no_more_is_given_than_allowed() {
 }
 
 #[test]
-fn a_full_queue_gets_no_more_repairs_than_before() {
+fn a_full_queue_gets_hardly_more_repairs_than_before() {
     let mut world = World::new();
-    let before = world.run(20, 2, 1);
+    let before = world.run(20, 10, 1);
     world.report.queue_full = true;
-    assert!(world.run(5, 10, 1) <= before);
+    assert!(world.run(5, 40, 1) <= before);
     assert_eq!(world.controller.regime(), Regime::Congested);
     world.report.queue_full = false;
-    assert!(world.run(1, 10, 1) > before);
+    assert!(world.run(1, 40, 1) > before);
+    let mut world = World::new();
+    world.run(20, 0, 1);
+    world.report.queue_full = true;
+    let overhead = world.run(5, 5, 1);
+    assert!((0.02..=PRIOR).contains(&overhead), "losses beside a standing queue: {overhead}");
+}
+
+#[test]
+fn few_losses_of_an_onset_are_enough() {
+    let mut world = World::new();
+    world.run(20, 0, 1);
+    let mut losses = |bursts| {
+        world.now += TICK;
+        world.report.random.packets += 500;
+        world.report.random.bursts[0] += bursts;
+        world.controller.handle_report(world.now, world.report, TRAFFIC);
+        world.controller.overhead()
+    };
+    assert_eq!(losses(2), 0.0, "they may be all");
+    assert_eq!(losses(2), FIRST);
+    assert_eq!(losses(0), FIRST);
+    let later: Vec<_> = (0..80).map(|_| losses(0)).collect();
+    assert!(later[30] > 0.07 && later[79] < 0.01, "{later:?}");
+}
+
+#[test]
+fn losses_in_doubt_are_repaired_as_long_as_they_are() {
+    let mut world = World::new();
+    assert_eq!(world.run(20, 0, 1), 0.0);
+    (world.report.queue_full, world.report.in_doubt) = (true, true);
+    assert_eq!(world.run(1, 0, 1), PRIOR);
+    world.report.in_doubt = false;
+    assert_eq!(world.run(1, 0, 1), 0.0);
 }
 
 #[test]
