@@ -422,13 +422,14 @@ impl Peer {
     fn report_due(&self) -> Instant {
         let (at, told) = self.told;
         let path = self.receiver.path();
+        let is_doubted = path.in_doubt && !told.in_doubt;
         let is_old = path.random.bursts != told.random.bursts
             || path.congested != told.congested
             || path.visible != told.visible;
-        if !is_old {
+        if !is_old && !is_doubted {
             return self.next_report;
         }
-        let many = path.random.packets - told.random.packets >= REPORT_PACKETS;
+        let many = is_doubted || path.random.packets - told.random.packets >= REPORT_PACKETS;
         let soon = (self.rtt.unwrap_or(USUAL_RTT) / 4).max(REPORT_SOON);
         self.next_report.min(at + if many { soon } else { soon.max(REPORT_SPARSE) })
     }

@@ -97,7 +97,8 @@ impl Losses {
 
     /// Whether several are in doubt.
     pub fn in_doubt(&self) -> bool {
-        self.waiting.iter().filter(|&&(.., of)| of == Verdict::Doubtful).count() >= RECURS
+        let doubtful = self.waiting.iter().filter(|&&(.., of)| of == Verdict::Doubtful);
+        doubtful.take(RECURS).count() == RECURS
     }
 
     /// Losses by chance, the last burst included though it may not have ended.
