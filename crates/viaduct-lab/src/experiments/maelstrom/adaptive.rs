@@ -25,7 +25,11 @@ struct Case {
     quick: bool,
 }
 
-const CASES: [Case; 7] = [
+/// Packets delivered and lost in turn, as a busy wireless network has them: mostly single, sometimes many.
+const WIRELESS: &str =
+    "trace:120:1:310:2:45:1:890:6:60:1:1400:1:75:14:500:1:230:3:660:1:1900:22:90:1:410:1:1250:8";
+
+const CASES: [Case; 9] = [
     Case { name: "no loss", loss: "0", share: None, bytes: Some(0.005), quick: true },
     Case { name: "0.1 % single", loss: "0.1%", share: None, bytes: None, quick: false },
     Case { name: "1 % single", loss: "1%", share: Some(0.96), bytes: Some(0.04), quick: true },
@@ -45,6 +49,14 @@ const CASES: [Case; 7] = [
         bytes: Some(0.1),
         quick: true,
     },
+    Case {
+        name: "Gilbert-Elliott",
+        loss: "ge:0.2%:10%:0.01%:50%",
+        share: None,
+        bytes: None,
+        quick: false,
+    },
+    Case { name: "wireless", loss: WIRELESS, share: None, bytes: None, quick: false },
 ];
 
 /// What a flow without loss keeps of its plain rate, and a flow of bbr at every loss, at least.
