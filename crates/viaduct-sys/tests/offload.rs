@@ -11,6 +11,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use common::{Host, host_behind, is_root, pair};
+use viaduct_sys::filter::TapFilter;
 use viaduct_sys::offload::{OffloadError, OffloadState};
 use viaduct_sys::ring::{Direction, Ring, RingConfig};
 
@@ -50,9 +51,22 @@ fn ethtool_sees_them_go_and_come_back() {
     left.run(move || state.restore().expect("an interface that is gone needs nothing"));
 }
 
-/// Sends 8 MB of TCP from host to server; what the tap saw of it: packets, the longest that
-/// left, and how many had no checksum yet.
-fn transfer(host: &Host, server: &Host, ring: &mut Ring) -> (usize, usize, usize) {
+/// What a tap saw.
+#[derive(Debug, Default)]
+struct Seen {
+    packets: usize,
+    /// Bytes of the longest that left.
+    longest: usize,
+    /// Those that had no checksum yet, and those of them of which it was said where it is to stand.
+    unready: usize,
+    told: usize,
+    /// Those that were to be cut, and bytes of data that they are to be cut into.
+    cut: usize,
+    segment: u16,
+}
+
+/// Sends 8 MB of TCP from host to server.
+fn transfer(host: &Host, server: &Host, ring: &mut Ring) -> Seen {
     const BYTES: usize = 8 << 20;
     let listener = server.run(|| TcpListener::bind("10.9.0.2:0").expect("bind"));
     let to = listener.local_addr().expect("bound");
@@ -64,7 +78,7 @@ fn transfer(host: &Host, server: &Host, ring: &mut Ring) -> (usize, usize, usize
     });
     let mut stream = host.run(move || TcpStream::connect(to).expect("connect"));
     let sender = std::thread::spawn(move || stream.write_all(&vec![3; BYTES]).expect("write"));
-    let (mut packets, mut longest, mut unready) = (0, 0, 0);
+    let mut seen = Seen::default();
     let mut finished = false;
     while !finished {
         finished = receiver.is_finished();
@@ -77,11 +91,16 @@ fn transfer(host: &Host, server: &Host, ring: &mut Ring) -> (usize, usize, usize
             if frame[20..22] != port && frame[22..24] != port {
                 continue;
             }
-            packets += 1;
+            seen.packets += 1;
             if frame.direction() == Direction::Outgoing {
-                longest = longest.max(frame.original_len());
+                seen.longest = seen.longest.max(frame.original_len());
             }
-            unready += usize::from(!frame.checksum_ready());
+            seen.unready += usize::from(!frame.checksum_ready());
+            seen.told += usize::from(frame.checksum() == Some((20, 16)));
+            if let Some(segment) = frame.segment() {
+                seen.cut += 1;
+                seen.segment = seen.segment.max(segment.get());
+            }
             if frame.checksum_ready() && !frame.truncated() {
                 assert_eq!(tcp_checksum(&frame), 0, "ready means right");
             }
@@ -90,7 +109,7 @@ fn transfer(host: &Host, server: &Host, ring: &mut Ring) -> (usize, usize, usize
     }
     sender.join().expect("sent");
     assert_eq!(receiver.join().expect("received"), BYTES);
-    (packets, longest, unready)
+    seen
 }
 
 /// The sum over pseudo-header and segment: zero if the checksum in it is right.
@@ -115,16 +134,41 @@ fn with_all_off_a_tap_sees_the_packets_of_the_wire() {
     let host = host_behind(&gateway, &server);
     let open = |config| gateway.run(move || Ring::open("va", config).expect("ring"));
     let mut ring = open(RingConfig { max_packet: 65535, bytes: 64 << 20 });
-    let (_, longest, unready) = transfer(&host, &server, &mut ring);
-    assert!(longest > 1500 && unready > 0, "offloads were on: {longest} bytes, {unready} unready");
+    let seen = transfer(&host, &server, &mut ring);
+    assert!(seen.longest > 1500 && seen.unready > 0, "offloads were on: {seen:?}");
+    assert_eq!((seen.told, seen.cut), (0, 0), "it was not asked for");
 
     gateway.run(|| OffloadState::read("va").expect("read").switch_off().expect("switch off"));
     // What arrives over a veth is as its other end sent it.
     server.run(|| OffloadState::read("vb").expect("read").switch_off().expect("switch off"));
     // Room for all of the transfer: a busy machine may leave this thread waiting.
     let mut ring = open(RingConfig { max_packet: 1500, bytes: 64 << 20 });
-    let (packets, longest, unready) = transfer(&host, &server, &mut ring);
-    assert_eq!((longest, unready), (1500, 0));
-    assert!(packets > (8 << 20) / 1448, "{packets}");
+    let seen = transfer(&host, &server, &mut ring);
+    assert_eq!((seen.longest, seen.unready), (1500, 0));
+    assert!(seen.packets > (8 << 20) / 1448, "{seen:?}");
+    assert_eq!(ring.drops(), 0);
+}
+
+#[test]
+fn with_all_on_a_tap_says_what_is_left_to_do() {
+    if !is_root() {
+        return;
+    }
+    let (gateway, server) = pair();
+    let host = host_behind(&gateway, &server);
+    let prefix = |text: &str, length| (text.parse().expect("an address"), length);
+    let filter = TapFilter {
+        local: vec![prefix("10.8.0.0", 24)],
+        peers: vec![prefix("10.9.0.2", 32)],
+        listen: Vec::new(),
+    };
+    let program = filter.build().expect("short enough");
+    let mut ring = gateway.run(move || {
+        let config = RingConfig { max_packet: 1500, bytes: 64 << 20 };
+        Ring::open_with_offloads("va", config, &program).expect("ring")
+    });
+    let seen = transfer(&host, &server, &mut ring);
+    assert!(seen.longest > 1500 && seen.cut > 0 && seen.unready > 0, "{seen:?}");
+    assert_eq!((seen.told, seen.segment), (seen.unready, 1448), "{seen:?}");
     assert_eq!(ring.drops(), 0);
 }

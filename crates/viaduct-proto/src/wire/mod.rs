@@ -2,6 +2,7 @@
 
 pub mod datagram;
 pub mod ip;
+pub mod offload;
 pub mod refusal;
 mod tcp_option;
 pub mod tcp_sack;

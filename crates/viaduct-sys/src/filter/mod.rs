@@ -67,6 +67,21 @@ pub struct BpfInsn {
     pub k: u32,
 }
 
+/// A program that counts bytes from the network header, for a socket whose packets begin at the link header.
+pub(crate) fn from_network_header(program: &[BpfInsn]) -> Vec<BpfInsn> {
+    let moved = |insn: &BpfInsn| {
+        let code = u32::from(insn.code);
+        let (class, mode) = (code & 0x07, code & 0xe0);
+        let is_load = class == libc::BPF_LD && [libc::BPF_ABS, libc::BPF_IND].contains(&mode)
+            || class == libc::BPF_LDX && mode == libc::BPF_MSH;
+        // What is not of the packet's bytes lies above all offsets.
+        let is_offset = insn.k < i32::MAX.cast_unsigned();
+        let k = insn.k.wrapping_add(libc::SKF_NET_OFF.cast_unsigned());
+        if is_load && is_offset { BpfInsn { k, ..*insn } } else { *insn }
+    };
+    program.iter().map(moved).collect()
+}
+
 /// What a gateway's tap wants to see, on a socket whose packets begin at the network header.
 #[derive(Clone, Debug, Default)]
 pub struct TapFilter {

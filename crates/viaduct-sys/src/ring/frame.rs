@@ -1,11 +1,13 @@
 //! One captured packet, lent by the ring.
 
+use std::num::NonZeroU16;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use libc::{PACKET_OUTGOING, TP_STATUS_CSUMNOTREADY};
 
 use super::map::Packet;
+use super::offload::{self, Offload};
 
 /// Which way a packet crosses the interface, seen from this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,14 +29,35 @@ pub struct Frame<'a> {
     checksum_ready: bool,
     protocol: u16,
     stamp: Duration,
+    offload: Offload,
 }
 
 impl<'a> Frame<'a> {
+    /// A packet of a socket whose packets begin at the network header.
     pub(super) fn new(packet: Packet<'a>) -> Frame<'a> {
+        Frame::behind(packet, 0, Offload::default())
+    }
+
+    /// A packet of a socket whose packets begin at the link header, before which the kernel says what is left to be done.
+    pub(super) fn with_offload(packet: Packet<'a>) -> Frame<'a> {
+        let header = packet.header();
+        let (link, network) = (usize::from(header.tp_mac), usize::from(header.tp_net));
+        let before = network.saturating_sub(link);
+        let told = link.checked_sub(offload::LEN).and_then(|at| packet.bytes_at(at));
+        let mut offload = told.map_or_else(Offload::default, Offload::parse);
+        // Counted from the link header; what does not reach behind it is none.
+        offload.checksum =
+            offload.checksum.and_then(|(start, at)| Some((start.checked_sub(before)?, at)));
+        Frame::behind(packet, before, offload)
+    }
+
+    /// A packet that stands behind a link header of so many bytes.
+    fn behind(packet: Packet<'a>, link: usize, offload: Offload) -> Frame<'a> {
         let header = packet.header();
         let address = packet.address();
-        let bytes = packet.into_bytes(header.tp_net.into(), header.tp_snaplen as usize);
-        let on_wire = header.tp_len as usize;
+        let kept = (header.tp_snaplen as usize).saturating_sub(link);
+        let bytes = packet.into_bytes(header.tp_net.into(), kept);
+        let on_wire = (header.tp_len as usize).saturating_sub(link);
         let original_len = ip_length(bytes).map_or(on_wire, |length| length.min(on_wire));
         let captured = bytes.len().min(original_len);
         let outgoing = address.sll_pkttype == PACKET_OUTGOING;
@@ -45,6 +68,7 @@ impl<'a> Frame<'a> {
             checksum_ready: header.tp_status & TP_STATUS_CSUMNOTREADY == 0,
             protocol: u16::from_be(address.sll_protocol),
             stamp: Duration::new(header.tp_sec.into(), header.tp_nsec),
+            offload,
         }
     }
 
@@ -70,6 +94,17 @@ impl<'a> Frame<'a> {
     /// bytes here are then not those on the wire. Switch checksum offload off to see the real ones.
     pub fn checksum_ready(&self) -> bool {
         self.checksum_ready
+    }
+
+    /// Bytes of data of each packet that the frame is to be cut into; `None` if it is one packet, or offloads are not told.
+    pub fn segment(&self) -> Option<NonZeroU16> {
+        self.offload.segment
+    }
+
+    /// Where the bytes begin whose checksum is missing, and where from there it is to stand: there is the sum of the
+    /// pseudo header. `None` if none is missing, or offloads are not told.
+    pub fn checksum(&self) -> Option<(usize, usize)> {
+        self.offload.checksum
     }
 
     /// When it crossed the interface, by the wall clock: since 1970.

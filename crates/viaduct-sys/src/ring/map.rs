@@ -144,6 +144,13 @@ impl<'a> Packet<'a> {
         unsafe { self.base.add(ADDRESS_AT).cast().read() }
     }
 
+    /// `N` bytes from `offset`, where they are within the block.
+    pub(super) fn bytes_at<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        let end = offset.checked_add(N)?;
+        // SAFETY: within the block, checked; initialised, since the kernel hands out zeroed pages; the block is ours.
+        (end <= self.room).then(|| unsafe { self.base.add(offset).cast::<[u8; N]>().read() })
+    }
+
     /// `length` bytes from `offset`, both cut to the block.
     pub(super) fn into_bytes(self, offset: usize, length: usize) -> &'a mut [u8] {
         let offset = offset.min(self.room);

@@ -20,6 +20,8 @@
 //!   over each packet by itself, with a wake-up and lookups of cold memory in the path of the very
 //!   packet that is forwarded. At 3 Gb/s on two cores, forwarding kept up with V3 and fell some
 //!   per cent short with V2. The price is [`RETIRE`] at low rates.
+//! - `SOCK_RAW` with `PACKET_VNET_HDR` only where offloads are left on ([`Ring::open_with_offloads`]): the kernel then says
+//!   of a packet what a device is still to do with it.
 //! - VLAN: packets that carry a tag belong to another interface (`eth0.7`, not `eth0`) but are
 //!   shown here too, with the tag taken off. [`crate::filter::TapFilter`] refuses them, but for those
 //!   with VLAN 0, which have a priority and no VLAN.
@@ -27,6 +29,7 @@
 
 mod frame;
 mod map;
+mod offload;
 
 pub use frame::{Direction, Frame};
 
@@ -119,6 +122,7 @@ pub struct Ring {
     /// kernel's.
     open: Option<(u32, usize)>,
     drops: u64,
+    with_offloads: bool,
     socket: OwnedFd,
 }
 
@@ -141,20 +145,47 @@ impl Ring {
         config: RingConfig,
         program: &[BpfInsn],
     ) -> Result<Ring, RingError> {
+        Ring::open_as(ifname, config, program, false)
+    }
+
+    /// The same on an interface whose offloads are on: a frame may be one that a device is to cut into packets, or whose
+    /// checksum is missing ([`Frame::segment`], [`Frame::checksum`]). Such a frame has up to 65535 bytes.
+    ///
+    /// # Errors
+    /// As [`Ring::open_filtered`].
+    pub fn open_with_offloads(
+        ifname: &str,
+        config: RingConfig,
+        program: &[BpfInsn],
+    ) -> Result<Ring, RingError> {
+        let config = RingConfig { max_packet: u16::MAX.into(), ..config };
+        Ring::open_as(ifname, config, program, true)
+    }
+
+    fn open_as(
+        ifname: &str,
+        config: RingConfig,
+        program: &[BpfInsn],
+        with_offloads: bool,
+    ) -> Result<Ring, RingError> {
         config.check()?;
         let failed =
             |action| move |source| RingError::Socket { action, name: ifname.to_owned(), source };
         let index = interface_index(ifname)
             .map_err(|source| RingError::Interface { name: ifname.to_owned(), source })?;
         // Protocol 0: nothing arrives before the ring and the filter stand.
-        let socket = os::socket(libc::AF_PACKET, libc::SOCK_DGRAM, 0)
-            .map_err(failed("open a packet socket"))?;
+        let kind = if with_offloads { libc::SOCK_RAW } else { libc::SOCK_DGRAM };
+        let socket =
+            os::socket(libc::AF_PACKET, kind, 0).map_err(failed("open a packet socket"))?;
+        if with_offloads {
+            offload::ask_for(socket.as_fd()).map_err(failed("ask for offloads"))?;
+        }
         if !program.is_empty() {
-            filter::attach(socket.as_fd(), program).map_err(failed("attach a filter"))?;
+            attach(socket.as_fd(), program, with_offloads).map_err(failed("attach a filter"))?;
         }
         let map = set_up(socket.as_fd(), config).map_err(failed("set up a packet ring"))?;
         os::bind_packet(socket.as_fd(), index).map_err(failed("bind a packet socket"))?;
-        Ok(Ring { map, block: 0, open: None, drops: 0, socket })
+        Ok(Ring { map, block: 0, open: None, drops: 0, with_offloads, socket })
     }
 
     /// Takes the tap off the path of what leaves: a filter that refuses it would cost every
@@ -174,7 +205,7 @@ impl Ring {
         let packet = self.map.packet(self.block, offset)?;
         let step = packet.header().tp_next_offset as usize;
         self.open = Some((left - 1, offset + step));
-        Some(Frame::new(packet))
+        Some(if self.with_offloads { Frame::with_offload(packet) } else { Frame::new(packet) })
     }
 
     /// Packets left in the block that is being read, after giving back one that has been read.
@@ -205,7 +236,7 @@ impl Ring {
     /// # Errors
     /// The kernel's, for a malformed program.
     pub fn attach_filter(&self, program: &[BpfInsn]) -> io::Result<()> {
-        filter::attach(self.socket.as_fd(), program)
+        attach(self.socket.as_fd(), program, self.with_offloads)
     }
 
     /// Whether the interface is still there. One of the same name that is made later is another:
@@ -234,6 +265,15 @@ impl AsFd for Ring {
     /// Readable when a packet waits.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+}
+
+/// Attaches a program that counts from the network header.
+fn attach(socket: BorrowedFd<'_>, program: &[BpfInsn], has_link_header: bool) -> io::Result<()> {
+    if has_link_header {
+        filter::attach(socket, &filter::from_network_header(program))
+    } else {
+        filter::attach(socket, program)
     }
 }
 
@@ -272,7 +312,7 @@ mod tests {
 
     #[test]
     fn blocks_fit_their_packets() {
-        assert_eq!(RingConfig { max_packet: 1500, bytes: 0 }.block_bytes(), 32 << 10);
+        assert_eq!(RingConfig { max_packet: 1500, bytes: 0 }.block_bytes(), 8 << 10);
         assert_eq!(RingConfig { max_packet: 9000, bytes: 0 }.block_bytes(), 64 << 10);
         assert_eq!(RingConfig { max_packet: 65535, bytes: 0 }.block_bytes(), 128 << 10);
     }
